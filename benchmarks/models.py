@@ -1,0 +1,109 @@
+"""Random Llama models for the overhead and peer benchmarks: same weights for every program.
+
+A model is written once, as an HF-format folder of fp32 safetensors under .data/models/; its config
+uses the keys that transformers 4.34 (lade's) and 5.x both read. The rows of the head have lognormal
+lengths, so that a few tokens are frequent, as in natural text; greedy decoding then falls into
+loops now and then and drafts are accepted. The step counts are reported beside every figure.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.datasets import DATA_DIR
+
+# Standard deviation of the logarithm of a head row's length.
+HEAD_SPREAD = 0.5
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Llama shape of a benchmark model."""
+
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    ffn: int
+    vocab: int
+
+
+SHAPES: dict[str, Shape] = {
+    # Everything but the loop around it costs nothing: what remains is the engine.
+    "tiny": Shape(hidden=64, layers=2, heads=4, kv_heads=2, ffn=128, vocab=4096),
+    # 57M parameters, the smallest shape whose forward dominates a step.
+    "56m": Shape(hidden=512, layers=8, heads=8, kv_heads=8, ffn=1376, vocab=32000),
+}
+
+
+def config_of(shape: Shape) -> dict[str, object]:
+    """Returns config.json of the shape, readable by transformers 4.34 and 5.x."""
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": shape.hidden,
+        "num_hidden_layers": shape.layers,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads,
+        "intermediate_size": shape.ffn,
+        "vocab_size": shape.vocab,
+        "hidden_act": "silu",
+        "max_position_embeddings": 4096,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0,
+        "tie_word_embeddings": False,
+        "torch_dtype": "float32",
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    }
+
+
+def make(name: str, seed: int = 1) -> Path:
+    """Returns the folder of model `name`, writing it on first use (deterministic in `seed`)."""
+    import torch
+    from safetensors.torch import save_file
+
+    folder = DATA_DIR / "models" / f"{name}-{seed}"
+    if (folder / "model.safetensors").is_file():
+        return folder
+    shape = SHAPES[name]
+    folder.mkdir(parents=True, exist_ok=True)
+    generator = torch.Generator().manual_seed(seed)
+    kv = shape.hidden // shape.heads * shape.kv_heads
+
+    def normal(rows: int, columns: int) -> torch.Tensor:
+        return torch.randn(rows, columns, generator=generator) / columns**0.5
+
+    tensors = {
+        "model.embed_tokens.weight": torch.randn(shape.vocab, shape.hidden, generator=generator)
+    }
+    for i in range(shape.layers):
+        at = f"model.layers.{i}."
+        tensors[at + "self_attn.q_proj.weight"] = normal(shape.hidden, shape.hidden)
+        tensors[at + "self_attn.k_proj.weight"] = normal(kv, shape.hidden)
+        tensors[at + "self_attn.v_proj.weight"] = normal(kv, shape.hidden)
+        tensors[at + "self_attn.o_proj.weight"] = normal(shape.hidden, shape.hidden)
+        tensors[at + "mlp.gate_proj.weight"] = normal(shape.ffn, shape.hidden)
+        tensors[at + "mlp.up_proj.weight"] = normal(shape.ffn, shape.hidden)
+        tensors[at + "mlp.down_proj.weight"] = normal(shape.hidden, shape.ffn)
+        tensors[at + "input_layernorm.weight"] = torch.ones(shape.hidden)
+        tensors[at + "post_attention_layernorm.weight"] = torch.ones(shape.hidden)
+    tensors["model.norm.weight"] = torch.ones(shape.hidden)
+    lengths = torch.exp(HEAD_SPREAD * torch.randn(shape.vocab, 1, generator=generator))
+    tensors["lm_head.weight"] = normal(shape.vocab, shape.hidden) * lengths
+    (folder / "config.json").write_text(json.dumps(config_of(shape), indent=1))
+    # Renamed when complete: an interrupted run leaves no truncated model behind.
+    partial = folder / "model.safetensors.partial"
+    save_file(tensors, partial, metadata={"format": "pt"})
+    partial.rename(folder / "model.safetensors")
+    return folder
+
+
+def random_prompt(vocab: int, length: int, seed: int) -> list[int]:
+    """Returns `length` seeded random token ids above the special ones."""
+    import random
+
+    rng = random.Random(seed)
+    return [rng.randrange(3, vocab) for _ in range(length)]

@@ -1,0 +1,1 @@
+"""Other projects' programs that the benchmarks compare with, each in its own environment."""

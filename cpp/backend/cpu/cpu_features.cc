@@ -1,0 +1,45 @@
+#include "backend/cpu/cpu_features.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <string>
+
+#include "base/check.h"
+
+namespace specdec {
+namespace {
+
+CpuIsa capped_isa() {
+  const CpuIsa best = detect_cpu_isa();
+  const char* text = std::getenv("SPECDEC_CPU_ISA");
+  if (text == nullptr || *text == '\0') return best;
+  for (CpuIsa isa : {CpuIsa::kPlain, CpuIsa::kAvx2, CpuIsa::kAvx512, CpuIsa::kAvx512Bf16}) {
+    if (std::string(text) == cpu_isa_name(isa)) return std::min(isa, best);
+  }
+  SPECDEC_REQUIRE(false, "environment variable SPECDEC_CPU_ISA = '", text,
+                  "': give plain, avx2, avx512 or avx512_bf16, or unset it");
+  return best;
+}
+
+}  // namespace
+
+CpuIsa cpu_isa() {
+  static const CpuIsa isa = capped_isa();
+  return isa;
+}
+
+const char* cpu_isa_name(CpuIsa isa) {
+  switch (isa) {
+    case CpuIsa::kPlain:
+      return "plain";
+    case CpuIsa::kAvx2:
+      return "avx2";
+    case CpuIsa::kAvx512:
+      return "avx512";
+    case CpuIsa::kAvx512Bf16:
+      return "avx512_bf16";
+  }
+  return "unknown";
+}
+
+}  // namespace specdec

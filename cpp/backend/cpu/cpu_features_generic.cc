@@ -1,0 +1,7 @@
+#include "backend/cpu/cpu_features.h"
+
+namespace specdec {
+
+CpuIsa detect_cpu_isa() { return CpuIsa::kPlain; }
+
+}  // namespace specdec

@@ -1,0 +1,41 @@
+// The element-wise work between the linear layers, one row (or a stretch of one) per call.
+//
+// Every instruction set runs the same C++ text without contraction, sums of squares in 16 fixed
+// lanes: a result depends only on the row, not on the instruction set, threads or other rows.
+#pragma once
+
+#include <cstdint>
+
+#include "backend/cpu/cpu_features.h"
+
+namespace specdec::cpu {
+
+struct RowOps {
+  // out = weight * (x / sqrt(mean(x^2) + eps)), [n]; out may be x in the float32 form.
+  void (*rms_norm_f32)(const float* x, const float* weight, std::int64_t n, float eps, float* out);
+  void (*rms_norm_bf16)(const float* x, const float* weight, std::int64_t n, float eps,
+                        std::uint16_t* out);
+  // x += y, [n].
+  void (*add)(const float* y, std::int64_t n, float* x);
+  // out = act(gate) * up, [n]. SiLU, and GELU in its tanh form.
+  void (*silu_mul_f32)(const float* gate, const float* up, std::int64_t n, float* out);
+  void (*silu_mul_bf16)(const float* gate, const float* up, std::int64_t n, std::uint16_t* out);
+  void (*gelu_mul_f32)(const float* gate, const float* up, std::int64_t n, float* out);
+  void (*gelu_mul_bf16)(const float* gate, const float* up, std::int64_t n, std::uint16_t* out);
+  // Rotates x[0..half) with x[half..2 half) in place; cos, sin [half].
+  void (*rope)(const float* cos, const float* sin, std::int64_t half, float* x);
+  // Conversions, nearest even.
+  void (*f32_to_bf16)(const float* x, std::int64_t n, std::uint16_t* out);
+  void (*bf16_to_f32)(const std::uint16_t* x, std::int64_t n, float* out);
+  void (*f32_to_f16)(const float* x, std::int64_t n, std::uint16_t* out);
+  void (*f16_to_f32)(const std::uint16_t* x, std::int64_t n, float* out);
+};
+
+// The table of cpu_isa().
+const RowOps& row_ops();
+
+const RowOps& row_ops_plain();
+const RowOps& row_ops_avx2();
+const RowOps& row_ops_avx512();
+
+}  // namespace specdec::cpu

@@ -1,0 +1,10 @@
+#include "backend/cpu/decoder/row_ops_impl.h"
+
+namespace specdec::cpu {
+
+const RowOps& row_ops_avx512() {
+  static constexpr RowOps ops = make_row_ops();
+  return ops;
+}
+
+}  // namespace specdec::cpu

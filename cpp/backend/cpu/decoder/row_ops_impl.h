@@ -1,0 +1,174 @@
+// The text of every RowOps table. Included once per instruction set by row_ops_*.cc, inside an
+// anonymous namespace so that the linker cannot mix the versions; the compiler vectorises it.
+#pragma once
+
+#include <bit>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#include "backend/cpu/decoder/row_ops.h"
+
+namespace specdec::cpu {
+namespace {
+
+constexpr int kSumLanes = 16;
+typedef float SumVec __attribute__((vector_size(kSumLanes * sizeof(float))));
+
+// Conversions again (half.h has them as inline functions of external linkage, which must not be
+// emitted from a file with wider instructions).
+inline std::uint16_t to_bf16(float value) {
+  const std::uint32_t bits = std::bit_cast<std::uint32_t>(value);
+  const std::uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+  const std::uint32_t quiet = (bits >> 16) | 0x40u;
+  return static_cast<std::uint16_t>((bits & 0x7fffffffu) > 0x7f800000u ? quiet : rounded);
+}
+
+inline std::uint16_t to_f16(float value) {
+  const std::uint32_t bits = std::bit_cast<std::uint32_t>(value);
+  const std::uint32_t sign = (bits >> 16) & 0x8000u;
+  const std::uint32_t magnitude = bits & 0x7fffffffu;
+  // Below 2^-14 the sum with 0.5 leaves the multiple of 2^-24, rounded, in the mantissa.
+  const float small = std::bit_cast<float>(magnitude) + 0.5f;
+  const std::uint32_t subnormal = std::bit_cast<std::uint32_t>(small) - 0x3f000000u;
+  const std::uint32_t normal = (magnitude - 0x38000000u + 0xfffu + ((magnitude >> 13) & 1u)) >> 13;
+  std::uint32_t half = magnitude < 0x38800000u ? subnormal : normal;
+  half = magnitude >= 0x477ff000u ? 0x7c00u : half;  // 65520 and more round to infinity
+  half = magnitude > 0x7f800000u ? 0x7e00u : half;
+  return static_cast<std::uint16_t>(sign | half);
+}
+
+inline float from_f16(std::uint16_t half) {
+  const std::uint32_t sign = static_cast<std::uint32_t>(half & 0x8000u) << 16;
+  const std::uint32_t magnitude = half & 0x7fffu;
+  const float small = static_cast<float>(static_cast<std::int32_t>(magnitude)) * 0x1p-24f;
+  const std::uint32_t normal = (magnitude << 13) + 0x38000000u;
+  const std::uint32_t special = 0x7f800000u | ((magnitude & 0x3ffu) << 13);
+  std::uint32_t bits = magnitude < 0x0400u ? std::bit_cast<std::uint32_t>(small) : normal;
+  bits = magnitude >= 0x7c00u ? special : bits;
+  return std::bit_cast<float>(sign | bits);
+}
+
+inline void put(float value, float* out) { *out = value; }
+inline void put(float value, std::uint16_t* out) { *out = to_bf16(value); }
+
+// e^x to about 1 ulp for x in [-87, 88]; clamped outside, which no sigmoid can tell. NaN stays NaN.
+// Cody-Waite reduction and the degree-6 minimax polynomial of Cephes' expf.
+inline float exp_clamped(float x) {
+  x = x < -87.0f ? -87.0f : x;
+  x = x > 88.0f ? 88.0f : x;
+  constexpr float kMagic = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
+  const float shifted = x * 1.44269504088896341f + kMagic;
+  const float n = shifted - kMagic;
+  const float r = (x - n * 0.693359375f) - n * -2.12194440e-4f;
+  float p = 1.9875691500e-4f;
+  p = p * r + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = (p * r * r + r) + 1.0f;
+  const std::uint32_t exponent =
+      (std::bit_cast<std::uint32_t>(shifted) - std::bit_cast<std::uint32_t>(kMagic) + 127u) << 23;
+  return p * std::bit_cast<float>(exponent);
+}
+
+inline float silu(float x) { return x / (1.0f + exp_clamped(-x)); }
+
+// 0.5 x (1 + tanh(u)) = x / (1 + e^(-2u)), u = sqrt(2 / pi) (x + 0.044715 x^3).
+inline float gelu_tanh(float x) {
+  const float u = 0.79788456080286536f * (x + 0.044715f * (x * x * x));
+  return x / (1.0f + exp_clamped(-2.0f * u));
+}
+
+float sum_of_squares(const float* x, std::int64_t n) {
+  SumVec sum = {};
+  std::int64_t i = 0;
+  for (; i + kSumLanes <= n; i += kSumLanes) {
+    SumVec v;
+    std::memcpy(&v, x + i, sizeof(v));
+    sum += v * v;
+  }
+  if (i < n) {
+    SumVec v = {};
+    std::memcpy(&v, x + i, static_cast<std::size_t>(n - i) * sizeof(float));
+    sum += v * v;
+  }
+  float lanes[kSumLanes];
+  std::memcpy(lanes, &sum, sizeof(lanes));
+  for (int width = kSumLanes / 2; width >= 1; width /= 2) {
+    for (int j = 0; j < width; ++j) lanes[j] += lanes[j + width];
+  }
+  return lanes[0];
+}
+
+template <typename Out>
+void rms_norm(const float* x, const float* weight, std::int64_t n, float eps, Out* out) {
+  const float mean = sum_of_squares(x, n) / static_cast<float>(n);
+  const float inverse = 1.0f / __builtin_sqrtf(mean + eps);
+  for (std::int64_t i = 0; i < n; ++i) put(weight[i] * (x[i] * inverse), out + i);
+}
+
+void add(const float* __restrict y, std::int64_t n, float* __restrict x) {
+  for (std::int64_t i = 0; i < n; ++i) x[i] += y[i];
+}
+
+template <typename Out>
+void silu_mul(const float* __restrict gate, const float* __restrict up, std::int64_t n,
+              Out* __restrict out) {
+  for (std::int64_t i = 0; i < n; ++i) put(silu(gate[i]) * up[i], out + i);
+}
+
+template <typename Out>
+void gelu_mul(const float* __restrict gate, const float* __restrict up, std::int64_t n,
+              Out* __restrict out) {
+  for (std::int64_t i = 0; i < n; ++i) put(gelu_tanh(gate[i]) * up[i], out + i);
+}
+
+void rope(const float* __restrict cos, const float* __restrict sin, std::int64_t half, float* x) {
+  float* __restrict low = x;
+  float* __restrict high = x + half;
+  for (std::int64_t i = 0; i < half; ++i) {
+    const float a = low[i], b = high[i];
+    low[i] = a * cos[i] - b * sin[i];
+    high[i] = b * cos[i] + a * sin[i];
+  }
+}
+
+void f32_to_bf16(const float* __restrict x, std::int64_t n, std::uint16_t* __restrict out) {
+  for (std::int64_t i = 0; i < n; ++i) out[i] = to_bf16(x[i]);
+}
+
+void bf16_to_f32(const std::uint16_t* __restrict x, std::int64_t n, float* __restrict out) {
+  for (std::int64_t i = 0; i < n; ++i) {
+    out[i] = std::bit_cast<float>(static_cast<std::uint32_t>(x[i]) << 16);
+  }
+}
+
+void f32_to_f16(const float* __restrict x, std::int64_t n, std::uint16_t* __restrict out) {
+  for (std::int64_t i = 0; i < n; ++i) out[i] = to_f16(x[i]);
+}
+
+void f16_to_f32(const std::uint16_t* __restrict x, std::int64_t n, float* __restrict out) {
+  for (std::int64_t i = 0; i < n; ++i) out[i] = from_f16(x[i]);
+}
+
+constexpr RowOps make_row_ops() {
+  RowOps ops{};
+  ops.rms_norm_f32 = &rms_norm<float>;
+  ops.rms_norm_bf16 = &rms_norm<std::uint16_t>;
+  ops.add = &add;
+  ops.silu_mul_f32 = &silu_mul<float>;
+  ops.silu_mul_bf16 = &silu_mul<std::uint16_t>;
+  ops.gelu_mul_f32 = &gelu_mul<float>;
+  ops.gelu_mul_bf16 = &gelu_mul<std::uint16_t>;
+  ops.rope = &rope;
+  ops.f32_to_bf16 = &f32_to_bf16;
+  ops.bf16_to_f32 = &bf16_to_f32;
+  ops.f32_to_f16 = &f32_to_f16;
+  ops.f16_to_f32 = &f16_to_f32;
+  return ops;
+}
+
+}  // namespace
+}  // namespace specdec::cpu

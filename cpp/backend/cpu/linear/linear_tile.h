@@ -1,0 +1,106 @@
+// The tile kernel as a template over the vector operations of one instruction set.
+//
+// Included by the per-ISA files only. Every Op lives in an anonymous namespace there, so that the
+// linker can never pick the code of one instruction set for another.
+//
+// An Op is one instruction set and one weight type:
+//   Vec, kLanes                     float accumulators
+//   kStepBytes                      bytes of a step of 32 columns
+//   Weights load(const std::byte*)  the weights of kLanes columns of a step
+//   Input broadcast(const std::byte*)  one step (4 bytes) of a row of x
+//   Vec mac(Vec, Weights, Input)    the link of the chain
+//   Vec zero(), load_y, store_y, add, prefetch
+#pragma once
+
+#include <cstdint>
+
+#include "backend/cpu/linear/linear_kernels.h"
+
+namespace specdec::cpu {
+
+// kRows rows by kVecs vectors of columns starting at column `column`: all accumulators in registers.
+template <typename Op, int kRows, int kVecs, bool kPrefetch>
+inline __attribute__((always_inline)) void tile_block(const TileArgs& args, int column) {
+  using Vec = typename Op::Vec;
+  constexpr int kVecBytes = Op::kStepBytes / 32 * Op::kLanes;
+  Vec acc[kRows][kVecs];
+  float* y = args.y + column;
+#pragma GCC unroll 16
+  for (int m = 0; m < kRows; ++m) {
+#pragma GCC unroll 8
+    for (int v = 0; v < kVecs; ++v) {
+      acc[m][v] = args.resume ? Op::load_y(y + m * args.y_stride + v * Op::kLanes) : Op::zero();
+    }
+  }
+  const std::byte* w = args.panel + column * (Op::kStepBytes / 32);
+  const std::byte* w_end = w + args.steps * Op::kStepBytes;
+  const std::int64_t ahead = args.prefetch - args.panel;
+  // Three base pointers and one stride address twelve rows: they fit the general registers.
+  const std::int64_t stride = args.x_row_bytes;
+  const std::byte* x0 = args.x;
+  const std::byte* x1 = x0 + (kRows > 4 ? 4 * stride : 0);
+  const std::byte* x2 = x0 + (kRows > 8 ? 8 * stride : 0);
+  for (; w != w_end; w += Op::kStepBytes) {
+    if constexpr (kPrefetch) {
+      Op::prefetch(w + ahead);
+      if constexpr (Op::kStepBytes > 64) Op::prefetch(w + ahead + 64);
+    }
+    typename Op::Weights weights[kVecs];
+#pragma GCC unroll 8
+    for (int v = 0; v < kVecs; ++v) weights[v] = Op::load(w + v * kVecBytes);
+#pragma GCC unroll 16
+    for (int m = 0; m < kRows; ++m) {
+      const std::byte* x = m < 4 ? x0 : (m < 8 ? x1 : x2);
+      const typename Op::Input input = Op::broadcast(x + (m % 4) * stride);
+#pragma GCC unroll 8
+      for (int v = 0; v < kVecs; ++v) acc[m][v] = Op::mac(acc[m][v], weights[v], input);
+    }
+    x0 += 4;
+    x1 += 4;
+    x2 += 4;
+  }
+#pragma GCC unroll 16
+  for (int m = 0; m < kRows; ++m) {
+#pragma GCC unroll 8
+    for (int v = 0; v < kVecs; ++v) {
+      Vec sum = acc[m][v];
+      if (args.bias != nullptr) sum = Op::add(sum, Op::load_y(args.bias + column + v * Op::kLanes));
+      Op::store_y(y + m * args.y_stride + v * Op::kLanes, sum);
+    }
+  }
+}
+
+// A whole panel; in several blocks where the registers do not hold kRows x 32 columns.
+template <typename Op, int kRows>
+void tile(const TileArgs& args) {
+  constexpr int kVecsOfPanel = 32 / Op::kLanes;
+  constexpr int kFit = Op::kAccumulators / kRows;
+  constexpr int kVecs = kFit >= kVecsOfPanel ? kVecsOfPanel : (kFit >= 2 ? 2 : 1);
+  static_assert(kFit >= 1 && kVecsOfPanel % kVecs == 0);
+  tile_block<Op, kRows, kVecs, true>(args, 0);
+  if constexpr (kVecs < kVecsOfPanel) {
+    for (int column = kVecs * Op::kLanes; column < 32; column += kVecs * Op::kLanes) {
+      tile_block<Op, kRows, kVecs, false>(args, column);
+    }
+  }
+}
+
+template <typename Op, int kRows>
+constexpr void fill_tiles(TileFn* table) {
+  if constexpr (kRows >= 1) {
+    table[kRows] = &tile<Op, kRows>;
+    fill_tiles<Op, kRows - 1>(table);
+  }
+}
+
+template <typename F32, typename F16, typename BF16, int kRows>
+constexpr LinearKernels make_linear_kernels() {
+  LinearKernels kernels{};
+  kernels.max_rows = kRows;
+  fill_tiles<F32, kRows>(kernels.f32);
+  fill_tiles<F16, kRows>(kernels.f16);
+  fill_tiles<BF16, kRows>(kernels.bf16);
+  return kernels;
+}
+
+}  // namespace specdec::cpu

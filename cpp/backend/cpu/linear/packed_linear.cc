@@ -1,0 +1,273 @@
+#include "backend/cpu/linear/packed_linear.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "backend/cpu/half.h"
+#include "backend/cpu/linear/linear_kernels.h"
+#include "backend/cpu/linear/weight_memory.h"
+#include "base/check.h"
+#include "base/thread_pool.h"
+
+namespace specdec::cpu {
+namespace {
+
+constexpr int kColumns = kPanelColumns;
+// Beyond one row tile a panel is read once per tile: its block must stay in the second-level cache.
+constexpr std::int64_t kBlockBytes = 256 << 10;
+// How far ahead of the reads a lone row tile fetches.
+constexpr std::int64_t kPrefetchBytes = 4096;
+
+float element(const std::byte* p, DType dtype) {
+  if (dtype == DType::kF32) {
+    float value;
+    std::memcpy(&value, p, sizeof(value));
+    return value;
+  }
+  std::uint16_t bits;
+  std::memcpy(&bits, p, sizeof(bits));
+  return dtype == DType::kBF16 ? bf16_to_float(bits) : f16_to_float(bits);
+}
+
+bool is_weight_dtype(DType dtype) {
+  return dtype == DType::kF32 || dtype == DType::kBF16 || dtype == DType::kF16;
+}
+
+// Writes one column of a panel, k ascending.
+template <typename T>
+void pack_column(const T* row, std::int64_t k, bool pairs, int column, T* panel) {
+  if (!pairs) {
+    for (std::int64_t i = 0; i < k; ++i) panel[i * kColumns + column] = row[i];
+  } else {
+    for (std::int64_t i = 0; i < k; ++i) {
+      panel[(i / 2) * 2 * kColumns + 2 * column + (i & 1)] = row[i];
+    }
+  }
+}
+
+}  // namespace
+
+PackedLinear::~PackedLinear() = default;
+PackedLinear::PackedLinear(PackedLinear&&) noexcept = default;
+PackedLinear& PackedLinear::operator=(PackedLinear&&) noexcept = default;
+
+PackedLinear::PackedLinear(const std::vector<TensorView>& weights,
+                           const std::vector<TensorView>& biases) {
+  SPECDEC_REQUIRE(!weights.empty(), "linear.weights: empty, give at least one [N, K] tensor");
+  SPECDEC_REQUIRE(biases.empty() || biases.size() == weights.size(), "linear.biases: ",
+                  biases.size(), " for ", weights.size(), " weights: give one per weight or none");
+  dtype_ = weights[0].dtype;
+  SPECDEC_REQUIRE(is_weight_dtype(dtype_), "linear.weight: dtype ", dtype_name(dtype_),
+                  ": convert to float32, bfloat16 or float16");
+  SPECDEC_REQUIRE(weights[0].ndim == 2, "linear.weight: ", weights[0].ndim,
+                  " dimensions, needs 2: [N, K]");
+  k_ = weights[0].shape[1];
+  bool any_bias = false;
+  for (std::size_t i = 0; i < weights.size(); ++i) {
+    const TensorView& w = weights[i];
+    SPECDEC_REQUIRE(w.device == DeviceType::kCpu, "linear.weights[", i,
+                    "]: on a GPU, copy it to the CPU first");
+    SPECDEC_REQUIRE(w.ndim == 2 && w.shape[0] >= 1 && w.shape[1] == k_ && k_ >= 1,
+                    "linear.weights[", i, "]: every weight is [N >= 1, K >= 1] with the same K = ",
+                    k_);
+    SPECDEC_REQUIRE(w.dtype == dtype_, "linear.weights[", i, "]: dtype ", dtype_name(w.dtype),
+                    ", the first weight has ", dtype_name(dtype_), ": stacked weights share one");
+    SPECDEC_REQUIRE(k_ == 1 || w.strides[1] == 1, "linear.weights[", i, "]: stride ", w.strides[1],
+                    " along K: call .contiguous() first");
+    n_ += w.shape[0];
+    if (biases.empty() || !biases[i].defined()) continue;
+    const TensorView& b = biases[i];
+    SPECDEC_REQUIRE(b.device == DeviceType::kCpu && b.ndim == 1 && b.shape[0] == w.shape[0] &&
+                        b.is_contiguous() && is_weight_dtype(b.dtype),
+                    "linear.biases[", i, "]: needs a contiguous CPU float tensor of shape [",
+                    w.shape[0], "]");
+    any_bias = true;
+  }
+  panels_ = (n_ + kColumns - 1) / kColumns;
+  const bool pairs = dtype_ == DType::kBF16;
+  steps_ = pairs ? (k_ + 1) / 2 : k_;
+  panel_bytes_ = steps_ * kColumns * (dtype_ == DType::kF16 ? 2 : 4);
+  kernels_ = &linear_kernels(cpu_isa());
+  if (any_bias) {
+    bias_.assign(static_cast<std::size_t>(panels_ * kColumns), 0.0f);
+    std::int64_t first = 0;
+    for (std::size_t i = 0; i < weights.size(); ++i) {
+      const TensorView& b = biases[i];
+      for (std::int64_t j = 0; b.defined() && j < b.shape[0]; ++j) {
+        const auto* p = static_cast<const std::byte*>(b.data);
+        bias_[first + j] = element(p + j * dtype_bytes(b.dtype), b.dtype);
+      }
+      first += weights[i].shape[0];
+    }
+  }
+  bytes_ = static_cast<std::size_t>(panels_ * panel_bytes_) + bias_.size() * sizeof(float);
+  block_ = WeightBlock::allocate(static_cast<std::size_t>(panels_ * panel_bytes_));
+  packed_ = block_->data();
+  pack(weights);
+}
+
+void PackedLinear::pack(const std::vector<TensorView>& weights) {
+  ThreadPool& pool = ThreadPool::global();
+  const bool pairs = dtype_ == DType::kBF16;
+  pool.run([&](int rank) {
+    // The same split as run_part: a page is first touched by the thread that will read it.
+    const auto range = pool.part(panels_, rank);
+    for (std::int64_t panel = range.begin; panel < range.end; ++panel) {
+      std::byte* out = packed_ + panel * panel_bytes_;
+      std::size_t source = 0;
+      std::int64_t row = panel * kColumns;  // within weights[source], once the loop has run
+      for (int column = 0; column < kColumns && panel * kColumns + column < n_; ++column, ++row) {
+        while (row >= weights[source].shape[0]) row -= weights[source++].shape[0];
+        const TensorView& w = weights[source];
+        const auto* data = static_cast<const std::byte*>(w.data) +
+                           row * w.strides[0] * static_cast<std::int64_t>(dtype_bytes(dtype_));
+        if (dtype_ == DType::kF32) {
+          pack_column(reinterpret_cast<const std::uint32_t*>(data), k_, false, column,
+                      reinterpret_cast<std::uint32_t*>(out));
+        } else {
+          pack_column(reinterpret_cast<const std::uint16_t*>(data), k_, pairs, column,
+                      reinterpret_cast<std::uint16_t*>(out));
+        }
+      }
+    }
+  });
+}
+
+// Calls sink(panel, first_row, num_rows, run) for every tile of this rank, where run(y, y_stride)
+// computes the tile. A chain longer than a cache block is cut into pieces that resume from y, which
+// leaves its order, hence its bits, alone.
+template <typename Sink>
+void PackedLinear::for_each_tile(const std::byte* x, std::int64_t x_row_bytes, std::int64_t rows,
+                                 int rank, int nranks, Sink&& sink) const {
+  const std::int64_t first_panel = panels_ * rank / nranks;
+  const std::int64_t last_panel = panels_ * (rank + 1) / nranks;
+  const std::int64_t max_rows = kernels_->max_rows;
+  const std::int64_t tiles = (rows + max_rows - 1) / max_rows;
+  const TileFn* table = dtype_ == DType::kF32   ? kernels_->f32
+                        : dtype_ == DType::kF16 ? kernels_->f16
+                                                : kernels_->bf16;
+  const std::int64_t step_bytes = panel_bytes_ / steps_;
+  const std::int64_t block_steps = tiles <= 1 ? steps_ : kBlockBytes / step_bytes;
+  for (std::int64_t panel = first_panel; panel < last_panel; ++panel) {
+    for (std::int64_t step = 0; step < steps_; step += block_steps) {
+      const std::int64_t count = std::min(block_steps, steps_ - step);
+      const bool last_block = step + count == steps_;
+      TileArgs args;
+      args.panel = packed_ + panel * panel_bytes_ + step * step_bytes;
+      args.x_row_bytes = x_row_bytes;
+      args.steps = count;
+      args.bias = last_block && !bias_.empty() ? bias_.data() + panel * kColumns : nullptr;
+      args.resume = step != 0;
+      for (std::int64_t tile = 0; tile < tiles; ++tile) {
+        const std::int64_t row = rows * tile / tiles;
+        const int height = static_cast<int>(rows * (tile + 1) / tiles - row);
+        args.x = x + row * x_row_bytes + step * 4;
+        // The last of several tiles reads the panel from the cache, so it fetches the next one.
+        const bool fetch_next = tiles > 1 && tile + 1 == tiles;
+        args.prefetch = args.panel + (fetch_next ? count * step_bytes : kPrefetchBytes);
+        sink(panel, row, height, last_block, [&](float* y, std::int64_t y_stride) {
+          args.y = y;
+          args.y_stride = y_stride;
+          table[height](args);
+        });
+      }
+    }
+  }
+}
+
+void PackedLinear::run_part(const void* x, std::int64_t x_stride, std::int64_t rows, float* y,
+                            std::int64_t y_stride, int rank, int nranks) const {
+  if (rows <= 0) return;
+  const std::int64_t x_row_bytes = x_stride * static_cast<std::int64_t>(dtype_bytes(input_dtype()));
+  for_each_tile(static_cast<const std::byte*>(x), x_row_bytes, rows, rank, nranks,
+                [&](std::int64_t panel, std::int64_t row, int height, bool, auto&& compute) {
+                  float* out = y + row * y_stride + panel * kColumns;
+                  const std::int64_t width = std::min<std::int64_t>(kColumns, n_ - panel * kColumns);
+                  if (width == kColumns) {
+                    compute(out, y_stride);
+                    return;
+                  }
+                  // The last panel is padded with zero columns, y is not.
+                  alignas(64) float tile[kMaxTileRows * kColumns] = {};
+                  for (int m = 0; m < height; ++m) {
+                    std::copy_n(out + m * y_stride, width, tile + m * kColumns);
+                  }
+                  compute(tile, kColumns);
+                  for (int m = 0; m < height; ++m) {
+                    std::copy_n(tile + m * kColumns, width, out + m * y_stride);
+                  }
+                });
+}
+
+void PackedLinear::argmax_part(const void* x, std::int64_t x_stride, std::int64_t rows,
+                               RowBest* best, int rank, int nranks) const {
+  std::fill_n(best, rows, RowBest{});
+  const std::int64_t x_row_bytes = x_stride * static_cast<std::int64_t>(dtype_bytes(input_dtype()));
+  alignas(64) float tile[kMaxTileRows * kColumns];
+  // One row tile at a time keeps the scores in registers; beyond that the tile of a cut chain would
+  // have to be stored, so the rows are taken in slices of one tile.
+  for (std::int64_t first = 0; first < rows; first += kernels_->max_rows) {
+    const std::int64_t slice = std::min<std::int64_t>(kernels_->max_rows, rows - first);
+    for_each_tile(
+        static_cast<const std::byte*>(x) + first * x_row_bytes, x_row_bytes, slice, rank, nranks,
+        [&](std::int64_t panel, std::int64_t, int height, bool, auto&& compute) {
+          compute(tile, kColumns);
+          const int width =
+              static_cast<int>(std::min<std::int64_t>(kColumns, n_ - panel * kColumns));
+          for (int m = 0; m < height; ++m) {
+            RowBest& row = best[first + m];
+            const float* scores = tile + m * kColumns;
+            // Negated: a NaN is not "<= best" either, so it is never overlooked.
+            int candidates = 0;
+            for (int c = 0; c < width; ++c) candidates |= !(scores[c] <= row.value);
+            if (row.index == RowBest::kNone) candidates = 1;
+            if (candidates == 0 || row.index == RowBest::kNaN) continue;
+            for (int c = 0; c < width; ++c) {
+              if (std::isnan(scores[c])) {
+                row.index = RowBest::kNaN;
+                break;
+              }
+              if (scores[c] > row.value || row.index == RowBest::kNone) {
+                row.value = scores[c];
+                row.index = static_cast<std::int32_t>(panel * kColumns + c);
+              }
+            }
+          }
+        });
+  }
+}
+
+void PackedLinear::run(const void* x, std::int64_t x_stride, std::int64_t rows, float* y,
+                       std::int64_t y_stride) const {
+  ThreadPool& pool = ThreadPool::global();
+  pool.run([&](int rank) { run_part(x, x_stride, rows, y, y_stride, rank, pool.size()); });
+}
+
+void PackedLinear::unpack_row(std::int64_t row, float* out) const {
+  const std::byte* panel = packed_ + row / kColumns * panel_bytes_;
+  const std::int64_t column = row % kColumns;
+  const auto size = static_cast<std::int64_t>(dtype_bytes(dtype_));
+  for (std::int64_t i = 0; i < k_; ++i) {
+    const std::int64_t index = dtype_ == DType::kBF16
+                                   ? (i / 2) * 2 * kColumns + 2 * column + (i & 1)
+                                   : i * kColumns + column;
+    out[i] = element(panel + index * size, dtype_);
+  }
+}
+
+void merge_argmax(const RowBest* parts, int nranks, std::int64_t rows, TokenId* ids) {
+  for (std::int64_t row = 0; row < rows; ++row) {
+    RowBest best;
+    for (int rank = 0; rank < nranks && best.index != RowBest::kNaN; ++rank) {
+      const RowBest& part = parts[rank * rows + row];
+      if (part.index == RowBest::kNone) continue;
+      if (part.index == RowBest::kNaN || best.index == RowBest::kNone || part.value > best.value) {
+        best = part;
+      }
+    }
+    ids[row] = best.index;
+  }
+}
+
+}  // namespace specdec::cpu

@@ -1,0 +1,96 @@
+// A linear layer y = x W^T + b for few rows: weights prepacked once, streamed once per call.
+//
+// Exactness: y[m, n] is one chain of multiply-adds over k in ascending order, then + b[n]. It does
+// not depend on the number of rows, the row's place, or threads. (bf16 with avx512_bf16 takes k in
+// pairs: one dot-product-of-two per link.)
+//
+// x is in input_dtype(): float32 for fp32 and fp16 weights, bfloat16 for bf16 weights. y is float32.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <vector>
+
+#include "base/tensor_view.h"
+#include "base/types.h"
+
+namespace specdec::cpu {
+
+struct LinearKernels;
+class WeightBlock;
+
+// Columns of one panel: the unit of packing and of the split over threads.
+inline constexpr int kPanelColumns = 32;
+
+// The best column of a row so far; see PackedLinear::argmax_part.
+struct RowBest {
+  float value = -std::numeric_limits<float>::infinity();
+  std::int32_t index = kNone;
+
+  static constexpr std::int32_t kNone = -2;  // nothing seen
+  static constexpr std::int32_t kNaN = -1;   // a NaN was seen; sticks
+};
+
+class PackedLinear {
+ public:
+  // weights: one or more [N_i, K] tensors of one dtype (float32, bfloat16, float16), inner dimension
+  // contiguous, stacked along N (fused q, k, v). biases: empty, or per weight an undefined view (no
+  // bias) or a contiguous [N_i] tensor of any of the three dtypes. Everything is copied; packing runs
+  // on ThreadPool::global(). Errors: std::invalid_argument for shapes, strides and dtypes.
+  explicit PackedLinear(const std::vector<TensorView>& weights,
+                        const std::vector<TensorView>& biases = {});
+  ~PackedLinear();
+  PackedLinear(PackedLinear&&) noexcept;
+  PackedLinear& operator=(PackedLinear&&) noexcept;
+
+  std::int64_t n() const { return n_; }
+  std::int64_t k() const { return k_; }
+  DType dtype() const { return dtype_; }
+  DType input_dtype() const { return dtype_ == DType::kBF16 ? DType::kBF16 : DType::kF32; }
+  // Elements a row of x must have readable: k, rounded up to even for bf16; the pad must be 0.
+  std::int64_t k_padded() const { return dtype_ == DType::kBF16 ? (k_ + 1) / 2 * 2 : k_; }
+  // Bytes of packed weights and biases, padding included.
+  std::size_t bytes() const { return bytes_; }
+
+  // The share of rank `rank` of `nranks` of y[rows, n] = x[rows, k] W^T + b, for use inside a
+  // parallel region. Columns are split, so each rank touches only its own part of the weights.
+  // x_stride, y_stride: elements between rows. Allocates nothing.
+  void run_part(const void* x, std::int64_t x_stride, std::int64_t rows, float* y,
+                std::int64_t y_stride, int rank, int nranks) const;
+
+  // As run_part, but keeps only the best column per row: best[rows] of this rank is overwritten.
+  // merge_argmax() joins the ranks afterwards.
+  void argmax_part(const void* x, std::int64_t x_stride, std::int64_t rows, RowBest* best, int rank,
+                   int nranks) const;
+
+  // All of it, on ThreadPool::global().
+  void run(const void* x, std::int64_t x_stride, std::int64_t rows, float* y,
+           std::int64_t y_stride) const;
+
+  // out[k] = row `row` of the weights as float32: a tied head serves as the embedding table.
+  void unpack_row(std::int64_t row, float* out) const;
+
+ private:
+  void pack(const std::vector<TensorView>& weights);
+  template <typename Sink>
+  void for_each_tile(const std::byte* x, std::int64_t x_row_bytes, std::int64_t rows, int rank,
+                     int nranks, Sink&& sink) const;
+
+  std::int64_t n_ = 0, k_ = 0, panels_ = 0;
+  std::int64_t steps_ = 0;        // links of a chain: k, or pairs of k for bf16
+  std::int64_t panel_bytes_ = 0;  // steps_ * bytes of one step of kPanelColumns columns
+  std::size_t bytes_ = 0;
+  DType dtype_ = DType::kF32;
+  const LinearKernels* kernels_ = nullptr;
+  std::shared_ptr<WeightBlock> block_;  // keeps packed_ alive
+  std::byte* packed_ = nullptr;
+  std::vector<float> bias_;  // empty, or panels_ * kPanelColumns
+};
+
+// parts: [nranks, rows], rank after rank. ids[rows]: index of the largest value, the first on ties,
+// -1 if the row holds a NaN.
+void merge_argmax(const RowBest* parts, int nranks, std::int64_t rows, TokenId* ids);
+
+}  // namespace specdec::cpu

@@ -1,0 +1,307 @@
+// Executor and StepOutput. Arguments are converted, the call is made without the GIL, that is all.
+#include <pybind11/numpy.h>
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <map>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "backend/backend.h"
+#include "base/check.h"
+#include "bind/dlpack_convert.h"
+#include "bind/registers.h"
+#include "engine/executor.h"
+
+namespace py = pybind11;
+
+namespace specdec {
+namespace {
+
+KvCacheView cache_view(const TensorView& k, const TensorView& v) {
+  auto check = [](const char* name, const TensorView& t) {
+    SPECDEC_REQUIRE(t.ndim == 5 && t.is_contiguous(), name,
+                    ": expected a contiguous [layers, pages, kv_heads, page_size, head_dim] tensor");
+    SPECDEC_REQUIRE(t.device == DeviceType::kCpu, name,
+                    " is on a CUDA device: this build's executor runs on the CPU");
+    SPECDEC_REQUIRE(t.dtype == DType::kF32 || t.dtype == DType::kF16 || t.dtype == DType::kBF16,
+                    name, " has dtype ", dtype_name(t.dtype),
+                    ": float32, float16 or bfloat16 are supported");
+  };
+  check("k_pages", k);
+  check("v_pages", v);
+  for (int i = 0; i < 5; ++i) {
+    SPECDEC_REQUIRE(k.shape[i] == v.shape[i], "k_pages and v_pages differ in axis ", i, ": ",
+                    k.shape[i], " and ", v.shape[i]);
+  }
+  SPECDEC_REQUIRE(k.dtype == v.dtype, "k_pages is ", dtype_name(k.dtype), ", v_pages is ",
+                  dtype_name(v.dtype));
+  KvCacheView view;
+  view.k = k.data;
+  view.v = v.data;
+  view.dtype = k.dtype;
+  view.num_layers = static_cast<std::int32_t>(k.shape[0]);
+  view.num_pages = static_cast<std::int32_t>(k.shape[1]);
+  view.num_kv_heads = static_cast<std::int32_t>(k.shape[2]);
+  view.page_size = static_cast<std::int32_t>(k.shape[3]);
+  view.head_dim = static_cast<std::int32_t>(k.shape[4]);
+  view.stride_layer = k.strides[0];
+  view.stride_page = k.strides[1];
+  view.stride_head = k.strides[2];
+  view.stride_token = k.strides[3];
+  return view;
+}
+
+DraftMethod parse_method(const std::string& name) {
+  if (name == "none") return DraftMethod::kNone;
+  if (name == "lookahead") return DraftMethod::kLookahead;
+  if (name == "ngram") return DraftMethod::kNgram;
+  if (name == "external") return DraftMethod::kExternal;
+  SPECDEC_REQUIRE(false, "method = '", name,
+                  "': give 'none', 'lookahead', 'ngram' or 'external' (drafts from propose())");
+  return DraftMethod::kNone;
+}
+
+NgramParams parse_ngram(const py::dict& dict) {
+  NgramParams p;
+  for (const auto& [key, value] : dict) {
+    const std::string name = py::cast<std::string>(key);
+    if (name == "max_draft_len") {
+      p.max_draft_len = py::cast<int>(value);
+    } else if (name == "max_matching_ngram_size") {
+      p.max_matching_ngram_size = py::cast<int>(value);
+    } else if (name == "is_keep_all") {
+      p.is_keep_all = py::cast<bool>(value);
+    } else if (name == "is_use_oldest") {
+      p.is_use_oldest = py::cast<bool>(value);
+    } else if (name == "is_public_pool") {
+      p.is_public_pool = py::cast<bool>(value);
+    } else {
+      SPECDEC_REQUIRE(false, "ngram['", name, "']: unknown; the fields are max_draft_len, "
+                      "max_matching_ngram_size, is_keep_all, is_use_oldest, is_public_pool");
+    }
+  }
+  return p;
+}
+
+using Triple = std::tuple<int, int, int>;
+
+LookaheadConfig to_lookahead(const Triple& t) {
+  return LookaheadConfig{std::get<0>(t), std::get<1>(t), std::get<2>(t)};
+}
+
+py::dict stats_dict(const ExecutorStats& s) {
+  py::dict d;
+  d["steps"] = s.steps;
+  d["rows"] = s.rows;
+  d["prefill_rows"] = s.prefill_rows;
+  d["num_drafts"] = s.num_drafts;
+  d["num_draft_tokens"] = s.num_draft_tokens;
+  d["num_accepted_tokens"] = s.num_accepted_tokens;
+  d["generated_tokens"] = s.generated_tokens;
+  d["finished"] = s.finished;
+  d["cancelled"] = s.cancelled;
+  d["failed"] = s.failed;
+  d["running"] = s.running;
+  d["waiting"] = s.waiting;
+  d["free_pages"] = s.free_pages;
+  d["total_pages"] = s.total_pages;
+  d["promised_pages"] = s.promised_pages;
+  d["pool_bytes"] = s.pool_bytes;
+  d["history_bytes"] = s.history_bytes;
+  d["plan_bytes"] = s.plan_bytes;
+  return d;
+}
+
+// The executor together with the Python objects whose memory it points into.
+struct BoundExecutor {
+  BoundExecutor(py::object k, py::object v, const ExecutorConfig& config)
+      : k_pages(std::move(k)),
+        v_pages(std::move(v)),
+        executor(config, cache_view(to_view(k_pages, "k_pages", true), to_view(v_pages, "v_pages", true)),
+                 cpu_backend()) {}
+
+  py::object k_pages, v_pages;
+  Executor executor;
+};
+
+std::vector<StepOutput> commit(BoundExecutor& self, const StepPlan& plan, const py::object& result) {
+  const TensorView view = to_view(result, "result");
+  SPECDEC_REQUIRE(view.device == DeviceType::kCpu, "result is on a CUDA device: copy it to the CPU");
+  const TokenId* ids = nullptr;
+  const float* scores = nullptr;
+  std::int64_t row_stride = 0;
+  if (view.ndim == 1) {
+    SPECDEC_REQUIRE(view.dtype == DType::kI32 && view.is_contiguous(),
+                    "greedy ids must be a contiguous int32 tensor [num_logit_rows], got ",
+                    dtype_name(view.dtype));
+    ids = static_cast<const TokenId*>(view.data);
+  } else {
+    SPECDEC_REQUIRE(view.ndim == 2 && view.dtype == DType::kF32 && view.strides[1] == 1,
+                    "scores must be a float32 tensor [num_logit_rows, vocab_size] with contiguous "
+                    "rows, got ", view.ndim, " axes of ", dtype_name(view.dtype));
+    SPECDEC_REQUIRE(view.shape[1] == self.executor.config().vocab_size, "scores have ",
+                    view.shape[1], " columns, vocab_size is ", self.executor.config().vocab_size);
+    scores = static_cast<const float*>(view.data);
+    row_stride = view.strides[0];
+  }
+  SPECDEC_REQUIRE(view.shape[0] == plan.num_logit_rows, "result has ", view.shape[0],
+                  " rows, the plan asks for ", plan.num_logit_rows);
+  py::gil_scoped_release release;
+  return self.executor.commit(plan, ids, scores, row_stride);
+}
+
+}  // namespace
+
+void register_executor(py::module_& m) {
+  py::class_<StepOutput>(m, "StepOutput", "What one step delivered to one request.")
+      .def_readonly("request_id", &StepOutput::request_id)
+      .def_readonly("is_prefill", &StepOutput::is_prefill)
+      .def_readonly("tokens", &StepOutput::tokens)
+      .def_readonly("num_rows", &StepOutput::num_rows)
+      .def_readonly("num_drafts", &StepOutput::num_drafts)
+      .def_readonly("num_accepted", &StepOutput::num_accepted)
+      .def_readonly("max_path", &StepOutput::max_path)
+      .def_property_readonly("finish_reason",
+                             [](const StepOutput& out) -> std::optional<std::string> {
+                               if (out.finish_reason == FinishReason::kNone) return std::nullopt;
+                               return finish_reason_name(out.finish_reason);
+                             })
+      .def_readonly("stop_reason", &StepOutput::stop_token)
+      .def_property_readonly("error",
+                             [](const StepOutput& out) -> std::optional<std::string> {
+                               if (out.error.empty()) return std::nullopt;
+                               return out.error;
+                             })
+      .def_property_readonly("logprobs", [](const StepOutput& out) {
+        py::list list;
+        for (const TokenLogprobs& entry : out.logprobs) {
+          list.append(py::make_tuple(entry.logprob, entry.rank, py::cast(entry.top)));
+        }
+        return list;
+      });
+
+  py::class_<BoundExecutor>(
+      m, "Executor",
+      "The step machine: plan() -> the caller's forward pass -> commit(). See cpp/engine/executor.h.")
+      .def(py::init([](py::object k_pages, py::object v_pages, int vocab_size, int max_batch_size,
+                       int max_seq_len, int max_num_tokens, const std::string& method,
+                       const Triple& lookahead, const py::dict& ngram, bool adaptive,
+                       bool enable_chunked_prefill, bool check_integrity) {
+             ExecutorConfig c;
+             c.vocab_size = vocab_size;
+             c.max_batch_size = max_batch_size;
+             c.max_seq_len = max_seq_len;
+             c.max_num_tokens = max_num_tokens;
+             c.method = parse_method(method);
+             c.lookahead = to_lookahead(lookahead);
+             c.ngram = parse_ngram(ngram);
+             c.adaptive = adaptive;
+             c.enable_chunked_prefill = enable_chunked_prefill;
+             c.check_integrity = check_integrity;
+             return std::make_unique<BoundExecutor>(std::move(k_pages), std::move(v_pages), c);
+           }),
+           py::arg("k_pages"), py::arg("v_pages"), py::kw_only(), py::arg("vocab_size"),
+           py::arg("max_batch_size") = 32, py::arg("max_seq_len"), py::arg("max_num_tokens"),
+           py::arg("method") = "none", py::arg("lookahead") = Triple{1, 1, 0},
+           py::arg("ngram") = py::dict(), py::arg("adaptive") = true,
+           py::arg("enable_chunked_prefill") = true, py::arg("check_integrity") = false)
+      .def(
+          "set_step_cost",
+          [](BoundExecutor& self, std::vector<int> rows, std::vector<double> seconds) {
+            self.executor.set_step_cost(std::move(rows), std::move(seconds));
+          },
+          py::arg("rows"), py::arg("seconds"),
+          "T(rows) of the model on this machine; adaptive draft lengths need it.")
+      .def(
+          "submit",
+          [](BoundExecutor& self, std::vector<TokenId> prompt_ids, int max_tokens, int min_tokens,
+             std::vector<TokenId> eos_token_ids, std::vector<TokenId> stop_token_ids,
+             bool ignore_eos, bool speculative, const std::optional<Triple>& lookahead,
+             std::optional<int> max_draft_len, std::optional<bool> adaptive, std::uint64_t seed,
+             float repetition_penalty, float presence_penalty, float frequency_penalty,
+             const std::map<TokenId, float>& logit_bias,
+             std::vector<std::vector<TokenId>> bad_words,
+             std::optional<std::vector<TokenId>> allowed_token_ids, std::optional<int> logprobs,
+             std::string cache_salt) {
+            RequestParams p;
+            p.prompt = std::move(prompt_ids);
+            p.max_tokens = max_tokens;
+            p.min_tokens = min_tokens;
+            p.eos_token_ids = std::move(eos_token_ids);
+            p.stop_token_ids = std::move(stop_token_ids);
+            p.ignore_eos = ignore_eos;
+            p.speculative = speculative;
+            if (lookahead) p.lookahead = to_lookahead(*lookahead);
+            p.max_draft_len = max_draft_len;
+            p.adaptive = adaptive;
+            p.seed = seed;
+            p.processors.repetition_penalty = repetition_penalty;
+            p.processors.presence_penalty = presence_penalty;
+            p.processors.frequency_penalty = frequency_penalty;
+            p.processors.logit_bias.assign(logit_bias.begin(), logit_bias.end());
+            p.processors.bad_words = std::move(bad_words);
+            SPECDEC_REQUIRE(!allowed_token_ids || !allowed_token_ids->empty(),
+                            "allowed_token_ids is empty: name at least one token, or leave it out");
+            if (allowed_token_ids) p.processors.allowed_token_ids = std::move(*allowed_token_ids);
+            p.logprobs = logprobs;
+            p.cache_salt = std::move(cache_salt);
+            py::gil_scoped_release release;
+            return self.executor.submit(std::move(p));
+          },
+          py::arg("prompt_ids"), py::kw_only(), py::arg("max_tokens"), py::arg("min_tokens") = 0,
+          py::arg("eos_token_ids") = std::vector<TokenId>{},
+          py::arg("stop_token_ids") = std::vector<TokenId>{}, py::arg("ignore_eos") = false,
+          py::arg("speculative") = true, py::arg("lookahead") = py::none(),
+          py::arg("max_draft_len") = py::none(), py::arg("adaptive") = py::none(),
+          py::arg("seed") = 0, py::arg("repetition_penalty") = 1.0f,
+          py::arg("presence_penalty") = 0.0f, py::arg("frequency_penalty") = 0.0f,
+          py::arg("logit_bias") = std::map<TokenId, float>{},
+          py::arg("bad_words") = std::vector<std::vector<TokenId>>{},
+          py::arg("allowed_token_ids") = py::none(), py::arg("logprobs") = py::none(),
+          py::arg("cache_salt") = "")
+      .def(
+          "plan", [](BoundExecutor& self) { return self.executor.plan(); },
+          py::return_value_policy::reference_internal, py::call_guard<py::gil_scoped_release>(),
+          "The next step, or None when there is nothing to run.")
+      .def("commit", &commit, py::arg("plan"), py::arg("result"),
+           "result: int32 greedy ids [L], or float32 scores [L, V] if plan.needs_logits.")
+      .def(
+          "fail",
+          [](BoundExecutor& self, const StepPlan& plan, const std::string& message) {
+            return self.executor.fail(plan, message);
+          },
+          py::arg("plan"), py::arg("message"), py::call_guard<py::gil_scoped_release>(),
+          "The forward pass failed: the plan's requests end with an error, others go on.")
+      .def(
+          "cancel", [](BoundExecutor& self, RequestId id) { return self.executor.cancel(id); },
+          py::arg("request_id"), py::call_guard<py::gil_scoped_release>())
+      .def(
+          "propose",
+          [](BoundExecutor& self, RequestId id, std::vector<TokenId> tokens,
+             std::optional<std::vector<std::int32_t>> parents) {
+            if (!parents) {
+              parents.emplace(tokens.size());
+              for (std::size_t i = 0; i < tokens.size(); ++i) {
+                (*parents)[i] = static_cast<std::int32_t>(i) - 1;
+              }
+            }
+            self.executor.propose(id, std::move(tokens), std::move(*parents));
+          },
+          py::arg("request_id"), py::arg("tokens"), py::arg("parents") = py::none(),
+          "Drafts for the request's next decode step; parents[i] is an index among the drafts, -1 "
+          "for the golden token; None: a chain.")
+      .def(
+          "history", [](BoundExecutor& self, RequestId id) { return self.executor.history(id); },
+          py::arg("request_id"))
+      .def(
+          "decoding", [](BoundExecutor& self, RequestId id) { return self.executor.decoding(id); },
+          py::arg("request_id"))
+      .def("stats", [](BoundExecutor& self) { return stats_dict(self.executor.stats()); })
+      .def_property_readonly(
+          "num_unfinished", [](BoundExecutor& self) { return self.executor.num_unfinished(); });
+}
+
+}  // namespace specdec

@@ -1,0 +1,62 @@
+// The only place that knows DLPack: Python tensors in, TensorView out, nothing copied.
+//
+// Accepted: anything with __dlpack__ (torch, NumPy, ...), on any device, dtypes of base/types.h.
+// torch >= 2.10 publishes a table of C functions on its tensor type (__dlpack_c_exchange_api__); it
+// is 30 times faster than the __dlpack__ method and used when present. That table hands out tensors
+// that require gradients, __dlpack__ does not: both are refused here, these operations are for
+// inference only.
+//
+// No stream is synchronised: a caller that has work in flight on a device orders it by itself.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <initializer_list>
+#include <vector>
+
+#include "base/tensor_view.h"
+
+namespace specdec {
+
+// A view plus what keeps its memory alive. Movable; needs the GIL to be made and destroyed.
+class BorrowedTensor {
+ public:
+  BorrowedTensor() = default;
+  // Raises TypeError if `tensor` is not a tensor, requires gradients or has a foreign dtype;
+  // ValueError if it is read-only and `writable` is asked for. `name` is the argument's.
+  BorrowedTensor(pybind11::handle tensor, const char* name, bool writable = false);
+  BorrowedTensor(BorrowedTensor&& other) noexcept;
+  BorrowedTensor& operator=(BorrowedTensor&& other) noexcept;
+  BorrowedTensor(const BorrowedTensor&) = delete;
+  BorrowedTensor& operator=(const BorrowedTensor&) = delete;
+  ~BorrowedTensor();
+
+  const TensorView& view() const { return view_; }
+  const TensorView* operator->() const { return &view_; }
+  bool defined() const { return owner_ || capsule_; }
+
+ private:
+  TensorView view_;
+  pybind11::object owner_;    // the Python tensor (exchange table: its memory lives as long as it)
+  pybind11::object capsule_;  // what __dlpack__ returned; releases the export when destroyed
+};
+
+// Convenience for callers that hold the tensor themselves while the view is in use.
+TensorView to_view(pybind11::handle tensor, const char* name, bool writable = false);
+
+// -- Checks. All name the argument, what it is and what it has to be. ----------------------------
+
+// One axis of an expected shape: an exact size, or kAny.
+inline constexpr std::int64_t kAny = -1;
+// `what` are the axis letters, e.g. "[R, H, K]"; ValueError.
+void check_shape(const TensorView& view, const char* name, const char* what,
+                 std::initializer_list<std::int64_t> expected);
+// TypeError unless the dtype is one of `allowed`.
+void check_dtype(const TensorView& view, const char* name, std::initializer_list<DType> allowed);
+// ValueError unless the tensor lies on the CPU.
+void check_cpu(const TensorView& view, const char* name);
+// ValueError unless the last axis has stride 1 (or at most one element).
+void check_last_axis_contiguous(const TensorView& view, const char* name);
+void check_contiguous(const TensorView& view, const char* name);
+
+}  // namespace specdec

@@ -1,0 +1,15 @@
+// One register function per bind_*.cc.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+namespace specdec {
+
+void register_ops(pybind11::module_& m);
+void register_plan(pybind11::module_& m);
+void register_executor(pybind11::module_& m);
+void register_linear(pybind11::module_& m);
+void register_decoder(pybind11::module_& m);
+void register_algo(pybind11::module_& m);
+
+}  // namespace specdec

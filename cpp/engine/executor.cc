@@ -1,0 +1,325 @@
+// Construction, admission and everything that may be called at any time; plan() and commit() are in
+// executor_plan.cc and executor_commit.cc.
+#include "engine/executor.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "base/check.h"
+#include "engine/executor_request.h"
+#include "engine/lookahead_drafter.h"
+#include "engine/prompt_lookup_drafter.h"
+
+namespace specdec {
+namespace {
+
+int max_drafts_of(const LookaheadConfig& triple) {
+  return static_cast<int>(lookahead_max_draft_len(triple.w, triple.n, triple.g));
+}
+
+int max_drafts_of(const ExecutorConfig& config) {
+  switch (config.method) {
+    case DraftMethod::kNone:
+      return 0;
+    case DraftMethod::kLookahead:
+      return max_drafts_of(config.lookahead);
+    case DraftMethod::kNgram:
+      return config.ngram.max_draft_len;
+    case DraftMethod::kExternal:
+      return kMaxDraftLen;
+  }
+  return 0;
+}
+
+// A slot's page table covers the longest sequence plus one step whose rows are all drafts.
+int pages_per_slot(const ExecutorConfig& config, int page_size) {
+  return (config.max_seq_len + kMaxStepTokens + page_size - 1) / page_size;
+}
+
+void check_config(const ExecutorConfig& c) {
+  SPECDEC_REQUIRE(c.vocab_size >= 1, "vocab_size = ", c.vocab_size, ": at least 1");
+  SPECDEC_REQUIRE(c.max_batch_size >= 1 && c.max_batch_size <= 4096,
+                  "max_batch_size = ", c.max_batch_size, ": give 1..4096");
+  SPECDEC_REQUIRE(c.max_seq_len >= 2, "max_seq_len = ", c.max_seq_len, ": at least 2");
+  SPECDEC_REQUIRE(c.max_num_tokens >= c.max_batch_size, "max_num_tokens = ", c.max_num_tokens,
+                  ": a step needs at least one row per request, max_batch_size = ",
+                  c.max_batch_size, "; raise max_num_tokens or lower max_batch_size");
+  if (c.method == DraftMethod::kLookahead) {
+    check_lookahead_config(c.lookahead, "speculative_config");
+  }
+  if (c.method == DraftMethod::kNgram) {
+    SPECDEC_REQUIRE(c.ngram.max_draft_len >= 1 && c.ngram.max_draft_len <= kMaxDraftLen,
+                    "max_draft_len = ", c.ngram.max_draft_len, ": give 1..", kMaxDraftLen);
+    SPECDEC_REQUIRE(
+        c.ngram.max_matching_ngram_size >= 1 && c.ngram.max_matching_ngram_size <= kMaxNgram,
+        "max_matching_ngram_size = ", c.ngram.max_matching_ngram_size, ": give 1..",
+        kMaxNgram);
+  }
+}
+
+const ExecutorConfig& checked(const ExecutorConfig& config) {
+  check_config(config);
+  return config;
+}
+
+}  // namespace
+
+Executor::Executor(const ExecutorConfig& config, const KvCacheView& cache, const Backend& backend)
+    : config_(checked(config)),
+      cache_(cache),
+      backend_(backend),
+      pages_(cache.num_pages, cache.page_size, config.max_batch_size,
+             pages_per_slot(config, cache.page_size)),
+      plan_(config.max_batch_size, config.max_num_tokens, pages_per_slot(config, cache.page_size)),
+      sampled_(config.max_num_tokens),
+      path_(static_cast<std::size_t>(config.max_batch_size) * kMaxStepTokens),
+      path_len_(config.max_batch_size) {
+  if (config.method == DraftMethod::kNgram && config.ngram.is_public_pool) {
+    SharedNgramPool::Options options;
+    options.max_ngram = config.ngram.max_matching_ngram_size;
+    public_pool_ = std::make_unique<SharedNgramPool>(options);
+  }
+  for (int slot = config.max_batch_size - 1; slot >= 0; --slot) free_slots_.push_back(slot);
+  running_.reserve(config.max_batch_size);
+  planned_.reserve(config.max_batch_size);
+}
+
+Executor::~Executor() = default;
+
+void Executor::set_step_cost(std::vector<int> rows, std::vector<double> seconds) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  step_cost_.set(std::move(rows), std::move(seconds));
+}
+
+int Executor::step_rows_bound(const RequestParams& params) const {
+  if (!params.speculative) return 1;
+  int drafts = max_drafts_of(config_);
+  if (config_.method == DraftMethod::kLookahead && params.lookahead) {
+    drafts = max_drafts_of(*params.lookahead);
+  }
+  if (config_.method == DraftMethod::kNgram && params.max_draft_len) {
+    drafts = *params.max_draft_len;
+  }
+  return 1 + drafts;
+}
+
+std::int64_t Executor::pages_bound(const RequestParams& params) const {
+  const std::int64_t longest =
+      std::min<std::int64_t>(static_cast<std::int64_t>(params.prompt.size()) + params.max_tokens,
+                             config_.max_seq_len);
+  // The last step starts with at most longest - 1 tokens in the cache.
+  return pages_.pages_for(longest - 1 + step_rows_bound(params));
+}
+
+void Executor::validate(const RequestParams& p) const {
+  auto check_id = [&](const char* field, TokenId id) {
+    SPECDEC_REQUIRE(id >= 0 && id < config_.vocab_size, field, " holds token id ", id,
+                    ": this model's ids are 0..", config_.vocab_size - 1);
+  };
+  SPECDEC_REQUIRE(!p.prompt.empty(), "prompt_token_ids is empty: give at least one token");
+  for (TokenId id : p.prompt) check_id("prompt_token_ids", id);
+  SPECDEC_REQUIRE(static_cast<std::int64_t>(p.prompt.size()) < config_.max_seq_len,
+                  "the prompt has ", p.prompt.size(), " tokens, max_seq_len is ",
+                  config_.max_seq_len, " and one more is needed to generate: shorten the prompt or "
+                  "raise scheduler_config.max_seq_len");
+  SPECDEC_REQUIRE(config_.enable_chunked_prefill ||
+                      static_cast<std::int64_t>(p.prompt.size()) <= config_.max_num_tokens,
+                  "the prompt has ", p.prompt.size(), " tokens, max_num_tokens is ",
+                  config_.max_num_tokens,
+                  ": raise scheduler_config.max_num_tokens or set enable_chunked_prefill=True");
+  SPECDEC_REQUIRE(p.max_tokens >= 1, "max_tokens = ", p.max_tokens, ": at least 1");
+  SPECDEC_REQUIRE(p.min_tokens >= 0 && p.min_tokens <= p.max_tokens, "min_tokens = ", p.min_tokens,
+                  ": give 0..max_tokens (", p.max_tokens, ")");
+  for (TokenId id : p.eos_token_ids) check_id("eos_token_ids", id);
+  for (TokenId id : p.stop_token_ids) check_id("stop_token_ids", id);
+  for (const auto& [id, bias] : p.processors.logit_bias) {
+    check_id("logit_bias", id);
+    SPECDEC_REQUIRE(!std::isnan(bias), "logit_bias[", id, "] is NaN: give a number");
+  }
+  for (TokenId id : p.processors.allowed_token_ids) check_id("allowed_token_ids", id);
+  for (const auto& word : p.processors.bad_words) {
+    SPECDEC_REQUIRE(!word.empty(), "bad_words holds an empty sequence: give at least one token");
+    for (TokenId id : word) check_id("bad_words", id);
+  }
+  SPECDEC_REQUIRE(p.processors.repetition_penalty > 0.0f &&
+                      std::isfinite(p.processors.repetition_penalty),
+                  "repetition_penalty = ", p.processors.repetition_penalty,
+                  ": a finite number above 0 (1 = off)");
+  SPECDEC_REQUIRE(std::isfinite(p.processors.presence_penalty), "presence_penalty = ",
+                  p.processors.presence_penalty, ": give a finite number");
+  SPECDEC_REQUIRE(std::isfinite(p.processors.frequency_penalty), "frequency_penalty = ",
+                  p.processors.frequency_penalty, ": give a finite number");
+  SPECDEC_REQUIRE(!p.logprobs || (*p.logprobs >= 0 && *p.logprobs <= config_.vocab_size),
+                  "logprobs = ", p.logprobs.value_or(0), ": give 0..", config_.vocab_size);
+  if (p.lookahead) {
+    const LookaheadConfig& r = *p.lookahead;
+    const LookaheadConfig& e = config_.lookahead;
+    SPECDEC_REQUIRE(config_.method == DraftMethod::kLookahead,
+                    "the request brings a lookahead triple (", r.w, ", ", r.n, ", ", r.g,
+                    ") but the engine was not built for lookahead: pass "
+                    "speculative_config=LookaheadDecodingConfig(...)");
+    check_lookahead_config(r, "lookahead_config of the request");
+    SPECDEC_REQUIRE(lookahead_fits(r, e), "the request's lookahead triple (",
+                    r.w, ", ", r.n, ", ", r.g, ") exceeds the engine's (", e.w, ", ", e.n, ", ",
+                    e.g, "): each number must be at most the engine's");
+  }
+  if (p.max_draft_len) {
+    SPECDEC_REQUIRE(config_.method == DraftMethod::kNgram, "the request sets max_draft_len = ",
+                    *p.max_draft_len, " but the engine was not built for prompt lookup: pass "
+                    "speculative_config=NGramDecodingConfig(...)");
+    SPECDEC_REQUIRE(*p.max_draft_len >= 0 && *p.max_draft_len <= config_.ngram.max_draft_len,
+                    "the request's max_draft_len = ", *p.max_draft_len,
+                    " is outside 0..", config_.ngram.max_draft_len,
+                    ", the engine's NGramDecodingConfig.max_draft_len");
+  }
+  SPECDEC_REQUIRE(pages_bound(p) <= pages_.num_pages(), "the request needs ", pages_bound(p),
+                  " KV pages of ", pages_.page_size(), " tokens (prompt ", p.prompt.size(),
+                  " + max_tokens ", p.max_tokens, " + drafts), the whole pool has ",
+                  pages_.num_pages(),
+                  ": lower max_tokens or raise kv_cache_config.max_tokens");
+}
+
+RequestId Executor::submit(RequestParams params) {
+  validate(params);
+  std::lock_guard<std::mutex> lock(mutex_);
+  auto request = std::make_unique<Request>(next_id_, std::move(params), config_.vocab_size);
+  request->max_len = static_cast<int>(std::min<std::int64_t>(
+      static_cast<std::int64_t>(request->prompt_len()) + request->params.max_tokens,
+      config_.max_seq_len));
+  request->promised_pages = pages_bound(request->params);
+  waiting_.push_back(std::move(request));
+  return next_id_++;
+}
+
+bool Executor::cancel(RequestId id) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  for (auto it = waiting_.begin(); it != waiting_.end(); ++it) {
+    if ((*it)->id != id) continue;
+    waiting_.erase(it);
+    ++totals_.cancelled;
+    return true;
+  }
+  for (auto& request : running_) {
+    if (request->id != id || request->cancelled) continue;
+    request->cancelled = true;
+    ++totals_.cancelled;
+    if (!outstanding_) drop_cancelled();
+    return true;
+  }
+  return false;
+}
+
+void Executor::propose(RequestId id, std::vector<TokenId> tokens,
+                       std::vector<std::int32_t> parents) {
+  SPECDEC_REQUIRE(tokens.size() == parents.size(), "propose: ", tokens.size(), " tokens and ",
+                  parents.size(), " parents");
+  SPECDEC_REQUIRE(tokens.size() <= static_cast<std::size_t>(kMaxDraftLen), "propose: ",
+                  tokens.size(), " drafts, a step has at most ", kMaxDraftLen);
+  DraftTree tree;
+  tree.reset(0);
+  for (std::size_t i = 0; i < tokens.size(); ++i) tree.add(tokens[i], parents[i] + 1);
+  validate_tree(tree.tokens, tree.parents, tree.size, config_.vocab_size);
+  std::lock_guard<std::mutex> lock(mutex_);
+  for (auto& request : running_) {
+    if (request->id != id) continue;
+    SPECDEC_REQUIRE(tree.size <= step_rows_bound(request->params), "propose: ", tree.num_drafts(),
+                    " drafts, this request may have ", step_rows_bound(request->params) - 1);
+    request->proposal = tree;
+    request->has_proposal = true;
+    return;
+  }
+  SPECDEC_REQUIRE(false, "propose: request ", id, " is not running");
+}
+
+std::vector<TokenId> Executor::history(RequestId id) const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  for (const auto& request : running_) {
+    if (request->id == id) return request->history;
+  }
+  for (const auto& request : waiting_) {
+    if (request->id == id) return request->history;
+  }
+  SPECDEC_REQUIRE(false, "history: request ", id, " is unknown or has finished");
+  return {};
+}
+
+bool Executor::decoding(RequestId id) const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  for (const auto& request : running_) {
+    if (request->id == id) return !request->in_prefill();
+  }
+  return false;
+}
+
+int Executor::num_unfinished() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return static_cast<int>(running_.size() + waiting_.size());
+}
+
+ExecutorStats Executor::stats() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  ExecutorStats s = totals_;
+  s.running = static_cast<int>(running_.size());
+  s.waiting = static_cast<int>(waiting_.size());
+  s.free_pages = pages_.free_pages();
+  s.total_pages = pages_.num_pages();
+  s.promised_pages = promised_pages_;
+  s.pool_bytes = public_pool_ ? public_pool_->bytes() : 0;
+  auto add_history = [&](const Request& r) {
+    s.history_bytes += static_cast<std::int64_t>(r.history.capacity() * sizeof(TokenId));
+  };
+  for (const auto& request : running_) {
+    add_history(*request);
+    if (request->drafter) {
+      s.pool_bytes += static_cast<std::int64_t>(request->drafter->memory_bytes());
+    }
+  }
+  for (const auto& request : waiting_) add_history(*request);
+  s.plan_bytes = static_cast<std::int64_t>(plan_.memory_bytes());
+  return s;
+}
+
+std::unique_ptr<Drafter> Executor::make_drafter(const Request& request) {
+  const RequestParams& p = request.params;
+  if (!p.speculative || p.max_tokens == 1) return nullptr;
+  switch (config_.method) {
+    case DraftMethod::kNone:
+    case DraftMethod::kExternal:
+      return nullptr;
+    case DraftMethod::kLookahead: {
+      const LookaheadConfig triple = p.lookahead.value_or(config_.lookahead);
+      if (max_drafts_of(triple) == 0) return nullptr;
+      return std::make_unique<LookaheadDrafter>(triple, request.max_len, p.seed);
+    }
+    case DraftMethod::kNgram: {
+      NgramParams ngram = config_.ngram;
+      ngram.max_draft_len = p.max_draft_len.value_or(ngram.max_draft_len);
+      if (ngram.max_draft_len == 0) return nullptr;
+      return std::make_unique<PromptLookupDrafter>(ngram, request.max_len, &shared_rates_,
+                                                   public_pool_.get(), p.cache_salt);
+    }
+  }
+  return nullptr;
+}
+
+void Executor::finish(Request& request) {
+  pages_.release(request.slot);
+  free_slots_.push_back(request.slot);
+  promised_pages_ -= request.promised_pages;
+  request.slot = -1;
+}
+
+void Executor::drop_cancelled() {
+  std::erase_if(running_, [&](std::unique_ptr<Request>& request) {
+    if (!request->cancelled) return false;
+    finish(*request);
+    return true;
+  });
+}
+
+void Executor::require_outstanding(const StepPlan& plan) const {
+  SPECDEC_REQUIRE(outstanding_ && &plan == &plan_,
+                  "this plan is not the outstanding one: commit() or fail() takes each plan() once");
+}
+
+}  // namespace specdec

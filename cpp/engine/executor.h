@@ -1,0 +1,145 @@
+// The step machine: plan, forward, commit ("sans-IO").
+//
+//   plan = executor.plan()            which requests, which rows, which pages
+//   scores = model(plan)              the caller's forward pass
+//   outputs = executor.commit(...)    accept, compact K/V, advance histories, stop rules
+//
+// The executor owns everything but the forward pass and never calls back. Exactly one plan is
+// outstanding between plan() and commit()/fail(). submit(), cancel(), propose() and stats() may be
+// called from any thread at any time; plan() and commit() from one thread at a time.
+//
+// guaranteed_no_evict: a request is admitted when its worst case fits into the pages that are not
+// promised to others, so a running request never waits for a page.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "algo/accept.h"
+#include "algo/shared_ngram_pool.h"
+#include "backend/backend.h"
+#include "engine/chain_budget.h"
+#include "engine/drafter.h"
+#include "engine/prompt_lookup_drafter.h"
+#include "engine/request.h"
+#include "engine/score_processor.h"
+#include "engine/step_cost.h"
+#include "engine/step_plan.h"
+#include "kv/page_table.h"
+
+namespace specdec {
+
+// kExternal: drafts come from propose() alone.
+enum class DraftMethod : std::uint8_t { kNone, kLookahead, kNgram, kExternal };
+
+struct ExecutorConfig {
+  int vocab_size = 0;
+  int max_batch_size = 32;
+  int max_seq_len = 0;
+  int max_num_tokens = 0;  // rows of one step
+  DraftMethod method = DraftMethod::kNone;
+  LookaheadConfig lookahead;
+  NgramParams ngram;
+  bool adaptive = true;
+  bool enable_chunked_prefill = true;
+  bool check_integrity = false;
+};
+
+struct ExecutorStats {
+  std::int64_t steps = 0, rows = 0, prefill_rows = 0;
+  std::int64_t num_drafts = 0, num_draft_tokens = 0, num_accepted_tokens = 0;
+  std::int64_t generated_tokens = 0, finished = 0, cancelled = 0, failed = 0;
+  int running = 0, waiting = 0;
+  int free_pages = 0, total_pages = 0;
+  std::int64_t promised_pages = 0;
+  std::int64_t pool_bytes = 0;     // drafters of running requests and public pools
+  std::int64_t history_bytes = 0;  // token histories of running and waiting requests
+  std::int64_t plan_bytes = 0;     // step buffers
+};
+
+class Executor {
+ public:
+  Executor(const ExecutorConfig& config, const KvCacheView& cache, const Backend& backend);
+  ~Executor();
+
+  void set_step_cost(std::vector<int> rows, std::vector<double> seconds);
+
+  RequestId submit(RequestParams params);
+  // Takes effect at once for a waiting request, else with the step in flight. False: unknown id.
+  bool cancel(RequestId id);
+  // Drafts for the request's next decode step, used once, in place of the in-engine drafter's.
+  // parents[i] is the index of draft i's parent among the drafts, -1 for the golden token.
+  void propose(RequestId id, std::vector<TokenId> tokens, std::vector<std::int32_t> parents);
+  std::vector<TokenId> history(RequestId id) const;
+  bool decoding(RequestId id) const;  // past its prefill
+
+  const StepPlan* plan();  // null: nothing to run
+  // Exactly one of ids [L] (greedy choices, -1 for a row that holds a NaN) and scores [L, V] (rows
+  // `row_stride` elements apart) is given: scores when plan.needs_logits.
+  std::vector<StepOutput> commit(const StepPlan& plan, const TokenId* ids, const float* scores,
+                                 std::int64_t row_stride);
+  // The forward pass failed: its requests end with an error, everybody else goes on.
+  std::vector<StepOutput> fail(const StepPlan& plan, const std::string& message);
+
+  int num_unfinished() const;
+  ExecutorStats stats() const;
+  const ExecutorConfig& config() const { return config_; }
+
+ private:
+  struct Request;
+
+  void validate(const RequestParams& params) const;
+  int step_rows_bound(const RequestParams& params) const;
+  std::int64_t pages_bound(const RequestParams& params) const;
+  std::unique_ptr<Drafter> make_drafter(const Request& request);
+  void admit();
+  void drop_cancelled();
+  void plan_drafts(int row_budget);
+  int place_proposal(Request& request, const DraftLimits& limits);
+  void place_decode(Request& request);
+  void place_prefill(Request& request, int rows);
+  int open_rows(Request& request, int rows, std::int64_t kv_len);
+  void commit_decode(Request& request, int index, const TokenId* sampled, const float* scores,
+                     std::int64_t row_stride, StepOutput& out);
+  void deliver(Request& request, TokenId token, const float* scores, StepOutput& out);
+  void sample(const Request& request, const float* scores, std::int64_t row_stride,
+              TokenId* sampled);
+  void settle(const StepPlan& plan, std::vector<StepOutput>& outputs);
+  void finish(Request& request);
+  void require_outstanding(const StepPlan& plan) const;
+
+  ExecutorConfig config_;
+  KvCacheView cache_;
+  const Backend& backend_;
+  PageTable pages_;
+  StepPlan plan_;
+  StepCost step_cost_;
+  ChainRates shared_rates_;
+  std::unique_ptr<SharedNgramPool> public_pool_;  // null: not public
+
+  mutable std::mutex mutex_;
+  bool outstanding_ = false;
+  RequestId next_id_ = 1;
+  std::deque<std::unique_ptr<Request>> waiting_;
+  std::vector<std::unique_ptr<Request>> running_;  // in order of admission
+  std::vector<Request*> planned_;                  // by position in the plan
+  std::vector<int> free_slots_;
+  std::int64_t promised_pages_ = 0;
+  ExecutorStats totals_;
+
+  // Scratch of one call, kept to avoid allocation on the step path.
+  std::vector<int> prefill_chunk_;         // by position in running_
+  std::vector<ChainOffer> chain_offers_;
+  std::vector<Request*> chain_requests_;   // whose offer it is
+  std::vector<TokenId> sampled_;           // [max_rows]
+  std::vector<float> processed_row_;       // [V] a row after its request's processors
+  AcceptResult accepted_;
+  std::vector<std::int32_t> path_;         // [max_batch, kMaxStepTokens]
+  std::vector<std::int32_t> path_len_;     // [max_batch]
+};
+
+}  // namespace specdec

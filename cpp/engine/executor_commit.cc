@@ -1,0 +1,205 @@
+// commit(): accept along the tree, compact K/V, advance histories and drafters, stop rules.
+#include <algorithm>
+
+#include "algo/accept.h"
+#include "base/check.h"
+#include "engine/executor.h"
+#include "engine/executor_request.h"
+
+namespace specdec {
+
+// The target's greedy choice after each of the request's rows, with processors applied per node.
+void Executor::sample(const Request& request, const float* scores, std::int64_t row_stride,
+                      TokenId* sampled) {
+  const int rows = request.in_prefill() ? 1 : request.tree.size;
+  if (!request.processor.active(request.num_output())) {
+    backend_.argmax({scores, row_stride, rows, config_.vocab_size, sampled});
+    return;
+  }
+  processed_row_.resize(config_.vocab_size);
+  TokenId path_tokens[kMaxStepTokens];
+  std::int32_t path[kMaxStepTokens];
+  for (int row = 0; row < rows; ++row) {
+    const float* raw = scores + row * row_stride;
+    std::copy(raw, raw + config_.vocab_size, processed_row_.begin());
+    const int path_len = row == 0 ? 0 : derive_path(request.tree.parents, row, path);
+    for (int i = 0; i < path_len; ++i) path_tokens[i] = request.tree.tokens[path[i]];
+    request.processor.apply(processed_row_.data(), request.history, path_tokens, path_len);
+    backend_.argmax(
+        {processed_row_.data(), config_.vocab_size, 1, config_.vocab_size, sampled + row});
+    // All tokens forbidden: there is nothing to choose, which is an error of its own.
+    if (sampled[row] >= 0 && processed_row_[sampled[row]] == kForbiddenScore) {
+      sampled[row] = kNothingAllowed;
+    }
+  }
+}
+
+// Appends one decided token and applies the stop rules to it.
+void Executor::deliver(Request& request, TokenId token, const float* scores, StepOutput& out) {
+  request.history.push_back(token);
+  request.processor.append(token);
+  out.tokens.push_back(token);
+  if (request.params.logprobs) {
+    out.logprobs.push_back(
+        compute_logprobs(scores, config_.vocab_size, token, *request.params.logprobs));
+  }
+  const RequestParams& p = request.params;
+  auto contains = [](const std::vector<TokenId>& ids, TokenId id) {
+    return std::find(ids.begin(), ids.end(), id) != ids.end();
+  };
+  if (!p.ignore_eos && contains(p.eos_token_ids, token)) {
+    request.finished = FinishReason::kStop;
+  } else if (contains(p.stop_token_ids, token)) {
+    request.finished = FinishReason::kStop;
+    out.stop_token = token;
+  } else if (static_cast<int>(request.history.size()) >= request.max_len) {
+    request.finished = FinishReason::kLength;
+  }
+}
+
+void Executor::commit_decode(Request& request, int index, const TokenId* sampled,
+                             const float* scores, std::int64_t row_stride, StepOutput& out) {
+  const bool first_token = request.in_prefill();
+  if (first_token) request.tree.reset(request.history.back());
+  const DraftTree& tree = request.tree;
+  AcceptResult& accepted = accepted_;
+  accept_greedy(SerialTeam{}, tree.tokens, tree.parents, tree.size, sampled, kMaxDraftLen,
+                &accepted);
+  // Tokens decided: the target's choice after the golden token and after each accepted draft.
+  int node = 0;
+  int delivered = 0;
+  for (int i = 0; i <= accepted.path_len && request.finished == FinishReason::kNone; ++i) {
+    if (i > 0) node = accepted.path[i - 1];
+    const TokenId token = sampled[node];
+    if (token < 0) {
+      // Deeper rows may be spoilt by a draft that plain decoding would never see: stop before it;
+      // the next step decides that position with a row of its own.
+      if (i > 0) break;
+      request.finished = FinishReason::kError;
+      out.error = token == kNothingAllowed
+                      ? "no token is allowed here: allowed_token_ids, bad_words and logit_bias "
+                        "leave none; relax them"
+                      : "the model's scores hold a NaN (numerical error); the request was stopped "
+                        "before a token was chosen from them";
+      break;
+    }
+    deliver(request, token, scores == nullptr ? nullptr : scores + node * row_stride, out);
+    ++delivered;
+  }
+  out.num_drafts = tree.num_drafts();
+  out.num_accepted = std::max(0, std::min(delivered, accepted.path_len));
+  out.max_path = request.step_max_path;
+
+  // K/V of the golden token and of the accepted drafts stays: path entry i moves to slot i + 1.
+  const int kept = std::max(0, delivered - 1);
+  std::copy(accepted.path, accepted.path + kept, path_.begin() + index * kMaxStepTokens);
+  const bool in_place = kept == 0 || accepted.path[kept - 1] == kept;
+  path_len_[index] = request.finished == FinishReason::kNone && !in_place ? kept : 0;
+
+  if (first_token) {
+    request.prefilled = request.prompt_len();
+    if (request.drafter && delivered > 0) request.drafter->begin(request.history);
+  } else if (request.drafter && delivered > 0) {
+    request.drafter->update(request.history, delivered, tree, sampled);
+  }
+  out.finish_reason = request.finished;
+}
+
+std::vector<StepOutput> Executor::commit(const StepPlan& plan, const TokenId* ids,
+                                         const float* scores, std::int64_t row_stride) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  require_outstanding(plan);
+  SPECDEC_REQUIRE(!plan.needs_logits || scores != nullptr,
+                  "this plan needs scores (plan.needs_logits): a request has processors or wants "
+                  "logprobs; give float32 scores [num_logit_rows, vocab_size]");
+  std::vector<StepOutput> outputs(plan.num_requests);
+  bool moves = false;
+  for (int b = 0; b < plan.num_requests; ++b) {
+    Request& request = *planned_[b];
+    StepOutput& out = outputs[b];
+    out.request_id = request.id;
+    out.num_rows = request.step_rows;
+    out.is_prefill = request.in_prefill();
+    path_len_[b] = 0;
+    const int first = plan.cu_logits[b];
+    const int rows = plan.cu_logits[b + 1] - first;
+    if (request.cancelled) continue;
+    if (rows == 0) {  // a prompt chunk before the last one
+      request.prefilled += request.step_rows;
+      continue;
+    }
+    const float* row_scores = scores == nullptr ? nullptr : scores + first * row_stride;
+    if (scores != nullptr) {
+      sample(request, row_scores, row_stride, sampled_.data() + first);
+    } else {
+      std::copy(ids + first, ids + first + rows, sampled_.begin() + first);
+      for (int i = 0; i < rows; ++i) {
+        SPECDEC_REQUIRE(ids[first + i] < config_.vocab_size, "ids[", first + i, "] = ",
+                        ids[first + i], ": token ids are 0..", config_.vocab_size - 1);
+      }
+    }
+    commit_decode(request, b, sampled_.data() + first, row_scores, row_stride, out);
+    moves |= path_len_[b] > 0;
+  }
+  if (moves) backend_.compact_kv({plan.view(), cache_, path_.data(), path_len_.data()});
+  settle(plan, outputs);
+  return outputs;
+}
+
+std::vector<StepOutput> Executor::fail(const StepPlan& plan, const std::string& message) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  require_outstanding(plan);
+  std::vector<StepOutput> outputs(plan.num_requests);
+  for (int b = 0; b < plan.num_requests; ++b) {
+    Request& request = *planned_[b];
+    outputs[b].request_id = request.id;
+    outputs[b].num_rows = request.step_rows;
+    outputs[b].is_prefill = request.in_prefill();
+    if (request.cancelled) continue;
+    request.finished = FinishReason::kError;
+    outputs[b].finish_reason = FinishReason::kError;
+    outputs[b].error = message;
+  }
+  settle(plan, outputs);
+  return outputs;
+}
+
+// Pages, counters and departures after a step; cancelled requests are dropped from the outputs.
+void Executor::settle(const StepPlan& plan, std::vector<StepOutput>& outputs) {
+  ++totals_.steps;
+  totals_.rows += plan.num_rows;
+  totals_.prefill_rows += plan.num_prefill_rows;
+  for (int b = 0; b < plan.num_requests; ++b) {
+    Request& request = *planned_[b];
+    const StepOutput& out = outputs[b];
+    if (request.cancelled) continue;
+    totals_.generated_tokens += static_cast<std::int64_t>(out.tokens.size());
+    totals_.num_drafts += out.num_drafts > 0;
+    totals_.num_draft_tokens += out.num_drafts;
+    totals_.num_accepted_tokens += out.num_accepted;
+    if (request.finished != FinishReason::kNone) {
+      ++(request.finished == FinishReason::kError ? totals_.failed : totals_.finished);
+      continue;
+    }
+    const std::int64_t kv_len = request.in_prefill()
+                                    ? request.prefilled
+                                    : static_cast<std::int64_t>(request.history.size()) - 1;
+    pages_.commit(request.slot, kv_len);
+    pages_.rewind(request.slot);
+  }
+  std::erase_if(outputs, [&](const StepOutput& out) {
+    return std::any_of(planned_.begin(), planned_.end(), [&](const Request* request) {
+      return request->id == out.request_id && request->cancelled;
+    });
+  });
+  std::erase_if(running_, [&](std::unique_ptr<Request>& request) {
+    if (request->finished == FinishReason::kNone && !request->cancelled) return false;
+    finish(*request);
+    return true;
+  });
+  planned_.clear();
+  outstanding_ = false;
+  if (config_.check_integrity) pages_.check_integrity();
+}
+
+}  // namespace specdec

@@ -1,0 +1,193 @@
+// plan(): which requests run, how many rows each gets, and the step's geometry.
+#include <algorithm>
+
+#include "base/check.h"
+#include "engine/executor.h"
+#include "engine/executor_request.h"
+
+namespace specdec {
+
+void Executor::admit() {
+  while (!waiting_.empty() && !free_slots_.empty()) {
+    Request& request = *waiting_.front();
+    // First come, first served: a big request at the head is not overtaken for ever.
+    if (promised_pages_ + request.promised_pages > pages_.num_pages()) break;
+    promised_pages_ += request.promised_pages;
+    request.slot = free_slots_.back();
+    free_slots_.pop_back();
+    request.drafter = make_drafter(request);
+    running_.push_back(std::move(waiting_.front()));
+    waiting_.pop_front();
+  }
+}
+
+const StepPlan* Executor::plan() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  SPECDEC_REQUIRE(!outstanding_,
+                  "plan() was called while a plan is outstanding: commit() or fail() it first");
+  drop_cancelled();
+  admit();
+  if (running_.empty()) return nullptr;
+
+  plan_.num_requests = plan_.num_rows = plan_.num_logit_rows = plan_.num_prefill_rows = 0;
+  plan_.needs_logits = false;
+  plan_.cu_rows[0] = plan_.cu_logits[0] = 0;
+  planned_.clear();
+
+  int budget = config_.max_num_tokens;
+  for (const auto& request : running_) budget -= request->in_prefill() ? 0 : 1;
+  // Prompts come first: they decide when somebody sees the first token.
+  std::vector<int>& chunk = prefill_chunk_;
+  chunk.assign(running_.size(), 0);
+  for (std::size_t i = 0; i < running_.size(); ++i) {
+    Request& request = *running_[i];
+    if (!request.in_prefill()) continue;
+    const int left = request.prompt_len() - request.prefilled;
+    const int rows = std::min(left, budget);
+    if (rows == 0 || (!config_.enable_chunked_prefill && rows < left)) continue;
+    chunk[i] = rows;
+    budget -= rows;
+    plan_.num_prefill_rows += rows;
+  }
+  plan_drafts(budget);
+  for (std::size_t i = 0; i < running_.size(); ++i) {
+    Request& request = *running_[i];
+    if (!request.in_prefill()) {
+      place_decode(request);
+    } else if (chunk[i] > 0) {
+      place_prefill(request, chunk[i]);
+    }
+  }
+  SPECDEC_ENSURE(plan_.num_rows > 0, "a plan without rows");
+  ++plan_.generation;
+  outstanding_ = true;
+  if (config_.check_integrity) pages_.check_integrity();
+  return &plan_;
+}
+
+// Fills request->tree of every decoding request. `row_budget`: rows left for drafts.
+void Executor::plan_drafts(int row_budget) {
+  std::vector<ChainOffer>& offers = chain_offers_;
+  offers.clear();
+  std::vector<Request*>& chains = chain_requests_;
+  chains.clear();
+  int decode_requests = 0;
+  for (const auto& request : running_) decode_requests += request->in_prefill() ? 0 : 1;
+  int rows = plan_.num_prefill_rows + decode_requests;  // of the step, as decided so far
+
+  for (const auto& owner : running_) {
+    Request& request = *owner;
+    if (request.in_prefill()) continue;
+    request.tree.reset(request.history.back());
+    request.step_max_path = 0;
+    const int room = request.max_len - static_cast<int>(request.history.size());
+    DraftLimits limits;
+    limits.max_depth = room - 1;  // the token after the last draft takes the last place
+    limits.max_drafts = std::min(row_budget, step_rows_bound(request.params) - 1);
+    limits.adaptive = request.params.adaptive.value_or(config_.adaptive) && step_cost_.known();
+    int used = 0;
+    if (request.has_proposal) {
+      used = place_proposal(request, limits);
+    } else if (request.drafter) {
+      request.step_max_path = request.drafter->max_path();
+      if (limits.max_depth > 0 && limits.max_drafts > 0) {
+        const BudgetContext context{step_cost_, rows - 1};
+        const int offered = request.drafter->offer(request.history, limits, context);
+        const double* survival = request.drafter->survival();
+        if (survival != nullptr && limits.adaptive && offered > 0) {
+          offers.push_back({survival, offered, 0});
+          chains.push_back(&request);
+        } else if (offered > 0) {
+          request.drafter->build(request.history, offered, &request.tree);
+          used = request.tree.num_drafts();
+        }
+      }
+    }
+    row_budget -= used;
+    rows += used;
+  }
+  if (offers.empty()) return;
+  choose_chain_lengths(offers, rows, decode_requests, row_budget, step_cost_);
+  for (std::size_t i = 0; i < offers.size(); ++i) {
+    if (offers[i].chosen == 0) continue;
+    chains[i]->drafter->build(chains[i]->history, offers[i].chosen, &chains[i]->tree);
+  }
+}
+
+// Uses the drafts handed in by propose(), less what the limits cut off.
+int Executor::place_proposal(Request& request, const DraftLimits& limits) {
+  request.has_proposal = false;
+  const DraftTree& proposal = request.proposal;
+  std::int32_t depth[kMaxStepTokens];
+  std::int32_t placed[kMaxStepTokens];  // index in request.tree, -1: cut off
+  derive_depths(proposal.parents, proposal.size, depth);
+  placed[0] = 0;
+  for (int i = 1; i < proposal.size; ++i) {
+    const std::int32_t parent = placed[proposal.parents[i]];
+    const bool fits = parent >= 0 && depth[i] <= limits.max_depth &&
+                      request.tree.num_drafts() < limits.max_drafts;
+    placed[i] = fits ? request.tree.add(proposal.tokens[i], parent) : -1;
+    if (fits) request.step_max_path = std::max(request.step_max_path, depth[i]);
+  }
+  return request.tree.num_drafts();
+}
+
+// Reserves pages, opens the request's entry in the plan; returns its first row.
+int Executor::open_rows(Request& request, int rows, std::int64_t kv_len) {
+  const bool reserved = pages_.reserve(request.slot, kv_len + rows);
+  SPECDEC_ENSURE(reserved, "request ", request.id, " was promised pages for ", kv_len + rows,
+                 " tokens and did not get them");
+  const int b = plan_.num_requests++;
+  const int first = plan_.num_rows;
+  plan_.num_rows += rows;
+  plan_.cu_rows[b + 1] = plan_.num_rows;
+  plan_.kv_len[b] = static_cast<std::int32_t>(kv_len);
+  plan_.slot[b] = request.slot;
+  plan_.is_tree[b] = 0;
+  const auto& pages = pages_.pages(request.slot);
+  std::copy(pages.begin(), pages.end(),
+            plan_.page_table.begin() + static_cast<std::ptrdiff_t>(b) * plan_.page_table_stride);
+  planned_.push_back(&request);
+  request.step_rows = rows;
+  return first;
+}
+
+void Executor::place_prefill(Request& request, int rows) {
+  const int start = request.prefilled;
+  const int first = open_rows(request, rows, start);
+  const int b = plan_.num_requests - 1;
+  for (int i = 0; i < rows; ++i) {
+    plan_.tokens[first + i] = request.history[start + i];
+    plan_.positions[first + i] = start + i;
+    plan_.parents[first + i] = i - 1;
+  }
+  if (start + rows == request.prompt_len()) {
+    plan_.logit_rows[plan_.num_logit_rows++] = first + rows - 1;
+    plan_.needs_logits |= request.wants_scores();
+  }
+  plan_.cu_logits[b + 1] = plan_.num_logit_rows;
+}
+
+void Executor::place_decode(Request& request) {
+  const DraftTree& tree = request.tree;
+  const std::int64_t kv_len = static_cast<std::int64_t>(request.history.size()) - 1;
+  const int first = open_rows(request, tree.size, kv_len);
+  const int b = plan_.num_requests - 1;
+  std::int32_t depth[kMaxStepTokens];
+  derive_depths(tree.parents, tree.size, depth);
+  for (int i = 0; i < tree.size; ++i) {
+    plan_.tokens[first + i] = tree.tokens[i];
+    plan_.positions[first + i] = static_cast<std::int32_t>(kv_len) + depth[i];
+    plan_.parents[first + i] = tree.parents[i];
+    plan_.logit_rows[plan_.num_logit_rows++] = first + i;
+  }
+  if (!is_chain(tree.parents, tree.size)) {
+    plan_.is_tree[b] = 1;
+    derive_mask(tree.parents, tree.size,
+                plan_.mask.data() + static_cast<std::ptrdiff_t>(first) * kMaskWords);
+  }
+  plan_.needs_logits |= request.wants_scores();
+  plan_.cu_logits[b + 1] = plan_.num_logit_rows;
+}
+
+}  // namespace specdec

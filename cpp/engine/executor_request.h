@@ -1,0 +1,47 @@
+// The executor's private record of one request.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "engine/executor.h"
+
+namespace specdec {
+
+struct Executor::Request {
+  Request(RequestId request_id, RequestParams request_params, int vocab_size)
+      : id(request_id),
+        params(std::move(request_params)),
+        processor(params, vocab_size),
+        history(params.prompt) {
+    history.reserve(params.prompt.size() + static_cast<std::size_t>(params.max_tokens));
+  }
+
+  int prompt_len() const { return static_cast<int>(params.prompt.size()); }
+  int num_output() const { return static_cast<int>(history.size()) - prompt_len(); }
+  bool in_prefill() const { return prefilled < prompt_len(); }
+  bool wants_scores() const {
+    return params.logprobs.has_value() || processor.active(num_output());
+  }
+
+  RequestId id;
+  RequestParams params;
+  ScoreProcessor processor;
+  std::vector<TokenId> history;  // prompt + output; the last token is the golden one
+  int max_len = 0;               // history never grows beyond this
+  int slot = -1;
+  int prefilled = 0;  // prompt tokens whose K/V is in the cache
+  std::int64_t promised_pages = 0;
+  bool cancelled = false;
+  FinishReason finished = FinishReason::kNone;
+
+  std::unique_ptr<Drafter> drafter;  // null: plain decoding
+  DraftTree tree;                    // of the step in flight
+  int step_rows = 0;                 // rows in the step in flight
+  int step_max_path = 0;
+
+  bool has_proposal = false;
+  DraftTree proposal;  // node 0 unused
+};
+
+}  // namespace specdec

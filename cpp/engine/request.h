@@ -1,0 +1,84 @@
+// One request: what the caller asked for, and where it stands.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "algo/lookahead_state.h"
+#include "base/types.h"
+
+namespace specdec {
+
+// Score processors of one request; all of them see the history along a node's own path.
+struct ProcessorParams {
+  float repetition_penalty = 1.0f;  // on every token of prompt and output
+  float presence_penalty = 0.0f;    // on every token of the output, once
+  float frequency_penalty = 0.0f;   // on every token of the output, per occurrence
+  std::vector<std::pair<TokenId, float>> logit_bias;
+  std::vector<std::vector<TokenId>> bad_words;  // token sequences that must not appear
+  std::vector<TokenId> allowed_token_ids;       // empty: all
+
+  bool any() const {
+    return repetition_penalty != 1.0f || presence_penalty != 0.0f || frequency_penalty != 0.0f ||
+           !logit_bias.empty() || !bad_words.empty() || !allowed_token_ids.empty();
+  }
+};
+
+struct RequestParams {
+  std::vector<TokenId> prompt;
+  int max_tokens = 16;
+  int min_tokens = 0;
+  std::vector<TokenId> eos_token_ids;
+  std::vector<TokenId> stop_token_ids;
+  bool ignore_eos = false;
+  bool speculative = true;
+  std::optional<LookaheadConfig> lookahead;      // absent: the executor's triple
+  std::optional<int> max_draft_len;  // prompt lookup: upper bound; absent: the executor's
+  std::optional<bool> adaptive;      // absent: the executor's
+  std::uint64_t seed = 0;
+  ProcessorParams processors;
+  std::optional<int> logprobs;  // number of alternatives beside each delivered token
+  std::string cache_salt;       // requests share a public n-gram pool only if salts are equal
+};
+
+enum class FinishReason : std::uint8_t { kNone, kStop, kLength, kError };
+
+constexpr const char* finish_reason_name(FinishReason reason) {
+  switch (reason) {
+    case FinishReason::kNone:
+      return "";
+    case FinishReason::kStop:
+      return "stop";
+    case FinishReason::kLength:
+      return "length";
+    case FinishReason::kError:
+      return "error";
+  }
+  return "";
+}
+
+struct TokenLogprobs {
+  float logprob = 0.0f;
+  int rank = 0;                                  // 1 = the most likely token
+  std::vector<std::pair<TokenId, float>> top;    // best first, ties by smaller id
+};
+
+// What one step delivered to one request.
+struct StepOutput {
+  RequestId request_id = 0;
+  bool is_prefill = false;
+  std::vector<TokenId> tokens;  // delivered this step; the final token may be a stop token
+  int num_rows = 0;             // rows of this request in the forward pass
+  int num_drafts = 0;           // draft nodes verified
+  int num_accepted = 0;         // of `tokens`, how many were accepted drafts
+  int max_path = 0;             // longest draft path this step could have accepted
+  FinishReason finish_reason = FinishReason::kNone;
+  std::optional<TokenId> stop_token;  // the stop id (not the model's end token) that ended it
+  std::string error;
+  std::vector<TokenLogprobs> logprobs;  // one per token, if asked for
+};
+
+}  // namespace specdec

@@ -1,0 +1,437 @@
+"""Read configurations in the forms that users of vLLM, SGLang and TensorRT-LLM already have.
+
+A configuration is an object, a dict, a JSON or YAML string, the path of a .yaml/.yml/.json file,
+or a list such as "[7,7,7]" (lookahead W,N,G) and "[10,2]" / "[10,2,[0]]" (prompt lookup
+K,M,[devices]). The method comes from a discriminator key (`method`, `decoding_type`,
+`speculative_algorithm`, ...) in any of those projects' spellings, or from the caller. Whatever the
+form, an unknown key is refused with the nearest key that exists, and what this version does not do
+is refused by name.
+
+Source of the spellings: vllm/config/speculative.py, sglang server arguments, tensorrt_llm llm_args.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any, Literal, NoReturn, TypeVar, overload
+
+from .config import (
+    KvCacheConfig,
+    LookaheadDecodingConfig,
+    NGramDecodingConfig,
+    SchedulerConfig,
+    SpeculativeConfig,
+)
+from .errors import ConfigError, UnsupportedConfigError
+from .validate import check_int, show, unknown_key
+
+__all__ = [
+    "canonical_method",
+    "parse_kv_cache_config",
+    "parse_scheduler_config",
+    "parse_speculative_config",
+]
+
+MAX_TEXT_CHARS = 64 * 1024
+
+_DISCRIMINATORS = (
+    "method", "decoding_type", "speculative_algorithm", "spec_method",
+    "speculative_decoding_mode", "spec_type",
+)  # fmt: skip
+
+_METHODS = {
+    "lookahead": "lookahead",
+    "lookahead_decoding": "lookahead",
+    "ngram": "ngram",
+    "[ngram]": "ngram",  # old vLLM: speculative_model="[ngram]"
+    "ngram_simple": "ngram",
+    "prompt_lookup": "ngram",
+    "prompt_lookup_decoding": "ngram",
+    "none": "none",
+    "": "none",
+}
+_OTHER_METHODS = {
+    "draft_target", "draft_tokens_external", "draft_model", "standalone", "medusa", "redrafter",
+    "explicit_draft_tokens", "eagle", "eagle3", "mtp", "suffix", "sa", "pard", "dflash", "dspark",
+    "ngram_gpu", "user_provided", "auto", "nextn",
+}  # fmt: skip
+
+_LOOKAHEAD_ALIASES = {
+    "w": "max_window_size",
+    "window": "max_window_size",
+    "window_size": "max_window_size",
+    "lookahead_window_size": "max_window_size",
+    "n": "max_ngram_size",
+    "level": "max_ngram_size",
+    "ngram_size": "max_ngram_size",
+    "lookahead_ngram_size": "max_ngram_size",
+    "g": "max_verification_set_size",
+    "guess_set_size": "max_verification_set_size",
+    "verification_set_size": "max_verification_set_size",
+    "lookahead_verification_set_size": "max_verification_set_size",
+}
+_NGRAM_ALIASES = {
+    "k": "max_draft_len",
+    "prompt_lookup_num_tokens": "max_draft_len",
+    "num_speculative_tokens": "max_draft_len",
+    "spec_tokens": "max_draft_len",
+    "num_draft_tokens": "max_draft_len",
+    "spec_decode_nextn": "max_draft_len",
+    "max_total_draft_tokens": "max_draft_len",
+    "m": "max_matching_ngram_size",
+    "prompt_lookup_max": "max_matching_ngram_size",
+    "speculative_ngram_max_match_window_size": "max_matching_ngram_size",
+}
+_KV_ALIASES = {
+    "block_size": "tokens_per_block",
+    "page_size": "tokens_per_block",
+    "max_tokens_in_paged_kv_cache": "max_tokens",
+    "kv_cache_free_gpu_memory_fraction": "free_gpu_memory_fraction",
+    "enable_prefix_caching": "enable_block_reuse",
+    "kv_cache_enable_block_reuse": "enable_block_reuse",
+    "kv_cache_dtype": "dtype",
+}
+_SCHEDULER_ALIASES = {
+    "max_num_seqs": "max_batch_size",
+    "max_running_requests": "max_batch_size",
+    "max_model_len": "max_seq_len",
+    "context_length": "max_seq_len",
+    "max_num_batched_tokens": "max_num_tokens",
+    "capacity_scheduler_policy": "policy",
+    "enable_chunked_context": "enable_chunked_prefill",
+}
+# Draft lengths by batch size, acceptance gates and drafter placement: real features elsewhere,
+# absent here. None means "off" for all of them and is accepted.
+_UNSUPPORTED_KEYS = {
+    "max_concurrency", "draft_len_schedule", "num_speculative_tokens_per_batch_size",
+    "acceptance_rate_window_size", "acceptance_rate_threshold", "acceptance_window",
+    "acceptance_length_threshold", "draft_tensor_parallel_size", "speculative_model",
+    "speculative_model_dir", "speculative_draft_model_path", "speculative_draft_model", "model",
+    "quantization", "use_rejection_sampling",
+}  # fmt: skip
+_OFF_VALUES: tuple[object, ...] = (None, False, 0, 0.0)
+
+ConfigT = TypeVar(
+    "ConfigT", LookaheadDecodingConfig, NGramDecodingConfig, KvCacheConfig, SchedulerConfig
+)
+
+
+def canonical_method(value: object, field: str = "method") -> str:
+    """ "lookahead", "ngram" or "none" for any project's spelling, without case.
+
+    Raises UnsupportedConfigError for a known method that this version does not have, ConfigError
+    for anything else.
+    """
+    if value is None:
+        return "none"
+    if not isinstance(value, str):
+        raise ConfigError(
+            f"{field} = {show(value)}: expected the name of a method, got {type(value).__name__}; "
+            "use 'lookahead', 'ngram' or 'none'"
+        )
+    name = value.strip().lower().replace("-", "_")
+    if name in _METHODS:
+        return _METHODS[name]
+    if name in _OTHER_METHODS:
+        raise UnsupportedConfigError(
+            f"{field} = {value!r}: this method is not supported in this version; "
+            "use 'lookahead' or 'ngram'"
+        )
+    raise unknown_key(field, value, _METHODS.keys() - {"", "[ngram]"}, ConfigError)
+
+
+def _no_duplicates(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
+    result: dict[Any, Any] = {}
+    for key, value in pairs:
+        if key in result:
+            raise ConfigError(f"configuration: key {show(key)} is given twice; keep one")
+        result[key] = value
+    return result
+
+
+def _load_yaml(text: str, source: str) -> object:
+    import yaml  # type: ignore[import-untyped]
+
+    class Loader(yaml.SafeLoader):  # type: ignore[misc]
+        """SafeLoader that refuses a key given twice; YAML itself would keep the last."""
+
+    def mapping(loader: yaml.SafeLoader, node: yaml.MappingNode) -> dict[Any, Any]:
+        return _no_duplicates(
+            [
+                (loader.construct_object(k, deep=True), loader.construct_object(v, deep=True))
+                for k, v in node.value
+            ]
+        )
+
+    Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, mapping)
+    try:
+        return yaml.load(text, Loader)
+    except (yaml.YAMLError, RecursionError, TypeError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ConfigError(
+            f"{source}: neither JSON nor YAML ({reason}); write for example "
+            '{"method": "ngram", "max_draft_len": 10}'
+        ) from None
+
+
+def _read_text(text: str) -> object:
+    """The object that a JSON or YAML string, or a file that it names, holds."""
+    source = f"configuration {show(text)}"
+    stripped = text.strip()
+    if len(stripped) < 4096 and "\n" not in stripped and stripped[:1] not in ("{", "["):
+        path = Path(stripped).expanduser()
+        if path.suffix.lower() in (".yaml", ".yml", ".json"):
+            source = f"configuration file {str(path)!r}"
+            try:
+                if path.stat().st_size > MAX_TEXT_CHARS:
+                    raise ConfigError(
+                        f"{source} has {path.stat().st_size} bytes, limit {MAX_TEXT_CHARS}; "
+                        "is it a configuration?"
+                    )
+                stripped = path.read_text(encoding="utf-8").strip()
+            except (OSError, UnicodeDecodeError) as error:
+                raise ConfigError(
+                    f"{source} cannot be read ({error}); give the path of a UTF-8 YAML or JSON file"
+                ) from None
+    if len(stripped) > MAX_TEXT_CHARS:
+        raise ConfigError(
+            f"configuration text has {len(stripped)} characters, limit {MAX_TEXT_CHARS}; "
+            "is it a configuration?"
+        )
+    try:
+        loaded: object = json.loads(stripped, object_pairs_hook=_no_duplicates)
+        return loaded
+    except (json.JSONDecodeError, RecursionError):
+        return _load_yaml(stripped, source)
+
+
+def _plain(value: object, owner: str) -> object:
+    if isinstance(value, str):
+        return _read_text(value)
+    if isinstance(value, Path):
+        return _read_text(str(value))
+    if is_dataclass(value) and not isinstance(value, type):
+        raise ConfigError(f"{owner}: got a {type(value).__name__}; pass a matching configuration")
+    return value
+
+
+def _build(cls: type[ConfigT], values: Mapping[Any, Any], aliases: Mapping[str, str]) -> ConfigT:
+    """Construct `cls` from keys in any accepted spelling."""
+    owner = cls.__name__
+    names = {f.name for f in fields(cls)}
+    given: dict[str, Any] = {}
+    for raw, value in values.items():
+        key = raw.lower().replace("-", "_") if isinstance(raw, str) else raw
+        if key in _UNSUPPORTED_KEYS and key not in names:
+            if any(value is off or (value == off and type(value) is type(off))
+                   for off in _OFF_VALUES):  # fmt: skip
+                continue
+            raise UnsupportedConfigError(
+                f"{owner}: {raw} = {show(value)} is not supported in this version; remove it"
+            )
+        name = aliases.get(key, key) if isinstance(key, str) else key
+        if name not in names:
+            raise unknown_key(owner, str(raw), names | set(aliases), ConfigError)
+        if name in given and given[name] != value:
+            raise ConfigError(
+                f"{owner}.{name} is given twice, as {show(given[name])} and as {show(value)} "
+                f"({raw}); keep one"
+            )
+        given[name] = value
+    return cls(**given)
+
+
+def _split_method(values: Mapping[Any, Any], method: str | None) -> tuple[str, dict[Any, Any]]:
+    """The canonical method and the keys that remain."""
+    rest = dict(values)
+    found: dict[str, str] = {}
+    if method is not None:
+        found["the context"] = canonical_method(method)
+    for raw in list(rest):
+        key = raw.lower().replace("-", "_") if isinstance(raw, str) else raw
+        # Old vLLM names the method in the place of a draft model.
+        as_model = key in ("model", "speculative_model") and rest[raw] in ("ngram", "[ngram]")
+        if key in _DISCRIMINATORS or as_model:
+            found[str(raw)] = canonical_method(rest.pop(raw), str(raw))
+    if len(set(found.values())) > 1:
+        listed = ", ".join(f"{k} says {v!r}" for k, v in found.items())
+        raise ConfigError(f"speculative_config: the method is given twice ({listed}); keep one")
+    if found:
+        return next(iter(found.values())), rest
+    return _guess_method(rest), rest
+
+
+def _guess_method(values: Mapping[Any, Any]) -> str:
+    """The method that a dict without discriminator means, if its keys leave no doubt."""
+    keys = {k.lower().replace("-", "_") for k in values if isinstance(k, str)}
+    lookahead = {f.name for f in fields(LookaheadDecodingConfig)} | set(_LOOKAHEAD_ALIASES)
+    ngram = {f.name for f in fields(NGramDecodingConfig)} | set(_NGRAM_ALIASES)
+    is_lookahead = bool(keys & (lookahead - ngram - {"num_speculative_tokens"}))
+    is_ngram = bool(keys & (ngram - lookahead - {"max_draft_len", "num_speculative_tokens"}))
+    if is_lookahead != is_ngram:
+        return "lookahead" if is_lookahead else "ngram"
+    raise ConfigError(
+        f"speculative_config: no method given (keys: {', '.join(sorted(keys)) or 'none'}); "
+        'add "method": "lookahead" or "method": "ngram"'
+    )
+
+
+def _from_lookahead_dict(values: dict[Any, Any]) -> LookaheadDecodingConfig:
+    """As _build; a draft length beside the triple (TensorRT-LLM, vLLM) must be the triple's own."""
+    stated: dict[str, object] = {}
+    for raw in list(values):
+        key = raw.lower().replace("-", "_") if isinstance(raw, str) else raw
+        if key in ("max_draft_len", "num_speculative_tokens", "max_total_draft_tokens"):
+            stated[str(raw)] = values.pop(raw)
+    config = _build(LookaheadDecodingConfig, values, _LOOKAHEAD_ALIASES)
+    for key, value in stated.items():
+        if value is not None and check_int(key, value, ConfigError) != config.max_draft_len:
+            raise ConfigError(
+                f"LookaheadDecodingConfig: {key} = {value}, but (W,N,G) = {config.wng} needs "
+                f"{config.max_draft_len}; remove {key} or change the triple"
+            )
+    return config
+
+
+def _from_ngram_dict(values: dict[Any, Any]) -> NGramDecodingConfig:
+    for raw in list(values):
+        key = raw.lower().replace("-", "_") if isinstance(raw, str) else raw
+        if key in ("prompt_lookup_min", "speculative_ngram_min_match_window_size"):
+            value = values.pop(raw)
+            if value is not None and check_int(str(raw), value, ConfigError, low=1) != 1:
+                raise UnsupportedConfigError(
+                    f"NGramDecodingConfig: {raw} = {value}: patterns are always tried from "
+                    "max_matching_ngram_size down to 1; use 1 or remove it"
+                )
+        elif key == "speculative_num_draft_tokens":
+            # SGLang counts the last decided token too: its 12 verifies 11 drafts.
+            value = check_int(str(raw), values.pop(raw), ConfigError, low=2)
+            if values.get("max_draft_len", value - 1) != value - 1:
+                raise ConfigError(
+                    f"NGramDecodingConfig: {raw} = {value} means max_draft_len = {value - 1}, but "
+                    f"max_draft_len = {show(values['max_draft_len'])}; keep one"
+                )
+            values["max_draft_len"] = value - 1
+    return _build(NGramDecodingConfig, values, _NGRAM_ALIASES)
+
+
+def _from_list(
+    items: Sequence[Any], method: str | None, tensor_parallel_size: int
+) -> SpeculativeConfig:
+    """[W,N,G], or [K,M] / [K,M,[devices]]."""
+    has_devices = len(items) == 3 and isinstance(items[2], (list, tuple))
+    if method is None:
+        method = "ngram" if len(items) == 2 or has_devices else "lookahead"
+    if method == "lookahead":
+        if len(items) != 3 or has_devices:
+            raise ConfigError(
+                f"lookahead_config = {show(list(items))}: expected three integers [W,N,G], "
+                f"got {len(items)} entries; for example [7,7,7]"
+            )
+        return LookaheadDecodingConfig(*items)
+    if len(items) not in (2, 3) or (len(items) == 3 and not has_devices):
+        raise ConfigError(
+            f"prompt_lookup_config = {show(list(items))}: expected [K,M] or [K,M,[devices]]; "
+            "for example [10,2] or [10,2,[0]]"
+        )
+    if has_devices:
+        devices = list(items[2])
+        if len(devices) != tensor_parallel_size:
+            raise ConfigError(
+                f"prompt_lookup_config devices = {show(devices)}: {len(devices)} devices for "
+                f"tensor_parallel_size = {tensor_parallel_size}; the two must be equal, "
+                "or leave the devices out"
+            )
+        for i, device in enumerate(devices):
+            check_int(f"prompt_lookup_config devices[{i}]", device, ConfigError, low=0,
+                      high=tensor_parallel_size - 1,
+                      remedy="this version has one device: write [0] or leave it out")  # fmt: skip
+    return NGramDecodingConfig(max_draft_len=items[0], max_matching_ngram_size=items[1])
+
+
+@overload
+def parse_speculative_config(
+    value: object, method: Literal["lookahead"], tensor_parallel_size: int = 1
+) -> LookaheadDecodingConfig | None: ...
+@overload
+def parse_speculative_config(
+    value: object, method: str | None = None, tensor_parallel_size: int = 1
+) -> SpeculativeConfig | None: ...
+def parse_speculative_config(
+    value: object, method: str | None = None, tensor_parallel_size: int = 1
+) -> SpeculativeConfig | None:
+    """The speculative configuration in `value`, or None for plain decoding.
+
+    `method` ("lookahead" or "ngram", any spelling) is what the context already says, for example a
+    flag's name; a discriminator in `value` must agree. `tensor_parallel_size` is what a device list
+    is held against.
+
+    Raises ConfigError (UnsupportedConfigError for what this version does not do).
+    """
+    if value is None:
+        return None
+    wanted = None if method is None else canonical_method(method)
+    if isinstance(value, (LookaheadDecodingConfig, NGramDecodingConfig)):
+        if wanted not in (None, value.method):
+            raise ConfigError(
+                f"speculative_config is a {type(value).__name__}, expected method {wanted!r}; "
+                "pass a matching configuration"
+            )
+        return value
+    value = _plain(value, "speculative_config")
+    if value is None:
+        return None
+    if isinstance(value, str):  # a bare name: that method's defaults
+        named = canonical_method(value)
+        if wanted not in (None, named):
+            _refuse_form(value, wanted)
+        return {"lookahead": LookaheadDecodingConfig, "ngram": NGramDecodingConfig,
+                "none": lambda: None}[named]()  # fmt: skip
+    if isinstance(value, (list, tuple)):
+        return _from_list(value, wanted, tensor_parallel_size)
+    if isinstance(value, Mapping):
+        named, rest = _split_method(value, wanted)
+        if named == "none":
+            if rest:
+                raise ConfigError(
+                    f"speculative_config: method 'none' with {', '.join(map(str, rest))}; "
+                    "remove the keys or name a method"
+                )
+            return None
+        return _from_lookahead_dict(rest) if named == "lookahead" else _from_ngram_dict(rest)
+    _refuse_form(value, wanted)
+
+
+def _refuse_form(value: object, wanted: str | None) -> NoReturn:
+    example = "[7,7,7]" if wanted == "lookahead" else '{"method": "ngram", "max_draft_len": 10}'
+    raise ConfigError(
+        f"speculative_config = {show(value)}: expected a configuration object, dict, JSON, YAML or "
+        f"list, got {type(value).__name__}; for example {example}"
+    )
+
+
+def _parse_plain(cls: type[ConfigT], value: object, aliases: Mapping[str, str]) -> ConfigT:
+    if value is None:
+        return cls()
+    if isinstance(value, cls):
+        return value
+    loaded = _plain(value, cls.__name__)
+    if not isinstance(loaded, Mapping):
+        raise ConfigError(
+            f"{cls.__name__} = {show(loaded)}: expected an object with keys, got "
+            f'{type(loaded).__name__}; for example {{"{fields(cls)[0].name}": 32}}'
+        )
+    return _build(cls, loaded, aliases)
+
+
+def parse_kv_cache_config(value: object) -> KvCacheConfig:
+    """KvCacheConfig from an object, dict, JSON, YAML or file; None gives the defaults."""
+    return _parse_plain(KvCacheConfig, value, _KV_ALIASES)
+
+
+def parse_scheduler_config(value: object) -> SchedulerConfig:
+    """SchedulerConfig from an object, dict, JSON, YAML or file; None gives the defaults."""
+    return _parse_plain(SchedulerConfig, value, _SCHEDULER_ALIASES)

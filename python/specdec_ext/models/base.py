@@ -1,0 +1,105 @@
+"""What the engine asks of a model: the StepModel protocol, and what a loaded model says of itself.
+
+A model owns its weights and its forward pass; the executor owns the K/V pages, the plan and every
+decision about tokens. One step: `plan = ex.plan()`, `result = model.forward(plan)`,
+`ex.commit(plan, result)`.
+
+Axis letters (cpp/base/types.h): L rows whose scores are needed, V vocabulary, G KV heads,
+K head dim, P pages, S tokens per page.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["ModelInfo", "StepModel"]
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    """A loaded model in words and numbers, for `specdec inspect`, reports and the memory plan.
+
+    weight_bytes     bytes that one step reads: packed weights without the embedding rows it skips
+    rope_types       one entry per distinct rotary table, e.g. ("default",) or ("linear", "default")
+    sliding_window   tokens; 0 when no layer has a window
+    attention        the attention instance that serves it, in words
+    impl_reason      why this implementation was chosen
+    numerics_reason  why `numerics` is what it is
+    warnings         findings of the loader that do not stop it (NaN weights, ignored tensors)
+    """
+
+    path: Path
+    architecture: str
+    model_type: str
+    impl: str
+    impl_reason: str
+    numerics: str
+    numerics_reason: str
+    dtype: str
+    num_layers: int
+    hidden_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    max_position: int
+    eos_token_ids: tuple[int, ...]
+    bos_token_id: int | None
+    pad_token_id: int | None
+    tie_word_embeddings: bool
+    sliding_window: int
+    rope_types: tuple[str, ...]
+    num_parameters: int
+    weight_bytes: int
+    attention: str
+    warnings: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields as JSON-ready values."""
+        values = asdict(self)
+        values["path"] = str(self.path)
+        return values
+
+
+@runtime_checkable
+class StepModel(Protocol):
+    """A decoder that runs one StepPlan at a time over paged K/V.
+
+    numerics  "exact": the bits of a row depend on its position and its path alone, so speculative
+              output equals plain output by construction. "fast": they may depend on the number of
+              rows of a step; near-ties can then differ.
+    impl      "native" (this package's fused decoder) or "transformers" (the adapter).
+    """
+
+    vocab_size: int
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    kv_dtype: torch.dtype
+    max_position: int
+    numerics: str
+    impl: str
+    info: ModelInfo
+
+    def bind_cache(self, k_pages: torch.Tensor, v_pages: torch.Tensor) -> None:
+        """Use these pages from now on.
+
+        k_pages, v_pages  [num_layers, P, G, S, K] of kv_dtype, contiguous, on the CPU. The model
+        keeps references; the pages of a step are those its plan's page table names.
+        Raises ModelError when a shape or dtype does not fit the model.
+        """
+        ...
+
+    def forward(self, plan: Any) -> torch.Tensor:
+        """Run the rows of `plan` (a _core.StepPlan): K/V of every row is appended to the pages.
+
+        Returns float32 scores [L, V] if plan.needs_logits, else int32 greedy ids [L]: the first
+        largest score of each row, -1 for a row that holds a NaN. The tensor is valid until the
+        next call.
+        """
+        ...

@@ -1,0 +1,78 @@
+"""What a request gives back, shaped as vLLM's RequestOutput and CompletionOutput."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+__all__ = ["CompletionOutput", "Logprob", "RequestOutput"]
+
+
+@dataclass(frozen=True)
+class Logprob:
+    """Natural logarithm of a token's probability, and its rank (1 = most probable)."""
+
+    logprob: float
+    rank: int | None
+    decoded_token: str | None = None
+
+
+@dataclass
+class CompletionOutput:
+    """One completion; of a running request a snapshot so far.
+
+    finish_reason      None while running, "stop" (end or stop token, stop string), "length",
+                       "error" (this request failed; see `error`) or "cancelled"
+    stop_reason        the stop string or stop token id that ended it; None for end-of-text
+    token_from_draft   per token: True if it was a draft that the model confirmed
+    delta_text, delta_token_ids, delta_segments
+                       what is new since the previous snapshot of the same stream; a segment is
+                       (text, from_draft). A complete result repeats the whole output here.
+    """
+
+    index: int
+    text: str
+    token_ids: list[int]
+    cumulative_logprob: float | None = None
+    logprobs: list[dict[int, Logprob]] | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    error: str | None = None
+    spec_decode_metrics: dict[str, Any] | None = None
+    token_from_draft: list[bool] = field(default_factory=list)
+    delta_text: str = ""
+    delta_token_ids: list[int] = field(default_factory=list)
+    delta_segments: list[tuple[str, bool]] = field(default_factory=list)
+
+
+@dataclass
+class RequestOutput:
+    """The result of one prompt. `metrics` is described in docs/metrics.md."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    finished: bool
+    metrics: dict[str, Any] = field(default_factory=dict)
+    num_cached_tokens: int = 0
+
+    def to_json_dict(self) -> dict[str, Any]:
+        """The line that `specdec generate --json` writes."""
+        out = self.outputs[0]
+        line: dict[str, Any] = {
+            "prompt": self.prompt,
+            "token_ids": out.token_ids,
+            "text": out.text,
+            "finish_reason": out.finish_reason,
+            "stop_reason": out.stop_reason,
+            "metrics": self.metrics,
+        }
+        if out.error is not None:
+            line["error"] = out.error
+        if out.logprobs is not None:
+            line["logprobs"] = [
+                {str(t): {"logprob": v.logprob, "rank": v.rank} for t, v in row.items()}
+                for row in out.logprobs
+            ]
+        return line

@@ -1,0 +1,247 @@
+"""Hold one request against the engine: vocabulary, lengths, triples. Before any work is done.
+
+Every check that needs the model or the engine's configuration is here; SamplingParams has made the
+others. The result is the keyword arguments of Executor.submit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .config import LookaheadDecodingConfig, NGramDecodingConfig, SpeculativeConfig, max_draft_len
+from .errors import CapacityError, RequestError
+from .sampling_params import SamplingParams
+from .validate import check_int, show
+
+__all__ = ["EngineLimits", "ResolvedRequest", "resolve_request"]
+
+
+@dataclass(frozen=True)
+class EngineLimits:
+    """What a request is held against."""
+
+    vocab_size: int
+    max_seq_len: int
+    eos_token_ids: tuple[int, ...]
+    speculative_config: SpeculativeConfig | None
+    num_pages: int
+    tokens_per_block: int
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class ResolvedRequest:
+    """A valid request: its tokens, Executor.submit's keywords, and the deepest path of a step."""
+
+    prompt_token_ids: list[int]
+    submit_kwargs: dict[str, Any]
+    num_spec_tokens: int
+    max_tokens: int
+
+
+def _check_ids(name: str, ids: Iterable[object], vocab_size: int) -> list[int]:
+    return [
+        check_int(f"{name}[{i}]", token, RequestError, low=0, high=vocab_size - 1,
+                  remedy=f"the model's vocabulary has {vocab_size} tokens")
+        for i, token in enumerate(ids)
+    ]  # fmt: skip
+
+
+def _prompt_ids(prompt_token_ids: Sequence[int], vocab_size: int) -> list[int]:
+    ids = list(prompt_token_ids)
+    # One pass in C for the usual list of plain ints; the slow path words the refusal.
+    if not all(type(t) is int for t in ids) or (ids and not 0 <= min(ids) <= max(ids) < vocab_size):
+        ids = _check_ids("prompt_token_ids", ids, vocab_size)
+    return ids
+
+
+def _bad_words(params: SamplingParams, tokenizer: Any, vocab_size: int) -> list[list[int]]:
+    """Id sequences of the forbidden words; a string is forbidden with and without leading space."""
+    sequences: list[list[int]] = []
+    for i, word in enumerate(params.bad_words or ()):
+        name = f"SamplingParams.bad_words[{i}]"
+        if not isinstance(word, str):
+            sequences.append(_check_ids(name, word, vocab_size))
+            continue
+        if tokenizer is None:
+            raise RequestError(
+                f"{name} = {show(word)}: a string needs a tokenizer; pass token ids or load the "
+                "model with its tokenizer"
+            )
+        for text in dict.fromkeys((word, word.lstrip(), " " + word.lstrip())):
+            ids = tokenizer.encode(text, add_special_tokens=False)
+            if ids and ids not in sequences:
+                sequences.append(_check_ids(name, ids, vocab_size))
+    return sequences
+
+
+def _lookahead(
+    params: SamplingParams, engine: LookaheadDecodingConfig
+) -> tuple[dict[str, Any], int]:
+    if params.max_draft_len is not None:
+        raise RequestError(
+            f"SamplingParams.max_draft_len = {params.max_draft_len}: this engine decodes with "
+            "lookahead, whose draft length follows from the triple; set lookahead_config instead"
+        )
+    triple = engine.wng
+    if params.lookahead_config is not None:
+        triple = params.lookahead_config.wng
+        names = ("max_window_size", "max_ngram_size", "max_verification_set_size")
+        for name, asked, limit in zip(names, triple, engine.wng, strict=True):
+            if asked > limit:
+                raise RequestError(
+                    f"SamplingParams.lookahead_config.{name} = {asked} is greater than the "
+                    f"engine's {limit} (request {triple}, engine {engine.wng}); lower it, or build "
+                    "the LLM with a larger triple"
+                )
+        need, have = max_draft_len(*triple) + 1, engine.max_draft_len + 1
+        if need > have:
+            raise RequestError(
+                f"SamplingParams.lookahead_config = {triple} needs {need} step tokens, the "
+                f"engine's {engine.wng} has {have}; lower the triple"
+            )
+    if triple == (1, 1, 0):
+        return {"speculative": False}, 0
+    return {"speculative": True, "lookahead": triple}, triple[1] - 1
+
+
+def _ngram(params: SamplingParams, engine: NGramDecodingConfig) -> tuple[dict[str, Any], int]:
+    if params.lookahead_config is not None:
+        raise RequestError(
+            f"SamplingParams.lookahead_config = {params.lookahead_config.wng}: this engine decodes "
+            "with prompt lookup; set max_draft_len instead"
+        )
+    length = engine.max_draft_len if params.max_draft_len is None else params.max_draft_len
+    if length > engine.max_draft_len:
+        raise RequestError(
+            f"SamplingParams.max_draft_len = {length} is greater than the engine's "
+            f"{engine.max_draft_len}; lower it, or build the LLM with a larger max_draft_len"
+        )
+    if length == 0:
+        return {"speculative": False}, 0
+    return {"speculative": True, "max_draft_len": length}, length
+
+
+def _speculation(
+    params: SamplingParams, engine: SpeculativeConfig | None
+) -> tuple[dict[str, Any], int]:
+    """submit's keywords about speculation, and the drafts on the deepest path."""
+    if engine is None:
+        asked = [
+            f"{name} = {show(value)}"
+            for name, value in (
+                ("speculative", params.speculative or None),
+                ("lookahead_config", params.lookahead_config),
+                ("max_draft_len", params.max_draft_len or None),
+                ("adaptive", params.adaptive or None),
+            )
+            if value is not None
+        ]
+        if asked:
+            raise RequestError(
+                f"SamplingParams.{asked[0]}: this engine has no speculative_config; pass one to "
+                "LLM(speculative_config=...) or remove the parameter"
+            )
+        return {"speculative": False}, 0
+    if params.speculative is False:
+        return {"speculative": False}, 0
+    if isinstance(engine, LookaheadDecodingConfig):
+        kwargs, depth = _lookahead(params, engine)
+    else:
+        kwargs, depth = _ngram(params, engine)
+    if kwargs["speculative"] and params.adaptive is not None:
+        kwargs["adaptive"] = params.adaptive
+    return kwargs, depth
+
+
+def _check_capacity(
+    prompt_len: int, max_tokens: int, spec: dict[str, Any], limits: EngineLimits
+) -> None:
+    """Refuse a request whose worst case is larger than the whole page pool.
+
+    The last step starts with all but one token in the cache and adds that token and its drafts.
+    """
+    drafts = 0
+    if spec["speculative"]:
+        drafts = max_draft_len(*spec["lookahead"]) if "lookahead" in spec else spec["max_draft_len"]
+    pages = -(-(prompt_len + max_tokens + drafts) // limits.tokens_per_block)
+    if pages > limits.num_pages:
+        raise CapacityError(
+            f"request of {prompt_len} prompt tokens + max_tokens = {max_tokens} + {drafts} drafts "
+            f"needs {pages} KV pages of {limits.tokens_per_block} tokens, the whole pool has "
+            f"{limits.num_pages}; lower max_tokens or raise KvCacheConfig.max_tokens"
+        )
+
+
+def resolve_request(
+    prompt_token_ids: Sequence[int],
+    params: SamplingParams,
+    limits: EngineLimits,
+    tokenizer: Any = None,
+) -> ResolvedRequest:
+    """The request in the executor's terms.
+
+    Raises RequestError (CapacityError when no engine of this size could run it) naming the field,
+    the value, the limit and the remedy.
+    """
+    vocab = limits.vocab_size
+    prompt = _prompt_ids(prompt_token_ids, vocab)
+    if not prompt:
+        raise RequestError(
+            "prompt is empty: there is no token to continue; give at least one token "
+            "(for example the model's begin-of-text token)"
+        )
+    room = limits.max_seq_len - len(prompt)
+    if room < 1:
+        raise CapacityError(
+            f"prompt has {len(prompt)} tokens, max_seq_len = {limits.max_seq_len} leaves no room "
+            f"for an output token; shorten the prompt to {limits.max_seq_len - 1} tokens or raise "
+            "SchedulerConfig.max_seq_len or KvCacheConfig.max_tokens"
+        )
+    max_tokens = room if params.max_tokens is None else params.max_tokens
+    if max_tokens > room:
+        raise CapacityError(
+            f"SamplingParams.max_tokens = {max_tokens} with a prompt of {len(prompt)} tokens "
+            f"exceeds max_seq_len = {limits.max_seq_len}; use max_tokens <= {room}, or None for as "
+            "many as fit"
+        )
+    if params.min_tokens > max_tokens:
+        raise RequestError(
+            f"SamplingParams.min_tokens = {params.min_tokens} is greater than the {max_tokens} "
+            f"tokens that fit max_seq_len = {limits.max_seq_len}; lower min_tokens"
+        )
+    allowed = params.allowed_token_ids
+    spec_kwargs, depth = _speculation(params, limits.speculative_config)
+    _check_capacity(len(prompt), max_tokens, spec_kwargs, limits)
+    for token in params.logit_bias or ():
+        check_int("SamplingParams.logit_bias key", token, RequestError, low=0, high=vocab - 1,
+                  remedy=f"the model's vocabulary has {vocab} tokens")  # fmt: skip
+    if params.logprobs is not None and params.logprobs > vocab:
+        raise RequestError(
+            f"SamplingParams.logprobs = {params.logprobs} is greater than the vocabulary of "
+            f"{vocab} tokens; lower it"
+        )
+    kwargs: dict[str, Any] = {
+        "max_tokens": max_tokens,
+        "min_tokens": params.min_tokens,
+        "eos_token_ids": list(limits.eos_token_ids),
+        "stop_token_ids": _check_ids(
+            "SamplingParams.stop_token_ids", params.stop_token_ids or (), vocab
+        ),
+        "ignore_eos": params.ignore_eos,
+        "seed": (limits.seed if params.seed is None else params.seed) & (2**64 - 1),
+        "repetition_penalty": params.repetition_penalty,
+        "presence_penalty": params.presence_penalty,
+        "frequency_penalty": params.frequency_penalty,
+        "logit_bias": dict(params.logit_bias or {}),
+        "bad_words": _bad_words(params, tokenizer, vocab),
+        "allowed_token_ids": None
+        if allowed is None
+        else _check_ids("SamplingParams.allowed_token_ids", allowed, vocab),
+        "logprobs": params.logprobs,
+        "cache_salt": params.cache_salt,
+        **spec_kwargs,
+    }
+    return ResolvedRequest(prompt, kwargs, depth, max_tokens)

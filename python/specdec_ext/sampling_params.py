@@ -1,0 +1,386 @@
+"""What one request asks for: lengths, stops, score processors, speculation.
+
+`SamplingParams()` decodes greedily. The object is valid once it exists, as far as that can be said
+without a model; token ids are held against the vocabulary and triples against the engine when the
+request is submitted (request_check.py). Names are vLLM's. Fields that would change what "greedy"
+means (temperature, top_p, ..., n) exist so that a request that sets them is refused by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from .config import MAX_DRAFT_LEN, LookaheadDecodingConfig
+from .config_parse import parse_speculative_config
+from .errors import RequestError, UnsupportedRequestError
+from .validate import check_bool, check_float, check_int, check_str, show, unknown_key
+
+__all__ = ["MAX_LOGPROBS", "SamplingParams"]
+
+MAX_TOKEN_ID = 2**31 - 1
+MAX_LOGPROBS = 20
+MAX_STOP_STRINGS = 64
+MAX_STOP_CHARS = 1024
+MAX_ID_LIST = 2**20  # allowed_token_ids may name a whole vocabulary, no more than that
+MAX_BAD_WORDS = 4096
+MAX_BAD_WORD_TOKENS = 64
+
+# Other projects' spellings, accepted by SamplingParams.from_dict.
+_ALIASES = {
+    "num_draft_tokens": "max_draft_len",
+    "num_speculative_tokens": "max_draft_len",
+    "prompt_lookup_num_tokens": "max_draft_len",
+    "max_new_tokens": "max_tokens",
+    "max_output_len": "max_tokens",
+    "random_seed": "seed",
+    "sampling_seed": "seed",
+    "num_beams": "beam_width",
+    "guided_decoding": "structured_outputs",
+}
+# Spellings of the off switch whose meaning is inverted.
+_OFF_SWITCHES = ("disable_spec_decode", "disable_speculative_decoding")
+
+_SAMPLING = "only greedy decoding is supported in this version"
+
+
+def _ids(name: str, value: object, *, max_count: int) -> list[int]:
+    if isinstance(value, (str, bytes, Mapping)) or not isinstance(value, Iterable):
+        raise RequestError(
+            f"SamplingParams.{name} = {show(value)}: expected a list of token ids, "
+            f"got {type(value).__name__}; pass for example [1, 2]"
+        )
+    items = list(value)
+    if len(items) > max_count:
+        raise RequestError(
+            f"SamplingParams.{name} has {len(items)} entries, limit {max_count}; shorten it"
+        )
+    return [
+        check_int(f"SamplingParams.{name}[{i}]", item, RequestError, low=0, high=MAX_TOKEN_ID,
+                  remedy="token ids are integers >= 0")
+        for i, item in enumerate(items)
+    ]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """Parameters of one request; immutable, so one object may serve many requests.
+
+    Lengths     max_tokens (None: as many as fit), min_tokens (no stop before), ignore_eos
+    Stops       stop (strings), stop_token_ids, include_stop_str_in_output
+    Scores      logit_bias {token id: -100..100}, bad_words (strings or id lists),
+                allowed_token_ids, repetition_penalty > 0, presence_penalty and
+                frequency_penalty -2..2
+    Output      logprobs (None, or 0..20 best tokens beside the chosen), skip_special_tokens,
+                detokenize (False: token ids only; not with `stop`)
+    Speculation speculative (None: as the engine; False: plain decoding; True: needs an engine with
+                a speculative_config), lookahead_config (w,n,g within the engine's triple),
+                max_draft_len (prompt lookup, 0..the engine's), adaptive (None: as the engine)
+    Sharing     cache_salt: requests share pools only with requests of the same salt
+    seed        recorded with the result; greedy decoding draws no random numbers
+
+    Raises RequestError (UnsupportedRequestError for sampling, n > 1, beams, prompt_logprobs,
+    structured outputs) naming field, value, limit and remedy.
+    """
+
+    max_tokens: int | None = 16
+    min_tokens: int = 0
+    stop: Sequence[str] | str | None = None
+    stop_token_ids: Sequence[int] | None = None
+    ignore_eos: bool = False
+    bad_words: Sequence[str | Sequence[int]] | None = None
+    logit_bias: Mapping[int, float] | None = None
+    allowed_token_ids: Sequence[int] | None = None
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logprobs: int | None = None
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+    detokenize: bool = True
+    seed: int | None = None
+    speculative: bool | None = None
+    lookahead_config: LookaheadDecodingConfig | None = None
+    max_draft_len: int | None = None
+    adaptive: bool | None = None
+    cache_salt: str = ""
+    # Refused unless they say "greedy, one output".
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    n: int = 1
+    best_of: int | None = None
+    beam_width: int = 1
+    prompt_logprobs: int | None = None
+    structured_outputs: object | None = field(default=None, repr=False)
+    logits_processors: object | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        self._refuse_unsupported()
+        self._check_lengths()
+        self._check_stops()
+        self._check_scores()
+        self._check_speculation()
+
+    def _set(self, **values: object) -> None:
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+
+    def _refuse_unsupported(self) -> None:
+        def number(name: str) -> float:
+            return check_float(f"SamplingParams.{name}", getattr(self, name), RequestError)
+
+        def refuse(name: str, why: str, remedy: str) -> UnsupportedRequestError:
+            value = show(getattr(self, name))
+            return UnsupportedRequestError(f"SamplingParams.{name} = {value}: {why}; {remedy}")
+
+        for name, inactive in (("temperature", 0.0), ("top_p", 1.0), ("min_p", 0.0)):
+            value = number(name)
+            if value < 0 or (name != "temperature" and value > 1):
+                allowed = ">= 0" if name == "temperature" else "0..1"
+                raise RequestError(
+                    f"SamplingParams.{name} = {value}: out of range, allowed {allowed}; "
+                    f"leave {name} = {inactive}"
+                )
+            if value != inactive:
+                raise refuse(name, _SAMPLING, f"leave {name} = {inactive}")
+        # 0 and -1 switch top-k off in vLLM and transformers; 1 is greedy.
+        if check_int("SamplingParams.top_k", self.top_k, RequestError, low=-1) > 1:
+            raise refuse("top_k", _SAMPLING, "leave top_k = 0, or 1 for greedy")
+        for name in ("n", "best_of", "beam_width"):
+            value = getattr(self, name)
+            if value is not None and check_int(f"SamplingParams.{name}", value, RequestError,
+                                               low=1) != 1:  # fmt: skip
+                why = (
+                    "beam search is never combined with speculation and is not supported"
+                    if name == "beam_width"
+                    else "one output per request is supported in this version"
+                )
+                raise refuse(name, why, f"use {name} = 1")
+        for name in ("prompt_logprobs", "structured_outputs", "logits_processors"):
+            if getattr(self, name) is not None:
+                raise refuse(name, "not supported in this version", f"leave {name} = None")
+
+    def _check_lengths(self) -> None:
+        if self.max_tokens is not None:
+            self._set(
+                max_tokens=check_int(
+                    "SamplingParams.max_tokens", self.max_tokens, RequestError,
+                    low=1, high=MAX_TOKEN_ID, remedy="ask for at least one token",
+                )
+            )  # fmt: skip
+        self._set(
+            min_tokens=check_int(
+                "SamplingParams.min_tokens", self.min_tokens, RequestError, low=0, high=MAX_TOKEN_ID
+            )
+        )
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise RequestError(
+                f"SamplingParams.min_tokens = {self.min_tokens} is greater than max_tokens = "
+                f"{self.max_tokens}; lower min_tokens or raise max_tokens"
+            )
+        if self.logprobs is not None:
+            self._set(
+                logprobs=check_int(
+                    "SamplingParams.logprobs", self.logprobs, RequestError, low=0, high=MAX_LOGPROBS
+                )
+            )
+        if self.seed is not None:
+            self._set(
+                seed=check_int(
+                    "SamplingParams.seed", self.seed, RequestError, low=-(2**63), high=2**64 - 1
+                )
+            )
+
+    def _check_stops(self) -> None:
+        for name in (
+            "ignore_eos", "include_stop_str_in_output", "skip_special_tokens", "detokenize",
+        ):  # fmt: skip
+            check_bool(f"SamplingParams.{name}", getattr(self, name), RequestError)
+        raw = self.stop
+        strings = [] if raw is None else [raw] if isinstance(raw, str) else raw
+        if not isinstance(strings, (list, tuple)):
+            raise RequestError(
+                f"SamplingParams.stop = {show(raw)}: expected a string or a list of strings, "
+                f"got {type(raw).__name__}; pass for example ['\\n\\n']"
+            )
+        if len(strings) > MAX_STOP_STRINGS:
+            raise RequestError(
+                f"SamplingParams.stop has {len(strings)} strings, limit {MAX_STOP_STRINGS}; "
+                "shorten the list"
+            )
+        for i, text in enumerate(strings):
+            if check_str(f"SamplingParams.stop[{i}]", text, RequestError,
+                         max_len=MAX_STOP_CHARS) == "":  # fmt: skip
+                raise RequestError(
+                    f"SamplingParams.stop[{i}] is empty: it would stop every request at once; "
+                    "remove it"
+                )
+        if strings and not self.detokenize:
+            raise RequestError(
+                f"SamplingParams.stop = {show(raw)} with detokenize = False: stop strings are "
+                "searched in the text; set detokenize = True or use stop_token_ids"
+            )
+        self._set(
+            stop=tuple(strings),
+            stop_token_ids=tuple(
+                _ids("stop_token_ids", self.stop_token_ids or (), max_count=MAX_BAD_WORDS)
+            ),
+        )
+
+    def _check_scores(self) -> None:
+        self._set(
+            repetition_penalty=check_float(
+                "SamplingParams.repetition_penalty", self.repetition_penalty, RequestError,
+                above=0.0, high=100.0, remedy="1.0 is off",
+            ),
+            bad_words=self._checked_bad_words(),
+            logit_bias=self._checked_logit_bias(),
+        )  # fmt: skip
+        for name in ("presence_penalty", "frequency_penalty"):
+            value = check_float(
+                f"SamplingParams.{name}", getattr(self, name), RequestError,
+                low=-2.0, high=2.0, remedy="0.0 is off",
+            )  # fmt: skip
+            self._set(**{name: value})
+        if self.allowed_token_ids is not None:
+            ids = _ids("allowed_token_ids", self.allowed_token_ids, max_count=MAX_ID_LIST)
+            if not ids:
+                raise RequestError(
+                    "SamplingParams.allowed_token_ids is empty: no token could follow; "
+                    "name at least one id or leave it None"
+                )
+            self._set(allowed_token_ids=tuple(sorted(set(ids))))
+
+    def _checked_bad_words(self) -> tuple[str | tuple[int, ...], ...]:
+        raw = self.bad_words
+        if raw is None:
+            return ()
+        if isinstance(raw, (str, bytes, Mapping)) or not isinstance(raw, Sequence):
+            raise RequestError(
+                f"SamplingParams.bad_words = {show(raw)}: expected a list of strings or of token "
+                "id lists; put a single word into a list"
+            )
+        if len(raw) > MAX_BAD_WORDS:
+            raise RequestError(
+                f"SamplingParams.bad_words has {len(raw)} entries, limit {MAX_BAD_WORDS}; "
+                "shorten it"
+            )
+        words: list[str | tuple[int, ...]] = []
+        for i, word in enumerate(raw):
+            name = f"bad_words[{i}]"
+            if isinstance(word, str):
+                checked: str | tuple[int, ...] = check_str(
+                    f"SamplingParams.{name}", word, RequestError, max_len=MAX_STOP_CHARS
+                )
+            else:
+                checked = tuple(_ids(name, word, max_count=MAX_BAD_WORD_TOKENS))
+            if not checked:
+                raise RequestError(f"SamplingParams.{name} is empty; remove it")
+            words.append(checked)
+        return tuple(words)
+
+    def _checked_logit_bias(self) -> dict[int, float]:
+        raw = self.logit_bias
+        if raw is None:
+            return {}
+        if not isinstance(raw, Mapping):
+            raise RequestError(
+                f"SamplingParams.logit_bias = {show(raw)}: expected a dict of token id to bias; "
+                "pass for example {42: -100.0}"
+            )
+        bias: dict[int, float] = {}
+        for key, value in raw.items():
+            # JSON has only string keys, so "42" is the id 42.
+            token: object = int(key) if isinstance(key, str) and key.isdecimal() else key
+            token_id = check_int(
+                "SamplingParams.logit_bias key", token, RequestError, low=0, high=MAX_TOKEN_ID
+            )
+            bias[token_id] = check_float(
+                f"SamplingParams.logit_bias[{token_id}]", value, RequestError,
+                low=-100.0, high=100.0, remedy="to forbid a token use bad_words",
+            )  # fmt: skip
+        return bias
+
+    def _check_speculation(self) -> None:
+        for name in ("speculative", "adaptive"):
+            if getattr(self, name) is not None:
+                check_bool(f"SamplingParams.{name}", getattr(self, name), RequestError)
+        check_str("SamplingParams.cache_salt", self.cache_salt, RequestError, max_len=256)
+        if self.lookahead_config is not None:
+            # A bad triple of a request is the request's mistake, whatever form it came in.
+            try:
+                config = parse_speculative_config(self.lookahead_config, method="lookahead")
+            except ValueError as error:
+                raise RequestError(f"SamplingParams.lookahead_config: {error}") from None
+            self._set(lookahead_config=config)
+            if config is not None and not config.adaptive:
+                if self.adaptive:
+                    raise RequestError(
+                        "SamplingParams.adaptive = True but lookahead_config.adaptive = False; "
+                        "set only one of them"
+                    )
+                self._set(adaptive=False)
+        if self.max_draft_len is not None:
+            self._set(
+                max_draft_len=check_int(
+                    "SamplingParams.max_draft_len", self.max_draft_len, RequestError,
+                    low=0, high=MAX_DRAFT_LEN,
+                )
+            )  # fmt: skip
+        if self.lookahead_config is not None and self.max_draft_len is not None:
+            raise RequestError(
+                f"SamplingParams.lookahead_config = {self.lookahead_config.wng} and max_draft_len "
+                f"= {self.max_draft_len}: the triple already fixes the draft length; set only the "
+                "one that belongs to the engine's method"
+            )
+        asked = self.lookahead_config is not None or bool(self.max_draft_len)
+        if self.speculative is False and asked:
+            raise RequestError(
+                "SamplingParams.speculative = False but lookahead_config or max_draft_len asks "
+                "for drafts; remove one of them"
+            )
+
+    @property
+    def needs_scores(self) -> bool:
+        """True when a greedy step needs whole score rows, not just the best token."""
+        return bool(
+            self.logit_bias
+            or self.bad_words
+            or self.allowed_token_ids is not None
+            or self.repetition_penalty != 1.0
+            or self.presence_penalty != 0.0
+            or self.frequency_penalty != 0.0
+            or self.logprobs is not None
+        )
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> SamplingParams:
+        """Build from JSON-like keys, accepting other projects' spellings; unknown keys are refused.
+
+        Raises RequestError as the constructor does.
+        """
+        if not isinstance(values, Mapping):
+            raise RequestError(
+                f"sampling parameters = {show(values)}: expected an object with keys, "
+                f"got {type(values).__name__}"
+            )
+        names = {f.name for f in fields(cls)}
+        known = names | set(_ALIASES) | set(_OFF_SWITCHES)
+        given: dict[str, Any] = {}
+        for key, value in values.items():
+            if not isinstance(key, str) or key.lower().replace("-", "_") not in known:
+                raise unknown_key("SamplingParams", str(key), known, RequestError)
+            name = key.lower().replace("-", "_")
+            if name in _OFF_SWITCHES:
+                name, value = "speculative", not check_bool(name, value, RequestError)
+            name = _ALIASES.get(name, name)
+            if name in given and given[name] != value:
+                raise RequestError(
+                    f"SamplingParams.{name} is given twice, as {show(given[name])} and as "
+                    f"{show(value)} ({key}); keep one"
+                )
+            given[name] = value
+        return cls(**given)

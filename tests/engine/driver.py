@@ -1,0 +1,132 @@
+"""Drives an executor with a HashModel: submissions and cancels at chosen steps, the output."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from hash_target import HashFunction, HashModel
+
+from specdec_ext import _core
+
+# T(rows) of a machine on which rows are not free, so that adaptive budgets really choose.
+STEP_COST = ([1, 2, 4, 8, 16, 32, 64, 128], [1.0, 1.02, 1.05, 1.1, 1.3, 1.9, 3.1, 5.6])
+
+
+@dataclass
+class Job:
+    """One request of a test: when it enters, what it asks, when (if ever) it is cancelled."""
+
+    prompt: list[int]
+    max_tokens: int
+    options: dict[str, Any] = field(default_factory=dict)
+    submit_step: int = 0
+    cancel_step: int | None = None
+
+
+@dataclass
+class Delivery:
+    """What the executor delivered for one job."""
+
+    tokens: list[int] = field(default_factory=list)
+    finish_reason: str | None = None
+    stop_reason: int | None = None
+    error: str | None = None
+    logprobs: list[Any] = field(default_factory=list)
+    forwards: int = 0
+    num_drafts: int = 0
+    num_accepted: int = 0
+    cancelled: bool = False
+
+
+class Engine:
+    """An executor, its model and its pages, with the page law checked after every step."""
+
+    def __init__(
+        self,
+        function: HashFunction,
+        *,
+        page_size: int = 16,
+        num_pages: int | None = None,
+        max_batch_size: int = 16,
+        max_seq_len: int = 512,
+        max_num_tokens: int = 512,
+        **options: Any,
+    ) -> None:
+        if num_pages is None:
+            num_pages = max_batch_size * -(-(max_seq_len + 128) // page_size)
+        self.model = HashModel(function, num_pages, page_size)
+        self.num_pages = num_pages
+        self.ex = _core.Executor(
+            self.model.k_pages,
+            self.model.v_pages,
+            vocab_size=function.vocab,
+            max_batch_size=max_batch_size,
+            max_seq_len=max_seq_len,
+            max_num_tokens=max_num_tokens,
+            check_integrity=True,
+            **options,
+        )
+        self.ex.set_step_cost(*STEP_COST)
+        self.step_count = 0
+
+    def step(self, before_forward: Callable[[Any], None] | None = None) -> list[Any] | None:
+        """Runs one step; returns its outputs, or None when there was nothing to run."""
+        plan = self.ex.plan()
+        if plan is None:
+            return None
+        if before_forward is not None:
+            before_forward(plan)
+        self.step_count += 1
+        return self.ex.commit(plan, self.model.forward(plan))
+
+    def run(self, jobs: list[Job], max_steps: int = 1_000_000) -> list[Delivery]:
+        """Runs jobs to their ends; returns one delivery per job, in order."""
+        deliveries = [Delivery() for _ in jobs]
+        pending = sorted(range(len(jobs)), key=lambda i: jobs[i].submit_step)
+        cancels = {i for i, job in enumerate(jobs) if job.cancel_step is not None}
+        ids: dict[int, int] = {}
+        step = 0
+        while pending or self.ex.num_unfinished:
+            while pending and (jobs[pending[0]].submit_step <= step or not self.ex.num_unfinished):
+                index = pending.pop(0)
+                job = jobs[index]
+                rid = self.ex.submit(job.prompt, max_tokens=job.max_tokens, **job.options)
+                ids[rid] = index
+            for rid, index in list(ids.items()):
+                due = index in cancels and step >= (jobs[index].cancel_step or 0)
+                if due and deliveries[index].finish_reason is None:
+                    deliveries[index].cancelled = self.ex.cancel(rid)
+                    cancels.discard(index)
+            outputs = self.step()
+            step += 1
+            assert step < max_steps, "the executor does not come to an end"
+            for out in outputs or []:
+                self.record(deliveries[ids[out.request_id]], out)
+        self.assert_idle()
+        return deliveries
+
+    @staticmethod
+    def record(delivery: Delivery, out: Any) -> None:
+        assert delivery.finish_reason is None, "output after the end of a request"
+        assert not delivery.cancelled, "output after a cancel"
+        delivery.tokens += out.tokens
+        delivery.logprobs += out.logprobs or []
+        delivery.forwards += 1
+        delivery.num_drafts += out.num_drafts
+        delivery.num_accepted += out.num_accepted
+        assert out.num_accepted <= out.num_drafts
+        assert out.num_accepted <= len(out.tokens)
+        if out.finish_reason is not None:
+            delivery.finish_reason = out.finish_reason
+            delivery.stop_reason = out.stop_reason
+            delivery.error = out.error
+
+    def assert_idle(self) -> None:
+        """Nothing is held: every page is free, no promise, pool or history is left."""
+        stats = self.ex.stats()
+        assert stats["free_pages"] == stats["total_pages"] == self.num_pages
+        assert stats["promised_pages"] == 0
+        assert stats["running"] == stats["waiting"] == 0
+        assert stats["history_bytes"] == 0
