@@ -1,8 +1,8 @@
 """What every benchmark shares: the machine's description, interleaved timing, result files.
 
-Timing rules: programs that are compared run in one process invocation, interleaved, the order turned
-round every round; a ratio is taken inside a round and the median over rounds is reported. The load
-of the machine is recorded at the start and the end: figures of a busy machine say so themselves.
+Timing rules: programs that are compared run in one invocation, interleaved, the order turned round
+every round; a ratio is taken inside a round and the median over rounds is reported. The load of the
+machine is recorded at the start and the end: figures of a busy machine say so themselves.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ def device_kind() -> str:
 
 
 def write_result(name: str, result: dict[str, Any], tables: Sequence[str] = ()) -> Path:
-    """Writes <name>-<host>-<date>-<commit>.json and, beside it, the tables as .md; returns the path."""
+    """Writes results/<name>-<host>-<date>-<commit>.json, and the tables beside it as .md."""
     result["environment"]["load_average_end"] = load_average()
     env = result["environment"]
     stem = f"{name}-{device_kind()}-{env['date'][:10]}-{env['commit'].rstrip('+')}"

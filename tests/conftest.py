@@ -1,1 +1,27 @@
-"""Makes tests/ importable (pytest puts this file's folder on the path): `from reference import ...`."""
+"""Shared settings. This file also makes tests/ importable: `from reference import ...`."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import hypothesis
+import pytest
+
+# The same examples in every run: a failure is a bug, never bad luck.
+hypothesis.settings.register_profile("fixed", derandomize=True, deadline=None, database=None)
+hypothesis.settings.load_profile("fixed")
+
+
+@pytest.fixture(scope="session")
+def default_model_path() -> Path:
+    """The built-in default model's folder. Required under `make test`, else its lack skips."""
+    from specdec_ext import default_model
+    from specdec_ext.errors import ModelError
+
+    try:
+        return Path(default_model())
+    except ModelError as error:
+        if os.environ.get("SPECDEC_REQUIRE_MODEL") == "1":
+            raise
+        pytest.skip(f"the default model is not installed: {error}")

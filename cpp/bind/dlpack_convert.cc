@@ -48,7 +48,7 @@ DType to_dtype(dlpack::DataType type, const char* name) {
                             "uint32 and bool"));
 }
 
-TensorView to_view(const dlpack::Tensor& tensor, const char* name) {
+TensorView borrowed_view(const dlpack::Tensor& tensor, const char* name) {
   if (tensor.ndim > TensorView::kMaxDims) {
     throw py::value_error(join(name, " has ", tensor.ndim, " axes: at most ",
                                TensorView::kMaxDims, " are supported"));
@@ -152,7 +152,7 @@ BorrowedTensor::BorrowedTensor(py::handle tensor, const char* name, bool writabl
       py::error_already_set error;
       throw py::type_error(join(name, " cannot be exported through DLPack: ", error.what()));
     }
-    view_ = specdec::to_view(borrowed, name);
+    view_ = borrowed_view(borrowed, name);
     owner_ = py::reinterpret_borrow<py::object>(tensor);
     return;
   }
@@ -168,11 +168,11 @@ BorrowedTensor::BorrowedTensor(py::handle tensor, const char* name, bool writabl
     if (writable && (managed->flags & dlpack::kReadOnly) != 0) {
       throw py::value_error(join(name, " is read-only: it is written to, give a writable tensor"));
     }
-    view_ = specdec::to_view(managed->tensor, name);
+    view_ = borrowed_view(managed->tensor, name);
   } else if (PyCapsule_IsValid(capsule_.ptr(), "dltensor")) {
     auto* managed =
         static_cast<dlpack::ManagedTensor*>(PyCapsule_GetPointer(capsule_.ptr(), "dltensor"));
-    view_ = specdec::to_view(managed->tensor, name);
+    view_ = borrowed_view(managed->tensor, name);
   } else {
     throw py::type_error(join(name, ".__dlpack__() of ", type_name(tensor),
                               " did not return a DLPack capsule"));

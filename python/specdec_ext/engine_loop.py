@@ -1,6 +1,6 @@
 """The loop around the executor: submit -> plan -> forward -> commit -> text -> stop strings.
 
-One object serves synchronous and asynchronous callers. Any thread may submit and cancel at any time;
+One object serves synchronous and asynchronous callers. Any thread may submit and cancel any time;
 whoever needs progress calls step(), and a lock lets one step run at a time. A step advances every
 request, whoever waits for it.
 

@@ -75,6 +75,11 @@ class RequestState:
         return self.finish_reason is not None
 
     @property
+    def version(self) -> int:
+        """Grows with every change."""
+        return self._version
+
+    @property
     def has_news(self) -> bool:
         """Something changed since the last snapshot."""
         return self._version != self._seen

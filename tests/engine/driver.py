@@ -1,4 +1,4 @@
-"""Drives an executor with a HashModel: submissions and cancels at chosen steps, the output."""
+"""Drives an executor and a step model: submissions and cancels at chosen steps, the output."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from hash_target import HashFunction, HashModel
 
 from specdec_ext import _core
@@ -41,27 +42,25 @@ class Delivery:
 
 
 class Engine:
-    """An executor, its model and its pages, with the page law checked after every step."""
+    """An executor over a step model and its pages, with the page law checked after every step."""
 
     def __init__(
         self,
-        function: HashFunction,
+        model: Any,
+        k_pages: Any,
+        v_pages: Any,
         *,
-        page_size: int = 16,
-        num_pages: int | None = None,
-        max_batch_size: int = 16,
-        max_seq_len: int = 512,
-        max_num_tokens: int = 512,
+        max_batch_size: int,
+        max_seq_len: int,
+        max_num_tokens: int,
         **options: Any,
     ) -> None:
-        if num_pages is None:
-            num_pages = max_batch_size * -(-(max_seq_len + 128) // page_size)
-        self.model = HashModel(function, num_pages, page_size)
-        self.num_pages = num_pages
+        self.model = model
+        self.num_pages = k_pages.shape[1]
         self.ex = _core.Executor(
-            self.model.k_pages,
-            self.model.v_pages,
-            vocab_size=function.vocab,
+            k_pages,
+            v_pages,
+            vocab_size=model.vocab_size,
             max_batch_size=max_batch_size,
             max_seq_len=max_seq_len,
             max_num_tokens=max_num_tokens,
@@ -130,3 +129,54 @@ class Engine:
         assert stats["promised_pages"] == 0
         assert stats["running"] == stats["waiting"] == 0
         assert stats["history_bytes"] == 0
+
+
+def hash_engine(
+    function: HashFunction,
+    *,
+    page_size: int = 16,
+    num_pages: int | None = None,
+    max_batch_size: int = 16,
+    max_seq_len: int = 512,
+    max_num_tokens: int = 512,
+    **options: Any,
+) -> Engine:
+    """Returns an engine over a HashModel; without `num_pages` every request fits at once."""
+    if num_pages is None:
+        num_pages = max_batch_size * -(-(max_seq_len + 128) // page_size)
+    model = HashModel(function, num_pages, page_size)
+    return Engine(
+        model,
+        model.k_pages,
+        model.v_pages,
+        max_batch_size=max_batch_size,
+        max_seq_len=max_seq_len,
+        max_num_tokens=max_num_tokens,
+        **options,
+    )
+
+
+def model_engine(
+    model: Any,
+    *,
+    page_size: int = 16,
+    max_batch_size: int,
+    max_seq_len: int,
+    max_num_tokens: int = 1024,
+    **options: Any,
+) -> Engine:
+    """Returns an engine over a real step model, with its own pages, poisoned with NaN."""
+    num_pages = max_batch_size * -(-(max_seq_len + 128) // page_size)
+    shape = (model.num_layers, num_pages, model.num_kv_heads, page_size, model.head_dim)
+    k_pages = torch.full(shape, float("nan"), dtype=model.kv_dtype)
+    v_pages = torch.full(shape, float("nan"), dtype=model.kv_dtype)
+    model.bind_cache(k_pages, v_pages)
+    return Engine(
+        model,
+        k_pages,
+        v_pages,
+        max_batch_size=max_batch_size,
+        max_seq_len=max_seq_len,
+        max_num_tokens=max_num_tokens,
+        **options,
+    )

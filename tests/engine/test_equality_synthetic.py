@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from driver import Delivery, Engine, Job
+from driver import Delivery, Job, hash_engine
 from hash_target import HashFunction
 
 # Counted over the run; test_compared_tokens (last in this file) holds the sum against the promise.
@@ -109,7 +109,7 @@ def run_case(drafter: Drafter, page: int, batch: int, requests: int, seed: int) 
     )
     # Steps too small for every prompt and draft at once, so that prompts go in chunks.
     rows = max(batch, rng.choice([17, 64, 512]))
-    engine = Engine(
+    engine = hash_engine(
         function,
         page_size=page,
         max_batch_size=batch,
@@ -142,7 +142,7 @@ def test_long_histories_and_page_reuse() -> None:
     function = HashFunction(vocab=40, surprise=9, seed=5)
     for options in (lookahead(4, 3, 4).options, ngram(10, 2).options):
         pages = -(-(260 + 16) // 8)
-        engine = Engine(
+        engine = hash_engine(
             function, page_size=8, num_pages=2 * pages, max_batch_size=8, max_seq_len=260, **options
         )
         jobs = [Job([i % 40, (i * 7) % 40], 255) for i in range(6)]
@@ -153,7 +153,7 @@ def test_drafts_are_accepted_on_repetitive_targets() -> None:
     """The equality above would be empty if no draft were ever accepted."""
     function = HashFunction(vocab=64, surprise=25, seed=3)
     for drafter in (lookahead(4, 3, 4), lookahead(7, 7, 7), ngram(10, 2), ngram(4, 2)):
-        engine = Engine(function, max_batch_size=3, **drafter.options)
+        engine = hash_engine(function, max_batch_size=3, **drafter.options)
         jobs = [Job([i, i + 1, i + 2], 120) for i in range(3)]
         deliveries = engine.run(jobs)
         compare(function, jobs, deliveries)
@@ -166,7 +166,7 @@ def test_drafts_are_accepted_on_repetitive_targets() -> None:
 def test_one_one_zero_is_plain_decoding() -> None:
     """(1,1,0) drafts nothing: one row and one token per forward, as without a drafter."""
     function = HashFunction()
-    engine = Engine(function, max_batch_size=1, **lookahead(1, 1, 0).options)
+    engine = hash_engine(function, max_batch_size=1, **lookahead(1, 1, 0).options)
     (delivery,) = engine.run([Job([1, 2, 3], 30)])
     assert (delivery.forwards, delivery.num_drafts) == (30, 0)
 
@@ -177,11 +177,11 @@ def test_output_does_not_depend_on_the_seed_of_the_window() -> None:
     expected = function.reference([4, 5, 6, 4, 5], 80)
     forwards = set()
     for seed in range(8):
-        engine = Engine(function, max_batch_size=1, **lookahead(4, 4, 4).options)
+        engine = hash_engine(function, max_batch_size=1, **lookahead(4, 4, 4).options)
         (delivery,) = engine.run([Job([4, 5, 6, 4, 5], 80, {"seed": seed})])
         assert delivery.tokens == expected
         forwards.add(delivery.forwards)
-    engine = Engine(function, max_batch_size=1, **lookahead(4, 4, 4).options)
+    engine = hash_engine(function, max_batch_size=1, **lookahead(4, 4, 4).options)
     again = [engine.run([Job([4, 5, 6, 4, 5], 80, {"seed": 3})])[0] for _ in range(2)]
     assert again[0].forwards == again[1].forwards, "same seed, same steps"
 
@@ -189,9 +189,9 @@ def test_output_does_not_depend_on_the_seed_of_the_window() -> None:
 def test_private_pools_do_not_see_other_requests() -> None:
     """A request's steps are the same alone and beside a neighbour with the same text."""
     function = HashFunction(vocab=50, surprise=20, seed=2)
-    alone = Engine(function, max_batch_size=2, **ngram(8, 2).options)
+    alone = hash_engine(function, max_batch_size=2, **ngram(8, 2).options)
     (first,) = alone.run([Job([1, 2, 3], 60)])
-    crowd = Engine(function, max_batch_size=2, **ngram(8, 2).options)
+    crowd = hash_engine(function, max_batch_size=2, **ngram(8, 2).options)
     head = function.reference([1, 2, 3], 60)
     _, second = crowd.run([Job([1, 2, 3, *head], 20), Job([1, 2, 3], 60, submit_step=3)])
     assert (second.tokens, second.forwards) == (first.tokens, first.forwards)
@@ -204,7 +204,7 @@ def test_public_pools_are_shared_only_within_a_salt() -> None:
     head = function.reference([1, 2, 3], 60)
     forwards = {}
     for salt in ("a", "b"):
-        engine = Engine(function, max_batch_size=2, **ngram(8, 2, is_public_pool=True).options)
+        engine = hash_engine(function, max_batch_size=2, **ngram(8, 2, is_public_pool=True).options)
         engine.run([Job([1, 2, 3, *head], 5, {"cache_salt": "a"})])
         (got,) = engine.run([Job([1, 2, 3], 60, {"cache_salt": salt})])
         assert got.tokens == head

@@ -10,7 +10,7 @@ import random
 from collections.abc import Callable
 
 import pytest
-from driver import Delivery, Engine
+from driver import Delivery, hash_engine
 from hash_target import HashFunction
 
 PROMPT = [3, 1, 4, 1, 5]
@@ -24,8 +24,12 @@ def decode_with(oracle: Oracle, page_size: int = 4, seed: int = 0, neighbours: i
     """Decodes PROMPT while `oracle` proposes before every decode step; checks the text."""
     function = HashFunction(vocab=30, surprise=1, seed=seed + 1)
     expected = function.reference(PROMPT, LENGTH)
-    engine = Engine(
-        function, page_size=page_size, max_batch_size=1 + neighbours, max_seq_len=256, method="external"
+    engine = hash_engine(
+        function,
+        page_size=page_size,
+        max_batch_size=1 + neighbours,
+        max_seq_len=256,
+        method="external",
     )
     rng = random.Random(seed)
     rid = engine.ex.submit(PROMPT, max_tokens=LENGTH)
@@ -150,7 +154,7 @@ def test_invalid_proposals_are_refused(
     refused = []
 
     function = HashFunction(vocab=30, surprise=1)
-    engine = Engine(function, max_batch_size=1, max_seq_len=256, method="external")
+    engine = hash_engine(function, max_batch_size=1, max_seq_len=256, method="external")
     rid = engine.ex.submit(PROMPT, max_tokens=10)
     got: list[int] = []
     while engine.ex.num_unfinished:
@@ -165,6 +169,6 @@ def test_invalid_proposals_are_refused(
 
 
 def test_proposal_for_unknown_or_finished_request() -> None:
-    engine = Engine(HashFunction(), max_batch_size=1, method="external")
+    engine = hash_engine(HashFunction(), max_batch_size=1, method="external")
     with pytest.raises(ValueError, match="not running"):
         engine.ex.propose(99, [1], None)

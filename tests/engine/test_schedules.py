@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from driver import Engine
+from driver import hash_engine
 from hash_target import HashFunction
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -38,7 +38,7 @@ class Schedule(RuleBasedStateMachine):
         batch=st.sampled_from([1, 3, 8]),
         rows=st.sampled_from([8, 40, 300]),
         spare=st.integers(0, 200),
-        surprise=st.sampled_from([1, 5, 30]),
+        surprise=st.sampled_from([1, 8, 30]),
     )
     def start(
         self,
@@ -51,13 +51,13 @@ class Schedule(RuleBasedStateMachine):
     ) -> None:
         self.function = HashFunction(vocab=20, surprise=surprise, seed=rows)
         # Enough pages for the largest request, so that every submission is admissible.
-        pages = -(-(40 + 30 + 128) // page_size) + spare // page_size
-        self.engine = Engine(
+        pages = -(-(40 + 80 + 128) // page_size) + spare // page_size
+        self.engine = hash_engine(
             self.function,
             page_size=page_size,
             num_pages=pages,
             max_batch_size=batch,
-            max_seq_len=100,
+            max_seq_len=140,
             max_num_tokens=max(rows, batch),
             **method,
         )
@@ -67,7 +67,7 @@ class Schedule(RuleBasedStateMachine):
 
     @rule(
         prompt=st.lists(st.integers(0, 19), min_size=1, max_size=40),
-        max_tokens=st.integers(1, 30),
+        max_tokens=st.integers(1, 80),
         speculative=st.booleans(),
         stop=st.one_of(st.none(), st.integers(0, 19)),
     )
@@ -84,7 +84,7 @@ class Schedule(RuleBasedStateMachine):
         self.expected[rid], self.got[rid] = text, []
         self.alive.append(rid)
 
-    @rule(count=st.integers(1, 12))
+    @rule(count=st.integers(1, 30))
     def step(self, count: int) -> None:
         for _ in range(count):
             for out in self.engine.step() or []:
@@ -177,7 +177,7 @@ class Schedule(RuleBasedStateMachine):
 
 
 # `make test-slow` raises the number of programs.
-PROGRAMS = int(os.environ.get("SPECDEC_TEST_PROGRAMS", "40"))
+PROGRAMS = int(os.environ.get("SPECDEC_TEST_PROGRAMS", "120"))
 TestSchedule = Schedule.TestCase
 TestSchedule.settings = settings(
     max_examples=PROGRAMS,

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from driver import Delivery, Engine, Job
+from driver import Delivery, Job, hash_engine
 from hash_target import HashFunction
 
 PROMPT = [5, 9, 2, 5, 9, 2, 5]
@@ -37,7 +37,9 @@ def looping(seed: int = 4) -> HashFunction:
 
 
 def run(function: HashFunction, method: str, jobs: list[Job]) -> list[Delivery]:
-    engine = Engine(function, page_size=4, max_batch_size=4, max_seq_len=200, **METHODS[method])
+    engine = hash_engine(
+        function, page_size=4, max_batch_size=4, max_seq_len=200, **METHODS[method]
+    )
     return engine.run(jobs)
 
 
@@ -84,7 +86,7 @@ def test_every_limit_without_stops(method: str) -> None:
 def test_end_of_context(method: str) -> None:
     """Prompts that leave 1..12 positions: the request ends by length at max_seq_len exactly."""
     function = looping(3)
-    engine = Engine(function, page_size=4, max_batch_size=2, max_seq_len=64, **METHODS[method])
+    engine = hash_engine(function, page_size=4, max_batch_size=2, max_seq_len=64, **METHODS[method])
     for left in range(1, 13):
         prompt = (PROMPT * 10)[: 64 - left]
         (got,) = engine.run([Job(prompt, 100)])
@@ -265,7 +267,7 @@ def test_logprobs(method: str, top: int) -> None:
         ({"logprobs": -1}, "logprobs"),
         ({"logprobs": 41}, "logprobs"),
         ({"lookahead": (5, 4, 4)}, "lookahead"),
-        ({"lookahead": (0, 4, 4)}, ""),
+        ({"lookahead": (0, 4, 4)}, "0"),
         ({"max_draft_len": 3}, "max_draft_len"),
         ({"prompt_ids": []}, "empty"),
         ({"prompt_ids": [1, 40]}, "40"),
@@ -276,7 +278,7 @@ def test_logprobs(method: str, top: int) -> None:
 def test_refusals_name_the_field_and_leave_no_trace(options: dict[str, Any], text: str) -> None:
     """Bad input is one ValueError at submit; nothing is queued or held."""
     function = looping()
-    engine = Engine(function, max_batch_size=2, max_seq_len=200, **METHODS["lookahead"])
+    engine = hash_engine(function, max_batch_size=2, max_seq_len=200, **METHODS["lookahead"])
     arguments = {"prompt_ids": PROMPT, "max_tokens": 20, **options}
     with pytest.raises(ValueError, match=text):
         engine.ex.submit(arguments.pop("prompt_ids"), **arguments)
@@ -287,7 +289,7 @@ def test_refusals_name_the_field_and_leave_no_trace(options: dict[str, Any], tex
 
 def test_request_larger_than_the_pool_is_refused_at_once() -> None:
     function = looping()
-    engine = Engine(
+    engine = hash_engine(
         function, page_size=4, num_pages=20, max_batch_size=2, max_seq_len=200, **METHODS["ngram"]
     )
     first = engine.ex.submit(PROMPT, max_tokens=20)

@@ -153,7 +153,7 @@ def test_warm_up_lengths():
 
 def test_layout_of_the_worked_example():
     """W=3, N=4: the table of the description, tokens and positions, for f = 1, 2, 3."""
-    state = _core.Lookahead(3, 4, 2, prompt=list(range(100, 110)), seed=1)
+    state = _core.Lookahead(3, 4, 2, prompt=list(range(100, 1100)), seed=1)
     p = state.prefill.tolist()
     assert len(p) == 2
     names: dict[int, str] = {p[1]: "P1"}
@@ -166,12 +166,12 @@ def test_layout_of_the_worked_example():
         for row, letter in enumerate("abc"):
             for column in range(f):
                 names[int(state.window[row, column])] = f"{letter}{column}"
-        assert len(names) == 1 + 3 * f or f > 1, "seed 1 draws four different tokens"
+        assert len(names) >= 1 + 3 * f, "all tokens differ"
         tokens, parents, _ = state.draft(1)
         text, depths = expected[f]
         assert " ".join(names[t] for t in tokens[1:].tolist()) == text
         assert _core.tree_depths(parents)[1:].tolist() == depths
-        state.update([1000 * f + i for i in range(len(tokens))], [1])
+        state.update([5000 * f + i for i in range(len(tokens))], [1])
 
 
 def test_row_zero_enters_the_pool_under_the_golden_token():

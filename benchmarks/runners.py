@@ -1,0 +1,219 @@
+"""The programs that the end-to-end benchmarks compare, behind one face: ids in, a Run out.
+
+`Ours` is this package's LLM, with or without speculation; `Peer` is transformers' generate, plain
+or with its own prompt lookup. Both get the same token ids and thread count and give the same things
+back. Times: `seconds` is the whole call; `first` the time to the first token, so that decoding can
+be told from reading the prompt.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks import common
+
+
+@dataclass
+class Run:
+    """Result of one program on a list of prompts.
+
+    tokens      per prompt: the generated ids
+    seconds     wall time of all prompts
+    first       summed time to first token (0 where prompts ran as one batch)
+    forwards    forward passes, summed over prompts (prompt passes included)
+    forward_s   time inside the model's forward passes
+    """
+
+    tokens: list[list[int]] = field(default_factory=list)
+    seconds: float = 0.0
+    first: float = 0.0
+    forwards: int = 0
+    forward_s: float = 0.0
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(len(tokens) for tokens in self.tokens)
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.num_tokens / self.seconds
+
+    @property
+    def decode_tokens_per_second(self) -> float:
+        """Without the prompt: tokens after each first one, over the time after it."""
+        return (self.num_tokens - len(self.tokens)) / (self.seconds - self.first)
+
+    @property
+    def tokens_per_forward(self) -> float:
+        """Mean over decode passes: the passes that read prompts and their tokens are left out."""
+        prompts = len(self.tokens)
+        return (self.num_tokens - prompts) / max(1, self.forwards - prompts)
+
+    @property
+    def overhead_s(self) -> float:
+        """Mean time of a step outside the model's forward pass."""
+        return (self.seconds - self.forward_s) / max(1, self.forwards)
+
+    def summary(self) -> dict[str, float]:
+        return {
+            "tokens": self.num_tokens,
+            "seconds": self.seconds,
+            "tokens_per_second": self.tokens_per_second,
+            "decode_tokens_per_second": self.decode_tokens_per_second,
+            "forwards": self.forwards,
+            "tokens_per_forward": self.tokens_per_forward,
+        }
+
+
+class _ForwardClock:
+    """Counts and times the calls of a model's forward pass, and marks the end of the first one."""
+
+    def __init__(self, owner: Any) -> None:
+        self.calls, self.seconds, self.first_end = 0, 0.0, 0.0
+        self._forward = owner.forward
+        owner.forward = self._timed
+
+    def _timed(self, *args: Any, **kwargs: Any) -> Any:
+        started = time.perf_counter()
+        result = self._forward(*args, **kwargs)
+        ended = time.perf_counter()
+        self.calls += 1
+        self.seconds += ended - started
+        if self.calls == 1:
+            self.first_end = ended
+        return result
+
+    def reset(self) -> None:
+        self.calls, self.seconds, self.first_end = 0, 0.0, 0.0
+
+
+class Ours:
+    """This package: one LLM, one speculative configuration; `plain=True` turns drafts off."""
+
+    def __init__(self, model: Path | None, dtype: str, speculative_config: Any, **options: Any):
+        import specdec_ext
+
+        self._package = specdec_ext
+        scheduler = options["scheduler_config"]
+        # As many pages as the scheduler can use: several engines live in one process here.
+        tokens = scheduler["max_batch_size"] * (scheduler["max_seq_len"] + 256)
+        options.setdefault("kv_cache_config", {"max_tokens": tokens})
+        self.llm = specdec_ext.LLM(
+            model, dtype=dtype, speculative_config=speculative_config, **options
+        )
+        self.clock = _ForwardClock(self.llm.model)
+
+    def generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        max_tokens: int,
+        *,
+        plain: bool = False,
+        batched: bool = False,
+        ignore_eos: bool = False,
+    ) -> Run:
+        """Decodes the prompts, one after another or as one in-flight batch."""
+        params = self._package.SamplingParams(
+            max_tokens=max_tokens,
+            speculative=False if plain else None,
+            ignore_eos=ignore_eos,
+            detokenize=False,
+        )
+        run = Run()
+        for group in [prompts] if batched else [[prompt] for prompt in prompts]:
+            self.clock.reset()
+            started = time.perf_counter()
+            inputs = [{"prompt_token_ids": list(ids)} for ids in group]
+            outputs = self.llm.generate(inputs, params, use_tqdm=False)
+            run.seconds += time.perf_counter() - started
+            run.first += 0.0 if batched else self.clock.first_end - started
+            run.forwards += self.clock.calls
+            run.forward_s += self.clock.seconds
+            run.tokens += [list(output.outputs[0].token_ids) for output in outputs]
+        return run
+
+    def close(self) -> None:
+        self.llm.close()
+        del self.llm, self.clock
+        gc.collect()
+
+
+class Peer:
+    """transformers: greedy generate, plain or with its own prompt lookup."""
+
+    def __init__(self, model: Path, dtype: str) -> None:
+        from transformers import AutoModelForCausalLM
+
+        self.model = AutoModelForCausalLM.from_pretrained(model, dtype=getattr(torch, dtype)).eval()
+        self.model.generation_config.pad_token_id = 0
+        self.eos = self.model.generation_config.eos_token_id
+        self.clock = _ForwardClock(self.model)
+
+    def generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        max_tokens: int,
+        *,
+        lookup: int = 0,
+        ignore_eos: bool = False,
+    ) -> Run:
+        """Decodes the prompts one after another (its prompt lookup knows batch size 1 only)."""
+        self.model.generation_config.eos_token_id = None if ignore_eos else self.eos
+        options = {"prompt_lookup_num_tokens": lookup} if lookup else {}
+        run = Run()
+        for ids in prompts:
+            self.clock.reset()
+            started = time.perf_counter()
+            with torch.inference_mode():
+                prompt = torch.tensor([list(ids)])
+                output = self.model.generate(
+                    prompt,
+                    attention_mask=torch.ones_like(prompt),
+                    max_new_tokens=max_tokens,
+                    do_sample=False,
+                    **options,
+                )
+                tokens = output[0, len(ids) :].tolist()
+            run.seconds += time.perf_counter() - started
+            run.first += self.clock.first_end - started
+            run.forwards += self.clock.calls
+            run.forward_s += self.clock.seconds
+            run.tokens.append(tokens)
+        return run
+
+    def close(self) -> None:
+        del self.model, self.clock
+        gc.collect()
+
+
+def warm_up(*programs: Any) -> None:
+    """One short call each: allocations, calibration, lazily built tables."""
+    for program in programs:
+        program.generate([[1, 2, 3, 4, 5, 6, 7, 8]], 4)
+
+
+def quiet_peers() -> None:
+    """Silences the peers' progress bars and warnings on stderr."""
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+
+
+def default_model(threads: int) -> tuple[Path, Any]:
+    """Returns the default model's folder and tokenizer, after setting threads."""
+    from transformers import AutoTokenizer
+
+    import specdec_ext
+
+    common.set_threads(threads)
+    quiet_peers()
+    folder = Path(specdec_ext.default_model())
+    return folder, AutoTokenizer.from_pretrained(folder)

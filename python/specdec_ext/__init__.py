@@ -1,0 +1,78 @@
+"""Speculative decoding over a paged KV cache: identical output, fewer forward passes.
+
+Names are loaded when they are first used, so that `import specdec_ext` and `specdec --help` cost
+milliseconds and configurations can be checked without torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ._version import __version__ as __version__
+    from .build_info import build_info as build_info
+    from .build_info import get_num_threads as get_num_threads
+    from .build_info import set_num_threads as set_num_threads
+    from .config import KvCacheConfig as KvCacheConfig
+    from .config import LookaheadDecodingConfig as LookaheadDecodingConfig
+    from .config import NGramDecodingConfig as NGramDecodingConfig
+    from .config import SchedulerConfig as SchedulerConfig
+    from .config import max_draft_len as max_draft_len
+    from .errors import CapacityError as CapacityError
+    from .errors import ConfigError as ConfigError
+    from .errors import EngineError as EngineError
+    from .errors import ModelError as ModelError
+    from .errors import RequestError as RequestError
+    from .errors import SpecdecError as SpecdecError
+    from .errors import UnsupportedConfigError as UnsupportedConfigError
+    from .errors import UnsupportedModelError as UnsupportedModelError
+    from .errors import UnsupportedRequestError as UnsupportedRequestError
+    from .llm import LLM as LLM
+    from .models.default import default_model as default_model
+    from .outputs import CompletionOutput as CompletionOutput
+    from .outputs import RequestOutput as RequestOutput
+    from .sampling_params import SamplingParams as SamplingParams
+
+# Public name -> module that defines it.
+_EXPORTS = {
+    "CapacityError": "errors",
+    "CompletionOutput": "outputs",
+    "ConfigError": "errors",
+    "EngineError": "errors",
+    "Executor": "_core",
+    "KvCacheConfig": "config",
+    "LLM": "llm",
+    "LookaheadDecodingConfig": "config",
+    "ModelError": "errors",
+    "NGramDecodingConfig": "config",
+    "RequestError": "errors",
+    "RequestOutput": "outputs",
+    "SamplingParams": "sampling_params",
+    "SchedulerConfig": "config",
+    "SpecdecError": "errors",
+    "UnsupportedConfigError": "errors",
+    "UnsupportedModelError": "errors",
+    "UnsupportedRequestError": "errors",
+    "__version__": "_version",
+    "build_info": "build_info",
+    "default_model": "models.default",
+    "get_num_threads": "build_info",
+    "max_draft_len": "config",
+    "set_num_threads": "build_info",
+}
+
+__all__ = sorted(_EXPORTS)
+
+
+def __getattr__(name: str) -> Any:
+    module = _EXPORTS.get(name)
+    if module is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f".{module}", __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(set(globals()) | set(_EXPORTS))

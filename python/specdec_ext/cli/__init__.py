@@ -1,0 +1,103 @@
+"""The `specdec` command: generate, inspect, env.
+
+Data goes to stdout, logs and progress to stderr. Exit codes: 0 done, 1 failure at run time (a
+request failed, --verify found a difference), 2 usage or invalid request, 3 unsupported model,
+parameter or hardware, 4 invalid checkpoint or configuration, 130 interrupted with partial output
+kept. Nothing heavy is imported before a command runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+
+from ..errors import SpecdecError
+from ..log import logger, setup_logging
+from .common import SpecdecParser, normalize_argv
+
+__all__ = ["main"]
+
+EXIT_INTERRUPTED = 130
+
+# Command -> (module, one line of help). A module has add_arguments(parser) and run(args) -> int.
+_COMMANDS = {
+    "generate": ("generate", "decode prompts, with or without speculation"),
+    "inspect": ("inspect", "show a model, its memory plan and what serves it"),
+    "env": ("env", "show versions and hardware for a bug report"),
+}
+
+
+class _Version(argparse.Action):
+    """--version without reading package metadata on every start."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        from .._version import __version__
+
+        print(f"specdec {__version__}")
+        parser.exit(0)
+
+
+def _make_parser() -> SpecdecParser:
+    parser = SpecdecParser(
+        prog="specdec",
+        description="Speculative decoding: the same greedy output in fewer forward passes.",
+        epilog="In option names '-' and '_' are the same. 'specdec COMMAND --help' shows more.",
+    )
+    parser.add_argument("--version", action=_Version, nargs=0, help="show the version and exit")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name, (module, help_line) in _COMMANDS.items():
+        sub = commands.add_parser(name, help=help_line, description=help_line.capitalize() + ".")
+        importlib.import_module(f".{module}", __name__).add_arguments(sub)
+        sub.add_argument(
+            "--log-level",
+            choices=("debug", "info", "warning", "error"),
+            help="log to stderr from this level on (default: $SPECDEC_LOG_LEVEL or warning)",
+        )
+        sub.set_defaults(run_command=module)
+    return parser
+
+
+def _stop_writing() -> None:
+    """After a broken pipe: keep the interpreter's own flush at exit from failing again."""
+    devnull = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(devnull, sys.stdout.fileno())
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code."""
+    parser = _make_parser()
+    try:
+        args = parser.parse_args(normalize_argv(sys.argv[1:] if argv is None else argv))
+    except SystemExit as done:
+        return done.code if isinstance(done.code, int) else 2
+    setup_logging(args.log_level)
+    try:
+        code: int = importlib.import_module(f".{args.run_command}", __name__).run(args)
+        sys.stdout.flush()
+        return code
+    except SpecdecError as error:
+        print(f"specdec {args.command}: error: {error}", file=sys.stderr)
+        logger.debug("traceback", exc_info=error)
+        return error.exit_code
+    except SystemExit as done:  # UsageExit
+        return done.code if isinstance(done.code, int) else 2
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        _stop_writing()
+        return 1
+    except Exception as error:
+        print(
+            f"specdec {args.command}: internal error: {type(error).__name__}: {error}",
+            file=sys.stderr,
+        )
+        if args.log_level == "debug":
+            traceback.print_exc()
+        else:
+            print("(--log-level debug shows the traceback)", file=sys.stderr)
+        return 1

@@ -1,0 +1,255 @@
+"""What the commands share: option spelling, options of an LLM, colours, number formats."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import os
+import sys
+from collections.abc import Sequence
+from typing import IO, Any, NoReturn
+
+__all__ = [
+    "SpecdecParser",
+    "add_llm_arguments",
+    "human_bytes",
+    "llm_kwargs",
+    "normalize_argv",
+    "use_color",
+]
+
+
+def normalize_argv(argv: Sequence[str]) -> list[str]:
+    """Option names with '_' spelled '-'; values and everything behind '--' stay as they are."""
+    result: list[str] = []
+    for i, arg in enumerate(argv):
+        if arg == "--":
+            return result + list(argv[i:])
+        if arg.startswith("--"):
+            name, equals, value = arg.partition("=")
+            arg = name.replace("_", "-") + equals + value
+        result.append(arg)
+    return result
+
+
+class SpecdecParser(argparse.ArgumentParser):
+    """argparse without abbreviations; names the nearest option when one is unknown."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        kwargs.setdefault("allow_abbrev", False)
+        super().__init__(*args, **kwargs)
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        parsed, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            self._refuse(unknown, getattr(parsed, "command", None))
+        return parsed
+
+    def _refuse(self, unknown: list[str], command: str | None) -> NoReturn:
+        owner: argparse.ArgumentParser = self
+        for action in self._actions:
+            if isinstance(action, argparse._SubParsersAction) and command in action.choices:
+                owner = action.choices[command]
+        options = [name for action in owner._actions for name in action.option_strings]
+        near = difflib.get_close_matches(unknown[0].partition("=")[0], options, n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        owner.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
+
+
+def add_llm_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options that decide which engine is built."""
+    model = parser.add_argument_group("model")
+    model.add_argument(
+        "--model", "--model-dir", metavar="DIR",
+        help="folder of an HF-format model (default: the built-in SmolLM2-135M-Instruct)",
+    )  # fmt: skip
+    model.add_argument(
+        "--tokenizer-dir", "--tokenizer", metavar="DIR", help="tokenizer folder (default: MODEL)"
+    )
+    model.add_argument(
+        "--dtype", "--data-type", default="auto",
+        help="auto, float32, bfloat16 or float16 (default: auto, as the checkpoint)",
+    )  # fmt: skip
+    model.add_argument(
+        "--model-impl", default="auto", choices=("auto", "native", "transformers"),
+        help="who runs the model (default: auto)",
+    )  # fmt: skip
+    model.add_argument("--threads", type=int, metavar="N", help="threads of forward passes")
+    model.add_argument(
+        "--tensor-parallel-size", "--tp-size", type=int, default=1, metavar="N",
+        help="only 1 in this version",
+    )  # fmt: skip
+
+    spec = parser.add_argument_group("speculation (at most one method; default: none)")
+    spec.add_argument(
+        "--lookahead-config", metavar="[W,N,G]",
+        help="lookahead window, n-gram size, verification set size, for example [7,7,7]",
+    )  # fmt: skip
+    spec.add_argument(
+        "--prompt-lookup-config", "--ngram-config", metavar="[K,M,[DEVICES]]",
+        help='prompt lookup: K drafts, patterns of up to M tokens, for example "[10,2]"',
+    )  # fmt: skip
+    spec.add_argument(
+        "--spec-decode-nextn", "--prompt-lookup-num-tokens", type=int, metavar="K",
+        help="prompt lookup with K drafts",
+    )  # fmt: skip
+    spec.add_argument(
+        "--max-matching-ngram-size", type=int, metavar="M",
+        help="prompt lookup with patterns of up to M tokens",
+    )  # fmt: skip
+    spec.add_argument(
+        "--speculative-config", metavar="JSON|FILE",
+        help="any method as JSON, YAML or a .yaml file",
+    )  # fmt: skip
+    spec.add_argument(
+        "--no-adaptive", action="store_true",
+        help="always draft the configured length instead of the one that pays",
+    )  # fmt: skip
+    spec.add_argument(
+        "--max-draft-len", type=int, metavar="D",
+        help="what the engine is built for; must agree with the method's own number",
+    )  # fmt: skip
+    spec.add_argument(
+        "--speculative-decoding-mode", metavar="MODE",
+        help="lookahead_decoding or ngram; must agree with the method",
+    )  # fmt: skip
+
+    limits = parser.add_argument_group("limits")
+    limits.add_argument("--max-batch-size", type=int, metavar="N", help="requests at once")
+    limits.add_argument(
+        "--max-seq-len", type=int, metavar="N", help="prompt + output tokens of one request"
+    )
+    limits.add_argument("--max-num-tokens", type=int, metavar="N", help="rows of a forward pass")
+    limits.add_argument("--tokens-per-block", type=int, metavar="N", help="KV page size")
+    limits.add_argument(
+        "--max-tokens-in-paged-kv-cache", type=int, metavar="N", help="tokens the KV pages hold"
+    )
+    limits.add_argument(
+        "--kv-cache-free-gpu-memory-fraction", type=float, metavar="F",
+        help="limit of the KV pages as a fraction of the free memory (default: 0.9)",
+    )  # fmt: skip
+
+
+def _speculative_config(args: argparse.Namespace) -> Any:
+    """The method that the flags name. Raises SystemExit(2) for two of them."""
+    from ..config_parse import parse_speculative_config
+
+    named = {
+        "--lookahead-config": args.lookahead_config,
+        "--prompt-lookup-config": args.prompt_lookup_config,
+        "--spec-decode-nextn": args.spec_decode_nextn,
+        "--speculative-config": args.speculative_config,
+    }
+    given = [flag for flag, value in named.items() if value is not None]
+    if args.max_matching_ngram_size is not None and given not in ([], ["--spec-decode-nextn"]):
+        given.append("--max-matching-ngram-size")
+    if len(given) > 1:
+        usage_error(args, f"{' and '.join(given)} name a method twice; give one of them")
+    size = args.tensor_parallel_size
+    if args.lookahead_config is not None:
+        config = parse_speculative_config(args.lookahead_config, "lookahead", size)
+    elif args.prompt_lookup_config is not None:
+        config = parse_speculative_config(args.prompt_lookup_config, "ngram", size)
+    elif args.speculative_config is not None:
+        config = parse_speculative_config(args.speculative_config, None, size)
+    elif args.spec_decode_nextn is not None or args.max_matching_ngram_size is not None:
+        keys = {
+            "max_draft_len": args.spec_decode_nextn,
+            "max_matching_ngram_size": args.max_matching_ngram_size,
+        }
+        config = parse_speculative_config(
+            {k: v for k, v in keys.items() if v is not None}, "ngram", size
+        )
+    else:
+        config = None
+    if args.no_adaptive and config is not None:
+        import dataclasses
+
+        config = dataclasses.replace(config, adaptive=False)
+    return config
+
+
+def usage_error(args: argparse.Namespace, message: str) -> NoReturn:
+    print(f"specdec {args.command}: error: {message}", file=sys.stderr)
+    raise UsageExit
+
+
+class UsageExit(SystemExit):
+    """A mistake that only shows after parsing; exit code 2 as argparse's own."""
+
+    def __init__(self) -> None:
+        super().__init__(2)
+
+
+def llm_kwargs(args: argparse.Namespace) -> dict[str, Any]:
+    """LLM's arguments from the options of add_llm_arguments; all checked without torch."""
+    from ..speculation_check import check_build, refuse_unknown_arguments
+
+    def chosen(**values: Any) -> dict[str, Any]:
+        return {name: value for name, value in values.items() if value is not None}
+
+    from ..config import normalize_dtype
+    from ..config_parse import parse_kv_cache_config, parse_scheduler_config
+
+    refuse_unknown_arguments({}, args.tensor_parallel_size)
+    config = _speculative_config(args)
+    check_build(
+        config, args.max_draft_len, args.speculative_decoding_mode, args.tensor_parallel_size
+    )
+    return {
+        "model": args.model,
+        "tokenizer": args.tokenizer_dir,
+        "speculative_config": config,
+        "dtype": normalize_dtype("--dtype", args.dtype),
+        "model_impl": args.model_impl,
+        "max_draft_len": args.max_draft_len,
+        "speculative_decoding_mode": args.speculative_decoding_mode,
+        "tensor_parallel_size": args.tensor_parallel_size,
+        "kv_cache_config": parse_kv_cache_config(
+            chosen(
+                tokens_per_block=args.tokens_per_block,
+                max_tokens=args.max_tokens_in_paged_kv_cache,
+                free_gpu_memory_fraction=args.kv_cache_free_gpu_memory_fraction,
+            )
+        ),
+        "scheduler_config": parse_scheduler_config(
+            chosen(
+                max_batch_size=args.max_batch_size,
+                max_seq_len=args.max_seq_len,
+                max_num_tokens=args.max_num_tokens,
+            )
+        ),
+    }
+
+
+def make_llm(args: argparse.Namespace) -> Any:
+    """Check the options, then load the model."""
+    kwargs = llm_kwargs(args)
+    if args.threads is not None:
+        from ..errors import ConfigError
+        from ..validate import check_int
+
+        check_int("--threads", args.threads, ConfigError, low=1, high=1024)
+        from ..build_info import set_num_threads
+
+        set_num_threads(args.threads)
+    from ..llm import LLM
+
+    return LLM(**kwargs)
+
+
+def use_color(mode: str, stream: IO[str]) -> bool:
+    """ "always", "never", or "auto": a terminal and no NO_COLOR; FORCE_COLOR turns it on."""
+    if mode != "auto":
+        return mode == "always"
+    if os.environ.get("NO_COLOR"):
+        return False
+    return bool(os.environ.get("FORCE_COLOR")) or stream.isatty()
+
+
+def human_bytes(count: float) -> str:
+    for unit in ("B", "KiB", "MiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.2f} GiB"

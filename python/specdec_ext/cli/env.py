@@ -1,0 +1,85 @@
+"""`specdec env`: versions and hardware, for a bug report."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from .common import human_bytes
+
+__all__ = ["add_arguments", "run"]
+
+_PACKAGES = ("specdec_ext", "torch", "transformers", "tokenizers", "safetensors", "numpy")
+_VARIABLES = ("SPECDEC_CACHE_DIR", "SPECDEC_LOG_LEVEL", "OMP_NUM_THREADS", "OMP_WAIT_POLICY",
+              "CUDA_VISIBLE_DEVICES")  # fmt: skip
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="one JSON object")
+
+
+def _cpu_name() -> str:
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as cpuinfo:
+            for line in cpuinfo:
+                if line.startswith("model name"):
+                    return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def _num_cpus() -> int:
+    """CPUs this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def collect() -> dict[str, Any]:
+    """Everything that the command shows. A part that fails is reported, not fatal."""
+    from ..memory_plan import available_memory_bytes
+
+    packages: dict[str, str | None] = {}
+    for name in _PACKAGES:
+        try:
+            packages[name] = version(name)
+        except PackageNotFoundError:
+            packages[name] = None
+    try:
+        from ..build_info import build_info
+
+        build: dict[str, Any] = build_info()
+    except Exception as error:
+        build = {"error": f"{type(error).__name__}: {error}"}
+    return {
+        "platform": platform.platform(),
+        "python": platform.python_version(),
+        "cpu": _cpu_name(),
+        "cpus": _num_cpus(),
+        "memory_available_bytes": available_memory_bytes(),
+        "packages": packages,
+        "build": build,
+        "environment": {k: os.environ[k] for k in _VARIABLES if k in os.environ},
+    }
+
+
+def run(args: argparse.Namespace) -> int:
+    report = collect()
+    if args.json:
+        print(json.dumps(report, default=str))
+        return 0
+    for name, value in report.items():
+        if isinstance(value, dict):
+            print(f"{name}:")
+            for key, item in value.items():
+                print(f"  {key:<18} {item if item is not None else 'not installed'}")
+        elif name.endswith("bytes"):
+            print(f"{name}: {human_bytes(value)}")
+        else:
+            print(f"{name}: {value}")
+    return 0

@@ -1,0 +1,279 @@
+"""`specdec generate`: decode prompts and print text or one JSON line per prompt."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+from .common import add_llm_arguments, llm_kwargs, make_llm, usage_error, use_color
+
+if TYPE_CHECKING:
+    from ..outputs import RequestOutput
+    from ..sampling_params import SamplingParams
+
+__all__ = ["add_arguments", "run"]
+
+GREEN, RESET = "\x1b[32m", "\x1b[0m"
+DEFAULT_MAX_OUTPUT_LEN = 128
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    prompts = parser.add_argument_group("prompts")
+    prompts.add_argument(
+        "--input-text", "--prompt", nargs="+", metavar="TEXT", help="one or more prompts"
+    )
+    prompts.add_argument(
+        "--input-file", metavar="FILE",
+        help="one prompt per line; .jsonl: a string, or an object with prompt, prompt_token_ids or "
+        "messages per line; - is stdin",
+    )  # fmt: skip
+    prompts.add_argument(
+        "--chat", "--apply-chat-template", action="store_true",
+        help="treat each prompt as a user message and apply the chat template",
+    )  # fmt: skip
+    prompts.add_argument(
+        "--chat-template", metavar="NAME|FILE",
+        help="vicuna, llama2, chatml or a Jinja file, not the tokenizer's own; implies --chat",
+    )  # fmt: skip
+    prompts.add_argument("--system-prompt", metavar="TEXT", help="system message; implies --chat")
+
+    length = parser.add_argument_group("request")
+    length.add_argument(
+        "--max-output-len", "--output-len", "--max-tokens", "--max-new-tokens", type=int,
+        default=DEFAULT_MAX_OUTPUT_LEN, metavar="N",
+        help=f"output tokens per prompt (default: {DEFAULT_MAX_OUTPUT_LEN})",
+    )  # fmt: skip
+    length.add_argument("--min-tokens", type=int, default=0, metavar="N")
+    length.add_argument("--stop", "--stop-words", nargs="+", metavar="TEXT", help="stop strings")
+    length.add_argument("--stop-token-ids", nargs="+", type=int, metavar="ID")
+    length.add_argument("--ignore-eos", action="store_true", help="go on after end-of-text")
+    length.add_argument("--bad-words", nargs="+", metavar="TEXT", help="text that must not appear")
+    length.add_argument("--repetition-penalty", type=float, default=1.0, metavar="X")
+    length.add_argument("--presence-penalty", type=float, default=0.0, metavar="X")
+    length.add_argument("--frequency-penalty", type=float, default=0.0, metavar="X")
+    length.add_argument("--logprobs", type=int, metavar="N", help="N best tokens per position")
+    length.add_argument("--seed", "--random-seed", type=int, metavar="N")
+    length.add_argument(
+        "--temperature", type=float, default=0.0, help="only 0 (greedy) in this version"
+    )
+    length.add_argument("--top-k", type=int, default=0, help="only 0 or 1 in this version")
+    length.add_argument("--top-p", type=float, default=1.0, help="only 1.0 in this version")
+    length.add_argument("--num-beams", type=int, default=1, help="only 1")
+
+    output = parser.add_argument_group("output")
+    output.add_argument("--json", action="store_true", help="one JSON line per prompt")
+    output.add_argument("--stats", action="store_true", help="statistics on stderr at the end")
+    output.add_argument(
+        "--verify", action="store_true",
+        help="decode plainly too; exit 1 if any token differs",
+    )  # fmt: skip
+    output.add_argument(
+        "--color-accepted", nargs="?", const="auto", default="never",
+        choices=("auto", "always", "never"), help="show confirmed drafts in green",
+    )  # fmt: skip
+    output.add_argument("--disable-tqdm", action="store_true", help="no progress bar")
+    add_llm_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    # Everything that can be wrong without the model is found before the model is loaded.
+    params = _sampling_params(args)
+    prompts = _read_prompts(args)
+    llm_kwargs(args)
+    with make_llm(args) as llm:
+        return _Job(args, llm, params).run(prompts)
+
+
+def _sampling_params(args: argparse.Namespace) -> SamplingParams:
+    from ..sampling_params import SamplingParams
+
+    return SamplingParams(
+        max_tokens=args.max_output_len,
+        min_tokens=args.min_tokens,
+        stop=args.stop,
+        stop_token_ids=args.stop_token_ids,
+        ignore_eos=args.ignore_eos,
+        bad_words=args.bad_words,
+        repetition_penalty=args.repetition_penalty,
+        presence_penalty=args.presence_penalty,
+        frequency_penalty=args.frequency_penalty,
+        logprobs=args.logprobs,
+        seed=args.seed,
+        temperature=args.temperature,
+        top_k=args.top_k,
+        top_p=args.top_p,
+        beam_width=args.num_beams,
+    )
+
+
+def _read_prompts(args: argparse.Namespace) -> list[Any]:
+    """Prompts as text, {"prompt_token_ids"} or {"messages"}."""
+    if args.input_text is not None and args.input_file is not None:
+        usage_error(args, "--input-text and --input-file exclude each other; give one of them")
+    if args.input_text is not None:
+        return list(args.input_text)
+    if args.input_file is None:
+        if sys.stdin is None or sys.stdin.isatty():
+            usage_error(
+                args, "no prompt; give --input-text, --input-file, or text on stdin"
+            )
+        return [sys.stdin.read().removesuffix("\n")]
+    try:
+        text = (
+            sys.stdin.read()
+            if args.input_file == "-"
+            else Path(args.input_file).expanduser().read_text(encoding="utf-8")
+        )
+    except (OSError, UnicodeDecodeError) as error:
+        usage_error(args, f"--input-file {args.input_file!r} cannot be read: {error}")
+    lines = [(i, line) for i, line in enumerate(text.splitlines(), 1) if line.strip()]
+    if not lines:
+        usage_error(args, f"--input-file {args.input_file!r} holds no prompt; one prompt per line")
+    if not args.input_file.endswith(".jsonl"):
+        return [line for _, line in lines]
+    return [_json_prompt(args, number, line) for number, line in lines]
+
+
+def _json_prompt(args: argparse.Namespace, number: int, line: str) -> Any:
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        usage_error(args, f"{args.input_file}:{number}: not JSON ({error})")
+    if isinstance(value, str):
+        return value
+    if isinstance(value, dict):
+        for key in ("prompt_token_ids", "messages"):
+            if key in value:
+                return {key: value[key]}
+        if isinstance(value.get("prompt"), str):
+            return value["prompt"]
+    usage_error(
+        args,
+        f"{args.input_file}:{number}: expected a string or an object with prompt, prompt_token_ids "
+        "or messages",
+    )
+
+
+class _Job:
+    """One run of the command over a loaded model."""
+
+    def __init__(self, args: argparse.Namespace, llm: Any, params: SamplingParams) -> None:
+        self.args = args
+        self.llm = llm
+        self.params = params
+        self.color = use_color(args.color_accepted, sys.stdout)
+
+    def run(self, prompts: list[Any]) -> int:
+        items = [self._encode(prompt) for prompt in prompts]
+        # One prompt as text is shown while it is decoded; everything else when it is complete.
+        stream_to = sys.stdout if len(items) == 1 and not self.args.json else None
+        outputs, interrupted = self._decode(items, self.params, stream_to)
+        plain: list[RequestOutput] | None = None
+        if self.args.verify and not interrupted:
+            import dataclasses
+
+            off = dataclasses.replace(
+                self.params, speculative=False, lookahead_config=None, max_draft_len=None
+            )
+            plain, interrupted = self._decode(items, off, None)
+        identical = None
+        if plain is not None and not interrupted:
+            identical = [
+                a.outputs[0].token_ids == b.outputs[0].token_ids
+                for a, b in zip(outputs, plain, strict=True)
+            ]
+        self._print(outputs, identical, streamed=stream_to is not None)
+        if self.args.stats:
+            _print_stats(outputs, sys.stderr)
+        for i, output in enumerate(outputs):
+            if output.outputs[0].error is not None and not interrupted:
+                print(f"prompt {i + 1} failed: {output.outputs[0].error}", file=sys.stderr)
+        if interrupted:
+            raise KeyboardInterrupt
+        failed = any(o.outputs[0].finish_reason == "error" for o in outputs)
+        return 1 if failed or (identical is not None and not all(identical)) else 0
+
+    def _encode(self, prompt: Any) -> tuple[str | None, list[int]]:
+        args = self.args
+        chat = args.chat or args.chat_template is not None or args.system_prompt is not None
+        if isinstance(prompt, dict) and "messages" in prompt:
+            messages = prompt["messages"]
+        elif chat and isinstance(prompt, str):
+            messages = [{"role": "user", "content": prompt}]
+            if args.system_prompt is not None:
+                messages.insert(0, {"role": "system", "content": args.system_prompt})
+        else:
+            item: tuple[str | None, list[int]] = self.llm._encode(prompt)
+            return item
+        item = self.llm._chat_prompt(messages, args.chat_template, True)
+        return item
+
+    def _decode(
+        self, items: list[Any], params: SamplingParams, stream_to: TextIO | None
+    ) -> tuple[list[RequestOutput], bool]:
+        """Outputs, complete or as far as they got, and whether Ctrl-C cut them short."""
+        states = self.llm._submit_all(items, [params] * len(items))
+        try:
+            if stream_to is not None:
+                last = None
+                for last in self.llm._stream(states[0]):
+                    self._write_segments(last.outputs[0].delta_segments, stream_to)
+                stream_to.write("\n")
+                return [last], False  # type: ignore[list-item]
+            self.llm._run(states, not self.args.disable_tqdm)
+        except KeyboardInterrupt:
+            if stream_to is not None:
+                stream_to.write("\n")
+            return [state.snapshot() for state in states], True
+        return [state.snapshot() for state in states], False
+
+    def _write_segments(self, segments: list[tuple[str, bool]], stream: TextIO) -> None:
+        for text, from_draft in segments:
+            stream.write(f"{GREEN}{text}{RESET}" if from_draft and self.color else text)
+        stream.flush()
+
+    def _print(
+        self, outputs: list[RequestOutput], identical: list[bool] | None, *, streamed: bool
+    ) -> None:
+        for i, output in enumerate(outputs):
+            same = None if identical is None else identical[i]
+            if self.args.json:
+                line = output.to_json_dict()
+                if same is not None:
+                    line["identical"] = same
+                print(json.dumps(line, ensure_ascii=False, allow_nan=False))
+                continue
+            if not streamed:
+                head = (output.prompt or f"{len(output.prompt_token_ids)} token ids").strip()
+                first = head.splitlines()[0] if head else ""
+                print(f"=== {i + 1}/{len(outputs)}: {first[:72]}")
+                self._write_segments(output.outputs[0].delta_segments, sys.stdout)
+                print()
+            if same is not None:
+                print(f"prompt {i + 1}: identical: {'yes' if same else 'no'}")
+
+
+def _print_stats(outputs: list[RequestOutput], stream: TextIO) -> None:
+    print(
+        f"{'prompt':>6} {'tokens':>7} {'passes':>7} {'tok/pass':>8} {'accept len':>10} "
+        f"{'drafts':>7} {'accepted':>8} {'ttft ms':>8} {'tok/s':>8}",
+        file=stream,
+    )
+    for i, output in enumerate(outputs):
+        m = output.metrics
+        if not m:
+            continue
+        spec = m["speculative_decoding"]
+        print(
+            f"{i + 1:>6} {m['num_generated_tokens']:>7} {m['num_forward_passes']:>7} "
+            f"{m['tokens_per_forward_pass']:>8.2f} {spec['mean_acceptance_length']:>10.2f} "
+            f"{spec['num_draft_tokens']:>7} {spec['num_accepted_draft_tokens']:>8} "
+            f"{m['time_to_first_token_ms'] or 0.0:>8.1f} {m['tokens_per_second'] or 0.0:>8.1f}",
+            file=stream,
+        )
+    if outputs and outputs[0].metrics:
+        about = outputs[0].metrics
+        print(f"numerics: {about['numerics']}, model_impl: {about['model_impl']}", file=stream)

@@ -1,0 +1,164 @@
+"""Asynchronous requests: a background thread steps the engine while asyncio code waits.
+
+The thread starts with the first asynchronous request and ends when none is left, so an idle LLM
+owns no thread. A request whose consumer goes away (cancelled task, closed iterator, dropped
+object) is cancelled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import AsyncIterator, Generator, Sequence
+from typing import Any
+
+from .engine_loop import EngineLoop
+from .log import logger
+from .outputs import RequestOutput
+from .request_state import RequestState
+from .sampling_params import SamplingParams
+
+__all__ = ["AsyncRequest", "BackgroundStepper"]
+
+
+class BackgroundStepper:
+    """Steps an engine while asynchronous requests are unfinished."""
+
+    def __init__(self, engine: EngineLoop) -> None:
+        self._engine = engine
+        self._lock = threading.Lock()
+        self._states: set[RequestState] = set()
+        self._thread: threading.Thread | None = None
+
+    def watch(self, state: RequestState) -> None:
+        """Keep stepping until `state` has ended."""
+        with self._lock:
+            self._states.add(state)
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=self._run, name="specdec-engine", daemon=True
+                )
+                self._thread.start()
+
+    def join(self) -> None:
+        """Wait for the thread; every watched request must have ended."""
+        thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join()
+
+    def _run(self) -> None:
+        while True:
+            with self._lock:
+                self._states = {s for s in self._states if not s.finished}
+                if not self._states:
+                    self._thread = None
+                    return
+                states = list(self._states)
+            try:
+                if not self._engine.step():
+                    self._engine.run(states)  # words the error for requests that cannot go on
+            except BaseException as error:
+                logger.error("engine thread: %s", error, exc_info=error)
+                for state in states:
+                    self._engine.cancel(state)
+                    state.end("error", error=f"engine thread: {error}")
+                    state.notify()
+
+
+class AsyncRequest:
+    """A running request: await it for the final RequestOutput, or iterate over snapshots.
+
+    Snapshots are cumulative; their delta fields hold what is new. A slow consumer gets fewer,
+    larger ones: nothing is buffered. One consumer at a time. Failure at run time is
+    finish_reason "error" in the output; what is invalid was refused by generate_async().
+    """
+
+    def __init__(
+        self,
+        engine: EngineLoop,
+        stepper: BackgroundStepper,
+        prompt_token_ids: Sequence[int],
+        params: SamplingParams,
+        prompt: str | None,
+    ) -> None:
+        self._engine = engine
+        self._wake: tuple[asyncio.AbstractEventLoop, asyncio.Event] | None = None
+        self._state = engine.submit(
+            prompt_token_ids, params, prompt=prompt, on_update=self._make_callback()
+        )
+        stepper.watch(self._state)
+
+    def _make_callback(self) -> Any:
+        # The state must not keep this object alive: dropping it is how a client goes away.
+        import weakref
+
+        ref = weakref.ref(self)
+
+        def on_update(_: RequestState) -> None:
+            request = ref()
+            wake = request._wake if request is not None else None
+            if wake is not None:
+                loop, event = wake
+                with contextlib.suppress(RuntimeError):  # the consumer's loop is closed
+                    loop.call_soon_threadsafe(event.set)
+
+        return on_update
+
+    @property
+    def request_id(self) -> str:
+        return self._state.request_id
+
+    @property
+    def finished(self) -> bool:
+        return self._state.finished
+
+    def cancel(self) -> bool:
+        """End the request with finish_reason "cancelled"; False if it had ended."""
+        return self._engine.cancel(self._state)
+
+    def __await__(self) -> Generator[Any, None, RequestOutput]:
+        return self._final().__await__()
+
+    def __aiter__(self) -> AsyncIterator[RequestOutput]:
+        return self._snapshots()
+
+    def __del__(self) -> None:
+        state = getattr(self, "_state", None)
+        if state is not None and not state.finished:
+            # Not here: a destructor may run inside the engine's own locks.
+            threading.Thread(target=self._engine.cancel, args=(state,), daemon=True).start()
+
+    async def _final(self) -> RequestOutput:
+        while True:
+            version = self._state.version
+            if self._state.finished:
+                return self._state.snapshot()
+            await self._changed(version)
+
+    async def _snapshots(self) -> AsyncIterator[RequestOutput]:
+        try:
+            while True:
+                version = self._state.version
+                if not self._state.has_news:
+                    await self._changed(version)
+                    continue
+                output = self._state.snapshot()
+                if output.finished or output.outputs[0].delta_token_ids:
+                    yield output
+                if output.finished:
+                    return
+        finally:
+            self.cancel()
+
+    async def _changed(self, version: int) -> None:
+        """Wait until the request is past `version`."""
+        event = asyncio.Event()
+        self._wake = (asyncio.get_running_loop(), event)
+        if self._state.version != version:  # it changed before the event was in place
+            return
+        try:
+            await event.wait()
+        except asyncio.CancelledError:
+            self.cancel()
+            raise

@@ -1,0 +1,268 @@
+"""Checkpoint tensors of a model folder, one at a time.
+
+safetensors, single or sharded (model.safetensors.index.json). Every shard's header is read and
+checked before the first tensor is loaded, so a truncated file, a missing shard or a wrong shape is
+one ModelError at once, naming file, tensor, expected and found. Pickle files are refused unless
+allowed, and then read with torch.load(weights_only=True, mmap=True).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import ModelError
+from .config_reader import read_json
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["Checkpoint", "TensorEntry"]
+
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+PICKLE_SINGLE = "pytorch_model.bin"
+PICKLE_INDEX = "pytorch_model.bin.index.json"
+
+_FLOATS = {
+    "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16",
+    "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2",
+}  # fmt: skip
+_LOADABLE = ("float32", "float16", "bfloat16", "float64")
+
+
+@dataclass(frozen=True)
+class TensorEntry:
+    """Where a tensor lies, and what its file's header says of it."""
+
+    file: Path
+    shape: tuple[int, ...]
+    dtype: str  # torch's name for floats, the safetensors code otherwise
+
+
+class Checkpoint:
+    """The tensors of one folder.
+
+    entries   name -> TensorEntry, of all shards
+    warnings  grows while tensors are loaded: those that hold NaN or infinity
+
+    Raises ModelError for anything that cannot be read as stated above.
+    """
+
+    def __init__(self, folder: str | Path, *, allow_pickle: bool = False) -> None:
+        self.folder = Path(folder)
+        self.entries: dict[str, TensorEntry] = {}
+        self.warnings: list[str] = []
+        self._handles: dict[Path, Any] = {}
+        self.is_pickle = False
+        if (self.folder / INDEX).is_file():
+            self._read_sharded(self.folder / INDEX)
+        elif (self.folder / SINGLE).is_file():
+            self._read_header(self.folder / SINGLE)
+        else:
+            self._read_other(allow_pickle)
+
+    def __enter__(self) -> Checkpoint:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the files."""
+        self._handles.clear()
+
+    def check(
+        self,
+        expected: Mapping[str, tuple[int, ...]],
+        *,
+        ignored: Iterable[str] = (),
+        ignored_suffixes: tuple[str, ...] = (),
+    ) -> None:
+        """It must hold exactly `expected` (name -> shape), besides the ignored names."""
+        for name, shape in expected.items():
+            entry = self.entries.get(name)
+            if entry is None:
+                raise ModelError(
+                    f"{self.folder}: tensor {name!r} {list(shape)} is missing from the checkpoint"
+                    f"{self._nearest(name)}; the files are incomplete or of another architecture"
+                )
+            if entry.shape != tuple(shape):
+                raise ModelError(
+                    f"{entry.file}: tensor {name!r} has shape {list(entry.shape)}, config.json "
+                    f"asks for {list(shape)}; the files do not belong together"
+                )
+            if entry.dtype not in _LOADABLE:
+                raise ModelError(
+                    f"{entry.file}: tensor {name!r} has dtype {entry.dtype}, supported are "
+                    f"{', '.join(_LOADABLE)}; give an unquantized checkpoint"
+                )
+        skip = set(ignored)
+        extra = [
+            name
+            for name in self.entries
+            if name not in expected and name not in skip and not name.endswith(ignored_suffixes)
+        ]
+        if extra:
+            first = self.entries[extra[0]]
+            raise ModelError(
+                f"{first.file}: tensor {extra[0]!r} {list(first.shape)} (and {len(extra) - 1} "
+                "more) has no place in the model that config.json describes; a parameter is never "
+                "ignored: check config.json, or use model_impl='transformers'"
+            )
+
+    def dtype(self) -> str:
+        """The floating dtype that holds most elements."""
+        count: dict[str, int] = {}
+        for entry in self.entries.values():
+            elements = 1
+            for extent in entry.shape:
+                elements *= extent
+            if entry.dtype in _LOADABLE:
+                count[entry.dtype] = count.get(entry.dtype, 0) + elements
+        if not count:
+            raise ModelError(f"{self.folder}: no floating-point tensor in the checkpoint")
+        return max(count, key=lambda name: count[name])
+
+    def load(self, name: str, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """One tensor, contiguous; a view of the mapped file where the dtype already fits."""
+        entry = self.entries[name]
+        try:
+            handle = self._open(entry.file)
+            tensor = handle[name] if self.is_pickle else handle.get_tensor(name)
+        except ModelError:
+            raise
+        except Exception as error:
+            raise ModelError(f"{entry.file}: tensor {name!r} cannot be read ({error})") from error
+        self._note_not_finite(name, tensor)
+        if dtype is not None and tensor.dtype != dtype:
+            tensor = tensor.to(dtype)
+        result: torch.Tensor = tensor.contiguous()
+        return result
+
+    def _note_not_finite(self, name: str, tensor: torch.Tensor) -> None:
+        import torch
+
+        # One pass without a temporary; only a suspicious sum is looked at again.
+        if torch.isfinite(tensor.sum(dtype=torch.float32)) or torch.isfinite(tensor).all():
+            return
+        bad = int((~torch.isfinite(tensor)).sum())
+        self.warnings.append(
+            f"{self.entries[name].file.name}: tensor {name!r} holds {bad} NaN or infinite values; "
+            "requests that meet them end with an error"
+        )
+
+    def _nearest(self, name: str) -> str:
+        import difflib
+
+        near = difflib.get_close_matches(name, self.entries, n=1)
+        return f" (it has {near[0]!r})" if near else ""
+
+    def _read_sharded(self, path: Path) -> None:
+        weight_map = read_json(path, "the shard index").get("weight_map")
+        if not isinstance(weight_map, dict) or not weight_map:
+            raise ModelError(f"{path}: weight_map is missing or empty; copy the file again")
+        root = self.folder.resolve()
+        shards: dict[str, Path] = {}
+        for name, file in weight_map.items():
+            if not isinstance(file, str) or not file:
+                raise ModelError(f"{path}: weight_map[{name!r}] = {file!r}: expected a file name")
+            if file not in shards:
+                # Name by name, not by resolved link: caches link shards to blobs elsewhere.
+                parts = Path(file).parts
+                if Path(file).is_absolute() or ".." in parts or "\\" in file:
+                    raise ModelError(
+                        f"{path}: weight_map[{name!r}] = {file!r} leaves the model folder {root}; "
+                        "refused"
+                    )
+                shards[file] = self.folder / file
+        for shard in shards.values():
+            if not shard.is_file():
+                raise ModelError(
+                    f"{shard}: shard is missing, {path.name} names it; the download is incomplete"
+                )
+            self._read_header(shard, index=path)
+        for name, file in weight_map.items():
+            entry = self.entries.get(name)
+            if entry is None or entry.file != shards[file]:
+                raise ModelError(
+                    f"{shards[file]}: tensor {name!r} is not in this shard, {path.name} says it is"
+                )
+
+    def _read_header(self, path: Path, index: Path | None = None) -> None:
+        handle = self._open(path)
+        for name in handle.keys():  # noqa: SIM118 - safe_open is not a mapping
+            if name in self.entries:
+                raise ModelError(
+                    f"{path}: tensor {name!r} is also in {self.entries[name].file}; "
+                    f"{index.name if index else 'the checkpoint'} is inconsistent"
+                )
+            view = handle.get_slice(name)
+            code = view.get_dtype()
+            self.entries[name] = TensorEntry(path, tuple(view.get_shape()), _FLOATS.get(code, code))
+
+    def _open(self, path: Path) -> Any:
+        handle = self._handles.get(path)
+        if handle is None:
+            handle = self._open_pickle(path) if self.is_pickle else self._open_safetensors(path)
+            self._handles[path] = handle
+        return handle
+
+    def _open_safetensors(self, path: Path) -> Any:
+        from safetensors import safe_open
+
+        try:
+            return safe_open(path, framework="pt", device="cpu")
+        except Exception as error:  # SafetensorError, OSError, header UTF-8
+            size = path.stat().st_size if path.exists() else 0
+            raise ModelError(
+                f"{path}: not a complete safetensors file ({error}; {size} bytes); "
+                "copy or download it again"
+            ) from error
+
+    def _read_other(self, allow_pickle: bool) -> None:
+        pickles = sorted(
+            p.name for p in self.folder.glob("*") if p.suffix in (".bin", ".pt", ".pth")
+        )
+        if not pickles:
+            raise ModelError(
+                f"{self.folder}: neither {SINGLE} nor {INDEX} is there; give a folder with "
+                "safetensors weights"
+            )
+        if not allow_pickle:
+            raise ModelError(
+                f"{self.folder / pickles[0]}: pickle checkpoints can run code and are refused; "
+                "convert to safetensors, or set allow_pickle=True (read with weights_only=True)"
+            )
+        self.is_pickle = True
+        if (self.folder / PICKLE_INDEX).is_file():
+            index = read_json(self.folder / PICKLE_INDEX, "the shard index")
+            names = sorted({str(v) for v in (index.get("weight_map") or {}).values()})
+            if any("/" in n or "\\" in n or n.startswith("..") for n in names):
+                raise ModelError(
+                    f"{self.folder / PICKLE_INDEX}: weight_map leaves the model folder; refused"
+                )
+        else:
+            names = [PICKLE_SINGLE if PICKLE_SINGLE in pickles else pickles[0]]
+        for file in names:
+            path = self.folder / file
+            for name, tensor in self._open(path).items():
+                self.entries[name] = TensorEntry(
+                    path, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")
+                )
+
+    def _open_pickle(self, path: Path) -> Any:
+        import torch
+
+        try:
+            content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        except Exception as error:  # UnpicklingError, RuntimeError (zip), OSError
+            reason = " ".join(str(error).split())[:200]
+            raise ModelError(f"{path}: not a readable torch checkpoint ({reason})") from error
+        if not isinstance(content, dict) or not all(
+            isinstance(value, torch.Tensor) for value in content.values()
+        ):
+            raise ModelError(f"{path}: expected a dictionary of tensors (a state dict)")
+        return content

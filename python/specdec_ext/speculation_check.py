@@ -1,0 +1,103 @@
+"""The build-time place of the three where speculation is checked: LLM's own arguments."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .config import MAX_DRAFT_LEN, LookaheadDecodingConfig, NGramDecodingConfig, SpeculativeConfig
+from .config_parse import canonical_method, parse_speculative_config
+from .errors import ConfigError, UnsupportedConfigError
+from .validate import check_int, show, unknown_key
+
+__all__ = ["check_build", "refuse_unknown_arguments"]
+
+_LLM_ARGUMENTS = (
+    "model", "tokenizer", "speculative_config", "kv_cache_config", "scheduler_config", "dtype",
+    "model_impl", "max_draft_len", "speculative_decoding_mode", "tensor_parallel_size", "seed",
+)  # fmt: skip
+# Arguments of other projects' LLM classes: where the same thing is said here.
+_ELSEWHERE = {
+    "max_model_len": "scheduler_config={'max_seq_len': ...}",
+    "max_seq_len": "scheduler_config={'max_seq_len': ...}",
+    "max_num_seqs": "scheduler_config={'max_batch_size': ...}",
+    "max_batch_size": "scheduler_config={'max_batch_size': ...}",
+    "max_num_batched_tokens": "scheduler_config={'max_num_tokens': ...}",
+    "max_num_tokens": "scheduler_config={'max_num_tokens': ...}",
+    "block_size": "kv_cache_config={'tokens_per_block': ...}",
+    "kv_cache_dtype": "kv_cache_config={'dtype': ...}",
+    "gpu_memory_utilization": "kv_cache_config={'free_gpu_memory_fraction': ...}",
+    "tokenizer_dir": "tokenizer=...",
+}
+_ONLY_ONE = ("pipeline_parallel_size", "data_parallel_size", "max_beam_width", "beam_width")
+_UNSUPPORTED = ("quantization", "enable_prefix_caching", "trust_remote_code", "enable_lora")
+
+
+def refuse_unknown_arguments(arguments: dict[str, Any], tensor_parallel_size: object) -> None:
+    """Raise for LLM arguments that do not exist; accept those that say "one" or "off"."""
+    sizes = {**arguments, "tensor_parallel_size": tensor_parallel_size}
+    for name in (*_ONLY_ONE, "tensor_parallel_size"):
+        if name in sizes and check_int(name, sizes[name], ConfigError, low=1) != 1:
+            raise UnsupportedConfigError(
+                f"{name} = {sizes[name]}: only 1 is supported in this version; use {name} = 1"
+            )
+    for name, value in arguments.items():
+        if name in _ONLY_ONE or (name in _UNSUPPORTED and not value):
+            continue
+        if name in _UNSUPPORTED:
+            raise UnsupportedConfigError(
+                f"{name} = {show(value)}: not supported in this version; remove it"
+            )
+        if name in _ELSEWHERE:
+            raise ConfigError(f"LLM: unknown argument {name!r}; write {_ELSEWHERE[name]}")
+        raise unknown_key("LLM", name, _LLM_ARGUMENTS, ConfigError)
+
+
+def check_build(
+    speculative_config: Any,
+    max_draft_len: int | None,
+    speculative_decoding_mode: str | None,
+    tensor_parallel_size: int = 1,
+) -> SpeculativeConfig | None:
+    """The speculation that the engine is built for, or None.
+
+    `speculative_decoding_mode` and `max_draft_len` state what the buffers are sized for. Without a
+    speculative_config they choose the method's defaults (lookahead (4,3,4); prompt lookup with K =
+    max_draft_len); with one they must agree with it. Raises ConfigError naming both numbers.
+    """
+    if max_draft_len is not None:
+        max_draft_len = check_int("max_draft_len", max_draft_len, ConfigError, low=0,
+                                  high=MAX_DRAFT_LEN)  # fmt: skip
+    mode = None
+    if speculative_decoding_mode is not None:
+        mode = canonical_method(speculative_decoding_mode, "speculative_decoding_mode")
+    hint = None if mode == "none" or isinstance(speculative_config, (dict, str)) else mode
+    config = parse_speculative_config(speculative_config, hint, tensor_parallel_size)
+    if config is None and speculative_config is None:
+        if mode == "lookahead":
+            config = LookaheadDecodingConfig()
+        elif mode == "ngram":
+            config = (
+                NGramDecodingConfig()
+                if max_draft_len is None
+                else NGramDecodingConfig(max_draft_len=max_draft_len)
+            )
+    have = "none" if config is None else config.method
+    if mode is not None and mode != have:
+        raise ConfigError(
+            f"speculative_decoding_mode = {speculative_decoding_mode!r} ({mode}) but "
+            f"speculative_config is {have!r}; make the two agree or leave "
+            "speculative_decoding_mode out"
+        )
+    if max_draft_len is not None:
+        need = 0 if config is None else config.max_draft_len
+        if need != max_draft_len:
+            what = "no speculative_config"
+            if isinstance(config, LookaheadDecodingConfig):
+                what = f"lookahead (W,N,G) = {config.wng}"
+            elif config is not None:
+                what = f"prompt lookup with max_draft_len = {config.max_draft_len}"
+            raise ConfigError(
+                f"max_draft_len = {max_draft_len} but {what} needs max_draft_len = {need}; "
+                f"use max_draft_len = {need} or leave it out"
+            )
+    return config
