@@ -98,11 +98,8 @@ def environment(threads: int) -> dict[str, Any]:
 
 def set_threads(threads: int) -> None:
     """Gives torch and this package's kernels the same number of threads."""
-    import torch
-
     import specdec_ext
 
-    torch.set_num_threads(threads)
     specdec_ext.set_num_threads(threads)
 
 

@@ -8,6 +8,7 @@ be told from reading the prompt.
 
 from __future__ import annotations
 
+import functools
 import gc
 import time
 from collections.abc import Sequence
@@ -77,18 +78,21 @@ class _ForwardClock:
 
     def __init__(self, owner: Any) -> None:
         self.calls, self.seconds, self.first_end = 0, 0.0, 0.0
-        self._forward = owner.forward
-        owner.forward = self._timed
+        forward = owner.forward
 
-    def _timed(self, *args: Any, **kwargs: Any) -> Any:
-        started = time.perf_counter()
-        result = self._forward(*args, **kwargs)
-        ended = time.perf_counter()
-        self.calls += 1
-        self.seconds += ended - started
-        if self.calls == 1:
-            self.first_end = ended
-        return result
+        # The signature stays: transformers reads it to choose what it passes.
+        @functools.wraps(forward)
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            started = time.perf_counter()
+            result = forward(*args, **kwargs)
+            ended = time.perf_counter()
+            self.calls += 1
+            self.seconds += ended - started
+            if self.calls == 1:
+                self.first_end = ended
+            return result
+
+        owner.forward = timed
 
     def reset(self) -> None:
         self.calls, self.seconds, self.first_end = 0, 0.0, 0.0

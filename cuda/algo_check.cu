@@ -7,20 +7,19 @@
 
 namespace specdec {
 
-__global__ void check_accept(const TokenId* tokens, const std::int32_t* parents,
-                             std::int32_t size, const TokenId* sampled, std::int32_t max_path,
-                             AcceptResult* out) {
+__global__ void check_accept(const TokenId* tokens, const std::int32_t* parents, std::int32_t size,
+                             const TokenId* sampled, std::int32_t max_path, AcceptResult* out) {
   accept_greedy(WarpTeam{}, tokens, parents, size, sampled, max_path, out);
 }
 
 __global__ void check_lookahead_init(LookaheadState* state, LookaheadConfig cfg,
-                                     std::int32_t pool_grams, const TokenId* prompt,
-                                     std::int32_t n, std::uint64_t seed) {
+                                     std::int32_t pool_grams, const TokenId* prompt, std::int32_t n,
+                                     std::uint64_t seed) {
   lookahead_init(WarpTeam{}, state, cfg, pool_grams, prompt, n, seed);
 }
 
-__global__ void check_lookahead_draft(LookaheadState* state, TokenId golden,
-                                      LookaheadBudget budget, DraftTree* tree) {
+__global__ void check_lookahead_draft(LookaheadState* state, TokenId golden, LookaheadBudget budget,
+                                      DraftTree* tree) {
   lookahead_draft(WarpTeam{}, state, golden, budget, tree);
 }
 

@@ -39,13 +39,14 @@ def generate() -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="compare instead of writing")
+    parser.add_argument("--stub", type=Path, default=STUB, help="the file to write or compare")
     args = parser.parse_args()
     text = generate()
     if not args.check:
-        STUB.write_text(text)
+        args.stub.write_text(text)
         return 0
-    if not STUB.exists() or STUB.read_text() != text:
-        print(f"{STUB.relative_to(ROOT)} is stale: run `make stubs`", file=sys.stderr)
+    if not args.stub.exists() or args.stub.read_text() != text:
+        print(f"{args.stub} is stale: run `make stubs`", file=sys.stderr)
         return 1
     return 0
 

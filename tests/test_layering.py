@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import ast
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = "specdec_ext"
+
+# -- C++ and CUDA ---------------------------------------------------------------------------------
 
 # Layer -> the layers it may include beside itself.
 CPP: dict[str, set[str]] = {
@@ -22,24 +26,14 @@ CPP: dict[str, set[str]] = {
     "bind": {"base", "tree", "kv", "algo", "backend", "engine"},
 }
 CUDA = {"base", "tree", "algo", "backend", "cuda"}
-# Preprocessor conditions: the marker of base/types.h, and the pause instruction of the spin loop,
-# whose spelling is the compiler's affair. Features are chosen by file, never by #if.
-ALLOWED_IF = {"cpp/base/types.h", "cpp/base/thread_pool.cc"}
 DLPACK = {"cpp/bind/dlpack_abi.h", "cpp/bind/dlpack_convert.h", "cpp/bind/dlpack_convert.cc"}
-
-# Python module (first part below specdec_ext) -> the modules it may import.
-CONFIG = {"config", "config_parse", "sampling_params", "validate", "errors"}
-PYTHON: dict[str, set[str]] = {
-    "errors": set(),
-    "_version": set(),
-    "config": {"errors", "validate", "config_parse"},
-    "config_parse": {"errors", "validate", "config"},
-    "sampling_params": {"errors", "validate", "config", "config_parse"},
-    "validate": {"errors"},
-    "ops": {"_core", "errors"},
-    "models": {"_core", "ops", "errors", "models", "_version", "log", "validate"},
+# Features are chosen by file, never by #if. What may be conditional, word for word: the marker of
+# functions for host and device, and the pause instruction of the spin loop, which no portable
+# header spells.
+ALLOWED_IF: dict[str, set[str]] = {
+    "cpp/base/types.h": {"#if defined(__CUDACC__)"},
+    "cpp/base/thread_pool.cc": {"#if defined(__x86_64__) || defined(__i386__)"},
 }
-ENTRY = {"cli", "demo"}  # nothing of ours imports these, except each other
 
 
 def includes(text: str) -> Iterator[str]:
@@ -47,68 +41,55 @@ def includes(text: str) -> Iterator[str]:
         yield match.group(1)
 
 
+def include_fault(path: str, name: str) -> str | None:
+    """What is wrong with `path` including `name`."""
+    parts = path.split("/")
+    in_cpp = parts[0] == "cpp"
+    layer = parts[1] if in_cpp else "cuda"
+    allowed = (CPP[layer] | {layer}) if in_cpp else CUDA
+    top = name.split("/")[0]
+    if top in ("torch", "ATen", "c10"):
+        return "torch is not linked"
+    if top == "..":
+        return "paths are relative to cpp/ or the repository"
+    if (top == "pybind11" or name == "Python.h") and layer != "bind":
+        return "Python is known to bind alone"
+    if in_cpp and (top.startswith("cuda") or name.endswith(".cuh")):
+        return "nothing in cpp/ includes CUDA"
+    if "dlpack" in name and path not in DLPACK and name != "bind/dlpack_convert.h":
+        return "DLPack is known to bind/dlpack_convert alone"
+    if "/" in name and top in (*CPP, "cuda") and top not in allowed:
+        return f"{layer} may not include {top}"
+    return None
+
+
 def cpp_faults(path: str, text: str) -> list[str]:
     """What is wrong with one C++ or CUDA file, by its repository path and text."""
     faults = []
-    parts = path.split("/")
-    layer = parts[1] if parts[0] == "cpp" else "cuda"
-    allowed = (CPP[layer] | {layer}) if parts[0] == "cpp" else CUDA
     for name in includes(text):
-        top = name.split("/")[0]
-        if top in ("torch", "ATen", "c10"):
-            faults.append(f"{path} includes torch: {name}")
-        elif top == "pybind11" and layer != "bind":
-            faults.append(f"{path} includes pybind11 outside bind")
-        elif name.startswith("cuda") and parts[0] == "cpp":
-            faults.append(f"{path} includes CUDA: {name}")
-        elif "/" in name and top in (*CPP, "cuda") and top not in allowed:
-            faults.append(f"{path}: {layer} may not include {top}")
-        elif "dlpack_abi" in name and path not in DLPACK:
-            faults.append(f"{path} knows DLPack; only bind/dlpack_convert may")
-    if parts[0] == "cpp" and path not in ALLOWED_IF:
-        for match in re.finditer(r"^\s*#\s*(if\w*)\b.*$", text, re.MULTILINE):
-            faults.append(f"{path}: conditional compilation: {match.group(0).strip()}")
-    return faults
-
-
-def imports(text: str, package: str) -> Iterator[str]:
-    """Modules below specdec_ext that a file imports at any level, by their first part."""
-    for node in ast.walk(ast.parse(text)):
-        names: list[str] = []
-        if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
-            names = [node.module]
-            if node.module == package:
-                names = [f"{package}.{alias.name}" for alias in node.names]
-        for name in names:
-            if name.startswith(package + "."):
-                yield name.split(".")[1]
-
-
-def python_faults(module: str, text: str) -> list[str]:
-    faults = []
-    for name in imports(text, "specdec_ext"):
-        if name == module:
-            continue
-        if module in PYTHON and name not in PYTHON[module]:
-            faults.append(f"{module} may not import {name}")
-        if name in ENTRY and module not in ENTRY and module != "__main__":
-            faults.append(f"{module} imports the entry point {name}")
+        if fault := include_fault(path, name):
+            faults.append(f"{path} includes {name}: {fault}")
+    if path.startswith("cpp/"):
+        for match in re.finditer(r"^\s*#\s*if\w*\b.*$", text, re.MULTILINE):
+            line = match.group(0).strip()
+            if line not in ALLOWED_IF.get(path, ()):
+                faults.append(f"{path}: conditional compilation: {line}")
     return faults
 
 
 def sources(*folders: str) -> list[Path]:
-    found: list[Path] = []
-    for folder in folders:
-        for suffix in ("*.h", "*.cc", "*.cu", "*.cuh"):
-            found += sorted((ROOT / folder).rglob(suffix))
-    return found
+    return sorted(
+        file
+        for folder in folders
+        for suffix in ("*.h", "*.cc", "*.cu", "*.cuh")
+        for file in (ROOT / folder).rglob(suffix)
+    )
 
 
 def test_cpp_layers() -> None:
     files = sources("cpp", "cuda")
     assert len(files) > 30
+    assert {file.relative_to(ROOT / "cpp").parts[0] for file in sources("cpp")} == set(CPP)
     faults = [
         fault
         for file in files
@@ -117,48 +98,183 @@ def test_cpp_layers() -> None:
     assert faults == []
 
 
-def test_python_layers() -> None:
-    package = ROOT / "python" / "specdec_ext"
-    files = sorted(package.rglob("*.py"))
-    assert len(files) > 10
-    faults = []
-    for file in files:
-        module = file.relative_to(package).parts[0].removesuffix(".py")
-        faults += python_faults(module, file.read_text())
-    assert faults == []
+@pytest.mark.parametrize(
+    ("path", "text"),
+    [
+        ("cpp/base/x.h", '#include "tree/draft_tree.h"'),
+        ("cpp/tree/x.h", '#include "algo/accept.h"'),
+        ("cpp/kv/x.h", '#include "tree/draft_tree.h"'),
+        ("cpp/kv/x.h", '#include "../tree/draft_tree.h"'),
+        ("cpp/algo/x.h", '#include "engine/request.h"'),
+        ("cpp/algo/x.h", '#include "backend/ops.h"'),
+        ("cpp/backend/x.h", '#include "kv/page_table.h"'),
+        ("cpp/backend/cpu/deep/x.cc", '#  include "engine/step_plan.h"'),
+        ("cpp/engine/x.cc", "#include <pybind11/pybind11.h>"),
+        ("cpp/engine/x.cc", "#include <Python.h>"),
+        ("cpp/engine/x.cc", '#include "bind/registers.h"'),
+        ("cpp/backend/x.cc", "#include <cuda_runtime.h>"),
+        ("cpp/backend/x.cc", "#include <cuda/std/atomic>"),
+        ("cpp/backend/x.cc", '#include "cuda/common/warp_team.cuh"'),
+        ("cpp/bind/x.cc", '#include "common/warp_team.cuh"'),
+        ("cpp/bind/x.cc", "#include <torch/extension.h>"),
+        ("cpp/bind/x.cc", "#include <ATen/core/Tensor.h>"),
+        ("cpp/bind/bind_ops.cc", '#include "bind/dlpack_abi.h"'),
+        ("cpp/bind/bind_ops.cc", "#include <dlpack/dlpack.h>"),
+        ("cpp/engine/x.cc", "#ifdef SPECDEC_WITH_CUDA\n#endif"),
+        ("cpp/engine/x.cc", "  # if 0\n#endif"),
+        ("cpp/base/types.h", "#ifndef NDEBUG\n#endif"),
+        ("cuda/x.cu", '#include "engine/executor.h"'),
+        ("cuda/x.cu", '#include "kv/page_table.h"'),
+        ("cuda/x.cu", "#include <c10/cuda/CUDAStream.h>"),
+    ],
+)
+def test_a_forbidden_include_is_found(path: str, text: str) -> None:
+    assert len(cpp_faults(path, text)) == 1
 
 
 @pytest.mark.parametrize(
     ("path", "text"),
     [
-        ("cpp/base/x.h", '#include "tree/draft_tree.h"'),
-        ("cpp/kv/x.h", '#include "algo/accept.h"'),
-        ("cpp/algo/x.h", '#include "engine/request.h"'),
-        ("cpp/backend/x.h", '#include "kv/page_table.h"'),
-        ("cpp/engine/x.cc", "#include <pybind11/pybind11.h>"),
-        ("cpp/engine/x.cc", '#include "bind/registers.h"'),
-        ("cpp/backend/x.cc", "#include <cuda_runtime.h>"),
-        ("cpp/backend/x.cc", '#include "cuda/common/warp_team.cuh"'),
-        ("cpp/bind/x.cc", "#include <torch/extension.h>"),
-        ("cpp/bind/x.cc", '#include "bind/dlpack_abi.h"'),
-        ("cpp/engine/x.cc", "#ifdef SPECDEC_WITH_CUDA\n#endif"),
-        ("cuda/x.cu", '#include "engine/executor.h"'),
-        ("cuda/x.cu", "#include <ATen/ATen.h>"),
+        ("cpp/base/x.h", "#pragma once\n#include <vector>"),
+        ("cpp/algo/x.h", '#include "team.h"\n#include "tree/draft_tree.h"'),
+        ("cpp/bind/bind_ops.cc", '#include <pybind11/numpy.h>\n#include "bind/dlpack_convert.h"'),
+        ("cpp/base/types.h", "#if defined(__CUDACC__)\n#else\n#endif"),
+        ("cuda/x.cu", '#include "backend/ops.h"\n#include <cuda_fp16.h>\n#if __CUDA_ARCH__\n'),
     ],
 )
-def test_a_forbidden_include_is_found(path: str, text: str) -> None:
-    assert cpp_faults(path, text)
+def test_an_allowed_include_passes(path: str, text: str) -> None:
+    assert cpp_faults(path, text) == []
+
+
+# -- Python ---------------------------------------------------------------------------------------
+
+# Layer -> (its modules: the first name below the package, the layers it may import beside itself).
+PYTHON: dict[str, tuple[set[str], set[str]]] = {
+    "errors": ({"errors", "log", "_version"}, set()),
+    "core": ({"_core"}, set()),
+    "config": ({"validate", "config", "config_parse", "sampling_params"}, {"errors"}),
+    "checks": ({"memory_plan", "speculation_check", "request_check"}, {"errors", "config"}),
+    "text": (
+        {"chat_template", "detokenizer", "metrics", "outputs", "stop_strings"},
+        {"errors", "config"},
+    ),
+    "info": ({"build_info"}, {"errors", "config", "core"}),
+    "ops": ({"ops"}, {"errors", "core"}),
+    "models": ({"models"}, {"errors", "config", "core", "ops"}),
+    "engine": (
+        {"engine_loop", "llm_async", "progress", "request_state", "step_cost", "tokenizer"},
+        {"errors", "config", "checks", "text", "core", "models"},
+    ),
+    "llm": (
+        {"llm"},
+        {"errors", "config", "checks", "text", "info", "core", "ops", "models", "engine"},
+    ),
+    "entry": (
+        {"cli", "demo", "__main__"},
+        {"errors", "config", "checks", "text", "info", "models", "engine", "llm"},
+    ),
+}
+LAYER_OF = {module: layer for layer, (modules, _) in PYTHON.items() for module in modules}
+# What can be used before torch is there: a configuration is checked without it.
+LIGHT = {"errors", "config", "checks"}
+
+
+def python_imports(path: str, text: str) -> Iterator[str]:
+    """Dotted names that a file imports at any depth; relative ones made absolute.
+
+    path  inside the package, for example "models/base.py"
+    """
+    package = [PACKAGE, *path.split("/")[:-1]]
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            module = ".".join([*base, *([node.module] if node.module else [])])
+            if module == PACKAGE:
+                yield from (f"{module}.{alias.name}" for alias in node.names)
+            else:
+                yield module
+
+
+def python_faults(path: str, text: str) -> list[str]:
+    """What is wrong with one module, by its path inside the package."""
+    module = path.split("/")[0].removesuffix(".py")
+    layer = "entry" if module == "__init__" else LAYER_OF.get(module)
+    if layer is None:
+        return [f"{path} is in no layer; add it to PYTHON above and to docs/architecture.md"]
+    faults = []
+    for name in python_imports(path, text):
+        parts = name.split(".")
+        if parts[0] != PACKAGE:
+            if layer in LIGHT and parts[0] not in sys.stdlib_module_names | {"yaml"}:
+                faults.append(f"{path} imports {name}; {layer} works on the standard library")
+            continue
+        target = parts[1] if len(parts) > 1 else ""
+        if module == "__init__":
+            if LAYER_OF.get(target) == "entry":
+                faults.append(f"{path} imports the entry point {target}")
+        elif target not in LAYER_OF:
+            faults.append(f"{path} imports {name}, which is in no layer")
+        elif LAYER_OF[target] not in PYTHON[layer][1] | {layer}:
+            faults.append(f"{path}: {layer} may not import {target} ({LAYER_OF[target]})")
+    return faults
+
+
+def test_python_layers() -> None:
+    package = ROOT / "python" / PACKAGE
+    files = sorted(package.rglob("*.py"))
+    assert len(files) > 10
+    faults = [
+        fault
+        for file in files
+        for fault in python_faults(file.relative_to(package).as_posix(), file.read_text())
+    ]
+    assert faults == []
+
+
+def test_the_python_layers_form_no_cycle() -> None:
+    """The table itself is an order: a layer is allowed only what stands above it."""
+    seen: set[str] = set()
+    for layer, (_, allowed) in PYTHON.items():
+        assert allowed <= seen, layer
+        seen.add(layer)
 
 
 @pytest.mark.parametrize(
-    ("module", "text"),
+    ("path", "text"),
     [
-        ("config", "from specdec_ext.llm import LLM"),
-        ("errors", "import specdec_ext.config"),
-        ("ops", "from specdec_ext.models import load_model"),
-        ("models", "from specdec_ext import llm"),
-        ("llm", "from specdec_ext.cli import main"),
+        ("errors.py", "import specdec_ext.config"),
+        ("config.py", "from .llm import LLM"),
+        ("config.py", "from specdec_ext.llm import LLM"),
+        ("config.py", "from . import _core"),
+        ("config_parse.py", "def f():\n    import torch"),
+        ("sampling_params.py", "from numpy import ndarray"),
+        ("request_check.py", "from .engine_loop import EngineLoop"),
+        ("ops.py", "from .models import load_model"),
+        ("models/native.py", "from ..llm import LLM"),
+        ("models/native.py", "from .. import engine_loop"),
+        ("models/deeper/x.py", "def f():\n    from ...engine_loop import EngineLoop"),
+        ("engine_loop.py", "from .llm import LLM"),
+        ("llm.py", "from specdec_ext.cli import main"),
+        ("llm.py", "from specdec_ext import demo"),
+        ("__init__.py", "from .cli import main"),
+        ("novelty.py", "import os"),
+        ("llm.py", "from .novelty import x"),
     ],
 )
-def test_a_forbidden_import_is_found(module: str, text: str) -> None:
-    assert python_faults(module, text)
+def test_a_forbidden_import_is_found(path: str, text: str) -> None:
+    assert len(python_faults(path, text)) == 1
+
+
+@pytest.mark.parametrize(
+    ("path", "text"),
+    [
+        ("config.py", "from .errors import ConfigError\nimport json"),
+        ("models/native.py", "from .base import StepModel\nfrom .. import _core\nimport torch"),
+        ("cli/generate.py", "from ..llm import LLM\nfrom .common import make_llm"),
+        ("__init__.py", "from .llm import LLM"),
+    ],
+)
+def test_an_allowed_import_passes(path: str, text: str) -> None:
+    assert python_faults(path, text) == []

@@ -1,10 +1,10 @@
 // Greedy acceptance along a draft tree: keep the longest path that the target model would have
 // decoded itself.
 //
-// A draft node is kept when its parent is kept (the golden token always is) and its token equals the
-// target's choice after the parent. The answer is the deepest kept node, the one of smallest index
-// on ties; siblings with equal tokens are therefore allowed. What is emitted is the target's choice
-// after the golden token and after every node of that path: path_len + 1 tokens.
+// A draft node is kept when its parent is kept (the golden token always is) and its token equals
+// the target's choice after the parent. The answer is the deepest kept node, the one of smallest
+// index on ties; siblings with equal tokens are therefore allowed. What is emitted is the target's
+// choice after the golden token and after every node of that path: path_len + 1 tokens.
 //
 // The target's choice is -1 for a row of NaN scores. It never equals a token; if the path leads to
 // it, it is not emitted and the result says so.
@@ -23,9 +23,9 @@ namespace specdec {
 struct AcceptResult {
   std::int32_t path_len;     // accepted draft nodes, 0..max_path
   std::int32_t num_emitted;  // path_len + 1, or path_len when bad_row is set
-  std::int32_t bad_row;      // node whose scores were NaN and whose token was to be emitted; else -1
-  std::int32_t path[kMaxStepTokens];      // accepted nodes from the golden token's child downwards
-  TokenId emitted[kMaxStepTokens];        // the target's choices along the path
+  std::int32_t bad_row;  // node whose scores were NaN and whose token was to be emitted; else -1
+  std::int32_t path[kMaxStepTokens];       // accepted nodes from the golden token's child downwards
+  TokenId emitted[kMaxStepTokens];         // the target's choices along the path
   std::int32_t hit_depth[kMaxStepTokens];  // scratch: depth of a kept node, -1 for another one
 };
 

@@ -12,9 +12,10 @@ void check_lookahead_config(const LookaheadConfig& cfg, const char* what) {
                   " is below 1; use 2 or more, or [1,1,0] for plain decoding");
   SPECDEC_REQUIRE(cfg.g >= 0, what, " = ", triple(), ": verification-set size ", cfg.g,
                   " is below 0; use 0 or more");
-  SPECDEC_REQUIRE(cfg.n > 1 || (cfg.w == 1 && cfg.g == 0), what, " = ", triple(),
-                  ": n-gram size 1 drafts nothing and needs window size 1 and verification-set size "
-                  "0; use [1,1,0] for plain decoding or an n-gram size of 2 or more");
+  SPECDEC_REQUIRE(
+      cfg.n > 1 || (cfg.w == 1 && cfg.g == 0), what, " = ", triple(),
+      ": n-gram size 1 drafts nothing and needs window size 1 and verification-set size "
+      "0; use [1,1,0] for plain decoding or an n-gram size of 2 or more");
   const std::int64_t drafts = lookahead_max_draft_len(cfg.w, cfg.n, cfg.g);
   SPECDEC_REQUIRE(drafts <= kMaxDraftLen, what, " = ", triple(), " needs ", drafts,
                   " draft tokens per step, the limit is ", kMaxDraftLen,

@@ -15,8 +15,8 @@ namespace specdec {
 class OwnedLookahead {
  public:
   // Throws std::invalid_argument for an invalid triple, an empty prompt or a negative token.
-  OwnedLookahead(const LookaheadConfig& cfg, const std::vector<TokenId>& prompt,
-                 std::uint64_t seed, std::int32_t pool_grams);
+  OwnedLookahead(const LookaheadConfig& cfg, const std::vector<TokenId>& prompt, std::uint64_t seed,
+                 std::int32_t pool_grams);
 
   const DraftTree& draft(TokenId golden, const LookaheadBudget& budget);
   // `sampled` holds one entry per node of the last draft; empty when nothing was drafted.

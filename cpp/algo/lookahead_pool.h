@@ -1,8 +1,8 @@
 // The n-gram pool of one request: key token -> at most G grams of the N-1 tokens that followed it,
 // in order of least recent insertion.
 //
-// Bounded: a key hashes to one set of `ways` grams; a set holds the grams of all its keys, each with
-// a stamp that grows with every insertion. Insertion, for one key:
+// Bounded: a key hashes to one set of `ways` grams; a set holds the grams of all its keys, each
+// with a stamp that grows with every insertion. Insertion, for one key:
 //   an equal gram is there      it becomes the newest;
 //   the key has G grams         its oldest gram is replaced;
 //   the set is full             the oldest gram of the set, whatever its key, is replaced;

@@ -1,7 +1,7 @@
 // Lookahead decoding: configuration, resource formulas and the state of one request.
 //
-// The state is one block of memory without pointers (sizes follow from the configuration), so a slot
-// of any backend can hold it and it may be copied bytewise. No verb allocates.
+// The state is one block of memory without pointers (sizes follow from the configuration), so a
+// slot of any backend can hold it and it may be copied bytewise. No verb allocates.
 //
 // Source: Fu et al., "Break the sequential dependency of LLM inference using lookahead decoding"
 // (2024), in the row-major arrangement that TensorRT-LLM uses, see docs/methods/lookahead.md.
@@ -53,9 +53,10 @@ void check_lookahead_config(const LookaheadConfig& cfg, const char* what);
 // triple are cut to it. With LookaheadBudget{} everything is emitted.
 struct LookaheadBudget {
   static constexpr std::int32_t kAll = kMaxStepTokens;
-  std::int32_t window_rows = kAll;  // a prefix of the rows; 0: no window branch, window stands still
-  std::int32_t guesses = kAll;      // the newest ones
-  std::int32_t guess_len = kAll;    // tokens of each guess
+  std::int32_t window_rows =
+      kAll;                       // a prefix of the rows; 0: no window branch, window stands still
+  std::int32_t guesses = kAll;    // the newest ones
+  std::int32_t guess_len = kAll;  // tokens of each guess
   std::int32_t max_drafts = kMaxDraftLen;  // draft nodes; a window row is emitted whole or not
   std::int32_t max_depth = kMaxDraftLen;   // depth of any draft node (the positions left)
 };
@@ -69,8 +70,7 @@ SPECDEC_HD constexpr std::int32_t lookahead_draft_bound(const LookaheadConfig& c
   const std::int32_t rows = cut(budget.window_rows, cfg.w);
   const std::int32_t guesses = cut(budget.guesses, cfg.g);
   const std::int32_t guess_len = cut(budget.guess_len, cfg.n - 1);
-  const std::int32_t window =
-      rows == 0 || cfg.n == 1 ? 0 : cfg.n - 2 + (rows - 1) * (cfg.n - 1);
+  const std::int32_t window = rows == 0 || cfg.n == 1 ? 0 : cfg.n - 2 + (rows - 1) * (cfg.n - 1);
   return cut(window + guesses * guess_len, cut(budget.max_drafts, kMaxDraftLen));
 }
 
@@ -94,10 +94,10 @@ SPECDEC_HD constexpr std::int32_t lookahead_pool_sets(std::int32_t g, std::int32
 struct LookaheadState {
   LookaheadConfig cfg;
   std::int32_t pool_sets, pool_ways;
-  std::uint32_t pool_stamp;     // number of inserts so far: the age order of the pool
-  std::int32_t emitted_rows;    // window rows in the tree of the last draft; 0 after an update
-  std::int32_t num_guesses;     // guesses in the tree of the last draft
-  TokenId golden;               // golden token of the last draft
+  std::uint32_t pool_stamp;   // number of inserts so far: the age order of the pool
+  std::int32_t emitted_rows;  // window rows in the tree of the last draft; 0 after an update
+  std::int32_t num_guesses;   // guesses in the tree of the last draft
+  TokenId golden;             // golden token of the last draft
 
   SPECDEC_HD std::int32_t gram_len() const { return cfg.n - 1; }
   SPECDEC_HD std::int32_t num_prefill() const { return cfg.n > 2 ? cfg.n - 2 : 0; }
@@ -135,7 +135,8 @@ struct LookaheadState {
 };
 
 // Bytes of the block for a triple and a pool of `pool_grams` entries; the block is aligned to 8.
-// Never decreasing in w, n, g and pool_grams: a slot sized for the executor's triple holds any other.
+// Never decreasing in w, n, g and pool_grams: a slot sized for the executor's triple holds any
+// other.
 SPECDEC_HD constexpr std::size_t lookahead_bytes_required(const LookaheadConfig& cfg,
                                                           std::int32_t pool_grams) {
   const std::int64_t gram = cfg.n - 1;

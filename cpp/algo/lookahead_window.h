@@ -7,7 +7,8 @@
 //   full, f = N-1      the golden token stands in for the first token of row 0, which therefore
 //                      begins with its second column at s; row w >= 1 begins at s-1+w.
 // The first token of a row hangs under the first token of the row above (row 0: under the chain;
-// full: row 1 under the golden token). A row is emitted whole or not at all, and rows form a prefix.
+// full: row 1 under the golden token). A row is emitted whole or not at all, and rows form a
+// prefix.
 //
 // Rows that are not emitted stand still. So rows may be filled to different columns; fill() never
 // increases with w because a prefix of rows advances.
@@ -37,9 +38,8 @@ SPECDEC_HD inline void lookahead_window_init(const TeamT& team, LookaheadState* 
   for (std::int32_t row = team.rank(); row < state->cfg.w; row += team.size()) {
     for (std::int32_t c = 0; c < columns; ++c) state->window()[row * columns + c] = -1;
     if (columns > 0) {
-      state->window()[row * columns] =
-          prompt[philox_below(seed, bound, RandomPurpose::kLookaheadWindow,
-                              static_cast<std::uint32_t>(row), bound)];
+      state->window()[row * columns] = prompt[philox_below(
+          seed, bound, RandomPurpose::kLookaheadWindow, static_cast<std::uint32_t>(row), bound)];
     }
     state->fill()[row] = columns > 0 ? 1 : 0;
     state->row_node()[row] = 0;
@@ -87,9 +87,9 @@ SPECDEC_HD inline std::int32_t lookahead_window_emit(LookaheadState* state, Trie
   return emitted;
 }
 
-// Gives each emitted row the target's choice after its last token. A full row drops its first token,
-// which becomes the key of the gram that the row now is; the key of row 0 is the golden token of
-// that step, the true predecessor. row_key() is -1 for rows that yield no gram.
+// Gives each emitted row the target's choice after its last token. A full row drops its first
+// token, which becomes the key of the gram that the row now is; the key of row 0 is the golden
+// token of that step, the true predecessor. row_key() is -1 for rows that yield no gram.
 template <Team TeamT>
 SPECDEC_HD inline void lookahead_window_advance(const TeamT& team, LookaheadState* state,
                                                 const TokenId* tree_tokens,

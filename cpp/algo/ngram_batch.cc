@@ -8,8 +8,8 @@ namespace specdec {
 
 OwnedNgramIndex::OwnedNgramIndex(std::int32_t max_seq_len, std::int32_t max_ngram)
     : max_seq_len_(max_seq_len), max_ngram_(max_ngram) {
-  SPECDEC_REQUIRE(max_seq_len >= 1 && max_seq_len <= (1 << 28), "ngram_index.max_seq_len = ",
-                  max_seq_len, ": use 1..", 1 << 28);
+  SPECDEC_REQUIRE(max_seq_len >= 1 && max_seq_len <= (1 << 28),
+                  "ngram_index.max_seq_len = ", max_seq_len, ": use 1..", 1 << 28);
   SPECDEC_REQUIRE(max_ngram >= 1 && max_ngram <= kMaxNgram, "ngram_index.max_ngram = ", max_ngram,
                   ": use 1..", kMaxNgram);
   block_ = std::make_unique_for_overwrite<std::uint64_t[]>((bytes() + 7) / 8);
@@ -23,8 +23,8 @@ NgramBatch::NgramBatch(std::int32_t num_sequences, std::int32_t max_seq_len,
   sequences_.reserve(static_cast<std::size_t>(num_sequences));
   for (std::int32_t b = 0; b < num_sequences; ++b) {
     OwnedNgramIndex index(max_seq_len, max_ngram);
-    sequences_.push_back(Sequence{std::vector<TokenId>(static_cast<std::size_t>(max_seq_len)), 0,
-                                  std::move(index)});
+    sequences_.push_back(
+        Sequence{std::vector<TokenId>(static_cast<std::size_t>(max_seq_len)), 0, std::move(index)});
   }
 }
 
@@ -44,14 +44,18 @@ void NgramBatch::propose(const TokenId* tokens, std::int64_t stride, const std::
   for (std::int32_t b = 0; b < batch; ++b) {
     const Sequence& s = sequences_[b];
     SPECDEC_REQUIRE(counts[b] >= 0 && counts[b] <= s.index.max_seq_len() - s.length, "counts[", b,
-                    "] = ", counts[b], ": the history has ", s.length, " of max_seq_len = ",
-                    s.index.max_seq_len(), " tokens; give 0..", s.index.max_seq_len() - s.length);
+                    "] = ", counts[b], ": the history has ", s.length,
+                    " of max_seq_len = ", s.index.max_seq_len(), " tokens; give 0..",
+                    s.index.max_seq_len() - s.length);
   }
   for (std::int32_t b = 0; b < batch; ++b) {
     Sequence& s = sequences_[b];
     std::copy_n(tokens + b * stride, counts[b], s.history.data() + s.length);
     s.length += counts[b];
-    ngram_prefetch(s.index.get(), s.history.data(), s.length);
+    ngram_prefetch<NgramPrefetch::kEntries>(s.index.get(), s.history.data(), s.length);
+  }
+  for (Sequence& s : sequences_) {
+    ngram_prefetch<NgramPrefetch::kText>(s.index.get(), s.history.data(), s.length);
   }
   for (std::int32_t b = 0; b < batch; ++b) {
     Sequence& s = sequences_[b];

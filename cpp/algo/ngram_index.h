@@ -128,8 +128,8 @@ SPECDEC_HD inline NgramEntry* ngram_home(NgramIndex* index, std::int32_t n, std:
 
 // The entry of the n tokens before position e of `history`, else the free entry where they belong,
 // else null when the probe limit is reached.
-SPECDEC_HD inline NgramEntry* ngram_find(NgramIndex* index, const TokenId* history,
-                                         std::int32_t e, std::int32_t n, std::uint64_t h) {
+SPECDEC_HD inline NgramEntry* ngram_find(NgramIndex* index, const TokenId* history, std::int32_t e,
+                                         std::int32_t n, std::uint64_t h) {
   NgramEntry* part = ngram_home(index, n, h);
   const std::uint32_t wrap = static_cast<std::uint32_t>(index->part_entries - 1);
   const std::uint32_t tag = ngram_hash_tag(h);
@@ -168,8 +168,8 @@ SPECDEC_HD inline void ngram_extend(const TeamT& team, NgramIndex* index, const 
   team.sync();
 }
 
-// Looks up the suffix of history[0..len), all of which has been given to ngram_extend. `out` lies in
-// memory that all ranks see.
+// Looks up the suffix of history[0..len), all of which has been given to ngram_extend. `out` lies
+// in memory that all ranks see.
 template <Team TeamT>
 SPECDEC_HD inline void ngram_lookup(const TeamT& team, NgramIndex* index, const TokenId* history,
                                     std::int32_t len, const NgramLookup& how, NgramMatch* out) {
@@ -189,8 +189,7 @@ SPECDEC_HD inline void ngram_lookup(const TeamT& team, NgramIndex* index, const 
     std::int32_t total = 0;
     const std::int32_t longer_hits = team.scan(hit ? 1 : 0, &total);
     if (hit && longer_hits == 0) {
-      const bool oldest =
-          how.keep_all && how.use_oldest && len - entry->first >= how.max_draft_len;
+      const bool oldest = how.keep_all && how.use_oldest && len - entry->first >= how.max_draft_len;
       out->source = oldest ? entry->first : entry->last;
       const std::int32_t rest = len - out->source;
       out->length = rest < how.max_draft_len ? rest : how.max_draft_len;
@@ -201,8 +200,11 @@ SPECDEC_HD inline void ngram_lookup(const TeamT& team, NgramIndex* index, const 
   team.sync();
 }
 
-// Host only: asks for the entries that extend(new_len) and then lookup(new_len) will touch, so that
-// the memory latency of a batch of requests overlaps.
+// Host only. Asks for the memory that extend(new_len) and then lookup(new_len) will touch, so that
+// the latencies of a batch of requests overlap: first the table entries, then, in a second pass
+// over the batch, the text that the entries point to. A hint: it reads and never writes.
+enum class NgramPrefetch : std::uint8_t { kEntries, kText };
+template <NgramPrefetch kWhat>
 inline void ngram_prefetch(NgramIndex* index, const TokenId* history, std::int32_t new_len) {
   std::int32_t begin = index->indexed + 1;
   if (begin < new_len - 8) begin = new_len - 8;  // a whole prompt: the first touches pay
@@ -213,7 +215,12 @@ inline void ngram_prefetch(NgramIndex* index, const TokenId* history, std::int32
       h = ngram_hash_step(h, history[e - n]);
       const std::uint32_t at =
           static_cast<std::uint32_t>(h) & static_cast<std::uint32_t>(index->part_entries - 1);
-      __builtin_prefetch(ngram_home(index, n, h) + at, 1);
+      const NgramEntry* entry = ngram_home(index, n, h) + at;
+      if constexpr (kWhat == NgramPrefetch::kEntries) {
+        __builtin_prefetch(entry, 1);
+      } else if (entry->first >= 0) {
+        __builtin_prefetch(history + entry->first);
+      }
     }
   }
 }

@@ -10,6 +10,9 @@ namespace {
 
 constexpr TokenId kSeparator = -1;
 constexpr int kWays = 8;
+// Tokens before a piece that are stored with it again when the ring has gone on to other text.
+constexpr std::int32_t kOverlap = 16;
+static_assert(kOverlap >= kMaxNgram, "a run that is continued holds whole patterns");
 
 struct Entry {
   std::int64_t after = -1;  // ring position behind the occurrence (positions only grow); -1: free
@@ -37,6 +40,13 @@ struct SharedNgramPool::Ring {
   void push(TokenId token) {
     tokens[static_cast<std::size_t>(head) % tokens.size()] = token;
     ++head;
+  }
+  bool ends_with(const TokenId* text, std::int32_t n) const {
+    if (head - n < oldest()) return false;
+    for (std::int32_t i = 0; i < n; ++i) {
+      if (at(head - n + i) != text[i]) return false;
+    }
+    return true;
   }
   // The entry that stands for the pattern whose tokens, last first, are before(1), before(2), ...
   template <typename Before>
@@ -104,20 +114,25 @@ SharedNgramPool::Ring* SharedNgramPool::touch(const std::string& salt, bool crea
 void SharedNgramPool::publish(const std::string& salt, const TokenId* text, std::int32_t begin,
                               std::int32_t end) {
   if (begin >= end) return;
-  std::int32_t from = std::max(0, begin - options_.max_ngram);
-  if (end - from >= options_.capacity_tokens) from = end - (options_.capacity_tokens - 1);
   Ring& ring = *touch(salt, true);
-  ring.push(kSeparator);
-  for (std::int32_t i = from; i < end; ++i) {
-    // A pattern is indexed once something follows it; those followed by the context's own tokens
-    // were indexed with the piece before.
-    if (i >= begin) {
+  std::int32_t from = std::max(0, begin - kOverlap);  // first token that a pattern may contain
+  std::int32_t i = begin;                             // next token to store
+  if (begin == 0 || !ring.ends_with(text + from, begin - from)) {
+    from = std::max(0, from - options_.max_ngram);
+    from = std::max(from, end - (options_.capacity_tokens - 1));
+    ring.push(kSeparator);
+    i = from;
+  }
+  // A pattern is indexed once something follows it. In a new run that includes the patterns of the
+  // overlap, whose continuations ended with the piece before.
+  const std::int32_t first_indexed = std::max(i, begin - kOverlap);
+  for (; i < end; ++i) {
+    if (i >= first_indexed) {
       std::uint64_t h = kNgramHashSeed;
       const std::int32_t longest = std::min(options_.max_ngram, i - from);
       for (std::int32_t n = 1; n <= longest; ++n) {
         h = ngram_hash_step(h, text[i - n]);
-        Entry* entry =
-            ring.find(buckets_, h, n, [&](std::int32_t back) { return text[i - back]; });
+        Entry* entry = ring.find(buckets_, h, n, [&](std::int32_t back) { return text[i - back]; });
         if (entry == nullptr) {
           entry = ring.victim(buckets_, h);
           entry->tag = ngram_hash_tag(h);
@@ -143,8 +158,8 @@ std::int32_t SharedNgramPool::lookup(const std::string& salt, const TokenId* his
     hashes[n] = ngram_hash_step(hashes[n - 1], history[len - n]);
   }
   for (std::int32_t n = longest; n > 0; --n) {
-    const Entry* entry = ring->find(buckets_, hashes[n], n,
-                                    [&](std::int32_t back) { return history[len - back]; });
+    const Entry* entry =
+        ring->find(buckets_, hashes[n], n, [&](std::int32_t back) { return history[len - back]; });
     if (entry == nullptr) continue;
     std::int32_t length = 0;
     for (std::int64_t pos = entry->after; pos < ring->head && length < max_draft_len; ++pos) {

@@ -2,9 +2,9 @@
 // salt, host side.
 //
 // Text arrives as runs (publish). Each salt has its own ring of `capacity` tokens in which a run is
-// stored after a separator, and an index from the n-grams of 1..M tokens of the ring to the position
-// behind their most recent occurrence. Old text is overwritten; entries that point to overwritten
-// text are dead and are reused. Nothing found under one salt can come from another.
+// stored after a separator, and an index from the n-grams of 1..M tokens of the ring to the
+// position behind their most recent occurrence. Old text is overwritten; entries that point to
+// overwritten text are dead and are reused. Nothing found under one salt can come from another.
 //
 // Bounded: max_salts rings; the salt used least recently gives way. Deterministic: the answer is a
 // function of the sequence of calls. Not thread-safe: the executor calls it in batch order.
@@ -33,9 +33,11 @@ class SharedNgramPool {
   explicit SharedNgramPool(const Options& options);
   ~SharedNgramPool();
 
-  // Adds text[begin..end) of one request, remembered together with the up to M tokens before
-  // `begin`, so that a request may be published piece by piece. No token is negative.
-  // Of a piece longer than the ring its end is kept.
+  // Adds text[begin..end) of one request, which may be published piece by piece. A piece goes on
+  // with the last run if the ring ends with the (up to 16) tokens before `begin`; otherwise it
+  // starts a new run in which those tokens are stored again, so pieces of 32 tokens or more are
+  // economical when several requests take turns. No token is negative. Of a piece longer than the
+  // ring its end is kept.
   void publish(const std::string& salt, const TokenId* text, std::int32_t begin, std::int32_t end);
 
   // Copies to `draft` ([max_draft_len]) what followed the most recent occurrence of the longest
@@ -55,7 +57,7 @@ class SharedNgramPool {
   std::int64_t ring_bytes() const;
 
   Options options_;
-  std::int64_t buckets_ = 1;  // per ring, a power of two
+  std::int64_t buckets_ = 1;                                        // per ring, a power of two
   std::list<std::pair<std::string, std::unique_ptr<Ring>>> order_;  // most recently used first
   std::unordered_map<std::string, decltype(order_)::iterator> salts_;
 };

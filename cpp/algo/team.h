@@ -1,9 +1,10 @@
 // A team runs one request's algorithm: one host thread (SerialTeam) or the 32 lanes of a warp
 // (cuda/common/warp_team.cuh). The text of an algorithm is the same for both; its integer results
-// do not depend on the team's size, because ranks only ever divide work whose parts are independent.
+// do not depend on the team's size, because ranks only ever divide work whose parts are
+// independent.
 //
-// Contract of a team: every rank calls sync(), any() and scan() the same number of times in the same
-// order. Memory written before sync() by one rank is seen after it by all.
+// Contract of a team: every rank calls sync(), any() and scan() the same number of times in the
+// same order. Memory written before sync() by one rank is seen after it by all.
 #pragma once
 
 #include <concepts>

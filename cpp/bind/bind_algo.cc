@@ -131,7 +131,8 @@ void register_lookahead(py::module_& m) {
         check_lookahead_config(LookaheadConfig{w, n, g}, what.c_str());
       },
       py::arg("w"), py::arg("n"), py::arg("g"), py::arg("what") = "lookahead",
-      "Raises ValueError unless (w, n, g) is valid and needs no more draft tokens than a step has.");
+      "Raises ValueError unless (w, n, g) is valid and needs no more draft tokens than a step "
+      "has.");
   m.def(
       "lookahead_bytes",
       [](std::int32_t w, std::int32_t n, std::int32_t g, std::int32_t pool_grams) {
@@ -192,10 +193,10 @@ Limits absent: the request's own triple.)")
                              [](const OwnedLookahead& self) {
                                return copy_ids(self.state()->tail(), self.state()->gram_len());
                              })
-      .def_property_readonly(
-          "emitted_rows", [](const OwnedLookahead& self) { return self.state()->emitted_rows; })
-      .def_property_readonly(
-          "num_guesses", [](const OwnedLookahead& self) { return self.state()->num_guesses; })
+      .def_property_readonly("emitted_rows",
+                             [](const OwnedLookahead& self) { return self.state()->emitted_rows; })
+      .def_property_readonly("num_guesses",
+                             [](const OwnedLookahead& self) { return self.state()->num_guesses; })
       .def_property_readonly(
           "pool_capacity", [](const OwnedLookahead& self) { return self.state()->pool_entries(); })
       .def_property_readonly("nbytes", &OwnedLookahead::bytes);
@@ -246,10 +247,10 @@ last match_len tokens of the history; length 0: no draft.)")
           [](NgramBatch& self, const ExactIds& tokens, const ExactIds& counts, ExactIds& drafts,
              ExactIds& lengths, bool keep_all, bool use_oldest) {
             const py::ssize_t batch = self.num_sequences();
-            SPECDEC_REQUIRE(tokens.ndim() == 2 && tokens.shape(0) == batch &&
-                                counts.ndim() == 1 && counts.shape(0) == batch &&
-                                drafts.ndim() == 2 && drafts.shape(0) == batch &&
-                                lengths.ndim() == 1 && lengths.shape(0) == batch,
+            SPECDEC_REQUIRE(tokens.ndim() == 2 && tokens.shape(0) == batch && counts.ndim() == 1 &&
+                                counts.shape(0) == batch && drafts.ndim() == 2 &&
+                                drafts.shape(0) == batch && lengths.ndim() == 1 &&
+                                lengths.shape(0) == batch,
                             "expected tokens [B, T], counts [B], drafts [B, K], lengths [B] with "
                             "B = ",
                             batch, " sequences");
@@ -258,8 +259,7 @@ last match_len tokens of the history; length 0: no draft.)")
                               "] = ", counts.data()[b], ": tokens has ", tokens.shape(1),
                               " columns");
             }
-            const NgramLookup how{static_cast<std::int32_t>(drafts.shape(1)), keep_all,
-                                  use_oldest};
+            const NgramLookup how{static_cast<std::int32_t>(drafts.shape(1)), keep_all, use_oldest};
             TokenId* const drafts_out = drafts.mutable_data();
             std::int32_t* const lengths_out = lengths.mutable_data();
             const TokenId* const tokens_in = tokens.data();
@@ -278,19 +278,19 @@ the first lengths[b] entries of drafts[b] are written. Raises ValueError before 
       .def(
           "clear",
           [](NgramBatch& self, std::int32_t sequence) {
-            SPECDEC_REQUIRE(sequence >= 0 && sequence < self.num_sequences(), "sequence = ",
-                            sequence, ": there are 0..", self.num_sequences() - 1);
+            SPECDEC_REQUIRE(sequence >= 0 && sequence < self.num_sequences(),
+                            "sequence = ", sequence, ": there are 0..", self.num_sequences() - 1);
             self.clear(sequence);
           },
           py::arg("sequence"), "Forget a sequence's history.");
 
   py::class_<SharedNgramPool>(m, "SharedNgramPool",
                               "Prompt lookup across requests that carry the same salt; bounded.")
-      .def(py::init([](std::int32_t capacity_tokens, std::int32_t max_ngram,
-                       std::int32_t max_salts) {
-             return std::make_unique<SharedNgramPool>(
-                 SharedNgramPool::Options{capacity_tokens, max_ngram, max_salts});
-           }),
+      .def(py::init(
+               [](std::int32_t capacity_tokens, std::int32_t max_ngram, std::int32_t max_salts) {
+                 return std::make_unique<SharedNgramPool>(
+                     SharedNgramPool::Options{capacity_tokens, max_ngram, max_salts});
+               }),
            py::kw_only(), py::arg("capacity_tokens") = 65536, py::arg("max_ngram") = 2,
            py::arg("max_salts") = 8)
       .def(

@@ -153,9 +153,9 @@ def _no_duplicates(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
 
 
 def _load_yaml(text: str, source: str) -> object:
-    import yaml  # type: ignore[import-untyped]
+    import yaml
 
-    class Loader(yaml.SafeLoader):  # type: ignore[misc]
+    class Loader(yaml.SafeLoader):
         """SafeLoader that refuses a key given twice; YAML itself would keep the last."""
 
     def mapping(loader: yaml.SafeLoader, node: yaml.MappingNode) -> dict[Any, Any]:
@@ -388,8 +388,9 @@ def parse_speculative_config(
         named = canonical_method(value)
         if wanted not in (None, named):
             _refuse_form(value, wanted)
-        return {"lookahead": LookaheadDecodingConfig, "ngram": NGramDecodingConfig,
-                "none": lambda: None}[named]()  # fmt: skip
+        if named == "none":
+            return None
+        return LookaheadDecodingConfig() if named == "lookahead" else NGramDecodingConfig()
     if isinstance(value, (list, tuple)):
         return _from_list(value, wanted, tensor_parallel_size)
     if isinstance(value, Mapping):

@@ -139,7 +139,7 @@ class EngineLoop:
             if plan is None:
                 return False
             interrupted: BaseException | None = None
-            forward_end = start
+            forward_begin = forward_end = time.perf_counter()
             try:
                 result = self.model.forward(plan)
                 forward_end = time.perf_counter()
@@ -151,7 +151,7 @@ class EngineLoop:
             self._route(outputs, start)
             end = time.perf_counter()
             self._num_steps += 1
-            self._forward_s += max(0.0, forward_end - start)
+            self._forward_s += forward_end - forward_begin
             self._step_s += end - start
             if interrupted is not None:
                 raise interrupted

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -13,7 +14,7 @@ from .chat_template import render_chat
 from .config import KvCacheConfig, SchedulerConfig, normalize_dtype
 from .config_parse import parse_kv_cache_config, parse_scheduler_config
 from .engine_loop import EngineLoop
-from .errors import ConfigError, ModelError, RequestError
+from .errors import ConfigError, RequestError
 from .llm_async import AsyncRequest, BackgroundStepper
 from .memory_plan import MemoryPlan, available_memory_bytes, plan_memory
 from .outputs import RequestOutput
@@ -21,8 +22,11 @@ from .request_check import EngineLimits
 from .request_state import RequestState
 from .sampling_params import SamplingParams
 from .speculation_check import check_build, refuse_unknown_arguments
-from .tokenizer import load_tokenizer, read_eos_token_ids
-from .validate import check_choice, check_int, show
+from .tokenizer import eos_token_ids, load_tokenizer
+from .validate import check_bool, check_choice, check_int, show
+
+if TYPE_CHECKING:
+    from .models.base import StepModel
 
 __all__ = ["LLM"]
 
@@ -45,6 +49,7 @@ class LLM:
                                agree with speculative_config
     tensor_parallel_size       1
     seed                       of requests that give none; greedy decoding draws nothing
+    allow_pickle               read pytorch_model.bin files (weights_only=True) too; off: refused
 
     Greedy output is the same tokens with and without speculation. Raises ConfigError, ModelError.
     Use as a context manager, or close() it; both cancel what still runs.
@@ -64,6 +69,7 @@ class LLM:
         speculative_decoding_mode: str | None = None,
         tensor_parallel_size: int = 1,
         seed: int = 0,
+        allow_pickle: bool = False,
         **unknown: Any,
     ) -> None:
         self._closed = True  # until construction is through, there is nothing to close
@@ -78,30 +84,21 @@ class LLM:
             "model_impl", model_impl, ("auto", "native", "transformers"), ConfigError
         )
         seed = check_int("seed", seed, ConfigError, low=-(2**63), high=2**64 - 1)
-
-        from .models import load_model
+        allow_pickle = check_bool("allow_pickle", allow_pickle, ConfigError)
 
         if model is None:
             from .models.default import default_model
 
             model = default_model()
         self.model_path = Path(model).expanduser()
-        if not self.model_path.is_dir():
-            raise ModelError(
-                f"model = {str(model)!r}: no such folder; give a local folder with config.json and "
-                "safetensors files, or leave it out for the built-in default model"
-            )
-        self.model, self.model_info = load_model(self.model_path, dtype, model_impl)
+        self.model = self._load_model(dtype, model_impl, allow_pickle)
         self.tokenizer = load_tokenizer(tokenizer, self.model_path)
-        self.memory = self._plan_memory()
         self._pages = self._make_pages()
         self.model.bind_cache(*self._pages)
         limits = EngineLimits(
             vocab_size=self.model.vocab_size,
             max_seq_len=self.memory.max_seq_len,
-            eos_token_ids=read_eos_token_ids(
-                self.model_path, self.tokenizer, self.model.vocab_size
-            ),
+            eos_token_ids=eos_token_ids(self.model.info, self.tokenizer),
             speculative_config=self.speculative_config,
             num_pages=self.memory.num_pages,
             tokens_per_block=self.memory.tokens_per_block,
@@ -130,25 +127,59 @@ class LLM:
         self._stepper = BackgroundStepper(self.engine)
         self._closed = False
 
-    def _plan_memory(self) -> MemoryPlan:
-        model = self.model
+    def _load_model(self, dtype: str, model_impl: str, allow_pickle: bool) -> StepModel:
+        """Load the weights and set `self.memory`.
+
+        The plan comes first: the model's buffers are sized by its rows, and what cannot fit is
+        refused before gigabytes are read. It is made again with what the model really has.
+        """
+        from .models import load_model
+        from .models.config_reader import read_config
+        from .models.rope import max_position
+
+        config = read_config(self.model_path)
+        kv_dtype = dtype if dtype != "auto" else (config.dtype or "float32")
+        first = self._plan_memory(config, kv_dtype, max_position(config.hf), self.scheduler_config)
+        model = load_model(
+            self.model_path,
+            dtype=dtype,
+            model_impl=model_impl,
+            max_rows=first.max_num_tokens,
+            max_seq_len=first.max_seq_len,
+            allow_pickle=allow_pickle,
+        )
+        self.memory = self._plan_memory(
+            model,
+            normalize_dtype("model.kv_dtype", model.kv_dtype),
+            model.max_position,
+            dataclasses.replace(
+                self.scheduler_config,
+                max_num_tokens=first.max_num_tokens,
+                max_seq_len=min(first.max_seq_len, model.max_position),
+            ),
+        )
+        return model
+
+    def _plan_memory(
+        self, model: Any, kv_dtype: str, max_position: int, scheduler: SchedulerConfig
+    ) -> MemoryPlan:
+        """`model` has num_layers, num_kv_heads and head_dim."""
         wanted = self.kv_cache_config.dtype
-        have = normalize_dtype("model.kv_dtype", model.kv_dtype)
-        if wanted not in ("auto", have):
+        if wanted not in ("auto", kv_dtype):
             raise ConfigError(
-                f"KvCacheConfig.dtype = {wanted!r}: this model keeps K and V in {have}; use 'auto' "
-                f"or load the model with dtype={wanted!r}"
+                f"KvCacheConfig.dtype = {wanted!r}: this model keeps K and V in {kv_dtype}; use "
+                f"'auto' or load the model with dtype={wanted!r}"
             )
         config = self.speculative_config
         return plan_memory(
             num_layers=model.num_layers,
             num_kv_heads=model.num_kv_heads,
             head_dim=model.head_dim,
-            kv_bytes=model.kv_dtype.itemsize,
-            max_position=model.max_position,
+            kv_bytes=4 if kv_dtype == "float32" else 2,
+            max_position=max_position,
             draft_len=config.max_draft_len if config is not None else 0,
             kv_cache=self.kv_cache_config,
-            scheduler=self.scheduler_config,
+            scheduler=scheduler,
             free_bytes=available_memory_bytes(),
         )
 
@@ -309,12 +340,15 @@ class LLM:
                     "or LLM(tokenizer=...)"
                 )
             return prompt, list(self.tokenizer(prompt)["input_ids"])
+        if hasattr(prompt, "tolist"):  # a NumPy array or a torch tensor of ids
+            prompt = prompt.tolist()
         if isinstance(prompt, (bytes, bytearray)) or not isinstance(prompt, Sequence):
             raise RequestError(
                 f"prompt = {show(prompt)}: expected text or a list of token ids, got "
                 f"{type(prompt).__name__}"
             )
-        return None, list(prompt)
+        ids: Sequence[Any] = prompt
+        return None, list(ids)
 
     def _chat_prompt(
         self, messages: Any, chat_template: str | None, add_generation_prompt: bool
@@ -334,10 +368,13 @@ class LLM:
     def _split_prompts(
         self, prompts: Prompt | Sequence[Prompt]
     ) -> list[tuple[str | None, list[int]]]:
+        if hasattr(prompts, "tolist"):
+            prompts = prompts.tolist()
         one = isinstance(prompts, (str, Mapping)) or (
             isinstance(prompts, Sequence)
             and len(prompts) > 0
             and not isinstance(prompts[0], (str, Mapping, Sequence))
+            and not hasattr(prompts[0], "tolist")
         )
         if one:
             return [self._encode(prompts)]  # type: ignore[arg-type]

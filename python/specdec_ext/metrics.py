@@ -22,8 +22,9 @@ def ratio(part: float, whole: float) -> float:
 class SpecCounter:
     """Speculation of one request (keep_steps) or of many.
 
-    num_spec_tokens  drafts on the deepest path that a step may accept (lookahead N-1, prompt lookup
-                     K); the histogram has one bin more
+    num_spec_tokens  drafts on the deepest path that a step may accept: prompt lookup K; lookahead
+                     N-1, or more once a step has confirmed a longer path through the window. The
+                     histogram has one bin more
     """
 
     num_spec_tokens: int
@@ -32,6 +33,7 @@ class SpecCounter:
     num_spec_steps: int = 0
     num_accepted: int = 0
     num_drafts: int = 0
+    num_prefill_steps: int = 0
     num_rows: int = 0
     num_tokens: int = 0
     histogram: list[int] = field(default_factory=list)
@@ -42,9 +44,16 @@ class SpecCounter:
         if not self.histogram:
             self.histogram = [0] * (self.num_spec_tokens + 1)
 
-    def count(self, *, drafts: int, accepted: int, rows: int, tokens: int) -> None:
+    def _deepen(self, num_spec_tokens: int) -> None:
+        self.num_spec_tokens = max(self.num_spec_tokens, num_spec_tokens)
+        self.histogram += [0] * (self.num_spec_tokens + 1 - len(self.histogram))
+
+    def count(
+        self, *, drafts: int, accepted: int, rows: int, tokens: int, is_prefill: bool = False
+    ) -> None:
         """One forward pass of a request that delivered `tokens`, `accepted` of them drafts."""
         self.num_steps += 1
+        self.num_prefill_steps += is_prefill
         self.num_rows += rows
         self.num_tokens += tokens
         if drafts == 0:
@@ -52,8 +61,8 @@ class SpecCounter:
         self.num_spec_steps += 1
         self.num_drafts += drafts
         self.num_accepted += accepted
-        while accepted >= len(self.histogram):  # an engine's counter spans requests of any depth
-            self.histogram.append(0)
+        # Lookahead may confirm a path through its window that is deeper than a guess of N-1.
+        self._deepen(accepted)
         self.histogram[accepted] += 1
         if self.keep_steps:
             self.per_step_accepted.append(accepted)
@@ -62,11 +71,9 @@ class SpecCounter:
     def add(self, other: SpecCounter) -> None:
         """Add another counter's sums."""
         for name in ("num_steps", "num_spec_steps", "num_accepted", "num_drafts", "num_rows",
-                     "num_tokens"):  # fmt: skip
+                     "num_prefill_steps", "num_tokens"):  # fmt: skip
             setattr(self, name, getattr(self, name) + getattr(other, name))
-        self.num_spec_tokens = max(self.num_spec_tokens, other.num_spec_tokens)
-        missing = self.num_spec_tokens + 1 - len(self.histogram)
-        self.histogram += [0] * missing
+        self._deepen(other.num_spec_tokens)
         for i, steps in enumerate(other.histogram):
             self.histogram[i] += steps
 

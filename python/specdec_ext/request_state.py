@@ -109,6 +109,7 @@ class RequestState:
                 accepted=min(out.num_accepted, delivered),
                 rows=out.num_rows,
                 tokens=delivered,
+                is_prefill=out.is_prefill,
             )
             if delivered:
                 now = time.perf_counter()
@@ -175,6 +176,8 @@ class RequestState:
             "num_prompt_tokens": len(self.prompt_token_ids),
             "num_generated_tokens": num_tokens,
             "num_forward_passes": self.counter.num_steps,
+            "num_prefill_passes": self.counter.num_prefill_steps,
+            "num_rows": self.counter.num_rows,
             "tokens_per_forward_pass": ratio(num_tokens, self.counter.num_steps),
             **self.timer.to_dict(num_tokens),
             "speculative_decoding": self.counter.to_dict(),

@@ -223,11 +223,10 @@ class SamplingParams:
                 f"SamplingParams.stop = {show(raw)} with detokenize = False: stop strings are "
                 "searched in the text; set detokenize = True or use stop_token_ids"
             )
+        stop_ids = () if self.stop_token_ids is None else self.stop_token_ids
         self._set(
             stop=tuple(strings),
-            stop_token_ids=tuple(
-                _ids("stop_token_ids", self.stop_token_ids or (), max_count=MAX_BAD_WORDS)
-            ),
+            stop_token_ids=tuple(_ids("stop_token_ids", stop_ids, max_count=MAX_BAD_WORDS)),
         )
 
     def _check_scores(self) -> None:

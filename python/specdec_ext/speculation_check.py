@@ -14,6 +14,7 @@ __all__ = ["check_build", "refuse_unknown_arguments"]
 _LLM_ARGUMENTS = (
     "model", "tokenizer", "speculative_config", "kv_cache_config", "scheduler_config", "dtype",
     "model_impl", "max_draft_len", "speculative_decoding_mode", "tensor_parallel_size", "seed",
+    "allow_pickle",
 )  # fmt: skip
 # Arguments of other projects' LLM classes: where the same thing is said here.
 _ELSEWHERE = {
@@ -70,7 +71,8 @@ def check_build(
     mode = None
     if speculative_decoding_mode is not None:
         mode = canonical_method(speculative_decoding_mode, "speculative_decoding_mode")
-    hint = None if mode == "none" or isinstance(speculative_config, (dict, str)) else mode
+    # Only a list does not say its own method; any other disagreement is worded below.
+    hint = mode if mode != "none" and isinstance(speculative_config, (list, tuple)) else None
     config = parse_speculative_config(speculative_config, hint, tensor_parallel_size)
     if config is None and speculative_config is None:
         if mode == "lookahead":

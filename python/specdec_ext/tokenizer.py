@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .errors import ModelError
 
-__all__ = ["load_tokenizer", "read_eos_token_ids"]
+if TYPE_CHECKING:
+    from .models.base import ModelInfo
+
+__all__ = ["eos_token_ids", "load_tokenizer"]
 
 _TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt",
@@ -47,35 +49,10 @@ def load_tokenizer(tokenizer: object, model_path: Path) -> Any:
         ) from error
 
 
-def read_eos_token_ids(model_path: Path, tokenizer: Any, vocab_size: int) -> tuple[int, ...]:
-    """End-of-text ids as `transformers` greedy uses them.
-
-    generation_config.json decides, else config.json, else the tokenizer. Raises ModelError for an
-    id outside the vocabulary or a file that is no JSON.
-    """
-    for name in ("generation_config.json", "config.json"):
-        path = model_path / name
-        if not path.is_file():
-            continue
-        try:
-            value = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id")
-        except (ValueError, AttributeError, OSError) as error:
-            raise ModelError(
-                f"{str(path)!r} cannot be read ({error}); restore the file from its source"
-            ) from None
-        if value is None:
-            continue
-        ids = value if isinstance(value, list) else [value]
-        for token in ids:
-            if isinstance(token, bool) or not isinstance(token, int):
-                raise ModelError(
-                    f"{str(path)!r}: eos_token_id = {value!r} is no id; correct the file"
-                )
-            if not 0 <= token < vocab_size:
-                raise ModelError(
-                    f"{str(path)!r}: eos_token_id = {token} is outside the vocabulary "
-                    f"0..{vocab_size - 1}; correct the file"
-                )
-        return tuple(dict.fromkeys(ids))
+def eos_token_ids(info: ModelInfo, tokenizer: Any) -> tuple[int, ...]:
+    """Ids that end a text: the checkpoint's (generation_config.json, config.json), else the
+    tokenizer's, else none."""
+    if info.eos_token_ids:
+        return info.eos_token_ids
     eos = getattr(tokenizer, "eos_token_id", None)
-    return (eos,) if isinstance(eos, int) and 0 <= eos < vocab_size else ()
+    return (eos,) if isinstance(eos, int) and 0 <= eos < info.vocab_size else ()

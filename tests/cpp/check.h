@@ -81,11 +81,11 @@ void check_throws(const F& call, const std::string& part, const char* text, cons
   static void test_##name();                                                          \
   static const ::specdec::testing::Registered registered_##name(#name, &test_##name); \
   static void test_##name()
-#define CHECK(condition)                                                     \
-  do {                                                                       \
+#define CHECK(condition)                                                        \
+  do {                                                                          \
     if (!(condition)) ::specdec::testing::fail(__FILE__, __LINE__, #condition); \
   } while (false)
 #define CHECK_EQ(a, b) ::specdec::testing::check_eq((a), (b), #a, #b, __FILE__, __LINE__)
-#define CHECK_THROWS(expression, Error, part)                                             \
+#define CHECK_THROWS(expression, Error, part)                                               \
   ::specdec::testing::check_throws<Error>([&] { (void)(expression); }, (part), #expression, \
                                           __FILE__, __LINE__)

@@ -7,6 +7,7 @@ type and drafter in `make test-slow` (with the evaluation texts: python -m bench
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -48,13 +49,13 @@ MESSAGES = [
 class Decoder:
     """The default model in one data type, loaded once; plain texts are remembered."""
 
-    def __init__(self, dtype: str) -> None:
+    def __init__(self, folder: Path, dtype: str) -> None:
         from transformers import AutoTokenizer
 
-        from specdec_ext.models import default_model, load_model
+        from specdec_ext.models import load_model
 
-        self.folder = default_model()
-        self.model, self.info = load_model(self.folder, dtype, "auto")
+        self.folder = folder
+        self.model, self.info = load_model(folder, dtype, "auto")
         self.tokenizer = AutoTokenizer.from_pretrained(self.folder)
         self.plain: dict[tuple[tuple[int, ...], int], list[int]] = {}
 
@@ -93,13 +94,8 @@ class Decoder:
 
 
 @pytest.fixture(scope="module", params=DTYPES)
-def decoder(request: pytest.FixtureRequest) -> Decoder:
-    from specdec_ext.errors import ModelError
-
-    try:
-        return Decoder(request.param)
-    except ModelError as error:
-        pytest.skip(f"default model: {error}")
+def decoder(request: pytest.FixtureRequest, default_model_path: Path) -> Decoder:
+    return Decoder(default_model_path, request.param)
 
 
 @pytest.mark.parametrize(("batch", "page"), [(1, 16), (3, 2)])

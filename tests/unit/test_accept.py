@@ -6,8 +6,8 @@ import random
 
 import numpy as np
 import pytest
-from reference import lookahead_reference as ref
 
+from reference import lookahead_reference as ref
 from specdec_ext import _core
 
 
@@ -58,9 +58,7 @@ def test_random(vocab):
     for _ in range(1500):
         n = rng.choice([1, 2, 5, 20, 64, 128])
         chainy = rng.random()
-        parents = [-1] + [
-            i - 1 if rng.random() < chainy else rng.randrange(i) for i in range(1, n)
-        ]
+        parents = [-1] + [i - 1 if rng.random() < chainy else rng.randrange(i) for i in range(1, n)]
         tokens = [rng.randrange(vocab) for _ in range(n)]
         sampled = [-1 if rng.random() < 0.03 else rng.randrange(vocab) for _ in range(n)]
         max_path = rng.choice([0, 1, 3, 6, 127])

@@ -32,7 +32,9 @@ def test_random_trees():
     rng = random.Random(0)
     for _ in range(400):
         n = rng.choice([1, 2, 31, 32, 33, 64, 65, 100, 127, 128])
-        parents = [-1] + [rng.randrange(max(0, i - rng.choice([1, 3, 200])), i) for i in range(1, n)]
+        parents = [-1] + [
+            rng.randrange(max(0, i - rng.choice([1, 3, 200])), i) for i in range(1, n)
+        ]
         depths, mask = _core.tree_depths(parents), _core.tree_mask(parents)
         assert mask.dtype == np.uint32 and mask.shape == (n, 4)
         for node in range(n):

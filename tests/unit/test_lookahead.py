@@ -7,8 +7,8 @@ from itertools import product
 
 import numpy as np
 import pytest
-from reference import lookahead_reference as ref
 
+from reference import lookahead_reference as ref
 from specdec_ext import _core
 
 SIZES = (1, 3, 5, 7)
@@ -324,10 +324,11 @@ def test_seed_decides_the_draws():
 def test_a_nan_row_does_not_put_an_invalid_id_into_the_window():
     state = _core.Lookahead(4, 4, 2, prompt=list(range(20)), seed=5)
     for _ in range(8):
-        tokens, parents, _ = state.draft(3)
-        sampled = [30 + i for i in range(len(tokens))]
-        sampled[-1] = -1
+        tokens, parents, origin = state.draft(3)
+        sampled = [-1 if o & ref.WINDOW else 30 + i for i, o in enumerate(origin.tolist())]
         state.update(sampled, [sampled[0]])
+        for row, filled in zip(state.window, state.fill, strict=True):
+            assert (row[:filled] >= 0).all()
         tokens, parents, _ = state.draft(3)
         assert (tokens >= 0).all()
         _core.validate_tree(tokens, parents)

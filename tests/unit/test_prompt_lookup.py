@@ -7,8 +7,8 @@ import random
 
 import numpy as np
 import pytest
-from reference import prompt_lookup_reference as ref
 
+from reference import prompt_lookup_reference as ref
 from specdec_ext import _core
 
 
@@ -152,12 +152,35 @@ def test_large_history(vocab):
     assert hits > 100
 
 
+def token_hashes(count: int) -> np.ndarray:
+    """The index's hash of every single token below `count`."""
+    tokens = np.arange(count, dtype=np.uint64)
+    h = (tokens ^ np.uint64(0x9E3779B97F4A7C15)) * np.uint64(0x9FB21C651E98DF25)
+    return h ^ (h >> np.uint64(29))
+
+
+def test_equal_hashes_are_not_a_match():
+    """Different tokens with the same tag on the same entry: found by birthday, never confused."""
+    h = token_hashes(6_000_000)
+    seen = (h >> np.uint64(24) & np.uint64(0xFFFFFFFF)) << np.uint64(8) | h & np.uint64(255)
+    order = np.argsort(seen, kind="stable")
+    twins = np.flatnonzero(seen[order][1:] == seen[order][:-1])
+    assert len(twins) > 3
+    for at in twins:
+        a, b = int(order[at]), int(order[at + 1])
+        text = np.array([a, 3, b, 4, b], np.int32)
+        index = _core.NgramIndex(128, 1)
+        index.extend(text[:3])
+        assert index.lookup(text[:3], 4) == (0, 0, 0)
+        index.extend(text)
+        assert index.lookup(text, 4) == (3, 2, 1)
+
+
 def test_hash_flood_is_bounded():
     """Tokens that all fall on one entry: the work per token stays bounded; those that find no room
     are left out, the others are found, and no other token is ever taken for them."""
-    tokens = np.arange(400_000, dtype=np.uint64)
-    h = (tokens ^ np.uint64(0x9E3779B97F4A7C15)) * np.uint64(0x9FB21C651E98DF25)
-    h ^= h >> np.uint64(29)
+    h = token_hashes(400_000)
+    tokens = np.arange(400_000)
     limit = 512  # 1024 entries in 4 parts of 256
     flood = tokens[((h & np.uint64(255)) == 7) & ((h >> np.uint64(59)) & np.uint64(3) == 1)]
     flood = flood[:200].astype(np.int32)
@@ -241,7 +264,7 @@ def test_batch_refuses_before_any_change():
         batch.propose(tokens, np.array([-1, 0], np.int32), drafts, lengths)
     with pytest.raises(ValueError, match="with B = 2 sequences"):
         batch.propose(tokens[:1], np.array([1], np.int32), drafts, lengths)
-    with pytest.raises(ValueError, match="sequence = 2: there are 0..1"):
+    with pytest.raises(ValueError, match=r"sequence = 2: there are 0\.\.1"):
         batch.clear(2)
     with pytest.raises(ValueError, match="num_sequences = 0"):
         _core.NgramBatch(0, 4, 2)
@@ -272,13 +295,29 @@ def test_shared_newest_wins_within_a_salt():
 
 
 def test_shared_pieces_of_one_text():
-    pool = shared()
-    text = ids("abcdefgh")
-    for begin in range(0, 8, 2):
+    """Piece by piece or at once: the same answers, and no more memory of the ring."""
+    pool = shared(capacity_tokens=16)
+    text = ids("abcdefghijklmn")
+    for begin in range(0, 14, 2):
         pool.publish("s", text, begin, begin + 2)
-    assert ask(pool, "s", "bc") == "d"
-    assert ask(pool, "s", "ab") == "cd"
-    assert ask(pool, "s", "xh") == ""
+    assert ask(pool, "s", "ab") == "cdef"
+    assert ask(pool, "s", "bc", 20) == "defghijklmn"
+    assert ask(pool, "s", "xn") == ""
+
+
+def test_shared_pieces_of_texts_that_take_turns():
+    """A piece that cannot go on with its run repeats what went before it."""
+    pool = shared(capacity_tokens=4096, max_ngram=3)
+    texts = [np.arange(1000 * i, 1000 * i + 200, dtype=np.int32) for i in range(1, 4)]
+    for begin in range(0, 200, 10):
+        for text in texts:
+            pool.publish("s", text, begin, begin + 10)
+    for text in texts:
+        for n in range(1, 200):
+            tokens, match_len = pool.lookup("s", text[:n], 6)
+            assert match_len == min(n, 3)
+            assert tokens.tolist() == text[n : n + len(tokens)].tolist()
+            assert len(tokens) == min(6, 200 - n)
 
 
 def test_shared_old_text_is_overwritten():
@@ -357,5 +396,5 @@ def test_shared_publish_refuses():
         pool.publish("s", ids("ab"), 3)
     with pytest.raises(ValueError, match=r"text\[1\] = -1"):
         pool.publish("s", np.array([1, -1], np.int32))
-    with pytest.raises(ValueError, match="max_draft_len = 128: use 0..127"):
+    with pytest.raises(ValueError, match=r"max_draft_len = 128: use 0\.\.127"):
         pool.lookup("s", ids("ab"), 128)

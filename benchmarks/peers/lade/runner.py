@@ -11,6 +11,7 @@ transformers version decodes without lade.
 """
 
 import contextlib
+import functools
 import json
 import os
 import sys
@@ -23,6 +24,7 @@ def count_forwards(owner, name, counter):
     """Wraps a forward function of `owner` so that every call adds one to counter[0]."""
     original = getattr(owner, name)
 
+    @functools.wraps(original)
     def counted(*args, **kwargs):
         counter[0] += 1
         return original(*args, **kwargs)

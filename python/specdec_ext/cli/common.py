@@ -7,7 +7,10 @@ import difflib
 import os
 import sys
 from collections.abc import Sequence
-from typing import IO, Any, NoReturn
+from typing import IO, TYPE_CHECKING, Any, NoReturn
+
+if TYPE_CHECKING:
+    from ..config import SpeculativeConfig
 
 __all__ = [
     "SpecdecParser",
@@ -73,6 +76,10 @@ def add_llm_arguments(parser: argparse.ArgumentParser) -> None:
     model.add_argument(
         "--model-impl", default="auto", choices=("auto", "native", "transformers"),
         help="who runs the model (default: auto)",
+    )  # fmt: skip
+    model.add_argument(
+        "--allow-pickle", action="store_true",
+        help="read pytorch_model.bin files, which may be malicious; refused otherwise",
     )  # fmt: skip
     model.add_argument("--threads", type=int, metavar="N", help="threads of forward passes")
     model.add_argument(
@@ -146,6 +153,7 @@ def _speculative_config(args: argparse.Namespace) -> Any:
     if len(given) > 1:
         usage_error(args, f"{' and '.join(given)} name a method twice; give one of them")
     size = args.tensor_parallel_size
+    config: SpeculativeConfig | None = None
     if args.lookahead_config is not None:
         config = parse_speculative_config(args.lookahead_config, "lookahead", size)
     elif args.prompt_lookup_config is not None:
@@ -160,8 +168,6 @@ def _speculative_config(args: argparse.Namespace) -> Any:
         config = parse_speculative_config(
             {k: v for k, v in keys.items() if v is not None}, "ngram", size
         )
-    else:
-        config = None
     if args.no_adaptive and config is not None:
         import dataclasses
 
@@ -202,6 +208,7 @@ def llm_kwargs(args: argparse.Namespace) -> dict[str, Any]:
         "speculative_config": config,
         "dtype": normalize_dtype("--dtype", args.dtype),
         "model_impl": args.model_impl,
+        "allow_pickle": args.allow_pickle,
         "max_draft_len": args.max_draft_len,
         "speculative_decoding_mode": args.speculative_decoding_mode,
         "tensor_parallel_size": args.tensor_parallel_size,

@@ -117,9 +117,7 @@ def _read_prompts(args: argparse.Namespace) -> list[Any]:
         return list(args.input_text)
     if args.input_file is None:
         if sys.stdin is None or sys.stdin.isatty():
-            usage_error(
-                args, "no prompt; give --input-text, --input-file, or text on stdin"
-            )
+            usage_error(args, "no prompt; give --input-text, --input-file, or text on stdin")
         return [sys.stdin.read().removesuffix("\n")]
     try:
         text = (

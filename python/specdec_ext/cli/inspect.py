@@ -27,9 +27,8 @@ def collect(llm: Any) -> dict[str, Any]:
             "step_tokens": config.max_draft_len + 1,
             "max_draft_path_len": config.max_draft_path_len,
         }
-    info = llm.model_info
     return {
-        "model": info.to_dict() if hasattr(info, "to_dict") else dict(vars(info)),
+        "model": llm.model.info.to_dict(),
         "tokenizer": type(llm.tokenizer).__name__ if llm.tokenizer is not None else None,
         "eos_token_ids": list(llm.engine.limits.eos_token_ids),
         "memory": llm.memory.to_dict(),

@@ -33,7 +33,8 @@ _INT_LIMITS: dict[str, tuple[int, int]] = {
     **dict.fromkeys(("num_key_value_heads",), (1, 1 << 16)),
     **dict.fromkeys(("head_dim",), (1, 1 << 14)),
     **dict.fromkeys(("max_position_embeddings", "n_positions", "max_seq_len"), (1, 1 << 26)),
-    **dict.fromkeys(("sliding_window", "max_window_layers"), (0, 1 << 26)),
+    **dict.fromkeys(("sliding_window",), (1, 1 << 26)),
+    **dict.fromkeys(("max_window_layers",), (0, 1 << 26)),
     **dict.fromkeys(("sliding_window_pattern", "no_rope_layer_interval"), (1, 4096)),
 }
 _NULLABLE = frozenset(
@@ -54,7 +55,8 @@ class ModelConfig:
     """What every decoder has in common, plus transformers' own configuration object as `hf`.
 
     dtype           of the checkpoint as the file states it; None when it does not
-    max_position    positions the model was made for, before any rotary scaling
+    max_position    positions the model was made for, before any rotary scaling; None when the
+                    configuration does not say
     eos_token_ids   of generation_config.json where it names them, else of config.json: the same
                     rule as transformers' generate
     """
@@ -71,7 +73,7 @@ class ModelConfig:
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    max_position: int
+    max_position: int | None
     eos_token_ids: tuple[int, ...]
     bos_token_id: int | None
     pad_token_id: int | None
@@ -281,6 +283,7 @@ def _build(path: Path, raw: dict[str, Any], hf: Any) -> ModelConfig:
             num_kv_heads,
             f"must divide num_attention_heads {num_heads}",
         )
+    stated = getattr(hf, "max_position_embeddings", None)
     generation_path = path.with_name("generation_config.json")
     generation = (
         read_json(generation_path, "the generation configuration")
@@ -304,7 +307,7 @@ def _build(path: Path, raw: dict[str, Any], hf: Any) -> ModelConfig:
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
-        max_position=positive("max_position_embeddings"),
+        max_position=stated if _is_int(stated) and stated > 0 else None,
         eos_token_ids=_token_ids(eos_path, "eos_token_id", eos, vocab_size),
         bos_token_id=_optional_id(getattr(hf, "bos_token_id", None), vocab_size),
         pad_token_id=_optional_id(getattr(hf, "pad_token_id", None), vocab_size),

@@ -98,18 +98,20 @@ class NativeShape:
 
 
 # Fields that change nothing for inference of the text decoder.
-_NEUTRAL = frozenset(
-    "architectures attention_dropout bos_token_id chunk_size_feed_forward dtype eos_token_id "
-    "id2label initializer_range is_encoder_decoder label2id output_attentions "
-    "output_hidden_states pad_token_id pretraining_tp problem_type return_dict "
-    "transformers_version use_cache _name_or_path name_or_path".split()
-)
+_NEUTRAL = frozenset((
+    "architectures", "attention_dropout", "bos_token_id", "chunk_size_feed_forward", "dtype",
+    "eos_token_id", "id2label", "initializer_range", "is_encoder_decoder", "label2id",
+    "output_attentions", "output_hidden_states", "pad_token_id", "pretraining_tp",
+    "problem_type", "return_dict", "transformers_version", "use_cache", "_name_or_path",
+    "name_or_path",
+))  # fmt: skip
 # Fields that every family here reads, handled below.
-_COMMON = frozenset(
-    "vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads "
-    "num_key_value_heads head_dim hidden_act max_position_embeddings rms_norm_eps "
-    "rope_parameters tie_word_embeddings layer_types sliding_window".split()
-)
+_COMMON = frozenset((
+    "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers",
+    "num_attention_heads", "num_key_value_heads", "head_dim", "hidden_act",
+    "max_position_embeddings", "rms_norm_eps", "rope_parameters", "tie_word_embeddings",
+    "layer_types", "sliding_window",
+))  # fmt: skip
 _FAMILY_FIELDS = {
     "llama": "attention_bias mlp_bias",
     "mistral": "",
@@ -150,9 +152,7 @@ def native_shape(config: ModelConfig) -> NativeShape:
     is_gemma = family in ("gemma2", "gemma3_text")
     name = hf.hidden_activation if is_gemma else hf.hidden_act
     if name not in _ACTIVATIONS:
-        raise NotNativeError(
-            f"activation {name!r} is not one of {', '.join(sorted(_ACTIVATIONS))}"
-        )
+        raise NotNativeError(f"activation {name!r} is not one of {', '.join(sorted(_ACTIVATIONS))}")
     if getattr(hf, "use_bidirectional_attention", False):
         raise NotNativeError("use_bidirectional_attention: the decoder's attention is causal")
     attention_bias = bool(getattr(hf, "attention_bias", False))

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ..errors import UnsupportedModelError
+from ..errors import ModelError, UnsupportedModelError
 
 if TYPE_CHECKING:
     import torch
@@ -41,7 +41,12 @@ def max_position(hf: Any) -> int:
     original_max_position_embeddings * factor. `llama3` configurations, and those with one
     dictionary per layer type (Gemma3), already state the extended length. The rule is vLLM's.
     """
-    stated = int(hf.max_position_embeddings)
+    stated = getattr(hf, "max_position_embeddings", None)
+    if not isinstance(stated, int) or stated < 1:
+        raise ModelError(
+            f"max_position_embeddings = {stated!r}: the configuration of this {hf.model_type!r} "
+            "model does not state its context length; add it to config.json"
+        )
     if _is_nested(hf):
         return stated
     parameters = rope_parameters(hf)

@@ -54,6 +54,16 @@ class PackedLinear {
   // Bytes of packed weights and biases, padding included.
   std::size_t bytes() const { return bytes_; }
 
+  // The columns of rank `rank` of `nranks`: the same for every linear layer with this n.
+  struct Columns {
+    std::int64_t begin, end;
+  };
+  Columns columns_of(int rank, int nranks) const {
+    const std::int64_t begin = panels_ * rank / nranks * kPanelColumns;
+    const std::int64_t end = panels_ * (rank + 1) / nranks * kPanelColumns;
+    return {begin < n_ ? begin : n_, end < n_ ? end : n_};
+  }
+
   // The share of rank `rank` of `nranks` of y[rows, n] = x[rows, k] W^T + b, for use inside a
   // parallel region. Columns are split, so each rank touches only its own part of the weights.
   // x_stride, y_stride: elements between rows. Allocates nothing.

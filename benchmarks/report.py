@@ -1,0 +1,147 @@
+"""Turns the newest result file of every benchmark into the tables of the README.
+
+python -m benchmarks.report            prints them
+python -m benchmarks.report --write    puts them between the results markers of README.md
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from benchmarks import common
+
+BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
+SETS = ("humaneval", "mtbench", "gsm8k", "squad", "news")
+
+
+def newest(name: str) -> tuple[Path, dict[str, Any]] | None:
+    """Returns the newest result file of a benchmark by the date inside it, or None."""
+    found = [(path, json.loads(path.read_text())) for path in common.RESULTS.glob(f"{name}-*.json")]
+    found = [item for item in found if item[1].get("benchmark") == name]
+    return max(found, key=lambda item: item[1]["environment"]["date"], default=None)
+
+
+def caption(path: Path, result: dict[str, Any], title: str) -> str:
+    env = result["environment"]
+    start, end = env["load_average_start"][0], env["load_average_end"][0]
+    return (
+        f"**{title}** ({env['cpu']}, {env['threads']} of {env['cores']} cores, {env['date'][:10]}, "
+        f"load {start:.1f} to {end:.1f}; [{path.stem}](benchmarks/results/{path.name}))"
+    )
+
+
+def acceptance(result: dict[str, Any]) -> str:
+    sets = [s for s in SETS if s in next(iter(result["results"].values()))]
+    rows = [
+        [method, *(figures[s]["tokens_per_forward"] for s in sets)]
+        for method, figures in result["results"].items()
+    ]
+    return common.markdown(["tokens per forward pass", *sets], rows)
+
+
+def end_to_end(result: dict[str, Any]) -> str:
+    tables = []
+    for dtype, figures in result["results"].items():
+        sets = [s for s in SETS if s in figures]
+        names = list(figures[sets[0]]["ratios"])
+        rows: list[list[Any]] = [
+            [name, *(figures[s]["ratios"][name]["total"]["median"] for s in sets)] for name in names
+        ]
+        table = common.markdown([f"{dtype}: speed ratio", *sets], rows)
+        batch = next(key for key in figures if key.startswith("batch "))
+        lines = [
+            f"{batch.capitalize()}, {name}: {ratio['median']:.2f}"
+            for name, ratio in figures[batch]["ratios"].items()
+        ]
+        tables.append(table + "\n\n" + "; ".join(lines) + ".")
+    return "\n\n".join(tables)
+
+
+def step_cost(result: dict[str, Any]) -> str:
+    shown = ("1", "2", "4", "8", "11", "16", "32", "64", "84")
+    rows: list[list[Any]] = []
+    for dtype, r in result["results"].items():
+        rows.append([f"{dtype}, ms", *(r["ms"][k] for k in shown)])
+        rows.append([f"{dtype}, over the floor", *(r["over_floor"][k] for k in shown)])
+    return common.markdown(["rows of one pass", *shown], rows)
+
+
+def step_overhead(result: dict[str, Any]) -> str:
+    rows = [
+        [
+            name,
+            r["ours"]["overhead_us"],
+            r["peer"]["overhead_us"],
+            r["tokens_per_second_ratio"]["median"],
+        ]
+        for name, r in result["results"].items()
+    ]
+    return common.markdown(
+        ["model", "us per step outside the model", "transformers", "tokens/s ratio"], rows
+    )
+
+
+def lookahead_vs_lade(result: dict[str, Any]) -> str:
+    rows = [
+        [name, r["ratio"]["median"], r["steps"]["ours"], r["steps"]["lade"]]
+        for name, r in result["results"].items()
+    ]
+    return common.markdown(["model", "tokens/s, ours / lade", "steps", "steps of lade"], rows)
+
+
+def draft_lookup(result: dict[str, Any]) -> str:
+    rows = [
+        [length, r["us_per_request"], r["transformers_us"]]
+        for length, r in result["results"].items()
+    ]
+    return common.markdown(["tokens of history", "us per request", "transformers, us"], rows)
+
+
+SECTIONS = {
+    "acceptance": ("Tokens per forward pass, fixed draft lengths", acceptance),
+    "end_to_end": ("Speed on the default model, adaptive draft lengths", end_to_end),
+    "step_cost": ("Cost of rows", step_cost),
+    "step_overhead": ("Time of a step outside the model", step_overhead),
+    "lookahead_vs_lade": ("Lookahead (7,7,7) against lade", lookahead_vs_lade),
+    "draft_lookup": ("Drafting by prompt lookup, batch 32", draft_lookup),
+}
+
+
+def report() -> str:
+    """Returns the markdown of all sections that have a result."""
+    parts = []
+    for name, (title, table) in SECTIONS.items():
+        item = newest(name)
+        if item is not None:
+            parts.append(f"{caption(*item, title)}\n\n{table(item[1])}")
+    return "\n\n".join(parts)
+
+
+def write_readme(text: str) -> None:
+    """Replaces what is between the markers of README.md."""
+    path = common.ROOT / "README.md"
+    head, _, rest = path.read_text().partition(BEGIN)
+    _, _, tail = rest.partition(END)
+    if not tail:
+        raise SystemExit(f"README.md has no {BEGIN} ... {END}")
+    path.write_text(f"{head}{BEGIN}\n{text}\n{END}{tail}")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--write", action="store_true", help="write them into README.md")
+    args = parser.parse_args()
+    text = report()
+    if args.write:
+        write_readme(text)
+    else:
+        print(text or "no results yet")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

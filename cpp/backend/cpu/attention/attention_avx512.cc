@@ -1,0 +1,42 @@
+#include <immintrin.h>
+
+#include "backend/cpu/attention/attention_impl.h"
+
+namespace specdec::cpu {
+namespace {
+
+struct Avx512 {
+  static constexpr int W = 16;
+  typedef float F __attribute__((vector_size(64)));
+  typedef std::int32_t I __attribute__((vector_size(64)));
+  static constexpr int kScoreRows = 8, kValueRows = 6, kValueVectors = 4;
+
+  static F fma(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
+  static F widen_f16(const std::uint16_t* x) {
+    return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(x)));
+  }
+  static F widen_bf16(const std::uint16_t* x) {
+    const __m512i wide =
+        _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(x)));
+    return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
+  }
+  // The last 8 head dims of an odd multiple of 8; the upper lanes are zero.
+  static F load_half(const float* x) { return _mm512_zextps256_ps512(_mm256_loadu_ps(x)); }
+  static F load_half(const Bf16* x) {
+    const __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(x)));
+    return _mm512_zextps256_ps512(_mm256_castsi256_ps(_mm256_slli_epi32(wide, 16)));
+  }
+  static F load_half(const F16* x) {
+    return _mm512_zextps256_ps512(
+        _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(x))));
+  }
+};
+
+}  // namespace
+
+const AttentionKernels& attention_kernels_avx512() {
+  static constexpr AttentionKernels kernels = make_kernels<Avx512>();
+  return kernels;
+}
+
+}  // namespace specdec::cpu

@@ -1,0 +1,7 @@
+#include "backend/cpu/attention/attention_kernels.h"
+
+namespace specdec::cpu {
+
+const AttentionKernels& attention_kernels() { return attention_kernels_plain(); }
+
+}  // namespace specdec::cpu

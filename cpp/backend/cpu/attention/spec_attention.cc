@@ -1,0 +1,242 @@
+// Cuts attention into blocks and shares them out over the threads.
+//
+// Many blocks: every rank computes whole blocks, contiguous runs of about equal cost.
+// Few blocks (decoding a small batch): all ranks share every block, phase by phase, with a barrier in
+// between; the scores then lie in common memory. Neither changes a bit (attention_kernels.h).
+#include <algorithm>
+#include <cstdlib>
+#include <memory>
+#include <new>
+
+#include "backend/cpu/attention/attention_kernels.h"
+#include "backend/cpu/attention/cpu_attention.h"
+#include "base/thread_pool.h"
+
+namespace specdec::cpu {
+namespace {
+
+// Scores of one block, when a rank has them to itself: half of a usual L2.
+constexpr std::int64_t kBlockFloats = 128 * 1024;
+// At least this many row-heads share a read of K/V, however long the context.
+constexpr int kMinBlockRowHeads = 8;
+// Scores of all blocks, when they are shared.
+constexpr std::int64_t kSharedFloats = 2 * 1024 * 1024;
+constexpr int kSharedBlocksPerRank = 16;
+
+constexpr std::int64_t round_up(std::int64_t n, std::int64_t to) { return (n + to - 1) / to * to; }
+
+struct Sizes {
+  std::int64_t dims;     // head dim in whole chunks
+  std::int64_t working;  // floats of a RankScratch
+  std::int64_t rank;     // floats of one rank: working set and its own scores
+};
+
+// Floats of the scores of `count` row-heads, their tree part and denominators.
+std::int64_t score_floats(std::int64_t count, std::int64_t stride) {
+  return count * (stride + kMaxStepTokens) + round_up(count, 16);
+}
+
+Sizes sizes_of(std::int64_t max_keys, int head_dim) {
+  Sizes s;
+  s.dims = round_up(head_dim, kDimChunk);
+  s.working = kMaxBlockRowHeads * s.dims * 2 + s.dims * kColumnAlign + kMaxStepTokens * s.dims;
+  const std::int64_t stride = round_up(max_keys, kColumnAlign) + kColumnAlign;
+  s.rank = s.working + kMaxBlockRowHeads * (kMaxStepTokens + 1) +
+           std::max(kBlockFloats, kMinBlockRowHeads * stride);
+  return s;
+}
+
+RankScratch carve(float* at, std::int64_t dims) {
+  RankScratch r;
+  r.q = at;
+  r.k_tile = r.q + kMaxBlockRowHeads * dims;
+  r.v_tile = r.k_tile + dims * kColumnAlign;
+  r.acc = r.v_tile + kMaxStepTokens * dims;
+  return r;
+}
+
+std::int64_t longest(const StepView& step) {
+  std::int64_t keys = 1;
+  for (int b = 0; b < step.num_requests; ++b) {
+    keys = std::max<std::int64_t>(keys, step.kv_len[b] + step.cu_rows[b + 1] - step.cu_rows[b]);
+  }
+  return keys;
+}
+
+// Calls visit(block) for every block, in an order that keeps equal K/V together. `own_scores`: a
+// block's scores are one rank's, so their size is bounded.
+template <typename Visit>
+void for_each_block(const SpecAttentionParams& p, bool own_scores, Visit&& visit) {
+  const StepView& step = p.step;
+  const int group = p.num_heads / p.cache.num_kv_heads;
+  for (int b = 0; b < step.num_requests; ++b) {
+    AttentionBlock block{};
+    block.params = &p;
+    block.request = b;
+    block.kv_len = step.kv_len[b];
+    block.num_rows = step.cu_rows[b + 1] - step.cu_rows[b];
+    block.is_tree = step.is_tree[b] != 0;
+    const std::int64_t keys = block.kv_len + block.num_rows;
+    int most = kMaxBlockRowHeads;
+    if (own_scores) {
+      most = static_cast<int>(std::clamp<std::int64_t>(
+          kBlockFloats / (round_up(keys, kColumnAlign) + kColumnAlign), kMinBlockRowHeads,
+          kMaxBlockRowHeads));
+    }
+    const int row_heads = block.num_rows * group;
+    for (int g = 0; g < p.cache.num_kv_heads; ++g) {
+      block.kv_head = g;
+      for (int first = 0; first < row_heads; first += most) {
+        block.first = first;
+        block.count = std::min(most, row_heads - first);
+        // A tree's first row in the block may be the golden token again: depth 0 is the least.
+        const std::int32_t lowest_pos = block.kv_len + (block.is_tree ? 0 : first / group);
+        const std::int32_t low =
+            p.sliding_window > 0 ? std::max(0, lowest_pos - p.sliding_window + 1) : 0;
+        block.base = low / kColumnAlign * kColumnAlign;
+        const std::int32_t last_row = (first + block.count - 1) / group;
+        block.shared = block.kv_len + (block.is_tree ? 0 : last_row + 1);
+        const std::int64_t columns =
+            block.kv_len + (block.is_tree ? block.num_rows : last_row + 1) - block.base;
+        block.stride = round_up(columns, kColumnAlign);
+        visit(block);
+      }
+    }
+  }
+}
+
+// Cost of one block in multiply-adds per head dim; reading and converting a key is worth a few.
+constexpr std::int64_t kKeyOverhead = 8;
+std::int64_t cost_of(const AttentionBlock& block) {
+  return block.stride * (block.count + kKeyOverhead);
+}
+
+// The part of n equal items, in a row of items that begins at `start` (all costs are in units of the
+// whole), that falls to the rank whose share is [begin, end): items whose first unit lies in it.
+struct Part {
+  int begin, end;
+};
+Part part_of(std::int64_t start, std::int64_t item_cost, int n, std::int64_t begin,
+             std::int64_t end) {
+  auto first_at = [&](std::int64_t from) {
+    const std::int64_t items = from <= start ? 0 : (from - start + item_cost - 1) / item_cost;
+    return static_cast<int>(std::min<std::int64_t>(items, n));
+  };
+  return {first_at(begin), first_at(end)};
+}
+
+void place_scores(AttentionBlock& block, float* at) {
+  block.scores = at;
+  block.slot_scores = at + block.count * block.stride;
+  block.sums = block.slot_scores + static_cast<std::int64_t>(block.count) * kMaxStepTokens;
+}
+
+void run_alone(const SpecAttentionParams& p, float* memory, const Sizes& sizes, int rank,
+               int nranks) {
+  const AttentionKernels& kernels = attention_kernels();
+  std::int64_t total = 0;
+  if (nranks > 1) for_each_block(p, true, [&](AttentionBlock& block) { total += cost_of(block); });
+  const std::int64_t begin = total * rank / nranks, end = total * (rank + 1) / nranks;
+  float* mine = memory + rank * sizes.rank;
+  const RankScratch scratch = carve(mine, sizes.dims);
+  std::int64_t at = 0;
+  for_each_block(p, true, [&](AttentionBlock& block) {
+    // By its middle: whole blocks cannot follow the borders closer than half a block.
+    const std::int64_t cost = cost_of(block), middle = at + cost / 2;
+    at += cost;
+    if (nranks > 1 && (middle < begin || middle >= end)) return;
+    place_scores(block, mine + sizes.working);
+    kernels.scores(block, scratch, 0, num_tiles(block, kernels.tile_keys));
+    kernels.softmax(block, 0, block.count);
+    kernels.values(block, scratch, 0, p.cache.head_dim);
+  });
+}
+
+void run_shared(const SpecAttentionParams& p, float* memory, const Sizes& sizes, int rank,
+                int nranks) {
+  const AttentionKernels& kernels = attention_kernels();
+  const RankScratch scratch = carve(memory + rank * sizes.rank, sizes.dims);
+  float* shared = memory + nranks * sizes.rank;
+  ThreadPool& pool = ThreadPool::global();
+  const int chunks = static_cast<int>(sizes.dims / kDimChunk);
+
+  // One phase: `items` of a block cost `item_cost` each; run(block, part) does this rank's.
+  auto phase = [&](auto&& items, auto&& item_cost, auto&& run) {
+    std::int64_t total = 0;
+    for_each_block(p, false, [&](AttentionBlock& b) { total += items(b) * item_cost(b); });
+    const std::int64_t begin = total * rank / nranks, end = total * (rank + 1) / nranks;
+    std::int64_t at = 0;
+    float* place = shared;
+    for_each_block(p, false, [&](AttentionBlock& b) {
+      place_scores(b, place);
+      place += score_floats(b.count, b.stride);
+      const Part part = part_of(at, item_cost(b), items(b), begin, end);
+      at += items(b) * item_cost(b);
+      if (part.begin < part.end) run(b, part);
+    });
+  };
+  phase([&](const AttentionBlock& b) { return num_tiles(b, kernels.tile_keys); },
+        [](const AttentionBlock& b) { return b.count + kKeyOverhead; },
+        [&](const AttentionBlock& b, Part part) {
+          kernels.scores(b, scratch, part.begin, part.end);
+        });
+  pool.barrier();
+  phase([](const AttentionBlock& b) { return b.count; },
+        [](const AttentionBlock& b) { return b.stride; },
+        [&](const AttentionBlock& b, Part part) { kernels.softmax(b, part.begin, part.end); });
+  pool.barrier();
+  phase([&](const AttentionBlock&) { return chunks; },
+        [](const AttentionBlock& b) { return cost_of(b); },
+        [&](const AttentionBlock& b, Part part) {
+          kernels.values(b, scratch, part.begin * kDimChunk, part.end * kDimChunk);
+        });
+}
+
+}  // namespace
+
+std::size_t spec_attention_scratch_bytes(std::int64_t max_keys, int /*num_heads*/,
+                                         int /*num_kv_heads*/, int head_dim, int nranks) {
+  const Sizes sizes = sizes_of(max_keys, head_dim);
+  const std::int64_t shared = nranks > 1 ? kSharedFloats : 0;
+  return static_cast<std::size_t>(sizes.rank * nranks + shared) * sizeof(float) + 64;
+}
+
+void spec_attention_part(const SpecAttentionParams& p, void* scratch, int rank, int nranks) {
+  if (p.step.num_rows == 0) return;
+  float* memory =
+      reinterpret_cast<float*>(round_up(reinterpret_cast<std::intptr_t>(scratch), 64));
+  const Sizes sizes = sizes_of(longest(p.step), p.cache.head_dim);
+  bool share = false;
+  if (nranks > 1) {
+    std::int64_t blocks = 0, floats = 0;
+    for_each_block(p, false, [&](const AttentionBlock& block) {
+      ++blocks;
+      floats += score_floats(block.count, block.stride);
+    });
+    share = blocks <= kSharedBlocksPerRank * nranks && floats <= kSharedFloats;
+  }
+  if (share) {
+    run_shared(p, memory, sizes, rank, nranks);
+  } else {
+    run_alone(p, memory, sizes, rank, nranks);
+  }
+}
+
+void spec_attention(const SpecAttentionParams& p) {
+  ThreadPool& pool = ThreadPool::global();
+  // The buffer of the calling thread; it grows to the largest problem seen.
+  thread_local std::unique_ptr<char[]> buffer;
+  thread_local std::size_t capacity = 0;
+  const int nranks = pool.size();
+  const std::size_t bytes = spec_attention_scratch_bytes(
+      longest(p.step), p.num_heads, p.cache.num_kv_heads, p.cache.head_dim, nranks);
+  if (bytes > capacity) {
+    capacity = 0;
+    buffer.reset(new char[bytes]);
+    capacity = bytes;
+  }
+  char* scratch = buffer.get();
+  pool.run([&](int rank) { spec_attention_part(p, scratch, rank, nranks); });
+}
+
+}  // namespace specdec::cpu

@@ -1,0 +1,340 @@
+// LlamaDecoder: one step.
+//
+// Between two barriers every rank works on its share of rows, of (row, head) pairs, or of the columns
+// of a linear layer. `ranks` run in lockstep through the same list of phases.
+#include "backend/cpu/decoder/llama_decoder.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#include "backend/cpu/attention/cpu_attention.h"
+#include "base/check.h"
+#include "base/thread_pool.h"
+
+namespace specdec::cpu {
+namespace {
+
+// Rows of scores kept at a time when the greedy id has to be taken behind a soft cap.
+constexpr std::int64_t kCappedRows = 16;
+
+std::uint16_t* as_bf16(std::byte* p) { return reinterpret_cast<std::uint16_t*>(p); }
+float* as_f32(std::byte* p) { return reinterpret_cast<float*>(p); }
+
+struct Share {
+  std::int64_t begin, end;
+};
+Share share(std::int64_t n, int rank, int nranks) {
+  return {n * rank / nranks, n * (rank + 1) / nranks};
+}
+
+}  // namespace
+
+void LlamaDecoder::check_step(const StepView& step) const {
+  SPECDEC_REQUIRE(cache_.k != nullptr, "LlamaDecoder: call bind_cache before forward");
+  SPECDEC_REQUIRE(step.num_rows >= 1 && step.num_rows <= config_.max_rows, "step has ",
+                  step.num_rows, " rows, the decoder was made for 1..", config_.max_rows,
+                  " (max_rows)");
+  for (std::int32_t r = 0; r < step.num_rows; ++r) {
+    SPECDEC_REQUIRE(step.tokens[r] >= 0 && step.tokens[r] < config_.vocab_size, "step.tokens[", r,
+                    "] = ", step.tokens[r], ": the vocabulary is 0..", config_.vocab_size - 1);
+    SPECDEC_REQUIRE(step.positions[r] >= 0 && step.positions[r] < config_.max_position,
+                    "step.positions[", r, "] = ", step.positions[r], ": positions are 0..",
+                    config_.max_position - 1);
+  }
+  SPECDEC_REQUIRE(step.num_logit_rows <= config_.max_rows, "step has ", step.num_logit_rows,
+                  " logit rows, at most max_rows = ", config_.max_rows);
+  for (std::int32_t i = 0; i < step.num_logit_rows; ++i) {
+    SPECDEC_REQUIRE(step.logit_rows[i] >= 0 && step.logit_rows[i] < step.num_rows,
+                    "step.logit_rows[", i, "] = ", step.logit_rows[i], ": rows are 0..",
+                    step.num_rows - 1);
+  }
+}
+
+// Grows what depends on the lengths of the step; a steady state allocates nothing.
+void LlamaDecoder::prepare(const StepView& step) {
+  check_step(step);
+  std::int64_t max_keys = 0;
+  for (std::int32_t b = 0; b < step.num_requests; ++b) {
+    max_keys = std::max<std::int64_t>(
+        max_keys, step.kv_len[b] + std::int64_t{step.cu_rows[b + 1] - step.cu_rows[b]});
+  }
+  const int nranks = ThreadPool::global().size();
+  const std::size_t needed = spec_attention_scratch_bytes(
+      max_keys, config_.num_heads, config_.num_kv_heads, config_.head_dim, nranks);
+  if (attention_scratch_.size() < needed) attention_scratch_.resize(needed + needed / 2);
+  const std::size_t best = static_cast<std::size_t>(nranks) * step.num_logit_rows;
+  if (best_.size() < best) best_.resize(best);
+  if (config_.final_softcap > 0.0f && head_scores_.empty()) {
+    head_scores_.resize(kCappedRows * config_.vocab_size);
+  }
+}
+
+void LlamaDecoder::embed(const StepView& step, Rows rows) {
+  const std::int64_t n = config_.hidden_size;
+  const float scale = config_.embedding_scale;
+  for (std::int64_t r = rows.begin; r < rows.end; ++r) {
+    float* out = residual_.data() + r * n;
+    if (config_.tie_word_embeddings) {
+      head_->unpack_row(step.tokens[r], out);
+    } else {
+      const std::byte* row = embedding_.data() + step.tokens[r] * n * dtype_bytes(embedding_dtype_);
+      if (embedding_dtype_ == DType::kF32) {
+        std::memcpy(out, row, n * sizeof(float));
+      } else {
+        const auto* bits = reinterpret_cast<const std::uint16_t*>(row);
+        embedding_dtype_ == DType::kBF16 ? ops_.bf16_to_f32(bits, n, out)
+                                         : ops_.f16_to_f32(bits, n, out);
+      }
+    }
+    if (scale != 1.0f) {
+      for (std::int64_t i = 0; i < n; ++i) out[i] *= scale;
+    }
+  }
+}
+
+// input_[r] = norm(x[r]) in the dtype the linear layers take.
+void LlamaDecoder::norm_rows(const float* x, const std::vector<float>& weight, Rows rows) {
+  const std::int64_t n = config_.hidden_size;
+  const auto bytes = static_cast<std::int64_t>(dtype_bytes(input_dtype_));
+  for (std::int64_t r = rows.begin; r < rows.end; ++r) {
+    std::byte* out = input_.data() + r * input_stride_ * bytes;
+    if (input_dtype_ == DType::kBF16) {
+      ops_.rms_norm_bf16(x + r * n, weight.data(), n, config_.rms_norm_eps, as_bf16(out));
+    } else {
+      ops_.rms_norm_f32(x + r * n, weight.data(), n, config_.rms_norm_eps, as_f32(out));
+    }
+  }
+}
+
+// Items [begin, end) of R x (H + G): the query heads and key heads of every row.
+void LlamaDecoder::qk_norm_and_rope(const StepView& step, const Layer& layer, const RopeTable* rope,
+                                    std::int64_t begin, std::int64_t end) {
+  const std::int64_t heads = config_.num_heads + config_.num_kv_heads;
+  const std::int64_t width = layer.qkv->n();
+  for (std::int64_t item = begin; item < end; ++item) {
+    const std::int64_t row = item / heads, head = item % heads;
+    // q and k lie one behind the other, so key heads simply continue the query heads.
+    float* x = qkv_.data() + row * width + head * config_.head_dim;
+    if (config_.has_qk_norm) {
+      const std::vector<float>& weight = head < config_.num_heads ? layer.q_norm : layer.k_norm;
+      ops_.rms_norm_f32(x, weight.data(), config_.head_dim, config_.rms_norm_eps, x);
+    }
+    if (rope != nullptr) {
+      const std::int64_t offset = std::int64_t{step.positions[row]} * rope->half;
+      ops_.rope(rope->cos.data() + offset, rope->sin.data() + offset, rope->half, x);
+    }
+  }
+}
+
+// From qkv_ to the input of the output projection; barriers inside, none behind.
+void LlamaDecoder::attention(const StepView& step, int index, int rank, int nranks) {
+  ThreadPool& pool = ThreadPool::global();
+  const Layer& layer = layers_[index];
+  const std::int64_t width = layer.qkv->n();
+  const std::int64_t q_width = std::int64_t{config_.num_heads} * config_.head_dim;
+  const std::int64_t kv_width = std::int64_t{config_.num_kv_heads} * config_.head_dim;
+  const RopeTable* rope =
+      config_.rope_index[index] < 0 ? nullptr : &ropes_[config_.rope_index[index]];
+  if (rope != nullptr || config_.has_qk_norm) {
+    const std::int64_t items =
+        std::int64_t{step.num_rows} * (config_.num_heads + config_.num_kv_heads);
+    const Share mine = share(items, rank, nranks);
+    qk_norm_and_rope(step, layer, rope, mine.begin, mine.end);
+    pool.barrier();
+  }
+  AppendKvParams append;
+  append.step = step;
+  append.cache = cache_;
+  append.layer = index;
+  append.k = qkv_.data() + q_width;
+  append.v = qkv_.data() + q_width + kv_width;
+  append.k_row_stride = append.v_row_stride = width;
+  append.dtype = DType::kF32;
+  append_kv_part(append, rank, nranks);
+  pool.barrier();
+
+  SpecAttentionParams params;
+  params.step = step;
+  params.cache = cache_;
+  params.layer = index;
+  params.q = qkv_.data();
+  params.q_row_stride = width;
+  params.num_heads = config_.num_heads;
+  params.dtype = DType::kF32;
+  params.scale = config_.attention_scale;
+  params.sliding_window = config_.sliding_window[index];
+  params.softcap = config_.attention_softcap;
+  const bool direct = input_dtype_ == DType::kF32;
+  params.out = direct ? as_f32(input_.data()) : attention_.data();
+  params.out_row_stride = input_stride_;
+  spec_attention_part(params, attention_scratch_.data(), rank, nranks);
+  if (direct) return;
+  pool.barrier();
+  const Share mine = share(step.num_rows, rank, nranks);
+  for (std::int64_t r = mine.begin; r < mine.end; ++r) {
+    ops_.f32_to_bf16(attention_.data() + r * input_stride_, q_width,
+                     as_bf16(input_.data()) + r * input_stride_);
+  }
+}
+
+// sum_ = down(act(gate(input_)) * up(input_)); barriers inside, none behind. A rank applies the
+// activation to the columns of gate and up that it has computed itself.
+void LlamaDecoder::feed_forward(const Layer& layer, std::int64_t rows, int rank, int nranks) {
+  ThreadPool& pool = ThreadPool::global();
+  const std::int64_t n = config_.intermediate_size;
+  const auto bytes = static_cast<std::int64_t>(dtype_bytes(input_dtype_));
+  const PackedLinear::Columns columns = layer.gate->columns_of(rank, nranks);
+  const std::int64_t count = columns.end - columns.begin;
+  const bool silu = config_.activation == Activation::kSilu;
+  for (std::int64_t first = 0; first < rows; first += ffn_rows_) {
+    const std::int64_t height = std::min(ffn_rows_, rows - first);
+    const std::byte* x = input_.data() + first * input_stride_ * bytes;
+    if (first > 0) pool.barrier();  // act_ is still being read by the piece before
+    layer.gate->run_part(x, input_stride_, height, gate_.data(), n, rank, nranks);
+    layer.up->run_part(x, input_stride_, height, up_.data(), n, rank, nranks);
+    for (std::int64_t r = 0; count > 0 && r < height; ++r) {
+      const float* gate = gate_.data() + r * n + columns.begin;
+      const float* up = up_.data() + r * n + columns.begin;
+      std::byte* out = act_.data() + (r * ffn_stride_ + columns.begin) * bytes;
+      if (input_dtype_ == DType::kBF16) {
+        (silu ? ops_.silu_mul_bf16 : ops_.gelu_mul_bf16)(gate, up, count, as_bf16(out));
+      } else {
+        (silu ? ops_.silu_mul_f32 : ops_.gelu_mul_f32)(gate, up, count, as_f32(out));
+      }
+    }
+    pool.barrier();
+    layer.down->run_part(act_.data(), ffn_stride_, height,
+                         sum_.data() + first * config_.hidden_size, config_.hidden_size, rank,
+                         nranks);
+  }
+}
+
+// residual_ += [norm of] sum_, then input_ = norm of the new residual, if there is a next norm.
+void LlamaDecoder::add_and_norm(const std::vector<float>& out_norm,
+                                const std::vector<float>* next_norm, Rows rows) {
+  const std::int64_t n = config_.hidden_size;
+  for (std::int64_t r = rows.begin; r < rows.end; ++r) {
+    float* sum = sum_.data() + r * n;
+    if (!out_norm.empty()) {
+      ops_.rms_norm_f32(sum, out_norm.data(), n, config_.rms_norm_eps, sum);
+    }
+    ops_.add(sum, n, residual_.data() + r * n);
+  }
+  if (next_norm != nullptr) norm_rows(residual_.data(), *next_norm, rows);
+}
+
+void LlamaDecoder::run_layers(const StepView& step, int rank, int nranks) {
+  ThreadPool& pool = ThreadPool::global();
+  const std::int64_t rows = step.num_rows;
+  const Share mine = share(rows, rank, nranks);
+  const Rows my_rows{mine.begin, mine.end};
+  embed(step, my_rows);
+  norm_rows(residual_.data(), layers_[0].attention_norm, my_rows);
+  for (int index = 0; index < config_.num_layers; ++index) {
+    const Layer& layer = layers_[index];
+    pool.barrier();
+    layer.qkv->run_part(input_.data(), input_stride_, rows, qkv_.data(), layer.qkv->n(), rank,
+                        nranks);
+    pool.barrier();
+    attention(step, index, rank, nranks);
+    pool.barrier();
+    layer.o->run_part(input_.data(), input_stride_, rows, sum_.data(), config_.hidden_size, rank,
+                      nranks);
+    pool.barrier();
+    add_and_norm(layer.attention_out_norm, &layer.ffn_norm, my_rows);
+    pool.barrier();
+    feed_forward(layer, rows, rank, nranks);
+    pool.barrier();
+    const bool last = index + 1 == config_.num_layers;
+    add_and_norm(layer.ffn_out_norm, last ? nullptr : &layers_[index + 1].attention_norm, my_rows);
+  }
+  pool.barrier();
+}
+
+// input_[i] = final norm of row logit_rows[i].
+void LlamaDecoder::gather_and_norm(const StepView& step, Rows rows) {
+  const std::int64_t n = config_.hidden_size;
+  for (std::int64_t i = rows.begin; i < rows.end; ++i) {
+    float* row = sum_.data() + i * n;
+    std::memcpy(row, residual_.data() + step.logit_rows[i] * n, n * sizeof(float));
+  }
+  norm_rows(sum_.data(), final_norm_, rows);
+}
+
+void LlamaDecoder::softcap_logits(float* logits, std::int64_t begin, std::int64_t end) const {
+  const float cap = config_.final_softcap;
+  for (std::int64_t i = begin; i < end; ++i) logits[i] = cap * std::tanh(logits[i] / cap);
+}
+
+void LlamaDecoder::run_head_ids(const StepView& step, TokenId* ids, int rank, int nranks) {
+  ThreadPool& pool = ThreadPool::global();
+  const std::int64_t rows = step.num_logit_rows, vocab = config_.vocab_size;
+  if (config_.final_softcap == 0.0f) {
+    head_->argmax_part(input_.data(), input_stride_, rows, best_.data() + rank * rows, rank,
+                       nranks);
+    pool.barrier();
+    if (rank == 0) merge_argmax(best_.data(), nranks, rows, ids);
+    return;
+  }
+  // The cap rounds large scores together: the first of those ties is the answer, so cap, then look.
+  const auto bytes = static_cast<std::int64_t>(dtype_bytes(input_dtype_));
+  for (std::int64_t first = 0; first < rows; first += kCappedRows) {
+    const std::int64_t count = std::min(kCappedRows, rows - first);
+    head_->run_part(input_.data() + first * input_stride_ * bytes, input_stride_, count,
+                    head_scores_.data(), vocab, rank, nranks);
+    pool.barrier();
+    const Share mine = share(count * vocab, rank, nranks);
+    softcap_logits(head_scores_.data(), mine.begin, mine.end);
+    pool.barrier();
+    ArgmaxParams params;
+    params.scores = head_scores_.data();
+    params.row_stride = vocab;
+    params.rows = static_cast<std::int32_t>(count);
+    params.vocab = static_cast<std::int32_t>(vocab);
+    params.ids = ids + first;
+    argmax_part(params, rank, nranks);
+    pool.barrier();
+  }
+}
+
+void LlamaDecoder::forward_ids(const StepView& step, TokenId* ids) {
+  const auto start = std::chrono::steady_clock::now();
+  prepare(step);
+  ThreadPool& pool = ThreadPool::global();
+  pool.run([&](int rank) {
+    const int nranks = pool.size();
+    run_layers(step, rank, nranks);
+    const Share mine = share(step.num_logit_rows, rank, nranks);
+    gather_and_norm(step, {mine.begin, mine.end});
+    pool.barrier();
+    run_head_ids(step, ids, rank, nranks);
+  });
+  last_forward_seconds_ =
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+void LlamaDecoder::forward_logits(const StepView& step, float* logits) {
+  const auto start = std::chrono::steady_clock::now();
+  prepare(step);
+  ThreadPool& pool = ThreadPool::global();
+  pool.run([&](int rank) {
+    const int nranks = pool.size();
+    run_layers(step, rank, nranks);
+    const std::int64_t rows = step.num_logit_rows, vocab = config_.vocab_size;
+    const Share mine = share(rows, rank, nranks);
+    gather_and_norm(step, {mine.begin, mine.end});
+    pool.barrier();
+    head_->run_part(input_.data(), input_stride_, rows, logits, vocab, rank, nranks);
+    if (config_.final_softcap == 0.0f) return;
+    pool.barrier();
+    const Share scores = share(rows * vocab, rank, nranks);
+    softcap_logits(logits, scores.begin, scores.end);
+  });
+  last_forward_seconds_ =
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+}  // namespace specdec::cpu

@@ -1,0 +1,149 @@
+// A decoder of the Llama shape: Llama, Vicuna, Mistral, Qwen2, Qwen3, SmolLM3, Gemma 2, Gemma 3 text.
+// One call runs all rows of a step inside one parallel region.
+//
+// The residual stream, norms, attention and activations are float32 for every weight dtype; with bf16
+// weights the input of each linear layer is rounded to bf16. Every row is computed by the same code
+// whatever else is in the step, so its bits depend on its own path alone.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "backend/cpu/decoder/row_ops.h"
+#include "backend/cpu/linear/packed_linear.h"
+#include "backend/step_view.h"
+#include "base/tensor_view.h"
+
+namespace specdec::cpu {
+
+enum class Activation { kSilu, kGeluTanh };
+
+// Fields as in the model's config.json; lists have one entry per layer.
+struct DecoderConfig {
+  int vocab_size = 0, hidden_size = 0, intermediate_size = 0;
+  int num_layers = 0, num_heads = 0, num_kv_heads = 0, head_dim = 0;
+  int max_rows = 0;      // rows of the largest step; sizes the buffers
+  int max_position = 0;  // positions 0..max_position-1
+  float rms_norm_eps = 1e-6f;
+  Activation activation = Activation::kSilu;
+  float attention_scale = 1.0f;
+  float attention_softcap = 0.0f;  // 0: none
+  float final_softcap = 0.0f;      // 0: none
+  float embedding_scale = 1.0f;
+  float norm_offset = 0.0f;         // added to every norm weight: 1 for Gemma
+  bool has_qk_norm = false;         // RMSNorm over each head of q and k, before the rotation
+  bool has_sandwich_norms = false;  // norms behind attention and FFN too (Gemma)
+  bool tie_word_embeddings = false;
+  std::vector<int> rope_index;      // rotary table of each layer, -1: none
+  std::vector<int> sliding_window;  // tokens, 0: none
+};
+
+// A tensor of a layer by its name in the checkpoint, without "model.layers.<i>.".
+struct NamedTensor {
+  std::string name;
+  TensorView view;
+};
+
+class LlamaDecoder {
+ public:
+  // Errors here and in the set_ functions: std::invalid_argument naming field or tensor.
+  explicit LlamaDecoder(DecoderConfig config);
+  ~LlamaDecoder();
+  LlamaDecoder(const LlamaDecoder&) = delete;
+  LlamaDecoder& operator=(const LlamaDecoder&) = delete;
+
+  // Weights are copied; the caller may drop its tensors at once.
+  void set_embedding(const TensorView& weight);  // [V, hidden]; with tied embeddings the head too
+  void set_head(const TensorView& weight);       // [V, hidden]
+  void set_final_norm(const TensorView& weight);
+  // cos, sin: float32 [max_position, rotary_dim / 2]; rotary_dim <= head_dim, "rotate_half" layout.
+  void set_rope(int index, const TensorView& cos, const TensorView& sin);
+  // All tensors of a layer at once; an unknown, missing or misshapen one is an error.
+  void set_layer(int layer, const std::vector<NamedTensor>& tensors);
+
+  // k_pages, v_pages [layers, P, G, S, K], contiguous, outliving this object or the next bind.
+  void bind_cache(const TensorView& k_pages, const TensorView& v_pages);
+
+  // Runs the rows of the step and appends their K/V. For the logit rows of the step, writes either
+  // the scores [L, V] or the greedy ids [L] (first on ties, -1 for a row with a NaN). One call at a
+  // time per object.
+  void forward_logits(const StepView& step, float* logits);
+  void forward_ids(const StepView& step, TokenId* ids);
+
+  const DecoderConfig& config() const { return config_; }
+  // Bytes of packed weights a step reads, without an embedding table that is not the head.
+  std::size_t weight_bytes() const;
+  // Bytes of the buffers between the layers.
+  std::size_t buffer_bytes() const;
+  double last_forward_seconds() const { return last_forward_seconds_; }
+
+ private:
+  struct Layer {
+    std::unique_ptr<PackedLinear> qkv, o, gate, up, down;
+    std::vector<float> attention_norm, ffn_norm;          // in front
+    std::vector<float> attention_out_norm, ffn_out_norm;  // behind; sandwich norms only
+    std::vector<float> q_norm, k_norm;
+    bool defined() const { return qkv != nullptr; }
+  };
+  struct RopeTable {
+    std::vector<float> cos, sin;
+    int half = 0;
+  };
+  // A contiguous share of rows.
+  struct Rows {
+    std::int64_t begin, end;
+  };
+
+  std::vector<float> norm_weight(const TensorView& weight, const std::string& name,
+                                 int size) const;
+  void take_dtype(const PackedLinear& linear, const std::string& name);
+  void check_complete() const;
+  void allocate_buffers();
+  void check_step(const StepView& step) const;
+  void prepare(const StepView& step);
+
+  // The phases of a step, each one rank's share; barriers are in between (forward.cc).
+  void embed(const StepView& step, Rows rows);
+  void norm_rows(const float* x, const std::vector<float>& weight, Rows rows);
+  void qk_norm_and_rope(const StepView& step, const Layer& layer, const RopeTable* rope,
+                        std::int64_t begin, std::int64_t end);
+  void attention(const StepView& step, int layer, int rank, int nranks);
+  void feed_forward(const Layer& layer, std::int64_t rows, int rank, int nranks);
+  void add_and_norm(const std::vector<float>& out_norm, const std::vector<float>* next_norm,
+                    Rows rows);
+  void run_layers(const StepView& step, int rank, int nranks);
+  void gather_and_norm(const StepView& step, Rows rows);
+  void run_head_ids(const StepView& step, TokenId* ids, int rank, int nranks);
+  void softcap_logits(float* logits, std::int64_t begin, std::int64_t end) const;
+
+  DecoderConfig config_;
+  std::vector<Layer> layers_;
+  std::vector<RopeTable> ropes_;
+  std::vector<float> final_norm_;
+  std::unique_ptr<PackedLinear> head_;
+  std::vector<std::byte> embedding_;  // untied only: [V, hidden] in its own dtype
+  DType embedding_dtype_ = DType::kF32;
+  bool has_dtype_ = false;
+  DType input_dtype_ = DType::kF32;  // of every linear layer
+  DType weight_dtype_ = DType::kF32;
+  const RowOps& ops_;
+  KvCacheView cache_;
+  double last_forward_seconds_ = 0.0;
+
+  // Buffers of a step; all rows, strides in elements. Strides are padded by a cache line, so that the
+  // rows of a tile do not fall into the same cache sets.
+  bool buffers_ready_ = false;
+  std::int64_t ffn_rows_ = 0;      // rows of the FFN buffers; more are done in pieces
+  std::int64_t input_stride_ = 0;  // of input_ and of attention_
+  std::int64_t ffn_stride_ = 0;
+  std::vector<float> residual_, qkv_, attention_, sum_, gate_, up_;
+  std::vector<std::byte> input_, act_;  // inputs of linear layers, in input_dtype_
+  std::vector<std::byte> attention_scratch_;
+  std::vector<RowBest> best_;       // [nranks, L]
+  std::vector<float> head_scores_;  // final_softcap only: scores of a few rows
+};
+
+}  // namespace specdec::cpu

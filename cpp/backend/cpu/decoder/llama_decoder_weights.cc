@@ -1,0 +1,313 @@
+// LlamaDecoder: configuration, weights and buffers. What a step does is in llama_decoder.cc.
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <utility>
+
+#include "backend/cpu/decoder/llama_decoder.h"
+#include "backend/cpu/half.h"
+#include "base/check.h"
+
+namespace specdec::cpu {
+namespace {
+
+// Longer blocks go through the FFN in pieces: by then the work is compute-bound, and the widest
+// buffers of the model stay small.
+constexpr std::int64_t kMaxFfnRows = 512;
+
+float element(const TensorView& view, std::int64_t offset) {
+  if (view.dtype == DType::kF32) return static_cast<const float*>(view.data)[offset];
+  const std::uint16_t bits = static_cast<const std::uint16_t*>(view.data)[offset];
+  return view.dtype == DType::kBF16 ? bf16_to_float(bits) : f16_to_float(bits);
+}
+
+void check_matrix(const TensorView& view, const std::string& name, std::int64_t rows,
+                  std::int64_t columns) {
+  SPECDEC_REQUIRE(view.ndim == 2 && view.shape[0] == rows && view.shape[1] == columns, name,
+                  ": shape must be [", rows, ", ", columns, "], got ", view.ndim, " dimensions [",
+                  view.ndim > 0 ? view.shape[0] : 0, ", ", view.ndim > 1 ? view.shape[1] : 0,
+                  "]: weights and config.json do not belong together");
+}
+
+// The tensors of a layer by name; notices the ones nobody asked for.
+class TensorMap {
+ public:
+  TensorMap(int layer, const std::vector<NamedTensor>& tensors)
+      : prefix_("layers." + std::to_string(layer) + ".") {
+    for (const NamedTensor& tensor : tensors) {
+      const bool is_new = tensors_.emplace(tensor.name, &tensor.view).second;
+      SPECDEC_REQUIRE(is_new, path(tensor.name), ": given twice");
+    }
+  }
+  std::string path(const std::string& name) const { return prefix_ + name; }
+
+  TensorView optional(const std::string& name) {
+    const auto it = tensors_.find(name);
+    if (it == tensors_.end()) return TensorView{};
+    const TensorView view = *it->second;
+    tensors_.erase(it);
+    return view;
+  }
+  TensorView required(const std::string& name) {
+    const TensorView view = optional(name);
+    SPECDEC_REQUIRE(view.defined(), path(name), ": missing from the checkpoint");
+    return view;
+  }
+  // One linear layer made of the named projections, stacked.
+  std::unique_ptr<PackedLinear> linear(const std::vector<std::string>& names,
+                                       const std::vector<std::int64_t>& rows,
+                                       std::int64_t columns) {
+    std::vector<TensorView> weights, biases;
+    for (std::size_t i = 0; i < names.size(); ++i) {
+      weights.push_back(required(names[i] + ".weight"));
+      check_matrix(weights.back(), path(names[i] + ".weight"), rows[i], columns);
+      biases.push_back(optional(names[i] + ".bias"));
+    }
+    return std::make_unique<PackedLinear>(weights, biases);
+  }
+  void check_all_used() const {
+    SPECDEC_REQUIRE(tensors_.empty(), tensors_.empty() ? "" : path(tensors_.begin()->first),
+                    ": this decoder has no such weight; use model_impl = 'transformers'");
+  }
+
+ private:
+  std::string prefix_;
+  std::map<std::string, const TensorView*> tensors_;
+};
+
+void check_positive(const char* name, std::int64_t value) {
+  SPECDEC_REQUIRE(value >= 1, "decoder.", name, " = ", value, ": must be at least 1");
+}
+
+}  // namespace
+
+LlamaDecoder::~LlamaDecoder() = default;
+
+LlamaDecoder::LlamaDecoder(DecoderConfig config) : config_(std::move(config)), ops_(row_ops()) {
+  const DecoderConfig& c = config_;
+  check_positive("vocab_size", c.vocab_size);
+  check_positive("hidden_size", c.hidden_size);
+  check_positive("intermediate_size", c.intermediate_size);
+  check_positive("num_layers", c.num_layers);
+  check_positive("num_heads", c.num_heads);
+  check_positive("num_kv_heads", c.num_kv_heads);
+  check_positive("head_dim", c.head_dim);
+  check_positive("max_rows", c.max_rows);
+  check_positive("max_position", c.max_position);
+  SPECDEC_REQUIRE(c.num_heads % c.num_kv_heads == 0, "decoder.num_heads = ", c.num_heads,
+                  ": must be a multiple of num_kv_heads = ", c.num_kv_heads);
+  SPECDEC_REQUIRE(c.head_dim % 8 == 0 && c.head_dim <= 256, "decoder.head_dim = ", c.head_dim,
+                  ": must be a multiple of 8, at most 256");
+  const auto layers = static_cast<std::size_t>(c.num_layers);
+  SPECDEC_REQUIRE(c.rope_index.size() == layers, "decoder.rope_index has ", c.rope_index.size(),
+                  " entries, needs one per layer: ", layers);
+  SPECDEC_REQUIRE(c.sliding_window.size() == layers, "decoder.sliding_window has ",
+                  c.sliding_window.size(), " entries, needs one per layer: ", layers);
+  int tables = 0;
+  for (int index : c.rope_index) {
+    SPECDEC_REQUIRE(index >= -1 && index < c.num_layers, "decoder.rope_index holds ", index,
+                    ": give -1 (none) or the index of a table");
+    tables = std::max(tables, index + 1);
+  }
+  layers_.resize(layers);
+  ropes_.resize(static_cast<std::size_t>(tables));
+}
+
+void LlamaDecoder::take_dtype(const PackedLinear& linear, const std::string& name) {
+  if (!has_dtype_) {
+    has_dtype_ = true;
+    weight_dtype_ = linear.dtype();
+    input_dtype_ = linear.input_dtype();
+  }
+  SPECDEC_REQUIRE(linear.dtype() == weight_dtype_, name, ": dtype ", dtype_name(linear.dtype()),
+                  ", other weights have ", dtype_name(weight_dtype_),
+                  ": convert the checkpoint to one dtype");
+}
+
+std::vector<float> LlamaDecoder::norm_weight(const TensorView& weight, const std::string& name,
+                                             int size) const {
+  SPECDEC_REQUIRE(weight.ndim == 1 && weight.shape[0] == size, name, ": shape must be [", size,
+                  "]: weights and config.json do not belong together");
+  SPECDEC_REQUIRE(weight.dtype == DType::kF32 || weight.dtype == DType::kBF16 ||
+                      weight.dtype == DType::kF16,
+                  name, ": dtype ", dtype_name(weight.dtype),
+                  ": convert to float32, bfloat16 or float16");
+  std::vector<float> out(static_cast<std::size_t>(size));
+  for (int i = 0; i < size; ++i) out[i] = element(weight, i * weight.strides[0]) + config_.norm_offset;
+  return out;
+}
+
+void LlamaDecoder::set_embedding(const TensorView& weight) {
+  check_matrix(weight, "embed_tokens.weight", config_.vocab_size, config_.hidden_size);
+  if (config_.tie_word_embeddings) {
+    // The packed head serves as the table as well: the largest matrix is kept once.
+    auto head = std::make_unique<PackedLinear>(std::vector<TensorView>{weight});
+    take_dtype(*head, "embed_tokens.weight");
+    head_ = std::move(head);
+    return;
+  }
+  SPECDEC_REQUIRE(weight.is_contiguous(), "embed_tokens.weight: call .contiguous() first");
+  SPECDEC_REQUIRE(weight.dtype == DType::kF32 || weight.dtype == DType::kBF16 ||
+                      weight.dtype == DType::kF16,
+                  "embed_tokens.weight: dtype ", dtype_name(weight.dtype),
+                  ": convert to float32, bfloat16 or float16");
+  const auto* data = static_cast<const std::byte*>(weight.data);
+  embedding_.assign(data, data + weight.numel() * dtype_bytes(weight.dtype));
+  embedding_dtype_ = weight.dtype;
+}
+
+void LlamaDecoder::set_head(const TensorView& weight) {
+  SPECDEC_REQUIRE(!config_.tie_word_embeddings,
+                  "lm_head.weight: tie_word_embeddings is true, the embedding is the head");
+  check_matrix(weight, "lm_head.weight", config_.vocab_size, config_.hidden_size);
+  auto head = std::make_unique<PackedLinear>(std::vector<TensorView>{weight});
+  take_dtype(*head, "lm_head.weight");
+  head_ = std::move(head);
+}
+
+void LlamaDecoder::set_final_norm(const TensorView& weight) {
+  final_norm_ = norm_weight(weight, "norm.weight", config_.hidden_size);
+}
+
+void LlamaDecoder::set_rope(int index, const TensorView& cos, const TensorView& sin) {
+  const int tables = static_cast<int>(ropes_.size());
+  SPECDEC_REQUIRE(index >= 0 && index < tables, "rope table ", index, ": rope_index names 0..",
+                  tables - 1);
+  for (const TensorView* view : {&cos, &sin}) {
+    SPECDEC_REQUIRE(view->ndim == 2 && view->shape[0] >= config_.max_position &&
+                        view->shape[1] >= 1 && view->shape[1] <= config_.head_dim / 2 &&
+                        view->shape[1] == cos.shape[1],
+                    "rope table ", index, ": cos and sin must be [>= ", config_.max_position,
+                    ", 1..", config_.head_dim / 2, "], both the same");
+    SPECDEC_REQUIRE(view->dtype == DType::kF32 && view->is_contiguous(), "rope table ", index,
+                    ": must be contiguous float32");
+  }
+  RopeTable& table = ropes_[index];
+  table.half = static_cast<int>(cos.shape[1]);
+  const auto count = static_cast<std::size_t>(config_.max_position) * table.half;
+  const auto* cos_data = static_cast<const float*>(cos.data);
+  const auto* sin_data = static_cast<const float*>(sin.data);
+  table.cos.assign(cos_data, cos_data + count);
+  table.sin.assign(sin_data, sin_data + count);
+}
+
+void LlamaDecoder::set_layer(int index, const std::vector<NamedTensor>& tensors) {
+  const DecoderConfig& c = config_;
+  SPECDEC_REQUIRE(index >= 0 && index < c.num_layers, "layer ", index, ": the model has 0..",
+                  c.num_layers - 1);
+  TensorMap map(index, tensors);
+  const std::int64_t q_width = std::int64_t{c.num_heads} * c.head_dim;
+  const std::int64_t kv_width = std::int64_t{c.num_kv_heads} * c.head_dim;
+  Layer layer;
+  const auto norm = [&](const char* name, int size) {
+    return norm_weight(map.required(name), map.path(name), size);
+  };
+  layer.attention_norm = norm("input_layernorm.weight", c.hidden_size);
+  if (c.has_sandwich_norms) {
+    layer.attention_out_norm = norm("post_attention_layernorm.weight", c.hidden_size);
+    layer.ffn_norm = norm("pre_feedforward_layernorm.weight", c.hidden_size);
+    layer.ffn_out_norm = norm("post_feedforward_layernorm.weight", c.hidden_size);
+  } else {
+    layer.ffn_norm = norm("post_attention_layernorm.weight", c.hidden_size);
+  }
+  if (c.has_qk_norm) {
+    layer.q_norm = norm("self_attn.q_norm.weight", c.head_dim);
+    layer.k_norm = norm("self_attn.k_norm.weight", c.head_dim);
+  }
+  layer.qkv = map.linear({"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"},
+                         {q_width, kv_width, kv_width}, c.hidden_size);
+  layer.o = map.linear({"self_attn.o_proj"}, {c.hidden_size}, q_width);
+  layer.gate = map.linear({"mlp.gate_proj"}, {c.intermediate_size}, c.hidden_size);
+  layer.up = map.linear({"mlp.up_proj"}, {c.intermediate_size}, c.hidden_size);
+  layer.down = map.linear({"mlp.down_proj"}, {c.hidden_size}, c.intermediate_size);
+  map.check_all_used();
+  for (const auto* linear : {&layer.qkv, &layer.o, &layer.gate, &layer.up, &layer.down}) {
+    take_dtype(**linear, map.path("weight"));
+  }
+  layers_[index] = std::move(layer);
+}
+
+void LlamaDecoder::check_complete() const {
+  for (std::size_t i = 0; i < layers_.size(); ++i) {
+    SPECDEC_REQUIRE(layers_[i].defined(), "layer ", i, ": no weights; call set_layer first");
+  }
+  SPECDEC_REQUIRE(!final_norm_.empty(), "norm.weight: missing; call set_final_norm first");
+  SPECDEC_REQUIRE(head_ != nullptr, "head: missing; call set_embedding (tied) or set_head first");
+  SPECDEC_REQUIRE(config_.tie_word_embeddings || !embedding_.empty(),
+                  "embed_tokens.weight: missing; call set_embedding first");
+  for (std::size_t i = 0; i < ropes_.size(); ++i) {
+    SPECDEC_REQUIRE(ropes_[i].half > 0, "rope table ", i, ": missing; call set_rope first");
+  }
+}
+
+void LlamaDecoder::bind_cache(const TensorView& k_pages, const TensorView& v_pages) {
+  check_complete();
+  const DecoderConfig& c = config_;
+  for (const TensorView* view : {&k_pages, &v_pages}) {
+    SPECDEC_REQUIRE(view->device == DeviceType::kCpu && view->ndim == 5 &&
+                        view->shape[0] == c.num_layers && view->shape[2] == c.num_kv_heads &&
+                        view->shape[4] == c.head_dim && view->shape == k_pages.shape &&
+                        view->dtype == k_pages.dtype && view->is_contiguous(),
+                    "k_pages, v_pages: must be two contiguous CPU tensors [", c.num_layers, ", P, ",
+                    c.num_kv_heads, ", S, ", c.head_dim, "] of one dtype");
+    SPECDEC_REQUIRE(view->dtype == DType::kF32 || view->dtype == DType::kBF16 ||
+                        view->dtype == DType::kF16,
+                    "k_pages, v_pages: dtype ", dtype_name(view->dtype),
+                    ": must be float32, bfloat16 or float16");
+  }
+  cache_.k = k_pages.data;
+  cache_.v = v_pages.data;
+  cache_.dtype = k_pages.dtype;
+  cache_.num_layers = c.num_layers;
+  cache_.num_pages = static_cast<std::int32_t>(k_pages.shape[1]);
+  cache_.num_kv_heads = c.num_kv_heads;
+  cache_.page_size = static_cast<std::int32_t>(k_pages.shape[3]);
+  cache_.head_dim = c.head_dim;
+  cache_.stride_token = c.head_dim;
+  cache_.stride_head = cache_.stride_token * cache_.page_size;
+  cache_.stride_page = cache_.stride_head * c.num_kv_heads;
+  cache_.stride_layer = cache_.stride_page * cache_.num_pages;
+  allocate_buffers();
+}
+
+void LlamaDecoder::allocate_buffers() {
+  if (buffers_ready_) return;
+  const DecoderConfig& c = config_;
+  const std::int64_t rows = c.max_rows;
+  const auto input_bytes = static_cast<std::int64_t>(dtype_bytes(input_dtype_));
+  const std::int64_t pad = 64 / input_bytes;
+  const std::int64_t q_width = std::int64_t{c.num_heads} * c.head_dim;
+  const auto even = [](std::int64_t n) { return (n + 1) / 2 * 2; };
+  input_stride_ = even(std::max<std::int64_t>(c.hidden_size, q_width)) + pad;
+  ffn_stride_ = even(c.intermediate_size) + pad;
+  ffn_rows_ = std::min(rows, kMaxFfnRows);
+  residual_.assign(rows * c.hidden_size, 0.0f);
+  qkv_.assign(rows * layers_[0].qkv->n(), 0.0f);
+  attention_.assign(rows * input_stride_, 0.0f);
+  sum_.assign(rows * c.hidden_size, 0.0f);
+  gate_.assign(ffn_rows_ * c.intermediate_size, 0.0f);
+  up_.assign(ffn_rows_ * c.intermediate_size, 0.0f);
+  // Zeroed: the pad element that an odd width needs is never written again.
+  input_.assign(rows * input_stride_ * input_bytes, std::byte{0});
+  act_.assign(ffn_rows_ * ffn_stride_ * input_bytes, std::byte{0});
+  buffers_ready_ = true;
+}
+
+std::size_t LlamaDecoder::weight_bytes() const {
+  std::size_t bytes = head_ ? head_->bytes() : 0;
+  for (const Layer& layer : layers_) {
+    for (const auto* linear : {&layer.qkv, &layer.o, &layer.gate, &layer.up, &layer.down}) {
+      if (*linear) bytes += (*linear)->bytes();
+    }
+  }
+  return bytes;
+}
+
+std::size_t LlamaDecoder::buffer_bytes() const {
+  const std::size_t floats = residual_.size() + qkv_.size() + attention_.size() + sum_.size() +
+                             gate_.size() + up_.size() + head_scores_.size();
+  return floats * sizeof(float) + input_.size() + act_.size() + attention_scratch_.size() +
+         best_.size() * sizeof(RowBest);
+}
+
+}  // namespace specdec::cpu

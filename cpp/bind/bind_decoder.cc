@@ -1,0 +1,191 @@
+// _core.LlamaDecoder: the fused native decoder.
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "backend/cpu/decoder/llama_decoder.h"
+#include "base/check.h"
+#include "bind/dlpack_convert.h"
+#include "bind/registers.h"
+#include "engine/step_plan.h"
+
+namespace py = pybind11;
+
+namespace specdec {
+namespace {
+
+using cpu::Activation;
+using cpu::DecoderConfig;
+using cpu::LlamaDecoder;
+using cpu::NamedTensor;
+
+Activation parse_activation(const std::string& name) {
+  if (name == "silu") return Activation::kSilu;
+  SPECDEC_REQUIRE(name == "gelu_tanh", "activation = '", name, "': give 'silu' or 'gelu_tanh'");
+  return Activation::kGeluTanh;
+}
+
+// The decoder and the cache tensors it points into.
+struct DecoderObject {
+  explicit DecoderObject(DecoderConfig config) : decoder(std::move(config)) {}
+  LlamaDecoder decoder;
+  BorrowedTensor k_pages, v_pages;
+};
+
+void set_layer(DecoderObject& self, int layer, const py::dict& tensors) {
+  std::vector<BorrowedTensor> borrowed;
+  std::vector<NamedTensor> named;
+  for (const auto& item : tensors) {
+    const auto name = item.first.cast<std::string>();
+    borrowed.emplace_back(item.second, name.c_str());
+    check_cpu(borrowed.back().view(), name.c_str());
+    check_dtype(borrowed.back().view(), name.c_str(), {DType::kF32, DType::kBF16, DType::kF16});
+    named.push_back({name, borrowed.back().view()});
+  }
+  py::gil_scoped_release release;
+  self.decoder.set_layer(layer, named);
+}
+
+template <void (LlamaDecoder::*kSet)(const TensorView&)>
+void set_tensor(DecoderObject& self, const py::object& weight) {
+  const BorrowedTensor tensor(weight, "weight");
+  check_cpu(tensor.view(), "weight");
+  py::gil_scoped_release release;
+  (self.decoder.*kSet)(tensor.view());
+}
+
+void bind_cache(DecoderObject& self, const py::object& k_pages, const py::object& v_pages) {
+  BorrowedTensor k(k_pages, "k_pages", true), v(v_pages, "v_pages", true);
+  self.decoder.bind_cache(k.view(), v.view());
+  self.k_pages = std::move(k);
+  self.v_pages = std::move(v);
+}
+
+void forward(DecoderObject& self, const StepPlan& plan, const py::object& out) {
+  const BorrowedTensor tensor(out, "out", true);
+  check_cpu(tensor.view(), "out");
+  check_contiguous(tensor.view(), "out");
+  check_dtype(tensor.view(), "out", {DType::kI32, DType::kF32});
+  const bool ids = tensor->dtype == DType::kI32;
+  if (ids) {
+    check_shape(tensor.view(), "out", "[L]", {plan.num_logit_rows});
+  } else {
+    check_shape(tensor.view(), "out", "[L, V]",
+                {plan.num_logit_rows, self.decoder.config().vocab_size});
+  }
+  const StepView step = plan.view();
+  py::gil_scoped_release release;
+  if (ids) {
+    self.decoder.forward_ids(step, static_cast<TokenId*>(tensor->data));
+  } else {
+    self.decoder.forward_logits(step, static_cast<float*>(tensor->data));
+  }
+}
+
+constexpr const char* kClassDoc =
+    R"(A decoder of the Llama shape: all rows of a step in one call, one parallel region.
+
+Runs Llama, Vicuna, Mistral, Qwen2, Qwen3, SmolLM3, Gemma 2 and Gemma 3 (text) checkpoints in
+float32, bfloat16 or float16. Norms, attention and activations are float32; a row's bits depend on its
+own path alone. Every setter copies. Raises ValueError naming the field or the tensor.)";
+
+constexpr const char* kForwardDoc = R"(Run the rows of ``plan`` and append their K/V to the pages.
+
+Parameters
+----------
+plan : StepPlan
+out : tensor, contiguous
+    int32 [L]: the greedy ids of the logit rows (first largest score, -1 for a row with a NaN).
+    float32 [L, V]: their scores.
+
+Releases the GIL. One call at a time per decoder.)";
+
+constexpr const char* kSetLayerDoc = R"(Give layer ``layer`` its weights, by checkpoint name.
+
+``tensors`` maps names without ``model.layers.<i>.``, e.g. ``self_attn.q_proj.weight`` [H*K, hidden],
+to CPU tensors of one dtype (norms and biases: any of the three). Projection biases are optional.)";
+
+}  // namespace
+
+void register_decoder(py::module_& m) {
+  py::class_<DecoderObject>(m, "LlamaDecoder", kClassDoc)
+      .def(py::init([](int vocab_size, int hidden_size, int intermediate_size, int num_layers,
+                       int num_heads, int num_kv_heads, int head_dim, int max_rows,
+                       int max_position, float rms_norm_eps, const std::string& activation,
+                       float attention_scale, float attention_softcap, float final_softcap,
+                       float embedding_scale, float norm_offset, bool has_qk_norm,
+                       bool has_sandwich_norms, bool tie_word_embeddings,
+                       std::vector<int> rope_index, std::vector<int> sliding_window) {
+             DecoderConfig c;
+             c.vocab_size = vocab_size;
+             c.hidden_size = hidden_size;
+             c.intermediate_size = intermediate_size;
+             c.num_layers = num_layers;
+             c.num_heads = num_heads;
+             c.num_kv_heads = num_kv_heads;
+             c.head_dim = head_dim;
+             c.max_rows = max_rows;
+             c.max_position = max_position;
+             c.rms_norm_eps = rms_norm_eps;
+             c.activation = parse_activation(activation);
+             c.attention_scale = attention_scale;
+             c.attention_softcap = attention_softcap;
+             c.final_softcap = final_softcap;
+             c.embedding_scale = embedding_scale;
+             c.norm_offset = norm_offset;
+             c.has_qk_norm = has_qk_norm;
+             c.has_sandwich_norms = has_sandwich_norms;
+             c.tie_word_embeddings = tie_word_embeddings;
+             c.rope_index = std::move(rope_index);
+             c.sliding_window = std::move(sliding_window);
+             return std::make_unique<DecoderObject>(std::move(c));
+           }),
+           py::kw_only(), py::arg("vocab_size"), py::arg("hidden_size"),
+           py::arg("intermediate_size"), py::arg("num_layers"), py::arg("num_heads"),
+           py::arg("num_kv_heads"), py::arg("head_dim"), py::arg("max_rows"),
+           py::arg("max_position"), py::arg("rms_norm_eps"), py::arg("activation"),
+           py::arg("attention_scale"), py::arg("attention_softcap") = 0.0f,
+           py::arg("final_softcap") = 0.0f, py::arg("embedding_scale") = 1.0f,
+           py::arg("norm_offset") = 0.0f, py::arg("has_qk_norm") = false,
+           py::arg("has_sandwich_norms") = false, py::arg("tie_word_embeddings") = false,
+           py::arg("rope_index"), py::arg("sliding_window"),
+           "Fields as in config.json; ``rope_index`` and ``sliding_window`` have one entry per layer "
+           "(table index or -1; tokens or 0). ``max_rows`` sizes the buffers.")
+      .def("set_embedding", &set_tensor<&LlamaDecoder::set_embedding>, py::arg("weight"),
+           "weight [V, hidden]; with tied embeddings it is the head as well.")
+      .def("set_head", &set_tensor<&LlamaDecoder::set_head>, py::arg("weight"),
+           "weight [V, hidden].")
+      .def("set_final_norm", &set_tensor<&LlamaDecoder::set_final_norm>, py::arg("weight"),
+           "weight [hidden].")
+      .def(
+          "set_rope",
+          [](DecoderObject& self, int index, const py::object& cos, const py::object& sin) {
+            const BorrowedTensor c(cos, "cos"), s(sin, "sin");
+            check_cpu(c.view(), "cos");
+            check_cpu(s.view(), "sin");
+            self.decoder.set_rope(index, c.view(), s.view());
+          },
+          py::arg("index"), py::arg("cos"), py::arg("sin"),
+          "Rotary table: cos and sin float32 [>= max_position, rotary_dim / 2].")
+      .def("set_layer", &set_layer, py::arg("layer"), py::arg("tensors"), kSetLayerDoc)
+      .def("bind_cache", &bind_cache, py::arg("k_pages"), py::arg("v_pages"),
+           "Use these pages [layers, P, G, S, K] from now on; keeps them alive. All weights must be "
+           "set.")
+      .def("forward", &forward, py::arg("plan"), py::arg("out"), kForwardDoc)
+      .def_property_readonly(
+          "weight_bytes", [](const DecoderObject& self) { return self.decoder.weight_bytes(); },
+          "Bytes of packed weights that a step reads.")
+      .def_property_readonly(
+          "buffer_bytes", [](const DecoderObject& self) { return self.decoder.buffer_bytes(); },
+          "Bytes of the buffers between layers (after bind_cache).")
+      .def_property_readonly(
+          "last_forward_seconds",
+          [](const DecoderObject& self) { return self.decoder.last_forward_seconds(); },
+          "Duration of the last forward call.");
+}
+
+}  // namespace specdec

@@ -1,0 +1,94 @@
+"""load_model: a checkpoint folder becomes a StepModel."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..config import normalize_dtype
+from ..errors import ConfigError, UnsupportedModelError
+from ..log import logger
+from .config_reader import ModelConfig, read_config
+from .native_config import NotNativeError, native_shape
+from .weights import Checkpoint
+
+if TYPE_CHECKING:
+    from .base import StepModel
+
+__all__ = ["MODEL_IMPLS", "load_model"]
+
+MODEL_IMPLS = ("auto", "native", "transformers")
+
+
+def load_model(
+    path: str | Path,
+    *,
+    dtype: str = "auto",
+    model_impl: str = "auto",
+    max_rows: int = 512,
+    max_seq_len: int | None = None,
+    allow_pickle: bool = False,
+) -> StepModel:
+    """Load a local Hugging Face folder.
+
+    dtype         "auto": as the checkpoint says; else "float32", "bfloat16" or "float16"
+    model_impl    "native": the fused decoder (see NATIVE_FAMILIES); "transformers": the adapter;
+                  "auto": native where every configuration field is understood, else the adapter
+    max_rows      rows of the largest step; sizes the native decoder's buffers
+    max_seq_len   positions that will be used; limits the rotary tables. None: all the model has
+    allow_pickle  read pytorch_model.bin with weights_only=True
+
+    Raises ConfigError for a bad argument, ModelError for a folder or file that is missing, damaged
+    or inconsistent, UnsupportedModelError for a sound model that cannot be run.
+    """
+    if model_impl not in MODEL_IMPLS:
+        raise ConfigError(f"model_impl = {model_impl!r}: expected one of {', '.join(MODEL_IMPLS)}")
+    wanted = normalize_dtype("dtype", dtype)
+    config = read_config(path)
+    reason = ""
+    if model_impl != "transformers":
+        try:
+            shape = native_shape(config)
+        except NotNativeError as error:
+            reason = str(error)
+            if model_impl == "native":
+                raise UnsupportedModelError(
+                    f"{config.path}: model_impl = 'native' cannot run this model: {reason}; use "
+                    "model_impl='auto' or 'transformers'"
+                ) from error
+            logger.info("%s: adapter, because %s", config.path, reason)
+        else:
+            from .native import NativeModel
+
+            return NativeModel(
+                config,
+                shape,
+                _choose_dtype(config, wanted, allow_pickle),
+                impl_reason=(
+                    "model_impl = 'native'"
+                    if model_impl == "native"
+                    else f"model_type {config.model_type!r} is native and every field is understood"
+                ),
+                max_rows=max_rows,
+                max_seq_len=max_seq_len,
+                allow_pickle=allow_pickle,
+            )
+    from .transformers_adapter import TransformersModel
+
+    return TransformersModel(
+        config,
+        _choose_dtype(config, wanted, allow_pickle),
+        impl_reason=reason or "model_impl = 'transformers'",
+        max_seq_len=max_seq_len,
+        allow_pickle=allow_pickle,
+    )
+
+
+def _choose_dtype(config: ModelConfig, wanted: str, allow_pickle: bool) -> str:
+    if wanted != "auto":
+        return wanted
+    if config.dtype is not None:
+        return config.dtype
+    with Checkpoint(config.path, allow_pickle=allow_pickle) as checkpoint:
+        stored = checkpoint.dtype()
+    return "float32" if stored == "float64" else stored

@@ -1,0 +1,178 @@
+"""NativeModel: checkpoint weights in the fused decoder of the C++ core (_core.LlamaDecoder)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from .. import _core
+from ..errors import ModelError
+from .base import ModelInfo
+from .cache_check import check_cache
+from .config_reader import ModelConfig
+from .native_config import NativeShape
+from .rope import max_position, rope_parameters, rope_tables
+from .weights import Checkpoint
+
+__all__ = ["NativeModel"]
+
+# Rotary tables above this many positions are cut unless max_seq_len asks for more: 128 MiB at
+# head_dim 128.
+_DEFAULT_TABLE_POSITIONS = 1 << 18
+
+# Tensors that old checkpoints carry and that are derived, not learned.
+_DERIVED_SUFFIXES = (".rotary_emb.inv_freq", ".self_attn.masked_bias")
+
+
+class NativeModel:
+    """A StepModel on the native decoder (`impl` "native", numerics "exact")."""
+
+    impl = "native"
+    numerics = "exact"
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        shape: NativeShape,
+        dtype: str,
+        *,
+        impl_reason: str,
+        max_rows: int,
+        max_seq_len: int | None = None,
+        allow_pickle: bool = False,
+    ) -> None:
+        notes: list[str] = []
+        self.max_position = _positions(config, max_seq_len, notes)
+        self.vocab_size = shape.vocab_size
+        self.num_layers = shape.num_layers
+        self.num_kv_heads, self.head_dim = shape.num_kv_heads, shape.head_dim
+        self.kv_dtype: torch.dtype = getattr(torch, dtype)
+        expected = shape.expected_weights()
+        tied = ("lm_head.weight",) if shape.tie_word_embeddings else ()
+        self._decoder = _core.LlamaDecoder(
+            **decoder_config(shape, dtype, max_rows, self.max_position)
+        )
+        with Checkpoint(config.path, allow_pickle=allow_pickle) as checkpoint:
+            checkpoint.check(expected, ignored=tied, ignored_suffixes=_DERIVED_SUFFIXES)
+            try:
+                self._give_weights(shape, checkpoint, expected)
+            except ValueError as error:
+                raise ModelError(f"{config.path}: {error}") from error
+            notes += checkpoint.warnings
+        self._give_rope(config, shape)
+        self.info = ModelInfo(
+            path=config.path,
+            architecture=config.architecture or config.model_type,
+            model_type=config.model_type,
+            impl=self.impl,
+            impl_reason=impl_reason,
+            numerics=self.numerics,
+            numerics_reason="every row count runs through the same kernels",
+            dtype=dtype,
+            num_layers=shape.num_layers,
+            hidden_size=shape.hidden_size,
+            num_heads=shape.num_heads,
+            num_kv_heads=shape.num_kv_heads,
+            head_dim=shape.head_dim,
+            vocab_size=shape.vocab_size,
+            max_position=self.max_position,
+            eos_token_ids=config.eos_token_ids,
+            bos_token_id=config.bos_token_id,
+            pad_token_id=config.pad_token_id,
+            tie_word_embeddings=shape.tie_word_embeddings,
+            sliding_window=max(shape.sliding_window),
+            rope_types=tuple(
+                str(rope_parameters(config.hf, kind).get("rope_type", "default"))
+                for kind in shape.rope_layer_types
+            ),
+            num_parameters=sum(torch.Size(s).numel() for s in expected.values()),
+            weight_bytes=int(self._decoder.weight_bytes),
+            attention=f"spec_attention in the native decoder ({_core.cpu_isa()}, {dtype} K/V)",
+            warnings=tuple(notes),
+        )
+
+    def _give_weights(
+        self, shape: NativeShape, checkpoint: Checkpoint, expected: Mapping[str, Any]
+    ) -> None:
+        """Copy the checkpoint into the decoder, one layer at a time: never all of it twice."""
+
+        def load(name: str) -> torch.Tensor:
+            return checkpoint.load(name, self.kv_dtype)
+
+        self._decoder.set_embedding(load("model.embed_tokens.weight"))
+        if not shape.tie_word_embeddings:
+            self._decoder.set_head(load("lm_head.weight"))
+        self._decoder.set_final_norm(load("model.norm.weight"))
+        for layer in range(shape.num_layers):
+            prefix = f"model.layers.{layer}."
+            names = [name for name in expected if name.startswith(prefix)]
+            self._decoder.set_layer(
+                layer, {name.removeprefix(prefix): load(name) for name in names}
+            )
+
+    def _give_rope(self, config: ModelConfig, shape: NativeShape) -> None:
+        for index in sorted(set(shape.rope_index) - {-1}):
+            kind = shape.rope_layer_types[index]
+            self._decoder.set_rope(index, *rope_tables(config.hf, self.max_position, kind))
+
+    def bind_cache(self, k_pages: torch.Tensor, v_pages: torch.Tensor) -> None:
+        """See StepModel."""
+        check_cache(self, k_pages, v_pages)
+        self._decoder.bind_cache(k_pages, v_pages)
+        self._pages = (k_pages, v_pages)
+
+    def forward(self, plan: Any) -> torch.Tensor:
+        """See StepModel."""
+        if plan.needs_logits:
+            scores = torch.empty(plan.num_logit_rows, self.vocab_size, dtype=torch.float32)
+            self._decoder.forward(plan, scores)
+            return scores
+        ids = torch.empty(plan.num_logit_rows, dtype=torch.int32)
+        self._decoder.forward(plan, ids)
+        return ids
+
+
+def decoder_config(
+    shape: NativeShape, dtype: str, max_rows: int, max_position: int
+) -> dict[str, Any]:
+    """The arguments _core.LlamaDecoder is made from."""
+    # transformers keeps sqrt(hidden) as a float32 buffer and rounds it to the embedding's dtype.
+    root = float(torch.tensor(shape.hidden_size**0.5).to(getattr(torch, dtype)))
+    return {
+        "vocab_size": shape.vocab_size,
+        "hidden_size": shape.hidden_size,
+        "intermediate_size": shape.intermediate_size,
+        "num_layers": shape.num_layers,
+        "num_heads": shape.num_heads,
+        "num_kv_heads": shape.num_kv_heads,
+        "head_dim": shape.head_dim,
+        "max_rows": max_rows,
+        "max_position": max_position,
+        "rms_norm_eps": shape.rms_norm_eps,
+        "activation": shape.activation,
+        "attention_scale": shape.attention_scale,
+        "attention_softcap": shape.attention_softcap,
+        "final_softcap": shape.final_softcap,
+        "embedding_scale": root if shape.scales_embedding else 1.0,
+        "norm_offset": shape.norm_offset,
+        "has_qk_norm": shape.has_qk_norm,
+        "has_sandwich_norms": shape.has_sandwich_norms,
+        "tie_word_embeddings": shape.tie_word_embeddings,
+        "rope_index": list(shape.rope_index),
+        "sliding_window": list(shape.sliding_window),
+    }
+
+
+def _positions(config: ModelConfig, max_seq_len: int | None, notes: list[str]) -> int:
+    limit = max_position(config.hf)
+    if max_seq_len is not None:
+        return min(limit, max_seq_len)
+    if limit > _DEFAULT_TABLE_POSITIONS:
+        notes.append(
+            f"the model has {limit} positions, {_DEFAULT_TABLE_POSITIONS} are served; set "
+            "max_seq_len to use more"
+        )
+        return _DEFAULT_TABLE_POSITIONS
+    return limit

@@ -1,0 +1,275 @@
+"""Any decoder-only causal model of transformers, on paged K/V with speculative attention.
+
+The model's own classes run; three things are replaced: the attention function (attention_hook.py),
+every nn.Linear (packed_modules.py), and the loading. Rows of all requests are packed into one
+sequence [1, R] with explicit positions. A canary at load (canary.py) decides whether that is
+faithful; a model for which it is not is refused with the reason.
+"""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from typing import Any
+
+import torch
+
+from ..errors import ModelError, UnsupportedModelError
+from .attention_hook import ATTENTION_NAME, StepContext, register, running
+from .base import ModelInfo
+from .cache_check import check_cache, greedy_ids
+from .canary import canary_tokens, eager_scores, run_canary
+from .config_reader import ModelConfig
+from .packed_modules import swap_linears
+from .quiet import quiet_transformers
+from .rope import max_position, rope_parameters
+from .weights import Checkpoint
+
+__all__ = ["TransformersModel"]
+
+# Rotary types whose frequencies transformers takes from the longest sequence of a step: a row would
+# depend on its neighbours. Up to the original length they are constant.
+_LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")
+
+
+class TransformersModel:
+    """A StepModel on transformers' own classes (`impl` "transformers").
+
+    Raises UnsupportedModelError when the model cannot be run faithfully, ModelError when its
+    checkpoint is damaged.
+    """
+
+    impl = "transformers"
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        dtype: str,
+        *,
+        impl_reason: str,
+        max_seq_len: int | None = None,
+        allow_pickle: bool = False,
+    ) -> None:
+        register()
+        self._model, notes = _load(config, dtype, allow_pickle)
+        forward_signature = inspect.signature(self._model.forward).parameters
+        self._keeps_rows = "logits_to_keep" in forward_signature
+        if "position_ids" not in forward_signature:
+            raise _refused(config, "its forward takes no position_ids, so rows cannot be packed")
+        torch_dtype = getattr(torch, dtype)
+        tokens = canary_tokens(config.vocab_size)
+        windows = _expected_windows(config)
+        with quiet_transformers(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            try:
+                reference = eager_scores(self._model, tokens)
+                self._model.set_attn_implementation(ATTENTION_NAME)
+                num_linears, linear_bytes = swap_linears(self._model)
+                canary = run_canary(
+                    self._scores,
+                    num_layers=config.num_layers,
+                    expected_windows=windows,
+                    dtype=torch_dtype,
+                    tokens=tokens,
+                    reference=reference,
+                )
+            except UnsupportedModelError as error:
+                raise _refused(config, str(error)) from error
+            except Exception as error:  # whatever a foreign class raises when it is not as assumed
+                reason = " ".join(str(error).split())[:300]
+                raise _refused(config, f"{type(error).__name__}: {reason}") from error
+        self.max_position, rope_types, rope_note = _positions(config)
+        if max_seq_len is not None:
+            self.max_position = min(self.max_position, max_seq_len)
+        notes += rope_note
+        self.vocab_size = int(reference[0].shape[1])
+        self.num_layers = config.num_layers
+        self.num_kv_heads, self.head_dim = canary.num_kv_heads, canary.head_dim
+        self.kv_dtype = canary.kv_dtype
+        self.numerics = "exact" if canary.is_exact else "fast"
+        self._k_pages: torch.Tensor | None = None
+        self._v_pages: torch.Tensor | None = None
+        other_bytes = sum(p.numel() * p.element_size() for p in self._model.parameters())
+        self.info = ModelInfo(
+            path=config.path,
+            architecture=type(self._model).__name__,
+            model_type=config.model_type,
+            impl=self.impl,
+            impl_reason=impl_reason,
+            numerics=self.numerics,
+            numerics_reason=(
+                "17 rows at once and in parts gave the same bits"
+                if canary.is_exact
+                else "the model's own layers give other bits for other numbers of rows"
+            ),
+            dtype=dtype,
+            num_layers=self.num_layers,
+            hidden_size=config.hidden_size,
+            num_heads=canary.num_heads,
+            num_kv_heads=self.num_kv_heads,
+            head_dim=self.head_dim,
+            vocab_size=self.vocab_size,
+            max_position=self.max_position,
+            eos_token_ids=config.eos_token_ids,
+            bos_token_id=config.bos_token_id,
+            pad_token_id=config.pad_token_id,
+            tie_word_embeddings=config.tie_word_embeddings,
+            sliding_window=max(windows, default=0),
+            rope_types=rope_types,
+            num_parameters=notes.num_parameters,
+            weight_bytes=linear_bytes + other_bytes,
+            attention=(
+                f"spec_attention through transformers ({config.num_layers} layers, {num_linears} "
+                f"linear layers packed; canary error {canary.largest_error:.1e})"
+            ),
+            warnings=tuple(notes.warnings),
+        )
+
+    def bind_cache(self, k_pages: torch.Tensor, v_pages: torch.Tensor) -> None:
+        """See StepModel."""
+        check_cache(self, k_pages, v_pages)
+        self._k_pages, self._v_pages = k_pages, v_pages
+
+    @torch.inference_mode()
+    def forward(self, plan: Any) -> torch.Tensor:
+        """See StepModel."""
+        if self._k_pages is None:
+            raise ModelError("forward() before bind_cache(): the model has no K/V pages")
+        context = StepContext(plan, self._k_pages, self._v_pages)
+        with running(context):
+            scores = self._scores(plan, context)
+        return scores if plan.needs_logits else greedy_ids(scores)
+
+    @torch.inference_mode()
+    def _scores(self, plan: Any, context: StepContext) -> torch.Tensor:
+        """float32 scores [L, V]; attention calls go to the running `context`."""
+        rows = torch.from_numpy(plan.logit_rows.astype("int64"))
+        keep = {"logits_to_keep": rows} if self._keeps_rows else {}
+        output = self._model(
+            input_ids=torch.from_numpy(plan.tokens.astype("int64"))[None],
+            position_ids=torch.from_numpy(plan.positions.astype("int64"))[None],
+            attention_mask=None,
+            use_cache=False,
+            **keep,
+        )
+        scores: torch.Tensor = output.logits[0] if self._keeps_rows else output.logits[0, rows]
+        return scores.float().contiguous()
+
+
+class _Notes:
+    def __init__(self) -> None:
+        self.warnings: list[str] = []
+        self.num_parameters = 0
+
+    def __iadd__(self, other: list[str]) -> _Notes:
+        self.warnings += other
+        return self
+
+
+def _refused(config: ModelConfig, reason: str) -> UnsupportedModelError:
+    name = config.architecture or config.model_type
+    return UnsupportedModelError(
+        f"{config.path}: {name} (model_type {config.model_type!r}) cannot be run faithfully: "
+        f"{reason}; see docs/models.md for the families that are supported"
+    )
+
+
+def _load(config: ModelConfig, dtype: str, allow_pickle: bool) -> tuple[Any, _Notes]:
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM
+
+    if getattr(config.hf, "is_encoder_decoder", False):
+        raise _refused(config, "it is an encoder-decoder")
+    if type(config.hf) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise _refused(config, "transformers has no causal language model for it")
+    expected = MODEL_FOR_CAUSAL_LM_MAPPING[type(config.hf)].__name__
+    if config.architecture and config.architecture != expected:
+        raise _refused(config, f"architectures[0] is not the causal decoder {expected}")
+    notes = _Notes()
+    # Opens and checks every file first: what follows reports damage less precisely.
+    with Checkpoint(config.path, allow_pickle=allow_pickle) as checkpoint:
+        is_pickle = checkpoint.is_pickle
+    with quiet_transformers(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            model, report = AutoModelForCausalLM.from_pretrained(
+                config.path,
+                dtype=getattr(torch, dtype),
+                attn_implementation="eager",
+                local_files_only=True,
+                trust_remote_code=False,
+                use_safetensors=not is_pickle,
+                weights_only=True,
+                output_loading_info=True,
+            )
+        except Exception as error:
+            reason = " ".join(str(error).split())[:300]
+            raise ModelError(
+                f"{config.path}: transformers cannot load this checkpoint: "
+                f"{type(error).__name__}: {reason}"
+            ) from error
+    _check_report(config, report)
+    model.eval()
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(False)
+        notes.num_parameters += parameter.numel()
+        if not torch.isfinite(parameter.sum(dtype=torch.float32)):
+            bad = int((~torch.isfinite(parameter)).sum())
+            if bad:
+                notes += [f"tensor {name!r} holds {bad} NaN or infinite values"]
+    return model, notes
+
+
+def _check_report(config: ModelConfig, report: Any) -> None:
+    """transformers fills missing tensors with random numbers; here that is an error."""
+    get = report.get if isinstance(report, dict) else lambda key: getattr(report, key, None)
+    for key, what in (
+        ("missing_keys", "is missing from the checkpoint"),
+        ("unexpected_keys", "has no place in the model that config.json describes"),
+    ):
+        names = sorted(get(key) or ())
+        if names:
+            raise ModelError(
+                f"{config.path}: tensor {names[0]!r} (and {len(names) - 1} more) {what}; the files "
+                "are incomplete or of another architecture"
+            )
+    mismatched = sorted(get("mismatched_keys") or ())
+    if mismatched:
+        name, found, expected = (*mismatched[0], None, None)[:3]
+        raise ModelError(
+            f"{config.path}: tensor {name!r} has shape {list(found or ())}, config.json asks for "
+            f"{list(expected or ())}; the files do not belong together"
+        )
+
+
+def _positions(config: ModelConfig) -> tuple[int, tuple[str, ...], list[str]]:
+    """(positions served, rotary types, notes)."""
+    hf = config.hf
+    parameters = getattr(hf, "rope_parameters", None) or {}
+    nested = [v for v in parameters.values() if isinstance(v, dict)]
+    all_types = nested or ([rope_parameters(hf)] if parameters else [])
+    kinds = tuple(dict.fromkeys(str(p.get("rope_type", "default")) for p in all_types))
+    limit, notes = max_position(hf), []
+    for entry in all_types:
+        if entry.get("rope_type") in _LENGTH_DEPENDENT_ROPE:
+            original = entry.get("original_max_position_embeddings") or hf.max_position_embeddings
+            limit = min(limit, int(original))
+            notes.append(
+                f"rope_type {entry['rope_type']!r}: transformers takes the frequencies from the "
+                f"longest sequence of a step, so the adapter serves {limit} positions, where they "
+                "are constant"
+            )
+    return limit, kinds, notes
+
+
+def _expected_windows(config: ModelConfig) -> tuple[int, ...]:
+    hf = config.hf
+    window = int(getattr(hf, "sliding_window", None) or 0)
+    if getattr(hf, "use_sliding_window", True) is False:
+        window = 0
+    types = getattr(hf, "layer_types", None)
+    if types is None:
+        return (window,) * config.num_layers
+    for kind in types:
+        if kind not in ("full_attention", "sliding_attention"):
+            raise _refused(config, f"layer type {kind!r} is not full or sliding-window attention")
+    return tuple(window if kind == "sliding_attention" else 0 for kind in types)

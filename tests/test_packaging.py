@@ -1,0 +1,283 @@
+"""The wheel, the entry point, start-up time, the stubs, and the build's own refusals."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import resource
+import sys
+import sysconfig
+import time
+import zipfile
+from dataclasses import dataclass
+from email.parser import HeaderParser
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+import packaging_tools as tools
+import specdec_ext
+
+ROOT = tools.ROOT
+PACKAGE = ROOT / "python" / "specdec_ext"
+HEAVY = ("torch", "transformers", "tokenizers", "numpy", "safetensors", "yaml", "rich")
+
+
+def project_version() -> str:
+    (version,) = re.findall(
+        r'^version = "([^"]+)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE
+    )
+    return str(version)
+
+
+# -- the wheel ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Wheel:
+    path: Path
+    source: Path
+    cpu_seconds: float
+
+    @property
+    def names(self) -> list[str]:
+        with zipfile.ZipFile(self.path) as archive:
+            return [name for name in archive.namelist() if not name.endswith("/")]
+
+    def read(self, suffix: str) -> bytes:
+        (name,) = [name for name in self.names if name.endswith(suffix)]
+        with zipfile.ZipFile(self.path) as archive:
+            return archive.read(name)
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Wheel:
+    """Built in isolation from a clean copy, as `pip install .` builds it, without the CUDA part."""
+    folder = tmp_path_factory.mktemp("wheel")
+    source = tools.copy_of_the_tree(folder / "source")
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    env = {**os.environ, "SPECDEC_CUDA": "OFF", "CMAKE_BUILD_PARALLEL_LEVEL": "2"}
+    tools.pip("wheel", "--no-deps", "-w", folder / "out", source, env=env, cwd=folder)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    (path,) = (folder / "out").glob("*.whl")
+    used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return Wheel(path, source, used)
+
+
+def test_the_build_takes_under_a_minute_on_two_cores(wheel: Wheel) -> None:
+    """By processor time, which neighbours on the machine do not stretch."""
+    assert wheel.cpu_seconds < 2 * 60
+
+
+def test_the_wheel_holds_the_package_and_nothing_else(wheel: Wheel) -> None:
+    names = set(wheel.names)
+    suffix = sysconfig.get_config_var("EXT_SUFFIX")
+    expected = {
+        f"specdec_ext/{file.relative_to(PACKAGE).as_posix()}"
+        for pattern in ("*.py", "*.pyi", "py.typed")
+        for file in PACKAGE.rglob(pattern)
+        if not any(part.startswith(".") for part in file.relative_to(PACKAGE).parts)
+    }
+    expected.add(f"specdec_ext/_core{suffix}")
+    assert {"specdec_ext/py.typed", "specdec_ext/_core.pyi"} <= expected
+    info = f"specdec_ext-{project_version()}.dist-info/"
+    assert {name for name in names if not name.startswith(info)} == expected
+    assert {name.removeprefix(info) for name in names if name.startswith(info)} == {
+        "METADATA",
+        "RECORD",
+        "WHEEL",
+        "entry_points.txt",
+        "licenses/LICENSE",
+    }
+    assert wheel.path.stat().st_size < 4 << 20
+
+
+def test_the_wheel_describes_itself(wheel: Wheel) -> None:
+    about = HeaderParser().parsestr(wheel.read(".dist-info/METADATA").decode())
+    assert about["Name"] == "specdec_ext"
+    assert about["Version"] == project_version()
+    assert about["Requires-Python"] == ">=3.10"
+    assert about["License-Expression"] == "Apache-2.0"
+    needs = {re.split(r"[\s<>=!;\[]", item)[0] for item in about.get_all("Requires-Dist", [])}
+    assert {"torch", "numpy", "safetensors", "transformers", "tokenizers"} <= needs
+    assert b"specdec = specdec_ext.cli:main" in wheel.read(".dist-info/entry_points.txt")
+
+
+def test_the_extension_links_no_torch_and_names_no_build_folder(wheel: Wheel) -> None:
+    core = wheel.read(".so")
+    for library in (b"libtorch", b"libc10", b"libcuda.so", b"libcudart.so", b"libgomp"):
+        assert library not in core, library
+    assert str(wheel.source).encode() not in core
+
+
+def test_the_wheel_works_where_it_is_installed(wheel: Wheel, tmp_path: Path) -> None:
+    tools.pip("install", "--no-deps", "--target", tmp_path, wheel.path, cwd=tmp_path)
+    # -S: no .pth file runs, so the editable install cannot answer for the wheel.
+    code = f"""
+import json, sys
+sys.path[:0] = [{str(tmp_path)!r}]
+sys.path.append({sysconfig.get_path("purelib")!r})
+import specdec_ext
+from specdec_ext import _core
+config = specdec_ext.LookaheadDecodingConfig(7, 7, 7)
+print(json.dumps([specdec_ext.__file__, _core.__file__, specdec_ext.build_info(),
+                  config.max_draft_len]))
+"""
+    done = tools.run(sys.executable, "-I", "-S", "-c", code, cwd=tmp_path)
+    package, core, info, drafts = json.loads(done.stdout)
+    assert Path(package).is_relative_to(tmp_path)
+    assert Path(core).is_relative_to(tmp_path)
+    assert info["version"] == info["core_version"] == project_version()
+    assert info["cuda"]["compiled"] is False
+    assert "CUDA" in info["cuda"]["reason"]
+    assert drafts == 83
+
+
+# -- the installation under test ------------------------------------------------------------------
+
+
+def test_the_tests_run_against_this_tree() -> None:
+    """`make build` installs editable: Python files are the tree's, the core is built from it."""
+    assert Path(specdec_ext.__file__).resolve().parent == PACKAGE
+
+
+def test_versions_agree() -> None:
+    from specdec_ext import _core
+
+    assert (
+        project_version()
+        == specdec_ext.__version__
+        == metadata.version("specdec_ext")
+        == _core.__version__
+    )
+
+
+def test_build_info_says_what_was_built() -> None:
+    info = specdec_ext.build_info()
+    assert info["version"] == info["core_version"] == project_version()
+    assert info["cpu_isa"] in ("plain", "avx2", "avx512", "avx512_bf16")
+    assert set(info["cuda"]) == {"compiled", "runtime_version", "devices", "reason"}
+    assert info["num_threads"] >= 1
+    assert info["max_draft_len"] == 127
+    assert info["max_step_tokens"] == 128
+    json.dumps(info)
+
+
+@pytest.mark.parametrize("name", specdec_ext.__all__)
+def test_every_public_name_exists(name: str) -> None:
+    assert getattr(specdec_ext, name) is not None
+    assert name in dir(specdec_ext)
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'Lookaheed'"):
+        specdec_ext.Lookaheed  # noqa: B018
+
+
+def test_stubs_are_current() -> None:
+    done = tools.run(sys.executable, "scripts/make_stubs.py", "--check", check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_stale_stub_is_found(tmp_path: Path) -> None:
+    """The check itself: the current stub passes, one changed line does not."""
+    current = PACKAGE / "_core.pyi"
+    altered = tmp_path / "_core.pyi"
+    check = (sys.executable, "scripts/make_stubs.py", "--check", "--stub")
+    assert tools.run(*check, current, check=False).returncode == 0
+    altered.write_text(current.read_text().replace("class Executor", "class Execute", 1))
+    done = tools.run(*check, altered, check=False)
+    assert done.returncode == 1
+    assert "make stubs" in done.stderr
+
+
+# -- the command ----------------------------------------------------------------------------------
+
+
+def test_help_answers_in_under_300_ms() -> None:
+    """The best of several runs: others use this machine too."""
+    script = tools.BIN / "specdec"
+    assert script.exists(), "the entry point is not installed: make build"
+    best = float("inf")
+    for attempt in range(20):
+        start = time.perf_counter()
+        text = tools.run(script, "--help").stdout
+        best = min(best, time.perf_counter() - start)
+        assert "generate" in text
+        if attempt >= 4 and best < 0.3:
+            break
+    assert best < 0.3
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["--version"], ["generate", "--help"], ["inspect", "--help"]]
+)
+def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
+    code = f"""
+import sys
+from specdec_ext.cli import main
+code = main({arguments!r})
+print(code, sorted(set({HEAVY!r}) & set(sys.modules)), file=sys.stderr)
+"""
+    done = tools.run(sys.executable, "-c", code)
+    assert done.stderr.strip() == "0 []"
+    assert done.stdout.strip()
+
+
+def test_the_module_runs_as_the_command() -> None:
+    script = tools.run(tools.BIN / "specdec", "--version").stdout
+    module = tools.run(sys.executable, "-m", "specdec_ext", "--version").stdout
+    assert script == module == f"specdec {project_version()}\n"
+
+
+# -- the build's refusals -------------------------------------------------------------------------
+
+
+def configure(tmp_path: Path, *defines: str) -> tuple[int, str]:
+    """Exit status and output of a CMake configuration where no CUDA compiler can be found."""
+    import pybind11
+
+    done = tools.run(
+        "cmake",
+        *("-S", ROOT, "-B", tmp_path / "build", "-G", "Ninja"),
+        f"-DPython_EXECUTABLE={sys.executable}",
+        f"-Dpybind11_DIR={pybind11.get_cmake_dir()}",
+        *defines,
+        env=tools.environment_without_nvcc(tmp_path),
+        check=False,
+    )
+    return done.returncode, re.sub(r"\s+", " ", done.stdout + done.stderr)
+
+
+AS_SCIKIT_BUILD = ("-DSKBUILD=2", "-DSKBUILD_PROJECT_VERSION=1.2.3")
+
+
+def test_cuda_on_without_nvcc_stops_with_our_sentence(tmp_path: Path) -> None:
+    code, text = configure(tmp_path, *AS_SCIKIT_BUILD, "-DSPECDEC_CUDA=ON")
+    assert code != 0
+    assert "SPECDEC_CUDA=ON but no CUDA compiler was found. Put nvcc on PATH or set CUDACXX" in text
+
+
+@pytest.mark.parametrize(
+    ("cuda", "reason"), [("OFF", "SPECDEC_CUDA=OFF"), ("AUTO", "no nvcc found; set CUDACXX")]
+)
+def test_without_nvcc_the_build_is_for_the_cpu(tmp_path: Path, cuda: str, reason: str) -> None:
+    code, text = configure(tmp_path, *AS_SCIKIT_BUILD, f"-DSPECDEC_CUDA={cuda}")
+    assert code == 0, text
+    assert "specdec_ext 1.2.3" in text
+    assert f"CUDA backend: OFF ({reason}" in text
+
+
+def test_an_unknown_cuda_choice_is_refused(tmp_path: Path) -> None:
+    code, text = configure(tmp_path, *AS_SCIKIT_BUILD, "-DSPECDEC_CUDA=MAYBE")
+    assert code != 0
+    assert "SPECDEC_CUDA=MAYBE: expected AUTO, ON or OFF" in text
+
+
+def test_a_bare_cmake_run_says_what_to_do_instead(tmp_path: Path) -> None:
+    code, text = configure(tmp_path)
+    assert code != 0
+    assert "Build the package with 'pip install .'" in text
+    assert "cmake --preset tests" in text

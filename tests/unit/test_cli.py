@@ -1,0 +1,188 @@
+"""The command line without a model: speed of --help, spelling of options, exit codes, streams."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specdec_ext.cli import main
+from specdec_ext.cli.common import human_bytes, normalize_argv, use_color
+from specdec_ext.cli.generate import _read_prompts
+
+HEAVY = ("torch", "numpy", "transformers", "tokenizers", "yaml", "rich", "specdec_ext._core")
+
+
+def run_python(code: str, *args: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", code, *args], capture_output=True, text=True, timeout=60
+    )
+
+
+@pytest.mark.parametrize("argv", [["--help"], ["generate", "--help"], ["--version"], ["env", "-h"]])
+def test_help_imports_nothing_heavy(argv: list[str]) -> None:
+    code = (
+        "import sys; from specdec_ext.cli import main; code = main(sys.argv[1:]);"
+        f"print([m for m in {HEAVY!r} if m in sys.modules], code, file=sys.stderr)"
+    )
+    done = run_python(code, *argv)
+    assert done.stderr.strip() == "[] 0"
+    assert done.stdout.startswith(("usage: specdec", "specdec "))
+
+
+def test_help_is_fast() -> None:
+    # Processor time of the whole process: the promise is 0.3 s on a machine that is free.
+    def cpu_seconds() -> float:
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        assert run_python("from specdec_ext.cli import main; main(['--help'])").returncode == 0
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+    assert min(cpu_seconds() for _ in range(5)) < 0.3
+
+
+def test_importing_the_package_is_light() -> None:
+    code = (
+        "import specdec_ext as s, sys; s.LookaheadDecodingConfig(7, 7, 7); s.SamplingParams();"
+        f"s.max_draft_len(7, 7, 7); print([m for m in {HEAVY!r} if m in sys.modules])"
+    )
+    assert run_python(code).stdout.strip() == "[]"
+
+
+def test_every_export_exists() -> None:
+    import specdec_ext
+
+    assert set(specdec_ext.__all__) <= set(dir(specdec_ext))
+    for name in specdec_ext.__all__:
+        assert getattr(specdec_ext, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'Medusa'"):
+        _ = specdec_ext.Medusa
+
+
+def test_option_spelling() -> None:
+    argv = ["generate", "--input_text", "a_b", "--max_output_len=3", "--x_y=a_b", "--", "--p_q"]
+    assert normalize_argv(argv) == [
+        "generate", "--input-text", "a_b", "--max-output-len=3", "--x-y=a_b", "--", "--p_q",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("argv", "code", "message"), [
+    ([], 2, "COMMAND"),
+    (["gnerate"], 2, "invalid choice"),
+    (["generate", "--lookahed_config", "[7,7,7]"], 2, "did you mean --lookahead-config"),
+    (["generate", "--input_text", "x", "--max_output_len", "three"], 2, "invalid int"),
+    (["generate", "--input_text", "x", "--max_output_len", "0"], 2, "max_tokens = 0"),
+    (["generate", "--input_text", "x", "--input_file", "y"], 2, "exclude each other"),
+    (["generate", "--input_file", "/no/such/file"], 2, "cannot be read"),
+    (["generate", "--input_text", "x", "--lookahead_config", "[7,7,7]", "--spec_decode_nextn", "4"],
+     2, "method twice"),
+    (["generate", "--input_text", "x", "--lookahead_config", "[7,7,7]",
+      "--max_matching_ngram_size", "4"], 2, "method twice"),
+    (["generate", "--input_text", "x", "--log_level", "loud"], 2, "invalid choice"),
+    (["generate", "--input_text", "x", "--temperature", "0.7"], 3, "temperature = 0.7"),
+    (["generate", "--input_text", "x", "--num_beams", "4"], 3, "beam_width = 4"),
+    (["generate", "--input_text", "x", "--tp_size", "2"], 3, "tensor_parallel_size = 2"),
+    (["generate", "--input_text", "x", "--dtype", "fp8"], 3, "fp8"),
+    (["generate", "--input_text", "x", "--speculative_config", '{"method":"eagle3"}'], 3, "eagle3"),
+    (["generate", "--input_text", "x", "--lookahead_config", "[0,7,7]"], 4, "max_window_size = 0"),
+    (["generate", "--input_text", "x", "--lookahead_config", "[10,9,8]"], 4, "143.*127"),
+    (["generate", "--input_text", "x", "--prompt_lookup_config", "[10,2,[0,1]]"], 4, "2 devices"),
+    (["generate", "--input_text", "x", "--lookahead_config", "[7,7,7]", "--max_draft_len", "84"],
+     4, "84.*83"),
+    (["generate", "--input_text", "x", "--speculative_decoding_mode", "lookahead_decoding",
+      "--prompt_lookup_config", "[10,2]"], 4, "agree"),
+    (["generate", "--input_text", "x", "--tokens_per_block", "48"], 4, "power of two"),
+    (["generate", "--input_text", "x", "--model", "/no/such/model"], 4, "/no/such/model"),
+    (["inspect", "--model", "/no/such/model"], 4, "/no/such/model"),
+])  # fmt: skip
+def test_exit_codes(
+    argv: list[str], code: int, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import re
+
+    assert main(argv) == code
+    captured = capsys.readouterr()
+    assert captured.out == ""  # data only
+    assert re.search(message, captured.err), captured.err
+    assert "Traceback" not in captured.err
+
+
+def test_interrupt_and_internal_errors(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from specdec_ext.cli import env
+
+    def raiser(error: BaseException) -> Any:
+        def run(_: Any) -> int:
+            raise error
+
+        return run
+
+    monkeypatch.setattr(env, "run", raiser(KeyboardInterrupt()))
+    assert main(["env"]) == 130
+    monkeypatch.setattr(env, "run", raiser(ZeroDivisionError("oops")))
+    assert main(["env"]) == 1
+    err = capsys.readouterr().err
+    assert "internal error: ZeroDivisionError: oops" in err
+    assert "Traceback" not in err
+    assert main(["env", "--log_level", "debug"]) == 1
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_env_reports(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["env", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["packages"]["torch"]
+    assert report["memory_available_bytes"] > 0
+    assert "error" not in report["build"]
+    assert main(["env"]) == 0
+    assert "python: " in capsys.readouterr().out
+
+
+def prompts(tmp_path: Path, name: str, text: str) -> list[Any]:
+    import argparse
+
+    path = tmp_path / name
+    path.write_text(text, encoding="utf-8")
+    return _read_prompts(
+        argparse.Namespace(input_text=None, input_file=str(path), command="generate")
+    )
+
+
+def test_prompt_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert prompts(tmp_path, "p.txt", "one\n\n  two\nthré\n") == ["one", "  two", "thré"]
+    lines = '"one"\n{"prompt": "two"}\n{"prompt_token_ids": [1, 2]}\n\n{"messages": []}\n'
+    assert prompts(tmp_path, "p.jsonl", lines) == [
+        "one", "two", {"prompt_token_ids": [1, 2]}, {"messages": []},
+    ]  # fmt: skip
+    for text, message in (("", "no prompt"), ("{", ":1: not JSON"), ('"a"\n5\n', ":2: expected")):
+        with pytest.raises(SystemExit) as done:
+            prompts(tmp_path, "bad.jsonl", text)
+        assert done.value.code == 2
+        assert message in capsys.readouterr().err
+
+
+def test_colors_follow_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("NO_COLOR", "FORCE_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+    with open(os.devnull, "w", encoding="utf-8") as stream:
+        assert use_color("always", stream)
+        assert not use_color("never", stream)
+        assert not use_color("auto", stream)
+        monkeypatch.setenv("FORCE_COLOR", "1")
+        assert use_color("auto", stream)
+        monkeypatch.setenv("NO_COLOR", "1")
+        assert not use_color("auto", stream)
+        assert use_color("always", stream)
+
+
+def test_sizes() -> None:
+    assert [human_bytes(n) for n in (0, 1023, 2048, 5 << 20, 3 << 30)] == [
+        "0 B", "1023 B", "2.0 KiB", "5.0 MiB", "3.00 GiB",
+    ]  # fmt: skip

@@ -1,0 +1,386 @@
+"""Configurations: numbers, forms, aliases, refusals (without torch or the compiled core)."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specdec_ext.config import (
+    MAX_DRAFT_LEN,
+    KvCacheConfig,
+    LookaheadDecodingConfig,
+    NGramDecodingConfig,
+    SchedulerConfig,
+    max_draft_len,
+)
+from specdec_ext.config_parse import (
+    canonical_method,
+    parse_kv_cache_config,
+    parse_scheduler_config,
+    parse_speculative_config,
+)
+from specdec_ext.errors import ConfigError, UnsupportedConfigError
+from specdec_ext.speculation_check import check_build, refuse_unknown_arguments
+
+
+@pytest.mark.parametrize(
+    ("triple", "expected"),
+    [
+        ((7, 7, 7), 83),
+        ((2, 2, 1), 2),
+        ((1, 1, 0), 0),
+        ((4, 3, 4), 15),
+        ((10, 9, 8), 143),
+        ((3, 3, 3), 11),
+        ((5, 5, 5), 39),
+        ((15, 5, 15), 119),
+    ],
+)
+def test_max_draft_len_published_values(triple: tuple[int, int, int], expected: int) -> None:
+    assert max_draft_len(*triple) == expected
+
+
+@pytest.mark.parametrize("triple", [(0, 3, 4), (4, 0, 4), (4, 3, -1), (2, 1, 0), (1, 1, 1)])
+def test_max_draft_len_refuses_invalid_triples(triple: tuple[int, int, int]) -> None:
+    with pytest.raises(ConfigError):
+        max_draft_len(*triple)
+
+
+@given(st.integers(1, 40), st.integers(2, 12), st.integers(0, 40))
+def test_lookahead_accepts_exactly_what_fits_a_step(w: int, n: int, g: int) -> None:
+    # Counted, not computed by the formula: the window's rows and the guesses' tokens.
+    window_rows = (n - 2) + (w - 1) * (n - 1)
+    total = window_rows + g * (n - 1)
+    assert max_draft_len(w, n, g) == total
+    if total <= MAX_DRAFT_LEN:
+        config = LookaheadDecodingConfig(w, n, g)
+        assert config.wng == (w, n, g)
+        assert config.max_draft_len == total
+    else:
+        with pytest.raises(ConfigError, match=rf"{total}.*limit 127"):
+            LookaheadDecodingConfig(w, n, g)
+
+
+def test_plain_triple() -> None:
+    config = LookaheadDecodingConfig(1, 1, 0)
+    assert config.is_plain
+    assert config.max_draft_len == 0
+    assert config.max_draft_path_len == 0
+
+
+def test_defaults_are_the_designs() -> None:
+    assert LookaheadDecodingConfig().wng == (4, 3, 4)
+    ngram = NGramDecodingConfig()
+    assert (ngram.max_draft_len, ngram.max_matching_ngram_size) == (4, 2)
+    assert (ngram.is_keep_all, ngram.is_use_oldest, ngram.is_public_pool) == (True, True, False)
+    kv = KvCacheConfig()
+    assert (kv.tokens_per_block, kv.max_tokens, kv.dtype) == (32, None, "auto")
+    scheduler = SchedulerConfig()
+    assert (scheduler.max_batch_size, scheduler.policy) == (32, "guaranteed_no_evict")
+
+
+def test_configs_are_frozen() -> None:
+    for config in (LookaheadDecodingConfig(), NGramDecodingConfig(), KvCacheConfig()):
+        field = dataclasses.fields(config)[0].name
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            setattr(config, field, 1)
+
+
+@pytest.mark.parametrize("value", [True, 7.0, "7", None, math.nan, 2**70])
+def test_integers_are_integers(value: object) -> None:
+    with pytest.raises(ConfigError, match=r"max_window_size|max_draft_len"):
+        LookaheadDecodingConfig(value, 3, 4)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"NGramDecodingConfig\.max_draft_len"):
+        NGramDecodingConfig(max_draft_len=value)  # type: ignore[arg-type]
+
+
+def test_numpy_integers_become_ints() -> None:
+    config = LookaheadDecodingConfig(np.int64(7), np.int32(7), np.uint8(7))  # type: ignore[arg-type]
+    assert all(type(v) is int for v in config.wng)
+    assert type(NGramDecodingConfig(max_draft_len=np.int16(9)).max_draft_len) is int  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("field", "value"), [
+    ("max_draft_len", 0), ("max_draft_len", 128), ("max_matching_ngram_size", 0),
+    ("max_matching_ngram_size", 9), ("is_keep_all", 1), ("adaptive", "yes"),
+])  # fmt: skip
+def test_ngram_refusals_name_the_field(field: str, value: object) -> None:
+    with pytest.raises(ConfigError, match=field):
+        NGramDecodingConfig(**{field: value})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("field", "value", "error"), [
+    ("tokens_per_block", 48, ConfigError),
+    ("tokens_per_block", 256, ConfigError),
+    ("tokens_per_block", 0, ConfigError),
+    ("max_tokens", 0, ConfigError),
+    ("max_tokens", 31, ConfigError),
+    ("free_gpu_memory_fraction", 0.0, ConfigError),
+    ("free_gpu_memory_fraction", 1.01, ConfigError),
+    ("free_gpu_memory_fraction", math.nan, ConfigError),
+    ("enable_block_reuse", True, UnsupportedConfigError),
+    ("max_attention_window", 1024, UnsupportedConfigError),
+    ("dtype", "fp8", UnsupportedConfigError),
+    ("dtype", "float64", ConfigError),
+])  # fmt: skip
+def test_kv_cache_refusals(field: str, value: object, error: type[Exception]) -> None:
+    with pytest.raises(error, match=field) as info:
+        KvCacheConfig(**{field: value})  # type: ignore[arg-type]
+    assert type(info.value) is error
+
+
+@pytest.mark.parametrize("size", [1, 2, 4, 8, 16, 32, 64, 128])
+def test_all_powers_of_two_are_page_sizes(size: int) -> None:
+    assert KvCacheConfig(tokens_per_block=size).tokens_per_block == size
+
+
+def test_page_size_refusal_offers_the_neighbours() -> None:
+    with pytest.raises(ConfigError, match="use 32 or 64"):
+        KvCacheConfig(tokens_per_block=48)
+
+
+@pytest.mark.parametrize(("field", "value", "error"), [
+    ("max_batch_size", 0, ConfigError),
+    ("max_seq_len", 1, ConfigError),
+    ("max_num_tokens", 0, ConfigError),
+    ("policy", "max_utilization", UnsupportedConfigError),
+    ("policy", "static", ConfigError),
+    ("enable_chunked_prefill", 0, ConfigError),
+])  # fmt: skip
+def test_scheduler_refusals(field: str, value: object, error: type[Exception]) -> None:
+    with pytest.raises(error, match=field) as info:
+        SchedulerConfig(**{field: value})  # type: ignore[arg-type]
+    assert type(info.value) is error
+
+
+LOOKAHEAD_777 = LookaheadDecodingConfig(7, 7, 7)
+
+
+@pytest.mark.parametrize("value", [
+    LOOKAHEAD_777,
+    {"method": "lookahead", "max_window_size": 7, "max_ngram_size": 7,
+     "max_verification_set_size": 7},
+    {"decoding_type": "Lookahead", "W": 7, "N": 7, "G": 7},
+    {"speculative_algorithm": "LOOKAHEAD_DECODING", "lookahead_window_size": 7,
+     "lookahead_ngram_size": 7, "lookahead_verification_set_size": 7},
+    {"WINDOW_SIZE": 7, "LEVEL": 7, "GUESS_SET_SIZE": 7},
+    {"method": "lookahead", "w": 7, "n": 7, "g": 7, "max_draft_len": 83},
+    {"method": "lookahead", "w": 7, "n": 7, "g": 7, "num_speculative_tokens": 83},
+    '{"method": "lookahead", "window-size": 7, "ngram-size": 7, "verification-set-size": 7}',
+    "method: lookahead\nW: 7\nN: 7\nG: 7\n",
+    "decoding_type: Lookahead\nmax_window_size: 7\nmax_ngram_size: 7\n"
+    "max_verification_set_size: 7\n",
+    "[7,7,7]",
+    [7, 7, 7],
+    (7, 7, 7),
+])  # fmt: skip
+def test_every_form_of_lookahead(value: object) -> None:
+    assert parse_speculative_config(value) == LOOKAHEAD_777
+    assert parse_speculative_config(value, method="lookahead_decoding") == LOOKAHEAD_777
+
+
+NGRAM_10_2 = NGramDecodingConfig(max_draft_len=10, max_matching_ngram_size=2)
+
+
+@pytest.mark.parametrize("value", [
+    NGRAM_10_2,
+    {"method": "ngram", "num_speculative_tokens": 10, "prompt_lookup_max": 2,
+     "prompt_lookup_min": 1},
+    {"decoding_type": "NGram", "max_draft_len": 10, "max_matching_ngram_size": 2},
+    {"speculative_algorithm": "NGRAM", "speculative_num_draft_tokens": 11,
+     "speculative_ngram_max_match_window_size": 2},
+    {"model": "[ngram]", "num_speculative_tokens": 10, "prompt_lookup_max": 2},
+    {"method": "prompt-lookup", "prompt_lookup_num_tokens": 10},
+    {"prompt_lookup_num_tokens": 10, "max_matching_ngram_size": 2},
+    {"method": "ngram", "K": 10, "M": 2, "max_concurrency": None, "draft_len_schedule": None},
+    '{"method": "ngram", "max_draft_len": 10}',
+    "[10,2]",
+    "[10,2,[0]]",
+    [10, 2, [0]],
+])  # fmt: skip
+def test_every_form_of_ngram(value: object) -> None:
+    assert parse_speculative_config(value) == NGRAM_10_2
+    assert parse_speculative_config(value, method="NGram") == NGRAM_10_2
+
+
+@pytest.mark.parametrize("value", [None, "none", {"method": "none"}, "null", {"method": None}])
+def test_no_speculation(value: object) -> None:
+    assert parse_speculative_config(value) is None
+
+
+@pytest.mark.parametrize("name", ["lookahead", "NGRAM", "prompt_lookup"])
+def test_a_bare_name_means_defaults(name: str) -> None:
+    config = parse_speculative_config(name)
+    assert config in (LookaheadDecodingConfig(), NGramDecodingConfig())
+    assert config is not None and config.method == canonical_method(name)
+
+
+def test_round_trip_through_json() -> None:
+    for config in (LOOKAHEAD_777, NGRAM_10_2, NGramDecodingConfig(is_public_pool=True)):
+        assert parse_speculative_config(json.dumps(config.to_dict())) == config
+
+
+@pytest.mark.parametrize("suffix", [".yaml", ".yml", ".json"])
+def test_configuration_file(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"spec{suffix}"
+    path.write_text('{"method": "lookahead", "W": 7, "N": 7, "G": 7}')
+    assert parse_speculative_config(str(path)) == LOOKAHEAD_777
+    assert parse_speculative_config(path) == LOOKAHEAD_777
+
+
+def test_unreadable_files_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"missing\.yaml"):
+        parse_speculative_config(str(tmp_path / "missing.yaml"))
+    binary = tmp_path / "binary.yaml"
+    binary.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ConfigError, match=r"binary\.yaml"):
+        parse_speculative_config(str(binary))
+    large = tmp_path / "large.yaml"
+    large.write_text("# " + "x" * 70000)
+    with pytest.raises(ConfigError, match="limit 65536"):
+        parse_speculative_config(str(large))
+
+
+@pytest.mark.parametrize("text", [
+    "{", "[1,2", "a: b: c", "{\"method\": \"ngram\"", "[" * 30000, "!!python/object:os.system {}",
+    "&a [*a]",
+])  # fmt: skip
+def test_broken_text_is_a_config_error(text: str) -> None:
+    with pytest.raises(ConfigError):
+        parse_speculative_config(text)
+
+
+@pytest.mark.parametrize(("value", "message"), [
+    ({"method": "ngram", "max_draft_length": 4}, "did you mean 'max_draft_len'"),
+    ({"method": "ngram", 7: 4}, "unknown key '7'"),
+    ({"method": "lookahead", "max_windw_size": 4}, "did you mean 'max_window_size'"),
+    ({"method": "ngrm", "max_draft_len": 4}, "did you mean 'ngram'"),
+    ({"method": "ngram", "decoding_type": "Lookahead"}, "given twice"),
+    ({"method": "ngram", "max_draft_len": 4, "num_speculative_tokens": 5}, "given twice"),
+    ({"method": "ngram", "max_draft_len": 4, "speculative_num_draft_tokens": 4}, "keep one"),
+    ({"method": "lookahead", "W": 7, "N": 7, "G": 7, "max_draft_len": 84}, "84.*needs 83"),
+    ({"num_speculative_tokens": 5}, "no method"),
+    ({}, "no method"),
+    ('{"method": "ngram", "method": "lookahead"}', "given twice"),
+    ("method: ngram\nmax_draft_len: 3\nmax_draft_len: 4\n", "given twice"),
+    ([7, 7], None),
+    ([7], "W,N,G"),
+    ([1, 2, 3, 4], "W,N,G"),
+    (5, "expected a configuration"),
+    (KvCacheConfig(), "KvCacheConfig"),
+])  # fmt: skip
+def test_mistakes_are_explained(value: object, message: str | None) -> None:
+    if message is None:  # two numbers are prompt lookup, not a short triple
+        assert parse_speculative_config(value) == NGramDecodingConfig(7, 7)
+        return
+    with pytest.raises(ConfigError, match=message):
+        parse_speculative_config(value)
+
+
+def test_form_must_fit_the_flag() -> None:
+    with pytest.raises(ConfigError, match="W,N,G"):
+        parse_speculative_config("[10,2]", method="lookahead")
+    with pytest.raises(ConfigError, match="W,N,G"):
+        parse_speculative_config("[10,2,[0]]", method="lookahead")
+    with pytest.raises(ConfigError, match="K,M"):
+        parse_speculative_config("[7,7,7]", method="ngram")
+    with pytest.raises(ConfigError, match="NGramDecodingConfig"):
+        parse_speculative_config(NGRAM_10_2, method="lookahead")
+    with pytest.raises(ConfigError, match="given twice"):
+        parse_speculative_config({"method": "ngram"}, method="lookahead")
+
+
+@pytest.mark.parametrize("method", [
+    "draft_target", "Medusa", "ReDrafter", "explicit_draft_tokens", "EAGLE", "eagle3", "STANDALONE",
+    "draft_tokens_external", "suffix", "mtp",
+])  # fmt: skip
+def test_methods_of_later_versions_are_refused_by_name(method: str) -> None:
+    with pytest.raises(UnsupportedConfigError, match=method):
+        parse_speculative_config({"method": method, "max_draft_len": 4})
+
+
+@pytest.mark.parametrize(("key", "value"), [
+    ("max_concurrency", 4),
+    ("draft_len_schedule", {"4": 4}),
+    ("acceptance_rate_window_size", 10),
+    ("draft_tensor_parallel_size", 2),
+    ("speculative_model", "/some/model"),
+    ("prompt_lookup_min", 2),
+])  # fmt: skip
+def test_features_of_later_versions_are_refused_not_ignored(key: str, value: object) -> None:
+    with pytest.raises(UnsupportedConfigError, match=key):
+        parse_speculative_config({"method": "ngram", "max_draft_len": 4, key: value})
+
+
+def test_device_lists() -> None:
+    with pytest.raises(ConfigError, match="2 devices for tensor_parallel_size = 1"):
+        parse_speculative_config("[10,2,[0,1]]", method="ngram")
+    with pytest.raises(ConfigError, match="0 devices"):
+        parse_speculative_config("[10,2,[]]", method="ngram")
+    with pytest.raises(ConfigError, match=r"devices\[0\] = 1"):
+        parse_speculative_config("[10,2,[1]]", method="ngram")
+    with pytest.raises(ConfigError, match=r"devices\[0\]"):
+        parse_speculative_config([10, 2, [False]], method="ngram")
+
+
+def test_kv_and_scheduler_forms() -> None:
+    assert parse_kv_cache_config(None) == KvCacheConfig()
+    assert parse_kv_cache_config({"block_size": 16}) == KvCacheConfig(tokens_per_block=16)
+    assert parse_kv_cache_config('{"kv_cache_dtype": "bf16"}').dtype == "bfloat16"
+    assert parse_kv_cache_config("tokens_per_block: 64").tokens_per_block == 64
+    assert parse_scheduler_config({"max_num_seqs": 8, "max_model_len": 512}) == SchedulerConfig(
+        max_batch_size=8, max_seq_len=512
+    )
+    policy = parse_scheduler_config({"capacity_scheduler_policy": "GUARANTEED_NO_EVICT"})
+    assert policy == SchedulerConfig()
+    with pytest.raises(ConfigError, match="did you mean 'max_batch_size'"):
+        parse_scheduler_config({"max_batchsize": 8})
+    with pytest.raises(UnsupportedConfigError, match="enable_block_reuse"):
+        parse_kv_cache_config({"enable_prefix_caching": True})
+    with pytest.raises(ConfigError, match="expected an object"):
+        parse_kv_cache_config("[1]")
+
+
+def test_build_and_run_time_must_agree() -> None:
+    assert check_build(LOOKAHEAD_777, 83, "lookahead_decoding") == LOOKAHEAD_777
+    assert check_build("[7,7,7]", 83, None) == LOOKAHEAD_777
+    assert check_build(None, None, None) is None
+    assert check_build(None, 0, "none") is None
+    assert check_build(None, 15, "lookahead_decoding") == LookaheadDecodingConfig()
+    assert check_build(None, 7, "ngram") == NGramDecodingConfig(max_draft_len=7)
+    assert check_build(NGRAM_10_2, 10, "NGRAM") == NGRAM_10_2
+    with pytest.raises(ConfigError, match=r"max_draft_len = 84 but .*\(7, 7, 7\).* 83"):
+        check_build(LOOKAHEAD_777, 84, None)
+    with pytest.raises(ConfigError, match=r"max_draft_len = 4 but .* = 10"):
+        check_build(NGRAM_10_2, 4, None)
+    with pytest.raises(ConfigError, match="max_draft_len = 4 but no speculative_config"):
+        check_build(None, 4, None)
+    with pytest.raises(ConfigError, match="agree"):
+        check_build({"method": "ngram"}, None, "lookahead_decoding")
+    with pytest.raises(ConfigError, match=r"0..127"):
+        check_build(None, 128, "ngram")
+    with pytest.raises(UnsupportedConfigError, match="medusa"):
+        check_build(None, None, "medusa")
+
+
+def test_arguments_of_other_projects() -> None:
+    refuse_unknown_arguments({"pipeline_parallel_size": 1, "quantization": None}, 1)
+    with pytest.raises(UnsupportedConfigError, match="tensor_parallel_size = 2"):
+        refuse_unknown_arguments({}, 2)
+    with pytest.raises(UnsupportedConfigError, match="pipeline_parallel_size = 2"):
+        refuse_unknown_arguments({"pipeline_parallel_size": 2}, 1)
+    with pytest.raises(UnsupportedConfigError, match="max_beam_width = 4"):
+        refuse_unknown_arguments({"max_beam_width": 4}, 1)
+    with pytest.raises(ConfigError, match="scheduler_config"):
+        refuse_unknown_arguments({"max_model_len": 5}, 1)
+    with pytest.raises(ConfigError, match="did you mean 'speculative_config'"):
+        refuse_unknown_arguments({"speculativ_config": {}}, 1)
+    with pytest.raises(ConfigError, match="tensor_parallel_size"):
+        refuse_unknown_arguments({}, True)
