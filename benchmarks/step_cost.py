@@ -55,7 +55,8 @@ def measure(folder: Path, dtype: str, repeats: int) -> dict[str, Any]:
     from specdec_ext import _core
     from specdec_ext.models import load_model
 
-    model, info = load_model(folder, dtype, "auto")
+    model = load_model(folder, dtype=dtype, max_rows=max(ROWS))
+    info = model.info
     num_pages = (CONTEXT + 128) // PAGE
     shape = (model.num_layers, num_pages, model.num_kv_heads, PAGE, model.head_dim)
     model.bind_cache(

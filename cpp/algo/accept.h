@@ -55,8 +55,7 @@ SPECDEC_HD inline void accept_greedy(const TeamT& team, const TokenId* tokens,
       }
       if (kept && out->hit_depth[at] >= 0) depth = out->hit_depth[at] + steps;
     }
-    team.sync();
-    if (node < size) out->hit_depth[node] = depth;
+    if (node < size) out->hit_depth[node] = depth;  // nobody reads this block's before sync()
     team.sync();
   }
   if (rank == 0) {

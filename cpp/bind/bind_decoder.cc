@@ -153,7 +153,8 @@ void register_decoder(py::module_& m) {
            py::arg("norm_offset") = 0.0f, py::arg("has_qk_norm") = false,
            py::arg("has_sandwich_norms") = false, py::arg("tie_word_embeddings") = false,
            py::arg("rope_index"), py::arg("sliding_window"),
-           "Fields as in config.json; ``rope_index`` and ``sliding_window`` have one entry per layer "
+           "Fields as in config.json; ``rope_index`` and ``sliding_window`` have one entry per "
+           "layer "
            "(table index or -1; tokens or 0). ``max_rows`` sizes the buffers.")
       .def("set_embedding", &set_tensor<&LlamaDecoder::set_embedding>, py::arg("weight"),
            "weight [V, hidden]; with tied embeddings it is the head as well.")
@@ -172,9 +173,10 @@ void register_decoder(py::module_& m) {
           py::arg("index"), py::arg("cos"), py::arg("sin"),
           "Rotary table: cos and sin float32 [>= max_position, rotary_dim / 2].")
       .def("set_layer", &set_layer, py::arg("layer"), py::arg("tensors"), kSetLayerDoc)
-      .def("bind_cache", &bind_cache, py::arg("k_pages"), py::arg("v_pages"),
-           "Use these pages [layers, P, G, S, K] from now on; keeps them alive. All weights must be "
-           "set.")
+      .def(
+          "bind_cache", &bind_cache, py::arg("k_pages"), py::arg("v_pages"),
+          "Use these pages [layers, P, G, S, K] from now on; keeps them alive. All weights must be "
+          "set.")
       .def("forward", &forward, py::arg("plan"), py::arg("out"), kForwardDoc)
       .def_property_readonly(
           "weight_bytes", [](const DecoderObject& self) { return self.decoder.weight_bytes(); },

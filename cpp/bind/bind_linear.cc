@@ -1,7 +1,9 @@
-// _core.PackedLinear: our few-row linear layer on Python tensors, for the adapter that swaps nn.Linear.
+// _core.PackedLinear: our few-row linear layer on Python tensors, for the adapter that swaps
+// nn.Linear.
 #include <pybind11/pybind11.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <optional>
 #include <vector>
@@ -55,22 +57,23 @@ void run_linear(const cpu::PackedLinear& linear, const TensorView& x, const Tens
   const auto in_bytes = static_cast<std::int64_t>(dtype_bytes(in));
   const auto x_bytes = static_cast<std::int64_t>(dtype_bytes(x.dtype));
   const auto out_bytes = static_cast<std::int64_t>(dtype_bytes(out.dtype));
-  // bf16 steps are 4 bytes: an odd row stride would need unaligned loads, which are fine, but an odd
-  // K has no pad in the caller's tensor.
-  const bool x_direct = x.dtype == in && linear.k_padded() == k;
+  // The kernels read x in words of 4 bytes, and an odd K needs a pad that the caller's rows lack.
+  const bool words = reinterpret_cast<std::uintptr_t>(x.data) % 4 == 0 &&
+                     (rows <= 1 || x.strides[0] * x_bytes % 4 == 0);
+  const bool x_direct = x.dtype == in && linear.k_padded() == k && words;
   const bool y_direct = out.dtype == DType::kF32;
   const std::int64_t chunk = x_direct && y_direct ? rows : std::min(rows, kChunkRows);
   // The odd stride in cache lines keeps the rows of a tile out of each other's cache sets.
   const std::int64_t scratch_stride = linear.k_padded() + 64 / in_bytes;
-  std::byte* x_scratch =
-      x_direct ? nullptr : scratch(x_buffer, chunk * scratch_stride * in_bytes);
+  std::byte* x_scratch = x_direct ? nullptr : scratch(x_buffer, chunk * scratch_stride * in_bytes);
   float* y_scratch =
       y_direct ? nullptr : reinterpret_cast<float*>(scratch(y_buffer, chunk * n * 4));
   ThreadPool& pool = ThreadPool::global();
   std::vector<float> wide(x_direct ? 0 : static_cast<std::size_t>(pool.size()) * k);
   for (std::int64_t first = 0; first < rows; first += chunk) {
     const std::int64_t count = std::min(chunk, rows - first);
-    const std::byte* x_rows = static_cast<const std::byte*>(x.data) + first * x.strides[0] * x_bytes;
+    const std::byte* x_rows =
+        static_cast<const std::byte*>(x.data) + first * x.strides[0] * x_bytes;
     std::byte* out_rows = static_cast<std::byte*>(out.data) + first * out.strides[0] * out_bytes;
     pool.run([&](int rank) {
       const auto range = pool.part(count, rank);
@@ -83,8 +86,8 @@ void run_linear(const cpu::PackedLinear& linear, const TensorView& x, const Tens
         }
         pool.barrier();
       }
-      linear.run_part(x_direct ? x_rows : x_scratch, x_direct ? x.strides[0] : scratch_stride, count,
-                      y_direct ? reinterpret_cast<float*>(out_rows) : y_scratch,
+      linear.run_part(x_direct ? x_rows : x_scratch, x_direct ? x.strides[0] : scratch_stride,
+                      count, y_direct ? reinterpret_cast<float*>(out_rows) : y_scratch,
                       y_direct ? out.strides[0] : n, rank, pool.size());
       if (y_direct) return;
       pool.barrier();
@@ -146,15 +149,26 @@ void register_linear(py::module_& m) {
             run_linear(self, x.view(), out.view());
           },
           py::arg("x"), py::arg("out"), kRunDoc)
+      .def(
+          "read",
+          [](const PackedLinear& self) {
+            py::gil_scoped_release release;
+            ThreadPool& pool = ThreadPool::global();
+            std::atomic<std::uint64_t> sum{0};
+            pool.run([&](int rank) { sum += self.read_part(rank, pool.size()); });
+            return sum.load();
+          },
+          "Read the packed weights and do nothing else: the floor of ``run``. Returns a checksum.")
       .def_property_readonly("weight_bytes", &PackedLinear::bytes,
                              "Bytes of packed weights and bias, padding included.")
       .def_property_readonly("out_features", &PackedLinear::n)
       .def_property_readonly("in_features", &PackedLinear::k)
       .def_property_readonly("dtype",
                              [](const PackedLinear& self) { return dtype_name(self.dtype()); });
-  m.def("cpu_isa", [] { return cpu_isa_name(cpu_isa()); },
-        "Instruction set of the CPU kernels: plain, avx2, avx512 or avx512_bf16 "
-        "(SPECDEC_CPU_ISA caps it).");
+  m.def(
+      "cpu_isa", [] { return cpu_isa_name(cpu_isa()); },
+      "Instruction set of the CPU kernels: plain, avx2, avx512 or avx512_bf16 "
+      "(SPECDEC_CPU_ISA caps it).");
 }
 
 }  // namespace specdec

@@ -21,7 +21,7 @@ def build_info() -> dict[str, Any]:
         "core_version": _core.__version__,
         "cpu_isa": _core.cpu_isa(),
         "cuda": dict(_core.cuda_info()),
-        "num_threads": _core.get_num_threads(),
+        "num_threads": _core.num_threads(),
         "max_draft_len": MAX_DRAFT_LEN,
         "max_step_tokens": MAX_STEP_TOKENS,
     }
@@ -31,7 +31,7 @@ def get_num_threads() -> int:
     """Threads of the CPU kernels (default: $SPECDEC_NUM_THREADS, else the usable CPUs)."""
     from . import _core
 
-    return int(_core.get_num_threads())
+    return int(_core.num_threads())
 
 
 def set_num_threads(num_threads: int) -> None:

@@ -149,27 +149,26 @@ def _table(totals: dict[str, Total], costs: dict[str, tuple[list[int], list[floa
             f"{ratio:>7.2f}x {mean_rows:>9.1f} {even:>9.2f}x"
         )
     print(
-        "\naccept len: tokens per pass that verified drafts. tok/s and speed-up: decoding, without "
-        "the prompt's own pass.\nbreak-even: T(rows)/T(1), the tokens a pass of that many rows "
-        "must bring to be worth it on this machine."
+        "\naccept len: tokens per pass that verified drafts. tok/s and speed-up: decoding only, "
+        "without the\nprompt's own pass. break-even: T(rows)/T(1), the tokens a pass of that many "
+        "rows must bring to be\nworth it on this machine. Lookahead runs with fixed lengths here, "
+        "prompt lookup with the adaptive budget."
     )
 
 
 def run_demo(color: bool) -> int:
-    from .config import SchedulerConfig
+    from .config import LookaheadDecodingConfig, NGramDecodingConfig, SchedulerConfig
     from .llm import LLM
     from .sampling_params import SamplingParams
     from .step_cost import measure_step_cost
 
     limits = SchedulerConfig(max_batch_size=1, max_seq_len=1024)
     methods = {
-        f"lookahead {LOOKAHEAD}": {
-            "method": "lookahead", "W": LOOKAHEAD[0], "N": LOOKAHEAD[1], "G": LOOKAHEAD[2],
-        },
-        f"prompt lookup {PROMPT_LOOKUP}": {
-            "method": "ngram", "K": PROMPT_LOOKUP[0], "M": PROMPT_LOOKUP[1],
-        },
-    }  # fmt: skip
+        # Fixed lengths: the adaptive budget may rightly decide not to look ahead on a slow CPU, and
+        # then there would be nothing to see.
+        f"lookahead {LOOKAHEAD}": LookaheadDecodingConfig(*LOOKAHEAD, adaptive=False),
+        f"prompt lookup {PROMPT_LOOKUP}": NGramDecodingConfig(*PROMPT_LOOKUP),
+    }
     begin = time.perf_counter()
     llms = {
         name: LLM(speculative_config=spec, scheduler_config=limits)

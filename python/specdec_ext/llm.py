@@ -394,6 +394,11 @@ class LLM:
         if sampling_params is None or isinstance(sampling_params, SamplingParams):
             params = [sampling_params or SamplingParams()] * len(items)
         else:
+            if isinstance(sampling_params, (str, Mapping)):
+                raise RequestError(
+                    f"sampling_params = {show(sampling_params)}: expected SamplingParams or a list "
+                    "of them; SamplingParams.from_dict reads a dict"
+                )
             params = list(sampling_params)
             if len(params) != len(items):
                 raise RequestError(

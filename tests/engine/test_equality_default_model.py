@@ -37,6 +37,8 @@ DRAFTERS: dict[str, dict[str, Any]] = {
     },
 }
 DTYPES = ["float32", "bfloat16"]
+# Rows of a step: long prompts are read in chunks, and three lookahead requests of 84 rows fit.
+MAX_ROWS = 300
 MESSAGES = [
     "Repeat this list three times, one item per line: apple, pear, plum, cherry.",
     "Write a Python function that returns the sum of the squares of a list, and its docstring.",
@@ -55,7 +57,7 @@ class Decoder:
         from specdec_ext.models import load_model
 
         self.folder = folder
-        self.model, self.info = load_model(folder, dtype, "auto")
+        self.model = load_model(folder, dtype=dtype, max_rows=MAX_ROWS)
         self.tokenizer = AutoTokenizer.from_pretrained(self.folder)
         self.plain: dict[tuple[tuple[int, ...], int], list[int]] = {}
 
@@ -75,9 +77,10 @@ class Decoder:
             page_size=page,
             max_batch_size=batch,
             max_seq_len=longest + max_tokens,
+            max_num_tokens=MAX_ROWS,
             **options,
         )
-        eos = {"eos_token_ids": list(self.info.eos_token_ids)}
+        eos = {"eos_token_ids": list(self.model.info.eos_token_ids)}
         # Later requests join while earlier ones decode.
         jobs = [Job(p, max_tokens, eos, submit_step=4 * i) for i, p in enumerate(prompts)]
         deliveries = engine.run(jobs)

@@ -197,7 +197,8 @@ def test_chat(ngram: Any) -> None:
 
 @pytest.mark.parametrize("options", [
     {"repetition_penalty": 1.5}, {"frequency_penalty": 1.0}, {"presence_penalty": -1.0},
-    {"logit_bias": {5: 50.0}}, {"bad_words": ["a", [7, 8]]}, {"allowed_token_ids": range(20, 60)},
+    {"logit_bias": {5: 50.0}}, {"bad_words": ["a", *([t] for t in range(100, 180))]},
+    {"allowed_token_ids": range(20, 60)},
     {"logprobs": 3}, {"min_tokens": 40}, {"stop": ["a"]}, {"ignore_eos": True},
 ])  # fmt: skip
 def test_every_parameter_acts_and_equals_plain(ngram: Any, options: dict[str, Any]) -> None:

@@ -53,21 +53,28 @@ def stopped(text: list[int], stops: set[int], limit: int) -> tuple[list[int], st
 
 @pytest.mark.parametrize("method", METHODS)
 def test_every_stop_offset_and_every_limit(method: str) -> None:
-    """Each produced token as end token x max_tokens 1..2K+3, alone and as a stop id."""
-    function = looping()
-    text = function.reference(PROMPT, 40)
+    """Each produced token as end token x max_tokens 1..2K+3, as an end token and as a stop id."""
+    function = HashFunction(vocab=40, surprise=60, alphabet=14, seed=20)
+    # A token is drafted only if it occurred before: the prompt holds the loop already, so that the
+    # stop falls inside accepted drafts.
+    prompt = PROMPT + function.reference(PROMPT, 50)
+    text = function.reference(prompt, 30)
+    assert len(set(text) & set(prompt)) >= 8
     jobs, expected = [], []
     for stop in dict.fromkeys(text):
         for limit in range(1, 2 * 6 + 4):
             for kind in ("eos_token_ids", "stop_token_ids"):
-                jobs.append(Job(PROMPT, limit, {kind: [stop]}))
+                jobs.append(Job(prompt, limit, {kind: [stop]}))
                 expected.append((*stopped(text, {stop}, limit), stop, kind))
-    for job, got, (tokens, reason, stop, kind) in zip(
-        jobs, run(function, method, jobs), expected, strict=True
-    ):
+    deliveries = run(function, method, jobs)
+    for job, got, (tokens, reason, stop, kind) in zip(jobs, deliveries, expected, strict=True):
         assert (got.tokens, got.finish_reason) == (tokens, reason), job
         is_stop_id = reason == "stop" and kind == "stop_token_ids"
         assert got.stop_reason == (stop if is_stop_id else None), job
+        # The counter stops where delivery stops: the first token is never a draft.
+        assert got.num_accepted < max(2, len(tokens)), job
+    if method != "none":
+        assert sum(got.num_accepted for got in deliveries) > len(jobs)
 
 
 @pytest.mark.parametrize("method", METHODS)

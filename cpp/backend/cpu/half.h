@@ -37,10 +37,10 @@ inline std::uint16_t float_to_f16(float value) {
   const std::uint32_t magnitude = bits & 0x7fffffffu;
   if (magnitude > 0x7f800000u) return static_cast<std::uint16_t>(sign | 0x7e00u);
   if (magnitude >= 0x477ff000u) return static_cast<std::uint16_t>(sign | 0x7c00u);  // >= 65520
-  if (magnitude < 0x38800000u) {  // below 2^-14: adding 0.5 leaves the multiple of 2^-24 in the mantissa
+  if (magnitude <
+      0x38800000u) {  // below 2^-14: adding 0.5 leaves the multiple of 2^-24 in the mantissa
     const float shifted = std::bit_cast<float>(magnitude) + 0.5f;
-    return static_cast<std::uint16_t>(sign |
-                                      (std::bit_cast<std::uint32_t>(shifted) - 0x3f000000u));
+    return static_cast<std::uint16_t>(sign | (std::bit_cast<std::uint32_t>(shifted) - 0x3f000000u));
   }
   const std::uint32_t rounded = magnitude - 0x38000000u + 0xfffu + ((magnitude >> 13) & 1u);
   return static_cast<std::uint16_t>(sign | (rounded >> 13));

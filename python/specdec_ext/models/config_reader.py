@@ -13,9 +13,12 @@ import math
 import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import ModelError, UnsupportedModelError
+
+if TYPE_CHECKING:
+    from typing import TypeGuard
 
 __all__ = ["DTYPES", "ModelConfig", "read_config", "read_json"]
 
@@ -136,11 +139,11 @@ def _refuse(path: Path, name: str, value: object, limit: str) -> ModelError:
     )
 
 
-def _is_int(value: object) -> bool:
+def _is_int(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _is_number(value: object) -> bool:
+def _is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 

@@ -168,7 +168,7 @@ def _is_small(field_name: str) -> bool:
 def _write_config(meta: dict[str, Any], *, tied: bool, target: Path) -> None:
     from transformers import GenerationConfig, LlamaConfig
 
-    special = {
+    special: dict[str, Any] = {
         "bos_token_id": int(meta["tokenizer.ggml.bos_token_id"]),
         "eos_token_id": int(meta["tokenizer.ggml.eos_token_id"]),
         "pad_token_id": int(meta["tokenizer.ggml.padding_token_id"]),
@@ -193,7 +193,8 @@ def _write_config(meta: dict[str, Any], *, tied: bool, target: Path) -> None:
         **special,
     )
     config.save_pretrained(target)
-    GenerationConfig(**special).save_pretrained(target)
+    generation: Any = GenerationConfig
+    generation(**special).save_pretrained(target)
 
 
 def _write_tokenizer(source: Path, target: Path) -> None:
@@ -216,6 +217,8 @@ def _build(folder: Path) -> None:
         work.chmod(0o755)
         convert_gguf(source, work)
         _copy_licence(work)
+        for file in work.iterdir():  # safetensors writes its files private
+            file.chmod(0o644)
         _write_manifest(work)
         if folder.exists():
             logger.warning("%s does not match its manifest: converted again", folder)

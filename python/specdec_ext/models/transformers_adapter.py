@@ -89,7 +89,11 @@ class TransformersModel:
         self.numerics = "exact" if canary.is_exact else "fast"
         self._k_pages: torch.Tensor | None = None
         self._v_pages: torch.Tensor | None = None
-        other_bytes = sum(p.numel() * p.element_size() for p in self._model.parameters())
+        # An embedding is looked up, not read through.
+        tables = [m for m in self._model.modules() if isinstance(m, torch.nn.Embedding)]
+        looked_up = {id(table.weight) for table in tables}
+        read = [p for p in self._model.parameters() if id(p) not in looked_up]
+        other_bytes = sum(p.numel() * p.element_size() for p in read)
         self.info = ModelInfo(
             path=config.path,
             architecture=type(self._model).__name__,
@@ -175,13 +179,16 @@ def _refused(config: ModelConfig, reason: str) -> UnsupportedModelError:
 
 
 def _load(config: ModelConfig, dtype: str, allow_pickle: bool) -> tuple[Any, _Notes]:
-    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM
+    import transformers
+
+    causal: Any = transformers.MODEL_FOR_CAUSAL_LM_MAPPING
+    auto: Any = transformers.AutoModelForCausalLM
 
     if getattr(config.hf, "is_encoder_decoder", False):
         raise _refused(config, "it is an encoder-decoder")
-    if type(config.hf) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+    if type(config.hf) not in causal:
         raise _refused(config, "transformers has no causal language model for it")
-    expected = MODEL_FOR_CAUSAL_LM_MAPPING[type(config.hf)].__name__
+    expected = causal[type(config.hf)].__name__
     if config.architecture and config.architecture != expected:
         raise _refused(config, f"architectures[0] is not the causal decoder {expected}")
     notes = _Notes()
@@ -191,7 +198,7 @@ def _load(config: ModelConfig, dtype: str, allow_pickle: bool) -> tuple[Any, _No
     with quiet_transformers(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            model, report = AutoModelForCausalLM.from_pretrained(
+            model, report = auto.from_pretrained(
                 config.path,
                 dtype=getattr(torch, dtype),
                 attn_implementation="eager",
@@ -199,6 +206,7 @@ def _load(config: ModelConfig, dtype: str, allow_pickle: bool) -> tuple[Any, _No
                 trust_remote_code=False,
                 use_safetensors=not is_pickle,
                 weights_only=True,
+                ignore_mismatched_sizes=True,  # reported, and refused below with both shapes
                 output_loading_info=True,
             )
         except Exception as error:
@@ -221,7 +229,10 @@ def _load(config: ModelConfig, dtype: str, allow_pickle: bool) -> tuple[Any, _No
 
 def _check_report(config: ModelConfig, report: Any) -> None:
     """transformers fills missing tensors with random numbers; here that is an error."""
-    get = report.get if isinstance(report, dict) else lambda key: getattr(report, key, None)
+
+    def get(key: str) -> Any:
+        return report.get(key) if isinstance(report, dict) else getattr(report, key, None)
+
     for key, what in (
         ("missing_keys", "is missing from the checkpoint"),
         ("unexpected_keys", "has no place in the model that config.json describes"),

@@ -20,6 +20,22 @@ struct Avx2 {
         _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(x)));
     return _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16));
   }
+  // out[i] = head dim d + i of the W rows: rows j and j + 4 share a register, then 4 x 4 transposes in
+  // the 128-bit lanes.
+  static void load_transposed(const float* const* rows, int d, F* out) {
+    __m256 a[4];
+#pragma GCC unroll 4
+    for (int j = 0; j < 4; ++j) {
+      a[j] = _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(rows[j] + d)),
+                                  _mm_loadu_ps(rows[j + 4] + d), 1);
+    }
+    const __m256 b0 = _mm256_unpacklo_ps(a[0], a[1]), b1 = _mm256_unpackhi_ps(a[0], a[1]);
+    const __m256 b2 = _mm256_unpacklo_ps(a[2], a[3]), b3 = _mm256_unpackhi_ps(a[2], a[3]);
+    out[0] = _mm256_shuffle_ps(b0, b2, 0x44);
+    out[1] = _mm256_shuffle_ps(b0, b2, 0xee);
+    out[2] = _mm256_shuffle_ps(b1, b3, 0x44);
+    out[3] = _mm256_shuffle_ps(b1, b3, 0xee);
+  }
   template <typename T>
   static F load_half(const T*) {
     return F{};  // head dims are multiples of 8: a half vector never occurs

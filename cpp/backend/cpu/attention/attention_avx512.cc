@@ -20,6 +20,24 @@ struct Avx512 {
         _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(x)));
     return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
   }
+  // out[i] = head dim d + i of the W rows: rows j, j + 4, j + 8, j + 12 share a register (masked
+  // broadcasts from memory need no shuffle unit), then 4 x 4 transposes in the 128-bit lanes.
+  static void load_transposed(const float* const* rows, int d, F* out) {
+    __m512 a[4];
+#pragma GCC unroll 4
+    for (int j = 0; j < 4; ++j) {
+      a[j] = _mm512_castps128_ps512(_mm_loadu_ps(rows[j] + d));
+      a[j] = _mm512_mask_broadcast_f32x4(a[j], 0x00f0, _mm_loadu_ps(rows[j + 4] + d));
+      a[j] = _mm512_mask_broadcast_f32x4(a[j], 0x0f00, _mm_loadu_ps(rows[j + 8] + d));
+      a[j] = _mm512_mask_broadcast_f32x4(a[j], 0xf000, _mm_loadu_ps(rows[j + 12] + d));
+    }
+    const __m512 b0 = _mm512_unpacklo_ps(a[0], a[1]), b1 = _mm512_unpackhi_ps(a[0], a[1]);
+    const __m512 b2 = _mm512_unpacklo_ps(a[2], a[3]), b3 = _mm512_unpackhi_ps(a[2], a[3]);
+    out[0] = _mm512_shuffle_ps(b0, b2, 0x44);
+    out[1] = _mm512_shuffle_ps(b0, b2, 0xee);
+    out[2] = _mm512_shuffle_ps(b1, b3, 0x44);
+    out[3] = _mm512_shuffle_ps(b1, b3, 0xee);
+  }
   // The last 8 head dims of an odd multiple of 8; the upper lanes are zero.
   static F load_half(const float* x) { return _mm512_zextps256_ps512(_mm256_loadu_ps(x)); }
   static F load_half(const Bf16* x) {

@@ -94,35 +94,41 @@ struct SlotReader {
 template <typename V>
 constexpr int kTileKeys = 2 * V::W;
 
-// tile[d, j] = key j's head dim d; columns past `keys` are zero.
+alignas(64) constexpr float kZeroRow[256] = {};
+
+// tile[d, j] = key j's head dim d; columns past `keys` are zero. `wide` is room for kTileKeys rows
+// of float32. The tile after this one (`next_keys` keys) is fetched ahead: its rows are 16 to 32
+// short streams, which the hardware does not follow by itself.
 template <typename V, typename T>
-inline void fill_k_tile(const SlotReader<T>& reader, std::int32_t slot, int keys, int head_dim,
-                        float* tile) {
-  using F = typename V::F;
-  const T* rows[kTileKeys<V>];
-  for (int j = 0; j < keys; ++j) rows[j] = reader(slot + j);
-  for (int half = 0; half < 2; ++half) {
-    const int first = half * V::W;
-    const int here = min_of(max_of_int(keys - first, 0), V::W);
-    for (int d = 0; d < head_dim; d += V::W) {
-      const bool full = d + V::W <= head_dim;
-      F lanes[V::W];
-      if (here == V::W && full) {
-        for (int j = 0; j < V::W; ++j) lanes[j] = load<V>(rows[first + j] + d);
-      } else {
-        for (int j = 0; j < V::W; ++j) {
-          lanes[j] = j >= here ? F{}
-                     : full    ? load<V>(rows[first + j] + d)
-                               : F(V::load_half(rows[first + j] + d));
-        }
+inline void fill_k_tile(const SlotReader<T>& reader, std::int32_t slot, int keys, int next_keys,
+                        int head_dim, float* wide, float* tile) {
+  const float* rows[kTileKeys<V>];
+  for (int j = 0; j < keys; ++j) {
+    const T* from = reader(slot + j);
+    if (j < next_keys) {
+      const T* next = reader(slot + kTileKeys<V> + j);
+      for (int d = 0; d < head_dim; d += 64 / sizeof(T)) __builtin_prefetch(next + d);
+    }
+    if constexpr (sizeof(T) == 4) {
+      rows[j] = from;
+    } else {
+      float* to = wide + j * head_dim;
+      rows[j] = to;
+      int d = 0;
+      for (; d + V::W <= head_dim; d += V::W) store<V>(to + d, load<V>(from + d));
+      if (d < head_dim) {
+        const typename V::F rest = V::load_half(from + d);
+        std::memcpy(to + d, &rest, sizeof(rest) / 2);
       }
-      transpose<V>(lanes);
-      const int dims = min_of(V::W, head_dim - d);
-      if (dims == V::W) {
-        for (int i = 0; i < V::W; ++i) store<V>(tile + (d + i) * kTileKeys<V> + first, lanes[i]);
-      } else {
-        for (int i = 0; i < dims; ++i) store<V>(tile + (d + i) * kTileKeys<V> + first, lanes[i]);
-      }
+    }
+  }
+  for (int j = keys; j < kTileKeys<V>; ++j) rows[j] = kZeroRow;
+  for (int first = 0; first < kTileKeys<V>; first += V::W) {
+    for (int d = 0; d < head_dim; d += 4) {
+      typename V::F lanes[4];
+      V::load_transposed(rows + first, d, lanes);
+#pragma GCC unroll 4
+      for (int i = 0; i < 4; ++i) store<V>(tile + (d + i) * kTileKeys<V> + first, lanes[i]);
     }
   }
 }
@@ -183,7 +189,10 @@ inline void scores_of(const AttentionBlock& block, const RankScratch& scratch, i
     const int column = (own ? tile - shared_tiles : tile) * kTileKeys<V>;
     const std::int32_t slot = column + (own ? block.kv_len : block.base);
     const std::int32_t end = own ? block.kv_len + block.num_rows : block.shared;
-    fill_k_tile<V, T>(reader, slot, min_of(end - slot, kTileKeys<V>), head_dim, scratch.k_tile);
+    const int keys = min_of(end - slot, kTileKeys<V>);
+    const int next_keys = min_of(end - slot - keys, kTileKeys<V>);
+    fill_k_tile<V, T>(reader, slot, keys, tile + 1 < tile_end ? next_keys : 0, head_dim,
+                      scratch.v_tile, scratch.k_tile);
     float* out = (own ? block.slot_scores : block.scores) + column;
     const std::int64_t stride = own ? kMaxStepTokens : block.stride;
     for (int i = 0; i < block.count; i += V::kScoreRows) {
@@ -347,6 +356,13 @@ struct ValueReader {
     }
   }
 
+  void fetch_ahead(std::int32_t slot, int n) const {
+    for (int k = 0; k < n; ++k) {
+      const T* from = slots(slot + k);
+      for (int d = begin; d < end; d += 64 / sizeof(T)) __builtin_prefetch(from + d);
+    }
+  }
+
   SlotReader<T> slots;
   int begin, end, head_dim, tile_stride;
   bool in_place;
@@ -381,6 +397,7 @@ inline void values_of(const AttentionBlock& block, const RankScratch& scratch, i
   for (std::int32_t from = lowest; from < block.shared; from += kValueBlock) {
     const std::int32_t to = min_of(from + kValueBlock, block.shared);
     reader.read(from, to - from, scratch.v_tile, rows);
+    reader.fetch_ahead(to, min_of(to + kValueBlock, block.shared) - to);
     // Runs of row-heads that see the same part of this block of keys.
     for (int i = 0; i < block.count;) {
       const std::int32_t low = max_of_int(range[i].low, from), high = min_of(range[i].high, to);

@@ -43,7 +43,7 @@ struct AttentionBlock {
 struct RankScratch {
   float* q;       // [kMaxBlockRowHeads, K]
   float* k_tile;  // [K, tile_keys] transposed keys
-  float* v_tile;  // [kMaxStepTokens, K rounded up to kDimChunk] converted values
+  float* v_tile;  // [kMaxStepTokens, K rounded up to kDimChunk] converted keys, values
   float* acc;     // [kMaxBlockRowHeads, K rounded up to kDimChunk]
 };
 

@@ -1,7 +1,7 @@
-// Vector helpers of attention_impl.h: elements, e^x, tanh, transposition. Included once per
+// Vector helpers of attention_impl.h: elements, e^x, tanh. Included once per
 // instruction set, in an anonymous namespace so that the linker cannot mix the versions.
 //
-// V is the instruction set: V::W lanes, V::F and V::I vectors, fma, widen_*, load_half.
+// V is the instruction set: V::W lanes, V::F and V::I vectors, fma, widen_*, load_half, load_transposed.
 #pragma once
 
 #include <bit>
@@ -144,30 +144,6 @@ inline float max_lanes(typename V::F v) {
   float best = lanes[0];
   for (int j = 1; j < V::W; ++j) best = lanes[j] > best ? lanes[j] : best;
   return best;
-}
-
-// Transposes W vectors of W lanes: in step s, rows i and i + s exchange the lanes whose index has
-// bit s clear and set.
-template <typename V>
-inline void transpose(typename V::F (&rows)[V::W]) {
-  using F = typename V::F;
-  using I = typename V::I;
-#pragma GCC unroll 4
-  for (int s = 1; s < V::W; s *= 2) {
-    I low, high;
-#pragma GCC unroll 16
-    for (int j = 0; j < V::W; ++j) {
-      low[j] = (j & s) ? j - s + V::W : j;
-      high[j] = (j & s) ? j + V::W : j + s;
-    }
-#pragma GCC unroll 16
-    for (int i = 0; i < V::W; ++i) {
-      if (i & s) continue;
-      const F a = rows[i], b = rows[i + s];
-      rows[i] = __builtin_shuffle(a, b, low);
-      rows[i + s] = __builtin_shuffle(a, b, high);
-    }
-  }
 }
 
 }  // namespace

@@ -18,6 +18,12 @@ struct Plain {
     const I bits = {x[0] << 16, x[1] << 16, x[2] << 16, x[3] << 16};
     return reinterpret_cast<F>(bits);
   }
+  // out[i] = head dim d + i of the W rows.
+  static void load_transposed(const float* const* rows, int d, F* out) {
+    for (int i = 0; i < 4; ++i) {
+      out[i] = F{rows[0][d + i], rows[1][d + i], rows[2][d + i], rows[3][d + i]};
+    }
+  }
   template <typename T>
   static F load_half(const T*) {
     return F{};  // head dims are multiples of 8: a half vector never occurs

@@ -1,7 +1,7 @@
 // LlamaDecoder: one step.
 //
-// Between two barriers every rank works on its share of rows, of (row, head) pairs, or of the columns
-// of a linear layer. `ranks` run in lockstep through the same list of phases.
+// Between two barriers every rank works on its share of rows, of (row, head) pairs, or of the
+// columns of a linear layer. `ranks` run in lockstep through the same list of phases.
 #include "backend/cpu/decoder/llama_decoder.h"
 
 #include <algorithm>

@@ -1,9 +1,9 @@
-// A decoder of the Llama shape: Llama, Vicuna, Mistral, Qwen2, Qwen3, SmolLM3, Gemma 2, Gemma 3 text.
-// One call runs all rows of a step inside one parallel region.
+// A decoder of the Llama shape: Llama, Vicuna, Mistral, Qwen2, Qwen3, SmolLM3, Gemma 2, Gemma 3
+// text. One call runs all rows of a step inside one parallel region.
 //
-// The residual stream, norms, attention and activations are float32 for every weight dtype; with bf16
-// weights the input of each linear layer is rounded to bf16. Every row is computed by the same code
-// whatever else is in the step, so its bits depend on its own path alone.
+// The residual stream, norms, attention and activations are float32 for every weight dtype; with
+// bf16 weights the input of each linear layer is rounded to bf16. Every row is computed by the same
+// code whatever else is in the step, so its bits depend on its own path alone.
 #pragma once
 
 #include <cstddef>
@@ -97,8 +97,7 @@ class LlamaDecoder {
     std::int64_t begin, end;
   };
 
-  std::vector<float> norm_weight(const TensorView& weight, const std::string& name,
-                                 int size) const;
+  std::vector<float> norm_weight(const TensorView& weight, const std::string& name, int size) const;
   void take_dtype(const PackedLinear& linear, const std::string& name);
   void check_complete() const;
   void allocate_buffers();
@@ -133,8 +132,8 @@ class LlamaDecoder {
   KvCacheView cache_;
   double last_forward_seconds_ = 0.0;
 
-  // Buffers of a step; all rows, strides in elements. Strides are padded by a cache line, so that the
-  // rows of a tile do not fall into the same cache sets.
+  // Buffers of a step; all rows, strides in elements. Strides are padded by a cache line, so that
+  // the rows of a tile do not fall into the same cache sets.
   bool buffers_ready_ = false;
   std::int64_t ffn_rows_ = 0;      // rows of the FFN buffers; more are done in pieces
   std::int64_t input_stride_ = 0;  // of input_ and of attention_

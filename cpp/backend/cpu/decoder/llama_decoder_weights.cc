@@ -128,12 +128,12 @@ std::vector<float> LlamaDecoder::norm_weight(const TensorView& weight, const std
                                              int size) const {
   SPECDEC_REQUIRE(weight.ndim == 1 && weight.shape[0] == size, name, ": shape must be [", size,
                   "]: weights and config.json do not belong together");
-  SPECDEC_REQUIRE(weight.dtype == DType::kF32 || weight.dtype == DType::kBF16 ||
-                      weight.dtype == DType::kF16,
-                  name, ": dtype ", dtype_name(weight.dtype),
-                  ": convert to float32, bfloat16 or float16");
+  SPECDEC_REQUIRE(
+      weight.dtype == DType::kF32 || weight.dtype == DType::kBF16 || weight.dtype == DType::kF16,
+      name, ": dtype ", dtype_name(weight.dtype), ": convert to float32, bfloat16 or float16");
   std::vector<float> out(static_cast<std::size_t>(size));
-  for (int i = 0; i < size; ++i) out[i] = element(weight, i * weight.strides[0]) + config_.norm_offset;
+  for (int i = 0; i < size; ++i)
+    out[i] = element(weight, i * weight.strides[0]) + config_.norm_offset;
   return out;
 }
 
@@ -147,10 +147,10 @@ void LlamaDecoder::set_embedding(const TensorView& weight) {
     return;
   }
   SPECDEC_REQUIRE(weight.is_contiguous(), "embed_tokens.weight: call .contiguous() first");
-  SPECDEC_REQUIRE(weight.dtype == DType::kF32 || weight.dtype == DType::kBF16 ||
-                      weight.dtype == DType::kF16,
-                  "embed_tokens.weight: dtype ", dtype_name(weight.dtype),
-                  ": convert to float32, bfloat16 or float16");
+  SPECDEC_REQUIRE(
+      weight.dtype == DType::kF32 || weight.dtype == DType::kBF16 || weight.dtype == DType::kF16,
+      "embed_tokens.weight: dtype ", dtype_name(weight.dtype),
+      ": convert to float32, bfloat16 or float16");
   const auto* data = static_cast<const std::byte*>(weight.data);
   embedding_.assign(data, data + weight.numel() * dtype_bytes(weight.dtype));
   embedding_dtype_ = weight.dtype;
@@ -250,10 +250,10 @@ void LlamaDecoder::bind_cache(const TensorView& k_pages, const TensorView& v_pag
                         view->dtype == k_pages.dtype && view->is_contiguous(),
                     "k_pages, v_pages: must be two contiguous CPU tensors [", c.num_layers, ", P, ",
                     c.num_kv_heads, ", S, ", c.head_dim, "] of one dtype");
-    SPECDEC_REQUIRE(view->dtype == DType::kF32 || view->dtype == DType::kBF16 ||
-                        view->dtype == DType::kF16,
-                    "k_pages, v_pages: dtype ", dtype_name(view->dtype),
-                    ": must be float32, bfloat16 or float16");
+    SPECDEC_REQUIRE(
+        view->dtype == DType::kF32 || view->dtype == DType::kBF16 || view->dtype == DType::kF16,
+        "k_pages, v_pages: dtype ", dtype_name(view->dtype),
+        ": must be float32, bfloat16 or float16");
   }
   cache_.k = k_pages.data;
   cache_.v = v_pages.data;

@@ -12,8 +12,7 @@ struct Avx512Bf16 : Avx512 {
     return reinterpret_cast<__m512bh>(_mm512_load_si512(p));
   }
   static Input broadcast(const std::byte* p) {
-    return reinterpret_cast<__m512bh>(
-        _mm512_set1_epi32(*reinterpret_cast<const std::int32_t*>(p)));
+    return reinterpret_cast<__m512bh>(_mm512_set1_epi32(*reinterpret_cast<const std::int32_t*>(p)));
   }
   static Vec mac(Vec acc, Weights w, Input x) { return _mm512_dpbf16_ps(acc, w, x); }
 };

@@ -1,8 +1,8 @@
 // The inner kernels of PackedLinear, one table per instruction set.
 //
-// Packed weights: panels of 32 columns, a panel is `steps` steps, a step is 32 columns of one k (fp32,
-// fp16) or of two successive k interleaved per column (bf16): 128, 64 or 128 bytes. Steps of x are 4
-// bytes for every type: one float, or two bf16. So one signature serves all.
+// Packed weights: panels of 32 columns, a panel is `steps` steps, a step is 32 columns of one k
+// (fp32, fp16) or of two successive k interleaved per column (bf16): 128, 64 or 128 bytes. Steps of
+// x are 4 bytes for every type: one float, or two bf16. So one signature serves all.
 #pragma once
 
 #include <cstddef>
@@ -13,8 +13,8 @@
 namespace specdec::cpu {
 
 // y[rows, 32] = (resume ? y : 0) + x[rows, steps] * panel, then + bias[32] if bias is given.
-// Rows of x are x_row_bytes apart, rows of y y_stride floats. `prefetch` is fetched in the rhythm in
-// which the panel is read; it may point past the end of anything.
+// Rows of x are x_row_bytes apart, rows of y y_stride floats. `prefetch` is fetched in the rhythm
+// in which the panel is read; it may point past the end of anything.
 struct TileArgs {
   const std::byte* panel;
   const std::byte* x;

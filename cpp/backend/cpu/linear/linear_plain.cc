@@ -1,5 +1,5 @@
-// Plain C++: the fallback of every machine. The compiler may vectorise over columns, which changes no
-// bit; the multiply and the add stay apart (-ffp-contract=off).
+// Plain C++: the fallback of every machine. The compiler may vectorise over columns, which changes
+// no bit; the multiply and the add stay apart (-ffp-contract=off).
 #include <cstring>
 
 #include "backend/cpu/half.h"

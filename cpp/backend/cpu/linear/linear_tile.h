@@ -18,7 +18,8 @@
 
 namespace specdec::cpu {
 
-// kRows rows by kVecs vectors of columns starting at column `column`: all accumulators in registers.
+// kRows rows by kVecs vectors of columns starting at column `column`: all accumulators in
+// registers.
 template <typename Op, int kRows, int kVecs, bool kPrefetch>
 inline __attribute__((always_inline)) void tile_block(const TileArgs& args, int column) {
   using Vec = typename Op::Vec;

@@ -55,8 +55,9 @@ PackedLinear& PackedLinear::operator=(PackedLinear&&) noexcept = default;
 PackedLinear::PackedLinear(const std::vector<TensorView>& weights,
                            const std::vector<TensorView>& biases) {
   SPECDEC_REQUIRE(!weights.empty(), "linear.weights: empty, give at least one [N, K] tensor");
-  SPECDEC_REQUIRE(biases.empty() || biases.size() == weights.size(), "linear.biases: ",
-                  biases.size(), " for ", weights.size(), " weights: give one per weight or none");
+  SPECDEC_REQUIRE(biases.empty() || biases.size() == weights.size(),
+                  "linear.biases: ", biases.size(), " for ", weights.size(),
+                  " weights: give one per weight or none");
   dtype_ = weights[0].dtype;
   SPECDEC_REQUIRE(is_weight_dtype(dtype_), "linear.weight: dtype ", dtype_name(dtype_),
                   ": convert to float32, bfloat16 or float16");
@@ -69,8 +70,8 @@ PackedLinear::PackedLinear(const std::vector<TensorView>& weights,
     SPECDEC_REQUIRE(w.device == DeviceType::kCpu, "linear.weights[", i,
                     "]: on a GPU, copy it to the CPU first");
     SPECDEC_REQUIRE(w.ndim == 2 && w.shape[0] >= 1 && w.shape[1] == k_ && k_ >= 1,
-                    "linear.weights[", i, "]: every weight is [N >= 1, K >= 1] with the same K = ",
-                    k_);
+                    "linear.weights[", i,
+                    "]: every weight is [N >= 1, K >= 1] with the same K = ", k_);
     SPECDEC_REQUIRE(w.dtype == dtype_, "linear.weights[", i, "]: dtype ", dtype_name(w.dtype),
                     ", the first weight has ", dtype_name(dtype_), ": stacked weights share one");
     SPECDEC_REQUIRE(k_ == 1 || w.strides[1] == 1, "linear.weights[", i, "]: stride ", w.strides[1],
@@ -183,7 +184,8 @@ void PackedLinear::run_part(const void* x, std::int64_t x_stride, std::int64_t r
   for_each_tile(static_cast<const std::byte*>(x), x_row_bytes, rows, rank, nranks,
                 [&](std::int64_t panel, std::int64_t row, int height, bool, auto&& compute) {
                   float* out = y + row * y_stride + panel * kColumns;
-                  const std::int64_t width = std::min<std::int64_t>(kColumns, n_ - panel * kColumns);
+                  const std::int64_t width =
+                      std::min<std::int64_t>(kColumns, n_ - panel * kColumns);
                   if (width == kColumns) {
                     compute(out, y_stride);
                     return;
@@ -209,32 +211,31 @@ void PackedLinear::argmax_part(const void* x, std::int64_t x_stride, std::int64_
   // have to be stored, so the rows are taken in slices of one tile.
   for (std::int64_t first = 0; first < rows; first += kernels_->max_rows) {
     const std::int64_t slice = std::min<std::int64_t>(kernels_->max_rows, rows - first);
-    for_each_tile(
-        static_cast<const std::byte*>(x) + first * x_row_bytes, x_row_bytes, slice, rank, nranks,
-        [&](std::int64_t panel, std::int64_t, int height, bool, auto&& compute) {
-          compute(tile, kColumns);
-          const int width =
-              static_cast<int>(std::min<std::int64_t>(kColumns, n_ - panel * kColumns));
-          for (int m = 0; m < height; ++m) {
-            RowBest& row = best[first + m];
-            const float* scores = tile + m * kColumns;
-            // Negated: a NaN is not "<= best" either, so it is never overlooked.
-            int candidates = 0;
-            for (int c = 0; c < width; ++c) candidates |= !(scores[c] <= row.value);
-            if (row.index == RowBest::kNone) candidates = 1;
-            if (candidates == 0 || row.index == RowBest::kNaN) continue;
-            for (int c = 0; c < width; ++c) {
-              if (std::isnan(scores[c])) {
-                row.index = RowBest::kNaN;
-                break;
-              }
-              if (scores[c] > row.value || row.index == RowBest::kNone) {
-                row.value = scores[c];
-                row.index = static_cast<std::int32_t>(panel * kColumns + c);
-              }
-            }
-          }
-        });
+    for_each_tile(static_cast<const std::byte*>(x) + first * x_row_bytes, x_row_bytes, slice, rank,
+                  nranks, [&](std::int64_t panel, std::int64_t, int height, bool, auto&& compute) {
+                    compute(tile, kColumns);
+                    const int width =
+                        static_cast<int>(std::min<std::int64_t>(kColumns, n_ - panel * kColumns));
+                    for (int m = 0; m < height; ++m) {
+                      RowBest& row = best[first + m];
+                      const float* scores = tile + m * kColumns;
+                      // Negated: a NaN is not "<= best" either, so it is never overlooked.
+                      int candidates = 0;
+                      for (int c = 0; c < width; ++c) candidates |= !(scores[c] <= row.value);
+                      if (row.index == RowBest::kNone) candidates = 1;
+                      if (candidates == 0 || row.index == RowBest::kNaN) continue;
+                      for (int c = 0; c < width; ++c) {
+                        if (std::isnan(scores[c])) {
+                          row.index = RowBest::kNaN;
+                          break;
+                        }
+                        if (scores[c] > row.value || row.index == RowBest::kNone) {
+                          row.value = scores[c];
+                          row.index = static_cast<std::int32_t>(panel * kColumns + c);
+                        }
+                      }
+                    }
+                  });
   }
 }
 
@@ -242,6 +243,21 @@ void PackedLinear::run(const void* x, std::int64_t x_stride, std::int64_t rows, 
                        std::int64_t y_stride) const {
   ThreadPool& pool = ThreadPool::global();
   pool.run([&](int rank) { run_part(x, x_stride, rows, y, y_stride, rank, pool.size()); });
+}
+
+std::uint64_t PackedLinear::read_part(int rank, int nranks) const {
+  // Panels are whole cache lines of 8 words; independent sums, so that only memory is waited for.
+  const auto* words = reinterpret_cast<const std::uint64_t*>(packed_);
+  const std::int64_t begin = panels_ * rank / nranks * panel_bytes_ / 8;
+  const std::int64_t end = panels_ * (rank + 1) / nranks * panel_bytes_ / 8;
+  std::uint64_t sums[8] = {};
+  for (std::int64_t i = begin; i < end; i += 8) {
+    __builtin_prefetch(words + i + kPrefetchBytes / 8);
+    for (int j = 0; j < 8; ++j) sums[j] += words[i + j];
+  }
+  std::uint64_t total = 0;
+  for (std::uint64_t sum : sums) total += sum;
+  return total;
 }
 
 void PackedLinear::unpack_row(std::int64_t row, float* out) const {

@@ -4,7 +4,8 @@
 // not depend on the number of rows, the row's place, or threads. (bf16 with avx512_bf16 takes k in
 // pairs: one dot-product-of-two per link.)
 //
-// x is in input_dtype(): float32 for fp32 and fp16 weights, bfloat16 for bf16 weights. y is float32.
+// x is in input_dtype(): float32 for fp32 and fp16 weights, bfloat16 for bf16 weights. y is
+// float32.
 #pragma once
 
 #include <cstddef>
@@ -35,10 +36,11 @@ struct RowBest {
 
 class PackedLinear {
  public:
-  // weights: one or more [N_i, K] tensors of one dtype (float32, bfloat16, float16), inner dimension
-  // contiguous, stacked along N (fused q, k, v). biases: empty, or per weight an undefined view (no
-  // bias) or a contiguous [N_i] tensor of any of the three dtypes. Everything is copied; packing runs
-  // on ThreadPool::global(). Errors: std::invalid_argument for shapes, strides and dtypes.
+  // weights: one or more [N_i, K] tensors of one dtype (float32, bfloat16, float16), inner
+  // dimension contiguous, stacked along N (fused q, k, v). biases: empty, or per weight an
+  // undefined view (no bias) or a contiguous [N_i] tensor of any of the three dtypes. Everything is
+  // copied; packing runs on ThreadPool::global(). Errors: std::invalid_argument for shapes, strides
+  // and dtypes.
   explicit PackedLinear(const std::vector<TensorView>& weights,
                         const std::vector<TensorView>& biases = {});
   ~PackedLinear();
@@ -78,6 +80,10 @@ class PackedLinear {
   // All of it, on ThreadPool::global().
   void run(const void* x, std::int64_t x_stride, std::int64_t rows, float* y,
            std::int64_t y_stride) const;
+
+  // Reads this rank's share of the packed weights and does nothing else; returns a checksum. This
+  // is the floor that benchmarks hold run_part against, on the same memory.
+  std::uint64_t read_part(int rank, int nranks) const;
 
   // out[k] = row `row` of the weights as float32: a tied head serves as the embedding table.
   void unpack_row(std::int64_t row, float* out) const;

@@ -1,5 +1,5 @@
-// Memory for packed weights: large chunks on huge pages, shared by successive weights, so that a model
-// of many small matrices does not pay a TLB miss per 4 KiB while it streams its weights.
+// Memory for packed weights: large chunks on huge pages, shared by successive weights, so that a
+// model of many small matrices does not pay a TLB miss per 4 KiB while it streams its weights.
 #pragma once
 
 #include <cstddef>

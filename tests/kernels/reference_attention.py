@@ -1,0 +1,168 @@
+"""Speculative attention written down a second time: float64, one row at a time, no code shared.
+
+The reference walks parents (never a mask), gathers K/V token by token, and takes a plain softmax.
+``random_problem`` makes hostile inputs: pages shuffled over a pool that is larger than needed, NaN in
+every slot that no row may read, huge page ids past a request's length, strided rows.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+
+import torch
+
+WILD_PAGE_ID = 2**31 - 1
+
+
+@dataclasses.dataclass
+class Problem:
+    """One step. ``parents[b]`` is None for a causal chain of ``rows[b]`` rows."""
+
+    q: torch.Tensor  # [R, H, K]
+    k_pages: torch.Tensor  # [P, G, S, K]
+    v_pages: torch.Tensor
+    page_table: torch.Tensor  # [B, max_pages] int32
+    kv_len: list[int]
+    rows: list[int]
+    parents: list[list[int]] | None
+    scale: float
+    sliding_window: int = 0
+    softcap: float = 0.0
+    sinks: torch.Tensor | None = None
+
+    @property
+    def cu_rows(self) -> list[int]:
+        out = [0]
+        for n in self.rows:
+            out.append(out[-1] + n)
+        return out
+
+
+def gather(pages: torch.Tensor, table: torch.Tensor, tokens: int) -> torch.Tensor:
+    """[tokens, G, K]: the first tokens of a request, in slot order."""
+    page_size = pages.shape[2]
+    picked = [pages[int(table[t // page_size]), :, t % page_size] for t in range(tokens)]
+    return torch.stack(picked)
+
+
+def visible_slots(problem: Problem, b: int, row: int) -> list[int]:
+    """Slots that a row sees, in position order; slot of entry i holds position i."""
+    path = [row]
+    if problem.parents is None:
+        path = list(range(row + 1))
+    else:
+        while problem.parents[b][path[0]] >= 0:
+            path.insert(0, problem.parents[b][path[0]])
+    slots = list(range(problem.kv_len[b])) + [problem.kv_len[b] + i for i in path]
+    if problem.sliding_window > 0:
+        slots = slots[max(0, len(slots) - problem.sliding_window) :]
+    return slots
+
+
+def attend(problem: Problem, dtype: torch.dtype = torch.float64) -> torch.Tensor:
+    """[R, H, K] in ``dtype``, every product and sum in ``dtype`` too."""
+    num_heads = problem.q.shape[1]
+    group = num_heads // problem.k_pages.shape[1]
+    out = torch.empty(problem.q.shape, dtype=dtype)
+    for b, first in enumerate(problem.cu_rows[:-1]):
+        tokens = problem.kv_len[b] + problem.rows[b]
+        keys = gather(problem.k_pages, problem.page_table[b], tokens).to(dtype)
+        values = gather(problem.v_pages, problem.page_table[b], tokens).to(dtype)
+        for row in range(problem.rows[b]):
+            slots = visible_slots(problem, b, row)
+            k = keys[slots].repeat_interleave(group, dim=1)  # [n, H, K]
+            v = values[slots].repeat_interleave(group, dim=1)
+            scores = torch.einsum("hk,nhk->hn", problem.q[first + row].to(dtype), k)
+            scores = scores * problem.scale
+            if problem.softcap:
+                scores = problem.softcap * torch.tanh(scores / problem.softcap)
+            if problem.sinks is not None:
+                sink = problem.sinks.to(dtype)[:, None]
+                weights = torch.softmax(torch.cat([scores, sink], dim=1), dim=1)[:, :-1]
+            else:
+                weights = torch.softmax(scores, dim=1)
+            out[first + row] = torch.einsum("hn,nhk->hk", weights, v)
+    return out
+
+
+def random_tree(rng: random.Random, size: int, shape: str) -> list[int]:
+    """Parents of a tree: a chain, a star, branches as lookahead makes them, or random."""
+    parents = [-1]
+    for i in range(1, size):
+        if shape == "chain":
+            parents.append(i - 1)
+        elif shape == "star":
+            parents.append(0)
+        elif shape == "branches":
+            parents.append(0 if (i - 1) % 4 == 0 else i - 1)
+        elif shape == "deep":
+            parents.append(rng.randint(max(0, i - 3), i - 1))
+        else:
+            parents.append(rng.randint(0, i - 1))
+    return parents
+
+
+def shuffled_pages(
+    rng: random.Random, kv_len: list[int], rows: list[int], page_size: int
+) -> tuple[torch.Tensor, int]:
+    """Page table over a pool with a third of its pages unused; wild ids past the lengths."""
+    needed = [-(-(c + n) // page_size) for c, n in zip(kv_len, rows, strict=True)]
+    num_pages = sum(needed) + sum(needed) // 3 + 2
+    ids = rng.sample(range(num_pages), sum(needed))
+    table = torch.full((len(rows), max(needed) + 1), WILD_PAGE_ID, dtype=torch.int32)
+    at = 0
+    for b, n in enumerate(needed):
+        table[b, :n] = torch.tensor(ids[at : at + n], dtype=torch.int32)
+        at += n
+    return table, num_pages
+
+
+def random_problem(
+    seed: int,
+    *,
+    kv_len: list[int],
+    rows: list[int],
+    tree: str | None = None,
+    num_heads: int = 4,
+    num_kv_heads: int = 2,
+    head_dim: int = 64,
+    page_size: int = 16,
+    dtype: torch.dtype = torch.float32,
+    kv_dtype: torch.dtype | None = None,
+    sliding_window: int = 0,
+    softcap: float = 0.0,
+    sinks: bool = False,
+    spread: float = 1.0,
+) -> Problem:
+    rng = random.Random(seed)
+    gen = torch.Generator().manual_seed(seed)
+    table, num_pages = shuffled_pages(rng, kv_len, rows, page_size)
+    shape = (num_pages, num_kv_heads, page_size, head_dim)
+    kv_dtype = kv_dtype or dtype
+    k_pages = torch.full(shape, torch.nan, dtype=kv_dtype)
+    v_pages = torch.full(shape, torch.nan, dtype=kv_dtype)
+    for b, (c, n) in enumerate(zip(kv_len, rows, strict=True)):
+        for t in range(c + n):
+            page, slot = int(table[b, t // page_size]), t % page_size
+            size = (num_kv_heads, head_dim)
+            k_pages[page, :, slot] = torch.randn(size, generator=gen).to(kv_dtype)
+            v_pages[page, :, slot] = torch.randn(size, generator=gen).to(kv_dtype)
+    # Rows of q lie inside wider rows, as slices of a fused q/k/v projection do.
+    wide = torch.full((sum(rows), num_heads * head_dim + 24), torch.nan, dtype=dtype)
+    values = torch.randn((sum(rows), num_heads * head_dim), generator=gen) * spread
+    wide[:, 8 : 8 + num_heads * head_dim] = values.to(dtype)
+    q = wide[:, 8 : 8 + num_heads * head_dim].unflatten(1, (num_heads, head_dim))
+    return Problem(
+        q=q,
+        k_pages=k_pages,
+        v_pages=v_pages,
+        page_table=table,
+        kv_len=kv_len,
+        rows=rows,
+        parents=[random_tree(rng, n, tree) for n in rows] if tree else None,
+        scale=head_dim**-0.5,
+        sliding_window=sliding_window,
+        softcap=softcap,
+        sinks=torch.randn(num_heads, generator=gen) if sinks else None,
+    )
