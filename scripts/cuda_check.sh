@@ -11,7 +11,7 @@ mkdir -p "$out"
 count=0
 for source in $(find cuda -name '*.cu' | sort); do
   for arch in sm_80 sm_90a; do
-    nvcc -std=c++20 -arch="$arch" --expt-relaxed-constexpr -Icpp -I. -c "$source" \
+    nvcc -std=c++20 -arch="$arch" --expt-relaxed-constexpr -Icpp -Icuda -c "$source" \
       -o "$out/$(basename "$source").$arch.o"
     count=$((count + 1))
   done

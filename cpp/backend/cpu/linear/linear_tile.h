@@ -30,7 +30,7 @@ inline __attribute__((always_inline)) void tile_block(const TileArgs& args, int 
   for (int m = 0; m < kRows; ++m) {
 #pragma GCC unroll 8
     for (int v = 0; v < kVecs; ++v) {
-      acc[m][v] = args.resume ? Op::load_y(y + m * args.y_stride + v * Op::kLanes) : Op::zero();
+      acc[m][v] = Op::zero();
     }
   }
   const std::byte* w = args.panel + column * (Op::kStepBytes / 32);
@@ -64,9 +64,10 @@ inline __attribute__((always_inline)) void tile_block(const TileArgs& args, int 
   for (int m = 0; m < kRows; ++m) {
 #pragma GCC unroll 8
     for (int v = 0; v < kVecs; ++v) {
-      Vec sum = acc[m][v];
+      float* out = y + m * args.y_stride + v * Op::kLanes;
+      Vec sum = args.resume ? Op::add(Op::load_y(out), acc[m][v]) : acc[m][v];
       if (args.bias != nullptr) sum = Op::add(sum, Op::load_y(args.bias + column + v * Op::kLanes));
-      Op::store_y(y + m * args.y_stride + v * Op::kLanes, sum);
+      Op::store_y(out, sum);
     }
   }
 }
