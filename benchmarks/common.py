@@ -148,12 +148,12 @@ def write_result(name: str, result: dict[str, Any], tables: Sequence[str] = ()) 
     return path
 
 
-def markdown(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+def markdown(header: Sequence[Any], rows: Sequence[Sequence[Any]]) -> str:
     """Returns a markdown table; floats get two digits."""
 
     def cell(value: Any) -> str:
         return f"{value:.2f}" if isinstance(value, float) else str(value)
 
-    lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
+    lines = ["| " + " | ".join(map(cell, header)) + " |", "|" + "---|" * len(header)]
     lines += ["| " + " | ".join(cell(v) for v in row) + " |" for row in rows]
     return "\n".join(lines)

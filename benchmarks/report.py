@@ -74,15 +74,15 @@ def step_overhead(result: dict[str, Any]) -> str:
     rows = [
         [
             name,
-            r["ours"]["overhead_us"],
-            r["peer"]["overhead_us"],
+            r["ours"]["step_overhead_us"],
+            r["ours"]["call_overhead_us"],
+            r["peer"]["call_overhead_us"],
             r["tokens_per_second_ratio"]["median"],
         ]
         for name, r in result["results"].items()
     ]
-    return common.markdown(
-        ["model", "us per step outside the model", "transformers", "tokens/s ratio"], rows
-    )
+    header = ["model", "us per step outside the model", "whole call", "transformers, whole call"]
+    return common.markdown([*header, "tokens/s ratio"], rows)
 
 
 def lookahead_vs_lade(result: dict[str, Any]) -> str:

@@ -30,6 +30,7 @@ class Run:
     first       summed time to first token (0 where prompts ran as one batch)
     forwards    forward passes, summed over prompts (prompt passes included)
     forward_s   time inside the model's forward passes
+    step_s      time inside the engine's steps (0 where the program has no such call)
     """
 
     tokens: list[list[int]] = field(default_factory=list)
@@ -37,6 +38,7 @@ class Run:
     first: float = 0.0
     forwards: int = 0
     forward_s: float = 0.0
+    step_s: float = 0.0
 
     @property
     def num_tokens(self) -> int:
@@ -59,8 +61,13 @@ class Run:
 
     @property
     def overhead_s(self) -> float:
-        """Mean time of a step outside the model's forward pass."""
+        """Mean time per forward pass outside of it, the whole call divided by its passes."""
         return (self.seconds - self.forward_s) / max(1, self.forwards)
+
+    @property
+    def step_overhead_s(self) -> float:
+        """Mean time of an engine step outside the model's forward pass."""
+        return (self.step_s - self.forward_s) / max(1, self.forwards)
 
     def summary(self) -> dict[str, float]:
         return {
@@ -73,18 +80,18 @@ class Run:
         }
 
 
-class _ForwardClock:
-    """Counts and times the calls of a model's forward pass, and marks the end of the first one."""
+class _Clock:
+    """Counts and times the calls of one method, and marks the end of the first one."""
 
-    def __init__(self, owner: Any) -> None:
+    def __init__(self, owner: Any, method: str) -> None:
         self.calls, self.seconds, self.first_end = 0, 0.0, 0.0
-        forward = owner.forward
+        call = getattr(owner, method)
 
         # The signature stays: transformers reads it to choose what it passes.
-        @functools.wraps(forward)
+        @functools.wraps(call)
         def timed(*args: Any, **kwargs: Any) -> Any:
             started = time.perf_counter()
-            result = forward(*args, **kwargs)
+            result = call(*args, **kwargs)
             ended = time.perf_counter()
             self.calls += 1
             self.seconds += ended - started
@@ -92,7 +99,7 @@ class _ForwardClock:
                 self.first_end = ended
             return result
 
-        owner.forward = timed
+        setattr(owner, method, timed)
 
     def reset(self) -> None:
         self.calls, self.seconds, self.first_end = 0, 0.0, 0.0
@@ -112,7 +119,8 @@ class Ours:
         self.llm = specdec_ext.LLM(
             model, dtype=dtype, speculative_config=speculative_config, **options
         )
-        self.clock = _ForwardClock(self.llm.model)
+        self.clock = _Clock(self.llm.model, "forward")
+        self.step_clock = _Clock(self.llm.engine, "step")
 
     def generate(
         self,
@@ -133,6 +141,7 @@ class Ours:
         run = Run()
         for group in [prompts] if batched else [[prompt] for prompt in prompts]:
             self.clock.reset()
+            self.step_clock.reset()
             started = time.perf_counter()
             inputs = [{"prompt_token_ids": list(ids)} for ids in group]
             outputs = self.llm.generate(inputs, params, use_tqdm=False)
@@ -140,12 +149,13 @@ class Ours:
             run.first += 0.0 if batched else self.clock.first_end - started
             run.forwards += self.clock.calls
             run.forward_s += self.clock.seconds
+            run.step_s += self.step_clock.seconds
             run.tokens += [list(output.outputs[0].token_ids) for output in outputs]
         return run
 
     def close(self) -> None:
         self.llm.close()
-        del self.llm, self.clock
+        del self.llm, self.clock, self.step_clock
         gc.collect()
 
 
@@ -158,7 +168,7 @@ class Peer:
         self.model = AutoModelForCausalLM.from_pretrained(model, dtype=getattr(torch, dtype)).eval()
         self.model.generation_config.pad_token_id = 0
         self.eos = self.model.generation_config.eos_token_id
-        self.clock = _ForwardClock(self.model)
+        self.clock = _Clock(self.model, "forward")
 
     def generate(
         self,

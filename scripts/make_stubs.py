@@ -25,6 +25,11 @@ def generate() -> str:
         text = (Path(folder) / "specdec_ext" / "_core.pyi").read_text()
     # Version strings and build-specific reprs would make the file depend on the machine.
     text = re.sub(r"^__version__: str = .*$", "__version__: str", text, flags=re.MULTILINE)
+    # pybind11 knows py::dict and py::list without what they hold.
+    text = re.sub(r"((?:->|:) )dict\b(?!\[)", r"\1dict[str, typing.Any]", text)
+    text = re.sub(r"((?:->|:) )list\b(?!\[)", r"\1list[typing.Any]", text)
+    if re.search(r"(?:->|:) \.\.\.(?=[,)])", text):
+        raise SystemExit("a binding names a type before it is registered: see cpp/bind/module.cc")
     for command in (["check", "--fix", "--quiet", "--select", "I"], ["format", "--quiet"]):
         text = subprocess.run(
             [sys.executable, "-m", "ruff", *command, "--stdin-filename", str(STUB), "-"],

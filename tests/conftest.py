@@ -8,6 +8,12 @@ from pathlib import Path
 import hypothesis
 import pytest
 
+# Before torch is imported. Spinning OpenMP threads starve the others on a small machine; no test
+# may reach for the network.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ["HF_HUB_OFFLINE"] = "1"
+
 # The same examples in every run: a failure is a bug, never bad luck.
 hypothesis.settings.register_profile("fixed", derandomize=True, deadline=None, database=None)
 hypothesis.settings.load_profile("fixed")

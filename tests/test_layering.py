@@ -158,7 +158,7 @@ PYTHON: dict[str, tuple[set[str], set[str]]] = {
         {"chat_template", "detokenizer", "metrics", "outputs", "stop_strings"},
         {"errors", "config"},
     ),
-    "info": ({"build_info"}, {"errors", "config", "core"}),
+    "info": ({"installation"}, {"errors", "config", "core"}),
     "ops": ({"ops"}, {"errors", "core"}),
     "models": ({"models"}, {"errors", "config", "core", "ops"}),
     "engine": (

@@ -153,8 +153,8 @@ void argmax(py::handle scores, py::handle out) {
   check_cpu(from.view(), "scores");
   check_dtype(from.view(), "scores", {DType::kF32});
   check_last_axis_contiguous(from.view(), "scores");
-  SPECDEC_REQUIRE(from->shape[1] >= 1 && from->shape[1] <= INT32_MAX, "scores has ",
-                  from->shape[1], " columns: at least one is needed");
+  SPECDEC_REQUIRE(from->shape[1] >= 1 && from->shape[1] <= INT32_MAX, "scores has ", from->shape[1],
+                  " columns: at least one is needed");
   const BorrowedTensor ids(out, "out", true);
   check_shape(ids.view(), "out", "[rows]", {from->shape[0]});
   check_cpu(ids.view(), "out");
@@ -222,8 +222,8 @@ void register_ops(py::module_& m) {
       py::arg("sinks") = py::none(), "See specdec_ext.ops.spec_attention.");
   m.def(
       "append_kv",
-      [](py::handle k, py::handle v, py::handle k_pages, py::handle v_pages,
-         py::handle page_table, py::handle kv_len, py::handle cu_rows) {
+      [](py::handle k, py::handle v, py::handle k_pages, py::handle v_pages, py::handle page_table,
+         py::handle kv_len, py::handle cu_rows) {
         const PagesArgument pages(k_pages, v_pages, false);
         const StepArgument step(page_table, kv_len, cu_rows, py::none(), pages.view());
         run_append(step.view(), pages.view(), 0, k, v);

@@ -14,9 +14,7 @@ namespace {
 
 using detail::join;
 
-std::string type_name(py::handle object) {
-  return Py_TYPE(object.ptr())->tp_name;
-}
+std::string type_name(py::handle object) { return Py_TYPE(object.ptr())->tp_name; }
 
 DType to_dtype(dlpack::DataType type, const char* name) {
   if (type.lanes == 1) {
@@ -50,8 +48,8 @@ DType to_dtype(dlpack::DataType type, const char* name) {
 
 TensorView borrowed_view(const dlpack::Tensor& tensor, const char* name) {
   if (tensor.ndim > TensorView::kMaxDims) {
-    throw py::value_error(join(name, " has ", tensor.ndim, " axes: at most ",
-                               TensorView::kMaxDims, " are supported"));
+    throw py::value_error(join(name, " has ", tensor.ndim, " axes: at most ", TensorView::kMaxDims,
+                               " are supported"));
   }
   TensorView view;
   view.dtype = to_dtype(tensor.dtype, name);
@@ -90,8 +88,10 @@ void refuse_grad(py::handle tensor, const char* name) {
   const bool requires_grad = value == Py_True;
   Py_DECREF(value);
   if (requires_grad) {
-    throw py::type_error(join(name, " requires gradients: these operations are for inference "
-                                    "only: detach first (", name, ".detach())"));
+    throw py::type_error(join(name,
+                              " requires gradients: these operations are for inference "
+                              "only: detach first (",
+                              name, ".detach())"));
   }
 }
 
@@ -105,8 +105,8 @@ const dlpack::ExchangeApi* exchange_api(py::handle tensor) {
     return nullptr;
   }
   // The table is static data of the library that made it; the capsule only points there.
-  auto* api = static_cast<const dlpack::ExchangeApi*>(
-      PyCapsule_GetPointer(capsule, "dlpack_exchange_api"));
+  auto* api =
+      static_cast<const dlpack::ExchangeApi*>(PyCapsule_GetPointer(capsule, "dlpack_exchange_api"));
   Py_DECREF(capsule);
   if (api == nullptr) PyErr_Clear();
   while (api != nullptr && api->version.major > 1) api = api->previous;
@@ -162,8 +162,8 @@ BorrowedTensor::BorrowedTensor(py::handle tensor, const char* name, bool writabl
     auto* managed = static_cast<dlpack::ManagedTensorVersioned*>(
         PyCapsule_GetPointer(capsule_.ptr(), "dltensor_versioned"));
     if (managed->version.major != 1) {
-      throw py::type_error(join(name, " speaks DLPack ", managed->version.major,
-                                ".x: this build reads 1.x"));
+      throw py::type_error(
+          join(name, " speaks DLPack ", managed->version.major, ".x: this build reads 1.x"));
     }
     if (writable && (managed->flags & dlpack::kReadOnly) != 0) {
       throw py::value_error(join(name, " is read-only: it is written to, give a writable tensor"));
@@ -174,8 +174,8 @@ BorrowedTensor::BorrowedTensor(py::handle tensor, const char* name, bool writabl
         static_cast<dlpack::ManagedTensor*>(PyCapsule_GetPointer(capsule_.ptr(), "dltensor"));
     view_ = borrowed_view(managed->tensor, name);
   } else {
-    throw py::type_error(join(name, ".__dlpack__() of ", type_name(tensor),
-                              " did not return a DLPack capsule"));
+    throw py::type_error(
+        join(name, ".__dlpack__() of ", type_name(tensor), " did not return a DLPack capsule"));
   }
 }
 
@@ -212,8 +212,7 @@ void check_shape(const TensorView& view, const char* name, const char* what,
   throw py::value_error(text.str());
 }
 
-void check_dtype(const TensorView& view, const char* name,
-                 std::initializer_list<DType> allowed) {
+void check_dtype(const TensorView& view, const char* name, std::initializer_list<DType> allowed) {
   for (const DType dtype : allowed) {
     if (view.dtype == dtype) return;
   }

@@ -22,8 +22,8 @@ PYBIND11_MODULE(_core, m) {
         return out;
       },
       "What the CUDA side of this build is, and which devices it sees.");
+  specdec::register_plan(m);  // first: its StepPlan is in the signatures of others
   specdec::register_ops(m);
-  specdec::register_plan(m);
   specdec::register_executor(m);
   specdec::register_linear(m);
   specdec::register_decoder(m);

@@ -29,8 +29,7 @@ PagesArgument::PagesArgument(py::handle k_pages, py::handle v_pages, bool has_la
   const int first = has_layers ? 1 : 0;
   if (has_layers) {
     check_shape(k, "k_pages", axes, {kAny, kAny, kAny, kAny, kAny});
-    check_shape(v, "v_pages", axes,
-                {k.shape[0], k.shape[1], k.shape[2], k.shape[3], k.shape[4]});
+    check_shape(v, "v_pages", axes, {k.shape[0], k.shape[1], k.shape[2], k.shape[3], k.shape[4]});
   } else {
     check_shape(k, "k_pages", axes, {kAny, kAny, kAny, kAny});
     check_shape(v, "v_pages", axes, {k.shape[0], k.shape[1], k.shape[2], k.shape[3]});
@@ -50,8 +49,9 @@ PagesArgument::PagesArgument(py::handle k_pages, py::handle v_pages, bool has_la
   SPECDEC_REQUIRE(
       page_size >= 1 && page_size <= 128 && std::has_single_bit(static_cast<unsigned>(page_size)),
       "k_pages has a page size of ", page_size, ": supported are powers of two from 1 to 128");
-  SPECDEC_REQUIRE(head_dim >= 8 && head_dim <= 256 && head_dim % 8 == 0, "k_pages has a head_dim of ",
-                  head_dim, ": supported are multiples of 8 from 8 to 256");
+  SPECDEC_REQUIRE(head_dim >= 8 && head_dim <= 256 && head_dim % 8 == 0,
+                  "k_pages has a head_dim of ", head_dim,
+                  ": supported are multiples of 8 from 8 to 256");
   SPECDEC_REQUIRE(k.shape[first + 1] >= 1, "k_pages has ", k.shape[first + 1],
                   " KV heads: at least one is needed");
   view_.k = k.data;
@@ -89,7 +89,8 @@ StepArgument::StepArgument(py::handle page_table, py::handle kv_len, py::handle 
     SPECDEC_REQUIRE(first_row[b + 1] > first_row[b], "cu_rows[", b + 1, "] = ", first_row[b + 1],
                     ": it has to exceed cu_rows[", b, "] = ", first_row[b],
                     " (every request has at least one row)");
-    SPECDEC_REQUIRE(lengths[b] >= 0, "kv_len[", b, "] = ", lengths[b], ": lengths are not negative");
+    SPECDEC_REQUIRE(lengths[b] >= 0, "kv_len[", b, "] = ", lengths[b],
+                    ": lengths are not negative");
     const std::int64_t tokens = std::int64_t{lengths[b]} + first_row[b + 1] - first_row[b];
     const std::int64_t used = (tokens + cache.page_size - 1) / cache.page_size;
     SPECDEC_REQUIRE(used <= max_pages, "page_table has ", max_pages, " pages for request ", b,
@@ -118,8 +119,8 @@ StepArgument::StepArgument(py::handle page_table, py::handle kv_len, py::handle 
   check_shape(words, "mask", "[R, W]", {view_.num_rows, kAny});
   check_contiguous(words, "mask");
   const std::int64_t width = words.shape[1];
-  SPECDEC_REQUIRE(width >= 1 && width <= kMaskWords, "mask has ", width,
-                  " words per row: 1..", kMaskWords, " are supported (32 rows per word)");
+  SPECDEC_REQUIRE(width >= 1 && width <= kMaskWords, "mask has ", width, " words per row: 1..",
+                  kMaskWords, " are supported (32 rows per word)");
   mask_words_.assign(static_cast<std::size_t>(view_.num_rows) * kMaskWords, 0);
   const auto* from = static_cast<const std::uint32_t*>(words.data);
   for (std::int64_t b = 0; b < requests; ++b) {

@@ -49,9 +49,6 @@ class Drafter {
   virtual void update(const std::vector<TokenId>& history, int num_new, const DraftTree& tree,
                       const TokenId* sampled) = 0;
 
-  // Longest path one step can accept (for metrics): lookahead N-1, prompt lookup K.
-  virtual int max_path() const = 0;
-
   virtual std::size_t memory_bytes() const = 0;
 };
 

@@ -79,7 +79,6 @@ void Executor::plan_drafts(int row_budget) {
     Request& request = *owner;
     if (request.in_prefill()) continue;
     request.tree.reset(request.history.back());
-    request.step_max_path = 0;
     const int room = request.max_len - static_cast<int>(request.history.size());
     DraftLimits limits;
     limits.max_depth = room - 1;  // the token after the last draft takes the last place
@@ -89,7 +88,6 @@ void Executor::plan_drafts(int row_budget) {
     if (request.has_proposal) {
       used = place_proposal(request, limits);
     } else if (request.drafter) {
-      request.step_max_path = request.drafter->max_path();
       if (limits.max_depth > 0 && limits.max_drafts > 0) {
         const BudgetContext context{step_cost_, rows - 1};
         const int offered = request.drafter->offer(request.history, limits, context);
@@ -127,7 +125,6 @@ int Executor::place_proposal(Request& request, const DraftLimits& limits) {
     const bool fits = parent >= 0 && depth[i] <= limits.max_depth &&
                       request.tree.num_drafts() < limits.max_drafts;
     placed[i] = fits ? request.tree.add(proposal.tokens[i], parent) : -1;
-    if (fits) request.step_max_path = std::max(request.step_max_path, depth[i]);
   }
   return request.tree.num_drafts();
 }
@@ -175,6 +172,7 @@ void Executor::place_decode(Request& request) {
   const int b = plan_.num_requests - 1;
   std::int32_t depth[kMaxStepTokens];
   derive_depths(tree.parents, tree.size, depth);
+  request.step_max_path = *std::max_element(depth, depth + tree.size);
   for (int i = 0; i < tree.size; ++i) {
     plan_.tokens[first + i] = tree.tokens[i];
     plan_.positions[first + i] = static_cast<std::int32_t>(kv_len) + depth[i];

@@ -22,7 +22,6 @@ class LookaheadDrafter final : public Drafter {
   void build(const std::vector<TokenId>& history, int num_drafts, DraftTree* tree) override;
   void update(const std::vector<TokenId>& history, int num_new, const DraftTree& tree,
               const TokenId* sampled) override;
-  int max_path() const override { return lookahead_max_path(triple_); }
   std::size_t memory_bytes() const override;
 
  private:

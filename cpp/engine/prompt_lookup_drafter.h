@@ -35,7 +35,6 @@ class PromptLookupDrafter final : public Drafter {
   void build(const std::vector<TokenId>& history, int num_drafts, DraftTree* tree) override;
   void update(const std::vector<TokenId>& history, int num_new, const DraftTree& tree,
               const TokenId* sampled) override;
-  int max_path() const override { return params_.max_draft_len; }
   std::size_t memory_bytes() const override;
 
  private:

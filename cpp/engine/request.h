@@ -74,7 +74,7 @@ struct StepOutput {
   int num_rows = 0;             // rows of this request in the forward pass
   int num_drafts = 0;           // draft nodes verified
   int num_accepted = 0;         // of `tokens`, how many were accepted drafts
-  int max_path = 0;             // longest draft path this step could have accepted
+  int max_path = 0;             // the deepest draft node: what the step could have accepted
   FinishReason finish_reason = FinishReason::kNone;
   std::optional<TokenId> stop_token;  // the stop id (not the model's end token) that ended it
   std::string error;

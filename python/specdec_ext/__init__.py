@@ -11,9 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ._version import __version__ as __version__
-    from .build_info import build_info as build_info
-    from .build_info import get_num_threads as get_num_threads
-    from .build_info import set_num_threads as set_num_threads
     from .config import KvCacheConfig as KvCacheConfig
     from .config import LookaheadDecodingConfig as LookaheadDecodingConfig
     from .config import NGramDecodingConfig as NGramDecodingConfig
@@ -28,6 +25,9 @@ if TYPE_CHECKING:
     from .errors import UnsupportedConfigError as UnsupportedConfigError
     from .errors import UnsupportedModelError as UnsupportedModelError
     from .errors import UnsupportedRequestError as UnsupportedRequestError
+    from .installation import build_info as build_info
+    from .installation import get_num_threads as get_num_threads
+    from .installation import set_num_threads as set_num_threads
     from .llm import LLM as LLM
     from .models.default import default_model as default_model
     from .outputs import CompletionOutput as CompletionOutput
@@ -55,11 +55,11 @@ _EXPORTS = {
     "UnsupportedModelError": "errors",
     "UnsupportedRequestError": "errors",
     "__version__": "_version",
-    "build_info": "build_info",
+    "build_info": "installation",
     "default_model": "models.default",
-    "get_num_threads": "build_info",
+    "get_num_threads": "installation",
     "max_draft_len": "config",
-    "set_num_threads": "build_info",
+    "set_num_threads": "installation",
 }
 
 __all__ = sorted(_EXPORTS)

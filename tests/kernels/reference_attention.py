@@ -86,6 +86,27 @@ def attend(problem: Problem, dtype: torch.dtype = torch.float64) -> torch.Tensor
     return out
 
 
+def rounding_bound(problem: Problem) -> torch.Tensor:
+    """[R, H, 1]: what the rounding of one score and one weight can do to an output, in float32.
+
+    A score is off by about one unit of scale * sum |q_d k_d|, which is a relative error of its weight.
+    """
+    group = problem.q.shape[1] // problem.k_pages.shape[1]
+    out = torch.empty((*problem.q.shape[:2], 1), dtype=torch.float64)
+    for b, first in enumerate(problem.cu_rows[:-1]):
+        tokens = problem.kv_len[b] + problem.rows[b]
+        keys = gather(problem.k_pages, problem.page_table[b], tokens).double().abs()
+        values = gather(problem.v_pages, problem.page_table[b], tokens).double().abs()
+        for row in range(problem.rows[b]):
+            slots = visible_slots(problem, b, row)
+            k = keys[slots].repeat_interleave(group, dim=1)
+            size = torch.einsum("hk,nhk->hn", problem.q[first + row].double().abs(), k)
+            size = problem.scale * size.amax(dim=1)
+            largest = values[slots].amax(dim=(0, 2)).repeat_interleave(group)
+            out[first + row, :, 0] = 2.0**-24 * (2 + size) * largest
+    return out
+
+
 def random_tree(rng: random.Random, size: int, shape: str) -> list[int]:
     """Parents of a tree: a chain, a star, branches as lookahead makes them, or random."""
     parents = [-1]

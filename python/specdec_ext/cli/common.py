@@ -237,7 +237,7 @@ def make_llm(args: argparse.Namespace) -> Any:
         from ..validate import check_int
 
         check_int("--threads", args.threads, ConfigError, low=1, high=1024)
-        from ..build_info import set_num_threads
+        from ..installation import set_num_threads
 
         set_num_threads(args.threads)
     from ..llm import LLM

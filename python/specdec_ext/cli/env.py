@@ -51,7 +51,7 @@ def collect() -> dict[str, Any]:
         except PackageNotFoundError:
             packages[name] = None
     try:
-        from ..build_info import build_info
+        from ..installation import build_info
 
         build: dict[str, Any] = build_info()
     except Exception as error:

@@ -20,8 +20,8 @@ struct Avx2 {
         _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(x)));
     return _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16));
   }
-  // out[i] = head dim d + i of the W rows: rows j and j + 4 share a register, then 4 x 4 transposes in
-  // the 128-bit lanes.
+  // out[i] = head dim d + i of the W rows: rows j and j + 4 share a register, then 4 x 4 transposes
+  // in the 128-bit lanes.
   static void load_transposed(const float* const* rows, int d, F* out) {
     __m256 a[4];
 #pragma GCC unroll 4

@@ -41,7 +41,8 @@ struct Avx512 {
   // The last 8 head dims of an odd multiple of 8; the upper lanes are zero.
   static F load_half(const float* x) { return _mm512_zextps256_ps512(_mm256_loadu_ps(x)); }
   static F load_half(const Bf16* x) {
-    const __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(x)));
+    const __m256i wide =
+        _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(x)));
     return _mm512_zextps256_ps512(_mm256_castsi256_ps(_mm256_slli_epi32(wide, 16)));
   }
   static F load_half(const F16* x) {

@@ -72,8 +72,7 @@ struct SlotReader {
     const KvCacheView& cache = p.cache;
     base = static_cast<const T*>(pool) + p.layer * cache.stride_layer +
            block.kv_head * cache.stride_head;
-    pages = p.step.page_table +
-            static_cast<std::int64_t>(block.request) * p.step.page_table_stride;
+    pages = p.step.page_table + static_cast<std::int64_t>(block.request) * p.step.page_table_stride;
     shift = __builtin_ctz(static_cast<unsigned>(cache.page_size));
     in_page = cache.page_size - 1;
     stride_page = cache.stride_page;
@@ -133,26 +132,41 @@ inline void fill_k_tile(const SlotReader<T>& reader, std::int32_t slot, int keys
   }
 }
 
+// Head dims in one chain of a dot product; the chains are added up in order. Bounds the rounding
+// error of long heads, which a single chain would let grow with the head dim.
+constexpr int kDotChain = 32;
+
 // N row-heads against one tile.
 template <typename V, int N>
 inline void score_rows(const float* tile, const float* q, int head_dim, float scale, float* out,
                        std::int64_t out_stride) {
   using F = typename V::F;
-  F low[N], high[N];
-  for (int r = 0; r < N; ++r) low[r] = high[r] = F{};
-  for (int d = 0; d < head_dim; ++d) {
-    const F k_low = load<V>(tile + d * kTileKeys<V>);
-    const F k_high = load<V>(tile + d * kTileKeys<V> + V::W);
+  for (int begin = 0; begin < head_dim; begin += kDotChain) {
+    const int end = min_of(begin + kDotChain, head_dim);
+    F low[N], high[N];
+#pragma GCC unroll 8
+    for (int r = 0; r < N; ++r) low[r] = high[r] = F{};
+    for (int d = begin; d < end; ++d) {
+      const F k_low = load<V>(tile + d * kTileKeys<V>);
+      const F k_high = load<V>(tile + d * kTileKeys<V> + V::W);
+#pragma GCC unroll 8
+      for (int r = 0; r < N; ++r) {
+        const F x = broadcast<V>(q[r * head_dim + d]);
+        low[r] = V::fma(x, k_low, low[r]);
+        high[r] = V::fma(x, k_high, high[r]);
+      }
+    }
+    const float factor = end == head_dim ? scale : 1.0f;
 #pragma GCC unroll 8
     for (int r = 0; r < N; ++r) {
-      const F x = broadcast<V>(q[r * head_dim + d]);
-      low[r] = V::fma(x, k_low, low[r]);
-      high[r] = V::fma(x, k_high, high[r]);
+      float* to = out + r * out_stride;
+      if (begin > 0) {
+        low[r] += load<V>(to);
+        high[r] += load<V>(to + V::W);
+      }
+      store<V>(to, low[r] * factor);
+      store<V>(to + V::W, high[r] * factor);
     }
-  }
-  for (int r = 0; r < N; ++r) {
-    store<V>(out + r * out_stride, low[r] * scale);
-    store<V>(out + r * out_stride + V::W, high[r] * scale);
   }
 }
 
@@ -205,8 +219,7 @@ inline void scores_of(const AttentionBlock& block, const RankScratch& scratch, i
 }
 
 template <typename V>
-void scores(const AttentionBlock& block, const RankScratch& scratch, int tile_begin,
-            int tile_end) {
+void scores(const AttentionBlock& block, const RankScratch& scratch, int tile_begin, int tile_end) {
   if (tile_begin >= tile_end) return;
   switch (block.params->dtype) {
     case DType::kBF16:

@@ -1,7 +1,8 @@
 // Vector helpers of attention_impl.h: elements, e^x, tanh. Included once per
 // instruction set, in an anonymous namespace so that the linker cannot mix the versions.
 //
-// V is the instruction set: V::W lanes, V::F and V::I vectors, fma, widen_*, load_half, load_transposed.
+// V is the instruction set: V::W lanes, V::F and V::I vectors, fma, widen_*, load_half,
+// load_transposed.
 #pragma once
 
 #include <bit>
@@ -94,8 +95,8 @@ inline typename V::F exp_nonpositive(typename V::F x) {
   constexpr float kMagic = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
   const F shifted = V::fma(x, broadcast<V>(1.44269504f), broadcast<V>(kMagic));
   const F n = shifted - kMagic;
-  F r = V::fma(n, broadcast<V>(-0.693359375f), x);   // exact: 0.693359375 has 10 bits
-  r = V::fma(n, broadcast<V>(2.12194440e-4f), r);    // the rest of ln 2
+  F r = V::fma(n, broadcast<V>(-0.693359375f), x);  // exact: 0.693359375 has 10 bits
+  r = V::fma(n, broadcast<V>(2.12194440e-4f), r);   // the rest of ln 2
   F p = broadcast<V>(1.98909911e-4f);
   p = V::fma(p, r, broadcast<V>(1.39336498e-3f));
   p = V::fma(p, r, broadcast<V>(8.33331048e-3f));

@@ -1,8 +1,8 @@
 // Cuts attention into blocks and shares them out over the threads.
 //
 // Many blocks: every rank computes whole blocks, contiguous runs of about equal cost.
-// Few blocks (decoding a small batch): all ranks share every block, phase by phase, with a barrier in
-// between; the scores then lie in common memory. Neither changes a bit (attention_kernels.h).
+// Few blocks (decoding a small batch): all ranks share every block, phase by phase, with a barrier
+// in between; the scores then lie in common memory. Neither changes a bit (attention_kernels.h).
 #include <algorithm>
 #include <cstdlib>
 #include <memory>
@@ -79,9 +79,9 @@ void for_each_block(const SpecAttentionParams& p, bool own_scores, Visit&& visit
     const std::int64_t keys = block.kv_len + block.num_rows;
     int most = kMaxBlockRowHeads;
     if (own_scores) {
-      most = static_cast<int>(std::clamp<std::int64_t>(
-          kBlockFloats / (round_up(keys, kColumnAlign) + kColumnAlign), kMinBlockRowHeads,
-          kMaxBlockRowHeads));
+      most = static_cast<int>(
+          std::clamp<std::int64_t>(kBlockFloats / (round_up(keys, kColumnAlign) + kColumnAlign),
+                                   kMinBlockRowHeads, kMaxBlockRowHeads));
     }
     const int row_heads = block.num_rows * group;
     for (int g = 0; g < p.cache.num_kv_heads; ++g) {
@@ -111,8 +111,9 @@ std::int64_t cost_of(const AttentionBlock& block) {
   return block.stride * (block.count + kKeyOverhead);
 }
 
-// The part of n equal items, in a row of items that begins at `start` (all costs are in units of the
-// whole), that falls to the rank whose share is [begin, end): items whose first unit lies in it.
+// The part of n equal items, in a row of items that begins at `start` (all costs are in units of
+// the whole), that falls to the rank whose share is [begin, end): items whose first unit lies in
+// it.
 struct Part {
   int begin, end;
 };
@@ -203,8 +204,7 @@ std::size_t spec_attention_scratch_bytes(std::int64_t max_keys, int /*num_heads*
 
 void spec_attention_part(const SpecAttentionParams& p, void* scratch, int rank, int nranks) {
   if (p.step.num_rows == 0) return;
-  float* memory =
-      reinterpret_cast<float*>(round_up(reinterpret_cast<std::intptr_t>(scratch), 64));
+  float* memory = reinterpret_cast<float*>(round_up(reinterpret_cast<std::intptr_t>(scratch), 64));
   const Sizes sizes = sizes_of(longest(p.step), p.cache.head_dim);
   bool share = false;
   if (nranks > 1) {

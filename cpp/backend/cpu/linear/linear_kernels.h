@@ -12,7 +12,7 @@
 
 namespace specdec::cpu {
 
-// y[rows, 32] = (resume ? y : 0) + x[rows, steps] * panel, then + bias[32] if bias is given.
+// y[rows, 32] = (resume ? y + : ) x[rows, steps] * panel, one chain each, then + bias[32] if given.
 // Rows of x are x_row_bytes apart, rows of y y_stride floats. `prefetch` is fetched in the rhythm
 // in which the panel is read; it may point past the end of anything.
 struct TileArgs {

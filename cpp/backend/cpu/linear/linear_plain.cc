@@ -53,12 +53,15 @@ void plain_tile(const TileArgs& args) {
   for (int m = 0; m < kCount; ++m) {
     float acc[32];
     float* y = args.y + m * args.y_stride;
-    for (int c = 0; c < 32; ++c) acc[c] = args.resume ? y[c] : 0.0f;
+    for (float& sum : acc) sum = 0.0f;
     const std::byte* x = args.x + m * args.x_row_bytes;
     for (std::int64_t s = 0; s < args.steps; ++s) {
       Op::step(acc, args.panel + s * Op::kStepBytes, x + 4 * s);
     }
-    for (int c = 0; c < 32; ++c) y[c] = args.bias != nullptr ? acc[c] + args.bias[c] : acc[c];
+    for (int c = 0; c < 32; ++c) {
+      const float sum = args.resume ? y[c] + acc[c] : acc[c];
+      y[c] = args.bias != nullptr ? sum + args.bias[c] : sum;
+    }
   }
 }
 

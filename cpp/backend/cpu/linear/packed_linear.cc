@@ -14,8 +14,10 @@ namespace specdec::cpu {
 namespace {
 
 constexpr int kColumns = kPanelColumns;
-// Beyond one row tile a panel is read once per tile: its block must stay in the second-level cache.
-constexpr std::int64_t kBlockBytes = 256 << 10;
+// Links of one chain; the sums of successive chains are added up in order. Short chains keep the
+// rounding error small, and a panel's stretch of this length stays in the first-level cache while
+// several row tiles use it.
+constexpr std::int64_t kChainSteps = 128;
 // How far ahead of the reads a lone row tile fetches.
 constexpr std::int64_t kPrefetchBytes = 4096;
 
@@ -136,8 +138,7 @@ void PackedLinear::pack(const std::vector<TensorView>& weights) {
 }
 
 // Calls sink(panel, first_row, num_rows, run) for every tile of this rank, where run(y, y_stride)
-// computes the tile. A chain longer than a cache block is cut into pieces that resume from y, which
-// leaves its order, hence its bits, alone.
+// computes one stretch of the tile's chains and adds it to y (the first one replaces y).
 template <typename Sink>
 void PackedLinear::for_each_tile(const std::byte* x, std::int64_t x_row_bytes, std::int64_t rows,
                                  int rank, int nranks, Sink&& sink) const {
@@ -149,10 +150,9 @@ void PackedLinear::for_each_tile(const std::byte* x, std::int64_t x_row_bytes, s
                         : dtype_ == DType::kF16 ? kernels_->f16
                                                 : kernels_->bf16;
   const std::int64_t step_bytes = panel_bytes_ / steps_;
-  const std::int64_t block_steps = tiles <= 1 ? steps_ : kBlockBytes / step_bytes;
   for (std::int64_t panel = first_panel; panel < last_panel; ++panel) {
-    for (std::int64_t step = 0; step < steps_; step += block_steps) {
-      const std::int64_t count = std::min(block_steps, steps_ - step);
+    for (std::int64_t step = 0; step < steps_; step += kChainSteps) {
+      const std::int64_t count = std::min(kChainSteps, steps_ - step);
       const bool last_block = step + count == steps_;
       TileArgs args;
       args.panel = packed_ + panel * panel_bytes_ + step * step_bytes;
@@ -206,18 +206,22 @@ void PackedLinear::argmax_part(const void* x, std::int64_t x_stride, std::int64_
                                RowBest* best, int rank, int nranks) const {
   std::fill_n(best, rows, RowBest{});
   const std::int64_t x_row_bytes = x_stride * static_cast<std::int64_t>(dtype_bytes(input_dtype()));
-  alignas(64) float tile[kMaxTileRows * kColumns];
-  // One row tile at a time keeps the scores in registers; beyond that the tile of a cut chain would
-  // have to be stored, so the rows are taken in slices of one tile.
-  for (std::int64_t first = 0; first < rows; first += kernels_->max_rows) {
-    const std::int64_t slice = std::min<std::int64_t>(kernels_->max_rows, rows - first);
+  // Scores of one panel for a slice of rows: all row tiles of the slice share one reading of it.
+  constexpr std::int64_t kSliceRows = 120;
+  alignas(64) float slice_scores[kSliceRows * kColumns];
+  for (std::int64_t first = 0; first < rows; first += kSliceRows) {
+    const std::int64_t slice = std::min(kSliceRows, rows - first);
     for_each_tile(static_cast<const std::byte*>(x) + first * x_row_bytes, x_row_bytes, slice, rank,
-                  nranks, [&](std::int64_t panel, std::int64_t, int height, bool, auto&& compute) {
+                  nranks,
+                  [&](std::int64_t panel, std::int64_t from, int height, bool complete,
+                      auto&& compute) {
+                    float* tile = slice_scores + from * kColumns;
                     compute(tile, kColumns);
+                    if (!complete) return;
                     const int width =
                         static_cast<int>(std::min<std::int64_t>(kColumns, n_ - panel * kColumns));
                     for (int m = 0; m < height; ++m) {
-                      RowBest& row = best[first + m];
+                      RowBest& row = best[first + from + m];
                       const float* scores = tile + m * kColumns;
                       // Negated: a NaN is not "<= best" either, so it is never overlooked.
                       int candidates = 0;

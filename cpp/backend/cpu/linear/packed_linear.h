@@ -1,8 +1,8 @@
 // A linear layer y = x W^T + b for few rows: weights prepacked once, streamed once per call.
 //
-// Exactness: y[m, n] is one chain of multiply-adds over k in ascending order, then + b[n]. It does
-// not depend on the number of rows, the row's place, or threads. (bf16 with avx512_bf16 takes k in
-// pairs: one dot-product-of-two per link.)
+// Exactness: y[m, n] is a sum of chains of multiply-adds over stretches of 128 steps of k, in
+// ascending order, then + b[n]. It does not depend on the number of rows, the row's place, or
+// threads. (A step is one k, for bf16 weights a pair: one dot-product-of-two with avx512_bf16.)
 //
 // x is in input_dtype(): float32 for fp32 and fp16 weights, bfloat16 for bf16 weights. y is
 // float32.

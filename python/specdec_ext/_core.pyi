@@ -1,0 +1,735 @@
+"""
+Compiled core of specdec_ext. Use the specdec_ext package; this module is its engine.
+"""
+
+from __future__ import annotations
+
+import collections.abc
+import typing
+
+import numpy
+import numpy.typing
+
+__all__: list[str] = [
+    "Executor",
+    "LlamaDecoder",
+    "Lookahead",
+    "NgramBatch",
+    "NgramIndex",
+    "PackedLinear",
+    "SharedNgramPool",
+    "StepOutput",
+    "StepPlan",
+    "accept_greedy",
+    "append_kv",
+    "argmax",
+    "check_lookahead_config",
+    "compact_kv",
+    "cpu_isa",
+    "cuda_info",
+    "lookahead_bytes",
+    "lookahead_max_draft_len",
+    "make_step_plan",
+    "mask_from_parents",
+    "num_threads",
+    "pack_mask",
+    "set_num_threads",
+    "spec_attention",
+    "step_append_kv",
+    "step_attention",
+    "tree_depths",
+    "tree_mask",
+    "tree_path",
+    "validate_tree",
+]
+
+class StepPlan:
+    """
+    Geometry of one step. Arrays are read-only views, valid until the executor's next plan().
+    """
+    @property
+    def cu_logits(self) -> numpy.typing.NDArray[numpy.int32]:
+        """
+        [B + 1] int32 first logit row of each request
+        """
+    @property
+    def cu_rows(self) -> numpy.typing.NDArray[numpy.int32]:
+        """
+        [B + 1] int32 first row of each request
+        """
+    @property
+    def generation(self) -> int: ...
+    @property
+    def is_tree(self) -> numpy.typing.NDArray[numpy.uint8]:
+        """
+        [B] uint8, 0: the rows are a causal chain
+        """
+    @property
+    def kv_len(self) -> numpy.typing.NDArray[numpy.int32]:
+        """
+        [B] int32 tokens in the KV cache before the step
+        """
+    @property
+    def logit_rows(self) -> numpy.typing.NDArray[numpy.int32]:
+        """
+        [L] int32 rows whose scores are needed
+        """
+    @property
+    def mask(self) -> numpy.typing.NDArray[numpy.uint32]:
+        """
+        [R, 4] uint32 ancestor bits, least significant first; only valid where is_tree
+        """
+    @property
+    def needs_logits(self) -> bool: ...
+    @property
+    def num_logit_rows(self) -> int: ...
+    @property
+    def num_prefill_rows(self) -> int: ...
+    @property
+    def num_requests(self) -> int: ...
+    @property
+    def num_rows(self) -> int: ...
+    @property
+    def page_table(self) -> numpy.typing.NDArray[numpy.int32]:
+        """
+        [B, max_pages] int32 page ids in token order; entries past the length are stale
+        """
+    @property
+    def parents(self) -> numpy.typing.NDArray[numpy.int32]:
+        """
+        [R] int32 parent row within the request, -1 for its first row
+        """
+    @property
+    def positions(self) -> numpy.typing.NDArray[numpy.int32]:
+        """
+        [R] int32 absolute positions
+        """
+    @property
+    def slot(self) -> numpy.typing.NDArray[numpy.int32]:
+        """
+        [B] int32 executor slot of each request
+        """
+    @property
+    def tokens(self) -> numpy.typing.NDArray[numpy.int32]:
+        """
+        [R] int32 token ids
+        """
+
+class StepOutput:
+    """
+    What one step delivered to one request.
+    """
+    @property
+    def error(self) -> str | None: ...
+    @property
+    def finish_reason(self) -> str | None: ...
+    @property
+    def is_prefill(self) -> bool: ...
+    @property
+    def logprobs(self) -> list[typing.Any]: ...
+    @property
+    def max_path(self) -> int: ...
+    @property
+    def num_accepted(self) -> int: ...
+    @property
+    def num_drafts(self) -> int: ...
+    @property
+    def num_rows(self) -> int: ...
+    @property
+    def request_id(self) -> int: ...
+    @property
+    def stop_reason(self) -> int | None: ...
+    @property
+    def tokens(self) -> list[int]: ...
+
+class Executor:
+    """
+    The step machine: plan() -> the caller's forward pass -> commit(). See cpp/engine/executor.h.
+    """
+    def __init__(
+        self,
+        k_pages: typing.Any,
+        v_pages: typing.Any,
+        *,
+        vocab_size: typing.SupportsInt | typing.SupportsIndex,
+        max_batch_size: typing.SupportsInt | typing.SupportsIndex = 32,
+        max_seq_len: typing.SupportsInt | typing.SupportsIndex,
+        max_num_tokens: typing.SupportsInt | typing.SupportsIndex,
+        method: str = "none",
+        lookahead: tuple[
+            typing.SupportsInt | typing.SupportsIndex,
+            typing.SupportsInt | typing.SupportsIndex,
+            typing.SupportsInt | typing.SupportsIndex,
+        ] = (1, 1, 0),
+        ngram: dict[str, typing.Any] = {},
+        adaptive: bool = True,
+        enable_chunked_prefill: bool = True,
+        check_integrity: bool = False,
+    ) -> None: ...
+    def cancel(self, request_id: typing.SupportsInt | typing.SupportsIndex) -> bool: ...
+    def commit(self, plan: StepPlan, result: typing.Any) -> list[StepOutput]:
+        """
+        result: int32 greedy ids [L], or float32 scores [L, V] if plan.needs_logits.
+        """
+    def decoding(self, request_id: typing.SupportsInt | typing.SupportsIndex) -> bool: ...
+    def fail(self, plan: StepPlan, message: str) -> list[StepOutput]:
+        """
+        The forward pass failed: the plan's requests end with an error, others go on.
+        """
+    def history(self, request_id: typing.SupportsInt | typing.SupportsIndex) -> list[int]: ...
+    def plan(self) -> StepPlan:
+        """
+        The next step, or None when there is nothing to run.
+        """
+    def propose(
+        self,
+        request_id: typing.SupportsInt | typing.SupportsIndex,
+        tokens: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
+        parents: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex] | None = None,
+    ) -> None:
+        """
+        Drafts for the request's next decode step; parents[i] is an index among the drafts, -1 for the golden token; None: a chain.
+        """
+    def set_step_cost(
+        self,
+        rows: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
+        seconds: collections.abc.Sequence[typing.SupportsFloat | typing.SupportsIndex],
+    ) -> None:
+        """
+        T(rows) of the model on this machine; adaptive draft lengths need it.
+        """
+    def stats(self) -> dict[str, typing.Any]: ...
+    def submit(
+        self,
+        prompt_ids: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
+        *,
+        max_tokens: typing.SupportsInt | typing.SupportsIndex,
+        min_tokens: typing.SupportsInt | typing.SupportsIndex = 0,
+        eos_token_ids: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex] = [],
+        stop_token_ids: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex] = [],
+        ignore_eos: bool = False,
+        speculative: bool = True,
+        lookahead: tuple[
+            typing.SupportsInt | typing.SupportsIndex,
+            typing.SupportsInt | typing.SupportsIndex,
+            typing.SupportsInt | typing.SupportsIndex,
+        ]
+        | None = None,
+        max_draft_len: typing.SupportsInt | typing.SupportsIndex | None = None,
+        adaptive: bool | None = None,
+        seed: typing.SupportsInt | typing.SupportsIndex = 0,
+        repetition_penalty: typing.SupportsFloat | typing.SupportsIndex = 1.0,
+        presence_penalty: typing.SupportsFloat | typing.SupportsIndex = 0.0,
+        frequency_penalty: typing.SupportsFloat | typing.SupportsIndex = 0.0,
+        logit_bias: collections.abc.Mapping[
+            typing.SupportsInt | typing.SupportsIndex, typing.SupportsFloat | typing.SupportsIndex
+        ] = {},
+        bad_words: collections.abc.Sequence[
+            collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex]
+        ] = [],
+        allowed_token_ids: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex]
+        | None = None,
+        logprobs: typing.SupportsInt | typing.SupportsIndex | None = None,
+        cache_salt: str = "",
+    ) -> int: ...
+    @property
+    def num_unfinished(self) -> int: ...
+
+class PackedLinear:
+    """
+    A linear layer for few rows: weights packed once, streamed per call.
+    """
+    def __init__(self, weight: typing.Any, bias: typing.Any = None) -> None:
+        """
+        weight [N, K] and bias [N] (CPU, float32, bfloat16 or float16) are copied.
+        """
+    def read(self) -> int:
+        """
+        Read the packed weights and do nothing else: the floor of ``run``. Returns a checksum.
+        """
+    def run(self, x: typing.Any, out: typing.Any) -> None:
+        """
+        Write ``x @ weight.T + bias`` into ``out``.
+
+        Parameters
+        ----------
+        x : tensor [R, K]
+            float32, bfloat16 or float16, CPU, inner dimension contiguous. Rounded to bfloat16 if the weight
+            is bfloat16; used as float32 otherwise.
+        out : tensor [R, N]
+            Any of the three dtypes, CPU, inner dimension contiguous. Accumulation is float32.
+
+        A row of ``out`` depends only on its row of ``x``: not on R, not on threads.
+        Raises ValueError for shapes, strides and devices, TypeError for dtypes.
+        """
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def in_features(self) -> int: ...
+    @property
+    def out_features(self) -> int: ...
+    @property
+    def weight_bytes(self) -> int:
+        """
+        Bytes of packed weights and bias, padding included.
+        """
+
+class LlamaDecoder:
+    """
+    A decoder of the Llama shape: all rows of a step in one call, one parallel region.
+
+    Runs Llama, Vicuna, Mistral, Qwen2, Qwen3, SmolLM3, Gemma 2 and Gemma 3 (text) checkpoints in
+    float32, bfloat16 or float16. Norms, attention and activations are float32; a row's bits depend on its
+    own path alone. Every setter copies. Raises ValueError naming the field or the tensor.
+    """
+    def __init__(
+        self,
+        *,
+        vocab_size: typing.SupportsInt | typing.SupportsIndex,
+        hidden_size: typing.SupportsInt | typing.SupportsIndex,
+        intermediate_size: typing.SupportsInt | typing.SupportsIndex,
+        num_layers: typing.SupportsInt | typing.SupportsIndex,
+        num_heads: typing.SupportsInt | typing.SupportsIndex,
+        num_kv_heads: typing.SupportsInt | typing.SupportsIndex,
+        head_dim: typing.SupportsInt | typing.SupportsIndex,
+        max_rows: typing.SupportsInt | typing.SupportsIndex,
+        max_position: typing.SupportsInt | typing.SupportsIndex,
+        rms_norm_eps: typing.SupportsFloat | typing.SupportsIndex,
+        activation: str,
+        attention_scale: typing.SupportsFloat | typing.SupportsIndex,
+        attention_softcap: typing.SupportsFloat | typing.SupportsIndex = 0.0,
+        final_softcap: typing.SupportsFloat | typing.SupportsIndex = 0.0,
+        embedding_scale: typing.SupportsFloat | typing.SupportsIndex = 1.0,
+        norm_offset: typing.SupportsFloat | typing.SupportsIndex = 0.0,
+        has_qk_norm: bool = False,
+        has_sandwich_norms: bool = False,
+        tie_word_embeddings: bool = False,
+        rope_index: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
+        sliding_window: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
+    ) -> None:
+        """
+        Fields as in config.json; ``rope_index`` and ``sliding_window`` have one entry per layer (table index or -1; tokens or 0). ``max_rows`` sizes the buffers.
+        """
+    def bind_cache(self, k_pages: typing.Any, v_pages: typing.Any) -> None:
+        """
+        Use these pages [layers, P, G, S, K] from now on; keeps them alive. All weights must be set.
+        """
+    def forward(self, plan: StepPlan, out: typing.Any) -> None:
+        """
+        Run the rows of ``plan`` and append their K/V to the pages.
+
+        Parameters
+        ----------
+        plan : StepPlan
+        out : tensor, contiguous
+            int32 [L]: the greedy ids of the logit rows (first largest score, -1 for a row with a NaN).
+            float32 [L, V]: their scores.
+
+        Releases the GIL. One call at a time per decoder.
+        """
+    def set_embedding(self, weight: typing.Any) -> None:
+        """
+        weight [V, hidden]; with tied embeddings it is the head as well.
+        """
+    def set_final_norm(self, weight: typing.Any) -> None:
+        """
+        weight [hidden].
+        """
+    def set_head(self, weight: typing.Any) -> None:
+        """
+        weight [V, hidden].
+        """
+    def set_layer(
+        self, layer: typing.SupportsInt | typing.SupportsIndex, tensors: dict[str, typing.Any]
+    ) -> None:
+        """
+        Give layer ``layer`` its weights, by checkpoint name.
+
+        ``tensors`` maps names without ``model.layers.<i>.``, e.g. ``self_attn.q_proj.weight`` [H*K, hidden],
+        to CPU tensors of one dtype (norms and biases: any of the three). Projection biases are optional.
+        """
+    def set_rope(
+        self, index: typing.SupportsInt | typing.SupportsIndex, cos: typing.Any, sin: typing.Any
+    ) -> None:
+        """
+        Rotary table: cos and sin float32 [>= max_position, rotary_dim / 2].
+        """
+    @property
+    def buffer_bytes(self) -> int:
+        """
+        Bytes of the buffers between layers (after bind_cache).
+        """
+    @property
+    def last_forward_seconds(self) -> float:
+        """
+        Duration of the last forward call.
+        """
+    @property
+    def weight_bytes(self) -> int:
+        """
+        Bytes of packed weights that a step reads.
+        """
+
+class Lookahead:
+    """
+    Lookahead decoding of one request.
+    """
+    def __init__(
+        self,
+        w: typing.SupportsInt | typing.SupportsIndex,
+        n: typing.SupportsInt | typing.SupportsIndex,
+        g: typing.SupportsInt | typing.SupportsIndex,
+        *,
+        prompt: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
+        seed: typing.SupportsInt | typing.SupportsIndex = 0,
+        pool_grams: typing.SupportsInt | typing.SupportsIndex = 4096,
+    ) -> None: ...
+    def draft(
+        self,
+        golden: typing.SupportsInt | typing.SupportsIndex,
+        *,
+        window_rows: typing.SupportsInt | typing.SupportsIndex | None = None,
+        guesses: typing.SupportsInt | typing.SupportsIndex | None = None,
+        guess_len: typing.SupportsInt | typing.SupportsIndex | None = None,
+        max_drafts: typing.SupportsInt | typing.SupportsIndex | None = None,
+        max_depth: typing.SupportsInt | typing.SupportsIndex | None = None,
+    ) -> tuple[
+        numpy.typing.NDArray[numpy.int32],
+        numpy.typing.NDArray[numpy.int32],
+        numpy.typing.NDArray[numpy.int32],
+    ]:
+        """
+        The draft tree of the next step: (tokens, parents, origin), int32 [n] each.
+
+        origin: bit 0 from the window, bit 1 from a guess, both if merged, 0 for the golden token.
+        Limits absent: the request's own triple.
+        """
+    def pool_entries(self, key: typing.SupportsInt | typing.SupportsIndex) -> list[list[int]]:
+        """
+        The key's n-grams, least recently inserted first.
+        """
+    def update(
+        self,
+        sampled: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
+        accepted: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
+    ) -> None:
+        """
+        Target's choices per node of the last draft ([] if none), tokens the step decided.
+        """
+    @property
+    def emitted_rows(self) -> int: ...
+    @property
+    def fill(self) -> numpy.typing.NDArray[numpy.int32]: ...
+    @property
+    def nbytes(self) -> int: ...
+    @property
+    def num_guesses(self) -> int: ...
+    @property
+    def pool_capacity(self) -> int: ...
+    @property
+    def prefill(self) -> numpy.typing.NDArray[numpy.int32]: ...
+    @property
+    def tail(self) -> numpy.typing.NDArray[numpy.int32]: ...
+    @property
+    def window(self) -> numpy.typing.NDArray[numpy.int32]: ...
+
+class NgramIndex:
+    """
+    Where every n-gram of one history occurred first and last.
+    """
+    def __init__(
+        self,
+        max_seq_len: typing.SupportsInt | typing.SupportsIndex,
+        max_ngram: typing.SupportsInt | typing.SupportsIndex,
+    ) -> None: ...
+    def extend(self, history: typing.Annotated[numpy.typing.ArrayLike, numpy.int32]) -> None:
+        """
+        Index a history that continues the one given before; only the new part is read.
+        """
+    def lookup(
+        self,
+        history: typing.Annotated[numpy.typing.ArrayLike, numpy.int32],
+        max_draft_len: typing.SupportsInt | typing.SupportsIndex,
+        *,
+        keep_all: bool = True,
+        use_oldest: bool = True,
+    ) -> tuple[int, int, int]:
+        """
+        (source, length, match_len): the draft is history[source : source + length], found by the
+        last match_len tokens of the history; length 0: no draft.
+        """
+    @property
+    def nbytes(self) -> int: ...
+
+class NgramBatch:
+    """
+    Prompt lookup for several sequences, one call per step for all of them.
+    """
+    def __init__(
+        self,
+        num_sequences: typing.SupportsInt | typing.SupportsIndex,
+        max_seq_len: typing.SupportsInt | typing.SupportsIndex,
+        max_ngram: typing.SupportsInt | typing.SupportsIndex,
+    ) -> None: ...
+    def clear(self, sequence: typing.SupportsInt | typing.SupportsIndex) -> None:
+        """
+        Forget a sequence's history.
+        """
+    def propose(
+        self,
+        tokens: numpy.typing.NDArray[numpy.int32],
+        counts: numpy.typing.NDArray[numpy.int32],
+        drafts: numpy.typing.NDArray[numpy.int32],
+        lengths: numpy.typing.NDArray[numpy.int32],
+        *,
+        keep_all: bool = True,
+        use_oldest: bool = True,
+    ) -> None:
+        """
+        Append counts[b] tokens of tokens[b] to every sequence b, then look up all of them.
+
+        tokens [B, T], counts [B]: int32, C-contiguous. Writes drafts [B, K] and lengths [B] in place; only
+        the first lengths[b] entries of drafts[b] are written. Raises ValueError before any change.
+        """
+
+class SharedNgramPool:
+    """
+    Prompt lookup across requests that carry the same salt; bounded.
+    """
+    def __init__(
+        self,
+        *,
+        capacity_tokens: typing.SupportsInt | typing.SupportsIndex = 65536,
+        max_ngram: typing.SupportsInt | typing.SupportsIndex = 2,
+        max_salts: typing.SupportsInt | typing.SupportsIndex = 8,
+    ) -> None: ...
+    def lookup(
+        self,
+        salt: str,
+        history: typing.Annotated[numpy.typing.ArrayLike, numpy.int32],
+        max_draft_len: typing.SupportsInt | typing.SupportsIndex,
+    ) -> tuple[numpy.typing.NDArray[numpy.int32], int]:
+        """
+        (draft, match_len): what followed the most recent occurrence of the longest suffix.
+        """
+    def publish(
+        self,
+        salt: str,
+        text: typing.Annotated[numpy.typing.ArrayLike, numpy.int32],
+        begin: typing.SupportsInt | typing.SupportsIndex = 0,
+        end: typing.SupportsInt | typing.SupportsIndex | None = None,
+    ) -> None:
+        """
+        Add text[begin:end] of one request, with the tokens before `begin` as context.
+        """
+    @property
+    def max_nbytes(self) -> int: ...
+    @property
+    def nbytes(self) -> int: ...
+    @property
+    def num_salts(self) -> int: ...
+
+def accept_greedy(
+    tokens: typing.Annotated[numpy.typing.ArrayLike, numpy.int32],
+    parents: typing.Annotated[numpy.typing.ArrayLike, numpy.int32],
+    sampled: typing.Annotated[numpy.typing.ArrayLike, numpy.int32],
+    max_path: typing.SupportsInt | typing.SupportsIndex | None = None,
+) -> tuple[numpy.typing.NDArray[numpy.int32], numpy.typing.NDArray[numpy.int32], int]:
+    """
+    Keep the longest path of a draft tree that the target model would have decoded itself.
+
+    tokens, parents, sampled: int32 [n]; sampled[i] is the target's choice after node i, -1 if its scores
+    were NaN. Returns (path, emitted, bad_row): the accepted nodes, the tokens to append (one more than
+    the path, or as many when the last choice is -1), and the node of that bad choice or -1.
+    """
+
+def append_kv(
+    k: typing.Any,
+    v: typing.Any,
+    k_pages: typing.Any,
+    v_pages: typing.Any,
+    page_table: typing.Any,
+    kv_len: typing.Any,
+    cu_rows: typing.Any,
+) -> None:
+    """
+    See specdec_ext.ops.append_kv.
+    """
+
+def argmax(scores: typing.Any, out: typing.Any) -> None:
+    """
+    See specdec_ext.ops.argmax.
+    """
+
+def check_lookahead_config(
+    w: typing.SupportsInt | typing.SupportsIndex,
+    n: typing.SupportsInt | typing.SupportsIndex,
+    g: typing.SupportsInt | typing.SupportsIndex,
+    what: str = "lookahead",
+) -> None:
+    """
+    Raises ValueError unless (w, n, g) is valid and needs no more draft tokens than a step has.
+    """
+
+def compact_kv(
+    k_pages: typing.Any,
+    v_pages: typing.Any,
+    page_table: typing.Any,
+    kv_len: typing.Any,
+    cu_rows: typing.Any,
+    path: typing.Any,
+    path_len: typing.Any,
+) -> None:
+    """
+    See specdec_ext.ops.compact_kv.
+    """
+
+def cpu_isa() -> str:
+    """
+    Instruction set of the CPU kernels: plain, avx2, avx512 or avx512_bf16 (SPECDEC_CPU_ISA caps it).
+    """
+
+def cuda_info() -> dict[str, typing.Any]:
+    """
+    What the CUDA side of this build is, and which devices it sees.
+    """
+
+def lookahead_bytes(
+    w: typing.SupportsInt | typing.SupportsIndex,
+    n: typing.SupportsInt | typing.SupportsIndex,
+    g: typing.SupportsInt | typing.SupportsIndex,
+    pool_grams: typing.SupportsInt | typing.SupportsIndex,
+) -> int:
+    """
+    Bytes of one request's state.
+    """
+
+def lookahead_max_draft_len(
+    w: typing.SupportsInt | typing.SupportsIndex,
+    n: typing.SupportsInt | typing.SupportsIndex,
+    g: typing.SupportsInt | typing.SupportsIndex,
+) -> int:
+    """
+    Draft tokens per step at most: (N == 1 ? 0 : N - 2) + (W - 1 + G) * (N - 1).
+    """
+
+def make_step_plan(
+    tokens: collections.abc.Sequence[
+        collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex]
+    ],
+    *,
+    parents: collections.abc.Sequence[
+        collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex]
+    ] = [],
+    kv_len: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
+    page_table: collections.abc.Sequence[
+        collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex]
+    ],
+    logits_for_all_rows: bool = True,
+    needs_logits: bool = True,
+) -> StepPlan:
+    """
+    A plan made by hand, for calibration and tests. parents: per request, [] for a chain.
+    """
+
+def mask_from_parents(
+    parents: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
+) -> numpy.typing.NDArray[numpy.uint32]:
+    """
+    See specdec_ext.ops.mask_from_parents.
+    """
+
+def num_threads() -> int:
+    """
+    Threads of the CPU backend.
+    """
+
+def pack_mask(mask: typing.Any) -> numpy.typing.NDArray[numpy.uint32]:
+    """
+    See specdec_ext.ops.pack_mask.
+    """
+
+def set_num_threads(num_threads: typing.SupportsInt | typing.SupportsIndex) -> None:
+    """
+    See specdec_ext.ops.set_num_threads.
+    """
+
+def spec_attention(
+    q: typing.Any,
+    k_pages: typing.Any,
+    v_pages: typing.Any,
+    page_table: typing.Any,
+    kv_len: typing.Any,
+    cu_rows: typing.Any,
+    *,
+    mask: typing.Any = None,
+    out: typing.Any,
+    scale: typing.SupportsFloat | typing.SupportsIndex,
+    sliding_window: typing.SupportsInt | typing.SupportsIndex = 0,
+    softcap: typing.SupportsFloat | typing.SupportsIndex = 0.0,
+    sinks: typing.Any = None,
+) -> None:
+    """
+    See specdec_ext.ops.spec_attention.
+    """
+
+def step_append_kv(
+    plan: StepPlan,
+    layer: typing.SupportsInt | typing.SupportsIndex,
+    k: typing.Any,
+    v: typing.Any,
+    k_pages: typing.Any,
+    v_pages: typing.Any,
+) -> None:
+    """
+    See specdec_ext.ops.step_append_kv.
+    """
+
+def step_attention(
+    plan: StepPlan,
+    layer: typing.SupportsInt | typing.SupportsIndex,
+    q: typing.Any,
+    out: typing.Any,
+    k_pages: typing.Any,
+    v_pages: typing.Any,
+    scale: typing.SupportsFloat | typing.SupportsIndex,
+    sliding_window: typing.SupportsInt | typing.SupportsIndex = 0,
+    softcap: typing.SupportsFloat | typing.SupportsIndex = 0.0,
+    sinks: typing.Any = None,
+) -> None:
+    """
+    See specdec_ext.ops.step_attention.
+    """
+
+def tree_depths(
+    parents: typing.Annotated[numpy.typing.ArrayLike, numpy.int32],
+) -> numpy.typing.NDArray[numpy.int32]:
+    """
+    int32 [n]: edges from each node to the golden token.
+    """
+
+def tree_mask(
+    parents: typing.Annotated[numpy.typing.ArrayLike, numpy.int32],
+) -> numpy.typing.NDArray[numpy.uint32]:
+    """
+    uint32 [n, 4]: bit j & 31 of word j >> 5 of row i is set if j is i or an ancestor of i.
+    """
+
+def tree_path(
+    parents: typing.Annotated[numpy.typing.ArrayLike, numpy.int32],
+    node: typing.SupportsInt | typing.SupportsIndex,
+) -> numpy.typing.NDArray[numpy.int32]:
+    """
+    int32: the nodes from the golden token's child down to `node`; empty for node 0.
+    """
+
+def validate_tree(
+    tokens: typing.Annotated[numpy.typing.ArrayLike, numpy.int32],
+    parents: typing.Annotated[numpy.typing.ArrayLike, numpy.int32],
+    vocab_size: typing.SupportsInt | typing.SupportsIndex = 0,
+) -> None:
+    """
+    Raises ValueError naming the first entry that is not a draft tree's; vocab_size 0: any id.
+    """
+
+__version__: str

@@ -1,0 +1,89 @@
+"""Calls of specdec_ext.ops on the problems of reference_attention.py."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from reference_attention import Problem
+
+from specdec_ext import ops
+
+
+def int32(values: list[int]) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.int32)
+
+
+def packed_mask(problem: Problem) -> torch.Tensor | None:
+    """[R, W] words of all requests, W as wide as the largest tree needs."""
+    if problem.parents is None:
+        return None
+    words = [ops.mask_from_parents(p).view(torch.int32) for p in problem.parents]
+    width = max(w.shape[1] for w in words)
+    mask = torch.cat([torch.nn.functional.pad(w, (0, width - w.shape[1])) for w in words])
+    return mask.view(torch.uint32)
+
+
+def attend(problem: Problem) -> torch.Tensor:
+    """spec_attention into a poisoned output whose rows lie inside wider rows."""
+    rows, heads, head_dim = problem.q.shape
+    wide = torch.full((rows, heads * head_dim + 8), torch.nan, dtype=problem.q.dtype)
+    out = wide[:, : heads * head_dim].unflatten(1, (heads, head_dim))
+    result = ops.spec_attention(
+        problem.q,
+        problem.k_pages,
+        problem.v_pages,
+        problem.page_table,
+        int32(problem.kv_len),
+        int32(problem.cu_rows),
+        mask=packed_mask(problem),
+        out=out,
+        scale=problem.scale,
+        sliding_window=problem.sliding_window,
+        softcap=problem.softcap,
+        sinks=problem.sinks,
+    )
+    assert result is out
+    assert wide[:, heads * head_dim :].isnan().all(), "wrote past the rows of out"
+    return out.clone()
+
+
+def bits(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor's bit patterns: NaN equals NaN, -0 differs from 0."""
+    integer = {4: torch.int32, 2: torch.int16}[tensor.element_size()]
+    return tensor.contiguous().view(integer)
+
+
+def assert_same_bits(got: torch.Tensor, expected: torch.Tensor) -> None:
+    differing = int((bits(got) != bits(expected)).sum())
+    assert differing == 0, f"{differing} of {got.numel()} elements differ"
+
+
+@contextlib.contextmanager
+def threads(count: int) -> Iterator[None]:
+    before = ops.num_threads()
+    ops.set_num_threads(count)
+    try:
+        yield
+    finally:
+        ops.set_num_threads(before)
+
+
+def run_with_isa(isa: str, test_file: str, *options: str) -> None:
+    """Runs a test file in a fresh process whose kernels use an instruction set (read once)."""
+    environment = {**os.environ, "SPECDEC_CPU_ISA": isa, "SPECDEC_ISA_CHILD": "1"}
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", test_file]
+    done = subprocess.run(
+        [*command, *options],
+        env=environment,
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
