@@ -28,8 +28,8 @@ DATA_DIR = ROOT / ".data"
 REQUIREMENTS = Path(__file__).with_name("requirements-data.txt")
 SEED = 20261121
 
-# Passages of one retrieval prompt: the one that holds the answer plus three of the same article.
-NUM_PASSAGES = 4
+# Passages of one retrieval prompt: the one that holds the answer plus two of the same article.
+NUM_PASSAGES = 3
 
 
 class DataMissingError(RuntimeError):
@@ -146,8 +146,8 @@ def _squad() -> list[Prompt]:
             rng.shuffle(chosen)
             context = "\n\n".join(f"[{n}] {passages[i]}" for n, i in enumerate(chosen, 1))
             text = (
-                "Answer the question from the passages below. Quote the sentence that holds the "
-                f"answer.\n\n{context}\n\nQuestion: {qa['question'].strip()}"
+                f"Context:\n\n{context}\n\nQuestion: {qa['question'].strip()}\n"
+                "Answer with the sentence of the context that contains the answer."
             )
             by_round.setdefault(round_, []).append(Prompt("squad", qa["id"], text))
     return [prompt for round_ in sorted(by_round) for prompt in by_round[round_]]

@@ -174,7 +174,7 @@ def main() -> int:
     parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
     parser.add_argument("--sets", nargs="+", default=list(datasets.SETS), choices=datasets.SETS)
     parser.add_argument("--prompts", type=int, default=4, help="prompts per set")
-    parser.add_argument("--tokens", type=int, default=96, help="most tokens per prompt")
+    parser.add_argument("--tokens", type=int, default=128, help="most tokens per prompt")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--triple", type=int, nargs=3, default=(4, 3, 4), metavar=("W", "N", "G"))

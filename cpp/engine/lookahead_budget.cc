@@ -6,7 +6,7 @@ namespace specdec {
 namespace {
 
 constexpr double kDecay = 0.08;       // weight of a new observation
-constexpr double kProbeShare = 0.01;  // of the time, for each arm that is not the best
+constexpr double kProbeShare = 0.02;  // of the time, for each arm that is not the best
 
 }  // namespace
 

@@ -5,12 +5,12 @@ filled; nothing is copied or allocated on the way. The GIL is released while a k
 
 Axes   B requests, R rows (step tokens) of all requests, H query heads, G KV heads, K head dim,
        P pages, S page size in tokens, V vocabulary, W mask words.
-Slots  The K/V of a request's token t lies in page ``page_table[b, t // S]`` at ``t % S``; the i-th row
-       of the step lies at token ``kv_len[b] + i``. Page ids past that are never read.
+Slots  The K/V of a request's token t lies in page ``page_table[b, t // S]`` at ``t % S``; the
+       i-th row of the step lies at token ``kv_len[b] + i``. Page ids past that are never read.
 
-Every row's bits depend only on its query, the K/V of the tokens that it sees in position order, and
-the scalar parameters: not on the other rows or requests, the page and slot numbers, how a prompt was
-cut into chunks, or the number of threads.
+Every row's bits depend only on its query, the K/V of the tokens that it sees in position order,
+and the scalar parameters: not on the other rows or requests, the page and slot numbers, how a
+prompt was cut into chunks, or the number of threads.
 """
 
 from __future__ import annotations
@@ -56,18 +56,19 @@ def spec_attention(
 ) -> Tensor:
     """Attend the step's rows to their paged prefix and, of the step itself, to their ancestors.
 
-    Shapes   q [R, H, K] float32|bfloat16|float16, head dim contiguous, heads K apart, rows anywhere;
-             k_pages, v_pages [P, G, S, K] any of the three dtypes, head dim contiguous, S a power of
-             two in 1..128, K a multiple of 8 in 8..256, H a multiple of G; page_table [B, max_pages],
-             kv_len [B] tokens before the step, cu_rows [B + 1] first row of each request, int32;
-             mask [R, W] uint32|int32, bit j of row i: the row descends from row j of its request
-             (see ``mask_from_parents``), None: rows are a causal chain of any length; sinks [H]
-             float32, a logit per head that only enlarges the denominator.
+    Shapes   q [R, H, K] float32|bfloat16|float16, head dim contiguous, heads K apart, rows
+             anywhere; k_pages, v_pages [P, G, S, K] any of the three dtypes, head dim
+             contiguous, S a power of two in 1..128, K a multiple of 8 in 8..256, H a multiple of
+             G; page_table [B, max_pages], kv_len [B] tokens before the step, cu_rows [B + 1]
+             first row of each request, int32; mask [R, W] uint32|int32, bit j of row i: the row
+             descends from row j of its request (see ``mask_from_parents``), None: rows are a
+             causal chain of any length; sinks [H] float32, a logit per head that only enlarges
+             the denominator.
     Writes   out [R, H, K], dtype of q. The K/V of the step is in the pages already (``append_kv``).
     Returns  out.
     Units    scale multiplies q.k; then, with softcap > 0, score = softcap * tanh(score / softcap).
-             sliding_window counts positions (kv_len + depth in the tree): a key at position p is seen
-             from t if t - p < sliding_window; 0: no window.
+             sliding_window counts positions (kv_len + depth in the tree): a key at position p is
+             seen from t if t - p < sliding_window; 0: no window.
     Raises   ValueError or TypeError naming the argument, what it is and what it has to be.
     Notes    Sums are float32 whatever the storage; probabilities are not rounded to it.
     """
@@ -118,8 +119,9 @@ def compact_kv(
     """Move the K/V of accepted drafts to their final tokens, for all layers, bit by bit.
 
     Shapes   k_pages, v_pages [layers, P, G, S, K]; page_table, kv_len, cu_rows as in
-             ``spec_attention`` (kv_len: before the step); path [B, max_path] int32, rows of the request
-             from the golden token's child down, increasing; path_len [B] int32, accepted drafts.
+             ``spec_attention`` (kv_len: before the step); path [B, max_path] int32, rows of the
+             request from the golden token's child down, increasing; path_len [B] int32, accepted
+             drafts.
     Writes   token kv_len[b] + 1 + i from token kv_len[b] + path[b, i], for i < path_len[b].
     Raises   ValueError or TypeError naming the argument, what it is and what it has to be.
     """
@@ -139,7 +141,7 @@ def argmax(scores: Tensor, out: Tensor) -> Tensor:
 
 
 def pack_mask(mask: Tensor) -> Tensor:
-    """Pack a boolean mask [R, n], n <= 128, into uint32 words [R, ceil(n / 32)], lowest bit first.
+    """Pack a boolean mask [R, n <= 128] into uint32 words [R, ceil(n / 32)], low bit first.
 
     Raises   ValueError or TypeError naming the argument, what it is and what it has to be.
     """
@@ -149,8 +151,8 @@ def pack_mask(mask: Tensor) -> Tensor:
 def mask_from_parents(parents: Sequence[int]) -> Tensor:
     """Packed ancestor bits [n, ceil(n / 32)] uint32 of a draft tree of n <= 128 nodes.
 
-    ``parents[0]`` is -1 (the golden token) and ``0 <= parents[i] < i``; each node sees its ancestors
-    and itself.
+    ``parents[0]`` is -1 (the golden token) and ``0 <= parents[i] < i``; each node sees its
+    ancestors and itself.
 
     Raises   ValueError naming the first offending entry.
     """

@@ -110,7 +110,7 @@ TEST(lookahead_arms_take_what_is_free_and_drop_what_is_dear) {
     arms.observe(arm, rows, 1);  // nothing is ever accepted
   }
   CHECK(drafted > 0);                // it keeps asking
-  CHECK(spent < 1.10 * steps);       // and it costs little
+  CHECK(spent < 1.15 * steps);       // and it costs little
   for (int i = 0; i < 3000; ++i) {   // the text changes: everything is accepted now
     const int arm = arms.choose(dear, 0);
     const int rows = lookahead_draft_bound(triple, arms.budget(arm));

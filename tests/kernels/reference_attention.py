@@ -1,8 +1,8 @@
 """Speculative attention written down a second time: float64, one row at a time, no code shared.
 
 The reference walks parents (never a mask), gathers K/V token by token, and takes a plain softmax.
-``random_problem`` makes hostile inputs: pages shuffled over a pool that is larger than needed, NaN in
-every slot that no row may read, huge page ids past a request's length, strided rows.
+``random_problem`` makes hostile inputs: pages shuffled over a pool that is larger than needed, NaN
+in every slot that no row may read, huge page ids past a request's length, strided rows.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def attend(problem: Problem, dtype: torch.dtype = torch.float64) -> torch.Tensor
 def rounding_bound(problem: Problem) -> torch.Tensor:
     """[R, H, 1]: what the rounding of one score and one weight can do to an output, in float32.
 
-    A score is off by about one unit of scale * sum |q_d k_d|, which is a relative error of its weight.
+    A score is off by about one unit of scale * sum |q_d k_d|, a relative error of its weight.
     """
     group = problem.q.shape[1] // problem.k_pages.shape[1]
     out = torch.empty((*problem.q.shape[:2], 1), dtype=torch.float64)

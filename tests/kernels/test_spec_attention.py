@@ -1,7 +1,7 @@
 """Speculative attention against float64, and its bits against themselves.
 
-Every problem is hostile (reference_attention.py): NaN in all unused K/V and in the output before the
-call, wild page ids, shuffled pages, strided rows. An element outside the bound, or a NaN, fails.
+Every problem is hostile (reference_attention.py): NaN in all unused K/V and in the output before
+the call, wild page ids, shuffled pages, strided rows. One element outside the bound, or NaN, fails.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SMALLEST = {BF16: 0.0, F16: 2.0**-24}  # spacing of the subnormal numbers
 
 
 def assert_close(problem: Problem) -> None:
-    """Every element: at most twice the error of torch in float32, plus rounding. On average: no more.
+    """Every element: at most twice torch's error in float32, plus rounding. On average: no more.
 
     The rival works in float32 on the stored values for 16-bit storage too (torch's own rounding of
     probabilities to 16 bits would make the bound weak); there the output's rounding is added.

@@ -8,11 +8,10 @@
 // sharing changes no bit.
 //
 // Exactness. Column j of S is a position, not a slot: a tree row's ancestors are gathered to
-// kv_len + depth before the softmax. Every score is chains of
-// 32 head dims, added in order. The sum keeps one
-// chain per residue of the absolute position modulo the vector width (columns outside the row's
-// range hold exp(-inf) = +0, which changes nothing), folded by a fixed tree. Every out[i, d] is one
-// chain over the positions. Nothing refers to block, tile or thread borders.
+// kv_len + depth before the softmax. Every score is chains of 32 head dims, added in order. The sum
+// keeps one chain per residue of the absolute position modulo the vector width (columns outside the
+// row's range hold exp(-inf) = +0, which changes nothing), folded by a fixed tree. Every out[i, d]
+// is one chain over the positions. Nothing refers to block, tile or thread borders.
 #pragma once
 
 #include <cstdint>

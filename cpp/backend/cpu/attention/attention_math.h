@@ -81,7 +81,7 @@ inline void store_element(Bf16* out, float value) { out->bits = f32_to_bf16(valu
 inline void store_element(F16* out, float value) { out->bits = f32_to_f16(value); }
 
 template <typename V>
-inline typename V::F max_of(typename V::F a, typename V::F b) {
+inline typename V::F max_lane(typename V::F a, typename V::F b) {
   return a > b ? a : b;
 }
 

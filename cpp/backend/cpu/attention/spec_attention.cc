@@ -22,6 +22,8 @@ constexpr int kMinBlockRowHeads = 8;
 // Scores of all blocks, when they are shared.
 constexpr std::int64_t kSharedFloats = 2 * 1024 * 1024;
 constexpr int kSharedBlocksPerRank = 16;
+// Below this cost (a few microseconds) two barriers are dearer than an uneven split.
+constexpr std::int64_t kSharedCost = 4096;
 
 constexpr std::int64_t round_up(std::int64_t n, std::int64_t to) { return (n + to - 1) / to * to; }
 
@@ -208,12 +210,14 @@ void spec_attention_part(const SpecAttentionParams& p, void* scratch, int rank, 
   const Sizes sizes = sizes_of(longest(p.step), p.cache.head_dim);
   bool share = false;
   if (nranks > 1) {
-    std::int64_t blocks = 0, floats = 0;
+    std::int64_t blocks = 0, floats = 0, cost = 0;
     for_each_block(p, false, [&](const AttentionBlock& block) {
       ++blocks;
+      cost += cost_of(block);
       floats += score_floats(block.count, block.stride);
     });
-    share = blocks <= kSharedBlocksPerRank * nranks && floats <= kSharedFloats;
+    share =
+        blocks <= kSharedBlocksPerRank * nranks && floats <= kSharedFloats && cost > kSharedCost;
   }
   if (share) {
     run_shared(p, memory, sizes, rank, nranks);

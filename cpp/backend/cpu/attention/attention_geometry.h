@@ -1,0 +1,88 @@
+// Which keys the rows of a block see, and where they lie. Part of attention_impl.h.
+#pragma once
+
+#include <type_traits>
+
+#include "backend/cpu/attention/attention_kernels.h"
+
+namespace specdec::cpu {
+namespace {
+
+constexpr float kMinusInfinity = -__builtin_inff();
+
+// Calls f(integral constant of the value of n), 1 <= n <= Max.
+template <int Max, typename F>
+inline void with_constant(int n, F&& f) {
+  if constexpr (Max > 1) {
+    if (n < Max) return with_constant<Max - 1>(n, f);
+  }
+  f(std::integral_constant<int, Max>{});
+}
+
+inline int min_of(int a, int b) { return a < b ? a : b; }
+inline int max_of(int a, int b) { return a > b ? a : b; }
+
+// One row of the block: which positions it sees. Columns are relative to block.base.
+struct RowRange {
+  std::int32_t low, high;  // visible positions [low, high); high - 1 is the row itself
+};
+
+inline const std::uint32_t* mask_row(const AttentionBlock& block, int row) {
+  const StepView& step = block.params->step;
+  return step.mask + static_cast<std::int64_t>(step.cu_rows[block.request] + row) * kMaskWords;
+}
+
+inline int group_size(const AttentionBlock& block) {
+  return block.params->num_heads / block.params->cache.num_kv_heads;
+}
+
+inline RowRange row_range(const AttentionBlock& block, int row) {
+  int depth = row;
+  if (block.is_tree) {
+    depth = -1;
+    const std::uint32_t* mask = mask_row(block, row);
+    for (int w = 0; w < kMaskWords; ++w) depth += __builtin_popcount(mask[w]);
+  }
+  const std::int32_t position = block.kv_len + depth;
+  const std::int32_t window = block.params->sliding_window;
+  return {window > 0 && position >= window ? position - window + 1 : 0, position + 1};
+}
+
+// Slots of the row's ancestors and itself in depth order; returns how many.
+inline int path_slots(const AttentionBlock& block, int row, std::int32_t* slots) {
+  const std::uint32_t* mask = mask_row(block, row);
+  int n = 0;
+  for (int w = 0; w < kMaskWords; ++w) {
+    for (std::uint32_t bits = mask[w]; bits != 0; bits &= bits - 1) {
+      slots[n++] = w * 32 + __builtin_ctz(bits);
+    }
+  }
+  return n;
+}
+
+// Where the K (or V) of a token slot of the request lies.
+template <typename T>
+struct SlotReader {
+  SlotReader(const AttentionBlock& block, const void* pool) {
+    const SpecAttentionParams& p = *block.params;
+    const KvCacheView& cache = p.cache;
+    base = static_cast<const T*>(pool) + p.layer * cache.stride_layer +
+           block.kv_head * cache.stride_head;
+    pages = p.step.page_table + static_cast<std::int64_t>(block.request) * p.step.page_table_stride;
+    shift = __builtin_ctz(static_cast<unsigned>(cache.page_size));
+    in_page = cache.page_size - 1;
+    stride_page = cache.stride_page;
+    stride_token = cache.stride_token;
+  }
+  const T* operator()(std::int32_t slot) const {
+    return base + pages[slot >> shift] * stride_page + (slot & in_page) * stride_token;
+  }
+  const T* base;
+  const std::int32_t* pages;
+  int shift;
+  std::int32_t in_page;
+  std::int64_t stride_page, stride_token;
+};
+
+}  // namespace
+}  // namespace specdec::cpu

@@ -1,0 +1,224 @@
+// The phase `values` of attention_kernels.h: probabilities times V, key by key. Part of
+// attention_impl.h.
+#pragma once
+
+#include "backend/cpu/attention/attention_geometry.h"
+#include "backend/cpu/attention/attention_math.h"
+
+namespace specdec::cpu {
+namespace {
+
+// v[k + ahead] is fetched for later (ahead = 0: nothing to fetch).
+// acc[r, x] += sum over n keys of p[r, key] v[key, x]; N row-heads, M vectors of head dims.
+template <typename V, int N, int M>
+inline void add_values(const float* const* v, int ahead, int d, int n, const float* p,
+                       std::int64_t p_stride, float* acc, int acc_stride) {
+  using F = typename V::F;
+  F sum[N][M];
+#pragma GCC unroll 8
+  for (int r = 0; r < N; ++r) {
+#pragma GCC unroll 8
+    for (int x = 0; x < M; ++x) sum[r][x] = load<V>(acc + r * acc_stride + d + x * V::W);
+  }
+  for (int k = 0; k < n; ++k) {
+    F value[M];
+#pragma GCC unroll 8
+    for (int x = 0; x < M; ++x) {
+      value[x] = load<V>(v[k] + d + x * V::W);
+      __builtin_prefetch(v[k + ahead] + d + x * V::W);
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < N; ++r) {
+      const F weight = broadcast<V>(p[r * p_stride + k]);
+#pragma GCC unroll 8
+      for (int x = 0; x < M; ++x) sum[r][x] = V::fma(weight, value[x], sum[r][x]);
+    }
+  }
+#pragma GCC unroll 8
+  for (int r = 0; r < N; ++r) {
+#pragma GCC unroll 8
+    for (int x = 0; x < M; ++x) store<V>(acc + r * acc_stride + d + x * V::W, sum[r][x]);
+  }
+}
+
+// The same for any number of row-heads and head dims [begin, end), multiples of the vector width.
+template <typename V>
+inline void add_values_of(const float* const* v, int ahead, int begin, int end, int n,
+                          const float* p, std::int64_t p_stride, int rows, float* acc,
+                          int acc_stride) {
+  for (int r = 0; r < rows; r += V::kValueRows) {
+    with_constant<V::kValueRows>(min_of(rows - r, V::kValueRows), [&](auto row_count) {
+      for (int d = begin; d < end; d += V::kValueVectors * V::W) {
+        with_constant<V::kValueVectors>(
+            min_of((end - d) / V::W, V::kValueVectors), [&](auto vectors) {
+              add_values<V, row_count, vectors>(v, ahead, d, n, p + r * p_stride, p_stride,
+                                                acc + r * acc_stride, acc_stride);
+            });
+      }
+    });
+  }
+}
+
+constexpr int kValueBlock = 32;  // keys whose V is used by all row-heads before the next are read
+
+// Rows of V as float32, readable in whole vectors: in place, or converted into a tile.
+template <typename V, typename T>
+struct ValueReader {
+  ValueReader(const AttentionBlock& block, int begin_, int end_)
+      : slots(block, block.params->cache.v),
+        begin(begin_),
+        end(end_),
+        head_dim(block.params->cache.head_dim),
+        tile_stride((head_dim + kDimChunk - 1) / kDimChunk * kDimChunk),
+        in_place(sizeof(T) == 4 && head_dim % V::W == 0) {}
+
+  // The rows of the slots [slot, slot + n). Conversion fetches those of the block after it, up to
+  // slot `last`, ahead; rows read in place are fetched by add_values.
+  void read(std::int32_t slot, int n, std::int32_t last, float* tile, const float** rows) const {
+    for (int k = 0; k < n; ++k) {
+      const T* from = slots(slot + k);
+      if constexpr (sizeof(T) == 4) {
+        if (in_place) {
+          rows[k] = from;
+          continue;
+        }
+      }
+      if (slot + kValueBlock + k < last) {
+        const T* next = slots(slot + kValueBlock + k);
+        for (int d = begin; d < end; d += 64 / sizeof(T)) __builtin_prefetch(next + d);
+      }
+      float* to = tile + k * tile_stride;
+      rows[k] = to;
+      for (int d = begin; d < end; d += V::W) {
+        store<V>(to + d, d + V::W <= head_dim ? load<V>(from + d) : V::load_half(from + d));
+      }
+    }
+  }
+
+  // Puts where the next n rows lie behind the `used` ones of the array, for prefetching. Returns
+  // how far ahead in the array that is, 0 if it is not worth it.
+  int rows_ahead(std::int32_t slot, int n, int used, const float** rows) const {
+    if constexpr (sizeof(T) == 4) {
+      if (in_place) {
+        for (int k = 0; k < used; ++k) rows[used + k] = k < n ? slots(slot + k) : rows[k];
+        return used;
+      }
+    }
+    return 0;
+  }
+
+  SlotReader<T> slots;
+  int begin, end, head_dim, tile_stride;
+  bool in_place;
+};
+
+template <typename V, typename T>
+inline void values_of(const AttentionBlock& block, const RankScratch& scratch, int dim_begin,
+                      int dim_end) {
+  const int group = group_size(block);
+  const int head_dim = block.params->cache.head_dim;
+  // In whole vectors; the lanes past the head dim are zero and never stored.
+  const int acc_stride = (head_dim + kDimChunk - 1) / kDimChunk * kDimChunk;
+  const int end = dim_begin + (min_of(dim_end, head_dim) - dim_begin + V::W - 1) / V::W * V::W;
+  const ValueReader<V, T> reader(block, dim_begin, end);
+  float* acc = scratch.acc;
+  for (int i = 0; i < block.count; ++i) {
+    for (int d = dim_begin; d < end; ++d) acc[i * acc_stride + d] = 0.0f;
+  }
+
+  RowRange range[kMaxBlockRowHeads];
+  for (int i = 0; i < block.count; ++i) {
+    const int row = (block.first + i) / group;
+    range[i] = i > 0 && row == (block.first + i - 1) / group ? range[i - 1] : row_range(block, row);
+  }
+
+  const float* rows[kMaxStepTokens];
+  std::int32_t lowest = block.shared;
+  for (int i = 0; i < block.count; ++i) lowest = min_of(lowest, range[i].low);
+  lowest = max_of(lowest, block.base);
+  for (std::int32_t from = lowest; from < block.shared; from += kValueBlock) {
+    const std::int32_t to = min_of(from + kValueBlock, block.shared);
+    reader.read(from, to - from, block.shared, scratch.v_tile, rows);
+    // The next block's rows follow in the array; they are fetched while these are used.
+    const int ahead =
+        block.count <= V::kValueRows
+            ? reader.rows_ahead(to, min_of(kValueBlock, block.shared - to), to - from, rows)
+            : 0;
+    // Runs of row-heads that see the same part of this block of keys.
+    for (int i = 0; i < block.count;) {
+      const std::int32_t low = max_of(range[i].low, from), high = min_of(range[i].high, to);
+      int next = i + 1;
+      while (next < block.count && max_of(range[next].low, from) == low &&
+             min_of(range[next].high, to) == high) {
+        ++next;
+      }
+      if (low < high) {
+        add_values_of<V>(rows + (low - from), ahead, dim_begin, end, high - low,
+                         block.scores + i * block.stride + (low - block.base), block.stride,
+                         next - i, acc + i * acc_stride, acc_stride);
+      }
+      i = next;
+    }
+  }
+
+  if (block.is_tree) {
+    const float* by_slot[kMaxStepTokens];
+    reader.read(block.kv_len, block.num_rows, 0, scratch.v_tile, by_slot);
+    std::int32_t slots[kMaxStepTokens];
+    for (int i = 0; i < block.count;) {
+      const int row = (block.first + i) / group;
+      int next = i + 1;
+      while (next < block.count && (block.first + next) / group == row) ++next;
+      const int length = path_slots(block, row, slots);
+      for (int k = 0; k < length; ++k) rows[k] = by_slot[slots[k]];
+      const int skip = max_of(range[i].low - block.kv_len, 0);  // ancestors behind the window
+      add_values_of<V>(rows + skip, 0, dim_begin, end, length - skip,
+                       block.scores + i * block.stride + (block.kv_len - block.base + skip),
+                       block.stride, next - i, acc + i * acc_stride, acc_stride);
+      i = next;
+    }
+  }
+}
+
+template <typename T>
+inline void write_out(const AttentionBlock& block, const float* acc, int begin, int end) {
+  const SpecAttentionParams& p = *block.params;
+  const int group = group_size(block), head_dim = p.cache.head_dim;
+  const int acc_stride = (head_dim + kDimChunk - 1) / kDimChunk * kDimChunk;
+  const std::int64_t first_row = p.step.cu_rows[block.request];
+  end = min_of(end, head_dim);
+  for (int i = 0; i < block.count; ++i) {
+    const int row = (block.first + i) / group, head = (block.first + i) % group;
+    T* to = static_cast<T*>(p.out) + (first_row + row) * p.out_row_stride +
+            static_cast<std::int64_t>(block.kv_head * group + head) * head_dim;
+    const float* from = acc + i * acc_stride;
+    const float sum = block.sums[i];
+    for (int d = begin; d < end; ++d) store_element(to + d, from[d] / sum);
+  }
+}
+
+template <typename V>
+void values(const AttentionBlock& block, const RankScratch& scratch, int dim_begin, int dim_end) {
+  if (dim_begin >= dim_end) return;
+  switch (block.params->cache.dtype) {
+    case DType::kBF16:
+      values_of<V, Bf16>(block, scratch, dim_begin, dim_end);
+      break;
+    case DType::kF16:
+      values_of<V, F16>(block, scratch, dim_begin, dim_end);
+      break;
+    default:
+      values_of<V, float>(block, scratch, dim_begin, dim_end);
+  }
+  switch (block.params->dtype) {
+    case DType::kBF16:
+      return write_out<Bf16>(block, scratch.acc, dim_begin, dim_end);
+    case DType::kF16:
+      return write_out<F16>(block, scratch.acc, dim_begin, dim_end);
+    default:
+      return write_out<float>(block, scratch.acc, dim_begin, dim_end);
+  }
+}
+
+}  // namespace
+}  // namespace specdec::cpu
