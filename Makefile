@@ -63,13 +63,13 @@ test-slow: $(STAMPS)/model  ## the full counts (about an hour)
 lint: $(STAMPS)/build  ## formatting, linting and types
 	$(VENV)/bin/ruff check python tests benchmarks scripts
 	$(VENV)/bin/ruff format --check python tests benchmarks scripts
-	$(VENV)/bin/clang-format --dry-run -Werror $(CXX_FILES)
+	@echo clang-format --dry-run -Werror; $(VENV)/bin/clang-format --dry-run -Werror $(CXX_FILES)
 	$(VENV)/bin/mypy
 
 format: $(STAMPS)/deps  ## rewrite the sources in the project's format
 	$(VENV)/bin/ruff check --fix python tests benchmarks scripts
 	$(VENV)/bin/ruff format python tests benchmarks scripts
-	$(VENV)/bin/clang-format -i $(CXX_FILES)
+	@echo clang-format -i; $(VENV)/bin/clang-format -i $(CXX_FILES)
 
 stubs: $(STAMPS)/build  ## regenerate python/specdec_ext/_core.pyi
 	$(PY) scripts/make_stubs.py

@@ -1,10 +1,10 @@
 // The CUDA side of the backend, compiled instead of cpp/backend/no_cuda.cc when nvcc is found.
 // The runtime is linked statically, so the module imports on a machine without a GPU or driver.
-#include "backend/backend.h"
-
 #include <cuda_runtime.h>
 
 #include <string>
+
+#include "backend/backend.h"
 
 namespace specdec {
 

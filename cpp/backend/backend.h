@@ -21,10 +21,10 @@ const Backend& cpu_backend();
 
 // What the CUDA side of this build knows about itself and the machine.
 struct CudaInfo {
-  bool compiled = false;               // was the package built with nvcc?
-  int runtime_version = 0;             // e.g. 13000
-  std::vector<std::string> devices;    // one line per usable GPU
-  std::string reason;                  // why there is none
+  bool compiled = false;             // was the package built with nvcc?
+  int runtime_version = 0;           // e.g. 13000
+  std::vector<std::string> devices;  // one line per usable GPU
+  std::string reason;                // why there is none
 };
 CudaInfo cuda_info();
 

@@ -12,15 +12,15 @@ namespace specdec {
 // attends to the first kv_len[b] tokens of the request's pages and, of the step's own rows, to its
 // ancestors and itself. The K/V of the request's i-th row lives at token slot kv_len[b] + i.
 struct StepView {
-  std::int32_t num_requests = 0;       // B
-  std::int32_t num_rows = 0;           // R
-  const TokenId* tokens = nullptr;     // [R]
-  const std::int32_t* positions = nullptr;  // [R] absolute position: kv_len + depth in the tree
-  const std::int32_t* parents = nullptr;    // [R] within the request: parent's row, -1 for row 0
-  const std::uint32_t* mask = nullptr;      // [R, kMaskWords] ancestor bits; valid if is_tree[b]
-  const std::int32_t* cu_rows = nullptr;    // [B + 1] first row of each request
-  const std::int32_t* kv_len = nullptr;     // [B] tokens in the KV cache before this step
-  const std::uint8_t* is_tree = nullptr;    // [B] 0: rows are a causal chain of any length
+  std::int32_t num_requests = 0;             // B
+  std::int32_t num_rows = 0;                 // R
+  const TokenId* tokens = nullptr;           // [R]
+  const std::int32_t* positions = nullptr;   // [R] absolute position: kv_len + depth in the tree
+  const std::int32_t* parents = nullptr;     // [R] within the request: parent's row, -1 for row 0
+  const std::uint32_t* mask = nullptr;       // [R, kMaskWords] ancestor bits; valid if is_tree[b]
+  const std::int32_t* cu_rows = nullptr;     // [B + 1] first row of each request
+  const std::int32_t* kv_len = nullptr;      // [B] tokens in the KV cache before this step
+  const std::uint8_t* is_tree = nullptr;     // [B] 0: rows are a causal chain of any length
   const std::int32_t* page_table = nullptr;  // [B, page_table_stride] page ids in token order
   std::int32_t page_table_stride = 0;
   const std::int32_t* logit_rows = nullptr;  // [L] rows whose next-token scores are needed

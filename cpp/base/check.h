@@ -20,16 +20,15 @@ std::string join(const Parts&... parts) {
 }  // namespace specdec::detail
 
 // Caller's mistake: std::invalid_argument, which Python sees as ValueError.
-#define SPECDEC_REQUIRE(cond, ...)                                            \
-  do {                                                                        \
+#define SPECDEC_REQUIRE(cond, ...)                                                  \
+  do {                                                                              \
     if (!(cond)) throw std::invalid_argument(::specdec::detail::join(__VA_ARGS__)); \
   } while (false)
 
 // Our broken invariant: std::logic_error, which Python sees as RuntimeError.
-#define SPECDEC_ENSURE(cond, ...)                                                             \
-  do {                                                                                        \
-    if (!(cond))                                                                              \
-      throw std::logic_error(::specdec::detail::join("internal error (please report): ",      \
-                                                     __VA_ARGS__, " [", __FILE__, ":", __LINE__, \
-                                                     "]"));                                   \
+#define SPECDEC_ENSURE(cond, ...)                                                                \
+  do {                                                                                           \
+    if (!(cond))                                                                                 \
+      throw std::logic_error(::specdec::detail::join(                                            \
+          "internal error (please report): ", __VA_ARGS__, " [", __FILE__, ":", __LINE__, "]")); \
   } while (false)

@@ -103,7 +103,9 @@ void ThreadPool::run_raw(RawBody body, void* context) {
   // the epoch and then read the announcement, so at least one of us sees the other.
   epoch_.fetch_add(1, std::memory_order_seq_cst);
   if (sleepers_.load(std::memory_order_seq_cst) > 0) {
-    { std::lock_guard<std::mutex> lock(sleep_mutex_); }
+    {
+      std::lock_guard<std::mutex> lock(sleep_mutex_);
+    }
     wake_.notify_all();
   }
   try {

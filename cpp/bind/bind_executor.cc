@@ -22,8 +22,9 @@ namespace {
 
 KvCacheView cache_view(const TensorView& k, const TensorView& v) {
   auto check = [](const char* name, const TensorView& t) {
-    SPECDEC_REQUIRE(t.ndim == 5 && t.is_contiguous(), name,
-                    ": expected a contiguous [layers, pages, kv_heads, page_size, head_dim] tensor");
+    SPECDEC_REQUIRE(
+        t.ndim == 5 && t.is_contiguous(), name,
+        ": expected a contiguous [layers, pages, kv_heads, page_size, head_dim] tensor");
     SPECDEC_REQUIRE(t.device == DeviceType::kCpu, name,
                     " is on a CUDA device: this build's executor runs on the CPU");
     SPECDEC_REQUIRE(t.dtype == DType::kF32 || t.dtype == DType::kF16 || t.dtype == DType::kBF16,
@@ -79,7 +80,8 @@ NgramParams parse_ngram(const py::dict& dict) {
     } else if (name == "is_public_pool") {
       p.is_public_pool = py::cast<bool>(value);
     } else {
-      SPECDEC_REQUIRE(false, "ngram['", name, "']: unknown; the fields are max_draft_len, "
+      SPECDEC_REQUIRE(false, "ngram['", name,
+                      "']: unknown; the fields are max_draft_len, "
                       "max_matching_ngram_size, is_keep_all, is_use_oldest, is_public_pool");
     }
   }
@@ -120,16 +122,19 @@ struct BoundExecutor {
   BoundExecutor(py::object k, py::object v, const ExecutorConfig& config)
       : k_pages(std::move(k)),
         v_pages(std::move(v)),
-        executor(config, cache_view(to_view(k_pages, "k_pages", true), to_view(v_pages, "v_pages", true)),
+        executor(config,
+                 cache_view(to_view(k_pages, "k_pages", true), to_view(v_pages, "v_pages", true)),
                  cpu_backend()) {}
 
   py::object k_pages, v_pages;
   Executor executor;
 };
 
-std::vector<StepOutput> commit(BoundExecutor& self, const StepPlan& plan, const py::object& result) {
+std::vector<StepOutput> commit(BoundExecutor& self, const StepPlan& plan,
+                               const py::object& result) {
   const TensorView view = to_view(result, "result");
-  SPECDEC_REQUIRE(view.device == DeviceType::kCpu, "result is on a CUDA device: copy it to the CPU");
+  SPECDEC_REQUIRE(view.device == DeviceType::kCpu,
+                  "result is on a CUDA device: copy it to the CPU");
   const TokenId* ids = nullptr;
   const float* scores = nullptr;
   std::int64_t row_stride = 0;
@@ -141,7 +146,8 @@ std::vector<StepOutput> commit(BoundExecutor& self, const StepPlan& plan, const 
   } else {
     SPECDEC_REQUIRE(view.ndim == 2 && view.dtype == DType::kF32 && view.strides[1] == 1,
                     "scores must be a float32 tensor [num_logit_rows, vocab_size] with contiguous "
-                    "rows, got ", view.ndim, " axes of ", dtype_name(view.dtype));
+                    "rows, got ",
+                    view.ndim, " axes of ", dtype_name(view.dtype));
     SPECDEC_REQUIRE(view.shape[1] == self.executor.config().vocab_size, "scores have ",
                     view.shape[1], " columns, vocab_size is ", self.executor.config().vocab_size);
     scores = static_cast<const float*>(view.data);
@@ -183,9 +189,9 @@ void register_executor(py::module_& m) {
         return list;
       });
 
-  py::class_<BoundExecutor>(
-      m, "Executor",
-      "The step machine: plan() -> the caller's forward pass -> commit(). See cpp/engine/executor.h.")
+  py::class_<BoundExecutor>(m, "Executor",
+                            "The step machine: plan() -> the caller's forward pass -> commit(). "
+                            "See cpp/engine/executor.h.")
       .def(py::init([](py::object k_pages, py::object v_pages, int vocab_size, int max_batch_size,
                        int max_seq_len, int max_num_tokens, const std::string& method,
                        const Triple& lookahead, const py::dict& ngram, bool adaptive,
@@ -300,8 +306,8 @@ void register_executor(py::module_& m) {
           "decoding", [](BoundExecutor& self, RequestId id) { return self.executor.decoding(id); },
           py::arg("request_id"))
       .def("stats", [](BoundExecutor& self) { return stats_dict(self.executor.stats()); })
-      .def_property_readonly(
-          "num_unfinished", [](BoundExecutor& self) { return self.executor.num_unfinished(); });
+      .def_property_readonly("num_unfinished",
+                             [](BoundExecutor& self) { return self.executor.num_unfinished(); });
 }
 
 }  // namespace specdec

@@ -40,8 +40,8 @@ std::unique_ptr<StepPlan> make_step_plan(const std::vector<std::vector<TokenId>>
   const int requests = static_cast<int>(tokens.size());
   SPECDEC_REQUIRE(requests >= 1, "tokens is empty: give at least one request");
   SPECDEC_REQUIRE(kv_len.size() == tokens.size() && page_table.size() == tokens.size(),
-                  "tokens, kv_len and page_table have ", tokens.size(), ", ", kv_len.size(), " and ",
-                  page_table.size(), " entries: one per request");
+                  "tokens, kv_len and page_table have ", tokens.size(), ", ", kv_len.size(),
+                  " and ", page_table.size(), " entries: one per request");
   SPECDEC_REQUIRE(parents.empty() || parents.size() == tokens.size(), "parents has ",
                   parents.size(), " entries, tokens ", tokens.size());
   int rows = 0;
@@ -66,7 +66,8 @@ std::unique_ptr<StepPlan> make_step_plan(const std::vector<std::vector<TokenId>>
     derive_depths(parent.data(), n, depth.data());
     plan->is_tree[b] = given && !is_chain(parent.data(), n);
     if (plan->is_tree[b]) {
-      derive_mask(parent.data(), n, plan->mask.data() + static_cast<std::ptrdiff_t>(row) * kMaskWords);
+      derive_mask(parent.data(), n,
+                  plan->mask.data() + static_cast<std::ptrdiff_t>(row) * kMaskWords);
     }
     plan->kv_len[b] = kv_len[b];
     plan->slot[b] = b;

@@ -52,8 +52,7 @@ void check_config(const ExecutorConfig& c) {
                     "max_draft_len = ", c.ngram.max_draft_len, ": give 1..", kMaxDraftLen);
     SPECDEC_REQUIRE(
         c.ngram.max_matching_ngram_size >= 1 && c.ngram.max_matching_ngram_size <= kMaxNgram,
-        "max_matching_ngram_size = ", c.ngram.max_matching_ngram_size, ": give 1..",
-        kMaxNgram);
+        "max_matching_ngram_size = ", c.ngram.max_matching_ngram_size, ": give 1..", kMaxNgram);
   }
 }
 
@@ -104,9 +103,8 @@ int Executor::step_rows_bound(const RequestParams& params) const {
 }
 
 std::int64_t Executor::pages_bound(const RequestParams& params) const {
-  const std::int64_t longest =
-      std::min<std::int64_t>(static_cast<std::int64_t>(params.prompt.size()) + params.max_tokens,
-                             config_.max_seq_len);
+  const std::int64_t longest = std::min<std::int64_t>(
+      static_cast<std::int64_t>(params.prompt.size()) + params.max_tokens, config_.max_seq_len);
   // The last step starts with at most longest - 1 tokens in the cache.
   return pages_.pages_for(longest - 1 + step_rows_bound(params));
 }
@@ -120,7 +118,8 @@ void Executor::validate(const RequestParams& p) const {
   for (TokenId id : p.prompt) check_id("prompt_token_ids", id);
   SPECDEC_REQUIRE(static_cast<std::int64_t>(p.prompt.size()) < config_.max_seq_len,
                   "the prompt has ", p.prompt.size(), " tokens, max_seq_len is ",
-                  config_.max_seq_len, " and one more is needed to generate: shorten the prompt or "
+                  config_.max_seq_len,
+                  " and one more is needed to generate: shorten the prompt or "
                   "raise scheduler_config.max_seq_len");
   SPECDEC_REQUIRE(config_.enable_chunked_prefill ||
                       static_cast<std::int64_t>(p.prompt.size()) <= config_.max_num_tokens,
@@ -141,14 +140,14 @@ void Executor::validate(const RequestParams& p) const {
     SPECDEC_REQUIRE(!word.empty(), "bad_words holds an empty sequence: give at least one token");
     for (TokenId id : word) check_id("bad_words", id);
   }
-  SPECDEC_REQUIRE(p.processors.repetition_penalty > 0.0f &&
-                      std::isfinite(p.processors.repetition_penalty),
-                  "repetition_penalty = ", p.processors.repetition_penalty,
-                  ": a finite number above 0 (1 = off)");
-  SPECDEC_REQUIRE(std::isfinite(p.processors.presence_penalty), "presence_penalty = ",
-                  p.processors.presence_penalty, ": give a finite number");
-  SPECDEC_REQUIRE(std::isfinite(p.processors.frequency_penalty), "frequency_penalty = ",
-                  p.processors.frequency_penalty, ": give a finite number");
+  SPECDEC_REQUIRE(
+      p.processors.repetition_penalty > 0.0f && std::isfinite(p.processors.repetition_penalty),
+      "repetition_penalty = ", p.processors.repetition_penalty,
+      ": a finite number above 0 (1 = off)");
+  SPECDEC_REQUIRE(std::isfinite(p.processors.presence_penalty),
+                  "presence_penalty = ", p.processors.presence_penalty, ": give a finite number");
+  SPECDEC_REQUIRE(std::isfinite(p.processors.frequency_penalty),
+                  "frequency_penalty = ", p.processors.frequency_penalty, ": give a finite number");
   SPECDEC_REQUIRE(!p.logprobs || (*p.logprobs >= 0 && *p.logprobs <= config_.vocab_size),
                   "logprobs = ", p.logprobs.value_or(0), ": give 0..", config_.vocab_size);
   if (p.lookahead) {
@@ -159,24 +158,24 @@ void Executor::validate(const RequestParams& p) const {
                     ") but the engine was not built for lookahead: pass "
                     "speculative_config=LookaheadDecodingConfig(...)");
     check_lookahead_config(r, "lookahead_config of the request");
-    SPECDEC_REQUIRE(lookahead_fits(r, e), "the request's lookahead triple (",
-                    r.w, ", ", r.n, ", ", r.g, ") exceeds the engine's (", e.w, ", ", e.n, ", ",
-                    e.g, "): each number must be at most the engine's");
+    SPECDEC_REQUIRE(lookahead_fits(r, e), "the request's lookahead triple (", r.w, ", ", r.n, ", ",
+                    r.g, ") exceeds the engine's (", e.w, ", ", e.n, ", ", e.g,
+                    "): each number must be at most the engine's");
   }
   if (p.max_draft_len) {
-    SPECDEC_REQUIRE(config_.method == DraftMethod::kNgram, "the request sets max_draft_len = ",
-                    *p.max_draft_len, " but the engine was not built for prompt lookup: pass "
+    SPECDEC_REQUIRE(config_.method == DraftMethod::kNgram,
+                    "the request sets max_draft_len = ", *p.max_draft_len,
+                    " but the engine was not built for prompt lookup: pass "
                     "speculative_config=NGramDecodingConfig(...)");
     SPECDEC_REQUIRE(*p.max_draft_len >= 0 && *p.max_draft_len <= config_.ngram.max_draft_len,
-                    "the request's max_draft_len = ", *p.max_draft_len,
-                    " is outside 0..", config_.ngram.max_draft_len,
+                    "the request's max_draft_len = ", *p.max_draft_len, " is outside 0..",
+                    config_.ngram.max_draft_len,
                     ", the engine's NGramDecodingConfig.max_draft_len");
   }
   SPECDEC_REQUIRE(pages_bound(p) <= pages_.num_pages(), "the request needs ", pages_bound(p),
                   " KV pages of ", pages_.page_size(), " tokens (prompt ", p.prompt.size(),
                   " + max_tokens ", p.max_tokens, " + drafts), the whole pool has ",
-                  pages_.num_pages(),
-                  ": lower max_tokens or raise kv_cache_config.max_tokens");
+                  pages_.num_pages(), ": lower max_tokens or raise kv_cache_config.max_tokens");
 }
 
 RequestId Executor::submit(RequestParams params) {
@@ -213,8 +212,8 @@ void Executor::propose(RequestId id, std::vector<TokenId> tokens,
                        std::vector<std::int32_t> parents) {
   SPECDEC_REQUIRE(tokens.size() == parents.size(), "propose: ", tokens.size(), " tokens and ",
                   parents.size(), " parents");
-  SPECDEC_REQUIRE(tokens.size() <= static_cast<std::size_t>(kMaxDraftLen), "propose: ",
-                  tokens.size(), " drafts, a step has at most ", kMaxDraftLen);
+  SPECDEC_REQUIRE(tokens.size() <= static_cast<std::size_t>(kMaxDraftLen),
+                  "propose: ", tokens.size(), " drafts, a step has at most ", kMaxDraftLen);
   DraftTree tree;
   tree.reset(0);
   for (std::size_t i = 0; i < tokens.size(); ++i) tree.add(tokens[i], parents[i] + 1);
@@ -318,8 +317,9 @@ void Executor::drop_cancelled() {
 }
 
 void Executor::require_outstanding(const StepPlan& plan) const {
-  SPECDEC_REQUIRE(outstanding_ && &plan == &plan_,
-                  "this plan is not the outstanding one: commit() or fail() takes each plan() once");
+  SPECDEC_REQUIRE(
+      outstanding_ && &plan == &plan_,
+      "this plan is not the outstanding one: commit() or fail() takes each plan() once");
 }
 
 }  // namespace specdec

@@ -132,14 +132,14 @@ class Executor {
   ExecutorStats totals_;
 
   // Scratch of one call, kept to avoid allocation on the step path.
-  std::vector<int> prefill_chunk_;         // by position in running_
+  std::vector<int> prefill_chunk_;  // by position in running_
   std::vector<ChainOffer> chain_offers_;
-  std::vector<Request*> chain_requests_;   // whose offer it is
-  std::vector<TokenId> sampled_;           // [max_rows]
-  std::vector<float> processed_row_;       // [V] a row after its request's processors
+  std::vector<Request*> chain_requests_;  // whose offer it is
+  std::vector<TokenId> sampled_;          // [max_rows]
+  std::vector<float> processed_row_;      // [V] a row after its request's processors
   AcceptResult accepted_;
-  std::vector<std::int32_t> path_;         // [max_batch, kMaxStepTokens]
-  std::vector<std::int32_t> path_len_;     // [max_batch]
+  std::vector<std::int32_t> path_;      // [max_batch, kMaxStepTokens]
+  std::vector<std::int32_t> path_len_;  // [max_batch]
 };
 
 }  // namespace specdec

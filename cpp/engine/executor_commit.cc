@@ -134,8 +134,8 @@ std::vector<StepOutput> Executor::commit(const StepPlan& plan, const TokenId* id
     } else {
       std::copy(ids + first, ids + first + rows, sampled_.begin() + first);
       for (int i = 0; i < rows; ++i) {
-        SPECDEC_REQUIRE(ids[first + i] < config_.vocab_size, "ids[", first + i, "] = ",
-                        ids[first + i], ": token ids are 0..", config_.vocab_size - 1);
+        SPECDEC_REQUIRE(ids[first + i] < config_.vocab_size, "ids[", first + i,
+                        "] = ", ids[first + i], ": token ids are 0..", config_.vocab_size - 1);
       }
     }
     commit_decode(request, b, sampled_.data() + first, row_scores, row_stride, out);

@@ -1,10 +1,10 @@
 // Which share of a lookahead step pays: none of it, guesses alone, or window rows too.
 //
 // A lookahead step has no probability per node to weigh: the window branch earns by filling the
-// n-gram pool for later steps. So a handful of shares of the request's triple (arms) are compared by
-// what they were seen to earn: tokens per step over predicted step time. An arm that looks bad is
-// tried again now and then, in proportion to its price (about 2 % of the time each), so nothing is
-// ever off for good.
+// n-gram pool for later steps. So a handful of shares of the request's triple (arms) are compared
+// by what they were seen to earn: tokens per step over predicted step time. An arm that looks bad
+// is tried again now and then, in proportion to its price (about 2 % of the time each), so nothing
+// is ever off for good.
 #pragma once
 
 #include <cstdint>

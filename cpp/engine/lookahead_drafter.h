@@ -32,7 +32,7 @@ class LookaheadDrafter final : public Drafter {
   std::uint64_t seed_;
   std::vector<std::uint64_t> block_;  // the LookaheadState and its arrays
   LookaheadArms arms_;
-  DraftTree tree_;       // of the last offer
+  DraftTree tree_;        // of the last offer
   bool drafted_ = false;  // the state holds a draft that has not been updated yet
   int arm_ = -1;          // arm of the last offer, -1: not adaptive
 };

@@ -42,9 +42,9 @@ void PromptLookupDrafter::extend(const std::vector<TokenId>& history) {
 void PromptLookupDrafter::look_up(const std::vector<TokenId>& history) {
   const auto length = static_cast<std::int32_t>(history.size());
   NgramMatch match;
-  ngram_lookup(
-      SerialTeam{}, index(), history.data(), length,
-      NgramLookup{params_.max_draft_len, params_.is_keep_all, params_.is_use_oldest}, &match);
+  ngram_lookup(SerialTeam{}, index(), history.data(), length,
+               NgramLookup{params_.max_draft_len, params_.is_keep_all, params_.is_use_oldest},
+               &match);
   draft_len_ = match.length;
   match_len_ = match.match_len;
   if (match.length > 0) {
@@ -59,9 +59,8 @@ void PromptLookupDrafter::look_up(const std::vector<TokenId>& history) {
   if (pool_ == nullptr || match.match_len == params_.max_matching_ngram_size) return;
   std::vector<TokenId> pooled(draft_.size());
   std::int32_t pooled_match = 0;
-  const std::int32_t pooled_len = pool_->lookup(cache_salt_, history.data(), length,
-                                                params_.max_draft_len, pooled.data(),
-                                                &pooled_match);
+  const std::int32_t pooled_len = pool_->lookup(
+      cache_salt_, history.data(), length, params_.max_draft_len, pooled.data(), &pooled_match);
   if (pooled_len > 0 && pooled_match > match.match_len) {
     std::copy_n(pooled.begin(), pooled_len, draft_.begin());
     draft_len_ = pooled_len;
@@ -84,8 +83,8 @@ void PromptLookupDrafter::build(const std::vector<TokenId>&, int num_drafts, Dra
   for (int i = 0; i < num_drafts; ++i) tree->add(draft_[i], i);
 }
 
-void PromptLookupDrafter::update(const std::vector<TokenId>& history, int num_new,
-                                 const DraftTree&, const TokenId*) {
+void PromptLookupDrafter::update(const std::vector<TokenId>& history, int num_new, const DraftTree&,
+                                 const TokenId*) {
   // The decided tokens say how far the draft was right, verified or not.
   const TokenId* decided = history.data() + history.size() - static_cast<std::size_t>(num_new);
   for (int i = 0; i < std::min(draft_len_, num_new); ++i) {

@@ -35,9 +35,9 @@ struct RequestParams {
   std::vector<TokenId> stop_token_ids;
   bool ignore_eos = false;
   bool speculative = true;
-  std::optional<LookaheadConfig> lookahead;      // absent: the executor's triple
-  std::optional<int> max_draft_len;  // prompt lookup: upper bound; absent: the executor's
-  std::optional<bool> adaptive;      // absent: the executor's
+  std::optional<LookaheadConfig> lookahead;  // absent: the executor's triple
+  std::optional<int> max_draft_len;          // prompt lookup: upper bound; absent: the executor's
+  std::optional<bool> adaptive;              // absent: the executor's
   std::uint64_t seed = 0;
   ProcessorParams processors;
   std::optional<int> logprobs;  // number of alternatives beside each delivered token
@@ -62,8 +62,8 @@ constexpr const char* finish_reason_name(FinishReason reason) {
 
 struct TokenLogprobs {
   float logprob = 0.0f;
-  int rank = 0;                                  // 1 = the most likely token
-  std::vector<std::pair<TokenId, float>> top;    // best first, ties by smaller id
+  int rank = 0;                                // 1 = the most likely token
+  std::vector<std::pair<TokenId, float>> top;  // best first, ties by smaller id
 };
 
 // What one step delivered to one request.

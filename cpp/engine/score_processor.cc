@@ -67,7 +67,8 @@ void ScoreProcessor::apply_penalties(float* scores, const TokenId* path, int pat
   auto penalise = [&](TokenId id, int count) {
     float score = scores[id];
     if (params_.repetition_penalty != 1.0f) {
-      score = score > 0.0f ? score / params_.repetition_penalty : score * params_.repetition_penalty;
+      score =
+          score > 0.0f ? score / params_.repetition_penalty : score * params_.repetition_penalty;
     }
     score -= params_.frequency_penalty * static_cast<float>(count);
     if (count > 0) score -= params_.presence_penalty;

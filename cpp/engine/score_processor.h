@@ -45,7 +45,7 @@ class ScoreProcessor {
   bool static_processors_ = false;
   bool penalties_ = false;
   int num_output_ = 0;
-  std::vector<std::uint8_t> allowed_;     // [V] when allowed_token_ids is given
+  std::vector<std::uint8_t> allowed_;       // [V] when allowed_token_ids is given
   std::vector<std::int32_t> output_count_;  // [V] when there are penalties
   std::vector<std::uint8_t> seen_;          // [V] in prompt or output, when there are penalties
   std::vector<TokenId> distinct_;           // the ids with seen_ set

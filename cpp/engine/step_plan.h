@@ -1,8 +1,9 @@
-// The buffers of one step, made once at their maximum size: addresses never change, so a step can be
-// captured as a graph and the model can hold pointers into it.
+// The buffers of one step, made once at their maximum size: addresses never change, so a step can
+// be captured as a graph and the model can hold pointers into it.
 //
-// The executor fills a plan in plan() and reads it again in commit(); in between the model's forward
-// pass reads it. A plan is valid until the executor's next plan() (checked by `generation`).
+// The executor fills a plan in plan() and reads it again in commit(); in between the model's
+// forward pass reads it. A plan is valid until the executor's next plan() (checked by
+// `generation`).
 #pragma once
 
 #include <cstddef>
@@ -22,8 +23,8 @@ struct StepPlan {
   std::size_t memory_bytes() const;
 
   std::uint64_t generation = 0;
-  bool needs_logits = false;   // some request needs full score rows, not just the argmax
-  int num_prefill_rows = 0;    // rows that belong to prompts
+  bool needs_logits = false;  // some request needs full score rows, not just the argmax
+  int num_prefill_rows = 0;   // rows that belong to prompts
   int num_requests = 0, num_rows = 0, num_logit_rows = 0;
   int page_table_stride = 0;
 

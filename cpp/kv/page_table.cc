@@ -67,8 +67,8 @@ void PageTable::check_integrity() const {
                    " pages");
   }
   for (std::int32_t page : free_) claim(page, "free list", -1);
-  SPECDEC_ENSURE(held + free_.size() == static_cast<std::size_t>(num_pages_), "free ",
-                 free_.size(), " + held ", held, " != total ", num_pages_);
+  SPECDEC_ENSURE(held + free_.size() == static_cast<std::size_t>(num_pages_), "free ", free_.size(),
+                 " + held ", held, " != total ", num_pages_);
 }
 
 }  // namespace specdec

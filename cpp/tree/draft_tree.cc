@@ -11,8 +11,8 @@ void validate_tree(const TokenId* tokens, const std::int32_t* parents, std::int3
   SPECDEC_REQUIRE(parents[0] == -1, "draft_tree.parents[0] = ", parents[0],
                   ": node 0 is the golden token, its parent is -1");
   for (std::int32_t i = 1; i < size; ++i) {
-    SPECDEC_REQUIRE(parents[i] >= 0 && parents[i] < i, "draft_tree.parents[", i,
-                    "] = ", parents[i], ": a parent comes before its child (0..", i - 1, ")");
+    SPECDEC_REQUIRE(parents[i] >= 0 && parents[i] < i, "draft_tree.parents[", i, "] = ", parents[i],
+                    ": a parent comes before its child (0..", i - 1, ")");
   }
   if (vocab_size <= 0) return;
   for (std::int32_t i = 0; i < size; ++i) {

@@ -55,7 +55,8 @@ TEST(chain_lengths_are_the_best_of_all_combinations) {
     std::vector<std::vector<double>> survival(requests);
     for (auto& chain : survival) {
       double alive = 1.0;
-      for (int i = static_cast<int>(random() % 5); i > 0; --i) chain.push_back(alive *= unit(random));
+      for (int i = static_cast<int>(random() % 5); i > 0; --i)
+        chain.push_back(alive *= unit(random));
     }
     const double knee = 1.0 + 2.0 * unit(random);
     const StepCost cost =
@@ -109,9 +110,9 @@ TEST(lookahead_arms_take_what_is_free_and_drop_what_is_dear) {
     spent += dear(rows + 1);
     arms.observe(arm, rows, 1);  // nothing is ever accepted
   }
-  CHECK(drafted > 0);                // it keeps asking
-  CHECK(spent < 1.15 * steps);       // and it costs little
-  for (int i = 0; i < 3000; ++i) {   // the text changes: everything is accepted now
+  CHECK(drafted > 0);               // it keeps asking
+  CHECK(spent < 1.15 * steps);      // and it costs little
+  for (int i = 0; i < 3000; ++i) {  // the text changes: everything is accepted now
     const int arm = arms.choose(dear, 0);
     const int rows = lookahead_draft_bound(triple, arms.budget(arm));
     arms.observe(arm, rows, rows > 0 ? 7 : 1);

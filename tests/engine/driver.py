@@ -57,6 +57,7 @@ class Engine:
     ) -> None:
         self.model = model
         self.num_pages = k_pages.shape[1]
+        self.max_seq_len = max_seq_len
         self.ex = _core.Executor(
             k_pages,
             v_pages,
@@ -75,6 +76,8 @@ class Engine:
         plan = self.ex.plan()
         if plan is None:
             return None
+        # No row, draft or not, lies where the last token would have to: its output has no place.
+        assert int(plan.positions.max()) <= self.max_seq_len - 2
         if before_forward is not None:
             before_forward(plan)
         self.step_count += 1

@@ -86,6 +86,26 @@ def test_public_pools_are_bounded_in_salts() -> None:
     assert max(sizes) < 256 << 20
 
 
+@pytest.mark.parametrize("page_size", [1, 2, 16])
+@pytest.mark.parametrize("method", METHODS)
+def test_rejected_drafts_give_their_pages_back(method: str, page_size: int) -> None:
+    """After every step the pages held are those of the decided tokens, not one more."""
+    function = HashFunction(vocab=64, surprise=8)
+    options = METHODS[method] | {"adaptive": False}
+    engine = hash_engine(
+        function, page_size=page_size, max_batch_size=3, max_seq_len=128, **options
+    )
+    ids = [engine.ex.submit([i, 5, i, 5, i], max_tokens=60) for i in range(3)]
+    drafted = 0
+    while engine.ex.num_unfinished:
+        outputs = engine.step() or []
+        drafted += sum(out.num_drafts for out in outputs)
+        ids = [rid for rid in ids if engine.ex.decoding(rid)]
+        held = sum(-(-(len(engine.ex.history(rid)) - 1) // page_size) for rid in ids)
+        assert engine.ex.stats()["free_pages"] == engine.num_pages - held
+    assert drafted > 100
+
+
 def test_stats_count_what_is_held() -> None:
     function = HashFunction()
     engine = hash_engine(function, page_size=4, max_batch_size=2, max_seq_len=128, method="none")

@@ -90,6 +90,33 @@ def test_empty_and_absent_proposals() -> None:
     assert decode_with(lambda *_: None).forwards == LENGTH
 
 
+def test_a_proposal_is_used_once() -> None:
+    """Drafts belong to the step they were handed in for; later steps have none."""
+    handed = []
+
+    def oracle(future: list[int], _: random.Random) -> Proposal | None:
+        if handed:
+            return None
+        handed.append([wrong(token) for token in future[:4]])
+        return handed[0], None
+
+    got = decode_with(oracle)
+    assert got.num_drafts == 4
+    assert got.forwards == LENGTH
+
+
+def test_drafts_end_with_the_request() -> None:
+    """A proposal longer than what is left is cut: its rows would answer nothing."""
+    drafts = []
+
+    def oracle(future: list[int], _: random.Random) -> Proposal:
+        drafts.append(min(9, len(future) - 1))
+        return [wrong(token) for token in future[:9]] + [1] * (9 - len(future)), None
+
+    got = decode_with(oracle)
+    assert got.num_drafts == sum(drafts)
+
+
 def random_tree(future: list[int], rng: random.Random) -> Proposal:
     """A random tree of wrong tokens in which a prefix of the truth lies in scattered slots."""
     size = rng.randint(1, 60)

@@ -214,6 +214,23 @@ def test_processors(name: str, method: str) -> None:
     assert (neighbour.tokens, neighbour.finish_reason) == off
 
 
+@pytest.mark.parametrize("method", METHODS)
+def test_every_min_tokens(method: str) -> None:
+    """The ban on stopping ends at the same token when that token lies inside accepted drafts."""
+    function = HashFunction(vocab=40, surprise=60, alphabet=14, seed=20)
+    prompt = PROMPT + function.reference(PROMPT, 50)
+    text = function.reference(prompt, 40)
+    stops = [token for token in dict.fromkeys(text) if token in prompt][:6]
+    jobs, expected = [], []
+    for stop in stops:
+        for least in range(1, 30):
+            options = {"eos_token_ids": [stop], "min_tokens": least}
+            jobs.append(Job(prompt, 40, options))
+            expected.append(decode(function, prompt, 40, options))
+    for job, got, want in zip(jobs, run(function, method, jobs), expected, strict=True):
+        assert (got.tokens, got.finish_reason) == want, job
+
+
 def test_processors_still_speculate() -> None:
     """Drafts are accepted while a processor is on (the equality is not won by switching off)."""
     function = looping()

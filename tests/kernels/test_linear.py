@@ -1,7 +1,8 @@
 """PackedLinear against float64, and its bits against themselves.
 
 The error of every element is at most twice the largest of torch's on the same inputs, plus a few
-roundings of the sum. Row invariance is compared bit for bit, in every instruction set this machine has.
+roundings of the sum. Row invariance is compared bit for bit, in every instruction set this machine
+has.
 """
 
 from __future__ import annotations

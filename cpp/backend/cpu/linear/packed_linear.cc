@@ -211,35 +211,34 @@ void PackedLinear::argmax_part(const void* x, std::int64_t x_stride, std::int64_
   alignas(64) float slice_scores[kSliceRows * kColumns];
   for (std::int64_t first = 0; first < rows; first += kSliceRows) {
     const std::int64_t slice = std::min(kSliceRows, rows - first);
-    for_each_tile(static_cast<const std::byte*>(x) + first * x_row_bytes, x_row_bytes, slice, rank,
-                  nranks,
-                  [&](std::int64_t panel, std::int64_t from, int height, bool complete,
-                      auto&& compute) {
-                    float* tile = slice_scores + from * kColumns;
-                    compute(tile, kColumns);
-                    if (!complete) return;
-                    const int width =
-                        static_cast<int>(std::min<std::int64_t>(kColumns, n_ - panel * kColumns));
-                    for (int m = 0; m < height; ++m) {
-                      RowBest& row = best[first + from + m];
-                      const float* scores = tile + m * kColumns;
-                      // Negated: a NaN is not "<= best" either, so it is never overlooked.
-                      int candidates = 0;
-                      for (int c = 0; c < width; ++c) candidates |= !(scores[c] <= row.value);
-                      if (row.index == RowBest::kNone) candidates = 1;
-                      if (candidates == 0 || row.index == RowBest::kNaN) continue;
-                      for (int c = 0; c < width; ++c) {
-                        if (std::isnan(scores[c])) {
-                          row.index = RowBest::kNaN;
-                          break;
-                        }
-                        if (scores[c] > row.value || row.index == RowBest::kNone) {
-                          row.value = scores[c];
-                          row.index = static_cast<std::int32_t>(panel * kColumns + c);
-                        }
-                      }
-                    }
-                  });
+    for_each_tile(
+        static_cast<const std::byte*>(x) + first * x_row_bytes, x_row_bytes, slice, rank, nranks,
+        [&](std::int64_t panel, std::int64_t from, int height, bool complete, auto&& compute) {
+          float* tile = slice_scores + from * kColumns;
+          compute(tile, kColumns);
+          if (!complete) return;
+          const int width =
+              static_cast<int>(std::min<std::int64_t>(kColumns, n_ - panel * kColumns));
+          for (int m = 0; m < height; ++m) {
+            RowBest& row = best[first + from + m];
+            const float* scores = tile + m * kColumns;
+            // Negated: a NaN is not "<= best" either, so it is never overlooked.
+            int candidates = 0;
+            for (int c = 0; c < width; ++c) candidates |= !(scores[c] <= row.value);
+            if (row.index == RowBest::kNone) candidates = 1;
+            if (candidates == 0 || row.index == RowBest::kNaN) continue;
+            for (int c = 0; c < width; ++c) {
+              if (std::isnan(scores[c])) {
+                row.index = RowBest::kNaN;
+                break;
+              }
+              if (scores[c] > row.value || row.index == RowBest::kNone) {
+                row.value = scores[c];
+                row.index = static_cast<std::int32_t>(panel * kColumns + c);
+              }
+            }
+          }
+        });
   }
 }
 
