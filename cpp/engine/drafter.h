@@ -1,5 +1,5 @@
 // The verbs of an in-engine drafter, one object per request:
-//   begin -> { offer -> build -> update } * -> destroyed with the request.
+//   begin -> { offer -> build -> update } * -> end -> destroyed with the request.
 // A drafter never sees K/V, pages, devices or other requests. Whatever it proposes, the output is
 // the target's own; a drafter only decides how many forward passes that takes.
 #pragma once
@@ -48,6 +48,9 @@ class Drafter {
   // of `history` were decided by this step. Called for every decode step, drafted or not.
   virtual void update(const std::vector<TokenId>& history, int num_new, const DraftTree& tree,
                       const TokenId* sampled) = 0;
+
+  // The request has ended by itself (not failed, not cancelled); `history` is its whole text.
+  virtual void end(const std::vector<TokenId>& history) { static_cast<void>(history); }
 
   virtual std::size_t memory_bytes() const = 0;
 };

@@ -178,7 +178,11 @@ void Executor::settle(const StepPlan& plan, std::vector<StepOutput>& outputs) {
     totals_.num_draft_tokens += out.num_drafts;
     totals_.num_accepted_tokens += out.num_accepted;
     if (request.finished != FinishReason::kNone) {
-      ++(request.finished == FinishReason::kError ? totals_.failed : totals_.finished);
+      const bool failed = request.finished == FinishReason::kError;
+      ++(failed ? totals_.failed : totals_.finished);
+      if (request.drafter && !failed && request.num_output() > 0) {
+        request.drafter->end(request.history);
+      }
       continue;
     }
     const std::int64_t kv_len = request.in_prefill()

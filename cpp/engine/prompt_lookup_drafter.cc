@@ -8,6 +8,9 @@ namespace {
 
 // How far back the agreement behind a match is counted: beyond this, longer says nothing new.
 constexpr int kMatchHorizon = 16;
+// Text goes to the public pool in pieces of this many tokens: each piece repeats a little of what
+// came before it, so that n-grams across the border are found.
+constexpr int kPublishTokens = 32;
 // A request forgets its own past faster than the executor forgets that of all requests.
 constexpr double kOwnDecay = 0.95, kSharedDecay = 0.99;
 
@@ -23,17 +26,22 @@ PromptLookupDrafter::PromptLookupDrafter(const NgramParams& params, int max_len,
       cache_salt_(std::move(cache_salt)),
       block_((ngram_bytes_required(max_len, params.max_matching_ngram_size) + 7) / 8),
       draft_(static_cast<std::size_t>(params.max_draft_len)),
+      pooled_draft_(pool == nullptr ? 0 : draft_.size()),
       survival_(static_cast<std::size_t>(params.max_draft_len)) {}
 
 void PromptLookupDrafter::begin(const std::vector<TokenId>& history) {
   ngram_init(SerialTeam{}, index(), max_len_, params_.max_matching_ngram_size);
-  extend(history);
+  extend(history, 1);
 }
 
-void PromptLookupDrafter::extend(const std::vector<TokenId>& history) {
+void PromptLookupDrafter::end(const std::vector<TokenId>& history) { extend(history, 1); }
+
+// Indexes what is new, and publishes it if that is at least `publish_from` tokens.
+void PromptLookupDrafter::extend(const std::vector<TokenId>& history, int publish_from) {
   const auto length = static_cast<std::int32_t>(history.size());
   ngram_extend(SerialTeam{}, index(), history.data(), length);
-  if (pool_ != nullptr) pool_->publish(cache_salt_, history.data(), published_, length);
+  if (pool_ == nullptr || length - published_ < publish_from) return;
+  pool_->publish(cache_salt_, history.data(), published_, length);
   published_ = length;
 }
 
@@ -57,12 +65,12 @@ void PromptLookupDrafter::look_up(const std::vector<TokenId>& history) {
     match_len_ = agree;
   }
   if (pool_ == nullptr || match.match_len == params_.max_matching_ngram_size) return;
-  std::vector<TokenId> pooled(draft_.size());
   std::int32_t pooled_match = 0;
-  const std::int32_t pooled_len = pool_->lookup(
-      cache_salt_, history.data(), length, params_.max_draft_len, pooled.data(), &pooled_match);
+  const std::int32_t pooled_len =
+      pool_->lookup(cache_salt_, history.data(), length, params_.max_draft_len,
+                    pooled_draft_.data(), &pooled_match);
   if (pooled_len > 0 && pooled_match > match.match_len) {
-    std::copy_n(pooled.begin(), pooled_len, draft_.begin());
+    std::copy_n(pooled_draft_.begin(), pooled_len, draft_.begin());
     draft_len_ = pooled_len;
     match_len_ = pooled_match;
   }
@@ -94,7 +102,7 @@ void PromptLookupDrafter::update(const std::vector<TokenId>& history, int num_ne
     if (!right) break;
   }
   draft_len_ = 0;
-  extend(history);
+  extend(history, kPublishTokens);
 }
 
 std::size_t PromptLookupDrafter::memory_bytes() const {

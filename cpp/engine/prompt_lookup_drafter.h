@@ -35,11 +35,12 @@ class PromptLookupDrafter final : public Drafter {
   void build(const std::vector<TokenId>& history, int num_drafts, DraftTree* tree) override;
   void update(const std::vector<TokenId>& history, int num_new, const DraftTree& tree,
               const TokenId* sampled) override;
+  void end(const std::vector<TokenId>& history) override;
   std::size_t memory_bytes() const override;
 
  private:
   NgramIndex* index() { return reinterpret_cast<NgramIndex*>(block_.data()); }
-  void extend(const std::vector<TokenId>& history);
+  void extend(const std::vector<TokenId>& history, int publish_from);
   void look_up(const std::vector<TokenId>& history);
 
   NgramParams params_;
@@ -52,6 +53,7 @@ class PromptLookupDrafter final : public Drafter {
 
   // The draft thought of in offer(), kept until update() has seen whether it was right.
   std::vector<TokenId> draft_;
+  std::vector<TokenId> pooled_draft_;
   std::vector<double> survival_;
   int draft_len_ = 0;
   int match_len_ = 0;  // tokens before the draft that agree with the history's end

@@ -151,8 +151,8 @@ def _table(totals: dict[str, Total], costs: dict[str, tuple[list[int], list[floa
     print(
         "\naccept len: tokens per pass that verified drafts. tok/s and speed-up: decoding only, "
         "without the\nprompt's own pass. break-even: T(rows)/T(1), the tokens a pass of that many "
-        "rows must bring to be\nworth it on this machine. Lookahead runs with fixed lengths here, "
-        "prompt lookup with the adaptive budget."
+        "rows must bring to be\nworth it on this machine. Both run with the adaptive draft "
+        "budget, the default."
     )
 
 
@@ -164,9 +164,7 @@ def run_demo(color: bool) -> int:
 
     limits = SchedulerConfig(max_batch_size=1, max_seq_len=1024)
     methods = {
-        # Fixed lengths: the adaptive budget may rightly decide not to look ahead on a slow CPU, and
-        # then there would be nothing to see.
-        f"lookahead {LOOKAHEAD}": LookaheadDecodingConfig(*LOOKAHEAD, adaptive=False),
+        f"lookahead {LOOKAHEAD}": LookaheadDecodingConfig(*LOOKAHEAD),
         f"prompt lookup {PROMPT_LOOKUP}": NGramDecodingConfig(*PROMPT_LOOKUP),
     }
     begin = time.perf_counter()
