@@ -56,19 +56,20 @@ test: lint cpp-test cuda-check $(STAMPS)/model  ## everything CI runs, under 20 
 	SPECDEC_REQUIRE_MODEL=1 $(PY) -m pytest -m "not slow"
 
 test-slow: $(STAMPS)/model  ## the full counts (about an hour)
-	SPECDEC_REQUIRE_MODEL=1 $(PY) -m pytest
+	$(PY) -m benchmarks.datasets
+	SPECDEC_REQUIRE_MODEL=1 SPECDEC_TEST_PROGRAMS=1500 $(PY) -m pytest
 
 # -- parts ----------------------------------------------------------------------------------------
 
 lint: $(STAMPS)/build  ## formatting, linting and types
-	$(VENV)/bin/ruff check python tests benchmarks scripts
-	$(VENV)/bin/ruff format --check python tests benchmarks scripts
+	$(VENV)/bin/ruff check python tests benchmarks scripts examples
+	$(VENV)/bin/ruff format --check python tests benchmarks scripts examples
 	@echo clang-format --dry-run -Werror; $(VENV)/bin/clang-format --dry-run -Werror $(CXX_FILES)
 	$(VENV)/bin/mypy
 
 format: $(STAMPS)/deps  ## rewrite the sources in the project's format
-	$(VENV)/bin/ruff check --fix python tests benchmarks scripts
-	$(VENV)/bin/ruff format python tests benchmarks scripts
+	$(VENV)/bin/ruff check --fix python tests benchmarks scripts examples
+	$(VENV)/bin/ruff format python tests benchmarks scripts examples
 	@echo clang-format -i; $(VENV)/bin/clang-format -i $(CXX_FILES)
 
 stubs: $(STAMPS)/build  ## regenerate python/specdec_ext/_core.pyi

@@ -147,7 +147,8 @@ def _squad() -> list[Prompt]:
             context = "\n\n".join(f"[{n}] {passages[i]}" for n, i in enumerate(chosen, 1))
             text = (
                 f"Context:\n\n{context}\n\nQuestion: {qa['question'].strip()}\n"
-                "Quote the passage of the context that contains the answer, then answer the question."
+                "Quote the passage of the context that contains the answer, then answer the "
+                "question."
             )
             by_round.setdefault(round_, []).append(Prompt("squad", qa["id"], text))
     return [prompt for round_ in sorted(by_round) for prompt in by_round[round_]]

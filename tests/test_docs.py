@@ -199,7 +199,7 @@ MACHINE_PATHS = re.compile(
     r"(?<![\w.-])/(?:"
     + "|".join(["wo" + "rk", "ro" + "ot", "ho" + "me", "Us" + "ers"])
     + r")/[\w.]"
-    r"|/tmp/" + "work" + r"|/opt/(?:wheels|pypi)"
+    r"|/tmp/" + "work" + r"|/op" + "t/(?:wheels|pypi)"
 )
 REGISTRIES = re.compile(
     "|".join(["pypi" + r"\.org", "python" + r"hosted\.org", "download" + r"\.pytorch\.org"])
