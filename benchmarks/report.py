@@ -28,8 +28,11 @@ def newest(name: str) -> tuple[Path, dict[str, Any]] | None:
 def caption(path: Path, result: dict[str, Any], title: str) -> str:
     env = result["environment"]
     start, end = env["load_average_start"][0], env["load_average_end"][0]
+    prompts = (
+        f"{result['prompts_per_set']} prompts per set, " if "prompts_per_set" in result else ""
+    )
     return (
-        f"**{title}** ({env['cpu']}, {env['threads']} of {env['cores']} cores, {env['date'][:10]}, "
+        f"**{title}** ({prompts}{env['cpu']}, {env['threads']} of {env['cores']} cores, {env['date'][:10]}, "
         f"load {start:.1f} to {end:.1f}; [{path.stem}](benchmarks/results/{path.name}))"
     )
 
