@@ -32,7 +32,8 @@ def caption(path: Path, result: dict[str, Any], title: str) -> str:
         f"{result['prompts_per_set']} prompts per set, " if "prompts_per_set" in result else ""
     )
     return (
-        f"**{title}** ({prompts}{env['cpu']}, {env['threads']} of {env['cores']} cores, {env['date'][:10]}, "
+        f"**{title}** ({prompts}{env['cpu']}, {env['threads']} of {env['cores']} cores, "
+        f"{env['date'][:10]}, "
         f"load {start:.1f} to {end:.1f}; [{path.stem}](benchmarks/results/{path.name}))"
     )
 
