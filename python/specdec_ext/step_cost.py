@@ -21,10 +21,12 @@ _TIME_LIMIT_S = 2.0
 
 
 def measure_step_cost(
-    model: StepModel, *, num_pages: int, page_size: int, max_rows: int = 128, repeats: int = 3
+    model: StepModel, *, num_pages: int, page_size: int, max_rows: int = 128, rounds: int = 4
 ) -> tuple[list[int], list[float]]:
     """Times ``model.forward`` on chains of 1, 2, ... rows after a short context.
 
+    The row counts are gone through in rounds, so that a disturbance does not fall on one of them
+    alone, and the least time of each is kept.
     The model's bound K/V pages are written (pages 0, 1, ...): call it while no request is running.
 
     Returns:
@@ -33,28 +35,29 @@ def measure_step_cost(
     """
     capacity = min(num_pages * page_size, model.max_position)
     context = max(0, min(_CONTEXT_TOKENS, capacity - max_rows))
-    rows: list[int] = []
-    seconds: list[float] = []
-    begin = time.perf_counter()
-    for count in ROW_COUNTS:
-        if count > max_rows or context + count > capacity:
-            break
-        plan = _core.make_step_plan(
+    counts = [n for n in ROW_COUNTS if n <= max_rows and context + n <= capacity]
+    plans = {
+        count: _core.make_step_plan(
             [[0] * count],
             kv_len=[context],
             page_table=[list(range(num_pages_for(context + count, page_size)))],
             needs_logits=False,
         )
-        best = float("inf")
-        for _ in range(repeats + (len(rows) == 0)):
+        for count in counts
+    }
+    if counts:
+        model.forward(plans[counts[0]])  # warm-up
+    best: dict[int, float] = {}
+    begin = time.perf_counter()
+    for _ in range(rounds):
+        # The first round may take half of the time; what it does not reach is extrapolated.
+        for count in counts if not best else list(best):
             start = time.perf_counter()
-            model.forward(plan)
-            best = min(best, time.perf_counter() - start)
-        rows.append(count)
-        seconds.append(best)
-        if time.perf_counter() - begin > _TIME_LIMIT_S and len(rows) >= 2:
-            break
-    return rows, seconds
+            if len(best) >= 2 and start - begin > _TIME_LIMIT_S * (0.5 if count not in best else 1):
+                break
+            model.forward(plans[count])
+            best[count] = min(best.get(count, float("inf")), time.perf_counter() - start)
+    return list(best), list(best.values())
 
 
 def num_pages_for(tokens: int, page_size: int) -> int:
