@@ -29,11 +29,7 @@ SPECDEC_HD constexpr std::int64_t lookahead_max_draft_len(std::int64_t w, std::i
                                                           std::int64_t g) {
   return (n == 1 ? 0 : n - 2) + (w - 1 + g) * (n - 1);
 }
-SPECDEC_HD constexpr std::int64_t lookahead_max_step_tokens(std::int64_t w, std::int64_t n,
-                                                            std::int64_t g) {
-  return lookahead_max_draft_len(w, n, g) + 1;
-}
-// Draft tokens that one step can accept at most.
+// Draft tokens of one n-gram: what a guess can bring. A path through window rows may be longer.
 SPECDEC_HD constexpr std::int32_t lookahead_max_path(const LookaheadConfig& cfg) {
   return cfg.n - 1;
 }

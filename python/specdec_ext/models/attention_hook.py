@@ -86,7 +86,7 @@ def paged_attention(
 ) -> tuple[torch.Tensor, None]:
     """query [1, H, R, K], key and value [1, G, R, K] -> ([1, R, H, K], None).
 
-    Raises UnsupportedModelError for anything the call asks for that is not implemented.
+    Raises UnsupportedModelError for anything the call asks for that our attention cannot honour.
     """
     context = _current.get()
     if context is None:
