@@ -1,0 +1,107 @@
+"""What a mutant is, and which objects and tests a group of them needs."""
+
+from __future__ import annotations
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True)
+class Suite:
+    objects: tuple[str, ...]  # patterns of the object files that are compiled again
+    files: tuple[str, ...]  # below tests/kernels
+    tests: str  # pytest's -k
+    unit: str = ""  # a source to compile instead: the few kernels that the tests run
+
+
+@dataclasses.dataclass(frozen=True)
+class Mutant:
+    name: str  # suite and number
+    bug: str  # in a few words
+    file: str
+    old: str  # occurs once
+    new: str
+    harmless: str = ""  # why no test can or should notice; empty: a bug
+    tests: str = ""  # instead of the suite's -k
+
+    @property
+    def suite(self) -> str:
+        return self.name.rsplit("-", 1)[0]
+
+
+def main_unit(family: str, launcher: str, kernel: str) -> str:
+    """The one instance of a family that a suite runs."""
+    return f"""#include "attention/{family}.cuh"
+#include "attention/instances/launchers.h"
+namespace specdec::attention {{
+void {launcher}(const AttentionLaunch& launch) {{ {kernel}(launch); }}
+}}
+"""
+
+
+FINISH_UNIT = """#include "attention/finish.cuh"
+#include "attention/instances/launchers.h"
+namespace specdec::attention {
+void finish_f16_f16(const AttentionLaunch& launch) {
+  launch_finish_heads<__half, __half, 4>(launch);
+}
+}
+"""
+ATTENTION = ("test_cuda_attention.py", "test_cuda_exactness.py")
+# What kills most: values at every edge, bits against other schedules, bad data.
+HARD = "(every_instance or every_edge or sms or bad_data or hard_cases)"
+
+SUITES = {
+    "append": Suite(("kv/append",), ("test_cuda_kv.py",), "append and emu and not rope"),
+    "rope": Suite(("kv/rope",), ("test_cuda_kv.py",), "emu and (rope or position)"),
+    "compact": Suite(("kv/compact",), ("test_cuda_kv.py",), "compaction and emu"),
+    "build": Suite(("step/build",), ("test_cuda_step.py",), "emu and not argmax"),
+    "argmax": Suite(("step/argmax",), ("test_cuda_step.py",), "argmax and emu"),
+    "plan": Suite(("attention/plan",), ATTENTION, f"{HARD} and ampere_f16_f16_k64_r16"),
+    "ampere": Suite(
+        (),
+        ATTENTION,
+        f"{HARD} and ampere_f16_f16_k64_r64",
+        main_unit(
+            "ampere",
+            "ampere_f16_f16_k64_r64",
+            "launch_ampere<AmpereConfig<__half, __half, 64, 64>>",
+        ),
+    ),
+    "widen": Suite(
+        (),
+        ATTENTION,
+        f"{HARD} and ampere_f16_e4m3_k64_r64",
+        main_unit(
+            "ampere",
+            "ampere_f16_e4m3_k64_r64",
+            "launch_ampere<AmpereConfig<__half, __nv_fp8_e4m3, 64, 64>>",
+        ),
+    ),
+    "hopper": Suite(
+        (),
+        ATTENTION,
+        f"{HARD} and hopper_f16_f16_k64_r128",
+        main_unit(
+            "hopper_launch", "hopper_f16_f16_k64_r128", "launch_hopper<__half, HopperTile<64, 2>>"
+        ),
+    ),
+    "queries": Suite(
+        (),
+        ATTENTION,
+        "every_instance and hopper_f16_f16_k256_r64",
+        main_unit(
+            "hopper_launch", "hopper_f16_f16_k256_r64", "launch_hopper<__half, HopperTile<256, 1>>"
+        ),
+    ),
+    "wide": Suite(
+        (),
+        ATTENTION,
+        f"{HARD} and hopper_f16_e4m3_k64_r128",
+        main_unit(
+            "hopper_launch",
+            "hopper_f16_e4m3_k64_r128",
+            "launch_hopper<__half, HopperTile<64, 2, true>>",
+        ),
+    ),
+    "finish": Suite((), ATTENTION, f"{HARD} and ampere_f16_f16_k64_r16", FINISH_UNIT),
+}
