@@ -2,11 +2,81 @@
 // The runtime is linked statically, so the module imports on a machine without a GPU or driver.
 #include <cuda_runtime.h>
 
+#include <mutex>
 #include <string>
+#include <vector>
 
 #include "backend/backend.h"
+#include "device_table.h"
 
 namespace specdec {
+namespace {
+
+void check(cudaError_t error, const char* what) {
+  if (error != cudaSuccess) {
+    throw std::runtime_error(std::string(what) + ": " + cudaGetErrorString(error));
+  }
+}
+
+int device_count() {
+  int count = 0;
+  return cudaGetDeviceCount(&count) == cudaSuccess ? count : 0;
+}
+
+int attribute(cudaDeviceAttr which, int device) {
+  int value = 0;
+  check(cudaDeviceGetAttribute(&value, which, device), "a device's properties");
+  return value;
+}
+
+// Makes a device the calling thread's for the length of a call: a launch goes to the current one.
+class CudaDevice {
+ public:
+  explicit CudaDevice(int device) {
+    check(cudaGetDevice(&before_), "the current device");
+    if (before_ != device) check(cudaSetDevice(device), "choosing a device");
+    changed_ = before_ != device;
+  }
+  ~CudaDevice() {
+    if (changed_) cudaSetDevice(before_);
+  }
+  CudaDevice(const CudaDevice&) = delete;
+  CudaDevice& operator=(const CudaDevice&) = delete;
+
+  // Asked of the driver once per device: choosing a kernel is on the path of every call.
+  static DeviceLimits limits(int device) {
+    static std::mutex mutex;
+    static std::vector<DeviceLimits> known(static_cast<std::size_t>(device_count()));
+    const std::lock_guard lock(mutex);
+    DeviceLimits& limits = known.at(static_cast<std::size_t>(device));
+    if (limits.major == 0) {
+      limits.minor = attribute(cudaDevAttrComputeCapabilityMinor, device);
+      limits.num_sms = attribute(cudaDevAttrMultiProcessorCount, device);
+      limits.shared_bytes = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+      limits.l2_bytes = attribute(cudaDevAttrL2CacheSize, device);
+      limits.major = attribute(cudaDevAttrComputeCapabilityMajor, device);
+    }
+    return limits;
+  }
+
+ private:
+  int before_ = 0;
+  bool changed_ = false;
+};
+
+}  // namespace
+
+const Backend* cuda_backend() {
+  static const bool usable = device_count() > 0;
+  if (!usable) return nullptr;
+  static const Backend backend = [] {
+    Backend table = cuda::device_table<CudaDevice>();
+    table.name = "cuda";
+    table.memory = DeviceType::kCuda;
+    return table;
+  }();
+  return &backend;
+}
 
 CudaInfo cuda_info() {
   CudaInfo info;

@@ -1,23 +1,65 @@
-// A backend is a table of device operations. Which backends exist is decided by which file CMake
-// compiles: cpp/backend/no_cuda.cc or cuda/backend.cu define cuda_backend().
+// A backend is a table of device operations. Which ones a build holds is decided by which file
+// CMake compiles: cpp/backend/no_cuda.cc or cuda/backend.cu define cuda_backend(). Further ones are
+// plug-ins: shared libraries that export specdec_backend() (registry.h).
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
+#include "backend/device_limits.h"
 #include "backend/ops.h"
 
 namespace specdec {
 
+// Operations enqueue their work and return; a null one does not exist on this backend. They throw
+// std::runtime_error if the device refuses a launch, std::invalid_argument if no kernel of theirs
+// serves the call on that device.
 struct Backend {
-  const char* name;
-  void (*append_kv)(const AppendKvParams&);
-  void (*spec_attention)(const SpecAttentionParams&);
-  void (*compact_kv)(const CompactKvParams&);
-  void (*argmax)(const ArgmaxParams&);
+  std::uint64_t layout = 0;              // kBackendLayout of the headers it was compiled with
+  const char* name = nullptr;            // how error texts call it
+  DeviceType memory = DeviceType::kCpu;  // where its tensors lie
+  bool reads_values_on_host = false;     // may lengths, pages and masks be checked before a call?
+
+  void (*append_kv)(const AppendKvParams&) = nullptr;
+  void (*rope_append_kv)(const RopeAppendKvParams&) = nullptr;
+  void (*spec_attention)(const SpecAttentionParams&) = nullptr;
+  void (*compact_kv)(const CompactKvParams&) = nullptr;
+  void (*build_step)(const BuildStepParams&) = nullptr;
+  void (*pack_mask)(const PackMaskParams&) = nullptr;
+  void (*argmax)(const ArgmaxParams&) = nullptr;
+
+  // Bytes of scratch that let argmax run at full speed; null: none.
+  std::int64_t (*argmax_workspace_bytes)(std::int32_t rows, std::int32_t vocab) = nullptr;
+
+  // Null where no kernel is chosen by device.
+  DeviceLimits (*limits)(int device) = nullptr;
+
+  // Emulation only, null elsewhere. Between expose() and conceal() kernels may touch exposed memory
+  // and no other; seed() fixes the schedule of later launches.
+  void (*expose)(const void* data, std::int64_t bytes, const char* name, bool writable) = nullptr;
+  void (*conceal)() = nullptr;
+  void (*seed)(std::uint64_t seed) = nullptr;
 };
 
+// Changes whenever a struct that crosses the table changes its size: a plug-in built from other
+// headers is refused instead of misread.
+inline constexpr std::uint64_t kBackendLayout = [] {
+  std::uint64_t hash = 14695981039346656037u;
+  for (const std::size_t size :
+       {sizeof(Backend), sizeof(AppendKvParams), sizeof(RopeAppendKvParams),
+        sizeof(SpecAttentionParams), sizeof(CompactKvParams), sizeof(BuildStepParams),
+        sizeof(PackMaskParams), sizeof(ArgmaxParams), sizeof(DeviceLimits)}) {
+    hash = (hash ^ size) * 1099511628211u;
+  }
+  return hash;
+}();
+
 const Backend& cpu_backend();
+
+// The backend of CUDA devices; null if the build has no CUDA code or the machine no usable device
+// (cuda_info().reason says which).
+const Backend* cuda_backend();
 
 // What the CUDA side of this build knows about itself and the machine.
 struct CudaInfo {

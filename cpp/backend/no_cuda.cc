@@ -3,6 +3,8 @@
 
 namespace specdec {
 
+const Backend* cuda_backend() { return nullptr; }
+
 CudaInfo cuda_info() {
   CudaInfo info;
   info.reason =

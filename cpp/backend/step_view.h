@@ -25,6 +25,10 @@ struct StepView {
   std::int32_t page_table_stride = 0;
   const std::int32_t* logit_rows = nullptr;  // [L] rows whose next-token scores are needed
   std::int32_t num_logit_rows = 0;           // L
+  // Upper bounds that the host knows when the arrays above live on a device: they size grids and
+  // scratch memory, never results.
+  std::int32_t max_rows = 0;    // rows of any one request
+  std::int32_t max_kv_len = 0;  // kv_len + rows of any one request
 };
 
 // The paged pool, all layers: K and V each [layers, P, G, S, K]; one page of one head is one block.

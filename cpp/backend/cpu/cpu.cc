@@ -1,12 +1,26 @@
 // The CPU's row of the backend table.
 #include "backend/backend.h"
 #include "backend/cpu/attention/cpu_attention.h"
+#include "backend/cpu/step/step_ops.h"
 
 namespace specdec {
 
 const Backend& cpu_backend() {
-  static const Backend backend{"cpu", cpu::append_kv, cpu::spec_attention, cpu::compact_kv,
-                               cpu::argmax};
+  static const Backend backend = [] {
+    Backend b;
+    b.layout = kBackendLayout;
+    b.name = "cpu";
+    b.memory = DeviceType::kCpu;
+    b.reads_values_on_host = true;
+    b.append_kv = cpu::append_kv;
+    b.rope_append_kv = cpu::rope_append_kv;
+    b.spec_attention = cpu::spec_attention;
+    b.compact_kv = cpu::compact_kv;
+    b.build_step = cpu::build_step;
+    b.pack_mask = cpu::pack_mask;
+    b.argmax = cpu::argmax;
+    return b;
+  }();
   return backend;
 }
 

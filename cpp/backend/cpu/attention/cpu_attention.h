@@ -29,6 +29,10 @@ void spec_attention(const SpecAttentionParams& params);
 void append_kv_part(const AppendKvParams& params, int rank, int nranks);
 void append_kv(const AppendKvParams& params);
 
+// Shared out over rows. Head dims up to 256.
+void rope_append_kv_part(const RopeAppendKvParams& params, int rank, int nranks);
+void rope_append_kv(const RopeAppendKvParams& params);
+
 // Shared out over layers; within a layer rows move in ascending order, so the copies are safe.
 void compact_kv_part(const CompactKvParams& params, int rank, int nranks);
 void compact_kv(const CompactKvParams& params);

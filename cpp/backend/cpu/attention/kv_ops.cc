@@ -1,55 +1,31 @@
 // Append and compaction of the paged K/V, and the argmax over score rows.
-#include <bit>
+#include <algorithm>
 #include <cstring>
 
 #include "backend/cpu/attention/attention_kernels.h"
 #include "backend/cpu/attention/cpu_attention.h"
-#include "backend/cpu/half.h"
+#include "backend/cpu/attention/kv_elements.h"
+#include "backend/cpu/decoder/row_ops.h"
 #include "base/thread_pool.h"
 
 namespace specdec::cpu {
 namespace {
 
-// Bytes from the start of the pool to slot `slot` of request `b`, first head, of one layer.
-std::int64_t slot_offset(const StepView& step, const KvCacheView& cache, int layer, int b,
-                         std::int32_t slot) {
-  const int shift = std::countr_zero(static_cast<unsigned>(cache.page_size));
-  const std::int64_t page =
-      step.page_table[static_cast<std::int64_t>(b) * step.page_table_stride + (slot >> shift)];
-  return (layer * cache.stride_layer + page * cache.stride_page +
-          (slot & (cache.page_size - 1)) * cache.stride_token) *
-         static_cast<std::int64_t>(dtype_bytes(cache.dtype));
-}
-
-float read(DType dtype, const char* at) {
-  std::uint16_t bits;
-  float value;
-  if (dtype == DType::kF32) {
-    std::memcpy(&value, at, sizeof(value));
-    return value;
-  }
-  std::memcpy(&bits, at, sizeof(bits));
-  return dtype == DType::kBF16 ? bf16_to_float(bits) : f16_to_float(bits);
-}
-
-void write(DType dtype, float value, char* at) {
-  if (dtype == DType::kF32) {
-    std::memcpy(at, &value, sizeof(value));
-    return;
-  }
-  const std::uint16_t bits = dtype == DType::kBF16 ? float_to_bf16(value) : float_to_f16(value);
-  std::memcpy(at, &bits, sizeof(bits));
-}
-
 // One head of one row; a change of type goes through float32 and rounds to nearest even.
-void copy_head(const char* from, DType from_type, char* to, DType to_type, int head_dim) {
+void copy_head(const char* from, DType from_type, float scale, char* to, DType to_type,
+               int head_dim) {
   const std::size_t from_size = dtype_bytes(from_type), to_size = dtype_bytes(to_type);
   if (from_type == to_type) {
     std::memcpy(to, from, head_dim * from_size);
     return;
   }
+  if (from_type == DType::kF32 && to_size == 2) {
+    const auto round = to_type == DType::kBF16 ? row_ops().f32_to_bf16 : row_ops().f32_to_f16;
+    round(reinterpret_cast<const float*>(from), head_dim, reinterpret_cast<std::uint16_t*>(to));
+    return;
+  }
   for (int d = 0; d < head_dim; ++d) {
-    write(to_type, read(from_type, from + d * from_size), to + d * to_size);
+    write_element(to_type, read_element(from_type, from + d * from_size) / scale, to + d * to_size);
   }
 }
 
@@ -60,8 +36,9 @@ void append_kv_part(const AppendKvParams& p, int rank, int nranks) {
   const KvCacheView& cache = p.cache;
   const std::int64_t size = static_cast<std::int64_t>(dtype_bytes(p.dtype));
   const std::int64_t cache_size = static_cast<std::int64_t>(dtype_bytes(cache.dtype));
-  const int begin = static_cast<int>(std::int64_t{step.num_rows} * rank / nranks);
-  const int end = static_cast<int>(std::int64_t{step.num_rows} * (rank + 1) / nranks);
+  const int rows = step.cu_rows[step.num_requests];  // those behind it are padding
+  const int begin = static_cast<int>(std::int64_t{rows} * rank / nranks);
+  const int end = static_cast<int>(std::int64_t{rows} * (rank + 1) / nranks);
   int b = 0;
   for (int row = begin; row < end; ++row) {
     while (step.cu_rows[b + 1] <= row) ++b;
@@ -72,8 +49,10 @@ void append_kv_part(const AppendKvParams& p, int rank, int nranks) {
     for (int g = 0; g < cache.num_kv_heads; ++g) {
       const std::int64_t from = g * std::int64_t{cache.head_dim} * size;
       const std::int64_t at = to + g * cache.stride_head * cache_size;
-      copy_head(k + from, p.dtype, static_cast<char*>(cache.k) + at, cache.dtype, cache.head_dim);
-      copy_head(v + from, p.dtype, static_cast<char*>(cache.v) + at, cache.dtype, cache.head_dim);
+      copy_head(k + from, p.dtype, storage_scale(cache, p.k_scale, p.scale_stride, g),
+                static_cast<char*>(cache.k) + at, cache.dtype, cache.head_dim);
+      copy_head(v + from, p.dtype, storage_scale(cache, p.v_scale, p.scale_stride, g),
+                static_cast<char*>(cache.v) + at, cache.dtype, cache.head_dim);
     }
   }
 }
@@ -121,16 +100,49 @@ void compact_kv(const CompactKvParams& p) {
   pool.run([&](int rank) { compact_kv_part(p, rank, pool.size()); });
 }
 
+namespace {
+
+// A 16-bit row, widened block by block.
+TokenId argmax_16bit(const std::uint16_t* scores, DType dtype, std::int32_t n) {
+  constexpr std::int32_t kBlock = 1024;
+  const RowOps& ops = row_ops();
+  const auto widen = dtype == DType::kBF16 ? ops.bf16_to_f32 : ops.f16_to_f32;
+  const auto row_argmax = attention_kernels().argmax;
+  float block[kBlock], best = 0.0f;
+  TokenId id = -1;
+  for (std::int32_t from = 0; from < n; from += kBlock) {
+    const std::int32_t count = std::min(kBlock, n - from);
+    widen(scores + from, count, block);
+    const TokenId at = row_argmax(block, count);
+    if (at < 0) return -1;
+    if (id < 0 || block[at] > best) {
+      best = block[at];
+      id = from + at;
+    }
+  }
+  return id;
+}
+
+}  // namespace
+
 void argmax_part(const ArgmaxParams& p, int rank, int nranks) {
   const auto row_argmax = attention_kernels().argmax;
   const int begin = static_cast<int>(std::int64_t{p.rows} * rank / nranks);
   const int end = static_cast<int>(std::int64_t{p.rows} * (rank + 1) / nranks);
   for (int row = begin; row < end; ++row) {
-    p.ids[row] = row_argmax(p.scores + row * p.row_stride, p.vocab);
+    if (p.dtype == DType::kF32) {
+      p.ids[row] = row_argmax(static_cast<const float*>(p.scores) + row * p.row_stride, p.vocab);
+    } else {
+      p.ids[row] = argmax_16bit(static_cast<const std::uint16_t*>(p.scores) + row * p.row_stride,
+                                p.dtype, p.vocab);
+    }
   }
 }
 
 void argmax(const ArgmaxParams& p) {
+  // Waking the pool costs more than the scan of a row, which is all that one rank could do.
+  constexpr std::int64_t kWorthSharing = 1 << 16;
+  if (p.rows == 1 || std::int64_t{p.rows} * p.vocab < kWorthSharing) return argmax_part(p, 0, 1);
   ThreadPool& pool = ThreadPool::global();
   pool.run([&](int rank) { argmax_part(p, rank, pool.size()); });
 }

@@ -1,0 +1,353 @@
+// The finish kernel: folds the states of the main pass, adds the tail keys, divides, writes.
+//
+// grid    one warp per (step row, KV head), rows fastest: the warps of a block read the same
+//         committed tail keys; the warp takes the H/G query heads together, kHeads at a time
+// lane    kVec consecutive elements of the head dim; a lane beyond it computes with zeros
+// order   where tail keys lie -> their scores -> states in chunk order -> the tail as the last one:
+//         maximum, exponentials, sums in position order -> sink -> out
+// cost    per 8 tail keys and head 8 kVec FMA and 9 shuffles, per state and head 2 kVec operations
+//
+// Everything is float32 in an order that is fixed by the row's position: a score is one chain of
+// kVec fused multiply-adds per lane and one tree over the lanes, the same tree for every key.
+#pragma once
+
+#include <cstdint>
+
+#include "attention/elements.cuh"
+#include "attention/softmax.cuh"
+#include "attention/tail.cuh"
+
+namespace specdec::attention {
+
+inline constexpr int kFinishWarps = 4;
+template <int kHeads>
+struct FinishShared {
+  std::int64_t offsets[kMaxTail];              // of tail keys in the pool, in elements
+  alignas(16) float scores[kMaxTail][kHeads];  // then their exponentials
+};
+
+// kHeads query heads of one step row: states of a lane's elements.
+template <class T, class Kv, int kHeads, int kVec>
+struct RowFinisher {
+  // States that are on their way at once: as many as registers are left for.
+  static constexpr int kStates = kHeads * kVec > 32 ? 1 : kHeads * kVec > 8 ? 2 : 4;
+
+  const AttentionLaunch& launch;
+  FinishShared<kHeads>* shared;
+  std::int32_t lane, kv_head, heads;  // of the kHeads that exist
+  bool active;                        // has this lane elements?
+  float m[kHeads], l[kHeads], o[kHeads][kVec];
+
+  __device__ __forceinline__ RowFinisher(const AttentionLaunch& launch,
+                                         FinishShared<kHeads>* shared, std::int32_t kv_head)
+      : launch(launch),
+        shared(shared),
+        lane(static_cast<std::int32_t>(threadIdx.x & 31)),
+        kv_head(kv_head),
+        heads(0),
+        active(lane * kVec < launch.call.cache.head_dim) {}
+
+  __device__ __forceinline__ void clear() {
+#pragma unroll
+    for (int h = 0; h < kHeads; ++h) {
+      m[h] = empty_max(), l[h] = 0.0f;
+#pragma unroll
+      for (int e = 0; e < kVec; ++e) o[h][e] = 0.0f;
+    }
+  }
+
+  __device__ __forceinline__ void load(const void* pool, std::int32_t key,
+                                       float (&to)[kVec]) const {
+    if (active) {
+      load_floats(static_cast<const Kv*>(pool) + shared->offsets[key] + lane * kVec, to);
+    } else {
+#pragma unroll
+      for (int e = 0; e < kVec; ++e) to[e] = 0.0f;
+    }
+  }
+
+  // scores[key][head] in units of log2.
+  __device__ __forceinline__ void score_tail(const T* q, std::int32_t num_keys) {
+    constexpr int kBatch = 8;
+    const ScoreScale scale(score_scale(launch.call, kv_head), launch.call.softcap);
+    float query[kHeads][kVec];
+#pragma unroll
+    for (int h = 0; h < kHeads; ++h) {
+#pragma unroll
+      for (int e = 0; e < kVec; ++e) query[h][e] = 0.0f;
+      if (active && h < heads) {
+        load_floats(q + h * launch.call.cache.head_dim + lane * kVec, query[h]);
+      }
+    }
+    for (std::int32_t base = 0; base < num_keys; base += kBatch) {
+      float key[kBatch][kVec];
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) load(launch.k, min(base + i, num_keys - 1), key[i]);
+#pragma unroll
+      for (int h = 0; h < kHeads; ++h) {
+        float dot[kBatch];
+#pragma unroll
+        for (int i = 0; i < kBatch; ++i) {
+          dot[i] = query[h][0] * key[i][0];
+#pragma unroll
+          for (int e = 1; e < kVec; ++e) dot[i] = fmaf(query[h][e], key[i][e], dot[i]);
+        }
+        const float score = scale.score(transposed_sum(dot));
+        const std::int32_t mine = base + lane / 4;
+        if (lane % 4 == h % 4 && mine < num_keys) shared->scores[mine][h] = score;
+      }
+    }
+    __syncwarp();
+  }
+
+  // Merges the tail into {m, l, o}: one state, its keys in position order.
+  __device__ __forceinline__ void sum_tail(std::int32_t num_keys) {
+    // Scores are [key][head]: a lane meets one head only.
+    float* scores = &shared->scores[0][0];
+    float top = empty_max();
+    for (std::int32_t i = lane; i < num_keys * kHeads; i += 32) top = fmaxf(top, scores[i]);
+#pragma unroll
+    for (int other = kHeads; other < 32; other *= 2) {
+      top = fmaxf(top, __shfl_xor_sync(kWarp, top, other));
+    }
+    const float base = exponent_base(top);
+    for (std::int32_t i = lane; i < num_keys * kHeads; i += 32) {
+      scores[i] = gpu::exp2_approx(scores[i] - base);
+    }
+    __syncwarp();
+    float l_tail[kHeads], o_tail[kHeads][kVec];
+#pragma unroll
+    for (int h = 0; h < kHeads; ++h) {
+      l_tail[h] = 0.0f;
+#pragma unroll
+      for (int e = 0; e < kVec; ++e) o_tail[h][e] = 0.0f;
+    }
+#pragma unroll 4
+    for (std::int32_t key = 0; key < num_keys; ++key) {
+      float value[kVec];
+      load(launch.v, key, value);
+#pragma unroll
+      for (int h = 0; h < kHeads; ++h) {
+        const float p = shared->scores[key][h];
+        l_tail[h] += p;
+#pragma unroll
+        for (int e = 0; e < kVec; ++e) o_tail[h][e] = fmaf(p, value[e], o_tail[h][e]);
+      }
+    }
+#pragma unroll
+    for (int h = 0; h < kHeads; ++h) {
+      const MergeWeights w = merge_max(m[h], __shfl_sync(kWarp, top, h));
+      l[h] = merge(w, l[h], l_tail[h]);
+#pragma unroll
+      for (int e = 0; e < kVec; ++e) o[h][e] = merge(w, o[h][e], o_tail[h][e]);
+    }
+  }
+
+  // State `s` of a row that is at `place` in the job's first one.
+  __device__ __forceinline__ void load_state(std::int32_t place, std::int32_t s, float2* ml,
+                                             float (&part)[kVec]) const {
+    const std::int64_t row = std::int64_t{s} * launch.row_tile + place;
+    *ml = reinterpret_cast<const float2*>(launch.work.state_ml)[row];
+    if (!active) return;
+    const float* from = launch.work.state_o + row * launch.call.cache.head_dim + lane * kVec;
+    if constexpr (kVec == 2) {
+      const float2 two = *reinterpret_cast<const float2*>(from);
+      part[0] = two.x, part[1] = two.y;
+    } else {
+#pragma unroll
+      for (int e = 0; e < kVec; e += 4) {
+        const float4 four = *reinterpret_cast<const float4*>(from + e);
+        part[e] = four.x, part[e + 1] = four.y, part[e + 2] = four.z, part[e + 3] = four.w;
+      }
+    }
+  }
+
+  // Merges the job's states, in chunk order, into {m, l, o}.
+  __device__ __forceinline__ void fold_states(const RequestView& request, std::int32_t first_row) {
+    const WorkView& work = launch.work;
+    const std::int32_t row_blocks =
+        (request.rows * launch.group + launch.row_tile - 1) / launch.row_tile;
+    // The heads of a token may lie in two row blocks: lane h looks up head h.
+    const std::int32_t my_row = first_row + min(lane, heads - 1);
+    const Job& job =
+        work.jobs[work.job_begin[request.index] + kv_head * row_blocks + my_row / launch.row_tile];
+    const std::int32_t my_slots = job.num_slots;
+    const std::int32_t my_place = job.first_slot * launch.row_tile + my_row % launch.row_tile;
+    const std::int32_t num_slots = __reduce_max_sync(kWarp, my_slots);
+    if (num_slots == 0) return;
+
+    std::int32_t slots[kHeads], place[kHeads];
+#pragma unroll
+    for (int h = 0; h < kHeads; ++h) {
+      slots[h] = h < heads ? __shfl_sync(kWarp, my_slots, h) : 0;
+      place[h] = __shfl_sync(kWarp, my_place, h);
+    }
+    for (std::int32_t first = 0; first < num_slots; first += kStates) {
+      float2 ml[kStates][kHeads];
+      float part[kStates][kHeads][kVec];
+#pragma unroll
+      for (int s = 0; s < kStates; ++s) {
+#pragma unroll
+        for (int h = 0; h < kHeads; ++h) {
+          ml[s][h] = make_float2(empty_max(), 0.0f);
+#pragma unroll
+          for (int e = 0; e < kVec; ++e) part[s][h][e] = 0.0f;
+          if (first + s < slots[h]) load_state(place[h], first + s, &ml[s][h], part[s][h]);
+        }
+      }
+#pragma unroll
+      for (int s = 0; s < kStates; ++s) {
+#pragma unroll
+        for (int h = 0; h < kHeads; ++h) {
+          const MergeWeights w = merge_max(m[h], ml[s][h].x);
+          l[h] = merge(w, l[h], ml[s][h].y);
+#pragma unroll
+          for (int e = 0; e < kVec; ++e) o[h][e] = merge(w, o[h][e], part[s][h][e]);
+        }
+      }
+    }
+  }
+
+  // Divides and writes; a head whose result is no finite number is written as zeros. Returns
+  // whether there was one.
+  __device__ __forceinline__ bool write(T* out, std::int32_t first_head) {
+    const SpecAttentionParams& call = launch.call;
+    const float v_scale =
+        call.v_scale == nullptr ? 1.0f : call.v_scale[kv_head * call.scale_stride];
+    bool any_bad = false;
+#pragma unroll
+    for (int h = 0; h < kHeads; ++h) {
+      if (h >= heads) continue;
+      float decay = 1.0f;
+      if (call.sinks != nullptr) {
+        const float sink = call.sinks[first_head + h] * kLog2E;
+        const MergeWeights w = merge_max(m[h], sink);
+        l[h] = merge(w, l[h], 1.0f);
+        decay = w.total;
+      }
+      // The added 0 makes one zero of two: a state without keys may have turned -0 to +0.
+      const float factor = l[h] == 0.0f ? 0.0f : decay * v_scale / l[h];
+      std::uint32_t words[kVec / 2];
+      bool bad = false;
+#pragma unroll
+      for (int e = 0; e < kVec; e += 2) {
+        words[e / 2] = pack<T>(fmaf(o[h][e], factor, 0.0f), fmaf(o[h][e + 1], factor, 0.0f));
+        const float2 written = unpack<T>(words[e / 2]);
+        // inf - inf and NaN - NaN are not 0.
+        bad = bad || !(written.x - written.x == 0.0f) || !(written.y - written.y == 0.0f);
+      }
+      bad = __any_sync(kWarp, bad) != 0 || l[h] == 0.0f;
+      any_bad = any_bad || bad;
+      store(out + h * call.cache.head_dim, words, bad);
+    }
+    return any_bad;
+  }
+
+  __device__ __forceinline__ void store(T* out, const std::uint32_t (&words)[kVec / 2],
+                                        bool zero) const {
+    if (!active) return;
+#pragma unroll
+    for (int i = 0; i < kVec / 2; ++i) {
+      reinterpret_cast<std::uint32_t*>(out + lane * kVec)[i] = zero ? 0u : words[i];
+    }
+  }
+};
+
+// Blocks that a multiprocessor has registers for: as many as the kernel can have without spilling.
+// Left to itself the compiler spills a few registers to reach the next whole block.
+template <int kHeads, int kVec>
+inline constexpr int kFinishBlocks = kHeads * kVec <= 4    ? (kVec == 2 && kHeads == 2 ? 5 : 6)
+                                     : kHeads * kVec <= 8  ? (kHeads == 4   ? 3
+                                                              : kHeads == 1 ? 4
+                                                                            : 5)
+                                     : kHeads * kVec <= 16 ? (kHeads == 8 ? 3 : 4)
+                                     : kHeads == 4         ? 3
+                                                           : 2;
+
+template <class T, class Kv, int kHeads, int kVec>
+__global__ void __launch_bounds__(kFinishWarps * 32, (kFinishBlocks<kHeads, kVec>))
+    finish(const __grid_constant__ AttentionLaunch launch) {
+  const SpecAttentionParams& call = launch.call;
+  const StepView& step = call.step;
+  const std::int32_t warp = static_cast<std::int32_t>(threadIdx.x >> 5);
+  const std::int32_t item = static_cast<std::int32_t>(blockIdx.x) * kFinishWarps + warp;
+  if (item >= step.num_rows * call.cache.num_kv_heads) return;
+  const std::int32_t row = item % step.num_rows, kv_head = item / step.num_rows;
+  RowFinisher<T, Kv, kHeads, kVec> finisher(
+      launch, gpu::dynamic_shared<FinishShared<kHeads>>() + warp, kv_head);
+  gpu::grid_dependency_wait();
+  gpu::launch_dependents();
+
+  const std::int32_t b = find_request(step, row);
+  const bool known = b < step.num_requests;
+  const RequestView request = known ? request_view(step, b) : RequestView{b, row, 0, 0, false};
+  const std::int32_t token = row - request.first_row;
+  std::uint32_t flags = known ? launch.work.request_flags[b] : 0u;
+  std::int32_t position = request.kv_len + token;
+  const std::uint32_t* mask = mask_of(step, request, token);
+  if (known && flags == 0 && request.tree) {
+    position = tree_position(step, request, row);
+    if (!is_path(call, request, token, position, mask)) flags = kStatusBadTree;
+  }
+
+  // No tail in fast mode. It is never empty in exact mode: a row sees itself.
+  std::int32_t tail_begin = 0, num_tail = 0;
+  const bool good = known && flags == 0;
+  if (good && call.exact) {
+    const RowKeys keys =
+        exact_row_keys(position, call.max_depth, launch.granule, call.sliding_window);
+    tail_begin = keys.tail_begin;
+    num_tail = keys.tail_end - keys.tail_begin;
+    find_tail(launch, request, kv_head, mask, tail_begin, keys.tail_end, finisher.shared->offsets);
+  }
+  for (std::int32_t h = 0; h < launch.group; h += kHeads) {
+    const std::int32_t head = kv_head * launch.group + h;
+    finisher.heads = min(kHeads, launch.group - h);
+    T* out = static_cast<T*>(call.out) + row * call.out_row_stride +
+             head * static_cast<std::int64_t>(call.cache.head_dim);
+    finisher.clear();
+    if (!good) {
+      const std::uint32_t zeros[kVec / 2] = {};
+      for (std::int32_t i = 0; i < finisher.heads; ++i) {
+        finisher.store(out + i * call.cache.head_dim, zeros, true);
+      }
+      continue;
+    }
+    if (num_tail > 0) {
+      const T* q = static_cast<const T*>(call.q) + row * call.q_row_stride +
+                   head * static_cast<std::int64_t>(call.cache.head_dim);
+      finisher.score_tail(q, num_tail);
+    }
+    finisher.fold_states(request, token * launch.group + h);
+    if (num_tail > 0) finisher.sum_tail(num_tail);
+    if (finisher.write(out, head)) flags |= kStatusNaN;
+    __syncwarp();  // before the next heads' scores
+  }
+  if (flags != 0 && finisher.lane == 0 && call.exec.status != nullptr) {
+    atomicOr(&call.exec.status[b], flags);
+  }
+}
+
+template <class T, class Kv, int kHeads>
+void launch_finish_heads(const AttentionLaunch& launch) {
+  const std::int32_t head_dim = launch.call.cache.head_dim;
+  void (*kernel)(AttentionLaunch) = head_dim <= 64    ? finish<T, Kv, kHeads, 2>
+                                    : head_dim <= 128 ? finish<T, Kv, kHeads, 4>
+                                                      : finish<T, Kv, kHeads, 8>;
+  const std::int32_t warps = launch.call.step.num_rows * launch.call.cache.num_kv_heads;
+  if (warps == 0) return;
+  gpu::launch(kernel, dim3((warps + kFinishWarps - 1) / kFinishWarps), dim3(kFinishWarps * 32),
+              kFinishWarps * sizeof(FinishShared<kHeads>), launch.call.exec.stream,
+              {.dependent = true}, launch);
+}
+
+// For rows of T over pages of Kv.
+template <class T, class Kv>
+void launch_finish_types(const AttentionLaunch& launch) {
+  if (launch.group == 1) return launch_finish_heads<T, Kv, 1>(launch);
+  if (launch.group == 2) return launch_finish_heads<T, Kv, 2>(launch);
+  if (launch.group <= 4) return launch_finish_heads<T, Kv, 4>(launch);
+  launch_finish_heads<T, Kv, 8>(launch);
+}
+
+}  // namespace specdec::attention

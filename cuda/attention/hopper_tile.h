@@ -1,0 +1,92 @@
+// Sizes of the Hopper family's kernel (hopper.cuh): what a block of it takes for K and V of `kDim`
+// numbers per key and kConsumers consumer warpgroups. Plain constants: the instance table and the
+// choice of a kernel read them without a GPU compiler.
+#pragma once
+
+#include <cstdint>
+
+#include "backend/attention/arithmetic.h"
+
+namespace specdec::attention {
+
+// kE4m3: K and V lie in memory as e4m3 and are widened to the queries' 16-bit type on the way.
+template <int kHeadDim, int kConsumerGroups, bool kE4m3 = false>
+struct HopperTile {
+  static constexpr int kDim = kHeadDim;
+  static constexpr int kConsumers = kConsumerGroups;
+  static constexpr bool kWiden = kE4m3;
+  static constexpr int kRowTile = 64 * kConsumers;         // wgmma takes 64 rows
+  static constexpr int kThreads = 128 * (kConsumers + 1);  // one warpgroup loads
+  static_assert(kConsumers >= 1 && kConsumers <= 3, "registers: at most four warpgroups");
+
+  // K or V of a block of keys as the matrix instructions read it: boxes of 64 numbers (128 bytes,
+  // the widest swizzle) side by side, each 64 keys tall. Columns from kDim on hold nothing.
+  static constexpr int kBoxColumns = 64;
+  static constexpr int kBoxes = (kDim + kBoxColumns - 1) / kBoxColumns;
+  static constexpr int kBoxBytes = kBlockKeys * kBoxColumns * 2;
+  static constexpr int kTileBytes = kBoxes * kBoxBytes;
+
+  // The same as the copy engine brings it: e4m3 in plain rows, to be widened into the boxes.
+  static constexpr int kLoadColumns = kWiden ? kDim : kBoxColumns;
+  static constexpr int kLoadRowBytes = kWiden ? kDim : 2 * kBoxColumns;
+  static constexpr int kLoadBoxes = kWiden ? 1 : kBoxes;
+  static constexpr int kLoadBytes = kLoadBoxes * kBlockKeys * kLoadRowBytes;
+
+  // Queries live in registers (kDim / 4 of them) where those suffice: shared memory is then read
+  // only for K and V, and its bandwidth is what could bound wgmma at 64 keys.
+  static constexpr bool kQueriesInRegisters = kDim <= 64 || (kDim <= 128 && kConsumers <= 2);
+  static constexpr int kQueryBytes = kQueriesInRegisters ? 16 : kConsumers * kTileBytes;
+  // So does the sum over the chunks that a unit has finished (kDim / 2 registers). Widening needs
+  // registers too.
+  static constexpr bool kFoldInRegisters = kQueriesInRegisters && !(kWiden && kConsumers > 1);
+  static constexpr int kFoldBytes = kFoldInRegisters ? 16 : kRowTile * kDim * 4;
+  static constexpr int kRowBytes = 16;
+
+  // setmaxnreg shares 65,536 registers out among the roles. One consumer needs no hand-over.
+  static constexpr int kConsumerRegisters = kConsumers == 3 ? 160 : kWiden ? 224 : 240;
+  static constexpr int kProducerRegisters = kConsumers == 3 || !kWiden ? 32 : 64;
+  static_assert(kConsumers * kConsumerRegisters + kProducerRegisters <= 512);
+
+  // Stages of 16-bit tiles and, if widened, of e4m3 tiles. A stage is K and V of 64 keys. Six of 32
+  // KB cover the latency of memory at full rate several times over.
+  static constexpr int kSharedLimit = 227 * 1024;
+  static constexpr int kRoom = kSharedLimit - kQueryBytes - kFoldBytes - kRowTile * kRowBytes - 512;
+  static constexpr int at_most(int n, int limit) { return n < limit ? n : limit; }
+  static constexpr int kStages = kWiden ? at_most((kRoom - 4 * kLoadBytes) / (2 * kTileBytes), 3)
+                                        : at_most(kRoom / (2 * kTileBytes), 6);
+  static constexpr int kLoadStages =
+      kWiden ? at_most((kRoom - kStages * 2 * kTileBytes) / (2 * kLoadBytes), 5) : kStages;
+  static_assert(kStages >= 1 && kLoadStages >= 2, "loading has to run ahead of computing");
+};
+
+// The barriers of a ring of stages. K and V of a stage are filled and freed by themselves.
+template <int kStages>
+struct HopperBarriers {
+  std::uint64_t k_full[kStages], k_empty[kStages], v_full[kStages], v_empty[kStages];
+};
+
+// Shared memory of a block. Boxes lie at multiples of 1024 bytes, as their swizzle wants.
+template <class Tile>
+struct HopperShared {
+  static constexpr int kRawStages = Tile::kWiden ? Tile::kLoadStages : 1;
+  static constexpr int kRawBytes = Tile::kWiden ? Tile::kLoadBytes : 16;
+
+  alignas(1024) unsigned char k[Tile::kStages][Tile::kTileBytes];
+  alignas(1024) unsigned char v[Tile::kStages][Tile::kTileBytes];
+  alignas(1024) unsigned char q[Tile::kQueryBytes];
+  alignas(128) unsigned char raw_k[kRawStages][kRawBytes];
+  alignas(128) unsigned char raw_v[kRawStages][kRawBytes];
+  alignas(16) unsigned char fold[Tile::kFoldBytes];
+  alignas(16) unsigned char rows[Tile::kRowTile * Tile::kRowBytes];
+  HopperBarriers<Tile::kStages> ready;    // of k and v
+  HopperBarriers<kRawStages> raw;         // of raw_k and raw_v
+  std::uint64_t v_landed[Tile::kStages];  // of tiles that have to be cleaned before use
+};
+
+template <class Tile>
+constexpr int hopper_shared_bytes() {
+  static_assert(sizeof(HopperShared<Tile>) <= Tile::kSharedLimit);
+  return static_cast<int>(sizeof(HopperShared<Tile>));
+}
+
+}  // namespace specdec::attention

@@ -1,0 +1,79 @@
+// e4m3 K and V for the Hopper family's kernel: three warps of the loading warpgroup turn the tiles
+// that the first one has the copy engine bring into tiles of the queries' 16-bit type, swizzled as
+// the engine would. Keys that do not belong to the unit become zeros on the way.
+#pragma once
+
+#include <cstdint>
+
+#include "attention/elements.cuh"
+#include "attention/hopper_load.cuh"
+
+namespace specdec::attention::hopper {
+
+inline constexpr int kWideningWarps = 3;
+
+// One tile, shared out among the threads of the widening warps. Returns whether it met a NaN.
+template <class T, class Tile>
+__device__ __forceinline__ bool widen_tile(const unsigned char* raw, unsigned char* tile,
+                                           const UnitKeys& keys, std::int32_t first_key) {
+  constexpr int kRowVectors = Tile::kDim / 16;  // 16 numbers each: 16 bytes in, 32 out
+  std::uint32_t nan = 0;
+  for (int i = static_cast<int>(threadIdx.x) - 32; i < kBlockKeys * kRowVectors;
+       i += 32 * kWideningWarps) {
+    const int row = i / kRowVectors, column = i % kRowVectors * 16;
+    uint4 in = reinterpret_cast<const uint4*>(raw)[i];
+    if (!keys.has(first_key + row)) in = make_uint4(0, 0, 0, 0);
+    nan |= e4m3_nan(in.x) | e4m3_nan(in.y) | e4m3_nan(in.z) | e4m3_nan(in.w);
+    const uint2 a = widen_e4m3<T>(in.x), b = widen_e4m3<T>(in.y);
+    const uint2 c = widen_e4m3<T>(in.z), d = widen_e4m3<T>(in.w);
+    uint4* line =
+        reinterpret_cast<uint4*>(tile + column / Tile::kBoxColumns * Tile::kBoxBytes) + row * 8;
+    const int chunk = column % Tile::kBoxColumns / 8;
+    line[chunk ^ (row & 7)] = make_uint4(a.x, a.y, b.x, b.y);
+    line[(chunk + 1) ^ (row & 7)] = make_uint4(c.x, c.y, d.x, d.y);
+  }
+  return nan != 0;
+}
+
+// The widening warps: raw tiles to tiles, for all units of the block, in order.
+template <class T, class Tile>
+__device__ __forceinline__ void widen_tiles(const AttentionLaunch& launch,
+                                            HopperShared<Tile>& shared) {
+  const WorkView& work = launch.work;
+  const int lane = static_cast<int>(threadIdx.x % 32);
+  Cursor<Tile::kLoadStages> from;
+  Cursor<Tile::kStages> to;
+  for (std::int32_t u = work.block_begin[blockIdx.x]; u < work.block_begin[blockIdx.x + 1]; ++u) {
+    const Unit unit = work.units[u];
+    const Job job = work.jobs[unit.job];
+    const UnitKeys keys(job, unit);
+    bool nan = false;
+    for (std::int32_t block = keys.first_block(); block < keys.end_block(); ++block) {
+      const auto widen = [&](const unsigned char* raw, std::uint64_t* raw_full,
+                             std::uint64_t* raw_empty, unsigned char* tile, std::uint64_t* full,
+                             std::uint64_t* empty) {
+        gpu::mbarrier_wait(raw_full, from.round);
+        gpu::mbarrier_wait(empty, to.round ^ 1);
+        const bool found = widen_tile<T, Tile>(raw, tile, keys, block * kBlockKeys);
+        nan = nan || found;
+        gpu::fence_proxy_async();
+        __syncwarp();
+        if (lane == 0) {
+          gpu::mbarrier_arrive(full);
+          gpu::mbarrier_arrive(raw_empty);
+        }
+      };
+      widen(shared.raw_k[from.stage], &shared.raw.k_full[from.stage],
+            &shared.raw.k_empty[from.stage], shared.k[to.stage], &shared.ready.k_full[to.stage],
+            &shared.ready.k_empty[to.stage]);
+      widen(shared.raw_v[from.stage], &shared.raw.v_full[from.stage],
+            &shared.raw.v_empty[from.stage], shared.v[to.stage], &shared.ready.v_full[to.stage],
+            &shared.ready.v_empty[to.stage]);
+      from.advance();
+      to.advance();
+    }
+    if (nan) atomicOr(work.request_flags + job.request, static_cast<std::uint32_t>(kStatusNaN));
+  }
+}
+
+}  // namespace specdec::attention::hopper

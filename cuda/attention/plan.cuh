@@ -1,0 +1,184 @@
+// Pieces of the plan kernel: sums over a block, and what a job or a request needs.
+#pragma once
+
+#include <cstdint>
+
+#include "attention/rows.cuh"
+#include "gpu/gpu.cuh"
+
+namespace specdec::attention {
+
+inline constexpr int kPlanThreads = 1024;
+
+struct PlanShared {
+  std::int64_t warp_sums[kPlanThreads / 32];
+};
+
+// Sum of the values of all threads before this one; `total` of all. Every thread calls it.
+__device__ __forceinline__ std::int64_t block_scan(std::int64_t value, PlanShared* shared,
+                                                   std::int64_t* total) {
+  constexpr unsigned kAllLanes = 0xffffffffu;
+  const unsigned lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+  std::int64_t inclusive = value;
+  for (unsigned delta = 1; delta < 32; delta <<= 1) {
+    const std::int64_t below = __shfl_up_sync(kAllLanes, inclusive, delta);
+    if (lane >= delta) inclusive += below;
+  }
+  if (lane == 31) shared->warp_sums[warp] = inclusive;
+  __syncthreads();
+  std::int64_t sums = shared->warp_sums[lane];
+  static_assert(kPlanThreads == 32 * 32, "one lane for each warp");
+  for (unsigned delta = 1; delta < 32; delta <<= 1) {
+    const std::int64_t below = __shfl_up_sync(kAllLanes, sums, delta);
+    if (lane >= delta) sums += below;
+  }
+  *total = __shfl_sync(kAllLanes, sums, 31);
+  const std::int64_t before = warp == 0 ? 0 : __shfl_sync(kAllLanes, sums, warp - 1);
+  __syncthreads();  // warp_sums may be written again
+  return before + inclusive - value;
+}
+
+// The largest value of all threads. Every thread calls it.
+__device__ __forceinline__ std::int32_t block_max(std::int32_t value, PlanShared* shared) {
+  constexpr unsigned kAllLanes = 0xffffffffu;
+  const unsigned lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+  value = __reduce_max_sync(kAllLanes, value);
+  if (lane == 0) shared->warp_sums[warp] = value;
+  __syncthreads();
+  value = __reduce_max_sync(kAllLanes, static_cast<std::int32_t>(shared->warp_sums[lane]));
+  __syncthreads();  // warp_sums may be written again
+  return value;
+}
+
+// Checks one request, a warp together: its lengths, and the pages that no job of the main pass
+// looks at before the finish kernel reads them. Returns StatusFlag bits.
+__device__ __forceinline__ std::uint32_t check_request(const AttentionLaunch& launch,
+                                                       const RequestView& request) {
+  const SpecAttentionParams& call = launch.call;
+  const std::int64_t keys = std::int64_t{request.kv_len} + request.rows;
+  if (request.rows < 0 || request.kv_len < 0 || request.first_row < 0 ||
+      std::int64_t{request.first_row} + request.rows > call.step.num_rows ||
+      keys > std::int64_t{call.step.page_table_stride} << launch.page_shift) {
+    return kStatusBadLength;
+  }
+  if (request.rows == 0) return 0;
+  if (request.tree && request.rows > kMaxStepTokens) return kStatusBadTree;
+  const RowKeys first =
+      exact_row_keys(request.kv_len, call.max_depth, launch.granule, call.sliding_window);
+  const std::int32_t end_page = static_cast<std::int32_t>((keys - 1) >> launch.page_shift) + 1;
+  const std::int32_t* pages =
+      call.step.page_table + std::int64_t{request.index} * call.step.page_table_stride;
+  bool bad = false;
+  for (std::int32_t i =
+           (first.tail_begin >> launch.page_shift) + static_cast<std::int32_t>(threadIdx.x & 31);
+       i < end_page; i += 32) {
+    bad = bad || pages[i] < 0 || pages[i] >= call.cache.num_pages;
+  }
+  return __any_sync(0xffffffffu, bad) != 0 ? kStatusBadPage : 0u;
+}
+
+// The request of a job: the last that begins at or before it (those without jobs begin where the
+// next one does).
+__device__ __forceinline__ std::int32_t request_of(const std::int32_t* job_begin,
+                                                   std::int32_t num_requests, std::int32_t job) {
+  std::int32_t low = 0, high = num_requests;  // job_begin[low] <= job < job_begin[high]
+  while (high - low > 1) {
+    const std::int32_t middle = (low + high) / 2;
+    (job_begin[middle] <= job ? low : high) = middle;
+  }
+  return low;
+}
+
+// A job without its slots. Its keys are those of its first to its last row; for a tree the bounds
+// of any tree of that many rows, so that no position has to be read.
+__device__ __forceinline__ Job make_job(const AttentionLaunch& launch, const RequestView& request,
+                                        std::int32_t index_in_request) {
+  const SpecAttentionParams& call = launch.call;
+  const std::int32_t num_rows = request.rows * launch.group;
+  const std::int32_t row_blocks = (num_rows + launch.row_tile - 1) / launch.row_tile;
+  Job job = {};
+  job.request = request.index;
+  job.kv_head = index_in_request / row_blocks;
+  job.row_block = index_in_request % row_blocks;
+  const std::int32_t first_row = job.row_block * launch.row_tile;
+  const std::int32_t last_row = min(first_row + launch.row_tile, num_rows) - 1;
+  std::int32_t first = request.kv_len, last = request.kv_len;  // positions
+  if (!request.tree) {
+    first += first_row / launch.group;
+    last += last_row / launch.group;
+  } else if (call.exact) {
+    last += min(call.max_depth, request.rows - 1);
+  } else {
+    last += request.rows - 1;  // slots, rather
+  }
+  const RowKeys oldest = exact_row_keys(first, call.max_depth, launch.granule, call.sliding_window);
+  const RowKeys newest = exact_row_keys(last, call.max_depth, launch.granule, call.sliding_window);
+  const std::int32_t end = call.exact ? newest.main_end : last + 1;
+  if (oldest.main_begin >= end) return job;
+  job.first_key = oldest.main_begin;
+  job.end_key = end;
+  job.first_chunk = chunk_of(job.first_key);
+  job.end_chunk = chunk_of(end - 1) + 1;
+  return job;
+}
+
+// What a job costs beside its key blocks, in key blocks: queries, states.
+inline constexpr std::int32_t kJobCost = 1;
+
+// Key blocks of chunk `chunk` of a job.
+__device__ __forceinline__ std::int32_t chunk_blocks(const Job& job, std::int32_t chunk) {
+  const std::int32_t begin = max(chunk_begin(chunk), job.first_key) / kBlockKeys;
+  const std::int32_t end = min(chunk_begin(chunk + 1), job.end_key);
+  return (end + kBlockKeys - 1) / kBlockKeys - begin;
+}
+
+__device__ __forceinline__ std::int32_t job_cost(const Job& job) {
+  if (job.first_chunk == job.end_chunk) return 0;
+  return kJobCost + (job.end_key + kBlockKeys - 1) / kBlockKeys - job.first_key / kBlockKeys;
+}
+
+// Deals out the line of all costs, one job after another, in equal shares: a piece goes to the
+// block in whose share its middle lies.
+struct Dealer {
+  std::int64_t share;
+  std::int32_t num_blocks;
+
+  __device__ __forceinline__ std::int32_t block_of(std::int64_t begin, std::int32_t cost) const {
+    const std::int64_t block = (2 * begin + cost) / (2 * share);
+    return block < num_blocks ? static_cast<std::int32_t>(block) : num_blocks - 1;
+  }
+};
+
+// Would whole jobs keep the blocks about as busy as equal shares? Then cutting them is not worth
+// the states that it leaves: each costs the traffic of several key blocks, written and read again.
+__device__ __forceinline__ bool whole_jobs_suffice(std::int32_t num_jobs, std::int32_t largest_cost,
+                                                   const Dealer& dealer) {
+  constexpr std::int64_t kSlackPercent = 118;
+  const std::int64_t rounds = (num_jobs + dealer.num_blocks - 1) / dealer.num_blocks;
+  return rounds * largest_cost * 100 <= dealer.share * kSlackPercent;
+}
+
+// Cuts a job that begins at `begin` of the line into units and calls
+// emit(block, first_chunk, end_chunk) for each in order.
+template <class Emit>
+__device__ __forceinline__ void cut_job(const Job& job, std::int64_t begin, const Dealer& dealer,
+                                        bool whole, Emit&& emit) {
+  if (job.first_chunk == job.end_chunk) return;
+  const std::int32_t cost = job_cost(job);
+  std::int32_t block = dealer.block_of(begin, cost);
+  if (whole) return emit(block, job.first_chunk, job.end_chunk);
+  std::int32_t unit_begin = job.first_chunk;
+  for (std::int32_t chunk = job.first_chunk; chunk < job.end_chunk; ++chunk) {
+    const std::int32_t piece = chunk_blocks(job, chunk) + (chunk == job.first_chunk ? kJobCost : 0);
+    const std::int32_t owner = dealer.block_of(begin, piece);
+    begin += piece;
+    if (chunk != job.first_chunk && owner != block) {
+      emit(block, unit_begin, chunk);
+      unit_begin = chunk;
+    }
+    block = owner;
+  }
+  emit(block, unit_begin, job.end_chunk);
+}
+
+}  // namespace specdec::attention

@@ -1,0 +1,124 @@
+// What the rows of a job may see in the main pass.
+//
+// A row's keys are a range of token slots, and in fast mode, in a tree, its ancestors among the
+// step's own rows besides. In exact mode slots are positions: all main keys are committed.
+#pragma once
+
+#include <cstdint>
+
+#include "attention/spec_attention.h"
+#include "gpu/gpu.cuh"
+
+namespace specdec::attention {
+
+// The scale of q.k with K as it is stored.
+__device__ __forceinline__ float score_scale(const SpecAttentionParams& call,
+                                             std::int32_t kv_head) {
+  return call.k_scale == nullptr ? call.scale
+                                 : call.scale * call.k_scale[kv_head * call.scale_stride];
+}
+
+struct RequestView {
+  std::int32_t index, first_row, rows, kv_len;
+  bool tree;
+};
+
+__device__ __forceinline__ RequestView request_view(const StepView& step, std::int32_t b) {
+  const std::int32_t first_row = step.cu_rows[b];
+  return {b, first_row, step.cu_rows[b + 1] - first_row, step.kv_len[b], step.is_tree[b] != 0};
+}
+
+// The mask of step row `token` of a request; null in a chain, whose mask need not exist.
+__device__ __forceinline__ const std::uint32_t* mask_of(const StepView& step,
+                                                        const RequestView& request,
+                                                        std::int32_t token) {
+  if (!request.tree) return nullptr;
+  return step.mask + (request.first_row + token) * std::int64_t{kMaskWords};
+}
+
+// The slots that a row sees: [begin, end), and with `tree` those slots kv_len + j, j >= tree_begin,
+// whose bit j is set in the row's mask.
+struct RowSlots {
+  std::int32_t begin, end;
+  std::int32_t tree_begin;
+  bool tree;
+};
+
+// The number of the `index`-th set bit of a mask row (from 0); there must be one.
+__device__ __forceinline__ std::int32_t nth_ancestor(const std::uint32_t* mask,
+                                                     std::int32_t index) {
+  for (std::int32_t word = 0; word < kMaskWords; ++word) {
+    std::uint32_t bits = mask[word];
+    const std::int32_t count = __popc(bits);
+    if (index >= count) {
+      index -= count;
+      continue;
+    }
+    while (index-- > 0) bits &= bits - 1;
+    return word * 32 + __ffs(static_cast<int>(bits)) - 1;
+  }
+  return kMaxStepTokens;
+}
+
+// The position of a tree's row: positions[], or if the step has none the number of its ancestors.
+__device__ __forceinline__ std::int32_t tree_position(const StepView& step,
+                                                      const RequestView& request,
+                                                      std::int32_t row) {
+  if (step.positions != nullptr) return step.positions[row];
+  const std::uint32_t* mask = mask_of(step, request, row - request.first_row);
+  std::int32_t position = request.kv_len - 1;  // a row is among its own bits
+#pragma unroll
+  for (std::int32_t word = 0; word < kMaskWords; ++word) position += __popc(mask[word]);
+  return position;
+}
+
+// Of step row `token` of a request.
+__device__ __forceinline__ RowSlots row_slots(const AttentionLaunch& launch,
+                                              const RequestView& request, std::int32_t token) {
+  const SpecAttentionParams& call = launch.call;
+  const std::int32_t row = request.first_row + token;
+  const std::int32_t position =
+      request.tree ? tree_position(call.step, request, row) : request.kv_len + token;
+  if (call.exact) {
+    const RowKeys keys =
+        exact_row_keys(position, call.max_depth, launch.granule, call.sliding_window);
+    return {keys.main_begin, keys.main_end, 0, false};
+  }
+  const std::int32_t oldest = position + 1 - call.sliding_window;
+  const std::int32_t begin = call.sliding_window > 0 && oldest > 0 ? oldest : 0;
+  if (!request.tree) return {begin, position + 1, 0, false};
+  // Ancestors ascend in depth, so that a window cuts off the first of them.
+  std::int32_t tree_begin = 0;
+  if (begin > request.kv_len) {
+    tree_begin = nth_ancestor(mask_of(call.step, request, token), begin - request.kv_len);
+  }
+  return {begin, request.kv_len, tree_begin, true};
+}
+
+// Bits [begin, end) of 64, either bound anywhere.
+__device__ __forceinline__ std::uint64_t bit_range(std::int32_t begin, std::int32_t end) {
+  const std::uint64_t below_end = end >= 64 ? ~0ull : end <= 0 ? 0ull : (1ull << end) - 1;
+  const std::uint64_t below_begin = begin >= 64 ? ~0ull : begin <= 0 ? 0ull : (1ull << begin) - 1;
+  return below_end & ~below_begin;
+}
+
+// Bit i: may the row see slot first_slot + i? `mask` is the row's, read only if slots.tree.
+__device__ __forceinline__ std::uint64_t visible_slots(const RowSlots& slots,
+                                                       const std::uint32_t* mask,
+                                                       std::int32_t kv_len,
+                                                       std::int32_t first_slot) {
+  std::uint64_t visible = bit_range(slots.begin - first_slot, slots.end - first_slot);
+  if (!slots.tree) return visible;
+  const std::int32_t shift = kv_len - first_slot;  // of draft 0 in this block
+#pragma unroll
+  for (std::int32_t word = 0; word < kMaskWords; ++word) {
+    const std::int32_t at = shift + word * 32;
+    if (at <= -32 || at >= 64) continue;
+    const std::uint64_t bits =
+        mask[word] & static_cast<std::uint32_t>(bit_range(slots.tree_begin - word * 32, 32));
+    visible |= at >= 0 ? bits << at : bits >> -at;
+  }
+  return visible;
+}
+
+}  // namespace specdec::attention

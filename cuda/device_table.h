@@ -1,0 +1,44 @@
+// The table of device operations, for the CUDA runtime and for its emulation alike: both run the
+// same host code, so what chooses and launches kernels on a GPU is what the tests exercise.
+#pragma once
+
+#include "attention/dispatch.h"
+#include "backend/backend.h"
+#include "kv/kv.h"
+#include "step/step.h"
+
+namespace specdec::cuda {
+
+template <class Device, auto kOperation, class Params>
+void run_on(const Params& params) {
+  const Device device(params.exec.device);
+  kOperation(params);
+}
+
+template <class Device>
+void run_attention_on(const SpecAttentionParams& params) {
+  const Device device(params.exec.device);
+  spec_attention(params, Device::limits(params.exec.device));
+}
+
+// Device: Device(int index) makes that device the calling thread's until it is destroyed;
+// Device::limits(int index) tells its properties. The caller adds the name, where tensors lie, and
+// hooks.
+template <class Device>
+Backend device_table() {
+  Backend table;
+  table.layout = kBackendLayout;
+  table.reads_values_on_host = false;
+  table.append_kv = run_on<Device, append_kv, AppendKvParams>;
+  table.rope_append_kv = run_on<Device, rope_append_kv, RopeAppendKvParams>;
+  table.spec_attention = run_attention_on<Device>;
+  table.compact_kv = run_on<Device, compact_kv, CompactKvParams>;
+  table.build_step = run_on<Device, build_step, BuildStepParams>;
+  table.pack_mask = run_on<Device, pack_mask, PackMaskParams>;
+  table.argmax = run_on<Device, argmax, ArgmaxParams>;
+  table.argmax_workspace_bytes = argmax_workspace_bytes;
+  table.limits = Device::limits;
+  return table;
+}
+
+}  // namespace specdec::cuda

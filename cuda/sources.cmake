@@ -1,0 +1,14 @@
+# The sources of the device operations, for nvcc (cuda/CMakeLists.txt) and for the emulator
+# (tests/simt/CMakeLists.txt). Instances are generated (scripts/gen_instances.py); a name says which
+# family it is of.
+set(here ${CMAKE_CURRENT_LIST_DIR})
+set(SPECDEC_CUDA_HOST ${here}/attention/dispatch.cc
+                      ${here}/attention/instances/launchers.cc)
+set(SPECDEC_CUDA_KV ${here}/kv/append.cu ${here}/kv/compact.cu ${here}/kv/rope_append.cu)
+set(SPECDEC_CUDA_STEP ${here}/step/argmax.cu ${here}/step/build_step.cu)
+file(GLOB finish CONFIGURE_DEPENDS ${here}/attention/instances/finish_*.cu)
+set(SPECDEC_CUDA_ATTENTION ${here}/attention/generic.cu ${here}/attention/plan.cu ${finish})
+file(GLOB SPECDEC_CUDA_AMPERE CONFIGURE_DEPENDS ${here}/attention/instances/ampere_*.cu)
+file(GLOB SPECDEC_CUDA_HOPPER CONFIGURE_DEPENDS ${here}/attention/instances/hopper_*.cu)
+set(SPECDEC_CUDA_KERNELS ${SPECDEC_CUDA_KV} ${SPECDEC_CUDA_STEP} ${SPECDEC_CUDA_ATTENTION}
+                         ${SPECDEC_CUDA_AMPERE} ${SPECDEC_CUDA_HOPPER})

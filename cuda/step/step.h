@@ -1,0 +1,17 @@
+// Launchers of the kernels around a step: geometry from parents[], mask packing, argmax. Params and
+// semantics: backend/ops.h. Each enqueues on exec.stream and returns; docs/kernels/build_step.md.
+#pragma once
+
+#include "backend/ops.h"
+
+namespace specdec::cuda {
+
+void build_step(const BuildStepParams& params);
+void pack_mask(const PackMaskParams& params);
+
+// Bytes of exec.workspace that let argmax share a row among blocks. With less (or none) a row is
+// one block's work: slower, the same result. 0: sharing would not help.
+std::int64_t argmax_workspace_bytes(std::int32_t rows, std::int32_t vocab);
+void argmax(const ArgmaxParams& params);
+
+}  // namespace specdec::cuda
