@@ -9,7 +9,11 @@
 
 namespace specdec {
 
-enum class RandomPurpose : std::uint32_t { kLookaheadWindow = 1, kLookaheadPrefill = 2 };
+enum class RandomPurpose : std::uint32_t {
+  kLookaheadWindow = 1,
+  kLookaheadPrefill = 2,
+  kToken = 3
+};
 
 struct Philox {
   std::uint32_t v[4];
@@ -36,6 +40,14 @@ SPECDEC_HD inline Philox philox4x32(std::uint64_t seed, std::uint64_t position,
     k1 += 0xBB67AE85u;
   }
   return Philox{{c0, c1, c2, c3}};
+}
+
+// Uniform in [0, 1), a multiple of 2^-53.
+SPECDEC_HD inline double philox_uniform(std::uint64_t seed, std::uint64_t position,
+                                        RandomPurpose purpose, std::uint32_t draw) {
+  const Philox r = philox4x32(seed, position, purpose, draw);
+  const std::uint64_t bits = (std::uint64_t{r.v[0]} << 21) | (r.v[1] >> 11);
+  return static_cast<double>(bits) * 0x1.0p-53;
 }
 
 // Uniform integer in [0, n), n >= 1, by the multiply-high method (bias < n / 2^32, irrelevant here:

@@ -28,7 +28,7 @@ inline constexpr int kMaxDraftLen = kMaxStepTokens - 1;
 // says "row i may attend step token j".
 inline constexpr int kMaskWords = kMaxStepTokens / 32;
 
-enum class DType : std::uint8_t { kF32, kF16, kBF16, kI32, kI64, kU8, kU32, kBool };
+enum class DType : std::uint8_t { kF32, kF16, kBF16, kI32, kI64, kU8, kU32, kBool, kF8E4M3 };
 enum class DeviceType : std::uint8_t { kCpu, kCuda };
 
 constexpr std::size_t dtype_bytes(DType dtype) {
@@ -44,6 +44,7 @@ constexpr std::size_t dtype_bytes(DType dtype) {
       return 8;
     case DType::kU8:
     case DType::kBool:
+    case DType::kF8E4M3:
       return 1;
   }
   return 0;
@@ -67,6 +68,8 @@ constexpr const char* dtype_name(DType dtype) {
       return "uint32";
     case DType::kBool:
       return "bool";
+    case DType::kF8E4M3:
+      return "float8_e4m3fn";
   }
   return "unknown";
 }

@@ -106,6 +106,8 @@ class Executor {
   void commit_decode(Request& request, int index, const TokenId* sampled, const float* scores,
                      std::int64_t row_stride, StepOutput& out);
   void deliver(Request& request, TokenId token, const float* scores, StepOutput& out);
+  const float* processed_scores(const Request& request, int row, const float* raw);
+  void find_best(const float* scores, std::int64_t row_stride, int rows, TokenId* ids);
   void sample(const Request& request, const float* scores, std::int64_t row_stride,
               TokenId* sampled);
   void settle(const StepPlan& plan, std::vector<StepOutput>& outputs);
@@ -137,6 +139,7 @@ class Executor {
   std::vector<Request*> chain_requests_;  // whose offer it is
   std::vector<TokenId> sampled_;          // [max_rows]
   std::vector<float> processed_row_;      // [V] a row after its request's processors
+  TokenSampler sampler_;
   AcceptResult accepted_;
   std::vector<std::int32_t> path_;      // [max_batch, kMaxStepTokens]
   std::vector<std::int32_t> path_len_;  // [max_batch]

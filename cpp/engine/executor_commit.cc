@@ -8,27 +8,63 @@
 
 namespace specdec {
 
-// The target's greedy choice after each of the request's rows, with processors applied per node.
+// The scores of one row after the request's processors, as plain decoding would have had them
+// there.
+const float* Executor::processed_scores(const Request& request, int row, const float* raw) {
+  if (!request.processor.active(request.num_output())) return raw;
+  TokenId path_tokens[kMaxStepTokens];
+  std::int32_t path[kMaxStepTokens];
+  const int path_len = row == 0 ? 0 : derive_path(request.tree.parents, row, path);
+  for (int i = 0; i < path_len; ++i) path_tokens[i] = request.tree.tokens[path[i]];
+  processed_row_.assign(raw, raw + config_.vocab_size);
+  request.processor.apply(processed_row_.data(), request.history, path_tokens, path_len);
+  return processed_row_.data();
+}
+
+// Best tokens of rows of scores.
+void Executor::find_best(const float* scores, std::int64_t row_stride, int rows, TokenId* ids) {
+  ArgmaxParams params;
+  params.scores = scores;
+  params.row_stride = row_stride;
+  params.rows = rows;
+  params.vocab = config_.vocab_size;
+  params.ids = ids;
+  backend_.argmax(params);
+}
+
+// The target's choice after each of the request's rows: the best token, or one drawn by the
+// request's law. Drawn tokens depend on the seed and their position alone (algo/sample.h), so the
+// drafts that equal them are what plain sampling would have said, and are accepted as greedy ones
+// are.
 void Executor::sample(const Request& request, const float* scores, std::int64_t row_stride,
                       TokenId* sampled) {
   const int rows = request.in_prefill() ? 1 : request.tree.size;
-  if (!request.processor.active(request.num_output())) {
-    backend_.argmax({scores, row_stride, rows, config_.vocab_size, sampled});
-    return;
+  const SamplingLaw& law = request.params.sampling;
+  const bool processed = request.processor.active(request.num_output());
+  if (!processed) {
+    find_best(scores, row_stride, rows, sampled);
+    if (law.greedy()) return;
   }
-  processed_row_.resize(config_.vocab_size);
-  TokenId path_tokens[kMaxStepTokens];
-  std::int32_t path[kMaxStepTokens];
+  const DraftTree& tree = request.tree;
+  std::int32_t depth[kMaxStepTokens] = {};  // of a row on a path of accepted drafts, else -1
   for (int row = 0; row < rows; ++row) {
-    const float* raw = scores + row * row_stride;
-    std::copy(raw, raw + config_.vocab_size, processed_row_.begin());
-    const int path_len = row == 0 ? 0 : derive_path(request.tree.parents, row, path);
-    for (int i = 0; i < path_len; ++i) path_tokens[i] = request.tree.tokens[path[i]];
-    request.processor.apply(processed_row_.data(), request.history, path_tokens, path_len);
-    backend_.argmax(
-        {processed_row_.data(), config_.vocab_size, 1, config_.vocab_size, sampled + row});
+    if (row > 0) {
+      const std::int32_t parent = tree.parents[row];
+      const bool kept = depth[parent] >= 0 && tree.tokens[row] == sampled[parent];
+      depth[row] = kept ? depth[parent] + 1 : -1;
+    }
+    const float* row_scores = processed_scores(request, row, scores + row * row_stride);
+    static_assert(TokenSampler::kNothingAllowed == kNothingAllowed);
+    // Other rows are never delivered; drafters look at their best token.
+    if (!law.greedy() && depth[row] >= 0) {
+      const double u = token_uniform(request.params.seed, request.history.size() + depth[row]);
+      sampled[row] = sampler_.draw(row_scores, config_.vocab_size, law, u);
+      continue;
+    }
+    if (!processed) continue;
+    find_best(row_scores, config_.vocab_size, 1, sampled + row);
     // All tokens forbidden: there is nothing to choose, which is an error of its own.
-    if (sampled[row] >= 0 && processed_row_[sampled[row]] == kForbiddenScore) {
+    if (sampled[row] >= 0 && row_scores[sampled[row]] == kForbiddenScore) {
       sampled[row] = kNothingAllowed;
     }
   }
@@ -141,7 +177,14 @@ std::vector<StepOutput> Executor::commit(const StepPlan& plan, const TokenId* id
     commit_decode(request, b, sampled_.data() + first, row_scores, row_stride, out);
     moves |= path_len_[b] > 0;
   }
-  if (moves) backend_.compact_kv({plan.view(), cache_, path_.data(), path_len_.data()});
+  if (moves) {
+    CompactKvParams moved;
+    moved.step = plan.view();
+    moved.cache = cache_;
+    moved.path = path_.data();
+    moved.path_len = path_len_.data();
+    backend_.compact_kv(moved);
+  }
   settle(plan, outputs);
   return outputs;
 }

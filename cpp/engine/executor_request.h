@@ -21,7 +21,8 @@ struct Executor::Request {
   int num_output() const { return static_cast<int>(history.size()) - prompt_len(); }
   bool in_prefill() const { return prefilled < prompt_len(); }
   bool wants_scores() const {
-    return params.logprobs.has_value() || processor.active(num_output());
+    return !params.sampling.greedy() || params.logprobs.has_value() ||
+           processor.active(num_output());
   }
 
   RequestId id;

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "algo/lookahead_state.h"
+#include "algo/sample.h"
 #include "base/types.h"
 
 namespace specdec {
@@ -39,6 +40,7 @@ struct RequestParams {
   std::optional<int> max_draft_len;          // prompt lookup: upper bound; absent: the executor's
   std::optional<bool> adaptive;              // absent: the executor's
   std::uint64_t seed = 0;
+  SamplingLaw sampling;
   ProcessorParams processors;
   std::optional<int> logprobs;  // number of alternatives beside each delivered token
   std::string cache_salt;       // requests share a public n-gram pool only if salts are equal

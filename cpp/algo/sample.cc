@@ -1,0 +1,195 @@
+#include "algo/sample.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <functional>
+#include <limits>
+
+namespace specdec {
+namespace {
+
+constexpr int kBlock = 64;
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+// e^z for z <= 0 with a relative error below 1e-6, 0 below -87. Branch-free, so that the loop over
+// a vocabulary becomes vector code on any machine, and the same numbers come out of all of them.
+inline float exp_of_negative(float z) {
+  const float bounded = std::max(z, -87.0f);
+  const auto n = static_cast<std::int32_t>(bounded * 1.44269504f - 0.5f);  // the nearest: z <= 0
+  // ln 2 in two parts: the first is exact times any n.
+  const float r =
+      (bounded - static_cast<float>(n) * 0.693359375f) + static_cast<float>(n) * 2.12194440e-4f;
+  float p = 1.0f / 720.0f;
+  p = p * r + 1.0f / 120.0f;
+  p = p * r + 1.0f / 24.0f;
+  p = p * r + 1.0f / 6.0f;
+  p = p * r + 0.5f;
+  p = p * r + 1.0f;
+  p = p * r + 1.0f;
+  const float power = std::bit_cast<float>((n + 127) << 23);
+  return z < -87.0f ? 0.0f : p * power;
+}
+
+// The largest score; NaN if one of them is NaN.
+float largest(const float* scores, int n) {
+  float best = -kInfinity;
+  int nans = 0;
+  for (int i = 0; i < n; ++i) {
+    best = scores[i] > best ? scores[i] : best;
+    nans |= scores[i] != scores[i];
+  }
+  return nans != 0 ? std::numeric_limits<float>::quiet_NaN() : best;
+}
+
+// In four chains: the order is part of the result.
+double sum(const float* w, int n) {
+  double chains[4] = {};
+  int i = 0;
+  for (; i + 4 <= n; i += 4) {
+    for (int j = 0; j < 4; ++j) chains[j] += static_cast<double>(w[i + j]);
+  }
+  for (; i < n; ++i) chains[0] += static_cast<double>(w[i]);
+  return (chains[0] + chains[1]) + (chains[2] + chains[3]);
+}
+
+}  // namespace
+
+TokenId TokenSampler::draw(const float* scores, int vocab_size, const SamplingLaw& law, double u) {
+  const float best = largest(scores, vocab_size);
+  if (std::isnan(best) || best == kInfinity) return kBadRow;
+  if (best == -kInfinity) return kNothingAllowed;
+  weights_.resize(vocab_size);
+  for (int i = 0; i < vocab_size; ++i) {
+    // 0 / temperature by hand: the smallest temperatures overflow elsewhere, never here.
+    const float z = scores[i] == best ? 0.0f : (scores[i] - best) / law.temperature;
+    weights_[i] = exp_of_negative(z);
+  }
+  const bool all = law.top_k == 0 && law.top_p >= 1.0f && law.min_p <= 0.0f;
+  mass_.resize((vocab_size + kBlock - 1) / kBlock);
+  for (std::size_t b = 0; b < mass_.size(); ++b) {
+    const int first = static_cast<int>(b) * kBlock;
+    mass_[b] = sum(weights_.data() + first, std::min(kBlock, vocab_size - first));
+  }
+  if (all) return draw_from_all(vocab_size, u);
+  gather(scores, vocab_size, law);
+  if (law.top_k > 0) cut_top_k(law.top_k);
+  if (law.top_p < 1.0f) {
+    // After other cuts top_p is a share of what they left; else of everything, gathered or not.
+    double total = 0.0;
+    if (law.top_k > 0 || law.min_p > 0.0f) {
+      for (const Candidate& c : kept_) total += static_cast<double>(c.weight);
+    } else {
+      for (const double mass : mass_) total += mass;
+    }
+    cut_top_p(law.top_p * total);
+  }
+  std::sort(kept_.begin(), kept_.end(),
+            [](const Candidate& a, const Candidate& b) { return a.id < b.id; });
+  return draw_from_kept(u);
+}
+
+TokenId TokenSampler::draw_from_all(int vocab_size, double u) const {
+  double total = 0.0;
+  for (const double mass : mass_) total += mass;
+  double rest = u * total;
+  TokenId last = -1;  // should rounding leave a rest behind the last token
+  for (std::size_t b = 0; b < mass_.size(); ++b) {
+    if (rest >= mass_[b] && b + 1 < mass_.size()) {
+      rest -= mass_[b];
+      continue;
+    }
+    const int first = static_cast<int>(b) * kBlock;
+    for (int i = first; i < std::min(first + kBlock, vocab_size); ++i) {
+      if (weights_[i] <= 0.0f) continue;
+      if (rest < static_cast<double>(weights_[i])) return i;
+      rest -= static_cast<double>(weights_[i]);
+      last = i;
+    }
+  }
+  if (last >= 0) return last;
+  for (int i = vocab_size - 1;; --i) {
+    if (weights_[i] > 0.0f) return i;
+  }
+}
+
+// A score below which no token can survive the cuts, so that the sorting that follows sees few.
+float TokenSampler::gather_threshold(const float* scores, int vocab_size, const SamplingLaw& law) {
+  const auto blocks = static_cast<int>(mass_.size());
+  block_best_.resize(blocks);
+  for (int b = 0; b < blocks; ++b) {
+    const float* from = scores + static_cast<std::ptrdiff_t>(b) * kBlock;
+    block_best_[b] = *std::max_element(from, from + std::min(kBlock, vocab_size - b * kBlock));
+  }
+  float threshold = -kInfinity;
+  if (law.top_k > 0 && law.top_k <= blocks) {
+    // k blocks hold a score of at least their k-th best: so do k tokens.
+    std::nth_element(block_best_.begin(), block_best_.begin() + (law.top_k - 1), block_best_.end(),
+                     std::greater<>());
+    threshold = block_best_[law.top_k - 1];
+  } else if (law.top_k == 0 && law.top_p < 1.0f && law.min_p <= 0.0f) {
+    // Mass by weight: bucket i holds weights in [2^-i, 2^(1-i)), the whole of it or nothing.
+    constexpr int kBuckets = 128;
+    double mass[kBuckets] = {};
+    double total = 0.0;
+    for (int i = 0; i < vocab_size; ++i) {
+      const auto bits = std::bit_cast<std::uint32_t>(weights_[i]);
+      mass[std::min<std::uint32_t>(127 - std::min<std::uint32_t>(bits >> 23, 127), kBuckets - 1)] +=
+          static_cast<double>(weights_[i]);
+    }
+    for (const double part : mass) total += part;
+    // A little more than top_p: these sums are in another order than those of the cut itself.
+    const double wanted = std::min(1.0, law.top_p + 1e-9) * total;
+    double reached = 0.0;
+    int bucket = 0;
+    while (bucket < kBuckets - 1 && (reached += mass[bucket]) < wanted) ++bucket;
+    // Scores rise with weights; a hair below the bucket's lowest weight, for their rounding.
+    const float best = *std::max_element(block_best_.begin(), block_best_.end());
+    threshold = best - law.temperature * (static_cast<float>(bucket) * 0.69314718f + 1e-3f);
+  }
+  return threshold;
+}
+
+void TokenSampler::gather(const float* scores, int vocab_size, const SamplingLaw& law) {
+  const float threshold = gather_threshold(scores, vocab_size, law);
+  kept_.clear();
+  for (int i = 0; i < vocab_size; ++i) {
+    if (scores[i] >= threshold && weights_[i] > 0.0f && weights_[i] >= law.min_p) {
+      kept_.push_back({scores[i], weights_[i], i});
+    }
+  }
+}
+
+void TokenSampler::cut_top_k(std::int32_t k) {
+  if (k >= static_cast<std::int32_t>(kept_.size())) return;
+  std::vector<Candidate>& kept = kept_;
+  std::nth_element(kept.begin(), kept.begin() + (k - 1), kept.end(),
+                   [](const Candidate& a, const Candidate& b) { return a.score > b.score; });
+  const float lowest = kept[k - 1].score;
+  std::erase_if(kept, [lowest](const Candidate& c) { return c.score < lowest; });
+}
+
+void TokenSampler::cut_top_p(double wanted_mass) {
+  std::sort(kept_.begin(), kept_.end(), [](const Candidate& a, const Candidate& b) {
+    return a.score != b.score ? a.score > b.score : a.id < b.id;
+  });
+  double reached = 0.0;
+  std::size_t count = 0;
+  while (count < kept_.size() && (count == 0 || reached < wanted_mass)) {
+    reached += static_cast<double>(kept_[count++].weight);
+  }
+  kept_.resize(count);
+}
+
+TokenId TokenSampler::draw_from_kept(double u) const {
+  double total = 0.0;
+  for (const Candidate& c : kept_) total += static_cast<double>(c.weight);
+  double rest = u * total;
+  for (const Candidate& c : kept_) {
+    if (rest < static_cast<double>(c.weight)) return c.id;
+    rest -= static_cast<double>(c.weight);
+  }
+  return kept_.back().id;
+}
+
+}  // namespace specdec
