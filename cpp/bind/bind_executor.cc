@@ -227,7 +227,8 @@ void register_executor(py::module_& m) {
              std::vector<TokenId> eos_token_ids, std::vector<TokenId> stop_token_ids,
              bool ignore_eos, bool speculative, const std::optional<Triple>& lookahead,
              std::optional<int> max_draft_len, std::optional<bool> adaptive, std::uint64_t seed,
-             float repetition_penalty, float presence_penalty, float frequency_penalty,
+             float temperature, int top_k, float top_p, float min_p, float repetition_penalty,
+             float presence_penalty, float frequency_penalty,
              const std::map<TokenId, float>& logit_bias,
              std::vector<std::vector<TokenId>> bad_words,
              std::optional<std::vector<TokenId>> allowed_token_ids, std::optional<int> logprobs,
@@ -244,6 +245,7 @@ void register_executor(py::module_& m) {
             p.max_draft_len = max_draft_len;
             p.adaptive = adaptive;
             p.seed = seed;
+            p.sampling = SamplingLaw{temperature, top_k, top_p, min_p};
             p.processors.repetition_penalty = repetition_penalty;
             p.processors.presence_penalty = presence_penalty;
             p.processors.frequency_penalty = frequency_penalty;
@@ -262,7 +264,8 @@ void register_executor(py::module_& m) {
           py::arg("stop_token_ids") = std::vector<TokenId>{}, py::arg("ignore_eos") = false,
           py::arg("speculative") = true, py::arg("lookahead") = py::none(),
           py::arg("max_draft_len") = py::none(), py::arg("adaptive") = py::none(),
-          py::arg("seed") = 0, py::arg("repetition_penalty") = 1.0f,
+          py::arg("seed") = 0, py::arg("temperature") = 0.0f, py::arg("top_k") = 0,
+          py::arg("top_p") = 1.0f, py::arg("min_p") = 0.0f, py::arg("repetition_penalty") = 1.0f,
           py::arg("presence_penalty") = 0.0f, py::arg("frequency_penalty") = 0.0f,
           py::arg("logit_bias") = std::map<TokenId, float>{},
           py::arg("bad_words") = std::vector<std::vector<TokenId>>{},

@@ -17,7 +17,8 @@ struct DataType {
   std::uint8_t bits;
   std::uint16_t lanes;
 };
-inline constexpr std::uint8_t kInt = 0, kUInt = 1, kFloat = 2, kBfloat = 4, kBool = 6;
+inline constexpr std::uint8_t kInt = 0, kUInt = 1, kFloat = 2, kBfloat = 4, kBool = 6,
+                              kFloat8E4M3FN = 10;
 
 struct Tensor {
   void* data;

@@ -37,13 +37,16 @@ DType to_dtype(dlpack::DataType type, const char* name) {
       case dlpack::kBool:
         if (type.bits == 8) return DType::kBool;
         break;
+      case dlpack::kFloat8E4M3FN:
+        if (type.bits == 8) return DType::kF8E4M3;
+        break;
     }
   }
   static constexpr const char* kNames[] = {"int", "uint", "float", "opaque", "bfloat", "complex"};
   const std::string code = type.code < 6 ? kNames[type.code] : join("code ", int{type.code}, " ");
   throw py::type_error(join(name, " has dtype ", code, int{type.bits},
-                            ": supported are float32, float16, bfloat16, int32, int64, uint8, "
-                            "uint32 and bool"));
+                            ": supported are float32, float16, bfloat16, float8_e4m3fn, int32, "
+                            "int64, uint8, uint32 and bool"));
 }
 
 TensorView borrowed_view(const dlpack::Tensor& tensor, const char* name) {

@@ -1,5 +1,6 @@
 // Checked conversion of the arguments that the operations on paged K/V share. Everything the core
-// later trusts is checked here, once.
+// later trusts is checked here, once: shapes, dtypes and layout always; the values of lengths, page
+// ids and masks where the backend's memory is the host's (OpCall::reads_values).
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -9,6 +10,7 @@
 
 #include "backend/step_view.h"
 #include "bind/dlpack_convert.h"
+#include "bind/op_call.h"
 
 namespace specdec {
 
@@ -16,7 +18,8 @@ namespace specdec {
 class PagesArgument {
  public:
   // `has_layers`: five axes are required, else four.
-  PagesArgument(pybind11::handle k_pages, pybind11::handle v_pages, bool has_layers);
+  PagesArgument(OpCall& call, pybind11::handle k_pages, pybind11::handle v_pages, bool has_layers,
+                bool writable);
   const KvCacheView& view() const { return view_; }
 
  private:
@@ -24,17 +27,46 @@ class PagesArgument {
   KvCacheView view_;
 };
 
+// k_scale and v_scale of e4m3 pages: [1] or [G], both alike; None: 1.
+class ScalesArgument {
+ public:
+  ScalesArgument(OpCall& call, pybind11::handle k_scale, pybind11::handle v_scale,
+                 const KvCacheView& cache);
+  const float* k() const { return static_cast<const float*>(k_.view().data); }
+  const float* v() const { return static_cast<const float*>(v_.view().data); }
+  std::int32_t stride() const { return stride_; }
+
+ private:
+  BorrowedTensor k_, v_;
+  std::int32_t stride_ = 0;
+};
+
+// What Python gives as the geometry of a step.
+struct StepTensors {
+  pybind11::handle page_table, kv_len, cu_rows;
+  pybind11::handle mask;  // None: rows are causal chains
+  // [B]. None: every request is a tree if there is a mask; not known on a device.
+  pybind11::handle is_tree;
+  // Bounds that size grids and scratch where lengths cannot be read; None: the largest possible.
+  pybind11::handle max_rows, max_kv_len;
+};
+
 // page_table, kv_len, cu_rows and, optionally, mask: the geometry of a step of causal or tree rows.
 class StepArgument {
  public:
-  // mask None: rows are a causal chain. Page ids that the step can reach are checked against
-  // `cache`; the others are never read.
-  StepArgument(pybind11::handle page_table, pybind11::handle kv_len, pybind11::handle cu_rows,
-               pybind11::handle mask, const KvCacheView& cache);
+  // `num_rows`: rows of the caller's packed tensors; checked against cu_rows where that is
+  // readable. `max_depth`: no node of a tree lies deeper.
+  StepArgument(OpCall& call, const StepTensors& tensors, const KvCacheView& cache,
+               std::int64_t num_rows, int max_depth);
   const StepView& view() const { return view_; }
 
  private:
-  BorrowedTensor page_table_, kv_len_, cu_rows_, mask_;
+  void check_values(const KvCacheView& cache, std::int64_t max_pages);
+  void read_mask(int max_depth);
+  void take_mask();
+  void take_bounds(const StepTensors& tensors, const KvCacheView& cache, bool readable);
+
+  BorrowedTensor page_table_, kv_len_, cu_rows_, mask_, is_tree_tensor_;
   std::vector<std::uint32_t> mask_words_;  // when the caller's rows are shorter than kMaskWords
   std::vector<std::uint8_t> is_tree_;
   StepView view_;
@@ -43,13 +75,17 @@ class StepArgument {
 // A packed tensor of rows [R, heads, K]: head dim contiguous, heads K apart, rows anywhere.
 class RowsArgument {
  public:
-  RowsArgument(pybind11::handle tensor, const char* name, std::int64_t rows, std::int64_t heads,
-               std::int64_t head_dim, bool writable = false);
+  RowsArgument(OpCall& call, pybind11::handle tensor, const char* name, std::int64_t rows,
+               std::int64_t heads, std::int64_t head_dim, bool writable = false);
   const TensorView& view() const { return tensor_.view(); }
   std::int64_t row_stride() const { return tensor_.view().strides[0]; }
 
  private:
   BorrowedTensor tensor_;
 };
+
+// A contiguous vector; `what` names its axis in error texts, e.g. "[B]".
+BorrowedTensor vector_argument(OpCall& call, pybind11::handle tensor, const char* name, DType dtype,
+                               const char* what, std::int64_t size, bool writable = false);
 
 }  // namespace specdec

@@ -5,7 +5,11 @@
 
 namespace specdec {
 
+void register_backends(pybind11::module_& m);
 void register_ops(pybind11::module_& m);
+void register_kv(pybind11::module_& m);
+void register_attention(pybind11::module_& m);
+void register_attention_table(pybind11::module_& m);
 void register_plan(pybind11::module_& m);
 void register_executor(pybind11::module_& m);
 void register_linear(pybind11::module_& m);
