@@ -11,6 +11,7 @@ import numpy
 import numpy.typing
 
 __all__: list[str] = [
+    "DeviceLimits",
     "Executor",
     "LlamaDecoder",
     "Lookahead",
@@ -23,20 +24,30 @@ __all__: list[str] = [
     "accept_greedy",
     "append_kv",
     "argmax",
+    "backend_names",
+    "build_step",
     "check_lookahead_config",
     "compact_kv",
     "cpu_isa",
     "cuda_info",
+    "device_limits",
+    "load_backend",
     "lookahead_bytes",
     "lookahead_max_draft_len",
     "make_step_plan",
     "mask_from_parents",
     "num_threads",
     "pack_mask",
+    "plan_workspace",
+    "rope_append_kv",
+    "sample_token",
+    "seed_schedule",
     "set_num_threads",
     "spec_attention",
     "step_append_kv",
     "step_attention",
+    "supported_attention",
+    "token_uniform",
     "tree_depths",
     "tree_mask",
     "tree_path",
@@ -113,6 +124,38 @@ class StepPlan:
     def tokens(self) -> numpy.typing.NDArray[numpy.int32]:
         """
         [R] int32 token ids
+        """
+
+class DeviceLimits:
+    """
+    What a kernel choice may depend on beside the problem.
+    """
+    def __init__(
+        self,
+        major: typing.SupportsInt | typing.SupportsIndex,
+        minor: typing.SupportsInt | typing.SupportsIndex,
+        num_sms: typing.SupportsInt | typing.SupportsIndex,
+        shared_bytes: typing.SupportsInt | typing.SupportsIndex,
+        l2_bytes: typing.SupportsInt | typing.SupportsIndex,
+    ) -> None: ...
+    @property
+    def l2_bytes(self) -> int: ...
+    @property
+    def major(self) -> int:
+        """
+        compute capability, before the dot
+        """
+    @property
+    def minor(self) -> int:
+        """
+        compute capability, after the dot
+        """
+    @property
+    def num_sms(self) -> int: ...
+    @property
+    def shared_bytes(self) -> int:
+        """
+        shared memory that one block can have
         """
 
 class StepOutput:
@@ -218,6 +261,10 @@ class Executor:
         max_draft_len: typing.SupportsInt | typing.SupportsIndex | None = None,
         adaptive: bool | None = None,
         seed: typing.SupportsInt | typing.SupportsIndex = 0,
+        temperature: typing.SupportsFloat | typing.SupportsIndex = 0.0,
+        top_k: typing.SupportsInt | typing.SupportsIndex = 0,
+        top_p: typing.SupportsFloat | typing.SupportsIndex = 1.0,
+        min_p: typing.SupportsFloat | typing.SupportsIndex = 0.0,
         repetition_penalty: typing.SupportsFloat | typing.SupportsIndex = 1.0,
         presence_penalty: typing.SupportsFloat | typing.SupportsIndex = 0.0,
         frequency_penalty: typing.SupportsFloat | typing.SupportsIndex = 0.0,
@@ -551,14 +598,56 @@ def append_kv(
     page_table: typing.Any,
     kv_len: typing.Any,
     cu_rows: typing.Any,
+    *,
+    k_scale: typing.Any = None,
+    v_scale: typing.Any = None,
+    max_rows: typing.Any = None,
+    max_kv_len: typing.Any = None,
+    backend: typing.Any = None,
+    stream: typing.SupportsInt | typing.SupportsIndex = 0,
+    status: typing.Any = None,
 ) -> None:
     """
     See specdec_ext.ops.append_kv.
     """
 
-def argmax(scores: typing.Any, out: typing.Any) -> None:
+def argmax(
+    scores: typing.Any,
+    out: typing.Any,
+    *,
+    backend: typing.Any = None,
+    stream: typing.SupportsInt | typing.SupportsIndex = 0,
+    workspace: typing.Any = None,
+) -> None:
     """
     See specdec_ext.ops.argmax.
+    """
+
+def backend_names() -> list[str]:
+    """
+    Names of the backends that can run operations here.
+    """
+
+def build_step(
+    parents: typing.Any,
+    page_table: typing.Any,
+    kv_len: typing.Any,
+    cu_rows: typing.Any,
+    *,
+    positions: typing.Any,
+    mask: typing.Any,
+    is_tree: typing.Any,
+    slots: typing.Any = None,
+    page_size: typing.SupportsInt | typing.SupportsIndex,
+    num_pages: typing.SupportsInt | typing.SupportsIndex,
+    max_depth: typing.SupportsInt | typing.SupportsIndex = 127,
+    max_rows: typing.Any = None,
+    backend: typing.Any = None,
+    stream: typing.SupportsInt | typing.SupportsIndex = 0,
+    status: typing.Any = None,
+) -> None:
+    """
+    See specdec_ext.ops.build_step.
     """
 
 def check_lookahead_config(
@@ -579,6 +668,12 @@ def compact_kv(
     cu_rows: typing.Any,
     path: typing.Any,
     path_len: typing.Any,
+    *,
+    num_rows: typing.Any = None,
+    max_kv_len: typing.Any = None,
+    backend: typing.Any = None,
+    stream: typing.SupportsInt | typing.SupportsIndex = 0,
+    status: typing.Any = None,
 ) -> None:
     """
     See specdec_ext.ops.compact_kv.
@@ -592,6 +687,18 @@ def cpu_isa() -> str:
 def cuda_info() -> dict[str, typing.Any]:
     """
     What the CUDA side of this build is, and which devices it sees.
+    """
+
+def device_limits(
+    backend: str, device: typing.SupportsInt | typing.SupportsIndex = 0
+) -> DeviceLimits:
+    """
+    DeviceLimits of one device of a backend that chooses its kernels by device.
+    """
+
+def load_backend(name: str, path: str) -> None:
+    """
+    Opens a shared library that exports specdec_backend() and registers it as `name`.
     """
 
 def lookahead_bytes(
@@ -644,9 +751,84 @@ def num_threads() -> int:
     Threads of the CPU backend.
     """
 
-def pack_mask(mask: typing.Any) -> numpy.typing.NDArray[numpy.uint32]:
+def pack_mask(
+    mask: typing.Any,
+    out: typing.Any,
+    *,
+    backend: typing.Any = None,
+    stream: typing.SupportsInt | typing.SupportsIndex = 0,
+) -> None:
     """
     See specdec_ext.ops.pack_mask.
+    """
+
+def plan_workspace(
+    *,
+    dtype: str,
+    kv_dtype: str,
+    head_dim: typing.SupportsInt | typing.SupportsIndex,
+    num_heads: typing.SupportsInt | typing.SupportsIndex,
+    num_kv_heads: typing.SupportsInt | typing.SupportsIndex,
+    page_size: typing.SupportsInt | typing.SupportsIndex,
+    num_requests: typing.SupportsInt | typing.SupportsIndex,
+    num_rows: typing.SupportsInt | typing.SupportsIndex,
+    max_rows: typing.SupportsInt | typing.SupportsIndex,
+    max_kv_len: typing.SupportsInt | typing.SupportsIndex,
+    aligned: bool,
+    limits: DeviceLimits,
+    instance: str | None,
+) -> dict[str, typing.Any]:
+    """
+    See specdec_ext.ops.plan_workspace.
+    """
+
+def rope_append_kv(
+    q: typing.Any,
+    k: typing.Any,
+    v: typing.Any,
+    k_pages: typing.Any,
+    v_pages: typing.Any,
+    page_table: typing.Any,
+    kv_len: typing.Any,
+    cu_rows: typing.Any,
+    positions: typing.Any,
+    *,
+    q_out: typing.Any,
+    cos: typing.Any = None,
+    sin: typing.Any = None,
+    interleaved: bool = False,
+    q_norm: typing.Any = None,
+    k_norm: typing.Any = None,
+    norm_eps: typing.SupportsFloat | typing.SupportsIndex = 9.999999974752427e-07,
+    norm_plus_one: bool = False,
+    k_scale: typing.Any = None,
+    v_scale: typing.Any = None,
+    max_rows: typing.Any = None,
+    max_kv_len: typing.Any = None,
+    backend: typing.Any = None,
+    stream: typing.SupportsInt | typing.SupportsIndex = 0,
+    status: typing.Any = None,
+) -> None:
+    """
+    See specdec_ext.ops.rope_append_kv.
+    """
+
+def sample_token(
+    scores: typing.Annotated[numpy.typing.ArrayLike, numpy.float32],
+    u: typing.SupportsFloat | typing.SupportsIndex,
+    *,
+    temperature: typing.SupportsFloat | typing.SupportsIndex,
+    top_k: typing.SupportsInt | typing.SupportsIndex = 0,
+    top_p: typing.SupportsFloat | typing.SupportsIndex = 1.0,
+    min_p: typing.SupportsFloat | typing.SupportsIndex = 0.0,
+) -> int:
+    """
+    The token that u in [0, 1) selects from one row of scores (cpp/algo/sample.h); -1 for a row with a NaN or +infinity, -2 if every score is -infinity.
+    """
+
+def seed_schedule(backend: str, seed: typing.SupportsInt | typing.SupportsIndex) -> None:
+    """
+    Fixes the order in which an emulated backend runs the threads of later launches.
     """
 
 def set_num_threads(num_threads: typing.SupportsInt | typing.SupportsIndex) -> None:
@@ -663,11 +845,24 @@ def spec_attention(
     cu_rows: typing.Any,
     *,
     mask: typing.Any = None,
+    is_tree: typing.Any = None,
     out: typing.Any,
     scale: typing.SupportsFloat | typing.SupportsIndex,
     sliding_window: typing.SupportsInt | typing.SupportsIndex = 0,
     softcap: typing.SupportsFloat | typing.SupportsIndex = 0.0,
     sinks: typing.Any = None,
+    k_scale: typing.Any = None,
+    v_scale: typing.Any = None,
+    exact: bool = True,
+    max_depth: typing.SupportsInt | typing.SupportsIndex = 127,
+    max_rows: typing.Any = None,
+    max_kv_len: typing.Any = None,
+    instance: str | None = None,
+    reuse_plan: bool = False,
+    backend: typing.Any = None,
+    stream: typing.SupportsInt | typing.SupportsIndex = 0,
+    workspace: typing.Any = None,
+    status: typing.Any = None,
 ) -> None:
     """
     See specdec_ext.ops.spec_attention.
@@ -699,6 +894,19 @@ def step_attention(
 ) -> None:
     """
     See specdec_ext.ops.step_attention.
+    """
+
+def supported_attention() -> list[typing.Any]:
+    """
+    See specdec_ext.ops.supported_attention.
+    """
+
+def token_uniform(
+    seed: typing.SupportsInt | typing.SupportsIndex,
+    position: typing.SupportsInt | typing.SupportsIndex,
+) -> float:
+    """
+    The number in [0, 1) that decides the token at an absolute position.
     """
 
 def tree_depths(

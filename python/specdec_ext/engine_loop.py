@@ -20,7 +20,7 @@ from .errors import EngineError, RequestError
 from .log import logger
 from .memory_plan import MemoryPlan
 from .metrics import SpecCounter
-from .request_check import EngineLimits, resolve_request
+from .request_check import EngineLimits, resolve_request, stream_seed
 from .request_state import RequestState
 from .sampling_params import SamplingParams
 
@@ -92,8 +92,11 @@ class EngineLoop:
         if self._detokenizers is not None and params.detokenize:
             detokenizer = self._detokenizers.make(params.skip_special_tokens)
         with self._lock:
+            number = next(self._ids)
+            if params.seed is None and not params.greedy:
+                resolved.submit_kwargs["seed"] = stream_seed(self.limits.seed, number)
             state = RequestState(
-                request_id=str(next(self._ids)),
+                request_id=str(number),
                 prompt=prompt,
                 resolved=resolved,
                 params=params,

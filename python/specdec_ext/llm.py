@@ -19,7 +19,7 @@ from .llm_async import AsyncRequest, BackgroundStepper
 from .memory_plan import MemoryPlan, available_memory_bytes, plan_memory
 from .outputs import RequestOutput
 from .request_check import EngineLimits
-from .request_state import RequestState
+from .request_group import RequestGroup
 from .sampling_params import SamplingParams
 from .speculation_check import check_build, refuse_unknown_arguments
 from .tokenizer import eos_token_ids, load_tokenizer
@@ -48,7 +48,7 @@ class LLM:
                                what the engine is built for, as in TensorRT-LLM; optional, and must
                                agree with speculative_config
     tensor_parallel_size       1
-    seed                       of requests that give none; greedy decoding draws nothing
+    seed                       of requests that give none: each draws from a stream of its own
     allow_pickle               read pytorch_model.bin files (weights_only=True) too; off: refused
 
     Greedy output is the same tokens with and without speculation. Raises ConfigError, ModelError.
@@ -244,9 +244,7 @@ class LLM:
         while it runs has finish_reason "error"; the others go on.
         """
         items = self._split_prompts(prompts)
-        states = self._submit_all(items, sampling_params)
-        self._run(states, use_tqdm)
-        return [state.snapshot() for state in states]
+        return self._decode(items, sampling_params, use_tqdm)
 
     def chat(
         self,
@@ -265,9 +263,7 @@ class LLM:
         several = bool(messages) and isinstance(messages[0], Sequence)
         conversations = messages if several else [messages]
         items = [self._chat_prompt(m, chat_template, add_generation_prompt) for m in conversations]
-        states = self._submit_all(items, sampling_params)
-        self._run(states, use_tqdm)
-        return [state.snapshot() for state in states]
+        return self._decode(items, sampling_params, use_tqdm)
 
     def stream(
         self, prompt: Prompt, sampling_params: SamplingParams | None = None
@@ -279,7 +275,7 @@ class LLM:
         """
         text, ids = self._encode(prompt)
         return self._stream(
-            self.engine.submit(ids, sampling_params or SamplingParams(), prompt=text)
+            RequestGroup(self.engine, ids, sampling_params or SamplingParams(), prompt=text)
         )
 
     def generate_async(
@@ -389,7 +385,7 @@ class LLM:
         self,
         items: Sequence[tuple[str | None, list[int]]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
-    ) -> list[RequestState]:
+    ) -> list[RequestGroup]:
         """Submit all or, if one is invalid, none."""
         if sampling_params is None or isinstance(sampling_params, SamplingParams):
             params = [sampling_params or SamplingParams()] * len(items)
@@ -418,21 +414,31 @@ class LLM:
                 if len(items) == 1:
                     raise
                 raise type(error)(f"prompts[{i}]: {error}") from None
-        states: list[RequestState] = []
+        groups: list[RequestGroup] = []
         try:
             for (text, ids), entry in zip(items, params, strict=True):
-                states.append(self.engine.submit(ids, entry, prompt=text))
+                groups.append(RequestGroup(self.engine, ids, entry, prompt=text))
         except BaseException:
-            for state in states:
-                self.engine.cancel(state)
+            for group in groups:
+                group.cancel()
             raise
-        return states
+        return groups
 
-    def _run(self, states: list[RequestState], use_tqdm: bool | Callable[..., Any]) -> None:
-        if not states:
-            return
+    def _decode(
+        self,
+        items: Sequence[tuple[str | None, list[int]]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        use_tqdm: bool | Callable[..., Any],
+    ) -> list[RequestOutput]:
+        groups = self._submit_all(items, sampling_params)
+        if groups:
+            self._run(groups, use_tqdm)
+        return [group.snapshot() for group in groups]
+
+    def _run(self, groups: list[RequestGroup], use_tqdm: bool | Callable[..., Any]) -> None:
         from .progress import Progress
 
+        states = [state for group in groups for state in group.states]
         progress = Progress(states, use_tqdm)
         try:
             self.engine.run(states, on_step=progress.update)
@@ -443,17 +449,17 @@ class LLM:
         finally:
             progress.close()
 
-    def _stream(self, state: RequestState) -> Iterator[RequestOutput]:
+    def _stream(self, group: RequestGroup) -> Iterator[RequestOutput]:
         try:
             while True:
-                if not state.finished and not state.has_news and not self.engine.step():
-                    self.engine.run([state])
-                if not state.has_news:
+                if not group.finished and not group.has_news and not self.engine.step():
+                    self.engine.run(group.states)
+                if not group.has_news:
                     continue
-                output = state.snapshot()
-                if output.finished or output.outputs[0].delta_token_ids:
+                output = group.snapshot()
+                if output.finished or any(out.delta_token_ids for out in output.outputs):
                     yield output
                 if output.finished:
                     return
         finally:
-            self.engine.cancel(state)
+            group.cancel()

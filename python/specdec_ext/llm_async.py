@@ -16,6 +16,7 @@ from typing import Any
 from .engine_loop import EngineLoop
 from .log import logger
 from .outputs import RequestOutput
+from .request_group import RequestGroup
 from .request_state import RequestState
 from .sampling_params import SamplingParams
 
@@ -82,12 +83,12 @@ class AsyncRequest:
         params: SamplingParams,
         prompt: str | None,
     ) -> None:
-        self._engine = engine
         self._wake: tuple[asyncio.AbstractEventLoop, asyncio.Event] | None = None
-        self._state = engine.submit(
-            prompt_token_ids, params, prompt=prompt, on_update=self._make_callback()
+        self._group = RequestGroup(
+            engine, prompt_token_ids, params, prompt=prompt, on_update=self._make_callback()
         )
-        stepper.watch(self._state)
+        for state in self._group.states:
+            stepper.watch(state)
 
     def _make_callback(self) -> Any:
         # The state must not keep this object alive: dropping it is how a client goes away.
@@ -107,15 +108,15 @@ class AsyncRequest:
 
     @property
     def request_id(self) -> str:
-        return self._state.request_id
+        return self._group.request_id
 
     @property
     def finished(self) -> bool:
-        return self._state.finished
+        return self._group.finished
 
     def cancel(self) -> bool:
         """End the request with finish_reason "cancelled"; False if it had ended."""
-        return self._engine.cancel(self._state)
+        return self._group.cancel()
 
     def __await__(self) -> Generator[Any, None, RequestOutput]:
         return self._final().__await__()
@@ -124,27 +125,27 @@ class AsyncRequest:
         return self._snapshots()
 
     def __del__(self) -> None:
-        state = getattr(self, "_state", None)
-        if state is not None and not state.finished:
+        group = getattr(self, "_group", None)
+        if group is not None and not group.finished:
             # Not here: a destructor may run inside the engine's own locks.
-            threading.Thread(target=self._engine.cancel, args=(state,), daemon=True).start()
+            threading.Thread(target=group.cancel, daemon=True).start()
 
     async def _final(self) -> RequestOutput:
         while True:
-            version = self._state.version
-            if self._state.finished:
-                return self._state.snapshot()
+            version = self._group.version
+            if self._group.finished:
+                return self._group.snapshot()
             await self._changed(version)
 
     async def _snapshots(self) -> AsyncIterator[RequestOutput]:
         try:
             while True:
-                version = self._state.version
-                if not self._state.has_news:
+                version = self._group.version
+                if not self._group.has_news:
                     await self._changed(version)
                     continue
-                output = self._state.snapshot()
-                if output.finished or output.outputs[0].delta_token_ids:
+                output = self._group.snapshot()
+                if output.finished or any(out.delta_token_ids for out in output.outputs):
                     yield output
                 if output.finished:
                     return
@@ -155,7 +156,7 @@ class AsyncRequest:
         """Wait until the request is past `version`."""
         event = asyncio.Event()
         self._wake = (asyncio.get_running_loop(), event)
-        if self._state.version != version:  # it changed before the event was in place
+        if self._group.version != version:  # it changed before the event was in place
             return
         try:
             await event.wait()

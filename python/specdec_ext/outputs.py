@@ -75,4 +75,15 @@ class RequestOutput:
                 {str(t): {"logprob": v.logprob, "rank": v.rank} for t, v in row.items()}
                 for row in out.logprobs
             ]
+        if len(self.outputs) > 1:
+            line["outputs"] = [
+                {
+                    "index": o.index,
+                    "token_ids": o.token_ids,
+                    "text": o.text,
+                    "finish_reason": o.finish_reason,
+                    "stop_reason": o.stop_reason,
+                }
+                for o in self.outputs
+            ]
         return line

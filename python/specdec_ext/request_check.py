@@ -15,7 +15,9 @@ from .errors import CapacityError, RequestError
 from .sampling_params import SamplingParams
 from .validate import check_int, show
 
-__all__ = ["EngineLimits", "ResolvedRequest", "resolve_request"]
+__all__ = ["EngineLimits", "ResolvedRequest", "resolve_request", "stream_seed"]
+
+_MASK_64 = 2**64 - 1
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,14 @@ class ResolvedRequest:
     submit_kwargs: dict[str, Any]
     num_spec_tokens: int
     max_tokens: int
+
+
+def stream_seed(seed: int, stream: int) -> int:
+    """Seed of an independent random stream (splitmix64; Steele, Lea, Flood, OOPSLA 2014)."""
+    z = (seed + (stream + 1) * 0x9E3779B97F4A7C15) & _MASK_64
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK_64
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK_64
+    return z ^ (z >> 31)
 
 
 def _check_ids(name: str, ids: Iterable[object], vocab_size: int) -> list[int]:
@@ -231,7 +241,11 @@ def resolve_request(
             "SamplingParams.stop_token_ids", params.stop_token_ids or (), vocab
         ),
         "ignore_eos": params.ignore_eos,
-        "seed": (limits.seed if params.seed is None else params.seed) & (2**64 - 1),
+        "seed": (limits.seed if params.seed is None else params.seed) & _MASK_64,
+        "temperature": 0.0 if params.greedy else params.temperature,
+        "top_k": params.top_k,
+        "top_p": params.top_p,
+        "min_p": params.min_p,
         "repetition_penalty": params.repetition_penalty,
         "presence_penalty": params.presence_penalty,
         "frequency_penalty": params.frequency_penalty,

@@ -1,9 +1,9 @@
-"""What one request asks for: lengths, stops, score processors, speculation.
+"""What one request asks for: lengths, sampling, stops, score processors, speculation.
 
 `SamplingParams()` decodes greedily. The object is valid once it exists, as far as that can be said
 without a model; token ids are held against the vocabulary and triples against the engine when the
-request is submitted (request_check.py). Names are vLLM's. Fields that would change what "greedy"
-means (temperature, top_p, ..., n) exist so that a request that sets them is refused by name.
+request is submitted (request_check.py). Names are vLLM's. Fields of what is not supported (beams,
+structured outputs, ...) exist so that a request that sets them is refused by name.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ MAX_STOP_CHARS = 1024
 MAX_ID_LIST = 2**20  # allowed_token_ids may name a whole vocabulary, no more than that
 MAX_BAD_WORDS = 4096
 MAX_BAD_WORD_TOKENS = 64
+MAX_OUTPUTS = 128
 
 # Other projects' spellings, accepted by SamplingParams.from_dict.
 _ALIASES = {
@@ -41,8 +42,6 @@ _ALIASES = {
 }
 # Spellings of the off switch whose meaning is inverted.
 _OFF_SWITCHES = ("disable_spec_decode", "disable_speculative_decoding")
-
-_SAMPLING = "only greedy decoding is supported in this version"
 
 
 def _ids(name: str, value: object, *, max_count: int) -> list[int]:
@@ -68,6 +67,10 @@ class SamplingParams:
     """Parameters of one request; immutable, so one object may serve many requests.
 
     Lengths     max_tokens (None: as many as fit), min_tokens (no stop before), ignore_eos
+    Sampling    temperature (0: greedy), top_k (0 or -1: all), top_p (0..1], min_p 0..1; cut in the
+                order min_p, top_k, top_p (docs/methods/sampling.md); seed: the same seed gives the
+                same tokens, whoever shares the batch and however they were drafted (None: a stream
+                of its own, drawn from the engine's seed and the number of the request); n outputs
     Stops       stop (strings), stop_token_ids, include_stop_str_in_output
     Scores      logit_bias {token id: -100..100}, bad_words (strings or id lists),
                 allowed_token_ids, repetition_penalty > 0, presence_penalty and
@@ -78,14 +81,18 @@ class SamplingParams:
                 a speculative_config), lookahead_config (w,n,g within the engine's triple),
                 max_draft_len (prompt lookup, 0..the engine's), adaptive (None: as the engine)
     Sharing     cache_salt: requests share pools only with requests of the same salt
-    seed        recorded with the result; greedy decoding draws no random numbers
 
-    Raises RequestError (UnsupportedRequestError for sampling, n > 1, beams, prompt_logprobs,
-    structured outputs) naming field, value, limit and remedy.
+    Raises RequestError (UnsupportedRequestError for beams, best_of, prompt_logprobs, structured
+    outputs) naming field, value, limit and remedy.
     """
 
     max_tokens: int | None = 16
     min_tokens: int = 0
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    n: int = 1
     stop: Sequence[str] | str | None = None
     stop_token_ids: Sequence[int] | None = None
     ignore_eos: bool = False
@@ -105,12 +112,7 @@ class SamplingParams:
     max_draft_len: int | None = None
     adaptive: bool | None = None
     cache_salt: str = ""
-    # Refused unless they say "greedy, one output".
-    temperature: float = 0.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    n: int = 1
+    # Refused unless they are off.
     best_of: int | None = None
     beam_width: int = 1
     prompt_logprobs: int | None = None
@@ -119,6 +121,7 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         self._refuse_unsupported()
+        self._check_sampling()
         self._check_lengths()
         self._check_stops()
         self._check_scores()
@@ -129,39 +132,48 @@ class SamplingParams:
             object.__setattr__(self, name, value)
 
     def _refuse_unsupported(self) -> None:
-        def number(name: str) -> float:
-            return check_float(f"SamplingParams.{name}", getattr(self, name), RequestError)
-
         def refuse(name: str, why: str, remedy: str) -> UnsupportedRequestError:
             value = show(getattr(self, name))
             return UnsupportedRequestError(f"SamplingParams.{name} = {value}: {why}; {remedy}")
 
-        for name, inactive in (("temperature", 0.0), ("top_p", 1.0), ("min_p", 0.0)):
-            value = number(name)
-            if value < 0 or (name != "temperature" and value > 1):
-                allowed = ">= 0" if name == "temperature" else "0..1"
-                raise RequestError(
-                    f"SamplingParams.{name} = {value}: out of range, allowed {allowed}; "
-                    f"leave {name} = {inactive}"
-                )
-            if value != inactive:
-                raise refuse(name, _SAMPLING, f"leave {name} = {inactive}")
-        # 0 and -1 switch top-k off in vLLM and transformers; 1 is greedy.
-        if check_int("SamplingParams.top_k", self.top_k, RequestError, low=-1) > 1:
-            raise refuse("top_k", _SAMPLING, "leave top_k = 0, or 1 for greedy")
-        for name in ("n", "best_of", "beam_width"):
+        for name, why in (
+            ("best_of", "outputs are not ranked; ask for n outputs and choose among them"),
+            ("beam_width", "beam search is never combined with speculation and is not supported"),
+        ):
             value = getattr(self, name)
             if value is not None and check_int(f"SamplingParams.{name}", value, RequestError,
                                                low=1) != 1:  # fmt: skip
-                why = (
-                    "beam search is never combined with speculation and is not supported"
-                    if name == "beam_width"
-                    else "one output per request is supported in this version"
-                )
                 raise refuse(name, why, f"use {name} = 1")
         for name in ("prompt_logprobs", "structured_outputs", "logits_processors"):
             if getattr(self, name) is not None:
                 raise refuse(name, "not supported in this version", f"leave {name} = None")
+
+    def _check_sampling(self) -> None:
+        def number(name: str, remedy: str, **bounds: float) -> float:
+            field_name = f"SamplingParams.{name}"
+            return check_float(
+                field_name, getattr(self, name), RequestError, remedy=remedy, **bounds
+            )
+
+        self._set(
+            temperature=number("temperature", "0.0 is greedy", low=0.0),
+            top_p=number("top_p", "1.0 is off", above=0.0, high=1.0),
+            min_p=number("min_p", "0.0 is off", low=0.0, high=1.0),
+            # -1 switches top-k off in vLLM and transformers.
+            top_k=max(
+                0,
+                check_int(
+                    "SamplingParams.top_k", self.top_k, RequestError,
+                    low=-1, high=MAX_TOKEN_ID, remedy="0 or -1 is off",
+                ),
+            ),
+            n=check_int("SamplingParams.n", self.n, RequestError, low=1, high=MAX_OUTPUTS),
+        )  # fmt: skip
+        if self.n > 1 and self.greedy:
+            raise RequestError(
+                f"SamplingParams.n = {self.n} with greedy decoding: the outputs would be equal; "
+                "set temperature > 0 or n = 1"
+            )
 
     def _check_lengths(self) -> None:
         if self.max_tokens is not None:
@@ -343,10 +355,16 @@ class SamplingParams:
             )
 
     @property
+    def greedy(self) -> bool:
+        """No random number is drawn: the largest score wins, the smaller id on ties."""
+        return self.temperature == 0.0 or self.top_k == 1
+
+    @property
     def needs_scores(self) -> bool:
-        """True when a greedy step needs whole score rows, not just the best token."""
+        """True when a step needs whole score rows, not just the best token."""
         return bool(
-            self.logit_bias
+            not self.greedy
+            or self.logit_bias
             or self.bad_words
             or self.allowed_token_ids is not None
             or self.repetition_penalty != 1.0

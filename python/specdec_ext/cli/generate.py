@@ -57,10 +57,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     length.add_argument("--logprobs", type=int, metavar="N", help="N best tokens per position")
     length.add_argument("--seed", "--random-seed", type=int, metavar="N")
     length.add_argument(
-        "--temperature", type=float, default=0.0, help="only 0 (greedy) in this version"
+        "--temperature", type=float, default=0.0, metavar="X", help="default: 0, greedy"
     )
-    length.add_argument("--top-k", type=int, default=0, help="only 0 or 1 in this version")
-    length.add_argument("--top-p", type=float, default=1.0, help="only 1.0 in this version")
+    length.add_argument("--top-k", type=int, default=0, metavar="N", help="0: all tokens")
+    length.add_argument("--top-p", type=float, default=1.0, metavar="X", help="1: all tokens")
+    length.add_argument("--min-p", type=float, default=0.0, metavar="X", help="0: all tokens")
     length.add_argument("--num-beams", type=int, default=1, help="only 1")
 
     output = parser.add_argument_group("output")
@@ -101,10 +102,12 @@ def _sampling_params(args: argparse.Namespace) -> SamplingParams:
         presence_penalty=args.presence_penalty,
         frequency_penalty=args.frequency_penalty,
         logprobs=args.logprobs,
-        seed=args.seed,
+        # Plain decoding has to draw from the same stream to be compared.
+        seed=0 if args.verify and args.seed is None else args.seed,
         temperature=args.temperature,
         top_k=args.top_k,
         top_p=args.top_p,
+        min_p=args.min_p,
         beam_width=args.num_beams,
     )
 
@@ -213,20 +216,20 @@ class _Job:
         self, items: list[Any], params: SamplingParams, stream_to: TextIO | None
     ) -> tuple[list[RequestOutput], bool]:
         """Outputs, complete or as far as they got, and whether Ctrl-C cut them short."""
-        states = self.llm._submit_all(items, [params] * len(items))
+        groups = self.llm._submit_all(items, [params] * len(items))
         try:
             if stream_to is not None:
                 last = None
-                for last in self.llm._stream(states[0]):
+                for last in self.llm._stream(groups[0]):
                     self._write_segments(last.outputs[0].delta_segments, stream_to)
                 stream_to.write("\n")
                 return [last], False  # type: ignore[list-item]
-            self.llm._run(states, not self.args.disable_tqdm)
+            self.llm._run(groups, not self.args.disable_tqdm)
         except KeyboardInterrupt:
             if stream_to is not None:
                 stream_to.write("\n")
-            return [state.snapshot() for state in states], True
-        return [state.snapshot() for state in states], False
+            return [group.snapshot() for group in groups], True
+        return [group.snapshot() for group in groups], False
 
     def _write_segments(self, segments: list[tuple[str, bool]], stream: TextIO) -> None:
         for text, from_draft in segments:
