@@ -7,118 +7,23 @@ the others untouched.
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
-import functools
-import gc
-import threading
-import time
-from typing import Any
 
 import pytest
-from hash_target import HashFunction, HashModel
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
+from engine_loop_cases import (
+    FUNCTION,
+    METHODS,
+    NGRAM,
+    PROMPTS,
+    assert_idle,
+    make_engine,
+    run,
+    text_of,
+    tokenizer,
+)
 
-from specdec_ext import _core
-from specdec_ext.config import LookaheadDecodingConfig, NGramDecodingConfig, SpeculativeConfig
-from specdec_ext.engine_loop import EngineLoop
-from specdec_ext.errors import CapacityError, EngineError, RequestError
-from specdec_ext.llm_async import AsyncRequest, BackgroundStepper
 from specdec_ext.memory_plan import plan_memory
-from specdec_ext.request_check import EngineLimits
 from specdec_ext.sampling_params import SamplingParams
-
-VOCAB = 64
-FUNCTION = HashFunction(vocab=VOCAB)
-NGRAM = NGramDecodingConfig(max_draft_len=6, max_matching_ngram_size=3, adaptive=False)
-LOOKAHEAD = LookaheadDecodingConfig(4, 3, 4, adaptive=False)
-METHODS: dict[str, SpeculativeConfig | None] = {
-    "plain": None, "ngram": NGRAM, "lookahead": LOOKAHEAD,
-}  # fmt: skip
-PROMPTS = [[1, 2, 3, 1, 2, 3, 1], [5], [9, 8, 9, 8, 9], list(range(40))]
-
-
-@functools.cache
-def tokenizer() -> Any:
-    """64 tokens: ASCII letters, and bytes of multi-byte characters that join at random."""
-    alphabet = [c for c in sorted(pre_tokenizers.ByteLevel.alphabet()) if c.isascii()][30:60]
-    wide = ["ã", "ģ", "Ĥ", "Ġ", "â", "Ħ", "č", "ĊĊ"]
-    words = alphabet + wide
-    words += [a + b for a in alphabet[:5] for b in alphabet[:6]]
-    core = Tokenizer(models.BPE({w: i for i, w in enumerate(words[:VOCAB])}, []))
-    core.decoder = decoders.ByteLevel()
-    return PreTrainedTokenizerFast(tokenizer_object=core)
-
-
-def text_of(ids: list[int]) -> str:
-    text: str = tokenizer().decode(ids, clean_up_tokenization_spaces=False)
-    return text
-
-
-class Broken(HashModel):
-    """Raises in the forward passes named by `fails_at` (counted from 0)."""
-
-    fails_at: dict[int, BaseException]
-    count = 0
-    delay_s = 0.0
-
-    def forward(self, plan: Any) -> Any:
-        self.count += 1
-        time.sleep(self.delay_s)
-        error = self.fails_at.get(self.count - 1)
-        if error is not None:
-            raise error
-        return super().forward(plan)
-
-
-def make_engine(
-    config: SpeculativeConfig | None = None,
-    *,
-    num_pages: int = 64,
-    page_size: int = 8,
-    max_batch_size: int = 4,
-    fails_at: dict[int, BaseException] | None = None,
-    eos: tuple[int, ...] = (),
-    calibrate: Any = None,
-    with_tokenizer: bool = True,
-) -> EngineLoop:
-    model = Broken(FUNCTION, num_pages, page_size)
-    model.fails_at = fails_at or {}
-    how: dict[str, Any] = {"method": "none"}
-    if isinstance(config, LookaheadDecodingConfig):
-        how = {"method": "lookahead", "lookahead": config.wng}
-    elif config is not None:
-        ngram = config.to_dict()
-        del ngram["method"], ngram["adaptive"]
-        how = {"method": "ngram", "ngram": ngram}
-    executor = _core.Executor(
-        model.k_pages, model.v_pages, vocab_size=VOCAB, max_batch_size=max_batch_size,
-        max_seq_len=256, max_num_tokens=128, check_integrity=True,
-        adaptive=config.adaptive if config is not None else False, **how,
-    )  # fmt: skip
-    limits = EngineLimits(
-        vocab_size=VOCAB, max_seq_len=256, eos_token_ids=eos, speculative_config=config,
-        num_pages=num_pages, tokens_per_block=page_size,
-    )  # fmt: skip
-    return EngineLoop(
-        executor, model, limits=limits, tokenizer=tokenizer() if with_tokenizer else None,
-        calibrate=calibrate,
-    )  # fmt: skip
-
-
-def run(engine: EngineLoop, prompts: list[list[int]], params: SamplingParams) -> list[Any]:
-    states = [engine.submit(p, params) for p in prompts]
-    engine.run(states)
-    return [s.snapshot() for s in states]
-
-
-def assert_idle(engine: EngineLoop) -> None:
-    """Nothing runs, every page is free."""
-    assert engine.num_unfinished == 0
-    stats = engine.executor.stats()
-    assert (stats["running"], stats["waiting"], stats["promised_pages"]) == (0, 0, 0)
-    assert stats["free_pages"] == stats["total_pages"]
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -257,104 +162,6 @@ def test_a_stream_never_shows_what_a_stop_cuts_away() -> None:
     assert shown == text[: text.index(stop)]
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_a_failing_forward_fails_its_step_only(method: str) -> None:
-    engine = make_engine(METHODS[method], max_batch_size=2, fails_at={3: RuntimeError("boom 17")})
-    states = [engine.submit(p, SamplingParams(max_tokens=30)) for p in PROMPTS]
-    engine.run(states)
-    reasons = [s.finish_reason for s in states]
-    assert reasons.count("error") == 2  # the two of that step; the waiting ones go on
-    for prompt, state in zip(PROMPTS, states, strict=True):
-        out = state.snapshot().outputs[0]
-        expected = FUNCTION.reference(prompt, 30)
-        if out.finish_reason == "error":
-            assert "boom 17" in (out.error or "")
-            assert out.token_ids == expected[: len(out.token_ids)]
-        else:
-            assert out.token_ids == expected
-    assert engine.get_metrics()["request_success"] == {"error": 2, "length": 2}
-    [after] = run(engine, [PROMPTS[0]], SamplingParams(max_tokens=30))
-    assert after.outputs[0].token_ids == FUNCTION.reference(PROMPTS[0], 30)
-    assert_idle(engine)
-
-
-def test_a_wrong_result_of_the_model_fails_the_step() -> None:
-    engine = make_engine()
-    good = engine.model.forward
-    engine.model.forward = lambda plan: good(plan)[:0]
-    state = engine.submit([1, 2], SamplingParams())
-    engine.run([state])
-    assert state.finish_reason == "error"
-    assert "0 rows" in (state.error or "")
-    engine.model.forward = good
-    [after] = run(engine, [[1, 2]], SamplingParams())
-    assert after.outputs[0].token_ids == FUNCTION.reference([1, 2], 16)
-    assert_idle(engine)
-
-
-def test_ctrl_c_keeps_partial_output_and_the_engine() -> None:
-    engine = make_engine(NGRAM, fails_at={4: KeyboardInterrupt()})
-    state = engine.submit(PROMPTS[0], SamplingParams(max_tokens=50))
-    with pytest.raises(KeyboardInterrupt):
-        engine.run([state])
-    assert state.finish_reason == "error"
-    assert state.token_ids == FUNCTION.reference(PROMPTS[0], len(state.token_ids))
-    assert len(state.token_ids) >= 4
-    [after] = run(engine, [PROMPTS[1]], SamplingParams())
-    assert after.outputs[0].token_ids == FUNCTION.reference(PROMPTS[1], 16)
-    assert_idle(engine)
-
-
-@pytest.mark.parametrize("stage", range(8))
-def test_cancel_at_every_stage(stage: int) -> None:
-    engine = make_engine(NGRAM, max_batch_size=2)
-    states = [engine.submit(p, SamplingParams(max_tokens=25)) for p in PROMPTS]
-    for _ in range(stage):
-        engine.step()
-    victim = states[stage % 3]
-    ended = victim.finished
-    assert engine.cancel(victim) is not ended
-    assert engine.cancel(victim) is False  # twice
-    delivered = list(victim.token_ids)
-    engine.run(states)
-    assert victim.finish_reason == ("length" if ended else "cancelled")
-    assert victim.token_ids == delivered
-    for prompt, state in zip(PROMPTS, states, strict=True):
-        if state is not victim:
-            assert state.token_ids == FUNCTION.reference(prompt, 25)
-    assert_idle(engine)
-
-
-def test_refusals_leave_the_engine_clean() -> None:
-    engine = make_engine(NGRAM, num_pages=8)
-    for prompt, params, error in (
-        ([], SamplingParams(), RequestError),
-        ([VOCAB], SamplingParams(), RequestError),
-        ([1] * 300, SamplingParams(), CapacityError),
-        ([1] * 40, SamplingParams(max_tokens=30), CapacityError),  # 70 + 6 drafts > 64 slots
-    ):
-        with pytest.raises(error):
-            engine.submit(prompt, params)
-    assert_idle(engine)
-    no_text = make_engine(with_tokenizer=False)
-    with pytest.raises(RequestError, match="need a tokenizer"):
-        no_text.submit([1], SamplingParams(stop="x"))
-    [output] = run(no_text, [[1]], SamplingParams())
-    assert output.outputs[0].text == ""
-    assert len(output.outputs[0].token_ids) == 16
-
-
-def test_closed_engine() -> None:
-    engine = make_engine()
-    state = engine.submit([1], SamplingParams())
-    engine.close()
-    engine.close()
-    assert state.finish_reason == "cancelled"
-    for call in (engine.step, lambda: engine.submit([1], SamplingParams())):
-        with pytest.raises(EngineError, match="closed"):
-            call()
-
-
 def test_calibration_runs_once_before_the_first_adaptive_request() -> None:
     calls: list[int] = []
     config = dataclasses.replace(NGRAM, adaptive=True)
@@ -402,120 +209,6 @@ def test_logprobs_cover_exactly_the_delivered_tokens() -> None:
     assert out.cumulative_logprob == pytest.approx(
         sum(row[t].logprob for t, row in zip(out.token_ids, out.logprobs, strict=True))
     )
-
-
-# -- asynchronous ---------------------------------------------------------------------------------
-
-
-def start(engine: EngineLoop, prompt: list[int], params: SamplingParams) -> AsyncRequest:
-    stepper = engine.__dict__.setdefault("stepper", BackgroundStepper(engine))
-    return AsyncRequest(engine, stepper, prompt, params, None)
-
-
-def wait_until(condition: Any, timeout_s: float = 10.0) -> None:
-    end = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < end, "timed out"
-        time.sleep(0.005)
-
-
-def test_await_and_iterate_together() -> None:
-    engine = make_engine(NGRAM)
-
-    async def iterate(prompt: list[int]) -> list[int]:
-        ids: list[int] = []
-        text = ""
-        last = None
-        async for last in start(engine, prompt, SamplingParams(max_tokens=50)):
-            ids += last.outputs[0].delta_token_ids
-            text += last.outputs[0].delta_text
-            assert last.outputs[0].token_ids == ids
-        assert last is not None and last.finished and last.metrics["numerics"] == "exact"
-        assert text == text_of(ids)
-        return ids
-
-    async def main() -> None:
-        awaited = [start(engine, p, SamplingParams(max_tokens=50)) for p in PROMPTS]
-        streams = await asyncio.gather(*(iterate(p) for p in PROMPTS))
-        finals = await asyncio.gather(*awaited)
-        for prompt, ids, final in zip(PROMPTS, streams, finals, strict=True):
-            assert ids == final.outputs[0].token_ids == FUNCTION.reference(prompt, 50)
-
-    asyncio.run(main())
-    wait_until(lambda: engine.stepper._thread is None)  # type: ignore[attr-defined]
-    assert_idle(engine)
-    asyncio.run(main())  # the thread starts again
-
-
-def test_clients_that_go_away_are_cancelled() -> None:
-    engine = make_engine()
-    engine.model.delay_s = 0.005
-    long = SamplingParams(max_tokens=200)
-
-    async def leave_the_loop() -> None:
-        async for _ in start(engine, PROMPTS[0], long):
-            break
-
-    async def time_out() -> None:
-        with pytest.raises(asyncio.TimeoutError):
-            await asyncio.wait_for(start(engine, PROMPTS[1], long)._final(), 0.03)
-
-    async def drop() -> None:
-        request = start(engine, PROMPTS[2], long)
-        del request
-        gc.collect()
-
-    async def cancel() -> None:
-        request = start(engine, PROMPTS[3], long)
-        await asyncio.sleep(0.02)
-        assert request.cancel()
-        output = await request
-        assert output.outputs[0].finish_reason == "cancelled"
-
-    async def main() -> None:
-        await asyncio.gather(leave_the_loop(), time_out(), drop(), cancel())
-
-    asyncio.run(main())
-    wait_until(lambda: engine.num_unfinished == 0)
-    wait_until(lambda: engine.stepper._thread is None)  # type: ignore[attr-defined]
-    assert engine.get_metrics()["request_success"] == {"cancelled": 4}
-    assert_idle(engine)
-
-
-def test_errors_reach_asynchronous_clients() -> None:
-    engine = make_engine(fails_at={2: RuntimeError("boom")})
-
-    async def main() -> None:
-        with pytest.raises(RequestError):
-            start(engine, [], SamplingParams())
-        output = await start(engine, PROMPTS[0], SamplingParams())
-        assert output.outputs[0].finish_reason == "error"
-        again = await start(engine, PROMPTS[0], SamplingParams())
-        assert again.outputs[0].token_ids == FUNCTION.reference(PROMPTS[0], 16)
-
-    asyncio.run(main())
-
-
-def test_many_threads_share_one_engine() -> None:
-    engine = make_engine(NGRAM)
-    wrong: list[Any] = []
-
-    def work(seed: int) -> None:
-        for i in range(5):
-            prompt = [(seed * 7 + i) % VOCAB, seed % VOCAB, 3]
-            [output] = run(engine, [prompt], SamplingParams(max_tokens=20))
-            if output.outputs[0].token_ids != FUNCTION.reference(prompt, 20):
-                wrong.append((prompt, output))
-
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(timeout=60)
-    assert not any(t.is_alive() for t in threads)
-    assert wrong == []
-    assert engine.get_metrics()["generation_tokens"] == 6 * 5 * 20
-    assert_idle(engine)
 
 
 def test_memory_plan_is_shown() -> None:

@@ -349,3 +349,55 @@ def test_cli_inspect(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run_cli(argv[:-1], capsys)
     assert code == 0
     assert "pool_bytes" in out
+
+
+@pytest.mark.parametrize("method", SPECULATION)
+def test_sampled_text_is_the_same_with_every_drafter(folder: Path, method: str) -> None:
+    """The same seed gives the text of plain sampling, alone and in a crowd; n gives n texts."""
+    params = SamplingParams(temperature=0.8, top_p=0.95, seed=3, max_tokens=40, ignore_eos=True)
+    with LLM(folder, **LIMITS) as llm:
+        plain = [llm.generate(text, params)[0].outputs[0] for text in TEXTS]
+    with LLM(folder, speculative_config=SPECULATION[method], **LIMITS) as llm:
+        crowd = [r.outputs[0] for r in llm.generate(TEXTS, params)]
+        assert [(o.text, o.token_ids) for o in crowd] == [(o.text, o.token_ids) for o in plain]
+        several = dataclasses.replace(params, n=3)
+        (result,) = llm.generate(TEXTS[0], several)
+        assert [o.index for o in result.outputs] == [0, 1, 2]
+        assert result.outputs[0].token_ids == plain[0].token_ids
+        assert len({tuple(o.token_ids) for o in result.outputs}) == 3
+        assert result.metrics["num_generated_tokens"] == 120
+        assert len(result.to_json_dict()["outputs"]) == 3
+        (again,) = llm.generate(TEXTS[0], several)
+        assert [o.token_ids for o in again.outputs] == [o.token_ids for o in result.outputs]
+        *_, last = llm.stream(TEXTS[0], several)
+        assert [o.token_ids for o in last.outputs] == [o.token_ids for o in result.outputs]
+
+        async def wait() -> Any:
+            return await llm.generate_async(TEXTS[0], several)
+
+        final = asyncio.run(wait())
+        assert final.finished
+        assert [o.token_ids for o in final.outputs] == [o.token_ids for o in result.outputs]
+
+
+def test_streams_of_several_outputs_add_up(folder: Path) -> None:
+    params = SamplingParams(temperature=1.0, seed=1, max_tokens=20, n=4, ignore_eos=True)
+    with LLM(folder, speculative_config="[10,2]", **LIMITS) as llm:
+        texts, ids = [""] * 4, [[] for _ in range(4)]  # type: list[str], list[list[int]]
+        for snapshot in llm.stream("abc", params):
+            for out in snapshot.outputs:
+                texts[out.index] += out.delta_text
+                ids[out.index] += out.delta_token_ids
+        assert texts == [out.text for out in snapshot.outputs]
+        assert ids == [out.token_ids for out in snapshot.outputs]
+        stream = llm.stream("abc", params)
+        next(stream)
+        stream.close()
+        assert llm.engine.num_unfinished == 0
+
+
+def test_verify_compares_sampled_text(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["generate", "--model", str(folder), "--input_text", TEXTS[0], "--json", "--verify"]
+    argv += ["--temperature", "0.9", "--top_k", "50", "--prompt_lookup_config", "[10,2]"]
+    assert main([*argv, "--max_output_len", "30", "--disable_tqdm"]) == 0
+    assert json.loads(capsys.readouterr().out)["identical"] is True

@@ -1,6 +1,8 @@
 """Speculative attention written down a second time: float64, one row at a time, no code shared.
 
 The reference walks parents (never a mask), gathers K/V token by token, and takes a plain softmax.
+``dense_attend`` is the same for long contexts and many rows: one matrix product for each request
+and KV head, on any device. A test holds it against the first.
 ``random_problem`` makes hostile inputs: pages shuffled over a pool that is larger than needed, NaN
 in every slot that no row may read, huge page ids past a request's length, strided rows.
 """
@@ -9,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
+from collections.abc import Iterator
 
 import torch
 
@@ -30,6 +33,8 @@ class Problem:
     sliding_window: int = 0
     softcap: float = 0.0
     sinks: torch.Tensor | None = None
+    k_scale: torch.Tensor | None = None  # [G] or [1] float32: K is what the pages hold times this
+    v_scale: torch.Tensor | None = None
 
     @property
     def cu_rows(self) -> list[int]:
@@ -42,8 +47,17 @@ class Problem:
 def gather(pages: torch.Tensor, table: torch.Tensor, tokens: int) -> torch.Tensor:
     """[tokens, G, K]: the first tokens of a request, in slot order."""
     page_size = pages.shape[2]
-    picked = [pages[int(table[t // page_size]), :, t % page_size] for t in range(tokens)]
-    return torch.stack(picked)
+    slots = torch.arange(tokens, device=pages.device)
+    # Moved as bytes: nothing is known about 8-bit numbers but how to copy and convert them.
+    raw = pages.view(torch.uint8) if pages.element_size() == 1 else pages
+    picked = raw[table.to(pages.device).long()[slots // page_size], :, slots % page_size]
+    return picked.view(pages.dtype)
+
+
+def scaled(stored: torch.Tensor, scale: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:
+    """Stored K or V [tokens, G, K] as the numbers that they stand for."""
+    numbers = stored.to(dtype)
+    return numbers if scale is None else numbers * scale.to(numbers)[:, None]
 
 
 def visible_slots(problem: Problem, b: int, row: int) -> list[int]:
@@ -67,8 +81,10 @@ def attend(problem: Problem, dtype: torch.dtype = torch.float64) -> torch.Tensor
     out = torch.empty(problem.q.shape, dtype=dtype)
     for b, first in enumerate(problem.cu_rows[:-1]):
         tokens = problem.kv_len[b] + problem.rows[b]
-        keys = gather(problem.k_pages, problem.page_table[b], tokens).to(dtype)
-        values = gather(problem.v_pages, problem.page_table[b], tokens).to(dtype)
+        keys = gather(problem.k_pages, problem.page_table[b], tokens)
+        values = gather(problem.v_pages, problem.page_table[b], tokens)
+        keys = scaled(keys, problem.k_scale, dtype)
+        values = scaled(values, problem.v_scale, dtype)
         for row in range(problem.rows[b]):
             slots = visible_slots(problem, b, row)
             k = keys[slots].repeat_interleave(group, dim=1)  # [n, H, K]
@@ -107,8 +123,87 @@ def rounding_bound(problem: Problem) -> torch.Tensor:
     return out
 
 
+def visibility(problem: Problem, b: int) -> torch.Tensor:
+    """[rows, kv_len + rows] bool: row i of request b sees slot j."""
+    seen = torch.zeros(problem.rows[b], problem.kv_len[b] + problem.rows[b], dtype=torch.bool)
+    for row in range(problem.rows[b]):
+        seen[row, visible_slots(problem, b, row)] = True
+    return seen
+
+
+def dense_scores(
+    problem: Problem, dtype: torch.dtype
+) -> Iterator[tuple[slice, slice, torch.Tensor, torch.Tensor, torch.Tensor]]:
+    """Of each request and KV head: its rows and query heads, scores [rows, heads, slots], minus
+    infinity where unseen, values [slots, K] with zeros in place of what no row sees, and the
+    largest scale * sum |q k| [rows, heads] over the slots that a row sees."""
+    num_kv_heads = problem.k_pages.shape[1]
+    group = problem.q.shape[1] // num_kv_heads
+    for b, first in enumerate(problem.cu_rows[:-1]):
+        if problem.rows[b] == 0:
+            continue
+        rows = slice(first, first + problem.rows[b])
+        tokens = problem.kv_len[b] + problem.rows[b]
+        seen = visibility(problem, b).to(problem.q.device)
+        unused = ~seen.any(dim=0)
+        keys = gather(problem.k_pages, problem.page_table[b], tokens)
+        values = gather(problem.v_pages, problem.page_table[b], tokens)
+        for g in range(num_kv_heads):
+            heads = slice(g * group, (g + 1) * group)
+            k_scale, v_scale = (
+                None if s is None else s[g : g + 1] if s.numel() > 1 else s
+                for s in (problem.k_scale, problem.v_scale)
+            )
+            k = scaled(keys[:, g : g + 1], k_scale, dtype)[:, 0].masked_fill(unused[:, None], 0)
+            v = scaled(values[:, g : g + 1], v_scale, dtype)[:, 0].masked_fill(unused[:, None], 0)
+            q = problem.q[rows, heads].to(dtype)
+            scores = (q @ k.T) * problem.scale
+            size = (q.abs() @ k.abs().T).masked_fill(~seen[:, None], 0).amax(dim=2) * problem.scale
+            if problem.softcap:
+                scores = problem.softcap * torch.tanh(scores / problem.softcap)
+            yield rows, heads, scores.masked_fill(~seen[:, None], -torch.inf), v, size
+
+
+def with_sinks(problem: Problem, heads: slice, scores: torch.Tensor) -> torch.Tensor:
+    """Scores [rows, heads, slots] and one more column, the sinks or minus infinity."""
+    if problem.sinks is None:
+        return torch.nn.functional.pad(scores, (0, 1), value=-torch.inf)
+    sinks = problem.sinks[heads].to(scores)[:, None]
+    return torch.cat([scores, sinks.expand(*scores.shape[:2], 1)], dim=2)
+
+
+def dense_attend(problem: Problem) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Float64: the result [R, H, K]; what one rounding of every weight does to it, added as
+    independent errors are, sqrt(sum (w v)^2) [R, H, K]; the rounding of one float32 score [R, H, 1]
+    """
+    out = torch.zeros(problem.q.shape, dtype=torch.float64, device=problem.q.device)
+    spread, score = torch.zeros_like(out), torch.zeros_like(out[:, :, :1])
+    for rows, heads, scores, v, size in dense_scores(problem, torch.float64):
+        weights = torch.softmax(with_sinks(problem, heads, scores), dim=2)[..., :-1]
+        out[rows, heads] = weights @ v
+        spread[rows, heads] = (weights.square() @ v.square()).sqrt()
+        score[rows, heads, 0] = (2 + size) * v.abs().max()
+    return out, spread, score
+
+
+def rival_attend(problem: Problem) -> torch.Tensor:
+    """[R, H, K] in the dtype of q: how torch's fused attention rounds. Products and sums are
+    float32, the weights are rounded to 16 bits before they meet V, and so is the result."""
+    dtype = problem.q.dtype
+    out = torch.zeros(problem.q.shape, dtype=dtype, device=problem.q.device)
+    for rows, heads, scores, v, _ in dense_scores(problem, torch.float32):
+        scores = with_sinks(problem, heads, scores)
+        weights = torch.exp(scores - scores.amax(dim=2, keepdim=True))
+        total = weights.sum(dim=2, keepdim=True)
+        out[rows, heads] = ((weights[..., :-1].to(dtype).float() @ v) / total).to(dtype)
+    return out
+
+
 def random_tree(rng: random.Random, size: int, shape: str) -> list[int]:
-    """Parents of a tree: a chain, a star, branches as lookahead makes them, or random."""
+    """Parents of a tree: a chain, a star, branches as lookahead makes them, binary, the widening
+    and narrowing levels of Medusa, or random."""
+    if shape == "medusa":
+        return medusa_tree(rng, size)
     parents = [-1]
     for i in range(1, size):
         if shape == "chain":
@@ -117,10 +212,26 @@ def random_tree(rng: random.Random, size: int, shape: str) -> list[int]:
             parents.append(0)
         elif shape == "branches":
             parents.append(0 if (i - 1) % 4 == 0 else i - 1)
+        elif shape == "binary":
+            parents.append((i - 1) // 2)
         elif shape == "deep":
             parents.append(rng.randint(max(0, i - 3), i - 1))
         else:
             parents.append(rng.randint(0, i - 1))
+    return parents
+
+
+def medusa_tree(rng: random.Random, size: int) -> list[int]:
+    """Level by level, the likelier children of the likelier nodes: most nodes are leaves."""
+    parents, level = [-1], [0]
+    while len(parents) < size:
+        below: list[int] = []
+        for rank, node in enumerate(level):
+            for _ in range(max(rng.randint(0, 2), 8 // (rank + 1) - len(below) // 3)):
+                if len(parents) < size:
+                    below.append(len(parents))
+                    parents.append(node)
+        level = below or [level[0]]
     return parents
 
 

@@ -85,7 +85,7 @@ def test_option_spelling() -> None:
     (["generate", "--input_text", "x", "--lookahead_config", "[7,7,7]",
       "--max_matching_ngram_size", "4"], 2, "method twice"),
     (["generate", "--input_text", "x", "--log_level", "loud"], 2, "invalid choice"),
-    (["generate", "--input_text", "x", "--temperature", "0.7"], 3, "temperature = 0.7"),
+    (["generate", "--input_text", "x", "--temperature", "-1"], 2, "temperature = -1"),
     (["generate", "--input_text", "x", "--num_beams", "4"], 3, "beam_width = 4"),
     (["generate", "--input_text", "x", "--tp_size", "2"], 3, "tensor_parallel_size = 2"),
     (["generate", "--input_text", "x", "--dtype", "fp8"], 3, "fp8"),

@@ -37,8 +37,7 @@ def test_the_default_is_greedy_and_plain() -> None:
 
 
 @pytest.mark.parametrize(("field", "value"), [
-    ("temperature", 0.7), ("top_p", 0.9), ("top_k", 2), ("min_p", 0.1), ("n", 2), ("best_of", 3),
-    ("beam_width", 4), ("prompt_logprobs", 1), ("structured_outputs", {"json": {}}),
+    ("best_of", 3), ("beam_width", 4), ("prompt_logprobs", 1), ("structured_outputs", {"json": {}}),
     ("logits_processors", [len]),
 ])  # fmt: skip
 def test_what_this_version_cannot_do_is_refused_by_name(field: str, value: object) -> None:
@@ -56,7 +55,7 @@ def test_off_values_of_sampling_are_accepted() -> None:
     ("max_tokens", "16"), ("max_tokens", 2**31),
     ("min_tokens", -1), ("min_tokens", 17),
     ("temperature", -0.1), ("temperature", math.nan), ("temperature", math.inf), ("top_p", 1.5),
-    ("top_k", -2), ("top_k", 1.0), ("n", 0),
+    ("top_p", 0.0), ("top_k", -2), ("top_k", 1.0), ("n", 0), ("n", 2),
     ("stop", ""), ("stop", [""]), ("stop", [1]), ("stop", b"x"), ("stop", ["x"] * 65),
     ("stop", "x" * 1025), ("stop", {"a": 1}),
     ("stop_token_ids", [-1]), ("stop_token_ids", [True]), ("stop_token_ids", [1.0]),

@@ -1,0 +1,110 @@
+"""A target whose next-token law is a table over the last two tokens, read through the cache.
+
+Small enough that the joint law of several tokens is known exactly, fast enough for millions of
+draws: a forward pass is a handful of NumPy operations over all rows of the step. The token before a
+row is its parent in the tree; the one before the root is read from the page where its K/V lies, so
+a stale slot or a wrong path changes the law.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from reference.sampling_reference import Law, probabilities
+
+HEAD_DIM = 8
+
+
+class TableModel:
+    """Step model over scores[before, last, next]; pages are float32, one layer, one head."""
+
+    def __init__(self, scores: np.ndarray) -> None:
+        self.scores = scores.astype(np.float32)  # [V, V, V]
+        self.vocab_size = len(scores)
+        self._store: np.ndarray | None = None
+
+    def pages(self, num_pages: int, page_size: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """K and V pages for an executor; K's first element of a slot is the token there."""
+        shape = (1, num_pages, 1, page_size, HEAD_DIM)
+        k_pages = torch.full(shape, -1.0)
+        self._store = k_pages[0, :, 0, :, 0].numpy()
+        return k_pages, torch.full(shape, -1.0)
+
+    def forward(self, plan: Any) -> torch.Tensor:
+        """Returns float32 scores [L, V]."""
+        assert self._store is not None
+        tokens, parents = np.asarray(plan.tokens), np.asarray(plan.parents)
+        cu_rows, kv_len = np.asarray(plan.cu_rows), np.asarray(plan.kv_len)
+        counts = np.diff(cu_rows)
+        request = np.repeat(np.arange(len(counts)), counts)
+        row = np.arange(len(tokens)) - cu_rows[request]
+        table = np.asarray(plan.page_table)
+        size = self._store.shape[1]
+
+        def place(of: np.ndarray, slot: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+            return table[of, slot // size], slot % size
+
+        slot = kv_len[request] + row
+        self._store[place(request, slot)] = tokens
+        rows = np.asarray(plan.logit_rows)
+        of, parent = request[rows], parents[rows]
+        # A chain's rows name no parents: the slot before is the token before, as it is for a root.
+        chain = np.asarray(plan.is_tree)[of] == 0
+        before_slot = np.where(
+            chain | (parent < 0), kv_len[of] + row[rows] - 1, kv_len[of] + parent
+        )
+        before = self._store[place(of, before_slot)].astype(np.int64)
+        return torch.from_numpy(self.scores[before, tokens[rows]])
+
+
+def joint_law(
+    scores: np.ndarray,
+    prompt: Sequence[int],
+    num_tokens: int,
+    law: Law,
+    process: Callable[[np.ndarray, Sequence[int]], np.ndarray] | None = None,
+) -> np.ndarray:
+    """Exact probabilities [V ** num_tokens] of the continuations, first token most significant.
+
+    process(row, history) returns the scores after the request's processors.
+    """
+    vocab = len(scores)
+    joint = np.zeros(vocab**num_tokens)
+    cache: dict[tuple[int, ...], np.ndarray] = {}
+
+    def next_law(output: tuple[int, ...]) -> np.ndarray:
+        if output not in cache:
+            history = [*prompt, *output]
+            row = scores[history[-2], history[-1]].astype(np.float32)
+            cache[output] = probabilities(row if process is None else process(row, history), law)
+        return cache[output]
+
+    for cell, output in enumerate(itertools.product(range(vocab), repeat=num_tokens)):
+        p = 1.0
+        for i, token in enumerate(output):
+            p *= next_law(output[:i])[token]
+            if p == 0.0:
+                break
+        joint[cell] = p
+    return joint
+
+
+def chi_square(counts: np.ndarray, law: np.ndarray) -> tuple[float, float]:
+    """The statistic, cells of expectation below 5 pooled, and its bound for p = 1e-6."""
+    expected = law * counts.sum()
+    assert counts[law == 0].sum() == 0, "a token of probability 0 was drawn"
+    large = expected >= 5
+    observed = np.append(counts[large], counts[~large].sum())
+    expected = np.append(expected[large], expected[~large].sum())
+    if expected[-1] < 5:  # too little for a cell of its own
+        observed, expected = observed[:-1], expected[:-1]
+    degrees = len(expected) - 1
+    statistic = float(((observed - expected) ** 2 / expected).sum())
+    # Wilson and Hilferty's approximation of the quantile; 4.753 is the normal one of 1e-6.
+    spread = 2.0 / (9.0 * degrees)
+    return statistic, degrees * (1.0 - spread + 4.753 * spread**0.5) ** 3

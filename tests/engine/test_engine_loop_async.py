@@ -1,0 +1,137 @@
+"""The asynchronous front of the engine loop: many clients, one stepping thread."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+import time
+from typing import Any
+
+import pytest
+from engine_loop_cases import (
+    FUNCTION,
+    NGRAM,
+    PROMPTS,
+    VOCAB,
+    assert_idle,
+    make_engine,
+    run,
+    text_of,
+)
+
+from specdec_ext.engine_loop import EngineLoop
+from specdec_ext.errors import RequestError
+from specdec_ext.llm_async import AsyncRequest, BackgroundStepper
+from specdec_ext.sampling_params import SamplingParams
+
+
+def start(engine: EngineLoop, prompt: list[int], params: SamplingParams) -> AsyncRequest:
+    stepper = engine.__dict__.setdefault("stepper", BackgroundStepper(engine))
+    return AsyncRequest(engine, stepper, prompt, params, None)
+
+
+def wait_until(condition: Any, timeout_s: float = 10.0) -> None:
+    end = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < end, "timed out"
+        time.sleep(0.005)
+
+
+def test_await_and_iterate_together() -> None:
+    engine = make_engine(NGRAM)
+
+    async def iterate(prompt: list[int]) -> list[int]:
+        ids: list[int] = []
+        text = ""
+        last = None
+        async for last in start(engine, prompt, SamplingParams(max_tokens=50)):
+            ids += last.outputs[0].delta_token_ids
+            text += last.outputs[0].delta_text
+            assert last.outputs[0].token_ids == ids
+        assert last is not None and last.finished and last.metrics["numerics"] == "exact"
+        assert text == text_of(ids)
+        return ids
+
+    async def main() -> None:
+        awaited = [start(engine, p, SamplingParams(max_tokens=50)) for p in PROMPTS]
+        streams = await asyncio.gather(*(iterate(p) for p in PROMPTS))
+        finals = await asyncio.gather(*awaited)
+        for prompt, ids, final in zip(PROMPTS, streams, finals, strict=True):
+            assert ids == final.outputs[0].token_ids == FUNCTION.reference(prompt, 50)
+
+    asyncio.run(main())
+    wait_until(lambda: engine.stepper._thread is None)  # type: ignore[attr-defined]
+    assert_idle(engine)
+    asyncio.run(main())  # the thread starts again
+
+
+def test_clients_that_go_away_are_cancelled() -> None:
+    engine = make_engine()
+    engine.model.delay_s = 0.005
+    long = SamplingParams(max_tokens=200)
+
+    async def leave_the_loop() -> None:
+        async for _ in start(engine, PROMPTS[0], long):
+            break
+
+    async def time_out() -> None:
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(start(engine, PROMPTS[1], long)._final(), 0.03)
+
+    async def drop() -> None:
+        request = start(engine, PROMPTS[2], long)
+        del request
+        gc.collect()
+
+    async def cancel() -> None:
+        request = start(engine, PROMPTS[3], long)
+        await asyncio.sleep(0.02)
+        assert request.cancel()
+        output = await request
+        assert output.outputs[0].finish_reason == "cancelled"
+
+    async def main() -> None:
+        await asyncio.gather(leave_the_loop(), time_out(), drop(), cancel())
+
+    asyncio.run(main())
+    wait_until(lambda: engine.num_unfinished == 0)
+    wait_until(lambda: engine.stepper._thread is None)  # type: ignore[attr-defined]
+    assert engine.get_metrics()["request_success"] == {"cancelled": 4}
+    assert_idle(engine)
+
+
+def test_errors_reach_asynchronous_clients() -> None:
+    engine = make_engine(fails_at={2: RuntimeError("boom")})
+
+    async def main() -> None:
+        with pytest.raises(RequestError):
+            start(engine, [], SamplingParams())
+        output = await start(engine, PROMPTS[0], SamplingParams())
+        assert output.outputs[0].finish_reason == "error"
+        again = await start(engine, PROMPTS[0], SamplingParams())
+        assert again.outputs[0].token_ids == FUNCTION.reference(PROMPTS[0], 16)
+
+    asyncio.run(main())
+
+
+def test_many_threads_share_one_engine() -> None:
+    engine = make_engine(NGRAM)
+    wrong: list[Any] = []
+
+    def work(seed: int) -> None:
+        for i in range(5):
+            prompt = [(seed * 7 + i) % VOCAB, seed % VOCAB, 3]
+            [output] = run(engine, [prompt], SamplingParams(max_tokens=20))
+            if output.outputs[0].token_ids != FUNCTION.reference(prompt, 20):
+                wrong.append((prompt, output))
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+    assert not any(t.is_alive() for t in threads)
+    assert wrong == []
+    assert engine.get_metrics()["generation_tokens"] == 6 * 5 * 20
+    assert_idle(engine)
