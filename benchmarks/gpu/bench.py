@@ -1,0 +1,72 @@
+"""The stages that measure. The package has to be built: this imports it."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from benchmarks.gpu import attention, cells, step_ops, timing
+from benchmarks.gpu import problem as problems
+from benchmarks.gpu.ours import open_backend
+from benchmarks.gpu.run import Run
+
+Job = tuple[str, Callable[[], dict[str, Any]]]
+
+
+def _timer(run: Run) -> timing.Timer:
+    if run.emulated:
+        return timing.NoTimer()
+    return timing.GraphTimer(rounds=3 if run.quick else timing.ROUNDS)
+
+
+def _bench(run: Run, stage: str, jobs: Sequence[Job]) -> None:
+    for name, work in jobs:
+        run.part(stage, name, work)
+        gc.collect()
+        if not run.emulated:
+            torch.cuda.empty_cache()
+
+
+def bench_kernel(run: Run) -> None:
+    """Attention and the small operations, ours and the peers."""
+    open_backend(run.target)
+    timer = _timer(run)
+    noted = run.store.data["stages"].get("bench-kernel", {})
+    if isinstance(timer, timing.GraphTimer) and "ceilings" not in noted:
+        run.store.note("bench-kernel", "ceilings", timing.ceilings(timer))
+    pool = problems.RandomPool(run.target.device)
+    every = cells.attention_cells()
+    bits = attention.EXACT_CELLS
+    small = cells.step_op_cells()
+    if run.quick:
+        every, bits, small = cells.quick(every), bits[:3], small[:4]
+    if run.emulated:
+        every = cells.emulated(every)
+        bits = cells.emulated(bits)[:2]
+        small = list({cell.tiny().name: cell.tiny() for cell in small}.values())
+    jobs: list[Job] = [
+        (f"bits-{cell.name}", partial(attention.count_differing, cell, run.target, pool))
+        for cell in bits
+    ]
+    jobs += [(op.name, partial(step_ops.measure_op, op, run.target, timer)) for op in small]
+    jobs += [
+        (cell.name, partial(attention.measure, cell, run.target, timer, pool, not run.emulated))
+        for cell in every
+    ]
+    _bench(run, "bench-kernel", jobs)
+
+
+def bench_step(run: Run) -> None:
+    """Whole steps without the model."""
+    open_backend(run.target)
+    timer = _timer(run)
+    every = [cell.tiny() if run.emulated else cell for cell in cells.step_cells()]
+    chosen = every[:2] if run.quick else every
+    jobs: list[Job] = [
+        (cell.name, partial(step_ops.measure_step, cell, run.target, timer)) for cell in chosen
+    ]
+    _bench(run, "bench-step", jobs)

@@ -1,0 +1,190 @@
+"""Tables of a result file: python -m benchmarks.gpu report FILE.json"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+from benchmarks import common
+
+OURS = ("exact", "fast")
+
+
+def geomean(values: Iterable[float]) -> float | None:
+    """Returns the geometric mean, None of nothing."""
+    logs = [math.log(value) for value in values]
+    return math.exp(sum(logs) / len(logs)) if logs else None
+
+
+def measured(cells: dict[str, Any]) -> dict[str, Any]:
+    """Returns the attention cells that have times."""
+    return {
+        name: cell
+        for name, cell in cells.items()
+        if cell.get("status") == "ok"
+        and cell.get("programs", {}).get("exact", {}).get("us") is not None
+    }
+
+
+def best_peer(cell: dict[str, Any]) -> tuple[str, float] | None:
+    """Returns name and microseconds of the fastest peer of a cell, None if none ran."""
+    times = [
+        (program["us"], name)
+        for name, program in cell["programs"].items()
+        if name not in OURS and program.get("us") is not None
+    ]
+    return (min(times)[1], min(times)[0]) if times else None
+
+
+def peer_us(cell: dict[str, Any], name: str) -> float | None:
+    us: float | None = cell["programs"].get(name, {}).get("us")
+    return us
+
+
+def targets(
+    cells: dict[str, Any], small: dict[str, Any], ceilings: dict[str, float]
+) -> list[list[Any]]:
+    """Returns rows (target, figure, wanted, value) for what was measured."""
+    found = measured(cells)
+    rows: list[list[Any]] = []
+
+    def of(group: str) -> dict[str, Any]:
+        return {name: cell for name, cell in found.items() if group in cell["groups"]}
+
+    def add(group: str, what: str, wanted: str, value: float | None) -> None:
+        rows.append([group, what, wanted, "not measured" if value is None else value])
+
+    def versus_peer(cell: dict[str, Any]) -> float | None:
+        peer = best_peer(cell)
+        return peer[1] / cell["programs"]["exact"]["us"] if peer else None
+
+    for group, floor, peer in (("G1", "<= 1.35", ">= 1.3"), ("G3", "<= 9 us", ">= 1.3")):
+        for name, cell in of(group).items():
+            exact = cell["programs"]["exact"]
+            if group == "G1":
+                xqa = peer_us(cell, "flashinfer-xqa")
+                add(group, f"{name}: time / floor", floor, exact["over_floor"])
+                add(group, f"{name}: XQA / ours", ">= 2.0", xqa / exact["us"] if xqa else None)
+            else:
+                add(group, f"{name}: us", floor, exact["us"])
+            add(group, f"{name}: fastest peer / ours", peer, versus_peer(cell))
+    sweep = of("G2")
+    ratios = [r for cell in sweep.values() if (r := versus_peer(cell)) is not None]
+    add("G2", f"fastest peer / ours, geometric mean of {len(ratios)}", ">= 1.3", geomean(ratios))
+    add("G2", "fastest peer / ours, worst cell", ">= 0.95", min(ratios, default=None))
+    long = [c["programs"]["exact"]["over_floor"] for c in sweep.values() if c["floor_us"] > 20]
+    add("G2", f"time / floor, {len(long)} cells above 20 us", "<= 1.4", geomean(long))
+    for name, cell in of("G4").items():
+        add("G4", f"{name}: time / floor", "<= 1.6", cell["programs"]["exact"]["over_floor"])
+        add("G4", f"{name}: XQA / ours", ">= 1.3", versus_peer(cell))
+    for name, cell in of("G5").items():
+        rate = cell["programs"]["exact"]["gb_per_s"] * 1e9
+        read = ceilings.get("read_bytes_per_s")
+        add("G5", f"{name}: share of the read stream", ">= 0.92", rate / read if read else None)
+    bits = [c["differing"] for c in cells.values() if c.get("exact") and "differing" in c]
+    add("G6", f"differing elements in {len(bits)} cells", "0", sum(bits) if bits else None)
+    costs = [
+        c["programs"]["exact"]["us"] / c["programs"]["fast"]["us"]
+        for c in found.values()
+        if c["context"] >= 4096 and c["programs"].get("fast", {}).get("us")
+    ]
+    add("G6", "exact / fast, geometric mean", "<= 1.05", geomean(costs))
+    add("G6", "exact / fast, worst cell", "<= 1.05", max(costs, default=None))
+    prompts = [r for cell in of("prefill").values() if (r := versus_peer(cell)) is not None]
+    add("prefill", "fastest peer / ours, worst", ">= 0.6", min(prompts, default=None))
+    for name, cell in small.items():
+        if cell.get("kind") == "compact":
+            add("compact", f"{name}: us", "<= 8", cell.get("us"))
+    return rows
+
+
+def attention_table(cells: dict[str, Any]) -> str:
+    rows: list[list[Any]] = []
+    for name, cell in cells.items():
+        if "programs" not in cell:
+            continue
+        if cell["status"] != "ok":
+            rows.append([name, cell["floor_us"], cell["status"], *[""] * 5])
+            continue
+        exact, fast = (cell["programs"][mode] for mode in OURS)
+        peer = best_peer(cell)
+        rows.append(
+            [
+                name,
+                cell["floor_us"],
+                _or_blank(exact["us"]),
+                _or_blank(fast["us"]),
+                _or_blank(exact.get("over_floor")),
+                _or_blank(exact.get("gb_per_s")),
+                _or_blank(exact.get("tflop_per_s")),
+                f"{peer[0]} {peer[1]:.1f}" if peer else "",
+            ]
+        )
+    head = ["cell", "floor, us", "exact, us", "fast, us", "exact / floor", "GB/s", "TFLOP/s"]
+    return common.markdown([*head, "fastest peer, us"], rows)
+
+
+def _or_blank(value: Any) -> Any:
+    return "" if value is None else value
+
+
+def small_table(cells: dict[str, Any]) -> str:
+    rows = [
+        [name, cell["status"], _or_blank(cell.get("floor_us")), _or_blank(cell.get("us"))]
+        for name, cell in cells.items()
+        if "programs" not in cell and "differing" not in cell
+    ]
+    return common.markdown(["cell", "status", "floor, us", "us"], rows)
+
+
+def status_table(cells: dict[str, Any]) -> str:
+    rows = [
+        [name, cell["status"], cell.get("seconds", ""), cell.get("summary", "")]
+        for name, cell in cells.items()
+    ]
+    return common.markdown(["part", "status", "seconds", "result"], rows)
+
+
+def page(data: dict[str, Any]) -> str:
+    """Returns the markdown of a result file."""
+    env = data["environment"]
+    changes = {True: ", with uncommitted changes", None: ", changes unknown", False: ""}
+    parts = [
+        f"# {env['device']}, {env['date'][:10]}, {env['commit']}{changes[env['dirty']]}",
+    ]
+    if data["emulated"]:
+        parts.append("**Emulated on a CPU: that the stages run is all this shows. No times.**")
+    versions = ", ".join(f"{key} {value}" for key, value in env["versions"].items() if value)
+    parts.append(f"nvcc {env['nvcc']}, {versions}")
+    stages = data["stages"]
+    proofs = ["build", "test", "sanitize"]
+    if data["emulated"]:
+        proofs += ["bench-kernel", "bench-step"]
+    for stage in proofs:
+        if stage in stages:
+            parts += [f"## {stage}", status_table(stages[stage]["cells"])]
+    if not data["emulated"]:
+        parts += measurements(stages)
+    return "\n\n".join(parts) + "\n"
+
+
+def measurements(stages: dict[str, Any]) -> list[str]:
+    """Returns the sections of the stages that measure."""
+    parts: list[str] = []
+    bench = stages.get("bench-kernel")
+    if bench:
+        cells, ceilings = bench["cells"], bench.get("ceilings", {})
+        small = {name: cell for name, cell in cells.items() if "kind" in cell}
+        header = ["target", "figure", "wanted", "measured"]
+        parts += ["## Targets", common.markdown(header, targets(cells, small, ceilings))]
+        limits = ", ".join(f"{key} {value:.4g}" for key, value in ceilings.items())
+        parts.append(f"Ceilings of this run: {limits or 'not measured'}.")
+        parts += ["## Attention", attention_table(cells)]
+        parts += ["## Small operations", small_table(cells)]
+        bits = {name: cell for name, cell in cells.items() if "differing" in cell}
+        rows = [[n, c.get("elements", ""), c["differing"]] for n, c in bits.items()]
+        parts += ["## Bits", common.markdown(["cell", "elements", "differing"], rows)]
+    if "bench-step" in stages:
+        parts += ["## Whole steps without the model", small_table(stages["bench-step"]["cells"])]
+    return parts
