@@ -1,7 +1,7 @@
 # specdec_ext: `make demo` runs the main job, `make test` passes the tests. Both make what they need.
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-slow build model lint format stubs cpp-test cuda-check bench clean
+.PHONY: help demo test test-slow build model lint format stubs cpp-test emu simt-test mutate cuda-check bench clean
 
 PYTHON ?= python3
 VENV := .venv
@@ -15,9 +15,12 @@ export CMAKE_BUILD_PARALLEL_LEVEL ?= 2
 export PIP_NO_INPUT = 1
 export TOKENIZERS_PARALLELISM = false
 export HF_HUB_OFFLINE = 1
+# CUDA code is built into the environment's module where there is a GPU to run it (elsewhere by
+# make build SPECDEC_CUDA=ON); `make cuda-check` compiles it and `make emu` runs it everywhere.
+export SPECDEC_CUDA ?= $(if $(shell command -v nvidia-smi),AUTO,OFF)
 
 NATIVE_SOURCES := $(shell find cpp cuda -type f) CMakeLists.txt pyproject.toml
-CXX_FILES := $(shell find cpp cuda tests/cpp -name '*.h' -o -name '*.cc' -o -name '*.cu' -o -name '*.cuh')
+CXX_FILES := $(shell find cpp cuda tests/cpp tests/simt -name '*.h' -o -name '*.cc' -o -name '*.cu' -o -name '*.cuh')
 
 help:  ## this text
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -52,10 +55,10 @@ model: $(STAMPS)/model  ## install and convert the built-in default model
 demo: $(STAMPS)/model  ## decode real prompts: lookahead and prompt lookup against plain decoding
 	$(PY) -m specdec_ext.demo
 
-test: lint cpp-test cuda-check $(STAMPS)/model  ## everything CI runs, under 20 minutes on two cores
-	SPECDEC_REQUIRE_MODEL=1 $(PY) -m pytest -m "not slow"
+test: lint cpp-test emu $(STAMPS)/model  ## the tests, under 20 minutes on two cores (CI also runs cuda-check)
+	SPECDEC_REQUIRE_MODEL=1 $(REQUIRE_EMU) $(PY) -m pytest -m "not slow"
 
-test-slow: $(STAMPS)/model  ## the full counts (about an hour)
+test-slow: $(STAMPS)/model emu simt-test  ## the full counts (hours)
 	$(PY) -m benchmarks.datasets
 	SPECDEC_REQUIRE_MODEL=1 SPECDEC_TEST_PROGRAMS=1500 $(PY) -m pytest
 
@@ -80,7 +83,33 @@ cpp-test: $(STAMPS)/deps  ## C++ tests under the address and undefined-behaviour
 	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" cmake --build --preset tests
 	build/tests/tests/cpp/specdec_tests
 
-cuda-check: $(STAMPS)/deps  ## compile every CUDA source for sm_80 and sm_90a, if nvcc is there
+# The emulator compiles the CUDA sources with the host compiler; it needs the headers of nvcc.
+HAS_NVCC := $(shell command -v nvcc)
+REQUIRE_EMU := $(if $(HAS_NVCC),SPECDEC_REQUIRE_EMU=1)
+
+emu: $(STAMPS)/deps  ## the CUDA kernels compiled for the CPU emulator: build/emu/*.so
+ifeq ($(HAS_NVCC),)
+	@echo "emu: skipped, no nvcc on PATH"
+else
+	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" cmake --preset emu
+	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" cmake --build --preset emu
+endif
+
+# Programs that hold the emulator against the instruction set's rules, and the kernels against loops.
+SIMT_PROGRAMS := $(wildcard tests/simt/misuse*.cc tests/simt/drive_*.cc tests/simt/conformance.cu tests/simt/hopper.cu)
+
+simt-test: $(STAMPS)/deps  ## the emulator's own tests and the kernels' C++ drivers (minutes)
+	@for source in $(SIMT_PROGRAMS); do \
+	  name=$$(basename $${source%.*}); \
+	  tests/simt/mk.sh $$source $$name && build/emu/$${name}_check > build/emu/$$name.log 2>&1 \
+	    && echo "$$name: $$(tail -1 build/emu/$$name.log)" \
+	    || { tail -20 build/emu/$$name.log; echo "$$name: failed"; exit 1; }; \
+	done
+
+mutate: $(STAMPS)/model emu  ## break the kernels on purpose: which tests notice? (about an hour)
+	$(PY) tests/simt/mutate.py
+
+cuda-check: $(STAMPS)/deps  ## CUDA without a GPU: compiles, no spills, registers and machine code as recorded
 	scripts/cuda_check.sh
 
 bench: $(STAMPS)/model  ## the quick form of the benchmarks (see benchmarks/README.md)
