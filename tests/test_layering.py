@@ -154,7 +154,10 @@ def test_an_allowed_include_passes(path: str, text: str) -> None:
 PYTHON: dict[str, tuple[set[str], set[str]]] = {
     "errors": ({"errors", "log", "_version"}, set()),
     "core": ({"_core"}, set()),
-    "config": ({"validate", "config", "config_parse", "sampling_params"}, {"errors"}),
+    "config": (
+        {"validate", "config", "config_parse", "drafter_config", "sampling_params"},
+        {"errors"},
+    ),
     "checks": ({"memory_plan", "speculation_check", "request_check"}, {"errors", "config"}),
     "text": (
         {"chat_template", "detokenizer", "metrics", "outputs", "stop_strings"},
@@ -163,6 +166,7 @@ PYTHON: dict[str, tuple[set[str], set[str]]] = {
     "info": ({"installation"}, {"errors", "config", "core"}),
     "ops": ({"ops"}, {"errors", "core"}),
     "models": ({"models"}, {"errors", "config", "core", "ops"}),
+    "drafters": ({"drafters"}, {"errors", "config", "core", "ops", "models"}),
     "engine": (
         {
             "engine_loop",
@@ -177,7 +181,18 @@ PYTHON: dict[str, tuple[set[str], set[str]]] = {
     ),
     "llm": (
         {"llm"},
-        {"errors", "config", "checks", "text", "info", "core", "ops", "models", "engine"},
+        {
+            "errors",
+            "config",
+            "checks",
+            "text",
+            "info",
+            "core",
+            "ops",
+            "models",
+            "drafters",
+            "engine",
+        },
     ),
     "entry": (
         {"cli", "demo", "__main__"},

@@ -3,6 +3,7 @@
 #include <pybind11/stl.h>
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -65,7 +66,8 @@ void bind_cache(DecoderObject& self, const py::object& k_pages, const py::object
   self.v_pages = std::move(v);
 }
 
-void forward(DecoderObject& self, const StepPlan& plan, const py::object& out) {
+void forward(DecoderObject& self, const StepPlan& plan, const py::object& out,
+             const py::object& hidden) {
   const BorrowedTensor tensor(out, "out", true);
   check_cpu(tensor.view(), "out");
   check_contiguous(tensor.view(), "out");
@@ -77,12 +79,24 @@ void forward(DecoderObject& self, const StepPlan& plan, const py::object& out) {
     check_shape(tensor.view(), "out", "[L, V]",
                 {plan.num_logit_rows, self.decoder.config().vocab_size});
   }
+  std::optional<BorrowedTensor> states;
+  float* hidden_data = nullptr;
+  if (!hidden.is_none()) {
+    states.emplace(hidden, "hidden", true);
+    const TensorView& view = states->view();
+    check_cpu(view, "hidden");
+    check_contiguous(view, "hidden");
+    check_dtype(view, "hidden", {DType::kF32});
+    check_shape(view, "hidden", "[L, hidden_size]",
+                {plan.num_logit_rows, self.decoder.config().hidden_size});
+    hidden_data = static_cast<float*>(view.data);
+  }
   const StepView step = plan.view();
   py::gil_scoped_release release;
   if (ids) {
-    self.decoder.forward_ids(step, static_cast<TokenId*>(tensor->data));
+    self.decoder.forward_ids(step, static_cast<TokenId*>(tensor->data), hidden_data);
   } else {
-    self.decoder.forward_logits(step, static_cast<float*>(tensor->data));
+    self.decoder.forward_logits(step, static_cast<float*>(tensor->data), hidden_data);
   }
 }
 
@@ -101,6 +115,8 @@ plan : StepPlan
 out : tensor, contiguous
     int32 [L]: the greedy ids of the logit rows (first largest score, -1 for a row with a NaN).
     float32 [L, V]: their scores.
+hidden : tensor float32 [L, hidden_size], contiguous, optional
+    Receives the head's input of each logit row: the final norm's output.
 
 Releases the GIL. One call at a time per decoder.)";
 
@@ -177,7 +193,8 @@ void register_decoder(py::module_& m) {
           "bind_cache", &bind_cache, py::arg("k_pages"), py::arg("v_pages"),
           "Use these pages [layers, P, G, S, K] from now on; keeps them alive. All weights must be "
           "set.")
-      .def("forward", &forward, py::arg("plan"), py::arg("out"), kForwardDoc)
+      .def("forward", &forward, py::arg("plan"), py::arg("out"), py::arg("hidden") = py::none(),
+           kForwardDoc)
       .def_property_readonly(
           "weight_bytes", [](const DecoderObject& self) { return self.decoder.weight_bytes(); },
           "Bytes of packed weights that a step reads.")

@@ -170,6 +170,7 @@ void register_executor(py::module_& m) {
       .def_readonly("num_drafts", &StepOutput::num_drafts)
       .def_readonly("num_accepted", &StepOutput::num_accepted)
       .def_readonly("max_path", &StepOutput::max_path)
+      .def_readonly("last_logit_row", &StepOutput::last_logit_row)
       .def_property_readonly("finish_reason",
                              [](const StepOutput& out) -> std::optional<std::string> {
                                if (out.finish_reason == FinishReason::kNone) return std::nullopt;
@@ -194,8 +195,8 @@ void register_executor(py::module_& m) {
                             "See cpp/engine/executor.h.")
       .def(py::init([](py::object k_pages, py::object v_pages, int vocab_size, int max_batch_size,
                        int max_seq_len, int max_num_tokens, const std::string& method,
-                       const Triple& lookahead, const py::dict& ngram, bool adaptive,
-                       bool enable_chunked_prefill, bool check_integrity) {
+                       const Triple& lookahead, const py::dict& ngram, int external_max_draft_len,
+                       bool adaptive, bool enable_chunked_prefill, bool check_integrity) {
              ExecutorConfig c;
              c.vocab_size = vocab_size;
              c.max_batch_size = max_batch_size;
@@ -204,6 +205,7 @@ void register_executor(py::module_& m) {
              c.method = parse_method(method);
              c.lookahead = to_lookahead(lookahead);
              c.ngram = parse_ngram(ngram);
+             c.external_max_draft_len = external_max_draft_len;
              c.adaptive = adaptive;
              c.enable_chunked_prefill = enable_chunked_prefill;
              c.check_integrity = check_integrity;
@@ -212,8 +214,9 @@ void register_executor(py::module_& m) {
            py::arg("k_pages"), py::arg("v_pages"), py::kw_only(), py::arg("vocab_size"),
            py::arg("max_batch_size") = 32, py::arg("max_seq_len"), py::arg("max_num_tokens"),
            py::arg("method") = "none", py::arg("lookahead") = Triple{1, 1, 0},
-           py::arg("ngram") = py::dict(), py::arg("adaptive") = true,
-           py::arg("enable_chunked_prefill") = true, py::arg("check_integrity") = false)
+           py::arg("ngram") = py::dict(), py::arg("external_max_draft_len") = kMaxDraftLen,
+           py::arg("adaptive") = true, py::arg("enable_chunked_prefill") = true,
+           py::arg("check_integrity") = false)
       .def(
           "set_step_cost",
           [](BoundExecutor& self, std::vector<int> rows, std::vector<double> seconds) {

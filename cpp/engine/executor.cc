@@ -26,7 +26,7 @@ int max_drafts_of(const ExecutorConfig& config) {
     case DraftMethod::kNgram:
       return config.ngram.max_draft_len;
     case DraftMethod::kExternal:
-      return kMaxDraftLen;
+      return config.external_max_draft_len;
   }
   return 0;
 }
@@ -46,6 +46,11 @@ void check_config(const ExecutorConfig& c) {
                   c.max_batch_size, "; raise max_num_tokens or lower max_batch_size");
   if (c.method == DraftMethod::kLookahead) {
     check_lookahead_config(c.lookahead, "speculative_config");
+  }
+  if (c.method == DraftMethod::kExternal) {
+    SPECDEC_REQUIRE(c.external_max_draft_len >= 1 && c.external_max_draft_len <= kMaxDraftLen,
+                    "external_max_draft_len = ", c.external_max_draft_len, ": give 1..",
+                    kMaxDraftLen);
   }
   if (c.method == DraftMethod::kNgram) {
     SPECDEC_REQUIRE(c.ngram.max_draft_len >= 1 && c.ngram.max_draft_len <= kMaxDraftLen,
@@ -96,7 +101,7 @@ int Executor::step_rows_bound(const RequestParams& params) const {
   if (config_.method == DraftMethod::kLookahead && params.lookahead) {
     drafts = max_drafts_of(*params.lookahead);
   }
-  if (config_.method == DraftMethod::kNgram && params.max_draft_len) {
+  if (params.max_draft_len) {
     drafts = *params.max_draft_len;
   }
   return 1 + drafts;
@@ -172,14 +177,14 @@ void Executor::validate(const RequestParams& p) const {
                     "): each number must be at most the engine's");
   }
   if (p.max_draft_len) {
-    SPECDEC_REQUIRE(config_.method == DraftMethod::kNgram,
-                    "the request sets max_draft_len = ", *p.max_draft_len,
-                    " but the engine was not built for prompt lookup: pass "
-                    "speculative_config=NGramDecodingConfig(...)");
-    SPECDEC_REQUIRE(*p.max_draft_len >= 0 && *p.max_draft_len <= config_.ngram.max_draft_len,
+    SPECDEC_REQUIRE(
+        config_.method == DraftMethod::kNgram || config_.method == DraftMethod::kExternal,
+        "the request sets max_draft_len = ", *p.max_draft_len,
+        " but the engine was not built for prompt lookup or a drafter: pass "
+        "speculative_config=NGramDecodingConfig(...)");
+    SPECDEC_REQUIRE(*p.max_draft_len >= 0 && *p.max_draft_len <= max_drafts_of(config_),
                     "the request's max_draft_len = ", *p.max_draft_len, " is outside 0..",
-                    config_.ngram.max_draft_len,
-                    ", the engine's NGramDecodingConfig.max_draft_len");
+                    max_drafts_of(config_), ", the engine's max_draft_len");
   }
   SPECDEC_REQUIRE(pages_bound(p) <= pages_.num_pages(), "the request needs ", pages_bound(p),
                   " KV pages of ", pages_.page_size(), " tokens (prompt ", p.prompt.size(),

@@ -44,6 +44,7 @@ struct ExecutorConfig {
   DraftMethod method = DraftMethod::kNone;
   LookaheadConfig lookahead;
   NgramParams ngram;
+  int external_max_draft_len = kMaxDraftLen;  // drafts from outside: nodes of one step
   bool adaptive = true;
   bool enable_chunked_prefill = true;
   bool check_integrity = false;

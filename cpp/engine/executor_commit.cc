@@ -120,6 +120,7 @@ void Executor::commit_decode(Request& request, int index, const TokenId* sampled
       break;
     }
     deliver(request, token, scores == nullptr ? nullptr : scores + node * row_stride, out);
+    out.last_logit_row = plan_.cu_logits[index] + node;
     ++delivered;
   }
   out.num_drafts = tree.num_drafts();

@@ -37,8 +37,9 @@ struct RequestParams {
   bool ignore_eos = false;
   bool speculative = true;
   std::optional<LookaheadConfig> lookahead;  // absent: the executor's triple
-  std::optional<int> max_draft_len;          // prompt lookup: upper bound; absent: the executor's
-  std::optional<bool> adaptive;              // absent: the executor's
+  // Prompt lookup, drafts from outside: upper bound; absent: the executor's.
+  std::optional<int> max_draft_len;
+  std::optional<bool> adaptive;  // absent: the executor's
   std::uint64_t seed = 0;
   SamplingLaw sampling;
   ProcessorParams processors;
@@ -77,6 +78,9 @@ struct StepOutput {
   int num_drafts = 0;           // draft nodes verified
   int num_accepted = 0;         // of `tokens`, how many were accepted drafts
   int max_path = 0;             // the deepest draft node: what the step could have accepted
+  // Logit row of the step whose token was delivered last: the golden token's, or the deepest
+  // accepted draft's. -1: nothing was delivered.
+  int last_logit_row = -1;
   FinishReason finish_reason = FinishReason::kNone;
   std::optional<TokenId> stop_token;  // the stop id (not the model's end token) that ended it
   std::string error;

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from .config import NGramDecodingConfig as NGramDecodingConfig
     from .config import SchedulerConfig as SchedulerConfig
     from .config import max_draft_len as max_draft_len
+    from .drafter_config import UserDrafterConfig as UserDrafterConfig
     from .errors import CapacityError as CapacityError
     from .errors import ConfigError as ConfigError
     from .errors import EngineError as EngineError
@@ -54,6 +55,7 @@ _EXPORTS = {
     "UnsupportedConfigError": "errors",
     "UnsupportedModelError": "errors",
     "UnsupportedRequestError": "errors",
+    "UserDrafterConfig": "drafter_config",
     "__version__": "_version",
     "build_info": "installation",
     "default_model": "models.default",

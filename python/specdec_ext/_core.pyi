@@ -169,6 +169,8 @@ class StepOutput:
     @property
     def is_prefill(self) -> bool: ...
     @property
+    def last_logit_row(self) -> int: ...
+    @property
     def logprobs(self) -> list[typing.Any]: ...
     @property
     def max_path(self) -> int: ...
@@ -205,6 +207,7 @@ class Executor:
             typing.SupportsInt | typing.SupportsIndex,
         ] = (1, 1, 0),
         ngram: dict[str, typing.Any] = {},
+        external_max_draft_len: typing.SupportsInt | typing.SupportsIndex = 127,
         adaptive: bool = True,
         enable_chunked_prefill: bool = True,
         check_integrity: bool = False,
@@ -361,7 +364,7 @@ class LlamaDecoder:
         """
         Use these pages [layers, P, G, S, K] from now on; keeps them alive. All weights must be set.
         """
-    def forward(self, plan: StepPlan, out: typing.Any) -> None:
+    def forward(self, plan: StepPlan, out: typing.Any, hidden: typing.Any = None) -> None:
         """
         Run the rows of ``plan`` and append their K/V to the pages.
 
@@ -371,6 +374,8 @@ class LlamaDecoder:
         out : tensor, contiguous
             int32 [L]: the greedy ids of the logit rows (first largest score, -1 for a row with a NaN).
             float32 [L, V]: their scores.
+        hidden : tensor float32 [L, hidden_size], contiguous, optional
+            Receives the head's input of each logit row: the final norm's output.
 
         Releases the GIL. One call at a time per decoder.
         """

@@ -10,7 +10,7 @@ is honoured or refused, never ignored.
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import ClassVar, TypeAlias
+from typing import ClassVar
 
 from .errors import ConfigError, UnsupportedConfigError
 from .validate import check_bool, check_choice, check_float, check_int
@@ -22,7 +22,6 @@ __all__ = [
     "LookaheadDecodingConfig",
     "NGramDecodingConfig",
     "SchedulerConfig",
-    "SpeculativeConfig",
     "max_draft_len",
     "normalize_dtype",
 ]
@@ -201,9 +200,6 @@ class NGramDecodingConfig(_Config):
     def max_draft_path_len(self) -> int:
         """Drafts on one root-to-leaf path: the most that one step can accept."""
         return self.max_draft_len
-
-
-SpeculativeConfig: TypeAlias = LookaheadDecodingConfig | NGramDecodingConfig
 
 
 @dataclass(frozen=True)

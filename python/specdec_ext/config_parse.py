@@ -16,24 +16,27 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any, Literal, NoReturn, TypeVar, overload
+from typing import Any, Literal, NoReturn, TypeAlias, TypeVar, overload
 
 from .config import (
     KvCacheConfig,
     LookaheadDecodingConfig,
     NGramDecodingConfig,
     SchedulerConfig,
-    SpeculativeConfig,
 )
+from .drafter_config import DRAFTER_CONFIGS, DrafterConfig
 from .errors import ConfigError, UnsupportedConfigError
 from .validate import check_int, show, unknown_key
 
 __all__ = [
+    "SpeculativeConfig",
     "canonical_method",
     "parse_kv_cache_config",
     "parse_scheduler_config",
     "parse_speculative_config",
 ]
+
+SpeculativeConfig: TypeAlias = LookaheadDecodingConfig | NGramDecodingConfig | DrafterConfig
 
 MAX_TEXT_CHARS = 64 * 1024
 
@@ -52,11 +55,12 @@ _METHODS = {
     "prompt_lookup_decoding": "ngram",
     "none": "none",
     "": "none",
+    "user_provided": "user_provided",
 }
 _OTHER_METHODS = {
     "draft_target", "draft_tokens_external", "draft_model", "standalone", "medusa", "redrafter",
     "explicit_draft_tokens", "eagle", "eagle3", "mtp", "suffix", "sa", "pard", "dflash", "dspark",
-    "ngram_gpu", "user_provided", "auto", "nextn",
+    "ngram_gpu", "auto", "nextn",
 }  # fmt: skip
 
 _LOOKAHEAD_ALIASES = {
@@ -115,12 +119,17 @@ _UNSUPPORTED_KEYS = {
 _OFF_VALUES: tuple[object, ...] = (None, False, 0, 0.0)
 
 ConfigT = TypeVar(
-    "ConfigT", LookaheadDecodingConfig, NGramDecodingConfig, KvCacheConfig, SchedulerConfig
+    "ConfigT",
+    LookaheadDecodingConfig,
+    NGramDecodingConfig,
+    KvCacheConfig,
+    SchedulerConfig,
+    DrafterConfig,
 )
 
 
 def canonical_method(value: object, field: str = "method") -> str:
-    """ "lookahead", "ngram" or "none" for any project's spelling, without case.
+    """The canonical name of a method ("none": plain decoding) for any project's spelling.
 
     Raises UnsupportedConfigError for a known method that this version does not have, ConfigError
     for anything else.
@@ -374,7 +383,7 @@ def parse_speculative_config(
     if value is None:
         return None
     wanted = None if method is None else canonical_method(method)
-    if isinstance(value, (LookaheadDecodingConfig, NGramDecodingConfig)):
+    if isinstance(value, (LookaheadDecodingConfig, NGramDecodingConfig, DrafterConfig)):
         if wanted not in (None, value.method):
             raise ConfigError(
                 f"speculative_config is a {type(value).__name__}, expected method {wanted!r}; "
@@ -390,6 +399,8 @@ def parse_speculative_config(
             _refuse_form(value, wanted)
         if named == "none":
             return None
+        if named in DRAFTER_CONFIGS:
+            return DRAFTER_CONFIGS[named]()
         return LookaheadDecodingConfig() if named == "lookahead" else NGramDecodingConfig()
     if isinstance(value, (list, tuple)):
         return _from_list(value, wanted, tensor_parallel_size)
@@ -402,6 +413,9 @@ def parse_speculative_config(
                     "remove the keys or name a method"
                 )
             return None
+        if named in DRAFTER_CONFIGS:
+            cls = DRAFTER_CONFIGS[named]
+            return _build(cls, rest, cls.aliases)
         return _from_lookahead_dict(rest) if named == "lookahead" else _from_ngram_dict(rest)
     _refuse_form(value, wanted)
 

@@ -34,6 +34,7 @@ class EngineLoop:
     model      a StepModel (models/base.py)
     calibrate  called once, before the first step of an adaptive request, while no request runs: it
                measures the model's step cost and writes into KV pages
+    drafting   a drafters.DraftSession, when drafts come from Python
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class EngineLoop:
         memory: MemoryPlan | None = None,
         tokenizer: Any = None,
         calibrate: Callable[[], object] | None = None,
+        drafting: Any = None,
     ) -> None:
         self.executor = executor
         self.model = model
@@ -54,6 +56,7 @@ class EngineLoop:
         self.numerics: str = getattr(model, "numerics", "exact")
         self._detokenizers = DetokenizerFactory(tokenizer) if tokenizer is not None else None
         self._calibrate = calibrate
+        self._drafting = drafting
         self._step_lock = threading.Lock()
         self._lock = threading.Lock()  # guards what follows
         self._states: dict[int, RequestState] = {}
@@ -115,6 +118,13 @@ class EngineLoop:
             except ValueError as error:  # a limit that only the executor knows
                 raise RequestError(str(error)) from None
             self._states[state.rid] = state
+            if self._drafting is not None and resolved.submit_kwargs["speculative"]:
+                self._drafting.start(
+                    state.rid,
+                    resolved.prompt_token_ids,
+                    resolved.submit_kwargs,
+                    resolved.draft_options,
+                )
             self._prompt_tokens += len(resolved.prompt_token_ids)
             adaptive = resolved.submit_kwargs.get("adaptive")
             config = self.limits.speculative_config
@@ -138,15 +148,23 @@ class EngineLoop:
             self._require_open()
             self._calibrate_once()
             start = time.perf_counter()
+            if self._drafting is not None:
+                self._drafting.propose()
             plan = self.executor.plan()
             if plan is None:
                 return False
+            hidden = self._drafting.hidden_for(plan) if self._drafting is not None else None
             interrupted: BaseException | None = None
             forward_begin = forward_end = time.perf_counter()
             try:
-                result = self.model.forward(plan)
+                if hidden is None:
+                    result = self.model.forward(plan)
+                else:
+                    result = self.model.forward(plan, hidden)
                 forward_end = time.perf_counter()
                 outputs = self.executor.commit(plan, result)
+                if self._drafting is not None:
+                    self._drafting.observe(outputs, hidden)
             except BaseException as error:
                 outputs = self._fail_step(plan, error)
                 if not isinstance(error, Exception):
@@ -213,6 +231,7 @@ class EngineLoop:
             },
             "executor": dict(self.executor.stats()),
             "memory": self.memory.to_dict() if self.memory is not None else None,
+            "drafter": self._drafting.stats() if self._drafting is not None else None,
         }
 
     def _require_open(self) -> None:
@@ -285,6 +304,8 @@ class EngineLoop:
         self._account(state)
 
     def _account(self, state: RequestState) -> None:
+        if self._drafting is not None:
+            self._drafting.end(state.rid)
         reason = state.finish_reason or "unknown"
         self._finished[reason] = self._finished.get(reason, 0) + 1
         self._totals.add(state.counter)

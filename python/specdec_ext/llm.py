@@ -13,6 +13,8 @@ import torch
 from .chat_template import render_chat
 from .config import KvCacheConfig, SchedulerConfig, normalize_dtype
 from .config_parse import parse_kv_cache_config, parse_scheduler_config
+from .drafter_config import DrafterConfig
+from .drafters import Drafter, DraftSession, make_drafter
 from .engine_loop import EngineLoop
 from .errors import ConfigError, RequestError
 from .llm_async import AsyncRequest, BackgroundStepper
@@ -38,8 +40,8 @@ class LLM:
 
     model                      folder of an HF-format model; None: the built-in default model
     tokenizer                  folder or object; None: the model's own
-    speculative_config         LookaheadDecodingConfig | NGramDecodingConfig, dict, JSON, YAML,
-                               file; None: plain decoding
+    speculative_config         a method's configuration (LookaheadDecodingConfig, ...), dict, JSON,
+                               YAML, file; None: plain decoding
     kv_cache_config            KvCacheConfig, dict, ...
     scheduler_config           SchedulerConfig, dict, ...
     dtype                      "auto" (the checkpoint's), "float32", "bfloat16", "float16"
@@ -95,6 +97,7 @@ class LLM:
         self.tokenizer = load_tokenizer(tokenizer, self.model_path)
         self._pages = self._make_pages()
         self.model.bind_cache(*self._pages)
+        drafter = self._make_drafter()
         limits = EngineLimits(
             vocab_size=self.model.vocab_size,
             max_seq_len=self.memory.max_seq_len,
@@ -123,6 +126,14 @@ class LLM:
             memory=self.memory,
             tokenizer=self.tokenizer,
             calibrate=calibrate if self.speculative_config is not None else None,
+            drafting=None
+            if drafter is None
+            else DraftSession(
+                drafter,
+                executor,
+                hidden_size=self.model.hidden_size,
+                max_seq_len=self.memory.max_seq_len,
+            ),
         )
         self._stepper = BackgroundStepper(self.engine)
         self._closed = False
@@ -201,6 +212,10 @@ class LLM:
             torch.zeros(shape, dtype=self.model.kv_dtype),
         )
 
+    def _make_drafter(self) -> Drafter | None:
+        config = self.speculative_config
+        return make_drafter(config, self.model) if isinstance(config, DrafterConfig) else None
+
     def _make_executor(self) -> Any:
         from . import _core
         from .config import LookaheadDecodingConfig
@@ -211,6 +226,8 @@ class LLM:
             # (1,1,0) is plain decoding and must cost no more.
             if not config.is_plain:
                 how = {"method": "lookahead", "lookahead": config.wng}
+        elif isinstance(config, DrafterConfig):
+            how = {"method": "external", "external_max_draft_len": config.max_draft_len}
         elif config is not None:
             ngram = config.to_dict()
             del ngram["method"], ngram["adaptive"]

@@ -6,11 +6,13 @@ others. The result is the keyword arguments of Executor.submit.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-from .config import LookaheadDecodingConfig, NGramDecodingConfig, SpeculativeConfig, max_draft_len
+from .config import LookaheadDecodingConfig, NGramDecodingConfig, max_draft_len
+from .config_parse import SpeculativeConfig
+from .drafter_config import DrafterConfig
 from .errors import CapacityError, RequestError
 from .sampling_params import SamplingParams
 from .validate import check_int, show
@@ -35,12 +37,16 @@ class EngineLimits:
 
 @dataclass(frozen=True)
 class ResolvedRequest:
-    """A valid request: its tokens, Executor.submit's keywords, and the deepest path of a step."""
+    """A valid request: its tokens, Executor.submit's keywords, and the deepest path of a step.
+
+    draft_options  what the request asks of a drafter in Python (DrafterConfig.request_kwargs)
+    """
 
     prompt_token_ids: list[int]
     submit_kwargs: dict[str, Any]
     num_spec_tokens: int
     max_tokens: int
+    draft_options: Mapping[str, Any] = field(default_factory=dict)
 
 
 def stream_seed(seed: int, stream: int) -> int:
@@ -136,8 +142,8 @@ def _ngram(params: SamplingParams, engine: NGramDecodingConfig) -> tuple[dict[st
 
 def _speculation(
     params: SamplingParams, engine: SpeculativeConfig | None
-) -> tuple[dict[str, Any], int]:
-    """submit's keywords about speculation, and the drafts on the deepest path."""
+) -> tuple[dict[str, Any], int, dict[str, Any]]:
+    """submit's keywords about speculation, the drafts on the deepest path, a drafter's options."""
     if engine is None:
         asked = [
             f"{name} = {show(value)}"
@@ -154,16 +160,19 @@ def _speculation(
                 f"SamplingParams.{asked[0]}: this engine has no speculative_config; pass one to "
                 "LLM(speculative_config=...) or remove the parameter"
             )
-        return {"speculative": False}, 0
+        return {"speculative": False}, 0, {}
     if params.speculative is False:
-        return {"speculative": False}, 0
+        return {"speculative": False}, 0, {}
+    options: dict[str, Any] = {}
     if isinstance(engine, LookaheadDecodingConfig):
         kwargs, depth = _lookahead(params, engine)
+    elif isinstance(engine, DrafterConfig):
+        kwargs, depth, options = engine.request_kwargs(params)
     else:
         kwargs, depth = _ngram(params, engine)
     if kwargs["speculative"] and params.adaptive is not None:
         kwargs["adaptive"] = params.adaptive
-    return kwargs, depth
+    return kwargs, depth, options
 
 
 def _check_capacity(
@@ -223,7 +232,7 @@ def resolve_request(
             f"tokens that fit max_seq_len = {limits.max_seq_len}; lower min_tokens"
         )
     allowed = params.allowed_token_ids
-    spec_kwargs, depth = _speculation(params, limits.speculative_config)
+    spec_kwargs, depth, draft_options = _speculation(params, limits.speculative_config)
     _check_capacity(len(prompt), max_tokens, spec_kwargs, limits)
     for token in params.logit_bias or ():
         check_int("SamplingParams.logit_bias key", token, RequestError, low=0, high=vocab - 1,
@@ -258,4 +267,4 @@ def resolve_request(
         "cache_salt": params.cache_salt,
         **spec_kwargs,
     }
-    return ResolvedRequest(prompt, kwargs, depth, max_tokens)
+    return ResolvedRequest(prompt, kwargs, depth, max_tokens, draft_options)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from .config import MAX_DRAFT_LEN, LookaheadDecodingConfig, NGramDecodingConfig, SpeculativeConfig
-from .config_parse import canonical_method, parse_speculative_config
+from .config import MAX_DRAFT_LEN, LookaheadDecodingConfig, NGramDecodingConfig
+from .config_parse import SpeculativeConfig, canonical_method, parse_speculative_config
+from .drafter_config import DRAFTER_CONFIGS, DrafterConfig
 from .errors import ConfigError, UnsupportedConfigError
 from .validate import check_int, show, unknown_key
 
@@ -83,6 +84,8 @@ def check_build(
                 if max_draft_len is None
                 else NGramDecodingConfig(max_draft_len=max_draft_len)
             )
+        elif mode in DRAFTER_CONFIGS:
+            config = parse_speculative_config(mode)
     have = "none" if config is None else config.method
     if mode is not None and mode != have:
         raise ConfigError(
@@ -96,6 +99,8 @@ def check_build(
             what = "no speculative_config"
             if isinstance(config, LookaheadDecodingConfig):
                 what = f"lookahead (W,N,G) = {config.wng}"
+            elif isinstance(config, DrafterConfig):
+                what = f"{config.words} with max_draft_len = {need}"
             elif config is not None:
                 what = f"prompt lookup with max_draft_len = {config.max_draft_len}"
             raise ConfigError(

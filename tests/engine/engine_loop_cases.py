@@ -11,7 +11,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from specdec_ext import _core
-from specdec_ext.config import LookaheadDecodingConfig, NGramDecodingConfig, SpeculativeConfig
+from specdec_ext.config import LookaheadDecodingConfig, NGramDecodingConfig
+from specdec_ext.config_parse import SpeculativeConfig
 from specdec_ext.engine_loop import EngineLoop
 from specdec_ext.request_check import EngineLimits
 from specdec_ext.sampling_params import SamplingParams

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from specdec_ext.config import LookaheadDecodingConfig, NGramDecodingConfig, SpeculativeConfig
+from specdec_ext.config import LookaheadDecodingConfig, NGramDecodingConfig
+from specdec_ext.config_parse import SpeculativeConfig
 from specdec_ext.errors import CapacityError, RequestError, UnsupportedRequestError
 from specdec_ext.request_check import EngineLimits, resolve_request
 from specdec_ext.sampling_params import SamplingParams

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import IO, TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
-    from ..config import SpeculativeConfig
+    from ..config_parse import SpeculativeConfig
 
 __all__ = [
     "SpecdecParser",
@@ -171,7 +171,8 @@ def _speculative_config(args: argparse.Namespace) -> Any:
     if args.no_adaptive and config is not None:
         import dataclasses
 
-        config = dataclasses.replace(config, adaptive=False)
+        plain: Any = config  # the union has no common constructor
+        config = dataclasses.replace(plain, adaptive=False)
     return config
 
 

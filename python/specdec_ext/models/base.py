@@ -77,6 +77,7 @@ class StepModel(Protocol):
     """
 
     vocab_size: int
+    hidden_size: int
     num_layers: int
     num_kv_heads: int
     head_dim: int
@@ -95,11 +96,14 @@ class StepModel(Protocol):
         """
         ...
 
-    def forward(self, plan: Any) -> torch.Tensor:
+    def forward(self, plan: Any, hidden: torch.Tensor | None = None) -> torch.Tensor:
         """Run the rows of `plan` (a _core.StepPlan): K/V of every row is appended to the pages.
 
         Returns float32 scores [L, V] if plan.needs_logits, else int32 greedy ids [L]: the first
         largest score of each row, -1 for a row that holds a NaN. The tensor is valid until the
         next call.
+
+        hidden  float32 [L, hidden_size], contiguous: receives the head's input of each of these
+                rows, which is the final norm's output
         """
         ...

@@ -46,6 +46,7 @@ class NativeModel:
         notes: list[str] = []
         self.max_position = _positions(config, max_seq_len, notes)
         self.vocab_size = shape.vocab_size
+        self.hidden_size = shape.hidden_size
         self.num_layers = shape.num_layers
         self.num_kv_heads, self.head_dim = shape.num_kv_heads, shape.head_dim
         self.kv_dtype: torch.dtype = getattr(torch, dtype)
@@ -123,14 +124,14 @@ class NativeModel:
         self._decoder.bind_cache(k_pages, v_pages)
         self._pages = (k_pages, v_pages)
 
-    def forward(self, plan: Any) -> torch.Tensor:
+    def forward(self, plan: Any, hidden: torch.Tensor | None = None) -> torch.Tensor:
         """See StepModel."""
         if plan.needs_logits:
             scores = torch.empty(plan.num_logit_rows, self.vocab_size, dtype=torch.float32)
-            self._decoder.forward(plan, scores)
+            self._decoder.forward(plan, scores, hidden)
             return scores
         ids = torch.empty(plan.num_logit_rows, dtype=torch.int32)
-        self._decoder.forward(plan, ids)
+        self._decoder.forward(plan, ids, hidden)
         return ids
 
 

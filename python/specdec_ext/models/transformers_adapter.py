@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import inspect
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -83,6 +85,7 @@ class TransformersModel:
             self.max_position = min(self.max_position, max_seq_len)
         notes += rope_note
         self.vocab_size = int(reference[0].shape[1])
+        self.hidden_size = config.hidden_size
         self.num_layers = config.num_layers
         self.num_kv_heads, self.head_dim = canary.num_kv_heads, canary.head_dim
         self.kv_dtype = canary.kv_dtype
@@ -135,14 +138,33 @@ class TransformersModel:
         self._k_pages, self._v_pages = k_pages, v_pages
 
     @torch.inference_mode()
-    def forward(self, plan: Any) -> torch.Tensor:
+    def forward(self, plan: Any, hidden: torch.Tensor | None = None) -> torch.Tensor:
         """See StepModel."""
         if self._k_pages is None:
             raise ModelError("forward() before bind_cache(): the model has no K/V pages")
         context = StepContext(plan, self._k_pages, self._v_pages)
-        with running(context):
+        with running(context), self._head_input(plan, hidden):
             scores = self._scores(plan, context)
         return scores if plan.needs_logits else greedy_ids(scores)
+
+    @contextmanager
+    def _head_input(self, plan: Any, hidden: torch.Tensor | None) -> Iterator[None]:
+        """Copies what the output head reads for the logit rows to `hidden`, if that is given."""
+        if hidden is None:
+            yield
+            return
+        rows = (
+            slice(None) if self._keeps_rows else torch.from_numpy(plan.logit_rows.astype("int64"))
+        )
+
+        def keep(_module: Any, args: tuple[torch.Tensor, ...]) -> None:
+            hidden.copy_(args[0].reshape(-1, hidden.shape[1])[rows])
+
+        handle = self._model.get_output_embeddings().register_forward_pre_hook(keep)
+        try:
+            yield
+        finally:
+            handle.remove()
 
     @torch.inference_mode()
     def _scores(self, plan: Any, context: StepContext) -> torch.Tensor:

@@ -254,14 +254,22 @@ void LlamaDecoder::run_layers(const StepView& step, int rank, int nranks) {
   pool.barrier();
 }
 
-// input_[i] = final norm of row logit_rows[i].
-void LlamaDecoder::gather_and_norm(const StepView& step, Rows rows) {
+// input_[i] = final norm of row logit_rows[i]; the same, widened, to `hidden` if that is given.
+void LlamaDecoder::gather_and_norm(const StepView& step, Rows rows, float* hidden) {
   const std::int64_t n = config_.hidden_size;
   for (std::int64_t i = rows.begin; i < rows.end; ++i) {
     float* row = sum_.data() + i * n;
     std::memcpy(row, residual_.data() + step.logit_rows[i] * n, n * sizeof(float));
   }
   norm_rows(sum_.data(), final_norm_, rows);
+  if (hidden == nullptr) return;
+  for (std::int64_t i = rows.begin; i < rows.end; ++i) {
+    if (input_dtype_ == DType::kBF16) {
+      ops_.bf16_to_f32(as_bf16(input_.data()) + i * input_stride_, n, hidden + i * n);
+    } else {
+      std::memcpy(hidden + i * n, as_f32(input_.data()) + i * input_stride_, n * sizeof(float));
+    }
+  }
 }
 
 void LlamaDecoder::softcap_logits(float* logits, std::int64_t begin, std::int64_t end) const {
@@ -300,7 +308,7 @@ void LlamaDecoder::run_head_ids(const StepView& step, TokenId* ids, int rank, in
   }
 }
 
-void LlamaDecoder::forward_ids(const StepView& step, TokenId* ids) {
+void LlamaDecoder::forward_ids(const StepView& step, TokenId* ids, float* hidden) {
   const auto start = std::chrono::steady_clock::now();
   prepare(step);
   ThreadPool& pool = ThreadPool::global();
@@ -308,7 +316,7 @@ void LlamaDecoder::forward_ids(const StepView& step, TokenId* ids) {
     const int nranks = pool.size();
     run_layers(step, rank, nranks);
     const Share mine = share(step.num_logit_rows, rank, nranks);
-    gather_and_norm(step, {mine.begin, mine.end});
+    gather_and_norm(step, {mine.begin, mine.end}, hidden);
     pool.barrier();
     run_head_ids(step, ids, rank, nranks);
   });
@@ -316,7 +324,7 @@ void LlamaDecoder::forward_ids(const StepView& step, TokenId* ids) {
       std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-void LlamaDecoder::forward_logits(const StepView& step, float* logits) {
+void LlamaDecoder::forward_logits(const StepView& step, float* logits, float* hidden) {
   const auto start = std::chrono::steady_clock::now();
   prepare(step);
   ThreadPool& pool = ThreadPool::global();
@@ -325,7 +333,7 @@ void LlamaDecoder::forward_logits(const StepView& step, float* logits) {
     run_layers(step, rank, nranks);
     const std::int64_t rows = step.num_logit_rows, vocab = config_.vocab_size;
     const Share mine = share(rows, rank, nranks);
-    gather_and_norm(step, {mine.begin, mine.end});
+    gather_and_norm(step, {mine.begin, mine.end}, hidden);
     pool.barrier();
     head_->run_part(input_.data(), input_stride_, rows, logits, vocab, rank, nranks);
     if (config_.final_softcap == 0.0f) return;

@@ -70,8 +70,9 @@ class LlamaDecoder {
   // Runs the rows of the step and appends their K/V. For the logit rows of the step, writes either
   // the scores [L, V] or the greedy ids [L] (first on ties, -1 for a row with a NaN). One call at a
   // time per object.
-  void forward_logits(const StepView& step, float* logits);
-  void forward_ids(const StepView& step, TokenId* ids);
+  // `hidden`, if given: the head's input of each logit row [L, hidden].
+  void forward_logits(const StepView& step, float* logits, float* hidden = nullptr);
+  void forward_ids(const StepView& step, TokenId* ids, float* hidden = nullptr);
 
   const DecoderConfig& config() const { return config_; }
   // Bytes of packed weights a step reads, without an embedding table that is not the head.
@@ -114,7 +115,7 @@ class LlamaDecoder {
   void add_and_norm(const std::vector<float>& out_norm, const std::vector<float>* next_norm,
                     Rows rows);
   void run_layers(const StepView& step, int rank, int nranks);
-  void gather_and_norm(const StepView& step, Rows rows);
+  void gather_and_norm(const StepView& step, Rows rows, float* hidden);
   void run_head_ids(const StepView& step, TokenId* ids, int rank, int nranks);
   void softcap_logits(float* logits, std::int64_t begin, std::int64_t end) const;
 

@@ -1,0 +1,64 @@
+"""What the configurations of Python drafters have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from ..config import _Config
+from ..errors import RequestError
+
+if TYPE_CHECKING:
+    from ..sampling_params import SamplingParams
+
+__all__ = ["DrafterConfig"]
+
+
+@dataclass(frozen=True)
+class DrafterConfig(_Config):
+    """Base of the methods whose drafts come from Python: a draft model, heads, a user's drafter.
+
+    Subclasses have `max_draft_len` (nodes of one step besides the golden token, 1..127) and
+    `max_draft_path_len` (the most that one step can accept), as fields or properties, and
+    `adaptive`.
+    """
+
+    method: ClassVar[str] = ""
+    # Other projects' spellings of the fields, and the words for this method in messages.
+    aliases: ClassVar[Mapping[str, str]] = {}
+    words: ClassVar[str] = ""
+
+    if TYPE_CHECKING:  # fields or properties of the subclasses
+
+        @property
+        def max_draft_len(self) -> int: ...
+        @property
+        def max_draft_path_len(self) -> int: ...
+        @property
+        def adaptive(self) -> bool: ...
+
+    def request_kwargs(self, params: SamplingParams) -> tuple[dict[str, Any], int, dict[str, Any]]:
+        """(Executor.submit's keywords, drafts on the deepest path, the drafter's options).
+
+        A method with request parameters of its own overrides this. Raises RequestError.
+        """
+        if params.lookahead_config is not None:
+            raise RequestError(
+                f"SamplingParams.lookahead_config = {params.lookahead_config.wng}: this engine "
+                f"decodes with {self.words}; set max_draft_len instead"
+            )
+        limit = self.max_draft_len
+        length = limit if params.max_draft_len is None else params.max_draft_len
+        if length > limit:
+            raise RequestError(
+                f"SamplingParams.max_draft_len = {length} is greater than the engine's {limit}; "
+                "lower it, or build the LLM with a larger max_draft_len"
+            )
+        if length == 0:
+            return {"speculative": False}, 0, {}
+        return (
+            {"speculative": True, "max_draft_len": length},
+            min(length, self.max_draft_path_len),
+            {},
+        )

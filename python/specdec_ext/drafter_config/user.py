@@ -1,0 +1,52 @@
+"""A drafter that the user has written."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from ..config import MAX_DRAFT_LEN
+from ..errors import ConfigError
+from ..validate import check_bool, check_int, show
+from .base import DrafterConfig
+
+__all__ = ["UserDrafterConfig"]
+
+
+@dataclass(frozen=True)
+class UserDrafterConfig(DrafterConfig):
+    """Drafts from an object of the user's: `drafter.propose(history, budget)`.
+
+    drafter        has `propose(history, budget) -> tokens | (tokens, parents) |
+                   (tokens, parents, probs)`; history: the request's tokens, list[int]; budget: the
+                   most drafts that will be verified; parents[i] < i or -1 for the last token of
+                   history (None: a chain); probs [n, V]: what the drafts were drawn from (None:
+                   they were chosen without chance). Nothing it does can change greedy output: what
+                   is not usable is dropped and counted, and the step goes on without drafts.
+    max_draft_len  drafts of one step, 1..127
+    adaptive       accepted for uniformity; a user's drafter decides its own lengths
+    """
+
+    method: ClassVar[str] = "user_provided"
+    words: ClassVar[str] = "a user's drafter"
+
+    drafter: Any = None
+    max_draft_len: int = 16
+    adaptive: bool = True
+
+    def __post_init__(self) -> None:
+        where = "UserDrafterConfig."
+        if not callable(getattr(self.drafter, "propose", None)):
+            raise ConfigError(
+                f"{where}drafter = {show(self.drafter)}: expected an object with "
+                "propose(history, budget)"
+            )
+        length = check_int(where + "max_draft_len", self.max_draft_len, ConfigError,
+                           low=1, high=MAX_DRAFT_LEN)  # fmt: skip
+        self._set(max_draft_len=length)
+        check_bool(where + "adaptive", self.adaptive, ConfigError)
+
+    @property
+    def max_draft_path_len(self) -> int:
+        """The most that one step can accept."""
+        return self.max_draft_len

@@ -1,0 +1,23 @@
+"""Drafters in Python, and the seam between them and the engine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..drafter_config import DrafterConfig, UserDrafterConfig
+from .base import Drafter, DraftRequest, Proposal
+from .session import DraftSession
+
+__all__ = ["DraftRequest", "DraftSession", "Drafter", "Proposal", "make_drafter"]
+
+
+def make_drafter(config: DrafterConfig, model: Any) -> Drafter:
+    """The drafter that `config` describes, for the target `model` (a StepModel).
+
+    Raises ConfigError or ModelError before anything runs when the two do not fit.
+    """
+    if isinstance(config, UserDrafterConfig):
+        from .user import UserDrafter
+
+        return UserDrafter(config)
+    raise AssertionError(f"no drafter for {type(config).__name__}")

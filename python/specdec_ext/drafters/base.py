@@ -1,0 +1,101 @@
+"""What a drafter sees of a request, what it answers, and the protocol it follows.
+
+A drafter never sees K/V pages of the target, other requests' texts or the plan. Whatever it
+proposes, the output is the target's own: a drafter only decides how many forward passes it takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["DraftRequest", "Drafter", "Proposal"]
+
+
+@dataclass
+class DraftRequest:
+    """One decoding request in front of its next step.
+
+    tokens         prompt and output so far; the last one is the golden token: decided, and not yet
+                   read by the target. Not to be changed.
+    prompt_len     how many of them are the prompt's
+    max_drafts     nodes that its next step can hold
+    max_depth      deeper drafts would pass the request's length limit
+    hidden         float32 [hidden_size], the head's input of the row that decided the golden token;
+                   None unless the drafter `needs_hidden`
+    options        what the request asked of this method (DrafterConfig.request_kwargs)
+    temperature, top_k, top_p, min_p, seed
+                   the request's sampling law; temperature 0: greedy
+    num_drafted    drafts of its last step, and how many of them were accepted
+    num_accepted
+    state          the drafter's own; dropped with the request
+    """
+
+    request_id: int
+    tokens: list[int]
+    prompt_len: int
+    max_len: int
+    draft_limit: int
+    options: Mapping[str, Any]
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    seed: int
+    hidden: torch.Tensor | None = None
+    num_drafted: int = 0
+    num_accepted: int = 0
+    state: Any = field(default=None, repr=False)
+
+    @property
+    def max_depth(self) -> int:
+        return max(0, self.max_len - len(self.tokens) - 1)
+
+    @property
+    def max_drafts(self) -> int:
+        return self.draft_limit if self.max_depth > 0 else 0
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0.0
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """Drafts of one request.
+
+    tokens   ids, a parent before its children
+    parents  index of each draft's parent among the drafts, -1 for the golden token; None: a chain
+    probs    float32 [len(tokens), V]: row i is the distribution that draft i was drawn from, after
+             the request's own temperature and filters; None: chosen without chance (one-hot)
+    """
+
+    tokens: Sequence[int]
+    parents: Sequence[int] | None = None
+    probs: torch.Tensor | None = None
+
+
+class Drafter(Protocol):
+    """One object per engine. Calls come from the stepping thread, one at a time."""
+
+    name: str
+    needs_hidden: bool
+
+    def propose(self, requests: Sequence[DraftRequest]) -> Sequence[Proposal | None]:
+        """Drafts for each request's next step, None for none; in the order of `requests`.
+
+        An exception costs the step its drafts, nothing else.
+        """
+        ...
+
+    def end(self, request: DraftRequest) -> None:
+        """The request has ended, whatever way; free what `state` holds."""
+        ...
+
+    def stats(self) -> Mapping[str, Any]:
+        """Numbers for get_metrics(): "memory_bytes" and what the method counts."""
+        ...
