@@ -100,6 +100,22 @@ void forward(DecoderObject& self, const StepPlan& plan, const py::object& out,
   }
 }
 
+void embed(const DecoderObject& self, const py::object& tokens, const py::object& out) {
+  const BorrowedTensor ids(tokens, "tokens");
+  check_cpu(ids.view(), "tokens");
+  check_contiguous(ids.view(), "tokens");
+  check_dtype(ids.view(), "tokens", {DType::kI32});
+  const BorrowedTensor rows(out, "out", true);
+  check_cpu(rows.view(), "out");
+  check_contiguous(rows.view(), "out");
+  check_dtype(rows.view(), "out", {DType::kF32});
+  check_shape(ids.view(), "tokens", "[n]", {ids->numel()});
+  check_shape(rows.view(), "out", "[n, hidden_size]",
+              {ids->numel(), self.decoder.config().hidden_size});
+  self.decoder.embedding_rows(static_cast<const TokenId*>(ids->data), ids->numel(),
+                              static_cast<float*>(rows->data));
+}
+
 constexpr const char* kClassDoc =
     R"(A decoder of the Llama shape: all rows of a step in one call, one parallel region.
 
@@ -195,6 +211,9 @@ void register_decoder(py::module_& m) {
           "set.")
       .def("forward", &forward, py::arg("plan"), py::arg("out"), py::arg("hidden") = py::none(),
            kForwardDoc)
+      .def("embed", &embed, py::arg("tokens"), py::arg("out"),
+           "Rows of the input embedding table as stored (no model's scale on them): tokens int32 "
+           "[n], out float32 [n, hidden_size].")
       .def_property_readonly(
           "weight_bytes", [](const DecoderObject& self) { return self.decoder.weight_bytes(); },
           "Bytes of packed weights that a step reads.")

@@ -364,6 +364,10 @@ class LlamaDecoder:
         """
         Use these pages [layers, P, G, S, K] from now on; keeps them alive. All weights must be set.
         """
+    def embed(self, tokens: typing.Any, out: typing.Any) -> None:
+        """
+        Rows of the input embedding table as stored (no model's scale on them): tokens int32 [n], out float32 [n, hidden_size].
+        """
     def forward(self, plan: StepPlan, out: typing.Any, hidden: typing.Any = None) -> None:
         """
         Run the rows of ``plan`` and append their K/V to the pages.

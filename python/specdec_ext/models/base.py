@@ -107,3 +107,9 @@ class StepModel(Protocol):
                 rows, which is the final norm's output
         """
         ...
+
+    def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """Rows of the input embedding table as stored, without any scale that the model puts on
+        them: float32 [n, hidden_size] of int32 ids [n], each within the vocabulary.
+        """
+        ...

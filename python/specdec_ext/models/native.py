@@ -134,6 +134,12 @@ class NativeModel:
         self._decoder.forward(plan, ids, hidden)
         return ids
 
+    def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """See StepModel."""
+        rows = torch.empty(len(token_ids), self.hidden_size, dtype=torch.float32)
+        self._decoder.embed(token_ids.to(torch.int32).contiguous(), rows)
+        return rows
+
 
 def decoder_config(
     shape: NativeShape, dtype: str, max_rows: int, max_position: int

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch.nn import functional
 
 from ..errors import ModelError, UnsupportedModelError
 from .attention_hook import ATTENTION_NAME, StepContext, register, running
@@ -146,6 +147,12 @@ class TransformersModel:
         with running(context), self._head_input(plan, hidden):
             scores = self._scores(plan, context)
         return scores if plan.needs_logits else greedy_ids(scores)
+
+    @torch.inference_mode()
+    def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """See StepModel."""
+        table = self._model.get_input_embeddings().weight
+        return functional.embedding(token_ids.to(torch.int64), table).float()
 
     @contextmanager
     def _head_input(self, plan: Any, hidden: torch.Tensor | None) -> Iterator[None]:

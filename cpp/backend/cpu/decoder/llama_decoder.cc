@@ -72,27 +72,41 @@ void LlamaDecoder::prepare(const StepView& step) {
   }
 }
 
+void LlamaDecoder::embedding_row(TokenId token, float* out) const {
+  const std::int64_t n = config_.hidden_size;
+  if (config_.tie_word_embeddings) {
+    head_->unpack_row(token, out);
+    return;
+  }
+  const std::byte* row = embedding_.data() + token * n * dtype_bytes(embedding_dtype_);
+  if (embedding_dtype_ == DType::kF32) {
+    std::memcpy(out, row, n * sizeof(float));
+    return;
+  }
+  const auto* bits = reinterpret_cast<const std::uint16_t*>(row);
+  embedding_dtype_ == DType::kBF16 ? ops_.bf16_to_f32(bits, n, out) : ops_.f16_to_f32(bits, n, out);
+}
+
 void LlamaDecoder::embed(const StepView& step, Rows rows) {
   const std::int64_t n = config_.hidden_size;
   const float scale = config_.embedding_scale;
   for (std::int64_t r = rows.begin; r < rows.end; ++r) {
     float* out = residual_.data() + r * n;
-    if (config_.tie_word_embeddings) {
-      head_->unpack_row(step.tokens[r], out);
-    } else {
-      const std::byte* row = embedding_.data() + step.tokens[r] * n * dtype_bytes(embedding_dtype_);
-      if (embedding_dtype_ == DType::kF32) {
-        std::memcpy(out, row, n * sizeof(float));
-      } else {
-        const auto* bits = reinterpret_cast<const std::uint16_t*>(row);
-        embedding_dtype_ == DType::kBF16 ? ops_.bf16_to_f32(bits, n, out)
-                                         : ops_.f16_to_f32(bits, n, out);
-      }
-    }
+    embedding_row(step.tokens[r], out);
     if (scale != 1.0f) {
       for (std::int64_t i = 0; i < n; ++i) out[i] *= scale;
     }
   }
+}
+
+void LlamaDecoder::embedding_rows(const TokenId* tokens, std::int64_t count, float* out) const {
+  SPECDEC_REQUIRE(config_.tie_word_embeddings ? head_ != nullptr : !embedding_.empty(),
+                  "embed_tokens.weight: missing; call set_embedding first");
+  for (std::int64_t i = 0; i < count; ++i) {
+    SPECDEC_REQUIRE(tokens[i] >= 0 && tokens[i] < config_.vocab_size, "tokens[", i,
+                    "] = ", tokens[i], ": the vocabulary is 0..", config_.vocab_size - 1);
+  }
+  for (std::int64_t i = 0; i < count; ++i) embedding_row(tokens[i], out + i * config_.hidden_size);
 }
 
 // input_[r] = norm(x[r]) in the dtype the linear layers take.

@@ -74,6 +74,9 @@ class LlamaDecoder {
   void forward_logits(const StepView& step, float* logits, float* hidden = nullptr);
   void forward_ids(const StepView& step, TokenId* ids, float* hidden = nullptr);
 
+  // Rows of the input embedding table as stored, without embedding_scale: out [count, hidden].
+  void embedding_rows(const TokenId* tokens, std::int64_t count, float* out) const;
+
   const DecoderConfig& config() const { return config_; }
   // Bytes of packed weights a step reads, without an embedding table that is not the head.
   std::size_t weight_bytes() const;
@@ -107,6 +110,7 @@ class LlamaDecoder {
 
   // The phases of a step, each one rank's share; barriers are in between (forward.cc).
   void embed(const StepView& step, Rows rows);
+  void embedding_row(TokenId token, float* out) const;
   void norm_rows(const float* x, const std::vector<float>& weight, Rows rows);
   void qk_norm_and_rope(const StepView& step, const Layer& layer, const RopeTable* rope,
                         std::int64_t begin, std::int64_t end);
