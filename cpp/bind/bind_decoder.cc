@@ -116,6 +116,38 @@ void embed(const DecoderObject& self, const py::object& tokens, const py::object
                               static_cast<float*>(rows->data));
 }
 
+void score_rows(DecoderObject& self, const py::object& hidden, const py::object& out) {
+  const BorrowedTensor rows(hidden, "hidden"), scores(out, "out", true);
+  const DecoderConfig& config = self.decoder.config();
+  for (const auto& [tensor, name] : {std::pair{&rows, "hidden"}, std::pair{&scores, "out"}}) {
+    check_cpu(tensor->view(), name);
+    check_contiguous(tensor->view(), name);
+    check_dtype(tensor->view(), name, {DType::kF32});
+  }
+  check_shape(rows.view(), "hidden", "[n, hidden_size]", {kAny, config.hidden_size});
+  check_shape(scores.view(), "out", "[n, V]", {rows->shape[0], config.vocab_size});
+  if (rows->shape[0] == 0) return;
+  py::gil_scoped_release release;
+  self.decoder.score_rows(static_cast<const float*>(rows->data), rows->shape[0],
+                          static_cast<float*>(scores->data));
+}
+
+void unpack_head_rows(const DecoderObject& self, const py::object& ids, const py::object& out) {
+  const BorrowedTensor rows(ids, "ids"), values(out, "out", true);
+  check_cpu(rows.view(), "ids");
+  check_contiguous(rows.view(), "ids");
+  check_dtype(rows.view(), "ids", {DType::kI32});
+  check_shape(rows.view(), "ids", "[n]", {kAny});
+  check_cpu(values.view(), "out");
+  check_contiguous(values.view(), "out");
+  check_dtype(values.view(), "out", {DType::kF32});
+  check_shape(values.view(), "out", "[n, hidden_size]",
+              {rows->shape[0], self.decoder.config().hidden_size});
+  py::gil_scoped_release release;
+  self.decoder.unpack_head_rows(static_cast<const TokenId*>(rows->data), rows->shape[0],
+                                static_cast<float*>(values->data));
+}
+
 constexpr const char* kClassDoc =
     R"(A decoder of the Llama shape: all rows of a step in one call, one parallel region.
 
@@ -214,6 +246,12 @@ void register_decoder(py::module_& m) {
       .def("embed", &embed, py::arg("tokens"), py::arg("out"),
            "Rows of the input embedding table as stored (no model's scale on them): tokens int32 "
            "[n], out float32 [n, hidden_size].")
+      .def("score_rows", &score_rows, py::arg("hidden"), py::arg("out"),
+           "Write the output head's scores of ``hidden`` float32 [n, hidden_size] into ``out`` "
+           "float32 [n, V]: for rows that forward() gave as hidden, the bits of its scores.")
+      .def("unpack_head_rows", &unpack_head_rows, py::arg("ids"), py::arg("out"),
+           "Write rows ``ids`` int32 [n] of the output head's weight into ``out`` float32 "
+           "[n, hidden_size].")
       .def_property_readonly(
           "weight_bytes", [](const DecoderObject& self) { return self.decoder.weight_bytes(); },
           "Bytes of packed weights that a step reads.")

@@ -150,6 +150,30 @@ void register_linear(py::module_& m) {
           },
           py::arg("x"), py::arg("out"), kRunDoc)
       .def(
+          "unpack_rows",
+          [](const PackedLinear& self, const py::object& ids_tensor, const py::object& out_tensor) {
+            const BorrowedTensor ids(ids_tensor, "ids"), out(out_tensor, "out", true);
+            check_cpu(ids.view(), "ids");
+            check_contiguous(ids.view(), "ids");
+            check_dtype(ids.view(), "ids", {DType::kI32});
+            check_shape(ids.view(), "ids", "[n]", {kAny});
+            check_cpu(out.view(), "out");
+            check_contiguous(out.view(), "out");
+            check_dtype(out.view(), "out", {DType::kF32});
+            check_shape(out.view(), "out", "[n, K]", {ids->shape[0], self.k()});
+            const auto* rows = static_cast<const std::int32_t*>(ids->data);
+            for (std::int64_t i = 0; i < ids->shape[0]; ++i) {
+              SPECDEC_REQUIRE(rows[i] >= 0 && rows[i] < self.n(), "ids[", i, "] = ", rows[i],
+                              ": rows are 0..", self.n() - 1);
+            }
+            py::gil_scoped_release release;
+            for (std::int64_t i = 0; i < ids->shape[0]; ++i) {
+              self.unpack_row(rows[i], static_cast<float*>(out->data) + i * self.k());
+            }
+          },
+          py::arg("ids"), py::arg("out"),
+          "Write rows ``ids`` int32 [n] of the weight into ``out`` float32 [n, K].")
+      .def(
           "read",
           [](const PackedLinear& self) {
             py::gil_scoped_release release;

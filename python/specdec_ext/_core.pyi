@@ -312,6 +312,10 @@ class PackedLinear:
         A row of ``out`` depends only on its row of ``x``: not on R, not on threads.
         Raises ValueError for shapes, strides and devices, TypeError for dtypes.
         """
+    def unpack_rows(self, ids: typing.Any, out: typing.Any) -> None:
+        """
+        Write rows ``ids`` int32 [n] of the weight into ``out`` float32 [n, K].
+        """
     @property
     def dtype(self) -> str: ...
     @property
@@ -383,6 +387,10 @@ class LlamaDecoder:
 
         Releases the GIL. One call at a time per decoder.
         """
+    def score_rows(self, hidden: typing.Any, out: typing.Any) -> None:
+        """
+        Write the output head's scores of ``hidden`` float32 [n, hidden_size] into ``out`` float32 [n, V]: for rows that forward() gave as hidden, the bits of its scores.
+        """
     def set_embedding(self, weight: typing.Any) -> None:
         """
         weight [V, hidden]; with tied embeddings it is the head as well.
@@ -409,6 +417,10 @@ class LlamaDecoder:
     ) -> None:
         """
         Rotary table: cos and sin float32 [>= max_position, rotary_dim / 2].
+        """
+    def unpack_head_rows(self, ids: typing.Any, out: typing.Any) -> None:
+        """
+        Write rows ``ids`` int32 [n] of the output head's weight into ``out`` float32 [n, hidden_size].
         """
     @property
     def buffer_bytes(self) -> int:

@@ -113,3 +113,18 @@ class StepModel(Protocol):
         them: float32 [n, hidden_size] of int32 ids [n], each within the vocabulary.
         """
         ...
+
+    def head(self, hidden: torch.Tensor) -> torch.Tensor:
+        """float32 scores [n, V] of the output head for float32 rows [n, hidden_size], as forward
+        writes them to `hidden`: the scores that the step computed for them (native: bit for bit).
+
+        Raises UnsupportedModelError when the model's head cannot be used on its own.
+        """
+        ...
+
+    def head_rows(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """float32 [n, hidden_size]: rows of the output head's weight for int32 ids [n].
+
+        A bias of the head and a soft cap are not in them. Raises as head() does.
+        """
+        ...

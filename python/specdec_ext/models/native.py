@@ -140,6 +140,18 @@ class NativeModel:
         self._decoder.embed(token_ids.to(torch.int32).contiguous(), rows)
         return rows
 
+    def head(self, hidden: torch.Tensor) -> torch.Tensor:
+        """See StepModel."""
+        scores = torch.empty(hidden.shape[0], self.vocab_size, dtype=torch.float32)
+        self._decoder.score_rows(hidden.contiguous(), scores)
+        return scores
+
+    def head_rows(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """See StepModel."""
+        rows = torch.empty(token_ids.numel(), self.hidden_size, dtype=torch.float32)
+        self._decoder.unpack_head_rows(token_ids.to(torch.int32).contiguous(), rows)
+        return rows
+
 
 def decoder_config(
     shape: NativeShape, dtype: str, max_rows: int, max_position: int

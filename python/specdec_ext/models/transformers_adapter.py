@@ -23,6 +23,7 @@ from .base import ModelInfo
 from .cache_check import check_cache, greedy_ids
 from .canary import canary_tokens, eager_scores, run_canary
 from .config_reader import ModelConfig
+from .output_head import OutputHead
 from .packed_modules import swap_linears
 from .quiet import quiet_transformers
 from .rope import max_position, rope_parameters
@@ -60,6 +61,19 @@ class TransformersModel:
         if "position_ids" not in forward_signature:
             raise _refused(config, "its forward takes no position_ids, so rows cannot be packed")
         torch_dtype = getattr(torch, dtype)
+        head_rows: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+        def probe(plan: Any, context: StepContext) -> torch.Tensor:
+            """_scores, keeping the head's input and output of the last step."""
+            embedding = self._model.get_output_embeddings()
+            if getattr(embedding, "in_features", None) != config.hidden_size:
+                return self._scores(plan, context)
+            hidden = torch.empty(plan.num_logit_rows, config.hidden_size)
+            with self._head_input(plan, hidden):
+                scores = self._scores(plan, context)
+            head_rows[:] = [(hidden, scores.clone())]
+            return scores
+
         tokens = canary_tokens(config.vocab_size)
         windows = _expected_windows(config)
         with quiet_transformers(), warnings.catch_warnings():
@@ -69,7 +83,7 @@ class TransformersModel:
                 self._model.set_attn_implementation(ATTENTION_NAME)
                 num_linears, linear_bytes = swap_linears(self._model)
                 canary = run_canary(
-                    self._scores,
+                    probe,
                     num_layers=config.num_layers,
                     expected_windows=windows,
                     dtype=torch_dtype,
@@ -81,6 +95,14 @@ class TransformersModel:
             except Exception as error:  # whatever a foreign class raises when it is not as assumed
                 reason = " ".join(str(error).split())[:300]
                 raise _refused(config, f"{type(error).__name__}: {reason}") from error
+        self._head: OutputHead | str = "no linear layer turns its hidden states into scores"
+        if head_rows:
+            try:
+                self._head = OutputHead(
+                    self._model.get_output_embeddings(), config.hf, torch_dtype, *head_rows[0]
+                )
+            except UnsupportedModelError as error:
+                self._head = str(error)
         self.max_position, rope_types, rope_note = _positions(config)
         if max_seq_len is not None:
             self.max_position = min(self.max_position, max_seq_len)
@@ -153,6 +175,23 @@ class TransformersModel:
         """See StepModel."""
         table = self._model.get_input_embeddings().weight
         return functional.embedding(token_ids.to(torch.int64), table).float()
+
+    @torch.inference_mode()
+    def head(self, hidden: torch.Tensor) -> torch.Tensor:
+        """See StepModel."""
+        return self._output_head().scores(hidden)
+
+    def head_rows(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """See StepModel."""
+        return self._output_head().rows(token_ids)
+
+    def _output_head(self) -> OutputHead:
+        if isinstance(self._head, str):
+            raise UnsupportedModelError(
+                f"{self.info.path}: the output head of {self.info.architecture} cannot be used on "
+                f"its own: {self._head}; use a drafter with an output head of its own"
+            )
+        return self._head
 
     @contextmanager
     def _head_input(self, plan: Any, hidden: torch.Tensor | None) -> Iterator[None]:

@@ -19,6 +19,7 @@ namespace {
 
 // Rows of scores kept at a time when the greedy id has to be taken behind a soft cap.
 constexpr std::int64_t kCappedRows = 16;
+constexpr std::int64_t kCacheLineBytes = 64;
 
 std::uint16_t* as_bf16(std::byte* p) { return reinterpret_cast<std::uint16_t*>(p); }
 float* as_f32(std::byte* p) { return reinterpret_cast<float*>(p); }
@@ -357,6 +358,45 @@ void LlamaDecoder::forward_logits(const StepView& step, float* logits, float* hi
   });
   last_forward_seconds_ =
       std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+void LlamaDecoder::score_rows(const float* hidden, std::int64_t rows, float* scores) {
+  SPECDEC_REQUIRE(head_ != nullptr, "head: missing; call set_embedding (tied) or set_head first");
+  const std::int64_t n = config_.hidden_size, vocab = config_.vocab_size;
+  const auto bytes = static_cast<std::int64_t>(dtype_bytes(input_dtype_));
+  const std::int64_t stride = head_->k_padded() + kCacheLineBytes / bytes;
+  // Rows come in float32; only bf16 layers, which also need an even stride, take anything else.
+  const bool direct = input_dtype_ == DType::kF32;
+  const auto needed = static_cast<std::size_t>(rows * stride * bytes);
+  if (!direct && head_input_.size() < needed) head_input_.resize(needed);
+  ThreadPool& pool = ThreadPool::global();
+  pool.run([&](int rank) {
+    const int nranks = pool.size();
+    if (!direct) {
+      const Share mine = share(rows, rank, nranks);
+      for (std::int64_t r = mine.begin; r < mine.end; ++r) {
+        std::uint16_t* row = as_bf16(head_input_.data()) + r * stride;
+        ops_.f32_to_bf16(hidden + r * n, n, row);
+        std::fill(row + n, row + head_->k_padded(), std::uint16_t{0});
+      }
+      pool.barrier();
+    }
+    head_->run_part(direct ? static_cast<const void*>(hidden) : head_input_.data(),
+                    direct ? n : stride, rows, scores, vocab, rank, nranks);
+    if (config_.final_softcap == 0.0f) return;
+    pool.barrier();
+    const Share capped = share(rows * vocab, rank, nranks);
+    softcap_logits(scores, capped.begin, capped.end);
+  });
+}
+
+void LlamaDecoder::unpack_head_rows(const TokenId* ids, std::int64_t n, float* out) const {
+  SPECDEC_REQUIRE(head_ != nullptr, "head: missing; call set_embedding (tied) or set_head first");
+  for (std::int64_t i = 0; i < n; ++i) {
+    SPECDEC_REQUIRE(ids[i] >= 0 && ids[i] < config_.vocab_size, "ids[", i, "] = ", ids[i],
+                    ": the vocabulary is 0..", config_.vocab_size - 1);
+    head_->unpack_row(ids[i], out + i * config_.hidden_size);
+  }
 }
 
 }  // namespace specdec::cpu

@@ -77,6 +77,12 @@ class LlamaDecoder {
   // Rows of the input embedding table as stored, without embedding_scale: out [count, hidden].
   void embedding_rows(const TokenId* tokens, std::int64_t count, float* out) const;
 
+  // scores[rows, V] of head inputs hidden[rows, hidden], with the soft cap: for rows that
+  // forward_* has given, the same bits as its scores. Needs the head alone.
+  void score_rows(const float* hidden, std::int64_t rows, float* scores);
+  // out[n, hidden] = rows ids[n] of the head's weight.
+  void unpack_head_rows(const TokenId* ids, std::int64_t n, float* out) const;
+
   const DecoderConfig& config() const { return config_; }
   // Bytes of packed weights a step reads, without an embedding table that is not the head.
   std::size_t weight_bytes() const;
@@ -146,8 +152,9 @@ class LlamaDecoder {
   std::vector<float> residual_, qkv_, attention_, sum_, gate_, up_;
   std::vector<std::byte> input_, act_;  // inputs of linear layers, in input_dtype_
   std::vector<std::byte> attention_scratch_;
-  std::vector<RowBest> best_;       // [nranks, L]
-  std::vector<float> head_scores_;  // final_softcap only: scores of a few rows
+  std::vector<RowBest> best_;          // [nranks, L]
+  std::vector<float> head_scores_;     // final_softcap only: scores of a few rows
+  std::vector<std::byte> head_input_;  // score_rows only: its rows in input_dtype_
 };
 
 }  // namespace specdec::cpu
