@@ -114,6 +114,15 @@ py::dict stats_dict(const ExecutorStats& s) {
   d["pool_bytes"] = s.pool_bytes;
   d["history_bytes"] = s.history_bytes;
   d["plan_bytes"] = s.plan_bytes;
+  d["reuse_queries"] = s.reuse_queries;
+  d["reuse_hits"] = s.reuse_hits;
+  d["cached_tokens"] = s.cached_tokens;
+  d["cached_pages"] = s.cached_pages;
+  d["attached_pages"] = s.reuse.attached_pages;
+  d["published_pages"] = s.reuse.published_pages;
+  d["deduplicated_pages"] = s.reuse.deduplicated_pages;
+  d["evicted_pages"] = s.reuse.evicted_pages;
+  d["index_bytes"] = s.index_bytes;
   return d;
 }
 
@@ -167,6 +176,7 @@ void register_executor(py::module_& m) {
       .def_readonly("is_prefill", &StepOutput::is_prefill)
       .def_readonly("tokens", &StepOutput::tokens)
       .def_readonly("num_rows", &StepOutput::num_rows)
+      .def_readonly("num_cached_tokens", &StepOutput::num_cached_tokens)
       .def_readonly("num_drafts", &StepOutput::num_drafts)
       .def_readonly("num_accepted", &StepOutput::num_accepted)
       .def_readonly("max_path", &StepOutput::max_path)
@@ -196,7 +206,8 @@ void register_executor(py::module_& m) {
       .def(py::init([](py::object k_pages, py::object v_pages, int vocab_size, int max_batch_size,
                        int max_seq_len, int max_num_tokens, const std::string& method,
                        const Triple& lookahead, const py::dict& ngram, int external_max_draft_len,
-                       bool adaptive, bool enable_chunked_prefill, bool check_integrity) {
+                       bool adaptive, bool enable_chunked_prefill, bool enable_block_reuse,
+                       bool check_integrity) {
              ExecutorConfig c;
              c.vocab_size = vocab_size;
              c.max_batch_size = max_batch_size;
@@ -208,6 +219,7 @@ void register_executor(py::module_& m) {
              c.external_max_draft_len = external_max_draft_len;
              c.adaptive = adaptive;
              c.enable_chunked_prefill = enable_chunked_prefill;
+             c.enable_block_reuse = enable_block_reuse;
              c.check_integrity = check_integrity;
              return std::make_unique<BoundExecutor>(std::move(k_pages), std::move(v_pages), c);
            }),
@@ -216,7 +228,7 @@ void register_executor(py::module_& m) {
            py::arg("method") = "none", py::arg("lookahead") = Triple{1, 1, 0},
            py::arg("ngram") = py::dict(), py::arg("external_max_draft_len") = kMaxDraftLen,
            py::arg("adaptive") = true, py::arg("enable_chunked_prefill") = true,
-           py::arg("check_integrity") = false)
+           py::arg("enable_block_reuse") = false, py::arg("check_integrity") = false)
       .def(
           "set_step_cost",
           [](BoundExecutor& self, std::vector<int> rows, std::vector<double> seconds) {
@@ -290,6 +302,11 @@ void register_executor(py::module_& m) {
       .def(
           "cancel", [](BoundExecutor& self, RequestId id) { return self.executor.cancel(id); },
           py::arg("request_id"), py::call_guard<py::gil_scoped_release>())
+      .def(
+          "reset_prefix_cache",
+          [](BoundExecutor& self) { return self.executor.reset_prefix_cache(); },
+          py::call_guard<py::gil_scoped_release>(),
+          "Forgets the published pages that no running request holds; returns how many.")
       .def(
           "propose",
           [](BoundExecutor& self, RequestId id, std::vector<TokenId> tokens,

@@ -14,6 +14,7 @@ PYBIND11_MODULE(_core, m) {
   specdec::register_kv(m);
   specdec::register_attention(m);
   specdec::register_attention_table(m);
+  specdec::register_page_table(m);
   specdec::register_executor(m);
   specdec::register_linear(m);
   specdec::register_decoder(m);

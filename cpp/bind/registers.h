@@ -11,6 +11,7 @@ void register_kv(pybind11::module_& m);
 void register_attention(pybind11::module_& m);
 void register_attention_table(pybind11::module_& m);
 void register_plan(pybind11::module_& m);
+void register_page_table(pybind11::module_& m);
 void register_executor(pybind11::module_& m);
 void register_linear(pybind11::module_& m);
 void register_decoder(pybind11::module_& m);

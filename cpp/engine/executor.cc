@@ -73,7 +73,7 @@ Executor::Executor(const ExecutorConfig& config, const KvCacheView& cache, const
       cache_(cache),
       backend_(backend),
       pages_(cache.num_pages, cache.page_size, config.max_batch_size,
-             pages_per_slot(config, cache.page_size)),
+             pages_per_slot(config, cache.page_size), config.enable_block_reuse),
       plan_(config.max_batch_size, config.max_num_tokens, pages_per_slot(config, cache.page_size)),
       sampled_(config.max_num_tokens),
       path_(static_cast<std::size_t>(config.max_batch_size) * kMaxStepTokens),
@@ -276,7 +276,9 @@ ExecutorStats Executor::stats() const {
   s.waiting = static_cast<int>(waiting_.size());
   s.free_pages = pages_.free_pages();
   s.total_pages = pages_.num_pages();
-  s.promised_pages = promised_pages_;
+  s.promised_pages = s.total_pages - s.free_pages + outstanding_pages();
+  s.cached_pages = pages_.cached_pages();
+  s.reuse = pages_.reuse_stats();
   s.pool_bytes = public_pool_ ? public_pool_->bytes() : 0;
   auto add_history = [&](const Request& r) {
     s.history_bytes += static_cast<std::int64_t>(r.history.capacity() * sizeof(TokenId));
@@ -289,6 +291,7 @@ ExecutorStats Executor::stats() const {
   }
   for (const auto& request : waiting_) add_history(*request);
   s.plan_bytes = static_cast<std::int64_t>(plan_.memory_bytes());
+  s.index_bytes = static_cast<std::int64_t>(pages_.index_bytes());
   return s;
 }
 
@@ -315,10 +318,24 @@ std::unique_ptr<Drafter> Executor::make_drafter(const Request& request) {
   return nullptr;
 }
 
+int Executor::reset_prefix_cache() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return pages_.drop_unused();
+}
+
+// Pages that running requests may still ask for: their promises less what they hold.
+std::int64_t Executor::outstanding_pages() const {
+  std::int64_t pages = 0;
+  for (const auto& request : running_) {
+    pages +=
+        request->promised_pages - static_cast<std::int64_t>(pages_.pages(request->slot).size());
+  }
+  return pages;
+}
+
 void Executor::finish(Request& request) {
   pages_.release(request.slot);
   free_slots_.push_back(request.slot);
-  promised_pages_ -= request.promised_pages;
   request.slot = -1;
 }
 

@@ -47,6 +47,7 @@ struct ExecutorConfig {
   int external_max_draft_len = kMaxDraftLen;  // drafts from outside: nodes of one step
   bool adaptive = true;
   bool enable_chunked_prefill = true;
+  bool enable_block_reuse = false;  // requests start from published pages of equal text and salt
   bool check_integrity = false;
 };
 
@@ -56,10 +57,16 @@ struct ExecutorStats {
   std::int64_t generated_tokens = 0, finished = 0, cancelled = 0, failed = 0;
   int running = 0, waiting = 0;
   int free_pages = 0, total_pages = 0;
-  std::int64_t promised_pages = 0;
+  std::int64_t promised_pages = 0;  // held now, or to be given to running requests; shared once
+  // Prefix reuse. Cached pages are published and unused; they count as free.
+  std::int64_t reuse_queries = 0, reuse_hits = 0;  // requests that looked, and that found a block
+  std::int64_t cached_tokens = 0;                  // prompt tokens that were not computed
+  int cached_pages = 0;
+  ReuseStats reuse;
   std::int64_t pool_bytes = 0;     // drafters of running requests and public pools
   std::int64_t history_bytes = 0;  // token histories of running and waiting requests
   std::int64_t plan_bytes = 0;     // step buffers
+  std::int64_t index_bytes = 0;    // which page holds which text
 };
 
 class Executor {
@@ -86,6 +93,10 @@ class Executor {
   // The forward pass failed: its requests end with an error, everybody else goes on.
   std::vector<StepOutput> fail(const StepPlan& plan, const std::string& message);
 
+  // Forgets the published pages that no running request holds; returns how many. Whoever writes
+  // into pages without the executor calls it first.
+  int reset_prefix_cache();
+
   int num_unfinished() const;
   ExecutorStats stats() const;
   const ExecutorConfig& config() const { return config_; }
@@ -103,6 +114,11 @@ class Executor {
   int place_proposal(Request& request, const DraftLimits& limits);
   void place_decode(Request& request);
   void place_prefill(Request& request, int rows);
+  void attach_prefix(Request& request);
+  bool better_wait(const Request& request, std::size_t index) const;
+  std::int64_t outstanding_pages() const;
+  std::int64_t pages_needed(const Request& request) const;
+  void publish(const Request& request);
   int open_rows(Request& request, int rows, std::int64_t kv_len);
   void commit_decode(Request& request, int index, const TokenId* sampled, const float* scores,
                      std::int64_t row_stride, StepOutput& out);
@@ -131,7 +147,6 @@ class Executor {
   std::vector<std::unique_ptr<Request>> running_;  // in order of admission
   std::vector<Request*> planned_;                  // by position in the plan
   std::vector<int> free_slots_;
-  std::int64_t promised_pages_ = 0;
   ExecutorStats totals_;
 
   // Scratch of one call, kept to avoid allocation on the step path.

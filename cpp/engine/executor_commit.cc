@@ -131,7 +131,9 @@ void Executor::commit_decode(Request& request, int index, const TokenId* sampled
   const int kept = std::max(0, delivered - 1);
   std::copy(accepted.path, accepted.path + kept, path_.begin() + index * kMaxStepTokens);
   const bool in_place = kept == 0 || accepted.path[kept - 1] == kept;
-  path_len_[index] = request.finished == FinishReason::kNone && !in_place ? kept : 0;
+  // What has ended leaves K/V behind only to be reused.
+  const bool needed = request.finished == FinishReason::kNone || pages_.reuse();
+  path_len_[index] = needed && !in_place ? kept : 0;
 
   if (first_token) {
     request.prefilled = request.prompt_len();
@@ -156,6 +158,7 @@ std::vector<StepOutput> Executor::commit(const StepPlan& plan, const TokenId* id
     StepOutput& out = outputs[b];
     out.request_id = request.id;
     out.num_rows = request.step_rows;
+    out.num_cached_tokens = request.num_cached;
     out.is_prefill = request.in_prefill();
     path_len_[b] = 0;
     const int first = plan.cu_logits[b];
@@ -208,6 +211,15 @@ std::vector<StepOutput> Executor::fail(const StepPlan& plan, const std::string& 
   return outputs;
 }
 
+// Publishes the full pages of decided tokens. They are past a prompt's last row, so every row that
+// a page holds has been read by a later one whose scores were finite.
+void Executor::publish(const Request& request) {
+  if (!pages_.reuse()) return;
+  const std::int64_t kv_len = static_cast<std::int64_t>(request.history.size()) - 1;
+  pages_.commit(request.slot, kv_len);
+  pages_.publish(request.slot, request.history.data(), kv_len);
+}
+
 // Pages, counters and departures after a step; cancelled requests are dropped from the outputs.
 void Executor::settle(const StepPlan& plan, std::vector<StepOutput>& outputs) {
   ++totals_.steps;
@@ -227,6 +239,8 @@ void Executor::settle(const StepPlan& plan, std::vector<StepOutput>& outputs) {
       if (request.drafter && !failed && request.num_output() > 0) {
         request.drafter->end(request.history);
       }
+      // What failed leaves nothing behind, least of all K/V with a NaN in it.
+      if (!failed) publish(request);
       continue;
     }
     const std::int64_t kv_len = request.in_prefill()
@@ -234,6 +248,7 @@ void Executor::settle(const StepPlan& plan, std::vector<StepOutput>& outputs) {
                                     : static_cast<std::int64_t>(request.history.size()) - 1;
     pages_.commit(request.slot, kv_len);
     pages_.rewind(request.slot);
+    if (!request.in_prefill()) publish(request);
   }
   std::erase_if(outputs, [&](const StepOutput& out) {
     return std::any_of(planned_.begin(), planned_.end(), [&](const Request* request) {

@@ -7,18 +7,63 @@
 
 namespace specdec {
 
+// Pages that an admission takes out of the free ones: its worst case, less published pages that
+// somebody holds already. (Unused published pages are free pages until they are attached.)
+std::int64_t Executor::pages_needed(const Request& request) const {
+  const PageTable::Match match =
+      pages_.match(request.params.cache_salt, request.history.data(), request.reusable());
+  return request.promised_pages - (match.pages - match.unused);
+}
+
 void Executor::admit() {
   while (!waiting_.empty() && !free_slots_.empty()) {
     Request& request = *waiting_.front();
     // First come, first served: a big request at the head is not overtaken for ever.
-    if (promised_pages_ + request.promised_pages > pages_.num_pages()) break;
-    promised_pages_ += request.promised_pages;
+    if (outstanding_pages() + pages_needed(request) > pages_.free_pages()) break;
     request.slot = free_slots_.back();
     free_slots_.pop_back();
     request.drafter = make_drafter(request);
+    // Held from here on, or what was counted on could be evicted.
+    pages_.open(request.slot, request.params.cache_salt);
+    attach_prefix(request);
+    if (pages_.reuse()) {
+      ++totals_.reuse_queries;
+    }
     running_.push_back(std::move(waiting_.front()));
     waiting_.pop_front();
   }
+}
+
+// Takes over what is published of the prompt; may be called again until the first row is placed.
+void Executor::attach_prefix(Request& request) {
+  const bool hit = request.num_cached > 0;
+  const int pages = pages_.attach(request.slot, request.history.data(), request.reusable());
+  if (pages == 0) return;
+  request.num_cached += pages * pages_.page_size();
+  request.prefilled = request.num_cached;
+  totals_.reuse_hits += !hit;
+  totals_.cached_tokens += static_cast<std::int64_t>(pages) * pages_.page_size();
+}
+
+// True when a request before this one finishes, in this step, a prompt that has the next block of
+// this request's prompt too: one step later the block is there to be attached. So the outputs of
+// one prompt compute it once. Nobody waits twice.
+bool Executor::better_wait(const Request& request, std::size_t index) const {
+  if (!pages_.reuse() || request.waited || !request.untouched()) return false;
+  const int wanted = request.num_cached + pages_.page_size();
+  if (wanted > request.reusable()) return false;
+  for (std::size_t i = 0; i < index; ++i) {
+    const Request& other = *running_[i];
+    const bool ends_now =
+        prefill_chunk_[i] > 0 && other.prefilled + prefill_chunk_[i] == other.prompt_len();
+    if (ends_now && other.prompt_len() >= wanted &&
+        other.params.cache_salt == request.params.cache_salt &&
+        std::equal(request.history.begin(), request.history.begin() + wanted,
+                   other.history.begin())) {
+      return true;
+    }
+  }
+  return false;
 }
 
 const StepPlan* Executor::plan() {
@@ -42,6 +87,11 @@ const StepPlan* Executor::plan() {
   for (std::size_t i = 0; i < running_.size(); ++i) {
     Request& request = *running_[i];
     if (!request.in_prefill()) continue;
+    if (request.untouched()) attach_prefix(request);
+    if (better_wait(request, i)) {
+      request.waited = true;
+      continue;
+    }
     const int left = request.prompt_len() - request.prefilled;
     const int rows = std::min(left, budget);
     if (rows == 0 || (!config_.enable_chunked_prefill && rows < left)) continue;
@@ -134,6 +184,9 @@ int Executor::open_rows(Request& request, int rows, std::int64_t kv_len) {
   const bool reserved = pages_.reserve(request.slot, kv_len + rows);
   SPECDEC_ENSURE(reserved, "request ", request.id, " was promised pages for ", kv_len + rows,
                  " tokens and did not get them");
+  SPECDEC_ENSURE(kv_len >= pages_.shared_tokens(request.slot), "request ", request.id,
+                 " would write at ", kv_len, ", its first ", pages_.shared_tokens(request.slot),
+                 " tokens are published");
   const int b = plan_.num_requests++;
   const int first = plan_.num_rows;
   plan_.num_rows += rows;

@@ -20,6 +20,11 @@ struct Executor::Request {
   int prompt_len() const { return static_cast<int>(params.prompt.size()); }
   int num_output() const { return static_cast<int>(history.size()) - prompt_len(); }
   bool in_prefill() const { return prefilled < prompt_len(); }
+  // No row of its own has been computed yet.
+  bool untouched() const { return prefilled == num_cached && in_prefill(); }
+  // Prompt tokens that may come from published pages: the last one is always computed, because its
+  // row decides the first token.
+  int reusable() const { return prompt_len() - 1; }
   bool wants_scores() const {
     return !params.sampling.greedy() || params.logprobs.has_value() ||
            processor.active(num_output());
@@ -31,7 +36,9 @@ struct Executor::Request {
   std::vector<TokenId> history;  // prompt + output; the last token is the golden one
   int max_len = 0;               // history never grows beyond this
   int slot = -1;
-  int prefilled = 0;  // prompt tokens whose K/V is in the cache
+  int prefilled = 0;    // prompt tokens whose K/V is in the cache
+  int num_cached = 0;   // of them, how many lay in published pages when it started
+  bool waited = false;  // once, for a prompt with the same start
   std::int64_t promised_pages = 0;
   bool cancelled = false;
   FinishReason finished = FinishReason::kNone;

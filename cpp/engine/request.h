@@ -44,7 +44,8 @@ struct RequestParams {
   SamplingLaw sampling;
   ProcessorParams processors;
   std::optional<int> logprobs;  // number of alternatives beside each delivered token
-  std::string cache_salt;       // requests share a public n-gram pool only if salts are equal
+  // Requests share published pages and a public n-gram pool only if their salts are equal.
+  std::string cache_salt;
 };
 
 enum class FinishReason : std::uint8_t { kNone, kStop, kLength, kError };
@@ -75,6 +76,7 @@ struct StepOutput {
   bool is_prefill = false;
   std::vector<TokenId> tokens;  // delivered this step; the final token may be a stop token
   int num_rows = 0;             // rows of this request in the forward pass
+  int num_cached_tokens = 0;    // prompt tokens whose K/V it took from published pages
   int num_drafts = 0;           // draft nodes verified
   int num_accepted = 0;         // of `tokens`, how many were accepted drafts
   int max_path = 0;             // the deepest draft node: what the step could have accepted

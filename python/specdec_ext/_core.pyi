@@ -18,6 +18,7 @@ __all__: list[str] = [
     "NgramBatch",
     "NgramIndex",
     "PackedLinear",
+    "PageTable",
     "SharedNgramPool",
     "StepOutput",
     "StepPlan",
@@ -158,6 +159,83 @@ class DeviceLimits:
         shared memory that one block can have
         """
 
+class PageTable:
+    """
+    Which pages hold the K/V of which slot, and prefix reuse between slots; bookkeeping only. See cpp/kv/page_table.h.
+    """
+    def __init__(
+        self,
+        *,
+        num_pages: typing.SupportsInt | typing.SupportsIndex,
+        page_size: typing.SupportsInt | typing.SupportsIndex,
+        num_slots: typing.SupportsInt | typing.SupportsIndex,
+        max_pages_per_slot: typing.SupportsInt | typing.SupportsIndex,
+        enable_block_reuse: bool = False,
+        hash_bits: typing.SupportsInt | typing.SupportsIndex = 64,
+    ) -> None: ...
+    def attach(
+        self,
+        slot: typing.SupportsInt | typing.SupportsIndex,
+        tokens: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
+    ) -> int:
+        """
+        Takes over published blocks of tokens; returns how many pages.
+        """
+    def check_integrity(self) -> None: ...
+    def commit(
+        self,
+        slot: typing.SupportsInt | typing.SupportsIndex,
+        length: typing.SupportsInt | typing.SupportsIndex,
+    ) -> None: ...
+    def drop_unused(self) -> int: ...
+    def length(self, slot: typing.SupportsInt | typing.SupportsIndex) -> int: ...
+    def match(
+        self,
+        tokens: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
+        cache_salt: str = "",
+    ) -> tuple[int, int]:
+        """
+        (published full blocks that tokens start with, how many of them nobody holds)
+        """
+    def open(self, slot: typing.SupportsInt | typing.SupportsIndex, cache_salt: str = "") -> None:
+        """
+        Gives an empty slot its salt; only then it may attach and publish.
+        """
+    def pages(self, slot: typing.SupportsInt | typing.SupportsIndex) -> list[int]: ...
+    def publish(
+        self,
+        slot: typing.SupportsInt | typing.SupportsIndex,
+        tokens: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
+    ) -> None:
+        """
+        Publishes the full pages of the committed tokens; the slot's run may change.
+        """
+    def release(self, slot: typing.SupportsInt | typing.SupportsIndex) -> None:
+        """
+        Returns all pages of the slot.
+        """
+    def reserve(
+        self,
+        slot: typing.SupportsInt | typing.SupportsIndex,
+        tokens: typing.SupportsInt | typing.SupportsIndex,
+    ) -> bool:
+        """
+        Room for tokens in total; False, and nothing changed, when pages are short.
+        """
+    def rewind(self, slot: typing.SupportsInt | typing.SupportsIndex) -> None:
+        """
+        Returns the pages that the committed tokens do not need.
+        """
+    def shared_tokens(self, slot: typing.SupportsInt | typing.SupportsIndex) -> int:
+        """
+        Tokens in published pages: nothing before them may be written.
+        """
+    def stats(self) -> dict[str, typing.Any]: ...
+    @property
+    def cached_pages(self) -> int: ...
+    @property
+    def free_pages(self) -> int: ...
+
 class StepOutput:
     """
     What one step delivered to one request.
@@ -176,6 +254,8 @@ class StepOutput:
     def max_path(self) -> int: ...
     @property
     def num_accepted(self) -> int: ...
+    @property
+    def num_cached_tokens(self) -> int: ...
     @property
     def num_drafts(self) -> int: ...
     @property
@@ -210,6 +290,7 @@ class Executor:
         external_max_draft_len: typing.SupportsInt | typing.SupportsIndex = 127,
         adaptive: bool = True,
         enable_chunked_prefill: bool = True,
+        enable_block_reuse: bool = False,
         check_integrity: bool = False,
     ) -> None: ...
     def cancel(self, request_id: typing.SupportsInt | typing.SupportsIndex) -> bool: ...
@@ -235,6 +316,10 @@ class Executor:
     ) -> None:
         """
         Drafts for the request's next decode step; parents[i] is an index among the drafts, -1 for the golden token; None: a chain.
+        """
+    def reset_prefix_cache(self) -> int:
+        """
+        Forgets the published pages that no running request holds; returns how many.
         """
     def set_step_cost(
         self,

@@ -210,7 +210,8 @@ class KvCacheConfig(_Config):
     max_tokens                tokens that the page pool holds; None: see docs/usage.md, "Memory"
     free_gpu_memory_fraction  upper limit of the pool as a fraction of the memory that is free on
                               the device that holds it (on CPU the host's available memory), (0, 1]
-    enable_block_reuse        prefix reuse; not in this version
+    enable_block_reuse        prefix reuse: a request takes over the K/V of full blocks that an
+                              earlier one with the same text and `cache_salt` has computed
     max_attention_window      a window smaller than the model's own; not in this version
     dtype                     "auto" (the model's), "float32", "bfloat16", "float16"
     """
@@ -248,11 +249,7 @@ class KvCacheConfig(_Config):
             ),
             dtype=normalize_dtype(where + "dtype", self.dtype),
         )  # fmt: skip
-        if check_bool(where + "enable_block_reuse", self.enable_block_reuse, ConfigError):
-            raise UnsupportedConfigError(
-                f"{where}enable_block_reuse = True: reuse of KV pages between requests is not "
-                "supported in this version; leave it False"
-            )
+        check_bool(where + "enable_block_reuse", self.enable_block_reuse, ConfigError)
         if self.max_attention_window is not None:
             raise UnsupportedConfigError(
                 f"{where}max_attention_window = {self.max_attention_window!r}: only the model's "

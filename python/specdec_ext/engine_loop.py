@@ -201,6 +201,10 @@ class EngineLoop:
         with self._step_lock:
             self._closed = True
 
+    def reset_prefix_cache(self) -> int:
+        """Forget the published pages that no running request holds; returns how many."""
+        return int(self.executor.reset_prefix_cache())
+
     @property
     def num_unfinished(self) -> int:
         with self._lock:
@@ -253,6 +257,8 @@ class EngineLoop:
         calibrate, self._calibrate = self._calibrate, None
         begin = time.perf_counter()
         try:
+            # What it overwrites may be published.
+            self.executor.reset_prefix_cache()
             calibrate()
         except Exception as error:
             # Without the table drafts keep their configured length: slower at worst, never wrong.

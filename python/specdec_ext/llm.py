@@ -23,7 +23,7 @@ from .outputs import RequestOutput
 from .request_check import EngineLimits
 from .request_group import RequestGroup
 from .sampling_params import SamplingParams
-from .speculation_check import check_build, refuse_unknown_arguments
+from .speculation_check import check_build, refuse_unknown_arguments, with_prefix_caching
 from .tokenizer import eos_token_ids, load_tokenizer
 from .validate import check_bool, check_choice, check_int, show
 
@@ -52,6 +52,7 @@ class LLM:
     tensor_parallel_size       1
     seed                       of requests that give none: each draws from a stream of its own
     allow_pickle               read pytorch_model.bin files (weights_only=True) too; off: refused
+    enable_prefix_caching      vLLM's name of kv_cache_config.enable_block_reuse
 
     Greedy output is the same tokens with and without speculation. Raises ConfigError, ModelError.
     Use as a context manager, or close() it; both cancel what still runs.
@@ -72,6 +73,7 @@ class LLM:
         tensor_parallel_size: int = 1,
         seed: int = 0,
         allow_pickle: bool = False,
+        enable_prefix_caching: bool | None = None,
         **unknown: Any,
     ) -> None:
         self._closed = True  # until construction is through, there is nothing to close
@@ -79,7 +81,9 @@ class LLM:
         self.speculative_config = check_build(
             speculative_config, max_draft_len, speculative_decoding_mode, tensor_parallel_size
         )
-        self.kv_cache_config = parse_kv_cache_config(kv_cache_config)
+        self.kv_cache_config = with_prefix_caching(
+            parse_kv_cache_config(kv_cache_config), enable_prefix_caching
+        )
         self.scheduler_config = parse_scheduler_config(scheduler_config)
         dtype = normalize_dtype("dtype", dtype)
         model_impl = check_choice(
@@ -240,6 +244,7 @@ class LLM:
             max_num_tokens=self.memory.max_num_tokens,
             adaptive=config.adaptive if config is not None else False,
             enable_chunked_prefill=self.scheduler_config.enable_chunked_prefill,
+            enable_block_reuse=self.kv_cache_config.enable_block_reuse,
             **how,
         )
 
@@ -310,6 +315,10 @@ class LLM:
     def get_metrics(self) -> dict[str, Any]:
         """Sums since construction: steps, tokens, drafts, times, memory (docs/metrics.md)."""
         return self.engine.get_metrics()
+
+    def reset_prefix_cache(self) -> int:
+        """Forget the cached pages that no running request uses; returns how many they were."""
+        return self.engine.reset_prefix_cache()
 
     def close(self) -> None:
         """Cancel what runs and refuse further work. May be called twice."""

@@ -47,7 +47,11 @@ class CompletionOutput:
 
 @dataclass
 class RequestOutput:
-    """The result of one prompt. `metrics` is described in docs/metrics.md."""
+    """The result of one prompt. `metrics` is described in docs/metrics.md.
+
+    num_cached_tokens  prompt tokens whose K/V came from an earlier request (prefix reuse); with
+                       several outputs, of the first
+    """
 
     request_id: str
     prompt: str | None

@@ -100,7 +100,8 @@ class RequestGroup:
         each = [part.metrics for part in parts]
         result = dict(each[0])
         for name in (
-            "num_generated_tokens", "num_forward_passes", "num_prefill_passes", "num_rows",
+            "num_generated_tokens", "num_cached_tokens", "num_forward_passes",
+            "num_prefill_passes", "num_rows",
         ):  # fmt: skip
             result[name] = sum(metrics[name] for metrics in each)
         result["tokens_per_forward_pass"] = ratio(

@@ -49,6 +49,7 @@ class RequestState:
         self.finish_reason: str | None = None
         self.stop_reason: int | str | None = None
         self.error: str | None = None
+        self.num_cached_tokens = 0
         self.token_ids: list[int] = []
         self.from_draft: list[bool] = []
         self.counter = SpecCounter(resolved.num_spec_tokens)
@@ -94,6 +95,7 @@ class RequestState:
         with self._lock:
             if self.timer.scheduled is None:
                 self.timer.scheduled = step_start
+            self.num_cached_tokens = out.num_cached_tokens
             tokens: list[int] = out.tokens
             logprobs = out.logprobs if self._logprobs is not None else None
             delivered = 0
@@ -162,6 +164,7 @@ class RequestState:
                 outputs=[output],
                 finished=self.finished,
                 metrics=metrics,
+                num_cached_tokens=self.num_cached_tokens,
             )
 
     def _joined_text(self) -> str:
@@ -174,6 +177,7 @@ class RequestState:
         return {
             **self._about,
             "num_prompt_tokens": len(self.prompt_token_ids),
+            "num_cached_tokens": self.num_cached_tokens,
             "num_generated_tokens": num_tokens,
             "num_forward_passes": self.counter.num_steps,
             "num_prefill_passes": self.counter.num_prefill_steps,

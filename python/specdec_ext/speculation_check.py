@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
-from .config import MAX_DRAFT_LEN, LookaheadDecodingConfig, NGramDecodingConfig
+from .config import MAX_DRAFT_LEN, KvCacheConfig, LookaheadDecodingConfig, NGramDecodingConfig
 from .config_parse import SpeculativeConfig, canonical_method, parse_speculative_config
 from .drafter_config import DRAFTER_CONFIGS, DrafterConfig
 from .errors import ConfigError, UnsupportedConfigError
-from .validate import check_int, show, unknown_key
+from .validate import check_bool, check_int, show, unknown_key
 
-__all__ = ["check_build", "refuse_unknown_arguments"]
+__all__ = ["check_build", "refuse_unknown_arguments", "with_prefix_caching"]
 
 _LLM_ARGUMENTS = (
     "model", "tokenizer", "speculative_config", "kv_cache_config", "scheduler_config", "dtype",
     "model_impl", "max_draft_len", "speculative_decoding_mode", "tensor_parallel_size", "seed",
-    "allow_pickle",
+    "allow_pickle", "enable_prefix_caching",
 )  # fmt: skip
 # Arguments of other projects' LLM classes: where the same thing is said here.
 _ELSEWHERE = {
@@ -31,7 +32,7 @@ _ELSEWHERE = {
     "tokenizer_dir": "tokenizer=...",
 }
 _ONLY_ONE = ("pipeline_parallel_size", "data_parallel_size", "max_beam_width", "beam_width")
-_UNSUPPORTED = ("quantization", "enable_prefix_caching", "trust_remote_code", "enable_lora")
+_UNSUPPORTED = ("quantization", "trust_remote_code", "enable_lora")
 
 
 def refuse_unknown_arguments(arguments: dict[str, Any], tensor_parallel_size: object) -> None:
@@ -52,6 +53,24 @@ def refuse_unknown_arguments(arguments: dict[str, Any], tensor_parallel_size: ob
         if name in _ELSEWHERE:
             raise ConfigError(f"LLM: unknown argument {name!r}; write {_ELSEWHERE[name]}")
         raise unknown_key("LLM", name, _LLM_ARGUMENTS, ConfigError)
+
+
+def with_prefix_caching(
+    kv_cache: KvCacheConfig, enable_prefix_caching: bool | None
+) -> KvCacheConfig:
+    """`kv_cache` with vLLM's argument of prefix reuse (None: not given).
+
+    Raises ConfigError when the argument says off and the configuration says on.
+    """
+    if enable_prefix_caching is None:
+        return kv_cache
+    wanted = check_bool("enable_prefix_caching", enable_prefix_caching, ConfigError)
+    if kv_cache.enable_block_reuse and not wanted:
+        raise ConfigError(
+            "enable_prefix_caching = False but kv_cache_config.enable_block_reuse = True; they are "
+            "two names of one switch: give one of them"
+        )
+    return dataclasses.replace(kv_cache, enable_block_reuse=wanted)
 
 
 def check_build(

@@ -96,5 +96,97 @@ TEST(page_table_random_operations) {
   }
 }
 
+PageTable reuse_table(int num_pages, int page_size, int hash_bits = 64) {
+  return PageTable(num_pages, page_size, 4, 16, true, hash_bits);
+}
+
+// A request that reads `text`, publishes it and ends.
+void pass_through(PageTable& table, int slot, const std::string& salt,
+                  const std::vector<TokenId>& text) {
+  const auto count = static_cast<std::int64_t>(text.size());
+  table.open(slot, salt);
+  table.attach(slot, text.data(), count);
+  CHECK(table.reserve(slot, count));
+  table.commit(slot, count);
+  table.publish(slot, text.data(), count);
+  table.check_integrity();
+  table.release(slot);
+  table.check_integrity();
+}
+
+TEST(prefix_reuse_finds_full_blocks_of_the_same_salt) {
+  PageTable table = reuse_table(16, 2);
+  const std::vector<TokenId> text = {1, 2, 3, 4, 5};
+  pass_through(table, 0, "a", text);
+  CHECK_EQ(table.free_pages(), 16);
+  CHECK_EQ(table.cached_pages(), 2);
+  CHECK_EQ(table.match("a", text.data(), 5).pages, 2);
+  CHECK_EQ(table.match("a", text.data(), 3).pages, 1);
+  CHECK_EQ(table.match("a", text.data(), 1).pages, 0);
+  CHECK_EQ(table.match("b", text.data(), 5).pages, 0);
+  table.open(1, "a");
+  CHECK_EQ(table.attach(1, text.data(), 5), 2);
+  CHECK_EQ(table.length(1), 4);
+  CHECK_EQ(table.match("a", text.data(), 5).unused, 0);
+  CHECK_EQ(table.free_pages(), 14);
+  CHECK_THROWS(table.commit(1, 3), std::logic_error, "commits 3 tokens, 4 are published");
+}
+
+TEST(prefix_reuse_compares_tokens_not_hashes) {
+  for (const int hash_bits : {0, 1, 64}) {
+    PageTable table = reuse_table(64, 1, hash_bits);
+    for (TokenId first = 0; first < 4; ++first) {
+      for (TokenId second = 0; second < 4; second += 2) pass_through(table, 0, "", {first, second});
+    }
+    for (TokenId first = 0; first < 4; ++first) {
+      for (TokenId second = 0; second < 4; ++second) {
+        const TokenId text[] = {first, second};
+        CHECK_EQ(table.match("", text, 2).pages, second % 2 == 0 ? 2 : 1);
+      }
+    }
+  }
+}
+
+TEST(prefix_reuse_evicts_the_longest_unused_leaf) {
+  PageTable table = reuse_table(4, 1);
+  pass_through(table, 0, "", {1, 2});
+  pass_through(table, 0, "", {3, 4});
+  pass_through(table, 0, "", {1, 2});
+  const TokenId recent[] = {1, 2}, old[] = {3, 4};
+  table.open(1, "");
+  CHECK(table.reserve(1, 1));
+  CHECK_EQ(table.match("", old, 2).pages, 1);
+  CHECK(table.reserve(1, 3));
+  CHECK_EQ(table.match("", old, 2).pages, 0);
+  CHECK_EQ(table.match("", recent, 2).pages, 1);
+  CHECK(!table.reserve(1, 5));
+  CHECK(table.reserve(1, 4));
+  CHECK_EQ(table.match("", recent, 2).pages, 0);
+  CHECK_EQ(table.reuse_stats().evicted_pages, 4);
+  table.check_integrity();
+}
+
+TEST(prefix_reuse_keeps_one_copy) {
+  PageTable table = reuse_table(8, 2);
+  const TokenId text[] = {1, 2, 3, 4};
+  for (const int slot : {0, 1}) {
+    table.open(slot, "");
+    CHECK(table.reserve(slot, 4));
+    table.commit(slot, 4);
+  }
+  table.publish(0, text, 4);
+  table.publish(1, text, 4);
+  table.check_integrity();
+  CHECK_EQ(table.pages(0), table.pages(1));
+  CHECK_EQ(table.free_pages(), 6);
+  table.release(0);
+  CHECK_EQ(table.cached_pages(), 0);
+  table.release(1);
+  CHECK_EQ(table.cached_pages(), 2);
+  CHECK_EQ(table.drop_unused(), 2);
+  CHECK_EQ(table.cached_pages(), 0);
+  table.check_integrity();
+}
+
 }  // namespace
 }  // namespace specdec

@@ -29,6 +29,10 @@ METHODS: list[dict[str, Any]] = [
 ]
 
 
+# Starts that requests have in common: pages to be reused.
+SHARED = [i * 7 % 20 for i in range(40)]
+
+
 class Schedule(RuleBasedStateMachine):
     """The program: rules are its statements, the model is `expected` and `got`."""
 
@@ -39,6 +43,7 @@ class Schedule(RuleBasedStateMachine):
         rows=st.sampled_from([8, 40, 300]),
         spare=st.integers(0, 200),
         surprise=st.sampled_from([1, 8, 30]),
+        reuse=st.booleans(),
     )
     def start(
         self,
@@ -48,6 +53,7 @@ class Schedule(RuleBasedStateMachine):
         rows: int,
         spare: int,
         surprise: int,
+        reuse: bool,
     ) -> None:
         self.function = HashFunction(vocab=20, surprise=surprise, seed=rows)
         # Enough pages for the largest request, so that every submission is admissible.
@@ -59,6 +65,7 @@ class Schedule(RuleBasedStateMachine):
             max_batch_size=batch,
             max_seq_len=140,
             max_num_tokens=max(rows, batch),
+            enable_block_reuse=reuse,
             **method,
         )
         self.expected: dict[int, list[int]] = {}
@@ -66,14 +73,16 @@ class Schedule(RuleBasedStateMachine):
         self.alive: list[int] = []
 
     @rule(
-        prompt=st.lists(st.integers(0, 19), min_size=1, max_size=40),
+        start=st.integers(0, 39),
+        own=st.lists(st.integers(0, 19), min_size=1, max_size=40),
         max_tokens=st.integers(1, 80),
         speculative=st.booleans(),
         stop=st.one_of(st.none(), st.integers(0, 19)),
     )
     def submit(
-        self, prompt: list[int], max_tokens: int, speculative: bool, stop: int | None
+        self, start: int, own: list[int], max_tokens: int, speculative: bool, stop: int | None
     ) -> None:
+        prompt = (SHARED[:start] + own)[:40]
         stops = [] if stop is None else [stop]
         rid = self.engine.ex.submit(
             prompt, max_tokens=max_tokens, speculative=speculative, eos_token_ids=stops

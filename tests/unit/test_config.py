@@ -125,7 +125,7 @@ def test_ngram_refusals_name_the_field(field: str, value: object) -> None:
     ("free_gpu_memory_fraction", 0.0, ConfigError),
     ("free_gpu_memory_fraction", 1.01, ConfigError),
     ("free_gpu_memory_fraction", math.nan, ConfigError),
-    ("enable_block_reuse", True, UnsupportedConfigError),
+    ("enable_block_reuse", 1, ConfigError),
     ("max_attention_window", 1024, UnsupportedConfigError),
     ("dtype", "fp8", UnsupportedConfigError),
     ("dtype", "float64", ConfigError),
@@ -342,8 +342,8 @@ def test_kv_and_scheduler_forms() -> None:
     assert policy == SchedulerConfig()
     with pytest.raises(ConfigError, match="did you mean 'max_batch_size'"):
         parse_scheduler_config({"max_batchsize": 8})
-    with pytest.raises(UnsupportedConfigError, match="enable_block_reuse"):
-        parse_kv_cache_config({"enable_prefix_caching": True})
+    assert parse_kv_cache_config({"enable_prefix_caching": True}).enable_block_reuse
+    assert parse_kv_cache_config({"kv_cache_enable_block_reuse": True}).enable_block_reuse
     with pytest.raises(ConfigError, match="expected an object"):
         parse_kv_cache_config("[1]")
 

@@ -135,6 +135,10 @@ def add_llm_arguments(parser: argparse.ArgumentParser) -> None:
         "--kv-cache-free-gpu-memory-fraction", type=float, metavar="F",
         help="limit of the KV pages as a fraction of the free memory (default: 0.9)",
     )  # fmt: skip
+    limits.add_argument(
+        "--kv-cache-enable-block-reuse", "--enable-prefix-caching", action="store_true",
+        help="take over the K/V of prompt blocks that an earlier request has computed",
+    )  # fmt: skip
 
 
 def _speculative_config(args: argparse.Namespace) -> Any:
@@ -218,6 +222,7 @@ def llm_kwargs(args: argparse.Namespace) -> dict[str, Any]:
                 tokens_per_block=args.tokens_per_block,
                 max_tokens=args.max_tokens_in_paged_kv_cache,
                 free_gpu_memory_fraction=args.kv_cache_free_gpu_memory_fraction,
+                enable_block_reuse=args.kv_cache_enable_block_reuse or None,
             )
         ),
         "scheduler_config": parse_scheduler_config(
