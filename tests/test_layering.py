@@ -155,7 +155,15 @@ PYTHON: dict[str, tuple[set[str], set[str]]] = {
     "errors": ({"errors", "log", "_version"}, set()),
     "core": ({"_core"}, set()),
     "config": (
-        {"validate", "config", "config_parse", "drafter_config", "sampling_params"},
+        {
+            "validate",
+            "config",
+            "config_parse",
+            "drafter_config",
+            "acceptance",
+            "sampling_lists",
+            "sampling_params",
+        },
         {"errors"},
     ),
     "checks": ({"memory_plan", "speculation_check", "request_check"}, {"errors", "config"}),

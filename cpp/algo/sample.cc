@@ -9,7 +9,7 @@
 namespace specdec {
 namespace {
 
-constexpr int kBlock = 64;
+constexpr int kBlock = kMassBlock;
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 // e^z for z <= 0 with a relative error below 1e-6, 0 below -87. Branch-free, so that the loop over
@@ -42,36 +42,26 @@ float largest(const float* scores, int n) {
   return nans != 0 ? std::numeric_limits<float>::quiet_NaN() : best;
 }
 
-// In four chains: the order is part of the result.
-double sum(const float* w, int n) {
-  double chains[4] = {};
-  int i = 0;
-  for (; i + 4 <= n; i += 4) {
-    for (int j = 0; j < 4; ++j) chains[j] += static_cast<double>(w[i + j]);
-  }
-  for (; i < n; ++i) chains[0] += static_cast<double>(w[i]);
-  return (chains[0] + chains[1]) + (chains[2] + chains[3]);
-}
-
 }  // namespace
 
-TokenId TokenSampler::draw(const float* scores, int vocab_size, const SamplingLaw& law, double u) {
+TokenId TokenSampler::weigh_all(const float* scores, int vocab_size, float temperature) {
   const float best = largest(scores, vocab_size);
   if (std::isnan(best) || best == kInfinity) return kBadRow;
   if (best == -kInfinity) return kNothingAllowed;
+  if (fault(Fault::kTemperatureOff)) temperature *= 1.1f;
   weights_.resize(vocab_size);
   for (int i = 0; i < vocab_size; ++i) {
     // 0 / temperature by hand: the smallest temperatures overflow elsewhere, never here.
-    const float z = scores[i] == best ? 0.0f : (scores[i] - best) / law.temperature;
+    const float z = scores[i] == best ? 0.0f : (scores[i] - best) / temperature;
     weights_[i] = exp_of_negative(z);
   }
-  const bool all = law.top_k == 0 && law.top_p >= 1.0f && law.min_p <= 0.0f;
-  mass_.resize((vocab_size + kBlock - 1) / kBlock);
-  for (std::size_t b = 0; b < mass_.size(); ++b) {
-    const int first = static_cast<int>(b) * kBlock;
-    mass_[b] = sum(weights_.data() + first, std::min(kBlock, vocab_size - first));
-  }
-  if (all) return draw_from_all(vocab_size, u);
+  mass_.resize(mass_blocks(vocab_size));
+  law_ = {weights_.data(), mass_.data(), vocab_size, 0.0};
+  sum_law(SerialTeam{}, &law_);
+  return 0;
+}
+
+void TokenSampler::cut(const float* scores, int vocab_size, const SamplingLaw& law) {
   gather(scores, vocab_size, law);
   if (law.top_k > 0) cut_top_k(law.top_k);
   if (law.top_p < 1.0f) {
@@ -80,37 +70,30 @@ TokenId TokenSampler::draw(const float* scores, int vocab_size, const SamplingLa
     if (law.top_k > 0 || law.min_p > 0.0f) {
       for (const Candidate& c : kept_) total += static_cast<double>(c.weight);
     } else {
-      for (const double mass : mass_) total += mass;
+      total = law_.total;
     }
     cut_top_p(law.top_p * total);
   }
   std::sort(kept_.begin(), kept_.end(),
             [](const Candidate& a, const Candidate& b) { return a.id < b.id; });
+}
+
+TokenId TokenSampler::draw(const float* scores, int vocab_size, const SamplingLaw& law, double u) {
+  const TokenId status = weigh_all(scores, vocab_size, law.temperature);
+  if (status < 0) return status;
+  if (!law.cuts()) return draw_from_law(law_, u);
+  cut(scores, vocab_size, law);
   return draw_from_kept(u);
 }
 
-TokenId TokenSampler::draw_from_all(int vocab_size, double u) const {
-  double total = 0.0;
-  for (const double mass : mass_) total += mass;
-  double rest = u * total;
-  TokenId last = -1;  // should rounding leave a rest behind the last token
-  for (std::size_t b = 0; b < mass_.size(); ++b) {
-    if (rest >= mass_[b] && b + 1 < mass_.size()) {
-      rest -= mass_[b];
-      continue;
-    }
-    const int first = static_cast<int>(b) * kBlock;
-    for (int i = first; i < std::min(first + kBlock, vocab_size); ++i) {
-      if (weights_[i] <= 0.0f) continue;
-      if (rest < static_cast<double>(weights_[i])) return i;
-      rest -= static_cast<double>(weights_[i]);
-      last = i;
-    }
-  }
-  if (last >= 0) return last;
-  for (int i = vocab_size - 1;; --i) {
-    if (weights_[i] > 0.0f) return i;
-  }
+TokenId TokenSampler::weigh(const float* scores, int vocab_size, const SamplingLaw& law) {
+  const TokenId status = weigh_all(scores, vocab_size, law.temperature);
+  if (status < 0 || !law.cuts()) return status;
+  cut(scores, vocab_size, law);
+  std::fill(weights_.begin(), weights_.end(), 0.0f);
+  for (const Candidate& c : kept_) weights_[c.id] = c.weight;
+  sum_law(SerialTeam{}, &law_);
+  return 0;
 }
 
 // A score below which no token can survive the cuts, so that the sorting that follows sees few.

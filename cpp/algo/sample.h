@@ -15,6 +15,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "algo/residual.h"
 #include "base/philox.h"
 #include "base/types.h"
 
@@ -27,6 +28,7 @@ struct SamplingLaw {
   float min_p = 0.0f;        // [0, 1]
 
   bool greedy() const { return temperature == 0.0f; }
+  bool cuts() const { return top_k != 0 || top_p < 1.0f || min_p > 0.0f; }
 };
 
 // The number that decides the token at an absolute position, in [0, 1).
@@ -43,12 +45,21 @@ class TokenSampler {
   // `law` is not greedy; scores [vocab_size]; u in [0, 1).
   TokenId draw(const float* scores, int vocab_size, const SamplingLaw& law, double u);
 
+  // The law itself, as weights, for law(): 0 where the cuts dropped a token. Returns 0, kBadRow or
+  // kNothingAllowed.
+  TokenId weigh(const float* scores, int vocab_size, const SamplingLaw& law);
+  // What weigh() found; may be written to, valid until the next call.
+  WeightedLaw law() { return law_; }
+
  private:
   struct Candidate {
     float score, weight;
     TokenId id;
   };
-  TokenId draw_from_all(int vocab_size, double u) const;
+  // Fills weights_, mass_ and law_ with the law before any cut.
+  TokenId weigh_all(const float* scores, int vocab_size, float temperature);
+  // Fills kept_ with what the cuts leave, in order of ids.
+  void cut(const float* scores, int vocab_size, const SamplingLaw& law);
   void gather(const float* scores, int vocab_size, const SamplingLaw& law);
   float gather_threshold(const float* scores, int vocab_size, const SamplingLaw& law);
   void cut_top_k(std::int32_t k);
@@ -59,6 +70,7 @@ class TokenSampler {
   std::vector<double> mass_;       // of each block of ids
   std::vector<float> block_best_;  // largest score of each block, scratch of the top-k threshold
   std::vector<Candidate> kept_;
+  WeightedLaw law_{};
 };
 
 }  // namespace specdec

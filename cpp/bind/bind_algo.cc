@@ -11,7 +11,6 @@
 #include "algo/accept.h"
 #include "algo/lookahead_host.h"
 #include "algo/ngram_batch.h"
-#include "algo/sample.h"
 #include "algo/shared_ngram_pool.h"
 #include "base/check.h"
 #include "bind/registers.h"
@@ -41,34 +40,6 @@ std::int32_t checked_tree(const Ids& tokens, const Ids& parents, std::int32_t vo
                   " entries, parents ", size, ": one of each per node");
   validate_tree(tokens.data(), parents.data(), size, vocab_size);
   return size;
-}
-
-using Scores = py::array_t<float, py::array::c_style>;
-
-void register_sampling(py::module_& m) {
-  m.def(
-      "sample_token",
-      [](const Scores& scores, double u, float temperature, std::int32_t top_k, float top_p,
-         float min_p) {
-        SPECDEC_REQUIRE(scores.ndim() == 1 && scores.size() > 0, "scores has ", scores.ndim(),
-                        " dimensions: give a flat float32 array of at least one score");
-        SPECDEC_REQUIRE(u >= 0.0 && u < 1.0, "u = ", u, ": a number in [0, 1) is needed");
-        SPECDEC_REQUIRE(temperature > 0.0f, "temperature = ", temperature,
-                        ": a number above 0 is needed; for greedy decoding use ops.argmax");
-        SPECDEC_REQUIRE(
-            top_k >= 0 && top_p > 0.0f && top_p <= 1.0f && min_p >= 0.0f && min_p <= 1.0f,
-            "top_k = ", top_k, ", top_p = ", top_p, ", min_p = ", min_p,
-            ": top_k >= 0, top_p in (0, 1] and min_p in [0, 1] are needed");
-        TokenSampler sampler;
-        return sampler.draw(scores.data(), static_cast<int>(scores.size()),
-                            {temperature, top_k, top_p, min_p}, u);
-      },
-      py::arg("scores"), py::arg("u"), py::kw_only(), py::arg("temperature"), py::arg("top_k") = 0,
-      py::arg("top_p") = 1.0f, py::arg("min_p") = 0.0f,
-      "The token that u in [0, 1) selects from one row of scores (cpp/algo/sample.h); -1 for a row "
-      "with a NaN or +infinity, -2 if every score is -infinity.");
-  m.def("token_uniform", &token_uniform, py::arg("seed"), py::arg("position"),
-        "The number in [0, 1) that decides the token at an absolute position.");
 }
 
 void register_tree(py::module_& m) {
@@ -362,7 +333,6 @@ the first lengths[b] entries of drafts[b] are written. Raises ValueError before 
 
 void register_algo(py::module_& m) {
   register_tree(m);
-  register_sampling(m);
   register_lookahead(m);
   register_ngram(m);
 }

@@ -11,6 +11,7 @@
 
 #include "backend/backend.h"
 #include "base/check.h"
+#include "bind/acceptance_arguments.h"
 #include "bind/dlpack_convert.h"
 #include "bind/registers.h"
 #include "engine/executor.h"
@@ -113,6 +114,7 @@ py::dict stats_dict(const ExecutorStats& s) {
   d["promised_pages"] = s.promised_pages;
   d["pool_bytes"] = s.pool_bytes;
   d["history_bytes"] = s.history_bytes;
+  d["draft_prob_bytes"] = s.draft_prob_bytes;
   d["plan_bytes"] = s.plan_bytes;
   d["reuse_queries"] = s.reuse_queries;
   d["reuse_hits"] = s.reuse_hits;
@@ -242,8 +244,9 @@ void register_executor(py::module_& m) {
              std::vector<TokenId> eos_token_ids, std::vector<TokenId> stop_token_ids,
              bool ignore_eos, bool speculative, const std::optional<Triple>& lookahead,
              std::optional<int> max_draft_len, std::optional<bool> adaptive, std::uint64_t seed,
-             float temperature, int top_k, float top_p, float min_p, float repetition_penalty,
-             float presence_penalty, float frequency_penalty,
+             float temperature, int top_k, float top_p, float min_p, const std::string& acceptance,
+             float posterior_threshold, float posterior_alpha, float acceptance_threshold,
+             float repetition_penalty, float presence_penalty, float frequency_penalty,
              const std::map<TokenId, float>& logit_bias,
              std::vector<std::vector<TokenId>> bad_words,
              std::optional<std::vector<TokenId>> allowed_token_ids, std::optional<int> logprobs,
@@ -261,6 +264,8 @@ void register_executor(py::module_& m) {
             p.adaptive = adaptive;
             p.seed = seed;
             p.sampling = SamplingLaw{temperature, top_k, top_p, min_p};
+            p.acceptance = to_acceptance(acceptance, posterior_threshold, posterior_alpha,
+                                         acceptance_threshold);
             p.processors.repetition_penalty = repetition_penalty;
             p.processors.presence_penalty = presence_penalty;
             p.processors.frequency_penalty = frequency_penalty;
@@ -280,7 +285,9 @@ void register_executor(py::module_& m) {
           py::arg("speculative") = true, py::arg("lookahead") = py::none(),
           py::arg("max_draft_len") = py::none(), py::arg("adaptive") = py::none(),
           py::arg("seed") = 0, py::arg("temperature") = 0.0f, py::arg("top_k") = 0,
-          py::arg("top_p") = 1.0f, py::arg("min_p") = 0.0f, py::arg("repetition_penalty") = 1.0f,
+          py::arg("top_p") = 1.0f, py::arg("min_p") = 0.0f, py::arg("acceptance") = "exact_match",
+          py::arg("posterior_threshold") = 0.09f, py::arg("posterior_alpha") = 0.3f,
+          py::arg("acceptance_threshold") = 1.0f, py::arg("repetition_penalty") = 1.0f,
           py::arg("presence_penalty") = 0.0f, py::arg("frequency_penalty") = 0.0f,
           py::arg("logit_bias") = std::map<TokenId, float>{},
           py::arg("bad_words") = std::vector<std::vector<TokenId>>{},
@@ -309,19 +316,29 @@ void register_executor(py::module_& m) {
           "Forgets the published pages that no running request holds; returns how many.")
       .def(
           "propose",
-          [](BoundExecutor& self, RequestId id, std::vector<TokenId> tokens,
-             std::optional<std::vector<std::int32_t>> parents) {
+          [](BoundExecutor& self, RequestId id, const std::vector<TokenId>& tokens,
+             std::optional<std::vector<std::int32_t>> parents, const py::object& probs,
+             const py::object& vocab_ids, bool replacement) {
             if (!parents) {
               parents.emplace(tokens.size());
               for (std::size_t i = 0; i < tokens.size(); ++i) {
                 (*parents)[i] = static_cast<std::int32_t>(i) - 1;
               }
             }
-            self.executor.propose(id, std::move(tokens), std::move(*parents));
+            const BorrowedProbs borrowed(probs, vocab_ids, replacement);
+            py::gil_scoped_release release;
+            self.executor.propose(id, tokens, *parents, borrowed.proposed());
           },
           py::arg("request_id"), py::arg("tokens"), py::arg("parents") = py::none(),
-          "Drafts for the request's next decode step; parents[i] is an index among the drafts, -1 "
-          "for the golden token; None: a chain.")
+          py::arg("probs") = py::none(), py::kw_only(), py::arg("vocab_ids") = py::none(),
+          py::arg("replacement") = false,
+          R"(Drafts for the request's next decode step, used once.
+
+parents[i] is an index among the drafts, -1 for the golden token; None: a chain. probs: float32
+[n, V], row i is the distribution that draft i was drawn from, copied; None: the drafts were chosen
+without chance. vocab_ids: int [V'], the tokens of probs' columns [n, V'], every other token has
+probability 0. Siblings were drawn in their order, one after another, without replacement (each from
+its row less the earlier siblings, renormalised) unless `replacement`.)")
       .def(
           "history", [](BoundExecutor& self, RequestId id) { return self.executor.history(id); },
           py::arg("request_id"))

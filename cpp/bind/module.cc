@@ -19,4 +19,5 @@ PYBIND11_MODULE(_core, m) {
   specdec::register_linear(m);
   specdec::register_decoder(m);
   specdec::register_algo(m);
+  specdec::register_sampling(m);
 }

@@ -1,5 +1,5 @@
-// Construction, admission and everything that may be called at any time; plan() and commit() are in
-// executor_plan.cc and executor_commit.cc.
+// Construction, admission and everything that may be called at any time; plan(), propose() and
+// commit() are in executor_plan.cc, executor_propose.cc and executor_commit.cc.
 #include "engine/executor.h"
 
 #include <algorithm>
@@ -154,6 +154,14 @@ void Executor::validate(const RequestParams& p) const {
                   ": a number in (0, 1] is needed (1: all tokens)");
   SPECDEC_REQUIRE(law.min_p >= 0.0f && law.min_p <= 1.0f, "min_p = ", law.min_p,
                   ": a number in [0, 1] is needed (0: all tokens)");
+  const AcceptanceParams& accept = p.acceptance;
+  SPECDEC_REQUIRE(accept.posterior_threshold > 0.0f && accept.posterior_threshold <= 1.0f,
+                  "posterior_threshold = ", accept.posterior_threshold,
+                  ": a number in (0, 1] is needed");
+  SPECDEC_REQUIRE(accept.posterior_alpha > 0.0f && accept.posterior_alpha <= 1.0f,
+                  "posterior_alpha = ", accept.posterior_alpha, ": a number in (0, 1] is needed");
+  SPECDEC_REQUIRE(accept.threshold > 0.0f && accept.threshold <= 1.0f,
+                  "acceptance_threshold = ", accept.threshold, ": a number in (0, 1] is needed");
   SPECDEC_REQUIRE(
       p.processors.repetition_penalty > 0.0f && std::isfinite(p.processors.repetition_penalty),
       "repetition_penalty = ", p.processors.repetition_penalty,
@@ -222,28 +230,6 @@ bool Executor::cancel(RequestId id) {
   return false;
 }
 
-void Executor::propose(RequestId id, std::vector<TokenId> tokens,
-                       std::vector<std::int32_t> parents) {
-  SPECDEC_REQUIRE(tokens.size() == parents.size(), "propose: ", tokens.size(), " tokens and ",
-                  parents.size(), " parents");
-  SPECDEC_REQUIRE(tokens.size() <= static_cast<std::size_t>(kMaxDraftLen),
-                  "propose: ", tokens.size(), " drafts, a step has at most ", kMaxDraftLen);
-  DraftTree tree;
-  tree.reset(0);
-  for (std::size_t i = 0; i < tokens.size(); ++i) tree.add(tokens[i], parents[i] + 1);
-  validate_tree(tree.tokens, tree.parents, tree.size, config_.vocab_size);
-  std::lock_guard<std::mutex> lock(mutex_);
-  for (auto& request : running_) {
-    if (request->id != id) continue;
-    SPECDEC_REQUIRE(tree.size <= step_rows_bound(request->params), "propose: ", tree.num_drafts(),
-                    " drafts, this request may have ", step_rows_bound(request->params) - 1);
-    request->proposal = tree;
-    request->has_proposal = true;
-    return;
-  }
-  SPECDEC_REQUIRE(false, "propose: request ", id, " is not running");
-}
-
 std::vector<TokenId> Executor::history(RequestId id) const {
   std::lock_guard<std::mutex> lock(mutex_);
   for (const auto& request : running_) {
@@ -285,6 +271,8 @@ ExecutorStats Executor::stats() const {
   };
   for (const auto& request : running_) {
     add_history(*request);
+    s.draft_prob_bytes += static_cast<std::int64_t>(request->proposal_probs.memory_bytes() +
+                                                    request->step_probs.memory_bytes());
     if (request->drafter) {
       s.pool_bytes += static_cast<std::int64_t>(request->drafter->memory_bytes());
     }

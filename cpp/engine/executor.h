@@ -19,7 +19,7 @@
 #include <string>
 #include <vector>
 
-#include "algo/accept.h"
+#include "algo/acceptance.h"
 #include "algo/shared_ngram_pool.h"
 #include "backend/backend.h"
 #include "engine/chain_budget.h"
@@ -63,10 +63,20 @@ struct ExecutorStats {
   std::int64_t cached_tokens = 0;                  // prompt tokens that were not computed
   int cached_pages = 0;
   ReuseStats reuse;
-  std::int64_t pool_bytes = 0;     // drafters of running requests and public pools
-  std::int64_t history_bytes = 0;  // token histories of running and waiting requests
-  std::int64_t plan_bytes = 0;     // step buffers
-  std::int64_t index_bytes = 0;    // which page holds which text
+  std::int64_t pool_bytes = 0;        // drafters of running requests and public pools
+  std::int64_t history_bytes = 0;     // token histories of running and waiting requests
+  std::int64_t plan_bytes = 0;        // step buffers
+  std::int64_t index_bytes = 0;       // which page holds which text
+  std::int64_t draft_prob_bytes = 0;  // distributions that drafts of running requests came with
+};
+
+// What the drafts of one propose() were drawn from; copied.
+struct ProposedProbs {
+  const float* data = nullptr;  // [rows, columns]; null: they were chosen without chance
+  std::int64_t row_stride = 0;  // elements
+  std::int32_t rows = 0, columns = 0;
+  const TokenId* vocab_ids = nullptr;  // [columns] a reduced vocabulary; null: all tokens
+  bool replacement = false;            // siblings were drawn with replacement
 };
 
 class Executor {
@@ -81,7 +91,9 @@ class Executor {
   bool cancel(RequestId id);
   // Drafts for the request's next decode step, used once, in place of the in-engine drafter's.
   // parents[i] is the index of draft i's parent among the drafts, -1 for the golden token.
-  void propose(RequestId id, std::vector<TokenId> tokens, std::vector<std::int32_t> parents);
+  // A refused proposal leaves none.
+  void propose(RequestId id, const std::vector<TokenId>& tokens,
+               const std::vector<std::int32_t>& parents, const ProposedProbs& probs = {});
   std::vector<TokenId> history(RequestId id) const;
   bool decoding(RequestId id) const;  // past its prefill
 
@@ -127,6 +139,10 @@ class Executor {
   void find_best(const float* scores, std::int64_t row_stride, int rows, TokenId* ids);
   void sample(const Request& request, const float* scores, std::int64_t row_stride,
               TokenId* sampled);
+  void accept_by_probability(const Request& request, const float* scores, std::int64_t row_stride,
+                             TokenId* sampled);
+  void decide(const Request& request, const float* scores, std::int64_t row_stride,
+              TokenId* sampled);
   void settle(const StepPlan& plan, std::vector<StepOutput>& outputs);
   void finish(Request& request);
   void require_outstanding(const StepPlan& plan) const;
@@ -156,9 +172,11 @@ class Executor {
   std::vector<TokenId> sampled_;          // [max_rows]
   std::vector<float> processed_row_;      // [V] a row after its request's processors
   TokenSampler sampler_;
-  AcceptResult accepted_;
-  std::vector<std::int32_t> path_;      // [max_batch, kMaxStepTokens]
-  std::vector<std::int32_t> path_len_;  // [max_batch]
+  TreeAcceptor acceptor_;
+  AcceptResult accepted_;                    // of the request at hand
+  std::vector<std::int32_t> vocab_scratch_;  // [V] while a reduced vocabulary is checked
+  std::vector<std::int32_t> path_;           // [max_batch, kMaxStepTokens]
+  std::vector<std::int32_t> path_len_;       // [max_batch]
 };
 
 }  // namespace specdec

@@ -1,74 +1,13 @@
-// commit(): accept along the tree, compact K/V, advance histories and drafters, stop rules.
+// commit(): deliver what acceptance decided (executor_accept.cc), compact K/V, advance histories
+// and drafters, stop rules.
 #include <algorithm>
 
-#include "algo/accept.h"
+#include "algo/fault.h"
 #include "base/check.h"
 #include "engine/executor.h"
 #include "engine/executor_request.h"
 
 namespace specdec {
-
-// The scores of one row after the request's processors, as plain decoding would have had them
-// there.
-const float* Executor::processed_scores(const Request& request, int row, const float* raw) {
-  if (!request.processor.active(request.num_output())) return raw;
-  TokenId path_tokens[kMaxStepTokens];
-  std::int32_t path[kMaxStepTokens];
-  const int path_len = row == 0 ? 0 : derive_path(request.tree.parents, row, path);
-  for (int i = 0; i < path_len; ++i) path_tokens[i] = request.tree.tokens[path[i]];
-  processed_row_.assign(raw, raw + config_.vocab_size);
-  request.processor.apply(processed_row_.data(), request.history, path_tokens, path_len);
-  return processed_row_.data();
-}
-
-// Best tokens of rows of scores.
-void Executor::find_best(const float* scores, std::int64_t row_stride, int rows, TokenId* ids) {
-  ArgmaxParams params;
-  params.scores = scores;
-  params.row_stride = row_stride;
-  params.rows = rows;
-  params.vocab = config_.vocab_size;
-  params.ids = ids;
-  backend_.argmax(params);
-}
-
-// The target's choice after each of the request's rows: the best token, or one drawn by the
-// request's law. Drawn tokens depend on the seed and their position alone (algo/sample.h), so the
-// drafts that equal them are what plain sampling would have said, and are accepted as greedy ones
-// are.
-void Executor::sample(const Request& request, const float* scores, std::int64_t row_stride,
-                      TokenId* sampled) {
-  const int rows = request.in_prefill() ? 1 : request.tree.size;
-  const SamplingLaw& law = request.params.sampling;
-  const bool processed = request.processor.active(request.num_output());
-  if (!processed) {
-    find_best(scores, row_stride, rows, sampled);
-    if (law.greedy()) return;
-  }
-  const DraftTree& tree = request.tree;
-  std::int32_t depth[kMaxStepTokens] = {};  // of a row on a path of accepted drafts, else -1
-  for (int row = 0; row < rows; ++row) {
-    if (row > 0) {
-      const std::int32_t parent = tree.parents[row];
-      const bool kept = depth[parent] >= 0 && tree.tokens[row] == sampled[parent];
-      depth[row] = kept ? depth[parent] + 1 : -1;
-    }
-    const float* row_scores = processed_scores(request, row, scores + row * row_stride);
-    static_assert(TokenSampler::kNothingAllowed == kNothingAllowed);
-    // Other rows are never delivered; drafters look at their best token.
-    if (!law.greedy() && depth[row] >= 0) {
-      const double u = token_uniform(request.params.seed, request.history.size() + depth[row]);
-      sampled[row] = sampler_.draw(row_scores, config_.vocab_size, law, u);
-      continue;
-    }
-    if (!processed) continue;
-    find_best(row_scores, config_.vocab_size, 1, sampled + row);
-    // All tokens forbidden: there is nothing to choose, which is an error of its own.
-    if (sampled[row] >= 0 && row_scores[sampled[row]] == kForbiddenScore) {
-      sampled[row] = kNothingAllowed;
-    }
-  }
-}
 
 // Appends one decided token and applies the stop rules to it.
 void Executor::deliver(Request& request, TokenId token, const float* scores, StepOutput& out) {
@@ -96,11 +35,8 @@ void Executor::deliver(Request& request, TokenId token, const float* scores, Ste
 void Executor::commit_decode(Request& request, int index, const TokenId* sampled,
                              const float* scores, std::int64_t row_stride, StepOutput& out) {
   const bool first_token = request.in_prefill();
-  if (first_token) request.tree.reset(request.history.back());
   const DraftTree& tree = request.tree;
-  AcceptResult& accepted = accepted_;
-  accept_greedy(SerialTeam{}, tree.tokens, tree.parents, tree.size, sampled, kMaxDraftLen,
-                &accepted);
+  const AcceptResult& accepted = accepted_;
   // Tokens decided: the target's choice after the golden token and after each accepted draft.
   int node = 0;
   int delivered = 0;
@@ -134,6 +70,7 @@ void Executor::commit_decode(Request& request, int index, const TokenId* sampled
   // What has ended leaves K/V behind only to be reused.
   const bool needed = request.finished == FinishReason::kNone || pages_.reuse();
   path_len_[index] = needed && !in_place ? kept : 0;
+  if (fault(Fault::kStaleContext)) path_len_[index] = 0;
 
   if (first_token) {
     request.prefilled = request.prompt_len();
@@ -169,15 +106,15 @@ std::vector<StepOutput> Executor::commit(const StepPlan& plan, const TokenId* id
       continue;
     }
     const float* row_scores = scores == nullptr ? nullptr : scores + first * row_stride;
-    if (scores != nullptr) {
-      sample(request, row_scores, row_stride, sampled_.data() + first);
-    } else {
-      std::copy(ids + first, ids + first + rows, sampled_.begin() + first);
+    if (request.in_prefill()) request.tree.reset(request.history.back());
+    if (scores == nullptr) {
       for (int i = 0; i < rows; ++i) {
         SPECDEC_REQUIRE(ids[first + i] < config_.vocab_size, "ids[", first + i,
                         "] = ", ids[first + i], ": token ids are 0..", config_.vocab_size - 1);
       }
+      std::copy(ids + first, ids + first + rows, sampled_.begin() + first);
     }
+    decide(request, row_scores, row_stride, sampled_.data() + first);
     commit_decode(request, b, sampled_.data() + first, row_scores, row_stride, out);
     moves |= path_len_[b] > 0;
   }

@@ -129,6 +129,7 @@ void Executor::plan_drafts(int row_budget) {
     Request& request = *owner;
     if (request.in_prefill()) continue;
     request.tree.reset(request.history.back());
+    request.tree_has_probs = false;
     const int room = request.max_len - static_cast<int>(request.history.size());
     DraftLimits limits;
     limits.max_depth = room - 1;  // the token after the last draft takes the last place
@@ -160,23 +161,6 @@ void Executor::plan_drafts(int row_budget) {
     if (offers[i].chosen == 0) continue;
     chains[i]->drafter->build(chains[i]->history, offers[i].chosen, &chains[i]->tree);
   }
-}
-
-// Uses the drafts handed in by propose(), less what the limits cut off.
-int Executor::place_proposal(Request& request, const DraftLimits& limits) {
-  request.has_proposal = false;
-  const DraftTree& proposal = request.proposal;
-  std::int32_t depth[kMaxStepTokens];
-  std::int32_t placed[kMaxStepTokens];  // index in request.tree, -1: cut off
-  derive_depths(proposal.parents, proposal.size, depth);
-  placed[0] = 0;
-  for (int i = 1; i < proposal.size; ++i) {
-    const std::int32_t parent = placed[proposal.parents[i]];
-    const bool fits = parent >= 0 && depth[i] <= limits.max_depth &&
-                      request.tree.num_drafts() < limits.max_drafts;
-    placed[i] = fits ? request.tree.add(proposal.tokens[i], parent) : -1;
-  }
-  return request.tree.num_drafts();
 }
 
 // Reserves pages, opens the request's entry in the plan; returns its first row.

@@ -48,8 +48,21 @@ struct Executor::Request {
   int step_rows = 0;                 // rows in the step in flight
   int step_max_path = 0;
 
+  // Drafts are held against their own probabilities in the step in flight.
+  bool accepts_by_probability() const {
+    const AcceptanceRule rule = params.acceptance.rule;
+    if (params.sampling.greedy() || rule == AcceptanceRule::kExactMatch || tree.size == 1) {
+      return false;
+    }
+    return rule != AcceptanceRule::kRejection || tree_has_probs;
+  }
+
   bool has_proposal = false;
-  DraftTree proposal;  // node 0 unused
+  DraftTree proposal;         // node 0 unused
+  DraftProbs proposal_probs;  // of `proposal`
+  DraftProbs step_probs;      // of the proposal that `tree` came from
+  bool tree_has_probs = false;
+  std::int32_t proposal_source[kMaxStepTokens] = {};  // draft of step_probs that a node of tree is
 };
 
 }  // namespace specdec

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "algo/acceptance.h"
 #include "algo/lookahead_state.h"
 #include "algo/sample.h"
 #include "base/types.h"
@@ -42,6 +43,7 @@ struct RequestParams {
   std::optional<bool> adaptive;  // absent: the executor's
   std::uint64_t seed = 0;
   SamplingLaw sampling;
+  AcceptanceParams acceptance;
   ProcessorParams processors;
   std::optional<int> logprobs;  // number of alternatives beside each delivered token
   // Requests share published pages and a public n-gram pool only if their salts are equal.

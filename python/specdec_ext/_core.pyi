@@ -22,6 +22,7 @@ __all__: list[str] = [
     "SharedNgramPool",
     "StepOutput",
     "StepPlan",
+    "accept_drafts",
     "accept_greedy",
     "append_kv",
     "argmax",
@@ -40,6 +41,7 @@ __all__: list[str] = [
     "num_threads",
     "pack_mask",
     "plan_workspace",
+    "random_uniform",
     "rope_append_kv",
     "sample_token",
     "seed_schedule",
@@ -313,9 +315,19 @@ class Executor:
         request_id: typing.SupportsInt | typing.SupportsIndex,
         tokens: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
         parents: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex] | None = None,
+        probs: typing.Any = None,
+        *,
+        vocab_ids: typing.Any = None,
+        replacement: bool = False,
     ) -> None:
         """
-        Drafts for the request's next decode step; parents[i] is an index among the drafts, -1 for the golden token; None: a chain.
+        Drafts for the request's next decode step, used once.
+
+        parents[i] is an index among the drafts, -1 for the golden token; None: a chain. probs: float32
+        [n, V], row i is the distribution that draft i was drawn from, copied; None: the drafts were chosen
+        without chance. vocab_ids: int [V'], the tokens of probs' columns [n, V'], every other token has
+        probability 0. Siblings were drawn in their order, one after another, without replacement (each from
+        its row less the earlier siblings, renormalised) unless `replacement`.
         """
     def reset_prefix_cache(self) -> int:
         """
@@ -353,6 +365,10 @@ class Executor:
         top_k: typing.SupportsInt | typing.SupportsIndex = 0,
         top_p: typing.SupportsFloat | typing.SupportsIndex = 1.0,
         min_p: typing.SupportsFloat | typing.SupportsIndex = 0.0,
+        acceptance: str = "exact_match",
+        posterior_threshold: typing.SupportsFloat | typing.SupportsIndex = 0.09000000357627869,
+        posterior_alpha: typing.SupportsFloat | typing.SupportsIndex = 0.30000001192092896,
+        acceptance_threshold: typing.SupportsFloat | typing.SupportsIndex = 1.0,
         repetition_penalty: typing.SupportsFloat | typing.SupportsIndex = 1.0,
         presence_penalty: typing.SupportsFloat | typing.SupportsIndex = 0.0,
         frequency_penalty: typing.SupportsFloat | typing.SupportsIndex = 0.0,
@@ -682,6 +698,34 @@ class SharedNgramPool:
     @property
     def num_salts(self) -> int: ...
 
+def accept_drafts(
+    tokens: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
+    parents: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
+    scores: typing.Annotated[numpy.typing.ArrayLike, numpy.float32],
+    *,
+    seed: typing.SupportsInt | typing.SupportsIndex,
+    position: typing.SupportsInt | typing.SupportsIndex,
+    acceptance: str,
+    temperature: typing.SupportsFloat | typing.SupportsIndex,
+    top_k: typing.SupportsInt | typing.SupportsIndex = 0,
+    top_p: typing.SupportsFloat | typing.SupportsIndex = 1.0,
+    min_p: typing.SupportsFloat | typing.SupportsIndex = 0.0,
+    probs: typing.Any = None,
+    vocab_ids: typing.Any = None,
+    replacement: bool = False,
+    posterior_threshold: typing.SupportsFloat | typing.SupportsIndex = 0.09000000357627869,
+    posterior_alpha: typing.SupportsFloat | typing.SupportsIndex = 0.30000001192092896,
+    acceptance_threshold: typing.SupportsFloat | typing.SupportsIndex = 1.0,
+) -> tuple[list[int], int]:
+    """
+    Accept drafts by probabilities (cpp/algo/acceptance.h).
+
+    tokens, parents: drafts as in Executor.propose; scores: float32 [n + 1, V], row 0 follows the golden
+    token, row i + 1 draft i; position: absolute position of the token after the golden one. Returns
+    (path, token): the accepted drafts, downwards, and the token after the last of them; -1 for a row
+    with a NaN, -2 if every score of it is -infinity.
+    """
+
 def accept_greedy(
     tokens: typing.Annotated[numpy.typing.ArrayLike, numpy.int32],
     parents: typing.Annotated[numpy.typing.ArrayLike, numpy.int32],
@@ -886,6 +930,16 @@ def plan_workspace(
 ) -> dict[str, typing.Any]:
     """
     See specdec_ext.ops.plan_workspace.
+    """
+
+def random_uniform(
+    seed: typing.SupportsInt | typing.SupportsIndex,
+    position: typing.SupportsInt | typing.SupportsIndex,
+    purpose: str,
+    draw: typing.SupportsInt | typing.SupportsIndex = 0,
+) -> float:
+    """
+    A number in [0, 1) of the counter generator. purpose: 'token' decides the token at an absolute position, 'accept' whether sibling number `draw` at it is kept, 'draft' is for drafters that draw their drafts.
     """
 
 def rope_append_kv(

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from .acceptance import describe
 from .detokenizer import DetokenizerFactory
 from .errors import EngineError, RequestError
 from .log import logger
@@ -109,6 +110,8 @@ class EngineLoop:
                 about={
                     "numerics": self.numerics,
                     "model_impl": getattr(self.model, "impl", "unknown"),
+                    "acceptance": describe(params.acceptance),
+                    "lossless": params.lossless,
                 },
             )
             try:

@@ -152,6 +152,7 @@ def _speculation(
                 ("lookahead_config", params.lookahead_config),
                 ("max_draft_len", params.max_draft_len or None),
                 ("adaptive", params.adaptive or None),
+                ("acceptance", None if params.acceptance == "exact_match" else params.acceptance),
             )
             if value is not None
         ]
@@ -173,6 +174,19 @@ def _speculation(
     if kwargs["speculative"] and params.adaptive is not None:
         kwargs["adaptive"] = params.adaptive
     return kwargs, depth, options
+
+
+def _acceptance(params: SamplingParams) -> dict[str, Any]:
+    """submit's keywords about acceptance; its own defaults where the rule has no such parameter."""
+    kwargs = {
+        "posterior_threshold": params.posterior_threshold,
+        "posterior_alpha": params.posterior_alpha,
+        "acceptance_threshold": params.acceptance_threshold,
+    }
+    return {
+        "acceptance": params.acceptance,
+        **{name: value for name, value in kwargs.items() if value is not None},
+    }
 
 
 def _check_capacity(
@@ -255,6 +269,7 @@ def resolve_request(
         "top_k": params.top_k,
         "top_p": params.top_p,
         "min_p": params.min_p,
+        **_acceptance(params),
         "repetition_penalty": params.repetition_penalty,
         "presence_penalty": params.presence_penalty,
         "frequency_penalty": params.frequency_penalty,

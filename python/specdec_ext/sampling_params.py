@@ -8,24 +8,29 @@ structured outputs, ...) exist so that a request that sets them is refused by na
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from .acceptance import check_acceptance, is_lossless
 from .config import MAX_DRAFT_LEN, LookaheadDecodingConfig
 from .config_parse import parse_speculative_config
 from .errors import RequestError, UnsupportedRequestError
+from .sampling_lists import (
+    MAX_BAD_WORDS,
+    MAX_ID_LIST,
+    MAX_STOP_CHARS,
+    MAX_TOKEN_ID,
+    check_bad_words,
+    check_ids,
+    check_logit_bias,
+)
 from .validate import check_bool, check_float, check_int, check_str, show, unknown_key
 
 __all__ = ["MAX_LOGPROBS", "SamplingParams"]
 
-MAX_TOKEN_ID = 2**31 - 1
 MAX_LOGPROBS = 20
 MAX_STOP_STRINGS = 64
-MAX_STOP_CHARS = 1024
-MAX_ID_LIST = 2**20  # allowed_token_ids may name a whole vocabulary, no more than that
-MAX_BAD_WORDS = 4096
-MAX_BAD_WORD_TOKENS = 64
 MAX_OUTPUTS = 128
 
 # Other projects' spellings, accepted by SamplingParams.from_dict.
@@ -39,27 +44,12 @@ _ALIASES = {
     "sampling_seed": "seed",
     "num_beams": "beam_width",
     "guided_decoding": "structured_outputs",
+    "draft_acceptance_threshold": "acceptance_threshold",
+    "typical_acceptance_sampler_posterior_threshold": "posterior_threshold",
+    "typical_acceptance_sampler_posterior_alpha": "posterior_alpha",
 }
 # Spellings of the off switch whose meaning is inverted.
 _OFF_SWITCHES = ("disable_spec_decode", "disable_speculative_decoding")
-
-
-def _ids(name: str, value: object, *, max_count: int) -> list[int]:
-    if isinstance(value, (str, bytes, Mapping)) or not isinstance(value, Iterable):
-        raise RequestError(
-            f"SamplingParams.{name} = {show(value)}: expected a list of token ids, "
-            f"got {type(value).__name__}; pass for example [1, 2]"
-        )
-    items = list(value)
-    if len(items) > max_count:
-        raise RequestError(
-            f"SamplingParams.{name} has {len(items)} entries, limit {max_count}; shorten it"
-        )
-    return [
-        check_int(f"SamplingParams.{name}[{i}]", item, RequestError, low=0, high=MAX_TOKEN_ID,
-                  remedy="token ids are integers >= 0")
-        for i, item in enumerate(items)
-    ]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -80,6 +70,9 @@ class SamplingParams:
     Speculation speculative (None: as the engine; False: plain decoding; True: needs an engine with
                 a speculative_config), lookahead_config (w,n,g within the engine's triple),
                 max_draft_len (prompt lookup, 0..the engine's), adaptive (None: as the engine)
+    Acceptance  acceptance: "exact_match" or "rejection" (lossless), "typical" or "threshold"
+                (lossy); posterior_threshold, posterior_alpha: for typical (None: 0.09, 0.3);
+                acceptance_threshold: for threshold, in (0, 1] (docs/methods/sampling.md)
     Sharing     cache_salt: requests share pools only with requests of the same salt
 
     Raises RequestError (UnsupportedRequestError for beams, best_of, prompt_logprobs, structured
@@ -111,6 +104,10 @@ class SamplingParams:
     lookahead_config: LookaheadDecodingConfig | None = None
     max_draft_len: int | None = None
     adaptive: bool | None = None
+    acceptance: str = "exact_match"
+    posterior_threshold: float | None = None
+    posterior_alpha: float | None = None
+    acceptance_threshold: float | None = None
     cache_salt: str = ""
     # Refused unless they are off.
     best_of: int | None = None
@@ -126,6 +123,14 @@ class SamplingParams:
         self._check_stops()
         self._check_scores()
         self._check_speculation()
+        self._set(
+            **check_acceptance(
+                self.acceptance,
+                self.posterior_threshold,
+                self.posterior_alpha,
+                self.acceptance_threshold,
+            )
+        )
 
     def _set(self, **values: object) -> None:
         for name, value in values.items():
@@ -238,7 +243,7 @@ class SamplingParams:
         stop_ids = () if self.stop_token_ids is None else self.stop_token_ids
         self._set(
             stop=tuple(strings),
-            stop_token_ids=tuple(_ids("stop_token_ids", stop_ids, max_count=MAX_BAD_WORDS)),
+            stop_token_ids=tuple(check_ids("stop_token_ids", stop_ids, max_count=MAX_BAD_WORDS)),
         )
 
     def _check_scores(self) -> None:
@@ -247,8 +252,8 @@ class SamplingParams:
                 "SamplingParams.repetition_penalty", self.repetition_penalty, RequestError,
                 above=0.0, high=100.0, remedy="1.0 is off",
             ),
-            bad_words=self._checked_bad_words(),
-            logit_bias=self._checked_logit_bias(),
+            bad_words=check_bad_words(self.bad_words),
+            logit_bias=check_logit_bias(self.logit_bias),
         )  # fmt: skip
         for name in ("presence_penalty", "frequency_penalty"):
             value = check_float(
@@ -257,63 +262,13 @@ class SamplingParams:
             )  # fmt: skip
             self._set(**{name: value})
         if self.allowed_token_ids is not None:
-            ids = _ids("allowed_token_ids", self.allowed_token_ids, max_count=MAX_ID_LIST)
+            ids = check_ids("allowed_token_ids", self.allowed_token_ids, max_count=MAX_ID_LIST)
             if not ids:
                 raise RequestError(
                     "SamplingParams.allowed_token_ids is empty: no token could follow; "
                     "name at least one id or leave it None"
                 )
             self._set(allowed_token_ids=tuple(sorted(set(ids))))
-
-    def _checked_bad_words(self) -> tuple[str | tuple[int, ...], ...]:
-        raw = self.bad_words
-        if raw is None:
-            return ()
-        if isinstance(raw, (str, bytes, Mapping)) or not isinstance(raw, Sequence):
-            raise RequestError(
-                f"SamplingParams.bad_words = {show(raw)}: expected a list of strings or of token "
-                "id lists; put a single word into a list"
-            )
-        if len(raw) > MAX_BAD_WORDS:
-            raise RequestError(
-                f"SamplingParams.bad_words has {len(raw)} entries, limit {MAX_BAD_WORDS}; "
-                "shorten it"
-            )
-        words: list[str | tuple[int, ...]] = []
-        for i, word in enumerate(raw):
-            name = f"bad_words[{i}]"
-            if isinstance(word, str):
-                checked: str | tuple[int, ...] = check_str(
-                    f"SamplingParams.{name}", word, RequestError, max_len=MAX_STOP_CHARS
-                )
-            else:
-                checked = tuple(_ids(name, word, max_count=MAX_BAD_WORD_TOKENS))
-            if not checked:
-                raise RequestError(f"SamplingParams.{name} is empty; remove it")
-            words.append(checked)
-        return tuple(words)
-
-    def _checked_logit_bias(self) -> dict[int, float]:
-        raw = self.logit_bias
-        if raw is None:
-            return {}
-        if not isinstance(raw, Mapping):
-            raise RequestError(
-                f"SamplingParams.logit_bias = {show(raw)}: expected a dict of token id to bias; "
-                "pass for example {42: -100.0}"
-            )
-        bias: dict[int, float] = {}
-        for key, value in raw.items():
-            # JSON has only string keys, so "42" is the id 42.
-            token: object = int(key) if isinstance(key, str) and key.isdecimal() else key
-            token_id = check_int(
-                "SamplingParams.logit_bias key", token, RequestError, low=0, high=MAX_TOKEN_ID
-            )
-            bias[token_id] = check_float(
-                f"SamplingParams.logit_bias[{token_id}]", value, RequestError,
-                low=-100.0, high=100.0, remedy="to forbid a token use bad_words",
-            )  # fmt: skip
-        return bias
 
     def _check_speculation(self) -> None:
         for name in ("speculative", "adaptive"):
@@ -358,6 +313,11 @@ class SamplingParams:
     def greedy(self) -> bool:
         """No random number is drawn: the largest score wins, the smaller id on ties."""
         return self.temperature == 0.0 or self.top_k == 1
+
+    @property
+    def lossless(self) -> bool:
+        """Outputs have the model's own law, with any drafter."""
+        return self.greedy or is_lossless(self.acceptance)
 
     @property
     def needs_scores(self) -> bool:

@@ -62,6 +62,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     length.add_argument("--top-k", type=int, default=0, metavar="N", help="0: all tokens")
     length.add_argument("--top-p", type=float, default=1.0, metavar="X", help="1: all tokens")
     length.add_argument("--min-p", type=float, default=0.0, metavar="X", help="0: all tokens")
+    length.add_argument(
+        "--acceptance", default="exact_match", metavar="RULE",
+        help="exact_match or rejection (both keep the model's law), typical or threshold (LOSSY); "
+        "default: exact_match",
+    )  # fmt: skip
+    length.add_argument(
+        "--posterior-threshold", type=float, metavar="X",
+        help="typical acceptance (lossy): a draft of at least this probability (default: 0.09)",
+    )  # fmt: skip
+    length.add_argument(
+        "--posterior-alpha", type=float, metavar="X",
+        help="typical acceptance (lossy): or of at least X * exp(-entropy) (default: 0.3)",
+    )  # fmt: skip
+    length.add_argument(
+        "--acceptance-threshold", type=float, metavar="X",
+        help="threshold acceptance (lossy): a draft with p / q of at least X, in (0, 1]",
+    )  # fmt: skip
     length.add_argument("--num-beams", type=int, default=1, help="only 1")
 
     output = parser.add_argument_group("output")
@@ -82,8 +99,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     # Everything that can be wrong without the model is found before the model is loaded.
     params = _sampling_params(args)
+    config = llm_kwargs(args)["speculative_config"]
+    if args.verify:
+        _refuse_verification(args, params, config)
+    if params.acceptance != "exact_match" and config is None:
+        usage_error(args, f"--acceptance {params.acceptance}: there are no drafts to accept; name "
+                    "a method of speculation or remove it")  # fmt: skip
     prompts = _read_prompts(args)
-    llm_kwargs(args)
     with make_llm(args) as llm:
         return _Job(args, llm, params).run(prompts)
 
@@ -108,8 +130,26 @@ def _sampling_params(args: argparse.Namespace) -> SamplingParams:
         top_k=args.top_k,
         top_p=args.top_p,
         min_p=args.min_p,
+        acceptance=args.acceptance,
+        posterior_threshold=args.posterior_threshold,
+        posterior_alpha=args.posterior_alpha,
+        acceptance_threshold=args.acceptance_threshold,
         beam_width=args.num_beams,
     )
+
+
+def _refuse_verification(args: argparse.Namespace, params: SamplingParams, config: Any) -> None:
+    """Verification compares tokens with plain decoding; some rules do not promise equal tokens."""
+    from ..drafter_config import DrafterConfig
+
+    if not params.lossless:
+        usage_error(args, f"--verify with --acceptance {params.acceptance}: that rule is lossy, "
+                    "the text may differ; use exact_match or rejection")  # fmt: skip
+    # Drafts without probabilities are decided by the draw that plain sampling makes.
+    drawn = isinstance(config, DrafterConfig) and not params.greedy
+    if params.acceptance == "rejection" and drawn:
+        usage_error(args, "--verify with --acceptance rejection and temperature > 0: the text has "
+                    "the law of plain sampling, not its tokens; use exact_match")  # fmt: skip
 
 
 def _read_prompts(args: argparse.Namespace) -> list[Any]:
@@ -277,4 +317,8 @@ def _print_stats(outputs: list[RequestOutput], stream: TextIO) -> None:
         )
     if outputs and outputs[0].metrics:
         about = outputs[0].metrics
-        print(f"numerics: {about['numerics']}, model_impl: {about['model_impl']}", file=stream)
+        print(
+            f"numerics: {about['numerics']}, model_impl: {about['model_impl']}, "
+            f"acceptance: {about['acceptance']}",
+            file=stream,
+        )

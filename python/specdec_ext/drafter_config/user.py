@@ -21,8 +21,10 @@ class UserDrafterConfig(DrafterConfig):
                    (tokens, parents, probs)`; history: the request's tokens, list[int]; budget: the
                    most drafts that will be verified; parents[i] < i or -1 for the last token of
                    history (None: a chain); probs [n, V]: what the drafts were drawn from (None:
-                   they were chosen without chance). Nothing it does can change greedy output: what
-                   is not usable is dropped and counted, and the step goes on without drafts.
+                   they were chosen without chance); or a drafters.Proposal. Nothing it
+                   does can change greedy output, and only probs that are not true can change the
+                   law of sampled output: what is not usable is dropped and counted, and the step
+                   goes on without drafts.
     max_draft_len  drafts of one step, 1..127
     adaptive       accepted for uniformity; a user's drafter decides its own lengths
     """

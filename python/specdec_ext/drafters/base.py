@@ -30,6 +30,7 @@ class DraftRequest:
     options        what the request asked of this method (DrafterConfig.request_kwargs)
     temperature, top_k, top_p, min_p, seed
                    the request's sampling law; temperature 0: greedy
+    wants_probs    its acceptance uses Proposal.probs; else they are not looked at
     num_drafted    drafts of its last step, and how many of them were accepted
     num_accepted
     state          the drafter's own; dropped with the request
@@ -46,6 +47,7 @@ class DraftRequest:
     top_p: float
     min_p: float
     seed: int
+    wants_probs: bool = False
     hidden: torch.Tensor | None = None
     num_drafted: int = 0
     num_accepted: int = 0
@@ -72,11 +74,26 @@ class Proposal:
     parents  index of each draft's parent among the drafts, -1 for the golden token; None: a chain
     probs    float32 [len(tokens), V]: row i is the distribution that draft i was drawn from, after
              the request's own temperature and filters; None: chosen without chance (one-hot)
+    vocab_ids
+             int [V']: probs is [len(tokens), V'], its columns are these tokens; every other token
+             has probability 0
+    replacement
+             siblings were drawn with replacement. False: each, in order, from its row less the
+             siblings before it, renormalised (rows that are 0 there already are the same thing). A
+             drafter that drops repeated draws has drawn without replacement
+
+    With "rejection" the output has the target's law only if probs tell the truth: the row is what
+    the draft was drawn *from*. A draft chosen as the most likely token was not drawn, and one that
+    is dropped because of what it turned out to be spoils the law of those that are kept: decide
+    whether to draft on before drawing. Draw with `_core.random_uniform(seed, position, "draft")`,
+    position being the draft's own, or with numbers of your own that the engine does not use.
     """
 
     tokens: Sequence[int]
     parents: Sequence[int] | None = None
-    probs: torch.Tensor | None = None
+    probs: Any = None
+    vocab_ids: Any = None
+    replacement: bool = False
 
 
 class Drafter(Protocol):

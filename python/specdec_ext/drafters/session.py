@@ -56,6 +56,8 @@ class DraftSession:
             top_p=submit_kwargs["top_p"],
             min_p=submit_kwargs["min_p"],
             seed=submit_kwargs["seed"],
+            wants_probs=submit_kwargs["temperature"] > 0
+            and submit_kwargs.get("acceptance") in ("rejection", "threshold"),
         )
         with self._lock:
             self._requests[request_id] = request
@@ -123,11 +125,19 @@ class DraftSession:
 
     def _hand_over(self, request: DraftRequest, proposal: Any) -> None:
         parents = proposal.parents
+        probs: dict[str, Any] = {}
+        if request.wants_probs and proposal.probs is not None:
+            probs = {
+                "probs": proposal.probs,
+                "vocab_ids": proposal.vocab_ids,
+                "replacement": proposal.replacement,
+            }
         try:
             self._executor.propose(
                 request.request_id,
                 list(proposal.tokens),
                 None if parents is None else list(parents),
+                **probs,
             )
         except (TypeError, ValueError) as error:
             # Cancelled meanwhile, or nothing the executor can use.

@@ -52,9 +52,13 @@ class UserDrafter:
 
 
 def _proposal(answer: Any, budget: int) -> Proposal | None:
-    """tokens, (tokens, parents) or (tokens, parents, probs), cut to the budget."""
+    """A Proposal, tokens, (tokens, parents) or (tokens, parents, probs), cut to the budget."""
     parents = probs = None
-    if isinstance(answer, tuple) and answer and not isinstance(answer[0], int):
+    vocab_ids, replacement = None, False
+    if isinstance(answer, Proposal):
+        tokens, parents, probs = answer.tokens, answer.parents, answer.probs
+        vocab_ids, replacement = answer.vocab_ids, bool(answer.replacement)
+    elif isinstance(answer, tuple) and answer and not isinstance(answer[0], int):
         tokens, *rest = answer
         parents = rest[0] if rest else None
         probs = rest[1] if len(rest) > 1 else None
@@ -64,4 +68,5 @@ def _proposal(answer: Any, budget: int) -> Proposal | None:
         return None
     ids = [int(token) for token in tokens][:budget]
     links = None if parents is None else [int(parent) for parent in parents][:budget]
-    return Proposal(ids, links, None if probs is None else probs[: len(ids)])
+    rows = None if probs is None else probs[: len(ids)]
+    return Proposal(ids, links, rows, vocab_ids, replacement)

@@ -1,0 +1,86 @@
+"""Checks of the lists in SamplingParams: token ids, bad words, biases."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from .errors import RequestError
+from .validate import check_float, check_int, check_str, show
+
+__all__ = ["check_bad_words", "check_ids", "check_logit_bias"]
+
+MAX_TOKEN_ID = 2**31 - 1
+MAX_ID_LIST = 2**20  # allowed_token_ids may name a whole vocabulary, no more than that
+MAX_BAD_WORDS = 4096
+MAX_BAD_WORD_TOKENS = 64
+MAX_STOP_CHARS = 1024
+
+
+def check_ids(name: str, value: object, *, max_count: int) -> list[int]:
+    """A list of token ids >= 0; the vocabulary is not known here."""
+    if isinstance(value, (str, bytes, Mapping)) or not isinstance(value, Iterable):
+        raise RequestError(
+            f"SamplingParams.{name} = {show(value)}: expected a list of token ids, "
+            f"got {type(value).__name__}; pass for example [1, 2]"
+        )
+    items = list(value)
+    if len(items) > max_count:
+        raise RequestError(
+            f"SamplingParams.{name} has {len(items)} entries, limit {max_count}; shorten it"
+        )
+    return [
+        check_int(f"SamplingParams.{name}[{i}]", item, RequestError, low=0, high=MAX_TOKEN_ID,
+                  remedy="token ids are integers >= 0")
+        for i, item in enumerate(items)
+    ]  # fmt: skip
+
+
+def check_bad_words(raw: object) -> tuple[str | tuple[int, ...], ...]:
+    """SamplingParams.bad_words as strings and id sequences."""
+    if raw is None:
+        return ()
+    if isinstance(raw, (str, bytes, Mapping)) or not isinstance(raw, Sequence):
+        raise RequestError(
+            f"SamplingParams.bad_words = {show(raw)}: expected a list of strings or of token "
+            "id lists; put a single word into a list"
+        )
+    if len(raw) > MAX_BAD_WORDS:
+        raise RequestError(
+            f"SamplingParams.bad_words has {len(raw)} entries, limit {MAX_BAD_WORDS}; shorten it"
+        )
+    words: list[str | tuple[int, ...]] = []
+    for i, word in enumerate(raw):
+        name = f"bad_words[{i}]"
+        if isinstance(word, str):
+            checked: str | tuple[int, ...] = check_str(
+                f"SamplingParams.{name}", word, RequestError, max_len=MAX_STOP_CHARS
+            )
+        else:
+            checked = tuple(check_ids(name, word, max_count=MAX_BAD_WORD_TOKENS))
+        if not checked:
+            raise RequestError(f"SamplingParams.{name} is empty; remove it")
+        words.append(checked)
+    return tuple(words)
+
+
+def check_logit_bias(raw: object) -> dict[int, float]:
+    """SamplingParams.logit_bias with integer keys."""
+    if raw is None:
+        return {}
+    if not isinstance(raw, Mapping):
+        raise RequestError(
+            f"SamplingParams.logit_bias = {show(raw)}: expected a dict of token id to bias; "
+            "pass for example {42: -100.0}"
+        )
+    bias: dict[int, float] = {}
+    for key, value in raw.items():
+        # JSON has only string keys, so "42" is the id 42.
+        token: object = int(key) if isinstance(key, str) and key.isdecimal() else key
+        token_id = check_int(
+            "SamplingParams.logit_bias key", token, RequestError, low=0, high=MAX_TOKEN_ID
+        )
+        bias[token_id] = check_float(
+            f"SamplingParams.logit_bias[{token_id}]", value, RequestError,
+            low=-100.0, high=100.0, remedy="to forbid a token use bad_words",
+        )  # fmt: skip
+    return bias
