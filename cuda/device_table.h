@@ -36,6 +36,8 @@ Backend device_table() {
   table.build_step = run_on<Device, build_step, BuildStepParams>;
   table.pack_mask = run_on<Device, pack_mask, PackMaskParams>;
   table.argmax = run_on<Device, argmax, ArgmaxParams>;
+  table.draft_step = run_on<Device, draft_step, DraftStepParams>;
+  table.commit_step = run_on<Device, commit_step, CommitStepParams>;
   table.argmax_workspace_bytes = argmax_workspace_bytes;
   table.limits = Device::limits;
   return table;

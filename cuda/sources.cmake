@@ -5,7 +5,8 @@ set(here ${CMAKE_CURRENT_LIST_DIR})
 set(SPECDEC_CUDA_HOST ${here}/attention/dispatch.cc
                       ${here}/attention/instances/launchers.cc)
 set(SPECDEC_CUDA_KV ${here}/kv/append.cu ${here}/kv/compact.cu ${here}/kv/rope_append.cu)
-set(SPECDEC_CUDA_STEP ${here}/step/argmax.cu ${here}/step/build_step.cu)
+set(SPECDEC_CUDA_STEP ${here}/step/argmax.cu ${here}/step/build_step.cu ${here}/step/commit_step.cu
+                      ${here}/step/draft_step.cu)
 file(GLOB finish CONFIGURE_DEPENDS ${here}/attention/instances/finish_*.cu)
 set(SPECDEC_CUDA_ATTENTION ${here}/attention/generic.cu ${here}/attention/plan.cu ${finish})
 file(GLOB SPECDEC_CUDA_AMPERE CONFIGURE_DEPENDS ${here}/attention/instances/ampere_*.cu)

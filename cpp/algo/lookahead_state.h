@@ -86,6 +86,12 @@ SPECDEC_HD constexpr std::int32_t lookahead_pool_sets(std::int32_t g, std::int32
   return g == 0 ? 0 : sets;
 }
 
+// Grams kept for one request: several per token of its longest history, at most a few hundred KiB.
+SPECDEC_HD constexpr std::int32_t lookahead_pool_grams(std::int32_t max_len) {
+  const std::int64_t grams = std::int64_t{8} * max_len;
+  return static_cast<std::int32_t>(grams < 1024 ? 1024 : (grams > 32768 ? 32768 : grams));
+}
+
 // Head of the block; the arrays follow it in the order of the accessors. All arrays are int32.
 struct LookaheadState {
   LookaheadConfig cfg;

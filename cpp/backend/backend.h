@@ -9,6 +9,7 @@
 
 #include "backend/device_limits.h"
 #include "backend/ops.h"
+#include "backend/slot_ops.h"
 
 namespace specdec {
 
@@ -28,6 +29,8 @@ struct Backend {
   void (*build_step)(const BuildStepParams&) = nullptr;
   void (*pack_mask)(const PackMaskParams&) = nullptr;
   void (*argmax)(const ArgmaxParams&) = nullptr;
+  void (*draft_step)(const DraftStepParams&) = nullptr;
+  void (*commit_step)(const CommitStepParams&) = nullptr;
 
   // Bytes of scratch that let argmax run at full speed; null: none.
   std::int64_t (*argmax_workspace_bytes)(std::int32_t rows, std::int32_t vocab) = nullptr;
@@ -49,7 +52,8 @@ inline constexpr std::uint64_t kBackendLayout = [] {
   for (const std::size_t size :
        {sizeof(Backend), sizeof(AppendKvParams), sizeof(RopeAppendKvParams),
         sizeof(SpecAttentionParams), sizeof(CompactKvParams), sizeof(BuildStepParams),
-        sizeof(PackMaskParams), sizeof(ArgmaxParams), sizeof(DeviceLimits)}) {
+        sizeof(PackMaskParams), sizeof(ArgmaxParams), sizeof(DraftStepParams),
+        sizeof(CommitStepParams), sizeof(Slot), sizeof(SlotResult), sizeof(DeviceLimits)}) {
     hash = (hash ^ size) * 1099511628211u;
   }
   return hash;

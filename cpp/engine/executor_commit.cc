@@ -19,17 +19,13 @@ void Executor::deliver(Request& request, TokenId token, const float* scores, Ste
         compute_logprobs(scores, config_.vocab_size, token, *request.params.logprobs));
   }
   const RequestParams& p = request.params;
-  auto contains = [](const std::vector<TokenId>& ids, TokenId id) {
-    return std::find(ids.begin(), ids.end(), id) != ids.end();
-  };
-  if (!p.ignore_eos && contains(p.eos_token_ids, token)) {
-    request.finished = FinishReason::kStop;
-  } else if (contains(p.stop_token_ids, token)) {
-    request.finished = FinishReason::kStop;
-    out.stop_token = token;
-  } else if (static_cast<int>(request.history.size()) >= request.max_len) {
-    request.finished = FinishReason::kLength;
-  }
+  const StopRules rules{
+      p.eos_token_ids.data(), p.ignore_eos ? 0 : static_cast<std::int32_t>(p.eos_token_ids.size()),
+      p.stop_token_ids.data(), static_cast<std::int32_t>(p.stop_token_ids.size()), request.max_len};
+  TokenId stop_token = kNoStopToken;
+  request.finished =
+      finish_after(rules, token, static_cast<std::int32_t>(request.history.size()), &stop_token);
+  if (stop_token != kNoStopToken) out.stop_token = stop_token;
 }
 
 void Executor::commit_decode(Request& request, int index, const TokenId* sampled,

@@ -3,16 +3,10 @@
 #include <algorithm>
 
 namespace specdec {
-namespace {
-
-// Grams kept for one request: several per token of its longest history, at most a few hundred KiB.
-std::int32_t pool_grams_for(int max_len) { return std::clamp(8 * max_len, 1024, 32768); }
-
-}  // namespace
 
 LookaheadDrafter::LookaheadDrafter(const LookaheadConfig& triple, int max_len, std::uint64_t seed)
     : triple_(triple),
-      pool_grams_(pool_grams_for(max_len)),
+      pool_grams_(lookahead_pool_grams(max_len)),
       seed_(seed),
       block_((lookahead_bytes_required(triple, pool_grams_) + 7) / 8),
       arms_(triple) {}

@@ -10,6 +10,7 @@
 #include "algo/acceptance.h"
 #include "algo/lookahead_state.h"
 #include "algo/sample.h"
+#include "algo/stop_rules.h"
 #include "base/types.h"
 
 namespace specdec {
@@ -49,8 +50,6 @@ struct RequestParams {
   // Requests share published pages and a public n-gram pool only if their salts are equal.
   std::string cache_salt;
 };
-
-enum class FinishReason : std::uint8_t { kNone, kStop, kLength, kError };
 
 constexpr const char* finish_reason_name(FinishReason reason) {
   switch (reason) {

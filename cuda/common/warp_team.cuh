@@ -3,6 +3,8 @@
 
 #include <cstdint>
 
+#include "gpu/gpu.cuh"
+
 namespace specdec {
 
 struct WarpTeam {

@@ -1,11 +1,15 @@
-// Launchers of the kernels around a step: geometry from parents[], mask packing, argmax. Params and
-// semantics: backend/ops.h. Each enqueues on exec.stream and returns; docs/kernels/build_step.md.
+// Launchers of the kernels around a step: drafting and accepting where the requests live, geometry
+// from parents[], mask packing, argmax. Params and semantics: backend/ops.h, backend/slot_ops.h.
+// Each enqueues on exec.stream and returns; docs/kernels/build_step.md.
 #pragma once
 
 #include "backend/ops.h"
+#include "backend/slot_ops.h"
 
 namespace specdec::cuda {
 
+void draft_step(const DraftStepParams& params);
+void commit_step(const CommitStepParams& params);
 void build_step(const BuildStepParams& params);
 void pack_mask(const PackMaskParams& params);
 

@@ -20,6 +20,7 @@ __all__: list[str] = [
     "PackedLinear",
     "PageTable",
     "SharedNgramPool",
+    "SlotLayout",
     "StepOutput",
     "StepPlan",
     "accept_drafts",
@@ -29,10 +30,12 @@ __all__: list[str] = [
     "backend_names",
     "build_step",
     "check_lookahead_config",
+    "commit_step",
     "compact_kv",
     "cpu_isa",
     "cuda_info",
     "device_limits",
+    "draft_step",
     "load_backend",
     "lookahead_bytes",
     "lookahead_max_draft_len",
@@ -698,6 +701,56 @@ class SharedNgramPool:
     @property
     def num_salts(self) -> int: ...
 
+class SlotLayout:
+    """
+    What the slots of a pool have in common (cpp/algo/slot.h).
+    """
+    def __init__(
+        self,
+        *,
+        method: str,
+        max_seq_len: typing.SupportsInt | typing.SupportsIndex,
+        lookahead: tuple[
+            typing.SupportsInt | typing.SupportsIndex,
+            typing.SupportsInt | typing.SupportsIndex,
+            typing.SupportsInt | typing.SupportsIndex,
+        ] = (1, 1, 0),
+        max_matching_ngram_size: typing.SupportsInt | typing.SupportsIndex = 2,
+    ) -> None: ...
+    def request_bytes(
+        self,
+        prompt_ids: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
+        *,
+        max_tokens: typing.SupportsInt | typing.SupportsIndex,
+        eos_token_ids: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex] = [],
+        stop_token_ids: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex] = [],
+        speculative: bool = True,
+        lookahead: tuple[
+            typing.SupportsInt | typing.SupportsIndex,
+            typing.SupportsInt | typing.SupportsIndex,
+            typing.SupportsInt | typing.SupportsIndex,
+        ] = (1, 1, 0),
+        max_draft_len: typing.SupportsInt | typing.SupportsIndex = 4,
+        is_keep_all: bool = True,
+        is_use_oldest: bool = True,
+        seed: typing.SupportsInt | typing.SupportsIndex = 0,
+    ) -> bytes:
+        """
+        The start of the slot of a request that enters.
+        """
+    @property
+    def max_seq_len(self) -> int: ...
+    @property
+    def result_words(self) -> int:
+        """
+        int32 words of what commit_step writes for one request.
+        """
+    @property
+    def slot_bytes(self) -> int:
+        """
+        Bytes of one slot.
+        """
+
 def accept_drafts(
     tokens: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
     parents: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
@@ -810,6 +863,24 @@ def check_lookahead_config(
     Raises ValueError unless (w, n, g) is valid and needs no more draft tokens than a step has.
     """
 
+def commit_step(
+    layout: SlotLayout,
+    slots: typing.Any,
+    slot_ids: typing.Any,
+    cu_logits: typing.Any,
+    sampled: typing.Any,
+    *,
+    results: typing.Any,
+    path: typing.Any,
+    path_len: typing.Any,
+    backend: typing.Any = None,
+    stream: typing.SupportsInt | typing.SupportsIndex = 0,
+    status: typing.Any = None,
+) -> None:
+    """
+    See specdec_ext.ops.commit_step.
+    """
+
 def compact_kv(
     k_pages: typing.Any,
     v_pages: typing.Any,
@@ -844,6 +915,24 @@ def device_limits(
 ) -> DeviceLimits:
     """
     DeviceLimits of one device of a backend that chooses its kernels by device.
+    """
+
+def draft_step(
+    layout: SlotLayout,
+    slots: typing.Any,
+    slot_ids: typing.Any,
+    *,
+    tokens: typing.Any,
+    parents: typing.Any,
+    cu_rows: typing.Any,
+    kv_len: typing.Any,
+    max_drafts: typing.Any = None,
+    backend: typing.Any = None,
+    stream: typing.SupportsInt | typing.SupportsIndex = 0,
+    status: typing.Any = None,
+) -> None:
+    """
+    See specdec_ext.ops.draft_step.
     """
 
 def load_backend(name: str, path: str) -> None:

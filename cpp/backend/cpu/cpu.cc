@@ -19,6 +19,8 @@ const Backend& cpu_backend() {
     b.build_step = cpu::build_step;
     b.pack_mask = cpu::pack_mask;
     b.argmax = cpu::argmax;
+    b.draft_step = cpu::draft_step;
+    b.commit_step = cpu::commit_step;
     return b;
   }();
   return backend;

@@ -20,10 +20,19 @@ prompt was cut into chunks, or the number of threads.
 
 from __future__ import annotations
 
-from specdec_ext._core import DeviceLimits
+from specdec_ext._core import DeviceLimits, SlotLayout
 from specdec_ext.ops._where import backend_names, device_limits, load_backend
 from specdec_ext.ops.attention import spec_attention, step_attention
 from specdec_ext.ops.kv import append_kv, compact_kv, rope_append_kv, step_append_kv
+from specdec_ext.ops.slots import (
+    SlotResult,
+    commit_step,
+    draft_step,
+    enter_slot,
+    make_results,
+    make_slots,
+    read_results,
+)
 from specdec_ext.ops.step import (
     argmax,
     build_step,
@@ -47,18 +56,26 @@ __all__ = [
     "AttentionProblem",
     "AttentionTable",
     "DeviceLimits",
+    "SlotLayout",
+    "SlotResult",
     "append_kv",
     "argmax",
     "backend_names",
     "build_step",
+    "commit_step",
     "compact_kv",
     "device_limits",
+    "draft_step",
+    "enter_slot",
     "load_backend",
+    "make_results",
+    "make_slots",
     "mask_from_parents",
     "num_threads",
     "pack_mask",
     "pick_attention",
     "plan_workspace",
+    "read_results",
     "register_torch_library",
     "rope_append_kv",
     "set_num_threads",

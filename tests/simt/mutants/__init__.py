@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from mutants import ampere, hopper, kv, step
+from mutants import ampere, hopper, kv, slots, step
 from mutants.model import SUITES, Mutant
 
-MUTANTS: list[Mutant] = [*kv.MUTANTS, *step.MUTANTS, *ampere.MUTANTS, *hopper.MUTANTS]
+PARTS = (kv, step, slots, ampere, hopper)
+MUTANTS: list[Mutant] = [mutant for part in PARTS for mutant in part.MUTANTS]
 
 __all__ = ["MUTANTS", "SUITES", "Mutant"]

@@ -55,6 +55,7 @@ SUITES = {
     "rope": Suite(("kv/rope",), ("test_cuda_kv.py",), "emu and (rope or position)"),
     "compact": Suite(("kv/compact",), ("test_cuda_kv.py",), "compaction and emu"),
     "build": Suite(("step/build",), ("test_cuda_step.py",), "emu and not argmax"),
+    "slots": Suite(("step/draft", "step/commit"), ("test_slots.py",), "emu"),
     "argmax": Suite(("step/argmax",), ("test_cuda_step.py",), "argmax and emu"),
     "plan": Suite(("attention/plan",), ATTENTION, f"{HARD} and ampere_f16_f16_k64_r16"),
     "ampere": Suite(

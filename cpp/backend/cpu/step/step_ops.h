@@ -3,10 +3,13 @@
 #pragma once
 
 #include "backend/ops.h"
+#include "backend/slot_ops.h"
 
 namespace specdec::cpu {
 
 void build_step(const BuildStepParams& params);
+void draft_step(const DraftStepParams& params);
+void commit_step(const CommitStepParams& params);
 void pack_mask(const PackMaskParams& params);
 
 }  // namespace specdec::cpu

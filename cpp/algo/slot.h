@@ -1,0 +1,224 @@
+// A request that lives in a backend's memory: history, limits, stop rules, drafter and the draft
+// tree of the step in flight, in one block without pointers. Two verbs over it are all that a step
+// needs beside the model:
+//
+//   slot_draft   before the forward pass: the tree of this step
+//   slot_commit  after it: accept along the tree, apply the stop rules token by token, advance the
+//                history and the drafter
+//
+// The host writes a slot when a request enters (slot_write) and then need not read it again: what
+// was delivered comes as a SlotResult. A slot that has ended is frozen: it drafts no rows and
+// delivers nothing, so steps may be enqueued before the host knows.
+//
+// Block: Slot, history [max_seq_len], then the LookaheadState or NgramIndex (8-byte aligned).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "algo/accept.h"
+#include "algo/lookahead.h"
+#include "algo/ngram_index.h"
+#include "algo/stop_rules.h"
+#include "algo/team.h"
+#include "base/types.h"
+#include "tree/draft_tree.h"
+
+namespace specdec {
+
+enum class SlotMethod : std::int32_t { kNone, kLookahead, kNgram };
+
+// End tokens and stop ids of one request, together.
+inline constexpr std::int32_t kMaxSlotStopIds = 64;
+
+// What all slots of a pool share: where the parts of a block lie, and upper bounds for requests.
+struct SlotLayout {
+  SlotMethod method = SlotMethod::kNone;
+  std::int32_t max_seq_len = 0;
+  LookaheadConfig lookahead;    // kLookahead: the largest triple
+  std::int32_t pool_grams = 0;  // kLookahead: entries of a request's n-gram pool
+  std::int32_t max_ngram = 0;   // kNgram: longest pattern M
+  std::int64_t drafter_offset = 0;
+  std::int64_t bytes = 0;  // of one slot
+};
+
+struct Slot {
+  std::int32_t len;      // tokens of the history; the last one is the golden token
+  std::int32_t begun;    // 0: the next commit is that of the prompt's last row
+  std::int32_t finish;   // FinishReason; not kNone: frozen
+  std::int32_t max_len;  // of the history
+  SlotMethod method;     // kNone: this request is decoded plainly
+  LookaheadConfig lookahead;
+  std::int32_t pool_grams;
+  LookaheadBudget budget;
+  std::int32_t max_ngram;
+  NgramLookup ngram;
+  NgramMatch match;  // scratch of a lookup
+  std::uint64_t seed;
+  std::int64_t drafter_offset;  // from the start of the block
+  std::int32_t num_eos, num_stop_ids;
+  TokenId stop_ids[kMaxSlotStopIds];  // end tokens first
+  DraftTree tree;                     // of the step in flight; size 0: no rows
+
+  SPECDEC_HD TokenId* history() { return reinterpret_cast<TokenId*>(this + 1); }
+  SPECDEC_HD LookaheadState* lookahead_state() {
+    return reinterpret_cast<LookaheadState*>(reinterpret_cast<std::byte*>(this) + drafter_offset);
+  }
+  SPECDEC_HD NgramIndex* ngram_index() {
+    return reinterpret_cast<NgramIndex*>(reinterpret_cast<std::byte*>(this) + drafter_offset);
+  }
+  SPECDEC_HD bool frozen() const {
+    return finish != static_cast<std::int32_t>(FinishReason::kNone) || len == 0;
+  }
+};
+
+// What one step delivered to one request.
+struct SlotResult {
+  std::int32_t num_tokens;
+  std::int32_t num_drafts;    // drafts verified
+  std::int32_t num_accepted;  // of the tokens, how many were accepted drafts
+  std::int32_t finish;        // FinishReason
+  TokenId stop_token;         // kNoStopToken: none
+  std::int32_t bad_row;       // 1: it ended because a row of scores holds a NaN
+  TokenId tokens[kMaxStepTokens];
+};
+
+// Rows of the model's result that a commit of this slot takes, with a tree of `tree_size` nodes in
+// flight; 0: none.
+SPECDEC_HD inline std::int32_t slot_logit_rows(const Slot* slot, std::int32_t tree_size) {
+  if (slot->frozen()) return 0;
+  return slot->begun == 0 ? 1 : tree_size;
+}
+
+// The tree of this step, at most `max_drafts` drafts; size 0 for a slot that is frozen. `tree` is
+// in memory that all ranks see: the slot's own, or faster memory that is copied there afterwards.
+template <Team TeamT>
+SPECDEC_HD inline void slot_draft(const TeamT& team, Slot* slot, std::int32_t max_drafts,
+                                  DraftTree* tree) {
+  // Every rank reads before one of them writes.
+  const bool frozen = slot->frozen(), begun = slot->begun != 0;
+  const std::int32_t len = slot->len, room = slot->max_len - len - 1;
+  const std::int32_t drafts = max_drafts < room ? max_drafts : room;  // a chain's depth is its size
+  team.sync();
+  if (frozen || !begun) {
+    if (team.rank() == 0) tree->size = 0;
+    team.sync();
+    return;
+  }
+  const TokenId golden = slot->history()[len - 1];
+  if (slot->method == SlotMethod::kLookahead && max_drafts > 0 && room > 0) {
+    LookaheadBudget budget = slot->budget;
+    budget.max_drafts = budget.max_drafts < max_drafts ? budget.max_drafts : max_drafts;
+    budget.max_depth = budget.max_depth < room ? budget.max_depth : room;
+    lookahead_draft(team, slot->lookahead_state(), golden, budget, tree);
+    return;
+  }
+  if (slot->method == SlotMethod::kNgram && drafts > 0) {
+    ngram_lookup(team, slot->ngram_index(), slot->history(), len, slot->ngram, &slot->match);
+    const std::int32_t count = slot->match.length < drafts ? slot->match.length : drafts;
+    for (std::int32_t i = team.rank(); i < count; i += team.size()) {
+      tree->tokens[i + 1] = slot->history()[slot->match.source + i];
+      tree->parents[i + 1] = i;
+    }
+    if (team.rank() == 0) {
+      tree->reset(golden);
+      tree->size = 1 + count;
+    }
+    team.sync();
+    return;
+  }
+  if (team.rank() == 0) tree->reset(golden);
+  team.sync();
+}
+
+// The result of a slot that had no rows in the step.
+template <Team TeamT>
+SPECDEC_HD inline void slot_no_result(const TeamT& team, const Slot* slot, SlotResult* result,
+                                      std::int32_t* path_len) {
+  if (team.rank() == 0) {
+    *result = SlotResult{};
+    result->finish = slot->finish;
+    result->stop_token = kNoStopToken;
+    *path_len = 0;
+  }
+  team.sync();
+}
+
+// Brings the drafter up to date with `num_new` tokens at the end of the history.
+template <Team TeamT>
+SPECDEC_HD inline void slot_feed_drafter(const TeamT& team, Slot* slot, const DraftTree* tree,
+                                         const TokenId* sampled, bool first, std::int32_t len,
+                                         std::int32_t num_new) {
+  const TokenId* decided = slot->history() + len - num_new;
+  if (slot->method == SlotMethod::kLookahead) {
+    LookaheadState* state = slot->lookahead_state();
+    if (first) {
+      lookahead_init(team, state, slot->lookahead, slot->pool_grams, slot->history(), len - num_new,
+                     slot->seed);
+    }
+    lookahead_update(team, state, first ? nullptr : tree->tokens, first ? nullptr : sampled,
+                     decided, num_new);
+  } else if (slot->method == SlotMethod::kNgram) {
+    if (first) ngram_init(team, slot->ngram_index(), slot->max_len, slot->max_ngram);
+    ngram_extend(team, slot->ngram_index(), slot->history(), len);
+  }
+}
+
+// `sampled[i]`: the target's choice after node i of the tree (after the prompt's last row, if the
+// slot has not begun), -1 for scores that hold a NaN. The K/V of the first *path_len nodes of path
+// has to move: node path[i] belongs at slot i + 1 of the step; 0 when all of it lies there already.
+// `tree` (the step's, as slot_draft left it) and the working memory `accepted` are where all ranks
+// see them.
+template <Team TeamT>
+SPECDEC_HD inline void slot_commit(const TeamT& team, Slot* slot, DraftTree* tree,
+                                   const TokenId* sampled, AcceptResult* accepted,
+                                   SlotResult* result, std::int32_t* path, std::int32_t* path_len) {
+  const bool first = slot->begun == 0;
+  const std::int32_t len = slot->len;
+  team.sync();
+  if (slot->frozen() || (!first && tree->size == 0)) {
+    slot_no_result(team, slot, result, path_len);
+    return;
+  }
+  if (first) {
+    if (team.rank() == 0) tree->reset(slot->history()[len - 1]);
+    team.sync();
+  }
+  accept_greedy(team, tree->tokens, tree->parents, tree->size, sampled, kMaxDraftLen, accepted);
+  if (team.rank() == 0) {
+    const StopRules rules{slot->stop_ids, slot->num_eos, slot->stop_ids + slot->num_eos,
+                          slot->num_stop_ids, slot->max_len};
+    FinishReason finish = FinishReason::kNone;
+    result->stop_token = kNoStopToken;
+    std::int32_t delivered = 0;
+    while (delivered < accepted->num_emitted && finish == FinishReason::kNone) {
+      const TokenId token = accepted->emitted[delivered];
+      result->tokens[delivered] = token;
+      slot->history()[len + delivered] = token;
+      ++delivered;
+      finish = finish_after(rules, token, len + delivered, &result->stop_token);
+    }
+    // Deeper rows may be spoilt by a draft that plain decoding would never see: only a bad row
+    // right after the golden token ends the request.
+    const bool bad = delivered == 0;
+    if (bad) finish = FinishReason::kError;
+    const std::int32_t kept = delivered > 0 ? delivered - 1 : 0;
+    for (std::int32_t i = 0; i < kept; ++i) path[i] = accepted->path[i];
+    const bool in_place = kept == 0 || accepted->path[kept - 1] == kept;
+    *path_len = finish == FinishReason::kNone && !in_place ? kept : 0;
+    result->num_tokens = delivered;
+    result->num_drafts = tree->num_drafts();
+    result->num_accepted = delivered < accepted->path_len ? delivered : accepted->path_len;
+    result->finish = static_cast<std::int32_t>(finish);
+    result->bad_row = bad ? 1 : 0;
+    slot->len = len + delivered;
+    slot->finish = result->finish;
+    slot->begun = 1;
+  }
+  team.sync();
+  const std::int32_t delivered = result->num_tokens;
+  const bool goes_on = result->finish == static_cast<std::int32_t>(FinishReason::kNone);
+  if (goes_on) slot_feed_drafter(team, slot, tree, sampled, first, len + delivered, delivered);
+}
+
+}  // namespace specdec

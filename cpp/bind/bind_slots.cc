@@ -1,0 +1,257 @@
+// Slots: a pool's layout, what a request's slot holds when it enters, and the two operations of a
+// step on them.
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "algo/slot_host.h"
+#include "base/check.h"
+#include "bind/op_arguments.h"
+#include "bind/registers.h"
+
+namespace py = pybind11;
+
+namespace specdec {
+namespace {
+
+using Triple = std::tuple<int, int, int>;
+
+LookaheadConfig triple_of(const Triple& t) {
+  return LookaheadConfig{std::get<0>(t), std::get<1>(t), std::get<2>(t)};
+}
+
+SlotMethod slot_method(const std::string& name) {
+  if (name == "none") return SlotMethod::kNone;
+  if (name == "lookahead") return SlotMethod::kLookahead;
+  SPECDEC_REQUIRE(name == "ngram", "method = '", name, "': give 'none', 'lookahead' or 'ngram'");
+  return SlotMethod::kNgram;
+}
+
+constexpr std::int64_t kResultWords = sizeof(SlotResult) / sizeof(std::int32_t);
+static_assert(kResultWords * sizeof(std::int32_t) == sizeof(SlotResult));
+
+// slots [count, bytes] uint8, contiguous.
+class SlotsArgument {
+ public:
+  SlotsArgument(OpCall& call, const SlotLayout& layout, py::handle slots)
+      : tensor_(slots, "slots", true) {
+    const TensorView& view = tensor_.view();
+    check_shape(view, "slots", "[num_slots, slot_bytes]", {kAny, layout.bytes});
+    call.add(view, "slots", true);
+    check_dtype(view, "slots", {DType::kU8});
+    check_contiguous(view, "slots");
+    SPECDEC_REQUIRE(reinterpret_cast<std::uintptr_t>(view.data) % 16 == 0,
+                    "slots begins at an address that is no multiple of 16");
+    SPECDEC_REQUIRE(view.shape[0] <= INT32_MAX, "slots has ", view.shape[0], " rows");
+    pool_ = SlotPoolView{static_cast<std::byte*>(view.data), layout.bytes,
+                         static_cast<std::int32_t>(view.shape[0])};
+  }
+  const SlotPoolView& view() const { return pool_; }
+
+ private:
+  BorrowedTensor tensor_;
+  SlotPoolView pool_;
+};
+
+// A slot serves one request of a step: two would overwrite each other.
+BorrowedTensor slot_ids_argument(OpCall& call, py::handle slot_ids, const SlotPoolView& pool,
+                                 std::int64_t* count) {
+  const BorrowedTensor ids(slot_ids, "slot_ids");
+  check_shape(ids.view(), "slot_ids", "[B]", {kAny});
+  *count = ids->shape[0];
+  SPECDEC_REQUIRE(*count <= 65534, "slot_ids has ", *count, " entries: at most 65534");
+  BorrowedTensor checked = vector_argument(call, slot_ids, "slot_ids", DType::kI32, "[B]", *count);
+  if (!call.reads_values()) return checked;
+  const auto* values = static_cast<const std::int32_t*>(checked->data);
+  std::vector<bool> taken(static_cast<std::size_t>(pool.count));
+  for (std::int64_t b = 0; b < *count; ++b) {
+    const std::int32_t id = values[b];
+    SPECDEC_REQUIRE(id >= -1 && id < pool.count, "slot_ids[", b, "] = ", id, ": the pool has ",
+                    pool.count, " slots; -1 for none");
+    if (id < 0) continue;
+    SPECDEC_REQUIRE(!taken[id], "slot_ids[", b, "] = ", id, " is given twice");
+    taken[id] = true;
+  }
+  return checked;
+}
+
+void draft_step(const SlotLayout& layout, py::handle slots, py::handle slot_ids, py::handle tokens,
+                py::handle parents, py::handle cu_rows, py::handle kv_len, py::handle max_drafts,
+                const CallOptions& where) {
+  OpCall call("draft_step", where);
+  const SlotsArgument pool(call, layout, slots);
+  std::int64_t requests = 0;
+  const BorrowedTensor ids = slot_ids_argument(call, slot_ids, pool.view(), &requests);
+  const BorrowedTensor to(tokens, "tokens", true);
+  check_shape(to.view(), "tokens", "[R]", {kAny});
+  const std::int64_t rows = to->shape[0];
+  SPECDEC_REQUIRE(rows <= INT32_MAX, "tokens has ", rows, " rows");
+  const auto out = [&](py::handle tensor, const char* name, const char* what, std::int64_t size) {
+    return vector_argument(call, tensor, name, DType::kI32, what, size, true);
+  };
+  const BorrowedTensor token_rows = out(tokens, "tokens", "[R]", rows);
+  const BorrowedTensor parent_rows = out(parents, "parents", "[R]", rows);
+  const BorrowedTensor firsts = out(cu_rows, "cu_rows", "[B + 1]", requests + 1);
+  const BorrowedTensor lengths = out(kv_len, "kv_len", "[B]", requests);
+  DraftStepParams p;
+  p.slots = pool.view();
+  p.slot_ids = static_cast<const std::int32_t*>(ids->data);
+  BorrowedTensor limits;
+  if (!max_drafts.is_none()) {
+    limits = vector_argument(call, max_drafts, "max_drafts", DType::kI32, "[B]", requests);
+    p.max_drafts = static_cast<const std::int32_t*>(limits->data);
+  }
+  p.num_requests = static_cast<std::int32_t>(requests);
+  p.num_rows = static_cast<std::int32_t>(rows);
+  p.tokens = static_cast<TokenId*>(token_rows->data);
+  p.parents = static_cast<std::int32_t*>(parent_rows->data);
+  p.cu_rows = static_cast<std::int32_t*>(firsts->data);
+  p.kv_len = static_cast<std::int32_t*>(lengths->data);
+  p.exec = call.context(requests);
+  call.run(&Backend::draft_step, p);
+}
+
+void commit_step(const SlotLayout& layout, py::handle slots, py::handle slot_ids,
+                 py::handle cu_logits, py::handle sampled, py::handle results, py::handle path,
+                 py::handle path_len, const CallOptions& where) {
+  OpCall call("commit_step", where);
+  const SlotsArgument pool(call, layout, slots);
+  std::int64_t requests = 0;
+  const BorrowedTensor ids = slot_ids_argument(call, slot_ids, pool.view(), &requests);
+  const BorrowedTensor firsts =
+      vector_argument(call, cu_logits, "cu_logits", DType::kI32, "[B + 1]", requests + 1);
+  const BorrowedTensor from(sampled, "sampled");
+  check_shape(from.view(), "sampled", "[L]", {kAny});
+  const std::int64_t choices = from->shape[0];
+  const BorrowedTensor chosen =
+      vector_argument(call, sampled, "sampled", DType::kI32, "[L]", choices);
+  if (call.reads_values()) {
+    const auto* first = static_cast<const std::int32_t*>(firsts->data);
+    SPECDEC_REQUIRE(first[0] == 0, "cu_logits[0] = ", first[0], ": it begins with 0");
+    for (std::int64_t b = 0; b < requests; ++b) {
+      SPECDEC_REQUIRE(first[b + 1] >= first[b] && first[b + 1] <= choices, "cu_logits[", b + 1,
+                      "] = ", first[b + 1], ": it never decreases and ends within the ", choices,
+                      " entries of sampled");
+    }
+  }
+  const auto matrix = [&](py::handle tensor, const char* name, const char* what,
+                          std::int64_t columns) {
+    BorrowedTensor t(tensor, name, true);
+    check_shape(t.view(), name, what, {requests, columns});
+    call.add(t.view(), name, true);
+    check_dtype(t.view(), name, {DType::kI32});
+    check_contiguous(t.view(), name);
+    return t;
+  };
+  const BorrowedTensor out = matrix(results, "results", "[B, result words]", kResultWords);
+  const BorrowedTensor paths = matrix(path, "path", "[B, 128]", kMaxStepTokens);
+  const BorrowedTensor lengths =
+      vector_argument(call, path_len, "path_len", DType::kI32, "[B]", requests, true);
+  CommitStepParams p;
+  p.slots = pool.view();
+  p.slot_ids = static_cast<const std::int32_t*>(ids->data);
+  p.cu_logits = static_cast<const std::int32_t*>(firsts->data);
+  p.sampled = static_cast<const TokenId*>(chosen->data);
+  p.num_sampled = static_cast<std::int32_t>(choices);
+  p.num_requests = static_cast<std::int32_t>(requests);
+  p.results = static_cast<SlotResult*>(out->data);
+  p.path = static_cast<std::int32_t*>(paths->data);
+  p.path_len = static_cast<std::int32_t*>(lengths->data);
+  p.exec = call.context(requests);
+  call.run(&Backend::commit_step, p);
+}
+
+// What a request's slot holds when it enters, as bytes for the start of its row.
+py::bytes slot_bytes(const SlotLayout& layout, const SlotRequest& request) {
+  const auto block = std::make_unique<std::uint64_t[]>(
+      static_cast<std::size_t>(written_slot_bytes(request) / 8 + 1));
+  write_slot(layout, request, block.get());
+  return py::bytes(reinterpret_cast<const char*>(block.get()),
+                   static_cast<std::size_t>(written_slot_bytes(request)));
+}
+
+SlotRequest slot_request(std::vector<TokenId> prompt_ids, int max_tokens,
+                         std::vector<TokenId> eos_token_ids, std::vector<TokenId> stop_token_ids,
+                         bool speculative, const Triple& lookahead, int max_draft_len,
+                         bool is_keep_all, bool is_use_oldest, std::uint64_t seed) {
+  SlotRequest r;
+  r.prompt = std::move(prompt_ids);
+  r.max_tokens = max_tokens;
+  r.eos_token_ids = std::move(eos_token_ids);
+  r.stop_token_ids = std::move(stop_token_ids);
+  r.speculative = speculative;
+  r.lookahead = triple_of(lookahead);
+  SPECDEC_REQUIRE(max_draft_len >= 0 && max_draft_len <= kMaxDraftLen,
+                  "slot.max_draft_len = ", max_draft_len, ": give 0..", kMaxDraftLen);
+  r.ngram = NgramLookup{max_draft_len, is_keep_all, is_use_oldest};
+  r.seed = seed;
+  return r;
+}
+
+}  // namespace
+
+void register_slots(py::module_& m) {
+  py::class_<SlotLayout>(m, "SlotLayout",
+                         "What the slots of a pool have in common (cpp/algo/slot.h).")
+      .def(py::init([](const std::string& method, int max_seq_len, const Triple& lookahead,
+                       int max_matching_ngram_size) {
+             return make_slot_layout(slot_method(method), max_seq_len, triple_of(lookahead),
+                                     max_matching_ngram_size);
+           }),
+           py::kw_only(), py::arg("method"), py::arg("max_seq_len"),
+           py::arg("lookahead") = Triple{1, 1, 0}, py::arg("max_matching_ngram_size") = 2)
+      .def_readonly("max_seq_len", &SlotLayout::max_seq_len)
+      .def_readonly("slot_bytes", &SlotLayout::bytes, "Bytes of one slot.")
+      .def_property_readonly(
+          "result_words", [](const SlotLayout&) { return kResultWords; },
+          "int32 words of what commit_step writes for one request.")
+      .def(
+          "request_bytes",
+          [](const SlotLayout& layout, std::vector<TokenId> prompt_ids, int max_tokens,
+             std::vector<TokenId> eos_token_ids, std::vector<TokenId> stop_token_ids,
+             bool speculative, const Triple& lookahead, int max_draft_len, bool is_keep_all,
+             bool is_use_oldest, std::uint64_t seed) {
+            return slot_bytes(
+                layout, slot_request(std::move(prompt_ids), max_tokens, std::move(eos_token_ids),
+                                     std::move(stop_token_ids), speculative, lookahead,
+                                     max_draft_len, is_keep_all, is_use_oldest, seed));
+          },
+          py::arg("prompt_ids"), py::kw_only(), py::arg("max_tokens"),
+          py::arg("eos_token_ids") = std::vector<TokenId>{},
+          py::arg("stop_token_ids") = std::vector<TokenId>{}, py::arg("speculative") = true,
+          py::arg("lookahead") = Triple{1, 1, 0}, py::arg("max_draft_len") = 4,
+          py::arg("is_keep_all") = true, py::arg("is_use_oldest") = true, py::arg("seed") = 0,
+          "The start of the slot of a request that enters.");
+  m.def(
+      "draft_step",
+      [](const SlotLayout& layout, py::handle slots, py::handle slot_ids, py::handle tokens,
+         py::handle parents, py::handle cu_rows, py::handle kv_len, py::handle max_drafts,
+         py::object backend, std::uint64_t stream, py::object status) {
+        const CallOptions where{std::move(backend), stream, py::none(), std::move(status)};
+        draft_step(layout, slots, slot_ids, tokens, parents, cu_rows, kv_len, max_drafts, where);
+      },
+      py::arg("layout"), py::arg("slots"), py::arg("slot_ids"), py::kw_only(), py::arg("tokens"),
+      py::arg("parents"), py::arg("cu_rows"), py::arg("kv_len"), py::arg("max_drafts") = py::none(),
+      py::arg("backend") = py::none(), py::arg("stream") = 0, py::arg("status") = py::none(),
+      "See specdec_ext.ops.draft_step.");
+  m.def(
+      "commit_step",
+      [](const SlotLayout& layout, py::handle slots, py::handle slot_ids, py::handle cu_logits,
+         py::handle sampled, py::handle results, py::handle path, py::handle path_len,
+         py::object backend, std::uint64_t stream, py::object status) {
+        const CallOptions where{std::move(backend), stream, py::none(), std::move(status)};
+        commit_step(layout, slots, slot_ids, cu_logits, sampled, results, path, path_len, where);
+      },
+      py::arg("layout"), py::arg("slots"), py::arg("slot_ids"), py::arg("cu_logits"),
+      py::arg("sampled"), py::kw_only(), py::arg("results"), py::arg("path"), py::arg("path_len"),
+      py::arg("backend") = py::none(), py::arg("stream") = 0, py::arg("status") = py::none(),
+      "See specdec_ext.ops.commit_step.");
+}
+
+}  // namespace specdec

@@ -1,0 +1,163 @@
+"""What a step does before and after the model, where the requests' state lives.
+
+A slot is one request's decoding state in a tensor: history, limits, stop rules, n-gram pool or
+index, and the draft tree of the step in flight (cpp/algo/slot.h). The host writes the start of a
+slot when a request enters (``SlotLayout.request_bytes``) and reads results; it never has to wait
+for one step before it enqueues the next:
+
+    draft_step -> build_step -> model -> argmax -> commit_step -> compact_kv
+
+A request that has ended is frozen: it drafts no rows and delivers nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from specdec_ext import _core
+from specdec_ext._core import SlotLayout
+from specdec_ext.ops._where import MAX_STEP_TOKENS, stream_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+FINISH_REASONS = (None, "stop", "length", "error")
+
+
+@dataclass(frozen=True)
+class SlotResult:
+    """What one step delivered to one request.
+
+    tokens         in order; the last one may be an end or stop token
+    num_drafts     drafts verified
+    num_accepted   of the tokens, how many were accepted drafts
+    finish_reason  "stop", "length", "error" (a row of scores held a NaN), None: it goes on
+    stop_reason    the stop id (not the model's end token) that ended it
+    """
+
+    tokens: list[int]
+    num_drafts: int
+    num_accepted: int
+    finish_reason: str | None
+    stop_reason: int | None
+
+
+def make_slots(layout: SlotLayout, num_slots: int, device: str | torch.device = "cpu") -> Tensor:
+    """[num_slots, slot_bytes] uint8 of empty slots; a slot without a request has no rows."""
+    return torch.zeros(num_slots, layout.slot_bytes, dtype=torch.uint8, device=device)
+
+
+def enter_slot(slots: Tensor, slot_id: int, request: bytes) -> None:
+    """Put a request (``SlotLayout.request_bytes``) into a slot, on the current stream.
+
+    The copy is asynchronous only from pinned memory; whoever must not wait keeps such a buffer and
+    copies by itself.
+    """
+    data = torch.frombuffer(bytearray(request), dtype=torch.uint8)
+    slots[slot_id, : data.numel()].copy_(data)
+
+
+def draft_step(
+    layout: SlotLayout,
+    slots: Tensor,
+    slot_ids: Tensor,
+    *,
+    tokens: Tensor,
+    parents: Tensor,
+    cu_rows: Tensor,
+    kv_len: Tensor,
+    max_drafts: Tensor | None = None,
+    backend: str | None = None,
+    status: Tensor | None = None,
+) -> None:
+    """Draft for every request and pack the rows of the step.
+
+    Shapes   slots [num_slots, slot_bytes] uint8; slot_ids [B] int32, -1: nobody (padding);
+             max_drafts [B] int32, None: as many as each slot allows.
+    Writes   tokens, parents [R] int32 (0 and -1 behind the last request); cu_rows [B + 1] int32;
+             kv_len [B] int32; the slots' trees. A request whose rows do not fit into R gets none
+             and flag 8 in ``status``.
+    Raises   ValueError or TypeError naming the argument, what it is and what it has to be.
+    """
+    _core.draft_step(
+        layout,
+        slots,
+        slot_ids,
+        tokens=tokens,
+        parents=parents,
+        cu_rows=cu_rows,
+        kv_len=kv_len,
+        max_drafts=max_drafts,
+        backend=backend,
+        stream=stream_of(slots),
+        status=status,
+    )
+
+
+def commit_step(
+    layout: SlotLayout,
+    slots: Tensor,
+    slot_ids: Tensor,
+    cu_logits: Tensor,
+    sampled: Tensor,
+    *,
+    results: Tensor,
+    path: Tensor,
+    path_len: Tensor,
+    backend: str | None = None,
+    status: Tensor | None = None,
+) -> None:
+    """Accept along every request's tree, apply its stop rules, advance history and drafter.
+
+    Shapes   cu_logits [B + 1] int32: request b's choices are sampled[cu_logits[b]:cu_logits[b + 1]]
+             - one per node of its tree, one for the last row of its prompt, none to leave it as it
+             is; sampled [L] int32, -1: the row's scores hold a NaN.
+    Writes   results [B, result_words] int32 (``read_results``); path [B, 128] and path_len [B]
+             int32 for ``compact_kv``; the slots. Another number of choices than nodes sets flag 8
+             in ``status`` and changes nothing.
+    Raises   ValueError or TypeError naming the argument, what it is and what it has to be.
+    """
+    _core.commit_step(
+        layout,
+        slots,
+        slot_ids,
+        cu_logits,
+        sampled,
+        results=results,
+        path=path,
+        path_len=path_len,
+        backend=backend,
+        stream=stream_of(slots),
+        status=status,
+    )
+
+
+def make_results(
+    layout: SlotLayout, num_requests: int, device: str | torch.device = "cpu"
+) -> tuple[Tensor, ...]:
+    """(results, path, path_len) for ``commit_step``, zeroed."""
+    return (
+        torch.zeros(num_requests, layout.result_words, dtype=torch.int32, device=device),
+        torch.zeros(num_requests, MAX_STEP_TOKENS, dtype=torch.int32, device=device),
+        torch.zeros(num_requests, dtype=torch.int32, device=device),
+    )
+
+
+def read_results(results: Tensor) -> list[SlotResult]:
+    """The rows of ``commit_step``'s results; a tensor on a device is copied, which waits for it."""
+    rows: Sequence[list[int]] = results.tolist()
+    return [
+        SlotResult(
+            tokens=row[6 : 6 + row[0]],
+            num_drafts=row[1],
+            num_accepted=row[2],
+            finish_reason=FINISH_REASONS[row[3]],
+            stop_reason=row[4] if row[4] >= 0 else None,
+        )
+        for row in rows
+    ]

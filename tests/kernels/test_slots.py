@@ -1,0 +1,455 @@
+"""Slots: drafting, acceptance, stop rules and pools where the requests live, on every backend.
+
+The oracle is the executor of the host, which keeps its state in objects of its own: the same
+requests must get the same tokens by the same drafts, step by step. On a device whole steps run,
+with the hash model as the target: geometry, K/V and compaction come from the operations.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import random
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from cuda_calls import BAD_LENGTH, Target, checked, every_backend
+from kernel_calls import int32
+
+from specdec_ext import _core, ops
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "engine"))
+from hash_target import HashFunction, HashModel
+
+PAGE = 16
+MAX_SEQ_LEN = 200
+SENTINEL = -7
+
+
+@dataclasses.dataclass
+class Job:
+    """One request and the step at which it enters."""
+
+    prompt: list[int]
+    max_tokens: int
+    options: dict[str, Any] = dataclasses.field(default_factory=dict)
+    enters: int = 0
+
+
+@dataclasses.dataclass
+class Trace:
+    """What every step brought a request: (drafts, accepted, tokens)."""
+
+    steps: list[tuple[int, int, list[int]]] = dataclasses.field(default_factory=list)
+    finish: str | None = None
+    stop: int | None = None
+
+    @property
+    def tokens(self) -> list[int]:
+        return [token for _, _, tokens in self.steps for token in tokens]
+
+
+def jobs_of(rng: random.Random, vocab: int, count: int, method: str) -> list[Job]:
+    jobs = []
+    for _ in range(count):
+        prompt = [rng.randrange(vocab) for _ in range(rng.choice([1, 2, 3, 9, 40]))]
+        options: dict[str, Any] = {"seed": rng.randrange(2**60)}
+        if method == "lookahead":
+            options["lookahead"] = rng.choice([(5, 4, 5), (2, 2, 1), (3, 4, 0), (1, 1, 0)])
+        if method == "ngram":
+            options["max_draft_len"] = rng.choice([0, 1, 4, 10])
+        if rng.random() < 0.2:
+            options["speculative"] = False
+        if rng.random() < 0.4:
+            options["stop_token_ids"] = [rng.randrange(vocab), rng.randrange(vocab)]
+        if rng.random() < 0.3:
+            options["eos_token_ids"] = [rng.randrange(vocab)]
+        jobs.append(Job(prompt, rng.choice([1, 2, 7, 60, 300]), options, rng.randrange(12)))
+    return jobs
+
+
+class HostOracle:
+    """The executor of cpp/engine, drafts of fixed length, one request after another."""
+
+    def __init__(self, function: HashFunction, method: str) -> None:
+        self.function, self.method = function, method
+
+    def run(self, job: Job) -> Trace:
+        model = HashModel(self.function, 64, PAGE)
+        options: dict[str, Any] = {"method": self.method}
+        if self.method == "lookahead":
+            options["lookahead"] = (5, 4, 5)
+        if self.method == "ngram":
+            options["ngram"] = {"max_draft_len": 10, "max_matching_ngram_size": 3}
+        executor = _core.Executor(
+            model.k_pages, model.v_pages, vocab_size=self.function.vocab, max_batch_size=1,
+            max_seq_len=MAX_SEQ_LEN, max_num_tokens=256, adaptive=False, **options,
+        )  # fmt: skip
+        request = dict(job.options)
+        if request.get("lookahead") == (1, 1, 0) or request.get("max_draft_len") == 0:
+            request["speculative"] = False
+        executor.submit(job.prompt, max_tokens=job.max_tokens, **request)
+        trace = Trace()
+        while (plan := executor.plan()) is not None:
+            for out in executor.commit(plan, model.forward(plan)):
+                trace.steps.append((out.num_drafts, out.num_accepted, out.tokens))
+                trace.finish, trace.stop = out.finish_reason, out.stop_reason
+        return trace
+
+
+class Device:
+    """Steps on slots: what an executor with its state on the device enqueues.
+
+    The model reads host copies of the step's arrays (a real one would not have to). Each slot owns
+    fixed pages, which it shares with nobody.
+    """
+
+    def __init__(
+        self, target: Target, function: HashFunction, method: str, num_slots: int, num_rows: int
+    ) -> None:
+        self.target, self.num_slots, self.num_rows = target, num_slots, num_rows
+        self.layout = ops.SlotLayout(
+            method=method, max_seq_len=MAX_SEQ_LEN, lookahead=(5, 4, 5), max_matching_ngram_size=3
+        )
+        self.slots = target.put(
+            torch.randint(0, 255, (num_slots, self.layout.slot_bytes), dtype=torch.uint8)
+        )
+        per_slot = -(-(MAX_SEQ_LEN + 128) // PAGE)
+        self.model = HashModel(function, num_slots * per_slot, PAGE)
+        order = torch.randperm(num_slots * per_slot).to(torch.int32)
+        self.pages = order.view(num_slots, per_slot)
+        self.running: dict[int, int] = {}  # slot -> job
+
+    def enter(self, slot: int, index: int, job: Job) -> list[int]:
+        """Read the prompt; returns the choice after it."""
+        ops.enter_slot(
+            self.slots,
+            slot,
+            self.layout.request_bytes(job.prompt, max_tokens=job.max_tokens, **job.options),
+        )
+        self.running[slot] = index
+        plan = _core.make_step_plan(
+            [job.prompt], kv_len=[0], page_table=[self.pages[slot].tolist()],
+            logits_for_all_rows=False, needs_logits=False,
+        )  # fmt: skip
+        return self.model.forward(plan).tolist()
+
+    def filled(self, *shape: int) -> torch.Tensor:
+        return self.target.put(torch.full(shape, SENTINEL, dtype=torch.int32))
+
+    def commit(self, ids: list[int], cu: list[int], sampled: list[int]) -> list[ops.SlotResult]:
+        batch = len(ids)
+        results, path = self.filled(batch, self.layout.result_words), self.filled(batch, 128)
+        path_len = self.filled(batch)
+        status = self.target.put(torch.zeros(batch, dtype=torch.int32))
+        ops.commit_step(
+            self.layout, self.slots, self.target.put(int32(ids)), self.target.put(int32(cu)),
+            self.target.put(int32(sampled)), results=results, path=path, path_len=path_len,
+            backend=self.target.backend, status=status,
+        )  # fmt: skip
+        assert status.tolist() == [0] * batch
+        self.path, self.path_len = path, path_len
+        return ops.read_results(results)
+
+    def step(self, ids: list[int]) -> list[ops.SlotResult]:
+        """One decoding step of these slots (-1: padding)."""
+        batch = len(ids)
+        tokens, parents = self.filled(self.num_rows), self.filled(self.num_rows)
+        cu_rows, kv_len = self.filled(batch + 1), self.filled(batch)
+        status = self.target.put(torch.zeros(batch, dtype=torch.int32))
+        ops.draft_step(
+            self.layout, self.slots, self.target.put(int32(ids)), tokens=tokens, parents=parents,
+            cu_rows=cu_rows, kv_len=kv_len, backend=self.target.backend, status=status,
+        )  # fmt: skip
+        assert status.tolist() == [0] * batch
+        cu = cu_rows.tolist()
+        assert tokens[cu[-1] :].tolist() == [0] * (self.num_rows - cu[-1])
+        assert parents[cu[-1] :].tolist() == [-1] * (self.num_rows - cu[-1])
+        sampled = []
+        for b, slot in enumerate(ids):
+            rows = slice(cu[b], cu[b + 1])
+            if cu[b + 1] == cu[b]:
+                continue
+            plan = _core.make_step_plan(
+                [tokens[rows].tolist()], parents=[parents[rows].tolist()],
+                kv_len=[kv_len[b].item()], page_table=[self.pages[slot].tolist()],
+                needs_logits=False,
+            )  # fmt: skip
+            sampled += self.model.forward(plan).tolist()
+        table = torch.stack([self.pages[max(slot, 0)] for slot in ids])
+        results = self.commit(ids, cu, sampled)
+        # The hash model's pages are host memory: compaction runs there, by the device's paths.
+        ops.compact_kv(
+            self.model.k_pages, self.model.v_pages, table, kv_len.cpu(), cu_rows.cpu(),
+            self.path.cpu(), self.path_len.cpu(),
+        )  # fmt: skip
+        return results
+
+
+def run_jobs(device: Device, jobs: list[Job], rng: random.Random) -> list[Trace]:
+    """Requests join and leave between steps; batches are ragged, padded and in any order."""
+    traces = [Trace() for _ in jobs]
+    waiting = sorted(range(len(jobs)), key=lambda i: jobs[i].enters)
+    step = 0
+
+    def take(results: list[ops.SlotResult], ids: list[int]) -> None:
+        for slot, result in zip(ids, results, strict=True):
+            if slot not in device.running:
+                assert result.tokens == [] and result.num_drafts == 0
+                continue
+            trace = traces[device.running[slot]]
+            if trace.finish is not None:  # frozen: nothing comes any more
+                assert result.tokens == [] and result.finish_reason == trace.finish
+                continue
+            trace.steps.append((result.num_drafts, result.num_accepted, result.tokens))
+            trace.finish, trace.stop = result.finish_reason, result.stop_reason
+
+    while waiting or any(traces[i].finish is None for i in device.running.values()):
+        # A slot is left a step or two after its request has ended, as run-ahead would.
+        for slot, index in list(device.running.items()):
+            if traces[index].finish is not None and rng.random() < 0.5:
+                del device.running[slot]
+        free = [s for s in range(device.num_slots) if s not in device.running]
+        while waiting and free and jobs[waiting[0]].enters <= step:
+            slot, index = free.pop(rng.randrange(len(free))), waiting.pop(0)
+            choice = device.enter(slot, index, jobs[index])
+            take(device.commit([slot], [0, 1], choice), [slot])
+        ids = list(device.running)
+        rng.shuffle(ids)
+        ids.insert(rng.randrange(len(ids) + 1), -1)
+        take(device.step(ids), ids)
+        step += 1
+        assert step < 2000
+    return traces
+
+
+@pytest.mark.parametrize("method", ["none", "lookahead", "ngram"])
+@every_backend
+def test_slots_decode_as_the_host_executor_does(target: Target, method: str) -> None:
+    rng = random.Random(5 + len(method))
+    torch.manual_seed(3)
+    function = HashFunction(vocab=40, surprise=9, alphabet=5, seed=len(method))
+    jobs = jobs_of(rng, function.vocab, 60 if target.backend == "cpu" else 14, method)
+    device = Device(target, function, method, num_slots=5, num_rows=5 * 64 + 3)
+    traces = run_jobs(device, jobs, rng)
+    oracle = HostOracle(function, method)
+    accepted = 0
+    for job, trace in zip(jobs, traces, strict=True):
+        expected = oracle.run(job)
+        assert trace == expected
+        accepted += sum(step[1] for step in trace.steps)
+        reference = function.reference(job.prompt, len(trace.tokens))
+        assert trace.tokens == reference
+    assert (accepted > 0) == (method != "none")
+
+
+def small(target: Target, method: str = "lookahead") -> Device:
+    torch.manual_seed(1)
+    return Device(target, HashFunction(vocab=40, seed=4), method, num_slots=3, num_rows=150)
+
+
+@every_backend
+def test_a_nan_after_the_golden_token_ends_the_request(target: Target) -> None:
+    device = small(target, "none")
+    device.enter(0, 0, Job([1, 2, 3], 10))
+    (result,) = device.commit([0], [0, 1], [7])
+    assert (result.tokens, result.finish_reason) == ([7], None)
+    device.enter(1, 1, Job([4], 10))
+    (result,) = device.commit([1], [0, 1], [-1])
+    assert (result.tokens, result.finish_reason) == ([], "error")
+    assert device.step([1, 0])[0].tokens == []
+
+
+@every_backend
+def test_a_prompt_in_chunks_changes_nothing_until_its_last_row(target: Target) -> None:
+    device = small(target)
+    choice = device.enter(2, 0, Job([5, 6, 5, 6, 5], 20))
+    before = device.slots[2].clone()
+    (result,) = device.commit([2], [0, 0], choice)
+    assert result.tokens == [] and result.finish_reason is None
+    assert torch.equal(device.slots[2], before)
+    (result,) = device.step([2])  # not begun: no rows
+    assert result.tokens == []
+    (result,) = device.commit([2], [0, 1], choice)
+    assert result.tokens == choice
+
+
+@checked
+def test_bad_row_counts_are_flagged_and_change_nothing(target: Target) -> None:
+    device = small(target)
+    for slot in range(3):
+        choice = device.enter(slot, slot, Job([5, 6, 5, 6, 5], 40, {"lookahead": (5, 4, 5)}))
+        device.commit([slot], [0, 1], choice)
+    device.step([0, 1, 2])
+    ids = target.put(int32([0, 1, 2]))
+    room = target.put(torch.zeros(3, dtype=torch.int32))
+
+    def draft(rows: int, limit: list[int] | None = None) -> tuple[list[int], list[int]]:
+        status = target.put(torch.zeros(3, dtype=torch.int32))
+        cu_rows = device.filled(4)
+        ops.draft_step(
+            device.layout, device.slots, ids, tokens=device.filled(rows),
+            parents=device.filled(rows), cu_rows=cu_rows, kv_len=room.clone(),
+            max_drafts=None if limit is None else target.put(int32(limit)),
+            backend=target.backend, status=status,
+        )  # fmt: skip
+        return cu_rows.tolist(), status.tolist()
+
+    full, flags = draft(150)
+    sizes = [b - a for a, b in itertools.pairwise(full)]
+    assert flags == [0, 0, 0] and min(sizes) > 4
+    # Room for the first and the third only.
+    cu, flags = draft(sizes[0] + sizes[1] - 1, [127, 127, 0])
+    assert cu == [0, sizes[0], sizes[0], sizes[0] + 1] and flags == [0, BAD_LENGTH, 0]
+    assert draft(3, [0, 0, 0]) == ([0, 1, 2, 3], [0, 0, 0])
+
+    cu, _ = draft(150)
+    before = device.slots.clone()
+    for bad in ([0, 1, 2, 3], [0, cu[1], cu[1], 2**31 - 1], [-5, cu[1] - 5, cu[1] - 5, cu[1] - 5]):
+        status = target.put(torch.zeros(3, dtype=torch.int32))
+        results, path, path_len = (target.put(t) for t in ops.make_results(device.layout, 3))
+        ops.commit_step(
+            device.layout, device.slots, ids, target.put(int32(bad)), device.filled(cu[1] + 1),
+            results=results, path=path, path_len=path_len, backend=target.backend, status=status,
+        )  # fmt: skip
+        wrong = [bad[b + 1] != bad[b] for b in range(3)]
+        if bad[1] - bad[0] == sizes[0] and bad[0] == 0:
+            wrong[0] = False
+        assert status.tolist() == [BAD_LENGTH if w else 0 for w in wrong]
+        changed = [not torch.equal(a, b) for a, b in zip(before, device.slots, strict=True)]
+        assert changed == [w is False and bad[b + 1] != bad[b] for b, w in enumerate(wrong)]
+        device.slots.copy_(before)
+
+
+@every_backend
+def test_packing_more_requests_than_a_block_has_threads(target: Target) -> None:
+    """Ids in any order, nobody in between, slots that are not there."""
+    count = 150
+    layout = ops.SlotLayout(method="ngram", max_seq_len=24, max_matching_ngram_size=1)
+    slots = ops.make_slots(layout, count)
+    for slot in range(count):  # a text that repeats its only token drafts as much as it may
+        request = layout.request_bytes([slot] * 3, max_tokens=20, max_draft_len=slot % 3)
+        ops.enter_slot(slots, slot, request)
+    slots = target.put(slots)
+    everyone = target.put(int32(list(range(count))))
+    ops.commit_step(
+        layout, slots, everyone, target.put(int32(list(range(count + 1)))), everyone,
+        **dict(
+            zip(
+                ("results", "path", "path_len"),
+                (target.put(t) for t in ops.make_results(layout, count)),
+                strict=True,
+            )
+        ),
+        backend=target.backend,
+    )  # fmt: skip
+    ids = random.Random(1).sample([*range(count), -1, -1, -1], count + 3)
+    rows = [0 if slot < 0 else 1 + slot % 3 for slot in ids]
+    total = sum(rows)
+    arrays = [target.put(torch.full((n,), SENTINEL, dtype=torch.int32))
+              for n in (total + 5, total + 5, count + 4, count + 3)]  # fmt: skip
+    tokens, parents, cu_rows, kv_len = arrays
+    ops.draft_step(
+        layout, slots, target.put(int32(ids)), tokens=tokens, parents=parents, cu_rows=cu_rows,
+        kv_len=kv_len, backend=target.backend,
+    )  # fmt: skip
+    assert cu_rows.tolist() == list(itertools.accumulate(rows, initial=0))
+    assert kv_len.tolist() == [0 if slot < 0 else 3 for slot in ids]
+    assert tokens.tolist() == [s for s in ids if s >= 0 for _ in range(1 + s % 3)] + [0] * 5
+    assert parents.tolist() == [i - 1 for n in rows for i in range(n)] + [-1] * 5
+
+
+LAYOUT = ops.SlotLayout(method="lookahead", max_seq_len=64, lookahead=(4, 3, 4))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"prompt_ids": []}, "slot.prompt is empty"),
+        ({"prompt_ids": [1] * 64}, "slot.prompt has 64 tokens, max_seq_len is 64"),
+        ({"prompt_ids": [1, -2]}, "negative token id"),
+        ({"max_tokens": 0}, "slot.max_tokens = 0"),
+        ({"stop_token_ids": list(range(65))}, "65 end and stop ids, a slot holds 64"),
+        ({"lookahead": (5, 3, 4)}, r"slot.lookahead = \[5,3,4\] exceeds the pool's \[4,3,4\]"),
+        ({"lookahead": (0, 3, 4)}, "window size 0 is below 1"),
+        ({"max_draft_len": 128}, "slot.max_draft_len = 128"),
+    ],
+)
+def test_a_request_that_no_slot_can_hold_is_refused(
+    arguments: dict[str, Any], message: str
+) -> None:
+    given = {"prompt_ids": [1, 2], "max_tokens": 4, "lookahead": (4, 3, 4), **arguments}
+    with pytest.raises(ValueError, match=message):
+        LAYOUT.request_bytes(given.pop("prompt_ids"), **given)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"method": "medusa"}, "give 'none', 'lookahead' or 'ngram'"),
+        ({"max_seq_len": 1}, "slots.max_seq_len = 1"),
+        ({"lookahead": (7, 9, 40)}, "the limit is 127"),
+        ({"method": "ngram", "max_matching_ngram_size": 17}, "slots.max_ngram = 17"),
+    ],
+)
+def test_a_layout_that_cannot_be_is_refused(arguments: dict[str, Any], message: str) -> None:
+    given: dict[str, Any] = {"method": "lookahead", "max_seq_len": 64, "lookahead": (4, 3, 4)}
+    with pytest.raises(ValueError, match=message):
+        ops.SlotLayout(**{**given, **arguments})
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("slot_ids", int32([0, 0]), r"slot_ids\[1\] = 0 is given twice"),
+        ("slot_ids", int32([0, 2]), r"slot_ids\[1\] = 2: the pool has 2 slots"),
+        ("slot_ids", torch.zeros(2), "slot_ids"),
+        ("slots", torch.zeros(2, 64, dtype=torch.uint8), "slots"),
+        ("tokens", torch.zeros(8), "tokens"),
+        ("parents", int32([0] * 7), "parents"),
+        ("cu_rows", int32([0] * 2), "cu_rows"),
+        ("kv_len", int32([0] * 3), "kv_len"),
+        ("max_drafts", int32([0]), "max_drafts"),
+    ],
+)
+def test_bad_arguments_of_draft_step(name: str, value: torch.Tensor, message: str) -> None:
+    given = {
+        "slots": ops.make_slots(LAYOUT, 2),
+        "slot_ids": int32([0, 1]),
+        "tokens": int32([0] * 8),
+        "parents": int32([0] * 8),
+        "cu_rows": int32([0] * 3),
+        "kv_len": int32([0] * 2),
+        name: value,
+    }
+    with pytest.raises((ValueError, TypeError), match=message):
+        ops.draft_step(LAYOUT, given.pop("slots"), given.pop("slot_ids"), **given)
+
+
+def test_bad_arguments_of_commit_step() -> None:
+    slots, ids = ops.make_slots(LAYOUT, 2), int32([0, 1])
+    results, path, path_len = ops.make_results(LAYOUT, 2)
+
+    def commit(**changed: Any) -> None:
+        given: dict[str, Any] = {
+            "cu_logits": int32([0, 1, 2]), "sampled": int32([1, 2]), "results": results,
+            "path": path, "path_len": path_len, **changed,
+        }  # fmt: skip
+        ops.commit_step(LAYOUT, slots, ids, given.pop("cu_logits"), given.pop("sampled"), **given)
+
+    for changed, message in [
+        ({"cu_logits": int32([1, 1, 2])}, r"cu_logits\[0\] = 1: it begins with 0"),
+        ({"cu_logits": int32([0, 2, 1])}, r"cu_logits\[2\] = 1: it never decreases"),
+        ({"cu_logits": int32([0, 1, 3])}, r"cu_logits\[2\] = 3"),
+        ({"sampled": torch.zeros(2)}, "sampled"),
+        ({"results": results[:, :5]}, "results"),
+        ({"path": path[:1]}, "path"),
+        ({"path_len": path}, "path_len"),
+    ]:
+        with pytest.raises((ValueError, TypeError), match=message):
+            commit(**changed)
+    commit()  # empty slots: nothing happens
+    assert [r.tokens for r in ops.read_results(results)] == [[], []]

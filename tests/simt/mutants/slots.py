@@ -1,0 +1,95 @@
+"""Mutants of drafting and accepting on slots."""
+
+from __future__ import annotations
+
+from mutants.model import Mutant
+
+DRAFT = "cuda/step/draft_step.cu"
+COMMIT = "cuda/step/commit_step.cu"
+
+MUTANTS = [
+    Mutant(
+        "slots-1",
+        "the tree's size is not kept for the commit",
+        DRAFT,
+        "if (team.rank() == 0) slot->tree.size = tree->size;",
+        "",
+    ),
+    Mutant(
+        "slots-2",
+        "parents are not kept for the commit",
+        DRAFT,
+        "    slot->tree.parents[i] = tree->parents[i];\n",
+        "",
+    ),
+    Mutant(
+        "slots-3",
+        "rows counted without the last warp's",
+        DRAFT,
+        "for (int w = 0; w < kGatherThreads / 32; ++w) sum += partial[w];",
+        "for (int w = 0; w + 1 < kGatherThreads / 32; ++w) sum += partial[w];",
+    ),
+    Mutant(
+        "slots-4",
+        "no barrier before warps' sums are read",
+        DRAFT,
+        "partial[threadIdx.x / 32] = value;\n  __syncthreads();",
+        "partial[threadIdx.x / 32] = value;",
+    ),
+    Mutant(
+        "slots-5",
+        "a request that just fits is left out",
+        DRAFT,
+        "const bool fits = first + rows <= p.num_rows;",
+        "const bool fits = first + rows < p.num_rows;",
+    ),
+    Mutant(
+        "slots-6",
+        "rows behind the last request keep what was there",
+        DRAFT,
+        "      p.parents[row] = -1;\n",
+        "",
+    ),
+    Mutant(
+        "slots-7",
+        "the golden token's row counts as cached",
+        DRAFT,
+        "p.kv_len[b] = len > 0 ? len - 1 : 0;",
+        "p.kv_len[b] = len;",
+    ),
+    Mutant(
+        "slots-8",
+        "choices read without waiting for the lanes that copy them",
+        COMMIT,
+        "  if (team.rank() == 0) shared.tree.size = size;\n  team.sync();\n",
+        "  if (team.rank() == 0) shared.tree.size = size;\n",
+    ),
+    Mutant(
+        "slots-9",
+        "another number of choices than nodes is taken",
+        COMMIT,
+        "rows == 0 || rows != expected ||",
+        "rows == 0 ||",
+    ),
+    Mutant(
+        "slots-10",
+        "every request reads the first one's choices",
+        COMMIT,
+        "shared.sampled[i] = p.sampled[first + i];",
+        "shared.sampled[i] = p.sampled[i];",
+    ),
+    Mutant(
+        "slots-11",
+        "paths of all requests in one place",
+        COMMIT,
+        "p.path[std::int64_t{b} * kMaxStepTokens + i]",
+        "p.path[i]",
+    ),
+    Mutant(
+        "slots-12",
+        "the stop token is not reported",
+        COMMIT,
+        "  out.stop_token = result.stop_token;\n",
+        "",
+    ),
+]
