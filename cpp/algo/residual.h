@@ -37,7 +37,7 @@ SPECDEC_HD inline double sum_in_order(const float* w, std::int32_t n) {
   return (chains[0] + chains[1]) + (chains[2] + chains[3]);
 }
 
-// A law over a vocabulary, in memory that all ranks see.
+// A law over a vocabulary. Every rank has its own copy of the struct; the memory is shared.
 struct WeightedLaw {
   float* weights;  // [vocab_size]
   double* mass;    // [mass_blocks(vocab_size)] sums of the blocks

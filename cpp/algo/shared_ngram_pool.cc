@@ -14,15 +14,14 @@ constexpr int kWays = 8;
 constexpr std::int32_t kOverlap = 16;
 static_assert(kOverlap >= kMaxNgram, "a run that is continued holds whole patterns");
 
-struct Entry {
-  std::int64_t after = -1;  // ring position behind the occurrence (positions only grow); -1: free
-  std::uint32_t tag = 0;
-  std::int32_t n = 0;
-};
-
 }  // namespace
 
 struct SharedNgramPool::Ring {
+  struct Entry {
+    std::int64_t after = -1;  // ring position behind the occurrence (positions only grow); -1: free
+    std::uint32_t tag = 0;
+    std::int32_t n = 0;
+  };
   std::vector<TokenId> tokens;
   std::vector<Entry> entries;  // [buckets, kWays]
   std::int64_t head = 0;       // position of the next token
@@ -98,7 +97,7 @@ SharedNgramPool::Ring* SharedNgramPool::touch(const std::string& salt, bool crea
     ring = std::move(order_.back().second);
     salts_.erase(order_.back().first);
     order_.pop_back();
-    std::fill(ring->entries.begin(), ring->entries.end(), Entry{});
+    std::fill(ring->entries.begin(), ring->entries.end(), Ring::Entry{});
     std::fill(ring->tokens.begin(), ring->tokens.end(), kSeparator);
     ring->head = 0;
   } else {
@@ -132,7 +131,8 @@ void SharedNgramPool::publish(const std::string& salt, const TokenId* text, std:
       const std::int32_t longest = std::min(options_.max_ngram, i - from);
       for (std::int32_t n = 1; n <= longest; ++n) {
         h = ngram_hash_step(h, text[i - n]);
-        Entry* entry = ring.find(buckets_, h, n, [&](std::int32_t back) { return text[i - back]; });
+        Ring::Entry* entry =
+            ring.find(buckets_, h, n, [&](std::int32_t back) { return text[i - back]; });
         if (entry == nullptr) {
           entry = ring.victim(buckets_, h);
           entry->tag = ngram_hash_tag(h);
@@ -158,7 +158,7 @@ std::int32_t SharedNgramPool::lookup(const std::string& salt, const TokenId* his
     hashes[n] = ngram_hash_step(hashes[n - 1], history[len - n]);
   }
   for (std::int32_t n = longest; n > 0; --n) {
-    const Entry* entry =
+    const Ring::Entry* entry =
         ring->find(buckets_, hashes[n], n, [&](std::int32_t back) { return history[len - back]; });
     if (entry == nullptr) continue;
     std::int32_t length = 0;
@@ -175,7 +175,7 @@ std::int32_t SharedNgramPool::lookup(const std::string& salt, const TokenId* his
 
 std::int64_t SharedNgramPool::ring_bytes() const {
   return std::int64_t{options_.capacity_tokens} * static_cast<std::int64_t>(sizeof(TokenId)) +
-         buckets_ * kWays * static_cast<std::int64_t>(sizeof(Entry));
+         buckets_ * kWays * static_cast<std::int64_t>(sizeof(Ring::Entry));
 }
 std::int64_t SharedNgramPool::bytes() const { return num_salts() * ring_bytes(); }
 std::int64_t SharedNgramPool::max_bytes() const { return options_.max_salts * ring_bytes(); }

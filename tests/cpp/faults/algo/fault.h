@@ -1,35 +1,13 @@
-// Known mistakes of speculative samplers, for the tests of the tests.
-//
-// The package never makes one: fault() is false at compile time and the branch is gone. The C++
-// tests are compiled with tests/cpp/faults/algo/fault.h in this file's place (include order, no
-// macro), where one mistake at a time can be switched on; tests/cpp/test_wrong_samplers.cc proves
-// that each is noticed by the statistics that the real sampler passes.
+// In place of cpp/algo/fault.h in the C++ tests: one mistake at a time can be switched on.
 #pragma once
 
-#include <cstdint>
-
+#include "algo/fault_list.h"
 #include "base/types.h"
 
 namespace specdec {
 
-enum class Fault : std::uint8_t {
-  kNone,
-  kAlwaysAccept,         // drafts are kept whatever the target says
-  kConstantThreshold,    // kept when p / q is at least 1/2
-  kArgmaxMatch,          // kept when it is the target's most likely token
-  kResampleFromTarget,   // after a rejection: from p, not from the residual
-  kSoftmaxOfResidual,    // the residual goes through a softmax instead of a division by its sum
-  kSharedUniform,        // one number decides the rejection and the draw that follows
-  kLastDraftUnverified,  // the last draft of a path is kept unseen
-  kRowsShifted,          // a draft is judged by the row after it
-  kStaleContext,         // K/V of accepted drafts stays where the tree had it
-  kBonusFromWrongRow,    // the token after the last draft comes from the row before
-  kBonusArgmax,          // that token is the most likely one
-  kTemperatureOff,       // temperature 10 % too high
-  kSiblingNotRemoved,    // a rejected sibling stays in the distribution of the next one
-  kResidualNotUpdated,   // a second sibling is held against p, not against what the first one left
-};
+inline Fault active_fault = Fault::kNone;
 
-SPECDEC_HD constexpr bool fault(Fault) { return false; }
+inline bool fault(Fault which) { return which == active_fault; }
 
 }  // namespace specdec
