@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from .config import NGramDecodingConfig as NGramDecodingConfig
     from .config import SchedulerConfig as SchedulerConfig
     from .config import max_draft_len as max_draft_len
+    from .drafter_config import MedusaDecodingConfig as MedusaDecodingConfig
     from .drafter_config import UserDrafterConfig as UserDrafterConfig
     from .errors import CapacityError as CapacityError
     from .errors import ConfigError as ConfigError
@@ -45,6 +46,7 @@ _EXPORTS = {
     "KvCacheConfig": "config",
     "LLM": "llm",
     "LookaheadDecodingConfig": "config",
+    "MedusaDecodingConfig": "drafter_config",
     "ModelError": "errors",
     "NGramDecodingConfig": "config",
     "RequestError": "errors",

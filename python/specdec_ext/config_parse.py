@@ -56,9 +56,10 @@ _METHODS = {
     "none": "none",
     "": "none",
     "user_provided": "user_provided",
+    "medusa": "medusa",
 }
 _OTHER_METHODS = {
-    "draft_target", "draft_tokens_external", "draft_model", "standalone", "medusa", "redrafter",
+    "draft_target", "draft_tokens_external", "draft_model", "standalone", "redrafter",
     "explicit_draft_tokens", "eagle", "eagle3", "mtp", "suffix", "sa", "pard", "dflash", "dspark",
     "ngram_gpu", "auto", "nextn",
 }  # fmt: skip
@@ -234,7 +235,7 @@ def _build(cls: type[ConfigT], values: Mapping[Any, Any], aliases: Mapping[str, 
     given: dict[str, Any] = {}
     for raw, value in values.items():
         key = raw.lower().replace("-", "_") if isinstance(raw, str) else raw
-        if key in _UNSUPPORTED_KEYS and key not in names:
+        if key in _UNSUPPORTED_KEYS and key not in names and key not in aliases:
             if any(value is off or (value == off and type(value) is type(off))
                    for off in _OFF_VALUES):  # fmt: skip
                 continue
@@ -276,6 +277,8 @@ def _split_method(values: Mapping[Any, Any], method: str | None) -> tuple[str, d
 def _guess_method(values: Mapping[Any, Any]) -> str:
     """The method that a dict without discriminator means, if its keys leave no doubt."""
     keys = {k.lower().replace("-", "_") for k in values if isinstance(k, str)}
+    if keys & {"medusa_choices", "num_medusa_heads", "medusa_num_heads"}:
+        return "medusa"
     lookahead = {f.name for f in fields(LookaheadDecodingConfig)} | set(_LOOKAHEAD_ALIASES)
     ngram = {f.name for f in fields(NGramDecodingConfig)} | set(_NGRAM_ALIASES)
     is_lookahead = bool(keys & (lookahead - ngram - {"num_speculative_tokens"}))

@@ -151,6 +151,7 @@ def _speculation(
                 ("speculative", params.speculative or None),
                 ("lookahead_config", params.lookahead_config),
                 ("max_draft_len", params.max_draft_len or None),
+                ("medusa_choices", params.medusa_choices),
                 ("adaptive", params.adaptive or None),
                 ("acceptance", None if params.acceptance == "exact_match" else params.acceptance),
             )
@@ -164,6 +165,10 @@ def _speculation(
         return {"speculative": False}, 0, {}
     if params.speculative is False:
         return {"speculative": False}, 0, {}
+    if params.medusa_choices is not None and not isinstance(engine, DrafterConfig):
+        raise RequestError(
+            f"SamplingParams.medusa_choices: this engine decodes with {engine.method}; remove it"
+        )
     options: dict[str, Any] = {}
     if isinstance(engine, LookaheadDecodingConfig):
         kwargs, depth = _lookahead(params, engine)

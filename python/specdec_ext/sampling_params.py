@@ -15,6 +15,7 @@ from typing import Any
 from .acceptance import check_acceptance, is_lossless
 from .config import MAX_DRAFT_LEN, LookaheadDecodingConfig
 from .config_parse import parse_speculative_config
+from .drafter_config.medusa_choices import parse_choices
 from .errors import RequestError, UnsupportedRequestError
 from .sampling_lists import (
     MAX_BAD_WORDS,
@@ -69,7 +70,8 @@ class SamplingParams:
                 detokenize (False: token ids only; not with `stop`)
     Speculation speculative (None: as the engine; False: plain decoding; True: needs an engine with
                 a speculative_config), lookahead_config (w,n,g within the engine's triple),
-                max_draft_len (prompt lookup, 0..the engine's), adaptive (None: as the engine)
+                max_draft_len (0..the engine's), medusa_choices (a tree within the engine's number
+                of nodes), adaptive (None: as the engine)
     Acceptance  acceptance: "exact_match" or "rejection" (lossless), "typical" or "threshold"
                 (lossy); posterior_threshold, posterior_alpha: for typical (None: 0.09, 0.3);
                 acceptance_threshold: for threshold, in (0, 1] (docs/methods/sampling.md)
@@ -103,6 +105,7 @@ class SamplingParams:
     speculative: bool | None = None
     lookahead_config: LookaheadDecodingConfig | None = None
     max_draft_len: int | None = None
+    medusa_choices: Any = None
     adaptive: bool | None = None
     acceptance: str = "exact_match"
     posterior_threshold: float | None = None
@@ -296,17 +299,29 @@ class SamplingParams:
                     low=0, high=MAX_DRAFT_LEN,
                 )
             )  # fmt: skip
+        if self.medusa_choices is not None:
+            field_name = "SamplingParams.medusa_choices"
+            self._set(medusa_choices=parse_choices(self.medusa_choices, field_name, RequestError))
+            if self.lookahead_config is not None:
+                raise RequestError(
+                    f"{field_name} and lookahead_config are both set; set only the one that "
+                    "belongs to the engine's method"
+                )
         if self.lookahead_config is not None and self.max_draft_len is not None:
             raise RequestError(
                 f"SamplingParams.lookahead_config = {self.lookahead_config.wng} and max_draft_len "
                 f"= {self.max_draft_len}: the triple already fixes the draft length; set only the "
                 "one that belongs to the engine's method"
             )
-        asked = self.lookahead_config is not None or bool(self.max_draft_len)
+        asked = (
+            self.lookahead_config is not None
+            or self.medusa_choices is not None
+            or bool(self.max_draft_len)
+        )
         if self.speculative is False and asked:
             raise RequestError(
-                "SamplingParams.speculative = False but lookahead_config or max_draft_len asks "
-                "for drafts; remove one of them"
+                "SamplingParams.speculative = False but lookahead_config, medusa_choices or "
+                "max_draft_len asks for drafts; remove one of them"
             )
 
     @property

@@ -298,7 +298,7 @@ def test_form_must_fit_the_flag() -> None:
 
 
 @pytest.mark.parametrize("method", [
-    "draft_target", "Medusa", "ReDrafter", "explicit_draft_tokens", "EAGLE", "eagle3", "STANDALONE",
+    "draft_target", "ReDrafter", "explicit_draft_tokens", "EAGLE", "eagle3", "STANDALONE",
     "draft_tokens_external", "suffix", "mtp",
 ])  # fmt: skip
 def test_methods_of_later_versions_are_refused_by_name(method: str) -> None:
@@ -366,8 +366,8 @@ def test_build_and_run_time_must_agree() -> None:
         check_build({"method": "ngram"}, None, "lookahead_decoding")
     with pytest.raises(ConfigError, match=r"0..127"):
         check_build(None, 128, "ngram")
-    with pytest.raises(UnsupportedConfigError, match="medusa"):
-        check_build(None, None, "medusa")
+    with pytest.raises(UnsupportedConfigError, match="eagle"):
+        check_build(None, None, "eagle")
 
 
 def test_arguments_of_other_projects() -> None:

@@ -1,9 +1,19 @@
 """Configurations of the methods whose drafts come from Python; checked without torch."""
 
 from .base import DrafterConfig
+from .medusa import MedusaDecodingConfig
+from .medusa_choices import published_trees
 from .user import UserDrafterConfig
 
-__all__ = ["DRAFTER_CONFIGS", "DrafterConfig", "UserDrafterConfig"]
+__all__ = [
+    "DRAFTER_CONFIGS",
+    "DrafterConfig",
+    "MedusaDecodingConfig",
+    "UserDrafterConfig",
+    "published_trees",
+]
 
 # By canonical method name.
-DRAFTER_CONFIGS: dict[str, type[DrafterConfig]] = {cls.method: cls for cls in (UserDrafterConfig,)}
+DRAFTER_CONFIGS: dict[str, type[DrafterConfig]] = {
+    cls.method: cls for cls in (MedusaDecodingConfig, UserDrafterConfig)
+}

@@ -48,6 +48,10 @@ class DrafterConfig(_Config):
                 f"SamplingParams.lookahead_config = {params.lookahead_config.wng}: this engine "
                 f"decodes with {self.words}; set max_draft_len instead"
             )
+        if params.medusa_choices is not None and self.method != "medusa":
+            raise RequestError(
+                f"SamplingParams.medusa_choices: this engine decodes with {self.words}; remove it"
+            )
         limit = self.max_draft_len
         length = limit if params.max_draft_len is None else params.max_draft_len
         if length > limit:
