@@ -101,7 +101,9 @@ class LLM:
         self.tokenizer = load_tokenizer(tokenizer, self.model_path)
         self._pages = self._make_pages()
         self.model.bind_cache(*self._pages)
-        drafter = self._make_drafter()
+        drafter = self._make_drafter(allow_pickle)
+        # A drafter may know more than was asked for, such as how many heads a file has.
+        self.speculative_config = getattr(drafter, "config", self.speculative_config)
         limits = EngineLimits(
             vocab_size=self.model.vocab_size,
             max_seq_len=self.memory.max_seq_len,
@@ -116,13 +118,23 @@ class LLM:
         def calibrate() -> None:
             from .step_cost import calibrate_step_cost
 
-            calibrate_step_cost(
+            table = calibrate_step_cost(
                 executor,
                 self.model,
                 num_pages=self.memory.num_pages,
                 page_size=self.memory.tokens_per_block,
             )
+            if drafting is not None:
+                drafting.set_step_cost(table)
 
+        drafting = None
+        if drafter is not None:
+            drafting = DraftSession(
+                drafter,
+                executor,
+                hidden_size=self.model.hidden_size,
+                max_seq_len=self.memory.max_seq_len,
+            )
         self.engine = EngineLoop(
             executor,
             self.model,
@@ -130,14 +142,7 @@ class LLM:
             memory=self.memory,
             tokenizer=self.tokenizer,
             calibrate=calibrate if self.speculative_config is not None else None,
-            drafting=None
-            if drafter is None
-            else DraftSession(
-                drafter,
-                executor,
-                hidden_size=self.model.hidden_size,
-                max_seq_len=self.memory.max_seq_len,
-            ),
+            drafting=drafting,
         )
         self._stepper = BackgroundStepper(self.engine)
         self._closed = False
@@ -216,9 +221,11 @@ class LLM:
             torch.zeros(shape, dtype=self.model.kv_dtype),
         )
 
-    def _make_drafter(self) -> Drafter | None:
+    def _make_drafter(self, allow_pickle: bool) -> Drafter | None:
         config = self.speculative_config
-        return make_drafter(config, self.model) if isinstance(config, DrafterConfig) else None
+        if not isinstance(config, DrafterConfig):
+            return None
+        return make_drafter(config, self.model, allow_pickle=allow_pickle)
 
     def _make_executor(self) -> Any:
         from . import _core

@@ -3,6 +3,7 @@ verified in one step."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import struct
@@ -16,6 +17,7 @@ from ..errors import ConfigError, RequestError, UnsupportedConfigError
 from ..validate import check_bool, check_choice, check_float, check_int, show
 from .base import DrafterConfig
 from .medusa_choices import (
+    MAX_TOP_K,
     Choice,
     check_choices,
     medusa_tree,
@@ -114,12 +116,40 @@ class MedusaDecodingConfig(DrafterConfig):
         )  # fmt: skip
         check_bool(where + "adaptive", self.adaptive, ConfigError)
         if self.medusa_choices is None:
-            self._set(medusa_choices=_default_choices(Path(self.model), self.num_medusa_heads))
+            self._set(
+                medusa_choices=_default_choices(Path(self.model), self.num_medusa_heads),
+                _is_default_tree=True,
+            )
         else:
             field = where + "medusa_choices"
             choices = parse_choices(self.medusa_choices, field, ConfigError)
             check_choices(choices, field, ConfigError, num_heads=self.num_medusa_heads)
             self._set(medusa_choices=choices)
+
+    @property
+    def uses_default_tree(self) -> bool:
+        """No tree was asked for: it may be cut to the heads that a file turns out to have."""
+        return bool(getattr(self, "_is_default_tree", False))
+
+    def with_heads(self, num_heads: int, num_scores: int) -> MedusaDecodingConfig:
+        """This configuration for heads that are now known: as many, each with so many scores.
+
+        Raises ConfigError when it asks for more than they have.
+        """
+        field = "MedusaDecodingConfig."
+        number = num_heads if self.num_medusa_heads is None else self.num_medusa_heads
+        if number > num_heads:
+            raise ConfigError(
+                f"{field}num_medusa_heads = {number}: {self.model} has {num_heads} heads; lower it"
+            )
+        choices = self.medusa_choices
+        if self.uses_default_tree:
+            choices = tuple(c for c in prune_choices(choices, number) if max(c) < num_scores)
+        top_k = min(MAX_TOP_K, num_scores)
+        check_choices(choices, field + "medusa_choices", ConfigError, num_heads=number, top_k=top_k)
+        known = dataclasses.replace(self, medusa_choices=choices, num_medusa_heads=number)
+        known._set(_top_k=top_k)
+        return known
 
     @property
     def max_draft_len(self) -> int:
@@ -132,7 +162,7 @@ class MedusaDecodingConfig(DrafterConfig):
         return medusa_tree(self.medusa_choices).depth
 
     def request_kwargs(self, params: SamplingParams) -> tuple[dict[str, Any], int, dict[str, Any]]:
-        """See DrafterConfig. The option "medusa_choices" is the request's tree."""
+        """See DrafterConfig. The options: "medusa_choices", the request's tree, and "adaptive"."""
         choices: tuple[Choice, ...] = self.medusa_choices
         if params.medusa_choices is not None:
             choices = params.medusa_choices
@@ -141,6 +171,7 @@ class MedusaDecodingConfig(DrafterConfig):
                 "SamplingParams.medusa_choices",
                 RequestError,
                 num_heads=self.num_medusa_heads,
+                top_k=getattr(self, "_top_k", MAX_TOP_K),
                 max_nodes=self.max_draft_len,
                 remedy="use a smaller tree, or build the LLM with a larger one",
             )
@@ -149,7 +180,8 @@ class MedusaDecodingConfig(DrafterConfig):
             return kwargs, 0, {}
         kwargs["max_draft_len"] = min(kwargs["max_draft_len"], len(choices))
         depth = max(len(choice) for choice in choices[: kwargs["max_draft_len"]])
-        return kwargs, depth, {"medusa_choices": choices}
+        adaptive = self.adaptive if params.adaptive is None else params.adaptive
+        return kwargs, depth, {"medusa_choices": choices, "adaptive": adaptive}
 
     def to_dict(self) -> dict[str, object]:
         """The fields as JSON-ready values."""

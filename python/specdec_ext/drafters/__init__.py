@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..drafter_config import DrafterConfig, UserDrafterConfig
+from ..drafter_config import DrafterConfig, MedusaDecodingConfig, UserDrafterConfig
 from .base import Drafter, DraftRequest, Proposal
 from .session import DraftSession
 
 __all__ = ["DraftRequest", "DraftSession", "Drafter", "Proposal", "make_drafter"]
 
 
-def make_drafter(config: DrafterConfig, model: Any) -> Drafter:
+def make_drafter(config: DrafterConfig, model: Any, *, allow_pickle: bool = False) -> Drafter:
     """The drafter that `config` describes, for the target `model` (a StepModel).
 
     Raises ConfigError or ModelError before anything runs when the two do not fit.
@@ -20,4 +20,8 @@ def make_drafter(config: DrafterConfig, model: Any) -> Drafter:
         from .user import UserDrafter
 
         return UserDrafter(config)
+    if isinstance(config, MedusaDecodingConfig):
+        from .medusa import MedusaDrafter
+
+        return MedusaDrafter(config, model, allow_pickle=allow_pickle)
     raise AssertionError(f"no drafter for {type(config).__name__}")

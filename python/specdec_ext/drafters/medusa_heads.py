@@ -170,16 +170,22 @@ class MedusaHeads(nn.Module):
             return shared
         return torch.stack([head(x) for head, x in zip(self.lm_heads, features, strict=True)])
 
+    def block_linears(self) -> list[list[nn.Linear]]:
+        """The residual blocks' layers: [num_heads][num_layers]."""
+        linears: list[list[nn.Linear]] = []
+        for blocks in self.blocks:
+            assert isinstance(blocks, nn.ModuleList)
+            linears.append([block.linear for block in blocks if isinstance(block, ResidualBlock)])
+        return linears
+
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """(name in the file, tensor) of everything that is stored."""
         layers = self.config.num_medusa_layers
-        for h, blocks in enumerate(self.blocks):
-            assert isinstance(blocks, nn.ModuleList)
-            for number, block in enumerate(blocks):
-                assert isinstance(block, ResidualBlock)
-                yield f"{h}.{number}.linear.weight", block.linear.weight
-                if block.linear.bias is not None:
-                    yield f"{h}.{number}.linear.bias", block.linear.bias
+        for h, linears in enumerate(self.block_linears()):
+            for number, linear in enumerate(linears):
+                yield f"{h}.{number}.linear.weight", linear.weight
+                if linear.bias is not None:
+                    yield f"{h}.{number}.linear.bias", linear.bias
         for h, head in enumerate(self.lm_heads):
             assert isinstance(head, nn.Linear)
             name = "lm_head.weight" if self.config.lm_head == "shared" else f"{h}.{layers}.weight"

@@ -68,6 +68,12 @@ class DraftSession:
             if request_id in self._requests:
                 self._ended.append(request_id)
 
+    def set_step_cost(self, table: Mapping[int, float]) -> None:
+        """Seconds of a forward pass by its rows, for drafters that weigh their drafts by it."""
+        setter = getattr(self.drafter, "set_step_cost", None)
+        if setter is not None:
+            setter(table)
+
     def hidden_for(self, plan: Any) -> torch.Tensor | None:
         """The buffer that the model fills in this step, if the drafter needs it."""
         if not self.drafter.needs_hidden:

@@ -1,0 +1,148 @@
+"""How many nodes of a static tree pay: learnt acceptance against measured step times.
+
+A node is worth the probability that a step accepts it: the product, along its path, of the rates at
+which each head's guess of that rank was right. A step of R rows costs T(R), by the table that was
+measured on this model and machine. The nodes taken are those that maximise expected tokens per
+second over all requests of the step; since a child is never worth more than its parent, taking
+nodes by descending worth keeps the tree whole.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..drafter_config.medusa_choices import Choice, MedusaTree, medusa_tree
+
+__all__ = ["GuessRates", "StepCost", "TreeLayout", "choose_nodes", "tree_layout"]
+
+Floats = np.ndarray[Any, np.dtype[np.float64]]
+Ints = np.ndarray[Any, np.dtype[np.int64]]
+
+
+class TreeLayout:
+    """A tree as index arrays.
+
+    heads, ranks  [n]: node i is rank ranks[i] of head heads[i]
+    parents       [n]: index of its parent, -1 for the golden token
+    """
+
+    def __init__(self, tree: MedusaTree) -> None:
+        self.tree = tree
+        self.size = len(tree.choices)
+        self.depth = tree.depth
+        self.max_top_k = max(tree.top_k)
+        self.heads: Ints = np.array([len(c) - 1 for c in tree.choices], dtype=np.int64)
+        self.ranks: Ints = np.array([c[-1] for c in tree.choices], dtype=np.int64)
+        self.parents: Ints = np.array(tree.parents, dtype=np.int64)
+        self.parent_list: list[int] = list(tree.parents)
+        # Path of each node as (head, rank) pairs, padded with a pair whose rate is 1.
+        depth = self.depth
+        self._path_heads = np.full((self.size, depth), depth, dtype=np.int64)
+        self._path_ranks = np.zeros((self.size, depth), dtype=np.int64)
+        for i, choice in enumerate(tree.choices):
+            self._path_heads[i, : len(choice)] = np.arange(len(choice))
+            self._path_ranks[i, : len(choice)] = choice
+
+    def worth(self, rates: Floats) -> Floats:
+        """[n]: the probability that each node is accepted; rates [>= depth, >= max_top_k]."""
+        padded = np.ones((self.depth + 1, self.max_top_k))
+        padded[:-1] = rates[: self.depth, : self.max_top_k]
+        result: Floats = padded[self._path_heads, self._path_ranks].prod(axis=1)
+        return result
+
+    def subtree(self, nodes: Ints) -> list[int]:
+        """Parents among `nodes` (ascending, a parent is among them), -1 for the golden token."""
+        place = np.empty(self.size + 1, dtype=np.int64)
+        place[-1] = -1  # the parent -1 stays -1
+        place[nodes] = np.arange(len(nodes))
+        result: list[int] = place[self.parents[nodes]].tolist()
+        return result
+
+
+@functools.lru_cache(maxsize=256)
+def tree_layout(choices: tuple[Choice, ...]) -> TreeLayout:
+    """The layout of choices as parse_choices() returns them."""
+    return TreeLayout(medusa_tree(choices))
+
+
+class GuessRates:
+    """How often each head's guess of each rank was right, among the texts seen lately.
+
+    A head is asked only where all heads before it had the true token among their guesses: that is
+    where a node of it can be accepted.
+
+    prior  rates to start from, [heads, ranks]; `weight` observations' worth of them
+    """
+
+    MEMORY = 128.0  # observations that count; older ones fade
+
+    def __init__(self, prior: Floats, weight: float) -> None:
+        self._hits: Floats = prior * weight
+        self._trials: Floats = np.full(prior.shape[0], weight)
+
+    def observe(self, guesses: Sequence[Sequence[int]], head: int, token: int) -> bool:
+        """The token behind guesses[head] is known; False if it was not among them."""
+        trials, hits = self._trials, self._hits
+        if trials[head] >= self.MEMORY:
+            keep = (self.MEMORY - 1.0) / trials[head]
+            hits[head] *= keep
+            trials[head] *= keep
+        trials[head] += 1.0
+        try:
+            rank = guesses[head].index(token)
+        except ValueError:
+            return False
+        hits[head, rank] += 1.0
+        return True
+
+    def rates(self) -> Floats:
+        """[heads, ranks]; the ranks of a head sum to at most 1."""
+        result: Floats = self._hits / self._trials[:, None]
+        return result
+
+
+class StepCost:
+    """T(rows) in seconds: measured points, linear between them and behind the last."""
+
+    def __init__(self, table: Mapping[int, float]) -> None:
+        rows = sorted(table)
+        self._rows: Floats = np.array(rows, dtype=np.float64)
+        # A larger step is never cheaper: a dip is noise.
+        self._seconds: Floats = np.maximum.accumulate([table[r] for r in rows])
+        last = len(rows) - 1
+        self._slope = (self._seconds[last] - self._seconds[max(last - 4, 0)]) / max(
+            self._rows[last] - self._rows[max(last - 4, 0)], 1.0
+        )
+
+    def seconds(self, rows: Floats | Ints) -> Floats:
+        beyond = np.maximum(rows - self._rows[-1], 0.0) * self._slope
+        result: Floats = np.interp(rows, self._rows, self._seconds) + beyond
+        return result
+
+
+def choose_nodes(
+    worth: Sequence[Floats], cost: StepCost, draft_seconds: float
+) -> tuple[list[Ints], float]:
+    """The nodes that each request verifies, and what that gains over plain decoding (1: nothing).
+
+    worth          per request, of its nodes, parents before children
+    draft_seconds  what evaluating the heads costs the step
+    """
+    requests = len(worth)
+    flat = np.concatenate(worth)
+    # Stable: of equal nodes the earlier, so a parent, comes first.
+    order = np.argsort(-flat, kind="stable")
+    tokens = requests + np.concatenate(([0.0], np.cumsum(flat[order])))
+    seconds = cost.seconds(requests + np.arange(len(flat) + 1))
+    seconds[1:] += draft_seconds
+    pace = tokens / seconds
+    count = int(np.argmax(pace))
+    chosen = np.sort(order[:count])
+    edges = np.cumsum([0, *(len(w) for w in worth)])
+    cuts = np.searchsorted(chosen, edges)
+    nodes = [chosen[a:b] - e for a, b, e in zip(cuts[:-1], cuts[1:], edges[:-1], strict=True)]
+    return nodes, float(pace[count] / pace[0])

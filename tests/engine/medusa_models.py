@@ -1,0 +1,77 @@
+"""Tiny random targets and random Medusa heads for them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from specdec_ext.drafters.medusa_heads import (
+    MedusaHeads,
+    MedusaHeadsConfig,
+    save_medusa_heads,
+)
+
+VOCAB = 48
+
+
+def save_target(folder: Path, *, seed: int = 11, **overrides: Any) -> Path:
+    """A random Llama whose greedy text is varied, yet repeats itself often enough."""
+    torch.manual_seed(seed)
+    values: dict[str, Any] = {
+        "vocab_size": VOCAB,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 512,
+        "bos_token_id": None,
+        "eos_token_id": None,
+        "pad_token_id": None,
+        "initializer_range": 0.3,
+        "dtype": "float32",
+    }
+    LlamaForCausalLM(LlamaConfig(**{**values, **overrides})).save_pretrained(folder)
+    return folder
+
+
+def make_heads(
+    *,
+    hidden: int = 32,
+    vocab: int = VOCAB,
+    number: int = 4,
+    layers: int = 1,
+    lm_head: str = "own",
+    ids: list[int] | None = None,
+    seed: int = 0,
+    scale: float = 1.0,
+) -> MedusaHeads:
+    config = MedusaHeadsConfig(
+        hidden, vocab, number, num_medusa_layers=layers, lm_head=lm_head,
+        draft_vocab_size=None if ids is None else len(ids),
+    )  # fmt: skip
+    heads = MedusaHeads(config, None if ids is None else torch.tensor(ids))
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in heads.parameters():
+        parameter.data = torch.randn(parameter.shape, generator=generator) * scale
+    return heads.requires_grad_(False)
+
+
+def save_heads(folder: Path, **options: Any) -> Path:
+    return save_medusa_heads(folder, make_heads(**options), dtype="float32")
+
+
+def reference_top(
+    heads: MedusaHeads, hidden: torch.Tensor, top_k: int, target: torch.Tensor | None = None
+) -> list[list[int]]:
+    """Best ids per head for one hidden state, in float64 and by sorting."""
+    scores = heads.double()(hidden.double()[None], None if target is None else target.double())
+    order = scores[:, 0].argsort(dim=-1, descending=True)[:, :top_k]
+    if heads.token_ids is not None:
+        order = heads.token_ids[order]
+    result: list[list[int]] = order.tolist()
+    heads.float()
+    return result

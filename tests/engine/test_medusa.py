@@ -1,0 +1,389 @@
+"""Medusa decoding: its proposals against the definition, its output against plain decoding."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from medusa_models import VOCAB, make_heads, reference_top, save_heads, save_target
+
+from reference import medusa_reference as ref
+from specdec_ext import LLM, ConfigError, MedusaDecodingConfig, RequestError, SamplingParams
+from specdec_ext.drafter_config import published_trees
+from specdec_ext.drafters.medusa_heads import save_medusa_heads
+
+COMPARED: list[int] = []
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_target(tmp_path_factory.mktemp("target"))
+
+
+@pytest.fixture(scope="module")
+def heads(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_heads(tmp_path_factory.mktemp("heads"))
+
+
+def make_llm(target: Path, config: Any = None, batch: int = 3, **kwargs: Any) -> LLM:
+    return LLM(
+        target,
+        speculative_config=config,
+        scheduler_config={"max_batch_size": batch, "max_seq_len": 200},
+        **kwargs,
+    )
+
+
+def make_prompts(count: int, seed: int, vocab: int = VOCAB) -> list[list[int]]:
+    rng = random.Random(seed)
+    return [[rng.randrange(vocab) for _ in range(rng.choice([1, 2, 7, 31]))] for _ in range(count)]
+
+
+def decode(llm: LLM, prompts: list[list[int]], params: Any) -> list[list[int]]:
+    outputs = llm.generate(prompts, params, use_tqdm=False)
+    assert all(out.outputs[0].finish_reason == "length" for out in outputs)
+    return [list(out.outputs[0].token_ids) for out in outputs]
+
+
+# -- what is proposed -----------------------------------------------------------------------------
+
+
+class Spy:
+    """Wraps a MedusaDrafter; keeps what it saw and what it proposed."""
+
+    def __init__(self, drafter: Any) -> None:
+        self.drafter = drafter
+        self.name, self.needs_hidden = drafter.name, drafter.needs_hidden
+        self.config = drafter.config
+        self.seen: list[tuple[list[int], torch.Tensor, Any]] = []
+
+    def propose(self, requests: Any) -> Any:
+        proposals = self.drafter.propose(requests)
+        for request, proposal in zip(requests, proposals, strict=True):
+            self.seen.append((list(request.tokens), request.hidden.clone(), proposal))
+        return proposals
+
+    def end(self, request: Any) -> None:
+        self.drafter.end(request)
+
+    def stats(self) -> Any:
+        return self.drafter.stats()
+
+
+@pytest.mark.parametrize("impl", ["native", "transformers"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"layers": 2},
+        {"layers": 0},
+        {"lm_head": "shared"},
+        {"lm_head": "target", "scale": 0.1},
+        {"ids": list(range(40, 10, -1))},
+        {"ids": list(range(40, 10, -1)), "lm_head": "target", "layers": 2, "scale": 0.1},
+        {"ids": list(range(5, 45)), "lm_head": "shared", "number": 6},
+    ],
+    ids=lambda o: "-".join(k for k in o) or "own",
+)
+def test_proposals_are_the_heads_best_guesses(
+    target: Path, tmp_path: Path, monkeypatch: Any, options: dict[str, Any], impl: str
+) -> None:
+    """Hidden state of the accepted row, top-k per head, tree -> tokens and parents."""
+    import specdec_ext.llm
+
+    spies: list[Spy] = []
+    make = specdec_ext.llm.make_drafter
+
+    def spied(config: Any, model: Any, **kwargs: Any) -> Any:
+        spies.append(Spy(make(config, model, **kwargs)))
+        return spies[-1]
+
+    monkeypatch.setattr("specdec_ext.llm.make_drafter", spied)
+    module = make_heads(seed=5, **options)
+    save_medusa_heads(tmp_path, module, dtype="float32")
+    config = MedusaDecodingConfig(tmp_path, "mc_sim_7b_63", adaptive=False)
+    prompts = make_prompts(5, seed=1)
+    own = [[1], [0, 3], [0, 0], [0], [1, 1]]
+    params = [SamplingParams(max_tokens=20, ignore_eos=True) for _ in prompts]
+    params[1] = SamplingParams(max_tokens=20, ignore_eos=True, medusa_choices=own)
+    with make_llm(target, config, model_impl=impl) as llm:
+        decode(llm, prompts, params)
+        weight = llm.model.head_rows(torch.arange(VOCAB))
+        assert llm.get_metrics()["drafter"]["failures"] == 0
+    if options.get("ids"):
+        weight = weight[torch.tensor(options["ids"])]
+    (spy,) = spies
+    assert len(spy.seen) > 40
+    published = list(published_trees()["mc_sim_7b_63"])
+    for tokens, hidden, proposal in spy.seen:
+        mine = tokens[: len(prompts[1])] == prompts[1]
+        nodes = [(1,), (0,), (0, 3), (0, 0), (1, 1)] if mine else published
+        prompt = next(p for p in prompts if tokens[: len(p)] == p)
+        room = len(prompt) + 20 - len(tokens) - 1  # drafts that can still be delivered
+        nodes = [n for n in nodes if len(n) <= room]
+        top = reference_top(module, hidden, 10, weight)
+        assert list(proposal.tokens) == ref.draft_tokens(nodes, top)
+        assert [() if p < 0 else nodes[p] for p in proposal.parents] == [n[:-1] for n in nodes]
+
+
+# -- what is delivered ----------------------------------------------------------------------------
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "gqa": {},
+    "mha": {"num_key_value_heads": 4, "hidden_size": 64},
+    "mqa-tied": {"num_key_value_heads": 1, "tie_word_embeddings": True},
+    "wide-head": {"head_dim": 24, "num_hidden_layers": 1, "initializer_range": 0.5},
+}
+
+
+def check_equal(
+    target: Path, plain: list[list[int]], prompts: list[list[int]], config: Any, *, batch: int,
+    params: Any, **options: Any,
+) -> dict[str, Any]:  # fmt: skip
+    with make_llm(target, config, batch, **options) as llm:
+        assert decode(llm, prompts, params) == plain
+        metrics = llm.get_metrics()
+    assert metrics["drafter"]["failures"] == metrics["drafter"]["refused_proposals"] == 0
+    COMPARED.append(sum(map(len, plain)))
+    return metrics
+
+
+@pytest.mark.parametrize("batch", [1, 3, 16])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_greedy_output_is_plain_for_published_and_random_trees(
+    tmp_path: Path, shape: str, batch: int
+) -> None:
+    hidden = SHAPES[shape].get("hidden_size", 32)
+    folder = save_target(tmp_path / "target", seed=len(shape), **SHAPES[shape])
+    # Heads that know something: the target's own head behind small blocks guesses repeats.
+    save_heads(tmp_path / "heads", hidden=hidden, lm_head="target", scale=0.02, seed=batch)
+    rng = random.Random(f"{shape}-{batch}")
+    prompts = make_prompts(batch + 3, seed=batch)
+    params = SamplingParams(max_tokens=70, ignore_eos=True)
+    with make_llm(folder, None, batch) as llm:
+        plain = decode(llm, prompts, params)
+    trees: list[Any] = list(published_trees()) if batch == 3 else ["mc_sim_7b_63"]
+    trees += [[list(n) for n in ref.random_tree(rng, 127, 4, 8)] for _ in range(4)]
+    largest = [[i] for i in range(VOCAB - 1)] + [[i, j] for i in range(20) for j in range(4)]
+    config = MedusaDecodingConfig(tmp_path / "heads", largest, num_medusa_heads=4)
+    options = {"kv_cache_config": {"tokens_per_block": rng.choice([1, 4, 16, 32])}}
+    with make_llm(folder, config, batch, **options) as llm:
+        for number, tree in enumerate(trees):
+            adaptive = number % 3 == 2
+            wanted = dataclasses.replace(params, medusa_choices=tree, adaptive=adaptive)
+            assert decode(llm, prompts, wanted) == plain, tree
+            COMPARED.append(sum(map(len, plain)))
+        metrics = llm.get_metrics()
+    assert metrics["drafter"]["failures"] == metrics["drafter"]["refused_proposals"] == 0
+    accepted = metrics["speculative_decoding"]["num_accepted_draft_tokens"]
+    assert accepted > 0
+
+
+@pytest.mark.parametrize("impl", ["native", "transformers"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_dtypes_and_implementations(target: Path, heads: Path, impl: str, dtype: str) -> None:
+    prompts, params = make_prompts(4, seed=9), SamplingParams(max_tokens=40, ignore_eos=True)
+    options = {"model_impl": impl, "dtype": dtype}
+    with make_llm(target, **options) as llm:
+        plain = decode(llm, prompts, params)
+    for wanted in ("auto", "float32", "bfloat16"):
+        config = MedusaDecodingConfig(heads, dtype=wanted)
+        check_equal(target, plain, prompts, config, batch=3, params=params, **options)
+
+
+def test_sampling_and_penalties_give_the_text_of_plain_decoding(target: Path, heads: Path) -> None:
+    prompts = make_prompts(6, seed=4)
+    params = [
+        SamplingParams(max_tokens=50, ignore_eos=True, temperature=0.9, seed=7, top_p=0.9),
+        SamplingParams(max_tokens=50, ignore_eos=True, temperature=1.3, seed=8, top_k=5),
+        SamplingParams(max_tokens=50, ignore_eos=True, repetition_penalty=1.3),
+        SamplingParams(max_tokens=50, ignore_eos=True, bad_words=[[3], [5, 6]]),
+        SamplingParams(max_tokens=50, ignore_eos=True, logit_bias={4: 5.0}, logprobs=2),
+        SamplingParams(max_tokens=50, ignore_eos=True, presence_penalty=0.5, min_tokens=20),
+    ]
+    with make_llm(target) as llm:
+        plain = decode(llm, prompts, params)
+    config = MedusaDecodingConfig(heads, "vicuna_7b_stage2")
+    check_equal(target, plain, prompts, config, batch=3, params=params)
+
+
+def test_right_guesses_are_accepted_along_any_path(
+    target: Path, heads: Path, monkeypatch: Any
+) -> None:
+    """With the truth planted at given ranks a step accepts exactly the path of these ranks."""
+    from specdec_ext.drafters import medusa
+
+    prompts, params = make_prompts(4, seed=2), SamplingParams(max_tokens=61, ignore_eos=True)
+    with make_llm(target) as llm:
+        plain = decode(llm, prompts, params)
+    texts = [p + o for p, o in zip(prompts, plain, strict=True)]
+    ranks = [1, 0, 2, 1]
+    tree = [[*ranks[:n], r] for n in range(4) for r in range(3)]
+    original = medusa.MedusaDrafter.propose
+
+    def propose(self: Any, requests: Any) -> Any:
+        def top(hidden: torch.Tensor, num_heads: int, top_k: int) -> torch.Tensor:
+            ids = torch.empty(num_heads, len(requests), top_k, dtype=torch.int64)
+            for b, request in enumerate(requests):
+                (text,) = (t for t in texts if t[: len(request.tokens)] == request.tokens)
+                for head in range(num_heads):
+                    at = len(request.tokens) + head
+                    truth = text[at] if at < len(text) else 0
+                    wrong = [(truth + 1 + i) % VOCAB for i in range(top_k)]
+                    wrong[ranks[head]] = truth
+                    ids[head, b] = torch.tensor(wrong)
+            return ids
+
+        self.heads.top = top
+        return original(self, requests)
+
+    monkeypatch.setattr(medusa.MedusaDrafter, "propose", propose)
+    config = MedusaDecodingConfig(heads, tree, adaptive=False)
+    metrics = check_equal(target, plain, prompts, config, batch=3, params=params)
+    # 60 tokens behind the first one, five per step.
+    assert metrics["speculative_decoding"]["acceptance_histogram"] == [0, 0, 0, 0, 12 * 4]
+    rates = metrics["drafter"]["guess_rates"]
+    assert all(
+        max(range(10), key=row.__getitem__) == r for row, r in zip(rates, ranks, strict=True)
+    )
+
+
+def test_k_v_after_compaction_are_those_of_plain_decoding(
+    target: Path, heads: Path, monkeypatch: Any
+) -> None:
+    """The pages of a finished request, read through its page table, hold plain decoding's bits."""
+    prompt = make_prompts(1, seed=6)[0] * 3
+    params = SamplingParams(max_tokens=80, ignore_eos=True)
+
+    def pages_after(config: Any) -> tuple[list[int], list[torch.Tensor]]:
+        """Tokens, and K and V [layers, positions, kv heads, head dim] of all but the last."""
+        tables: dict[int, list[int]] = {}
+        with make_llm(target, config, 1, kv_cache_config={"tokens_per_block": 4}) as llm:
+            forward = llm.model.forward
+
+            def watch(plan: Any, *rest: Any) -> Any:
+                tables[0] = [int(p) for p in plan.page_table[0] if p >= 0]
+                tables[1] = [int(plan.kv_len[0])]
+                return forward(plan, *rest)
+
+            llm.model.forward = watch  # type: ignore[method-assign]
+            (tokens,) = decode(llm, [prompt], params)
+            length = tables[1][0]  # what was compacted before the last step
+            gathered = []
+            for pages in llm._pages:
+                chosen = pages[:, tables[0][: -(-length // 4)]]  # [layers, n, G, 4, K]
+                flat = chosen.permute(0, 1, 3, 2, 4).flatten(1, 2)
+                gathered.append(flat[:, :length].clone())
+        return tokens, gathered
+
+    plain, (k, v) = pages_after(None)
+    config = MedusaDecodingConfig(heads, "mc_sim_7b_63", adaptive=False)
+    tokens, (mk, mv) = pages_after(config)
+    assert tokens == plain
+    shared = mk.shape[1]
+    assert shared >= len(prompt) + 70
+    assert torch.equal(k[:, :shared], mk) and torch.equal(v[:, :shared], mv)
+
+
+def test_streaming_and_async_and_cancel(target: Path, heads: Path) -> None:
+    import asyncio
+
+    prompts, params = make_prompts(3, seed=5), SamplingParams(max_tokens=40, ignore_eos=True)
+    with make_llm(target) as llm:
+        plain = decode(llm, prompts, params)
+    with make_llm(target, MedusaDecodingConfig(heads)) as llm:
+        streamed: list[int] = []
+        for output in llm.stream(prompts[0], params):
+            streamed += output.outputs[0].delta_token_ids
+        assert streamed == plain[0]
+
+        async def both() -> list[list[int]]:
+            runs = [llm.generate_async(p, params) for p in prompts[1:]]
+            return [list((await r).outputs[0].token_ids) for r in runs]
+
+        assert asyncio.run(both()) == plain[1:]
+        stream = llm.stream(prompts[0], params)
+        next(stream)
+        stream.close()
+        assert decode(llm, prompts, params) == plain
+        # What ended is dropped in front of the next step.
+        decode(llm, prompts[:1], dataclasses.replace(params, speculative=False))
+        assert llm.get_metrics()["drafter"]["num_states"] == 0
+
+
+def test_the_adaptive_budget_drafts_less_where_nothing_is_accepted(
+    target: Path, tmp_path: Path
+) -> None:
+    """Heads that are never right cost nearly nothing once that is known."""
+    save_heads(tmp_path, seed=3)
+    prompts, params = make_prompts(2, seed=8), SamplingParams(max_tokens=150, ignore_eos=True)
+    with make_llm(target, MedusaDecodingConfig(tmp_path)) as llm:
+        # A table on which rows are dear: time grows with them.
+        llm.engine._calibrate = lambda: llm.engine._drafting.set_step_cost(
+            {n: 1e-3 * n for n in (1, 2, 4, 8, 64, 128)}
+        )
+        decode(llm, prompts, params)
+        stats = llm.get_metrics()["drafter"]
+    assert stats["num_idle"] > 100
+
+
+def test_requests_choose_their_own_trees(target: Path, heads: Path) -> None:
+    prompts = make_prompts(5, seed=12)
+    base = {"max_tokens": 40, "ignore_eos": True}
+    params = [
+        SamplingParams(**base),
+        SamplingParams(**base, medusa_choices=[[0, 0, 0, 0]]),
+        SamplingParams(**base, medusa_choices=[[i] for i in range(40)], max_draft_len=33),
+        SamplingParams(**base, speculative=False),
+        SamplingParams(**base, max_draft_len=0),
+    ]
+    with make_llm(target) as llm:
+        plain = decode(llm, prompts, SamplingParams(**base))
+    with make_llm(target, MedusaDecodingConfig(heads, adaptive=False)) as llm:
+        outputs = llm.generate(prompts, params, use_tqdm=False)
+        assert [list(o.outputs[0].token_ids) for o in outputs] == plain
+        most = [
+            max(o.metrics["speculative_decoding"]["per_step_drafted"], default=0) for o in outputs
+        ]
+        assert most == [63, 4, 33, 0, 0]
+        for bad, message in (
+            ([[i] for i in range(40)] + [[0, i] for i in range(24)], "has 64 choices, .* limit 63"),
+            ([[0] * 5], r"choice \[0, 0, 0, 0, 0\] needs 5 heads, there are 4"),
+        ):
+            with pytest.raises(RequestError, match=message):
+                llm.generate([1], SamplingParams(medusa_choices=bad), use_tqdm=False)
+        with pytest.raises(RequestError, match=r"choice \[50\] has rank 50, ranks are 0..47"):
+            llm.generate([1], SamplingParams(medusa_choices=[[50]]), use_tqdm=False)
+    with make_llm(target) as llm, pytest.raises(RequestError, match="no speculative_config"):
+        llm.generate([1], SamplingParams(medusa_choices=[[0]]), use_tqdm=False)
+    with (
+        make_llm(target, {"method": "ngram"}) as llm,
+        pytest.raises(RequestError, match="decodes with ngram"),
+    ):
+        llm.generate([1], SamplingParams(medusa_choices=[[0]]), use_tqdm=False)
+
+
+def test_heads_are_counted_from_the_tensors(target: Path, tmp_path: Path) -> None:
+    save_heads(tmp_path, number=3)
+    with make_llm(target, MedusaDecodingConfig(tmp_path)) as llm:
+        assert llm.speculative_config.num_medusa_heads == 3
+        assert llm.speculative_config.max_draft_path_len == 3
+    with make_llm(target, MedusaDecodingConfig(tmp_path, num_medusa_heads=2)) as llm:
+        assert llm.speculative_config.max_draft_path_len == 2
+    for options, message in (
+        ({"num_medusa_heads": 4}, "num_medusa_heads = 4: .* has 3 heads"),
+        ({"medusa_choices": [[0, 0, 0, 0]]}, r"choice \[0, 0, 0, 0\] needs 4 heads, there are 3"),
+        ({"medusa_choices": [[50]]}, r"choice \[50\] has rank 50, ranks are 0..47"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            make_llm(target, MedusaDecodingConfig(tmp_path, **options))
+
+
+def test_enough_tokens_were_compared() -> None:
+    """Runs last in this file: the promise is 50,000 over the quick cases."""
+    if len(COMPARED) > 40:
+        assert sum(COMPARED) >= 50_000
