@@ -204,7 +204,7 @@ PYTHON: dict[str, tuple[set[str], set[str]]] = {
     ),
     "entry": (
         {"cli", "demo", "__main__"},
-        {"errors", "config", "checks", "text", "info", "models", "engine", "llm"},
+        {"errors", "config", "checks", "text", "info", "models", "drafters", "engine", "llm"},
     ),
 }
 LAYER_OF = {module: layer for layer, (modules, _) in PYTHON.items() for module in modules}

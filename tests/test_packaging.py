@@ -106,7 +106,7 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel: Wheel) -> None:
     suffix = sysconfig.get_config_var("EXT_SUFFIX")
     expected = {
         f"specdec_ext/{file.relative_to(PACKAGE).as_posix()}"
-        for pattern in ("*.py", "*.pyi", "py.typed")
+        for pattern in ("*.py", "*.pyi", "py.typed", "drafter_config/*.json")
         for file in PACKAGE.rglob(pattern)
         if not any(part.startswith(".") for part in file.relative_to(PACKAGE).parts)
     }

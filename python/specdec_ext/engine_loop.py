@@ -17,6 +17,7 @@ from typing import Any
 
 from .acceptance import describe
 from .detokenizer import DetokenizerFactory
+from .drafter_config import DrafterConfig
 from .errors import EngineError, RequestError
 from .log import logger
 from .memory_plan import MemoryPlan
@@ -74,6 +75,7 @@ class EngineLoop:
     def validate(self, prompt_token_ids: Sequence[int], params: SamplingParams) -> None:
         """Raise the RequestError that submit() would raise; do no work."""
         self._require_open()
+        params = self._with_defaults(params)
         resolve_request(prompt_token_ids, params, self.limits, self.tokenizer)
         self._check_text_parameters(params)
 
@@ -90,6 +92,7 @@ class EngineLoop:
         Raises RequestError before anything is queued.
         """
         self._require_open()
+        params = self._with_defaults(params)
         resolved = resolve_request(prompt_token_ids, params, self.limits, self.tokenizer)
         self._check_text_parameters(params)
         detokenizer = None
@@ -240,6 +243,10 @@ class EngineLoop:
             "memory": self.memory.to_dict() if self.memory is not None else None,
             "drafter": self._drafting.stats() if self._drafting is not None else None,
         }
+
+    def _with_defaults(self, params: SamplingParams) -> SamplingParams:
+        config = self.limits.speculative_config
+        return config.with_defaults(params) if isinstance(config, DrafterConfig) else params
 
     def _require_open(self) -> None:
         if self._closed:

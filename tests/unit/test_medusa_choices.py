@@ -17,7 +17,6 @@ from specdec_ext import (
     MedusaDecodingConfig,
     RequestError,
     SamplingParams,
-    UnsupportedConfigError,
     _core,
 )
 from specdec_ext.config_parse import parse_speculative_config
@@ -254,8 +253,9 @@ def test_configurations_in_all_forms(tmp_path: Path) -> None:
         ({"num_medusa_heads": 3}, r"choice \[0, 0, 0, 0\] needs 4 heads, there are 3"),
         ({"medusa_choices": [[0], [0]]}, "is a duplicate"),
         ({"acceptance": "greedy"}, "acceptance = 'greedy': expected one of"),
-        ({"posterior_threshold": 1.5}, "posterior_threshold = 1.5: out of range"),
-        ({"posterior_alpha": 0}, "posterior_alpha = 0.0: out of range, allowed > 0"),
+        ({"posterior_threshold": 0.5}, "a parameter of acceptance = 'typical', here it is 'exact_"),
+        ({"acceptance": "typical", "posterior_threshold": 1.5}, "threshold = 1.5: out of range"),
+        ({"acceptance": "typical", "posterior_alpha": 0}, "alpha = 0.0: out of range, allowed > 0"),
         ({"dtype": "int7"}, "dtype"),
         ({"adaptive": 1}, "adaptive = 1: expected true or false"),
     ],
@@ -267,21 +267,34 @@ def test_bad_configurations_are_refused(
         MedusaDecodingConfig(**{"model": tmp_path, "medusa_choices": NINE, **fields})
 
 
-def test_unsupported_acceptance_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedConfigError, match="'typical' is not supported"):
-        MedusaDecodingConfig(tmp_path, NINE, acceptance="typical")
+def test_acceptance_is_the_default_of_requests(tmp_path: Path) -> None:
+    config = MedusaDecodingConfig(tmp_path, NINE, acceptance="typical", posterior_alpha=0.5)
+    assert (config.posterior_threshold, config.posterior_alpha) == (0.09, 0.5)
+    asked = config.with_defaults(SamplingParams(temperature=1.0))
+    assert (asked.acceptance, asked.posterior_threshold, asked.posterior_alpha) == (
+        "typical", 0.09, 0.5,
+    )  # fmt: skip
+    for other in (
+        SamplingParams(temperature=1.0, acceptance="rejection"),
+        SamplingParams(speculative=False),
+        SamplingParams(max_draft_len=0),
+    ):
+        assert config.with_defaults(other) is other
+    exact = MedusaDecodingConfig(tmp_path, NINE)
+    assert exact.posterior_alpha is None
+    assert exact.with_defaults(asked) is asked
 
 
 def test_a_request_stays_within_the_engine(tmp_path: Path) -> None:
     config = MedusaDecodingConfig(tmp_path, NINE, num_medusa_heads=4)
     kwargs, depth, options = config.request_kwargs(SamplingParams())
     assert kwargs == {"speculative": True, "max_draft_len": 9} and depth == 4
-    assert options == {"medusa_choices": config.medusa_choices}
+    assert options == {"medusa_choices": config.medusa_choices, "adaptive": True}
     kwargs, depth, options = config.request_kwargs(
         SamplingParams(medusa_choices=[[0, 2], [5]], max_draft_len=2)
     )
     assert kwargs == {"speculative": True, "max_draft_len": 2} and depth == 1
-    assert options == {"medusa_choices": ((0,), (5,), (0, 2))}
+    assert options == {"medusa_choices": ((0,), (5,), (0, 2)), "adaptive": True}
     assert config.request_kwargs(SamplingParams(max_draft_len=0)) == ({"speculative": False}, 0, {})
     for params, message in (
         ({"medusa_choices": "mc_sim_7b_63"}, r"has 63 choices, .* limit 9; use a smaller tree, or"),

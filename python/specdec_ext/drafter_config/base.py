@@ -38,6 +38,10 @@ class DrafterConfig(_Config):
         @property
         def adaptive(self) -> bool: ...
 
+    def with_defaults(self, params: SamplingParams) -> SamplingParams:
+        """The request, with what this configuration sets for requests that leave it open."""
+        return params
+
     def request_kwargs(self, params: SamplingParams) -> tuple[dict[str, Any], int, dict[str, Any]]:
         """(Executor.submit's keywords, drafts on the deepest path, the drafter's options).
 

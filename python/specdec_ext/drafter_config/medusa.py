@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from ..acceptance import POSTERIOR_ALPHA, POSTERIOR_THRESHOLD
 from ..config import MAX_DRAFT_LEN, normalize_dtype
-from ..errors import ConfigError, RequestError, UnsupportedConfigError
+from ..errors import ConfigError, RequestError
 from ..validate import check_bool, check_choice, check_float, check_int, show
 from .base import DrafterConfig
 from .medusa_choices import (
@@ -31,7 +32,8 @@ if TYPE_CHECKING:
 
 __all__ = ["ACCEPTANCES", "SHIPPED_HEADS", "MedusaDecodingConfig"]
 
-ACCEPTANCES = ("exact",)
+# One-hot drafts: rejection keeps exactly those that exact match keeps (docs/methods/sampling.md).
+ACCEPTANCES = ("exact_match", "rejection", "typical")
 # Package data: heads of the built-in default model.
 SHIPPED_HEADS = Path(__file__).resolve().parent.parent / "data" / "medusa"
 DEFAULT_TREE = "mc_sim_7b_63"
@@ -56,10 +58,11 @@ class MedusaDecodingConfig(DrafterConfig):
                          the heads, else mc_sim_7b_63 as far as the heads reach. Once constructed:
                          a tuple of tuples, parents before children
     num_medusa_heads     use this many of the file's heads; None: all of them
-    acceptance           "exact": a draft is accepted when it is the token that the target itself
-                         chooses or draws; the output is that of plain decoding
-    posterior_threshold  of typical acceptance, 0..1
-    posterior_alpha      of typical acceptance, > 0
+    acceptance           of sampled requests that leave it at its default: "exact_match" or
+                         "rejection" (lossless, and the same for these drafts), "typical" (lossy:
+                         the output has a law of its own). Greedy requests are the same under all
+    posterior_threshold  of typical acceptance, in (0, 1]; None: 0.09
+    posterior_alpha      of typical acceptance, in (0, 1]; None: 0.3
     dtype                of the heads' weights: "auto" (the target's), "float32", "bfloat16",
                          "float16"
     adaptive             verify as many nodes of the tree as pay, by measured step times and by
@@ -83,9 +86,9 @@ class MedusaDecodingConfig(DrafterConfig):
     model: Any = None
     medusa_choices: Any = None
     num_medusa_heads: int | None = None
-    acceptance: str = "exact"
-    posterior_threshold: float = 0.09
-    posterior_alpha: float = 0.3
+    acceptance: str = "exact_match"
+    posterior_threshold: float | None = None
+    posterior_alpha: float | None = None
     dtype: str = "auto"
     adaptive: bool = True
 
@@ -96,24 +99,8 @@ class MedusaDecodingConfig(DrafterConfig):
             heads = check_int(where + "num_medusa_heads", self.num_medusa_heads, ConfigError,
                               low=1, high=MAX_HEADS)  # fmt: skip
             self._set(num_medusa_heads=heads)
-        if isinstance(self.acceptance, str) and self.acceptance.lower() in ("typical", "rejection"):
-            raise UnsupportedConfigError(
-                f"{where}acceptance = {self.acceptance!r} is not supported in this version; use "
-                "'exact'"
-            )
-        self._set(
-            acceptance=check_choice(
-                where + "acceptance", self.acceptance, ACCEPTANCES, ConfigError
-            ),
-            posterior_threshold=check_float(
-                where + "posterior_threshold", self.posterior_threshold, ConfigError,
-                low=0.0, high=1.0,
-            ),
-            posterior_alpha=check_float(
-                where + "posterior_alpha", self.posterior_alpha, ConfigError, above=0.0
-            ),
-            dtype=normalize_dtype(where + "dtype", self.dtype),
-        )  # fmt: skip
+        self._check_acceptance(where)
+        self._set(dtype=normalize_dtype(where + "dtype", self.dtype))
         check_bool(where + "adaptive", self.adaptive, ConfigError)
         if self.medusa_choices is None:
             self._set(
@@ -125,6 +112,25 @@ class MedusaDecodingConfig(DrafterConfig):
             choices = parse_choices(self.medusa_choices, field, ConfigError)
             check_choices(choices, field, ConfigError, num_heads=self.num_medusa_heads)
             self._set(medusa_choices=choices)
+
+    def _check_acceptance(self, where: str) -> None:
+        rule = check_choice(where + "acceptance", self.acceptance, ACCEPTANCES, ConfigError)
+        self._set(acceptance=rule)
+        for name, default in (
+            ("posterior_threshold", POSTERIOR_THRESHOLD),
+            ("posterior_alpha", POSTERIOR_ALPHA),
+        ):
+            value = getattr(self, name)
+            if value is not None:
+                value = check_float(where + name, value, ConfigError, above=0.0, high=1.0)
+                if rule != "typical":
+                    raise ConfigError(
+                        f"{where}{name} = {value}: a parameter of acceptance = 'typical', here it "
+                        f"is {rule!r}; set acceptance = 'typical' or remove {name}"
+                    )
+            elif rule == "typical":
+                value = default
+            self._set(**{name: value})
 
     @property
     def uses_default_tree(self) -> bool:
@@ -160,6 +166,18 @@ class MedusaDecodingConfig(DrafterConfig):
     def max_draft_path_len(self) -> int:
         """Depth of the tree."""
         return medusa_tree(self.medusa_choices).depth
+
+    def with_defaults(self, params: SamplingParams) -> SamplingParams:
+        """See DrafterConfig: acceptance and its parameters."""
+        drafts = params.speculative is not False and params.max_draft_len != 0
+        if not drafts or params.acceptance != "exact_match" or self.acceptance == "exact_match":
+            return params
+        return dataclasses.replace(
+            params,
+            acceptance=self.acceptance,
+            posterior_threshold=self.posterior_threshold,
+            posterior_alpha=self.posterior_alpha,
+        )
 
     def request_kwargs(self, params: SamplingParams) -> tuple[dict[str, Any], int, dict[str, Any]]:
         """See DrafterConfig. The options: "medusa_choices", the request's tree, and "adaptive"."""

@@ -1,0 +1,54 @@
+"""`specdec convert-heads`: Medusa heads from one project's files into another's."""
+
+from __future__ import annotations
+
+import argparse
+
+__all__ = ["add_arguments", "run"]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("source", metavar="SOURCE", help="folder or file with Medusa heads")
+    parser.add_argument("target", metavar="FOLDER", help="folder to write")
+    parser.add_argument(
+        "--to", default="specdec", choices=("specdec", "fasterdecoding", "vllm"),
+        help="whose spelling to write (default: specdec)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--dtype", default="float16", choices=("float32", "float16", "bfloat16", "int8"),
+        help="of the weights (default: float16; int8 with --to specdec)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--num-medusa-heads", type=int, metavar="N", help="keep the first N heads (default: all)"
+    )
+    parser.add_argument(
+        "--model", metavar="DIR",
+        help="the target: the heads are held against it, and its LM head is written out where the "
+        "spelling needs it",
+    )  # fmt: skip
+    parser.add_argument(
+        "--allow-pickle", action="store_true",
+        help="read .pt and .bin files, which may be malicious; refused otherwise",
+    )  # fmt: skip
+
+
+def run(args: argparse.Namespace) -> int:
+    from ..drafters.medusa_checkpoint import load_heads
+    from ..drafters.medusa_convert import first_heads, write_heads
+
+    model = None
+    if args.model is not None:
+        from ..models import load_model
+
+        model = load_model(args.model, allow_pickle=args.allow_pickle)
+    heads = load_heads(args.source, model=model, allow_pickle=args.allow_pickle)
+    if args.num_medusa_heads is not None:
+        heads = first_heads(heads, args.num_medusa_heads)
+    folder = write_heads(args.target, heads, args.to, dtype=args.dtype, model=model)
+    config = heads.config
+    print(
+        f"{folder}: {config.num_medusa_heads} heads of {config.num_medusa_layers} layers, hidden "
+        f"size {config.hidden_size}, LM head {config.lm_head!r} over {config.head_rows} of "
+        f"{config.vocab_size} tokens, {args.dtype}, as {args.to}"
+    )
+    return 0
