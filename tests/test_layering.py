@@ -162,6 +162,7 @@ PYTHON: dict[str, tuple[set[str], set[str]]] = {
             "drafter_config",
             "acceptance",
             "sampling_lists",
+            "external_draft",
             "sampling_params",
         },
         {"errors"},
@@ -202,9 +203,24 @@ PYTHON: dict[str, tuple[set[str], set[str]]] = {
             "engine",
         },
     ),
+    "orchestrate": (
+        {"orchestrate"},
+        {"errors", "config", "checks", "text", "engine", "llm"},
+    ),
     "entry": (
         {"cli", "demo", "__main__"},
-        {"errors", "config", "checks", "text", "info", "models", "drafters", "engine", "llm"},
+        {
+            "errors",
+            "config",
+            "checks",
+            "text",
+            "info",
+            "models",
+            "drafters",
+            "engine",
+            "llm",
+            "orchestrate",
+        },
     ),
 }
 LAYER_OF = {module: layer for layer, (modules, _) in PYTHON.items() for module in modules}

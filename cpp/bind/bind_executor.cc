@@ -183,6 +183,7 @@ void register_executor(py::module_& m) {
       .def_readonly("num_accepted", &StepOutput::num_accepted)
       .def_readonly("max_path", &StepOutput::max_path)
       .def_readonly("last_logit_row", &StepOutput::last_logit_row)
+      .def_readonly("logit_rows", &StepOutput::logit_rows)
       .def_property_readonly("finish_reason",
                              [](const StepOutput& out) -> std::optional<std::string> {
                                if (out.finish_reason == FinishReason::kNone) return std::nullopt;
@@ -250,7 +251,8 @@ void register_executor(py::module_& m) {
              const std::map<TokenId, float>& logit_bias,
              std::vector<std::vector<TokenId>> bad_words,
              std::optional<std::vector<TokenId>> allowed_token_ids, std::optional<int> logprobs,
-             std::string cache_salt) {
+             std::string cache_salt, bool return_logits, std::vector<TokenId> external_drafts,
+             bool end_after_drafts, const py::object& external_probs) {
             RequestParams p;
             p.prompt = std::move(prompt_ids);
             p.max_tokens = max_tokens;
@@ -276,8 +278,12 @@ void register_executor(py::module_& m) {
             if (allowed_token_ids) p.processors.allowed_token_ids = std::move(*allowed_token_ids);
             p.logprobs = logprobs;
             p.cache_salt = std::move(cache_salt);
+            p.return_logits = return_logits;
+            p.external_drafts = std::move(external_drafts);
+            p.end_after_drafts = end_after_drafts;
+            const BorrowedProbs borrowed(external_probs, py::none(), false);
             py::gil_scoped_release release;
-            return self.executor.submit(std::move(p));
+            return self.executor.submit(std::move(p), borrowed.proposed());
           },
           py::arg("prompt_ids"), py::kw_only(), py::arg("max_tokens"), py::arg("min_tokens") = 0,
           py::arg("eos_token_ids") = std::vector<TokenId>{},
@@ -292,7 +298,9 @@ void register_executor(py::module_& m) {
           py::arg("logit_bias") = std::map<TokenId, float>{},
           py::arg("bad_words") = std::vector<std::vector<TokenId>>{},
           py::arg("allowed_token_ids") = py::none(), py::arg("logprobs") = py::none(),
-          py::arg("cache_salt") = "")
+          py::arg("cache_salt") = "", py::arg("return_logits") = false,
+          py::arg("external_drafts") = std::vector<TokenId>{}, py::arg("end_after_drafts") = false,
+          py::arg("external_probs") = py::none())
       .def(
           "plan", [](BoundExecutor& self) { return self.executor.plan(); },
           py::return_value_policy::reference_internal, py::call_guard<py::gil_scoped_release>(),

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
 #include "base/check.h"
 #include "engine/executor_request.h"
@@ -194,20 +195,49 @@ void Executor::validate(const RequestParams& p) const {
                     "the request's max_draft_len = ", *p.max_draft_len, " is outside 0..",
                     max_drafts_of(config_), ", the engine's max_draft_len");
   }
+  const auto num_drafts = static_cast<std::int64_t>(p.external_drafts.size());
+  if (num_drafts > 0) {
+    for (TokenId id : p.external_drafts) check_id("external_drafts", id);
+    // Beside every other request's row the last prompt token and its drafts must fit into a step.
+    const std::int64_t limit =
+        config_.enable_chunked_prefill
+            ? std::min(kMaxDraftLen, config_.max_num_tokens - config_.max_batch_size)
+            : std::min<std::int64_t>(kMaxDraftLen, config_.max_num_tokens -
+                                                       static_cast<std::int64_t>(p.prompt.size()));
+    SPECDEC_REQUIRE(num_drafts <= limit, "the request brings ", num_drafts,
+                    " external drafts, at most ", limit, " fit (step tokens ", kMaxStepTokens,
+                    ", max_num_tokens ", config_.max_num_tokens, ", max_batch_size ",
+                    config_.max_batch_size,
+                    "): send fewer drafts or raise "
+                    "scheduler_config.max_num_tokens");
+  }
   SPECDEC_REQUIRE(pages_bound(p) <= pages_.num_pages(), "the request needs ", pages_bound(p),
                   " KV pages of ", pages_.page_size(), " tokens (prompt ", p.prompt.size(),
                   " + max_tokens ", p.max_tokens, " + drafts), the whole pool has ",
                   pages_.num_pages(), ": lower max_tokens or raise kv_cache_config.max_tokens");
 }
 
-RequestId Executor::submit(RequestParams params) {
+RequestId Executor::submit(RequestParams params, const ProposedProbs& external_probs) {
   validate(params);
+  const auto num_drafts = static_cast<std::int32_t>(params.external_drafts.size());
+  SPECDEC_REQUIRE(external_probs.data == nullptr || external_probs.rows == num_drafts,
+                  "external_probs has ", external_probs.rows, " rows for ", num_drafts,
+                  " external drafts: give one row per draft");
   std::lock_guard<std::mutex> lock(mutex_);
   auto request = std::make_unique<Request>(next_id_, std::move(params), config_.vocab_size);
   request->max_len = static_cast<int>(std::min<std::int64_t>(
       static_cast<std::int64_t>(request->prompt_len()) + request->params.max_tokens,
       config_.max_seq_len));
   request->promised_pages = pages_bound(request->params);
+  if (external_probs.data != nullptr) {
+    std::vector<std::int32_t> parents(num_drafts);
+    std::iota(parents.begin(), parents.end(), -1);
+    request->external_probs.assign(external_probs.data, external_probs.row_stride,
+                                   external_probs.columns, external_probs.vocab_ids,
+                                   external_probs.replacement,
+                                   request->params.external_drafts.data(), parents.data(),
+                                   num_drafts, config_.vocab_size, vocab_scratch_);
+  }
   waiting_.push_back(std::move(request));
   return next_id_++;
 }

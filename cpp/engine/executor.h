@@ -86,7 +86,8 @@ class Executor {
 
   void set_step_cost(std::vector<int> rows, std::vector<double> seconds);
 
-  RequestId submit(RequestParams params);
+  // external_probs: what params.external_drafts were drawn from.
+  RequestId submit(RequestParams params, const ProposedProbs& external_probs = {});
   // Takes effect at once for a waiting request, else with the step in flight. False: unknown id.
   bool cancel(RequestId id);
   // Drafts for the request's next decode step, used once, in place of the in-engine drafter's.
@@ -125,6 +126,8 @@ class Executor {
   void plan_drafts(int row_budget);
   int place_proposal(Request& request, const DraftLimits& limits);
   void place_decode(Request& request);
+  int external_drafts(const Request& request) const;
+  int prefill_rows(const Request& request, int budget) const;
   void place_prefill(Request& request, int rows);
   void attach_prefix(Request& request);
   bool better_wait(const Request& request, std::size_t index) const;

@@ -53,7 +53,11 @@ void Executor::commit_decode(Request& request, int index, const TokenId* sampled
     }
     deliver(request, token, scores == nullptr ? nullptr : scores + node * row_stride, out);
     out.last_logit_row = plan_.cu_logits[index] + node;
+    if (request.params.return_logits) out.logit_rows.push_back(out.last_logit_row);
     ++delivered;
+  }
+  if (first_token && request.params.end_after_drafts && request.finished == FinishReason::kNone) {
+    request.finished = FinishReason::kLength;
   }
   out.num_drafts = tree.num_drafts();
   out.num_accepted = std::max(0, std::min(delivered, accepted.path_len));
@@ -102,7 +106,6 @@ std::vector<StepOutput> Executor::commit(const StepPlan& plan, const TokenId* id
       continue;
     }
     const float* row_scores = scores == nullptr ? nullptr : scores + first * row_stride;
-    if (request.in_prefill()) request.tree.reset(request.history.back());
     if (scores == nullptr) {
       for (int i = 0; i < rows; ++i) {
         SPECDEC_REQUIRE(ids[first + i] < config_.vocab_size, "ids[", first + i,

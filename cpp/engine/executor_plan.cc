@@ -1,5 +1,6 @@
 // plan(): which requests run, how many rows each gets, and the step's geometry.
 #include <algorithm>
+#include <utility>
 
 #include "base/check.h"
 #include "engine/executor.h"
@@ -92,11 +93,11 @@ const StepPlan* Executor::plan() {
       request.waited = true;
       continue;
     }
-    const int left = request.prompt_len() - request.prefilled;
-    const int rows = std::min(left, budget);
-    if (rows == 0 || (!config_.enable_chunked_prefill && rows < left)) continue;
+    const int rows = prefill_rows(request, budget);
+    if (rows == 0) continue;
     chunk[i] = rows;
     budget -= rows;
+    if (request.prefilled + rows == request.prompt_len()) budget -= external_drafts(request);
     plan_.num_prefill_rows += rows;
   }
   plan_drafts(budget);
@@ -113,6 +114,22 @@ const StepPlan* Executor::plan() {
   outstanding_ = true;
   if (config_.check_integrity) pages_.check_integrity();
   return &plan_;
+}
+
+// Drafts that came with the request, as many as it could still deliver.
+int Executor::external_drafts(const Request& request) const {
+  const int room = request.max_len - static_cast<int>(request.history.size());
+  return std::min(static_cast<int>(request.params.external_drafts.size()), room - 1);
+}
+
+// Prompt rows of this step. Its last token and the drafts that came with the request go together.
+int Executor::prefill_rows(const Request& request, int budget) const {
+  const int left = request.prompt_len() - request.prefilled;
+  const int rows = std::min(left, budget);
+  const int drafts = external_drafts(request);
+  const bool all = rows == left && left + drafts <= budget;
+  if (!config_.enable_chunked_prefill) return all ? rows : 0;
+  return all || drafts == 0 ? rows : std::min(rows, left - 1);
 }
 
 // Fills request->tree of every decoding request. `row_budget`: rows left for drafts.
@@ -188,15 +205,26 @@ int Executor::open_rows(Request& request, int rows, std::int64_t kv_len) {
 
 void Executor::place_prefill(Request& request, int rows) {
   const int start = request.prefilled;
-  const int first = open_rows(request, rows, start);
+  const bool last = start + rows == request.prompt_len();
+  DraftTree& tree = request.tree;  // its golden token is the prompt's last
+  tree.reset(request.history.back());
+  const int drafts = last ? external_drafts(request) : 0;
+  for (int i = 0; i < drafts; ++i) {
+    request.proposal_source[tree.add(request.params.external_drafts[i], i)] = i;
+  }
+  request.tree_has_probs = drafts > 0 && request.external_probs.given();
+  if (request.tree_has_probs) std::swap(request.external_probs, request.step_probs);
+  request.step_max_path = drafts;
+  const int all = rows + drafts;
+  const int first = open_rows(request, all, start);
   const int b = plan_.num_requests - 1;
-  for (int i = 0; i < rows; ++i) {
-    plan_.tokens[first + i] = request.history[start + i];
+  for (int i = 0; i < all; ++i) {
+    plan_.tokens[first + i] = i < rows ? request.history[start + i] : tree.tokens[i - rows + 1];
     plan_.positions[first + i] = start + i;
     plan_.parents[first + i] = i - 1;
   }
-  if (start + rows == request.prompt_len()) {
-    plan_.logit_rows[plan_.num_logit_rows++] = first + rows - 1;
+  if (last) {
+    for (int i = rows - 1; i < all; ++i) plan_.logit_rows[plan_.num_logit_rows++] = first + i;
     plan_.needs_logits |= request.wants_scores();
   }
   plan_.cu_logits[b + 1] = plan_.num_logit_rows;

@@ -26,7 +26,7 @@ struct Executor::Request {
   // row decides the first token.
   int reusable() const { return prompt_len() - 1; }
   bool wants_scores() const {
-    return !params.sampling.greedy() || params.logprobs.has_value() ||
+    return !params.sampling.greedy() || params.logprobs.has_value() || params.return_logits ||
            processor.active(num_output());
   }
 
@@ -60,6 +60,7 @@ struct Executor::Request {
   bool has_proposal = false;
   DraftTree proposal;         // node 0 unused
   DraftProbs proposal_probs;  // of `proposal`
+  DraftProbs external_probs;  // of params.external_drafts
   DraftProbs step_probs;      // of the proposal that `tree` came from
   bool tree_has_probs = false;
   std::int32_t proposal_source[kMaxStepTokens] = {};  // draft of step_probs that a node of tree is

@@ -47,6 +47,10 @@ struct RequestParams {
   AcceptanceParams acceptance;
   ProcessorParams processors;
   std::optional<int> logprobs;  // number of alternatives beside each delivered token
+  bool return_logits = false;   // StepOutput::logit_rows is wanted
+  // A chain of drafts for what follows the prompt, verified in the pass that reads its last token.
+  std::vector<TokenId> external_drafts;
+  bool end_after_drafts = false;  // that pass is the whole request: finish reason kLength
   // Requests share published pages and a public n-gram pool only if their salts are equal.
   std::string cache_salt;
 };
@@ -84,6 +88,7 @@ struct StepOutput {
   // Logit row of the step whose token was delivered last: the golden token's, or the deepest
   // accepted draft's. -1: nothing was delivered.
   int last_logit_row = -1;
+  std::vector<int> logit_rows;  // of every delivered token, if asked for (return_logits)
   FinishReason finish_reason = FinishReason::kNone;
   std::optional<TokenId> stop_token;  // the stop id (not the model's end token) that ended it
   std::string error;

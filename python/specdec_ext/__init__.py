@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from .errors import UnsupportedConfigError as UnsupportedConfigError
     from .errors import UnsupportedModelError as UnsupportedModelError
     from .errors import UnsupportedRequestError as UnsupportedRequestError
+    from .external_draft import ExternalDraftTokensConfig as ExternalDraftTokensConfig
     from .installation import build_info as build_info
     from .installation import get_num_threads as get_num_threads
     from .installation import set_num_threads as set_num_threads
@@ -43,6 +44,7 @@ _EXPORTS = {
     "ConfigError": "errors",
     "EngineError": "errors",
     "Executor": "_core",
+    "ExternalDraftTokensConfig": "external_draft",
     "KvCacheConfig": "config",
     "LLM": "llm",
     "LookaheadDecodingConfig": "config",

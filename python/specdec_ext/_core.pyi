@@ -254,6 +254,8 @@ class StepOutput:
     @property
     def last_logit_row(self) -> int: ...
     @property
+    def logit_rows(self) -> list[int]: ...
+    @property
     def logprobs(self) -> list[typing.Any]: ...
     @property
     def max_path(self) -> int: ...
@@ -385,6 +387,10 @@ class Executor:
         | None = None,
         logprobs: typing.SupportsInt | typing.SupportsIndex | None = None,
         cache_salt: str = "",
+        return_logits: bool = False,
+        external_drafts: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex] = [],
+        end_after_drafts: bool = False,
+        external_probs: typing.Any = None,
     ) -> int: ...
     @property
     def num_unfinished(self) -> int: ...

@@ -29,6 +29,33 @@ from .sampling_params import SamplingParams
 __all__ = ["EngineLoop"]
 
 
+def _external_probs(params: SamplingParams) -> Any:
+    """What the request's own drafts were drawn from, float32 [drafts, vocabulary] on the CPU.
+
+    None without logits, and for a greedy request: it compares tokens.
+    """
+    draft = params.external_draft
+    if draft is None or draft.logits is None or params.greedy:
+        return None
+    import torch
+
+    try:
+        scores = torch.as_tensor(draft.logits).detach().to("cpu", torch.float64)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise RequestError(
+            f"ExternalDraftTokensConfig.logits cannot be read as numbers ({error}); give a float "
+            "tensor [number of drafts, vocabulary]"
+        ) from None
+    probs = scores.softmax(dim=-1)
+    for i, row in enumerate(probs):
+        if not bool(row.isfinite().all()):
+            raise RequestError(
+                f"ExternalDraftTokensConfig.logits[{i}] holds a NaN or +inf, or only -inf: its "
+                "softmax is no distribution; give the draft model's finite scores"
+            )
+    return probs.float()
+
+
 class EngineLoop:
     """Drives one executor and one model.
 
@@ -78,6 +105,7 @@ class EngineLoop:
         params = self._with_defaults(params)
         resolve_request(prompt_token_ids, params, self.limits, self.tokenizer)
         self._check_text_parameters(params)
+        _external_probs(params)
 
     def submit(
         self,
@@ -95,6 +123,9 @@ class EngineLoop:
         params = self._with_defaults(params)
         resolved = resolve_request(prompt_token_ids, params, self.limits, self.tokenizer)
         self._check_text_parameters(params)
+        probs = _external_probs(params)
+        if probs is not None:
+            resolved.submit_kwargs["external_probs"] = probs
         detokenizer = None
         if self._detokenizers is not None and params.detokenize:
             detokenizer = self._detokenizers.make(params.skip_special_tokens)
@@ -161,6 +192,7 @@ class EngineLoop:
                 return False
             hidden = self._drafting.hidden_for(plan) if self._drafting is not None else None
             interrupted: BaseException | None = None
+            result: Any = None
             forward_begin = forward_end = time.perf_counter()
             try:
                 if hidden is None:
@@ -175,7 +207,7 @@ class EngineLoop:
                 outputs = self._fail_step(plan, error)
                 if not isinstance(error, Exception):
                     interrupted = error
-            self._route(outputs, start)
+            self._route(outputs, start, result)
             end = time.perf_counter()
             self._num_steps += 1
             self._forward_s += forward_end - forward_begin
@@ -300,13 +332,16 @@ class EngineLoop:
             self._end(state, "error", error=message)
         state.notify()
 
-    def _route(self, outputs: Iterable[Any], start: float) -> None:
+    def _route(self, outputs: Iterable[Any], start: float, result: Any) -> None:
         """Give each request what the step delivered to it."""
         for out in outputs:
             with self._lock:
                 state = self._states.get(out.request_id)
                 if state is None:
                     continue
+                if out.logit_rows:
+                    # A copy: the model writes its next scores into the same memory.
+                    state.add_logits(result[out.logit_rows].clone())
                 cut_short = state.consume(out, start)
                 if state.finished:
                     del self._states[out.request_id]

@@ -24,6 +24,8 @@ class CompletionOutput:
     finish_reason      None while running, "stop" (end or stop token, stop string), "length",
                        "error" (this request failed; see `error`) or "cancelled"
     stop_reason        the stop string or stop token id that ended it; None for end-of-text
+    generation_logits  [tokens, vocabulary] float32 tensor on the model's device, if asked for
+                       (return_generation_logits): the model's scores before processors
     token_from_draft   per token: True if it was a draft that the model confirmed
     delta_text, delta_token_ids, delta_segments
                        what is new since the previous snapshot of the same stream; a segment is
@@ -38,6 +40,7 @@ class CompletionOutput:
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     error: str | None = None
+    generation_logits: Any = field(default=None, repr=False, compare=False)
     spec_decode_metrics: dict[str, Any] | None = None
     token_from_draft: list[bool] = field(default_factory=list)
     delta_text: str = ""

@@ -153,7 +153,12 @@ def _speculation(
                 ("max_draft_len", params.max_draft_len or None),
                 ("medusa_choices", params.medusa_choices),
                 ("adaptive", params.adaptive or None),
-                ("acceptance", None if params.acceptance == "exact_match" else params.acceptance),
+                (
+                    "acceptance",
+                    None
+                    if params.acceptance == "exact_match" or params.external_draft is not None
+                    else params.acceptance,
+                ),
             )
             if value is not None
         ]
@@ -252,6 +257,10 @@ def resolve_request(
         )
     allowed = params.allowed_token_ids
     spec_kwargs, depth, draft_options = _speculation(params, limits.speculative_config)
+    external = params.external_draft
+    if external is not None:
+        external.check_vocabulary(vocab)
+        depth = max(depth, len(external.tokens))
     _check_capacity(len(prompt), max_tokens, spec_kwargs, limits)
     for token in params.logit_bias or ():
         check_int("SamplingParams.logit_bias key", token, RequestError, low=0, high=vocab - 1,
@@ -285,6 +294,9 @@ def resolve_request(
         else _check_ids("SamplingParams.allowed_token_ids", allowed, vocab),
         "logprobs": params.logprobs,
         "cache_salt": params.cache_salt,
+        "return_logits": params.return_generation_logits,
+        "external_drafts": [] if external is None else list(external.tokens),
+        "end_after_drafts": external is not None and not external.go_on,
         **spec_kwargs,
     }
     return ResolvedRequest(prompt, kwargs, depth, max_tokens, draft_options)

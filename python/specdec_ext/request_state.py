@@ -67,6 +67,7 @@ class RequestState:
             [] if params.logprobs is not None else None
         )
         self._cumulative_logprob = 0.0
+        self._logits: list[Any] = []  # [tokens of a step, vocabulary] each
         self._version = 0  # changes so far, and how many of them a snapshot has shown
         self._seen = 0
         self._lock = threading.Lock()
@@ -88,6 +89,11 @@ class RequestState:
     def notify(self) -> None:
         if self.on_update is not None:
             self.on_update(self)
+
+    def add_logits(self, rows: Any) -> None:
+        """Scores [tokens, vocabulary] of the tokens that the next consume() brings."""
+        with self._lock:
+            self._logits.append(rows)
 
     def consume(self, out: Any, step_start: float) -> bool:
         """Take a StepOutput. True if a stop string ended the request here, so that later tokens of
@@ -146,6 +152,7 @@ class RequestState:
                 finish_reason=self.finish_reason,
                 stop_reason=self.stop_reason,
                 error=self.error,
+                generation_logits=self._joined_logits(),
                 token_from_draft=list(self.from_draft),
                 delta_text="".join(text for text, _ in self._fresh),
                 delta_token_ids=self.token_ids[self._fresh_tokens :],
@@ -171,6 +178,21 @@ class RequestState:
         if len(self._text) > 1:
             self._text = ["".join(self._text)]
         return self._text[0] if self._text else ""
+
+    def _joined_logits(self) -> Any:
+        """[tokens, vocabulary], or None. Rows behind a stop string go as their tokens do."""
+        if not self._logits:
+            return None
+        if len(self._logits) > 1:
+            rows = self._logits[0].new_empty(
+                sum(len(part) for part in self._logits), self._logits[0].shape[1]
+            )
+            begin = 0
+            for part in self._logits:
+                rows[begin : begin + len(part)] = part
+                begin += len(part)
+            self._logits = [rows]
+        return self._logits[0][: len(self.token_ids)]
 
     def _metrics(self) -> dict[str, Any]:
         num_tokens = len(self.token_ids)

@@ -17,6 +17,7 @@ from .config import MAX_DRAFT_LEN, LookaheadDecodingConfig
 from .config_parse import parse_speculative_config
 from .drafter_config.medusa_choices import parse_choices
 from .errors import RequestError, UnsupportedRequestError
+from .external_draft import ExternalDraftTokensConfig
 from .sampling_lists import (
     MAX_BAD_WORDS,
     MAX_ID_LIST,
@@ -48,6 +49,7 @@ _ALIASES = {
     "draft_acceptance_threshold": "acceptance_threshold",
     "typical_acceptance_sampler_posterior_threshold": "posterior_threshold",
     "typical_acceptance_sampler_posterior_alpha": "posterior_alpha",
+    "external_draft_tokens_config": "external_draft",
 }
 # Spellings of the off switch whose meaning is inverted.
 _OFF_SWITCHES = ("disable_spec_decode", "disable_speculative_decoding")
@@ -67,15 +69,17 @@ class SamplingParams:
                 allowed_token_ids, repetition_penalty > 0, presence_penalty and
                 frequency_penalty -2..2
     Output      logprobs (None, or 0..20 best tokens beside the chosen), skip_special_tokens,
-                detokenize (False: token ids only; not with `stop`)
+                detokenize (False: token ids only; not with `stop`), return_generation_logits (the
+                model's own scores of every delivered token, before processors)
     Speculation speculative (None: as the engine; False: plain decoding; True: needs an engine with
                 a speculative_config), lookahead_config (w,n,g within the engine's triple),
                 max_draft_len (0..the engine's), medusa_choices (a tree within the engine's number
                 of nodes), adaptive (None: as the engine)
+                external_draft: drafts that the request brings along (docs/orchestrate.md)
     Acceptance  acceptance: "exact_match" or "rejection" (lossless), "typical" or "threshold"
                 (lossy); posterior_threshold, posterior_alpha: for typical (None: 0.09, 0.3);
                 acceptance_threshold: for threshold, in (0, 1] (docs/methods/sampling.md)
-    Sharing     cache_salt: requests share pools only with requests of the same salt
+    Sharing     cache_salt: requests share pools and cached prompts only with the same salt
 
     Raises RequestError (UnsupportedRequestError for beams, best_of, prompt_logprobs, structured
     outputs) naming field, value, limit and remedy.
@@ -112,6 +116,8 @@ class SamplingParams:
     posterior_alpha: float | None = None
     acceptance_threshold: float | None = None
     cache_salt: str = ""
+    external_draft: ExternalDraftTokensConfig | None = None
+    return_generation_logits: bool = False
     # Refused unless they are off.
     best_of: int | None = None
     beam_width: int = 1
@@ -126,6 +132,7 @@ class SamplingParams:
         self._check_stops()
         self._check_scores()
         self._check_speculation()
+        self._adopt_external_rule()
         self._set(
             **check_acceptance(
                 self.acceptance,
@@ -217,6 +224,7 @@ class SamplingParams:
     def _check_stops(self) -> None:
         for name in (
             "ignore_eos", "include_stop_str_in_output", "skip_special_tokens", "detokenize",
+            "return_generation_logits",
         ):  # fmt: skip
             check_bool(f"SamplingParams.{name}", getattr(self, name), RequestError)
         raw = self.stop
@@ -313,6 +321,16 @@ class SamplingParams:
                 f"= {self.max_draft_len}: the triple already fixes the draft length; set only the "
                 "one that belongs to the engine's method"
             )
+        if isinstance(self.external_draft, Mapping):
+            try:
+                self._set(external_draft=ExternalDraftTokensConfig(**self.external_draft))
+            except TypeError as error:
+                raise RequestError(f"SamplingParams.external_draft: {error}") from None
+        if not isinstance(self.external_draft, ExternalDraftTokensConfig | None):
+            raise RequestError(
+                f"SamplingParams.external_draft = {show(self.external_draft)}: expected an "
+                f"ExternalDraftTokensConfig, got {type(self.external_draft).__name__}"
+            )
         asked = (
             self.lookahead_config is not None
             or self.medusa_choices is not None
@@ -322,6 +340,26 @@ class SamplingParams:
             raise RequestError(
                 "SamplingParams.speculative = False but lookahead_config, medusa_choices or "
                 "max_draft_len asks for drafts; remove one of them"
+            )
+
+    def _adopt_external_rule(self) -> None:
+        """Drafts that come with logits are held against them."""
+        draft = self.external_draft
+        if draft is None or draft.logits is None:
+            return
+        threshold = draft.acceptance_threshold
+        if threshold is None:
+            if self.acceptance == "exact_match":
+                self._set(acceptance="rejection")
+        elif self.acceptance in ("exact_match", "threshold") and (
+            self.acceptance_threshold is None or self.acceptance_threshold == threshold
+        ):
+            self._set(acceptance="threshold", acceptance_threshold=threshold)
+        else:
+            raise RequestError(
+                f"ExternalDraftTokensConfig.acceptance_threshold = {threshold} but "
+                f"SamplingParams.acceptance = {self.acceptance!r}, acceptance_threshold = "
+                f"{self.acceptance_threshold}; give the rule in one place"
             )
 
     @property
@@ -346,6 +384,7 @@ class SamplingParams:
             or self.presence_penalty != 0.0
             or self.frequency_penalty != 0.0
             or self.logprobs is not None
+            or self.return_generation_logits
         )
 
     @classmethod

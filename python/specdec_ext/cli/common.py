@@ -105,6 +105,11 @@ def add_llm_arguments(parser: argparse.ArgumentParser) -> None:
         help="prompt lookup with patterns of up to M tokens",
     )  # fmt: skip
     spec.add_argument(
+        "--prompt-lookup-style", choices=("v1", "v2"), default="v2",
+        help="prompt lookup as an external loop over generate calls with prefix reuse (v1), or in "
+        "the engine (v2, default); the tokens are the same",
+    )  # fmt: skip
+    spec.add_argument(
         "--speculative-config", metavar="JSON|FILE",
         help="any method as JSON, YAML or a .yaml file",
     )  # fmt: skip
@@ -180,6 +185,19 @@ def _speculative_config(args: argparse.Namespace) -> Any:
     return config
 
 
+def external_lookup(args: argparse.Namespace) -> Any:
+    """The configuration of prompt lookup as an external loop; None: everything is in the engine."""
+    if args.prompt_lookup_style == "v2":
+        return None
+    config = _speculative_config(args)
+    if config is None or config.method != "ngram":
+        usage_error(
+            args,
+            '--prompt-lookup-style v1 needs prompt lookup; give --prompt-lookup-config "[K,M]"',
+        )
+    return config
+
+
 def usage_error(args: argparse.Namespace, message: str) -> NoReturn:
     print(f"specdec {args.command}: error: {message}", file=sys.stderr)
     raise UsageExit
@@ -207,22 +225,24 @@ def llm_kwargs(args: argparse.Namespace) -> dict[str, Any]:
     check_build(
         config, args.max_draft_len, args.speculative_decoding_mode, args.tensor_parallel_size
     )
+    # The loop brings the drafts and needs prefix reuse; the engine itself drafts nothing.
+    outside = external_lookup(args) is not None
     return {
         "model": args.model,
         "tokenizer": args.tokenizer_dir,
-        "speculative_config": config,
+        "speculative_config": None if outside else config,
         "dtype": normalize_dtype("--dtype", args.dtype),
         "model_impl": args.model_impl,
         "allow_pickle": args.allow_pickle,
-        "max_draft_len": args.max_draft_len,
-        "speculative_decoding_mode": args.speculative_decoding_mode,
+        "max_draft_len": None if outside else args.max_draft_len,
+        "speculative_decoding_mode": None if outside else args.speculative_decoding_mode,
         "tensor_parallel_size": args.tensor_parallel_size,
         "kv_cache_config": parse_kv_cache_config(
             chosen(
                 tokens_per_block=args.tokens_per_block,
                 max_tokens=args.max_tokens_in_paged_kv_cache,
                 free_gpu_memory_fraction=args.kv_cache_free_gpu_memory_fraction,
-                enable_block_reuse=args.kv_cache_enable_block_reuse or None,
+                enable_block_reuse=args.kv_cache_enable_block_reuse or outside or None,
             )
         ),
         "scheduler_config": parse_scheduler_config(

@@ -8,7 +8,14 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from .common import add_llm_arguments, llm_kwargs, make_llm, usage_error, use_color
+from .common import (
+    add_llm_arguments,
+    external_lookup,
+    llm_kwargs,
+    make_llm,
+    usage_error,
+    use_color,
+)
 
 if TYPE_CHECKING:
     from ..outputs import RequestOutput
@@ -206,6 +213,7 @@ class _Job:
         self.llm = llm
         self.params = params
         self.color = use_color(args.color_accepted, sys.stdout)
+        self.lookup = external_lookup(args)
 
     def run(self, prompts: list[Any]) -> int:
         items = [self._encode(prompt) for prompt in prompts]
@@ -219,6 +227,8 @@ class _Job:
             off = dataclasses.replace(
                 self.params, speculative=False, lookahead_config=None, max_draft_len=None
             )
+            if self.lookup is not None:
+                self.llm.reset_prefix_cache()  # the comparison computes its own K/V
             plain, interrupted = self._decode(items, off, None)
         identical = None
         if plain is not None and not interrupted:
@@ -256,6 +266,8 @@ class _Job:
         self, items: list[Any], params: SamplingParams, stream_to: TextIO | None
     ) -> tuple[list[RequestOutput], bool]:
         """Outputs, complete or as far as they got, and whether Ctrl-C cut them short."""
+        if self.lookup is not None and params.speculative is not False:
+            return self._decode_outside(items, params, stream_to)
         groups = self.llm._submit_all(items, [params] * len(items))
         try:
             if stream_to is not None:
@@ -270,6 +282,28 @@ class _Job:
                 stream_to.write("\n")
             return [group.snapshot() for group in groups], True
         return [group.snapshot() for group in groups], False
+
+    def _decode_outside(
+        self, items: list[Any], params: SamplingParams, stream_to: TextIO | None
+    ) -> tuple[list[RequestOutput], bool]:
+        """As _decode(), by prompt lookup as a loop over generate calls."""
+        from ..orchestrate import prompt_lookup_loop
+
+        prompts = [
+            {"prompt_token_ids": ids} if text is None else {"prompt": text, "prompt_token_ids": ids}
+            for text, ids in items
+        ]
+        loop = prompt_lookup_loop(self.llm, prompts, params, config=self.lookup)
+        try:
+            while loop.step():
+                if stream_to is not None:
+                    self._write_segments(loop.snapshots()[0].outputs[0].delta_segments, stream_to)
+        except KeyboardInterrupt:
+            return loop.snapshots(), True
+        finally:
+            if stream_to is not None:
+                stream_to.write("\n")
+        return loop.snapshots(), False
 
     def _write_segments(self, segments: list[tuple[str, bool]], stream: TextIO) -> None:
         for text, from_draft in segments:
