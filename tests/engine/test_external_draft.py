@@ -227,6 +227,45 @@ def test_vocabulary_is_checked_before_any_work() -> None:
     assert engine.num_unfinished == 0
 
 
+def test_logits_that_are_no_law_are_refused() -> None:
+    """Only a sampled request looks at them; a greedy one compares tokens."""
+    engine = make_engine(None)
+    good = torch.zeros(2, VOCAB)
+    never = good.clone()
+    never[1, 7] = -torch.inf  # its own token has q = 0
+    cases: list[tuple[Any, str]] = [
+        (good.index_fill(1, torch.tensor([3]), torch.nan), r"logits\[0\] holds a NaN"),
+        (torch.full((2, VOCAB), -torch.inf), r"logits\[0\] holds a NaN or \+inf, or only -inf"),
+        (never, "probs"),
+    ]
+    for logits, message in cases:
+        draft = ExternalDraftTokensConfig([6, 7], logits)
+        with pytest.raises(RequestError, match=message):
+            engine.submit([1], SamplingParams(temperature=1.0, external_draft=draft))
+        state = engine.submit([1], SamplingParams(external_draft=draft))
+        engine.run([state])
+        assert state.token_ids[0] == LOOP_FUNCTION.reference([1], 1)[0]
+    assert engine.num_unfinished == 0
+
+
+def test_the_rule_follows_from_what_the_drafts_bring() -> None:
+    logits = torch.zeros(1, 8)
+    plain = ExternalDraftTokensConfig([1])
+    scored = ExternalDraftTokensConfig([1], logits)
+    bounded = ExternalDraftTokensConfig([1], logits, 0.25)
+    rules = [SamplingParams(temperature=1.0, external_draft=d) for d in (plain, scored, bounded)]
+    assert [p.acceptance for p in rules] == ["exact_match", "rejection", "threshold"]
+    assert [p.lossless for p in rules] == [True, True, False]
+    assert rules[2].acceptance_threshold == 0.25
+    with pytest.raises(RequestError, match="give the rule in one place"):
+        SamplingParams(temperature=1.0, acceptance="typical", external_draft=bounded)
+    with pytest.raises(RequestError, match="give the rule in one place"):
+        SamplingParams(
+            temperature=1.0, acceptance="threshold", acceptance_threshold=0.5,
+            external_draft=bounded,
+        )  # fmt: skip
+
+
 @pytest.mark.parametrize("config", [None, NGRAM, LOOKAHEAD])
 @pytest.mark.parametrize("external", [False, True])
 def test_generation_logits_are_the_rows_of_the_delivered_tokens(
