@@ -55,12 +55,17 @@ model: $(STAMPS)/model  ## install and convert the built-in default model
 demo: $(STAMPS)/model  ## decode real prompts: lookahead and prompt lookup against plain decoding
 	$(PY) -m specdec_ext.demo
 
-test: lint cpp-test emu $(STAMPS)/model  ## the tests, under 20 minutes on two cores (CI also runs cuda-check)
-	SPECDEC_REQUIRE_MODEL=1 $(REQUIRE_EMU) $(PY) -m pytest -m "not slow"
+# Two processes of one thread: most tests are one thread's work, and passes of two threads in each of
+# two processes would wait for each other. A file's tests stay together, in order.
+TEST_JOBS ?= 2
+PYTEST = OMP_NUM_THREADS=1 SPECDEC_NUM_THREADS=1 $(PY) -m pytest -n $(TEST_JOBS) --dist loadfile
 
-test-slow: $(STAMPS)/model emu simt-test  ## the full counts (hours)
+test: lint cpp-test emu $(STAMPS)/model  ## the tests, under 20 minutes on two cores (CI also runs cuda-check)
+	SPECDEC_REQUIRE_MODEL=1 $(REQUIRE_EMU) $(PYTEST) -m "not slow"
+
+test-slow: $(STAMPS)/model emu simt-test  ## the full counts, beside `make test` (hours)
 	$(PY) -m benchmarks.datasets
-	SPECDEC_REQUIRE_MODEL=1 SPECDEC_TEST_PROGRAMS=1500 $(PY) -m pytest
+	SPECDEC_REQUIRE_MODEL=1 $(REQUIRE_EMU) SPECDEC_TEST_PROGRAMS=1500 $(PYTEST) -m slow
 
 # -- parts ----------------------------------------------------------------------------------------
 
