@@ -75,8 +75,7 @@ __global__ void __launch_bounds__(kCommitThreads, 1) commit_kernel(const CommitS
   for (std::int32_t i = team.rank(); i < rows; i += team.size()) {
     shared.sampled[i] = p.sampled[first + i];
   }
-  if (team.rank() == 0) shared.tree.size = size;
-  team.sync();
+  if (team.rank() == 0) shared.tree.size = size;  // slot_commit begins with a barrier
   slot_commit(team, slot, &shared.tree, shared.sampled, &shared.accepted, &shared.result,
               shared.path, &shared.path_len);
   write_result(p, b, shared);
