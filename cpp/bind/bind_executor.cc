@@ -252,7 +252,7 @@ void register_executor(py::module_& m) {
              std::vector<std::vector<TokenId>> bad_words,
              std::optional<std::vector<TokenId>> allowed_token_ids, std::optional<int> logprobs,
              std::string cache_salt, bool return_logits, std::vector<TokenId> external_drafts,
-             bool end_after_drafts, const py::object& external_probs) {
+             bool end_after_drafts, const py::object& external_probs, bool compute_whole_prompt) {
             RequestParams p;
             p.prompt = std::move(prompt_ids);
             p.max_tokens = max_tokens;
@@ -281,6 +281,7 @@ void register_executor(py::module_& m) {
             p.return_logits = return_logits;
             p.external_drafts = std::move(external_drafts);
             p.end_after_drafts = end_after_drafts;
+            p.compute_whole_prompt = compute_whole_prompt;
             const BorrowedProbs borrowed(external_probs, py::none(), false);
             py::gil_scoped_release release;
             return self.executor.submit(std::move(p), borrowed.proposed());
@@ -300,7 +301,7 @@ void register_executor(py::module_& m) {
           py::arg("allowed_token_ids") = py::none(), py::arg("logprobs") = py::none(),
           py::arg("cache_salt") = "", py::arg("return_logits") = false,
           py::arg("external_drafts") = std::vector<TokenId>{}, py::arg("end_after_drafts") = false,
-          py::arg("external_probs") = py::none())
+          py::arg("external_probs") = py::none(), py::arg("compute_whole_prompt") = false)
       .def(
           "plan", [](BoundExecutor& self) { return self.executor.plan(); },
           py::return_value_policy::reference_internal, py::call_guard<py::gil_scoped_release>(),

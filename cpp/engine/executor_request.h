@@ -24,7 +24,7 @@ struct Executor::Request {
   bool untouched() const { return prefilled == num_cached && in_prefill(); }
   // Prompt tokens that may come from published pages: the last one is always computed, because its
   // row decides the first token.
-  int reusable() const { return prompt_len() - 1; }
+  int reusable() const { return params.compute_whole_prompt ? 0 : prompt_len() - 1; }
   bool wants_scores() const {
     return !params.sampling.greedy() || params.logprobs.has_value() || params.return_logits ||
            processor.active(num_output());

@@ -46,8 +46,9 @@ struct RequestParams {
   SamplingLaw sampling;
   AcceptanceParams acceptance;
   ProcessorParams processors;
-  std::optional<int> logprobs;  // number of alternatives beside each delivered token
-  bool return_logits = false;   // StepOutput::logit_rows is wanted
+  std::optional<int> logprobs;        // number of alternatives beside each delivered token
+  bool return_logits = false;         // StepOutput::logit_rows is wanted
+  bool compute_whole_prompt = false;  // every prompt token needs a row: nothing is taken over
   // A chain of drafts for what follows the prompt, verified in the pass that reads its last token.
   std::vector<TokenId> external_drafts;
   bool end_after_drafts = false;  // that pass is the whole request: finish reason kLength

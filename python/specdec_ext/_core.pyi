@@ -391,6 +391,7 @@ class Executor:
         external_drafts: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex] = [],
         end_after_drafts: bool = False,
         external_probs: typing.Any = None,
+        compute_whole_prompt: bool = False,
     ) -> int: ...
     @property
     def num_unfinished(self) -> int: ...

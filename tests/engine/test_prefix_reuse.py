@@ -195,6 +195,19 @@ def test_a_stop_token_ends_what_is_published() -> None:
     assert engine.ex.stats()["published_pages"] == len(prompt) + end - 1
 
 
+def test_a_request_may_ask_for_every_row() -> None:
+    """Nothing is taken over (scores of the whole prompt need all rows), all of it is published."""
+    engine = reuse_engine(page_size=4)
+    prompt = [i * 7 % 40 for i in range(30)]
+    assert cached_tokens(engine, prompt, compute_whole_prompt=True) == 0
+    assert cached_tokens(engine, prompt) == 28
+    rows = engine.ex.stats()["prefill_rows"]
+    assert cached_tokens(engine, prompt, compute_whole_prompt=True) == 0
+    assert engine.ex.stats()["prefill_rows"] - rows == 30
+    stats = engine.ex.stats()
+    assert stats["deduplicated_pages"] == 7  # its own copies are given up again
+
+
 def test_salts_share_nothing() -> None:
     engine = reuse_engine(page_size=4)
     secret = [i * 7 % 40 for i in range(30)]
