@@ -21,4 +21,5 @@ PYBIND11_MODULE(_core, m) {
   specdec::register_algo(m);
   specdec::register_sampling(m);
   specdec::register_slots(m);
+  specdec::register_beams(m);
 }

@@ -18,5 +18,6 @@ void register_decoder(pybind11::module_& m);
 void register_algo(pybind11::module_& m);
 void register_sampling(pybind11::module_& m);
 void register_slots(pybind11::module_& m);
+void register_beams(pybind11::module_& m);
 
 }  // namespace specdec

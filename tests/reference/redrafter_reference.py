@@ -50,35 +50,51 @@ class Network:
         return _linear(head, self.features(context, state))
 
 
-def log_probabilities(scores: Sequence[float], keep: int = 50) -> list[tuple[int, float]]:
+def log_probabilities(
+    scores: Sequence[float], temperature: float = 1.0, keep: int = 50
+) -> list[tuple[int, float]]:
     """(index, log-probability) of the `keep` largest scores, largest first, lower index first.
 
-    Log-softmax over these alone: what is not kept has no probability.
+    Log-softmax over these alone: what is not kept has no probability. A row with NaN or +infinity
+    has no candidates, a score of -infinity is none.
     """
-    order = sorted(range(len(scores)), key=lambda i: (-scores[i], i))[:keep]
-    top = scores[order[0]]
-    total = math.log(sum(math.exp(scores[i] - top) for i in order))
-    return [(i, scores[i] - top - total) for i in order]
+    if any(math.isnan(s) or s == math.inf for s in scores):
+        return []
+    finite = [i for i in range(len(scores)) if scores[i] > -math.inf]
+    order = sorted(finite, key=lambda i: (-scores[i], i))[:keep]
+    if not order:
+        return []
+    below = [(scores[i] - scores[order[0]]) / temperature for i in order]
+    total = math.log(sum(math.exp(z) for z in below))
+    return [(i, z - total) for i, z in zip(order, below, strict=True)]
+
+
+Beam = tuple[tuple[int, ...], list[float]]
 
 
 def beam_search(
-    score: Callable[[tuple[int, ...]], Sequence[float]], num_beams: int, length: int
-) -> list[list[int]]:
-    """Beams of `length` drafts, best first.
+    score: Callable[[tuple[int, ...]], Sequence[float]],
+    num_beams: int,
+    length: int,
+    temperature: float = 1.0,
+) -> list[Beam]:
+    """(drafts, log-probability of each prefix) of the beams, best first.
 
     score(path) are the scores of the tokens after the drafts `path`. Among equal totals the beam
     that stood first comes first, then its better token.
     """
-    beams: list[tuple[float, tuple[int, ...]]] = [(0.0, ())]
+    beams: list[Beam] = [((), [])]
     for _ in range(length):
         grown = [
-            (total + logp, (*path, token))
-            for total, path in beams
-            for token, logp in log_probabilities(score(path))
+            ((*path, token), [*sums, (sums[-1] if sums else 0.0) + logp])
+            for path, sums in beams
+            for token, logp in log_probabilities(score(path), temperature)
         ]
-        grown.sort(key=lambda entry: -entry[0])  # stable
+        if not grown:
+            break
+        grown.sort(key=lambda beam: -beam[1][-1])  # stable
         beams = grown[:num_beams]
-    return [list(path) for _, path in beams]
+    return beams if beams[0][0] else []
 
 
 def prefix_tree(beams: Sequence[Sequence[int]]) -> tuple[list[int], list[int]]:
@@ -94,3 +110,13 @@ def prefix_tree(beams: Sequence[Sequence[int]]) -> tuple[list[int], list[int]]:
                 tokens.append(beam[depth])
                 parents.append(node_of[path[:-1]])
     return tokens, parents
+
+
+def likeliest_tree(beams: Sequence[Beam], limit: int) -> tuple[list[int], list[int]]:
+    """prefix_tree of the `limit` likeliest prefixes; the one that comes first on ties."""
+    prefixes: dict[tuple[int, ...], float] = {}
+    for path, sums in beams:
+        for depth, total in enumerate(sums):
+            prefixes.setdefault(path[: depth + 1], total)
+    kept = set(sorted(prefixes, key=lambda path: -prefixes[path])[:limit])
+    return prefix_tree([path for path in prefixes if path in kept])

@@ -1,0 +1,93 @@
+// Beam search over a drafter's scores, for several requests at once, and the draft tree of its
+// beams. The network that makes the scores is elsewhere: start(), then per depth score the rows and
+// advance(), until there are no rows.
+//
+// A beam is extended by the kKept best scores of its row alone (smaller id first on ties), whose
+// log-softmax at the request's temperature is added to the beam's log-probability. The num_beams
+// best of all extensions become the next depth's beams: larger sum first; on ties the beam that
+// stood first, then its better token. Sums are double, so that the order does not depend on the
+// machine where two differ at all.
+//
+// Scores of -infinity are no candidates; a row with NaN or +infinity has none. So a depth may have
+// fewer beams than num_beams, and a request whose rows all fail keeps the beams it had.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "base/types.h"
+
+namespace specdec {
+
+struct BeamShape {
+  std::int32_t num_beams = 1;
+  std::int32_t length = 1;  // num_beams * length <= kMaxDraftLen
+  double temperature = 1.0;
+};
+
+// Nodes of the prefix tree of `num_beams` paths of `length` tokens each: equal prefixes are one
+// node. Nodes are numbered in the order in which beam after beam first walks over them; parents
+// [node]: -1 for the golden token; node_of [num_beams, length]: each beam's nodes, may be null.
+// Returns the number of nodes; tokens and parents have room for num_beams * length <= kMaxDraftLen.
+std::int32_t merge_beams(const TokenId* beams, std::int32_t num_beams, std::int32_t length,
+                         TokenId* tokens, std::int32_t* parents, std::int32_t* node_of);
+
+class BeamSearch {
+ public:
+  static constexpr std::int32_t kKept = 50;
+
+  // Starts over. Every request has one row: its empty beam.
+  void start(const std::vector<BeamShape>& shapes);
+
+  // Beams of the current depth that want scores, request after request, best beam first.
+  std::int32_t num_rows() const { return static_cast<std::int32_t>(row_parents_.size()); }
+  // Which row of the depth before each of them extends, and its last token. Empty beams have
+  // neither: row i is request i, token -1.
+  const std::vector<std::int32_t>& row_parents() const { return row_parents_; }
+  const std::vector<TokenId>& row_tokens() const { return row_tokens_; }
+
+  // scores [num_rows, vocab_size], `stride` floats from row to row. token_ids [vocab_size] maps a
+  // score's index to its token, null: the same number.
+  void advance(const float* scores, std::int64_t stride, std::int32_t vocab_size,
+               const TokenId* token_ids);
+
+  // Beams that request `r` has reached, best first: out [count, depth of the beams].
+  std::int32_t num_requests() const { return static_cast<std::int32_t>(requests_.size()); }
+  std::int32_t depth(std::int32_t r) const { return requests_[r].depth; }
+  std::int32_t num_beams(std::int32_t r) const;
+  void beams(std::int32_t r, TokenId* out, double* log_probs) const;
+
+  // Their prefix tree, cut to `max_drafts` nodes: the likeliest stay. Returns the number of nodes;
+  // log_probs[node] is the sum along its path.
+  std::int32_t tree(std::int32_t r, std::int32_t max_drafts, TokenId* tokens, std::int32_t* parents,
+                    double* log_probs) const;
+
+ private:
+  struct Node {
+    std::int32_t parent;  // beam of the depth before
+    TokenId token;
+    double log_prob;
+  };
+  struct Request {
+    BeamShape shape;
+    std::int32_t depth = 0;
+    bool growing = true;
+    std::vector<Node> nodes;           // depth after depth
+    std::vector<std::int32_t> begins;  // first node of each depth, and the end
+  };
+  struct Candidate {
+    std::int32_t index;
+    double log_prob;
+  };
+
+  void grow(Request* request, std::int32_t first_row, std::int32_t count, const TokenId* token_ids);
+
+  std::vector<Request> requests_;
+  std::vector<std::int32_t> row_parents_;
+  std::vector<TokenId> row_tokens_;
+  std::vector<Candidate> candidates_;         // [rows, kKept], best first
+  std::vector<std::int32_t> num_candidates_;  // [rows]
+  std::vector<double> row_temperature_;
+};
+
+}  // namespace specdec

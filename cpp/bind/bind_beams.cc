@@ -1,0 +1,139 @@
+// _core.BeamSearch and merge_beams: beams of a drafter and their prefix tree.
+#include <pybind11/numpy.h>
+#include <pybind11/pybind11.h>
+
+#include <optional>
+#include <vector>
+
+#include "algo/beam_search.h"
+#include "base/check.h"
+#include "bind/dlpack_convert.h"
+#include "bind/registers.h"
+
+namespace py = pybind11;
+
+namespace specdec {
+namespace {
+
+using BeamIds = py::array_t<TokenId, py::array::c_style | py::array::forcecast>;
+using BeamReals = py::array_t<double, py::array::c_style | py::array::forcecast>;
+
+template <typename T>
+py::array_t<T> copied(const T* data, std::int64_t n) {
+  return py::array_t<T>(n, data);
+}
+
+void start_beams(BeamSearch& self, const BeamIds& num_beams, const BeamIds& lengths,
+                 const std::optional<BeamReals>& temperatures) {
+  const py::ssize_t n = num_beams.size();
+  SPECDEC_REQUIRE(num_beams.ndim() == 1 && lengths.ndim() == 1 && lengths.size() == n &&
+                      (!temperatures || (temperatures->ndim() == 1 && temperatures->size() == n)),
+                  "expected num_beams [B], lengths [B] and temperatures [B], num_beams has ", n,
+                  " entries");
+  std::vector<BeamShape> shapes(static_cast<std::size_t>(n));
+  for (py::ssize_t i = 0; i < n; ++i) {
+    shapes[i] = {num_beams.data()[i], lengths.data()[i],
+                 temperatures ? temperatures->data()[i] : 1.0};
+  }
+  self.start(shapes);
+}
+
+void advance_beams(BeamSearch& self, const py::object& scores, const py::object& token_ids) {
+  const BorrowedTensor rows(scores, "scores");
+  check_cpu(rows.view(), "scores");
+  check_dtype(rows.view(), "scores", {DType::kF32});
+  check_shape(rows.view(), "scores", "[num_rows, V]", {self.num_rows(), kAny});
+  check_last_axis_contiguous(rows.view(), "scores");
+  std::optional<BorrowedTensor> ids;
+  if (!token_ids.is_none()) {
+    ids.emplace(token_ids, "token_ids");
+    check_cpu(ids->view(), "token_ids");
+    check_contiguous(ids->view(), "token_ids");
+    check_dtype(ids->view(), "token_ids", {DType::kI32});
+    check_shape(ids->view(), "token_ids", "[V]", {rows->shape[1]});
+  }
+  const TokenId* const map = ids ? static_cast<const TokenId*>((*ids)->data) : nullptr;
+  py::gil_scoped_release release;
+  self.advance(static_cast<const float*>(rows->data), rows->strides[0],
+               static_cast<std::int32_t>(rows->shape[1]), map);
+}
+
+void check_request(const BeamSearch& self, std::int32_t r) {
+  SPECDEC_REQUIRE(r >= 0 && r < self.num_requests(), "request = ", r, ": there are 0..",
+                  self.num_requests() - 1);
+}
+
+constexpr const char* kBeamSearchDoc =
+    R"(Beam search over a drafter's scores, for several requests at once.
+
+start(), then as long as num_rows > 0: score the rows, advance(). A beam is extended by the 50 best
+scores of its row (smaller index first on ties); sums of log-probabilities decide, on ties the beam
+that stood first.)";
+
+}  // namespace
+
+void register_beams(py::module_& m) {
+  py::class_<BeamSearch>(m, "BeamSearch", kBeamSearchDoc)
+      .def(py::init<>())
+      .def("start", &start_beams, py::arg("num_beams"), py::arg("lengths"),
+           py::arg("temperatures") = py::none(),
+           "One row per request. int32 [B] each; beams x length at most 127. temperatures [B] "
+           "divide the scores; None: 1.")
+      .def("advance", &advance_beams, py::arg("scores"), py::arg("token_ids") = py::none(),
+           "scores float32 [num_rows, V], its index's token from token_ids int32 [V], None: the "
+           "index.")
+      .def_property_readonly("num_rows", &BeamSearch::num_rows, "Beams that want scores.")
+      .def_property_readonly(
+          "row_parents",
+          [](const BeamSearch& self) { return copied(self.row_parents().data(), self.num_rows()); },
+          "int32 [num_rows]: the row of the depth before that each extends.")
+      .def_property_readonly(
+          "row_tokens",
+          [](const BeamSearch& self) { return copied(self.row_tokens().data(), self.num_rows()); },
+          "int32 [num_rows]: the last token of each, -1 after start().")
+      .def(
+          "beams",
+          [](const BeamSearch& self, std::int32_t r) {
+            check_request(self, r);
+            const py::ssize_t count = self.num_beams(r), length = self.depth(r);
+            py::array_t<TokenId> out({count, length});
+            py::array_t<double> log_probs({count, length});
+            self.beams(r, out.mutable_data(), log_probs.mutable_data());
+            return py::make_tuple(out, log_probs);
+          },
+          py::arg("request"),
+          "(tokens int32 [beams, depth], log-probabilities of their prefixes float64), best first.")
+      .def(
+          "tree",
+          [](const BeamSearch& self, std::int32_t r, std::int32_t max_drafts) {
+            check_request(self, r);
+            SPECDEC_REQUIRE(max_drafts >= 0, "max_drafts = ", max_drafts, ": 0 or more");
+            TokenId tokens[kMaxDraftLen];
+            std::int32_t parents[kMaxDraftLen];
+            double log_probs[kMaxDraftLen];
+            const std::int32_t n = self.tree(r, max_drafts, tokens, parents, log_probs);
+            return py::make_tuple(copied(tokens, n), copied(parents, n), copied(log_probs, n));
+          },
+          py::arg("request"), py::arg("max_drafts") = kMaxDraftLen,
+          "(tokens, parents, log_probs) of the beams' prefix tree, parents -1 for the golden "
+          "token; "
+          "cut to its max_drafts likeliest nodes.");
+  m.def(
+      "merge_beams",
+      [](const BeamIds& beams) {
+        SPECDEC_REQUIRE(beams.ndim() == 2 && beams.size() <= kMaxDraftLen, "beams has ",
+                        beams.ndim(), " dimensions and ", beams.size(),
+                        " tokens: give [beams, length], at most ", kMaxDraftLen, " tokens");
+        TokenId tokens[kMaxDraftLen];
+        std::int32_t parents[kMaxDraftLen];
+        py::array_t<std::int32_t> node_of({beams.shape(0), beams.shape(1)});
+        const std::int32_t n = merge_beams(beams.data(), static_cast<std::int32_t>(beams.shape(0)),
+                                           static_cast<std::int32_t>(beams.shape(1)), tokens,
+                                           parents, node_of.mutable_data());
+        return py::make_tuple(copied(tokens, n), copied(parents, n), node_of);
+      },
+      py::arg("beams"),
+      "(tokens, parents, node_of [beams, length]) of the prefix tree of int32 [beams, length].");
+}
+
+}  // namespace specdec

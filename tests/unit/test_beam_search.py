@@ -1,0 +1,228 @@
+"""Beam search and the prefix tree of its beams, against plain Python in double precision."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from reference.redrafter_reference import Beam, beam_search, likeliest_tree, prefix_tree
+from specdec_ext import _core
+from specdec_ext.config import MAX_DRAFT_LEN
+
+
+class Scorer:
+    """Scores as a function of the path: every kind of row that a network could hand over."""
+
+    def __init__(self, seed: int, vocab: int, kind: str) -> None:
+        self.seed, self.vocab, self.kind = seed, vocab, kind
+        self.made: dict[tuple[int, ...], np.ndarray] = {}
+
+    def __call__(self, path: Sequence[int]) -> np.ndarray:
+        key = tuple(path)
+        if key not in self.made:
+            self.made[key] = self.row(np.random.default_rng([self.seed, *key]))
+        return self.made[key]
+
+    def doubles(self, path: Sequence[int]) -> list[float]:
+        values: list[float] = self(path).astype(np.float64).tolist()
+        return values
+
+    def row(self, rng: np.random.Generator) -> np.ndarray:
+        row = rng.normal(0, 3, self.vocab).astype(np.float32)
+        if self.kind == "ties":
+            row = np.round(row / 3)
+        elif self.kind == "equal":
+            row[:] = 1.5
+        elif self.kind == "peaked":
+            row[rng.integers(self.vocab)] = 60
+        elif self.kind == "forbidden":
+            row[rng.random(self.vocab) < 0.7] = -np.inf
+        elif self.kind == "broken" and rng.random() < 0.3:
+            row[rng.integers(self.vocab)] = rng.choice([np.nan, np.inf, -np.inf])
+        elif self.kind == "broken" and rng.random() < 0.1:
+            row[:] = -np.inf
+        elif self.kind == "large":
+            row *= 1e37
+        return row.astype(np.float32)
+
+
+KINDS = ("normal", "ties", "equal", "peaked", "forbidden", "broken", "large")
+
+
+def run(
+    scorers: Sequence[Scorer], shapes: Sequence[tuple[int, int]], temperatures: Sequence[float],
+    token_ids: np.ndarray | None = None,
+) -> Any:  # fmt: skip
+    """One search of several requests, fed by their scorers."""
+    search = _core.BeamSearch()
+    search.start(*(np.array(x, np.int32) for x in zip(*shapes, strict=True)), temperatures)
+    # Rows by (request, path of indices); tokens are mapped back for the scorers.
+    back = None if token_ids is None else {int(t): i for i, t in enumerate(token_ids)}
+    rows: list[tuple[int, tuple[int, ...]]] = [(r, ()) for r in range(len(scorers))]
+    assert search.row_tokens.tolist() == [-1] * len(scorers)
+    while search.num_rows:
+        assert search.num_rows == len(rows)
+        search.advance(np.stack([scorers[r](path) for r, path in rows]), token_ids)
+        grown = zip(search.row_parents.tolist(), search.row_tokens.tolist(), strict=True)
+        rows = [
+            (rows[p][0], (*rows[p][1], t if back is None else back[t])) for p, t in grown
+        ]  # fmt: skip
+    return search
+
+
+def check(search: Any, request: int, expected: Sequence[Beam], ids: np.ndarray | None) -> None:
+    tokens, log_probs = search.beams(request)
+    found = tokens.tolist()
+    named = [[t if ids is None else int(ids[t]) for t in path] for path, _ in expected]
+    assert len(found) == len(named)
+    if found != named:
+        # Allowed only where two totals differ by the rounding of a double.
+        totals = [sums[-1] for _, sums in expected]
+        for got, want, a, b in zip(found, named, log_probs[:, -1], totals, strict=True):
+            assert got == want or math.isclose(a, b, rel_tol=1e-13, abs_tol=1e-13)
+        return
+    for sums, (_, wanted) in zip(log_probs.tolist(), expected, strict=True):
+        assert sums == pytest.approx(wanted, rel=1e-12, abs=1e-12)
+    nodes, parents, node_log_probs = search.tree(request)
+    assert (nodes.tolist(), parents.tolist()) == prefix_tree(named)
+    # A prefix is at least as likely as what follows it.
+    for node, parent in enumerate(parents.tolist()):
+        assert node_log_probs[node] <= (node_log_probs[parent] if parent >= 0 else 0.0)
+    for limit in (0, 1, 2, len(nodes) // 2, len(nodes) - 1, len(nodes)):
+        cut = search.tree(request, max(0, limit))
+        if len(cut[0]) == max(0, limit) and not near_cut(node_log_probs, limit):
+            mapped = [([*path], sums) for path, sums in zip(named, log_probs.tolist(), strict=True)]
+            assert (cut[0].tolist(), cut[1].tolist()) == likeliest_tree(
+                [(tuple(p), s) for p, s in mapped], max(0, limit)
+            )
+
+
+def near_cut(log_probs: np.ndarray, limit: int) -> bool:
+    """The cut lies between two that differ by rounding alone."""
+    ordered = np.sort(log_probs)[::-1]
+    return bool(
+        0 < limit < len(ordered)
+        and ordered[limit - 1] != ordered[limit]
+        and math.isclose(ordered[limit - 1], ordered[limit], rel_tol=1e-12, abs_tol=1e-12)
+    )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_beams_equal_the_reference(kind: str) -> None:
+    """300 searches of 1 to 4 requests for each kind of row."""
+    rng = random.Random(KINDS.index(kind))
+    for case in range(300):
+        vocab = rng.choice([1, 2, 3, 7, 49, 50, 51, 64, 65, 130])
+        requests = rng.randint(1, 4)
+        shapes, temperatures = [], []
+        for _ in range(requests):
+            beams = rng.choice([1, 1, 2, 3, 5, 8, 25])
+            shapes.append((beams, rng.randint(1, min(6, MAX_DRAFT_LEN // beams))))
+            temperatures.append(rng.choice([1.0, 1.0, 0.3, 2.5]))
+        scorers = [Scorer(1000 * case + r, vocab, kind) for r in range(requests)]
+        ids = None
+        if rng.random() < 0.3:
+            ids = np.sort(np.random.default_rng(case).permutation(3 * vocab)[:vocab])
+            ids = ids.astype(np.int32)
+        search = run(scorers, shapes, temperatures, ids)
+        for r in range(requests):
+            expected = beam_search(scorers[r].doubles, *shapes[r], temperatures[r])
+            check(search, r, expected, ids)
+
+
+def test_a_large_vocabulary_and_every_beam_count() -> None:
+    """More scores than the search collects at once, sorted rising: the worst order for it."""
+    for beams in (1, 2, 50, 63, 127):
+        length = min(2, MAX_DRAFT_LEN // beams)
+        scorer = Scorer(beams, 9000, "normal")
+        rising = np.sort(scorer(()))
+        scorer.made[()] = rising
+        search = run([scorer], [(beams, length)], [1.0])
+        expected = beam_search(scorer.doubles, beams, length)
+        check(search, 0, expected, None)
+    # More beams than a row has candidates: as many as there are.
+    assert len(run([Scorer(0, 9000, "normal")], [(127, 1)], [1.0]).beams(0)[0]) == 50
+
+
+def test_the_row_of_a_request_does_not_depend_on_the_others() -> None:
+    scorers = [Scorer(seed, 40, "normal") for seed in range(6)]
+    shapes = [(1 + r, 6 - r) for r in range(6)]
+    together = run(scorers, shapes, [1.0] * 6)
+    for r in range(6):
+        alone = run(scorers[r : r + 1], shapes[r : r + 1], [1.0])
+        for a, b in zip(together.tree(r), alone.tree(0), strict=True):
+            assert np.array_equal(a, b)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_the_result_does_not_depend_on_threads(threads: int) -> None:
+    before = _core.num_threads()
+    scorers = [Scorer(seed, 5000, "ties") for seed in range(9)]
+    expected = run(scorers, [(4, 3)] * 9, [1.0] * 9)
+    try:
+        _core.set_num_threads(threads)
+        search = run(scorers, [(4, 3)] * 9, [1.0] * 9)
+    finally:
+        _core.set_num_threads(before)
+    for r in range(9):
+        for a, b in zip(search.tree(r), expected.tree(r), strict=True):
+            assert np.array_equal(a, b)
+
+
+def test_arbitrary_beams_merge_into_their_prefix_tree() -> None:
+    """3,000 matrices with few different tokens: duplicates of prefixes and of whole beams."""
+    rng = random.Random(7)
+    for _ in range(3000):
+        length = rng.choice([1, 1, 2, 3, 5, 9])
+        count = rng.randint(1, min(14, MAX_DRAFT_LEN // length))
+        kinds = rng.choice([1, 2, 3, 50])
+        beams = [[rng.randrange(kinds) for _ in range(length)] for _ in range(count)]
+        tokens, parents, node_of = _core.merge_beams(np.array(beams, np.int32))
+        assert (tokens.tolist(), parents.tolist()) == prefix_tree(beams)
+        for beam, nodes in zip(beams, node_of.tolist(), strict=True):
+            assert tokens[nodes].tolist() == beam
+            assert parents[nodes].tolist() == [-1, *nodes[:-1]]
+
+
+def test_a_full_tree_and_no_beams() -> None:
+    beams = np.arange(127, dtype=np.int32)[:, None]
+    tokens, parents, _ = _core.merge_beams(beams)
+    assert tokens.tolist() == list(range(127)) and set(parents.tolist()) == {-1}
+    assert _core.merge_beams(np.zeros((0, 5), np.int32))[0].size == 0
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda s: s.start([0], [1]), "0 beams of 1 drafts"),
+        (lambda s: s.start([1], [0]), "1 beams of 0 drafts"),
+        (lambda s: s.start([2, 64], [2, 2]), "request 1: 64 beams of 2 drafts: .* at most 127"),
+        (lambda s: s.start([1], [1, 2]), "num_beams has 1 entries"),
+        (lambda s: s.start([1], [1], [0.0]), "temperature = 0"),
+        (lambda s: s.start([1], [1], [math.inf]), "temperature = inf"),
+        (lambda s: s.start([1], [1], [math.nan]), "temperature = nan"),
+        (lambda s: (s.start([1], [1]), s.advance(np.zeros((2, 3), np.float32))), "scores"),
+        (lambda s: (s.start([1], [1]), s.advance(np.zeros((1, 3), np.float32),
+                                                 np.zeros(2, np.int32))), "token_ids"),
+        (lambda s: (s.start([1], [1]), s.tree(1)), "request = 1"),
+        (lambda s: (s.start([1], [1]), s.beams(-1)), "request = -1"),
+        (lambda s: (s.start([1], [1]), s.tree(0, -1)), "max_drafts = -1"),
+        (lambda s: _core.merge_beams(np.zeros((128, 1), np.int32)), "at most 127"),
+        (lambda s: _core.merge_beams(np.zeros(5, np.int32)), "1 dimensions"),
+    ],
+)  # fmt: skip
+def test_bad_arguments_are_refused(call: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        call(_core.BeamSearch())
+
+
+def test_nothing_was_scored_yet() -> None:
+    search = _core.BeamSearch()
+    search.start([3], [2])
+    assert search.num_rows == 1 and search.beams(0)[0].size == 0
+    assert [part.size for part in search.tree(0)] == [0, 0, 0]
