@@ -104,6 +104,7 @@ void BeamSearch::start(const std::vector<BeamShape>& shapes) {
   row_parents_.resize(shapes.size());
   std::iota(row_parents_.begin(), row_parents_.end(), 0);
   row_tokens_.assign(shapes.size(), -1);
+  row_log_probs_.assign(shapes.size(), 0.0);
 }
 
 void BeamSearch::advance(const float* scores, std::int64_t stride, std::int32_t vocab_size,
@@ -145,6 +146,7 @@ void BeamSearch::advance(const float* scores, std::int64_t stride, std::int32_t 
   }
   row_parents_.clear();
   row_tokens_.clear();
+  row_log_probs_.clear();
   std::int32_t first_row = 0;
   for (Request& request : requests_) {
     if (!request.growing) continue;
@@ -192,6 +194,7 @@ void BeamSearch::grow(Request* request, std::int32_t first_row, std::int32_t cou
   for (std::int32_t i = begin; i < begin + made; ++i) {
     row_parents_.push_back(first_row + request->nodes[i].parent);
     row_tokens_.push_back(request->nodes[i].token);
+    row_log_probs_.push_back(request->nodes[i].log_prob);
   }
 }
 

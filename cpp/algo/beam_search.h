@@ -45,6 +45,7 @@ class BeamSearch {
   // neither: row i is request i, token -1.
   const std::vector<std::int32_t>& row_parents() const { return row_parents_; }
   const std::vector<TokenId>& row_tokens() const { return row_tokens_; }
+  const std::vector<double>& row_log_probs() const { return row_log_probs_; }
 
   // scores [num_rows, vocab_size], `stride` floats from row to row. token_ids [vocab_size] maps a
   // score's index to its token, null: the same number.
@@ -85,6 +86,7 @@ class BeamSearch {
   std::vector<Request> requests_;
   std::vector<std::int32_t> row_parents_;
   std::vector<TokenId> row_tokens_;
+  std::vector<double> row_log_probs_;
   std::vector<Candidate> candidates_;         // [rows, kKept], best first
   std::vector<std::int32_t> num_candidates_;  // [rows]
   std::vector<double> row_temperature_;

@@ -91,6 +91,12 @@ void register_beams(py::module_& m) {
           "row_tokens",
           [](const BeamSearch& self) { return copied(self.row_tokens().data(), self.num_rows()); },
           "int32 [num_rows]: the last token of each, -1 after start().")
+      .def_property_readonly(
+          "row_log_probs",
+          [](const BeamSearch& self) {
+            return copied(self.row_log_probs().data(), self.num_rows());
+          },
+          "float64 [num_rows]: the log-probability of each beam.")
       .def(
           "beams",
           [](const BeamSearch& self, std::int32_t r) {
@@ -112,12 +118,16 @@ void register_beams(py::module_& m) {
             std::int32_t parents[kMaxDraftLen];
             double log_probs[kMaxDraftLen];
             const std::int32_t n = self.tree(r, max_drafts, tokens, parents, log_probs);
-            return py::make_tuple(copied(tokens, n), copied(parents, n), copied(log_probs, n));
+            py::array_t<std::int32_t> depths(n);
+            for (std::int32_t i = 0; i < n; ++i) {
+              depths.mutable_data()[i] = parents[i] < 0 ? 1 : depths.data()[parents[i]] + 1;
+            }
+            return py::make_tuple(copied(tokens, n), copied(parents, n), depths,
+                                  copied(log_probs, n));
           },
           py::arg("request"), py::arg("max_drafts") = kMaxDraftLen,
-          "(tokens, parents, log_probs) of the beams' prefix tree, parents -1 for the golden "
-          "token; "
-          "cut to its max_drafts likeliest nodes.");
+          "(tokens, parents, depths, log_probs) of the beams' prefix tree, parents -1 and depth 1 "
+          "behind the golden token; cut to its max_drafts likeliest nodes.");
   m.def(
       "merge_beams",
       [](const BeamIds& beams) {

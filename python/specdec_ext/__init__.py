@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from .config import SchedulerConfig as SchedulerConfig
     from .config import max_draft_len as max_draft_len
     from .drafter_config import MedusaDecodingConfig as MedusaDecodingConfig
+    from .drafter_config import ReDrafterDecodingConfig as ReDrafterDecodingConfig
     from .drafter_config import UserDrafterConfig as UserDrafterConfig
     from .errors import CapacityError as CapacityError
     from .errors import ConfigError as ConfigError
@@ -51,6 +52,7 @@ _EXPORTS = {
     "MedusaDecodingConfig": "drafter_config",
     "ModelError": "errors",
     "NGramDecodingConfig": "config",
+    "ReDrafterDecodingConfig": "drafter_config",
     "RequestError": "errors",
     "RequestOutput": "outputs",
     "SamplingParams": "sampling_params",

@@ -11,6 +11,7 @@ import numpy
 import numpy.typing
 
 __all__: list[str] = [
+    "BeamSearch",
     "DeviceLimits",
     "Executor",
     "LlamaDecoder",
@@ -41,6 +42,7 @@ __all__: list[str] = [
     "lookahead_max_draft_len",
     "make_step_plan",
     "mask_from_parents",
+    "merge_beams",
     "num_threads",
     "pack_mask",
     "plan_workspace",
@@ -758,6 +760,68 @@ class SlotLayout:
         Bytes of one slot.
         """
 
+class BeamSearch:
+    """
+    Beam search over a drafter's scores, for several requests at once.
+
+    start(), then as long as num_rows > 0: score the rows, advance(). A beam is extended by the 50 best
+    scores of its row (smaller index first on ties); sums of log-probabilities decide, on ties the beam
+    that stood first.
+    """
+    def __init__(self) -> None: ...
+    def advance(self, scores: typing.Any, token_ids: typing.Any = None) -> None:
+        """
+        scores float32 [num_rows, V], its index's token from token_ids int32 [V], None: the index.
+        """
+    def beams(
+        self, request: typing.SupportsInt | typing.SupportsIndex
+    ) -> tuple[numpy.typing.NDArray[numpy.int32], numpy.typing.NDArray[numpy.float64]]:
+        """
+        (tokens int32 [beams, depth], log-probabilities of their prefixes float64), best first.
+        """
+    def start(
+        self,
+        num_beams: typing.Annotated[numpy.typing.ArrayLike, numpy.int32],
+        lengths: typing.Annotated[numpy.typing.ArrayLike, numpy.int32],
+        temperatures: typing.Annotated[numpy.typing.ArrayLike, numpy.float64] | None = None,
+    ) -> None:
+        """
+        One row per request. int32 [B] each; beams x length at most 127. temperatures [B] divide the scores; None: 1.
+        """
+    def tree(
+        self,
+        request: typing.SupportsInt | typing.SupportsIndex,
+        max_drafts: typing.SupportsInt | typing.SupportsIndex = 127,
+    ) -> tuple[
+        numpy.typing.NDArray[numpy.int32],
+        numpy.typing.NDArray[numpy.int32],
+        numpy.typing.NDArray[numpy.int32],
+        numpy.typing.NDArray[numpy.float64],
+    ]:
+        """
+        (tokens, parents, depths, log_probs) of the beams' prefix tree, parents -1 and depth 1 behind the golden token; cut to its max_drafts likeliest nodes.
+        """
+    @property
+    def num_rows(self) -> int:
+        """
+        Beams that want scores.
+        """
+    @property
+    def row_log_probs(self) -> numpy.typing.NDArray[numpy.float64]:
+        """
+        float64 [num_rows]: the log-probability of each beam.
+        """
+    @property
+    def row_parents(self) -> numpy.typing.NDArray[numpy.int32]:
+        """
+        int32 [num_rows]: the row of the depth before that each extends.
+        """
+    @property
+    def row_tokens(self) -> numpy.typing.NDArray[numpy.int32]:
+        """
+        int32 [num_rows]: the last token of each, -1 after start().
+        """
+
 def accept_drafts(
     tokens: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
     parents: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
@@ -990,6 +1054,17 @@ def mask_from_parents(
 ) -> numpy.typing.NDArray[numpy.uint32]:
     """
     See specdec_ext.ops.mask_from_parents.
+    """
+
+def merge_beams(
+    beams: typing.Annotated[numpy.typing.ArrayLike, numpy.int32],
+) -> tuple[
+    numpy.typing.NDArray[numpy.int32],
+    numpy.typing.NDArray[numpy.int32],
+    numpy.typing.NDArray[numpy.int32],
+]:
+    """
+    (tokens, parents, node_of [beams, length]) of the prefix tree of int32 [beams, length].
     """
 
 def num_threads() -> int:

@@ -57,11 +57,13 @@ _METHODS = {
     "": "none",
     "user_provided": "user_provided",
     "medusa": "medusa",
+    "redrafter": "redrafter",
+    "recurrent_drafting": "redrafter",
+    "explicit_draft_tokens": "redrafter",  # TensorRT-LLM's name of the mode
 }
 _OTHER_METHODS = {
-    "draft_target", "draft_tokens_external", "draft_model", "standalone", "redrafter",
-    "explicit_draft_tokens", "eagle", "eagle3", "mtp", "suffix", "sa", "pard", "dflash", "dspark",
-    "ngram_gpu", "auto", "nextn",
+    "draft_target", "draft_tokens_external", "draft_model", "standalone", "eagle", "eagle3", "mtp",
+    "suffix", "sa", "pard", "dflash", "dspark", "ngram_gpu", "auto", "nextn",
 }  # fmt: skip
 
 _LOOKAHEAD_ALIASES = {

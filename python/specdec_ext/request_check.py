@@ -20,6 +20,11 @@ from .validate import check_int, show
 __all__ = ["EngineLimits", "ResolvedRequest", "resolve_request", "stream_seed"]
 
 _MASK_64 = 2**64 - 1
+# Request parameters that belong to one method: refused by an engine of another.
+_METHOD_OF_FIELD = {
+    "redrafter_num_beams": "redrafter",
+    "redrafter_draft_len_per_beam": "redrafter",
+}
 
 
 @dataclass(frozen=True)
@@ -159,6 +164,7 @@ def _speculation(
                     if params.acceptance == "exact_match" or params.external_draft is not None
                     else params.acceptance,
                 ),
+                *((name, getattr(params, name)) for name in _METHOD_OF_FIELD),
             )
             if value is not None
         ]
@@ -174,6 +180,12 @@ def _speculation(
         raise RequestError(
             f"SamplingParams.medusa_choices: this engine decodes with {engine.method}; remove it"
         )
+    for name, method in _METHOD_OF_FIELD.items():
+        if getattr(params, name) is not None and engine.method != method:
+            raise RequestError(
+                f"SamplingParams.{name} = {show(getattr(params, name))}: this engine decodes with "
+                f"{engine.method!r}, not {method!r}; remove the parameter"
+            )
     options: dict[str, Any] = {}
     if isinstance(engine, LookaheadDecodingConfig):
         kwargs, depth = _lookahead(params, engine)

@@ -74,7 +74,8 @@ class SamplingParams:
     Speculation speculative (None: as the engine; False: plain decoding; True: needs an engine with
                 a speculative_config), lookahead_config (w,n,g within the engine's triple),
                 max_draft_len (0..the engine's), medusa_choices (a tree within the engine's number
-                of nodes), adaptive (None: as the engine)
+                of nodes), redrafter_num_beams, redrafter_draft_len_per_beam (1..the engine's),
+                adaptive (None: as the engine)
                 external_draft: drafts that the request brings along (docs/orchestrate.md)
     Acceptance  acceptance: "exact_match" or "rejection" (lossless), "typical" or "threshold"
                 (lossy); posterior_threshold, posterior_alpha: for typical (None: 0.09, 0.3);
@@ -115,6 +116,8 @@ class SamplingParams:
     posterior_threshold: float | None = None
     posterior_alpha: float | None = None
     acceptance_threshold: float | None = None
+    redrafter_num_beams: int | None = None
+    redrafter_draft_len_per_beam: int | None = None
     cache_salt: str = ""
     external_draft: ExternalDraftTokensConfig | None = None
     return_generation_logits: bool = False
@@ -315,6 +318,13 @@ class SamplingParams:
                     f"{field_name} and lookahead_config are both set; set only the one that "
                     "belongs to the engine's method"
                 )
+        for name in ("redrafter_num_beams", "redrafter_draft_len_per_beam"):
+            if getattr(self, name) is not None:
+                number = check_int(
+                    f"SamplingParams.{name}", getattr(self, name), RequestError,
+                    low=1, high=MAX_DRAFT_LEN, remedy="max_draft_len = 0 switches drafts off",
+                )  # fmt: skip
+                self._set(**{name: number})
         if self.lookahead_config is not None and self.max_draft_len is not None:
             raise RequestError(
                 f"SamplingParams.lookahead_config = {self.lookahead_config.wng} and max_draft_len "
@@ -331,15 +341,18 @@ class SamplingParams:
                 f"SamplingParams.external_draft = {show(self.external_draft)}: expected an "
                 f"ExternalDraftTokensConfig, got {type(self.external_draft).__name__}"
             )
-        asked = (
-            self.lookahead_config is not None
-            or self.medusa_choices is not None
-            or bool(self.max_draft_len)
-        )
+        asked = [
+            name
+            for name in (
+                "lookahead_config", "medusa_choices", "max_draft_len", "redrafter_num_beams",
+                "redrafter_draft_len_per_beam",
+            )
+            if getattr(self, name)
+        ]  # fmt: skip
         if self.speculative is False and asked:
             raise RequestError(
-                "SamplingParams.speculative = False but lookahead_config, medusa_choices or "
-                "max_draft_len asks for drafts; remove one of them"
+                f"SamplingParams.speculative = False but {asked[0]} asks for drafts; remove one of "
+                "them"
             )
 
     def _adopt_external_rule(self) -> None:

@@ -66,7 +66,7 @@ def run(
     rows: list[tuple[int, tuple[int, ...]]] = [(r, ()) for r in range(len(scorers))]
     assert search.row_tokens.tolist() == [-1] * len(scorers)
     while search.num_rows:
-        assert search.num_rows == len(rows)
+        assert search.num_rows == len(rows) == len(search.row_log_probs)
         search.advance(np.stack([scorers[r](path) for r, path in rows]), token_ids)
         grown = zip(search.row_parents.tolist(), search.row_tokens.tolist(), strict=True)
         rows = [
@@ -88,8 +88,9 @@ def check(search: Any, request: int, expected: Sequence[Beam], ids: np.ndarray |
         return
     for sums, (_, wanted) in zip(log_probs.tolist(), expected, strict=True):
         assert sums == pytest.approx(wanted, rel=1e-12, abs=1e-12)
-    nodes, parents, node_log_probs = search.tree(request)
+    nodes, parents, depths, node_log_probs = search.tree(request)
     assert (nodes.tolist(), parents.tolist()) == prefix_tree(named)
+    assert all(d == (depths[p] + 1 if p >= 0 else 1) for d, p in zip(depths, parents, strict=True))
     # A prefix is at least as likely as what follows it.
     for node, parent in enumerate(parents.tolist()):
         assert node_log_probs[node] <= (node_log_probs[parent] if parent >= 0 else 0.0)
@@ -225,4 +226,4 @@ def test_nothing_was_scored_yet() -> None:
     search = _core.BeamSearch()
     search.start([3], [2])
     assert search.num_rows == 1 and search.beams(0)[0].size == 0
-    assert [part.size for part in search.tree(0)] == [0, 0, 0]
+    assert [part.size for part in search.tree(0)] == [0, 0, 0, 0]

@@ -298,7 +298,7 @@ def test_form_must_fit_the_flag() -> None:
 
 
 @pytest.mark.parametrize("method", [
-    "draft_target", "ReDrafter", "explicit_draft_tokens", "EAGLE", "eagle3", "STANDALONE",
+    "draft_target", "EAGLE", "eagle3", "STANDALONE",
     "draft_tokens_external", "suffix", "mtp",
 ])  # fmt: skip
 def test_methods_of_later_versions_are_refused_by_name(method: str) -> None:

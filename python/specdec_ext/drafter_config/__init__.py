@@ -3,17 +3,19 @@
 from .base import DrafterConfig
 from .medusa import MedusaDecodingConfig
 from .medusa_choices import published_trees
+from .redrafter import ReDrafterDecodingConfig
 from .user import UserDrafterConfig
 
 __all__ = [
     "DRAFTER_CONFIGS",
     "DrafterConfig",
     "MedusaDecodingConfig",
+    "ReDrafterDecodingConfig",
     "UserDrafterConfig",
     "published_trees",
 ]
 
 # By canonical method name.
 DRAFTER_CONFIGS: dict[str, type[DrafterConfig]] = {
-    cls.method: cls for cls in (MedusaDecodingConfig, UserDrafterConfig)
+    cls.method: cls for cls in (MedusaDecodingConfig, ReDrafterDecodingConfig, UserDrafterConfig)
 }

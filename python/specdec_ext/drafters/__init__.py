@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..drafter_config import DrafterConfig, MedusaDecodingConfig, UserDrafterConfig
+from ..drafter_config import (
+    DrafterConfig,
+    MedusaDecodingConfig,
+    ReDrafterDecodingConfig,
+    UserDrafterConfig,
+)
 from .base import Drafter, DraftRequest, Proposal
 from .session import DraftSession
 
@@ -24,4 +29,8 @@ def make_drafter(config: DrafterConfig, model: Any, *, allow_pickle: bool = Fals
         from .medusa import MedusaDrafter
 
         return MedusaDrafter(config, model, allow_pickle=allow_pickle)
+    if isinstance(config, ReDrafterDecodingConfig):
+        from .redrafter import RedrafterDrafter
+
+        return RedrafterDrafter(config, model)
     raise AssertionError(f"no drafter for {type(config).__name__}")

@@ -138,6 +138,16 @@ class Redrafter(nn.Module):
             self.rnn_w = nn.Linear(hidden, hidden, bias=False)
         self.register_buffer(TOKEN_IDS, token_ids)
 
+    def blocks(self) -> list[_Block]:
+        """The residual blocks in front of the head."""
+        return [block for block in self.lm_head if isinstance(block, _Block)]
+
+    def own_head(self) -> nn.Linear:
+        """The drafter's own head; only without tie_lm_head."""
+        head = self.lm_head[-1]
+        assert isinstance(head, nn.Linear)
+        return head
+
     def initial_state(self, *lead: int) -> torch.Tensor:
         """Zeros [*lead, H]: the state before the golden token."""
         some = next(self.parameters())
@@ -154,7 +164,7 @@ class Redrafter(nn.Module):
         x = torch.cat((context, state), dim=-1)
         if self.shape.has_input_proj:
             x = self.input_proj(x)
-        for block in self.lm_head[: self.shape.num_draft_layers]:
+        for block in self.blocks():
             x = block(x)
         return x
 
@@ -167,7 +177,7 @@ class Redrafter(nn.Module):
                      belong to `token_ids`, or all of them
         """
         if not self.shape.tie_lm_head:
-            result: torch.Tensor = self.lm_head[-1](features)
+            result: torch.Tensor = self.own_head()(features)
             return result
         if target_head is None:
             raise ValueError("tie_lm_head: scores() needs the target's head")

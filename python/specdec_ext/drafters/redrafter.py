@@ -1,0 +1,232 @@
+"""ReDrafter at run time: the network on few-row linear layers, beam search, draft trees.
+
+The state of a request is nothing but its last hidden state and token: a step starts the recurrence
+afresh, so a request that ends leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn import functional
+
+from .. import _core
+from ..drafter_config import ReDrafterDecodingConfig
+from ..errors import ModelError
+from .base import DraftRequest, Proposal
+from .draft_budget import DraftBudget
+from .redrafter_model import Redrafter, load_redrafter
+from .shipped import shipped_folder
+
+__all__ = ["PackedRedrafter", "RedrafterDrafter"]
+
+
+class PackedRedrafter:
+    """The network's weights, packed for few rows in the target's dtype.
+
+    H hidden_size, V' scored tokens, R rows; tensors are float32.
+
+    Raises ModelError when the drafter was made for a target of other sizes.
+    """
+
+    def __init__(self, network: Redrafter, target: Any) -> None:
+        shape = network.shape
+        for name, ours, theirs in (
+            ("hidden_size", shape.hidden_size, target.hidden_size),
+            ("vocab_size", shape.vocab_size, target.vocab_size),
+        ):
+            if ours != theirs:
+                raise ModelError(
+                    f"redrafter: the drafter was trained for {name} = {ours}, the target has "
+                    f"{theirs}; give the drafter of this target"
+                )
+        self.shape = shape
+        self.token_ids = network.token_ids
+        self._embed = target.embed
+        dtype = target.kv_dtype
+        if target.embed(torch.zeros(1, dtype=torch.int32)).shape[1] != shape.hidden_size:
+            raise ModelError(
+                "redrafter: the target's input embeddings are not of its hidden_size = "
+                f"{shape.hidden_size}; this drafter adds the two"
+            )
+
+        def pack(weight: torch.Tensor, bias: torch.Tensor | None) -> Any:
+            return _core.PackedLinear(
+                weight.to(dtype).contiguous(), None if bias is None else bias.contiguous()
+            )
+
+        self._packed: list[Any] = []
+        self._recurrence = self._input_proj = None
+        if shape.rnn:
+            # One product for both: [e, s] (W_w | W_u)^T + b.
+            both = torch.cat((network.rnn_w.weight, network.rnn_u.weight), dim=1)
+            self._recurrence = pack(both, network.rnn_u.bias)
+        if shape.has_input_proj:
+            self._input_proj = pack(network.input_proj.weight, network.input_proj.bias)
+        blocks = network.blocks()
+        self._blocks = [pack(block.linear.weight, block.linear.bias) for block in blocks]
+        self._target_head = None
+        if not shape.tie_lm_head:
+            self._head = pack(network.own_head().weight, None)
+        elif self.token_ids is not None:
+            self._head = pack(target.head_rows(self.token_ids), None)
+        else:
+            self._head = None
+            self._target_head = target.head
+            target.head(torch.zeros(1, shape.hidden_size))  # refused here, not in a step
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of packed weights of its own; a head that is the target's is not counted."""
+        layers = [self._recurrence, self._input_proj, *self._blocks, self._head]
+        return sum(int(layer.weight_bytes) for layer in layers if layer is not None)
+
+    def next_state(self, state: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+        """The states [R, H] after int32 tokens [R]."""
+        embedding = self._embed(tokens)
+        if self._recurrence is None:
+            state = state + embedding
+            return state
+        result = torch.empty_like(state)
+        self._recurrence.run(torch.cat((embedding, state), dim=1), result)
+        return functional.silu(result, inplace=True)
+
+    def scores(self, context: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
+        """Scores [R, V'] of the token after each state [R, H] under its hidden state [R, H]."""
+        x = torch.cat((context, state), dim=1)
+        if self._input_proj is not None:
+            projected = torch.empty(len(x), self.shape.exit_dim)
+            self._input_proj.run(x, projected)
+            x = projected
+        for block in self._blocks:
+            y = torch.empty_like(x)
+            block.run(x, y)
+            x += functional.silu(y, inplace=True)
+        if self._target_head is not None:
+            result: torch.Tensor = self._target_head(x)
+            return result
+        out = torch.empty(len(x), self._head.out_features)
+        self._head.run(x, out)
+        return out
+
+
+class RedrafterDrafter:
+    """Beams for all requests of a step at once; see Drafter."""
+
+    name = "redrafter"
+    needs_hidden = True
+
+    def __init__(self, config: ReDrafterDecodingConfig, model: Any) -> None:
+        folder = shipped_folder("redrafter") if config.model is None else config.model
+        network = load_redrafter(folder)
+        try:
+            self._network = PackedRedrafter(network, model)
+        except ModelError as error:
+            raise type(error)(f"{folder}: {error}") from None
+        self._search = _core.BeamSearch()
+        self._budget = DraftBudget()
+        self._steps = 0
+        self._passes = 0
+        self._rows = 0
+        self._network_seconds = 0.0
+
+    def set_step_cost(self, table: Mapping[int, float]) -> None:
+        """{rows of a forward pass of the target: seconds}, for requests that are adaptive."""
+        self._budget.set_step_cost(table)
+
+    @torch.inference_mode()
+    def propose(self, requests: Sequence[DraftRequest]) -> Sequence[Proposal | None]:
+        """See Drafter."""
+        for request in requests:
+            if request.num_drafted and request.state is not None:
+                self._budget.observe(request.state, request.num_accepted)
+            request.state = None
+        drafted = list(requests)
+        if not self._budget.wants_drafts(len(requests)):
+            drafted = [r for r in requests if not r.options["adaptive"]]
+        proposals: dict[int, Proposal | None] = {}
+        if drafted:
+            passes = self._run_search(drafted)
+            for request, proposal in zip(drafted, self._trees(drafted, passes), strict=True):
+                proposals[request.request_id] = proposal
+        return [proposals.get(request.request_id) for request in requests]
+
+    def end(self, request: DraftRequest) -> None:
+        """See Drafter; there is nothing to free."""
+
+    def stats(self) -> Mapping[str, Any]:
+        """See Drafter; network_seconds is the time inside the drafter's layers."""
+        return {
+            "memory_bytes": self._network.weight_bytes,
+            "draft_steps": self._steps,
+            "draft_steps_skipped": self._budget.skipped,
+            "network_passes": self._passes,
+            "network_rows": self._rows,
+            "network_seconds": self._network_seconds,
+        }
+
+    def _run_search(self, requests: Sequence[DraftRequest]) -> int:
+        """Beams of every request; returns the passes of the network that it took."""
+        search, network, budget = self._search, self._network, self._budget
+        search.start(
+            [r.options["num_beams"] for r in requests],
+            [min(r.options["length"], r.max_depth) for r in requests],
+            [r.options["temperature"] for r in requests],
+        )
+        context = torch.stack([_hidden(r) for r in requests])
+        tokens = torch.tensor([r.tokens[-1] for r in requests], dtype=torch.int32)
+        state = torch.zeros_like(context)
+        may_stop = all(r.options["adaptive"] for r in requests)
+        self._steps += 1
+        passes = 0
+        while True:
+            begin = time.perf_counter()
+            state = network.next_state(state, tokens)
+            scores = network.scores(context, state)
+            self._network_seconds += time.perf_counter() - begin
+            search.advance(scores, network.token_ids)
+            passes += 1
+            self._passes += 1
+            self._rows += len(tokens)
+            budget.note_pass(time.perf_counter() - begin)
+            if search.num_rows == 0:
+                return passes
+            if may_stop and not budget.wants_deeper(passes, search.row_log_probs, len(requests)):
+                return passes
+            parents = torch.from_numpy(search.row_parents.astype(np.int64))
+            context, state = context[parents], state[parents]
+            tokens = torch.from_numpy(search.row_tokens)
+
+    def _trees(self, requests: Sequence[DraftRequest], passes: int) -> Sequence[Proposal | None]:
+        """Each request's beams as a tree, cut to its limit and to what is expected to pay."""
+        search = self._search
+        limits = [request.max_drafts for request in requests]
+        adaptive = [i for i, request in enumerate(requests) if request.options["adaptive"]]
+        if self._budget.known and adaptive:
+            offered = {i: search.tree(i, limits[i]) for i in adaptive}
+            others = sum(limits) - sum(limits[i] for i in adaptive)
+            chosen = self._budget.choose(
+                [(offered[i][2], offered[i][3]) for i in adaptive],
+                passes=passes,
+                other_rows=others,
+            )
+            for i, count in zip(adaptive, chosen, strict=True):
+                limits[i] = count
+        return [self._proposal(i, request, limits[i]) for i, request in enumerate(requests)]
+
+    def _proposal(self, index: int, request: DraftRequest, limit: int) -> Proposal | None:
+        tokens, parents, depths, log_probs = self._search.tree(index, limit)
+        if len(tokens) == 0:
+            return None
+        request.state = np.bincount(depths, weights=np.exp(log_probs))[1:]
+        return Proposal(tokens.tolist(), parents.tolist())
+
+
+def _hidden(request: DraftRequest) -> torch.Tensor:
+    if request.hidden is None:
+        raise RuntimeError(f"request {request.request_id} came without its hidden state")
+    return request.hidden
