@@ -21,7 +21,10 @@ TEXT_SUFFIXES = {
     *(".h", ".json", ".jsonl", ".md", ".py", ".pyi", ".sh", ".toml", ".txt", ".yaml", ".yml", ""),
 }
 # Where links may lead. Package registries and mirrors are the installer's configuration, not ours.
-HOSTS = {"arxiv.org", "dmlc.github.io", "github.com", "huggingface.co", "www.apache.org"}
+# www.w3.org names the XML namespace of SVG.
+HOSTS = {
+    "arxiv.org", "dmlc.github.io", "github.com", "huggingface.co", "www.apache.org", "www.w3.org",
+}  # fmt: skip
 
 
 def name_of(path: Path) -> str:

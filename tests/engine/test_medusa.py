@@ -289,6 +289,34 @@ def test_k_v_after_compaction_are_those_of_plain_decoding(
     assert torch.equal(k[:, :shared], mk) and torch.equal(v[:, :shared], mv)
 
 
+def test_acceptance_of_the_configuration(target: Path, heads: Path) -> None:
+    """Rejection of one-hot drafts is exact match, token for token; typical is labelled lossy."""
+    prompts = make_prompts(4, seed=21)
+    sampled = [
+        SamplingParams(max_tokens=60, ignore_eos=True, temperature=1.0, seed=i) for i in range(4)
+    ]
+    with make_llm(target) as llm:
+        plain = decode(llm, prompts, sampled)
+    config = MedusaDecodingConfig(heads, acceptance="rejection", adaptive=False)
+    check_equal(target, plain, prompts, config, batch=3, params=sampled)
+    config = MedusaDecodingConfig(
+        heads, acceptance="typical", posterior_threshold=0.05, adaptive=False
+    )
+    greedy = SamplingParams(max_tokens=60, ignore_eos=True)
+    with make_llm(target) as llm:
+        plain_greedy = decode(llm, prompts, greedy)
+    with make_llm(target, config) as llm:
+        outputs = llm.generate(prompts, sampled, use_tqdm=False)
+        assert decode(llm, prompts, greedy) == plain_greedy
+        strict = [dataclasses.replace(p, acceptance="rejection") for p in sampled]
+        assert decode(llm, prompts, strict) == plain
+    for output in outputs:
+        assert output.metrics["acceptance"] == "typical (lossy)"
+        assert output.metrics["lossless"] is False
+    lossy = [list(out.outputs[0].token_ids) for out in outputs]
+    assert lossy != plain, "it accepts what exact match does not"
+
+
 def test_streaming_and_async_and_cancel(target: Path, heads: Path) -> None:
     import asyncio
 

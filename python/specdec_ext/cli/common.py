@@ -17,6 +17,7 @@ __all__ = [
     "add_llm_arguments",
     "human_bytes",
     "llm_kwargs",
+    "medusa_model",
     "normalize_argv",
     "use_color",
 ]
@@ -110,6 +111,16 @@ def add_llm_arguments(parser: argparse.ArgumentParser) -> None:
         "the engine (v2, default); the tokens are the same",
     )  # fmt: skip
     spec.add_argument(
+        "--medusa", action="store_true",
+        help="Medusa with the heads that are shipped for the default model",
+    )  # fmt: skip
+    spec.add_argument("--medusa-model", metavar="DIR", help="Medusa with these heads")
+    spec.add_argument(
+        "--medusa-choices", metavar="TREE",
+        help="tree of Medusa's guesses: [[0],[0,0],...], its paths only, mc_sim_7b_63 or another "
+        "published name, or a file",
+    )  # fmt: skip
+    spec.add_argument(
         "--speculative-config", metavar="JSON|FILE",
         help="any method as JSON, YAML or a .yaml file",
     )  # fmt: skip
@@ -154,6 +165,7 @@ def _speculative_config(args: argparse.Namespace) -> Any:
         "--lookahead-config": args.lookahead_config,
         "--prompt-lookup-config": args.prompt_lookup_config,
         "--spec-decode-nextn": args.spec_decode_nextn,
+        "--medusa or --medusa-model": medusa_model(args),
         "--speculative-config": args.speculative_config,
     }
     given = [flag for flag, value in named.items() if value is not None]
@@ -161,9 +173,15 @@ def _speculative_config(args: argparse.Namespace) -> Any:
         given.append("--max-matching-ngram-size")
     if len(given) > 1:
         usage_error(args, f"{' and '.join(given)} name a method twice; give one of them")
+    if args.medusa_choices is not None and medusa_model(args) is None:
+        usage_error(args, "--medusa-choices needs --medusa-model or --medusa")
     size = args.tensor_parallel_size
     config: SpeculativeConfig | None = None
-    if args.lookahead_config is not None:
+    if medusa_model(args) is not None:
+        from ..drafter_config import MedusaDecodingConfig
+
+        config = MedusaDecodingConfig(args.medusa_model, args.medusa_choices)
+    elif args.lookahead_config is not None:
         config = parse_speculative_config(args.lookahead_config, "lookahead", size)
     elif args.prompt_lookup_config is not None:
         config = parse_speculative_config(args.prompt_lookup_config, "ngram", size)
@@ -196,6 +214,17 @@ def external_lookup(args: argparse.Namespace) -> Any:
             '--prompt-lookup-style v1 needs prompt lookup; give --prompt-lookup-config "[K,M]"',
         )
     return config
+
+
+def medusa_model(args: argparse.Namespace) -> str | None:
+    """The heads that --medusa-model names, or those that --medusa means; None: no Medusa."""
+    if args.medusa_model is not None:
+        return str(args.medusa_model)
+    if not args.medusa:
+        return None
+    from ..drafter_config.medusa import SHIPPED_HEADS
+
+    return str(SHIPPED_HEADS)
 
 
 def usage_error(args: argparse.Namespace, message: str) -> NoReturn:

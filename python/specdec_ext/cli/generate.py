@@ -149,6 +149,8 @@ def _refuse_verification(args: argparse.Namespace, params: SamplingParams, confi
     """Verification compares tokens with plain decoding; some rules do not promise equal tokens."""
     from ..drafter_config import DrafterConfig
 
+    drafts = isinstance(config, DrafterConfig)
+    params = config.with_defaults(params) if drafts else params
     if not params.lossless:
         usage_error(args, f"--verify with --acceptance {params.acceptance}: that rule is lossy, "
                     "the text may differ; use exact_match or rejection")  # fmt: skip
@@ -225,7 +227,11 @@ class _Job:
             import dataclasses
 
             off = dataclasses.replace(
-                self.params, speculative=False, lookahead_config=None, max_draft_len=None
+                self.params,
+                speculative=False,
+                lookahead_config=None,
+                max_draft_len=None,
+                medusa_choices=None,
             )
             if self.lookup is not None:
                 self.llm.reset_prefix_cache()  # the comparison computes its own K/V

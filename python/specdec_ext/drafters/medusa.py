@@ -63,6 +63,8 @@ class MedusaDrafter:
         self._cost: StepCost | None = None
         self._head_seconds: dict[int, float] = {}  # by requests of a step
         self._rates = GuessRates(_prior(heads.config.training, number, 64), _ENGINE_PRIOR)
+        # Everything that was seen, for the tuner.
+        self._measured = GuessRates(np.zeros((number, 64)), 0.0, memory=float("inf"))
         self._num_states = 0
         self._num_nodes = self._num_proposals = self._num_idle = 0
         self._seconds = 0.0
@@ -70,6 +72,15 @@ class MedusaDrafter:
     def set_step_cost(self, table: Mapping[int, float]) -> None:
         """Seconds of a forward pass by its rows: from now on the tree is cut to what pays."""
         self._cost = StepCost(table) if len(table) >= 2 else None
+
+    def measured_rates(self) -> tuple[list[list[float]], list[float]]:
+        """(rates [heads][ranks] over all steps so far, observations of each head)."""
+        return self._measured.rates()[:, : self._top_k].tolist(), self._measured.trials
+
+    @property
+    def head_seconds_per_step(self) -> float:
+        """Of evaluating the heads, for one request if that was seen."""
+        return self._head_seconds[min(self._head_seconds)] if self._head_seconds else 0.0
 
     def propose(self, requests: Sequence[DraftRequest]) -> Sequence[Proposal | None]:
         """See Drafter."""
@@ -131,6 +142,7 @@ class MedusaDrafter:
                 head, token = guesses.next_head, tokens[guesses.start + guesses.next_head]
                 alive = state.rates.observe(guesses.ids, head, token)
                 self._rates.observe(guesses.ids, head, token)
+                self._measured.observe(guesses.ids, head, token)
                 guesses.next_head += 1
                 alive = alive and guesses.next_head < len(guesses.ids)
             if alive:

@@ -75,20 +75,20 @@ class GuessRates:
     A head is asked only where all heads before it had the true token among their guesses: that is
     where a node of it can be accepted.
 
-    prior  rates to start from, [heads, ranks]; `weight` observations' worth of them
+    prior   rates to start from, [heads, ranks]; `weight` observations' worth of them
+    memory  observations that count; older ones fade
     """
 
-    MEMORY = 128.0  # observations that count; older ones fade
-
-    def __init__(self, prior: Floats, weight: float) -> None:
+    def __init__(self, prior: Floats, weight: float, memory: float = 128.0) -> None:
+        self._memory = memory
         self._hits: Floats = prior * weight
         self._trials: Floats = np.full(prior.shape[0], weight)
 
     def observe(self, guesses: Sequence[Sequence[int]], head: int, token: int) -> bool:
         """The token behind guesses[head] is known; False if it was not among them."""
         trials, hits = self._trials, self._hits
-        if trials[head] >= self.MEMORY:
-            keep = (self.MEMORY - 1.0) / trials[head]
+        if trials[head] >= self._memory:
+            keep = (self._memory - 1.0) / trials[head]
             hits[head] *= keep
             trials[head] *= keep
         trials[head] += 1.0
@@ -101,7 +101,13 @@ class GuessRates:
 
     def rates(self) -> Floats:
         """[heads, ranks]; the ranks of a head sum to at most 1."""
-        result: Floats = self._hits / self._trials[:, None]
+        result: Floats = self._hits / np.maximum(self._trials, 1e-9)[:, None]
+        return result
+
+    @property
+    def trials(self) -> list[float]:
+        """Observations of each head."""
+        result: list[float] = self._trials.tolist()
         return result
 
 
