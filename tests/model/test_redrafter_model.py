@@ -179,6 +179,14 @@ def test_a_damaged_folder_is_one_error(name: str, tmp_path: Path) -> None:
         load_redrafter(tmp_path)
 
 
+def test_pickle_where_it_is_allowed(tmp_path: Path) -> None:
+    model = make(SHAPES["projected"])
+    save_redrafter(model, tmp_path, dtype=torch.float32)
+    pickled(tmp_path)
+    loaded = load_redrafter(tmp_path, allow_pickle=True).state_dict()
+    assert all(torch.equal(loaded[name], value) for name, value in model.state_dict().items())
+
+
 def test_a_missing_folder_and_a_file(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="does not exist"):
         load_redrafter(tmp_path / "nowhere")

@@ -186,3 +186,48 @@ def test_sizes() -> None:
     assert [human_bytes(n) for n in (0, 1023, 2048, 5 << 20, 3 << 30)] == [
         "0 B", "1023 B", "2.0 KiB", "5.0 MiB", "3.00 GiB",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        (["--redrafter"], {}),
+        (["--redrafter_model", "d"], {"model": "d"}),
+        (["--drafter-model-dir=d", "--redrafter-num-beams", "2"], {"model": "d", "num_beams": 2}),
+        (["--redrafter", "--redrafter_draft_len_per_beam", "3"], {"draft_len_per_beam": 3}),
+        (["--redrafter_model=d", "--redrafter_no_greedy_search", "--no-adaptive"],
+         {"model": "d", "greedy_search": False, "adaptive": False}),
+        (["--redrafter_model=d", "--redrafter_greedy_search"], {"model": "d"}),
+    ],
+)  # fmt: skip
+def test_redrafter_flags(flags: list[str], expected: dict[str, Any]) -> None:
+    from specdec_ext import ReDrafterDecodingConfig
+    from specdec_ext.cli.common import SpecdecParser, add_llm_arguments, llm_kwargs
+
+    parser = SpecdecParser()
+    add_llm_arguments(parser)
+    args = parser.parse_args(normalize_argv(flags))
+    assert llm_kwargs(args)["speculative_config"] == ReDrafterDecodingConfig(**expected)
+
+
+@pytest.mark.parametrize(
+    ("flags", "code", "message"),
+    [
+        (["--redrafter", "--redrafter-num-beams", "0"], 4, "num_beams = 0: out of range"),
+        (["--redrafter", "--redrafter-num-beams", "64", "--redrafter-draft-len-per-beam", "2"], 4,
+         "limit 127"),
+        (["--redrafter", "--lookahead-config", "[2,2,1]"], 2, "name a method twice"),
+        (["--redrafter-num-beams", "2", "--prompt-lookup-config", "[4,2]"], 2,
+         "name a method twice"),
+        (["--redrafter-greedy-search", "--redrafter-no-greedy-search"], 2, "not allowed with"),
+    ],
+)  # fmt: skip
+def test_bad_redrafter_flags(
+    flags: list[str], code: int, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        found = main(["generate", "--input-text", "x", "--model", "nowhere", *flags])
+    except SystemExit as exit_:
+        found = exit_.code
+    assert found == code
+    assert message in capsys.readouterr().err

@@ -120,6 +120,7 @@ def add_llm_arguments(parser: argparse.ArgumentParser) -> None:
         help="tree of Medusa's guesses: [[0],[0,0],...], its paths only, mc_sim_7b_63 or another "
         "published name, or a file",
     )  # fmt: skip
+    _add_redrafter_arguments(spec)
     spec.add_argument(
         "--speculative-config", metavar="JSON|FILE",
         help="any method as JSON, YAML or a .yaml file",
@@ -134,7 +135,7 @@ def add_llm_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     spec.add_argument(
         "--speculative-decoding-mode", metavar="MODE",
-        help="lookahead_decoding or ngram; must agree with the method",
+        help="lookahead_decoding, ngram, redrafter, ...; must agree with the method",
     )  # fmt: skip
 
     limits = parser.add_argument_group("limits")
@@ -157,6 +158,40 @@ def add_llm_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
 
 
+def _add_redrafter_arguments(spec: argparse._ArgumentGroup) -> None:
+    spec.add_argument(
+        "--redrafter", action="store_true", default=None,
+        help="ReDrafter with the drafter that is shipped for the default model",
+    )  # fmt: skip
+    spec.add_argument(
+        "--redrafter-model", "--drafter-model-dir", metavar="DIR",
+        help="ReDrafter with this drafter (config.json, model.safetensors)",
+    )  # fmt: skip
+    spec.add_argument(
+        "--redrafter-num-beams", type=int, metavar="N", help="beams that it keeps (default: 5)"
+    )
+    spec.add_argument(
+        "--redrafter-draft-len-per-beam", type=int, metavar="N",
+        help="drafts of each beam (default: 5)",
+    )  # fmt: skip
+    search = spec.add_mutually_exclusive_group()
+    search.add_argument(
+        "--redrafter-greedy-search", action="store_true", default=None,
+        dest="redrafter_greedy_search", help="the likeliest beams, whatever the temperature",
+    )  # fmt: skip
+    search.add_argument(
+        "--redrafter-no-greedy-search", action="store_false", default=None,
+        dest="redrafter_greedy_search", help="beams at the request's temperature",
+    )  # fmt: skip
+
+
+def _redrafter_keys(args: argparse.Namespace) -> dict[str, Any]:
+    """What the ReDrafter flags say, in the configuration's names; empty: none was given."""
+    names = ("model", "num_beams", "draft_len_per_beam", "greedy_search")
+    keys = {name: getattr(args, f"redrafter_{name}") for name in names}
+    return {name: value for name, value in keys.items() if value is not None}
+
+
 def _speculative_config(args: argparse.Namespace) -> Any:
     """The method that the flags name. Raises SystemExit(2) for two of them."""
     from ..config_parse import parse_speculative_config
@@ -167,6 +202,7 @@ def _speculative_config(args: argparse.Namespace) -> Any:
         "--spec-decode-nextn": args.spec_decode_nextn,
         "--medusa or --medusa-model": medusa_model(args),
         "--speculative-config": args.speculative_config,
+        "--redrafter": args.redrafter or _redrafter_keys(args) or None,
     }
     given = [flag for flag, value in named.items() if value is not None]
     if args.max_matching_ngram_size is not None and given not in ([], ["--spec-decode-nextn"]):
@@ -185,6 +221,8 @@ def _speculative_config(args: argparse.Namespace) -> Any:
         config = parse_speculative_config(args.lookahead_config, "lookahead", size)
     elif args.prompt_lookup_config is not None:
         config = parse_speculative_config(args.prompt_lookup_config, "ngram", size)
+    elif named["--redrafter"] is not None:
+        config = parse_speculative_config(_redrafter_keys(args), "redrafter", size)
     elif args.speculative_config is not None:
         config = parse_speculative_config(args.speculative_config, None, size)
     elif args.spec_decode_nextn is not None or args.max_matching_ngram_size is not None:

@@ -32,5 +32,5 @@ def make_drafter(config: DrafterConfig, model: Any, *, allow_pickle: bool = Fals
     if isinstance(config, ReDrafterDecodingConfig):
         from .redrafter import RedrafterDrafter
 
-        return RedrafterDrafter(config, model)
+        return RedrafterDrafter(config, model, allow_pickle=allow_pickle)
     raise AssertionError(f"no drafter for {type(config).__name__}")

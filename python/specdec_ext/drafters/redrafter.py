@@ -120,9 +120,11 @@ class RedrafterDrafter:
     name = "redrafter"
     needs_hidden = True
 
-    def __init__(self, config: ReDrafterDecodingConfig, model: Any) -> None:
+    def __init__(
+        self, config: ReDrafterDecodingConfig, model: Any, *, allow_pickle: bool = False
+    ) -> None:
         folder = shipped_folder("redrafter") if config.model is None else config.model
-        network = load_redrafter(folder)
+        network = load_redrafter(folder, allow_pickle=allow_pickle)
         try:
             self._network = PackedRedrafter(network, model)
         except ModelError as error:

@@ -257,17 +257,19 @@ def read_redrafter_shape(folder: str | Path) -> RedrafterShape:
     return shape
 
 
-def load_redrafter(folder: str | Path, dtype: torch.dtype = torch.float32) -> Redrafter:
+def load_redrafter(
+    folder: str | Path, dtype: torch.dtype = torch.float32, *, allow_pickle: bool = False
+) -> Redrafter:
     """The drafter of a folder, in evaluation mode.
 
     Raises ModelError naming the file, the field or tensor, and what was expected: for a damaged
-    or foreign configuration, missing, extra or misshapen tensors, pickle files, values that are
-    not finite.
+    or foreign configuration, missing, extra or misshapen tensors, pickle files
+    (unless allowed, then read with weights_only=True), values that are not finite.
     """
     folder = Path(folder).expanduser()
     shape = read_redrafter_shape(folder)
     expected = shape.expected_weights()
-    with Checkpoint(folder) as checkpoint:
+    with Checkpoint(folder, allow_pickle=allow_pickle) as checkpoint:
         names = _canonical_names(checkpoint)
         ids = _load_token_ids(checkpoint, shape)
         head = f"lm_head.{shape.num_draft_layers}.weight"
@@ -276,6 +278,15 @@ def load_redrafter(folder: str | Path, dtype: torch.dtype = torch.float32) -> Re
                 f"{folder}: tensor {head!r} {list(expected[head])} is missing from the checkpoint; "
                 "if the drafter shares the target's head, config.json must say "
                 '"tie_lm_head": true'
+            )
+        known = {*expected, TOKEN_IDS} if ids is not None else set(expected)
+        extra = sorted(set(names) - known)
+        if extra:
+            entry = checkpoint.entries[names[extra[0]]]
+            raise ModelError(
+                f"{entry.file}: tensor {names[extra[0]]!r} {list(entry.shape)} (and "
+                f"{len(extra) - 1} more) has no place in the drafter that config.json describes; "
+                "the files do not belong together"
             )
         checkpoint.check(
             {names.get(name, name): extents for name, extents in expected.items()},
