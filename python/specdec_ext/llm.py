@@ -103,7 +103,9 @@ class LLM:
         self.model.bind_cache(*self._pages)
         drafter = self._make_drafter(allow_pickle)
         # A drafter may know more than was asked for, such as how many heads a file has.
-        self.speculative_config = getattr(drafter, "config", self.speculative_config)
+        known = getattr(drafter, "config", None)
+        if isinstance(known, DrafterConfig):
+            self.speculative_config = known
         limits = EngineLimits(
             vocab_size=self.model.vocab_size,
             max_seq_len=self.memory.max_seq_len,

@@ -12,7 +12,14 @@ import torch
 from medusa_models import VOCAB, make_heads, reference_top, save_heads, save_target
 
 from reference import medusa_reference as ref
-from specdec_ext import LLM, ConfigError, MedusaDecodingConfig, RequestError, SamplingParams
+from specdec_ext import (
+    LLM,
+    ConfigError,
+    MedusaDecodingConfig,
+    ModelError,
+    RequestError,
+    SamplingParams,
+)
 from specdec_ext.drafter_config import published_trees
 from specdec_ext.drafters.medusa_heads import save_medusa_heads
 
@@ -409,6 +416,32 @@ def test_heads_are_counted_from_the_tensors(target: Path, tmp_path: Path) -> Non
     ):
         with pytest.raises(ConfigError, match=message):
             make_llm(target, MedusaDecodingConfig(tmp_path, **options))
+
+
+def test_heads_that_do_not_fit_are_refused_before_anything_is_decoded(
+    target: Path, tmp_path: Path
+) -> None:
+    nan = make_heads()
+    nan.block_linears()[2][0].weight.data[3, 4] = float("nan")
+    save_medusa_heads(tmp_path / "nan", nan, dtype="float32")
+    save_heads(tmp_path / "hidden", hidden=40)
+    save_heads(tmp_path / "vocab", vocab=VOCAB - 1)
+    (tmp_path / "pickle").mkdir()
+    file = tmp_path / "pickle" / "medusa_lm_head.pt"
+    torch.save(dict(make_heads().weights()), file)
+    for name, message in (
+        ("nan", r"'2\.0\.linear\.weight' holds 1 NaN"),
+        ("hidden", "hidden size of 40, the target .* has hidden_size = 32"),
+        ("vocab", "vocabulary of 47, the target .* has vocab_size = 48"),
+        ("pickle", r"medusa_lm_head\.pt: pickle files can run code and are refused"),
+    ):
+        with pytest.raises(ModelError, match=message):
+            make_llm(target, MedusaDecodingConfig(tmp_path / name))
+    prompts, params = make_prompts(2, seed=3), SamplingParams(max_tokens=20, ignore_eos=True)
+    with make_llm(target) as llm:
+        plain = decode(llm, prompts, params)
+    config = MedusaDecodingConfig(tmp_path / "pickle")
+    check_equal(target, plain, prompts, config, batch=2, params=params, allow_pickle=True)
 
 
 def test_enough_tokens_were_compared() -> None:

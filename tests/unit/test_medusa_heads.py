@@ -89,7 +89,9 @@ def test_new_heads_say_what_the_targets_head_says() -> None:
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "int8"])
 @pytest.mark.parametrize(("lm_head", "ids"), [("own", None), ("shared", IDS), ("target", IDS)])
 def test_saved_heads_are_loaded(tmp_path: Path, lm_head: str, ids: Any, dtype: str) -> None:
-    heads = make_heads(lm_head, ids=ids, model_sha256="ab" * 32, training={"steps": 3})
+    heads = make_heads(
+        lm_head, ids=ids, model_sha256="ab" * 32, training={"steps": 3}, medusa_choices=[[0]]
+    )
     save_medusa_heads(tmp_path, heads, dtype=dtype)
     again = load_medusa_heads(tmp_path)
     assert again.config == heads.config
@@ -166,6 +168,7 @@ def test_a_file_that_is_none_is_refused(tmp_path: Path) -> None:
         ({"num_medusa_heads": True}, "num_medusa_heads = True"),
         ({"hidden_size": 0}, "hidden_size = 0"),
         ({"lm_head": "tied"}, "lm_head = 'tied': expected one of own, shared, target"),
+        ({"training": [1]}, r"training = \[1\]: expected an object with keys"),
         ({"draft_vocab_size": 32}, "draft_vocab_size = 32: expected 1..31"),
     ],
 )

@@ -59,7 +59,10 @@ class MedusaHeadsConfig:
     lm_head            "own", "shared" or "target"
     has_bias           of the residual blocks' linear layers
     model_sha256       of the target's weight file they were trained for; "" if unknown
-    training           what the trainer notes: steps, data, accuracies
+    training           what the trainer notes; its "guess_rates" [heads][ranks], how often a head's
+                       guess of a rank is right where the guesses above it were, are where the
+                       draft budget starts and what `specdec tree` reads
+    medusa_choices     the tree to use where the user names none, or None
     """
 
     hidden_size: int
@@ -72,6 +75,7 @@ class MedusaHeadsConfig:
     base_model_name_or_path: str = ""
     model_sha256: str = ""
     training: Mapping[str, Any] = field(default_factory=dict)
+    medusa_choices: Any = None
 
     def __post_init__(self) -> None:
         for name, low, high in (
@@ -95,6 +99,11 @@ class MedusaHeadsConfig:
             raise ModelError(
                 f"Medusa heads: draft_vocab_size = {show(size)}: expected 1..{self.vocab_size}, "
                 "the target's vocab_size"
+            )
+
+        if not isinstance(self.training, Mapping):
+            raise ModelError(
+                f"Medusa heads: training = {show(self.training)}: expected an object with keys"
             )
 
     @property
