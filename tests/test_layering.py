@@ -180,6 +180,7 @@ PYTHON: dict[str, tuple[set[str], set[str]]] = {
         {
             "engine_loop",
             "llm_async",
+            "logits_processing",
             "progress",
             "request_group",
             "request_state",

@@ -141,8 +141,16 @@ struct BoundExecutor {
   Executor executor;
 };
 
-std::vector<StepOutput> commit(BoundExecutor& self, const StepPlan& plan,
-                               const py::object& result) {
+py::list logprobs_list(const std::vector<TokenLogprobs>& entries) {
+  py::list list;
+  for (const TokenLogprobs& entry : entries) {
+    list.append(py::make_tuple(entry.logprob, entry.rank, py::cast(entry.top)));
+  }
+  return list;
+}
+
+std::vector<StepOutput> commit(BoundExecutor& self, const StepPlan& plan, const py::object& result,
+                               const py::object& raw, std::map<RequestId, std::string> errors) {
   const TensorView view = to_view(result, "result");
   SPECDEC_REQUIRE(view.device == DeviceType::kCpu,
                   "result is on a CUDA device: copy it to the CPU");
@@ -166,8 +174,19 @@ std::vector<StepOutput> commit(BoundExecutor& self, const StepPlan& plan,
   }
   SPECDEC_REQUIRE(view.shape[0] == plan.num_logit_rows, "result has ", view.shape[0],
                   " rows, the plan asks for ", plan.num_logit_rows);
+  ScoreChanges changes;
+  changes.errors = std::move(errors);
+  if (!raw.is_none()) {
+    const TensorView model = to_view(raw, "raw");
+    SPECDEC_REQUIRE(scores != nullptr && model.device == DeviceType::kCpu &&
+                        model.dtype == DType::kF32 && model.ndim == 2 && model.strides[1] == 1 &&
+                        model.shape[0] == view.shape[0] && model.shape[1] == view.shape[1],
+                    "raw: expected the model's float32 scores in the shape of result");
+    changes.raw = static_cast<const float*>(model.data);
+    changes.raw_stride = model.strides[0];
+  }
   py::gil_scoped_release release;
-  return self.executor.commit(plan, ids, scores, row_stride);
+  return self.executor.commit(plan, ids, scores, row_stride, changes);
 }
 
 }  // namespace
@@ -195,12 +214,10 @@ void register_executor(py::module_& m) {
                                if (out.error.empty()) return std::nullopt;
                                return out.error;
                              })
-      .def_property_readonly("logprobs", [](const StepOutput& out) {
-        py::list list;
-        for (const TokenLogprobs& entry : out.logprobs) {
-          list.append(py::make_tuple(entry.logprob, entry.rank, py::cast(entry.top)));
-        }
-        return list;
+      .def_property_readonly("logprobs",
+                             [](const StepOutput& out) { return logprobs_list(out.logprobs); })
+      .def_property_readonly("prompt_logprobs", [](const StepOutput& out) {
+        return logprobs_list(out.prompt_logprobs);
       });
 
   py::class_<BoundExecutor>(m, "Executor",
@@ -251,8 +268,9 @@ void register_executor(py::module_& m) {
              const std::map<TokenId, float>& logit_bias,
              std::vector<std::vector<TokenId>> bad_words,
              std::optional<std::vector<TokenId>> allowed_token_ids, std::optional<int> logprobs,
-             std::string cache_salt, bool return_logits, std::vector<TokenId> external_drafts,
-             bool end_after_drafts, const py::object& external_probs, bool compute_whole_prompt) {
+             std::optional<int> prompt_logprobs, bool needs_scores, std::string cache_salt,
+             bool return_logits, std::vector<TokenId> external_drafts, bool end_after_drafts,
+             const py::object& external_probs, bool compute_whole_prompt) {
             RequestParams p;
             p.prompt = std::move(prompt_ids);
             p.max_tokens = max_tokens;
@@ -277,6 +295,8 @@ void register_executor(py::module_& m) {
                             "allowed_token_ids is empty: name at least one token, or leave it out");
             if (allowed_token_ids) p.processors.allowed_token_ids = std::move(*allowed_token_ids);
             p.logprobs = logprobs;
+            p.prompt_logprobs = prompt_logprobs;
+            p.needs_scores = needs_scores;
             p.cache_salt = std::move(cache_salt);
             p.return_logits = return_logits;
             p.external_drafts = std::move(external_drafts);
@@ -299,6 +319,7 @@ void register_executor(py::module_& m) {
           py::arg("logit_bias") = std::map<TokenId, float>{},
           py::arg("bad_words") = std::vector<std::vector<TokenId>>{},
           py::arg("allowed_token_ids") = py::none(), py::arg("logprobs") = py::none(),
+          py::arg("prompt_logprobs") = py::none(), py::arg("needs_scores") = false,
           py::arg("cache_salt") = "", py::arg("return_logits") = false,
           py::arg("external_drafts") = std::vector<TokenId>{}, py::arg("end_after_drafts") = false,
           py::arg("external_probs") = py::none(), py::arg("compute_whole_prompt") = false)
@@ -306,8 +327,11 @@ void register_executor(py::module_& m) {
           "plan", [](BoundExecutor& self) { return self.executor.plan(); },
           py::return_value_policy::reference_internal, py::call_guard<py::gil_scoped_release>(),
           "The next step, or None when there is nothing to run.")
-      .def("commit", &commit, py::arg("plan"), py::arg("result"),
-           "result: int32 greedy ids [L], or float32 scores [L, V] if plan.needs_logits.")
+      .def("commit", &commit, py::arg("plan"), py::arg("result"), py::kw_only(),
+           py::arg("raw") = py::none(), py::arg("errors") = std::map<RequestId, std::string>{},
+           "result: int32 greedy ids [L], or float32 scores [L, V] if plan.needs_logits. Where the "
+           "caller changed scores: raw, the model's own [L, V], for logprobs; errors, by request "
+           "id: those requests end with that message.")
       .def(
           "fail",
           [](BoundExecutor& self, const StepPlan& plan, const std::string& message) {

@@ -116,6 +116,9 @@ void register_plan(py::module_& m) {
                              "[B] uint8, 0: the rows are a causal chain")
       .def_property_readonly("slot", rows_property(&StepPlan::slot, &StepPlan::num_requests),
                              "[B] int32 executor slot of each request")
+      .def_property_readonly("request_ids",
+                             rows_property(&StepPlan::request_ids, &StepPlan::num_requests),
+                             "[B] int64 what submit() returned; 0 in a plan made by hand")
       .def_property_readonly("logit_rows",
                              rows_property(&StepPlan::logit_rows, &StepPlan::num_logit_rows),
                              "[L] int32 rows whose scores are needed")

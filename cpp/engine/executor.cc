@@ -173,6 +173,9 @@ void Executor::validate(const RequestParams& p) const {
                   "frequency_penalty = ", p.processors.frequency_penalty, ": give a finite number");
   SPECDEC_REQUIRE(!p.logprobs || (*p.logprobs >= 0 && *p.logprobs <= config_.vocab_size),
                   "logprobs = ", p.logprobs.value_or(0), ": give 0..", config_.vocab_size);
+  SPECDEC_REQUIRE(
+      !p.prompt_logprobs || (*p.prompt_logprobs >= 0 && *p.prompt_logprobs <= config_.vocab_size),
+      "prompt_logprobs = ", p.prompt_logprobs.value_or(0), ": give 0..", config_.vocab_size);
   if (p.lookahead) {
     const LookaheadConfig& r = *p.lookahead;
     const LookaheadConfig& e = config_.lookahead;

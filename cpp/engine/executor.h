@@ -14,6 +14,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -79,6 +80,13 @@ struct ProposedProbs {
   bool replacement = false;            // siblings were drawn with replacement
 };
 
+// Scores that the caller's own processors changed between the forward pass and commit().
+struct ScoreChanges {
+  const float* raw = nullptr;  // the model's own, for logprobs; null: nothing was changed
+  std::int64_t raw_stride = 0;
+  std::map<RequestId, std::string> errors;  // requests whose processor failed: they end with it
+};
+
 class Executor {
  public:
   Executor(const ExecutorConfig& config, const KvCacheView& cache, const Backend& backend);
@@ -101,8 +109,9 @@ class Executor {
   const StepPlan* plan();  // null: nothing to run
   // Exactly one of ids [L] (greedy choices, -1 for a row that holds a NaN) and scores [L, V] (rows
   // `row_stride` elements apart) is given: scores when plan.needs_logits.
+  // `changes`: what the caller did to the scores before handing them over.
   std::vector<StepOutput> commit(const StepPlan& plan, const TokenId* ids, const float* scores,
-                                 std::int64_t row_stride);
+                                 std::int64_t row_stride, const ScoreChanges& changes = {});
   // The forward pass failed: its requests end with an error, everybody else goes on.
   std::vector<StepOutput> fail(const StepPlan& plan, const std::string& message);
 
@@ -135,8 +144,11 @@ class Executor {
   std::int64_t pages_needed(const Request& request) const;
   void publish(const Request& request);
   int open_rows(Request& request, int rows, std::int64_t kv_len);
-  void commit_decode(Request& request, int index, const TokenId* sampled, const float* scores,
-                     std::int64_t row_stride, StepOutput& out);
+  // raw: the model's scores from the request's first node on; row: its logit row.
+  void commit_decode(Request& request, int index, int row, const TokenId* sampled, const float* raw,
+                     std::int64_t raw_stride, StepOutput& out);
+  void add_prompt_logprobs(const Request& request, const float* raw, std::int64_t raw_stride,
+                           StepOutput& out);
   void deliver(Request& request, TokenId token, const float* scores, StepOutput& out);
   const float* processed_scores(const Request& request, int row, const float* raw);
   void find_best(const float* scores, std::int64_t row_stride, int rows, TokenId* ids);

@@ -39,7 +39,9 @@ void Executor::sample(const Request& request, const float* scores, std::int64_t 
                       TokenId* sampled) {
   const int rows = request.tree.size;
   const SamplingLaw& law = request.params.sampling;
-  const bool processed = request.processor.active(request.num_output());
+  // By the processors of the request, or by the caller's own before commit().
+  const bool processed =
+      request.processor.active(request.num_output()) || request.params.needs_scores;
   if (!processed) {
     find_best(scores, row_stride, rows, sampled);
     if (law.greedy()) return;

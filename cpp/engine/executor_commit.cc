@@ -28,8 +28,20 @@ void Executor::deliver(Request& request, TokenId token, const float* scores, Ste
   if (stop_token != kNoStopToken) out.stop_token = stop_token;
 }
 
-void Executor::commit_decode(Request& request, int index, const TokenId* sampled,
-                             const float* scores, std::int64_t row_stride, StepOutput& out) {
+// Of the prompt tokens that the rows of this chunk foretell.
+void Executor::add_prompt_logprobs(const Request& request, const float* raw,
+                                   std::int64_t raw_stride, StepOutput& out) {
+  const RequestParams& p = request.params;
+  for (int i = 0; i < request.step_rows; ++i) {
+    const int next = request.prefilled + i + 1;
+    if (next >= request.prompt_len()) return;
+    out.prompt_logprobs.push_back(compute_logprobs(raw + i * raw_stride, config_.vocab_size,
+                                                   p.prompt[next], *p.prompt_logprobs));
+  }
+}
+
+void Executor::commit_decode(Request& request, int index, int row, const TokenId* sampled,
+                             const float* raw, std::int64_t raw_stride, StepOutput& out) {
   const bool first_token = request.in_prefill();
   const DraftTree& tree = request.tree;
   const AcceptResult& accepted = accepted_;
@@ -45,14 +57,14 @@ void Executor::commit_decode(Request& request, int index, const TokenId* sampled
       if (i > 0) break;
       request.finished = FinishReason::kError;
       out.error = token == kNothingAllowed
-                      ? "no token is allowed here: allowed_token_ids, bad_words and logit_bias "
-                        "leave none; relax them"
+                      ? "no token is allowed here: allowed_token_ids, bad_words, logit_bias and "
+                        "logits_processors leave none; relax them"
                       : "the model's scores hold a NaN (numerical error); the request was stopped "
                         "before a token was chosen from them";
       break;
     }
-    deliver(request, token, scores == nullptr ? nullptr : scores + node * row_stride, out);
-    out.last_logit_row = plan_.cu_logits[index] + node;
+    deliver(request, token, raw == nullptr ? nullptr : raw + node * raw_stride, out);
+    out.last_logit_row = row + node;
     if (request.params.return_logits) out.logit_rows.push_back(out.last_logit_row);
     ++delivered;
   }
@@ -82,7 +94,8 @@ void Executor::commit_decode(Request& request, int index, const TokenId* sampled
 }
 
 std::vector<StepOutput> Executor::commit(const StepPlan& plan, const TokenId* ids,
-                                         const float* scores, std::int64_t row_stride) {
+                                         const float* scores, std::int64_t row_stride,
+                                         const ScoreChanges& changes) {
   std::lock_guard<std::mutex> lock(mutex_);
   require_outstanding(plan);
   SPECDEC_REQUIRE(!plan.needs_logits || scores != nullptr,
@@ -98,23 +111,36 @@ std::vector<StepOutput> Executor::commit(const StepPlan& plan, const TokenId* id
     out.num_cached_tokens = request.num_cached;
     out.is_prefill = request.in_prefill();
     path_len_[b] = 0;
-    const int first = plan.cu_logits[b];
-    const int rows = plan.cu_logits[b + 1] - first;
     if (request.cancelled) continue;
-    if (rows == 0) {  // a prompt chunk before the last one
-      request.prefilled += request.step_rows;
+    const float* raw = changes.raw == nullptr ? scores : changes.raw;
+    const std::int64_t raw_stride = changes.raw == nullptr ? row_stride : changes.raw_stride;
+    int first = plan.cu_logits[b];
+    if (request.in_prefill()) {
+      if (request.params.prompt_logprobs) {
+        add_prompt_logprobs(request, raw + first * raw_stride, raw_stride, out);
+      }
+      if (request.prefilled + request.step_rows < request.prompt_len()) {
+        request.prefilled += request.step_rows;
+        continue;
+      }
+      first = plan.cu_logits[b + 1] - request.tree.size;  // the row that decides the first token
+    }
+    if (const auto failed = changes.errors.find(request.id); failed != changes.errors.end()) {
+      request.finished = out.finish_reason = FinishReason::kError;
+      out.error = failed->second;
       continue;
     }
     const float* row_scores = scores == nullptr ? nullptr : scores + first * row_stride;
     if (scores == nullptr) {
-      for (int i = 0; i < rows; ++i) {
-        SPECDEC_REQUIRE(ids[first + i] < config_.vocab_size, "ids[", first + i,
-                        "] = ", ids[first + i], ": token ids are 0..", config_.vocab_size - 1);
+      for (int i = first; i < plan.cu_logits[b + 1]; ++i) {
+        SPECDEC_REQUIRE(ids[i] < config_.vocab_size, "ids[", i, "] = ", ids[i],
+                        ": token ids are 0..", config_.vocab_size - 1);
+        sampled_[i] = ids[i];
       }
-      std::copy(ids + first, ids + first + rows, sampled_.begin() + first);
     }
     decide(request, row_scores, row_stride, sampled_.data() + first);
-    commit_decode(request, b, sampled_.data() + first, row_scores, row_stride, out);
+    commit_decode(request, b, first, sampled_.data() + first,
+                  raw == nullptr ? nullptr : raw + first * raw_stride, raw_stride, out);
     moves |= path_len_[b] > 0;
   }
   if (moves) {

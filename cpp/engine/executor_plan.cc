@@ -194,6 +194,7 @@ int Executor::open_rows(Request& request, int rows, std::int64_t kv_len) {
   plan_.cu_rows[b + 1] = plan_.num_rows;
   plan_.kv_len[b] = static_cast<std::int32_t>(kv_len);
   plan_.slot[b] = request.slot;
+  plan_.request_ids[b] = request.id;
   plan_.is_tree[b] = 0;
   const auto& pages = pages_.pages(request.slot);
   std::copy(pages.begin(), pages.end(),
@@ -223,10 +224,12 @@ void Executor::place_prefill(Request& request, int rows) {
     plan_.positions[first + i] = start + i;
     plan_.parents[first + i] = i - 1;
   }
-  if (last) {
-    for (int i = rows - 1; i < all; ++i) plan_.logit_rows[plan_.num_logit_rows++] = first + i;
-    plan_.needs_logits |= request.wants_scores();
+  // The row of the prompt's last token and of the drafts behind it; for logprobs of the prompt all.
+  const int from = request.params.prompt_logprobs ? 0 : (last ? rows - 1 : all);
+  for (int i = from; i < all; ++i) {
+    plan_.logit_rows[plan_.num_logit_rows++] = first + i;
   }
+  plan_.needs_logits |= from < all && request.wants_scores();
   plan_.cu_logits[b + 1] = plan_.num_logit_rows;
 }
 

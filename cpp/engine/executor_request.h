@@ -23,10 +23,13 @@ struct Executor::Request {
   // No row of its own has been computed yet.
   bool untouched() const { return prefilled == num_cached && in_prefill(); }
   // Prompt tokens that may come from published pages: the last one is always computed, because its
-  // row decides the first token.
-  int reusable() const { return params.compute_whole_prompt ? 0 : prompt_len() - 1; }
+  // row decides the first token. Logprobs of the prompt need all its rows.
+  int reusable() const {
+    return params.compute_whole_prompt || params.prompt_logprobs ? 0 : prompt_len() - 1;
+  }
   bool wants_scores() const {
     return !params.sampling.greedy() || params.logprobs.has_value() || params.return_logits ||
+           params.needs_scores || (params.prompt_logprobs && in_prefill()) ||
            processor.active(num_output());
   }
 

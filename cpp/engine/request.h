@@ -46,9 +46,11 @@ struct RequestParams {
   SamplingLaw sampling;
   AcceptanceParams acceptance;
   ProcessorParams processors;
-  std::optional<int> logprobs;        // number of alternatives beside each delivered token
-  bool return_logits = false;         // StepOutput::logit_rows is wanted
-  bool compute_whole_prompt = false;  // every prompt token needs a row: nothing is taken over
+  std::optional<int> logprobs;         // number of alternatives beside each delivered token
+  std::optional<int> prompt_logprobs;  // the same for the prompt's tokens, from the second on
+  bool needs_scores = false;           // the caller changes this request's scores before commit()
+  bool return_logits = false;          // StepOutput::logit_rows is wanted
+  bool compute_whole_prompt = false;   // every prompt token needs a row: nothing is taken over
   // A chain of drafts for what follows the prompt, verified in the pass that reads its last token.
   std::vector<TokenId> external_drafts;
   bool end_after_drafts = false;  // that pass is the whole request: finish reason kLength
@@ -94,6 +96,8 @@ struct StepOutput {
   std::optional<TokenId> stop_token;  // the stop id (not the model's end token) that ended it
   std::string error;
   std::vector<TokenLogprobs> logprobs;  // one per token, if asked for
+  std::vector<TokenLogprobs>
+      prompt_logprobs;  // of the prompt tokens that this step's rows foretell
 };
 
 }  // namespace specdec

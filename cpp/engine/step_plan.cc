@@ -14,7 +14,8 @@ StepPlan::StepPlan(int max_requests, int max_rows, int max_pages_per_request)
       page_table(static_cast<std::size_t>(max_requests) * max_pages_per_request),
       logit_rows(max_rows),
       cu_logits(max_requests + 1),
-      slot(max_requests) {}
+      slot(max_requests),
+      request_ids(max_requests) {}
 
 StepView StepPlan::view() const {
   StepView v;
@@ -38,7 +39,7 @@ std::size_t StepPlan::memory_bytes() const {
   auto bytes = [](const auto& v) { return v.capacity() * sizeof(v[0]); };
   return bytes(tokens) + bytes(positions) + bytes(parents) + bytes(mask) + bytes(cu_rows) +
          bytes(kv_len) + bytes(is_tree) + bytes(page_table) + bytes(logit_rows) + bytes(cu_logits) +
-         bytes(slot);
+         bytes(slot) + bytes(request_ids);
 }
 
 }  // namespace specdec

@@ -39,6 +39,7 @@ struct StepPlan {
   std::vector<std::int32_t> logit_rows;  // [max_rows]
   std::vector<std::int32_t> cu_logits;   // [max_requests + 1] first logit row of each request
   std::vector<std::int32_t> slot;        // [max_requests] the request's slot in the executor
+  std::vector<RequestId> request_ids;    // [max_requests] 0 in a plan made by hand
 };
 
 }  // namespace specdec

@@ -124,6 +124,11 @@ class StepPlan:
         [R] int32 absolute positions
         """
     @property
+    def request_ids(self) -> numpy.typing.NDArray[numpy.int64]:
+        """
+        [B] int64 what submit() returned; 0 in a plan made by hand
+        """
+    @property
     def slot(self) -> numpy.typing.NDArray[numpy.int32]:
         """
         [B] int32 executor slot of each request
@@ -270,6 +275,8 @@ class StepOutput:
     @property
     def num_rows(self) -> int: ...
     @property
+    def prompt_logprobs(self) -> list[typing.Any]: ...
+    @property
     def request_id(self) -> int: ...
     @property
     def stop_reason(self) -> int | None: ...
@@ -303,9 +310,16 @@ class Executor:
         check_integrity: bool = False,
     ) -> None: ...
     def cancel(self, request_id: typing.SupportsInt | typing.SupportsIndex) -> bool: ...
-    def commit(self, plan: StepPlan, result: typing.Any) -> list[StepOutput]:
+    def commit(
+        self,
+        plan: StepPlan,
+        result: typing.Any,
+        *,
+        raw: typing.Any = None,
+        errors: collections.abc.Mapping[typing.SupportsInt | typing.SupportsIndex, str] = {},
+    ) -> list[StepOutput]:
         """
-        result: int32 greedy ids [L], or float32 scores [L, V] if plan.needs_logits.
+        result: int32 greedy ids [L], or float32 scores [L, V] if plan.needs_logits. Where the caller changed scores: raw, the model's own [L, V], for logprobs; errors, by request id: those requests end with that message.
         """
     def decoding(self, request_id: typing.SupportsInt | typing.SupportsIndex) -> bool: ...
     def fail(self, plan: StepPlan, message: str) -> list[StepOutput]:
@@ -388,6 +402,8 @@ class Executor:
         allowed_token_ids: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex]
         | None = None,
         logprobs: typing.SupportsInt | typing.SupportsIndex | None = None,
+        prompt_logprobs: typing.SupportsInt | typing.SupportsIndex | None = None,
+        needs_scores: bool = False,
         cache_salt: str = "",
         return_logits: bool = False,
         external_drafts: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex] = [],

@@ -20,6 +20,7 @@ from .detokenizer import DetokenizerFactory
 from .drafter_config import DrafterConfig
 from .errors import EngineError, RequestError
 from .log import logger
+from .logits_processing import process_scores
 from .memory_plan import MemoryPlan
 from .metrics import SpecCounter
 from .request_check import EngineLimits, resolve_request, stream_seed
@@ -200,7 +201,7 @@ class EngineLoop:
                 else:
                     result = self.model.forward(plan, hidden)
                 forward_end = time.perf_counter()
-                outputs = self.executor.commit(plan, result)
+                outputs = self._commit(plan, result)
                 if self._drafting is not None:
                     self._drafting.observe(outputs, hidden)
             except BaseException as error:
@@ -279,6 +280,14 @@ class EngineLoop:
     def _with_defaults(self, params: SamplingParams) -> SamplingParams:
         config = self.limits.speculative_config
         return config.with_defaults(params) if isinstance(config, DrafterConfig) else params
+
+    def _commit(self, plan: Any, result: Any) -> list[Any]:
+        with self._lock:
+            processed = {r: s for r, s in self._states.items() if s.params.logits_processors}
+        if not processed:
+            return list(self.executor.commit(plan, result))
+        scores, errors = process_scores(plan, result, processed)
+        return list(self.executor.commit(plan, scores, raw=result, errors=errors))
 
     def _require_open(self) -> None:
         if self._closed:

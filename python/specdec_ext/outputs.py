@@ -63,6 +63,7 @@ class RequestOutput:
     finished: bool
     metrics: dict[str, Any] = field(default_factory=dict)
     num_cached_tokens: int = 0
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
 
     def to_json_dict(self) -> dict[str, Any]:
         """The line that `specdec generate --json` writes."""
@@ -81,6 +82,13 @@ class RequestOutput:
             line["logprobs"] = [
                 {str(t): {"logprob": v.logprob, "rank": v.rank} for t, v in row.items()}
                 for row in out.logprobs
+            ]
+        if self.prompt_logprobs is not None:
+            line["prompt_logprobs"] = [
+                None
+                if row is None
+                else {str(t): {"logprob": v.logprob, "rank": v.rank} for t, v in row.items()}
+                for row in self.prompt_logprobs
             ]
         if len(self.outputs) > 1:
             line["outputs"] = [

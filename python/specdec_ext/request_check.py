@@ -277,11 +277,12 @@ def resolve_request(
     for token in params.logit_bias or ():
         check_int("SamplingParams.logit_bias key", token, RequestError, low=0, high=vocab - 1,
                   remedy=f"the model's vocabulary has {vocab} tokens")  # fmt: skip
-    if params.logprobs is not None and params.logprobs > vocab:
-        raise RequestError(
-            f"SamplingParams.logprobs = {params.logprobs} is greater than the vocabulary of "
-            f"{vocab} tokens; lower it"
-        )
+    for name in ("logprobs", "prompt_logprobs"):
+        if (getattr(params, name) or 0) > vocab:
+            raise RequestError(
+                f"SamplingParams.{name} = {getattr(params, name)} is greater than the vocabulary "
+                f"of {vocab} tokens; lower it"
+            )
     kwargs: dict[str, Any] = {
         "max_tokens": max_tokens,
         "min_tokens": params.min_tokens,
@@ -305,6 +306,8 @@ def resolve_request(
         if allowed is None
         else _check_ids("SamplingParams.allowed_token_ids", allowed, vocab),
         "logprobs": params.logprobs,
+        "prompt_logprobs": params.prompt_logprobs,
+        "needs_scores": bool(params.logits_processors),
         "cache_salt": params.cache_salt,
         "return_logits": params.return_generation_logits,
         "external_drafts": [] if external is None else list(external.tokens),

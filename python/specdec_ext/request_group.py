@@ -44,8 +44,10 @@ class RequestGroup:
         try:
             for i in range(params.n):
                 one = params
+                if i > 0 and params.prompt_logprobs is not None:  # the first output's are enough
+                    one = dataclasses.replace(one, prompt_logprobs=None)
                 if i > 0 and params.seed is not None:
-                    one = dataclasses.replace(params, seed=stream_seed(params.seed, i))
+                    one = dataclasses.replace(one, seed=stream_seed(params.seed, i))
                 self.states.append(
                     engine.submit(prompt_token_ids, one, prompt=prompt, on_update=on_update)
                 )

@@ -66,6 +66,10 @@ class RequestState:
         self._logprobs: list[dict[int, Logprob]] | None = (
             [] if params.logprobs is not None else None
         )
+        # The first token has nothing in front of it.
+        self._prompt_logprobs: list[dict[int, Logprob] | None] | None = (
+            [None] if params.prompt_logprobs is not None else None
+        )
         self._cumulative_logprob = 0.0
         self._logits: list[Any] = []  # [tokens of a step, vocabulary] each
         self._version = 0  # changes so far, and how many of them a snapshot has shown
@@ -104,6 +108,10 @@ class RequestState:
             self.num_cached_tokens = out.num_cached_tokens
             tokens: list[int] = out.tokens
             logprobs = out.logprobs if self._logprobs is not None else None
+            if self._prompt_logprobs is not None:
+                for entry in out.prompt_logprobs:
+                    token = self.prompt_token_ids[len(self._prompt_logprobs)]
+                    self._prompt_logprobs.append(self._logprob_row(token, entry))
             delivered = 0
             for i, token in enumerate(tokens):
                 ends = i == len(tokens) - 1 and out.finish_reason == "stop"
@@ -171,6 +179,9 @@ class RequestState:
                 outputs=[output],
                 finished=self.finished,
                 metrics=metrics,
+                prompt_logprobs=None
+                if self._prompt_logprobs is None
+                else list(self._prompt_logprobs),
                 num_cached_tokens=self.num_cached_tokens,
             )
 
@@ -267,7 +278,7 @@ class RequestState:
             if self._held and not isinstance(self.stop_reason, str):
                 self._release_held(keep=0)
 
-    def _add_logprobs(self, token: int, entry: Any) -> None:
+    def _logprob_row(self, token: int, entry: Any) -> dict[int, Logprob]:
         chosen, rank, best = entry
         text = self._token_text
 
@@ -277,6 +288,9 @@ class RequestState:
         row = {token: make(token, chosen, rank)}
         for i, (token_id, logprob) in enumerate(best):
             row.setdefault(token_id, make(token_id, logprob, i + 1))
+        return row
+
+    def _add_logprobs(self, token: int, entry: Any) -> None:
         assert self._logprobs is not None
-        self._logprobs.append(row)
-        self._cumulative_logprob += chosen
+        self._logprobs.append(self._logprob_row(token, entry))
+        self._cumulative_logprob += entry[0]

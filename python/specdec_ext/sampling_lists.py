@@ -1,19 +1,21 @@
-"""Checks of the lists in SamplingParams: token ids, bad words, biases."""
+"""Checks of the lists in SamplingParams: token ids, bad words, biases, processors."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from .errors import RequestError
 from .validate import check_float, check_int, check_str, show
 
-__all__ = ["check_bad_words", "check_ids", "check_logit_bias"]
+__all__ = ["check_bad_words", "check_ids", "check_logit_bias", "check_processors"]
 
 MAX_TOKEN_ID = 2**31 - 1
 MAX_ID_LIST = 2**20  # allowed_token_ids may name a whole vocabulary, no more than that
 MAX_BAD_WORDS = 4096
 MAX_BAD_WORD_TOKENS = 64
 MAX_STOP_CHARS = 1024
+MAX_PROCESSORS = 64
 
 
 def check_ids(name: str, value: object, *, max_count: int) -> list[int]:
@@ -84,3 +86,26 @@ def check_logit_bias(raw: object) -> dict[int, float]:
             low=-100.0, high=100.0, remedy="to forbid a token use bad_words",
         )  # fmt: skip
     return bias
+
+
+def check_processors(raw: object) -> tuple[Any, ...]:
+    """SamplingParams.logits_processors as a tuple of callables."""
+    if raw is None:
+        return ()
+    if not isinstance(raw, (list, tuple)):
+        raise RequestError(
+            f"SamplingParams.logits_processors = {show(raw)}: expected a list of callables "
+            f"(token_ids, scores) -> scores, got {type(raw).__name__}; put a single one into a list"
+        )
+    if len(raw) > MAX_PROCESSORS:
+        raise RequestError(
+            f"SamplingParams.logits_processors has {len(raw)} entries, limit {MAX_PROCESSORS}; "
+            "shorten it"
+        )
+    for i, processor in enumerate(raw):
+        if not callable(processor):
+            raise RequestError(
+                f"SamplingParams.logits_processors[{i}] = {show(processor)}: expected a callable "
+                f"(token_ids, scores) -> scores, got {type(processor).__name__}"
+            )
+    return tuple(raw)

@@ -8,7 +8,7 @@ structured outputs, ...) exist so that a request that sets them is refused by na
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -26,10 +26,14 @@ from .sampling_lists import (
     check_bad_words,
     check_ids,
     check_logit_bias,
+    check_processors,
 )
 from .validate import check_bool, check_float, check_int, check_str, show, unknown_key
 
-__all__ = ["MAX_LOGPROBS", "SamplingParams"]
+__all__ = ["MAX_LOGPROBS", "LogitsProcessor", "SamplingParams"]
+
+# (token_ids so far: prompt and output, scores [V]) -> scores [V]; a function of these alone.
+LogitsProcessor = Callable[[list[int], Any], Any]
 
 MAX_LOGPROBS = 20
 MAX_STOP_STRINGS = 64
@@ -62,15 +66,19 @@ class SamplingParams:
     Lengths     max_tokens (None: as many as fit), min_tokens (no stop before), ignore_eos
     Sampling    temperature (0: greedy), top_k (0 or -1: all), top_p (0..1], min_p 0..1; cut in the
                 order min_p, top_k, top_p (docs/methods/sampling.md); seed: the same seed gives the
-                same tokens, whoever shares the batch and however they were drafted (None: a stream
-                of its own, drawn from the engine's seed and the number of the request); n outputs
+                same tokens, whoever shares the batch and, with exact_match, however they were
+                drafted (None: a stream of its own, drawn from the engine's seed and the number of
+                the request); n outputs
     Stops       stop (strings), stop_token_ids, include_stop_str_in_output
     Scores      logit_bias {token id: -100..100}, bad_words (strings or id lists),
                 allowed_token_ids, repetition_penalty > 0, presence_penalty and
-                frequency_penalty -2..2
-    Output      logprobs (None, or 0..20 best tokens beside the chosen), skip_special_tokens,
-                detokenize (False: token ids only; not with `stop`), return_generation_logits (the
-                model's own scores of every delivered token, before processors)
+                frequency_penalty -2..2; logits_processors: callables (token_ids, scores) -> scores,
+                called before all of these for every node of a draft tree with the tokens in front
+                of it; scores: float32 [V], its own copy
+    Output      logprobs, prompt_logprobs (None, or 0..20 best tokens beside the chosen and the
+                prompt's own), skip_special_tokens, detokenize (False: token ids only; not with
+                `stop`), return_generation_logits (the model's own scores of every delivered token,
+                before processors)
     Speculation speculative (None: as the engine; False: plain decoding; True: needs an engine with
                 a speculative_config), lookahead_config (w,n,g within the engine's triple),
                 max_draft_len (0..the engine's), medusa_choices (a tree within the engine's number
@@ -82,8 +90,8 @@ class SamplingParams:
                 acceptance_threshold: for threshold, in (0, 1] (docs/methods/sampling.md)
     Sharing     cache_salt: requests share pools and cached prompts only with the same salt
 
-    Raises RequestError (UnsupportedRequestError for beams, best_of, prompt_logprobs, structured
-    outputs) naming field, value, limit and remedy.
+    Raises RequestError (UnsupportedRequestError for beams, best_of, structured outputs) naming
+    field, value, limit and remedy.
     """
 
     max_tokens: int | None = 16
@@ -103,6 +111,8 @@ class SamplingParams:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    logits_processors: Sequence[LogitsProcessor] | None = field(default=None, repr=False)
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
     detokenize: bool = True
@@ -124,9 +134,7 @@ class SamplingParams:
     # Refused unless they are off.
     best_of: int | None = None
     beam_width: int = 1
-    prompt_logprobs: int | None = None
     structured_outputs: object | None = field(default=None, repr=False)
-    logits_processors: object | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         self._refuse_unsupported()
@@ -162,9 +170,8 @@ class SamplingParams:
             if value is not None and check_int(f"SamplingParams.{name}", value, RequestError,
                                                low=1) != 1:  # fmt: skip
                 raise refuse(name, why, f"use {name} = 1")
-        for name in ("prompt_logprobs", "structured_outputs", "logits_processors"):
-            if getattr(self, name) is not None:
-                raise refuse(name, "not supported in this version", f"leave {name} = None")
+        if self.structured_outputs is not None:
+            raise refuse("structured_outputs", "not supported in this version", "leave it None")
 
     def _check_sampling(self) -> None:
         def number(name: str, remedy: str, **bounds: float) -> float:
@@ -211,12 +218,13 @@ class SamplingParams:
                 f"SamplingParams.min_tokens = {self.min_tokens} is greater than max_tokens = "
                 f"{self.max_tokens}; lower min_tokens or raise max_tokens"
             )
-        if self.logprobs is not None:
-            self._set(
-                logprobs=check_int(
-                    "SamplingParams.logprobs", self.logprobs, RequestError, low=0, high=MAX_LOGPROBS
+        for name in ("logprobs", "prompt_logprobs"):
+            if getattr(self, name) is not None:
+                field_name = f"SamplingParams.{name}"
+                count = check_int(
+                    field_name, getattr(self, name), RequestError, low=0, high=MAX_LOGPROBS
                 )
-            )
+                self._set(**{name: count})
         if self.seed is not None:
             self._set(
                 seed=check_int(
@@ -268,6 +276,7 @@ class SamplingParams:
             ),
             bad_words=check_bad_words(self.bad_words),
             logit_bias=check_logit_bias(self.logit_bias),
+            logits_processors=check_processors(self.logits_processors),
         )  # fmt: skip
         for name in ("presence_penalty", "frequency_penalty"):
             value = check_float(
@@ -398,6 +407,8 @@ class SamplingParams:
             or self.frequency_penalty != 0.0
             or self.logprobs is not None
             or self.return_generation_logits
+            or self.prompt_logprobs is not None
+            or self.logits_processors
         )
 
     @classmethod

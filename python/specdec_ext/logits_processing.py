@@ -1,0 +1,74 @@
+"""Users' logits processors: Python callables that change scores between forward and commit.
+
+A processor sees every node of a draft tree as plain decoding would have seen it: the prompt, the
+output so far and the drafts on that node's own path. It is called for drafts that will be rejected,
+too, so it has to be a function of its arguments. Its scores then go through the request's other
+processors (allowed ids, bad words, min_tokens, bias, penalties).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from .request_state import RequestState
+
+__all__ = ["process_scores"]
+
+
+def process_scores(
+    plan: Any, scores: torch.Tensor, states: Mapping[int, RequestState]
+) -> tuple[torch.Tensor, dict[int, str]]:
+    """(scores for commit, error message by request id); `scores` [L, V] itself is not changed.
+
+    states: the plan's requests that have processors, by executor id.
+    """
+    changed = scores
+    errors: dict[int, str] = {}
+    cu_rows, cu_logits = plan.cu_rows.tolist(), plan.cu_logits.tolist()
+    for b, rid in enumerate(plan.request_ids.tolist()):
+        state = states.get(rid)
+        if state is None:
+            continue
+        texts = _texts(plan, state, b, cu_rows[b], cu_rows[b + 1])
+        if not texts:
+            continue  # a chunk of the prompt before the last one
+        if changed is scores:
+            changed = scores.clone()
+        first = cu_logits[b + 1] - len(texts)
+        try:
+            for i, text in enumerate(texts):
+                changed[first + i] = _apply(state, text, scores[first + i])
+        except Exception as error:
+            errors[rid] = f"logits processor failed: {type(error).__name__}: {error}"
+    return changed, errors
+
+
+def _texts(plan: Any, state: RequestState, b: int, first: int, end: int) -> list[list[int]]:
+    """The tokens in front of each row whose scores decide something."""
+    history = [*state.prompt_token_ids, *state.token_ids]
+    drafts = int(plan.kv_len[b]) + end - first - len(history)
+    if drafts < 0:
+        return []
+    root = end - 1 - drafts  # the row of the last decided token
+    tokens, parents = plan.tokens[root:end].tolist(), plan.parents[root:end].tolist()
+    texts = [history]
+    for token, parent in zip(tokens[1:], parents[1:], strict=True):
+        texts.append([*texts[parent - (root - first)], token])
+    return texts
+
+
+def _apply(state: RequestState, text: list[int], row: torch.Tensor) -> torch.Tensor:
+    processors: Sequence[Any] = state.params.logits_processors or ()
+    for i, processor in enumerate(processors):
+        answer = processor(list(text), row.clone())
+        if not isinstance(answer, torch.Tensor) or answer.shape != row.shape:
+            shape = list(answer.shape) if isinstance(answer, torch.Tensor) else None
+            got = f"a tensor of shape {shape}" if shape is not None else type(answer).__name__
+            raise TypeError(
+                f"logits_processors[{i}] returned {got}: expected scores of shape {list(row.shape)}"
+            )
+        row = answer
+    return row
