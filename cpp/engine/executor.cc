@@ -299,18 +299,19 @@ ExecutorStats Executor::stats() const {
   s.cached_pages = pages_.cached_pages();
   s.reuse = pages_.reuse_stats();
   s.pool_bytes = public_pool_ ? public_pool_->bytes() : 0;
-  auto add_history = [&](const Request& r) {
+  auto add_request = [&](const Request& r) {
     s.history_bytes += static_cast<std::int64_t>(r.history.capacity() * sizeof(TokenId));
+    s.draft_prob_bytes +=
+        static_cast<std::int64_t>(r.external_probs.memory_bytes() +
+                                  r.proposal_probs.memory_bytes() + r.step_probs.memory_bytes());
   };
   for (const auto& request : running_) {
-    add_history(*request);
-    s.draft_prob_bytes += static_cast<std::int64_t>(request->proposal_probs.memory_bytes() +
-                                                    request->step_probs.memory_bytes());
+    add_request(*request);
     if (request->drafter) {
       s.pool_bytes += static_cast<std::int64_t>(request->drafter->memory_bytes());
     }
   }
-  for (const auto& request : waiting_) add_history(*request);
+  for (const auto& request : waiting_) add_request(*request);
   s.plan_bytes = static_cast<std::int64_t>(plan_.memory_bytes());
   s.index_bytes = static_cast<std::int64_t>(pages_.index_bytes());
   return s;

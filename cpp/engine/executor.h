@@ -68,7 +68,7 @@ struct ExecutorStats {
   std::int64_t history_bytes = 0;     // token histories of running and waiting requests
   std::int64_t plan_bytes = 0;        // step buffers
   std::int64_t index_bytes = 0;       // which page holds which text
-  std::int64_t draft_prob_bytes = 0;  // distributions that drafts of running requests came with
+  std::int64_t draft_prob_bytes = 0;  // distributions that drafts of requests came with
 };
 
 // What the drafts of one propose() were drawn from; copied.

@@ -248,6 +248,24 @@ def test_logits_that_are_no_law_are_refused() -> None:
     assert engine.num_unfinished == 0
 
 
+def test_what_drafts_were_drawn_from_is_counted() -> None:
+    """Also of a request that waits; it goes with the request."""
+    engine = hash_engine(FUNCTION)
+    probs = torch.full((3, 40), 1 / 40)
+    engine.ex.submit(
+        [1, 2], max_tokens=9, external_drafts=[4, 5, 6], external_probs=probs,
+        acceptance="rejection", temperature=1.0,
+    )  # fmt: skip
+    for _ in range(2):
+        assert engine.ex.stats()["draft_prob_bytes"] >= 3 * 40 * 4
+        engine.step()
+    with pytest.raises(ValueError, match="3 rows for 2 external drafts"):
+        engine.ex.submit([1], max_tokens=3, external_drafts=[1, 2], external_probs=probs)
+    while engine.ex.num_unfinished:
+        engine.step()
+    assert engine.ex.stats()["draft_prob_bytes"] == 0
+
+
 def test_the_rule_follows_from_what_the_drafts_bring() -> None:
     logits = torch.zeros(1, 8)
     plain = ExternalDraftTokensConfig([1])
