@@ -75,7 +75,7 @@ class _Drafts(Proposer):
         return dataclasses.replace(
             params, seed=stream_seed(params.seed, _DRAFT_STREAM), top_k=0, top_p=1.0, min_p=0.0,
             repetition_penalty=1.0, logit_bias=None, bad_words=None, allowed_token_ids=None,
-            return_generation_logits=True,
+            logits_processors=None, return_generation_logits=True,
         )  # fmt: skip
 
     def _config(self, output: RequestOutput, request: Running) -> ExternalDraftTokensConfig | None:
