@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <limits>
 #include <numeric>
 
@@ -12,7 +13,7 @@
 namespace specdec {
 namespace {
 
-constexpr std::int32_t kScanBlock = 64;
+constexpr std::int32_t kScanBlock = 32;
 // Scores collected above the threshold before it is raised again.
 constexpr std::int32_t kCollected = 4 * BeamSearch::kKept;
 constexpr float kNoScore = -std::numeric_limits<float>::infinity();
@@ -28,30 +29,78 @@ bool likelier(const ScoredIndex& a, const ScoredIndex& b) {
   return a.score > b.score || (a.score == b.score && a.index < b.index);
 }
 
+// Lanes that do not depend on each other become vector code.
+constexpr std::int32_t kLanes = 8;
+
+bool has_nan(const float* scores, std::int32_t n) {
+  std::uint32_t lane[kLanes] = {};
+  std::int32_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) {
+    for (std::int32_t j = 0; j < kLanes; ++j) lane[j] |= scores[i + j] != scores[i + j];
+  }
+  for (; i < n; ++i) lane[0] |= scores[i] != scores[i];
+  std::uint32_t any = 0;
+  for (const std::uint32_t bit : lane) any |= bit;
+  return any != 0;
+}
+
+// The largest score of each block, in `maxima`; false for a row with NaN or +infinity.
+bool block_maxima(const float* scores, std::int32_t n, float* maxima) {
+  if (has_nan(scores, n)) return false;
+  const auto larger = [](float a, float b) { return a > b ? a : b; };
+  bool is_finite = true;
+  for (std::int32_t begin = 0, b = 0; begin < n; begin += kScanBlock, ++b) {
+    const float* block = scores + begin;
+    float lane[kLanes];
+    std::fill_n(lane, kLanes, kNoScore);
+    if (begin + kScanBlock <= n) {
+      for (std::int32_t i = 0; i < kScanBlock; i += kLanes) {
+        for (std::int32_t j = 0; j < kLanes; ++j) lane[j] = larger(block[i + j], lane[j]);
+      }
+    } else {
+      for (std::int32_t i = 0; i < n - begin; ++i) lane[0] = larger(block[i], lane[0]);
+    }
+    for (std::int32_t half = kLanes / 2; half > 0; half /= 2) {
+      for (std::int32_t j = 0; j < half; ++j) lane[j] = larger(lane[j], lane[j + half]);
+    }
+    maxima[b] = lane[0];
+    is_finite = is_finite && lane[0] != -kNoScore;
+  }
+  return is_finite;
+}
+
 // The best `keep` of n scores, best first; 0 of a row with NaN or +infinity.
-std::int32_t best_scores(const float* scores, std::int32_t n, std::int32_t keep, ScoredIndex* out) {
+std::int32_t best_scores(const float* scores, std::int32_t n, std::int32_t keep,
+                         std::vector<float>* scratch, ScoredIndex* out) {
+  const std::int32_t blocks = (n + kScanBlock - 1) / kScanBlock;
+  scratch->resize(static_cast<std::size_t>(blocks) * 2);
+  float* const maxima = scratch->data();
+  if (!block_maxima(scores, n, maxima)) return 0;
+  // `keep` blocks reach the threshold, so `keep` scores do: what is below is not among them.
+  float threshold = kNoScore;
+  if (blocks > keep) {
+    float* const ordered = maxima + blocks;
+    std::copy_n(maxima, blocks, ordered);
+    std::nth_element(ordered, ordered + keep - 1, ordered + blocks, std::greater<>());
+    threshold = ordered[keep - 1];
+  }
   ScoredIndex collected[kCollected + kScanBlock];
   std::int32_t count = 0;
-  float threshold = kNoScore;
-  for (std::int32_t begin = 0; begin < n; begin += kScanBlock) {
-    const std::int32_t size = std::min(kScanBlock, n - begin);
-    const float* block = scores + begin;
-    float best = kNoScore;
-    int nans = 0;
-    for (std::int32_t i = 0; i < size; ++i) {
-      best = block[i] > best ? block[i] : best;
-      nans |= block[i] != block[i];
-    }
-    if (nans != 0 || best == -kNoScore) return 0;
-    // Later indices lose ties, so what only equals the threshold does not get in.
-    if (best <= threshold) continue;
-    for (std::int32_t i = 0; i < size; ++i) {
-      if (block[i] > threshold) collected[count++] = {block[i], begin + i};
+  bool is_full = false;  // `keep` scores at the threshold or above: later ones lose ties
+  for (std::int32_t b = 0; b < blocks; ++b) {
+    if (maxima[b] < threshold || (is_full && maxima[b] == threshold)) continue;
+    const std::int32_t end = std::min(n, (b + 1) * kScanBlock);
+    for (std::int32_t i = b * kScanBlock; i < end; ++i) {
+      const float x = scores[i];
+      if ((x > threshold || (x == threshold && !is_full)) && x > kNoScore) {
+        collected[count++] = {x, i};
+      }
     }
     if (count > kCollected) {
       std::nth_element(collected, collected + keep - 1, collected + count, likelier);
       count = keep;
       threshold = collected[keep - 1].score;
+      is_full = true;
     }
   }
   const std::int32_t kept = std::min(keep, count);
@@ -120,9 +169,11 @@ void BeamSearch::advance(const float* scores, std::int64_t stride, std::int32_t 
     row_temperature_.insert(row_temperature_.end(), beams, request.shape.temperature);
   }
   const auto score_rows = [&](std::int64_t first, std::int64_t last) {
+    thread_local std::vector<float> scratch;
     for (std::int64_t row = first; row < last; ++row) {
       ScoredIndex best[kKept];
-      const std::int32_t kept = best_scores(scores + row * stride, vocab_size, kKept, best);
+      const std::int32_t kept =
+          best_scores(scores + row * stride, vocab_size, kKept, &scratch, best);
       Candidate* out = candidates_.data() + row * kKept;
       double total = 0.0;
       for (std::int32_t i = 0; i < kept; ++i) {
