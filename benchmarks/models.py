@@ -33,6 +33,8 @@ class Shape:
 SHAPES: dict[str, Shape] = {
     # Everything but the loop around it costs nothing: what remains is the engine.
     "tiny": Shape(hidden=64, layers=2, heads=4, kv_heads=2, ffn=128, vocab=4096),
+    # The draft model beside it.
+    "tiny-draft": Shape(hidden=32, layers=1, heads=2, kv_heads=1, ffn=64, vocab=4096),
     # 57M parameters, the smallest shape whose forward dominates a step.
     "56m": Shape(hidden=512, layers=8, heads=8, kv_heads=8, ffn=1376, vocab=32000),
 }

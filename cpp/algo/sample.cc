@@ -6,30 +6,13 @@
 #include <functional>
 #include <limits>
 
+#include "algo/softmax_weight.h"
+
 namespace specdec {
 namespace {
 
 constexpr int kBlock = kMassBlock;
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
-
-// e^z for z <= 0 with a relative error below 1e-6, 0 below -87. Branch-free, so that the loop over
-// a vocabulary becomes vector code on any machine, and the same numbers come out of all of them.
-inline float exp_of_negative(float z) {
-  const float bounded = std::max(z, -87.0f);
-  const auto n = static_cast<std::int32_t>(bounded * 1.44269504f - 0.5f);  // the nearest: z <= 0
-  // ln 2 in two parts: the first is exact times any n.
-  const float r =
-      (bounded - static_cast<float>(n) * 0.693359375f) + static_cast<float>(n) * 2.12194440e-4f;
-  float p = 1.0f / 720.0f;
-  p = p * r + 1.0f / 120.0f;
-  p = p * r + 1.0f / 24.0f;
-  p = p * r + 1.0f / 6.0f;
-  p = p * r + 0.5f;
-  p = p * r + 1.0f;
-  p = p * r + 1.0f;
-  const float power = std::bit_cast<float>((n + 127) << 23);
-  return z < -87.0f ? 0.0f : p * power;
-}
 
 // The largest score; NaN if one of them is NaN.
 float largest(const float* scores, int n) {
@@ -53,7 +36,7 @@ TokenId TokenSampler::weigh_all(const float* scores, int vocab_size, float tempe
   for (int i = 0; i < vocab_size; ++i) {
     // 0 / temperature by hand: the smallest temperatures overflow elsewhere, never here.
     const float z = scores[i] == best ? 0.0f : (scores[i] - best) / temperature;
-    weights_[i] = exp_of_negative(z);
+    weights_[i] = softmax_weight(z);
   }
   mass_.resize(mass_blocks(vocab_size));
   law_ = {weights_.data(), mass_.data(), vocab_size, 0.0};

@@ -77,7 +77,7 @@ void forward(DecoderObject& self, const StepPlan& plan, const py::object& out,
     check_shape(tensor.view(), "out", "[L]", {plan.num_logit_rows});
   } else {
     check_shape(tensor.view(), "out", "[L, V]",
-                {plan.num_logit_rows, self.decoder.config().vocab_size});
+                {plan.num_logit_rows, self.decoder.config().head_size});
   }
   std::optional<BorrowedTensor> states;
   float* hidden_data = nullptr;
@@ -125,7 +125,7 @@ void score_rows(DecoderObject& self, const py::object& hidden, const py::object&
     check_dtype(tensor->view(), name, {DType::kF32});
   }
   check_shape(rows.view(), "hidden", "[n, hidden_size]", {kAny, config.hidden_size});
-  check_shape(scores.view(), "out", "[n, V]", {rows->shape[0], config.vocab_size});
+  check_shape(scores.view(), "out", "[n, V]", {rows->shape[0], config.head_size});
   if (rows->shape[0] == 0) return;
   py::gil_scoped_release release;
   self.decoder.score_rows(static_cast<const float*>(rows->data), rows->shape[0],
@@ -177,53 +177,55 @@ to CPU tensors of one dtype (norms and biases: any of the three). Projection bia
 
 void register_decoder(py::module_& m) {
   py::class_<DecoderObject>(m, "LlamaDecoder", kClassDoc)
-      .def(py::init([](int vocab_size, int hidden_size, int intermediate_size, int num_layers,
-                       int num_heads, int num_kv_heads, int head_dim, int max_rows,
-                       int max_position, float rms_norm_eps, const std::string& activation,
-                       float attention_scale, float attention_softcap, float final_softcap,
-                       float embedding_scale, float norm_offset, bool has_qk_norm,
-                       bool has_sandwich_norms, bool tie_word_embeddings,
-                       std::vector<int> rope_index, std::vector<int> sliding_window) {
-             DecoderConfig c;
-             c.vocab_size = vocab_size;
-             c.hidden_size = hidden_size;
-             c.intermediate_size = intermediate_size;
-             c.num_layers = num_layers;
-             c.num_heads = num_heads;
-             c.num_kv_heads = num_kv_heads;
-             c.head_dim = head_dim;
-             c.max_rows = max_rows;
-             c.max_position = max_position;
-             c.rms_norm_eps = rms_norm_eps;
-             c.activation = parse_activation(activation);
-             c.attention_scale = attention_scale;
-             c.attention_softcap = attention_softcap;
-             c.final_softcap = final_softcap;
-             c.embedding_scale = embedding_scale;
-             c.norm_offset = norm_offset;
-             c.has_qk_norm = has_qk_norm;
-             c.has_sandwich_norms = has_sandwich_norms;
-             c.tie_word_embeddings = tie_word_embeddings;
-             c.rope_index = std::move(rope_index);
-             c.sliding_window = std::move(sliding_window);
-             return std::make_unique<DecoderObject>(std::move(c));
-           }),
-           py::kw_only(), py::arg("vocab_size"), py::arg("hidden_size"),
-           py::arg("intermediate_size"), py::arg("num_layers"), py::arg("num_heads"),
-           py::arg("num_kv_heads"), py::arg("head_dim"), py::arg("max_rows"),
-           py::arg("max_position"), py::arg("rms_norm_eps"), py::arg("activation"),
-           py::arg("attention_scale"), py::arg("attention_softcap") = 0.0f,
-           py::arg("final_softcap") = 0.0f, py::arg("embedding_scale") = 1.0f,
-           py::arg("norm_offset") = 0.0f, py::arg("has_qk_norm") = false,
-           py::arg("has_sandwich_norms") = false, py::arg("tie_word_embeddings") = false,
-           py::arg("rope_index"), py::arg("sliding_window"),
-           "Fields as in config.json; ``rope_index`` and ``sliding_window`` have one entry per "
-           "layer "
-           "(table index or -1; tokens or 0). ``max_rows`` sizes the buffers.")
+      .def(
+          py::init([](int vocab_size, int hidden_size, int intermediate_size, int num_layers,
+                      int num_heads, int num_kv_heads, int head_dim, int max_rows, int max_position,
+                      float rms_norm_eps, const std::string& activation, float attention_scale,
+                      float attention_softcap, float final_softcap, float embedding_scale,
+                      float norm_offset, bool has_qk_norm, bool has_sandwich_norms,
+                      bool tie_word_embeddings, std::vector<int> rope_index,
+                      std::vector<int> sliding_window, int head_size) {
+            DecoderConfig c;
+            c.vocab_size = vocab_size;
+            c.head_size = head_size;
+            c.hidden_size = hidden_size;
+            c.intermediate_size = intermediate_size;
+            c.num_layers = num_layers;
+            c.num_heads = num_heads;
+            c.num_kv_heads = num_kv_heads;
+            c.head_dim = head_dim;
+            c.max_rows = max_rows;
+            c.max_position = max_position;
+            c.rms_norm_eps = rms_norm_eps;
+            c.activation = parse_activation(activation);
+            c.attention_scale = attention_scale;
+            c.attention_softcap = attention_softcap;
+            c.final_softcap = final_softcap;
+            c.embedding_scale = embedding_scale;
+            c.norm_offset = norm_offset;
+            c.has_qk_norm = has_qk_norm;
+            c.has_sandwich_norms = has_sandwich_norms;
+            c.tie_word_embeddings = tie_word_embeddings;
+            c.rope_index = std::move(rope_index);
+            c.sliding_window = std::move(sliding_window);
+            return std::make_unique<DecoderObject>(std::move(c));
+          }),
+          py::kw_only(), py::arg("vocab_size"), py::arg("hidden_size"),
+          py::arg("intermediate_size"), py::arg("num_layers"), py::arg("num_heads"),
+          py::arg("num_kv_heads"), py::arg("head_dim"), py::arg("max_rows"),
+          py::arg("max_position"), py::arg("rms_norm_eps"), py::arg("activation"),
+          py::arg("attention_scale"), py::arg("attention_softcap") = 0.0f,
+          py::arg("final_softcap") = 0.0f, py::arg("embedding_scale") = 1.0f,
+          py::arg("norm_offset") = 0.0f, py::arg("has_qk_norm") = false,
+          py::arg("has_sandwich_norms") = false, py::arg("tie_word_embeddings") = false,
+          py::arg("rope_index"), py::arg("sliding_window"), py::arg("head_size") = 0,
+          "Fields as in config.json; ``rope_index`` and ``sliding_window`` have one entry per "
+          "layer (table index or -1; tokens or 0). ``max_rows`` sizes the buffers. ``head_size``: "
+          "rows of the head if they are not the whole vocabulary.")
       .def("set_embedding", &set_tensor<&LlamaDecoder::set_embedding>, py::arg("weight"),
            "weight [V, hidden]; with tied embeddings it is the head as well.")
       .def("set_head", &set_tensor<&LlamaDecoder::set_head>, py::arg("weight"),
-           "weight [V, hidden].")
+           "weight [head_size, hidden].")
       .def("set_final_norm", &set_tensor<&LlamaDecoder::set_final_norm>, py::arg("weight"),
            "weight [hidden].")
       .def(

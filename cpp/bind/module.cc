@@ -16,6 +16,7 @@ PYBIND11_MODULE(_core, m) {
   specdec::register_attention_table(m);
   specdec::register_page_table(m);
   specdec::register_executor(m);
+  specdec::register_draft_runner(m);
   specdec::register_linear(m);
   specdec::register_decoder(m);
   specdec::register_algo(m);

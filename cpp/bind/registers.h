@@ -13,6 +13,7 @@ void register_attention_table(pybind11::module_& m);
 void register_plan(pybind11::module_& m);
 void register_page_table(pybind11::module_& m);
 void register_executor(pybind11::module_& m);
+void register_draft_runner(pybind11::module_& m);
 void register_linear(pybind11::module_& m);
 void register_decoder(pybind11::module_& m);
 void register_algo(pybind11::module_& m);

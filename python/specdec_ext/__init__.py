@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from .config import NGramDecodingConfig as NGramDecodingConfig
     from .config import SchedulerConfig as SchedulerConfig
     from .config import max_draft_len as max_draft_len
+    from .drafter_config import DraftTargetDecodingConfig as DraftTargetDecodingConfig
     from .drafter_config import MedusaDecodingConfig as MedusaDecodingConfig
     from .drafter_config import ReDrafterDecodingConfig as ReDrafterDecodingConfig
     from .drafter_config import UserDrafterConfig as UserDrafterConfig
@@ -43,6 +44,7 @@ _EXPORTS = {
     "CapacityError": "errors",
     "CompletionOutput": "outputs",
     "ConfigError": "errors",
+    "DraftTargetDecodingConfig": "drafter_config",
     "EngineError": "errors",
     "Executor": "_core",
     "ExternalDraftTokensConfig": "external_draft",

@@ -13,6 +13,7 @@ import numpy.typing
 __all__: list[str] = [
     "BeamSearch",
     "DeviceLimits",
+    "DraftRunner",
     "Executor",
     "LlamaDecoder",
     "Lookahead",
@@ -414,6 +415,130 @@ class Executor:
     @property
     def num_unfinished(self) -> int: ...
 
+class DraftRunner:
+    """
+    The bookkeeping of a draft model: what it has read of which request, where its K/V lies, what it proposes. See cpp/engine/draft_runner.h.
+    """
+
+    NO_DRAFT: typing.ClassVar[int] = -1
+    NO_PAGES: typing.ClassVar[int] = -3
+    STILL_READING: typing.ClassVar[int] = -2
+    TOO_LONG: typing.ClassVar[int] = -4
+    def __init__(
+        self,
+        k_pages: typing.Any,
+        v_pages: typing.Any,
+        *,
+        vocab_size: typing.SupportsInt | typing.SupportsIndex,
+        num_scores: typing.SupportsInt | typing.SupportsIndex,
+        max_requests: typing.SupportsInt | typing.SupportsIndex,
+        max_rows: typing.SupportsInt | typing.SupportsIndex,
+        max_len: typing.SupportsInt | typing.SupportsIndex,
+        input_ids: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex] = [],
+        output_ids: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex] = [],
+        enable_block_reuse: bool = False,
+    ) -> None: ...
+    def best_tree(
+        self,
+        slot: typing.SupportsInt | typing.SupportsIndex,
+        count: typing.SupportsInt | typing.SupportsIndex,
+    ) -> tuple[list[int], list[int], list[float]]:
+        """
+        (tokens, parents, confidences) of the ``count`` nodes likeliest to come true.
+        """
+    def bind_probs(self, probs: typing.Any) -> None:
+        """
+        float32 [max_requests, drafts, num_scores]: where mode 'own' leaves what it drew from.
+        """
+    def cached(self, slot: typing.SupportsInt | typing.SupportsIndex) -> int:
+        """
+        Tokens of the request whose K/V is in place.
+        """
+    def check_integrity(self) -> None: ...
+    def close(self, slot: typing.SupportsInt | typing.SupportsIndex) -> None: ...
+    def drafts(
+        self,
+        slot: typing.SupportsInt | typing.SupportsIndex,
+        count: typing.SupportsInt | typing.SupportsIndex,
+    ) -> list[int]:
+        """
+        The first ``count`` tokens of the slot's chain.
+        """
+    def extend(
+        self,
+        slot: typing.SupportsInt | typing.SupportsIndex,
+        tokens: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
+    ) -> list[tuple[float, bool]]:
+        """
+        Append decided tokens; returns (confidence, came true) of the drafts they speak of.
+        """
+    def open(
+        self,
+        tokens: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
+        *,
+        mode: str = "best",
+        temperature: typing.SupportsFloat | typing.SupportsIndex = 0.0,
+        top_k: typing.SupportsInt | typing.SupportsIndex = 0,
+        top_p: typing.SupportsFloat | typing.SupportsIndex = 1.0,
+        min_p: typing.SupportsFloat | typing.SupportsIndex = 0.0,
+        seed: typing.SupportsInt | typing.SupportsIndex = 0,
+        cache_salt: str = "",
+    ) -> int:
+        """
+        A slot for a request whose last token is the golden one; -1: none is free.
+        """
+    def pages(self, slot: typing.SupportsInt | typing.SupportsIndex) -> list[int]:
+        """
+        The slot's page ids in token order.
+        """
+    def plan(
+        self,
+        slots: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
+        prefill_rows: typing.SupportsInt | typing.SupportsIndex,
+        needs_scores: bool,
+    ) -> StepPlan:
+        """
+        The next pass for these slots, or None if there is nothing to read (see ``statuses``).
+
+        A slot with more than a few unread tokens gets rows out of ``prefill_rows``, which all such slots
+        share. needs_scores: the model shall give scores, not greedy ids.
+        """
+    def take(self, result: typing.Any) -> None:
+        """
+        One more draft of each chain, from greedy ids [L] or scores [L, V].
+        """
+    def take_level(
+        self, result: typing.Any, top_k: typing.SupportsInt | typing.SupportsIndex
+    ) -> None:
+        """
+        One more level of each tree, from scores [L, V].
+        """
+    @property
+    def confidences(self) -> list[float]:
+        """
+        Of the tokens in ``statuses``, as the draft model sees it.
+        """
+    @property
+    def free_pages(self) -> int: ...
+    @property
+    def memory_bytes(self) -> int:
+        """
+        Bytes of step buffers and histories, pages not included.
+        """
+    @property
+    def reused_pages(self) -> int:
+        """
+        Pages that requests took over from earlier ones instead of computing them.
+        """
+    @property
+    def statuses(self) -> list[int]:
+        """
+        For each slot of the last plan: the token just drafted (take), how many nodes the next pass
+        expands (take_level), or NO_DRAFT, STILL_READING, NO_PAGES, TOO_LONG.
+        """
+    @property
+    def total_pages(self) -> int: ...
+
 class PackedLinear:
     """
     A linear layer for few rows: weights packed once, streamed per call.
@@ -489,9 +614,10 @@ class LlamaDecoder:
         tie_word_embeddings: bool = False,
         rope_index: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
         sliding_window: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
+        head_size: typing.SupportsInt | typing.SupportsIndex = 0,
     ) -> None:
         """
-        Fields as in config.json; ``rope_index`` and ``sliding_window`` have one entry per layer (table index or -1; tokens or 0). ``max_rows`` sizes the buffers.
+        Fields as in config.json; ``rope_index`` and ``sliding_window`` have one entry per layer (table index or -1; tokens or 0). ``max_rows`` sizes the buffers. ``head_size``: rows of the head if they are not the whole vocabulary.
         """
     def bind_cache(self, k_pages: typing.Any, v_pages: typing.Any) -> None:
         """
@@ -530,7 +656,7 @@ class LlamaDecoder:
         """
     def set_head(self, weight: typing.Any) -> None:
         """
-        weight [V, hidden].
+        weight [head_size, hidden].
         """
     def set_layer(
         self, layer: typing.SupportsInt | typing.SupportsIndex, tensors: dict[str, typing.Any]

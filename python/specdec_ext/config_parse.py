@@ -24,7 +24,7 @@ from .config import (
     NGramDecodingConfig,
     SchedulerConfig,
 )
-from .drafter_config import DRAFTER_CONFIGS, DrafterConfig
+from .drafter_config import DRAFTER_CONFIGS, DrafterConfig, DraftTargetDecodingConfig
 from .errors import ConfigError, UnsupportedConfigError
 from .validate import check_int, show, unknown_key
 
@@ -60,9 +60,15 @@ _METHODS = {
     "redrafter": "redrafter",
     "recurrent_drafting": "redrafter",
     "explicit_draft_tokens": "redrafter",  # TensorRT-LLM's name of the mode
+    "draft_target": "draft_target",
+    "draft_target_model": "draft_target",
+    "draft_tokens_external": "draft_target",
+    "draft_model": "draft_target",
+    "draft_simple": "draft_target",
+    "standalone": "draft_target",
 }
 _OTHER_METHODS = {
-    "draft_target", "draft_tokens_external", "draft_model", "standalone", "eagle", "eagle3", "mtp",
+    "eagle", "eagle3", "mtp",
     "suffix", "sa", "pard", "dflash", "dspark", "ngram_gpu", "auto", "nextn",
 }  # fmt: skip
 
@@ -283,6 +289,13 @@ def _guess_method(values: Mapping[Any, Any]) -> str:
         return "medusa"
     lookahead = {f.name for f in fields(LookaheadDecodingConfig)} | set(_LOOKAHEAD_ALIASES)
     ngram = {f.name for f in fields(NGramDecodingConfig)} | set(_NGRAM_ALIASES)
+    draft_model = {"speculative_model"} | {
+        key
+        for key, name in DraftTargetDecodingConfig.aliases.items()
+        if name == "speculative_model"
+    }
+    if keys & draft_model:  # vLLM and transformers name the model and no method
+        return "draft_target"
     is_lookahead = bool(keys & (lookahead - ngram - {"num_speculative_tokens"}))
     is_ngram = bool(keys & (ngram - lookahead - {"max_draft_len", "num_speculative_tokens"}))
     if is_lookahead != is_ngram:
@@ -420,7 +433,7 @@ def parse_speculative_config(
             return None
         if named in DRAFTER_CONFIGS:
             cls = DRAFTER_CONFIGS[named]
-            return _build(cls, rest, cls.aliases)
+            return _build(cls, cls.normalize_keys(rest), cls.aliases)
         return _from_lookahead_dict(rest) if named == "lookahead" else _from_ngram_dict(rest)
     _refuse_form(value, wanted)
 

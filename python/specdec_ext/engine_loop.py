@@ -209,6 +209,8 @@ class EngineLoop:
                 if not isinstance(error, Exception):
                     interrupted = error
             self._route(outputs, start, result)
+            if self._drafting is not None:
+                self._drafting.drop_ended()
             end = time.perf_counter()
             self._num_steps += 1
             self._forward_s += forward_end - forward_begin
@@ -239,6 +241,8 @@ class EngineLoop:
             self.cancel(state)
         with self._step_lock:
             self._closed = True
+            if self._drafting is not None:
+                self._drafting.drop_ended()
 
     def reset_prefix_cache(self) -> int:
         """Forget the published pages that no running request holds; returns how many."""

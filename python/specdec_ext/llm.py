@@ -13,12 +13,18 @@ import torch
 from .chat_template import render_chat
 from .config import KvCacheConfig, SchedulerConfig, normalize_dtype
 from .config_parse import parse_kv_cache_config, parse_scheduler_config
-from .drafter_config import DrafterConfig
-from .drafters import Drafter, DraftSession, make_drafter
+from .drafter_config import DrafterConfig, DraftTargetDecodingConfig
+from .drafters import (
+    Drafter,
+    DraftSession,
+    DraftTargetDrafter,
+    make_drafter,
+    map_vocabulary,
+)
 from .engine_loop import EngineLoop
 from .errors import ConfigError, RequestError
 from .llm_async import AsyncRequest, BackgroundStepper
-from .memory_plan import MemoryPlan, available_memory_bytes, plan_memory
+from .memory_plan import DraftPages, MemoryPlan, available_memory_bytes, plan_memory
 from .outputs import RequestOutput
 from .request_check import EngineLimits
 from .request_group import RequestGroup
@@ -97,9 +103,10 @@ class LLM:
 
             model = default_model()
         self.model_path = Path(model).expanduser()
+        self.draft_model: StepModel | None = None
         self.model = self._load_model(dtype, model_impl, allow_pickle)
         self.tokenizer = load_tokenizer(tokenizer, self.model_path)
-        self._pages = self._make_pages()
+        self._pages = self._make_pages(self.model, self.memory.num_pages)
         self.model.bind_cache(*self._pages)
         drafter = self._make_drafter(allow_pickle)
         # A drafter may know more than was asked for, such as how many heads a file has.
@@ -128,6 +135,8 @@ class LLM:
             )
             if drafting is not None:
                 drafting.set_step_cost(table)
+            if isinstance(drafter, DraftTargetDrafter):
+                drafter.set_costs(table, self._measure_draft_model(drafter))
 
         drafting = None
         if drafter is not None:
@@ -160,8 +169,13 @@ class LLM:
         from .models.rope import max_position
 
         config = read_config(self.model_path)
+        spec = self.speculative_config
+        draft = None
+        if isinstance(spec, DraftTargetDecodingConfig):
+            draft = read_config(str(spec.speculative_model))
         kv_dtype = dtype if dtype != "auto" else (config.dtype or "float32")
-        first = self._plan_memory(config, kv_dtype, max_position(config.hf), self.scheduler_config)
+        scheduler = self.scheduler_config
+        first = self._plan_memory(config, kv_dtype, max_position(config.hf), scheduler, draft)
         model = load_model(
             self.model_path,
             dtype=dtype,
@@ -170,6 +184,16 @@ class LLM:
             max_seq_len=first.max_seq_len,
             allow_pickle=allow_pickle,
         )
+        if isinstance(spec, DraftTargetDecodingConfig):
+            self.draft_model = load_model(
+                str(spec.speculative_model),
+                dtype=spec.dtype,
+                model_impl=spec.model_impl,
+                max_rows=first.max_num_tokens,
+                max_seq_len=first.max_seq_len,
+                allow_pickle=allow_pickle,
+                draft=True,
+            )
         self.memory = self._plan_memory(
             model,
             normalize_dtype("model.kv_dtype", model.kv_dtype),
@@ -179,13 +203,19 @@ class LLM:
                 max_num_tokens=first.max_num_tokens,
                 max_seq_len=min(first.max_seq_len, model.max_position),
             ),
+            self.draft_model,
         )
         return model
 
     def _plan_memory(
-        self, model: Any, kv_dtype: str, max_position: int, scheduler: SchedulerConfig
+        self,
+        model: Any,
+        kv_dtype: str,
+        max_position: int,
+        scheduler: SchedulerConfig,
+        draft: Any = None,
     ) -> MemoryPlan:
-        """`model` has num_layers, num_kv_heads and head_dim."""
+        """`model` and `draft`, if there is one, have num_layers, num_kv_heads and head_dim."""
         wanted = self.kv_cache_config.dtype
         if wanted not in ("auto", kv_dtype):
             raise ConfigError(
@@ -203,31 +233,66 @@ class LLM:
             kv_cache=self.kv_cache_config,
             scheduler=scheduler,
             free_bytes=available_memory_bytes(),
+            draft=self._draft_pages(draft),
         )
 
-    def _make_pages(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """K and V pages [layers, pages, kv_heads, page size, head_dim].
+    def _draft_pages(self, draft: Any) -> DraftPages | None:
+        config = self.speculative_config
+        if draft is None or not isinstance(config, DraftTargetDecodingConfig):
+            return None
+        dtype = getattr(draft, "kv_dtype", None) or (
+            config.dtype if config.dtype != "auto" else draft.dtype or "float32"
+        )
+        element = 4 if normalize_dtype("draft model's dtype", dtype) == "float32" else 2
+        per_token = 2 * draft.num_layers * draft.num_kv_heads * draft.head_dim * element
+        return DraftPages(per_token, config.max_kv_tokens)
+
+    def _make_pages(self, model: StepModel, num_pages: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """K and V pages [layers, pages, kv_heads, page size, head_dim] of a model.
 
         Zeroed pages are given out by the operating system when they are first written, so a large
         pool costs memory only as it fills.
         """
         shape = (
-            self.model.num_layers,
-            self.memory.num_pages,
-            self.model.num_kv_heads,
+            model.num_layers,
+            num_pages,
+            model.num_kv_heads,
             self.memory.tokens_per_block,
-            self.model.head_dim,
+            model.head_dim,
         )
-        return (
-            torch.zeros(shape, dtype=self.model.kv_dtype),
-            torch.zeros(shape, dtype=self.model.kv_dtype),
-        )
+        return torch.zeros(shape, dtype=model.kv_dtype), torch.zeros(shape, dtype=model.kv_dtype)
 
     def _make_drafter(self, allow_pickle: bool) -> Drafter | None:
-        config = self.speculative_config
+        config, draft = self.speculative_config, self.draft_model
+        if isinstance(config, DraftTargetDecodingConfig):
+            assert draft is not None
+            return DraftTargetDrafter(
+                config,
+                draft,
+                self._make_pages(draft, self.memory.draft_num_pages),
+                map_vocabulary(
+                    self.model, draft, self.tokenizer, load_tokenizer(None, draft.info.path)
+                ),
+                vocab_size=self.model.vocab_size,
+                max_requests=self.memory.max_batch_size,
+                max_rows=self.memory.max_num_tokens,
+                max_len=draft.max_position,
+                enable_block_reuse=self.kv_cache_config.enable_block_reuse,
+            )
         if not isinstance(config, DrafterConfig):
             return None
         return make_drafter(config, self.model, allow_pickle=allow_pickle)
+
+    def _measure_draft_model(self, drafter: DraftTargetDrafter) -> dict[int, float]:
+        from .step_cost import measure_step_cost
+
+        rows, seconds = measure_step_cost(
+            drafter.model,
+            num_pages=self.memory.draft_num_pages,
+            page_size=self.memory.tokens_per_block,
+            max_rows=32,
+        )
+        return dict(zip(rows, seconds, strict=True))
 
     def _make_executor(self) -> Any:
         from . import _core

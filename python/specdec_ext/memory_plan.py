@@ -14,7 +14,13 @@ from typing import Any
 from .config import KvCacheConfig, SchedulerConfig
 from .errors import ConfigError
 
-__all__ = ["CPU_POOL_LIMIT_BYTES", "MemoryPlan", "available_memory_bytes", "plan_memory"]
+__all__ = [
+    "CPU_POOL_LIMIT_BYTES",
+    "DraftPages",
+    "MemoryPlan",
+    "available_memory_bytes",
+    "plan_memory",
+]
 
 CPU_POOL_LIMIT_BYTES = 4 << 30
 # Rows of one forward pass unless configured: enough for a long prefill block to be efficient, small
@@ -36,9 +42,25 @@ class MemoryPlan:
     max_num_tokens: int
     max_draft_len: int
     limited_by: str  # what fixed num_pages
+    # A draft model's own pages, out of the same memory; 0: there is none.
+    draft_num_pages: int = 0
+    draft_bytes_per_token: int = 0
+    draft_pool_bytes: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
+
+
+@dataclass(frozen=True)
+class DraftPages:
+    """What a draft model's K/V asks for.
+
+    bytes_per_token  K and V of all its layers
+    max_tokens       DraftTargetDecodingConfig.max_kv_tokens; None: as many as the target's
+    """
+
+    bytes_per_token: int
+    max_tokens: int | None = None
 
 
 def available_memory_bytes() -> int:
@@ -82,14 +104,23 @@ def plan_memory(
     kv_cache: KvCacheConfig,
     scheduler: SchedulerConfig,
     free_bytes: int,
+    draft: DraftPages | None = None,
 ) -> MemoryPlan:
     """Sizes for a model (`kv_bytes` per K/V element) and the drafts of one step.
+
+    The pages of a draft model come out of the same budget: its max_tokens, or one page for each of
+    the target's.
 
     Raises ConfigError when the configuration contradicts the model or does not fit the memory.
     """
     page = kv_cache.tokens_per_block
     bytes_per_token = 2 * num_layers * num_kv_heads * head_dim * kv_bytes
     page_bytes = page * bytes_per_token
+    draft_page_bytes = page * draft.bytes_per_token if draft is not None else 0
+    own_pages = -(-draft.max_tokens // page) if draft is not None and draft.max_tokens else 0
+    own_bytes = own_pages * draft_page_bytes
+    # Bytes that each page of the target costs, its draft page included.
+    pair_bytes = page_bytes + (0 if own_pages else draft_page_bytes)
     wanted_len = scheduler.max_seq_len or max_position
     if wanted_len > max_position:
         raise ConfigError(
@@ -101,18 +132,28 @@ def plan_memory(
     if kv_cache.max_tokens is not None:
         num_pages = -(-kv_cache.max_tokens // page)
         limited_by = f"KvCacheConfig.max_tokens = {kv_cache.max_tokens}"
-        if num_pages * page_bytes > free_bytes * kv_cache.free_gpu_memory_fraction:
+        needed = num_pages * pair_bytes + own_bytes
+        if needed > free_bytes * kv_cache.free_gpu_memory_fraction:
+            of_draft = own_bytes or num_pages * draft_page_bytes
+            share = f" ({of_draft} of them for the draft model)" if of_draft else ""
             raise ConfigError(
                 f"KvCacheConfig.max_tokens = {kv_cache.max_tokens} needs "
-                f"{num_pages * page_bytes} bytes of KV cache, limit "
+                f"{needed} bytes of KV cache{share}, limit "
                 f"{int(free_bytes * kv_cache.free_gpu_memory_fraction)} "
                 f"({kv_cache.free_gpu_memory_fraction:g} of {free_bytes} free); lower max_tokens"
             )
     else:
         num_pages = pages_per_sequence * scheduler.max_batch_size
         limited_by = "max_batch_size x max_seq_len"
-        if num_pages * page_bytes > limit_bytes:
-            num_pages = limit_bytes // page_bytes
+        if own_pages and own_bytes + pair_bytes > limit_bytes:
+            assert draft is not None
+            raise ConfigError(
+                f"DraftTargetDecodingConfig.max_kv_tokens = {draft.max_tokens} needs {own_bytes} "
+                f"bytes of KV cache, which leaves no page for the target within {limit_bytes} "
+                "bytes; lower max_kv_tokens or leave it None"
+            )
+        if num_pages * pair_bytes + own_bytes > limit_bytes:
+            num_pages = (limit_bytes - own_bytes) // pair_bytes
             limited_by = (
                 "4 GiB CPU limit (set KvCacheConfig.max_tokens for more)"
                 if limit_bytes == CPU_POOL_LIMIT_BYTES
@@ -157,4 +198,7 @@ def plan_memory(
         max_num_tokens=max_num_tokens,
         max_draft_len=draft_len,
         limited_by=limited_by,
+        draft_num_pages=0 if draft is None else own_pages or num_pages,
+        draft_bytes_per_token=0 if draft is None else draft.bytes_per_token,
+        draft_pool_bytes=own_bytes or (num_pages * draft_page_bytes),
     )

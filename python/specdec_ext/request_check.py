@@ -12,7 +12,7 @@ from typing import Any
 
 from .config import LookaheadDecodingConfig, NGramDecodingConfig, max_draft_len
 from .config_parse import SpeculativeConfig
-from .drafter_config import DrafterConfig
+from .drafter_config import DrafterConfig, DraftTargetDecodingConfig
 from .errors import CapacityError, RequestError
 from .sampling_params import SamplingParams
 from .validate import check_int, show
@@ -149,6 +149,11 @@ def _speculation(
     params: SamplingParams, engine: SpeculativeConfig | None
 ) -> tuple[dict[str, Any], int, dict[str, Any]]:
     """submit's keywords about speculation, the drafts on the deepest path, a drafter's options."""
+    if params.use_draft_logits is not None and not isinstance(engine, DraftTargetDecodingConfig):
+        raise RequestError(
+            f"SamplingParams.use_draft_logits = {params.use_draft_logits}: this engine has no "
+            "draft model; build the LLM with a DraftTargetDecodingConfig or leave it out"
+        )
     if engine is None:
         asked = [
             f"{name} = {show(value)}"

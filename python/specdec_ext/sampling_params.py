@@ -83,7 +83,7 @@ class SamplingParams:
                 a speculative_config), lookahead_config (w,n,g within the engine's triple),
                 max_draft_len (0..the engine's), medusa_choices (a tree within the engine's number
                 of nodes), redrafter_num_beams, redrafter_draft_len_per_beam (1..the engine's),
-                adaptive (None: as the engine)
+                use_draft_logits (draft models; None: as the engine), adaptive (None: as the engine)
                 external_draft: drafts that the request brings along (docs/orchestrate.md)
     Acceptance  acceptance: "exact_match" or "rejection" (lossless), "typical" or "threshold"
                 (lossy); posterior_threshold, posterior_alpha: for typical (None: 0.09, 0.3);
@@ -128,6 +128,7 @@ class SamplingParams:
     acceptance_threshold: float | None = None
     redrafter_num_beams: int | None = None
     redrafter_draft_len_per_beam: int | None = None
+    use_draft_logits: bool | None = None
     cache_salt: str = ""
     external_draft: ExternalDraftTokensConfig | None = None
     return_generation_logits: bool = False
@@ -294,7 +295,7 @@ class SamplingParams:
             self._set(allowed_token_ids=tuple(sorted(set(ids))))
 
     def _check_speculation(self) -> None:
-        for name in ("speculative", "adaptive"):
+        for name in ("speculative", "adaptive", "use_draft_logits"):
             if getattr(self, name) is not None:
                 check_bool(f"SamplingParams.{name}", getattr(self, name), RequestError)
         check_str("SamplingParams.cache_salt", self.cache_salt, RequestError, max_len=256)

@@ -220,7 +220,7 @@ def test_the_hidden_state_is_that_of_the_row_that_decided_the_golden_token(
         scale = float(states.abs().max())
         tolerance = 2e-5 if dtype == "float32" else 6e-2
         assert float((hidden - states).abs().max()) <= tolerance * scale
-    assert watcher.ended == len(PROMPTS)
+    assert watcher.ended == len(PROMPTS) + 1
 
 
 @pytest.mark.parametrize(

@@ -122,6 +122,12 @@ def add_llm_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     _add_redrafter_arguments(spec)
     spec.add_argument(
+        "--draft-model", "--draft-model-dir", "--speculative-model", "--speculative-model-dir",
+        "--speculative-draft-model", "--speculative-draft-model-path", "--spec-draft-model",
+        "--assistant-model", metavar="DIR",
+        help="a smaller model with the same vocabulary drafts; --max-draft-len tokens per step",
+    )  # fmt: skip
+    spec.add_argument(
         "--speculative-config", metavar="JSON|FILE",
         help="any method as JSON, YAML or a .yaml file",
     )  # fmt: skip
@@ -131,11 +137,12 @@ def add_llm_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     spec.add_argument(
         "--max-draft-len", type=int, metavar="D",
-        help="what the engine is built for; must agree with the method's own number",
+        help="drafts per step of --draft-model (default: 4); else what the engine is built for, "
+        "which must agree with the method's own number",
     )  # fmt: skip
     spec.add_argument(
         "--speculative-decoding-mode", metavar="MODE",
-        help="lookahead_decoding, ngram, redrafter, ...; must agree with the method",
+        help="lookahead_decoding, ngram, draft_tokens_external, ...; must agree with the method",
     )  # fmt: skip
 
     limits = parser.add_argument_group("limits")
@@ -201,6 +208,7 @@ def _speculative_config(args: argparse.Namespace) -> Any:
         "--prompt-lookup-config": args.prompt_lookup_config,
         "--spec-decode-nextn": args.spec_decode_nextn,
         "--medusa or --medusa-model": medusa_model(args),
+        "--draft-model": args.draft_model,
         "--speculative-config": args.speculative_config,
         "--redrafter": args.redrafter or _redrafter_keys(args) or None,
     }
@@ -223,6 +231,11 @@ def _speculative_config(args: argparse.Namespace) -> Any:
         config = parse_speculative_config(args.prompt_lookup_config, "ngram", size)
     elif named["--redrafter"] is not None:
         config = parse_speculative_config(_redrafter_keys(args), "redrafter", size)
+    elif args.draft_model is not None:
+        keys = {"speculative_model": args.draft_model, "max_draft_len": args.max_draft_len}
+        config = parse_speculative_config(
+            {k: v for k, v in keys.items() if v is not None}, "draft_target", size
+        )
     elif args.speculative_config is not None:
         config = parse_speculative_config(args.speculative_config, None, size)
     elif args.spec_decode_nextn is not None or args.max_matching_ngram_size is not None:

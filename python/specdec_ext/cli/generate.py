@@ -86,6 +86,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--acceptance-threshold", type=float, metavar="X",
         help="threshold acceptance (lossy): a draft with p / q of at least X, in (0, 1]",
     )  # fmt: skip
+    length.add_argument(
+        "--use-draft-logits", action=argparse.BooleanOptionalAction,
+        help="accept drawn drafts by the draft model's probabilities (default: as the engine)",
+    )  # fmt: skip
     length.add_argument("--num-beams", type=int, default=1, help="only 1")
 
     output = parser.add_argument_group("output")
@@ -141,6 +145,7 @@ def _sampling_params(args: argparse.Namespace) -> SamplingParams:
         posterior_threshold=args.posterior_threshold,
         posterior_alpha=args.posterior_alpha,
         acceptance_threshold=args.acceptance_threshold,
+        use_draft_logits=args.use_draft_logits,
         beam_width=args.num_beams,
     )
 
@@ -232,6 +237,7 @@ class _Job:
                 lookahead_config=None,
                 max_draft_len=None,
                 medusa_choices=None,
+                use_draft_logits=None,
             )
             if self.lookup is not None:
                 self.llm.reset_prefix_cache()  # the comparison computes its own K/V

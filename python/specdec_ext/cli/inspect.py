@@ -27,8 +27,10 @@ def collect(llm: Any) -> dict[str, Any]:
             "step_tokens": config.max_draft_len + 1,
             "max_draft_path_len": config.max_draft_path_len,
         }
+    draft = {} if llm.draft_model is None else {"draft_model": llm.draft_model.info.to_dict()}
     return {
         "model": llm.model.info.to_dict(),
+        **draft,
         "tokenizer": type(llm.tokenizer).__name__ if llm.tokenizer is not None else None,
         "eos_token_ids": list(llm.engine.limits.eos_token_ids),
         "memory": llm.memory.to_dict(),
@@ -46,7 +48,9 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(report, default=str))
         return 0
-    for section in ("model", "memory", "speculation"):
+    for section in ("model", "draft_model", "memory", "speculation"):
+        if section not in report:
+            continue
         print(f"{section}:")
         for name, value in report[section].items():
             print(f"  {name:<22} {_text(name, value)}")

@@ -1,6 +1,7 @@
 """Configurations of the methods whose drafts come from Python; checked without torch."""
 
 from .base import DrafterConfig
+from .draft_target import DraftTargetDecodingConfig
 from .medusa import MedusaDecodingConfig
 from .medusa_choices import published_trees
 from .redrafter import ReDrafterDecodingConfig
@@ -8,6 +9,7 @@ from .user import UserDrafterConfig
 
 __all__ = [
     "DRAFTER_CONFIGS",
+    "DraftTargetDecodingConfig",
     "DrafterConfig",
     "MedusaDecodingConfig",
     "ReDrafterDecodingConfig",
@@ -17,5 +19,11 @@ __all__ = [
 
 # By canonical method name.
 DRAFTER_CONFIGS: dict[str, type[DrafterConfig]] = {
-    cls.method: cls for cls in (MedusaDecodingConfig, ReDrafterDecodingConfig, UserDrafterConfig)
+    cls.method: cls
+    for cls in (
+        DraftTargetDecodingConfig,
+        MedusaDecodingConfig,
+        ReDrafterDecodingConfig,
+        UserDrafterConfig,
+    )
 }

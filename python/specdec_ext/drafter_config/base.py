@@ -42,6 +42,11 @@ class DrafterConfig(_Config):
         """The request, with what this configuration sets for requests that leave it open."""
         return params
 
+    @classmethod
+    def normalize_keys(cls, values: Mapping[Any, Any]) -> dict[Any, Any]:
+        """`values` as read from a dict or file, less the keys that mean more than another name."""
+        return dict(values)
+
     def request_kwargs(self, params: SamplingParams) -> tuple[dict[str, Any], int, dict[str, Any]]:
         """(Executor.submit's keywords, drafts on the deepest path, the drafter's options).
 

@@ -11,9 +11,19 @@ from ..drafter_config import (
     UserDrafterConfig,
 )
 from .base import Drafter, DraftRequest, Proposal
+from .draft_target import DraftTargetDrafter
 from .session import DraftSession
+from .vocabulary import map_vocabulary
 
-__all__ = ["DraftRequest", "DraftSession", "Drafter", "Proposal", "make_drafter"]
+__all__ = [
+    "DraftRequest",
+    "DraftSession",
+    "DraftTargetDrafter",
+    "Drafter",
+    "Proposal",
+    "make_drafter",
+    "map_vocabulary",
+]
 
 
 def make_drafter(config: DrafterConfig, model: Any, *, allow_pickle: bool = False) -> Drafter:

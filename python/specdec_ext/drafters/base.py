@@ -31,6 +31,7 @@ class DraftRequest:
     temperature, top_k, top_p, min_p, seed
                    the request's sampling law; temperature 0: greedy
     wants_probs    its acceptance uses Proposal.probs; else they are not looked at
+    cache_salt     who may share K/V with it
     num_drafted    drafts of its last step, and how many of them were accepted
     num_accepted
     state          the drafter's own; dropped with the request
@@ -48,6 +49,7 @@ class DraftRequest:
     min_p: float
     seed: int
     wants_probs: bool = False
+    cache_salt: str = ""
     hidden: torch.Tensor | None = None
     num_drafted: int = 0
     num_accepted: int = 0

@@ -58,6 +58,7 @@ class DraftSession:
             seed=submit_kwargs["seed"],
             wants_probs=submit_kwargs["temperature"] > 0
             and submit_kwargs.get("acceptance") in ("rejection", "threshold"),
+            cache_salt=submit_kwargs["cache_salt"],
         )
         with self._lock:
             self._requests[request_id] = request
@@ -82,7 +83,7 @@ class DraftSession:
 
     def propose(self) -> None:
         """Ask for drafts of every decoding request and hand them to the executor."""
-        self._drop_ended()
+        self.drop_ended()
         requests = [r for r in self._ready.values() if r.max_drafts > 0]
         self._ready.clear()
         if not requests:
@@ -150,7 +151,10 @@ class DraftSession:
             self._refused += 1
             logger.debug("proposal for request %d refused: %s", request.request_id, error)
 
-    def _drop_ended(self) -> None:
+    def drop_ended(self) -> None:
+        """Tell the drafter of requests that have ended. From the stepping thread only."""
+        if not self._ended:
+            return
         with self._lock:
             ended = [self._requests.pop(rid) for rid in self._ended if rid in self._requests]
             self._ended.clear()

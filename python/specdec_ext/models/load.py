@@ -9,6 +9,7 @@ from ..config import normalize_dtype
 from ..errors import ConfigError, UnsupportedModelError
 from ..log import logger
 from .config_reader import ModelConfig, read_config
+from .draft_vocab import DRAFT_VOCAB_FILE, read_draft_vocab
 from .native_config import NotNativeError, native_shape
 from .weights import Checkpoint
 
@@ -28,6 +29,7 @@ def load_model(
     max_rows: int = 512,
     max_seq_len: int | None = None,
     allow_pickle: bool = False,
+    draft: bool = False,
 ) -> StepModel:
     """Load a local Hugging Face folder.
 
@@ -37,6 +39,7 @@ def load_model(
     max_rows      rows of the largest step; sizes the native decoder's buffers
     max_seq_len   positions that will be used; limits the rotary tables. None: all the model has
     allow_pickle  read pytorch_model.bin with weights_only=True
+    draft         it only drafts, so its head may score a part of the vocabulary (draft_vocab.py)
 
     Raises ConfigError for a bad argument, ModelError for a folder or file that is missing, damaged
     or inconsistent, UnsupportedModelError for a sound model that cannot be run.
@@ -45,6 +48,12 @@ def load_model(
         raise ConfigError(f"model_impl = {model_impl!r}: expected one of {', '.join(MODEL_IMPLS)}")
     wanted = normalize_dtype("dtype", dtype)
     config = read_config(path)
+    head_ids = read_draft_vocab(config.path, config.vocab_size)
+    if head_ids is not None and not draft:
+        raise UnsupportedModelError(
+            f"{config.path}: the head scores {len(head_ids)} of {config.vocab_size} tokens "
+            f"({DRAFT_VOCAB_FILE}): such a model can only draft; use it as speculative_model"
+        )
     reason = ""
     if model_impl != "transformers":
         try:
@@ -72,7 +81,13 @@ def load_model(
                 max_rows=max_rows,
                 max_seq_len=max_seq_len,
                 allow_pickle=allow_pickle,
+                head_ids=head_ids,
             )
+    if head_ids is not None:
+        raise UnsupportedModelError(
+            f"{config.path}: {DRAFT_VOCAB_FILE} needs the native decoder ({reason or model_impl}); "
+            "use model_impl='auto' and a native architecture"
+        )
     from .transformers_adapter import TransformersModel
 
     return TransformersModel(

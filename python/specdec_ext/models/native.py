@@ -42,7 +42,9 @@ class NativeModel:
         max_rows: int,
         max_seq_len: int | None = None,
         allow_pickle: bool = False,
+        head_ids: torch.Tensor | None = None,
     ) -> None:
+        """`head_ids` int64 [V']: the tokens that the head scores, None: all (draft_vocab.py)."""
         notes: list[str] = []
         self.max_position = _positions(config, max_seq_len, notes)
         self.vocab_size = shape.vocab_size
@@ -50,10 +52,16 @@ class NativeModel:
         self.num_layers = shape.num_layers
         self.num_kv_heads, self.head_dim = shape.num_kv_heads, shape.head_dim
         self.kv_dtype: torch.dtype = getattr(torch, dtype)
+        # Rows of the head in ascending order of their tokens, whatever the file's order.
+        self.head_ids = None if head_ids is None else head_ids.sort().values
+        self.num_scores = shape.vocab_size if head_ids is None else len(head_ids)
+        self._head_order = None if head_ids is None else head_ids.argsort()
         expected = shape.expected_weights()
+        if "lm_head.weight" in expected:
+            expected["lm_head.weight"] = (self.num_scores, shape.hidden_size)
         tied = ("lm_head.weight",) if shape.tie_word_embeddings else ()
         self._decoder = _core.LlamaDecoder(
-            **decoder_config(shape, dtype, max_rows, self.max_position)
+            **decoder_config(shape, dtype, max_rows, self.max_position, self.num_scores)
         )
         with Checkpoint(config.path, allow_pickle=allow_pickle) as checkpoint:
             checkpoint.check(expected, ignored=tied, ignored_suffixes=_DERIVED_SUFFIXES)
@@ -102,9 +110,13 @@ class NativeModel:
         def load(name: str) -> torch.Tensor:
             return checkpoint.load(name, self.kv_dtype)
 
-        self._decoder.set_embedding(load("model.embed_tokens.weight"))
-        if not shape.tie_word_embeddings:
-            self._decoder.set_head(load("lm_head.weight"))
+        embedding = load("model.embed_tokens.weight")
+        self._decoder.set_embedding(embedding)
+        if self.head_ids is not None and shape.tie_word_embeddings:
+            self._decoder.set_head(embedding[self.head_ids])
+        elif not shape.tie_word_embeddings:
+            head = load("lm_head.weight")
+            self._decoder.set_head(head if self._head_order is None else head[self._head_order])
         self._decoder.set_final_norm(load("model.norm.weight"))
         for layer in range(shape.num_layers):
             prefix = f"model.layers.{layer}."
@@ -127,7 +139,7 @@ class NativeModel:
     def forward(self, plan: Any, hidden: torch.Tensor | None = None) -> torch.Tensor:
         """See StepModel."""
         if plan.needs_logits:
-            scores = torch.empty(plan.num_logit_rows, self.vocab_size, dtype=torch.float32)
+            scores = torch.empty(plan.num_logit_rows, self.num_scores, dtype=torch.float32)
             self._decoder.forward(plan, scores, hidden)
             return scores
         ids = torch.empty(plan.num_logit_rows, dtype=torch.int32)
@@ -142,7 +154,7 @@ class NativeModel:
 
     def head(self, hidden: torch.Tensor) -> torch.Tensor:
         """See StepModel."""
-        scores = torch.empty(hidden.shape[0], self.vocab_size, dtype=torch.float32)
+        scores = torch.empty(hidden.shape[0], self.num_scores, dtype=torch.float32)
         self._decoder.score_rows(hidden.contiguous(), scores)
         return scores
 
@@ -154,9 +166,10 @@ class NativeModel:
 
 
 def decoder_config(
-    shape: NativeShape, dtype: str, max_rows: int, max_position: int
+    shape: NativeShape, dtype: str, max_rows: int, max_position: int, head_size: int = 0
 ) -> dict[str, Any]:
-    """The arguments _core.LlamaDecoder is made from."""
+    """The arguments _core.LlamaDecoder is made from; `head_size`: 0 for the whole vocabulary."""
+    whole = head_size in (0, shape.vocab_size)
     # transformers keeps sqrt(hidden) as a float32 buffer and rounds it to the embedding's dtype.
     root = float(torch.tensor(shape.hidden_size**0.5).to(getattr(torch, dtype)))
     return {
@@ -178,7 +191,9 @@ def decoder_config(
         "norm_offset": shape.norm_offset,
         "has_qk_norm": shape.has_qk_norm,
         "has_sandwich_norms": shape.has_sandwich_norms,
-        "tie_word_embeddings": shape.tie_word_embeddings,
+        # A head of some rows is a matrix of its own.
+        "tie_word_embeddings": shape.tie_word_embeddings and whole,
+        "head_size": head_size,
         "rope_index": list(shape.rope_index),
         "sliding_window": list(shape.sliding_window),
     }

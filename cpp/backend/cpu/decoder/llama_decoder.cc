@@ -69,7 +69,7 @@ void LlamaDecoder::prepare(const StepView& step) {
   const std::size_t best = static_cast<std::size_t>(nranks) * step.num_logit_rows;
   if (best_.size() < best) best_.resize(best);
   if (config_.final_softcap > 0.0f && head_scores_.empty()) {
-    head_scores_.resize(kCappedRows * config_.vocab_size);
+    head_scores_.resize(kCappedRows * config_.head_size);
   }
 }
 
@@ -294,7 +294,7 @@ void LlamaDecoder::softcap_logits(float* logits, std::int64_t begin, std::int64_
 
 void LlamaDecoder::run_head_ids(const StepView& step, TokenId* ids, int rank, int nranks) {
   ThreadPool& pool = ThreadPool::global();
-  const std::int64_t rows = step.num_logit_rows, vocab = config_.vocab_size;
+  const std::int64_t rows = step.num_logit_rows, vocab = config_.head_size;
   if (config_.final_softcap == 0.0f) {
     head_->argmax_part(input_.data(), input_stride_, rows, best_.data() + rank * rows, rank,
                        nranks);
@@ -346,7 +346,7 @@ void LlamaDecoder::forward_logits(const StepView& step, float* logits, float* hi
   pool.run([&](int rank) {
     const int nranks = pool.size();
     run_layers(step, rank, nranks);
-    const std::int64_t rows = step.num_logit_rows, vocab = config_.vocab_size;
+    const std::int64_t rows = step.num_logit_rows, vocab = config_.head_size;
     const Share mine = share(rows, rank, nranks);
     gather_and_norm(step, {mine.begin, mine.end}, hidden);
     pool.barrier();
@@ -362,7 +362,7 @@ void LlamaDecoder::forward_logits(const StepView& step, float* logits, float* hi
 
 void LlamaDecoder::score_rows(const float* hidden, std::int64_t rows, float* scores) {
   SPECDEC_REQUIRE(head_ != nullptr, "head: missing; call set_embedding (tied) or set_head first");
-  const std::int64_t n = config_.hidden_size, vocab = config_.vocab_size;
+  const std::int64_t n = config_.hidden_size, vocab = config_.head_size;
   const auto bytes = static_cast<std::int64_t>(dtype_bytes(input_dtype_));
   const std::int64_t stride = head_->k_padded() + kCacheLineBytes / bytes;
   // Rows come in float32; only bf16 layers, which also need an even stride, take anything else.
@@ -393,8 +393,8 @@ void LlamaDecoder::score_rows(const float* hidden, std::int64_t rows, float* sco
 void LlamaDecoder::unpack_head_rows(const TokenId* ids, std::int64_t n, float* out) const {
   SPECDEC_REQUIRE(head_ != nullptr, "head: missing; call set_embedding (tied) or set_head first");
   for (std::int64_t i = 0; i < n; ++i) {
-    SPECDEC_REQUIRE(ids[i] >= 0 && ids[i] < config_.vocab_size, "ids[", i, "] = ", ids[i],
-                    ": the vocabulary is 0..", config_.vocab_size - 1);
+    SPECDEC_REQUIRE(ids[i] >= 0 && ids[i] < config_.head_size, "ids[", i, "] = ", ids[i],
+                    ": rows of the head are 0..", config_.head_size - 1);
     head_->unpack_row(ids[i], out + i * config_.hidden_size);
   }
 }

@@ -25,6 +25,7 @@ enum class Activation { kSilu, kGeluTanh };
 struct DecoderConfig {
   int vocab_size = 0, hidden_size = 0, intermediate_size = 0;
   int num_layers = 0, num_heads = 0, num_kv_heads = 0, head_dim = 0;
+  int head_size = 0;     // rows of the head, columns of the scores; 0: vocab_size
   int max_rows = 0;      // rows of the largest step; sizes the buffers
   int max_position = 0;  // positions 0..max_position-1
   float rms_norm_eps = 1e-6f;
@@ -57,7 +58,7 @@ class LlamaDecoder {
 
   // Weights are copied; the caller may drop its tensors at once.
   void set_embedding(const TensorView& weight);  // [V, hidden]; with tied embeddings the head too
-  void set_head(const TensorView& weight);       // [V, hidden]
+  void set_head(const TensorView& weight);       // [head_size, hidden]
   void set_final_norm(const TensorView& weight);
   // cos, sin: float32 [max_position, rotary_dim / 2]; rotary_dim <= head_dim, "rotate_half" layout.
   void set_rope(int index, const TensorView& cos, const TensorView& sin);

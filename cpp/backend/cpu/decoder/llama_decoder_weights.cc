@@ -84,8 +84,13 @@ void check_positive(const char* name, std::int64_t value) {
 LlamaDecoder::~LlamaDecoder() = default;
 
 LlamaDecoder::LlamaDecoder(DecoderConfig config) : config_(std::move(config)), ops_(row_ops()) {
+  if (config_.head_size == 0) config_.head_size = config_.vocab_size;
   const DecoderConfig& c = config_;
   check_positive("vocab_size", c.vocab_size);
+  check_positive("head_size", c.head_size);
+  SPECDEC_REQUIRE(!c.tie_word_embeddings || c.head_size == c.vocab_size,
+                  "decoder.head_size = ", c.head_size,
+                  ": with tied embeddings it is vocab_size = ", c.vocab_size);
   check_positive("hidden_size", c.hidden_size);
   check_positive("intermediate_size", c.intermediate_size);
   check_positive("num_layers", c.num_layers);
@@ -159,7 +164,7 @@ void LlamaDecoder::set_embedding(const TensorView& weight) {
 void LlamaDecoder::set_head(const TensorView& weight) {
   SPECDEC_REQUIRE(!config_.tie_word_embeddings,
                   "lm_head.weight: tie_word_embeddings is true, the embedding is the head");
-  check_matrix(weight, "lm_head.weight", config_.vocab_size, config_.hidden_size);
+  check_matrix(weight, "lm_head.weight", config_.head_size, config_.hidden_size);
   auto head = std::make_unique<PackedLinear>(std::vector<TensorView>{weight});
   take_dtype(*head, "lm_head.weight");
   head_ = std::move(head);

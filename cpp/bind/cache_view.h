@@ -1,0 +1,13 @@
+// Page tensors as the view that the engine works with.
+#pragma once
+
+#include "backend/step_view.h"
+#include "base/tensor_view.h"
+
+namespace specdec {
+
+// k, v: contiguous [layers, pages, kv_heads, page_size, head_dim] on the CPU, alike in shape and
+// dtype (float32, float16 or bfloat16); std::invalid_argument otherwise.
+KvCacheView cache_view(const TensorView& k, const TensorView& v);
+
+}  // namespace specdec
