@@ -41,11 +41,16 @@ class Instance:
     file: str  # that instantiates it
     launcher: str  # C++ name of the launching template with its arguments
     facts: tuple[tuple[str, int], ...]  # C++ constants and what they have to be
-    granule: int = 16
+    math: str = ""  # operands of the matrix instructions, if not of dtype
 
     @property
     def name(self) -> str:
-        return f"{self.family}_{self.dtype}_{self.kv}_k{self.head_dim}_r{self.row_tile}"
+        suffix = "_fp8" if self.math == "e4m3" else ""
+        return f"{self.family}_{self.dtype}_{self.kv}_k{self.head_dim}_r{self.row_tile}{suffix}"
+
+    @property
+    def granule(self) -> int:
+        return 32 if self.math == "e4m3" else 16
 
 
 def ampere(dtype: str, kv: str, head_dim: int, row_tile: int) -> Instance:
@@ -107,6 +112,27 @@ def hopper(dtype: str, kv: str, head_dim: int, consumers: int) -> Instance:
     )  # fmt: skip
 
 
+def hopper_fp8(dtype: str, head_dim: int, consumers: int) -> Instance:
+    """The same with e4m3 operands; the formulas are those of hopper_fp8_tile.h."""
+    stages, value_stages = 6, 4
+    tile = BLOCK_KEYS * head_dim
+    row_tile = 64 * consumers
+    fold = row_tile * head_dim * 4
+    smem = (2 * stages + value_stages) * tile + fold + row_tile * 16
+    smem = -(-(smem + 32 * stages + 16 * value_stages) // 1024) * 1024
+    threads = 128 * (consumers + 1)
+    tile_type = f"HopperFp8Tile<{head_dim}, {consumers}>"
+    facts = (
+        (f"{tile_type}::kRowTile", row_tile),
+        (f"{tile_type}::kThreads", threads),
+        (f"hopper_fp8_shared_bytes<{tile_type}>()", smem),
+    )
+    return Instance(
+        "hopper", dtype, "e4m3", head_dim, row_tile, threads, smem, 1, f"hopper_{dtype}_e4m3_fp8",
+        f"launch_hopper_fp8<{DTYPES[dtype]}, {tile_type}>", facts, "e4m3",
+    )  # fmt: skip
+
+
 # Row tiles of the Ampere family: one warp for plain decoding and small drafts, four for trees, and
 # eight where so many rows read K/V (prefill) that reading it twice as often would show. A head 256
 # wide has no room for eight, and neither 80, 96 nor e4m3 pages are worth more kernels.
@@ -126,6 +152,8 @@ def table() -> list[Instance]:
                 large = head_dim in (64, 128)
                 most = 1 if head_dim > 128 else 2 + large if kv == dtype else 1 + large
                 rows += [hopper(dtype, kv, head_dim, n + 1) for n in range(most)]
+    # e4m3 operands, which are chosen by name alone: the head_dim of nearly all models.
+    rows += [hopper_fp8(dtype, 128, n) for dtype in ("bf16", "f16") for n in (1, 2)]
     return rows
 
 
@@ -212,8 +240,8 @@ def launchers_source(rows: list[Instance]) -> str:
 def table_file(rows: list[Instance]) -> str:
     entries = [
         f'    {{"{r.name}", Family::k{r.family.capitalize()}, DType::{ENUMS[r.dtype]}, '
-        f"DType::{ENUMS[r.kv]}, DType::{ENUMS[r.dtype]}, {r.head_dim}, {r.row_tile}, {r.threads}, "
-        f"{r.smem_bytes}, {r.blocks_per_sm}, {r.granule}}},"
+        f"DType::{ENUMS[r.kv]}, DType::{ENUMS[r.math or r.dtype]}, {r.head_dim}, {r.row_tile}, "
+        f"{r.threads}, {r.smem_bytes}, {r.blocks_per_sm}, {r.granule}}},"
         for r in rows
     ]
     return "\n".join(

@@ -120,7 +120,8 @@ __device__ __forceinline__ void consume(const AttentionLaunch& launch, HopperSha
       if (first_slot < common.begin || first_slot + kBlockKeys > common.end) {
         mask_scores(launch, rows.request.kv_len, views, first_slot, s);
       }
-      return lagging_softmax(s, scale.factor, m, l, decay);
+      const float factors[2] = {scale.factor, scale.factor};
+      return lagging_softmax(s, factors, kMaxLag, 0.0f, m, l, decay);
     };
     const auto pack_weights = [&] {
 #pragma unroll

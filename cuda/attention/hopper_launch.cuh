@@ -4,14 +4,15 @@
 #include <cstdint>
 
 #include "attention/hopper.cuh"
+#include "attention/hopper_fp8.cuh"
 
 namespace specdec::attention {
 
 // K or V of one layer as [pages, KV heads, page size, head dim], whatever their strides; a box is
-// the columns of one copy of up to 64 keys of a page.
-template <class Tile>
-gpu::TensorMap hopper_tensor_map(const KvCacheView& cache, const void* layer) {
-  const int bytes = Tile::kWiden ? 1 : 2;
+// `columns` numbers of up to 64 keys of a page.
+inline gpu::TensorMap hopper_tensor_map(const KvCacheView& cache, const void* layer,
+                                        std::uint32_t columns, gpu::Swizzle swizzle) {
+  const int bytes = static_cast<int>(dtype_bytes(cache.dtype));
   const auto extent = [](std::int32_t n) { return static_cast<std::uint64_t>(n); };
   const auto stride = [&](std::int64_t n) { return static_cast<std::uint64_t>(n) * bytes; };
   const std::uint64_t dims[] = {extent(cache.head_dim), extent(cache.page_size),
@@ -20,17 +21,30 @@ gpu::TensorMap hopper_tensor_map(const KvCacheView& cache, const void* layer) {
                                    stride(cache.stride_page)};
   const std::uint32_t keys =
       static_cast<std::uint32_t>(cache.page_size < kBlockKeys ? cache.page_size : kBlockKeys);
-  const std::uint32_t box[] = {Tile::kLoadColumns, keys, 1, 1};
-  return gpu::encode_tensor_map(bytes, layer, 4, dims, strides, box,
-                                Tile::kWiden ? gpu::Swizzle::none : gpu::Swizzle::b128);
+  const std::uint32_t box[] = {columns, keys, 1, 1};
+  return gpu::encode_tensor_map(bytes, layer, 4, dims, strides, box, swizzle);
 }
 
 template <class T, class Tile>
 void launch_hopper(const AttentionLaunch& launch) {
   const KvCacheView& cache = launch.call.cache;
+  const auto map = [&](const void* layer) {
+    return hopper_tensor_map(cache, layer, Tile::kLoadColumns,
+                             Tile::kWiden ? gpu::Swizzle::none : gpu::Swizzle::b128);
+  };
   gpu::launch(hopper::hopper_main<T, Tile>, dim3(launch.work.num_blocks), dim3(Tile::kThreads),
               hopper_shared_bytes<Tile>(), launch.call.exec.stream, {.dependent = true}, launch,
-              hopper_tensor_map<Tile>(cache, launch.k), hopper_tensor_map<Tile>(cache, launch.v));
+              map(launch.k), map(launch.v));
+}
+
+// e4m3 operands: K as the products read it, V to be transposed.
+template <class T, class Tile>
+void launch_hopper_fp8(const AttentionLaunch& launch) {
+  const KvCacheView& cache = launch.call.cache;
+  gpu::launch(hopper::hopper_fp8_main<T, Tile>, dim3(launch.work.num_blocks), dim3(Tile::kThreads),
+              hopper_fp8_shared_bytes<Tile>(), launch.call.exec.stream, {.dependent = true}, launch,
+              hopper_tensor_map(cache, launch.k, Tile::kLoadColumns, gpu::Swizzle::b128),
+              hopper_tensor_map(cache, launch.v, Tile::kLoadColumns, gpu::Swizzle::none));
 }
 
 }  // namespace specdec::attention

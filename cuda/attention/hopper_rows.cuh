@@ -19,9 +19,12 @@ namespace specdec::attention::hopper {
 inline constexpr float kMaxLag = 8.0f;
 
 // Scores of one block, row g (elements 0, 1 of four) and g + 8 (2, 3) of the warp's, columns
-// 8 n + 2 t: as online_softmax() of softmax.cuh, but with the lagging reference. True if a row of
-// the warp moved its reference: then sums of values must be multiplied by `decay`.
-__device__ __forceinline__ bool lagging_softmax(float (&s)[kBlockKeys / 2], float factor,
+// 8 n + 2 t: as online_softmax() of softmax.cuh, but each row has a factor of its own, and its
+// reference is the greatest score less `headroom`, unless that is at most `lag` more than the
+// reference before. True if a row of the warp moved its reference: then sums of values must be
+// multiplied by `decay`.
+__device__ __forceinline__ bool lagging_softmax(float (&s)[kBlockKeys / 2],
+                                                const float (&factor)[2], float lag, float headroom,
                                                 float (&m)[2], float (&l)[2], float (&decay)[2]) {
   constexpr int kTiles = kBlockKeys / 8;
   bool moved = false;
@@ -32,8 +35,8 @@ __device__ __forceinline__ bool lagging_softmax(float (&s)[kBlockKeys / 2], floa
     for (int n = 1; n < kTiles; ++n) {
       top = fmaxf(top, fmaxf(s[4 * n + 2 * row], s[4 * n + 2 * row + 1]));
     }
-    top = gpu::quad_max(top) * factor;
-    const bool moves = top > m[row] + kMaxLag;
+    top = gpu::quad_max(top) * factor[row] - headroom;
+    const bool moves = top > m[row] + lag;
     const float now = moves ? top : m[row];
     const float base = exponent_base(now);
     decay[row] = moves ? gpu::exp2_approx(m[row] - base) : 1.0f;
@@ -44,8 +47,8 @@ __device__ __forceinline__ bool lagging_softmax(float (&s)[kBlockKeys / 2], floa
     for (int n = 0; n < kTiles; ++n) {
       float& a = s[4 * n + 2 * row];
       float& b = s[4 * n + 2 * row + 1];
-      a = gpu::exp2_approx(fmaf(a, factor, -base));
-      b = gpu::exp2_approx(fmaf(b, factor, -base));
+      a = gpu::exp2_approx(fmaf(a, factor[row], -base));
+      b = gpu::exp2_approx(fmaf(b, factor[row], -base));
       even += a, odd += b;
     }
     l[row] = fmaf(l[row], decay[row], even + odd);

@@ -13,58 +13,13 @@ from typing import Any
 
 import pytest
 import torch
-from cuda_calls import (
-    BAD_LENGTH,
-    BAD_PAGE,
-    NAN,
-    Target,
-    attend,
-    attend_with_status,
-    checked,
-    fast,
-    needs_cuda,
-)
+from cuda_bounds import BF16, F16, check
+from cuda_calls import Target, attend, checked, fast, needs_cuda
 from cuda_instances import each_family, each_kernel, instance_problem, table
-from cuda_problems import F8, TREES, hostile_problem, to_device
+from cuda_problems import F8, TREES, hostile_problem
 from kernel_calls import assert_same_bits
-from reference_attention import Problem, dense_attend, gather, random_problem, rival_attend
 from reference_attention import attend as reference
-
-BF16, F16 = torch.bfloat16, torch.float16
-EPS = {BF16: 2.0**-8, F16: 2.0**-11}  # unit round-off
-SMALLEST = {BF16: 2.0**-133, F16: 2.0**-24}  # spacing of the subnormal numbers
-
-
-def assert_close(problem: Problem, got: torch.Tensor) -> None:
-    """Every element: at most twice torch's error in the same dtype, plus rounding.
-
-    torch's error is the largest of the row and head, since any single element of it may be zero by
-    luck. What two correct kernels may differ by beside it: the rounding of the result (one unit
-    round-off); the rounding of the weights, which falls differently when they are scaled by another
-    maximum (one round-off of each, added as independent errors); float32 scores whose products are
-    summed in another order, with truncation on tensor cores, and 2^x by the special function unit
-    (16 units of 2^-24 of the largest sum of a score).
-    """
-    exact, spread, score = dense_attend(problem)
-    rival = (rival_attend(problem).double() - exact).abs().amax(dim=2, keepdim=True)
-    unit = EPS[problem.q.dtype]
-    bound = 2 * rival + unit * (1.01 * exact.abs() + spread) + 2.0**-20 * score
-    bound = bound + SMALLEST[problem.q.dtype]
-    got = got.to(exact)
-    assert not bool(got.isnan().any()), "NaN in the result"
-    excess = (got - exact).abs() - bound
-    worst = int(excess.flatten().argmax())
-    where = [int(i) for i in torch.unravel_index(torch.tensor(worst), excess.shape)]
-    assert bool((excess <= 0).all()), (
-        f"{int((excess > 0).sum())} elements outside; worst at {where}: "
-        f"{float(got[tuple(where)]):.6g} for {float(exact[tuple(where)]):.6g}"
-    )
-
-
-def check(target: Target, problem: Problem, **options: Any) -> None:
-    on_device = to_device(problem, target.device)
-    assert_close(on_device, attend(target, problem, **options).to(target.device))
-
+from reference_attention import dense_attend, gather, random_problem, rival_attend
 
 # -- The reference itself --------------------------------------------------------------------------
 
@@ -366,72 +321,6 @@ def test_the_same_call_twice_gives_the_same_bits(target: Target, row: Any) -> No
         first = attend(target, problem, instance=row.name, exact=exact, max_depth=10)
         again = attend(target, problem, instance=row.name, exact=exact, max_depth=10)
         assert_same_bits(again, first)
-
-
-# -- Bad data --------------------------------------------------------------------------------------
-
-
-@each_kernel
-@checked
-def test_bad_data_flags_its_request_and_no_other(target: Target, row: Any) -> None:
-    def problem() -> Problem:
-        return instance_problem(
-            row,
-            12,
-            kv_len=[100, 70, 20, 90],
-            rows=[3, 4, 2, 2],
-            tree="star",
-            max_depth=4,
-            page_size=16,
-        )
-
-    clean = attend(target, problem(), instance=row.name, max_depth=4)
-
-    def broken(bad: Problem, request: int, flag: int) -> torch.Tensor:
-        out, status = attend_with_status(target, bad, instance=row.name, max_depth=4)
-        assert status[request] & flag, status
-        status[request] = 0
-        assert not any(status), status
-        mine = range(bad.cu_rows[request], bad.cu_rows[request + 1])
-        others = [i for i in range(clean.shape[0]) if i not in mine]
-        assert_same_bits(out[others], clean[others])
-        return out[list(mine)]
-
-    for page in (2**31 - 1, -1, problem().k_pages.shape[0]):
-        for index in (0, 2, 4):  # main keys; the last: step tokens
-            bad = problem()
-            bad.page_table[1, index] = page
-            assert bool((broken(bad, 1, BAD_PAGE) == 0).all())
-
-    for slot in (3, 65, 71):  # main part and tail of the prefix, and a node of the tree
-        bad = problem()
-        where = int(bad.page_table[1, slot // 16]), slice(None), slot % 16
-        bad.v_pages.view(torch.int16 if bad.v_pages.element_size() == 2 else torch.uint8)[where] = (
-            0x7FFF if bad.v_pages.element_size() == 2 else 0x7F
-        )
-        broken(bad, 1, NAN)
-
-    bad = problem()
-    bad.q[bad.cu_rows[2]] = torch.nan
-    broken(bad, 2, NAN)
-
-    for length in (-1, -(2**31)):
-        bad = problem()
-        bad.kv_len[3] = length
-        assert bool((broken(bad, 3, BAD_LENGTH) == 0).all())
-
-
-@each_kernel
-@checked
-def test_bad_data_in_the_lengths(target: Target, row: Any) -> None:
-    """A length beyond the page table is flagged."""
-    problem = instance_problem(row, 13, kv_len=[40, 30], rows=[2, 2], num_heads=2, num_kv_heads=1)
-    clean = attend(target, problem, instance=row.name)
-    problem.kv_len[1] = problem.page_table.shape[1] * 16 - 1
-    out, status = attend_with_status(target, problem, instance=row.name)
-    assert status == [0, BAD_LENGTH]
-    assert_same_bits(out[:2], clean[:2])
-    assert bool((out[2:] == 0).all())
 
 
 # -- Large, on a GPU -------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from cuda_calls import CHECKED, EMULATED, FAST, environment
+from cuda_calls import CHECKED, CPU, EMULATED, FAST, ON_EMU, Target, environment
 from ops_arguments import G, H, K, P, R, S, call, good, int32, kv_arguments, refused
 
 from specdec_ext import _core, ops
@@ -362,3 +362,20 @@ def test_no_schedule_changes_a_result() -> None:
         assert torch.equal(got[2], expected[2])
         assert torch.equal(got[3], expected[3])
     _core.seed_schedule(CHECKED.backend, 0)
+
+
+@pytest.mark.parametrize("target", [pytest.param(CPU, id="cpu"), ON_EMU])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_result_that_is_no_number_flags_its_request(target: Target, dtype: torch.dtype) -> None:
+    """The CPU reports it as a device does; what else a device flags, the CPU refuses before."""
+    arguments = good()
+    changed = {name: arguments[name].to(dtype) for name in ("q", "k_pages", "v_pages", "out")}
+    status = int32(0, 8)
+    changed |= {"backend": target.backend, "status": status}
+    call(**changed)
+    assert status.tolist() == [0, 8]  # flags are added, none is taken away
+    for value in (torch.nan, torch.inf):
+        changed["q"][int(arguments["cu_rows"][1]), 0, 3] = value
+        status[:] = int32(2, 0)
+        call(**changed)
+        assert status.tolist() == [2, 1]

@@ -310,6 +310,15 @@ template <class T>
 constexpr T max(T a, T b) {
   return a < b ? b : a;
 }
+inline unsigned __byte_perm(unsigned x, unsigned y, unsigned select) {
+  const unsigned long long both = static_cast<unsigned long long>(y) << 32 | x;
+  unsigned result = 0;
+  for (unsigned i = 0; i < 4; i++) {
+    const unsigned pick = select >> 4 * i & 15, byte = unsigned(both >> 8 * (pick & 7)) & 0xff;
+    result |= (pick & 8 ? (byte & 0x80 ? 0xffu : 0u) : byte) << 8 * i;
+  }
+  return result;
+}
 inline int __popc(unsigned x) { return std::popcount(x); }
 inline int __popcll(unsigned long long x) { return std::popcount(x); }
 inline int __clz(int x) { return std::countl_zero(unsigned(x)); }

@@ -72,6 +72,25 @@ def test_the_arithmetic_does_not_depend_on_the_number_of_rows(limits: DeviceLimi
 
 
 @every_device
+@pytest.mark.parametrize("dtype", [BF16, F16])
+def test_e4m3_operands_are_chosen_by_name_alone(limits: DeviceLimits, dtype: torch.dtype) -> None:
+    problem = with_(dtype=dtype, kv_dtype=F8)
+    assert ROWS[pick_attention(problem, limits)]["math_dtype"] != "float8_e4m3fn"
+    if (limits.major, limits.minor) != (9, 0):
+        with pytest.raises(ValueError, match=r"instance = \"fp8\": no kernel .* device"):
+            pick_attention(problem, limits, "fp8")
+        return
+    row = ROWS[pick_attention(problem, limits, "fp8")]
+    assert (row["math_dtype"], row["kv_dtype"]) == ("float8_e4m3fn", "float8_e4m3fn")
+    assert (row["granule"], row["row_tile"]) == (32, 128)
+    one = with_(problem, max_rows=1, num_rows=1)
+    assert ROWS[pick_attention(one, limits, "fp8")]["row_tile"] == 64
+    for other in ({"head_dim": 64}, {"kv_dtype": dtype}, {"page_size": 8}, {"aligned": False}):
+        with pytest.raises(ValueError, match=r"instance = \"fp8\": no kernel"):
+            pick_attention(with_(problem, **other), limits, "fp8")
+
+
+@every_device
 def test_the_row_tile_follows_the_rows(limits: DeviceLimits) -> None:
     """The fewest row blocks in the smallest tile; on 9.0 a block of few rows costs as 110 do."""
     for n in (1, 4, 5, 16, 17, 32, 48, 64, 84, 128):

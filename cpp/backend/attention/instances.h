@@ -7,7 +7,7 @@
 
 namespace specdec::attention {
 
-inline constexpr std::array<AttentionInstance, 80> kInstances{{
+inline constexpr std::array<AttentionInstance, 84> kInstances{{
     {"ampere_bf16_bf16_k64_r16", Family::kAmpere, DType::kBF16, DType::kBF16, DType::kBF16, 64, 16,
      32, 52224, 3, 16},
     {"ampere_bf16_bf16_k64_r64", Family::kAmpere, DType::kBF16, DType::kBF16, DType::kBF16, 64, 64,
@@ -168,6 +168,14 @@ inline constexpr std::array<AttentionInstance, 80> kInstances{{
      128, 384, 232448, 1, 16},
     {"hopper_f16_e4m3_k256_r64", Family::kHopper, DType::kF16, DType::kF8E4M3, DType::kF16, 256, 64,
      256, 231424, 1, 16},
+    {"hopper_bf16_e4m3_k128_r64_fp8", Family::kHopper, DType::kBF16, DType::kF8E4M3, DType::kF8E4M3,
+     128, 64, 256, 165888, 1, 32},
+    {"hopper_bf16_e4m3_k128_r128_fp8", Family::kHopper, DType::kBF16, DType::kF8E4M3,
+     DType::kF8E4M3, 128, 128, 384, 199680, 1, 32},
+    {"hopper_f16_e4m3_k128_r64_fp8", Family::kHopper, DType::kF16, DType::kF8E4M3, DType::kF8E4M3,
+     128, 64, 256, 165888, 1, 32},
+    {"hopper_f16_e4m3_k128_r128_fp8", Family::kHopper, DType::kF16, DType::kF8E4M3, DType::kF8E4M3,
+     128, 128, 384, 199680, 1, 32},
 }};
 
 }  // namespace specdec::attention

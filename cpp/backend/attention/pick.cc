@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <string>
 
 #include "backend/attention/table.h"
 #include "base/check.h"
@@ -9,7 +10,7 @@
 namespace specdec::attention {
 namespace {
 
-// Pages that the copies of the fast families can walk: a whole granule of keys lies in one page.
+// Pages that the copies of the fast families can walk: 16 keys are one copy.
 constexpr std::int32_t kMinFastPage = 16;
 
 // Why an instance cannot serve a problem on a device; null: it can.
@@ -25,25 +26,6 @@ const char* obstacle(const AttentionInstance& instance, const AttentionProblem& 
   if (problem.page_size < kMinFastPage) return "its pages hold at least 16 tokens";
   if (!problem.aligned) return "rows have to begin at multiples of 16 bytes";
   return nullptr;
-}
-
-const AttentionInstance* named(const char* name, const AttentionProblem& problem,
-                               const DeviceLimits& limits,
-                               std::span<const AttentionInstance> table) {
-  if (std::strcmp(name, "generic") == 0) return nullptr;
-  for (const AttentionInstance& row : table) {
-    if (std::strcmp(row.name, name) != 0) continue;
-    const char* reason = obstacle(row, problem, limits);
-    SPECDEC_REQUIRE(reason == nullptr, "instance = \"", name, "\": ", reason, " (q ",
-                    dtype_name(problem.dtype), ", pages ", dtype_name(problem.kv_dtype),
-                    ", head_dim ", problem.head_dim, ", page size ", problem.page_size, ", device ",
-                    limits.major, ".", limits.minor, " with ", limits.shared_bytes,
-                    " bytes of shared memory)");
-    return &row;
-  }
-  throw std::invalid_argument(detail::join("instance = \"", name,
-                                           "\": no such kernel; ops.supported_attention() lists "
-                                           "them, and there is \"generic\""));
 }
 
 // Rows of a block that one read of K/V pays for: fewer rows in a block take as long as these.
@@ -65,6 +47,49 @@ bool better(const AttentionInstance& a, const AttentionInstance& b, std::int64_t
   return cost_a != cost_b ? cost_a < cost_b : a.row_tile < b.row_tile;
 }
 
+// The best of the rows with these operands that can serve the problem; null: none.
+const AttentionInstance* best_of(const AttentionProblem& problem, const DeviceLimits& limits,
+                                 DType math_dtype, std::span<const AttentionInstance> table) {
+  const std::int64_t rows =
+      std::int64_t{problem.max_rows} * (problem.num_heads / problem.num_kv_heads);
+  const AttentionInstance* best = nullptr;
+  for (const AttentionInstance& row : table) {
+    if (row.math_dtype != math_dtype || obstacle(row, problem, limits) != nullptr) continue;
+    if (best == nullptr || better(row, *best, rows)) best = &row;
+  }
+  return best;
+}
+
+std::string described(const AttentionProblem& problem, const DeviceLimits& limits) {
+  return detail::join("q ", dtype_name(problem.dtype), ", pages ", dtype_name(problem.kv_dtype),
+                      ", head_dim ", problem.head_dim, ", page size ", problem.page_size,
+                      problem.aligned ? "" : ", rows not at multiples of 16 bytes", ", device ",
+                      limits.major, ".", limits.minor, " with ", limits.shared_bytes,
+                      " bytes of shared memory");
+}
+
+const AttentionInstance* named(const char* name, const AttentionProblem& problem,
+                               const DeviceLimits& limits,
+                               std::span<const AttentionInstance> table) {
+  if (std::strcmp(name, "generic") == 0) return nullptr;
+  if (std::strcmp(name, "fp8") == 0) {
+    const AttentionInstance* best = best_of(problem, limits, DType::kF8E4M3, table);
+    SPECDEC_REQUIRE(best != nullptr, "instance = \"fp8\": no kernel multiplies in e4m3 here (",
+                    described(problem, limits), "); ops.supported_attention() lists math_dtype");
+    return best;
+  }
+  for (const AttentionInstance& row : table) {
+    if (std::strcmp(row.name, name) != 0) continue;
+    const char* reason = obstacle(row, problem, limits);
+    SPECDEC_REQUIRE(reason == nullptr, "instance = \"", name, "\": ", reason, " (",
+                    described(problem, limits), ")");
+    return &row;
+  }
+  throw std::invalid_argument(detail::join("instance = \"", name,
+                                           "\": no such kernel; ops.supported_attention() lists "
+                                           "them, and there are \"generic\" and \"fp8\""));
+}
+
 }  // namespace
 
 const AttentionInstance* pick(const AttentionProblem& problem, const DeviceLimits& limits,
@@ -72,15 +97,8 @@ const AttentionInstance* pick(const AttentionProblem& problem, const DeviceLimit
   SPECDEC_REQUIRE(limits.major >= 8, "the device has compute capability ", limits.major, ".",
                   limits.minor, ": these kernels need 8.0 or newer");
   if (name != nullptr) return named(name, problem, limits, table);
-  const std::int64_t rows =
-      std::int64_t{problem.max_rows} * (problem.num_heads / problem.num_kv_heads);
-  const AttentionInstance* best = nullptr;
-  for (const AttentionInstance& row : table) {
-    // Matrix operands of fewer bits than q's round q itself: only by name.
-    if (row.math_dtype != problem.dtype || obstacle(row, problem, limits) != nullptr) continue;
-    if (best == nullptr || better(row, *best, rows)) best = &row;
-  }
-  return best;
+  // Matrix operands of fewer bits than q's round q itself: only by name.
+  return best_of(problem, limits, problem.dtype, table);
 }
 
 AttentionProblem problem_of(const SpecAttentionParams& params) {

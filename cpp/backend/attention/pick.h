@@ -39,7 +39,8 @@ inline constexpr std::int64_t kMaxWorkspaceBytes = std::int64_t{256} << 20;
 // The row of `table` that serves the problem on a device, null for the generic kernel. The family
 // depends on the device, dtypes, head_dim, page size and alignment only, so that a row's arithmetic
 // is the same however many rows there are; only the row tile follows max_rows.
-// `name`: a row of the table or "generic", which is then taken; null: the best one.
+// `name`: a row of the table or "generic", which is then taken; "fp8": the best one whose matrix
+// operands are e4m3; null: the best one whose operands are of q's type.
 // std::invalid_argument if the device is older than 8.0 or the named kernel cannot serve this.
 const AttentionInstance* pick(const AttentionProblem& problem, const DeviceLimits& limits,
                               const char* name, std::span<const AttentionInstance> table);

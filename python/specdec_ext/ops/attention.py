@@ -71,12 +71,14 @@ def spec_attention(
     Device   ``backend`` None: by the tensors' device. On a device a mask of 4 words per row is
              taken as it is, a narrower one is copied wider. workspace: scratch of
              ``plan_workspace(...)["total_bytes"]`` bytes, any dtype; None: kept by this module, one
-             per stream. instance: name of a row of ``supported_attention()``; None: the best.
+             per stream. instance: name of a row of ``supported_attention()``; "fp8": the best that
+             multiplies in e4m3 (float8_e4m3fn pages, compute capability 9.0), which rounds q and
+             the weights to 3 mantissa bits; None: the best that multiplies in q's dtype.
              reuse_plan: the workspace was last used by a call of this step with the same lengths,
              heads and window (another layer); what that call planned serves this one too.
     status   [B] int32|uint32, flags OR-ed in: 1 a result is NaN or infinite, 2 a page id outside
              the pool, 4 the mask is no tree, 8 lengths negative or beyond the page table. Such a
-             request's rows are zero (2, 4, 8); others are served. The CPU raises instead.
+             request's rows are zero (2, 4, 8); others are served. For 2, 4, 8 the CPU raises.
     Raises   ValueError or TypeError naming the argument, what it is and what it has to be.
     Notes    Sums are float32 whatever the storage.
     """

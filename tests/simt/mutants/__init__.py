@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from mutants import ampere, hopper, kv, slots, step
+from mutants import ampere, fp8, hopper, kv, slots, step
 from mutants.model import SUITES, Mutant
 
-PARTS = (kv, step, slots, ampere, hopper)
-MUTANTS: list[Mutant] = [mutant for part in PARTS for mutant in part.MUTANTS]
+MUTANTS: list[Mutant] = [
+    *kv.MUTANTS,
+    *step.MUTANTS,
+    *slots.MUTANTS,
+    *ampere.MUTANTS,
+    *hopper.MUTANTS,
+    *fp8.MUTANTS,
+]
 
 __all__ = ["MUTANTS", "SUITES", "Mutant"]

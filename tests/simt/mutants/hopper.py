@@ -54,6 +54,8 @@ MUTANTS = [
         "gpu::wgmma_wait<1>(); gpu::wgmma_hold(s); release(&shared.ready.k_empty[k_at.stage]);",
         "release(&shared.ready.k_empty[k_at.stage]);\n      gpu::wgmma_wait<1>();\n"
         "      gpu::wgmma_hold(s);",
+        harmless="K of block j + n (n stages) is filled after V of j + n - 1, whose stage is "
+        "released in iteration j after wgmma_wait<0>: K's product is done by then",
     ),
     Mutant(
         "hopper-7",
@@ -277,8 +279,8 @@ MUTANTS = [
         "hopper-37",
         "the running maximum is not seen by all four threads of a row",
         ROWS,
-        "top = gpu::quad_max(top) * factor;",
-        "top = top * factor;",
+        "top = gpu::quad_max(top) * factor[row] - headroom;",
+        "top = top * factor[row] - headroom;",
     ),
     Mutant(
         "hopper-38",

@@ -42,18 +42,23 @@ FINISH_UNIT = """#include "attention/finish.cuh"
 #include "attention/instances/launchers.h"
 namespace specdec::attention {
 void finish_f16_f16(const AttentionLaunch& launch) {
-  launch_finish_heads<__half, __half, 4>(launch);
+  launch_finish_heads<__half, __half, 2>(launch);
 }
 }
 """
-ATTENTION = ("test_cuda_attention.py", "test_cuda_exactness.py")
+ATTENTION = (
+    "test_cuda_attention.py",
+    "test_cuda_attention_data.py",
+    "test_cuda_exactness.py",
+    "test_cuda_folding.py",
+)
 # What kills most: values at every edge, bits against other schedules, bad data.
 HARD = "(every_instance or every_edge or sms or bad_data or hard_cases)"
 
 SUITES = {
     "append": Suite(("kv/append",), ("test_cuda_kv.py",), "append and emu and not rope"),
     "rope": Suite(("kv/rope",), ("test_cuda_kv.py",), "emu and (rope or position)"),
-    "compact": Suite(("kv/compact",), ("test_cuda_kv.py",), "compaction and emu"),
+    "compact": Suite(("kv/compact",), ("test_cuda_compaction.py",), "emu"),
     "build": Suite(("step/build",), ("test_cuda_step.py",), "emu and not argmax"),
     "slots": Suite(("step/draft", "step/commit"), ("test_slots.py",), "emu"),
     "argmax": Suite(("step/argmax",), ("test_cuda_step.py",), "argmax and emu"),
@@ -102,6 +107,16 @@ SUITES = {
             "hopper_launch",
             "hopper_f16_e4m3_k64_r128",
             "launch_hopper<__half, HopperTile<64, 2, true>>",
+        ),
+    ),
+    "fp8": Suite(
+        (),
+        ("test_cuda_fp8.py",),
+        "emu and not fast and f16_e4m3_k128_r128",
+        main_unit(
+            "hopper_launch",
+            "hopper_f16_e4m3_k128_r128_fp8",
+            "launch_hopper_fp8<__half, HopperFp8Tile<128, 2>>",
         ),
     ),
     "finish": Suite((), ATTENTION, f"{HARD} and ampere_f16_f16_k64_r16", FINISH_UNIT),

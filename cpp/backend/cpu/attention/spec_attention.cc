@@ -195,6 +195,28 @@ void run_shared(const SpecAttentionParams& p, float* memory, const Sizes& sizes,
         });
 }
 
+// Is there a NaN or an infinity (all bits of the exponent set) among n numbers?
+template <typename Bits>
+bool any_not_finite(const void* numbers, std::int64_t n, Bits exponent) {
+  const Bits* bits = static_cast<const Bits*>(numbers);
+  return std::any_of(bits, bits + n, [=](Bits x) { return (x & exponent) == exponent; });
+}
+
+// Flags the requests with a result that is no finite number.
+void report_status(const SpecAttentionParams& p) {
+  const std::int64_t size = static_cast<std::int64_t>(dtype_bytes(p.dtype));
+  const std::int64_t n = std::int64_t{p.num_heads} * p.cache.head_dim;
+  for (int b = 0; b < p.step.num_requests; ++b) {
+    for (std::int64_t row = p.step.cu_rows[b]; row < p.step.cu_rows[b + 1]; ++row) {
+      const char* out = static_cast<const char*>(p.out) + row * p.out_row_stride * size;
+      const bool bad = p.dtype == DType::kF32 ? any_not_finite<std::uint32_t>(out, n, 0x7f800000u)
+                       : p.dtype == DType::kBF16 ? any_not_finite<std::uint16_t>(out, n, 0x7f80)
+                                                 : any_not_finite<std::uint16_t>(out, n, 0x7c00);
+      if (bad) p.exec.status[b] |= kStatusNaN;
+    }
+  }
+}
+
 }  // namespace
 
 std::size_t spec_attention_scratch_bytes(std::int64_t max_keys, int /*num_heads*/,
@@ -241,6 +263,7 @@ void spec_attention(const SpecAttentionParams& p) {
   }
   char* scratch = buffer.get();
   pool.run([&](int rank) { spec_attention_part(p, scratch, rank, nranks); });
+  if (p.exec.status != nullptr) report_status(p);
 }
 
 }  // namespace specdec::cpu
