@@ -173,6 +173,8 @@ def run_tests(mutant: Mutant, library: Path) -> tuple[bool, str, tuple[str, ...]
         return True, f"no end within {TEST_SECONDS} s", suite.files
     if status in (2, 4, 5, 99):  # interrupted, usage, nothing collected
         raise Stale(f"pytest says\n{output[-2500:]}")
+    if "ImportError" in output or "ModuleNotFoundError" in output:
+        raise Stale(f"the tests do not run: {reason(output)}")
     failed = re.search(r"^FAILED tests/kernels/(\w+\.py)", output, re.MULTILINE)
     return True, reason(output), (failed[1],) if failed else suite.files
 
@@ -272,7 +274,7 @@ def examine_all(chosen: list[Mutant], jobs: int, fresh: bool) -> dict[str, Resul
     return results
 
 
-def write_report(rows: list[tuple[Mutant, bool, str]]) -> None:
+def write_report(rows: list[tuple[Mutant, bool, str]], missing: list[Mutant]) -> None:
     bugs = [killed for mutant, killed, _ in rows if not mutant.harmless]
     lines = [
         "# Mutation report",
@@ -284,6 +286,8 @@ def write_report(rows: list[tuple[Mutant, bool, str]]) -> None:
         f"{len(rows) - len(bugs)} harmless changes, each with its reason.",
         "",
     ]
+    if missing:
+        lines += [f"Not examined: {', '.join(mutant.name for mutant in missing)}.", ""]
     quiet = [(mutant, killed, why) for mutant, killed, why in rows if not killed]
     loud = [(mutant, killed, why) for mutant, killed, why in rows if killed]
     for title, part in (("Not noticed", quiet), ("Killed", loud)):
@@ -307,6 +311,7 @@ def main() -> int:
     parser.add_argument("--list", action="store_true")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--fresh", action="store_true", help="forget earlier results")
+    parser.add_argument("--report", action="store_true", help="of the known results; runs nothing")
     parser.add_argument("--check", action="store_true", help="only that every mutant fits")
     arguments = parser.parse_args()
     chosen = [
@@ -324,12 +329,15 @@ def main() -> int:
         print(f"{name}: its text occurs {count} times, not once")
     if arguments.check or unfit:
         return 1 if unfit else 0
-    results = examine_all(chosen, arguments.jobs, arguments.fresh)
+    if arguments.report:
+        results = remembered(fresh=False)
+    else:
+        results = examine_all(chosen, arguments.jobs, arguments.fresh)
     rows = [
         (m, results[m.name]["killed"], results[m.name]["why"]) for m in chosen if m.name in results
     ]
     if not arguments.names:
-        write_report(rows)
+        write_report(rows, [mutant for mutant in chosen if mutant.name not in results])
     wrong = [mutant.name for mutant, killed, _ in rows if killed == bool(mutant.harmless)]
     print(f"{len(rows)} of {len(chosen)} examined; not as declared: {', '.join(wrong) or 'none'}")
     return 1 if wrong or len(rows) < len(chosen) else 0

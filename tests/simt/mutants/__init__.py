@@ -5,13 +5,7 @@ from __future__ import annotations
 from mutants import ampere, fp8, hopper, kv, slots, step
 from mutants.model import SUITES, Mutant
 
-MUTANTS: list[Mutant] = [
-    *kv.MUTANTS,
-    *step.MUTANTS,
-    *slots.MUTANTS,
-    *ampere.MUTANTS,
-    *hopper.MUTANTS,
-    *fp8.MUTANTS,
-]
+PARTS = (kv, step, slots, ampere, hopper, fp8)
+MUTANTS: list[Mutant] = [mutant for part in PARTS for mutant in part.MUTANTS]
 
 __all__ = ["MUTANTS", "SUITES", "Mutant"]
