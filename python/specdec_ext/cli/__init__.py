@@ -30,6 +30,9 @@ _COMMANDS = {
     "tree": ("tree", "show or tune a Medusa tree"),
     "convert-heads": ("convert_heads", "convert Medusa heads between projects' files"),
     "env": ("env", "show versions and hardware for a bug report"),
+    "train-medusa": ("train", "train Medusa heads for a model on its own texts"),
+    "train-redrafter": ("train", "train a ReDrafter for a model on its own texts"),
+    "train-drafter": ("train", "train a small draft model for a model on its own texts"),
 }
 
 

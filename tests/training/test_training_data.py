@@ -1,0 +1,297 @@
+"""Prompts, the overlap test, the cache on disk, batches, the loss."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from specdec_ext.errors import ConfigError, ModelError
+from specdec_ext.models import load_model
+from specdec_ext.training.cache import CacheReader, CacheWriter, TextRecord
+from specdec_ext.training.collect import CollectConfig, Collector, collect
+from specdec_ext.training.data import HELD_OUT, TrainingData, frequent_tokens
+from specdec_ext.training.loss import DRAWN, FREQUENT, FrozenHead, soft_cross_entropy
+from specdec_ext.training.overlap import NGRAM, read_texts, shared_runs
+from specdec_ext.training.prompts import CATEGORIES, make_prompts
+
+# As in conftest.py.
+TINY = CollectConfig(num_prompts=72, max_new_tokens=40, max_prompt_len=24, shard_size=16)
+
+# -- prompts --------------------------------------------------------------------------------------
+
+
+def test_prompts_are_a_function_of_count_and_seed() -> None:
+    first, again, other = make_prompts(200, 1), make_prompts(200, 1), make_prompts(200, 2)
+    assert first == again
+    assert first != other
+    assert len({p.seed for p in first}) == len(first)
+
+
+def test_every_part_of_the_list_is_a_mix() -> None:
+    prompts = make_prompts(400, 3)
+    for at in range(0, 400, 100):
+        part = [p.category for p in prompts[at : at + 100]]
+        for category, share in CATEGORIES.items():
+            assert abs(part.count(category) - 100 * share) <= 4, (at, category)
+
+
+def test_prompts_repeat_rarely_and_only_self_is_empty() -> None:
+    prompts = make_prompts(2000, 4)
+    texts = [p.text for p in prompts if p.category != "self"]
+    assert len(set(texts)) > 0.99 * len(texts)
+    assert all((p.text == "") == (p.category == "self") for p in prompts)
+
+
+# -- overlap --------------------------------------------------------------------------------------
+
+WORDS = [f"w{i}" for i in range(100)]
+
+
+def test_a_run_of_thirteen_words_is_found_and_twelve_are_not() -> None:
+    ours = ["other words", "A, b! " + "; ".join(WORDS[:NGRAM]).upper() + " end"]
+    assert shared_runs(ours, [" ".join(["x", *WORDS[:NGRAM], "y"])]) == {1: " ".join(WORDS[:NGRAM])}
+    assert shared_runs(ours, [" ".join(["x", *WORDS[: NGRAM - 1], "y"])]) == {}
+    assert shared_runs(ours, ["_".join(WORDS[:NGRAM])]) != {}  # markup hides nothing
+
+
+def test_overlap_equals_a_plain_search() -> None:
+    rng = random.Random(7)
+    texts = [[rng.choice("ab") for _ in range(60)] for _ in range(40)]
+    ours, theirs = texts[:20], texts[20:]
+
+    def runs(words: list[str]) -> set[tuple[str, ...]]:
+        return {tuple(words[i : i + NGRAM]) for i in range(len(words) - NGRAM + 1)}
+
+    shared = {i for i, a in enumerate(ours) if any(runs(a) & runs(b) for b in theirs)}
+    assert 0 < len(shared) < len(ours)
+    found = shared_runs([" ".join(a) for a in ours], (" ".join(b) for b in theirs))
+    assert set(found) == shared
+
+
+def test_texts_of_files(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text(
+        '{"q": "one", "n": 3, "l": ["two", {"x": "three"}]}\n"four"\n'
+    )
+    (tmp_path / "b.txt").write_text("five\nsix")
+    assert list(read_texts(tmp_path / "a.jsonl")) == ["one", "two", "three", "four"]
+    assert list(read_texts(tmp_path / "b.txt")) == ["five\nsix"]
+    (tmp_path / "c.json").write_text("{")
+    for name in ("c.json", "missing.txt"):
+        with pytest.raises(ConfigError, match=name):
+            list(read_texts(tmp_path / name))
+
+
+def test_a_text_that_overlaps_is_not_trained_on(target: Path, cache_dir: Path) -> None:
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(target)
+    reader = CacheReader(cache_dir)
+    chosen = next(r for r in reader if r.category == "chat" and r.index % HELD_OUT)
+    text = tokenizer.decode(chosen.tokens.tolist())
+
+    def decode(ids: list[int]) -> str:  # bytes of a random model hold few words: make some
+        return " ".join(f"t{i}" for i in ids)
+
+    spoilt = decode(chosen.tokens.tolist()[-20:])
+    data = TrainingData(reader, draft_vocab_size=200, decode=decode, exclude=[spoilt])
+    plain = TrainingData(reader, draft_vocab_size=200)
+    assert data.dropped >= 1
+    assert chosen.index not in {r.index for r in (*data.train, *data.held_out)}
+    assert len(data.train) + len(data.held_out) + data.dropped == len(plain.train) + len(
+        plain.held_out
+    )
+    assert text
+
+
+# -- the cache ------------------------------------------------------------------------------------
+
+
+def test_hidden_states_are_what_decided_the_tokens(target: Path, cache_dir: Path) -> None:
+    """The head on a greedy text's hidden states gives its tokens; float16 costs a near tie."""
+    model = load_model(target, max_rows=64)
+    prompts = make_prompts(TINY.num_prompts, TINY.seed)
+    greedy = [r for r in CacheReader(cache_dir, verify=True) if not prompts[r.index].temperature]
+    assert len(greedy) > 30
+    for record in greedy:
+        scores = model.head(record.hidden.float())
+        chosen = scores.gather(1, record.continuation.to(torch.int64)[:, None])[:, 0]
+        assert bool((scores.max(dim=1).values - chosen <= 0.02).all())
+        assert record.prompt_len <= TINY.max_prompt_len
+        assert 1 <= len(record.continuation) <= TINY.max_new_tokens
+        assert record.category == prompts[record.index].category
+
+
+def test_every_prompt_is_there_once(cache_dir: Path) -> None:
+    assert [r.index for r in CacheReader(cache_dir)] == list(range(TINY.num_prompts))
+
+
+def test_a_killed_run_is_continued_to_the_same_bytes(
+    target: Path, cache_dir: Path, tmp_path: Path
+) -> None:
+    collector = Collector(target, tmp_path, TINY, batch_size=5)
+    while not list(tmp_path.glob("shard-*.safetensors")):
+        assert collector.step()
+    del collector
+    assert len(list(tmp_path.glob("shard-*.safetensors"))) < 5
+    collect(target, tmp_path, TINY, batch_size=7)
+    names = sorted(path.name for path in cache_dir.iterdir())
+    assert names == sorted(path.name for path in tmp_path.iterdir())
+    for name in names:
+        assert (cache_dir / name).read_bytes() == (tmp_path / name).read_bytes(), name
+
+
+def test_other_data_are_not_mixed_in(target: Path, cache_dir: Path) -> None:
+    with pytest.raises(ModelError, match=r"holds data of another run: .*seed"):
+        collect(target, cache_dir, dataclasses.replace(TINY, seed=5))
+
+
+def test_a_time_limit_leaves_complete_shards(target: Path, tmp_path: Path) -> None:
+    collect(target, tmp_path, TINY, batch_size=8, time_limit_s=0.0)
+    with pytest.raises(ModelError, match="holds no complete shard yet"):
+        CacheReader(tmp_path)
+
+
+def test_damage_is_found(cache_dir: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "cache"
+    shutil.copytree(cache_dir, folder)
+    shard = sorted(folder.glob("shard-*"))[1]
+    content = bytearray(shard.read_bytes())
+    content[-3] ^= 1
+    shard.write_bytes(content)
+    CacheReader(folder)
+    with pytest.raises(ModelError, match=r"shard-00001.*damaged"):
+        CacheReader(folder, verify=True)
+    shard.write_bytes(content[: len(content) // 2])
+    with pytest.raises(ModelError, match=r"shard-00001.*not a shard"):
+        CacheReader(folder)
+    (folder / "cache.json").write_text("[]")
+    with pytest.raises(ModelError, match="not a training cache"):
+        CacheReader(folder)
+
+
+def test_a_hidden_state_out_of_range_is_refused(tmp_path: Path) -> None:
+    writer = CacheWriter(
+        tmp_path,
+        {"categories": ["chat"], "shard_size": 1, "hidden_size": 2, "vocab_size": 9},
+    )
+    record = TextRecord(0, "chat", torch.tensor([1, 2]), 1, torch.tensor([[1e9, 0.0]]))
+    with pytest.raises(ModelError, match="not finite in float16"):
+        writer.write(0, [record])
+    assert not list(tmp_path.glob("shard-*"))
+
+
+# -- batches --------------------------------------------------------------------------------------
+
+
+def test_the_split_is_by_prompt_and_the_vocabulary_by_frequency(data: TrainingData) -> None:
+    assert all(r.index % HELD_OUT == 0 for r in data.held_out)
+    assert not {r.index for r in data.train} & {r.index for r in data.held_out}
+    counts = torch.bincount(torch.cat([r.continuation for r in data.train]), minlength=258)
+    inside = counts[data.token_ids.to(torch.int64)]
+    outside = counts.clone()
+    outside[data.token_ids.to(torch.int64)] = 0
+    assert int(inside.min()) >= int(outside.max())
+    assert bool((data.token_ids[1:] > data.token_ids[:-1]).all())
+    ranked = inside[data.ranked]
+    assert bool((ranked[1:] <= ranked[:-1]).all())
+    assert sorted(data.ranked.tolist()) == list(range(200))
+    few = [TextRecord(0, "chat", torch.tensor([7, 7, 3]), 0, torch.zeros(3, 2))]
+    assert frequent_tokens(few, 5, 9).tolist() == [7, 3, 0, 1, 2]
+
+
+def test_pairs_stay_inside_their_text(data: TrainingData) -> None:
+    batch = data.batch(3, 4, 11, torch.device("cpu"))
+    expected = []
+    base = 0
+    for text in batch.texts:
+        tokens = text.continuation.tolist()
+        expected += [
+            (base + j, base + j + 2)
+            for j in range(len(tokens) - 2)
+            if tokens[j + 2] in set(data.token_ids.tolist())
+        ]
+        base += len(tokens)
+    rows, later = batch.pairs(2)
+    assert list(zip(rows.tolist(), later.tolist(), strict=True)) == expected
+
+
+def test_an_epoch_holds_every_text_once(data: TrainingData) -> None:
+    steps = len(data.train) // 4
+    seen = [r.index for s in range(steps) for r in data.batch(s, 4, 9, torch.device("cpu")).texts]
+    assert len(seen) == len(set(seen)) == 4 * steps
+
+
+def test_too_little_data_is_refused(cache_dir: Path) -> None:
+    reader = CacheReader(cache_dir)
+    with pytest.raises(ConfigError, match="draft_vocab_size = 300"):
+        TrainingData(reader, draft_vocab_size=300)
+    reader._sequences = reader._sequences[1:5]
+    with pytest.raises(ConfigError, match="too few"):
+        TrainingData(reader, draft_vocab_size=100)
+
+
+# -- the loss -------------------------------------------------------------------------------------
+
+
+def test_the_loss_and_its_gradient_are_those_of_the_formula() -> None:
+    generator = torch.Generator().manual_seed(1)
+    weight = torch.randn(300, 16, generator=generator)
+    head = FrozenHead(weight, torch.arange(300), torch.device("cpu")).for_step(
+        torch.tensor([-1]), 0
+    )
+    assert head.weight.shape == (300, 16)  # few tokens: every step scores all of them
+    hidden = torch.randn(700, 16, generator=generator)
+    teacher = head.probabilities(hidden)
+    rows = torch.randint(0, 700, (600,), generator=generator)
+    labels = torch.randint(0, 300, (600,), generator=generator)
+    features = torch.randn(600, 16, generator=generator, requires_grad=True)
+    loss = soft_cross_entropy(features, head, teacher, rows, labels, 0.3)
+    (3.0 * loss).backward()  # type: ignore[no-untyped-call]
+    mine = features.grad
+
+    plain = features.detach().clone().requires_grad_(True)
+    exact = (plain.to(torch.bfloat16).double() @ weight.to(torch.bfloat16).double().T).log_softmax(
+        1
+    )
+    wanted = 0.3 * teacher[rows].double()
+    wanted[torch.arange(600), labels] += 0.7
+    reference = -(wanted * exact).sum(dim=1).mean()
+    (3.0 * reference).backward()  # type: ignore[no-untyped-call]
+    # Scores are rounded to bfloat16, 2**-9 relative; the largest here is below 32.
+    assert abs(float(loss) - float(reference)) < 32 * 2**-9
+    assert plain.grad is not None and mine is not None
+    error = (mine - plain.grad).norm() / plain.grad.norm()
+    assert float(error) < 0.02
+
+
+def test_the_sampled_normaliser_is_unbiased() -> None:
+    size = FREQUENT + 4 * DRAWN
+    generator = torch.Generator().manual_seed(2)
+    head = FrozenHead(
+        torch.randn(size, 8, generator=generator), torch.randperm(size), torch.device("cpu")
+    )
+    feature = 0.3 * torch.randn(1, 8, generator=generator)
+    whole = float(head.scores(feature).double().exp().sum())
+    parts = []
+    for seed in range(400):
+        step = head.for_step(torch.tensor([-1]), seed)
+        assert step.weight.shape[0] == FREQUENT + DRAWN
+        parts.append(float((step.scores(feature)).double().exp().sum()))
+    values = torch.tensor(parts, dtype=torch.float64)
+    assert float(values.std()) > 0
+    # 2**-9 for the rounding to bfloat16, plus five standard errors.
+    assert abs(float(values.mean()) / whole - 1) < 2**-9 + 5 * float(values.std()) / whole / 20
+    rare = torch.tensor([int(head._rest[5])])
+    assert all(int(head.for_step(rare, seed).column[rare]) >= 0 for seed in range(20))
+
+
+def test_the_card_of_a_cache_is_readable_json(cache_dir: Path) -> None:
+    description = json.loads((cache_dir / "cache.json").read_text())
+    assert description["numerics"] == "exact"
+    assert description["categories"] == list(CATEGORIES)
