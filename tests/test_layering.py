@@ -208,6 +208,10 @@ PYTHON: dict[str, tuple[set[str], set[str]]] = {
         {"orchestrate"},
         {"errors", "config", "checks", "text", "engine", "llm"},
     ),
+    "training": (
+        {"training"},
+        {"errors", "config", "text", "core", "models", "drafters", "engine"},
+    ),
     "entry": (
         {"cli", "demo", "__main__"},
         {
@@ -221,6 +225,7 @@ PYTHON: dict[str, tuple[set[str], set[str]]] = {
             "engine",
             "llm",
             "orchestrate",
+            "training",
         },
     ),
 }

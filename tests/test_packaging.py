@@ -106,8 +106,9 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel: Wheel) -> None:
     suffix = sysconfig.get_config_var("EXT_SUFFIX")
     expected = {
         f"specdec_ext/{file.relative_to(PACKAGE).as_posix()}"
-        for pattern in ("*.py", "*.pyi", "py.typed", "drafter_config/*.json")
+        for pattern in ("*.py", "*.pyi", "py.typed", "drafter_config/*.json", "data/**/*")
         for file in PACKAGE.rglob(pattern)
+        if file.is_file()
         if not any(part.startswith(".") for part in file.relative_to(PACKAGE).parts)
     }
     expected.add(f"specdec_ext/_core{suffix}")
@@ -121,7 +122,14 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel: Wheel) -> None:
         "entry_points.txt",
         "licenses/LICENSE",
     }
-    assert wheel.path.stat().st_size < 4 << 20
+    # Trained drafters for the default model, at most 12 MB each, and 4 MiB for everything else.
+    trained = [
+        sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+        for folder in (PACKAGE / "data").glob("*")
+        if folder.is_dir()
+    ]
+    assert all(size <= 12_000_000 for size in trained)
+    assert wheel.path.stat().st_size < (4 << 20) + sum(trained)
 
 
 def test_the_wheel_describes_itself(wheel: Wheel) -> None:

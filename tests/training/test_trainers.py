@@ -131,6 +131,14 @@ def run(name: str, target: Path, cache_dir: Path, tmp_path: Path, **changes: Any
     return options
 
 
+def trained_module(name: str, target: Path, data: TrainingData, tmp_path: Path) -> Any:
+    """The float32 module as the last checkpoint of run() has it."""
+    module = new_product(name, target, data).module
+    state = torch.load(tmp_path / "work" / "checkpoint.pt", weights_only=True)
+    module.load_state_dict(state["module"])
+    return module
+
+
 @pytest.mark.parametrize("dtype", ["float16", "int8"])
 def test_medusa_files_load_and_say_the_same(
     target: Path, cache_dir: Path, tmp_path: Path, data: TrainingData, dtype: str
@@ -140,10 +148,7 @@ def test_medusa_files_load_and_say_the_same(
     assert heads.config.num_medusa_heads == 3 and heads.config.lm_head == "target"
     assert torch.equal(heads.token_ids, data.token_ids)
     assert heads.config.training["steps"] == 6
-    trained = Training(
-        new_product("medusa", target, data), data,
-        dataclasses.replace(SETTINGS, steps=6, eval_every=6), folder=tmp_path / "work",
-    ).product.module  # fmt: skip
+    trained = trained_module("medusa", target, data, tmp_path)
     hidden = data.held_out[0].hidden.float()
     error = (heads.features(hidden) - trained.features(hidden)).abs().max()
     assert 0 < float(error) < (0.02 if dtype == "float16" else 0.2)
@@ -155,10 +160,7 @@ def test_redrafter_files_load_and_say_the_same(
     options = run("redrafter", target, cache_dir, tmp_path)
     model = load_redrafter(options.output)
     assert model.shape.tie_lm_head and torch.equal(model.token_ids, data.token_ids)
-    trained = Training(
-        new_product("redrafter", target, data), data,
-        dataclasses.replace(SETTINGS, steps=6, eval_every=6), folder=tmp_path / "work",
-    ).product.module  # fmt: skip
+    trained = trained_module("redrafter", target, data, tmp_path)
     hidden = data.held_out[0].hidden.float()
     state = torch.zeros_like(hidden)
     error = (model.features(hidden, state) - trained.features(hidden, state)).abs().max()
@@ -185,10 +187,7 @@ def test_a_drafter_becomes_an_ordinary_model_folder(
     body = LlamaModel(shape.hf_config())
     body.load_state_dict({k.removeprefix("model."): v for k, v in tensors.items()})
     product = new_product("drafter", target, data)
-    Training(
-        product, data, dataclasses.replace(SETTINGS, steps=6, eval_every=6),
-        folder=tmp_path / "work",
-    )  # fmt: skip
+    product.module = trained_module("drafter", target, data, tmp_path)
     batch = data.make(data.held_out[:1], CPU)
     with torch.no_grad():
         ids_in = data.held_out[0].tokens[None, :-1].to(torch.int64)

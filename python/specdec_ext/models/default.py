@@ -77,7 +77,7 @@ def default_model() -> Path:
     folder = cache_root() / "models" / f"{MODEL_NAME}-bf16-v{CONVERSION_VERSION}"
     if _is_intact(folder):
         return folder
-    with _locked(folder.parent):
+    with locked(folder.parent):
         if not _is_intact(folder):  # another process may have finished while this one waited
             _build(folder)
     return folder
@@ -270,7 +270,7 @@ def _is_intact(folder: Path) -> bool:
 
 
 @contextmanager
-def _locked(folder: Path) -> Iterator[None]:
+def locked(folder: Path) -> Iterator[None]:
     """One process at a time; the lock dies with its process."""
     try:
         folder.mkdir(parents=True, exist_ok=True)

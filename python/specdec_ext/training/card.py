@@ -33,7 +33,8 @@ def card_text(card: dict[str, Any]) -> str:
         f"- Files: {', '.join(f'{f} ({b} bytes)' for f, b in sorted(card['files'].items()))}",
         f"- Data: {data['train_texts']} texts with {data['train_tokens']} tokens written by the "
         f"target itself; {data['held_out_texts']} texts ({data['held_out_tokens']} tokens) held "
-        f"out; {data['dropped_texts']} dropped for sharing 13 words with evaluation text",
+        f"out; {data['dropped_texts']} dropped for sharing 13 words with evaluation text "
+        f"({', '.join(entry['name'] for entry in data['excluded']) or 'none was given'})",
         f"- Share of the held-out tokens inside the reduced vocabulary "
         f"({data['draft_vocab_size']} tokens): {data['coverage']:.4f}",
         f"- Training: {train['steps']} steps of {train['batch_texts']} texts, seed "

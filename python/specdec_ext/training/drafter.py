@@ -23,6 +23,9 @@ from .measure import RankCounter, held_out_batches
 
 __all__ = ["DrafterProduct", "drafter_shape"]
 
+# Tokens of a prompt that training reads: most of the time would go into long prompts otherwise.
+_TRAINED_PROMPT = 96
+
 
 def drafter_shape(
     target: ModelConfig, *, num_layers: int, intermediate_size: int, draft_vocab_size: int
@@ -91,6 +94,7 @@ class DrafterProduct:
         self.module = LlamaModel(shape.hf_config(vocab_size=1))
         with Checkpoint(target.path) as checkpoint:
             self.module.load_state_dict(_cut(checkpoint, shape), strict=False)
+        nn.init.zeros_(self.module.embed_tokens.weight)  # never read: inputs are embeddings
         self.module.embed_tokens.requires_grad_(False)
         if device is not None:
             self.module.to(device)
@@ -101,20 +105,23 @@ class DrafterProduct:
         self._model_sha256 = model_sha256
         self._dtype = dtype
 
-    def _features(self, batch: Batch) -> torch.Tensor:
+    def _features(self, batch: Batch, max_prompt: int | None = None) -> torch.Tensor:
         """[R, hidden_size]: for each row of the batch, what the head reads there.
 
         A text's row j stands where its continuation token j is decided: at the token before it.
+        max_prompt  only so many of the prompt's last tokens are read; None: all
         """
-        texts = batch.texts
         device = self._embedding.device
-        longest = max(len(t.tokens) for t in texts) - 1
-        ids = torch.zeros(len(texts), longest, dtype=torch.int64)
-        wanted = torch.zeros(len(texts), longest, dtype=torch.bool)
-        for i, text in enumerate(texts):
-            length = len(text.tokens) - 1
-            ids[i, :length] = text.tokens[:-1].to(torch.int64)
-            wanted[i, text.prompt_len - 1 : length] = True
+        cuts = [max(0, t.prompt_len - (max_prompt or t.prompt_len)) for t in batch.texts]
+        inputs = [
+            t.tokens[cut:-1].to(torch.int64) for t, cut in zip(batch.texts, cuts, strict=True)
+        ]
+        longest = max(len(x) for x in inputs)
+        ids = torch.zeros(len(inputs), longest, dtype=torch.int64)
+        wanted = torch.zeros(len(inputs), longest, dtype=torch.bool)
+        for i, (text, cut) in enumerate(zip(batch.texts, cuts, strict=True)):
+            ids[i, : len(inputs[i])] = inputs[i]
+            wanted[i, text.prompt_len - cut - 1 : len(inputs[i])] = True
         # Padding stands behind the text, where a causal model does not look.
         out = self.module(inputs_embeds=self._embedding[ids.to(device)], use_cache=False)
         result: torch.Tensor = out.last_hidden_state[wanted.to(device)]
@@ -125,7 +132,7 @@ class DrafterProduct:
         head = self._head.for_step(batch.labels, batch.seed)
         teacher = head.probabilities(batch.hidden)
         with torch.autocast(batch.hidden.device.type, dtype=torch.bfloat16):
-            features = self._features(batch)
+            features = self._features(batch, _TRAINED_PROMPT)
         rows = (batch.labels >= 0).nonzero().squeeze(1)
         return soft_cross_entropy(
             features[rows].float(), head, teacher, rows, batch.labels[rows], self._soft_share

@@ -38,7 +38,7 @@ class TrainSettings:
 
     steps: int = 1500
     batch_texts: int = 8
-    learning_rate: float = 1e-3
+    learning_rate: float = 2e-3
     weight_decay: float = 0.01
     warmup: int = 50
     gradient_clip: float = 1.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -28,6 +29,7 @@ from .prompts import SOURCES
 
 __all__ = [
     "PRODUCTS",
+    "Exclusion",
     "Progress",
     "TrainOptions",
     "default_collect",
@@ -115,8 +117,7 @@ def default_collect() -> CollectConfig:
 def default_settings(product: str) -> TrainSettings:
     """The settings that the shipped files were made with."""
     if product == "drafter":
-        # Weights cut out of a trained model move less than weights that start from nothing.
-        return TrainSettings(learning_rate=6e-4, batch_texts=8)
+        return TrainSettings(learning_rate=1e-3, batch_texts=4, steps=3000)
     return TrainSettings()
 
 
@@ -127,7 +128,7 @@ def train(options: TrainOptions, progress: Progress) -> dict[str, Any]:
 
         require_matplotlib()
     device = _device(options.device)
-    excluded = [text for path in options.exclude for text in read_texts(path)]
+    excluded = Exclusion(options.exclude)
     _check_output(options.output)
     model_path = default_model() if options.model is None else Path(options.model).expanduser()
     sha = model_sha256(model_path)
@@ -147,14 +148,37 @@ def train(options: TrainOptions, progress: Progress) -> dict[str, Any]:
     data = TrainingData(
         reader,
         draft_vocab_size=options.draft_vocab_size,
-        decode=tokenizer.decode if excluded else None,
+        decode=tokenizer.decode if options.exclude else None,
         exclude=excluded,
     )
     product = make_product(options, data, model_path, sha, name, device)
     work_dir = options.work_dir or cache_root() / "training" / f"work-{options.product}-{sha[:12]}"
     training = Training(product, data, options.settings, folder=work_dir, device=device)
     training.run(on_step=progress.on_train)
-    return finish(options, training, data, sha, name)
+    return finish(options, training, data, sha, name, excluded.report)
+
+
+class Exclusion:
+    """The texts of the excluded files, read once as they are needed. ConfigError if one cannot be.
+
+    report  after reading: name, sha256 and number of strings of each file
+    """
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        self._paths = [Path(path).expanduser() for path in paths]
+        self.report: list[dict[str, Any]] = []
+        for path in self._paths:
+            if not path.is_file():
+                raise ConfigError(f"exclude = {str(path)!r}: no such file; give text files")
+
+    def __iter__(self) -> Iterator[str]:
+        self.report = []
+        for path in self._paths:
+            entry = {"name": path.name, "sha256": file_sha256(path), "strings": 0}
+            self.report.append(entry)
+            for text in read_texts(path):
+                entry["strings"] += 1
+                yield text
 
 
 def make_product(
@@ -200,7 +224,12 @@ def make_product(
 
 
 def finish(
-    options: TrainOptions, training: Training, data: TrainingData, sha: str, name: str
+    options: TrainOptions,
+    training: Training,
+    data: TrainingData,
+    sha: str,
+    name: str,
+    excluded: Sequence[dict[str, Any]] = (),
 ) -> dict[str, Any]:
     """Write the files and the card of a finished run; returns the card."""
     result, product = training.result, training.product
@@ -237,6 +266,7 @@ def finish(
             "held_out_texts": len(data.held_out),
             "held_out_tokens": data.num_held_out_tokens,
             "dropped_texts": data.dropped,
+            "excluded": list(excluded),
             "draft_vocab_size": len(data.token_ids),
             "coverage": data.coverage(),
             "sources": SOURCES,
