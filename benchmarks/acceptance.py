@@ -23,6 +23,8 @@ METHODS: dict[str, dict[str, Any]] = {
     "lookahead (7,7,7)": {"triple": (7, 7, 7)},
     "prompt lookup (4,2)": {"ngram": (4, 2)},
     "prompt lookup (10,2)": {"ngram": (10, 2)},
+    "medusa (63 nodes)": {"medusa": "mc_sim_7b_63"},
+    "redrafter (5 x 5)": {"redrafter": (5, 5)},
 }
 
 
@@ -34,6 +36,13 @@ def config_of(method: dict[str, Any]) -> Any:
         w, n, g = method["triple"]
         return specdec_ext.LookaheadDecodingConfig(
             max_window_size=w, max_ngram_size=n, max_verification_set_size=g, adaptive=False
+        )
+    if "medusa" in method:
+        return specdec_ext.MedusaDecodingConfig(medusa_choices=method["medusa"], adaptive=False)
+    if "redrafter" in method:
+        beams, length = method["redrafter"]
+        return specdec_ext.ReDrafterDecodingConfig(
+            num_beams=beams, draft_len_per_beam=length, adaptive=False
         )
     length, size = method["ngram"]
     return specdec_ext.NGramDecodingConfig(
@@ -80,6 +89,7 @@ def main() -> int:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--sets", nargs="+", default=list(datasets.SETS), choices=datasets.SETS)
+    parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=METHODS)
     parser.add_argument("--quick", action="store_true", help="2 prompts of 32 tokens; no file")
     args = parser.parse_args()
     if args.quick:
@@ -98,7 +108,8 @@ def main() -> int:
     }
     results: dict[str, dict[str, Any]] = {}
     texts: dict[str, list[list[int]]] = {}
-    for method, description in METHODS.items():
+    for method in args.methods:
+        description = METHODS[method]
         ours = runners.Ours(
             folder, args.dtype, config_of(description), scheduler_config=dict(scheduler)
         )
@@ -120,7 +131,10 @@ def main() -> int:
         ours.close()
     table = common.markdown(
         ["tokens per forward", *args.sets],
-        [[m, *(results[m][name]["tokens_per_forward"] for name in args.sets)] for m in METHODS],
+        [
+            [m, *(results[m][name]["tokens_per_forward"] for name in args.sets)]
+            for m in args.methods
+        ],
     )
     print(table)
     if not args.quick:

@@ -8,7 +8,7 @@ from ..errors import ConfigError
 
 __all__ = ["shipped_folder"]
 
-_ROOT = Path(__file__).resolve().parent.parent / "shipped"
+_ROOT = Path(__file__).resolve().parent.parent / "data"
 
 
 def shipped_folder(method: str) -> Path:

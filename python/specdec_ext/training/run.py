@@ -174,7 +174,11 @@ class Exclusion:
     def __iter__(self) -> Iterator[str]:
         self.report = []
         for path in self._paths:
-            entry = {"name": path.name, "sha256": file_sha256(path), "strings": 0}
+            entry: dict[str, Any] = {
+                "name": path.name,
+                "sha256": file_sha256(path),
+                "strings": 0,
+            }
             self.report.append(entry)
             for text in read_texts(path):
                 entry["strings"] += 1
@@ -239,7 +243,8 @@ def finish(
         "train_tokens": data.num_train_tokens,
         "held_out_tokens": data.num_held_out_tokens,
         "accuracy": held_out["accuracy"],
-        "rank_accuracy": held_out["rank_accuracy"],
+        # What the runtime's budget starts from: [position][rank].
+        "guess_rates": held_out["rank_accuracy"],
     }
     output = options.output
     partial = output.with_name(f".{output.name}.partial")
