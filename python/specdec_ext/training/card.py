@@ -39,6 +39,7 @@ def card_text(card: dict[str, Any]) -> str:
         f"({data['draft_vocab_size']} tokens): {data['coverage']:.4f}",
         f"- Training: {train['steps']} steps of {train['batch_texts']} texts, seed "
         f"{train['seed']}, last loss {train['last_loss']:.4f}",
+        *(f"- {remark}" for remark in card.get("remarks", ())),
         "",
         "Sources of the prompts (continuations are the target's own):",
         "",

@@ -291,6 +291,8 @@ def finish(
         from .plots import write_plots
 
         write_plots(partial, options.product, result)
+    for path in partial.iterdir():  # safetensors writes its files private
+        path.chmod(0o644)
     if output.exists():
         shutil.rmtree(output)
     partial.rename(output)
