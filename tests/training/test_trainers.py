@@ -136,7 +136,7 @@ def trained_module(name: str, target: Path, data: TrainingData, tmp_path: Path) 
     module = new_product(name, target, data).module
     state = torch.load(tmp_path / "work" / "checkpoint.pt", weights_only=True)
     module.load_state_dict(state["module"])
-    return module
+    return module.requires_grad_(False)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "int8"])

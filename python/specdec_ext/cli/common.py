@@ -122,6 +122,10 @@ def add_llm_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     _add_redrafter_arguments(spec)
     spec.add_argument(
+        "--draft-target", action="store_true",
+        help="the small drafter that is shipped for the default model drafts",
+    )  # fmt: skip
+    spec.add_argument(
         "--draft-model", "--draft-model-dir", "--speculative-model", "--speculative-model-dir",
         "--speculative-draft-model", "--speculative-draft-model-path", "--spec-draft-model",
         "--assistant-model", metavar="DIR",
@@ -208,7 +212,7 @@ def _speculative_config(args: argparse.Namespace) -> Any:
         "--prompt-lookup-config": args.prompt_lookup_config,
         "--spec-decode-nextn": args.spec_decode_nextn,
         "--medusa or --medusa-model": medusa_model(args),
-        "--draft-model": args.draft_model,
+        "--draft-target or --draft-model": _draft_model(args),
         "--speculative-config": args.speculative_config,
         "--redrafter": args.redrafter or _redrafter_keys(args) or None,
     }
@@ -231,8 +235,8 @@ def _speculative_config(args: argparse.Namespace) -> Any:
         config = parse_speculative_config(args.prompt_lookup_config, "ngram", size)
     elif named["--redrafter"] is not None:
         config = parse_speculative_config(_redrafter_keys(args), "redrafter", size)
-    elif args.draft_model is not None:
-        keys = {"speculative_model": args.draft_model, "max_draft_len": args.max_draft_len}
+    elif (draft_model := _draft_model(args)) is not None:
+        keys = {"speculative_model": draft_model, "max_draft_len": args.max_draft_len}
         config = parse_speculative_config(
             {k: v for k, v in keys.items() if v is not None}, "draft_target", size
         )
@@ -265,6 +269,17 @@ def external_lookup(args: argparse.Namespace) -> Any:
             '--prompt-lookup-style v1 needs prompt lookup; give --prompt-lookup-config "[K,M]"',
         )
     return config
+
+
+def _draft_model(args: argparse.Namespace) -> str | None:
+    """The folder that --draft-model names, or the drafter that --draft-target means."""
+    if args.draft_model is not None:
+        return str(args.draft_model)
+    if not args.draft_target:
+        return None
+    from ..models.default_drafter import default_drafter
+
+    return str(default_drafter())
 
 
 def medusa_model(args: argparse.Namespace) -> str | None:

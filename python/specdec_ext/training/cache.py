@@ -88,7 +88,7 @@ class CacheWriter:
 
     def _require_same(self, path: Path) -> None:
         there = _read_description(path)
-        for key in sorted({*there, *self.description}):
+        for key in dict.fromkeys((*self.description, *there)):
             if there.get(key) != self.description.get(key):
                 raise ModelError(
                     f"{self.folder}: holds data of another run: {key} is {there.get(key)!r}, this "
