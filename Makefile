@@ -111,7 +111,7 @@ simt-test: $(STAMPS)/deps  ## the emulator's own tests and the kernels' C++ driv
 	    || { tail -20 build/emu/$$name.log; echo "$$name: failed"; exit 1; }; \
 	done
 
-mutate: $(STAMPS)/model emu  ## break the kernels on purpose: which tests notice? (about an hour)
+mutate: $(STAMPS)/model emu  ## break the kernels on purpose: which tests notice? (25 CPU minutes, resumable)
 	$(PY) tests/simt/mutate.py
 
 cuda-check: $(STAMPS)/deps  ## CUDA without a GPU: compiles, no spills, registers and machine code as recorded
