@@ -77,7 +77,7 @@ class AttentionCell:
             context=min(self.context, 200),
             num_kv_heads=1,
             num_heads=self.group_size,
-            head_dim=64,
+            head_dim=128 if self.fp8_math else 64,  # the only one of 8-bit products
         )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from cuda_bounds import check
 from cuda_calls import BAD_LENGTH, BAD_PAGE, NAN, Target, attend, attend_with_status, checked
 from cuda_instances import each_kernel, instance_problem
 from kernel_calls import assert_same_bits
@@ -75,3 +76,24 @@ def test_bad_data_in_the_lengths(target: Target, row: Any) -> None:
     assert status == [0, BAD_LENGTH]
     assert_same_bits(out[:2], clean[:2])
     assert bool((out[2:] == 0).all())
+
+
+@each_kernel
+@checked
+def test_bad_data_before_a_window(target: Target, row: Any) -> None:
+    """NaN where no row looks any more: in the first block of a window, and in the page before; also
+    where a page is longer than a block."""
+    for window, exact, page_size in ((70, True, 16), (90, False, 128)):
+        problem = instance_problem(
+            row,
+            14,
+            kv_len=[300, 131],
+            rows=[2, 3],
+            tree="star",
+            max_depth=1,
+            num_heads=2,
+            num_kv_heads=1,
+            sliding_window=window,
+            page_size=page_size,
+        )
+        check(target, problem, instance=row.name, exact=exact, max_depth=1)

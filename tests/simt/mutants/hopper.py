@@ -217,7 +217,6 @@ MUTANTS = [
         LOAD,
         "const std::int32_t in_page = key & (page_size - 1);",
         "const std::int32_t in_page = 0;",
-        tests="page_sizes and hopper_f16_f16_k64_r64",
     ),
     Mutant(
         "hopper-29",
