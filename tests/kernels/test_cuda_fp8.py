@@ -26,7 +26,7 @@ from cuda_calls import (
     fast,
 )
 from cuda_instances import Row
-from cuda_problems import F8, TREES, hostile_problem, part, replay
+from cuda_problems import F8, TREES, hostile_problem, part, places, put, replay
 from kernel_calls import assert_same_bits, bits
 from reference_attention import Problem, dense_attend, dense_scores
 
@@ -197,6 +197,36 @@ def test_queries_of_every_size(target: Target, power: int) -> None:
     assert_same_bits(got, expected)
 
 
+@one_fp8
+@checked
+def test_queries_that_e4m3_holds_lose_nothing(target: Target, row: Row) -> None:
+    """Their largest number is close below a power of two: one that is scaled too far saturates."""
+    problem = problem_for(row, 15, kv_len=[200], rows=[6])
+    gen = torch.Generator().manual_seed(15)
+    power = torch.randint(-1, 1, problem.q.shape, generator=gen)
+    problem.q.copy_(1.875 * torch.exp2(power.float()) * problem.q.sign())
+    assert torch.equal(rounded_queries(problem.q), problem.q.float())
+    check(target, row, problem, exact=False)
+
+
+@one_fp8
+@checked
+def test_many_small_weights_count(target: Target, row: Row) -> None:
+    """One key weighs 2^9.7 times as much as each of the others, which together outweigh a half."""
+    problem = problem_for(row, 16, kv_len=[600], rows=[1], num_heads=1, scales=0)
+    query = problem.q[0, 0].float()
+    where = places(problem.page_table[0], range(601), 16)
+    large = 9.7 * torch.log(torch.tensor(2.0)) / problem.scale / query.square().sum() * query
+    keys = torch.zeros(601, 1, query.numel())
+    keys[7] = large
+    gen = torch.Generator().manual_seed(16)
+    values = 1 + 0.1 * torch.randn(601, 1, query.numel(), generator=gen)
+    values[7] = 0
+    put(problem.k_pages, *where, keys)
+    put(problem.v_pages, *where, values)
+    check(target, row, problem, exact=False)
+
+
 # -- Bits ------------------------------------------------------------------------------------------
 
 CASES: list[dict[str, Any]] = [
@@ -315,3 +345,13 @@ def test_bad_data_flags_its_request_and_no_other(target: Target, row: Row) -> No
         bad = problem()
         bad.q[bad.cu_rows[1] + 1, 0, 5] = value
         broken(bad, 1, NAN)
+
+
+@one_fp8
+@checked
+def test_an_infinite_query_is_flagged_without_a_tail(target: Target, row: Row) -> None:
+    for value in (torch.inf, -torch.inf, torch.nan):
+        bad = problem_for(row, 13, kv_len=[70, 64], rows=[2, 1])
+        bad.q[1, 2, 9] = value
+        _, status = attend_with_status(target, bad, instance=row.name, exact=False)
+        assert status == [NAN, 0]

@@ -8,7 +8,8 @@ A mutant is a file, a text that occurs in it once, and what stands there instead
 is applied to a copy of the sources; the few objects of the emulated library that its suite names
 are compiled again, linked with the rest of the library as it was built by `make emu`, and the
 suite's tests run on it. A mutant is killed if they fail, hang or crash. One that survives has to be
-declared harmless, with the reason; a surviving bug, or a harmless one that is killed, is a failure.
+declared harmless, or a bug that cannot be seen, with the reason; anything else that survives, and
+a declared one that is killed, is a failure.
 
 Results are kept in build/emu/mutation.json, so that an interrupted run goes on where it was. A
 result counts as long as the mutant and every file of cpp/ and cuda/ that its objects were compiled
@@ -299,7 +300,9 @@ def write_report(rows: list[tuple[Mutant, bool, str]], missing: list[Mutant]) ->
         ]
         for mutant, killed, why in part:
             result = "killed" if killed else "harmless" if mutant.harmless else "**survived**"
-            by = (why if killed else mutant.harmless).replace("|", "\\|")
+            by = (
+                re.sub(r"\S*/mutant-\d+/", "", why) if killed else mutant.harmless or mutant.unseen
+            ).replace("|", "\\|")
             lines.append(f"| {mutant.name} | {mutant.bug} | {result} | {by} |")
         lines.append("")
     REPORT.write_text("\n".join(lines).rstrip() + "\n")
@@ -338,7 +341,11 @@ def main() -> int:
     ]
     if not arguments.names:
         write_report(rows, [mutant for mutant in chosen if mutant.name not in results])
-    wrong = [mutant.name for mutant, killed, _ in rows if killed == bool(mutant.harmless)]
+    wrong = [
+        mutant.name
+        for mutant, killed, _ in rows
+        if killed == bool(mutant.harmless or mutant.unseen)
+    ]
     print(f"{len(rows)} of {len(chosen)} examined; not as declared: {', '.join(wrong) or 'none'}")
     return 1 if wrong or len(rows) < len(chosen) else 0
 

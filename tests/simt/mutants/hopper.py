@@ -287,6 +287,8 @@ MUTANTS = [
         ROWS,
         "views[lane] = view; } __syncwarp();",
         "views[lane] = view;\n  }",
+        harmless="between the views and their first reader, the first block's softmax, K's stage "
+        "is released, which has a __syncwarp",
     ),
     Mutant(
         "hopper-39",
@@ -294,6 +296,8 @@ MUTANTS = [
         ROWS,
         "__syncwarp(); if (lane < 16) {",
         "if (lane < 16) {",
+        harmless="behind the last reader, the softmax of the unit's last block, V's stage is "
+        "released, which has a __syncwarp",
     ),
     Mutant(
         "hopper-40",
@@ -322,6 +326,8 @@ MUTANTS = [
         ROWS,
         "gpu::named_barrier_sync(barrier_, 128);  // all warps are done with the queries before",
         "",
+        unseen="the emulator takes a wgmma's operands as read when one warp of its group has "
+        "waited for it; PTX promises that for the warp's own part only, so the barrier stays",
     ),
     Mutant(
         "queries-4",

@@ -22,6 +22,7 @@ class Mutant:
     new: str
     harmless: str = ""  # why no test can or should notice; empty: a bug
     tests: str = ""  # instead of the suite's -k
+    unseen: str = dataclasses.field(default="", repr=False)  # why a bug that survives does
 
     @property
     def suite(self) -> str:
