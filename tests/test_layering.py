@@ -190,7 +190,7 @@ PYTHON: dict[str, tuple[set[str], set[str]]] = {
         {"errors", "config", "checks", "text", "core", "models"},
     ),
     "llm": (
-        {"llm"},
+        {"engine_build", "llm"},
         {
             "errors",
             "config",

@@ -2,39 +2,22 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
-
-import torch
+from typing import Any
 
 from .chat_template import render_chat
 from .config import KvCacheConfig, SchedulerConfig, normalize_dtype
 from .config_parse import parse_kv_cache_config, parse_scheduler_config
-from .drafter_config import DrafterConfig, DraftTargetDecodingConfig
-from .drafters import (
-    Drafter,
-    DraftSession,
-    DraftTargetDrafter,
-    make_drafter,
-    map_vocabulary,
-)
-from .engine_loop import EngineLoop
+from .engine_build import EngineBuilder
 from .errors import ConfigError, RequestError
 from .llm_async import AsyncRequest, BackgroundStepper
-from .memory_plan import DraftPages, MemoryPlan, available_memory_bytes, plan_memory
 from .outputs import RequestOutput
-from .request_check import EngineLimits
 from .request_group import RequestGroup
 from .sampling_params import SamplingParams
 from .speculation_check import check_build, refuse_unknown_arguments, with_prefix_caching
-from .tokenizer import eos_token_ids, load_tokenizer
 from .validate import check_bool, check_choice, check_int, show
-
-if TYPE_CHECKING:
-    from .models.base import StepModel
 
 __all__ = ["LLM"]
 
@@ -103,224 +86,22 @@ class LLM:
 
             model = default_model()
         self.model_path = Path(model).expanduser()
-        self.draft_model: StepModel | None = None
-        self.model = self._load_model(dtype, model_impl, allow_pickle)
-        self.tokenizer = load_tokenizer(tokenizer, self.model_path)
-        self._pages = self._make_pages(self.model, self.memory.num_pages)
-        self.model.bind_cache(*self._pages)
-        drafter = self._make_drafter(allow_pickle)
-        # A drafter may know more than was asked for, such as how many heads a file has.
-        known = getattr(drafter, "config", None)
-        if isinstance(known, DrafterConfig):
-            self.speculative_config = known
-        limits = EngineLimits(
-            vocab_size=self.model.vocab_size,
-            max_seq_len=self.memory.max_seq_len,
-            eos_token_ids=eos_token_ids(self.model.info, self.tokenizer),
-            speculative_config=self.speculative_config,
-            num_pages=self.memory.num_pages,
-            tokens_per_block=self.memory.tokens_per_block,
-            seed=seed,
-        )
-        executor = self._make_executor()
-
-        def calibrate() -> None:
-            from .step_cost import calibrate_step_cost
-
-            table = calibrate_step_cost(
-                executor,
-                self.model,
-                num_pages=self.memory.num_pages,
-                page_size=self.memory.tokens_per_block,
-            )
-            if drafting is not None:
-                drafting.set_step_cost(table)
-            if isinstance(drafter, DraftTargetDrafter):
-                drafter.set_costs(table, self._measure_draft_model(drafter))
-
-        drafting = None
-        if drafter is not None:
-            drafting = DraftSession(
-                drafter,
-                executor,
-                hidden_size=self.model.hidden_size,
-                max_seq_len=self.memory.max_seq_len,
-            )
-        self.engine = EngineLoop(
-            executor,
-            self.model,
-            limits=limits,
-            memory=self.memory,
-            tokenizer=self.tokenizer,
-            calibrate=calibrate if self.speculative_config is not None else None,
-            drafting=drafting,
-        )
-        self._stepper = BackgroundStepper(self.engine)
-        self._closed = False
-
-    def _load_model(self, dtype: str, model_impl: str, allow_pickle: bool) -> StepModel:
-        """Load the weights and set `self.memory`.
-
-        The plan comes first: the model's buffers are sized by its rows, and what cannot fit is
-        refused before gigabytes are read. It is made again with what the model really has.
-        """
-        from .models import load_model
-        from .models.config_reader import read_config
-        from .models.rope import max_position
-
-        config = read_config(self.model_path)
-        spec = self.speculative_config
-        draft = None
-        if isinstance(spec, DraftTargetDecodingConfig):
-            draft = read_config(str(spec.speculative_model))
-        kv_dtype = dtype if dtype != "auto" else (config.dtype or "float32")
-        scheduler = self.scheduler_config
-        first = self._plan_memory(config, kv_dtype, max_position(config.hf), scheduler, draft)
-        model = load_model(
+        parts = EngineBuilder(
             self.model_path,
+            tokenizer=tokenizer,
+            speculative_config=self.speculative_config,
+            kv_cache_config=self.kv_cache_config,
+            scheduler_config=self.scheduler_config,
             dtype=dtype,
             model_impl=model_impl,
-            max_rows=first.max_num_tokens,
-            max_seq_len=first.max_seq_len,
+            seed=seed,
             allow_pickle=allow_pickle,
-        )
-        if isinstance(spec, DraftTargetDecodingConfig):
-            self.draft_model = load_model(
-                str(spec.speculative_model),
-                dtype=spec.dtype,
-                model_impl=spec.model_impl,
-                max_rows=first.max_num_tokens,
-                max_seq_len=first.max_seq_len,
-                allow_pickle=allow_pickle,
-                draft=True,
-            )
-        self.memory = self._plan_memory(
-            model,
-            normalize_dtype("model.kv_dtype", model.kv_dtype),
-            model.max_position,
-            dataclasses.replace(
-                self.scheduler_config,
-                max_num_tokens=first.max_num_tokens,
-                max_seq_len=min(first.max_seq_len, model.max_position),
-            ),
-            self.draft_model,
-        )
-        return model
-
-    def _plan_memory(
-        self,
-        model: Any,
-        kv_dtype: str,
-        max_position: int,
-        scheduler: SchedulerConfig,
-        draft: Any = None,
-    ) -> MemoryPlan:
-        """`model` and `draft`, if there is one, have num_layers, num_kv_heads and head_dim."""
-        wanted = self.kv_cache_config.dtype
-        if wanted not in ("auto", kv_dtype):
-            raise ConfigError(
-                f"KvCacheConfig.dtype = {wanted!r}: this model keeps K and V in {kv_dtype}; use "
-                f"'auto' or load the model with dtype={wanted!r}"
-            )
-        config = self.speculative_config
-        return plan_memory(
-            num_layers=model.num_layers,
-            num_kv_heads=model.num_kv_heads,
-            head_dim=model.head_dim,
-            kv_bytes=4 if kv_dtype == "float32" else 2,
-            max_position=max_position,
-            draft_len=config.max_draft_len if config is not None else 0,
-            kv_cache=self.kv_cache_config,
-            scheduler=scheduler,
-            free_bytes=available_memory_bytes(),
-            draft=self._draft_pages(draft),
-        )
-
-    def _draft_pages(self, draft: Any) -> DraftPages | None:
-        config = self.speculative_config
-        if draft is None or not isinstance(config, DraftTargetDecodingConfig):
-            return None
-        dtype = getattr(draft, "kv_dtype", None) or (
-            config.dtype if config.dtype != "auto" else draft.dtype or "float32"
-        )
-        element = 4 if normalize_dtype("draft model's dtype", dtype) == "float32" else 2
-        per_token = 2 * draft.num_layers * draft.num_kv_heads * draft.head_dim * element
-        return DraftPages(per_token, config.max_kv_tokens)
-
-    def _make_pages(self, model: StepModel, num_pages: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """K and V pages [layers, pages, kv_heads, page size, head_dim] of a model.
-
-        Zeroed pages are given out by the operating system when they are first written, so a large
-        pool costs memory only as it fills.
-        """
-        shape = (
-            model.num_layers,
-            num_pages,
-            model.num_kv_heads,
-            self.memory.tokens_per_block,
-            model.head_dim,
-        )
-        return torch.zeros(shape, dtype=model.kv_dtype), torch.zeros(shape, dtype=model.kv_dtype)
-
-    def _make_drafter(self, allow_pickle: bool) -> Drafter | None:
-        config, draft = self.speculative_config, self.draft_model
-        if isinstance(config, DraftTargetDecodingConfig):
-            assert draft is not None
-            return DraftTargetDrafter(
-                config,
-                draft,
-                self._make_pages(draft, self.memory.draft_num_pages),
-                map_vocabulary(
-                    self.model, draft, self.tokenizer, load_tokenizer(None, draft.info.path)
-                ),
-                vocab_size=self.model.vocab_size,
-                max_requests=self.memory.max_batch_size,
-                max_rows=self.memory.max_num_tokens,
-                max_len=draft.max_position,
-                enable_block_reuse=self.kv_cache_config.enable_block_reuse,
-            )
-        if not isinstance(config, DrafterConfig):
-            return None
-        return make_drafter(config, self.model, allow_pickle=allow_pickle)
-
-    def _measure_draft_model(self, drafter: DraftTargetDrafter) -> dict[int, float]:
-        from .step_cost import measure_step_cost
-
-        rows, seconds = measure_step_cost(
-            drafter.model,
-            num_pages=self.memory.draft_num_pages,
-            page_size=self.memory.tokens_per_block,
-            max_rows=32,
-        )
-        return dict(zip(rows, seconds, strict=True))
-
-    def _make_executor(self) -> Any:
-        from . import _core
-        from .config import LookaheadDecodingConfig
-
-        config = self.speculative_config
-        how: dict[str, Any] = {"method": "none"}
-        if isinstance(config, LookaheadDecodingConfig):
-            # (1,1,0) is plain decoding and must cost no more.
-            if not config.is_plain:
-                how = {"method": "lookahead", "lookahead": config.wng}
-        elif isinstance(config, DrafterConfig):
-            how = {"method": "external", "external_max_draft_len": config.max_draft_len}
-        elif config is not None:
-            ngram = config.to_dict()
-            del ngram["method"], ngram["adaptive"]
-            how = {"method": "ngram", "ngram": ngram}
-        return _core.Executor(
-            *self._pages,
-            vocab_size=self.model.vocab_size,
-            max_batch_size=self.memory.max_batch_size,
-            max_seq_len=self.memory.max_seq_len,
-            max_num_tokens=self.memory.max_num_tokens,
-            adaptive=config.adaptive if config is not None else False,
-            enable_chunked_prefill=self.scheduler_config.enable_chunked_prefill,
-            enable_block_reuse=self.kv_cache_config.enable_block_reuse,
-            **how,
-        )
+        ).build()
+        self.speculative_config = parts.speculative_config
+        self.model, self.draft_model = parts.model, parts.draft_model
+        self.tokenizer, self.memory, self.engine = parts.tokenizer, parts.memory, parts.engine
+        self._stepper = BackgroundStepper(self.engine)
+        self._closed = False
 
     def generate(
         self,

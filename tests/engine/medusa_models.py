@@ -6,36 +6,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from specdec_ext.drafters.medusa_heads import (
     MedusaHeads,
     MedusaHeadsConfig,
     save_medusa_heads,
 )
+from tiny_models import save_llama
 
 VOCAB = 48
 
 
 def save_target(folder: Path, *, seed: int = 11, **overrides: Any) -> Path:
-    """A random Llama whose greedy text is varied, yet repeats itself often enough."""
-    torch.manual_seed(seed)
-    values: dict[str, Any] = {
-        "vocab_size": VOCAB,
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 512,
-        "bos_token_id": None,
-        "eos_token_id": None,
-        "pad_token_id": None,
-        "initializer_range": 0.3,
-        "dtype": "float32",
-    }
-    LlamaForCausalLM(LlamaConfig(**{**values, **overrides})).save_pretrained(folder)
-    return folder
+    """The target of the Medusa tests."""
+    return save_llama(folder, seed, VOCAB, **overrides)
 
 
 def make_heads(

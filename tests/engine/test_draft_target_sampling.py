@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from draft_target_cases import CHAIN, TREE, drafter_of, make_model, open_llm
+from draft_target_cases import folders as folders
 from table_target import chi_square
-from test_draft_target import CHAIN, TREE, drafter_of, folders, make_model, open_llm
 
 from reference.sampling_reference import Law, probabilities
 from specdec_ext import SamplingParams, _core

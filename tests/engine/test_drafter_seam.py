@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaForCausalLM
 
 from specdec_ext import LLM, ConfigError, RequestError, SamplingParams, UserDrafterConfig
 from specdec_ext.drafters import DraftRequest, Proposal
+from tiny_models import save_llama
 
 PROMPTS = [[5, 9, 2, 9, 2, 9], [7], [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5], list(range(40, 10, -1))]
 PARAMS = SamplingParams(max_tokens=40, ignore_eos=True)
@@ -20,25 +21,7 @@ VOCAB = 64
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path: Path = tmp_path_factory.mktemp("tiny")
-    torch.manual_seed(11)
-    LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=VOCAB,
-            hidden_size=32,
-            intermediate_size=64,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            max_position_embeddings=256,
-            bos_token_id=None,
-            eos_token_id=None,
-            pad_token_id=None,
-            initializer_range=0.3,
-            dtype="float32",
-        )
-    ).save_pretrained(path)
-    return path
+    return save_llama(tmp_path_factory.mktemp("tiny"), 11, VOCAB, max_position_embeddings=256)
 
 
 def make_llm(folder: Path, config: Any = None, **kwargs: Any) -> LLM:
@@ -203,7 +186,7 @@ def test_the_hidden_state_is_that_of_the_row_that_decided_the_golden_token(
     folder: Path, plain: list[list[int]], monkeypatch: Any, impl: str, dtype: str, drafter: Any
 ) -> None:
     watcher = Watcher(drafter(plain))
-    monkeypatch.setattr("specdec_ext.llm.make_drafter", lambda config, model, **_: watcher)
+    monkeypatch.setattr("specdec_ext.engine_build.make_drafter", lambda config, model, **_: watcher)
     config = UserDrafterConfig(drafter=watcher.oracle, max_draft_len=8)
     params = SamplingParams(max_tokens=40, ignore_eos=True)
     with make_llm(folder, config, model_impl=impl, dtype=dtype) as llm:

@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from specdec_ext import (
     LLM,
@@ -26,6 +25,7 @@ from specdec_ext import (
     UnsupportedConfigError,
 )
 from specdec_ext.cli import main
+from tiny_models import save_tiny
 
 TEXTS = ["abcabcabcabc", "to be or not to be, that is", "x", "if (a) { b(); } if (a) { b();"]
 SPECULATION: dict[str, Any] = {
@@ -44,23 +44,7 @@ LIMITS: dict[str, Any] = {
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model whose greedy text falls into loops, as real small models do."""
-    path: Path = tmp_path_factory.mktemp("tiny")
-    vocab = {c: i for i, c in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
-    core = Tokenizer(models.BPE(vocab, []))
-    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    core.decoder = decoders.ByteLevel()
-    core.add_special_tokens(["<|im_start|>", "<|im_end|>"])
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<|im_end|>")
-    tokenizer.save_pretrained(path)
-    torch.manual_seed(5)
-    config = LlamaConfig(
-        vocab_size=len(tokenizer), hidden_size=32, intermediate_size=64, num_hidden_layers=2,
-        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=512,
-        bos_token_id=None, eos_token_id=tokenizer.eos_token_id, pad_token_id=None,
-        initializer_range=0.3, tie_word_embeddings=False, dtype="float32",
-    )  # fmt: skip
-    LlamaForCausalLM(config).save_pretrained(path)
-    return path
+    return save_tiny(tmp_path_factory.mktemp("tiny"))
 
 
 @pytest.fixture(scope="module")

@@ -100,16 +100,16 @@ def test_proposals_are_the_heads_best_guesses(
     target: Path, tmp_path: Path, monkeypatch: Any, options: dict[str, Any], impl: str
 ) -> None:
     """Hidden state of the accepted row, top-k per head, tree -> tokens and parents."""
-    import specdec_ext.llm
+    import specdec_ext.engine_build
 
     spies: list[Spy] = []
-    make = specdec_ext.llm.make_drafter
+    make = specdec_ext.engine_build.make_drafter
 
     def spied(config: Any, model: Any, **kwargs: Any) -> Any:
         spies.append(Spy(make(config, model, **kwargs)))
         return spies[-1]
 
-    monkeypatch.setattr("specdec_ext.llm.make_drafter", spied)
+    monkeypatch.setattr("specdec_ext.engine_build.make_drafter", spied)
     module = make_heads(seed=5, **options)
     save_medusa_heads(tmp_path, module, dtype="float32")
     config = MedusaDecodingConfig(tmp_path, "mc_sim_7b_63", adaptive=False)
@@ -281,7 +281,7 @@ def test_k_v_after_compaction_are_those_of_plain_decoding(
             (tokens,) = decode(llm, [prompt], params)
             length = tables[1][0]  # what was compacted before the last step
             gathered = []
-            for pages in llm._pages:
+            for pages in llm.model._pages:
                 chosen = pages[:, tables[0][: -(-length // 4)]]  # [layers, n, G, 4, K]
                 flat = chosen.permute(0, 1, 3, 2, 4).flatten(1, 2)
                 gathered.append(flat[:, :length].clone())

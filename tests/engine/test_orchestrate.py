@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 import torch
 from table_target import chi_square
-from tiny_llm import save_tiny
 
 from specdec_ext import LLM, ConfigError, RequestError, SamplingParams
 from specdec_ext.cli import main
@@ -27,6 +26,7 @@ from specdec_ext.orchestrate import (
     stream_draft_target,
     stream_prompt_lookup,
 )
+from tiny_models import save_tiny
 
 TEXTS = ["abcabcabcabc", "to be or not to be, that is", "x", "if (a) { b(); } if (a) { b();"]
 OPTIONS: dict[str, Any] = {
@@ -40,7 +40,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     root = tmp_path_factory.mktemp("orchestrate")
     return {
         "target": save_tiny(root / "target"),
-        "draft": save_tiny(root / "draft", seed=6, layers=1),
+        "draft": save_tiny(root / "draft", seed=6, num_hidden_layers=1),
         "stranger": save_tiny(root / "stranger", extra=("<|more|>",)),
     }
 

@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from specdec_ext import LLM, ConfigError, LookaheadDecodingConfig, SamplingParams
 from specdec_ext.cli import main
+from tiny_models import save_llama
 
 LIMITS: dict[str, Any] = {"scheduler_config": {"max_batch_size": 4, "max_seq_len": 256}}
 REUSE: dict[str, Any] = {"kv_cache_config": {"tokens_per_block": 8, "enable_block_reuse": True}}
@@ -28,16 +27,7 @@ METHODS: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path: Path = tmp_path_factory.mktemp("reuse")
-    torch.manual_seed(7)
-    config = LlamaConfig(
-        vocab_size=97, hidden_size=32, intermediate_size=64, num_hidden_layers=2,
-        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=512,
-        bos_token_id=None, eos_token_id=None, pad_token_id=None, initializer_range=0.3,
-        tie_word_embeddings=False, dtype="float32",
-    )  # fmt: skip
-    LlamaForCausalLM(config).save_pretrained(path)
-    return path
+    return save_llama(tmp_path_factory.mktemp("reuse"), 7, 97)
 
 
 def results(llm: Any, params: SamplingParams) -> list[tuple[Any, ...]]:

@@ -10,8 +10,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import random
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,10 +17,8 @@ import torch
 from cuda_calls import BAD_LENGTH, Target, checked, every_backend
 from kernel_calls import int32
 
-from specdec_ext import _core, ops
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "engine"))
 from hash_target import HashFunction, HashModel
+from specdec_ext import _core, ops
 
 PAGE = 16
 MAX_SEQ_LEN = 200

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from specdec_ext.drafters.draft_pace import ConfidenceRates, CostTable, DraftBudget
+from specdec_ext.drafters.draft_pace import ConfidenceRates, DraftBudget
+from specdec_ext.drafters.step_cost import StepCost
 
 
 @dataclass
@@ -33,9 +34,7 @@ def taught(hits: int, tries: int, confidence: float = 0.8) -> ConfidenceRates:
 def budget(target: float, row: float, draft: float) -> DraftBudget:
     """A target pass costs `target` and each row `row` more; a draft pass costs `draft`."""
     made = DraftBudget()
-    made.set_costs(
-        CostTable([1, 2], [target, target + row]), CostTable([1, 2], [draft, draft * 1.01])
-    )
+    made.set_costs(StepCost({1: target, 2: target + row}), StepCost({1: draft, 2: draft * 1.01}))
     return made
 
 
@@ -57,11 +56,6 @@ def drafted(made: DraftBudget, requests: list[Request], confidence: float, limit
     for request in requests:
         request.survival.clear()
     return counts
-
-
-def test_costs_are_interpolated_and_never_fall() -> None:
-    table = CostTable([1, 2, 4, 8], [1.0, 2.0, 1.5, 6.0])
-    assert [table(n) for n in (0, 1, 2, 3, 4, 6, 8, 10)] == [1, 1, 2, 2, 2, 4, 6, 8]
 
 
 def test_chances_follow_what_was_seen() -> None:

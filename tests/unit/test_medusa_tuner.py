@@ -24,7 +24,8 @@ from specdec_ext.drafter_config.medusa_tuner import (
     read_rates,
     tune_size,
 )
-from specdec_ext.drafters.tree_budget import GuessRates, StepCost, choose_nodes, tree_layout
+from specdec_ext.drafters.step_cost import StepCost
+from specdec_ext.drafters.tree_budget import GuessRates, choose_nodes, tree_layout
 
 
 def random_rates(rng: random.Random, heads: int, ranks: int) -> Any:
@@ -109,9 +110,8 @@ def test_the_engines_budget_takes_the_same_nodes() -> None:
         nodes, gain = choose_nodes(worth, cost, draft)
 
         def pace(counts: Any) -> float:
-            rows = np.array([3 + sum(counts)])
             tokens = 3 + sum(float(w[:n].sum()) for w, n in zip(worth, counts, strict=True))  # noqa: B023
-            return tokens / float(cost.seconds(rows)[0] + (draft if sum(counts) else 0))  # noqa: B023
+            return tokens / (cost(3 + sum(counts)) + (draft if sum(counts) else 0))  # noqa: B023
 
         ways = list(itertools.product(range(4), range(3), range(5)))
         assert pace([len(n) for n in nodes]) == pytest.approx(max(map(pace, ways)))

@@ -15,7 +15,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-__all__ = ["ConfidenceRates", "CostTable", "DraftBudget", "Pace"]
+from .step_cost import StepCost
+
+__all__ = ["ConfidenceRates", "DraftBudget", "Pace"]
 
 _BUCKETS = 12
 _PRIOR_WEIGHT = 6.0
@@ -65,32 +67,6 @@ def _bucket(confidence: float) -> int:
     return min(_BUCKETS - 1, int(confidence * _BUCKETS))
 
 
-class CostTable:
-    """Seconds of a pass by its rows: linear between the measured points, and beyond them."""
-
-    def __init__(self, rows: Sequence[int], seconds: Sequence[float]) -> None:
-        assert len(rows) == len(seconds) >= 2 and rows[0] == 1
-        table = [seconds[0]]  # of 0 rows: of 1, nothing is cheaper
-        highest = seconds[0]
-        for (low, begin), (high, end) in zip(
-            zip(rows, seconds, strict=True),
-            zip(rows[1:], seconds[1:], strict=True),
-            strict=False,
-        ):
-            begin, end = max(highest, begin), max(highest, begin, end)  # noise: more costs no less
-            highest = end
-            step = (end - begin) / (high - low)
-            table += [begin + step * i for i in range(high - low)]
-        self._table = [*table, highest]
-        self._slope = max(self._table[-1] - self._table[-2], 0.0)
-
-    def __call__(self, rows: int) -> float:
-        beyond = rows - len(self._table) + 1
-        if beyond <= 0:
-            return self._table[rows]
-        return self._table[-1] + beyond * self._slope
-
-
 class Pace(Protocol):
     """One request as the budget sees it during a round."""
 
@@ -113,8 +89,8 @@ class DraftBudget:
     FIRST_PATIENCE = 8
 
     def __init__(self) -> None:
-        self._target: CostTable | None = None
-        self._draft: CostTable | None = None
+        self._target: StepCost | None = None
+        self._draft: StepCost | None = None
         self._speedup = 1.0  # tokens per second against plain decoding, a moving average
         self._plain = 0.0  # tokens per second of plain decoding in this round
         self._rate = 0.0  # what a second is worth in this round, in tokens
@@ -132,7 +108,7 @@ class DraftBudget:
         """Expected tokens per second against plain decoding, a moving average."""
         return self._speedup
 
-    def set_costs(self, target: CostTable, draft: CostTable) -> None:
+    def set_costs(self, target: StepCost, draft: StepCost) -> None:
         self._target, self._draft = target, draft
 
     def begin(self, num_requests: int) -> None:

@@ -16,7 +16,8 @@ import torch
 from .. import _core
 from ..drafter_config import DraftTargetDecodingConfig
 from .base import DraftRequest, Proposal
-from .draft_pace import ConfidenceRates, CostTable, DraftBudget
+from .draft_pace import ConfidenceRates, DraftBudget
+from .step_cost import StepCost
 from .vocabulary import VocabularyMap
 
 if TYPE_CHECKING:
@@ -109,10 +110,7 @@ class DraftTargetDrafter:
     def set_costs(self, target: Mapping[int, float], draft: Mapping[int, float]) -> None:
         """Seconds of a pass by its rows, measured, of each model: adaptive lengths need them."""
         if len(target) >= 2 and len(draft) >= 2:
-            self.budget.set_costs(
-                CostTable(list(target), list(target.values())),
-                CostTable(list(draft), list(draft.values())),
-            )
+            self.budget.set_costs(StepCost(target), StepCost(draft))
 
     def propose(self, requests: Sequence[DraftRequest]) -> Sequence[Proposal | None]:
         """See Drafter."""

@@ -15,7 +15,8 @@ from ..log import logger
 from .base import DraftRequest, Proposal
 from .medusa_checkpoint import load_heads
 from .packed_heads import PackedHeads
-from .tree_budget import GuessRates, Ints, StepCost, TreeLayout, choose_nodes, tree_layout
+from .step_cost import StepCost
+from .tree_budget import GuessRates, Ints, TreeLayout, choose_nodes, tree_layout
 
 __all__ = ["MedusaDrafter"]
 

@@ -18,7 +18,7 @@ from .. import _core
 from ..drafter_config import ReDrafterDecodingConfig
 from ..errors import ModelError
 from .base import DraftRequest, Proposal
-from .draft_budget import DraftBudget
+from .beam_budget import BeamBudget
 from .redrafter_model import Redrafter, load_redrafter
 from .shipped import shipped_folder
 
@@ -130,7 +130,7 @@ class RedrafterDrafter:
         except ModelError as error:
             raise type(error)(f"{folder}: {error}") from None
         self._search = _core.BeamSearch()
-        self._budget = DraftBudget()
+        self._budget = BeamBudget()
         self._steps = 0
         self._passes = 0
         self._rows = 0

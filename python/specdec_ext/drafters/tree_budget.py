@@ -10,14 +10,15 @@ nodes by descending worth keeps the tree whole.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from ..drafter_config.medusa_choices import Choice, MedusaTree, medusa_tree
+from .step_cost import StepCost
 
-__all__ = ["GuessRates", "StepCost", "TreeLayout", "choose_nodes", "tree_layout"]
+__all__ = ["GuessRates", "TreeLayout", "choose_nodes", "tree_layout"]
 
 Floats = np.ndarray[Any, np.dtype[np.float64]]
 Ints = np.ndarray[Any, np.dtype[np.int64]]
@@ -111,25 +112,6 @@ class GuessRates:
         return result
 
 
-class StepCost:
-    """T(rows) in seconds: measured points, linear between them and behind the last."""
-
-    def __init__(self, table: Mapping[int, float]) -> None:
-        rows = sorted(table)
-        self._rows: Floats = np.array(rows, dtype=np.float64)
-        # A larger step is never cheaper: a dip is noise.
-        self._seconds: Floats = np.maximum.accumulate([table[r] for r in rows])
-        last = len(rows) - 1
-        self._slope = (self._seconds[last] - self._seconds[max(last - 4, 0)]) / max(
-            self._rows[last] - self._rows[max(last - 4, 0)], 1.0
-        )
-
-    def seconds(self, rows: Floats | Ints) -> Floats:
-        beyond = np.maximum(rows - self._rows[-1], 0.0) * self._slope
-        result: Floats = np.interp(rows, self._rows, self._seconds) + beyond
-        return result
-
-
 def choose_nodes(
     worth: Sequence[Floats], cost: StepCost, draft_seconds: float
 ) -> tuple[list[Ints], float]:
@@ -143,7 +125,7 @@ def choose_nodes(
     # Stable: of equal nodes the earlier, so a parent, comes first.
     order = np.argsort(-flat, kind="stable")
     tokens = requests + np.concatenate(([0.0], np.cumsum(flat[order])))
-    seconds = cost.seconds(requests + np.arange(len(flat) + 1))
+    seconds = cost.seconds(requests, len(flat))
     seconds[1:] += draft_seconds
     pace = tokens / seconds
     count = int(np.argmax(pace))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from specdec_ext.drafters.draft_budget import DraftBudget
+from specdec_ext.drafters.beam_budget import BeamBudget
 
 LINEAR = {1: 10.0, 2: 11.0, 4: 13.0, 8: 17.0, 16: 25.0}
 
@@ -36,7 +36,7 @@ def test_the_choice_is_the_best_of_all_cuts(slope: float) -> None:
     table = {rows: 10.0 + slope * (rows - 1) for rows in (1, 2, 4, 9, 30)}
     for _ in range(300):
         trees = [tree(rng, int(rng.integers(0, 9))) for _ in range(int(rng.integers(1, 4)))]
-        budget = DraftBudget()
+        budget = BeamBudget()
         budget.set_step_cost(table)
         drafting = float(rng.uniform(0, 3))
         budget.note_pass(drafting)
@@ -58,7 +58,7 @@ def test_the_choice_is_the_best_of_all_cuts(slope: float) -> None:
 
 
 def test_without_a_step_cost_everything_is_kept() -> None:
-    budget = DraftBudget()
+    budget = BeamBudget()
     budget.set_step_cost({1: 2.0})  # one point is none
     assert not budget.known
     trees = [tree(np.random.default_rng(0), 5), tree(np.random.default_rng(1), 0)]
@@ -67,7 +67,7 @@ def test_without_a_step_cost_everything_is_kept() -> None:
 
 
 def test_a_drafter_that_is_too_sure_of_itself_is_found_out() -> None:
-    budget = DraftBudget()
+    budget = BeamBudget()
     budget.set_step_cost(LINEAR)
     chain = (np.arange(1, 5), np.log([0.9, 0.8, 0.7, 0.6]))
     assert budget.choose([chain], passes=0) == [4]
@@ -80,7 +80,7 @@ def test_a_drafter_that_is_too_sure_of_itself_is_found_out() -> None:
 
 
 def test_only_the_first_draft_is_any_good() -> None:
-    budget = DraftBudget()
+    budget = BeamBudget()
     budget.set_step_cost(LINEAR)
     chain = (np.arange(1, 5), np.log([0.9, 0.8, 0.7, 0.6]))
     for _ in range(200):
@@ -96,7 +96,7 @@ def test_only_the_first_draft_is_any_good() -> None:
 
 
 def test_where_drafting_does_not_pay_it_is_tried_now_and_then() -> None:
-    budget = DraftBudget()
+    budget = BeamBudget()
     budget.set_step_cost(LINEAR)
     budget.note_pass(30.0)  # a pass of the drafter costs three of the target's
     chain = (np.arange(1, 3), np.log([0.9, 0.8]))
@@ -108,9 +108,3 @@ def test_where_drafting_does_not_pay_it_is_tried_now_and_then() -> None:
     assert 15 <= tries <= 25 and budget.skipped == 320 - tries
     # A batch of another size is judged on its own.
     assert budget.wants_drafts(8)
-
-
-def test_a_noisy_table_is_made_to_rise() -> None:
-    budget = DraftBudget()
-    budget.set_step_cost({1: 10.0, 2: 8.0, 4: 12.0})
-    assert budget._times(1, 2).tolist() == [10.0, 10.0, 11.0]

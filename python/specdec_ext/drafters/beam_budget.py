@@ -13,7 +13,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-__all__ = ["DraftBudget"]
+from .step_cost import StepCost
+
+__all__ = ["BeamBudget"]
 
 _DECAY = 0.98  # of what was learnt, per observation: about the last 50 steps count
 _PRIOR = 2.0  # steps that were as the drafter said, before anything is seen
@@ -23,15 +25,14 @@ _PROBE = 16  # where drafting does not pay, one step in so many drafts all the s
 _MAX_DEPTH = 127
 
 
-class DraftBudget:
+class BeamBudget:
     """One per engine; called from the stepping thread.
 
     Without a step cost it keeps every draft.
     """
 
     def __init__(self) -> None:
-        self._rows = np.zeros(0)
-        self._seconds = np.zeros(0)
+        self._cost: StepCost | None = None
         # By depth, 0 unused: sums of what the drafter said, and of what was kept.
         self._said = np.full(_MAX_DEPTH + 1, _PRIOR)
         self._seen = np.full(_MAX_DEPTH + 1, _PRIOR)
@@ -43,15 +44,12 @@ class DraftBudget:
 
     def set_step_cost(self, table: Mapping[int, float]) -> None:
         """{rows of a forward pass: seconds}, two points or more; fewer are ignored."""
-        if len(table) < 2:
-            return
-        self._rows = np.array(sorted(table), dtype=np.float64)
-        # A pass with more rows is not faster: what says so is noise.
-        self._seconds = np.maximum.accumulate([table[int(rows)] for rows in self._rows])
+        if len(table) >= 2:
+            self._cost = StepCost(table)
 
     @property
     def known(self) -> bool:
-        return len(self._rows) > 0
+        return self._cost is not None
 
     def wants_drafts(self, batch: int) -> bool:
         """False where drafting for `batch` requests has not paid lately, but for a probe."""
@@ -72,10 +70,10 @@ class DraftBudget:
 
     def wants_deeper(self, depth: int, beam_log_probs: np.ndarray, batch: int) -> bool:
         """Whether a further pass over beams of `depth` >= 1 drafts may pay, at best for them."""
-        if not self.known:
+        if self._cost is None:
             return True
         expected = float(np.exp(beam_log_probs).sum()) * self._ratio(depth) * self._survival(depth)
-        return expected * float(self._times(batch, 0)[0]) >= self._pass_seconds * batch
+        return expected * self._cost(batch) >= self._pass_seconds * batch
 
     def choose(
         self, trees: Sequence[tuple[np.ndarray, np.ndarray]], *, passes: int, other_rows: int = 0
@@ -87,7 +85,7 @@ class DraftBudget:
         other_rows  of requests that are drafted in full
         """
         sizes = [len(depths) for depths, _ in trees]
-        if not self.known or not trees:
+        if self._cost is None or not trees:
             return sizes
         likelihood = [
             np.minimum(1.0, np.exp(logs) * self._ratios[depths]) for depths, logs in trees
@@ -98,7 +96,7 @@ class DraftBudget:
         batch = len(trees)
         tokens = batch + np.concatenate(([0.0], np.cumsum(falling[order])))
         drafting = passes * self._pass_seconds
-        seconds = self._times(batch + other_rows, len(order))
+        seconds = self._cost.seconds(batch + other_rows, len(order))
         speed = tokens / (seconds + drafting)
         best = int(np.argmax(speed))
         self._note_gain(batch, float(speed[best] * seconds[0] / batch))
@@ -132,11 +130,3 @@ class DraftBudget:
         """Of the paths kept to this depth, the share that goes on, as seen."""
         at = min(depth, _MAX_DEPTH - 1)
         return float(min(1.0, (self._seen[at + 1] + _DOUBT) / (self._seen[at] + _DOUBT)))
-
-    def _times(self, first: int, more: int) -> np.ndarray:
-        """T of first .. first + more rows; beyond the table it grows as its last part does."""
-        rows = np.arange(first, first + more + 1)
-        known = np.interp(rows, self._rows, self._seconds)
-        slope = (self._seconds[-1] - self._seconds[-2]) / (self._rows[-1] - self._rows[-2])
-        result: np.ndarray = known + slope * np.maximum(0, rows - self._rows[-1])
-        return result

@@ -1,0 +1,301 @@
+"""From checked configurations to an engine: models, one memory plan, pages, drafter, executor."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from .config import KvCacheConfig, SchedulerConfig, normalize_dtype
+from .config_parse import SpeculativeConfig
+from .drafter_config import DrafterConfig, DraftTargetDecodingConfig
+from .drafters import (
+    Drafter,
+    DraftSession,
+    DraftTargetDrafter,
+    make_drafter,
+    map_vocabulary,
+)
+from .engine_loop import EngineLoop
+from .errors import ConfigError
+from .memory_plan import DraftPages, MemoryPlan, available_memory_bytes, plan_memory
+from .request_check import EngineLimits
+from .tokenizer import eos_token_ids, load_tokenizer
+
+if TYPE_CHECKING:
+    from .models.base import StepModel
+
+__all__ = ["EngineBuilder", "EngineParts"]
+
+Pages = tuple[torch.Tensor, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class EngineParts:
+    """What was built.
+
+    speculative_config  as given, completed by what the drafter's files say
+    draft_model         the second model of draft-target decoding
+    """
+
+    model: StepModel
+    draft_model: StepModel | None
+    tokenizer: Any
+    memory: MemoryPlan
+    speculative_config: SpeculativeConfig | None
+    engine: EngineLoop
+
+
+class EngineBuilder:
+    """Builds one engine; the arguments are LLM's, checked. Raises ConfigError, ModelError."""
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        tokenizer: Any,
+        speculative_config: SpeculativeConfig | None,
+        kv_cache_config: KvCacheConfig,
+        scheduler_config: SchedulerConfig,
+        dtype: str,
+        model_impl: str,
+        seed: int,
+        allow_pickle: bool,
+    ) -> None:
+        self._path = path
+        self._tokenizer = tokenizer
+        self._speculative = speculative_config
+        self._kv_cache = kv_cache_config
+        self._scheduler = scheduler_config
+        self._dtype, self._model_impl = dtype, model_impl
+        self._seed = seed
+        self._allow_pickle = allow_pickle
+        self.draft_model: StepModel | None = None
+
+    def build(self) -> EngineParts:
+        """Load the models, then everything that is sized by them."""
+        model = self.model = self._load_models()
+        self.tokenizer = load_tokenizer(self._tokenizer, self._path)
+        pages = self._make_pages(model, self.memory.num_pages)
+        model.bind_cache(*pages)
+        drafter = self._make_drafter()
+        # A drafter may know more than was asked for, such as how many heads a file has.
+        known = getattr(drafter, "config", None)
+        if isinstance(known, DrafterConfig):
+            self._speculative = known
+        executor = self._make_executor(pages)
+        drafting = None
+        if drafter is not None:
+            drafting = DraftSession(
+                drafter,
+                executor,
+                hidden_size=model.hidden_size,
+                max_seq_len=self.memory.max_seq_len,
+            )
+
+        def calibrate() -> None:
+            self._calibrate(executor, drafter, drafting)
+
+        engine = EngineLoop(
+            executor,
+            model,
+            limits=EngineLimits(
+                vocab_size=model.vocab_size,
+                max_seq_len=self.memory.max_seq_len,
+                eos_token_ids=eos_token_ids(model.info, self.tokenizer),
+                speculative_config=self._speculative,
+                num_pages=self.memory.num_pages,
+                tokens_per_block=self.memory.tokens_per_block,
+                seed=self._seed,
+            ),
+            memory=self.memory,
+            tokenizer=self.tokenizer,
+            calibrate=calibrate if self._speculative is not None else None,
+            drafting=drafting,
+        )
+        return EngineParts(
+            model, self.draft_model, self.tokenizer, self.memory, self._speculative, engine
+        )
+
+    def _calibrate(
+        self, executor: Any, drafter: Drafter | None, drafting: DraftSession | None
+    ) -> None:
+        from .step_cost import calibrate_step_cost
+
+        table = calibrate_step_cost(
+            executor,
+            self.model,
+            num_pages=self.memory.num_pages,
+            page_size=self.memory.tokens_per_block,
+        )
+        if drafting is not None:
+            drafting.set_step_cost(table)
+        if isinstance(drafter, DraftTargetDrafter):
+            drafter.set_costs(table, self._measure_draft_model(drafter))
+
+    def _load_models(self) -> StepModel:
+        """Load the weights; sets `self.memory` and `self.draft_model`.
+
+        The plan comes first: the model's buffers are sized by its rows, and what cannot fit is
+        refused before gigabytes are read. It is made again with what the model really has.
+        """
+        from .models import load_model
+        from .models.config_reader import read_config
+        from .models.rope import max_position
+
+        config = read_config(self._path)
+        spec = self._speculative
+        draft = None
+        if isinstance(spec, DraftTargetDecodingConfig):
+            draft = read_config(str(spec.speculative_model))
+        kv_dtype = self._dtype if self._dtype != "auto" else (config.dtype or "float32")
+        scheduler = self._scheduler
+        first = self._plan_memory(config, kv_dtype, max_position(config.hf), scheduler, draft)
+        model = load_model(
+            self._path,
+            dtype=self._dtype,
+            model_impl=self._model_impl,
+            max_rows=first.max_num_tokens,
+            max_seq_len=first.max_seq_len,
+            allow_pickle=self._allow_pickle,
+        )
+        if isinstance(spec, DraftTargetDecodingConfig):
+            self.draft_model = load_model(
+                str(spec.speculative_model),
+                dtype=spec.dtype,
+                model_impl=spec.model_impl,
+                max_rows=first.max_num_tokens,
+                max_seq_len=first.max_seq_len,
+                allow_pickle=self._allow_pickle,
+                draft=True,
+            )
+        self.memory = self._plan_memory(
+            model,
+            normalize_dtype("model.kv_dtype", model.kv_dtype),
+            model.max_position,
+            dataclasses.replace(
+                self._scheduler,
+                max_num_tokens=first.max_num_tokens,
+                max_seq_len=min(first.max_seq_len, model.max_position),
+            ),
+            self.draft_model,
+        )
+        return model
+
+    def _plan_memory(
+        self,
+        model: Any,
+        kv_dtype: str,
+        max_position: int,
+        scheduler: SchedulerConfig,
+        draft: Any = None,
+    ) -> MemoryPlan:
+        """`model` and `draft`, if there is one, have num_layers, num_kv_heads and head_dim."""
+        wanted = self._kv_cache.dtype
+        if wanted not in ("auto", kv_dtype):
+            raise ConfigError(
+                f"KvCacheConfig.dtype = {wanted!r}: this model keeps K and V in {kv_dtype}; use "
+                f"'auto' or load the model with dtype={wanted!r}"
+            )
+        config = self._speculative
+        return plan_memory(
+            num_layers=model.num_layers,
+            num_kv_heads=model.num_kv_heads,
+            head_dim=model.head_dim,
+            kv_bytes=4 if kv_dtype == "float32" else 2,
+            max_position=max_position,
+            draft_len=config.max_draft_len if config is not None else 0,
+            kv_cache=self._kv_cache,
+            scheduler=scheduler,
+            free_bytes=available_memory_bytes(),
+            draft=self._draft_pages(draft),
+        )
+
+    def _draft_pages(self, draft: Any) -> DraftPages | None:
+        config = self._speculative
+        if draft is None or not isinstance(config, DraftTargetDecodingConfig):
+            return None
+        dtype = getattr(draft, "kv_dtype", None) or (
+            config.dtype if config.dtype != "auto" else draft.dtype or "float32"
+        )
+        element = 4 if normalize_dtype("draft model's dtype", dtype) == "float32" else 2
+        per_token = 2 * draft.num_layers * draft.num_kv_heads * draft.head_dim * element
+        return DraftPages(per_token, config.max_kv_tokens)
+
+    def _make_pages(self, model: StepModel, num_pages: int) -> Pages:
+        """K and V pages [layers, pages, kv_heads, page size, head_dim] of a model.
+
+        Zeroed pages are given out by the operating system when they are first written, so a large
+        pool costs memory only as it fills.
+        """
+        shape = (
+            model.num_layers,
+            num_pages,
+            model.num_kv_heads,
+            self.memory.tokens_per_block,
+            model.head_dim,
+        )
+        return torch.zeros(shape, dtype=model.kv_dtype), torch.zeros(shape, dtype=model.kv_dtype)
+
+    def _make_drafter(self) -> Drafter | None:
+        config, draft = self._speculative, self.draft_model
+        if isinstance(config, DraftTargetDecodingConfig):
+            assert draft is not None
+            return DraftTargetDrafter(
+                config,
+                draft,
+                self._make_pages(draft, self.memory.draft_num_pages),
+                map_vocabulary(
+                    self.model, draft, self.tokenizer, load_tokenizer(None, draft.info.path)
+                ),
+                vocab_size=self.model.vocab_size,
+                max_requests=self.memory.max_batch_size,
+                max_rows=self.memory.max_num_tokens,
+                max_len=draft.max_position,
+                enable_block_reuse=self._kv_cache.enable_block_reuse,
+            )
+        if not isinstance(config, DrafterConfig):
+            return None
+        return make_drafter(config, self.model, allow_pickle=self._allow_pickle)
+
+    def _measure_draft_model(self, drafter: DraftTargetDrafter) -> dict[int, float]:
+        from .step_cost import measure_step_cost
+
+        rows, seconds = measure_step_cost(
+            drafter.model,
+            num_pages=self.memory.draft_num_pages,
+            page_size=self.memory.tokens_per_block,
+            max_rows=32,
+        )
+        return dict(zip(rows, seconds, strict=True))
+
+    def _make_executor(self, pages: Pages) -> Any:
+        from . import _core
+        from .config import LookaheadDecodingConfig
+
+        config = self._speculative
+        how: dict[str, Any] = {"method": "none"}
+        if isinstance(config, LookaheadDecodingConfig):
+            # (1,1,0) is plain decoding and must cost no more.
+            if not config.is_plain:
+                how = {"method": "lookahead", "lookahead": config.wng}
+        elif isinstance(config, DrafterConfig):
+            how = {"method": "external", "external_max_draft_len": config.max_draft_len}
+        elif config is not None:
+            ngram = config.to_dict()
+            del ngram["method"], ngram["adaptive"]
+            how = {"method": "ngram", "ngram": ngram}
+        return _core.Executor(
+            *pages,
+            vocab_size=self.model.vocab_size,
+            max_batch_size=self.memory.max_batch_size,
+            max_seq_len=self.memory.max_seq_len,
+            max_num_tokens=self.memory.max_num_tokens,
+            adaptive=config.adaptive if config is not None else False,
+            enable_chunked_prefill=self._scheduler.enable_chunked_prefill,
+            enable_block_reuse=self._kv_cache.enable_block_reuse,
+            **how,
+        )

@@ -1,0 +1,94 @@
+"""Targets, draft models and engines of the draft-target tests."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from specdec_ext import (
+    LLM,
+    DraftTargetDecodingConfig,
+    SamplingParams,
+)
+from tiny_models import save_llama
+
+VOCAB = 64
+PROMPTS = [
+    [5, 9, 2, 9, 2, 9],
+    [7],
+    [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5],
+    list(range(40, 10, -1)),
+    *[[(7 * i + 3 * j) % VOCAB for j in range(1 + 5 * i)] for i in range(1, 13)],
+]
+GREEDY = SamplingParams(max_tokens=40, ignore_eos=True)
+SAMPLED = SamplingParams(max_tokens=40, ignore_eos=True, temperature=0.9, top_p=0.95, seed=5)
+CHAIN: dict[str, Any] = {"max_draft_len": 4, "adaptive": False}
+DRAFTS = ("target", "near", "far", "deep", "short")
+TREE: dict[str, Any] = {"max_draft_len": 9, "top_k": 3, "max_draft_depth": 4, "adaptive": False}
+
+
+def make_model(path: Path, seed: int, **shape: Any) -> Path:
+    """A random Llama of the tests' vocabulary."""
+    return save_llama(path, seed, **{"vocab_size": VOCAB, "max_position_embeddings": 256, **shape})
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("models")
+    target = make_model(root / "target", 11)
+    # Close to the target: right often, and often wrong.
+    near = root / "near"
+    shutil.copytree(target, near)
+    weights = load_file(near / "model.safetensors")
+    generator = torch.Generator().manual_seed(3)
+    noisy = {
+        name: w + 0.03 * torch.randn(w.shape, generator=generator) for name, w in weights.items()
+    }
+    save_file(noisy, near / "model.safetensors", metadata={"format": "pt"})
+    return {
+        "target": target,
+        "near": near,
+        "far": make_model(root / "far", 12, hidden_size=16, num_hidden_layers=1,
+                          num_attention_heads=2, num_key_value_heads=1),
+        "deep": make_model(root / "deep", 13, hidden_size=64, num_hidden_layers=3,
+                           num_attention_heads=4, num_key_value_heads=4),
+        "short": make_model(root / "short", 14, max_position_embeddings=32),
+    }  # fmt: skip
+
+
+def open_llm(folders: dict[str, Path], draft: str | None, batch: int = 3, **kwargs: Any) -> LLM:
+    spec = kwargs.pop("spec", CHAIN)
+    scheduler = {"max_batch_size": batch, "max_seq_len": 200, **kwargs.pop("scheduler", {})}
+    config = None
+    if draft is not None:
+        config = DraftTargetDecodingConfig(folders[draft], **spec)
+    return LLM(folders["target"], speculative_config=config, scheduler_config=scheduler, **kwargs)
+
+
+def tokens_of(outputs: Sequence[Any]) -> list[list[int]]:
+    return [list(out.outputs[0].token_ids) for out in outputs]
+
+
+@pytest.fixture(scope="module")
+def plain(folders: dict[str, Path]) -> dict[str, list[list[int]]]:
+    with open_llm(folders, None) as llm:
+        return {
+            "greedy": tokens_of(llm.generate(PROMPTS, GREEDY, use_tqdm=False)),
+            "sampled": tokens_of(llm.generate(PROMPTS, SAMPLED, use_tqdm=False)),
+        }
+
+
+def drafter_of(llm: LLM) -> Any:
+    return llm.engine._drafting.drafter
+
+
+def assert_pages_returned(llm: LLM) -> None:
+    runner = drafter_of(llm).runner
+    runner.check_integrity()
+    assert runner.free_pages == runner.total_pages

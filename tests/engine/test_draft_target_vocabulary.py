@@ -1,0 +1,203 @@
+"""Draft models with other vocabularies and reduced heads; their pages, files and commands."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from draft_target_cases import (
+    CHAIN,
+    GREEDY,
+    PROMPTS,
+    SAMPLED,
+    TREE,
+    VOCAB,
+    drafter_of,
+    make_model,
+    open_llm,
+    tokens_of,
+)
+from draft_target_cases import folders as folders
+from draft_target_cases import plain as plain
+from safetensors.torch import load_file, save_file
+
+from specdec_ext import (
+    LLM,
+    ConfigError,
+    ModelError,
+    SamplingParams,
+)
+
+
+def reduced(folders: dict[str, Path], path: Path, ids: list[int], tied: bool) -> Path:
+    """The target as its own draft model, its head cut to `ids` in a shuffled order."""
+    shutil.copytree(folders["target"], path)
+    order = torch.tensor(ids)[torch.randperm(len(ids), generator=torch.Generator().manual_seed(1))]
+    weights = load_file(path / "model.safetensors")
+    if tied:
+        config = json.loads((path / "config.json").read_text())
+        (path / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": True}))
+        del weights["lm_head.weight"]
+    else:
+        weights["lm_head.weight"] = weights["lm_head.weight"][order].clone()
+    save_file(weights, path / "model.safetensors", metadata={"format": "pt"})
+    save_file({"token_ids": order.to(torch.int32)}, path / "draft_vocab.safetensors")
+    return path
+
+
+@pytest.mark.parametrize("spec", [CHAIN, TREE], ids=["chain", "tree"])
+@pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+def test_a_head_of_all_tokens_in_another_order_is_the_whole_head(
+    folders: dict[str, Path], plain: dict[str, Any], tmp_path: Path, params: SamplingParams,
+    spec: dict[str, Any],
+) -> None:  # fmt: skip
+    path = reduced(folders, tmp_path / "draft", list(range(VOCAB)), tied=False)
+    with open_llm({**folders, "draft": path}, "draft", spec=spec) as llm:
+        outputs = llm.generate(PROMPTS, params, use_tqdm=False)
+        metrics = llm.get_metrics()["speculative_decoding"]
+    assert tokens_of(outputs) == plain["greedy" if params is GREEDY else "sampled"]
+    if spec is CHAIN:
+        assert metrics["num_accepted_draft_tokens"] == metrics["num_draft_tokens"]
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_reduced_head_drafts_its_tokens_alone(
+    folders: dict[str, Path], plain: dict[str, Any], tmp_path: Path, tied: bool
+) -> None:
+    ids = [t for t in range(VOCAB) if t % 3]
+    path = reduced(folders, tmp_path / "draft", ids, tied)
+    with open_llm({**folders, "draft": path}, "draft") as llm:
+        drafted: set[int] = set()
+        propose = drafter_of(llm).propose
+
+        def watched(requests: Any) -> Any:
+            proposals = propose(requests)
+            drafted.update(t for p in proposals if p is not None for t in p.tokens)
+            return proposals
+
+        drafter_of(llm).propose = watched
+        outputs = llm.generate(PROMPTS, GREEDY, use_tqdm=False)
+        accepted = llm.get_metrics()["speculative_decoding"]["num_accepted_draft_tokens"]
+    assert tokens_of(outputs) == plain["greedy"]
+    assert drafted
+    assert drafted <= set(ids)
+    if not tied:
+        assert accepted > 100
+        with pytest.raises(ModelError, match="scores 42 of 64 tokens"):
+            LLM(path)
+
+
+@pytest.mark.parametrize(
+    ("ids", "message"),
+    [
+        (torch.tensor([1, 1], dtype=torch.int32), "an id twice"),
+        (torch.tensor([1, VOCAB], dtype=torch.int32), "token_ids holds 64, the model's ids are"),
+        (torch.tensor([-1, 2], dtype=torch.int32), "token_ids holds -1"),
+        (torch.tensor([1.0, 2.0]), "expected int32"),
+        (torch.tensor([[1]], dtype=torch.int32), "expected int32"),
+        (torch.tensor([1, 2], dtype=torch.int32), "lm_head.weight"),
+    ],
+)
+def test_a_damaged_token_list_is_refused(
+    folders: dict[str, Path], tmp_path: Path, ids: torch.Tensor, message: str
+) -> None:
+    path = tmp_path / "draft"
+    shutil.copytree(folders["target"], path)
+    save_file({"token_ids": ids}, path / "draft_vocab.safetensors")
+    with pytest.raises(ModelError, match=message):
+        open_llm({**folders, "draft": path}, "draft")
+
+
+def write_tokenizer(path: Path, words: list[str]) -> None:
+    from tokenizers import Tokenizer, models
+    from transformers import PreTrainedTokenizerFast
+
+    model = models.WordLevel({w: i for i, w in enumerate(words)}, unk_token=words[0])
+    PreTrainedTokenizerFast(tokenizer_object=Tokenizer(model)).save_pretrained(path)
+
+
+@pytest.mark.parametrize("size", [VOCAB - 5, VOCAB + 8])
+def test_vocabularies_may_differ_in_their_padding(
+    folders: dict[str, Path], plain: dict[str, Any], tmp_path: Path, size: int
+) -> None:
+    target = tmp_path / "target"
+    shutil.copytree(folders["target"], target)
+    draft = make_model(tmp_path / "draft", 21, vocab_size=size)
+    pair = {"target": target, "draft": draft}
+    with pytest.raises(ConfigError, match=f"has {size} tokens, the target's {VOCAB}"):
+        open_llm(pair, "draft")
+    words = [f"w{i}" for i in range(VOCAB - 5)]
+    write_tokenizer(target, words)
+    write_tokenizer(draft, words)
+    for params, kind in ((GREEDY, "greedy"), (SAMPLED, "sampled")):
+        with open_llm(pair, "draft") as llm:
+            outputs = llm.generate(PROMPTS, params, use_tqdm=False)
+            assert llm.get_metrics()["drafter"]["failures"] == 0
+        assert tokens_of(outputs) == plain[kind]
+
+
+def test_other_words_are_refused_with_the_first_that_differs(
+    folders: dict[str, Path], tmp_path: Path
+) -> None:
+    target, draft = tmp_path / "target", tmp_path / "draft"
+    shutil.copytree(folders["target"], target)
+    shutil.copytree(folders["far"], draft)
+    words = [f"w{i}" for i in range(VOCAB)]
+    write_tokenizer(target, words)
+    write_tokenizer(draft, [*words[:17], "other", *words[18:]])
+    message = r"target 64 \(64 words\), draft 64 .*id 17: target 'w17', draft 'other'"
+    with pytest.raises(ConfigError, match=message):
+        open_llm({"target": target, "draft": draft}, "draft")
+
+
+# -- memory ---------------------------------------------------------------------------------------
+
+
+def test_both_models_pages_are_in_one_plan(folders: dict[str, Path]) -> None:
+    with open_llm(folders, "deep", kv_cache_config={"tokens_per_block": 16}) as llm:
+        memory = llm.get_metrics()["memory"]
+        pages = [pool.numel() * pool.element_size() for pool in drafter_of(llm)._pages]
+    assert memory["draft_num_pages"] == memory["num_pages"]
+    assert memory["draft_bytes_per_token"] == 2 * 3 * 4 * 16 * 4
+    assert memory["draft_pool_bytes"] == sum(pages)
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+def test_a_broken_draft_model_is_refused(
+    folders: dict[str, Path], tmp_path: Path, name: str
+) -> None:
+    path = tmp_path / "draft"
+    shutil.copytree(folders["far"], path)
+    (path / name).unlink()
+    with pytest.raises(ModelError, match="draft"):
+        open_llm({**folders, "draft": path}, "draft")
+    with pytest.raises(ModelError, match="nowhere"):
+        open_llm({**folders, "draft": tmp_path / "nowhere"}, "draft")
+
+
+def test_the_command_line_decodes_and_inspects(
+    folders: dict[str, Path], plain: dict[str, Any], tmp_path: Path, capsys: Any
+) -> None:
+    from specdec_ext.cli import main
+
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps({"prompt_token_ids": p}) + "\n" for p in PROMPTS[:3]))
+    engine = ["--model", str(folders["target"]), "--draft_model", str(folders["near"]),
+              "--max_draft_len", "3", "--max_seq_len", "200"]  # fmt: skip
+    argv = ["generate", *engine, "--input_file", str(prompts), "--max_tokens", "40",
+            "--ignore_eos", "--json", "--verify"]  # fmt: skip
+    assert main(argv) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [line["token_ids"] for line in lines] == plain["greedy"][:3]
+    assert all(line["identical"] for line in lines)
+    assert main(["inspect", *engine, "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["draft_model"]["path"] == str(folders["near"])
+    assert report["memory"]["draft_pool_bytes"] == report["memory"]["pool_bytes"] > 0
+    assert report["speculation"]["max_draft_len"] == 3
+    assert main(["inspect", *engine]) == 0
+    assert "draft_pool_bytes" in capsys.readouterr().out
