@@ -161,6 +161,7 @@ PYTHON: dict[str, tuple[set[str], set[str]]] = {
             "config_parse",
             "drafter_config",
             "acceptance",
+            "sampling_checks",
             "sampling_lists",
             "external_draft",
             "sampling_params",
