@@ -15,6 +15,7 @@ from reference import medusa_reference as ref
 from specdec_ext import (
     LLM,
     ConfigError,
+    ExternalDraftTokensConfig,
     MedusaDecodingConfig,
     ModelError,
     RequestError,
@@ -322,6 +323,37 @@ def test_acceptance_of_the_configuration(target: Path, heads: Path) -> None:
         assert output.metrics["lossless"] is False
     lossy = [list(out.outputs[0].token_ids) for out in outputs]
     assert lossy != plain, "it accepts what exact match does not"
+
+
+def test_a_lossy_default_does_not_decide_about_external_drafts(target: Path, heads: Path) -> None:
+    """Without logits they are held against the model's own choice, also by a lossy engine."""
+    prompts = make_prompts(4, seed=22)
+    config = MedusaDecodingConfig(heads, acceptance="typical", posterior_threshold=0.05)
+
+    def with_drafts(drafts: list[int], i: int, **options: Any) -> SamplingParams:
+        return SamplingParams(
+            max_tokens=40, ignore_eos=True, temperature=1.0, seed=i,
+            external_draft=ExternalDraftTokensConfig(drafts, go_on=True), **options,
+        )  # fmt: skip
+
+    free = [
+        SamplingParams(max_tokens=40, ignore_eos=True, temperature=1.0, seed=i) for i in range(4)
+    ]
+    with make_llm(target) as llm:
+        plain = decode(llm, prompts, free)
+    for spoiled in (False, True):
+        drafts = [text[:3] + ([(text[3] + 1) % 40] if spoiled else []) for text in plain]
+        params = [with_drafts(draft, i) for i, draft in enumerate(drafts)]
+        with make_llm(target, config) as llm:
+            outputs = llm.generate(prompts, params, use_tqdm=False)
+            asked = [with_drafts(draft, i, acceptance="typical") for i, draft in enumerate(drafts)]
+            lossy = llm.generate(prompts, asked, use_tqdm=False)
+        assert [list(out.outputs[0].token_ids) for out in outputs] == plain
+        for output in outputs:
+            assert output.metrics["acceptance"] == "exact_match"
+            assert output.metrics["lossless"] is True
+            assert output.outputs[0].token_from_draft[:4] == [True, True, True, False]
+        assert all(output.metrics["lossless"] is False for output in lossy)
 
 
 def test_streaming_and_async_and_cancel(target: Path, heads: Path) -> None:

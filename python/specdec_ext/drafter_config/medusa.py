@@ -168,8 +168,14 @@ class MedusaDecodingConfig(DrafterConfig):
         return medusa_tree(self.medusa_choices).depth
 
     def with_defaults(self, params: SamplingParams) -> SamplingParams:
-        """See DrafterConfig: acceptance and its parameters."""
+        """See DrafterConfig: acceptance and its parameters.
+
+        Drafts that a request brings along are held against the rule that they define themselves:
+        a lossy default of the engine must not decide about them.
+        """
         drafts = params.speculative is not False and params.max_draft_len != 0
+        if params.external_draft is not None:
+            return params
         if not drafts or params.acceptance != "exact_match" or self.acceptance == "exact_match":
             return params
         return dataclasses.replace(
