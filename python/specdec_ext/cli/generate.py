@@ -62,6 +62,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     length.add_argument("--presence-penalty", type=float, default=0.0, metavar="X")
     length.add_argument("--frequency-penalty", type=float, default=0.0, metavar="X")
     length.add_argument("--logprobs", type=int, metavar="N", help="N best tokens per position")
+    length.add_argument(
+        "--prompt-logprobs", type=int, metavar="N",
+        help="log-probabilities of the prompt's tokens and the N best at each place (with --json)",
+    )  # fmt: skip
     length.add_argument("--seed", "--random-seed", type=int, metavar="N")
     length.add_argument(
         "--temperature", type=float, default=0.0, metavar="X", help="default: 0, greedy"
@@ -116,6 +120,10 @@ def run(args: argparse.Namespace) -> int:
     if params.acceptance != "exact_match" and config is None:
         usage_error(args, f"--acceptance {params.acceptance}: there are no drafts to accept; name "
                     "a method of speculation or remove it")  # fmt: skip
+    for name in ("logprobs", "prompt_logprobs"):
+        if getattr(args, name) is not None and not args.json:
+            flag = "--" + name.replace("_", "-")
+            usage_error(args, f"{flag} without --json: only JSON lines carry them; add --json")
     prompts = _read_prompts(args)
     with make_llm(args) as llm:
         return _Job(args, llm, params).run(prompts)
@@ -135,6 +143,7 @@ def _sampling_params(args: argparse.Namespace) -> SamplingParams:
         presence_penalty=args.presence_penalty,
         frequency_penalty=args.frequency_penalty,
         logprobs=args.logprobs,
+        prompt_logprobs=args.prompt_logprobs,
         # Plain decoding has to draw from the same stream to be compared.
         seed=0 if args.verify and args.seed is None else args.seed,
         temperature=args.temperature,
