@@ -59,6 +59,12 @@ void register_backends(py::module_& m) {
   m.def("backend_names", &backend_names, "Names of the backends that can run operations here.");
   m.def("load_backend", &load_backend, py::arg("name"), py::arg("path"),
         "Opens a shared library that exports specdec_backend() and registers it as `name`.");
+  m.def(
+      "backend_memory",
+      [](const std::string& name) {
+        return find_backend(name).memory == DeviceType::kCpu ? "cpu" : "cuda";
+      },
+      py::arg("backend"), "Where a backend takes its tensors from: \"cpu\" or \"cuda\".");
   m.def("device_limits", &device_limits, py::arg("backend"), py::arg("device") = 0,
         "DeviceLimits of one device of a backend that chooses its kernels by device.");
   m.def("seed_schedule", &seed_schedule, py::arg("backend"), py::arg("seed"),

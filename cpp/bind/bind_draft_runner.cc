@@ -12,6 +12,7 @@
 #include "base/check.h"
 #include "bind/cache_view.h"
 #include "bind/dlpack_convert.h"
+#include "bind/moves_arrays.h"
 #include "bind/registers.h"
 #include "engine/draft_runner.h"
 
@@ -33,7 +34,8 @@ struct BoundDraftRunner {
       : k_pages(std::move(k)),
         v_pages(std::move(v)),
         runner(config,
-               cache_view(to_view(k_pages, "k_pages", true), to_view(v_pages, "v_pages", true)),
+               cache_view(to_view(k_pages, "k_pages", true), to_view(v_pages, "v_pages", true),
+                          config.defer_moves),
                cpu_backend()) {}
 
   py::object k_pages, v_pages;
@@ -128,7 +130,7 @@ void register_draft_runner(py::module_& m) {
   runner
       .def(py::init([](py::object k_pages, py::object v_pages, int vocab_size, int num_scores,
                        int max_requests, int max_rows, int max_len, std::vector<TokenId> input_ids,
-                       std::vector<TokenId> output_ids, bool enable_block_reuse) {
+                       std::vector<TokenId> output_ids, bool enable_block_reuse, bool defer_moves) {
              DraftRunnerConfig c;
              c.vocab_size = vocab_size;
              c.num_scores = num_scores;
@@ -138,12 +140,14 @@ void register_draft_runner(py::module_& m) {
              c.input_ids = std::move(input_ids);
              c.output_ids = std::move(output_ids);
              c.enable_block_reuse = enable_block_reuse;
+             c.defer_moves = defer_moves;
              return std::make_unique<BoundDraftRunner>(std::move(k_pages), std::move(v_pages), c);
            }),
            py::arg("k_pages"), py::arg("v_pages"), py::kw_only(), py::arg("vocab_size"),
            py::arg("num_scores"), py::arg("max_requests"), py::arg("max_rows"), py::arg("max_len"),
            py::arg("input_ids") = std::vector<TokenId>{},
-           py::arg("output_ids") = std::vector<TokenId>{}, py::arg("enable_block_reuse") = false)
+           py::arg("output_ids") = std::vector<TokenId>{}, py::arg("enable_block_reuse") = false,
+           py::arg("defer_moves") = false)
       .def(
           "open",
           [](BoundDraftRunner& self, std::vector<TokenId> tokens, const std::string& mode,
@@ -198,6 +202,12 @@ void register_draft_runner(py::module_& m) {
             return tokens;
           },
           py::arg("slot"), py::arg("count"), "The first ``count`` tokens of the slot's chain.")
+      .def(
+          "take_moves",
+          [](BoundDraftRunner& self) { return moves_or_none(self.runner.take_moves()); },
+          "With defer_moves, before plan(): arguments of ops.compact_kv, int32 arrays, or None. "
+          "They "
+          "have to be made before any later pass runs.")
       .def("best_tree", &best_tree, py::arg("slot"), py::arg("count"),
            "(tokens, parents, confidences) of the ``count`` nodes likeliest to come true.")
       .def("bind_probs", &bind_probs, py::arg("probs"),

@@ -14,6 +14,7 @@
 #include "bind/acceptance_arguments.h"
 #include "bind/cache_view.h"
 #include "bind/dlpack_convert.h"
+#include "bind/moves_arrays.h"
 #include "bind/registers.h"
 #include "engine/executor.h"
 
@@ -100,7 +101,8 @@ struct BoundExecutor {
       : k_pages(std::move(k)),
         v_pages(std::move(v)),
         executor(config,
-                 cache_view(to_view(k_pages, "k_pages", true), to_view(v_pages, "v_pages", true)),
+                 cache_view(to_view(k_pages, "k_pages", true), to_view(v_pages, "v_pages", true),
+                            config.defer_moves),
                  cpu_backend()) {}
 
   py::object k_pages, v_pages;
@@ -193,7 +195,7 @@ void register_executor(py::module_& m) {
                        int max_seq_len, int max_num_tokens, const std::string& method,
                        const Triple& lookahead, const py::dict& ngram, int external_max_draft_len,
                        bool adaptive, bool enable_chunked_prefill, bool enable_block_reuse,
-                       bool check_integrity) {
+                       bool check_integrity, bool defer_moves) {
              ExecutorConfig c;
              c.vocab_size = vocab_size;
              c.max_batch_size = max_batch_size;
@@ -207,6 +209,7 @@ void register_executor(py::module_& m) {
              c.enable_chunked_prefill = enable_chunked_prefill;
              c.enable_block_reuse = enable_block_reuse;
              c.check_integrity = check_integrity;
+             c.defer_moves = defer_moves;
              return std::make_unique<BoundExecutor>(std::move(k_pages), std::move(v_pages), c);
            }),
            py::arg("k_pages"), py::arg("v_pages"), py::kw_only(), py::arg("vocab_size"),
@@ -214,7 +217,8 @@ void register_executor(py::module_& m) {
            py::arg("method") = "none", py::arg("lookahead") = Triple{1, 1, 0},
            py::arg("ngram") = py::dict(), py::arg("external_max_draft_len") = kMaxDraftLen,
            py::arg("adaptive") = true, py::arg("enable_chunked_prefill") = true,
-           py::arg("enable_block_reuse") = false, py::arg("check_integrity") = false)
+           py::arg("enable_block_reuse") = false, py::arg("check_integrity") = false,
+           py::arg("defer_moves") = false)
       .def(
           "set_step_cost",
           [](BoundExecutor& self, std::vector<int> rows, std::vector<double> seconds) {
@@ -298,6 +302,12 @@ void register_executor(py::module_& m) {
            "result: int32 greedy ids [L], or float32 scores [L, V] if plan.needs_logits. Where the "
            "caller changed scores: raw, the model's own [L, V], for logprobs; errors, by request "
            "id: those requests end with that message.")
+      .def(
+          "take_moves",
+          [](BoundExecutor& self) { return moves_or_none(self.executor.take_moves()); },
+          "With defer_moves, after each commit(): arguments of ops.compact_kv, int32 arrays, or "
+          "None "
+          "if nothing moves. They have to be made before any later step runs.")
       .def(
           "fail",
           [](BoundExecutor& self, const StepPlan& plan, const std::string& message) {

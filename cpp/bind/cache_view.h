@@ -6,8 +6,9 @@
 
 namespace specdec {
 
-// k, v: contiguous [layers, pages, kv_heads, page_size, head_dim] on the CPU, alike in shape and
-// dtype (float32, float16 or bfloat16); std::invalid_argument otherwise.
-KvCacheView cache_view(const TensorView& k, const TensorView& v);
+// k, v: contiguous [layers, pages, kv_heads, page_size, head_dim], alike in shape and dtype
+// (float32, float16 or bfloat16), on the CPU unless `on_any_device`; std::invalid_argument
+// otherwise.
+KvCacheView cache_view(const TensorView& k, const TensorView& v, bool on_any_device = false);
 
 }  // namespace specdec

@@ -180,6 +180,12 @@ void DraftRunner::move_rows(int slot, const std::vector<std::int32_t>& rows) {
   const std::int32_t kv_len = static_cast<std::int32_t>(s.history.size()) - 1;
   const std::int32_t cu_rows[2] = {0, static_cast<std::int32_t>(s.expanded.size()) + 1};
   const auto count = static_cast<std::int32_t>(rows.size());
+  if (config_.defer_moves) {
+    const auto& pages = pages_.pages(slot);
+    moves_.add(kv_len, cu_rows[1], pages.data(), static_cast<std::int32_t>(pages.size()),
+               path_.data(), count);
+    return;
+  }
   CompactKvParams moved;
   moved.step.num_requests = 1;
   moved.step.num_rows = cu_rows[1];
@@ -193,6 +199,12 @@ void DraftRunner::move_rows(int slot, const std::vector<std::int32_t>& rows) {
   backend_.compact_kv(moved);
 }
 
+KvMoves DraftRunner::take_moves() {
+  KvMoves taken;
+  std::swap(taken, moves_);
+  return taken;
+}
+
 int DraftRunner::unread(const Sequence& s) const {
   const int length = static_cast<int>(s.history.size());
   if (is_tree(s))
@@ -204,6 +216,9 @@ const StepPlan* DraftRunner::plan(const std::vector<int>& slots, int prefill_row
                                   bool needs_scores) {
   SPECDEC_REQUIRE(slots.size() <= static_cast<std::size_t>(config_.max_requests),
                   "plan: ", slots.size(), " slots, there are ", config_.max_requests);
+  SPECDEC_REQUIRE(moves_.empty(),
+                  "plan() before the K/V moves of extend() were taken: call take_moves() and make "
+                  "them");
   plan_.num_requests = plan_.num_rows = plan_.num_logit_rows = plan_.num_prefill_rows = 0;
   plan_.needs_logits = needs_scores;
   plan_.cu_rows[0] = plan_.cu_logits[0] = 0;

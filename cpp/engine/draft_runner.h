@@ -31,6 +31,7 @@
 
 #include "algo/draft_choice.h"
 #include "backend/backend.h"
+#include "engine/kv_moves.h"
 #include "engine/step_plan.h"
 #include "kv/page_table.h"
 
@@ -45,6 +46,7 @@ struct DraftRunnerConfig {
   std::vector<TokenId> input_ids;   // [vocab_size] what the model reads for an id; empty: the id
   bool enable_block_reuse = false;  // share full pages of decided tokens among equal salts
   std::vector<TokenId> output_ids;  // [num_scores] ascending ids of the columns; empty: the column
+  bool defer_moves = false;         // extend() compacts nothing: take_moves() says what to move
 };
 
 enum class DraftMode : std::uint8_t { kBest, kCoupled, kOwn };  // algo/draft_choice.h
@@ -88,6 +90,10 @@ class DraftRunner {
   // Trees: every row gets its `top_k` likeliest children; the `top_k` most valuable of them all are
   // expanded by the next pass. statuses(): how many these are, or a DraftStatus.
   void take_level(const float* scores, std::int64_t row_stride, int top_k);
+
+  // With defer_moves, before plan(): what extend() would have moved; the caller does it before any
+  // kernel of a later pass.
+  KvMoves take_moves();
 
   const std::vector<TokenId>& statuses() const { return statuses_; }
   const std::vector<float>& confidences() const { return confidences_; }  // of a chain's new drafts
@@ -161,6 +167,7 @@ class DraftRunner {
   float* probs_ = nullptr;
   int probs_drafts_ = 0;
   std::vector<std::int32_t> path_;  // [kMaxStepTokens] of a compaction
+  KvMoves moves_;                   // that wait, if they are deferred
 };
 
 }  // namespace specdec

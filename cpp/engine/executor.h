@@ -25,6 +25,7 @@
 #include "backend/backend.h"
 #include "engine/chain_budget.h"
 #include "engine/drafter.h"
+#include "engine/kv_moves.h"
 #include "engine/prompt_lookup_drafter.h"
 #include "engine/request.h"
 #include "engine/score_processor.h"
@@ -50,6 +51,7 @@ struct ExecutorConfig {
   bool enable_chunked_prefill = true;
   bool enable_block_reuse = false;  // requests start from published pages of equal text and salt
   bool check_integrity = false;
+  bool defer_moves = false;  // commit() compacts nothing: take_moves() says what to move
 };
 
 struct ExecutorStats {
@@ -115,6 +117,10 @@ class Executor {
   // The forward pass failed: its requests end with an error, everybody else goes on.
   std::vector<StepOutput> fail(const StepPlan& plan, const std::string& message);
 
+  // With defer_moves, after commit() and before the next plan(): the compaction that the caller
+  // makes where the pages lie, before any kernel of a later step. Empty: nothing to move.
+  KvMoves take_moves();
+
   // Forgets the published pages that no running request holds; returns how many. Whoever writes
   // into pages without the executor calls it first.
   int reset_prefix_cache();
@@ -158,6 +164,7 @@ class Executor {
                              TokenId* sampled);
   void decide(const Request& request, const float* scores, std::int64_t row_stride,
               TokenId* sampled);
+  void move_kv(const StepPlan& plan);
   void settle(const StepPlan& plan, std::vector<StepOutput>& outputs);
   void finish(Request& request);
   void require_outstanding(const StepPlan& plan) const;
@@ -192,6 +199,7 @@ class Executor {
   std::vector<std::int32_t> vocab_scratch_;  // [V] while a reduced vocabulary is checked
   std::vector<std::int32_t> path_;           // [max_batch, kMaxStepTokens]
   std::vector<std::int32_t> path_len_;       // [max_batch]
+  KvMoves moves_;                            // of the last step, if they are deferred
 };
 
 }  // namespace specdec

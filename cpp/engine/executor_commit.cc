@@ -1,6 +1,7 @@
 // commit(): deliver what acceptance decided (executor_accept.cc), compact K/V, advance histories
 // and drafters, stop rules.
 #include <algorithm>
+#include <utility>
 
 #include "algo/fault.h"
 #include "base/check.h"
@@ -143,16 +144,37 @@ std::vector<StepOutput> Executor::commit(const StepPlan& plan, const TokenId* id
                   raw == nullptr ? nullptr : raw + first * raw_stride, raw_stride, out);
     moves |= path_len_[b] > 0;
   }
-  if (moves) {
+  if (moves) move_kv(plan);
+  settle(plan, outputs);
+  return outputs;
+}
+
+// Brings the K/V of accepted drafts to its final place, or notes down what is to be moved.
+void Executor::move_kv(const StepPlan& plan) {
+  if (!config_.defer_moves) {
     CompactKvParams moved;
     moved.step = plan.view();
     moved.cache = cache_;
     moved.path = path_.data();
     moved.path_len = path_len_.data();
     backend_.compact_kv(moved);
+    return;
   }
-  settle(plan, outputs);
-  return outputs;
+  for (int b = 0; b < plan.num_requests; ++b) {
+    if (path_len_[b] == 0) continue;
+    const std::int32_t rows = plan.cu_rows[b + 1] - plan.cu_rows[b];
+    const std::int32_t used = (plan.kv_len[b] + rows + cache_.page_size - 1) / cache_.page_size;
+    moves_.add(plan.kv_len[b], rows,
+               plan.page_table.data() + static_cast<std::size_t>(b) * plan.page_table_stride, used,
+               path_.data() + static_cast<std::size_t>(b) * kMaxStepTokens, path_len_[b]);
+  }
+}
+
+KvMoves Executor::take_moves() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  KvMoves taken;
+  std::swap(taken, moves_);
+  return taken;
 }
 
 std::vector<StepOutput> Executor::fail(const StepPlan& plan, const std::string& message) {

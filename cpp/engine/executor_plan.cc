@@ -71,6 +71,10 @@ const StepPlan* Executor::plan() {
   std::lock_guard<std::mutex> lock(mutex_);
   SPECDEC_REQUIRE(!outstanding_,
                   "plan() was called while a plan is outstanding: commit() or fail() it first");
+  SPECDEC_REQUIRE(
+      moves_.empty(),
+      "plan() before the K/V moves of the last step were taken: call take_moves() after "
+      "each commit() and make them");
   drop_cancelled();
   admit();
   if (running_.empty()) return nullptr;

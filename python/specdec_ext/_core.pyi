@@ -29,6 +29,7 @@ __all__: list[str] = [
     "accept_greedy",
     "append_kv",
     "argmax",
+    "backend_memory",
     "backend_names",
     "build_step",
     "check_lookahead_config",
@@ -309,6 +310,7 @@ class Executor:
         enable_chunked_prefill: bool = True,
         enable_block_reuse: bool = False,
         check_integrity: bool = False,
+        defer_moves: bool = False,
     ) -> None: ...
     def cancel(self, request_id: typing.SupportsInt | typing.SupportsIndex) -> bool: ...
     def commit(
@@ -412,6 +414,10 @@ class Executor:
         external_probs: typing.Any = None,
         compute_whole_prompt: bool = False,
     ) -> int: ...
+    def take_moves(self) -> typing.Any:
+        """
+        With defer_moves, after each commit(): arguments of ops.compact_kv, int32 arrays, or None if nothing moves. They have to be made before any later step runs.
+        """
     @property
     def num_unfinished(self) -> int: ...
 
@@ -437,6 +443,7 @@ class DraftRunner:
         input_ids: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex] = [],
         output_ids: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex] = [],
         enable_block_reuse: bool = False,
+        defer_moves: bool = False,
     ) -> None: ...
     def best_tree(
         self,
@@ -512,6 +519,10 @@ class DraftRunner:
     ) -> None:
         """
         One more level of each tree, from scores [L, V].
+        """
+    def take_moves(self) -> typing.Any:
+        """
+        With defer_moves, before plan(): arguments of ops.compact_kv, int32 arrays, or None. They have to be made before any later pass runs.
         """
     @property
     def confidences(self) -> list[float]:
@@ -1037,6 +1048,11 @@ def argmax(
 ) -> None:
     """
     See specdec_ext.ops.argmax.
+    """
+
+def backend_memory(backend: str) -> str:
+    """
+    Where a backend takes its tensors from: "cpu" or "cuda".
     """
 
 def backend_names() -> list[str]:

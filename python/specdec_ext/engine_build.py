@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,12 +22,20 @@ from .drafters import (
 )
 from .engine_loop import EngineLoop
 from .errors import ConfigError
-from .memory_plan import DraftPages, MemoryPlan, available_memory_bytes, plan_memory
+from .log import logger
+from .memory_plan import (
+    CPU_POOL_LIMIT_BYTES,
+    DraftPages,
+    MemoryPlan,
+    available_memory_bytes,
+    plan_memory,
+)
 from .request_check import EngineLimits
 from .tokenizer import eos_token_ids, load_tokenizer
 
 if TYPE_CHECKING:
     from .models.base import StepModel
+    from .models.place import Place
 
 __all__ = ["EngineBuilder", "EngineParts"]
 
@@ -39,6 +48,7 @@ class EngineParts:
 
     speculative_config  as given, completed by what the drafter's files say
     draft_model         the second model of draft-target decoding
+    device              where the models run: "cpu", "cuda:0", ...
     """
 
     model: StepModel
@@ -47,6 +57,7 @@ class EngineParts:
     memory: MemoryPlan
     speculative_config: SpeculativeConfig | None
     engine: EngineLoop
+    device: str
 
 
 class EngineBuilder:
@@ -64,6 +75,7 @@ class EngineBuilder:
         model_impl: str,
         seed: int,
         allow_pickle: bool,
+        device: str = "cpu",
     ) -> None:
         self._path = path
         self._tokenizer = tokenizer
@@ -73,10 +85,12 @@ class EngineBuilder:
         self._dtype, self._model_impl = dtype, model_impl
         self._seed = seed
         self._allow_pickle = allow_pickle
+        self._device = device
         self.draft_model: StepModel | None = None
 
     def build(self) -> EngineParts:
         """Load the models, then everything that is sized by them."""
+        self.place = self._choose_place()
         model = self.model = self._load_models()
         self.tokenizer = load_tokenizer(self._tokenizer, self._path)
         pages = self._make_pages(model, self.memory.num_pages)
@@ -115,9 +129,16 @@ class EngineBuilder:
             tokenizer=self.tokenizer,
             calibrate=calibrate if self._speculative is not None else None,
             drafting=drafting,
+            after_commit=None if self.place.is_cpu else self._mover(executor),
         )
         return EngineParts(
-            model, self.draft_model, self.tokenizer, self.memory, self._speculative, engine
+            model,
+            self.draft_model,
+            self.tokenizer,
+            self.memory,
+            self._speculative,
+            engine,
+            self.place.name,
         )
 
     def _calibrate(
@@ -136,6 +157,36 @@ class EngineBuilder:
         if isinstance(drafter, DraftTargetDrafter):
             drafter.set_costs(table, self._measure_draft_model(drafter))
 
+    def _mover(self, executor: Any) -> Callable[[], None]:
+        """What makes the executor's K/V moves where the pages lie."""
+        move_kv = self.model.move_kv  # type: ignore[attr-defined]  # a device's model
+
+        def move() -> None:
+            moves = executor.take_moves()
+            if moves is not None:
+                move_kv(moves)
+
+        return move
+
+    def _choose_place(self) -> Place:
+        """The device asked for; with "auto" the CPU for models that only it can run."""
+        from .models.config_reader import read_config
+        from .models.load import why_not_on_device
+        from .models.place import CPU, resolve_device
+
+        place = resolve_device(self._device)
+        if self._device != "auto" or place.is_cpu:
+            return place
+        spec = self._speculative
+        wanted = [(str(self._path), self._model_impl)]
+        if isinstance(spec, DraftTargetDecodingConfig):
+            wanted.append((str(spec.speculative_model), spec.model_impl))
+        for path, model_impl in wanted:
+            if reason := why_not_on_device(read_config(path), model_impl):
+                logger.warning("device = 'auto': %s runs on the CPU, because %s", path, reason)
+                return CPU
+        return place
+
     def _load_models(self) -> StepModel:
         """Load the weights; sets `self.memory` and `self.draft_model`.
 
@@ -144,6 +195,7 @@ class EngineBuilder:
         """
         from .models import load_model
         from .models.config_reader import read_config
+        from .models.load import native_weight_bytes
         from .models.rope import max_position
 
         config = read_config(self._path)
@@ -153,7 +205,14 @@ class EngineBuilder:
             draft = read_config(str(spec.speculative_model))
         kv_dtype = self._dtype if self._dtype != "auto" else (config.dtype or "float32")
         scheduler = self._scheduler
-        first = self._plan_memory(config, kv_dtype, max_position(config.hf), scheduler, draft)
+        reserved = 0
+        if self.place.device.type == "cuda":
+            size = 4 if normalize_dtype("dtype", kv_dtype) == "float32" else 2
+            reserved = native_weight_bytes(config, size)
+            reserved += native_weight_bytes(draft, size) if draft is not None else 0
+        first = self._plan_memory(
+            config, kv_dtype, max_position(config.hf), scheduler, draft, reserved
+        )
         model = load_model(
             self._path,
             dtype=self._dtype,
@@ -161,6 +220,7 @@ class EngineBuilder:
             max_rows=first.max_num_tokens,
             max_seq_len=first.max_seq_len,
             allow_pickle=self._allow_pickle,
+            place=self.place,
         )
         if isinstance(spec, DraftTargetDecodingConfig):
             self.draft_model = load_model(
@@ -171,6 +231,7 @@ class EngineBuilder:
                 max_seq_len=first.max_seq_len,
                 allow_pickle=self._allow_pickle,
                 draft=True,
+                place=self.place,
             )
         self.memory = self._plan_memory(
             model,
@@ -182,6 +243,7 @@ class EngineBuilder:
                 max_seq_len=min(first.max_seq_len, model.max_position),
             ),
             self.draft_model,
+            sum(getattr(m, "scratch_bytes", 0) for m in (model, self.draft_model)),
         )
         return model
 
@@ -192,8 +254,12 @@ class EngineBuilder:
         max_position: int,
         scheduler: SchedulerConfig,
         draft: Any = None,
+        reserved: int = 0,
     ) -> MemoryPlan:
-        """`model` and `draft`, if there is one, have num_layers, num_kv_heads and head_dim."""
+        """`model` and `draft`, if there is one, have num_layers, num_kv_heads and head_dim.
+
+        reserved  bytes that something else will take
+        """
         wanted = self._kv_cache.dtype
         if wanted not in ("auto", kv_dtype):
             raise ConfigError(
@@ -201,6 +267,9 @@ class EngineBuilder:
                 f"'auto' or load the model with dtype={wanted!r}"
             )
         config = self._speculative
+        on_device = self.place.free_bytes()
+        on_host = on_device is None
+        free = available_memory_bytes() if on_device is None else on_device
         return plan_memory(
             num_layers=model.num_layers,
             num_kv_heads=model.num_kv_heads,
@@ -210,8 +279,9 @@ class EngineBuilder:
             draft_len=config.max_draft_len if config is not None else 0,
             kv_cache=self._kv_cache,
             scheduler=scheduler,
-            free_bytes=available_memory_bytes(),
+            free_bytes=max(0, free - reserved),
             draft=self._draft_pages(draft),
+            pool_limit_bytes=CPU_POOL_LIMIT_BYTES if on_host else None,
         )
 
     def _draft_pages(self, draft: Any) -> DraftPages | None:
@@ -238,7 +308,8 @@ class EngineBuilder:
             self.memory.tokens_per_block,
             model.head_dim,
         )
-        return torch.zeros(shape, dtype=model.kv_dtype), torch.zeros(shape, dtype=model.kv_dtype)
+        how: dict[str, Any] = {"dtype": model.kv_dtype, "device": self.place.device}
+        return torch.zeros(shape, **how), torch.zeros(shape, **how)
 
     def _make_drafter(self) -> Drafter | None:
         config, draft = self._speculative, self.draft_model
@@ -256,6 +327,7 @@ class EngineBuilder:
                 max_rows=self.memory.max_num_tokens,
                 max_len=draft.max_position,
                 enable_block_reuse=self._kv_cache.enable_block_reuse,
+                defer_moves=not self.place.is_cpu,
             )
         if not isinstance(config, DrafterConfig):
             return None
@@ -297,5 +369,6 @@ class EngineBuilder:
             adaptive=config.adaptive if config is not None else False,
             enable_chunked_prefill=self._scheduler.enable_chunked_prefill,
             enable_block_reuse=self._kv_cache.enable_block_reuse,
+            defer_moves=not self.place.is_cpu,
             **how,
         )

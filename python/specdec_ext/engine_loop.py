@@ -65,6 +65,7 @@ class EngineLoop:
     calibrate  called once, before the first step of an adaptive request, while no request runs: it
                measures the model's step cost and writes into KV pages
     drafting   a drafters.DraftSession, when drafts come from Python
+    after_commit  called after each commit(): makes the K/V moves of an executor that defers them
     """
 
     def __init__(
@@ -77,6 +78,7 @@ class EngineLoop:
         tokenizer: Any = None,
         calibrate: Callable[[], object] | None = None,
         drafting: Any = None,
+        after_commit: Callable[[], object] | None = None,
     ) -> None:
         self.executor = executor
         self.model = model
@@ -87,6 +89,7 @@ class EngineLoop:
         self._detokenizers = DetokenizerFactory(tokenizer) if tokenizer is not None else None
         self._calibrate = calibrate
         self._drafting = drafting
+        self._after_commit = after_commit
         self._step_lock = threading.Lock()
         self._lock = threading.Lock()  # guards what follows
         self._states: dict[int, RequestState] = {}
@@ -202,6 +205,8 @@ class EngineLoop:
                     result = self.model.forward(plan, hidden)
                 forward_end = time.perf_counter()
                 outputs = self._commit(plan, result)
+                if self._after_commit is not None:
+                    self._after_commit()
                 if self._drafting is not None:
                     self._drafting.observe(outputs, hidden)
             except BaseException as error:
@@ -266,6 +271,7 @@ class EngineLoop:
         return {
             "numerics": self.numerics,
             "model_impl": getattr(self.model, "impl", "unknown"),
+            "device": getattr(getattr(self.model, "info", None), "device", "cpu"),
             "prompt_tokens": prompt_tokens,
             "generation_tokens": totals.num_tokens,
             "num_forward_passes": self._num_steps,

@@ -16,7 +16,12 @@ from .llm_async import AsyncRequest, BackgroundStepper
 from .outputs import RequestOutput
 from .request_group import RequestGroup
 from .sampling_params import SamplingParams
-from .speculation_check import check_build, refuse_unknown_arguments, with_prefix_caching
+from .speculation_check import (
+    check_build,
+    check_device,
+    refuse_unknown_arguments,
+    with_prefix_caching,
+)
 from .validate import check_bool, check_choice, check_int, show
 
 __all__ = ["LLM"]
@@ -42,6 +47,8 @@ class LLM:
     seed                       of requests that give none: each draws from a stream of its own
     allow_pickle               read pytorch_model.bin files (weights_only=True) too; off: refused
     enable_prefix_caching      vLLM's name of kv_cache_config.enable_block_reuse
+    device                     "auto" (the first CUDA device that can be used, else the CPU),
+                               "cpu", "cuda", "cuda:N"; docs/device.md
 
     Greedy output is the same tokens with and without speculation. Raises ConfigError, ModelError.
     Use as a context manager, or close() it; both cancel what still runs.
@@ -63,6 +70,7 @@ class LLM:
         seed: int = 0,
         allow_pickle: bool = False,
         enable_prefix_caching: bool | None = None,
+        device: str = "auto",
         **unknown: Any,
     ) -> None:
         self._closed = True  # until construction is through, there is nothing to close
@@ -80,6 +88,7 @@ class LLM:
         )
         seed = check_int("seed", seed, ConfigError, low=-(2**63), high=2**64 - 1)
         allow_pickle = check_bool("allow_pickle", allow_pickle, ConfigError)
+        device = check_device(device)
 
         if model is None:
             from .models.default import default_model
@@ -96,9 +105,11 @@ class LLM:
             model_impl=model_impl,
             seed=seed,
             allow_pickle=allow_pickle,
+            device=device,
         ).build()
         self.speculative_config = parts.speculative_config
         self.model, self.draft_model = parts.model, parts.draft_model
+        self.device = parts.device
         self.tokenizer, self.memory, self.engine = parts.tokenizer, parts.memory, parts.engine
         self._stepper = BackgroundStepper(self.engine)
         self._closed = False

@@ -105,8 +105,12 @@ def plan_memory(
     scheduler: SchedulerConfig,
     free_bytes: int,
     draft: DraftPages | None = None,
+    pool_limit_bytes: int | None = CPU_POOL_LIMIT_BYTES,
 ) -> MemoryPlan:
     """Sizes for a model (`kv_bytes` per K/V element) and the drafts of one step.
+
+    pool_limit_bytes bounds a pool whose size nobody has asked for; None (a GPU, whose memory is
+    there for this): the fraction of the free memory alone does.
 
     The pages of a draft model come out of the same budget: its max_tokens, or one page for each of
     the target's.
@@ -127,7 +131,9 @@ def plan_memory(
             f"SchedulerConfig.max_seq_len = {wanted_len} is greater than the model's "
             f"max_position_embeddings = {max_position}; lower max_seq_len or leave it None"
         )
-    limit_bytes = min(int(free_bytes * kv_cache.free_gpu_memory_fraction), CPU_POOL_LIMIT_BYTES)
+    limit_bytes = int(free_bytes * kv_cache.free_gpu_memory_fraction)
+    if pool_limit_bytes is not None:
+        limit_bytes = min(limit_bytes, pool_limit_bytes)
     pages_per_sequence = -(-(wanted_len + draft_len) // page)
     if kv_cache.max_tokens is not None:
         num_pages = -(-kv_cache.max_tokens // page)
@@ -156,7 +162,7 @@ def plan_memory(
             num_pages = (limit_bytes - own_bytes) // pair_bytes
             limited_by = (
                 "4 GiB CPU limit (set KvCacheConfig.max_tokens for more)"
-                if limit_bytes == CPU_POOL_LIMIT_BYTES
+                if limit_bytes == pool_limit_bytes
                 else f"free_gpu_memory_fraction = {kv_cache.free_gpu_memory_fraction:g} of "
                 f"{free_bytes} free bytes"
             )

@@ -11,12 +11,12 @@ from .drafter_config import DRAFTER_CONFIGS, DrafterConfig
 from .errors import ConfigError, UnsupportedConfigError
 from .validate import check_bool, check_int, show, unknown_key
 
-__all__ = ["check_build", "refuse_unknown_arguments", "with_prefix_caching"]
+__all__ = ["check_build", "check_device", "refuse_unknown_arguments", "with_prefix_caching"]
 
 _LLM_ARGUMENTS = (
     "model", "tokenizer", "speculative_config", "kv_cache_config", "scheduler_config", "dtype",
     "model_impl", "max_draft_len", "speculative_decoding_mode", "tensor_parallel_size", "seed",
-    "allow_pickle", "enable_prefix_caching",
+    "allow_pickle", "enable_prefix_caching", "device",
 )  # fmt: skip
 # Arguments of other projects' LLM classes: where the same thing is said here.
 _ELSEWHERE = {
@@ -53,6 +53,16 @@ def refuse_unknown_arguments(arguments: dict[str, Any], tensor_parallel_size: ob
         if name in _ELSEWHERE:
             raise ConfigError(f"LLM: unknown argument {name!r}; write {_ELSEWHERE[name]}")
         raise unknown_key("LLM", name, _LLM_ARGUMENTS, ConfigError)
+
+
+def check_device(device: object) -> str:
+    """The text; whether such a device can be used is only known once torch is loaded."""
+    if not isinstance(device, str) or not device:
+        raise ConfigError(
+            f"device = {show(device)}: expected 'auto', 'cpu', 'cuda' or 'cuda:N', got "
+            f"{type(device).__name__}"
+        )
+    return device
 
 
 def with_prefix_caching(

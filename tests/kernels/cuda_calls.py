@@ -10,7 +10,6 @@ import contextlib
 import dataclasses
 import os
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,11 +18,8 @@ from cuda_problems import to_device
 from kernel_calls import bits, int32
 from reference_attention import Problem
 
+from emulators import EMULATED, needs_cuda
 from specdec_ext import ops
-
-# The mutation tests put another folder here (tests/simt/mutate.py).
-BUILD = Path(os.environ.get("SPECDEC_EMU_FOLDER", Path(__file__).parents[2] / "build" / "emu"))
-LIBRARIES = {"cuda-emu": "libspecdec_emu.so", "cuda-emu-fast": "libspecdec_emu_fast.so"}
 
 NAN, BAD_PAGE, BAD_TREE, BAD_LENGTH = 1, 2, 4, 8  # StatusFlag of backend/ops.h
 MASK_WORDS = 4
@@ -49,24 +45,8 @@ FAST = Target("cuda-emu-fast", "cpu")
 CUDA = Target("cuda", "cuda")
 
 
-def load_emulators() -> str:
-    """Registers both emulated backends; why they are missing, or nothing."""
-    for name, file in LIBRARIES.items():
-        path = BUILD / file
-        if not path.exists():
-            return f"{file} is not built: make emu"
-        if name not in ops.backend_names():
-            ops.load_backend(name, str(path))
-    return ""
-
-
-EMULATED = pytest.mark.skipif(
-    bool(missing := load_emulators()) and os.environ.get("SPECDEC_REQUIRE_EMU") != "1",
-    reason=missing or "built",
-)
 ON_EMU = pytest.param(CHECKED, id="emu", marks=EMULATED)
 ON_EMU_FAST = pytest.param(FAST, id="emu-fast", marks=EMULATED)
-needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 ON_CUDA = pytest.param(CUDA, id="cuda", marks=needs_cuda)
 every_backend = pytest.mark.parametrize("target", [pytest.param(CPU, id="cpu"), ON_EMU, ON_CUDA])
 checked = pytest.mark.parametrize("target", [ON_EMU, ON_CUDA])

@@ -29,8 +29,10 @@ class Driver:
     def __init__(self, model: Any, *, page_size: int = 4, num_pages: int = 128, seed: int = 0):
         self.model, self.page_size = model, page_size
         shape = (model.num_layers, num_pages, model.num_kv_heads, page_size, model.head_dim)
-        self.k = torch.full(shape, float("nan"), dtype=model.kv_dtype)
-        self.v = torch.full(shape, float("nan"), dtype=model.kv_dtype)
+        place = getattr(model, "place", None)
+        device = None if place is None else place.device
+        self.k = torch.full(shape, float("nan"), dtype=model.kv_dtype, device=device)
+        self.v = torch.full(shape, float("nan"), dtype=model.kv_dtype, device=device)
         self.free = list(range(num_pages))
         random.Random(seed).shuffle(self.free)
         model.bind_cache(self.k, self.v)

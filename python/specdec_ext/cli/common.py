@@ -79,6 +79,10 @@ def add_llm_arguments(parser: argparse.ArgumentParser) -> None:
         help="who runs the model (default: auto)",
     )  # fmt: skip
     model.add_argument(
+        "--device", default="auto", metavar="DEVICE",
+        help="auto, cpu, cuda or cuda:N (default: auto, a CUDA device if one can be used)",
+    )  # fmt: skip
+    model.add_argument(
         "--allow-pickle", action="store_true",
         help="read pytorch_model.bin files, which may be malicious; refused otherwise",
     )  # fmt: skip
@@ -328,6 +332,7 @@ def llm_kwargs(args: argparse.Namespace) -> dict[str, Any]:
         "speculative_config": None if outside else config,
         "dtype": normalize_dtype("--dtype", args.dtype),
         "model_impl": args.model_impl,
+        "device": args.device,
         "allow_pickle": args.allow_pickle,
         "max_draft_len": None if outside else args.max_draft_len,
         "speculative_decoding_mode": None if outside else args.speculative_decoding_mode,

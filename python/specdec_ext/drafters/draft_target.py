@@ -60,6 +60,7 @@ class DraftTargetDrafter:
     max_requests  that decode at once
     max_rows      of one pass of the draft model
     max_len       positions that the draft model has; longer texts go on without drafts
+    defer_moves   the pages lie on a device, where the model itself moves K/V (move_kv)
     """
 
     name = "draft_target"
@@ -77,6 +78,7 @@ class DraftTargetDrafter:
         max_rows: int,
         max_len: int,
         enable_block_reuse: bool = False,
+        defer_moves: bool = False,
     ) -> None:
         self.model = model
         self.runner = _core.DraftRunner(
@@ -89,8 +91,10 @@ class DraftTargetDrafter:
             input_ids=vocabulary.input_ids,
             output_ids=vocabulary.output_ids,
             enable_block_reuse=enable_block_reuse,
+            defer_moves=defer_moves,
         )
         model.bind_cache(*pages)
+        self._move_kv: Any = getattr(model, "move_kv", None)  # a device's models have it
         self.budget = DraftBudget()
         self._config = config
         self._pages = pages
@@ -252,7 +256,7 @@ class DraftTargetDrafter:
             s.levels = self.budget.levels(s, top_k, s.limit, depth) if s.limit > 0 else 0
         active = [s for s in paces if s.levels > 0]
         while active:
-            plan = runner.plan([s.slot for s in active], self._prefill_rows(alone), True)
+            plan = self._plan(active, True, alone)
             if plan is not None:
                 runner.take_level(self._forward(plan), top_k)
                 self.budget.spend(plan.num_rows - plan.num_prefill_rows)
@@ -270,7 +274,7 @@ class DraftTargetDrafter:
 
     def _pass(self, active: list[_State], needs_scores: bool, alone: bool) -> bool:
         """One pass of the draft model; False: there was nothing it could read."""
-        plan = self.runner.plan([s.slot for s in active], self._prefill_rows(alone), needs_scores)
+        plan = self._plan(active, needs_scores, alone)
         if plan is None:
             for status in self.runner.statuses:
                 self._note(status)
@@ -278,6 +282,12 @@ class DraftTargetDrafter:
         self.runner.take(self._forward(plan))
         self.budget.spend(len(active))
         return True
+
+    def _plan(self, active: list[_State], needs_scores: bool, alone: bool) -> Any:
+        moves = self.runner.take_moves()
+        if moves is not None:
+            self._move_kv(moves)
+        return self.runner.plan([s.slot for s in active], self._prefill_rows(alone), needs_scores)
 
     def _prefill_rows(self, alone: bool) -> int:
         return self._max_rows if alone else min(_PREFILL_ROWS, self._max_rows)

@@ -30,6 +30,7 @@ class ModelInfo:
     attention        the attention instance that serves it, in words
     impl_reason      why this implementation was chosen
     numerics_reason  why `numerics` is what it is
+    device           where it runs, as LLM(device=...) takes it
     warnings         findings of the loader that do not stop it (NaN weights, ignored tensors)
     """
 
@@ -58,6 +59,7 @@ class ModelInfo:
     weight_bytes: int
     attention: str
     warnings: tuple[str, ...] = ()
+    device: str = "cpu"
 
     def to_dict(self) -> dict[str, Any]:
         """The fields as JSON-ready values."""
@@ -90,7 +92,7 @@ class StepModel(Protocol):
     def bind_cache(self, k_pages: torch.Tensor, v_pages: torch.Tensor) -> None:
         """Use these pages from now on.
 
-        k_pages, v_pages  [num_layers, P, G, S, K] of kv_dtype, contiguous, on the CPU. The model
+        k_pages, v_pages  [num_layers, P, G, S, K] of kv_dtype, contiguous, on the device. The model
         keeps references; the pages of a step are those its plan's page table names.
         Raises ModelError when a shape or dtype does not fit the model.
         """

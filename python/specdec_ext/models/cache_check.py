@@ -11,8 +11,17 @@ from ..errors import ModelError
 __all__ = ["check_cache", "greedy_ids"]
 
 
-def check_cache(model: Any, k_pages: torch.Tensor, v_pages: torch.Tensor) -> None:
-    """ModelError unless the pages are [layers, P, G, S, K] of the model's shape and dtype."""
+def check_cache(
+    model: Any,
+    k_pages: torch.Tensor,
+    v_pages: torch.Tensor,
+    device: torch.device | None = None,
+) -> None:
+    """ModelError unless the pages are [layers, P, G, S, K] of the model's shape and dtype.
+
+    device  where they have to lie; None: the CPU
+    """
+    device = device or torch.device("cpu")
     for name, pages in (("k_pages", k_pages), ("v_pages", v_pages)):
         fixed = (model.num_layers, model.num_kv_heads, model.head_dim)
         found = tuple(pages.shape)
@@ -23,8 +32,9 @@ def check_cache(model: Any, k_pages: torch.Tensor, v_pages: torch.Tensor) -> Non
             )
         if pages.dtype != model.kv_dtype:
             raise ModelError(f"{name} is {pages.dtype}, the model needs {model.kv_dtype}")
-        if not pages.is_contiguous() or pages.device.type != "cpu":
-            raise ModelError(f"{name} must be contiguous and on the CPU")
+        if not pages.is_contiguous() or pages.device != device:
+            where = "the CPU" if device.type == "cpu" else str(device)
+            raise ModelError(f"{name} must be contiguous and on {where}")
     if k_pages.shape != v_pages.shape:
         raise ModelError(
             f"k_pages {list(k_pages.shape)} and v_pages {list(v_pages.shape)} differ in shape"

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..config import normalize_dtype
 from ..errors import ConfigError, UnsupportedModelError
@@ -15,8 +16,9 @@ from .weights import Checkpoint
 
 if TYPE_CHECKING:
     from .base import StepModel
+    from .place import Place
 
-__all__ = ["MODEL_IMPLS", "load_model"]
+__all__ = ["MODEL_IMPLS", "load_model", "native_weight_bytes", "why_not_on_device"]
 
 MODEL_IMPLS = ("auto", "native", "transformers")
 
@@ -30,6 +32,7 @@ def load_model(
     max_seq_len: int | None = None,
     allow_pickle: bool = False,
     draft: bool = False,
+    place: Place | None = None,
 ) -> StepModel:
     """Load a local Hugging Face folder.
 
@@ -40,6 +43,7 @@ def load_model(
     max_seq_len   positions that will be used; limits the rotary tables. None: all the model has
     allow_pickle  read pytorch_model.bin with weights_only=True
     draft         it only drafts, so its head may score a part of the vocabulary (draft_vocab.py)
+    place         where it runs (resolve_device); None: the CPU
 
     Raises ConfigError for a bad argument, ModelError for a folder or file that is missing, damaged
     or inconsistent, UnsupportedModelError for a sound model that cannot be run.
@@ -67,22 +71,30 @@ def load_model(
                 ) from error
             logger.info("%s: adapter, because %s", config.path, reason)
         else:
-            from .native import NativeModel
-
-            return NativeModel(
-                config,
-                shape,
-                _choose_dtype(config, wanted, allow_pickle),
-                impl_reason=(
+            how: dict[str, Any] = {
+                "impl_reason": (
                     "model_impl = 'native'"
                     if model_impl == "native"
                     else f"model_type {config.model_type!r} is native and every field is understood"
                 ),
-                max_rows=max_rows,
-                max_seq_len=max_seq_len,
-                allow_pickle=allow_pickle,
-                head_ids=head_ids,
-            )
+                "max_rows": max_rows,
+                "max_seq_len": max_seq_len,
+                "allow_pickle": allow_pickle,
+                "head_ids": head_ids,
+            }
+            chosen = _choose_dtype(config, wanted, allow_pickle)
+            if place is not None and not place.is_cpu:
+                from .device_model import DeviceModel
+
+                return DeviceModel(config, shape, chosen, place, **how)
+            from .native import NativeModel
+
+            return NativeModel(config, shape, chosen, **how)
+    if place is not None and not place.is_cpu:
+        raise UnsupportedModelError(
+            f"{config.path}: device = {place.name!r} needs the native decoder "
+            f"({reason or 'model_impl = ' + repr(model_impl)}); use device='cpu'"
+        )
     if head_ids is not None:
         raise UnsupportedModelError(
             f"{config.path}: {DRAFT_VOCAB_FILE} needs the native decoder ({reason or model_impl}); "
@@ -97,6 +109,26 @@ def load_model(
         max_seq_len=max_seq_len,
         allow_pickle=allow_pickle,
     )
+
+
+def native_weight_bytes(config: ModelConfig, element_size: int) -> int:
+    """Bytes of a native model's weights before they are read; 0 for other models."""
+    try:
+        shapes = native_shape(config).expected_weights().values()
+    except NotNativeError:
+        return 0
+    return sum(math.prod(shape) for shape in shapes) * element_size
+
+
+def why_not_on_device(config: ModelConfig, model_impl: str) -> str:
+    """Why a model runs on the CPU alone; empty: a device can run it."""
+    if model_impl == "transformers":
+        return "model_impl = 'transformers' runs on the CPU"
+    try:
+        native_shape(config)
+    except NotNativeError as error:
+        return str(error)
+    return ""
 
 
 def _choose_dtype(config: ModelConfig, wanted: str, allow_pickle: bool) -> str:

@@ -16,14 +16,14 @@ from .native_config import NativeShape
 from .rope import max_position, rope_parameters, rope_tables
 from .weights import Checkpoint
 
-__all__ = ["NativeModel"]
+__all__ = ["DERIVED_SUFFIXES", "NativeModel", "served_positions", "shape_info"]
 
 # Rotary tables above this many positions are cut unless max_seq_len asks for more: 128 MiB at
 # head_dim 128.
 _DEFAULT_TABLE_POSITIONS = 1 << 18
 
 # Tensors that old checkpoints carry and that are derived, not learned.
-_DERIVED_SUFFIXES = (".rotary_emb.inv_freq", ".self_attn.masked_bias")
+DERIVED_SUFFIXES = (".rotary_emb.inv_freq", ".self_attn.masked_bias")
 
 
 class NativeModel:
@@ -46,7 +46,7 @@ class NativeModel:
     ) -> None:
         """`head_ids` int64 [V']: the tokens that the head scores, None: all (draft_vocab.py)."""
         notes: list[str] = []
-        self.max_position = _positions(config, max_seq_len, notes)
+        self.max_position = served_positions(config, max_seq_len, notes)
         self.vocab_size = shape.vocab_size
         self.hidden_size = shape.hidden_size
         self.num_layers = shape.num_layers
@@ -64,39 +64,23 @@ class NativeModel:
             **decoder_config(shape, dtype, max_rows, self.max_position, self.num_scores)
         )
         with Checkpoint(config.path, allow_pickle=allow_pickle) as checkpoint:
-            checkpoint.check(expected, ignored=tied, ignored_suffixes=_DERIVED_SUFFIXES)
+            checkpoint.check(expected, ignored=tied, ignored_suffixes=DERIVED_SUFFIXES)
             try:
                 self._give_weights(shape, checkpoint, expected)
             except ValueError as error:
                 raise ModelError(f"{config.path}: {error}") from error
             notes += checkpoint.warnings
         self._give_rope(config, shape)
-        self.info = ModelInfo(
-            path=config.path,
-            architecture=config.architecture or config.model_type,
-            model_type=config.model_type,
+        self.info = shape_info(
+            config,
+            shape,
+            expected,
+            max_position=self.max_position,
             impl=self.impl,
             impl_reason=impl_reason,
             numerics=self.numerics,
             numerics_reason="every row count runs through the same kernels",
             dtype=dtype,
-            num_layers=shape.num_layers,
-            hidden_size=shape.hidden_size,
-            num_heads=shape.num_heads,
-            num_kv_heads=shape.num_kv_heads,
-            head_dim=shape.head_dim,
-            vocab_size=shape.vocab_size,
-            max_position=self.max_position,
-            eos_token_ids=config.eos_token_ids,
-            bos_token_id=config.bos_token_id,
-            pad_token_id=config.pad_token_id,
-            tie_word_embeddings=shape.tie_word_embeddings,
-            sliding_window=max(shape.sliding_window),
-            rope_types=tuple(
-                str(rope_parameters(config.hf, kind).get("rope_type", "default"))
-                for kind in shape.rope_layer_types
-            ),
-            num_parameters=sum(torch.Size(s).numel() for s in expected.values()),
             weight_bytes=int(self._decoder.weight_bytes),
             attention=f"spec_attention in the native decoder ({_core.cpu_isa()}, {dtype} K/V)",
             warnings=tuple(notes),
@@ -199,7 +183,8 @@ def decoder_config(
     }
 
 
-def _positions(config: ModelConfig, max_seq_len: int | None, notes: list[str]) -> int:
+def served_positions(config: ModelConfig, max_seq_len: int | None, notes: list[str]) -> int:
+    """Positions that a decoder makes rotary tables for; a cut is noted."""
     limit = max_position(config.hf)
     if max_seq_len is not None:
         return min(limit, max_seq_len)
@@ -210,3 +195,34 @@ def _positions(config: ModelConfig, max_seq_len: int | None, notes: list[str]) -
         )
         return _DEFAULT_TABLE_POSITIONS
     return limit
+
+
+def shape_info(
+    config: ModelConfig,
+    shape: NativeShape,
+    weights: Mapping[str, tuple[int, ...]],
+    **how: Any,
+) -> ModelInfo:
+    """What is to be said of a model of this shape; `how`: what its implementation knows."""
+    return ModelInfo(
+        path=config.path,
+        architecture=config.architecture or config.model_type,
+        model_type=config.model_type,
+        num_layers=shape.num_layers,
+        hidden_size=shape.hidden_size,
+        num_heads=shape.num_heads,
+        num_kv_heads=shape.num_kv_heads,
+        head_dim=shape.head_dim,
+        vocab_size=shape.vocab_size,
+        eos_token_ids=config.eos_token_ids,
+        bos_token_id=config.bos_token_id,
+        pad_token_id=config.pad_token_id,
+        tie_word_embeddings=shape.tie_word_embeddings,
+        sliding_window=max(shape.sliding_window),
+        rope_types=tuple(
+            str(rope_parameters(config.hf, kind).get("rope_type", "default"))
+            for kind in shape.rope_layer_types
+        ),
+        num_parameters=sum(torch.Size(s).numel() for s in weights.values()),
+        **how,
+    )

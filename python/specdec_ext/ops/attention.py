@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -43,7 +44,7 @@ def spec_attention(
     instance: str | None = None,
     reuse_plan: bool = False,
     backend: str | None = None,
-    workspace: Tensor | None = None,
+    workspace: Tensor | Callable[[int], Tensor] | None = None,
     status: Tensor | None = None,
 ) -> Tensor:
     """Attend the step's rows to their paged prefix and, of the step itself, to their ancestors.
@@ -70,10 +71,11 @@ def spec_attention(
              On a device they size grids and scratch; None: R, and what page_table holds.
     Device   ``backend`` None: by the tensors' device. On a device a mask of 4 words per row is
              taken as it is, a narrower one is copied wider. workspace: scratch of
-             ``plan_workspace(...)["total_bytes"]`` bytes, any dtype; None: kept by this module, one
-             per stream. instance: name of a row of ``supported_attention()``; "fp8": the best that
-             multiplies in e4m3 (float8_e4m3fn pages, compute capability 9.0), which rounds q and
-             the weights to 3 mantissa bits; None: the best that multiplies in q's dtype.
+             ``plan_workspace(...)["total_bytes"]`` bytes, any dtype, or a function that gives that
+             many; None: kept by this module, one per stream. instance: name of a row of
+             ``supported_attention()``; "fp8": the best that multiplies in e4m3 (float8_e4m3fn
+             pages, compute capability 9.0), which rounds q and the weights to 3 mantissa bits;
+             None: the best that multiplies in q's dtype.
              reuse_plan: the workspace was last used by a call of this step with the same lengths,
              heads and window (another layer); what that call planned serves this one too.
     status   [B] int32|uint32, flags OR-ed in: 1 a result is NaN or infinite, 2 a page id outside

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -63,12 +63,17 @@ def build_step(
 
 
 def argmax(
-    scores: Tensor, out: Tensor, *, backend: str | None = None, workspace: Tensor | None = None
+    scores: Tensor,
+    out: Tensor,
+    *,
+    backend: str | None = None,
+    workspace: Tensor | Callable[[int], Tensor] | None = None,
 ) -> Tensor:
     """Index of the largest score of each row: the first on ties, -1 for a row that holds a NaN.
 
     Shapes   scores [rows, V] float32|bfloat16|float16, rows may be strided; workspace: scratch of
-             any dtype, None: kept by this module. Less makes the call slower, not wrong.
+             any dtype, or a function that gives so many bytes; None: kept by this module. Less
+             makes the call slower, not wrong.
     Writes   out [rows] int32.
     Returns  out.
     Raises   ValueError or TypeError naming the argument, what it is and what it has to be.

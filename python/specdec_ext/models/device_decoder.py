@@ -1,0 +1,293 @@
+"""The Llama shape and its relatives on a device: torch's matrix products, this package's kernels.
+
+A pass is made from a DeviceStep and makes no decision that depends on what the device holds: no
+copy to the host, no allocation that grows with the step, buffers at fixed addresses. So the host
+may run ahead of it, and a pass can be captured as a CUDA graph.
+
+Axis letters: R rows, L rows whose scores are needed, H query heads, G KV heads, K head dim.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from .. import ops
+from ..errors import ModelError
+from .device_rows import add_rms_norm, gate, rms_norm
+from .device_step import DeviceStep
+from .device_weights import DeviceLayer, DeviceWeights
+from .native_config import NativeShape
+from .place import Place
+
+__all__ = ["DeviceDecoder"]
+
+# Scores of one product of the head: more rows are scored in several.
+_SCORE_BYTES = 1 << 30
+
+
+class _Scratch:
+    """Memory of one kind of attention call, kept from layer to layer and only ever grown."""
+
+    def __init__(self, device: torch.device, what: str) -> None:
+        self._device, self._what = device, what
+        self._memory = torch.empty(0, dtype=torch.uint8, device=device)
+
+    def __call__(self, num_bytes: int) -> torch.Tensor:
+        if self._memory.numel() < num_bytes + 256:
+            if self._device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+                raise ModelError(
+                    f"{self._what} needs {num_bytes} bytes of scratch and a CUDA graph is being "
+                    "captured; run a step of this size once before"
+                )
+            # Room to begin at a multiple of 256 bytes wherever the allocator puts it.
+            self._memory = torch.empty(num_bytes + 256, dtype=torch.uint8, device=self._device)
+        return self._memory
+
+
+class DeviceDecoder:
+    """Weights, buffers and the pass.
+
+    max_rows  of one step; buffers are made for it, once
+    exact     attention whose bits do not depend on which part of a row's path is a draft
+    """
+
+    def __init__(
+        self,
+        shape: NativeShape,
+        weights: DeviceWeights,
+        place: Place,
+        *,
+        dtype: torch.dtype,
+        max_rows: int,
+        exact: bool = False,
+    ) -> None:
+        self.shape, self.weights, self.place = shape, weights, place
+        self.dtype = dtype
+        self.max_rows = max_rows
+        self.num_scores = int(weights.head.shape[0])
+        self._exact = exact
+        # transformers rounds the root to the embedding's dtype; 0: the model does not scale.
+        self._embedding_scale = (
+            float(torch.tensor(shape.hidden_size**0.5).to(dtype)) if shape.scales_embedding else 0.0
+        )
+        q_width, kv_width = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
+        self._split = (q_width, q_width + kv_width, q_width + 2 * kv_width)
+
+        def rows(width: int) -> torch.Tensor:
+            return torch.zeros(max_rows, width, dtype=dtype, device=place.device)
+
+        self._stream = rows(shape.hidden_size)  # the residual stream
+        self._normed = rows(shape.hidden_size)
+        self._qkv = rows(self._split[2])
+        self._attended = rows(q_width)
+        self._gate_up = rows(2 * shape.intermediate_size)
+        self._gated = rows(shape.intermediate_size)
+        self._added = rows(shape.hidden_size)  # what a block adds to the stream
+        # The last layer goes on with the needed rows alone.
+        self._needed_stream, self._needed_attended = rows(shape.hidden_size), rows(q_width)
+        per_row = self.num_scores * dtype.itemsize
+        self._score_rows = max(1, min(max_rows, _SCORE_BYTES // per_row))
+        self._scores = torch.zeros(
+            self._score_rows, self.num_scores, dtype=dtype, device=place.device
+        )
+        self._ids = torch.zeros(max_rows, dtype=torch.int32, device=place.device)
+        # Calls that differ in their layer alone share a plan in their scratch.
+        self._scratch = {
+            window: _Scratch(place.device, "attention") for window in set(shape.sliding_window)
+        }
+        self._argmax_scratch = _Scratch(place.device, "argmax")
+        self._k_pages: torch.Tensor | None = None
+        self._v_pages: torch.Tensor | None = None
+
+    def bind_cache(self, k_pages: torch.Tensor, v_pages: torch.Tensor) -> None:
+        """K and V pages [layers, P, G, S, K] on the device; checked by the caller."""
+        self._k_pages, self._v_pages = k_pages, v_pages
+
+    def scratch_bytes(self, max_kv_len: int) -> int:
+        """Most scratch that attention takes: one piece for each kind of window."""
+        problem = ops.AttentionProblem(
+            num_heads=self.shape.num_heads,
+            num_kv_heads=self.shape.num_kv_heads,
+            head_dim=self.shape.head_dim,
+            dtype=self.dtype,
+            num_requests=self.max_rows,
+            num_rows=self.max_rows,
+            max_rows=self.max_rows,
+            max_kv_len=max_kv_len,
+        )
+        limits = ops.device_limits(self.place.backend, self.place.device.index or 0)
+        return len(self._scratch) * int(ops.plan_workspace(problem, limits)["total_bytes"])
+
+    @torch.inference_mode()
+    def forward_rows(self, step: DeviceStep) -> torch.Tensor:
+        """Append the K/V of every row and return the head's input [L, hidden] of the needed rows.
+
+        The result is a buffer: valid until the next call.
+        """
+        if self._k_pages is None or self._v_pages is None:
+            raise ModelError("forward before bind_cache(): the model has no K/V pages")
+        count = step.num_rows
+        if count > self.max_rows:
+            raise ModelError(
+                f"a step of {count} rows: this model was loaded for max_rows = {self.max_rows}"
+            )
+        shape, layers = self.shape, self.weights.layers
+        stream, normed = self._stream[:count], self._normed[:count]
+        torch.index_select(self.weights.embedding, 0, step.tokens, out=stream)
+        if self._embedding_scale:
+            stream.mul_(self._embedding_scale)
+        self._norm(stream, layers[0].input_norm, normed)
+        planned: set[int] = set()
+        for index, layer in enumerate(layers):
+            attended = self._attend(step, index, layer, normed, planned)
+            last = index + 1 == shape.num_layers
+            if last and step.logit_rows is not None:
+                needed = step.num_logit_rows
+                stream = torch.index_select(
+                    stream, 0, step.logit_rows, out=self._needed_stream[:needed]
+                )
+                attended = torch.index_select(
+                    attended, 0, step.logit_rows, out=self._needed_attended[:needed]
+                )
+                normed = self._normed[:needed]
+            following = self.weights.final_norm if last else layers[index + 1].input_norm
+            added = self._added[: len(stream)]
+            _product(attended, layer.o, layer.o_bias, added)
+            self._add(stream, added, layer.attention_out_norm, layer.ffn_norm, normed)
+            self._feed_forward(layer, normed, added)
+            self._add(stream, added, layer.ffn_out_norm, following, normed)
+        return normed
+
+    @torch.inference_mode()
+    def greedy(self, hidden: torch.Tensor) -> torch.Tensor:
+        """int32 [n]: the first largest score of each row of [n, hidden], -1 for a row with a NaN.
+
+        A buffer: valid until the next call.
+        """
+        ids = self._ids[: len(hidden)]
+        for first in range(0, len(hidden), self._score_rows):
+            part = slice(first, min(first + self._score_rows, len(hidden)))
+            ops.argmax(
+                self._score(hidden[part]),
+                ids[part],
+                backend=self.place.backend,
+                workspace=self._argmax_scratch,
+            )
+        return ids
+
+    @torch.inference_mode()
+    def scores(self, hidden: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        """float32 [n, V] of rows [n, hidden] into `out`, on the same device or page-locked."""
+        for first in range(0, len(hidden), self._score_rows):
+            part = slice(first, min(first + self._score_rows, len(hidden)))
+            out[part].copy_(self._score(hidden[part]), non_blocking=True)
+        return out
+
+    def _score(self, hidden: torch.Tensor) -> torch.Tensor:
+        scores = torch.mm(hidden, self.weights.head.t(), out=self._scores[: len(hidden)])
+        cap = self.shape.final_softcap
+        if not cap:
+            return scores
+        return scores.float().div_(cap).tanh_().mul_(cap)
+
+    def _attend(
+        self,
+        step: DeviceStep,
+        index: int,
+        layer: DeviceLayer,
+        normed: torch.Tensor,
+        planned: set[int],
+    ) -> torch.Tensor:
+        """[R, H K] of the layer's attention; K and V of the rows are in the pages afterwards."""
+        assert self._k_pages is not None and self._v_pages is not None
+        shape, count = self.shape, step.num_rows
+        qkv = _product(normed, layer.qkv, layer.qkv_bias, self._qkv[:count])
+        q_end, k_end, v_end = self._split
+        q = qkv[:, :q_end].view(count, shape.num_heads, shape.head_dim)
+        k = qkv[:, q_end:k_end].view(count, shape.num_kv_heads, shape.head_dim)
+        v = qkv[:, k_end:v_end].view(count, shape.num_kv_heads, shape.head_dim)
+        out = self._attended[:count].view(count, shape.num_heads, shape.head_dim)
+        table = shape.rope_index[index]
+        cos, sin = self.weights.rope[table] if table >= 0 else (None, None)
+        where: dict[str, Any] = {
+            "max_rows": step.max_rows,
+            "max_kv_len": step.max_kv_len,
+            "backend": self.place.backend,
+            "status": step.status,
+        }
+        pages = (self._k_pages[index], self._v_pages[index])
+        geometry = (step.page_table, step.kv_len, step.cu_rows)
+        ops.rope_append_kv(
+            q,
+            k,
+            v,
+            *pages,
+            *geometry,
+            step.positions,
+            q_out=q,
+            cos=cos,
+            sin=sin,
+            q_norm=layer.q_norm,
+            k_norm=layer.k_norm,
+            norm_eps=shape.rms_norm_eps,
+            norm_plus_one=shape.norm_offset == 1.0,
+            **where,
+        )
+        window = shape.sliding_window[index]
+        ops.spec_attention(
+            q,
+            *pages,
+            *geometry,
+            out=out,
+            scale=shape.attention_scale,
+            mask=step.mask,
+            is_tree=step.is_tree,
+            sliding_window=window,
+            softcap=shape.attention_softcap,
+            exact=self._exact,
+            reuse_plan=window in planned,
+            workspace=self._scratch[window],
+            **where,
+        )
+        planned.add(window)
+        return self._attended[:count]
+
+    def _feed_forward(self, layer: DeviceLayer, normed: torch.Tensor, out: torch.Tensor) -> None:
+        count = len(normed)
+        both = _product(normed, layer.gate_up, layer.gate_up_bias, self._gate_up[:count])
+        gated = gate(both, self.shape.activation, out=self._gated[:count])
+        _product(gated, layer.down, layer.down_bias, out)
+
+    def _norm(self, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None:
+        rms_norm(x, weight, out=out, eps=self.shape.rms_norm_eps, offset=self.shape.norm_offset)
+
+    def _add(
+        self,
+        stream: torch.Tensor,
+        added: torch.Tensor,
+        added_norm: torch.Tensor | None,
+        weight: torch.Tensor,
+        out: torch.Tensor,
+    ) -> None:
+        """stream += added, normed first where the model does that; out = norm(stream)."""
+        if added_norm is not None:
+            self._norm(added, added_norm, added)
+        add_rms_norm(
+            stream,
+            added,
+            weight,
+            out=out,
+            eps=self.shape.rms_norm_eps,
+            offset=self.shape.norm_offset,
+        )
+
+
+def _product(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor
+) -> torch.Tensor:
+    """out = x weight^T + bias."""
+    if bias is None:
+        return torch.mm(x, weight.t(), out=out)
+    return torch.addmm(bias, x, weight.t(), out=out)

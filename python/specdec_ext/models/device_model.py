@@ -1,0 +1,231 @@
+"""DeviceModel: checkpoint weights in the decoder of a CUDA device (or of its emulation)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from .. import ops
+from ..errors import ConfigError, ModelError
+from .cache_check import check_cache
+from .config_reader import ModelConfig
+from .device_decoder import DeviceDecoder
+from .device_step import DeviceStep, PlanStaging, Upload
+from .device_weights import load_weights, random_weights
+from .native import DERIVED_SUFFIXES, served_positions, shape_info
+from .native_config import NativeShape
+from .place import Place
+from .weights import Checkpoint
+
+__all__ = ["DeviceModel"]
+
+# The smallest page that the fast attention kernels take.
+_FAST_PAGE = 16
+
+
+class DeviceModel:
+    """A StepModel on a device (`impl` "native"): plans and results lie on the host.
+
+    numerics is "fast": torch's matrix products may give a row other bits in a step of other size.
+    """
+
+    impl = "native"
+    numerics = "fast"
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        shape: NativeShape,
+        dtype: str,
+        place: Place,
+        *,
+        impl_reason: str,
+        max_rows: int,
+        max_seq_len: int | None = None,
+        allow_pickle: bool = False,
+        head_ids: torch.Tensor | None = None,
+        random_seed: int | None = None,
+    ) -> None:
+        """head_ids     int64 [V']: the tokens that the head scores, None: all (draft_vocab.py)
+        random_seed  random weights in the place of a checkpoint's, for measurements
+        """
+        notes: list[str] = []
+        self.place = place
+        self.max_position = served_positions(config, max_seq_len, notes)
+        self.vocab_size, self.hidden_size = shape.vocab_size, shape.hidden_size
+        self.num_layers = shape.num_layers
+        self.num_kv_heads, self.head_dim = shape.num_kv_heads, shape.head_dim
+        self.kv_dtype: torch.dtype = getattr(torch, dtype)
+        attention = _attention_instance(shape, self.kv_dtype, place)
+        self.head_ids = None if head_ids is None else head_ids.sort().values
+        expected = shape.expected_weights()
+        how: dict[str, Any] = {
+            "device": place.device,
+            "dtype": self.kv_dtype,
+            "positions": self.max_position,
+        }
+        if random_seed is not None:
+            weights = random_weights(config, shape, seed=random_seed, **how)
+        else:
+            if head_ids is not None and "lm_head.weight" in expected:
+                expected["lm_head.weight"] = (len(head_ids), shape.hidden_size)
+            tied = ("lm_head.weight",) if shape.tie_word_embeddings else ()
+            with Checkpoint(config.path, allow_pickle=allow_pickle) as checkpoint:
+                checkpoint.check(expected, ignored=tied, ignored_suffixes=DERIVED_SUFFIXES)
+
+                def load(name: str) -> torch.Tensor:
+                    tensor = checkpoint.load(name)
+                    if name == "lm_head.weight" and head_ids is not None:
+                        tensor = tensor[head_ids.argsort()]  # the file's order is its own
+                    return tensor
+
+                tied_ids = self.head_ids if shape.tie_word_embeddings else None
+                weights = load_weights(config, shape, load, head_ids=tied_ids, **how)
+                notes += checkpoint.warnings
+        self.decoder = DeviceDecoder(shape, weights, place, dtype=self.kv_dtype, max_rows=max_rows)
+        self.num_scores = self.decoder.num_scores
+        self._results = _HostRows(place.device)
+        self._flags = _HostRows(place.device)
+        self._hidden = _HostRows(place.device)
+        self._moves = Upload(place.device)
+        self._staging: PlanStaging | None = None
+        self._pages: tuple[torch.Tensor, torch.Tensor] | None = None
+        self.info = shape_info(
+            config,
+            shape,
+            expected,
+            max_position=self.max_position,
+            impl=self.impl,
+            impl_reason=impl_reason,
+            numerics=self.numerics,
+            numerics_reason=(
+                "torch's matrix products may sum in another order for another number of rows"
+            ),
+            dtype=dtype,
+            device=place.name,
+            weight_bytes=weights.step_bytes(),
+            attention=f"spec_attention, kernel {attention!r} on {place.name} ({dtype} K/V)",
+            warnings=tuple(notes),
+        )
+
+    @property
+    def scratch_bytes(self) -> int:
+        """Device memory that passes may take beside what is allocated already."""
+        return self.decoder.scratch_bytes(self.max_position)
+
+    def bind_cache(self, k_pages: torch.Tensor, v_pages: torch.Tensor) -> None:
+        """See StepModel; the pages lie on the model's device."""
+        check_cache(self, k_pages, v_pages, self.place.device)
+        self.decoder.bind_cache(k_pages, v_pages)
+        self._pages = (k_pages, v_pages)
+        self._staging = PlanStaging(self.place.device, k_pages.shape[3])
+
+    def stage(self, plan: Any) -> DeviceStep:
+        """A host plan on the device; valid until the next call."""
+        if self._staging is None:
+            raise ModelError("forward() before bind_cache(): the model has no K/V pages")
+        return self._staging.stage(plan)
+
+    def forward(self, plan: Any, hidden: torch.Tensor | None = None) -> torch.Tensor:
+        """See StepModel: one copy to the device, the pass, one wait for what comes back."""
+        step = self.stage(plan)
+        rows = self.decoder.forward_rows(step)
+        assert step.status is not None
+        if plan.needs_logits:
+            result = self._results.take((len(rows), self.num_scores), torch.float32)
+            self.decoder.scores(rows, result)
+        else:
+            result = self._results.take((len(rows),), torch.int32)
+            result.copy_(self.decoder.greedy(rows), non_blocking=True)
+        flags = self._flags.take((len(step.status),), torch.int32)
+        flags.copy_(step.status, non_blocking=True)
+        if hidden is not None:
+            kept = self._hidden.take((len(rows), self.hidden_size), torch.float32)
+            kept.copy_(rows, non_blocking=True)
+        self._wait()
+        _check_flags(flags)
+        if hidden is not None:
+            hidden.copy_(kept)
+        return result
+
+    def move_kv(self, moves: Mapping[str, np.ndarray[Any, Any]]) -> None:
+        """Bring accepted K/V to its final place: what Executor.take_moves() gave."""
+        assert self._pages is not None
+        names = ("page_table", "kv_len", "cu_rows", "path", "path_len")
+        arrays = self._moves.send([moves[name] for name in names])
+        rows, lengths = np.diff(moves["cu_rows"]), moves["kv_len"]
+        ops.compact_kv(
+            *self._pages,
+            *arrays,
+            num_rows=int(moves["cu_rows"][-1]),
+            max_kv_len=int((rows + lengths).max()),
+            backend=self.place.backend,
+        )
+
+    @torch.inference_mode()
+    def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """See StepModel."""
+        ids = token_ids.to(self.place.device)
+        return self.decoder.weights.embedding[ids.long()].float().cpu()
+
+    @torch.inference_mode()
+    def head(self, hidden: torch.Tensor) -> torch.Tensor:
+        """See StepModel; other numbers of rows may give other bits."""
+        rows = hidden.to(self.place.device, self.kv_dtype)
+        scores = torch.empty(len(rows), self.num_scores, dtype=torch.float32, device=rows.device)
+        return self.decoder.scores(rows, scores).cpu()
+
+    @torch.inference_mode()
+    def head_rows(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """See StepModel."""
+        ids = token_ids.to(self.place.device)
+        return self.decoder.weights.head[ids.long().flatten()].float().cpu()
+
+    def _wait(self) -> None:
+        if self.place.device.type == "cuda":
+            torch.cuda.current_stream(self.place.device).synchronize()
+
+
+class _HostRows:
+    """Host memory that results are copied to, page-locked for a CUDA device; only ever grown."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._pinned = device.type == "cuda"
+        self._memory = torch.empty(0, dtype=torch.uint8)
+
+    def take(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """A tensor of this shape, contents arbitrary; what was taken before is given up."""
+        needed = math.prod(shape) * dtype.itemsize
+        if self._memory.numel() < needed:
+            self._memory = torch.empty(2 * needed, dtype=torch.uint8, pin_memory=self._pinned)
+        return self._memory[:needed].view(dtype).view(shape)
+
+
+def _attention_instance(shape: NativeShape, dtype: torch.dtype, place: Place) -> str:
+    """The kernel that serves the model. Raises ConfigError if the device has none."""
+    problem = ops.AttentionProblem(
+        num_heads=shape.num_heads,
+        num_kv_heads=shape.num_kv_heads,
+        head_dim=shape.head_dim,
+        dtype=dtype,
+        page_size=_FAST_PAGE,
+    )
+    try:
+        limits = ops.device_limits(place.backend, place.device.index or 0)
+        return ops.pick_attention(problem, limits)
+    except ValueError as error:
+        raise ConfigError(f"device = {place.name!r} cannot run this model: {error}") from error
+
+
+def _check_flags(flags: torch.Tensor) -> None:
+    """Bad pages, trees and lengths are our own mistakes; a NaN shows in the ids."""
+    bad = [int(flag) & ~1 for flag in flags.tolist()]
+    if any(bad):
+        raise ModelError(
+            f"the device's kernels refused requests of this step: flags {bad} (2: page id, 4: "
+            "tree, 8: lengths)"
+        )

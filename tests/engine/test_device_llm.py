@@ -1,0 +1,259 @@
+"""LLM(device=...): every drafter on a device gives what plain decoding gives, on it and on the CPU.
+
+Tiny models in float32: on the emulation (tests/simt) everywhere, on a GPU where there is one.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from medusa_models import save_heads
+
+from emulators import devices
+from specdec_ext import (
+    LLM,
+    ConfigError,
+    DraftTargetDecodingConfig,
+    LookaheadDecodingConfig,
+    MedusaDecodingConfig,
+    NGramDecodingConfig,
+    ReDrafterDecodingConfig,
+    SamplingParams,
+    UnsupportedModelError,
+    _core,
+    ops,
+)
+from specdec_ext.drafters.redrafter_model import Redrafter, RedrafterShape, save_redrafter
+from tiny_models import save_llama
+
+VOCAB = 48
+# Texts of different lengths, some of which repeat themselves.
+PROMPTS = [[5, 9, 2, 9, 2, 9, 2], [7], list(range(40, 4, -1)), [3, 1, 4, 3, 1, 4, 3, 1]]
+GREEDY = SamplingParams(max_tokens=14, ignore_eos=True)
+SAMPLED = SamplingParams(max_tokens=10, ignore_eos=True, temperature=0.9, top_p=0.95, seed=5)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("models")
+    torch.manual_seed(4)
+    drafter = Redrafter(RedrafterShape(VOCAB, 32, 64, 1, True))
+    for parameter in drafter.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    save_redrafter(drafter, root / "redrafter", dtype=torch.float32)
+    return {
+        "target": save_llama(root / "target", 11, VOCAB),
+        "other": save_llama(root / "other", 12, VOCAB, num_hidden_layers=1),
+        "heads": save_heads(root / "heads"),
+        "redrafter": root / "redrafter",
+    }
+
+
+def open_llm(folders: dict[str, Path], device: str, spec: Any = None, **options: Any) -> LLM:
+    limits = {"max_batch_size": 3, "max_seq_len": 96, "max_num_tokens": 48}
+    settings: dict[str, Any] = {
+        "scheduler_config": limits,
+        "kv_cache_config": {"tokens_per_block": 16, "max_tokens": 512},
+    }
+    return LLM(folders["target"], device=device, speculative_config=spec, **{**settings, **options})
+
+
+def tokens_of(outputs: Any) -> list[list[int]]:
+    assert [out.outputs[0].finish_reason for out in outputs] == ["length"] * len(outputs)
+    return [list(out.outputs[0].token_ids) for out in outputs]
+
+
+@pytest.fixture(scope="module")
+def plain(folders: dict[str, Path]) -> dict[str, list[list[int]]]:
+    """What the CPU's decoder gives without speculation."""
+    with open_llm(folders, "cpu") as llm:
+        return {
+            "greedy": tokens_of(llm.generate(PROMPTS, GREEDY, use_tqdm=False)),
+            "sampled": tokens_of(llm.generate(PROMPTS, SAMPLED, use_tqdm=False)),
+        }
+
+
+def drafters(folders: dict[str, Path]) -> dict[str, Any]:
+    target = str(folders["target"])
+    return {
+        "plain": None,
+        "lookahead": LookaheadDecodingConfig(4, 3, 4, adaptive=False),
+        "ngram": NGramDecodingConfig(4, adaptive=False),
+        "ngram adaptive": NGramDecodingConfig(4),
+        "draft chain": DraftTargetDecodingConfig(target, 3, adaptive=False),
+        "draft tree": DraftTargetDecodingConfig(
+            target, 9, top_k=3, max_draft_depth=4, adaptive=False
+        ),
+        "other draft": DraftTargetDecodingConfig(str(folders["other"]), 3, adaptive=False),
+        "medusa": MedusaDecodingConfig(
+            str(folders["heads"]), [[0], [1], [0, 0], [0, 1], [1, 0], [0, 0, 0]], adaptive=False
+        ),
+        "redrafter": ReDrafterDecodingConfig(
+            str(folders["redrafter"]), num_beams=3, draft_len_per_beam=3, adaptive=False
+        ),
+    }
+
+
+NAMES = (
+    "plain", "lookahead", "ngram", "ngram adaptive", "draft chain", "draft tree", "other draft",
+    "medusa", "redrafter",
+)  # fmt: skip
+# They bring trees whose accepted path is not in place, so that K/V has to be moved.
+MOVES = {"lookahead", "draft tree"}
+
+
+@devices
+@pytest.mark.parametrize("name", NAMES)
+def test_every_drafter_gives_the_text_of_plain_decoding(
+    folders: dict[str, Path], plain: dict[str, Any], moves: list[int], device: str, name: str
+) -> None:
+    """Four requests in three places, one after another joining; a prompt longer than a step."""
+    spec = drafters(folders)[name]
+    with open_llm(folders, device, spec) as llm:
+        assert llm.device.startswith(device) and llm.get_metrics()["device"] == llm.device
+        found = tokens_of(llm.generate(PROMPTS, GREEDY, use_tqdm=False))
+        assert found == plain["greedy"]
+        found = tokens_of(llm.generate(PROMPTS, SAMPLED, use_tqdm=False))
+        assert found == plain["sampled"]
+        metrics = llm.get_metrics()
+        assert metrics["executor"]["free_pages"] == metrics["executor"]["total_pages"]
+        if spec is not None:
+            assert metrics["speculative_decoding"]["num_draft_tokens"] > 0
+        if name in MOVES:
+            assert metrics["speculative_decoding"]["num_accepted_draft_tokens"] > 0
+            assert moves
+        if metrics["drafter"] is not None:
+            assert metrics["drafter"]["failures"] == metrics["drafter"]["refused_proposals"] == 0
+
+
+@pytest.fixture
+def moves(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Grows with each compaction of the target's K/V or the draft model's."""
+    seen: list[int] = []
+    compact = ops.compact_kv
+
+    def counted(*args: Any, **options: Any) -> None:
+        seen.append(len(args[-1]))
+        compact(*args, **options)
+
+    monkeypatch.setattr(ops, "compact_kv", counted)
+    return seen
+
+
+@devices
+def test_published_pages_are_taken_over(
+    folders: dict[str, Path], plain: dict[str, Any], device: str
+) -> None:
+    spec = LookaheadDecodingConfig(4, 3, 4, adaptive=False)
+    with open_llm(folders, device, spec, enable_prefix_caching=True) as llm:
+        for _ in range(2):
+            found = tokens_of(llm.generate(PROMPTS, GREEDY, use_tqdm=False))
+            assert found == plain["greedy"]
+        assert llm.get_metrics()["executor"]["cached_tokens"] > 0
+
+
+@devices
+def test_a_request_fails_alone(
+    folders: dict[str, Path], plain: dict[str, Any], device: str
+) -> None:
+    def broken(_ids: Any, _scores: Any) -> Any:
+        raise RuntimeError("on purpose")
+
+    params = [
+        GREEDY,
+        SamplingParams(max_tokens=14, logits_processors=[broken]),
+        SamplingParams(max_tokens=14, ignore_eos=True, logprobs=2, prompt_logprobs=1),
+    ]
+    with open_llm(folders, device, NGramDecodingConfig(4, adaptive=False)) as llm:
+        outputs = llm.generate(PROMPTS[:3], params, use_tqdm=False)
+    assert [out.outputs[0].finish_reason for out in outputs] == ["length", "error", "length"]
+    assert list(outputs[0].outputs[0].token_ids) == plain["greedy"][0]
+    assert list(outputs[2].outputs[0].token_ids) == plain["greedy"][2]
+    assert len(outputs[2].prompt_logprobs) == len(PROMPTS[2])
+
+
+@devices
+def test_a_failing_pass_ends_its_requests_alone(
+    folders: dict[str, Path], plain: dict[str, Any], device: str
+) -> None:
+    with open_llm(folders, device) as llm:
+        forward = llm.model.forward
+
+        def fail(*_args: Any) -> Any:
+            raise RuntimeError("CUDA error: on purpose")
+
+        llm.model.forward = fail  # type: ignore[method-assign]
+        out = llm.generate(PROMPTS[:2], GREEDY, use_tqdm=False)
+        assert [o.outputs[0].finish_reason for o in out] == ["error", "error"]
+        llm.model.forward = forward  # type: ignore[method-assign]
+        found = tokens_of(llm.generate(PROMPTS, GREEDY, use_tqdm=False))
+        assert found == plain["greedy"]
+
+
+@devices
+def test_half_precision_decodes_alike_with_and_without_drafts(
+    folders: dict[str, Path], device: str
+) -> None:
+    """bfloat16 through the kernels with matrix instructions."""
+    spec = LookaheadDecodingConfig(4, 3, 4, adaptive=False)
+    with open_llm(folders, device, dtype="bfloat16") as llm:
+        expected = tokens_of(llm.generate(PROMPTS[:2], GREEDY, use_tqdm=False))
+    with open_llm(folders, device, spec, dtype="bfloat16") as llm:
+        assert tokens_of(llm.generate(PROMPTS[:2], GREEDY, use_tqdm=False)) == expected
+
+
+# -- The executor's side of it ---------------------------------------------------------------------
+
+
+def test_moves_are_taken_before_the_next_plan() -> None:
+    """With defer_moves commit() moves nothing; what it would have moved has to be taken."""
+    pages = torch.zeros(1, 64, 1, 4, 8)
+    executor = _core.Executor(
+        pages, pages.clone(), vocab_size=16, max_seq_len=16, max_num_tokens=64, method="external",
+        adaptive=False, defer_moves=True,
+    )  # fmt: skip
+    request = executor.submit([1, 2, 3], max_tokens=6)
+    executor.commit(executor.plan(), torch.tensor([4], dtype=torch.int32))
+    assert executor.take_moves() is None
+    executor.propose(request, [9, 5], [-1, -1])  # the second is right
+    plan = executor.plan()
+    page = int(plan.page_table[0, 0])
+    executor.commit(plan, torch.tensor([5, 7, 6], dtype=torch.int32))
+    with pytest.raises(ValueError, match=r"plan\(\) before the K/V moves"):
+        executor.plan()
+    moves = executor.take_moves()
+    assert moves["kv_len"].tolist() == [3] and moves["cu_rows"].tolist() == [0, 3]
+    assert moves["path_len"].tolist() == [1] and moves["path"][0, 0] == 2
+    assert moves["path"].shape == (1, 128) and moves["page_table"][0, 0] == page
+    assert executor.take_moves() is None
+    assert executor.plan() is not None
+
+
+# -- Refusals --------------------------------------------------------------------------------------
+
+
+def test_devices_are_refused_before_weights_are_read(
+    folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("specdec_ext.models.load_model", pytest.fail)
+    with pytest.raises(ConfigError, match="device = 'tpu': expected"):
+        open_llm(folders, "tpu")
+    with pytest.raises(ConfigError, match="device = 3: expected"):
+        open_llm(folders, 3)  # type: ignore[arg-type]
+    if not torch.cuda.is_available():
+        with pytest.raises(ConfigError, match=r"device = .cuda. cannot be used: .*device=.cpu."):
+            open_llm(folders, "cuda")
+
+
+@devices
+def test_the_adapter_is_refused_on_a_device(folders: dict[str, Path], device: str) -> None:
+    with pytest.raises(UnsupportedModelError, match="needs the native decoder"):
+        open_llm(folders, device, model_impl="transformers")
+
+
+def test_auto_takes_the_cpu_for_what_a_device_does_not_run(folders: dict[str, Path]) -> None:
+    with open_llm(folders, "auto", model_impl="transformers") as llm:
+        assert llm.device == "cpu"

@@ -1,0 +1,291 @@
+"""The decoder of a device against transformers, and what its pass may do.
+
+On the emulation the tensors lie on the CPU and the kernels are those of cuda/; where there is a
+GPU the same tests run on it.
+"""
+
+from __future__ import annotations
+
+import copy
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from model_zoo import NATIVE
+from plan_builder import Driver, Sequence, hf_greedy, hf_scores, prompt_ids
+from safetensors.torch import load_file, save_file
+from test_native import ROPE
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from emulators import devices
+from specdec_ext import _core
+from specdec_ext.errors import ConfigError, ModelError, UnsupportedModelError
+from specdec_ext.models import StepModel, load_model
+from specdec_ext.models.device_step import PlanStaging, Upload
+from specdec_ext.models.place import resolve_device
+
+NUM_TOKENS = 8
+
+
+def load(folder: Any, device: str, **options: Any) -> Any:
+    model = load_model(folder, place=resolve_device(device), **{"max_rows": 64, **options})
+    assert (model.impl, model.numerics) == ("native", "fast")
+    return model
+
+
+@devices
+@pytest.mark.parametrize("family", sorted(NATIVE))
+def test_greedy_equals_transformers(saved: Any, device: str, family: str) -> None:
+    """Prompts read at once and in chunks, several in a batch; other pages each time."""
+    reference = saved(family)
+    prompts = [prompt_ids(length, seed) for seed, length in enumerate((1, 9, 23))]
+    expected = [hf_greedy(reference.model, prompt, NUM_TOKENS) for prompt in prompts]
+    model = load(reference.folder, device)
+    assert Driver(model).greedy(prompts, NUM_TOKENS) == expected
+    assert Driver(model, page_size=16, seed=5).greedy(prompts, NUM_TOKENS, chunk=5) == expected
+
+
+@devices
+@pytest.mark.parametrize("name", sorted(ROPE))
+def test_rope_types_beyond_the_original_length(saved: Any, device: str, name: str) -> None:
+    length = 128 if name == "llama3" else 24  # llama3 states its full length
+    reference = saved("llama", rope_parameters=ROPE[name], max_position_embeddings=length)
+    prompt = prompt_ids(20, 3)
+    expected = hf_greedy(reference.model, prompt, 12)
+    assert Driver(load(reference.folder, device)).greedy([prompt], 12) == [expected]
+
+
+@devices
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "gemma2", "gemma3"])
+def test_scores_are_as_close_as_torch(saved: Any, device: str, family: str, dtype: str) -> None:
+    """err(ours) <= 2 err(torch in the same dtype) + rounding, both against float64 on the weights
+    as the dtype holds them."""
+    torch_dtype = getattr(torch, dtype)
+    rounded = copy.deepcopy(saved(family).model).to(torch_dtype)
+    ids = prompt_ids(30, 7)
+    theirs = hf_scores(rounded, ids).double()
+    exact = hf_scores(rounded.double(), ids)
+    model = load(saved(family).folder, device, dtype=dtype)
+    assert model.kv_dtype == torch_dtype and model.info.dtype == dtype
+    ours = Driver(model, page_size=16).scores([(Sequence(), ids)])[0].double()
+    limit = 2 * (theirs - exact).abs().max()
+    limit += 2 * torch.finfo(torch_dtype).eps * exact.abs().max()
+    assert (ours - exact).abs().max() <= limit
+
+
+@devices
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+def test_a_path_of_a_tree_scores_as_it_does_alone(saved: Any, device: str, family: str) -> None:
+    reference = saved(family)
+    prompt, nodes = prompt_ids(9, 1), prompt_ids(5, 2)
+    driver = Driver(load(reference.folder, device))
+    sequence = Sequence()
+    driver.scores([(sequence, prompt)])
+    tree = driver.scores([(sequence, nodes)], [[-1, 0, 0, 1, 2]], keep=False)[0]
+    for path in ([0, 1, 3], [0, 2, 4]):
+        alone = hf_scores(reference.model, prompt + [nodes[i] for i in path])[len(prompt) :]
+        assert torch.allclose(tree[path], alone, atol=1e-3, rtol=1e-3)
+
+
+@devices
+def test_many_rows_are_scored_in_parts(
+    saved: Any, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The head's buffer holds a few rows only; ids, scores and hidden states are the same."""
+    prompt = prompt_ids(13, 4)
+    driver = Driver(load(saved("gemma2").folder, device))
+    whole = driver.scores([(Sequence(), prompt)])[0]
+    monkeypatch.setattr("specdec_ext.models.device_decoder._SCORE_BYTES", 4 * 199 * 4)
+    model = load(saved("gemma2").folder, device)
+    assert model.decoder._score_rows == 4
+    driver = Driver(model)
+    parts = driver.scores([(Sequence(), prompt)])[0]
+    assert torch.allclose(whole, parts, atol=1e-4)
+    plan = _core.make_step_plan([prompt], kv_len=[0], page_table=[[1, 2, 3, 4]], needs_logits=False)
+    assert torch.equal(model.forward(plan), parts.argmax(-1).int())
+
+
+@devices
+def test_hidden_states_and_the_head(saved: Any, device: str) -> None:
+    model = load(saved("gemma2").folder, device)
+    assert isinstance(model, StepModel)
+    driver = Driver(model)
+    prompt = prompt_ids(7, 5)
+    plan = driver._plan([(Sequence(), prompt)], None, False, True)  # the last row alone
+    hidden = torch.full((1, model.hidden_size), float("nan"))
+    scores = model.forward(plan, hidden).clone()
+    assert torch.allclose(model.head(hidden), scores, atol=1e-4)
+    reference = saved("gemma2").model
+    inside = reference.model(torch.tensor([prompt])).last_hidden_state[0, -1]
+    assert torch.allclose(hidden[0], inside, atol=1e-3, rtol=1e-3)
+    ids = torch.tensor([3, 198, 0], dtype=torch.int32)
+    table = reference.get_input_embeddings().weight
+    assert torch.equal(model.embed(ids), table[ids.long()])
+    assert torch.equal(model.head_rows(ids), reference.lm_head.weight[ids.long()])
+
+
+@devices
+def test_a_nan_stays_in_its_row(saved: Any, device: str, tmp_path: Any) -> None:
+    folder = shutil.copytree(saved("llama").folder, tmp_path / "nan")
+    weights = load_file(folder / "model.safetensors")
+    weights["model.embed_tokens.weight"][77] = float("nan")
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    model = load(folder, device)
+    assert "NaN" in model.info.warnings[0]
+    Driver(model)
+    plan = _core.make_step_plan(
+        [[5, 77], [5, 6]], kv_len=[0, 0], page_table=[[4], [9]], needs_logits=False
+    )
+    ids = model.forward(plan).tolist()
+    clean = _core.make_step_plan([[5, 6]], kv_len=[0], page_table=[[9]], needs_logits=False)
+    assert ids[1] == -1
+    assert [ids[0], *ids[2:]] == [ids[2], *model.forward(clean).tolist()]
+
+
+# -- What a pass is made of ------------------------------------------------------------------------
+
+# Enqueued on a device without a look at its results; everything else of a pass is a kernel of ours.
+ENQUEUED = {
+    "aten::index_select.out", "aten::mm.out", "aten::addmm.out", "aten::mul_.Scalar",
+    "aten::mul_.Tensor",
+}  # fmt: skip
+ROW_BY_ROW = {
+    "aten::_to_copy", "aten::pow.Tensor_Scalar", "aten::mean.dim", "aten::add.Tensor",
+    "aten::rsqrt", "aten::mul.Tensor", "aten::mul.out", "aten::add_.Tensor", "aten::copy_",
+    "aten::silu", "aten::gelu", "aten::split.Tensor", "aten::to.dtype", "aten::chunk",
+}  # fmt: skip
+# They make a view or a number of the host.
+VIEWS = {
+    "aten::slice.Tensor", "aten::view", "aten::t", "aten::select.int", "aten::transpose.int",
+    "aten::as_strided", "aten::_unsafe_view", "aten::alias", "aten::detach",
+}  # fmt: skip
+
+
+class Recorder(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.add(func.name())
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def no_synchronisation(device: str) -> Iterator[None]:
+    if device != "cuda":
+        yield
+        return
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@devices
+@pytest.mark.parametrize("family", ["llama_biased", "gemma3", "qwen3"])
+def test_a_pass_reads_nothing_on_the_host(saved: Any, device: str, family: str) -> None:
+    """No copy to the host, no size that depends on data, no temporary: by the list of what runs."""
+    model = load(saved(family).folder, device, dtype="bfloat16")
+    driver = Driver(model, page_size=16)
+    parents = [[-1, 0, 0], []]
+    plan = driver._plan([(Sequence(), [5, 6, 7]), (Sequence(), [8, 9])], parents, False, False)
+    step = model.stage(plan)
+    model.decoder.greedy(model.decoder.forward_rows(step))  # grows its scratch
+    with no_synchronisation(device), Recorder() as seen:
+        ids = model.decoder.greedy(model.decoder.forward_rows(step))
+    assert seen.names <= ENQUEUED | ROW_BY_ROW | VIEWS
+    assert torch.equal(ids.cpu(), model.forward(plan))
+
+
+@devices
+def test_buffers_stay_where_they_are(saved: Any, device: str) -> None:
+    """Steps of any size use the same memory, so that a pass can be captured."""
+    model = load(saved("llama").folder, device)
+    driver = Driver(model)
+    places = set()
+    for count in (1, 40, 3):
+        plan = driver._plan([(Sequence(), prompt_ids(count, 1))], None, True, False)
+        rows = model.decoder.forward_rows(model.stage(plan))
+        places.add((rows.data_ptr(), model.decoder.greedy(rows).data_ptr()))
+    assert len(places) == 1
+
+
+# -- Staging ---------------------------------------------------------------------------------------
+
+
+def test_a_staged_plan_says_what_the_plan_says() -> None:
+    plan = _core.make_step_plan(
+        [[5, 6, 7], [8]],
+        parents=[[-1, 0, 0], []],
+        kv_len=[9, 30],
+        page_table=[[3, 1, 2], [4, 5, 6]],
+        logits_for_all_rows=False,
+    )
+    step = PlanStaging(torch.device("cpu"), 16).stage(plan)
+    for name in ("tokens", "positions", "cu_rows", "kv_len", "is_tree"):
+        assert getattr(step, name).tolist() == getattr(plan, name).tolist()
+    assert step.mask.view(torch.uint32).tolist() == plan.mask.tolist()
+    assert step.page_table.tolist() == [[3, 1], [4, 5]]  # as far as 31 tokens reach
+    assert (step.max_rows, step.max_kv_len) == (3, 31)
+    assert step.logit_rows is not None and step.logit_rows.tolist() == plan.logit_rows.tolist()
+    assert (step.num_rows, step.num_logit_rows) == (4, plan.num_logit_rows)
+    assert step.status is not None and step.status.tolist() == [0, 0]
+
+
+def test_an_upload_grows_and_keeps_every_array() -> None:
+    upload = Upload(torch.device("cpu"), 64)
+    for size in (3, 50, 7):
+        arrays = [
+            np.arange(size, dtype=np.int32),
+            np.full(size, 7, dtype=np.uint8),
+            np.arange(2 * size, dtype=np.uint32).reshape(2, size),
+        ]
+        sent = upload.send(arrays)
+        assert [t.dtype for t in sent] == [torch.int32, torch.uint8, torch.int32]
+        assert [t.tolist() for t in sent] == [a.tolist() for a in arrays]
+
+
+# -- Refusals --------------------------------------------------------------------------------------
+
+
+def test_what_is_no_device_is_refused() -> None:
+    with pytest.raises(ConfigError, match="device = 'gpu': expected 'auto', 'cpu', 'cuda'"):
+        resolve_device("gpu")
+    with pytest.raises(ConfigError, match="device = 'cuda:x'"):
+        resolve_device("cuda:x")
+    assert resolve_device("cpu").is_cpu
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU can be used here")
+def test_cuda_is_refused_with_the_reason_and_auto_is_the_cpu() -> None:
+    reason = _core.cuda_info()["reason"]
+    with pytest.raises(ConfigError) as refused:
+        resolve_device("cuda:1")
+    assert reason in str(refused.value) and "use device='cpu'" in str(refused.value)
+    assert resolve_device("auto").is_cpu
+
+
+@devices
+def test_refusals_of_a_model(saved: Any, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UnsupportedModelError, match=r"device = .* needs the native decoder"):
+        load(saved("gpt2").folder, device)
+    model = load(saved("llama").folder, device, max_rows=4)
+    plan = _core.make_step_plan([prompt_ids(5, 0)], kv_len=[0], page_table=[[0, 1]])
+    with pytest.raises(ModelError, match=r"before bind_cache"):
+        model.forward(plan)
+    driver = Driver(model)
+    with pytest.raises(ModelError, match=r"a step of 5 rows: .* max_rows = 4"):
+        model.forward(plan)
+    with pytest.raises(ModelError, match=r"needs torch.float32"):
+        model.bind_cache(driver.k.half(), driver.v.half())
+    if device != "cuda":
+        monkeypatch.setenv("SPECDEC_EMU_LIMITS", "7.5,4,65536")
+        with pytest.raises(ConfigError, match=r"cannot run this model: .*8\.0"):
+            load(saved("llama").folder, device)
