@@ -32,7 +32,7 @@ def random_drafter(folder: str) -> str:
 
 
 def layers(drafter: Any) -> list[tuple[Any, str]]:
-    return [(drafter._network, "next_state"), (drafter._network, "scores")]
+    return [(drafter._network, "score")]
 
 
 def cases(rounds: int, tokens: int) -> dict[str, dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <functional>
 #include <limits>
 #include <numeric>
@@ -44,32 +45,41 @@ bool has_nan(const float* scores, std::int32_t n) {
   return any != 0;
 }
 
+constexpr std::int32_t kVecLanes = 4;
+typedef float ScoreVec __attribute__((vector_size(kVecLanes * sizeof(float))));
+
+ScoreVec load(const float* scores) {
+  ScoreVec v;
+  std::memcpy(&v, scores, sizeof(v));
+  return v;
+}
+
 // The largest score of each block, in `maxima`; false for a row with NaN or +infinity.
 bool block_maxima(const float* scores, std::int32_t n, float* maxima) {
   if (has_nan(scores, n)) return false;
-  const auto larger = [](float a, float b) { return a > b ? a : b; };
   bool is_finite = true;
   for (std::int32_t begin = 0, b = 0; begin < n; begin += kScanBlock, ++b) {
     const float* block = scores + begin;
-    float lane[kLanes];
-    std::fill_n(lane, kLanes, kNoScore);
+    float best = kNoScore;
     if (begin + kScanBlock <= n) {
-      for (std::int32_t i = 0; i < kScanBlock; i += kLanes) {
-        for (std::int32_t j = 0; j < kLanes; ++j) lane[j] = larger(block[i + j], lane[j]);
+      ScoreVec even = load(block), odd = load(block + kVecLanes);
+      for (std::int32_t i = 2 * kVecLanes; i < kScanBlock; i += 2 * kVecLanes) {
+        const ScoreVec x = load(block + i), y = load(block + i + kVecLanes);
+        even = x > even ? x : even;
+        odd = y > odd ? y : odd;
       }
+      even = odd > even ? odd : even;
+      for (std::int32_t j = 0; j < kVecLanes; ++j) best = even[j] > best ? even[j] : best;
     } else {
-      for (std::int32_t i = 0; i < n - begin; ++i) lane[0] = larger(block[i], lane[0]);
+      for (std::int32_t i = 0; i < n - begin; ++i) best = block[i] > best ? block[i] : best;
     }
-    for (std::int32_t half = kLanes / 2; half > 0; half /= 2) {
-      for (std::int32_t j = 0; j < half; ++j) lane[j] = larger(lane[j], lane[j + half]);
-    }
-    maxima[b] = lane[0];
-    is_finite = is_finite && lane[0] != -kNoScore;
+    maxima[b] = best;
+    is_finite = is_finite && best != -kNoScore;
   }
   return is_finite;
 }
 
-// The best `keep` of n scores, best first; 0 of a row with NaN or +infinity.
+// The best `keep` of n scores, by index; 0 of a row with NaN or +infinity.
 std::int32_t best_scores(const float* scores, std::int32_t n, std::int32_t keep,
                          std::vector<float>* scratch, ScoredIndex* out) {
   const std::int32_t blocks = (n + kScanBlock - 1) / kScanBlock;
@@ -84,29 +94,35 @@ std::int32_t best_scores(const float* scores, std::int32_t n, std::int32_t keep,
     std::nth_element(ordered, ordered + keep - 1, ordered + blocks, std::greater<>());
     threshold = ordered[keep - 1];
   }
-  ScoredIndex collected[kCollected + kScanBlock];
+  ScoredIndex collected[kCollected + kScanBlock + 1];
   std::int32_t count = 0;
   bool is_full = false;  // `keep` scores at the threshold or above: later ones lose ties
+  const auto keep_best = [&] {
+    ScoredIndex ordered[kCollected + kScanBlock];
+    std::copy_n(collected, count, ordered);
+    std::nth_element(ordered, ordered + keep - 1, ordered + count, likelier);
+    const ScoredIndex last = ordered[keep - 1];
+    count = static_cast<std::int32_t>(
+        std::remove_if(collected, collected + count,
+                       [&](const ScoredIndex& x) { return likelier(last, x); }) -
+        collected);
+    threshold = last.score;
+    is_full = true;
+  };
   for (std::int32_t b = 0; b < blocks; ++b) {
     if (maxima[b] < threshold || (is_full && maxima[b] == threshold)) continue;
     const std::int32_t end = std::min(n, (b + 1) * kScanBlock);
     for (std::int32_t i = b * kScanBlock; i < end; ++i) {
       const float x = scores[i];
-      if ((x > threshold || (x == threshold && !is_full)) && x > kNoScore) {
-        collected[count++] = {x, i};
-      }
+      const bool wanted = x > threshold || (x == threshold && !is_full && x > kNoScore);
+      collected[count] = {x, i};  // without a jump: which scores are wanted is hard to foresee
+      count += wanted ? 1 : 0;
     }
-    if (count > kCollected) {
-      std::nth_element(collected, collected + keep - 1, collected + count, likelier);
-      count = keep;
-      threshold = collected[keep - 1].score;
-      is_full = true;
-    }
+    if (count > kCollected) keep_best();
   }
-  const std::int32_t kept = std::min(keep, count);
-  std::partial_sort(collected, collected + kept, collected + count, likelier);
-  std::copy(collected, collected + kept, out);
-  return kept;
+  if (count > keep) keep_best();
+  std::copy_n(collected, count, out);
+  return count;
 }
 
 }  // namespace
@@ -162,11 +178,12 @@ void BeamSearch::advance(const float* scores, std::int64_t stride, std::int32_t 
   if (rows == 0) return;
   candidates_.resize(static_cast<std::size_t>(rows) * kKept);
   num_candidates_.resize(rows);
-  row_temperature_.clear();
+  row_laws_.clear();
   for (const Request& request : requests_) {
     if (!request.growing) continue;
     const std::int32_t beams = request.begins[request.depth + 1] - request.begins[request.depth];
-    row_temperature_.insert(row_temperature_.end(), beams, request.shape.temperature);
+    row_laws_.insert(row_laws_.end(), beams,
+                     RowLaw{request.shape.num_beams, request.shape.temperature});
   }
   const auto score_rows = [&](std::int64_t first, std::int64_t last) {
     thread_local std::vector<float> scratch;
@@ -174,16 +191,29 @@ void BeamSearch::advance(const float* scores, std::int64_t stride, std::int32_t 
       ScoredIndex best[kKept];
       const std::int32_t kept =
           best_scores(scores + row * stride, vocab_size, kKept, &scratch, best);
-      Candidate* out = candidates_.data() + row * kKept;
-      double total = 0.0;
-      for (std::int32_t i = 0; i < kept; ++i) {
-        const double below = static_cast<double>(best[i].score) - best[0].score;
-        out[i] = {best[i].index, below / row_temperature_[row]};
-        total += std::exp(out[i].log_prob);
+      if (kept == 0) {
+        num_candidates_[row] = 0;
+        continue;
       }
+      // More than num_beams of a row's candidates never go on.
+      const RowLaw& law = row_laws_[row];
+      const std::int32_t wanted = std::min(kept, law.num_beams);
+      double total = 0.0;
+      const float highest =
+          std::max_element(best, best + kept, [](const ScoredIndex& a, const ScoredIndex& b) {
+            return a.score < b.score;
+          })->score;
+      for (std::int32_t i = 0; i < kept; ++i) {
+        total += std::exp((static_cast<double>(best[i].score) - highest) / law.temperature);
+      }
+      std::partial_sort(best, best + wanted, best + kept, likelier);
       const double log_total = std::log(total);
-      for (std::int32_t i = 0; i < kept; ++i) out[i].log_prob -= log_total;
-      num_candidates_[row] = kept;
+      Candidate* out = candidates_.data() + row * kKept;
+      for (std::int32_t i = 0; i < wanted; ++i) {
+        const double below = static_cast<double>(best[i].score) - highest;
+        out[i] = {best[i].index, below / law.temperature - log_total};
+      }
+      num_candidates_[row] = wanted;
     }
   };
   if (std::int64_t{rows} * vocab_size < kInlineScores) {

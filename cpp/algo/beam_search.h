@@ -81,15 +81,21 @@ class BeamSearch {
     double log_prob;
   };
 
+  // What a row's request asks for.
+  struct RowLaw {
+    std::int32_t num_beams;
+    double temperature;
+  };
+
   void grow(Request* request, std::int32_t first_row, std::int32_t count, const TokenId* token_ids);
 
   std::vector<Request> requests_;
   std::vector<std::int32_t> row_parents_;
   std::vector<TokenId> row_tokens_;
   std::vector<double> row_log_probs_;
-  std::vector<Candidate> candidates_;         // [rows, kKept], best first
+  std::vector<Candidate> candidates_;         // [rows, kKept], best first, num_beams at most
   std::vector<std::int32_t> num_candidates_;  // [rows]
-  std::vector<double> row_temperature_;
+  std::vector<RowLaw> row_laws_;              // [rows]
 };
 
 }  // namespace specdec

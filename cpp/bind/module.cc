@@ -23,4 +23,5 @@ PYBIND11_MODULE(_core, m) {
   specdec::register_sampling(m);
   specdec::register_slots(m);
   specdec::register_beams(m);
+  specdec::register_recurrent_drafter(m);
 }

@@ -20,5 +20,6 @@ void register_algo(pybind11::module_& m);
 void register_sampling(pybind11::module_& m);
 void register_slots(pybind11::module_& m);
 void register_beams(pybind11::module_& m);
+void register_recurrent_drafter(pybind11::module_& m);
 
 }  // namespace specdec

@@ -21,6 +21,7 @@ __all__: list[str] = [
     "NgramIndex",
     "PackedLinear",
     "PageTable",
+    "RecurrentDrafter",
     "SharedNgramPool",
     "SlotLayout",
     "StepOutput",
@@ -973,6 +974,46 @@ class BeamSearch:
     def row_tokens(self) -> numpy.typing.NDArray[numpy.int32]:
         """
         int32 [num_rows]: the last token of each, -1 after start().
+        """
+
+class RecurrentDrafter:
+    """
+    ReDrafter's network over packed linear layers.
+
+    start(), then as long as the BeamSearch has rows: score(search), advance(search). Layers are
+    PackedLinear: ``recurrence`` [H, 2H] or None (states add up embeddings), ``projection`` [E, 2H] or
+    None (E = 2H), ``blocks`` [E, E] each. ``embed(ids, out)`` writes rows of the target's embedding
+    table, int32 [n] into float32 [n, H]; ``head`` is a PackedLinear [num_scores, E] or a function
+    (x, out) of float32 [n, E] and [n, num_scores]. The arrays of both are valid during the call only.
+    Raises ValueError naming the layer that does not fit.
+    """
+    def __init__(
+        self,
+        *,
+        hidden_size: typing.SupportsInt | typing.SupportsIndex,
+        num_scores: typing.SupportsInt | typing.SupportsIndex,
+        recurrence: typing.Any,
+        projection: typing.Any,
+        blocks: list[typing.Any],
+        embed: typing.Any,
+        head: typing.Any,
+    ) -> None: ...
+    def advance(self, search: BeamSearch, token_ids: typing.Any = None) -> None:
+        """
+        BeamSearch.advance with these scores; ``token_ids`` int32 [num_scores].
+        """
+    def score(self, search: BeamSearch) -> None:
+        """
+        Score the rows of the search. Releases the GIL.
+        """
+    def start(self, hidden: typing.Any, tokens: typing.Any) -> None:
+        """
+        One request a row: the target's last hidden state, float32 [B, H], and last token, int32 [B].
+        """
+    @property
+    def scores(self) -> numpy.typing.NDArray[numpy.float32]:
+        """
+        float32 [rows, num_scores]: a copy of what the last score() found.
         """
 
 def accept_drafts(

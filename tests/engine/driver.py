@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from hash_target import HashFunction, HashModel
 
+from hash_target import HashFunction, HashModel
 from specdec_ext import _core
 
 # T(rows) of a machine on which rows are not free, so that adaptive budgets really choose.

@@ -6,10 +6,10 @@ import functools
 import time
 from typing import Any
 
-from hash_target import HashFunction, HashModel
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from hash_target import HashFunction, HashModel
 from specdec_ext import _core
 from specdec_ext.config import LookaheadDecodingConfig, NGramDecodingConfig
 from specdec_ext.config_parse import SpeculativeConfig

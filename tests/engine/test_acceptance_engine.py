@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 from driver import Job, hash_engine
-from hash_target import HashFunction
 
+from hash_target import HashFunction
 from reference.acceptance_reference import DRAFT, Drafts, deepest, rejection, uniform
 from reference.sampling_reference import Law, draw, token_uniform
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from driver import Delivery, Job, hash_engine
+
 from hash_target import HashFunction
 
 # Compared tokens per case; the last two tests of this file hold the sums against the promise.

@@ -11,9 +11,9 @@ import torch
 from driver import Delivery, Engine, Job, hash_engine
 from engine_loop_cases import FUNCTION as LOOP_FUNCTION
 from engine_loop_cases import LOOKAHEAD, NGRAM, VOCAB, make_engine
-from hash_target import HashFunction
 from test_prefix_reuse import METHODS
 
+from hash_target import HashFunction
 from specdec_ext import ExternalDraftTokensConfig, RequestError, SamplingParams
 
 FUNCTION = HashFunction(vocab=40, surprise=9)

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+
 from hash_target import HashFunction, HashModel
 
 FUNCTION = HashFunction(vocab=1000, surprise=1)

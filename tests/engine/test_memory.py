@@ -9,8 +9,9 @@ from typing import Any
 import psutil
 import pytest
 from driver import Engine, Job, hash_engine
-from hash_target import HashFunction
 from test_equality_synthetic import make_prompt
+
+from hash_target import HashFunction
 
 METHODS: dict[str, dict[str, Any]] = {
     "lookahead": {"method": "lookahead", "lookahead": (7, 7, 7)},

@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 import pytest
 from driver import Delivery, hash_engine
+
 from hash_target import HashFunction
 
 PROMPT = [3, 1, 4, 1, 5]

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from driver import Delivery, Engine, Job, hash_engine, model_engine
+
 from hash_target import HashFunction
 
 METHODS: dict[str, dict[str, Any]] = {

@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 from driver import Job, hash_engine
 from engine_loop_cases import FUNCTION, METHODS, PROMPTS, make_engine, run
-from hash_target import HashFunction
 from test_equality_synthetic import DRAFTERS, Drafter, lookahead, make_prompt, ngram
 
+from hash_target import HashFunction
 from reference.sampling_reference import Law, draw, probabilities, token_uniform
 from specdec_ext import UnsupportedRequestError
 from specdec_ext.errors import RequestError

@@ -11,10 +11,11 @@ import os
 from typing import Any
 
 from driver import hash_engine
-from hash_target import HashFunction
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from hash_target import HashFunction
 
 METHODS: list[dict[str, Any]] = [
     {"method": "none"},

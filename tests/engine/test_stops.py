@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from driver import Delivery, Job, hash_engine
+
 from hash_target import HashFunction
 
 PROMPT = [5, 9, 2, 5, 9, 2, 5]

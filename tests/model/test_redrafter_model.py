@@ -12,6 +12,8 @@ from model_zoo import ADAPTED, NATIVE, edit_json
 from safetensors.torch import load_file, save_file
 
 from reference.redrafter_reference import Network
+from specdec_ext import _core
+from specdec_ext.drafters.redrafter import PackedRedrafter
 from specdec_ext.drafters.redrafter_model import (
     Redrafter,
     RedrafterShape,
@@ -64,6 +66,65 @@ def test_network_equals_the_reference(name: str) -> None:
         wanted = [network.scores(c, s, rows)
                   for c, s in zip(context.tolist(), expected, strict=True)]  # fmt: skip
         torch.testing.assert_close(scores.tolist(), wanted, rtol=1e-12, atol=1e-12)
+
+
+class EmbeddingTarget:
+    """A target of which a drafter needs the embedding table and the head alone."""
+
+    def __init__(self, shape: RedrafterShape, dtype: torch.dtype) -> None:
+        self.hidden_size, self.vocab_size, self.kv_dtype = (
+            shape.hidden_size,
+            shape.vocab_size,
+            dtype,
+        )
+        self.table = torch.randn(shape.vocab_size, shape.hidden_size)
+        self.rows = torch.randn(shape.vocab_size, shape.hidden_size)
+
+    def embed(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.table[ids.long()]
+
+    def head_rows(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.rows[ids.long()]
+
+    def head(self, hidden: torch.Tensor) -> torch.Tensor:
+        return hidden @ self.rows.T
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("name", SHAPES)
+def test_packed_network_scores_every_beam_as_the_module(name: str, dtype: torch.dtype) -> None:
+    """Three requests of different beams and lengths: each row continues the row it extends."""
+    model = make(SHAPES[name], seed=7)
+    target = EmbeddingTarget(model.shape, dtype)
+    packed = PackedRedrafter(model, target)
+    module, table = model.double(), target.table.double()
+    own = not model.shape.tie_lm_head
+    head = None
+    if not own:
+        ids = torch.arange(31) if model.token_ids is None else model.token_ids
+        head = target.rows.double()[ids.long()]
+    context = torch.randn(3, model.shape.hidden_size)
+    tokens = torch.tensor([4, 0, 30], dtype=torch.int32)
+    search = _core.BeamSearch()
+    search.start([1, 4, 2], [3, 2, 5])
+    packed.start(context, tokens)
+    state = module.initial_state(3).double()
+    context = context.double()
+    depths = 0
+    while search.num_rows:
+        if depths:
+            parents = torch.from_numpy(search.row_parents).long()
+            context, state = context[parents], state[parents]
+            tokens = torch.from_numpy(search.row_tokens)
+        state = module.next_state(state, table[tokens.long()])
+        expected = module.scores(module.features(context, state), head)
+        packed.score(search)
+        found = torch.from_numpy(packed.scores).double()
+        error = float((found - expected).abs().max() / expected.abs().max())
+        assert error < (3e-2 if dtype == torch.bfloat16 else 2e-6)
+        packed.advance(search)
+        depths += 1
+    assert depths == 5
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.nn import functional
 
 from .. import _core
 from ..drafter_config import ReDrafterDecodingConfig
@@ -46,7 +45,6 @@ class PackedRedrafter:
                 )
         self.shape = shape
         self.token_ids = network.token_ids
-        self._embed = target.embed
         dtype = target.kv_dtype
         if target.embed(torch.zeros(1, dtype=torch.int32)).shape[1] != shape.hidden_size:
             raise ModelError(
@@ -59,7 +57,6 @@ class PackedRedrafter:
                 weight.to(dtype).contiguous(), None if bias is None else bias.contiguous()
             )
 
-        self._packed: list[Any] = []
         self._recurrence = self._input_proj = None
         if shape.rnn:
             # One product for both: [e, s] (W_w | W_u)^T + b.
@@ -69,15 +66,23 @@ class PackedRedrafter:
             self._input_proj = pack(network.input_proj.weight, network.input_proj.bias)
         blocks = network.blocks()
         self._blocks = [pack(block.linear.weight, block.linear.bias) for block in blocks]
-        self._target_head = None
         if not shape.tie_lm_head:
             self._head = pack(network.own_head().weight, None)
         elif self.token_ids is not None:
             self._head = pack(target.head_rows(self.token_ids), None)
         else:
             self._head = None
-            self._target_head = target.head
             target.head(torch.zeros(1, shape.hidden_size))  # refused here, not in a step
+
+        self._network = _core.RecurrentDrafter(
+            hidden_size=shape.hidden_size,
+            num_scores=shape.draft_vocab_size or shape.vocab_size,
+            recurrence=self._recurrence,
+            projection=self._input_proj,
+            blocks=self._blocks,
+            embed=lambda ids, out: _fill(out, target.embed(torch.from_numpy(ids))),
+            head=self._head or (lambda x, out: _fill(out, target.head(torch.from_numpy(x)))),
+        )
 
     @property
     def weight_bytes(self) -> int:
@@ -85,33 +90,26 @@ class PackedRedrafter:
         layers = [self._recurrence, self._input_proj, *self._blocks, self._head]
         return sum(int(layer.weight_bytes) for layer in layers if layer is not None)
 
-    def next_state(self, state: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-        """The states [R, H] after int32 tokens [R]."""
-        embedding = self._embed(tokens)
-        if self._recurrence is None:
-            state = state + embedding
-            return state
-        result = torch.empty_like(state)
-        self._recurrence.run(torch.cat((embedding, state), dim=1), result)
-        return functional.silu(result, inplace=True)
+    def start(self, hidden: torch.Tensor, tokens: torch.Tensor) -> None:
+        """One request a row: its hidden state [B, H] and int32 last token [B]."""
+        self._network.start(hidden, tokens)
 
-    def scores(self, context: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
-        """Scores [R, V'] of the token after each state [R, H] under its hidden state [R, H]."""
-        x = torch.cat((context, state), dim=1)
-        if self._input_proj is not None:
-            projected = torch.empty(len(x), self.shape.exit_dim)
-            self._input_proj.run(x, projected)
-            x = projected
-        for block in self._blocks:
-            y = torch.empty_like(x)
-            block.run(x, y)
-            x += functional.silu(y, inplace=True)
-        if self._target_head is not None:
-            result: torch.Tensor = self._target_head(x)
-            return result
-        out = torch.empty(len(x), self._head.out_features)
-        self._head.run(x, out)
-        return out
+    def score(self, search: Any) -> None:
+        """Run the layers for the rows of a _core.BeamSearch."""
+        self._network.score(search)
+
+    def advance(self, search: Any) -> None:
+        """The next depth of the search, from these scores."""
+        self._network.advance(search, self.token_ids)
+
+    @property
+    def scores(self) -> np.ndarray[Any, np.dtype[np.float32]]:
+        """A copy of the last scores, [R, V']."""
+        return self._network.scores
+
+
+def _fill(out: np.ndarray[Any, np.dtype[np.float32]], rows: torch.Tensor) -> None:
+    torch.from_numpy(out).copy_(rows)
 
 
 class RedrafterDrafter:
@@ -181,27 +179,23 @@ class RedrafterDrafter:
         )
         context = torch.stack([_hidden(r) for r in requests])
         tokens = torch.tensor([r.tokens[-1] for r in requests], dtype=torch.int32)
-        state = torch.zeros_like(context)
+        network.start(context, tokens)
         may_stop = all(r.options["adaptive"] for r in requests)
         self._steps += 1
         passes = 0
         while True:
             begin = time.perf_counter()
-            state = network.next_state(state, tokens)
-            scores = network.scores(context, state)
+            self._rows += search.num_rows
+            network.score(search)
             self._network_seconds += time.perf_counter() - begin
-            search.advance(scores, network.token_ids)
+            network.advance(search)
             passes += 1
             self._passes += 1
-            self._rows += len(tokens)
             budget.note_pass(time.perf_counter() - begin)
             if search.num_rows == 0:
                 return passes
             if may_stop and not budget.wants_deeper(passes, search.row_log_probs, len(requests)):
                 return passes
-            parents = torch.from_numpy(search.row_parents.astype(np.int64))
-            context, state = context[parents], state[parents]
-            tokens = torch.from_numpy(search.row_tokens)
 
     def _trees(self, requests: Sequence[DraftRequest], passes: int) -> Sequence[Proposal | None]:
         """Each request's beams as a tree, cut to its limit and to what is expected to pay."""
