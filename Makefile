@@ -56,13 +56,16 @@ demo: $(STAMPS)/model  ## decode real prompts: lookahead and prompt lookup again
 	$(PY) -m specdec_ext.demo
 
 # Two processes of one thread: most tests are one thread's work, and passes of two threads in each of
-# two processes would wait for each other. A file's tests stay together, in order.
+# two processes would wait for each other. A file's tests stay together, in order;
+# slow ones are handed out one by one, because one file of theirs is an hour's work.
 TEST_JOBS ?= 2
-PYTEST = OMP_NUM_THREADS=1 SPECDEC_NUM_THREADS=1 $(PY) -m pytest -n $(TEST_JOBS) --dist loadfile
+TEST_DIST = loadfile
+PYTEST = OMP_NUM_THREADS=1 SPECDEC_NUM_THREADS=1 $(PY) -m pytest -n $(TEST_JOBS) --dist $(TEST_DIST)
 
 test: lint cpp-test emu $(STAMPS)/model  ## the tests, under 20 minutes on two cores (CI also runs cuda-check)
 	SPECDEC_REQUIRE_MODEL=1 $(REQUIRE_EMU) $(PYTEST) -m "not slow"
 
+test-slow: TEST_DIST = loadgroup
 test-slow: $(STAMPS)/model emu simt-test  ## the full counts, beside `make test` (hours)
 	$(PY) -m benchmarks.datasets
 	SPECDEC_REQUIRE_MODEL=1 $(REQUIRE_EMU) SPECDEC_TEST_PROGRAMS=1500 $(PYTEST) -m slow
