@@ -158,6 +158,7 @@ PYTHON: dict[str, tuple[set[str], set[str]]] = {
         {
             "validate",
             "config",
+            "config_base",
             "config_parse",
             "drafter_config",
             "acceptance",

@@ -12,9 +12,10 @@ namespace specdec {
 enum class RandomPurpose : std::uint32_t {
   kLookaheadWindow = 1,
   kLookaheadPrefill = 2,
-  kToken = 3,   // the token at a position: a plain draw, or one from a residual
-  kAccept = 4,  // whether a draft at a position is kept; draw index: which sibling
-  kDraft = 5    // for drafters that draw their drafts; draw index: which sibling
+  kToken = 3,     // the token at a position: a plain draw, or one from a residual
+  kAccept = 4,    // whether a draft at a position is kept; draw index: which sibling
+  kDraft = 5,     // for drafters that draw their drafts; draw index: which sibling
+  kSynthetic = 6  // how many drafts a step keeps in measurements (algo/synthetic_acceptance.h)
 };
 
 struct Philox {

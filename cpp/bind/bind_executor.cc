@@ -74,6 +74,9 @@ py::dict stats_dict(const ExecutorStats& s) {
   d["finished"] = s.finished;
   d["cancelled"] = s.cancelled;
   d["failed"] = s.failed;
+  d["shortened_steps"] = s.shortened_steps;
+  d["unspeculated_steps"] = s.unspeculated_steps;
+  d["draft_len_limit"] = s.draft_len_limit;
   d["running"] = s.running;
   d["waiting"] = s.waiting;
   d["free_pages"] = s.free_pages;
@@ -195,7 +198,8 @@ void register_executor(py::module_& m) {
                        int max_seq_len, int max_num_tokens, const std::string& method,
                        const Triple& lookahead, const py::dict& ngram, int external_max_draft_len,
                        bool adaptive, bool enable_chunked_prefill, bool enable_block_reuse,
-                       bool check_integrity, bool defer_moves) {
+                       bool check_integrity, bool defer_moves, DraftLenSchedule draft_len_schedule,
+                       std::vector<double> synthetic_acceptance_rates) {
              ExecutorConfig c;
              c.vocab_size = vocab_size;
              c.max_batch_size = max_batch_size;
@@ -210,6 +214,8 @@ void register_executor(py::module_& m) {
              c.enable_block_reuse = enable_block_reuse;
              c.check_integrity = check_integrity;
              c.defer_moves = defer_moves;
+             c.draft_len_schedule = std::move(draft_len_schedule);
+             c.synthetic_acceptance_rates = std::move(synthetic_acceptance_rates);
              return std::make_unique<BoundExecutor>(std::move(k_pages), std::move(v_pages), c);
            }),
            py::arg("k_pages"), py::arg("v_pages"), py::kw_only(), py::arg("vocab_size"),
@@ -218,7 +224,8 @@ void register_executor(py::module_& m) {
            py::arg("ngram") = py::dict(), py::arg("external_max_draft_len") = kMaxDraftLen,
            py::arg("adaptive") = true, py::arg("enable_chunked_prefill") = true,
            py::arg("enable_block_reuse") = false, py::arg("check_integrity") = false,
-           py::arg("defer_moves") = false)
+           py::arg("defer_moves") = false, py::arg("draft_len_schedule") = DraftLenSchedule{},
+           py::arg("synthetic_acceptance_rates") = std::vector<double>{})
       .def(
           "set_step_cost",
           [](BoundExecutor& self, std::vector<int> rows, std::vector<double> seconds) {
@@ -354,6 +361,9 @@ its row less the earlier siblings, renormalised) unless `replacement`.)")
       .def(
           "decoding", [](BoundExecutor& self, RequestId id) { return self.executor.decoding(id); },
           py::arg("request_id"))
+      .def(
+          "draft_len_limit", [](BoundExecutor& self) { return self.executor.draft_len_limit(); },
+          "Drafts of one request that draft_len_schedule allows for the requests that run now.")
       .def("stats", [](BoundExecutor& self) { return stats_dict(self.executor.stats()); })
       .def_property_readonly("num_unfinished",
                              [](BoundExecutor& self) { return self.executor.num_unfinished(); });

@@ -12,7 +12,6 @@
 #include "engine/prompt_lookup_drafter.h"
 
 namespace specdec {
-namespace {
 
 int max_drafts_of(const LookaheadConfig& triple) {
   return static_cast<int>(lookahead_max_draft_len(triple.w, triple.n, triple.g));
@@ -31,6 +30,8 @@ int max_drafts_of(const ExecutorConfig& config) {
   }
   return 0;
 }
+
+namespace {
 
 // A slot's page table covers the longest sequence plus one step whose rows are all drafts.
 int pages_per_slot(const ExecutorConfig& config, int page_size) {
@@ -62,8 +63,34 @@ void check_config(const ExecutorConfig& c) {
   }
 }
 
+void check_schedule(const ExecutorConfig& c) {
+  int before = 0;
+  for (const auto& [batch, length] : c.draft_len_schedule) {
+    SPECDEC_REQUIRE(batch > before, "draft_len_schedule: batch size ", batch,
+                    ": give sizes >= 1, ascending");
+    SPECDEC_REQUIRE(length >= 0 && length <= max_drafts_of(c), "draft_len_schedule[", batch,
+                    "] = ", length, ": give 0..", max_drafts_of(c), ", the engine's max_draft_len");
+    before = batch;
+  }
+}
+
+void check_synthetic(const ExecutorConfig& c) {
+  double before = 1.0;
+  SPECDEC_REQUIRE(c.synthetic_acceptance_rates.size() <= static_cast<std::size_t>(kMaxDraftLen),
+                  "synthetic_acceptance_rates has ", c.synthetic_acceptance_rates.size(),
+                  " entries, at most ", kMaxDraftLen);
+  for (std::size_t i = 0; i < c.synthetic_acceptance_rates.size(); ++i) {
+    const double rate = c.synthetic_acceptance_rates[i];
+    SPECDEC_REQUIRE(rate >= 0.0 && rate <= before, "synthetic_acceptance_rates[", i, "] = ", rate,
+                    ": give numbers in [0, 1] that do not rise");
+    before = rate;
+  }
+}
+
 const ExecutorConfig& checked(const ExecutorConfig& config) {
   check_config(config);
+  check_schedule(config);
+  check_synthetic(config);
   return config;
 }
 
@@ -283,6 +310,12 @@ bool Executor::decoding(RequestId id) const {
   return false;
 }
 
+int Executor::draft_len_limit() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return draft_len_limit_for(config_.draft_len_schedule, static_cast<int>(running_.size()),
+                             max_drafts_of(config_));
+}
+
 int Executor::num_unfinished() const {
   std::lock_guard<std::mutex> lock(mutex_);
   return static_cast<int>(running_.size() + waiting_.size());
@@ -293,6 +326,8 @@ ExecutorStats Executor::stats() const {
   ExecutorStats s = totals_;
   s.running = static_cast<int>(running_.size());
   s.waiting = static_cast<int>(waiting_.size());
+  s.draft_len_limit =
+      draft_len_limit_for(config_.draft_len_schedule, s.running, max_drafts_of(config_));
   s.free_pages = pages_.free_pages();
   s.total_pages = pages_.num_pages();
   s.promised_pages = s.total_pages - s.free_pages + outstanding_pages();

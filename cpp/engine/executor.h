@@ -24,6 +24,7 @@
 #include "algo/shared_ngram_pool.h"
 #include "backend/backend.h"
 #include "engine/chain_budget.h"
+#include "engine/draft_len_schedule.h"
 #include "engine/drafter.h"
 #include "engine/kv_moves.h"
 #include "engine/prompt_lookup_drafter.h"
@@ -52,12 +53,20 @@ struct ExecutorConfig {
   bool enable_block_reuse = false;  // requests start from published pages of equal text and salt
   bool check_integrity = false;
   bool defer_moves = false;  // commit() compacts nothing: take_moves() says what to move
+  DraftLenSchedule draft_len_schedule;
+  // Not empty: requests with speculation keep drafts at these rates instead of what the target
+  // says (algo/synthetic_acceptance.h). For measurements only.
+  std::vector<double> synthetic_acceptance_rates;
 };
 
 struct ExecutorStats {
   std::int64_t steps = 0, rows = 0, prefill_rows = 0;
   std::int64_t num_drafts = 0, num_draft_tokens = 0, num_accepted_tokens = 0;
   std::int64_t generated_tokens = 0, finished = 0, cancelled = 0, failed = 0;
+  // Decode steps in which draft_len_schedule allowed fewer drafts than the engine could make, and
+  // how many of them it allowed none.
+  std::int64_t shortened_steps = 0, unspeculated_steps = 0;
+  int draft_len_limit = 0;  // drafts of one request that the schedule allows now
   int running = 0, waiting = 0;
   int free_pages = 0, total_pages = 0;
   std::int64_t promised_pages = 0;  // held now, or to be given to running requests; shared once
@@ -107,6 +116,8 @@ class Executor {
                const std::vector<std::int32_t>& parents, const ProposedProbs& probs = {});
   std::vector<TokenId> history(RequestId id) const;
   bool decoding(RequestId id) const;  // past its prefill
+  // Drafts of one request that draft_len_schedule allows for the requests that run now.
+  int draft_len_limit() const;
 
   const StepPlan* plan();  // null: nothing to run
   // Exactly one of ids [L] (greedy choices, -1 for a row that holds a NaN) and scores [L, V] (rows
@@ -165,6 +176,8 @@ class Executor {
   void decide(const Request& request, const float* scores, std::int64_t row_stride,
               TokenId* sampled);
   void move_kv(const StepPlan& plan);
+  void accept_synthetic(const Request& request, const float* scores, std::int64_t row_stride,
+                        TokenId* sampled);
   void settle(const StepPlan& plan, std::vector<StepOutput>& outputs);
   void finish(Request& request);
   void require_outstanding(const StepPlan& plan) const;

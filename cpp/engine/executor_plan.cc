@@ -145,6 +145,11 @@ void Executor::plan_drafts(int row_budget) {
   int decode_requests = 0;
   for (const auto& request : running_) decode_requests += request->in_prefill() ? 0 : 1;
   int rows = plan_.num_prefill_rows + decode_requests;  // of the step, as decided so far
+  const int most = max_drafts_of(config_);
+  const int scheduled =
+      draft_len_limit_for(config_.draft_len_schedule, static_cast<int>(running_.size()), most);
+  totals_.shortened_steps += decode_requests > 0 && scheduled < most;
+  totals_.unspeculated_steps += decode_requests > 0 && scheduled < most && scheduled == 0;
 
   for (const auto& owner : running_) {
     Request& request = *owner;
@@ -154,7 +159,7 @@ void Executor::plan_drafts(int row_budget) {
     const int room = request.max_len - static_cast<int>(request.history.size());
     DraftLimits limits;
     limits.max_depth = room - 1;  // the token after the last draft takes the last place
-    limits.max_drafts = std::min(row_budget, step_rows_bound(request.params) - 1);
+    limits.max_drafts = std::min({row_budget, step_rows_bound(request.params) - 1, scheduled});
     limits.adaptive = request.params.adaptive.value_or(config_.adaptive) && step_cost_.known();
     int used = 0;
     if (request.has_proposal) {

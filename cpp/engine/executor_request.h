@@ -8,6 +8,9 @@
 
 namespace specdec {
 
+// Draft nodes of one step, at most.
+int max_drafts_of(const ExecutorConfig& config);
+
 struct Executor::Request {
   Request(RequestId request_id, RequestParams request_params, int vocab_size)
       : id(request_id),

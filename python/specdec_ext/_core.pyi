@@ -312,6 +312,14 @@ class Executor:
         enable_block_reuse: bool = False,
         check_integrity: bool = False,
         defer_moves: bool = False,
+        draft_len_schedule: collections.abc.Sequence[
+            tuple[
+                typing.SupportsInt | typing.SupportsIndex, typing.SupportsInt | typing.SupportsIndex
+            ]
+        ] = [],
+        synthetic_acceptance_rates: collections.abc.Sequence[
+            typing.SupportsFloat | typing.SupportsIndex
+        ] = [],
     ) -> None: ...
     def cancel(self, request_id: typing.SupportsInt | typing.SupportsIndex) -> bool: ...
     def commit(
@@ -326,6 +334,10 @@ class Executor:
         result: int32 greedy ids [L], or float32 scores [L, V] if plan.needs_logits. Where the caller changed scores: raw, the model's own [L, V], for logprobs; errors, by request id: those requests end with that message.
         """
     def decoding(self, request_id: typing.SupportsInt | typing.SupportsIndex) -> bool: ...
+    def draft_len_limit(self) -> int:
+        """
+        Drafts of one request that draft_len_schedule allows for the requests that run now.
+        """
     def fail(self, plan: StepPlan, message: str) -> list[StepOutput]:
         """
         The forward pass failed: the plan's requests end with an error, others go on.

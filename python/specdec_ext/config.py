@@ -1,7 +1,8 @@
 """Configuration of an engine: frozen dataclasses that are valid once they exist.
 
-This module imports nothing but the error classes and value checks, so `specdec --help` answers and
-configuration files are checked without torch. config_parse.py reads dicts, JSON, YAML and lists.
+This module and config_base.py import nothing but the error classes and value checks, so `specdec
+--help` answers and configuration files are checked without torch. config_parse.py reads dicts,
+JSON, YAML and lists.
 
 What the engine does not do in this version is refused here with UnsupportedConfigError: a parameter
 is honoured or refused, never ignored.
@@ -9,9 +10,10 @@ is honoured or refused, never ignored.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import ClassVar
 
+from .config_base import SpeculationOptions, _Config
 from .errors import ConfigError, UnsupportedConfigError
 from .validate import check_bool, check_choice, check_float, check_int
 
@@ -82,28 +84,16 @@ def max_draft_len(window_size: int, ngram_size: int, verification_set_size: int)
     return (0 if n == 1 else n - 2) + (w - 1 + g) * (n - 1)
 
 
-class _Config:
-    """Base of the frozen dataclasses: validated fields are written once, during construction."""
-
-    def _set(self, **values: object) -> None:
-        for name, value in values.items():
-            object.__setattr__(self, name, value)
-
-    def to_dict(self) -> dict[str, object]:
-        """The fields as a plain dict, with the discriminator `method` where the class has one."""
-        method = getattr(self, "method", None)
-        own = {f.name: getattr(self, f.name) for f in fields(self)}  # type: ignore[arg-type]
-        return own if method is None else {"method": method, **own}
-
-
 @dataclass(frozen=True)
-class LookaheadDecodingConfig(_Config):
+class LookaheadDecodingConfig(SpeculationOptions):
     """Lookahead decoding with window W, n-gram size N and verification set G.
 
     max_window_size            W >= 1, Jacobi columns
     max_ngram_size             N >= 1, tokens of a guess including the one already decided
     max_verification_set_size  G >= 0, guesses verified per step
     adaptive                   let the draft budget shrink (w,n,g) within the triple; off: fixed
+
+    and the options of every method (SpeculationOptions).
 
     As an engine's configuration the triple is an upper bound for every request. (1,1,0) is plain
     decoding. Raises ConfigError for an invalid triple or more than 128 step tokens.
@@ -132,6 +122,7 @@ class LookaheadDecodingConfig(_Config):
                 f"({MAX_STEP_TOKENS} step tokens); make the window, n-gram size or "
                 "verification set smaller, for example (7,7,7) needs 83"
             )
+        self._check_options()
 
     @property
     def wng(self) -> tuple[int, int, int]:
@@ -154,7 +145,7 @@ class LookaheadDecodingConfig(_Config):
 
 
 @dataclass(frozen=True)
-class NGramDecodingConfig(_Config):
+class NGramDecodingConfig(SpeculationOptions):
     """Prompt lookup: drafts are copied from where the last tokens occurred before.
 
     max_draft_len            K, drafts per step, 1..127 (alias prompt_lookup_num_tokens)
@@ -163,6 +154,8 @@ class NGramDecodingConfig(_Config):
     is_use_oldest            of the kept continuations propose the oldest, else the newest
     is_public_pool           share patterns among requests with the same `cache_salt`
     adaptive                 let the draft budget shorten drafts below K; off: fixed
+
+    and the options of every method (SpeculationOptions).
     """
 
     method: ClassVar[str] = "ngram"
@@ -190,6 +183,7 @@ class NGramDecodingConfig(_Config):
         )
         for name in ("is_keep_all", "is_use_oldest", "is_public_pool", "adaptive"):
             check_bool(where + name, getattr(self, name), ConfigError)
+        self._check_options()
 
     @property
     def prompt_lookup_num_tokens(self) -> int:

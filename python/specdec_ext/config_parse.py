@@ -24,6 +24,7 @@ from .config import (
     NGramDecodingConfig,
     SchedulerConfig,
 )
+from .config_base import OPTION_ALIASES, SpeculationOptions
 from .drafter_config import DRAFTER_CONFIGS, DrafterConfig, DraftTargetDecodingConfig
 from .errors import ConfigError, UnsupportedConfigError
 from .validate import check_int, show, unknown_key
@@ -34,6 +35,7 @@ __all__ = [
     "parse_kv_cache_config",
     "parse_scheduler_config",
     "parse_speculative_config",
+    "read_text",
 ]
 
 SpeculativeConfig: TypeAlias = LookaheadDecodingConfig | NGramDecodingConfig | DrafterConfig
@@ -116,10 +118,10 @@ _SCHEDULER_ALIASES = {
     "capacity_scheduler_policy": "policy",
     "enable_chunked_context": "enable_chunked_prefill",
 }
-# Draft lengths by batch size, acceptance gates and drafter placement: real features elsewhere,
-# absent here. None means "off" for all of them and is accepted.
+# Acceptance gates and drafter placement: real features elsewhere, absent here. None means "off" for
+# all of them and is accepted.
 _UNSUPPORTED_KEYS = {
-    "max_concurrency", "draft_len_schedule", "num_speculative_tokens_per_batch_size",
+    "num_speculative_tokens_per_batch_size",
     "acceptance_rate_window_size", "acceptance_rate_threshold", "acceptance_window",
     "acceptance_length_threshold", "draft_tensor_parallel_size", "speculative_model",
     "speculative_model_dir", "speculative_draft_model_path", "speculative_draft_model", "model",
@@ -195,7 +197,7 @@ def _load_yaml(text: str, source: str) -> object:
         ) from None
 
 
-def _read_text(text: str) -> object:
+def read_text(text: str) -> object:
     """The object that a JSON or YAML string, or a file that it names, holds."""
     source = f"configuration {show(text)}"
     stripped = text.strip()
@@ -228,9 +230,9 @@ def _read_text(text: str) -> object:
 
 def _plain(value: object, owner: str) -> object:
     if isinstance(value, str):
-        return _read_text(value)
+        return read_text(value)
     if isinstance(value, Path):
-        return _read_text(str(value))
+        return read_text(str(value))
     if is_dataclass(value) and not isinstance(value, type):
         raise ConfigError(f"{owner}: got a {type(value).__name__}; pass a matching configuration")
     return value
@@ -240,6 +242,8 @@ def _build(cls: type[ConfigT], values: Mapping[Any, Any], aliases: Mapping[str, 
     """Construct `cls` from keys in any accepted spelling."""
     owner = cls.__name__
     names = {f.name for f in fields(cls)}
+    if issubclass(cls, SpeculationOptions):
+        aliases = {**OPTION_ALIASES, **aliases}
     given: dict[str, Any] = {}
     for raw, value in values.items():
         key = raw.lower().replace("-", "_") if isinstance(raw, str) else raw
@@ -304,6 +308,27 @@ def _guess_method(values: Mapping[Any, Any]) -> str:
         f"speculative_config: no method given (keys: {', '.join(sorted(keys)) or 'none'}); "
         'add "method": "lookahead" or "method": "ngram"'
     )
+
+
+def _without_sample_method(values: dict[Any, Any]) -> dict[Any, Any]:
+    """vLLM names synthetic acceptance twice: by this key, and by the rates or the length."""
+    rest = dict(values)
+    for raw in values:
+        if not isinstance(raw, str) or raw.lower().replace("-", "_") != "rejection_sample_method":
+            continue
+        how = rest.pop(raw)
+        synthetic = any(str(key).startswith("synthetic_acceptance") for key in rest)
+        if how == "synthetic" and not synthetic:
+            raise ConfigError(
+                f"{raw} = 'synthetic': give synthetic_acceptance_length or "
+                "synthetic_acceptance_rates with it"
+            )
+        if how not in (None, "standard", "synthetic") or (how == "standard" and synthetic):
+            raise UnsupportedConfigError(
+                f"{raw} = {show(how)}: how drafts are accepted is the request's choice "
+                "(SamplingParams.acceptance); remove it"
+            )
+    return rest
 
 
 def _from_lookahead_dict(values: dict[Any, Any]) -> LookaheadDecodingConfig:
@@ -424,6 +449,7 @@ def parse_speculative_config(
         return _from_list(value, wanted, tensor_parallel_size)
     if isinstance(value, Mapping):
         named, rest = _split_method(value, wanted)
+        rest = _without_sample_method(rest)
         if named == "none":
             if rest:
                 raise ConfigError(

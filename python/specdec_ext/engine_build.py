@@ -40,6 +40,10 @@ if TYPE_CHECKING:
 __all__ = ["EngineBuilder", "EngineParts"]
 
 Pages = tuple[torch.Tensor, torch.Tensor]
+# Fields of NGramDecodingConfig that the executor takes by their names.
+_NGRAM = (
+    "max_draft_len", "max_matching_ngram_size", "is_keep_all", "is_use_oldest", "is_public_pool",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -357,9 +361,10 @@ class EngineBuilder:
         elif isinstance(config, DrafterConfig):
             how = {"method": "external", "external_max_draft_len": config.max_draft_len}
         elif config is not None:
-            ngram = config.to_dict()
-            del ngram["method"], ngram["adaptive"]
-            how = {"method": "ngram", "ngram": ngram}
+            how = {"method": "ngram", "ngram": {name: getattr(config, name) for name in _NGRAM}}
+        if config is not None:
+            how["draft_len_schedule"] = config.draft_len_steps
+            how["synthetic_acceptance_rates"] = list(config.synthetic_rates)
         return _core.Executor(
             *pages,
             vocab_size=self.model.vocab_size,

@@ -23,7 +23,7 @@ from .log import logger
 from .logits_processing import process_scores
 from .memory_plan import MemoryPlan
 from .metrics import SpecCounter
-from .request_check import EngineLimits, resolve_request, stream_seed
+from .request_check import EngineLimits, ResolvedRequest, resolve_request, stream_seed
 from .request_state import RequestState
 from .sampling_params import SamplingParams
 
@@ -145,12 +145,7 @@ class EngineLoop:
                 detokenizer=detokenizer,
                 token_text=self._detokenizers.token_text if self._detokenizers else None,
                 on_update=on_update,
-                about={
-                    "numerics": self.numerics,
-                    "model_impl": getattr(self.model, "impl", "unknown"),
-                    "acceptance": describe(params.acceptance),
-                    "lossless": params.lossless,
-                },
+                about=self._about(params, resolved),
             )
             try:
                 state.rid = self.executor.submit(
@@ -277,6 +272,7 @@ class EngineLoop:
             "num_forward_passes": self._num_steps,
             "request_success": finished,
             "speculative_decoding": totals.to_dict(),
+            "synthetic_acceptance": self._synthetic_acceptance(),
             "time": {
                 "step_s": self._step_s,
                 "forward_s": self._forward_s,
@@ -286,6 +282,25 @@ class EngineLoop:
             "memory": self.memory.to_dict() if self.memory is not None else None,
             "drafter": self._drafting.stats() if self._drafting is not None else None,
         }
+
+    def _about(self, params: SamplingParams, resolved: ResolvedRequest) -> dict[str, Any]:
+        """What the request's metrics say of how its text came about."""
+        about: dict[str, Any] = {
+            "numerics": self.numerics,
+            "model_impl": getattr(self.model, "impl", "unknown"),
+            "acceptance": describe(params.acceptance),
+            "lossless": params.lossless,
+        }
+        synthetic = self._synthetic_acceptance()
+        if synthetic is not None and resolved.submit_kwargs["speculative"]:
+            about["acceptance"] = "synthetic (not the model's text)"
+            about["lossless"] = False
+            about["synthetic_acceptance"] = synthetic
+        return about
+
+    def _synthetic_acceptance(self) -> dict[str, Any] | None:
+        config = self.limits.speculative_config
+        return config.synthetic_acceptance if config is not None else None
 
     def _with_defaults(self, params: SamplingParams) -> SamplingParams:
         config = self.limits.speculative_config

@@ -15,6 +15,7 @@ __all__ = [
     "ModelError",
     "RequestError",
     "SpecdecError",
+    "SyntheticAcceptanceWarning",
     "UnsupportedConfigError",
     "UnsupportedModelError",
     "UnsupportedRequestError",
@@ -25,6 +26,10 @@ class SpecdecError(Exception):
     """Base of every error this package raises on purpose."""
 
     exit_code: ClassVar[int] = 1
+
+
+class SyntheticAcceptanceWarning(UserWarning):
+    """This engine's text is not the model's: drafts are kept at given rates, to measure speed."""
 
 
 class ConfigError(SpecdecError, ValueError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -11,7 +12,7 @@ from .chat_template import render_chat
 from .config import KvCacheConfig, SchedulerConfig, normalize_dtype
 from .config_parse import parse_kv_cache_config, parse_scheduler_config
 from .engine_build import EngineBuilder
-from .errors import ConfigError, RequestError
+from .errors import ConfigError, RequestError, SyntheticAcceptanceWarning
 from .llm_async import AsyncRequest, BackgroundStepper
 from .outputs import RequestOutput
 from .request_group import RequestGroup
@@ -89,6 +90,14 @@ class LLM:
         seed = check_int("seed", seed, ConfigError, low=-(2**63), high=2**64 - 1)
         allow_pickle = check_bool("allow_pickle", allow_pickle, ConfigError)
         device = check_device(device)
+        synthetic = self.speculative_config and self.speculative_config.synthetic_acceptance
+        if synthetic:
+            warnings.warn(
+                f"synthetic acceptance at {synthetic['mean_acceptance_length']:g} tokens per step: "
+                "the text is NOT the model's; for measuring speed only",
+                SyntheticAcceptanceWarning,
+                stacklevel=2,
+            )
 
         if model is None:
             from .models.default import default_model

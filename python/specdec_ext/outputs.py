@@ -76,6 +76,8 @@ class RequestOutput:
             "stop_reason": out.stop_reason,
             "metrics": self.metrics,
         }
+        if "synthetic_acceptance" in self.metrics:
+            line["synthetic_acceptance"] = self.metrics["synthetic_acceptance"]
         if out.error is not None:
             line["error"] = out.error
         if out.logprobs is not None:

@@ -191,6 +191,12 @@ def _speculation(
                 f"SamplingParams.{name} = {show(getattr(params, name))}: this engine decodes with "
                 f"{engine.method!r}, not {method!r}; remove the parameter"
             )
+    if engine.synthetic_rates and params.acceptance != "exact_match":
+        raise RequestError(
+            f"SamplingParams.acceptance = {params.acceptance!r}: this engine keeps drafts at "
+            "synthetic rates and holds them against nothing; leave acceptance out, or build the "
+            "LLM without synthetic_acceptance_length and synthetic_acceptance_rates"
+        )
     options: dict[str, Any] = {}
     if isinstance(engine, LookaheadDecodingConfig):
         kwargs, depth = _lookahead(params, engine)

@@ -178,6 +178,11 @@ def _lookahead(p: SamplingParams) -> Fields:
         config = parse_speculative_config(p.lookahead_config, method="lookahead")
     except ValueError as error:
         raise RequestError(f"{WHERE}lookahead_config: {error}") from None
+    if config is not None and (config.draft_len_steps or config.synthetic_rates):
+        raise RequestError(
+            f"{WHERE}lookahead_config sets an option of the engine (draft_len_schedule, "
+            "max_concurrency, synthetic_acceptance_...); pass it to LLM(speculative_config=...)"
+        )
     result: Fields = {"lookahead_config": config}
     if config is not None and not config.adaptive:
         if p.adaptive:

@@ -306,8 +306,6 @@ def test_methods_of_later_versions_are_refused_by_name(method: str) -> None:
 
 
 @pytest.mark.parametrize(("key", "value"), [
-    ("max_concurrency", 4),
-    ("draft_len_schedule", {"4": 4}),
     ("acceptance_rate_window_size", 10),
     ("draft_tensor_parallel_size", 2),
     ("speculative_model", "/some/model"),

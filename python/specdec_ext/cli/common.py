@@ -1,63 +1,34 @@
-"""What the commands share: option spelling, options of an LLM, colours, number formats."""
+"""What the commands share: options of an LLM, colours, number formats."""
 
 from __future__ import annotations
 
 import argparse
-import difflib
 import os
 import sys
-from collections.abc import Sequence
-from typing import IO, TYPE_CHECKING, Any, NoReturn
+import warnings
+from typing import IO, Any
 
-if TYPE_CHECKING:
-    from ..config_parse import SpeculativeConfig
+from ..errors import SyntheticAcceptanceWarning
+from .parser import SpecdecParser, normalize_argv, usage_error
+from .speculation import (
+    add_speculation_arguments,
+    external_lookup,
+    medusa_model,
+    speculative_config,
+)
 
 __all__ = [
     "SpecdecParser",
     "add_llm_arguments",
+    "external_lookup",
     "human_bytes",
     "llm_kwargs",
+    "make_llm",
     "medusa_model",
     "normalize_argv",
+    "usage_error",
     "use_color",
 ]
-
-
-def normalize_argv(argv: Sequence[str]) -> list[str]:
-    """Option names with '_' spelled '-'; values and everything behind '--' stay as they are."""
-    result: list[str] = []
-    for i, arg in enumerate(argv):
-        if arg == "--":
-            return result + list(argv[i:])
-        if arg.startswith("--"):
-            name, equals, value = arg.partition("=")
-            arg = name.replace("_", "-") + equals + value
-        result.append(arg)
-    return result
-
-
-class SpecdecParser(argparse.ArgumentParser):
-    """argparse without abbreviations; names the nearest option when one is unknown."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        kwargs.setdefault("allow_abbrev", False)
-        super().__init__(*args, **kwargs)
-
-    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        parsed, unknown = self.parse_known_args(args, namespace)
-        if unknown:
-            self._refuse(unknown, getattr(parsed, "command", None))
-        return parsed
-
-    def _refuse(self, unknown: list[str], command: str | None) -> NoReturn:
-        owner: argparse.ArgumentParser = self
-        for action in self._actions:
-            if isinstance(action, argparse._SubParsersAction) and command in action.choices:
-                owner = action.choices[command]
-        options = [name for action in owner._actions for name in action.option_strings]
-        near = difflib.get_close_matches(unknown[0].partition("=")[0], options, n=1)
-        hint = f"; did you mean {near[0]}?" if near else ""
-        owner.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
 
 
 def add_llm_arguments(parser: argparse.ArgumentParser) -> None:
@@ -92,66 +63,7 @@ def add_llm_arguments(parser: argparse.ArgumentParser) -> None:
         help="only 1 in this version",
     )  # fmt: skip
 
-    spec = parser.add_argument_group("speculation (at most one method; default: none)")
-    spec.add_argument(
-        "--lookahead-config", metavar="[W,N,G]",
-        help="lookahead window, n-gram size, verification set size, for example [7,7,7]",
-    )  # fmt: skip
-    spec.add_argument(
-        "--prompt-lookup-config", "--ngram-config", metavar="[K,M,[DEVICES]]",
-        help='prompt lookup: K drafts, patterns of up to M tokens, for example "[10,2]"',
-    )  # fmt: skip
-    spec.add_argument(
-        "--spec-decode-nextn", "--prompt-lookup-num-tokens", type=int, metavar="K",
-        help="prompt lookup with K drafts",
-    )  # fmt: skip
-    spec.add_argument(
-        "--max-matching-ngram-size", type=int, metavar="M",
-        help="prompt lookup with patterns of up to M tokens",
-    )  # fmt: skip
-    spec.add_argument(
-        "--prompt-lookup-style", choices=("v1", "v2"), default="v2",
-        help="prompt lookup as an external loop over generate calls with prefix reuse (v1), or in "
-        "the engine (v2, default); the tokens are the same",
-    )  # fmt: skip
-    spec.add_argument(
-        "--medusa", action="store_true",
-        help="Medusa with the heads that are shipped for the default model",
-    )  # fmt: skip
-    spec.add_argument("--medusa-model", metavar="DIR", help="Medusa with these heads")
-    spec.add_argument(
-        "--medusa-choices", metavar="TREE",
-        help="tree of Medusa's guesses: [[0],[0,0],...], its paths only, mc_sim_7b_63 or another "
-        "published name, or a file",
-    )  # fmt: skip
-    _add_redrafter_arguments(spec)
-    spec.add_argument(
-        "--draft-target", action="store_true",
-        help="the small drafter that is shipped for the default model drafts",
-    )  # fmt: skip
-    spec.add_argument(
-        "--draft-model", "--draft-model-dir", "--speculative-model", "--speculative-model-dir",
-        "--speculative-draft-model", "--speculative-draft-model-path", "--spec-draft-model",
-        "--assistant-model", metavar="DIR",
-        help="a smaller model with the same vocabulary drafts; --max-draft-len tokens per step",
-    )  # fmt: skip
-    spec.add_argument(
-        "--speculative-config", metavar="JSON|FILE",
-        help="any method as JSON, YAML or a .yaml file",
-    )  # fmt: skip
-    spec.add_argument(
-        "--no-adaptive", action="store_true",
-        help="always draft the configured length instead of the one that pays",
-    )  # fmt: skip
-    spec.add_argument(
-        "--max-draft-len", type=int, metavar="D",
-        help="drafts per step of --draft-model (default: 4); else what the engine is built for, "
-        "which must agree with the method's own number",
-    )  # fmt: skip
-    spec.add_argument(
-        "--speculative-decoding-mode", metavar="MODE",
-        help="lookahead_decoding, ngram, draft_tokens_external, ...; must agree with the method",
-    )  # fmt: skip
+    add_speculation_arguments(parser)
 
     limits = parser.add_argument_group("limits")
     limits.add_argument("--max-batch-size", type=int, metavar="N", help="requests at once")
@@ -173,142 +85,6 @@ def add_llm_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
 
 
-def _add_redrafter_arguments(spec: argparse._ArgumentGroup) -> None:
-    spec.add_argument(
-        "--redrafter", action="store_true", default=None,
-        help="ReDrafter with the drafter that is shipped for the default model",
-    )  # fmt: skip
-    spec.add_argument(
-        "--redrafter-model", "--drafter-model-dir", metavar="DIR",
-        help="ReDrafter with this drafter (config.json, model.safetensors)",
-    )  # fmt: skip
-    spec.add_argument(
-        "--redrafter-num-beams", type=int, metavar="N", help="beams that it keeps (default: 5)"
-    )
-    spec.add_argument(
-        "--redrafter-draft-len-per-beam", type=int, metavar="N",
-        help="drafts of each beam (default: 5)",
-    )  # fmt: skip
-    search = spec.add_mutually_exclusive_group()
-    search.add_argument(
-        "--redrafter-greedy-search", action="store_true", default=None,
-        dest="redrafter_greedy_search", help="the likeliest beams, whatever the temperature",
-    )  # fmt: skip
-    search.add_argument(
-        "--redrafter-no-greedy-search", action="store_false", default=None,
-        dest="redrafter_greedy_search", help="beams at the request's temperature",
-    )  # fmt: skip
-
-
-def _redrafter_keys(args: argparse.Namespace) -> dict[str, Any]:
-    """What the ReDrafter flags say, in the configuration's names; empty: none was given."""
-    names = ("model", "num_beams", "draft_len_per_beam", "greedy_search")
-    keys = {name: getattr(args, f"redrafter_{name}") for name in names}
-    return {name: value for name, value in keys.items() if value is not None}
-
-
-def _speculative_config(args: argparse.Namespace) -> Any:
-    """The method that the flags name. Raises SystemExit(2) for two of them."""
-    from ..config_parse import parse_speculative_config
-
-    named = {
-        "--lookahead-config": args.lookahead_config,
-        "--prompt-lookup-config": args.prompt_lookup_config,
-        "--spec-decode-nextn": args.spec_decode_nextn,
-        "--medusa or --medusa-model": medusa_model(args),
-        "--draft-target or --draft-model": _draft_model(args),
-        "--speculative-config": args.speculative_config,
-        "--redrafter": args.redrafter or _redrafter_keys(args) or None,
-    }
-    given = [flag for flag, value in named.items() if value is not None]
-    if args.max_matching_ngram_size is not None and given not in ([], ["--spec-decode-nextn"]):
-        given.append("--max-matching-ngram-size")
-    if len(given) > 1:
-        usage_error(args, f"{' and '.join(given)} name a method twice; give one of them")
-    if args.medusa_choices is not None and medusa_model(args) is None:
-        usage_error(args, "--medusa-choices needs --medusa-model or --medusa")
-    size = args.tensor_parallel_size
-    config: SpeculativeConfig | None = None
-    if medusa_model(args) is not None:
-        from ..drafter_config import MedusaDecodingConfig
-
-        config = MedusaDecodingConfig(args.medusa_model, args.medusa_choices)
-    elif args.lookahead_config is not None:
-        config = parse_speculative_config(args.lookahead_config, "lookahead", size)
-    elif args.prompt_lookup_config is not None:
-        config = parse_speculative_config(args.prompt_lookup_config, "ngram", size)
-    elif named["--redrafter"] is not None:
-        config = parse_speculative_config(_redrafter_keys(args), "redrafter", size)
-    elif (draft_model := _draft_model(args)) is not None:
-        keys = {"speculative_model": draft_model, "max_draft_len": args.max_draft_len}
-        config = parse_speculative_config(
-            {k: v for k, v in keys.items() if v is not None}, "draft_target", size
-        )
-    elif args.speculative_config is not None:
-        config = parse_speculative_config(args.speculative_config, None, size)
-    elif args.spec_decode_nextn is not None or args.max_matching_ngram_size is not None:
-        keys = {
-            "max_draft_len": args.spec_decode_nextn,
-            "max_matching_ngram_size": args.max_matching_ngram_size,
-        }
-        config = parse_speculative_config(
-            {k: v for k, v in keys.items() if v is not None}, "ngram", size
-        )
-    if args.no_adaptive and config is not None:
-        import dataclasses
-
-        plain: Any = config  # the union has no common constructor
-        config = dataclasses.replace(plain, adaptive=False)
-    return config
-
-
-def external_lookup(args: argparse.Namespace) -> Any:
-    """The configuration of prompt lookup as an external loop; None: everything is in the engine."""
-    if args.prompt_lookup_style == "v2":
-        return None
-    config = _speculative_config(args)
-    if config is None or config.method != "ngram":
-        usage_error(
-            args,
-            '--prompt-lookup-style v1 needs prompt lookup; give --prompt-lookup-config "[K,M]"',
-        )
-    return config
-
-
-def _draft_model(args: argparse.Namespace) -> str | None:
-    """The folder that --draft-model names, or the drafter that --draft-target means."""
-    if args.draft_model is not None:
-        return str(args.draft_model)
-    if not args.draft_target:
-        return None
-    from ..models.default_drafter import default_drafter
-
-    return str(default_drafter())
-
-
-def medusa_model(args: argparse.Namespace) -> str | None:
-    """The heads that --medusa-model names, or those that --medusa means; None: no Medusa."""
-    if args.medusa_model is not None:
-        return str(args.medusa_model)
-    if not args.medusa:
-        return None
-    from ..drafter_config.medusa import SHIPPED_HEADS
-
-    return str(SHIPPED_HEADS)
-
-
-def usage_error(args: argparse.Namespace, message: str) -> NoReturn:
-    print(f"specdec {args.command}: error: {message}", file=sys.stderr)
-    raise UsageExit
-
-
-class UsageExit(SystemExit):
-    """A mistake that only shows after parsing; exit code 2 as argparse's own."""
-
-    def __init__(self) -> None:
-        super().__init__(2)
-
-
 def llm_kwargs(args: argparse.Namespace) -> dict[str, Any]:
     """LLM's arguments from the options of add_llm_arguments; all checked without torch."""
     from ..speculation_check import check_build, refuse_unknown_arguments
@@ -320,7 +96,7 @@ def llm_kwargs(args: argparse.Namespace) -> dict[str, Any]:
     from ..config_parse import parse_kv_cache_config, parse_scheduler_config
 
     refuse_unknown_arguments({}, args.tensor_parallel_size)
-    config = _speculative_config(args)
+    config = speculative_config(args)
     check_build(
         config, args.max_draft_len, args.speculative_decoding_mode, args.tensor_parallel_size
     )
@@ -368,7 +144,12 @@ def make_llm(args: argparse.Namespace) -> Any:
         set_num_threads(args.threads)
     from ..llm import LLM
 
-    return LLM(**kwargs)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", SyntheticAcceptanceWarning)
+        llm = LLM(**kwargs)
+    for warning in caught:  # without the place in the source, which says nothing here
+        print(f"warning: {warning.message}", file=sys.stderr)
+    return llm
 
 
 def use_color(mode: str, stream: IO[str]) -> bool:

@@ -163,6 +163,9 @@ def _refuse_verification(args: argparse.Namespace, params: SamplingParams, confi
     """Verification compares tokens with plain decoding; some rules do not promise equal tokens."""
     from ..drafter_config import DrafterConfig
 
+    if config is not None and config.synthetic_rates:
+        usage_error(args, "--verify with synthetic acceptance: the text is not the model's by "
+                    "intention; remove one of them")  # fmt: skip
     drafts = isinstance(config, DrafterConfig)
     params = config.with_defaults(params) if drafts else params
     if not params.lossless:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ..config import _Config
+from ..config_base import SpeculationOptions
 from ..errors import RequestError
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ __all__ = ["DrafterConfig"]
 
 
 @dataclass(frozen=True)
-class DrafterConfig(_Config):
+class DrafterConfig(SpeculationOptions):
     """Base of the methods whose drafts come from Python: a draft model, heads, a user's drafter.
 
     Subclasses have `max_draft_len` (nodes of one step besides the golden token, 1..127) and
@@ -29,12 +29,8 @@ class DrafterConfig(_Config):
     aliases: ClassVar[Mapping[str, str]] = {}
     words: ClassVar[str] = ""
 
-    if TYPE_CHECKING:  # fields or properties of the subclasses
+    if TYPE_CHECKING:  # a field of the subclasses
 
-        @property
-        def max_draft_len(self) -> int: ...
-        @property
-        def max_draft_path_len(self) -> int: ...
         @property
         def adaptive(self) -> bool: ...
 

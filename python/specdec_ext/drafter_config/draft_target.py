@@ -110,6 +110,7 @@ class DraftTargetDecodingConfig(DrafterConfig):
             self._set(max_kv_tokens=tokens)
         for name in ("adaptive", "use_draft_logits"):
             check_bool(where + name, getattr(self, name), ConfigError)
+        self._check_options()
 
     def _depth(self, length: int, top_k: int) -> int:
         where = "DraftTargetDecodingConfig."

@@ -112,6 +112,7 @@ class MedusaDecodingConfig(DrafterConfig):
             choices = parse_choices(self.medusa_choices, field, ConfigError)
             check_choices(choices, field, ConfigError, num_heads=self.num_medusa_heads)
             self._set(medusa_choices=choices)
+        self._check_options()
 
     def _check_acceptance(self, where: str) -> None:
         rule = check_choice(where + "acceptance", self.acceptance, ACCEPTANCES, ConfigError)

@@ -76,6 +76,7 @@ class ReDrafterDecodingConfig(DrafterConfig):
         self._set(num_beams=beams, draft_len_per_beam=length)
         check_bool(where + "greedy_search", self.greedy_search, ConfigError)
         check_bool(where + "adaptive", self.adaptive, ConfigError)
+        self._check_options()
 
     @property
     def max_draft_len(self) -> int:

@@ -47,6 +47,7 @@ class UserDrafterConfig(DrafterConfig):
                            low=1, high=MAX_DRAFT_LEN)  # fmt: skip
         self._set(max_draft_len=length)
         check_bool(where + "adaptive", self.adaptive, ConfigError)
+        self._check_options()
 
     @property
     def max_draft_path_len(self) -> int:

@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+from ..config import MAX_DRAFT_LEN
+
 if TYPE_CHECKING:
     import torch
 
@@ -24,6 +26,7 @@ class DraftRequest:
                    read by the target. Not to be changed.
     prompt_len     how many of them are the prompt's
     max_drafts     nodes that its next step can hold
+    step_limit     nodes that draft_len_schedule allows in its next step
     max_depth      deeper drafts would pass the request's length limit
     hidden         float32 [hidden_size], the head's input of the row that decided the golden token;
                    None unless the drafter `needs_hidden`
@@ -50,6 +53,7 @@ class DraftRequest:
     seed: int
     wants_probs: bool = False
     cache_salt: str = ""
+    step_limit: int = MAX_DRAFT_LEN
     hidden: torch.Tensor | None = None
     num_drafted: int = 0
     num_accepted: int = 0
@@ -61,7 +65,7 @@ class DraftRequest:
 
     @property
     def max_drafts(self) -> int:
-        return self.draft_limit if self.max_depth > 0 else 0
+        return min(self.draft_limit, self.step_limit) if self.max_depth > 0 else 0
 
     @property
     def greedy(self) -> bool:

@@ -84,6 +84,9 @@ class DraftSession:
     def propose(self) -> None:
         """Ask for drafts of every decoding request and hand them to the executor."""
         self.drop_ended()
+        limit = self._executor.draft_len_limit()
+        for request in self._ready.values():
+            request.step_limit = limit
         requests = [r for r in self._ready.values() if r.max_drafts > 0]
         self._ready.clear()
         if not requests:

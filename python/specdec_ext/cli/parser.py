@@ -1,0 +1,60 @@
+"""The command's parser: option spelling, refusals, usage errors."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import sys
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+__all__ = ["SpecdecParser", "UsageExit", "normalize_argv", "usage_error"]
+
+
+def normalize_argv(argv: Sequence[str]) -> list[str]:
+    """Option names with '_' spelled '-'; values and everything behind '--' stay as they are."""
+    result: list[str] = []
+    for i, arg in enumerate(argv):
+        if arg == "--":
+            return result + list(argv[i:])
+        if arg.startswith("--"):
+            name, equals, value = arg.partition("=")
+            arg = name.replace("_", "-") + equals + value
+        result.append(arg)
+    return result
+
+
+class SpecdecParser(argparse.ArgumentParser):
+    """argparse without abbreviations; names the nearest option when one is unknown."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        kwargs.setdefault("allow_abbrev", False)
+        super().__init__(*args, **kwargs)
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        parsed, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            self._refuse(unknown, getattr(parsed, "command", None))
+        return parsed
+
+    def _refuse(self, unknown: list[str], command: str | None) -> NoReturn:
+        owner: argparse.ArgumentParser = self
+        for action in self._actions:
+            if isinstance(action, argparse._SubParsersAction) and command in action.choices:
+                owner = action.choices[command]
+        options = [name for action in owner._actions for name in action.option_strings]
+        near = difflib.get_close_matches(unknown[0].partition("=")[0], options, n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        owner.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
+
+
+def usage_error(args: argparse.Namespace, message: str) -> NoReturn:
+    print(f"specdec {args.command}: error: {message}", file=sys.stderr)
+    raise UsageExit
+
+
+class UsageExit(SystemExit):
+    """A mistake that only shows after parsing; exit code 2 as argparse's own."""
+
+    def __init__(self) -> None:
+        super().__init__(2)
