@@ -16,7 +16,7 @@ from specdec_ext import ConfigError
 from specdec_ext.cli import main
 from specdec_ext.drafter_config import published_trees
 from specdec_ext.drafter_config.medusa_choices import parse_choices
-from specdec_ext.drafter_config.medusa_drawing import tree_svg, tree_text
+from specdec_ext.drafter_config.medusa_drawing import _fills, draw_png, tree_svg, tree_text
 from specdec_ext.drafter_config.medusa_tuner import (
     best_tree,
     check_rates,
@@ -234,6 +234,22 @@ def test_medusa_without_shipped_heads_is_one_clear_error(
     monkeypatch.setattr("specdec_ext.drafter_config.medusa.SHIPPED_HEADS", tmp_path / "none")
     assert main(["generate", "--medusa", "--prompt", "x"]) == 4
     assert "ships no Medusa heads; give the folder" in capsys.readouterr().err
+
+
+def test_png_shows_every_node_shaded(tmp_path: Path) -> None:
+    from matplotlib import image as image_module
+
+    choices = [(0,), (1,), (0, 0), (1, 0)]
+    probability = {(): 1.0, (0,): 0.9, (1,): 0.1, (0, 0): 0.5, (1, 0): 0.02}
+    path = tmp_path / "tree.png"
+    draw_png(path, choices, probability)
+    image = image_module.imread(path)
+    assert image.shape[0] > 150 and image.shape[1] > 100
+    assert float(image[0, 0, :3].min()) == 1.0  # white paper
+    drawn = {tuple(round(float(c), 2) for c in p) for p in image[:, :, :3].reshape(-1, 3)}
+    for fill, _ in _fills(choices, probability).values():
+        wanted = tuple(round(int(fill[i : i + 2], 16) / 255, 2) for i in (1, 3, 5))
+        assert wanted in drawn, fill
 
 
 def test_png_needs_matplotlib(monkeypatch: Any, tmp_path: Path, capsys: Any) -> None:
