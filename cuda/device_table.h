@@ -4,6 +4,7 @@
 
 #include "attention/dispatch.h"
 #include "backend/backend.h"
+#include "decoder/decoder.h"
 #include "kv/kv.h"
 #include "step/step.h"
 
@@ -36,6 +37,8 @@ Backend device_table() {
   table.build_step = run_on<Device, build_step, BuildStepParams>;
   table.pack_mask = run_on<Device, pack_mask, PackMaskParams>;
   table.argmax = run_on<Device, argmax, ArgmaxParams>;
+  table.rms_norm = run_on<Device, rms_norm, RmsNormParams>;
+  table.gated_activation = run_on<Device, gated_activation, GatedActivationParams>;
   table.draft_step = run_on<Device, draft_step, DraftStepParams>;
   table.commit_step = run_on<Device, commit_step, CommitStepParams>;
   table.argmax_workspace_bytes = argmax_workspace_bytes;

@@ -9,6 +9,7 @@
 
 #include "backend/device_limits.h"
 #include "backend/ops.h"
+#include "backend/row_ops.h"
 #include "backend/slot_ops.h"
 
 namespace specdec {
@@ -29,6 +30,8 @@ struct Backend {
   void (*build_step)(const BuildStepParams&) = nullptr;
   void (*pack_mask)(const PackMaskParams&) = nullptr;
   void (*argmax)(const ArgmaxParams&) = nullptr;
+  void (*rms_norm)(const RmsNormParams&) = nullptr;
+  void (*gated_activation)(const GatedActivationParams&) = nullptr;
   void (*draft_step)(const DraftStepParams&) = nullptr;
   void (*commit_step)(const CommitStepParams&) = nullptr;
 
@@ -52,8 +55,9 @@ inline constexpr std::uint64_t kBackendLayout = [] {
   for (const std::size_t size :
        {sizeof(Backend), sizeof(AppendKvParams), sizeof(RopeAppendKvParams),
         sizeof(SpecAttentionParams), sizeof(CompactKvParams), sizeof(BuildStepParams),
-        sizeof(PackMaskParams), sizeof(ArgmaxParams), sizeof(DraftStepParams),
-        sizeof(CommitStepParams), sizeof(Slot), sizeof(SlotResult), sizeof(DeviceLimits)}) {
+        sizeof(PackMaskParams), sizeof(ArgmaxParams), sizeof(RmsNormParams),
+        sizeof(GatedActivationParams), sizeof(DraftStepParams), sizeof(CommitStepParams),
+        sizeof(Slot), sizeof(SlotResult), sizeof(DeviceLimits)}) {
     hash = (hash ^ size) * 1099511628211u;
   }
   return hash;

@@ -11,6 +11,7 @@ PYBIND11_MODULE(_core, m) {
   specdec::register_plan(m);  // first: its StepPlan is in the signatures of others
   specdec::register_backends(m);
   specdec::register_ops(m);
+  specdec::register_rows(m);
   specdec::register_kv(m);
   specdec::register_attention(m);
   specdec::register_attention_table(m);

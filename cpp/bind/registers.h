@@ -7,6 +7,7 @@ namespace specdec {
 
 void register_backends(pybind11::module_& m);
 void register_ops(pybind11::module_& m);
+void register_rows(pybind11::module_& m);
 void register_kv(pybind11::module_& m);
 void register_attention(pybind11::module_& m);
 void register_attention_table(pybind11::module_& m);

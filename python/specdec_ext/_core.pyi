@@ -40,6 +40,7 @@ __all__: list[str] = [
     "cuda_info",
     "device_limits",
     "draft_step",
+    "gated_activation",
     "load_backend",
     "lookahead_bytes",
     "lookahead_max_draft_len",
@@ -50,6 +51,7 @@ __all__: list[str] = [
     "pack_mask",
     "plan_workspace",
     "random_uniform",
+    "rms_norm",
     "rope_append_kv",
     "sample_token",
     "seed_schedule",
@@ -1217,6 +1219,18 @@ def draft_step(
     See specdec_ext.ops.draft_step.
     """
 
+def gated_activation(
+    x: typing.Any,
+    *,
+    out: typing.Any,
+    activation: str = "silu",
+    backend: typing.Any = None,
+    stream: typing.SupportsInt | typing.SupportsIndex = 0,
+) -> None:
+    """
+    See specdec_ext.ops.gated_activation.
+    """
+
 def load_backend(name: str, path: str) -> None:
     """
     Opens a shared library that exports specdec_backend() and registers it as `name`.
@@ -1322,6 +1336,22 @@ def random_uniform(
 ) -> float:
     """
     A number in [0, 1) of the counter generator. purpose: 'token' decides the token at an absolute position, 'accept' whether sibling number `draw` at it is kept, 'draft' is for drafters that draw their drafts.
+    """
+
+def rms_norm(
+    x: typing.Any,
+    weight: typing.Any,
+    *,
+    out: typing.Any,
+    added: typing.Any = None,
+    added_weight: typing.Any = None,
+    eps: typing.SupportsFloat | typing.SupportsIndex = 1e-06,
+    norm_plus_one: bool = False,
+    backend: typing.Any = None,
+    stream: typing.SupportsInt | typing.SupportsIndex = 0,
+) -> None:
+    """
+    See specdec_ext.ops.rms_norm.
     """
 
 def rope_append_kv(

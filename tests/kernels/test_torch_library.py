@@ -66,6 +66,11 @@ CALLS: dict[str, Callable[[], tuple[list[Any], dict[str, Any]]]] = {
         [torch.rand(3, 40) < 0.5, torch.zeros(3, 2, dtype=torch.int32)],
         {},
     ),
+    "rms_norm": lambda: (
+        [torch.randn(2, 8), torch.ones(8)],
+        {"out": torch.zeros(2, 8), "added": torch.randn(2, 8), "added_weight": torch.ones(8)},
+    ),
+    "gated_activation": lambda: ([torch.randn(2, 8)], {"out": torch.zeros(2, 4)}),
     "argmax": lambda: ([torch.randn(3, 40), int32(0, 0, 0)], {}),
 }
 

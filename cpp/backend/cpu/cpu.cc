@@ -1,6 +1,7 @@
 // The CPU's row of the backend table.
 #include "backend/backend.h"
 #include "backend/cpu/attention/cpu_attention.h"
+#include "backend/cpu/decoder/row_kernels.h"
 #include "backend/cpu/step/step_ops.h"
 
 namespace specdec {
@@ -19,6 +20,8 @@ const Backend& cpu_backend() {
     b.build_step = cpu::build_step;
     b.pack_mask = cpu::pack_mask;
     b.argmax = cpu::argmax;
+    b.rms_norm = cpu::rms_norm;
+    b.gated_activation = cpu::gated_activation;
     b.draft_step = cpu::draft_step;
     b.commit_step = cpu::commit_step;
     return b;

@@ -15,7 +15,6 @@ import torch
 
 from .. import ops
 from ..errors import ModelError
-from .device_rows import add_rms_norm, gate, rms_norm
 from .device_step import DeviceStep
 from .device_weights import DeviceLayer, DeviceWeights
 from .native_config import NativeShape
@@ -155,9 +154,9 @@ class DeviceDecoder:
             following = self.weights.final_norm if last else layers[index + 1].input_norm
             added = self._added[: len(stream)]
             _product(attended, layer.o, layer.o_bias, added)
-            self._add(stream, added, layer.attention_out_norm, layer.ffn_norm, normed)
+            self._norm(stream, layer.ffn_norm, normed, added, layer.attention_out_norm)
             self._feed_forward(layer, normed, added)
-            self._add(stream, added, layer.ffn_out_norm, following, normed)
+            self._norm(stream, following, normed, added, layer.ffn_out_norm)
         return normed
 
     @torch.inference_mode()
@@ -257,30 +256,32 @@ class DeviceDecoder:
     def _feed_forward(self, layer: DeviceLayer, normed: torch.Tensor, out: torch.Tensor) -> None:
         count = len(normed)
         both = _product(normed, layer.gate_up, layer.gate_up_bias, self._gate_up[:count])
-        gated = gate(both, self.shape.activation, out=self._gated[:count])
+        gated = ops.gated_activation(
+            both,
+            out=self._gated[:count],
+            activation=self.shape.activation,
+            backend=self.place.backend,
+        )
         _product(gated, layer.down, layer.down_bias, out)
 
-    def _norm(self, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None:
-        rms_norm(x, weight, out=out, eps=self.shape.rms_norm_eps, offset=self.shape.norm_offset)
-
-    def _add(
+    def _norm(
         self,
         stream: torch.Tensor,
-        added: torch.Tensor,
-        added_norm: torch.Tensor | None,
         weight: torch.Tensor,
         out: torch.Tensor,
+        added: torch.Tensor | None = None,
+        added_weight: torch.Tensor | None = None,
     ) -> None:
         """stream += added, normed first where the model does that; out = norm(stream)."""
-        if added_norm is not None:
-            self._norm(added, added_norm, added)
-        add_rms_norm(
+        ops.rms_norm(
             stream,
-            added,
             weight,
             out=out,
+            added=added,
+            added_weight=added_weight,
             eps=self.shape.rms_norm_eps,
-            offset=self.shape.norm_offset,
+            norm_plus_one=self.shape.norm_offset == 1.0,
+            backend=self.place.backend,
         )
 
 

@@ -24,6 +24,7 @@ from specdec_ext._core import DeviceLimits, SlotLayout
 from specdec_ext.ops._where import backend_names, device_limits, load_backend
 from specdec_ext.ops.attention import spec_attention, step_attention
 from specdec_ext.ops.kv import append_kv, compact_kv, rope_append_kv, step_append_kv
+from specdec_ext.ops.rows import gated_activation, rms_norm
 from specdec_ext.ops.slots import (
     SlotResult,
     commit_step,
@@ -67,6 +68,7 @@ __all__ = [
     "device_limits",
     "draft_step",
     "enter_slot",
+    "gated_activation",
     "load_backend",
     "make_results",
     "make_slots",
@@ -77,6 +79,7 @@ __all__ = [
     "plan_workspace",
     "read_results",
     "register_torch_library",
+    "rms_norm",
     "rope_append_kv",
     "set_num_threads",
     "spec_attention",

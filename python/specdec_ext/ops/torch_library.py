@@ -15,6 +15,7 @@ from torch import Tensor
 
 from specdec_ext.ops.attention import spec_attention
 from specdec_ext.ops.kv import append_kv, compact_kv, rope_append_kv
+from specdec_ext.ops.rows import gated_activation, rms_norm
 from specdec_ext.ops.step import argmax, build_step, pack_mask
 
 NAMESPACE = "specdec_ext"
@@ -60,6 +61,16 @@ SCHEMAS: dict[str, tuple[Callable[..., Any], str]] = {
         "Tensor(e!)? status=None) -> ()",
     ),
     "pack_mask": (pack_mask, "(Tensor mask, Tensor(a!) out, *, str? backend=None) -> ()"),
+    "rms_norm": (
+        rms_norm,
+        "(Tensor(a!) x, Tensor weight, *, Tensor(b!) out, Tensor? added=None, "
+        "Tensor? added_weight=None, float eps=1e-6, bool norm_plus_one=False, "
+        "str? backend=None) -> ()",
+    ),
+    "gated_activation": (
+        gated_activation,
+        '(Tensor x, *, Tensor(a!) out, str activation="silu", str? backend=None) -> ()',
+    ),
     "argmax": (
         argmax,
         "(Tensor scores, Tensor(a!) out, *, str? backend=None, Tensor(b!)? workspace=None) -> ()",

@@ -1,0 +1,128 @@
+// The operations on rows between a decoder's matrix products.
+#include <pybind11/pybind11.h>
+
+#include <string>
+
+#include "backend/row_ops.h"
+#include "base/check.h"
+#include "bind/op_call.h"
+#include "bind/registers.h"
+
+namespace py = pybind11;
+
+namespace specdec {
+namespace {
+
+constexpr std::initializer_list<DType> kRowTypes = {DType::kF32, DType::kBF16, DType::kF16};
+
+// [rows, columns] of `dtype` (the first argument of a call brings it), columns contiguous.
+BorrowedTensor matrix(OpCall& call, py::handle tensor, const char* name, const char* axes,
+                      std::int64_t rows, std::int64_t columns, const DType* dtype, bool writable) {
+  BorrowedTensor borrowed(tensor, name, writable);
+  check_shape(borrowed.view(), name, axes, {rows, columns});
+  call.add(borrowed.view(), name, writable);
+  if (dtype != nullptr) {
+    check_dtype(borrowed.view(), name, {*dtype});
+  } else {
+    check_dtype(borrowed.view(), name, kRowTypes);
+  }
+  check_last_axis_contiguous(borrowed.view(), name);
+  return borrowed;
+}
+
+BorrowedTensor weights(OpCall& call, py::handle tensor, const char* name, const TensorView& x) {
+  BorrowedTensor borrowed(tensor, name);
+  check_shape(borrowed.view(), name, "[columns]", {x.shape[1]});
+  call.add(borrowed.view(), name);
+  check_dtype(borrowed.view(), name, {x.dtype});
+  check_contiguous(borrowed.view(), name);
+  return borrowed;
+}
+
+void check_columns(const TensorView& x) {
+  SPECDEC_REQUIRE(x.shape[1] >= 1 && x.shape[1] <= (1 << 30) && x.shape[0] <= INT32_MAX,
+                  "x has shape [", x.shape[0], ", ", x.shape[1], "]: give at least one column");
+}
+
+void rms_norm(py::handle x, py::handle weight, py::handle out, py::handle added,
+              py::handle added_weight, double eps, bool norm_plus_one, py::object backend,
+              std::uint64_t stream) {
+  const CallOptions where{std::move(backend), stream, py::none(), py::none()};
+  OpCall call("rms_norm", where);
+  const BorrowedTensor rows =
+      matrix(call, x, "x", "[rows, columns]", kAny, kAny, nullptr, !added.is_none());
+  check_columns(rows.view());
+  const DType dtype = rows->dtype;
+  RmsNormParams p;
+  p.x = rows->data;
+  p.x_row_stride = rows->strides[0];
+  p.rows = static_cast<std::int32_t>(rows->shape[0]);
+  p.columns = static_cast<std::int32_t>(rows->shape[1]);
+  p.dtype = dtype;
+  SPECDEC_REQUIRE(eps >= 0.0, "eps = ", eps, ": give 0 or more");
+  p.eps = static_cast<float>(eps);
+  p.plus_one = norm_plus_one;
+  const BorrowedTensor factor = weights(call, weight, "weight", rows.view());
+  p.weight = factor->data;
+  const BorrowedTensor result =
+      matrix(call, out, "out", "[rows, columns]", p.rows, p.columns, &dtype, true);
+  p.out = result->data;
+  p.out_row_stride = result->strides[0];
+  BorrowedTensor addend, addend_factor;
+  if (!added.is_none()) {
+    SPECDEC_REQUIRE(p.out != p.x, "out is x: with added, x holds the sum afterwards");
+    addend = matrix(call, added, "added", "[rows, columns]", p.rows, p.columns, &dtype, false);
+    p.added = addend->data;
+    p.added_row_stride = addend->strides[0];
+  }
+  if (!added_weight.is_none()) {
+    SPECDEC_REQUIRE(!added.is_none(), "added_weight is given: it needs added");
+    addend_factor = weights(call, added_weight, "added_weight", rows.view());
+    p.added_weight = addend_factor->data;
+  }
+  if (p.rows == 0) return;
+  p.exec = call.context(0);
+  call.run(&Backend::rms_norm, p);
+}
+
+void gated_activation(py::handle x, py::handle out, const std::string& activation,
+                      py::object backend, std::uint64_t stream) {
+  const CallOptions where{std::move(backend), stream, py::none(), py::none()};
+  OpCall call("gated_activation", where);
+  const BorrowedTensor rows =
+      matrix(call, x, "x", "[rows, 2 * columns]", kAny, kAny, nullptr, false);
+  check_columns(rows.view());
+  SPECDEC_REQUIRE(rows->shape[1] % 2 == 0, "x has ", rows->shape[1],
+                  " columns: two halves are needed, the gate and what it multiplies");
+  const DType dtype = rows->dtype;
+  GatedActivationParams p;
+  p.x = rows->data;
+  p.x_row_stride = rows->strides[0];
+  p.rows = static_cast<std::int32_t>(rows->shape[0]);
+  p.columns = static_cast<std::int32_t>(rows->shape[1] / 2);
+  p.dtype = dtype;
+  SPECDEC_REQUIRE(activation == "silu" || activation == "gelu_tanh", "activation = '", activation,
+                  "': give 'silu' or 'gelu_tanh'");
+  p.activation = activation == "silu" ? GateActivation::kSilu : GateActivation::kGeluTanh;
+  const BorrowedTensor result =
+      matrix(call, out, "out", "[rows, columns]", p.rows, p.columns, &dtype, true);
+  p.out = result->data;
+  p.out_row_stride = result->strides[0];
+  if (p.rows == 0) return;
+  p.exec = call.context(0);
+  call.run(&Backend::gated_activation, p);
+}
+
+}  // namespace
+
+void register_rows(py::module_& m) {
+  m.def("rms_norm", &rms_norm, py::arg("x"), py::arg("weight"), py::kw_only(), py::arg("out"),
+        py::arg("added") = py::none(), py::arg("added_weight") = py::none(), py::arg("eps") = 1e-6,
+        py::arg("norm_plus_one") = false, py::arg("backend") = py::none(), py::arg("stream") = 0,
+        "See specdec_ext.ops.rms_norm.");
+  m.def("gated_activation", &gated_activation, py::arg("x"), py::kw_only(), py::arg("out"),
+        py::arg("activation") = "silu", py::arg("backend") = py::none(), py::arg("stream") = 0,
+        "See specdec_ext.ops.gated_activation.");
+}
+
+}  // namespace specdec
