@@ -20,6 +20,8 @@ import torch
 
 from benchmarks import common
 
+SEED = 1  # of sampled runs
+
 
 @dataclass
 class Run:
@@ -130,10 +132,13 @@ class Ours:
         plain: bool = False,
         batched: bool = False,
         ignore_eos: bool = False,
+        temperature: float = 0.0,
     ) -> Run:
-        """Decodes the prompts, one after another or as one in-flight batch."""
+        """Decodes the prompts, one after another or as one in-flight batch; sampled ones seeded."""
         params = self._package.SamplingParams(
             max_tokens=max_tokens,
+            temperature=temperature,
+            seed=SEED if temperature else None,
             speculative=False if plain else None,
             ignore_eos=ignore_eos,
             detokenize=False,
@@ -160,7 +165,7 @@ class Ours:
 
 
 class Peer:
-    """transformers: greedy generate, plain or with its own prompt lookup."""
+    """transformers: generate, plain, with its own prompt lookup or with an assistant model."""
 
     def __init__(self, model: Path, dtype: str) -> None:
         from transformers import AutoModelForCausalLM
@@ -176,11 +181,23 @@ class Peer:
         max_tokens: int,
         *,
         lookup: int = 0,
+        assistant: Any = None,
         ignore_eos: bool = False,
+        temperature: float = 0.0,
     ) -> Run:
-        """Decodes the prompts one after another (its prompt lookup knows batch size 1 only)."""
+        """Decodes the prompts one after another (its speculation knows batch size 1 only).
+
+        Sampled: the whole law at this temperature, torch's generator seeded once per call.
+        """
         self.model.generation_config.eos_token_id = None if ignore_eos else self.eos
-        options = {"prompt_lookup_num_tokens": lookup} if lookup else {}
+        options: dict[str, Any] = {"prompt_lookup_num_tokens": lookup} if lookup else {}
+        if assistant is not None:
+            options["assistant_model"] = assistant
+        if temperature:
+            options.update(do_sample=True, temperature=temperature, top_k=0, top_p=1.0)
+            torch.manual_seed(SEED)
+        else:
+            options["do_sample"] = False
         run = Run()
         for ids in prompts:
             self.clock.reset()
@@ -191,7 +208,6 @@ class Peer:
                     prompt,
                     attention_mask=torch.ones_like(prompt),
                     max_new_tokens=max_tokens,
-                    do_sample=False,
                     **options,
                 )
                 tokens = output[0, len(ids) :].tolist()
