@@ -210,6 +210,10 @@ PYTHON: dict[str, tuple[set[str], set[str]]] = {
         {"orchestrate"},
         {"errors", "config", "checks", "text", "engine", "llm"},
     ),
+    "bench": (
+        {"bench"},
+        {"errors", "config", "checks", "text", "info", "drafters", "engine", "llm"},
+    ),
     "training": (
         {"training"},
         {"errors", "config", "text", "core", "models", "drafters", "engine"},
@@ -227,6 +231,7 @@ PYTHON: dict[str, tuple[set[str], set[str]]] = {
             "engine",
             "llm",
             "orchestrate",
+            "bench",
             "training",
         },
     ),

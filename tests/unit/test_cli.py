@@ -14,7 +14,7 @@ import pytest
 
 from specdec_ext.cli import main
 from specdec_ext.cli.common import human_bytes, normalize_argv, use_color
-from specdec_ext.cli.generate import _read_prompts
+from specdec_ext.cli.prompts import read_prompts
 
 HEAVY = ("torch", "numpy", "transformers", "tokenizers", "yaml", "rich", "specdec_ext._core")
 
@@ -25,7 +25,9 @@ def run_python(code: str, *args: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.parametrize("argv", [["--help"], ["generate", "--help"], ["--version"], ["env", "-h"]])
+@pytest.mark.parametrize(
+    "argv", [["--help"], ["generate", "--help"], ["bench", "--help"], ["--version"], ["env", "-h"]]
+)
 def test_help_imports_nothing_heavy(argv: list[str]) -> None:
     code = (
         "import sys; from specdec_ext.cli import main; code = main(sys.argv[1:]);"
@@ -150,7 +152,7 @@ def prompts(tmp_path: Path, name: str, text: str) -> list[Any]:
 
     path = tmp_path / name
     path.write_text(text, encoding="utf-8")
-    return _read_prompts(
+    return read_prompts(
         argparse.Namespace(input_text=None, input_file=str(path), command="generate")
     )
 

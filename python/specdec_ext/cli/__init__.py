@@ -1,4 +1,4 @@
-"""The `specdec` command: generate, inspect, tree, convert-heads, env.
+"""The `specdec` command: generate, bench, inspect, tree, convert-heads, env, trainers.
 
 Data goes to stdout, logs and progress to stderr. Exit codes: 0 done, 1 failure at run time (a
 request failed, --verify found a difference), 2 usage or invalid request, 3 unsupported model,
@@ -26,6 +26,7 @@ EXIT_INTERRUPTED = 130
 # Command -> (module, one line of help). A module has add_arguments(parser) and run(args) -> int.
 _COMMANDS = {
     "generate": ("generate", "decode prompts, with or without speculation"),
+    "bench": ("bench", "measure latency, throughput, or a sweep over batch and draft sizes"),
     "inspect": ("inspect", "show a model, its memory plan and what serves it"),
     "tree": ("tree", "show or tune a Medusa tree"),
     "convert-heads": ("convert_heads", "convert Medusa heads between projects' files"),

@@ -22,26 +22,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="one JSON object")
 
 
-def _cpu_name() -> str:
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as cpuinfo:
-            for line in cpuinfo:
-                if line.startswith("model name"):
-                    return line.partition(":")[2].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
-
-
-def _num_cpus() -> int:
-    """CPUs this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
 def collect() -> dict[str, Any]:
     """Everything that the command shows. A part that fails is reported, not fatal."""
+    from ..bench.machine import cpu_name, num_cpus
     from ..memory_plan import available_memory_bytes
 
     packages: dict[str, str | None] = {}
@@ -59,8 +42,8 @@ def collect() -> dict[str, Any]:
     return {
         "platform": platform.platform(),
         "python": platform.python_version(),
-        "cpu": _cpu_name(),
-        "cpus": _num_cpus(),
+        "cpu": cpu_name(),
+        "cpus": num_cpus(),
         "memory_available_bytes": available_memory_bytes(),
         "packages": packages,
         "build": build,

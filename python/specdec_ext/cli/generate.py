@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from .common import (
@@ -16,6 +15,7 @@ from .common import (
     usage_error,
     use_color,
 )
+from .prompts import add_prompt_arguments, encode_prompt, read_prompts
 
 if TYPE_CHECKING:
     from ..outputs import RequestOutput
@@ -32,20 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     prompts.add_argument(
         "--input-text", "--prompt", nargs="+", metavar="TEXT", help="one or more prompts"
     )
-    prompts.add_argument(
-        "--input-file", metavar="FILE",
-        help="one prompt per line; .jsonl: a string, or an object with prompt, prompt_token_ids or "
-        "messages per line; - is stdin",
-    )  # fmt: skip
-    prompts.add_argument(
-        "--chat", "--apply-chat-template", action="store_true",
-        help="treat each prompt as a user message and apply the chat template",
-    )  # fmt: skip
-    prompts.add_argument(
-        "--chat-template", metavar="NAME|FILE",
-        help="vicuna, llama2, chatml or a Jinja file, not the tokenizer's own; implies --chat",
-    )  # fmt: skip
-    prompts.add_argument("--system-prompt", metavar="TEXT", help="system message; implies --chat")
+    add_prompt_arguments(prompts)
 
     length = parser.add_argument_group("request")
     length.add_argument(
@@ -124,7 +111,7 @@ def run(args: argparse.Namespace) -> int:
         if getattr(args, name) is not None and not args.json:
             flag = "--" + name.replace("_", "-")
             usage_error(args, f"{flag} without --json: only JSON lines carry them; add --json")
-    prompts = _read_prompts(args)
+    prompts = read_prompts(args)
     with make_llm(args) as llm:
         return _Job(args, llm, params).run(prompts)
 
@@ -178,52 +165,6 @@ def _refuse_verification(args: argparse.Namespace, params: SamplingParams, confi
                     "the law of plain sampling, not its tokens; use exact_match")  # fmt: skip
 
 
-def _read_prompts(args: argparse.Namespace) -> list[Any]:
-    """Prompts as text, {"prompt_token_ids"} or {"messages"}."""
-    if args.input_text is not None and args.input_file is not None:
-        usage_error(args, "--input-text and --input-file exclude each other; give one of them")
-    if args.input_text is not None:
-        return list(args.input_text)
-    if args.input_file is None:
-        if sys.stdin is None or sys.stdin.isatty():
-            usage_error(args, "no prompt; give --input-text, --input-file, or text on stdin")
-        return [sys.stdin.read().removesuffix("\n")]
-    try:
-        text = (
-            sys.stdin.read()
-            if args.input_file == "-"
-            else Path(args.input_file).expanduser().read_text(encoding="utf-8")
-        )
-    except (OSError, UnicodeDecodeError) as error:
-        usage_error(args, f"--input-file {args.input_file!r} cannot be read: {error}")
-    lines = [(i, line) for i, line in enumerate(text.splitlines(), 1) if line.strip()]
-    if not lines:
-        usage_error(args, f"--input-file {args.input_file!r} holds no prompt; one prompt per line")
-    if not args.input_file.endswith(".jsonl"):
-        return [line for _, line in lines]
-    return [_json_prompt(args, number, line) for number, line in lines]
-
-
-def _json_prompt(args: argparse.Namespace, number: int, line: str) -> Any:
-    try:
-        value = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        usage_error(args, f"{args.input_file}:{number}: not JSON ({error})")
-    if isinstance(value, str):
-        return value
-    if isinstance(value, dict):
-        for key in ("prompt_token_ids", "messages"):
-            if key in value:
-                return {key: value[key]}
-        if isinstance(value.get("prompt"), str):
-            return value["prompt"]
-    usage_error(
-        args,
-        f"{args.input_file}:{number}: expected a string or an object with prompt, prompt_token_ids "
-        "or messages",
-    )
-
-
 class _Job:
     """One run of the command over a loaded model."""
 
@@ -235,7 +176,7 @@ class _Job:
         self.lookup = external_lookup(args)
 
     def run(self, prompts: list[Any]) -> int:
-        items = [self._encode(prompt) for prompt in prompts]
+        items = [encode_prompt(self.llm, prompt, self.args) for prompt in prompts]
         # One prompt as text is shown while it is decoded; everything else when it is complete.
         stream_to = sys.stdout if len(items) == 1 and not self.args.json else None
         outputs, interrupted = self._decode(items, self.params, stream_to)
@@ -270,21 +211,6 @@ class _Job:
             raise KeyboardInterrupt
         failed = any(o.outputs[0].finish_reason == "error" for o in outputs)
         return 1 if failed or (identical is not None and not all(identical)) else 0
-
-    def _encode(self, prompt: Any) -> tuple[str | None, list[int]]:
-        args = self.args
-        chat = args.chat or args.chat_template is not None or args.system_prompt is not None
-        if isinstance(prompt, dict) and "messages" in prompt:
-            messages = prompt["messages"]
-        elif chat and isinstance(prompt, str):
-            messages = [{"role": "user", "content": prompt}]
-            if args.system_prompt is not None:
-                messages.insert(0, {"role": "system", "content": args.system_prompt})
-        else:
-            item: tuple[str | None, list[int]] = self.llm._encode(prompt)
-            return item
-        item = self.llm._chat_prompt(messages, args.chat_template, True)
-        return item
 
     def _decode(
         self, items: list[Any], params: SamplingParams, stream_to: TextIO | None

@@ -1,0 +1,1 @@
+"""Measuring speed: latency, throughput, sweeps, and the search for a configuration."""

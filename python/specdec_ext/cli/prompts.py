@@ -1,0 +1,94 @@
+"""Prompts of the commands: texts, files, chat messages."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from .parser import usage_error
+
+__all__ = ["add_prompt_arguments", "encode_prompt", "read_prompts"]
+
+
+def add_prompt_arguments(prompts: argparse._ArgumentGroup) -> None:
+    """A file of prompts, and whether they are chat messages."""
+    prompts.add_argument(
+        "--input-file", metavar="FILE",
+        help="one prompt per line; .jsonl: a string, or an object with prompt, prompt_token_ids or "
+        "messages per line; - is stdin",
+    )  # fmt: skip
+    prompts.add_argument(
+        "--chat", "--apply-chat-template", action="store_true",
+        help="treat each prompt as a user message and apply the chat template",
+    )  # fmt: skip
+    prompts.add_argument(
+        "--chat-template", metavar="NAME|FILE",
+        help="vicuna, llama2, chatml or a Jinja file, not the tokenizer's own; implies --chat",
+    )  # fmt: skip
+    prompts.add_argument("--system-prompt", metavar="TEXT", help="system message; implies --chat")
+
+
+def read_prompts(args: argparse.Namespace) -> list[Any]:
+    """Prompts as text, {"prompt_token_ids"} or {"messages"}."""
+    input_text = getattr(args, "input_text", None)
+    if input_text is not None and args.input_file is not None:
+        usage_error(args, "--input-text and --input-file exclude each other; give one of them")
+    if input_text is not None:
+        return list(input_text)
+    if args.input_file is None:
+        if sys.stdin is None or sys.stdin.isatty():
+            usage_error(args, "no prompt; give --input-text, --input-file, or text on stdin")
+        return [sys.stdin.read().removesuffix("\n")]
+    try:
+        text = (
+            sys.stdin.read()
+            if args.input_file == "-"
+            else Path(args.input_file).expanduser().read_text(encoding="utf-8")
+        )
+    except (OSError, UnicodeDecodeError) as error:
+        usage_error(args, f"--input-file {args.input_file!r} cannot be read: {error}")
+    lines = [(i, line) for i, line in enumerate(text.splitlines(), 1) if line.strip()]
+    if not lines:
+        usage_error(args, f"--input-file {args.input_file!r} holds no prompt; one prompt per line")
+    if not args.input_file.endswith(".jsonl"):
+        return [line for _, line in lines]
+    return [_json_prompt(args, number, line) for number, line in lines]
+
+
+def _json_prompt(args: argparse.Namespace, number: int, line: str) -> Any:
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        usage_error(args, f"{args.input_file}:{number}: not JSON ({error})")
+    if isinstance(value, str):
+        return value
+    if isinstance(value, dict):
+        for key in ("prompt_token_ids", "messages"):
+            if key in value:
+                return {key: value[key]}
+        if isinstance(value.get("prompt"), str):
+            return value["prompt"]
+    usage_error(
+        args,
+        f"{args.input_file}:{number}: expected a string or an object with prompt, prompt_token_ids "
+        "or messages",
+    )
+
+
+def encode_prompt(llm: Any, prompt: Any, args: argparse.Namespace) -> tuple[str | None, list[int]]:
+    """(text or None, token ids) of one of read_prompts()."""
+    chat = args.chat or args.chat_template is not None or args.system_prompt is not None
+    if isinstance(prompt, dict) and "messages" in prompt:
+        messages = prompt["messages"]
+    elif chat and isinstance(prompt, str):
+        messages = [{"role": "user", "content": prompt}]
+        if args.system_prompt is not None:
+            messages.insert(0, {"role": "system", "content": args.system_prompt})
+    else:
+        item: tuple[str | None, list[int]] = llm._encode(prompt)
+        return item
+    item = llm._chat_prompt(messages, args.chat_template, True)
+    return item
