@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import gc
+import importlib.util
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 
-from benchmarks.gpu import attention, cells, step_ops, timing
+from benchmarks.gpu import attention, cells, model_step, step_ops, timing
 from benchmarks.gpu import problem as problems
 from benchmarks.gpu.ours import open_backend
 from benchmarks.gpu.run import Run
@@ -61,7 +62,7 @@ def bench_kernel(run: Run) -> None:
 
 
 def bench_step(run: Run) -> None:
-    """Whole steps without the model."""
+    """Whole steps without the model, with it, and through the engine."""
     open_backend(run.target)
     timer = _timer(run)
     every = [cell.tiny() if run.emulated else cell for cell in cells.step_cells()]
@@ -69,4 +70,27 @@ def bench_step(run: Run) -> None:
     jobs: list[Job] = [
         (cell.name, partial(step_ops.measure_step, cell, run.target, timer)) for cell in chosen
     ]
-    _bench(run, "bench-step", jobs)
+    _bench(run, "bench-step", jobs + _model_jobs(run, timer))
+
+
+def _model_jobs(run: Run, timer: timing.Timer) -> list[Job]:
+    if importlib.util.find_spec("transformers") is None:  # it reads configurations
+        record = {"status": "unavailable", "summary": "transformers is not installed"}
+        return [("model", lambda: record)]
+    every = [cell.tiny() if run.emulated else cell for cell in cells.model_cells()]
+    every = list({cell.name: cell for cell in every}.values())
+    chosen = every[:3] + every[-1:] if run.quick else every
+    passes = [cell for cell in chosen if cell.kind == "model"]
+    models = model_step.Models(run.target, max(cell.requests * cell.rows for cell in passes))
+    short = timing.GraphTimer(timer.rounds, 2) if isinstance(timer, timing.GraphTimer) else timer
+
+    def decode(cell: cells.ModelCell) -> dict[str, Any]:
+        models.drop()
+        return model_step.measure_decode(cell, run.target)
+
+    jobs: list[Job] = [
+        (cell.name, partial(model_step.measure_pass, cell, run.target, short, models))
+        for cell in passes
+    ]
+    jobs += [(cell.name, partial(decode, cell)) for cell in chosen if cell.kind == "decode"]
+    return jobs

@@ -141,7 +141,60 @@ class StepCell:
         )
 
 
-Cell = AttentionCell | StepCell
+@dataclass(frozen=True)
+class ModelCell:
+    """A step with its model: `rows` of each request after `context` tokens, 8B-shaped."""
+
+    requests: int
+    rows: int = 1
+    kind: str = "model"  # or decode: the engine's steps one after another
+    context: int = 1024
+    new_tokens: int = 64
+    layers: int = 32
+    hidden: int = 4096
+    intermediate: int = 14336
+    num_heads: int = NUM_HEADS
+    num_kv_heads: int = 8
+    head_dim: int = HEAD_DIM
+    page_size: int = 64
+    vocab: int = 128256
+
+    @property
+    def name(self) -> str:
+        return f"{self.kind}-b{self.requests}-m{self.rows}"
+
+    def describe(self) -> dict[str, object]:
+        return dataclasses.asdict(self)
+
+    def work(self) -> floors.Work:
+        """Every weight but the embedding and every K/V byte once."""
+        q, kv = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        layer = self.hidden * (2 * q + 2 * kv + 3 * self.intermediate)
+        numbers = self.layers * layer + self.vocab * self.hidden
+        one = floors.attention(
+            self.requests, self.rows, self.context, self.num_heads, self.num_kv_heads, self.head_dim
+        )
+        flops = 2 * numbers * self.requests * self.rows + self.layers * one.flops
+        return floors.Work(2 * numbers + self.layers * one.needed_bytes, flops)
+
+    def tiny(self) -> ModelCell:
+        return dataclasses.replace(
+            self,
+            requests=min(self.requests, 2),
+            rows=min(self.rows, 5),
+            context=80,
+            new_tokens=3,
+            layers=2,
+            hidden=128,
+            intermediate=256,
+            num_heads=4,
+            num_kv_heads=2,
+            head_dim=64,
+            vocab=300,
+        )
+
+
+Cell = AttentionCell | StepCell | ModelCell
 
 _KV_HEADS = {1: 32, 4: 8, 8: 4}  # query heads per KV head -> KV heads of 32 query heads
 _LENGTHS = (4096, 16384, 65536)
@@ -200,6 +253,12 @@ def step_cells() -> list[StepCell]:
     return [
         StepCell("step", b, m) for b, m in ((1, 27), (8, 64), (1, 84), (8, 27), (32, 11), (1, 1))
     ]
+
+
+def model_cells() -> list[ModelCell]:
+    """T(1), T(27), T(84) of one request and of batches; then the engine."""
+    found = [ModelCell(b, m) for b, m in ((1, 1), (1, 27), (1, 84), (8, 27), (8, 1), (32, 11))]
+    return found + [ModelCell(b, kind="decode") for b in (1, 8)]
 
 
 # FlashInfer compiles a module per row count and data type: these cells keep that to a few.

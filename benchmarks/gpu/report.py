@@ -186,5 +186,8 @@ def measurements(stages: dict[str, Any]) -> list[str]:
         rows = [[n, c.get("elements", ""), c["differing"]] for n, c in bits.items()]
         parts += ["## Bits", common.markdown(["cell", "elements", "differing"], rows)]
     if "bench-step" in stages:
-        parts += ["## Whole steps without the model", small_table(stages["bench-step"]["cells"])]
+        parts += [
+            "## Whole steps, without the model and with it",
+            small_table(stages["bench-step"]["cells"]),
+        ]
     return parts

@@ -6,6 +6,7 @@ Nothing of the package is imported before it is built.
 from __future__ import annotations
 
 import difflib
+import importlib.util
 import os
 import re
 import shutil
@@ -94,6 +95,21 @@ def test(run: Run) -> None:
         run.part("test", stem, partial(_pytest, run, [file], "", "not slow"))
         if not run.quick and not run.emulated:
             run.part("test", f"{stem}-slow", partial(_pytest, run, [file], "", "slow"))
+    run.part("test", "device-model", partial(_device_model, run))
+
+
+# The decoder and the engine on the device: of the emulated ones, `make test` runs all.
+DEVICE_TESTS = ["tests/model/test_device_model.py", "tests/engine/test_device_llm.py"]
+
+
+def _device_model(run: Run) -> dict[str, Any]:
+    if importlib.util.find_spec("transformers") is None:
+        return {"status": "unavailable", "summary": "transformers is not installed"}
+    which = "emu and (buffers_stay or lookahead)" if run.emulated else "not emu"
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", which]
+    command += ["-m", "not slow", "-W", "default", *DEVICE_TESTS]
+    status, output = run.call(command, "pytest-device")
+    return outcome(status, output, _summary(output))
 
 
 def _repeat(run: Run) -> None:
@@ -122,11 +138,16 @@ def _pytest(run: Run, files: Sequence[str], which: str, kind: str) -> dict[str, 
     command += ["--maxfail=3"] if run.emulated else ["-W", "default"]
     command += [f"tests/kernels/{file}" for file in files]
     status, output = run.call(command, f"pytest-{kind}-{files[0]}".replace(" ", "-"))
-    last = next((x for x in reversed(output.splitlines()) if re.search(r"\d+ \w+", x)), "")
-    summary = last.strip("= ")
+    summary = _summary(output)
     if status == 5 and (kind == "slow" or run.emulated):  # the file has none of that kind
         return {"status": "ok", "summary": summary}
     return outcome(status, output, summary)
+
+
+def _summary(output: str) -> str:
+    """pytest's last line."""
+    last = next((x for x in reversed(output.splitlines()) if re.search(r"\d+ \w+", x)), "")
+    return last.strip("= ")
 
 
 def _conformance(run: Run, name: str) -> dict[str, Any]:

@@ -80,7 +80,9 @@ class EngineBuilder:
         seed: int,
         allow_pickle: bool,
         device: str = "cpu",
+        loader: Callable[..., StepModel] | None = None,
     ) -> None:
+        """loader: in the place of models.load_model, with its arguments."""
         self._path = path
         self._tokenizer = tokenizer
         self._speculative = speculative_config
@@ -90,6 +92,7 @@ class EngineBuilder:
         self._seed = seed
         self._allow_pickle = allow_pickle
         self._device = device
+        self._loader = loader
         self.draft_model: StepModel | None = None
 
     def build(self) -> EngineParts:
@@ -197,11 +200,12 @@ class EngineBuilder:
         The plan comes first: the model's buffers are sized by its rows, and what cannot fit is
         refused before gigabytes are read. It is made again with what the model really has.
         """
-        from .models import load_model
+        from .models import load_model as default_loader
         from .models.config_reader import read_config
         from .models.load import native_weight_bytes
         from .models.rope import max_position
 
+        load_model = self._loader or default_loader
         config = read_config(self._path)
         spec = self._speculative
         draft = None

@@ -14,6 +14,7 @@ from .config_parse import parse_kv_cache_config, parse_scheduler_config
 from .engine_build import EngineBuilder
 from .errors import ConfigError, RequestError, SyntheticAcceptanceWarning
 from .llm_async import AsyncRequest, BackgroundStepper
+from .models.place import resolve_device
 from .outputs import RequestOutput
 from .request_group import RequestGroup
 from .sampling_params import SamplingParams
@@ -99,6 +100,7 @@ class LLM:
                 stacklevel=2,
             )
 
+        resolve_device(device)  # refused before anything is read
         if model is None:
             from .models.default import default_model
 

@@ -102,6 +102,7 @@ def test_option_spelling() -> None:
     (["generate", "--input_text", "x", "--tokens_per_block", "48"], 4, "power of two"),
     (["generate", "--input_text", "x", "--model", "/no/such/model"], 4, "/no/such/model"),
     (["inspect", "--model", "/no/such/model"], 4, "/no/such/model"),
+    (["inspect", "--device", "tpu"], 4, "device = 'tpu': expected 'auto', 'cpu', 'cuda'"),
 ])  # fmt: skip
 def test_exit_codes(
     argv: list[str], code: int, message: str, capsys: pytest.CaptureFixture[str]

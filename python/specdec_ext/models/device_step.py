@@ -97,7 +97,7 @@ class Upload:
             tensors.append(self._there[place].view(dtype).view(array.shape))
         self._there[:end].copy_(self._host[:end], non_blocking=True)
         if self._sent is not None:
-            self._sent.record()
+            self._sent.record(torch.cuda.current_stream(self._device))
         return tensors
 
     def _make(self, num_bytes: int) -> None:
