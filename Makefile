@@ -56,19 +56,20 @@ demo: $(STAMPS)/model  ## decode real prompts: lookahead and prompt lookup again
 	$(PY) -m specdec_ext.demo
 
 # Two processes of one thread: most tests are one thread's work, and passes of two threads in each of
-# two processes would wait for each other. A file's tests stay together, in order;
-# slow ones are handed out one by one, because one file of theirs is an hour's work.
+# two processes would wait for each other. A file's tests stay together, in order
+# (sums over them are checked at the end of some).
 TEST_JOBS ?= 2
-TEST_DIST = loadfile
-PYTEST = OMP_NUM_THREADS=1 SPECDEC_NUM_THREADS=1 $(PY) -m pytest -n $(TEST_JOBS) --dist $(TEST_DIST)
+PYTEST = OMP_NUM_THREADS=1 SPECDEC_NUM_THREADS=1 $(PY) -m pytest -n $(TEST_JOBS) --dist loadfile
 
 test: lint cpp-test emu $(STAMPS)/model  ## the tests, under 20 minutes on two cores (CI also runs cuda-check)
 	SPECDEC_REQUIRE_MODEL=1 $(REQUIRE_EMU) $(PYTEST) -m "not slow"
 
-test-slow: TEST_DIST = loadgroup
+# By default the files of most tests come first; the slowest tests are few to a file.
+IN_ORDER = --no-loadscope-reorder
+
 test-slow: $(STAMPS)/model emu simt-test  ## the full counts, beside `make test` (hours)
 	$(PY) -m benchmarks.datasets
-	SPECDEC_REQUIRE_MODEL=1 $(REQUIRE_EMU) SPECDEC_TEST_PROGRAMS=1500 $(PYTEST) -m slow
+	SPECDEC_REQUIRE_MODEL=1 $(REQUIRE_EMU) SPECDEC_TEST_PROGRAMS=1500 $(PYTEST) -m slow $(IN_ORDER)
 
 # -- parts ----------------------------------------------------------------------------------------
 
