@@ -1,4 +1,5 @@
-// The mistakes that algo/fault.h can switch on in tests.
+// The mistakes that algo/fault.h can switch on in tests: of samplers, then of the run-ahead
+// executor's bookkeeping.
 #pragma once
 
 #include <cstdint>
@@ -21,6 +22,17 @@ enum class Fault : std::uint8_t {
   kTemperatureOff,       // temperature 10 % too high
   kSiblingNotRemoved,    // a rejected sibling stays in the distribution of the next one
   kResidualNotUpdated,   // a second sibling is held against p, not against what the first one left
+
+  kHoldWithoutDrafts,  // pages are held for one row of a step, not for its drafts
+  kHoldWithoutFlight,  // pages are held as if no step were in flight
+  kPagesBackEarly,     // pages of an ended request return while a step in flight names them
+  kExcessBackEarly,    // after a delivery pages are kept for what is known alone
+  kStagingReused,      // a place of the rings is written while its step is in flight
+  kResultOfNewest,     // the results of the newest step are taken for those of the oldest
+  kLateResult,         // a request that has ended gets what was in flight
+  kCancelledRunsOn,    // a cancelled request is planned again
+  kAdmitWithoutBound,  // a request is admitted when its prompt fits
+  kEntryLost,          // a slot that a second request enters is not written
 };
 
 }  // namespace specdec

@@ -33,6 +33,12 @@ SPECDEC_HD constexpr std::int64_t lookahead_max_draft_len(std::int64_t w, std::i
 SPECDEC_HD constexpr std::int32_t lookahead_max_path(const LookaheadConfig& cfg) {
   return cfg.n - 1;
 }
+// No node of a tree lies deeper: the last window row hangs under the row above, and so on.
+SPECDEC_HD constexpr std::int32_t lookahead_max_depth(const LookaheadConfig& cfg) {
+  if (cfg.n == 1) return 0;
+  const std::int32_t window = cfg.w + cfg.n - 3;
+  return window > cfg.n - 1 || cfg.g == 0 ? window : cfg.n - 1;
+}
 // May a request ask for `request` where the executor was made for `limit`?
 SPECDEC_HD constexpr bool lookahead_fits(const LookaheadConfig& request,
                                          const LookaheadConfig& limit) {

@@ -1,0 +1,335 @@
+// Construction, admission and everything that may be called at any time; plan() and deliver() are
+// in run_ahead_plan.cc and run_ahead_deliver.cc.
+#include "engine/run_ahead.h"
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+#include "base/check.h"
+#include "engine/run_ahead_request.h"
+
+namespace specdec {
+namespace {
+
+constexpr std::int64_t kLeastEntryBytes = 64 * 1024;
+
+SlotMethod slot_method_of(DraftMethod method) {
+  switch (method) {
+    case DraftMethod::kLookahead:
+      return SlotMethod::kLookahead;
+    case DraftMethod::kNgram:
+      return SlotMethod::kNgram;
+    case DraftMethod::kNone:
+    case DraftMethod::kExternal:
+      break;
+  }
+  return SlotMethod::kNone;
+}
+
+const RunAheadConfig& checked_config(const RunAheadConfig& c) {
+  SPECDEC_REQUIRE(c.depth >= 0 && c.depth <= kMaxRunAhead, "run_ahead = ", c.depth, ": give 0..",
+                  kMaxRunAhead);
+  SPECDEC_REQUIRE(c.method != DraftMethod::kExternal,
+                  "run_ahead: drafts from outside are made when their step is planned, which is "
+                  "before the step before it was read; leave run_ahead out for this drafter");
+  SPECDEC_REQUIRE(!c.ngram.is_public_pool || c.method != DraftMethod::kNgram,
+                  "run_ahead: a public n-gram pool lives on the host; set is_public_pool=False or "
+                  "leave run_ahead out");
+  SPECDEC_REQUIRE(c.vocab_size >= 1, "vocab_size = ", c.vocab_size, ": at least 1");
+  SPECDEC_REQUIRE(c.max_batch_size >= 1 && c.max_batch_size <= 4096,
+                  "max_batch_size = ", c.max_batch_size, ": give 1..4096");
+  SPECDEC_REQUIRE(c.max_seq_len >= 2, "max_seq_len = ", c.max_seq_len, ": at least 2");
+  SPECDEC_REQUIRE(c.max_num_tokens >= c.max_batch_size, "max_num_tokens = ", c.max_num_tokens,
+                  ": a step needs at least one row per request, max_batch_size = ",
+                  c.max_batch_size, "; raise max_num_tokens or lower max_batch_size");
+  SPECDEC_REQUIRE(c.method != DraftMethod::kNgram ||
+                      (c.ngram.max_draft_len >= 1 && c.ngram.max_draft_len <= kMaxDraftLen),
+                  "max_draft_len = ", c.ngram.max_draft_len, ": give 1..", kMaxDraftLen);
+  return c;
+}
+
+// A slot's page table covers the longest sequence plus one step whose rows are all drafts.
+int pages_of_slot(const RunAheadConfig& c) {
+  return (c.max_seq_len + kMaxStepTokens + c.page_size - 1) / c.page_size;
+}
+
+}  // namespace
+
+StagingLayout::StagingLayout(int max_requests, int max_rows, int max_pages_per_request)
+    : requests(max_requests), rows(max_rows), pages_per_request(max_pages_per_request) {
+  std::int64_t next = 0;
+  auto take = [&](std::int64_t count) {
+    const std::int64_t offset = next;
+    next += (count + 3) / 4 * 4;  // 16-byte aligned
+    return static_cast<int>(offset);
+  };
+  slot_ids = take(requests);
+  max_drafts = take(requests);
+  kv_len = take(requests);
+  cu_rows = take(requests + 1);
+  cu_logits = take(requests + 1);
+  page_table = take(std::int64_t{requests} * pages_per_request);
+  logit_rows = take(rows);
+  prompt_tokens = take(rows);
+  prompt_parents = take(rows);
+  SPECDEC_REQUIRE(next <= std::numeric_limits<std::int32_t>::max(), "run_ahead: a step's staging ",
+                  "buffer of ", next, " words is too large: lower max_batch_size or max_seq_len");
+  words = static_cast<int>(next);
+}
+
+RunAheadExecutor::RunAheadExecutor(const RunAheadConfig& config)
+    : config_(checked_config(config)),
+      layout_(make_slot_layout(slot_method_of(config.method), config.max_seq_len, config.lookahead,
+                               config.ngram.max_matching_ngram_size)),
+      pages_(config.num_pages, config.page_size, config.max_batch_size, pages_of_slot(config)) {
+  staging_ = StagingLayout(config.max_batch_size, config.max_num_tokens, pages_of_slot(config));
+  const std::int64_t largest = static_cast<std::int64_t>(sizeof(Slot)) +
+                               std::int64_t{config.max_seq_len} * sizeof(TokenId) + 16;
+  entry_bytes_ = std::max(kLeastEntryBytes, largest / 16 * 16);
+  staged_pages_.assign(static_cast<std::size_t>(ring_size()) * config.max_batch_size,
+                       pages_of_slot(config));
+  for (int slot = config.max_batch_size - 1; slot >= 0; --slot) free_slots_.push_back(slot);
+  running_.reserve(config.max_batch_size);
+  decoding_.reserve(config.max_batch_size);
+}
+
+RunAheadExecutor::~RunAheadExecutor() = default;
+
+int RunAheadExecutor::result_words() const {
+  static_assert(sizeof(SlotResult) % sizeof(std::int32_t) == 0);
+  return config_.max_batch_size * static_cast<int>(sizeof(SlotResult) / sizeof(std::int32_t) + 1);
+}
+
+void RunAheadExecutor::bind_rings(const RunAheadRings& rings) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  SPECDEC_REQUIRE(next_step_ == 0, "bind_rings: steps were planned already");
+  SPECDEC_REQUIRE(rings.staging != nullptr && rings.entries != nullptr && rings.results != nullptr,
+                  "bind_rings: staging, entries and results are all needed");
+  rings_ = rings;
+}
+
+int RunAheadExecutor::max_drafts(const RequestParams& p) const {
+  if (!p.speculative || p.max_tokens <= 1) return 0;
+  if (config_.method == DraftMethod::kLookahead) {
+    const LookaheadConfig triple = p.lookahead.value_or(config_.lookahead);
+    return static_cast<int>(lookahead_max_draft_len(triple.w, triple.n, triple.g));
+  }
+  if (config_.method == DraftMethod::kNgram) {
+    return p.max_draft_len.value_or(config_.ngram.max_draft_len);
+  }
+  return 0;
+}
+
+// Drafts of one step that can be accepted.
+int RunAheadExecutor::max_path(const RequestParams& p, int drafts) const {
+  if (config_.method != DraftMethod::kLookahead) return drafts;
+  return std::min(drafts,
+                  static_cast<int>(lookahead_max_depth(p.lookahead.value_or(config_.lookahead))));
+}
+
+void RunAheadExecutor::check(const RequestParams& p) const {
+  auto check_id = [&](const char* field, TokenId id) {
+    SPECDEC_REQUIRE(id >= 0 && id < config_.vocab_size, field, " holds token id ", id,
+                    ": this model's ids are 0..", config_.vocab_size - 1);
+  };
+  auto refuse = [](bool given, const char* field, const char* why) {
+    SPECDEC_REQUIRE(!given, field, " ", why,
+                    ", which run_ahead does not serve: leave it out, or make the engine without "
+                    "run_ahead");
+  };
+  SPECDEC_REQUIRE(!p.prompt.empty(), "prompt_token_ids is empty: give at least one token");
+  for (TokenId id : p.prompt) check_id("prompt_token_ids", id);
+  const auto prompt_len = static_cast<std::int64_t>(p.prompt.size());
+  SPECDEC_REQUIRE(prompt_len < config_.max_seq_len, "the prompt has ", prompt_len,
+                  " tokens, max_seq_len is ", config_.max_seq_len,
+                  " and one more is needed to generate: shorten the prompt or raise "
+                  "scheduler_config.max_seq_len");
+  SPECDEC_REQUIRE(config_.enable_chunked_prefill || prompt_len <= config_.max_num_tokens,
+                  "the prompt has ", prompt_len, " tokens, max_num_tokens is ",
+                  config_.max_num_tokens,
+                  ": raise scheduler_config.max_num_tokens or set enable_chunked_prefill=True");
+  SPECDEC_REQUIRE(p.max_tokens >= 1, "max_tokens = ", p.max_tokens, ": at least 1");
+  for (TokenId id : p.stop_token_ids) check_id("stop_token_ids", id);
+  const std::size_t ids = p.eos_token_ids.size() + p.stop_token_ids.size();
+  SPECDEC_REQUIRE(ids <= static_cast<std::size_t>(kMaxSlotStopIds), ids,
+                  " end and stop ids together: run_ahead holds ", kMaxSlotStopIds,
+                  ": give fewer stop_token_ids");
+  refuse(p.min_tokens > 0, "min_tokens", "changes scores");
+  refuse(!p.sampling.greedy(), "temperature", "asks for sampled tokens");
+  refuse(p.processors.any(),
+         "a score processor (penalties, logit_bias, bad_words, "
+         "allowed_token_ids)",
+         "changes scores");
+  refuse(p.needs_scores, "logits_processors", "changes scores on the host");
+  refuse(p.logprobs.has_value(), "logprobs", "needs whole rows of scores");
+  refuse(p.prompt_logprobs.has_value(), "prompt_logprobs", "needs whole rows of scores");
+  refuse(p.return_logits, "return_generation_logits", "needs whole rows of scores");
+  refuse(!p.external_drafts.empty(), "external_draft", "brings drafts of its own");
+  refuse(p.adaptive.value_or(false), "adaptive", "= true chooses draft lengths by results");
+  if (p.lookahead) {
+    const LookaheadConfig &r = *p.lookahead, &e = config_.lookahead;
+    SPECDEC_REQUIRE(config_.method == DraftMethod::kLookahead,
+                    "the request brings a lookahead triple (", r.w, ", ", r.n, ", ", r.g,
+                    ") but the engine was not built for lookahead: pass "
+                    "speculative_config=LookaheadDecodingConfig(...)");
+    check_lookahead_config(r, "lookahead_config of the request");
+    SPECDEC_REQUIRE(lookahead_fits(r, e), "the request's lookahead triple (", r.w, ", ", r.n, ", ",
+                    r.g, ") exceeds the engine's (", e.w, ", ", e.n, ", ", e.g,
+                    "): each number must be at most the engine's");
+  }
+  if (p.max_draft_len) {
+    SPECDEC_REQUIRE(config_.method == DraftMethod::kNgram,
+                    "the request sets max_draft_len = ", *p.max_draft_len,
+                    " but the engine was not built for prompt lookup: pass "
+                    "speculative_config=NGramDecodingConfig(...)");
+    SPECDEC_REQUIRE(*p.max_draft_len >= 0 && *p.max_draft_len <= config_.ngram.max_draft_len,
+                    "the request's max_draft_len = ", *p.max_draft_len, " is outside 0..",
+                    config_.ngram.max_draft_len, ", the engine's max_draft_len");
+  }
+}
+
+RequestId RunAheadExecutor::submit(RequestParams p) {
+  check(p);
+  auto request = std::make_unique<Request>();
+  Request& r = *request;
+  r.prompt_len = r.known_len = static_cast<int>(p.prompt.size());
+  r.max_len = static_cast<int>(
+      std::min<std::int64_t>(std::int64_t{r.prompt_len} + p.max_tokens, config_.max_seq_len));
+  r.max_drafts = max_drafts(p);
+  r.max_path = max_path(p, r.max_drafts);
+  r.chain = config_.method == DraftMethod::kNgram;
+  // The largest that tokens_to_hold() can ever be.
+  r.promised_pages =
+      pages_.pages_for(std::max<std::int64_t>(r.prompt_len, r.max_len - 1 + r.max_drafts));
+  SPECDEC_REQUIRE(r.promised_pages <= pages_.num_pages(), "the request needs ", r.promised_pages,
+                  " KV pages of ", pages_.page_size(), " tokens (prompt ", r.prompt_len,
+                  " + max_tokens ", p.max_tokens, " + drafts), the whole pool has ",
+                  pages_.num_pages(), ": lower max_tokens or raise kv_cache_config.max_tokens");
+  SlotRequest& s = r.slot_request;
+  s.prompt = std::move(p.prompt);
+  s.max_tokens = p.max_tokens;
+  if (!p.ignore_eos) s.eos_token_ids = std::move(p.eos_token_ids);
+  s.stop_token_ids = std::move(p.stop_token_ids);
+  s.speculative = r.max_drafts > 0;
+  s.lookahead = p.lookahead.value_or(config_.lookahead);
+  s.ngram = NgramLookup{r.max_drafts, config_.ngram.is_keep_all, config_.ngram.is_use_oldest};
+  s.seed = p.seed;
+  std::lock_guard<std::mutex> lock(mutex_);
+  r.id = next_id_++;
+  waiting_.push_back(std::move(request));
+  return r.id;
+}
+
+bool RunAheadExecutor::cancel(RequestId id) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  for (auto it = waiting_.begin(); it != waiting_.end(); ++it) {
+    if ((*it)->id != id) continue;
+    waiting_.erase(it);
+    ++totals_.executor.cancelled;
+    return true;
+  }
+  for (const auto& request : running_) {
+    if (request->id != id || request->cancelled) continue;
+    request->cancelled = true;
+    ++totals_.executor.cancelled;
+    if (!fault(Fault::kCancelledRunsOn)) end(*request);
+    return true;
+  }
+  return false;
+}
+
+// Pages that running requests may still ask for: their promises less what they hold.
+std::int64_t RunAheadExecutor::outstanding_pages() const {
+  std::int64_t pages = 0;
+  for (const auto& request : running_) {
+    pages +=
+        request->promised_pages - static_cast<std::int64_t>(pages_.pages(request->slot).size());
+  }
+  return pages;
+}
+
+// guaranteed_no_evict: the worst case of every running request fits, so nobody waits for a page in
+// the middle of a text. Requests that have ended hold pages until their last step is done.
+void RunAheadExecutor::admit() {
+  while (!waiting_.empty() && !free_slots_.empty()) {
+    Request& request = *waiting_.front();
+    std::int64_t needed = outstanding_pages() + request.promised_pages;
+    if (fault(Fault::kAdmitWithoutBound)) needed = pages_.pages_for(request.prompt_len);
+    // First come, first served: a big request at the head is not overtaken for ever.
+    if (needed > pages_.free_pages()) break;
+    request.slot = free_slots_.back();
+    free_slots_.pop_back();
+    running_.push_back(std::move(waiting_.front()));
+    waiting_.pop_front();
+  }
+}
+
+// The request takes part in no further step. Its slot and its pages stay until the last step that
+// names it is done.
+void RunAheadExecutor::end(Request& request) {
+  request.ended = true;
+  const auto it = std::find_if(running_.begin(), running_.end(),
+                               [&](const auto& owner) { return owner.get() == &request; });
+  if (fault(Fault::kPagesBackEarly)) pages_.release(request.slot);
+  retiring_.push_back(std::move(*it));
+  running_.erase(it);
+  release_retired(flights_.empty() ? next_step_ - 1 : flights_.front().step - 1);
+}
+
+void RunAheadExecutor::release_retired(std::int64_t delivered) {
+  std::erase_if(retiring_, [&](std::unique_ptr<Request>& request) {
+    if (request->last_step > delivered) return false;
+    pages_.release(request->slot);
+    free_slots_.push_back(request->slot);
+    return true;
+  });
+}
+
+int RunAheadExecutor::in_flight() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return static_cast<int>(flights_.size());
+}
+
+int RunAheadExecutor::num_unfinished() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return static_cast<int>(running_.size() + waiting_.size());
+}
+
+RunAheadStats RunAheadExecutor::stats() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  RunAheadStats stats = totals_;
+  stats.in_flight = static_cast<int>(flights_.size());
+  stats.retiring = static_cast<int>(retiring_.size());
+  ExecutorStats& s = stats.executor;
+  s.running = static_cast<int>(running_.size());
+  s.waiting = static_cast<int>(waiting_.size());
+  s.free_pages = pages_.free_pages();
+  s.total_pages = pages_.num_pages();
+  s.promised_pages = s.total_pages - s.free_pages + outstanding_pages();
+  s.pool_bytes = layout_.bytes * config_.max_batch_size;
+  s.plan_bytes = ring_size() * (std::int64_t{4} * (staging_.words + result_words()) + entry_bytes_);
+  for (const auto* list : {&running_, &retiring_}) {
+    for (const auto& request : *list) {
+      s.history_bytes +=
+          static_cast<std::int64_t>(request->slot_request.prompt.capacity() * sizeof(TokenId));
+    }
+  }
+  for (const auto& request : waiting_) {
+    s.history_bytes +=
+        static_cast<std::int64_t>(request->slot_request.prompt.capacity() * sizeof(TokenId));
+  }
+  return stats;
+}
+
+std::vector<std::int32_t> RunAheadExecutor::pages(RequestId id) const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  for (const auto* list : {&running_, &retiring_}) {
+    for (const auto& request : *list) {
+      if (request->id == id) return pages_.pages(request->slot);
+    }
+  }
+  return {};
+}
+
+}  // namespace specdec

@@ -1,0 +1,179 @@
+// The run-ahead executor: step t + 1 is enqueued before step t has been read.
+//
+//   step = executor.plan()      host only: who takes part, which pages, bounds on rows
+//   ...                         the caller enqueues the step on a stream (docs/run_ahead.md)
+//   outputs = executor.deliver()   the oldest step in flight, after its event: what it brought
+//
+// The requests' state lives in slots of the backend's memory (algo/slot.h); the device drafts,
+// accepts and stops by itself. What the host knows when it plans step t are the results up to step
+// t - depth - 1, so it plans with bounds: pages for as many tokens as the steps in flight could
+// bring at most, rows for as many drafts as the slots may make.
+//
+// Served: greedy requests whose choices need nothing but the best token of each row, decoded
+// plainly, by lookahead or by prompt lookup, with drafts of fixed length. submit() refuses others.
+//
+// The host writes what a step needs into a ring of staging buffers and reads results from a ring of
+// as many; both have depth + 2 places and are the caller's memory (pinned for CUDA). A place is
+// written again only after the event of the step that used it. submit(), cancel() and stats() may
+// be called from any thread at any time, plan() and deliver() from one thread at a time.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "algo/slot_host.h"
+#include "engine/executor.h"
+#include "engine/request.h"
+#include "kv/page_table.h"
+
+namespace specdec {
+
+inline constexpr int kMaxRunAhead = 2;
+
+struct RunAheadConfig {
+  int vocab_size = 0;
+  int max_batch_size = 32;
+  int max_seq_len = 0;
+  int max_num_tokens = 0;                   // rows of one step
+  DraftMethod method = DraftMethod::kNone;  // kExternal is not served
+  LookaheadConfig lookahead;
+  NgramParams ngram;
+  int num_pages = 0, page_size = 0;
+  int depth = 1;  // steps that are enqueued while one is read: 0 (synchronous) to kMaxRunAhead
+  bool enable_chunked_prefill = true;
+  bool check_integrity = false;
+};
+
+// Where the parts of one place of the staging ring lie, in int32 words from its start. Requests of
+// a step are ordered: those that read their prompt, then those that decode.
+struct StagingLayout {
+  StagingLayout() = default;
+  StagingLayout(int max_requests, int max_rows, int max_pages_per_request);
+
+  int requests = 0, rows = 0, pages_per_request = 0;
+  int slot_ids = 0;        // [B] -1 behind the last request
+  int max_drafts = 0;      // [B]
+  int kv_len = 0;          // [B] of prompts: tokens in the cache
+  int cu_rows = 0;         // [B + 1] of prompts
+  int cu_logits = 0;       // [B + 1] of prompts: first choice of each
+  int page_table = 0;      // [B, pages_per_request] -1 behind the pages that are held
+  int logit_rows = 0;      // [R] rows whose choices are needed; those of decoding are the last rows
+  int prompt_tokens = 0;   // [R]
+  int prompt_parents = 0;  // [R]
+  int words = 0;
+};
+
+// The start of a slot, to be copied there before the step's operations.
+struct SlotEntry {
+  int slot = 0;
+  std::int64_t offset = 0, bytes = 0;  // within the step's place of the ring of entries
+};
+
+// What the host knows of a step. Decoding requests have at most max_decode_rows rows together; the
+// device packs those that there are.
+struct RunAheadStep {
+  std::int64_t index = -1;
+  int ring = 0;  // its place in the rings
+  int num_prompts = 0, num_decodes = 0;
+  int num_prompt_rows = 0, num_prompt_logits = 0;
+  int max_decode_rows = 0;
+  int max_rows = 0, max_kv_len = 0;  // of any one request, upper bounds
+  std::vector<SlotEntry> entries;
+};
+
+struct RunAheadRings {
+  std::int32_t* staging = nullptr;        // [depth + 2, StagingLayout::words]
+  std::byte* entries = nullptr;           // [depth + 2, entry_bytes()]
+  const std::int32_t* results = nullptr;  // [depth + 2, result_words()]
+};
+
+struct RunAheadStats {
+  ExecutorStats executor;  // as the synchronous executor counts
+  int in_flight = 0;       // steps that were planned and not delivered
+  int retiring = 0;        // requests that have ended, whose pages a step in flight may touch
+  std::int64_t late_results = 0;  // results of requests that had ended; dropped
+  std::int64_t empty_steps = 0;   // steps in which the device found nothing to do
+};
+
+class RunAheadExecutor {
+ public:
+  explicit RunAheadExecutor(const RunAheadConfig& config);
+  ~RunAheadExecutor();
+
+  const RunAheadConfig& config() const { return config_; }
+  const SlotLayout& slot_layout() const { return layout_; }
+  const StagingLayout& staging_layout() const { return staging_; }
+  int ring_size() const { return config_.depth + 2; }
+  std::int64_t entry_bytes() const { return entry_bytes_; }
+  // A SlotResult and the StatusFlag bits of each request: results [B], then flags [B].
+  int result_words() const;
+
+  // Once, before the first plan().
+  void bind_rings(const RunAheadRings& rings);
+
+  RequestId submit(RequestParams params);
+  // What is in flight for it is dropped. False: unknown id, or it has ended.
+  bool cancel(RequestId id);
+
+  // Null: nothing to enqueue now. At most `depth` steps may be unread.
+  const RunAheadStep* plan();
+  // The oldest step in flight. The caller has seen its event complete.
+  std::vector<StepOutput> deliver();
+  // A step in flight could not be enqueued as a whole: its requests end with an error. It still has
+  // to be delivered, after an event behind what was enqueued of it.
+  std::vector<StepOutput> fail(std::int64_t index, const std::string& message);
+
+  int in_flight() const;
+  int num_unfinished() const;
+  RunAheadStats stats() const;
+  // Pages that a request holds, in order; those of ended requests too until they are given back.
+  std::vector<std::int32_t> pages(RequestId id) const;
+
+ private:
+  struct Request;
+  struct Flight;
+
+  void check(const RequestParams& params) const;
+  int max_drafts(const RequestParams& params) const;
+  int max_path(const RequestParams& params, int drafts) const;
+  void admit();
+  int prefill_rows(const Request& request, int budget) const;
+  bool stage_entry(Request& request);
+  void place_prompt(Request& request, int rows);
+  void place_decode(Request& request, int most_drafts);
+  void stage_pages(const Request& request, int index);
+  void deliver_result(Request& request, const SlotResult& result, StepOutput& out);
+  void end(Request& request);
+  void release_retired(std::int64_t delivered);
+  std::int64_t outstanding_pages() const;
+  std::int32_t* staged(int offset) { return place_ + offset; }
+
+  RunAheadConfig config_;
+  SlotLayout layout_;
+  StagingLayout staging_;
+  std::int64_t entry_bytes_ = 0;
+  PageTable pages_;
+  RunAheadRings rings_;
+  RunAheadStep step_;
+  std::int32_t* place_ = nullptr;     // of step_ in the staging ring
+  std::vector<int> staged_pages_;     // [ring, B] entries of each staged row of the page table
+  std::vector<std::uint64_t> block_;  // an entering slot, before it is staged
+
+  mutable std::mutex mutex_;
+  RequestId next_id_ = 1;
+  std::int64_t next_step_ = 0;
+  std::deque<std::unique_ptr<Request>> waiting_;
+  std::vector<std::unique_ptr<Request>> running_;   // in order of admission
+  std::vector<std::unique_ptr<Request>> retiring_;  // ended, named by a step in flight
+  std::vector<Request*> decoding_;                  // scratch of plan()
+  std::vector<int> free_slots_;
+  std::deque<Flight> flights_;  // steps in flight, oldest first
+  RunAheadStats totals_;
+};
+
+}  // namespace specdec

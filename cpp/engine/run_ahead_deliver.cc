@@ -1,0 +1,123 @@
+// deliver(): what a step brought, read from the ring; pages that nobody can touch any more return.
+#include <algorithm>
+
+#include "base/check.h"
+#include "engine/run_ahead.h"
+#include "engine/run_ahead_request.h"
+
+namespace specdec {
+
+// Tokens that the device decided for a request that goes on, by the rules of slot_commit().
+void RunAheadExecutor::deliver_result(Request& request, const SlotResult& result, StepOutput& out) {
+  out.tokens.assign(result.tokens, result.tokens + result.num_tokens);
+  out.num_drafts = result.num_drafts;
+  out.num_accepted = result.num_accepted;
+  out.max_path = std::min(request.max_path, result.num_drafts);
+  out.finish_reason = static_cast<FinishReason>(result.finish);
+  if (result.stop_token != kNoStopToken) out.stop_token = result.stop_token;
+  if (result.bad_row != 0) {
+    out.error =
+        "the model's scores hold a NaN (numerical error); the request was stopped before a token "
+        "was chosen from them";
+  }
+  request.known_len += result.num_tokens;
+}
+
+std::vector<StepOutput> RunAheadExecutor::deliver() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  SPECDEC_REQUIRE(!flights_.empty(), "deliver(): no step is in flight");
+  const Flight flight = std::move(flights_.front());
+  flights_.pop_front();
+  const int ring = fault(Fault::kResultOfNewest) ? step_.ring : flight.ring;
+  const std::int32_t* words = rings_.results + static_cast<std::ptrdiff_t>(ring) * result_words();
+  const auto* results = reinterpret_cast<const SlotResult*>(words);
+  const std::int32_t* flags = words + result_words() - config_.max_batch_size;
+
+  ExecutorStats& totals = totals_.executor;
+  std::vector<StepOutput> outputs;
+  std::vector<Request*> ended;
+  const std::int64_t rows_before = totals.rows;
+  for (std::size_t b = 0; b < flight.places.size(); ++b) {
+    const Flight::Place& place = flight.places[b];
+    Request& request = *place.request;
+    const Request::Part part = request.parts.front();
+    request.parts.pop_front();
+    SPECDEC_ENSURE(part.step == flight.step, "request ", request.id, " is in step ", part.step,
+                   ", step ", flight.step, " is delivered");
+    if (flight.failed) continue;
+    const SlotResult& result = results[b];
+    const bool decided = result.num_tokens > 0 || result.bad_row != 0;
+    const int rows = place.is_prefill ? place.rows : (decided ? 1 + result.num_drafts : 0);
+    totals.rows += rows;
+    totals.prefill_rows += place.is_prefill ? rows : 0;
+    if (request.ended && !fault(Fault::kLateResult)) {
+      totals_.late_results += decided;
+      continue;
+    }
+    StepOutput out;
+    out.request_id = request.id;
+    out.is_prefill = place.is_prefill;
+    out.num_rows = rows;
+    // A NaN in a row ends a request when the row decides a token, as on the host.
+    if (const std::int32_t wrong = flags[b] & ~static_cast<std::int32_t>(kStatusNaN); wrong != 0) {
+      out.finish_reason = FinishReason::kError;
+      out.error = "the device found this request's step broken (status " + std::to_string(wrong) +
+                  ": 2 page, 4 tree, 8 length) and left it out; please report";
+    } else if (place.decides) {
+      // What a device wrote is not trusted further than it has to be.
+      SPECDEC_ENSURE(decided && result.num_tokens >= 0 && result.num_tokens <= part.tokens &&
+                         result.finish >= 0 &&
+                         result.finish <= static_cast<std::int32_t>(FinishReason::kError),
+                     "request ", request.id, " got ", result.num_tokens, " tokens and finish ",
+                     result.finish, " in step ", flight.step, ", expected 1..", part.tokens);
+      deliver_result(request, result, out);
+    }
+    totals.generated_tokens += static_cast<std::int64_t>(out.tokens.size());
+    totals.num_drafts += out.num_drafts > 0;
+    totals.num_draft_tokens += out.num_drafts;
+    totals.num_accepted_tokens += out.num_accepted;
+    if (out.finish_reason != FinishReason::kNone) {
+      ++(out.finish_reason == FinishReason::kError ? totals.failed : totals.finished);
+      if (!request.ended) ended.push_back(&request);
+    } else if (!request.ended) {
+      // What steps in flight can still touch stays, the excess goes back.
+      std::int64_t tokens = request.tokens_to_hold();
+      if (fault(Fault::kExcessBackEarly))
+        tokens = std::max(request.known_len - 1, request.prefilled);
+      pages_.commit(request.slot, tokens);
+      pages_.rewind(request.slot);
+    }
+    outputs.push_back(std::move(out));
+  }
+  ++totals.steps;
+  totals_.empty_steps += !flight.failed && totals.rows == rows_before;
+  for (Request* request : ended) end(*request);
+  release_retired(flight.step);
+  if (config_.check_integrity) pages_.check_integrity();
+  return outputs;
+}
+
+std::vector<StepOutput> RunAheadExecutor::fail(std::int64_t index, const std::string& message) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const auto flight = std::find_if(flights_.begin(), flights_.end(),
+                                   [&](const Flight& other) { return other.step == index; });
+  SPECDEC_REQUIRE(flight != flights_.end(), "fail: step ", index, " is not in flight");
+  flight->failed = true;
+  std::vector<StepOutput> outputs;
+  for (const Flight::Place& place : flight->places) {
+    Request& request = *place.request;
+    if (request.ended) continue;
+    StepOutput out;
+    out.request_id = request.id;
+    out.is_prefill = place.is_prefill;
+    out.num_rows = place.rows;
+    out.finish_reason = FinishReason::kError;
+    out.error = message;
+    outputs.push_back(std::move(out));
+    ++totals_.executor.failed;
+    end(request);
+  }
+  return outputs;
+}
+
+}  // namespace specdec

@@ -1,0 +1,151 @@
+// plan(): a step is staged from what the host knows, without the results of the steps in flight.
+#include <algorithm>
+#include <cstring>
+
+#include "base/check.h"
+#include "engine/run_ahead.h"
+#include "engine/run_ahead_request.h"
+
+namespace specdec {
+
+const RunAheadStep* RunAheadExecutor::plan() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  SPECDEC_REQUIRE(rings_.staging != nullptr, "plan() needs bind_rings() first");
+  SPECDEC_REQUIRE(static_cast<int>(flights_.size()) <= config_.depth, "plan() with ",
+                  flights_.size(), " steps unread: at run_ahead = ", config_.depth, " deliver() ",
+                  "comes first");
+  admit();
+  int ring = static_cast<int>(next_step_ % ring_size());
+  if (fault(Fault::kStagingReused))
+    ring = static_cast<int>(next_step_ % std::max(config_.depth, 1));
+  place_ = rings_.staging + static_cast<std::ptrdiff_t>(ring) * staging_.words;
+  step_.entries.clear();
+  step_.index = next_step_;
+  step_.ring = ring;
+  step_.num_prompts = step_.num_decodes = step_.num_prompt_rows = step_.num_prompt_logits = 0;
+  step_.max_decode_rows = step_.max_rows = step_.max_kv_len = 0;
+  flights_.push_back({next_step_, ring, false, {}});
+
+  decoding_.clear();
+  for (const auto& request : running_) {
+    if (!request->in_prefill() && !request->surely_complete()) decoding_.push_back(request.get());
+  }
+  int budget = config_.max_num_tokens - static_cast<int>(decoding_.size());
+  // Prompts come first: they decide when somebody sees the first token.
+  staged(staging_.cu_rows)[0] = staged(staging_.cu_logits)[0] = 0;
+  for (const auto& request : running_) {
+    if (!request->in_prefill()) continue;
+    const int rows = prefill_rows(*request, budget);
+    if (rows == 0) continue;
+    if (!request->entered && !stage_entry(*request)) break;
+    place_prompt(*request, rows);
+    budget -= rows;
+  }
+  for (Request* request : decoding_) {
+    place_decode(*request, budget);
+    budget -= request->parts.back().rows - 1;
+  }
+  const int requests = step_.num_prompts + step_.num_decodes;
+  if (requests == 0) {
+    flights_.pop_back();
+    return nullptr;
+  }
+  std::fill(staged(staging_.slot_ids) + requests, staged(staging_.slot_ids) + staging_.requests,
+            -1);
+  int* logit_rows = staged(staging_.logit_rows) + step_.num_prompt_logits;
+  for (int i = 0; i < step_.max_decode_rows; ++i) logit_rows[i] = step_.num_prompt_rows + i;
+  ++next_step_;
+  if (config_.check_integrity) pages_.check_integrity();
+  return &step_;
+}
+
+int RunAheadExecutor::prefill_rows(const Request& request, int budget) const {
+  const int left = request.prompt_len - request.prefilled;
+  if (!config_.enable_chunked_prefill) return left <= budget ? left : 0;
+  return std::min(left, budget);
+}
+
+// False: no room in this step's place of the ring.
+bool RunAheadExecutor::stage_entry(Request& request) {
+  const std::int64_t bytes = written_slot_bytes(request.slot_request);
+  const std::int64_t offset =
+      step_.entries.empty()
+          ? 0
+          : (step_.entries.back().offset + step_.entries.back().bytes + 15) / 16 * 16;
+  if (offset + bytes > entry_bytes_) return false;
+  block_.resize(static_cast<std::size_t>(bytes / 8 + 1));
+  write_slot(layout_, request.slot_request, block_.data());
+  std::memcpy(rings_.entries + step_.ring * entry_bytes_ + offset, block_.data(),
+              static_cast<std::size_t>(bytes));
+  request.entered = true;
+  if (fault(Fault::kEntryLost) && request.id > config_.max_batch_size) return true;
+  step_.entries.push_back({request.slot, offset, bytes});
+  return true;
+}
+
+// The pages of the step's request `index`, after reserving what it may touch.
+void RunAheadExecutor::stage_pages(const Request& request, int index) {
+  const std::int64_t tokens = request.tokens_to_hold();
+  const bool reserved = pages_.reserve(request.slot, tokens);
+  SPECDEC_ENSURE(reserved, "request ", request.id, " was promised pages for ", tokens,
+                 " tokens and did not get them");
+  const auto& pages = pages_.pages(request.slot);
+  std::int32_t* row =
+      staged(staging_.page_table) + static_cast<std::ptrdiff_t>(index) * staging_.pages_per_request;
+  std::copy(pages.begin(), pages.end(), row);
+  // What the row's last use left behind must not look like a page.
+  int& used = staged_pages_[static_cast<std::size_t>(step_.ring) * staging_.requests + index];
+  if (used > static_cast<int>(pages.size())) std::fill(row + pages.size(), row + used, -1);
+  used = static_cast<int>(pages.size());
+  step_.max_kv_len = std::max(step_.max_kv_len, static_cast<int>(tokens));
+}
+
+void RunAheadExecutor::place_prompt(Request& request, int rows) {
+  const int start = request.prefilled, end = start + rows;
+  const bool last = end == request.prompt_len;
+  const int b = step_.num_prompts++;
+  request.prefilled = end;
+  request.parts.push_back({step_.index, end, rows, last ? 1 : 0});
+  request.last_step = step_.index;
+  flights_.back().places.push_back({&request, true, last, rows});
+  staged(staging_.slot_ids)[b] = request.slot;
+  staged(staging_.max_drafts)[b] = 0;
+  staged(staging_.kv_len)[b] = start;
+  const int first = step_.num_prompt_rows;
+  for (int i = 0; i < rows; ++i) {
+    staged(staging_.prompt_tokens)[first + i] = request.slot_request.prompt[start + i];
+    staged(staging_.prompt_parents)[first + i] = i - 1;
+  }
+  step_.num_prompt_rows += rows;
+  if (last) {
+    staged(staging_.logit_rows)[step_.num_prompt_logits++] = first + rows - 1;
+    request.slot_request.prompt = {};
+  }
+  staged(staging_.cu_rows)[b + 1] = step_.num_prompt_rows;
+  staged(staging_.cu_logits)[b + 1] = step_.num_prompt_logits;
+  step_.max_rows = std::max(step_.max_rows, rows);
+  stage_pages(request, b);
+}
+
+// `most_drafts`: rows left for drafts.
+void RunAheadExecutor::place_decode(Request& request, int most_drafts) {
+  const int b = step_.num_prompts + step_.num_decodes++;
+  int drafts = std::min(request.max_drafts, most_drafts);
+  int path = std::min(request.max_path, drafts);
+  // The token after the last draft takes the last place. The device knows how long the history is
+  // and leaves out what has no place; the host knows how long it is at least.
+  const int room = request.max_len - request.least_len() - 1;
+  path = std::min(path, room);
+  if (request.chain) drafts = path;
+  const int rows = 1 + drafts;
+  request.parts.push_back({step_.index, 0, rows, path + 1});
+  request.last_step = step_.index;
+  flights_.back().places.push_back({&request, false, true, 0});
+  staged(staging_.slot_ids)[b] = request.slot;
+  staged(staging_.max_drafts)[b] = drafts;
+  step_.max_decode_rows += rows;
+  step_.max_rows = std::max(step_.max_rows, rows);
+  stage_pages(request, b);
+}
+
+}  // namespace specdec

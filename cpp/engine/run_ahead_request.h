@@ -1,0 +1,83 @@
+// The run-ahead executor's private records: a request, and a step in flight.
+#pragma once
+
+#include <algorithm>
+#include <deque>
+#include <vector>
+
+#include "algo/fault.h"
+#include "engine/run_ahead.h"
+
+namespace specdec {
+
+struct RunAheadExecutor::Request {
+  // A step in flight, as far as it concerns this request.
+  struct Part {
+    std::int64_t step = 0;
+    int prompt_end = 0;  // > 0: reads the prompt up to there
+    int rows = 0;        // decoding: rows at most
+    int tokens = 0;      // tokens that it delivers at most; at least one, if any
+  };
+
+  RequestId id = 0;
+  SlotRequest slot_request;  // its prompt is dropped once it has been staged
+  int prompt_len = 0;
+  int max_len = 0;     // the history never grows beyond this
+  int max_drafts = 0;  // of one step
+  int max_path = 0;    // of them, how many can be accepted
+  bool chain = false;  // drafts are no tree: one position less left, one draft less
+  std::int64_t promised_pages = 0;
+
+  int slot = -1;
+  bool entered = false;  // the slot's start has been staged
+  int prefilled = 0;     // prompt tokens whose rows were planned
+  int known_len = 0;     // of the history, as far as results were read
+  std::deque<Part> parts;
+  std::int64_t last_step = -1;  // the last one that names it
+  bool cancelled = false, ended = false;
+
+  bool in_prefill() const { return prefilled < prompt_len; }
+
+  // The history before the next step, if every step in flight brings as few tokens as it may.
+  int least_len() const {
+    int len = known_len;
+    for (const Part& part : parts) len += part.tokens > 0;
+    return len;
+  }
+  // Every token is decided by the steps in flight at the latest.
+  bool surely_complete() const { return least_len() >= max_len; }
+
+  // Tokens that must have a place in pages: those in the cache, and whatever the steps in flight
+  // may write. A step whose history is `len` tokens long writes from len - 1 on, M rows at most; a
+  // request that has not ended is at most max_len - 1 long.
+  std::int64_t tokens_to_hold() const {
+    std::int64_t hold = known_len == prompt_len ? 0 : known_len - 1;
+    std::int64_t len = known_len;
+    for (const Part& part : parts) {
+      if (part.prompt_end > 0) {
+        hold = std::max<std::int64_t>(hold, part.prompt_end);
+      } else {
+        const std::int64_t before = std::min<std::int64_t>(len, max_len - 1) - 1;
+        const int rows = fault(Fault::kHoldWithoutDrafts) ? 1 : part.rows;
+        hold = std::max(hold, before + rows);
+      }
+      if (!fault(Fault::kHoldWithoutFlight)) len += part.tokens;
+    }
+    // While the prompt is read nothing is delivered, but what was planned is, or will be, there.
+    return std::max<std::int64_t>(hold, prefilled);
+  }
+};
+
+struct RunAheadExecutor::Flight {
+  struct Place {
+    Request* request = nullptr;
+    bool is_prefill = false, decides = false;  // decides: its last row chooses a token
+    int rows = 0;                              // of a prompt
+  };
+  std::int64_t step = 0;
+  int ring = 0;
+  bool failed = false;
+  std::vector<Place> places;  // in the step's order
+};
+
+}  // namespace specdec

@@ -1,0 +1,234 @@
+// Run-ahead: random schedules of join, cancel and stop on a stub stream, at every depth. No token
+// is lost or doubled, every page comes back; and each known mistake of the bookkeeping is noticed.
+#include <algorithm>
+#include <exception>
+#include <map>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "algo/fault.h"
+#include "check.h"
+#include "run_ahead_world.h"
+
+namespace specdec {
+namespace {
+
+using testing::continuation;
+using testing::kHashVocab;
+using testing::RunAheadWorld;
+
+struct Job {
+  RequestParams params;
+  int submit_step = 0;
+  int cancel_step = -1;
+  TokenId stop_string = -1;  // what the detokenizer waits for: two of this token in a row
+  RequestId id = 0;
+  std::vector<TokenId> expected, tokens;
+  FinishReason expected_finish = FinishReason::kNone, finish = FinishReason::kNone;
+  bool over = false;
+};
+
+// What plain decoding delivers, by the stop rules' definition.
+void expect(Job& job, int max_seq_len) {
+  const RequestParams& p = job.params;
+  const int room = std::min(p.max_tokens, max_seq_len - static_cast<int>(p.prompt.size()));
+  const std::vector<TokenId> text = continuation(p.prompt, room);
+  auto holds = [](const std::vector<TokenId>& ids, TokenId id) {
+    return std::find(ids.begin(), ids.end(), id) != ids.end();
+  };
+  for (TokenId token : text) {
+    job.expected.push_back(token);
+    if (holds(p.eos_token_ids, token) || holds(p.stop_token_ids, token)) {
+      job.expected_finish = FinishReason::kStop;
+      return;
+    }
+    const std::size_t n = job.expected.size();
+    if (n > 1 && token == job.stop_string && job.expected[n - 2] == token) return;
+  }
+  job.expected_finish = FinishReason::kLength;
+}
+
+RunAheadConfig random_config(std::mt19937& random, int depth) {
+  auto pick = [&](std::initializer_list<int> values) {
+    return *(values.begin() + random() % values.size());
+  };
+  RunAheadConfig c;
+  c.vocab_size = kHashVocab;
+  c.max_batch_size = pick({1, 2, 4, 6});
+  c.max_seq_len = pick({24, 60, 90});
+  c.max_num_tokens = std::max(c.max_batch_size, pick({5, 17, 60, 200}));
+  c.page_size = pick({1, 2, 4, 16});
+  switch (random() % 3) {
+    case 0:
+      break;
+    case 1:
+      c.method = DraftMethod::kLookahead;
+      c.lookahead = random() % 2 == 0 ? LookaheadConfig{4, 3, 4} : LookaheadConfig{7, 5, 2};
+      break;
+    default:
+      c.method = DraftMethod::kNgram;
+      c.ngram.max_draft_len = pick({1, 4, 9});
+  }
+  c.depth = depth;
+  c.enable_chunked_prefill = random() % 4 != 0;
+  c.check_integrity = true;
+  // One request of the largest kind always fits; more, or all.
+  const int drafts =
+      c.method == DraftMethod::kLookahead
+          ? static_cast<int>(lookahead_max_draft_len(c.lookahead.w, c.lookahead.n, c.lookahead.g))
+          : (c.method == DraftMethod::kNgram ? c.ngram.max_draft_len : 0);
+  const int one = (c.max_seq_len - 1 + drafts) / c.page_size + 1;
+  c.num_pages = one + static_cast<int>(random() % (one * c.max_batch_size));
+  return c;
+}
+
+std::vector<Job> random_jobs(std::mt19937& random, const RunAheadConfig& config, int count) {
+  std::vector<Job> jobs(count);
+  for (Job& job : jobs) {
+    RequestParams& p = job.params;
+    int most = config.max_seq_len - 1;
+    if (!config.enable_chunked_prefill) most = std::min(most, config.max_num_tokens);
+    const int prompt_len = 1 + static_cast<int>(random() % std::min(most, 30));
+    for (int i = 0; i < prompt_len; ++i) {
+      p.prompt.push_back(static_cast<TokenId>(random() % kHashVocab));
+    }
+    p.max_tokens = random() % 3 == 0 ? 1 + static_cast<int>(random() % 4)
+                                     : 1 + static_cast<int>(random() % 60);
+    p.seed = random();
+    p.speculative = random() % 6 != 0;
+    if (random() % 3 == 0) p.eos_token_ids = {static_cast<TokenId>(random() % kHashVocab)};
+    if (random() % 3 == 0) p.stop_token_ids = {static_cast<TokenId>(5 + random() % 19)};
+    if (config.method == DraftMethod::kLookahead && random() % 3 == 0) {
+      p.lookahead = random() % 2 == 0 ? LookaheadConfig{2, 2, 1} : LookaheadConfig{1, 1, 0};
+    }
+    if (config.method == DraftMethod::kNgram && random() % 3 == 0) p.max_draft_len = random() % 2;
+    job.submit_step = static_cast<int>(random() % 25);
+    if (random() % 4 == 0) job.cancel_step = static_cast<int>(random() % 40);
+    if (random() % 4 == 0) job.stop_string = static_cast<TokenId>(random() % 5);
+    expect(job, config.max_seq_len);
+  }
+  return jobs;
+}
+
+#define REFUSE_UNLESS(condition, text) \
+  do {                                 \
+    if (!(condition)) return text;     \
+  } while (false)
+
+// "" if all went well, else what did not. `tokens` is advanced by the tokens compared.
+std::string run_schedule(std::uint32_t seed, int depth, std::int64_t* tokens) try {
+  std::mt19937 random(seed);
+  const RunAheadConfig config = random_config(random, depth);
+  std::vector<Job> jobs = random_jobs(random, config, 3 + static_cast<int>(random() % 8));
+  RunAheadWorld world(config, seed + 1);
+  std::map<RequestId, Job*> by_id;
+  std::int64_t rows_reported = 0;
+  std::size_t submitted = 0;
+  for (int step = 0;; ++step) {
+    REFUSE_UNLESS(step < 3000, "the executor does not come to an end");
+    for (Job& job : jobs) {
+      if (job.id == 0 && job.submit_step <= step) {
+        job.id = world.submit(job.params);
+        by_id[job.id] = &job;
+        ++submitted;
+      }
+      if (job.id != 0 && job.cancel_step == step && !job.over) {
+        REFUSE_UNLESS(world.cancel(job.id), "a running request could not be cancelled");
+        job.over = true;
+      }
+    }
+    const bool planned = world.executor.in_flight() <= depth && world.plan();
+    const int waiting = world.executor.in_flight();
+    if (waiting > depth || (!planned && waiting > 0)) {
+      for (const StepOutput& out : world.deliver()) {
+        Job& job = *by_id.at(out.request_id);
+        REFUSE_UNLESS(!job.over, "output after the end of a request");
+        rows_reported += out.num_rows;
+        for (TokenId token : out.tokens) {
+          job.tokens.push_back(token);
+          const std::size_t n = job.tokens.size();
+          const bool ended_before =
+              n > 1 && out.finish_reason != FinishReason::kNone && &token == &out.tokens.back();
+          if (n > 1 && token == job.stop_string && job.tokens[n - 2] == token && !ended_before) {
+            // The text ends here: later tokens are dropped, not counted.
+            if (out.finish_reason == FinishReason::kNone) world.cancel(job.id);
+            job.over = true;
+            break;
+          }
+        }
+        if (!job.over && out.finish_reason != FinishReason::kNone) {
+          job.finish = out.finish_reason;
+          job.over = true;
+        }
+      }
+    }
+    if (submitted == jobs.size() && world.executor.num_unfinished() == 0 &&
+        world.executor.in_flight() == 0) {
+      break;
+    }
+  }
+  for (const Job& job : jobs) {
+    *tokens += static_cast<std::int64_t>(job.tokens.size());
+    REFUSE_UNLESS(job.over, "a request never ended");
+    const bool prefix = job.tokens.size() <= job.expected.size() &&
+                        std::equal(job.tokens.begin(), job.tokens.end(), job.expected.begin());
+    REFUSE_UNLESS(prefix, "tokens that plain decoding would not have");
+    if (job.cancel_step >= 0 && job.finish == FinishReason::kNone) continue;
+    REFUSE_UNLESS(job.tokens.size() == job.expected.size(), "tokens were lost");
+    REFUSE_UNLESS(job.finish == job.expected_finish || job.stop_string >= 0, "another reason");
+  }
+  const RunAheadStats stats = world.executor.stats();
+  const ExecutorStats& s = stats.executor;
+  REFUSE_UNLESS(s.free_pages == s.total_pages && s.promised_pages == 0, "pages did not come back");
+  REFUSE_UNLESS(stats.retiring == 0 && s.history_bytes == 0, "a request is kept");
+  REFUSE_UNLESS(s.rows == world.rows_seen(), "rows are counted wrongly");
+  REFUSE_UNLESS(rows_reported <= s.rows, "more rows reported than run");
+  return "";
+} catch (const std::exception& error) {
+  return error.what();
+}
+
+constexpr int kSchedules = 10000;
+
+TEST(run_ahead_schedules_lose_and_double_nothing) {
+  std::int64_t tokens = 0;
+  for (int i = 0; i < kSchedules; ++i) {
+    const std::string found = run_schedule(static_cast<std::uint32_t>(i), i % 3, &tokens);
+    CHECK_EQ(found, "");
+    if (!found.empty()) {
+      std::cerr << "schedule " << i << "\n";
+      break;
+    }
+  }
+  CHECK(tokens > 50 * kSchedules);
+}
+
+TEST(run_ahead_mistakes_are_noticed) {
+  const std::vector<std::pair<Fault, const char*>> mistakes = {
+      {Fault::kHoldWithoutDrafts, "pages without drafts"},
+      {Fault::kHoldWithoutFlight, "pages without steps in flight"},
+      {Fault::kPagesBackEarly, "pages back early"},
+      {Fault::kExcessBackEarly, "excess back early"},
+      {Fault::kStagingReused, "staging reused"},
+      {Fault::kResultOfNewest, "result of the newest step"},
+      {Fault::kLateResult, "late result"},
+      {Fault::kCancelledRunsOn, "cancelled runs on"},
+      {Fault::kAdmitWithoutBound, "admission without bound"},
+      {Fault::kEntryLost, "entry lost"},
+  };
+  for (const auto& [mistake, name] : mistakes) {
+    active_fault = mistake;
+    std::int64_t tokens = 0;
+    int found = 0;
+    for (std::uint32_t i = 0; i < 60; ++i) {
+      found += !run_schedule(i, 1 + static_cast<int>(i % 2), &tokens).empty();
+    }
+    active_fault = Fault::kNone;
+    if (found == 0) std::cerr << name << "\n";
+    CHECK(found > 0);
+  }
+}
+
+}  // namespace
+}  // namespace specdec
