@@ -159,6 +159,8 @@ PYTHON: dict[str, tuple[set[str], set[str]]] = {
             "validate",
             "config",
             "config_base",
+            "config_names",
+            "config_text",
             "config_parse",
             "drafter_config",
             "acceptance",

@@ -6,13 +6,10 @@ K,M,[devices]). The method comes from a discriminator key (`method`, `decoding_t
 `speculative_algorithm`, ...) in any of those projects' spellings, or from the caller. Whatever the
 form, an unknown key is refused with the nearest key that exists, and what this version does not do
 is refused by name.
-
-Source of the spellings: vllm/config/speculative.py, sglang server arguments, tensorrt_llm llm_args.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import Path
@@ -25,109 +22,29 @@ from .config import (
     SchedulerConfig,
 )
 from .config_base import OPTION_ALIASES, SpeculationOptions
+from .config_names import (
+    DISCRIMINATORS,
+    KV_ALIASES,
+    LOOKAHEAD_ALIASES,
+    NGRAM_ALIASES,
+    OFF_VALUES,
+    SCHEDULER_ALIASES,
+    UNSUPPORTED_KEYS,
+    canonical_method,
+)
+from .config_text import read_text
 from .drafter_config import DRAFTER_CONFIGS, DrafterConfig, DraftTargetDecodingConfig
 from .errors import ConfigError, UnsupportedConfigError
 from .validate import check_int, show, unknown_key
 
 __all__ = [
     "SpeculativeConfig",
-    "canonical_method",
     "parse_kv_cache_config",
     "parse_scheduler_config",
     "parse_speculative_config",
-    "read_text",
 ]
 
 SpeculativeConfig: TypeAlias = LookaheadDecodingConfig | NGramDecodingConfig | DrafterConfig
-
-MAX_TEXT_CHARS = 64 * 1024
-
-_DISCRIMINATORS = (
-    "method", "decoding_type", "speculative_algorithm", "spec_method",
-    "speculative_decoding_mode", "spec_type",
-)  # fmt: skip
-
-_METHODS = {
-    "lookahead": "lookahead",
-    "lookahead_decoding": "lookahead",
-    "ngram": "ngram",
-    "[ngram]": "ngram",  # old vLLM: speculative_model="[ngram]"
-    "ngram_simple": "ngram",
-    "prompt_lookup": "ngram",
-    "prompt_lookup_decoding": "ngram",
-    "none": "none",
-    "": "none",
-    "user_provided": "user_provided",
-    "medusa": "medusa",
-    "redrafter": "redrafter",
-    "recurrent_drafting": "redrafter",
-    "explicit_draft_tokens": "redrafter",  # TensorRT-LLM's name of the mode
-    "draft_target": "draft_target",
-    "draft_target_model": "draft_target",
-    "draft_tokens_external": "draft_target",
-    "draft_model": "draft_target",
-    "draft_simple": "draft_target",
-    "standalone": "draft_target",
-}
-_OTHER_METHODS = {
-    "eagle", "eagle3", "mtp",
-    "suffix", "sa", "pard", "dflash", "dspark", "ngram_gpu", "auto", "nextn",
-}  # fmt: skip
-
-_LOOKAHEAD_ALIASES = {
-    "w": "max_window_size",
-    "window": "max_window_size",
-    "window_size": "max_window_size",
-    "lookahead_window_size": "max_window_size",
-    "n": "max_ngram_size",
-    "level": "max_ngram_size",
-    "ngram_size": "max_ngram_size",
-    "lookahead_ngram_size": "max_ngram_size",
-    "g": "max_verification_set_size",
-    "guess_set_size": "max_verification_set_size",
-    "verification_set_size": "max_verification_set_size",
-    "lookahead_verification_set_size": "max_verification_set_size",
-}
-_NGRAM_ALIASES = {
-    "k": "max_draft_len",
-    "prompt_lookup_num_tokens": "max_draft_len",
-    "num_speculative_tokens": "max_draft_len",
-    "spec_tokens": "max_draft_len",
-    "num_draft_tokens": "max_draft_len",
-    "spec_decode_nextn": "max_draft_len",
-    "max_total_draft_tokens": "max_draft_len",
-    "m": "max_matching_ngram_size",
-    "prompt_lookup_max": "max_matching_ngram_size",
-    "speculative_ngram_max_match_window_size": "max_matching_ngram_size",
-}
-_KV_ALIASES = {
-    "block_size": "tokens_per_block",
-    "page_size": "tokens_per_block",
-    "max_tokens_in_paged_kv_cache": "max_tokens",
-    "kv_cache_free_gpu_memory_fraction": "free_gpu_memory_fraction",
-    "enable_prefix_caching": "enable_block_reuse",
-    "kv_cache_enable_block_reuse": "enable_block_reuse",
-    "kv_cache_dtype": "dtype",
-}
-_SCHEDULER_ALIASES = {
-    "max_num_seqs": "max_batch_size",
-    "max_running_requests": "max_batch_size",
-    "max_model_len": "max_seq_len",
-    "context_length": "max_seq_len",
-    "max_num_batched_tokens": "max_num_tokens",
-    "capacity_scheduler_policy": "policy",
-    "enable_chunked_context": "enable_chunked_prefill",
-}
-# Acceptance gates and drafter placement: real features elsewhere, absent here. None means "off" for
-# all of them and is accepted.
-_UNSUPPORTED_KEYS = {
-    "num_speculative_tokens_per_batch_size",
-    "acceptance_rate_window_size", "acceptance_rate_threshold", "acceptance_window",
-    "acceptance_length_threshold", "draft_tensor_parallel_size", "speculative_model",
-    "speculative_model_dir", "speculative_draft_model_path", "speculative_draft_model", "model",
-    "quantization", "use_rejection_sampling",
-}  # fmt: skip
-_OFF_VALUES: tuple[object, ...] = (None, False, 0, 0.0)
 
 ConfigT = TypeVar(
     "ConfigT",
@@ -137,95 +54,6 @@ ConfigT = TypeVar(
     SchedulerConfig,
     DrafterConfig,
 )
-
-
-def canonical_method(value: object, field: str = "method") -> str:
-    """The canonical name of a method ("none": plain decoding) for any project's spelling.
-
-    Raises UnsupportedConfigError for a known method that this version does not have, ConfigError
-    for anything else.
-    """
-    if value is None:
-        return "none"
-    if not isinstance(value, str):
-        raise ConfigError(
-            f"{field} = {show(value)}: expected the name of a method, got {type(value).__name__}; "
-            "use 'lookahead', 'ngram' or 'none'"
-        )
-    name = value.strip().lower().replace("-", "_")
-    if name in _METHODS:
-        return _METHODS[name]
-    if name in _OTHER_METHODS:
-        raise UnsupportedConfigError(
-            f"{field} = {value!r}: this method is not supported in this version; "
-            "use 'lookahead' or 'ngram'"
-        )
-    raise unknown_key(field, value, _METHODS.keys() - {"", "[ngram]"}, ConfigError)
-
-
-def _no_duplicates(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
-    result: dict[Any, Any] = {}
-    for key, value in pairs:
-        if key in result:
-            raise ConfigError(f"configuration: key {show(key)} is given twice; keep one")
-        result[key] = value
-    return result
-
-
-def _load_yaml(text: str, source: str) -> object:
-    import yaml
-
-    class Loader(yaml.SafeLoader):
-        """SafeLoader that refuses a key given twice; YAML itself would keep the last."""
-
-    def mapping(loader: yaml.SafeLoader, node: yaml.MappingNode) -> dict[Any, Any]:
-        return _no_duplicates(
-            [
-                (loader.construct_object(k, deep=True), loader.construct_object(v, deep=True))
-                for k, v in node.value
-            ]
-        )
-
-    Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, mapping)
-    try:
-        return yaml.load(text, Loader)
-    except (yaml.YAMLError, RecursionError, TypeError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ConfigError(
-            f"{source}: neither JSON nor YAML ({reason}); write for example "
-            '{"method": "ngram", "max_draft_len": 10}'
-        ) from None
-
-
-def read_text(text: str) -> object:
-    """The object that a JSON or YAML string, or a file that it names, holds."""
-    source = f"configuration {show(text)}"
-    stripped = text.strip()
-    if len(stripped) < 4096 and "\n" not in stripped and stripped[:1] not in ("{", "["):
-        path = Path(stripped).expanduser()
-        if path.suffix.lower() in (".yaml", ".yml", ".json"):
-            source = f"configuration file {str(path)!r}"
-            try:
-                if path.stat().st_size > MAX_TEXT_CHARS:
-                    raise ConfigError(
-                        f"{source} has {path.stat().st_size} bytes, limit {MAX_TEXT_CHARS}; "
-                        "is it a configuration?"
-                    )
-                stripped = path.read_text(encoding="utf-8").strip()
-            except (OSError, UnicodeDecodeError) as error:
-                raise ConfigError(
-                    f"{source} cannot be read ({error}); give the path of a UTF-8 YAML or JSON file"
-                ) from None
-    if len(stripped) > MAX_TEXT_CHARS:
-        raise ConfigError(
-            f"configuration text has {len(stripped)} characters, limit {MAX_TEXT_CHARS}; "
-            "is it a configuration?"
-        )
-    try:
-        loaded: object = json.loads(stripped, object_pairs_hook=_no_duplicates)
-        return loaded
-    except (json.JSONDecodeError, RecursionError):
-        return _load_yaml(stripped, source)
 
 
 def _plain(value: object, owner: str) -> object:
@@ -247,9 +75,9 @@ def _build(cls: type[ConfigT], values: Mapping[Any, Any], aliases: Mapping[str, 
     given: dict[str, Any] = {}
     for raw, value in values.items():
         key = raw.lower().replace("-", "_") if isinstance(raw, str) else raw
-        if key in _UNSUPPORTED_KEYS and key not in names and key not in aliases:
+        if key in UNSUPPORTED_KEYS and key not in names and key not in aliases:
             if any(value is off or (value == off and type(value) is type(off))
-                   for off in _OFF_VALUES):  # fmt: skip
+                   for off in OFF_VALUES):  # fmt: skip
                 continue
             raise UnsupportedConfigError(
                 f"{owner}: {raw} = {show(value)} is not supported in this version; remove it"
@@ -276,7 +104,7 @@ def _split_method(values: Mapping[Any, Any], method: str | None) -> tuple[str, d
         key = raw.lower().replace("-", "_") if isinstance(raw, str) else raw
         # Old vLLM names the method in the place of a draft model.
         as_model = key in ("model", "speculative_model") and rest[raw] in ("ngram", "[ngram]")
-        if key in _DISCRIMINATORS or as_model:
+        if key in DISCRIMINATORS or as_model:
             found[str(raw)] = canonical_method(rest.pop(raw), str(raw))
     if len(set(found.values())) > 1:
         listed = ", ".join(f"{k} says {v!r}" for k, v in found.items())
@@ -291,8 +119,8 @@ def _guess_method(values: Mapping[Any, Any]) -> str:
     keys = {k.lower().replace("-", "_") for k in values if isinstance(k, str)}
     if keys & {"medusa_choices", "num_medusa_heads", "medusa_num_heads"}:
         return "medusa"
-    lookahead = {f.name for f in fields(LookaheadDecodingConfig)} | set(_LOOKAHEAD_ALIASES)
-    ngram = {f.name for f in fields(NGramDecodingConfig)} | set(_NGRAM_ALIASES)
+    lookahead = {f.name for f in fields(LookaheadDecodingConfig)} | set(LOOKAHEAD_ALIASES)
+    ngram = {f.name for f in fields(NGramDecodingConfig)} | set(NGRAM_ALIASES)
     draft_model = {"speculative_model"} | {
         key
         for key, name in DraftTargetDecodingConfig.aliases.items()
@@ -338,7 +166,7 @@ def _from_lookahead_dict(values: dict[Any, Any]) -> LookaheadDecodingConfig:
         key = raw.lower().replace("-", "_") if isinstance(raw, str) else raw
         if key in ("max_draft_len", "num_speculative_tokens", "max_total_draft_tokens"):
             stated[str(raw)] = values.pop(raw)
-    config = _build(LookaheadDecodingConfig, values, _LOOKAHEAD_ALIASES)
+    config = _build(LookaheadDecodingConfig, values, LOOKAHEAD_ALIASES)
     for key, value in stated.items():
         if value is not None and check_int(key, value, ConfigError) != config.max_draft_len:
             raise ConfigError(
@@ -367,7 +195,7 @@ def _from_ngram_dict(values: dict[Any, Any]) -> NGramDecodingConfig:
                     f"max_draft_len = {show(values['max_draft_len'])}; keep one"
                 )
             values["max_draft_len"] = value - 1
-    return _build(NGramDecodingConfig, values, _NGRAM_ALIASES)
+    return _build(NGramDecodingConfig, values, NGRAM_ALIASES)
 
 
 def _from_list(
@@ -488,9 +316,9 @@ def _parse_plain(cls: type[ConfigT], value: object, aliases: Mapping[str, str]) 
 
 def parse_kv_cache_config(value: object) -> KvCacheConfig:
     """KvCacheConfig from an object, dict, JSON, YAML or file; None gives the defaults."""
-    return _parse_plain(KvCacheConfig, value, _KV_ALIASES)
+    return _parse_plain(KvCacheConfig, value, KV_ALIASES)
 
 
 def parse_scheduler_config(value: object) -> SchedulerConfig:
     """SchedulerConfig from an object, dict, JSON, YAML or file; None gives the defaults."""
-    return _parse_plain(SchedulerConfig, value, _SCHEDULER_ALIASES)
+    return _parse_plain(SchedulerConfig, value, SCHEDULER_ALIASES)

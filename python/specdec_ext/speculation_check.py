@@ -6,7 +6,8 @@ import dataclasses
 from typing import Any
 
 from .config import MAX_DRAFT_LEN, KvCacheConfig, LookaheadDecodingConfig, NGramDecodingConfig
-from .config_parse import SpeculativeConfig, canonical_method, parse_speculative_config
+from .config_names import canonical_method
+from .config_parse import SpeculativeConfig, parse_speculative_config
 from .drafter_config import DRAFTER_CONFIGS, DrafterConfig
 from .errors import ConfigError, UnsupportedConfigError
 from .validate import check_bool, check_int, show, unknown_key

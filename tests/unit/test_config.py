@@ -20,8 +20,8 @@ from specdec_ext.config import (
     SchedulerConfig,
     max_draft_len,
 )
+from specdec_ext.config_names import canonical_method
 from specdec_ext.config_parse import (
-    canonical_method,
     parse_kv_cache_config,
     parse_scheduler_config,
     parse_speculative_config,

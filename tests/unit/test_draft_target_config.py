@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from specdec_ext import ConfigError, DraftTargetDecodingConfig, UnsupportedConfigError
-from specdec_ext.config_parse import canonical_method, parse_speculative_config
+from specdec_ext.config_names import canonical_method
+from specdec_ext.config_parse import parse_speculative_config
 from specdec_ext.memory_plan import DraftPages, plan_memory
 from specdec_ext.speculation_check import check_build
 

@@ -133,7 +133,7 @@ def _add_redrafter_arguments(spec: argparse._ArgumentGroup) -> None:
 def _option_keys(args: argparse.Namespace) -> dict[str, Any]:
     """What the flags of every method say; empty: none was given. Raises ConfigError."""
     from ..config_base import OPTION_NAMES
-    from ..config_parse import read_text
+    from ..config_text import read_text
 
     given = {name: getattr(args, name) for name in OPTION_NAMES}
     keys = {name: value for name, value in given.items() if value is not None}
