@@ -22,7 +22,6 @@ from .drafters import (
 )
 from .engine_loop import EngineLoop
 from .errors import ConfigError
-from .log import logger
 from .memory_plan import (
     CPU_POOL_LIMIT_BYTES,
     DraftPages,
@@ -30,12 +29,12 @@ from .memory_plan import (
     available_memory_bytes,
     plan_memory,
 )
+from .models.place import resolve_device
 from .request_check import EngineLimits
 from .tokenizer import eos_token_ids, load_tokenizer
 
 if TYPE_CHECKING:
     from .models.base import StepModel
-    from .models.place import Place
 
 __all__ = ["EngineBuilder", "EngineParts"]
 
@@ -97,7 +96,7 @@ class EngineBuilder:
 
     def build(self) -> EngineParts:
         """Load the models, then everything that is sized by them."""
-        self.place = self._choose_place()
+        self.place = resolve_device(self._device)
         model = self.model = self._load_models()
         self.tokenizer = load_tokenizer(self._tokenizer, self._path)
         pages = self._make_pages(model, self.memory.num_pages)
@@ -174,25 +173,6 @@ class EngineBuilder:
                 move_kv(moves)
 
         return move
-
-    def _choose_place(self) -> Place:
-        """The device asked for; with "auto" the CPU for models that only it can run."""
-        from .models.config_reader import read_config
-        from .models.load import why_not_on_device
-        from .models.place import CPU, resolve_device
-
-        place = resolve_device(self._device)
-        if self._device != "auto" or place.is_cpu:
-            return place
-        spec = self._speculative
-        wanted = [(str(self._path), self._model_impl)]
-        if isinstance(spec, DraftTargetDecodingConfig):
-            wanted.append((str(spec.speculative_model), spec.model_impl))
-        for path, model_impl in wanted:
-            if reason := why_not_on_device(read_config(path), model_impl):
-                logger.warning("device = 'auto': %s runs on the CPU, because %s", path, reason)
-                return CPU
-        return place
 
     def _load_models(self) -> StepModel:
         """Load the weights; sets `self.memory` and `self.draft_model`.

@@ -5,6 +5,7 @@ Tiny models in float32: on the emulation (tests/simt) everywhere, on a GPU where
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,6 @@ from specdec_ext import (
     NGramDecodingConfig,
     ReDrafterDecodingConfig,
     SamplingParams,
-    UnsupportedModelError,
     _core,
     ops,
 )
@@ -144,6 +144,20 @@ def moves(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @devices
+@pytest.mark.parametrize("name", ["lookahead", "draft tree"])
+def test_the_adapter_decodes_on_a_device(
+    folders: dict[str, Path], plain: dict[str, Any], moves: list[int], device: str, name: str
+) -> None:
+    spec = drafters(folders)[name]
+    if isinstance(spec, DraftTargetDecodingConfig):
+        spec = dataclasses.replace(spec, model_impl="transformers")
+    with open_llm(folders, device, spec, model_impl="transformers") as llm:
+        assert llm.model.impl == "transformers"
+        found = tokens_of(llm.generate(PROMPTS, GREEDY, use_tqdm=False))
+        assert found == plain["greedy"] and moves
+
+
+@devices
 def test_published_pages_are_taken_over(
     folders: dict[str, Path], plain: dict[str, Any], device: str
 ) -> None:
@@ -246,14 +260,3 @@ def test_devices_are_refused_before_weights_are_read(
     if not torch.cuda.is_available():
         with pytest.raises(ConfigError, match=r"device = .cuda. cannot be used: .*device=.cpu."):
             open_llm(folders, "cuda")
-
-
-@devices
-def test_the_adapter_is_refused_on_a_device(folders: dict[str, Path], device: str) -> None:
-    with pytest.raises(UnsupportedModelError, match="needs the native decoder"):
-        open_llm(folders, device, model_impl="transformers")
-
-
-def test_auto_takes_the_cpu_for_what_a_device_does_not_run(folders: dict[str, Path]) -> None:
-    with open_llm(folders, "auto", model_impl="transformers") as llm:
-        assert llm.device == "cpu"

@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from emulators import devices
 from specdec_ext import _core
-from specdec_ext.errors import ConfigError, ModelError, UnsupportedModelError
+from specdec_ext.errors import ConfigError, ModelError
 from specdec_ext.models import StepModel, load_model
 from specdec_ext.models.device_step import PlanStaging, Upload
 from specdec_ext.models.place import resolve_device
@@ -47,6 +47,31 @@ def test_greedy_equals_transformers(saved: Any, device: str, family: str) -> Non
     model = load(reference.folder, device)
     assert Driver(model).greedy(prompts, NUM_TOKENS) == expected
     assert Driver(model, page_size=16, seed=5).greedy(prompts, NUM_TOKENS, chunk=5) == expected
+
+
+@devices
+@pytest.mark.parametrize("family", ["gpt2", "phi3", "cohere2", "granite", "gpt_oss"])
+def test_the_adapter_on_a_device(saved: Any, device: str, family: str) -> None:
+    """Sinks, windows, scales and heads of classes that only transformers has."""
+    reference = saved(family)
+    model = load_model(reference.folder, place=resolve_device(device))
+    assert (model.impl, model.numerics, model.info.device) == (
+        "transformers",
+        "fast",
+        model.place.name,
+    )
+    prompts = [prompt_ids(length, seed) for seed, length in enumerate((1, 9, 23))]
+    expected = [hf_greedy(reference.model, prompt, NUM_TOKENS) for prompt in prompts]
+    driver = Driver(model)
+    assert driver.greedy(prompts, NUM_TOKENS, chunk=5) == expected
+    plan = driver._plan([(Sequence(), prompts[2])], None, False, True)
+    hidden = torch.full((1, model.hidden_size), float("nan"))
+    scores = model.forward(plan, hidden).clone()
+    assert torch.allclose(model.head(hidden), scores, atol=1e-4)
+    ids = torch.tensor([3, 0], dtype=torch.int32)
+    table = reference.model.get_input_embeddings().weight
+    assert torch.equal(model.embed(ids), table[ids.long()])
+    assert model.head_rows(ids).shape == (2, model.hidden_size)
 
 
 @devices
@@ -223,7 +248,7 @@ def test_a_staged_plan_says_what_the_plan_says() -> None:
         page_table=[[3, 1, 2], [4, 5, 6]],
         logits_for_all_rows=False,
     )
-    step = PlanStaging(torch.device("cpu"), 16).stage(plan)
+    step = PlanStaging(torch.device("cpu")).stage(plan, 16)
     for name in ("tokens", "positions", "cu_rows", "kv_len", "is_tree"):
         assert getattr(step, name).tolist() == getattr(plan, name).tolist()
     assert step.mask.view(torch.uint32).tolist() == plan.mask.tolist()
@@ -269,8 +294,6 @@ def test_cuda_is_refused_with_the_reason_and_auto_is_the_cpu() -> None:
 
 @devices
 def test_refusals_of_a_model(saved: Any, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(UnsupportedModelError, match=r"device = .* needs the native decoder"):
-        load(saved("gpt2").folder, device)
     model = load(saved("llama").folder, device, max_rows=4)
     plan = _core.make_step_plan([prompt_ids(5, 0)], kv_len=[0], page_table=[[0, 1]])
     with pytest.raises(ModelError, match=r"before bind_cache"):

@@ -15,8 +15,10 @@ from typing import Any
 
 import torch
 
-from .. import _core
+from .. import _core, ops
 from ..errors import UnsupportedModelError
+from .device_step import DeviceStep, PlanStaging
+from .place import CPU, Place
 
 __all__ = ["ATTENTION_NAME", "StepContext", "register", "running"]
 
@@ -45,9 +47,20 @@ class StepContext:
     probe_layers: int = 0
     probe_pages: int = 0
     probe_page_size: int = 0
+    place: Place = CPU
+    staging: PlanStaging | None = None  # on a device
     calls: list[int] = field(default_factory=list)
     windows: dict[int, int] = field(default_factory=dict)
     num_heads: int = 0
+    _staged: tuple[Any, DeviceStep] | None = None  # a plan, and what became of it
+
+    def step(self) -> DeviceStep:
+        """The plan on the device, copied there once."""
+        if self._staged is None or self._staged[0] is not self.plan:
+            assert self.k_pages is not None
+            self.staging = self.staging or PlanStaging(self.place.device)
+            self._staged = self.plan, self.staging.stage(self.plan, self.k_pages.shape[3])
+        return self._staged[1]
 
 
 _current: ContextVar[StepContext | None] = ContextVar("specdec_step", default=None)
@@ -113,20 +126,54 @@ def paged_attention(
     # Copies only where the model left heads outermost.
     q, k, v = (t[0].transpose(0, 1).contiguous() for t in (query, key, value))
     out = torch.empty_like(q)
-    _core.step_append_kv(context.plan, layer, k, v, context.k_pages, context.v_pages)
-    _core.step_attention(
-        context.plan,
-        layer,
-        q,
-        out,
-        context.k_pages,
-        context.v_pages,
-        scale=float(head_dim**-0.5 if scaling is None else scaling),
-        sliding_window=int(sliding_window or 0),
-        softcap=float(softcap or 0.0),
-        sinks=None if s_aux is None else s_aux.detach().float().contiguous(),
-    )
+    options: dict[str, Any] = {
+        "scale": float(head_dim**-0.5 if scaling is None else scaling),
+        "sliding_window": int(sliding_window or 0),
+        "softcap": float(softcap or 0.0),
+        "sinks": None if s_aux is None else s_aux.detach().float().contiguous(),
+    }
+    if context.place.is_cpu:
+        pages = context.k_pages, context.v_pages
+        _core.step_append_kv(context.plan, layer, k, v, *pages)
+        _core.step_attention(context.plan, layer, q, out, *pages, **options)
+    else:
+        _attend_on_device(context, layer, q, k, v, out, options)
     return out[None], None
+
+
+def _attend_on_device(
+    context: StepContext,
+    layer: int,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    options: dict[str, Any],
+) -> None:
+    assert context.k_pages is not None and context.v_pages is not None
+    step = context.step()
+    pages = (context.k_pages[layer], context.v_pages[layer])
+    geometry = (step.page_table, step.kv_len, step.cu_rows)
+    where: dict[str, Any] = {
+        "max_rows": step.max_rows,
+        "max_kv_len": step.max_kv_len,
+        "backend": context.place.backend,
+    }
+    ops.append_kv(k, v, *pages, *geometry, **where)
+    ops.spec_attention(
+        q,
+        *pages,
+        *geometry,
+        out=out,
+        mask=step.mask,
+        is_tree=step.is_tree,
+        exact=False,
+        scale=options["scale"],
+        sliding_window=options["sliding_window"],
+        softcap=options["softcap"],
+        sinks=options["sinks"],
+        **where,
+    )
 
 
 def _refuse_unknown(
@@ -165,8 +212,8 @@ def _check_pages(context: StepContext, where: str, layer: int, key: torch.Tensor
         shape = (
             context.probe_layers, context.probe_pages, kv_heads, context.probe_page_size, head_dim,
         )  # fmt: skip
-        context.k_pages = torch.full(shape, float("nan"), dtype=key.dtype)
-        context.v_pages = torch.full(shape, float("nan"), dtype=key.dtype)
+        context.k_pages = torch.full(shape, float("nan"), dtype=key.dtype, device=key.device)
+        context.v_pages = torch.full(shape, float("nan"), dtype=key.dtype, device=key.device)
     layers, _, page_heads, _, page_dim = context.k_pages.shape
     if not 0 <= layer < layers:
         raise UnsupportedModelError(f"{where}: the model has {layers} layers by its configuration")

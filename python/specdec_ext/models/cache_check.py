@@ -44,7 +44,7 @@ def check_cache(
 def greedy_ids(scores: torch.Tensor) -> torch.Tensor:
     """int32 [L]: the first largest score of each row of float32 [L, V], -1 for a row with a NaN."""
     if scores.shape[0] == 0:
-        return torch.empty(0, dtype=torch.int32)
+        return torch.empty(0, dtype=torch.int32, device=scores.device)
     # max() propagates NaN, and returns the first index among equals.
     values, ids = scores.max(dim=-1)
     return torch.where(values.isnan(), -1, ids).to(torch.int32)

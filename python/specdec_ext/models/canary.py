@@ -18,6 +18,7 @@ import torch
 from .. import _core
 from ..errors import UnsupportedModelError
 from .attention_hook import StepContext, running
+from .place import CPU, Place
 
 __all__ = ["Canary", "CanaryTokens", "canary_tokens", "eager_scores", "run_canary"]
 
@@ -67,8 +68,9 @@ def eager_scores(model: torch.nn.Module, tokens: CanaryTokens) -> list[torch.Ten
     sequences = [tokens.prompt]
     sequences += [tokens.prompt + [tokens.tree[i] for i in path] for path in _TREE_PATHS]
     scores = []
+    device = next(model.parameters()).device
     for ids in sequences:
-        output = model(input_ids=torch.tensor([ids]), use_cache=False)
+        output = model(input_ids=torch.tensor([ids], device=device), use_cache=False)
         scores.append(output.logits[0].float())
     return scores
 
@@ -81,12 +83,15 @@ def run_canary(
     dtype: torch.dtype,
     tokens: CanaryTokens,
     reference: list[torch.Tensor],
+    place: Place = CPU,
 ) -> Canary:
     """Run the adapted model and compare. forward(plan, context) returns scores [R, V].
 
     Raises UnsupportedModelError with the reason when the model is not run faithfully.
     """
-    context = StepContext(None, probe_layers=num_layers, probe_page_size=_PAGE_SIZE, probe_pages=16)
+    context = StepContext(
+        None, probe_layers=num_layers, probe_page_size=_PAGE_SIZE, probe_pages=16, place=place
+    )
     # Shuffled and with gaps: a page that is taken for granted shows.
     page_table = [15, 2, 9, 4, 11, 6, 13, 0, 7, 3]
 

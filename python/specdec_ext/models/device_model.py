@@ -14,7 +14,7 @@ from ..errors import ConfigError, ModelError
 from .cache_check import check_cache
 from .config_reader import ModelConfig
 from .device_decoder import DeviceDecoder
-from .device_step import DeviceStep, PlanStaging, Upload
+from .device_step import DeviceStep, KvMover, PlanStaging
 from .device_weights import load_weights, random_weights
 from .native import DERIVED_SUFFIXES, served_positions, shape_info
 from .native_config import NativeShape
@@ -91,8 +91,8 @@ class DeviceModel:
         self._results = _HostRows(place.device)
         self._flags = _HostRows(place.device)
         self._hidden = _HostRows(place.device)
-        self._moves = Upload(place.device)
-        self._staging: PlanStaging | None = None
+        self._mover = KvMover(place)
+        self._staging = PlanStaging(place.device)
         self._pages: tuple[torch.Tensor, torch.Tensor] | None = None
         self.info = shape_info(
             config,
@@ -122,13 +122,12 @@ class DeviceModel:
         check_cache(self, k_pages, v_pages, self.place.device)
         self.decoder.bind_cache(k_pages, v_pages)
         self._pages = (k_pages, v_pages)
-        self._staging = PlanStaging(self.place.device, k_pages.shape[3])
 
     def stage(self, plan: Any) -> DeviceStep:
         """A host plan on the device; valid until the next call."""
-        if self._staging is None:
+        if self._pages is None:
             raise ModelError("forward() before bind_cache(): the model has no K/V pages")
-        return self._staging.stage(plan)
+        return self._staging.stage(plan, self._pages[0].shape[3])
 
     def forward(self, plan: Any, hidden: torch.Tensor | None = None) -> torch.Tensor:
         """See StepModel: one copy to the device, the pass, one wait for what comes back."""
@@ -155,16 +154,7 @@ class DeviceModel:
     def move_kv(self, moves: Mapping[str, np.ndarray[Any, Any]]) -> None:
         """Bring accepted K/V to its final place: what Executor.take_moves() gave."""
         assert self._pages is not None
-        names = ("page_table", "kv_len", "cu_rows", "path", "path_len")
-        arrays = self._moves.send([moves[name] for name in names])
-        rows, lengths = np.diff(moves["cu_rows"]), moves["kv_len"]
-        ops.compact_kv(
-            *self._pages,
-            *arrays,
-            num_rows=int(moves["cu_rows"][-1]),
-            max_kv_len=int((rows + lengths).max()),
-            backend=self.place.backend,
-        )
+        self._mover.move(self._pages, moves)
 
     @torch.inference_mode()
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:

@@ -9,14 +9,17 @@ Axis letters: B requests, R rows, L rows whose scores are needed.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
-__all__ = ["DeviceStep", "PlanStaging", "Upload"]
+from .. import ops
+from .place import Place
+
+__all__ = ["DeviceStep", "KvMover", "PlanStaging", "Upload"]
 
 
 @dataclass(frozen=True)
@@ -110,15 +113,14 @@ class Upload:
 class PlanStaging:
     """Turns host plans (_core.StepPlan) into DeviceSteps, with one copy each."""
 
-    def __init__(self, device: torch.device, page_size: int) -> None:
+    def __init__(self, device: torch.device) -> None:
         self._upload = Upload(device)
-        self._page_size = page_size
 
-    def stage(self, plan: Any) -> DeviceStep:
+    def stage(self, plan: Any, page_size: int) -> DeviceStep:
         """The plan on the device. Valid until the next call."""
         rows = np.diff(plan.cu_rows)
         max_kv_len = int((plan.kv_len + rows).max(initial=0))
-        pages = max(1, -(-max_kv_len // self._page_size))
+        pages = max(1, -(-max_kv_len // page_size))
         every_row = plan.num_logit_rows == plan.num_rows
         arrays = [
             plan.tokens,
@@ -147,4 +149,28 @@ class PlanStaging:
             status=status,
             max_rows=int(rows.max(initial=0)),
             max_kv_len=max_kv_len,
+        )
+
+
+class KvMover:
+    """Makes the K/V moves that an executor hands out (take_moves) in one model's pages."""
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+        self._upload = Upload(place.device)
+
+    def move(
+        self,
+        pages: tuple[torch.Tensor, torch.Tensor],
+        moves: Mapping[str, np.ndarray[Any, Any]],
+    ) -> None:
+        """Bring accepted K/V in pages [layers, P, G, S, K] to its final place."""
+        names = ("page_table", "kv_len", "cu_rows", "path", "path_len")
+        rows, lengths = np.diff(moves["cu_rows"]), moves["kv_len"]
+        ops.compact_kv(
+            *pages,
+            *self._upload.send([moves[name] for name in names]),
+            num_rows=int(moves["cu_rows"][-1]),
+            max_kv_len=int((rows + lengths).max()),
+            backend=self._place.backend,
         )

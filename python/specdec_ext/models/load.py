@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from .base import StepModel
     from .place import Place
 
-__all__ = ["MODEL_IMPLS", "load_model", "native_weight_bytes", "why_not_on_device"]
+__all__ = ["MODEL_IMPLS", "load_model", "native_weight_bytes"]
 
 MODEL_IMPLS = ("auto", "native", "transformers")
 
@@ -90,11 +90,6 @@ def load_model(
             from .native import NativeModel
 
             return NativeModel(config, shape, chosen, **how)
-    if place is not None and not place.is_cpu:
-        raise UnsupportedModelError(
-            f"{config.path}: device = {place.name!r} needs the native decoder "
-            f"({reason or 'model_impl = ' + repr(model_impl)}); use device='cpu'"
-        )
     if head_ids is not None:
         raise UnsupportedModelError(
             f"{config.path}: {DRAFT_VOCAB_FILE} needs the native decoder ({reason or model_impl}); "
@@ -108,6 +103,7 @@ def load_model(
         impl_reason=reason or "model_impl = 'transformers'",
         max_seq_len=max_seq_len,
         allow_pickle=allow_pickle,
+        place=place,
     )
 
 
@@ -118,17 +114,6 @@ def native_weight_bytes(config: ModelConfig, element_size: int) -> int:
     except NotNativeError:
         return 0
     return sum(math.prod(shape) for shape in shapes) * element_size
-
-
-def why_not_on_device(config: ModelConfig, model_impl: str) -> str:
-    """Why a model runs on the CPU alone; empty: a device can run it."""
-    if model_impl == "transformers":
-        return "model_impl = 'transformers' runs on the CPU"
-    try:
-        native_shape(config)
-    except NotNativeError as error:
-        return str(error)
-    return ""
 
 
 def _choose_dtype(config: ModelConfig, wanted: str, allow_pickle: bool) -> str:

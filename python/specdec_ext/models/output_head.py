@@ -23,8 +23,8 @@ _TOLERANCE = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 class OutputHead:
     """scores = cap(scale * embedding(hidden)).
 
-    embedding       the module that get_output_embeddings() gives, its weight packed
-    hidden, scores  [n, hidden_size] and [n, V]: a step of the whole class
+    embedding       the module that get_output_embeddings() gives: its weight packed, or on a device
+    hidden, scores  [n, hidden_size] and [n, V]: a step of the whole class, on the CPU
 
     Raises UnsupportedModelError when no scale and cap that the configuration names explain the
     scores.
@@ -38,7 +38,7 @@ class OutputHead:
         hidden: torch.Tensor,
         scores: torch.Tensor,
     ) -> None:
-        if not isinstance(embedding, PackedLinear):
+        if not isinstance(embedding, (PackedLinear, torch.nn.Linear)):
             raise UnsupportedModelError(
                 f"its output embedding is a {type(embedding).__name__}, not a linear layer"
             )
@@ -61,13 +61,18 @@ class OutputHead:
 
     def rows(self, token_ids: torch.Tensor) -> torch.Tensor:
         """float32 [n, hidden_size]: rows of the embedding's weight, times the scale."""
-        out = torch.empty(token_ids.numel(), self._embedding.in_features, dtype=torch.float32)
-        self._embedding.packed.unpack_rows(token_ids.to(torch.int32).contiguous(), out)
+        if isinstance(self._embedding, PackedLinear):
+            out = torch.empty(token_ids.numel(), self._embedding.in_features, dtype=torch.float32)
+            self._embedding.packed.unpack_rows(token_ids.to(torch.int32).contiguous(), out)
+        else:
+            weight = self._embedding.weight
+            out = weight[token_ids.to(weight.device, torch.int64).flatten()].float().cpu()
         return out.mul_(self._scale) if self._scale != 1.0 else out
 
     def _raw(self, hidden: torch.Tensor) -> torch.Tensor:
-        raw: torch.Tensor = self._embedding(hidden.to(self._dtype))
-        return raw.float()
+        device = self._embedding.weight.device  # of a packed one the CPU
+        raw: torch.Tensor = self._embedding(hidden.to(device, self._dtype))
+        return raw.float().cpu()
 
     def _finish(self, raw: torch.Tensor) -> torch.Tensor:
         scores = raw * self._scale if self._scale != 1.0 else raw

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -23,8 +23,10 @@ from .base import ModelInfo
 from .cache_check import check_cache, greedy_ids
 from .canary import canary_tokens, eager_scores, run_canary
 from .config_reader import ModelConfig
+from .device_step import KvMover, PlanStaging
 from .output_head import OutputHead
 from .packed_modules import swap_linears
+from .place import CPU, Place
 from .quiet import quiet_transformers
 from .rope import max_position, rope_parameters
 from .weights import Checkpoint
@@ -53,9 +55,14 @@ class TransformersModel:
         impl_reason: str,
         max_seq_len: int | None = None,
         allow_pickle: bool = False,
+        place: Place | None = None,
     ) -> None:
         register()
+        self.place = place = place or CPU
+        self._staging = PlanStaging(place.device)
+        self._mover = KvMover(place)
         self._model, notes = _load(config, dtype, allow_pickle)
+        self._model.to(place.device)
         forward_signature = inspect.signature(self._model.forward).parameters
         self._keeps_rows = "logits_to_keep" in forward_signature
         if "position_ids" not in forward_signature:
@@ -71,7 +78,7 @@ class TransformersModel:
             hidden = torch.empty(plan.num_logit_rows, config.hidden_size)
             with self._head_input(plan, hidden):
                 scores = self._scores(plan, context)
-            head_rows[:] = [(hidden, scores.clone())]
+            head_rows[:] = [(hidden, scores.to("cpu", copy=True))]
             return scores
 
         tokens = canary_tokens(config.vocab_size)
@@ -81,7 +88,8 @@ class TransformersModel:
             try:
                 reference = eager_scores(self._model, tokens)
                 self._model.set_attn_implementation(ATTENTION_NAME)
-                num_linears, linear_bytes = swap_linears(self._model)
+                # Packed weights are the CPU's; on a device torch's own layers stay.
+                num_linears, linear_bytes = swap_linears(self._model) if place.is_cpu else (0, 0)
                 canary = run_canary(
                     probe,
                     num_layers=config.num_layers,
@@ -89,6 +97,7 @@ class TransformersModel:
                     dtype=torch_dtype,
                     tokens=tokens,
                     reference=reference,
+                    place=place,
                 )
             except UnsupportedModelError as error:
                 raise _refused(config, str(error)) from error
@@ -112,7 +121,9 @@ class TransformersModel:
         self.num_layers = config.num_layers
         self.num_kv_heads, self.head_dim = canary.num_kv_heads, canary.head_dim
         self.kv_dtype = canary.kv_dtype
-        self.numerics = "exact" if canary.is_exact else "fast"
+        # On a device a product's order of summing is not in our hands, whatever a few rows showed.
+        is_exact = canary.is_exact and place.is_cpu
+        self.numerics = "exact" if is_exact else "fast"
         self._k_pages: torch.Tensor | None = None
         self._v_pages: torch.Tensor | None = None
         # An embedding is looked up, not read through.
@@ -129,7 +140,7 @@ class TransformersModel:
             numerics=self.numerics,
             numerics_reason=(
                 "17 rows at once and in parts gave the same bits"
-                if canary.is_exact
+                if is_exact
                 else "the model's own layers give other bits for other numbers of rows"
             ),
             dtype=dtype,
@@ -153,11 +164,12 @@ class TransformersModel:
                 f"linear layers packed; canary error {canary.largest_error:.1e})"
             ),
             warnings=tuple(notes.warnings),
+            device=place.name,
         )
 
     def bind_cache(self, k_pages: torch.Tensor, v_pages: torch.Tensor) -> None:
         """See StepModel."""
-        check_cache(self, k_pages, v_pages)
+        check_cache(self, k_pages, v_pages, self.place.device)
         self._k_pages, self._v_pages = k_pages, v_pages
 
     @torch.inference_mode()
@@ -165,16 +177,23 @@ class TransformersModel:
         """See StepModel."""
         if self._k_pages is None:
             raise ModelError("forward() before bind_cache(): the model has no K/V pages")
-        context = StepContext(plan, self._k_pages, self._v_pages)
+        context = StepContext(
+            plan, self._k_pages, self._v_pages, place=self.place, staging=self._staging
+        )
         with running(context), self._head_input(plan, hidden):
             scores = self._scores(plan, context)
-        return scores if plan.needs_logits else greedy_ids(scores)
+        return (scores if plan.needs_logits else greedy_ids(scores)).cpu()
+
+    def move_kv(self, moves: Mapping[str, Any]) -> None:
+        """Bring accepted K/V to its final place: what Executor.take_moves() gave."""
+        assert self._k_pages is not None and self._v_pages is not None
+        self._mover.move((self._k_pages, self._v_pages), moves)
 
     @torch.inference_mode()
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         """See StepModel."""
         table = self._model.get_input_embeddings().weight
-        return functional.embedding(token_ids.to(torch.int64), table).float()
+        return functional.embedding(token_ids.to(table.device, torch.int64), table).float().cpu()
 
     @torch.inference_mode()
     def head(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -199,9 +218,7 @@ class TransformersModel:
         if hidden is None:
             yield
             return
-        rows = (
-            slice(None) if self._keeps_rows else torch.from_numpy(plan.logit_rows.astype("int64"))
-        )
+        rows = slice(None) if self._keeps_rows else self._ids(plan.logit_rows)
 
         def keep(_module: Any, args: tuple[torch.Tensor, ...]) -> None:
             hidden.copy_(args[0].reshape(-1, hidden.shape[1])[rows])
@@ -215,17 +232,21 @@ class TransformersModel:
     @torch.inference_mode()
     def _scores(self, plan: Any, context: StepContext) -> torch.Tensor:
         """float32 scores [L, V]; attention calls go to the running `context`."""
-        rows = torch.from_numpy(plan.logit_rows.astype("int64"))
+        rows = self._ids(plan.logit_rows)
         keep = {"logits_to_keep": rows} if self._keeps_rows else {}
         output = self._model(
-            input_ids=torch.from_numpy(plan.tokens.astype("int64"))[None],
-            position_ids=torch.from_numpy(plan.positions.astype("int64"))[None],
+            input_ids=self._ids(plan.tokens)[None],
+            position_ids=self._ids(plan.positions)[None],
             attention_mask=None,
             use_cache=False,
             **keep,
         )
         scores: torch.Tensor = output.logits[0] if self._keeps_rows else output.logits[0, rows]
         return scores.float().contiguous()
+
+    def _ids(self, values: Any) -> torch.Tensor:
+        """An array of a plan as int64 on the device."""
+        return torch.from_numpy(values.astype("int64")).to(self.place.device)
 
 
 class _Notes:
