@@ -179,6 +179,7 @@ PYTHON: dict[str, tuple[set[str], set[str]]] = {
     "info": ({"installation"}, {"errors", "config", "core"}),
     "ops": ({"ops"}, {"errors", "core"}),
     "models": ({"models"}, {"errors", "config", "core", "ops"}),
+    "run_ahead": ({"run_ahead"}, {"errors", "core", "ops", "models"}),
     "drafters": ({"drafters"}, {"errors", "config", "core", "ops", "models"}),
     "engine": (
         {
@@ -188,13 +189,14 @@ PYTHON: dict[str, tuple[set[str], set[str]]] = {
             "progress",
             "request_group",
             "request_state",
+            "run_ahead_loop",
             "step_cost",
             "tokenizer",
         },
-        {"errors", "config", "checks", "text", "core", "models"},
+        {"errors", "config", "checks", "text", "core", "models", "run_ahead"},
     ),
     "llm": (
-        {"engine_build", "llm"},
+        {"engine_build", "llm", "run_ahead_build"},
         {
             "errors",
             "config",
@@ -206,6 +208,7 @@ PYTHON: dict[str, tuple[set[str], set[str]]] = {
             "models",
             "drafters",
             "engine",
+            "run_ahead",
         },
     ),
     "orchestrate": (

@@ -14,6 +14,7 @@
 #include "bind/acceptance_arguments.h"
 #include "bind/cache_view.h"
 #include "bind/dlpack_convert.h"
+#include "bind/executor_arguments.h"
 #include "bind/moves_arrays.h"
 #include "bind/registers.h"
 #include "engine/executor.h"
@@ -22,81 +23,6 @@ namespace py = pybind11;
 
 namespace specdec {
 namespace {
-
-DraftMethod parse_method(const std::string& name) {
-  if (name == "none") return DraftMethod::kNone;
-  if (name == "lookahead") return DraftMethod::kLookahead;
-  if (name == "ngram") return DraftMethod::kNgram;
-  if (name == "external") return DraftMethod::kExternal;
-  SPECDEC_REQUIRE(false, "method = '", name,
-                  "': give 'none', 'lookahead', 'ngram' or 'external' (drafts from propose())");
-  return DraftMethod::kNone;
-}
-
-NgramParams parse_ngram(const py::dict& dict) {
-  NgramParams p;
-  for (const auto& [key, value] : dict) {
-    const std::string name = py::cast<std::string>(key);
-    if (name == "max_draft_len") {
-      p.max_draft_len = py::cast<int>(value);
-    } else if (name == "max_matching_ngram_size") {
-      p.max_matching_ngram_size = py::cast<int>(value);
-    } else if (name == "is_keep_all") {
-      p.is_keep_all = py::cast<bool>(value);
-    } else if (name == "is_use_oldest") {
-      p.is_use_oldest = py::cast<bool>(value);
-    } else if (name == "is_public_pool") {
-      p.is_public_pool = py::cast<bool>(value);
-    } else {
-      SPECDEC_REQUIRE(false, "ngram['", name,
-                      "']: unknown; the fields are max_draft_len, "
-                      "max_matching_ngram_size, is_keep_all, is_use_oldest, is_public_pool");
-    }
-  }
-  return p;
-}
-
-using Triple = std::tuple<int, int, int>;
-
-LookaheadConfig to_lookahead(const Triple& t) {
-  return LookaheadConfig{std::get<0>(t), std::get<1>(t), std::get<2>(t)};
-}
-
-py::dict stats_dict(const ExecutorStats& s) {
-  py::dict d;
-  d["steps"] = s.steps;
-  d["rows"] = s.rows;
-  d["prefill_rows"] = s.prefill_rows;
-  d["num_drafts"] = s.num_drafts;
-  d["num_draft_tokens"] = s.num_draft_tokens;
-  d["num_accepted_tokens"] = s.num_accepted_tokens;
-  d["generated_tokens"] = s.generated_tokens;
-  d["finished"] = s.finished;
-  d["cancelled"] = s.cancelled;
-  d["failed"] = s.failed;
-  d["shortened_steps"] = s.shortened_steps;
-  d["unspeculated_steps"] = s.unspeculated_steps;
-  d["draft_len_limit"] = s.draft_len_limit;
-  d["running"] = s.running;
-  d["waiting"] = s.waiting;
-  d["free_pages"] = s.free_pages;
-  d["total_pages"] = s.total_pages;
-  d["promised_pages"] = s.promised_pages;
-  d["pool_bytes"] = s.pool_bytes;
-  d["history_bytes"] = s.history_bytes;
-  d["draft_prob_bytes"] = s.draft_prob_bytes;
-  d["plan_bytes"] = s.plan_bytes;
-  d["reuse_queries"] = s.reuse_queries;
-  d["reuse_hits"] = s.reuse_hits;
-  d["cached_tokens"] = s.cached_tokens;
-  d["cached_pages"] = s.cached_pages;
-  d["attached_pages"] = s.reuse.attached_pages;
-  d["published_pages"] = s.reuse.published_pages;
-  d["deduplicated_pages"] = s.reuse.deduplicated_pages;
-  d["evicted_pages"] = s.reuse.evicted_pages;
-  d["index_bytes"] = s.index_bytes;
-  return d;
-}
 
 // The executor together with the Python objects whose memory it points into.
 struct BoundExecutor {
@@ -107,6 +33,10 @@ struct BoundExecutor {
                  cache_view(to_view(k_pages, "k_pages", true), to_view(v_pages, "v_pages", true),
                             config.defer_moves),
                  cpu_backend()) {}
+
+  RequestId submit(RequestParams params, const ProposedProbs& external_probs) {
+    return executor.submit(std::move(params), external_probs);
+  }
 
   py::object k_pages, v_pages;
   Executor executor;
@@ -191,14 +121,18 @@ void register_executor(py::module_& m) {
         return logprobs_list(out.prompt_logprobs);
       });
 
-  py::class_<BoundExecutor>(m, "Executor",
-                            "The step machine: plan() -> the caller's forward pass -> commit(). "
-                            "See cpp/engine/executor.h.")
+  py::class_<BoundExecutor> executor(
+      m, "Executor",
+      "The step machine: plan() -> the caller's forward pass -> commit(). "
+      "See cpp/engine/executor.h.");
+  def_submit(executor);
+  executor
       .def(py::init([](py::object k_pages, py::object v_pages, int vocab_size, int max_batch_size,
                        int max_seq_len, int max_num_tokens, const std::string& method,
-                       const Triple& lookahead, const py::dict& ngram, int external_max_draft_len,
-                       bool adaptive, bool enable_chunked_prefill, bool enable_block_reuse,
-                       bool check_integrity, bool defer_moves, DraftLenSchedule draft_len_schedule,
+                       const LookaheadTriple& lookahead, const py::dict& ngram,
+                       int external_max_draft_len, bool adaptive, bool enable_chunked_prefill,
+                       bool enable_block_reuse, bool check_integrity, bool defer_moves,
+                       DraftLenSchedule draft_len_schedule,
                        std::vector<double> synthetic_acceptance_rates) {
              ExecutorConfig c;
              c.vocab_size = vocab_size;
@@ -220,7 +154,7 @@ void register_executor(py::module_& m) {
            }),
            py::arg("k_pages"), py::arg("v_pages"), py::kw_only(), py::arg("vocab_size"),
            py::arg("max_batch_size") = 32, py::arg("max_seq_len"), py::arg("max_num_tokens"),
-           py::arg("method") = "none", py::arg("lookahead") = Triple{1, 1, 0},
+           py::arg("method") = "none", py::arg("lookahead") = LookaheadTriple{1, 1, 0},
            py::arg("ngram") = py::dict(), py::arg("external_max_draft_len") = kMaxDraftLen,
            py::arg("adaptive") = true, py::arg("enable_chunked_prefill") = true,
            py::arg("enable_block_reuse") = false, py::arg("check_integrity") = false,
@@ -233,73 +167,6 @@ void register_executor(py::module_& m) {
           },
           py::arg("rows"), py::arg("seconds"),
           "T(rows) of the model on this machine; adaptive draft lengths need it.")
-      .def(
-          "submit",
-          [](BoundExecutor& self, std::vector<TokenId> prompt_ids, int max_tokens, int min_tokens,
-             std::vector<TokenId> eos_token_ids, std::vector<TokenId> stop_token_ids,
-             bool ignore_eos, bool speculative, const std::optional<Triple>& lookahead,
-             std::optional<int> max_draft_len, std::optional<bool> adaptive, std::uint64_t seed,
-             float temperature, int top_k, float top_p, float min_p, const std::string& acceptance,
-             float posterior_threshold, float posterior_alpha, float acceptance_threshold,
-             float repetition_penalty, float presence_penalty, float frequency_penalty,
-             const std::map<TokenId, float>& logit_bias,
-             std::vector<std::vector<TokenId>> bad_words,
-             std::optional<std::vector<TokenId>> allowed_token_ids, std::optional<int> logprobs,
-             std::optional<int> prompt_logprobs, bool needs_scores, std::string cache_salt,
-             bool return_logits, std::vector<TokenId> external_drafts, bool end_after_drafts,
-             const py::object& external_probs, bool compute_whole_prompt) {
-            RequestParams p;
-            p.prompt = std::move(prompt_ids);
-            p.max_tokens = max_tokens;
-            p.min_tokens = min_tokens;
-            p.eos_token_ids = std::move(eos_token_ids);
-            p.stop_token_ids = std::move(stop_token_ids);
-            p.ignore_eos = ignore_eos;
-            p.speculative = speculative;
-            if (lookahead) p.lookahead = to_lookahead(*lookahead);
-            p.max_draft_len = max_draft_len;
-            p.adaptive = adaptive;
-            p.seed = seed;
-            p.sampling = SamplingLaw{temperature, top_k, top_p, min_p};
-            p.acceptance = to_acceptance(acceptance, posterior_threshold, posterior_alpha,
-                                         acceptance_threshold);
-            p.processors.repetition_penalty = repetition_penalty;
-            p.processors.presence_penalty = presence_penalty;
-            p.processors.frequency_penalty = frequency_penalty;
-            p.processors.logit_bias.assign(logit_bias.begin(), logit_bias.end());
-            p.processors.bad_words = std::move(bad_words);
-            SPECDEC_REQUIRE(!allowed_token_ids || !allowed_token_ids->empty(),
-                            "allowed_token_ids is empty: name at least one token, or leave it out");
-            if (allowed_token_ids) p.processors.allowed_token_ids = std::move(*allowed_token_ids);
-            p.logprobs = logprobs;
-            p.prompt_logprobs = prompt_logprobs;
-            p.needs_scores = needs_scores;
-            p.cache_salt = std::move(cache_salt);
-            p.return_logits = return_logits;
-            p.external_drafts = std::move(external_drafts);
-            p.end_after_drafts = end_after_drafts;
-            p.compute_whole_prompt = compute_whole_prompt;
-            const BorrowedProbs borrowed(external_probs, py::none(), false);
-            py::gil_scoped_release release;
-            return self.executor.submit(std::move(p), borrowed.proposed());
-          },
-          py::arg("prompt_ids"), py::kw_only(), py::arg("max_tokens"), py::arg("min_tokens") = 0,
-          py::arg("eos_token_ids") = std::vector<TokenId>{},
-          py::arg("stop_token_ids") = std::vector<TokenId>{}, py::arg("ignore_eos") = false,
-          py::arg("speculative") = true, py::arg("lookahead") = py::none(),
-          py::arg("max_draft_len") = py::none(), py::arg("adaptive") = py::none(),
-          py::arg("seed") = 0, py::arg("temperature") = 0.0f, py::arg("top_k") = 0,
-          py::arg("top_p") = 1.0f, py::arg("min_p") = 0.0f, py::arg("acceptance") = "exact_match",
-          py::arg("posterior_threshold") = 0.09f, py::arg("posterior_alpha") = 0.3f,
-          py::arg("acceptance_threshold") = 1.0f, py::arg("repetition_penalty") = 1.0f,
-          py::arg("presence_penalty") = 0.0f, py::arg("frequency_penalty") = 0.0f,
-          py::arg("logit_bias") = std::map<TokenId, float>{},
-          py::arg("bad_words") = std::vector<std::vector<TokenId>>{},
-          py::arg("allowed_token_ids") = py::none(), py::arg("logprobs") = py::none(),
-          py::arg("prompt_logprobs") = py::none(), py::arg("needs_scores") = false,
-          py::arg("cache_salt") = "", py::arg("return_logits") = false,
-          py::arg("external_drafts") = std::vector<TokenId>{}, py::arg("end_after_drafts") = false,
-          py::arg("external_probs") = py::none(), py::arg("compute_whole_prompt") = false)
       .def(
           "plan", [](BoundExecutor& self) { return self.executor.plan(); },
           py::return_value_policy::reference_internal, py::call_guard<py::gil_scoped_release>(),

@@ -20,6 +20,7 @@ void register_decoder(pybind11::module_& m);
 void register_algo(pybind11::module_& m);
 void register_sampling(pybind11::module_& m);
 void register_slots(pybind11::module_& m);
+void register_run_ahead(pybind11::module_& m);
 void register_beams(pybind11::module_& m);
 void register_recurrent_drafter(pybind11::module_& m);
 

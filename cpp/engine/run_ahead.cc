@@ -92,9 +92,22 @@ RunAheadExecutor::RunAheadExecutor(const RunAheadConfig& config)
   for (int slot = config.max_batch_size - 1; slot >= 0; --slot) free_slots_.push_back(slot);
   running_.reserve(config.max_batch_size);
   decoding_.reserve(config.max_batch_size);
+  check_schedule();
 }
 
 RunAheadExecutor::~RunAheadExecutor() = default;
+
+void RunAheadExecutor::check_schedule() const {
+  const int most = max_rows_per_request() - 1;
+  int before = 0;
+  for (const auto& [batch, length] : config_.draft_len_schedule) {
+    SPECDEC_REQUIRE(batch > before, "draft_len_schedule: batch size ", batch,
+                    " does not come after ", before, ": give ascending sizes from 1 on");
+    SPECDEC_REQUIRE(length >= 0 && length <= most, "draft_len_schedule[", batch, "] = ", length,
+                    " is outside 0..", most, ", the drafts that this engine can make");
+    before = batch;
+  }
+}
 
 int RunAheadExecutor::result_words() const {
   static_assert(sizeof(SlotResult) % sizeof(std::int32_t) == 0);
@@ -119,6 +132,12 @@ int RunAheadExecutor::max_drafts(const RequestParams& p) const {
     return p.max_draft_len.value_or(config_.ngram.max_draft_len);
   }
   return 0;
+}
+
+int RunAheadExecutor::max_rows_per_request() const {
+  RequestParams any;
+  any.max_tokens = config_.max_seq_len;
+  return 1 + max_drafts(any);
 }
 
 // Drafts of one step that can be accepted.
@@ -304,6 +323,8 @@ RunAheadStats RunAheadExecutor::stats() const {
   ExecutorStats& s = stats.executor;
   s.running = static_cast<int>(running_.size());
   s.waiting = static_cast<int>(waiting_.size());
+  s.draft_len_limit =
+      draft_len_limit_for(config_.draft_len_schedule, s.running, max_rows_per_request() - 1);
   s.free_pages = pages_.free_pages();
   s.total_pages = pages_.num_pages();
   s.promised_pages = s.total_pages - s.free_pages + outstanding_pages();

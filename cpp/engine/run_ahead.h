@@ -27,6 +27,7 @@
 #include <vector>
 
 #include "algo/slot_host.h"
+#include "engine/draft_len_schedule.h"
 #include "engine/executor.h"
 #include "engine/request.h"
 #include "kv/page_table.h"
@@ -47,6 +48,8 @@ struct RunAheadConfig {
   int depth = 1;  // steps that are enqueued while one is read: 0 (synchronous) to kMaxRunAhead
   bool enable_chunked_prefill = true;
   bool check_integrity = false;
+  // By requests that run as far as the host knows: those that ended in steps in flight count.
+  DraftLenSchedule draft_len_schedule;
 };
 
 // Where the parts of one place of the staging ring lie, in int32 words from its start. Requests of
@@ -110,6 +113,8 @@ class RunAheadExecutor {
   const StagingLayout& staging_layout() const { return staging_; }
   int ring_size() const { return config_.depth + 2; }
   std::int64_t entry_bytes() const { return entry_bytes_; }
+  // The golden token and the drafts of one step, of a request that sets nothing of its own.
+  int max_rows_per_request() const;
   // A SlotResult and the StatusFlag bits of each request: results [B], then flags [B].
   int result_words() const;
 
@@ -139,6 +144,7 @@ class RunAheadExecutor {
   struct Flight;
 
   void check(const RequestParams& params) const;
+  void check_schedule() const;
   int max_drafts(const RequestParams& params) const;
   int max_path(const RequestParams& params, int drafts) const;
   void admit();

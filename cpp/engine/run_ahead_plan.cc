@@ -41,8 +41,11 @@ const RunAheadStep* RunAheadExecutor::plan() {
     place_prompt(*request, rows);
     budget -= rows;
   }
+  const int most = max_rows_per_request() - 1;
+  const int scheduled =
+      draft_len_limit_for(config_.draft_len_schedule, static_cast<int>(running_.size()), most);
   for (Request* request : decoding_) {
-    place_decode(*request, budget);
+    place_decode(*request, std::min(budget, scheduled));
     budget -= request->parts.back().rows - 1;
   }
   const int requests = step_.num_prompts + step_.num_decodes;
@@ -55,6 +58,9 @@ const RunAheadStep* RunAheadExecutor::plan() {
   int* logit_rows = staged(staging_.logit_rows) + step_.num_prompt_logits;
   for (int i = 0; i < step_.max_decode_rows; ++i) logit_rows[i] = step_.num_prompt_rows + i;
   ++next_step_;
+  totals_.executor.shortened_steps += step_.num_decodes > 0 && scheduled < most;
+  totals_.executor.unspeculated_steps +=
+      step_.num_decodes > 0 && scheduled < most && scheduled == 0;
   if (config_.check_integrity) pages_.check_integrity();
   return &step_;
 }

@@ -22,8 +22,12 @@ __all__: list[str] = [
     "PackedLinear",
     "PageTable",
     "RecurrentDrafter",
+    "RunAheadExecutor",
+    "RunAheadStep",
     "SharedNgramPool",
+    "SlotEntry",
     "SlotLayout",
+    "StagingLayout",
     "StepOutput",
     "StepPlan",
     "accept_drafts",
@@ -40,6 +44,7 @@ __all__: list[str] = [
     "cuda_info",
     "device_limits",
     "draft_step",
+    "fill_step_plan",
     "gated_activation",
     "load_backend",
     "lookahead_bytes",
@@ -71,6 +76,16 @@ class StepPlan:
     """
     Geometry of one step. Arrays are read-only views, valid until the executor's next plan().
     """
+    def __init__(
+        self,
+        *,
+        max_requests: typing.SupportsInt | typing.SupportsIndex,
+        max_rows: typing.SupportsInt | typing.SupportsIndex,
+        max_pages_per_request: typing.SupportsInt | typing.SupportsIndex,
+    ) -> None:
+        """
+        An empty plan, for fill_step_plan.
+        """
     @property
     def cu_logits(self) -> numpy.typing.NDArray[numpy.int32]:
         """
@@ -928,6 +943,212 @@ class SlotLayout:
         Bytes of one slot.
         """
 
+class StagingLayout:
+    """
+    Offsets, in int32 words, of the parts of one place of the staging ring (cpp/engine/run_ahead.h).
+    """
+    @property
+    def cu_logits(self) -> int: ...
+    @property
+    def cu_rows(self) -> int: ...
+    @property
+    def kv_len(self) -> int: ...
+    @property
+    def logit_rows(self) -> int: ...
+    @property
+    def max_drafts(self) -> int: ...
+    @property
+    def page_table(self) -> int: ...
+    @property
+    def pages_per_request(self) -> int: ...
+    @property
+    def prompt_parents(self) -> int: ...
+    @property
+    def prompt_tokens(self) -> int: ...
+    @property
+    def requests(self) -> int: ...
+    @property
+    def rows(self) -> int: ...
+    @property
+    def slot_ids(self) -> int: ...
+    @property
+    def words(self) -> int: ...
+
+class SlotEntry:
+    """
+    The start of a slot, within the ring of entries.
+    """
+    @property
+    def bytes(self) -> int: ...
+    @property
+    def offset(self) -> int: ...
+    @property
+    def slot(self) -> int: ...
+
+class RunAheadStep:
+    """
+    What the host knows of a step that it enqueues.
+    """
+    @property
+    def entries(self) -> list[SlotEntry]: ...
+    @property
+    def index(self) -> int: ...
+    @property
+    def max_decode_rows(self) -> int:
+        """
+        Rows of all decoding requests, an upper bound.
+        """
+    @property
+    def max_kv_len(self) -> int:
+        """
+        Tokens and rows of any one request, an upper bound.
+        """
+    @property
+    def max_rows(self) -> int:
+        """
+        Of any one request, an upper bound.
+        """
+    @property
+    def num_decodes(self) -> int: ...
+    @property
+    def num_prompt_logits(self) -> int: ...
+    @property
+    def num_prompt_rows(self) -> int: ...
+    @property
+    def num_prompts(self) -> int: ...
+    @property
+    def ring(self) -> int:
+        """
+        Its place in the rings.
+        """
+
+class RunAheadExecutor:
+    """
+    Plans steps before earlier ones were read; state lives in slots. See cpp/engine/run_ahead.h.
+    """
+    def __init__(
+        self,
+        *,
+        vocab_size: typing.SupportsInt | typing.SupportsIndex,
+        max_batch_size: typing.SupportsInt | typing.SupportsIndex = 32,
+        max_seq_len: typing.SupportsInt | typing.SupportsIndex,
+        max_num_tokens: typing.SupportsInt | typing.SupportsIndex,
+        num_pages: typing.SupportsInt | typing.SupportsIndex,
+        page_size: typing.SupportsInt | typing.SupportsIndex,
+        depth: typing.SupportsInt | typing.SupportsIndex = 1,
+        method: str = "none",
+        lookahead: tuple[
+            typing.SupportsInt | typing.SupportsIndex,
+            typing.SupportsInt | typing.SupportsIndex,
+            typing.SupportsInt | typing.SupportsIndex,
+        ] = (1, 1, 0),
+        ngram: dict[str, typing.Any] = {},
+        enable_chunked_prefill: bool = True,
+        check_integrity: bool = False,
+        draft_len_schedule: collections.abc.Sequence[
+            tuple[
+                typing.SupportsInt | typing.SupportsIndex, typing.SupportsInt | typing.SupportsIndex
+            ]
+        ] = [],
+    ) -> None: ...
+    def bind_rings(self, *, staging: typing.Any, entries: typing.Any, results: typing.Any) -> None:
+        """
+        Host memory that the executor writes and reads: staging [ring_size, words] int32, entries [ring_size, entry_bytes] uint8, results [ring_size, result_words] int32.
+        """
+    def cancel(self, request_id: typing.SupportsInt | typing.SupportsIndex) -> bool: ...
+    def deliver(self) -> list[StepOutput]:
+        """
+        What the oldest step in flight brought; its event must have completed.
+        """
+    def fail(
+        self, index: typing.SupportsInt | typing.SupportsIndex, message: str
+    ) -> list[StepOutput]:
+        """
+        The step could not be enqueued: its requests end with an error. It is still delivered.
+        """
+    def pages(self, request_id: typing.SupportsInt | typing.SupportsIndex) -> list[int]:
+        """
+        Pages that the request holds, in order.
+        """
+    def plan(self) -> RunAheadStep | None:
+        """
+        The next step, or None when there is nothing to enqueue now.
+        """
+    def reset_prefix_cache(self) -> int:
+        """
+        0: no page is published.
+        """
+    def stats(self) -> dict[str, typing.Any]: ...
+    def submit(
+        self,
+        prompt_ids: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
+        *,
+        max_tokens: typing.SupportsInt | typing.SupportsIndex,
+        min_tokens: typing.SupportsInt | typing.SupportsIndex = 0,
+        eos_token_ids: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex] = [],
+        stop_token_ids: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex] = [],
+        ignore_eos: bool = False,
+        speculative: bool = True,
+        lookahead: tuple[
+            typing.SupportsInt | typing.SupportsIndex,
+            typing.SupportsInt | typing.SupportsIndex,
+            typing.SupportsInt | typing.SupportsIndex,
+        ]
+        | None = None,
+        max_draft_len: typing.SupportsInt | typing.SupportsIndex | None = None,
+        adaptive: bool | None = None,
+        seed: typing.SupportsInt | typing.SupportsIndex = 0,
+        temperature: typing.SupportsFloat | typing.SupportsIndex = 0.0,
+        top_k: typing.SupportsInt | typing.SupportsIndex = 0,
+        top_p: typing.SupportsFloat | typing.SupportsIndex = 1.0,
+        min_p: typing.SupportsFloat | typing.SupportsIndex = 0.0,
+        acceptance: str = "exact_match",
+        posterior_threshold: typing.SupportsFloat | typing.SupportsIndex = 0.09000000357627869,
+        posterior_alpha: typing.SupportsFloat | typing.SupportsIndex = 0.30000001192092896,
+        acceptance_threshold: typing.SupportsFloat | typing.SupportsIndex = 1.0,
+        repetition_penalty: typing.SupportsFloat | typing.SupportsIndex = 1.0,
+        presence_penalty: typing.SupportsFloat | typing.SupportsIndex = 0.0,
+        frequency_penalty: typing.SupportsFloat | typing.SupportsIndex = 0.0,
+        logit_bias: collections.abc.Mapping[
+            typing.SupportsInt | typing.SupportsIndex, typing.SupportsFloat | typing.SupportsIndex
+        ] = {},
+        bad_words: collections.abc.Sequence[
+            collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex]
+        ] = [],
+        allowed_token_ids: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex]
+        | None = None,
+        logprobs: typing.SupportsInt | typing.SupportsIndex | None = None,
+        prompt_logprobs: typing.SupportsInt | typing.SupportsIndex | None = None,
+        needs_scores: bool = False,
+        cache_salt: str = "",
+        return_logits: bool = False,
+        external_drafts: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex] = [],
+        end_after_drafts: bool = False,
+        external_probs: typing.Any = None,
+        compute_whole_prompt: bool = False,
+    ) -> int: ...
+    @property
+    def depth(self) -> int: ...
+    @property
+    def entry_bytes(self) -> int: ...
+    @property
+    def in_flight(self) -> int: ...
+    @property
+    def max_rows_per_request(self) -> int:
+        """
+        Rows of a decoding request in one step, at most.
+        """
+    @property
+    def num_unfinished(self) -> int: ...
+    @property
+    def result_words(self) -> int: ...
+    @property
+    def ring_size(self) -> int: ...
+    @property
+    def slot_layout(self) -> SlotLayout: ...
+    @property
+    def staging_layout(self) -> StagingLayout: ...
+
 class BeamSearch:
     """
     Beam search over a drafter's scores, for several requests at once.
@@ -1217,6 +1438,26 @@ def draft_step(
 ) -> None:
     """
     See specdec_ext.ops.draft_step.
+    """
+
+def fill_step_plan(
+    plan: StepPlan,
+    *,
+    tokens: typing.Any,
+    positions: typing.Any,
+    parents: typing.Any,
+    mask: typing.Any,
+    cu_rows: typing.Any,
+    kv_len: typing.Any,
+    is_tree: typing.Any,
+    page_table: typing.Any,
+    logit_rows: typing.Any,
+    cu_logits: typing.Any,
+    page_size: typing.SupportsInt | typing.SupportsIndex,
+    num_pages: typing.SupportsInt | typing.SupportsIndex,
+) -> None:
+    """
+    Copies the arrays of a step into a plan, for a model that takes plans. Requests without rows are left out; the rows behind the last request are padding. plan.slot says which request of the arrays each one is.
     """
 
 def gated_activation(

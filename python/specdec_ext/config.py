@@ -31,6 +31,7 @@ __all__ = [
 # One request verifies at most this many tokens in one step: the last decided token plus its drafts.
 # The same constants are kMaxStepTokens and kMaxDraftLen in cpp/base/types.h.
 MAX_STEP_TOKENS = 128
+MAX_RUN_AHEAD = 2
 MAX_DRAFT_LEN = MAX_STEP_TOKENS - 1
 # Longest suffix that prompt lookup matches against the history; longer ones cost index memory for
 # every token and practically never decide a match (docs/methods/ngram.md).
@@ -265,6 +266,11 @@ class SchedulerConfig(_Config):
     policy                  "guaranteed_no_evict": a request starts only when it can finish.
                             "max_utilization" needs preemption: not in this version
     enable_chunked_prefill  split prompts over several steps
+    run_ahead               steps that are enqueued while one is read, 0..2 (docs/run_ahead.md):
+                            greedy requests with drafts of fixed length. None: each step is read
+                            before the next is planned, every request is served
+    enforce_eager           with run_ahead on a CUDA device: False records steps as CUDA graphs,
+                            which no GPU has run yet
     """
 
     max_batch_size: int = 32
@@ -272,6 +278,8 @@ class SchedulerConfig(_Config):
     max_num_tokens: int | None = None
     policy: str = "guaranteed_no_evict"
     enable_chunked_prefill: bool = True
+    run_ahead: int | None = None
+    enforce_eager: bool = True
 
     def __post_init__(self) -> None:
         where = "SchedulerConfig."
@@ -287,7 +295,17 @@ class SchedulerConfig(_Config):
             if value is not None:
                 self._set(**{name: check_int(where + name, value, ConfigError, low=low,
                                              high=2**31 - 1)})  # fmt: skip
-        check_bool(where + "enable_chunked_prefill", self.enable_chunked_prefill, ConfigError)
+        for name in ("enable_chunked_prefill", "enforce_eager"):
+            check_bool(where + name, getattr(self, name), ConfigError)
+        if self.run_ahead is not None:
+            value = check_int(where + "run_ahead", self.run_ahead, ConfigError, low=0,
+                              high=MAX_RUN_AHEAD)  # fmt: skip
+            self._set(run_ahead=value)
+        elif not self.enforce_eager:
+            raise ConfigError(
+                f"{where}enforce_eager = False: graphs are made of steps that run ahead; set "
+                "run_ahead=1, or leave enforce_eager out"
+            )
         if self.policy == "max_utilization":
             raise UnsupportedConfigError(
                 f"{where}policy = 'max_utilization': it needs preemption, which is not supported "

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .config import KvCacheConfig, SchedulerConfig, normalize_dtype
+from .config import KvCacheConfig, LookaheadDecodingConfig, SchedulerConfig, normalize_dtype
 from .config_parse import SpeculativeConfig
 from .drafter_config import DrafterConfig, DraftTargetDecodingConfig
 from .drafters import (
@@ -106,6 +106,28 @@ class EngineBuilder:
         known = getattr(drafter, "config", None)
         if isinstance(known, DrafterConfig):
             self._speculative = known
+        limits = EngineLimits(
+            vocab_size=model.vocab_size,
+            max_seq_len=self.memory.max_seq_len,
+            eos_token_ids=eos_token_ids(model.info, self.tokenizer),
+            speculative_config=self._speculative,
+            num_pages=self.memory.num_pages,
+            tokens_per_block=self.memory.tokens_per_block,
+            seed=self._seed,
+            run_ahead=self._scheduler.run_ahead is not None,
+        )
+        if self._scheduler.run_ahead is not None:
+            from .run_ahead_build import make_pipeline
+            from .run_ahead_loop import RunAheadLoop
+
+            pipeline = make_pipeline(
+                model, pages, self.memory, self._scheduler, self.place, self._drafting()
+            )
+            return self._parts(
+                RunAheadLoop(
+                    pipeline, model, limits=limits, memory=self.memory, tokenizer=self.tokenizer
+                )
+            )
         executor = self._make_executor(pages)
         drafting = None
         if drafter is not None:
@@ -122,23 +144,18 @@ class EngineBuilder:
         engine = EngineLoop(
             executor,
             model,
-            limits=EngineLimits(
-                vocab_size=model.vocab_size,
-                max_seq_len=self.memory.max_seq_len,
-                eos_token_ids=eos_token_ids(model.info, self.tokenizer),
-                speculative_config=self._speculative,
-                num_pages=self.memory.num_pages,
-                tokens_per_block=self.memory.tokens_per_block,
-                seed=self._seed,
-            ),
+            limits=limits,
             memory=self.memory,
             tokenizer=self.tokenizer,
             calibrate=calibrate if self._speculative is not None else None,
             drafting=drafting,
             after_commit=None if self.place.is_cpu else self._mover(executor),
         )
+        return self._parts(engine)
+
+    def _parts(self, engine: EngineLoop) -> EngineParts:
         return EngineParts(
-            model,
+            self.model,
             self.draft_model,
             self.tokenizer,
             self.memory,
@@ -332,10 +349,8 @@ class EngineBuilder:
         )
         return dict(zip(rows, seconds, strict=True))
 
-    def _make_executor(self, pages: Pages) -> Any:
-        from . import _core
-        from .config import LookaheadDecodingConfig
-
+    def _drafting(self) -> dict[str, Any]:
+        """The executor's keywords for how drafts are made."""
         config = self._speculative
         how: dict[str, Any] = {"method": "none"}
         if isinstance(config, LookaheadDecodingConfig):
@@ -348,6 +363,14 @@ class EngineBuilder:
             how = {"method": "ngram", "ngram": {name: getattr(config, name) for name in _NGRAM}}
         if config is not None:
             how["draft_len_schedule"] = config.draft_len_steps
+        return how
+
+    def _make_executor(self, pages: Pages) -> Any:
+        from . import _core
+
+        config = self._speculative
+        how = self._drafting()
+        if config is not None:
             how["synthetic_acceptance_rates"] = list(config.synthetic_rates)
         return _core.Executor(
             *pages,

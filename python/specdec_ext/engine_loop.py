@@ -350,13 +350,16 @@ class EngineLoop:
         try:
             return list(self.executor.fail(plan, message))
         except Exception as broken:
-            # The executor itself cannot go on: nobody may wait for it.
-            with self._lock:
-                states = list(self._states.values())
-                self._closed = True
-            for state in states:
-                self._abandon(state, f"the engine stopped: {broken} (after: {message})")
+            self._stop_all(f"the engine stopped: {broken} (after: {message})")
             return []
+
+    def _stop_all(self, message: str) -> None:
+        """The executor itself cannot go on: nobody may wait for it."""
+        with self._lock:
+            states = list(self._states.values())
+            self._closed = True
+        for state in states:
+            self._abandon(state, message)
 
     def _abandon(self, state: RequestState, message: str) -> None:
         with self._lock:

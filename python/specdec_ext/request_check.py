@@ -38,6 +38,7 @@ class EngineLimits:
     num_pages: int
     tokens_per_block: int
     seed: int = 0
+    run_ahead: bool = False
 
 
 @dataclass(frozen=True)
@@ -325,4 +326,50 @@ def resolve_request(
         "end_after_drafts": external is not None and not external.go_on,
         **spec_kwargs,
     }
+    if limits.run_ahead:
+        _check_run_ahead(kwargs)
     return ResolvedRequest(prompt, kwargs, depth, max_tokens, draft_options)
+
+
+# What a request that runs ahead may not set: the executor's keyword, its neutral value, and the
+# field of SamplingParams.
+_NOT_AHEAD: tuple[tuple[str, Any, str], ...] = (
+    ("temperature", 0.0, "temperature"),
+    ("min_tokens", 0, "min_tokens"),
+    ("repetition_penalty", 1.0, "repetition_penalty"),
+    ("presence_penalty", 0.0, "presence_penalty"),
+    ("frequency_penalty", 0.0, "frequency_penalty"),
+    ("logit_bias", {}, "logit_bias"),
+    ("bad_words", [], "bad_words"),
+    ("allowed_token_ids", None, "allowed_token_ids"),
+    ("logprobs", None, "logprobs"),
+    ("prompt_logprobs", None, "prompt_logprobs"),
+    ("needs_scores", False, "logits_processors"),
+    ("return_logits", False, "return_generation_logits"),
+    ("external_drafts", [], "external_draft"),
+)
+# End and stop ids that a slot holds.
+_MAX_STOP_IDS = 64
+
+
+def _check_run_ahead(kwargs: Mapping[str, Any]) -> None:
+    """Raise RequestError for what needs more of a step than its greedy tokens."""
+    remedy = "make the LLM with SchedulerConfig.run_ahead=None"
+    for keyword, neutral, name in _NOT_AHEAD:
+        if kwargs[keyword] != neutral:
+            raise RequestError(
+                f"SamplingParams.{name} is set: with SchedulerConfig.run_ahead requests are greedy "
+                f"and their scores stay on the device; leave it out, or {remedy}"
+            )
+    if kwargs.get("adaptive"):
+        raise RequestError(
+            "the request's adaptive = True: with SchedulerConfig.run_ahead drafts have fixed "
+            f"length; leave it out, or {remedy}"
+        )
+    count = len(kwargs["stop_token_ids"])
+    count += 0 if kwargs["ignore_eos"] else len(kwargs["eos_token_ids"])
+    if count > _MAX_STOP_IDS:
+        raise RequestError(
+            f"SamplingParams.stop_token_ids: {count} end and stop ids together, with "
+            f"SchedulerConfig.run_ahead there are at most {_MAX_STOP_IDS}; give fewer, or {remedy}"
+        )

@@ -5,14 +5,26 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from .config import MAX_DRAFT_LEN, KvCacheConfig, LookaheadDecodingConfig, NGramDecodingConfig
+from .config import (
+    MAX_DRAFT_LEN,
+    KvCacheConfig,
+    LookaheadDecodingConfig,
+    NGramDecodingConfig,
+    SchedulerConfig,
+)
 from .config_names import canonical_method
 from .config_parse import SpeculativeConfig, parse_speculative_config
 from .drafter_config import DRAFTER_CONFIGS, DrafterConfig
 from .errors import ConfigError, UnsupportedConfigError
 from .validate import check_bool, check_int, show, unknown_key
 
-__all__ = ["check_build", "check_device", "refuse_unknown_arguments", "with_prefix_caching"]
+__all__ = [
+    "check_build",
+    "check_device",
+    "check_run_ahead",
+    "refuse_unknown_arguments",
+    "with_prefix_caching",
+]
 
 _LLM_ARGUMENTS = (
     "model", "tokenizer", "speculative_config", "kv_cache_config", "scheduler_config", "dtype",
@@ -82,6 +94,40 @@ def with_prefix_caching(
             "two names of one switch: give one of them"
         )
     return dataclasses.replace(kv_cache, enable_block_reuse=wanted)
+
+
+def check_run_ahead(
+    scheduler: SchedulerConfig, spec: SpeculativeConfig | None, kv_cache: KvCacheConfig
+) -> None:
+    """Raise ConfigError for what SchedulerConfig.run_ahead does not go together with."""
+    if scheduler.run_ahead is None:
+        return
+    where = f"SchedulerConfig.run_ahead = {scheduler.run_ahead}"
+    if isinstance(spec, DrafterConfig):
+        raise ConfigError(
+            f"{where}: drafts of method {spec.method!r} are made on the host from the results of "
+            "the step before; use lookahead, prompt lookup or no speculation, or run_ahead=None"
+        )
+    if spec is not None and spec.adaptive:
+        raise ConfigError(
+            f"{where}: draft lengths cannot follow results that are not read yet; set "
+            f"{type(spec).__name__}.adaptive=False, or run_ahead=None"
+        )
+    if spec is not None and spec.synthetic_rates:
+        raise ConfigError(
+            f"{where}: synthetic acceptance decides on the host, a step that runs ahead on "
+            "the device; leave the synthetic rates out, or use run_ahead=None"
+        )
+    if isinstance(spec, NGramDecodingConfig) and spec.is_public_pool:
+        raise ConfigError(
+            f"{where}: a public pool lives on the host; set NGramDecodingConfig.is_public_pool="
+            "False, or run_ahead=None"
+        )
+    if kv_cache.enable_block_reuse:
+        raise ConfigError(
+            f"{where}: pages are published when their tokens are known, which is later; set "
+            "KvCacheConfig.enable_block_reuse=False, or run_ahead=None"
+        )
 
 
 def check_build(

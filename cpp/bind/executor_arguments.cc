@@ -1,0 +1,80 @@
+#include "bind/executor_arguments.h"
+
+namespace py = pybind11;
+
+namespace specdec {
+
+DraftMethod parse_method(const std::string& name) {
+  if (name == "none") return DraftMethod::kNone;
+  if (name == "lookahead") return DraftMethod::kLookahead;
+  if (name == "ngram") return DraftMethod::kNgram;
+  if (name == "external") return DraftMethod::kExternal;
+  SPECDEC_REQUIRE(false, "method = '", name,
+                  "': give 'none', 'lookahead', 'ngram' or 'external' (drafts from propose())");
+  return DraftMethod::kNone;
+}
+
+NgramParams parse_ngram(const py::dict& dict) {
+  NgramParams p;
+  for (const auto& [key, value] : dict) {
+    const std::string name = py::cast<std::string>(key);
+    if (name == "max_draft_len") {
+      p.max_draft_len = py::cast<int>(value);
+    } else if (name == "max_matching_ngram_size") {
+      p.max_matching_ngram_size = py::cast<int>(value);
+    } else if (name == "is_keep_all") {
+      p.is_keep_all = py::cast<bool>(value);
+    } else if (name == "is_use_oldest") {
+      p.is_use_oldest = py::cast<bool>(value);
+    } else if (name == "is_public_pool") {
+      p.is_public_pool = py::cast<bool>(value);
+    } else {
+      SPECDEC_REQUIRE(false, "ngram['", name,
+                      "']: unknown; the fields are max_draft_len, "
+                      "max_matching_ngram_size, is_keep_all, is_use_oldest, is_public_pool");
+    }
+  }
+  return p;
+}
+
+LookaheadConfig to_lookahead(const LookaheadTriple& t) {
+  return LookaheadConfig{std::get<0>(t), std::get<1>(t), std::get<2>(t)};
+}
+
+py::dict stats_dict(const ExecutorStats& s) {
+  py::dict d;
+  d["steps"] = s.steps;
+  d["rows"] = s.rows;
+  d["prefill_rows"] = s.prefill_rows;
+  d["num_drafts"] = s.num_drafts;
+  d["num_draft_tokens"] = s.num_draft_tokens;
+  d["num_accepted_tokens"] = s.num_accepted_tokens;
+  d["generated_tokens"] = s.generated_tokens;
+  d["finished"] = s.finished;
+  d["cancelled"] = s.cancelled;
+  d["failed"] = s.failed;
+  d["shortened_steps"] = s.shortened_steps;
+  d["unspeculated_steps"] = s.unspeculated_steps;
+  d["draft_len_limit"] = s.draft_len_limit;
+  d["running"] = s.running;
+  d["waiting"] = s.waiting;
+  d["free_pages"] = s.free_pages;
+  d["total_pages"] = s.total_pages;
+  d["promised_pages"] = s.promised_pages;
+  d["pool_bytes"] = s.pool_bytes;
+  d["history_bytes"] = s.history_bytes;
+  d["draft_prob_bytes"] = s.draft_prob_bytes;
+  d["plan_bytes"] = s.plan_bytes;
+  d["reuse_queries"] = s.reuse_queries;
+  d["reuse_hits"] = s.reuse_hits;
+  d["cached_tokens"] = s.cached_tokens;
+  d["cached_pages"] = s.cached_pages;
+  d["attached_pages"] = s.reuse.attached_pages;
+  d["published_pages"] = s.reuse.published_pages;
+  d["deduplicated_pages"] = s.reuse.deduplicated_pages;
+  d["evicted_pages"] = s.reuse.evicted_pages;
+  d["index_bytes"] = s.index_bytes;
+  return d;
+}
+
+}  // namespace specdec

@@ -1,0 +1,68 @@
+"""Models behind the arrays of a step: one that takes plans on the CPU, one on a device."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from specdec_ext import _core
+
+if TYPE_CHECKING:
+    from specdec_ext.models.base import StepModel
+    from specdec_ext.models.device_decoder import DeviceDecoder
+    from specdec_ext.run_ahead.buffers import StepTensors
+
+__all__ = ["PlanModel", "RowsModel"]
+
+
+class PlanModel:
+    """Runs a StepModel on the CPU: the arrays are copied into a plan when the step runs.
+
+    By then it is known how many rows there are, so the model is given those alone.
+    """
+
+    def __init__(self, model: StepModel, executor: Any, *, page_size: int, num_pages: int) -> None:
+        self.model = model
+        staging = executor.staging_layout
+        self._plan = _core.StepPlan(
+            max_requests=staging.requests,
+            max_rows=staging.rows,
+            max_pages_per_request=staging.pages_per_request,
+        )
+        self._page_size, self._num_pages = page_size, num_pages
+
+        self._every_row = torch.arange(staging.rows, dtype=torch.int32)
+
+    def __call__(self, tensors: StepTensors) -> None:
+        step = tensors.step
+        _core.fill_step_plan(
+            self._plan,
+            tokens=step.tokens,
+            positions=step.positions,
+            parents=tensors.parents,
+            mask=step.mask,
+            cu_rows=step.cu_rows,
+            kv_len=step.kv_len,
+            is_tree=step.is_tree,
+            page_table=step.page_table,
+            logit_rows=self._every_row if step.logit_rows is None else step.logit_rows,
+            cu_logits=tensors.cu_logits,
+            page_size=self._page_size,
+            num_pages=self._num_pages,
+        )
+        if self._plan.num_rows == 0:
+            return
+        ids = self.model.forward(self._plan)
+        tensors.sampled[: len(ids)].copy_(ids)
+
+
+class RowsModel:
+    """Runs the decoder of a device over all rows that the host has room for, padding too."""
+
+    def __init__(self, decoder: DeviceDecoder) -> None:
+        self.decoder = decoder
+
+    def __call__(self, tensors: StepTensors) -> None:
+        hidden = self.decoder.forward_rows(tensors.step)
+        tensors.sampled.copy_(self.decoder.greedy(hidden))

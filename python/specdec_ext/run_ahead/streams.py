@@ -1,0 +1,99 @@
+"""Where a step's operations run: a queue that the host fills and does not wait for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["CudaStream", "Event", "ImmediateStream", "Stream"]
+
+
+class Event(Protocol):
+    """A point of a stream."""
+
+    def done(self) -> bool:
+        """Has everything before it run? Does not wait."""
+        ...
+
+    def wait(self) -> None:
+        """Return when it has."""
+        ...
+
+
+class Stream(Protocol):
+    """Operations run in the order in which they were enqueued, at any time after that."""
+
+    def enqueue(self, operation: Callable[[], object]) -> None:
+        """Run `operation`, which touches the device's tensors only and reads no value of theirs."""
+        ...
+
+    def copy(self, to: Tensor, source: Tensor) -> None:
+        """Copy between the host's memory and the device's. Neither side may be touched by the host
+        before an event behind the copy, except that a source may be read."""
+        ...
+
+    def record(self) -> Event:
+        """An event behind everything that was enqueued so far."""
+        ...
+
+
+class _Done:
+    def done(self) -> bool:
+        return True
+
+    def wait(self) -> None:
+        return
+
+
+class ImmediateStream:
+    """The CPU: whatever is enqueued has run when the call returns."""
+
+    def enqueue(self, operation: Callable[[], object]) -> None:
+        operation()
+
+    def copy(self, to: Tensor, source: Tensor) -> None:
+        to.copy_(source)
+
+    def record(self) -> Event:
+        return _Done()
+
+
+class _CudaEvent:
+    def __init__(self, event: Any) -> None:
+        self._event = event
+
+    def done(self) -> bool:
+        return bool(self._event.query())
+
+    def wait(self) -> None:
+        self._event.synchronize()
+
+
+class CudaStream:
+    """A CUDA stream of torch; the host's tensors are pinned, or a copy would wait.
+
+    Operations are launched by the calling thread at once and run when the device comes to them.
+    """
+
+    def __init__(self, device: torch.device | str | None = None) -> None:
+        self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        # What was written before, weights and pages, is there when the first operation runs.
+        self.stream.wait_stream(torch.cuda.current_stream(device))
+
+    def enqueue(self, operation: Callable[[], object]) -> None:
+        with torch.cuda.stream(self.stream):
+            operation()
+
+    def copy(self, to: Tensor, source: Tensor) -> None:
+        with torch.cuda.stream(self.stream):
+            to.copy_(source, non_blocking=True)
+
+    def record(self) -> Event:
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record(self.stream)
+        return _CudaEvent(event)

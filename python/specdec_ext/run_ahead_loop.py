@@ -1,0 +1,50 @@
+"""The engine loop over steps that are enqueued before earlier ones were read."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from .engine_loop import EngineLoop
+from .run_ahead import RunAheadPipeline
+
+__all__ = ["RunAheadLoop"]
+
+
+class RunAheadLoop(EngineLoop):
+    """Drives a RunAheadPipeline; what it delivers goes the way of any step's outputs.
+
+    A stop string is found when a step is read: what steps in flight bring after it is dropped.
+    """
+
+    def __init__(self, pipeline: RunAheadPipeline, model: Any, **options: Any) -> None:
+        super().__init__(pipeline.executor, model, **options)
+        self._pipeline = pipeline
+
+    def step(self) -> bool:
+        """Enqueue a step for whoever is ready and read the one that is due. False: neither."""
+        with self._step_lock:
+            self._require_open()
+            start, forward_before = time.perf_counter(), self._pipeline.forward_s
+            try:
+                outputs = self._pipeline.step()
+            except Exception as error:
+                self._stop_all(f"the engine stopped: {type(error).__name__}: {error}")
+                return False
+            if outputs is None:
+                return False
+            self._route(outputs, start, None)
+            if self.executor.num_unfinished == 0:
+                self._pipeline.drain()  # nobody waits for these steps, but for their pages
+            self._num_steps += 1
+            self._forward_s += self._pipeline.forward_s - forward_before
+            self._step_s += time.perf_counter() - start
+            interrupted, self._pipeline.interrupted = self._pipeline.interrupted, None
+            if interrupted is not None:
+                raise interrupted
+            return True
+
+    def close(self) -> None:
+        super().close()
+        with self._step_lock:
+            self._pipeline.drain()

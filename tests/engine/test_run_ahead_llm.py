@@ -1,0 +1,170 @@
+"""LLM(scheduler_config={"run_ahead": ...}): the same text, usage and counts as without it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from emulators import devices
+from specdec_ext import (
+    LLM,
+    ConfigError,
+    DraftTargetDecodingConfig,
+    LookaheadDecodingConfig,
+    NGramDecodingConfig,
+    RequestError,
+    SamplingParams,
+)
+from tiny_models import save_llama
+
+VOCAB = 48
+PROMPTS = [[5, 9, 2, 9, 2, 9, 2], [7], list(range(40, 4, -1)), [3, 1, 4, 3, 1, 4, 3, 1]]
+GREEDY = SamplingParams(max_tokens=14, ignore_eos=True)
+SPECS: dict[str, Any] = {
+    "none": None,
+    "lookahead": LookaheadDecodingConfig(4, 3, 4, adaptive=False),
+    "ngram": NGramDecodingConfig(4, adaptive=False),
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_llama(tmp_path_factory.mktemp("ahead") / "target", 11, VOCAB)
+
+
+def open_llm(folder: Path, spec: Any, run_ahead: int | None, **options: Any) -> LLM:
+    limits = {"max_batch_size": 3, "max_seq_len": 96, "max_num_tokens": 48}
+    settings: dict[str, Any] = {
+        "scheduler_config": {**limits, "run_ahead": run_ahead},
+        "kv_cache_config": {"tokens_per_block": 16, "max_tokens": 512},
+        "device": "cpu",
+    }
+    return LLM(folder, speculative_config=spec, **{**settings, **options})
+
+
+def tokens_of(outputs: Any) -> list[list[int]]:
+    assert [out.outputs[0].finish_reason for out in outputs] == ["length"] * len(outputs)
+    return [list(out.outputs[0].token_ids) for out in outputs]
+
+
+@pytest.mark.parametrize("method", SPECS)
+def test_same_tokens_and_counts(folder: Path, method: str) -> None:
+    with open_llm(folder, SPECS[method], None) as llm:
+        wanted = [tokens_of(llm.generate([p], GREEDY, use_tqdm=False)) for p in PROMPTS]
+        together = tokens_of(llm.generate(PROMPTS, GREEDY, use_tqdm=False))
+        counted = llm.get_metrics()
+    assert [w[0] for w in wanted] == together
+    for depth in (0, 1, 2):
+        with open_llm(folder, SPECS[method], depth) as llm:
+            got = [tokens_of(llm.generate([p], GREEDY, use_tqdm=False)) for p in PROMPTS]
+            assert got == wanted
+            assert tokens_of(llm.generate(PROMPTS, GREEDY, use_tqdm=False)) == together
+            metrics = llm.get_metrics()
+        for key in ("prompt_tokens", "generation_tokens", "request_success", "numerics"):
+            assert metrics[key] == counted[key], key
+        stats, host = metrics["executor"], counted["executor"]
+        for key in ("rows", "prefill_rows", "num_draft_tokens", "num_accepted_tokens",
+                    "generated_tokens", "finished", "free_pages"):  # fmt: skip
+            assert stats[key] == host[key], key
+        speculative, wanted_spec = metrics["speculative_decoding"], counted["speculative_decoding"]
+        for key in ("num_drafts", "num_draft_tokens", "num_accepted_tokens", "num_rows"):
+            if key in wanted_spec:
+                assert speculative[key] == wanted_spec[key], key
+        assert stats["in_flight"] == stats["retiring"] == 0
+        assert metrics["time"]["forward_s"] > 0
+
+
+def test_draft_lengths_follow_the_schedule(folder: Path) -> None:
+    """As without run-ahead: the numbers of a lone request are the same."""
+    spec = NGramDecodingConfig(4, adaptive=False, draft_len_schedule={1: 2, 2: 1})
+    counts = []
+    for depth in (None, 0, 2):
+        with open_llm(folder, spec, depth) as llm:
+            outputs = llm.generate([PROMPTS[0]], GREEDY, use_tqdm=False)
+            stats = llm.get_metrics()["executor"]
+            counts.append((tokens_of(outputs), stats["num_draft_tokens"], stats["rows"]))
+            llm.generate(PROMPTS[:3], GREEDY, use_tqdm=False)
+            assert llm.get_metrics()["executor"]["unspeculated_steps"] > 0
+    assert counts[0] == counts[1] == counts[2]
+
+
+@devices
+@pytest.mark.parametrize("method", ["none", "lookahead"])
+def test_a_device_runs_ahead(folder: Path, device: str, method: str) -> None:
+    with open_llm(folder, None, None) as llm:
+        wanted = tokens_of(llm.generate(PROMPTS, GREEDY, use_tqdm=False))
+    for depth in (0, 2):
+        with open_llm(folder, SPECS[method], depth, device=device) as llm:
+            assert tokens_of(llm.generate(PROMPTS, GREEDY, use_tqdm=False)) == wanted
+
+
+def test_stop_strings_and_cancel(folder: Path) -> None:
+    """Found when a step is read: what came after it is dropped and not counted."""
+    params = SamplingParams(max_tokens=40, ignore_eos=True)
+    with open_llm(folder, None, None) as llm:
+        (text,) = tokens_of(llm.generate([PROMPTS[0]], params, use_tqdm=False))
+    with open_llm(folder, SPECS["lookahead"], 2) as llm:
+        seen: list[int] = []
+        for out in llm.stream({"prompt_token_ids": PROMPTS[0]}, params):
+            seen = list(out.outputs[0].token_ids)
+            if len(seen) >= 6:
+                break  # closing the iterator cancels
+        assert seen == text[: len(seen)]
+        assert tokens_of(llm.generate(PROMPTS[:1], params, use_tqdm=False)) == [text]
+        stats = llm.get_metrics()["executor"]
+        assert stats["cancelled"] == 1 and stats["free_pages"] == stats["total_pages"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"spec": LookaheadDecodingConfig(4, 3, 4)}, "LookaheadDecodingConfig.adaptive=False"),
+        ({"spec": NGramDecodingConfig(4)}, "NGramDecodingConfig.adaptive=False"),
+        ({"spec": NGramDecodingConfig(4, is_public_pool=True, adaptive=False)}, "is_public_pool"),
+        ({"kv_cache_config": {"enable_block_reuse": True}}, "enable_block_reuse=False"),
+        ({"spec": "draft"}, "drafts of method 'draft_target' are made on the host"),
+        (
+            {"spec": NGramDecodingConfig(4, adaptive=False, synthetic_acceptance_length=2.0)},
+            "synthetic acceptance decides on the host",
+        ),
+        ({"run_ahead": 3}, "run_ahead"),
+        ({"run_ahead": None, "eager": False}, "run_ahead=1, or leave enforce_eager out"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(
+    folder: Path, options: dict[str, Any], message: str
+) -> None:
+    spec = options.pop("spec", None)
+    if spec == "draft":
+        spec = DraftTargetDecodingConfig(str(folder), 3)
+    depth = options.pop("run_ahead", 1)
+    if "eager" in options:
+        scheduler = {"run_ahead": depth, "enforce_eager": options.pop("eager")}
+        options["scheduler_config"] = scheduler
+    with pytest.raises(ConfigError, match=message):
+        open_llm(folder, spec, depth, **options)
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        ({"temperature": 0.7}, "SamplingParams.temperature is set"),
+        ({"logprobs": 2}, "SamplingParams.logprobs"),
+        ({"repetition_penalty": 1.2}, "repetition_penalty"),
+        ({"min_tokens": 3}, "min_tokens"),
+        ({"logits_processors": [lambda *_: None]}, "logits_processors"),
+        ({"stop_token_ids": list(range(48)) + [0] * 20}, "stop_token_ids"),
+    ],
+)
+def test_a_request_that_needs_more_is_refused(
+    folder: Path, params: dict[str, Any], message: str
+) -> None:
+    with open_llm(folder, None, 1) as llm:
+        bad = SamplingParams(max_tokens=4, **params)
+        with pytest.raises(RequestError, match=message) as info:
+            llm.generate(PROMPTS[:2], [GREEDY, bad], use_tqdm=False)
+        assert "run_ahead=None" in str(info.value)
+        assert llm.get_metrics()["executor"]["steps"] == 0
+        tokens_of(llm.generate(PROMPTS[:1], GREEDY, use_tqdm=False))
