@@ -84,7 +84,7 @@ class EngineBuilder:
         """loader: in the place of models.load_model, with its arguments."""
         self._path = path
         self._tokenizer = tokenizer
-        self._speculative = speculative_config
+        self._speculative = self._planned = speculative_config
         self._kv_cache = kv_cache_config
         self._scheduler = scheduler_config
         self._dtype, self._model_impl = dtype, model_impl
@@ -99,36 +99,69 @@ class EngineBuilder:
         self.place = resolve_device(self._device)
         model = self.model = self._load_models()
         self.tokenizer = load_tokenizer(self._tokenizer, self._path)
-        pages = self._make_pages(model, self.memory.num_pages)
-        model.bind_cache(*pages)
+        self._pages = self._make_pages(model, self.memory.num_pages)
+        model.bind_cache(*self._pages)
         drafter = self._make_drafter()
         # A drafter may know more than was asked for, such as how many heads a file has.
         known = getattr(drafter, "config", None)
         if isinstance(known, DrafterConfig):
             self._speculative = known
-        limits = EngineLimits(
-            vocab_size=model.vocab_size,
+        run_ahead = self._scheduler.run_ahead is not None
+        return EngineParts(
+            model,
+            self.draft_model,
+            self.tokenizer,
+            self.memory,
+            self._speculative,
+            self._make_run_ahead() if run_ahead else self._make_engine(drafter),
+            self.place.name,
+        )
+
+    def engine_for(self, config: SpeculativeConfig | None) -> EngineLoop:
+        """After build(): another engine over the same model and pages, without loading anything.
+
+        For methods that draft without a model, with no more drafts than build() planned rows for.
+        The engines made before must be idle and are used no more.
+        """
+        planned = 0 if self._planned is None else self._planned.max_draft_len
+        if isinstance(config, DrafterConfig) or (config and config.max_draft_len > planned):
+            raise ConfigError(
+                f"engine_for: {config!r} needs more than the {planned} drafts that this engine was "
+                "planned for, or a drafter; build a new LLM"
+            )
+        self._speculative = config
+        return self._make_engine(None)
+
+    def _limits(self) -> EngineLimits:
+        return EngineLimits(
+            vocab_size=self.model.vocab_size,
             max_seq_len=self.memory.max_seq_len,
-            eos_token_ids=eos_token_ids(model.info, self.tokenizer),
+            eos_token_ids=eos_token_ids(self.model.info, self.tokenizer),
             speculative_config=self._speculative,
             num_pages=self.memory.num_pages,
             tokens_per_block=self.memory.tokens_per_block,
             seed=self._seed,
             run_ahead=self._scheduler.run_ahead is not None,
         )
-        if self._scheduler.run_ahead is not None:
-            from .run_ahead_build import make_pipeline
-            from .run_ahead_loop import RunAheadLoop
 
-            pipeline = make_pipeline(
-                model, pages, self.memory, self._scheduler, self.place, self._drafting()
-            )
-            return self._parts(
-                RunAheadLoop(
-                    pipeline, model, limits=limits, memory=self.memory, tokenizer=self.tokenizer
-                )
-            )
-        executor = self._make_executor(pages)
+    def _make_run_ahead(self) -> EngineLoop:
+        from .run_ahead_build import make_pipeline
+        from .run_ahead_loop import RunAheadLoop
+
+        pipeline = make_pipeline(
+            self.model, self._pages, self.memory, self._scheduler, self.place, self._drafting()
+        )
+        return RunAheadLoop(
+            pipeline,
+            self.model,
+            limits=self._limits(),
+            memory=self.memory,
+            tokenizer=self.tokenizer,
+        )
+
+    def _make_engine(self, drafter: Drafter | None) -> EngineLoop:
+        model = self.model
+        executor = self._make_executor(self._pages)
         drafting = None
         if drafter is not None:
             drafting = DraftSession(
@@ -141,27 +174,15 @@ class EngineBuilder:
         def calibrate() -> None:
             self._calibrate(executor, drafter, drafting)
 
-        engine = EngineLoop(
+        return EngineLoop(
             executor,
             model,
-            limits=limits,
+            limits=self._limits(),
             memory=self.memory,
             tokenizer=self.tokenizer,
             calibrate=calibrate if self._speculative is not None else None,
             drafting=drafting,
             after_commit=None if self.place.is_cpu else self._mover(executor),
-        )
-        return self._parts(engine)
-
-    def _parts(self, engine: EngineLoop) -> EngineParts:
-        return EngineParts(
-            self.model,
-            self.draft_model,
-            self.tokenizer,
-            self.memory,
-            self._speculative,
-            engine,
-            self.place.name,
         )
 
     def _calibrate(

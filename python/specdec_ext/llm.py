@@ -108,7 +108,7 @@ class LLM:
 
             model = default_model()
         self.model_path = Path(model).expanduser()
-        parts = EngineBuilder(
+        self._builder = EngineBuilder(
             self.model_path,
             tokenizer=tokenizer,
             speculative_config=self.speculative_config,
@@ -119,7 +119,8 @@ class LLM:
             seed=seed,
             allow_pickle=allow_pickle,
             device=device,
-        ).build()
+        )
+        parts = self._builder.build()
         self.speculative_config = parts.speculative_config
         self.model, self.draft_model = parts.model, parts.draft_model
         self.device = parts.device

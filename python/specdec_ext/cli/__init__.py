@@ -1,4 +1,4 @@
-"""The `specdec` command: generate, bench, inspect, tree, convert-heads, env, trainers.
+"""The `specdec` command: generate, bench, tune, inspect, tree, convert-heads, env, trainers.
 
 Data goes to stdout, logs and progress to stderr. Exit codes: 0 done, 1 failure at run time (a
 request failed, --verify found a difference), 2 usage or invalid request, 3 unsupported model,
@@ -27,6 +27,7 @@ EXIT_INTERRUPTED = 130
 _COMMANDS = {
     "generate": ("generate", "decode prompts, with or without speculation"),
     "bench": ("bench", "measure latency, throughput, or a sweep over batch and draft sizes"),
+    "tune": ("tune", "find the lookahead or prompt lookup configuration that pays most"),
     "inspect": ("inspect", "show a model, its memory plan and what serves it"),
     "tree": ("tree", "show or tune a Medusa tree"),
     "convert-heads": ("convert_heads", "convert Medusa heads between projects' files"),

@@ -131,9 +131,9 @@ def llm_kwargs(args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def make_llm(args: argparse.Namespace) -> Any:
-    """Check the options, then load the model."""
-    kwargs = llm_kwargs(args)
+def make_llm(args: argparse.Namespace, **overrides: Any) -> Any:
+    """Check the options, then load the model; `overrides` are LLM's arguments."""
+    kwargs = {**llm_kwargs(args), **overrides}
     if args.threads is not None:
         from ..errors import ConfigError
         from ..validate import check_int

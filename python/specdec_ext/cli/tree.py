@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from .common import add_llm_arguments, make_llm, medusa_model, usage_error
+from .tune import read_cost
 
 __all__ = ["add_arguments", "run"]
 
@@ -63,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
         if getattr(args, flag) is not None:
             name = "--" + flag.replace("_", "-")
             check_int(name, getattr(args, flag), ConfigError, low=1, high=127)
-    cost = None if args.step_cost is None else _read_cost(args.step_cost)
+    cost = None if args.step_cost is None else read_cost(args.step_cost)
     draft_seconds = 0.0
     rates = None
     if args.measure:
@@ -109,25 +110,6 @@ def _read_rates(args: argparse.Namespace) -> Any:
     if source is None:
         usage_error(args, "no tree; give --medusa-choices, --rates, --medusa-model or --medusa")
     return read_rates(source)
-
-
-def _read_cost(path: str) -> dict[int, float]:
-    from ..errors import ConfigError
-    from ..validate import check_float, check_int
-
-    try:
-        content = json.loads(Path(path).expanduser().read_text(encoding="utf-8"))
-        pairs = {int(rows): seconds for rows, seconds in content.items()}
-    except (OSError, ValueError, AttributeError, RecursionError) as error:
-        raise ConfigError(
-            f'--step-cost {path!r}: expected a JSON file such as {{"1": 0.02, "8": 0.03}} ({error})'
-        ) from None
-    return {
-        check_int(f"--step-cost {path!r}: rows", rows, ConfigError, low=1): check_float(
-            f"--step-cost {path!r}: seconds of {rows} rows", seconds, ConfigError, above=0.0
-        )
-        for rows, seconds in pairs.items()
-    }
 
 
 def _measure(args: argparse.Namespace) -> tuple[Any, dict[int, float], float]:
