@@ -2,11 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
-#include <functional>
-#include <limits>
 #include <numeric>
 
+#include "algo/top_scores.h"
 #include "algo/trie_merge.h"
 #include "base/check.h"
 #include "base/thread_pool.h"
@@ -14,116 +12,8 @@
 namespace specdec {
 namespace {
 
-constexpr std::int32_t kScanBlock = 32;
-// Scores collected above the threshold before it is raised again.
-constexpr std::int32_t kCollected = 4 * BeamSearch::kKept;
-constexpr float kNoScore = -std::numeric_limits<float>::infinity();
 // Fewer scores than this are searched by the calling thread: waking the others takes as long.
 constexpr std::int64_t kInlineScores = 1 << 15;
-
-struct ScoredIndex {
-  float score;
-  std::int32_t index;
-};
-
-bool likelier(const ScoredIndex& a, const ScoredIndex& b) {
-  return a.score > b.score || (a.score == b.score && a.index < b.index);
-}
-
-// Lanes that do not depend on each other become vector code.
-constexpr std::int32_t kLanes = 8;
-
-bool has_nan(const float* scores, std::int32_t n) {
-  std::uint32_t lane[kLanes] = {};
-  std::int32_t i = 0;
-  for (; i + kLanes <= n; i += kLanes) {
-    for (std::int32_t j = 0; j < kLanes; ++j) lane[j] |= scores[i + j] != scores[i + j];
-  }
-  for (; i < n; ++i) lane[0] |= scores[i] != scores[i];
-  std::uint32_t any = 0;
-  for (const std::uint32_t bit : lane) any |= bit;
-  return any != 0;
-}
-
-constexpr std::int32_t kVecLanes = 4;
-typedef float ScoreVec __attribute__((vector_size(kVecLanes * sizeof(float))));
-
-ScoreVec load(const float* scores) {
-  ScoreVec v;
-  std::memcpy(&v, scores, sizeof(v));
-  return v;
-}
-
-// The largest score of each block, in `maxima`; false for a row with NaN or +infinity.
-bool block_maxima(const float* scores, std::int32_t n, float* maxima) {
-  if (has_nan(scores, n)) return false;
-  bool is_finite = true;
-  for (std::int32_t begin = 0, b = 0; begin < n; begin += kScanBlock, ++b) {
-    const float* block = scores + begin;
-    float best = kNoScore;
-    if (begin + kScanBlock <= n) {
-      ScoreVec even = load(block), odd = load(block + kVecLanes);
-      for (std::int32_t i = 2 * kVecLanes; i < kScanBlock; i += 2 * kVecLanes) {
-        const ScoreVec x = load(block + i), y = load(block + i + kVecLanes);
-        even = x > even ? x : even;
-        odd = y > odd ? y : odd;
-      }
-      even = odd > even ? odd : even;
-      for (std::int32_t j = 0; j < kVecLanes; ++j) best = even[j] > best ? even[j] : best;
-    } else {
-      for (std::int32_t i = 0; i < n - begin; ++i) best = block[i] > best ? block[i] : best;
-    }
-    maxima[b] = best;
-    is_finite = is_finite && best != -kNoScore;
-  }
-  return is_finite;
-}
-
-// The best `keep` of n scores, by index; 0 of a row with NaN or +infinity.
-std::int32_t best_scores(const float* scores, std::int32_t n, std::int32_t keep,
-                         std::vector<float>* scratch, ScoredIndex* out) {
-  const std::int32_t blocks = (n + kScanBlock - 1) / kScanBlock;
-  scratch->resize(static_cast<std::size_t>(blocks) * 2);
-  float* const maxima = scratch->data();
-  if (!block_maxima(scores, n, maxima)) return 0;
-  // `keep` blocks reach the threshold, so `keep` scores do: what is below is not among them.
-  float threshold = kNoScore;
-  if (blocks > keep) {
-    float* const ordered = maxima + blocks;
-    std::copy_n(maxima, blocks, ordered);
-    std::nth_element(ordered, ordered + keep - 1, ordered + blocks, std::greater<>());
-    threshold = ordered[keep - 1];
-  }
-  ScoredIndex collected[kCollected + kScanBlock + 1];
-  std::int32_t count = 0;
-  bool is_full = false;  // `keep` scores at the threshold or above: later ones lose ties
-  const auto keep_best = [&] {
-    ScoredIndex ordered[kCollected + kScanBlock];
-    std::copy_n(collected, count, ordered);
-    std::nth_element(ordered, ordered + keep - 1, ordered + count, likelier);
-    const ScoredIndex last = ordered[keep - 1];
-    count = static_cast<std::int32_t>(
-        std::remove_if(collected, collected + count,
-                       [&](const ScoredIndex& x) { return likelier(last, x); }) -
-        collected);
-    threshold = last.score;
-    is_full = true;
-  };
-  for (std::int32_t b = 0; b < blocks; ++b) {
-    if (maxima[b] < threshold || (is_full && maxima[b] == threshold)) continue;
-    const std::int32_t end = std::min(n, (b + 1) * kScanBlock);
-    for (std::int32_t i = b * kScanBlock; i < end; ++i) {
-      const float x = scores[i];
-      const bool wanted = x > threshold || (x == threshold && !is_full && x > kNoScore);
-      collected[count] = {x, i};  // without a jump: which scores are wanted is hard to foresee
-      count += wanted ? 1 : 0;
-    }
-    if (count > kCollected) keep_best();
-  }
-  if (count > keep) keep_best();
-  std::copy_n(collected, count, out);
-  return count;
-}
 
 }  // namespace
 
@@ -165,6 +55,8 @@ void BeamSearch::start(const std::vector<BeamShape>& shapes) {
     request.growing = true;
     request.nodes.assign(1, Node{-1, -1, 0.0});
     request.begins.assign({0, 1});
+    request.laws.clear();
+    request.law_sizes.clear();
   }
   row_parents_.resize(shapes.size());
   std::iota(row_parents_.begin(), row_parents_.end(), 0);
@@ -179,24 +71,37 @@ void BeamSearch::advance(const float* scores, std::int64_t stride, std::int32_t 
   candidates_.resize(static_cast<std::size_t>(rows) * kKept);
   num_candidates_.resize(rows);
   row_laws_.clear();
-  for (const Request& request : requests_) {
+  for (Request& request : requests_) {
     if (!request.growing) continue;
     const std::int32_t beams = request.begins[request.depth + 1] - request.begins[request.depth];
-    row_laws_.insert(row_laws_.end(), beams,
-                     RowLaw{request.shape.num_beams, request.shape.temperature});
+    RowLaw law{request.shape.num_beams, request.shape.temperature, nullptr, nullptr};
+    if (request.shape.keeps_laws) {
+      const std::size_t scored = request.law_sizes.size();
+      request.laws.resize((scored + static_cast<std::size_t>(beams)) * kKept);
+      request.law_sizes.resize(scored + static_cast<std::size_t>(beams));
+      law.kept = request.laws.data() + scored * kKept;
+      law.kept_size = request.law_sizes.data() + scored;
+    }
+    for (std::int32_t i = 0; i < beams; ++i) {
+      row_laws_.push_back(law);
+      if (law.kept == nullptr) continue;
+      law.kept += kKept;
+      ++law.kept_size;
+    }
   }
   const auto score_rows = [&](std::int64_t first, std::int64_t last) {
     thread_local std::vector<float> scratch;
     for (std::int64_t row = first; row < last; ++row) {
       ScoredIndex best[kKept];
       const std::int32_t kept =
-          best_scores(scores + row * stride, vocab_size, kKept, &scratch, best);
+          top_scores(scores + row * stride, vocab_size, kKept, &scratch, best);
+      const RowLaw& law = row_laws_[row];
+      if (law.kept != nullptr) *law.kept_size = kept;
       if (kept == 0) {
         num_candidates_[row] = 0;
         continue;
       }
       // More than num_beams of a row's candidates never go on.
-      const RowLaw& law = row_laws_[row];
       const std::int32_t wanted = std::min(kept, law.num_beams);
       double total = 0.0;
       const float highest =
@@ -205,6 +110,10 @@ void BeamSearch::advance(const float* scores, std::int64_t stride, std::int32_t 
           })->score;
       for (std::int32_t i = 0; i < kept; ++i) {
         total += std::exp((static_cast<double>(best[i].score) - highest) / law.temperature);
+      }
+      for (std::int32_t i = 0; law.kept != nullptr && i < kept; ++i) {
+        const double below = (static_cast<double>(best[i].score) - highest) / law.temperature;
+        law.kept[i] = {best[i].index, static_cast<float>(std::exp(below) / total)};
       }
       std::partial_sort(best, best + wanted, best + kept, likelier);
       const double log_total = std::log(total);
@@ -299,31 +208,69 @@ void BeamSearch::beams(std::int32_t r, TokenId* out, double* log_probs) const {
   }
 }
 
-std::int32_t BeamSearch::tree(std::int32_t r, std::int32_t max_drafts, TokenId* tokens,
-                              std::int32_t* parents, double* log_probs) const {
-  TokenId paths[kMaxDraftLen];
-  double path_log_probs[kMaxDraftLen];
-  std::int32_t node_of[kMaxDraftLen];
-  const std::int32_t count = num_beams(r), length = requests_[r].depth;
+std::int32_t BeamSearch::cut_tree(std::int32_t r, std::int32_t max_drafts, TokenId* tokens,
+                                  std::int32_t* parents, std::int32_t* nodes) const {
+  const Request& request = requests_[r];
+  const std::int32_t count = num_beams(r), length = request.depth;
   if (length == 0) return 0;
-  beams(r, paths, path_log_probs);
-  const std::int32_t nodes = merge_beams(paths, count, length, tokens, parents, node_of);
-  for (std::int32_t i = 0; i < count * length; ++i) log_probs[node_of[i]] = path_log_probs[i];
-  if (nodes <= max_drafts) return nodes;
+  TokenId paths[kMaxDraftLen];
+  std::int32_t node_of[kMaxDraftLen];
+  beams(r, paths, nullptr);
+  const std::int32_t size = merge_beams(paths, count, length, tokens, parents, node_of);
+  for (std::int32_t b = 0; b < count; ++b) {
+    std::int32_t beam = b;
+    for (std::int32_t d = length; d >= 1; --d) {
+      const std::int32_t node = request.begins[d] + beam;
+      nodes[node_of[b * length + d - 1]] = node;
+      beam = request.nodes[node].parent;
+    }
+  }
+  if (size <= max_drafts) return size;
   // A parent is never less likely than its child and stands before it, so it is kept with it.
   std::int32_t order[kMaxDraftLen], index_of[kMaxDraftLen];
-  std::iota(order, order + nodes, 0);
-  std::stable_sort(order, order + nodes,
-                   [&](std::int32_t a, std::int32_t b) { return log_probs[a] > log_probs[b]; });
+  std::iota(order, order + size, 0);
+  std::stable_sort(order, order + size, [&](std::int32_t a, std::int32_t b) {
+    return request.nodes[nodes[a]].log_prob > request.nodes[nodes[b]].log_prob;
+  });
   std::sort(order, order + max_drafts);
   for (std::int32_t i = 0; i < max_drafts; ++i) {
     const std::int32_t node = order[i];
     index_of[node] = i;
     tokens[i] = tokens[node];
     parents[i] = parents[node] < 0 ? -1 : index_of[parents[node]];
-    log_probs[i] = log_probs[node];
+    nodes[i] = nodes[node];
   }
   return max_drafts;
+}
+
+std::int32_t BeamSearch::tree(std::int32_t r, std::int32_t max_drafts, TokenId* tokens,
+                              std::int32_t* parents, double* log_probs) const {
+  std::int32_t nodes[kMaxDraftLen];
+  const std::int32_t size = cut_tree(r, max_drafts, tokens, parents, nodes);
+  for (std::int32_t i = 0; i < size; ++i) log_probs[i] = requests_[r].nodes[nodes[i]].log_prob;
+  return size;
+}
+
+void BeamSearch::tree_laws(std::int32_t r, std::int32_t max_drafts, std::int32_t num_scores,
+                           float* out) const {
+  const Request& request = requests_[r];
+  SPECDEC_REQUIRE(request.shape.keeps_laws, "request ", r,
+                  " keeps no laws: say so when the search is started");
+  TokenId tokens[kMaxDraftLen];
+  std::int32_t parents[kMaxDraftLen], nodes[kMaxDraftLen];
+  const std::int32_t size = cut_tree(r, max_drafts, tokens, parents, nodes);
+  std::fill_n(out, static_cast<std::int64_t>(size) * num_scores, 0.0f);
+  for (std::int32_t i = 0; i < size; ++i) {
+    std::int32_t depth = 1;
+    while (nodes[i] >= request.begins[depth + 1]) ++depth;
+    const std::int32_t scored = request.begins[depth - 1] + request.nodes[nodes[i]].parent;
+    const auto* law = request.laws.data() + static_cast<std::size_t>(scored) * kKept;
+    for (std::int32_t j = 0; j < request.law_sizes[scored]; ++j) {
+      SPECDEC_REQUIRE(law[j].first < num_scores, "num_scores = ", num_scores,
+                      ": less than what was scored");
+      out[static_cast<std::int64_t>(i) * num_scores + law[j].first] = law[j].second;
+    }
+  }
 }
 
 }  // namespace specdec

@@ -13,8 +13,10 @@
 #pragma once
 
 #include <cstdint>
+#include <utility>
 #include <vector>
 
+#include "algo/top_scores.h"
 #include "base/types.h"
 
 namespace specdec {
@@ -23,6 +25,7 @@ struct BeamShape {
   std::int32_t num_beams = 1;
   std::int32_t length = 1;  // num_beams * length <= kMaxDraftLen
   double temperature = 1.0;
+  bool keeps_laws = false;  // tree_laws() will be asked for
 };
 
 // Nodes of the prefix tree of `num_beams` paths of `length` tokens each: equal prefixes are one
@@ -34,7 +37,7 @@ std::int32_t merge_beams(const TokenId* beams, std::int32_t num_beams, std::int3
 
 class BeamSearch {
  public:
-  static constexpr std::int32_t kKept = 50;
+  static constexpr std::int32_t kKept = kMaxTopScores;
 
   // Starts over. Every request has one row: its empty beam.
   void start(const std::vector<BeamShape>& shapes);
@@ -63,6 +66,11 @@ class BeamSearch {
   std::int32_t tree(std::int32_t r, std::int32_t max_drafts, TokenId* tokens, std::int32_t* parents,
                     double* log_probs) const;
 
+  // What each node of that tree was chosen from: out [nodes, num_scores], zeroed here, column i is
+  // the i-th score. For a request that keeps_laws.
+  void tree_laws(std::int32_t r, std::int32_t max_drafts, std::int32_t num_scores,
+                 float* out) const;
+
  private:
   struct Node {
     std::int32_t parent;  // beam of the depth before
@@ -75,17 +83,25 @@ class BeamSearch {
     bool growing = true;
     std::vector<Node> nodes;           // depth after depth
     std::vector<std::int32_t> begins;  // first node of each depth, and the end
+    // keeps_laws: (column, probability) of each scored node's candidates, kKept places a node.
+    std::vector<std::pair<std::int32_t, float>> laws;
+    std::vector<std::int32_t> law_sizes;  // [scored nodes]
   };
   struct Candidate {
     std::int32_t index;
     double log_prob;
   };
 
-  // What a row's request asks for.
+  // What a row's request asks for, and where its law is kept (null: nowhere).
   struct RowLaw {
     std::int32_t num_beams;
     double temperature;
+    std::pair<std::int32_t, float>* kept;
+    std::int32_t* kept_size;
   };
+  // The tree of tree(); nodes[i] is the node of `requests_[r].nodes` that node i is.
+  std::int32_t cut_tree(std::int32_t r, std::int32_t max_drafts, TokenId* tokens,
+                        std::int32_t* parents, std::int32_t* nodes) const;
 
   void grow(Request* request, std::int32_t first_row, std::int32_t count, const TokenId* token_ids);
 

@@ -1,6 +1,7 @@
 // _core.BeamSearch and merge_beams: beams of a drafter and their prefix tree.
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
 
 #include <optional>
 #include <vector>
@@ -24,8 +25,12 @@ py::array_t<T> copied(const T* data, std::int64_t n) {
 }
 
 void start_beams(BeamSearch& self, const BeamIds& num_beams, const BeamIds& lengths,
-                 const std::optional<BeamReals>& temperatures) {
+                 const std::optional<BeamReals>& temperatures,
+                 const std::optional<std::vector<bool>>& keeps_laws) {
   const py::ssize_t n = num_beams.size();
+  SPECDEC_REQUIRE(!keeps_laws || static_cast<py::ssize_t>(keeps_laws->size()) == n,
+                  "keeps_laws has ", keeps_laws ? keeps_laws->size() : 0, " entries, num_beams ",
+                  n);
   SPECDEC_REQUIRE(num_beams.ndim() == 1 && lengths.ndim() == 1 && lengths.size() == n &&
                       (!temperatures || (temperatures->ndim() == 1 && temperatures->size() == n)),
                   "expected num_beams [B], lengths [B] and temperatures [B], num_beams has ", n,
@@ -33,7 +38,8 @@ void start_beams(BeamSearch& self, const BeamIds& num_beams, const BeamIds& leng
   std::vector<BeamShape> shapes(static_cast<std::size_t>(n));
   for (py::ssize_t i = 0; i < n; ++i) {
     shapes[i] = {num_beams.data()[i], lengths.data()[i],
-                 temperatures ? temperatures->data()[i] : 1.0};
+                 temperatures ? temperatures->data()[i] : 1.0,
+                 keeps_laws && (*keeps_laws)[static_cast<std::size_t>(i)]};
   }
   self.start(shapes);
 }
@@ -73,12 +79,12 @@ that stood first.)";
 }  // namespace
 
 void register_beams(py::module_& m) {
-  py::class_<BeamSearch>(m, "BeamSearch", kBeamSearchDoc)
-      .def(py::init<>())
+  py::class_<BeamSearch> search(m, "BeamSearch", kBeamSearchDoc);
+  search.def(py::init<>())
       .def("start", &start_beams, py::arg("num_beams"), py::arg("lengths"),
-           py::arg("temperatures") = py::none(),
+           py::arg("temperatures") = py::none(), py::arg("keeps_laws") = py::none(),
            "One row per request. int32 [B] each; beams x length at most 127. temperatures [B] "
-           "divide the scores; None: 1.")
+           "divide the scores; None: 1. keeps_laws [B]: tree_laws() will be asked for.")
       .def("advance", &advance_beams, py::arg("scores"), py::arg("token_ids") = py::none(),
            "scores float32 [num_rows, V], its index's token from token_ids int32 [V], None: the "
            "index.")
@@ -128,6 +134,23 @@ void register_beams(py::module_& m) {
           py::arg("request"), py::arg("max_drafts") = kMaxDraftLen,
           "(tokens, parents, depths, log_probs) of the beams' prefix tree, parents -1 and depth 1 "
           "behind the golden token; cut to its max_drafts likeliest nodes.");
+  search.def(
+      "tree_laws",
+      [](const BeamSearch& self, std::int32_t r, std::int32_t max_drafts, std::int32_t num_scores) {
+        check_request(self, r);
+        SPECDEC_REQUIRE(max_drafts >= 0 && num_scores >= 1, "max_drafts = ", max_drafts,
+                        ", num_scores = ", num_scores, ": 0 or more, 1 or more");
+        TokenId tokens[kMaxDraftLen];
+        std::int32_t parents[kMaxDraftLen];
+        double log_probs[kMaxDraftLen];
+        const py::ssize_t n = self.tree(r, max_drafts, tokens, parents, log_probs);
+        py::array_t<float> out({n, static_cast<py::ssize_t>(num_scores)});
+        self.tree_laws(r, max_drafts, num_scores, out.mutable_data());
+        return out;
+      },
+      py::arg("request"), py::arg("max_drafts"), py::arg("num_scores"),
+      "float32 [nodes, num_scores]: the softmax over the 50 best scores that each node of tree() "
+      "was chosen from, by column of the scores. For a request that keeps_laws.");
   m.def(
       "merge_beams",
       [](const BeamIds& beams) {

@@ -1173,9 +1173,10 @@ class BeamSearch:
         num_beams: typing.Annotated[numpy.typing.ArrayLike, numpy.int32],
         lengths: typing.Annotated[numpy.typing.ArrayLike, numpy.int32],
         temperatures: typing.Annotated[numpy.typing.ArrayLike, numpy.float64] | None = None,
+        keeps_laws: collections.abc.Sequence[bool] | None = None,
     ) -> None:
         """
-        One row per request. int32 [B] each; beams x length at most 127. temperatures [B] divide the scores; None: 1.
+        One row per request. int32 [B] each; beams x length at most 127. temperatures [B] divide the scores; None: 1. keeps_laws [B]: tree_laws() will be asked for.
         """
     def tree(
         self,
@@ -1189,6 +1190,15 @@ class BeamSearch:
     ]:
         """
         (tokens, parents, depths, log_probs) of the beams' prefix tree, parents -1 and depth 1 behind the golden token; cut to its max_drafts likeliest nodes.
+        """
+    def tree_laws(
+        self,
+        request: typing.SupportsInt | typing.SupportsIndex,
+        max_drafts: typing.SupportsInt | typing.SupportsIndex,
+        num_scores: typing.SupportsInt | typing.SupportsIndex,
+    ) -> numpy.typing.NDArray[numpy.float32]:
+        """
+        float32 [nodes, num_scores]: the softmax over the 50 best scores that each node of tree() was chosen from, by column of the scores. For a request that keeps_laws.
         """
     @property
     def num_rows(self) -> int:

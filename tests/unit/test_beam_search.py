@@ -56,11 +56,12 @@ KINDS = ("normal", "ties", "equal", "peaked", "forbidden", "broken", "large")
 
 def run(
     scorers: Sequence[Scorer], shapes: Sequence[tuple[int, int]], temperatures: Sequence[float],
-    token_ids: np.ndarray | None = None,
+    token_ids: np.ndarray | None = None, keeps_laws: Sequence[bool] | None = None,
 ) -> Any:  # fmt: skip
     """One search of several requests, fed by their scorers."""
     search = _core.BeamSearch()
-    search.start(*(np.array(x, np.int32) for x in zip(*shapes, strict=True)), temperatures)
+    sizes = (np.array(x, np.int32) for x in zip(*shapes, strict=True))
+    search.start(*sizes, temperatures, keeps_laws)
     # Rows by (request, path of indices); tokens are mapped back for the scorers.
     back = None if token_ids is None else {int(t): i for i, t in enumerate(token_ids)}
     rows: list[tuple[int, tuple[int, ...]]] = [(r, ()) for r in range(len(scorers))]
@@ -227,3 +228,38 @@ def test_nothing_was_scored_yet() -> None:
     search.start([3], [2])
     assert search.num_rows == 1 and search.beams(0)[0].size == 0
     assert [part.size for part in search.tree(0)] == [0, 0, 0, 0]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_laws_are_the_softmax_of_the_fifty_best(kind: str) -> None:
+    """Each node's law is that of the row that it extends, whichever beams have ended meanwhile."""
+    for case in range(40):
+        rng = random.Random(case)
+        vocab = rng.choice([1, 3, 49, 50, 51, 130])
+        temperatures = [rng.choice([0.5, 1.0, 2.0]) for _ in range(3)]
+        scorers = [Scorer(100 * case + r, vocab, kind) for r in range(3)]
+        keeps = [True, case % 2 == 0, True]
+        search = run(scorers, [(4, 3), (1, 5), (3, 2)], temperatures, None, keeps)
+        for r in range(3):
+            if not keeps[r]:
+                with pytest.raises(ValueError, match="keeps no laws"):
+                    search.tree_laws(r, 3, vocab)
+                continue
+            limit = rng.choice([2, 127])
+            tokens, parents, _, _ = search.tree(r, limit)
+            laws = search.tree_laws(r, limit, vocab)
+            assert laws.shape == (len(tokens), vocab)
+            paths: list[tuple[int, ...]] = []
+            for i, parent in enumerate(parents.tolist()):
+                before = paths[parent] if parent >= 0 else ()
+                paths.append((*before, int(tokens[i])))
+                scores = scorers[r].doubles(before)
+                best = sorted((x for x in range(vocab) if scores[x] > -math.inf),
+                              key=lambda x: (-scores[x], x))[:50]  # fmt: skip
+                weights = {x: math.exp((scores[x] - scores[best[0]]) / temperatures[r])
+                           for x in best}  # fmt: skip
+                total = math.fsum(weights.values())
+                expected = [weights.get(x, 0.0) / total for x in range(vocab)]
+                assert laws[i].tolist() == pytest.approx(expected, rel=1e-6, abs=1e-30)
+    with pytest.raises(ValueError, match="keeps_laws has 1 entries, num_beams 2"):
+        _core.BeamSearch().start([1, 1], [1, 1], None, [True])
