@@ -99,7 +99,12 @@ def test(run: Run) -> None:
 
 
 # The decoder and the engine on the device: of the emulated ones, `make test` runs all.
-DEVICE_TESTS = ["tests/model/test_device_model.py", "tests/engine/test_device_llm.py"]
+DEVICE_TESTS = [
+    "tests/model/test_device_model.py",
+    "tests/engine/test_device_llm.py",
+    "tests/engine/test_run_ahead_llm.py",
+    "tests/engine/test_run_ahead_device.py",
+]
 
 
 def _device_model(run: Run) -> dict[str, Any]:

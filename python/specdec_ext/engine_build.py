@@ -259,6 +259,11 @@ class EngineBuilder:
                 draft=True,
                 place=self.place,
             )
+        taken = sum(getattr(m, "scratch_bytes", 0) for m in (model, self.draft_model))
+        if self._scheduler.run_ahead is not None and not self.place.is_cpu:
+            from .run_ahead_build import device_bytes
+
+            taken += device_bytes(first, self._scheduler, self._drafting())
         self.memory = self._plan_memory(
             model,
             normalize_dtype("model.kv_dtype", model.kv_dtype),
@@ -269,7 +274,7 @@ class EngineBuilder:
                 max_seq_len=min(first.max_seq_len, model.max_position),
             ),
             self.draft_model,
-            sum(getattr(m, "scratch_bytes", 0) for m in (model, self.draft_model)),
+            taken,
         )
         return model
 

@@ -7,8 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from . import _core
 from .config import SchedulerConfig
+from .errors import ConfigError
 from .memory_plan import MemoryPlan
+from .models.device_model import DeviceModel
 from .run_ahead import (
+    MAX_STEP_TOKENS,
     CudaGraphRecorder,
     CudaStream,
     ImmediateStream,
@@ -23,7 +26,40 @@ if TYPE_CHECKING:
 
     from .models.place import Place
 
-__all__ = ["make_pipeline"]
+__all__ = ["device_bytes", "make_pipeline"]
+
+
+def _make_executor(
+    vocab_size: int, memory: MemoryPlan, scheduler: SchedulerConfig, drafting: Mapping[str, Any]
+) -> Any:
+    return _core.RunAheadExecutor(
+        vocab_size=vocab_size,
+        max_batch_size=memory.max_batch_size,
+        max_seq_len=memory.max_seq_len,
+        max_num_tokens=memory.max_num_tokens,
+        num_pages=memory.num_pages,
+        page_size=memory.tokens_per_block,
+        depth=scheduler.run_ahead or 0,
+        enable_chunked_prefill=scheduler.enable_chunked_prefill,
+        **drafting,
+    )
+
+
+def device_bytes(
+    memory: MemoryPlan, scheduler: SchedulerConfig, drafting: Mapping[str, Any]
+) -> int:
+    """What run-ahead keeps on the device beside the model and the pages: mostly the slots.
+
+    memory  a plan whose sizes of steps are final; its pages are not looked at
+    """
+    if scheduler.run_ahead is None:
+        return 0
+    sizes = _make_executor(1, memory, scheduler, drafting)
+    slots = int(sizes.slot_layout.slot_bytes) * memory.max_batch_size
+    words = int(sizes.staging_layout.words + sizes.result_words) + 3  # ends of prefix sums
+    per_row, per_request = 8, 2 + MAX_STEP_TOKENS + 4  # int32 words of the step's arrays
+    words += per_row * memory.max_num_tokens + per_request * memory.max_batch_size
+    return slots + 4 * words
 
 
 def make_pipeline(
@@ -36,25 +72,22 @@ def make_pipeline(
 ) -> RunAheadPipeline:
     """scheduler  run_ahead is set
     drafting   the executor's keywords for how drafts are made
+
+    Raises ConfigError for a model that cannot run ahead where it is.
     """
-    executor = _core.RunAheadExecutor(
-        vocab_size=model.vocab_size,
-        max_batch_size=memory.max_batch_size,
-        max_seq_len=memory.max_seq_len,
-        max_num_tokens=memory.max_num_tokens,
-        num_pages=memory.num_pages,
-        page_size=memory.tokens_per_block,
-        depth=scheduler.run_ahead or 0,
-        enable_chunked_prefill=scheduler.enable_chunked_prefill,
-        **drafting,
-    )
+    executor = _make_executor(model.vocab_size, memory, scheduler, drafting)
     forward: PlanModel | RowsModel
     if place.is_cpu:
         forward = PlanModel(
             model, executor, page_size=memory.tokens_per_block, num_pages=memory.num_pages
         )
-    else:
+    elif isinstance(model, DeviceModel):
         forward = RowsModel(model.decoder)
+    else:
+        raise ConfigError(
+            f"SchedulerConfig.run_ahead = {scheduler.run_ahead}: on {place.name} the transformers "
+            "adapter takes its steps from the host; use device='cpu', or run_ahead=None"
+        )
     stream: Stream = ImmediateStream()
     recorder = None
     if place.device.type == "cuda":

@@ -6,7 +6,7 @@ stream: the tensors of a step, the order of its operations, events.
 
 from __future__ import annotations
 
-from specdec_ext.run_ahead.buffers import StepBuffers, StepTensors
+from specdec_ext.run_ahead.buffers import MAX_STEP_TOKENS, StepBuffers, StepTensors
 from specdec_ext.run_ahead.forwards import PlanModel, RowsModel
 from specdec_ext.run_ahead.graphs import (
     Bucket,
@@ -19,6 +19,7 @@ from specdec_ext.run_ahead.pipeline import RunAheadPipeline
 from specdec_ext.run_ahead.streams import CudaStream, Event, ImmediateStream, Stream
 
 __all__ = [
+    "MAX_STEP_TOKENS",
     "Bucket",
     "CudaGraphRecorder",
     "CudaStream",

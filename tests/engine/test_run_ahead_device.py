@@ -1,0 +1,136 @@
+"""Run-ahead on a device: what a step is made of, graphs, padding; on the emulation everywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from run_ahead_driver import FakeRecorder
+from test_run_ahead_llm import GREEDY, PROMPTS, SPECS, VOCAB, open_llm, tokens_of
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from emulators import devices, needs_cuda
+from specdec_ext import ConfigError, LookaheadDecodingConfig
+from specdec_ext.run_ahead import make_buckets
+from specdec_ext.run_ahead_build import device_bytes
+from tiny_models import save_llama
+
+# What a step enqueues beside kernels of ours: products of matrices, rows of an embedding, copies
+# between buffers that were made once. Nothing that reads a value or makes a tensor.
+ENQUEUED = {
+    "aten::index_select.out", "aten::mm.out", "aten::addmm.out", "aten::copy_", "aten::zero_",
+    "aten::add.out",
+}  # fmt: skip
+VIEWS = {
+    "aten::slice.Tensor", "aten::select.int", "aten::view", "aten::t", "aten::transpose.int",
+    "aten::as_strided", "aten::alias", "aten::detach",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_llama(tmp_path_factory.mktemp("ahead") / "target", 11, VOCAB)
+
+
+class Recorder(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.add(func.name())
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def no_synchronisation(device: str) -> Iterator[None]:
+    if device != "cuda":
+        yield
+        return
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@devices
+@pytest.mark.parametrize("method", ["lookahead", "ngram"])
+def test_steps_wait_for_nothing_but_events(folder: Path, device: str, method: str) -> None:
+    """No copy to the host but the ring's, no value read, no tensor made; a prompt joins midway."""
+    with open_llm(folder, SPECS[method], 1, device=device) as llm:
+        pipeline = llm.engine._pipeline  # type: ignore[attr-defined]
+        tokens_of(llm.generate(PROMPTS, GREEDY, use_tqdm=False))  # grows scratch memory
+        for prompt in PROMPTS[:2]:
+            pipeline.executor.submit(prompt, max_tokens=14)
+        assert pipeline.step() == []
+        with no_synchronisation(device), Recorder() as seen:
+            for step in range(8):
+                if step == 3:
+                    pipeline.executor.submit(PROMPTS[2], max_tokens=3)
+                pipeline.step()
+        pipeline.drain()
+    assert seen.names <= ENQUEUED | VIEWS
+
+
+@devices
+@pytest.mark.parametrize("method", SPECS)
+def test_padding_is_inert(folder: Path, device: str, method: str) -> None:
+    """Every bucket's operations, replayed with poisoned page tables of padding; models compute
+    the padding's rows here."""
+    with open_llm(folder, None, None) as llm:
+        wanted = tokens_of(llm.generate(PROMPTS, GREEDY, use_tqdm=False))
+    with open_llm(folder, SPECS[method], 1, device=device) as llm:
+        pipeline = llm.engine._pipeline  # type: ignore[attr-defined]
+        recorder = FakeRecorder()
+        recorder.buffers = pipeline.buffers
+        pipeline._recorder = recorder
+        pipeline.buckets = make_buckets(3, pipeline.executor.max_rows_per_request, 48)
+        assert tokens_of(llm.generate(PROMPTS, GREEDY, use_tqdm=False)) == wanted
+        assert recorder.recorded > 1
+        assert recorder.replayed > 8
+
+
+@devices
+@pytest.mark.parametrize("method", SPECS)
+def test_memory_is_counted_before_pages_are_sized(folder: Path, device: str, method: str) -> None:
+    with open_llm(folder, SPECS[method], 1, device=device) as llm:
+        buffers = llm.engine._pipeline.buffers  # type: ignore[attr-defined]
+        rings = (buffers.staging_ring, buffers.entry_ring, buffers.result_ring)
+        kept = buffers.memory_bytes - sum(t.numel() * t.element_size() for t in rings)
+        drafting = {"method": "none"} if SPECS[method] is None else drafting_of(SPECS[method])
+        counted = device_bytes(llm.memory, llm.scheduler_config, drafting)
+    assert kept <= counted <= kept + 4096
+
+
+def drafting_of(spec: Any) -> dict[str, Any]:
+    if isinstance(spec, LookaheadDecodingConfig):
+        return {"method": "lookahead", "lookahead": spec.wng}
+    names = ("max_draft_len", "max_matching_ngram_size")
+    return {"method": "ngram", "ngram": {name: getattr(spec, name) for name in names}}
+
+
+@needs_cuda
+@pytest.mark.parametrize("method", SPECS)
+def test_graphs_say_the_same(folder: Path, method: str) -> None:
+    texts = []
+    for eager in (True, False):
+        scheduler = {"max_batch_size": 3, "max_seq_len": 96, "max_num_tokens": 48,
+                     "run_ahead": 2, "enforce_eager": eager}  # fmt: skip
+        with open_llm(
+            folder, SPECS[method], 2, device="cuda", scheduler_config=scheduler, dtype="float32"
+        ) as llm:
+            texts.append(tokens_of(llm.generate(PROMPTS, GREEDY, use_tqdm=False)))
+            pipeline = llm.engine._pipeline  # type: ignore[attr-defined]
+            assert bool(pipeline._replays) == (not eager)
+    assert texts[0] == texts[1]
+
+
+@devices
+def test_the_adapter_does_not_run_ahead_on_a_device(folder: Path, device: str) -> None:
+    with pytest.raises(ConfigError, match="the transformers adapter takes its steps from the host"):
+        open_llm(folder, None, 1, device=device, model_impl="transformers")
