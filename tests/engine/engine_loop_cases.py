@@ -15,6 +15,8 @@ from specdec_ext.config import LookaheadDecodingConfig, NGramDecodingConfig
 from specdec_ext.config_parse import SpeculativeConfig
 from specdec_ext.engine_loop import EngineLoop
 from specdec_ext.request_check import EngineLimits
+from specdec_ext.run_ahead import ImmediateStream, PlanModel, RunAheadPipeline
+from specdec_ext.run_ahead_loop import RunAheadLoop
 from specdec_ext.sampling_params import SamplingParams
 
 VOCAB = 64
@@ -70,6 +72,7 @@ def make_engine(
     eos: tuple[int, ...] = (),
     calibrate: Any = None,
     with_tokenizer: bool = True,
+    run_ahead: int | None = None,
 ) -> EngineLoop:
     model = Broken(FUNCTION, num_pages, page_size)
     model.fails_at = fails_at or {}
@@ -80,17 +83,28 @@ def make_engine(
         ngram = config.to_dict()
         del ngram["method"], ngram["adaptive"]
         how = {"method": "ngram", "ngram": ngram}
+    limits = EngineLimits(
+        vocab_size=VOCAB, max_seq_len=256, eos_token_ids=eos, speculative_config=config,
+        num_pages=num_pages, tokens_per_block=page_size, run_ahead=run_ahead is not None,
+    )  # fmt: skip
+    text = tokenizer() if with_tokenizer else None
+    if run_ahead is not None:
+        ahead = _core.RunAheadExecutor(
+            vocab_size=VOCAB, max_batch_size=max_batch_size, max_seq_len=256, max_num_tokens=128,
+            num_pages=num_pages, page_size=page_size, depth=run_ahead, check_integrity=True, **how,
+        )  # fmt: skip
+        forward = PlanModel(model, ahead, page_size=page_size, num_pages=num_pages)
+        pipeline = RunAheadPipeline(
+            ahead, forward, model.k_pages, model.v_pages, stream=ImmediateStream()
+        )
+        return RunAheadLoop(pipeline, model, limits=limits, tokenizer=text)
     executor = _core.Executor(
         model.k_pages, model.v_pages, vocab_size=VOCAB, max_batch_size=max_batch_size,
         max_seq_len=256, max_num_tokens=128, check_integrity=True,
         adaptive=config.adaptive if config is not None else False, **how,
     )  # fmt: skip
-    limits = EngineLimits(
-        vocab_size=VOCAB, max_seq_len=256, eos_token_ids=eos, speculative_config=config,
-        num_pages=num_pages, tokens_per_block=page_size,
-    )  # fmt: skip
     return EngineLoop(
-        executor, model, limits=limits, tokenizer=tokenizer() if with_tokenizer else None,
+        executor, model, limits=limits, tokenizer=text,
         calibrate=calibrate,
     )  # fmt: skip
 

@@ -75,7 +75,7 @@ def run_schedule(seed: int, depth: int, method: str, count: int = 6) -> int:
     engine = run_ahead_hash_engine(
         function,
         page_size=page_size,
-        num_pages=-(-(200 + 60) // page_size) + rng.randrange(600) // page_size,
+        num_pages=-(-(200 + 90) // page_size) + rng.randrange(600) // page_size,
         max_batch_size=rng.choice([1, 3, 5]),
         max_seq_len=200,
         max_num_tokens=rng.choice([5, 40, 300]),

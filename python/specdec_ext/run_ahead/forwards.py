@@ -54,6 +54,15 @@ class PlanModel:
         if self._plan.num_rows == 0:
             return
         ids = self.model.forward(self._plan)
+        if len(ids) != self._plan.num_logit_rows:
+            raise ValueError(
+                f"the model returned {len(ids)} rows, {self._plan.num_logit_rows} were asked for"
+            )
+        if len(ids) and int(ids.max()) >= self.model.vocab_size:
+            raise ValueError(
+                f"the model chose token {int(ids.max())}: token ids are 0.."
+                f"{self.model.vocab_size - 1}"
+            )
         tensors.sampled[: len(ids)].copy_(ids)
 
 

@@ -89,6 +89,7 @@ class RunAheadPipeline:
         self._events: deque[Event] = deque()
         self._recorder = recorder
         self._replays: dict[Bucket, Callable[[], None]] = {}
+        self._chosen: dict[tuple[int, int], Bucket | None] = {}
         staging = self.buffers.staging
         self.buckets: tuple[Bucket, ...] = ()
         if recorder is not None:
@@ -116,20 +117,25 @@ class RunAheadPipeline:
             try:
                 self._enqueue(planned)
             except BaseException as error:
+                # What earlier steps decided stands.
+                while self._events:
+                    outputs += self._deliver()
                 outputs += self._fail(planned, error)
                 if not isinstance(error, Exception):
                     self.interrupted = error
             self._events.append(self.stream.record())
         if planned is None or len(self._events) > self.executor.depth:
-            self._events.popleft().wait()
-            outputs += self.executor.deliver()
+            outputs += self._deliver()
         return outputs
+
+    def _deliver(self) -> list[Any]:
+        self._events.popleft().wait()
+        return list(self.executor.deliver())
 
     def drain(self) -> None:
         """Read the steps in flight of requests that have all ended: their pages return."""
         while self._events:
-            self._events.popleft().wait()
-            self.executor.deliver()
+            self._deliver()
 
     def _fail(self, planned: Any, error: BaseException) -> list[Any]:
         message = f"forward pass failed: {type(error).__name__}: {error}"
@@ -158,7 +164,12 @@ class RunAheadPipeline:
 
     def _run(self, g: _Geometry) -> None:
         """Everything between the copies."""
-        bucket = choose_bucket(self.buckets, g.decodes, g.decode_rows) if g.prompts == 0 else None
+        bucket = None
+        if self.buckets and g.prompts == 0:
+            size = (g.decodes, g.decode_rows)
+            if size not in self._chosen:
+                self._chosen[size] = choose_bucket(self.buckets, *size)
+            bucket = self._chosen[size]
         if bucket is not None:
             self.stream.enqueue(self._graph(bucket))
             return
