@@ -195,6 +195,7 @@ class EngineBuilder:
             self.model,
             num_pages=self.memory.num_pages,
             page_size=self.memory.tokens_per_block,
+            max_rows=self.memory.max_num_tokens,
         )
         if drafting is not None:
             drafting.set_step_cost(table)
@@ -371,7 +372,7 @@ class EngineBuilder:
             drafter.model,
             num_pages=self.memory.draft_num_pages,
             page_size=self.memory.tokens_per_block,
-            max_rows=32,
+            max_rows=min(32, self.memory.max_num_tokens),
         )
         return dict(zip(rows, seconds, strict=True))
 

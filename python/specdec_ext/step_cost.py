@@ -66,10 +66,15 @@ def num_pages_for(tokens: int, page_size: int) -> int:
 
 
 def calibrate_step_cost(
-    executor: Any, model: StepModel, *, num_pages: int, page_size: int
+    executor: Any, model: StepModel, *, num_pages: int, page_size: int, max_rows: int = 128
 ) -> dict[int, float]:
-    """Measures the table, hands it to the executor and returns it as {rows: seconds}."""
-    rows, seconds = measure_step_cost(model, num_pages=num_pages, page_size=page_size)
+    """Measures the table, hands it to the executor and returns it as {rows: seconds}.
+
+    max_rows  of a step that the model was made for
+    """
+    rows, seconds = measure_step_cost(
+        model, num_pages=num_pages, page_size=page_size, max_rows=min(max_rows, 128)
+    )
     if len(rows) >= 2:
         executor.set_step_cost(rows, seconds)
     return dict(zip(rows, seconds, strict=True))

@@ -13,7 +13,7 @@ import pytest
 import torch
 from medusa_models import save_heads
 
-from emulators import devices
+from emulators import EMULATED, devices
 from specdec_ext import (
     LLM,
     ConfigError,
@@ -143,6 +143,12 @@ def moves(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return seen
 
 
+@pytest.fixture(autouse=True)
+def nothing_is_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step-cost measurement that fails is only a warning to the engine."""
+    monkeypatch.setattr("specdec_ext.engine_loop.logger.warning", pytest.fail)
+
+
 @devices
 @pytest.mark.parametrize("name", ["lookahead", "draft tree"])
 def test_the_adapter_decodes_on_a_device(
@@ -217,6 +223,18 @@ def test_half_precision_decodes_alike_with_and_without_drafts(
         expected = tokens_of(llm.generate(PROMPTS[:2], GREEDY, use_tqdm=False))
     with open_llm(folders, device, spec, dtype="bfloat16") as llm:
         assert tokens_of(llm.generate(PROMPTS[:2], GREEDY, use_tqdm=False)) == expected
+
+
+@EMULATED
+def test_every_access_is_one_that_the_calls_allow(
+    folders: dict[str, Path], plain: dict[str, Any]
+) -> None:
+    """On the emulator that checks bounds, races and initialisation."""
+    spec = LookaheadDecodingConfig(4, 3, 4, adaptive=False)
+    with open_llm(folders, "cuda-emu", spec) as llm:
+        params = dataclasses.replace(GREEDY, max_tokens=5)
+        found = tokens_of(llm.generate(PROMPTS[:2], params, use_tqdm=False))
+    assert found == [text[:5] for text in plain["greedy"][:2]]
 
 
 # -- The executor's side of it ---------------------------------------------------------------------

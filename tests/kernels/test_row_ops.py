@@ -79,14 +79,29 @@ def test_the_addition_before_it(
 ) -> None:
     x, added = random_rows(columns, dtype, 1), random_rows(columns, dtype, 3)
     weight, other = (random_rows(columns, dtype, seed)[0].contiguous() for seed in (2, 4))
-    there, addend = inside(target, x), inside(target, added)
-    out = inside(target, torch.zeros_like(x))
+    # Which of them begins at no multiple of 16 bytes: one alone, where rows are short.
+    alone = [(1, 0, 0), (0, 1, 0), (0, 0, 1)] if columns == 8 else []
+    for shifts in [(0, 0, 0), *alone]:
+        check_addition(target, x, added, weight, other if sandwich else None, shifts)
+
+
+def check_addition(
+    target: Target,
+    x: torch.Tensor,
+    added: torch.Tensor,
+    weight: torch.Tensor,
+    other: torch.Tensor | None,
+    shifts: tuple[int, int, int],
+) -> None:
+    dtype, sandwich = x.dtype, other is not None
+    there, addend = inside(target, x, shifts[0]), inside(target, added, shifts[1])
+    out = inside(target, torch.zeros_like(x), shifts[2])
     ops.rms_norm(
         there, target.put(weight), out=out, added=addend, eps=EPS, norm_plus_one=sandwich,
-        added_weight=target.put(other) if sandwich else None, backend=target.backend,
+        added_weight=None if other is None else target.put(other), backend=target.backend,
     )  # fmt: skip
     stored = there.cpu()
-    if sandwich:
+    if other is not None:
         normed = exact_norm(added, other, True)
         size = (x.double().abs() + normed.abs()).clamp_min(1e-30)
         error = (stored.double() - (x.double() + normed)).abs() / size

@@ -7,6 +7,7 @@ GPU the same tests run on it.
 from __future__ import annotations
 
 import copy
+import dataclasses
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,7 +22,7 @@ from safetensors.torch import load_file, save_file
 from test_native import ROPE
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from emulators import devices
+from emulators import devices, needs_cuda
 from specdec_ext import _core
 from specdec_ext.errors import ConfigError, ModelError
 from specdec_ext.models import StepModel, load_model
@@ -235,6 +236,58 @@ def test_buffers_stay_where_they_are(saved: Any, device: str) -> None:
         rows = model.decoder.forward_rows(model.stage(plan))
         places.add((rows.data_ptr(), model.decoder.greedy(rows).data_ptr()))
     assert len(places) == 1
+
+
+@devices
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+def test_padding_is_inert(saved: Any, device: str, family: str) -> None:
+    """Rows behind the last request: they write no page and change nobody's result."""
+    padding = 5
+    results = []
+    for padded in (False, True):
+        model = load(saved(family).folder, device)
+        driver = Driver(model, page_size=16)
+        requests = [(Sequence(), [5, 6, 7]), (Sequence(), prompt_ids(20, 1))]
+        step = model.stage(driver._plan(requests, [[-1, 0, 0], []], False, False))
+        if padded:
+
+            def grown(rows: torch.Tensor, value: int) -> torch.Tensor:
+                more = torch.full((padding, *rows.shape[1:]), value, dtype=rows.dtype)
+                return torch.cat([rows, more.to(rows.device)])
+
+            step = dataclasses.replace(
+                step,
+                tokens=grown(step.tokens, 7),
+                positions=grown(step.positions, -99),
+                mask=grown(step.mask, -1),
+                logit_rows=None,
+            )
+        else:
+            step = dataclasses.replace(step, logit_rows=None)
+        ids = model.decoder.greedy(model.decoder.forward_rows(step))
+        assert step.status is not None and not bool(step.status.any())
+        results.append([t.cpu() for t in (ids[:23].clone(), driver.k, driver.v)])
+    for alone, beside in zip(*results, strict=True):
+        assert torch.equal(alone.nan_to_num(77.0), beside.nan_to_num(77.0))
+
+
+@needs_cuda
+def test_a_captured_pass_gives_what_a_called_one_gives(saved: Any) -> None:
+    model = load(saved("gemma3").folder, "cuda", dtype="bfloat16")
+    driver = Driver(model, page_size=16)
+    plan = driver._plan([(Sequence(), prompt_ids(9, 1))], None, False, False)
+    step = model.stage(plan)
+    stream = torch.cuda.Stream()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.stream(stream), torch.inference_mode():
+        expected = model.decoder.greedy(model.decoder.forward_rows(step)).clone()
+        torch.cuda.synchronize()
+        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+            ids = model.decoder.greedy(model.decoder.forward_rows(step))
+        ids.fill_(-7)
+        graph.replay()
+    torch.cuda.synchronize()
+    assert torch.equal(ids, expected)
 
 
 # -- Staging ---------------------------------------------------------------------------------------

@@ -63,6 +63,8 @@ SUITES = {
     "build": Suite(("step/build",), ("test_cuda_step.py",), "emu and not argmax"),
     "slots": Suite(("step/draft", "step/commit"), ("test_slots.py",), "emu"),
     "argmax": Suite(("step/argmax",), ("test_cuda_step.py",), "argmax and emu"),
+    "rms": Suite(("decoder/rms",), ("test_row_ops.py",), "emu and not gated"),
+    "gate": Suite(("decoder/gated",), ("test_row_ops.py",), "emu and not norm and not addition"),
     "plan": Suite(("attention/plan",), ATTENTION, f"{HARD} and ampere_f16_f16_k64_r16"),
     "ampere": Suite(
         (),
