@@ -120,7 +120,7 @@ def test_every_drafter_gives_the_text_of_plain_decoding(
         assert found == plain["sampled"]
         metrics = llm.get_metrics()
         assert metrics["executor"]["free_pages"] == metrics["executor"]["total_pages"]
-        if spec is not None:
+        if spec is not None and not spec.adaptive:  # that one drafts what pays, by measured times
             assert metrics["speculative_decoding"]["num_draft_tokens"] > 0
         if name in MOVES:
             assert metrics["speculative_decoding"]["num_accepted_draft_tokens"] > 0
