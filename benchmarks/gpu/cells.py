@@ -158,10 +158,14 @@ class ModelCell:
     head_dim: int = HEAD_DIM
     page_size: int = 64
     vocab: int = 128256
+    run_ahead: int | None = None  # decode: steps enqueued while one is read
+    graphs: bool = False  # with run_ahead: steps recorded as CUDA graphs
 
     @property
     def name(self) -> str:
-        return f"{self.kind}-b{self.requests}-m{self.rows}"
+        ahead = "" if self.run_ahead is None else f"-ahead{self.run_ahead}"
+        graphs = "-graphs" if self.graphs else ""
+        return f"{self.kind}-b{self.requests}-m{self.rows}{ahead}{graphs}"
 
     def describe(self) -> dict[str, object]:
         return dataclasses.asdict(self)
@@ -258,7 +262,12 @@ def step_cells() -> list[StepCell]:
 def model_cells() -> list[ModelCell]:
     """T(1), T(27), T(84) of one request and of batches; then the engine."""
     found = [ModelCell(b, m) for b, m in ((1, 1), (1, 27), (1, 84), (8, 27), (8, 1), (32, 11))]
-    return found + [ModelCell(b, kind="decode") for b in (1, 8)]
+    modes = ((None, False), (1, False), (1, True), (0, True))
+    return found + [
+        ModelCell(b, kind="decode", run_ahead=ahead, graphs=graphs)
+        for b in (1, 8)
+        for ahead, graphs in modes
+    ]
 
 
 # FlashInfer compiles a module per row count and data type: these cells keep that to a few.

@@ -191,7 +191,12 @@ def engine_of(cell: ModelCell, target: Target) -> Iterator[Any]:
             kv_cache_config=KvCacheConfig(
                 tokens_per_block=cell.page_size, max_tokens=cell.requests * (tokens + 64)
             ),
-            scheduler_config=SchedulerConfig(max_batch_size=cell.requests, max_seq_len=tokens),
+            scheduler_config=SchedulerConfig(
+                max_batch_size=cell.requests,
+                max_seq_len=tokens,
+                run_ahead=cell.run_ahead,
+                enforce_eager=not cell.graphs,
+            ),
             dtype="bfloat16",
             model_impl="native",
             seed=0,

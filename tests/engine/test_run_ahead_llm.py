@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from specdec_ext import (
     RequestError,
     SamplingParams,
 )
+from specdec_ext.cli.common import add_llm_arguments, llm_kwargs
 from tiny_models import save_llama
 
 VOCAB = 48
@@ -115,6 +118,34 @@ def test_stop_strings_and_cancel(folder: Path) -> None:
         assert tokens_of(llm.generate(PROMPTS[:1], params, use_tqdm=False)) == [text]
         stats = llm.get_metrics()["executor"]
         assert stats["cancelled"] == 1 and stats["free_pages"] == stats["total_pages"]
+
+
+def test_asynchronous_requests(folder: Path) -> None:
+    with open_llm(folder, None, None) as llm:
+        wanted = tokens_of(llm.generate(PROMPTS, GREEDY, use_tqdm=False))
+    with open_llm(folder, SPECS["lookahead"], 2) as llm:
+
+        async def all_of_them() -> list[Any]:
+            return list(
+                await asyncio.gather(
+                    *(llm.generate_async({"prompt_token_ids": p}, GREEDY) for p in PROMPTS)
+                )
+            )
+
+        assert tokens_of(asyncio.run(all_of_them())) == wanted
+
+
+def test_the_command_line_checks_before_a_model_is_loaded() -> None:
+    parser = argparse.ArgumentParser()
+    add_llm_arguments(parser)
+    args = parser.parse_args(
+        ["--run-ahead", "1", "--no-enforce-eager", "--lookahead-config", "[4,3,4]", "--no-adaptive"]
+    )
+    scheduler = llm_kwargs(args)["scheduler_config"]
+    assert (scheduler.run_ahead, scheduler.enforce_eager) == (1, False)
+    args = parser.parse_args(["--run-ahead", "1", "--lookahead-config", "[4,3,4]"])
+    with pytest.raises(ConfigError, match="adaptive=False"):
+        llm_kwargs(args)
 
 
 @pytest.mark.parametrize(

@@ -83,11 +83,19 @@ def add_llm_arguments(parser: argparse.ArgumentParser) -> None:
         "--kv-cache-enable-block-reuse", "--enable-prefix-caching", action="store_true",
         help="take over the K/V of prompt blocks that an earlier request has computed",
     )  # fmt: skip
+    limits.add_argument(
+        "--run-ahead", type=int, metavar="N",
+        help="enqueue up to N steps (0..2) while one is read: greedy requests, --no-adaptive",
+    )  # fmt: skip
+    limits.add_argument(
+        "--no-enforce-eager", action="store_true",
+        help="with --run-ahead on a CUDA device: record steps as CUDA graphs",
+    )  # fmt: skip
 
 
 def llm_kwargs(args: argparse.Namespace) -> dict[str, Any]:
     """LLM's arguments from the options of add_llm_arguments; all checked without torch."""
-    from ..speculation_check import check_build, refuse_unknown_arguments
+    from ..speculation_check import check_build, check_run_ahead, refuse_unknown_arguments
 
     def chosen(**values: Any) -> dict[str, Any]:
         return {name: value for name, value in values.items() if value is not None}
@@ -97,11 +105,29 @@ def llm_kwargs(args: argparse.Namespace) -> dict[str, Any]:
 
     refuse_unknown_arguments({}, args.tensor_parallel_size)
     config = speculative_config(args)
-    check_build(
+    built = check_build(
         config, args.max_draft_len, args.speculative_decoding_mode, args.tensor_parallel_size
     )
     # The loop brings the drafts and needs prefix reuse; the engine itself drafts nothing.
     outside = external_lookup(args) is not None
+    kv_cache = parse_kv_cache_config(
+        chosen(
+            tokens_per_block=args.tokens_per_block,
+            max_tokens=args.max_tokens_in_paged_kv_cache,
+            free_gpu_memory_fraction=args.kv_cache_free_gpu_memory_fraction,
+            enable_block_reuse=args.kv_cache_enable_block_reuse or outside or None,
+        )
+    )
+    scheduler = parse_scheduler_config(
+        chosen(
+            max_batch_size=args.max_batch_size,
+            max_seq_len=args.max_seq_len,
+            max_num_tokens=args.max_num_tokens,
+            run_ahead=args.run_ahead,
+            enforce_eager=False if args.no_enforce_eager else None,
+        )
+    )
+    check_run_ahead(scheduler, None if outside else built, kv_cache)
     return {
         "model": args.model,
         "tokenizer": args.tokenizer_dir,
@@ -113,21 +139,8 @@ def llm_kwargs(args: argparse.Namespace) -> dict[str, Any]:
         "max_draft_len": None if outside else args.max_draft_len,
         "speculative_decoding_mode": None if outside else args.speculative_decoding_mode,
         "tensor_parallel_size": args.tensor_parallel_size,
-        "kv_cache_config": parse_kv_cache_config(
-            chosen(
-                tokens_per_block=args.tokens_per_block,
-                max_tokens=args.max_tokens_in_paged_kv_cache,
-                free_gpu_memory_fraction=args.kv_cache_free_gpu_memory_fraction,
-                enable_block_reuse=args.kv_cache_enable_block_reuse or outside or None,
-            )
-        ),
-        "scheduler_config": parse_scheduler_config(
-            chosen(
-                max_batch_size=args.max_batch_size,
-                max_seq_len=args.max_seq_len,
-                max_num_tokens=args.max_num_tokens,
-            )
-        ),
+        "kv_cache_config": kv_cache,
+        "scheduler_config": scheduler,
     }
 
 
