@@ -79,6 +79,7 @@ class EngineBuilder:
         seed: int,
         allow_pickle: bool,
         device: str = "cpu",
+        numerics: str = "auto",
         loader: Callable[..., StepModel] | None = None,
     ) -> None:
         """loader: in the place of models.load_model, with its arguments."""
@@ -91,6 +92,7 @@ class EngineBuilder:
         self._seed = seed
         self._allow_pickle = allow_pickle
         self._device = device
+        self._numerics = numerics
         self._loader = loader
         self.draft_model: StepModel | None = None
 
@@ -248,6 +250,7 @@ class EngineBuilder:
             max_seq_len=first.max_seq_len,
             allow_pickle=self._allow_pickle,
             place=self.place,
+            numerics=self._numerics,
         )
         if isinstance(spec, DraftTargetDecodingConfig):
             self.draft_model = load_model(

@@ -52,6 +52,9 @@ class LLM:
     enable_prefix_caching      vLLM's name of kv_cache_config.enable_block_reuse
     device                     "auto" (the first CUDA device that can be used, else the CPU),
                                "cpu", "cuda", "cuda:N"; docs/device.md
+    numerics                   "exact": refused unless a row's bits do not depend on the step it is
+                               in, so that near-ties fall as in plain decoding; "fast": they may;
+                               "auto": exact on the CPU, fast on a device (docs/exactness.md)
 
     Greedy output is the same tokens with and without speculation. Raises ConfigError, ModelError.
     Use as a context manager, or close() it; both cancel what still runs.
@@ -74,6 +77,7 @@ class LLM:
         allow_pickle: bool = False,
         enable_prefix_caching: bool | None = None,
         device: str = "auto",
+        numerics: str = "auto",
         **unknown: Any,
     ) -> None:
         self._closed = True  # until construction is through, there is nothing to close
@@ -93,6 +97,7 @@ class LLM:
         seed = check_int("seed", seed, ConfigError, low=-(2**63), high=2**64 - 1)
         allow_pickle = check_bool("allow_pickle", allow_pickle, ConfigError)
         device = check_device(device)
+        numerics = check_choice("numerics", numerics, ("auto", "exact", "fast"), ConfigError)
         synthetic = self.speculative_config and self.speculative_config.synthetic_acceptance
         if synthetic:
             warnings.warn(
@@ -119,6 +124,7 @@ class LLM:
             seed=seed,
             allow_pickle=allow_pickle,
             device=device,
+            numerics=numerics,
         )
         parts = self._builder.build()
         self.speculative_config = parts.speculative_config

@@ -29,7 +29,7 @@ __all__ = [
 _LLM_ARGUMENTS = (
     "model", "tokenizer", "speculative_config", "kv_cache_config", "scheduler_config", "dtype",
     "model_impl", "max_draft_len", "speculative_decoding_mode", "tensor_parallel_size", "seed",
-    "allow_pickle", "enable_prefix_caching", "device",
+    "allow_pickle", "enable_prefix_caching", "device", "numerics",
 )  # fmt: skip
 # Arguments of other projects' LLM classes: where the same thing is said here.
 _ELSEWHERE = {

@@ -23,6 +23,7 @@ from specdec_ext import (
     NGramDecodingConfig,
     ReDrafterDecodingConfig,
     SamplingParams,
+    UnsupportedModelError,
     _core,
     ops,
 )
@@ -214,15 +215,31 @@ def test_a_failing_pass_ends_its_requests_alone(
 
 
 @devices
-def test_half_precision_decodes_alike_with_and_without_drafts(
-    folders: dict[str, Path], device: str
+@pytest.mark.parametrize("name", ["lookahead", "draft chain", "redrafter"])
+def test_exact_half_precision_decodes_alike_with_and_without_drafts(
+    folders: dict[str, Path], device: str, name: str
 ) -> None:
-    """bfloat16 through the kernels with matrix instructions."""
-    spec = LookaheadDecodingConfig(4, 3, 4, adaptive=False)
-    with open_llm(folders, device, dtype="bfloat16") as llm:
-        expected = tokens_of(llm.generate(PROMPTS[:2], GREEDY, use_tqdm=False))
-    with open_llm(folders, device, spec, dtype="bfloat16") as llm:
-        assert tokens_of(llm.generate(PROMPTS[:2], GREEDY, use_tqdm=False)) == expected
+    """bfloat16 through the kernels with matrix instructions: near-ties abound."""
+    how: dict[str, Any] = {"dtype": "bfloat16", "numerics": "exact"}
+    with open_llm(folders, device, **how) as llm:
+        assert llm.engine.numerics == "exact"
+        expected = [tokens_of(llm.generate(PROMPTS, p, use_tqdm=False)) for p in (GREEDY, SAMPLED)]
+    with open_llm(folders, device, drafters(folders)[name], **how) as llm:
+        found = [tokens_of(llm.generate(PROMPTS, p, use_tqdm=False)) for p in (GREEDY, SAMPLED)]
+    assert found == expected
+
+
+def test_numerics_are_kept_or_refused(folders: dict[str, Path]) -> None:
+    with open_llm(folders, "cpu", numerics="exact") as llm:
+        assert llm.engine.numerics == "exact"
+    with pytest.raises(ConfigError, match="numerics = 'careful': expected one of auto, exact"):
+        open_llm(folders, "cpu", numerics="careful")
+
+
+@devices
+def test_the_adapter_is_not_exact_on_a_device(folders: dict[str, Path], device: str) -> None:
+    with pytest.raises(UnsupportedModelError, match="numerics = 'exact': the model's own layers"):
+        open_llm(folders, device, model_impl="transformers", numerics="exact")
 
 
 @EMULATED

@@ -26,6 +26,7 @@ from emulators import devices, needs_cuda
 from specdec_ext import _core
 from specdec_ext.errors import ConfigError, ModelError
 from specdec_ext.models import StepModel, load_model
+from specdec_ext.models.device_products import check_fixed_rows
 from specdec_ext.models.device_step import PlanStaging, Upload
 from specdec_ext.models.place import resolve_device
 
@@ -34,7 +35,8 @@ NUM_TOKENS = 8
 
 def load(folder: Any, device: str, **options: Any) -> Any:
     model = load_model(folder, place=resolve_device(device), **{"max_rows": 64, **options})
-    assert (model.impl, model.numerics) == ("native", "fast")
+    numerics = "exact" if options.get("numerics") == "exact" else "fast"
+    assert (model.impl, model.numerics, model.info.numerics) == ("native", numerics, numerics)
     return model
 
 
@@ -207,6 +209,42 @@ def no_synchronisation(device: str) -> Iterator[None]:
         yield
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+@devices
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("family", ["llama_biased", "gemma2"])
+def test_exact_rows_have_the_bits_they_have_alone(
+    saved: Any, device: str, family: str, dtype: str
+) -> None:
+    """In a step of 140 rows (more than one product has), in chunks, one by one, as tree nodes."""
+    model = load(saved(family).folder, device, dtype=dtype, numerics="exact", max_rows=150)
+    driver = Driver(model, page_size=16)
+    tokens, others = prompt_ids(30, 1), prompt_ids(110, 2)
+    company = driver.scores([(Sequence(), others), (Sequence(), tokens)])[1]
+    sequence, parts = Sequence(), []
+    for first, end in ((0, 11), (11, 12), (12, 29), (29, 30)):
+        parts += driver.scores([(sequence, tokens[first:end])])
+    assert torch.equal(torch.cat(parts), company)
+    path = [7, 8, 9]
+    tree = driver.scores([(sequence, [7, 50, 8, 51, 9])], [[-1, 0, 0, 2, 2]], keep=False)[0]
+    alone = [driver.scores([(sequence, [token])])[0] for token in path]
+    assert torch.equal(tree[[0, 2, 4]], torch.cat(alone))
+
+
+def test_products_that_depend_on_a_rows_place_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    weights = [torch.randn(24, 16), torch.randn(8, 40)]
+    check_fixed_rows(weights, "here")
+
+    def crooked(x: torch.Tensor, weight: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+        out = _[1]
+        torch.mm(x, weight.t(), out=out)
+        out[63:] *= 1 + 2**-20
+        return out
+
+    monkeypatch.setattr("specdec_ext.models.device_products.product", crooked)
+    with pytest.raises(ConfigError, match=r"numerics = 'exact' on here: .*\[24, 16\].* place 63"):
+        check_fixed_rows(weights, "here")
 
 
 @devices

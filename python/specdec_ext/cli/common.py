@@ -54,6 +54,11 @@ def add_llm_arguments(parser: argparse.ArgumentParser) -> None:
         help="auto, cpu, cuda or cuda:N (default: auto, a CUDA device if one can be used)",
     )  # fmt: skip
     model.add_argument(
+        "--numerics", default="auto", choices=("auto", "exact", "fast"),
+        help="exact: near-ties fall as in plain decoding, or the model is refused; fast: they may "
+        "fall otherwise (default: auto, exact on the CPU and fast on a device)",
+    )  # fmt: skip
+    model.add_argument(
         "--allow-pickle", action="store_true",
         help="read pytorch_model.bin files, which may be malicious; refused otherwise",
     )  # fmt: skip
@@ -135,6 +140,7 @@ def llm_kwargs(args: argparse.Namespace) -> dict[str, Any]:
         "dtype": normalize_dtype("--dtype", args.dtype),
         "model_impl": args.model_impl,
         "device": args.device,
+        "numerics": args.numerics,
         "allow_pickle": args.allow_pickle,
         "max_draft_len": None if outside else args.max_draft_len,
         "speculative_decoding_mode": None if outside else args.speculative_decoding_mode,

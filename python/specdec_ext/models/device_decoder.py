@@ -15,6 +15,7 @@ import torch
 
 from .. import ops
 from ..errors import ModelError
+from .device_products import FIXED_ROWS, check_fixed_rows, product
 from .device_step import DeviceStep
 from .device_weights import DeviceLayer, DeviceWeights
 from .native_config import NativeShape
@@ -49,7 +50,8 @@ class DeviceDecoder:
     """Weights, buffers and the pass.
 
     max_rows  of one step; buffers are made for it, once
-    exact     attention whose bits do not depend on which part of a row's path is a draft
+    exact     a row's bits do not depend on the step it is in: products of a fixed number of rows,
+              attention that does not know which part of a row's path is a draft
     """
 
     def __init__(
@@ -74,8 +76,11 @@ class DeviceDecoder:
         q_width, kv_width = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
         self._split = (q_width, q_width + kv_width, q_width + 2 * kv_width)
 
-        def rows(width: int) -> torch.Tensor:
-            return torch.zeros(max_rows, width, dtype=dtype, device=place.device)
+        def padded(count: int) -> int:
+            return -(-count // FIXED_ROWS) * FIXED_ROWS if exact else count
+
+        def rows(width: int, count: int = max_rows) -> torch.Tensor:
+            return torch.zeros(padded(count), width, dtype=dtype, device=place.device)
 
         self._stream = rows(shape.hidden_size)  # the residual stream
         self._normed = rows(shape.hidden_size)
@@ -88,15 +93,17 @@ class DeviceDecoder:
         self._needed_stream, self._needed_attended = rows(shape.hidden_size), rows(q_width)
         per_row = self.num_scores * dtype.itemsize
         self._score_rows = max(1, min(max_rows, _SCORE_BYTES // per_row))
-        self._scores = torch.zeros(
-            self._score_rows, self.num_scores, dtype=dtype, device=place.device
-        )
+        self._scores = rows(self.num_scores, self._score_rows)
+        self._scored = rows(shape.hidden_size, self._score_rows) if exact else None
         self._ids = torch.zeros(max_rows, dtype=torch.int32, device=place.device)
         # Calls that differ in their layer alone share a plan in their scratch.
         self._scratch = {
             window: _Scratch(place.device, "attention") for window in set(shape.sliding_window)
         }
         self._argmax_scratch = _Scratch(place.device, "argmax")
+        if exact:
+            one = weights.layers[0]
+            check_fixed_rows((one.qkv, one.o, one.gate_up, one.down, weights.head), place.name)
         self._k_pages: torch.Tensor | None = None
         self._v_pages: torch.Tensor | None = None
 
@@ -140,22 +147,23 @@ class DeviceDecoder:
         self._norm(stream, layers[0].input_norm, normed)
         planned: set[int] = set()
         for index, layer in enumerate(layers):
-            attended = self._attend(step, index, layer, normed, planned)
+            self._attend(step, index, layer, planned)
+            attended = self._attended
             last = index + 1 == shape.num_layers
             if last and step.logit_rows is not None:
                 needed = step.num_logit_rows
                 stream = torch.index_select(
                     stream, 0, step.logit_rows, out=self._needed_stream[:needed]
                 )
-                attended = torch.index_select(
-                    attended, 0, step.logit_rows, out=self._needed_attended[:needed]
+                torch.index_select(
+                    attended[:count], 0, step.logit_rows, out=self._needed_attended[:needed]
                 )
-                normed = self._normed[:needed]
+                attended, count = self._needed_attended, needed
+                normed = self._normed[:count]
             following = self.weights.final_norm if last else layers[index + 1].input_norm
-            added = self._added[: len(stream)]
-            _product(attended, layer.o, layer.o_bias, added)
+            added = self._product(attended, layer.o, layer.o_bias, self._added, count)
             self._norm(stream, layer.ffn_norm, normed, added, layer.attention_out_norm)
-            self._feed_forward(layer, normed, added)
+            self._feed_forward(layer, count)
             self._norm(stream, following, normed, added, layer.ffn_out_norm)
         return normed
 
@@ -185,24 +193,31 @@ class DeviceDecoder:
         return out
 
     def _score(self, hidden: torch.Tensor) -> torch.Tensor:
-        scores = torch.mm(hidden, self.weights.head.t(), out=self._scores[: len(hidden)])
+        given, count = hidden, len(hidden)
+        if self._scored is not None:  # a product of a fixed number of rows
+            self._scored[:count].copy_(hidden)
+            given = self._scored
+        scores = self._product(given, self.weights.head, None, self._scores, count)
         cap = self.shape.final_softcap
         if not cap:
             return scores
         return scores.float().div_(cap).tanh_().mul_(cap)
 
-    def _attend(
+    def _product(
         self,
-        step: DeviceStep,
-        index: int,
-        layer: DeviceLayer,
-        normed: torch.Tensor,
-        planned: set[int],
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        out: torch.Tensor,
+        count: int,
     ) -> torch.Tensor:
-        """[R, H K] of the layer's attention; K and V of the rows are in the pages afterwards."""
+        return product(x, weight, bias, out, count, fixed_rows=self._exact)
+
+    def _attend(self, step: DeviceStep, index: int, layer: DeviceLayer, planned: set[int]) -> None:
+        """The layer's attention into its buffer; K and V of the rows into the pages."""
         assert self._k_pages is not None and self._v_pages is not None
         shape, count = self.shape, step.num_rows
-        qkv = _product(normed, layer.qkv, layer.qkv_bias, self._qkv[:count])
+        qkv = self._product(self._normed, layer.qkv, layer.qkv_bias, self._qkv, count)
         q_end, k_end, v_end = self._split
         q = qkv[:, :q_end].view(count, shape.num_heads, shape.head_dim)
         k = qkv[:, q_end:k_end].view(count, shape.num_kv_heads, shape.head_dim)
@@ -251,18 +266,17 @@ class DeviceDecoder:
             **where,
         )
         planned.add(window)
-        return self._attended[:count]
 
-    def _feed_forward(self, layer: DeviceLayer, normed: torch.Tensor, out: torch.Tensor) -> None:
-        count = len(normed)
-        both = _product(normed, layer.gate_up, layer.gate_up_bias, self._gate_up[:count])
-        gated = ops.gated_activation(
+    def _feed_forward(self, layer: DeviceLayer, count: int) -> None:
+        """What the block adds, from the normed rows, into its buffer."""
+        both = self._product(self._normed, layer.gate_up, layer.gate_up_bias, self._gate_up, count)
+        ops.gated_activation(
             both,
             out=self._gated[:count],
             activation=self.shape.activation,
             backend=self.place.backend,
         )
-        _product(gated, layer.down, layer.down_bias, out)
+        self._product(self._gated, layer.down, layer.down_bias, self._added, count)
 
     def _norm(
         self,
@@ -283,12 +297,3 @@ class DeviceDecoder:
             norm_plus_one=self.shape.norm_offset == 1.0,
             backend=self.place.backend,
         )
-
-
-def _product(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor
-) -> torch.Tensor:
-    """out = x weight^T + bias."""
-    if bias is None:
-        return torch.mm(x, weight.t(), out=out)
-    return torch.addmm(bias, x, weight.t(), out=out)

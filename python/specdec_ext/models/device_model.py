@@ -30,11 +30,11 @@ _FAST_PAGE = 16
 class DeviceModel:
     """A StepModel on a device (`impl` "native"): plans and results lie on the host.
 
-    numerics is "fast": torch's matrix products may give a row other bits in a step of other size.
+    numerics is "fast" (torch's matrix products may give a row other bits in a step of other size)
+    unless `exact` was asked for.
     """
 
     impl = "native"
-    numerics = "fast"
 
     def __init__(
         self,
@@ -49,12 +49,15 @@ class DeviceModel:
         allow_pickle: bool = False,
         head_ids: torch.Tensor | None = None,
         random_seed: int | None = None,
+        exact: bool = False,
     ) -> None:
         """head_ids     int64 [V']: the tokens that the head scores, None: all (draft_vocab.py)
         random_seed  random weights in the place of a checkpoint's, for measurements
+        exact        a row's bits do not depend on the step it is in (device_products.py)
         """
         notes: list[str] = []
         self.place = place
+        self.numerics = "exact" if exact else "fast"
         self.max_position = served_positions(config, max_seq_len, notes)
         self.vocab_size, self.hidden_size = shape.vocab_size, shape.hidden_size
         self.num_layers = shape.num_layers
@@ -86,7 +89,9 @@ class DeviceModel:
                 tied_ids = self.head_ids if shape.tie_word_embeddings else None
                 weights = load_weights(config, shape, load, head_ids=tied_ids, **how)
                 notes += checkpoint.warnings
-        self.decoder = DeviceDecoder(shape, weights, place, dtype=self.kv_dtype, max_rows=max_rows)
+        self.decoder = DeviceDecoder(
+            shape, weights, place, dtype=self.kv_dtype, max_rows=max_rows, exact=exact
+        )
         self.num_scores = self.decoder.num_scores
         self._results = _HostRows(place.device)
         self._flags = _HostRows(place.device)
@@ -103,7 +108,9 @@ class DeviceModel:
             impl_reason=impl_reason,
             numerics=self.numerics,
             numerics_reason=(
-                "torch's matrix products may sum in another order for another number of rows"
+                "every product has the same number of rows"
+                if exact
+                else "torch's matrix products may sum in another order for another number of rows"
             ),
             dtype=dtype,
             device=place.name,

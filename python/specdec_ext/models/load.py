@@ -33,6 +33,7 @@ def load_model(
     allow_pickle: bool = False,
     draft: bool = False,
     place: Place | None = None,
+    numerics: str = "auto",
 ) -> StepModel:
     """Load a local Hugging Face folder.
 
@@ -44,6 +45,8 @@ def load_model(
     allow_pickle  read pytorch_model.bin with weights_only=True
     draft         it only drafts, so its head may score a part of the vocabulary (draft_vocab.py)
     place         where it runs (resolve_device); None: the CPU
+    numerics      "exact": refused unless a row's bits do not depend on the step it is in; "fast":
+                  they may; "auto": exact on the CPU where it can be had, fast on a device
 
     Raises ConfigError for a bad argument, ModelError for a folder or file that is missing, damaged
     or inconsistent, UnsupportedModelError for a sound model that cannot be run.
@@ -86,7 +89,7 @@ def load_model(
             if place is not None and not place.is_cpu:
                 from .device_model import DeviceModel
 
-                return DeviceModel(config, shape, chosen, place, **how)
+                return DeviceModel(config, shape, chosen, place, exact=numerics == "exact", **how)
             from .native import NativeModel
 
             return NativeModel(config, shape, chosen, **how)
@@ -97,7 +100,7 @@ def load_model(
         )
     from .transformers_adapter import TransformersModel
 
-    return TransformersModel(
+    model = TransformersModel(
         config,
         _choose_dtype(config, wanted, allow_pickle),
         impl_reason=reason or "model_impl = 'transformers'",
@@ -105,6 +108,11 @@ def load_model(
         allow_pickle=allow_pickle,
         place=place,
     )
+    if numerics == "exact" and model.numerics != "exact":
+        raise UnsupportedModelError(
+            f"{config.path}: numerics = 'exact': {model.info.numerics_reason}; use numerics='auto'"
+        )
+    return model
 
 
 def native_weight_bytes(config: ModelConfig, element_size: int) -> int:
