@@ -9,7 +9,11 @@
 namespace specdec {
 
 // Draft nodes of one step, at most.
+int max_drafts_of(const LookaheadConfig& triple);
 int max_drafts_of(const ExecutorConfig& config);
+
+// The configuration itself; throws std::invalid_argument naming field, value and limit.
+const ExecutorConfig& checked_config(const ExecutorConfig& config);
 
 struct Executor::Request {
   Request(RequestId request_id, RequestParams request_params, int vocab_size)

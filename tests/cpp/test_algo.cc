@@ -1,6 +1,7 @@
 // The per-request algorithms: results do not depend on the team's size, memory stays inside
 // bytes_required() (blocks are allocated at exactly that size for ASan), published vectors.
 // Agreement with the pure-Python references is tested from Python (tests/unit).
+#include <cmath>
 #include <cstring>
 #include <random>
 #include <string>
@@ -11,6 +12,7 @@
 #include "algo/lookahead_host.h"
 #include "algo/ngram_batch.h"
 #include "algo/shared_ngram_pool.h"
+#include "algo/synthetic_acceptance.h"
 #include "check.h"
 #include "thread_team.h"
 
@@ -53,6 +55,40 @@ TEST(philox_known_answers) {
   CHECK_EQ(words(~0ull, ~0ull, ~0u, ~0u), (Words{0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd}));
   CHECK_EQ(words(0x299f31d0a4093822, 0x85a308d3243f6a88, 0x13198a2e, 0x03707344),
            (Words{0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1}));
+}
+
+TEST(synthetic_lengths_have_the_rates) {
+  const double rates[] = {1.0, 0.75, 0.5, 0.0};
+  int at_least[5] = {};
+  const int draws = 40000;
+  for (int i = 0; i < draws; ++i) {
+    const std::int32_t length = synthetic_length(rates, 4, 11, static_cast<std::uint64_t>(i));
+    CHECK(length >= 1 && length <= 3);
+    for (int k = 0; k <= length; ++k) ++at_least[k];
+  }
+  // Within five standard deviations, which are at most 0.0025.
+  CHECK_EQ(at_least[1], draws);
+  CHECK(std::abs(at_least[2] / static_cast<double>(draws) - 0.75) < 0.0125);
+  CHECK(std::abs(at_least[3] / static_cast<double>(draws) - 0.5) < 0.0125);
+  CHECK_EQ(synthetic_length(nullptr, 0, 11, 3), 0);
+  const double always[] = {1.0, 1.0};
+  CHECK_EQ(synthetic_length(always, 2, 5, 9), 2);
+}
+
+TEST(what_follows_the_last_kept_draft_is_no_draft) {
+  DraftTree tree;
+  tree.reset(9);
+  tree.add(3, 0);
+  tree.add(4, 0);
+  tree.add(5, 1);
+  tree.add(0, 0);
+  const std::int32_t depth[] = {0, 1, 1, 2, 1};
+  CHECK_EQ(deepest_node(depth, tree.size), 3);
+  CHECK_EQ(deepest_node(depth, 1), 0);
+  CHECK_EQ(not_a_child(tree, 0, 2, 6), 2);
+  CHECK_EQ(not_a_child(tree, 0, 3, 6), 5);  // 3 and 4 are children of the root, 5 is not
+  CHECK_EQ(not_a_child(tree, 1, 5, 6), 0);  // behind the last id comes the first
+  CHECK_EQ(not_a_child(tree, 3, 5, 6), 5);
 }
 
 TEST(serial_team_is_a_team_of_one) {

@@ -6,6 +6,7 @@
 
 #include "check.h"
 #include "engine/chain_budget.h"
+#include "engine/draft_len_schedule.h"
 #include "engine/lookahead_budget.h"
 #include "engine/step_cost.h"
 
@@ -79,6 +80,19 @@ TEST(chain_lengths_are_the_best_of_all_combinations) {
     const double best = best_by_trying(survival, 0, base, limit, 0, requests, cost);
     CHECK(std::abs(expected / cost(base + used) - best) <= 1e-12 * best);
   }
+}
+
+TEST(a_schedule_is_an_upper_bound_by_running_requests) {
+  const DraftLenSchedule schedule{{4, 8}, {16, 2}, {20, 0}};
+  const auto limit = [&](int running) { return draft_len_limit_for(schedule, running, 8); };
+  CHECK_EQ(limit(0), 8);
+  CHECK_EQ(limit(1), 8);
+  CHECK_EQ(limit(4), 8);
+  CHECK_EQ(limit(5), 2);
+  CHECK_EQ(limit(16), 2);
+  CHECK_EQ(limit(17), 0);
+  CHECK_EQ(limit(21), 0);
+  CHECK_EQ(draft_len_limit_for({}, 1000, 8), 8);
 }
 
 TEST(rates_follow_what_is_observed_and_recover) {
