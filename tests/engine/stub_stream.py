@@ -75,6 +75,9 @@ class StubStream:
         self.enqueue(reach)
         return event
 
+    def follow(self) -> None:
+        assert not self._work
+
     def time_passes(self) -> None:
         """Nothing runs, or some of the work, or all of it."""
         mood = self._random.randrange(8)

@@ -13,7 +13,7 @@ from run_ahead_driver import FakeRecorder
 from test_run_ahead_llm import GREEDY, PROMPTS, SPECS, VOCAB, open_llm, tokens_of
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from emulators import devices, needs_cuda
+from emulators import EMULATED, devices, needs_cuda
 from specdec_ext import ConfigError, LookaheadDecodingConfig
 from specdec_ext.run_ahead import make_buckets
 from specdec_ext.run_ahead_build import device_bytes
@@ -93,6 +93,13 @@ def test_padding_is_inert(folder: Path, device: str, method: str) -> None:
         assert tokens_of(llm.generate(PROMPTS, GREEDY, use_tqdm=False)) == wanted
         assert recorder.recorded > 1
         assert recorder.replayed > 8
+
+
+@pytest.mark.parametrize("device", [pytest.param("cuda-emu", marks=EMULATED)])
+@pytest.mark.parametrize("method", SPECS)
+def test_every_access_of_a_padded_step_is_legal(folder: Path, device: str, method: str) -> None:
+    """The emulation that checks bounds, races and initialisation."""
+    test_padding_is_inert(folder, device, method)
 
 
 @devices

@@ -81,6 +81,7 @@ class RunAheadPipeline:
         self.executor = executor
         self.stream = stream
         self.buffers = StepBuffers(executor, k_pages.device)
+        stream.follow()  # weights, pages and buffers are there when the first operation runs
         self.forward_s = 0.0  # time in `forward`; on a device that of its launches
         self.interrupted: BaseException | None = None
         self._forward = forward

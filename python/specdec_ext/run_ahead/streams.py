@@ -41,6 +41,10 @@ class Stream(Protocol):
         """An event behind everything that was enqueued so far."""
         ...
 
+    def follow(self) -> None:
+        """What is enqueued from now on runs after what the caller gave the device directly."""
+        ...
+
 
 class _Done:
     def done(self) -> bool:
@@ -62,6 +66,9 @@ class ImmediateStream:
     def record(self) -> Event:
         return _Done()
 
+    def follow(self) -> None:
+        return
+
 
 class _CudaEvent:
     def __init__(self, event: Any) -> None:
@@ -82,8 +89,6 @@ class CudaStream:
 
     def __init__(self, device: torch.device | str | None = None) -> None:
         self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        # What was written before, weights and pages, is there when the first operation runs.
-        self.stream.wait_stream(torch.cuda.current_stream(device))
 
     def enqueue(self, operation: Callable[[], object]) -> None:
         with torch.cuda.stream(self.stream):
@@ -97,3 +102,6 @@ class CudaStream:
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record(self.stream)
         return _CudaEvent(event)
+
+    def follow(self) -> None:
+        self.stream.wait_stream(torch.cuda.current_stream(self.stream.device))
