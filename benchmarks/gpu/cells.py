@@ -160,12 +160,14 @@ class ModelCell:
     vocab: int = 128256
     run_ahead: int | None = None  # decode: steps enqueued while one is read
     graphs: bool = False  # with run_ahead: steps recorded as CUDA graphs
+    numerics: str = "fast"  # or exact
 
     @property
     def name(self) -> str:
         ahead = "" if self.run_ahead is None else f"-ahead{self.run_ahead}"
         graphs = "-graphs" if self.graphs else ""
-        return f"{self.kind}-b{self.requests}-m{self.rows}{ahead}{graphs}"
+        exact = "-exact" if self.numerics == "exact" else ""
+        return f"{self.kind}-b{self.requests}-m{self.rows}{ahead}{graphs}{exact}"
 
     def describe(self) -> dict[str, object]:
         return dataclasses.asdict(self)
@@ -260,8 +262,9 @@ def step_cells() -> list[StepCell]:
 
 
 def model_cells() -> list[ModelCell]:
-    """T(1), T(27), T(84) of one request and of batches; then the engine."""
+    """T(1), T(27), T(84) of one request and of batches; what exact mode costs; the engine."""
     found = [ModelCell(b, m) for b, m in ((1, 1), (1, 27), (1, 84), (8, 27), (8, 1), (32, 11))]
+    found += [ModelCell(b, m, numerics="exact") for b, m in ((1, 1), (1, 84), (8, 27))]
     modes = ((None, False), (1, False), (1, True), (0, True))
     return found + [
         ModelCell(b, kind="decode", run_ahead=ahead, graphs=graphs)

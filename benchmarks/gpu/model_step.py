@@ -65,11 +65,12 @@ def random_model(cell: ModelCell, target: Target, max_rows: int) -> Any:
             impl_reason="random weights",
             max_rows=max_rows,
             random_seed=0,
+            exact=cell.numerics == "exact",
         )
 
 
 class Models:
-    """One random model, kept for the cells that share its sizes."""
+    """One random model, kept for the cells that share its sizes and numerics."""
 
     def __init__(self, target: Target, max_rows: int) -> None:
         self.target = target
@@ -77,6 +78,8 @@ class Models:
         self._model: Any = None
 
     def get(self, cell: ModelCell) -> Any:
+        if self._model is not None and self._model.numerics != cell.numerics:
+            self.drop()
         if self._model is None:
             self._model = random_model(cell, self.target, self._max_rows)
         return self._model

@@ -99,6 +99,29 @@ def targets(
     return rows
 
 
+def step_targets(cells: dict[str, Any]) -> list[list[Any]]:
+    """Returns rows (target, figure, wanted, value) of steps with the model."""
+    us = {name: cell["us"] for name, cell in cells.items() if cell.get("us")}
+    floor = {name: cell.get("floor_us") for name, cell in cells.items()}
+
+    def ratio(of: str, to: str) -> float | str:
+        return us[of] / us[to] if of in us and to in us else "not measured"
+
+    def over_floor(name: str) -> float | str:
+        return us[name] / floor[name] if name in us and floor.get(name) else "not measured"
+
+    return [
+        ["G7", "T(1) / floor, 1 request", "<= 1.15", over_floor("model-b1-m1")],
+        ["G7", "T(84) / T(1), 1 request", "<= 1.12", ratio("model-b1-m84", "model-b1-m1")],
+        ["G7", "T(27) / floor, 8 requests", "<= 1.35", over_floor("model-b8-m27")],
+        *(
+            ["exact", f"exact / fast, {b} x {m} rows", "<= 1.05",
+             ratio(f"model-b{b}-m{m}-exact", f"model-b{b}-m{m}")]
+            for b, m in ((1, 1), (1, 84), (8, 27))
+        ),
+    ]  # fmt: skip
+
+
 def attention_table(cells: dict[str, Any]) -> str:
     rows: list[list[Any]] = []
     for name, cell in cells.items():
@@ -186,7 +209,10 @@ def measurements(stages: dict[str, Any]) -> list[str]:
         rows = [[n, c.get("elements", ""), c["differing"]] for n, c in bits.items()]
         parts += ["## Bits", common.markdown(["cell", "elements", "differing"], rows)]
     if "bench-step" in stages:
+        header = ["target", "figure", "wanted", "measured"]
         parts += [
+            "## Targets of a step with its model",
+            common.markdown(header, step_targets(stages["bench-step"]["cells"])),
             "## Whole steps, without the model and with it",
             small_table(stages["bench-step"]["cells"]),
         ]

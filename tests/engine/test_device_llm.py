@@ -254,6 +254,28 @@ def test_every_access_is_one_that_the_calls_allow(
     assert found == [text[:5] for text in plain["greedy"][:2]]
 
 
+@devices
+def test_pages_come_out_of_the_devices_free_memory(
+    folders: dict[str, Path], device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = {"kv_cache_config": {"tokens_per_block": 16, "free_gpu_memory_fraction": 0.5}}
+    monkeypatch.setattr("specdec_ext.models.place.Place.free_bytes", lambda _: 64 << 30)
+    long = {"max_batch_size": 3, "max_seq_len": 512, "max_num_tokens": 48}
+    with open_llm(folders, device, scheduler_config=long, **whole) as llm:
+        assert llm.memory.limited_by == "max_batch_size x max_seq_len"
+        per_token = llm.memory.bytes_per_token
+        scratch = llm.model.scratch_bytes  # type: ignore[attr-defined]
+    free = scratch + 400 * per_token
+    monkeypatch.setattr("specdec_ext.models.place.Place.free_bytes", lambda _: free)
+    with open_llm(folders, device, scheduler_config=long, **whole) as llm:
+        assert llm.memory.pool_tokens <= 200
+        assert llm.memory.limited_by.startswith("free_gpu_memory_fraction = 0.5 of ")
+    monkeypatch.setattr("specdec_ext.models.place.Place.free_bytes", lambda _: 100)
+    monkeypatch.setattr("specdec_ext.models.load_model", pytest.fail)
+    with pytest.raises(ConfigError, match=r"KV cache of 0 pages .* of 100 free bytes"):
+        open_llm(folders, device, **whole)
+
+
 # -- The executor's side of it ---------------------------------------------------------------------
 
 

@@ -395,6 +395,34 @@ def test_targets_and_page() -> None:
     assert "## Targets" not in page
 
 
+def test_targets_of_a_step_with_its_model() -> None:
+    rows = report.step_targets(
+        {
+            "model-b1-m1": {"status": "ok", "us": 4000.0, "floor_us": 3200.0},
+            "model-b1-m84": {"status": "ok", "us": 4400.0, "floor_us": 3300.0},
+            "model-b1-m84-exact": {"status": "ok", "us": 4840.0, "floor_us": 3300.0},
+            "model-b8-m27": {"status": "failed", "error": "out of memory"},
+        }
+    )
+    values = {(target, what): value for target, what, _, value in rows}
+    assert values["G7", "T(1) / floor, 1 request"] == pytest.approx(1.25)
+    assert values["G7", "T(84) / T(1), 1 request"] == pytest.approx(1.1)
+    assert values["exact", "exact / fast, 1 x 84 rows"] == pytest.approx(1.1)
+    assert values["G7", "T(27) / floor, 8 requests"] == "not measured"
+
+
+def test_cells_with_a_model() -> None:
+    every = cells.model_cells()
+    assert len({cell.name for cell in every}) == len(every)
+    one = next(cell for cell in every if cell.name == "model-b1-m1")
+    # An 8B model's weights without the embedding, 16 bits, and the K/V of 1024 tokens.
+    assert one.work().needed_bytes == pytest.approx(15.0e9 + 0.134e9, rel=0.01)
+    assert one.work().floor_us == pytest.approx(3520, rel=0.01)
+    wide = next(cell for cell in every if cell.name == "model-b1-m84")
+    assert wide.work().needed_bytes < 1.01 * one.work().needed_bytes
+    assert wide.work().flops == pytest.approx(84 * one.work().flops)
+
+
 def test_geomean() -> None:
     assert report.geomean([]) is None
     assert report.geomean([2.0, 8.0]) == pytest.approx(4.0)

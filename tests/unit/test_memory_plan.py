@@ -37,6 +37,15 @@ def test_default_is_limited_on_cpu() -> None:
     assert "4 GiB" in memory.limited_by
 
 
+def test_a_gpus_pages_are_limited_by_its_memory_alone() -> None:
+    memory = plan(pool_limit_bytes=None)
+    assert memory.limited_by == "max_batch_size x max_seq_len"
+    assert memory.pool_bytes > CPU_POOL_LIMIT_BYTES
+    memory = plan(pool_limit_bytes=None, free_bytes=4 << 30)
+    assert memory.pool_bytes == pytest.approx(0.9 * (4 << 30), rel=0.001)
+    assert memory.limited_by.startswith("free_gpu_memory_fraction = 0.9 of ")
+
+
 def test_small_batches_get_what_they_need() -> None:
     memory = plan(sched=SchedulerConfig(max_batch_size=2, max_seq_len=100))
     assert memory.num_pages == 2 * 4  # 110 slots of a sequence are 4 pages
