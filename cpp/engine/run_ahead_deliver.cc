@@ -1,5 +1,6 @@
 // deliver(): what a step brought, read from the ring; pages that nobody can touch any more return.
 #include <algorithm>
+#include <string>
 
 #include "base/check.h"
 #include "engine/run_ahead.h"
@@ -65,12 +66,18 @@ std::vector<StepOutput> RunAheadExecutor::deliver() {
                   ": 2 page, 4 tree, 8 length) and left it out; please report";
     } else if (place.decides) {
       // What a device wrote is not trusted further than it has to be.
-      SPECDEC_ENSURE(decided && result.num_tokens >= 0 && result.num_tokens <= part.tokens &&
+      const bool sound = decided && result.num_tokens >= 0 && result.num_tokens <= part.tokens &&
                          result.finish >= 0 &&
-                         result.finish <= static_cast<std::int32_t>(FinishReason::kError),
-                     "request ", request.id, " got ", result.num_tokens, " tokens and finish ",
-                     result.finish, " in step ", flight.step, ", expected 1..", part.tokens);
-      deliver_result(request, result, out);
+                         result.finish <= static_cast<std::int32_t>(FinishReason::kError);
+      if (sound) {
+        deliver_result(request, result, out);
+      } else {
+        out.finish_reason = FinishReason::kError;
+        out.error = "internal error (please report): the device delivered " +
+                    std::to_string(result.num_tokens) + " tokens and end " +
+                    std::to_string(result.finish) + ", 1.." + std::to_string(part.tokens) +
+                    " tokens were possible";
+      }
     }
     totals.generated_tokens += static_cast<std::int64_t>(out.tokens.size());
     totals.num_drafts += out.num_drafts > 0;
@@ -82,8 +89,9 @@ std::vector<StepOutput> RunAheadExecutor::deliver() {
     } else if (!request.ended) {
       // What steps in flight can still touch stays, the excess goes back.
       std::int64_t tokens = request.tokens_to_hold();
-      if (fault(Fault::kExcessBackEarly))
+      if (fault(Fault::kExcessBackEarly)) {
         tokens = std::max(request.known_len - 1, request.prefilled);
+      }
       pages_.commit(request.slot, tokens);
       pages_.rewind(request.slot);
     }

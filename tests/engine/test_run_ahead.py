@@ -326,6 +326,28 @@ def test_a_nan_ends_the_request_alone() -> None:
         assert (d.tokens, d.finish_reason) == (function.reference(job.prompt, 30), "length")
 
 
+@pytest.mark.parametrize(("word", "value"), [(0, 77), (0, 0), (0, -1), (3, 9), (-2, 4)])
+def test_a_result_that_cannot_be_ends_its_request_alone(word: int, value: int) -> None:
+    """num_tokens, the reason of the end, or a request's flags are not what a device may write."""
+    function = HashFunction(vocab=30, seed=4)
+    engine = run_ahead_hash_engine(
+        function, max_batch_size=2, max_seq_len=120, max_num_tokens=90, depth=1, **METHODS["none"]
+    )
+    jobs = [[7, 8], [1, 2, 3]]
+    ids = [engine.submit(prompt, max_tokens=20) for prompt in jobs]
+    assert engine.step() == []
+    ring = engine.pipeline.buffers.result_ring
+    ring[0, word] = value  # of the first request, before it is read
+    outputs = engine.drain()
+    first = [out for out in outputs if out.request_id == ids[0]]
+    assert [out.finish_reason for out in first] == ["error"]
+    assert "please report" in str(first[0].error)
+    assert first[0].tokens == []
+    others = [token for out in outputs if out.request_id == ids[1] for token in out.tokens]
+    assert others == function.reference(jobs[1], 20)
+    engine.assert_idle()
+
+
 def make(**changed: Any) -> Any:
     sizes = {"vocab_size": 50, "max_batch_size": 2, "max_seq_len": 64, "max_num_tokens": 64,
              "num_pages": 40, "page_size": 4}  # fmt: skip
