@@ -374,6 +374,30 @@ def test_what_is_no_device_is_refused() -> None:
     assert resolve_device("cpu").is_cpu
 
 
+@pytest.mark.parametrize(
+    ("seen", "torch_sees", "name", "message"),
+    [
+        (["one"], 0, "cuda", "torch .* sees no CUDA device although this package does"),
+        (["one"], 1, "cuda:1", r"devices of this machine are cuda:0\.\.cuda:0"),
+        (["one", "two"], 1, "cuda:1", r"devices of this machine are cuda:0\.\.cuda:0"),
+        ([], 1, "cuda:0", "cannot be used: no driver; use device='cpu'"),
+    ],
+)
+def test_why_a_gpu_cannot_be_used(
+    monkeypatch: pytest.MonkeyPatch, seen: list[str], torch_sees: int, name: str, message: str
+) -> None:
+    info = {"compiled": True, "devices": seen, "reason": "" if seen else "no driver"}
+    monkeypatch.setattr(_core, "cuda_info", lambda: info)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: torch_sees > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: torch_sees)
+    with pytest.raises(ConfigError, match=message):
+        resolve_device(name)
+    usable = bool(seen) and torch_sees > 0
+    assert resolve_device("auto").name == ("cuda:0" if usable else "cpu")
+    if usable:
+        assert resolve_device("cuda") == resolve_device("cuda:0")
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU can be used here")
 def test_cuda_is_refused_with_the_reason_and_auto_is_the_cpu() -> None:
     reason = _core.cuda_info()["reason"]

@@ -34,14 +34,20 @@ def product(
     x, out  [rows, K] and [rows, N]; with fixed_rows their rows are a multiple of FIXED_ROWS, and
             those from `count` on are computed for nobody
     """
-    step = FIXED_ROWS if fixed_rows else max(count, 1)
-    for first in range(0, count, step):
-        rows = slice(first, first + step)
-        if bias is None:
-            torch.mm(x[rows], weight.t(), out=out[rows])
-        else:
-            torch.addmm(bias, x[rows], weight.t(), out=out[rows])
+    if not fixed_rows:
+        return _multiply(x[:count], weight, bias, out[:count])
+    for first in range(0, count, FIXED_ROWS):
+        rows = slice(first, first + FIXED_ROWS)
+        _multiply(x[rows], weight, bias, out[rows])
     return out[:count]
+
+
+def _multiply(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor
+) -> torch.Tensor:
+    if bias is None:
+        return torch.mm(x, weight.t(), out=out)
+    return torch.addmm(bias, x, weight.t(), out=out)
 
 
 @torch.inference_mode()
