@@ -33,6 +33,7 @@ enum class Fault : std::uint8_t {
   kCancelledRunsOn,    // a cancelled request is planned again
   kAdmitWithoutBound,  // a request is admitted when its prompt fits
   kEntryLost,          // a slot that a second request enters is not written
+  kFrozenDrafts,       // a slot that has ended goes on (a mistake of the device)
 };
 
 }  // namespace specdec

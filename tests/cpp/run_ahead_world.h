@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "algo/fault.h"
 #include "algo/slot.h"
 #include "backend/backend.h"
 #include "engine/run_ahead.h"
@@ -195,6 +196,14 @@ class RunAheadWorld {
     std::copy_n(staged(staging_.cu_logits), prompts + 1, cu_logits_.begin());
     std::copy_n(staged(staging_.prompt_tokens), rows, tokens_.begin());
     std::copy_n(staged(staging_.prompt_parents), rows, parents_.begin());
+    for (int b = prompts; fault(Fault::kFrozenDrafts) && b < prompts + step.num_decodes; ++b) {
+      const std::int32_t id = staged(staging_.slot_ids)[b];
+      if (!pool().holds(id)) continue;
+      Slot* slot = pool().at(id);
+      if (!slot->frozen() || slot->len >= slot->max_len) continue;  // its history has room
+      slot->finish = 0;
+      slot->method = SlotMethod::kNone;  // its drafter may never have been made
+    }
     DraftStepParams p;
     p.slots = pool();
     p.slot_ids = staged(staging_.slot_ids) + prompts;

@@ -182,6 +182,10 @@ std::string run_schedule(std::uint32_t seed, int depth, std::int64_t* tokens) tr
   const ExecutorStats& s = stats.executor;
   REFUSE_UNLESS(s.free_pages == s.total_pages && s.promised_pages == 0, "pages did not come back");
   REFUSE_UNLESS(stats.retiring == 0 && s.history_bytes == 0, "a request is kept");
+  // Only what the host has ended, not the device, still runs in the steps in flight.
+  const bool by_device = std::all_of(
+      jobs.begin(), jobs.end(), [](const Job& job) { return job.finish != FinishReason::kNone; });
+  REFUSE_UNLESS(!by_device || stats.late_results == 0, "a slot that has ended went on");
   REFUSE_UNLESS(s.rows == world.rows_seen(), "rows are counted wrongly");
   REFUSE_UNLESS(rows_reported <= s.rows, "more rows reported than run");
   return "";
@@ -216,6 +220,7 @@ TEST(run_ahead_mistakes_are_noticed) {
       {Fault::kCancelledRunsOn, "cancelled runs on"},
       {Fault::kAdmitWithoutBound, "admission without bound"},
       {Fault::kEntryLost, "entry lost"},
+      {Fault::kFrozenDrafts, "frozen slots draft"},
   };
   for (const auto& [mistake, name] : mistakes) {
     active_fault = mistake;
