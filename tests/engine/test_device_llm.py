@@ -229,6 +229,20 @@ def test_exact_half_precision_decodes_alike_with_and_without_drafts(
     assert found == expected
 
 
+@devices
+def test_exact_rows_do_not_see_the_padding_of_steps_in_flight(
+    folders: dict[str, Path], device: str
+) -> None:
+    """A run-ahead step has as many rows as there may be; the text is that of a step of few."""
+    how: dict[str, Any] = {"dtype": "bfloat16", "numerics": "exact"}
+    with open_llm(folders, device, **how) as llm:
+        expected = tokens_of(llm.generate(PROMPTS, GREEDY, use_tqdm=False))
+    limits = {"max_batch_size": 3, "max_seq_len": 96, "max_num_tokens": 48, "run_ahead": 1}
+    spec = LookaheadDecodingConfig(4, 3, 4, adaptive=False)
+    with open_llm(folders, device, spec, scheduler_config=limits, **how) as llm:
+        assert tokens_of(llm.generate(PROMPTS, GREEDY, use_tqdm=False)) == expected
+
+
 def test_numerics_are_kept_or_refused(folders: dict[str, Path]) -> None:
     with open_llm(folders, "cpu", numerics="exact") as llm:
         assert llm.engine.numerics == "exact"
