@@ -2,6 +2,7 @@
 // same host code, so what chooses and launches kernels on a GPU is what the tests exercise.
 #pragma once
 
+#include "accept/accept.h"
 #include "attention/dispatch.h"
 #include "backend/backend.h"
 #include "decoder/decoder.h"
@@ -41,6 +42,8 @@ Backend device_table() {
   table.gated_activation = run_on<Device, gated_activation, GatedActivationParams>;
   table.draft_step = run_on<Device, draft_step, DraftStepParams>;
   table.commit_step = run_on<Device, commit_step, CommitStepParams>;
+  table.sample_rows = run_on<Device, sample_rows, SampleRowsParams>;
+  table.accept_step = run_on<Device, accept_step, AcceptStepParams>;
   table.argmax_workspace_bytes = argmax_workspace_bytes;
   table.limits = Device::limits;
   return table;

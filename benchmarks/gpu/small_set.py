@@ -40,7 +40,7 @@ def run(target: Target) -> None:
     bits = count_differing(ATTENTION[0], target, pool)
     if bits["differing"]:
         raise ArithmeticError(f"{bits['differing']} elements differ from plain decoding")
-    for kind in ("build_step", "append", "rope_append", "compact", "argmax"):
+    for kind in ("build_step", "append", "rope_append", "compact", "argmax", "sample", "accept"):
         op = dataclasses.replace(STEP, kind=kind)
         print(f"{op.name}: {step_ops.measure_op(op, target, NoTimer())['status']}", flush=True)
     step = step_ops.Step(STEP, target, STEP.layers)

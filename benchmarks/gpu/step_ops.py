@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from benchmarks.gpu import accept_ops, timing
 from benchmarks.gpu import problem as problems
-from benchmarks.gpu import timing
 from benchmarks.gpu.attention import describe, figures, path_of
 from benchmarks.gpu.cells import MAX_DEPTH, StepCell
 from benchmarks.gpu.ours import MASK_WORDS
@@ -286,6 +286,9 @@ def measure_op(cell: StepCell, target: Target, timer: timing.Timer) -> dict[str,
     """
     if cell.kind == "argmax":
         return measure_argmax(cell, target, timer)
+    if cell.kind in ("sample", "accept"):
+        drawn = accept_ops.sample if cell.kind == "sample" else accept_ops.accept
+        return _record(cell, timer, drawn(cell, target))
     layers = cell.layers if cell.kind == "compact" else 1
     step = Step(cell, target, layers)
     CHECKS[cell.kind](step)

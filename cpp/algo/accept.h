@@ -31,7 +31,7 @@ struct AcceptResult {
 
 // tokens, parents, sampled: [size]. max_path: nodes deeper than this are not considered (a bound
 // such as N-1 of lookahead, or the room left in the request); negative means 0.
-template <Team TeamT>
+template <Ranks TeamT>
 SPECDEC_HD inline void accept_greedy(const TeamT& team, const TokenId* tokens,
                                      const std::int32_t* parents, std::int32_t size,
                                      const TokenId* sampled, std::int32_t max_path,

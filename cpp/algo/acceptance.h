@@ -19,31 +19,23 @@
 //
 // Numbers: Philox of (seed, absolute position of the draft, kAccept, index among its siblings), and
 // of (seed, position, kToken) for the draw.
+//
+// The rules themselves are in algo/accept_rules.h, one text for the host and for CUDA; here is what
+// they see of a law on the host.
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
+#include <limits>
 
-#include "algo/accept.h"
+#include "algo/accept_rules.h"
 #include "algo/draft_probs.h"
 #include "algo/sample.h"
 #include "base/types.h"
 #include "tree/draft_tree.h"
 
 namespace specdec {
-
-enum class AcceptanceRule : std::uint8_t { kExactMatch, kRejection, kTypical, kThreshold };
-
-struct AcceptanceParams {
-  AcceptanceRule rule = AcceptanceRule::kExactMatch;
-  float posterior_threshold = 0.09f;  // typical
-  float posterior_alpha = 0.3f;       // typical
-  float threshold = 1.0f;             // threshold
-
-  bool lossless() const {
-    return rule == AcceptanceRule::kExactMatch || rule == AcceptanceRule::kRejection;
-  }
-};
 
 // One request's drafts in front of acceptance.
 struct AcceptanceInput {
@@ -55,118 +47,87 @@ struct AcceptanceInput {
   std::int64_t position;  // absolute position of the token after the root
 };
 
+// The laws of a request's rows, for the rules. scores_of(node): the node's scores after processors.
+template <typename ScoresOf>
+class HostLaws {
+ public:
+  HostLaws(const AcceptanceInput& input, int vocab_size, const ScoresOf& scores_of,
+           TokenSampler& sampler)
+      : input_(input), vocab_size_(vocab_size), scores_of_(scores_of), sampler_(sampler) {}
+
+  TokenId weigh(std::int32_t node) {
+    const bool shifted = fault(Fault::kRowsShifted) && node + 1 < input_.tree->size;
+    scores_ = scores_of_(shifted ? node + 1 : node);
+    const TokenId status = sampler_.weigh(scores_, vocab_size_, input_.law);
+    law_ = sampler_.law();
+    residual_ = false;
+    return status;
+  }
+  double weight(TokenId token) const { return static_cast<double>(law_.weights[token]); }
+  double total() const { return weight_of(law_.total); }
+  DraftLaw draft(std::int32_t node) const { return input_.probs->law(input_.source[node]); }
+  bool has_probs() const { return input_.probs != nullptr && input_.probs->given(); }
+  bool replacement() const { return input_.probs->replacement; }
+  void subtract(const DraftLaw& q, double mass) {
+    subtract_draft(SerialTeam{}, q, mass, &law_);
+    residual_ = true;
+  }
+  TokenId draw(double u) {
+    if (fault(Fault::kSoftmaxOfResidual) && residual_) exponentiate();
+    return draw_from_law(law_, u);
+  }
+  TokenId sample(std::int32_t node, double u) {
+    if (fault(Fault::kBonusFromWrongRow) && node > 0) node = input_.tree->parents[node];
+    const float* scores = scores_of_(node);
+    if (fault(Fault::kBonusArgmax) && node > 0) {
+      return static_cast<TokenId>(std::max_element(scores, scores + vocab_size_) - scores);
+    }
+    return sampler_.draw(scores, vocab_size_, input_.law, u);
+  }
+  double spread() const { return law_spread(law_, scores_, input_.law.temperature); }
+  TokenId favourite() const {
+    return static_cast<TokenId>(std::max_element(law_.weights, law_.weights + law_.vocab_size) -
+                                law_.weights);
+  }
+
+ private:
+  void exponentiate() {
+    for (std::int32_t v = 0; v < law_.vocab_size; ++v) {
+      const double x = static_cast<double>(law_.weights[v]) / total();
+      law_.weights[v] = to_grid(static_cast<float>(std::exp(x - 1.0)));
+    }
+    sum_law(SerialTeam{}, &law_);
+  }
+
+  const AcceptanceInput& input_;
+  int vocab_size_;
+  const ScoresOf& scores_of_;
+  TokenSampler& sampler_;
+  const float* scores_ = nullptr;
+  WeightedLaw law_{};
+  bool residual_ = false;
+};
+
 // Holds the working memory: nothing is allocated once it has seen a vocabulary.
 class TreeAcceptor {
  public:
   // scores_of(node) returns that node's scores after processors, [vocab_size]; it is called once
   // per node whose law is needed. On return decided[node] is the token after each node of
   // out->path and after the root: an accepted draft, and last the drawn token, or
-  // TokenSampler::kBadRow / kNothingAllowed. Other entries of decided are left alone.
+  // kBadRow / kNothingAllowed. Other entries of decided are left alone, except by
+  // exact match, which leaves what it drew at nodes that were kept beside the path.
   template <typename ScoresOf>
   void accept(const AcceptanceInput& input, const AcceptanceParams& params, int vocab_size,
               const ScoresOf& scores_of, TokenSampler& sampler, TokenId* decided,
               AcceptResult* out) {
-    if (params.rule == AcceptanceRule::kRejection) {
-      walk(input, vocab_size, scores_of, sampler, decided, out);
-    } else {
-      find_deepest(input, params, vocab_size, scores_of, sampler, decided, out);
-    }
+    HostLaws<ScoresOf> laws(input, vocab_size, scores_of, sampler);
+    const DraftTree& tree = *input.tree;
+    const DraftedTree drafted{tree.tokens, tree.parents, tree.size, input.seed, input.position};
+    accept_by_rule(SerialTeam{}, drafted, params, laws, &scratch_, decided, out);
   }
 
  private:
-  // Node 0..size-1: its children, in order of index.
-  int children(const DraftTree& tree, std::int32_t node);
-  // The index in children_ of the sibling that is kept, -1: none, and `law` is the residual.
-  int hold_against(const AcceptanceInput& input, std::int64_t position, int count,
-                   WeightedLaw* law);
-  TokenId draw_rest(const AcceptanceInput& input, std::int64_t position, const WeightedLaw& law);
-  void judge(const AcceptanceInput& input, const AcceptanceParams& params, const float* scores,
-             std::int32_t node, int count, const WeightedLaw& law);
-
-  template <typename ScoresOf>
-  void walk(const AcceptanceInput& input, int vocab_size, const ScoresOf& scores_of,
-            TokenSampler& sampler, TokenId* decided, AcceptResult* out) {
-    const DraftTree& tree = *input.tree;
-    out->path_len = 0;
-    for (std::int32_t node = 0;;) {
-      const std::int64_t position = input.position + out->path_len;
-      const int count = children(tree, node);
-      if (count == 0) {
-        decided[node] = draw_bonus(input, position, vocab_size, scores_of, node, sampler);
-        break;
-      }
-      // A leaf that was never looked at: the mistake of reading one row too few.
-      const bool unseen = fault(Fault::kLastDraftUnverified) && leaf(tree, children_[0]);
-      const bool shifted = fault(Fault::kRowsShifted) && node + 1 < tree.size;
-      const TokenId status =
-          sampler.weigh(scores_of(shifted ? node + 1 : node), vocab_size, input.law);
-      if (status < 0) {
-        decided[node] = status;
-        break;
-      }
-      WeightedLaw law = sampler.law();
-      const int kept = unseen ? 0 : hold_against(input, position, count, &law);
-      if (kept < 0) {
-        decided[node] = draw_rest(input, position, law);
-        break;
-      }
-      decided[node] = tree.tokens[children_[kept]];
-      node = out->path[out->path_len++] = children_[kept];
-    }
-  }
-
-  template <typename ScoresOf>
-  TokenId draw_bonus(const AcceptanceInput& input, std::int64_t position, int vocab_size,
-                     const ScoresOf& scores_of, std::int32_t node, TokenSampler& sampler) {
-    if (fault(Fault::kBonusFromWrongRow) && node > 0) node = input.tree->parents[node];
-    if (fault(Fault::kBonusArgmax) && node > 0) {
-      const float* row = scores_of(node);
-      return static_cast<TokenId>(std::max_element(row, row + vocab_size) - row);
-    }
-    return sampler.draw(scores_of(node), vocab_size, input.law,
-                        token_uniform(input.seed, static_cast<std::uint64_t>(position)));
-  }
-
-  template <typename ScoresOf>
-  void find_deepest(const AcceptanceInput& input, const AcceptanceParams& params, int vocab_size,
-                    const ScoresOf& scores_of, TokenSampler& sampler, TokenId* decided,
-                    AcceptResult* out) {
-    const DraftTree& tree = *input.tree;
-    std::fill_n(depth_, tree.size, -1);
-    depth_[0] = 0;
-    score_[0] = 1.0;
-    std::int32_t best = 0;
-    for (std::int32_t node = 0; node < tree.size; ++node) {
-      if (depth_[node] < 0) continue;
-      const bool deeper = depth_[node] > depth_[best];
-      if (deeper || (depth_[node] == depth_[best] && score_[node] > score_[best])) best = node;
-      const int count = children(tree, node);
-      if (count == 0) continue;
-      const float* scores = scores_of(node);
-      if (sampler.weigh(scores, vocab_size, input.law) < 0) continue;
-      judge(input, params, scores, node, count, sampler.law());
-    }
-    out->path_len = derive_path(tree.parents, best, out->path);
-    std::int32_t node = 0;
-    for (int i = 0; i < out->path_len; node = out->path[i++]) {
-      decided[node] = tree.tokens[out->path[i]];
-    }
-    decided[best] = sampler.draw(
-        scores_of(best), vocab_size, input.law,
-        token_uniform(input.seed, static_cast<std::uint64_t>(input.position + out->path_len)));
-  }
-
-  static bool leaf(const DraftTree& tree, std::int32_t node) {
-    for (std::int32_t i = node + 1; i < tree.size; ++i) {
-      if (tree.parents[i] == node) return false;
-    }
-    return true;
-  }
-
-  std::int32_t children_[kMaxStepTokens] = {};
-  std::int32_t columns_[kMaxStepTokens] = {};  // of earlier siblings
-  std::int32_t depth_[kMaxStepTokens] = {};    // of an acceptable node, else -1
-  double score_[kMaxStepTokens] = {};          // product of p along its path
+  AcceptScratch scratch_;
 };
 
 }  // namespace specdec

@@ -1,25 +1,19 @@
 #include "algo/draft_probs.h"
 
 #include <algorithm>
-#include <cmath>
 
 #include "base/check.h"
 
 namespace specdec {
 namespace {
 
-// A softmax in float32 over 128k tokens is off by less; a row of logits or of half precision that
-// nobody normalised is off by more.
-constexpr double kMassTolerance = 1e-3;
-
 void check_row(const float* row, std::int32_t columns, std::int32_t draft) {
   // One pass that compilers turn into vector code; the slow one below names the culprit.
   bool good = true;
-  for (std::int32_t i = 0; i < columns; ++i) good &= row[i] >= 0.0f && row[i] <= 2.0f;
+  for (std::int32_t i = 0; i < columns; ++i) good &= is_probability(row[i]);
   if (good) return;
   for (std::int32_t i = 0; i < columns; ++i) {
-    SPECDEC_REQUIRE(std::isfinite(row[i]) && row[i] >= 0.0f && row[i] <= 2.0f, "probs[", draft,
-                    ", ", i, "] = ", row[i],
+    SPECDEC_REQUIRE(is_probability(row[i]), "probs[", draft, ", ", i, "] = ", row[i],
                     ": probabilities are finite and in [0, 1]; give a softmax, not scores");
   }
 }
@@ -53,11 +47,12 @@ void DraftProbs::assign(const float* probs, std::int64_t row_stride, std::int32_
   for (std::int32_t i = 0; i < drafts; ++i) {
     const float* row = probs + i * row_stride;
     check_row(row, num_columns, i);
-    double sum = 0.0;
+    Mass total = 0;
     for (std::int32_t first = 0; first < num_columns; first += kMassBlock) {
-      sum += sum_in_order(row + first, std::min(kMassBlock, num_columns - first));
+      total += block_mass(row + first, std::min(kMassBlock, num_columns - first));
     }
-    SPECDEC_REQUIRE(std::abs(sum - 1.0) <= kMassTolerance, "probs[", i, "] sums to ", sum,
+    const double sum = weight_of(total);
+    SPECDEC_REQUIRE(sums_to_one(sum), "probs[", i, "] sums to ", sum,
                     ": a row is the distribution its draft was drawn from and sums to 1");
     column[i] = vocab_ids == nullptr ? tokens[i] : scratch[tokens[i]];
     SPECDEC_REQUIRE(column[i] >= 0, "draft ", i, " is token ", tokens[i],

@@ -1,8 +1,8 @@
 // What is left of a target's law after drafts were rejected, and how drafts are held against it.
 //
-// A law is a row of weights w[v] >= 0 with the sum `total`: token v has probability w[v] / total.
-// Sums are taken over fixed blocks of token ids, each in one fixed order, then over the blocks: the
-// result has the same bits for a team of any size.
+// A law is a row of weights w[v] >= 0 on the grid of algo/law_mass.h: token v has probability
+// w[v] / total. Masses are integers, so sums over blocks of tokens, over ranks of a team or token
+// by token are the same number.
 //
 // Recursive rejection (Leviathan et al. 2023, Chen et al. 2023; for siblings Miao et al. 2024,
 // Yang et al. 2024): siblings are held, in order, against r, which starts as the target's law p.
@@ -15,6 +15,7 @@
 #include <cstdint>
 
 #include "algo/fault.h"
+#include "algo/law_mass.h"
 #include "algo/team.h"
 #include "base/types.h"
 
@@ -26,36 +27,37 @@ SPECDEC_HD constexpr std::int32_t mass_blocks(std::int32_t n) {
   return (n + kMassBlock - 1) / kMassBlock;
 }
 
-// In four chains: the order is part of the result.
-SPECDEC_HD inline double sum_in_order(const float* w, std::int32_t n) {
+// Of at most kMassBlock weights of at most 2. In float64 the sum of so few is exact, and the four
+// chains become vector code.
+SPECDEC_HD inline Mass block_mass(const float* w, std::int32_t n) {
   double chains[4] = {};
   std::int32_t i = 0;
   for (; i + 4 <= n; i += 4) {
-    for (int j = 0; j < 4; ++j) chains[j] += static_cast<double>(w[i + j]);
+    for (int j = 0; j < 4; ++j) chains[j] += static_cast<double>(to_grid(w[i + j]));
   }
-  for (; i < n; ++i) chains[0] += static_cast<double>(w[i]);
-  return (chains[0] + chains[1]) + (chains[2] + chains[3]);
+  for (; i < n; ++i) chains[0] += static_cast<double>(to_grid(w[i]));
+  return static_cast<Mass>(((chains[0] + chains[1]) + (chains[2] + chains[3])) * 0x1p43);
 }
 
 // A law over a vocabulary. Every rank has its own copy of the struct; the memory is shared.
 struct WeightedLaw {
   float* weights;  // [vocab_size]
-  double* mass;    // [mass_blocks(vocab_size)] sums of the blocks
+  Mass* mass;      // [mass_blocks(vocab_size)] sums of the blocks
   std::int32_t vocab_size;
-  double total;
+  Mass total;
 };
 
 // Recomputes mass and total from the weights.
-template <Team TeamT>
+template <Ranks TeamT>
 SPECDEC_HD inline void sum_law(const TeamT& team, WeightedLaw* law) {
   const std::int32_t blocks = mass_blocks(law->vocab_size);
   team.sync();
   for (std::int32_t b = team.rank(); b < blocks; b += team.size()) {
     const std::int32_t first = b * kMassBlock, left = law->vocab_size - first;
-    law->mass[b] = sum_in_order(law->weights + first, left < kMassBlock ? left : kMassBlock);
+    law->mass[b] = block_mass(law->weights + first, left < kMassBlock ? left : kMassBlock);
   }
   team.sync();
-  double total = 0.0;
+  Mass total = 0;
   for (std::int32_t b = 0; b < blocks; ++b) total += law->mass[b];
   law->total = total;
 }
@@ -63,26 +65,13 @@ SPECDEC_HD inline void sum_law(const TeamT& team, WeightedLaw* law) {
 // The first token, by id, at which the distribution function exceeds u in [0, 1); only tokens of
 // some weight are drawn. -1: there is none. One rank's work.
 SPECDEC_HD inline TokenId draw_from_law(const WeightedLaw& law, double u) {
-  const std::int32_t blocks = mass_blocks(law.vocab_size);
-  double rest = u * law.total;
-  TokenId last = -1;  // should rounding leave a rest behind the last token
-  for (std::int32_t b = 0; b < blocks; ++b) {
-    if (rest >= law.mass[b] && b + 1 < blocks) {
-      rest -= law.mass[b];
-      continue;
-    }
-    const std::int32_t first = b * kMassBlock;
-    for (TokenId v = first; v < first + kMassBlock && v < law.vocab_size; ++v) {
-      if (law.weights[v] <= 0.0f) continue;
-      if (rest < static_cast<double>(law.weights[v])) return v;
-      rest -= static_cast<double>(law.weights[v]);
-      last = v;
-    }
-  }
-  for (TokenId v = law.vocab_size - 1; last < 0 && v >= 0; --v) {
-    if (law.weights[v] > 0.0f) last = v;
-  }
-  return last;
+  if (law.total == 0) return -1;
+  Mass rest = drawn_unit(u, law.total);
+  std::int32_t block = 0;
+  while (rest >= law.mass[block]) rest -= law.mass[block++];
+  TokenId v = block * kMassBlock;
+  for (Mass own; rest >= (own = mass_of(law.weights[v])); ++v) rest -= own;
+  return v;
 }
 
 // The distribution that one draft was drawn from: probs[i] / mass is the probability of token i, or
@@ -95,6 +84,16 @@ struct DraftLaw {
   double mass;          // sum of probs
 };
 
+// A softmax in float32 over 128k tokens is off by less; a row of logits or of half precision that
+// nobody normalised is off by more.
+inline constexpr double kDraftMassTolerance = 1e-3;
+
+SPECDEC_HD constexpr bool is_probability(float p) { return p >= 0.0f && p <= 2.0f; }
+
+SPECDEC_HD inline bool sums_to_one(double mass) {
+  return mass >= 1.0 - kDraftMassTolerance && mass <= 1.0 + kDraftMassTolerance;
+}
+
 // q(draft), when the columns of `earlier` siblings were taken away before it was drawn. Rounding
 // must not make it larger than 1.
 SPECDEC_HD inline double draft_mass(const DraftLaw& q, const std::int32_t* earlier,
@@ -105,17 +104,22 @@ SPECDEC_HD inline double draft_mass(const DraftLaw& q, const std::int32_t* earli
   return mass > own ? mass : own;
 }
 
+// One weight of max(r - q, 0); `scale`: the law's total over the mass that normalises q.
+SPECDEC_HD inline float residual_weight(float weight, float prob, double scale) {
+  const double rest = static_cast<double>(weight) - static_cast<double>(prob) * scale;
+  return rest > 0.0 ? to_grid(static_cast<float>(rest)) : 0.0f;
+}
+
 // r = max(r - q, 0); `law` is r and stays unnormalised. `mass`: what normalises q. The columns of
 // earlier siblings need no exception: what was rejected has weight 0 in r.
-template <Team TeamT>
+template <Ranks TeamT>
 SPECDEC_HD inline void subtract_draft(const TeamT& team, const DraftLaw& q, double mass,
                                       WeightedLaw* law) {
-  const double scale = law->total / mass;
+  const double scale = weight_of(law->total) / mass;
   team.sync();
   for (std::int32_t i = team.rank(); i < q.columns; i += team.size()) {
     float& weight = law->weights[q.ids == nullptr ? i : q.ids[i]];
-    const double rest = static_cast<double>(weight) - static_cast<double>(q.probs[i]) * scale;
-    weight = rest > 0.0 ? static_cast<float>(rest) : 0.0f;
+    weight = residual_weight(weight, q.probs[i], scale);
   }
   sum_law(team, law);
 }

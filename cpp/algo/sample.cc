@@ -27,19 +27,28 @@ float largest(const float* scores, int n) {
 
 }  // namespace
 
+double law_spread(const WeightedLaw& law, const float* scores, float temperature) {
+  const float best = largest(scores, law.vocab_size), inverse = 1.0f / temperature;
+  Mass terms = 0;
+  for (std::int32_t v = 0; v < law.vocab_size; ++v) {
+    if (law.weights[v] <= 0.0f) continue;
+    terms += entropy_mass(law.weights[v], law_exponent(scores[v], best, inverse));
+  }
+  return spread_of(terms, law.total);
+}
+
 TokenId TokenSampler::weigh_all(const float* scores, int vocab_size, float temperature) {
   const float best = largest(scores, vocab_size);
   if (std::isnan(best) || best == kInfinity) return kBadRow;
   if (best == -kInfinity) return kNothingAllowed;
   if (fault(Fault::kTemperatureOff)) temperature *= 1.1f;
+  const float inverse = 1.0f / temperature;
   weights_.resize(vocab_size);
   for (int i = 0; i < vocab_size; ++i) {
-    // 0 / temperature by hand: the smallest temperatures overflow elsewhere, never here.
-    const float z = scores[i] == best ? 0.0f : (scores[i] - best) / temperature;
-    weights_[i] = softmax_weight(z);
+    weights_[i] = to_grid(softmax_weight(law_exponent(scores[i], best, inverse)));
   }
   mass_.resize(mass_blocks(vocab_size));
-  law_ = {weights_.data(), mass_.data(), vocab_size, 0.0};
+  law_ = {weights_.data(), mass_.data(), vocab_size, 0};
   sum_law(SerialTeam{}, &law_);
   return 0;
 }
@@ -49,13 +58,9 @@ void TokenSampler::cut(const float* scores, int vocab_size, const SamplingLaw& l
   if (law.top_k > 0) cut_top_k(law.top_k);
   if (law.top_p < 1.0f) {
     // After other cuts top_p is a share of what they left; else of everything, gathered or not.
-    double total = 0.0;
-    if (law.top_k > 0 || law.min_p > 0.0f) {
-      for (const Candidate& c : kept_) total += static_cast<double>(c.weight);
-    } else {
-      total = law_.total;
-    }
-    cut_top_p(law.top_p * total);
+    Mass total = law_.total;
+    if (law.top_k > 0 || law.min_p > 0.0f) total = kept_mass();
+    cut_top_p(wanted_mass(law.top_p, total));
   }
   std::sort(kept_.begin(), kept_.end(),
             [](const Candidate& a, const Candidate& b) { return a.id < b.id; });
@@ -84,8 +89,13 @@ float TokenSampler::gather_threshold(const float* scores, int vocab_size, const 
   const auto blocks = static_cast<int>(mass_.size());
   block_best_.resize(blocks);
   for (int b = 0; b < blocks; ++b) {
-    const float* from = scores + static_cast<std::ptrdiff_t>(b) * kBlock;
-    block_best_[b] = *std::max_element(from, from + std::min(kBlock, vocab_size - b * kBlock));
+    const int first = b * kBlock, end = std::min(first + kBlock, vocab_size);
+    float best = -kInfinity;  // of what min_p and the grid keep: only that counts for top_k
+    for (int i = first; i < end; ++i) {
+      const bool kept = weights_[i] > 0.0f && weights_[i] >= law.min_p;
+      best = kept && scores[i] > best ? scores[i] : best;
+    }
+    block_best_[b] = best;
   }
   float threshold = -kInfinity;
   if (law.top_k > 0 && law.top_k <= blocks) {
@@ -104,7 +114,7 @@ float TokenSampler::gather_threshold(const float* scores, int vocab_size, const 
           static_cast<double>(weights_[i]);
     }
     for (const double part : mass) total += part;
-    // A little more than top_p: these sums are in another order than those of the cut itself.
+    // A little more than top_p: these sums are rounded, those of the cut itself are not.
     const double wanted = std::min(1.0, law.top_p + 1e-9) * total;
     double reached = 0.0;
     int bucket = 0;
@@ -135,27 +145,27 @@ void TokenSampler::cut_top_k(std::int32_t k) {
   std::erase_if(kept, [lowest](const Candidate& c) { return c.score < lowest; });
 }
 
-void TokenSampler::cut_top_p(double wanted_mass) {
+Mass TokenSampler::kept_mass() const {
+  Mass total = 0;
+  for (const Candidate& c : kept_) total += mass_of(c.weight);
+  return total;
+}
+
+void TokenSampler::cut_top_p(Mass wanted) {
   std::sort(kept_.begin(), kept_.end(), [](const Candidate& a, const Candidate& b) {
     return a.score != b.score ? a.score > b.score : a.id < b.id;
   });
-  double reached = 0.0;
+  Mass reached = 0;
   std::size_t count = 0;
-  while (count < kept_.size() && (count == 0 || reached < wanted_mass)) {
-    reached += static_cast<double>(kept_[count++].weight);
-  }
+  while (count < kept_.size() && reached < wanted) reached += mass_of(kept_[count++].weight);
   kept_.resize(count);
 }
 
 TokenId TokenSampler::draw_from_kept(double u) const {
-  double total = 0.0;
-  for (const Candidate& c : kept_) total += static_cast<double>(c.weight);
-  double rest = u * total;
-  for (const Candidate& c : kept_) {
-    if (rest < static_cast<double>(c.weight)) return c.id;
-    rest -= static_cast<double>(c.weight);
-  }
-  return kept_.back().id;
+  Mass rest = drawn_unit(u, kept_mass());
+  std::size_t i = 0;
+  for (Mass own; rest >= (own = mass_of(kept_[i].weight)); ++i) rest -= own;
+  return kept_[i].id;
 }
 
 }  // namespace specdec

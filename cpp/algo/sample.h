@@ -10,39 +10,30 @@
 // exact-match acceptance of drafts therefore gives the text that plain sampling gives, token for
 // token, and accepts a draft token d with probability p(d), as rejection sampling of a one-hot
 // proposal does.
+//
+// Everything that decides is an elementwise function of a score or an exact sum of integers
+// (algo/law_mass.h). So a kernel that walks a row in another order, or finds a cut by bisection
+// instead of sorting, draws the same token (cuda/accept).
 #pragma once
 
 #include <cstdint>
 #include <vector>
 
 #include "algo/residual.h"
-#include "base/philox.h"
+#include "algo/sampling_law.h"
 #include "base/types.h"
 
 namespace specdec {
 
-struct SamplingLaw {
-  float temperature = 0.0f;  // 0: the largest score, the first on ties
-  std::int32_t top_k = 0;    // 0: all
-  float top_p = 1.0f;        // (0, 1]
-  float min_p = 0.0f;        // [0, 1]
-
-  bool greedy() const { return temperature == 0.0f; }
-  bool cuts() const { return top_k != 0 || top_p < 1.0f || min_p > 0.0f; }
-};
-
-// The number that decides the token at an absolute position, in [0, 1).
-inline double token_uniform(std::uint64_t seed, std::uint64_t position) {
-  return philox_uniform(seed, position, RandomPurpose::kToken, 0);
-}
+// e^-H, H the entropy of a law whose weights came from these scores: the same number in any order
+// of summation, as draws are.
+double law_spread(const WeightedLaw& law, const float* scores, float temperature);
 
 // Holds the working memory, so that a draw allocates nothing once it has seen a vocabulary.
 class TokenSampler {
  public:
-  static constexpr TokenId kBadRow = -1;          // a NaN, or +infinity
-  static constexpr TokenId kNothingAllowed = -2;  // every score is -infinity
-
-  // `law` is not greedy; scores [vocab_size]; u in [0, 1).
+  // `law` is not greedy; scores [vocab_size]; u in [0, 1). kBadRow or kNothingAllowed for a row
+  // that has no law.
   TokenId draw(const float* scores, int vocab_size, const SamplingLaw& law, double u);
 
   // The law itself, as weights, for law(): 0 where the cuts dropped a token. Returns 0, kBadRow or
@@ -63,11 +54,12 @@ class TokenSampler {
   void gather(const float* scores, int vocab_size, const SamplingLaw& law);
   float gather_threshold(const float* scores, int vocab_size, const SamplingLaw& law);
   void cut_top_k(std::int32_t k);
-  void cut_top_p(double wanted_mass);
+  Mass kept_mass() const;
+  void cut_top_p(Mass wanted);
   TokenId draw_from_kept(double u) const;
 
   std::vector<float> weights_;     // [V] exp((score - largest) / temperature)
-  std::vector<double> mass_;       // of each block of ids
+  std::vector<Mass> mass_;         // of each block of ids
   std::vector<float> block_best_;  // largest score of each block, scratch of the top-k threshold
   std::vector<Candidate> kept_;
   WeightedLaw law_{};

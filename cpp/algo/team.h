@@ -14,15 +14,21 @@
 
 namespace specdec {
 
+// What algorithms need that only divide work: a block of a device has no more than that.
 template <typename T>
-concept Team = requires(const T& team, bool flag, std::int32_t value, std::int32_t* total) {
+concept Ranks = requires(const T& team) {
   { team.rank() } -> std::convertible_to<std::int32_t>;
   { team.size() } -> std::convertible_to<std::int32_t>;
   team.sync();
-  { team.any(flag) } -> std::convertible_to<bool>;
-  // Exclusive prefix sum over ranks; *total receives the sum over all ranks.
-  { team.scan(value, total) } -> std::convertible_to<std::int32_t>;
 };
+
+template <typename T>
+concept Team =
+    Ranks<T> && requires(const T& team, bool flag, std::int32_t value, std::int32_t* total) {
+      { team.any(flag) } -> std::convertible_to<bool>;
+      // Exclusive prefix sum over ranks; *total receives the sum over all ranks.
+      { team.scan(value, total) } -> std::convertible_to<std::int32_t>;
+    };
 
 struct SerialTeam {
   SPECDEC_HD constexpr std::int32_t rank() const { return 0; }

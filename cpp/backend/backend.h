@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "backend/accept_ops.h"
 #include "backend/device_limits.h"
 #include "backend/ops.h"
 #include "backend/row_ops.h"
@@ -34,6 +35,8 @@ struct Backend {
   void (*gated_activation)(const GatedActivationParams&) = nullptr;
   void (*draft_step)(const DraftStepParams&) = nullptr;
   void (*commit_step)(const CommitStepParams&) = nullptr;
+  void (*sample_rows)(const SampleRowsParams&) = nullptr;
+  void (*accept_step)(const AcceptStepParams&) = nullptr;
 
   // Bytes of scratch that let argmax run at full speed; null: none.
   std::int64_t (*argmax_workspace_bytes)(std::int32_t rows, std::int32_t vocab) = nullptr;
@@ -57,7 +60,8 @@ inline constexpr std::uint64_t kBackendLayout = [] {
         sizeof(SpecAttentionParams), sizeof(CompactKvParams), sizeof(BuildStepParams),
         sizeof(PackMaskParams), sizeof(ArgmaxParams), sizeof(RmsNormParams),
         sizeof(GatedActivationParams), sizeof(DraftStepParams), sizeof(CommitStepParams),
-        sizeof(Slot), sizeof(SlotResult), sizeof(DeviceLimits)}) {
+        sizeof(SampleRowsParams), sizeof(AcceptStepParams), sizeof(Slot), sizeof(SlotResult),
+        sizeof(DeviceLimits)}) {
     hash = (hash ^ size) * 1099511628211u;
   }
   return hash;

@@ -21,10 +21,12 @@ struct ExecutionContext {
 // What a kernel found wrong with one request. Its rows are then zero (attention) or not written;
 // other requests are served. A kernel never traps.
 enum StatusFlag : std::uint32_t {
-  kStatusNaN = 1,       // a row's result holds a NaN or infinity
-  kStatusBadPage = 2,   // a page id that the request reaches is outside the pool
-  kStatusBadTree = 4,   // parents not in topological order, or a node deeper than max_depth
-  kStatusBadLength = 8  // kv_len or rows negative, or beyond the page table
+  kStatusNaN = 1,        // a row's result holds a NaN or infinity
+  kStatusBadPage = 2,    // a page id that the request reaches is outside the pool
+  kStatusBadTree = 4,    // parents not in topological order, or a node deeper than max_depth
+  kStatusBadLength = 8,  // kv_len or rows negative, or beyond the page table
+  kStatusBadLaw = 16,    // temperature, top_k, top_p, min_p or an acceptance rule out of range
+  kStatusBadProbs = 32   // probabilities of a draft that are none, or not its own
 };
 
 // Writes the K/V of all step rows into the pages, row i of request b at slot kv_len[b] + i. A

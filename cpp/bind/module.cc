@@ -26,4 +26,5 @@ PYBIND11_MODULE(_core, m) {
   specdec::register_run_ahead(m);  // after the executor and slots, whose types it returns
   specdec::register_beams(m);
   specdec::register_recurrent_drafter(m);
+  specdec::register_accept(m);
 }

@@ -23,5 +23,6 @@ void register_slots(pybind11::module_& m);
 void register_run_ahead(pybind11::module_& m);
 void register_beams(pybind11::module_& m);
 void register_recurrent_drafter(pybind11::module_& m);
+void register_accept(pybind11::module_& m);
 
 }  // namespace specdec

@@ -56,7 +56,6 @@ void Executor::sample(const Request& request, const float* scores, std::int64_t 
       depth[row] = kept ? depth[parent] + 1 : -1;
     }
     const float* row_scores = processed_scores(request, row, scores + row * row_stride);
-    static_assert(TokenSampler::kNothingAllowed == kNothingAllowed);
     // Other rows are never delivered; drafters look at their best token.
     if (!law.greedy() && depth[row] >= 0) {
       const double u = token_uniform(request.params.seed, request.history.size() + depth[row]);

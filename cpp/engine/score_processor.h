@@ -15,8 +15,6 @@ namespace specdec {
 
 // The score of a token that must not be chosen.
 inline constexpr float kForbiddenScore = -std::numeric_limits<float>::infinity();
-// In place of a token id: the processors left no token to choose. (-1 is a row that holds a NaN.)
-inline constexpr TokenId kNothingAllowed = -2;
 
 class ScoreProcessor {
  public:

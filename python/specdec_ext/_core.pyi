@@ -32,6 +32,8 @@ __all__: list[str] = [
     "StepPlan",
     "accept_drafts",
     "accept_greedy",
+    "accept_scratch_bytes",
+    "accept_step",
     "append_kv",
     "argmax",
     "backend_memory",
@@ -58,6 +60,7 @@ __all__: list[str] = [
     "random_uniform",
     "rms_norm",
     "rope_append_kv",
+    "sample_rows",
     "sample_token",
     "seed_schedule",
     "set_num_threads",
@@ -1303,6 +1306,50 @@ def accept_greedy(
     the path, or as many when the last choice is -1), and the node of that bad choice or -1.
     """
 
+def accept_scratch_bytes(
+    num_requests: typing.SupportsInt | typing.SupportsIndex,
+    vocab_size: typing.SupportsInt | typing.SupportsIndex,
+    has_probs: bool,
+) -> int:
+    """
+    See specdec_ext.ops.accept_scratch_bytes.
+    """
+
+def accept_step(
+    scores: typing.Any,
+    cu_logits: typing.Any,
+    positions: typing.Any,
+    tokens: typing.Any,
+    parents: typing.Any,
+    acceptance: typing.Any,
+    *,
+    temperature: typing.Any,
+    top_k: typing.Any,
+    top_p: typing.Any,
+    min_p: typing.Any,
+    seed: typing.Any,
+    posterior_threshold: typing.Any = None,
+    posterior_alpha: typing.Any = None,
+    acceptance_threshold: typing.Any = None,
+    probs: typing.Any = None,
+    vocab_ids: typing.Any = None,
+    draft_columns: typing.Any = None,
+    has_probs: typing.Any = None,
+    replacement: typing.Any = None,
+    sampled: typing.Any,
+    path: typing.Any,
+    path_len: typing.Any,
+    emitted: typing.Any,
+    num_emitted: typing.Any,
+    backend: typing.Any = None,
+    stream: typing.SupportsInt | typing.SupportsIndex = 0,
+    workspace: typing.Any = None,
+    status: typing.Any = None,
+) -> None:
+    """
+    See specdec_ext.ops.accept_step.
+    """
+
 def append_kv(
     k: typing.Any,
     v: typing.Any,
@@ -1634,6 +1681,27 @@ def rope_append_kv(
 ) -> None:
     """
     See specdec_ext.ops.rope_append_kv.
+    """
+
+def sample_rows(
+    scores: typing.Any,
+    cu_logits: typing.Any,
+    positions: typing.Any,
+    *,
+    temperature: typing.Any,
+    top_k: typing.Any,
+    top_p: typing.Any,
+    min_p: typing.Any,
+    seed: typing.Any,
+    out: typing.Any,
+    purpose: str = "token",
+    backend: typing.Any = None,
+    stream: typing.SupportsInt | typing.SupportsIndex = 0,
+    workspace: typing.Any = None,
+    status: typing.Any = None,
+) -> None:
+    """
+    See specdec_ext.ops.sample_rows.
     """
 
 def sample_token(

@@ -28,7 +28,8 @@ Case make_case(int vocab, bool reduced, unsigned seed) {
   std::mt19937 random(seed);
   std::uniform_real_distribution<float> unit(0.0f, 1.0f);
   Case c;
-  for (int v = 0; v < vocab; ++v) c.weights.push_back(unit(random) < 0.3f ? 0.0f : unit(random));
+  for (int v = 0; v < vocab; ++v)
+    c.weights.push_back(unit(random) < 0.3f ? 0.0f : to_grid(unit(random)));
   c.weights[random() % vocab] = 1.0f;
   const int columns = reduced ? std::max(1, vocab / 3) : vocab;
   if (reduced) {
@@ -43,15 +44,15 @@ Case make_case(int vocab, bool reduced, unsigned seed) {
 
 struct Result {
   std::vector<float> weights;
-  double total;
+  Mass total;
   std::vector<TokenId> drawn;
 };
 
 Result subtract(const Case& c, int ranks) {
-  Result result{c.weights, 0.0, {}};
-  std::vector<double> mass(mass_blocks(c.vocab()));
+  Result result{c.weights, 0, {}};
+  std::vector<Mass> mass(mass_blocks(c.vocab()));
   auto work = [&](const auto& team) {
-    WeightedLaw law{result.weights.data(), mass.data(), c.vocab(), 0.0};
+    WeightedLaw law{result.weights.data(), mass.data(), c.vocab(), 0};
     sum_law(team, &law);
     subtract_draft(team, c.draft(0), draft_mass(c.draft(0), nullptr, 0), &law);
     team.sync();
@@ -83,9 +84,9 @@ TEST(residual_is_max_of_r_minus_q_and_zero) {
       CHECK(std::abs(static_cast<double>(result.weights[v]) / total - r) < 1e-6);
       left += static_cast<double>(result.weights[v]);
     }
-    CHECK(std::abs(left - result.total) <= 1e-12 * total);
+    CHECK_EQ(left, weight_of(result.total));
     for (const TokenId token : result.drawn) {
-      CHECK(result.total > 0.0 ? result.weights[token] > 0.0f : token == -1);
+      CHECK(result.total > 0 ? result.weights[token] > 0.0f : token == -1);
     }
   }
 }

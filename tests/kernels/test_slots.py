@@ -103,6 +103,8 @@ class Device:
     fixed pages, which it shares with nobody.
     """
 
+    needs_logits = False
+
     def __init__(
         self, target: Target, function: HashFunction, method: str, num_slots: int, num_rows: int
     ) -> None:
@@ -129,8 +131,14 @@ class Device:
         self.running[slot] = index
         plan = _core.make_step_plan(
             [job.prompt], kv_len=[0], page_table=[self.pages[slot].tolist()],
-            logits_for_all_rows=False, needs_logits=False,
+            logits_for_all_rows=False, needs_logits=self.needs_logits,
         )  # fmt: skip
+        return self.choose(slot, plan, job.prompt[-1:], [-1], len(job.prompt) - 1)
+
+    def choose(
+        self, slot: int, plan: Any, tokens: list[int], parents: list[int], position: int
+    ) -> list[int]:
+        """The target's choice after each row of a slot; position: of the first of them."""
         return self.model.forward(plan).tolist()
 
     def filled(self, *shape: int) -> torch.Tensor:
@@ -172,9 +180,11 @@ class Device:
             plan = _core.make_step_plan(
                 [tokens[rows].tolist()], parents=[parents[rows].tolist()],
                 kv_len=[kv_len[b].item()], page_table=[self.pages[slot].tolist()],
-                needs_logits=False,
+                needs_logits=self.needs_logits,
             )  # fmt: skip
-            sampled += self.model.forward(plan).tolist()
+            sampled += self.choose(
+                slot, plan, tokens[rows].tolist(), parents[rows].tolist(), int(kv_len[b])
+            )
         table = torch.stack([self.pages[max(slot, 0)] for slot in ids])
         results = self.commit(ids, cu, sampled)
         # The hash model's pages are host memory: compaction runs there, by the device's paths.

@@ -2,6 +2,7 @@
 #include "backend/backend.h"
 #include "backend/cpu/attention/cpu_attention.h"
 #include "backend/cpu/decoder/row_kernels.h"
+#include "backend/cpu/step/accept_ops.h"
 #include "backend/cpu/step/step_ops.h"
 
 namespace specdec {
@@ -24,6 +25,8 @@ const Backend& cpu_backend() {
     b.gated_activation = cpu::gated_activation;
     b.draft_step = cpu::draft_step;
     b.commit_step = cpu::commit_step;
+    b.sample_rows = cpu::sample_rows;
+    b.accept_step = cpu::accept_step;
     return b;
   }();
   return backend;

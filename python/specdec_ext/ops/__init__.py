@@ -22,6 +22,16 @@ from __future__ import annotations
 
 from specdec_ext._core import DeviceLimits, SlotLayout
 from specdec_ext.ops._where import backend_names, device_limits, load_backend
+from specdec_ext.ops.accept import (
+    ACCEPTANCE_RULES,
+    AcceptResults,
+    DraftProbs,
+    SamplingLaws,
+    accept_scratch_bytes,
+    accept_step,
+    make_accept_results,
+    sample_rows,
+)
 from specdec_ext.ops.attention import spec_attention, step_attention
 from specdec_ext.ops.kv import append_kv, compact_kv, rope_append_kv, step_append_kv
 from specdec_ext.ops.rows import gated_activation, rms_norm
@@ -53,12 +63,18 @@ from specdec_ext.ops.table import (
 from specdec_ext.ops.torch_library import register_torch_library
 
 __all__ = [
+    "ACCEPTANCE_RULES",
+    "AcceptResults",
     "AttentionInstance",
     "AttentionProblem",
     "AttentionTable",
     "DeviceLimits",
+    "DraftProbs",
+    "SamplingLaws",
     "SlotLayout",
     "SlotResult",
+    "accept_scratch_bytes",
+    "accept_step",
     "append_kv",
     "argmax",
     "backend_names",
@@ -70,6 +86,7 @@ __all__ = [
     "enter_slot",
     "gated_activation",
     "load_backend",
+    "make_accept_results",
     "make_results",
     "make_slots",
     "mask_from_parents",
@@ -81,6 +98,7 @@ __all__ = [
     "register_torch_library",
     "rms_norm",
     "rope_append_kv",
+    "sample_rows",
     "set_num_threads",
     "spec_attention",
     "step_append_kv",

@@ -1,0 +1,291 @@
+// The rules of algo/acceptance.h, once for a thread and for a block of a device.
+//
+// What a rule has to know of a row's law comes from `Laws`, whose functions every rank calls in the
+// same order with the same arguments and which give every rank the same answer:
+//
+//   TokenId weigh(node)        makes the law after that node the current one; 0, or
+//                              kBadRow or kNothingAllowed
+//   double weight(token)       of the current law, largest 1 before any rejection
+//   double total()             sum of its weights
+//   DraftLaw draft(node)       what that draft was drawn from; no columns: unusable
+//   void subtract(q, mass)     the current law becomes its residual
+//   TokenId draw(u)            from the current law
+//   TokenId sample(node, u)    from the law after that node, or what weigh() says of it
+//   double spread()            e^-entropy of the current law
+//   bool has_probs(), replacement()
+#pragma once
+
+#include <cstdint>
+
+#include "algo/accept.h"
+#include "algo/fault.h"
+#include "algo/residual.h"
+#include "algo/team.h"
+#include "base/philox.h"
+#include "base/types.h"
+
+namespace specdec {
+
+enum class AcceptanceRule : std::uint8_t { kExactMatch, kRejection, kTypical, kThreshold };
+
+struct AcceptanceParams {
+  AcceptanceRule rule = AcceptanceRule::kExactMatch;
+  float posterior_threshold = 0.09f;  // typical
+  float posterior_alpha = 0.3f;       // typical
+  float threshold = 1.0f;             // threshold
+
+  bool lossless() const {
+    return rule == AcceptanceRule::kExactMatch || rule == AcceptanceRule::kRejection;
+  }
+  // False for a NaN in any place.
+  SPECDEC_HD bool valid() const {
+    return rule <= AcceptanceRule::kThreshold && posterior_threshold > 0.0f &&
+           posterior_threshold <= 1.0f && posterior_alpha > 0.0f && posterior_alpha <= 1.0f &&
+           threshold > 0.0f && threshold <= 1.0f;
+  }
+};
+
+// Working memory that all ranks see.
+struct AcceptScratch {
+  std::int32_t first_child[kMaxStepTokens];   // -1: none
+  std::int32_t next_sibling[kMaxStepTokens];  // of larger index; -1: none
+  std::int32_t columns[kMaxStepTokens];       // of earlier siblings
+  std::int32_t depth[kMaxStepTokens];         // of an acceptable node, else -1
+  double score[kMaxStepTokens];               // product of p along its path
+};
+
+// A request's drafts and what its random numbers are keyed by. The memory is shared.
+struct DraftedTree {
+  const TokenId* tokens;        // [size]
+  const std::int32_t* parents;  // [size] a valid tree
+  std::int32_t size;
+  std::uint64_t seed;
+  std::int64_t position;  // absolute position of the token after the root
+};
+
+SPECDEC_HD inline double token_uniform_at(const DraftedTree& tree, std::int32_t depth) {
+  return philox_uniform(tree.seed, static_cast<std::uint64_t>(tree.position + depth),
+                        RandomPurpose::kToken, 0);
+}
+
+SPECDEC_HD inline double accept_uniform_at(const DraftedTree& tree, std::int32_t depth,
+                                           std::int32_t sibling) {
+  return philox_uniform(tree.seed, static_cast<std::uint64_t>(tree.position + depth),
+                        RandomPurpose::kAccept, static_cast<std::uint32_t>(sibling));
+}
+
+// Children of every node, in order of index.
+template <Ranks TeamT>
+SPECDEC_HD inline void link_children(const TeamT& team, const DraftedTree& tree,
+                                     AcceptScratch* scratch) {
+  for (std::int32_t i = team.rank(); i < tree.size; i += team.size()) scratch->first_child[i] = -1;
+  team.sync();
+  if (team.rank() == 0) {
+    for (std::int32_t i = tree.size - 1; i > 0; --i) {
+      std::int32_t& first = scratch->first_child[tree.parents[i]];
+      scratch->next_sibling[i] = first;
+      first = i;
+    }
+  }
+  team.sync();
+}
+
+// Fills the rest of a result whose path is known: decided[node] is the token after the root and
+// after each node of the path.
+template <Ranks TeamT>
+SPECDEC_HD inline void emit_path(const TeamT& team, const TokenId* decided, AcceptResult* out) {
+  team.sync();
+  if (team.rank() == 0) {
+    const std::int32_t length = out->path_len;
+    out->emitted[0] = decided[0];
+    for (std::int32_t i = 0; i < length; ++i) out->emitted[i + 1] = decided[out->path[i]];
+    const std::int32_t last = length == 0 ? 0 : out->path[length - 1];
+    const bool bad = decided[last] < 0;
+    out->bad_row = bad ? last : -1;
+    out->num_emitted = length + (bad ? 0 : 1);
+  }
+  team.sync();
+}
+
+// Holds the children of a node against the current law: the one that is kept; -1: none, and the
+// current law is the residual.
+template <Ranks TeamT, class Laws>
+SPECDEC_HD inline std::int32_t hold_children(const TeamT& team, const DraftedTree& tree,
+                                             std::int32_t first, std::int32_t depth, Laws& laws,
+                                             AcceptScratch* scratch) {
+  std::int32_t i = 0;
+  for (std::int32_t node = first; node >= 0; node = scratch->next_sibling[node], ++i) {
+    const DraftLaw q = laws.draft(node);
+    if (q.columns == 0) return -1;
+    const bool remove = !laws.replacement() && !fault(Fault::kSiblingNotRemoved);
+    const double mass = draft_mass(q, scratch->columns, remove ? i : 0);
+    const double wanted = static_cast<double>(q.probs[q.column]) / mass * laws.total();
+    const double weight = laws.weight(tree.tokens[node]);
+    bool kept = accept_uniform_at(tree, depth, i) * wanted < weight;
+    if (fault(Fault::kAlwaysAccept)) kept = true;
+    if (fault(Fault::kConstantThreshold)) kept = 0.5 * wanted < weight;
+    if constexpr (requires { laws.favourite(); }) {
+      if (fault(Fault::kArgmaxMatch)) kept = tree.tokens[node] == laws.favourite();
+    }
+    if (kept) return node;
+    team.sync();  // all have read columns
+    if (team.rank() == 0) scratch->columns[i] = q.column;
+    team.sync();
+    if (fault(Fault::kResampleFromTarget)) continue;
+    if (fault(Fault::kResidualNotUpdated) && scratch->next_sibling[node] >= 0) continue;
+    laws.subtract(q, mass);
+    // Nothing left: r was q up to rounding, so the draft is as good as a draw from r.
+    if (!(laws.total() > 0.0)) return node;
+  }
+  return -1;
+}
+
+// decided: [size]; filled for the root and the nodes of out->path, other entries are left alone.
+template <Ranks TeamT, class Laws>
+SPECDEC_HD inline void accept_by_rejection(const TeamT& team, const DraftedTree& tree, Laws& laws,
+                                           AcceptScratch* scratch, TokenId* decided,
+                                           AcceptResult* out) {
+  link_children(team, tree, scratch);
+  std::int32_t node = 0, depth = 0;
+  for (;; ++depth) {
+    const std::int32_t first = scratch->first_child[node];
+    std::int32_t kept = -1;
+    TokenId token;
+    if (first < 0) {
+      token = laws.sample(node, token_uniform_at(tree, depth));
+    } else if (token = laws.weigh(node); token >= 0) {
+      // A leaf that is never looked at: the mistake of reading one row too few.
+      const bool unseen = fault(Fault::kLastDraftUnverified) && scratch->first_child[first] < 0;
+      kept = unseen ? first : hold_children(team, tree, first, depth, laws, scratch);
+      if (kept >= 0) {
+        token = tree.tokens[kept];
+      } else {
+        token = laws.draw(fault(Fault::kSharedUniform) ? accept_uniform_at(tree, depth, 0)
+                                                       : token_uniform_at(tree, depth));
+      }
+    }
+    if (team.rank() == 0) {
+      decided[node] = token;
+      if (kept >= 0) out->path[depth] = kept;
+    }
+    if (kept < 0) break;
+    node = kept;
+  }
+  if (team.rank() == 0) out->path_len = depth;
+  emit_path(team, decided, out);
+}
+
+// Marks the children of a node that a lossy rule finds acceptable; the current law is the node's.
+template <Ranks TeamT, class Laws>
+SPECDEC_HD inline void judge_children(const TeamT& team, const DraftedTree& tree,
+                                      const AcceptanceParams& params, std::int32_t node, Laws& laws,
+                                      AcceptScratch* scratch) {
+  const bool typical = params.rule == AcceptanceRule::kTypical;
+  double least = static_cast<double>(params.threshold);
+  if (typical) {
+    const double share = static_cast<double>(params.posterior_alpha) * laws.spread();
+    const auto bound = static_cast<double>(params.posterior_threshold);
+    least = share < bound ? share : bound;
+  }
+  std::int32_t i = 0;
+  for (std::int32_t child = scratch->first_child[node]; child >= 0;
+       child = scratch->next_sibling[child], ++i) {
+    const double p = laws.weight(tree.tokens[child]) / laws.total();
+    double q = 1.0;
+    if (!typical && laws.has_probs()) {
+      const DraftLaw draft = laws.draft(child);
+      if (draft.columns == 0) return;
+      q = static_cast<double>(draft.probs[draft.column]) /
+          draft_mass(draft, scratch->columns, laws.replacement() ? 0 : i);
+      team.sync();
+      if (team.rank() == 0) scratch->columns[i] = draft.column;
+      team.sync();
+    }
+    if (team.rank() == 0 && p > 0.0 && p >= least * q) {
+      scratch->depth[child] = scratch->depth[node] + 1;
+      scratch->score[child] = scratch->score[node] * p;
+    }
+  }
+}
+
+// The lossy rules. decided: as above.
+template <Ranks TeamT, class Laws>
+SPECDEC_HD inline void accept_deepest(const TeamT& team, const DraftedTree& tree,
+                                      const AcceptanceParams& params, Laws& laws,
+                                      AcceptScratch* scratch, TokenId* decided, AcceptResult* out) {
+  link_children(team, tree, scratch);
+  for (std::int32_t i = team.rank(); i < tree.size; i += team.size()) {
+    scratch->depth[i] = i == 0 ? 0 : -1;
+    scratch->score[i] = 1.0;
+  }
+  team.sync();
+  std::int32_t best = 0;
+  for (std::int32_t node = 0; node < tree.size; ++node) {
+    if (scratch->depth[node] < 0) continue;
+    const bool deeper = scratch->depth[node] > scratch->depth[best];
+    const bool level = scratch->depth[node] == scratch->depth[best];
+    if (deeper || (level && scratch->score[node] > scratch->score[best])) best = node;
+    if (scratch->first_child[node] < 0 || laws.weigh(node) < 0) continue;
+    judge_children(team, tree, params, node, laws, scratch);
+    team.sync();
+  }
+  const std::int32_t length = scratch->depth[best];
+  const TokenId token = laws.sample(best, token_uniform_at(tree, length));
+  if (team.rank() == 0) {
+    out->path_len = length;
+    TokenId after = token;
+    for (std::int32_t i = length, node = best; i >= 0; --i, node = tree.parents[node]) {
+      decided[node] = after;
+      if (i > 0) out->path[i - 1] = node;
+      after = tree.tokens[node];
+    }
+  }
+  emit_path(team, decided, out);
+}
+
+// Exact match: the token after each node that may be kept is drawn, and a draft is kept if it is
+// the token drawn after its parent. decided[node] is filled for those nodes.
+template <Ranks TeamT, class Laws>
+SPECDEC_HD inline void accept_drawn(const TeamT& team, const DraftedTree& tree, Laws& laws,
+                                    AcceptScratch* scratch, TokenId* decided, AcceptResult* out) {
+  for (std::int32_t node = 0; node < tree.size; ++node) {
+    const std::int32_t parent = tree.parents[node];
+    const bool kept =
+        node == 0 || (scratch->depth[parent] >= 0 && tree.tokens[node] == decided[parent]);
+    const std::int32_t depth = node == 0 ? 0 : kept ? scratch->depth[parent] + 1 : -1;
+    const TokenId token = kept ? laws.sample(node, token_uniform_at(tree, depth)) : 0;
+    if (team.rank() == 0) {
+      scratch->depth[node] = depth;
+      if (kept) decided[node] = token;
+    }
+    team.sync();
+  }
+  accept_greedy(team, tree.tokens, tree.parents, tree.size, decided, kMaxDraftLen, out);
+}
+
+// By the request's rule. Laws: of a law that is not greedy.
+template <Ranks TeamT, class Laws>
+SPECDEC_HD inline void accept_by_rule(const TeamT& team, const DraftedTree& tree,
+                                      const AcceptanceParams& params, Laws& laws,
+                                      AcceptScratch* scratch, TokenId* decided, AcceptResult* out) {
+  switch (params.rule) {
+    case AcceptanceRule::kTypical:
+    case AcceptanceRule::kThreshold:
+      return accept_deepest(team, tree, params, laws, scratch, decided, out);
+    case AcceptanceRule::kRejection:
+      if (laws.has_probs()) return accept_by_rejection(team, tree, laws, scratch, decided, out);
+      [[fallthrough]];  // rejection of drafts that were chosen without chance is exact match
+    case AcceptanceRule::kExactMatch:
+      return accept_drawn(team, tree, laws, scratch, decided, out);
+  }
+}
+
+// Is this a tree of drafts that exist? Then no walk along it leaves the arrays.
+SPECDEC_HD inline bool is_drafted_node(const DraftedTree& tree, std::int32_t node,
+                                       std::int32_t vocab) {
+  const std::int32_t parent = tree.parents[node];
+  if (node == 0) return parent == -1;
+  return parent >= 0 && parent < node && tree.tokens[node] >= 0 && tree.tokens[node] < vocab;
+}
+
+}  // namespace specdec

@@ -1,0 +1,131 @@
+// Parameter structs of the operations that draw tokens and accept drafts by probabilities
+// (algo/sample.h, algo/accept_rules.h). As in ops.h: outputs are the caller's, nothing is
+// allocated.
+#pragma once
+
+#include <cstdint>
+
+#include "algo/accept_rules.h"
+#include "algo/sampling_law.h"
+#include "backend/ops.h"
+#include "base/types.h"
+
+namespace specdec {
+
+// The laws of the requests of a step.
+struct SamplingView {
+  const float* temperature = nullptr;   // [B] 0: greedy
+  const std::int32_t* top_k = nullptr;  // [B]
+  const float* top_p = nullptr;         // [B]
+  const float* min_p = nullptr;         // [B]
+  const std::uint64_t* seed = nullptr;  // [B]
+
+  SPECDEC_HD SamplingLaw law(std::int32_t b) const {
+    return {temperature[b], top_k[b], top_p[b], min_p[b]};
+  }
+};
+
+// Rows of scores of the requests of a step: those of request b are cu_logits[b] to
+// cu_logits[b + 1]. Columns that pad a row to more than `vocab` are not read.
+struct ScoreRows {
+  const void* scores = nullptr;  // [rows, >= vocab], rows `row_stride` elements apart
+  std::int64_t row_stride = 0;
+  std::int32_t rows = 0, vocab = 0;         // vocab <= kMaxLawTokens
+  DType dtype = DType::kF32;                // f32, f16 or bf16
+  std::int32_t num_requests = 0;            // B
+  const std::int32_t* cu_logits = nullptr;  // [B + 1]
+  // [rows] absolute position of the row's own token; what is drawn after it stands one further.
+  const std::int32_t* positions = nullptr;
+};
+
+// The token after each row: drawn by its request's law, the largest score where that is greedy.
+// kBadRow and kStatusNaN for a row with a NaN (or, if drawn from, +infinity), kNothingAllowed for a
+// drawn row of -infinity, kBadRow for a row of no request and for one with a law that is none,
+// which sets kStatusBadLaw.
+struct SampleRowsParams {
+  ScoreRows rows;
+  SamplingView sampling;
+  RandomPurpose purpose = RandomPurpose::kToken;  // of the numbers drawn
+  TokenId* ids = nullptr;                         // [rows]
+  ExecutionContext exec;  // workspace: as argmax; less makes it slower, not wrong
+};
+
+// Bytes from one request's residual to the next.
+constexpr std::int64_t residual_bytes(std::int32_t vocab) {
+  return (std::int64_t{vocab} * static_cast<std::int64_t>(sizeof(float)) + 255) / 256 * 256;
+}
+
+// Workspace that accept_step cannot do without on an accelerator: what is left of each request's
+// law after a draft was rejected. With that of argmax behind it no row is one block's work.
+constexpr std::int64_t accept_scratch_bytes(std::int32_t num_requests, std::int32_t vocab,
+                                            bool has_probs) {
+  return has_probs ? num_requests * residual_bytes(vocab) : 0;
+}
+
+// Accepted drafts and the token after them. The rows of a request are the nodes of its tree, row 0
+// the root; a request without rows is left alone.
+//   kStatusBadTree    parents are no tree of at most kMaxStepTokens nodes, or a draft is no token
+//   id kStatusBadLength  rows outside the arrays kStatusBadLaw     the law or the rule is none
+// Such a request accepts and emits nothing.
+//   kStatusBadProbs   a draft that was reached has probabilities that are none: it and its later
+//                     siblings are not looked at, the token is drawn from what is left
+//   kStatusNaN        the path led to a row with a NaN; the token after it is not emitted
+struct AcceptStepParams {
+  ScoreRows rows;
+  SamplingView sampling;
+  const TokenId* tokens = nullptr;        // [rows]
+  const std::int32_t* parents = nullptr;  // [rows] within the request
+  const std::uint8_t* rule = nullptr;     // [B] AcceptanceRule
+  // [B] as in AcceptanceParams; null: its defaults.
+  const float* posterior_threshold = nullptr;
+  const float* posterior_alpha = nullptr;
+  const float* threshold = nullptr;
+
+  // What drafts were drawn from: row i belongs to row i of the scores, roots' are not read. Null:
+  // they were chosen without chance. A token without a column has probability 0.
+  const float* probs = nullptr;  // [rows, columns], rows `probs_stride` elements apart
+  std::int64_t probs_stride = 0;
+  std::int32_t columns = 0;
+  const TokenId* vocab_ids = nullptr;           // [columns], each token once; null: column = token
+  const std::int32_t* draft_columns = nullptr;  // [rows] of the draft; null: its token id
+  const std::uint8_t* has_probs = nullptr;      // [B]; null: all
+  const std::uint8_t* replacement = nullptr;    // [B]; null: none
+
+  // [rows] the token after the root and after each node of the path; the largest score of other
+  // rows, or what exact match drew there.
+  TokenId* sampled = nullptr;
+  std::int32_t* path = nullptr;         // [B, kMaxStepTokens] accepted rows within the request
+  std::int32_t* path_len = nullptr;     // [B]
+  TokenId* emitted = nullptr;           // [B, kMaxStepTokens]
+  std::int32_t* num_emitted = nullptr;  // [B] path_len + 1, or path_len if that row has no token
+  ExecutionContext exec;                // workspace: at least accept_scratch_bytes
+
+  SPECDEC_HD AcceptanceParams acceptance(std::int32_t b) const {
+    AcceptanceParams params;
+    params.rule = static_cast<AcceptanceRule>(rule[b]);
+    if (posterior_threshold != nullptr) params.posterior_threshold = posterior_threshold[b];
+    if (posterior_alpha != nullptr) params.posterior_alpha = posterior_alpha[b];
+    if (threshold != nullptr) params.threshold = threshold[b];
+    return params;
+  }
+  SPECDEC_HD bool drawn_from_probs(std::int32_t b) const {
+    return probs != nullptr && (has_probs == nullptr || has_probs[b] != 0);
+  }
+  SPECDEC_HD bool with_replacement(std::int32_t b) const {
+    return replacement != nullptr && replacement[b] != 0;
+  }
+  // Where the draft of a row stands among its probabilities; -1: nowhere.
+  SPECDEC_HD std::int32_t column_of(std::int32_t row) const {
+    const std::int32_t column = draft_columns == nullptr ? tokens[row] : draft_columns[row];
+    if (column < 0 || column >= columns) return -1;
+    return (vocab_ids == nullptr ? column : vocab_ids[column]) == tokens[row] ? column : -1;
+  }
+};
+
+// Within the arrays, and not decreasing.
+SPECDEC_HD inline bool has_rows(const ScoreRows& rows, std::int32_t b) {
+  const std::int32_t first = rows.cu_logits[b], end = rows.cu_logits[b + 1];
+  return first >= 0 && end >= first && end <= rows.rows;
+}
+
+}  // namespace specdec

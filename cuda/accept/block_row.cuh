@@ -1,0 +1,519 @@
+// One row of scores under one law, by a block of threads: its mass, its cuts, a draw from it.
+//
+// Weights are elementwise functions of scores and masses are integers (algo/law_mass.h), so any way
+// of finding a cut finds the same one as the host, which sorts. Here: tokens are counted in bins of
+// (largest - score) / temperature, those of the first bins, as many as fit, go into a list in
+// shared memory, and keys are found in it by bisection, two bits a round. Only where a cut lies
+// beyond the list (a flat law with a large top_p, or top_k > 2048) the rounds read the row itself.
+#pragma once
+
+#include <cstdint>
+
+#include "algo/law_mass.h"
+#include "algo/sampling_law.h"
+#include "algo/softmax_weight.h"
+#include "gpu/gpu.cuh"
+#include "kv/elements.cuh"
+#include "step/step_rows.cuh"
+
+namespace specdec::cuda {
+
+inline constexpr int kMaxLawThreads = 512;
+inline constexpr int kChunk = 32 * kLaneElements;  // tokens that a warp reads at once
+inline constexpr int kInFlight = 2;                // of those before it looks at the first
+inline constexpr int kCandidates = 2048;
+inline constexpr int kBins = 256;
+inline constexpr float kBinsPerUnit = 8.0f;  // the grid's smallest weight is e^-30.5: bin 244
+inline constexpr int kTokenBits = 20;
+static_assert(kMaxLawTokens == 1 << kTokenBits);
+
+__device__ __forceinline__ int threads() { return static_cast<int>(blockDim.x); }
+
+struct BlockTeam {
+  __device__ __forceinline__ std::int32_t rank() const {
+    return static_cast<std::int32_t>(threadIdx.x);
+  }
+  __device__ __forceinline__ std::int32_t size() const { return threads(); }
+  __device__ __forceinline__ void sync() const { __syncthreads(); }
+};
+
+struct Candidate {
+  std::uint32_t key;
+  float weight;
+  TokenId id;
+};
+
+// What the threads of a block share; mass_of_chunk follows it.
+struct LawShared {
+  Mass partial[2][kMaxLawThreads / 32][3];
+  Candidate candidates[kCandidates];
+  std::uint32_t bins[kBins];
+  std::uint32_t num_candidates;  // written into the list so far
+  std::uint32_t listed;          // in the bins before `bin_limit`
+  std::int32_t bin_limit;
+  TokenId token;
+};
+
+// As many warps as a row has chunks, within limits.
+constexpr unsigned law_threads(std::int32_t vocab, int least) {
+  const int wanted = (vocab + kChunk - 1) / kChunk * 32;
+  return static_cast<unsigned>(wanted < least            ? least
+                               : wanted > kMaxLawThreads ? kMaxLawThreads
+                                                         : wanted);
+}
+
+// Shared memory of a BlockRow: LawShared and the masses of chunks.
+constexpr std::size_t law_shared_bytes(std::int32_t vocab) {
+  return sizeof(LawShared) + static_cast<std::size_t>((vocab + kChunk - 1) / kChunk) * sizeof(Mass);
+}
+
+// Rises with the score; -0 and 0 have one key.
+__device__ __forceinline__ std::uint32_t order_key(float score) {
+  const auto bits = std::bit_cast<std::uint32_t>(score + 0.0f);
+  return (bits >> 31) != 0 ? ~bits : bits | 0x80000000u;
+}
+
+__device__ __forceinline__ Mass warp_sum(Mass x) {
+#pragma unroll
+  for (int step = 16; step > 0; step /= 2) x += __shfl_xor_sync(kAllLanes, x, step);
+  return x;
+}
+
+// All threads of the block call every function, with the same arguments. Functions begin where the
+// block has synchronised on what they read, and end so.
+template <class T>
+class BlockRow {
+ public:
+  __device__ BlockRow(LawShared* shared, std::int32_t vocab)
+      : shared_(shared),
+        mass_of_chunk_(reinterpret_cast<Mass*>(shared + 1)),
+        vocab_(vocab),
+        chunks_((vocab + kChunk - 1) / kChunk) {}
+
+  // `best`: index of the row's largest score, kBadRow if it holds a NaN. Finds the law's cuts and
+  // its mass. 0, kBadRow or kNothingAllowed.
+  __device__ TokenId weigh(const T* row, TokenId best, const SamplingLaw& law) {
+    if (best < 0) return kBadRow;
+    best_ = widen(row[best]);
+    constexpr float kInfinity = 3.402823466e38f;
+    if (best_ > kInfinity) return kBadRow;
+    if (best_ < -kInfinity) return kNothingAllowed;
+    row_ = row;
+    aligned_ = reinterpret_cast<std::uintptr_t>(row) % 16 == 0;
+    inverse_ = 1.0f / law.temperature;
+    min_p_ = law.min_p;
+    key_floor_ = 0;
+    id_floor_ = INT32_MAX;
+    residual_ = nullptr;
+    on_list_ = false;
+    if (law.top_k > 0 || law.top_p < 1.0f) cut(law);
+    if (!on_list_) weigh_chunks();
+    return 0;
+  }
+
+  __device__ Mass total() const { return total_; }
+
+  // Of one token of the law, or of what is left of it.
+  __device__ float weight(TokenId token) const {
+    return residual_ != nullptr ? residual_[token] : weight_of_score(widen(row_[token]), token);
+  }
+
+  __device__ TokenId draw(double u) {
+    const Mass unit = drawn_unit(u, total_);
+    if (on_list_) {
+      return static_cast<TokenId>(
+          find_id(unit + 1, [](const Candidate& c) { return mass_of(c.weight); }));
+    }
+    if (threadIdx.x < 32) find_in_chunks(unit);
+    __syncthreads();
+    return shared_->token;
+  }
+
+  // e^-entropy.
+  __device__ double spread() {
+    Mass terms[1] = {};
+    for_tokens([&](const Candidate& c) {
+      // Equal keys are equal scores, but the key's zero is positive: no difference here.
+      terms[0] += entropy_mass(c.weight, law_exponent(score_of(c.key), best_, inverse_));
+    });
+    sum(terms);
+    return spread_of(terms[0], total_);
+  }
+
+  // The law becomes max(law - probs * scale, 0), kept in `residual` [vocab] from now on.
+  // ids null: column = token.
+  __device__ void subtract(const float* probs, const TokenId* ids, std::int32_t columns,
+                           double scale, float* residual) {
+    if (ids != nullptr) {
+      if (residual_ == nullptr) {
+        for_chunks([&](int, std::int32_t first, int count, const float (&x)[kLaneElements]) {
+#pragma unroll
+          for (int j = 0; j < kLaneElements; ++j) {
+            if (j < count) residual[first + j] = weight_of_score(x[j], first + j);
+          }
+        });
+        __syncthreads();
+      }
+      for (std::int32_t i = static_cast<std::int32_t>(threadIdx.x); i < columns; i += threads()) {
+        const TokenId id = ids[i];
+        if (id < 0 || id >= vocab_) continue;
+        residual[id] = residual_weight(residual[id], probs[i], scale);
+      }
+      __syncthreads();
+    }
+    const bool subtracted = ids != nullptr, again = residual_ != nullptr;
+    Mass total[1] = {};
+    for_chunks([&](int chunk, std::int32_t first, int count, const float (&x)[kLaneElements]) {
+      Mass mass = 0;
+#pragma unroll
+      for (int j = 0; j < kLaneElements; ++j) {
+        if (j >= count) break;
+        const std::int32_t id = first + j;
+        float w;
+        if (subtracted) {
+          w = residual[id];
+        } else {
+          w = again ? residual[id] : weight_of_score(x[j], id);
+          residual[id] = w = residual_weight(w, probs[id], scale);
+        }
+        mass += mass_of(w);
+      }
+      add_chunk(chunk, mass, total);
+    });
+    sum(total);
+    total_ = total[0];
+    residual_ = residual;
+    on_list_ = false;
+  }
+
+  // Sums over the block, for all its threads.
+  template <int kCount>
+  __device__ void sum(Mass (&x)[kCount]) {
+    static_assert(kCount <= 3);
+    Mass(&partial)[kMaxLawThreads / 32][3] = shared_->partial[turn_];
+    turn_ ^= 1;  // the other half may still be read by a thread that is behind
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      const Mass all = warp_sum(x[i]);
+      if (lane_id() == 0) partial[threadIdx.x / 32][i] = all;
+    }
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      x[i] = 0;
+#pragma unroll 4
+      for (int w = 0; w < threads() / 32; ++w) x[i] += partial[w][i];
+    }
+  }
+
+ private:
+  static __device__ __forceinline__ float score_of(std::uint32_t key) {
+    return std::bit_cast<float>((key >> 31) != 0 ? key & 0x7fffffffu : ~key);
+  }
+
+  // Before top_k and top_p.
+  __device__ __forceinline__ float uncut_weight(float score) const {
+    const float w = to_grid(softmax_weight(law_exponent(score, best_, inverse_)));
+    return w >= min_p_ ? w : 0.0f;
+  }
+  __device__ __forceinline__ bool above_floor(std::uint32_t key, TokenId id) const {
+    return key > key_floor_ || (key == key_floor_ && id <= id_floor_);
+  }
+  __device__ __forceinline__ float weight_of_score(float score, TokenId id) const {
+    return above_floor(order_key(score), id) ? uncut_weight(score) : 0.0f;
+  }
+
+  // visit(chunk, first token, tokens, scores) for the calling lane's part of each of the warp's
+  // chunks; every lane is called for every chunk, with 0 tokens behind the row.
+  template <int kAhead = kInFlight, class Visit>
+  __device__ __forceinline__ void for_chunks(Visit visit) const {
+#pragma unroll 1
+    for (int base = static_cast<int>(threadIdx.x / 32); base < chunks_;
+         base += threads() / 32 * kAhead) {
+      float x[kAhead][kLaneElements];
+#pragma unroll
+      for (int k = 0; k < kAhead; ++k) {
+        const std::int32_t first = first_of(base + k * (threads() / 32));
+        const int count = count_from(first);
+        if (count == kLaneElements) {
+          load_floats(row_ + first, aligned_, x[k]);
+        } else {
+#pragma unroll
+          for (int j = 0; j < kLaneElements; ++j)
+            x[k][j] = j < count ? widen(row_[first + j]) : 0.0f;
+        }
+      }
+#pragma unroll
+      for (int k = 0; k < kAhead; ++k) {
+        const int chunk = base + k * (threads() / 32);
+        if (chunk >= chunks_) break;
+        const std::int32_t first = first_of(chunk);
+        visit(chunk, first, count_from(first), x[k]);
+      }
+    }
+  }
+  __device__ __forceinline__ std::int32_t first_of(int chunk) const {
+    return chunk * kChunk + lane_id() * kLaneElements;
+  }
+  __device__ __forceinline__ int count_from(std::int32_t first) const {
+    return max(0, min(vocab_ - first, kLaneElements));
+  }
+
+  __device__ __forceinline__ void add_chunk(int chunk, Mass mass, Mass (&total)[1]) {
+    total[0] += mass;
+    const Mass all = warp_sum(mass);
+    if (lane_id() == 0) mass_of_chunk_[chunk] = all;
+  }
+
+  // Masses of chunks and total of the law as it is cut now.
+  __device__ void weigh_chunks() {
+    Mass total[1] = {};
+    for_chunks<2 * kInFlight>(
+        [&](int chunk, std::int32_t first, int count, const float (&x)[kLaneElements]) {
+          Mass mass = 0;
+#pragma unroll
+          for (int j = 0; j < kLaneElements; ++j) {
+            if (j < count) mass += mass_of(weight_of_score(x[j], first + j));
+          }
+          add_chunk(chunk, mass, total);
+        });
+    sum(total);
+    total_ = total[0];
+  }
+
+  // visit(candidate) for each token of some weight, from the list or from the row.
+  template <class Visit>
+  __device__ __forceinline__ void for_tokens(Visit visit) const {
+    if (on_list_) {
+      for (std::uint32_t i = threadIdx.x; i < shared_->listed; i += threads()) {
+        const Candidate c = shared_->candidates[i];
+        if (above_floor(c.key, c.id)) visit(c);
+      }
+      return;
+    }
+    for_chunks([&](int, std::int32_t first, int count, const float (&x)[kLaneElements]) {
+#pragma unroll
+      for (int j = 0; j < kLaneElements; ++j) {
+        if (j >= count) break;
+        const Candidate c{order_key(x[j]), weight_of_score(x[j], first + j), first + j};
+        if (c.weight > 0.0f) visit(c);
+      }
+    });
+  }
+
+  // The largest key such that the values of tokens from it on reach `wanted`, which all do.
+  template <class Value>
+  __device__ std::uint32_t find_key(Mass wanted, Value value) {
+    std::uint32_t key = 0;
+    for (int shift = 30; shift >= 0; shift -= 2) {
+      Mass reached[3] = {};
+      for_tokens([&](const Candidate& c) {
+#pragma unroll
+        for (std::uint32_t i = 0; i < 3; ++i) {
+          if (c.key >= key + ((i + 1) << shift)) reached[i] += value(c);
+        }
+      });
+      sum(reached);
+      std::uint32_t digit = 0;
+#pragma unroll
+      for (int i = 0; i < 3; ++i) digit += reached[i] >= wanted ? 1 : 0;
+      key += digit << shift;
+    }
+    return key;
+  }
+
+  // The token whose value brings the sum in order of ids to `wanted`.
+  template <class Value>
+  __device__ std::uint32_t find_id(Mass wanted, Value value) {
+    std::uint32_t id = 0;
+    for (int shift = kTokenBits - 2; shift >= 0; shift -= 2) {
+      Mass before[3] = {};
+      for_tokens([&](const Candidate& c) {
+#pragma unroll
+        for (std::uint32_t i = 0; i < 3; ++i) {
+          if (static_cast<std::uint32_t>(c.id) < id + ((i + 1) << shift)) before[i] += value(c);
+        }
+      });
+      sum(before);
+      std::uint32_t digit = 0;
+#pragma unroll
+      for (int i = 0; i < 3; ++i) digit += before[i] < wanted ? 1 : 0;
+      id += digit << shift;
+    }
+    return id;
+  }
+
+  __device__ __forceinline__ int bin_of(float score) const {
+    const float z = law_exponent(score, best_, inverse_);
+    return min(static_cast<int>(-z * kBinsPerUnit), kBins - 1);
+  }
+
+  // Lists the tokens of the first bins; returns how many tokens min_p and the grid keep in all.
+  __device__ Mass list_candidates() {
+    for (int i = static_cast<int>(threadIdx.x); i < kBins; i += threads()) shared_->bins[i] = 0;
+    if (threadIdx.x == 0) shared_->num_candidates = 0;
+    __syncthreads();
+    Mass kept[1] = {};
+    for_chunks([&](int, std::int32_t, int count, const float (&x)[kLaneElements]) {
+#pragma unroll
+      for (int j = 0; j < kLaneElements; ++j) {
+        if (j >= count || uncut_weight(x[j]) <= 0.0f) continue;
+        ++kept[0];
+        atomicAdd(&shared_->bins[bin_of(x[j])], 1u);
+      }
+    });
+    sum(kept);
+    if (threadIdx.x < 32) limit_bins();
+    __syncthreads();
+    const int limit = shared_->bin_limit;
+    for_chunks([&](int, std::int32_t first, int count, const float (&x)[kLaneElements]) {
+#pragma unroll
+      for (int j = 0; j < kLaneElements; ++j) {
+        const float w = uncut_weight(x[j]);
+        if (j >= count || w <= 0.0f || bin_of(x[j]) >= limit) continue;
+        const std::uint32_t at = atomicAdd(&shared_->num_candidates, 1u);
+        shared_->candidates[at] = {order_key(x[j]), w, first + j};
+      }
+    });
+    __syncthreads();
+    return kept[0];
+  }
+
+  // As many bins as the list has room for. The first warp's work.
+  __device__ void limit_bins() {
+    constexpr int kMine = kBins / 32;
+    const int lane = lane_id();
+    std::uint32_t mine = 0;
+    for (int i = 0; i < kMine; ++i) mine += shared_->bins[lane * kMine + i];
+    std::uint32_t before = mine;
+#pragma unroll
+    for (int delta = 1; delta < 32; delta <<= 1) {
+      const std::uint32_t below = __shfl_up_sync(kAllLanes, before, delta);
+      if (lane >= delta) before += below;
+    }
+    before -= mine;
+    int bins = 0;
+    std::uint32_t listed = 0;
+    for (int i = 0; i < kMine; ++i) {
+      before += shared_->bins[lane * kMine + i];
+      if (before > kCandidates) break;
+      listed = before;
+      ++bins;
+    }
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) {
+      bins += __shfl_xor_sync(kAllLanes, bins, step);
+      listed = max(listed, __shfl_xor_sync(kAllLanes, listed, step));
+    }
+    if (lane == 0) {
+      shared_->bin_limit = bins;
+      shared_->listed = listed;
+    }
+  }
+
+  __device__ Mass kept_mass() {
+    Mass mass[1] = {};
+    for_tokens([&](const Candidate& c) { mass[0] += mass_of(c.weight); });
+    sum(mass);
+    return mass[0];
+  }
+
+  // Finds key_floor_ and id_floor_. on_list_: all that is kept is in the list, and total_ known.
+  __device__ void cut(const SamplingLaw& law) {
+    const auto k = static_cast<Mass>(law.top_k);
+    const Mass kept = list_candidates();
+    on_list_ = kept == shared_->listed;
+    if (k > 0 && k < kept) {
+      on_list_ = k <= shared_->listed;
+      key_floor_ = find_key(k, [](const Candidate&) { return Mass{1}; });
+    }
+    if (on_list_ || law.top_p < 1.0f) total_ = kept_mass();
+    if (law.top_p < 1.0f) cut_top_p(wanted_mass(law.top_p, total_));
+  }
+
+  __device__ void cut_top_p(Mass wanted) {
+    if (!on_list_) {
+      on_list_ = true;
+      on_list_ = kept_mass() >= wanted;
+    }
+    const std::uint32_t key =
+        find_key(wanted, [](const Candidate& c) { return mass_of(c.weight); });
+    Mass sums[3] = {};  // mass above the key, mass and number of its own tokens
+    for_tokens([&](const Candidate& c) {
+      if (c.key > key) sums[0] += mass_of(c.weight);
+      if (c.key == key) {
+        sums[1] += mass_of(c.weight);
+        ++sums[2];
+      }
+    });
+    sum(sums);
+    const Mass own = sums[1] / sums[2], ties = (wanted - sums[0] + own - 1) / own;
+    TokenId last = INT32_MAX;
+    if (ties < sums[2]) {
+      last = static_cast<TokenId>(
+          find_id(ties, [key](const Candidate& c) { return Mass{c.key == key ? 1u : 0u}; }));
+    }
+    key_floor_ = key;
+    id_floor_ = last;
+    total_ = sums[0] + ties * own;
+  }
+
+  // The first warp's work: the token in which the unit lies.
+  __device__ void find_in_chunks(Mass unit) {
+    const int lane = lane_id(), mine = (chunks_ + 31) / 32;
+    const int begin = min(lane * mine, chunks_), end = min(begin + mine, chunks_);
+    Mass sum = 0;
+    for (int i = begin; i < end; ++i) sum += mass_of_chunk_[i];
+    int chunk = 0;
+    Mass before = exclusive(sum);
+    const int owner = lane_of(before, sum, unit);
+    if (lane == owner) {
+      for (chunk = begin; unit - before >= mass_of_chunk_[chunk]; ++chunk) {
+        before += mass_of_chunk_[chunk];
+      }
+    }
+    chunk = __shfl_sync(kAllLanes, chunk, owner);
+    const Mass rest = unit - __shfl_sync(kAllLanes, before, owner);
+    const std::int32_t first = first_of(chunk);
+    const int count = count_from(first);
+    sum = 0;
+    for (int j = 0; j < count; ++j) sum += mass_of(weight(first + j));
+    before = exclusive(sum);
+    if (lane == lane_of(before, sum, rest)) {
+      TokenId token = first;
+      for (Mass own; rest - before >= (own = mass_of(weight(token))); ++token) before += own;
+      shared_->token = token;
+    }
+  }
+  static __device__ __forceinline__ Mass exclusive(Mass x) {
+    Mass inclusive = x;
+#pragma unroll
+    for (int delta = 1; delta < 32; delta <<= 1) {
+      const Mass below = __shfl_up_sync(kAllLanes, inclusive, delta);
+      if (lane_id() >= delta) inclusive += below;
+    }
+    return inclusive - x;
+  }
+  static __device__ __forceinline__ int lane_of(Mass before, Mass own, Mass unit) {
+    return __ffs(
+               static_cast<int>(__ballot_sync(kAllLanes, before <= unit && unit < before + own))) -
+           1;
+  }
+
+  LawShared* shared_;
+  Mass* mass_of_chunk_;
+  std::int32_t vocab_;
+  int chunks_;
+  int turn_ = 0;
+
+  const T* row_ = nullptr;
+  bool aligned_ = false;
+  float best_ = 0.0f, inverse_ = 1.0f, min_p_ = 0.0f;
+  std::uint32_t key_floor_ = 0;   // keys below are cut
+  TokenId id_floor_ = INT32_MAX;  // and of that key, tokens behind this one
+  float* residual_ = nullptr;     // [vocab] what is left of the law; null: all of it
+  bool on_list_ = false;          // all of its tokens are in the list
+  Mass total_ = 0;
+};
+
+}  // namespace specdec::cuda

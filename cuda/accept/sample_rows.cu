@@ -1,0 +1,81 @@
+// The token after each row of scores, drawn by its request's law.
+//
+// Grid     argmax over all rows (step/argmax.cu), then one block for each row: greedy rows are
+// done. Bytes    each row twice (largest score, masses); with top_k or top_p a third and fourth
+// time (bins,
+//          list), which then spares the masses. Rows fit the L2 of a large GPU together up to 25
+//          MB.
+// Limit    one multiprocessor's bandwidth for one row in the second kernel.
+#include "accept/accept.h"
+#include "accept/block_row.cuh"
+#include "step/step.h"
+
+namespace specdec::cuda {
+namespace {
+
+template <class T>
+__global__ void __launch_bounds__(kMaxLawThreads, 1) sample_kernel(const SampleRowsParams p) {
+  gpu::grid_dependency_wait();
+  gpu::launch_dependents();
+  const int row = static_cast<int>(blockIdx.x);
+  const TokenId best = p.ids[row];
+  __syncthreads();  // thread 0 may write it
+  StepView step;
+  step.num_requests = p.rows.num_requests;
+  step.cu_rows = p.rows.cu_logits;
+  const int b = find_request(step, row);
+  const bool owned = b < step.num_requests && step.cu_rows[b] <= row && step.cu_rows[b] >= 0;
+  const SamplingLaw law = owned ? p.sampling.law(b) : SamplingLaw{};
+  if (!owned || !law.valid()) {
+    if (threadIdx.x == 0) {
+      p.ids[row] = kBadRow;
+      if (owned) report(p.exec.status, b, kStatusBadLaw);
+    }
+    return;
+  }
+  TokenId token = best;
+  if (!law.greedy()) {
+    const T* scores = static_cast<const T*>(p.rows.scores) + row * p.rows.row_stride;
+    BlockRow<T> laws(gpu::dynamic_shared<LawShared>(), p.rows.vocab);
+    token = laws.weigh(scores, best, law);
+    if (token == 0) {
+      const auto position = static_cast<std::uint64_t>(std::int64_t{p.rows.positions[row]} + 1);
+      token = laws.draw(philox_uniform(p.sampling.seed[b], position, p.purpose, 0));
+    }
+  }
+  if (threadIdx.x != 0) return;
+  p.ids[row] = token;
+  if (token == kBadRow) report(p.exec.status, b, kStatusNaN);
+}
+
+template <class T>
+void launch_sample(const SampleRowsParams& p) {
+  gpu::launch(sample_kernel<T>, dim3(static_cast<unsigned>(p.rows.rows)),
+              dim3(law_threads(p.rows.vocab, 32)), law_shared_bytes(p.rows.vocab), p.exec.stream,
+              gpu::LaunchOptions{.dependent = true}, p);
+}
+
+}  // namespace
+
+void sample_rows(const SampleRowsParams& p) {
+  if (p.rows.rows == 0) return;
+  ArgmaxParams best;
+  best.scores = p.rows.scores;
+  best.row_stride = p.rows.row_stride;
+  best.rows = p.rows.rows;
+  best.vocab = p.rows.vocab;
+  best.ids = p.ids;
+  best.dtype = p.rows.dtype;
+  best.exec = p.exec;
+  argmax(best);
+  switch (p.rows.dtype) {
+    case DType::kBF16:
+      return launch_sample<__nv_bfloat16>(p);
+    case DType::kF16:
+      return launch_sample<__half>(p);
+    default:
+      return launch_sample<float>(p);
+  }
+}
+
+}  // namespace specdec::cuda

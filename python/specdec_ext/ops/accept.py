@@ -1,0 +1,225 @@
+"""Drawing tokens and accepting drafts by probabilities, where a step's scores are.
+
+A law, here as everywhere: softmax(scores / temperature), cut by min_p, top_k and top_p
+(docs/methods/sampling.md). The token drawn at an absolute position is a function of the scores, the
+law, the request's seed and that position: the same on every backend, as the CPU draws it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from specdec_ext import _core
+from specdec_ext.ops._where import MAX_STEP_TOKENS, name_of, stream_of, workspace_for
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+# The values of ``acceptance`` in accept_step.
+ACCEPTANCE_RULES = ("exact_match", "rejection", "typical", "threshold")
+
+
+@dataclass(frozen=True)
+class SamplingLaws:
+    """The laws of a step's requests, each [B] on the device of the scores.
+
+    temperature    float32, 0: greedy, the largest score, the first on ties
+    top_k          int32, 0: all; ties of the k-th largest stay
+    top_p, min_p   float32, in (0, 1] and [0, 1]
+    seed           int64, the bits of the unsigned seed
+    """
+
+    temperature: Tensor
+    top_k: Tensor
+    top_p: Tensor
+    min_p: Tensor
+    seed: Tensor
+
+
+@dataclass(frozen=True)
+class DraftProbs:
+    """What a step's drafts were drawn from.
+
+    probs          [R, columns] float32, rows may be strided: row i is the distribution that the
+                   draft of row i was drawn from; rows of golden tokens are not read
+    vocab_ids      [columns] int32, each token once, None: column = token; probability 0 elsewhere
+    draft_columns  [R] int32, where each draft stands in vocab_ids; with vocab_ids only
+    has_probs      [B] uint8, 0: that request's drafts were chosen without chance; None: all drawn
+    replacement    [B] uint8, 1: siblings were drawn with replacement; None: without
+    """
+
+    probs: Tensor
+    vocab_ids: Tensor | None = None
+    draft_columns: Tensor | None = None
+    has_probs: Tensor | None = None
+    replacement: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class AcceptResults:
+    """What accept_step decided, int32 tensors.
+
+    sampled      [R] the token after the golden token and after each accepted draft; of other rows
+                 the largest score, or what exact match drew there
+    path         [B, 128] accepted rows within the request, downwards, as ``compact_kv`` takes them
+    path_len     [B]
+    emitted      [B, 128] the accepted drafts and the token after them
+    num_emitted  [B] path_len + 1; path_len if the row after the path has no token
+    """
+
+    sampled: Tensor
+    path: Tensor
+    path_len: Tensor
+    emitted: Tensor
+    num_emitted: Tensor
+
+
+def make_accept_results(
+    num_rows: int, num_requests: int, device: str | torch.device = "cpu"
+) -> AcceptResults:
+    """Zeroed results for a step of that size."""
+
+    def zeros(*shape: int) -> Tensor:
+        return torch.zeros(shape, dtype=torch.int32, device=device)
+
+    return AcceptResults(
+        sampled=zeros(num_rows),
+        path=zeros(num_requests, MAX_STEP_TOKENS),
+        path_len=zeros(num_requests),
+        emitted=zeros(num_requests, MAX_STEP_TOKENS),
+        num_emitted=zeros(num_requests),
+    )
+
+
+def _scratch(scores: Tensor, backend: str | None, workspace: Tensor | None) -> Any:
+    if workspace is not None:
+        return workspace
+    return partial(workspace_for, name_of(backend, scores), scores)
+
+
+def sample_rows(
+    scores: Tensor,
+    cu_logits: Tensor,
+    positions: Tensor,
+    laws: SamplingLaws,
+    *,
+    out: Tensor,
+    purpose: str = "token",
+    backend: str | None = None,
+    workspace: Tensor | None = None,
+    status: Tensor | None = None,
+) -> Tensor:
+    """Draw the token after each row of scores by its request's law.
+
+    Shapes   scores [R, V] float32|bfloat16|float16, rows may be strided, V <= 2**20; cu_logits
+             [B + 1] int32: the rows of request b are cu_logits[b]:cu_logits[b + 1]; positions [R]
+             int32, absolute position of each row's own token, as ``build_step`` writes it: what is
+             drawn stands one further; workspace: as ``argmax``.
+    Writes   out [R] int32: the token; -1 for a row with a NaN (drawn from: or +infinity) and for
+             rows behind the last request; -2 for a drawn row of nothing but -infinity.
+    Random   the number of (seed, position, purpose), purpose "token" or "draft".
+    status   [B], flags OR-ed in: 1 a row of the request gave -1; 16 its law is none (the CPU
+             raises).
+    Returns  out.
+    Raises   ValueError or TypeError naming the argument, what it is and what it has to be.
+    """
+    _core.sample_rows(
+        scores,
+        cu_logits,
+        positions,
+        temperature=laws.temperature,
+        top_k=laws.top_k,
+        top_p=laws.top_p,
+        min_p=laws.min_p,
+        seed=laws.seed,
+        out=out,
+        purpose=purpose,
+        backend=backend,
+        stream=stream_of(scores),
+        workspace=_scratch(scores, backend, workspace),
+        status=status,
+    )
+    return out
+
+
+def accept_step(
+    scores: Tensor,
+    cu_logits: Tensor,
+    positions: Tensor,
+    tokens: Tensor,
+    parents: Tensor,
+    laws: SamplingLaws,
+    acceptance: Tensor,
+    *,
+    results: AcceptResults,
+    draft_probs: DraftProbs | None = None,
+    posterior_threshold: Tensor | None = None,
+    posterior_alpha: Tensor | None = None,
+    acceptance_threshold: Tensor | None = None,
+    backend: str | None = None,
+    workspace: Tensor | None = None,
+    status: Tensor | None = None,
+) -> AcceptResults:
+    """Accept each request's drafts by its rule, and draw the token after them.
+
+    Shapes   scores, cu_logits, positions as in ``sample_rows``: a request's rows are the nodes of
+             its draft tree, the golden token first; tokens, parents [R] int32, parents within the
+             request, -1 for its first; acceptance [B] uint8, index into ``ACCEPTANCE_RULES``;
+             posterior_threshold, posterior_alpha (typical) and acceptance_threshold (threshold)
+             [B] float32, in (0, 1], None: 0.09, 0.3 and 1; workspace: ``accept_scratch_bytes`` and
+             what ``argmax`` takes.
+    Writes   results. A request without rows, or left out, accepts and emits nothing.
+    Rules    as SamplingParams(acceptance=); temperature 0 is greedy under all of them. Rejection of
+             drafts without probabilities is exact match.
+    status   [B], flags OR-ed in: 1 the row after the path holds a NaN, its token is not emitted; 4
+             parents are no tree of at most 128 rows, or a draft no token id; 8 rows outside of
+             scores; 16 the law or rule is none; 32 a draft was reached whose probabilities are
+             none or give it 0: it and its later siblings were not looked at. For 8 and 16 the CPU
+             raises.
+    Returns  results.
+    Raises   ValueError or TypeError naming the argument, what it is and what it has to be.
+    """
+    given = draft_probs
+    _core.accept_step(
+        scores,
+        cu_logits,
+        positions,
+        tokens,
+        parents,
+        acceptance,
+        temperature=laws.temperature,
+        top_k=laws.top_k,
+        top_p=laws.top_p,
+        min_p=laws.min_p,
+        seed=laws.seed,
+        posterior_threshold=posterior_threshold,
+        posterior_alpha=posterior_alpha,
+        acceptance_threshold=acceptance_threshold,
+        probs=None if given is None else given.probs,
+        vocab_ids=None if given is None else given.vocab_ids,
+        draft_columns=None if given is None else given.draft_columns,
+        has_probs=None if given is None else given.has_probs,
+        replacement=None if given is None else given.replacement,
+        sampled=results.sampled,
+        path=results.path,
+        path_len=results.path_len,
+        emitted=results.emitted,
+        num_emitted=results.num_emitted,
+        backend=backend,
+        stream=stream_of(scores),
+        workspace=_scratch(scores, backend, workspace),
+        status=status,
+    )
+    return results
+
+
+def accept_scratch_bytes(num_requests: int, vocab_size: int, has_probs: bool) -> int:
+    """Workspace that accept_step needs on a device: 4 bytes a token and request with probabilities.
+
+    With 8 bytes for every 4096 scores behind it the largest scores are found at full speed.
+    """
+    return _core.accept_scratch_bytes(num_requests, vocab_size, has_probs)

@@ -1,0 +1,181 @@
+"""sample_rows on every backend: the token that the host's executor draws, whatever the row."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from accept_cases import GREEDY, LAWS, host_token, hostile_row, laws_on, strided
+from cuda_calls import (
+    CPU,
+    NAN,
+    ON_CUDA,
+    ON_EMU_FAST,
+    Target,
+    checked,
+    every_backend,
+    fast,
+)
+from kernel_calls import int32
+
+from reference.sampling_reference import Law, draw, margin, token_uniform
+from specdec_ext import ops
+
+F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
+SENTINEL = -7
+BAD_LAW = 16
+all_fast = pytest.mark.parametrize("target", [pytest.param(CPU, id="cpu"), ON_EMU_FAST, ON_CUDA])
+
+
+def draw_rows(
+    target: Target,
+    rows: torch.Tensor,
+    laws: list[Law],
+    seeds: list[int],
+    positions: list[int],
+    rng: np.random.Generator,
+    **options: object,
+) -> tuple[list[int], list[int]]:
+    """One row a request: (tokens, status)."""
+    count = len(laws)
+    out = target.put(torch.full((len(rows),), SENTINEL, dtype=torch.int32))
+    status = target.put(torch.zeros(count, dtype=torch.int32))
+    ops.sample_rows(
+        strided(target, rows, rng),
+        target.put(int32(list(range(count + 1)))),
+        target.put(int32(positions)),
+        laws_on(target, laws, seeds),
+        out=out,
+        backend=target.backend,
+        status=status,
+        **options,  # type: ignore[arg-type]
+    )
+    return out.tolist(), status.tolist()
+
+
+def check(target: Target, vocab: int, dtype: torch.dtype, count: int, seed: int) -> None:
+    rng = np.random.default_rng([vocab, count, seed])
+    rows = torch.from_numpy(np.stack([hostile_row(rng, vocab) for _ in range(count)])).to(dtype)
+    laws = [GREEDY if rng.random() < 0.05 else LAWS[rng.integers(len(LAWS))] for _ in range(count)]
+    seeds = [int(rng.integers(2**63)) * 2 + i % 2 for i in range(count)]
+    positions = rng.integers(0, 2**31 - 2, count).tolist()
+    got, status = draw_rows(target, rows, laws, seeds, positions, rng)
+    wide = rows.float().numpy()
+    want = [
+        host_token(wide[i], law, seeds[i], positions[i] + 1)
+        for i, law in enumerate(laws)
+    ]  # fmt: skip
+    assert got == want
+    assert status == [NAN if token == -1 else 0 for token in want]
+
+
+@pytest.mark.parametrize("vocab", [1, 5, 31, 33, 64, 255, 256, 257, 300, 1023, 1025])
+@pytest.mark.parametrize("dtype", [F32, BF16, F16])
+@all_fast
+def test_draws_are_the_hosts(target: Target, vocab: int, dtype: torch.dtype) -> None:
+    check(target, vocab, dtype, 120 if vocab <= 300 else 60, 1)
+
+
+@pytest.mark.parametrize(("vocab", "dtype"), [(7, F32), (300, BF16), (1024, F16), (5000, F32)])
+@checked
+def test_draws_under_the_checker(target: Target, vocab: int, dtype: torch.dtype) -> None:
+    check(target, vocab, dtype, 12, 2)
+
+
+@pytest.mark.parametrize("law", [law for law in LAWS if law.temperature > 1e-3], ids=str)
+@fast
+def test_cuts_beyond_the_list(target: Target, law: Law) -> None:
+    """More tokens within reach of a cut than the list in shared memory holds (2048)."""
+    rng = np.random.default_rng(LAWS.index(law))
+    vocab = 9000
+    rows = rng.normal(0, 1, (4, vocab)).astype(np.float32)
+    rows[1] = np.round(rows[1])
+    rows[2] = 0.25
+    rows[3] *= 3
+    laws = [law, Law(law.temperature, law.top_k and 3000, 0.6, law.min_p / 100)]
+    for chosen in laws:
+        seeds, positions = [5, 6, 7, 8], [1, 2, 3, 4]
+        got, _ = draw_rows(target, torch.from_numpy(rows), [chosen] * 4, seeds, positions, rng)
+        assert got == [host_token(rows[i], chosen, seeds[i], positions[i] + 1) for i in range(4)]
+
+
+@pytest.mark.parametrize("law", LAWS, ids=str)
+@every_backend
+def test_draws_equal_the_definition(target: Target, law: Law) -> None:
+    """Against float64 by the book, through the operation itself."""
+    rng = np.random.default_rng(LAWS.index(law))
+    rows = np.concatenate([rng.normal(0, 3, (16, 90)), np.round(rng.normal(0, 2, (8, 90)))])
+    rows = rows.astype(np.float32)
+    count = len(rows)
+    seeds, positions = list(range(count)), [100 + i for i in range(count)]
+    got, _ = draw_rows(target, torch.from_numpy(rows), [law] * count, seeds, positions, rng)
+    near = 0
+    for row, seed, position, token in zip(rows, seeds, positions, got, strict=True):
+        u = token_uniform(seed, position + 1)
+        if token != draw(row, law, u):
+            assert margin(row, law, u) < 1e-5
+            near += 1
+    assert near <= 1
+
+
+@every_backend
+def test_rows_of_requests(target: Target) -> None:
+    """Requests of several rows, of none, and padding behind the last; the purpose is part of u."""
+    rng = np.random.default_rng(3)
+    rows = rng.normal(0, 2, (9, 40)).astype(np.float32)
+    laws = [Law(1.0), Law(0.5), GREEDY, Law(2.0, top_k=3)]
+    firsts, owners = [0, 3, 3, 5, 7], [0, 0, 0, 2, 2, 3, 3]
+    positions = [10, 11, 11, 5, 6, 2**31 - 2, 0, 1, 1]
+    for purpose in ("token", "draft"):
+        out = target.put(torch.full((9,), SENTINEL, dtype=torch.int32))
+        ops.sample_rows(
+            target.put(torch.from_numpy(rows)),
+            target.put(int32(firsts)),
+            target.put(int32(positions)),
+            laws_on(target, laws, [1, 2, 3, 2**64 - 1]),
+            out=out,
+            purpose=purpose,
+            backend=target.backend,
+        )
+        want = [
+            host_token(rows[i], laws[b], [1, 2, 3, 2**64 - 1][b], positions[i] + 1, purpose)
+            for i, b in enumerate(owners)
+        ]
+        assert out.tolist() == [*want, -1, -1]
+
+
+@checked
+def test_laws_that_are_none_are_flagged(target: Target) -> None:
+    """What only a device can read is not believed; other requests are served."""
+    bad = [
+        Law(math.nan), Law(-1.0), Law(math.inf), Law(1.0, top_k=-1), Law(1.0, top_p=0.0),
+        Law(1.0, top_p=1.5), Law(1.0, top_p=math.nan), Law(1.0, min_p=-0.1),
+        Law(1.0, min_p=math.nan),
+    ]  # fmt: skip
+    rng = np.random.default_rng(4)
+    rows = rng.normal(0, 2, (2 * len(bad), 50)).astype(np.float32)
+    laws = [law for pair in zip(bad, [Law(1.0)] * len(bad), strict=True) for law in pair]
+    seeds, positions = list(range(len(laws))), [7] * len(laws)
+    got, status = draw_rows(target, torch.from_numpy(rows), laws, seeds, positions, rng)
+    assert status == [BAD_LAW, 0] * len(bad)
+    assert got[::2] == [-1] * len(bad)
+    assert got[1::2] == [host_token(rows[i], Law(1.0), i, 8) for i in range(1, len(laws), 2)]
+
+
+@checked
+def test_requests_outside_of_the_rows_draw_nothing(target: Target) -> None:
+    rng = np.random.default_rng(5)
+    rows = rng.normal(0, 2, (4, 50)).astype(np.float32)
+    for firsts in ([2, 1, 4], [-3, -1, 2], [0, 2**31 - 1, 5]):
+        out = target.put(torch.full((4,), SENTINEL, dtype=torch.int32))
+        ops.sample_rows(
+            target.put(torch.from_numpy(rows)),
+            target.put(int32(firsts)),
+            target.put(int32([0] * 4)),
+            laws_on(target, [Law(1.0)] * 2, [1, 2]),
+            out=out,
+            backend=target.backend,
+        )
+        assert all(-1 <= token < 50 for token in out.tolist())
