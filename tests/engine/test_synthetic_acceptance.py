@@ -17,6 +17,7 @@ from model.redrafter_cases import random_drafter
 from reference.acceptance_reference import uniform
 from specdec_ext import (
     LLM,
+    ConfigError,
     DraftTargetDecodingConfig,
     LookaheadDecodingConfig,
     MedusaDecodingConfig,
@@ -226,6 +227,16 @@ def test_the_mean_is_what_was_asked_for(target: Path, tmp_path: Path, name: str)
         own = llm.generate(prompts, GREEDY, use_tqdm=False)
         assert llm.get_metrics()["synthetic_acceptance"] is None
     assert [o.outputs[0].token_ids for o in plain] == [o.outputs[0].token_ids for o in own]
+
+
+def test_a_lossy_default_beside_synthetic_rates_is_refused(tmp_path: Path) -> None:
+    heads = save_heads(tmp_path / "heads")
+    for rule in ("typical", "rejection"):
+        with pytest.raises(ConfigError, match="with synthetic acceptance"):
+            MedusaDecodingConfig(heads, acceptance=rule, synthetic_acceptance_length=2.0)
+    # The tree is cut to the heads, the options stay.
+    config = MedusaDecodingConfig(heads, max_concurrency=3).with_heads(2, 10)
+    assert config.max_concurrency == 3 and config.num_medusa_heads == 2
 
 
 def test_the_command_marks_it(tmp_path: Path, capsys: Any) -> None:

@@ -148,6 +148,15 @@ def test_a_request_cannot_bring_options_of_the_engine() -> None:
             SamplingParams(lookahead_config=config)
 
 
+def test_an_external_loop_has_no_engine_to_set_options_of() -> None:
+    from specdec_ext.orchestrate.prompt_lookup import _config
+
+    for options in ({"max_concurrency": 2}, {"draft_len_schedule": {2: 4}},
+                    {"synthetic_acceptance_length": 2.0}):  # fmt: skip
+        with pytest.raises(ConfigError, match="options of an engine"):
+            _config(NGramDecodingConfig(**options))  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("argv", "code", "message"),
     [

@@ -113,6 +113,11 @@ class MedusaDecodingConfig(DrafterConfig):
             check_choices(choices, field, ConfigError, num_heads=self.num_medusa_heads)
             self._set(medusa_choices=choices)
         self._check_options()
+        if self.synthetic_rates and self.acceptance != "exact_match":
+            raise ConfigError(
+                f"{where}acceptance = {self.acceptance!r} with synthetic acceptance, which holds "
+                "drafts against nothing; keep one of them"
+            )
 
     def _check_acceptance(self, where: str) -> None:
         rule = check_choice(where + "acceptance", self.acceptance, ACCEPTANCES, ConfigError)

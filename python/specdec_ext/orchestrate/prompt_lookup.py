@@ -52,6 +52,11 @@ def _config(config: Any) -> NGramDecodingConfig:
             "NGramDecodingConfig.is_public_pool = True: the pools of an external loop belong to "
             "one request each; use the in-engine form, or is_public_pool = False"
         )
+    if parsed.draft_len_steps or parsed.synthetic_rates:
+        raise ConfigError(
+            "NGramDecodingConfig with draft_len_schedule, max_concurrency or synthetic acceptance: "
+            "these are options of an engine, an external loop has none; use the in-engine form"
+        )
     return parsed
 
 
