@@ -89,13 +89,26 @@ def test_without_a_method_plain_decoding_is_measured(folder: str, capsys: Any) -
 
 
 @pytest.mark.parametrize("method", ["ngram", "lookahead"])
-def test_sweep(folder: str, capsys: Any, method: str) -> None:
+def test_sweep(folder: str, tmp_path: Path, capsys: Any, method: str) -> None:
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("abcabcabcabcabc\nxyxyxyxyxyxyx\n")
     flags = {
         "ngram": ["--prompt_lookup_config", "[4,2]", "--draft_lens", "2", "4"],
         "lookahead": ["--lookahead_config", "[3,3,3]", "--triples", "[2,3,1]", "[3,3,3]"],
     }[method]
     report = bench(
-        capsys, "sweep", "--model", folder, "--batch_sizes", "1", "3", "--output_len", "30", *flags
+        capsys,
+        "sweep",
+        "--model",
+        folder,
+        "--batch_sizes",
+        "1",
+        "3",
+        "--output_len",
+        "60",
+        "--input_file",
+        str(prompts),
+        *flags,
     )
     cells = [(row["batch_size"], row["draft"]) for row in report["rows"]]
     drafts: list[Any] = [2, 4] if method == "ngram" else [[2, 3, 1], [3, 3, 3]]
@@ -103,9 +116,8 @@ def test_sweep(folder: str, capsys: Any, method: str) -> None:
     assert all(row["identical_to_plain"] for row in report["rows"])
     fixed = [row for row in report["rows"] if row["draft"] != "adaptive"]
     assert all(row["rows_per_forward_pass"] > 1 for row in fixed)
-    if method == "lookahead":  # the triple is the request's own
-        rows = [row["rows_per_forward_pass"] for row in fixed]
-        assert rows[0] < rows[1] and rows[2] < rows[3]
+    rows = [row["rows_per_forward_pass"] for row in fixed]
+    assert rows[0] < rows[1] and rows[2] < rows[3], "the length or triple is the request's own"
     assert set(report["best_draft_by_batch_size"]) == {"1", "3"}
 
 

@@ -39,6 +39,8 @@ METHODS: dict[str, dict[str, Any]] = {
     "external": {"method": "external"},
 }
 TREE_TOKENS, TREE_PARENTS = [1, 2, 3, 4, 5, 6, 7], [-1, -1, 0, 1, 2, 3, 5]
+# Drafts behind the last kept one, when 0, 1, ... of its deepest path (2, 4, 6, 7) are kept.
+TREE_CHILDREN: list[set[int]] = [{1, 2}, {4}, {6}, {7}, set()]
 
 
 def wanted_length(rates: Sequence[float], seed: int, position: int) -> int:
@@ -82,6 +84,9 @@ def test_every_step_keeps_what_the_rates_say(
                 assert out.num_accepted == length
                 assert len(out.tokens) == length + 1
                 kept += length
+                if method == "external" and out.max_path == 4:
+                    assert out.tokens[:-1] == [2, 4, 6, 7][:length]
+                    assert out.tokens[-1] not in TREE_CHILDREN[length], "it looks like a draft"
             else:
                 assert out.num_accepted == 0
             history += out.tokens[:-1]
