@@ -26,7 +26,13 @@
 
 namespace specdec {
 
-enum class AcceptanceRule : std::uint8_t { kExactMatch, kRejection, kTypical, kThreshold };
+enum class AcceptanceRule : std::uint8_t {
+  kExactMatch,
+  kRejection,
+  kTypical,
+  kThreshold,
+  kBestBeam
+};
 
 struct AcceptanceParams {
   AcceptanceRule rule = AcceptanceRule::kExactMatch;
@@ -39,7 +45,7 @@ struct AcceptanceParams {
   }
   // False for a NaN in any place.
   SPECDEC_HD bool valid() const {
-    return rule <= AcceptanceRule::kThreshold && posterior_threshold > 0.0f &&
+    return rule <= AcceptanceRule::kBestBeam && posterior_threshold > 0.0f &&
            posterior_threshold <= 1.0f && posterior_alpha > 0.0f && posterior_alpha <= 1.0f &&
            threshold > 0.0f && threshold <= 1.0f;
   }
@@ -208,7 +214,24 @@ SPECDEC_HD inline void judge_children(const TeamT& team, const DraftedTree& tree
   }
 }
 
-// The lossy rules. decided: as above.
+// The result whose path ends at `best`, `length` drafts deep, with `token` after it.
+template <Ranks TeamT>
+SPECDEC_HD inline void finish_path(const TeamT& team, const DraftedTree& tree, std::int32_t best,
+                                   std::int32_t length, TokenId token, TokenId* decided,
+                                   AcceptResult* out) {
+  if (team.rank() == 0) {
+    out->path_len = length;
+    TokenId after = token;
+    for (std::int32_t i = length, node = best; i >= 0; --i, node = tree.parents[node]) {
+      decided[node] = after;
+      if (i > 0) out->path[i - 1] = node;
+      after = tree.tokens[node];
+    }
+  }
+  emit_path(team, decided, out);
+}
+
+// Typical acceptance and the constant threshold. decided: as above.
 template <Ranks TeamT, class Laws>
 SPECDEC_HD inline void accept_deepest(const TeamT& team, const DraftedTree& tree,
                                       const AcceptanceParams& params, Laws& laws,
@@ -231,16 +254,49 @@ SPECDEC_HD inline void accept_deepest(const TeamT& team, const DraftedTree& tree
   }
   const std::int32_t length = scratch->depth[best];
   const TokenId token = laws.sample(best, token_uniform_at(tree, length));
-  if (team.rank() == 0) {
-    out->path_len = length;
-    TokenId after = token;
-    for (std::int32_t i = length, node = best; i >= 0; --i, node = tree.parents[node]) {
-      decided[node] = after;
-      if (i > 0) out->path[i - 1] = node;
-      after = tree.tokens[node];
-    }
+  finish_path(team, tree, best, length, token, decided, out);
+}
+
+// The rule of ReDrafter's paper. Each draft of a tree of beams is kept with probability
+// min(1, p / q), by a number of its own; of the deepest paths of such drafts the first stays. The
+// token after it is drawn from max(p - q, 0), after a whole beam from p. LOSSY: that the longest of
+// several beams is taken is not corrected. decided: as above.
+template <Ranks TeamT, class Laws>
+SPECDEC_HD inline void accept_best_beam(const TeamT& team, const DraftedTree& tree, Laws& laws,
+                                        AcceptScratch* scratch, TokenId* decided,
+                                        AcceptResult* out) {
+  link_children(team, tree, scratch);
+  for (std::int32_t i = team.rank(); i < tree.size; i += team.size()) {
+    scratch->depth[i] = i == 0 ? 0 : -1;
   }
-  emit_path(team, decided, out);
+  team.sync();
+  std::int32_t best = 0;
+  for (std::int32_t node = 0; node < tree.size; ++node) {
+    const std::int32_t depth = scratch->depth[node];
+    if (depth < 0) continue;
+    if (depth > scratch->depth[best]) best = node;
+    if (scratch->first_child[node] < 0 || laws.weigh(node) < 0) continue;
+    for (std::int32_t child = scratch->first_child[node]; child >= 0;
+         child = scratch->next_sibling[child]) {
+      const DraftLaw q = laws.draft(child);
+      if (q.columns == 0) break;
+      const double mass = draft_mass(q, scratch->columns, 0);
+      const double wanted = static_cast<double>(q.probs[q.column]) / mass * laws.total();
+      const double weight = laws.weight(tree.tokens[child]);
+      const bool kept = accept_uniform_at(tree, depth, child) * wanted < weight;
+      if (team.rank() == 0 && kept) scratch->depth[child] = depth + 1;
+    }
+    team.sync();
+  }
+  const std::int32_t length = scratch->depth[best], next = scratch->first_child[best];
+  const double u = token_uniform_at(tree, length);
+  TokenId token = next < 0 ? laws.sample(best, u) : laws.weigh(best);
+  if (next >= 0 && token >= 0) {
+    const DraftLaw q = laws.draft(next);
+    if (q.columns > 0) laws.subtract(q, draft_mass(q, scratch->columns, 0));
+    token = laws.total() > 0.0 ? laws.draw(u) : laws.sample(best, u);
+  }
+  finish_path(team, tree, best, length, token, decided, out);
 }
 
 // Exact match: the token after each node that may be kept is drawn, and a draft is kept if it is
@@ -272,6 +328,9 @@ SPECDEC_HD inline void accept_by_rule(const TeamT& team, const DraftedTree& tree
     case AcceptanceRule::kTypical:
     case AcceptanceRule::kThreshold:
       return accept_deepest(team, tree, params, laws, scratch, decided, out);
+    case AcceptanceRule::kBestBeam:
+      if (laws.has_probs()) return accept_best_beam(team, tree, laws, scratch, decided, out);
+      return accept_drawn(team, tree, laws, scratch, decided, out);
     case AcceptanceRule::kRejection:
       if (laws.has_probs()) return accept_by_rejection(team, tree, laws, scratch, decided, out);
       [[fallthrough]];  // rejection of drafts that were chosen without chance is exact match

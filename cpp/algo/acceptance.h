@@ -8,8 +8,10 @@
 //   typical    LOSSY (Cai et al. 2024, Medusa). A draft is kept if its p is at least
 //              min(posterior_threshold, posterior_alpha * exp(-entropy of p)).
 //   threshold  LOSSY. A draft is kept if p / q is at least the threshold; q = 1 without probs.
+//   best_beam  LOSSY (Cheng et al. 2024, ReDrafter). Every draft is kept with probability
+//              min(1, p / q), the deepest path of kept drafts stays, the first on ties.
 //
-// The lossy rules keep the deepest path of such drafts, the one of the largest product of p on
+// Typical and threshold keep the deepest path of such drafts, the one of the largest product of p on
 // ties, then of the smallest index; the token after it is drawn from p.
 //
 // Drafts that were chosen without chance (no probs) need no rule of their own to be lossless: the

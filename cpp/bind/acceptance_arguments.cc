@@ -17,9 +17,11 @@ AcceptanceParams to_acceptance(const std::string& rule, float posterior_threshol
     params.rule = AcceptanceRule::kTypical;
   } else if (rule == "threshold") {
     params.rule = AcceptanceRule::kThreshold;
+  } else if (rule == "best_beam") {
+    params.rule = AcceptanceRule::kBestBeam;
   } else {
     SPECDEC_REQUIRE(rule == "exact_match", "acceptance = '", rule,
-                    "': give 'exact_match', 'rejection', 'typical' or 'threshold'");
+                    "': give 'exact_match', 'rejection', 'typical', 'threshold' or 'best_beam'");
   }
   params.posterior_threshold = posterior_threshold;
   params.posterior_alpha = posterior_alpha;

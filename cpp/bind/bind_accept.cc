@@ -203,7 +203,7 @@ class DraftsArgument {
 
   void check_values(const AcceptStepParams& p) const {
     for (std::int32_t b = 0; b < p.rows.num_requests; ++b) {
-      SPECDEC_REQUIRE(p.rule[b] <= static_cast<std::uint8_t>(AcceptanceRule::kThreshold),
+      SPECDEC_REQUIRE(p.rule[b] <= static_cast<std::uint8_t>(AcceptanceRule::kBestBeam),
                       "acceptance[", b, "] = ", static_cast<int>(p.rule[b]),
                       ": an index into ops.ACCEPTANCE_RULES is needed");
       const AcceptanceParams rule = p.acceptance(b);

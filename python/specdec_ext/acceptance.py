@@ -10,7 +10,13 @@ from .validate import check_choice, check_float
 __all__ = ["ACCEPTANCE_RULES", "check_acceptance", "describe", "is_lossless"]
 
 # Name -> lossless: the output has the target's own law, whatever the drafter.
-ACCEPTANCE_RULES = {"exact_match": True, "rejection": True, "typical": False, "threshold": False}
+ACCEPTANCE_RULES = {
+    "exact_match": True,
+    "rejection": True,
+    "typical": False,
+    "threshold": False,
+    "best_beam": False,
+}
 POSTERIOR_THRESHOLD = 0.09
 POSTERIOR_ALPHA = 0.3
 

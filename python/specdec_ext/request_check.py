@@ -192,6 +192,11 @@ def _speculation(
                 f"SamplingParams.{name} = {show(getattr(params, name))}: this engine decodes with "
                 f"{engine.method!r}, not {method!r}; remove the parameter"
             )
+    if params.acceptance == "best_beam" and engine.method != "redrafter":
+        raise RequestError(
+            "SamplingParams.acceptance = 'best_beam': ReDrafter's rule for its beams, this engine "
+            f"decodes with {engine.method!r}; use 'rejection', or 'typical'"
+        )
     if engine.synthetic_rates and params.acceptance != "exact_match":
         raise RequestError(
             f"SamplingParams.acceptance = {params.acceptance!r}: this engine keeps drafts at "

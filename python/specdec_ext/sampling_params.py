@@ -71,9 +71,10 @@ class SamplingParams:
                 of nodes), redrafter_num_beams, redrafter_draft_len_per_beam (1..the engine's),
                 use_draft_logits (draft models; None: as the engine), adaptive (None: as the engine)
                 external_draft: drafts that the request brings along (docs/orchestrate.md)
-    Acceptance  acceptance: "exact_match" or "rejection" (lossless), "typical" or "threshold"
-                (lossy); posterior_threshold, posterior_alpha: for typical (None: 0.09, 0.3);
-                acceptance_threshold: for threshold, in (0, 1] (docs/methods/sampling.md)
+    Acceptance  acceptance: "exact_match" or "rejection" (lossless), "typical", "threshold" or, for
+                ReDrafter, "best_beam" (lossy); posterior_threshold, posterior_alpha: for typical
+                (None: 0.09, 0.3); acceptance_threshold: for threshold, in (0, 1]
+                (docs/methods/sampling.md)
     Sharing     cache_salt: requests share pools and cached prompts only with the same salt
 
     Raises RequestError (UnsupportedRequestError for beams, best_of, structured outputs) naming

@@ -15,7 +15,14 @@ import pytest
 from driver import Job, hash_engine
 
 from hash_target import HashFunction
-from reference.acceptance_reference import DRAFT, Drafts, deepest, rejection, uniform
+from reference.acceptance_reference import (
+    DRAFT,
+    Drafts,
+    best_beam,
+    deepest,
+    rejection,
+    uniform,
+)
 from reference.sampling_reference import Law, draw, token_uniform
 
 VOCAB = 24
@@ -184,6 +191,22 @@ def test_lossy_rules_equal_the_definition() -> None:
             near += got != want
             assert got == want or margin < 1e-5
         assert near <= 1
+
+
+def test_best_beam_equals_the_definition() -> None:
+    jobs, shapes = make_jobs(random.Random(77), 24, acceptance="best_beam")
+    run = Run()
+    near = 0
+    for job, shape, got in zip(jobs, shapes, run.texts(jobs, shapes), strict=True):
+        law, seed = law_of(job), job.options["seed"]
+        want, margin = definition(
+            job.prompt, job.max_tokens, seed, shape,
+            lambda d, s, at, law=law, seed=seed: best_beam(d, s, law, seed, at), law,
+        )  # fmt: skip
+        near += got != want
+        assert got == want or margin < 1e-5
+    assert near <= 1
+    assert run.engine.ex.stats()["num_accepted_tokens"] > 50
 
 
 def test_processors_act_along_each_path() -> None:

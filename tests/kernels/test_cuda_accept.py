@@ -31,7 +31,7 @@ from cuda_calls import (
 )
 from kernel_calls import int32
 
-from reference.acceptance_reference import Drafts, deepest, expand, rejection
+from reference.acceptance_reference import Drafts, best_beam, deepest, expand, rejection
 from reference.sampling_reference import Law
 from specdec_ext import ops
 
@@ -124,6 +124,8 @@ def by_the_book(r: Drafted) -> tuple[list[int], int, float]:
     where = (drafts, r.scores, r.law, r.seed, r.position + 1)
     if r.rule == "rejection":
         path, token, margin = rejection(*where)
+    elif r.rule == "best_beam":
+        path, token, margin = best_beam(*where)
     elif r.rule == "typical":
         path, token, margin = deepest(*where, typical=r.numbers[:2])
     else:
@@ -132,7 +134,7 @@ def by_the_book(r: Drafted) -> tuple[list[int], int, float]:
 
 
 @pytest.mark.parametrize("law", LAWS, ids=str)
-@pytest.mark.parametrize("rule", ["rejection", "typical", "threshold"])
+@pytest.mark.parametrize("rule", ["rejection", "typical", "threshold", "best_beam"])
 @all_fast
 def test_decisions_equal_the_definition(target: Target, rule: str, law: Law) -> None:
     """Against float64 by the book, through the operation itself."""

@@ -202,7 +202,8 @@ def test_a_hidden_state_that_is_not_a_number_costs_the_drafts_alone(learnt: Any)
     target, drafter = learnt
     with make(target, ReDrafterDecodingConfig(drafter, 2, 2)) as llm:
         session = llm.engine._drafting
-        options = {"num_beams": 2, "length": 2, "temperature": 1.0, "adaptive": False}
+        options = {"num_beams": 2, "length": 2, "temperature": 1.0, "adaptive": False,
+                   "keeps_laws": False}  # fmt: skip
         common: dict[str, Any] = {
             "tokens": [3], "prompt_len": 1, "max_len": 50, "draft_limit": 4, "options": options,
             "temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": 0,
@@ -233,6 +234,40 @@ def test_requests_are_held_against_the_engine(learnt: Any) -> None:
     for engine in (None, {"method": "ngram"}):
         with make(target, engine) as llm, pytest.raises(RequestError, match="redrafter_num_beams"):
             llm.generate([1], greedy(redrafter_num_beams=2), use_tqdm=False)
+
+
+@pytest.mark.parametrize("kind", ["apple", "reduced", "reduced tied"])
+def test_best_beam_says_that_it_is_lossy(saved: Any, kind: str, tmp_path: Path) -> None:
+    """Sampled requests of every rule and greedy ones in one batch; only best_beam is lossy."""
+    folder = saved("llama").folder
+    config = ReDrafterDecodingConfig(
+        random_drafter(tmp_path, kind, HIDDEN, VOCAB), 4, 3, adaptive=False
+    )
+    texts = prompts(6, 9)
+    sampled: dict[str, Any] = {"max_tokens": 20, "ignore_eos": True, "temperature": 1.0, "seed": 4}
+    rules = ["best_beam", "exact_match", "rejection"] * 2
+    params = [SamplingParams(acceptance=rule, **sampled) for rule in rules]
+    with make(folder) as llm:
+        plain = tokens_of(llm.generate(texts, SamplingParams(**sampled), use_tqdm=False))
+    with make(folder, config) as llm:
+        outputs = llm.generate(texts, params, use_tqdm=False)
+        again = llm.generate(texts[:1], params[:1], use_tqdm=False)
+        assert tokens_of(again) == tokens_of(outputs[:1])
+        stats = llm.get_metrics()["drafter"]
+        assert stats["failures"] == 0
+        greedy_texts = tokens_of(
+            llm.generate(texts, greedy(acceptance="best_beam"), use_tqdm=False)
+        )
+    for rule, out, expected in zip(rules, outputs, plain, strict=True):
+        assert out.metrics["lossless"] is (rule != "best_beam")
+        assert ("lossy" in out.metrics["acceptance"]) is (rule == "best_beam")
+        if rule != "best_beam":
+            assert list(out.outputs[0].token_ids) == expected
+    with make(folder) as llm:
+        assert tokens_of(llm.generate(texts, greedy(), use_tqdm=False)) == greedy_texts
+    refused = pytest.raises(RequestError, match="'best_beam': ReDrafter's rule for its beams")
+    with make(folder, {"method": "ngram"}) as llm, refused:
+        llm.generate(texts[:1], params[:1], use_tqdm=False)
 
 
 @pytest.mark.parametrize("name", ["redrafter_num_beams", "redrafter_draft_len_per_beam"])

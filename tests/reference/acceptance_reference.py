@@ -135,3 +135,39 @@ def deepest(
     p = probabilities(scores[path[-1] + 1 if path else 0], law)
     token, step = select(p, uniform(seed, position + len(path), TOKEN))
     return path, token, min(margin, step)
+
+
+def best_beam(
+    drafts: Drafts, scores: np.ndarray, law: Law, seed: int, position: int
+) -> tuple[list[int], int, float]:
+    """ReDrafter's rule: each draft kept with min(1, p / q), the first of the deepest paths; the
+    token after it from max(p - q, 0) where the path goes on, else from p. The number of draft i is
+    that of node i + 1 of the tree."""
+    assert drafts.probs is not None
+    margin = 1.0
+    best: list[int] = []
+    paths: dict[int, list[int]] = {-1: []}
+    for child, parent in enumerate(drafts.parents):
+        if parent not in paths:
+            continue
+        before, token = paths[parent], drafts.tokens[child]
+        p = probabilities(scores[parent + 1], law)[token]
+        q = drafts.probs[child].astype(np.float64)
+        wanted = uniform(seed, position + len(before), ACCEPT, child + 1) * q[token] / q.sum()
+        margin = min(margin, abs(wanted - p))
+        if wanted < p:
+            paths[child] = [*before, child]
+    for path in (paths[node] for node in sorted(paths)):
+        if len(path) > len(best):
+            best = path
+    end = best[-1] if best else -1
+    p = probabilities(scores[end + 1], law)
+    further = drafts.children(end)
+    if further:
+        q = drafts.probs[further[0]].astype(np.float64)
+        rest = np.maximum(p - q / q.sum(), 0.0)
+        margin = min(margin, rest.sum())
+        if rest.sum() > 0:
+            p = rest / rest.sum()
+    token, step = select(p, uniform(seed, position + len(best), TOKEN))
+    return best, token, min(margin, step)

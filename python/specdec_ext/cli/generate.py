@@ -62,8 +62,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     length.add_argument("--min-p", type=float, default=0.0, metavar="X", help="0: all tokens")
     length.add_argument(
         "--acceptance", default="exact_match", metavar="RULE",
-        help="exact_match or rejection (both keep the model's law), typical or threshold (LOSSY); "
-        "default: exact_match",
+        help="exact_match or rejection (both keep the model's law), typical, threshold or, with "
+        "--redrafter, best_beam (LOSSY); default: exact_match",
     )  # fmt: skip
     length.add_argument(
         "--posterior-threshold", type=float, metavar="X",

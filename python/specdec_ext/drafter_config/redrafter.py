@@ -89,7 +89,7 @@ class ReDrafterDecodingConfig(DrafterConfig):
         return self.draft_len_per_beam
 
     def request_kwargs(self, params: SamplingParams) -> tuple[dict[str, Any], int, dict[str, Any]]:
-        """See DrafterConfig; options: num_beams, length, temperature."""
+        """See DrafterConfig; options: num_beams, length, temperature, adaptive, keeps_laws."""
         kwargs, depth, options = super().request_kwargs(params)
         if not kwargs["speculative"]:
             return kwargs, depth, options
@@ -116,5 +116,6 @@ class ReDrafterDecodingConfig(DrafterConfig):
                 "length": length,
                 "temperature": temperature,
                 "adaptive": adaptive,
+                "keeps_laws": params.acceptance == "best_beam" and not params.greedy,
             },
         )

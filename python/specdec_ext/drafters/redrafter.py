@@ -44,6 +44,7 @@ class PackedRedrafter:
                     f"{theirs}; give the drafter of this target"
                 )
         self.shape = shape
+        self.num_scores = shape.draft_vocab_size or shape.vocab_size
         self.token_ids = network.token_ids
         dtype = target.kv_dtype
         if target.embed(torch.zeros(1, dtype=torch.int32)).shape[1] != shape.hidden_size:
@@ -76,7 +77,7 @@ class PackedRedrafter:
 
         self._network = _core.RecurrentDrafter(
             hidden_size=shape.hidden_size,
-            num_scores=shape.draft_vocab_size or shape.vocab_size,
+            num_scores=self.num_scores,
             recurrence=self._recurrence,
             projection=self._input_proj,
             blocks=self._blocks,
@@ -176,6 +177,7 @@ class RedrafterDrafter:
             [r.options["num_beams"] for r in requests],
             [min(r.options["length"], r.max_depth) for r in requests],
             [r.options["temperature"] for r in requests],
+            [r.options["keeps_laws"] for r in requests],
         )
         context = torch.stack([_hidden(r) for r in requests])
         tokens = torch.tensor([r.tokens[-1] for r in requests], dtype=torch.int32)
@@ -219,7 +221,17 @@ class RedrafterDrafter:
         if len(tokens) == 0:
             return None
         request.state = np.bincount(depths, weights=np.exp(log_probs))[1:]
-        return Proposal(tokens.tolist(), parents.tolist())
+        if not request.options["keeps_laws"]:
+            # Beams are chosen, not drawn: to a lossless rule they have no law.
+            return Proposal(tokens.tolist(), parents.tolist())
+        laws = self._search.tree_laws(index, limit, self._network.num_scores)
+        return Proposal(
+            tokens.tolist(),
+            parents.tolist(),
+            torch.from_numpy(laws),
+            self._network.token_ids,
+            replacement=True,  # the rule holds every draft against its whole law
+        )
 
 
 def _hidden(request: DraftRequest) -> torch.Tensor:

@@ -57,7 +57,7 @@ class DraftSession:
             min_p=submit_kwargs["min_p"],
             seed=submit_kwargs["seed"],
             wants_probs=submit_kwargs["temperature"] > 0
-            and submit_kwargs.get("acceptance") in ("rejection", "threshold"),
+            and submit_kwargs.get("acceptance") in ("rejection", "threshold", "best_beam"),
             cache_salt=submit_kwargs["cache_salt"],
         )
         with self._lock:

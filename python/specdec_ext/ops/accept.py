@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 # The values of ``acceptance`` in accept_step.
-ACCEPTANCE_RULES = ("exact_match", "rejection", "typical", "threshold")
+ACCEPTANCE_RULES = ("exact_match", "rejection", "typical", "threshold", "best_beam")
 
 
 @dataclass(frozen=True)
