@@ -102,7 +102,9 @@ def measure(
     return figures
 
 
-def table_of(dtype: str, figures: dict[str, dict[str, Any]]) -> str:
+def table_of(dtype: str, figures: dict[str, dict[str, Any]], rates: bool = True) -> str:
+    """The markdown of one data type; `rates`: tokens per second too."""
+
     def ratio(cell: dict[str, Any], ours: str, theirs: str) -> float:
         pairs = zip(cell["programs"][ours], cell["programs"][theirs], strict=True)
         return common.median([a["tokens_per_second"] / b["tokens_per_second"] for a, b in pairs])
@@ -138,7 +140,8 @@ def table_of(dtype: str, figures: dict[str, dict[str, Any]]) -> str:
             *(ratio(c, "draft_target", "peer_assisted") for c in cells),
         ]
     )
-    for program in ("plain", *METHODS, "peer_plain", "peer_assisted"):
+    programs = ("plain", *METHODS, "peer_plain", "peer_assisted") if rates else ()
+    for program in programs:
         words = program.replace("_", "-") + ": tokens/s"
         rows.append([words, *(rate(c, program, "tokens_per_second") for c in cells)])
     return common.markdown([dtype, *figures], rows)

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from benchmarks import common
+from benchmarks import common, model_drafters
 
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
 SETS = ("humaneval", "mtbench", "gsm8k", "squad", "news")
@@ -105,9 +105,17 @@ def draft_lookup(result: dict[str, Any]) -> str:
     return common.markdown(["tokens of history", "us per request", "transformers, us"], rows)
 
 
+def drafters(result: dict[str, Any]) -> str:
+    tables = (
+        model_drafters.table_of(d, cells, rates=False) for d, cells in result["results"].items()
+    )
+    return "\n\n".join(tables)
+
+
 SECTIONS = {
     "acceptance": ("Tokens per forward pass, fixed draft lengths", acceptance),
     "end_to_end": ("Speed on the default model, adaptive draft lengths", end_to_end),
+    "model_drafters": ("The shipped drafters, adaptive unless all drafts are said", drafters),
     "step_cost": ("Cost of rows", step_cost),
     "step_overhead": ("Time of a step outside the model", step_overhead),
     "lookahead_vs_lade": ("Lookahead (7,7,7) against lade", lookahead_vs_lade),
