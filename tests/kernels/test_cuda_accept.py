@@ -295,7 +295,7 @@ def test_rows_and_laws_that_only_a_device_can_read(target: Target) -> None:
         ({"cu_logits": int32([0, 2, 5])}, BAD_LENGTH),
         ({"cu_logits": int32([0, 2, 1])}, BAD_LENGTH),
         ({"laws": laws_on(target, [Law(1.0), Law(math.nan)], [1, 2])}, BAD_LAW),
-        ({"acceptance": torch.tensor([0, 4], dtype=torch.uint8)}, BAD_LAW),
+        ({"acceptance": torch.tensor([0, 5], dtype=torch.uint8)}, BAD_LAW),
         ({"acceptance_threshold": torch.tensor([1.0, math.nan])}, BAD_LAW),
         ({"posterior_alpha": torch.tensor([1.0, 0.0])}, BAD_LAW),
     ]:
