@@ -196,7 +196,7 @@ PYTHON: dict[str, tuple[set[str], set[str]]] = {
         {"errors", "config", "checks", "text", "core", "models", "run_ahead"},
     ),
     "llm": (
-        {"engine_build", "llm", "run_ahead_build"},
+        {"engine_build", "engine_models", "llm", "run_ahead_build"},
         {
             "errors",
             "config",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .config import KvCacheConfig, LookaheadDecodingConfig, SchedulerConfig, normalize_dtype
+from .config import KvCacheConfig, SchedulerConfig
 from .config_parse import SpeculativeConfig
 from .drafter_config import DrafterConfig, DraftTargetDecodingConfig
 from .drafters import (
@@ -21,14 +20,9 @@ from .drafters import (
     map_vocabulary,
 )
 from .engine_loop import EngineLoop
+from .engine_models import ModelLoader, drafting_arguments
 from .errors import ConfigError
-from .memory_plan import (
-    CPU_POOL_LIMIT_BYTES,
-    DraftPages,
-    MemoryPlan,
-    available_memory_bytes,
-    plan_memory,
-)
+from .memory_plan import MemoryPlan
 from .models.place import resolve_device
 from .request_check import EngineLimits
 from .tokenizer import eos_token_ids, load_tokenizer
@@ -39,10 +33,6 @@ if TYPE_CHECKING:
 __all__ = ["EngineBuilder", "EngineParts"]
 
 Pages = tuple[torch.Tensor, torch.Tensor]
-# Fields of NGramDecodingConfig that the executor takes by their names.
-_NGRAM = (
-    "max_draft_len", "max_matching_ngram_size", "is_keep_all", "is_use_oldest", "is_public_pool",
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -99,7 +89,20 @@ class EngineBuilder:
     def build(self) -> EngineParts:
         """Load the models, then everything that is sized by them."""
         self.place = resolve_device(self._device)
-        model = self.model = self._load_models()
+        loaded = ModelLoader(
+            self._path,
+            speculative_config=self._speculative,
+            kv_cache_config=self._kv_cache,
+            scheduler_config=self._scheduler,
+            dtype=self._dtype,
+            model_impl=self._model_impl,
+            allow_pickle=self._allow_pickle,
+            place=self.place,
+            numerics=self._numerics,
+            loader=self._loader,
+        ).load()
+        model = self.model = loaded.model
+        self.draft_model, self.memory = loaded.draft_model, loaded.memory
         self.tokenizer = load_tokenizer(self._tokenizer, self._path)
         self._pages = self._make_pages(model, self.memory.num_pages)
         model.bind_cache(*self._pages)
@@ -151,7 +154,12 @@ class EngineBuilder:
         from .run_ahead_loop import RunAheadLoop
 
         pipeline = make_pipeline(
-            self.model, self._pages, self.memory, self._scheduler, self.place, self._drafting()
+            self.model,
+            self._pages,
+            self.memory,
+            self._scheduler,
+            self.place,
+            drafting_arguments(self._speculative),
         )
         return RunAheadLoop(
             pipeline,
@@ -215,121 +223,6 @@ class EngineBuilder:
 
         return move
 
-    def _load_models(self) -> StepModel:
-        """Load the weights; sets `self.memory` and `self.draft_model`.
-
-        The plan comes first: the model's buffers are sized by its rows, and what cannot fit is
-        refused before gigabytes are read. It is made again with what the model really has.
-        """
-        from .models import load_model as default_loader
-        from .models.config_reader import read_config
-        from .models.load import native_weight_bytes
-        from .models.rope import max_position
-
-        load_model = self._loader or default_loader
-        config = read_config(self._path)
-        spec = self._speculative
-        draft = None
-        if isinstance(spec, DraftTargetDecodingConfig):
-            draft = read_config(str(spec.speculative_model))
-        kv_dtype = self._dtype if self._dtype != "auto" else (config.dtype or "float32")
-        scheduler = self._scheduler
-        reserved = 0
-        if self.place.device.type == "cuda":
-            size = 4 if normalize_dtype("dtype", kv_dtype) == "float32" else 2
-            reserved = native_weight_bytes(config, size)
-            reserved += native_weight_bytes(draft, size) if draft is not None else 0
-        first = self._plan_memory(
-            config, kv_dtype, max_position(config.hf), scheduler, draft, reserved
-        )
-        model = load_model(
-            self._path,
-            dtype=self._dtype,
-            model_impl=self._model_impl,
-            max_rows=first.max_num_tokens,
-            max_seq_len=first.max_seq_len,
-            allow_pickle=self._allow_pickle,
-            place=self.place,
-            numerics=self._numerics,
-        )
-        if isinstance(spec, DraftTargetDecodingConfig):
-            self.draft_model = load_model(
-                str(spec.speculative_model),
-                dtype=spec.dtype,
-                model_impl=spec.model_impl,
-                max_rows=first.max_num_tokens,
-                max_seq_len=first.max_seq_len,
-                allow_pickle=self._allow_pickle,
-                draft=True,
-                place=self.place,
-            )
-        taken = sum(getattr(m, "scratch_bytes", 0) for m in (model, self.draft_model))
-        if self._scheduler.run_ahead is not None and not self.place.is_cpu:
-            from .run_ahead_build import device_bytes
-
-            taken += device_bytes(first, self._scheduler, self._drafting())
-        self.memory = self._plan_memory(
-            model,
-            normalize_dtype("model.kv_dtype", model.kv_dtype),
-            model.max_position,
-            dataclasses.replace(
-                self._scheduler,
-                max_num_tokens=first.max_num_tokens,
-                max_seq_len=min(first.max_seq_len, model.max_position),
-            ),
-            self.draft_model,
-            taken,
-        )
-        return model
-
-    def _plan_memory(
-        self,
-        model: Any,
-        kv_dtype: str,
-        max_position: int,
-        scheduler: SchedulerConfig,
-        draft: Any = None,
-        reserved: int = 0,
-    ) -> MemoryPlan:
-        """`model` and `draft`, if there is one, have num_layers, num_kv_heads and head_dim.
-
-        reserved  bytes that something else will take
-        """
-        wanted = self._kv_cache.dtype
-        if wanted not in ("auto", kv_dtype):
-            raise ConfigError(
-                f"KvCacheConfig.dtype = {wanted!r}: this model keeps K and V in {kv_dtype}; use "
-                f"'auto' or load the model with dtype={wanted!r}"
-            )
-        config = self._speculative
-        on_device = self.place.free_bytes()
-        on_host = on_device is None
-        free = available_memory_bytes() if on_device is None else on_device
-        return plan_memory(
-            num_layers=model.num_layers,
-            num_kv_heads=model.num_kv_heads,
-            head_dim=model.head_dim,
-            kv_bytes=4 if kv_dtype == "float32" else 2,
-            max_position=max_position,
-            draft_len=config.max_draft_len if config is not None else 0,
-            kv_cache=self._kv_cache,
-            scheduler=scheduler,
-            free_bytes=max(0, free - reserved),
-            draft=self._draft_pages(draft),
-            pool_limit_bytes=CPU_POOL_LIMIT_BYTES if on_host else None,
-        )
-
-    def _draft_pages(self, draft: Any) -> DraftPages | None:
-        config = self._speculative
-        if draft is None or not isinstance(config, DraftTargetDecodingConfig):
-            return None
-        dtype = getattr(draft, "kv_dtype", None) or (
-            config.dtype if config.dtype != "auto" else draft.dtype or "float32"
-        )
-        element = 4 if normalize_dtype("draft model's dtype", dtype) == "float32" else 2
-        per_token = 2 * draft.num_layers * draft.num_kv_heads * draft.head_dim * element
-        return DraftPages(per_token, config.max_kv_tokens)
-
     def _make_pages(self, model: StepModel, num_pages: int) -> Pages:
         """K and V pages [layers, pages, kv_heads, page size, head_dim] of a model.
 
@@ -379,27 +272,11 @@ class EngineBuilder:
         )
         return dict(zip(rows, seconds, strict=True))
 
-    def _drafting(self) -> dict[str, Any]:
-        """The executor's keywords for how drafts are made."""
-        config = self._speculative
-        how: dict[str, Any] = {"method": "none"}
-        if isinstance(config, LookaheadDecodingConfig):
-            # (1,1,0) is plain decoding and must cost no more.
-            if not config.is_plain:
-                how = {"method": "lookahead", "lookahead": config.wng}
-        elif isinstance(config, DrafterConfig):
-            how = {"method": "external", "external_max_draft_len": config.max_draft_len}
-        elif config is not None:
-            how = {"method": "ngram", "ngram": {name: getattr(config, name) for name in _NGRAM}}
-        if config is not None:
-            how["draft_len_schedule"] = config.draft_len_steps
-        return how
-
     def _make_executor(self, pages: Pages) -> Any:
         from . import _core
 
         config = self._speculative
-        how = self._drafting()
+        how = drafting_arguments(self._speculative)
         if config is not None:
             how["synthetic_acceptance_rates"] = list(config.synthetic_rates)
         return _core.Executor(
