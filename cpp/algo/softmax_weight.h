@@ -27,13 +27,15 @@ SPECDEC_HD inline float softmax_weight(float z) {
   p = p * r + 1.0f;
   p = p * r + 1.0f;
   const float power = std::bit_cast<float>((n + 127) << 23);
-  return z < -87.0f ? 0.0f : p * power;
+  const float weight = p * power;
+  return z < -87.0f ? 0.0f : weight;
 }
 
 // A score's distance from the row's largest, in units of the temperature: at most 0. 0 by hand: the
 // smallest temperatures overflow elsewhere, never there.
 SPECDEC_HD inline float law_exponent(float score, float best, float inverse_temperature) {
-  return score == best ? 0.0f : (score - best) * inverse_temperature;
+  const float z = (score - best) * inverse_temperature;
+  return score == best ? 0.0f : z;
 }
 
 // e^x for x <= 0 to a few units of the last place, 0 below -700: for what is compared in float64.

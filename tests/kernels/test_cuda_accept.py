@@ -219,6 +219,10 @@ def test_probabilities_that_are_none(target: Target) -> None:
         changed = probs.copy()
         changed[1, column] = value
         broken.append(plain(scores, probs=changed))
+    for column, value in [(0, math.nan), (4, -0.1), (5, -math.inf)]:
+        changed = np.full((3, 6), 0.2, np.float32)  # the others sum to 1
+        changed[1, column] = value
+        broken.append(plain(scores, probs=changed))
     requests = [r for pair in zip(broken, [plain(scores)] * len(broken), strict=True) for r in pair]
     got = accept(target, requests, rng)
     for found in got[::2]:

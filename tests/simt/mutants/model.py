@@ -62,6 +62,8 @@ SUITES = {
     "compact": Suite(("kv/compact",), ("test_cuda_compaction.py",), "emu"),
     "build": Suite(("step/build",), ("test_cuda_step.py",), "emu and not argmax"),
     "slots": Suite(("step/draft", "step/commit"), ("test_slots.py",), "emu"),
+    "sample": Suite(("accept/",), ("test_cuda_sample.py",), "emu and not fast"),
+    "accept": Suite(("accept/accept",), ("test_cuda_accept.py",), "emu and not fast"),
     "argmax": Suite(("step/argmax",), ("test_cuda_step.py",), "argmax and emu"),
     "rms": Suite(("decoder/rms",), ("test_row_ops.py",), "emu and not gated"),
     "gate": Suite(("decoder/gated",), ("test_row_ops.py",), "emu and not norm and not addition"),
