@@ -11,8 +11,8 @@
 //   best_beam  LOSSY (Cheng et al. 2024, ReDrafter). Every draft is kept with probability
 //              min(1, p / q), the deepest path of kept drafts stays, the first on ties.
 //
-// Typical and threshold keep the deepest path of such drafts, the one of the largest product of p on
-// ties, then of the smallest index; the token after it is drawn from p.
+// Typical and threshold keep the deepest path of such drafts, the one of the largest product of p
+// on ties, then of the smallest index; the token after it is drawn from p.
 //
 // Drafts that were chosen without chance (no probs) need no rule of their own to be lossless: the
 // token drawn from p decides. It equals draft d with probability p(d), and given that it does not

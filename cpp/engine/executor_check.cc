@@ -1,6 +1,7 @@
 // What an executor refuses: contradictions of its configuration, and requests beyond it.
 #include <cmath>
 
+#include "algo/law_mass.h"
 #include "base/check.h"
 #include "engine/executor.h"
 #include "engine/executor_request.h"
@@ -29,6 +30,8 @@ namespace {
 
 void check_config(const ExecutorConfig& c) {
   SPECDEC_REQUIRE(c.vocab_size >= 1, "vocab_size = ", c.vocab_size, ": at least 1");
+  SPECDEC_REQUIRE(c.vocab_size <= kMaxLawTokens, "vocab_size = ", c.vocab_size, ": at most ",
+                  kMaxLawTokens, " tokens can be drawn from");
   SPECDEC_REQUIRE(c.max_batch_size >= 1 && c.max_batch_size <= 4096,
                   "max_batch_size = ", c.max_batch_size, ": give 1..4096");
   SPECDEC_REQUIRE(c.max_seq_len >= 2, "max_seq_len = ", c.max_seq_len, ": at least 2");

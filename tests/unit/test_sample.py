@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
 from reference.sampling_reference import Law, draw, margin, philox4x32, probabilities, token_uniform
 from specdec_ext import _core
@@ -116,3 +117,12 @@ def test_refusals(options: dict[str, float], text: str) -> None:
     arguments = {"u": 0.5, "temperature": 1.0, **options}
     with pytest.raises(ValueError, match=text):
         _core.sample_token(np.zeros(3, np.float32), **arguments)
+
+
+def test_a_vocabulary_beyond_exact_sums_is_refused() -> None:
+    pages = torch.zeros(1, 2, 1, 16, 8)
+    with pytest.raises(ValueError, match="vocab_size = 1048577: at most 1048576 tokens"):
+        _core.Executor(
+            pages, pages.clone(), vocab_size=2**20 + 1, max_batch_size=1, max_seq_len=8,
+            max_num_tokens=8, method="none",
+        )  # fmt: skip
