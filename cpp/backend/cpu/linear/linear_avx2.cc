@@ -13,8 +13,10 @@ struct Avx2 {
   static Vec load_y(const float* p) { return _mm256_loadu_ps(p); }
   static void store_y(float* p, Vec v) { _mm256_storeu_ps(p, v); }
   static Vec add(Vec a, Vec b) { return _mm256_add_ps(a, b); }
-  static void prefetch(const std::byte* p) {
-    _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T0);
+  // always_inline: GCC takes a function that only prefetches for one without effect and drops its
+  // calls unless they are inlined at once.
+  __attribute__((always_inline)) static void prefetch(const std::byte* p) {
+    _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T1);
   }
 };
 

@@ -19,7 +19,7 @@ constexpr int kColumns = kPanelColumns;
 // several row tiles use it.
 constexpr std::int64_t kChainSteps = 128;
 // How far ahead of the reads a lone row tile fetches.
-constexpr std::int64_t kPrefetchBytes = 4096;
+constexpr std::int64_t kPrefetchBytes = 8192;
 
 float element(const std::byte* p, DType dtype) {
   if (dtype == DType::kF32) {
