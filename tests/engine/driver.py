@@ -142,13 +142,14 @@ def hash_engine(
     max_batch_size: int = 16,
     max_seq_len: int = 512,
     max_num_tokens: int = 512,
+    make: Any = None,
     **options: Any,
-) -> Engine:
-    """Returns an engine over a HashModel; without `num_pages` every request fits at once."""
+) -> Any:
+    """Returns an Engine (or `make`) over a HashModel; without `num_pages` every request fits."""
     if num_pages is None:
         num_pages = max_batch_size * -(-(max_seq_len + 128) // page_size)
     model = HashModel(function, num_pages, page_size)
-    return Engine(
+    return (make or Engine)(
         model,
         model.k_pages,
         model.v_pages,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from driver import Engine
+from driver import Engine, hash_engine
 from stub_stream import StubStream
 
 from hash_target import POISON, HashFunction, HashModel
@@ -143,29 +143,10 @@ class FakeRecorder:
         return replay
 
 
-def run_ahead_hash_engine(
-    function: HashFunction,
-    *,
-    page_size: int = 16,
-    num_pages: int | None = None,
-    max_batch_size: int = 16,
-    max_seq_len: int = 512,
-    max_num_tokens: int = 512,
-    **options: Any,
-) -> RunAheadEngine:
+def run_ahead_hash_engine(function: HashFunction, **options: Any) -> RunAheadEngine:
     """As driver.hash_engine."""
-    if num_pages is None:
-        num_pages = max_batch_size * -(-(max_seq_len + 128) // page_size)
-    model = HashModel(function, num_pages, page_size)
-    return RunAheadEngine(
-        model,
-        model.k_pages,
-        model.v_pages,
-        max_batch_size=max_batch_size,
-        max_seq_len=max_seq_len,
-        max_num_tokens=max_num_tokens,
-        **options,
-    )
+    engine: RunAheadEngine = hash_engine(function, make=RunAheadEngine, **options)
+    return engine
 
 
 def run_ahead_model_engine(

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from run_ahead_driver import FakeRecorder
 from test_run_ahead_llm import GREEDY, PROMPTS, SPECS, VOCAB, open_llm, tokens_of
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from dispatch_recorder import Recorder, no_synchronisation
 from emulators import EMULATED, devices, needs_cuda
 from specdec_ext import ConfigError, LookaheadDecodingConfig
 from specdec_ext.run_ahead import make_buckets
@@ -34,28 +31,6 @@ VIEWS = {
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_llama(tmp_path_factory.mktemp("ahead") / "target", 11, VOCAB)
-
-
-class Recorder(TorchDispatchMode):
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: set[str] = set()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.names.add(func.name())
-        return func(*args, **(kwargs or {}))
-
-
-@contextmanager
-def no_synchronisation(device: str) -> Iterator[None]:
-    if device != "cuda":
-        yield
-        return
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 @devices

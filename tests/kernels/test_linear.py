@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import itertools
 import os
+import platform
+import shutil
 import subprocess
 import sys
 
@@ -228,3 +230,17 @@ def test_unknown_isa_is_refused() -> None:
     )
     assert result.returncode != 0
     assert "SPECDEC_CPU_ISA = 'avx1024'" in result.stderr
+
+
+@pytest.mark.skipif(
+    shutil.which("objdump") is None or platform.machine() not in ("x86_64", "AMD64"),
+    reason="needs binutils, on x86-64",
+)
+def test_weights_are_prefetched() -> None:
+    """GCC drops calls of a function that only prefetches unless they are inlined: no result shows
+    it, but steps of 8 rows and more then wait for memory."""
+    code = subprocess.run(
+        ["objdump", "-d", "--no-show-raw-insn", _core.__file__],
+        capture_output=True, text=True, check=True,
+    ).stdout  # fmt: skip
+    assert code.count("prefetcht1") >= 30

@@ -9,8 +9,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -20,8 +18,8 @@ from model_zoo import NATIVE
 from plan_builder import Driver, Sequence, hf_greedy, hf_scores, prompt_ids
 from safetensors.torch import load_file, save_file
 from test_native import ROPE
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from dispatch_recorder import Recorder, no_synchronisation
 from emulators import devices, needs_cuda
 from specdec_ext import _core
 from specdec_ext.errors import ConfigError, ModelError
@@ -187,28 +185,6 @@ VIEWS = {
     "aten::slice.Tensor", "aten::view", "aten::t", "aten::select.int", "aten::transpose.int",
     "aten::as_strided", "aten::_unsafe_view", "aten::alias", "aten::detach",
 }  # fmt: skip
-
-
-class Recorder(TorchDispatchMode):
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: set[str] = set()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.names.add(func.name())
-        return func(*args, **(kwargs or {}))
-
-
-@contextmanager
-def no_synchronisation(device: str) -> Iterator[None]:
-    if device != "cuda":
-        yield
-        return
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 @devices
