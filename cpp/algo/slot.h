@@ -1,10 +1,11 @@
 // A request that lives in a backend's memory: history, limits, stop rules, drafter and the draft
-// tree of the step in flight, in one block without pointers. Two verbs over it are all that a step
-// needs beside the model:
+// tree of the step in flight, in one block without pointers. Three verbs over it are all that a
+// step needs beside the model:
 //
 //   slot_draft   before the forward pass: the tree of this step
-//   slot_commit  after it: accept along the tree, apply the stop rules token by token, advance the
-//                history and the drafter
+//   slot_accept  after it: greedy acceptance along the tree. Requests with other rules bring what
+//                accept_step decided for them (backend/accept_ops.h)
+//   slot_commit  apply the stop rules token by token, advance the history and the drafter
 //
 // The host writes a slot when a request enters (slot_write) and then need not read it again: what
 // was delivered comes as a SlotResult. A slot that has ended is frozen: it drafts no rows and
@@ -19,6 +20,7 @@
 #include "algo/accept.h"
 #include "algo/lookahead.h"
 #include "algo/ngram_index.h"
+#include "algo/sampling_law.h"
 #include "algo/stop_rules.h"
 #include "algo/team.h"
 #include "base/types.h"
@@ -79,7 +81,7 @@ struct SlotResult {
   std::int32_t num_accepted;  // of the tokens, how many were accepted drafts
   std::int32_t finish;        // FinishReason
   TokenId stop_token;         // kNoStopToken: none
-  std::int32_t bad_row;       // 1: it ended because a row of scores holds a NaN
+  std::int32_t bad_row;       // it ended because a row of scores holds a NaN (1), no token (2)
   TokenId tokens[kMaxStepTokens];
 };
 
@@ -164,27 +166,52 @@ SPECDEC_HD inline void slot_feed_drafter(const TeamT& team, Slot* slot, const Dr
   }
 }
 
-// `sampled[i]`: the target's choice after node i of the tree (after the prompt's last row, if the
-// slot has not begun), -1 for scores that hold a NaN. The K/V of the first *path_len nodes of path
-// has to move: node path[i] belongs at slot i + 1 of the step; 0 when all of it lies there already.
-// `tree` (the step's, as slot_draft left it) and the working memory `accepted` are where all ranks
-// see them.
+// The step's tree as acceptance sees it: that of the prompt's last row is its token alone. `tree`
+// is where all ranks see it, here and below.
 template <Team TeamT>
-SPECDEC_HD inline void slot_commit(const TeamT& team, Slot* slot, DraftTree* tree,
-                                   const TokenId* sampled, AcceptResult* accepted,
+SPECDEC_HD inline void slot_begin_tree(const TeamT& team, Slot* slot, DraftTree* tree) {
+  team.sync();
+  if (team.rank() == 0 && slot->begun == 0) tree->reset(slot->history()[slot->len - 1]);
+  team.sync();
+}
+
+// Greedy acceptance. `sampled[i]`: the target's choice after node i of the tree, -1 for scores that
+// hold a NaN.
+template <Team TeamT>
+SPECDEC_HD inline void slot_accept(const TeamT& team, const DraftTree* tree, const TokenId* sampled,
+                                   AcceptResult* accepted) {
+  accept_greedy(team, tree->tokens, tree->parents, tree->size, sampled, kMaxDraftLen, accepted);
+}
+
+// Is this a path down the tree with its tokens, and at most one token after it? What accept_step
+// wrote is moved K/V along, so it is not believed. A result without tokens is a bad row's.
+template <Team TeamT>
+SPECDEC_HD inline bool is_accepted_path(const TeamT& team, const DraftTree* tree,
+                                        const AcceptResult* accepted) {
+  const std::int32_t length = accepted->path_len, size = tree->size;
+  const std::int32_t emitted = accepted->num_emitted;
+  const bool counted = length >= 0 && length < size && (emitted == length || emitted == length + 1);
+  bool bad = !counted || (emitted > length && accepted->emitted[length] < 0);
+  for (std::int32_t i = team.rank(); counted && i < length; i += team.size()) {
+    const std::int32_t node = accepted->path[i], above = i == 0 ? 0 : accepted->path[i - 1];
+    const bool inside = node > 0 && node < size;
+    bad = bad || !inside || tree->parents[node] != above ||
+          tree->tokens[node] != accepted->emitted[i];
+  }
+  return !team.any(bad);
+}
+
+// `sampled[i]`: the target's choice after node i of the tree (after the prompt's last row, if the
+// slot has not begun), negative for a row that has none; drafters read those of rejected nodes too.
+// `accepted`: what is kept of `tree`. The K/V of the first *path_len nodes of path has to move:
+// node path[i] belongs at slot i + 1 of the step; 0 when all of it lies there already.
+template <Team TeamT>
+SPECDEC_HD inline void slot_commit(const TeamT& team, Slot* slot, const DraftTree* tree,
+                                   const TokenId* sampled, const AcceptResult* accepted,
                                    SlotResult* result, std::int32_t* path, std::int32_t* path_len) {
   const bool first = slot->begun == 0;
   const std::int32_t len = slot->len;
   team.sync();
-  if (slot->frozen() || (!first && tree->size == 0)) {
-    slot_no_result(team, slot, result, path_len);
-    return;
-  }
-  if (first) {
-    if (team.rank() == 0) tree->reset(slot->history()[len - 1]);
-    team.sync();
-  }
-  accept_greedy(team, tree->tokens, tree->parents, tree->size, sampled, kMaxDraftLen, accepted);
   if (team.rank() == 0) {
     const StopRules rules{slot->stop_ids, slot->num_eos, slot->stop_ids + slot->num_eos,
                           slot->num_stop_ids, slot->max_len};
@@ -210,7 +237,7 @@ SPECDEC_HD inline void slot_commit(const TeamT& team, Slot* slot, DraftTree* tre
     result->num_drafts = tree->num_drafts();
     result->num_accepted = delivered < accepted->path_len ? delivered : accepted->path_len;
     result->finish = static_cast<std::int32_t>(finish);
-    result->bad_row = bad ? 1 : 0;
+    result->bad_row = !bad ? 0 : sampled[0] == kNothingAllowed ? 2 : 1;
     slot->len = len + delivered;
     slot->finish = result->finish;
     slot->begun = 1;

@@ -39,18 +39,49 @@ struct DraftStepParams {
   ExecutionContext exec;
 };
 
+// What accept_step wrote (AcceptStepParams); all null: nothing.
+struct AcceptedView {
+  const std::int32_t* path = nullptr;         // [B, kMaxStepTokens]
+  const std::int32_t* path_len = nullptr;     // [B]
+  const TokenId* emitted = nullptr;           // [B, kMaxStepTokens]
+  const std::int32_t* num_emitted = nullptr;  // [B]
+
+  SPECDEC_HD bool given() const { return path != nullptr; }
+  // Request b's, by all ranks. Entries past the lengths, and all of them if the lengths are none,
+  // are left alone.
+  template <Team TeamT>
+  SPECDEC_HD void load(const TeamT& team, std::int32_t b, AcceptResult* to) const {
+    const std::int32_t length = path_len[b], tokens = num_emitted[b];
+    const std::int64_t first = std::int64_t{b} * kMaxStepTokens;
+    for (std::int32_t i = team.rank(); i < kMaxStepTokens; i += team.size()) {
+      if (i < length) to->path[i] = path[first + i];
+      if (i < tokens) to->emitted[i] = emitted[first + i];
+    }
+    if (team.rank() == 0) {
+      to->path_len = length;
+      to->num_emitted = tokens;
+    }
+    team.sync();
+  }
+};
+
 // Acceptance, stop rules, history and drafter of each request. Request b's choices are
 // sampled[cu_logits[b] .. cu_logits[b + 1]): one for each node of its tree, or one for a prompt's
 // last row; a request without rows (a prompt's other chunks) is left as it is. A number of rows
 // that is not the tree's, or that lies outside sampled, sets kStatusBadLength and leaves the slot
 // as it is.
+//
+// Drafts are kept by greedy acceptance of `sampled`, or as accept_step decided: then `sampled` is
+// what that left there, and a path that is none of the slot's tree sets kStatusBadTree and leaves
+// the slot as it is.
 struct CommitStepParams {
   SlotPoolView slots;
   const std::int32_t* slot_ids = nullptr;   // [B]
   const std::int32_t* cu_logits = nullptr;  // [B + 1]
-  const TokenId* sampled = nullptr;         // [num_sampled] -1: the row's scores hold a NaN
+  const TokenId* sampled = nullptr;         // [num_sampled] negative: the row has no token
   std::int32_t num_sampled = 0;
   std::int32_t num_requests = 0;
+  AcceptedView accepted;
   SlotResult* results = nullptr;     // [B]
   std::int32_t* path = nullptr;      // [B, kMaxStepTokens] as CompactKvParams takes it
   std::int32_t* path_len = nullptr;  // [B]

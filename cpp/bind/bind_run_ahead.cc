@@ -27,7 +27,7 @@ struct BoundRunAhead {
 
   RequestId submit(RequestParams params, const ProposedProbs& external_probs) {
     SPECDEC_REQUIRE(external_probs.data == nullptr,
-                    "external_probs: run_ahead serves greedy requests, which compare tokens");
+                    "external_probs: run_ahead takes no drafts from outside");
     return executor.submit(std::move(params));
   }
 
@@ -64,7 +64,8 @@ struct StepArrays {
   std::int64_t requests, rows, pages, choices;
 };
 
-void fill_step_plan(StepPlan& plan, const StepArrays& a, int page_size, int num_pages) {
+void fill_step_plan(StepPlan& plan, const StepArrays& a, int page_size, int num_pages,
+                    bool needs_logits) {
   SPECDEC_REQUIRE(a.requests < static_cast<std::int64_t>(plan.cu_rows.size()) &&
                       a.rows <= static_cast<std::int64_t>(plan.tokens.size()) &&
                       a.pages <= plan.page_table_stride,
@@ -115,7 +116,7 @@ void fill_step_plan(StepPlan& plan, const StepArrays& a, int page_size, int num_
   plan.num_rows = rows;
   plan.num_logit_rows = choices;
   plan.num_prefill_rows = 0;
-  plan.needs_logits = false;
+  plan.needs_logits = needs_logits;
   ++plan.generation;
 }
 
@@ -125,7 +126,7 @@ void bind_fill_step_plan(py::module_& m) {
       [](StepPlan& plan, py::handle tokens, py::handle positions, py::handle parents,
          py::handle mask, py::handle cu_rows, py::handle kv_len, py::handle is_tree,
          py::handle page_table, py::handle logit_rows, py::handle cu_logits, int page_size,
-         int num_pages) {
+         int num_pages, bool needs_logits) {
         const BorrowedTensor table(page_table, "page_table"), lengths(kv_len, "kv_len"),
             firsts(cu_rows, "cu_rows"), choices(cu_logits, "cu_logits"), ids(tokens, "tokens"),
             at(positions, "positions"), from(parents, "parents"), words(mask, "mask"),
@@ -166,12 +167,12 @@ void bind_fill_step_plan(py::module_& m) {
         a.mask = static_cast<const std::uint32_t*>(words->data);
         a.is_tree = static_cast<const std::uint8_t*>(trees->data);
         SPECDEC_REQUIRE(page_size >= 1, "page_size = ", page_size, ": at least 1");
-        fill_step_plan(plan, a, page_size, num_pages);
+        fill_step_plan(plan, a, page_size, num_pages, needs_logits);
       },
       py::arg("plan"), py::kw_only(), py::arg("tokens"), py::arg("positions"), py::arg("parents"),
       py::arg("mask"), py::arg("cu_rows"), py::arg("kv_len"), py::arg("is_tree"),
       py::arg("page_table"), py::arg("logit_rows"), py::arg("cu_logits"), py::arg("page_size"),
-      py::arg("num_pages"),
+      py::arg("num_pages"), py::arg("needs_logits") = false,
       "Copies the arrays of a step into a plan, for a model that takes plans. Requests without "
       "rows "
       "are left out; the rows behind the last request are padding. plan.slot says which request of "
@@ -202,6 +203,15 @@ void register_run_ahead(py::module_& m) {
       .def_readonly("kv_len", &StagingLayout::kv_len)
       .def_readonly("cu_rows", &StagingLayout::cu_rows)
       .def_readonly("cu_logits", &StagingLayout::cu_logits)
+      .def_readonly("temperature", &StagingLayout::temperature)
+      .def_readonly("top_p", &StagingLayout::top_p)
+      .def_readonly("min_p", &StagingLayout::min_p)
+      .def_readonly("top_k", &StagingLayout::top_k)
+      .def_readonly("seed", &StagingLayout::seed)
+      .def_readonly("acceptance", &StagingLayout::acceptance)
+      .def_readonly("posterior_threshold", &StagingLayout::posterior_threshold)
+      .def_readonly("posterior_alpha", &StagingLayout::posterior_alpha)
+      .def_readonly("acceptance_threshold", &StagingLayout::acceptance_threshold)
       .def_readonly("page_table", &StagingLayout::page_table)
       .def_readonly("logit_rows", &StagingLayout::logit_rows)
       .def_readonly("prompt_tokens", &StagingLayout::prompt_tokens)
@@ -223,6 +233,8 @@ void register_run_ahead(py::module_& m) {
       .def_readonly("max_rows", &RunAheadStep::max_rows, "Of any one request, an upper bound.")
       .def_readonly("max_kv_len", &RunAheadStep::max_kv_len,
                     "Tokens and rows of any one request, an upper bound.")
+      .def_readonly("needs_scores", &RunAheadStep::needs_scores,
+                    "Somebody samples: the model's best tokens are not enough.")
       .def_readonly("entries", &RunAheadStep::entries);
 
   py::class_<BoundRunAhead> executor(

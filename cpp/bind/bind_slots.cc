@@ -117,9 +117,15 @@ void draft_step(const SlotLayout& layout, py::handle slots, py::handle slot_ids,
   call.run(&Backend::draft_step, p);
 }
 
+// What accept_step wrote, tensors or None.
+struct AcceptedTensors {
+  py::handle path, path_len, emitted, num_emitted;
+};
+
 void commit_step(const SlotLayout& layout, py::handle slots, py::handle slot_ids,
-                 py::handle cu_logits, py::handle sampled, py::handle results, py::handle path,
-                 py::handle path_len, const CallOptions& where) {
+                 py::handle cu_logits, py::handle sampled, const AcceptedTensors& accepted,
+                 py::handle results, py::handle path, py::handle path_len,
+                 const CallOptions& where) {
   OpCall call("commit_step", where);
   const SlotsArgument pool(call, layout, slots);
   std::int64_t requests = 0;
@@ -141,19 +147,34 @@ void commit_step(const SlotLayout& layout, py::handle slots, py::handle slot_ids
     }
   }
   const auto matrix = [&](py::handle tensor, const char* name, const char* what,
-                          std::int64_t columns) {
-    BorrowedTensor t(tensor, name, true);
+                          std::int64_t columns, bool writable) {
+    BorrowedTensor t(tensor, name, writable);
     check_shape(t.view(), name, what, {requests, columns});
-    call.add(t.view(), name, true);
+    call.add(t.view(), name, writable);
     check_dtype(t.view(), name, {DType::kI32});
     check_contiguous(t.view(), name);
     return t;
   };
-  const BorrowedTensor out = matrix(results, "results", "[B, result words]", kResultWords);
-  const BorrowedTensor paths = matrix(path, "path", "[B, 128]", kMaxStepTokens);
+  const BorrowedTensor out = matrix(results, "results", "[B, result words]", kResultWords, true);
+  const BorrowedTensor paths = matrix(path, "path", "[B, 128]", kMaxStepTokens, true);
   const BorrowedTensor lengths =
       vector_argument(call, path_len, "path_len", DType::kI32, "[B]", requests, true);
   CommitStepParams p;
+  std::vector<BorrowedTensor> held;
+  if (!accepted.path.is_none()) {
+    const auto table = [&](py::handle tensor, const char* name) {
+      held.push_back(matrix(tensor, name, "[B, 128]", kMaxStepTokens, false));
+      return static_cast<const std::int32_t*>(held.back()->data);
+    };
+    const auto counts = [&](py::handle tensor, const char* name) {
+      held.push_back(vector_argument(call, tensor, name, DType::kI32, "[B]", requests));
+      return static_cast<const std::int32_t*>(held.back()->data);
+    };
+    p.accepted.path = table(accepted.path, "accepted.path");
+    p.accepted.path_len = counts(accepted.path_len, "accepted.path_len");
+    p.accepted.emitted = table(accepted.emitted, "accepted.emitted");
+    p.accepted.num_emitted = counts(accepted.num_emitted, "accepted.num_emitted");
+  }
   p.slots = pool.view();
   p.slot_ids = static_cast<const std::int32_t*>(ids->data);
   p.cu_logits = static_cast<const std::int32_t*>(firsts->data);
@@ -244,12 +265,17 @@ void register_slots(py::module_& m) {
       "commit_step",
       [](const SlotLayout& layout, py::handle slots, py::handle slot_ids, py::handle cu_logits,
          py::handle sampled, py::handle results, py::handle path, py::handle path_len,
-         py::object backend, std::uint64_t stream, py::object status) {
+         py::handle accepted_path, py::handle accepted_path_len, py::handle emitted,
+         py::handle num_emitted, py::object backend, std::uint64_t stream, py::object status) {
         const CallOptions where{std::move(backend), stream, py::none(), std::move(status)};
-        commit_step(layout, slots, slot_ids, cu_logits, sampled, results, path, path_len, where);
+        commit_step(layout, slots, slot_ids, cu_logits, sampled,
+                    {accepted_path, accepted_path_len, emitted, num_emitted}, results, path,
+                    path_len, where);
       },
       py::arg("layout"), py::arg("slots"), py::arg("slot_ids"), py::arg("cu_logits"),
       py::arg("sampled"), py::kw_only(), py::arg("results"), py::arg("path"), py::arg("path_len"),
+      py::arg("accepted_path") = py::none(), py::arg("accepted_path_len") = py::none(),
+      py::arg("emitted") = py::none(), py::arg("num_emitted") = py::none(),
       py::arg("backend") = py::none(), py::arg("stream") = 0, py::arg("status") = py::none(),
       "See specdec_ext.ops.commit_step.");
 }

@@ -88,6 +88,26 @@ const ExecutorConfig& checked_config(const ExecutorConfig& config) {
   return config;
 }
 
+void check_sampling(const RequestParams& p) {
+  const SamplingLaw& law = p.sampling;
+  SPECDEC_REQUIRE(std::isfinite(law.temperature) && law.temperature >= 0.0f,
+                  "temperature = ", law.temperature,
+                  ": a finite number >= 0 is needed (0: greedy)");
+  SPECDEC_REQUIRE(law.top_k >= 0, "top_k = ", law.top_k, ": 0 (all tokens) or more is needed");
+  SPECDEC_REQUIRE(law.top_p > 0.0f && law.top_p <= 1.0f, "top_p = ", law.top_p,
+                  ": a number in (0, 1] is needed (1: all tokens)");
+  SPECDEC_REQUIRE(law.min_p >= 0.0f && law.min_p <= 1.0f, "min_p = ", law.min_p,
+                  ": a number in [0, 1] is needed (0: all tokens)");
+  const AcceptanceParams& accept = p.acceptance;
+  SPECDEC_REQUIRE(accept.posterior_threshold > 0.0f && accept.posterior_threshold <= 1.0f,
+                  "posterior_threshold = ", accept.posterior_threshold,
+                  ": a number in (0, 1] is needed");
+  SPECDEC_REQUIRE(accept.posterior_alpha > 0.0f && accept.posterior_alpha <= 1.0f,
+                  "posterior_alpha = ", accept.posterior_alpha, ": a number in (0, 1] is needed");
+  SPECDEC_REQUIRE(accept.threshold > 0.0f && accept.threshold <= 1.0f,
+                  "acceptance_threshold = ", accept.threshold, ": a number in (0, 1] is needed");
+}
+
 void Executor::validate(const RequestParams& p) const {
   auto check_id = [&](const char* field, TokenId id) {
     SPECDEC_REQUIRE(id >= 0 && id < config_.vocab_size, field, " holds token id ", id,
@@ -119,23 +139,7 @@ void Executor::validate(const RequestParams& p) const {
     SPECDEC_REQUIRE(!word.empty(), "bad_words holds an empty sequence: give at least one token");
     for (TokenId id : word) check_id("bad_words", id);
   }
-  const SamplingLaw& law = p.sampling;
-  SPECDEC_REQUIRE(std::isfinite(law.temperature) && law.temperature >= 0.0f,
-                  "temperature = ", law.temperature,
-                  ": a finite number >= 0 is needed (0: greedy)");
-  SPECDEC_REQUIRE(law.top_k >= 0, "top_k = ", law.top_k, ": 0 (all tokens) or more is needed");
-  SPECDEC_REQUIRE(law.top_p > 0.0f && law.top_p <= 1.0f, "top_p = ", law.top_p,
-                  ": a number in (0, 1] is needed (1: all tokens)");
-  SPECDEC_REQUIRE(law.min_p >= 0.0f && law.min_p <= 1.0f, "min_p = ", law.min_p,
-                  ": a number in [0, 1] is needed (0: all tokens)");
-  const AcceptanceParams& accept = p.acceptance;
-  SPECDEC_REQUIRE(accept.posterior_threshold > 0.0f && accept.posterior_threshold <= 1.0f,
-                  "posterior_threshold = ", accept.posterior_threshold,
-                  ": a number in (0, 1] is needed");
-  SPECDEC_REQUIRE(accept.posterior_alpha > 0.0f && accept.posterior_alpha <= 1.0f,
-                  "posterior_alpha = ", accept.posterior_alpha, ": a number in (0, 1] is needed");
-  SPECDEC_REQUIRE(accept.threshold > 0.0f && accept.threshold <= 1.0f,
-                  "acceptance_threshold = ", accept.threshold, ": a number in (0, 1] is needed");
+  check_sampling(p);
   SPECDEC_REQUIRE(
       p.processors.repetition_penalty > 0.0f && std::isfinite(p.processors.repetition_penalty),
       "repetition_penalty = ", p.processors.repetition_penalty,

@@ -58,6 +58,9 @@ struct RequestParams {
   std::string cache_salt;
 };
 
+// Throws std::invalid_argument for a law or an acceptance rule that is none.
+void check_sampling(const RequestParams& params);
+
 constexpr const char* finish_reason_name(FinishReason reason) {
   switch (reason) {
     case FinishReason::kNone:

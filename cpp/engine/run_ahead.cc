@@ -69,6 +69,15 @@ StagingLayout::StagingLayout(int max_requests, int max_rows, int max_pages_per_r
   kv_len = take(requests);
   cu_rows = take(requests + 1);
   cu_logits = take(requests + 1);
+  temperature = take(requests);
+  top_p = take(requests);
+  min_p = take(requests);
+  top_k = take(requests);
+  seed = take(std::int64_t{2} * requests);
+  acceptance = take((requests + 3) / 4);
+  posterior_threshold = take(requests);
+  posterior_alpha = take(requests);
+  acceptance_threshold = take(requests);
   page_table = take(std::int64_t{requests} * pages_per_request);
   logit_rows = take(rows);
   prompt_tokens = take(rows);
@@ -120,6 +129,12 @@ void RunAheadExecutor::bind_rings(const RunAheadRings& rings) {
   SPECDEC_REQUIRE(rings.staging != nullptr && rings.entries != nullptr && rings.results != nullptr,
                   "bind_rings: staging, entries and results are all needed");
   rings_ = rings;
+  // Padding is greedy from the first step on.
+  for (int ring = 0; ring < ring_size(); ++ring) {
+    for (int b = 0; b < staging_.requests; ++b) {
+      stage_law(rings.staging + static_cast<std::ptrdiff_t>(ring) * staging_.words, nullptr, b);
+    }
+  }
 }
 
 int RunAheadExecutor::max_drafts(const RequestParams& p) const {
@@ -175,7 +190,10 @@ void RunAheadExecutor::check(const RequestParams& p) const {
                   " end and stop ids together: run_ahead holds ", kMaxSlotStopIds,
                   ": give fewer stop_token_ids");
   refuse(p.min_tokens > 0, "min_tokens", "changes scores");
-  refuse(!p.sampling.greedy(), "temperature", "asks for sampled tokens");
+  check_sampling(p);
+  SPECDEC_REQUIRE(p.sampling.greedy() || config_.vocab_size <= kMaxLawTokens,
+                  "temperature: a vocabulary of ", config_.vocab_size, " tokens, at most ",
+                  kMaxLawTokens, " can be drawn from");
   refuse(p.processors.any(),
          "a score processor (penalties, logit_bias, bad_words, "
          "allowed_token_ids)",
@@ -217,6 +235,8 @@ RequestId RunAheadExecutor::submit(RequestParams p) {
       std::min<std::int64_t>(std::int64_t{r.prompt_len} + p.max_tokens, config_.max_seq_len));
   r.max_drafts = max_drafts(p);
   r.max_path = max_path(p, r.max_drafts);
+  r.law = p.sampling;
+  r.acceptance = p.acceptance;
   r.chain = config_.method == DraftMethod::kNgram;
   // The largest that tokens_to_hold() can ever be.
   r.promised_pages =

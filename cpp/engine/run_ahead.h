@@ -9,8 +9,9 @@
 // t - depth - 1, so it plans with bounds: pages for as many tokens as the steps in flight could
 // bring at most, rows for as many drafts as the slots may make.
 //
-// Served: greedy requests whose choices need nothing but the best token of each row, decoded
-// plainly, by lookahead or by prompt lookup, with drafts of fixed length. submit() refuses others.
+// Served: requests whose choices are made from the model's own scores, greedy or sampled, by any
+// acceptance rule, decoded plainly, by lookahead or by prompt lookup, with drafts of fixed length.
+// submit() refuses others.
 //
 // The host writes what a step needs into a ring of staging buffers and reads results from a ring of
 // as many; both have depth + 2 places and are the caller's memory (pinned for CUDA). A place is
@@ -59,11 +60,18 @@ struct StagingLayout {
   StagingLayout(int max_requests, int max_rows, int max_pages_per_request);
 
   int requests = 0, rows = 0, pages_per_request = 0;
-  int slot_ids = 0;        // [B] -1 behind the last request
-  int max_drafts = 0;      // [B]
-  int kv_len = 0;          // [B] of prompts: tokens in the cache
-  int cu_rows = 0;         // [B + 1] of prompts
-  int cu_logits = 0;       // [B + 1] of prompts: first choice of each
+  int slot_ids = 0;    // [B] -1 behind the last request
+  int max_drafts = 0;  // [B]
+  int kv_len = 0;      // [B] of prompts: tokens in the cache
+  int cu_rows = 0;     // [B + 1] of prompts
+  int cu_logits = 0;   // [B + 1] of prompts: first choice of each
+  // Laws and acceptance rules as accept_step takes them, [B] each; written for steps that need
+  // scores, greedy behind the last request.
+  int temperature = 0, top_p = 0, min_p = 0;                                   // float
+  int top_k = 0;                                                               // int
+  int seed = 0;                                                                // uint64
+  int acceptance = 0;                                                          // uint8
+  int posterior_threshold = 0, posterior_alpha = 0, acceptance_threshold = 0;  // float
   int page_table = 0;      // [B, pages_per_request] -1 behind the pages that are held
   int logit_rows = 0;      // [R] rows whose choices are needed; those of decoding are the last rows
   int prompt_tokens = 0;   // [R]
@@ -86,6 +94,7 @@ struct RunAheadStep {
   int num_prompt_rows = 0, num_prompt_logits = 0;
   int max_decode_rows = 0;
   int max_rows = 0, max_kv_len = 0;  // of any one request, upper bounds
+  bool needs_scores = false;         // somebody samples: best tokens are not enough
   std::vector<SlotEntry> entries;
 };
 
@@ -153,6 +162,7 @@ class RunAheadExecutor {
   void place_prompt(Request& request, int rows);
   void place_decode(Request& request, int most_drafts);
   void stage_pages(const Request& request, int index);
+  void stage_law(std::int32_t* place, const Request* request, int index) const;
   void deliver_result(Request& request, const SlotResult& result, StepOutput& out);
   void end(Request& request);
   void release_retired(std::int64_t delivered);

@@ -17,9 +17,9 @@ void RunAheadExecutor::deliver_result(Request& request, const SlotResult& result
   out.finish_reason = static_cast<FinishReason>(result.finish);
   if (result.stop_token != kNoStopToken) out.stop_token = result.stop_token;
   if (result.bad_row != 0) {
-    out.error =
-        "the model's scores hold a NaN (numerical error); the request was stopped before a token "
-        "was chosen from them";
+    out.error = result.bad_row == 2 ? "the model's scores are all -infinity: no token can be chosen"
+                                    : "the model's scores hold a NaN (numerical error); the "
+                                      "request was stopped before a token was chosen from them";
   }
   request.known_len += result.num_tokens;
 }
@@ -63,7 +63,7 @@ std::vector<StepOutput> RunAheadExecutor::deliver() {
     if (const std::int32_t wrong = flags[b] & ~static_cast<std::int32_t>(kStatusNaN); wrong != 0) {
       out.finish_reason = FinishReason::kError;
       out.error = "the device found this request's step broken (status " + std::to_string(wrong) +
-                  ": 2 page, 4 tree, 8 length) and left it out; please report";
+                  ": 2 page, 4 tree, 8 length, 16 law) and left it out; please report";
     } else if (place.decides) {
       // What a device wrote is not trusted further than it has to be.
       const bool sound = decided && result.num_tokens >= 0 && result.num_tokens <= part.tokens &&

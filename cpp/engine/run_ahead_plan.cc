@@ -24,6 +24,7 @@ const RunAheadStep* RunAheadExecutor::plan() {
   step_.ring = ring;
   step_.num_prompts = step_.num_decodes = step_.num_prompt_rows = step_.num_prompt_logits = 0;
   step_.max_decode_rows = step_.max_rows = step_.max_kv_len = 0;
+  step_.needs_scores = false;
   flights_.push_back({next_step_, ring, false, {}});
 
   decoding_.clear();
@@ -57,6 +58,13 @@ const RunAheadStep* RunAheadExecutor::plan() {
             -1);
   int* logit_rows = staged(staging_.logit_rows) + step_.num_prompt_logits;
   for (int i = 0; i < step_.max_decode_rows; ++i) logit_rows[i] = step_.num_prompt_rows + i;
+  const auto& places = flights_.back().places;
+  step_.needs_scores = std::any_of(places.begin(), places.end(), [](const Flight::Place& place) {
+    return place.decides && !place.request->law.greedy();
+  });
+  for (int b = 0; step_.needs_scores && b < staging_.requests; ++b) {
+    stage_law(place_, b < requests ? places[b].request : nullptr, b);
+  }
   ++next_step_;
   totals_.executor.shortened_steps += step_.num_decodes > 0 && scheduled < most;
   totals_.executor.unspeculated_steps +=
@@ -87,6 +95,26 @@ bool RunAheadExecutor::stage_entry(Request& request) {
   if (fault(Fault::kEntryLost) && request.id > config_.max_batch_size) return true;
   step_.entries.push_back({request.slot, offset, bytes});
   return true;
+}
+
+// The law and the rule of the step's request `index`; null: greedy, for padding.
+void RunAheadExecutor::stage_law(std::int32_t* place, const Request* request, int index) const {
+  const SamplingLaw law = request == nullptr ? SamplingLaw{} : request->law;
+  const AcceptanceParams rule = request == nullptr ? AcceptanceParams{} : request->acceptance;
+  const std::uint64_t seed = request == nullptr ? 0 : request->slot_request.seed;
+  const auto put = [&](int offset, auto value) {
+    std::memcpy(reinterpret_cast<std::byte*>(place + offset) + index * sizeof(value), &value,
+                sizeof(value));
+  };
+  put(staging_.temperature, law.temperature);
+  put(staging_.top_p, law.top_p);
+  put(staging_.min_p, law.min_p);
+  put(staging_.top_k, law.top_k);
+  put(staging_.seed, seed);
+  put(staging_.acceptance, static_cast<std::uint8_t>(rule.rule));
+  put(staging_.posterior_threshold, rule.posterior_threshold);
+  put(staging_.posterior_alpha, rule.posterior_alpha);
+  put(staging_.acceptance_threshold, rule.threshold);
 }
 
 // The pages of the step's request `index`, after reserving what it may touch.

@@ -25,6 +25,8 @@ struct RunAheadExecutor::Request {
   int max_len = 0;     // the history never grows beyond this
   int max_drafts = 0;  // of one step
   int max_path = 0;    // of them, how many can be accepted
+  SamplingLaw law;
+  AcceptanceParams acceptance;
   bool chain = false;  // drafts are no tree: one position less left, one draft less
   std::int64_t promised_pages = 0;
 

@@ -2,7 +2,8 @@
 //
 // Grid     one warp for each request; tree, working memory and the target's choices in shared
 //          memory, where the walks along the tree take a cycle or two per node and lane.
-// Bytes    a few kilobytes for each request: its tree, its choices, the pool sets of what it adds.
+// Bytes    a few kilobytes for each request: its tree, its choices, what accept_step kept, the pool
+//          sets of what it adds.
 // Limit    latency; requests do not wait for each other.
 #include "algo/slot.h"
 #include "common/warp_team.cuh"
@@ -75,7 +76,18 @@ __global__ void __launch_bounds__(kCommitThreads, 1) commit_kernel(const CommitS
   for (std::int32_t i = team.rank(); i < rows; i += team.size()) {
     shared.sampled[i] = p.sampled[first + i];
   }
-  if (team.rank() == 0) shared.tree.size = size;  // slot_commit begins with a barrier
+  if (team.rank() == 0) shared.tree.size = size;  // slot_begin_tree begins with a barrier
+  slot_begin_tree(team, slot, &shared.tree);
+  if (p.accepted.given()) {
+    p.accepted.load(team, b, &shared.accepted);
+    if (!is_accepted_path(team, &shared.tree, &shared.accepted)) {
+      slot_no_result(team, slot, &shared.result, &shared.path_len);
+      if (team.rank() == 0) report(p.exec.status, b, kStatusBadTree);
+      return write_result(p, b, shared);
+    }
+  } else {
+    slot_accept(team, &shared.tree, shared.sampled, &shared.accepted);
+  }
   slot_commit(team, slot, &shared.tree, shared.sampled, &shared.accepted, &shared.result,
               shared.path, &shared.path_len);
   write_result(p, b, shared);

@@ -951,6 +951,10 @@ class StagingLayout:
     Offsets, in int32 words, of the parts of one place of the staging ring (cpp/engine/run_ahead.h).
     """
     @property
+    def acceptance(self) -> int: ...
+    @property
+    def acceptance_threshold(self) -> int: ...
+    @property
     def cu_logits(self) -> int: ...
     @property
     def cu_rows(self) -> int: ...
@@ -961,9 +965,15 @@ class StagingLayout:
     @property
     def max_drafts(self) -> int: ...
     @property
+    def min_p(self) -> int: ...
+    @property
     def page_table(self) -> int: ...
     @property
     def pages_per_request(self) -> int: ...
+    @property
+    def posterior_alpha(self) -> int: ...
+    @property
+    def posterior_threshold(self) -> int: ...
     @property
     def prompt_parents(self) -> int: ...
     @property
@@ -973,7 +983,15 @@ class StagingLayout:
     @property
     def rows(self) -> int: ...
     @property
+    def seed(self) -> int: ...
+    @property
     def slot_ids(self) -> int: ...
+    @property
+    def temperature(self) -> int: ...
+    @property
+    def top_k(self) -> int: ...
+    @property
+    def top_p(self) -> int: ...
     @property
     def words(self) -> int: ...
 
@@ -1010,6 +1028,11 @@ class RunAheadStep:
     def max_rows(self) -> int:
         """
         Of any one request, an upper bound.
+        """
+    @property
+    def needs_scores(self) -> bool:
+        """
+        Somebody samples: the model's best tokens are not enough.
         """
     @property
     def num_decodes(self) -> int: ...
@@ -1435,6 +1458,10 @@ def commit_step(
     results: typing.Any,
     path: typing.Any,
     path_len: typing.Any,
+    accepted_path: typing.Any = None,
+    accepted_path_len: typing.Any = None,
+    emitted: typing.Any = None,
+    num_emitted: typing.Any = None,
     backend: typing.Any = None,
     stream: typing.SupportsInt | typing.SupportsIndex = 0,
     status: typing.Any = None,
@@ -1512,6 +1539,7 @@ def fill_step_plan(
     cu_logits: typing.Any,
     page_size: typing.SupportsInt | typing.SupportsIndex,
     num_pages: typing.SupportsInt | typing.SupportsIndex,
+    needs_logits: bool = False,
 ) -> None:
     """
     Copies the arrays of a step into a plan, for a model that takes plans. Requests without rows are left out; the rows behind the last request are padding. plan.slot says which request of the arrays each one is.

@@ -140,7 +140,9 @@ class ModelLoader:
         if self._scheduler.run_ahead is not None and not self._place.is_cpu:
             from .run_ahead_build import device_bytes
 
-            taken += device_bytes(first, self._scheduler, drafting_arguments(self._speculative))
+            taken += device_bytes(
+                first, self._scheduler, drafting_arguments(self._speculative), model.vocab_size
+            )
         memory = self._plan_memory(
             model,
             normalize_dtype("model.kv_dtype", model.kv_dtype),

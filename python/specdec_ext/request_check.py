@@ -339,7 +339,6 @@ def resolve_request(
 # What a request that runs ahead may not set: the executor's keyword, its neutral value, and the
 # field of SamplingParams.
 _NOT_AHEAD: tuple[tuple[str, Any, str], ...] = (
-    ("temperature", 0.0, "temperature"),
     ("min_tokens", 0, "min_tokens"),
     ("repetition_penalty", 1.0, "repetition_penalty"),
     ("presence_penalty", 0.0, "presence_penalty"),
@@ -358,13 +357,13 @@ _MAX_STOP_IDS = 64
 
 
 def _check_run_ahead(kwargs: Mapping[str, Any]) -> None:
-    """Raise RequestError for what needs more of a step than its greedy tokens."""
+    """Raise RequestError for what needs more of a step than the model's own scores."""
     remedy = "make the LLM with SchedulerConfig.run_ahead=None"
     for keyword, neutral, name in _NOT_AHEAD:
         if kwargs[keyword] != neutral:
             raise RequestError(
-                f"SamplingParams.{name} is set: with SchedulerConfig.run_ahead requests are greedy "
-                f"and their scores stay on the device; leave it out, or {remedy}"
+                f"SamplingParams.{name} is set: with SchedulerConfig.run_ahead scores stay on the "
+                f"device, as the model computed them; leave it out, or {remedy}"
             )
     if kwargs.get("adaptive"):
         raise RequestError(

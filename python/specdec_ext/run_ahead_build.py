@@ -45,10 +45,17 @@ def _make_executor(
     )
 
 
+def _max_choices(executor: Any) -> int:
+    """Rows of a step whose scores are needed, at most: one of a prompt, or those of a request."""
+    staging = executor.staging_layout
+    return min(int(staging.rows), int(staging.requests * executor.max_rows_per_request))
+
+
 def device_bytes(
-    memory: MemoryPlan, scheduler: SchedulerConfig, drafting: Mapping[str, Any]
+    memory: MemoryPlan, scheduler: SchedulerConfig, drafting: Mapping[str, Any], vocab_size: int
 ) -> int:
-    """What run-ahead keeps on the device beside the model and the pages: mostly the slots.
+    """What run-ahead keeps on the device beside the model and the pages: mostly the slots, and the
+    scores of one step.
 
     memory  a plan whose sizes of steps are final; its pages are not looked at
     """
@@ -57,9 +64,9 @@ def device_bytes(
     sizes = _make_executor(1, memory, scheduler, drafting)
     slots = int(sizes.slot_layout.slot_bytes) * memory.max_batch_size
     words = int(sizes.staging_layout.words + sizes.result_words) + 3  # ends of prefix sums
-    per_row, per_request = 8, 2 + MAX_STEP_TOKENS + 4  # int32 words of the step's arrays
+    per_row, per_request = 11, 4 + 3 * MAX_STEP_TOKENS + 4  # int32 words of the step's arrays
     words += per_row * memory.max_num_tokens + per_request * memory.max_batch_size
-    return slots + 4 * words
+    return slots + 4 * (words + _max_choices(sizes) * vocab_size)
 
 
 def make_pipeline(
@@ -82,7 +89,7 @@ def make_pipeline(
             model, executor, page_size=memory.tokens_per_block, num_pages=memory.num_pages
         )
     elif isinstance(model, DeviceModel):
-        forward = RowsModel(model.decoder)
+        forward = RowsModel(model.decoder, _max_choices(executor))
     else:
         raise ConfigError(
             f"SchedulerConfig.run_ahead = {scheduler.run_ahead}: on {place.name} the transformers "

@@ -266,7 +266,7 @@ def test_what_cannot_run_ahead_is_refused(changed: dict[str, Any], message: str)
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"temperature": 0.5}, "temperature asks for sampled tokens, which run_ahead does not"),
+        ({"temperature": 0.5, "top_p": 2.0}, "top_p = 2"),
         ({"logprobs": 1}, "logprobs needs whole rows of scores"),
         ({"prompt_logprobs": 0}, "prompt_logprobs"),
         ({"min_tokens": 2}, "min_tokens changes scores"),

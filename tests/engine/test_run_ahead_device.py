@@ -11,7 +11,7 @@ from test_run_ahead_llm import GREEDY, PROMPTS, SPECS, VOCAB, open_llm, tokens_o
 
 from dispatch_recorder import Recorder, no_synchronisation
 from emulators import EMULATED, devices, needs_cuda
-from specdec_ext import ConfigError, LookaheadDecodingConfig
+from specdec_ext import ConfigError, LookaheadDecodingConfig, SamplingParams
 from specdec_ext.run_ahead import make_buckets
 from specdec_ext.run_ahead_build import device_bytes
 from tiny_models import save_llama
@@ -20,11 +20,11 @@ from tiny_models import save_llama
 # between buffers that were made once. Nothing that reads a value or makes a tensor.
 ENQUEUED = {
     "aten::index_select.out", "aten::mm.out", "aten::addmm.out", "aten::copy_", "aten::zero_",
-    "aten::add.out",
+    "aten::add.out", "aten::fill_.Scalar",
 }  # fmt: skip
 VIEWS = {
-    "aten::slice.Tensor", "aten::select.int", "aten::view", "aten::t", "aten::transpose.int",
-    "aten::as_strided", "aten::alias", "aten::detach",
+    "aten::slice.Tensor", "aten::select.int", "aten::view", "aten::view.dtype", "aten::t",
+    "aten::transpose.int", "aten::as_strided", "aten::alias", "aten::detach",
 }  # fmt: skip
 
 
@@ -34,19 +34,23 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @devices
+@pytest.mark.parametrize("law", [{}, {"temperature": 0.7, "top_p": 0.9, "acceptance": "typical"}])
 @pytest.mark.parametrize("method", ["lookahead", "ngram"])
-def test_steps_wait_for_nothing_but_events(folder: Path, device: str, method: str) -> None:
+def test_steps_wait_for_nothing_but_events(
+    folder: Path, device: str, method: str, law: dict[str, Any]
+) -> None:
     """No copy to the host but the ring's, no value read, no tensor made; a prompt joins midway."""
+    params = SamplingParams(max_tokens=14, ignore_eos=True, **law)
     with open_llm(folder, SPECS[method], 1, device=device) as llm:
         pipeline = llm.engine._pipeline  # type: ignore[attr-defined]
-        tokens_of(llm.generate(PROMPTS, GREEDY, use_tqdm=False))  # grows scratch memory
+        tokens_of(llm.generate(PROMPTS, params, use_tqdm=False))  # grows scratch memory
         for prompt in PROMPTS[:2]:
-            pipeline.executor.submit(prompt, max_tokens=14)
+            pipeline.executor.submit(prompt, max_tokens=14, **law)
         assert pipeline.step() == []
         with no_synchronisation(device), Recorder() as seen:
             for step in range(8):
                 if step == 3:
-                    pipeline.executor.submit(PROMPTS[2], max_tokens=3)
+                    pipeline.executor.submit(PROMPTS[2], max_tokens=3, **law)
                 pipeline.step()
         pipeline.drain()
     assert seen.names <= ENQUEUED | VIEWS
@@ -81,11 +85,13 @@ def test_every_access_of_a_padded_step_is_legal(folder: Path, device: str, metho
 @pytest.mark.parametrize("method", SPECS)
 def test_memory_is_counted_before_pages_are_sized(folder: Path, device: str, method: str) -> None:
     with open_llm(folder, SPECS[method], 1, device=device) as llm:
-        buffers = llm.engine._pipeline.buffers  # type: ignore[attr-defined]
+        pipeline = llm.engine._pipeline  # type: ignore[attr-defined]
+        buffers, scores = pipeline.buffers, pipeline._forward._scores
         rings = (buffers.staging_ring, buffers.entry_ring, buffers.result_ring)
         kept = buffers.memory_bytes - sum(t.numel() * t.element_size() for t in rings)
+        kept += scores.numel() * scores.element_size()
         drafting = {"method": "none"} if SPECS[method] is None else drafting_of(SPECS[method])
-        counted = device_bytes(llm.memory, llm.scheduler_config, drafting)
+        counted = device_bytes(llm.memory, llm.scheduler_config, drafting, VOCAB)
     assert kept <= counted <= kept + 4096
 
 

@@ -79,6 +79,55 @@ def test_same_tokens_and_counts(folder: Path, method: str) -> None:
         assert metrics["time"]["forward_s"] > 0
 
 
+SAMPLED = [
+    SamplingParams(max_tokens=14, ignore_eos=True, seed=i + 3, temperature=temperature, **rule)
+    for i, (temperature, rule) in enumerate(
+        [
+            (0.8, {}),
+            (0.5, {"acceptance": "typical"}),
+            (0.0, {}),
+            (0.7, {"acceptance": "threshold", "acceptance_threshold": 0.05, "top_k": 20}),
+        ]
+    )
+]
+
+
+@devices
+@pytest.mark.parametrize("method", SPECS)
+def test_sampled_requests_say_what_they_say_without_run_ahead(
+    folder: Path, device: str, method: str
+) -> None:
+    """Laws and rules mixed in a batch; the oracle decodes one request after another."""
+    limits = {"max_batch_size": 4, "max_seq_len": 96, "max_num_tokens": 256}
+    params = SAMPLED
+    if method == "none":  # acceptance rules are refused where nothing drafts
+        params = [
+            SamplingParams(
+                max_tokens=14,
+                ignore_eos=True,
+                seed=s.seed,
+                temperature=s.temperature,
+                top_k=s.top_k,
+            )
+            for s in SAMPLED
+        ]
+    texts = []
+    for depth in (None, 0, 2):
+        scheduler = {**limits, "run_ahead": depth}
+        with open_llm(
+            folder, SPECS[method], depth, device=device, scheduler_config=scheduler
+        ) as llm:
+            if depth is None:
+                outputs = [
+                    llm.generate([p], s, use_tqdm=False)[0]
+                    for p, s in zip(PROMPTS, params, strict=True)
+                ]
+            else:
+                outputs = llm.generate(PROMPTS, params, use_tqdm=False)
+            texts.append(tokens_of(outputs))
+    assert texts[0] == texts[1] == texts[2]
+
+
 def test_draft_lengths_follow_the_schedule(folder: Path) -> None:
     """As without run-ahead: the numbers of a lone request are the same."""
     spec = NGramDecodingConfig(4, adaptive=False, draft_len_schedule={1: 2, 2: 1})
@@ -181,7 +230,6 @@ def test_what_does_not_go_together_is_refused(
 @pytest.mark.parametrize(
     ("params", "message"),
     [
-        ({"temperature": 0.7}, "SamplingParams.temperature is set"),
         ({"logprobs": 2}, "SamplingParams.logprobs"),
         ({"repetition_penalty": 1.2}, "repetition_penalty"),
         ({"min_tokens": 3}, "min_tokens"),

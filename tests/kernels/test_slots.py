@@ -144,7 +144,13 @@ class Device:
     def filled(self, *shape: int) -> torch.Tensor:
         return self.target.put(torch.full(shape, SENTINEL, dtype=torch.int32))
 
-    def commit(self, ids: list[int], cu: list[int], sampled: list[int]) -> list[ops.SlotResult]:
+    def commit(
+        self,
+        ids: list[int],
+        cu: list[int],
+        sampled: list[int],
+        accepted: ops.AcceptResults | None = None,
+    ) -> list[ops.SlotResult]:
         batch = len(ids)
         results, path = self.filled(batch, self.layout.result_words), self.filled(batch, 128)
         path_len = self.filled(batch)
@@ -152,7 +158,7 @@ class Device:
         ops.commit_step(
             self.layout, self.slots, self.target.put(int32(ids)), self.target.put(int32(cu)),
             self.target.put(int32(sampled)), results=results, path=path, path_len=path_len,
-            backend=self.target.backend, status=status,
+            accepted=accepted, backend=self.target.backend, status=status,
         )  # fmt: skip
         assert status.tolist() == [0] * batch
         self.path, self.path_len = path, path_len

@@ -7,6 +7,7 @@ for one step before it enqueues the next:
 
     draft_step -> build_step -> model -> argmax -> commit_step -> compact_kv
 
+For requests that sample, ``accept_step`` stands in place of ``argmax``.
 A request that has ended is frozen: it drafts no rows and delivers nothing.
 """
 
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from specdec_ext.ops.accept import AcceptResults
+
 FINISH_REASONS = (None, "stop", "length", "error")
 
 
@@ -36,7 +39,8 @@ class SlotResult:
     tokens         in order; the last one may be an end or stop token
     num_drafts     drafts verified
     num_accepted   of the tokens, how many were accepted drafts
-    finish_reason  "stop", "length", "error" (a row of scores held a NaN), None: it goes on
+    finish_reason  "stop", "length", "error" (a row of scores held a NaN or allowed no token), None:
+                   it goes on
     stop_reason    the stop id (not the model's end token) that ended it
     """
 
@@ -109,6 +113,7 @@ def commit_step(
     results: Tensor,
     path: Tensor,
     path_len: Tensor,
+    accepted: AcceptResults | None = None,
     backend: str | None = None,
     status: Tensor | None = None,
 ) -> None:
@@ -116,10 +121,13 @@ def commit_step(
 
     Shapes   cu_logits [B + 1] int32: request b's choices are sampled[cu_logits[b]:cu_logits[b + 1]]
              - one per node of its tree, one for the last row of its prompt, none to leave it as it
-             is; sampled [L] int32, -1: the row's scores hold a NaN.
+             is; sampled [L] int32, -1: the row's scores hold a NaN; accepted: what ``accept_step``
+             decided for these requests, ``sampled`` is then its ``accepted.sampled``. None: greedy
+             acceptance of ``sampled``.
     Writes   results [B, result_words] int32 (``read_results``); path [B, 128] and path_len [B]
              int32 for ``compact_kv``; the slots. Another number of choices than nodes sets flag 8
-             in ``status`` and changes nothing.
+             in ``status`` and changes nothing, nor does an accepted path that is none of the
+             request's tree, flag 4.
     Raises   ValueError or TypeError naming the argument, what it is and what it has to be.
     """
     _core.commit_step(
@@ -131,6 +139,10 @@ def commit_step(
         results=results,
         path=path,
         path_len=path_len,
+        accepted_path=None if accepted is None else accepted.path,
+        accepted_path_len=None if accepted is None else accepted.path_len,
+        emitted=None if accepted is None else accepted.emitted,
+        num_emitted=None if accepted is None else accepted.num_emitted,
         backend=backend,
         stream=stream_of(slots),
         status=status,

@@ -31,12 +31,15 @@ class StepTensors:
     cu_logits  [B + 1] int32 first choice of each request
     sampled    [L] int32, written by the model: the best token of each needed row, -1 for a row of
                scores that holds a NaN
+    needs_scores  somebody samples: the model returns float32 scores [n, V] of the needed rows, of
+               which n may leave out padding, instead of writing `sampled`
     """
 
     step: DeviceStep
     parents: Tensor
     cu_logits: Tensor
     sampled: Tensor
+    needs_scores: bool = False
 
     @property
     def status(self) -> Tensor:
@@ -74,6 +77,7 @@ class StepBuffers:
 
         self.slots = ops.make_slots(self.layout, batch, device)
         self.staged = on_device(words)
+        self.staged.copy_(self.staging_ring[0])  # as padding is until the first step
         self.tokens, self.positions = on_device(rows), on_device(rows)
         self.parents, self.sampled = on_device(rows), on_device(rows)
         self.mask = on_device(rows, 4)
@@ -82,6 +86,11 @@ class StepBuffers:
         self.kv_len = on_device(batch)
         self.is_tree = on_device(batch, dtype=torch.uint8)
         self.path, self.path_len = on_device(batch, MAX_STEP_TOKENS), on_device(batch)
+        # Of steps that sample: nodes of the needed rows, and what accept_step decides.
+        self.choice_tokens, self.choice_parents = on_device(rows), on_device(rows)
+        self.choice_positions = on_device(rows)
+        self.accepted_path, self.accepted_len = on_device(batch, MAX_STEP_TOKENS), on_device(batch)
+        self.emitted, self.num_emitted = on_device(batch, MAX_STEP_TOKENS), on_device(batch)
         self.result_block = on_device(executor.result_words)
         words_each = self.layout.result_words
         self.results = self.result_block[: batch * words_each].view(batch, words_each)
@@ -90,6 +99,46 @@ class StepBuffers:
     def staged_part(self, offset: int, count: int) -> Tensor:
         """A part of what the host staged for the step, on the device."""
         return self.staged[offset : offset + count]
+
+    def laws(self, requests: int) -> ops.SamplingLaws:
+        """The laws of the staged step's requests."""
+        layout = self.staging
+
+        def floats(offset: int) -> Tensor:
+            return self.staged_part(offset, requests).view(torch.float32)
+
+        return ops.SamplingLaws(
+            temperature=floats(layout.temperature),
+            top_k=self.staged_part(layout.top_k, requests),
+            top_p=floats(layout.top_p),
+            min_p=floats(layout.min_p),
+            seed=self.staged_part(layout.seed, 2 * requests).view(torch.int64),
+        )
+
+    def rules(self, requests: int) -> dict[str, Tensor]:
+        """The acceptance rules of the staged step's requests, as ``accept_step`` takes them."""
+        layout = self.staging
+
+        def floats(offset: int) -> Tensor:
+            return self.staged_part(offset, requests).view(torch.float32)
+
+        rules = self.staged_part(layout.acceptance, -(-requests // 4)).view(torch.uint8)
+        return {
+            "acceptance": rules[:requests],
+            "posterior_threshold": floats(layout.posterior_threshold),
+            "posterior_alpha": floats(layout.posterior_alpha),
+            "acceptance_threshold": floats(layout.acceptance_threshold),
+        }
+
+    def accept_results(self, rows: int, requests: int) -> ops.AcceptResults:
+        """Where accept_step writes, for a step of that size."""
+        return ops.AcceptResults(
+            sampled=self.sampled[:rows],
+            path=self.accepted_path[:requests],
+            path_len=self.accepted_len[:requests],
+            emitted=self.emitted[:requests],
+            num_emitted=self.num_emitted[:requests],
+        )
 
     @property
     def memory_bytes(self) -> int:

@@ -34,7 +34,7 @@ class PlanModel:
 
         self._every_row = torch.arange(staging.rows, dtype=torch.int32)
 
-    def __call__(self, tensors: StepTensors) -> None:
+    def __call__(self, tensors: StepTensors) -> torch.Tensor | None:
         step = tensors.step
         _core.fill_step_plan(
             self._plan,
@@ -50,28 +50,46 @@ class PlanModel:
             cu_logits=tensors.cu_logits,
             page_size=self._page_size,
             num_pages=self._num_pages,
+            needs_logits=tensors.needs_scores,
         )
         if self._plan.num_rows == 0:
-            return
+            return torch.empty(0, self.model.vocab_size) if tensors.needs_scores else None
         ids = self.model.forward(self._plan)
         if len(ids) != self._plan.num_logit_rows:
             raise ValueError(
                 f"the model returned {len(ids)} rows, {self._plan.num_logit_rows} were asked for"
             )
+        if tensors.needs_scores:
+            if ids.dim() != 2 or ids.shape[1] != self.model.vocab_size:
+                raise ValueError(
+                    f"the model returned scores of shape {list(ids.shape)}, "
+                    f"[{self._plan.num_logit_rows}, {self.model.vocab_size}] were asked for"
+                )
+            return ids
         if len(ids) and int(ids.max()) >= self.model.vocab_size:
             raise ValueError(
                 f"the model chose token {int(ids.max())}: token ids are 0.."
                 f"{self.model.vocab_size - 1}"
             )
         tensors.sampled[: len(ids)].copy_(ids)
+        return None
 
 
 class RowsModel:
-    """Runs the decoder of a device over all rows that the host has room for, padding too."""
+    """Runs the decoder of a device over all rows that the host has room for, padding too.
 
-    def __init__(self, decoder: DeviceDecoder) -> None:
+    max_choices  needed rows of a step, at most: the buffer of scores holds that many
+    """
+
+    def __init__(self, decoder: DeviceDecoder, max_choices: int) -> None:
         self.decoder = decoder
+        self._scores = torch.empty(
+            max_choices, decoder.num_scores, dtype=torch.float32, device=decoder.place.device
+        )
 
-    def __call__(self, tensors: StepTensors) -> None:
+    def __call__(self, tensors: StepTensors) -> torch.Tensor | None:
         hidden = self.decoder.forward_rows(tensors.step)
+        if tensors.needs_scores:
+            return self.decoder.scores(hidden, self._scores[: len(hidden)])
         tensors.sampled.copy_(self.decoder.greedy(hidden))
+        return None

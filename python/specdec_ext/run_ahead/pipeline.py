@@ -33,6 +33,7 @@ class _Geometry:
     prompt_rows, decode_rows     rows, of decoding an upper bound
     prompt_logits                choices of prompts
     max_rows, max_kv_len         of any one request, upper bounds
+    needs_scores                 somebody samples
     """
 
     prompts: int
@@ -42,6 +43,7 @@ class _Geometry:
     prompt_logits: int
     max_rows: int
     max_kv_len: int
+    needs_scores: bool
 
     @classmethod
     def of(cls, planned: Any) -> _Geometry:
@@ -54,6 +56,7 @@ class _Geometry:
             planned.num_prompt_logits,
             planned.max_rows,
             planned.max_kv_len,
+            planned.needs_scores,
         )
 
 
@@ -61,7 +64,7 @@ class RunAheadPipeline:
     """Enqueues steps and delivers what they brought, at most `executor.depth` steps later.
 
     executor  _core.RunAheadExecutor
-    forward   a model: called on the stream with StepTensors, writes `sampled`
+    forward   a model: called on the stream with StepTensors, writes `sampled` or returns scores
     k_pages, v_pages  [layers, P, G, S, K], the model's
     backend   name of the operations' backend; None: by the pages' device
     recorder  steps without prompts are recorded and replayed; None: nothing is (enforce_eager)
@@ -70,7 +73,7 @@ class RunAheadPipeline:
     def __init__(
         self,
         executor: Any,
-        forward: Callable[[StepTensors], None],
+        forward: Callable[[StepTensors], Tensor | None],
         k_pages: Tensor,
         v_pages: Tensor,
         *,
@@ -89,7 +92,8 @@ class RunAheadPipeline:
         self._backend = backend
         self._events: deque[Event] = deque()
         self._recorder = recorder
-        self._replays: dict[Bucket, Callable[[], None]] = {}
+        self._scores: Tensor | None = None  # of the step that was enqueued last
+        self._replays: dict[tuple[Bucket, bool], Callable[[], None]] = {}
         self._chosen: dict[tuple[int, int], Bucket | None] = {}
         staging = self.buffers.staging
         self.buckets: tuple[Bucket, ...] = ()
@@ -101,7 +105,8 @@ class RunAheadPipeline:
     def record_graphs(self) -> None:
         """Record every bucket, while nothing is in flight. Else each is when it is first needed."""
         for bucket in self.buckets:
-            self._graph(bucket)
+            for needs_scores in (False, True):
+                self._graph(bucket, needs_scores)
 
     def step(self) -> list[Any] | None:
         """Enqueue a step if there is one, then read the one that is due.
@@ -172,22 +177,24 @@ class RunAheadPipeline:
                 self._chosen[size] = choose_bucket(self.buckets, *size)
             bucket = self._chosen[size]
         if bucket is not None:
-            self.stream.enqueue(self._graph(bucket))
+            self.stream.enqueue(self._graph(bucket, g.needs_scores))
             return
         for operation in self._operations(g):
             self.stream.enqueue(operation)
 
-    def _graph(self, bucket: Bucket) -> Callable[[], None]:
-        """The recorded step of a bucket: its operations and their arguments depend on nothing else.
+    def _graph(self, bucket: Bucket, needs_scores: bool) -> Callable[[], None]:
+        """The recorded step of a bucket, one for greedy steps and one for steps that sample: its
+        operations and their arguments depend on nothing else.
 
         It runs once before it is recorded, as a step of nobody, which changes no slot and no page.
         """
-        if bucket not in self._replays:
+        key = (bucket, needs_scores)
+        if key not in self._replays:
             assert self._recorder is not None
             staging = self.buffers.staging
             rows = min(bucket.rows, self.executor.max_rows_per_request)
             capacity = staging.pages_per_request * self._pages[0].shape[3]
-            g = _Geometry(0, bucket.requests, 0, bucket.rows, 0, rows, capacity)
+            g = _Geometry(0, bucket.requests, 0, bucket.rows, 0, rows, capacity, needs_scores)
             operations = self._operations(g)
             staged, ids = self.buffers.staged, self.buffers.staged_part(staging.slot_ids, g.decodes)
             saved = torch.empty_like(staged)
@@ -198,8 +205,8 @@ class RunAheadPipeline:
                 lambda: staged.copy_(saved),
             ):
                 self.stream.enqueue(operation)
-            self._replays[bucket] = self._recorder.record(operations)
-        return self._replays[bucket]
+            self._replays[key] = self._recorder.record(operations)
+        return self._replays[key]
 
     def _operations(self, g: _Geometry) -> tuple[Callable[[], None], ...]:
         """What runs on the device: the same addresses for equal geometries."""
@@ -208,12 +215,12 @@ class RunAheadPipeline:
             lambda: self._draft(g, tensors),
             lambda: self._build(tensors),
             lambda: self._timed_forward(tensors),
-            lambda: self._commit(tensors),
+            lambda: self._accept(g, tensors),
         )
 
     def _timed_forward(self, tensors: StepTensors) -> None:
         begin = time.perf_counter()
-        self._forward(tensors)
+        self._scores = self._forward(tensors)
         self.forward_s += time.perf_counter() - begin
 
     def _tensors(self, g: _Geometry) -> StepTensors:
@@ -235,7 +242,13 @@ class RunAheadPipeline:
             max_kv_len=g.max_kv_len,
         )
         cu_logits = b.cu_logits if g.prompts else b.cu_rows
-        return StepTensors(step, b.parents[:rows], cu_logits[: requests + 1], b.sampled[:choices])
+        return StepTensors(
+            step,
+            b.parents[:rows],
+            cu_logits[: requests + 1],
+            b.sampled[:choices],
+            g.needs_scores,
+        )
 
     def _draft(self, g: _Geometry, tensors: StepTensors) -> None:
         """Rows of prompts from what was staged, then those that the slots draft."""
@@ -287,7 +300,44 @@ class RunAheadPipeline:
             status=tensors.status,
         )
 
-    def _commit(self, tensors: StepTensors) -> None:
+    def _accept(self, g: _Geometry, tensors: StepTensors) -> None:
+        """What the model's result decides, by each request's law and rule."""
+        if not g.needs_scores:
+            return self._commit(tensors, tensors.sampled, None)
+        b, step, scores = self.buffers, tensors.step, self._scores
+        if scores is None:
+            raise ValueError("the model returned no scores for a step that samples")
+        requests, rows = len(step.kv_len), len(scores)
+        tokens, positions, parents = step.tokens, step.positions, tensors.parents
+        if g.prompts:
+            assert step.logit_rows is not None
+            needed = step.logit_rows[:rows]
+            chosen = (b.choice_tokens[:rows], b.choice_positions[:rows], b.choice_parents[:rows])
+            for values, to in zip((tokens, positions, parents), chosen, strict=True):
+                torch.index_select(values, 0, needed, out=to)
+            tokens, positions, parents = chosen
+            parents[: g.prompt_logits].fill_(-1)  # a prompt's last row is a tree of its own
+        rules = b.rules(requests)
+        results = ops.accept_step(
+            scores,
+            tensors.cu_logits,
+            positions[:rows],
+            tokens[:rows],
+            parents[:rows],
+            b.laws(requests),
+            rules["acceptance"],
+            posterior_threshold=rules["posterior_threshold"],
+            posterior_alpha=rules["posterior_alpha"],
+            acceptance_threshold=rules["acceptance_threshold"],
+            results=b.accept_results(rows, requests),
+            backend=self._backend,
+            status=tensors.status,
+        )
+        self._commit(tensors, results.sampled, results)
+
+    def _commit(
+        self, tensors: StepTensors, sampled: Tensor, accepted: ops.AcceptResults | None
+    ) -> None:
         b, step = self.buffers, tensors.step
         requests = len(step.kv_len)
         path, path_len = b.path[:requests], b.path_len[:requests]
@@ -296,10 +346,11 @@ class RunAheadPipeline:
             b.slots,
             b.staged_part(b.staging.slot_ids, requests),
             tensors.cu_logits,
-            tensors.sampled,
+            sampled,
             results=b.results[:requests],
             path=path,
             path_len=path_len,
+            accepted=accepted,
             backend=self._backend,
             status=tensors.status,
         )

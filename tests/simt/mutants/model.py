@@ -61,7 +61,11 @@ SUITES = {
     "rope": Suite(("kv/rope",), ("test_cuda_kv.py",), "emu and (rope or position)"),
     "compact": Suite(("kv/compact",), ("test_cuda_compaction.py",), "emu"),
     "build": Suite(("step/build",), ("test_cuda_step.py",), "emu and not argmax"),
-    "slots": Suite(("step/draft", "step/commit"), ("test_slots.py",), "emu"),
+    "slots": Suite(
+        ("step/draft", "step/commit"),
+        ("test_slots.py", "test_slots_sampled.py"),
+        "emu and not fast",
+    ),
     "sample": Suite(("accept/",), ("test_cuda_sample.py",), "emu and not fast"),
     "accept": Suite(("accept/accept",), ("test_cuda_accept.py",), "emu and not fast"),
     "argmax": Suite(("step/argmax",), ("test_cuda_step.py",), "argmax and emu"),

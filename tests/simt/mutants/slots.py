@@ -85,4 +85,25 @@ MUTANTS = [
         "  out.stop_token = result.stop_token;\n",
         "",
     ),
+    Mutant(
+        "slots-12",
+        "what accept_step kept is not looked at",
+        COMMIT,
+        "if (p.accepted.given()) {",
+        "if (false) {",
+    ),
+    Mutant(
+        "slots-13",
+        "a path that is none of the tree is followed",
+        COMMIT,
+        "if (!is_accepted_path(team, &shared.tree, &shared.accepted)) {",
+        "if (false) {",
+    ),
+    Mutant(
+        "slots-14",
+        "every request keeps what the first one does",
+        COMMIT,
+        "p.accepted.load(team, b, &shared.accepted);",
+        "p.accepted.load(team, 0, &shared.accepted);",
+    ),
 ]

@@ -49,8 +49,20 @@ void commit_step(const CommitStepParams& p) {
       if (rows != 0 && p.exec.status != nullptr) p.exec.status[b] |= kStatusBadLength;
       continue;
     }
+    const SerialTeam team;
     AcceptResult accepted;
-    slot_commit(SerialTeam{}, slot, &slot->tree, p.sampled + first, &accepted, p.results + b, path,
+    slot_begin_tree(team, slot, &slot->tree);
+    if (p.accepted.given()) {
+      p.accepted.load(team, b, &accepted);
+      if (!is_accepted_path(team, &slot->tree, &accepted)) {
+        slot_no_result(team, slot, p.results + b, p.path_len + b);
+        if (p.exec.status != nullptr) p.exec.status[b] |= kStatusBadTree;
+        continue;
+      }
+    } else {
+      slot_accept(team, &slot->tree, p.sampled + first, &accepted);
+    }
+    slot_commit(team, slot, &slot->tree, p.sampled + first, &accepted, p.results + b, path,
                 p.path_len + b);
   }
 }
