@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from benchmarks import common, models
@@ -50,12 +50,12 @@ def measure(
     batch: int,
     rounds: int,
     tokens: int,
-    watched: Callable[[Any], Sequence[tuple[Any, str]]],
+    layer_clock: Callable[[Any], Callable[[], float]],
     step_seconds: dict[int, float] | None = None,
 ) -> dict[str, Any]:
     """Microseconds per step: the least of the rounds.
 
-    watched       the drafter's own layers, as (object, method), of a drafter
+    layer_clock   of a drafter: what reads the processor seconds inside its own layers so far
     step_seconds  what the drafter is told of T(rows), in place of a calibration
     """
     import specdec_ext
@@ -73,25 +73,24 @@ def measure(
         llm.engine._calibrate = lambda: drafting.set_step_cost(step_seconds)
     params = specdec_ext.SamplingParams(max_tokens=tokens, ignore_eos=True)
     llm.generate(prompts, params, use_tqdm=False)  # warm-up
-    model, layers = Stopwatch(), Stopwatch()
+    model, layer_seconds = Stopwatch(), layer_clock(drafting.drafter)
     model.watch(llm.model, "forward")
-    for owner, name in watched(drafting.drafter):
-        layers.watch(owner, name)
     best: dict[str, Any] = {}
     for _ in range(rounds):
         groups = llm._submit_all([(None, p) for p in prompts], params)
         while any(len(g.states[0].token_ids) == 0 for g in groups):
             llm.engine.step()  # prompts do not count
-        model.seconds = layers.seconds = 0.0
+        model.seconds, layers = 0.0, -layer_seconds()
         steps, begin = llm.engine._num_steps, time.thread_time()
         while not all(group.finished for group in groups):
             llm.engine.step()
         steps = llm.engine._num_steps - steps
         total = time.thread_time() - begin
+        layers += layer_seconds()
         figures = {
-            "overhead_us": (total - model.seconds - layers.seconds) / steps * 1e6,
+            "overhead_us": (total - model.seconds - layers) / steps * 1e6,
             "model_us": model.seconds / steps * 1e6,
-            "layers_us": layers.seconds / steps * 1e6,
+            "layers_us": layers / steps * 1e6,
             "steps": steps,
         }
         if not best or figures["overhead_us"] < best["overhead_us"]:

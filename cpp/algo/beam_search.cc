@@ -13,7 +13,7 @@ namespace specdec {
 namespace {
 
 // Fewer scores than this are searched by the calling thread: waking the others takes as long.
-constexpr std::int64_t kInlineScores = 1 << 15;
+constexpr std::int64_t kInlineScores = 1 << 17;
 
 }  // namespace
 
@@ -90,7 +90,7 @@ void BeamSearch::advance(const float* scores, std::int64_t stride, std::int32_t 
     }
   }
   const auto score_rows = [&](std::int64_t first, std::int64_t last) {
-    thread_local std::vector<float> scratch;
+    thread_local std::vector<std::int32_t> scratch;
     for (std::int64_t row = first; row < last; ++row) {
       ScoredIndex best[kKept];
       const std::int32_t kept =
@@ -125,7 +125,7 @@ void BeamSearch::advance(const float* scores, std::int64_t stride, std::int32_t 
       num_candidates_[row] = wanted;
     }
   };
-  if (std::int64_t{rows} * vocab_size < kInlineScores) {
+  if (rows == 1 || std::int64_t{rows} * vocab_size < kInlineScores) {
     score_rows(0, rows);
   } else {
     ThreadPool& pool = ThreadPool::global();

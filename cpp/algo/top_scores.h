@@ -21,6 +21,6 @@ inline constexpr std::int32_t kMaxTopScores = 50;
 // is not among them. 0 of a row with NaN or +infinity. `scratch` is kept by the caller to allocate
 // once.
 std::int32_t top_scores(const float* scores, std::int32_t n, std::int32_t keep,
-                        std::vector<float>* scratch, ScoredIndex* out);
+                        std::vector<std::int32_t>* scratch, ScoredIndex* out);
 
 }  // namespace specdec

@@ -3,7 +3,10 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
+#include <cmath>
 #include <optional>
+#include <tuple>
 #include <vector>
 
 #include "algo/beam_search.h"
@@ -134,6 +137,28 @@ void register_beams(py::module_& m) {
           py::arg("request"), py::arg("max_drafts") = kMaxDraftLen,
           "(tokens, parents, depths, log_probs) of the beams' prefix tree, parents -1 and depth 1 "
           "behind the golden token; cut to its max_drafts likeliest nodes.");
+  search.def(
+      "proposal",
+      [](const BeamSearch& self, std::int32_t r, std::int32_t max_drafts) {
+        check_request(self, r);
+        SPECDEC_REQUIRE(max_drafts >= 0, "max_drafts = ", max_drafts, ": 0 or more");
+        TokenId tokens[kMaxDraftLen];
+        std::int32_t parents[kMaxDraftLen], depths[kMaxDraftLen];
+        double log_probs[kMaxDraftLen], expected[kMaxDraftLen] = {};
+        const std::int32_t n = self.tree(r, max_drafts, tokens, parents, log_probs);
+        std::int32_t deepest = 0;
+        for (std::int32_t i = 0; i < n; ++i) {
+          depths[i] = parents[i] < 0 ? 0 : depths[parents[i]] + 1;
+          expected[depths[i]] += std::exp(log_probs[i]);
+          deepest = std::max(deepest, depths[i] + 1);
+        }
+        return std::make_tuple(std::vector<TokenId>(tokens, tokens + n),
+                               std::vector<std::int32_t>(parents, parents + n),
+                               std::vector<double>(expected, expected + deepest));
+      },
+      py::arg("request"), py::arg("max_drafts") = kMaxDraftLen,
+      "(tokens, parents, expected): tree() in lists, and the probabilities of its nodes summed by "
+      "depth.");
   search.def(
       "tree_laws",
       [](const BeamSearch& self, std::int32_t r, std::int32_t max_drafts, std::int32_t num_scores) {

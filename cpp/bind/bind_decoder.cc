@@ -10,6 +10,7 @@
 
 #include "backend/cpu/decoder/llama_decoder.h"
 #include "base/check.h"
+#include "bind/decoder_object.h"
 #include "bind/dlpack_convert.h"
 #include "bind/registers.h"
 #include "engine/step_plan.h"
@@ -29,13 +30,6 @@ Activation parse_activation(const std::string& name) {
   SPECDEC_REQUIRE(name == "gelu_tanh", "activation = '", name, "': give 'silu' or 'gelu_tanh'");
   return Activation::kGeluTanh;
 }
-
-// The decoder and the cache tensors it points into.
-struct DecoderObject {
-  explicit DecoderObject(DecoderConfig config) : decoder(std::move(config)) {}
-  LlamaDecoder decoder;
-  BorrowedTensor k_pages, v_pages;
-};
 
 void set_layer(DecoderObject& self, int layer, const py::dict& tensors) {
   std::vector<BorrowedTensor> borrowed;

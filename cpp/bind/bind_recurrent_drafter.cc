@@ -1,6 +1,7 @@
 // _core.RecurrentDrafter: ReDrafter's network over packed linear layers.
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
 
 #include <cstdint>
 #include <memory>
@@ -13,6 +14,7 @@
 #include "backend/cpu/linear/linear_call.h"
 #include "backend/cpu/linear/packed_linear.h"
 #include "base/check.h"
+#include "bind/decoder_object.h"
 #include "bind/dlpack_convert.h"
 #include "bind/registers.h"
 
@@ -23,6 +25,7 @@ namespace {
 
 using cpu::PackedLinear;
 using cpu::RecurrentDrafter;
+using cpu::SearchCost;
 
 // The network and the Python objects that its layers and functions live in.
 struct RecurrentDrafterObject {
@@ -45,8 +48,35 @@ TensorView rows_view(const float* data, std::int64_t rows, std::int64_t columns)
   return view;
 }
 
+RecurrentDrafter::EmbedRows embedding_of(py::handle embed, std::int64_t hidden_size) {
+  if (py::isinstance<DecoderObject>(embed)) {
+    const auto* decoder = &embed.cast<const DecoderObject*>()->decoder;
+    SPECDEC_REQUIRE(decoder->config().hidden_size == hidden_size,
+                    "embed: the decoder's hidden_size is ", decoder->config().hidden_size,
+                    ", expected ", hidden_size);
+    return [=](const TokenId* tokens, std::int64_t count, float* out) {
+      decoder->embedding_rows(tokens, count, out);
+    };
+  }
+  return [=](const TokenId* tokens, std::int64_t count, float* out) {
+    const py::gil_scoped_acquire acquire;
+    embed(view_of(tokens, {count}), view_of(out, {count, hidden_size}));
+  };
+}
+
 RecurrentDrafter::ScoreRows head_of(py::handle head, std::int64_t exit_dim,
                                     std::int64_t num_scores) {
+  if (py::isinstance<DecoderObject>(head)) {
+    auto* decoder = &head.cast<DecoderObject*>()->decoder;
+    const cpu::DecoderConfig& config = decoder->config();
+    SPECDEC_REQUIRE(config.hidden_size == exit_dim && config.head_size == num_scores,
+                    "head: the decoder's scores ", config.head_size, " tokens of ",
+                    config.hidden_size, " values, expected num_scores = ", num_scores,
+                    ", exit_dim = ", exit_dim);
+    return [=](const float* x, std::int64_t rows, float* scores) {
+      decoder->score_rows(x, rows, scores);
+    };
+  }
   if (!py::isinstance<PackedLinear>(head)) {
     return [=](const float* x, std::int64_t rows, float* scores) {
       const py::gil_scoped_acquire acquire;
@@ -77,64 +107,95 @@ std::unique_ptr<RecurrentDrafterObject> make(std::int64_t hidden_size, std::int6
   }
   const std::int64_t exit_dim =
       layers.projection != nullptr ? layers.projection->n() : 2 * hidden_size;
-  const py::handle rows_of = embed;
-  auto embed_rows = [=](const TokenId* tokens, std::int64_t count, float* out) {
-    const py::gil_scoped_acquire acquire;
-    rows_of(view_of(tokens, {count}), view_of(out, {count, hidden_size}));
-  };
   self->network = std::make_unique<RecurrentDrafter>(hidden_size, num_scores, std::move(layers),
-                                                     std::move(embed_rows),
+                                                     embedding_of(embed, hidden_size),
                                                      head_of(head, exit_dim, num_scores));
   return self;
 }
 
-void start(RecurrentDrafterObject& self, const py::object& hidden, const py::object& tokens) {
-  const BorrowedTensor rows(hidden, "hidden"), ids(tokens, "tokens");
-  check_cpu(rows.view(), "hidden");
-  check_dtype(rows.view(), "hidden", {DType::kF32});
-  check_shape(rows.view(), "hidden", "[B, H]", {kAny, self.network->hidden_size()});
-  check_last_axis_contiguous(rows.view(), "hidden");
-  check_cpu(ids.view(), "tokens");
-  check_dtype(ids.view(), "tokens", {DType::kI32});
-  check_shape(ids.view(), "tokens", "[B]", {rows->shape[0]});
-  check_contiguous(ids.view(), "tokens");
-  self.network->start(static_cast<const float*>(rows->data), rows->strides[0],
-                      static_cast<const TokenId*>(ids->data), rows->shape[0]);
+void start(RecurrentDrafterObject& self, const std::vector<py::object>& hidden,
+           const std::vector<TokenId>& tokens) {
+  SPECDEC_REQUIRE(hidden.size() == tokens.size(), "hidden has ", hidden.size(),
+                  " rows, tokens has ", tokens.size());
+  const std::int64_t size = self.network->hidden_size();
+  std::vector<BorrowedTensor> rows;
+  rows.reserve(tokens.size());
+  std::vector<const float*> data;
+  data.reserve(tokens.size());
+  for (const py::object& given : hidden) {
+    const BorrowedTensor& row = rows.emplace_back(given, "hidden");
+    check_cpu(row.view(), "hidden");
+    check_dtype(row.view(), "hidden", {DType::kF32});
+    check_shape(row.view(), "hidden", "[H]", {size});
+    check_contiguous(row.view(), "hidden");
+    data.push_back(static_cast<const float*>(row->data));
+  }
+  self.network->start(data, tokens);
 }
 
-void advance(const RecurrentDrafterObject& self, BeamSearch& search, const py::object& token_ids) {
-  std::optional<BorrowedTensor> ids;
-  if (!token_ids.is_none()) {
-    ids.emplace(token_ids, "token_ids");
-    check_cpu(ids->view(), "token_ids");
-    check_contiguous(ids->view(), "token_ids");
-    check_dtype(ids->view(), "token_ids", {DType::kI32});
-    check_shape(ids->view(), "token_ids", "[V]", {self.network->num_scores()});
+// The tokens of the scores, if they are not the whole vocabulary.
+class TokenMap {
+ public:
+  TokenMap(const py::object& token_ids, std::int64_t num_scores) {
+    if (token_ids.is_none()) return;
+    ids_.emplace(token_ids, "token_ids");
+    check_cpu(ids_->view(), "token_ids");
+    check_contiguous(ids_->view(), "token_ids");
+    check_dtype(ids_->view(), "token_ids", {DType::kI32});
+    check_shape(ids_->view(), "token_ids", "[V]", {num_scores});
   }
-  const TokenId* const map = ids ? static_cast<const TokenId*>((*ids)->data) : nullptr;
+  const TokenId* data() const {
+    return ids_ ? static_cast<const TokenId*>((*ids_)->data) : nullptr;
+  }
+
+ private:
+  std::optional<BorrowedTensor> ids_;
+};
+
+void advance(const RecurrentDrafterObject& self, BeamSearch& search, const py::object& token_ids) {
+  const TokenMap map(token_ids, self.network->num_scores());
   const py::gil_scoped_release release;
-  self.network->advance(&search, map);
+  self.network->advance(&search, map.data());
+}
+
+SearchCost run_search(RecurrentDrafterObject& self, BeamSearch& search, const py::object& token_ids,
+                      std::vector<double> gains, double pass_seconds) {
+  const TokenMap map(token_ids, self.network->num_scores());
+  const py::gil_scoped_release release;
+  return self.network->run(&search, map.data(), {std::move(gains), pass_seconds});
 }
 
 constexpr const char* kDoc = R"(ReDrafter's network over packed linear layers.
 
-start(), then as long as the BeamSearch has rows: score(search), advance(search). Layers are
-PackedLinear: ``recurrence`` [H, 2H] or None (states add up embeddings), ``projection`` [E, 2H] or
-None (E = 2H), ``blocks`` [E, E] each. ``embed(ids, out)`` writes rows of the target's embedding
-table, int32 [n] into float32 [n, H]; ``head`` is a PackedLinear [num_scores, E] or a function
-(x, out) of float32 [n, E] and [n, num_scores]. The arrays of both are valid during the call only.
-Raises ValueError naming the layer that does not fit.)";
+start(), then run(search); or depth by depth, as long as the BeamSearch has rows: score(search),
+advance(search). Layers are PackedLinear: ``recurrence`` [H, 2H] or None (states add up embeddings),
+``projection`` [E, 2H] or None (E = 2H), ``blocks`` [E, E] each. ``embed`` is the target's
+LlamaDecoder or a function (ids, out) that writes rows of the target's embedding table, int32 [n]
+into float32 [n, H]; ``head`` is a PackedLinear [num_scores, E], the target's LlamaDecoder or a
+function (x, out) of float32 [n, E] and [n, num_scores]. The arrays of functions are valid during the
+call only. Raises ValueError naming the layer that does not fit.)";
+
+constexpr const char* kRunDoc = R"(score() and advance() in one call. Releases the GIL.
+
+Ends early where the sum of the beams' probabilities times ``gains[depth - 1]``, the seconds that an
+expected draft of that depth saves, is less than ``pass_seconds`` (0: what the first pass took).)";
 
 }  // namespace
 
 void register_recurrent_drafter(py::module_& m) {
+  py::class_<SearchCost>(m, "SearchCost", "What RecurrentDrafter.run() took.")
+      .def_readonly("passes", &SearchCost::passes)
+      .def_readonly("rows", &SearchCost::rows, "Of all passes.")
+      .def_readonly("seconds", &SearchCost::seconds)
+      .def_readonly("network_seconds", &SearchCost::network_seconds, "In the layers.")
+      .def_readonly("network_thread_seconds", &SearchCost::network_thread_seconds,
+                    "In the layers, processor time of the calling thread.");
   py::class_<RecurrentDrafterObject>(m, "RecurrentDrafter", kDoc)
       .def(py::init(&make), py::kw_only(), py::arg("hidden_size"), py::arg("num_scores"),
            py::arg("recurrence"), py::arg("projection"), py::arg("blocks"), py::arg("embed"),
            py::arg("head"))
       .def("start", &start, py::arg("hidden"), py::arg("tokens"),
-           "One request a row: the target's last hidden state, float32 [B, H], and last token, "
-           "int32 [B].")
+           "One request a row: the target's last hidden state, float32 [H], and last token.")
       .def(
           "score",
           [](RecurrentDrafterObject& self, const BeamSearch& search) {
@@ -144,6 +205,8 @@ void register_recurrent_drafter(py::module_& m) {
           py::arg("search"), "Score the rows of the search. Releases the GIL.")
       .def("advance", &advance, py::arg("search"), py::arg("token_ids") = py::none(),
            "BeamSearch.advance with these scores; ``token_ids`` int32 [num_scores].")
+      .def("run", &run_search, py::arg("search"), py::arg("token_ids") = py::none(),
+           py::arg("gains") = std::vector<double>(), py::arg("pass_seconds") = 0.0, kRunDoc)
       .def_property_readonly(
           "scores",
           [](const RecurrentDrafterObject& self) {

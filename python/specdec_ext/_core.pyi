@@ -24,6 +24,7 @@ __all__: list[str] = [
     "RecurrentDrafter",
     "RunAheadExecutor",
     "RunAheadStep",
+    "SearchCost",
     "SharedNgramPool",
     "SlotEntry",
     "SlotLayout",
@@ -1194,6 +1195,14 @@ class BeamSearch:
         """
         (tokens int32 [beams, depth], log-probabilities of their prefixes float64), best first.
         """
+    def proposal(
+        self,
+        request: typing.SupportsInt | typing.SupportsIndex,
+        max_drafts: typing.SupportsInt | typing.SupportsIndex = 127,
+    ) -> tuple[list[int], list[int], list[float]]:
+        """
+        (tokens, parents, expected): tree() in lists, and the probabilities of its nodes summed by depth.
+        """
     def start(
         self,
         num_beams: typing.Annotated[numpy.typing.ArrayLike, numpy.int32],
@@ -1247,16 +1256,41 @@ class BeamSearch:
         int32 [num_rows]: the last token of each, -1 after start().
         """
 
+class SearchCost:
+    """
+    What RecurrentDrafter.run() took.
+    """
+    @property
+    def network_seconds(self) -> float:
+        """
+        In the layers.
+        """
+    @property
+    def network_thread_seconds(self) -> float:
+        """
+        In the layers, processor time of the calling thread.
+        """
+    @property
+    def passes(self) -> int: ...
+    @property
+    def rows(self) -> int:
+        """
+        Of all passes.
+        """
+    @property
+    def seconds(self) -> float: ...
+
 class RecurrentDrafter:
     """
     ReDrafter's network over packed linear layers.
 
-    start(), then as long as the BeamSearch has rows: score(search), advance(search). Layers are
-    PackedLinear: ``recurrence`` [H, 2H] or None (states add up embeddings), ``projection`` [E, 2H] or
-    None (E = 2H), ``blocks`` [E, E] each. ``embed(ids, out)`` writes rows of the target's embedding
-    table, int32 [n] into float32 [n, H]; ``head`` is a PackedLinear [num_scores, E] or a function
-    (x, out) of float32 [n, E] and [n, num_scores]. The arrays of both are valid during the call only.
-    Raises ValueError naming the layer that does not fit.
+    start(), then run(search); or depth by depth, as long as the BeamSearch has rows: score(search),
+    advance(search). Layers are PackedLinear: ``recurrence`` [H, 2H] or None (states add up embeddings),
+    ``projection`` [E, 2H] or None (E = 2H), ``blocks`` [E, E] each. ``embed`` is the target's
+    LlamaDecoder or a function (ids, out) that writes rows of the target's embedding table, int32 [n]
+    into float32 [n, H]; ``head`` is a PackedLinear [num_scores, E], the target's LlamaDecoder or a
+    function (x, out) of float32 [n, E] and [n, num_scores]. The arrays of functions are valid during the
+    call only. Raises ValueError naming the layer that does not fit.
     """
     def __init__(
         self,
@@ -1273,13 +1307,30 @@ class RecurrentDrafter:
         """
         BeamSearch.advance with these scores; ``token_ids`` int32 [num_scores].
         """
+    def run(
+        self,
+        search: BeamSearch,
+        token_ids: typing.Any = None,
+        gains: collections.abc.Sequence[typing.SupportsFloat | typing.SupportsIndex] = [],
+        pass_seconds: typing.SupportsFloat | typing.SupportsIndex = 0.0,
+    ) -> SearchCost:
+        """
+        score() and advance() in one call. Releases the GIL.
+
+        Ends early where the sum of the beams' probabilities times ``gains[depth - 1]``, the seconds that an
+        expected draft of that depth saves, is less than ``pass_seconds`` (0: what the first pass took).
+        """
     def score(self, search: BeamSearch) -> None:
         """
         Score the rows of the search. Releases the GIL.
         """
-    def start(self, hidden: typing.Any, tokens: typing.Any) -> None:
+    def start(
+        self,
+        hidden: collections.abc.Sequence[typing.Any],
+        tokens: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
+    ) -> None:
         """
-        One request a row: the target's last hidden state, float32 [B, H], and last token, int32 [B].
+        One request a row: the target's last hidden state, float32 [H], and last token.
         """
     @property
     def scores(self) -> numpy.typing.NDArray[numpy.float32]:

@@ -107,7 +107,7 @@ def test_packed_network_scores_every_beam_as_the_module(name: str, dtype: torch.
     tokens = torch.tensor([4, 0, 30], dtype=torch.int32)
     search = _core.BeamSearch()
     search.start([1, 4, 2], [3, 2, 5])
-    packed.start(context, tokens)
+    packed.start(list(context), tokens.tolist())
     state = module.initial_state(3).double()
     context = context.double()
     depths = 0
@@ -125,6 +125,68 @@ def test_packed_network_scores_every_beam_as_the_module(name: str, dtype: torch.
         packed.advance(search)
         depths += 1
     assert depths == 5
+
+
+def searched(packed: PackedRedrafter, context: torch.Tensor, by_depth: bool, **rule: Any) -> Any:
+    search = _core.BeamSearch()
+    search.start([1, 4, 2], [3, 2, 5])
+    packed.start(list(context), [4, 0, 30])
+    if not by_depth:
+        return search, packed.run(search, rule.get("gains", []), rule.get("pass_seconds", 0.0))
+    passes = 0
+    while search.num_rows and passes < rule.get("passes", 99):
+        packed.score(search)
+        packed.advance(search)
+        passes += 1
+    return search, passes
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_search_in_one_call_is_the_search_depth_by_depth(name: str) -> None:
+    model = make(SHAPES[name], seed=3)
+    packed = PackedRedrafter(model, EmbeddingTarget(model.shape, torch.float32))
+    context = torch.randn(3, model.shape.hidden_size)
+    endless = [1e9] * 4
+    for gains, passes in (([], 5), (endless, 5), ([0.0], 1), ([1e9, 0.0], 2), ([1e9, 1e9], 5)):
+        expected, _ = searched(packed, context, True, passes=passes)
+        found, cost = searched(packed, context, False, gains=gains, pass_seconds=1.0)
+        assert cost.passes == passes and cost.rows >= 3 + 2 * (passes - 1)
+        assert cost.network_thread_seconds > 0 and 0 < cost.network_seconds <= cost.seconds
+        for r in range(3):
+            for a, b in zip(found.tree(r), expected.tree(r), strict=True):
+                assert (a == b).all()
+    # A search whose rows have no candidate ends at once.
+    _, cost = searched(packed, context * float("nan"), False)
+    assert cost.passes == 1
+
+
+@pytest.mark.parametrize("family", ["llama", "llama_tied"])
+def test_a_native_target_is_asked_without_python(saved: Any, family: str) -> None:
+    """The rows of its embedding and the scores of its head are those that its methods give."""
+    target = load_model(saved(family).folder, dtype="float32", model_impl="native")
+    shape = RedrafterShape(target.vocab_size, target.hidden_size, target.hidden_size, 1, True, True)
+    model = make(shape, seed=2)
+    direct = PackedRedrafter(model, target)
+    asked: list[int] = []
+
+    class Asked:
+        hidden_size, vocab_size = target.hidden_size, target.vocab_size
+        kv_dtype = target.kv_dtype
+
+        def embed(self, ids: torch.Tensor) -> torch.Tensor:
+            asked.append(len(ids))
+            return target.embed(ids)
+
+        def head(self, hidden: torch.Tensor) -> torch.Tensor:
+            return target.head(hidden)
+
+    context = torch.randn(3, shape.hidden_size)
+    by_method, _ = searched(PackedRedrafter(model, Asked()), context, False)
+    found, _ = searched(direct, context, False)
+    assert len(asked) == 6  # one trial when it is made, one a depth
+    for r in range(3):
+        for a, b in zip(found.tree(r), by_method.tree(r), strict=True):
+            assert (a == b).all()
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])

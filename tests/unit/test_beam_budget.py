@@ -63,7 +63,7 @@ def test_without_a_step_cost_everything_is_kept() -> None:
     assert not budget.known
     trees = [tree(np.random.default_rng(0), 5), tree(np.random.default_rng(1), 0)]
     assert budget.choose(trees, passes=3) == [5, 0]
-    assert budget.wants_drafts(1) and budget.wants_deeper(3, np.array([-50.0]), 1)
+    assert budget.wants_drafts(1) and budget.depth_gains(1, 5) == []
 
 
 def test_a_drafter_that_is_too_sure_of_itself_is_found_out() -> None:
@@ -72,10 +72,10 @@ def test_a_drafter_that_is_too_sure_of_itself_is_found_out() -> None:
     chain = (np.arange(1, 5), np.log([0.9, 0.8, 0.7, 0.6]))
     assert budget.choose([chain], passes=0) == [4]
     for _ in range(200):  # nothing of it is ever kept
-        budget.observe(np.exp(chain[1]), 0)
+        budget.observe(np.exp(chain[1]).tolist(), 0)
     assert budget.choose([chain], passes=0) == [0]
     for _ in range(200):  # and then everything
-        budget.observe(np.exp(chain[1]), 4)
+        budget.observe(np.exp(chain[1]).tolist(), 4)
     assert budget.choose([chain], passes=0) == [4]
 
 
@@ -84,15 +84,19 @@ def test_only_the_first_draft_is_any_good() -> None:
     budget.set_step_cost(LINEAR)
     chain = (np.arange(1, 5), np.log([0.9, 0.8, 0.7, 0.6]))
     for _ in range(200):
-        budget.observe(np.exp(chain[1]), 1)
+        budget.observe(np.exp(chain[1]).tolist(), 1)
     assert budget.choose([chain], passes=0) == [1]
-    assert not budget.wants_deeper(2, np.log([0.9]), 1) or budget._pass_seconds == 0.0
     budget.note_pass(1.0)
-    assert not budget.wants_deeper(2, np.log([0.9]), 1)
+    assert budget.pass_seconds == 1.0
+    # Behind the first draft nothing is kept, so a pass for a third is not worth its second.
+    gains = budget.depth_gains(1, 4)
+    assert len(gains) == 3 and 0.9 * gains[1] < 1.0
     # What is not tried is believed again after a while.
     for _ in range(400):
-        budget.observe(np.array([0.9]), 1)
-    assert budget.wants_deeper(2, np.log([0.9]), 1)
+        budget.observe([0.9], 1)
+    assert 0.9 * budget.depth_gains(1, 4)[1] >= 1.0
+    # In a batch a pass of the drafter serves everybody, and so does a step of the target.
+    assert budget.depth_gains(4, 4)[0] == pytest.approx(budget.depth_gains(1, 4)[0] * 13 / 10 / 4)
 
 
 def test_where_drafting_does_not_pay_it_is_tried_now_and_then() -> None:

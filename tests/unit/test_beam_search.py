@@ -151,6 +151,42 @@ def test_a_large_vocabulary_and_every_beam_count() -> None:
     assert len(run([Scorer(0, 9000, "normal")], [(127, 1)], [1.0]).beams(0)[0]) == 50
 
 
+HOSTILE_ROWS = {
+    "normal": lambda rng, n: rng.normal(0, 3, n),
+    "few different": lambda rng, n: rng.integers(0, 4, n),
+    "zeros of both signs": lambda rng, n: np.where(rng.random(n) < 0.5, 0.0, -0.0),
+    "about zero": lambda rng, n: rng.choice([-1e-45, -0.0, 0.0, 1e-45, -1.0], n),
+    "all equal": lambda rng, n: np.full(n, -7.0),
+    "falling": lambda rng, n: np.sort(rng.normal(0, 1, n))[::-1],
+    "rising": lambda rng, n: np.sort(rng.normal(0, 1, n)),
+    "one block holds them": lambda rng, n: np.r_[np.linspace(5, 6, 40), rng.normal(-50, 1, n - 40)],
+    "ties at the end": lambda rng, n: np.r_[rng.normal(-9, 1, n - 49), np.full(49, 3.0)],
+    "few that count": lambda rng, n: np.where(rng.random(n) < 30 / n, rng.normal(0, 1, n), -np.inf),
+    "the whole range": lambda rng, n: rng.choice([-3.4e38, 3.4e38, 1e-38, -1e-38, -np.inf], n),
+    "nothing": lambda rng, n: np.full(n, -np.inf),
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE_ROWS)
+def test_the_best_of_long_rows_in_their_order(kind: str) -> None:
+    """Rows with more blocks than are asked for: the 50 best, the smaller index first on ties."""
+    for case in range(60):
+        rng = np.random.default_rng([case, len(kind)])
+        n = int(rng.choice([51, 1568, 1600, 1601, 1632, 1633, 4096, 8191, 20000]))
+        row = HOSTILE_ROWS[kind](rng, n).astype(np.float32)
+        search = _core.BeamSearch()
+        search.start([127], [1])
+        search.advance(row[None])
+        order = np.argsort(-row, kind="stable")[:50]
+        expected = [int(i) for i in order if row[i] > -np.inf]
+        assert search.tree(0)[0].tolist() == expected
+        bad = row.copy()
+        bad[rng.integers(n)] = rng.choice([np.nan, np.inf])
+        search.start([127], [1])
+        search.advance(bad[None])
+        assert search.beams(0)[0].size == 0
+
+
 def test_the_row_of_a_request_does_not_depend_on_the_others() -> None:
     scorers = [Scorer(seed, 40, "normal") for seed in range(6)]
     shapes = [(1 + r, 6 - r) for r in range(6)]
@@ -191,6 +227,19 @@ def test_arbitrary_beams_merge_into_their_prefix_tree() -> None:
             assert parents[nodes].tolist() == [-1, *nodes[:-1]]
 
 
+def test_a_proposal_is_the_tree_in_lists() -> None:
+    scorers = [Scorer(seed, 60, "ties") for seed in range(20)]
+    search = run(scorers, [(5, 4)] * 20, [1.0] * 20)
+    for r in range(20):
+        for limit in (0, 1, 7, 127):
+            tokens, parents, expected = search.proposal(r, limit)
+            nodes, above, depths, log_probs = search.tree(r, limit)
+            assert (tokens, parents) == (nodes.tolist(), above.tolist())
+            assert all(type(x) is int for x in tokens + parents)
+            sums = np.bincount(depths, weights=np.exp(log_probs))[1:]
+            assert expected == pytest.approx(sums.tolist(), rel=1e-12)
+
+
 def test_a_full_tree_and_no_beams() -> None:
     beams = np.arange(127, dtype=np.int32)[:, None]
     tokens, parents, _ = _core.merge_beams(beams)
@@ -214,6 +263,8 @@ def test_a_full_tree_and_no_beams() -> None:
         (lambda s: (s.start([1], [1]), s.tree(1)), "request = 1"),
         (lambda s: (s.start([1], [1]), s.beams(-1)), "request = -1"),
         (lambda s: (s.start([1], [1]), s.tree(0, -1)), "max_drafts = -1"),
+        (lambda s: (s.start([1], [1]), s.proposal(1, 3)), "request = 1"),
+        (lambda s: (s.start([1], [1]), s.proposal(0, -1)), "max_drafts = -1"),
         (lambda s: _core.merge_beams(np.zeros((128, 1), np.int32)), "at most 127"),
         (lambda s: _core.merge_beams(np.zeros(5, np.int32)), "1 dimensions"),
     ],

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from ..config import MAX_DRAFT_LEN
 from .step_cost import StepCost
 
 __all__ = ["BeamBudget"]
@@ -22,21 +23,24 @@ _PRIOR = 2.0  # steps that were as the drafter said, before anything is seen
 _DOUBT = 0.1  # added to both sides of a quotient
 _MAX_RATIO = 4.0
 _PROBE = 16  # where drafting does not pay, one step in so many drafts all the same
-_MAX_DEPTH = 127
 
 
 class BeamBudget:
     """One per engine; called from the stepping thread.
 
     Without a step cost it keeps every draft.
+
+    max_depth  drafts on the longest path
     """
 
-    def __init__(self) -> None:
+    def __init__(self, max_depth: int = MAX_DRAFT_LEN) -> None:
         self._cost: StepCost | None = None
-        # By depth, 0 unused: sums of what the drafter said, and of what was kept.
-        self._said = np.full(_MAX_DEPTH + 1, _PRIOR)
-        self._seen = np.full(_MAX_DEPTH + 1, _PRIOR)
-        self._ratios = np.ones(_MAX_DEPTH + 1)
+        self._max_depth = max_depth
+        # By depth, 0 unused: sums of what the drafter said, and of what was kept. Lists: paths are
+        # short, and an array's operation costs as much as ten of these numbers.
+        self._said = [_PRIOR] * (max_depth + 1)
+        self._seen = [_PRIOR] * (max_depth + 1)
+        self._ratios = [1.0] * (max_depth + 1)
         self._pass_seconds = 0.0  # of one pass of the drafter
         self._gain: dict[int, float] = {}  # batch size class -> speed with drafts over without
         self._since_draft = 0
@@ -63,17 +67,27 @@ class BeamBudget:
         self.skipped += 1
         return False
 
+    @property
+    def pass_seconds(self) -> float:
+        """Of one pass of the drafter, lately; 0: none was noted."""
+        return self._pass_seconds
+
     def note_pass(self, seconds: float) -> None:
         """One pass of the drafter took this long."""
         old = self._pass_seconds
         self._pass_seconds = seconds if old == 0.0 else min(0.9 * old + 0.1 * seconds, 2 * old)
 
-    def wants_deeper(self, depth: int, beam_log_probs: np.ndarray, batch: int) -> bool:
-        """Whether a further pass over beams of `depth` >= 1 drafts may pay, at best for them."""
+    def depth_gains(self, batch: int, length: int) -> list[float]:
+        """[length - 1]: what going on behind beams of 1, 2, ... drafts is worth at best for them.
+
+        In seconds per expected draft at that depth and per request of `batch`; a further pass pays
+        if the sum of the beams' probabilities times this is no less than `pass_seconds`. Empty
+        where the cost of a step is not known: then every depth is searched.
+        """
         if self._cost is None:
-            return True
-        expected = float(np.exp(beam_log_probs).sum()) * self._ratio(depth) * self._survival(depth)
-        return expected * self._cost(batch) >= self._pass_seconds * batch
+            return []
+        saved = self._cost(batch) / batch
+        return [saved * self._ratio(d) * self._survival(d) for d in range(1, length)]
 
     def choose(
         self, trees: Sequence[tuple[np.ndarray, np.ndarray]], *, passes: int, other_rows: int = 0
@@ -87,9 +101,8 @@ class BeamBudget:
         sizes = [len(depths) for depths, _ in trees]
         if self._cost is None or not trees:
             return sizes
-        likelihood = [
-            np.minimum(1.0, np.exp(logs) * self._ratios[depths]) for depths, logs in trees
-        ]
+        ratios = np.array(self._ratios)
+        likelihood = [np.minimum(1.0, np.exp(logs) * ratios[depths]) for depths, logs in trees]
         owner = np.repeat(np.arange(len(trees)), sizes)
         falling = np.concatenate([-np.sort(-p) for p in likelihood])
         order = np.argsort(-falling, kind="stable")
@@ -103,20 +116,21 @@ class BeamBudget:
         kept = np.bincount(owner[order[:best]], minlength=batch)
         return [int(n) for n in kept]
 
-    def observe(self, expected_by_depth: np.ndarray, accepted: int) -> None:
+    def observe(self, expected_by_depth: Sequence[float], accepted: int) -> None:
         """A verified tree: sum of probabilities of its drafts at depth 1, 2, ..., drafts kept."""
-        n = min(len(expected_by_depth), _MAX_DEPTH)
-        self._said *= _DECAY
-        self._seen *= _DECAY
-        self._said[1 : n + 1] += np.minimum(expected_by_depth[:n], 1.0)
-        self._seen[1 : n + 1] += np.arange(1, n + 1) <= accepted
-        # What is not tried any more is believed again, little by little.
-        self._said[n + 1 :] += _PRIOR * (1.0 - _DECAY)
-        self._seen[n + 1 :] += _PRIOR * (1.0 - _DECAY)
+        said, seen, drafted = self._said, self._seen, len(expected_by_depth)
         # Never growing with depth, so that a draft is never likelier than its parent.
-        ratio = (self._seen + _DOUBT) / (self._said + _DOUBT)
-        ratio[0] = _MAX_RATIO
-        self._ratios = np.minimum.accumulate(np.minimum(ratio, _MAX_RATIO))
+        ratio = _MAX_RATIO
+        for depth in range(1, self._max_depth + 1):
+            if depth <= drafted:
+                more_said = min(expected_by_depth[depth - 1], 1.0)
+                more_seen = 1.0 if depth <= accepted else 0.0
+            else:  # what is not tried any more is believed again, little by little
+                more_said = more_seen = _PRIOR * (1.0 - _DECAY)
+            said[depth] = _DECAY * said[depth] + more_said
+            seen[depth] = _DECAY * seen[depth] + more_seen
+            ratio = min(ratio, (seen[depth] + _DOUBT) / (said[depth] + _DOUBT))
+            self._ratios[depth] = ratio
 
     def _note_gain(self, batch: int, gain: float) -> None:
         key = batch.bit_length()
@@ -124,9 +138,9 @@ class BeamBudget:
 
     def _ratio(self, depth: int) -> float:
         """What was kept at this depth over what was said."""
-        return float(self._ratios[min(depth, _MAX_DEPTH)])
+        return self._ratios[min(depth, self._max_depth)]
 
     def _survival(self, depth: int) -> float:
         """Of the paths kept to this depth, the share that goes on, as seen."""
-        at = min(depth, _MAX_DEPTH - 1)
-        return float(min(1.0, (self._seen[at + 1] + _DOUBT) / (self._seen[at] + _DOUBT)))
+        at = min(depth, self._max_depth - 1)
+        return min(1.0, (self._seen[at + 1] + _DOUBT) / (self._seen[at] + _DOUBT))

@@ -6,7 +6,6 @@ afresh, so a request that ends leaves nothing behind.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,6 +15,7 @@ import torch
 from .. import _core
 from ..drafter_config import ReDrafterDecodingConfig
 from ..errors import ModelError
+from ..models.native import NativeModel
 from .base import DraftRequest, Proposal
 from .beam_budget import BeamBudget
 from .redrafter_model import Redrafter, load_redrafter
@@ -75,14 +75,18 @@ class PackedRedrafter:
             self._head = None
             target.head(torch.zeros(1, shape.hidden_size))  # refused here, not in a step
 
+        # A native target is asked from C++, without a call of Python per depth.
+        decoder = target.core if isinstance(target, NativeModel) else None
         self._network = _core.RecurrentDrafter(
             hidden_size=shape.hidden_size,
             num_scores=self.num_scores,
             recurrence=self._recurrence,
             projection=self._input_proj,
             blocks=self._blocks,
-            embed=lambda ids, out: _fill(out, target.embed(torch.from_numpy(ids))),
-            head=self._head or (lambda x, out: _fill(out, target.head(torch.from_numpy(x)))),
+            embed=decoder or (lambda ids, out: _fill(out, target.embed(torch.from_numpy(ids)))),
+            head=self._head
+            or decoder
+            or (lambda x, out: _fill(out, target.head(torch.from_numpy(x)))),
         )
 
     @property
@@ -91,12 +95,19 @@ class PackedRedrafter:
         layers = [self._recurrence, self._input_proj, *self._blocks, self._head]
         return sum(int(layer.weight_bytes) for layer in layers if layer is not None)
 
-    def start(self, hidden: torch.Tensor, tokens: torch.Tensor) -> None:
-        """One request a row: its hidden state [B, H] and int32 last token [B]."""
+    def start(self, hidden: Sequence[torch.Tensor], tokens: Sequence[int]) -> None:
+        """One request a row: its hidden state [H] and last token."""
         self._network.start(hidden, tokens)
 
+    def run(self, search: Any, gains: Sequence[float], pass_seconds: float) -> Any:
+        """After start(): the search, to its end or until going on does not pay.
+
+        gains, pass_seconds  see BeamBudget.depth_gains; returns a _core.SearchCost
+        """
+        return self._network.run(search, self.token_ids, gains, pass_seconds)
+
     def score(self, search: Any) -> None:
-        """Run the layers for the rows of a _core.BeamSearch."""
+        """Run the layers for the rows of a _core.BeamSearch: one depth of what run() does."""
         self._network.score(search)
 
     def advance(self, search: Any) -> None:
@@ -129,11 +140,16 @@ class RedrafterDrafter:
         except ModelError as error:
             raise type(error)(f"{folder}: {error}") from None
         self._search = _core.BeamSearch()
-        self._budget = BeamBudget()
+        self._budget = BeamBudget(config.draft_len_per_beam)
         self._steps = 0
         self._passes = 0
         self._rows = 0
-        self._network_seconds = 0.0
+        self._network_seconds = self._network_thread_seconds = 0.0
+
+    @property
+    def network_thread_seconds(self) -> float:
+        """Processor time of the stepping thread inside the drafter's layers."""
+        return self._network_thread_seconds
 
     def set_step_cost(self, table: Mapping[int, float]) -> None:
         """{rows of a forward pass of the target: seconds}, for requests that are adaptive."""
@@ -173,31 +189,25 @@ class RedrafterDrafter:
     def _run_search(self, requests: Sequence[DraftRequest]) -> int:
         """Beams of every request; returns the passes of the network that it took."""
         search, network, budget = self._search, self._network, self._budget
+        lengths = [min(r.options["length"], r.max_depth) for r in requests]
         search.start(
             [r.options["num_beams"] for r in requests],
-            [min(r.options["length"], r.max_depth) for r in requests],
+            lengths,
             [r.options["temperature"] for r in requests],
             [r.options["keeps_laws"] for r in requests],
         )
-        context = torch.stack([_hidden(r) for r in requests])
-        tokens = torch.tensor([r.tokens[-1] for r in requests], dtype=torch.int32)
-        network.start(context, tokens)
-        may_stop = all(r.options["adaptive"] for r in requests)
+        network.start([_hidden(r) for r in requests], [r.tokens[-1] for r in requests])
+        gains = []
+        if all(r.options["adaptive"] for r in requests):
+            gains = budget.depth_gains(len(requests), max(lengths))
+        cost = network.run(search, gains, budget.pass_seconds)
+        budget.note_pass(cost.seconds / cost.passes)
         self._steps += 1
-        passes = 0
-        while True:
-            begin = time.perf_counter()
-            self._rows += search.num_rows
-            network.score(search)
-            self._network_seconds += time.perf_counter() - begin
-            network.advance(search)
-            passes += 1
-            self._passes += 1
-            budget.note_pass(time.perf_counter() - begin)
-            if search.num_rows == 0:
-                return passes
-            if may_stop and not budget.wants_deeper(passes, search.row_log_probs, len(requests)):
-                return passes
+        self._passes += cost.passes
+        self._rows += cost.rows
+        self._network_seconds += cost.network_seconds
+        self._network_thread_seconds += cost.network_thread_seconds
+        return int(cost.passes)
 
     def _trees(self, requests: Sequence[DraftRequest], passes: int) -> Sequence[Proposal | None]:
         """Each request's beams as a tree, cut to its limit and to what is expected to pay."""
@@ -217,17 +227,17 @@ class RedrafterDrafter:
         return [self._proposal(i, request, limits[i]) for i, request in enumerate(requests)]
 
     def _proposal(self, index: int, request: DraftRequest, limit: int) -> Proposal | None:
-        tokens, parents, depths, log_probs = self._search.tree(index, limit)
-        if len(tokens) == 0:
+        tokens, parents, expected = self._search.proposal(index, limit)
+        if not tokens:
             return None
-        request.state = np.bincount(depths, weights=np.exp(log_probs))[1:]
+        request.state = expected
         if not request.options["keeps_laws"]:
             # Beams are chosen, not drawn: to a lossless rule they have no law.
-            return Proposal(tokens.tolist(), parents.tolist())
+            return Proposal(tokens, parents)
         laws = self._search.tree_laws(index, limit, self._network.num_scores)
         return Proposal(
-            tokens.tolist(),
-            parents.tolist(),
+            tokens,
+            parents,
             torch.from_numpy(laws),
             self._network.token_ids,
             replacement=True,  # the rule holds every draft against its whole law

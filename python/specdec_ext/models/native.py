@@ -114,6 +114,11 @@ class NativeModel:
             kind = shape.rope_layer_types[index]
             self._decoder.set_rope(index, *rope_tables(config.hf, self.max_position, kind))
 
+    @property
+    def core(self) -> Any:
+        """The _core.LlamaDecoder: for what is built upon the target in C++."""
+        return self._decoder
+
     def bind_cache(self, k_pages: torch.Tensor, v_pages: torch.Tensor) -> None:
         """See StepModel."""
         check_cache(self, k_pages, v_pages)

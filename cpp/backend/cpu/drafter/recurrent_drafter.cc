@@ -1,6 +1,10 @@
 #include "backend/cpu/drafter/recurrent_drafter.h"
 
+#include <time.h>
+
 #include <algorithm>
+#include <chrono>
+#include <cmath>
 #include <cstddef>
 #include <utility>
 
@@ -37,6 +41,26 @@ void join(const std::vector<float>& left, const std::vector<float>& right, std::
   }
 }
 
+double seconds_between(std::chrono::steady_clock::time_point a,
+                       std::chrono::steady_clock::time_point b) {
+  return std::chrono::duration<double>(b - a).count();
+}
+
+double thread_seconds() {
+  timespec now{};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+  return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
+}
+
+// Whether a further pass over the search's beams, of `depth` drafts each, may pay at best.
+bool wants_deeper(const BeamSearch& search, std::size_t depth, const DepthRule& rule,
+                  double pass_seconds) {
+  if (depth > rule.gains.size()) return true;
+  double expected = 0.0;
+  for (const double log_prob : search.row_log_probs()) expected += std::exp(log_prob);
+  return expected * rule.gains[depth - 1] >= pass_seconds;
+}
+
 }  // namespace
 
 RecurrentDrafter::RecurrentDrafter(std::int64_t hidden_size, std::int64_t num_scores,
@@ -58,16 +82,19 @@ RecurrentDrafter::RecurrentDrafter(std::int64_t hidden_size, std::int64_t num_sc
   ones_.assign(static_cast<std::size_t>(std::max(hidden_size_, exit_dim_)), 1.0f);
 }
 
-void RecurrentDrafter::start(const float* hidden, std::int64_t stride, const TokenId* tokens,
-                             std::int64_t count) {
-  rows_ = count;
+void RecurrentDrafter::start(const std::vector<const float*>& hidden,
+                             const std::vector<TokenId>& tokens) {
+  SPECDEC_REQUIRE(hidden.size() == tokens.size(), hidden.size(), " hidden states, ", tokens.size(),
+                  " tokens");
+  rows_ = static_cast<std::int64_t>(tokens.size());
   started_ = true;
-  tokens_.assign(tokens, tokens + count);
-  context_.resize(static_cast<std::size_t>(count * hidden_size_));
-  for (std::int64_t r = 0; r < count; ++r) {
-    std::copy_n(hidden + r * stride, hidden_size_, context_.data() + r * hidden_size_);
+  tokens_ = tokens;
+  context_.resize(static_cast<std::size_t>(rows_ * hidden_size_));
+  for (std::int64_t r = 0; r < rows_; ++r) {
+    std::copy_n(hidden[static_cast<std::size_t>(r)], hidden_size_,
+                context_.data() + r * hidden_size_);
   }
-  state_.assign(static_cast<std::size_t>(count * hidden_size_), 0.0f);
+  state_.assign(static_cast<std::size_t>(rows_ * hidden_size_), 0.0f);
 }
 
 void RecurrentDrafter::score(const BeamSearch& search) {
@@ -100,6 +127,30 @@ void RecurrentDrafter::score(const BeamSearch& search) {
 void RecurrentDrafter::advance(BeamSearch* search, const TokenId* token_ids) const {
   SPECDEC_REQUIRE(!started_ && search->num_rows() == rows_, "score() comes before advance()");
   search->advance(scores_.data(), num_scores_, static_cast<std::int32_t>(num_scores_), token_ids);
+}
+
+SearchCost RecurrentDrafter::run(BeamSearch* search, const TokenId* token_ids,
+                                 const DepthRule& rule) {
+  using Clock = std::chrono::steady_clock;
+  SearchCost cost;
+  double pass_seconds = rule.pass_seconds;
+  const Clock::time_point begin = Clock::now();
+  Clock::time_point passed = begin;
+  while (search->num_rows() > 0) {
+    const double before = thread_seconds();
+    score(*search);
+    cost.network_thread_seconds += thread_seconds() - before;
+    cost.network_seconds += seconds_between(passed, Clock::now());
+    cost.rows += rows_;
+    ++cost.passes;
+    advance(search, token_ids);
+    passed = Clock::now();
+    cost.seconds = seconds_between(begin, passed);
+    if (pass_seconds == 0.0) pass_seconds = cost.seconds;
+    const auto depth = static_cast<std::size_t>(cost.passes);
+    if (!wants_deeper(*search, depth, rule, pass_seconds)) break;
+  }
+  return cost;
 }
 
 // The rows of the next depth: each takes over what the row that it extends had.

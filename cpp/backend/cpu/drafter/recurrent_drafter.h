@@ -1,4 +1,4 @@
-// ReDrafter's network on few-row linear layers, one depth of a beam search per call.
+// ReDrafter's network on few-row linear layers, and the beam search over its scores.
 //
 // With c the target's last hidden state and a state s that starts at zero:
 //
@@ -28,6 +28,23 @@ struct RecurrentLayers {
   std::vector<const PackedLinear*> blocks;   // [exit_dim, exit_dim] each
 };
 
+// When a search ends before its beams have their lengths.
+struct DepthRule {
+  // [depth - 1]: the seconds that an expected draft of this depth promises to save by going on;
+  // depths behind the last are searched.
+  std::vector<double> gains;
+  // Of a pass over one depth; 0: unknown, the first of the search counts.
+  double pass_seconds = 0.0;
+};
+
+// What a search took. Network: the layers, without the choice of beams.
+struct SearchCost {
+  std::int32_t passes = 0;
+  std::int64_t rows = 0;
+  double seconds = 0.0, network_seconds = 0.0;
+  double network_thread_seconds = 0.0;  // processor time of the calling thread
+};
+
 class RecurrentDrafter {
  public:
   // out [count, H]: rows of the target's input embedding table.
@@ -39,13 +56,15 @@ class RecurrentDrafter {
   RecurrentDrafter(std::int64_t hidden_size, std::int64_t num_scores, RecurrentLayers layers,
                    EmbedRows embed, ScoreRows head);
 
-  // The states of count requests: hidden [count, H], row `stride` elements apart, and the last
-  // token of each.
-  void start(const float* hidden, std::int64_t stride, const TokenId* tokens, std::int64_t count);
+  // The states of requests: the hidden state [H] and the last token of each.
+  void start(const std::vector<const float*>& hidden, const std::vector<TokenId>& tokens);
   // Scores of the search's rows, which are the requests of start() or extend the rows before.
   void score(const BeamSearch& search);
   // The next depth from these scores; see BeamSearch::advance.
   void advance(BeamSearch* search, const TokenId* token_ids) const;
+  // After start(): score() and advance() until the search has no rows or the rule says that going
+  // on does not pay.
+  SearchCost run(BeamSearch* search, const TokenId* token_ids, const DepthRule& rule);
 
   std::int64_t hidden_size() const { return hidden_size_; }
   std::int64_t num_scores() const { return num_scores_; }
