@@ -52,7 +52,6 @@ struct Slot {
   SlotMethod method;     // kNone: this request is decoded plainly
   LookaheadConfig lookahead;
   std::int32_t pool_grams;
-  LookaheadBudget budget;
   std::int32_t max_ngram;
   NgramLookup ngram;
   NgramMatch match;  // scratch of a lookup
@@ -92,14 +91,21 @@ SPECDEC_HD inline std::int32_t slot_logit_rows(const Slot* slot, std::int32_t tr
   return slot->begun == 0 ? 1 : tree_size;
 }
 
-// The tree of this step, at most `max_drafts` drafts; size 0 for a slot that is frozen. `tree` is
-// in memory that all ranks see: the slot's own, or faster memory that is copied there afterwards.
+// What one step may draft, at most; window rows and guesses count for lookahead.
+struct DraftShare {
+  std::int32_t max_drafts = kMaxDraftLen;
+  std::int32_t window_rows = LookaheadBudget::kAll, guesses = LookaheadBudget::kAll;
+};
+
+// The tree of this step, within `share`; size 0 for a slot that is frozen. `tree` is in memory that
+// all ranks see: the slot's own, or faster memory that is copied there afterwards.
 template <Team TeamT>
-SPECDEC_HD inline void slot_draft(const TeamT& team, Slot* slot, std::int32_t max_drafts,
+SPECDEC_HD inline void slot_draft(const TeamT& team, Slot* slot, const DraftShare& share,
                                   DraftTree* tree) {
   // Every rank reads before one of them writes.
   const bool frozen = slot->frozen(), begun = slot->begun != 0;
   const std::int32_t len = slot->len, room = slot->max_len - len - 1;
+  const std::int32_t max_drafts = share.max_drafts;
   const std::int32_t drafts = max_drafts < room ? max_drafts : room;  // a chain's depth is its size
   team.sync();
   if (frozen || !begun) {
@@ -109,9 +115,11 @@ SPECDEC_HD inline void slot_draft(const TeamT& team, Slot* slot, std::int32_t ma
   }
   const TokenId golden = slot->history()[len - 1];
   if (slot->method == SlotMethod::kLookahead && max_drafts > 0 && room > 0) {
-    LookaheadBudget budget = slot->budget;
-    budget.max_drafts = budget.max_drafts < max_drafts ? budget.max_drafts : max_drafts;
-    budget.max_depth = budget.max_depth < room ? budget.max_depth : room;
+    LookaheadBudget budget;
+    budget.window_rows = share.window_rows;
+    budget.guesses = share.guesses;
+    budget.max_drafts = max_drafts;
+    budget.max_depth = room;
     lookahead_draft(team, slot->lookahead_state(), golden, budget, tree);
     return;
   }

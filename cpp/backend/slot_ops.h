@@ -30,13 +30,24 @@ struct DraftStepParams {
   SlotPoolView slots;
   const std::int32_t* slot_ids = nullptr;    // [B], each slot at most once
   const std::int32_t* max_drafts = nullptr;  // [B] drafts of this step; null: as the slots allow
-  std::int32_t num_requests = 0;             // B
-  std::int32_t num_rows = 0;                 // R of the arrays below
-  TokenId* tokens = nullptr;                 // [R]
-  std::int32_t* parents = nullptr;           // [R] within the request
-  std::int32_t* cu_rows = nullptr;           // [B + 1]
-  std::int32_t* kv_len = nullptr;            // [B] tokens in the cache: all but the golden one
+  // [B] each, of lookahead: window rows and guesses of this step; null: as the slots allow
+  const std::int32_t* window_rows = nullptr;
+  const std::int32_t* guesses = nullptr;
+  std::int32_t num_requests = 0;    // B
+  std::int32_t num_rows = 0;        // R of the arrays below
+  TokenId* tokens = nullptr;        // [R]
+  std::int32_t* parents = nullptr;  // [R] within the request
+  std::int32_t* cu_rows = nullptr;  // [B + 1]
+  std::int32_t* kv_len = nullptr;   // [B] tokens in the cache: all but the golden one
   ExecutionContext exec;
+
+  SPECDEC_HD DraftShare share(std::int32_t b) const {
+    DraftShare share;
+    if (max_drafts != nullptr) share.max_drafts = max_drafts[b];
+    if (window_rows != nullptr) share.window_rows = window_rows[b];
+    if (guesses != nullptr) share.guesses = guesses[b];
+    return share;
+  }
 };
 
 // What accept_step wrote (AcceptStepParams); all null: nothing.

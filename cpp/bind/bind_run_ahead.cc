@@ -200,6 +200,8 @@ void register_run_ahead(py::module_& m) {
       .def_readonly("pages_per_request", &StagingLayout::pages_per_request)
       .def_readonly("slot_ids", &StagingLayout::slot_ids)
       .def_readonly("max_drafts", &StagingLayout::max_drafts)
+      .def_readonly("window_rows", &StagingLayout::window_rows)
+      .def_readonly("guesses", &StagingLayout::guesses)
       .def_readonly("kv_len", &StagingLayout::kv_len)
       .def_readonly("cu_rows", &StagingLayout::cu_rows)
       .def_readonly("cu_logits", &StagingLayout::cu_logits)
@@ -245,8 +247,8 @@ void register_run_ahead(py::module_& m) {
   executor
       .def(py::init([](int vocab_size, int max_batch_size, int max_seq_len, int max_num_tokens,
                        int num_pages, int page_size, int depth, const std::string& method,
-                       const LookaheadTriple& lookahead, const py::dict& ngram,
-                       bool enable_chunked_prefill, bool check_integrity,
+                       const LookaheadTriple& lookahead, const py::dict& ngram, bool adaptive,
+                       bool pads_rows, bool enable_chunked_prefill, bool check_integrity,
                        DraftLenSchedule draft_len_schedule) {
              RunAheadConfig c;
              c.draft_len_schedule = std::move(draft_len_schedule);
@@ -260,6 +262,8 @@ void register_run_ahead(py::module_& m) {
              c.method = parse_method(method);
              c.lookahead = to_lookahead(lookahead);
              c.ngram = parse_ngram(ngram);
+             c.adaptive = adaptive;
+             c.pads_rows = pads_rows;
              c.enable_chunked_prefill = enable_chunked_prefill;
              c.check_integrity = check_integrity;
              return std::make_unique<BoundRunAhead>(c);
@@ -268,6 +272,7 @@ void register_run_ahead(py::module_& m) {
            py::arg("max_seq_len"), py::arg("max_num_tokens"), py::arg("num_pages"),
            py::arg("page_size"), py::arg("depth") = 1, py::arg("method") = "none",
            py::arg("lookahead") = LookaheadTriple{1, 1, 0}, py::arg("ngram") = py::dict(),
+           py::arg("adaptive") = true, py::arg("pads_rows") = false,
            py::arg("enable_chunked_prefill") = true, py::arg("check_integrity") = false,
            py::arg("draft_len_schedule") = DraftLenSchedule{})
       .def_property_readonly("depth",
@@ -291,6 +296,13 @@ void register_run_ahead(py::module_& m) {
            py::arg("entries"), py::arg("results"),
            "Host memory that the executor writes and reads: staging [ring_size, words] int32, "
            "entries [ring_size, entry_bytes] uint8, results [ring_size, result_words] int32.")
+      .def(
+          "set_step_cost",
+          [](BoundRunAhead& self, std::vector<int> rows, std::vector<double> seconds) {
+            self.executor.set_step_cost(std::move(rows), std::move(seconds));
+          },
+          py::arg("rows"), py::arg("seconds"),
+          "T(rows) of one forward pass, rows ascending from 1; adaptive drafts wait for it.")
       .def(
           "plan",
           [](BoundRunAhead& self) -> std::optional<RunAheadStep> {

@@ -83,7 +83,7 @@ BorrowedTensor slot_ids_argument(OpCall& call, py::handle slot_ids, const SlotPo
 
 void draft_step(const SlotLayout& layout, py::handle slots, py::handle slot_ids, py::handle tokens,
                 py::handle parents, py::handle cu_rows, py::handle kv_len, py::handle max_drafts,
-                const CallOptions& where) {
+                py::handle window_rows, py::handle guesses, const CallOptions& where) {
   OpCall call("draft_step", where);
   const SlotsArgument pool(call, layout, slots);
   std::int64_t requests = 0;
@@ -102,11 +102,15 @@ void draft_step(const SlotLayout& layout, py::handle slots, py::handle slot_ids,
   DraftStepParams p;
   p.slots = pool.view();
   p.slot_ids = static_cast<const std::int32_t*>(ids->data);
-  BorrowedTensor limits;
-  if (!max_drafts.is_none()) {
-    limits = vector_argument(call, max_drafts, "max_drafts", DType::kI32, "[B]", requests);
-    p.max_drafts = static_cast<const std::int32_t*>(limits->data);
-  }
+  const auto limit = [&](BorrowedTensor& held, py::handle tensor, const char* name) {
+    if (tensor.is_none()) return static_cast<const std::int32_t*>(nullptr);
+    held = vector_argument(call, tensor, name, DType::kI32, "[B]", requests);
+    return static_cast<const std::int32_t*>(held->data);
+  };
+  BorrowedTensor most, rows_most, guesses_most;
+  p.max_drafts = limit(most, max_drafts, "max_drafts");
+  p.window_rows = limit(rows_most, window_rows, "window_rows");
+  p.guesses = limit(guesses_most, guesses, "guesses");
   p.num_requests = static_cast<std::int32_t>(requests);
   p.num_rows = static_cast<std::int32_t>(rows);
   p.tokens = static_cast<TokenId*>(token_rows->data);
@@ -253,12 +257,15 @@ void register_slots(py::module_& m) {
       "draft_step",
       [](const SlotLayout& layout, py::handle slots, py::handle slot_ids, py::handle tokens,
          py::handle parents, py::handle cu_rows, py::handle kv_len, py::handle max_drafts,
-         py::object backend, std::uint64_t stream, py::object status) {
+         py::handle window_rows, py::handle guesses, py::object backend, std::uint64_t stream,
+         py::object status) {
         const CallOptions where{std::move(backend), stream, py::none(), std::move(status)};
-        draft_step(layout, slots, slot_ids, tokens, parents, cu_rows, kv_len, max_drafts, where);
+        draft_step(layout, slots, slot_ids, tokens, parents, cu_rows, kv_len, max_drafts,
+                   window_rows, guesses, where);
       },
       py::arg("layout"), py::arg("slots"), py::arg("slot_ids"), py::kw_only(), py::arg("tokens"),
       py::arg("parents"), py::arg("cu_rows"), py::arg("kv_len"), py::arg("max_drafts") = py::none(),
+      py::arg("window_rows") = py::none(), py::arg("guesses") = py::none(),
       py::arg("backend") = py::none(), py::arg("stream") = 0, py::arg("status") = py::none(),
       "See specdec_ext.ops.draft_step.");
   m.def(

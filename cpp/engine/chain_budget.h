@@ -14,6 +14,9 @@
 
 namespace specdec {
 
+// A request forgets its own past faster than the executor forgets that of all requests.
+inline constexpr double kOwnDecay = 0.95, kSharedDecay = 0.99;
+
 class ChainRates {
  public:
   // Conditional acceptance rate at `depth` (1-based) after a match of `match_len` tokens.

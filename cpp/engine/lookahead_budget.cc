@@ -5,8 +5,7 @@
 namespace specdec {
 namespace {
 
-constexpr double kDecay = 0.08;       // weight of a new observation
-constexpr double kProbeShare = 0.02;  // of the time, for each arm that is not the best
+constexpr double kDecay = 0.08;  // weight of a new observation
 
 }  // namespace
 
@@ -53,6 +52,7 @@ int LookaheadArms::choose(const StepCost& cost, int other_rows) {
       break;
     }
   }
+  arms_[best].last_tried = step_;
   return best;
 }
 
@@ -60,7 +60,6 @@ void LookaheadArms::observe(int arm, int draft_rows, int tokens) {
   Arm& a = arms_[arm];
   a.rows += kDecay * (draft_rows - a.rows);
   a.tokens += kDecay * (tokens - a.tokens);
-  a.last_tried = step_;
 }
 
 LookaheadBudget LookaheadArms::budget(int arm) const {

@@ -15,16 +15,22 @@
 
 namespace specdec {
 
+// Of the time, for each choice that does not look best.
+inline constexpr double kProbeShare = 0.02;
+
 class LookaheadArms {
  public:
   explicit LookaheadArms(const LookaheadConfig& triple);
 
   // The arm for this step. `other_rows`: rows the step has beside this request's drafts.
   int choose(const StepCost& cost, int other_rows);
-  // What the arm chosen last brought: draft rows it emitted, tokens the request got.
+  // What an arm brought that was chosen, lately if not last: draft rows of its step, tokens that
+  // the request got.
   void observe(int arm, int draft_rows, int tokens);
 
   LookaheadBudget budget(int arm) const;
+  // Draft rows that a step of this arm has, as far as was seen.
+  double rows(int arm) const { return arms_[arm].rows; }
   int size() const { return static_cast<int>(arms_.size()); }
   int full() const { return size() - 1; }
 

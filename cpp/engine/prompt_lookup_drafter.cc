@@ -11,8 +11,6 @@ constexpr int kMatchHorizon = 16;
 // Text goes to the public pool in pieces of this many tokens: each piece repeats a little of what
 // came before it, so that n-grams across the border are found.
 constexpr int kPublishTokens = 32;
-// A request forgets its own past faster than the executor forgets that of all requests.
-constexpr double kOwnDecay = 0.95, kSharedDecay = 0.99;
 
 }  // namespace
 

@@ -66,6 +66,8 @@ StagingLayout::StagingLayout(int max_requests, int max_rows, int max_pages_per_r
   };
   slot_ids = take(requests);
   max_drafts = take(requests);
+  window_rows = take(requests);
+  guesses = take(requests);
   kv_len = take(requests);
   cu_rows = take(requests + 1);
   cu_logits = take(requests + 1);
@@ -203,7 +205,6 @@ void RunAheadExecutor::check(const RequestParams& p) const {
   refuse(p.prompt_logprobs.has_value(), "prompt_logprobs", "needs whole rows of scores");
   refuse(p.return_logits, "return_generation_logits", "needs whole rows of scores");
   refuse(!p.external_drafts.empty(), "external_draft", "brings drafts of its own");
-  refuse(p.adaptive.value_or(false), "adaptive", "= true chooses draft lengths by results");
   if (p.lookahead) {
     const LookaheadConfig &r = *p.lookahead, &e = config_.lookahead;
     SPECDEC_REQUIRE(config_.method == DraftMethod::kLookahead,
@@ -238,6 +239,10 @@ RequestId RunAheadExecutor::submit(RequestParams p) {
   r.law = p.sampling;
   r.acceptance = p.acceptance;
   r.chain = config_.method == DraftMethod::kNgram;
+  r.adaptive = p.adaptive.value_or(config_.adaptive) && r.max_drafts > 0;
+  if (r.adaptive && config_.method == DraftMethod::kLookahead) {
+    r.arms.emplace(p.lookahead.value_or(config_.lookahead));
+  }
   // The largest that tokens_to_hold() can ever be.
   r.promised_pages =
       pages_.pages_for(std::max<std::int64_t>(r.prompt_len, r.max_len - 1 + r.max_drafts));
@@ -258,6 +263,11 @@ RequestId RunAheadExecutor::submit(RequestParams p) {
   r.id = next_id_++;
   waiting_.push_back(std::move(request));
   return r.id;
+}
+
+void RunAheadExecutor::set_step_cost(std::vector<int> rows, std::vector<double> seconds) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  step_cost_.set(std::move(rows), std::move(seconds));
 }
 
 bool RunAheadExecutor::cancel(RequestId id) {

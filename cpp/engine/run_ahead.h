@@ -10,7 +10,7 @@
 // bring at most, rows for as many drafts as the slots may make.
 //
 // Served: requests whose choices are made from the model's own scores, greedy or sampled, by any
-// acceptance rule, decoded plainly, by lookahead or by prompt lookup, with drafts of fixed length.
+// acceptance rule, decoded plainly, by lookahead or by prompt lookup.
 // submit() refuses others.
 //
 // The host writes what a step needs into a ring of staging buffers and reads results from a ring of
@@ -31,6 +31,8 @@
 #include "engine/draft_len_schedule.h"
 #include "engine/executor.h"
 #include "engine/request.h"
+#include "engine/run_ahead_budget.h"
+#include "engine/step_cost.h"
 #include "kv/page_table.h"
 
 namespace specdec {
@@ -47,6 +49,8 @@ struct RunAheadConfig {
   NgramParams ngram;
   int num_pages = 0, page_size = 0;
   int depth = 1;  // steps that are enqueued while one is read: 0 (synchronous) to kMaxRunAhead
+  bool adaptive = true;  // draft budgets follow what was accepted, once set_step_cost() was called
+  bool pads_rows = false;  // the model runs as many rows as were planned, not as were drafted
   bool enable_chunked_prefill = true;
   bool check_integrity = false;
   // By requests that run as far as the host knows: those that ended in steps in flight count.
@@ -60,11 +64,13 @@ struct StagingLayout {
   StagingLayout(int max_requests, int max_rows, int max_pages_per_request);
 
   int requests = 0, rows = 0, pages_per_request = 0;
-  int slot_ids = 0;    // [B] -1 behind the last request
-  int max_drafts = 0;  // [B]
-  int kv_len = 0;      // [B] of prompts: tokens in the cache
-  int cu_rows = 0;     // [B + 1] of prompts
-  int cu_logits = 0;   // [B + 1] of prompts: first choice of each
+  int slot_ids = 0;     // [B] -1 behind the last request
+  int max_drafts = 0;   // [B]
+  int window_rows = 0;  // [B] of lookahead, as DraftStepParams
+  int guesses = 0;      // [B]
+  int kv_len = 0;       // [B] of prompts: tokens in the cache
+  int cu_rows = 0;      // [B + 1] of prompts
+  int cu_logits = 0;    // [B + 1] of prompts: first choice of each
   // Laws and acceptance rules as accept_step takes them, [B] each; written for steps that need
   // scores, greedy behind the last request.
   int temperature = 0, top_p = 0, min_p = 0;                                   // float
@@ -131,6 +137,8 @@ class RunAheadExecutor {
   void bind_rings(const RunAheadRings& rings);
 
   RequestId submit(RequestParams params);
+  // What one forward pass costs by its rows; as Executor::set_step_cost().
+  void set_step_cost(std::vector<int> rows, std::vector<double> seconds);
   // What is in flight for it is dropped. False: unknown id, or it has ended.
   bool cancel(RequestId id);
 
@@ -150,6 +158,7 @@ class RunAheadExecutor {
 
  private:
   struct Request;
+  struct Part;
   struct Flight;
 
   void check(const RequestParams& params) const;
@@ -160,7 +169,10 @@ class RunAheadExecutor {
   int prefill_rows(const Request& request, int budget) const;
   bool stage_entry(Request& request);
   void place_prompt(Request& request, int rows);
+  void choose_chain_limits(int most_drafts, int each);
+  AheadShare choose_share(Request& request, int most_drafts);
   void place_decode(Request& request, int most_drafts);
+  void learn(Request& request, const Part& part, const SlotResult& result);
   void stage_pages(const Request& request, int index);
   void stage_law(std::int32_t* place, const Request* request, int index) const;
   void deliver_result(Request& request, const SlotResult& result, StepOutput& out);
@@ -175,7 +187,10 @@ class RunAheadExecutor {
   std::int64_t entry_bytes_ = 0;
   PageTable pages_;
   RunAheadRings rings_;
+  StepCost step_cost_;
+  ChainRates shared_rates_;
   RunAheadStep step_;
+  double planned_drafts_ = 0.0;       // rows that step_ is expected to draft
   std::int32_t* place_ = nullptr;     // of step_ in the staging ring
   std::vector<int> staged_pages_;     // [ring, B] entries of each staged row of the page table
   std::vector<std::uint64_t> block_;  // an entering slot, before it is staged
@@ -187,6 +202,7 @@ class RunAheadExecutor {
   std::vector<std::unique_ptr<Request>> running_;   // in order of admission
   std::vector<std::unique_ptr<Request>> retiring_;  // ended, named by a step in flight
   std::vector<Request*> decoding_;                  // scratch of plan()
+  std::vector<ChainOffer> chain_offers_;            // by position in decoding_
   std::vector<int> free_slots_;
   std::deque<Flight> flights_;  // steps in flight, oldest first
   RunAheadStats totals_;

@@ -24,6 +24,18 @@ void RunAheadExecutor::deliver_result(Request& request, const SlotResult& result
   request.known_len += result.num_tokens;
 }
 
+// What the step says about drafts of later ones. A text's last step was cut where it ended.
+void RunAheadExecutor::learn(Request& request, const Part& part, const SlotResult& result) {
+  if (!request.adaptive || result.finish != static_cast<std::int32_t>(FinishReason::kNone)) return;
+  const int rows = config_.pads_rows ? part.rows - 1 : result.num_drafts;
+  if (request.chain) {
+    // A match that was not found costs padded rows, too; otherwise it costs nothing.
+    request.lookup.observe(shared_rates_, rows, result.num_accepted);
+  } else if (part.arm >= 0) {
+    request.arms->observe(part.arm, rows, result.num_tokens);
+  }
+}
+
 std::vector<StepOutput> RunAheadExecutor::deliver() {
   std::lock_guard<std::mutex> lock(mutex_);
   SPECDEC_REQUIRE(!flights_.empty(), "deliver(): no step is in flight");
@@ -41,7 +53,7 @@ std::vector<StepOutput> RunAheadExecutor::deliver() {
   for (std::size_t b = 0; b < flight.places.size(); ++b) {
     const Flight::Place& place = flight.places[b];
     Request& request = *place.request;
-    const Request::Part part = request.parts.front();
+    const Part part = request.parts.front();
     request.parts.pop_front();
     SPECDEC_ENSURE(part.step == flight.step, "request ", request.id, " is in step ", part.step,
                    ", step ", flight.step, " is delivered");
@@ -70,6 +82,7 @@ std::vector<StepOutput> RunAheadExecutor::deliver() {
                          result.finish >= 0 &&
                          result.finish <= static_cast<std::int32_t>(FinishReason::kError);
       if (sound) {
+        if (!place.is_prefill) learn(request, part, result);
         deliver_result(request, result, out);
       } else {
         out.finish_reason = FinishReason::kError;

@@ -23,6 +23,7 @@ const RunAheadStep* RunAheadExecutor::plan() {
   step_.index = next_step_;
   step_.ring = ring;
   step_.num_prompts = step_.num_decodes = step_.num_prompt_rows = step_.num_prompt_logits = 0;
+  planned_drafts_ = 0.0;
   step_.max_decode_rows = step_.max_rows = step_.max_kv_len = 0;
   step_.needs_scores = false;
   flights_.push_back({next_step_, ring, false, {}});
@@ -45,6 +46,7 @@ const RunAheadStep* RunAheadExecutor::plan() {
   const int most = max_rows_per_request() - 1;
   const int scheduled =
       draft_len_limit_for(config_.draft_len_schedule, static_cast<int>(running_.size()), most);
+  choose_chain_limits(budget, scheduled);
   for (Request* request : decoding_) {
     place_decode(*request, std::min(budget, scheduled));
     budget -= request->parts.back().rows - 1;
@@ -139,7 +141,7 @@ void RunAheadExecutor::place_prompt(Request& request, int rows) {
   const bool last = end == request.prompt_len;
   const int b = step_.num_prompts++;
   request.prefilled = end;
-  request.parts.push_back({step_.index, end, rows, last ? 1 : 0});
+  request.parts.push_back({step_.index, end, rows, last ? 1 : 0, -1});
   request.last_step = step_.index;
   flights_.back().places.push_back({&request, true, last, rows});
   staged(staging_.slot_ids)[b] = request.slot;
@@ -161,22 +163,73 @@ void RunAheadExecutor::place_prompt(Request& request, int rows) {
   stage_pages(request, b);
 }
 
+// Of each adaptive request that drafts chains: how long its chain may be in this step.
+// `most_drafts`: rows left for drafts; `each`: of one request.
+void RunAheadExecutor::choose_chain_limits(int most_drafts, int each) {
+  if (config_.method != DraftMethod::kNgram || !step_cost_.known()) return;
+  int rows = step_.num_prompt_rows + static_cast<int>(decoding_.size());
+  chain_offers_.assign(decoding_.size(), {});
+  for (std::size_t i = 0; i < decoding_.size(); ++i) {
+    Request& request = *decoding_[i];
+    const int length = std::max(0, std::min({request.max_drafts, each, request.room()}));
+    if (request.adaptive) {
+      chain_offers_[i] = {request.lookup.survival(shared_rates_, length), length, 0};
+    } else {
+      rows += length;
+      most_drafts -= length;
+    }
+  }
+  choose_chain_lengths(chain_offers_, rows, static_cast<int>(decoding_.size()), most_drafts,
+                       step_cost_);
+  for (std::size_t i = 0; i < decoding_.size(); ++i) {
+    Request& request = *decoding_[i];
+    if (!request.adaptive) continue;
+    const auto& [unused, length, chosen] = chain_offers_[i];
+    const bool probe = length > 0 && request.lookup.probes(step_cost_, rows, length, chosen);
+    request.chain_limit = probe ? length : chosen;
+    rows += request.chain_limit;
+  }
+}
+
+// What the request may draft in this step. `most_drafts`: rows left for drafts.
+AheadShare RunAheadExecutor::choose_share(Request& request, int most_drafts) {
+  AheadShare chosen;
+  chosen.share.max_drafts = std::min(request.max_drafts, most_drafts);
+  if (!request.adaptive || !step_cost_.known() || chosen.share.max_drafts <= 0) return chosen;
+  if (request.chain) {
+    chosen.share.max_drafts = std::min(chosen.share.max_drafts, request.chain_limit);
+    return chosen;
+  }
+  // What the step has beside this request's drafts: rows of prompts, golden tokens, other drafts.
+  const int others = step_.num_prompt_rows + static_cast<int>(decoding_.size()) - 1;
+  chosen.arm = request.arms->choose(step_cost_, others + static_cast<int>(planned_drafts_ + 0.5));
+  const LookaheadBudget budget = request.arms->budget(chosen.arm);
+  chosen.share.window_rows = budget.window_rows;
+  chosen.share.guesses = budget.guesses;
+  chosen.share.max_drafts = std::min(chosen.share.max_drafts,
+                                     lookahead_draft_bound(request.slot_request.lookahead, budget));
+  return chosen;
+}
+
 // `most_drafts`: rows left for drafts.
 void RunAheadExecutor::place_decode(Request& request, int most_drafts) {
   const int b = step_.num_prompts + step_.num_decodes++;
-  int drafts = std::min(request.max_drafts, most_drafts);
+  const AheadShare chosen = choose_share(request, most_drafts);
+  int drafts = chosen.share.max_drafts;
   int path = std::min(request.max_path, drafts);
   // The token after the last draft takes the last place. The device knows how long the history is
   // and leaves out what has no place; the host knows how long it is at least.
-  const int room = request.max_len - request.least_len() - 1;
-  path = std::min(path, room);
+  path = std::min(path, request.room());
   if (request.chain) drafts = path;
   const int rows = 1 + drafts;
-  request.parts.push_back({step_.index, 0, rows, path + 1});
+  request.parts.push_back({step_.index, 0, rows, path + 1, chosen.arm});
   request.last_step = step_.index;
   flights_.back().places.push_back({&request, false, true, 0});
   staged(staging_.slot_ids)[b] = request.slot;
   staged(staging_.max_drafts)[b] = drafts;
+  staged(staging_.window_rows)[b] = chosen.share.window_rows;
+  staged(staging_.guesses)[b] = chosen.share.guesses;
+  planned_drafts_ += chosen.arm < 0 || config_.pads_rows ? drafts : request.arms->rows(chosen.arm);
   step_.max_decode_rows += rows;
   step_.max_rows = std::max(step_.max_rows, rows);
   stage_pages(request, b);

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <deque>
+#include <optional>
 #include <vector>
 
 #include "algo/fault.h"
@@ -10,15 +11,16 @@
 
 namespace specdec {
 
-struct RunAheadExecutor::Request {
-  // A step in flight, as far as it concerns this request.
-  struct Part {
-    std::int64_t step = 0;
-    int prompt_end = 0;  // > 0: reads the prompt up to there
-    int rows = 0;        // decoding: rows at most
-    int tokens = 0;      // tokens that it delivers at most; at least one, if any
-  };
+// A step in flight, as far as it concerns one request.
+struct RunAheadExecutor::Part {
+  std::int64_t step = 0;
+  int prompt_end = 0;  // > 0: reads the prompt up to there
+  int rows = 0;        // decoding: rows at most
+  int tokens = 0;      // tokens that it delivers at most; at least one, if any
+  int arm = -1;        // of lookahead, whose share it drafts
+};
 
+struct RunAheadExecutor::Request {
   RequestId id = 0;
   SlotRequest slot_request;  // its prompt is dropped once it has been staged
   int prompt_len = 0;
@@ -27,7 +29,11 @@ struct RunAheadExecutor::Request {
   int max_path = 0;    // of them, how many can be accepted
   SamplingLaw law;
   AcceptanceParams acceptance;
-  bool chain = false;  // drafts are no tree: one position less left, one draft less
+  bool chain = false;     // drafts are no tree: one position less left, one draft less
+  bool adaptive = false;  // it drafts what pays
+  std::optional<LookaheadArms> arms;
+  AheadChain lookup;
+  int chain_limit = 0;  // drafts of the step to be planned
   std::int64_t promised_pages = 0;
 
   int slot = -1;
@@ -46,6 +52,8 @@ struct RunAheadExecutor::Request {
     for (const Part& part : parts) len += part.tokens > 0;
     return len;
   }
+  // Drafts that can still be delivered before the last token, at most.
+  int room() const { return max_len - least_len() - 1; }
   // Every token is decided by the steps in flight at the latest.
   bool surely_complete() const { return least_len() >= max_len; }
 

@@ -29,7 +29,7 @@ __global__ void __launch_bounds__(kDraftThreads) draft_kernel(const DraftStepPar
   auto* tree = gpu::dynamic_shared<DraftTree>();
   Slot* slot = p.slots.at(id);
   const WarpTeam team;
-  slot_draft(team, slot, p.max_drafts == nullptr ? kMaxDraftLen : p.max_drafts[b], tree);
+  slot_draft(team, slot, p.share(b), tree);
   for (std::int32_t i = team.rank(); i < tree->size; i += team.size()) {
     slot->tree.tokens[i] = tree->tokens[i];
     slot->tree.parents[i] = tree->parents[i];

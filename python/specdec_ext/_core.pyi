@@ -960,6 +960,8 @@ class StagingLayout:
     @property
     def cu_rows(self) -> int: ...
     @property
+    def guesses(self) -> int: ...
+    @property
     def kv_len(self) -> int: ...
     @property
     def logit_rows(self) -> int: ...
@@ -993,6 +995,8 @@ class StagingLayout:
     def top_k(self) -> int: ...
     @property
     def top_p(self) -> int: ...
+    @property
+    def window_rows(self) -> int: ...
     @property
     def words(self) -> int: ...
 
@@ -1070,6 +1074,8 @@ class RunAheadExecutor:
             typing.SupportsInt | typing.SupportsIndex,
         ] = (1, 1, 0),
         ngram: dict[str, typing.Any] = {},
+        adaptive: bool = True,
+        pads_rows: bool = False,
         enable_chunked_prefill: bool = True,
         check_integrity: bool = False,
         draft_len_schedule: collections.abc.Sequence[
@@ -1104,6 +1110,14 @@ class RunAheadExecutor:
     def reset_prefix_cache(self) -> int:
         """
         0: no page is published.
+        """
+    def set_step_cost(
+        self,
+        rows: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
+        seconds: collections.abc.Sequence[typing.SupportsFloat | typing.SupportsIndex],
+    ) -> None:
+        """
+        T(rows) of one forward pass, rows ascending from 1; adaptive drafts wait for it.
         """
     def stats(self) -> dict[str, typing.Any]: ...
     def submit(
@@ -1567,6 +1581,8 @@ def draft_step(
     cu_rows: typing.Any,
     kv_len: typing.Any,
     max_drafts: typing.Any = None,
+    window_rows: typing.Any = None,
+    guesses: typing.Any = None,
     backend: typing.Any = None,
     stream: typing.SupportsInt | typing.SupportsIndex = 0,
     status: typing.Any = None,

@@ -160,13 +160,19 @@ class EngineBuilder:
             self._scheduler,
             self.place,
             drafting_arguments(self._speculative),
+            adaptive=self._speculative is not None and self._speculative.adaptive,
         )
+
+        def calibrate() -> None:
+            self._calibrate(pipeline.executor, None, None)
+
         return RunAheadLoop(
             pipeline,
             self.model,
             limits=self._limits(),
             memory=self.memory,
             tokenizer=self.tokenizer,
+            calibrate=calibrate if self._speculative is not None else None,
         )
 
     def _make_engine(self, drafter: Drafter | None) -> EngineLoop:

@@ -365,11 +365,6 @@ def _check_run_ahead(kwargs: Mapping[str, Any]) -> None:
                 f"SamplingParams.{name} is set: with SchedulerConfig.run_ahead scores stay on the "
                 f"device, as the model computed them; leave it out, or {remedy}"
             )
-    if kwargs.get("adaptive"):
-        raise RequestError(
-            "the request's adaptive = True: with SchedulerConfig.run_ahead drafts have fixed "
-            f"length; leave it out, or {remedy}"
-        )
     count = len(kwargs["stop_token_ids"])
     count += 0 if kwargs["ignore_eos"] else len(kwargs["eos_token_ids"])
     if count > _MAX_STOP_IDS:

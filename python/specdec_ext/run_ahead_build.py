@@ -30,7 +30,11 @@ __all__ = ["device_bytes", "make_pipeline"]
 
 
 def _make_executor(
-    vocab_size: int, memory: MemoryPlan, scheduler: SchedulerConfig, drafting: Mapping[str, Any]
+    vocab_size: int,
+    memory: MemoryPlan,
+    scheduler: SchedulerConfig,
+    drafting: Mapping[str, Any],
+    **options: Any,
 ) -> Any:
     return _core.RunAheadExecutor(
         vocab_size=vocab_size,
@@ -42,6 +46,7 @@ def _make_executor(
         depth=scheduler.run_ahead or 0,
         enable_chunked_prefill=scheduler.enable_chunked_prefill,
         **drafting,
+        **options,
     )
 
 
@@ -76,13 +81,23 @@ def make_pipeline(
     scheduler: SchedulerConfig,
     place: Place,
     drafting: Mapping[str, Any],
+    *,
+    adaptive: bool = False,
 ) -> RunAheadPipeline:
     """scheduler  run_ahead is set
     drafting   the executor's keywords for how drafts are made
+    adaptive   draft budgets follow what was accepted
 
     Raises ConfigError for a model that cannot run ahead where it is.
     """
-    executor = _make_executor(model.vocab_size, memory, scheduler, drafting)
+    executor = _make_executor(
+        model.vocab_size,
+        memory,
+        scheduler,
+        drafting,
+        adaptive=adaptive,
+        pads_rows=not place.is_cpu,
+    )
     forward: PlanModel | RowsModel
     if place.is_cpu:
         forward = PlanModel(

@@ -26,6 +26,7 @@ class RunAheadLoop(EngineLoop):
         """Enqueue a step for whoever is ready and read the one that is due. False: neither."""
         with self._step_lock:
             self._require_open()
+            self._calibrate_once()
             start, forward_before = time.perf_counter(), self._pipeline.forward_s
             try:
                 outputs = self._pipeline.step()
@@ -44,6 +45,14 @@ class RunAheadLoop(EngineLoop):
             if interrupted is not None:
                 raise interrupted
             return True
+
+    def _calibrate_once(self) -> None:
+        ready = self._calibrate is not None and self._wants_calibration
+        if not ready or self.executor.stats()["running"]:
+            return
+        self._pipeline.drain()  # of requests that have ended: no step may write pages meanwhile
+        super()._calibrate_once()
+        self._pipeline.stream.follow()
 
     def close(self) -> None:
         super().close()

@@ -108,11 +108,6 @@ def check_run_ahead(
             f"{where}: drafts of method {spec.method!r} are made on the host from the results of "
             "the step before; use lookahead, prompt lookup or no speculation, or run_ahead=None"
         )
-    if spec is not None and spec.adaptive:
-        raise ConfigError(
-            f"{where}: draft lengths cannot follow results that are not read yet; set "
-            f"{type(spec).__name__}.adaptive=False, or run_ahead=None"
-        )
     if spec is not None and spec.synthetic_rates:
         raise ConfigError(
             f"{where}: synthetic acceptance decides on the host, a step that runs ahead on "

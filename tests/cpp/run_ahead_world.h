@@ -208,6 +208,8 @@ class RunAheadWorld {
     p.slots = pool();
     p.slot_ids = staged(staging_.slot_ids) + prompts;
     p.max_drafts = staged(staging_.max_drafts) + prompts;
+    p.window_rows = staged(staging_.window_rows) + prompts;
+    p.guesses = staged(staging_.guesses) + prompts;
     p.num_requests = step.num_decodes;
     p.num_rows = step.max_decode_rows;
     p.tokens = tokens_.data() + rows;

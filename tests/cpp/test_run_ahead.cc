@@ -71,6 +71,7 @@ RunAheadConfig random_config(std::mt19937& random, int depth) {
       c.ngram.max_draft_len = pick({1, 4, 9});
   }
   c.depth = depth;
+  c.pads_rows = random() % 2 == 0;
   c.enable_chunked_prefill = random() % 4 != 0;
   c.check_integrity = true;
   // One request of the largest kind always fits; more, or all.
@@ -96,6 +97,7 @@ std::vector<Job> random_jobs(std::mt19937& random, const RunAheadConfig& config,
     p.max_tokens = random() % 3 == 0 ? 1 + static_cast<int>(random() % 4)
                                      : 1 + static_cast<int>(random() % 60);
     p.seed = random();
+    if (random() % 4 == 0) p.adaptive = false;
     p.speculative = random() % 6 != 0;
     if (random() % 3 == 0) p.eos_token_ids = {static_cast<TokenId>(random() % kHashVocab)};
     if (random() % 3 == 0) p.stop_token_ids = {static_cast<TokenId>(5 + random() % 19)};
@@ -122,6 +124,9 @@ std::string run_schedule(std::uint32_t seed, int depth, std::int64_t* tokens) tr
   const RunAheadConfig config = random_config(random, depth);
   std::vector<Job> jobs = random_jobs(random, config, 3 + static_cast<int>(random() % 8));
   RunAheadWorld world(config, seed + 1);
+  // Rows are free, or dear, or their price is unknown and drafts keep their length.
+  const double last = random() % 2 == 0 ? 1.0 : 30.0;
+  if (random() % 3 != 0) world.executor.set_step_cost({1, 100}, {1.0, last});
   std::map<RequestId, Job*> by_id;
   std::int64_t rows_reported = 0;
   std::size_t submitted = 0;

@@ -274,7 +274,6 @@ def test_what_cannot_run_ahead_is_refused(changed: dict[str, Any], message: str)
         ({"needs_scores": True}, "logits_processors"),
         ({"return_logits": True}, "return_generation_logits"),
         ({"external_drafts": [1]}, "external_draft"),
-        ({"adaptive": True}, "adaptive = true"),
         ({"stop_token_ids": list(range(48)), "eos_token_ids": list(range(20))}, "68 end and stop"),
         ({"stop_token_ids": [50]}, "stop_token_ids holds token id 50"),
         ({"max_tokens": 0}, "max_tokens = 0"),

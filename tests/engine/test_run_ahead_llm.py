@@ -142,6 +142,21 @@ def test_draft_lengths_follow_the_schedule(folder: Path) -> None:
     assert counts[0] == counts[1] == counts[2]
 
 
+@pytest.mark.parametrize("spec", [LookaheadDecodingConfig(4, 3, 4), NGramDecodingConfig(4)])
+def test_adaptive_budgets_are_calibrated_once(folder: Path, spec: Any) -> None:
+    """The default configuration: T(rows) is measured before the first step."""
+    params = SamplingParams(max_tokens=30, ignore_eos=True)
+    with open_llm(folder, None, None) as llm:
+        wanted = tokens_of(llm.generate(PROMPTS, params, use_tqdm=False))
+    for depth in (0, 1, 2):
+        with open_llm(folder, spec, depth) as llm:
+            for calibrated in (False, True):
+                assert (llm.engine._calibrate is None) == calibrated
+                assert tokens_of(llm.generate(PROMPTS, params, use_tqdm=False)) == wanted
+            stats = llm.get_metrics()["executor"]
+            assert stats["free_pages"] == stats["total_pages"]
+
+
 @devices
 @pytest.mark.parametrize("method", ["none", "lookahead"])
 def test_a_device_runs_ahead(folder: Path, device: str, method: str) -> None:
@@ -193,15 +208,15 @@ def test_the_command_line_checks_before_a_model_is_loaded() -> None:
     scheduler = llm_kwargs(args)["scheduler_config"]
     assert (scheduler.run_ahead, scheduler.enforce_eager) == (1, False)
     args = parser.parse_args(["--run-ahead", "1", "--lookahead-config", "[4,3,4]"])
-    with pytest.raises(ConfigError, match="adaptive=False"):
+    assert llm_kwargs(args)["scheduler_config"].run_ahead == 1
+    args = parser.parse_args(["--run-ahead", "1", "--enable-prefix-caching"])
+    with pytest.raises(ConfigError, match="enable_block_reuse=False"):
         llm_kwargs(args)
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"spec": LookaheadDecodingConfig(4, 3, 4)}, "LookaheadDecodingConfig.adaptive=False"),
-        ({"spec": NGramDecodingConfig(4)}, "NGramDecodingConfig.adaptive=False"),
         ({"spec": NGramDecodingConfig(4, is_public_pool=True, adaptive=False)}, "is_public_pool"),
         ({"kv_cache_config": {"enable_block_reuse": True}}, "enable_block_reuse=False"),
         ({"spec": "draft"}, "drafts of method 'draft_target' are made on the host"),

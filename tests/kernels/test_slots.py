@@ -337,6 +337,48 @@ def test_bad_row_counts_are_flagged_and_change_nothing(target: Target) -> None:
 
 
 @every_backend
+def test_a_step_drafts_its_share_of_both_branches(target: Target) -> None:
+    """The paths of window rows and of guesses; together those of a step without a share."""
+    device = small(target)
+    for slot in range(3):
+        choice = device.enter(slot, slot, Job([5, 6, 5, 6, 5], 60, {"lookahead": (5, 4, 5)}))
+        device.commit([slot], [0, 1], choice)
+
+    def paths(window_rows: list[int] | None, guesses: list[int] | None) -> list[set[Any]]:
+        tokens, parents, cu_rows = device.filled(150), device.filled(150), device.filled(4)
+        given = {"window_rows": window_rows, "guesses": guesses}
+        ops.draft_step(
+            device.layout, device.slots, target.put(int32([0, 1, 2])), tokens=tokens,
+            parents=parents, cu_rows=cu_rows, kv_len=device.filled(3), backend=target.backend,
+            **{name: None if v is None else target.put(int32(v)) for name, v in given.items()},
+        )  # fmt: skip
+        found: list[set[Any]] = []
+        for first, end in itertools.pairwise(cu_rows.tolist()):
+            path: list[tuple[int, ...]] = []
+            for token, parent in zip(
+                tokens[first:end].tolist(), parents[first:end].tolist(), strict=True
+            ):
+                path.append((*(path[parent] if parent >= 0 else ()), token))
+            found.append(set(path))
+            assert len(found[-1]) == end - first
+        return found
+
+    for _ in range(30):  # until the golden token has been seen before
+        device.step([0, 1, 2])
+        guesses = paths([0, 0, 0], [99, 99, 99])
+        if min(len(g) for g in guesses) > 4:
+            break
+    everything, window = paths(None, None), paths([99, 99, 99], [0, 0, 0])
+    for b in range(3):
+        assert window[b] | guesses[b] == everything[b]
+        assert len(window[b]) > 4 and len(guesses[b]) > 4 and window[b] != guesses[b]
+    one, two, three = paths([0, 2, 5], [0, 0, 1])
+    assert len(one) == 1
+    assert two < window[1] and 1 < len(two) <= 1 + 2 + 3  # (N - 2) + (rows - 1)(N - 1)
+    assert window[2] <= three <= everything[2] and len(three) <= len(window[2]) + 3
+
+
+@every_backend
 def test_packing_more_requests_than_a_block_has_threads(target: Target) -> None:
     """Ids in any order, nobody in between, slots that are not there."""
     count = 150

@@ -90,7 +90,7 @@ def add_llm_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     limits.add_argument(
         "--run-ahead", type=int, metavar="N",
-        help="enqueue up to N steps (0..2) while one is read: no processors, --no-adaptive",
+        help="enqueue up to N steps (0..2) while one is read: no processors",
     )  # fmt: skip
     limits.add_argument(
         "--no-enforce-eager", action="store_true",

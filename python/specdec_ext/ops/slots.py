@@ -76,13 +76,16 @@ def draft_step(
     cu_rows: Tensor,
     kv_len: Tensor,
     max_drafts: Tensor | None = None,
+    window_rows: Tensor | None = None,
+    guesses: Tensor | None = None,
     backend: str | None = None,
     status: Tensor | None = None,
 ) -> None:
     """Draft for every request and pack the rows of the step.
 
     Shapes   slots [num_slots, slot_bytes] uint8; slot_ids [B] int32, -1: nobody (padding);
-             max_drafts [B] int32, None: as many as each slot allows.
+             max_drafts [B] int32, None: as many as each slot allows; window_rows, guesses [B]
+             int32, of lookahead: its two branches in this step, cut to the request's triple.
     Writes   tokens, parents [R] int32 (0 and -1 behind the last request); cu_rows [B + 1] int32;
              kv_len [B] int32; the slots' trees. A request whose rows do not fit into R gets none
              and flag 8 in ``status``.
@@ -97,6 +100,8 @@ def draft_step(
         cu_rows=cu_rows,
         kv_len=kv_len,
         max_drafts=max_drafts,
+        window_rows=window_rows,
+        guesses=guesses,
         backend=backend,
         stream=stream_of(slots),
         status=status,

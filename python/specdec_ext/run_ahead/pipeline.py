@@ -276,6 +276,8 @@ class RunAheadPipeline:
             cu_rows=cu_rows,
             kv_len=step.kv_len[first:],
             max_drafts=b.staged_part(layout.max_drafts + first, g.decodes),
+            window_rows=b.staged_part(layout.window_rows + first, g.decodes),
+            guesses=b.staged_part(layout.guesses + first, g.decodes),
             backend=self._backend,
             status=tensors.status[first:],
         )

@@ -14,8 +14,7 @@ void draft_step(const DraftStepParams& p) {
     if (p.slots.holds(p.slot_ids[b])) {
       Slot* slot = p.slots.at(p.slot_ids[b]);
       DraftTree* tree = &slot->tree;
-      slot_draft(SerialTeam{}, slot, p.max_drafts == nullptr ? kMaxDraftLen : p.max_drafts[b],
-                 tree);
+      slot_draft(SerialTeam{}, slot, p.share(b), tree);
       p.kv_len[b] = std::max(slot->len - 1, 0);
       if (rows + tree->size <= p.num_rows) {
         std::copy_n(tree->tokens, tree->size, p.tokens + rows);
