@@ -213,7 +213,7 @@ std::int32_t BeamSearch::cut_tree(std::int32_t r, std::int32_t max_drafts, Token
   const Request& request = requests_[r];
   const std::int32_t count = num_beams(r), length = request.depth;
   if (length == 0) return 0;
-  TokenId paths[kMaxDraftLen];
+  TokenId paths[kMaxDraftLen] = {};
   std::int32_t node_of[kMaxDraftLen];
   beams(r, paths, nullptr);
   const std::int32_t size = merge_beams(paths, count, length, tokens, parents, node_of);

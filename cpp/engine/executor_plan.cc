@@ -247,7 +247,7 @@ void Executor::place_decode(Request& request) {
   const std::int64_t kv_len = static_cast<std::int64_t>(request.history.size()) - 1;
   const int first = open_rows(request, tree.size, kv_len);
   const int b = plan_.num_requests - 1;
-  std::int32_t depth[kMaxStepTokens];
+  std::int32_t depth[kMaxStepTokens] = {};
   derive_depths(tree.parents, tree.size, depth);
   request.step_max_path = *std::max_element(depth, depth + tree.size);
   for (int i = 0; i < tree.size; ++i) {
