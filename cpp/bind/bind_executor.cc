@@ -162,11 +162,15 @@ void register_executor(py::module_& m) {
            py::arg("synthetic_acceptance_rates") = std::vector<double>{})
       .def(
           "set_step_cost",
-          [](BoundExecutor& self, std::vector<int> rows, std::vector<double> seconds) {
-            self.executor.set_step_cost(std::move(rows), std::move(seconds));
+          [](BoundExecutor& self, std::vector<int> rows, std::vector<double> seconds,
+             double context_len, std::vector<double> growth) {
+            self.executor.set_step_cost(std::move(rows), std::move(seconds), context_len,
+                                        std::move(growth));
           },
-          py::arg("rows"), py::arg("seconds"),
-          "T(rows) of the model on this machine; adaptive draft lengths need it.")
+          py::arg("rows"), py::arg("seconds"), py::arg("context_len") = 0.0,
+          py::arg("growth") = std::vector<double>{},
+          "T(rows) of the model on this machine; adaptive draft lengths need it. seconds: with\n"
+          "context_len tokens in the cache; growth: seconds that each token more adds, by rows.")
       .def(
           "plan", [](BoundExecutor& self) { return self.executor.plan(); },
           py::return_value_policy::reference_internal, py::call_guard<py::gil_scoped_release>(),

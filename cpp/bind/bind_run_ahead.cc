@@ -298,11 +298,13 @@ void register_run_ahead(py::module_& m) {
            "entries [ring_size, entry_bytes] uint8, results [ring_size, result_words] int32.")
       .def(
           "set_step_cost",
-          [](BoundRunAhead& self, std::vector<int> rows, std::vector<double> seconds) {
-            self.executor.set_step_cost(std::move(rows), std::move(seconds));
+          [](BoundRunAhead& self, std::vector<int> rows, std::vector<double> seconds,
+             double context_len, std::vector<double> growth) {
+            self.executor.set_step_cost(std::move(rows), std::move(seconds), context_len,
+                                        std::move(growth));
           },
-          py::arg("rows"), py::arg("seconds"),
-          "T(rows) of one forward pass, rows ascending from 1; adaptive drafts wait for it.")
+          py::arg("rows"), py::arg("seconds"), py::arg("context_len") = 0.0,
+          py::arg("growth") = std::vector<double>{}, "As Executor.set_step_cost.")
       .def(
           "plan",
           [](BoundRunAhead& self) -> std::optional<RunAheadStep> {

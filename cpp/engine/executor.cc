@@ -42,9 +42,10 @@ Executor::Executor(const ExecutorConfig& config, const KvCacheView& cache, const
 
 Executor::~Executor() = default;
 
-void Executor::set_step_cost(std::vector<int> rows, std::vector<double> seconds) {
+void Executor::set_step_cost(std::vector<int> rows, std::vector<double> seconds, double context_len,
+                             std::vector<double> growth) {
   std::lock_guard<std::mutex> lock(mutex_);
-  step_cost_.set(std::move(rows), std::move(seconds));
+  step_cost_.set(std::move(rows), std::move(seconds), context_len, std::move(growth));
 }
 
 int Executor::step_rows_bound(const RequestParams& params) const {

@@ -103,7 +103,8 @@ class Executor {
   Executor(const ExecutorConfig& config, const KvCacheView& cache, const Backend& backend);
   ~Executor();
 
-  void set_step_cost(std::vector<int> rows, std::vector<double> seconds);
+  void set_step_cost(std::vector<int> rows, std::vector<double> seconds, double context_len = 0.0,
+                     std::vector<double> growth = {});
 
   // external_probs: what params.external_drafts were drawn from.
   RequestId submit(RequestParams params, const ProposedProbs& external_probs = {});
@@ -187,7 +188,7 @@ class Executor {
   const Backend& backend_;
   PageTable pages_;
   StepPlan plan_;
-  StepCost step_cost_;
+  StepCost step_cost_, cost_now_;  // as measured; for the contexts of the step that is planned
   ChainRates shared_rates_;
   std::unique_ptr<SharedNgramPool> public_pool_;  // null: not public
 

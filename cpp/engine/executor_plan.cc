@@ -143,7 +143,13 @@ void Executor::plan_drafts(int row_budget) {
   std::vector<Request*>& chains = chain_requests_;
   chains.clear();
   int decode_requests = 0;
-  for (const auto& request : running_) decode_requests += request->in_prefill() ? 0 : 1;
+  double tokens = 0.0;  // in the cache, of decoding requests
+  for (const auto& request : running_) {
+    if (request->in_prefill()) continue;
+    ++decode_requests;
+    tokens += static_cast<double>(request->history.size()) - 1.0;
+  }
+  step_cost_.at(decode_requests, tokens / std::max(decode_requests, 1), &cost_now_);
   int rows = plan_.num_prefill_rows + decode_requests;  // of the step, as decided so far
   const int most = max_drafts_of(config_);
   const int scheduled =
@@ -166,7 +172,7 @@ void Executor::plan_drafts(int row_budget) {
       used = place_proposal(request, limits);
     } else if (request.drafter) {
       if (limits.max_depth > 0 && limits.max_drafts > 0) {
-        const BudgetContext context{step_cost_, rows - 1};
+        const BudgetContext context{cost_now_, rows - 1};
         const int offered = request.drafter->offer(request.history, limits, context);
         const double* survival = request.drafter->survival();
         if (survival != nullptr && limits.adaptive && offered > 0) {
@@ -182,7 +188,7 @@ void Executor::plan_drafts(int row_budget) {
     rows += used;
   }
   if (offers.empty()) return;
-  choose_chain_lengths(offers, rows, decode_requests, row_budget, step_cost_);
+  choose_chain_lengths(offers, rows, decode_requests, row_budget, cost_now_);
   for (std::size_t i = 0; i < offers.size(); ++i) {
     if (offers[i].chosen == 0) continue;
     chains[i]->drafter->build(chains[i]->history, offers[i].chosen, &chains[i]->tree);

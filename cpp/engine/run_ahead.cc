@@ -265,9 +265,10 @@ RequestId RunAheadExecutor::submit(RequestParams p) {
   return r.id;
 }
 
-void RunAheadExecutor::set_step_cost(std::vector<int> rows, std::vector<double> seconds) {
+void RunAheadExecutor::set_step_cost(std::vector<int> rows, std::vector<double> seconds,
+                                     double context_len, std::vector<double> growth) {
   std::lock_guard<std::mutex> lock(mutex_);
-  step_cost_.set(std::move(rows), std::move(seconds));
+  step_cost_.set(std::move(rows), std::move(seconds), context_len, std::move(growth));
 }
 
 bool RunAheadExecutor::cancel(RequestId id) {

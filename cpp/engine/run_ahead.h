@@ -137,8 +137,9 @@ class RunAheadExecutor {
   void bind_rings(const RunAheadRings& rings);
 
   RequestId submit(RequestParams params);
-  // What one forward pass costs by its rows; as Executor::set_step_cost().
-  void set_step_cost(std::vector<int> rows, std::vector<double> seconds);
+  // What one forward pass costs; as Executor::set_step_cost().
+  void set_step_cost(std::vector<int> rows, std::vector<double> seconds, double context_len = 0.0,
+                     std::vector<double> growth = {});
   // What is in flight for it is dropped. False: unknown id, or it has ended.
   bool cancel(RequestId id);
 
@@ -187,7 +188,7 @@ class RunAheadExecutor {
   std::int64_t entry_bytes_ = 0;
   PageTable pages_;
   RunAheadRings rings_;
-  StepCost step_cost_;
+  StepCost step_cost_, cost_now_;  // as measured; for the contexts of the step that is planned
   ChainRates shared_rates_;
   RunAheadStep step_;
   double planned_drafts_ = 0.0;       // rows that step_ is expected to draft

@@ -29,9 +29,14 @@ const RunAheadStep* RunAheadExecutor::plan() {
   flights_.push_back({next_step_, ring, false, {}});
 
   decoding_.clear();
+  double tokens = 0.0;  // in the cache, of decoding requests, as far as it is known
   for (const auto& request : running_) {
-    if (!request->in_prefill() && !request->surely_complete()) decoding_.push_back(request.get());
+    if (request->in_prefill() || request->surely_complete()) continue;
+    decoding_.push_back(request.get());
+    tokens += request->known_len - 1;
   }
+  const int decoding = static_cast<int>(decoding_.size());
+  step_cost_.at(decoding, tokens / std::max(decoding, 1), &cost_now_);
   int budget = config_.max_num_tokens - static_cast<int>(decoding_.size());
   // Prompts come first: they decide when somebody sees the first token.
   staged(staging_.cu_rows)[0] = staged(staging_.cu_logits)[0] = 0;
@@ -166,7 +171,7 @@ void RunAheadExecutor::place_prompt(Request& request, int rows) {
 // Of each adaptive request that drafts chains: how long its chain may be in this step.
 // `most_drafts`: rows left for drafts; `each`: of one request.
 void RunAheadExecutor::choose_chain_limits(int most_drafts, int each) {
-  if (config_.method != DraftMethod::kNgram || !step_cost_.known()) return;
+  if (config_.method != DraftMethod::kNgram || !cost_now_.known()) return;
   int rows = step_.num_prompt_rows + static_cast<int>(decoding_.size());
   chain_offers_.assign(decoding_.size(), {});
   for (std::size_t i = 0; i < decoding_.size(); ++i) {
@@ -180,12 +185,12 @@ void RunAheadExecutor::choose_chain_limits(int most_drafts, int each) {
     }
   }
   choose_chain_lengths(chain_offers_, rows, static_cast<int>(decoding_.size()), most_drafts,
-                       step_cost_);
+                       cost_now_);
   for (std::size_t i = 0; i < decoding_.size(); ++i) {
     Request& request = *decoding_[i];
     if (!request.adaptive) continue;
     const auto& [unused, length, chosen] = chain_offers_[i];
-    const bool probe = length > 0 && request.lookup.probes(step_cost_, rows, length, chosen);
+    const bool probe = length > 0 && request.lookup.probes(cost_now_, rows, length, chosen);
     request.chain_limit = probe ? length : chosen;
     rows += request.chain_limit;
   }
@@ -195,14 +200,14 @@ void RunAheadExecutor::choose_chain_limits(int most_drafts, int each) {
 AheadShare RunAheadExecutor::choose_share(Request& request, int most_drafts) {
   AheadShare chosen;
   chosen.share.max_drafts = std::min(request.max_drafts, most_drafts);
-  if (!request.adaptive || !step_cost_.known() || chosen.share.max_drafts <= 0) return chosen;
+  if (!request.adaptive || !cost_now_.known() || chosen.share.max_drafts <= 0) return chosen;
   if (request.chain) {
     chosen.share.max_drafts = std::min(chosen.share.max_drafts, request.chain_limit);
     return chosen;
   }
   // What the step has beside this request's drafts: rows of prompts, golden tokens, other drafts.
   const int others = step_.num_prompt_rows + static_cast<int>(decoding_.size()) - 1;
-  chosen.arm = request.arms->choose(step_cost_, others + static_cast<int>(planned_drafts_ + 0.5));
+  chosen.arm = request.arms->choose(cost_now_, others + static_cast<int>(planned_drafts_ + 0.5));
   const LookaheadBudget budget = request.arms->budget(chosen.arm);
   chosen.share.window_rows = budget.window_rows;
   chosen.share.guesses = budget.guesses;

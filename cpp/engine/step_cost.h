@@ -1,5 +1,6 @@
-// T(rows): what one forward pass costs as a function of the number of rows, measured on this model
-// and this machine, and what it says about a draft's worth.
+// T(rows, context): what one forward pass costs as a function of the number of rows and of the
+// tokens in the K/V cache, measured on this model and this machine, and what it says about a
+// draft's worth.
 #pragma once
 
 #include <algorithm>
@@ -12,39 +13,66 @@ namespace specdec {
 class StepCost {
  public:
   // `rows` ascending from 1; `seconds` positive. Between points: linear; beyond: the last slope.
-  void set(std::vector<int> rows, std::vector<double> seconds) {
+  // `seconds` hold for one request with `context_len` tokens in the cache; `growth`: what each
+  // token more adds, by rows again (empty: nothing).
+  void set(std::vector<int> rows, std::vector<double> seconds, double context_len = 0.0,
+           std::vector<double> growth = {}) {
     SPECDEC_REQUIRE(rows.size() == seconds.size() && rows.size() >= 2, "step_cost: ", rows.size(),
                     " row counts and ", seconds.size(), " times: give at least two of each");
+    SPECDEC_REQUIRE(growth.empty() || growth.size() == rows.size(), "step_cost.growth has ",
+                    growth.size(), " entries, rows has ", rows.size(), ": give as many or none");
+    SPECDEC_REQUIRE(context_len >= 0.0, "step_cost.context_len = ", context_len,
+                    ": must not be negative");
     SPECDEC_REQUIRE(rows.front() == 1, "step_cost.rows[0] = ", rows.front(), ": must be 1");
     for (std::size_t i = 0; i < rows.size(); ++i) {
       SPECDEC_REQUIRE(seconds[i] > 0.0, "step_cost.seconds[", i, "] = ", seconds[i],
                       ": must be positive");
       SPECDEC_REQUIRE(i == 0 || rows[i] > rows[i - 1], "step_cost.rows[", i, "] = ", rows[i],
                       ": must ascend");
-      // Noise can make more rows look cheaper; the truth is monotone.
+      // Noise can make more rows, or a longer context, look cheaper; the truth is monotone.
       if (i > 0) seconds[i] = std::max(seconds[i], seconds[i - 1]);
+      if (!growth.empty()) growth[i] = std::max(growth[i], i > 0 ? growth[i - 1] : 0.0);
     }
     rows_ = std::move(rows);
     seconds_ = std::move(seconds);
+    context_len_ = context_len;
+    growth_ = std::move(growth);
+  }
+
+  // Writes T(rows) of a step with `requests` decoding requests that have `context_len` tokens in
+  // the cache each, on average: their rows share the weights, but each reads its own cache. Shorter
+  // contexts than the measured one count as that.
+  void at(int requests, double context_len, StepCost* out) const {
+    out->rows_ = rows_;
+    out->seconds_ = seconds_;
+    out->growth_.clear();
+    const double more = context_len - context_len_;
+    if (growth_.empty() || requests <= 0 || more <= 0.0) return;
+    for (std::size_t i = 0; i < rows_.size(); ++i) {
+      const double share = static_cast<double>(rows_[i]) / requests;
+      out->seconds_[i] += requests * more * between(growth_, share);
+    }
   }
 
   bool known() const { return !rows_.empty(); }
   const std::vector<int>& rows() const { return rows_; }
   const std::vector<double>& seconds() const { return seconds_; }
 
-  double operator()(int rows) const {
-    const auto next = std::lower_bound(rows_.begin(), rows_.end(), rows);
-    std::size_t i = static_cast<std::size_t>(next - rows_.begin());
-    if (i == 0) return seconds_.front();
-    i = std::min(i, rows_.size() - 1);
-    const double slope =
-        (seconds_[i] - seconds_[i - 1]) / static_cast<double>(rows_[i] - rows_[i - 1]);
-    return seconds_[i - 1] + slope * static_cast<double>(rows - rows_[i - 1]);
-  }
+  double operator()(int rows) const { return between(seconds_, rows); }
 
  private:
+  double between(const std::vector<double>& values, double rows) const {
+    const auto next = std::lower_bound(rows_.begin(), rows_.end(), rows);
+    std::size_t i = static_cast<std::size_t>(next - rows_.begin());
+    if (i == 0) return values.front();
+    i = std::min(i, rows_.size() - 1);
+    const double slope = (values[i] - values[i - 1]) / (rows_[i] - rows_[i - 1]);
+    return values[i - 1] + slope * (rows - rows_[i - 1]);
+  }
+
   std::vector<int> rows_;
-  std::vector<double> seconds_;
+  std::vector<double> seconds_, growth_;  // by rows; seconds, seconds per token of context
+  double context_len_ = 0.0;              // of seconds_
 };
 
 }  // namespace specdec

@@ -395,9 +395,12 @@ class Executor:
         self,
         rows: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
         seconds: collections.abc.Sequence[typing.SupportsFloat | typing.SupportsIndex],
+        context_len: typing.SupportsFloat | typing.SupportsIndex = 0.0,
+        growth: collections.abc.Sequence[typing.SupportsFloat | typing.SupportsIndex] = [],
     ) -> None:
         """
-        T(rows) of the model on this machine; adaptive draft lengths need it.
+        T(rows) of the model on this machine; adaptive draft lengths need it. seconds: with
+        context_len tokens in the cache; growth: seconds that each token more adds, by rows.
         """
     def stats(self) -> dict[str, typing.Any]: ...
     def submit(
@@ -1115,9 +1118,11 @@ class RunAheadExecutor:
         self,
         rows: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
         seconds: collections.abc.Sequence[typing.SupportsFloat | typing.SupportsIndex],
+        context_len: typing.SupportsFloat | typing.SupportsIndex = 0.0,
+        growth: collections.abc.Sequence[typing.SupportsFloat | typing.SupportsIndex] = [],
     ) -> None:
         """
-        T(rows) of one forward pass, rows ascending from 1; adaptive drafts wait for it.
+        As Executor.set_step_cost.
         """
     def stats(self) -> dict[str, typing.Any]: ...
     def submit(

@@ -209,8 +209,7 @@ class EngineBuilder:
         table = calibrate_step_cost(
             executor,
             self.model,
-            num_pages=self.memory.num_pages,
-            page_size=self.memory.tokens_per_block,
+            self._pages,
             max_rows=self.memory.max_num_tokens,
         )
         if drafting is not None:

@@ -35,6 +35,54 @@ TEST(step_cost_is_monotone_whatever_was_measured) {
   for (int rows = 1; rows < 50; ++rows) CHECK(cost(rows + 1) >= cost(rows));
 }
 
+TEST(step_cost_grows_with_the_contexts_of_all_requests) {
+  StepCost cost, now;
+  cost.set({1, 4, 8}, {1.0, 4.0, 6.0}, 100.0, {0.01, 0.02, 0.04});
+  cost.at(1, 300.0, &now);  // 200 tokens more
+  CHECK(std::abs(now(1) - (1.0 + 200 * 0.01)) < 1e-12);
+  CHECK(std::abs(now(4) - (4.0 + 200 * 0.02)) < 1e-12);
+  CHECK(std::abs(now(6) - (5.0 + 200 * 0.03)) < 1e-12);
+  CHECK(std::abs(now(12) - (8.0 + 200 * 0.06)) < 1e-12);
+  cost.at(2, 300.0, &now);  // each of the two has half of the rows, and a cache of its own
+  CHECK(std::abs(now(8) - (6.0 + 2 * 200 * 0.02)) < 1e-12);
+  cost.at(4, 300.0, &now);
+  CHECK(std::abs(now(4) - (4.0 + 4 * 200 * 0.01)) < 1e-12);
+  for (double len : {0.0, 50.0, 100.0}) {  // shorter ones count as the one that was measured
+    cost.at(1, len, &now);
+    for (int rows = 1; rows < 20; ++rows) CHECK_EQ(now(rows), cost(rows));
+  }
+  cost.at(0, 300.0, &now);
+  CHECK_EQ(now(8), 6.0);
+}
+
+TEST(step_cost_growth_is_monotone_and_never_negative) {
+  StepCost cost, now;
+  cost.set({1, 2, 4}, {1.0, 2.0, 3.0}, 0.0, {-0.5, 0.2, 0.1});
+  cost.at(1, 10.0, &now);
+  CHECK_EQ(now(1), 1.0);
+  CHECK(std::abs(now(2) - 4.0) < 1e-12);
+  CHECK(std::abs(now(4) - 5.0) < 1e-12);
+  const StepCost plain = make_cost({1, 4}, {1.0, 2.0});
+  plain.at(3, 1e6, &now);
+  CHECK_EQ(now(4), 2.0);
+}
+
+TEST(a_long_context_shortens_chains) {
+  const std::vector<double> survival{0.6, 0.4, 0.3, 0.2};
+  const auto chosen = [&](double context_len) {
+    StepCost cost, now;
+    cost.set({1, 5}, {1.0, 1.2}, 128.0, {1e-5, 5e-4});
+    cost.at(1, context_len, &now);
+    std::vector<ChainOffer> offers{{survival.data(), 4, 0}};
+    choose_chain_lengths(offers, 1, 1, 8, now);
+    return offers[0].chosen;
+  };
+  CHECK_EQ(chosen(100.0), 4);
+  CHECK_EQ(chosen(1000.0), 3);
+  CHECK_EQ(chosen(3000.0), 1);
+  CHECK_EQ(chosen(1e6), 0);
+}
+
 // Every combination of lengths; the best value of expected tokens per second.
 double best_by_trying(const std::vector<std::vector<double>>& survival, std::size_t request,
                       int base_rows, int left, int used, double expected, const StepCost& cost) {
