@@ -7,6 +7,7 @@
 #include "backend/backend.h"
 #include "decoder/decoder.h"
 #include "kv/kv.h"
+#include "linear/linear.h"
 #include "step/step.h"
 
 namespace specdec::cuda {
@@ -40,11 +41,13 @@ Backend device_table() {
   table.argmax = run_on<Device, argmax, ArgmaxParams>;
   table.rms_norm = run_on<Device, rms_norm, RmsNormParams>;
   table.gated_activation = run_on<Device, gated_activation, GatedActivationParams>;
+  table.linear = run_on<Device, linear, LinearParams>;
   table.draft_step = run_on<Device, draft_step, DraftStepParams>;
   table.commit_step = run_on<Device, commit_step, CommitStepParams>;
   table.sample_rows = run_on<Device, sample_rows, SampleRowsParams>;
   table.accept_step = run_on<Device, accept_step, AcceptStepParams>;
   table.argmax_workspace_bytes = argmax_workspace_bytes;
+  table.linear_scratch_bytes = linear_scratch_bytes;
   table.limits = Device::limits;
   return table;
 }

@@ -6,6 +6,8 @@ set(SPECDEC_CUDA_HOST ${here}/attention/dispatch.cc
                       ${here}/attention/instances/launchers.cc)
 set(SPECDEC_CUDA_DECODER ${here}/decoder/gated_activation.cu ${here}/decoder/rms_norm.cu)
 set(SPECDEC_CUDA_KV ${here}/kv/append.cu ${here}/kv/compact.cu ${here}/kv/rope_append.cu)
+set(SPECDEC_CUDA_LINEAR ${here}/linear/linear.cu ${here}/linear/matrix_bf16.cu
+                        ${here}/linear/matrix_f16.cu)
 set(SPECDEC_CUDA_ACCEPT ${here}/accept/accept_step.cu ${here}/accept/sample_rows.cu)
 set(SPECDEC_CUDA_STEP ${here}/step/argmax.cu ${here}/step/build_step.cu ${here}/step/commit_step.cu
                       ${here}/step/draft_step.cu)
@@ -14,5 +16,5 @@ set(SPECDEC_CUDA_ATTENTION ${here}/attention/generic.cu ${here}/attention/plan.c
 file(GLOB SPECDEC_CUDA_AMPERE CONFIGURE_DEPENDS ${here}/attention/instances/ampere_*.cu)
 file(GLOB SPECDEC_CUDA_HOPPER CONFIGURE_DEPENDS ${here}/attention/instances/hopper_*.cu)
 set(SPECDEC_CUDA_KERNELS ${SPECDEC_CUDA_DECODER} ${SPECDEC_CUDA_KV} ${SPECDEC_CUDA_STEP}
-                         ${SPECDEC_CUDA_ACCEPT} ${SPECDEC_CUDA_ATTENTION} ${SPECDEC_CUDA_AMPERE}
+                         ${SPECDEC_CUDA_ACCEPT} ${SPECDEC_CUDA_LINEAR} ${SPECDEC_CUDA_ATTENTION} ${SPECDEC_CUDA_AMPERE}
                          ${SPECDEC_CUDA_HOPPER})

@@ -9,6 +9,7 @@
 
 #include "backend/accept_ops.h"
 #include "backend/device_limits.h"
+#include "backend/linear_op.h"
 #include "backend/ops.h"
 #include "backend/row_ops.h"
 #include "backend/slot_ops.h"
@@ -33,6 +34,7 @@ struct Backend {
   void (*argmax)(const ArgmaxParams&) = nullptr;
   void (*rms_norm)(const RmsNormParams&) = nullptr;
   void (*gated_activation)(const GatedActivationParams&) = nullptr;
+  void (*linear)(const LinearParams&) = nullptr;
   void (*draft_step)(const DraftStepParams&) = nullptr;
   void (*commit_step)(const CommitStepParams&) = nullptr;
   void (*sample_rows)(const SampleRowsParams&) = nullptr;
@@ -40,6 +42,10 @@ struct Backend {
 
   // Bytes of scratch that let argmax run at full speed; null: none.
   std::int64_t (*argmax_workspace_bytes)(std::int32_t rows, std::int32_t vocab) = nullptr;
+
+  // Scratch of linear; null: none.
+  ScratchBytes (*linear_scratch_bytes)(std::int32_t rows, std::int32_t columns, std::int32_t depth,
+                                       DType dtype) = nullptr;
 
   // Null where no kernel is chosen by device.
   DeviceLimits (*limits)(int device) = nullptr;
@@ -59,9 +65,9 @@ inline constexpr std::uint64_t kBackendLayout = [] {
        {sizeof(Backend), sizeof(AppendKvParams), sizeof(RopeAppendKvParams),
         sizeof(SpecAttentionParams), sizeof(CompactKvParams), sizeof(BuildStepParams),
         sizeof(PackMaskParams), sizeof(ArgmaxParams), sizeof(RmsNormParams),
-        sizeof(GatedActivationParams), sizeof(DraftStepParams), sizeof(CommitStepParams),
-        sizeof(SampleRowsParams), sizeof(AcceptStepParams), sizeof(Slot), sizeof(SlotResult),
-        sizeof(DeviceLimits)}) {
+        sizeof(GatedActivationParams), sizeof(LinearParams), sizeof(DraftStepParams),
+        sizeof(CommitStepParams), sizeof(SampleRowsParams), sizeof(AcceptStepParams), sizeof(Slot),
+        sizeof(SlotResult), sizeof(DeviceLimits)}) {
     hash = (hash ^ size) * 1099511628211u;
   }
   return hash;

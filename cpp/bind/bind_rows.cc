@@ -1,4 +1,4 @@
-// The operations on rows between a decoder's matrix products.
+// The operations on rows of a decoder: between its matrix products, and those.
 #include <pybind11/pybind11.h>
 
 #include <string>
@@ -13,6 +13,8 @@ namespace py = pybind11;
 namespace specdec {
 namespace {
 
+constexpr std::int64_t kMaxLinearColumns = 1 << 24;
+constexpr std::int64_t kMaxDepth = 1 << 30;
 constexpr std::initializer_list<DType> kRowTypes = {DType::kF32, DType::kBF16, DType::kF16};
 
 // [rows, columns] of `dtype` (the first argument of a call brings it), columns contiguous.
@@ -40,7 +42,7 @@ BorrowedTensor weights(OpCall& call, py::handle tensor, const char* name, const 
 }
 
 void check_columns(const TensorView& x) {
-  SPECDEC_REQUIRE(x.shape[1] >= 1 && x.shape[1] <= (1 << 30) && x.shape[0] <= INT32_MAX,
+  SPECDEC_REQUIRE(x.shape[1] >= 1 && x.shape[1] <= kMaxDepth && x.shape[0] <= INT32_MAX,
                   "x has shape [", x.shape[0], ", ", x.shape[1], "]: give at least one column");
 }
 
@@ -85,6 +87,65 @@ void rms_norm(py::handle x, py::handle weight, py::handle out, py::handle added,
   call.run(&Backend::rms_norm, p);
 }
 
+void linear(py::handle x, py::handle weight, py::handle out, py::handle bias, bool constant_weight,
+            py::object backend, std::uint64_t stream, py::object workspace) {
+  const CallOptions where{std::move(backend), stream, std::move(workspace), py::none()};
+  OpCall call("linear", where);
+  const BorrowedTensor rows = matrix(call, x, "x", "[R, K]", kAny, kAny, nullptr, false);
+  check_columns(rows.view());
+  const DType dtype = rows->dtype;
+  LinearParams p;
+  p.x = rows->data;
+  p.x_row_stride = rows->strides[0];
+  p.rows = static_cast<std::int32_t>(rows->shape[0]);
+  p.depth = static_cast<std::int32_t>(rows->shape[1]);
+  p.dtype = dtype;
+  p.constant_weight = constant_weight;
+  const BorrowedTensor factor =
+      matrix(call, weight, "weight", "[N, K]", kAny, p.depth, &dtype, false);
+  SPECDEC_REQUIRE(factor->shape[0] >= 1 && factor->shape[0] <= kMaxLinearColumns, "weight has ",
+                  factor->shape[0], " rows: give 1..", kMaxLinearColumns);
+  p.weight = factor->data;
+  p.weight_row_stride = factor->strides[0];
+  p.columns = static_cast<std::int32_t>(factor->shape[0]);
+  const BorrowedTensor result = matrix(call, out, "out", "[R, N]", p.rows, p.columns, &dtype, true);
+  p.out = result->data;
+  p.out_row_stride = result->strides[0];
+  BorrowedTensor addend;
+  if (!bias.is_none()) {
+    addend = BorrowedTensor(bias, "bias");
+    check_shape(addend.view(), "bias", "[N]", {p.columns});
+    call.add(addend.view(), "bias");
+    check_dtype(addend.view(), "bias", {dtype});
+    check_contiguous(addend.view(), "bias");
+    p.bias = addend->data;
+  }
+  if (p.rows == 0) return;
+  SPECDEC_REQUIRE(result->data != rows->data && result->data != factor->data, "out begins where ",
+                  result->data == rows->data ? "x" : "weight",
+                  " does: it is written while that is read");
+  const auto ask = call.backend().linear_scratch_bytes;
+  const ScratchBytes scratch =
+      ask == nullptr ? ScratchBytes{} : ask(p.rows, p.columns, p.depth, p.dtype);
+  p.exec = call.context(0, scratch.needed, scratch.wanted);
+  call.run(&Backend::linear, p);
+}
+
+std::int64_t linear_scratch_bytes(std::int32_t rows, std::int32_t columns, std::int32_t depth,
+                                  const std::string& dtype, const std::string& backend) {
+  const Backend& where = find_backend(backend);
+  SPECDEC_REQUIRE(rows >= 0, "rows = ", rows, ": give 0 or more");
+  SPECDEC_REQUIRE(columns >= 1 && columns <= kMaxLinearColumns, "columns = ", columns, ": give 1..",
+                  kMaxLinearColumns);
+  SPECDEC_REQUIRE(depth >= 1 && depth <= kMaxDepth, "depth = ", depth, ": give 1..", kMaxDepth);
+  for (const DType type : kRowTypes) {
+    if (dtype != dtype_name(type)) continue;
+    if (where.linear_scratch_bytes == nullptr) return 0;
+    return where.linear_scratch_bytes(rows, columns, depth, type).wanted;
+  }
+  throw py::value_error(detail::join("dtype = '", dtype, "': give float32, bfloat16 or float16"));
+}
+
 void gated_activation(py::handle x, py::handle out, const std::string& activation,
                       py::object backend, std::uint64_t stream) {
   const CallOptions where{std::move(backend), stream, py::none(), py::none()};
@@ -120,6 +181,13 @@ void register_rows(py::module_& m) {
         py::arg("added") = py::none(), py::arg("added_weight") = py::none(), py::arg("eps") = 1e-6,
         py::arg("norm_plus_one") = false, py::arg("backend") = py::none(), py::arg("stream") = 0,
         "See specdec_ext.ops.rms_norm.");
+  m.def("linear", &linear, py::arg("x"), py::arg("weight"), py::kw_only(), py::arg("out"),
+        py::arg("bias") = py::none(), py::arg("constant_weight") = false,
+        py::arg("backend") = py::none(), py::arg("stream") = 0, py::arg("workspace") = py::none(),
+        "See specdec_ext.ops.linear.");
+  m.def("linear_scratch_bytes", &linear_scratch_bytes, py::arg("rows"), py::arg("columns"),
+        py::arg("depth"), py::arg("dtype"), py::arg("backend"),
+        "See specdec_ext.ops.linear_scratch_bytes.");
   m.def("gated_activation", &gated_activation, py::arg("x"), py::kw_only(), py::arg("out"),
         py::arg("activation") = "silu", py::arg("backend") = py::none(), py::arg("stream") = 0,
         "See specdec_ext.ops.gated_activation.");

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <mutex>
+#include <string_view>
 
 #include "base/check.h"
 
@@ -97,7 +98,8 @@ ExecutionContext OpCall::context(std::int64_t num_requests, std::int64_t needed,
   }
   SPECDEC_REQUIRE(exec.workspace_bytes >= needed, "workspace has ", exec.workspace_bytes,
                   " bytes from its first multiple of 256 on: ", operation_, " needs ", needed,
-                  " here (ops.plan_workspace)");
+                  " here",
+                  std::string_view(operation_) == "spec_attention" ? " (ops.plan_workspace)" : "");
   return exec;
 }
 

@@ -49,6 +49,8 @@ __all__: list[str] = [
     "draft_step",
     "fill_step_plan",
     "gated_activation",
+    "linear",
+    "linear_scratch_bytes",
     "load_backend",
     "lookahead_bytes",
     "lookahead_max_draft_len",
@@ -1627,6 +1629,32 @@ def gated_activation(
 ) -> None:
     """
     See specdec_ext.ops.gated_activation.
+    """
+
+def linear(
+    x: typing.Any,
+    weight: typing.Any,
+    *,
+    out: typing.Any,
+    bias: typing.Any = None,
+    constant_weight: bool = False,
+    backend: typing.Any = None,
+    stream: typing.SupportsInt | typing.SupportsIndex = 0,
+    workspace: typing.Any = None,
+) -> None:
+    """
+    See specdec_ext.ops.linear.
+    """
+
+def linear_scratch_bytes(
+    rows: typing.SupportsInt | typing.SupportsIndex,
+    columns: typing.SupportsInt | typing.SupportsIndex,
+    depth: typing.SupportsInt | typing.SupportsIndex,
+    dtype: str,
+    backend: str,
+) -> int:
+    """
+    See specdec_ext.ops.linear_scratch_bytes.
     """
 
 def load_backend(name: str, path: str) -> None:

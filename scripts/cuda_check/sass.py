@@ -42,6 +42,13 @@ RULES = (
         r"^ampere_\w+", "sm_80", ("HMMA", "LDSM", "LDGSTS"),
         "tensor cores fed by ldmatrix from asynchronous copies",
     ),
+    *(
+        Rule(
+            r"^linear_kernel", arch, ("HMMA", "LDSM", "LDGSTS"),
+            "tensor cores fed by ldmatrix from asynchronous copies",
+        )
+        for arch in ("sm_80", "sm_90a")
+    ),
 )  # fmt: skip
 # Local memory in the inner loop costs more than it looks like in the register report.
 LOCAL_MEMORY = ("LDL", "STL")

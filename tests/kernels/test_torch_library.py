@@ -70,6 +70,10 @@ CALLS: dict[str, Callable[[], tuple[list[Any], dict[str, Any]]]] = {
         [torch.randn(2, 8), torch.ones(8)],
         {"out": torch.zeros(2, 8), "added": torch.randn(2, 8), "added_weight": torch.ones(8)},
     ),
+    "linear": lambda: (
+        [torch.randn(2, 8), torch.randn(3, 8)],
+        {"out": torch.zeros(2, 3), "bias": torch.randn(3)},
+    ),
     "gated_activation": lambda: ([torch.randn(2, 8)], {"out": torch.zeros(2, 4)}),
     "argmax": lambda: ([torch.randn(3, 40), int32(0, 0, 0)], {}),
 }

@@ -89,6 +89,8 @@ def test_a_missing_instruction_and_a_missing_kernel_are_faults() -> None:
     good = {
         ("hopper_a", "sm_90a"): {"HGMMA": 1, "UTMALDG": 1, "SYNCS": 1},
         ("ampere_a", "sm_80"): {"HMMA": 1, "LDSM": 1, "LDGSTS": 1},
+        ("linear_kernel<a>", "sm_80"): {"HMMA": 1, "LDSM": 1, "LDGSTS": 1},
+        ("linear_kernel<a>", "sm_90a"): {"HMMA": 1, "LDSM": 1, "LDGSTS": 1},
     }
     assert sass.faults(good) == []
     for key, counts in good.items():

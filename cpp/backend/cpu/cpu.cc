@@ -2,6 +2,7 @@
 #include "backend/backend.h"
 #include "backend/cpu/attention/cpu_attention.h"
 #include "backend/cpu/decoder/row_kernels.h"
+#include "backend/cpu/linear/linear_op.h"
 #include "backend/cpu/step/accept_ops.h"
 #include "backend/cpu/step/step_ops.h"
 
@@ -23,6 +24,7 @@ const Backend& cpu_backend() {
     b.argmax = cpu::argmax;
     b.rms_norm = cpu::rms_norm;
     b.gated_activation = cpu::gated_activation;
+    b.linear = cpu::linear;
     b.draft_step = cpu::draft_step;
     b.commit_step = cpu::commit_step;
     b.sample_rows = cpu::sample_rows;

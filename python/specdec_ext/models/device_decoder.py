@@ -1,4 +1,4 @@
-"""The Llama shape and its relatives on a device: torch's matrix products, this package's kernels.
+"""The Llama shape and its relatives on a device: matrix products, and this package's kernels.
 
 A pass is made from a DeviceStep and makes no decision that depends on what the device holds: no
 copy to the host, no allocation that grows with the step, buffers at fixed addresses. So the host
@@ -15,7 +15,7 @@ import torch
 
 from .. import ops
 from ..errors import ModelError
-from .device_products import FIXED_ROWS, check_fixed_rows, product
+from .device_products import Products
 from .device_step import DeviceStep
 from .device_weights import DeviceLayer, DeviceWeights
 from .native_config import NativeShape
@@ -50,7 +50,7 @@ class DeviceDecoder:
     """Weights, buffers and the pass.
 
     max_rows  of one step; buffers are made for it, once
-    exact     a row's bits do not depend on the step it is in: products of a fixed number of rows,
+    exact     a row's bits do not depend on the step it is in: products by this package's kernel,
               attention that does not know which part of a row's path is a draft
     """
 
@@ -76,11 +76,8 @@ class DeviceDecoder:
         q_width, kv_width = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
         self._split = (q_width, q_width + kv_width, q_width + 2 * kv_width)
 
-        def padded(count: int) -> int:
-            return -(-count // FIXED_ROWS) * FIXED_ROWS if exact else count
-
         def rows(width: int, count: int = max_rows) -> torch.Tensor:
-            return torch.zeros(padded(count), width, dtype=dtype, device=place.device)
+            return torch.zeros(count, width, dtype=dtype, device=place.device)
 
         self._stream = rows(shape.hidden_size)  # the residual stream
         self._normed = rows(shape.hidden_size)
@@ -94,16 +91,19 @@ class DeviceDecoder:
         per_row = self.num_scores * dtype.itemsize
         self._score_rows = max(1, min(max_rows, _SCORE_BYTES // per_row))
         self._scores = rows(self.num_scores, self._score_rows)
-        self._scored = rows(shape.hidden_size, self._score_rows) if exact else None
         self._ids = torch.zeros(max_rows, dtype=torch.int32, device=place.device)
         # Calls that differ in their layer alone share a plan in their scratch.
         self._scratch = {
             window: _Scratch(place.device, "attention") for window in set(shape.sliding_window)
         }
         self._argmax_scratch = _Scratch(place.device, "argmax")
-        if exact:
-            one = weights.layers[0]
-            check_fixed_rows((one.qkv, one.o, one.gate_up, one.down, weights.head), place.name)
+        one = weights.layers[0]
+        self._product = Products(
+            (one.qkv, one.o, one.gate_up, one.down, weights.head),
+            place,
+            max_rows=max_rows,
+            exact=exact,
+        )
         self._k_pages: torch.Tensor | None = None
         self._v_pages: torch.Tensor | None = None
 
@@ -161,7 +161,7 @@ class DeviceDecoder:
                 attended, count = self._needed_attended, needed
                 normed = self._normed[:count]
             following = self.weights.final_norm if last else layers[index + 1].input_norm
-            added = self._product(attended, layer.o, layer.o_bias, self._added, count)
+            added = self._product(attended[:count], layer.o, layer.o_bias, self._added[:count])
             self._norm(stream, layer.ffn_norm, normed, added, layer.attention_out_norm)
             self._feed_forward(layer, count)
             self._norm(stream, following, normed, added, layer.ffn_out_norm)
@@ -193,31 +193,19 @@ class DeviceDecoder:
         return out
 
     def _score(self, hidden: torch.Tensor) -> torch.Tensor:
-        given, count = hidden, len(hidden)
-        if self._scored is not None:  # a product of a fixed number of rows
-            self._scored[:count].copy_(hidden)
-            given = self._scored
-        scores = self._product(given, self.weights.head, None, self._scores, count)
+        out = self._scores[: len(hidden)]
+        scores = self._product(hidden, self.weights.head, None, out)
         cap = self.shape.final_softcap
         if not cap:
             return scores
         return scores.float().div_(cap).tanh_().mul_(cap)
 
-    def _product(
-        self,
-        x: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
-        out: torch.Tensor,
-        count: int,
-    ) -> torch.Tensor:
-        return product(x, weight, bias, out, count, fixed_rows=self._exact)
-
     def _attend(self, step: DeviceStep, index: int, layer: DeviceLayer, planned: set[int]) -> None:
         """The layer's attention into its buffer; K and V of the rows into the pages."""
         assert self._k_pages is not None and self._v_pages is not None
         shape, count = self.shape, step.num_rows
-        qkv = self._product(self._normed, layer.qkv, layer.qkv_bias, self._qkv, count)
+        normed, qkv = self._normed[:count], self._qkv[:count]
+        self._product(normed, layer.qkv, layer.qkv_bias, qkv)
         q_end, k_end, v_end = self._split
         q = qkv[:, :q_end].view(count, shape.num_heads, shape.head_dim)
         k = qkv[:, q_end:k_end].view(count, shape.num_kv_heads, shape.head_dim)
@@ -269,14 +257,15 @@ class DeviceDecoder:
 
     def _feed_forward(self, layer: DeviceLayer, count: int) -> None:
         """What the block adds, from the normed rows, into its buffer."""
-        both = self._product(self._normed, layer.gate_up, layer.gate_up_bias, self._gate_up, count)
+        both, gated = self._gate_up[:count], self._gated[:count]
+        self._product(self._normed[:count], layer.gate_up, layer.gate_up_bias, both)
         ops.gated_activation(
             both,
-            out=self._gated[:count],
+            out=gated,
             activation=self.shape.activation,
             backend=self.place.backend,
         )
-        self._product(self._gated, layer.down, layer.down_bias, self._added, count)
+        self._product(gated, layer.down, layer.down_bias, self._added[:count])
 
     def _norm(
         self,

@@ -108,7 +108,7 @@ class DeviceModel:
             impl_reason=impl_reason,
             numerics=self.numerics,
             numerics_reason=(
-                "every product has the same number of rows"
+                "products and attention cut every sum by its length alone"
                 if exact
                 else "torch's matrix products may sum in another order for another number of rows"
             ),
@@ -171,7 +171,7 @@ class DeviceModel:
 
     @torch.inference_mode()
     def head(self, hidden: torch.Tensor) -> torch.Tensor:
-        """See StepModel; other numbers of rows may give other bits."""
+        """See StepModel; in fast mode other numbers of rows may give other bits."""
         rows = hidden.to(self.place.device, self.kv_dtype)
         scores = torch.empty(len(rows), self.num_scores, dtype=torch.float32, device=rows.device)
         return self.decoder.scores(rows, scores).cpu()

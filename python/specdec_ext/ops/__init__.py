@@ -34,7 +34,7 @@ from specdec_ext.ops.accept import (
 )
 from specdec_ext.ops.attention import spec_attention, step_attention
 from specdec_ext.ops.kv import append_kv, compact_kv, rope_append_kv, step_append_kv
-from specdec_ext.ops.rows import gated_activation, rms_norm
+from specdec_ext.ops.rows import gated_activation, linear, linear_scratch_bytes, rms_norm
 from specdec_ext.ops.slots import (
     SlotResult,
     commit_step,
@@ -85,6 +85,8 @@ __all__ = [
     "draft_step",
     "enter_slot",
     "gated_activation",
+    "linear",
+    "linear_scratch_bytes",
     "load_backend",
     "make_accept_results",
     "make_results",

@@ -1,13 +1,16 @@
-"""What a decoder does with each row between its matrix products."""
+"""What a decoder does with each row: between its matrix products, and those of a few rows."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from specdec_ext import _core
-from specdec_ext.ops._where import stream_of
+from specdec_ext.ops._where import name_of, stream_of, workspace_for
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 
@@ -62,3 +65,54 @@ def gated_activation(
     """
     _core.gated_activation(x, out=out, activation=activation, backend=backend, stream=stream_of(x))
     return out
+
+
+def linear(
+    x: Tensor,
+    weight: Tensor,
+    *,
+    out: Tensor,
+    bias: Tensor | None = None,
+    constant_weight: bool = False,
+    backend: str | None = None,
+    workspace: Tensor | Callable[[int], Tensor] | None = None,
+) -> Tensor:
+    """x weight^T + bias for few rows; a row's bits do not depend on the others.
+
+    Shapes   x [R, K], weight [N, K], out [R, N], their last axes contiguous; bias [N]; all of one
+             dtype, float32|bfloat16|float16. workspace: scratch of any dtype, or a function that
+             gives so many bytes; None: kept by this module.
+    Writes   out. Sums are float32, the bias is added to the sum, which is rounded once.
+    Returns  out.
+    Speed    On a device tensor cores serve 16-bit matrices with K a multiple of 8 whose rows begin
+             at multiples of 16 bytes; a slow kernel serves the rest. Which of them does is part of
+             the arithmetic, the number of rows is not: made for 1 to 128, more are looped.
+             constant_weight: nothing enqueued on this stream since the last synchronisation wrote
+             the weight, so that a device may begin to read it before the kernel in front has ended.
+    Raises   ValueError or TypeError naming the argument, what it is and what it has to be.
+    """
+    scratch: Any = workspace
+    if scratch is None:
+        scratch = partial(workspace_for, name_of(backend, x), x)
+    _core.linear(
+        x,
+        weight,
+        out=out,
+        bias=bias,
+        constant_weight=constant_weight,
+        backend=backend,
+        stream=stream_of(x),
+        workspace=scratch,
+    )
+    return out
+
+
+def linear_scratch_bytes(
+    rows: int, columns: int, depth: int, dtype: torch.dtype, *, backend: str = "cuda"
+) -> int:
+    """Scratch that ``linear`` asks for when x is [rows, depth] and weight [columns, depth].
+
+    Never more than 128 MiB, or one row's partial sums. With less a call takes several launches.
+    """
+    name = str(dtype).removeprefix("torch.")
+    return _core.linear_scratch_bytes(rows, columns, depth, name, backend)

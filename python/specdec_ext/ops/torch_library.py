@@ -15,7 +15,7 @@ from torch import Tensor
 
 from specdec_ext.ops.attention import spec_attention
 from specdec_ext.ops.kv import append_kv, compact_kv, rope_append_kv
-from specdec_ext.ops.rows import gated_activation, rms_norm
+from specdec_ext.ops.rows import gated_activation, linear, rms_norm
 from specdec_ext.ops.step import argmax, build_step, pack_mask
 
 NAMESPACE = "specdec_ext"
@@ -66,6 +66,11 @@ SCHEMAS: dict[str, tuple[Callable[..., Any], str]] = {
         "(Tensor(a!) x, Tensor weight, *, Tensor(b!) out, Tensor? added=None, "
         "Tensor? added_weight=None, float eps=1e-6, bool norm_plus_one=False, "
         "str? backend=None) -> ()",
+    ),
+    "linear": (
+        linear,
+        "(Tensor x, Tensor weight, *, Tensor(a!) out, Tensor? bias=None, "
+        "bool constant_weight=False, str? backend=None, Tensor(b!)? workspace=None) -> ()",
     ),
     "gated_activation": (
         gated_activation,

@@ -1,0 +1,110 @@
+// Chooses and launches the kernels of the linear layer, and adds partial sums.
+#include <algorithm>
+
+#include "decoder/row_elements.cuh"
+#include "gpu/gpu.cuh"
+#include "linear/linear.h"
+#include "linear/linear_plan.h"
+#include "linear/matrix.h"
+#include "linear/plain.cuh"
+
+namespace specdec::cuda {
+namespace {
+
+constexpr int kFoldThreads = 128;
+
+// Grid      (vectors of 8 columns, rows): a thread adds 8 columns' partial sums, group by group.
+// Bytes     units * rows * columns * 4, written just before: from L2.
+// Limit     launch and one round of loads.
+template <class T>
+__global__ void __launch_bounds__(kFoldThreads)
+    fold_linear_kernel(const LinearLaunch launch, const std::int32_t units,
+                       const std::int32_t units_per_group) {
+  gpu::grid_dependency_wait();
+  gpu::launch_dependents();
+  const auto column =
+      static_cast<std::int32_t>(blockIdx.x * kFoldThreads + threadIdx.x) * kLaneElements;
+  const auto row = static_cast<std::int32_t>(blockIdx.y);
+  if (column >= launch.call.columns) return;
+  const float* from = launch.partial + row * launch.pitch + column;
+  float total[kLaneElements];
+  for (std::int32_t first = 0; first < units; first += units_per_group) {
+    float group[kLaneElements];
+    load_floats(from + first * launch.unit_stride, true, group);
+    for (std::int32_t u = first + 1; u < first + units_per_group; ++u) {
+      float part[kLaneElements];
+      load_floats(from + u * launch.unit_stride, true, part);
+#pragma unroll
+      for (int i = 0; i < kLaneElements; ++i) group[i] += part[i];
+    }
+#pragma unroll
+    for (int i = 0; i < kLaneElements; ++i) total[i] = first == 0 ? group[i] : total[i] + group[i];
+  }
+  LinearLaunch result = launch;
+  result.partial = nullptr;
+  store_sums<T>(result, 0, row, column, total);
+}
+
+// May 16 bytes be copied from any multiple of 8 elements of the two matrices?
+bool serves_matrix(const LinearParams& p) {
+  return p.dtype != DType::kF32 && p.depth % kLaneElements == 0 &&
+         aligned_for_lanes(p.x, p.dtype, p.x_row_stride) &&
+         aligned_for_lanes(p.weight, p.dtype, p.weight_row_stride);
+}
+
+void launch_matrix(const LinearLaunch& launch, const LinearPlan& plan) {
+  const dim3 grid(static_cast<unsigned>(launch.row_tiles) * plan.column_tiles,
+                  static_cast<unsigned>(plan.units));
+  const auto by_dtype = launch.call.dtype == DType::kBF16 ? launch_tile_bf16 : launch_tile_f16;
+  by_dtype(launch, plan.tile.row_tile, grid);
+  if (launch.partial == nullptr) return;
+  const int vectors = (launch.call.columns - 1) / kLaneElements + 1;
+  const dim3 fold_grid(static_cast<unsigned>((vectors - 1) / kFoldThreads + 1),
+                       static_cast<unsigned>(launch.call.rows));
+  const auto fold = launch.call.dtype == DType::kBF16 ? fold_linear_kernel<__nv_bfloat16>
+                                                      : fold_linear_kernel<__half>;
+  gpu::launch(fold, fold_grid, dim3(kFoldThreads), 0, launch.call.exec.stream,
+              gpu::LaunchOptions{.dependent = true}, launch, plan.units,
+              kLinearGroupParts / plan.parts_per_unit);
+}
+
+}  // namespace
+
+ScratchBytes linear_scratch_bytes(std::int32_t rows, std::int32_t columns, std::int32_t depth,
+                                  DType dtype) {
+  if (rows <= 0 || dtype == DType::kF32) return {};
+  const LinearPlan plan = plan_linear(rows, columns, depth);
+  const std::int64_t most = std::max(plan.row_bytes, kLinearMaxPartialBytes);
+  return {plan.row_bytes, rows_per_launch(plan, rows, most) * plan.row_bytes};
+}
+
+void linear(const LinearParams& p) {
+  if (p.rows == 0) return;
+  if (!serves_matrix(p)) {
+    by_type(p.dtype, [&]<class T>() { launch_plain_linear<T>(p); });
+    return;
+  }
+  const LinearPlan plan = plan_linear(p.rows, p.columns, p.depth);
+  const auto at = [&](const void* base, std::int64_t row, std::int64_t stride) {
+    return static_cast<const char*>(base) +
+           row * stride * static_cast<std::int64_t>(dtype_bytes(p.dtype));
+  };
+  const std::int32_t launch_rows = rows_per_launch(plan, p.rows, p.exec.workspace_bytes);
+  for (std::int32_t first = 0; first < p.rows; first += launch_rows) {
+    LinearLaunch launch{};
+    launch.call = p;
+    launch.call.rows = std::min(launch_rows, p.rows - first);
+    launch.call.x = at(p.x, first, p.x_row_stride);
+    launch.call.out = const_cast<char*>(at(p.out, first, p.out_row_stride));
+    launch.part_depth = linear_cut(p.depth).part_depth;
+    launch.parts_per_unit = plan.parts_per_unit;
+    launch.row_tiles = (launch.call.rows - 1) / plan.tile.row_tile + 1;
+    launch.partial = plan.units > 1 ? static_cast<float*>(p.exec.workspace) : nullptr;
+    launch.pitch = plan.pitch;
+    launch.unit_stride = launch_rows * plan.pitch;
+    launch.aligned_out = aligned_for_lanes(p.out, p.dtype, p.out_row_stride);
+    launch_matrix(launch, plan);
+  }
+}
+
+}  // namespace specdec::cuda

@@ -1,0 +1,352 @@
+// out = x weight^T + bias with tensor cores, for 16-bit dtypes.
+//
+// Grid      (row tiles x column tiles, units): row tiles of one column tile are neighbours, so that
+//           a weight that several of them need comes from memory once. A unit is a run of parts of
+//           k (linear_plan.h); with several, blocks leave partial sums that fold.cu adds.
+// Block     mma m16n8k16 with the weight as its 16 rows and the tokens as its 8 columns: one token
+//           costs a tile of 8. Weights and x come by cp.async in stages of 64 k. A narrow block's
+//           warps have each a ring of stages and a part of k of their own and meet at the end of a
+//           group, to fold; the warps of the others share a ring and walk k together.
+// Shared    [rings][stages][weight lines, x lines] of 128 bytes, swizzled; the warps' parts of a
+//           group (narrow); at the end the finished tile, where the rings were.
+// Bytes     columns * depth * 2 from memory; x once per column tile, from L2.
+// Limit     the weight's bytes up to about 64 rows, L2 and the tensor cores above.
+// Arithmetic: backend/linear_op.h. An element's sum is the same whatever tile, block or warp has
+// it.
+#pragma once
+
+#include <cstdint>
+
+#include "gpu/gpu.cuh"
+#include "kv/elements.cuh"
+#include "linear/linear_config.cuh"
+#include "linear/linear_plan.h"
+
+namespace specdec::cuda {
+
+// What a launch adds to the call.
+struct LinearLaunch {
+  LinearParams call;
+  std::int32_t part_depth, parts_per_unit, row_tiles;
+  float* partial;            // [units, rows, pitch]; null: one unit, which writes out
+  std::int64_t pitch;        // of partial, floats
+  std::int64_t unit_stride;  // of partial, floats
+  bool aligned_out;          // may 8 columns of out be stored, and of bias be read, at once?
+};
+
+// One tile's place in the call.
+template <class Config>
+struct LinearBlock {
+  std::int32_t first_row, first_column, first_part;
+
+  __device__ __forceinline__ explicit LinearBlock(const LinearLaunch& launch) {
+    const auto index = static_cast<std::int32_t>(blockIdx.x);
+    const std::int32_t column_tile = index / launch.row_tiles;
+    first_row = (index - column_tile * launch.row_tiles) * Config::kRowTile;
+    first_column = column_tile * Config::kColumnTile;
+    first_part = static_cast<std::int32_t>(blockIdx.y) * launch.parts_per_unit;
+  }
+};
+
+// Chunks of a part; 0 if it is empty.
+__device__ __forceinline__ int chunks_of_part(const LinearLaunch& launch, std::int32_t part) {
+  const std::int64_t begin = std::int64_t{part} * launch.part_depth;
+  const std::int64_t left = launch.call.depth - begin;
+  if (left <= 0) return 0;
+  const auto length = static_cast<int>(left < launch.part_depth ? left : launch.part_depth);
+  return (length + kLinearChunk - 1) / kLinearChunk;
+}
+
+// The copies of one ring: chunk after chunk of its parts, in order.
+template <class Config>
+struct LinearCopier {
+  using T = typename Config::T;
+  const LinearLaunch& launch;
+  const LinearBlock<Config>& block;
+  unsigned char* ring;
+  int thread;                   // within the ring
+  std::int32_t part, part_end;  // of this ring's, next and past the last
+  int chunk = 0, chunks;        // of `part`
+  std::uint64_t policy;
+
+  static constexpr int kPartStep = Config::kNarrow ? kLinearGroupParts : 1;
+
+  __device__ __forceinline__ LinearCopier(const LinearLaunch& launch,
+                                          const LinearBlock<Config>& block, unsigned char* ring,
+                                          int thread, std::int32_t part)
+      : launch(launch),
+        block(block),
+        ring(ring),
+        thread(thread),
+        part(part),
+        part_end(block.first_part + launch.parts_per_unit),
+        chunks(chunks_of_part(launch, part)) {
+    // With one row tile nobody reads a weight again.
+    policy = launch.row_tiles == 1 ? gpu::l2_evict_first() : gpu::l2_evict_normal();
+  }
+
+  __device__ __forceinline__ bool done() const { return chunk >= chunks; }
+
+  // Starts the copies of the next chunk into `stage`: of the weights, of x or of both. What lies
+  // outside of the matrices is zero.
+  template <bool kWeights, bool kRows>
+  __device__ __forceinline__ void copy(int stage) const {
+    if (done()) return;
+    const LinearParams& call = launch.call;
+    unsigned char* to = ring + stage * Config::kStageBytes;
+    const std::int32_t k = part * launch.part_depth + chunk * kLinearChunk;
+#pragma unroll
+    for (int i = 0; i < Config::kCopies; ++i) {
+      const int c = thread + i * Config::kRingThreads;
+      const int line = c / Config::kLinePieces, piece = c % Config::kLinePieces;
+      const std::int32_t at = k + piece * 8;
+      unsigned char* there = to + Config::swizzle(line, piece);
+      if (line < Config::kColumnTile) {
+        if constexpr (kWeights) {
+          const std::int32_t column = block.first_column + line;
+          const bool valid = column < call.columns && at < call.depth;
+          const T* from = static_cast<const T*>(call.weight);
+          if (valid) from += column * call.weight_row_stride + at;
+          gpu::cp_async_16_hint(there, from, valid, policy);
+        }
+      } else if constexpr (kRows) {
+        const std::int32_t row = block.first_row + line - Config::kColumnTile;
+        const bool valid = row < call.rows && at < call.depth;
+        const T* from = static_cast<const T*>(call.x);
+        if (valid) from += row * call.x_row_stride + at;
+        gpu::cp_async_16(there, from, valid);
+      }
+    }
+  }
+
+  __device__ __forceinline__ void next() {
+    if (done() || ++chunk < chunks) return;
+    part += kPartStep;
+    chunk = 0;
+    // Behind an empty part all are.
+    chunks = part < part_end ? chunks_of_part(launch, part) : 0;
+  }
+};
+
+// The threads of a ring meet.
+template <class Config>
+__device__ __forceinline__ void sync_ring() {
+  if constexpr (Config::kNarrow) {
+    __syncwarp();
+  } else {
+    __syncthreads();
+  }
+}
+
+// A warp's sums: fragment [m, n] is columns 16 m .. by rows 8 n .. of its tile; of its element c
+// lane l has column l / 4 + 8 (c / 2) and row 2 (l % 4) + c % 2.
+template <class Config>
+struct LinearSums {
+  float at[Config::kColumnFragments][Config::kRowFragments][4];
+
+  __device__ __forceinline__ void clear() {
+#pragma unroll
+    for (int i = 0; i < Config::kSums; ++i) (&at[0][0][0])[i] = 0.0f;
+  }
+  __device__ __forceinline__ void add(const LinearSums& other) {
+#pragma unroll
+    for (int i = 0; i < Config::kSums; ++i) (&at[0][0][0])[i] += (&other.at[0][0][0])[i];
+  }
+  static __device__ __forceinline__ int column(int i, int lane) {
+    return i / (Config::kRowFragments * 4) * 16 + lane / 4 + (i % 4 / 2) * 8;
+  }
+  static __device__ __forceinline__ int row(int i, int lane) {
+    return i / 4 % Config::kRowFragments * 8 + lane % 4 * 2 + i % 2;
+  }
+};
+
+// sums += the products of one stage, k ascending.
+template <class Config>
+__device__ __forceinline__ void multiply_stage(const unsigned char* stage, int column, int row,
+                                               LinearSums<Config>& sums) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+#pragma unroll Config::kStepUnroll
+  for (int step = 0; step < kLinearChunk / 16; ++step) {
+    std::uint32_t a[Config::kColumnFragments][4];
+#pragma unroll
+    for (int m = 0; m < Config::kColumnFragments; ++m) {
+      const int line = column + m * 16 + lane % 16;
+      gpu::ldmatrix_x4(a[m], stage + Config::swizzle(line, step * 2 + lane / 16));
+    }
+#pragma unroll
+    for (int n = 0; n < Config::kRowFragments; n += 2) {
+      std::uint32_t b[4];
+      if constexpr (Config::kRowFragments == 1) {
+        std::uint32_t pair[2];
+        const int line = Config::kColumnTile + row + lane % 8;
+        gpu::ldmatrix_x2(pair, stage + Config::swizzle(line, step * 2 + lane / 8 % 2));
+        b[0] = pair[0], b[1] = pair[1];
+      } else {
+        const int line = Config::kColumnTile + row + (n + lane / 16) * 8 + lane % 8;
+        gpu::ldmatrix_x4(b, stage + Config::swizzle(line, step * 2 + lane / 8 % 2));
+      }
+#pragma unroll
+      for (int m = 0; m < Config::kColumnFragments; ++m) {
+        gpu::mma_m16n8k16<typename Config::T>(sums.at[m][n], a[m], b[0], b[1]);
+        if constexpr (Config::kRowFragments > 1) {
+          gpu::mma_m16n8k16<typename Config::T>(sums.at[m][n + 1], a[m], b[2], b[3]);
+        }
+      }
+    }
+  }
+}
+
+// 8 columns of a row, from its sums: with the bias into out, or as they are into `partial`.
+template <class T>
+__device__ __forceinline__ void store_sums(const LinearLaunch& launch, std::int32_t unit,
+                                           std::int32_t row, std::int32_t column,
+                                           float (&sums)[kLaneElements]) {
+  const LinearParams& call = launch.call;
+  if (launch.partial != nullptr) {
+    float* to = launch.partial + unit * launch.unit_stride + row * launch.pitch + column;
+    store_floats(sums, to, true);
+    return;
+  }
+  const T* bias = static_cast<const T*>(call.bias);
+  T* out = static_cast<T*>(call.out) + row * call.out_row_stride + column;
+  const bool whole = launch.aligned_out && column + kLaneElements <= call.columns;
+  if (bias != nullptr) {
+    float b[kLaneElements];
+#pragma unroll
+    for (int i = 0; i < kLaneElements; ++i) {
+      b[i] = column + i < call.columns ? widen(bias[column + i]) : 0.0f;
+    }
+#pragma unroll
+    for (int i = 0; i < kLaneElements; ++i) sums[i] += b[i];
+  }
+  if (whole) return store_floats(sums, out, true);
+#pragma unroll
+  for (int i = 0; i < kLaneElements; ++i) {
+    if (column + i < call.columns) narrow(sums[i], out[i]);
+  }
+}
+
+// The tile in shared memory to where it belongs. All threads of the block.
+template <class Config>
+__device__ __forceinline__ void store_tile(const LinearLaunch& launch,
+                                           const LinearBlock<Config>& block, const float* tile) {
+  constexpr int kVectors = Config::kColumnTile / kLaneElements;
+  for (int v = static_cast<int>(threadIdx.x); v < Config::kRowTile * kVectors;
+       v += Config::kThreads) {
+    const int r = v / kVectors, c = v % kVectors * kLaneElements;
+    const std::int32_t row = block.first_row + r, column = block.first_column + c;
+    if (row >= launch.call.rows || column >= launch.call.columns) continue;
+    float sums[kLaneElements];
+    load_floats(tile + r * Config::kTilePitch + c, true, sums);
+    store_sums<typename Config::T>(launch, static_cast<std::int32_t>(blockIdx.y), row, column,
+                                   sums);
+  }
+}
+
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads) linear_kernel(const LinearLaunch launch) {
+  using Sums = LinearSums<Config>;
+  unsigned char* smem = gpu::dynamic_shared<unsigned char>();
+  const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
+  const LinearBlock<Config> block(launch);
+  const int ring_index = Config::kNarrow ? warp : 0;
+  unsigned char* ring = smem + ring_index * Config::kRingBytes;
+  constexpr int kAhead = Config::kStages - 1;
+
+  LinearCopier<Config> copier(launch, block, ring, thread % Config::kRingThreads,
+                              block.first_part + ring_index);
+  if (!launch.call.constant_weight) gpu::grid_dependency_wait();
+  // What the kernel before this one wrote is x; the first weights may be on their way before.
+  LinearCopier<Config> weights = copier;
+#pragma unroll
+  for (int s = 0; s < kAhead; ++s, weights.next()) weights.template copy<true, false>(s);
+  if (launch.call.constant_weight) gpu::grid_dependency_wait();
+  gpu::launch_dependents();
+#pragma unroll
+  for (int s = 0; s < kAhead; ++s, copier.next()) {
+    copier.template copy<false, true>(s);
+    gpu::cp_async_commit();
+  }
+
+  const int warp_column = Config::kNarrow ? 0 : warp % (Config::kColumnTile / 32) * 32;
+  const int warp_row = Config::kNarrow ? 0 : warp / (Config::kColumnTile / 32) * 32;
+  const bool busy = block.first_column + warp_column < launch.call.columns &&
+                    block.first_row + warp_row < launch.call.rows;
+  int stage = 0, filled = kAhead;
+  Sums sums;
+  // The sums of one part.
+  const auto walk = [&](std::int32_t part) {
+    sums.clear();
+    const int chunks = chunks_of_part(launch, part);
+    for (int c = 0; c < chunks; ++c) {
+      gpu::cp_async_wait<kAhead - 1>();
+      sync_ring<Config>();  // all of the ring's copies are there, and `filled` is read no more
+      copier.template copy<true, true>(filled);
+      gpu::cp_async_commit();
+      copier.next();
+      filled = filled + 1 == Config::kStages ? 0 : filled + 1;
+      if (busy) multiply_stage(ring + stage * Config::kStageBytes, warp_column, warp_row, sums);
+      stage = stage + 1 == Config::kStages ? 0 : stage + 1;
+    }
+  };
+
+  float* tile = reinterpret_cast<float*>(smem);
+  const std::int32_t end_part = block.first_part + launch.parts_per_unit;
+  if constexpr (Config::kNarrow) {
+    // Element i * 32 + l of a warp's parts is sum i of lane l; a thread folds every kThreads-th.
+    float* parts = reinterpret_cast<float*>(smem + Config::kPartsOffset);
+    constexpr int kPart = Config::kSums * 32;
+    float total[Config::kFolds];
+    for (std::int32_t first = block.first_part; first < end_part; first += kLinearGroupParts) {
+      walk(first + warp);
+      if (first != block.first_part) __syncthreads();  // the last group's parts are read
+#pragma unroll
+      for (int i = 0; i < Config::kSums; ++i) {
+        parts[warp * kPart + i * 32 + lane] = (&sums.at[0][0][0])[i];
+      }
+      __syncthreads();
+#pragma unroll
+      for (int f = 0; f < Config::kFolds; ++f) {
+        const int element = thread + f * Config::kThreads;
+        float group = parts[element];
+#pragma unroll
+        for (int w = 1; w < kLinearGroupParts; ++w) group += parts[w * kPart + element];
+        total[f] = first == block.first_part ? group : total[f] + group;
+      }
+    }
+    gpu::cp_async_wait<0>();
+    __syncthreads();  // the rings are read: the tile takes their place
+#pragma unroll
+    for (int f = 0; f < Config::kFolds; ++f) {
+      const int element = thread + f * Config::kThreads;
+      const int i = element / 32, l = element % 32;
+      tile[Sums::row(i, l) * Config::kTilePitch + Sums::column(i, l)] = total[f];
+    }
+  } else {
+    Sums total;
+    walk(block.first_part);
+    total = sums;
+    for (std::int32_t part = block.first_part + 1; part < end_part; ++part) {
+      walk(part);
+      total.add(sums);
+    }
+    gpu::cp_async_wait<0>();
+    __syncthreads();  // as above
+#pragma unroll
+    for (int i = 0; i < Config::kSums; ++i) {
+      tile[(warp_row + Sums::row(i, lane)) * Config::kTilePitch + warp_column +
+           Sums::column(i, lane)] = (&total.at[0][0][0])[i];
+    }
+  }
+  __syncthreads();
+  store_tile<Config>(launch, block, tile);
+}
+
+template <class Config>
+void launch_linear(const LinearLaunch& launch, dim3 grid) {
+  const gpu::LaunchOptions options{.dependent = true};
+  gpu::launch(linear_kernel<Config>, grid, dim3(Config::kThreads), Config::kSharedBytes,
+              launch.call.exec.stream, options, launch);
+}
+
+}  // namespace specdec::cuda

@@ -1,0 +1,18 @@
+// Launcher of the linear layer of a few rows. Params and arithmetic: backend/linear_op.h. It
+// enqueues on exec.stream and returns; docs/kernels/linear.md.
+#pragma once
+
+#include <cstdint>
+
+#include "backend/linear_op.h"
+
+namespace specdec::cuda {
+
+void linear(const LinearParams& params);
+
+// Scratch for partial sums, where k is cut over blocks. With less than it wants a call takes
+// several launches.
+ScratchBytes linear_scratch_bytes(std::int32_t rows, std::int32_t columns, std::int32_t depth,
+                                  DType dtype);
+
+}  // namespace specdec::cuda
