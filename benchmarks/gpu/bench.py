@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.gpu import attention, cells, model_step, step_ops, timing
+from benchmarks.gpu import attention, cells, linear, model_step, step_ops, timing
 from benchmarks.gpu import problem as problems
 from benchmarks.gpu.ours import open_backend
 from benchmarks.gpu.run import Run
@@ -33,7 +33,7 @@ def _bench(run: Run, stage: str, jobs: Sequence[Job]) -> None:
 
 
 def bench_kernel(run: Run) -> None:
-    """Attention and the small operations, ours and the peers."""
+    """Attention, the linear layer and the small operations, ours and the peers."""
     open_backend(run.target)
     timer = _timer(run)
     noted = run.store.data["stages"].get("bench-kernel", {})
@@ -43,17 +43,21 @@ def bench_kernel(run: Run) -> None:
     every = cells.attention_cells()
     bits = attention.EXACT_CELLS
     small = cells.step_op_cells()
+    products = linear.linear_cells()
     if run.quick:
         every, bits, small = cells.quick(every), bits[:3], small[:4]
+        products = products[: len(linear.SHAPES)]
     if run.emulated:
         every = cells.emulated(every)
         bits = cells.emulated(bits)[:2]
         small = list({cell.tiny().name: cell.tiny() for cell in small}.values())
+        products = [cell.tiny() for cell in products if cell.weight in ("qkv", "down")]
     jobs: list[Job] = [
         (f"bits-{cell.name}", partial(attention.count_differing, cell, run.target, pool))
         for cell in bits
     ]
     jobs += [(op.name, partial(step_ops.measure_op, op, run.target, timer)) for op in small]
+    jobs += [(cell.name, partial(linear.measure, cell, run.target, timer)) for cell in products]
     jobs += [
         (cell.name, partial(attention.measure, cell, run.target, timer, pool, not run.emulated))
         for cell in every

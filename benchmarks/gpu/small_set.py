@@ -11,8 +11,8 @@ import sys
 
 import torch
 
+from benchmarks.gpu import linear, step_ops
 from benchmarks.gpu import problem as problems
-from benchmarks.gpu import step_ops
 from benchmarks.gpu.attention import count_differing, measure
 from benchmarks.gpu.cells import AttentionCell, StepCell
 from benchmarks.gpu.ours import open_backend
@@ -43,6 +43,9 @@ def run(target: Target) -> None:
     for kind in ("build_step", "append", "rope_append", "compact", "argmax", "sample", "accept"):
         op = dataclasses.replace(STEP, kind=kind)
         print(f"{op.name}: {step_ops.measure_op(op, target, NoTimer())['status']}", flush=True)
+    for rows in (1, 12, 20, 40, 100):  # every tile
+        product = linear.LinearCell("small", rows, 136, 4160 if rows < 40 else 192)
+        print(f"{product.name}: {linear.measure(product, target, NoTimer())['status']}", flush=True)
     step = step_ops.Step(STEP, target, STEP.layers)
     step.whole()
     if target.device.type == "cuda":
