@@ -9,75 +9,15 @@
 
 #include <cstdint>
 
+#include "accept/law_shared.cuh"
+#include "accept/row_chunks.cuh"
 #include "algo/law_mass.h"
 #include "algo/sampling_law.h"
 #include "algo/softmax_weight.h"
 #include "gpu/gpu.cuh"
 #include "kv/elements.cuh"
-#include "step/step_rows.cuh"
 
 namespace specdec::cuda {
-
-inline constexpr int kMaxLawThreads = 512;
-inline constexpr int kChunk = 32 * kLaneElements;  // tokens that a warp reads at once
-inline constexpr int kInFlight = 2;                // of those before it looks at the first
-inline constexpr int kCandidates = 2048;
-inline constexpr int kBins = 256;
-inline constexpr float kBinsPerUnit = 8.0f;  // the grid's smallest weight is e^-30.5: bin 244
-inline constexpr int kTokenBits = 20;
-static_assert(kMaxLawTokens == 1 << kTokenBits);
-
-__device__ __forceinline__ int threads() { return static_cast<int>(blockDim.x); }
-
-struct BlockTeam {
-  __device__ __forceinline__ std::int32_t rank() const {
-    return static_cast<std::int32_t>(threadIdx.x);
-  }
-  __device__ __forceinline__ std::int32_t size() const { return threads(); }
-  __device__ __forceinline__ void sync() const { __syncthreads(); }
-};
-
-struct Candidate {
-  std::uint32_t key;
-  float weight;
-  TokenId id;
-};
-
-// What the threads of a block share; mass_of_chunk follows it.
-struct LawShared {
-  Mass partial[2][kMaxLawThreads / 32][3];
-  Candidate candidates[kCandidates];
-  std::uint32_t bins[kBins];
-  std::uint32_t num_candidates;  // written into the list so far
-  std::uint32_t listed;          // in the bins before `bin_limit`
-  std::int32_t bin_limit;
-  TokenId token;
-};
-
-// As many warps as a row has chunks, within limits.
-constexpr unsigned law_threads(std::int32_t vocab, int least) {
-  const int wanted = (vocab + kChunk - 1) / kChunk * 32;
-  return static_cast<unsigned>(wanted < least            ? least
-                               : wanted > kMaxLawThreads ? kMaxLawThreads
-                                                         : wanted);
-}
-
-// Shared memory of a BlockRow: LawShared and the masses of chunks.
-constexpr std::size_t law_shared_bytes(std::int32_t vocab) {
-  return sizeof(LawShared) + static_cast<std::size_t>((vocab + kChunk - 1) / kChunk) * sizeof(Mass);
-}
-
-// Rises with the score; -0 and 0 have one key.
-__device__ __forceinline__ std::uint32_t order_key(float score) {
-  const auto bits = std::bit_cast<std::uint32_t>(score + 0.0f);
-  return (bits >> 31) != 0 ? ~bits : bits | 0x80000000u;
-}
-
-__device__ __forceinline__ Mass warp_sum(Mass x) {
-#pragma unroll
-  for (int step = 16; step > 0; step /= 2) x += __shfl_xor_sync(kAllLanes, x, step);
-  return x;
-}
 
 // All threads of the block call every function, with the same arguments. Functions begin where the
 // block has synchronised on what they read, and end so.
@@ -85,10 +25,7 @@ template <class T>
 class BlockRow {
  public:
   __device__ BlockRow(LawShared* shared, std::int32_t vocab)
-      : shared_(shared),
-        mass_of_chunk_(reinterpret_cast<Mass*>(shared + 1)),
-        vocab_(vocab),
-        chunks_((vocab + kChunk - 1) / kChunk) {}
+      : shared_(shared), mass_of_chunk_(reinterpret_cast<Mass*>(shared + 1)), row_(vocab) {}
 
   // `best`: index of the row's largest score, kBadRow if it holds a NaN. Finds the law's cuts and
   // its mass. 0, kBadRow or kNothingAllowed.
@@ -98,8 +35,7 @@ class BlockRow {
     constexpr float kInfinity = 3.402823466e38f;
     if (best_ > kInfinity) return kBadRow;
     if (best_ < -kInfinity) return kNothingAllowed;
-    row_ = row;
-    aligned_ = reinterpret_cast<std::uintptr_t>(row) % 16 == 0;
+    row_.point_at(row);
     inverse_ = 1.0f / law.temperature;
     min_p_ = law.min_p;
     key_floor_ = 0;
@@ -115,7 +51,8 @@ class BlockRow {
 
   // Of one token of the law, or of what is left of it.
   __device__ float weight(TokenId token) const {
-    return residual_ != nullptr ? residual_[token] : weight_of_score(widen(row_[token]), token);
+    return residual_ != nullptr ? residual_[token]
+                                : weight_of_score(widen(row_.scores[token]), token);
   }
 
   __device__ TokenId draw(double u) {
@@ -146,7 +83,7 @@ class BlockRow {
                            double scale, float* residual) {
     if (ids != nullptr) {
       if (residual_ == nullptr) {
-        for_chunks([&](int, std::int32_t first, int count, const float (&x)[kLaneElements]) {
+        row_.for_each([&](int, std::int32_t first, int count, const float (&x)[kLaneElements]) {
 #pragma unroll
           for (int j = 0; j < kLaneElements; ++j) {
             if (j < count) residual[first + j] = weight_of_score(x[j], first + j);
@@ -156,14 +93,14 @@ class BlockRow {
       }
       for (std::int32_t i = static_cast<std::int32_t>(threadIdx.x); i < columns; i += threads()) {
         const TokenId id = ids[i];
-        if (id < 0 || id >= vocab_) continue;
+        if (id < 0 || id >= row_.vocab) continue;
         residual[id] = residual_weight(residual[id], probs[i], scale);
       }
       __syncthreads();
     }
     const bool subtracted = ids != nullptr, again = residual_ != nullptr;
     Mass total[1] = {};
-    for_chunks([&](int chunk, std::int32_t first, int count, const float (&x)[kLaneElements]) {
+    row_.for_each([&](int chunk, std::int32_t first, int count, const float (&x)[kLaneElements]) {
       Mass mass = 0;
 #pragma unroll
       for (int j = 0; j < kLaneElements; ++j) {
@@ -189,28 +126,10 @@ class BlockRow {
   // Sums over the block, for all its threads.
   template <int kCount>
   __device__ void sum(Mass (&x)[kCount]) {
-    static_assert(kCount <= 3);
-    Mass(&partial)[kMaxLawThreads / 32][3] = shared_->partial[turn_];
-    turn_ ^= 1;  // the other half may still be read by a thread that is behind
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-      const Mass all = warp_sum(x[i]);
-      if (lane_id() == 0) partial[threadIdx.x / 32][i] = all;
-    }
-    __syncthreads();
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-      x[i] = 0;
-#pragma unroll 4
-      for (int w = 0; w < threads() / 32; ++w) x[i] += partial[w][i];
-    }
+    block_sum(shared_, &turn_, x);
   }
 
  private:
-  static __device__ __forceinline__ float score_of(std::uint32_t key) {
-    return std::bit_cast<float>((key >> 31) != 0 ? key & 0x7fffffffu : ~key);
-  }
-
   // Before top_k and top_p.
   __device__ __forceinline__ float uncut_weight(float score) const {
     const float w = to_grid(softmax_weight(law_exponent(score, best_, inverse_)));
@@ -223,42 +142,6 @@ class BlockRow {
     return above_floor(order_key(score), id) ? uncut_weight(score) : 0.0f;
   }
 
-  // visit(chunk, first token, tokens, scores) for the calling lane's part of each of the warp's
-  // chunks; every lane is called for every chunk, with 0 tokens behind the row.
-  template <int kAhead = kInFlight, class Visit>
-  __device__ __forceinline__ void for_chunks(Visit visit) const {
-#pragma unroll 1
-    for (int base = static_cast<int>(threadIdx.x / 32); base < chunks_;
-         base += threads() / 32 * kAhead) {
-      float x[kAhead][kLaneElements];
-#pragma unroll
-      for (int k = 0; k < kAhead; ++k) {
-        const std::int32_t first = first_of(base + k * (threads() / 32));
-        const int count = count_from(first);
-        if (count == kLaneElements) {
-          load_floats(row_ + first, aligned_, x[k]);
-        } else {
-#pragma unroll
-          for (int j = 0; j < kLaneElements; ++j)
-            x[k][j] = j < count ? widen(row_[first + j]) : 0.0f;
-        }
-      }
-#pragma unroll
-      for (int k = 0; k < kAhead; ++k) {
-        const int chunk = base + k * (threads() / 32);
-        if (chunk >= chunks_) break;
-        const std::int32_t first = first_of(chunk);
-        visit(chunk, first, count_from(first), x[k]);
-      }
-    }
-  }
-  __device__ __forceinline__ std::int32_t first_of(int chunk) const {
-    return chunk * kChunk + lane_id() * kLaneElements;
-  }
-  __device__ __forceinline__ int count_from(std::int32_t first) const {
-    return max(0, min(vocab_ - first, kLaneElements));
-  }
-
   __device__ __forceinline__ void add_chunk(int chunk, Mass mass, Mass (&total)[1]) {
     total[0] += mass;
     const Mass all = warp_sum(mass);
@@ -268,7 +151,7 @@ class BlockRow {
   // Masses of chunks and total of the law as it is cut now.
   __device__ void weigh_chunks() {
     Mass total[1] = {};
-    for_chunks<2 * kInFlight>(
+    row_.template for_each<2 * kInFlight>(
         [&](int chunk, std::int32_t first, int count, const float (&x)[kLaneElements]) {
           Mass mass = 0;
 #pragma unroll
@@ -291,7 +174,7 @@ class BlockRow {
       }
       return;
     }
-    for_chunks([&](int, std::int32_t first, int count, const float (&x)[kLaneElements]) {
+    row_.for_each([&](int, std::int32_t first, int count, const float (&x)[kLaneElements]) {
 #pragma unroll
       for (int j = 0; j < kLaneElements; ++j) {
         if (j >= count) break;
@@ -354,7 +237,7 @@ class BlockRow {
     if (threadIdx.x == 0) shared_->num_candidates = 0;
     __syncthreads();
     Mass kept[1] = {};
-    for_chunks([&](int, std::int32_t, int count, const float (&x)[kLaneElements]) {
+    row_.for_each([&](int, std::int32_t, int count, const float (&x)[kLaneElements]) {
 #pragma unroll
       for (int j = 0; j < kLaneElements; ++j) {
         if (j >= count || uncut_weight(x[j]) <= 0.0f) continue;
@@ -363,10 +246,10 @@ class BlockRow {
       }
     });
     sum(kept);
-    if (threadIdx.x < 32) limit_bins();
+    if (threadIdx.x < 32) limit_bins(shared_);
     __syncthreads();
     const int limit = shared_->bin_limit;
-    for_chunks([&](int, std::int32_t first, int count, const float (&x)[kLaneElements]) {
+    row_.for_each([&](int, std::int32_t first, int count, const float (&x)[kLaneElements]) {
 #pragma unroll
       for (int j = 0; j < kLaneElements; ++j) {
         const float w = uncut_weight(x[j]);
@@ -377,38 +260,6 @@ class BlockRow {
     });
     __syncthreads();
     return kept[0];
-  }
-
-  // As many bins as the list has room for. The first warp's work.
-  __device__ void limit_bins() {
-    constexpr int kMine = kBins / 32;
-    const int lane = lane_id();
-    std::uint32_t mine = 0;
-    for (int i = 0; i < kMine; ++i) mine += shared_->bins[lane * kMine + i];
-    std::uint32_t before = mine;
-#pragma unroll
-    for (int delta = 1; delta < 32; delta <<= 1) {
-      const std::uint32_t below = __shfl_up_sync(kAllLanes, before, delta);
-      if (lane >= delta) before += below;
-    }
-    before -= mine;
-    int bins = 0;
-    std::uint32_t listed = 0;
-    for (int i = 0; i < kMine; ++i) {
-      before += shared_->bins[lane * kMine + i];
-      if (before > kCandidates) break;
-      listed = before;
-      ++bins;
-    }
-#pragma unroll
-    for (int step = 16; step > 0; step /= 2) {
-      bins += __shfl_xor_sync(kAllLanes, bins, step);
-      listed = max(listed, __shfl_xor_sync(kAllLanes, listed, step));
-    }
-    if (lane == 0) {
-      shared_->bin_limit = bins;
-      shared_->listed = listed;
-    }
   }
 
   __device__ Mass kept_mass() {
@@ -460,12 +311,12 @@ class BlockRow {
 
   // The first warp's work: the token in which the unit lies.
   __device__ void find_in_chunks(Mass unit) {
-    const int lane = lane_id(), mine = (chunks_ + 31) / 32;
-    const int begin = min(lane * mine, chunks_), end = min(begin + mine, chunks_);
+    const int lane = lane_id(), mine = (row_.count + 31) / 32;
+    const int begin = min(lane * mine, row_.count), end = min(begin + mine, row_.count);
     Mass sum = 0;
     for (int i = begin; i < end; ++i) sum += mass_of_chunk_[i];
     int chunk = 0;
-    Mass before = exclusive(sum);
+    Mass before = exclusive_sum(sum);
     const int owner = lane_of(before, sum, unit);
     if (lane == owner) {
       for (chunk = begin; unit - before >= mass_of_chunk_[chunk]; ++chunk) {
@@ -474,40 +325,22 @@ class BlockRow {
     }
     chunk = __shfl_sync(kAllLanes, chunk, owner);
     const Mass rest = unit - __shfl_sync(kAllLanes, before, owner);
-    const std::int32_t first = first_of(chunk);
-    const int count = count_from(first);
+    const std::int32_t first = row_.first_of(chunk);
+    const int count = row_.tokens_from(first);
     sum = 0;
     for (int j = 0; j < count; ++j) sum += mass_of(weight(first + j));
-    before = exclusive(sum);
+    before = exclusive_sum(sum);
     if (lane == lane_of(before, sum, rest)) {
       TokenId token = first;
       for (Mass own; rest - before >= (own = mass_of(weight(token))); ++token) before += own;
       shared_->token = token;
     }
   }
-  static __device__ __forceinline__ Mass exclusive(Mass x) {
-    Mass inclusive = x;
-#pragma unroll
-    for (int delta = 1; delta < 32; delta <<= 1) {
-      const Mass below = __shfl_up_sync(kAllLanes, inclusive, delta);
-      if (lane_id() >= delta) inclusive += below;
-    }
-    return inclusive - x;
-  }
-  static __device__ __forceinline__ int lane_of(Mass before, Mass own, Mass unit) {
-    return __ffs(
-               static_cast<int>(__ballot_sync(kAllLanes, before <= unit && unit < before + own))) -
-           1;
-  }
-
   LawShared* shared_;
   Mass* mass_of_chunk_;
-  std::int32_t vocab_;
-  int chunks_;
+  RowChunks<T> row_;
   int turn_ = 0;
 
-  const T* row_ = nullptr;
-  bool aligned_ = false;
   float best_ = 0.0f, inverse_ = 1.0f, min_p_ = 0.0f;
   std::uint32_t key_floor_ = 0;   // keys below are cut
   TokenId id_floor_ = INT32_MAX;  // and of that key, tokens behind this one

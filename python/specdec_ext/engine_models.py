@@ -136,12 +136,16 @@ class ModelLoader:
                 draft=True,
                 place=self._place,
             )
+        graphs = 0
         taken = sum(getattr(m, "scratch_bytes", 0) for m in (model, draft_model))
         if self._scheduler.run_ahead is not None and not self._place.is_cpu:
-            from .run_ahead_build import device_bytes
+            from .run_ahead_build import device_bytes, graph_bytes
 
             taken += device_bytes(
                 first, self._scheduler, drafting_arguments(self._speculative), model.vocab_size
+            )
+            graphs = graph_bytes(
+                model, first, self._scheduler, self._place, drafting_arguments(self._speculative)
             )
         memory = self._plan_memory(
             model,
@@ -153,8 +157,9 @@ class ModelLoader:
                 max_seq_len=min(first.max_seq_len, model.max_position),
             ),
             draft_model,
-            taken,
+            taken + graphs,
         )
+        memory = dataclasses.replace(memory, graph_bytes=graphs)
         return LoadedModels(model, draft_model, memory)
 
     def _plan_memory(

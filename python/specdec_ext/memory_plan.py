@@ -46,6 +46,8 @@ class MemoryPlan:
     draft_num_pages: int = 0
     draft_bytes_per_token: int = 0
     draft_pool_bytes: int = 0
+    # CUDA graphs of run-ahead, measured before the pages were sized; 0: there are none.
+    graph_bytes: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
+import gc
+import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 from . import _core
 from .config import SchedulerConfig
 from .errors import ConfigError
+from .log import logger
 from .memory_plan import MemoryPlan
 from .models.device_model import DeviceModel
 from .run_ahead import (
     MAX_STEP_TOKENS,
     CudaGraphRecorder,
     CudaStream,
+    GraphRecorder,
     ImmediateStream,
     PlanModel,
     RowsModel,
@@ -22,11 +29,12 @@ from .run_ahead import (
 )
 
 if TYPE_CHECKING:
-    import torch
-
     from .models.place import Place
 
-__all__ = ["device_bytes", "make_pipeline"]
+__all__ = ["device_bytes", "graph_bytes", "make_pipeline"]
+
+# What the driver takes in one piece.
+_GRAPH_SLACK = 64 << 20
 
 
 def _make_executor(
@@ -74,6 +82,55 @@ def device_bytes(
     return slots + 4 * (words + _max_choices(sizes) * vocab_size)
 
 
+def make_stream(place: Place) -> Stream:
+    return CudaStream(place.device) if place.device.type == "cuda" else ImmediateStream()
+
+
+def make_recorder(stream: Stream, scheduler: SchedulerConfig) -> GraphRecorder | None:
+    """None: steps are launched one by one."""
+    if scheduler.enforce_eager or not isinstance(stream, CudaStream):
+        return None
+    return CudaGraphRecorder(stream)
+
+
+def graph_bytes(
+    model: Any,
+    memory: MemoryPlan,
+    scheduler: SchedulerConfig,
+    place: Place,
+    drafting: Mapping[str, Any],
+) -> int:
+    """Device memory that an engine's graphs keep. They are recorded over a pool of one page, which
+    no step of nobody touches, and dropped again: pages are sized with what this measures.
+
+    memory  a plan whose sizes of steps are final; its pages are not looked at
+
+    Raises ConfigError when there is not even room for the graphs.
+    """
+    if scheduler.run_ahead is None or make_recorder(make_stream(place), scheduler) is None:
+        return 0
+    shape = (model.num_layers, 1, model.num_kv_heads, memory.tokens_per_block, model.head_dim)
+    k_pages, v_pages = (
+        torch.zeros(shape, dtype=model.kv_dtype, device=place.device) for _ in range(2)
+    )
+    model.bind_cache(k_pages, v_pages)
+    # Everything that is recorded counts as measured here.
+    probe = dataclasses.replace(memory, num_pages=1, graph_bytes=sys.maxsize - _GRAPH_SLACK)
+    try:
+        pipeline = make_pipeline(model, (k_pages, v_pages), probe, scheduler, place, drafting)
+        pipeline.stream.record().wait()
+    except torch.OutOfMemoryError as error:
+        raise ConfigError(
+            "SchedulerConfig.enforce_eager = False: recording the steps of "
+            f"max_batch_size = {memory.max_batch_size} needs more memory than is free beside the "
+            f"model ({error}); lower max_batch_size, or set enforce_eager=True"
+        ) from None
+    measured = pipeline.graph_bytes
+    del pipeline
+    gc.collect()  # operations and what they were recorded from name each other
+    return measured
+
+
 def make_pipeline(
     model: Any,
     pages: tuple[torch.Tensor, torch.Tensor],
@@ -90,6 +147,8 @@ def make_pipeline(
 
     Raises ConfigError for a model that cannot run ahead where it is.
     """
+    stream = make_stream(place)
+    recorder = make_recorder(stream, scheduler)
     executor = _make_executor(
         model.vocab_size,
         memory,
@@ -110,13 +169,15 @@ def make_pipeline(
             f"SchedulerConfig.run_ahead = {scheduler.run_ahead}: on {place.name} the transformers "
             "adapter takes its steps from the host; use device='cpu', or run_ahead=None"
         )
-    stream: Stream = ImmediateStream()
-    recorder = None
-    if place.device.type == "cuda":
-        stream = cuda = CudaStream(place.device)
-        recorder = None if scheduler.enforce_eager else CudaGraphRecorder(cuda)
     pipeline = RunAheadPipeline(
         executor, forward, *pages, stream=stream, backend=place.backend, recorder=recorder
     )
     pipeline.record_graphs()
+    if pipeline.graph_bytes > memory.graph_bytes + _GRAPH_SLACK:
+        logger.warning(
+            "CUDA graphs took %d bytes, %d were measured before the K/V pages were sized; leave "
+            "more room with KvCacheConfig.free_gpu_memory_fraction",
+            pipeline.graph_bytes,
+            memory.graph_bytes,
+        )
     return pipeline

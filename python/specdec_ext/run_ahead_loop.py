@@ -54,6 +54,22 @@ class RunAheadLoop(EngineLoop):
         super()._calibrate_once()
         self._pipeline.stream.follow()
 
+    def time_steps(self) -> None:
+        """Take the time of the steps' parts from now on, from zero (docs/run_ahead.md)."""
+        with self._step_lock:
+            self._pipeline.time_steps()
+
+    def get_metrics(self) -> dict[str, Any]:
+        pipeline = self._pipeline
+        times = pipeline.times
+        about = {
+            "depth": pipeline.executor.depth,
+            "num_graphs": pipeline.num_graphs,
+            "graph_bytes": pipeline.graph_bytes,
+            "step_times": None if times is None else times.to_dict(),
+        }
+        return {**super().get_metrics(), "run_ahead": about}
+
     def close(self) -> None:
         super().close()
         with self._step_lock:

@@ -119,6 +119,7 @@ class FakeRecorder:
 
     def __init__(self) -> None:
         self.buffers: Any = None
+        self.memory_bytes = 0
         self.recorded = self.replayed = 0
 
     def record(self, operations: Sequence[Callable[[], object]]) -> Callable[[], None]:

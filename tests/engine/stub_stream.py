@@ -30,10 +30,25 @@ class StubEvent:
         self._stream.time_passes()
 
 
+class StubMark:
+    """Its time is the number of operations that have run before it."""
+
+    def __init__(self) -> None:
+        self.time: int | None = None
+
+    def since(self, earlier: StubMark) -> float:
+        assert self.time is not None, "a mark was read before its step was done"
+        assert earlier.time is not None
+        return float(self.time - earlier.time)
+
+
 class StubStream:
     """See specdec_ext.run_ahead.Stream; `seed` decides when what runs."""
 
+    immediate = False
+
     def __init__(self, seed: int) -> None:
+        self.clock = 0
         self._random = random.Random(seed)
         self._work: deque[Callable[[], None]] = deque()
 
@@ -75,6 +90,16 @@ class StubStream:
         self.enqueue(reach)
         return event
 
+    def mark(self) -> StubMark:
+        mark = StubMark()
+
+        def reach() -> None:
+            self.clock -= 1  # takes no time
+            mark.time = self.clock
+
+        self.enqueue(reach)
+        return mark
+
     def follow(self) -> None:
         assert not self._work
 
@@ -86,4 +111,5 @@ class StubStream:
             self.run_one()
 
     def run_one(self) -> None:
+        self.clock += 1
         self._work.popleft()()

@@ -18,7 +18,15 @@ from typing import Any
 from ..metrics import SpecCounter, ratio
 from ..sampling_params import SamplingParams
 
-__all__ = ["Call", "Comparison", "compare", "percentile", "plain_params", "random_prompts"]
+__all__ = [
+    "Call",
+    "Comparison",
+    "compare",
+    "percentile",
+    "plain_params",
+    "random_prompts",
+    "step_times",
+]
 
 PERCENTILES = (10, 25, 50, 75, 90, 99)
 
@@ -198,6 +206,28 @@ def series(calls: Sequence[Call]) -> dict[str, Any]:
             "host": median([c.host_s for c in calls]),
         },
     }
+
+
+def step_times(
+    llm: Any, prompts: Sequence[Sequence[int]], params: SamplingParams
+) -> dict[str, Any] | None:
+    """Where a step's time goes, of two more calls, the first not counted; None without run-ahead.
+
+    Returns {"decode": {"steps", "draft_ms", "verify_ms", "accept_ms", "host_ms"}, "prefill": ...}:
+    means per step. These calls are none of those whose latency is reported.
+    """
+    time_steps = getattr(llm.engine, "time_steps", None)
+    if time_steps is None:
+        return None
+    for _ in range(2):
+        time_steps()
+        one_call(llm, prompts, params)
+    report = {}
+    for kind, sums in llm.get_metrics()["run_ahead"]["step_times"].items():
+        steps = sums.pop("steps")
+        means = {f"{part}_ms": ratio(1e3 * seconds, steps) for part, seconds in sums.items()}
+        report[kind] = {"steps": steps, **means}
+    return report
 
 
 def compare(

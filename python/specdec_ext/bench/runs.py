@@ -14,7 +14,7 @@ from ..config import LookaheadDecodingConfig
 from ..drafter_config import DrafterConfig
 from ..sampling_params import SamplingParams
 from .machine import about_engine, about_machine, clocks
-from .measure import Call, Comparison, compare, series
+from .measure import Call, Comparison, compare, series, step_times
 
 __all__ = ["latency", "sweep", "throughput"]
 
@@ -78,6 +78,7 @@ def latency(
         params,
         **series(result.calls),
         **result.to_dict(),
+        step_times=step_times(llm, prompts, params),
         workload=_workload(
             prompts, params, source, batch_size=len(prompts), num_iters=num_iters,
             num_iters_warmup=num_iters_warmup,

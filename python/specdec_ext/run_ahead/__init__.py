@@ -16,21 +16,25 @@ from specdec_ext.run_ahead.graphs import (
     make_buckets,
 )
 from specdec_ext.run_ahead.pipeline import RunAheadPipeline
-from specdec_ext.run_ahead.streams import CudaStream, Event, ImmediateStream, Stream
+from specdec_ext.run_ahead.step_times import PARTS, StepTimes
+from specdec_ext.run_ahead.streams import CudaStream, Event, ImmediateStream, Mark, Stream
 
 __all__ = [
     "MAX_STEP_TOKENS",
+    "PARTS",
     "Bucket",
     "CudaGraphRecorder",
     "CudaStream",
     "Event",
     "GraphRecorder",
     "ImmediateStream",
+    "Mark",
     "PlanModel",
     "RowsModel",
     "RunAheadPipeline",
     "StepBuffers",
     "StepTensors",
+    "StepTimes",
     "Stream",
     "choose_bucket",
     "make_buckets",

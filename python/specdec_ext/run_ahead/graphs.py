@@ -71,17 +71,27 @@ class GraphRecorder(Protocol):
         """
         ...
 
+    @property
+    def memory_bytes(self) -> int:
+        """Of the device, kept by everything that was recorded."""
+        ...
+
 
 class CudaGraphRecorder:
-    """CUDA graphs through torch, with one memory pool for all: steps run one after another."""
+    """CUDA graphs through torch, with one memory pool for all: steps run one after another.
+
+    memory_bytes  what recording and the first replay of each took of the device's free memory
+    """
 
     def __init__(self, stream: CudaStream) -> None:
         self._stream = stream.stream
+        self.memory_bytes = 0
         self._pool: Any = torch.cuda.graph_pool_handle()
         self._graphs: list[Any] = []  # nothing is freed while a graph holds it
 
     def record(self, operations: Sequence[Callable[[], None]]) -> Callable[[], None]:
         graph = torch.cuda.CUDAGraph()
+        free = self._free()
         # Other threads may allocate meanwhile: only this one's calls are recorded and checked.
         with torch.cuda.graph(
             graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
@@ -89,5 +99,20 @@ class CudaGraphRecorder:
             for operation in operations:
                 operation()
         self._graphs.append(graph)
-        replay: Callable[[], None] = graph.replay
+        self.memory_bytes += max(0, free - self._free())
+        measured = False
+
+        def replay() -> None:
+            nonlocal measured
+            if measured:
+                graph.replay()
+                return
+            measured = True  # the first one may take memory of its own
+            before = self._free()
+            graph.replay()
+            self.memory_bytes += max(0, before - self._free())
+
         return replay
+
+    def _free(self) -> int:
+        return int(torch.cuda.mem_get_info(self._stream.device)[0])

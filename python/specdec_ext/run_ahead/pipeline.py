@@ -15,12 +15,13 @@ from specdec_ext.log import logger
 from specdec_ext.models.device_step import DeviceStep
 from specdec_ext.run_ahead.buffers import StepBuffers, StepTensors
 from specdec_ext.run_ahead.graphs import Bucket, choose_bucket, make_buckets
+from specdec_ext.run_ahead.step_times import PARTS, StepTimes
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from specdec_ext.run_ahead.graphs import GraphRecorder
-    from specdec_ext.run_ahead.streams import Event, Stream
+    from specdec_ext.run_ahead.streams import Event, Mark, Stream
 
 __all__ = ["RunAheadPipeline"]
 
@@ -91,9 +92,14 @@ class RunAheadPipeline:
         self._pages = (k_pages, v_pages)
         self._backend = backend
         self._events: deque[Event] = deque()
+        # Of each step in flight that is timed: does it read prompts, and its marks.
+        self._timed: deque[tuple[bool, list[Mark]] | None] = deque()
+        self._marks: list[Mark] | None = None  # of the step that is being enqueued
+        self._times: StepTimes | None = None
+        self._not_host_s = 0.0
         self._recorder = recorder
         self._scores: Tensor | None = None  # of the step that was enqueued last
-        self._replays: dict[tuple[Bucket, bool], Callable[[], None]] = {}
+        self._replays: dict[tuple[Bucket, bool, int | None], Callable[[], None]] = {}
         self._chosen: dict[tuple[int, int], Bucket | None] = {}
         staging = self.buffers.staging
         self.buckets: tuple[Bucket, ...] = ()
@@ -103,10 +109,32 @@ class RunAheadPipeline:
             )
 
     def record_graphs(self) -> None:
-        """Record every bucket, while nothing is in flight. Else each is when it is first needed."""
-        for bucket in self.buckets:
+        """Record every bucket and replay it once as a step of nobody, before the first step. Else
+        each is recorded when it is first needed."""
+        # The largest first: the others find the memory of its pool.
+        for bucket in reversed(self.buckets):
             for needs_scores in (False, True):
-                self._graph(bucket, needs_scores)
+                self.stream.enqueue(self._graph(bucket, needs_scores))
+
+    @property
+    def num_graphs(self) -> int:
+        return len(self._replays)
+
+    @property
+    def graph_bytes(self) -> int:
+        """Memory of the device that the recorded steps keep."""
+        return 0 if self._recorder is None else self._recorder.memory_bytes
+
+    @property
+    def times(self) -> StepTimes | None:
+        """Sums since time_steps(); None: nobody asked."""
+        return self._times
+
+    def time_steps(self) -> None:
+        """Begin to take the time of steps, from zero: marks between their parts, which are read
+        when the step is delivered. Nothing waits for them; a recorded step is replayed in three
+        pieces. Steps in flight do not count."""
+        self._times = StepTimes()
 
     def step(self) -> list[Any] | None:
         """Enqueue a step if there is one, then read the one that is due.
@@ -115,9 +143,18 @@ class RunAheadPipeline:
         An exception while a step is enqueued ends that step's requests; one that is no Exception
         is kept in `interrupted`, for the caller to raise when the outputs are where they belong.
         """
+        if self._times is None:
+            return self._step()[0]
+        begin, self._not_host_s = time.perf_counter(), 0.0
+        outputs, reads_prompts = self._step()
+        self._times.add_host(reads_prompts, time.perf_counter() - begin - self._not_host_s)
+        return outputs
+
+    def _step(self) -> tuple[list[Any] | None, bool]:
+        """What step() returns, and whether it enqueued prompts."""
         planned = self.executor.plan() if len(self._events) <= self.executor.depth else None
         if planned is None and not self._events:
-            return None
+            return None, False
         outputs: list[Any] = []
         if planned is not None:
             try:
@@ -130,12 +167,19 @@ class RunAheadPipeline:
                 if not isinstance(error, Exception):
                     self.interrupted = error
             self._events.append(self.stream.record())
+            whole = self._marks is not None and len(self._marks) == len(PARTS) + 1
+            self._timed.append((planned.num_prompts > 0, self._marks or []) if whole else None)
         if planned is None or len(self._events) > self.executor.depth:
             outputs += self._deliver()
-        return outputs
+        return outputs, planned is not None and planned.num_prompts > 0
 
     def _deliver(self) -> list[Any]:
+        begin = time.perf_counter()
         self._events.popleft().wait()
+        self._not_host_s += time.perf_counter() - begin
+        timed = self._timed.popleft()
+        if timed is not None and self._times is not None:
+            self._times.add_step(*timed)
         return list(self.executor.deliver())
 
     def drain(self) -> None:
@@ -152,9 +196,18 @@ class RunAheadPipeline:
         return list(self.executor.fail(planned.index, message))
 
     def _enqueue(self, planned: Any) -> None:
+        self._marks = None if self._times is None else []
+        self._mark()
         self._stage(planned)
         self._run(_Geometry.of(planned))
         self._read_back(planned)
+        self._mark()
+        if self._marks is not None and self.stream.immediate:
+            self._not_host_s += self._marks[-1].since(self._marks[0])
+
+    def _mark(self) -> None:
+        if self._marks is not None:
+            self._marks.append(self.stream.mark())
 
     def _stage(self, planned: Any) -> None:
         stream, buffers = self.stream, self.buffers
@@ -171,51 +224,62 @@ class RunAheadPipeline:
     def _run(self, g: _Geometry) -> None:
         """Everything between the copies."""
         bucket = None
+        parts: tuple[tuple[Callable[[], None], ...], ...]
         if self.buckets and g.prompts == 0:
             size = (g.decodes, g.decode_rows)
             if size not in self._chosen:
                 self._chosen[size] = choose_bucket(self.buckets, *size)
             bucket = self._chosen[size]
         if bucket is not None:
-            self.stream.enqueue(self._graph(bucket, g.needs_scores))
-            return
-        for operation in self._operations(g):
-            self.stream.enqueue(operation)
+            if self._marks is None:
+                self.stream.enqueue(self._graph(bucket, g.needs_scores))
+                return
+            parts = tuple((self._graph(bucket, g.needs_scores, i),) for i in range(len(PARTS)))
+        else:
+            parts = self._operations(g)
+        for index, operations in enumerate(parts):
+            if index:
+                self._mark()
+            for operation in operations:
+                self.stream.enqueue(operation)
 
-    def _graph(self, bucket: Bucket, needs_scores: bool) -> Callable[[], None]:
+    def _graph(
+        self, bucket: Bucket, needs_scores: bool, part: int | None = None
+    ) -> Callable[[], None]:
         """The recorded step of a bucket, one for greedy steps and one for steps that sample: its
         operations and their arguments depend on nothing else.
 
         It runs once before it is recorded, as a step of nobody, which changes no slot and no page.
+        part  index of PARTS; None: the whole step
         """
-        key = (bucket, needs_scores)
+        key = (bucket, needs_scores, part)
         if key not in self._replays:
             assert self._recorder is not None
             staging = self.buffers.staging
             rows = min(bucket.rows, self.executor.max_rows_per_request)
             capacity = staging.pages_per_request * self._pages[0].shape[3]
             g = _Geometry(0, bucket.requests, 0, bucket.rows, 0, rows, capacity, needs_scores)
-            operations = self._operations(g)
+            parts = self._operations(g)
+            every = tuple(operation for operations in parts for operation in operations)
             staged, ids = self.buffers.staged, self.buffers.staged_part(staging.slot_ids, g.decodes)
             saved = torch.empty_like(staged)
             for operation in (
                 lambda: saved.copy_(staged),
                 lambda: ids.fill_(-1),
-                *operations,
+                *every,
                 lambda: staged.copy_(saved),
             ):
                 self.stream.enqueue(operation)
-            self._replays[key] = self._recorder.record(operations)
+            self._replays[key] = self._recorder.record(every if part is None else parts[part])
         return self._replays[key]
 
-    def _operations(self, g: _Geometry) -> tuple[Callable[[], None], ...]:
-        """What runs on the device: the same addresses for equal geometries."""
+    def _operations(self, g: _Geometry) -> tuple[tuple[Callable[[], None], ...], ...]:
+        """What runs on the device, for each of PARTS: the same addresses for equal geometries."""
         tensors = self._tensors(g)
         return (
-            lambda: self._draft(g, tensors),
-            lambda: self._build(tensors),
-            lambda: self._timed_forward(tensors),
-            lambda: self._accept(g, tensors),
+            (lambda: self._draft(g, tensors), lambda: self._build(tensors)),
+            (lambda: self._timed_forward(tensors),),
+            (lambda: self._accept(g, tensors),),
         )
 
     def _timed_forward(self, tensors: StepTensors) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -10,7 +11,7 @@ import torch
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["CudaStream", "Event", "ImmediateStream", "Stream"]
+__all__ = ["CudaStream", "Event", "ImmediateStream", "Mark", "Stream"]
 
 
 class Event(Protocol):
@@ -25,8 +26,21 @@ class Event(Protocol):
         ...
 
 
+class Mark(Protocol):
+    """A point of a stream whose time is known once it has been reached."""
+
+    def since(self, earlier: Any) -> float:
+        """Seconds from an earlier mark of the stream; both have been reached."""
+        ...
+
+
 class Stream(Protocol):
-    """Operations run in the order in which they were enqueued, at any time after that."""
+    """Operations run in the order in which they were enqueued, at any time after that.
+
+    immediate  they have run when enqueue() returns, in the calling thread
+    """
+
+    immediate: bool
 
     def enqueue(self, operation: Callable[[], object]) -> None:
         """Run `operation`, which touches the device's tensors only and reads no value of theirs."""
@@ -39,6 +53,10 @@ class Stream(Protocol):
 
     def record(self) -> Event:
         """An event behind everything that was enqueued so far."""
+        ...
+
+    def mark(self) -> Mark:
+        """A mark behind everything that was enqueued so far; nobody waits for it."""
         ...
 
     def follow(self) -> None:
@@ -54,8 +72,18 @@ class _Done:
         return
 
 
+class _Clock:
+    def __init__(self) -> None:
+        self.seconds = time.perf_counter()
+
+    def since(self, earlier: _Clock) -> float:
+        return self.seconds - earlier.seconds
+
+
 class ImmediateStream:
     """The CPU: whatever is enqueued has run when the call returns."""
+
+    immediate = True
 
     def enqueue(self, operation: Callable[[], object]) -> None:
         operation()
@@ -65,6 +93,9 @@ class ImmediateStream:
 
     def record(self) -> Event:
         return _Done()
+
+    def mark(self) -> Mark:
+        return _Clock()
 
     def follow(self) -> None:
         return
@@ -81,11 +112,21 @@ class _CudaEvent:
         self._event.synchronize()
 
 
+class _CudaMark:
+    def __init__(self, event: Any) -> None:
+        self.event = event
+
+    def since(self, earlier: _CudaMark) -> float:
+        return float(earlier.event.elapsed_time(self.event)) * 1e-3
+
+
 class CudaStream:
     """A CUDA stream of torch; the host's tensors are pinned, or a copy would wait.
 
     Operations are launched by the calling thread at once and run when the device comes to them.
     """
+
+    immediate = False
 
     def __init__(self, device: torch.device | str | None = None) -> None:
         self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
@@ -102,6 +143,11 @@ class CudaStream:
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record(self.stream)
         return _CudaEvent(event)
+
+    def mark(self) -> Mark:
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record(self.stream)
+        return _CudaMark(event)
 
     def follow(self) -> None:
         self.stream.wait_stream(torch.cuda.current_stream(self.stream.device))

@@ -5,6 +5,8 @@ from __future__ import annotations
 from mutants.model import Mutant
 
 ROW = "cuda/accept/block_row.cuh"
+CHUNKS = "cuda/accept/row_chunks.cuh"
+SHARED = "cuda/accept/law_shared.cuh"
 SAMPLE = "cuda/accept/sample_rows.cu"
 ACCEPT = "cuda/accept/accept_step.cu"
 
@@ -27,22 +29,22 @@ MUTANTS = [
     Mutant(
         "sample-4",
         "rows that begin anywhere are read by 16 bytes",
-        ROW,
-        "aligned_ = reinterpret_cast<std::uintptr_t>(row) % 16 == 0;",
-        "aligned_ = true;",
+        CHUNKS,
+        "aligned = reinterpret_cast<std::uintptr_t>(row) % 16 == 0;",
+        "aligned = true;",
     ),
     Mutant(
         "sample-5",
         "two sums in a row share their memory",
-        ROW,
-        "turn_ ^= 1;",
+        SHARED,
+        "*turn ^= 1;",
         "",
     ),
     Mutant(
         "sample-6",
         "columns that pad a row are read",
-        ROW,
-        "return max(0, min(vocab_ - first, kLaneElements));",
+        CHUNKS,
+        "return max(0, min(vocab - first, kLaneElements));",
         "return kLaneElements;",
     ),
     Mutant(

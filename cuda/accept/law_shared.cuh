@@ -1,0 +1,146 @@
+// What the threads of a block share while they look at a row of scores: sums over the block, bins
+// and a list of its largest tokens.
+#pragma once
+
+#include <bit>
+#include <cstdint>
+
+#include "accept/row_chunks.cuh"
+#include "algo/law_mass.h"
+#include "algo/sampling_law.h"
+#include "gpu/gpu.cuh"
+#include "step/step_rows.cuh"
+
+namespace specdec::cuda {
+
+inline constexpr int kMaxLawThreads = 512;
+inline constexpr int kCandidates = 2048;
+inline constexpr int kBins = 256;
+inline constexpr float kBinsPerUnit = 8.0f;  // the grid's smallest weight is e^-30.5: bin 244
+inline constexpr int kTokenBits = 20;
+static_assert(kMaxLawTokens == 1 << kTokenBits);
+
+struct BlockTeam {
+  __device__ __forceinline__ std::int32_t rank() const {
+    return static_cast<std::int32_t>(threadIdx.x);
+  }
+  __device__ __forceinline__ std::int32_t size() const { return threads(); }
+  __device__ __forceinline__ void sync() const { __syncthreads(); }
+};
+
+struct Candidate {
+  std::uint32_t key;
+  float weight;
+  TokenId id;
+};
+
+// What the threads of a block share; mass_of_chunk follows it.
+struct LawShared {
+  Mass partial[2][kMaxLawThreads / 32][3];
+  Candidate candidates[kCandidates];
+  std::uint32_t bins[kBins];
+  std::uint32_t num_candidates;  // written into the list so far
+  std::uint32_t listed;          // in the bins before `bin_limit`
+  std::int32_t bin_limit;
+  TokenId token;
+};
+
+// As many warps as a row has chunks, within limits.
+constexpr unsigned law_threads(std::int32_t vocab, int least) {
+  const int wanted = (vocab + kChunk - 1) / kChunk * 32;
+  return static_cast<unsigned>(wanted < least            ? least
+                               : wanted > kMaxLawThreads ? kMaxLawThreads
+                                                         : wanted);
+}
+
+// Shared memory of a BlockRow: LawShared and the masses of chunks.
+constexpr std::size_t law_shared_bytes(std::int32_t vocab) {
+  return sizeof(LawShared) + static_cast<std::size_t>((vocab + kChunk - 1) / kChunk) * sizeof(Mass);
+}
+
+// Rises with the score; -0 and 0 have one key.
+__device__ __forceinline__ std::uint32_t order_key(float score) {
+  const auto bits = std::bit_cast<std::uint32_t>(score + 0.0f);
+  return (bits >> 31) != 0 ? ~bits : bits | 0x80000000u;
+}
+
+__device__ __forceinline__ Mass warp_sum(Mass x) {
+#pragma unroll
+  for (int step = 16; step > 0; step /= 2) x += __shfl_xor_sync(kAllLanes, x, step);
+  return x;
+}
+
+__device__ __forceinline__ float score_of(std::uint32_t key) {
+  return std::bit_cast<float>((key >> 31) != 0 ? key & 0x7fffffffu : ~key);
+}
+
+// Sums over the block, for all its threads. *turn: which half of the shared memory was used last.
+template <int kCount>
+__device__ __forceinline__ void block_sum(LawShared* shared, int* turn, Mass (&x)[kCount]) {
+  static_assert(kCount <= 3);
+  Mass(&partial)[kMaxLawThreads / 32][3] = shared->partial[*turn];
+  *turn ^= 1;  // the other half may still be read by a thread that is behind
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    const Mass all = warp_sum(x[i]);
+    if (lane_id() == 0) partial[threadIdx.x / 32][i] = all;
+  }
+  __syncthreads();
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    x[i] = 0;
+#pragma unroll 4
+    for (int w = 0; w < threads() / 32; ++w) x[i] += partial[w][i];
+  }
+}
+
+// Of the lanes of a warp: the sum of those before this one.
+__device__ __forceinline__ Mass exclusive_sum(Mass x) {
+  Mass inclusive = x;
+#pragma unroll
+  for (int delta = 1; delta < 32; delta <<= 1) {
+    const Mass below = __shfl_up_sync(kAllLanes, inclusive, delta);
+    if (lane_id() >= delta) inclusive += below;
+  }
+  return inclusive - x;
+}
+
+// The lane on whose part, `own` units from `before` on, the unit lies.
+__device__ __forceinline__ int lane_of(Mass before, Mass own, Mass unit) {
+  return __ffs(static_cast<int>(__ballot_sync(kAllLanes, before <= unit && unit < before + own))) -
+         1;
+}
+
+// As many bins as the list has room for. The first warp's work.
+__device__ __forceinline__ void limit_bins(LawShared* shared) {
+  constexpr int kMine = kBins / 32;
+  const int lane = lane_id();
+  std::uint32_t mine = 0;
+  for (int i = 0; i < kMine; ++i) mine += shared->bins[lane * kMine + i];
+  std::uint32_t before = mine;
+#pragma unroll
+  for (int delta = 1; delta < 32; delta <<= 1) {
+    const std::uint32_t below = __shfl_up_sync(kAllLanes, before, delta);
+    if (lane >= delta) before += below;
+  }
+  before -= mine;
+  int bins = 0;
+  std::uint32_t listed = 0;
+  for (int i = 0; i < kMine; ++i) {
+    before += shared->bins[lane * kMine + i];
+    if (before > kCandidates) break;
+    listed = before;
+    ++bins;
+  }
+#pragma unroll
+  for (int step = 16; step > 0; step /= 2) {
+    bins += __shfl_xor_sync(kAllLanes, bins, step);
+    listed = max(listed, __shfl_xor_sync(kAllLanes, listed, step));
+  }
+  if (lane == 0) {
+    shared->bin_limit = bins;
+    shared->listed = listed;
+  }
+}
+
+}  // namespace specdec::cuda

@@ -1,0 +1,69 @@
+// A row of scores in the chunks in which the warps of a block read it.
+#pragma once
+
+#include <cstdint>
+
+#include "gpu/gpu.cuh"
+#include "kv/elements.cuh"
+#include "step/step_rows.cuh"
+
+namespace specdec::cuda {
+
+inline constexpr int kChunk = 32 * kLaneElements;  // tokens that a warp reads at once
+inline constexpr int kInFlight = 2;                // of those before it looks at the first
+
+__device__ __forceinline__ int threads() { return static_cast<int>(blockDim.x); }
+
+template <class T>
+struct RowChunks {
+  std::int32_t vocab;
+  int count;
+  const T* scores = nullptr;
+  bool aligned = false;  // to 16 bytes
+
+  __device__ explicit RowChunks(std::int32_t columns)
+      : vocab(columns), count((columns + kChunk - 1) / kChunk) {}
+
+  __device__ __forceinline__ void point_at(const T* row) {
+    scores = row;
+    aligned = reinterpret_cast<std::uintptr_t>(row) % 16 == 0;
+  }
+
+  // visit(chunk, first token, tokens, scores) for the calling lane's part of each of the warp's
+  // chunks; every lane is called for every chunk, with 0 tokens behind the row.
+  template <int kAhead = kInFlight, class Visit>
+  __device__ __forceinline__ void for_each(Visit visit) const {
+#pragma unroll 1
+    for (int base = static_cast<int>(threadIdx.x / 32); base < count;
+         base += threads() / 32 * kAhead) {
+      float x[kAhead][kLaneElements];
+#pragma unroll
+      for (int k = 0; k < kAhead; ++k) {
+        const std::int32_t first = first_of(base + k * (threads() / 32));
+        const int tokens = tokens_from(first);
+        if (tokens == kLaneElements) {
+          load_floats(scores + first, aligned, x[k]);
+        } else {
+#pragma unroll
+          for (int j = 0; j < kLaneElements; ++j)
+            x[k][j] = j < tokens ? widen(scores[first + j]) : 0.0f;
+        }
+      }
+#pragma unroll
+      for (int k = 0; k < kAhead; ++k) {
+        const int chunk = base + k * (threads() / 32);
+        if (chunk >= count) break;
+        const std::int32_t first = first_of(chunk);
+        visit(chunk, first, tokens_from(first), x[k]);
+      }
+    }
+  }
+  __device__ __forceinline__ std::int32_t first_of(int chunk) const {
+    return chunk * kChunk + lane_id() * kLaneElements;
+  }
+  __device__ __forceinline__ int tokens_from(std::int32_t first) const {
+    return max(0, min(vocab - first, kLaneElements));
+  }
+};
+
+}  // namespace specdec::cuda
