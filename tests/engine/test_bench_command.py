@@ -29,6 +29,27 @@ def bench(capsys: Any, *argv: str, code: int = 0) -> dict[str, Any]:
     return report
 
 
+def test_latency_of_steps_that_run_ahead(folder: str, capsys: Any) -> None:
+    """The parts of a step, in a call of its own: its drafts are not among those of the rounds."""
+    argv = ["latency", "--model", folder, "--batch_size", "2", "--output_len", "9",
+            "--prompt_lookup_config", "[4,2]", "--no_adaptive"]  # fmt: skip
+    report = bench(capsys, *argv, "--run_ahead", "1")
+    times = report["step_times"]
+    assert set(times) == {"decode", "prefill"}
+    for kind in times.values():
+        assert set(kind) == {"steps", "draft_ms", "verify_ms", "accept_ms", "host_ms"}
+        assert all(value > 0 for value in kind.values())
+    assert times["prefill"]["steps"] == 1  # of the second call alone
+    assert 3 <= times["decode"]["steps"] <= 9
+    capsys.readouterr()
+    assert main(["bench", *argv, "--run_ahead", "1", "--num_iters_warmup", "0"]) == 0
+    assert "a step in ms: draft " in capsys.readouterr().out
+    without = bench(capsys, *argv)
+    assert without["step_times"] is None
+    for key in ("num_draft_tokens", "num_accepted_draft_tokens"):
+        assert report["speculative_decoding"][key] == without["speculative_decoding"][key]
+
+
 def test_latency(folder: str, tmp_path: Path, capsys: Any) -> None:
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("abcabcabc\nxyxyxy\n")

@@ -66,6 +66,10 @@ def print_notes(report: Mapping[str, Any], stream: IO[str]) -> None:
             f"speed-up over plain decoding {report['speedup']:.2f}x ({low:.2f} .. {high:.2f}), "
             f"acceptance length {report['speculative_decoding']['mean_acceptance_length']:.2f}"
         )
+    if report.get("step_times") is not None:
+        decode = report["step_times"]["decode"]
+        parts = ", ".join(f"{p} {decode[p + '_ms']:.2f}" for p in ("draft", "verify", "accept"))
+        lines.append(f"a step in ms: {parts}; the host {decode['host_ms']:.2f}")
     machine = report["machine"]
     load = report["clocks"]["after"]["load_average"][0]
     lines.append(

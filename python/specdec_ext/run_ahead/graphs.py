@@ -91,6 +91,7 @@ class CudaGraphRecorder:
 
     def record(self, operations: Sequence[Callable[[], None]]) -> Callable[[], None]:
         graph = torch.cuda.CUDAGraph()
+        torch.cuda.empty_cache()  # as capturing does: what it returns is not the graph's
         free = self._free()
         # Other threads may allocate meanwhile: only this one's calls are recorded and checked.
         with torch.cuda.graph(

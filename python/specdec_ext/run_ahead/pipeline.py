@@ -1,20 +1,18 @@
-"""A step's operations in their order on a stream, and the loop that keeps a few steps in flight."""
+"""The loop that keeps a few steps in flight on a stream, and their graphs and times."""
 
 from __future__ import annotations
 
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from specdec_ext import ops
 from specdec_ext.log import logger
-from specdec_ext.models.device_step import DeviceStep
 from specdec_ext.run_ahead.buffers import StepBuffers, StepTensors
 from specdec_ext.run_ahead.graphs import Bucket, choose_bucket, make_buckets
+from specdec_ext.run_ahead.operations import Geometry, StepOperations
 from specdec_ext.run_ahead.step_times import PARTS, StepTimes
 
 if TYPE_CHECKING:
@@ -26,42 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["RunAheadPipeline"]
 
 
-@dataclass(frozen=True)
-class _Geometry:
-    """Sizes of a step: what its operations are launched with.
-
-    prompts, decodes             requests; prompts come first
-    prompt_rows, decode_rows     rows, of decoding an upper bound
-    prompt_logits                choices of prompts
-    max_rows, max_kv_len         of any one request, upper bounds
-    needs_scores                 somebody samples
-    """
-
-    prompts: int
-    decodes: int
-    prompt_rows: int
-    decode_rows: int
-    prompt_logits: int
-    max_rows: int
-    max_kv_len: int
-    needs_scores: bool
-
-    @classmethod
-    def of(cls, planned: Any) -> _Geometry:
-        """What the executor planned."""
-        return cls(
-            planned.num_prompts,
-            planned.num_decodes,
-            planned.num_prompt_rows,
-            planned.max_decode_rows,
-            planned.num_prompt_logits,
-            planned.max_rows,
-            planned.max_kv_len,
-            planned.needs_scores,
-        )
-
-
-class RunAheadPipeline:
+class RunAheadPipeline(StepOperations):
     """Enqueues steps and delivers what they brought, at most `executor.depth` steps later.
 
     executor  _core.RunAheadExecutor
@@ -84,13 +47,9 @@ class RunAheadPipeline:
     ) -> None:
         self.executor = executor
         self.stream = stream
-        self.buffers = StepBuffers(executor, k_pages.device)
+        super().__init__(StepBuffers(executor, k_pages.device), forward, k_pages, v_pages, backend)
         stream.follow()  # weights, pages and buffers are there when the first operation runs
-        self.forward_s = 0.0  # time in `forward`; on a device that of its launches
         self.interrupted: BaseException | None = None
-        self._forward = forward
-        self._pages = (k_pages, v_pages)
-        self._backend = backend
         self._events: deque[Event] = deque()
         # Of each step in flight that is timed: does it read prompts, and its marks.
         self._timed: deque[tuple[bool, list[Mark]] | None] = deque()
@@ -98,7 +57,6 @@ class RunAheadPipeline:
         self._times: StepTimes | None = None
         self._not_host_s = 0.0
         self._recorder = recorder
-        self._scores: Tensor | None = None  # of the step that was enqueued last
         self._replays: dict[tuple[Bucket, bool, int | None], Callable[[], None]] = {}
         self._chosen: dict[tuple[int, int], Bucket | None] = {}
         staging = self.buffers.staging
@@ -199,7 +157,7 @@ class RunAheadPipeline:
         self._marks = None if self._times is None else []
         self._mark()
         self._stage(planned)
-        self._run(_Geometry.of(planned))
+        self._run(Geometry.of(planned))
         self._read_back(planned)
         self._mark()
         if self._marks is not None and self.stream.immediate:
@@ -221,7 +179,7 @@ class RunAheadPipeline:
     def _read_back(self, planned: Any) -> None:
         self.stream.copy(self.buffers.result_ring[planned.ring], self.buffers.result_block)
 
-    def _run(self, g: _Geometry) -> None:
+    def _run(self, g: Geometry) -> None:
         """Everything between the copies."""
         bucket = None
         parts: tuple[tuple[Callable[[], None], ...], ...]
@@ -258,7 +216,7 @@ class RunAheadPipeline:
             staging = self.buffers.staging
             rows = min(bucket.rows, self.executor.max_rows_per_request)
             capacity = staging.pages_per_request * self._pages[0].shape[3]
-            g = _Geometry(0, bucket.requests, 0, bucket.rows, 0, rows, capacity, needs_scores)
+            g = Geometry(0, bucket.requests, 0, bucket.rows, 0, rows, capacity, needs_scores)
             parts = self._operations(g)
             every = tuple(operation for operations in parts for operation in operations)
             staged, ids = self.buffers.staged, self.buffers.staged_part(staging.slot_ids, g.decodes)
@@ -272,163 +230,3 @@ class RunAheadPipeline:
                 self.stream.enqueue(operation)
             self._replays[key] = self._recorder.record(every if part is None else parts[part])
         return self._replays[key]
-
-    def _operations(self, g: _Geometry) -> tuple[tuple[Callable[[], None], ...], ...]:
-        """What runs on the device, for each of PARTS: the same addresses for equal geometries."""
-        tensors = self._tensors(g)
-        return (
-            (lambda: self._draft(g, tensors), lambda: self._build(tensors)),
-            (lambda: self._timed_forward(tensors),),
-            (lambda: self._accept(g, tensors),),
-        )
-
-    def _timed_forward(self, tensors: StepTensors) -> None:
-        begin = time.perf_counter()
-        self._scores = self._forward(tensors)
-        self.forward_s += time.perf_counter() - begin
-
-    def _tensors(self, g: _Geometry) -> StepTensors:
-        b, layout = self.buffers, self.buffers.staging
-        requests, rows = g.prompts + g.decodes, g.prompt_rows + g.decode_rows
-        choices = g.prompt_logits + g.decode_rows
-        pages = layout.pages_per_request
-        step = DeviceStep(
-            tokens=b.tokens[:rows],
-            positions=b.positions[:rows],
-            mask=b.mask[:rows],
-            cu_rows=b.cu_rows[: requests + 1],
-            kv_len=b.kv_len[:requests],
-            is_tree=b.is_tree[:requests],
-            page_table=b.staged_part(layout.page_table, requests * pages).view(requests, pages),
-            logit_rows=b.staged_part(layout.logit_rows, choices) if g.prompts else None,
-            status=b.status[:requests],
-            max_rows=g.max_rows,
-            max_kv_len=g.max_kv_len,
-        )
-        cu_logits = b.cu_logits if g.prompts else b.cu_rows
-        return StepTensors(
-            step,
-            b.parents[:rows],
-            cu_logits[: requests + 1],
-            b.sampled[:choices],
-            g.needs_scores,
-        )
-
-    def _draft(self, g: _Geometry, tensors: StepTensors) -> None:
-        """Rows of prompts from what was staged, then those that the slots draft."""
-        b, layout, step = self.buffers, self.buffers.staging, tensors.step
-        b.status.zero_()
-        first, rows = g.prompts, g.prompt_rows
-        if first:
-            for to, offset, count in (
-                (b.tokens, layout.prompt_tokens, rows),
-                (b.parents, layout.prompt_parents, rows),
-                (b.kv_len, layout.kv_len, first),
-                (b.cu_rows, layout.cu_rows, first + 1),
-                (b.cu_logits, layout.cu_logits, first + 1),
-            ):
-                to[:count].copy_(b.staged_part(offset, count))
-        if g.decodes == 0:
-            return
-        cu_rows = b.draft_rows[: g.decodes + 1] if first else step.cu_rows
-        ops.draft_step(
-            b.layout,
-            b.slots,
-            b.staged_part(layout.slot_ids + first, g.decodes),
-            tokens=step.tokens[rows:],
-            parents=tensors.parents[rows:],
-            cu_rows=cu_rows,
-            kv_len=step.kv_len[first:],
-            max_drafts=b.staged_part(layout.max_drafts + first, g.decodes),
-            window_rows=b.staged_part(layout.window_rows + first, g.decodes),
-            guesses=b.staged_part(layout.guesses + first, g.decodes),
-            backend=self._backend,
-            status=tensors.status[first:],
-        )
-        if first:
-            torch.add(cu_rows, rows, out=step.cu_rows[first:])
-            torch.add(cu_rows, g.prompt_logits, out=tensors.cu_logits[first:])
-
-    def _build(self, tensors: StepTensors) -> None:
-        k_pages, step = self._pages[0], tensors.step
-        ops.build_step(
-            tensors.parents,
-            step.page_table,
-            step.kv_len,
-            step.cu_rows,
-            positions=step.positions,
-            mask=step.mask,
-            is_tree=step.is_tree,
-            page_size=k_pages.shape[3],
-            num_pages=k_pages.shape[1],
-            max_rows=step.max_rows,
-            backend=self._backend,
-            status=tensors.status,
-        )
-
-    def _accept(self, g: _Geometry, tensors: StepTensors) -> None:
-        """What the model's result decides, by each request's law and rule."""
-        if not g.needs_scores:
-            return self._commit(tensors, tensors.sampled, None)
-        b, step, scores = self.buffers, tensors.step, self._scores
-        if scores is None:
-            raise ValueError("the model returned no scores for a step that samples")
-        requests, rows = len(step.kv_len), len(scores)
-        tokens, positions, parents = step.tokens, step.positions, tensors.parents
-        if g.prompts:
-            assert step.logit_rows is not None
-            needed = step.logit_rows[:rows]
-            chosen = (b.choice_tokens[:rows], b.choice_positions[:rows], b.choice_parents[:rows])
-            for values, to in zip((tokens, positions, parents), chosen, strict=True):
-                torch.index_select(values, 0, needed, out=to)
-            tokens, positions, parents = chosen
-            parents[: g.prompt_logits].fill_(-1)  # a prompt's last row is a tree of its own
-        rules = b.rules(requests)
-        results = ops.accept_step(
-            scores,
-            tensors.cu_logits,
-            positions[:rows],
-            tokens[:rows],
-            parents[:rows],
-            b.laws(requests),
-            rules["acceptance"],
-            posterior_threshold=rules["posterior_threshold"],
-            posterior_alpha=rules["posterior_alpha"],
-            acceptance_threshold=rules["acceptance_threshold"],
-            results=b.accept_results(rows, requests),
-            backend=self._backend,
-            status=tensors.status,
-        )
-        self._commit(tensors, results.sampled, results)
-
-    def _commit(
-        self, tensors: StepTensors, sampled: Tensor, accepted: ops.AcceptResults | None
-    ) -> None:
-        b, step = self.buffers, tensors.step
-        requests = len(step.kv_len)
-        path, path_len = b.path[:requests], b.path_len[:requests]
-        ops.commit_step(
-            b.layout,
-            b.slots,
-            b.staged_part(b.staging.slot_ids, requests),
-            tensors.cu_logits,
-            sampled,
-            results=b.results[:requests],
-            path=path,
-            path_len=path_len,
-            accepted=accepted,
-            backend=self._backend,
-            status=tensors.status,
-        )
-        ops.compact_kv(
-            *self._pages,
-            step.page_table,
-            step.kv_len,
-            step.cu_rows,
-            path,
-            path_len,
-            num_rows=step.num_rows,
-            max_kv_len=step.max_kv_len,
-            backend=self._backend,
-            status=tensors.status,
-        )

@@ -1,0 +1,238 @@
+"""A step's operations on its tensors: what is enqueued between the copies, in its order."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from specdec_ext import ops
+from specdec_ext.models.device_step import DeviceStep
+from specdec_ext.run_ahead.buffers import StepBuffers, StepTensors
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["Geometry", "StepOperations"]
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """Sizes of a step: what its operations are launched with.
+
+    prompts, decodes             requests; prompts come first
+    prompt_rows, decode_rows     rows, of decoding an upper bound
+    prompt_logits                choices of prompts
+    max_rows, max_kv_len         of any one request, upper bounds
+    needs_scores                 somebody samples
+    """
+
+    prompts: int
+    decodes: int
+    prompt_rows: int
+    decode_rows: int
+    prompt_logits: int
+    max_rows: int
+    max_kv_len: int
+    needs_scores: bool
+
+    @classmethod
+    def of(cls, planned: Any) -> Geometry:
+        """What the executor planned."""
+        return cls(
+            planned.num_prompts,
+            planned.num_decodes,
+            planned.num_prompt_rows,
+            planned.max_decode_rows,
+            planned.num_prompt_logits,
+            planned.max_rows,
+            planned.max_kv_len,
+            planned.needs_scores,
+        )
+
+
+class StepOperations:
+    """Makes operations from sizes alone; they touch the device's tensors and read no value.
+
+    forward   a model: called on the stream with StepTensors, writes `sampled` or returns scores
+    k_pages, v_pages  [layers, P, G, S, K], the model's
+    backend   name of the operations' backend; None: by the pages' device
+    """
+
+    def __init__(
+        self,
+        buffers: StepBuffers,
+        forward: Callable[[StepTensors], Tensor | None],
+        k_pages: Tensor,
+        v_pages: Tensor,
+        backend: str | None,
+    ) -> None:
+        self.buffers = buffers
+        self.forward_s = 0.0  # time in `forward`; on a device that of its launches
+        self._forward = forward
+        self._pages = (k_pages, v_pages)
+        self._backend = backend
+        self._scores: Tensor | None = None  # of the step that was enqueued last
+
+    def _operations(self, g: Geometry) -> tuple[tuple[Callable[[], None], ...], ...]:
+        """What runs on the device, for each of PARTS: the same addresses for equal geometries."""
+        tensors = self._tensors(g)
+        return (
+            (lambda: self._draft(g, tensors), lambda: self._build(tensors)),
+            (lambda: self._timed_forward(tensors),),
+            (lambda: self._accept(g, tensors),),
+        )
+
+    def _timed_forward(self, tensors: StepTensors) -> None:
+        begin = time.perf_counter()
+        self._scores = self._forward(tensors)
+        self.forward_s += time.perf_counter() - begin
+
+    def _tensors(self, g: Geometry) -> StepTensors:
+        b, layout = self.buffers, self.buffers.staging
+        requests, rows = g.prompts + g.decodes, g.prompt_rows + g.decode_rows
+        choices = g.prompt_logits + g.decode_rows
+        pages = layout.pages_per_request
+        step = DeviceStep(
+            tokens=b.tokens[:rows],
+            positions=b.positions[:rows],
+            mask=b.mask[:rows],
+            cu_rows=b.cu_rows[: requests + 1],
+            kv_len=b.kv_len[:requests],
+            is_tree=b.is_tree[:requests],
+            page_table=b.staged_part(layout.page_table, requests * pages).view(requests, pages),
+            logit_rows=b.staged_part(layout.logit_rows, choices) if g.prompts else None,
+            status=b.status[:requests],
+            max_rows=g.max_rows,
+            max_kv_len=g.max_kv_len,
+        )
+        cu_logits = b.cu_logits if g.prompts else b.cu_rows
+        return StepTensors(
+            step,
+            b.parents[:rows],
+            cu_logits[: requests + 1],
+            b.sampled[:choices],
+            g.needs_scores,
+        )
+
+    def _draft(self, g: Geometry, tensors: StepTensors) -> None:
+        """Rows of prompts from what was staged, then those that the slots draft."""
+        b, layout, step = self.buffers, self.buffers.staging, tensors.step
+        b.status.zero_()
+        first, rows = g.prompts, g.prompt_rows
+        if first:
+            for to, offset, count in (
+                (b.tokens, layout.prompt_tokens, rows),
+                (b.parents, layout.prompt_parents, rows),
+                (b.kv_len, layout.kv_len, first),
+                (b.cu_rows, layout.cu_rows, first + 1),
+                (b.cu_logits, layout.cu_logits, first + 1),
+            ):
+                to[:count].copy_(b.staged_part(offset, count))
+        if g.decodes == 0:
+            return
+        cu_rows = b.draft_rows[: g.decodes + 1] if first else step.cu_rows
+        ops.draft_step(
+            b.layout,
+            b.slots,
+            b.staged_part(layout.slot_ids + first, g.decodes),
+            tokens=step.tokens[rows:],
+            parents=tensors.parents[rows:],
+            cu_rows=cu_rows,
+            kv_len=step.kv_len[first:],
+            max_drafts=b.staged_part(layout.max_drafts + first, g.decodes),
+            window_rows=b.staged_part(layout.window_rows + first, g.decodes),
+            guesses=b.staged_part(layout.guesses + first, g.decodes),
+            backend=self._backend,
+            status=tensors.status[first:],
+        )
+        if first:
+            torch.add(cu_rows, rows, out=step.cu_rows[first:])
+            torch.add(cu_rows, g.prompt_logits, out=tensors.cu_logits[first:])
+
+    def _build(self, tensors: StepTensors) -> None:
+        k_pages, step = self._pages[0], tensors.step
+        ops.build_step(
+            tensors.parents,
+            step.page_table,
+            step.kv_len,
+            step.cu_rows,
+            positions=step.positions,
+            mask=step.mask,
+            is_tree=step.is_tree,
+            page_size=k_pages.shape[3],
+            num_pages=k_pages.shape[1],
+            max_rows=step.max_rows,
+            backend=self._backend,
+            status=tensors.status,
+        )
+
+    def _accept(self, g: Geometry, tensors: StepTensors) -> None:
+        """What the model's result decides, by each request's law and rule."""
+        if not g.needs_scores:
+            return self._commit(tensors, tensors.sampled, None)
+        b, step, scores = self.buffers, tensors.step, self._scores
+        if scores is None:
+            raise ValueError("the model returned no scores for a step that samples")
+        requests, rows = len(step.kv_len), len(scores)
+        tokens, positions, parents = step.tokens, step.positions, tensors.parents
+        if g.prompts:
+            assert step.logit_rows is not None
+            needed = step.logit_rows[:rows]
+            chosen = (b.choice_tokens[:rows], b.choice_positions[:rows], b.choice_parents[:rows])
+            for values, to in zip((tokens, positions, parents), chosen, strict=True):
+                torch.index_select(values, 0, needed, out=to)
+            tokens, positions, parents = chosen
+            parents[: g.prompt_logits].fill_(-1)  # a prompt's last row is a tree of its own
+        rules = b.rules(requests)
+        results = ops.accept_step(
+            scores,
+            tensors.cu_logits,
+            positions[:rows],
+            tokens[:rows],
+            parents[:rows],
+            b.laws(requests),
+            rules["acceptance"],
+            posterior_threshold=rules["posterior_threshold"],
+            posterior_alpha=rules["posterior_alpha"],
+            acceptance_threshold=rules["acceptance_threshold"],
+            results=b.accept_results(rows, requests),
+            backend=self._backend,
+            status=tensors.status,
+        )
+        self._commit(tensors, results.sampled, results)
+
+    def _commit(
+        self, tensors: StepTensors, sampled: Tensor, accepted: ops.AcceptResults | None
+    ) -> None:
+        b, step = self.buffers, tensors.step
+        requests = len(step.kv_len)
+        path, path_len = b.path[:requests], b.path_len[:requests]
+        ops.commit_step(
+            b.layout,
+            b.slots,
+            b.staged_part(b.staging.slot_ids, requests),
+            tensors.cu_logits,
+            sampled,
+            results=b.results[:requests],
+            path=path,
+            path_len=path_len,
+            accepted=accepted,
+            backend=self._backend,
+            status=tensors.status,
+        )
+        ops.compact_kv(
+            *self._pages,
+            step.page_table,
+            step.kv_len,
+            step.cu_rows,
+            path,
+            path_len,
+            num_rows=step.num_rows,
+            max_kv_len=step.max_kv_len,
+            backend=self._backend,
+            status=tensors.status,
+        )
