@@ -131,11 +131,8 @@ void RunAheadExecutor::bind_rings(const RunAheadRings& rings) {
   SPECDEC_REQUIRE(rings.staging != nullptr && rings.entries != nullptr && rings.results != nullptr,
                   "bind_rings: staging, entries and results are all needed");
   rings_ = rings;
-  // Until something is staged there every request is padding, and padding is greedy.
+  // Padding is greedy from the first step on.
   for (int ring = 0; ring < ring_size(); ++ring) {
-    std::fill_n(rings.staging + static_cast<std::ptrdiff_t>(ring) * staging_.words +
-                    staging_.slot_ids,
-                staging_.requests, -1);
     for (int b = 0; b < staging_.requests; ++b) {
       stage_law(rings.staging + static_cast<std::ptrdiff_t>(ring) * staging_.words, nullptr, b);
     }

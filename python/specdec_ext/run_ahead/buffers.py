@@ -66,6 +66,9 @@ class StepBuffers:
 
         self.staging_ring = host(words, torch.int32)
         self.staging_ring[:, self.staging.page_table : self.staging.logit_rows] = -1
+        # Until something is staged every request is padding.
+        ids = slice(self.staging.slot_ids, self.staging.slot_ids + batch)
+        self.staging_ring[:, ids] = -1
         self.entry_ring = host(executor.entry_bytes, torch.uint8)
         self.result_ring = host(executor.result_words, torch.int32)
         executor.bind_rings(
