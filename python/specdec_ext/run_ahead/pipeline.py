@@ -33,7 +33,8 @@ class _Geometry:
     prompt_rows, decode_rows     rows, of decoding an upper bound
     prompt_logits                choices of prompts
     max_rows, max_kv_len         of any one request, upper bounds
-    needs_scores                 somebody samples
+    needs_scores                 somebody samples, or the host chooses
+    host_choices                 of the choices of prompts, those that the host makes
     """
 
     prompts: int
@@ -44,6 +45,7 @@ class _Geometry:
     max_rows: int
     max_kv_len: int
     needs_scores: bool
+    host_choices: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, planned: Any) -> _Geometry:
@@ -57,6 +59,7 @@ class _Geometry:
             planned.max_rows,
             planned.max_kv_len,
             planned.needs_scores,
+            tuple(planned.host_choices),
         )
 
 
@@ -68,7 +71,12 @@ class RunAheadPipeline:
     k_pages, v_pages  [layers, P, G, S, K], the model's
     backend   name of the operations' backend; None: by the pages' device
     recorder  steps without prompts are recorded and replayed; None: nothing is (enforce_eager)
+    process   what callers make of the scores of requests whose tokens the host chooses: called
+              with their ids (0: ended) and their rows [n, V], which stay as they are; returns
+              others (None: the same) and error messages by id. None: nothing
     """
+
+    process: Callable[[list[int], Tensor], tuple[Tensor | None, dict[int, str]]] | None = None
 
     def __init__(
         self,
@@ -136,7 +144,17 @@ class RunAheadPipeline:
 
     def _deliver(self) -> list[Any]:
         self._events.popleft().wait()
-        return list(self.executor.deliver())
+        ids = self.executor.host_requests() if self.process is not None else []
+        if not any(ids):
+            return list(self.executor.deliver())
+        assert self.process is not None
+        rows = self.buffers.score_ring[self.executor.oldest_ring, : len(ids)]
+        try:
+            scores, errors = self.process(ids, rows)
+        except BaseException as error:  # no Exception: those end their request alone
+            self.interrupted = error
+            scores, errors = None, dict.fromkeys(ids, f"interrupted: {type(error).__name__}")
+        return list(self.executor.deliver(scores, errors))
 
     def drain(self) -> None:
         """Read the steps in flight of requests that have all ended: their pages return."""
@@ -166,7 +184,10 @@ class RunAheadPipeline:
             stream.copy(buffers.slots[entry.slot, : entry.bytes], source)
 
     def _read_back(self, planned: Any) -> None:
-        self.stream.copy(self.buffers.result_ring[planned.ring], self.buffers.result_block)
+        buffers, count = self.buffers, len(planned.host_choices)
+        self.stream.copy(buffers.result_ring[planned.ring], buffers.result_block)
+        if count:
+            self.stream.copy(buffers.score_ring[planned.ring, :count], buffers.host_scores[:count])
 
     def _run(self, g: _Geometry) -> None:
         """Everything between the copies."""
@@ -309,6 +330,8 @@ class RunAheadPipeline:
         b, step, scores = self.buffers, tensors.step, self._scores
         if scores is None:
             raise ValueError("the model returned no scores for a step that samples")
+        for i, choice in enumerate(g.host_choices):
+            b.host_scores[i].copy_(scores[choice, : b.host_scores.shape[1]])
         requests, rows = len(step.kv_len), len(scores)
         tokens, positions, parents = step.tokens, step.positions, tensors.parents
         if g.prompts:
