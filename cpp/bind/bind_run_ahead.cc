@@ -3,6 +3,7 @@
 #include <pybind11/stl.h>
 
 #include <algorithm>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -31,7 +32,8 @@ struct BoundRunAhead {
     return executor.submit(std::move(params));
   }
 
-  void bind_rings(py::handle staging_ring, py::handle entry_ring, py::handle result_ring) {
+  void bind_rings(py::handle staging_ring, py::handle entry_ring, py::handle result_ring,
+                  py::handle score_ring) {
     BorrowedTensor to(staging_ring, "staging", true), slots(entry_ring, "entries", true),
         from(result_ring, "results", true);
     const auto check = [&](const BorrowedTensor& tensor, const char* name, DType dtype,
@@ -44,15 +46,23 @@ struct BoundRunAhead {
     check(to, "staging", DType::kI32, executor.staging_layout().words);
     check(slots, "entries", DType::kU8, executor.entry_bytes());
     check(from, "results", DType::kI32, executor.result_words());
+    BorrowedTensor rows(score_ring, "scores", true);
+    check_cpu(rows.view(), "scores");
+    check_contiguous(rows.view(), "scores");
+    check_dtype(rows.view(), "scores", {DType::kF32});
+    check_shape(rows.view(), "scores", "[ring_size, max_host_rows, vocab_size]",
+                {executor.ring_size(), executor.max_host_rows(), executor.config().vocab_size});
     executor.bind_rings({static_cast<std::int32_t*>(to->data), static_cast<std::byte*>(slots->data),
-                         static_cast<const std::int32_t*>(from->data)});
+                         static_cast<const std::int32_t*>(from->data),
+                         static_cast<const float*>(rows->data)});
+    scores = std::move(rows);
     staging = std::move(to);
     entries = std::move(slots);
     results = std::move(from);
   }
 
   RunAheadExecutor executor;
-  BorrowedTensor staging, entries, results;
+  BorrowedTensor staging, entries, results, scores;
 };
 
 // Arrays of one step as its operations left them; see fill_step_plan's text.
@@ -179,6 +189,26 @@ void bind_fill_step_plan(py::module_& m) {
       "the arrays each one is.");
 }
 
+std::vector<StepOutput> deliver(BoundRunAhead& self, const py::object& scores,
+                                std::map<RequestId, std::string> errors) {
+  HostScores changed;
+  changed.errors = std::move(errors);
+  std::optional<BorrowedTensor> rows;
+  if (!scores.is_none()) {
+    rows.emplace(scores, "scores");
+    check_cpu(rows->view(), "scores");
+    check_contiguous(rows->view(), "scores");
+    check_dtype(rows->view(), "scores", {DType::kF32});
+    const auto count = static_cast<std::int64_t>(self.executor.host_requests().size());
+    check_shape(rows->view(), "scores", "[host choices, vocab_size]",
+                {count, self.executor.config().vocab_size});
+    changed.rows = static_cast<const float*>((*rows)->data);
+    changed.row_stride = self.executor.config().vocab_size;
+  }
+  py::gil_scoped_release release;
+  return self.executor.deliver(changed);
+}
+
 py::dict run_ahead_stats(const RunAheadStats& stats) {
   py::dict d = stats_dict(stats.executor);
   d["in_flight"] = stats.in_flight;
@@ -237,6 +267,8 @@ void register_run_ahead(py::module_& m) {
                     "Tokens and rows of any one request, an upper bound.")
       .def_readonly("needs_scores", &RunAheadStep::needs_scores,
                     "Somebody samples: the model's best tokens are not enough.")
+      .def_readonly("host_choices", &RunAheadStep::host_choices,
+                    "Of the step's choices, those that the host makes.")
       .def_readonly("entries", &RunAheadStep::entries);
 
   py::class_<BoundRunAhead> executor(
@@ -248,8 +280,8 @@ void register_run_ahead(py::module_& m) {
       .def(py::init([](int vocab_size, int max_batch_size, int max_seq_len, int max_num_tokens,
                        int num_pages, int page_size, int depth, const std::string& method,
                        const LookaheadTriple& lookahead, const py::dict& ngram, bool adaptive,
-                       bool pads_rows, bool enable_chunked_prefill, bool check_integrity,
-                       DraftLenSchedule draft_len_schedule) {
+                       bool pads_rows, bool enable_chunked_prefill, bool enable_block_reuse,
+                       bool check_integrity, DraftLenSchedule draft_len_schedule) {
              RunAheadConfig c;
              c.draft_len_schedule = std::move(draft_len_schedule);
              c.vocab_size = vocab_size;
@@ -265,6 +297,7 @@ void register_run_ahead(py::module_& m) {
              c.adaptive = adaptive;
              c.pads_rows = pads_rows;
              c.enable_chunked_prefill = enable_chunked_prefill;
+             c.enable_block_reuse = enable_block_reuse;
              c.check_integrity = check_integrity;
              return std::make_unique<BoundRunAhead>(c);
            }),
@@ -273,8 +306,8 @@ void register_run_ahead(py::module_& m) {
            py::arg("page_size"), py::arg("depth") = 1, py::arg("method") = "none",
            py::arg("lookahead") = LookaheadTriple{1, 1, 0}, py::arg("ngram") = py::dict(),
            py::arg("adaptive") = true, py::arg("pads_rows") = false,
-           py::arg("enable_chunked_prefill") = true, py::arg("check_integrity") = false,
-           py::arg("draft_len_schedule") = DraftLenSchedule{})
+           py::arg("enable_chunked_prefill") = true, py::arg("enable_block_reuse") = false,
+           py::arg("check_integrity") = false, py::arg("draft_len_schedule") = DraftLenSchedule{})
       .def_property_readonly("depth",
                              [](const BoundRunAhead& self) { return self.executor.config().depth; })
       .def_property_readonly("ring_size",
@@ -293,9 +326,10 @@ void register_run_ahead(py::module_& m) {
           "staging_layout",
           [](const BoundRunAhead& self) { return self.executor.staging_layout(); })
       .def("bind_rings", &BoundRunAhead::bind_rings, py::kw_only(), py::arg("staging"),
-           py::arg("entries"), py::arg("results"),
+           py::arg("entries"), py::arg("results"), py::arg("scores"),
            "Host memory that the executor writes and reads: staging [ring_size, words] int32, "
-           "entries [ring_size, entry_bytes] uint8, results [ring_size, result_words] int32.")
+           "entries [ring_size, entry_bytes] uint8, results [ring_size, result_words] int32, "
+           "scores [ring_size, max_host_rows, vocab_size] float32.")
       .def(
           "set_step_cost",
           [](BoundRunAhead& self, std::vector<int> rows, std::vector<double> seconds,
@@ -318,9 +352,23 @@ void register_run_ahead(py::module_& m) {
           },
           "The next step, or None when there is nothing to enqueue now.")
       .def(
-          "deliver", [](BoundRunAhead& self) { return self.executor.deliver(); },
-          py::call_guard<py::gil_scoped_release>(),
-          "What the oldest step in flight brought; its event must have completed.")
+          "deliver", &deliver, py::arg("scores") = py::none(),
+          py::arg("errors") = std::map<RequestId, std::string>{},
+          "What the oldest step in flight brought; its event must have completed. Where the caller "
+          "changed the scores of the host's choices: scores [len(host_requests()), vocab_size] "
+          "float32; errors, by request id: those requests end with that message.")
+      .def(
+          "host_requests", [](const BoundRunAhead& self) { return self.executor.host_requests(); },
+          "Of the oldest step in flight: the ids of the requests whose tokens the host chooses, in "
+          "the order of their rows of scores; 0 for one that has ended.")
+      .def_property_readonly(
+          "oldest_ring", [](const BoundRunAhead& self) { return self.executor.oldest_ring(); },
+          "The place of the oldest step in flight in the rings.")
+      .def_property_readonly(
+          "max_host_rows", [](const BoundRunAhead& self) { return self.executor.max_host_rows(); },
+          "Rows of one step that the host may choose from.")
+      .def_property_readonly(
+          "vocab_size", [](const BoundRunAhead& self) { return self.executor.config().vocab_size; })
       .def(
           "fail",
           [](BoundRunAhead& self, std::int64_t index, const std::string& message) {
@@ -335,7 +383,10 @@ void register_run_ahead(py::module_& m) {
           "pages", [](BoundRunAhead& self, RequestId id) { return self.executor.pages(id); },
           py::arg("request_id"), "Pages that the request holds, in order.")
       .def(
-          "reset_prefix_cache", [](BoundRunAhead&) { return 0; }, "0: no page is published.")
+          "reset_prefix_cache",
+          [](BoundRunAhead& self) { return self.executor.reset_prefix_cache(); },
+          py::call_guard<py::gil_scoped_release>(),
+          "Forgets the published pages that no request holds; returns how many.")
       .def("stats", [](BoundRunAhead& self) { return run_ahead_stats(self.executor.stats()); })
       .def_property_readonly("in_flight",
                              [](const BoundRunAhead& self) { return self.executor.in_flight(); })

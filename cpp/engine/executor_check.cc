@@ -108,6 +108,37 @@ void check_sampling(const RequestParams& p) {
                   "acceptance_threshold = ", accept.threshold, ": a number in (0, 1] is needed");
 }
 
+void check_processors(const RequestParams& p, int vocab_size) {
+  auto check_id = [&](const char* field, TokenId id) {
+    SPECDEC_REQUIRE(id >= 0 && id < vocab_size, field, " holds token id ", id,
+                    ": this model's ids are 0..", vocab_size - 1);
+  };
+  SPECDEC_REQUIRE(p.min_tokens >= 0 && p.min_tokens <= p.max_tokens, "min_tokens = ", p.min_tokens,
+                  ": give 0..max_tokens (", p.max_tokens, ")");
+  for (const auto& [id, bias] : p.processors.logit_bias) {
+    check_id("logit_bias", id);
+    SPECDEC_REQUIRE(!std::isnan(bias), "logit_bias[", id, "] is NaN: give a number");
+  }
+  for (TokenId id : p.processors.allowed_token_ids) check_id("allowed_token_ids", id);
+  for (const auto& word : p.processors.bad_words) {
+    SPECDEC_REQUIRE(!word.empty(), "bad_words holds an empty sequence: give at least one token");
+    for (TokenId id : word) check_id("bad_words", id);
+  }
+  SPECDEC_REQUIRE(
+      p.processors.repetition_penalty > 0.0f && std::isfinite(p.processors.repetition_penalty),
+      "repetition_penalty = ", p.processors.repetition_penalty,
+      ": a finite number above 0 (1 = off)");
+  SPECDEC_REQUIRE(std::isfinite(p.processors.presence_penalty),
+                  "presence_penalty = ", p.processors.presence_penalty, ": give a finite number");
+  SPECDEC_REQUIRE(std::isfinite(p.processors.frequency_penalty),
+                  "frequency_penalty = ", p.processors.frequency_penalty, ": give a finite number");
+  SPECDEC_REQUIRE(!p.logprobs || (*p.logprobs >= 0 && *p.logprobs <= vocab_size),
+                  "logprobs = ", p.logprobs.value_or(0), ": give 0..", vocab_size);
+  SPECDEC_REQUIRE(
+      !p.prompt_logprobs || (*p.prompt_logprobs >= 0 && *p.prompt_logprobs <= vocab_size),
+      "prompt_logprobs = ", p.prompt_logprobs.value_or(0), ": give 0..", vocab_size);
+}
+
 void Executor::validate(const RequestParams& p) const {
   auto check_id = [&](const char* field, TokenId id) {
     SPECDEC_REQUIRE(id >= 0 && id < config_.vocab_size, field, " holds token id ", id,
@@ -126,33 +157,10 @@ void Executor::validate(const RequestParams& p) const {
                   config_.max_num_tokens,
                   ": raise scheduler_config.max_num_tokens or set enable_chunked_prefill=True");
   SPECDEC_REQUIRE(p.max_tokens >= 1, "max_tokens = ", p.max_tokens, ": at least 1");
-  SPECDEC_REQUIRE(p.min_tokens >= 0 && p.min_tokens <= p.max_tokens, "min_tokens = ", p.min_tokens,
-                  ": give 0..max_tokens (", p.max_tokens, ")");
   for (TokenId id : p.eos_token_ids) check_id("eos_token_ids", id);
   for (TokenId id : p.stop_token_ids) check_id("stop_token_ids", id);
-  for (const auto& [id, bias] : p.processors.logit_bias) {
-    check_id("logit_bias", id);
-    SPECDEC_REQUIRE(!std::isnan(bias), "logit_bias[", id, "] is NaN: give a number");
-  }
-  for (TokenId id : p.processors.allowed_token_ids) check_id("allowed_token_ids", id);
-  for (const auto& word : p.processors.bad_words) {
-    SPECDEC_REQUIRE(!word.empty(), "bad_words holds an empty sequence: give at least one token");
-    for (TokenId id : word) check_id("bad_words", id);
-  }
   check_sampling(p);
-  SPECDEC_REQUIRE(
-      p.processors.repetition_penalty > 0.0f && std::isfinite(p.processors.repetition_penalty),
-      "repetition_penalty = ", p.processors.repetition_penalty,
-      ": a finite number above 0 (1 = off)");
-  SPECDEC_REQUIRE(std::isfinite(p.processors.presence_penalty),
-                  "presence_penalty = ", p.processors.presence_penalty, ": give a finite number");
-  SPECDEC_REQUIRE(std::isfinite(p.processors.frequency_penalty),
-                  "frequency_penalty = ", p.processors.frequency_penalty, ": give a finite number");
-  SPECDEC_REQUIRE(!p.logprobs || (*p.logprobs >= 0 && *p.logprobs <= config_.vocab_size),
-                  "logprobs = ", p.logprobs.value_or(0), ": give 0..", config_.vocab_size);
-  SPECDEC_REQUIRE(
-      !p.prompt_logprobs || (*p.prompt_logprobs >= 0 && *p.prompt_logprobs <= config_.vocab_size),
-      "prompt_logprobs = ", p.prompt_logprobs.value_or(0), ": give 0..", config_.vocab_size);
+  check_processors(p, config_.vocab_size);
   if (p.lookahead) {
     const LookaheadConfig& r = *p.lookahead;
     const LookaheadConfig& e = config_.lookahead;

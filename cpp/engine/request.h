@@ -60,6 +60,8 @@ struct RequestParams {
 
 // Throws std::invalid_argument for a law or an acceptance rule that is none.
 void check_sampling(const RequestParams& params);
+// The same for score processors, min_tokens and logprobs.
+void check_processors(const RequestParams& params, int vocab_size);
 
 constexpr const char* finish_reason_name(FinishReason reason) {
   switch (reason) {

@@ -93,7 +93,8 @@ RunAheadExecutor::RunAheadExecutor(const RunAheadConfig& config)
     : config_(checked_config(config)),
       layout_(make_slot_layout(slot_method_of(config.method), config.max_seq_len, config.lookahead,
                                config.ngram.max_matching_ngram_size)),
-      pages_(config.num_pages, config.page_size, config.max_batch_size, pages_of_slot(config)) {
+      pages_(config.num_pages, config.page_size, config.max_batch_size, pages_of_slot(config),
+             config.enable_block_reuse) {
   staging_ = StagingLayout(config.max_batch_size, config.max_num_tokens, pages_of_slot(config));
   const std::int64_t largest = static_cast<std::int64_t>(sizeof(Slot)) +
                                std::int64_t{config.max_seq_len} * sizeof(TokenId) + 16;
@@ -191,17 +192,11 @@ void RunAheadExecutor::check(const RequestParams& p) const {
   SPECDEC_REQUIRE(ids <= static_cast<std::size_t>(kMaxSlotStopIds), ids,
                   " end and stop ids together: run_ahead holds ", kMaxSlotStopIds,
                   ": give fewer stop_token_ids");
-  refuse(p.min_tokens > 0, "min_tokens", "changes scores");
   check_sampling(p);
+  check_processors(p, config_.vocab_size);
   SPECDEC_REQUIRE(p.sampling.greedy() || config_.vocab_size <= kMaxLawTokens,
                   "temperature: a vocabulary of ", config_.vocab_size, " tokens, at most ",
                   kMaxLawTokens, " can be drawn from");
-  refuse(p.processors.any(),
-         "a score processor (penalties, logit_bias, bad_words, "
-         "allowed_token_ids)",
-         "changes scores");
-  refuse(p.needs_scores, "logits_processors", "changes scores on the host");
-  refuse(p.logprobs.has_value(), "logprobs", "needs whole rows of scores");
   refuse(p.prompt_logprobs.has_value(), "prompt_logprobs", "needs whole rows of scores");
   refuse(p.return_logits, "return_generation_logits", "needs whole rows of scores");
   refuse(!p.external_drafts.empty(), "external_draft", "brings drafts of its own");
@@ -234,6 +229,7 @@ RequestId RunAheadExecutor::submit(RequestParams p) {
   r.prompt_len = r.known_len = static_cast<int>(p.prompt.size());
   r.max_len = static_cast<int>(
       std::min<std::int64_t>(std::int64_t{r.prompt_len} + p.max_tokens, config_.max_seq_len));
+  if (needs_host_choice(p)) p.speculative = false;
   r.max_drafts = max_drafts(p);
   r.max_path = max_path(p, r.max_drafts);
   r.law = p.sampling;
@@ -251,6 +247,17 @@ RequestId RunAheadExecutor::submit(RequestParams p) {
                   " + max_tokens ", p.max_tokens, " + drafts), the whole pool has ",
                   pages_.num_pages(), ": lower max_tokens or raise kv_cache_config.max_tokens");
   SlotRequest& s = r.slot_request;
+  r.cache_salt = p.cache_salt;
+  r.whole_prompt = p.compute_whole_prompt;
+  if (needs_host_choice(p)) {
+    r.host = std::make_unique<HostChoice>(p, config_.vocab_size);
+    r.host->params.prompt = {};
+    r.entered = true;  // it has no slot
+  }
+  if (r.host || pages_.reuse()) {
+    r.text.reserve(static_cast<std::size_t>(r.max_len));
+    r.text = p.prompt;
+  }
   s.prompt = std::move(p.prompt);
   s.max_tokens = p.max_tokens;
   if (!p.ignore_eos) s.eos_token_ids = std::move(p.eos_token_ids);
@@ -304,12 +311,16 @@ std::int64_t RunAheadExecutor::outstanding_pages() const {
 void RunAheadExecutor::admit() {
   while (!waiting_.empty() && !free_slots_.empty()) {
     Request& request = *waiting_.front();
-    std::int64_t needed = outstanding_pages() + request.promised_pages;
+    std::int64_t needed = outstanding_pages() + pages_needed(request);
     if (fault(Fault::kAdmitWithoutBound)) needed = pages_.pages_for(request.prompt_len);
     // First come, first served: a big request at the head is not overtaken for ever.
     if (needed > pages_.free_pages()) break;
     request.slot = free_slots_.back();
     free_slots_.pop_back();
+    // Held from here on, or what was counted on could be evicted.
+    pages_.open(request.slot, request.cache_salt);
+    attach_prefix(request);
+    totals_.executor.reuse_queries += pages_.reuse();
     running_.push_back(std::move(waiting_.front()));
     waiting_.pop_front();
   }
@@ -359,18 +370,19 @@ RunAheadStats RunAheadExecutor::stats() const {
   s.free_pages = pages_.free_pages();
   s.total_pages = pages_.num_pages();
   s.promised_pages = s.total_pages - s.free_pages + outstanding_pages();
+  s.cached_pages = pages_.cached_pages();
+  s.reuse = pages_.reuse_stats();
+  s.index_bytes = static_cast<std::int64_t>(pages_.index_bytes());
   s.pool_bytes = layout_.bytes * config_.max_batch_size;
   s.plan_bytes = ring_size() * (std::int64_t{4} * (staging_.words + result_words()) + entry_bytes_);
-  for (const auto* list : {&running_, &retiring_}) {
-    for (const auto& request : *list) {
-      s.history_bytes +=
-          static_cast<std::int64_t>(request->slot_request.prompt.capacity() * sizeof(TokenId));
-    }
-  }
-  for (const auto& request : waiting_) {
-    s.history_bytes +=
-        static_cast<std::int64_t>(request->slot_request.prompt.capacity() * sizeof(TokenId));
-  }
+  s.plan_bytes += std::int64_t{4} * ring_size() * max_host_rows() * config_.vocab_size;
+  const auto add_request = [&](const Request& r) {
+    const std::size_t tokens = r.slot_request.prompt.capacity() + r.text.capacity();
+    s.history_bytes += static_cast<std::int64_t>(tokens * sizeof(TokenId));
+  };
+  for (const auto& request : running_) add_request(*request);
+  for (const auto& request : retiring_) add_request(*request);
+  for (const auto& request : waiting_) add_request(*request);
   return stats;
 }
 

@@ -10,8 +10,9 @@
 // bring at most, rows for as many drafts as the slots may make.
 //
 // Served: requests whose choices are made from the model's own scores, greedy or sampled, by any
-// acceptance rule, decoded plainly, by lookahead or by prompt lookup.
-// submit() refuses others.
+// acceptance rule, decoded plainly, by lookahead or by prompt lookup. Beside them, at depth 0 and
+// without drafts, requests whose tokens the host chooses from scores (run_ahead_host.h). submit()
+// refuses others.
 //
 // The host writes what a step needs into a ring of staging buffers and reads results from a ring of
 // as many; both have depth + 2 places and are the caller's memory (pinned for CUDA). A place is
@@ -19,9 +20,11 @@
 // be called from any thread at any time, plan() and deliver() from one thread at a time.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -32,6 +35,7 @@
 #include "engine/executor.h"
 #include "engine/request.h"
 #include "engine/run_ahead_budget.h"
+#include "engine/run_ahead_host.h"
 #include "engine/step_cost.h"
 #include "kv/page_table.h"
 
@@ -52,6 +56,7 @@ struct RunAheadConfig {
   bool adaptive = true;  // draft budgets follow what was accepted, once set_step_cost() was called
   bool pads_rows = false;  // the model runs as many rows as were planned, not as were drafted
   bool enable_chunked_prefill = true;
+  bool enable_block_reuse = false;  // requests start from published pages of equal text and salt
   bool check_integrity = false;
   // By requests that run as far as the host knows: those that ended in steps in flight count.
   DraftLenSchedule draft_len_schedule;
@@ -100,7 +105,9 @@ struct RunAheadStep {
   int num_prompt_rows = 0, num_prompt_logits = 0;
   int max_decode_rows = 0;
   int max_rows = 0, max_kv_len = 0;  // of any one request, upper bounds
-  bool needs_scores = false;         // somebody samples: best tokens are not enough
+  // Of the step's choices, those that the host makes; their scores go into the ring, in this order.
+  std::vector<int> host_choices;
+  bool needs_scores = false;  // somebody samples: best tokens are not enough
   std::vector<SlotEntry> entries;
 };
 
@@ -108,6 +115,14 @@ struct RunAheadRings {
   std::int32_t* staging = nullptr;        // [depth + 2, StagingLayout::words]
   std::byte* entries = nullptr;           // [depth + 2, entry_bytes()]
   const std::int32_t* results = nullptr;  // [depth + 2, result_words()]
+  const float* scores = nullptr;          // [depth + 2, max_host_rows(), vocab_size]
+};
+
+// Scores of the host's choices of one step after processors that only the caller knows.
+struct HostScores {
+  const float* rows = nullptr;  // [host choices, vocab_size]; null: none was changed
+  std::int64_t row_stride = 0;
+  std::map<RequestId, std::string> errors;  // requests whose processor failed: they end with it
 };
 
 struct RunAheadStats {
@@ -133,6 +148,8 @@ class RunAheadExecutor {
   // A SlotResult and the StatusFlag bits of each request: results [B], then flags [B].
   int result_words() const;
 
+  int max_host_rows() const { return std::min(config_.max_batch_size, kMaxHostRows); }
+
   // Once, before the first plan().
   void bind_rings(const RunAheadRings& rings);
 
@@ -145,8 +162,15 @@ class RunAheadExecutor {
 
   // Null: nothing to enqueue now. At most `depth` steps may be unread.
   const RunAheadStep* plan();
-  // The oldest step in flight. The caller has seen its event complete.
-  std::vector<StepOutput> deliver();
+  // The oldest step in flight: whose choices the host makes, in the order of its scores; 0:
+  // nobody's any more.
+  std::vector<RequestId> host_requests() const;
+  int oldest_ring() const;
+  // The oldest step in flight. The caller has seen its event complete. `changed`: what the callers'
+  // own processors made of its scores.
+  std::vector<StepOutput> deliver(const HostScores& changed = {});
+  // Forgets the published pages that nobody holds; returns how many.
+  int reset_prefix_cache();
   // A step in flight could not be enqueued as a whole: its requests end with an error. It still has
   // to be delivered, after an event behind what was enqueued of it.
   std::vector<StepOutput> fail(std::int64_t index, const std::string& message);
@@ -170,6 +194,13 @@ class RunAheadExecutor {
   int prefill_rows(const Request& request, int budget) const;
   bool stage_entry(Request& request);
   void place_prompt(Request& request, int rows);
+  void place_rows(Request& request, int start, int rows, bool decides);
+  void collect();
+  void deliver_choice(Request& request, const float* raw, const float* scores, StepOutput& out);
+  std::int64_t pages_needed(const Request& request) const;
+  void attach_prefix(Request& request);
+  bool better_wait(const Request& request, std::size_t index) const;
+  void publish(Request& request, std::int64_t count);
   void choose_chain_limits(int most_drafts, int each);
   AheadShare choose_share(Request& request, int most_drafts);
   void place_decode(Request& request, int most_drafts);
@@ -202,7 +233,7 @@ class RunAheadExecutor {
   std::deque<std::unique_ptr<Request>> waiting_;
   std::vector<std::unique_ptr<Request>> running_;   // in order of admission
   std::vector<std::unique_ptr<Request>> retiring_;  // ended, named by a step in flight
-  std::vector<Request*> decoding_;                  // scratch of plan()
+  std::vector<Request*> decoding_, choosing_;       // scratch of plan()
   std::vector<ChainOffer> chain_offers_;            // by position in decoding_
   std::vector<int> free_slots_;
   std::deque<Flight> flights_;  // steps in flight, oldest first

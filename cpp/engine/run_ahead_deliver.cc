@@ -7,6 +7,13 @@
 #include "engine/run_ahead_request.h"
 
 namespace specdec {
+namespace {
+
+constexpr const char* kBadScores =
+    "the model's scores hold a NaN (numerical error); the request was stopped before a token was "
+    "chosen from them";
+
+}  // namespace
 
 // Tokens that the device decided for a request that goes on, by the rules of slot_commit().
 void RunAheadExecutor::deliver_result(Request& request, const SlotResult& result, StepOutput& out) {
@@ -18,10 +25,10 @@ void RunAheadExecutor::deliver_result(Request& request, const SlotResult& result
   if (result.stop_token != kNoStopToken) out.stop_token = result.stop_token;
   if (result.bad_row != 0) {
     out.error = result.bad_row == 2 ? "the model's scores are all -infinity: no token can be chosen"
-                                    : "the model's scores hold a NaN (numerical error); the "
-                                      "request was stopped before a token was chosen from them";
+                                    : kBadScores;
   }
   request.known_len += result.num_tokens;
+  if (pages_.reuse()) request.text.insert(request.text.end(), out.tokens.begin(), out.tokens.end());
 }
 
 // What the step says about drafts of later ones. A text's last step was cut where it ended.
@@ -36,7 +43,54 @@ void RunAheadExecutor::learn(Request& request, const Part& part, const SlotResul
   }
 }
 
-std::vector<StepOutput> RunAheadExecutor::deliver() {
+std::vector<RequestId> RunAheadExecutor::host_requests() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  SPECDEC_REQUIRE(!flights_.empty(), "host_requests(): no step is in flight");
+  std::vector<RequestId> ids;
+  for (const Flight::Place& place : flights_.front().places) {
+    if (!place.request->host || !place.decides) continue;
+    ids.push_back(flights_.front().failed || place.request->ended ? 0 : place.request->id);
+  }
+  return ids;
+}
+
+int RunAheadExecutor::oldest_ring() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  SPECDEC_REQUIRE(!flights_.empty(), "oldest_ring(): no step is in flight");
+  return flights_.front().ring;
+}
+
+// The token that the host chooses. `raw`: the model's own scores, for logprobs.
+void RunAheadExecutor::deliver_choice(Request& request, const float* raw, const float* scores,
+                                      StepOutput& out) {
+  HostChoice& host = *request.host;
+  const TokenId token = host.choose(request.text, scores, config_.vocab_size);
+  if (token < 0) {
+    out.finish_reason = FinishReason::kError;
+    out.error = token == kNothingAllowed
+                    ? "no token is allowed here: allowed_token_ids, bad_words, logit_bias and "
+                      "logits_processors leave none; relax them"
+                    : kBadScores;
+    return;
+  }
+  out.tokens = {token};
+  request.text.push_back(token);
+  host.processor.append(token);
+  ++host.num_output;
+  ++request.known_len;
+  if (host.params.logprobs) {
+    out.logprobs.push_back(compute_logprobs(raw, config_.vocab_size, token, *host.params.logprobs));
+  }
+  const SlotRequest& s = request.slot_request;
+  const StopRules rules{s.eos_token_ids.data(), static_cast<std::int32_t>(s.eos_token_ids.size()),
+                        s.stop_token_ids.data(), static_cast<std::int32_t>(s.stop_token_ids.size()),
+                        request.max_len};
+  TokenId stop_token = kNoStopToken;
+  out.finish_reason = finish_after(rules, token, request.known_len, &stop_token);
+  if (stop_token != kNoStopToken) out.stop_token = stop_token;
+}
+
+std::vector<StepOutput> RunAheadExecutor::deliver(const HostScores& changed) {
   std::lock_guard<std::mutex> lock(mutex_);
   SPECDEC_REQUIRE(!flights_.empty(), "deliver(): no step is in flight");
   const Flight flight = std::move(flights_.front());
@@ -50,6 +104,8 @@ std::vector<StepOutput> RunAheadExecutor::deliver() {
   std::vector<StepOutput> outputs;
   std::vector<Request*> ended;
   const std::int64_t rows_before = totals.rows;
+  const std::int64_t first_choice = std::int64_t{ring} * max_host_rows();
+  std::int64_t num_choices = 0;  // of the host's
   for (std::size_t b = 0; b < flight.places.size(); ++b) {
     const Flight::Place& place = flight.places[b];
     Request& request = *place.request;
@@ -57,10 +113,15 @@ std::vector<StepOutput> RunAheadExecutor::deliver() {
     request.parts.pop_front();
     SPECDEC_ENSURE(part.step == flight.step, "request ", request.id, " is in step ", part.step,
                    ", step ", flight.step, " is delivered");
+    const bool by_host = request.host && place.decides;
+    const std::int64_t choice = num_choices;
+    num_choices += by_host;
     if (flight.failed) continue;
     const SlotResult& result = results[b];
-    const bool decided = result.num_tokens > 0 || result.bad_row != 0;
-    const int rows = place.is_prefill ? place.rows : (decided ? 1 + result.num_drafts : 0);
+    const bool decided = by_host || result.num_tokens > 0 || result.bad_row != 0;
+    const bool known_rows = place.is_prefill || request.host;
+    const int rows = known_rows ? place.rows : (decided ? 1 + result.num_drafts : 0);
+    const int known_before = request.known_len;
     totals.rows += rows;
     totals.prefill_rows += place.is_prefill ? rows : 0;
     if (request.ended && !fault(Fault::kLateResult)) {
@@ -71,11 +132,24 @@ std::vector<StepOutput> RunAheadExecutor::deliver() {
     out.request_id = request.id;
     out.is_prefill = place.is_prefill;
     out.num_rows = rows;
+    out.num_cached_tokens = request.num_cached;
     // A NaN in a row ends a request when the row decides a token, as on the host.
     if (const std::int32_t wrong = flags[b] & ~static_cast<std::int32_t>(kStatusNaN); wrong != 0) {
       out.finish_reason = FinishReason::kError;
       out.error = "the device found this request's step broken (status " + std::to_string(wrong) +
                   ": 2 page, 4 tree, 8 length, 16 law) and left it out; please report";
+    } else if (by_host) {
+      const auto failed = changed.errors.find(request.id);
+      if (failed != changed.errors.end()) {
+        out.finish_reason = FinishReason::kError;
+        out.error = failed->second;
+      } else {
+        SPECDEC_ENSURE(rings_.scores != nullptr, "no ring of scores for choices of the host's");
+        const float* raw = rings_.scores + (first_choice + choice) * config_.vocab_size;
+        const float* scores =
+            changed.rows == nullptr ? raw : changed.rows + choice * changed.row_stride;
+        deliver_choice(request, raw, scores, out);
+      }
     } else if (place.decides) {
       // What a device wrote is not trusted further than it has to be.
       const bool sound = decided && result.num_tokens >= 0 && result.num_tokens <= part.tokens &&
@@ -99,6 +173,11 @@ std::vector<StepOutput> RunAheadExecutor::deliver() {
     if (out.finish_reason != FinishReason::kNone) {
       ++(out.finish_reason == FinishReason::kError ? totals.failed : totals.finished);
       if (!request.ended) ended.push_back(&request);
+      // What failed leaves nothing behind. Of the last step's tokens the K/V was not moved.
+      if (out.finish_reason != FinishReason::kError && pages_.reuse()) {
+        pages_.commit(request.slot, known_before);
+        publish(request, known_before);
+      }
     } else if (!request.ended) {
       // What steps in flight can still touch stays, the excess goes back.
       std::int64_t tokens = request.tokens_to_hold();
@@ -107,6 +186,8 @@ std::vector<StepOutput> RunAheadExecutor::deliver() {
       }
       pages_.commit(request.slot, tokens);
       pages_.rewind(request.slot);
+      // Tokens are published when the next ones are read: by then a stop string has been found.
+      if (place.decides) publish(request, known_before);
     }
     outputs.push_back(std::move(out));
   }

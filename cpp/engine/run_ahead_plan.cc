@@ -26,28 +26,31 @@ const RunAheadStep* RunAheadExecutor::plan() {
   planned_drafts_ = 0.0;
   step_.max_decode_rows = step_.max_rows = step_.max_kv_len = 0;
   step_.needs_scores = false;
+  step_.host_choices.clear();
   flights_.push_back({next_step_, ring, false, {}});
 
-  decoding_.clear();
+  collect();
   double tokens = 0.0;  // in the cache, of decoding requests, as far as it is known
-  for (const auto& request : running_) {
-    if (request->in_prefill() || request->surely_complete()) continue;
-    decoding_.push_back(request.get());
-    tokens += request->known_len - 1;
+  for (const auto* list : {&decoding_, &choosing_}) {
+    for (const Request* request : *list) tokens += request->known_len - 1;
   }
-  const int decoding = static_cast<int>(decoding_.size());
+  const int decoding = static_cast<int>(decoding_.size() + choosing_.size());
   step_cost_.at(decoding, tokens / std::max(decoding, 1), &cost_now_);
-  int budget = config_.max_num_tokens - static_cast<int>(decoding_.size());
+  int budget = config_.max_num_tokens - decoding;
   // Prompts come first: they decide when somebody sees the first token.
   staged(staging_.cu_rows)[0] = staged(staging_.cu_logits)[0] = 0;
-  for (const auto& request : running_) {
-    if (!request->in_prefill()) continue;
-    const int rows = prefill_rows(*request, budget);
+  for (std::size_t i = 0; i < running_.size(); ++i) {
+    Request& request = *running_[i];
+    if (!request.in_prefill()) continue;
+    if (request.untouched()) attach_prefix(request);
+    if (better_wait(request, i)) continue;
+    const int rows = prefill_rows(request, budget);
     if (rows == 0) continue;
-    if (!request->entered && !stage_entry(*request)) break;
-    place_prompt(*request, rows);
+    if (!request.entered && !stage_entry(request)) break;
+    place_prompt(request, rows);
     budget -= rows;
   }
+  for (Request* request : choosing_) place_rows(*request, request->known_len - 1, 1, true);
   const int most = max_rows_per_request() - 1;
   const int scheduled =
       draft_len_limit_for(config_.draft_len_schedule, static_cast<int>(running_.size()), most);
@@ -67,10 +70,12 @@ const RunAheadStep* RunAheadExecutor::plan() {
   for (int i = 0; i < step_.max_decode_rows; ++i) logit_rows[i] = step_.num_prompt_rows + i;
   const auto& places = flights_.back().places;
   step_.needs_scores = std::any_of(places.begin(), places.end(), [](const Flight::Place& place) {
-    return place.decides && !place.request->law.greedy();
+    return place.decides && (place.request->host || !place.request->law.greedy());
   });
   for (int b = 0; step_.needs_scores && b < staging_.requests; ++b) {
-    stage_law(place_, b < requests ? places[b].request : nullptr, b);
+    // What the host chooses is drawn greedily, too, and nobody reads it.
+    const bool by_device = b < requests && !places[b].request->host;
+    stage_law(place_, by_device ? places[b].request : nullptr, b);
   }
   ++next_step_;
   totals_.executor.shortened_steps += step_.num_decodes > 0 && scheduled < most;
@@ -80,8 +85,32 @@ const RunAheadStep* RunAheadExecutor::plan() {
   return &step_;
 }
 
+// Who decodes in this step: what runs ahead, and choices of the host's, those first that have
+// waited for longest.
+void RunAheadExecutor::collect() {
+  decoding_.clear();
+  choosing_.clear();
+  for (const auto& request : running_) {
+    if (request->in_prefill() || request->surely_complete()) continue;
+    if (!request->host) {
+      decoding_.push_back(request.get());
+    } else if (request->parts.empty()) {
+      choosing_.push_back(request.get());
+    }
+  }
+  std::stable_sort(choosing_.begin(), choosing_.end(),
+                   [](const Request* a, const Request* b) { return a->last_step < b->last_step; });
+  const auto most = static_cast<std::size_t>(max_host_rows());
+  if (choosing_.size() > most) choosing_.resize(most);
+}
+
 int RunAheadExecutor::prefill_rows(const Request& request, int budget) const {
-  const int left = request.prompt_len - request.prefilled;
+  int left = request.prompt_len - request.prefilled;
+  const auto choices = step_.host_choices.size() + choosing_.size();
+  if (request.host && choices >= static_cast<std::size_t>(max_host_rows())) {
+    if (!config_.enable_chunked_prefill) return 0;
+    --left;  // its last row has to wait
+  }
   if (!config_.enable_chunked_prefill) return left <= budget ? left : 0;
   return std::min(left, budget);
 }
@@ -142,25 +171,37 @@ void RunAheadExecutor::stage_pages(const Request& request, int index) {
 }
 
 void RunAheadExecutor::place_prompt(Request& request, int rows) {
-  const int start = request.prefilled, end = start + rows;
-  const bool last = end == request.prompt_len;
+  const int start = request.prefilled;
+  request.prefilled = start + rows;
+  const bool last = !request.in_prefill();
+  place_rows(request, start, rows, last);
+  if (last) request.slot_request.prompt = {};
+}
+
+// Rows of known tokens, from position `start` on.
+void RunAheadExecutor::place_rows(Request& request, int start, int rows, bool last) {
+  SPECDEC_ENSURE(start >= pages_.shared_tokens(request.slot), "request ", request.id,
+                 " would write at ", start, ", its first ", pages_.shared_tokens(request.slot),
+                 " tokens are published");
+  const int end = start + rows;
   const int b = step_.num_prompts++;
-  request.prefilled = end;
+  const std::vector<TokenId>& text =
+      request.text.empty() ? request.slot_request.prompt : request.text;
   request.parts.push_back({step_.index, end, rows, last ? 1 : 0, -1});
   request.last_step = step_.index;
-  flights_.back().places.push_back({&request, true, last, rows});
-  staged(staging_.slot_ids)[b] = request.slot;
+  flights_.back().places.push_back({&request, start < request.prompt_len, last, rows});
+  staged(staging_.slot_ids)[b] = request.host ? -1 : request.slot;
   staged(staging_.max_drafts)[b] = 0;
   staged(staging_.kv_len)[b] = start;
   const int first = step_.num_prompt_rows;
   for (int i = 0; i < rows; ++i) {
-    staged(staging_.prompt_tokens)[first + i] = request.slot_request.prompt[start + i];
+    staged(staging_.prompt_tokens)[first + i] = text[start + i];
     staged(staging_.prompt_parents)[first + i] = i - 1;
   }
   step_.num_prompt_rows += rows;
   if (last) {
+    if (request.host) step_.host_choices.push_back(step_.num_prompt_logits);
     staged(staging_.logit_rows)[step_.num_prompt_logits++] = first + rows - 1;
-    request.slot_request.prompt = {};
   }
   staged(staging_.cu_rows)[b + 1] = step_.num_prompt_rows;
   staged(staging_.cu_logits)[b + 1] = step_.num_prompt_logits;

@@ -3,7 +3,9 @@
 
 #include <algorithm>
 #include <deque>
+#include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "algo/fault.h"
@@ -35,15 +37,25 @@ struct RunAheadExecutor::Request {
   AheadChain lookup;
   int chain_limit = 0;  // drafts of the step to be planned
   std::int64_t promised_pages = 0;
+  std::unique_ptr<HostChoice> host;  // null: the device chooses its tokens
+  std::string cache_salt;
+  bool whole_prompt = false;  // nothing of it is taken over
+  // Prompt and delivered tokens, for a choice of the host's and for prefix reuse; else empty.
+  std::vector<TokenId> text;
 
   int slot = -1;
   bool entered = false;  // the slot's start has been staged
-  int prefilled = 0;     // prompt tokens whose rows were planned
+  int prefilled = 0;     // prompt tokens whose rows were planned, or that were taken over
+  int num_cached = 0;    // of them, how many lay in published pages
   int known_len = 0;     // of the history, as far as results were read
   std::deque<Part> parts;
   std::int64_t last_step = -1;  // the last one that names it
   bool cancelled = false, ended = false;
 
+  // Prompt tokens that may come from published pages: the row of the last one decides a token.
+  int reusable() const { return whole_prompt ? 0 : prompt_len - 1; }
+  // No row of its own was planned yet.
+  bool untouched() const { return prefilled == num_cached && last_step < 0; }
   bool in_prefill() const { return prefilled < prompt_len; }
 
   // The history before the next step, if every step in flight brings as few tokens as it may.
@@ -82,7 +94,7 @@ struct RunAheadExecutor::Flight {
   struct Place {
     Request* request = nullptr;
     bool is_prefill = false, decides = false;  // decides: its last row chooses a token
-    int rows = 0;                              // of a prompt
+    int rows = 0;                              // of a prompt, or of a choice of the host's
   };
   std::int64_t step = 0;
   int ring = 0;

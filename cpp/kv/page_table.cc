@@ -129,7 +129,7 @@ int PageTable::attach(int slot, const TokenId* tokens, std::int64_t count) {
   return s.shared - before;
 }
 
-void PageTable::publish(int slot, const TokenId* tokens, std::int64_t count) {
+void PageTable::publish(int slot, const TokenId* tokens, std::int64_t count, bool swap) {
   Slot& s = slots_[slot];
   if (s.root == PrefixIndex::kNone) return;
   SPECDEC_ENSURE(count <= s.length, "slot ", slot, " publishes ", count, " tokens, ", s.length,
@@ -142,6 +142,8 @@ void PageTable::publish(int slot, const TokenId* tokens, std::int64_t count) {
     if (published == PrefixIndex::kNone) {
       index_->insert(parent, block, own);
       ++reuse_stats_.published_pages;
+    } else if (!swap) {
+      return;
     } else {
       // Somebody else was first. Hanging the slot's next pages under a page that it does not hold
       // would pin that one; holding it instead of our copy frees a page.

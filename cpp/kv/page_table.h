@@ -58,8 +58,9 @@ class PageTable {
   // slot's text from its start) agree; returns how many pages. The slot must hold nothing else.
   int attach(int slot, const TokenId* tokens, std::int64_t count);
   // Publishes the slot's full pages among the first `count` committed tokens. A page whose block is
-  // published already is given up for that one, so the slot's run may change.
-  void publish(int slot, const TokenId* tokens, std::int64_t count);
+  // published already is given up for that one, so the slot's run may change; without `swap` its
+  // run stays as it is and publishing ends there.
+  void publish(int slot, const TokenId* tokens, std::int64_t count, bool swap = true);
   // Forgets published pages that no slot holds; returns how many.
   int drop_unused();
 

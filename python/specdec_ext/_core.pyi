@@ -1023,6 +1023,11 @@ class RunAheadStep:
     @property
     def entries(self) -> list[SlotEntry]: ...
     @property
+    def host_choices(self) -> list[int]:
+        """
+        Of the step's choices, those that the host makes.
+        """
+    @property
     def index(self) -> int: ...
     @property
     def max_decode_rows(self) -> int:
@@ -1082,6 +1087,7 @@ class RunAheadExecutor:
         adaptive: bool = True,
         pads_rows: bool = False,
         enable_chunked_prefill: bool = True,
+        enable_block_reuse: bool = False,
         check_integrity: bool = False,
         draft_len_schedule: collections.abc.Sequence[
             tuple[
@@ -1089,20 +1095,30 @@ class RunAheadExecutor:
             ]
         ] = [],
     ) -> None: ...
-    def bind_rings(self, *, staging: typing.Any, entries: typing.Any, results: typing.Any) -> None:
+    def bind_rings(
+        self, *, staging: typing.Any, entries: typing.Any, results: typing.Any, scores: typing.Any
+    ) -> None:
         """
-        Host memory that the executor writes and reads: staging [ring_size, words] int32, entries [ring_size, entry_bytes] uint8, results [ring_size, result_words] int32.
+        Host memory that the executor writes and reads: staging [ring_size, words] int32, entries [ring_size, entry_bytes] uint8, results [ring_size, result_words] int32, scores [ring_size, max_host_rows, vocab_size] float32.
         """
     def cancel(self, request_id: typing.SupportsInt | typing.SupportsIndex) -> bool: ...
-    def deliver(self) -> list[StepOutput]:
+    def deliver(
+        self,
+        scores: typing.Any = None,
+        errors: collections.abc.Mapping[typing.SupportsInt | typing.SupportsIndex, str] = {},
+    ) -> list[StepOutput]:
         """
-        What the oldest step in flight brought; its event must have completed.
+        What the oldest step in flight brought; its event must have completed. Where the caller changed the scores of the host's choices: scores [len(host_requests()), vocab_size] float32; errors, by request id: those requests end with that message.
         """
     def fail(
         self, index: typing.SupportsInt | typing.SupportsIndex, message: str
     ) -> list[StepOutput]:
         """
         The step could not be enqueued: its requests end with an error. It is still delivered.
+        """
+    def host_requests(self) -> list[int]:
+        """
+        Of the oldest step in flight: the ids of the requests whose tokens the host chooses, in the order of their rows of scores; 0 for one that has ended.
         """
     def pages(self, request_id: typing.SupportsInt | typing.SupportsIndex) -> list[int]:
         """
@@ -1114,7 +1130,7 @@ class RunAheadExecutor:
         """
     def reset_prefix_cache(self) -> int:
         """
-        0: no page is published.
+        Forgets the published pages that no request holds; returns how many.
         """
     def set_step_cost(
         self,
@@ -1182,12 +1198,22 @@ class RunAheadExecutor:
     @property
     def in_flight(self) -> int: ...
     @property
+    def max_host_rows(self) -> int:
+        """
+        Rows of one step that the host may choose from.
+        """
+    @property
     def max_rows_per_request(self) -> int:
         """
         Rows of a decoding request in one step, at most.
         """
     @property
     def num_unfinished(self) -> int: ...
+    @property
+    def oldest_ring(self) -> int:
+        """
+        The place of the oldest step in flight in the rings.
+        """
     @property
     def result_words(self) -> int: ...
     @property
@@ -1196,6 +1222,8 @@ class RunAheadExecutor:
     def slot_layout(self) -> SlotLayout: ...
     @property
     def staging_layout(self) -> StagingLayout: ...
+    @property
+    def vocab_size(self) -> int: ...
 
 class BeamSearch:
     """

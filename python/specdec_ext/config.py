@@ -267,8 +267,8 @@ class SchedulerConfig(_Config):
                             "max_utilization" needs preemption: not in this version
     enable_chunked_prefill  split prompts over several steps
     run_ahead               steps that are enqueued while one is read, 0..2 (docs/run_ahead.md):
-                            requests without processors or logprobs. None: each step is read
-                            before the next is planned, every request is served
+                            None: each step is read before the next is planned, every request and
+                            drafter is served
     enforce_eager           with run_ahead on a CUDA device: False records steps as CUDA graphs,
                             which no GPU has run yet
     """

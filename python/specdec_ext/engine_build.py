@@ -161,6 +161,7 @@ class EngineBuilder:
             self.place,
             drafting_arguments(self._speculative),
             adaptive=self._speculative is not None and self._speculative.adaptive,
+            enable_block_reuse=self._kv_cache.enable_block_reuse,
         )
 
         def calibrate() -> None:

@@ -309,7 +309,7 @@ class EngineLoop:
     def _commit(self, plan: Any, result: Any) -> list[Any]:
         with self._lock:
             processed = {r: s for r, s in self._states.items() if s.params.logits_processors}
-        if not processed:
+        if not processed or not plan.needs_logits:  # none of them decides anything in this step
             return list(self.executor.commit(plan, result))
         scores, errors = process_scores(plan, result, processed)
         return list(self.executor.commit(plan, scores, raw=result, errors=errors))

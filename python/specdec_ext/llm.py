@@ -89,7 +89,7 @@ class LLM:
             parse_kv_cache_config(kv_cache_config), enable_prefix_caching
         )
         self.scheduler_config = parse_scheduler_config(scheduler_config)
-        check_run_ahead(self.scheduler_config, self.speculative_config, self.kv_cache_config)
+        check_run_ahead(self.scheduler_config, self.speculative_config)
         dtype = normalize_dtype("dtype", dtype)
         model_impl = check_choice(
             "model_impl", model_impl, ("auto", "native", "transformers"), ConfigError

@@ -15,7 +15,7 @@ import torch
 
 from .request_state import RequestState
 
-__all__ = ["process_scores"]
+__all__ = ["process_rows", "process_scores"]
 
 
 def process_scores(
@@ -41,6 +41,28 @@ def process_scores(
         try:
             for i, text in enumerate(texts):
                 changed[first + i] = _apply(state, text, scores[first + i])
+        except Exception as error:
+            errors[rid] = f"logits processor failed: {type(error).__name__}: {error}"
+    return changed, errors
+
+
+def process_rows(
+    ids: Sequence[int], scores: torch.Tensor, states: Mapping[int, RequestState]
+) -> tuple[torch.Tensor | None, dict[int, str]]:
+    """As process_scores, where row i decides the next token of request ids[i] (0: of nobody).
+
+    None: nothing has processors.
+    """
+    changed: torch.Tensor | None = None
+    errors: dict[int, str] = {}
+    for i, rid in enumerate(ids):
+        state = states.get(rid)
+        if state is None or not state.params.logits_processors:
+            continue
+        if changed is None:
+            changed = scores.clone()
+        try:
+            changed[i] = _apply(state, [*state.prompt_token_ids, *state.token_ids], scores[i])
         except Exception as error:
             errors[rid] = f"logits processor failed: {type(error).__name__}: {error}"
     return changed, errors

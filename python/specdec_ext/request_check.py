@@ -339,16 +339,7 @@ def resolve_request(
 # What a request that runs ahead may not set: the executor's keyword, its neutral value, and the
 # field of SamplingParams.
 _NOT_AHEAD: tuple[tuple[str, Any, str], ...] = (
-    ("min_tokens", 0, "min_tokens"),
-    ("repetition_penalty", 1.0, "repetition_penalty"),
-    ("presence_penalty", 0.0, "presence_penalty"),
-    ("frequency_penalty", 0.0, "frequency_penalty"),
-    ("logit_bias", {}, "logit_bias"),
-    ("bad_words", [], "bad_words"),
-    ("allowed_token_ids", None, "allowed_token_ids"),
-    ("logprobs", None, "logprobs"),
     ("prompt_logprobs", None, "prompt_logprobs"),
-    ("needs_scores", False, "logits_processors"),
     ("return_logits", False, "return_generation_logits"),
     ("external_drafts", [], "external_draft"),
 )
@@ -357,13 +348,13 @@ _MAX_STOP_IDS = 64
 
 
 def _check_run_ahead(kwargs: Mapping[str, Any]) -> None:
-    """Raise RequestError for what needs more of a step than the model's own scores."""
+    """Raise RequestError for what needs more of a step than the scores of its last row."""
     remedy = "make the LLM with SchedulerConfig.run_ahead=None"
     for keyword, neutral, name in _NOT_AHEAD:
         if kwargs[keyword] != neutral:
             raise RequestError(
-                f"SamplingParams.{name} is set: with SchedulerConfig.run_ahead scores stay on the "
-                f"device, as the model computed them; leave it out, or {remedy}"
+                f"SamplingParams.{name} is set: with SchedulerConfig.run_ahead a step's scores are "
+                f"not kept, and drafts are the engine's own; leave it out, or {remedy}"
             )
     count = len(kwargs["stop_token_ids"])
     count += 0 if kwargs["ignore_eos"] else len(kwargs["eos_token_ids"])

@@ -79,7 +79,8 @@ def device_bytes(
     words = int(sizes.staging_layout.words + sizes.result_words) + 3  # ends of prefix sums
     per_row, per_request = 11, 4 + 3 * MAX_STEP_TOKENS + 4  # int32 words of the step's arrays
     words += per_row * memory.max_num_tokens + per_request * memory.max_batch_size
-    return slots + 4 * (words + _max_choices(sizes) * vocab_size)
+    rows = _max_choices(sizes) + int(sizes.max_host_rows)
+    return slots + 4 * (words + rows * vocab_size)
 
 
 def make_stream(place: Place) -> Stream:
@@ -140,10 +141,12 @@ def make_pipeline(
     drafting: Mapping[str, Any],
     *,
     adaptive: bool = False,
+    enable_block_reuse: bool = False,
 ) -> RunAheadPipeline:
     """scheduler  run_ahead is set
     drafting   the executor's keywords for how drafts are made
     adaptive   draft budgets follow what was accepted
+    enable_block_reuse  requests start from published pages
 
     Raises ConfigError for a model that cannot run ahead where it is.
     """
@@ -156,6 +159,7 @@ def make_pipeline(
         drafting,
         adaptive=adaptive,
         pads_rows=not place.is_cpu,
+        enable_block_reuse=enable_block_reuse,
     )
     forward: PlanModel | RowsModel
     if place.is_cpu:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .engine_loop import EngineLoop
 from .log import logger
+from .logits_processing import process_rows
 from .run_ahead import RunAheadPipeline
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = ["RunAheadLoop"]
 
@@ -21,6 +25,7 @@ class RunAheadLoop(EngineLoop):
     def __init__(self, pipeline: RunAheadPipeline, model: Any, **options: Any) -> None:
         super().__init__(pipeline.executor, model, **options)
         self._pipeline = pipeline
+        pipeline.process = self._process
 
     def step(self) -> bool:
         """Enqueue a step for whoever is ready and read the one that is due. False: neither."""
@@ -45,6 +50,11 @@ class RunAheadLoop(EngineLoop):
             if interrupted is not None:
                 raise interrupted
             return True
+
+    def _process(self, ids: list[int], scores: torch.Tensor) -> Any:
+        with self._lock:
+            states = {rid: self._states[rid] for rid in ids if rid in self._states}
+        return process_rows(ids, scores, states)
 
     def _calibrate_once(self) -> None:
         ready = self._calibrate is not None and self._wants_calibration

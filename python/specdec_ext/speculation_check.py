@@ -96,9 +96,7 @@ def with_prefix_caching(
     return dataclasses.replace(kv_cache, enable_block_reuse=wanted)
 
 
-def check_run_ahead(
-    scheduler: SchedulerConfig, spec: SpeculativeConfig | None, kv_cache: KvCacheConfig
-) -> None:
+def check_run_ahead(scheduler: SchedulerConfig, spec: SpeculativeConfig | None) -> None:
     """Raise ConfigError for what SchedulerConfig.run_ahead does not go together with."""
     if scheduler.run_ahead is None:
         return
@@ -117,11 +115,6 @@ def check_run_ahead(
         raise ConfigError(
             f"{where}: a public pool lives on the host; set NGramDecodingConfig.is_public_pool="
             "False, or run_ahead=None"
-        )
-    if kv_cache.enable_block_reuse:
-        raise ConfigError(
-            f"{where}: pages are published when their tokens are known, which is later; set "
-            "KvCacheConfig.enable_block_reuse=False, or run_ahead=None"
         )
 
 

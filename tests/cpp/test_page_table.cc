@@ -188,5 +188,29 @@ TEST(prefix_reuse_keeps_one_copy) {
   table.check_integrity();
 }
 
+TEST(without_swap_a_slot_keeps_its_pages) {
+  PageTable table = reuse_table(8, 2);
+  const TokenId text[] = {1, 2, 3, 4};
+  for (const int slot : {0, 1}) {
+    table.open(slot, "");
+    CHECK(table.reserve(slot, 4));
+    table.commit(slot, 4);
+  }
+  table.publish(0, text, 2, false);
+  const std::vector<std::int32_t> before = table.pages(1);
+  table.publish(1, text, 4, false);  // its first block is there: nothing of it is published
+  table.check_integrity();
+  CHECK_EQ(table.pages(1), before);
+  CHECK_EQ(table.shared_tokens(1), 0);
+  table.publish(0, text, 4, false);
+  CHECK_EQ(table.shared_tokens(0), 4);
+  table.release(1);
+  CHECK_EQ(table.cached_pages(), 0);
+  CHECK_EQ(table.free_pages(), 6);
+  table.release(0);
+  CHECK_EQ(table.cached_pages(), 2);
+  table.check_integrity();
+}
+
 }  // namespace
 }  // namespace specdec

@@ -36,6 +36,7 @@ class RunAheadEngine(Engine):
         self.model, self.num_pages = model, k_pages.shape[1]
         self.max_seq_len = options["max_seq_len"]
         self.pages = (k_pages, v_pages)
+        self.reuses = bool(options.get("enable_block_reuse"))
         self.poison = POISON if isinstance(model, HashModel) else float("nan")
         self.executor = _core.RunAheadExecutor(
             vocab_size=model.vocab_size,
@@ -60,8 +61,8 @@ class RunAheadEngine(Engine):
         if recorder is not None:
             recorder.buffers = self.pipeline.buffers
         if isinstance(self.stream, StubStream):
-            ring = self.pipeline.buffers.result_ring
-            self.stream.host_memory = frozenset([ring.untyped_storage().data_ptr()])
+            rings = (self.pipeline.buffers.result_ring, self.pipeline.buffers.score_ring)
+            self.stream.host_memory = frozenset(r.untyped_storage().data_ptr() for r in rings)
         self.step_count = 0
         self.alive: set[int] = set()
         self.held: set[int] = set()
@@ -93,7 +94,8 @@ class RunAheadEngine(Engine):
     def poison_returned(self) -> None:
         held = {page for rid in self.alive for page in self.executor.pages(rid)}
         for page in self.held - held:
-            for pages in self.pages:
+            # What is published stays there for others.
+            for pages in () if self.reuses else self.pages:
                 pages[:, page] = self.poison
         self.held = held
 

@@ -267,11 +267,7 @@ def test_what_cannot_run_ahead_is_refused(changed: dict[str, Any], message: str)
     ("options", "message"),
     [
         ({"temperature": 0.5, "top_p": 2.0}, "top_p = 2"),
-        ({"logprobs": 1}, "logprobs needs whole rows of scores"),
         ({"prompt_logprobs": 0}, "prompt_logprobs"),
-        ({"min_tokens": 2}, "min_tokens changes scores"),
-        ({"presence_penalty": 0.1}, "a score processor"),
-        ({"needs_scores": True}, "logits_processors"),
         ({"return_logits": True}, "return_generation_logits"),
         ({"external_drafts": [1]}, "external_draft"),
         ({"stop_token_ids": list(range(48)), "eos_token_ids": list(range(20))}, "68 end and stop"),
@@ -308,6 +304,7 @@ def test_calls_out_of_order_are_refused() -> None:
         "staging": torch.zeros(executor.ring_size, words, dtype=torch.int32),
         "entries": torch.zeros(executor.ring_size, executor.entry_bytes, dtype=torch.uint8),
         "results": torch.zeros(executor.ring_size, executor.result_words, dtype=torch.int32),
+        "scores": torch.zeros(executor.ring_size, executor.max_host_rows, 50),
     }
     for name in rings:
         with pytest.raises(ValueError, match=name):

@@ -157,6 +157,41 @@ def test_adaptive_budgets_are_calibrated_once(folder: Path, spec: Any) -> None:
             assert stats["free_pages"] == stats["total_pages"]
 
 
+@pytest.mark.parametrize("depth", [0, 1, 2])
+def test_prefix_reuse(folder: Path, depth: int) -> None:
+    """A second turn computes what is new; step costs are measured before anything is published."""
+    reuse = {"tokens_per_block": 4, "max_tokens": 512, "enable_block_reuse": True}
+    prompt = PROMPTS[2]
+    answers: list[list[list[int]]] = []
+    for run_ahead in (None, depth):
+        with open_llm(folder, LookaheadDecodingConfig(4, 3, 4), run_ahead,
+                      kv_cache_config=reuse) as llm:  # fmt: skip
+            [first] = tokens_of(llm.generate([prompt], GREEDY, use_tqdm=False))
+            outputs = llm.generate([prompt + first, prompt], GREEDY, use_tqdm=False)
+            answers.append([first, *tokens_of(outputs)])
+            stats = llm.get_metrics()["executor"]
+            assert stats["reuse_hits"] == 2
+            assert outputs[0].metrics["num_cached_tokens"] >= 40
+            assert stats["free_pages"] == stats["total_pages"]
+    assert answers[0] == answers[1]
+
+
+@devices
+@pytest.mark.parametrize("params", [{"repetition_penalty": 1.3, "logprobs": 1}, {"min_tokens": 9}])
+def test_the_host_chooses_from_a_devices_scores(
+    folder: Path, device: str, params: dict[str, Any]
+) -> None:
+    asked = [GREEDY, SamplingParams(max_tokens=14, **params), GREEDY,
+             SamplingParams(max_tokens=9, logits_processors=[lambda _, row: -row])]  # fmt: skip
+    texts = []
+    for depth in (None, 0, 2):
+        where = "cpu" if depth is None else device
+        with open_llm(folder, SPECS["lookahead"], depth, device=where) as llm:
+            outputs = llm.generate(PROMPTS, asked, use_tqdm=False)
+            texts.append([list(out.outputs[0].token_ids) for out in outputs])
+    assert texts[0] == texts[1] == texts[2]
+
+
 @devices
 @pytest.mark.parametrize("method", ["none", "lookahead"])
 def test_a_device_runs_ahead(folder: Path, device: str, method: str) -> None:
@@ -209,8 +244,9 @@ def test_the_command_line_checks_before_a_model_is_loaded() -> None:
     assert (scheduler.run_ahead, scheduler.enforce_eager) == (1, False)
     args = parser.parse_args(["--run-ahead", "1", "--lookahead-config", "[4,3,4]"])
     assert llm_kwargs(args)["scheduler_config"].run_ahead == 1
-    args = parser.parse_args(["--run-ahead", "1", "--enable-prefix-caching"])
-    with pytest.raises(ConfigError, match="enable_block_reuse=False"):
+    lookup = ["--prompt-lookup-config", "[4,2]", "--prompt-lookup-style", "v1"]
+    args = parser.parse_args(["--run-ahead", "1", *lookup])
+    with pytest.raises(ConfigError, match="drafts that come with a request"):
         llm_kwargs(args)
 
 
@@ -218,7 +254,6 @@ def test_the_command_line_checks_before_a_model_is_loaded() -> None:
     ("options", "message"),
     [
         ({"spec": NGramDecodingConfig(4, is_public_pool=True, adaptive=False)}, "is_public_pool"),
-        ({"kv_cache_config": {"enable_block_reuse": True}}, "enable_block_reuse=False"),
         ({"spec": "draft"}, "drafts of method 'draft_target' are made on the host"),
         (
             {"spec": NGramDecodingConfig(4, adaptive=False, synthetic_acceptance_length=2.0)},
@@ -245,10 +280,8 @@ def test_what_does_not_go_together_is_refused(
 @pytest.mark.parametrize(
     ("params", "message"),
     [
-        ({"logprobs": 2}, "SamplingParams.logprobs"),
-        ({"repetition_penalty": 1.2}, "repetition_penalty"),
-        ({"min_tokens": 3}, "min_tokens"),
-        ({"logits_processors": [lambda *_: None]}, "logits_processors"),
+        ({"prompt_logprobs": 2}, "SamplingParams.prompt_logprobs"),
+        ({"return_generation_logits": True}, "return_generation_logits"),
         ({"stop_token_ids": list(range(48)) + [0] * 20}, "stop_token_ids"),
     ],
 )

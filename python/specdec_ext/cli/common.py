@@ -90,7 +90,7 @@ def add_llm_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     limits.add_argument(
         "--run-ahead", type=int, metavar="N",
-        help="enqueue up to N steps (0..2) while one is read: no processors",
+        help="enqueue up to N steps (0..2) while one is read",
     )  # fmt: skip
     limits.add_argument(
         "--no-enforce-eager", action="store_true",
@@ -107,6 +107,7 @@ def llm_kwargs(args: argparse.Namespace) -> dict[str, Any]:
 
     from ..config import normalize_dtype
     from ..config_parse import parse_kv_cache_config, parse_scheduler_config
+    from ..errors import ConfigError
 
     refuse_unknown_arguments({}, args.tensor_parallel_size)
     config = speculative_config(args)
@@ -132,7 +133,12 @@ def llm_kwargs(args: argparse.Namespace) -> dict[str, Any]:
             enforce_eager=False if args.no_enforce_eager else None,
         )
     )
-    check_run_ahead(scheduler, None if outside else built, kv_cache)
+    check_run_ahead(scheduler, None if outside else built)
+    if outside and scheduler.run_ahead is not None:
+        raise ConfigError(
+            f"--run-ahead = {scheduler.run_ahead}: drafts that come with a request "
+            "(--prompt_lookup_style v1) are verified when each step is read; leave one of them out"
+        )
     return {
         "model": args.model,
         "tokenizer": args.tokenizer_dir,

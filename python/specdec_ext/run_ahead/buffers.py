@@ -71,8 +71,13 @@ class StepBuffers:
         self.staging_ring[:, ids] = -1
         self.entry_ring = host(executor.entry_bytes, torch.uint8)
         self.result_ring = host(executor.result_words, torch.int32)
+        chosen, vocab = executor.max_host_rows, executor.vocab_size
+        self.score_ring = host(chosen * vocab, torch.float32).view(ring, chosen, vocab)
         executor.bind_rings(
-            staging=self.staging_ring, entries=self.entry_ring, results=self.result_ring
+            staging=self.staging_ring,
+            entries=self.entry_ring,
+            results=self.result_ring,
+            scores=self.score_ring,
         )
 
         def on_device(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
@@ -94,6 +99,8 @@ class StepBuffers:
         self.choice_positions = on_device(rows)
         self.accepted_path, self.accepted_len = on_device(batch, MAX_STEP_TOKENS), on_device(batch)
         self.emitted, self.num_emitted = on_device(batch, MAX_STEP_TOKENS), on_device(batch)
+        # Of requests whose tokens the host chooses.
+        self.host_scores = on_device(chosen, vocab, dtype=torch.float32)
         self.result_block = on_device(executor.result_words)
         words_each = self.layout.result_words
         self.results = self.result_block[: batch * words_each].view(batch, words_each)

@@ -27,7 +27,8 @@ class Geometry:
     prompt_rows, decode_rows     rows, of decoding an upper bound
     prompt_logits                choices of prompts
     max_rows, max_kv_len         of any one request, upper bounds
-    needs_scores                 somebody samples
+    needs_scores                 somebody samples, or the host chooses
+    host_choices                 of the choices of prompts, those that the host makes
     """
 
     prompts: int
@@ -38,6 +39,7 @@ class Geometry:
     max_rows: int
     max_kv_len: int
     needs_scores: bool
+    host_choices: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, planned: Any) -> Geometry:
@@ -51,6 +53,7 @@ class Geometry:
             planned.max_rows,
             planned.max_kv_len,
             planned.needs_scores,
+            tuple(planned.host_choices),
         )
 
 
@@ -177,6 +180,8 @@ class StepOperations:
         b, step, scores = self.buffers, tensors.step, self._scores
         if scores is None:
             raise ValueError("the model returned no scores for a step that samples")
+        for i, choice in enumerate(g.host_choices):
+            b.host_scores[i].copy_(scores[choice, : b.host_scores.shape[1]])
         requests, rows = len(step.kv_len), len(scores)
         tokens, positions, parents = step.tokens, step.positions, tensors.parents
         if g.prompts:

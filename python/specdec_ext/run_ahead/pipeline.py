@@ -32,7 +32,12 @@ class RunAheadPipeline(StepOperations):
     k_pages, v_pages  [layers, P, G, S, K], the model's
     backend   name of the operations' backend; None: by the pages' device
     recorder  steps without prompts are recorded and replayed; None: nothing is (enforce_eager)
+    process   what callers make of the scores of requests whose tokens the host chooses: called
+              with their ids (0: ended) and their rows [n, V], which stay as they are; returns
+              others (None: the same) and error messages by id. None: nothing
     """
+
+    process: Callable[[list[int], Tensor], tuple[Tensor | None, dict[int, str]]] | None = None
 
     def __init__(
         self,
@@ -138,7 +143,17 @@ class RunAheadPipeline(StepOperations):
         timed = self._timed.popleft()
         if timed is not None and self._times is not None:
             self._times.add_step(*timed)
-        return list(self.executor.deliver())
+        ids = self.executor.host_requests() if self.process is not None else []
+        if not any(ids):
+            return list(self.executor.deliver())
+        assert self.process is not None
+        rows = self.buffers.score_ring[self.executor.oldest_ring, : len(ids)]
+        try:
+            scores, errors = self.process(ids, rows)
+        except BaseException as error:  # no Exception: those end their request alone
+            self.interrupted = error
+            scores, errors = None, dict.fromkeys(ids, f"interrupted: {type(error).__name__}")
+        return list(self.executor.deliver(scores, errors))
 
     def drain(self) -> None:
         """Read the steps in flight of requests that have all ended: their pages return."""
@@ -177,7 +192,10 @@ class RunAheadPipeline(StepOperations):
             stream.copy(buffers.slots[entry.slot, : entry.bytes], source)
 
     def _read_back(self, planned: Any) -> None:
-        self.stream.copy(self.buffers.result_ring[planned.ring], self.buffers.result_block)
+        buffers, count = self.buffers, len(planned.host_choices)
+        self.stream.copy(buffers.result_ring[planned.ring], buffers.result_block)
+        if count:
+            self.stream.copy(buffers.score_ring[planned.ring, :count], buffers.host_scores[:count])
 
     def _run(self, g: Geometry) -> None:
         """Everything between the copies."""
