@@ -211,8 +211,14 @@ class RedrafterDrafter:
         """Beams of every request; returns the passes of the network that it took."""
         search, network, budget = self._search, self._network, self._budget
         lengths = [min(r.options["length"], r.max_depth) for r in requests]
+        widest = budget.num_beams(len(requests))
         search.start(
-            [r.options["num_beams"] for r in requests],
+            [
+                r.options["num_beams"]
+                if widest is None or not r.options["adaptive"]
+                else min(widest, r.options["num_beams"])
+                for r in requests
+            ],
             lengths,
             [r.options["temperature"] for r in requests],
             [r.options["keeps_laws"] for r in requests],
@@ -245,7 +251,11 @@ class RedrafterDrafter:
             )
             for i, count in zip(adaptive, chosen, strict=True):
                 limits[i] = count
-        return [self._proposal(i, request, limits[i]) for i, request in enumerate(requests)]
+        proposals = [self._proposal(i, request, limits[i]) for i, request in enumerate(requests)]
+        if self._budget.known and adaptive:
+            verified = max(_num_paths(proposals[i]) for i in adaptive)
+            self._budget.note_beams(len(requests), verified)
+        return proposals
 
     def _proposal(self, index: int, request: DraftRequest, limit: int) -> Proposal | None:
         tokens, parents, expected = self._search.proposal(index, limit)
@@ -263,6 +273,14 @@ class RedrafterDrafter:
             self._network.token_ids,
             replacement=True,  # the rule holds every draft against its whole law
         )
+
+
+def _num_paths(proposal: Proposal | None) -> int:
+    """Paths of a tree: nodes that are nobody's parent."""
+    if proposal is None:
+        return 0
+    parents = set(proposal.parents or ())
+    return len(proposal.tokens) + (-1 in parents) - len(parents)
 
 
 def _hidden(request: DraftRequest) -> torch.Tensor:
