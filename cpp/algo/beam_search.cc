@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <numeric>
 
 #include "algo/top_scores.h"
@@ -68,7 +69,58 @@ void BeamSearch::advance(const float* scores, std::int64_t stride, std::int32_t 
                          const TokenId* token_ids) {
   const std::int32_t rows = num_rows();
   if (rows == 0) return;
-  candidates_.resize(static_cast<std::size_t>(rows) * kKept);
+  prepare_rows();
+  const auto score_rows = [&](std::int64_t first, std::int64_t last) {
+    thread_local std::vector<std::int32_t> scratch;
+    for (std::int64_t row = first; row < last; ++row) {
+      ScoredIndex best[kKept];
+      const std::int32_t kept =
+          top_scores(scores + row * stride, vocab_size, kKept, &scratch, best);
+      set_candidates(row, best, kept);
+    }
+  };
+  if (rows == 1 || std::int64_t{rows} * vocab_size < kInlineScores) {
+    score_rows(0, rows);
+  } else {
+    ThreadPool& pool = ThreadPool::global();
+    pool.run([&](int rank) {
+      const auto mine = pool.part(rows, rank);
+      score_rows(mine.begin, mine.end);
+    });
+  }
+  grow_all(token_ids);
+}
+
+void BeamSearch::advance_best(const float* scores, const std::int32_t* columns, std::int32_t count,
+                              std::int32_t num_scores, const TokenId* token_ids) {
+  const std::int64_t rows = num_rows();
+  SPECDEC_REQUIRE(count >= 0 && count <= kKept, "count = ", count, ": 0..", kKept);
+  for (std::int64_t i = 0; i < rows * count; ++i) {
+    SPECDEC_REQUIRE(columns[i] >= 0 && columns[i] < num_scores, "columns[", i / count, "][",
+                    i % count, "] = ", columns[i], ": there are ", num_scores, " scores");
+  }
+  if (rows == 0) return;
+  prepare_rows();
+  for (std::int64_t row = 0; row < rows; ++row) {
+    ScoredIndex best[kKept];
+    std::int32_t kept = 0;
+    bool is_bad = false;
+    for (std::int64_t i = row * count; i < (row + 1) * count; ++i) {
+      is_bad = is_bad || !(scores[i] < std::numeric_limits<float>::infinity());
+      if (scores[i] > -std::numeric_limits<float>::infinity())
+        best[kept++] = {scores[i], columns[i]};
+    }
+    // Sums of a row are taken in the order of its columns.
+    std::sort(best, best + kept,
+              [](const ScoredIndex& a, const ScoredIndex& b) { return a.index < b.index; });
+    set_candidates(row, best, is_bad ? 0 : kept);
+  }
+  grow_all(token_ids);
+}
+
+void BeamSearch::prepare_rows() {
+  const auto rows = static_cast<std::size_t>(num_rows());
+  candidates_.resize(rows * kKept);
   num_candidates_.resize(rows);
   row_laws_.clear();
   for (Request& request : requests_) {
@@ -89,51 +141,39 @@ void BeamSearch::advance(const float* scores, std::int64_t stride, std::int32_t 
       ++law.kept_size;
     }
   }
-  const auto score_rows = [&](std::int64_t first, std::int64_t last) {
-    thread_local std::vector<std::int32_t> scratch;
-    for (std::int64_t row = first; row < last; ++row) {
-      ScoredIndex best[kKept];
-      const std::int32_t kept =
-          top_scores(scores + row * stride, vocab_size, kKept, &scratch, best);
-      const RowLaw& law = row_laws_[row];
-      if (law.kept != nullptr) *law.kept_size = kept;
-      if (kept == 0) {
-        num_candidates_[row] = 0;
-        continue;
-      }
-      // More than num_beams of a row's candidates never go on.
-      const std::int32_t wanted = std::min(kept, law.num_beams);
-      double total = 0.0;
-      const float highest =
-          std::max_element(best, best + kept, [](const ScoredIndex& a, const ScoredIndex& b) {
-            return a.score < b.score;
-          })->score;
-      for (std::int32_t i = 0; i < kept; ++i) {
-        total += std::exp((static_cast<double>(best[i].score) - highest) / law.temperature);
-      }
-      for (std::int32_t i = 0; law.kept != nullptr && i < kept; ++i) {
-        const double below = (static_cast<double>(best[i].score) - highest) / law.temperature;
-        law.kept[i] = {best[i].index, static_cast<float>(std::exp(below) / total)};
-      }
-      std::partial_sort(best, best + wanted, best + kept, likelier);
-      const double log_total = std::log(total);
-      Candidate* out = candidates_.data() + row * kKept;
-      for (std::int32_t i = 0; i < wanted; ++i) {
-        const double below = static_cast<double>(best[i].score) - highest;
-        out[i] = {best[i].index, below / law.temperature - log_total};
-      }
-      num_candidates_[row] = wanted;
-    }
-  };
-  if (rows == 1 || std::int64_t{rows} * vocab_size < kInlineScores) {
-    score_rows(0, rows);
-  } else {
-    ThreadPool& pool = ThreadPool::global();
-    pool.run([&](int rank) {
-      const auto mine = pool.part(rows, rank);
-      score_rows(mine.begin, mine.end);
-    });
+}
+
+// `best` in the order of the columns; it is reordered.
+void BeamSearch::set_candidates(std::int64_t row, ScoredIndex* best, std::int32_t kept) {
+  const RowLaw& law = row_laws_[static_cast<std::size_t>(row)];
+  if (law.kept != nullptr) *law.kept_size = kept;
+  num_candidates_[static_cast<std::size_t>(row)] = 0;
+  if (kept == 0) return;
+  // More than num_beams of a row's candidates never go on.
+  const std::int32_t wanted = std::min(kept, law.num_beams);
+  double total = 0.0;
+  const float highest =
+      std::max_element(best, best + kept, [](const ScoredIndex& a, const ScoredIndex& b) {
+        return a.score < b.score;
+      })->score;
+  for (std::int32_t i = 0; i < kept; ++i) {
+    total += std::exp((static_cast<double>(best[i].score) - highest) / law.temperature);
   }
+  for (std::int32_t i = 0; law.kept != nullptr && i < kept; ++i) {
+    const double below = (static_cast<double>(best[i].score) - highest) / law.temperature;
+    law.kept[i] = {best[i].index, static_cast<float>(std::exp(below) / total)};
+  }
+  std::partial_sort(best, best + wanted, best + kept, likelier);
+  const double log_total = std::log(total);
+  Candidate* out = candidates_.data() + row * kKept;
+  for (std::int32_t i = 0; i < wanted; ++i) {
+    const double below = static_cast<double>(best[i].score) - highest;
+    out[i] = {best[i].index, below / law.temperature - log_total};
+  }
+  num_candidates_[static_cast<std::size_t>(row)] = wanted;
+}
+
+void BeamSearch::grow_all(const TokenId* token_ids) {
   row_parents_.clear();
   row_tokens_.clear();
   row_log_probs_.clear();

@@ -55,6 +55,12 @@ class BeamSearch {
   void advance(const float* scores, std::int64_t stride, std::int32_t vocab_size,
                const TokenId* token_ids);
 
+  // advance() of a machine that has found each row's best scores itself: `count` of them a row, in
+  // any order, scores and columns [num_rows, count]; count <= kKept, and fewer only where a row has
+  // no more than these. Columns are below num_scores.
+  void advance_best(const float* scores, const std::int32_t* columns, std::int32_t count,
+                    std::int32_t num_scores, const TokenId* token_ids);
+
   // Beams that request `r` has reached, best first: out [count, depth of the beams].
   std::int32_t num_requests() const { return static_cast<std::int32_t>(requests_.size()); }
   std::int32_t depth(std::int32_t r) const { return requests_[r].depth; }
@@ -103,6 +109,10 @@ class BeamSearch {
   std::int32_t cut_tree(std::int32_t r, std::int32_t max_drafts, TokenId* tokens,
                         std::int32_t* parents, std::int32_t* nodes) const;
 
+  // advance() in three parts: what each row is to give, one row's candidates, the next depth.
+  void prepare_rows();
+  void set_candidates(std::int64_t row, ScoredIndex* best, std::int32_t kept);
+  void grow_all(const TokenId* token_ids);
   void grow(Request* request, std::int32_t first_row, std::int32_t count, const TokenId* token_ids);
 
   std::vector<Request> requests_;

@@ -67,6 +67,31 @@ void advance_beams(BeamSearch& self, const py::object& scores, const py::object&
                static_cast<std::int32_t>(rows->shape[1]), map);
 }
 
+void advance_best(BeamSearch& self, const py::object& scores, const py::object& columns,
+                  std::int32_t num_scores, const py::object& token_ids) {
+  const BorrowedTensor best(scores, "scores"), where(columns, "columns");
+  check_cpu(best.view(), "scores");
+  check_contiguous(best.view(), "scores");
+  check_dtype(best.view(), "scores", {DType::kF32});
+  check_shape(best.view(), "scores", "[num_rows, k]", {self.num_rows(), kAny});
+  check_cpu(where.view(), "columns");
+  check_contiguous(where.view(), "columns");
+  check_dtype(where.view(), "columns", {DType::kI32});
+  check_shape(where.view(), "columns", "[num_rows, k]", {self.num_rows(), best->shape[1]});
+  std::optional<BorrowedTensor> ids;
+  if (!token_ids.is_none()) {
+    ids.emplace(token_ids, "token_ids");
+    check_cpu(ids->view(), "token_ids");
+    check_contiguous(ids->view(), "token_ids");
+    check_dtype(ids->view(), "token_ids", {DType::kI32});
+    check_shape(ids->view(), "token_ids", "[num_scores]", {num_scores});
+  }
+  self.advance_best(static_cast<const float*>(best->data),
+                    static_cast<const std::int32_t*>(where->data),
+                    static_cast<std::int32_t>(best->shape[1]), num_scores,
+                    ids ? static_cast<const TokenId*>((*ids)->data) : nullptr);
+}
+
 void check_request(const BeamSearch& self, std::int32_t r) {
   SPECDEC_REQUIRE(r >= 0 && r < self.num_requests(), "request = ", r, ": there are 0..",
                   self.num_requests() - 1);
@@ -75,7 +100,7 @@ void check_request(const BeamSearch& self, std::int32_t r) {
 constexpr const char* kBeamSearchDoc =
     R"(Beam search over a drafter's scores, for several requests at once.
 
-start(), then as long as num_rows > 0: score the rows, advance(). A beam is extended by the 50 best
+start(), then as long as num_rows > 0: score the rows, advance() or advance_best(). A beam is extended by the 50 best
 scores of its row (smaller index first on ties); sums of log-probabilities decide, on ties the beam
 that stood first.)";
 
@@ -91,6 +116,11 @@ void register_beams(py::module_& m) {
       .def("advance", &advance_beams, py::arg("scores"), py::arg("token_ids") = py::none(),
            "scores float32 [num_rows, V], its index's token from token_ids int32 [V], None: the "
            "index.")
+      .def("advance_best", &advance_best, py::arg("scores"), py::arg("columns"),
+           py::arg("num_scores"), py::arg("token_ids") = py::none(),
+           "advance() with each row's best scores, float32 [num_rows, k] in any order, and their "
+           "columns, int32 [num_rows, k]; k is 50, or num_scores where there are fewer. "
+           "token_ids: int32 [num_scores].")
       .def_property_readonly("num_rows", &BeamSearch::num_rows, "Beams that want scores.")
       .def_property_readonly(
           "row_parents",

@@ -1229,7 +1229,7 @@ class BeamSearch:
     """
     Beam search over a drafter's scores, for several requests at once.
 
-    start(), then as long as num_rows > 0: score the rows, advance(). A beam is extended by the 50 best
+    start(), then as long as num_rows > 0: score the rows, advance() or advance_best(). A beam is extended by the 50 best
     scores of its row (smaller index first on ties); sums of log-probabilities decide, on ties the beam
     that stood first.
     """
@@ -1237,6 +1237,16 @@ class BeamSearch:
     def advance(self, scores: typing.Any, token_ids: typing.Any = None) -> None:
         """
         scores float32 [num_rows, V], its index's token from token_ids int32 [V], None: the index.
+        """
+    def advance_best(
+        self,
+        scores: typing.Any,
+        columns: typing.Any,
+        num_scores: typing.SupportsInt | typing.SupportsIndex,
+        token_ids: typing.Any = None,
+    ) -> None:
+        """
+        advance() with each row's best scores, float32 [num_rows, k] in any order, and their columns, int32 [num_rows, k]; k is 50, or num_scores where there are fewer. token_ids: int32 [num_scores].
         """
     def beams(
         self, request: typing.SupportsInt | typing.SupportsIndex

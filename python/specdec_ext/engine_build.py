@@ -16,7 +16,6 @@ from .drafters import (
     Drafter,
     DraftSession,
     DraftTargetDrafter,
-    make_drafter,
     map_vocabulary,
 )
 from .engine_loop import EngineLoop
@@ -106,7 +105,7 @@ class EngineBuilder:
         self.tokenizer = load_tokenizer(self._tokenizer, self._path)
         self._pages = self._make_pages(model, self.memory.num_pages)
         model.bind_cache(*self._pages)
-        drafter = self._make_drafter()
+        drafter = loaded.drafter or self._make_draft_target()
         # A drafter may know more than was asked for, such as how many heads a file has.
         known = getattr(drafter, "config", None)
         if isinstance(known, DrafterConfig):
@@ -245,7 +244,7 @@ class EngineBuilder:
         how: dict[str, Any] = {"dtype": model.kv_dtype, "device": self.place.device}
         return torch.zeros(shape, **how), torch.zeros(shape, **how)
 
-    def _make_drafter(self) -> Drafter | None:
+    def _make_draft_target(self) -> Drafter | None:
         config, draft = self._speculative, self.draft_model
         if isinstance(config, DraftTargetDecodingConfig):
             assert draft is not None
@@ -263,9 +262,7 @@ class EngineBuilder:
                 enable_block_reuse=self._kv_cache.enable_block_reuse,
                 defer_moves=not self.place.is_cpu,
             )
-        if not isinstance(config, DrafterConfig):
-            return None
-        return make_drafter(config, self.model, allow_pickle=self._allow_pickle)
+        return None
 
     def _measure_draft_model(self, drafter: DraftTargetDrafter) -> dict[int, float]:
         from .step_cost import measure_step_cost

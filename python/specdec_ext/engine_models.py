@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from .config import KvCacheConfig, LookaheadDecodingConfig, SchedulerConfig, normalize_dtype
 from .config_parse import SpeculativeConfig
 from .drafter_config import DrafterConfig, DraftTargetDecodingConfig
+from .drafters import Drafter, make_drafter
 from .errors import ConfigError
 from .memory_plan import (
     CPU_POOL_LIMIT_BYTES,
@@ -53,10 +54,12 @@ class LoadedModels:
     """What was loaded.
 
     draft_model  the second model of draft-target decoding
+    drafter      any other drafter in Python
     """
 
     model: StepModel
     draft_model: StepModel | None
+    drafter: Drafter | None
     memory: MemoryPlan
 
 
@@ -137,7 +140,13 @@ class ModelLoader:
                 place=self._place,
             )
         graphs = 0
+        drafter: Drafter | None = None
+        if isinstance(spec, DrafterConfig) and not isinstance(spec, DraftTargetDecodingConfig):
+            # Before the pages: its weights may lie beside them.
+            drafter = make_drafter(spec, model, allow_pickle=self._allow_pickle)
         taken = sum(getattr(m, "scratch_bytes", 0) for m in (model, draft_model))
+        scratch = getattr(drafter, "scratch_bytes", None)
+        taken += scratch(first.max_batch_size) if scratch is not None else 0
         if self._scheduler.run_ahead is not None and not self._place.is_cpu:
             from .run_ahead_build import device_bytes, graph_bytes
 
@@ -160,7 +169,7 @@ class ModelLoader:
             taken + graphs,
         )
         memory = dataclasses.replace(memory, graph_bytes=graphs)
-        return LoadedModels(model, draft_model, memory)
+        return LoadedModels(model, draft_model, drafter, memory)
 
     def _plan_memory(
         self,

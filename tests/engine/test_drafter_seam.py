@@ -186,7 +186,9 @@ def test_the_hidden_state_is_that_of_the_row_that_decided_the_golden_token(
     folder: Path, plain: list[list[int]], monkeypatch: Any, impl: str, dtype: str, drafter: Any
 ) -> None:
     watcher = Watcher(drafter(plain))
-    monkeypatch.setattr("specdec_ext.engine_build.make_drafter", lambda config, model, **_: watcher)
+    monkeypatch.setattr(
+        "specdec_ext.engine_models.make_drafter", lambda config, model, **_: watcher
+    )
     config = UserDrafterConfig(drafter=watcher.oracle, max_draft_len=8)
     params = SamplingParams(max_tokens=40, ignore_eos=True)
     with make_llm(folder, config, model_impl=impl, dtype=dtype) as llm:

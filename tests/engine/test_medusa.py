@@ -101,16 +101,16 @@ def test_proposals_are_the_heads_best_guesses(
     target: Path, tmp_path: Path, monkeypatch: Any, options: dict[str, Any], impl: str
 ) -> None:
     """Hidden state of the accepted row, top-k per head, tree -> tokens and parents."""
-    import specdec_ext.engine_build
+    import specdec_ext.engine_models
 
     spies: list[Spy] = []
-    make = specdec_ext.engine_build.make_drafter
+    make = specdec_ext.engine_models.make_drafter
 
     def spied(config: Any, model: Any, **kwargs: Any) -> Any:
         spies.append(Spy(make(config, model, **kwargs)))
         return spies[-1]
 
-    monkeypatch.setattr("specdec_ext.engine_build.make_drafter", spied)
+    monkeypatch.setattr("specdec_ext.engine_models.make_drafter", spied)
     module = make_heads(seed=5, **options)
     save_medusa_heads(tmp_path, module, dtype="float32")
     config = MedusaDecodingConfig(tmp_path, "mc_sim_7b_63", adaptive=False)

@@ -176,6 +176,36 @@ def dataclass_without_drafts(params: SamplingParams) -> SamplingParams:
     )  # fmt: skip
 
 
+@pytest.mark.parametrize("rows_are_free", [False, True])
+def test_an_adaptive_engine_begins_small(learnt: Any, rows_are_free: bool) -> None:
+    """5 beams of 5 are allowed; by a CPU's times a dozen rows are used, from the first step on."""
+    target, drafter = learnt
+    slow = {1: 7.6, 2: 8.1, 4: 8.4, 8: 8.8, 11: 9.3, 16: 13.2, 32: 26.0, 64: 51.4, 128: 103.7}
+    table = {1: 7.6, 128: 7.6} if rows_are_free else slow
+    with make(target) as llm:
+        expected = tokens_of(llm.generate(prompts(4), greedy(), use_tqdm=False))
+    with make(target, ReDrafterDecodingConfig(drafter, 5, 5), batch=1) as llm:
+        drafting, forward, rows = llm.engine._drafting, llm.model.forward, []
+        llm.engine._calibrate = lambda: drafting.set_step_cost(table)
+
+        def seen(plan: Any, *rest: Any) -> Any:
+            rows.append(plan.num_rows)
+            return forward(plan, *rest)
+
+        llm.model.forward = seen  # type: ignore[method-assign]
+        first = llm.generate(prompts(4)[:1], greedy(), use_tqdm=False)
+        drafts = [count - 1 for count in rows[1:]]  # behind the prompt
+        others = llm.generate(prompts(4)[1:], greedy(), use_tqdm=False)
+        compare(tokens_of([*first, *others]), expected)
+        stats = llm.get_metrics()["drafter"]
+        per_pass = stats["network_rows"] / stats["network_passes"]
+    assert 1 <= drafts[0] <= 10
+    if rows_are_free:
+        assert max(drafts) > 15 and per_pass > 3.5
+    else:
+        assert max(drafts) <= 12 and per_pass < 3.5
+
+
 def test_streaming(learnt: Any) -> None:
     target, drafter = learnt
     with make(target) as llm:

@@ -112,3 +112,22 @@ def test_where_drafting_does_not_pay_it_is_tried_now_and_then() -> None:
     assert 15 <= tries <= 25 and budget.skipped == 320 - tries
     # A batch of another size is judged on its own.
     assert budget.wants_drafts(8)
+
+
+def test_beams_that_nobody_verifies_are_not_searched() -> None:
+    budget = BeamBudget()
+    assert budget.num_beams(1) is None  # as many as are asked for
+    budget.set_step_cost(LINEAR)
+    assert budget.num_beams(1) == 2  # a new engine begins small
+    searched = []
+    for _ in range(6):  # everything that is searched is worth a row: more, step by step
+        searched.append(budget.num_beams(1))
+        budget.note_beams(1, min(searched[-1], 5))
+    assert searched == [2, 3, 4, 5, 6, 6]
+    assert budget.num_beams(8) == 2  # another batch size is judged on its own
+    for _ in range(100):
+        budget.note_beams(1, 1)
+    assert budget.num_beams(1) == 2
+    for _ in range(100):  # nothing pays: one, to see whether that changes
+        budget.note_beams(1, 0)
+    assert budget.num_beams(1) == 1

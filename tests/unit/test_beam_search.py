@@ -187,6 +187,39 @@ def test_the_best_of_long_rows_in_their_order(kind: str) -> None:
         assert search.beams(0)[0].size == 0
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_whose_best_scores_were_found_elsewhere(kind: str) -> None:
+    """advance_best() with the 50 best in any order is advance() with all: bit for bit."""
+    for case in range(40):
+        rng = np.random.default_rng(case)
+        vocab = int(rng.choice([1, 3, 49, 50, 51, 300]))
+        ids = np.sort(rng.permutation(3 * vocab)[:vocab]).astype(np.int32)
+        scorers = [Scorer(77 * case + r, vocab, kind) for r in range(3)]
+        whole, best = _core.BeamSearch(), _core.BeamSearch()
+        for search in (whole, best):
+            search.start([1, 4, 2], [4, 3, 2], [1.0, 0.5, 2.0], [False, True, True])
+        rows: list[tuple[int, tuple[int, ...]]] = [(r, ()) for r in range(3)]
+        back = {int(token): i for i, token in enumerate(ids)}
+        while whole.num_rows:
+            scores = np.stack([scorers[r](path) for r, path in rows])
+            whole.advance(scores, ids)
+            # What is no number stands first, as the greatest.
+            falling = np.argsort(
+                np.where(np.isnan(scores), -np.inf, -scores), axis=1, kind="stable"
+            )
+            columns = rng.permuted(falling[:, :50], axis=1).astype(np.int32)
+            picked = np.take_along_axis(scores, columns, axis=1)
+            best.advance_best(picked, columns, vocab, ids)
+            for name in ("row_parents", "row_tokens", "row_log_probs"):
+                assert np.array_equal(getattr(whole, name), getattr(best, name))
+            grown = zip(whole.row_parents.tolist(), whole.row_tokens.tolist(), strict=True)
+            rows = [(rows[p][0], (*rows[p][1], back[t])) for p, t in grown]
+        for r in range(3):
+            for a, b in zip(whole.tree(r), best.tree(r), strict=True):
+                assert np.array_equal(a, b)
+        assert np.array_equal(whole.tree_laws(1, 127, vocab), best.tree_laws(1, 127, vocab))
+
+
 def test_the_row_of_a_request_does_not_depend_on_the_others() -> None:
     scorers = [Scorer(seed, 40, "normal") for seed in range(6)]
     shapes = [(1 + r, 6 - r) for r in range(6)]
@@ -247,6 +280,14 @@ def test_a_full_tree_and_no_beams() -> None:
     assert _core.merge_beams(np.zeros((0, 5), np.int32))[0].size == 0
 
 
+def given_best(
+    search: Any, scores: Any = ((1.0, 2.0),), columns: Any = ((0, 1),), token_ids: Any = None
+) -> None:
+    search.start([1], [1])
+    ids = None if token_ids is None else np.array(token_ids, np.int32)
+    search.advance_best(np.array(scores, np.float32), np.array(columns, np.int32), 5, ids)
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -264,6 +305,12 @@ def test_a_full_tree_and_no_beams() -> None:
         (lambda s: (s.start([1], [1]), s.beams(-1)), "request = -1"),
         (lambda s: (s.start([1], [1]), s.tree(0, -1)), "max_drafts = -1"),
         (lambda s: (s.start([1], [1]), s.proposal(1, 3)), "request = 1"),
+        (lambda s: given_best(s, columns=[[0, 5]]), r"columns\[0\]\[1\] = 5: there are 5 scores"),
+        (lambda s: given_best(s, columns=[[-1, 0]]), r"columns\[0\]\[0\] = -1"),
+        (lambda s: given_best(s, columns=[[0]]), "columns"),
+        (lambda s: given_best(s, scores=[[1.0, 2.0]] * 2), "scores"),
+        (lambda s: given_best(s, token_ids=[1, 2]), "token_ids"),
+        (lambda s: given_best(s, scores=[[1.0] * 51], columns=[[0] * 51]), "count = 51"),
         (lambda s: (s.start([1], [1]), s.proposal(0, -1)), "max_drafts = -1"),
         (lambda s: _core.merge_beams(np.zeros((128, 1), np.int32)), "at most 127"),
         (lambda s: _core.merge_beams(np.zeros(5, np.int32)), "1 dimensions"),

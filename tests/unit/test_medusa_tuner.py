@@ -24,6 +24,7 @@ from specdec_ext.drafter_config.medusa_tuner import (
     read_rates,
     tune_size,
 )
+from specdec_ext.drafters.medusa import _prior
 from specdec_ext.drafters.step_cost import StepCost
 from specdec_ext.drafters.tree_budget import GuessRates, choose_nodes, tree_layout
 
@@ -259,3 +260,18 @@ def test_png_needs_matplotlib(monkeypatch: Any, tmp_path: Path, capsys: Any) -> 
     argv = ["tree", "--medusa-choices", "mc_sim_7b_63", "--draw", str(tmp_path / "x.png")]
     assert main(argv) == 4
     assert "PNG needs matplotlib; run: pip install matplotlib" in capsys.readouterr().err
+
+
+def test_the_first_step_on_a_cpu_is_small() -> None:
+    """With the rates that an engine starts from, a tree of 63 nodes is cut to what pays there."""
+    # Milliseconds of a pass on two cores: a dozen rows cost little more than one.
+    times = {1: 7.6, 2: 8.1, 4: 8.4, 8: 8.8, 11: 9.3, 16: 13.2, 32: 26.0, 64: 51.4, 128: 103.7}
+    layout = tree_layout(parse_choices("mc_sim_7b_63", "tree", ConfigError))
+    measured = {"guess_rates": [[0.32, 0.11, 0.06, 0.04], [0.16, 0.08, 0.06, 0.04]]}
+    for training in (measured, {}):
+        worth = layout.worth(_prior(training, 4, 64))
+        for head_seconds in (0.0, 1.5):
+            (nodes,), gain = choose_nodes([worth], StepCost(times), head_seconds)
+            assert 4 <= len(nodes) <= 10 and gain > 1.1
+        free = StepCost({1: 7.6, 128: 7.7})
+        assert len(choose_nodes([worth], free, 0.0)[0][0]) > 30

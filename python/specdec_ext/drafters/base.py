@@ -103,7 +103,12 @@ class Proposal:
 
 
 class Drafter(Protocol):
-    """One object per engine. Calls come from the stepping thread, one at a time."""
+    """One object per engine. Calls come from the stepping thread, one at a time.
+
+    hidden_device  where DraftRequest.hidden is to lie, if the drafter has this attribute: the host
+                   (None) or the target's device
+    scratch_bytes  (max_requests): device memory that a step may take, if the drafter has this
+    """
 
     name: str
     needs_hidden: bool

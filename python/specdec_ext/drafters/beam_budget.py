@@ -5,10 +5,14 @@ time of a forward pass and D that of drafting, a step of B requests that verifie
 delivers B + sum(p) tokens in T(B + |S|) + D seconds; the S that maximises the quotient is a prefix
 of all drafts in falling order of p. The drafter's own probabilities are corrected by what was
 accepted, per depth: a head that is too sure of itself learns it here.
+
+How many beams are searched follows from how many were worth verifying: each costs the drafter a row
+in every pass.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -22,6 +26,8 @@ _DECAY = 0.98  # of what was learnt, per observation: about the last 50 steps co
 _PRIOR = 2.0  # steps that were as the drafter said, before anything is seen
 _DOUBT = 0.1  # added to both sides of a quotient
 _MAX_RATIO = 4.0
+_FIRST_BEAMS = 2  # that a new engine searches: what a second one adds costs next to nothing
+_WIDTH_DECAY = 0.95  # of the beams searched, per step that needs fewer
 _PROBE = 16  # where drafting does not pay, one step in so many drafts all the same
 
 
@@ -42,7 +48,9 @@ class BeamBudget:
         self._seen = [_PRIOR] * (max_depth + 1)
         self._ratios = [1.0] * (max_depth + 1)
         self._pass_seconds = 0.0  # of one pass of the drafter
-        self._gain: dict[int, float] = {}  # batch size class -> speed with drafts over without
+        # By batch size class: speed with drafts over without, beams that are worth searching.
+        self._gain: dict[int, float] = {}
+        self._width: dict[int, float] = {}
         self._since_draft = 0
         self.skipped = 0
 
@@ -66,6 +74,21 @@ class BeamBudget:
             return True
         self.skipped += 1
         return False
+
+    def num_beams(self, batch: int) -> int | None:
+        """Beams to search for each of `batch` requests: one more than were worth verifying lately.
+
+        None: as many as are asked for, because the cost of a step is not known.
+        """
+        if self._cost is None:
+            return None
+        return math.ceil(self._width.get(batch.bit_length(), _FIRST_BEAMS))
+
+    def note_beams(self, batch: int, verified: int) -> None:
+        """Of no request more beams than `verified` went into the step."""
+        key = batch.bit_length()
+        width = self._width.get(key, _FIRST_BEAMS)
+        self._width[key] = max(verified + 1.0, _WIDTH_DECAY * width)
 
     @property
     def pass_seconds(self) -> float:

@@ -12,7 +12,9 @@ import torch
 
 from ..drafter_config.medusa import MedusaDecodingConfig
 from ..log import logger
+from ..models.place import CPU
 from .base import DraftRequest, Proposal
+from .device_heads import DeviceHeads
 from .medusa_checkpoint import load_heads
 from .packed_heads import PackedHeads
 from .step_cost import StepCost
@@ -49,6 +51,7 @@ class MedusaDrafter:
 
     name = "medusa"
     needs_hidden = True
+    hidden_device: torch.device | None = None
 
     def __init__(
         self, config: MedusaDecodingConfig, model: Any, *, allow_pickle: bool = False
@@ -58,7 +61,14 @@ class MedusaDrafter:
         number = self.config.num_medusa_heads
         assert number is not None
         dtype = model.kv_dtype if config.dtype == "auto" else getattr(torch, config.dtype)
-        self.heads = PackedHeads(heads, model, num_heads=number, dtype=dtype)
+        place = getattr(model, "place", CPU)
+        self.heads: PackedHeads | DeviceHeads
+        if place.is_cpu:
+            self.heads = PackedHeads(heads, model, num_heads=number, dtype=dtype)
+        else:
+            self.heads = DeviceHeads(heads, model, num_heads=number, dtype=dtype)
+            self.hidden_device = self.heads.device
+        self.device: str = place.name
         layout = tree_layout(self.config.medusa_choices)
         self._top_k = min(max(layout.max_top_k, 10), heads.config.head_rows)
         self._cost: StepCost | None = None
@@ -69,6 +79,10 @@ class MedusaDrafter:
         self._num_states = 0
         self._num_nodes = self._num_proposals = self._num_idle = 0
         self._seconds = 0.0
+
+    def scratch_bytes(self, max_requests: int) -> int:
+        """Device memory that a step of so many requests may take beside the weights."""
+        return self.heads.scratch_bytes(max_requests) if isinstance(self.heads, DeviceHeads) else 0
 
     def set_step_cost(self, table: Mapping[int, float]) -> None:
         """Seconds of a forward pass by its rows: from now on the tree is cut to what pays."""
@@ -117,6 +131,7 @@ class MedusaDrafter:
         """See Drafter. guess_rates[h][r]: how often head h's guess of rank r was right."""
         return {
             "memory_bytes": self.heads.weight_bytes,
+            "device": self.device,
             "num_medusa_heads": self.heads.num_heads,
             "head_seconds": self._seconds,
             "num_states": self._num_states,

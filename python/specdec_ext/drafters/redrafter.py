@@ -16,9 +16,11 @@ from .. import _core
 from ..drafter_config import ReDrafterDecodingConfig
 from ..errors import ModelError
 from ..models.native import NativeModel
+from ..models.place import CPU
 from .base import DraftRequest, Proposal
 from .beam_budget import BeamBudget
-from .redrafter_model import Redrafter, load_redrafter
+from .device_redrafter import DeviceRedrafter
+from .redrafter_model import Redrafter, RedrafterShape, load_redrafter
 from .shipped import shipped_folder
 
 __all__ = ["PackedRedrafter", "RedrafterDrafter"]
@@ -28,30 +30,14 @@ class PackedRedrafter:
     """The network's weights, packed for few rows in the target's dtype.
 
     H hidden_size, V' scored tokens, R rows; tensors are float32.
-
-    Raises ModelError when the drafter was made for a target of other sizes.
     """
 
     def __init__(self, network: Redrafter, target: Any) -> None:
         shape = network.shape
-        for name, ours, theirs in (
-            ("hidden_size", shape.hidden_size, target.hidden_size),
-            ("vocab_size", shape.vocab_size, target.vocab_size),
-        ):
-            if ours != theirs:
-                raise ModelError(
-                    f"redrafter: the drafter was trained for {name} = {ours}, the target has "
-                    f"{theirs}; give the drafter of this target"
-                )
         self.shape = shape
         self.num_scores = shape.draft_vocab_size or shape.vocab_size
         self.token_ids = network.token_ids
         dtype = target.kv_dtype
-        if target.embed(torch.zeros(1, dtype=torch.int32)).shape[1] != shape.hidden_size:
-            raise ModelError(
-                "redrafter: the target's input embeddings are not of its hidden_size = "
-                f"{shape.hidden_size}; this drafter adds the two"
-            )
 
         def pack(weight: torch.Tensor, bias: torch.Tensor | None) -> Any:
             return _core.PackedLinear(
@@ -120,6 +106,24 @@ class PackedRedrafter:
         return self._network.scores
 
 
+def _check_target(shape: RedrafterShape, target: Any) -> None:
+    """Raise ModelError when the drafter was made for a target of other sizes."""
+    for name, ours, theirs in (
+        ("hidden_size", shape.hidden_size, target.hidden_size),
+        ("vocab_size", shape.vocab_size, target.vocab_size),
+    ):
+        if ours != theirs:
+            raise ModelError(
+                f"redrafter: the drafter was trained for {name} = {ours}, the target has "
+                f"{theirs}; give the drafter of this target"
+            )
+    if target.embed(torch.zeros(1, dtype=torch.int32)).shape[1] != shape.hidden_size:
+        raise ModelError(
+            "redrafter: the target's input embeddings are not of its hidden_size = "
+            f"{shape.hidden_size}; this drafter adds the two"
+        )
+
+
 def _fill(out: np.ndarray[Any, np.dtype[np.float32]], rows: torch.Tensor) -> None:
     torch.from_numpy(out).copy_(rows)
 
@@ -129,16 +133,26 @@ class RedrafterDrafter:
 
     name = "redrafter"
     needs_hidden = True
+    hidden_device: torch.device | None = None
 
     def __init__(
         self, config: ReDrafterDecodingConfig, model: Any, *, allow_pickle: bool = False
     ) -> None:
         folder = shipped_folder("redrafter") if config.model is None else config.model
         network = load_redrafter(folder, allow_pickle=allow_pickle)
+        place = getattr(model, "place", CPU)
+        self._network: PackedRedrafter | DeviceRedrafter
         try:
-            self._network = PackedRedrafter(network, model)
+            _check_target(network.shape, model)
+            if place.is_cpu:
+                self._network = PackedRedrafter(network, model)
+            else:
+                self._network = DeviceRedrafter(network, model)
+                self.hidden_device = self._network.device
         except ModelError as error:
             raise type(error)(f"{folder}: {error}") from None
+        self.device: str = place.name
+        self._num_beams = config.num_beams
         self._search = _core.BeamSearch()
         self._budget = BeamBudget(config.draft_len_per_beam)
         self._steps = 0
@@ -150,6 +164,12 @@ class RedrafterDrafter:
     def network_thread_seconds(self) -> float:
         """Processor time of the stepping thread inside the drafter's layers."""
         return self._network_thread_seconds
+
+    def scratch_bytes(self, max_requests: int) -> int:
+        """Device memory that a step of so many requests may take beside the weights."""
+        if isinstance(self._network, PackedRedrafter):
+            return 0
+        return self._network.scratch_bytes(max_requests * self._num_beams)
 
     def set_step_cost(self, table: Mapping[int, float]) -> None:
         """{rows of a forward pass of the target: seconds}, for requests that are adaptive."""
@@ -179,6 +199,7 @@ class RedrafterDrafter:
         """See Drafter; network_seconds is the time inside the drafter's layers."""
         return {
             "memory_bytes": self._network.weight_bytes,
+            "device": self.device,
             "draft_steps": self._steps,
             "draft_steps_skipped": self._budget.skipped,
             "network_passes": self._passes,
@@ -190,8 +211,14 @@ class RedrafterDrafter:
         """Beams of every request; returns the passes of the network that it took."""
         search, network, budget = self._search, self._network, self._budget
         lengths = [min(r.options["length"], r.max_depth) for r in requests]
+        widest = budget.num_beams(len(requests))
         search.start(
-            [r.options["num_beams"] for r in requests],
+            [
+                r.options["num_beams"]
+                if widest is None or not r.options["adaptive"]
+                else min(widest, r.options["num_beams"])
+                for r in requests
+            ],
             lengths,
             [r.options["temperature"] for r in requests],
             [r.options["keeps_laws"] for r in requests],
@@ -224,7 +251,11 @@ class RedrafterDrafter:
             )
             for i, count in zip(adaptive, chosen, strict=True):
                 limits[i] = count
-        return [self._proposal(i, request, limits[i]) for i, request in enumerate(requests)]
+        proposals = [self._proposal(i, request, limits[i]) for i, request in enumerate(requests)]
+        if self._budget.known and adaptive:
+            verified = max(_num_paths(proposals[i]) for i in adaptive)
+            self._budget.note_beams(len(requests), verified)
+        return proposals
 
     def _proposal(self, index: int, request: DraftRequest, limit: int) -> Proposal | None:
         tokens, parents, expected = self._search.proposal(index, limit)
@@ -242,6 +273,14 @@ class RedrafterDrafter:
             self._network.token_ids,
             replacement=True,  # the rule holds every draft against its whole law
         )
+
+
+def _num_paths(proposal: Proposal | None) -> int:
+    """Paths of a tree: nodes that are nobody's parent."""
+    if proposal is None:
+        return 0
+    parents = set(proposal.parents or ())
+    return len(proposal.tokens) + (-1 in parents) - len(parents)
 
 
 def _hidden(request: DraftRequest) -> torch.Tensor:

@@ -79,7 +79,12 @@ class DraftSession:
         """The buffer that the model fills in this step, if the drafter needs it."""
         if not self.drafter.needs_hidden:
             return None
-        return torch.empty(plan.num_logit_rows, self._hidden_size, dtype=torch.float32)
+        return torch.empty(
+            plan.num_logit_rows,
+            self._hidden_size,
+            dtype=torch.float32,
+            device=getattr(self.drafter, "hidden_device", None),  # None: the host
+        )
 
     def propose(self) -> None:
         """Ask for drafts of every decoding request and hand them to the executor."""

@@ -105,14 +105,15 @@ class StepModel(Protocol):
         largest score of each row, -1 for a row that holds a NaN. The tensor is valid until the
         next call.
 
-        hidden  float32 [L, hidden_size], contiguous: receives the head's input of each of these
-                rows, which is the final norm's output
+        hidden  float32 [L, hidden_size], contiguous, on the host or on the model's device: receives
+                the head's input of each of these rows, which is the final norm's output
         """
         ...
 
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         """Rows of the input embedding table as stored, without any scale that the model puts on
-        them: float32 [n, hidden_size] of int32 ids [n], each within the vocabulary.
+        them: float32 [n, hidden_size] of int32 ids [n], each within the vocabulary. On the host or
+        on the model's device, as the ids are; so do head() and head_rows().
         """
         ...
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,6 +15,7 @@ from .config_reader import ModelConfig
 from .device_decoder import DeviceDecoder
 from .device_step import DeviceStep, KvMover, PlanStaging
 from .device_weights import load_weights, random_weights
+from .host_rows import HostRows
 from .native import DERIVED_SUFFIXES, served_positions, shape_info
 from .native_config import NativeShape
 from .place import Place
@@ -93,9 +93,9 @@ class DeviceModel:
             shape, weights, place, dtype=self.kv_dtype, max_rows=max_rows, exact=exact
         )
         self.num_scores = self.decoder.num_scores
-        self._results = _HostRows(place.device)
-        self._flags = _HostRows(place.device)
-        self._hidden = _HostRows(place.device)
+        self._results = HostRows(place.device)
+        self._flags = HostRows(place.device)
+        self._hidden = HostRows(place.device)
         self._mover = KvMover(place)
         self._staging = PlanStaging(place.device)
         self._pages: tuple[torch.Tensor, torch.Tensor] | None = None
@@ -149,12 +149,14 @@ class DeviceModel:
             result.copy_(self.decoder.greedy(rows), non_blocking=True)
         flags = self._flags.take((len(step.status),), torch.int32)
         flags.copy_(step.status, non_blocking=True)
-        if hidden is not None:
+        kept = hidden
+        if hidden is not None and hidden.device != self.place.device:
             kept = self._hidden.take((len(rows), self.hidden_size), torch.float32)
+        if kept is not None:
             kept.copy_(rows, non_blocking=True)
-        self._wait()
+        self._results.wait()
         _check_flags(flags)
-        if hidden is not None:
+        if hidden is not None and kept is not None and kept is not hidden:
             hidden.copy_(kept)
         return result
 
@@ -167,39 +169,20 @@ class DeviceModel:
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         """See StepModel."""
         ids = token_ids.to(self.place.device)
-        return self.decoder.weights.embedding[ids.long()].float().cpu()
+        return self.decoder.weights.embedding[ids.long()].float().to(token_ids.device)
 
     @torch.inference_mode()
     def head(self, hidden: torch.Tensor) -> torch.Tensor:
         """See StepModel; in fast mode other numbers of rows may give other bits."""
         rows = hidden.to(self.place.device, self.kv_dtype)
         scores = torch.empty(len(rows), self.num_scores, dtype=torch.float32, device=rows.device)
-        return self.decoder.scores(rows, scores).cpu()
+        return self.decoder.scores(rows, scores).to(hidden.device)
 
     @torch.inference_mode()
     def head_rows(self, token_ids: torch.Tensor) -> torch.Tensor:
         """See StepModel."""
         ids = token_ids.to(self.place.device)
-        return self.decoder.weights.head[ids.long().flatten()].float().cpu()
-
-    def _wait(self) -> None:
-        if self.place.device.type == "cuda":
-            torch.cuda.current_stream(self.place.device).synchronize()
-
-
-class _HostRows:
-    """Host memory that results are copied to, page-locked for a CUDA device; only ever grown."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._pinned = device.type == "cuda"
-        self._memory = torch.empty(0, dtype=torch.uint8)
-
-    def take(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """A tensor of this shape, contents arbitrary; what was taken before is given up."""
-        needed = math.prod(shape) * dtype.itemsize
-        if self._memory.numel() < needed:
-            self._memory = torch.empty(2 * needed, dtype=torch.uint8, pin_memory=self._pinned)
-        return self._memory[:needed].view(dtype).view(shape)
+        return self.decoder.weights.head[ids.long().flatten()].float().to(token_ids.device)
 
 
 def _attention_instance(shape: NativeShape, dtype: torch.dtype, place: Place) -> str:

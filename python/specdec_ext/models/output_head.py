@@ -66,13 +66,14 @@ class OutputHead:
             self._embedding.packed.unpack_rows(token_ids.to(torch.int32).contiguous(), out)
         else:
             weight = self._embedding.weight
-            out = weight[token_ids.to(weight.device, torch.int64).flatten()].float().cpu()
+            out = weight[token_ids.to(weight.device, torch.int64).flatten()].float()
+            out = out.to(token_ids.device)
         return out.mul_(self._scale) if self._scale != 1.0 else out
 
     def _raw(self, hidden: torch.Tensor) -> torch.Tensor:
         device = self._embedding.weight.device  # of a packed one the CPU
         raw: torch.Tensor = self._embedding(hidden.to(device, self._dtype))
-        return raw.float().cpu()
+        return raw.float().to(hidden.device)
 
     def _finish(self, raw: torch.Tensor) -> torch.Tensor:
         scores = raw * self._scale if self._scale != 1.0 else raw

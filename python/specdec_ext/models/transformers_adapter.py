@@ -193,7 +193,8 @@ class TransformersModel:
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         """See StepModel."""
         table = self._model.get_input_embeddings().weight
-        return functional.embedding(token_ids.to(table.device, torch.int64), table).float().cpu()
+        rows = functional.embedding(token_ids.to(table.device, torch.int64), table)
+        return rows.float().to(token_ids.device)
 
     @torch.inference_mode()
     def head(self, hidden: torch.Tensor) -> torch.Tensor:
