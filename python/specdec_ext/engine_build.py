@@ -18,6 +18,7 @@ from .drafters import (
     DraftTargetDrafter,
     map_vocabulary,
 )
+from .drafters.step_cost import StepCost
 from .engine_loop import EngineLoop
 from .engine_models import ModelLoader, drafting_arguments
 from .errors import ConfigError
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 
 __all__ = ["EngineBuilder", "EngineParts"]
 
+# Rows of a draft model's pass that are timed: its passes have one a request.
+_DRAFT_ROWS = 32
 Pages = tuple[torch.Tensor, torch.Tensor]
 
 
@@ -204,18 +207,19 @@ class EngineBuilder:
     def _calibrate(
         self, executor: Any, drafter: Drafter | None, drafting: DraftSession | None
     ) -> None:
-        from .step_cost import calibrate_step_cost
+        from .step_cost import measure_cost
 
-        table = calibrate_step_cost(
-            executor,
-            self.model,
-            self._pages,
-            max_rows=self.memory.max_num_tokens,
-        )
+        measured = measure_cost(self.model, self._pages, max_rows=self.memory.max_num_tokens)
+        if measured is None:
+            return
+        executor.set_step_cost(*measured)
         if drafting is not None:
-            drafting.set_step_cost(table)
+            drafting.set_step_cost(StepCost.measured(*measured))
         if isinstance(drafter, DraftTargetDrafter):
-            drafter.set_costs(table, self._measure_draft_model(drafter))
+            most = min(_DRAFT_ROWS, self.memory.max_num_tokens)
+            draft = measure_cost(drafter.model, drafter.pages, max_rows=most)
+            if draft is not None:
+                drafter.set_costs(StepCost.measured(*measured), StepCost.measured(*draft))
 
     def _mover(self, executor: Any) -> Callable[[], None]:
         """What makes the executor's K/V moves where the pages lie."""
@@ -263,17 +267,6 @@ class EngineBuilder:
                 defer_moves=not self.place.is_cpu,
             )
         return None
-
-    def _measure_draft_model(self, drafter: DraftTargetDrafter) -> dict[int, float]:
-        from .step_cost import measure_step_cost
-
-        rows, seconds = measure_step_cost(
-            drafter.model,
-            num_pages=self.memory.draft_num_pages,
-            page_size=self.memory.tokens_per_block,
-            max_rows=min(32, self.memory.max_num_tokens),
-        )
-        return dict(zip(rows, seconds, strict=True))
 
     def _make_executor(self, pages: Pages) -> Any:
         from . import _core

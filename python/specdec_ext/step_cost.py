@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -126,25 +126,31 @@ def num_pages_for(tokens: int, page_size: int) -> int:
     return -(-tokens // page_size)
 
 
-def calibrate_step_cost(
-    executor: Any,
-    model: StepModel,
-    pages: tuple[torch.Tensor, torch.Tensor],
-    *,
-    max_rows: int = 128,
-) -> dict[int, float]:
-    """Measures the table, hands it to the executor and returns it as {rows: seconds}.
+class MeasuredCost(NamedTuple):
+    """T(rows, context) in points.
 
-    pages     the model's bound K/V pages
+    rows         ascending from 1, two or more
+    seconds      of a pass of one request with `context_len` tokens in the cache, by rows
+    growth       seconds that each token more adds, by rows
+    """
+
+    rows: list[int]
+    seconds: list[float]
+    context_len: float
+    growth: list[float]
+
+
+def measure_cost(
+    model: StepModel, pages: tuple[torch.Tensor, torch.Tensor], *, max_rows: int = 128
+) -> MeasuredCost | None:
+    """The table of a model whose K/V pages are `pages`; None: too little room to tell.
+
     max_rows  of a step that the model was made for
     """
+    num_pages, page_size = pages[0].shape[1], pages[0].shape[3]
     rows, seconds = measure_step_cost(
-        model,
-        num_pages=pages[0].shape[1],
-        page_size=pages[0].shape[3],
-        max_rows=min(max_rows, 128),
+        model, num_pages=num_pages, page_size=page_size, max_rows=min(max_rows, 128)
     )
-    if len(rows) >= 2:
-        growth = measure_growth(model, rows, pages)
-        executor.set_step_cost(rows, seconds, float(_CONTEXT_TOKENS), growth)
-    return dict(zip(rows, seconds, strict=True))
+    if len(rows) < 2:
+        return None
+    return MeasuredCost(rows, seconds, float(_CONTEXT_TOKENS), measure_growth(model, rows, pages))

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from specdec_ext.drafters.beam_budget import BeamBudget
+from specdec_ext.drafters.step_cost import StepCost
 
 LINEAR = {1: 10.0, 2: 11.0, 4: 13.0, 8: 17.0, 16: 25.0}
 
@@ -131,3 +132,14 @@ def test_beams_that_nobody_verifies_are_not_searched() -> None:
     for _ in range(100):  # nothing pays: one, to see whether that changes
         budget.note_beams(1, 0)
     assert budget.num_beams(1) == 1
+
+
+def test_a_long_context_makes_rows_dear() -> None:
+    budget = BeamBudget()
+    budget.set_step_cost(StepCost({1: 1.0, 65: 1.1}, {1: 1e-4, 65: 65e-4}, 128))
+    tree = (np.array([1, 2, 3, 4]), np.log([0.6, 0.4, 0.3, 0.2]))
+    kept = []
+    for context in (100, 2000, 100_000):
+        budget.begin(1, context)
+        kept += budget.choose([tree], passes=1)
+    assert kept[0] == 4 > kept[1] > kept[2] == 0

@@ -140,3 +140,25 @@ def test_a_tree_is_cut_to_what_pays_with_its_parents() -> None:
     assert made.levels(Request(taught(1, 100)), 3, 12, 4) == 0
     assert made.levels(Request(taught(99, 100)), 2, 12, 4) == 4
     assert made.levels(Request(taught(1, 100), adaptive=False), 3, 12, 4) == 4
+
+
+def test_a_long_context_shortens_chains() -> None:
+    """Rows of the target that are free behind a short prompt, and are not behind a long one."""
+    counts = []
+    for context in (100.0, 4000.0, 200_000.0):
+        made = DraftBudget()
+        target = StepCost({1: 1.0, 2: 1.01}, {1: 1e-5, 2: 11e-5}, 128)
+        made.set_costs(target, StepCost({1: 0.02, 2: 0.021}))
+        request = Request(taught(600, 1000))
+        for _ in range(100):
+            made.begin(1, context)
+            request.survival.clear()
+            while len(request.survival) < 12 and made.choose([request]) == [True]:
+                made.spend(1)
+                made.add(request, 0.8)
+            counts_now = len(request.survival)
+            made.drop(request)
+            made.end([request])
+        counts.append(counts_now)
+    assert counts[0] > counts[1] >= counts[2]
+    assert counts[0] >= 4 and counts[2] <= 1

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from specdec_ext import step_cost
-from specdec_ext.step_cost import calibrate_step_cost, measure_growth
+from specdec_ext.drafters.step_cost import StepCost
+from specdec_ext.step_cost import measure_cost, measure_growth
 
 ROWS = [1, 2, 4, 8, 12, 16, 32, 64, 96, 128]
 
@@ -22,9 +23,11 @@ class Clockwork:
         self.seconds = seconds
         self.max_position = max_position
         self.contexts: set[int] = set()
+        self.rows: set[int] = set()
 
     def forward(self, plan: Any) -> None:
         self.contexts.add(int(plan.kv_len[0]))
+        self.rows.add(plan.num_rows)
         self.now += self.seconds(plan.num_rows, int(plan.kv_len[0]))
 
 
@@ -81,13 +84,23 @@ def test_the_pages_that_it_reads_are_real_memory(clock: Any) -> None:
     assert k[:, read:].eq(7).all() and v[:, read:].eq(7).all()
 
 
-def test_the_executor_is_told(clock: Any) -> None:
+def test_the_whole_table(clock: Any) -> None:
     model = clock(lambda rows, context: 1e-3 + rows * (1e-5 + 1e-7 * context))
-    told: list[Any] = []
-    executor = SimpleNamespace(set_step_cost=lambda *args: told.append(args))
-    table = calibrate_step_cost(executor, model, pages(256))
-    ((rows, seconds, context_len, growth),) = told
-    assert table == dict(zip(rows, seconds, strict=True))
+    measured = measure_cost(model, pages(256))
+    assert measured is not None
+    rows, seconds, context_len, growth = measured
     assert context_len == 128.0
     assert seconds == pytest.approx([1e-3 + n * (1e-5 + 128e-7) for n in rows])
     assert growth == pytest.approx([n * 1e-7 for n in rows])
+    table = StepCost.measured(*measured)
+    assert [table.at(1, 1152)(n) for n in rows] == pytest.approx(
+        [1e-3 + n * (1e-5 + 1152e-7) for n in rows]
+    )
+    assert table.at(2, 1152)(8) == pytest.approx(table(8) + 2 * 1024 * 4e-7)
+
+
+def test_rows_are_limited_and_a_tiny_cache_says_nothing(clock: Any) -> None:
+    model = clock(lambda rows, context: 1e-3 + rows * 1e-5)
+    measured = measure_cost(model, pages(256), max_rows=32)
+    assert measured is not None and measured.rows[-1] == max(model.rows) == 32
+    assert measure_cost(model, pages(1, page_size=1)) is None

@@ -40,7 +40,8 @@ class BeamBudget:
     """
 
     def __init__(self, max_depth: int = MAX_DRAFT_LEN) -> None:
-        self._cost: StepCost | None = None
+        self._measured: StepCost | None = None
+        self._cost: StepCost | None = None  # for the contexts of this step
         self._max_depth = max_depth
         # By depth, 0 unused: sums of what the drafter said, and of what was kept. Lists: paths are
         # short, and an array's operation costs as much as ten of these numbers.
@@ -54,10 +55,14 @@ class BeamBudget:
         self._since_draft = 0
         self.skipped = 0
 
-    def set_step_cost(self, table: Mapping[int, float]) -> None:
+    def set_step_cost(self, table: StepCost | Mapping[int, float]) -> None:
         """{rows of a forward pass: seconds}, two points or more; fewer are ignored."""
-        if len(table) >= 2:
-            self._cost = StepCost(table)
+        self._measured = self._cost = StepCost.of(table) or self._measured
+
+    def begin(self, batch: int, context_len: float) -> None:
+        """A step of `batch` requests with so many tokens in the cache, on average."""
+        if self._measured is not None:
+            self._cost = self._measured.at(batch, context_len)
 
     @property
     def known(self) -> bool:

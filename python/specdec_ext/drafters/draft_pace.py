@@ -89,7 +89,8 @@ class DraftBudget:
     FIRST_PATIENCE = 8
 
     def __init__(self) -> None:
-        self._target: StepCost | None = None
+        self._costs: tuple[StepCost, StepCost] | None = None  # target's, draft's, as measured
+        self._target: StepCost | None = None  # for the contexts of this round
         self._draft: StepCost | None = None
         self._speedup = 1.0  # tokens per second against plain decoding, a moving average
         self._plain = 0.0  # tokens per second of plain decoding in this round
@@ -109,12 +110,13 @@ class DraftBudget:
         return self._speedup
 
     def set_costs(self, target: StepCost, draft: StepCost) -> None:
-        self._target, self._draft = target, draft
+        self._costs = self._target, self._draft = target, draft
 
-    def begin(self, num_requests: int) -> None:
-        """A round for `num_requests` decoding requests."""
-        if self._target is None:
+    def begin(self, num_requests: int, context_len: float = 0.0) -> None:
+        """A round for `num_requests` decoding requests, `context_len` tokens long on average."""
+        if self._costs is None:
             return
+        self._target, self._draft = (cost.at(num_requests, context_len) for cost in self._costs)
         self._rows = self._requests = num_requests
         self._plain = num_requests / self._target(num_requests)
         self._rate = self._plain * max(1.0, self._speedup)

@@ -17,7 +17,7 @@ from .. import _core
 from ..drafter_config import DraftTargetDecodingConfig
 from .base import DraftRequest, Proposal
 from .draft_pace import ConfidenceRates, DraftBudget
-from .step_cost import StepCost
+from .step_cost import StepCost, mean_context
 from .vocabulary import VocabularyMap
 
 if TYPE_CHECKING:
@@ -111,16 +111,20 @@ class DraftTargetDrafter:
         self._short_of_pages = 0
         self._too_long = 0
 
-    def set_costs(self, target: Mapping[int, float], draft: Mapping[int, float]) -> None:
+    @property
+    def pages(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """The draft model's K/V pages [layers, P, G, S, K]."""
+        return self._pages
+
+    def set_costs(self, target: StepCost, draft: StepCost) -> None:
         """Seconds of a pass by its rows, measured, of each model: adaptive lengths need them."""
-        if len(target) >= 2 and len(draft) >= 2:
-            self.budget.set_costs(StepCost(target), StepCost(draft))
+        self.budget.set_costs(target, draft)
 
     def propose(self, requests: Sequence[DraftRequest]) -> Sequence[Proposal | None]:
         """See Drafter."""
         states = [self._follow(request) for request in requests]
         paces = [s for s in states if s is not None]
-        self.budget.begin(len(requests))
+        self.budget.begin(len(requests), mean_context(requests))
         if self._config.top_k > 1:
             self._draft_trees(paces, alone=len(requests) == 1)
             proposals = [self._tree(s) for s in states]

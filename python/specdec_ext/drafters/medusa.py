@@ -17,7 +17,7 @@ from .base import DraftRequest, Proposal
 from .device_heads import DeviceHeads
 from .medusa_checkpoint import load_heads
 from .packed_heads import PackedHeads
-from .step_cost import StepCost
+from .step_cost import StepCost, mean_context
 from .tree_budget import GuessRates, Ints, TreeLayout, choose_nodes, tree_layout
 
 __all__ = ["MedusaDrafter"]
@@ -84,9 +84,9 @@ class MedusaDrafter:
         """Device memory that a step of so many requests may take beside the weights."""
         return self.heads.scratch_bytes(max_requests) if isinstance(self.heads, DeviceHeads) else 0
 
-    def set_step_cost(self, table: Mapping[int, float]) -> None:
+    def set_step_cost(self, table: StepCost | Mapping[int, float]) -> None:
         """Seconds of a forward pass by its rows: from now on the tree is cut to what pays."""
-        self._cost = StepCost(table) if len(table) >= 2 else None
+        self._cost = StepCost.of(table)
 
     def measured_rates(self) -> tuple[list[list[float]], list[float]]:
         """(rates [heads][ranks] over all steps so far, observations of each head)."""
@@ -173,7 +173,8 @@ class MedusaDrafter:
         if self._cost is None or not adaptive:
             return chosen, deepest
         worth = [requests[i].state.layout.worth(requests[i].state.rates.rates()) for i in adaptive]
-        nodes, _ = choose_nodes(worth, self._cost, self._head_seconds.get(len(requests), 0.0))
+        cost = self._cost.at(len(requests), mean_context(requests))
+        nodes, _ = choose_nodes(worth, cost, self._head_seconds.get(len(requests), 0.0))
         needed = 0 if len(adaptive) == len(requests) else deepest
         probe = False
         for i, picked in zip(adaptive, nodes, strict=True):

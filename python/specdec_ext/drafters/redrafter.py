@@ -22,6 +22,7 @@ from .beam_budget import BeamBudget
 from .device_redrafter import DeviceRedrafter
 from .redrafter_model import Redrafter, RedrafterShape, load_redrafter
 from .shipped import shipped_folder
+from .step_cost import StepCost, mean_context
 
 __all__ = ["PackedRedrafter", "RedrafterDrafter"]
 
@@ -171,7 +172,7 @@ class RedrafterDrafter:
             return 0
         return self._network.scratch_bytes(max_requests * self._num_beams)
 
-    def set_step_cost(self, table: Mapping[int, float]) -> None:
+    def set_step_cost(self, table: StepCost | Mapping[int, float]) -> None:
         """{rows of a forward pass of the target: seconds}, for requests that are adaptive."""
         self._budget.set_step_cost(table)
 
@@ -182,6 +183,7 @@ class RedrafterDrafter:
             if request.num_drafted and request.state is not None:
                 self._budget.observe(request.state, request.num_accepted)
             request.state = None
+        self._budget.begin(len(requests), mean_context(requests))
         drafted = list(requests)
         if not self._budget.wants_drafts(len(requests)):
             drafted = [r for r in requests if not r.options["adaptive"]]

@@ -11,6 +11,7 @@ import torch
 
 from ..log import logger
 from .base import Drafter, DraftRequest
+from .step_cost import StepCost
 
 __all__ = ["DraftSession"]
 
@@ -69,7 +70,7 @@ class DraftSession:
             if request_id in self._requests:
                 self._ended.append(request_id)
 
-    def set_step_cost(self, table: Mapping[int, float]) -> None:
+    def set_step_cost(self, table: StepCost | Mapping[int, float]) -> None:
         """Seconds of a forward pass by its rows, for drafters that weigh their drafts by it."""
         setter = getattr(self.drafter, "set_step_cost", None)
         if setter is not None:

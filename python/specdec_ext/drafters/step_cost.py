@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 
-__all__ = ["StepCost"]
+__all__ = ["StepCost", "mean_context"]
 
 _SLOPE_POINTS = 4  # the growth behind the last point is that over so many: one of them is noise
 _CONTEXT_STEP = 64  # tokens: contexts that differ by less share a table
 
 Floats = np.ndarray[Any, np.dtype[np.float64]]
+
+
+class HasTokens(Protocol):
+    """A request, as far as it matters here."""
+
+    @property
+    def tokens(self) -> Sequence[int]: ...
+
+
+def mean_context(requests: Sequence[HasTokens]) -> float:
+    """Tokens in the K/V cache of each request, on average: all but the last one."""
+    return sum(len(request.tokens) for request in requests) / max(len(requests), 1) - 1
 
 
 class StepCost:
@@ -42,6 +54,18 @@ class StepCost:
         first = max(len(rows) - _SLOPE_POINTS, 0)
         self._slope = float(seconds[-1] - seconds[first]) / (rows[-1] - rows[first])
         self._array = np.array(self._table)
+
+    @classmethod
+    def measured(
+        cls,
+        rows: Sequence[int],
+        seconds: Sequence[float],
+        context_len: float,
+        growth: Sequence[float],
+    ) -> StepCost:
+        """From columns, as they were measured."""
+        table = dict(zip(rows, seconds, strict=True))
+        return cls(table, dict(zip(rows, growth, strict=True)), context_len)
 
     @classmethod
     def of(cls, table: StepCost | Mapping[int, float]) -> StepCost | None:
