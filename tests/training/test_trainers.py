@@ -258,11 +258,12 @@ def test_settings_are_checked(change: dict[str, Any], message: str) -> None:
 def test_the_command(
     target: Path, cache_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    (tmp_path / "evaluation.txt").write_text("What nothing may be trained on.")
     command = [
         "train-medusa", "--model", str(target), "--output", str(tmp_path / "heads"),
         "--cache_dir", str(tmp_path / "cache"), "--work-dir", str(tmp_path / "work"),
         "--num-prompts", "50", "--max-new-tokens", "20", "--steps", "4", "--num-heads", "2",
-        "--draft-vocab-size", "64", "--seed", "3",
+        "--draft-vocab-size", "64", "--seed", "3", "--exclude", str(tmp_path / "evaluation.txt"),
     ]  # fmt: skip
     assert main(command) == 0
     captured = capsys.readouterr()
@@ -270,6 +271,7 @@ def test_the_command(
     assert "training 4/4" in captured.err
     card = json.loads((tmp_path / "heads" / "training_card.json").read_text())
     assert card["command"].startswith("specdec train-medusa --num-prompts 50")
+    assert card["command"].endswith("--seed 3 --exclude evaluation.txt")
     assert str(tmp_path) not in card["command"]
     assert card["sha256"]["medusa_lm_head.safetensors"]
     assert main([*command, "--draft-len", "3"]) == 4

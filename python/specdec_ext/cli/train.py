@@ -126,6 +126,8 @@ def _command(args: argparse.Namespace, product: str) -> str:
     for name in names:
         if (value := getattr(args, name)) is not None:
             words.append(f"--{name.replace('_', '-')} {value}")
+    if args.exclude:
+        words += ["--exclude", *(Path(name).name for name in args.exclude)]
     return " ".join(words)
 
 
