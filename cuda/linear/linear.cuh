@@ -2,7 +2,7 @@
 //
 // Grid      (row tiles x column tiles, units): row tiles of one column tile are neighbours, so that
 //           a weight that several of them need comes from memory once. A unit is a run of parts of
-//           k (linear_plan.h); with several, blocks leave partial sums that fold.cu adds.
+//           k (linear_plan.h); with several, blocks leave partial sums that linear.cu adds.
 // Block     mma m16n8k16 with the weight as its 16 rows and the tokens as its 8 columns: one token
 //           costs a tile of 8. Weights and x come by cp.async in stages of 64 k. A narrow block's
 //           warps have each a ring of stages and a part of k of their own and meet at the end of a

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -150,6 +151,33 @@ def run_ahead_hash_engine(function: HashFunction, **options: Any) -> RunAheadEng
     """As driver.hash_engine."""
     engine: RunAheadEngine = hash_engine(function, make=RunAheadEngine, **options)
     return engine
+
+
+def random_hash_engine(
+    rng: random.Random,
+    seed: int,
+    depth: int,
+    *,
+    surprises: Sequence[int] = (8, 30),
+    batch_sizes: Sequence[int] = (1, 3, 5),
+    most_rows: Sequence[int] = (12, 40, 300),
+    **options: Any,
+) -> tuple[HashFunction, RunAheadEngine]:
+    """A function and an engine of few pages, max_seq_len 200, for a random schedule."""
+    function = HashFunction(vocab=30, surprise=rng.choice(surprises), alphabet=4, seed=seed)
+    page_size = rng.choice([1, 4, 16])
+    engine = run_ahead_hash_engine(
+        function,
+        page_size=page_size,
+        num_pages=-(-(200 + 90) // page_size) + rng.randrange(600) // page_size,
+        max_batch_size=rng.choice(batch_sizes),
+        max_seq_len=200,
+        max_num_tokens=rng.choice(most_rows),
+        depth=depth,
+        stub=None if seed % 5 == 0 else seed,
+        **options,
+    )
+    return function, engine
 
 
 def run_ahead_model_engine(

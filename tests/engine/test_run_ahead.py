@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 from driver import Job, hash_engine, model_engine
-from run_ahead_driver import run_ahead_hash_engine, run_ahead_model_engine
+from run_ahead_driver import random_hash_engine, run_ahead_hash_engine, run_ahead_model_engine
 
 from hash_target import HashFunction
 from specdec_ext import _core
@@ -69,18 +69,8 @@ def expected(function: HashFunction, job: Job) -> tuple[list[int], str]:
 def run_schedule(seed: int, depth: int, method: str, count: int = 6) -> int:
     """One random schedule against the definition; returns the tokens compared."""
     rng = random.Random(seed)
-    function = HashFunction(vocab=30, surprise=rng.choice([1, 8, 30]), alphabet=4, seed=seed)
-    page_size = rng.choice([1, 4, 16])
-    engine = run_ahead_hash_engine(
-        function,
-        page_size=page_size,
-        num_pages=-(-(200 + 90) // page_size) + rng.randrange(600) // page_size,
-        max_batch_size=rng.choice([1, 3, 5]),
-        max_seq_len=200,
-        max_num_tokens=rng.choice([5, 40, 300]),
-        depth=depth,
-        stub=None if seed % 5 == 0 else seed,
-        **METHODS[method],
+    function, engine = random_hash_engine(
+        rng, seed, depth, surprises=(1, 8, 30), most_rows=(5, 40, 300), **METHODS[method]
     )
     jobs = random_jobs(rng, function, method, count, 200)
     tokens = 0

@@ -15,7 +15,7 @@ import torch
 from driver import Delivery, Job, hash_engine
 from engine_loop_cases import FUNCTION, PROMPTS, VOCAB, assert_idle, make_engine
 from engine_loop_cases import METHODS as LOOP_METHODS
-from run_ahead_driver import run_ahead_hash_engine
+from run_ahead_driver import random_hash_engine, run_ahead_hash_engine
 from test_run_ahead import METHODS, random_jobs
 
 from hash_target import HashFunction
@@ -59,18 +59,8 @@ def test_random_schedules_of_both_kinds(depth: int, method: str) -> None:
     chosen = 0
     for seed in range(300, 310):
         rng = random.Random(seed)
-        function = HashFunction(vocab=30, surprise=rng.choice([8, 30]), alphabet=4, seed=seed)
-        page_size = rng.choice([1, 4, 16])
-        engine = run_ahead_hash_engine(
-            function,
-            page_size=page_size,
-            num_pages=-(-(200 + 90) // page_size) + rng.randrange(600) // page_size,
-            max_batch_size=rng.choice([1, 3, 5, 12]),
-            max_seq_len=200,
-            max_num_tokens=rng.choice([12, 40, 300]),
-            depth=depth,
-            stub=None if seed % 5 == 0 else seed,
-            **METHODS[method],
+        function, engine = random_hash_engine(
+            rng, seed, depth, batch_sizes=(1, 3, 5, 12), **METHODS[method]
         )
         jobs = random_jobs(rng, function, method, 10 if seed % 3 else 14, 200)
         for job in jobs:

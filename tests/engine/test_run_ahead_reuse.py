@@ -8,10 +8,8 @@ from typing import Any
 import pytest
 from driver import Job
 from engine_loop_cases import FUNCTION
-from run_ahead_driver import RunAheadEngine, run_ahead_hash_engine
+from run_ahead_driver import RunAheadEngine, random_hash_engine, run_ahead_hash_engine
 from test_run_ahead import METHODS, expected, random_jobs
-
-from hash_target import HashFunction
 
 DEPTHS = [0, 1, 2]
 
@@ -31,19 +29,8 @@ def test_random_schedules_over_shared_prefixes(depth: int, method: str) -> None:
     hits = tokens = evicted = 0
     for seed in range(500, 512):
         rng = random.Random(seed)
-        function = HashFunction(vocab=30, surprise=rng.choice([8, 30]), alphabet=4, seed=seed)
-        page_size = rng.choice([1, 4, 16])
-        engine = run_ahead_hash_engine(
-            function,
-            page_size=page_size,
-            num_pages=-(-(200 + 90) // page_size) + rng.randrange(600) // page_size,
-            max_batch_size=rng.choice([1, 3, 5]),
-            max_seq_len=200,
-            max_num_tokens=rng.choice([12, 40, 300]),
-            depth=depth,
-            enable_block_reuse=True,
-            stub=None if seed % 5 == 0 else seed,
-            **METHODS[method],
+        function, engine = random_hash_engine(
+            rng, seed, depth, enable_block_reuse=True, **METHODS[method]
         )
         starts = [[rng.randrange(30) for _ in range(60)] for _ in range(2)]
         jobs = random_jobs(rng, function, method, 12, 200)
