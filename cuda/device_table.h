@@ -44,6 +44,9 @@ Backend device_table() {
   table.linear = run_on<Device, linear, LinearParams>;
   table.draft_step = run_on<Device, draft_step, DraftStepParams>;
   table.commit_step = run_on<Device, commit_step, CommitStepParams>;
+  table.bring_drafts = run_on<Device, bring_drafts, BringDraftsParams>;
+  table.recent_tokens = run_on<Device, recent_tokens, RecentTokensParams>;
+  table.keep_hidden = run_on<Device, keep_hidden, KeepHiddenParams>;
   table.sample_rows = run_on<Device, sample_rows, SampleRowsParams>;
   table.accept_step = run_on<Device, accept_step, AcceptStepParams>;
   table.argmax_workspace_bytes = argmax_workspace_bytes;

@@ -179,8 +179,8 @@ PYTHON: dict[str, tuple[set[str], set[str]]] = {
     "info": ({"installation"}, {"errors", "config", "core"}),
     "ops": ({"ops"}, {"errors", "core"}),
     "models": ({"models"}, {"errors", "config", "core", "ops"}),
-    "run_ahead": ({"run_ahead"}, {"errors", "core", "ops", "models"}),
     "drafters": ({"drafters"}, {"errors", "config", "core", "ops", "models"}),
+    "run_ahead": ({"run_ahead"}, {"errors", "core", "ops", "models", "drafters"}),
     "engine": (
         {
             "engine_loop",

@@ -11,13 +11,15 @@
 // was delivered comes as a SlotResult. A slot that has ended is frozen: it drafts no rows and
 // delivers nothing, so steps may be enqueued before the host knows.
 //
-// Block: Slot, history [max_seq_len], then the LookaheadState or NgramIndex (8-byte aligned).
+// Block: Slot, history [max_seq_len], then the LookaheadState, NgramIndex or BroughtDraft (8-byte
+// aligned).
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 
 #include "algo/accept.h"
+#include "algo/brought_draft.h"
 #include "algo/lookahead.h"
 #include "algo/ngram_index.h"
 #include "algo/sampling_law.h"
@@ -28,7 +30,8 @@
 
 namespace specdec {
 
-enum class SlotMethod : std::int32_t { kNone, kLookahead, kNgram };
+// kBrought: operations in front of the step bring the drafts (brought_draft.h).
+enum class SlotMethod : std::int32_t { kNone, kLookahead, kNgram, kBrought };
 
 // End tokens and stop ids of one request, together.
 inline constexpr std::int32_t kMaxSlotStopIds = 64;
@@ -67,6 +70,9 @@ struct Slot {
   }
   SPECDEC_HD NgramIndex* ngram_index() {
     return reinterpret_cast<NgramIndex*>(reinterpret_cast<std::byte*>(this) + drafter_offset);
+  }
+  SPECDEC_HD BroughtDraft* brought_draft() {
+    return reinterpret_cast<BroughtDraft*>(reinterpret_cast<std::byte*>(this) + drafter_offset);
   }
   SPECDEC_HD bool frozen() const {
     return finish != static_cast<std::int32_t>(FinishReason::kNone) || len == 0;
@@ -137,8 +143,19 @@ SPECDEC_HD inline void slot_draft(const TeamT& team, Slot* slot, const DraftShar
     team.sync();
     return;
   }
+  if (slot->method == SlotMethod::kBrought && drafts > 0) {
+    take_brought_draft(team, slot->brought_draft(), len, golden, max_drafts, room, tree);
+    return;
+  }
   if (team.rank() == 0) tree->reset(golden);
   team.sync();
+}
+
+// Tokens of a history that wants drafts brought for its next step, `max_drafts` at most; 0: none.
+SPECDEC_HD inline std::int32_t slot_len_to_draft(const Slot* slot, std::int32_t max_drafts) {
+  const bool wants = slot->method == SlotMethod::kBrought && !slot->frozen() && slot->begun != 0 &&
+                     slot->max_len - slot->len > 1 && max_drafts > 0;
+  return wants ? slot->len : 0;
 }
 
 // The result of a slot that had no rows in the step.
@@ -171,6 +188,8 @@ SPECDEC_HD inline void slot_feed_drafter(const TeamT& team, Slot* slot, const Dr
   } else if (slot->method == SlotMethod::kNgram) {
     if (first) ngram_init(team, slot->ngram_index(), slot->max_len, slot->max_ngram);
     ngram_extend(team, slot->ngram_index(), slot->history(), len);
+  } else if (slot->method == SlotMethod::kBrought && first && team.rank() == 0) {
+    slot->brought_draft()->len = -1;  // what the slot's last request left continues no history
   }
 }
 

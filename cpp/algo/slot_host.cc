@@ -55,6 +55,8 @@ SlotLayout make_slot_layout(SlotMethod method, std::int32_t max_seq_len,
                     ": use 1..", kMaxNgram);
     layout.max_ngram = max_ngram;
     drafter = ngram_bytes_required(max_seq_len, max_ngram);
+  } else if (method == SlotMethod::kBrought) {
+    drafter = sizeof(BroughtDraft);
   }
   layout.bytes = aligned(layout.drafter_offset + static_cast<std::int64_t>(drafter));
   return layout;

@@ -37,6 +37,9 @@ struct Backend {
   void (*linear)(const LinearParams&) = nullptr;
   void (*draft_step)(const DraftStepParams&) = nullptr;
   void (*commit_step)(const CommitStepParams&) = nullptr;
+  void (*bring_drafts)(const BringDraftsParams&) = nullptr;
+  void (*recent_tokens)(const RecentTokensParams&) = nullptr;
+  void (*keep_hidden)(const KeepHiddenParams&) = nullptr;
   void (*sample_rows)(const SampleRowsParams&) = nullptr;
   void (*accept_step)(const AcceptStepParams&) = nullptr;
 
@@ -61,13 +64,27 @@ struct Backend {
 // headers is refused instead of misread.
 inline constexpr std::uint64_t kBackendLayout = [] {
   std::uint64_t hash = 14695981039346656037u;
-  for (const std::size_t size :
-       {sizeof(Backend), sizeof(AppendKvParams), sizeof(RopeAppendKvParams),
-        sizeof(SpecAttentionParams), sizeof(CompactKvParams), sizeof(BuildStepParams),
-        sizeof(PackMaskParams), sizeof(ArgmaxParams), sizeof(RmsNormParams),
-        sizeof(GatedActivationParams), sizeof(LinearParams), sizeof(DraftStepParams),
-        sizeof(CommitStepParams), sizeof(SampleRowsParams), sizeof(AcceptStepParams), sizeof(Slot),
-        sizeof(SlotResult), sizeof(DeviceLimits)}) {
+  for (const std::size_t size : {sizeof(Backend),
+                                 sizeof(AppendKvParams),
+                                 sizeof(RopeAppendKvParams),
+                                 sizeof(SpecAttentionParams),
+                                 sizeof(CompactKvParams),
+                                 sizeof(BuildStepParams),
+                                 sizeof(PackMaskParams),
+                                 sizeof(ArgmaxParams),
+                                 sizeof(RmsNormParams),
+                                 sizeof(GatedActivationParams),
+                                 sizeof(LinearParams),
+                                 sizeof(DraftStepParams),
+                                 sizeof(CommitStepParams),
+                                 sizeof(BringDraftsParams),
+                                 sizeof(RecentTokensParams),
+                                 sizeof(KeepHiddenParams),
+                                 sizeof(SampleRowsParams),
+                                 sizeof(AcceptStepParams),
+                                 sizeof(Slot),
+                                 sizeof(SlotResult),
+                                 sizeof(DeviceLimits)}) {
     hash = (hash ^ size) * 1099511628211u;
   }
   return hash;

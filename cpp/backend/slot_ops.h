@@ -99,4 +99,59 @@ struct CommitStepParams {
   ExecutionContext exec;
 };
 
+// What operations in front of a step say about the requests' next tokens, into their slots
+// (algo/brought_draft.h). Left out: ids outside of the pool, slots of another method, frozen ones
+// and those whose prompt has not been read. An entry that is no draft ends a request's drafts; if
+// it is not the padding -1 it sets kStatusBadTree.
+struct BringDraftsParams {
+  SlotPoolView slots;
+  const std::int32_t* slot_ids = nullptr;  // [B], each slot at most once
+  const TokenId* tokens = nullptr;         // [B, width]
+  const std::int32_t* parents = nullptr;   // [B, width] earlier drafts, -1: the golden token; null:
+                                           // chains
+  const std::int32_t* counts = nullptr;    // [B]; null: width
+  std::int32_t width = 0, vocab_size = 0, num_requests = 0;
+  ExecutionContext exec;
+};
+
+// The last `width` tokens of each history that wants drafts, and its length: 0 and tokens 0 for one
+// that does not, or is shorter.
+struct RecentTokensParams {
+  SlotPoolView slots;
+  const std::int32_t* slot_ids = nullptr;    // [B]
+  const std::int32_t* max_drafts = nullptr;  // [B] of the step: 0 wants none; null: all do
+  std::int32_t width = 0, num_requests = 0;
+  TokenId* tokens = nullptr;     // [B, width]
+  std::int32_t* lens = nullptr;  // [B]
+  ExecutionContext exec;
+};
+
+// After a commit: the row that the last token of each request was chosen after, copied from the
+// model's rows to the slot's place. Requests that got nothing or have ended keep what they had.
+struct KeepHiddenParams {
+  SlotPoolView slots;
+  const std::int32_t* slot_ids = nullptr;   // [B]
+  const std::int32_t* cu_logits = nullptr;  // [B + 1] as CommitStepParams, and its outputs:
+  const SlotResult* results = nullptr;      // [B]
+  const std::int32_t* path = nullptr;       // [B, kMaxStepTokens]
+  const std::int32_t* path_len = nullptr;   // [B]
+  const std::byte* hidden = nullptr;        // [num_rows] rows
+  std::byte* kept = nullptr;                // [slots.count] rows
+  std::int64_t row_bytes = 0;               // a multiple of 2
+  std::int64_t hidden_stride = 0;           // bytes from row to row of `hidden`
+  std::int32_t num_rows = 0, num_requests = 0;
+  ExecutionContext exec;
+
+  // The row of request b; -1: none.
+  SPECDEC_HD std::int32_t row(std::int32_t b) const {
+    const std::int32_t tokens = results[b].num_tokens, moved = path_len[b];
+    if (!slots.holds(slot_ids[b]) || slots.at(slot_ids[b])->frozen() || tokens <= 0) return -1;
+    // A path that was not moved lies in front of the other drafts.
+    const std::int32_t node =
+        moved > 0 ? path[std::int64_t{b} * kMaxStepTokens + moved - 1] : tokens - 1;
+    const std::int32_t row = cu_logits[b] + node;
+    return row >= 0 && row < num_rows ? row : -1;
+  }
+};
+
 }  // namespace specdec

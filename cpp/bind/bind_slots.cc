@@ -14,6 +14,7 @@
 #include "base/check.h"
 #include "bind/op_arguments.h"
 #include "bind/registers.h"
+#include "bind/slots_argument.h"
 
 namespace py = pybind11;
 
@@ -29,56 +30,10 @@ LookaheadConfig triple_of(const Triple& t) {
 SlotMethod slot_method(const std::string& name) {
   if (name == "none") return SlotMethod::kNone;
   if (name == "lookahead") return SlotMethod::kLookahead;
-  SPECDEC_REQUIRE(name == "ngram", "method = '", name, "': give 'none', 'lookahead' or 'ngram'");
+  if (name == "brought") return SlotMethod::kBrought;
+  SPECDEC_REQUIRE(name == "ngram", "method = '", name,
+                  "': give 'none', 'lookahead', 'ngram' or 'brought'");
   return SlotMethod::kNgram;
-}
-
-constexpr std::int64_t kResultWords = sizeof(SlotResult) / sizeof(std::int32_t);
-static_assert(kResultWords * sizeof(std::int32_t) == sizeof(SlotResult));
-
-// slots [count, bytes] uint8, contiguous.
-class SlotsArgument {
- public:
-  SlotsArgument(OpCall& call, const SlotLayout& layout, py::handle slots)
-      : tensor_(slots, "slots", true) {
-    const TensorView& view = tensor_.view();
-    check_shape(view, "slots", "[num_slots, slot_bytes]", {kAny, layout.bytes});
-    call.add(view, "slots", true);
-    check_dtype(view, "slots", {DType::kU8});
-    check_contiguous(view, "slots");
-    SPECDEC_REQUIRE(reinterpret_cast<std::uintptr_t>(view.data) % 16 == 0,
-                    "slots begins at an address that is no multiple of 16");
-    SPECDEC_REQUIRE(view.shape[0] <= INT32_MAX, "slots has ", view.shape[0], " rows");
-    pool_ = SlotPoolView{static_cast<std::byte*>(view.data), layout.bytes,
-                         static_cast<std::int32_t>(view.shape[0])};
-  }
-  const SlotPoolView& view() const { return pool_; }
-
- private:
-  BorrowedTensor tensor_;
-  SlotPoolView pool_;
-};
-
-// A slot serves one request of a step: two would overwrite each other.
-BorrowedTensor slot_ids_argument(OpCall& call, py::handle slot_ids, const SlotPoolView& pool,
-                                 std::int64_t* count) {
-  const BorrowedTensor ids(slot_ids, "slot_ids");
-  check_shape(ids.view(), "slot_ids", "[B]", {kAny});
-  *count = ids->shape[0];
-  SPECDEC_REQUIRE(*count <= 65534, "slot_ids has ", *count, " entries: at most 65534");
-  BorrowedTensor checked = vector_argument(call, slot_ids, "slot_ids", DType::kI32, "[B]", *count);
-  if (!call.reads_values()) return checked;
-  const auto* values = static_cast<const std::int32_t*>(checked->data);
-  std::vector<bool> taken(static_cast<std::size_t>(pool.count));
-  for (std::int64_t b = 0; b < *count; ++b) {
-    const std::int32_t id = values[b];
-    SPECDEC_REQUIRE(id >= -1 && id < pool.count, "slot_ids[", b, "] = ", id, ": the pool has ",
-                    pool.count, " slots; -1 for none");
-    if (id < 0) continue;
-    SPECDEC_REQUIRE(!taken[id], "slot_ids[", b, "] = ", id, " is given twice");
-    taken[id] = true;
-  }
-  return checked;
 }
 
 void draft_step(const SlotLayout& layout, py::handle slots, py::handle slot_ids, py::handle tokens,
@@ -152,12 +107,7 @@ void commit_step(const SlotLayout& layout, py::handle slots, py::handle slot_ids
   }
   const auto matrix = [&](py::handle tensor, const char* name, const char* what,
                           std::int64_t columns, bool writable) {
-    BorrowedTensor t(tensor, name, writable);
-    check_shape(t.view(), name, what, {requests, columns});
-    call.add(t.view(), name, writable);
-    check_dtype(t.view(), name, {DType::kI32});
-    check_contiguous(t.view(), name);
-    return t;
+    return matrix_argument(call, tensor, name, what, requests, columns, writable);
   };
   const BorrowedTensor out = matrix(results, "results", "[B, result words]", kResultWords, true);
   const BorrowedTensor paths = matrix(path, "path", "[B, 128]", kMaxStepTokens, true);

@@ -23,7 +23,9 @@ PYBIND11_MODULE(_core, m) {
   specdec::register_algo(m);
   specdec::register_sampling(m);
   specdec::register_slots(m);
+  specdec::register_brought_drafts(m);
   specdec::register_run_ahead(m);  // after the executor and slots, whose types it returns
+  specdec::register_fill_step_plan(m);
   specdec::register_beams(m);
   specdec::register_recurrent_drafter(m);
   specdec::register_accept(m);

@@ -1,5 +1,5 @@
 // Lookahead decoding as a Drafter: the state of algo/lookahead.h plus the choice of how much of the
-// triple this step is worth (lookahead_budget.h).
+// triple this step is worth (draft_arms.h).
 #pragma once
 
 #include <cstdint>
@@ -7,7 +7,7 @@
 
 #include "algo/lookahead.h"
 #include "engine/drafter.h"
-#include "engine/lookahead_budget.h"
+#include "engine/draft_arms.h"
 
 namespace specdec {
 

@@ -1,5 +1,5 @@
 // Construction, admission and everything that may be called at any time; plan() and deliver() are
-// in run_ahead_plan.cc and run_ahead_deliver.cc.
+// in run_ahead_plan.cc and run_ahead_deliver.cc, what is refused in run_ahead_check.cc.
 #include "engine/run_ahead.h"
 
 #include <algorithm>
@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "engine/run_ahead_check.h"
 #include "engine/run_ahead_request.h"
 
 namespace specdec {
@@ -20,33 +21,12 @@ SlotMethod slot_method_of(DraftMethod method) {
       return SlotMethod::kLookahead;
     case DraftMethod::kNgram:
       return SlotMethod::kNgram;
-    case DraftMethod::kNone:
     case DraftMethod::kExternal:
+      return SlotMethod::kBrought;
+    case DraftMethod::kNone:
       break;
   }
   return SlotMethod::kNone;
-}
-
-const RunAheadConfig& checked_config(const RunAheadConfig& c) {
-  SPECDEC_REQUIRE(c.depth >= 0 && c.depth <= kMaxRunAhead, "run_ahead = ", c.depth, ": give 0..",
-                  kMaxRunAhead);
-  SPECDEC_REQUIRE(c.method != DraftMethod::kExternal,
-                  "run_ahead: drafts from outside are made when their step is planned, which is "
-                  "before the step before it was read; leave run_ahead out for this drafter");
-  SPECDEC_REQUIRE(!c.ngram.is_public_pool || c.method != DraftMethod::kNgram,
-                  "run_ahead: a public n-gram pool lives on the host; set is_public_pool=False or "
-                  "leave run_ahead out");
-  SPECDEC_REQUIRE(c.vocab_size >= 1, "vocab_size = ", c.vocab_size, ": at least 1");
-  SPECDEC_REQUIRE(c.max_batch_size >= 1 && c.max_batch_size <= 4096,
-                  "max_batch_size = ", c.max_batch_size, ": give 1..4096");
-  SPECDEC_REQUIRE(c.max_seq_len >= 2, "max_seq_len = ", c.max_seq_len, ": at least 2");
-  SPECDEC_REQUIRE(c.max_num_tokens >= c.max_batch_size, "max_num_tokens = ", c.max_num_tokens,
-                  ": a step needs at least one row per request, max_batch_size = ",
-                  c.max_batch_size, "; raise max_num_tokens or lower max_batch_size");
-  SPECDEC_REQUIRE(c.method != DraftMethod::kNgram ||
-                      (c.ngram.max_draft_len >= 1 && c.ngram.max_draft_len <= kMaxDraftLen),
-                  "max_draft_len = ", c.ngram.max_draft_len, ": give 1..", kMaxDraftLen);
-  return c;
 }
 
 // A slot's page table covers the longest sequence plus one step whose rows are all drafts.
@@ -109,18 +89,6 @@ RunAheadExecutor::RunAheadExecutor(const RunAheadConfig& config)
 
 RunAheadExecutor::~RunAheadExecutor() = default;
 
-void RunAheadExecutor::check_schedule() const {
-  const int most = max_rows_per_request() - 1;
-  int before = 0;
-  for (const auto& [batch, length] : config_.draft_len_schedule) {
-    SPECDEC_REQUIRE(batch > before, "draft_len_schedule: batch size ", batch,
-                    " does not come after ", before, ": give ascending sizes from 1 on");
-    SPECDEC_REQUIRE(length >= 0 && length <= most, "draft_len_schedule[", batch, "] = ", length,
-                    " is outside 0..", most, ", the drafts that this engine can make");
-    before = batch;
-  }
-}
-
 int RunAheadExecutor::result_words() const {
   static_assert(sizeof(SlotResult) % sizeof(std::int32_t) == 0);
   return config_.max_batch_size * static_cast<int>(sizeof(SlotResult) / sizeof(std::int32_t) + 1);
@@ -140,88 +108,6 @@ void RunAheadExecutor::bind_rings(const RunAheadRings& rings) {
   }
 }
 
-int RunAheadExecutor::max_drafts(const RequestParams& p) const {
-  if (!p.speculative || p.max_tokens <= 1) return 0;
-  if (config_.method == DraftMethod::kLookahead) {
-    const LookaheadConfig triple = p.lookahead.value_or(config_.lookahead);
-    return static_cast<int>(lookahead_max_draft_len(triple.w, triple.n, triple.g));
-  }
-  if (config_.method == DraftMethod::kNgram) {
-    return p.max_draft_len.value_or(config_.ngram.max_draft_len);
-  }
-  return 0;
-}
-
-int RunAheadExecutor::max_rows_per_request() const {
-  RequestParams any;
-  any.max_tokens = config_.max_seq_len;
-  return 1 + max_drafts(any);
-}
-
-// Drafts of one step that can be accepted.
-int RunAheadExecutor::max_path(const RequestParams& p, int drafts) const {
-  if (config_.method != DraftMethod::kLookahead) return drafts;
-  return std::min(drafts,
-                  static_cast<int>(lookahead_max_depth(p.lookahead.value_or(config_.lookahead))));
-}
-
-void RunAheadExecutor::check(const RequestParams& p) const {
-  auto check_id = [&](const char* field, TokenId id) {
-    SPECDEC_REQUIRE(id >= 0 && id < config_.vocab_size, field, " holds token id ", id,
-                    ": this model's ids are 0..", config_.vocab_size - 1);
-  };
-  auto refuse = [](bool given, const char* field, const char* why) {
-    SPECDEC_REQUIRE(!given, field, " ", why,
-                    ", which run_ahead does not serve: leave it out, or make the engine without "
-                    "run_ahead");
-  };
-  SPECDEC_REQUIRE(!p.prompt.empty(), "prompt_token_ids is empty: give at least one token");
-  for (TokenId id : p.prompt) check_id("prompt_token_ids", id);
-  const auto prompt_len = static_cast<std::int64_t>(p.prompt.size());
-  SPECDEC_REQUIRE(prompt_len < config_.max_seq_len, "the prompt has ", prompt_len,
-                  " tokens, max_seq_len is ", config_.max_seq_len,
-                  " and one more is needed to generate: shorten the prompt or raise "
-                  "scheduler_config.max_seq_len");
-  SPECDEC_REQUIRE(config_.enable_chunked_prefill || prompt_len <= config_.max_num_tokens,
-                  "the prompt has ", prompt_len, " tokens, max_num_tokens is ",
-                  config_.max_num_tokens,
-                  ": raise scheduler_config.max_num_tokens or set enable_chunked_prefill=True");
-  SPECDEC_REQUIRE(p.max_tokens >= 1, "max_tokens = ", p.max_tokens, ": at least 1");
-  for (TokenId id : p.stop_token_ids) check_id("stop_token_ids", id);
-  const std::size_t ids = p.eos_token_ids.size() + p.stop_token_ids.size();
-  SPECDEC_REQUIRE(ids <= static_cast<std::size_t>(kMaxSlotStopIds), ids,
-                  " end and stop ids together: run_ahead holds ", kMaxSlotStopIds,
-                  ": give fewer stop_token_ids");
-  check_sampling(p);
-  check_processors(p, config_.vocab_size);
-  SPECDEC_REQUIRE(p.sampling.greedy() || config_.vocab_size <= kMaxLawTokens,
-                  "temperature: a vocabulary of ", config_.vocab_size, " tokens, at most ",
-                  kMaxLawTokens, " can be drawn from");
-  refuse(p.prompt_logprobs.has_value(), "prompt_logprobs", "needs whole rows of scores");
-  refuse(p.return_logits, "return_generation_logits", "needs whole rows of scores");
-  refuse(!p.external_drafts.empty(), "external_draft", "brings drafts of its own");
-  if (p.lookahead) {
-    const LookaheadConfig &r = *p.lookahead, &e = config_.lookahead;
-    SPECDEC_REQUIRE(config_.method == DraftMethod::kLookahead,
-                    "the request brings a lookahead triple (", r.w, ", ", r.n, ", ", r.g,
-                    ") but the engine was not built for lookahead: pass "
-                    "speculative_config=LookaheadDecodingConfig(...)");
-    check_lookahead_config(r, "lookahead_config of the request");
-    SPECDEC_REQUIRE(lookahead_fits(r, e), "the request's lookahead triple (", r.w, ", ", r.n, ", ",
-                    r.g, ") exceeds the engine's (", e.w, ", ", e.n, ", ", e.g,
-                    "): each number must be at most the engine's");
-  }
-  if (p.max_draft_len) {
-    SPECDEC_REQUIRE(config_.method == DraftMethod::kNgram,
-                    "the request sets max_draft_len = ", *p.max_draft_len,
-                    " but the engine was not built for prompt lookup: pass "
-                    "speculative_config=NGramDecodingConfig(...)");
-    SPECDEC_REQUIRE(*p.max_draft_len >= 0 && *p.max_draft_len <= config_.ngram.max_draft_len,
-                    "the request's max_draft_len = ", *p.max_draft_len, " is outside 0..",
-                    config_.ngram.max_draft_len, ", the engine's max_draft_len");
-  }
-}
-
 RequestId RunAheadExecutor::submit(RequestParams p) {
   check(p);
   auto request = std::make_unique<Request>();
@@ -234,7 +120,7 @@ RequestId RunAheadExecutor::submit(RequestParams p) {
   r.max_path = max_path(p, r.max_drafts);
   r.law = p.sampling;
   r.acceptance = p.acceptance;
-  r.chain = config_.method == DraftMethod::kNgram;
+  r.chain = config_.method == DraftMethod::kNgram || brings_chains(config_);
   r.adaptive = p.adaptive.value_or(config_.adaptive) && r.max_drafts > 0;
   if (r.adaptive && config_.method == DraftMethod::kLookahead) {
     r.arms.emplace(p.lookahead.value_or(config_.lookahead));
@@ -267,6 +153,10 @@ RequestId RunAheadExecutor::submit(RequestParams p) {
   s.ngram = NgramLookup{r.max_drafts, config_.ngram.is_keep_all, config_.ngram.is_use_oldest};
   s.seed = p.seed;
   std::lock_guard<std::mutex> lock(mutex_);
+  if (r.adaptive && config_.method == DraftMethod::kExternal) {
+    // What all requests of this size have shown is where a new one begins.
+    r.sizes = shared_sizes_.try_emplace(r.max_drafts, r.max_drafts, r.max_path).first->second;
+  }
   r.id = next_id_++;
   waiting_.push_back(std::move(request));
   return r.id;
@@ -276,6 +166,13 @@ void RunAheadExecutor::set_step_cost(std::vector<int> rows, std::vector<double> 
                                      double context_len, std::vector<double> growth) {
   std::lock_guard<std::mutex> lock(mutex_);
   step_cost_.set(std::move(rows), std::move(seconds), context_len, std::move(growth));
+}
+
+void RunAheadExecutor::set_draft_cost(const DraftCost& cost) {
+  SPECDEC_REQUIRE(cost.fixed >= 0.0 && cost.each >= 0.0, "draft_cost = ", cost.fixed, ", ",
+                  cost.each, " seconds: give 0 or more");
+  std::lock_guard<std::mutex> lock(mutex_);
+  draft_cost_ = cost;
 }
 
 bool RunAheadExecutor::cancel(RequestId id) {

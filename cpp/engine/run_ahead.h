@@ -10,9 +10,9 @@
 // bring at most, rows for as many drafts as the slots may make.
 //
 // Served: requests whose choices are made from the model's own scores, greedy or sampled, by any
-// acceptance rule, decoded plainly, by lookahead or by prompt lookup. Beside them, at depth 0 and
-// without drafts, requests whose tokens the host chooses from scores (run_ahead_host.h). submit()
-// refuses others.
+// acceptance rule, decoded plainly, by lookahead, by prompt lookup or with drafts that operations
+// on the stream bring. Beside them, at depth 0 and without drafts, requests whose tokens the host
+// chooses from scores (run_ahead_host.h). submit() refuses others.
 //
 // The host writes what a step needs into a ring of staging buffers and reads results from a ring of
 // as many; both have depth + 2 places and are the caller's memory (pinned for CUDA). A place is
@@ -47,10 +47,12 @@ struct RunAheadConfig {
   int vocab_size = 0;
   int max_batch_size = 32;
   int max_seq_len = 0;
-  int max_num_tokens = 0;                   // rows of one step
-  DraftMethod method = DraftMethod::kNone;  // kExternal is not served
+  int max_num_tokens = 0;  // rows of one step
+  // kExternal: operations on the stream bring the drafts into the slots (algo/brought_draft.h).
+  DraftMethod method = DraftMethod::kNone;
   LookaheadConfig lookahead;
   NgramParams ngram;
+  int external_max_draft_len = 0, external_max_path = 0;  // kExternal: nodes, the deepest of them
   int num_pages = 0, page_size = 0;
   int depth = 1;  // steps that are enqueued while one is read: 0 (synchronous) to kMaxRunAhead
   bool adaptive = true;  // draft budgets follow what was accepted, once set_step_cost() was called
@@ -93,6 +95,7 @@ struct StagingLayout {
 // The start of a slot, to be copied there before the step's operations.
 struct SlotEntry {
   int slot = 0;
+  RequestId request = 0;
   std::int64_t offset = 0, bytes = 0;  // within the step's place of the ring of entries
 };
 
@@ -157,6 +160,8 @@ class RunAheadExecutor {
   // What one forward pass costs; as Executor::set_step_cost().
   void set_step_cost(std::vector<int> rows, std::vector<double> seconds, double context_len = 0.0,
                      std::vector<double> growth = {});
+  // What making drafts costs a step beside their rows.
+  void set_draft_cost(const DraftCost& cost);
   // What is in flight for it is dropped. False: unknown id, or it has ended.
   bool cancel(RequestId id);
 
@@ -221,6 +226,8 @@ class RunAheadExecutor {
   RunAheadRings rings_;
   StepCost step_cost_, cost_now_;  // as measured; for the contexts of the step that is planned
   ChainRates shared_rates_;
+  DraftCost draft_cost_;
+  std::map<int, SizeArms> shared_sizes_;  // of all requests, by their most drafts
   RunAheadStep step_;
   double planned_drafts_ = 0.0;       // rows that step_ is expected to draft
   std::int32_t* place_ = nullptr;     // of step_ in the staging ring

@@ -1,10 +1,10 @@
 // How much a request drafts in a step that is planned before the steps in front of it were read.
 //
-// Lookahead: LookaheadArms, as on the host. Prompt lookup: the host does not know the match that
-// the device will find, so the chance that a draft is accepted is kept by its depth alone. What was
-// not drafted teaches nothing here: every now and then a step drafts its full length, in proportion
-// to what that costs (about 2 % of the time), so nothing is ever off for good. Results arrive
-// `depth` steps late; they are told what their step was allowed.
+// Lookahead: LookaheadArms, as on the host. Drafts from outside: SizeArms. Prompt lookup: the host
+// does not know the match that the device will find, so the chance that a draft is accepted is kept
+// by its depth alone. What was not drafted teaches nothing here: every now and then a step drafts
+// its full length, in proportion to what that costs (about 2 % of the time), so nothing is ever off
+// for good. Results arrive `depth` steps late; they are told what their step was allowed.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@
 
 #include "algo/slot.h"
 #include "engine/chain_budget.h"
-#include "engine/lookahead_budget.h"
+#include "engine/draft_arms.h"
 #include "engine/step_cost.h"
 
 namespace specdec {

@@ -35,11 +35,17 @@ void RunAheadExecutor::deliver_result(Request& request, const SlotResult& result
 void RunAheadExecutor::learn(Request& request, const Part& part, const SlotResult& result) {
   if (!request.adaptive || result.finish != static_cast<std::int32_t>(FinishReason::kNone)) return;
   const int rows = config_.pads_rows ? part.rows - 1 : result.num_drafts;
-  if (request.chain) {
+  if (part.arm >= 0) {
+    request.any_arms()->observe(part.arm, rows, result.num_tokens);
+    if (request.sizes) {
+      const auto shared = shared_sizes_.find(request.max_drafts);
+      if (shared != shared_sizes_.end()) {
+        shared->second.observe(part.arm, rows, result.num_tokens);
+      }
+    }
+  } else if (request.chain && !request.sizes) {
     // A match that was not found costs padded rows, too; otherwise it costs nothing.
     request.lookup.observe(shared_rates_, rows, result.num_accepted);
-  } else if (part.arm >= 0) {
-    request.arms->observe(part.arm, rows, result.num_tokens);
   }
 }
 

@@ -129,7 +129,7 @@ bool RunAheadExecutor::stage_entry(Request& request) {
               static_cast<std::size_t>(bytes));
   request.entered = true;
   if (fault(Fault::kEntryLost) && request.id > config_.max_batch_size) return true;
-  step_.entries.push_back({request.slot, offset, bytes});
+  step_.entries.push_back({request.slot, request.id, offset, bytes});
   return true;
 }
 
@@ -242,12 +242,17 @@ AheadShare RunAheadExecutor::choose_share(Request& request, int most_drafts) {
   AheadShare chosen;
   chosen.share.max_drafts = std::min(request.max_drafts, most_drafts);
   if (!request.adaptive || !cost_now_.known() || chosen.share.max_drafts <= 0) return chosen;
+  // What the step has beside this request's drafts: rows of prompts, golden tokens, other drafts.
+  const int others = step_.num_prompt_rows + static_cast<int>(decoding_.size()) - 1;
+  if (request.sizes) {
+    chosen.arm = request.sizes->choose(cost_now_, others + static_cast<int>(planned_drafts_ + 0.5));
+    chosen.share.max_drafts = std::min(chosen.share.max_drafts, request.sizes->drafts(chosen.arm));
+    return chosen;
+  }
   if (request.chain) {
     chosen.share.max_drafts = std::min(chosen.share.max_drafts, request.chain_limit);
     return chosen;
   }
-  // What the step has beside this request's drafts: rows of prompts, golden tokens, other drafts.
-  const int others = step_.num_prompt_rows + static_cast<int>(decoding_.size()) - 1;
   chosen.arm = request.arms->choose(cost_now_, others + static_cast<int>(planned_drafts_ + 0.5));
   const LookaheadBudget budget = request.arms->budget(chosen.arm);
   chosen.share.window_rows = budget.window_rows;
@@ -275,7 +280,8 @@ void RunAheadExecutor::place_decode(Request& request, int most_drafts) {
   staged(staging_.max_drafts)[b] = drafts;
   staged(staging_.window_rows)[b] = chosen.share.window_rows;
   staged(staging_.guesses)[b] = chosen.share.guesses;
-  planned_drafts_ += chosen.arm < 0 || config_.pads_rows ? drafts : request.arms->rows(chosen.arm);
+  const bool counts_all = chosen.arm < 0 || config_.pads_rows;
+  planned_drafts_ += counts_all ? drafts : request.any_arms()->rows(chosen.arm);
   step_.max_decode_rows += rows;
   step_.max_rows = std::max(step_.max_rows, rows);
   stage_pages(request, b);

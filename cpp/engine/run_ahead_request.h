@@ -19,7 +19,7 @@ struct RunAheadExecutor::Part {
   int prompt_end = 0;  // > 0: reads the prompt up to there
   int rows = 0;        // decoding: rows at most
   int tokens = 0;      // tokens that it delivers at most; at least one, if any
-  int arm = -1;        // of lookahead, whose share it drafts
+  int arm = -1;        // of the shares that it chose from
 };
 
 struct RunAheadExecutor::Request {
@@ -34,6 +34,7 @@ struct RunAheadExecutor::Request {
   bool chain = false;     // drafts are no tree: one position less left, one draft less
   bool adaptive = false;  // it drafts what pays
   std::optional<LookaheadArms> arms;
+  std::optional<SizeArms> sizes;  // of drafts from outside
   AheadChain lookup;
   int chain_limit = 0;  // drafts of the step to be planned
   std::int64_t promised_pages = 0;
@@ -51,6 +52,11 @@ struct RunAheadExecutor::Request {
   std::deque<Part> parts;
   std::int64_t last_step = -1;  // the last one that names it
   bool cancelled = false, ended = false;
+
+  DraftArms* any_arms() {
+    if (arms) return &*arms;
+    return sizes ? &*sizes : nullptr;
+  }
 
   // Prompt tokens that may come from published pages: the row of the last one decides a token.
   int reusable() const { return whole_prompt ? 0 : prompt_len - 1; }

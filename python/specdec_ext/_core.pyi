@@ -39,6 +39,7 @@ __all__: list[str] = [
     "argmax",
     "backend_memory",
     "backend_names",
+    "bring_drafts",
     "build_step",
     "check_lookahead_config",
     "commit_step",
@@ -49,6 +50,7 @@ __all__: list[str] = [
     "draft_step",
     "fill_step_plan",
     "gated_activation",
+    "keep_hidden",
     "linear",
     "linear_scratch_bytes",
     "load_backend",
@@ -61,6 +63,7 @@ __all__: list[str] = [
     "pack_mask",
     "plan_workspace",
     "random_uniform",
+    "recent_tokens",
     "rms_norm",
     "rope_append_kv",
     "sample_rows",
@@ -1014,6 +1017,8 @@ class SlotEntry:
     @property
     def offset(self) -> int: ...
     @property
+    def request_id(self) -> int: ...
+    @property
     def slot(self) -> int: ...
 
 class RunAheadStep:
@@ -1084,6 +1089,8 @@ class RunAheadExecutor:
             typing.SupportsInt | typing.SupportsIndex,
         ] = (1, 1, 0),
         ngram: dict[str, typing.Any] = {},
+        external_max_draft_len: typing.SupportsInt | typing.SupportsIndex = 127,
+        external_max_path: typing.SupportsInt | typing.SupportsIndex = 127,
         adaptive: bool = True,
         pads_rows: bool = False,
         enable_chunked_prefill: bool = True,
@@ -1131,6 +1138,14 @@ class RunAheadExecutor:
     def reset_prefix_cache(self) -> int:
         """
         Forgets the published pages that no request holds; returns how many.
+        """
+    def set_draft_cost(
+        self,
+        fixed: typing.SupportsFloat | typing.SupportsIndex,
+        each: typing.SupportsFloat | typing.SupportsIndex = 0.0,
+    ) -> None:
+        """
+        Seconds that drafting costs a step beside the rows of the drafts: if it drafts at all, and for each draft.
         """
     def set_step_cost(
         self,
@@ -1526,6 +1541,23 @@ def backend_names() -> list[str]:
     Names of the backends that can run operations here.
     """
 
+def bring_drafts(
+    layout: SlotLayout,
+    slots: typing.Any,
+    slot_ids: typing.Any,
+    tokens: typing.Any,
+    parents: typing.Any = None,
+    *,
+    counts: typing.Any = None,
+    vocab_size: typing.SupportsInt | typing.SupportsIndex,
+    backend: typing.Any = None,
+    stream: typing.SupportsInt | typing.SupportsIndex = 0,
+    status: typing.Any = None,
+) -> None:
+    """
+    See specdec_ext.ops.bring_drafts.
+    """
+
 def build_step(
     parents: typing.Any,
     page_table: typing.Any,
@@ -1669,6 +1701,24 @@ def gated_activation(
     See specdec_ext.ops.gated_activation.
     """
 
+def keep_hidden(
+    layout: SlotLayout,
+    slots: typing.Any,
+    slot_ids: typing.Any,
+    cu_logits: typing.Any,
+    *,
+    results: typing.Any,
+    path: typing.Any,
+    path_len: typing.Any,
+    hidden: typing.Any,
+    kept: typing.Any,
+    backend: typing.Any = None,
+    stream: typing.SupportsInt | typing.SupportsIndex = 0,
+) -> None:
+    """
+    See specdec_ext.ops.keep_hidden.
+    """
+
 def linear(
     x: typing.Any,
     weight: typing.Any,
@@ -1800,6 +1850,21 @@ def random_uniform(
 ) -> float:
     """
     A number in [0, 1) of the counter generator. purpose: 'token' decides the token at an absolute position, 'accept' whether sibling number `draw` at it is kept, 'draft' is for drafters that draw their drafts.
+    """
+
+def recent_tokens(
+    layout: SlotLayout,
+    slots: typing.Any,
+    slot_ids: typing.Any,
+    *,
+    tokens: typing.Any,
+    lens: typing.Any,
+    max_drafts: typing.Any = None,
+    backend: typing.Any = None,
+    stream: typing.SupportsInt | typing.SupportsIndex = 0,
+) -> None:
+    """
+    See specdec_ext.ops.recent_tokens.
     """
 
 def rms_norm(

@@ -16,6 +16,7 @@ from .drafters import (
     Drafter,
     DraftSession,
     DraftTargetDrafter,
+    StepDrafter,
     map_vocabulary,
 )
 from .drafters.step_cost import StepCost
@@ -108,19 +109,19 @@ class EngineBuilder:
         self.tokenizer = load_tokenizer(self._tokenizer, self._path)
         self._pages = self._make_pages(model, self.memory.num_pages)
         model.bind_cache(*self._pages)
-        drafter = loaded.drafter or self._make_draft_target()
+        run_ahead = self._scheduler.run_ahead is not None
+        drafter = None if run_ahead else loaded.drafter or self._make_draft_target()
         # A drafter may know more than was asked for, such as how many heads a file has.
-        known = getattr(drafter, "config", None)
+        known = getattr(drafter or loaded.step_drafter, "config", None)
         if isinstance(known, DrafterConfig):
             self._speculative = known
-        run_ahead = self._scheduler.run_ahead is not None
         return EngineParts(
             model,
             self.draft_model,
             self.tokenizer,
             self.memory,
             self._speculative,
-            self._make_run_ahead() if run_ahead else self._make_engine(drafter),
+            self._make_run_ahead(loaded.step_drafter) if run_ahead else self._make_engine(drafter),
             self.place.name,
         )
 
@@ -151,7 +152,7 @@ class EngineBuilder:
             run_ahead=self._scheduler.run_ahead is not None,
         )
 
-    def _make_run_ahead(self) -> EngineLoop:
+    def _make_run_ahead(self, drafter: StepDrafter | None) -> EngineLoop:
         from .run_ahead_build import make_pipeline
         from .run_ahead_loop import RunAheadLoop
 
@@ -161,7 +162,8 @@ class EngineBuilder:
             self.memory,
             self._scheduler,
             self.place,
-            drafting_arguments(self._speculative),
+            drafting_arguments(self._speculative, runs_ahead=True),
+            drafter=drafter,
             adaptive=self._speculative is not None and self._speculative.adaptive,
             enable_block_reuse=self._kv_cache.enable_block_reuse,
         )

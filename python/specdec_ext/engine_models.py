@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from .config import KvCacheConfig, LookaheadDecodingConfig, SchedulerConfig, normalize_dtype
 from .config_parse import SpeculativeConfig
 from .drafter_config import DrafterConfig, DraftTargetDecodingConfig
-from .drafters import Drafter, make_drafter
+from .drafters import Drafter, StepDrafter, make_drafter, make_step_drafter
 from .errors import ConfigError
 from .memory_plan import (
     CPU_POOL_LIMIT_BYTES,
@@ -33,7 +33,9 @@ _NGRAM = (
 )  # fmt: skip
 
 
-def drafting_arguments(config: SpeculativeConfig | None) -> dict[str, Any]:
+def drafting_arguments(
+    config: SpeculativeConfig | None, *, runs_ahead: bool = False
+) -> dict[str, Any]:
     """The executor's keywords for how drafts are made."""
     how: dict[str, Any] = {"method": "none"}
     if isinstance(config, LookaheadDecodingConfig):
@@ -42,6 +44,8 @@ def drafting_arguments(config: SpeculativeConfig | None) -> dict[str, Any]:
             how = {"method": "lookahead", "lookahead": config.wng}
     elif isinstance(config, DrafterConfig):
         how = {"method": "external", "external_max_draft_len": config.max_draft_len}
+        if runs_ahead:
+            how["external_max_path"] = config.longest_path_len
     elif config is not None:
         how = {"method": "ngram", "ngram": {name: getattr(config, name) for name in _NGRAM}}
     if config is not None:
@@ -55,11 +59,13 @@ class LoadedModels:
 
     draft_model  the second model of draft-target decoding
     drafter      any other drafter in Python
+    step_drafter one that runs on the step's stream, in an engine that runs ahead
     """
 
     model: StepModel
     draft_model: StepModel | None
     drafter: Drafter | None
+    step_drafter: StepDrafter | None
     memory: MemoryPlan
 
 
@@ -141,21 +147,28 @@ class ModelLoader:
             )
         graphs = 0
         drafter: Drafter | None = None
+        step_drafter: StepDrafter | None = None
         if isinstance(spec, DrafterConfig) and not isinstance(spec, DraftTargetDecodingConfig):
             # Before the pages: its weights may lie beside them.
-            drafter = make_drafter(spec, model, allow_pickle=self._allow_pickle)
+            if scheduler.run_ahead is None:
+                drafter = make_drafter(spec, model, allow_pickle=self._allow_pickle)
+            else:
+                step_drafter = make_step_drafter(
+                    spec, model, max_requests=first.max_batch_size, allow_pickle=self._allow_pickle
+                )
         taken = sum(getattr(m, "scratch_bytes", 0) for m in (model, draft_model))
-        scratch = getattr(drafter, "scratch_bytes", None)
+        scratch = getattr(drafter or step_drafter, "scratch_bytes", None)
         taken += scratch(first.max_batch_size) if scratch is not None else 0
         if self._scheduler.run_ahead is not None and not self._place.is_cpu:
             from .run_ahead_build import device_bytes, graph_bytes
 
-            taken += device_bytes(
-                first, self._scheduler, drafting_arguments(self._speculative), model.vocab_size
-            )
-            graphs = graph_bytes(
-                model, first, self._scheduler, self._place, drafting_arguments(self._speculative)
-            )
+            spec = getattr(step_drafter, "config", spec)
+            drafting = drafting_arguments(spec, runs_ahead=True)
+            hidden = 0
+            if step_drafter is not None and step_drafter.needs_hidden:
+                hidden = model.hidden_size * model.kv_dtype.itemsize
+            taken += device_bytes(first, self._scheduler, drafting, model.vocab_size, hidden)
+            graphs = graph_bytes(model, first, self._scheduler, self._place, drafting, step_drafter)
         memory = self._plan_memory(
             model,
             normalize_dtype("model.kv_dtype", model.kv_dtype),
@@ -169,7 +182,7 @@ class ModelLoader:
             taken + graphs,
         )
         memory = dataclasses.replace(memory, graph_bytes=graphs)
-        return LoadedModels(model, draft_model, drafter, memory)
+        return LoadedModels(model, draft_model, drafter, step_drafter, memory)
 
     def _plan_memory(
         self,

@@ -46,6 +46,7 @@ class RequestState:
         self.prompt = prompt
         self.prompt_token_ids = resolved.prompt_token_ids
         self.params = params
+        self.draft_options = resolved.draft_options
         self.finish_reason: str | None = None
         self.stop_reason: int | str | None = None
         self.error: str | None = None

@@ -29,6 +29,7 @@ from .run_ahead import (
 )
 
 if TYPE_CHECKING:
+    from .drafters.step_drafter import StepDrafter
     from .models.place import Place
 
 __all__ = ["device_bytes", "graph_bytes", "make_pipeline"]
@@ -65,17 +66,23 @@ def _max_choices(executor: Any) -> int:
 
 
 def device_bytes(
-    memory: MemoryPlan, scheduler: SchedulerConfig, drafting: Mapping[str, Any], vocab_size: int
+    memory: MemoryPlan,
+    scheduler: SchedulerConfig,
+    drafting: Mapping[str, Any],
+    vocab_size: int,
+    hidden_bytes: int = 0,
 ) -> int:
     """What run-ahead keeps on the device beside the model and the pages: mostly the slots, and the
     scores of one step.
+
+    hidden_bytes  of the hidden state that a drafter needs of each request
 
     memory  a plan whose sizes of steps are final; its pages are not looked at
     """
     if scheduler.run_ahead is None:
         return 0
     sizes = _make_executor(1, memory, scheduler, drafting)
-    slots = int(sizes.slot_layout.slot_bytes) * memory.max_batch_size
+    slots = (int(sizes.slot_layout.slot_bytes) + hidden_bytes) * memory.max_batch_size
     words = int(sizes.staging_layout.words + sizes.result_words) + 3  # ends of prefix sums
     per_row, per_request = 11, 4 + 3 * MAX_STEP_TOKENS + 4  # int32 words of the step's arrays
     words += per_row * memory.max_num_tokens + per_request * memory.max_batch_size
@@ -100,6 +107,7 @@ def graph_bytes(
     scheduler: SchedulerConfig,
     place: Place,
     drafting: Mapping[str, Any],
+    drafter: StepDrafter | None = None,
 ) -> int:
     """Device memory that an engine's graphs keep. They are recorded over a pool of one page, which
     no step of nobody touches, and dropped again: pages are sized with what this measures.
@@ -118,7 +126,9 @@ def graph_bytes(
     # Everything that is recorded counts as measured here.
     probe = dataclasses.replace(memory, num_pages=1, graph_bytes=sys.maxsize - _GRAPH_SLACK)
     try:
-        pipeline = make_pipeline(model, (k_pages, v_pages), probe, scheduler, place, drafting)
+        pipeline = make_pipeline(
+            model, (k_pages, v_pages), probe, scheduler, place, drafting, drafter=drafter
+        )
         pipeline.stream.record().wait()
     except torch.OutOfMemoryError as error:
         raise ConfigError(
@@ -140,11 +150,13 @@ def make_pipeline(
     place: Place,
     drafting: Mapping[str, Any],
     *,
+    drafter: StepDrafter | None = None,
     adaptive: bool = False,
     enable_block_reuse: bool = False,
 ) -> RunAheadPipeline:
     """scheduler  run_ahead is set
     drafting   the executor's keywords for how drafts are made
+    drafter    brings the drafts, where `drafting` says that they come from outside
     adaptive   draft budgets follow what was accepted
     enable_block_reuse  requests start from published pages
 
@@ -164,7 +176,11 @@ def make_pipeline(
     forward: PlanModel | RowsModel
     if place.is_cpu:
         forward = PlanModel(
-            model, executor, page_size=memory.tokens_per_block, num_pages=memory.num_pages
+            model,
+            executor,
+            page_size=memory.tokens_per_block,
+            num_pages=memory.num_pages,
+            keeps_hidden=drafter is not None and drafter.needs_hidden,
         )
     elif isinstance(model, DeviceModel):
         forward = RowsModel(model.decoder, _max_choices(executor))
@@ -174,7 +190,13 @@ def make_pipeline(
             "adapter takes its steps from the host; use device='cpu', or run_ahead=None"
         )
     pipeline = RunAheadPipeline(
-        executor, forward, *pages, stream=stream, backend=place.backend, recorder=recorder
+        executor,
+        forward,
+        *pages,
+        stream=stream,
+        backend=place.backend,
+        recorder=recorder,
+        drafter=drafter,
     )
     pipeline.record_graphs()
     if pipeline.graph_bytes > memory.graph_bytes + _GRAPH_SLACK:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from .engine_loop import EngineLoop
@@ -26,6 +27,7 @@ class RunAheadLoop(EngineLoop):
         super().__init__(pipeline.executor, model, **options)
         self._pipeline = pipeline
         pipeline.process = self._process
+        pipeline.draft_options = self._draft_options
 
     def step(self) -> bool:
         """Enqueue a step for whoever is ready and read the one that is due. False: neither."""
@@ -56,6 +58,11 @@ class RunAheadLoop(EngineLoop):
             states = {rid: self._states[rid] for rid in ids if rid in self._states}
         return process_rows(ids, scores, states)
 
+    def _draft_options(self, request_id: int) -> Mapping[str, Any]:
+        with self._lock:
+            state = self._states.get(request_id)
+        return {} if state is None else state.draft_options
+
     def _calibrate_once(self) -> None:
         ready = self._calibrate is not None and self._wants_calibration
         if not ready or self.executor.stats()["running"]:
@@ -78,7 +85,17 @@ class RunAheadLoop(EngineLoop):
             "graph_bytes": pipeline.graph_bytes,
             "step_times": None if times is None else times.to_dict(),
         }
-        return {**super().get_metrics(), "run_ahead": about}
+        drafter = pipeline.drafter
+        stats = super().get_metrics()
+        if drafter is not None:
+            seconds = pipeline.drafting_s if pipeline.stream.immediate else None
+            stats["drafter"] = {
+                "name": drafter.name,
+                "seconds": seconds,
+                "failures": pipeline.draft_failures,
+                **drafter.stats(),
+            }
+        return {**stats, "run_ahead": about}
 
     def close(self) -> None:
         super().close()

@@ -101,11 +101,8 @@ def check_run_ahead(scheduler: SchedulerConfig, spec: SpeculativeConfig | None) 
     if scheduler.run_ahead is None:
         return
     where = f"SchedulerConfig.run_ahead = {scheduler.run_ahead}"
-    if isinstance(spec, DrafterConfig):
-        raise ConfigError(
-            f"{where}: drafts of method {spec.method!r} are made on the host from the results of "
-            "the step before; use lookahead, prompt lookup or no speculation, or run_ahead=None"
-        )
+    if isinstance(spec, DrafterConfig) and spec.host_only is not None:
+        raise ConfigError(f"{where}: {spec.host_only}; use another method, or run_ahead=None")
     if spec is not None and spec.synthetic_rates:
         raise ConfigError(
             f"{where}: synthetic acceptance decides on the host, a step that runs ahead on "

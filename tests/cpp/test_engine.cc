@@ -7,7 +7,7 @@
 #include "check.h"
 #include "engine/chain_budget.h"
 #include "engine/draft_len_schedule.h"
-#include "engine/lookahead_budget.h"
+#include "engine/draft_arms.h"
 #include "engine/step_cost.h"
 
 namespace specdec {

@@ -21,6 +21,7 @@ class RunAheadEngine(Engine):
     stub      None: operations run when they are enqueued; else the seed of a StubStream
     pipeline  what keeps the steps in flight
     recorder  a FakeRecorder: steps without prompts are recorded and replayed
+    drafter   a StepDrafter, with method="external"
     """
 
     def __init__(
@@ -32,6 +33,7 @@ class RunAheadEngine(Engine):
         stub: int | None = None,
         pipeline: type[RunAheadPipeline] = RunAheadPipeline,
         recorder: Any = None,
+        drafter: Any = None,
         **options: Any,
     ) -> None:
         self.model, self.num_pages = model, k_pages.shape[1]
@@ -47,7 +49,11 @@ class RunAheadEngine(Engine):
             **options,
         )
         forward = PlanModel(
-            model, self.executor, page_size=k_pages.shape[3], num_pages=self.num_pages
+            model,
+            self.executor,
+            page_size=k_pages.shape[3],
+            num_pages=self.num_pages,
+            keeps_hidden=drafter is not None and drafter.needs_hidden,
         )
         self.stream = ImmediateStream() if stub is None else StubStream(stub)
         self.pipeline = pipeline(
@@ -58,6 +64,7 @@ class RunAheadEngine(Engine):
             stream=self.stream,
             backend="cpu",
             recorder=recorder,
+            drafter=drafter,
         )
         if recorder is not None:
             recorder.buffers = self.pipeline.buffers

@@ -241,7 +241,6 @@ def make(**changed: Any) -> Any:
     [
         ({"depth": 3}, r"run_ahead = 3: give 0\.\.2"),
         ({"depth": -1}, "run_ahead = -1"),
-        ({"method": "external"}, "leave run_ahead out for this drafter"),
         ({"method": "ngram", "ngram": {"is_public_pool": True}}, "is_public_pool=False"),
         ({"max_num_tokens": 1}, "raise max_num_tokens or lower max_batch_size"),
         ({"page_size": 3}, "a power of two"),

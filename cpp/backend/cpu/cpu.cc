@@ -27,6 +27,9 @@ const Backend& cpu_backend() {
     b.linear = cpu::linear;
     b.draft_step = cpu::draft_step;
     b.commit_step = cpu::commit_step;
+    b.bring_drafts = cpu::bring_drafts;
+    b.recent_tokens = cpu::recent_tokens;
+    b.keep_hidden = cpu::keep_hidden;
     b.sample_rows = cpu::sample_rows;
     b.accept_step = cpu::accept_step;
     return b;

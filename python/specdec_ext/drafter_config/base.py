@@ -29,10 +29,25 @@ class DrafterConfig(SpeculationOptions):
     aliases: ClassVar[Mapping[str, str]] = {}
     words: ClassVar[str] = ""
 
-    if TYPE_CHECKING:  # a field of the subclasses
+    if TYPE_CHECKING:  # fields of the subclasses
 
         @property
         def adaptive(self) -> bool: ...
+        @property
+        def max_draft_path_len(self) -> int: ...
+
+    @property
+    def longest_path_len(self) -> int:
+        """As max_draft_path_len, of the request whose drafts go deepest."""
+        return self.max_draft_path_len
+
+    @property
+    def host_only(self) -> str | None:
+        """Why its drafts cannot be made by steps that run ahead, in words; None: they can."""
+        return (
+            f"drafts of method {self.method!r} are made on the host from the results of the step "
+            "before"
+        )
 
     def with_defaults(self, params: SamplingParams) -> SamplingParams:
         """The request, with what this configuration sets for requests that leave it open."""

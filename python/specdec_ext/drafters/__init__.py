@@ -13,15 +13,19 @@ from ..drafter_config import (
 from .base import Drafter, DraftRequest, Proposal
 from .draft_target import DraftTargetDrafter
 from .session import DraftSession
+from .step_drafter import DraftInputs, StepDrafter
 from .vocabulary import map_vocabulary
 
 __all__ = [
+    "DraftInputs",
     "DraftRequest",
     "DraftSession",
     "DraftTargetDrafter",
     "Drafter",
     "Proposal",
+    "StepDrafter",
     "make_drafter",
+    "make_step_drafter",
     "map_vocabulary",
 ]
 
@@ -44,3 +48,16 @@ def make_drafter(config: DrafterConfig, model: Any, *, allow_pickle: bool = Fals
 
         return RedrafterDrafter(config, model, allow_pickle=allow_pickle)
     raise AssertionError(f"no drafter for {type(config).__name__}")
+
+
+def make_step_drafter(
+    config: DrafterConfig, model: Any, *, max_requests: int, allow_pickle: bool = False
+) -> StepDrafter:
+    """The drafter that `config` describes, for steps that run ahead.
+
+    model         the target, a StepModel
+    max_requests  slots of the engine
+
+    Raises ConfigError or ModelError before anything runs when the two do not fit.
+    """
+    raise AssertionError(f"no drafter that runs ahead for {type(config).__name__}")

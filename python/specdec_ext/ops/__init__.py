@@ -33,6 +33,7 @@ from specdec_ext.ops.accept import (
     sample_rows,
 )
 from specdec_ext.ops.attention import spec_attention, step_attention
+from specdec_ext.ops.brought_drafts import bring_drafts, keep_hidden, recent_tokens
 from specdec_ext.ops.kv import append_kv, compact_kv, rope_append_kv, step_append_kv
 from specdec_ext.ops.rows import gated_activation, linear, linear_scratch_bytes, rms_norm
 from specdec_ext.ops.slots import (
@@ -78,6 +79,7 @@ __all__ = [
     "append_kv",
     "argmax",
     "backend_names",
+    "bring_drafts",
     "build_step",
     "commit_step",
     "compact_kv",
@@ -85,6 +87,7 @@ __all__ = [
     "draft_step",
     "enter_slot",
     "gated_activation",
+    "keep_hidden",
     "linear",
     "linear_scratch_bytes",
     "load_backend",
@@ -97,6 +100,7 @@ __all__ = [
     "pick_attention",
     "plan_workspace",
     "read_results",
+    "recent_tokens",
     "register_torch_library",
     "rms_norm",
     "rope_append_kv",

@@ -110,19 +110,19 @@ class StepBuffers:
         """A part of what the host staged for the step, on the device."""
         return self.staged[offset : offset + count]
 
-    def laws(self, requests: int) -> ops.SamplingLaws:
-        """The laws of the staged step's requests."""
+    def laws(self, requests: int, first: int = 0) -> ops.SamplingLaws:
+        """The laws of the staged step's requests from `first` on."""
         layout = self.staging
 
         def floats(offset: int) -> Tensor:
-            return self.staged_part(offset, requests).view(torch.float32)
+            return self.staged_part(offset + first, requests).view(torch.float32)
 
         return ops.SamplingLaws(
             temperature=floats(layout.temperature),
-            top_k=self.staged_part(layout.top_k, requests),
+            top_k=self.staged_part(layout.top_k + first, requests),
             top_p=floats(layout.top_p),
             min_p=floats(layout.min_p),
-            seed=self.staged_part(layout.seed, 2 * requests).view(torch.int64),
+            seed=self.staged_part(layout.seed + 2 * first, 2 * requests).view(torch.int64),
         )
 
     def rules(self, requests: int) -> dict[str, Tensor]:

@@ -20,10 +20,22 @@ class PlanModel:
     """Runs a StepModel on the CPU: the arrays are copied into a plan when the step runs.
 
     By then it is known how many rows there are, so the model is given those alone.
+
+    hidden  float32 [n, hidden_size] of the last step's choices, if `keeps_hidden`
     """
 
-    def __init__(self, model: StepModel, executor: Any, *, page_size: int, num_pages: int) -> None:
+    def __init__(
+        self,
+        model: StepModel,
+        executor: Any,
+        *,
+        page_size: int,
+        num_pages: int,
+        keeps_hidden: bool = False,
+    ) -> None:
         self.model = model
+        self.hidden: torch.Tensor | None = None
+        self._keeps_hidden = keeps_hidden
         staging = executor.staging_layout
         self._plan = _core.StepPlan(
             max_requests=staging.requests,
@@ -31,8 +43,11 @@ class PlanModel:
             max_pages_per_request=staging.pages_per_request,
         )
         self._page_size, self._num_pages = page_size, num_pages
-
         self._every_row = torch.arange(staging.rows, dtype=torch.int32)
+
+    def make_hidden(self, rows: int) -> torch.Tensor:
+        """Zeroed rows as `hidden` has them."""
+        return torch.zeros(rows, self.model.hidden_size)
 
     def __call__(self, tensors: StepTensors) -> torch.Tensor | None:
         step = tensors.step
@@ -52,9 +67,14 @@ class PlanModel:
             num_pages=self._num_pages,
             needs_logits=tensors.needs_scores,
         )
+        if self._keeps_hidden:
+            self.hidden = torch.empty(self._plan.num_logit_rows, self.model.hidden_size)
         if self._plan.num_rows == 0:
             return torch.empty(0, self.model.vocab_size) if tensors.needs_scores else None
-        ids = self.model.forward(self._plan)
+        if self.hidden is None:
+            ids = self.model.forward(self._plan)
+        else:
+            ids = self.model.forward(self._plan, self.hidden)
         if len(ids) != self._plan.num_logit_rows:
             raise ValueError(
                 f"the model returned {len(ids)} rows, {self._plan.num_logit_rows} were asked for"
@@ -79,16 +99,24 @@ class RowsModel:
     """Runs the decoder of a device over all rows that the host has room for, padding too.
 
     max_choices  needed rows of a step, at most: the buffer of scores holds that many
+    hidden       [L, hidden_size] of the step that was enqueued last, a buffer of the decoder's
     """
 
     def __init__(self, decoder: DeviceDecoder, max_choices: int) -> None:
         self.decoder = decoder
+        self.hidden: torch.Tensor | None = None
         self._scores = torch.empty(
             max_choices, decoder.num_scores, dtype=torch.float32, device=decoder.place.device
         )
 
+    def make_hidden(self, rows: int) -> torch.Tensor:
+        """Zeroed rows as `hidden` has them."""
+        decoder = self.decoder
+        shape = (rows, decoder.shape.hidden_size)
+        return torch.zeros(shape, dtype=decoder.dtype, device=decoder.place.device)
+
     def __call__(self, tensors: StepTensors) -> torch.Tensor | None:
-        hidden = self.decoder.forward_rows(tensors.step)
+        hidden = self.hidden = self.decoder.forward_rows(tensors.step)
         if tensors.needs_scores:
             return self.decoder.scores(hidden, self._scores[: len(hidden)])
         tensors.sampled.copy_(self.decoder.greedy(hidden))

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from specdec_ext import ops
+from specdec_ext.drafters.step_drafter import DraftInputs, StepDrafter
+from specdec_ext.log import logger
 from specdec_ext.models.device_step import DeviceStep
 from specdec_ext.run_ahead.buffers import StepBuffers, StepTensors
 
@@ -28,6 +30,7 @@ class Geometry:
     prompt_logits                choices of prompts
     max_rows, max_kv_len         of any one request, upper bounds
     needs_scores                 somebody samples, or the host chooses
+    drafts                       a decoding request may have more than one row
     host_choices                 of the choices of prompts, those that the host makes
     """
 
@@ -40,6 +43,7 @@ class Geometry:
     max_kv_len: int
     needs_scores: bool
     host_choices: tuple[int, ...] = ()
+    drafts: bool = True
 
     @classmethod
     def of(cls, planned: Any) -> Geometry:
@@ -54,6 +58,7 @@ class Geometry:
             planned.max_kv_len,
             planned.needs_scores,
             tuple(planned.host_choices),
+            planned.max_decode_rows > planned.num_decodes,
         )
 
 
@@ -63,6 +68,9 @@ class StepOperations:
     forward   a model: called on the stream with StepTensors, writes `sampled` or returns scores
     k_pages, v_pages  [layers, P, G, S, K], the model's
     backend   name of the operations' backend; None: by the pages' device
+    drafter   brings the drafts of slots whose method is "brought". If it needs hidden states,
+              `forward` has `hidden`, a row for each choice of the step that it ran last, and
+              `make_hidden(rows)`, zeroed rows of the same kind
     """
 
     def __init__(
@@ -72,9 +80,16 @@ class StepOperations:
         k_pages: Tensor,
         v_pages: Tensor,
         backend: str | None,
+        drafter: StepDrafter | None = None,
     ) -> None:
         self.buffers = buffers
-        self.forward_s = 0.0  # time in `forward`; on a device that of its launches
+        # Time in `forward` and in the drafter; on a device that of their launches.
+        self.forward_s = self.draft_s = 0.0
+        self.draft_calls = self.draft_failures = 0
+        self.drafter = drafter
+        self._hidden: Tensor | None = None  # [num_slots, H]
+        if drafter is not None and drafter.needs_hidden:
+            self._hidden = forward.make_hidden(len(buffers.slots))  # type: ignore[attr-defined]
         self._forward = forward
         self._pages = (k_pages, v_pages)
         self._backend = backend
@@ -83,11 +98,22 @@ class StepOperations:
     def _operations(self, g: Geometry) -> tuple[tuple[Callable[[], None], ...], ...]:
         """What runs on the device, for each of PARTS: the same addresses for equal geometries."""
         tensors = self._tensors(g)
+        drafting: tuple[Callable[[], None], ...] = ()
+        if self.drafter is not None and g.drafts and g.decodes:
+            drafting = (lambda: self._bring_drafts(g, tensors),)
         return (
-            (lambda: self._draft(g, tensors), lambda: self._build(tensors)),
+            (
+                self._clear_status,
+                *drafting,
+                lambda: self._draft(g, tensors),
+                lambda: self._build(tensors),
+            ),
             (lambda: self._timed_forward(tensors),),
             (lambda: self._accept(g, tensors),),
         )
+
+    def _clear_status(self) -> None:
+        self.buffers.status.zero_()
 
     def _timed_forward(self, tensors: StepTensors) -> None:
         begin = time.perf_counter()
@@ -121,10 +147,61 @@ class StepOperations:
             g.needs_scores,
         )
 
+    def draft_inputs(self, g: Geometry, tensors: StepTensors) -> DraftInputs:
+        """What the drafter goes on from."""
+        b, layout, first = self.buffers, self.buffers.staging, g.prompts
+        return DraftInputs(
+            layout=b.layout,
+            slots=b.slots,
+            slot_ids=b.staged_part(layout.slot_ids + first, g.decodes),
+            max_drafts=b.staged_part(layout.max_drafts + first, g.decodes),
+            page_table=tensors.step.page_table[first:],
+            laws=b.laws(g.decodes, first),
+            needs_scores=g.needs_scores,
+            status=tensors.status[first:],
+            hidden=self._hidden,
+            max_width=max(g.max_rows - 1, 1),
+            max_kv_len=g.max_kv_len,
+        )
+
+    def _bring_drafts(self, g: Geometry, tensors: StepTensors) -> None:
+        assert self.drafter is not None
+        begin = time.perf_counter()
+        try:
+            self.drafter.draft(self.draft_inputs(g, tensors))
+        except Exception as error:  # drafts of another history are left out: plain decoding
+            self.draft_failures += 1
+            if self.draft_failures == 1:
+                logger.warning(
+                    "the drafter %r raised %s: %s; this step runs without drafts (further "
+                    "failures are only counted, see get_metrics()['drafter'])",
+                    self.drafter.name, type(error).__name__, error,
+                    exc_info=error,
+                )  # fmt: skip
+        self.draft_s += time.perf_counter() - begin
+        self.draft_calls += 1
+
+    def _keep_hidden(self, tensors: StepTensors) -> None:
+        """Of each request, what its last token was chosen from, for the drafts of its next step."""
+        if self._hidden is None:
+            return
+        b, requests = self.buffers, len(tensors.step.kv_len)
+        ops.keep_hidden(
+            b.layout,
+            b.slots,
+            b.staged_part(b.staging.slot_ids, requests),
+            tensors.cu_logits,
+            results=b.results[:requests],
+            path=b.path[:requests],
+            path_len=b.path_len[:requests],
+            hidden=self._forward.hidden,  # type: ignore[attr-defined]
+            kept=self._hidden,
+            backend=self._backend,
+        )
+
     def _draft(self, g: Geometry, tensors: StepTensors) -> None:
         """Rows of prompts from what was staged, then those that the slots draft."""
         b, layout, step = self.buffers, self.buffers.staging, tensors.step
-        b.status.zero_()
         first, rows = g.prompts, g.prompt_rows
         if first:
             for to, offset, count in (
@@ -229,6 +306,7 @@ class StepOperations:
             backend=self._backend,
             status=tensors.status,
         )
+        self._keep_hidden(tensors)
         ops.compact_kv(
             *self._pages,
             step.page_table,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,6 +20,7 @@ from specdec_ext.run_ahead.step_times import PARTS, StepTimes
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from specdec_ext.drafters.step_drafter import StepDrafter
     from specdec_ext.run_ahead.graphs import GraphRecorder
     from specdec_ext.run_ahead.streams import Event, Mark, Stream
 
@@ -32,11 +35,14 @@ class RunAheadPipeline(StepOperations):
     k_pages, v_pages  [layers, P, G, S, K], the model's
     backend   name of the operations' backend; None: by the pages' device
     recorder  steps without prompts are recorded and replayed; None: nothing is (enforce_eager)
+    drafter   brings drafts where the executor's method is "external"
+    draft_options  what the request of an id asked of the drafter; None: nothing
     process   what callers make of the scores of requests whose tokens the host chooses: called
               with their ids (0: ended) and their rows [n, V], which stay as they are; returns
               others (None: the same) and error messages by id. None: nothing
     """
 
+    draft_options: Callable[[int], Mapping[str, Any]] | None = None
     process: Callable[[list[int], Tensor], tuple[Tensor | None, dict[int, str]]] | None = None
 
     def __init__(
@@ -49,10 +55,12 @@ class RunAheadPipeline(StepOperations):
         stream: Stream,
         backend: str | None = None,
         recorder: GraphRecorder | None = None,
+        drafter: StepDrafter | None = None,
     ) -> None:
         self.executor = executor
         self.stream = stream
-        super().__init__(StepBuffers(executor, k_pages.device), forward, k_pages, v_pages, backend)
+        buffers = StepBuffers(executor, k_pages.device)
+        super().__init__(buffers, forward, k_pages, v_pages, backend, drafter)
         stream.follow()  # weights, pages and buffers are there when the first operation runs
         self.interrupted: BaseException | None = None
         self._events: deque[Event] = deque()
@@ -62,7 +70,9 @@ class RunAheadPipeline(StepOperations):
         self._times: StepTimes | None = None
         self._not_host_s = 0.0
         self._recorder = recorder
-        self._replays: dict[tuple[Bucket, bool, int | None], Callable[[], None]] = {}
+        self._replays: dict[tuple[Bucket, bool, bool, int | None], Callable[[], None]] = {}
+        self._draft_seconds = 0.0  # of a step, lately
+        self.drafting_s = 0.0  # time in the drafter, where steps run as they are enqueued
         self._chosen: dict[tuple[int, int], Bucket | None] = {}
         staging = self.buffers.staging
         self.buckets: tuple[Bucket, ...] = ()
@@ -76,8 +86,8 @@ class RunAheadPipeline(StepOperations):
         each is recorded when it is first needed."""
         # The largest first: the others find the memory of its pool.
         for bucket in reversed(self.buckets):
-            for needs_scores in (False, True):
-                self.stream.enqueue(self._graph(bucket, needs_scores))
+            for needs_scores, drafts in itertools.product((False, True), repeat=2):
+                self.stream.enqueue(self._graph(bucket, needs_scores, drafts))
 
     @property
     def num_graphs(self) -> int:
@@ -173,10 +183,22 @@ class RunAheadPipeline(StepOperations):
         self._mark()
         self._stage(planned)
         self._run(Geometry.of(planned))
+        self._tell_draft_cost()
         self._read_back(planned)
         self._mark()
         if self._marks is not None and self.stream.immediate:
             self._not_host_s += self._marks[-1].since(self._marks[0])
+
+    def _tell_draft_cost(self) -> None:
+        """Where a step has run when it was enqueued, the executor learns what drafting takes."""
+        if not self.stream.immediate or self.draft_calls == 0:
+            return
+        seconds, self.draft_calls, self.draft_s = self.draft_s, 0, 0.0
+        old = self._draft_seconds
+        # One step in which the machine did something else counts as twice what is usual.
+        self._draft_seconds = 0.9 * old + 0.1 * min(seconds, 2 * old) if old else seconds
+        self.drafting_s += seconds
+        self.executor.set_draft_cost(self._draft_seconds)
 
     def _mark(self) -> None:
         if self._marks is not None:
@@ -190,6 +212,10 @@ class RunAheadPipeline(StepOperations):
         for entry in planned.entries:
             source = buffers.entry_ring[planned.ring, entry.offset : entry.offset + entry.bytes]
             stream.copy(buffers.slots[entry.slot, : entry.bytes], source)
+            if self.drafter is not None:
+                asked = self.draft_options
+                options = asked(entry.request_id) if asked is not None else {}
+                stream.enqueue(partial(self.drafter.enter, entry.slot, options))
 
     def _read_back(self, planned: Any) -> None:
         buffers, count = self.buffers, len(planned.host_choices)
@@ -208,9 +234,11 @@ class RunAheadPipeline(StepOperations):
             bucket = self._chosen[size]
         if bucket is not None:
             if self._marks is None:
-                self.stream.enqueue(self._graph(bucket, g.needs_scores))
+                self.stream.enqueue(self._graph(bucket, g.needs_scores, g.drafts))
                 return
-            parts = tuple((self._graph(bucket, g.needs_scores, i),) for i in range(len(PARTS)))
+            parts = tuple(
+                (self._graph(bucket, g.needs_scores, g.drafts, i),) for i in range(len(PARTS))
+            )
         else:
             parts = self._operations(g)
         for index, operations in enumerate(parts):
@@ -220,21 +248,25 @@ class RunAheadPipeline(StepOperations):
                 self.stream.enqueue(operation)
 
     def _graph(
-        self, bucket: Bucket, needs_scores: bool, part: int | None = None
+        self, bucket: Bucket, needs_scores: bool, drafts: bool, part: int | None = None
     ) -> Callable[[], None]:
-        """The recorded step of a bucket, one for greedy steps and one for steps that sample: its
+        """The recorded step of a bucket: one for greedy steps and one for steps that sample, and
+        of each one for steps in which nobody drafts, if there is a drafter that they spare. Its
         operations and their arguments depend on nothing else.
 
         It runs once before it is recorded, as a step of nobody, which changes no slot and no page.
         part  index of PARTS; None: the whole step
         """
-        key = (bucket, needs_scores, part)
+        drafts = drafts or self.drafter is None
+        key = (bucket, needs_scores, drafts, part)
         if key not in self._replays:
             assert self._recorder is not None
             staging = self.buffers.staging
             rows = min(bucket.rows, self.executor.max_rows_per_request)
             capacity = staging.pages_per_request * self._pages[0].shape[3]
-            g = Geometry(0, bucket.requests, 0, bucket.rows, 0, rows, capacity, needs_scores)
+            g = Geometry(
+                0, bucket.requests, 0, bucket.rows, 0, rows, capacity, needs_scores, (), drafts
+            )
             parts = self._operations(g)
             every = tuple(operation for operations in parts for operation in operations)
             staged, ids = self.buffers.staged, self.buffers.staged_part(staging.slot_ids, g.decodes)

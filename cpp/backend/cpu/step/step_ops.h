@@ -10,6 +10,9 @@ namespace specdec::cpu {
 void build_step(const BuildStepParams& params);
 void draft_step(const DraftStepParams& params);
 void commit_step(const CommitStepParams& params);
+void bring_drafts(const BringDraftsParams& params);
+void recent_tokens(const RecentTokensParams& params);
+void keep_hidden(const KeepHiddenParams& params);
 void pack_mask(const PackMaskParams& params);
 
 }  // namespace specdec::cpu

@@ -1,0 +1,84 @@
+#include "engine/draft_arms.h"
+
+#include <algorithm>
+
+namespace specdec {
+namespace {
+
+constexpr double kDecay = 0.08;  // weight of a new observation
+
+}  // namespace
+
+int DraftArms::choose(const StepCost& cost, int other_rows, const DraftCost& drafting) {
+  ++step_;
+  auto time = [&](const Arm& arm) {
+    const double seconds = arm.drafts > 0 ? drafting.fixed + arm.drafts * drafting.each : 0.0;
+    return cost(other_rows + static_cast<int>(arm.rows + 0.5) + 1) + seconds;
+  };
+  // A request shares the step with others: only its own part of the time is its price.
+  const double alone = cost(other_rows + 1);
+  int best = 0;
+  double best_value = 0.0;
+  for (int i = 0; i < size(); ++i) {
+    const double value = (arms_[i].tokens + other_rows) / time(arms_[i]);
+    if (value > best_value) {
+      best = i;
+      best_value = value;
+    }
+  }
+  for (int i = 1; i < size(); ++i) {
+    if (i == best) continue;
+    const double price = time(arms_[i]) / alone;
+    if (static_cast<double>(step_ - arms_[i].last_tried) * probe_share_ > price) {
+      best = i;
+      break;
+    }
+  }
+  arms_[best].last_tried = step_;
+  return best;
+}
+
+void DraftArms::observe(int arm, int draft_rows, int tokens) {
+  Arm& a = arms_[arm];
+  a.rows += kDecay * (draft_rows - a.rows);
+  a.tokens += kDecay * (tokens - a.tokens);
+}
+
+LookaheadArms::LookaheadArms(const LookaheadConfig& triple) {
+  auto add_share = [&](std::int32_t window_rows, std::int32_t guesses, double extra_tokens) {
+    for (const LookaheadBudget& other : budgets_) {
+      if (other.window_rows == window_rows && other.guesses == guesses) return;
+    }
+    LookaheadBudget budget;
+    budget.window_rows = window_rows;
+    budget.guesses = guesses;
+    add(1.0 + extra_tokens, lookahead_draft_bound(triple, budget));
+    budgets_.push_back(budget);
+  };
+  add_share(0, 0, 0.0);
+  add_share(0, std::min(triple.g, 1), 0.25);
+  add_share(0, std::min(triple.g, 3), 0.35);
+  add_share(0, triple.g, 0.40);
+  add_share((triple.w + 3) / 4, triple.g, 0.45);
+  add_share(triple.w, triple.g, 0.55);
+}
+
+SizeArms::SizeArms(int max_drafts, int max_path) {
+  // Half of the first drafts are right, every further one is worth half as much as it would be in a
+  // chain: soon outweighed by what is seen.
+  double tokens = 1.0, gain = 0.5;
+  int next = 0;
+  for (const int size : {0, 1, 2, 4, 8, 16, 32, 64, kMaxDraftLen}) {
+    const int drafts = std::min(size, max_drafts);
+    if (!sizes_.empty() && drafts == sizes_.back()) break;
+    for (; next < drafts; ++next) {
+      tokens = std::min(tokens + gain, 1.0 + max_path);
+      gain *= 0.6;
+    }
+    sizes_.push_back(drafts);
+    add(tokens, drafts);
+  }
+  share_probes();
+}
+
+}  // namespace specdec

@@ -1,0 +1,78 @@
+// Which share of a tree of drafts pays, where no probability of each node is known.
+//
+// The window branch of a lookahead step earns by filling the n-gram pool for later steps, and what
+// a device's drafter is sure of the host does not learn. So a handful of shares (arms) are compared
+// by what they were seen to earn: tokens per step over predicted step time. An arm that looks bad
+// is tried again now and then, in proportion to its price, so nothing is ever off for good.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "algo/lookahead_state.h"
+#include "engine/step_cost.h"
+
+namespace specdec {
+
+// Of the time, for each choice that does not look best.
+inline constexpr double kProbeShare = 0.02;
+
+// What drafting costs beside the rows, in seconds of a step: if it drafts at all, and each draft.
+struct DraftCost {
+  double fixed = 0.0, each = 0.0;
+};
+
+// Arm 0 drafts nothing.
+class DraftArms {
+ public:
+  // The arm for this step. `other_rows`: rows the step has beside this request's drafts.
+  int choose(const StepCost& cost, int other_rows, const DraftCost& drafting = {});
+  // What an arm brought that was chosen, lately if not last: draft rows of its step, tokens that
+  // the request got.
+  void observe(int arm, int draft_rows, int tokens);
+
+  // Draft rows that a step of this arm has, as far as was seen.
+  double rows(int arm) const { return arms_[arm].rows; }
+  int size() const { return static_cast<int>(arms_.size()); }
+  int full() const { return size() - 1; }
+
+ protected:
+  // Tokens per step and draft rows to start from.
+  void add(double tokens, int drafts) {
+    arms_.push_back({tokens, static_cast<double>(drafts), drafts, 0});
+  }
+  // All probes together take kProbeShare.
+  void share_probes() { probe_share_ = kProbeShare / size(); }
+
+ private:
+  struct Arm {
+    double tokens, rows;          // moving averages
+    int drafts;                   // at most
+    std::int64_t last_tried = 0;  // step number
+  };
+  std::vector<Arm> arms_;
+  std::int64_t step_ = 0;
+  double probe_share_ = kProbeShare;  // of each
+};
+
+// Shares of a request's triple: none of it, guesses alone, window rows too.
+class LookaheadArms : public DraftArms {
+ public:
+  explicit LookaheadArms(const LookaheadConfig& triple);
+  LookaheadBudget budget(int arm) const { return budgets_[arm]; }
+
+ private:
+  std::vector<LookaheadBudget> budgets_;
+};
+
+// Numbers of drafts, for a drafter that puts those first that are worth most.
+class SizeArms : public DraftArms {
+ public:
+  SizeArms(int max_drafts, int max_path);
+  int drafts(int arm) const { return sizes_[arm]; }
+
+ private:
+  std::vector<int> sizes_;
+};
+
+}  // namespace specdec

@@ -1,0 +1,84 @@
+"""Drafters that run on a step's stream: their drafts go into slots, nothing comes to the host.
+
+A step that runs ahead is enqueued before the one in front of it was read. So its drafts are made
+from what that one leaves on the device: hidden states, histories, pages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ..ops import SamplingLaws, SlotLayout
+
+__all__ = ["DraftInputs", "StepDrafter"]
+
+
+@dataclass(frozen=True)
+class DraftInputs:
+    """What a drafter goes on from: D decoding requests of a step. Tensors of fixed addresses.
+
+    layout       of the slots
+    slots        [num_slots, slot_bytes] uint8
+    slot_ids     [D] int32, -1: nobody (padding)
+    max_drafts   [D] int32 drafts of this step, 0: none
+    page_table   [D, pages] int32, what each request holds; enough for the drafts, too
+    laws         how each samples, [D]; written for steps whose `needs_scores` is True
+    needs_scores somebody samples in this step
+    status       [D] int32 StatusFlag bits, OR-ed in
+    hidden       [num_slots, H] of the model's dtype: the head's input that each slot's golden token
+                 was chosen from; None: nobody asked for it (StepDrafter.needs_hidden)
+    max_width    drafts of any one request in this step, an upper bound that the host knows
+    max_kv_len   tokens and rows of any one request, an upper bound that the host knows
+    """
+
+    layout: SlotLayout
+    slots: Tensor
+    slot_ids: Tensor
+    max_drafts: Tensor
+    page_table: Tensor
+    laws: SamplingLaws
+    needs_scores: bool
+    status: Tensor
+    hidden: Tensor | None
+    max_width: int
+    max_kv_len: int
+
+    @property
+    def num_requests(self) -> int:
+        return int(self.slot_ids.shape[0])
+
+
+class StepDrafter(Protocol):
+    """Called when a step is enqueued, before ``draft_step``; see DraftInputs.
+
+    On a device draft() only enqueues work: it reads no value, waits for nothing, and everything
+    that it launches follows from the sizes of its inputs, so that it can be recorded in a graph. On
+    the CPU it runs when the step runs, and may look at values.
+
+    name         of the method, for metrics
+    needs_hidden the model's hidden states are kept for it
+    """
+
+    name: str
+    needs_hidden: bool
+
+    def enter(self, slot: int, options: Mapping[str, Any]) -> None:
+        """A request takes a slot: called when its first step is enqueued, before the operations of
+        that step. What it changes on a device it changes by work on the current stream.
+
+        options  of DrafterConfig.request_kwargs; empty: it wants no drafts
+        """
+        ...
+
+    def draft(self, inputs: DraftInputs) -> None:
+        """Bring drafts (``ops.bring_drafts``) for the requests of a step that may draft."""
+        ...
+
+    def stats(self) -> Mapping[str, Any]:
+        """Figures for LLM.get_metrics()["drafter"]: at least memory_bytes and device."""
+        ...

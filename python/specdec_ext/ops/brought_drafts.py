@@ -1,0 +1,125 @@
+"""What drafters on a step's stream need of slots: drafts into them, tokens and hidden rows out.
+
+A slot whose layout's method is "brought" drafts what an operation in front of ``draft_step`` put
+there. In the order of a step:
+
+    recent_tokens, a network, bring_drafts -> draft_step -> ... -> commit_step, keep_hidden
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from specdec_ext import _core
+from specdec_ext.ops._where import stream_of
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from specdec_ext._core import SlotLayout
+
+
+def bring_drafts(
+    layout: SlotLayout,
+    slots: Tensor,
+    slot_ids: Tensor,
+    tokens: Tensor,
+    parents: Tensor | None = None,
+    *,
+    counts: Tensor | None = None,
+    vocab_size: int,
+    backend: str | None = None,
+    status: Tensor | None = None,
+) -> None:
+    """Put drafts of each request's next tokens into its slot, for the ``draft_step`` that follows.
+
+    Shapes   slots [num_slots, slot_bytes] uint8; slot_ids [B] int32, -1: nobody; tokens [B, n]
+             int32, n <= 127; parents [B, n] int32, index of an earlier draft, -1: the golden token,
+             None: chains; counts [B] int32, None: n.
+    Drafts   the first entry that is none ends a request's drafts: a token outside of
+             0..vocab_size - 1, a parent that does not come before it. -1 is padding; anything else
+             sets flag 4 in ``status``. Put those first that are worth most: a step takes as many of
+             the first as it has room for.
+    Writes   the slots; those are left alone that have ended, whose prompt is not read yet, or that
+             draft in another way.
+    Raises   ValueError or TypeError naming the argument, what it is and what it has to be.
+    """
+    _core.bring_drafts(
+        layout,
+        slots,
+        slot_ids,
+        tokens,
+        parents,
+        counts=counts,
+        vocab_size=vocab_size,
+        backend=backend,
+        stream=stream_of(slots),
+        status=status,
+    )
+
+
+def recent_tokens(
+    layout: SlotLayout,
+    slots: Tensor,
+    slot_ids: Tensor,
+    *,
+    tokens: Tensor,
+    lens: Tensor,
+    max_drafts: Tensor | None = None,
+    backend: str | None = None,
+) -> None:
+    """The last tokens of each history that wants drafts, the golden token last.
+
+    Shapes   slots, slot_ids as in ``bring_drafts``; max_drafts [B] int32, of the step: who may
+             draft nothing wants none; None: all do.
+    Writes   tokens [B, n] int32; lens [B] int32, tokens of the whole history. 0 for a request that
+             wants no drafts (ended, in its prompt, at its last token, drafting in another way) or
+             has fewer than n tokens.
+    Raises   ValueError or TypeError naming the argument, what it is and what it has to be.
+    """
+    _core.recent_tokens(
+        layout,
+        slots,
+        slot_ids,
+        tokens=tokens,
+        lens=lens,
+        max_drafts=max_drafts,
+        backend=backend,
+        stream=stream_of(slots),
+    )
+
+
+def keep_hidden(
+    layout: SlotLayout,
+    slots: Tensor,
+    slot_ids: Tensor,
+    cu_logits: Tensor,
+    *,
+    results: Tensor,
+    path: Tensor,
+    path_len: Tensor,
+    hidden: Tensor,
+    kept: Tensor,
+    backend: str | None = None,
+) -> None:
+    """Keep the hidden state that each request's last token was chosen from, after ``commit_step``.
+
+    Shapes   slots .. path_len as ``commit_step`` had and wrote them; hidden [L, hidden_size]
+             float32|float16|bfloat16, a row for each choice of the step.
+    Writes   kept [num_slots, hidden_size] of the same dtype, the rows of the slots that were given
+             tokens and go on.
+    Raises   ValueError or TypeError naming the argument, what it is and what it has to be.
+    """
+    _core.keep_hidden(
+        layout,
+        slots,
+        slot_ids,
+        cu_logits,
+        results=results,
+        path=path,
+        path_len=path_len,
+        hidden=hidden,
+        kept=kept,
+        backend=backend,
+        stream=stream_of(slots),
+    )

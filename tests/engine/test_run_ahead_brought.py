@@ -1,0 +1,294 @@
+"""Drafts that operations on the stream bring: whatever a drafter says, the tokens are the target's.
+
+The drafter guesses from the last two tokens, as hash_target's function mostly goes on, and adds
+siblings, entries that are no drafts and whole steps of nonsense. Its trees are checked against
+what the executor verified; the hidden states that it is given against the tokens that they chose.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import torch
+from driver import Job
+from run_ahead_driver import (
+    FakeRecorder,
+    RunAheadEngine,
+    random_hash_engine,
+    run_ahead_hash_engine,
+)
+
+from hash_target import HashFunction, HashModel
+from specdec_ext import _core, ops
+from specdec_ext.drafters import DraftInputs
+
+NODES, PATH = 12, 5
+EXTERNAL = {
+    "method": "external",
+    "external_max_draft_len": NODES,
+    "external_max_path": PATH,
+}
+
+
+class Guesser:
+    """A StepDrafter on the CPU."""
+
+    name, needs_hidden = "guesser", False
+
+    def __init__(self, function: HashFunction, seed: int, *, hostile: bool = True) -> None:
+        self.function, self.rng, self.hostile = function, random.Random(seed), hostile
+        self.seen: Counter[str] = Counter()
+        self.widest = 0
+        self.options: dict[int, Mapping[str, Any]] = {}
+
+    def enter(self, slot: int, options: Mapping[str, Any]) -> None:
+        self.options[slot] = options
+
+    def stats(self) -> Mapping[str, Any]:
+        return {"memory_bytes": 0, "device": "cpu"}
+
+    def draft(self, inputs: DraftInputs) -> None:
+        count = inputs.num_requests
+        last = torch.full((count, 2), -9, dtype=torch.int32)
+        lens = torch.full((count,), -9, dtype=torch.int32)
+        ops.recent_tokens(inputs.layout, inputs.slots, inputs.slot_ids, tokens=last, lens=lens,
+                          max_drafts=inputs.max_drafts)  # fmt: skip
+        self.widest = max(self.widest, inputs.max_width)
+        tokens = torch.full((count, NODES), -1, dtype=torch.int32)
+        parents = torch.full((count, NODES), -1, dtype=torch.int32)
+        for b in range(count):
+            if lens[b] == 0:
+                assert last[b].tolist() == [0, 0]
+                continue
+            tree = self.tree(*last[b].tolist())
+            for i, (token, parent) in enumerate(tree):
+                tokens[b, i], parents[b, i] = token, parent
+        self.seen["steps"] += 1
+        if self.hostile and self.rng.random() < 0.1:
+            self.seen["raised"] += 1
+            raise RuntimeError("no drafts today")
+        ops.bring_drafts(
+            inputs.layout, inputs.slots, inputs.slot_ids, tokens, parents,
+            vocab_size=self.function.vocab, status=torch.zeros(count, dtype=torch.int32),
+        )  # fmt: skip
+
+    def tree(self, before: int, last: int) -> list[tuple[int, int]]:
+        """Guesses along one path, mostly right, and siblings, in topological order."""
+        rng, function = self.rng, self.function
+        nodes: list[tuple[int, int]] = []
+        parent = -1
+        for _ in range(rng.randrange(1, PATH + 1)):
+            if rng.random() < 0.3:
+                nodes.append((rng.randrange(function.vocab), parent))
+            # The function's second mood: a hash of the last two tokens.
+            token = function.next_token(1, last, before)
+            nodes.append((token, parent))
+            parent = len(nodes) - 1
+            before, last = last, token
+        if self.hostile and rng.random() < 0.2:
+            where = rng.randrange(len(nodes))
+            bad = rng.choice([(function.vocab, -1), (-5, -1), (0, where), (0, -2), (-1, -1)])
+            nodes[where] = bad
+            self.seen["bad entry"] += 1
+        return nodes
+
+
+def jobs_of(rng: random.Random, function: HashFunction, count: int) -> list[Job]:
+    jobs = []
+    for _ in range(count):
+        prompt = [rng.randrange(function.vocab) for _ in range(rng.choice([1, 2, 9, 30, 70]))]
+        options: dict[str, Any] = {"seed": rng.randrange(2**60)}
+        if rng.random() < 0.2:
+            options["speculative"] = False
+        elif rng.random() < 0.4:
+            options["max_draft_len"] = rng.choice([0, 1, 3, NODES])
+        if rng.random() < 0.3:
+            options["stop_token_ids"] = [rng.randrange(function.vocab)]
+        cancel = rng.randrange(30) if rng.random() < 0.15 else None
+        max_tokens = rng.choice([1, 2, 3, 17, 60, 200 - len(prompt)])
+        jobs.append(Job(prompt, max_tokens, options, rng.randrange(15), cancel))
+    return jobs
+
+
+def expected(function: HashFunction, job: Job) -> list[int]:
+    stops = job.options.get("stop_token_ids", [])
+    text: list[int] = function.reference(job.prompt, job.max_tokens)
+    cut = next((i for i, token in enumerate(text) if token in stops), len(text))
+    return text[: cut + 1]
+
+
+def run_schedule(seed: int, depth: int, **options: Any) -> tuple[int, int]:
+    """(tokens, accepted drafts) of a random schedule, compared with the definition."""
+    rng = random.Random(seed)
+    function = HashFunction(vocab=30, surprise=rng.choice([8, 30]), alphabet=4, seed=seed)
+    drafter = Guesser(function, seed)
+    # The same function and seed as the engine's: random_hash_engine draws them first.
+    made, engine = random_hash_engine(
+        random.Random(seed), seed, depth, drafter=drafter, **EXTERNAL, **options
+    )
+    drafter.function = made
+    jobs = jobs_of(rng, made, 6)
+    tokens = accepted = 0
+    for job, got in zip(jobs, engine.run(jobs), strict=True):
+        text = expected(made, job)
+        assert got.tokens == (text[: len(got.tokens)] if got.cancelled else text)
+        tokens += len(got.tokens)
+        accepted += got.num_accepted
+    assert engine.pipeline.draft_failures == drafter.seen["raised"]
+    return tokens, accepted
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2])
+def test_random_schedules(depth: int) -> None:
+    runs = [run_schedule(seed, depth) for seed in range(12)]
+    assert sum(tokens for tokens, _ in runs) > 1000
+    assert sum(accepted for _, accepted in runs) > 200
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2])
+def test_random_schedules_with_graphs(depth: int) -> None:
+    for seed in range(20, 26):
+        recorder = FakeRecorder()
+        tokens, _ = run_schedule(seed, depth, recorder=recorder)
+        assert tokens > 0
+        assert recorder.recorded > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("depth", [0, 1, 2])
+def test_fifty_thousand_tokens(depth: int) -> None:
+    assert sum(run_schedule(seed, depth)[0] for seed in range(100, 220)) > 16_000
+
+
+def test_good_drafts_save_steps_at_every_depth() -> None:
+    function = HashFunction(vocab=30, surprise=10**6, alphabet=4, seed=5)
+    for depth in (0, 1, 2):
+        drafter = Guesser(function, 1, hostile=False)
+        engine = run_ahead_hash_engine(
+            function, max_batch_size=2, max_seq_len=200, max_num_tokens=64, depth=depth,
+            drafter=drafter, adaptive=False, **EXTERNAL,
+        )  # fmt: skip
+        (got,) = engine.run([Job([1, 2, 3], 120)])
+        assert got.tokens == function.reference([1, 2, 3], 120)
+        assert got.num_accepted > 60
+        assert drafter.widest == NODES
+        assert drafter.seen["steps"] < 100
+
+
+def test_drafts_that_never_come_true_are_made_ever_more_rarely() -> None:
+    """With T(rows) known, a hopeless drafter is asked in few steps, but never given up."""
+    function = HashFunction(vocab=30, surprise=1, seed=5)
+    drafter = Guesser(function, 1, hostile=False)
+    engine = run_ahead_hash_engine(
+        function, max_batch_size=1, max_seq_len=700, max_num_tokens=64, depth=1, drafter=drafter,
+        adaptive=True, **EXTERNAL,
+    )  # fmt: skip
+    engine.executor.set_step_cost([1, 2, 4, 8, 16], [1.0, 1.2, 1.6, 2.4, 4.0])
+    engine.executor.set_draft_cost(0.2)
+    (got,) = engine.run([Job([1, 2, 3], 600)])
+    assert got.tokens == function.reference([1, 2, 3], 600)
+    assert 3 <= drafter.seen["steps"] < 120
+    rate = drafter.seen["steps"]
+    drafter.seen.clear()
+    # What one request showed is where the next begins.
+    (again,) = engine.run([Job([4, 5], 600)])
+    assert len(again.tokens) == 600
+    assert drafter.seen["steps"] <= rate
+
+
+class HiddenModel(HashModel):
+    """Says as a hidden state which token it chose, and from what."""
+
+    hidden_size = 3
+
+    def forward(self, plan: Any, hidden: torch.Tensor | None = None) -> torch.Tensor:
+        ids = super().forward(plan)
+        assert hidden is not None
+        assert hidden.shape == (plan.num_logit_rows, 3)
+        rows = torch.tensor(plan.logit_rows[: plan.num_logit_rows]).long()
+        hidden[:, 0] = ids
+        hidden[:, 1] = torch.tensor(plan.positions)[rows]
+        hidden[:, 2] = torch.tensor(plan.tokens)[rows]
+        return ids
+
+
+class Checker(Guesser):
+    """Finds the row that decided each golden token in what was kept for its slot."""
+
+    needs_hidden = True
+
+    def draft(self, inputs: DraftInputs) -> None:
+        assert inputs.hidden is not None
+        count = inputs.num_requests
+        last = torch.zeros(count, 2, dtype=torch.int32)
+        lens = torch.zeros(count, dtype=torch.int32)
+        ops.recent_tokens(inputs.layout, inputs.slots, inputs.slot_ids, tokens=last, lens=lens)
+        for slot, (before, golden), length in zip(
+            inputs.slot_ids.tolist(), last.tolist(), lens.tolist(), strict=True
+        ):
+            if length:
+                assert inputs.hidden[slot].tolist() == [golden, length - 2, before]
+                self.seen["checked"] += 1
+        super().draft(inputs)
+
+
+@pytest.mark.parametrize("depth", [0, 2])
+def test_the_hidden_state_is_that_of_the_row_that_chose_the_golden_token(depth: int) -> None:
+    function = HashFunction(vocab=30, surprise=9, alphabet=4, seed=8)
+    drafter = Checker(function, 3)
+    model = HiddenModel(function, 200, 4)
+    engine = RunAheadEngine(
+        model, model.k_pages, model.v_pages, max_batch_size=3, max_seq_len=120, max_num_tokens=60,
+        depth=depth, drafter=drafter, **EXTERNAL,
+    )  # fmt: skip
+    jobs = jobs_of(random.Random(4), function, 24)
+    jobs = [Job(job.prompt, min(job.max_tokens, 40), job.options, 0, None) for job in jobs]
+    for job, got in zip(jobs, engine.run(jobs), strict=True):
+        assert got.tokens == expected(function, job)
+    assert drafter.seen["checked"] > 40
+    assert engine.pipeline.draft_failures == drafter.seen["raised"]
+
+
+def test_a_request_brings_its_options_to_its_slot() -> None:
+    function = HashFunction(vocab=30, seed=4)
+    drafter = Guesser(function, 1)
+    engine = run_ahead_hash_engine(
+        function, max_batch_size=2, max_seq_len=60, max_num_tokens=64, depth=1, drafter=drafter,
+        **EXTERNAL,
+    )  # fmt: skip
+    asked: list[int] = []
+
+    def options(request_id: int) -> dict[str, int]:
+        asked.append(request_id)
+        return {"request": request_id}
+
+    engine.pipeline.draft_options = options
+    ids = [engine.submit([1, 2], max_tokens=5) for _ in range(2)]
+    engine.drain()
+    assert asked == ids
+    assert sorted(o["request"] for o in drafter.options.values()) == ids
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"external_max_draft_len": 0}, r"external_max_draft_len = 0: give 1\.\.127"),
+        ({"external_max_draft_len": 128}, "external_max_draft_len = 128"),
+        ({"external_max_path": 13}, r"external_max_path = 13: give 1\.\.12"),
+        ({"external_max_path": 0}, "external_max_path = 0"),
+    ],
+)
+def test_bounds_of_drafts_are_checked(changed: dict[str, int], message: str) -> None:
+    sizes = {"vocab_size": 50, "max_batch_size": 2, "max_seq_len": 64, "max_num_tokens": 64,
+             "num_pages": 90, "page_size": 4}  # fmt: skip
+    with pytest.raises(ValueError, match=message):
+        _core.RunAheadExecutor(**{**sizes, **EXTERNAL, **changed})
+    executor = _core.RunAheadExecutor(**sizes, **EXTERNAL)
+    with pytest.raises(ValueError, match=r"max_draft_len = 13 is outside 0\.\.12"):
+        executor.submit([1], max_tokens=4, max_draft_len=13)
+    with pytest.raises(ValueError, match="0 or more"):
+        executor.set_draft_cost(-1.0)
