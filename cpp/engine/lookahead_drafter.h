@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "algo/lookahead.h"
-#include "engine/drafter.h"
 #include "engine/draft_arms.h"
+#include "engine/drafter.h"
 
 namespace specdec {
 

@@ -6,8 +6,8 @@
 
 #include "check.h"
 #include "engine/chain_budget.h"
-#include "engine/draft_len_schedule.h"
 #include "engine/draft_arms.h"
+#include "engine/draft_len_schedule.h"
 #include "engine/step_cost.h"
 
 namespace specdec {

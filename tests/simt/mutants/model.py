@@ -66,6 +66,9 @@ SUITES = {
         ("test_slots.py", "test_slots_sampled.py"),
         "emu and not fast",
     ),
+    "brought": Suite(
+        ("step/brought", "step/draft", "step/commit"), ("test_brought_drafts.py",), "emu"
+    ),
     "sample": Suite(("accept/",), ("test_cuda_sample.py",), "emu and not fast"),
     "accept": Suite(("accept/accept",), ("test_cuda_accept.py",), "emu and not fast"),
     "argmax": Suite(("step/argmax",), ("test_cuda_step.py",), "argmax and emu"),

@@ -1,0 +1,147 @@
+"""Mutants of the drafts that operations bring, and of what drafters read in slots."""
+
+from __future__ import annotations
+
+from mutants.model import Mutant
+
+DRAFTS = "cuda/step/brought_drafts.cu"
+TEXT = "cpp/algo/brought_draft.h"
+SLOT = "cpp/algo/slot.h"
+PARAMS = "cpp/backend/slot_ops.h"
+
+MUTANTS = [
+    Mutant(
+        "brought-1",
+        "every request is told what the first one is",
+        DRAFTS,
+        "const std::int64_t first = std::int64_t{b} * p.width;",
+        "const std::int64_t first = 0;",
+    ),
+    Mutant(
+        "brought-2",
+        "counts are not looked at",
+        DRAFTS,
+        "p.counts == nullptr ? p.width : p.counts[b];",
+        "p.width;",
+    ),
+    Mutant(
+        "brought-3",
+        "parents are not looked at",
+        DRAFTS,
+        "p.parents == nullptr ? nullptr : p.parents + first, count,",
+        "nullptr, count,",
+    ),
+    Mutant(
+        "brought-4",
+        "what is no draft is not reported",
+        DRAFTS,
+        "if (misplaced && team.rank() == 0) report(p.exec.status, b, kStatusBadTree);",
+        "",
+    ),
+    Mutant(
+        "brought-5",
+        "good entries behind a bad one count",
+        TEXT,
+        "team.scan(is_good && bad_before == 0 ? 1 : 0, &total);",
+        "team.scan(is_good ? 1 : 0, &total);",
+    ),
+    Mutant(
+        "brought-6",
+        "the walk goes on behind a turn that held a bad entry",
+        TEXT,
+        "first < count && kept == first; first += team.size()",
+        "first < count; first += team.size()",
+    ),
+    Mutant(
+        "brought-7",
+        "a draft may hang under one that comes after it",
+        TEXT,
+        "parent(i) >= -1 && parent(i) < i;",
+        "parent(i) >= -1 && parent(i) < count;",
+    ),
+    Mutant(
+        "brought-8",
+        "drafts of another history are taken",
+        TEXT,
+        "std::int32_t count = from->len == len ? from->count : 0;",
+        "std::int32_t count = from->count;",
+    ),
+    Mutant(
+        "brought-9",
+        "drafts past the text's end are taken",
+        TEXT,
+        "if (count > max_depth) {",
+        "if (false) {",
+    ),
+    Mutant(
+        "brought-10",
+        "the step's limit is not looked at",
+        TEXT,
+        "if (count > max_drafts) count = max_drafts;",
+        "",
+    ),
+    Mutant(
+        "brought-11",
+        "no barrier between the drafts and the walks along them",
+        TEXT,
+        "tree->parents[i + 1] = from->parents[i] + 1;\n  }\n  team.sync();",
+        "tree->parents[i + 1] = from->parents[i] + 1;\n  }",
+    ),
+    Mutant(
+        "brought-12",
+        "what a slot's last request was told still counts",
+        SLOT,
+        "slot->brought_draft()->len = -1;",
+        ";",
+    ),
+    Mutant(
+        "brought-13",
+        "a request at its last token is drafted for",
+        SLOT,
+        "slot->max_len - slot->len > 1 && max_drafts > 0;",
+        "slot->max_len - slot->len > 0 && max_drafts > 0;",
+    ),
+    Mutant(
+        "brought-14",
+        "the tokens are those before the last ones",
+        DRAFTS,
+        "slot->history()[len - p.width + i] : 0;",
+        "slot->history()[len - p.width + i - 1] : 0;",
+    ),
+    Mutant(
+        "brought-15",
+        "a row's last words are not copied",
+        DRAFTS,
+        "i < words; i += kKeepThreads",
+        "i + 1 < words; i += kKeepThreads",
+    ),
+    Mutant(
+        "brought-16",
+        "rows are copied in vectors that do not fit",
+        DRAFTS,
+        "return p.row_bytes % 16 == 0 && p.hidden_stride % 16 == 0 && is_aligned(p.hidden) &&\n"
+        "         is_aligned(p.kept);",
+        "return true;",
+    ),
+    Mutant(
+        "brought-17",
+        "the row is the golden token's, whatever was accepted",
+        PARAMS,
+        "moved > 0 ? path[std::int64_t{b} * kMaxStepTokens + moved - 1] : tokens - 1;",
+        "0;",
+    ),
+    Mutant(
+        "brought-18",
+        "a path that was moved is taken for one in front",
+        PARAMS,
+        "moved > 0 ? path[std::int64_t{b} * kMaxStepTokens + moved - 1] : tokens - 1;",
+        "tokens - 1;",
+    ),
+    Mutant(
+        "brought-19",
+        "a text that has ended leaves its row",
+        PARAMS,
+        "slots.at(slot_ids[b])->frozen() ||",
+        "",
+    ),
+]
