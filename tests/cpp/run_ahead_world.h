@@ -188,6 +188,50 @@ class RunAheadWorld {
     return v;
   }
 
+  // Guesses along a path, often right, and siblings at random; sometimes what is no draft.
+  void bring_drafts(const RunAheadStep& step) {
+    const int width = config_.external_max_draft_len, first = step.num_prompts;
+    const std::size_t count = static_cast<std::size_t>(step.num_decodes) * width;
+    std::vector<TokenId> tokens(count, -1), recent(std::size_t{2} * step.num_decodes);
+    std::vector<std::int32_t> parents(count, -1), lens(step.num_decodes);
+    RecentTokensParams from;
+    from.slots = pool();
+    from.slot_ids = staged(staging_.slot_ids) + first;
+    from.width = 2;
+    from.num_requests = step.num_decodes;
+    from.tokens = recent.data();
+    from.lens = lens.data();
+    cpu_backend().recent_tokens(from);
+    for (int b = 0; b < step.num_decodes; ++b) {
+      if (lens[b] == 0) continue;
+      TokenId before = recent[2 * b], last = recent[2 * b + 1];
+      int parent = -1;
+      for (int i = 0, depth = 0; i < width && depth < config_.external_max_path; ++i) {
+        TokenId& token = tokens[std::size_t(b) * width + i];
+        parents[std::size_t(b) * width + i] = parent;
+        if (config_.external_max_path < width && random_() % 3 == 0) {  // a sibling
+          token = static_cast<TokenId>(random_() % kHashVocab);
+          continue;
+        }
+        token = static_cast<TokenId>(mixed(std::uint64_t{1009} * last + before) % 5);
+        before = last;
+        last = token;
+        parent = i;
+        ++depth;
+        if (random_() % 20 == 0) token = kHashVocab;  // ends the drafts
+      }
+    }
+    BringDraftsParams p;
+    p.slots = pool();
+    p.slot_ids = from.slot_ids;
+    p.tokens = tokens.data();
+    p.parents = parents.data();
+    p.width = width;
+    p.vocab_size = kHashVocab;
+    p.num_requests = step.num_decodes;
+    cpu_backend().bring_drafts(p);
+  }
+
   void draft(const RunAheadStep& step) {
     std::fill_n(flags(), config_.max_batch_size, 0u);
     const int prompts = step.num_prompts, rows = step.num_prompt_rows;
@@ -204,6 +248,7 @@ class RunAheadWorld {
       slot->finish = 0;
       slot->method = SlotMethod::kNone;  // its drafter may never have been made
     }
+    if (config_.method == DraftMethod::kExternal && random_() % 8 != 0) bring_drafts(step);
     DraftStepParams p;
     p.slots = pool();
     p.slot_ids = staged(staging_.slot_ids) + prompts;

@@ -59,8 +59,13 @@ RunAheadConfig random_config(std::mt19937& random, int depth) {
   c.max_seq_len = pick({24, 60, 90});
   c.max_num_tokens = std::max(c.max_batch_size, pick({5, 17, 60, 200}));
   c.page_size = pick({1, 2, 4, 16});
-  switch (random() % 3) {
+  switch (random() % 4) {
     case 0:
+      break;
+    case 2:
+      c.method = DraftMethod::kExternal;
+      c.external_max_draft_len = pick({1, 4, 9, 30});
+      c.external_max_path = std::min(c.external_max_draft_len, pick({1, 3, 30}));
       break;
     case 1:
       c.method = DraftMethod::kLookahead;
@@ -78,7 +83,7 @@ RunAheadConfig random_config(std::mt19937& random, int depth) {
   const int drafts =
       c.method == DraftMethod::kLookahead
           ? static_cast<int>(lookahead_max_draft_len(c.lookahead.w, c.lookahead.n, c.lookahead.g))
-          : (c.method == DraftMethod::kNgram ? c.ngram.max_draft_len : 0);
+          : (c.method == DraftMethod::kNgram ? c.ngram.max_draft_len : c.external_max_draft_len);
   const int one = (c.max_seq_len - 1 + drafts) / c.page_size + 1;
   c.num_pages = one + static_cast<int>(random() % (one * c.max_batch_size));
   return c;
@@ -104,7 +109,9 @@ std::vector<Job> random_jobs(std::mt19937& random, const RunAheadConfig& config,
     if (config.method == DraftMethod::kLookahead && random() % 3 == 0) {
       p.lookahead = random() % 2 == 0 ? LookaheadConfig{2, 2, 1} : LookaheadConfig{1, 1, 0};
     }
-    if (config.method == DraftMethod::kNgram && random() % 3 == 0) p.max_draft_len = random() % 2;
+    const bool bounded =
+        config.method == DraftMethod::kNgram || config.method == DraftMethod::kExternal;
+    if (bounded && random() % 3 == 0) p.max_draft_len = random() % 2;
     job.submit_step = static_cast<int>(random() % 25);
     if (random() % 4 == 0) job.cancel_step = static_cast<int>(random() % 40);
     if (random() % 4 == 0) job.stop_string = static_cast<TokenId>(random() % 5);
