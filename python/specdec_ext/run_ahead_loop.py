@@ -70,6 +70,7 @@ class RunAheadLoop(EngineLoop):
         self._pipeline.drain()  # of requests that have ended: no step may write pages meanwhile
         super()._calibrate_once()
         self._pipeline.stream.follow()
+        self._pipeline.measure_drafting()
 
     def time_steps(self) -> None:
         """Take the time of the steps' parts from now on, from zero (docs/run_ahead.md)."""

@@ -200,6 +200,29 @@ def test_drafts_that_never_come_true_are_made_ever_more_rarely() -> None:
     assert drafter.seen["steps"] <= rate
 
 
+@pytest.mark.parametrize("graphs", [False, True])
+def test_what_drafting_takes_is_measured_with_marks_on_the_stream(graphs: bool) -> None:
+    """On the stub stream every operation takes one unit; on the CPU each step tells it."""
+    function = HashFunction(vocab=30, seed=4)
+    drafter = Guesser(function, 1, hostile=False)
+    sizes = {"max_batch_size": 2, "max_seq_len": 60, "max_num_tokens": 64, "depth": 1}
+    engine = run_ahead_hash_engine(
+        function, stub=3, recorder=FakeRecorder() if graphs else None, drafter=drafter, **sizes,
+        **EXTERNAL,
+    )  # fmt: skip
+    engine.submit([1, 2], max_tokens=5)
+    engine.drain()
+    steps = drafter.seen["steps"]
+    staged = engine.pipeline.buffers.staged.clone()
+    assert engine.pipeline.measure_drafting() == 1.0
+    assert drafter.seen["steps"] > steps + 5
+    assert torch.equal(engine.pipeline.buffers.staged, staged)
+    engine.submit([1, 2], max_tokens=20)
+    assert sum(len(out.tokens) for out in engine.drain()) == 20
+    immediate = run_ahead_hash_engine(function, drafter=drafter, **sizes, **EXTERNAL)
+    assert immediate.pipeline.measure_drafting() is None
+
+
 class HiddenModel(HashModel):
     """Says as a hidden state which token it chose, and from what."""
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import statistics
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -269,14 +271,50 @@ class RunAheadPipeline(StepOperations):
             )
             parts = self._operations(g)
             every = tuple(operation for operations in parts for operation in operations)
-            staged, ids = self.buffers.staged, self.buffers.staged_part(staging.slot_ids, g.decodes)
-            saved = torch.empty_like(staged)
-            for operation in (
-                lambda: saved.copy_(staged),
-                lambda: ids.fill_(-1),
-                *every,
-                lambda: staged.copy_(saved),
-            ):
-                self.stream.enqueue(operation)
+            with self._for_nobody():
+                for operation in every:
+                    self.stream.enqueue(operation)
             self._replays[key] = self._recorder.record(every if part is None else parts[part])
         return self._replays[key]
+
+    @contextlib.contextmanager
+    def _for_nobody(self) -> Iterator[None]:
+        """What is enqueued meanwhile finds slot -1 in every place of the step."""
+        buffers = self.buffers
+        staged = buffers.staged
+        ids = buffers.staged_part(buffers.staging.slot_ids, buffers.staging.requests)
+        saved = torch.empty_like(staged)
+        self.stream.enqueue(lambda: saved.copy_(staged))
+        self.stream.enqueue(lambda: ids.fill_(-1))
+        yield
+        self.stream.enqueue(lambda: staged.copy_(saved))
+
+    def measure_drafting(self, repeats: int = 5) -> float | None:
+        """Tell the executor what drafting takes for one request, with nothing in flight. Waits for
+        the device. Where steps run as they are enqueued they tell it themselves.
+
+        Returns the median, in seconds; None: nothing was measured.
+        """
+        if self.drafter is None or self.stream.immediate:
+            return None
+        rows = self.executor.max_rows_per_request
+        capacity = self.buffers.staging.pages_per_request * self._pages[0].shape[3]
+        g = Geometry(0, 1, 0, rows, 0, rows, capacity, False)
+        tensors = self._tensors(g)
+
+        def draft() -> None:
+            self._bring_drafts(g, tensors)
+
+        with self._for_nobody():
+            self.stream.enqueue(draft)
+            drafting = draft if self._recorder is None else self._recorder.record((draft,))
+            self.stream.enqueue(drafting)
+            marks = [self.stream.mark()]
+            for _ in range(repeats):
+                self.stream.enqueue(drafting)
+                marks.append(self.stream.mark())
+        self.stream.record().wait()
+        pairs = itertools.pairwise(marks)
+        seconds = statistics.median(later.since(earlier) for earlier, later in pairs)
+        self.executor.set_draft_cost(seconds)
+        return seconds
