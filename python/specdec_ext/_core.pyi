@@ -943,6 +943,11 @@ class SlotLayout:
         The start of the slot of a request that enters.
         """
     @property
+    def history_offset(self) -> int:
+        """
+        Bytes in front of a slot's history, int32 [max_seq_len]: its prompt from the start on.
+        """
+    @property
     def max_seq_len(self) -> int: ...
     @property
     def result_words(self) -> int:

@@ -17,6 +17,7 @@ from .drafters import (
     DraftSession,
     DraftTargetDrafter,
     StepDrafter,
+    StepDraftTarget,
     map_vocabulary,
 )
 from .drafters.step_cost import StepCost
@@ -26,9 +27,11 @@ from .errors import ConfigError
 from .memory_plan import MemoryPlan
 from .models.place import resolve_device
 from .request_check import EngineLimits
+from .step_cost import measure_cost
 from .tokenizer import eos_token_ids, load_tokenizer
 
 if TYPE_CHECKING:
+    from .drafters.vocabulary import VocabularyMap
     from .models.base import StepModel
 
 __all__ = ["EngineBuilder", "EngineParts"]
@@ -103,6 +106,7 @@ class EngineBuilder:
             place=self.place,
             numerics=self._numerics,
             loader=self._loader,
+            vocabulary=self._map_vocabulary,
         ).load()
         model = self.model = loaded.model
         self.draft_model, self.memory = loaded.draft_model, loaded.memory
@@ -110,6 +114,10 @@ class EngineBuilder:
         self._pages = self._make_pages(model, self.memory.num_pages)
         model.bind_cache(*self._pages)
         run_ahead = self._scheduler.run_ahead is not None
+        if isinstance(loaded.step_drafter, StepDraftTarget):
+            assert self.draft_model is not None
+            pages = self._make_pages(self.draft_model, self.memory.draft_num_pages)
+            loaded.step_drafter.bind_cache(*pages)
         drafter = None if run_ahead else loaded.drafter or self._make_draft_target()
         # A drafter may know more than was asked for, such as how many heads a file has.
         known = getattr(drafter or loaded.step_drafter, "config", None)
@@ -170,6 +178,12 @@ class EngineBuilder:
 
         def calibrate() -> None:
             self._calibrate(pipeline.executor, None, None)
+            if isinstance(drafter, StepDraftTarget) and not self.place.is_cpu:
+                # Each draft is a pass of a row; the first pass of a step runs whoever drafts.
+                assert drafter.pages is not None
+                draft = measure_cost(drafter.model, drafter.pages, max_rows=_DRAFT_ROWS)
+                if draft is not None:
+                    pipeline.executor.set_draft_cost(0.0, StepCost.measured(*draft)(1))
 
         return RunAheadLoop(
             pipeline,
@@ -209,8 +223,6 @@ class EngineBuilder:
     def _calibrate(
         self, executor: Any, drafter: Drafter | None, drafting: DraftSession | None
     ) -> None:
-        from .step_cost import measure_cost
-
         measured = measure_cost(self.model, self._pages, max_rows=self.memory.max_num_tokens)
         if measured is None:
             return
@@ -250,6 +262,10 @@ class EngineBuilder:
         how: dict[str, Any] = {"dtype": model.kv_dtype, "device": self.place.device}
         return torch.zeros(shape, **how), torch.zeros(shape, **how)
 
+    def _map_vocabulary(self, model: StepModel, draft: StepModel) -> VocabularyMap:
+        tokenizer = load_tokenizer(self._tokenizer, self._path)
+        return map_vocabulary(model, draft, tokenizer, load_tokenizer(None, draft.info.path))
+
     def _make_draft_target(self) -> Drafter | None:
         config, draft = self._speculative, self.draft_model
         if isinstance(config, DraftTargetDecodingConfig):
@@ -258,9 +274,7 @@ class EngineBuilder:
                 config,
                 draft,
                 self._make_pages(draft, self.memory.draft_num_pages),
-                map_vocabulary(
-                    self.model, draft, self.tokenizer, load_tokenizer(None, draft.info.path)
-                ),
+                self._map_vocabulary(self.model, draft),
                 vocab_size=self.model.vocab_size,
                 max_requests=self.memory.max_batch_size,
                 max_rows=self.memory.max_num_tokens,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from .config import KvCacheConfig, LookaheadDecodingConfig, SchedulerConfig, normalize_dtype
 from .config_parse import SpeculativeConfig
 from .drafter_config import DrafterConfig, DraftTargetDecodingConfig
-from .drafters import Drafter, StepDrafter, make_drafter, make_step_drafter
+from .drafters import Drafter, StepDrafter, StepDraftTarget, make_drafter, make_step_drafter
 from .errors import ConfigError
 from .memory_plan import (
     CPU_POOL_LIMIT_BYTES,
@@ -22,6 +22,7 @@ from .memory_plan import (
 )
 
 if TYPE_CHECKING:
+    from .drafters.vocabulary import VocabularyMap
     from .models.base import StepModel
     from .models.place import Place
 
@@ -70,7 +71,10 @@ class LoadedModels:
 
 
 class ModelLoader:
-    """The arguments are EngineBuilder's. Raises ConfigError, ModelError."""
+    """The arguments are EngineBuilder's. Raises ConfigError, ModelError.
+
+    vocabulary  relates a target's and a draft model's ids
+    """
 
     def __init__(
         self,
@@ -85,6 +89,7 @@ class ModelLoader:
         place: Place,
         numerics: str,
         loader: Callable[..., StepModel] | None,
+        vocabulary: Callable[[StepModel, StepModel], VocabularyMap],
     ) -> None:
         self._path = path
         self._speculative = speculative_config
@@ -95,6 +100,7 @@ class ModelLoader:
         self._place = place
         self._numerics = numerics
         self._loader = loader
+        self._vocabulary = vocabulary
 
     def load(self) -> LoadedModels:
         """Load the weights and plan the memory.
@@ -139,7 +145,7 @@ class ModelLoader:
                 str(spec.speculative_model),
                 dtype=spec.dtype,
                 model_impl=spec.model_impl,
-                max_rows=first.max_num_tokens,
+                max_rows=self._draft_rows(first),
                 max_seq_len=first.max_seq_len,
                 allow_pickle=self._allow_pickle,
                 draft=True,
@@ -148,6 +154,9 @@ class ModelLoader:
         graphs = 0
         drafter: Drafter | None = None
         step_drafter: StepDrafter | None = None
+        if draft_model is not None and scheduler.run_ahead is not None:
+            assert isinstance(spec, DraftTargetDecodingConfig)
+            step_drafter = self._step_draft_target(spec, model, draft_model, first)
         if isinstance(spec, DrafterConfig) and not isinstance(spec, DraftTargetDecodingConfig):
             # Before the pages: its weights may lie beside them.
             if scheduler.run_ahead is None:
@@ -183,6 +192,32 @@ class ModelLoader:
         )
         memory = dataclasses.replace(memory, graph_bytes=graphs)
         return LoadedModels(model, draft_model, drafter, step_drafter, memory)
+
+    def _draft_rows(self, plan: MemoryPlan) -> int:
+        """Rows of one pass of a draft model."""
+        if self._scheduler.run_ahead is None:
+            return plan.max_num_tokens
+        return max(plan.max_num_tokens, StepDraftTarget.reads * plan.max_batch_size)
+
+    def _step_draft_target(
+        self, spec: DraftTargetDecodingConfig, model: StepModel, draft: StepModel, plan: MemoryPlan
+    ) -> StepDrafter:
+        if not self._place.is_cpu and draft.impl != "native":
+            raise ConfigError(
+                f"SchedulerConfig.run_ahead = {self._scheduler.run_ahead}: on {self._place.name} "
+                f"the draft model {str(spec.speculative_model)!r} runs in the transformers adapter "
+                "and takes its steps from the host; use a draft model of a native family, or "
+                "run_ahead=None"
+            )
+        return StepDraftTarget(
+            spec,
+            draft,
+            self._vocabulary(model, draft),
+            self._place,
+            vocab_size=model.vocab_size,
+            max_requests=plan.max_batch_size,
+            max_rows=self._draft_rows(plan),
+        )
 
     def _plan_memory(
         self,

@@ -12,6 +12,7 @@ import torch
 
 from . import _core
 from .config import SchedulerConfig
+from .drafters.step_draft_target import StepDraftTarget
 from .errors import ConfigError
 from .log import logger
 from .memory_plan import MemoryPlan
@@ -123,6 +124,11 @@ def graph_bytes(
         torch.zeros(shape, dtype=model.kv_dtype, device=place.device) for _ in range(2)
     )
     model.bind_cache(k_pages, v_pages)
+    if isinstance(drafter, StepDraftTarget):
+        draft = drafter.model
+        shape = (draft.num_layers, 1, draft.num_kv_heads, memory.tokens_per_block, draft.head_dim)
+        how: dict[str, Any] = {"dtype": draft.kv_dtype, "device": place.device}
+        drafter.bind_cache(torch.zeros(shape, **how), torch.zeros(shape, **how))
     # Everything that is recorded counts as measured here.
     probe = dataclasses.replace(memory, num_pages=1, graph_bytes=sys.maxsize - _GRAPH_SLACK)
     try:

@@ -254,7 +254,7 @@ def test_the_command_line_checks_before_a_model_is_loaded() -> None:
     ("options", "message"),
     [
         ({"spec": NGramDecodingConfig(4, is_public_pool=True, adaptive=False)}, "is_public_pool"),
-        ({"spec": "draft"}, "drafts of method 'draft_target' are made on the host"),
+        ({"spec": "tree"}, "top_k = 2: trees of a draft model are put together on the host"),
         (
             {"spec": NGramDecodingConfig(4, adaptive=False, synthetic_acceptance_length=2.0)},
             "synthetic acceptance decides on the host",
@@ -267,8 +267,8 @@ def test_what_does_not_go_together_is_refused(
     folder: Path, options: dict[str, Any], message: str
 ) -> None:
     spec = options.pop("spec", None)
-    if spec == "draft":
-        spec = DraftTargetDecodingConfig(str(folder), 3)
+    if spec == "tree":
+        spec = DraftTargetDecodingConfig(str(folder), 3, top_k=2)
     depth = options.pop("run_ahead", 1)
     if "eager" in options:
         scheduler = {"run_ahead": depth, "enforce_eager": options.pop("eager")}

@@ -137,6 +137,23 @@ class DraftTargetDecodingConfig(DrafterConfig):
         assert self.max_draft_depth is not None
         return self.max_draft_depth
 
+    @property
+    def host_only(self) -> str | None:
+        """See DrafterConfig: chains run ahead, with a page of the draft model for each of the
+        target's."""
+        where = "DraftTargetDecodingConfig."
+        if self.top_k > 1:
+            return (
+                f"{where}top_k = {self.top_k}: trees of a draft model are put together on the host "
+                "from the results of the step before (top_k = 1, a chain, runs ahead)"
+            )
+        if self.max_kv_tokens is not None:
+            return (
+                f"{where}max_kv_tokens = {self.max_kv_tokens}: a draft model that runs ahead has a "
+                "page for each of the target's (max_kv_tokens = None runs ahead)"
+            )
+        return None
+
     @classmethod
     def normalize_keys(cls, values: Mapping[Any, Any]) -> dict[Any, Any]:
         """Other projects' keys whose meaning is not a mere name."""

@@ -13,7 +13,8 @@ from ..drafter_config import (
 from .base import Drafter, DraftRequest, Proposal
 from .draft_target import DraftTargetDrafter
 from .session import DraftSession
-from .step_drafter import DraftInputs, StepDrafter
+from .step_draft_target import StepDraftTarget
+from .step_drafter import DraftInputs, PromptInputs, StepDrafter
 from .vocabulary import map_vocabulary
 
 __all__ = [
@@ -22,7 +23,9 @@ __all__ = [
     "DraftSession",
     "DraftTargetDrafter",
     "Drafter",
+    "PromptInputs",
     "Proposal",
+    "StepDraftTarget",
     "StepDrafter",
     "make_drafter",
     "make_step_drafter",

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from ..ops import SamplingLaws, SlotLayout
 
-__all__ = ["DraftInputs", "StepDrafter"]
+__all__ = ["DraftInputs", "PromptInputs", "StepDrafter"]
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,27 @@ class DraftInputs:
         return int(self.slot_ids.shape[0])
 
 
+@dataclass(frozen=True)
+class PromptInputs:
+    """Rows of prompts that a step has read: P requests, each the next piece of its prompt.
+
+    tokens       [R] int32 of all pieces
+    slot_ids     [P] int32, -1: a request whose tokens the host chooses has none
+    kv_len       [P] int32 tokens in front of the piece
+    cu_rows      [P + 1] int32 first row of each piece
+    page_table   [P, pages] int32
+    max_rows, max_kv_len  of any one request, upper bounds that the host knows
+    """
+
+    tokens: Tensor
+    slot_ids: Tensor
+    kv_len: Tensor
+    cu_rows: Tensor
+    page_table: Tensor
+    max_rows: int
+    max_kv_len: int
+
+
 class StepDrafter(Protocol):
     """Called when a step is enqueued, before ``draft_step``; see DraftInputs.
 
@@ -64,6 +85,9 @@ class StepDrafter(Protocol):
     needs_hidden the model's hidden states are kept for it
     """
 
+    # A drafter that reads the text itself may have two more:
+    #   read_prompts(PromptInputs)  called behind the model's pass of a step with prompts
+    #   reads_every_step: bool      draft() is called in steps without drafts, too: max_drafts is 0
     name: str
     needs_hidden: bool
 

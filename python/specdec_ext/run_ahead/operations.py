@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from specdec_ext import ops
-from specdec_ext.drafters.step_drafter import DraftInputs, StepDrafter
+from specdec_ext.drafters.step_drafter import DraftInputs, PromptInputs, StepDrafter
 from specdec_ext.log import logger
 from specdec_ext.models.device_step import DeviceStep
 from specdec_ext.run_ahead.buffers import StepBuffers, StepTensors
@@ -87,6 +87,8 @@ class StepOperations:
         self.forward_s = self.draft_s = 0.0
         self.draft_calls = self.draft_failures = 0
         self.drafter = drafter
+        self._read_prompts: Any = getattr(drafter, "read_prompts", None)
+        self._reads_every_step = bool(getattr(drafter, "reads_every_step", False))
         self._hidden: Tensor | None = None  # [num_slots, H]
         if drafter is not None and drafter.needs_hidden:
             self._hidden = forward.make_hidden(len(buffers.slots))  # type: ignore[attr-defined]
@@ -99,8 +101,11 @@ class StepOperations:
         """What runs on the device, for each of PARTS: the same addresses for equal geometries."""
         tensors = self._tensors(g)
         drafting: tuple[Callable[[], None], ...] = ()
-        if self.drafter is not None and g.drafts and g.decodes:
+        if self.drafter is not None and g.decodes and (g.drafts or self._reads_every_step):
             drafting = (lambda: self._bring_drafts(g, tensors),)
+        reading: tuple[Callable[[], None], ...] = ()
+        if self._read_prompts is not None and g.prompts:
+            reading = (lambda: self._draft_prompts(g, tensors),)
         return (
             (
                 self._clear_status,
@@ -108,7 +113,7 @@ class StepOperations:
                 lambda: self._draft(g, tensors),
                 lambda: self._build(tensors),
             ),
-            (lambda: self._timed_forward(tensors),),
+            (lambda: self._timed_forward(tensors), *reading),
             (lambda: self._accept(g, tensors),),
         )
 
@@ -170,16 +175,38 @@ class StepOperations:
         try:
             self.drafter.draft(self.draft_inputs(g, tensors))
         except Exception as error:  # drafts of another history are left out: plain decoding
-            self.draft_failures += 1
-            if self.draft_failures == 1:
-                logger.warning(
-                    "the drafter %r raised %s: %s; this step runs without drafts (further "
-                    "failures are only counted, see get_metrics()['drafter'])",
-                    self.drafter.name, type(error).__name__, error,
-                    exc_info=error,
-                )  # fmt: skip
+            self._drafter_raised(error)
         self.draft_s += time.perf_counter() - begin
         self.draft_calls += 1
+
+    def _draft_prompts(self, g: Geometry, tensors: StepTensors) -> None:
+        """The drafter reads what the model has read of the prompts."""
+        b, step, count = self.buffers, tensors.step, g.prompts
+        try:
+            self._read_prompts(
+                PromptInputs(
+                    tokens=step.tokens[: g.prompt_rows],
+                    slot_ids=b.staged_part(b.staging.slot_ids, count),
+                    kv_len=step.kv_len[:count],
+                    cu_rows=step.cu_rows[: count + 1],
+                    page_table=step.page_table[:count],
+                    max_rows=g.max_rows,
+                    max_kv_len=g.max_kv_len,
+                )
+            )
+        except Exception as error:  # its drafts will be poor, or none
+            self._drafter_raised(error)
+
+    def _drafter_raised(self, error: Exception) -> None:
+        assert self.drafter is not None
+        self.draft_failures += 1
+        if self.draft_failures == 1:
+            logger.warning(
+                "the drafter %r raised %s: %s; this step runs without drafts (further "
+                "failures are only counted, see get_metrics()['drafter'])",
+                self.drafter.name, type(error).__name__, error,
+                exc_info=error,
+            )  # fmt: skip
 
     def _keep_hidden(self, tensors: StepTensors) -> None:
         """Of each request, what its last token was chosen from, for the drafts of its next step."""

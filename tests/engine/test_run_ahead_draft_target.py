@@ -1,0 +1,258 @@
+"""Draft-target decoding in steps that run ahead: the target's text, at every depth."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from draft_target_cases import CHAIN, DRAFTS, GREEDY, PROMPTS, TREE, open_llm, tokens_of
+from draft_target_cases import folders as folders
+from draft_target_cases import plain as plain
+from run_ahead_driver import FakeRecorder
+from test_draft_target_kv import gathered, rebuilt
+
+from specdec_ext import LLM, ConfigError, DraftTargetDecodingConfig, SamplingParams
+from specdec_ext.drafters import DraftInputs
+from specdec_ext.models import load_model
+from specdec_ext.run_ahead import make_buckets
+
+DEPTHS = [0, 1, 2]
+
+
+def open_ahead(folders: dict[str, Path], draft: str, depth: int, batch: int = 3, **kw: Any) -> LLM:
+    scheduler = {"run_ahead": depth, **kw.pop("scheduler", {})}
+    return open_llm(folders, draft, batch, scheduler=scheduler, **kw)
+
+
+def pipeline_of(llm: LLM) -> Any:
+    return llm.engine._pipeline  # type: ignore[attr-defined]
+
+
+def drafter_of(llm: LLM) -> Any:
+    return pipeline_of(llm).drafter
+
+
+def run(llm: LLM, prompts: Sequence[list[int]], params: SamplingParams) -> list[list[int]]:
+    """The tokens; pages are back, and the drafter never raised."""
+    tokens = tokens_of(llm.generate(prompts, params, use_tqdm=False))
+    metrics = llm.get_metrics()
+    assert metrics["drafter"]["failures"] == 0
+    stats = metrics["executor"]
+    assert stats["free_pages"] == stats["total_pages"]
+    return tokens
+
+
+@pytest.mark.parametrize("depth", DEPTHS)
+@pytest.mark.parametrize(("draft", "batch", "spec"), [
+    *[(draft, 16, CHAIN) for draft in DRAFTS],
+    *[(draft, 3, CHAIN) for draft in DRAFTS],
+    *[(draft, 1, CHAIN) for draft in ("near", "short")],
+    *[(draft, 3, {}) for draft in ("target", "near", "far")],
+    ("near", 3, {**CHAIN, "max_draft_len": 1}),
+    ("near", 3, {**CHAIN, "max_draft_len": 9}),
+])  # fmt: skip
+def test_the_output_is_that_of_plain_decoding(
+    folders: dict[str, Path],
+    plain: dict[str, Any],
+    draft: str,
+    batch: int,
+    spec: dict[str, Any],
+    depth: int,
+) -> None:
+    n = 4 if batch == 1 else len(PROMPTS)
+    with open_ahead(folders, draft, depth, batch, spec=spec) as llm:
+        assert run(llm, PROMPTS[:n], GREEDY) == plain["greedy"][:n]
+        assert llm.get_metrics()["memory"]["draft_num_pages"] == llm.memory.num_pages
+
+
+@pytest.mark.parametrize("length", [1, 4, 7])
+@pytest.mark.parametrize("depth", DEPTHS)
+def test_a_draft_model_equal_to_the_target_is_right_every_time(
+    folders: dict[str, Path], plain: dict[str, Any], depth: int, length: int
+) -> None:
+    spec = {**CHAIN, "max_draft_len": length}
+    with open_ahead(folders, "target", depth, spec=spec) as llm:
+        assert run(llm, PROMPTS, GREEDY) == plain["greedy"]
+        metrics = llm.get_metrics()
+        counts = metrics["speculative_decoding"]
+        assert counts["num_accepted_draft_tokens"] == counts["num_draft_tokens"]
+        steps = -(-39 // (length + 1))  # the first token comes from the prompt's own pass
+        assert counts["num_draft_tokens"] == len(PROMPTS) * (39 - steps)
+        # Every prompt once, every token once, and the padding of no pass.
+        assert metrics["drafter"]["rows"] <= sum(map(len, PROMPTS)) + 39 * len(PROMPTS)
+
+
+@pytest.mark.parametrize("page", [1, 4, 32])
+@pytest.mark.parametrize("draft", ["target", "near", "far"])
+def test_in_every_round_the_kv_is_that_of_the_text_read_afresh(
+    folders: dict[str, Path], plain: dict[str, Any], draft: str, page: int
+) -> None:
+    """Bit for bit in front of what a round reads, after partial and after full acceptance."""
+    with open_ahead(folders, draft, 1, kv_cache_config={"tokens_per_block": page}) as llm:
+        drafter = drafter_of(llm)
+        scratch = load_model(folders[draft], draft=True)
+        missing: list[int] = []
+        find = drafter._read_so_far
+
+        def checked(inputs: DraftInputs, known: Any, lens: Any) -> Any:
+            start = find(inputs, known, lens)
+            for b in range(inputs.num_requests):
+                length = int(lens[b])
+                if length == 0:
+                    continue
+                begin, end = inputs.layout.history_offset // 4, int(start[b])
+                words = inputs.slots[int(inputs.slot_ids[b])].view(torch.int32)
+                text = words[begin : begin + length].tolist()
+                missing.append(length - end)
+                mine = gathered(*drafter.pages, inputs.page_table[b].tolist(), end)
+                fresh = rebuilt(scratch, text[:end], page)
+                assert torch.equal(mine[0], fresh[0])
+                assert torch.equal(mine[1], fresh[1])
+            return start
+
+        drafter._read_so_far = checked
+        assert run(llm, PROMPTS[:6], GREEDY) == plain["greedy"][:6]
+    # The golden token; after full acceptance the last draft, too.
+    assert set(missing) <= {1, 2}
+    assert len(missing) > 40
+    if draft != "far":
+        assert missing.count(2) > 3
+
+
+@pytest.mark.parametrize("most", [200, 3])
+def test_tokens_of_steps_without_drafts_are_read_later(
+    folders: dict[str, Path], plain: dict[str, Any], most: int
+) -> None:
+    """In one pass, or in pieces of as many rows as fit."""
+    with open_ahead(folders, "target", 1, 1) as llm:
+        drafter, calls, rows = drafter_of(llm), 0, []
+        draft, forward = drafter.draft, drafter.model.forward
+        drafter._max_rows = most
+
+        def sometimes(inputs: DraftInputs) -> None:
+            nonlocal calls
+            calls += 1
+            if not 1 < calls < 12:
+                draft(inputs)
+
+        def counted(plan: Any) -> Any:
+            rows.append(plan.num_rows)
+            return forward(plan)
+
+        drafter.draft, drafter.model.forward = sometimes, counted
+        assert run(llm, [PROMPTS[0]], GREEDY) == plain["greedy"][:1]
+        counts = llm.get_metrics()["speculative_decoding"]
+        assert counts["num_accepted_draft_tokens"] == counts["num_draft_tokens"] > 8
+    assert rows[:5] == [len(PROMPTS[0]), 1, 1, 1, 1]
+    assert max(rows[5:]) == min(most, 12)
+
+
+@pytest.mark.parametrize("depth", DEPTHS)
+def test_a_draft_model_that_raises_costs_its_step_the_drafts(
+    folders: dict[str, Path], plain: dict[str, Any], depth: int
+) -> None:
+    with open_ahead(folders, "near", depth) as llm:
+        model, calls = drafter_of(llm).model, 0
+        forward = model.forward
+
+        def fails(plan: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            if calls % 3 == 0:
+                forward(plan)  # it had written into its pages
+            if calls % 3 != 1:
+                raise RuntimeError("no drafts today")
+            return forward(plan)
+
+        model.forward = fails
+        outputs = llm.generate(PROMPTS, GREEDY, use_tqdm=False)
+        assert tokens_of(outputs) == plain["greedy"]
+        assert llm.get_metrics()["drafter"]["failures"] > 10
+
+
+@pytest.mark.parametrize("share", [1.0, 0.3])
+def test_nan_in_the_draft_models_pages_never_reaches_a_text(
+    folders: dict[str, Path], plain: dict[str, Any], share: float
+) -> None:
+    """Whatever lies in a page that others have published, or that nobody wrote."""
+    cache = {"tokens_per_block": 4, "enable_block_reuse": True}
+    with open_ahead(folders, "near", 1, kv_cache_config=cache) as llm:
+        k_pages, v_pages = drafter_of(llm).pages
+        assert run(llm, PROMPTS[:4], GREEDY) == plain["greedy"][:4]
+        poisoned = torch.rand(k_pages.shape[1], generator=torch.Generator().manual_seed(1)) < share
+        k_pages[:, poisoned] = v_pages[:, poisoned] = float("nan")
+        assert run(llm, PROMPTS[:4], GREEDY) == plain["greedy"][:4]
+        assert llm.get_metrics()["executor"]["reuse_hits"] >= 3
+
+
+@pytest.mark.parametrize("depth", DEPTHS)
+def test_prefix_reuse_keeps_both_caches(folders: dict[str, Path], depth: int) -> None:
+    """Warm says what cold says; the draft model reads what is new alone, and guesses as well."""
+    cache = {"tokens_per_block": 4, "enable_block_reuse": True}
+    prompt = PROMPTS[3]
+    with open_llm(folders, None) as llm:
+        [first] = tokens_of(llm.generate([prompt], GREEDY, use_tqdm=False))
+        longer = prompt + first
+        [second] = tokens_of(llm.generate([longer], GREEDY, use_tqdm=False))
+    with open_ahead(folders, "target", depth, kv_cache_config=cache, spec=CHAIN) as llm:
+        assert run(llm, [prompt], GREEDY) == [first]
+        before = llm.get_metrics()["drafter"]["rows"]
+        assert run(llm, [longer], GREEDY) == [second]
+        metrics = llm.get_metrics()
+        assert metrics["executor"]["reuse_hits"] == 1
+        assert metrics["drafter"]["rows"] - before < len(longer) - 48 + 40
+        assert metrics["speculative_decoding"]["num_accepted_draft_tokens"] > 60
+
+
+@pytest.mark.parametrize("depth", DEPTHS)
+def test_recorded_steps_say_the_same(
+    folders: dict[str, Path], plain: dict[str, Any], depth: int
+) -> None:
+    with open_ahead(folders, "near", depth) as llm:
+        pipeline = pipeline_of(llm)
+        recorder = FakeRecorder()
+        recorder.buffers = pipeline.buffers
+        pipeline._recorder = recorder
+        pipeline.buckets = make_buckets(3, pipeline.executor.max_rows_per_request, 1024)
+        assert run(llm, PROMPTS, GREEDY) == plain["greedy"]
+        assert recorder.recorded > 1
+        assert recorder.replayed > 20
+
+
+def test_requests_with_and_without_drafts_in_one_batch(
+    folders: dict[str, Path], plain: dict[str, Any]
+) -> None:
+    """Plain ones, shorter drafts, and one whose tokens the host chooses."""
+    options: list[dict[str, Any]] = [
+        {}, {"speculative": False}, {"max_draft_len": 2}, {"logprobs": 1}
+    ]  # fmt: skip
+    params = [
+        SamplingParams(max_tokens=40, ignore_eos=True, **options[i % 4])
+        for i in range(len(PROMPTS))
+    ]
+    with open_ahead(folders, "target", 2, 5) as llm:
+        outputs = llm.generate(PROMPTS, params, use_tqdm=False)
+        assert tokens_of(outputs) == plain["greedy"]
+        assert llm.get_metrics()["drafter"]["failures"] == 0
+    drafted = [out.metrics["speculative_decoding"]["num_draft_tokens"] for out in outputs]
+    accepted = [out.metrics["speculative_decoding"]["num_accepted_draft_tokens"] for out in outputs]
+    assert [count > 0 for count in drafted] == [True, False, True, False] * 4
+    assert drafted == accepted
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        (TREE, r"DraftTargetDecodingConfig.top_k = 3: .*\(top_k = 1, a chain, runs ahead\)"),
+        ({"max_kv_tokens": 64}, r"max_kv_tokens = 64: .*\(max_kv_tokens = None runs ahead\)"),
+    ],
+)
+def test_what_stays_on_the_host_is_refused(
+    folders: dict[str, Path], spec: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        open_ahead(folders, "near", 1, spec=spec)
+    assert DraftTargetDecodingConfig(folders["near"]).host_only is None
