@@ -10,7 +10,16 @@ from typing import Any
 
 import torch
 
-from benchmarks.gpu import attention, cells, linear, model_step, step_ops, timing
+from benchmarks.gpu import (
+    attention,
+    cells,
+    linear,
+    model_step,
+    slot_ops,
+    spec_step,
+    step_ops,
+    timing,
+)
 from benchmarks.gpu import problem as problems
 from benchmarks.gpu.ours import open_backend
 from benchmarks.gpu.run import Run
@@ -44,19 +53,23 @@ def bench_kernel(run: Run) -> None:
     bits = attention.EXACT_CELLS
     small = cells.step_op_cells()
     products = linear.linear_cells()
+    pools = cells.slot_cells()
     if run.quick:
         every, bits, small = cells.quick(every), bits[:3], small[:4]
         products = products[: len(linear.SHAPES)]
+        pools = pools[:2]
     if run.emulated:
         every = cells.emulated(every)
         bits = cells.emulated(bits)[:2]
         small = list({cell.tiny().name: cell.tiny() for cell in small}.values())
+        pools = list({cell.tiny().name: cell.tiny() for cell in pools}.values())
         products = [cell.tiny() for cell in products if cell.weight in ("qkv", "down")]
     jobs: list[Job] = [
         (f"bits-{cell.name}", partial(attention.count_differing, cell, run.target, pool))
         for cell in bits
     ]
     jobs += [(op.name, partial(step_ops.measure_op, op, run.target, timer)) for op in small]
+    jobs += [(cell.name, partial(slot_ops.measure, cell, run.target, timer)) for cell in pools]
     jobs += [(cell.name, partial(linear.measure, cell, run.target, timer)) for cell in products]
     jobs += [
         (cell.name, partial(attention.measure, cell, run.target, timer, pool, not run.emulated))
@@ -97,4 +110,11 @@ def _model_jobs(run: Run, timer: timing.Timer) -> list[Job]:
         for cell in passes
     ]
     jobs += [(cell.name, partial(decode, cell)) for cell in chosen if cell.kind == "decode"]
-    return jobs
+    speculated = [cell.tiny() if run.emulated else cell for cell in cells.speculation_cells()]
+    speculated = speculated[:1] if run.quick or run.emulated else speculated
+
+    def speculate(cell: cells.SpeculationCell) -> dict[str, Any]:
+        models.drop()
+        return spec_step.measure(cell, run.target)
+
+    return jobs + [(cell.name, partial(speculate, cell)) for cell in speculated]

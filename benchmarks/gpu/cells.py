@@ -142,6 +142,27 @@ class StepCell:
 
 
 @dataclass(frozen=True)
+class SlotCell:
+    """Drafting and committing on slots whose histories are `context` tokens long."""
+
+    method: str  # lookahead (7,7,7) or ngram
+    requests: int
+    context: int
+    rows: int = 84  # of a request's step, at most
+    alphabet: int = 1000  # tokens that texts are made of
+
+    @property
+    def name(self) -> str:
+        return f"slots-{self.method}-b{self.requests}-ctx{self.context}"
+
+    def describe(self) -> dict[str, object]:
+        return dataclasses.asdict(self)
+
+    def tiny(self) -> SlotCell:
+        return dataclasses.replace(self, requests=2, context=80, alphabet=9)
+
+
+@dataclass(frozen=True)
 class ModelCell:
     """A step with its model: `rows` of each request after `context` tokens, 8B-shaped."""
 
@@ -197,6 +218,29 @@ class ModelCell:
             num_kv_heads=2,
             head_dim=64,
             vocab=300,
+        )
+
+
+@dataclass(frozen=True)
+class SpeculationCell(ModelCell):
+    """The engine's steps with lookahead whose drafts are kept at given rates (synthetic)."""
+
+    kind: str = "spec"
+    new_tokens: int = 256
+    run_ahead: int | None = 1
+    graphs: bool = True
+    lookahead: tuple[int, int, int] = (7, 7, 7)  # as large as `rows` says
+    mean_tokens: float = 2.0  # of a step and request
+
+    @property
+    def name(self) -> str:
+        return f"{super().name}-tau{self.mean_tokens:g}"
+
+    def tiny(self) -> SpeculationCell:
+        return dataclasses.replace(
+            super().tiny(),
+            rows=self.rows,
+            new_tokens=20,  # the triple says how many
         )
 
 
@@ -261,15 +305,40 @@ def step_cells() -> list[StepCell]:
     ]
 
 
+def slot_cells() -> list[SlotCell]:
+    """G9: the time is that of short histories."""
+    return [
+        SlotCell(method, requests, context)
+        for method in ("lookahead", "ngram")
+        for requests, context in ((32, 1024), (32, 65536), (1, 1024), (1, 65536))
+    ]
+
+
 def model_cells() -> list[ModelCell]:
     """T(1), T(27), T(84) of one request and of batches; what exact mode costs; the engine."""
-    found = [ModelCell(b, m) for b, m in ((1, 1), (1, 27), (1, 84), (8, 27), (8, 1), (32, 11))]
+    found = [
+        ModelCell(b, m) for b, m in ((1, 1), (1, 27), (1, 84), (8, 27), (8, 1), (32, 1), (32, 11))
+    ]
     found += [ModelCell(b, m, numerics="exact") for b, m in ((1, 1), (1, 84), (8, 27))]
     modes = ((None, False), (1, False), (1, True), (0, True))
-    return found + [
-        ModelCell(b, kind="decode", run_ahead=ahead, graphs=graphs)
-        for b in (1, 8)
-        for ahead, graphs in modes
+    return (
+        found
+        + [
+            ModelCell(b, kind="decode", run_ahead=ahead, graphs=graphs)
+            for b in (1, 8)
+            for ahead, graphs in modes
+        ]
+        + [ModelCell(32, kind="decode", run_ahead=1, graphs=True)]
+    )
+
+
+def speculation_cells() -> list[SpeculationCell]:
+    """G8 and G11: what speculation brings at a known acceptance, the host's share included."""
+    shapes = ((1, 84, (7, 7, 7)), (8, 27, (5, 4, 4)), (32, 11, (6, 2, 5)))
+    return [
+        SpeculationCell(requests, rows, lookahead=triple, mean_tokens=tokens)
+        for requests, rows, triple in shapes
+        for tokens in (2.0, 4.0)
     ]
 
 

@@ -176,7 +176,7 @@ def walls(model: Any, plan: Any) -> Iterator[float]:
 
 
 @contextmanager
-def engine_of(cell: ModelCell, target: Target) -> Iterator[Any]:
+def engine_of(cell: ModelCell, target: Target, speculative_config: Any = None) -> Iterator[Any]:
     """The engine of LLM(device=...) around a random model."""
     from specdec_ext.config import KvCacheConfig, SchedulerConfig
     from specdec_ext.engine_build import EngineBuilder
@@ -190,9 +190,9 @@ def engine_of(cell: ModelCell, target: Target) -> Iterator[Any]:
         parts = EngineBuilder(
             Path(folder),
             tokenizer=None,
-            speculative_config=None,
+            speculative_config=speculative_config,
             kv_cache_config=KvCacheConfig(
-                tokens_per_block=cell.page_size, max_tokens=cell.requests * (tokens + 64)
+                tokens_per_block=cell.page_size, max_tokens=cell.requests * (tokens + 192)
             ),
             scheduler_config=SchedulerConfig(
                 max_batch_size=cell.requests,

@@ -96,6 +96,11 @@ def targets(
     for name, cell in small.items():
         if cell.get("kind") == "compact":
             add("compact", f"{name}: us", "<= 8", cell.get("us"))
+        if cell.get("method") and (cell["requests"], cell["context"]) == (32, 65536):
+            short = small.get(name.replace("-ctx65536", "-ctx1024"), {}).get("us")
+            add("G9", f"{name}: us", "<= 8", cell.get("us"))
+            ratio = cell["us"] / short if cell.get("us") and short else None
+            add("G9", f"{name}: against 1024 tokens", "flat", ratio)
     return rows
 
 
@@ -119,7 +124,33 @@ def step_targets(cells: dict[str, Any]) -> list[list[Any]]:
              ratio(f"model-b{b}-m{m}-exact", f"model-b{b}-m{m}")]
             for b, m in ((1, 1), (1, 84), (8, 27))
         ),
+        *speculation_targets(cells, us),
     ]  # fmt: skip
+
+
+def speculation_targets(cells: dict[str, Any], us: dict[str, float]) -> list[list[Any]]:
+    """G8: time beside the model. G11: speedup over plain decoding, of what T(1) / T(rows) allows;
+    all of it from this file."""
+    rows: list[list[Any]] = []
+    for name, cell in cells.items():
+        if cell.get("kind") != "spec" or not cell.get("tokens_per_s"):
+            continue
+        requests = cell["requests"]
+        parts = (cell.get("step_times") or {}).get("decode") or {}
+        if parts.get("steps"):
+            beside = (parts["draft"] + parts["accept"]) / parts["steps"] * 1e6
+            wanted = {1: "<= 60", 32: "<= 120"}.get(requests, "")
+            rows.append(["G8", f"{name}: draft and accept, us", wanted, beside])
+        plain = cells.get(f"decode-b{requests}-m1-ahead1-graphs", {}).get("us")
+        one, many = (us.get(f"model-b{requests}-m{m}") for m in (1, cell["rows"]))
+        if plain is None or one is None or many is None:
+            continue
+        speedup = cell["tokens_per_s"] * plain * 1e-6 / requests
+        limit = cell["accepted_tokens_per_step"] * one / many
+        share = {1: ">= 0.90", 8: ">= 0.75"}.get(requests, "")
+        rows.append(["G11", f"{name}: speedup / limit", share, speedup / limit])
+        rows.append(["G11", f"{name}: against plain decoding", ">= 0.98", speedup])
+    return rows
 
 
 def attention_table(cells: dict[str, Any]) -> str:
