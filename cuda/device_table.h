@@ -49,6 +49,7 @@ Backend device_table() {
   table.keep_hidden = run_on<Device, keep_hidden, KeepHiddenParams>;
   table.sample_rows = run_on<Device, sample_rows, SampleRowsParams>;
   table.accept_step = run_on<Device, accept_step, AcceptStepParams>;
+  table.synthetic_step = run_on<Device, synthetic_step, SyntheticStepParams>;
   table.argmax_workspace_bytes = argmax_workspace_bytes;
   table.linear_scratch_bytes = linear_scratch_bytes;
   table.limits = Device::limits;

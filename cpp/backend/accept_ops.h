@@ -7,6 +7,7 @@
 
 #include "algo/accept_rules.h"
 #include "algo/sampling_law.h"
+#include "algo/synthetic_acceptance.h"
 #include "backend/ops.h"
 #include "base/types.h"
 
@@ -65,7 +66,9 @@ constexpr std::int64_t accept_scratch_bytes(std::int32_t num_requests, std::int3
 // Accepted drafts and the token after them. The rows of a request are the nodes of its tree, row 0
 // the root; a request without rows is left alone.
 //   kStatusBadTree    parents are no tree of at most kMaxStepTokens nodes, or a draft is no token
-//   id kStatusBadLength  rows outside the arrays kStatusBadLaw     the law or the rule is none
+//                     id
+//   kStatusBadLength  rows outside the arrays
+//   kStatusBadLaw     the law, the rule or a synthetic rate is none
 // Such a request accepts and emits nothing.
 //   kStatusBadProbs   a draft that was reached has probabilities that are none: it and its later
 //                     siblings are not looked at, the token is drawn from what is left
@@ -80,6 +83,7 @@ struct AcceptStepParams {
   const float* posterior_threshold = nullptr;
   const float* posterior_alpha = nullptr;
   const float* threshold = nullptr;
+  SyntheticRates synthetic;  // given: they decide how many drafts are kept, and no rule
 
   // What drafts were drawn from: row i belongs to row i of the scores, roots' are not read. Null:
   // they were chosen without chance. A token without a column has probability 0.
@@ -122,10 +126,33 @@ struct AcceptStepParams {
   }
 };
 
-// Within the arrays, and not decreasing.
+// accept_step with synthetic rates for requests that are all greedy, when the target's choices are
+// there and its scores are not. Flags and results as there.
+struct SyntheticStepParams {
+  SyntheticRates rates;
+  std::int32_t rows = 0, vocab = 0, num_requests = 0;  // R, V, B
+  const std::int32_t* cu_logits = nullptr;             // [B + 1]
+  const std::int32_t* positions = nullptr;             // [R] of each row's own token
+  const TokenId* tokens = nullptr;                     // [R]
+  const std::int32_t* parents = nullptr;               // [R] within the request
+  const std::uint64_t* seed = nullptr;                 // [B]
+  // [R] in: the target's choice after each row, negative: a NaN. Out: the token after the root and
+  // after each node of the path; other rows are left alone.
+  TokenId* sampled = nullptr;
+  std::int32_t* path = nullptr;         // [B, kMaxStepTokens]
+  std::int32_t* path_len = nullptr;     // [B]
+  TokenId* emitted = nullptr;           // [B, kMaxStepTokens]
+  std::int32_t* num_emitted = nullptr;  // [B]
+  ExecutionContext exec;
+};
+
+// The rows of request b lie within the arrays and do not decrease.
+SPECDEC_HD inline bool has_rows(const std::int32_t* cu_logits, std::int32_t rows, std::int32_t b) {
+  const std::int32_t first = cu_logits[b], end = cu_logits[b + 1];
+  return first >= 0 && end >= first && end <= rows;
+}
 SPECDEC_HD inline bool has_rows(const ScoreRows& rows, std::int32_t b) {
-  const std::int32_t first = rows.cu_logits[b], end = rows.cu_logits[b + 1];
-  return first >= 0 && end >= first && end <= rows.rows;
+  return has_rows(rows.cu_logits, rows.rows, b);
 }
 
 }  // namespace specdec

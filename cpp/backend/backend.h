@@ -42,6 +42,7 @@ struct Backend {
   void (*keep_hidden)(const KeepHiddenParams&) = nullptr;
   void (*sample_rows)(const SampleRowsParams&) = nullptr;
   void (*accept_step)(const AcceptStepParams&) = nullptr;
+  void (*synthetic_step)(const SyntheticStepParams&) = nullptr;
 
   // Bytes of scratch that let argmax run at full speed; null: none.
   std::int64_t (*argmax_workspace_bytes)(std::int32_t rows, std::int32_t vocab) = nullptr;
@@ -82,6 +83,7 @@ inline constexpr std::uint64_t kBackendLayout = [] {
                                  sizeof(KeepHiddenParams),
                                  sizeof(SampleRowsParams),
                                  sizeof(AcceptStepParams),
+                                 sizeof(SyntheticStepParams),
                                  sizeof(Slot),
                                  sizeof(SlotResult),
                                  sizeof(DeviceLimits)}) {

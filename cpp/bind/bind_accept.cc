@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "base/check.h"
+#include "bind/decided_argument.h"
 #include "bind/op_arguments.h"
 #include "bind/registers.h"
 
@@ -124,6 +125,7 @@ struct DraftTensors {
   py::handle tokens, parents, acceptance;
   py::handle posterior_threshold, posterior_alpha, acceptance_threshold;
   py::handle probs, vocab_ids, draft_columns, has_probs, replacement;
+  py::handle synthetic_rates;
 };
 
 class DraftsArgument {
@@ -137,6 +139,9 @@ class DraftsArgument {
     p->posterior_alpha = optional_number(given.posterior_alpha, "posterior_alpha");
     p->threshold = optional_number(given.acceptance_threshold, "acceptance_threshold");
     take_probs(given, p);
+    if (!given.synthetic_rates.is_none()) {
+      held_.push_back(rates_argument(call, given.synthetic_rates, &p->synthetic));
+    }
     if (call.reads_values()) check_values(*p);
   }
 
@@ -229,9 +234,8 @@ class DraftsArgument {
 };
 
 void accept_step(py::handle scores, py::handle cu_logits, py::handle positions,
-                 const SamplingTensors& sampling, const DraftTensors& drafts, py::handle sampled,
-                 py::handle path, py::handle path_len, py::handle emitted, py::handle num_emitted,
-                 const CallOptions& where) {
+                 const SamplingTensors& sampling, const DraftTensors& drafts,
+                 const DecidedTensors& results, const CallOptions& where) {
   OpCall call("accept_step", where);
   const ScoresArgument rows(call, scores, cu_logits, positions);
   AcceptStepParams p;
@@ -240,27 +244,7 @@ void accept_step(py::handle scores, py::handle cu_logits, py::handle positions,
   const SamplingArgument laws(call, sampling, requests);
   p.sampling = laws.view();
   const DraftsArgument held(call, drafts, &p);
-  const auto table = [&](py::handle tensor, const char* name) {
-    BorrowedTensor t(tensor, name, true);
-    check_shape(t.view(), name, "[B, 128]", {requests, kMaxStepTokens});
-    call.add(t.view(), name, true);
-    check_dtype(t.view(), name, {DType::kI32});
-    check_contiguous(t.view(), name);
-    return t;
-  };
-  const auto counts = [&](py::handle tensor, const char* name) {
-    return vector_argument(call, tensor, name, DType::kI32, "[B]", requests, true);
-  };
-  const BorrowedTensor choices =
-      vector_argument(call, sampled, "sampled", DType::kI32, "[R]", p.rows.rows, true);
-  const BorrowedTensor paths = table(path, "path"), tokens = table(emitted, "emitted");
-  const BorrowedTensor lengths = counts(path_len, "path_len"),
-                       numbers = counts(num_emitted, "num_emitted");
-  p.sampled = static_cast<TokenId*>(choices->data);
-  p.path = static_cast<std::int32_t*>(paths->data);
-  p.path_len = static_cast<std::int32_t*>(lengths->data);
-  p.emitted = static_cast<TokenId*>(tokens->data);
-  p.num_emitted = static_cast<std::int32_t*>(numbers->data);
+  const DecidedArgument accepted(call, results, p.rows.rows, requests, &p);
   const std::int64_t scratch =
       call.is_cpu() ? 0
                     : accept_scratch_bytes(p.rows.num_requests, p.rows.vocab, p.probs != nullptr);
@@ -294,15 +278,16 @@ void register_accept(py::module_& m) {
          py::handle top_p, py::handle min_p, py::handle seed, py::handle posterior_threshold,
          py::handle posterior_alpha, py::handle acceptance_threshold, py::handle probs,
          py::handle vocab_ids, py::handle draft_columns, py::handle has_probs,
-         py::handle replacement, py::handle sampled, py::handle path, py::handle path_len,
-         py::handle emitted, py::handle num_emitted, py::object backend, std::uint64_t stream,
-         py::object workspace, py::object status) {
+         py::handle replacement, py::handle synthetic_rates, py::handle sampled, py::handle path,
+         py::handle path_len, py::handle emitted, py::handle num_emitted, py::object backend,
+         std::uint64_t stream, py::object workspace, py::object status) {
         const CallOptions where{std::move(backend), stream, std::move(workspace),
                                 std::move(status)};
         accept_step(scores, cu_logits, positions, {temperature, top_k, top_p, min_p, seed},
                     {tokens, parents, acceptance, posterior_threshold, posterior_alpha,
-                     acceptance_threshold, probs, vocab_ids, draft_columns, has_probs, replacement},
-                    sampled, path, path_len, emitted, num_emitted, where);
+                     acceptance_threshold, probs, vocab_ids, draft_columns, has_probs, replacement,
+                     synthetic_rates},
+                    {sampled, path, path_len, emitted, num_emitted}, where);
       },
       py::arg("scores"), py::arg("cu_logits"), py::arg("positions"), py::arg("tokens"),
       py::arg("parents"), py::arg("acceptance"), py::kw_only(), py::arg("temperature"),
@@ -310,8 +295,9 @@ void register_accept(py::module_& m) {
       py::arg("posterior_threshold") = py::none(), py::arg("posterior_alpha") = py::none(),
       py::arg("acceptance_threshold") = py::none(), py::arg("probs") = py::none(),
       py::arg("vocab_ids") = py::none(), py::arg("draft_columns") = py::none(),
-      py::arg("has_probs") = py::none(), py::arg("replacement") = py::none(), py::arg("sampled"),
-      py::arg("path"), py::arg("path_len"), py::arg("emitted"), py::arg("num_emitted"),
+      py::arg("has_probs") = py::none(), py::arg("replacement") = py::none(),
+      py::arg("synthetic_rates") = py::none(), py::arg("sampled"), py::arg("path"),
+      py::arg("path_len"), py::arg("emitted"), py::arg("num_emitted"),
       py::arg("backend") = py::none(), py::arg("stream") = 0, py::arg("workspace") = py::none(),
       py::arg("status") = py::none(), "See specdec_ext.ops.accept_step.");
   m.def("accept_scratch_bytes", &accept_scratch_bytes, py::arg("num_requests"),

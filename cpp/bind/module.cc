@@ -29,4 +29,5 @@ PYBIND11_MODULE(_core, m) {
   specdec::register_beams(m);
   specdec::register_recurrent_drafter(m);
   specdec::register_accept(m);
+  specdec::register_synthetic(m);
 }

@@ -1,10 +1,9 @@
 // What is accepted of a step's drafts, and the token after them.
-#include <algorithm>
-
 #include "algo/accept.h"
 #include "algo/synthetic_acceptance.h"
 #include "engine/executor.h"
 #include "engine/executor_request.h"
+#include "engine/synthetic_rates.h"
 
 namespace specdec {
 
@@ -94,21 +93,14 @@ void Executor::accept_by_probability(const Request& request, const float* scores
                    sampled, &accepted_);
 }
 
-// Keeps as many drafts of the deepest path as the rates say; the token after them is the target's.
+// Keeps as many drafts as the rates say (algo/synthetic_acceptance.h). The work is that of exact
+// match: every row's best token, and a draw for each row on the path.
 void Executor::accept_synthetic(const Request& request, const float* scores,
                                 std::int64_t row_stride, TokenId* sampled) {
   const DraftTree& tree = request.tree;
   const SamplingLaw& law = request.params.sampling;
-  const auto position = static_cast<std::uint64_t>(request.history.size());
-  std::int32_t depth[kMaxStepTokens];
-  std::int32_t path[kMaxStepTokens];
-  derive_depths(tree.parents, tree.size, depth);
-  const int deepest = derive_path(tree.parents, deepest_node(depth, tree.size), path);
-  const auto& rates = config_.synthetic_acceptance_rates;
-  const int wanted = std::min(
-      deepest, static_cast<int>(synthetic_length(rates.data(), static_cast<int>(rates.size()),
-                                                 request.params.seed, position)));
-  // The work of exact match: every row's best token, and a draw for each row on the path.
+  const DraftedTree drafted{tree.tokens, tree.parents, tree.size, request.params.seed,
+                            static_cast<std::int64_t>(request.history.size())};
   auto scores_of = [&](std::int32_t node) {
     return processed_scores(request, node, scores + node * row_stride);
   };
@@ -118,28 +110,18 @@ void Executor::accept_synthetic(const Request& request, const float* scores,
   for (std::int32_t node = 0; scores != nullptr && processed && node < tree.size; ++node) {
     find_best(scores_of(node), config_.vocab_size, 1, sampled + node);
   }
-  int kept = 0;
-  for (std::int32_t node = 0;; node = path[kept++]) {
-    if (scores != nullptr) {
-      const float* row = scores_of(node);
-      if (!law.greedy()) {
-        const double u = token_uniform(request.params.seed, position + depth[node]);
-        sampled[node] = sampler_.draw(row, config_.vocab_size, law, u);
-      } else if (sampled[node] >= 0 && row[sampled[node]] == kForbiddenScore) {
-        sampled[node] = kNothingAllowed;
-      }
+  const auto choose = [&](std::int32_t node, std::int32_t depth) -> TokenId {
+    if (scores == nullptr || (law.greedy() && !processed) || sampled[node] < 0) {
+      return sampled[node];
     }
-    // A bad row is an error of the model here too.
-    if (kept == wanted || sampled[node] < 0) {
-      if (sampled[node] >= 0) {
-        sampled[node] = not_a_child(tree, node, sampled[node], config_.vocab_size);
-      }
-      break;
+    const float* row = scores_of(node);
+    if (law.greedy()) {
+      return row[sampled[node]] == kForbiddenScore ? kNothingAllowed : sampled[node];
     }
-    sampled[node] = tree.tokens[path[kept]];
-  }
-  accepted_.path_len = kept;
-  std::copy(path, path + kept, accepted_.path);
+    return sampler_.draw(row, config_.vocab_size, law, token_uniform_at(drafted, depth));
+  };
+  specdec::accept_synthetic(SerialTeam{}, drafted, view_of(config_.synthetic_acceptance_rates),
+                            config_.vocab_size, choose, sampled, &accepted_);
 }
 
 // Fills accepted_, and sampled[node] for the root and the nodes of the accepted path: the token

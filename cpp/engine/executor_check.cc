@@ -5,6 +5,7 @@
 #include "base/check.h"
 #include "engine/executor.h"
 #include "engine/executor_request.h"
+#include "engine/synthetic_rates.h"
 
 namespace specdec {
 
@@ -66,25 +67,12 @@ void check_schedule(const ExecutorConfig& c) {
   }
 }
 
-void check_synthetic(const ExecutorConfig& c) {
-  double before = 1.0;
-  SPECDEC_REQUIRE(c.synthetic_acceptance_rates.size() <= static_cast<std::size_t>(kMaxDraftLen),
-                  "synthetic_acceptance_rates has ", c.synthetic_acceptance_rates.size(),
-                  " entries, at most ", kMaxDraftLen);
-  for (std::size_t i = 0; i < c.synthetic_acceptance_rates.size(); ++i) {
-    const double rate = c.synthetic_acceptance_rates[i];
-    SPECDEC_REQUIRE(rate >= 0.0 && rate <= before, "synthetic_acceptance_rates[", i, "] = ", rate,
-                    ": give numbers in [0, 1] that do not rise");
-    before = rate;
-  }
-}
-
 }  // namespace
 
 const ExecutorConfig& checked_config(const ExecutorConfig& config) {
   check_config(config);
   check_schedule(config);
-  check_synthetic(config);
+  check_synthetic_rates(config.synthetic_acceptance_rates);
   return config;
 }
 

@@ -78,8 +78,8 @@ struct StagingLayout {
   int kv_len = 0;       // [B] of prompts: tokens in the cache
   int cu_rows = 0;      // [B + 1] of prompts
   int cu_logits = 0;    // [B + 1] of prompts: first choice of each
-  // Laws and acceptance rules as accept_step takes them, [B] each; written for steps that need
-  // scores, greedy behind the last request.
+  // Laws and acceptance rules as accept_step takes them, [B] each; but for the seeds they are
+  // written for steps that need scores, greedy behind the last request.
   int temperature = 0, top_p = 0, min_p = 0;                                   // float
   int top_k = 0;                                                               // int
   int seed = 0;                                                                // uint64

@@ -77,6 +77,10 @@ const RunAheadStep* RunAheadExecutor::plan() {
     const bool by_device = b < requests && !places[b].request->host;
     stage_law(place_, by_device ? places[b].request : nullptr, b);
   }
+  for (int b = 0; b < requests; ++b) {
+    const std::uint64_t seed = places[b].request->slot_request.seed;
+    std::memcpy(staged(staging_.seed) + 2 * b, &seed, sizeof(seed));
+  }
   ++next_step_;
   totals_.executor.shortened_steps += step_.num_decodes > 0 && scheduled < most;
   totals_.executor.unspeculated_steps +=
@@ -137,7 +141,6 @@ bool RunAheadExecutor::stage_entry(Request& request) {
 void RunAheadExecutor::stage_law(std::int32_t* place, const Request* request, int index) const {
   const SamplingLaw law = request == nullptr ? SamplingLaw{} : request->law;
   const AcceptanceParams rule = request == nullptr ? AcceptanceParams{} : request->acceptance;
-  const std::uint64_t seed = request == nullptr ? 0 : request->slot_request.seed;
   const auto put = [&](int offset, auto value) {
     std::memcpy(reinterpret_cast<std::byte*>(place + offset) + index * sizeof(value), &value,
                 sizeof(value));
@@ -146,7 +149,6 @@ void RunAheadExecutor::stage_law(std::int32_t* place, const Request* request, in
   put(staging_.top_p, law.top_p);
   put(staging_.min_p, law.min_p);
   put(staging_.top_k, law.top_k);
-  put(staging_.seed, seed);
   put(staging_.acceptance, static_cast<std::uint8_t>(rule.rule));
   put(staging_.posterior_threshold, rule.posterior_threshold);
   put(staging_.posterior_alpha, rule.posterior_alpha);

@@ -8,5 +8,6 @@ namespace specdec::cuda {
 
 void sample_rows(const SampleRowsParams& params);
 void accept_step(const AcceptStepParams& params);
+void synthetic_step(const SyntheticStepParams& params);
 
 }  // namespace specdec::cuda

@@ -9,6 +9,7 @@
 // of
 //          the longest walk; requests do not wait for each other.
 #include "accept/accept.h"
+#include "accept/accept_result.cuh"
 #include "accept/block_row.cuh"
 #include "step/step.h"
 
@@ -105,23 +106,16 @@ class BlockLaws {
   const SamplingLaw law_;
 };
 
-__device__ void write_result(const AcceptStepParams& p, int b, const AcceptResult* result) {
-  const int i = static_cast<int>(threadIdx.x);
-  const std::int32_t path_len = result == nullptr ? 0 : result->path_len;
-  const std::int32_t emitted = result == nullptr ? 0 : result->num_emitted;
-  if (i < path_len) p.path[std::int64_t{b} * kMaxStepTokens + i] = result->path[i];
-  if (i < emitted) p.emitted[std::int64_t{b} * kMaxStepTokens + i] = result->emitted[i];
-  if (i != 0) return;
-  p.path_len[b] = path_len;
-  p.num_emitted[b] = emitted;
-}
-
 // What is wrong with a request before its walk: flags, for all threads.
 __device__ std::uint32_t check_request(const AcceptStepParams& p, int b, const DraftedTree& tree) {
   const int i = static_cast<int>(threadIdx.x);
   const bool bad = i < tree.size && !is_drafted_node(tree, i, p.rows.vocab);
   std::uint32_t flags = __syncthreads_or(bad ? 1 : 0) != 0 ? kStatusBadTree : 0u;
   if (!p.sampling.law(b).valid() || !p.acceptance(b).valid()) flags |= kStatusBadLaw;
+  if (p.synthetic.given()) {
+    const bool good = are_rates(BlockTeam{}, p.synthetic);
+    if (__syncthreads_or(good ? 0 : 1) != 0) flags |= kStatusBadLaw;
+  }
   return flags;
 }
 
@@ -131,6 +125,7 @@ __global__ void __launch_bounds__(kMaxLawThreads, 1)
   gpu::grid_dependency_wait();
   gpu::launch_dependents();
   AcceptShared& shared = *gpu::dynamic_shared<AcceptShared>();
+  const BlockTeam team;
   const int b = static_cast<int>(blockIdx.x), thread = static_cast<int>(threadIdx.x);
   const std::int32_t first = p.rows.cu_logits[b];
   const bool valid = has_rows(p.rows, b);
@@ -138,7 +133,7 @@ __global__ void __launch_bounds__(kMaxLawThreads, 1)
   if (!valid || size == 0 || size > kMaxStepTokens) {
     if (thread == 0 && !valid) report(p.exec.status, b, kStatusBadLength);
     if (thread == 0 && size > kMaxStepTokens) report(p.exec.status, b, kStatusBadTree);
-    return write_result(p, b, nullptr);
+    return write_result(team, p, b, nullptr);
   }
   if (thread < size) {
     shared.tokens[thread] = p.tokens[first + thread];
@@ -150,23 +145,31 @@ __global__ void __launch_bounds__(kMaxLawThreads, 1)
                          std::int64_t{p.rows.positions[first]} + 1};
   if (const std::uint32_t flags = check_request(p, b, tree); flags != 0) {
     if (thread == 0) report(p.exec.status, b, flags);
-    return write_result(p, b, nullptr);
+    return write_result(team, p, b, nullptr);
   }
-  const BlockTeam team;
-  if (p.sampling.law(b).greedy()) {
+  const bool greedy = p.sampling.law(b).greedy();
+  if (greedy && !p.synthetic.given()) {
     accept_greedy(team, tree.tokens, tree.parents, size, shared.decided, kMaxDraftLen,
                   &shared.result);
   } else {
     BlockLaws<T> laws(p, b, &shared);
-    accept_by_rule(team, tree, p.acceptance(b), laws, &shared.scratch, shared.decided,
-                   &shared.result);
+    if (p.synthetic.given()) {
+      const auto choose = [&](std::int32_t node, std::int32_t depth) {
+        return greedy ? shared.decided[node] : laws.sample(node, token_uniform_at(tree, depth));
+      };
+      accept_synthetic(team, tree, p.synthetic, p.rows.vocab, choose, shared.decided,
+                       &shared.result);
+    } else {
+      accept_by_rule(team, tree, p.acceptance(b), laws, &shared.scratch, shared.decided,
+                     &shared.result);
+    }
   }
   if (thread < size) p.sampled[first + thread] = shared.decided[thread];
   const std::int32_t bad = shared.result.bad_row;
   if (thread == 0 && bad >= 0 && shared.decided[bad] == kBadRow) {
     report(p.exec.status, b, kStatusNaN);
   }
-  write_result(p, b, &shared.result);
+  write_result(team, p, b, &shared.result);
 }
 
 template <class T>

@@ -74,6 +74,7 @@ __all__: list[str] = [
     "step_append_kv",
     "step_attention",
     "supported_attention",
+    "synthetic_step",
     "token_uniform",
     "tree_depths",
     "tree_mask",
@@ -1489,6 +1490,7 @@ def accept_step(
     draft_columns: typing.Any = None,
     has_probs: typing.Any = None,
     replacement: typing.Any = None,
+    synthetic_rates: typing.Any = None,
     sampled: typing.Any,
     path: typing.Any,
     path_len: typing.Any,
@@ -2026,6 +2028,28 @@ def step_attention(
 def supported_attention() -> list[typing.Any]:
     """
     See specdec_ext.ops.supported_attention.
+    """
+
+def synthetic_step(
+    cu_logits: typing.Any,
+    positions: typing.Any,
+    tokens: typing.Any,
+    parents: typing.Any,
+    seed: typing.Any,
+    synthetic_rates: typing.Any,
+    *,
+    vocab_size: typing.SupportsInt | typing.SupportsIndex,
+    sampled: typing.Any,
+    path: typing.Any,
+    path_len: typing.Any,
+    emitted: typing.Any,
+    num_emitted: typing.Any,
+    backend: typing.Any = None,
+    stream: typing.SupportsInt | typing.SupportsIndex = 0,
+    status: typing.Any = None,
+) -> None:
+    """
+    See specdec_ext.ops.synthetic_step.
     """
 
 def token_uniform(

@@ -174,6 +174,7 @@ class EngineBuilder:
             drafter=drafter,
             adaptive=self._speculative is not None and self._speculative.adaptive,
             enable_block_reuse=self._kv_cache.enable_block_reuse,
+            synthetic_rates=() if self._speculative is None else self._speculative.synthetic_rates,
         )
 
         def calibrate() -> None:

@@ -177,7 +177,15 @@ class ModelLoader:
             if step_drafter is not None and step_drafter.needs_hidden:
                 hidden = model.hidden_size * model.kv_dtype.itemsize
             taken += device_bytes(first, self._scheduler, drafting, model.vocab_size, hidden)
-            graphs = graph_bytes(model, first, self._scheduler, self._place, drafting, step_drafter)
+            graphs = graph_bytes(
+                model,
+                first,
+                self._scheduler,
+                self._place,
+                drafting,
+                step_drafter,
+                synthetic_rates=() if spec is None else spec.synthetic_rates,
+            )
         memory = self._plan_memory(
             model,
             normalize_dtype("model.kv_dtype", model.kv_dtype),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import gc
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -88,7 +88,8 @@ def device_bytes(
     per_row, per_request = 11, 4 + 3 * MAX_STEP_TOKENS + 4  # int32 words of the step's arrays
     words += per_row * memory.max_num_tokens + per_request * memory.max_batch_size
     rows = _max_choices(sizes) + int(sizes.max_host_rows)
-    return slots + 4 * (words + rows * vocab_size)
+    rates = 8 * MAX_STEP_TOKENS  # of synthetic acceptance, at most
+    return slots + 4 * (words + rows * vocab_size) + rates
 
 
 def make_stream(place: Place) -> Stream:
@@ -109,6 +110,8 @@ def graph_bytes(
     place: Place,
     drafting: Mapping[str, Any],
     drafter: StepDrafter | None = None,
+    *,
+    synthetic_rates: Sequence[float] = (),
 ) -> int:
     """Device memory that an engine's graphs keep. They are recorded over a pool of one page, which
     no step of nobody touches, and dropped again: pages are sized with what this measures.
@@ -133,8 +136,9 @@ def graph_bytes(
     probe = dataclasses.replace(memory, num_pages=1, graph_bytes=sys.maxsize - _GRAPH_SLACK)
     try:
         pipeline = make_pipeline(
-            model, (k_pages, v_pages), probe, scheduler, place, drafting, drafter=drafter
-        )
+            model, (k_pages, v_pages), probe, scheduler, place, drafting,
+            drafter=drafter, synthetic_rates=synthetic_rates,
+        )  # fmt: skip
         pipeline.stream.record().wait()
     except torch.OutOfMemoryError as error:
         raise ConfigError(
@@ -159,12 +163,14 @@ def make_pipeline(
     drafter: StepDrafter | None = None,
     adaptive: bool = False,
     enable_block_reuse: bool = False,
+    synthetic_rates: Sequence[float] = (),
 ) -> RunAheadPipeline:
     """scheduler  run_ahead is set
     drafting   the executor's keywords for how drafts are made
     drafter    brings the drafts, where `drafting` says that they come from outside
     adaptive   draft budgets follow what was accepted
     enable_block_reuse  requests start from published pages
+    synthetic_rates     of synthetic acceptance; (): acceptance is real
 
     Raises ConfigError for a model that cannot run ahead where it is.
     """
@@ -203,6 +209,7 @@ def make_pipeline(
         backend=place.backend,
         recorder=recorder,
         drafter=drafter,
+        synthetic_rates=synthetic_rates,
     )
     pipeline.record_graphs()
     if pipeline.graph_bytes > memory.graph_bytes + _GRAPH_SLACK:

@@ -103,11 +103,6 @@ def check_run_ahead(scheduler: SchedulerConfig, spec: SpeculativeConfig | None) 
     where = f"SchedulerConfig.run_ahead = {scheduler.run_ahead}"
     if isinstance(spec, DrafterConfig) and spec.host_only is not None:
         raise ConfigError(f"{where}: {spec.host_only}; use another method, or run_ahead=None")
-    if spec is not None and spec.synthetic_rates:
-        raise ConfigError(
-            f"{where}: synthetic acceptance decides on the host, a step that runs ahead on "
-            "the device; leave the synthetic rates out, or use run_ahead=None"
-        )
     if isinstance(spec, NGramDecodingConfig) and spec.is_public_pool:
         raise ConfigError(
             f"{where}: a public pool lives on the host; set NGramDecodingConfig.is_public_pool="

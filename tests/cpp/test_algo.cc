@@ -62,7 +62,7 @@ TEST(synthetic_lengths_have_the_rates) {
   int at_least[5] = {};
   const int draws = 40000;
   for (int i = 0; i < draws; ++i) {
-    const std::int32_t length = synthetic_length(rates, 4, 11, static_cast<std::uint64_t>(i));
+    const std::int32_t length = synthetic_length({rates, 4}, 11, static_cast<std::uint64_t>(i));
     CHECK(length >= 1 && length <= 3);
     for (int k = 0; k <= length; ++k) ++at_least[k];
   }
@@ -70,9 +70,9 @@ TEST(synthetic_lengths_have_the_rates) {
   CHECK_EQ(at_least[1], draws);
   CHECK(std::abs(at_least[2] / static_cast<double>(draws) - 0.75) < 0.0125);
   CHECK(std::abs(at_least[3] / static_cast<double>(draws) - 0.5) < 0.0125);
-  CHECK_EQ(synthetic_length(nullptr, 0, 11, 3), 0);
+  CHECK_EQ(synthetic_length({}, 11, 3), 0);
   const double always[] = {1.0, 1.0};
-  CHECK_EQ(synthetic_length(always, 2, 5, 9), 2);
+  CHECK_EQ(synthetic_length({always, 2}, 5, 9), 2);
 }
 
 TEST(what_follows_the_last_kept_draft_is_no_draft) {
@@ -85,10 +85,16 @@ TEST(what_follows_the_last_kept_draft_is_no_draft) {
   const std::int32_t depth[] = {0, 1, 1, 2, 1};
   CHECK_EQ(deepest_node(depth, tree.size), 3);
   CHECK_EQ(deepest_node(depth, 1), 0);
-  CHECK_EQ(not_a_child(tree, 0, 2, 6), 2);
-  CHECK_EQ(not_a_child(tree, 0, 3, 6), 5);  // 3 and 4 are children of the root, 5 is not
-  CHECK_EQ(not_a_child(tree, 1, 5, 6), 0);  // behind the last id comes the first
-  CHECK_EQ(not_a_child(tree, 3, 5, 6), 5);
+  const DraftedTree drafted{tree.tokens, tree.parents, tree.size, 0, 0};
+  CHECK_EQ(not_a_child(drafted, 0, 2, 6), 2);
+  CHECK_EQ(not_a_child(drafted, 0, 3, 6), 5);  // 3 and 4 are children of the root, 5 is not
+  CHECK_EQ(not_a_child(drafted, 1, 5, 6), 0);  // behind the last id comes the first
+  CHECK_EQ(not_a_child(drafted, 3, 5, 6), 5);
+  tree.add(1, 0);
+  tree.add(2, 0);
+  const DraftedTree full{tree.tokens, tree.parents, tree.size, 0, 0};
+  CHECK_EQ(not_a_child(full, 0, 3, 5), 3);  // every id is a child
+  CHECK_EQ(not_a_child(full, 0, 3, 6), 5);
 }
 
 TEST(serial_team_is_a_team_of_one) {

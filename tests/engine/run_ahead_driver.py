@@ -22,6 +22,7 @@ class RunAheadEngine(Engine):
     pipeline  what keeps the steps in flight
     recorder  a FakeRecorder: steps without prompts are recorded and replayed
     drafter   a StepDrafter, with method="external"
+    synthetic_acceptance_rates  as the host's executor takes them
     """
 
     def __init__(
@@ -34,6 +35,7 @@ class RunAheadEngine(Engine):
         pipeline: type[RunAheadPipeline] = RunAheadPipeline,
         recorder: Any = None,
         drafter: Any = None,
+        synthetic_acceptance_rates: Sequence[float] = (),
         **options: Any,
     ) -> None:
         self.model, self.num_pages = model, k_pages.shape[1]
@@ -65,6 +67,7 @@ class RunAheadEngine(Engine):
             backend="cpu",
             recorder=recorder,
             drafter=drafter,
+            synthetic_rates=synthetic_acceptance_rates,
         )
         if recorder is not None:
             recorder.buffers = self.pipeline.buffers

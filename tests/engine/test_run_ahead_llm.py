@@ -255,10 +255,6 @@ def test_the_command_line_checks_before_a_model_is_loaded() -> None:
     [
         ({"spec": NGramDecodingConfig(4, is_public_pool=True, adaptive=False)}, "is_public_pool"),
         ({"spec": "tree"}, "top_k = 2: trees of a draft model are put together on the host"),
-        (
-            {"spec": NGramDecodingConfig(4, adaptive=False, synthetic_acceptance_length=2.0)},
-            "synthetic acceptance decides on the host",
-        ),
         ({"run_ahead": 3}, "run_ahead"),
         ({"run_ahead": None, "eager": False}, "run_ahead=1, or leave enforce_eager out"),
     ],

@@ -32,6 +32,7 @@ const Backend& cpu_backend() {
     b.keep_hidden = cpu::keep_hidden;
     b.sample_rows = cpu::sample_rows;
     b.accept_step = cpu::accept_step;
+    b.synthetic_step = cpu::synthetic_step;
     return b;
   }();
   return backend;

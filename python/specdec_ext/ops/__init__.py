@@ -31,6 +31,7 @@ from specdec_ext.ops.accept import (
     accept_step,
     make_accept_results,
     sample_rows,
+    synthetic_step,
 )
 from specdec_ext.ops.attention import spec_attention, step_attention
 from specdec_ext.ops.brought_drafts import bring_drafts, keep_hidden, recent_tokens
@@ -110,4 +111,5 @@ __all__ = [
     "step_append_kv",
     "step_attention",
     "supported_attention",
+    "synthetic_step",
 ]

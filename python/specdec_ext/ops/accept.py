@@ -160,6 +160,7 @@ def accept_step(
     posterior_threshold: Tensor | None = None,
     posterior_alpha: Tensor | None = None,
     acceptance_threshold: Tensor | None = None,
+    synthetic_rates: Tensor | None = None,
     backend: str | None = None,
     workspace: Tensor | None = None,
     status: Tensor | None = None,
@@ -170,14 +171,15 @@ def accept_step(
              its draft tree, the golden token first; tokens, parents [R] int32, parents within the
              request, -1 for its first; acceptance [B] uint8, index into ``ACCEPTANCE_RULES``;
              posterior_threshold, posterior_alpha (typical) and acceptance_threshold (threshold)
-             [B] float32, in (0, 1], None: 0.09, 0.3 and 1; workspace: ``accept_scratch_bytes`` and
-             what ``argmax`` takes.
+             [B] float32, in (0, 1], None: 0.09, 0.3 and 1; synthetic_rates as in
+             ``synthetic_step``; workspace: ``accept_scratch_bytes`` and what ``argmax`` takes.
     Writes   results. A request without rows, or left out, accepts and emits nothing.
     Rules    as SamplingParams(acceptance=); temperature 0 is greedy under all of them. Rejection of
-             drafts without probabilities is exact match.
+             drafts without probabilities is exact match. With synthetic_rates they decide how many
+             drafts are kept, and no rule; the token after them is what exact match draws there.
     status   [B], flags OR-ed in: 1 the row after the path holds a NaN, its token is not emitted; 4
              parents are no tree of at most 128 rows, or a draft no token id; 8 rows outside of
-             scores; 16 the law or rule is none; 32 a draft was reached whose probabilities are
+             scores; 16 law, rule or a rate is none; 32 a draft was reached whose probabilities are
              none or give it 0: it and its later siblings were not looked at. For 8 and 16 the CPU
              raises.
     Returns  results.
@@ -204,6 +206,7 @@ def accept_step(
         draft_columns=None if given is None else given.draft_columns,
         has_probs=None if given is None else given.has_probs,
         replacement=None if given is None else given.replacement,
+        synthetic_rates=None if synthetic_rates is None else _bits_of(synthetic_rates),
         sampled=results.sampled,
         path=results.path,
         path_len=results.path_len,
@@ -212,6 +215,62 @@ def accept_step(
         backend=backend,
         stream=stream_of(scores),
         workspace=_scratch(scores, backend, workspace),
+        status=status,
+    )
+    return results
+
+
+def _bits_of(rates: Tensor) -> Tensor:
+    """The rates as the core takes them: it has no float64 tensors."""
+    if rates.dtype != torch.float64:
+        raise TypeError(f"synthetic_rates has dtype {rates.dtype}: expected torch.float64")
+    return rates.view(torch.int64)
+
+
+def synthetic_step(
+    cu_logits: Tensor,
+    positions: Tensor,
+    tokens: Tensor,
+    parents: Tensor,
+    seed: Tensor,
+    synthetic_rates: Tensor,
+    *,
+    vocab_size: int,
+    results: AcceptResults,
+    backend: str | None = None,
+    status: Tensor | None = None,
+) -> AcceptResults:
+    """Keep as many of each request's drafts as rates say. NOT the model's text: to measure speed.
+
+    A step's greedy requests whose choices are known; ``accept_step(synthetic_rates=)`` is the same
+    where scores are. Kept are the first drafts of the tree's deepest path (the one of the smallest
+    index on ties): at least i + 1 of them with chance synthetic_rates[i]. The token after them is
+    the target's choice, or the next id that is no draft there.
+
+    Shapes   cu_logits, positions, tokens, parents as in ``accept_step``; seed [B] int64, the bits
+             of the unsigned seed; synthetic_rates [N] float64, N <= 127, in [0, 1], not rising;
+             results.sampled [R] holds the target's choice after each row, -1: a NaN in its scores.
+    Writes   results; of results.sampled the rows of the golden token and of kept drafts.
+    Random   one number of (seed, position of the token after the golden one) for each request.
+    status   [B], flags OR-ed in: 1, 4, 8 as in ``accept_step``; 16 a rate is none (the CPU raises).
+    Returns  results.
+    Raises   ValueError or TypeError naming the argument, what it is and what it has to be.
+    """
+    _core.synthetic_step(
+        cu_logits,
+        positions,
+        tokens,
+        parents,
+        seed,
+        _bits_of(synthetic_rates),
+        vocab_size=vocab_size,
+        sampled=results.sampled,
+        path=results.path,
+        path_len=results.path_len,
+        emitted=results.emitted,
+        num_emitted=results.num_emitted,
+        backend=backend,
+        stream=stream_of(tokens),
         status=status,
     )
     return results

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -51,10 +52,17 @@ class StepTensors:
 class StepBuffers:
     """Rings in the host's memory, slots and step arrays in the device's.
 
-    executor  _core.RunAheadExecutor; its rings are bound here
+    executor         _core.RunAheadExecutor; its rings are bound here
+    synthetic_rates  of synthetic acceptance; (): acceptance is real
     """
 
-    def __init__(self, executor: Any, device: torch.device | str = "cpu") -> None:
+    def __init__(
+        self,
+        executor: Any,
+        device: torch.device | str = "cpu",
+        synthetic_rates: Sequence[float] = (),
+    ) -> None:
+        self.vocab_size: int = executor.vocab_size
         self.layout = executor.slot_layout
         self.staging = executor.staging_layout
         device = torch.device(device)
@@ -71,7 +79,7 @@ class StepBuffers:
         self.staging_ring[:, ids] = -1
         self.entry_ring = host(executor.entry_bytes, torch.uint8)
         self.result_ring = host(executor.result_words, torch.int32)
-        chosen, vocab = executor.max_host_rows, executor.vocab_size
+        chosen, vocab = executor.max_host_rows, self.vocab_size
         self.score_ring = host(chosen * vocab, torch.float32).view(ring, chosen, vocab)
         executor.bind_rings(
             staging=self.staging_ring,
@@ -94,11 +102,14 @@ class StepBuffers:
         self.kv_len = on_device(batch)
         self.is_tree = on_device(batch, dtype=torch.uint8)
         self.path, self.path_len = on_device(batch, MAX_STEP_TOKENS), on_device(batch)
-        # Of steps that sample: nodes of the needed rows, and what accept_step decides.
+        # Nodes of the needed rows, and what accept_step or synthetic_step decides.
         self.choice_tokens, self.choice_parents = on_device(rows), on_device(rows)
         self.choice_positions = on_device(rows)
         self.accepted_path, self.accepted_len = on_device(batch, MAX_STEP_TOKENS), on_device(batch)
         self.emitted, self.num_emitted = on_device(batch, MAX_STEP_TOKENS), on_device(batch)
+        self.synthetic_rates: Tensor | None = None
+        if synthetic_rates:
+            self.synthetic_rates = torch.tensor(synthetic_rates, dtype=torch.float64, device=device)
         # Of requests whose tokens the host chooses.
         self.host_scores = on_device(chosen, vocab, dtype=torch.float32)
         self.result_block = on_device(executor.result_words)
@@ -141,7 +152,7 @@ class StepBuffers:
         }
 
     def accept_results(self, rows: int, requests: int) -> ops.AcceptResults:
-        """Where accept_step writes, for a step of that size."""
+        """Where drafts are accepted, for a step of that size."""
         return ops.AcceptResults(
             sampled=self.sampled[:rows],
             path=self.accepted_path[:requests],

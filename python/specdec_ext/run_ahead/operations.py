@@ -279,14 +279,41 @@ class StepOperations:
 
     def _accept(self, g: Geometry, tensors: StepTensors) -> None:
         """What the model's result decides, by each request's law and rule."""
-        if not g.needs_scores:
-            return self._commit(tensors, tensors.sampled, None)
         b, step, scores = self.buffers, tensors.step, self._scores
+        if not g.needs_scores:
+            synthetic = b.synthetic_rates is not None
+            accepted = self._accept_synthetic(g, tensors) if synthetic else None
+            return self._commit(tensors, tensors.sampled, accepted)
         if scores is None:
             raise ValueError("the model returned no scores for a step that samples")
         for i, choice in enumerate(g.host_choices):
             b.host_scores[i].copy_(scores[choice, : b.host_scores.shape[1]])
         requests, rows = len(step.kv_len), len(scores)
+        tokens, positions, parents = self._needed_nodes(g, tensors, rows)
+        rules = b.rules(requests)
+        results = ops.accept_step(
+            scores,
+            tensors.cu_logits,
+            positions,
+            tokens,
+            parents,
+            b.laws(requests),
+            rules["acceptance"],
+            posterior_threshold=rules["posterior_threshold"],
+            posterior_alpha=rules["posterior_alpha"],
+            acceptance_threshold=rules["acceptance_threshold"],
+            synthetic_rates=b.synthetic_rates,
+            results=b.accept_results(rows, requests),
+            backend=self._backend,
+            status=tensors.status,
+        )
+        self._commit(tensors, results.sampled, results)
+
+    def _needed_nodes(
+        self, g: Geometry, tensors: StepTensors, rows: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Tokens, positions and parents of the first `rows` needed rows."""
+        b, step = self.buffers, tensors.step
         tokens, positions, parents = step.tokens, step.positions, tensors.parents
         if g.prompts:
             assert step.logit_rows is not None
@@ -296,23 +323,25 @@ class StepOperations:
                 torch.index_select(values, 0, needed, out=to)
             tokens, positions, parents = chosen
             parents[: g.prompt_logits].fill_(-1)  # a prompt's last row is a tree of its own
-        rules = b.rules(requests)
-        results = ops.accept_step(
-            scores,
+        return tokens[:rows], positions[:rows], parents[:rows]
+
+    def _accept_synthetic(self, g: Geometry, tensors: StepTensors) -> ops.AcceptResults:
+        """As many drafts as the rates say; `sampled` holds the model's choices."""
+        b, rows, requests = self.buffers, len(tensors.sampled), len(tensors.step.kv_len)
+        assert b.synthetic_rates is not None
+        tokens, positions, parents = self._needed_nodes(g, tensors, rows)
+        return ops.synthetic_step(
             tensors.cu_logits,
-            positions[:rows],
-            tokens[:rows],
-            parents[:rows],
-            b.laws(requests),
-            rules["acceptance"],
-            posterior_threshold=rules["posterior_threshold"],
-            posterior_alpha=rules["posterior_alpha"],
-            acceptance_threshold=rules["acceptance_threshold"],
+            positions,
+            tokens,
+            parents,
+            b.laws(requests).seed,
+            b.synthetic_rates,
+            vocab_size=b.vocab_size,
             results=b.accept_results(rows, requests),
             backend=self._backend,
             status=tensors.status,
         )
-        self._commit(tensors, results.sampled, results)
 
     def _commit(
         self, tensors: StepTensors, sampled: Tensor, accepted: ops.AcceptResults | None

@@ -7,7 +7,7 @@ import itertools
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +39,7 @@ class RunAheadPipeline(StepOperations):
     recorder  steps without prompts are recorded and replayed; None: nothing is (enforce_eager)
     drafter   brings drafts where the executor's method is "external"
     draft_options  what the request of an id asked of the drafter; None: nothing
+    synthetic_rates  of synthetic acceptance; (): acceptance is real
     process   what callers make of the scores of requests whose tokens the host chooses: called
               with their ids (0: ended) and their rows [n, V], which stay as they are; returns
               others (None: the same) and error messages by id. None: nothing
@@ -58,10 +59,11 @@ class RunAheadPipeline(StepOperations):
         backend: str | None = None,
         recorder: GraphRecorder | None = None,
         drafter: StepDrafter | None = None,
+        synthetic_rates: Sequence[float] = (),
     ) -> None:
         self.executor = executor
         self.stream = stream
-        buffers = StepBuffers(executor, k_pages.device)
+        buffers = StepBuffers(executor, k_pages.device, synthetic_rates)
         super().__init__(buffers, forward, k_pages, v_pages, backend, drafter)
         stream.follow()  # weights, pages and buffers are there when the first operation runs
         self.interrupted: BaseException | None = None

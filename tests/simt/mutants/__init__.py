@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
-from mutants import accept, ampere, brought, decoder, fp8, hopper, kv, linear, slots, step
+from mutants import (
+    accept,
+    ampere,
+    brought,
+    decoder,
+    fp8,
+    hopper,
+    kv,
+    linear,
+    slots,
+    step,
+    synthetic,
+)
 from mutants.model import SUITES, Mutant
 
-PARTS = (kv, step, slots, brought, accept, decoder, linear, ampere, hopper, fp8)
+PARTS = (kv, step, slots, brought, accept, synthetic, decoder, linear, ampere, hopper, fp8)
 MUTANTS: list[Mutant] = [mutant for part in PARTS for mutant in part.MUTANTS]
 
 __all__ = ["MUTANTS", "SUITES", "Mutant"]

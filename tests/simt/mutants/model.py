@@ -71,6 +71,9 @@ SUITES = {
     ),
     "sample": Suite(("accept/",), ("test_cuda_sample.py",), "emu and not fast"),
     "accept": Suite(("accept/accept",), ("test_cuda_accept.py",), "emu and not fast"),
+    "synthetic": Suite(
+        ("accept/synthetic", "accept/accept_step"), ("test_cuda_synthetic.py",), "emu and not fast"
+    ),
     "argmax": Suite(("step/argmax",), ("test_cuda_step.py",), "argmax and emu"),
     "rms": Suite(("decoder/rms",), ("test_row_ops.py",), "emu and not gated"),
     "gate": Suite(("decoder/gated",), ("test_row_ops.py",), "emu and not norm and not addition"),

@@ -11,10 +11,6 @@
 namespace specdec::cpu {
 namespace {
 
-void report(const ExecutionContext& exec, std::int32_t b, std::uint32_t flags) {
-  if (exec.status != nullptr) exec.status[b] |= flags;
-}
-
 // Rows as float32; 16-bit ones are widened into a buffer that the next call overwrites.
 class RowReader {
  public:
@@ -101,16 +97,17 @@ bool accept_request(const AcceptStepParams& p, std::int32_t b, const RowReader& 
   const AcceptanceParams rule = p.acceptance(b);
   const DraftedTree tree{p.tokens + first, p.parents + first, size, p.sampling.seed[b],
                          std::int64_t{p.rows.positions[first]} + 1};
-  bool drafted = size <= kMaxStepTokens;
-  for (std::int32_t node = 0; drafted && node < size; ++node) {
-    drafted = is_drafted_node(tree, node, p.rows.vocab);
-  }
-  const bool known = size > kMaxStepTokens || (law.valid() && rule.valid());
+  const bool drafted = is_drafted_tree(tree, p.rows.vocab);
+  const bool known =
+      size > kMaxStepTokens || (law.valid() && rule.valid() && are_rates(p.synthetic));
   report(p.exec, b, (drafted ? 0u : kStatusBadTree) | (known ? 0u : kStatusBadLaw));
   if (!drafted || !known) return false;
   TokenId* decided = p.sampled + first;
   const SerialTeam team;
-  if (law.greedy()) {
+  if (law.greedy() && p.synthetic.given()) {
+    const auto choose = [&](std::int32_t node, std::int32_t) { return decided[node]; };
+    accept_synthetic(team, tree, p.synthetic, p.rows.vocab, choose, decided, &work.result);
+  } else if (law.greedy()) {
     accept_greedy(team, tree.tokens, tree.parents, size, decided, kMaxDraftLen, &work.result);
   } else {
     work.tree.size = size;
@@ -118,7 +115,14 @@ bool accept_request(const AcceptStepParams& p, std::int32_t b, const RowReader& 
     const AcceptanceInput input{&work.tree, nullptr, nullptr, law, tree.seed, tree.position};
     const auto scores_of = [&](std::int32_t node) { return read(std::int64_t{first} + node); };
     OpLaws laws(p, b, input, scores_of, work.sampler);
-    accept_by_rule(team, tree, rule, laws, &work.scratch, decided, &work.result);
+    if (p.synthetic.given()) {
+      const auto choose = [&](std::int32_t node, std::int32_t depth) {
+        return laws.sample(node, token_uniform_at(tree, depth));
+      };
+      accept_synthetic(team, tree, p.synthetic, p.rows.vocab, choose, decided, &work.result);
+    } else {
+      accept_by_rule(team, tree, rule, laws, &work.scratch, decided, &work.result);
+    }
   }
   const std::int32_t bad = work.result.bad_row;
   if (bad >= 0 && decided[bad] == kBadRow) report(p.exec, b, kStatusNaN);
@@ -158,13 +162,7 @@ void accept_step(const AcceptStepParams& p) {
   const RowReader read(p.rows);
   AcceptWork work;
   for (std::int32_t b = 0; b < p.rows.num_requests; ++b) {
-    const bool accepted = accept_request(p, b, read, work);
-    const std::int32_t path_len = accepted ? work.result.path_len : 0;
-    p.path_len[b] = path_len;
-    p.num_emitted[b] = accepted ? work.result.num_emitted : 0;
-    const std::int64_t at = std::int64_t{b} * kMaxStepTokens;
-    std::copy_n(work.result.path, path_len, p.path + at);
-    std::copy_n(work.result.emitted, p.num_emitted[b], p.emitted + at);
+    write_result(p, b, accept_request(p, b, read, work) ? &work.result : nullptr);
   }
 }
 

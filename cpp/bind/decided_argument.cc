@@ -1,0 +1,34 @@
+#include "bind/decided_argument.h"
+
+#include "base/check.h"
+
+namespace py = pybind11;
+
+namespace specdec {
+
+BorrowedTensor DecidedArgument::table(OpCall& call, py::handle tensor, const char* name,
+                                      std::int64_t requests) {
+  BorrowedTensor t(tensor, name, true);
+  check_shape(t.view(), name, "[B, 128]", {requests, kMaxStepTokens});
+  call.add(t.view(), name, true);
+  check_dtype(t.view(), name, {DType::kI32});
+  check_contiguous(t.view(), name);
+  return t;
+}
+
+BorrowedTensor rates_argument(OpCall& call, py::handle rates, SyntheticRates* to) {
+  const BorrowedTensor sized(rates, "synthetic_rates");
+  check_shape(sized.view(), "synthetic_rates", "[N]", {kAny});
+  const std::int64_t count = sized->shape[0];
+  SPECDEC_REQUIRE(count >= 1 && count <= kMaxDraftLen, "synthetic_rates has ", count,
+                  " entries: give 1..", kMaxDraftLen);
+  BorrowedTensor held = vector_argument(call, rates, "synthetic_rates", DType::kI64, "[N]", count);
+  *to = {static_cast<const double*>(held->data), static_cast<std::int32_t>(count)};
+  for (std::int32_t i = 0; call.reads_values() && i < to->count; ++i) {
+    SPECDEC_REQUIRE(to->valid(i), "synthetic_rates[", i, "] = ", to->rates[i],
+                    ": numbers in [0, 1] that do not rise are needed");
+  }
+  return held;
+}
+
+}  // namespace specdec
