@@ -103,6 +103,12 @@ struct DraftShare {
   std::int32_t window_rows = LookaheadBudget::kAll, guesses = LookaheadBudget::kAll;
 };
 
+// Drafts on the longest path that its text has room for; the token behind them takes the last
+// place.
+SPECDEC_HD inline std::int32_t slot_draft_room(const Slot* slot) {
+  return slot->max_len - slot->len - 1;
+}
+
 // The tree of this step, within `share`; size 0 for a slot that is frozen. `tree` is in memory that
 // all ranks see: the slot's own, or faster memory that is copied there afterwards.
 template <Team TeamT>
@@ -110,7 +116,7 @@ SPECDEC_HD inline void slot_draft(const TeamT& team, Slot* slot, const DraftShar
                                   DraftTree* tree) {
   // Every rank reads before one of them writes.
   const bool frozen = slot->frozen(), begun = slot->begun != 0;
-  const std::int32_t len = slot->len, room = slot->max_len - len - 1;
+  const std::int32_t len = slot->len, room = slot_draft_room(slot);
   const std::int32_t max_drafts = share.max_drafts;
   const std::int32_t drafts = max_drafts < room ? max_drafts : room;  // a chain's depth is its size
   team.sync();
@@ -154,7 +160,7 @@ SPECDEC_HD inline void slot_draft(const TeamT& team, Slot* slot, const DraftShar
 // Tokens of a history that wants drafts brought for its next step, `max_drafts` at most; 0: none.
 SPECDEC_HD inline std::int32_t slot_len_to_draft(const Slot* slot, std::int32_t max_drafts) {
   const bool wants = slot->method == SlotMethod::kBrought && !slot->frozen() && slot->begun != 0 &&
-                     slot->max_len - slot->len > 1 && max_drafts > 0;
+                     slot_draft_room(slot) > 0 && max_drafts > 0;
   return wants ? slot->len : 0;
 }
 

@@ -114,8 +114,8 @@ struct BringDraftsParams {
   ExecutionContext exec;
 };
 
-// The last `width` tokens of each history that wants drafts, and its length: 0 and tokens 0 for one
-// that does not, or is shorter.
+// The last `width` tokens of each history that wants drafts, its length, and how deep its drafts
+// may go: all 0 for one that does not, or is shorter.
 struct RecentTokensParams {
   SlotPoolView slots;
   const std::int32_t* slot_ids = nullptr;    // [B]
@@ -123,6 +123,7 @@ struct RecentTokensParams {
   std::int32_t width = 0, num_requests = 0;
   TokenId* tokens = nullptr;     // [B, width]
   std::int32_t* lens = nullptr;  // [B]
+  std::int32_t* room = nullptr;  // [B]; null: not wanted
   ExecutionContext exec;
 };
 

@@ -56,7 +56,7 @@ void bring_drafts(const SlotLayout& layout, py::handle slots, py::handle slot_id
 }
 
 void recent_tokens(const SlotLayout& layout, py::handle slots, py::handle slot_ids,
-                   py::handle tokens, py::handle lens, py::handle max_drafts,
+                   py::handle tokens, py::handle lens, py::handle room, py::handle max_drafts,
                    const CallOptions& where) {
   OpCall call("recent_tokens", where);
   const SlotsArgument pool(call, layout, slots);
@@ -72,7 +72,11 @@ void recent_tokens(const SlotLayout& layout, py::handle slots, py::handle slot_i
   const BorrowedTensor lengths =
       vector_argument(call, lens, "lens", DType::kI32, "[B]", requests, true);
   RecentTokensParams p;
-  BorrowedTensor most;
+  BorrowedTensor most, depths;
+  if (!room.is_none()) {
+    depths = vector_argument(call, room, "room", DType::kI32, "[B]", requests, true);
+    p.room = static_cast<std::int32_t*>(depths->data);
+  }
   if (!max_drafts.is_none()) {
     most = vector_argument(call, max_drafts, "max_drafts", DType::kI32, "[B]", requests);
     p.max_drafts = ints(most);
@@ -151,13 +155,14 @@ void register_brought_drafts(py::module_& m) {
   m.def(
       "recent_tokens",
       [](const SlotLayout& layout, py::handle slots, py::handle slot_ids, py::handle tokens,
-         py::handle lens, py::handle max_drafts, py::object backend, std::uint64_t stream) {
+         py::handle lens, py::handle room, py::handle max_drafts, py::object backend,
+         std::uint64_t stream) {
         const CallOptions where{std::move(backend), stream, py::none(), py::none()};
-        recent_tokens(layout, slots, slot_ids, tokens, lens, max_drafts, where);
+        recent_tokens(layout, slots, slot_ids, tokens, lens, room, max_drafts, where);
       },
       py::arg("layout"), py::arg("slots"), py::arg("slot_ids"), py::kw_only(), py::arg("tokens"),
-      py::arg("lens"), py::arg("max_drafts") = py::none(), py::arg("backend") = py::none(),
-      py::arg("stream") = 0, "See specdec_ext.ops.recent_tokens.");
+      py::arg("lens"), py::arg("room") = py::none(), py::arg("max_drafts") = py::none(),
+      py::arg("backend") = py::none(), py::arg("stream") = 0, "See specdec_ext.ops.recent_tokens.");
   m.def(
       "keep_hidden",
       [](const SlotLayout& layout, py::handle slots, py::handle slot_ids, py::handle cu_logits,

@@ -49,7 +49,10 @@ __global__ void __launch_bounds__(kWarpThreads) recent_kernel(const RecentTokens
   for (std::int32_t i = lane; i < p.width; i += kWarpThreads) {
     p.tokens[std::int64_t{b} * p.width + i] = len > 0 ? slot->history()[len - p.width + i] : 0;
   }
-  if (lane == 0) p.lens[b] = len;
+  if (lane == 0) {
+    p.lens[b] = len;
+    if (p.room != nullptr) p.room[b] = len > 0 ? slot_draft_room(slot) : 0;
+  }
 }
 
 template <typename Word>

@@ -1866,6 +1866,7 @@ def recent_tokens(
     *,
     tokens: typing.Any,
     lens: typing.Any,
+    room: typing.Any = None,
     max_drafts: typing.Any = None,
     backend: typing.Any = None,
     stream: typing.SupportsInt | typing.SupportsIndex = 0,

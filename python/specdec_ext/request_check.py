@@ -356,6 +356,13 @@ def _check_run_ahead(kwargs: Mapping[str, Any]) -> None:
                 f"SamplingParams.{name} is set: with SchedulerConfig.run_ahead a step's scores are "
                 f"not kept, and drafts are the engine's own; leave it out, or {remedy}"
             )
+    drafts = kwargs["speculative"] and kwargs["temperature"] > 0
+    if drafts and kwargs["acceptance"] == "best_beam":
+        raise RequestError(
+            "SamplingParams.acceptance = 'best_beam': the rule needs what every beam was chosen "
+            "from, which drafts with SchedulerConfig.run_ahead do not carry; use 'exact_match' or "
+            f"'typical', or {remedy}"
+        )
     count = len(kwargs["stop_token_ids"])
     count += 0 if kwargs["ignore_eos"] else len(kwargs["eos_token_ids"])
     if count > _MAX_STOP_IDS:

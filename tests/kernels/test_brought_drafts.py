@@ -137,19 +137,23 @@ class World:
     def recent(self, ids: list[int], width: int) -> None:
         limits = [self.rng.choice([0, 3]) for _ in ids]
         tokens, lens = self.filled(len(ids), width), self.filled(len(ids))
+        room = self.filled(len(ids)) if self.rng.random() < 0.7 else None
         ops.recent_tokens(
             LAYOUT, self.slots, self.target.put(int32(ids)), tokens=tokens, lens=lens,
-            max_drafts=self.target.put(int32(limits)), **self.where(),
+            room=room, max_drafts=self.target.put(int32(limits)), **self.where(),
         )  # fmt: skip
-        for slot, limit, got, length in zip(
-            ids, limits, tokens.tolist(), lens.tolist(), strict=True
-        ):
+        for slot, limit, got, length, left in zip(
+            ids, limits, tokens.tolist(), lens.tolist(),
+            [None] * len(ids) if room is None else room.tolist(), strict=True,
+        ):  # fmt: skip
             text = self.texts[slot] if slot >= 0 else None
             wants = text is not None and text.wants_drafts and limit > 0
             if text is None or not wants or len(text.history) < width:
                 assert (got, length) == ([0] * width, 0)
+                assert left in (0, None)
             else:
                 assert (got, length) == (text.history[-width:], len(text.history))
+                assert left in (text.max_len - len(text.history) - 1, None)
 
     def step(self, ids: list[int]) -> None:
         """Rows of all that decode, one for prompts that have not begun; choices; hidden states."""
@@ -290,6 +294,7 @@ def test_bad_drafts_are_refused(changed: dict[str, Any], message: str) -> None:
         ({"tokens": torch.zeros(2, 65, dtype=torch.int32)}, "tokens has 65 columns: give 1..64"),
         ({"lens": torch.zeros(3, dtype=torch.int32)}, "lens"),
         ({"max_drafts": torch.zeros(2)}, "max_drafts"),
+        ({"room": torch.zeros(1, dtype=torch.int32)}, "room"),
     ],
 )
 def test_bad_places_for_recent_tokens_are_refused(changed: dict[str, Any], message: str) -> None:

@@ -88,6 +88,16 @@ class ReDrafterDecodingConfig(DrafterConfig):
         """The most that one step can accept."""
         return self.draft_len_per_beam
 
+    @property
+    def host_only(self) -> str | None:
+        """See DrafterConfig."""
+        if self.greedy_search:
+            return None
+        return (
+            "ReDrafterDecodingConfig.greedy_search = False: beams at a request's temperature are "
+            "searched on the host; set greedy_search=True"
+        )
+
     def request_kwargs(self, params: SamplingParams) -> tuple[dict[str, Any], int, dict[str, Any]]:
         """See DrafterConfig; options: num_beams, length, temperature, adaptive, keeps_laws."""
         kwargs, depth, options = super().request_kwargs(params)

@@ -63,4 +63,8 @@ def make_step_drafter(
 
     Raises ConfigError or ModelError before anything runs when the two do not fit.
     """
+    if isinstance(config, ReDrafterDecodingConfig):
+        from .step_redrafter import StepRedrafter
+
+        return StepRedrafter(config, model, max_requests=max_requests, allow_pickle=allow_pickle)
     raise AssertionError(f"no drafter that runs ahead for {type(config).__name__}")

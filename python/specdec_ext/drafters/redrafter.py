@@ -24,7 +24,7 @@ from .redrafter_model import Redrafter, RedrafterShape, load_redrafter
 from .shipped import shipped_folder
 from .step_cost import StepCost, mean_context
 
-__all__ = ["PackedRedrafter", "RedrafterDrafter"]
+__all__ = ["PackedRedrafter", "RedrafterDrafter", "check_target"]
 
 
 class PackedRedrafter:
@@ -107,7 +107,7 @@ class PackedRedrafter:
         return self._network.scores
 
 
-def _check_target(shape: RedrafterShape, target: Any) -> None:
+def check_target(shape: RedrafterShape, target: Any) -> None:
     """Raise ModelError when the drafter was made for a target of other sizes."""
     for name, ours, theirs in (
         ("hidden_size", shape.hidden_size, target.hidden_size),
@@ -144,7 +144,7 @@ class RedrafterDrafter:
         place = getattr(model, "place", CPU)
         self._network: PackedRedrafter | DeviceRedrafter
         try:
-            _check_target(network.shape, model)
+            check_target(network.shape, model)
             if place.is_cpu:
                 self._network = PackedRedrafter(network, model)
             else:

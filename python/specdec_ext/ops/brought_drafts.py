@@ -65,6 +65,7 @@ def recent_tokens(
     *,
     tokens: Tensor,
     lens: Tensor,
+    room: Tensor | None = None,
     max_drafts: Tensor | None = None,
     backend: str | None = None,
 ) -> None:
@@ -72,7 +73,8 @@ def recent_tokens(
 
     Shapes   slots, slot_ids as in ``bring_drafts``; max_drafts [B] int32, of the step: who may
              draft nothing wants none; None: all do.
-    Writes   tokens [B, n] int32; lens [B] int32, tokens of the whole history. 0 for a request that
+    Writes   tokens [B, n] int32; lens [B] int32, tokens of the whole history; room [B] int32, how
+             deep a draft may lie: what the text may still grow by, less one. 0 for a request that
              wants no drafts (ended, in its prompt, at its last token, drafting in another way) or
              has fewer than n tokens.
     Raises   ValueError or TypeError naming the argument, what it is and what it has to be.
@@ -83,6 +85,7 @@ def recent_tokens(
         slot_ids,
         tokens=tokens,
         lens=lens,
+        room=room,
         max_drafts=max_drafts,
         backend=backend,
         stream=stream_of(slots),

@@ -98,8 +98,8 @@ MUTANTS = [
         "brought-13",
         "a request at its last token is drafted for",
         SLOT,
-        "slot->max_len - slot->len > 1 && max_drafts > 0;",
-        "slot->max_len - slot->len > 0 && max_drafts > 0;",
+        "slot_draft_room(slot) > 0 && max_drafts > 0;",
+        "slot_draft_room(slot) >= 0 && max_drafts > 0;",
     ),
     Mutant(
         "brought-14",

@@ -34,6 +34,7 @@ void recent_tokens(const RecentTokensParams& p) {
     }
     if (len == 0) std::fill_n(to, p.width, 0);
     p.lens[b] = len;
+    if (p.room != nullptr) p.room[b] = len > 0 ? slot_draft_room(p.slots.at(p.slot_ids[b])) : 0;
   }
 }
 
