@@ -8,9 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from draft_target_cases import CHAIN
+from draft_target_cases import PROMPTS as CHAIN_PROMPTS
+from draft_target_cases import folders as folders
+from draft_target_cases import open_llm as open_chains
 from driver import Delivery, Job, hash_engine, model_engine
 from run_ahead_driver import FakeRecorder, run_ahead_hash_engine, run_ahead_model_engine
 from test_run_ahead import METHODS, random_jobs
+from test_run_ahead_brought import EXTERNAL, Guesser
 from test_run_ahead_device import ENQUEUED, VIEWS
 from test_run_ahead_llm import PROMPTS, VOCAB, open_llm, tokens_of
 
@@ -206,6 +211,35 @@ def test_a_request_without_speculation_and_choices_of_the_host_keep_the_models_t
     assert chosen.tokens == wanted.tokens and chosen.num_drafts == 0
 
 
+def test_trees_that_a_drafter_brings() -> None:
+    """Each step keeps what the rates say, as far as its tree goes down."""
+    function = HashFunction(vocab=30, surprise=8, alphabet=4, seed=2)
+    rates = [0.9, 0.5, 0.3]
+    engine = run_ahead_hash_engine(
+        function, max_batch_size=3, max_seq_len=200, max_num_tokens=128, depth=2, stub=4,
+        drafter=Guesser(function, 6), synthetic_acceptance_rates=rates, **EXTERNAL,
+    )  # fmt: skip
+    prompts = [[1, 2, 3], [4], [7, 8] * 9]
+    rids = [engine.ex.submit(p, max_tokens=90, seed=9 * i) for i, p in enumerate(prompts)]
+    lengths = {rid: len(p) for rid, p in zip(rids, prompts, strict=True)}
+    kept = as_wanted = steps = 0
+    while engine.ex.num_unfinished:
+        for out in engine.step() or []:
+            u = uniform(9 * rids.index(out.request_id), lengths[out.request_id], SYNTHETIC)
+            lengths[out.request_id] += len(out.tokens)
+            if out.num_drafts == 0:
+                continue
+            wanted = sum(u < rate for rate in rates)
+            assert out.num_accepted <= min(wanted, out.num_drafts)
+            if wanted < 2:
+                assert out.num_accepted == wanted
+            kept += out.num_accepted
+            as_wanted += out.num_accepted == wanted
+            steps += 1
+    engine.assert_idle()
+    assert kept > 50 and steps > as_wanted > 0.5 * steps
+
+
 # -- through LLM ----------------------------------------------------------------------------------
 
 SPECS: dict[str, Any] = {
@@ -311,6 +345,23 @@ def test_steps_wait_for_nothing_but_events(
                 pipeline.step()
         pipeline.drain()
     assert seen.names <= ENQUEUED | VIEWS
+
+
+@pytest.mark.parametrize("draft", ["near", "far"])
+def test_chains_of_a_draft_model(folders: dict[str, Path], draft: str) -> None:
+    spec = {**CHAIN, "synthetic_acceptance_rates": [0.9, 0.8, 0.3]}
+    texts, counts = [], []
+    for depth in (None, 0, 1, 2):
+        with (
+            warns(),
+            open_chains(folders, draft, 6, spec=spec, scheduler={"run_ahead": depth}) as llm,
+        ):
+            outputs = llm.generate(CHAIN_PROMPTS[:6], PARAMS[0], use_tqdm=False)
+            speculative = llm.get_metrics()["speculative_decoding"]
+        texts.append(tokens_of(outputs))
+        counts.append((speculative["num_draft_tokens"], speculative["num_accepted_draft_tokens"]))
+    assert texts == [texts[0]] * 4
+    assert counts == [counts[0]] * 4 and counts[0][1] > 80
 
 
 def test_the_command_marks_it(tmp_path: Path, capsys: Any) -> None:
