@@ -82,7 +82,7 @@ def _sums(llm: Any) -> tuple[int, float, float, float]:
     return (
         metrics["num_forward_passes"],
         time_s["forward_s"],
-        float(drafter.get("seconds", 0.0)),
+        float(drafter.get("seconds") or 0.0),
         time_s["step_s"],
     )
 

@@ -173,6 +173,17 @@ class MedusaDecodingConfig(DrafterConfig):
         """Depth of the tree."""
         return medusa_tree(self.medusa_choices).depth
 
+    @property
+    def longest_path_len(self) -> int:
+        """See DrafterConfig: a request's own tree may be as deep as there are heads."""
+        deepest = self.num_medusa_heads or MAX_HEADS
+        return min(deepest, self.max_draft_len)
+
+    @property
+    def host_only(self) -> str | None:
+        """See DrafterConfig: heads run in any step."""
+        return None
+
     def with_defaults(self, params: SamplingParams) -> SamplingParams:
         """See DrafterConfig: acceptance and its parameters.
 

@@ -67,4 +67,8 @@ def make_step_drafter(
         from .step_redrafter import StepRedrafter
 
         return StepRedrafter(config, model, max_requests=max_requests, allow_pickle=allow_pickle)
+    if isinstance(config, MedusaDecodingConfig):
+        from .step_medusa import StepMedusa
+
+        return StepMedusa(config, model, max_requests=max_requests, allow_pickle=allow_pickle)
     raise AssertionError(f"no drafter that runs ahead for {type(config).__name__}")

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from ..drafter_config.medusa import MedusaDecodingConfig
+from ..drafter_config.medusa_choices import MAX_TOP_K
 from ..log import logger
 from ..models.place import CPU
 from .base import DraftRequest, Proposal
@@ -18,9 +19,9 @@ from .device_heads import DeviceHeads
 from .medusa_checkpoint import load_heads
 from .packed_heads import PackedHeads
 from .step_cost import StepCost, mean_context
-from .tree_budget import GuessRates, Ints, TreeLayout, choose_nodes, tree_layout
+from .tree_budget import Floats, GuessRates, Ints, TreeLayout, choose_nodes, tree_layout
 
-__all__ = ["MedusaDrafter"]
+__all__ = ["MedusaDrafter", "open_heads"]
 
 # Rates that a new engine starts from where the heads bring none: right often enough to be tried.
 _FIRST_RATE, _RANK_DECAY, _HEAD_DECAY = 0.5, 0.4, 0.85
@@ -46,6 +47,24 @@ class _State:
     steps: int = 0
 
 
+def open_heads(
+    config: MedusaDecodingConfig, model: Any, *, allow_pickle: bool = False
+) -> tuple[MedusaDecodingConfig, PackedHeads | DeviceHeads, Floats]:
+    """`config` with the heads that its file really has, they where `model` runs, and the rates
+    [heads, MAX_TOP_K] of their guesses to start from.
+
+    Raises ConfigError or ModelError when file, configuration and model do not fit.
+    """
+    heads = load_heads(config.model, model=model, allow_pickle=allow_pickle)
+    known = config.with_heads(heads.config.num_medusa_heads, heads.config.head_rows)
+    number = known.num_medusa_heads
+    assert number is not None
+    dtype = model.kv_dtype if config.dtype == "auto" else getattr(torch, config.dtype)
+    make = PackedHeads if getattr(model, "place", CPU).is_cpu else DeviceHeads
+    prior = _prior(heads.config.training, number, MAX_TOP_K)
+    return known, make(heads, model, num_heads=number, dtype=dtype), prior
+
+
 class MedusaDrafter:
     """See Drafter. `config` is the given one with the heads that the file really has."""
 
@@ -56,26 +75,18 @@ class MedusaDrafter:
     def __init__(
         self, config: MedusaDecodingConfig, model: Any, *, allow_pickle: bool = False
     ) -> None:
-        heads = load_heads(config.model, model=model, allow_pickle=allow_pickle)
-        self.config = config.with_heads(heads.config.num_medusa_heads, heads.config.head_rows)
-        number = self.config.num_medusa_heads
-        assert number is not None
-        dtype = model.kv_dtype if config.dtype == "auto" else getattr(torch, config.dtype)
-        place = getattr(model, "place", CPU)
-        self.heads: PackedHeads | DeviceHeads
-        if place.is_cpu:
-            self.heads = PackedHeads(heads, model, num_heads=number, dtype=dtype)
-        else:
-            self.heads = DeviceHeads(heads, model, num_heads=number, dtype=dtype)
+        self.config, self.heads, prior = open_heads(config, model, allow_pickle=allow_pickle)
+        if isinstance(self.heads, DeviceHeads):
             self.hidden_device = self.heads.device
+        place = getattr(model, "place", CPU)
         self.device: str = place.name
         layout = tree_layout(self.config.medusa_choices)
-        self._top_k = min(max(layout.max_top_k, 10), heads.config.head_rows)
+        self._top_k = min(max(layout.max_top_k, 10), self.heads.num_scores)
         self._cost: StepCost | None = None
         self._head_seconds: dict[int, float] = {}  # by requests of a step
-        self._rates = GuessRates(_prior(heads.config.training, number, 64), _ENGINE_PRIOR)
+        self._rates = GuessRates(prior, _ENGINE_PRIOR)
         # Everything that was seen, for the tuner.
-        self._measured = GuessRates(np.zeros((number, 64)), 0.0, memory=float("inf"))
+        self._measured = GuessRates(np.zeros_like(prior), 0.0, memory=float("inf"))
         self._num_states = 0
         self._num_nodes = self._num_proposals = self._num_idle = 0
         self._seconds = 0.0

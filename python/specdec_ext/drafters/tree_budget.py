@@ -18,7 +18,7 @@ import numpy as np
 from ..drafter_config.medusa_choices import Choice, MedusaTree, medusa_tree
 from .step_cost import StepCost
 
-__all__ = ["GuessRates", "TreeLayout", "choose_nodes", "tree_layout"]
+__all__ = ["GuessRates", "TreeLayout", "choose_nodes", "likeliest_first", "tree_layout"]
 
 Floats = np.ndarray[Any, np.dtype[np.float64]]
 Ints = np.ndarray[Any, np.dtype[np.int64]]
@@ -68,6 +68,19 @@ class TreeLayout:
 def tree_layout(choices: tuple[Choice, ...]) -> TreeLayout:
     """The layout of choices as parse_choices() returns them."""
     return TreeLayout(medusa_tree(choices))
+
+
+def likeliest_first(choices: tuple[Choice, ...], rates: Floats) -> tuple[Choice, ...]:
+    """The choices in the order in which a growing budget takes them, parents before children.
+
+    rates  [heads, ranks] of all heads and ranks that occur
+    """
+    layout = tree_layout(choices)
+    worth = layout.worth(rates)
+    for node, parent in enumerate(layout.parent_list):  # products may round a child above it
+        if parent >= 0:
+            worth[node] = min(worth[node], worth[parent])
+    return tuple(choices[i] for i in np.argsort(-worth, kind="stable"))
 
 
 class GuessRates:

@@ -178,6 +178,11 @@ class DeviceModel:
         scores = torch.empty(len(rows), self.num_scores, dtype=torch.float32, device=rows.device)
         return self.decoder.scores(rows, scores).to(hidden.device)
 
+    def scores_into(self, hidden: torch.Tensor, out: torch.Tensor) -> None:
+        """What head() gives for rows [n, hidden_size] of the model's dtype into `out` float32
+        [n, V], all on the device: enqueued, nothing is made there or waited for."""
+        self.decoder.scores(hidden, out)
+
     @torch.inference_mode()
     def head_rows(self, token_ids: torch.Tensor) -> torch.Tensor:
         """See StepModel."""
