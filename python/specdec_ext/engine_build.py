@@ -27,7 +27,6 @@ from .errors import ConfigError
 from .memory_plan import MemoryPlan
 from .models.place import resolve_device
 from .request_check import EngineLimits
-from .step_cost import measure_cost
 from .tokenizer import eos_token_ids, load_tokenizer
 
 if TYPE_CHECKING:
@@ -179,12 +178,6 @@ class EngineBuilder:
 
         def calibrate() -> None:
             self._calibrate(pipeline.executor, None, None)
-            if isinstance(drafter, StepDraftTarget) and not self.place.is_cpu:
-                # Each draft is a pass of a row; the first pass of a step runs whoever drafts.
-                assert drafter.pages is not None
-                draft = measure_cost(drafter.model, drafter.pages, max_rows=_DRAFT_ROWS)
-                if draft is not None:
-                    pipeline.executor.set_draft_cost(0.0, StepCost.measured(*draft)(1))
 
         return RunAheadLoop(
             pipeline,
@@ -224,6 +217,8 @@ class EngineBuilder:
     def _calibrate(
         self, executor: Any, drafter: Drafter | None, drafting: DraftSession | None
     ) -> None:
+        from .step_cost import measure_cost
+
         measured = measure_cost(self.model, self._pages, max_rows=self.memory.max_num_tokens)
         if measured is None:
             return

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .. import ops
+from .step_draft_choice import DraftChoice
 from .step_draft_forward import DraftForward, PackedRows, RowPacker
 from .step_drafter import DraftInputs, PromptInputs
 
@@ -71,11 +72,23 @@ class StepDraftTarget:
         self._cu_logits = torch.zeros(max_requests + 1, **how)
         self._logit_rows = torch.zeros(max_requests + 1, **how)
         self._logit_positions = torch.zeros(max_requests + 1, **how)
+        # Did the draft model give the last draft of each request min_confidence?
+        self._sure = torch.ones(max_requests, dtype=torch.bool, device=place.device)
         self._requests = torch.arange(max_requests, **how)
         self._places = torch.arange(drafts, **how)
         self._input_ids = _table(vocabulary.input_ids, place)
         self._output_ids = _table(vocabulary.output_ids, place)
         self._num_columns = vocabulary.num_scores
+        self.choice = DraftChoice(
+            place,
+            num_columns=vocabulary.num_scores,
+            vocab_ids=self._output_ids,
+            vocab_size=vocab_size,
+            max_drafts=drafts,
+            max_requests=max_requests,
+            max_rows=max_rows,
+        )
+        self.forward.make_scores()
         self.pages: tuple[Tensor, Tensor] | None = None
 
     def bind_cache(self, k_pages: Tensor, v_pages: Tensor) -> None:
@@ -84,13 +97,21 @@ class StepDraftTarget:
         self.pages = (k_pages, v_pages)
 
     def enter(self, slot: int, options: Mapping[str, Any]) -> None:
-        """See StepDrafter: what its slot's prompt begins with is known when it is read."""
+        """See StepDrafter. What its slot's prompt begins with is known when it is read."""
+        self.choice.enter(slot, options)
+
+    def draft_probs(self, cu_logits: Tensor, first: int, num_rows: int) -> ops.DraftProbs | None:
+        """See StepDrafter."""
+        return self.choice.probs(cu_logits, first, num_rows)
 
     def stats(self) -> Mapping[str, Any]:
         """See StepDrafter."""
         held = 0 if self.pages is None else sum(t.numel() * t.element_size() for t in self.pages)
         return {
-            "memory_bytes": held + self._known.numel() * 4 + self.forward.memory_bytes,
+            "memory_bytes": held
+            + self._known.numel() * 4
+            + self.forward.memory_bytes
+            + self.choice.memory_bytes,
             "device": self._place.name,
             "model": str(self.model.info.path),
             "num_forward_passes": self.forward.num_passes,
@@ -139,6 +160,7 @@ class StepDraftTarget:
             backend=self._place.backend,
         )
         slots = self._slots(inputs.slot_ids)
+        self.choice.begin(inputs, slots)
         goes_on = (lens > 0) & (lens <= self._max_len)
         known = self._known.index_select(0, slots)
         start = self._read_so_far(inputs, known, lens)
@@ -153,18 +175,22 @@ class StepDraftTarget:
             return
         text = self._history(inputs, packed.request, packed.positions.long())
         text = self._ids(text.masked_fill(~packed.is_row, 0))
-        token = self._choose(inputs, text, packed, start, limit > 0, min(most, inputs.max_kv_len))
+        token = self._choose(
+            inputs, text, packed, start, lens, limit > 0, min(most, inputs.max_kv_len), 0
+        )
         drafts = known.new_full((requests, max(width, 1)), -1)
         # Until they are there nothing is known of what lies behind the text.
         self._keep(slots, known, start + count, drafts, goes_on)
         drafts[:, 0].copy_(token)
+        active = goes_on
         for done in range(1, width):
-            active = (limit > done) & (token >= 0)
+            active = active & (limit > done) & (token >= 0) & self._sure[:requests]
             packed = self._packer.pack(lens + (done - 1), active.to(torch.int32), requests)
             if packed is None:
                 break
             rows = self._ids(token.index_select(0, packed.request).masked_fill(~packed.is_row, 0))
-            token = self._choose(inputs, rows, packed, lens + (done - 1), active, 1)
+            at = lens + (done - 1)
+            token = self._choose(inputs, rows, packed, at, at + 1, active, 1, done)
             drafts[:, done].copy_(token)
         self._keep(slots, known, start + count, drafts, goes_on)
         ops.bring_drafts(
@@ -220,11 +246,16 @@ class StepDraftTarget:
         tokens: Tensor,
         packed: PackedRows,
         kv_len: Tensor,
+        end: Tensor,
         wanted: Tensor,
         max_rows: int,
+        level: int,
     ) -> Tensor:
         """One pass: [D] int32 the draft after the last row of each request that wants one, else
-        -1; -1 too for scores that hold a NaN."""
+        -1; -1 too for scores that hold a NaN.
+
+        kv_len, end  [D] int32 positions of a request's first row and behind its last
+        """
         requests = len(kv_len)
         cu_logits = self._cu_logits[: requests + 1]
         torch.cumsum(wanted, 0, dtype=torch.int32, out=cu_logits[1:])
@@ -232,25 +263,41 @@ class StepDraftTarget:
         places = cu_logits[:-1].long().masked_fill(~wanted, requests)
         last = packed.cu_rows[1:] - 1
         logit_rows = self._logit_rows[: requests + 1].zero_().index_copy_(0, places, last)
-        ids = self.forward(
+        needs_scores = inputs.needs_scores or self.config.min_confidence > 0
+        result = self.forward(
             tokens,
             packed,
             inputs.page_table,
             kv_len,
             cu_logits,
             logit_rows[:requests],
-            needs_scores=False,
+            needs_scores=needs_scores,
             max_rows=max_rows,
             max_kv_len=inputs.max_kv_len,
         )
-        if len(ids) == 0:
+        if len(result) == 0:
             return torch.full_like(kv_len, -1)
-        columns = ids.index_select(0, places.clamp_max(len(ids) - 1))
+        mine = places.clamp_max(len(result) - 1)
+        if needs_scores:
+            at = self._logit_positions[: requests + 1].zero_().index_copy_(0, places, end - 1)
+            columns, scores = self.choice.choose(
+                result, cu_logits, at[: len(result)], mine, inputs, level
+            )
+            if self.config.min_confidence > 0:
+                self._end_unsure(columns, scores)
+        else:
+            columns = result.index_select(0, mine)
         columns = columns.masked_fill(~wanted | (columns >= self._num_columns), -1)
         if self._output_ids is None:
             return columns
         chosen = self._output_ids.index_select(0, columns.clamp_min(0))
         return chosen.masked_fill(columns < 0, -1)
+
+    def _end_unsure(self, columns: Tensor, scores: Tensor) -> None:
+        """No pass follows a draft to which the draft model gives less than min_confidence."""
+        chosen = scores.gather(1, columns.clamp_min(0)[:, None].long())[:, 0]
+        probability = (chosen - scores.logsumexp(1)).exp()
+        self._sure[: len(columns)].copy_(probability >= self.config.min_confidence)
 
 
 def _table(ids: list[int], place: Place) -> Tensor | None:

@@ -85,8 +85,10 @@ class StepDrafter(Protocol):
     needs_hidden the model's hidden states are kept for it
     """
 
-    # A drafter that reads the text itself may have two more:
+    # A drafter may have more:
     #   read_prompts(PromptInputs)  called behind the model's pass of a step with prompts
+    #   draft_probs(cu_logits, first, num_rows) -> ops.DraftProbs | None  what the drafts of a step
+    #       that samples were drawn from, called behind draft(); first: decoding requests from there
     #   reads_every_step: bool      draft() is called in steps without drafts, too: max_drafts is 0
     name: str
     needs_hidden: bool

@@ -88,6 +88,7 @@ class StepOperations:
         self.draft_calls = self.draft_failures = 0
         self.drafter = drafter
         self._read_prompts: Any = getattr(drafter, "read_prompts", None)
+        self._draft_probs: Any = getattr(drafter, "draft_probs", None)
         self._reads_every_step = bool(getattr(drafter, "reads_every_step", False))
         self._hidden: Tensor | None = None  # [num_slots, H]
         if drafter is not None and drafter.needs_hidden:
@@ -101,7 +102,7 @@ class StepOperations:
         """What runs on the device, for each of PARTS: the same addresses for equal geometries."""
         tensors = self._tensors(g)
         drafting: tuple[Callable[[], None], ...] = ()
-        if self.drafter is not None and g.decodes and (g.drafts or self._reads_every_step):
+        if self._is_drafting(g):
             drafting = (lambda: self._bring_drafts(g, tensors),)
         reading: tuple[Callable[[], None], ...] = ()
         if self._read_prompts is not None and g.prompts:
@@ -116,6 +117,10 @@ class StepOperations:
             (lambda: self._timed_forward(tensors), *reading),
             (lambda: self._accept(g, tensors),),
         )
+
+    def _is_drafting(self, g: Geometry) -> bool:
+        wanted = g.drafts or self._reads_every_step
+        return self.drafter is not None and g.decodes > 0 and wanted
 
     def _clear_status(self) -> None:
         self.buffers.status.zero_()
@@ -290,6 +295,9 @@ class StepOperations:
             b.host_scores[i].copy_(scores[choice, : b.host_scores.shape[1]])
         requests, rows = len(step.kv_len), len(scores)
         tokens, positions, parents = self._needed_nodes(g, tensors, rows)
+        drawn = None
+        if self._draft_probs is not None and self._is_drafting(g) and b.synthetic_rates is None:
+            drawn = self._draft_probs(tensors.cu_logits, g.prompts, rows)
         rules = b.rules(requests)
         results = ops.accept_step(
             scores,
@@ -303,6 +311,7 @@ class StepOperations:
             posterior_alpha=rules["posterior_alpha"],
             acceptance_threshold=rules["acceptance_threshold"],
             synthetic_rates=b.synthetic_rates,
+            draft_probs=drawn,
             results=b.accept_results(rows, requests),
             backend=self._backend,
             status=tensors.status,
