@@ -15,9 +15,11 @@ from benchmarks.gpu import (
     cells,
     linear,
     model_step,
+    peer_model,
     slot_ops,
     spec_step,
     step_ops,
+    texts,
     timing,
 )
 from benchmarks.gpu import problem as problems
@@ -101,20 +103,23 @@ def _model_jobs(run: Run, timer: timing.Timer) -> list[Job]:
     models = model_step.Models(run.target, max(cell.requests * cell.rows for cell in passes))
     short = timing.GraphTimer(timer.rounds, 2) if isinstance(timer, timing.GraphTimer) else timer
 
-    def decode(cell: cells.ModelCell) -> dict[str, Any]:
-        models.drop()
-        return model_step.measure_decode(cell, run.target)
-
     jobs: list[Job] = [
         (cell.name, partial(model_step.measure_pass, cell, run.target, short, models))
         for cell in passes
     ]
-    jobs += [(cell.name, partial(decode, cell)) for cell in chosen if cell.kind == "decode"]
     speculated = [cell.tiny() if run.emulated else cell for cell in cells.speculation_cells()]
-    speculated = speculated[:1] if run.quick or run.emulated else speculated
+    if run.quick or run.emulated:  # one of each method
+        speculated = list({cell.method: cell for cell in reversed(speculated)}.values())
 
-    def speculate(cell: cells.SpeculationCell) -> dict[str, Any]:
+    def alone(measure: Callable[..., dict[str, Any]], cell: Any) -> dict[str, Any]:
         models.drop()
-        return spec_step.measure(cell, run.target)
+        return measure(cell, run.target)
 
-    return jobs + [(cell.name, partial(speculate, cell)) for cell in speculated]
+    decodes = [cell for cell in chosen if cell.kind == "decode"]
+    jobs += [(cell.name, partial(alone, model_step.measure_decode, cell)) for cell in decodes]
+    jobs += [(cell.name, partial(alone, spec_step.measure, cell)) for cell in speculated]
+    compared = [cell.tiny() if run.emulated else cell for cell in cells.texts_cells()]
+    jobs += [(cell.name, partial(alone, texts.measure, cell)) for cell in compared]
+    peer = next(cell for cell in every if cell.kind == "model")
+    jobs.append((f"peer-{peer.name}", partial(alone, peer_model.measure, peer)))
+    return jobs

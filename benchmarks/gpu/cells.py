@@ -223,25 +223,44 @@ class ModelCell:
 
 @dataclass(frozen=True)
 class SpeculationCell(ModelCell):
-    """The engine's steps with lookahead whose drafts are kept at given rates (synthetic)."""
+    """The engine's steps with drafts that are kept at given rates (synthetic)."""
 
     kind: str = "spec"
     new_tokens: int = 256
     run_ahead: int | None = 1
     graphs: bool = True
+    method: str = "lookahead"  # medusa, redrafter: random heads
     lookahead: tuple[int, int, int] = (7, 7, 7)  # as large as `rows` says
     mean_tokens: float = 2.0  # of a step and request
 
     @property
     def name(self) -> str:
-        return f"{super().name}-tau{self.mean_tokens:g}"
+        method = "" if self.method == "lookahead" else f"-{self.method}"
+        return f"{super().name}{method}-tau{self.mean_tokens:g}"
 
     def tiny(self) -> SpeculationCell:
         return dataclasses.replace(
             super().tiny(),
             rows=self.rows,
-            new_tokens=20,  # the triple says how many
+            new_tokens=20,  # the method says how many
         )
+
+
+@dataclass(frozen=True)
+class TextsCell(ModelCell):
+    """Texts with lookahead (7,7,7) against plain decoding of the same engine."""
+
+    requests: int = 16
+    kind: str = "texts"
+    rows: int = 84
+    context: int = 64
+    new_tokens: int = 512
+    prompts: int = 100
+    run_ahead: int | None = 1
+    graphs: bool = True
+
+    def tiny(self) -> TextsCell:
+        return dataclasses.replace(super().tiny(), rows=84, prompts=3, new_tokens=12)
 
 
 Cell = AttentionCell | StepCell | ModelCell
@@ -339,7 +358,12 @@ def speculation_cells() -> list[SpeculationCell]:
         SpeculationCell(requests, rows, lookahead=triple, mean_tokens=tokens)
         for requests, rows, triple in shapes
         for tokens in (2.0, 4.0)
-    ]
+        if tokens <= triple[1]  # a step keeps N - 1 drafts at most
+    ] + [SpeculationCell(1, 64, method="medusa"), SpeculationCell(1, 26, method="redrafter")]
+
+
+def texts_cells() -> list[TextsCell]:
+    return [TextsCell(numerics=numerics) for numerics in ("exact", "fast")]
 
 
 # FlashInfer compiles a module per row count and data type: these cells keep that to a few.

@@ -124,7 +124,15 @@ def step_targets(cells: dict[str, Any]) -> list[list[Any]]:
              ratio(f"model-b{b}-m{m}-exact", f"model-b{b}-m{m}")]
             for b, m in ((1, 1), (1, 84), (8, 27))
         ),
+        ["G7", "transformers, static cache, compiled / T(1)", ">= 1.3",
+         ratio("peer-model-b1-m1", "model-b1-m1")],
         *speculation_targets(cells, us),
+        *(
+            ["texts", f"{name}: of {cell['prompts']} texts, differing without a near-tie", "0",
+             cell["not_near_ties"]]
+            for name, cell in cells.items()
+            if cell.get("kind") == "texts" and "not_near_ties" in cell
+        ),
     ]  # fmt: skip
 
 
@@ -140,6 +148,7 @@ def speculation_targets(cells: dict[str, Any], us: dict[str, float]) -> list[lis
         if parts.get("steps"):
             beside = (parts["draft"] + parts["accept"]) / parts["steps"] * 1e6
             wanted = {1: "<= 60", 32: "<= 120"}.get(requests, "")
+            wanted = wanted if cell["method"] == "lookahead" else "<= 60 beside the network"
             rows.append(["G8", f"{name}: draft and accept, us", wanted, beside])
         plain = cells.get(f"decode-b{requests}-m1-ahead1-graphs", {}).get("us")
         one, many = (us.get(f"model-b{requests}-m{m}") for m in (1, cell["rows"]))

@@ -7,7 +7,9 @@ is and not how good a model's drafts are.
 
 from __future__ import annotations
 
+import tempfile
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,19 +22,53 @@ from benchmarks.gpu.run import Target
 def measure(cell: SpeculationCell, target: Target) -> dict[str, Any]:
     """Returns the record: microseconds of a step, tokens per second, and the step's parts from a
     run of their own (marks cut a recorded step into three)."""
-    from specdec_ext import LookaheadDecodingConfig
-
-    config = LookaheadDecodingConfig(
-        *cell.lookahead, adaptive=False, synthetic_acceptance_length=cell.mean_tokens
-    )
-    if config.max_draft_len + 1 != cell.rows:
-        raise ValueError(f"lookahead {cell.lookahead} has {config.max_draft_len + 1} rows")
     record: dict[str, Any] = {**cell.describe(), "synthetic": True, "status": "ok", "us": None}
-    with engine_of(cell, target, config) as engine:
-        plain = decode(cell, engine)
-        engine.time_steps()
-        decode(cell, engine)
-        times = engine.get_metrics()["run_ahead"]["step_times"]
+    with tempfile.TemporaryDirectory() as folder:
+        config = config_of(cell, Path(folder))
+        if config.max_draft_len + 1 != cell.rows:
+            raise ValueError(f"{config} has {config.max_draft_len + 1} rows")
+        with engine_of(cell, target, config) as engine:
+            return record | run(cell, target, engine)
+
+
+def config_of(cell: SpeculationCell, folder: Path) -> Any:
+    """The method; heads of random weights, with the target's LM head, are written to `folder`."""
+    import specdec_ext
+
+    how: dict[str, Any] = {
+        "adaptive": False, "synthetic_acceptance_length": cell.mean_tokens
+    }  # fmt: skip
+    if cell.method == "lookahead":
+        return specdec_ext.LookaheadDecodingConfig(*cell.lookahead, **how)
+    torch.manual_seed(1)
+    if cell.method == "medusa":
+        from specdec_ext.drafters.medusa_heads import (
+            MedusaHeads,
+            MedusaHeadsConfig,
+            save_medusa_heads,
+        )
+
+        shape = MedusaHeadsConfig(cell.hidden, cell.vocab, 4, lm_head="target")
+        save_medusa_heads(folder, MedusaHeads(shape), dtype="bfloat16")
+        return specdec_ext.MedusaDecodingConfig(str(folder), medusa_choices="mc_sim_7b_63", **how)
+    from specdec_ext.drafters.redrafter_model import Redrafter, RedrafterShape, save_redrafter
+
+    network = Redrafter(
+        RedrafterShape(cell.vocab, cell.hidden, cell.hidden, 2, rnn=True, tie_lm_head=True)
+    )
+    save_redrafter(network, folder, dtype=torch.bfloat16)
+    return specdec_ext.ReDrafterDecodingConfig(
+        str(folder), num_beams=5, draft_len_per_beam=5, **how
+    )
+
+
+def run(cell: SpeculationCell, target: Target, engine: Any) -> dict[str, Any]:
+    """What is measured, and the step's parts; those of a drafter's network are in `draft`."""
+    record: dict[str, Any] = {}
+    plain = decode(cell, engine)
+    engine.time_steps()
+    decode(cell, engine)
+    times = engine.get_metrics()["run_ahead"]["step_times"]
     record["accepted_tokens_per_step"] = round(plain["tokens_per_step"], 3)
     if target.emulated:
         return record
