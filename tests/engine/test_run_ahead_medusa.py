@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from medusa_models import VOCAB, save_heads, save_target
 from run_ahead_driver import FakeRecorder, random_hash_engine
+from test_medusa import SHAPES
 from test_run_ahead_brought import EXTERNAL, Guesser, jobs_of
 from test_run_ahead_device import ENQUEUED, VIEWS
 
@@ -115,6 +116,27 @@ def test_greedy_text_is_that_of_plain_decoding(target: Path, heads: Path, batch:
             assert counts_of(llm)["num_accepted_tokens"] > 20
             assert drafter["num_proposals"] > 50 and drafter["num_idle"] > 0
     assert compared >= 3 * 4 * count * batch
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("batch", [1, 3, 16])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_fifty_thousand_tokens(tmp_path: Path, shape: str, batch: int) -> None:
+    folder = save_target(tmp_path / "target", seed=len(shape), **SHAPES[shape])
+    hidden = SHAPES[shape].get("hidden_size", 32)
+    save_heads(tmp_path / "heads", hidden=hidden, lm_head="target", scale=0.02, seed=batch)
+    rng, prompts = random.Random(f"{shape}-{batch}"), make_prompts(batch + 3, seed=batch)
+    with open_llm(folder, None, None, batch) as llm:
+        plain = decode(llm, prompts, greedy(70))
+    for depth in DEPTHS:
+        with open_llm(
+            folder, MedusaDecodingConfig(tmp_path / "heads", LARGEST), depth, batch
+        ) as llm:
+            for adaptive in (True, False, False):
+                tree = [list(n) for n in ref.random_tree(rng, 127, 4, 8)]
+                params = greedy(70, medusa_choices=tree, adaptive=adaptive)
+                assert decode(llm, prompts, params) == plain, tree
+            assert counts_of(llm)["num_accepted_tokens"] > 0
 
 
 def test_drafts_and_acceptance_are_those_of_the_host(target: Path, heads: Path) -> None:

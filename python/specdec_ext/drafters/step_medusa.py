@@ -218,15 +218,14 @@ class _OnDevice:
         if tree is not None:
             nodes[:size] = tree.heads * self._top_k + tree.ranks
             parents[:size] = tree.parents
-        # What lies behind the nodes is looked up in smaller steps, too, where fewer heads are.
-        nodes[size:] = 0
         self._nodes[slot].copy_(self._staged_nodes[slot], non_blocking=True)
         self._parents[slot].copy_(self._staged_parents[slot], non_blocking=True)
 
     def draft(self, inputs: DraftInputs, hidden: Tensor) -> None:
         heads, count = self._heads, inputs.num_requests
         width = min(inputs.max_width, self._width)
-        # The first nodes reach no deeper than their number: parents come first.
+        # The first nodes reach no deeper than their number: parents come first. So do those of a
+        # slot's last tree that lie behind a smaller one, and nobody reads what they are.
         num_heads = min(heads.num_heads, width)
         rows = self._rows[:count]
         torch.clamp(inputs.slot_ids, min=0, out=rows)  # padding looks up what nobody reads

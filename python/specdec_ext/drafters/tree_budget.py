@@ -75,12 +75,10 @@ def likeliest_first(choices: tuple[Choice, ...], rates: Floats) -> tuple[Choice,
 
     rates  [heads, ranks] of all heads and ranks that occur
     """
-    layout = tree_layout(choices)
-    worth = layout.worth(rates)
-    for node, parent in enumerate(layout.parent_list):  # products may round a child above it
-        if parent >= 0:
-            worth[node] = min(worth[node], worth[parent])
-    return tuple(choices[i] for i in np.argsort(-worth, kind="stable"))
+    # Stable: of equal ones the earlier, so a parent, comes first. Rounding makes no child likelier:
+    # its product is the parent's with a factor of at most 1 in the place of a 1.
+    order = np.argsort(-tree_layout(choices).worth(rates), kind="stable")
+    return tuple(choices[i] for i in order)
 
 
 class GuessRates:
