@@ -1,4 +1,4 @@
-"""Speculation and slot cells of benchmarks/gpu: sizes, and what the report makes of their figures."""
+"""Speculation and slot cells of benchmarks/gpu: their sizes, and what the report makes of them."""
 
 from __future__ import annotations
 
