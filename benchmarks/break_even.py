@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks import common, datasets, runners
-from benchmarks.model_drafters import METHODS, TEMPERATURES, configs
+from benchmarks.model_drafters import METHODS, TEMPERATURES, configs, make_parser, parse, write
 
 # Drafts of a step; None: adaptive, the default.
 LENGTHS: dict[str, tuple[int | None, ...]] = {
@@ -161,39 +161,15 @@ def tables_of(figures: dict[str, Any]) -> list[str]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = make_parser(__doc__.splitlines()[0], tokens=64)
     parser.add_argument("--dtype", default="bfloat16")
-    parser.add_argument(
-        "--sets", nargs="+", default=["humaneval", "mtbench"], choices=datasets.SETS
-    )
-    parser.add_argument("--prompts", type=int, default=4, help="prompts per set")
-    parser.add_argument("--tokens", type=int, default=64, help="most tokens per prompt")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--quick", action="store_true", help="1 prompt, 1 round; no file")
-    args = parser.parse_args()
-    if args.quick:
-        args.prompts, args.tokens, args.rounds = 1, 24, 1
-
+    args = parse(parser)
     folder, tokenizer = runners.default_model(args.threads)
     environment = common.environment(args.threads)
     figures = measure(folder, tokenizer, args.dtype, args)
     tables = tables_of(figures)
     print("\n\n".join(tables), flush=True)
-    if not args.quick:
-        result = {
-            "benchmark": "break_even",
-            "environment": environment,
-            "model": "SmolLM2-135M-Instruct",
-            "drafters": "shipped",
-            "dtype": args.dtype,
-            "prompts_per_set": args.prompts,
-            "max_tokens": args.tokens,
-            "rounds": args.rounds,
-            "seed": runners.SEED,
-            "results": figures,
-        }
-        common.write_result("break_even", result, tables)
+    write("break_even", environment, args, {args.dtype: figures}, tables)
     return 0
 
 

@@ -147,21 +147,51 @@ def table_of(dtype: str, figures: dict[str, dict[str, Any]], rates: bool = True)
     return common.markdown([dtype, *figures], rows)
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--dtypes", nargs="+", default=["bfloat16"])
+def make_parser(description: str, tokens: int) -> argparse.ArgumentParser:
+    """What the benchmarks of the shipped drafters share."""
+    parser = argparse.ArgumentParser(description=description)
     parser.add_argument(
         "--sets", nargs="+", default=["humaneval", "mtbench"], choices=datasets.SETS
     )
     parser.add_argument("--prompts", type=int, default=4, help="prompts per set")
-    parser.add_argument("--tokens", type=int, default=96, help="most tokens per prompt")
+    parser.add_argument("--tokens", type=int, default=tokens, help="most tokens per prompt")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--quick", action="store_true", help="1 prompt, 1 round; no file")
+    return parser
+
+
+def parse(parser: argparse.ArgumentParser) -> argparse.Namespace:
     args = parser.parse_args()
     if args.quick:
         args.prompts, args.tokens, args.rounds = 1, 24, 1
+    return args
 
+
+def write(
+    name: str, environment: Any, args: argparse.Namespace, figures: Any, tables: list[str]
+) -> None:
+    """The result file, unless the run was a quick one."""
+    if args.quick:
+        return
+    result = {
+        "benchmark": name,
+        "environment": environment,
+        "model": "SmolLM2-135M-Instruct",
+        "drafters": "shipped",
+        "prompts_per_set": args.prompts,
+        "max_tokens": args.tokens,
+        "rounds": args.rounds,
+        "seed": runners.SEED,
+        "results": figures,
+    }
+    common.write_result(name, result, tables)
+
+
+def main() -> int:
+    parser = make_parser(__doc__.splitlines()[0], tokens=96)
+    parser.add_argument("--dtypes", nargs="+", default=["bfloat16"])
+    args = parse(parser)
     folder, tokenizer = runners.default_model(args.threads)
     environment = common.environment(args.threads)
     figures, tables = {}, []
@@ -169,19 +199,7 @@ def main() -> int:
         figures[dtype] = measure(folder, tokenizer, dtype, args)
         tables.append(table_of(dtype, figures[dtype]))
         print(tables[-1], flush=True)
-    if not args.quick:
-        result = {
-            "benchmark": "model_drafters",
-            "environment": environment,
-            "model": "SmolLM2-135M-Instruct",
-            "drafters": "shipped",
-            "prompts_per_set": args.prompts,
-            "max_tokens": args.tokens,
-            "rounds": args.rounds,
-            "seed": runners.SEED,
-            "results": figures,
-        }
-        common.write_result("model_drafters", result, tables)
+    write("model_drafters", environment, args, figures, tables)
     return 0
 
 
