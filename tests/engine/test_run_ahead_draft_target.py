@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from run_ahead_driver import FakeRecorder
 from test_draft_target_kv import gathered, rebuilt
 
 from specdec_ext import LLM, ConfigError, DraftTargetDecodingConfig, SamplingParams
+from specdec_ext.cli import main
 from specdec_ext.drafters import DraftInputs
 from specdec_ext.models import load_model
 from specdec_ext.run_ahead import make_buckets
@@ -256,3 +258,22 @@ def test_what_stays_on_the_host_is_refused(
     with pytest.raises(ConfigError, match=message):
         open_ahead(folders, "near", 1, spec=spec)
     assert DraftTargetDecodingConfig(folders["near"]).host_only is None
+
+
+@pytest.mark.default_model
+def test_the_shipped_draft_model_runs_ahead(
+    default_model_path: Path, tmp_path: Path, capsys: Any
+) -> None:
+    """From the command line: plain text, fewer passes."""
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("Write a list of the numbers from one to twenty.\n")
+    argv = ["generate", "--draft_target", "--run-ahead", "1", "--json", "--input_file",
+            str(prompts), "--max_output_len", "32", "--max_batch_size", "1", "--verify",
+            "--no-adaptive"]  # fmt: skip
+    del default_model_path
+    capsys.readouterr()
+    assert main(argv) == 0
+    (line,) = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert line["identical"] is True
+    assert line["metrics"]["speculative_decoding"]["num_accepted_draft_tokens"] > 8
+    assert line["metrics"]["num_forward_passes"] < 24
