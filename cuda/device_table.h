@@ -47,6 +47,8 @@ Backend device_table() {
   table.bring_drafts = run_on<Device, bring_drafts, BringDraftsParams>;
   table.recent_tokens = run_on<Device, recent_tokens, RecentTokensParams>;
   table.keep_hidden = run_on<Device, keep_hidden, KeepHiddenParams>;
+  table.grow_beams = run_on<Device, grow_beams, GrowBeamsParams>;
+  table.merge_beams = run_on<Device, merge_beams, MergeBeamsParams>;
   table.sample_rows = run_on<Device, sample_rows, SampleRowsParams>;
   table.accept_step = run_on<Device, accept_step, AcceptStepParams>;
   table.synthetic_step = run_on<Device, synthetic_step, SyntheticStepParams>;

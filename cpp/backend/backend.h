@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "backend/accept_ops.h"
+#include "backend/beam_ops.h"
 #include "backend/device_limits.h"
 #include "backend/linear_op.h"
 #include "backend/ops.h"
@@ -40,6 +41,8 @@ struct Backend {
   void (*bring_drafts)(const BringDraftsParams&) = nullptr;
   void (*recent_tokens)(const RecentTokensParams&) = nullptr;
   void (*keep_hidden)(const KeepHiddenParams&) = nullptr;
+  void (*grow_beams)(const GrowBeamsParams&) = nullptr;
+  void (*merge_beams)(const MergeBeamsParams&) = nullptr;
   void (*sample_rows)(const SampleRowsParams&) = nullptr;
   void (*accept_step)(const AcceptStepParams&) = nullptr;
   void (*synthetic_step)(const SyntheticStepParams&) = nullptr;
@@ -81,6 +84,8 @@ inline constexpr std::uint64_t kBackendLayout = [] {
                                  sizeof(BringDraftsParams),
                                  sizeof(RecentTokensParams),
                                  sizeof(KeepHiddenParams),
+                                 sizeof(GrowBeamsParams),
+                                 sizeof(MergeBeamsParams),
                                  sizeof(SampleRowsParams),
                                  sizeof(AcceptStepParams),
                                  sizeof(SyntheticStepParams),

@@ -175,7 +175,7 @@ into float32 [n, H]; ``head`` is a PackedLinear [num_scores, E], the target's Ll
 function (x, out) of float32 [n, E] and [n, num_scores]. The arrays of functions are valid during the
 call only. Raises ValueError naming the layer that does not fit.)";
 
-constexpr const char* kRunDoc = R"(score() and advance() in one call. Releases the GIL.
+constexpr const char* kRunSearchDoc = R"(score() and advance() in one call. Releases the GIL.
 
 Ends early where the sum of the beams' probabilities times ``gains[depth - 1]``, the seconds that an
 expected draft of that depth saves, is less than ``pass_seconds`` (0: what the first pass took).)";
@@ -206,7 +206,7 @@ void register_recurrent_drafter(py::module_& m) {
       .def("advance", &advance, py::arg("search"), py::arg("token_ids") = py::none(),
            "BeamSearch.advance with these scores; ``token_ids`` int32 [num_scores].")
       .def("run", &run_search, py::arg("search"), py::arg("token_ids") = py::none(),
-           py::arg("gains") = std::vector<double>(), py::arg("pass_seconds") = 0.0, kRunDoc)
+           py::arg("gains") = std::vector<double>(), py::arg("pass_seconds") = 0.0, kRunSearchDoc)
       .def_property_readonly(
           "scores",
           [](const RecurrentDrafterObject& self) {

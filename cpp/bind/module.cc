@@ -24,6 +24,7 @@ PYBIND11_MODULE(_core, m) {
   specdec::register_sampling(m);
   specdec::register_slots(m);
   specdec::register_brought_drafts(m);
+  specdec::register_beam_ops(m);
   specdec::register_run_ahead(m);  // after the executor and slots, whose types it returns
   specdec::register_fill_step_plan(m);
   specdec::register_beams(m);

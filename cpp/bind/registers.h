@@ -21,6 +21,7 @@ void register_algo(pybind11::module_& m);
 void register_sampling(pybind11::module_& m);
 void register_slots(pybind11::module_& m);
 void register_brought_drafts(pybind11::module_& m);
+void register_beam_ops(pybind11::module_& m);
 void register_run_ahead(pybind11::module_& m);
 void register_fill_step_plan(pybind11::module_& m);
 void register_beams(pybind11::module_& m);

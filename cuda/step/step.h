@@ -3,6 +3,7 @@
 // Each enqueues on exec.stream and returns; docs/kernels/build_step.md.
 #pragma once
 
+#include "backend/beam_ops.h"
 #include "backend/ops.h"
 #include "backend/slot_ops.h"
 
@@ -13,6 +14,8 @@ void commit_step(const CommitStepParams& params);
 void bring_drafts(const BringDraftsParams& params);
 void recent_tokens(const RecentTokensParams& params);
 void keep_hidden(const KeepHiddenParams& params);
+void grow_beams(const GrowBeamsParams& params);
+void merge_beams(const MergeBeamsParams& params);
 void build_step(const BuildStepParams& params);
 void pack_mask(const PackMaskParams& params);
 

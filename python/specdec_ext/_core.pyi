@@ -50,6 +50,7 @@ __all__: list[str] = [
     "draft_step",
     "fill_step_plan",
     "gated_activation",
+    "grow_beams",
     "keep_hidden",
     "linear",
     "linear_scratch_bytes",
@@ -59,6 +60,7 @@ __all__: list[str] = [
     "make_step_plan",
     "mask_from_parents",
     "merge_beams",
+    "merge_step_beams",
     "num_threads",
     "pack_mask",
     "plan_workspace",
@@ -1708,6 +1710,28 @@ def gated_activation(
     See specdec_ext.ops.gated_activation.
     """
 
+def grow_beams(
+    scores: typing.Any,
+    columns: typing.Any,
+    *,
+    tokens: typing.Any,
+    parents: typing.Any,
+    log_probs: typing.Any,
+    reached: typing.Any,
+    depth: typing.SupportsInt | typing.SupportsIndex,
+    num_scores: typing.SupportsInt | typing.SupportsIndex,
+    num_beams: typing.Any,
+    lengths: typing.Any,
+    next_rows: typing.Any,
+    next_tokens: typing.Any,
+    token_ids: typing.Any = None,
+    backend: typing.Any = None,
+    stream: typing.SupportsInt | typing.SupportsIndex = 0,
+) -> None:
+    """
+    See specdec_ext.ops.grow_beams.
+    """
+
 def keep_hidden(
     layout: SlotLayout,
     slots: typing.Any,
@@ -1811,6 +1835,22 @@ def merge_beams(
 ]:
     """
     (tokens, parents, node_of [beams, length]) of the prefix tree of int32 [beams, length].
+    """
+
+def merge_step_beams(
+    tokens: typing.Any,
+    parents: typing.Any,
+    log_probs: typing.Any,
+    reached: typing.Any,
+    *,
+    draft_tokens: typing.Any,
+    draft_parents: typing.Any,
+    counts: typing.Any,
+    backend: typing.Any = None,
+    stream: typing.SupportsInt | typing.SupportsIndex = 0,
+) -> None:
+    """
+    See specdec_ext.ops.merge_beams.
     """
 
 def num_threads() -> int:

@@ -9,8 +9,11 @@ from typing import Any
 
 import pytest
 from run_ahead_driver import FakeRecorder
+from test_run_ahead_device import ENQUEUED, VIEWS
 from transformers import LlamaForCausalLM
 
+from dispatch_recorder import Recorder, no_synchronisation
+from emulators import EMULATED, devices
 from model.redrafter_cases import KINDS, random_drafter, trained_drafter
 from specdec_ext import (
     LLM,
@@ -26,6 +29,10 @@ from tiny_models import save_llama
 
 VOCAB, HIDDEN, NUM_TOKENS = 48, 32, 24
 DEPTHS = (0, 1, 2)
+# What the drafter's search enqueues beside what every step does.
+SEARCHED = {
+    "aten::silu_", "aten::add_.Tensor", "aten::clamp.out", "aten::minimum.out", "aten::topk.values",
+}  # fmt: skip
 COUNTS = ("num_draft_tokens", "num_accepted_tokens", "rows", "generated_tokens")
 
 
@@ -174,18 +181,24 @@ def test_sampled_requests_of_every_rule(target: Path, learnt: Path) -> None:
     assert drawn == [texts[0][i] for i in lossless]
 
 
-def test_recorded_steps(target: Path, learnt: Path, plain: list[list[int]]) -> None:
+def recorded_steps(
+    target: Path, learnt: Path, plain: list[list[int]], count: int, **where: Any
+) -> None:
     """Replayed with the padding poisoned; a bucket without drafts leaves the drafter out."""
     spec = ReDrafterDecodingConfig(learnt, 4, 3, adaptive=False)
-    with open_llm(target, spec, 1, batch=3) as llm:
+    with open_llm(target, spec, 1, batch=3, **where) as llm:
         pipeline = llm.engine._pipeline  # type: ignore[attr-defined]
         recorder = FakeRecorder()
         recorder.buffers = pipeline.buffers
         pipeline._recorder = recorder
         pipeline.buckets = make_buckets(3, pipeline.executor.max_rows_per_request, 48)
-        assert run(llm, prompts(16), mixed(2)) == plain
-        assert recorder.recorded > 1 and recorder.replayed > 30
+        assert run(llm, prompts(16)[:count], mixed(2)[:count]) == plain[:count]
+        assert recorder.recorded > 1 and recorder.replayed > 10
         assert llm.get_metrics()["drafter"]["failures"] == 0
+
+
+def test_recorded_steps(target: Path, learnt: Path, plain: list[list[int]]) -> None:
+    recorded_steps(target, learnt, plain, 16)
 
 
 def test_what_stays_on_the_host_is_refused(target: Path, learnt: Path) -> None:
@@ -215,6 +228,83 @@ def test_from_the_command_line() -> None:
     args = parser.parse_args(["--redrafter", "--redrafter-no-greedy-search", "--run-ahead", "1"])
     with pytest.raises(ConfigError, match="greedy_search"):
         llm_kwargs(args)
+
+
+def on(device: str) -> dict[str, Any]:
+    return {"device": device, "dtype": "float32"}
+
+
+@devices
+@pytest.mark.parametrize("depth", DEPTHS)
+def test_a_device_says_the_same(
+    target: Path, learnt: Path, plain: list[list[int]], device: str, depth: int
+) -> None:
+    """The search on the device; counts as on the CPU where every step has room for all drafts."""
+    spec = ReDrafterDecodingConfig(learnt, 4, 5, adaptive=False)
+    counts = []
+    for where in ({}, on(device)):
+        with open_llm(target, spec, depth, batch=3, **where) as llm:
+            for params in (greedy(), mixed(depth)[:6]):
+                assert run(llm, prompts(16)[:6], params) == plain[:6]
+            metrics = llm.get_metrics()
+        assert metrics["drafter"]["failures"] == 0
+        assert metrics["drafter"]["memory_bytes"] > 1000
+        counts.append({name: metrics["executor"][name] for name in COUNTS[:2]})
+    # Rows of padding aside; what a narrow step searches is narrower on the device.
+    assert abs(counts[0]["num_accepted_tokens"] - counts[1]["num_accepted_tokens"]) <= 4
+
+
+@devices
+def test_sampled_and_adaptive_requests_on_a_device(target: Path, learnt: Path, device: str) -> None:
+    params = [greedy(seed=i, **RULES[i]) for i in (0, 1, 4)]
+    texts = []
+    for depth, where in ((None, {}), (0, on(device)), (2, on(device))):
+        spec = None if depth is None else ReDrafterDecodingConfig(learnt, 3, 3)
+        if depth is None:
+            alone = [greedy(seed=p.seed, temperature=p.temperature, top_p=p.top_p) for p in params]
+        with open_llm(target, spec, depth, batch=3, **where) as llm:
+            texts.append(run(llm, prompts(3), alone if depth is None else params))
+    assert texts[0] == texts[1] == texts[2]
+
+
+@devices
+@pytest.mark.parametrize("kind", ["reduced tied", "tied", "no rnn"])
+def test_steps_wait_for_nothing_but_events(
+    target: Path, device: str, kind: str, tmp_path: Path
+) -> None:
+    """No copy to the host but the ring's, no value read, no tensor made; a prompt joins midway."""
+    drafter = random_drafter(tmp_path, kind, HIDDEN, VOCAB, 2)
+    spec = ReDrafterDecodingConfig(drafter, 3, 3, adaptive=False)
+    with open_llm(target, spec, 1, batch=3, **on(device)) as llm:
+        pipeline = llm.engine._pipeline  # type: ignore[attr-defined]
+        run(llm, prompts(3), greedy())  # grows scratch memory
+        for prompt in prompts(2):
+            pipeline.executor.submit(prompt, max_tokens=14)
+        pipeline.draft_options = lambda _: {"num_beams": 2, "length": 3, "adaptive": False}
+        assert pipeline.step() == []
+        with no_synchronisation(device), Recorder() as seen:
+            for step in range(8):
+                if step == 3:
+                    pipeline.executor.submit(prompts(3)[2], max_tokens=3)
+                pipeline.step()
+        pipeline.drain()
+        assert llm.get_metrics()["drafter"]["failures"] == 0
+    assert seen.names <= ENQUEUED | VIEWS | SEARCHED
+
+
+@devices
+def test_recorded_steps_of_a_device(
+    target: Path, learnt: Path, plain: list[list[int]], device: str
+) -> None:
+    recorded_steps(target, learnt, plain, 8, **on(device))
+
+
+@pytest.mark.parametrize("device", [pytest.param("cuda-emu", marks=EMULATED)])
+def test_every_access_of_a_padded_step_is_legal(
+    target: Path, learnt: Path, plain: list[list[int]], device: str
+) -> None:
+    """The emulation that checks bounds, races and initialisation."""
+    recorded_steps(target, learnt, plain, 5, **on(device))
 
 
 @pytest.mark.default_model

@@ -30,6 +30,8 @@ const Backend& cpu_backend() {
     b.bring_drafts = cpu::bring_drafts;
     b.recent_tokens = cpu::recent_tokens;
     b.keep_hidden = cpu::keep_hidden;
+    b.grow_beams = cpu::grow_beams;
+    b.merge_beams = cpu::merge_beams;
     b.sample_rows = cpu::sample_rows;
     b.accept_step = cpu::accept_step;
     b.synthetic_step = cpu::synthetic_step;

@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 
 from ..models.device_step import Upload
 from ..models.host_rows import HostRows
+from .redrafter_layers import RedrafterLayers
 from .redrafter_model import Redrafter
 
 __all__ = ["DeviceRedrafter", "SearchCost"]
@@ -42,57 +42,29 @@ class DeviceRedrafter:
     """
 
     def __init__(self, network: Redrafter, target: Any) -> None:
-        shape, device = network.shape, target.place.device
-        self.device: torch.device = device
-        self.num_scores = shape.draft_vocab_size or shape.vocab_size
+        self._layers = RedrafterLayers(network, target)
+        self.device: torch.device = self._layers.device
+        self.num_scores = self._layers.num_scores
         self.token_ids = network.token_ids  # of the search, which is on the host
-        self._target = target
-        self._dtype: torch.dtype = target.kv_dtype
-
-        def there(linear: nn.Linear) -> tuple[torch.Tensor, torch.Tensor | None]:
-            bias = linear.bias
-            return (
-                linear.weight.to(device, self._dtype),
-                None if bias is None else bias.to(device, self._dtype),
-            )
-
-        self._recurrence: tuple[torch.Tensor, torch.Tensor | None] | None = None
-        if shape.rnn:
-            # One product for both: [e, s] (W_w | W_u)^T + b.
-            both = torch.cat((network.rnn_w.weight, network.rnn_u.weight), dim=1)
-            bias = network.rnn_u.bias.to(device, self._dtype)
-            self._recurrence = (both.to(device, self._dtype), bias)
-        self._projection = there(network.input_proj) if shape.has_input_proj else None
-        self._blocks = [there(block.linear) for block in network.blocks()]
-        self._head: torch.Tensor | None = None
-        if not shape.tie_lm_head:
-            self._head = network.own_head().weight.to(device, self._dtype)
-        elif self.token_ids is not None:
-            self._head = target.head_rows(self.token_ids.to(device)).to(self._dtype)
-        else:
-            target.head(torch.zeros(1, shape.hidden_size, device=device))  # refused here
-        empty = torch.zeros(0, shape.hidden_size, dtype=self._dtype, device=device)
-        self._context = self._state = empty  # [R, H]
-        self._tokens = torch.zeros(0, dtype=torch.int32, device=device)  # [R]
-        self._upload = Upload(device)
-        self._best = HostRows(device)
+        self._memory = self._rows = self._layers.make_rows(0)
+        self._tokens = torch.zeros(0, dtype=torch.int32, device=self.device)  # [R]
+        self._upload = Upload(self.device)
+        self._best = HostRows(self.device)
 
     @property
     def weight_bytes(self) -> int:
         """Bytes of weights of its own; a head that is the target's is not counted."""
-        layers = [self._recurrence, self._projection, *self._blocks, (self._head, None)]
-        tensors = [t for layer in layers if layer is not None for t in layer if t is not None]
-        return sum(t.numel() * t.element_size() for t in tensors)
+        return self._layers.weight_bytes
 
     def scratch_bytes(self, max_rows: int) -> int:
-        """Device memory that a pass may take for a while: the scores, and choosing from them."""
-        size = 4 if self._head is None else self._dtype.itemsize
-        return 2 * max_rows * self.num_scores * size
+        """Device memory of a pass beside the weights: its rows, and choosing from the scores."""
+        return self._layers.row_bytes * max_rows + self._layers.choice_bytes(max_rows)
 
     def start(self, hidden: Sequence[torch.Tensor], tokens: Sequence[int]) -> None:
         """One request a row: its hidden state [H], on the device, and last token."""
-        self._context = torch.stack(list(hidden)).to(self._dtype)
-        self._state = torch.zeros_like(self._context)
+        self._take(len(hidden))
+        self._rows.context.copy_(torch.stack(list(hidden)))
+        self._rows.old_state.zero_()
         (self._tokens,) = self._upload.send([np.array(tokens, dtype=np.int32)])
 
     def run(self, search: Any, gains: Sequence[float], pass_seconds: float) -> SearchCost:
@@ -120,27 +92,22 @@ class DeviceRedrafter:
 
     def scores(self) -> torch.Tensor:
         """Scores [R, V'] of the rows, on the device; their states take in their tokens."""
-        embedding = self._target.embed(self._tokens).to(self._dtype)
-        if self._recurrence is None:
-            self._state = self._state + embedding
-        else:
-            pair = torch.cat((embedding, self._state), dim=1)
-            self._state = nn.functional.silu(nn.functional.linear(pair, *self._recurrence))
-        x = torch.cat((self._context, self._state), dim=1)
-        if self._projection is not None:
-            x = nn.functional.linear(x, *self._projection)
-        for weight, bias in self._blocks:
-            x = x + nn.functional.silu(nn.functional.linear(x, weight, bias))
-        if self._head is None:
-            result: torch.Tensor = self._target.head(x.float())
-            return result
-        return nn.functional.linear(x, self._head)
+        return self._layers.run(self._rows, self._tokens)
+
+    def _take(self, rows: int) -> None:
+        """So many rows, contents arbitrary; the memory is only ever grown."""
+        if len(self._memory) < rows:
+            self._memory = self._layers.make_rows(rows)
+        self._rows = self._memory.first(rows)
 
     def _gather(self, search: Any) -> None:
         """The rows of the next depth: each takes over what the row that it extends had."""
         parents, tokens = self._upload.send([search.row_parents, search.row_tokens])
-        self._context = self._context.index_select(0, parents)
-        self._state = self._state.index_select(0, parents)
+        context = self._rows.context.index_select(0, parents)
+        state = self._rows.state.index_select(0, parents)
+        self._take(len(parents))
+        self._rows.context.copy_(context)
+        self._rows.old_state.copy_(state)
         self._tokens = tokens
 
     def _best_scores(self, scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

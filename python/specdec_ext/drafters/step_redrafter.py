@@ -9,8 +9,9 @@ import torch
 
 from .. import _core, ops
 from ..drafter_config import ReDrafterDecodingConfig
-from ..errors import ConfigError, ModelError
+from ..errors import ModelError
 from ..models.place import CPU
+from .device_beams import DeviceBeams
 from .redrafter import PackedRedrafter, check_target
 from .redrafter_model import load_redrafter
 from .shipped import shipped_folder
@@ -84,6 +85,10 @@ class HostBeams:
             vocab_size=self._vocab_size, status=inputs.status,
         )  # fmt: skip
 
+    def scratch_bytes(self, max_requests: int) -> int:
+        del max_requests
+        return 0
+
     def stats(self) -> dict[str, Any]:
         return {
             "memory_bytes": self._network.weight_bytes,
@@ -113,25 +118,31 @@ class StepRedrafter:
         max_requests: int,
         allow_pickle: bool = False,
     ) -> None:
-        place = getattr(model, "place", CPU)
-        if not place.is_cpu:
-            raise ConfigError(
-                f"SchedulerConfig.run_ahead: on {place.name} ReDrafter's beams are searched on the "
-                "host; use run_ahead=None"
-            )
         folder = shipped_folder("redrafter") if config.model is None else config.model
         network = load_redrafter(folder, allow_pickle=allow_pickle)
+        place = getattr(model, "place", CPU)
+        sizes = {"vocab_size": int(model.vocab_size), "max_requests": max_requests}
+        self._beams: HostBeams | DeviceBeams
         try:
             check_target(network.shape, model)
-            self._beams = HostBeams(
-                PackedRedrafter(network, model),
-                vocab_size=model.vocab_size,
-                max_requests=max_requests,
-                width=config.max_draft_len,
-            )
+            if place.is_cpu:
+                packed = PackedRedrafter(network, model)
+                self._beams = HostBeams(packed, width=config.max_draft_len, **sizes)
+            else:
+                self._beams = DeviceBeams(
+                    network,
+                    model,
+                    num_beams=config.num_beams,
+                    length=config.draft_len_per_beam,
+                    **sizes,
+                )
         except ModelError as error:
             raise type(error)(f"{folder}: {error}") from None
         self._device: str = place.name
+
+    def scratch_bytes(self, max_requests: int) -> int:
+        """Device memory that a step may take beside what is there from the start."""
+        return self._beams.scratch_bytes(max_requests)
 
     def enter(self, slot: int, options: Mapping[str, Any]) -> None:
         """See StepDrafter; options are those of ReDrafterDecodingConfig.request_kwargs."""
@@ -143,5 +154,5 @@ class StepRedrafter:
         self._beams.draft(inputs)
 
     def stats(self) -> Mapping[str, Any]:
-        """See StepDrafter; network_seconds is the time inside the drafter's layers."""
+        """See StepDrafter; on the CPU passes are counted and timed, too."""
         return {"device": self._device, **self._beams.stats()}

@@ -184,6 +184,16 @@ class DeviceModel:
         self.decoder.scores(hidden, out)
 
     @torch.inference_mode()
+    def embed_rows(self, token_ids: torch.Tensor, out: torch.Tensor) -> None:
+        """embed() of int32 ids [n] on the device, into `out` [n, hidden] of the model's dtype."""
+        torch.index_select(self.decoder.weights.embedding, 0, token_ids, out=out)
+
+    @torch.inference_mode()
+    def score_rows(self, hidden: torch.Tensor, out: torch.Tensor) -> None:
+        """head() of rows [n, hidden] on the device, into `out` float32 [n, V]."""
+        self.decoder.scores(hidden, out)
+
+    @torch.inference_mode()
     def head_rows(self, token_ids: torch.Tensor) -> torch.Tensor:
         """See StepModel."""
         ids = token_ids.to(self.place.device)

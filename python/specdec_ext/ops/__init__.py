@@ -34,6 +34,7 @@ from specdec_ext.ops.accept import (
     synthetic_step,
 )
 from specdec_ext.ops.attention import spec_attention, step_attention
+from specdec_ext.ops.beams import grow_beams, merge_beams
 from specdec_ext.ops.brought_drafts import bring_drafts, keep_hidden, recent_tokens
 from specdec_ext.ops.kv import append_kv, compact_kv, rope_append_kv, step_append_kv
 from specdec_ext.ops.rows import gated_activation, linear, linear_scratch_bytes, rms_norm
@@ -88,6 +89,7 @@ __all__ = [
     "draft_step",
     "enter_slot",
     "gated_activation",
+    "grow_beams",
     "keep_hidden",
     "linear",
     "linear_scratch_bytes",
@@ -96,6 +98,7 @@ __all__ = [
     "make_results",
     "make_slots",
     "mask_from_parents",
+    "merge_beams",
     "num_threads",
     "pack_mask",
     "pick_attention",

@@ -1,0 +1,100 @@
+"""Beam search on a step's stream: depths of all requests at once, then draft trees.
+
+per depth: a network's scores, torch.topk, grow_beams, the states of the rows that go on
+merge_beams -> bring_drafts
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from specdec_ext import _core
+from specdec_ext.ops._where import stream_of
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def grow_beams(
+    scores: Tensor,
+    columns: Tensor,
+    *,
+    tokens: Tensor,
+    parents: Tensor,
+    log_probs: Tensor,
+    reached: Tensor,
+    depth: int,
+    num_scores: int,
+    num_beams: Tensor,
+    lengths: Tensor,
+    next_rows: Tensor,
+    next_tokens: Tensor,
+    token_ids: Tensor | None = None,
+    backend: str | None = None,
+) -> None:
+    """The beams of a depth: of all their extensions, those with the largest log-probability.
+
+    Shapes   scores [rows, k] float32, columns [rows, k] int64: the k <= 64 best scores of each row,
+             best first, as torch.topk gives them; rows: D at depth 0, else D * width. tokens,
+             parents [D, length, width] int32, log_probs [D, length, width] float32, reached [D]
+             int32: the beams so far. num_beams, lengths [D] int32: what each request asked for.
+             token_ids [num_scores] int32: the token of each column, None: the column.
+    Chosen   the log-softmax over the k scores of a row is added to its beam's log-probability; on
+             ties the beam that stood first, then its better score. Scores of -infinity and what
+             stands behind one that is out of order or has no column are no candidates; a row with
+             NaN or +infinity has none.
+    Writes   place [b, depth, j] for every j, best first: parents is the place in the depth before;
+             token -1, log-probability -infinity where there is no beam. reached [b] = depth + 1,
+             unless the request has its length or no candidates: then it keeps the beams that it
+             had. next_rows, next_tokens [D, width] int32: the row that each beam extends and its
+             token; the request's first row and token 0 where there is no beam.
+    Raises   ValueError or TypeError naming the argument, what it is and what it has to be.
+    """
+    _core.grow_beams(
+        scores,
+        columns,
+        tokens=tokens,
+        parents=parents,
+        log_probs=log_probs,
+        reached=reached,
+        depth=depth,
+        num_scores=num_scores,
+        num_beams=num_beams,
+        lengths=lengths,
+        next_rows=next_rows,
+        next_tokens=next_tokens,
+        token_ids=token_ids,
+        backend=backend,
+        stream=stream_of(scores),
+    )
+
+
+def merge_beams(
+    tokens: Tensor,
+    parents: Tensor,
+    log_probs: Tensor,
+    reached: Tensor,
+    *,
+    draft_tokens: Tensor,
+    draft_parents: Tensor,
+    counts: Tensor,
+    backend: str | None = None,
+) -> None:
+    """The draft tree of each request's last beams; prefixes that they share are one node.
+
+    Shapes   tokens, parents, log_probs, reached as ``grow_beams`` wrote them.
+    Writes   draft_tokens, draft_parents [D, length * width] int32 and counts [D] int32, as
+             ``bring_drafts`` takes them: the likeliest drafts first, -1 behind the last.
+    Raises   ValueError or TypeError naming the argument, what it is and what it has to be.
+    """
+    _core.merge_step_beams(
+        tokens,
+        parents,
+        log_probs,
+        reached,
+        draft_tokens=draft_tokens,
+        draft_parents=draft_parents,
+        counts=counts,
+        backend=backend,
+        stream=stream_of(tokens),
+    )
