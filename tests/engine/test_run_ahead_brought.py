@@ -8,6 +8,7 @@ what the executor verified; the hidden states that it is given against the token
 from __future__ import annotations
 
 import random
+import time
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any
@@ -221,6 +222,45 @@ def test_what_drafting_takes_is_measured_with_marks_on_the_stream(graphs: bool) 
     assert sum(len(out.tokens) for out in engine.drain()) == 20
     immediate = run_ahead_hash_engine(function, drafter=drafter, **sizes, **EXTERNAL)
     assert immediate.pipeline.measure_drafting() is None
+
+
+@pytest.mark.parametrize("one_by_one", [False, True])
+def test_what_drafting_takes_is_told_for_a_step_or_for_a_draft(one_by_one: bool) -> None:
+    function = HashFunction(vocab=30, seed=4)
+
+    class Slow(Guesser):
+        drafts_one_by_one = one_by_one
+
+        def draft(self, inputs: DraftInputs) -> None:
+            time.sleep(0.001 * inputs.max_width if one_by_one else 0.004)
+            super().draft(inputs)
+
+    engine = run_ahead_hash_engine(
+        function, max_batch_size=1, max_seq_len=60, max_num_tokens=64, depth=0,
+        drafter=Slow(function, 1, hostile=False), adaptive=False, **EXTERNAL,
+    )  # fmt: skip
+    told: list[tuple[float, ...]] = []
+    engine.pipeline.executor = Told(engine.executor, told)
+    engine.submit([1, 2], max_tokens=30, max_draft_len=8)
+    while engine.pipeline.executor.num_unfinished:
+        engine.pipeline.step()
+    fixed, each = zip(*told, strict=True)
+    assert set(fixed if one_by_one else each) == {0.0}
+    assert min(each if one_by_one else fixed) > (0.001 if one_by_one else 0.004)
+
+
+class Told:
+    """An executor that notes what it is told of drafting."""
+
+    def __init__(self, executor: Any, told: list[tuple[float, ...]]) -> None:
+        self._executor, self._told = executor, told
+
+    def set_draft_cost(self, *cost: float) -> None:
+        self._told.append(cost)
+        self._executor.set_draft_cost(*cost)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._executor, name)
 
 
 class HiddenModel(HashModel):

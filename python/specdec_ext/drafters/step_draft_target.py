@@ -41,6 +41,7 @@ class StepDraftTarget:
 
     name = "draft_target"
     needs_hidden = False
+    drafts_one_by_one = True
     # Tokens that the first pass reads of each request on a device: the last draft of a step that
     # accepted all of them, and the golden token. There every step's tokens are read at once.
     reads = 2

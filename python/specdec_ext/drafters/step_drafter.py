@@ -89,6 +89,7 @@ class StepDrafter(Protocol):
     #   read_prompts(PromptInputs)  called behind the model's pass of a step with prompts
     #   draft_probs(cu_logits, first, num_rows) -> ops.DraftProbs | None  what the drafts of a step
     #       that samples were drawn from, called behind draft(); first: decoding requests from there
+    #   drafts_one_by_one: bool     draft() takes as long as a request's drafts are many
     #   reads_every_step: bool      draft() is called in steps without drafts, too: max_drafts is 0
     name: str
     needs_hidden: bool

@@ -75,7 +75,7 @@ class RunAheadPipeline(StepOperations):
         self._not_host_s = 0.0
         self._recorder = recorder
         self._replays: dict[tuple[Bucket, bool, bool, int | None], Callable[[], None]] = {}
-        self._draft_seconds = 0.0  # of a step, lately
+        self._draft_seconds = 0.0  # of a step or of a draft, lately
         self.drafting_s = 0.0  # time in the drafter, where steps run as they are enqueued
         self._chosen: dict[tuple[int, int], Bucket | None] = {}
         staging = self.buffers.staging
@@ -186,23 +186,36 @@ class RunAheadPipeline(StepOperations):
         self._marks = None if self._times is None else []
         self._mark()
         self._stage(planned)
-        self._run(Geometry.of(planned))
-        self._tell_draft_cost()
+        geometry = Geometry.of(planned)
+        self._run(geometry)
+        self._tell_draft_cost(geometry)
         self._read_back(planned)
         self._mark()
         if self._marks is not None and self.stream.immediate:
             self._not_host_s += self._marks[-1].since(self._marks[0])
 
-    def _tell_draft_cost(self) -> None:
+    def _tell_draft_cost(self, g: Geometry) -> None:
         """Where a step has run when it was enqueued, the executor learns what drafting takes."""
         if not self.stream.immediate or self.draft_calls == 0:
             return
         seconds, self.draft_calls, self.draft_s = self.draft_s, 0, 0.0
+        self.drafting_s += seconds
+        if not g.drafts:
+            return
+        new = seconds / self._draft_units(g)
         old = self._draft_seconds
         # One step in which the machine did something else counts as twice what is usual.
-        self._draft_seconds = 0.9 * old + 0.1 * min(seconds, 2 * old) if old else seconds
-        self.drafting_s += seconds
-        self.executor.set_draft_cost(self._draft_seconds)
+        self._draft_seconds = 0.9 * old + 0.1 * min(new, 2 * old) if old else new
+        self._set_draft_cost(self._draft_seconds)
+
+    def _draft_units(self, g: Geometry) -> int:
+        """What the drafter's time is proportional to: drafts of a request, or 1."""
+        one_by_one = getattr(self.drafter, "drafts_one_by_one", False)
+        return max(g.max_rows - 1, 1) if one_by_one else 1
+
+    def _set_draft_cost(self, seconds: float) -> None:
+        one_by_one = getattr(self.drafter, "drafts_one_by_one", False)
+        self.executor.set_draft_cost(*((0.0, seconds) if one_by_one else (seconds, 0.0)))
 
     def _mark(self) -> None:
         if self._marks is not None:
@@ -318,5 +331,5 @@ class RunAheadPipeline(StepOperations):
         self.stream.record().wait()
         pairs = itertools.pairwise(marks)
         seconds = statistics.median(later.since(earlier) for earlier, later in pairs)
-        self.executor.set_draft_cost(seconds)
+        self._set_draft_cost(seconds / self._draft_units(g))
         return seconds
