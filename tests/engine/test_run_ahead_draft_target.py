@@ -97,15 +97,15 @@ def test_in_every_round_the_kv_is_that_of_the_text_read_afresh(
         drafter = drafter_of(llm)
         scratch = load_model(folders[draft], draft=True)
         missing: list[int] = []
-        find = drafter._read_so_far
+        find = drafter.reader.first
 
-        def checked(inputs: DraftInputs, known: Any, lens: Any) -> Any:
-            start = find(inputs, known, lens)
+        def checked(inputs: DraftInputs, last: Any, lens: Any, width: int) -> Any:
+            first = find(inputs, last, lens, width)
             for b in range(inputs.num_requests):
                 length = int(lens[b])
                 if length == 0:
                     continue
-                begin, end = inputs.layout.history_offset // 4, int(start[b])
+                begin, end = inputs.layout.history_offset // 4, int(first.rows.kv_len[b])
                 words = inputs.slots[int(inputs.slot_ids[b])].view(torch.int32)
                 text = words[begin : begin + length].tolist()
                 missing.append(length - end)
@@ -113,9 +113,9 @@ def test_in_every_round_the_kv_is_that_of_the_text_read_afresh(
                 fresh = rebuilt(scratch, text[:end], page)
                 assert torch.equal(mine[0], fresh[0])
                 assert torch.equal(mine[1], fresh[1])
-            return start
+            return first
 
-        drafter._read_so_far = checked
+        drafter.reader.first = checked
         assert run(llm, PROMPTS[:6], GREEDY) == plain["greedy"][:6]
     # The golden token; after full acceptance the last draft, too.
     assert set(missing) <= {1, 2}
@@ -132,7 +132,7 @@ def test_tokens_of_steps_without_drafts_are_read_later(
     with open_ahead(folders, "target", 1, 1) as llm:
         drafter, calls, rows = drafter_of(llm), 0, []
         draft, forward = drafter.draft, drafter.model.forward
-        drafter._max_rows = most
+        drafter.reader.max_rows = most
 
         def sometimes(inputs: DraftInputs) -> None:
             nonlocal calls

@@ -22,16 +22,14 @@ from specdec_ext.run_ahead import make_buckets
 # Of the drafter: small integers of each request and row, and the laws of drawn drafts. None of them
 # reads a value; what they make comes from the allocator's cache, or from a graph's pool.
 DRAFTED = {
-    "aten::__and__.Tensor", "aten::__or__.Tensor", "aten::add.Tensor", "aten::bitwise_and.Tensor",
-    "aten::bitwise_not", "aten::cat", "aten::clamp_", "aten::clamp_max", "aten::clamp_min",
-    "aten::cumprod", "aten::cumsum.out", "aten::div.Tensor", "aten::eq.Scalar", "aten::eq.Tensor",
-    "aten::flatten.using_ints", "aten::full_like", "aten::ge.Scalar", "aten::gt.Scalar",
-    "aten::index_copy_", "aten::index_select", "aten::le.Scalar", "aten::lt.Scalar",
-    "aten::lt.Tensor", "aten::masked_fill.Scalar", "aten::minimum", "aten::mul.Tensor",
-    "aten::ne.Scalar", "aten::new_full", "aten::remainder.Scalar", "aten::rsub.Scalar",
-    "aten::searchsorted.Tensor", "aten::softmax.int_out", "aten::sub.Tensor",
-    "aten::sum.dim_IntList", "aten::to.dtype", "aten::unsqueeze", "aten::where.self",
-    "aten::zeros_like",
+    "aten::__and__.Tensor", "aten::add.Tensor", "aten::bitwise_and.Tensor", "aten::bitwise_not",
+    "aten::cat", "aten::clamp_", "aten::clamp_max", "aten::clamp_min", "aten::cumsum.out",
+    "aten::div.Tensor", "aten::eq.Scalar", "aten::full_like", "aten::ge.Scalar",
+    "aten::gt.Scalar", "aten::index_copy_", "aten::index_select", "aten::le.Scalar",
+    "aten::lt.Scalar", "aten::masked_fill.Scalar", "aten::minimum", "aten::mul.Tensor",
+    "aten::mul.out", "aten::ne.Scalar", "aten::new_full", "aten::remainder.Scalar",
+    "aten::rsub.Scalar", "aten::searchsorted.Tensor", "aten::softmax.int_out", "aten::sub.Tensor",
+    "aten::to.dtype", "aten::unsqueeze", "aten::where.self", "aten::zeros_like",
 }  # fmt: skip
 LAWS: list[dict[str, Any]] = [{}, {"temperature": 0.7, "acceptance": "rejection"}]
 

@@ -87,13 +87,16 @@ class DraftChoice:
         self._draws_own[slot] = how == _OWN
         self._how[slot].fill_(how)
 
-    def begin(self, inputs: DraftInputs, slots: Tensor) -> None:
-        """A step's drafts are about to be made; slots [D] int64."""
+    def begin(self, inputs: DraftInputs) -> None:
+        """A step's drafts are about to be made."""
+        if not inputs.needs_scores:
+            return
+        slots = inputs.slot_ids.long().remainder(self._how.shape[0])  # -1: the last
         self._how_now = self._how.index_select(0, slots)
         self._has_probs.zero_()
-        if inputs.needs_scores and self._probs is not None:
+        if self._probs is not None:
             drawn = (self._how_now == _OWN) & (inputs.laws.temperature > 0)
-            self._has_probs[: len(slots)].copy_(drawn)
+            self._has_probs[: drawn.shape[0]].copy_(drawn)
 
     def choose(
         self,
@@ -111,14 +114,14 @@ class DraftChoice:
         places     [D] int64 each request's row; of one that has none any row
         level      of the drafts, from 0
         """
-        requests, rows, how = len(places), len(scores), self._how_now
+        requests, rows = places.shape[0], scores.shape[0]
         scores = scores[:, : self._num_columns]
         laws = _first(self._greedy, requests)
         where = self._place.backend
         ids = self._ids[:rows]
         if inputs.needs_scores:
             given = inputs.laws
-            coupled = given.temperature.masked_fill(how != _COUPLED, 0.0)
+            coupled = given.temperature.masked_fill(self._how_now != _COUPLED, 0.0)
             laws = dataclasses.replace(given, temperature=coupled)
         ops.sample_rows(scores, cu_logits, positions, laws, out=ids, backend=where)
         columns = ids.index_select(0, places)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .. import _core, ops
+from .. import _core
 from ..models.device_step import DeviceStep
 
 if TYPE_CHECKING:
@@ -16,59 +16,27 @@ if TYPE_CHECKING:
     from ..models import StepModel
     from ..models.place import Place
 
-__all__ = ["DraftForward", "PackedRows", "RowPacker"]
+__all__ = ["ChainRows", "DraftForward"]
 
 
 @dataclass(frozen=True)
-class PackedRows:
-    """Rows of a pass: those of D requests one after another, then padding.
+class ChainRows:
+    """Rows of a pass: those of D requests one after another, each request's at positions in a row;
+    then padding, whose tokens and positions are valid ones.
 
-    request    [R] int64, of padding the last
-    positions  [R] int32 absolute
-    is_row     [R] bool, False: padding
-    parents    [R] int32 within the request: the row before, -1 for its first and for padding
+    tokens, positions  [R] int32
+    parents    [R] int32 within the request: the row before, -1 for its first; None: one row each
     cu_rows    [D + 1] int32
+    kv_len     [D] int32 position of each request's first row
+    max_rows   of any one request, an upper bound that the host knows
     """
 
-    request: Tensor
+    tokens: Tensor
     positions: Tensor
-    is_row: Tensor
-    parents: Tensor
+    parents: Tensor | None
     cu_rows: Tensor
-
-
-class RowPacker:
-    """Packs rows of requests that each read some positions in a row.
-
-    max_rows, max_requests  of a pass
-    """
-
-    def __init__(self, max_rows: int, max_requests: int, place: Place) -> None:
-        how: dict[str, Any] = {"dtype": torch.int32, "device": place.device}
-        self._is_cpu = place.is_cpu
-        self._row = torch.arange(max_rows, **how)
-        self._cu_rows = torch.zeros(max_requests + 1, **how)
-
-    def pack(self, start: Tensor, count: Tensor, most: int) -> PackedRows | None:
-        """Rows at positions start .. start + count - 1 of each request, [D] int32 both.
-
-        most  rows of all requests together, an upper bound: on a device there are so many, padding
-              included; on the CPU as many as are needed, and None where there are none
-        Valid until the next call.
-        """
-        requests = len(start)
-        cu_rows = self._cu_rows[: requests + 1]
-        torch.cumsum(count, 0, dtype=torch.int32, out=cu_rows[1:])
-        rows = self._row[: int(cu_rows[requests]) if self._is_cpu else most]
-        if len(rows) == 0:
-            return None
-        request = torch.searchsorted(cu_rows[1:], rows, right=True)
-        is_row = request < requests
-        request = request.clamp_max(requests - 1)
-        offset = rows - cu_rows.index_select(0, request)
-        positions = (start.index_select(0, request) + offset).masked_fill(~is_row, 0)
-        parents = (offset - 1).masked_fill(~is_row, -1)
-        return PackedRows(request, positions, is_row, parents, cu_rows)
+    kv_len: Tensor
+    max_rows: int
 
 
 class DraftForward:
@@ -84,7 +52,8 @@ class DraftForward:
         self.num_passes = self.num_rows = 0
         self._place, self._max_rows, self._max_requests = place, max_rows, max_requests
         how: dict[str, Any] = {"dtype": torch.int32, "device": place.device}
-        self._positions = torch.zeros(max_rows, **how)
+        self._roots = torch.full((max_rows,), -1, **how)
+        self._every_row = torch.arange(max_rows, **how)
         self._mask = torch.zeros(max_rows, 4, **how)
         self._is_tree = torch.zeros(max_requests, dtype=torch.uint8, device=place.device)
         self._status = torch.zeros(max_requests, **how)
@@ -102,7 +71,7 @@ class DraftForward:
 
     @property
     def memory_bytes(self) -> int:
-        kept = (self._positions, self._mask, self._is_tree, self._status, self._scores)
+        kept = (self._roots, self._every_row, self._mask, self._is_tree, self._scores)
         return sum(t.numel() * t.element_size() for t in kept if t is not None)
 
     def bind_cache(self, k_pages: Tensor, v_pages: Tensor) -> None:
@@ -112,46 +81,34 @@ class DraftForward:
 
     def __call__(
         self,
-        tokens: Tensor,
-        packed: PackedRows,
+        rows: ChainRows,
         page_table: Tensor,
-        kv_len: Tensor,
         cu_logits: Tensor,
-        logit_rows: Tensor,
+        logit_rows: Tensor | None,
         *,
         needs_scores: bool,
-        max_rows: int,
         max_kv_len: int,
     ) -> Tensor:
-        """K/V of the rows [R] into the pages; ids int32 [L] or scores [L, num_scores] of the rows
-        logit_rows. cu_logits [D + 1] int32: the first of each request. Valid until the next call.
-        """
-        assert self._pages is not None
-        count, requests = len(tokens), len(kv_len)
-        positions, mask = self._positions[:count], self._mask[:count]
-        is_tree, status = self._is_tree[:requests], self._status[:requests]
-        ops.build_step(
-            packed.parents,
-            page_table,
-            kv_len,
-            packed.cu_rows,
-            positions=positions,
-            mask=mask,
-            is_tree=is_tree,
-            page_size=self._pages[0].shape[3],
-            num_pages=self._pages[0].shape[1],
-            max_rows=max_rows,
-            backend=self._place.backend,
-            status=status,
-        )
+        """K/V of the rows into the pages; ids int32 [L] or scores [L, num_scores] of logit_rows,
+        None: of all. cu_logits [D + 1] int32: each request's first. Valid until the next call."""
+        count, requests = rows.tokens.shape[0], rows.kv_len.shape[0]
         self.num_passes += 1
         self.num_rows += count
         step = DeviceStep(
-            tokens, positions, mask, packed.cu_rows, kv_len, is_tree, page_table, logit_rows,
-            status, max_rows, max_kv_len,
-        )  # fmt: skip
+            tokens=rows.tokens,
+            positions=rows.positions,
+            mask=self._mask[:count],  # nobody reads it: chains
+            cu_rows=rows.cu_rows,
+            kv_len=rows.kv_len,
+            is_tree=self._is_tree[:requests],
+            page_table=page_table,
+            logit_rows=logit_rows,
+            status=self._status[:requests],
+            max_rows=rows.max_rows,
+            max_kv_len=max_kv_len,
+        )
         if self._place.is_cpu:
-            return self._run_plan(step, packed.parents, cu_logits, needs_scores)
+            return self._run_plan(step, rows.parents, cu_logits, needs_scores)
         decoder = self.model.decoder  # type: ignore[attr-defined]  # a device's model
         hidden = decoder.forward_rows(step)
         if not needs_scores:
@@ -160,7 +117,7 @@ class DraftForward:
         return decoder.scores(hidden, self._scores[: len(hidden)])  # type: ignore[no-any-return]
 
     def _run_plan(
-        self, step: DeviceStep, parents: Tensor, cu_logits: Tensor, needs_scores: bool
+        self, step: DeviceStep, parents: Tensor | None, cu_logits: Tensor, needs_scores: bool
     ) -> Tensor:
         assert self._pages is not None
         pages = step.page_table.shape[1]
@@ -175,13 +132,13 @@ class DraftForward:
             self._plan,
             tokens=step.tokens,
             positions=step.positions,
-            parents=parents,
+            parents=self._roots[: step.num_rows] if parents is None else parents,
             mask=step.mask,
             cu_rows=step.cu_rows,
             kv_len=step.kv_len,
             is_tree=step.is_tree,
             page_table=step.page_table,
-            logit_rows=step.logit_rows,
+            logit_rows=self._every_row if step.logit_rows is None else step.logit_rows,
             cu_logits=cu_logits,
             page_size=self._pages[0].shape[3],
             num_pages=self._pages[0].shape[1],
