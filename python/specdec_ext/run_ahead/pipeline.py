@@ -211,7 +211,8 @@ class RunAheadPipeline(StepOperations):
     def _draft_units(self, g: Geometry) -> int:
         """What the drafter's time is proportional to: drafts of a request, or 1."""
         one_by_one = getattr(self.drafter, "drafts_one_by_one", False)
-        return max(g.max_rows - 1, 1) if one_by_one else 1
+        rows = min(g.max_rows, self.executor.max_rows_per_request)  # not a prompt's
+        return max(rows - 1, 1) if one_by_one else 1
 
     def _set_draft_cost(self, seconds: float) -> None:
         one_by_one = getattr(self.drafter, "drafts_one_by_one", False)
