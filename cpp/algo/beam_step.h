@@ -122,9 +122,9 @@ SPECDEC_HD inline void grow_beams(const TeamT& team, const BeamScores& in, const
       if (team.rank() == 0) scratch->candidates[row] = 0;
       team.sync();
     }
-    // More of a row than there are beams never go on.
     has_candidates = has_candidates || scratch->candidates[row] > 0;
   }
+  // More of a row than there are beams never go on.
   const auto candidates = [&](std::int32_t row) {
     return scratch->candidates[row] < beams ? scratch->candidates[row] : beams;
   };

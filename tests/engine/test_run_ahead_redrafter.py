@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import random
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from specdec_ext import (
     RequestError,
     SamplingParams,
 )
+from specdec_ext.cli import main
 from specdec_ext.cli.common import add_llm_arguments, llm_kwargs
 from specdec_ext.run_ahead import make_buckets
 from tiny_models import save_llama
@@ -239,19 +241,21 @@ def on(device: str) -> dict[str, Any]:
 def test_a_device_says_the_same(
     target: Path, learnt: Path, plain: list[list[int]], device: str, depth: int
 ) -> None:
-    """The search on the device; counts as on the CPU where every step has room for all drafts."""
+    """The search on the device, and with it the counts of the CPU; then requests of all kinds."""
     spec = ReDrafterDecodingConfig(learnt, 4, 5, adaptive=False)
     counts = []
     for where in ({}, on(device)):
         with open_llm(target, spec, depth, batch=3, **where) as llm:
-            for params in (greedy(), mixed(depth)[:6]):
-                assert run(llm, prompts(16)[:6], params) == plain[:6]
-            metrics = llm.get_metrics()
-        assert metrics["drafter"]["failures"] == 0
-        assert metrics["drafter"]["memory_bytes"] > 1000
-        counts.append({name: metrics["executor"][name] for name in COUNTS[:2]})
-    # Rows of padding aside; what a narrow step searches is narrower on the device.
-    assert abs(counts[0]["num_accepted_tokens"] - counts[1]["num_accepted_tokens"]) <= 4
+            assert run(llm, prompts(16)[:6], greedy()) == plain[:6]
+            stats = llm.get_metrics()["executor"]
+            counts.append([stats[name] for name in COUNTS[:2]])
+            assert run(llm, prompts(16)[:6], mixed(depth)[:6]) == plain[:6]
+            drafting = llm.get_metrics()["drafter"]
+        assert drafting["failures"] == 0
+        assert drafting["memory_bytes"] > 1000
+    slack = 4 if device == "cuda" else 0  # sums that are as good as equal
+    assert all(abs(a - b) <= slack for a, b in zip(*counts, strict=True))
+    assert counts[0][1] > 50
 
 
 @devices
@@ -308,20 +312,17 @@ def test_every_access_of_a_padded_step_is_legal(
 
 
 @pytest.mark.default_model
-def test_the_shipped_drafter(default_model_path: Path) -> None:
+def test_the_shipped_drafter(default_model_path: Path, tmp_path: Path, capsys: Any) -> None:
+    """From the command line: plain text, fewer passes."""
     del default_model_path
-    texts = ["Once upon a time there was a", "def add(a, b):\n    return"]
-    params = SamplingParams(max_tokens=24, ignore_eos=True)
-    outputs = []
-    for spec, depth in ((None, None), (ReDrafterDecodingConfig(adaptive=False), 1)):
-        with LLM(
-            speculative_config=spec,
-            device="cpu",
-            scheduler_config={"max_batch_size": 2, "max_seq_len": 128, "run_ahead": depth},
-        ) as llm:
-            outputs.append(
-                [out.outputs[0].token_ids for out in llm.generate(texts, params, use_tqdm=False)]
-            )
-            metrics = llm.get_metrics()
-    assert outputs[0] == outputs[1]
-    assert metrics["speculative_decoding"]["mean_acceptance_length"] > 1.2
+    texts = tmp_path / "prompts.txt"
+    texts.write_text("Write a list of the numbers from one to twenty.\n")
+    argv = ["generate", "--redrafter", "--run-ahead", "1", "--json", "--input_file", str(texts),
+            "--max_output_len", "32", "--max_batch_size", "1", "--verify",
+            "--no-adaptive"]  # fmt: skip
+    capsys.readouterr()
+    assert main(argv) == 0
+    (line,) = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert line["identical"] is True
+    assert line["metrics"]["speculative_decoding"]["num_accepted_draft_tokens"] > 8
+    assert line["metrics"]["num_forward_passes"] < 24

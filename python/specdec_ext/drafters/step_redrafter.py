@@ -55,7 +55,7 @@ class HostBeams:
             room=room, max_drafts=inputs.max_drafts,
         )  # fmt: skip
         slots, limits, rooms = (t.tolist() for t in (inputs.slot_ids, inputs.max_drafts, room))
-        drafting = [b for b in range(count) if rooms[b] > 0]
+        drafting = [b for b in range(count) if rooms[b] > 0 and self._options[slots[b]]]
         if not drafting:
             return
         assert inputs.hidden is not None

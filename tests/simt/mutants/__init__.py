@@ -5,6 +5,7 @@ from __future__ import annotations
 from mutants import (
     accept,
     ampere,
+    beams,
     brought,
     decoder,
     fp8,
@@ -17,7 +18,7 @@ from mutants import (
 )
 from mutants.model import SUITES, Mutant
 
-PARTS = (kv, step, slots, brought, accept, synthetic, decoder, linear, ampere, hopper, fp8)
+PARTS = (kv, step, slots, brought, beams, accept, synthetic, decoder, linear, ampere, hopper, fp8)
 MUTANTS: list[Mutant] = [mutant for part in PARTS for mutant in part.MUTANTS]
 
 __all__ = ["MUTANTS", "SUITES", "Mutant"]
