@@ -35,7 +35,8 @@ class Search:
         self.beams = {
             "tokens": noise(*nodes),
             "parents": noise(*nodes),
-            "log_probs": target.put(torch.full(nodes, float("nan"))),
+            # Of beams of another step, which looked good.
+            "log_probs": target.put(torch.full(nodes, -0.25)),
             "reached": noise(requests),
         }
         self.next_rows, self.next_tokens = noise(requests, width), noise(requests, width)
@@ -126,11 +127,11 @@ def run_case(target: Target, seed: int) -> int:
     search = Search(target, requests, length, width)
     # The path of each row as the operation said it; None: nobody's.
     paths: list[tuple[int, ...] | None] = [()] * requests
+    sums_found: list[dict[tuple[int, ...], float]] = [{} for _ in range(requests)]
     for depth in range(length):
+        # Rows of nobody are as good as any.
         rows = [
-            scorer(i // (len(paths) // requests), path)
-            if path is not None
-            else [math.nan] * columns
+            scorer(i // (len(paths) // requests), (-1,) if path is None else path)
             for i, path in enumerate(paths)
         ]
         search.grow(depth, rows, asked, ids, kept)
@@ -148,6 +149,7 @@ def run_case(target: Target, seed: int) -> int:
                 assert given == token and before is not None
                 assert int(search.beams["parents"][b, depth, j]) == row % (len(paths) // requests)
                 following.append((*before, token))
+                sums_found[b][(*before, token)] = float(search.beams["log_probs"][b, depth, j])
         paths = following
     compared = 0
     for b, (beams, depths) in enumerate(asked):
@@ -167,6 +169,7 @@ def run_case(target: Target, seed: int) -> int:
         assert sorted(found) == sorted(paths_of(*tree)), (seed, b)
         sums = {path[: d + 1]: total for path, by in wanted for d, total in enumerate(by)}
         order = [sums[path] for path in found]
+        assert order == pytest.approx([sums_found[b][path] for path in found], abs=1e-4)
         assert all(x >= y - 1e-5 for x, y in itertools.pairwise(order))
         compared += len(found)
     return compared
