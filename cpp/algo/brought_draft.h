@@ -58,28 +58,63 @@ SPECDEC_HD inline bool bring_draft(const TeamT& team, BroughtDraft* to, std::int
   return kept < count && tokens[kept] != -1;
 }
 
-// The tree of a step: the first drafts, `max_drafts` at most, in front of the first one that is
-// deeper than `max_depth`.
+// Edges from a brought draft to the golden token; more than `most`: most + 1.
+SPECDEC_HD inline std::int32_t brought_depth(const BroughtDraft* from, std::int32_t node,
+                                             std::int32_t most) {
+  std::int32_t depth = 0;
+  for (; node >= 0 && depth <= most; node = from->parents[node]) ++depth;
+  return depth;
+}
+
+// The tree of the drafts that are no deeper than `max_depth`, `max_drafts` at most, by one rank.
+// Writes which drafts they are in place of their tokens.
+SPECDEC_HD inline std::int32_t take_shallow(const BroughtDraft* from, std::int32_t max_drafts,
+                                            std::int32_t max_depth, DraftTree* tree) {
+  std::int32_t kept = 0;
+  for (std::int32_t i = 0; i < from->count && kept < max_drafts; ++i) {
+    if (brought_depth(from, i, max_depth) > max_depth) continue;
+    // Where the parent was put: drafts stand in ascending order.
+    std::int32_t low = 0, high = kept;
+    while (low < high) {
+      const std::int32_t middle = (low + high) / 2;
+      if (tree->tokens[middle + 1] < from->parents[i]) {
+        low = middle + 1;
+      } else {
+        high = middle;
+      }
+    }
+    ++kept;
+    tree->parents[kept] = from->parents[i] < 0 ? 0 : low + 1;
+    tree->tokens[kept] = i;
+  }
+  return kept;
+}
+
+// The tree of a step: the first `max_drafts` of the drafts that are no deeper than `max_depth`.
 template <Team TeamT>
 SPECDEC_HD inline void take_brought_draft(const TeamT& team, const BroughtDraft* from,
                                           std::int32_t len, TokenId golden, std::int32_t max_drafts,
                                           std::int32_t max_depth, DraftTree* tree) {
-  std::int32_t count = from->len == len ? from->count : 0;
-  if (count > max_drafts) count = max_drafts;
-  for (std::int32_t i = team.rank(); i < count; i += team.size()) {
-    tree->tokens[i + 1] = from->tokens[i];
-    tree->parents[i + 1] = from->parents[i] + 1;
+  const std::int32_t brought = from->len == len ? from->count : 0;
+  bool too_deep = false;
+  for (std::int32_t i = team.rank(); i < brought && brought > max_depth; i += team.size()) {
+    too_deep = too_deep || brought_depth(from, i, max_depth) > max_depth;
+  }
+  std::int32_t count = brought < max_drafts ? brought : max_drafts;
+  if (team.any(too_deep)) {  // near the end of a text only
+    if (team.rank() == 0) tree->size = 1 + take_shallow(from, max_drafts, max_depth, tree);
+    team.sync();
+    count = tree->size - 1;
+    for (std::int32_t i = team.rank(); i < count; i += team.size()) {
+      tree->tokens[i + 1] = from->tokens[tree->tokens[i + 1]];
+    }
+  } else {
+    for (std::int32_t i = team.rank(); i < count; i += team.size()) {
+      tree->tokens[i + 1] = from->tokens[i];
+      tree->parents[i + 1] = from->parents[i] + 1;
+    }
   }
   team.sync();
-  if (count > max_depth) {  // near the end of a text only
-    count = count_until_bad(team, count, [&](std::int32_t i) {
-      std::int32_t depth = 0;
-      for (std::int32_t node = i + 1; node > 0 && depth <= max_depth; node = tree->parents[node]) {
-        ++depth;
-      }
-      return depth <= max_depth;
-    });
-  }
   if (team.rank() == 0) {
     tree->reset(golden);
     tree->size = 1 + count;

@@ -1,7 +1,7 @@
 """Drafts that operations bring into slots, and what drafters read there, on every backend.
 
 The oracle is a few lines of Python lists: what a drafter said, cut at the first entry that is no
-draft, at the step's limit and at the text's end.
+draft and at the step's limit, without what lies behind the text's end.
 """
 
 from __future__ import annotations
@@ -55,14 +55,13 @@ class Text:
         """(token, parent) of the step's rows."""
         if self.ended or not self.begun:
             return []
-        room, depths = self.max_len - len(self.history) - 1, [0]
+        room = self.max_len - len(self.history) - 1
         self.tree = [(self.history[-1], -1)]
-        for token, parent in self.brought[: max(limit, 0)] if self.wants_drafts else []:
-            depth = depths[parent + 1] + 1
-            if depth > room:
-                break
-            depths.append(depth)
-            self.tree.append((token, parent + 1))
+        rows, depths = {-1: 0}, {-1: 0}  # of each draft that is kept, by its index
+        for i, (token, parent) in enumerate(self.brought if self.wants_drafts else []):
+            if len(rows) <= limit and parent in rows and depths[parent] < room:
+                rows[i], depths[i] = len(self.tree), depths[parent] + 1
+                self.tree.append((token, rows[parent]))
         return self.tree
 
     def commit(self, choices: list[int], hidden: list[float]) -> None:
@@ -234,6 +233,36 @@ def test_drafts_of_another_history_are_left_out(target: Target) -> None:
     world.step([0])
     world.step([0])
     assert len(text.tree) == 1
+
+
+@every_backend
+def test_near_the_end_the_deep_drafts_alone_are_left_out(target: Target) -> None:
+    """Two tokens may follow the golden one but the last: nodes of depth 3 go, others move up."""
+    layout = ops.SlotLayout(method="brought", max_seq_len=40)
+    slots = target.put(torch.zeros(1, layout.slot_bytes, dtype=torch.uint8))
+    ops.enter_slot(slots, 0, layout.request_bytes([5], max_tokens=4))
+    one = target.put(int32([0]))
+    results, path, path_len = ops.make_results(layout, 1, target.device)
+    ops.commit_step(
+        layout, slots, one, target.put(int32([0, 1])), target.put(int32([9])), results=results,
+        path=path, path_len=path_len, backend=target.backend,
+    )  # fmt: skip
+    tokens, parents = [10, 11, 12, 13, 14, 15, 16, 17], [-1, 0, 1, 2, -1, 4, 5, 4]
+    for most, expected in (
+        (127, ([9, 10, 11, 14, 15, 17], [-1, 0, 1, 0, 3, 3])),
+        (4, ([9, 10, 11, 14, 15], [-1, 0, 1, 0, 3])),
+    ):
+        ops.bring_drafts(
+            layout, slots, one, target.put(int32([tokens])), target.put(int32([parents])),
+            vocab_size=VOCAB, backend=target.backend,
+        )  # fmt: skip
+        got = [target.put(torch.zeros(n, dtype=torch.int32)) for n in (9, 9, 2, 1)]
+        ops.draft_step(
+            layout, slots, one, tokens=got[0], parents=got[1], cu_rows=got[2], kv_len=got[3],
+            max_drafts=target.put(int32([most])), backend=target.backend,
+        )  # fmt: skip
+        rows = int(got[2][1])
+        assert (got[0].tolist()[:rows], got[1].tolist()[:rows]) == expected
 
 
 @every_backend
