@@ -272,6 +272,20 @@ def test_sampled_and_adaptive_requests_on_a_device(target: Path, learnt: Path, d
 
 
 @devices
+@pytest.mark.parametrize("kind", ["tied", "reduced"])
+def test_half_precision_on_a_device(target: Path, device: str, kind: str, tmp_path: Path) -> None:
+    """Exact numerics, so that drafts cannot show."""
+    drafter = random_drafter(tmp_path, kind, HIDDEN, VOCAB, 2)
+    how = {"device": device, "dtype": "bfloat16", "numerics": "exact", "batch": 3}
+    with open_llm(target, None, None, **how) as llm:
+        wanted = run(llm, prompts(3), greedy())
+    with open_llm(target, ReDrafterDecodingConfig(drafter, 3, 4), 2, **how) as llm:
+        assert run(llm, prompts(3), greedy(adaptive=False)) == wanted
+        assert llm.get_metrics()["drafter"]["failures"] == 0
+        assert llm.get_metrics()["executor"]["num_draft_tokens"] > 100
+
+
+@devices
 @pytest.mark.parametrize("kind", ["reduced tied", "tied", "no rnn"])
 def test_steps_wait_for_nothing_but_events(
     target: Path, device: str, kind: str, tmp_path: Path

@@ -5,6 +5,7 @@ The device is torch's CPU and the CPU's kernels: what is tested is the search, n
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,11 +13,13 @@ import torch
 from test_redrafter_model import SHAPES, EmbeddingTarget, make
 
 from dispatch_recorder import Recorder
-from specdec_ext import ops
+from specdec_ext import ConfigError, ReDrafterDecodingConfig, ops
 from specdec_ext.drafters import DraftInputs
 from specdec_ext.drafters.device_beams import DeviceBeams
 from specdec_ext.drafters.redrafter import PackedRedrafter
-from specdec_ext.drafters.step_redrafter import HostBeams
+from specdec_ext.drafters.redrafter_layers import RedrafterLayers
+from specdec_ext.drafters.redrafter_model import save_redrafter
+from specdec_ext.drafters.step_redrafter import HostBeams, StepRedrafter
 from specdec_ext.models.place import Place
 
 LAYOUT = ops.SlotLayout(method="brought", max_seq_len=64)
@@ -206,3 +209,28 @@ def test_memory_is_stated() -> None:
     layers = 4 * rows * (4 * hidden + 2 * 2 * hidden + vocab)
     assert stated >= weights + layers + rows * vocab * (4 + 8)
     assert device.scratch_bytes(SLOTS) == 4 * rows * vocab
+    network = make(SHAPES["apple"])
+    wide = DeviceBeams(network, target, vocab_size=vocab, max_requests=SLOTS, num_beams=127,
+                       length=1)  # fmt: skip
+    assert wide.scratch_bytes(SLOTS) == 4 * SLOTS * vocab  # a depth has one row of each request
+    for slot in range(SLOTS):
+        wide.enter(slot, {"num_beams": 127, "length": 1})
+    slots = Slots(vocab, target.hidden_size, 1)
+    wide.draft(slots.inputs([0, 1], 127))
+    assert [len(tree) for tree in slots.trees([0, 1])] == [20, 20]
+
+
+def test_a_device_without_room_is_a_clear_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(self: RedrafterLayers, rows: int) -> None:
+        raise torch.OutOfMemoryError("tried to allocate 9 GiB")
+
+    monkeypatch.setattr(RedrafterLayers, "make_rows", full)
+    network = make(SHAPES["apple"])
+    save_redrafter(network, tmp_path, dtype=torch.float32)
+    config = ReDrafterDecodingConfig(tmp_path, 60, 2)
+    target = Target(network.shape, torch.float32)
+    target.place = Place("stub", torch.device("cpu"), "stub")
+    with pytest.raises(ConfigError, match=r"num_beams = 60.*max_batch_size = 7.*9 GiB.*lower one"):
+        StepRedrafter(config, target, max_requests=7)

@@ -50,7 +50,8 @@ class DeviceBeams:
         self._token_ids = None
         if network.token_ids is not None:
             self._token_ids = network.token_ids.to(device, torch.int32)
-        rows, nodes = max_requests * num_beams, max_requests * num_beams * length
+        beams, nodes = max_requests * num_beams, max_requests * num_beams * length
+        rows = beams if length > 1 else max_requests  # of a pass
         self._rows = layers.make_rows(rows)
 
         def make(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
@@ -69,7 +70,7 @@ class DeviceBeams:
         if layers.score_dtype != torch.float32:
             self._best_floats = make(rows, self._kept, dtype=torch.float32)
         self._columns = make(rows, self._kept, dtype=torch.int64)
-        self._next_rows, self._next_tokens = make(rows), make(rows)
+        self._next_rows, self._next_tokens = make(beams), make(beams)
         # By node.
         self._tokens, self._parents = make(nodes), make(nodes)
         self._log_probs = make(nodes, dtype=torch.float32)
@@ -77,7 +78,8 @@ class DeviceBeams:
 
     def scratch_bytes(self, max_requests: int) -> int:
         """Device memory that a step may take beside what is there from the start."""
-        return self._layers.choice_bytes(max_requests * self._num_beams)
+        del max_requests
+        return self._layers.choice_bytes(len(self._rows))
 
     def enter(self, slot: int, options: Mapping[str, Any]) -> None:
         self._beams_of[slot].fill_(options.get("num_beams", 0))

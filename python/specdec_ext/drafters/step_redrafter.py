@@ -9,7 +9,7 @@ import torch
 
 from .. import _core, ops
 from ..drafter_config import ReDrafterDecodingConfig
-from ..errors import ModelError
+from ..errors import ConfigError, ModelError
 from ..models.place import CPU
 from .device_beams import DeviceBeams
 from .redrafter import PackedRedrafter, check_target
@@ -104,7 +104,8 @@ class StepRedrafter:
 
     max_requests  slots of the engine
 
-    Raises ModelError naming the drafter's folder where it does not fit the target.
+    Raises ModelError naming the drafter's folder where it does not fit the target, ConfigError
+    where the device has no room for the rows of a step.
     """
 
     name = "redrafter"
@@ -138,6 +139,12 @@ class StepRedrafter:
                 )
         except ModelError as error:
             raise type(error)(f"{folder}: {error}") from None
+        except torch.OutOfMemoryError as error:
+            raise ConfigError(
+                f"ReDrafterDecodingConfig.num_beams = {config.num_beams}: a step that runs ahead "
+                f"scores so many rows for each of max_batch_size = {max_requests} requests, and "
+                f"{place.name} has no room for them beside the model ({error}); lower one of them"
+            ) from None
         self._device: str = place.name
 
     def scratch_bytes(self, max_requests: int) -> int:
