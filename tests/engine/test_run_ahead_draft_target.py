@@ -87,12 +87,14 @@ def test_a_draft_model_equal_to_the_target_is_right_every_time(
         assert metrics["drafter"]["rows"] <= sum(map(len, PROMPTS)) + 39 * len(PROMPTS)
 
 
+@pytest.mark.parametrize("every", [1, 3])
 @pytest.mark.parametrize("page", [1, 4, 32])
 @pytest.mark.parametrize("draft", ["target", "near", "far"])
 def test_in_every_round_the_kv_is_that_of_the_text_read_afresh(
-    folders: dict[str, Path], plain: dict[str, Any], draft: str, page: int
+    folders: dict[str, Path], plain: dict[str, Any], draft: str, page: int, every: int
 ) -> None:
-    """Bit for bit in front of what a round reads, after partial and after full acceptance."""
+    """Bit for bit in front of what a round reads, after partial and after full acceptance, and
+    where only every third step drafts."""
     with open_ahead(folders, draft, 1, kv_cache_config={"tokens_per_block": page}) as llm:
         drafter = drafter_of(llm)
         scratch = load_model(folders[draft], draft=True)
@@ -116,12 +118,22 @@ def test_in_every_round_the_kv_is_that_of_the_text_read_afresh(
             return first
 
         drafter.reader.first = checked
+        draft_now, steps = drafter.draft, 0
+
+        def sometimes(inputs: DraftInputs) -> None:
+            nonlocal steps
+            steps += 1
+            if steps % every == 0:
+                draft_now(inputs)
+
+        drafter.draft = sometimes
         assert run(llm, PROMPTS[:6], GREEDY) == plain["greedy"][:6]
     # The golden token; after full acceptance the last draft, too.
-    assert set(missing) <= {1, 2}
-    assert len(missing) > 40
+    if every == 1:
+        assert set(missing) <= {1, 2}
+    assert len(missing) > 15
     if draft != "far":
-        assert missing.count(2) > 3
+        assert missing.count(2 if every == 1 else 4) > 1
 
 
 @pytest.mark.parametrize("most", [200, 3])

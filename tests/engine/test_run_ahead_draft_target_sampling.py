@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from draft_target_cases import CHAIN, PROMPTS, SAMPLED, VOCAB, tokens_of
+from draft_target_cases import CHAIN, PROMPTS, SAMPLED, VOCAB, open_llm, tokens_of
 from draft_target_cases import folders as folders
 from draft_target_cases import plain as plain
 from run_ahead_driver import FakeRecorder
@@ -21,7 +21,7 @@ from specdec_ext import SamplingParams
 from specdec_ext.run_ahead import make_buckets
 
 REJECTION = SamplingParams(
-    max_tokens=40, ignore_eos=True, temperature=1.0, seed=3, acceptance="rejection"
+    max_tokens=40, ignore_eos=True, temperature=0.7, seed=3, acceptance="rejection"
 )
 # Every way to choose and to accept drafts, in one batch.
 MIXED = [
@@ -62,6 +62,19 @@ def test_a_drawn_draft_of_the_targets_own_law_is_always_accepted(
         run(llm, PROMPTS, REJECTION)
         counts = llm.get_metrics()["speculative_decoding"]
     assert counts["num_accepted_draft_tokens"] == counts["num_draft_tokens"] > 400
+
+
+@pytest.mark.parametrize("depth", DEPTHS)
+def test_drawn_drafts_are_those_of_the_host(folders: dict[str, Path], depth: int) -> None:
+    """The same numbers draw them, so the same are accepted: the text is the host's."""
+    with open_llm(folders, "near") as llm:
+        wanted = tokens_of(llm.generate(PROMPTS, REJECTION, use_tqdm=False))
+        drafted = llm.get_metrics()["speculative_decoding"]
+    with open_ahead(folders, "near", depth) as llm:
+        assert run(llm, PROMPTS, REJECTION) == wanted
+        counts = llm.get_metrics()["speculative_decoding"]
+    for key in ("num_draft_tokens", "num_accepted_draft_tokens"):
+        assert counts[key] == drafted[key] > 200
 
 
 @pytest.mark.parametrize(
