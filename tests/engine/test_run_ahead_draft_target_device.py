@@ -13,10 +13,11 @@ from draft_target_cases import plain as plain
 from run_ahead_driver import FakeRecorder
 from test_run_ahead_device import ENQUEUED, VIEWS
 from test_run_ahead_draft_target import open_ahead, pipeline_of, run
+from test_run_ahead_times import EACH, Keeps
 
 from dispatch_recorder import Recorder, no_synchronisation
 from emulators import EMULATED, devices, needs_cuda
-from specdec_ext import ConfigError
+from specdec_ext import ConfigError, run_ahead_build
 from specdec_ext.run_ahead import make_buckets
 
 # Of the drafter: small integers of each request and row, and the laws of drawn drafts. None of them
@@ -120,6 +121,21 @@ def test_steps_in_which_nobody_drafts_are_read_at_once(
         counts = llm.get_metrics()["speculative_decoding"]
         assert llm.get_metrics()["executor"]["unspeculated_steps"] > 10
     assert counts["num_accepted_draft_tokens"] == counts["num_draft_tokens"] > 20
+
+
+@devices
+def test_graphs_are_measured_before_both_pools_are_sized(
+    folders: dict[str, Path], plain: dict[str, Any], device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Recorded over a page of each model, dropped, and recorded again over the pools."""
+    log: list[str] = []
+    monkeypatch.setattr(run_ahead_build, "make_recorder", lambda stream, scheduler: Keeps(log))
+    with open_ahead(folders, "near", 1, device=device) as llm:
+        assert run(llm, PROMPTS[:4], GREEDY) == plain["greedy"][:4]
+        about = llm.get_metrics()
+    graphs = about["run_ahead"]["num_graphs"]
+    assert graphs > 4 and log.count("record") == 2 * graphs
+    assert about["memory"]["graph_bytes"] == EACH * graphs
 
 
 @devices
