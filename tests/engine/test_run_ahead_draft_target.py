@@ -70,6 +70,19 @@ def test_the_output_is_that_of_plain_decoding(
         assert llm.get_metrics()["memory"]["draft_num_pages"] == llm.memory.num_pages
 
 
+@pytest.mark.parametrize("impl", ["native", "transformers"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_target_and_draft_may_differ_in_type_and_implementation(
+    folders: dict[str, Path], dtype: str, impl: str
+) -> None:
+    with open_llm(folders, None, dtype="bfloat16") as llm:
+        wanted = tokens_of(llm.generate(PROMPTS[:4], GREEDY, use_tqdm=False))
+    spec = {**CHAIN, "dtype": dtype, "model_impl": impl}
+    with open_ahead(folders, "target", 1, spec=spec, dtype="bfloat16") as llm:
+        assert run(llm, PROMPTS[:4], GREEDY) == wanted
+        assert llm.get_metrics()["speculative_decoding"]["num_accepted_draft_tokens"] > 50
+
+
 @pytest.mark.parametrize("length", [1, 4, 7])
 @pytest.mark.parametrize("depth", DEPTHS)
 def test_a_draft_model_equal_to_the_target_is_right_every_time(
