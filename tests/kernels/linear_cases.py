@@ -34,6 +34,17 @@ def make_layer(
     return Layer(x.to(dtype), weight.to(dtype), addend)
 
 
+def cancelling_layer(rows: int, columns: int, depth: int, dtype: torch.dtype) -> Layer:
+    """Products that cancel in pairs, wherever these stand: a result is nothing but the rounding of
+    its sums, so that sums in another order have other bits, which a short mantissa mostly hides."""
+    layer = make_layer(rows, columns, depth, dtype, bias=False)
+    order = torch.randperm(depth, generator=torch.Generator().manual_seed(7))
+    half = depth // 2
+    layer.x[:, order[half : 2 * half]] = layer.x[:, order[:half]]
+    layer.weight[:, order[half : 2 * half]] = -layer.weight[:, order[:half]]
+    return layer
+
+
 def inside(
     target: Target, values: torch.Tensor, shift: int = 8, fill: float = math.nan
 ) -> tuple[torch.Tensor, torch.Tensor]:

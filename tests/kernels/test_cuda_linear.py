@@ -9,7 +9,7 @@ import pytest
 import torch
 from cuda_calls import Target, checked, every_backend, fast
 from kernel_calls import bits
-from linear_cases import Layer, check_error, exact, make_layer, run
+from linear_cases import Layer, cancelling_layer, check_error, exact, make_layer, run
 from ops_arguments import refused
 
 from specdec_ext import ops
@@ -18,11 +18,11 @@ HALVES = [torch.bfloat16, torch.float16]
 DTYPES = [torch.float32, *HALVES]
 
 # Rows, columns, depth: every tile, at its first and last row and beside a tile's columns; one
-# chunk, cut chunks, parts of one chunk and of several, empty parts, several groups.
+# chunk, cut chunks, parts of one chunk and of several, empty and almost empty ones, several groups.
 SHAPES = [
     (1, 8, 8), (3, 40, 72), (8, 32, 256), (9, 33, 264), (16, 100, 320), (17, 128, 64),
     (32, 130, 200), (33, 129, 640), (64, 64, 520), (65, 140, 136), (128, 127, 72),
-    (130, 40, 264), (5, 31, 4160), (20, 24, 8264),
+    (130, 40, 264), (5, 31, 4160), (20, 24, 8264), (4, 24, 4104), (40, 9, 4104),
 ]  # fmt: skip
 
 
@@ -60,9 +60,9 @@ EXACT_DEPTHS = [(torch.bfloat16, 64), (torch.bfloat16, 264), (torch.float16, 416
 def test_a_row_has_the_bits_it_has_alone(target: Target, dtype: torch.dtype, depth: int) -> None:
     """In calls of every number of rows."""
     counts = range(1, 131) if depth < 4096 else (1, 2, 8, 9, 16, 17, 32, 33, 64, 65, 128, 130)
-    layer = make_layer(130, 40, depth, dtype)
+    layer = cancelling_layer(130, 40, depth, dtype)
     alone = torch.cat([run(target, layer.rows([r])) for r in range(130)])
-    check_error(layer, alone)
+    assert int(alone.count_nonzero()) > 1000
     for count in counts:
         assert same(run(target, layer.rows(slice(count))), alone[:count]), count
 
@@ -81,11 +81,11 @@ def test_rows_do_not_matter_wherever_they_stand(target: Target, dtype: torch.dty
 def test_how_the_work_is_cut_does_not_show(target: Target) -> None:
     """Enough columns or rows that no partial sums are made, against few: the same bits."""
     # All groups in one block, against a block for each.
-    deep = make_layer(2, 3840, 4104, torch.bfloat16)
-    few = Layer(deep.x, deep.weight[:40].contiguous(), deep.bias[:40].contiguous())  # type: ignore[index]
+    deep = cancelling_layer(2, 3840, 4104, torch.bfloat16)
+    few = Layer(deep.x, deep.weight[:40].contiguous(), None)
     assert same(run(target, deep)[:, :40], run(target, few))
     # A group in one block, against a block for each of its parts.
-    tall = make_layer(128 * 120, 8, 136, torch.bfloat16)
+    tall = cancelling_layer(128 * 120, 8, 136, torch.bfloat16)
     result = run(target, tall)
     for first in (0, 128 * 77 + 3):
         part = slice(first, first + 100)

@@ -79,7 +79,9 @@ SUITES = {
     "rms": Suite(("decoder/rms",), ("test_row_ops.py",), "emu and not gated"),
     "gate": Suite(("decoder/gated",), ("test_row_ops.py",), "emu and not norm and not addition"),
     "linear": Suite(
-        ("linear/linear", "linear/matrix_bf16"), ("test_cuda_linear.py",), "emu and not float16"
+        ("linear/linear", "linear/matrix_bf16"),
+        ("test_cuda_linear.py",),
+        "emu and (bfloat16 or not float16)",
     ),
     "plan": Suite(("attention/plan",), ATTENTION, f"{HARD} and ampere_f16_f16_k64_r16"),
     "ampere": Suite(
