@@ -28,6 +28,9 @@ _DOUBT = 0.1  # added to both sides of a quotient
 _MAX_RATIO = 4.0
 _FIRST_BEAMS = 2  # that a new engine searches: what a second one adds costs next to nothing
 _WIDTH_DECAY = 0.95  # of the beams searched, per step that needs fewer
+# Speed with drafts over without, as expected, from which drafting is worth it: what a step does
+# beside the two networks is not in the expectation.
+_WORTH = 1.03
 _PROBE = 16  # where drafting does not pay, one step in so many drafts all the same
 
 
@@ -70,7 +73,7 @@ class BeamBudget:
 
     def wants_drafts(self, batch: int) -> bool:
         """False where drafting for `batch` requests has not paid lately, but for a probe."""
-        if not self.known or self._gain.get(batch.bit_length(), 2.0) >= 1.0:
+        if not self.known or self._gain.get(batch.bit_length(), 2.0) >= _WORTH:
             self._since_draft = 0
             return True
         self._since_draft += 1

@@ -101,7 +101,8 @@ class DraftTargetDrafter:
         self._max_requests, self._max_rows, self._max_len = max_requests, max_rows, max_len
         self._vocabulary = vocabulary
         self._vocab_size = vocab_size
-        self._rates = ConfidenceRates()
+        # Of all requests; drafts of sampled ones come true less often.
+        self._rates = {greedy: ConfidenceRates() for greedy in (True, False)}
         self._probs: torch.Tensor | None = None  # [slots, drafts, num_scores]
         self._vocab_ids: torch.Tensor | None = None
         self._forward_s = 0.0
@@ -213,7 +214,7 @@ class DraftTargetDrafter:
         )
         if slot < 0:
             return None
-        rates = ConfidenceRates(self._rates)
+        rates = ConfidenceRates(self._rates[request.greedy])
         return _State(slot, len(request.tokens), mode, options["adaptive"], rates)
 
     def _make_probs(self) -> None:
