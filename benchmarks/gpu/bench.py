@@ -13,6 +13,7 @@ import torch
 from benchmarks.gpu import (
     attention,
     cells,
+    engine_cells,
     linear,
     model_step,
     peer_model,
@@ -96,7 +97,7 @@ def _model_jobs(run: Run, timer: timing.Timer) -> list[Job]:
     if importlib.util.find_spec("transformers") is None:  # it reads configurations
         record = {"status": "unavailable", "summary": "transformers is not installed"}
         return [("model", lambda: record)]
-    every = [cell.tiny() if run.emulated else cell for cell in cells.model_cells()]
+    every = [cell.tiny() if run.emulated else cell for cell in engine_cells.model_cells()]
     every = list({cell.name: cell for cell in every}.values())
     chosen = every[:3] + every[-1:] if run.quick else every
     passes = [cell for cell in chosen if cell.kind == "model"]
@@ -107,7 +108,9 @@ def _model_jobs(run: Run, timer: timing.Timer) -> list[Job]:
         (cell.name, partial(model_step.measure_pass, cell, run.target, short, models))
         for cell in passes
     ]
-    speculated = [cell.tiny() if run.emulated else cell for cell in cells.speculation_cells()]
+    speculated = [
+        cell.tiny() if run.emulated else cell for cell in engine_cells.speculation_cells()
+    ]
     if run.quick or run.emulated:  # one of each method
         speculated = list({cell.method: cell for cell in reversed(speculated)}.values())
 
@@ -118,7 +121,7 @@ def _model_jobs(run: Run, timer: timing.Timer) -> list[Job]:
     decodes = [cell for cell in chosen if cell.kind == "decode"]
     jobs += [(cell.name, partial(alone, model_step.measure_decode, cell)) for cell in decodes]
     jobs += [(cell.name, partial(alone, spec_step.measure, cell)) for cell in speculated]
-    compared = [cell.tiny() if run.emulated else cell for cell in cells.texts_cells()]
+    compared = [cell.tiny() if run.emulated else cell for cell in engine_cells.texts_cells()]
     jobs += [(cell.name, partial(alone, texts.measure, cell)) for cell in compared]
     peer = next(cell for cell in every if cell.kind == "model")
     jobs.append((f"peer-{peer.name}", partial(alone, peer_model.measure, peer)))

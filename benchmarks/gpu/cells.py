@@ -162,108 +162,7 @@ class SlotCell:
         return dataclasses.replace(self, requests=2, context=80, alphabet=9)
 
 
-@dataclass(frozen=True)
-class ModelCell:
-    """A step with its model: `rows` of each request after `context` tokens, 8B-shaped."""
-
-    requests: int
-    rows: int = 1
-    kind: str = "model"  # or decode: the engine's steps one after another
-    context: int = 1024
-    new_tokens: int = 64
-    layers: int = 32
-    hidden: int = 4096
-    intermediate: int = 14336
-    num_heads: int = NUM_HEADS
-    num_kv_heads: int = 8
-    head_dim: int = HEAD_DIM
-    page_size: int = 64
-    vocab: int = 128256
-    run_ahead: int | None = None  # decode: steps enqueued while one is read
-    graphs: bool = False  # with run_ahead: steps recorded as CUDA graphs
-    numerics: str = "fast"  # or exact
-
-    @property
-    def name(self) -> str:
-        ahead = "" if self.run_ahead is None else f"-ahead{self.run_ahead}"
-        graphs = "-graphs" if self.graphs else ""
-        exact = "-exact" if self.numerics == "exact" else ""
-        return f"{self.kind}-b{self.requests}-m{self.rows}{ahead}{graphs}{exact}"
-
-    def describe(self) -> dict[str, object]:
-        return dataclasses.asdict(self)
-
-    def work(self) -> floors.Work:
-        """Every weight but the embedding and every K/V byte once."""
-        q, kv = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
-        layer = self.hidden * (2 * q + 2 * kv + 3 * self.intermediate)
-        numbers = self.layers * layer + self.vocab * self.hidden
-        one = floors.attention(
-            self.requests, self.rows, self.context, self.num_heads, self.num_kv_heads, self.head_dim
-        )
-        flops = 2 * numbers * self.requests * self.rows + self.layers * one.flops
-        return floors.Work(2 * numbers + self.layers * one.needed_bytes, flops)
-
-    def tiny(self) -> ModelCell:
-        return dataclasses.replace(
-            self,
-            requests=min(self.requests, 2),
-            rows=min(self.rows, 5),
-            context=80,
-            new_tokens=3,
-            layers=2,
-            hidden=128,
-            intermediate=256,
-            num_heads=4,
-            num_kv_heads=2,
-            head_dim=64,
-            vocab=300,
-        )
-
-
-@dataclass(frozen=True)
-class SpeculationCell(ModelCell):
-    """The engine's steps with drafts that are kept at given rates (synthetic)."""
-
-    kind: str = "spec"
-    new_tokens: int = 256
-    run_ahead: int | None = 1
-    graphs: bool = True
-    method: str = "lookahead"  # medusa, redrafter: random heads
-    lookahead: tuple[int, int, int] = (7, 7, 7)  # as large as `rows` says
-    mean_tokens: float = 2.0  # of a step and request
-
-    @property
-    def name(self) -> str:
-        method = "" if self.method == "lookahead" else f"-{self.method}"
-        return f"{super().name}{method}-tau{self.mean_tokens:g}"
-
-    def tiny(self) -> SpeculationCell:
-        return dataclasses.replace(
-            super().tiny(),
-            rows=self.rows,
-            new_tokens=20,  # the method says how many
-        )
-
-
-@dataclass(frozen=True)
-class TextsCell(ModelCell):
-    """Texts with lookahead (7,7,7) against plain decoding of the same engine."""
-
-    requests: int = 16
-    kind: str = "texts"
-    rows: int = 84
-    context: int = 64
-    new_tokens: int = 512
-    prompts: int = 100
-    run_ahead: int | None = 1
-    graphs: bool = True
-
-    def tiny(self) -> TextsCell:
-        return dataclasses.replace(super().tiny(), rows=84, prompts=3, new_tokens=12)
-
-
-Cell = AttentionCell | StepCell | ModelCell
+Cell = AttentionCell | StepCell
 
 _KV_HEADS = {1: 32, 4: 8, 8: 4}  # query heads per KV head -> KV heads of 32 query heads
 _LENGTHS = (4096, 16384, 65536)
@@ -331,39 +230,6 @@ def slot_cells() -> list[SlotCell]:
         for method in ("lookahead", "ngram")
         for requests, context in ((32, 1024), (32, 65536), (1, 1024), (1, 65536))
     ]
-
-
-def model_cells() -> list[ModelCell]:
-    """T(1), T(27), T(84) of one request and of batches; what exact mode costs; the engine."""
-    found = [
-        ModelCell(b, m) for b, m in ((1, 1), (1, 27), (1, 84), (8, 27), (8, 1), (32, 1), (32, 11))
-    ]
-    found += [ModelCell(b, m, numerics="exact") for b, m in ((1, 1), (1, 84), (8, 27))]
-    modes = ((None, False), (1, False), (1, True), (0, True))
-    return (
-        found
-        + [
-            ModelCell(b, kind="decode", run_ahead=ahead, graphs=graphs)
-            for b in (1, 8)
-            for ahead, graphs in modes
-        ]
-        + [ModelCell(32, kind="decode", run_ahead=1, graphs=True)]
-    )
-
-
-def speculation_cells() -> list[SpeculationCell]:
-    """G8 and G11: what speculation brings at a known acceptance, the host's share included."""
-    shapes = ((1, 84, (7, 7, 7)), (8, 27, (5, 4, 4)), (32, 11, (6, 2, 5)))
-    return [
-        SpeculationCell(requests, rows, lookahead=triple, mean_tokens=tokens)
-        for requests, rows, triple in shapes
-        for tokens in (2.0, 4.0)
-        if tokens <= triple[1]  # a step keeps N - 1 drafts at most
-    ] + [SpeculationCell(1, 64, method="medusa"), SpeculationCell(1, 26, method="redrafter")]
-
-
-def texts_cells() -> list[TextsCell]:
-    return [TextsCell(numerics=numerics) for numerics in ("exact", "fast")]
 
 
 # FlashInfer compiles a module per row count and data type: these cells keep that to a few.

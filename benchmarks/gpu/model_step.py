@@ -21,7 +21,8 @@ import torch
 from benchmarks.gpu import problem as problems
 from benchmarks.gpu import timing
 from benchmarks.gpu.attention import describe, figures
-from benchmarks.gpu.cells import MAX_DEPTH, ModelCell
+from benchmarks.gpu.cells import MAX_DEPTH
+from benchmarks.gpu.engine_cells import ModelCell
 from benchmarks.gpu.run import Target
 from specdec_ext import _core
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.gpu.cells import ModelCell
+from benchmarks.gpu.engine_cells import ModelCell
 from benchmarks.gpu.model_step import config_of
 from benchmarks.gpu.run import Target
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.gpu.cells import SpeculationCell
+from benchmarks.gpu.engine_cells import SpeculationCell
 from benchmarks.gpu.model_step import engine_of
 from benchmarks.gpu.run import Target
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.gpu.cells import TextsCell
+from benchmarks.gpu.engine_cells import TextsCell
 from benchmarks.gpu.model_step import engine_of
 from benchmarks.gpu.run import Target
 

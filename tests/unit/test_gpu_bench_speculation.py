@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from benchmarks.gpu import cells, report, slot_ops, spec_step, texts, timing
+from benchmarks.gpu import cells, engine_cells, report, slot_ops, spec_step, texts, timing
 from benchmarks.gpu.run import Target
 
 from specdec_ext import LookaheadDecodingConfig
@@ -15,10 +15,10 @@ HOST = Target("cpu", "cpu")
 
 
 def test_names_are_all_different_and_lookahead_has_the_rows_that_its_cell_says() -> None:
-    found = [*cells.model_cells(), *cells.speculation_cells(), *cells.texts_cells(),
-             *cells.slot_cells()]  # fmt: skip
+    found: list[Any] = [*engine_cells.model_cells(), *engine_cells.speculation_cells()]
+    found += [*engine_cells.texts_cells(), *cells.slot_cells()]
     assert len({cell.name for cell in found}) == len(found)
-    for cell in cells.speculation_cells():
+    for cell in engine_cells.speculation_cells():
         if cell.method == "lookahead":
             config = LookaheadDecodingConfig(
                 *cell.lookahead, synthetic_acceptance_length=cell.mean_tokens
@@ -98,7 +98,7 @@ def test_texts_may_differ_at_near_ties_alone(
     monkeypatch.setattr(texts, "engine_of", engine_of)
     monkeypatch.setattr(texts, "generate", generate)
     monkeypatch.setattr(texts, "gap", gap)
-    cell = cells.TextsCell(prompts=2, new_tokens=3, numerics=numerics)
+    cell = engine_cells.TextsCell(prompts=2, new_tokens=3, numerics=numerics)
     if fails:
         with pytest.raises(ArithmeticError, match=r"texts \[1\] differ"):
             texts.measure(cell, HOST)
@@ -108,7 +108,7 @@ def test_texts_may_differ_at_near_ties_alone(
 
 
 def test_random_heads_are_of_the_cells_sizes(tmp_path: Any) -> None:
-    for cell in cells.speculation_cells()[-2:]:
+    for cell in engine_cells.speculation_cells()[-2:]:
         config = spec_step.config_of(cell.tiny(), tmp_path / cell.method)
         assert config.max_draft_len + 1 == cell.rows
         assert config.synthetic_acceptance_length == cell.mean_tokens

@@ -13,7 +13,6 @@ import pytest
 import torch
 from benchmarks import common
 from benchmarks.gpu import (
-    cells,
     floors,
     report,
     results,
@@ -195,7 +194,7 @@ def test_targets_of_a_step_with_its_model() -> None:
 
 
 def test_cells_with_a_model() -> None:
-    every = cells.model_cells()
+    every = engine_cells.model_cells()
     assert len({cell.name for cell in every}) == len(every)
     one = next(cell for cell in every if cell.name == "model-b1-m1")
     # An 8B model's weights without the embedding, 16 bits, and the K/V of 1024 tokens.
