@@ -162,8 +162,6 @@ class SlotCell:
         return dataclasses.replace(self, requests=2, context=80, alphabet=9)
 
 
-Cell = AttentionCell | StepCell
-
 _KV_HEADS = {1: 32, 4: 8, 8: 4}  # query heads per KV head -> KV heads of 32 query heads
 _LENGTHS = (4096, 16384, 65536)
 

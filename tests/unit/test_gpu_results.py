@@ -13,6 +13,7 @@ import pytest
 import torch
 from benchmarks import common
 from benchmarks.gpu import (
+    engine_cells,
     floors,
     report,
     results,
