@@ -34,11 +34,12 @@ void bring_drafts(const SlotLayout& layout, py::handle slots, py::handle slot_id
                   " drafts of each request: give 1..", kMaxDraftLen);
   SPECDEC_REQUIRE(vocab_size >= 1, "vocab_size = ", vocab_size, ": at least 1");
   const BorrowedTensor drafts =
-      matrix_argument(call, tokens, "tokens", "[B, width]", requests, width, false);
+      tensor_argument(call, tokens, "tokens", "[B, width]", DType::kI32, {requests, width}, false);
   BringDraftsParams p;
   BorrowedTensor tree, number;
   if (!parents.is_none()) {
-    tree = matrix_argument(call, parents, "parents", "[B, width]", requests, width, false);
+    tree = tensor_argument(call, parents, "parents", "[B, width]", DType::kI32, {requests, width},
+                           false);
     p.parents = ints(tree);
   }
   if (!counts.is_none()) {
@@ -68,7 +69,7 @@ void recent_tokens(const SlotLayout& layout, py::handle slots, py::handle slot_i
   SPECDEC_REQUIRE(width >= 1 && width <= layout.max_seq_len, "tokens has ", width,
                   " columns: give 1..", layout.max_seq_len);
   const BorrowedTensor to =
-      matrix_argument(call, tokens, "tokens", "[B, width]", requests, width, true);
+      tensor_argument(call, tokens, "tokens", "[B, width]", DType::kI32, {requests, width}, true);
   const BorrowedTensor lengths =
       vector_argument(call, lens, "lens", DType::kI32, "[B]", requests, true);
   RecentTokensParams p;
@@ -104,10 +105,11 @@ void keep_hidden(const SlotLayout& layout, py::handle slots, py::handle slot_ids
   const BorrowedTensor ids = slot_ids_argument(call, slot_ids, pool.view(), &requests);
   const BorrowedTensor firsts =
       vector_argument(call, commit.cu_logits, "cu_logits", DType::kI32, "[B + 1]", requests + 1);
-  const BorrowedTensor decided = matrix_argument(
-      call, commit.results, "results", "[B, result words]", requests, kResultWords, false);
-  const BorrowedTensor paths =
-      matrix_argument(call, commit.path, "path", "[B, 128]", requests, kMaxStepTokens, false);
+  const BorrowedTensor decided =
+      tensor_argument(call, commit.results, "results", "[B, result words]", DType::kI32,
+                      {requests, kResultWords}, false);
+  const BorrowedTensor paths = tensor_argument(call, commit.path, "path", "[B, 128]", DType::kI32,
+                                               {requests, kMaxStepTokens}, false);
   const BorrowedTensor lengths =
       vector_argument(call, commit.path_len, "path_len", DType::kI32, "[B]", requests);
   const BorrowedTensor from(hidden, "hidden"), to(kept, "kept", true);

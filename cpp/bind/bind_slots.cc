@@ -107,7 +107,7 @@ void commit_step(const SlotLayout& layout, py::handle slots, py::handle slot_ids
   }
   const auto matrix = [&](py::handle tensor, const char* name, const char* what,
                           std::int64_t columns, bool writable) {
-    return matrix_argument(call, tensor, name, what, requests, columns, writable);
+    return tensor_argument(call, tensor, name, what, DType::kI32, {requests, columns}, writable);
   };
   const BorrowedTensor out = matrix(results, "results", "[B, result words]", kResultWords, true);
   const BorrowedTensor paths = matrix(path, "path", "[B, 128]", kMaxStepTokens, true);

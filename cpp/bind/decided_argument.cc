@@ -6,16 +6,6 @@ namespace py = pybind11;
 
 namespace specdec {
 
-BorrowedTensor DecidedArgument::table(OpCall& call, py::handle tensor, const char* name,
-                                      std::int64_t requests) {
-  BorrowedTensor t(tensor, name, true);
-  check_shape(t.view(), name, "[B, 128]", {requests, kMaxStepTokens});
-  call.add(t.view(), name, true);
-  check_dtype(t.view(), name, {DType::kI32});
-  check_contiguous(t.view(), name);
-  return t;
-}
-
 BorrowedTensor rates_argument(OpCall& call, py::handle rates, SyntheticRates* to) {
   const BorrowedTensor sized(rates, "synthetic_rates");
   check_shape(sized.view(), "synthetic_rates", "[N]", {kAny});

@@ -39,7 +39,10 @@ class DecidedArgument {
 
  private:
   static BorrowedTensor table(OpCall& call, pybind11::handle tensor, const char* name,
-                              std::int64_t requests);
+                              std::int64_t requests) {
+    return tensor_argument(call, tensor, name, "[B, 128]", DType::kI32, {requests, kMaxStepTokens},
+                           true);
+  }
 
   BorrowedTensor sampled_, path_, emitted_, path_len_, num_emitted_;
 };

@@ -243,4 +243,15 @@ RowsArgument::RowsArgument(OpCall& call, py::handle tensor, const char* name, st
                   " has overlapping rows (stride ", t.strides[0], ")");
 }
 
+BorrowedTensor tensor_argument(OpCall& call, py::handle tensor, const char* name, const char* what,
+                               DType dtype, std::initializer_list<std::int64_t> shape,
+                               bool writable) {
+  BorrowedTensor t(tensor, name, writable);
+  check_shape(t.view(), name, what, shape);
+  call.add(t.view(), name, writable);
+  check_dtype(t.view(), name, {dtype});
+  check_contiguous(t.view(), name);
+  return t;
+}
+
 }  // namespace specdec

@@ -6,6 +6,7 @@
 #include <pybind11/pybind11.h>
 
 #include <cstdint>
+#include <initializer_list>
 #include <vector>
 
 #include "backend/step_view.h"
@@ -87,5 +88,10 @@ class RowsArgument {
 // A contiguous vector; `what` names its axis in error texts, e.g. "[B]".
 BorrowedTensor vector_argument(OpCall& call, pybind11::handle tensor, const char* name, DType dtype,
                                const char* what, std::int64_t size, bool writable = false);
+
+// A contiguous tensor of this shape; `what` names its axes in error texts, e.g. "[B, 128]".
+BorrowedTensor tensor_argument(OpCall& call, pybind11::handle tensor, const char* name,
+                               const char* what, DType dtype,
+                               std::initializer_list<std::int64_t> shape, bool writable = false);
 
 }  // namespace specdec

@@ -43,14 +43,4 @@ BorrowedTensor slot_ids_argument(OpCall& call, py::handle slot_ids, const SlotPo
   return checked;
 }
 
-BorrowedTensor matrix_argument(OpCall& call, py::handle tensor, const char* name, const char* what,
-                               std::int64_t rows, std::int64_t columns, bool writable) {
-  BorrowedTensor t(tensor, name, writable);
-  check_shape(t.view(), name, what, {rows, columns});
-  call.add(t.view(), name, writable);
-  check_dtype(t.view(), name, {DType::kI32});
-  check_contiguous(t.view(), name);
-  return t;
-}
-
 }  // namespace specdec

@@ -29,9 +29,4 @@ class SlotsArgument {
 BorrowedTensor slot_ids_argument(OpCall& call, pybind11::handle slot_ids, const SlotPoolView& pool,
                                  std::int64_t* count);
 
-// A contiguous matrix of int32 [rows, columns]; `what` names its axes in error texts.
-BorrowedTensor matrix_argument(OpCall& call, pybind11::handle tensor, const char* name,
-                               const char* what, std::int64_t rows, std::int64_t columns,
-                               bool writable);
-
 }  // namespace specdec

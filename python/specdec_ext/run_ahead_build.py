@@ -77,8 +77,7 @@ def device_bytes(
     scores of one step.
 
     hidden_bytes  of the hidden state that a drafter needs of each request
-
-    memory  a plan whose sizes of steps are final; its pages are not looked at
+    memory        a plan whose sizes of steps are final; its pages are not looked at
     """
     if scheduler.run_ahead is None:
         return 0

@@ -160,6 +160,22 @@ def test_a_draft_model_that_raises_costs_its_step_the_drafts(
         assert_pages_returned(llm)
 
 
+def test_what_sampled_texts_show_is_not_held_against_greedy_ones(
+    folders: dict[str, Path],
+) -> None:
+    """Drafts of sampled texts come true less often; an engine may serve both by turns."""
+    with open_llm(folders, "near", spec=CHAIN) as llm:
+        rates = drafter_of(llm)._rates
+        before = rates[False].level_rate()
+        llm.generate(PROMPTS, GREEDY, use_tqdm=False)
+        greedy = rates[True].level_rate()
+        assert greedy != before
+        assert rates[False].level_rate() == before
+        llm.generate(PROMPTS, SAMPLED, use_tqdm=False)
+        assert rates[False].level_rate() != before
+        assert rates[True].level_rate() == greedy
+
+
 def test_nan_scores_of_the_draft_model_end_the_draft(
     folders: dict[str, Path], plain: dict[str, Any]
 ) -> None:

@@ -249,6 +249,28 @@ def test_what_drafting_takes_is_told_for_a_step_or_for_a_draft(one_by_one: bool)
     assert min(each if one_by_one else fixed) > (0.001 if one_by_one else 0.004)
 
 
+def test_where_nobody_drafts_a_drafter_that_reads_every_step_is_asked_for_one_draft() -> None:
+    function = HashFunction(vocab=30, seed=4)
+
+    class Reader(Guesser):
+        reads_every_step = True
+
+        def draft(self, inputs: DraftInputs) -> None:
+            self.seen[f"width {inputs.max_width}"] += 1
+            super().draft(inputs)
+
+    drafter = Reader(function, 1, hostile=False)
+    engine = run_ahead_hash_engine(
+        function, max_batch_size=1, max_seq_len=60, max_num_tokens=64, depth=1, drafter=drafter,
+        adaptive=False, **EXTERNAL,
+    )  # fmt: skip
+    (plain,) = engine.run([Job([1, 2], 10, {"max_draft_len": 0})])
+    assert plain.tokens == function.reference([1, 2], 10)
+    assert set(drafter.seen) == {"width 1", "steps"}
+    engine.run([Job([1, 2], 30)])
+    assert drafter.seen[f"width {NODES}"] > 0
+
+
 class Told:
     """An executor that notes what it is told of drafting."""
 

@@ -65,8 +65,9 @@ def run(seed: int, depth: int, method: str, recorder: FakeRecorder | None) -> di
     if recorder is not None and seed % 2:
         engine.pipeline.record_graphs()
         assert recorder.recorded == 2 * len(engine.pipeline.buckets)  # greedy, sampled
-        engine.drain()
-        recorder.replayed = 0  # of nobody
+        engine.stream.record().wait()
+        assert recorder.replayed == recorder.recorded  # once each, of nobody
+        recorder.replayed = 0
     jobs = random_jobs(rng, function, method, 7, 200)
     for job, got in zip(jobs, engine.run(jobs), strict=True):
         text, reason = expected(function, job)

@@ -115,6 +115,22 @@ def test_where_drafting_does_not_pay_it_is_tried_now_and_then() -> None:
     assert budget.wants_drafts(8)
 
 
+@pytest.mark.parametrize(("chance", "pays"), [(0.115, False), (0.2, True)])
+def test_what_hardly_pays_is_not_worth_it(chance: float, pays: bool) -> None:
+    """A step has more to do than the two networks: it takes more than an even expectation."""
+    budget = BeamBudget()
+    budget.set_step_cost(LINEAR)
+    budget.note_pass(0.01)
+    draft = (np.array([1]), np.log([chance]))
+    tries = 0
+    for _ in range(160):
+        if budget.wants_drafts(1):
+            # Verified for 1.1 steps' time, it brings 1 + chance tokens: more than 1.1.
+            assert budget.choose([draft], passes=1) == [1]
+            tries += 1
+    assert (tries == 160) is pays and tries >= 10
+
+
 def test_beams_that_nobody_verifies_are_not_searched() -> None:
     budget = BeamBudget()
     assert budget.num_beams(1) is None  # as many as are asked for

@@ -32,7 +32,8 @@ class DraftInputs:
     status       [D] int32 StatusFlag bits, OR-ed in
     hidden       [num_slots, H] of the model's dtype: the head's input that each slot's golden token
                  was chosen from; None: nobody asked for it (StepDrafter.needs_hidden)
-    max_width    drafts of any one request in this step, an upper bound that the host knows
+    max_width    drafts of any one request in this step, an upper bound that the host knows; 1 where
+                 nobody drafts
     max_kv_len   tokens and rows of any one request, an upper bound that the host knows
     """
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
@@ -62,21 +62,34 @@ class Geometry:
         )
 
 
+class StepForward(Protocol):
+    """A model: called on the stream, it writes `sampled` or returns scores.
+
+    hidden  rows of the step that it ran last, one for each choice; None: they are not kept
+    """
+
+    hidden: Tensor | None
+
+    def __call__(self, tensors: StepTensors) -> Tensor | None: ...
+
+    def make_hidden(self, rows: int) -> Tensor:
+        """Zeroed rows as `hidden` has them."""
+        ...
+
+
 class StepOperations:
     """Makes operations from sizes alone; they touch the device's tensors and read no value.
 
     forward   a model: called on the stream with StepTensors, writes `sampled` or returns scores
     k_pages, v_pages  [layers, P, G, S, K], the model's
     backend   name of the operations' backend; None: by the pages' device
-    drafter   brings the drafts of slots whose method is "brought". If it needs hidden states,
-              `forward` has `hidden`, a row for each choice of the step that it ran last, and
-              `make_hidden(rows)`, zeroed rows of the same kind
+    drafter   brings the drafts of slots whose method is "brought"
     """
 
     def __init__(
         self,
         buffers: StepBuffers,
-        forward: Callable[[StepTensors], Tensor | None],
+        forward: StepForward,
         k_pages: Tensor,
         v_pages: Tensor,
         backend: str | None,
@@ -92,7 +105,7 @@ class StepOperations:
         self._reads_every_step = bool(getattr(drafter, "reads_every_step", False))
         self._hidden: Tensor | None = None  # [num_slots, H]
         if drafter is not None and drafter.needs_hidden:
-            self._hidden = forward.make_hidden(len(buffers.slots))  # type: ignore[attr-defined]
+            self._hidden = forward.make_hidden(len(buffers.slots))
         self._forward = forward
         self._pages = (k_pages, v_pages)
         self._backend = backend
@@ -170,7 +183,7 @@ class StepOperations:
             needs_scores=g.needs_scores,
             status=tensors.status[first:],
             hidden=self._hidden,
-            max_width=max(g.max_rows - 1, 1),
+            max_width=max(g.max_rows - 1, 1) if g.drafts else 1,
             max_kv_len=g.max_kv_len,
         )
 
@@ -217,6 +230,8 @@ class StepOperations:
         """Of each request, what its last token was chosen from, for the drafts of its next step."""
         if self._hidden is None:
             return
+        hidden = self._forward.hidden
+        assert hidden is not None  # make_hidden() was asked for
         b, requests = self.buffers, len(tensors.step.kv_len)
         ops.keep_hidden(
             b.layout,
@@ -226,7 +241,7 @@ class StepOperations:
             results=b.results[:requests],
             path=b.path[:requests],
             path_len=b.path_len[:requests],
-            hidden=self._forward.hidden,  # type: ignore[attr-defined]
+            hidden=hidden,
             kept=self._hidden,
             backend=self._backend,
         )

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from specdec_ext.log import logger
-from specdec_ext.run_ahead.buffers import StepBuffers, StepTensors
+from specdec_ext.run_ahead.buffers import StepBuffers
 from specdec_ext.run_ahead.graphs import Bucket, choose_bucket, make_buckets
-from specdec_ext.run_ahead.operations import Geometry, StepOperations
+from specdec_ext.run_ahead.operations import Geometry, StepForward, StepOperations
 from specdec_ext.run_ahead.step_times import PARTS, StepTimes
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class RunAheadPipeline(StepOperations):
     def __init__(
         self,
         executor: Any,
-        forward: Callable[[StepTensors], Tensor | None],
+        forward: StepForward,
         k_pages: Tensor,
         v_pages: Tensor,
         *,
@@ -90,7 +90,8 @@ class RunAheadPipeline(StepOperations):
         each is recorded when it is first needed."""
         # The largest first: the others find the memory of its pool.
         for bucket in reversed(self.buckets):
-            for needs_scores, drafts in itertools.product((False, True), repeat=2):
+            variants = (False, True) if self.drafter is not None else (True,)
+            for needs_scores, drafts in itertools.product((False, True), variants):
                 self.stream.enqueue(self._graph(bucket, needs_scores, drafts))
 
     @property
