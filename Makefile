@@ -1,7 +1,7 @@
 # specdec_ext: `make demo` runs the main job, `make test` passes the tests. Both make what they need.
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-slow build model lint format stubs cpp-test emu simt-test mutate cuda-check bench clean
+.PHONY: help demo test test-slow build model lint format stubs lock cpp-test sanitized fuzz emu simt-test mutate cuda-check bench clean
 
 PYTHON ?= python3
 VENV := .venv
@@ -15,12 +15,9 @@ export CMAKE_BUILD_PARALLEL_LEVEL ?= 2
 export PIP_NO_INPUT = 1
 export TOKENIZERS_PARALLELISM = false
 export HF_HUB_OFFLINE = 1
-# CUDA code is built into the environment's module where there is a GPU to run it (elsewhere by
-# make build SPECDEC_CUDA=ON); `make cuda-check` compiles it and `make emu` runs it everywhere.
-export SPECDEC_CUDA ?= $(if $(shell command -v nvidia-smi),AUTO,OFF)
 
-NATIVE_SOURCES := $(shell find cpp cuda -type f) CMakeLists.txt pyproject.toml
-CXX_FILES := $(shell find cpp cuda tests/cpp tests/simt -name '*.h' -o -name '*.cc' -o -name '*.cu' -o -name '*.cuh')
+NATIVE_SOURCES := $(shell find cpp cuda tests/bind -type f) CMakeLists.txt pyproject.toml
+CXX_FILES := $(shell find cpp cuda tests/bind tests/cpp tests/simt -name '*.h' -o -name '*.cc' -o -name '*.cu' -o -name '*.cuh')
 
 help:  ## this text
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -33,8 +30,9 @@ $(STAMPS)/venv:
 	mkdir -p $(STAMPS)
 	touch $@
 
-$(STAMPS)/deps: $(STAMPS)/venv requirements/constraints.txt requirements/dev.txt
-	$(PIP) install -q -c requirements/constraints.txt -r requirements/dev.txt
+$(STAMPS)/deps: $(STAMPS)/venv requirements/lock.txt requirements/torch.txt
+	$(PIP) install -q --require-hashes -r requirements/lock.txt
+	$(PIP) install -q -r requirements/torch.txt
 	touch $@
 
 $(STAMPS)/build: $(STAMPS)/deps $(NATIVE_SOURCES)
@@ -67,7 +65,7 @@ test: lint cpp-test emu $(STAMPS)/model  ## the tests, under 20 minutes on two c
 # By default the files of most tests come first; the slowest tests are few to a file.
 IN_ORDER = --no-loadscope-reorder
 
-test-slow: $(STAMPS)/model emu simt-test  ## the full counts, beside `make test` (hours)
+test-slow: $(STAMPS)/model emu simt-test fuzz  ## the full counts, beside `make test` (hours)
 	$(PY) -m benchmarks.datasets
 	SPECDEC_REQUIRE_MODEL=1 $(REQUIRE_EMU) SPECDEC_TEST_PROGRAMS=1500 $(PYTEST) -m slow $(IN_ORDER)
 
@@ -87,10 +85,22 @@ format: $(STAMPS)/deps  ## rewrite the sources in the project's format
 stubs: $(STAMPS)/build  ## regenerate python/specdec_ext/_core.pyi
 	$(PY) scripts/make_stubs.py
 
+lock:  ## exact versions and hashes of what `make` installs: requirements/lock.txt (needs uv)
+	uv pip compile --universal --python-version 3.10 --generate-hashes --no-annotate \
+	  --custom-compile-command "make lock" -q requirements/dev.in -o requirements/lock.txt
+
 cpp-test: $(STAMPS)/deps  ## C++ tests under the address and undefined-behaviour sanitizers
 	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" cmake --preset tests
 	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" cmake --build --preset tests
 	build/tests/tests/cpp/specdec_tests
+
+sanitized: $(STAMPS)/deps  ## the whole extension under the same sanitizers, for tests/fuzz
+	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" cmake --preset sanitized \
+	  -Dpybind11_DIR="$$($(PY) -m pybind11 --cmakedir)"
+	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" cmake --build --preset sanitized
+
+fuzz: $(STAMPS)/build sanitized  ## 25,000 hostile calls of the extension under sanitizers: zero stops
+	$(PY) tests/fuzz/run.py --core "$$(ls $(CURDIR)/build/sanitized/cpp/bind/_core*.so)"
 
 # The emulator compiles the CUDA sources with the host compiler; it needs the headers of nvcc.
 HAS_NVCC := $(shell command -v nvcc)

@@ -38,10 +38,10 @@ def histories(length: int, count: int, extra: int) -> np.ndarray:
 
 def measure_ours(length: int, steps: int) -> float:
     """Returns the least seconds per request of 5 passes over `steps` batched calls."""
-    from specdec_ext import _core
+    from specdec_ext import _core_testing
 
     text = histories(length, BATCH, 6 * steps)
-    batch = _core.NgramBatch(BATCH, length + 6 * steps, SIZE)
+    batch = _core_testing.NgramBatch(BATCH, length + 6 * steps, SIZE)
     drafts = np.empty((BATCH, DRAFT), np.int32)
     lengths = np.empty(BATCH, np.int32)
     counts = np.full(BATCH, length, np.int32)

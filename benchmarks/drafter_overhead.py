@@ -59,6 +59,7 @@ def measure(
     step_seconds  what the drafter is told of T(rows), in place of a calibration
     """
     import specdec_ext
+    from specdec_ext.drafters.step_cost import StepCost
 
     vocab = models.SHAPES[SHAPE].vocab
     prompts = [models.random_prompt(vocab, PROMPT, seed) for seed in range(batch)]
@@ -70,7 +71,7 @@ def measure(
     )
     drafting: Any = llm.engine._drafting
     if step_seconds is not None:
-        llm.engine._calibrate = lambda: drafting.set_step_cost(step_seconds)
+        llm.engine._calibrate = lambda: drafting.set_step_cost(StepCost(step_seconds))
     params = specdec_ext.SamplingParams(max_tokens=tokens, ignore_eos=True)
     llm.generate(prompts, params, use_tqdm=False)  # warm-up
     model, layer_seconds = Stopwatch(), layer_clock(drafting.drafter)

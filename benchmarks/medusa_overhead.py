@@ -22,7 +22,7 @@ STEP_SECONDS = {1: 1e-3, 64: 1.1e-3, 128: 1.2e-3}
 
 def random_heads(folder: str) -> str:
     """Four heads with LM heads of their own."""
-    from specdec_ext.drafters.medusa_heads import (
+    from specdec_ext.drafters.medusa.heads import (
         MedusaHeads,
         MedusaHeadsConfig,
         save_medusa_heads,

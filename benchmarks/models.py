@@ -37,6 +37,7 @@ SHAPES: dict[str, Shape] = {
     "tiny-draft": Shape(hidden=32, layers=1, heads=2, kv_heads=1, ffn=64, vocab=4096),
     # 57M parameters, the smallest shape whose forward dominates a step.
     "56m": Shape(hidden=512, layers=8, heads=8, kv_heads=8, ffn=1376, vocab=32000),
+    "56m-draft": Shape(hidden=64, layers=1, heads=2, kv_heads=1, ffn=128, vocab=32000),
 }
 
 
@@ -100,6 +101,68 @@ def make(name: str, seed: int = 1) -> Path:
     partial = folder / "model.safetensors.partial"
     save_file(tensors, partial, metadata={"format": "pt"})
     partial.rename(folder / "model.safetensors")
+    return folder
+
+
+def make_medusa(name: str, seed: int = 1) -> Path:
+    """Returns the folder of four random Medusa heads on the output head of model `name`."""
+    shape = SHAPES[name]
+    config = {
+        "model_type": "medusa",
+        "hidden_size": shape.hidden,
+        "vocab_size": shape.vocab,
+        "num_medusa_heads": 4,
+        "num_medusa_layers": 1,
+        "lm_head": "target",
+    }
+    square = (shape.hidden, shape.hidden)
+    sizes: dict[str, tuple[int, ...]] = {}
+    for head in range(4):
+        sizes |= {f"{head}.0.linear.weight": square, f"{head}.0.linear.bias": (shape.hidden,)}
+    return _make_drafter(f"{name}-medusa-{seed}", config, sizes, "medusa_lm_head.safetensors", seed)
+
+
+def make_redrafter(name: str, seed: int = 1) -> Path:
+    """Returns the folder of a random recurrent drafter on the output head of model `name`."""
+    shape = SHAPES[name]
+    hidden, square = shape.hidden, (shape.hidden, shape.hidden)
+    config = {
+        "model_type": "recurrent_drafting_drafter",
+        "vocab_size": shape.vocab,
+        "hidden_size": hidden,
+        "exit_dim": hidden,
+        "num_draft_layers": 1,
+        "rnn": True,
+        "tie_lm_head": True,
+        "num_lookback_tokens": 0,
+        "dtype": "float32",
+    }
+    sizes: dict[str, tuple[int, ...]] = {
+        "input_proj.weight": (hidden, 2 * hidden), "input_proj.bias": (hidden,),
+        "lm_head.0.linear.weight": square, "lm_head.0.linear.bias": (hidden,),
+        "rnn_u.weight": square, "rnn_u.bias": (hidden,), "rnn_w.weight": square,
+    }  # fmt: skip
+    return _make_drafter(f"{name}-redrafter-{seed}", config, sizes, "model.safetensors", seed)
+
+
+def _make_drafter(
+    folder_name: str, config: dict[str, object], sizes: dict[str, tuple[int, ...]], file: str,
+    seed: int,
+) -> Path:  # fmt: skip
+    """Writes random float32 tensors of these sizes on first use."""
+    import torch
+    from safetensors.torch import save_file
+
+    folder = DATA_DIR / "models" / folder_name
+    if (folder / file).is_file():
+        return folder
+    folder.mkdir(parents=True, exist_ok=True)
+    generator = torch.Generator().manual_seed(seed)
+    tensors = {name: torch.randn(size, generator=generator) * 0.1 for name, size in sizes.items()}
+    (folder / "config.json").write_text(json.dumps(config, indent=1))
+    partial = folder / f"{file}.partial"
+    save_file(tensors, partial, metadata={"format": "pt"})
+    partial.rename(folder / file)
     return folder
 
 

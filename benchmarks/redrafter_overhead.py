@@ -23,7 +23,7 @@ def random_drafter(folder: str) -> str:
     """exit_dim = hidden size, one block, over the whole vocabulary."""
     import torch
 
-    from specdec_ext.drafters.redrafter_model import Redrafter, RedrafterShape, save_redrafter
+    from specdec_ext.drafters.redrafter.model import Redrafter, RedrafterShape, save_redrafter
 
     shape = models.SHAPES[drafter_overhead.SHAPE]
     drafter = Redrafter(RedrafterShape(shape.vocab, shape.hidden, shape.hidden, 1, True))

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from benchmarks import common, model_drafters
+from benchmarks import common, model_drafters, step_versions
 
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
 SETS = ("humaneval", "mtbench", "gsm8k", "squad", "news")
@@ -89,6 +89,10 @@ def step_overhead(result: dict[str, Any]) -> str:
     return common.markdown([*header, "tokens/s ratio"], rows)
 
 
+def versions(result: dict[str, Any]) -> str:
+    return step_versions.table_of(result["results"])
+
+
 def lookahead_vs_lade(result: dict[str, Any]) -> str:
     rows = [
         [name, r["ratio"]["median"], r["steps"]["ours"], r["steps"]["lade"]]
@@ -118,6 +122,7 @@ SECTIONS = {
     "model_drafters": ("The shipped drafters, adaptive unless all drafts are said", drafters),
     "step_cost": ("Cost of rows", step_cost),
     "step_overhead": ("Time of a step outside the model", step_overhead),
+    "step_versions": ("Time of a step against commit cebcf29", versions),
     "lookahead_vs_lade": ("Lookahead (7,7,7) against lade", lookahead_vs_lade),
     "draft_lookup": ("Drafting by prompt lookup, batch 32", draft_lookup),
 }

@@ -3,9 +3,10 @@
 A near-empty Llama (2 layers x 64) and one of 56M parameters, fp32, a 512-token prompt, one thread,
 draft length 10: time of a step less the time inside the model's forward (the head and its argmax
 belong to the forward); the same for the whole call, request handling included, which is what can be
-measured of transformers' prompt lookup in the same run; and tokens/s of both.
+measured of transformers' prompt lookup in the same run; and tokens/s of both. Then all methods
+against an earlier commit of this package: step_versions.py.
 
-    python -m benchmarks.step_overhead [--quick]
+    python -m benchmarks.step_overhead [--quick] [--base PYTHON]
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import argparse
 import sys
 from typing import Any
 
-from benchmarks import common, models, runners
+from benchmarks import common, models, runners, step_versions
 
 DRAFT = 10
 PROMPT = 512
@@ -68,6 +69,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--quick", action="store_true", help="1 round, 64 tokens; no file")
+    step_versions.add_options(parser)
     args = parser.parse_args()
     common.set_threads(1)
     runners.quiet_peers()
@@ -118,6 +120,7 @@ def main() -> int:
             "results": results,
         }
         common.write_result("step_overhead", result, [table])
+    print(step_versions.run(args.base, step_versions.ROUNDS, args.quick))
     return 0
 
 

@@ -27,7 +27,7 @@ def decode(prompt: list[int], max_tokens: int, *, guess: bool) -> tuple[list[int
         max_batch_size=1,
         max_seq_len=256,
         max_num_tokens=256,
-        method="external",
+        method="proposed",
     )
     request = executor.submit(prompt, max_tokens=max_tokens)
     tokens: list[int] = []

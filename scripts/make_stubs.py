@@ -30,7 +30,7 @@ def generate() -> str:
     text = re.sub(r"((?:->|:) )list\b(?!\[)", r"\1list[typing.Any]", text)
     if re.search(r"(?:->|:) \.\.\.(?=[,)])", text):
         raise SystemExit("a binding names a type before it is registered: see cpp/bind/module.cc")
-    for command in (["check", "--fix", "--quiet", "--select", "I"], ["format", "--quiet"]):
+    for command in (["check", "--fix", "--quiet", "--select", "I,RUF022"], ["format", "--quiet"]):
         text = subprocess.run(
             [sys.executable, "-m", "ruff", *command, "--stdin-filename", str(STUB), "-"],
             input=text,

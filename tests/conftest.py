@@ -31,3 +31,12 @@ def default_model_path() -> Path:
         if os.environ.get("SPECDEC_REQUIRE_MODEL") == "1":
             raise
         pytest.skip(f"the default model is not installed: {error}")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_step_costs(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Engines of tests remember T(rows) among themselves, not for the user."""
+    from specdec_ext.engine import served_cost
+
+    folder = tmp_path_factory.mktemp("cache")
+    served_cost.cache_root = lambda: folder

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 from pathlib import Path
 
@@ -24,6 +25,11 @@ def load_emulators() -> str:
         if name not in ops.backend_names():
             ops.load_backend(name, str(path))
     return ""
+
+
+def seed_schedule(name: str, seed: int) -> None:
+    """Fixes the order in which an emulated backend runs the threads of later launches."""
+    ctypes.CDLL(str(BUILD / LIBRARIES[name])).specdec_seed(ctypes.c_uint64(seed))
 
 
 EMULATED = pytest.mark.skipif(

@@ -20,7 +20,6 @@ def run(
     env: dict[str, str] | None = None,
     cwd: Path = ROOT,
     check: bool = True,
-    timeout_s: float = 600,
 ) -> subprocess.CompletedProcess[str]:
     """Run a command; a failure carries its output."""
     done = subprocess.run(
@@ -29,7 +28,6 @@ def run(
         env=env,
         capture_output=True,
         text=True,
-        timeout=timeout_s,
     )
     if check and done.returncode != 0:
         raise AssertionError(

@@ -1,4 +1,4 @@
-"""The documents: links resolve, examples run, commands exist; the tree: no leaks, no loose ends."""
+"""The documents: links resolve, data parses; the tree: no leaks, no loose ends, no clocks."""
 
 from __future__ import annotations
 
@@ -6,16 +6,14 @@ import ast
 import json
 import os
 import re
-import shlex
 import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *ROOT.glob("benchmarks/*.md")])
+from docs_pages import PAGES, ROOT, code_lines, fences, name_of, outside_fences
+
 TEXT_SUFFIXES = {
     *(".cc", ".cfg", ".clang-format", ".cmake", ".cu", ".cuh", ".editorconfig", ".gitignore"),
     *(".h", ".json", ".jsonl", ".md", ".py", ".pyi", ".sh", ".toml", ".txt", ".yaml", ".yml", ""),
@@ -25,10 +23,6 @@ TEXT_SUFFIXES = {
 HOSTS = {
     "arxiv.org", "dmlc.github.io", "github.com", "huggingface.co", "www.apache.org", "www.w3.org",
 }  # fmt: skip
-
-
-def name_of(path: Path) -> str:
-    return path.relative_to(ROOT).as_posix()
 
 
 def tracked() -> list[Path]:
@@ -42,27 +36,10 @@ def tracked() -> list[Path]:
 # -- reading a page -------------------------------------------------------------------------------
 
 
-def fences(text: str) -> Iterator[tuple[str, str]]:
-    """(language, content) of the fenced blocks of a page."""
-    for match in re.finditer(r"^```(\w*)\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
-        yield match.group(1), match.group(2)
-
-
-def code_lines(text: str) -> Iterator[str]:
-    """Lines of fenced and indented code that are commands, backslash continuations joined."""
-    for language, block in fences(text):
-        if language in ("", "sh", "bash", "console", "shell"):
-            yield from block.replace("\\\n", " ").splitlines()
-    outside = re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
-    for match in re.finditer(r"^ {4}(\S.*)$", outside.replace("\\\n", " "), re.MULTILINE):
-        yield match.group(1)
-
-
 def anchors(text: str) -> set[str]:
     """Fragment names of a page's headings, as GitHub makes them."""
-    outside = re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
     found = set()
-    for title in re.findall(r"^#+ (.+)$", outside, re.MULTILINE):
+    for title in re.findall(r"^#+ (.+)$", outside_fences(text), re.MULTILINE):
         title = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", title).lower()
         found.add(re.sub(r"[^\w\- ]", "", title).replace(" ", "-"))
     return found
@@ -93,24 +70,6 @@ def make_targets_named(text: str) -> set[str]:
     return named
 
 
-def python_blocks() -> list[tuple[str, str]]:
-    blocks = []
-    for page in PAGES:
-        found = [body for language, body in fences(page.read_text()) if language == "python"]
-        blocks += [(f"{name_of(page)}:{i}", body) for i, body in enumerate(found)]
-    return blocks
-
-
-def specdec_commands() -> list[tuple[str, str]]:
-    commands = []
-    for page in PAGES:
-        for line in code_lines(page.read_text()):
-            line = line.strip().removeprefix("$ ")
-            if line.startswith("specdec ") and "..." not in line and "…" not in line:
-                commands.append((f"{name_of(page)}: {line}", line))
-    return commands
-
-
 # -- the pages ------------------------------------------------------------------------------------
 
 
@@ -129,30 +88,6 @@ def test_a_broken_link_is_found() -> None:
     ]
 
 
-@pytest.mark.parametrize(("name", "text"), python_blocks(), ids=[n for n, _ in python_blocks()])
-def test_python_blocks_are_sound(name: str, text: str) -> None:
-    """They compile, and what they import of ours exists."""
-    flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
-    compile(text, name, "exec", flags=flags)
-    for node in ast.walk(compile(text, name, "exec", flags=flags | ast.PyCF_ONLY_AST)):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("specdec_ext"):
-            exec(compile(ast.Module([node], []), name, "exec"), {})
-
-
-@pytest.mark.default_model
-def test_the_readme_example_runs(default_model_path: Path, tmp_path: Path) -> None:
-    (example,) = [text for name, text in python_blocks() if name.startswith("README.md")]
-    script = tmp_path / "example.py"
-    script.write_text(example)
-    done = subprocess.run(
-        [sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stderr
-    text, length = done.stdout.strip().rsplit("\n", 1)
-    assert text
-    assert float(length) >= 1.0
-
-
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_json_and_yaml_blocks_parse(page: Path) -> None:
     import yaml
@@ -162,21 +97,6 @@ def test_json_and_yaml_blocks_parse(page: Path) -> None:
             json.loads(block)
         elif language == "yaml":
             yaml.safe_load(block)
-
-
-@pytest.mark.parametrize(
-    "line", [line for _, line in specdec_commands()], ids=[name for name, _ in specdec_commands()]
-)
-def test_specdec_commands_are_accepted(line: str) -> None:
-    from specdec_ext.cli import _make_parser
-    from specdec_ext.cli.common import normalize_argv
-
-    words = shlex.split(line, comments=True)[1:]
-    for sign in ("|", ">", "<", "2>", "&&", ";"):  # what the shell takes for itself
-        if sign in words:
-            words = words[: words.index(sign)]
-    if words not in (["--help"], ["--version"]):
-        assert _make_parser().parse_args(normalize_argv(words)).command == words[0]
 
 
 def test_make_targets_exist() -> None:
@@ -193,6 +113,70 @@ def test_first_lines_of_the_readme_are_the_two_commands() -> None:
     lines = [line for line in (ROOT / "README.md").read_text().splitlines() if line.strip()]
     assert lines[1].strip().startswith("make demo")
     assert lines[2].strip().startswith("make test")
+
+
+# -- the walk through the engine ------------------------------------------------------------------
+
+HOP = re.compile(r"`([\w/.]+\.(?:py|cc|h)):([\w:.]+)`")
+MAX_HOPS = 25
+
+
+def hops(text: str) -> list[tuple[str, str]]:
+    """(file, function) of all that the table of hops names."""
+    rows = re.findall(r"^\| \d+ \| ([^|]+) \|", text, re.MULTILINE)
+    return [hop for row in rows for hop in HOP.findall(row)]
+
+
+def is_defined(file: str, name: str) -> bool:
+    """Whether `file` defines the function, method or class; Python files are the package's."""
+    path = ROOT / file if file.startswith("cpp/") else ROOT / "python" / "specdec_ext" / file
+    if not path.is_file():
+        return False
+    text = path.read_text()
+    if path.suffix != ".py":
+        return re.search(rf"^[^\s/].*\b{re.escape(name)}\(", text, re.MULTILINE) is not None
+    found: Any = ast.parse(text)
+    for part in name.split("."):
+        nodes = [n for n in found.body if getattr(n, "name", None) == part]
+        if not nodes:
+            return False
+        found = nodes[0]
+    return True
+
+
+def test_every_hop_of_the_architecture_exists() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    numbers = [int(n) for n in re.findall(r"^\| (\d+) \|", text, re.MULTILINE)]
+    assert numbers == list(range(1, len(numbers) + 1))
+    assert 15 <= len(numbers) <= MAX_HOPS
+    named = hops(text)
+    assert len({file for file, _ in named}) > 8
+    assert [hop for hop in named if not is_defined(*hop)] == []
+    assert [hop for hop in HOP.findall(text) if not is_defined(*hop)] == []
+
+
+def test_a_hop_that_is_gone_is_found() -> None:
+    assert hops("| 1 | `llm.py:LLM.generate` | x |\n| y | `a.py:b` |") == [
+        ("llm.py", "LLM.generate")
+    ]
+    assert is_defined("llm.py", "LLM.generate")
+    assert not is_defined("llm.py", "LLM.generated")
+    assert not is_defined("llm.py", "generate")
+    assert is_defined("cpp/engine/plan.cc", "Executor::plan")
+    assert not is_defined("cpp/engine/plan.cc", "Executor::planned")
+    assert not is_defined("cpp/engine/plans.cc", "Executor::plan")
+
+
+def test_pages_that_the_sources_name_exist() -> None:
+    named = {
+        (name_of(file), page)
+        for file in tracked()
+        if file.suffix in (".py", ".h", ".cc", ".cu", ".cuh") and "docs/" in file.read_text()
+        for page in re.findall(r"\bdocs/[\w/]+\.md\b", file.read_text())
+    }
+    assert len(named) > 10
+    missing = {(file, page) for file, page in named if not (ROOT / page).is_file()}
+    assert {(file, page) for file, page in missing if file != "tests/test_docs.py"} == set()
 
 
 # -- the whole tree -------------------------------------------------------------------------------
@@ -269,3 +253,20 @@ def test_files_end_with_one_newline_and_no_line_ends_in_blanks() -> None:
         if re.search(r"[ \t]+$", text, re.MULTILINE) or "\r" in text:
             found.append(f"{name_of(file)}: blanks at the end of a line")
     assert found == []
+
+
+# Tests that read a clock all the same: times within one run that hold whatever the load is, and a
+# clock that the test sets itself.
+CLOCK_READERS = {"tests/engine/test_run_ahead_times.py", "tests/unit/test_step_cost_growth.py"}
+CLOCKS = re.compile(r"\b(?:perf_counter|monotonic|time\.time)\b|\btimeout(?:_s)?=\d")
+
+
+def test_no_test_asserts_wall_clock_time() -> None:
+    """Nor ends a child after so many seconds: both fail on a busy machine."""
+    readers = {
+        name_of(file)
+        for file in tracked()
+        if file.is_relative_to(ROOT / "tests") and file.suffix == ".py"
+        if CLOCKS.search(file.read_text())
+    }
+    assert readers - {name_of(Path(__file__))} == CLOCK_READERS

@@ -154,70 +154,22 @@ def test_an_allowed_include_passes(path: str, text: str) -> None:
 PYTHON: dict[str, tuple[set[str], set[str]]] = {
     "errors": ({"errors", "log", "_version"}, set()),
     "core": ({"_core"}, set()),
-    "config": (
-        {
-            "validate",
-            "config",
-            "config_base",
-            "config_names",
-            "config_text",
-            "config_parse",
-            "drafter_config",
-            "acceptance",
-            "sampling_checks",
-            "sampling_lists",
-            "external_draft",
-            "sampling_params",
-        },
-        {"errors"},
-    ),
-    "checks": ({"memory_plan", "speculation_check", "request_check"}, {"errors", "config"}),
-    "text": (
-        {"chat_template", "detokenizer", "metrics", "outputs", "stop_strings"},
-        {"errors", "config"},
-    ),
+    "config": ({"config"}, {"errors"}),
+    "request": ({"request"}, {"errors", "config"}),
+    "text": ({"text"}, {"errors", "config", "request"}),
     "info": ({"installation"}, {"errors", "config", "core"}),
     "ops": ({"ops"}, {"errors", "core"}),
     "models": ({"models"}, {"errors", "config", "core", "ops"}),
     "drafters": ({"drafters"}, {"errors", "config", "core", "ops", "models"}),
-    "run_ahead": ({"run_ahead"}, {"errors", "core", "ops", "models", "drafters"}),
     "engine": (
-        {
-            "engine_loop",
-            "llm_async",
-            "logits_processing",
-            "progress",
-            "request_group",
-            "request_state",
-            "run_ahead_loop",
-            "step_cost",
-            "tokenizer",
-        },
-        {"errors", "config", "checks", "text", "core", "models", "run_ahead"},
+        {"engine"},
+        {"errors", "config", "request", "text", "info", "core", "ops", "models", "drafters"},
     ),
-    "llm": (
-        {"engine_build", "engine_models", "llm", "run_ahead_build"},
-        {
-            "errors",
-            "config",
-            "checks",
-            "text",
-            "info",
-            "core",
-            "ops",
-            "models",
-            "drafters",
-            "engine",
-            "run_ahead",
-        },
-    ),
-    "orchestrate": (
-        {"orchestrate"},
-        {"errors", "config", "checks", "text", "engine", "llm"},
-    ),
+    "llm": ({"llm"}, {"errors", "config", "request", "text", "models", "engine"}),
+    "orchestrate": ({"orchestrate"}, {"errors", "config", "request", "text", "engine", "llm"}),
     "bench": (
         {"bench"},
-        {"errors", "config", "checks", "text", "info", "drafters", "engine", "llm"},
+        {"errors", "config", "request", "text", "info", "drafters", "engine", "llm"},
     ),
     "training": (
         {"training"},
@@ -228,7 +180,7 @@ PYTHON: dict[str, tuple[set[str], set[str]]] = {
         {
             "errors",
             "config",
-            "checks",
+            "request",
             "text",
             "info",
             "models",
@@ -243,7 +195,7 @@ PYTHON: dict[str, tuple[set[str], set[str]]] = {
 }
 LAYER_OF = {module: layer for layer, (modules, _) in PYTHON.items() for module in modules}
 # What can be used before torch is there: a configuration is checked without it.
-LIGHT = {"errors", "config", "checks"}
+LIGHT = {"errors", "config", "request"}
 
 
 def python_imports(path: str, text: str) -> Iterator[str]:
@@ -292,12 +244,93 @@ def test_python_layers() -> None:
     package = ROOT / "python" / PACKAGE
     files = sorted(package.rglob("*.py"))
     assert len(files) > 10
+    assert {file.parent.relative_to(package).parts[:1] for file in files} - {()} == {
+        (module,) for module in LAYER_OF if (package / module).is_dir()
+    }
     faults = [
         fault
         for file in files
         for fault in python_faults(file.relative_to(package).as_posix(), file.read_text())
     ]
     assert faults == []
+
+
+def module_graph(package: Path) -> dict[str, set[str]]:
+    """File -> the package's files that it imports, at any depth of its text, types included."""
+    files = {file.relative_to(package).as_posix(): file for file in package.rglob("*.py")}
+    graph: dict[str, set[str]] = {name: set() for name in files}
+    for name, file in files.items():
+        folder = [PACKAGE, *name.split("/")[:-1]]
+        for node in ast.walk(ast.parse(file.read_text())):
+            if not isinstance(node, ast.ImportFrom):
+                continue
+            base = folder[: len(folder) - node.level + 1] if node.level else []
+            parts = [*base, *(node.module.split(".") if node.module else [])]
+            if parts[:1] != [PACKAGE]:
+                continue
+            for alias in node.names:
+                inside = "/".join(parts[1:])
+                for target in (
+                    f"{inside}/{alias.name}.py".lstrip("/"),
+                    f"{inside}/{alias.name}/__init__.py".lstrip("/"),
+                    f"{inside}.py",
+                    f"{inside}/__init__.py".lstrip("/"),
+                ):
+                    if target in files:
+                        graph[name].add(target)
+                        break
+    return graph
+
+
+def cycle(graph: dict[str, set[str]]) -> list[str]:
+    """Files of which each imports the next and the last the first; empty: there are none."""
+    done: set[str] = set()
+    path: list[str] = []
+
+    def visit(name: str) -> list[str]:
+        if name in path:
+            return path[path.index(name) :]
+        if name in done:
+            return []
+        path.append(name)
+        for target in sorted(graph[name]):
+            if found := visit(target):
+                return found
+        path.pop()
+        done.add(name)
+        return []
+
+    return next((found for name in sorted(graph) if (found := visit(name))), [])
+
+
+def test_no_files_import_each_other() -> None:
+    """A circle inside a layer is one, too; the package's own lazy names are not looked through."""
+    graph = module_graph(ROOT / "python" / PACKAGE)
+    assert sum(map(len, graph.values())) > 300
+    graph["__init__.py"] = set()
+    assert cycle(graph) == []
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({"a.py": "from .b import x", "b.py": "from . import a"}, ["a.py", "b.py"]),
+        ({"a.py": "def f():\n    from .d.b import x", "d/b.py": "from ..a import y"},
+         ["a.py", "d/b.py"]),
+        ({"a.py": "from specdec_ext.d import b", "d/__init__.py": "from ..a import y",
+          "d/b.py": ""}, []),
+        ({"a.py": "from .d import x", "d/__init__.py": "from ..a import y"},
+         ["a.py", "d/__init__.py"]),
+        ({"a.py": "from .b import x", "b.py": "from .c import x", "c.py": "import a"}, []),
+    ],
+)  # fmt: skip
+def test_a_circle_of_files_is_found(
+    tmp_path: Path, files: dict[str, str], expected: list[str]
+) -> None:
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert cycle(module_graph(tmp_path)) == expected
 
 
 def test_the_python_layers_form_no_cycle() -> None:
@@ -312,17 +345,19 @@ def test_the_python_layers_form_no_cycle() -> None:
     ("path", "text"),
     [
         ("errors.py", "import specdec_ext.config"),
-        ("config.py", "from .llm import LLM"),
-        ("config.py", "from specdec_ext.llm import LLM"),
-        ("config.py", "from . import _core"),
-        ("config_parse.py", "def f():\n    import torch"),
-        ("sampling_params.py", "from numpy import ndarray"),
-        ("request_check.py", "from .engine_loop import EngineLoop"),
-        ("ops.py", "from .models import load_model"),
+        ("config/engine.py", "from ..llm import LLM"),
+        ("config/engine.py", "from specdec_ext.llm import LLM"),
+        ("config/engine.py", "from .. import _core"),
+        ("config/parse.py", "def f():\n    import torch"),
+        ("request/sampling_params.py", "from numpy import ndarray"),
+        ("request/resolve.py", "from ..engine.loop import EngineLoop"),
+        ("text/outputs.py", "from ..engine.request_state import RequestState"),
+        ("ops/kv.py", "from ..models import load_model"),
         ("models/native.py", "from ..llm import LLM"),
-        ("models/native.py", "from .. import engine_loop"),
-        ("models/deeper/x.py", "def f():\n    from ...engine_loop import EngineLoop"),
-        ("engine_loop.py", "from .llm import LLM"),
+        ("models/native.py", "from .. import engine"),
+        ("models/deeper/x.py", "def f():\n    from ...engine.loop import EngineLoop"),
+        ("drafters/medusa/slots.py", "from ...engine.step_cost import StepCost"),
+        ("engine/loop.py", "from ..llm import LLM"),
         ("llm.py", "from specdec_ext.cli import main"),
         ("llm.py", "from specdec_ext import demo"),
         ("__init__.py", "from .cli import main"),
@@ -337,7 +372,7 @@ def test_a_forbidden_import_is_found(path: str, text: str) -> None:
 @pytest.mark.parametrize(
     ("path", "text"),
     [
-        ("config.py", "from .errors import ConfigError\nimport json"),
+        ("config/engine.py", "from ..errors import ConfigError\nimport json"),
         ("models/native.py", "from .base import StepModel\nfrom .. import _core\nimport torch"),
         ("cli/generate.py", "from ..llm import LLM\nfrom .common import make_llm"),
         ("__init__.py", "from .llm import LLM"),

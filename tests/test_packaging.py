@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import re
 import resource
+import shutil
 import subprocess
 import sys
 import sysconfig
-import time
 import zipfile
 from dataclasses import dataclass
 from email.parser import HeaderParser
@@ -116,7 +117,7 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel: Wheel) -> None:
     suffix = sysconfig.get_config_var("EXT_SUFFIX")
     expected = {
         f"specdec_ext/{file.relative_to(PACKAGE).as_posix()}"
-        for pattern in ("*.py", "*.pyi", "py.typed", "drafter_config/*.json", "data/**/*")
+        for pattern in ("*.py", "*.pyi", "py.typed", "config/*.json", "data/**/*")
         for file in PACKAGE.rglob(pattern)
         if file.is_file()
         if not any(part.startswith(".") for part in file.relative_to(PACKAGE).parts)
@@ -151,6 +152,27 @@ def test_the_wheel_describes_itself(wheel: Wheel) -> None:
     needs = {re.split(r"[\s<>=!;\[]", item)[0] for item in about.get_all("Requires-Dist", [])}
     assert {"torch", "numpy", "safetensors", "transformers", "tokenizers"} <= needs
     assert b"specdec = specdec_ext.cli:main" in wheel.read(".dist-info/entry_points.txt")
+
+
+def imported_distributions() -> set[str]:
+    """Distributions that the package's Python files import, whoever else brings them too."""
+    modules: set[str] = set()
+    for path in (ROOT / "python").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                modules |= {alias.name.split(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+                modules.add(node.module.split(".")[0])
+    modules -= {*sys.stdlib_module_names, "specdec_ext"}
+    return {{"yaml": "pyyaml"}.get(name, name).lower() for name in modules}
+
+
+def test_what_is_imported_is_declared_and_nothing_else(wheel: Wheel) -> None:
+    about = HeaderParser().parsestr(wheel.read(".dist-info/METADATA").decode())
+    declared = about.get_all("Requires-Dist", [])
+    names = {re.split(r"[\s<>=!;\[]", item)[0] for item in declared}
+    # transformers imports tokenizers; what is declared of it is the least version.
+    assert imported_distributions() | {"tokenizers"} == names
 
 
 def test_the_extension_links_no_torch_and_names_no_build_folder(wheel: Wheel) -> None:
@@ -244,19 +266,23 @@ def test_a_stale_stub_is_found(tmp_path: Path) -> None:
 # -- the command ----------------------------------------------------------------------------------
 
 
-def test_help_answers_in_under_300_ms() -> None:
-    """The best of several runs: others use this machine too."""
+def test_help_takes_a_few_starts_of_the_interpreter() -> None:
+    """By processor time, beside an interpreter that only imports argparse, in turns."""
     script = tools.BIN / "specdec"
     assert script.exists(), "the entry point is not installed: make build"
-    best = float("inf")
-    for attempt in range(20):
-        start = time.perf_counter()
-        text = tools.run(script, "--help").stdout
-        best = min(best, time.perf_counter() - start)
-        assert "generate" in text
-        if attempt >= 4 and best < 0.3:
-            break
-    assert best < 0.3
+
+    def cpu_seconds(*command: str | Path) -> float:
+        begin = children_cpu_s()
+        tools.run(*command)
+        return children_cpu_s() - begin
+
+    pairs = [
+        (cpu_seconds(script, "--help"), cpu_seconds(sys.executable, "-c", "import argparse"))
+        for _ in range(7)
+    ]
+    assert "generate" in tools.run(script, "--help").stdout
+    # Measured: 5 times. Importing numpy on the way makes it 9, torch more than 60.
+    assert min(help_s for help_s, _ in pairs) < 7 * min(plain_s for _, plain_s in pairs)
 
 
 @pytest.mark.parametrize(
@@ -283,8 +309,8 @@ def test_the_module_runs_as_the_command() -> None:
 # -- the build's refusals -------------------------------------------------------------------------
 
 
-def configure(tmp_path: Path, *defines: str) -> tuple[int, str]:
-    """Exit status and output of a CMake configuration where no CUDA compiler can be found."""
+def configure(tmp_path: Path, *defines: str, env: dict[str, str] | None = None) -> tuple[int, str]:
+    """Exit status and output of a CMake configuration; no CUDA compiler is found without `env`."""
     import pybind11
 
     done = tools.run(
@@ -293,7 +319,7 @@ def configure(tmp_path: Path, *defines: str) -> tuple[int, str]:
         f"-DPython_EXECUTABLE={sys.executable}",
         f"-Dpybind11_DIR={pybind11.get_cmake_dir()}",
         *defines,
-        env=tools.environment_without_nvcc(tmp_path),
+        env=env or tools.environment_without_nvcc(tmp_path),
         check=False,
     )
     return done.returncode, re.sub(r"\s+", " ", done.stdout + done.stderr)
@@ -316,6 +342,22 @@ def test_without_nvcc_the_build_is_for_the_cpu(tmp_path: Path, cuda: str, reason
     assert code == 0, text
     assert "specdec_ext 1.2.3" in text
     assert f"CUDA backend: OFF ({reason}" in text
+
+
+@pytest.mark.parametrize(
+    ("smi", "built"), [("OFF", "OFF (no NVIDIA driver here"), ("/bin/true", "ON (found ")]
+)
+def test_auto_builds_cuda_where_a_compiler_and_a_driver_are(
+    tmp_path: Path, smi: str, built: str
+) -> None:
+    """One rule for pip and make: the Makefile adds none of its own."""
+    defines = (*AS_SCIKIT_BUILD, "-DSPECDEC_CUDA=AUTO", f"-DSPECDEC_NVIDIA_SMI={smi}")
+    path = f"{tools.BIN}{os.pathsep}{os.environ['PATH']}"
+    code, text = configure(tmp_path, *defines, env={**os.environ, "PATH": path})
+    assert code == 0, text
+    has_compiler = shutil.which("nvcc") is not None
+    assert f"CUDA backend: {built if has_compiler else 'OFF (no nvcc found'}" in text
+    assert "export SPECDEC_CUDA" not in (ROOT / "Makefile").read_text()
 
 
 def test_an_unknown_cuda_choice_is_refused(tmp_path: Path) -> None:

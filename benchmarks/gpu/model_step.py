@@ -179,8 +179,8 @@ def walls(model: Any, plan: Any) -> Iterator[float]:
 @contextmanager
 def engine_of(cell: ModelCell, target: Target, speculative_config: Any = None) -> Iterator[Any]:
     """The engine of LLM(device=...) around a random model."""
-    from specdec_ext.config import KvCacheConfig, SchedulerConfig
-    from specdec_ext.engine_build import EngineBuilder
+    from specdec_ext.config.engine import KvCacheConfig, SchedulerConfig
+    from specdec_ext.engine.build import EngineBuilder
 
     def load(_path: Path, **options: Any) -> Any:
         return random_model(cell, target, options["max_rows"])

@@ -42,7 +42,7 @@ def config_of(cell: SpeculationCell, folder: Path) -> Any:
         return specdec_ext.LookaheadDecodingConfig(*cell.lookahead, **how)
     torch.manual_seed(1)
     if cell.method == "medusa":
-        from specdec_ext.drafters.medusa_heads import (
+        from specdec_ext.drafters.medusa.heads import (
             MedusaHeads,
             MedusaHeadsConfig,
             save_medusa_heads,
@@ -51,7 +51,7 @@ def config_of(cell: SpeculationCell, folder: Path) -> Any:
         shape = MedusaHeadsConfig(cell.hidden, cell.vocab, 4, lm_head="target")
         save_medusa_heads(folder, MedusaHeads(shape), dtype="bfloat16")
         return specdec_ext.MedusaDecodingConfig(str(folder), medusa_choices="mc_sim_7b_63", **how)
-    from specdec_ext.drafters.redrafter_model import Redrafter, RedrafterShape, save_redrafter
+    from specdec_ext.drafters.redrafter.model import Redrafter, RedrafterShape, save_redrafter
 
     network = Redrafter(
         RedrafterShape(cell.vocab, cell.hidden, cell.hidden, 2, rnn=True, tie_lm_head=True)

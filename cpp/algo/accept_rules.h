@@ -34,15 +34,25 @@ enum class AcceptanceRule : std::uint8_t {
   kBestBeam
 };
 
+// What callers name a rule, by its number. Lossless: the output has the target's own law, whatever
+// the drafter.
+struct AcceptanceRuleName {
+  const char* name;
+  bool lossless;
+};
+inline constexpr AcceptanceRuleName kAcceptanceRules[] = {{"exact_match", true},
+                                                          {"rejection", true},
+                                                          {"typical", false},
+                                                          {"threshold", false},
+                                                          {"best_beam", false}};
+inline constexpr double kPosteriorThreshold = 0.09, kPosteriorAlpha = 0.3;  // typical
+
 struct AcceptanceParams {
   AcceptanceRule rule = AcceptanceRule::kExactMatch;
-  float posterior_threshold = 0.09f;  // typical
-  float posterior_alpha = 0.3f;       // typical
-  float threshold = 1.0f;             // threshold
+  float posterior_threshold = static_cast<float>(kPosteriorThreshold);
+  float posterior_alpha = static_cast<float>(kPosteriorAlpha);
+  float threshold = 1.0f;  // threshold
 
-  bool lossless() const {
-    return rule == AcceptanceRule::kExactMatch || rule == AcceptanceRule::kRejection;
-  }
   // False for a NaN in any place.
   SPECDEC_HD bool valid() const {
     return rule <= AcceptanceRule::kBestBeam && posterior_threshold > 0.0f &&
@@ -55,7 +65,7 @@ struct AcceptanceParams {
 struct AcceptScratch {
   std::int32_t first_child[kMaxStepTokens];   // -1: none
   std::int32_t next_sibling[kMaxStepTokens];  // of larger index; -1: none
-  std::int32_t columns[kMaxStepTokens];       // of earlier siblings
+  EarlierSibling earlier[kMaxStepTokens];     // siblings that were held already
   std::int32_t depth[kMaxStepTokens];         // of an acceptable node, else -1
   double score[kMaxStepTokens];               // product of p along its path
 };
@@ -124,7 +134,7 @@ SPECDEC_HD inline std::int32_t hold_children(const TeamT& team, const DraftedTre
     const DraftLaw q = laws.draft(node);
     if (q.columns == 0) return -1;
     const bool remove = !laws.replacement() && !fault(Fault::kSiblingNotRemoved);
-    const double mass = draft_mass(q, scratch->columns, remove ? i : 0);
+    const double mass = draft_mass(q, scratch->earlier, remove ? i : 0);
     const double wanted = static_cast<double>(q.probs[q.column]) / mass * laws.total();
     const double weight = laws.weight(tree.tokens[node]);
     bool kept = accept_uniform_at(tree, depth, i) * wanted < weight;
@@ -134,8 +144,8 @@ SPECDEC_HD inline std::int32_t hold_children(const TeamT& team, const DraftedTre
       if (fault(Fault::kArgmaxMatch)) kept = tree.tokens[node] == laws.favourite();
     }
     if (kept) return node;
-    team.sync();  // all have read columns
-    if (team.rank() == 0) scratch->columns[i] = q.column;
+    team.sync();  // all have read them
+    if (team.rank() == 0) scratch->earlier[i] = {tree.tokens[node], q.column};
     team.sync();
     if (fault(Fault::kResampleFromTarget)) continue;
     if (fault(Fault::kResidualNotUpdated) && scratch->next_sibling[node] >= 0) continue;
@@ -202,9 +212,9 @@ SPECDEC_HD inline void judge_children(const TeamT& team, const DraftedTree& tree
       const DraftLaw draft = laws.draft(child);
       if (draft.columns == 0) return;
       q = static_cast<double>(draft.probs[draft.column]) /
-          draft_mass(draft, scratch->columns, laws.replacement() ? 0 : i);
+          draft_mass(draft, scratch->earlier, laws.replacement() ? 0 : i);
       team.sync();
-      if (team.rank() == 0) scratch->columns[i] = draft.column;
+      if (team.rank() == 0) scratch->earlier[i] = {tree.tokens[child], draft.column};
       team.sync();
     }
     if (team.rank() == 0 && p > 0.0 && p >= least * q) {
@@ -280,7 +290,7 @@ SPECDEC_HD inline void accept_best_beam(const TeamT& team, const DraftedTree& tr
          child = scratch->next_sibling[child]) {
       const DraftLaw q = laws.draft(child);
       if (q.columns == 0) break;
-      const double mass = draft_mass(q, scratch->columns, 0);
+      const double mass = draft_mass(q, scratch->earlier, 0);
       const double wanted = static_cast<double>(q.probs[q.column]) / mass * laws.total();
       const double weight = laws.weight(tree.tokens[child]);
       const bool kept = accept_uniform_at(tree, depth, child) * wanted < weight;
@@ -293,7 +303,7 @@ SPECDEC_HD inline void accept_best_beam(const TeamT& team, const DraftedTree& tr
   TokenId token = next < 0 ? laws.sample(best, u) : laws.weigh(best);
   if (next >= 0 && token >= 0) {
     const DraftLaw q = laws.draft(next);
-    if (q.columns > 0) laws.subtract(q, draft_mass(q, scratch->columns, 0));
+    if (q.columns > 0) laws.subtract(q, draft_mass(q, scratch->earlier, 0));
     token = laws.total() > 0.0 ? laws.draw(u) : laws.sample(best, u);
   }
   finish_path(team, tree, best, length, token, decided, out);

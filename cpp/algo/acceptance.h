@@ -1,4 +1,4 @@
-// Acceptance of drafts by probabilities: the rules beside exact match (algo/accept.h).
+// Acceptance of drafts by probabilities: the rules besides exact match (algo/accept.h).
 //
 // All start from the request's own law after each node: its scores along that node's path, with
 // processors, temperature and cuts. p is that law, q what a draft was drawn from.
@@ -117,7 +117,7 @@ class TreeAcceptor {
   // per node whose law is needed. On return decided[node] is the token after each node of
   // out->path and after the root: an accepted draft, and last the drawn token, or
   // kBadRow / kNothingAllowed. Other entries of decided are left alone, except by
-  // exact match, which leaves what it drew at nodes that were kept beside the path.
+  // exact match, which leaves what it drew at nodes that were kept outside the path.
   template <typename ScoresOf>
   void accept(const AcceptanceInput& input, const AcceptanceParams& params, int vocab_size,
               const ScoresOf& scores_of, TokenSampler& sampler, TokenId* decided,

@@ -11,12 +11,17 @@
 
 namespace specdec {
 
-// Nodes come after their parents.
+inline constexpr float kUnknownSurvival = -1.0f;
+
+// Nodes come after their parents, those that are worth most first: a step takes a prefix.
 struct BroughtDraft {
   std::int32_t len;  // of the history that they continue
   std::int32_t count;
   TokenId tokens[kMaxDraftLen];
   std::int32_t parents[kMaxDraftLen];  // earlier drafts; -1: the golden token
+  // The drafter's estimate of the chance that the node and all above it are accepted;
+  // kUnknownSurvival: it has none.
+  float survival[kMaxDraftLen];
 };
 
 // How many of the first `count` entries there are in front of the first that is not good.
@@ -36,11 +41,13 @@ SPECDEC_HD inline std::int32_t count_until_bad(const TeamT& team, std::int32_t c
 
 // Writes what a drafter says about the text of `len` tokens, up to the first entry that is no draft
 // (a token outside of the vocabulary, a parent that does not come before it): a drafter pads with
-// -1. `parents` null: a chain. Returns true if the entry where it ended was meant to be one.
+// -1. `parents` null: a chain. `survival` null, or an entry that is no probability: unknown.
+// Returns true if the entry where it ended was meant to be one.
 template <Team TeamT>
 SPECDEC_HD inline bool bring_draft(const TeamT& team, BroughtDraft* to, std::int32_t len,
                                    const TokenId* tokens, const std::int32_t* parents,
-                                   std::int32_t count, std::int32_t vocab_size) {
+                                   const float* survival, std::int32_t count,
+                                   std::int32_t vocab_size) {
   if (count > kMaxDraftLen) count = kMaxDraftLen;
   const auto parent = [&](std::int32_t i) { return parents == nullptr ? i - 1 : parents[i]; };
   const std::int32_t kept = count_until_bad(team, count, [&](std::int32_t i) {
@@ -49,6 +56,8 @@ SPECDEC_HD inline bool bring_draft(const TeamT& team, BroughtDraft* to, std::int
   for (std::int32_t i = team.rank(); i < kept; i += team.size()) {
     to->tokens[i] = tokens[i];
     to->parents[i] = parent(i);
+    const float chance = survival == nullptr ? kUnknownSurvival : survival[i];
+    to->survival[i] = chance >= 0.0f && chance <= 1.0f ? chance : kUnknownSurvival;
   }
   if (team.rank() == 0) {
     to->len = len;

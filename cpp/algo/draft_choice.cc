@@ -50,62 +50,13 @@ DraftChoice DraftChooser::coupled(const float* scores, int n, const SamplingLaw&
 
 DraftChoice DraftChooser::own(const float* scores, int n, const SamplingLaw& law, double u,
                               float* q) {
-  if (weigh(scores, n, law.temperature) < 0) return {};
-  cut(scores, n, law);
-  const double sum = total(n);
-  float largest = 0.0f;
-  // What is drawn from is what is written: the rounded q, whose sum is one only nearly.
-  double mass = 0.0;
+  if (sampler_.weigh(scores, n, law) < 0) return {};
+  const WeightedLaw drawn = sampler_.law();
+  const double total = weight_of(drawn.total);
   for (int i = 0; i < n; ++i) {
-    q[i] = static_cast<float>(static_cast<double>(weights_[i]) / sum);
-    largest = std::max(largest, q[i]);
-    mass += static_cast<double>(q[i]);
+    q[i] = static_cast<float>(static_cast<double>(drawn.weights[i]) / total);
   }
-  double rest = u * mass;
-  int drawn = -1;
-  for (int i = 0; i < n; ++i) {
-    if (q[i] <= 0.0f) continue;
-    drawn = i;
-    if (rest < static_cast<double>(q[i])) break;
-    rest -= static_cast<double>(q[i]);
-  }
-  return {drawn, largest};
-}
-
-// Sets the weights of what the law cuts off to 0; the order of the cuts is that of algo/sample.h.
-void DraftChooser::cut(const float* scores, int n, const SamplingLaw& law) {
-  if (law.top_k == 0 && law.top_p >= 1.0f && law.min_p <= 0.0f) return;
-  order_.clear();
-  for (int i = 0; i < n; ++i) {
-    if (weights_[i] < law.min_p) weights_[i] = 0.0f;
-    if (weights_[i] > 0.0f) order_.push_back(i);
-  }
-  const auto likelier = [scores](std::int32_t a, std::int32_t b) {
-    return scores[a] != scores[b] ? scores[a] > scores[b] : a < b;
-  };
-  if (law.top_k > 0 && law.top_k < static_cast<std::int32_t>(order_.size())) {
-    std::nth_element(order_.begin(), order_.begin() + (law.top_k - 1), order_.end(), likelier);
-    const float lowest = scores[order_[law.top_k - 1]];
-    std::erase_if(order_, [&](std::int32_t i) {
-      if (scores[i] >= lowest) return false;
-      weights_[i] = 0.0f;
-      return true;
-    });
-  }
-  if (law.top_p >= 1.0f) return;
-  std::sort(order_.begin(), order_.end(), likelier);
-  double kept = 0.0;
-  for (const std::int32_t i : order_) kept += static_cast<double>(weights_[i]);
-  const double wanted = law.top_p * kept;
-  double reached = 0.0;
-  for (std::size_t rank = 0; rank < order_.size(); ++rank) {
-    float& weight = weights_[order_[rank]];
-    if (rank > 0 && reached >= wanted) {
-      weight = 0.0f;
-    } else {
-      reached += static_cast<double>(weight);
-    }
-  }
+  return {draw_from_law(drawn, u), *std::max_element(q, q + n)};
 }
 
 void DraftChooser::top(const float* scores, int n, int k, std::vector<DraftChoice>* out) {

@@ -4,9 +4,9 @@
 //   coupled  the draw of TokenSampler at the uniform number that the target will use at the same
 //            position: where the two models agree on a distribution they draw the same token, and
 //            an exact-match acceptance takes it
-//   own      a draw from q, the request's law applied to the draft's scores, with q written out:
-//   for
-//            acceptance by probabilities, which is exact only if q is what was drawn from
+//   own      a draw from q, the request's law applied to the draft's scores (TokenSampler::weigh),
+//            with q written out: for acceptance by probabilities, which is exact only if q is what
+//            was drawn from
 #pragma once
 
 #include <cstdint>
@@ -41,10 +41,9 @@ class DraftChooser {
   // score (the first), -1 for a bad row.
   int weigh(const float* scores, int n, float temperature);
   double total(int n) const;
-  void cut(const float* scores, int n, const SamplingLaw& law);
 
   std::vector<float> weights_;       // [n]
-  std::vector<std::int32_t> order_;  // columns that a cut looks at
+  std::vector<std::int32_t> order_;  // of the columns
   TokenSampler sampler_;
 };
 

@@ -53,7 +53,6 @@ SPECDEC_HD inline void lookahead_init(const TeamT& team, LookaheadState* state,
     state->cfg = cfg;
     state->pool_ways = lookahead_pool_ways(cfg.g);
     state->pool_sets = lookahead_pool_sets(cfg.g, pool_grams);
-    state->num_guesses = 0;
     state->golden = -1;
   }
   team.sync();
@@ -91,15 +90,13 @@ SPECDEC_HD inline std::int32_t lookahead_draft(const TeamT& team, LookaheadState
     state->golden = golden;
     state->emitted_rows = lookahead_window_emit(state, trie, cut(budget.window_rows, state->cfg.w),
                                                 max_drafts, max_depth);
-    std::int32_t used = 0;
-    for (; used < found && tree->num_drafts() < max_drafts; ++used) {
+    for (std::int32_t used = 0; used < found && tree->num_drafts() < max_drafts; ++used) {
       const TokenId* gram = state->pool_grams() + std::int64_t{state->guesses()[used]} * gram_len;
       std::int32_t node = 0;
       for (std::int32_t j = 0; j < guess_len && tree->num_drafts() < max_drafts; ++j) {
         node = trie.descend(node, gram[j], kOriginGuess);
       }
     }
-    state->num_guesses = used;
   }
   team.sync();
   return tree->size;
@@ -119,7 +116,6 @@ SPECDEC_HD inline void lookahead_update(const TeamT& team, LookaheadState* state
                         rows);
   if (team.rank() == 0) {
     state->emitted_rows = 0;
-    state->num_guesses = 0;
   }
   const TextGrams text{state->tail(), gram_len, accepted};
   lookahead_pool_insert(team, state, text, n_accepted);

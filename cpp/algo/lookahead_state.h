@@ -29,10 +29,6 @@ SPECDEC_HD constexpr std::int64_t lookahead_max_draft_len(std::int64_t w, std::i
                                                           std::int64_t g) {
   return (n == 1 ? 0 : n - 2) + (w - 1 + g) * (n - 1);
 }
-// Draft tokens of one n-gram: what a guess can bring. A path through window rows may be longer.
-SPECDEC_HD constexpr std::int32_t lookahead_max_path(const LookaheadConfig& cfg) {
-  return cfg.n - 1;
-}
 // No node of a tree lies deeper: the last window row hangs under the row above, and so on.
 SPECDEC_HD constexpr std::int32_t lookahead_max_depth(const LookaheadConfig& cfg) {
   if (cfg.n == 1) return 0;
@@ -104,7 +100,6 @@ struct LookaheadState {
   std::int32_t pool_sets, pool_ways;
   std::uint32_t pool_stamp;   // number of inserts so far: the age order of the pool
   std::int32_t emitted_rows;  // window rows in the tree of the last draft; 0 after an update
-  std::int32_t num_guesses;   // guesses in the tree of the last draft
   TokenId golden;             // golden token of the last draft
 
   SPECDEC_HD std::int32_t gram_len() const { return cfg.n - 1; }

@@ -1,4 +1,4 @@
-// What is left of a target's law after drafts were rejected, and how drafts are held against it.
+// What is left of a target's law after drafts were rejected, and how drafts are accepted by it.
 //
 // A law is a row of weights w[v] >= 0 on the grid of algo/law_mass.h: token v has probability
 // w[v] / total. Masses are integers, so sums over blocks of tokens, over ranks of a team or token
@@ -27,8 +27,8 @@ SPECDEC_HD constexpr std::int32_t mass_blocks(std::int32_t n) {
   return (n + kMassBlock - 1) / kMassBlock;
 }
 
-// Of at most kMassBlock weights of at most 2. In float64 the sum of so few is exact, and the four
-// chains become vector code.
+// The mass of at most kMassBlock weights of at most 2. In float64 the sum of so few is exact, and
+// the four chains become vector code.
 SPECDEC_HD inline Mass block_mass(const float* w, std::int32_t n) {
   double chains[4] = {};
   std::int32_t i = 0;
@@ -74,11 +74,19 @@ SPECDEC_HD inline TokenId draw_from_law(const WeightedLaw& law, double u) {
   return v;
 }
 
+// probs[v]: the probability of token v.
+inline void write_law(const WeightedLaw& law, float* probs) {
+  const double total = weight_of(law.total);
+  for (std::int32_t v = 0; v < law.vocab_size; ++v) {
+    probs[v] = static_cast<float>(static_cast<double>(law.weights[v]) / total);
+  }
+}
+
 // The distribution that one draft was drawn from: probs[i] / mass is the probability of token i, or
 // of ids[i] for a reduced vocabulary; every other token has probability 0.
 struct DraftLaw {
   const float* probs;  // [columns]
-  const TokenId* ids;  // null: column = token
+  const TokenId* ids;  // null: column = token; -1: of no token
   std::int32_t columns;
   std::int32_t column;  // of the draft itself
   double mass;          // sum of probs
@@ -94,12 +102,28 @@ SPECDEC_HD inline bool sums_to_one(double mass) {
   return mass >= 1.0 - kDraftMassTolerance && mass <= 1.0 + kDraftMassTolerance;
 }
 
-// q(draft), when the columns of `earlier` siblings were taken away before it was drawn. Rounding
+// An earlier sibling: its token, and the column where that stood in its own row.
+struct EarlierSibling {
+  TokenId token;
+  std::int32_t column;
+};
+
+// What q says of another draft's token. Rows of siblings mostly have the same columns; where they
+// do not, it is looked for.
+SPECDEC_HD inline double prob_of(const DraftLaw& q, const EarlierSibling& sibling) {
+  std::int32_t column = sibling.column;
+  if (q.ids != nullptr && q.ids[column] != sibling.token) {
+    for (column = q.columns - 1; column >= 0 && q.ids[column] != sibling.token;) --column;
+  }
+  return column < 0 ? 0.0 : static_cast<double>(q.probs[column]);
+}
+
+// q(draft), when the tokens of `earlier` siblings were taken away before it was drawn. Rounding
 // must not make it larger than 1.
-SPECDEC_HD inline double draft_mass(const DraftLaw& q, const std::int32_t* earlier,
+SPECDEC_HD inline double draft_mass(const DraftLaw& q, const EarlierSibling* earlier,
                                     std::int32_t num_earlier) {
   double mass = q.mass;
-  for (std::int32_t i = 0; i < num_earlier; ++i) mass -= static_cast<double>(q.probs[earlier[i]]);
+  for (std::int32_t i = 0; i < num_earlier; ++i) mass -= prob_of(q, earlier[i]);
   const double own = static_cast<double>(q.probs[q.column]);
   return mass > own ? mass : own;
 }
@@ -118,8 +142,9 @@ SPECDEC_HD inline void subtract_draft(const TeamT& team, const DraftLaw& q, doub
   const double scale = weight_of(law->total) / mass;
   team.sync();
   for (std::int32_t i = team.rank(); i < q.columns; i += team.size()) {
-    float& weight = law->weights[q.ids == nullptr ? i : q.ids[i]];
-    weight = residual_weight(weight, q.probs[i], scale);
+    const TokenId token = q.ids == nullptr ? i : q.ids[i];
+    if (token < 0) continue;  // a column of nothing
+    law->weights[token] = residual_weight(law->weights[token], q.probs[i], scale);
   }
   sum_law(team, law);
 }

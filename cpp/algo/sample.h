@@ -12,13 +12,14 @@
 // proposal does.
 //
 // Everything that decides is an elementwise function of a score or an exact sum of integers
-// (algo/law_mass.h). So a kernel that walks a row in another order, or finds a cut by bisection
-// instead of sorting, draws the same token (cuda/accept).
+// (algo/law_mass.h), cuts are found by one text (algo/law_cuts.h). So a kernel that walks a row in
+// another order draws the same token (cuda/accept).
 #pragma once
 
 #include <cstdint>
 #include <vector>
 
+#include "algo/law_cuts.h"
 #include "algo/residual.h"
 #include "algo/sampling_law.h"
 #include "base/types.h"
@@ -43,25 +44,17 @@ class TokenSampler {
   WeightedLaw law() { return law_; }
 
  private:
-  struct Candidate {
-    float score, weight;
-    TokenId id;
-  };
   // Fills weights_, mass_ and law_ with the law before any cut.
   TokenId weigh_all(const float* scores, int vocab_size, float temperature);
-  // Fills kept_ with what the cuts leave, in order of ids.
-  void cut(const float* scores, int vocab_size, const SamplingLaw& law);
-  void gather(const float* scores, int vocab_size, const SamplingLaw& law);
-  float gather_threshold(const float* scores, int vocab_size, const SamplingLaw& law);
-  void cut_top_k(std::int32_t k);
-  Mass kept_mass() const;
-  void cut_top_p(Mass wanted);
-  TokenId draw_from_kept(double u) const;
+  // Weights that the cut drops become 0.
+  void drop(const float* scores, const SamplingLaw& law, const LawCut& cut);
 
+  // The row of algo/law_cuts.h; its list is in order of ids.
+  class CutRow;
   std::vector<float> weights_;     // [V] exp((score - largest) / temperature)
   std::vector<Mass> mass_;         // of each block of ids
-  std::vector<float> block_best_;  // largest score of each block, scratch of the top-k threshold
-  std::vector<Candidate> kept_;
+  std::vector<float> block_best_;  // largest score of each block, scratch of the list's threshold
+  std::vector<Candidate> list_;
   WeightedLaw law_{};
 };
 

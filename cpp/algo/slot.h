@@ -1,6 +1,6 @@
 // A request that lives in a backend's memory: history, limits, stop rules, drafter and the draft
 // tree of the step in flight, in one block without pointers. Three verbs over it are all that a
-// step needs beside the model:
+// step needs besides the model:
 //
 //   slot_draft   before the forward pass: the tree of this step
 //   slot_accept  after it: greedy acceptance along the tree. Requests with other rules bring what
@@ -34,7 +34,7 @@ namespace specdec {
 enum class SlotMethod : std::int32_t { kNone, kLookahead, kNgram, kBrought };
 
 // End tokens and stop ids of one request, together.
-inline constexpr std::int32_t kMaxSlotStopIds = 64;
+inline constexpr std::int32_t kMaxSlotStopIds = 256;
 
 // What all slots of a pool share: where the parts of a block lie, and upper bounds for requests.
 struct SlotLayout {
@@ -180,16 +180,20 @@ SPECDEC_HD inline void slot_no_result(const TeamT& team, const Slot* slot, SlotR
 // Brings the drafter up to date with `num_new` tokens at the end of the history.
 template <Team TeamT>
 SPECDEC_HD inline void slot_feed_drafter(const TeamT& team, Slot* slot, const DraftTree* tree,
-                                         const TokenId* sampled, bool first, std::int32_t len,
-                                         std::int32_t num_new) {
+                                         const TokenId* sampled, bool first, bool own_tree,
+                                         std::int32_t len, std::int32_t num_new) {
   const TokenId* decided = slot->history() + len - num_new;
   if (slot->method == SlotMethod::kLookahead) {
     LookaheadState* state = slot->lookahead_state();
     if (first) {
       lookahead_init(team, state, slot->lookahead, slot->pool_grams, slot->history(), len - num_new,
                      slot->seed);
+    } else if (!own_tree) {
+      if (team.rank() == 0) state->emitted_rows = 0;  // what it drafted did not run
+      team.sync();
     }
-    lookahead_update(team, state, first ? nullptr : tree->tokens, first ? nullptr : sampled,
+    const bool drafted = !first && own_tree;
+    lookahead_update(team, state, drafted ? tree->tokens : nullptr, drafted ? sampled : nullptr,
                      decided, num_new);
   } else if (slot->method == SlotMethod::kNgram) {
     if (first) ngram_init(team, slot->ngram_index(), slot->max_len, slot->max_ngram);
@@ -236,12 +240,14 @@ SPECDEC_HD inline bool is_accepted_path(const TeamT& team, const DraftTree* tree
 
 // `sampled[i]`: the target's choice after node i of the tree (after the prompt's last row, if the
 // slot has not begun), negative for a row that has none; drafters read those of rejected nodes too.
-// `accepted`: what is kept of `tree`. The K/V of the first *path_len nodes of path has to move:
-// node path[i] belongs at slot i + 1 of the step; 0 when all of it lies there already.
+// `accepted`: what is kept of `tree`; `own_tree`: the slot's drafter drafted it. The K/V of the
+// first *path_len nodes of path has to move: node path[i] belongs at slot i + 1 of the step; 0 when
+// all of it lies there already.
 template <Team TeamT>
 SPECDEC_HD inline void slot_commit(const TeamT& team, Slot* slot, const DraftTree* tree,
                                    const TokenId* sampled, const AcceptResult* accepted,
-                                   SlotResult* result, std::int32_t* path, std::int32_t* path_len) {
+                                   SlotResult* result, std::int32_t* path, std::int32_t* path_len,
+                                   bool own_tree = true) {
   const bool first = slot->begun == 0;
   const std::int32_t len = slot->len;
   team.sync();
@@ -278,7 +284,8 @@ SPECDEC_HD inline void slot_commit(const TeamT& team, Slot* slot, const DraftTre
   team.sync();
   const std::int32_t delivered = result->num_tokens;
   const bool goes_on = result->finish == static_cast<std::int32_t>(FinishReason::kNone);
-  if (goes_on) slot_feed_drafter(team, slot, tree, sampled, first, len + delivered, delivered);
+  if (goes_on)
+    slot_feed_drafter(team, slot, tree, sampled, first, own_tree, len + delivered, delivered);
 }
 
 }  // namespace specdec

@@ -66,6 +66,20 @@ std::int64_t written_slot_bytes(const SlotRequest& request) {
   return static_cast<std::int64_t>(sizeof(Slot) + request.prompt.size() * sizeof(TokenId));
 }
 
+std::int64_t used_drafter_bytes(const Slot& slot) {
+  switch (slot.method) {
+    case SlotMethod::kLookahead:
+      return static_cast<std::int64_t>(lookahead_bytes_required(slot.lookahead, slot.pool_grams));
+    case SlotMethod::kNgram:
+      return static_cast<std::int64_t>(ngram_bytes_required(slot.max_len, slot.max_ngram));
+    case SlotMethod::kBrought:
+      return static_cast<std::int64_t>(sizeof(BroughtDraft));
+    case SlotMethod::kNone:
+      break;
+  }
+  return 0;
+}
+
 void write_slot(const SlotLayout& layout, const SlotRequest& request, void* block) {
   check_request(layout, request);
   auto* slot = new (block) Slot{};

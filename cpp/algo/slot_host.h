@@ -28,6 +28,9 @@ struct SlotRequest {
 // Bytes from the start of a slot that write_slot fills: what has to be copied to the device.
 std::int64_t written_slot_bytes(const SlotRequest& request);
 
+// Bytes of the drafter's part that a slot uses: by the length of its own text.
+std::int64_t used_drafter_bytes(const Slot& slot);
+
 // Fills the head and the history of a slot of `layout`; the drafter's part is made by the first
 // commit. Throws std::invalid_argument naming the field, the limit and the remedy.
 void write_slot(const SlotLayout& layout, const SlotRequest& request, void* block);

@@ -1,4 +1,4 @@
-// When a request ends: held against every delivered token, in order. One text for the host's
+// When a request ends: applied to every delivered token, in order. One text for the host's
 // executor and for slots in a device's memory.
 #pragma once
 

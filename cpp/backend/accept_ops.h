@@ -48,6 +48,10 @@ struct SampleRowsParams {
   SamplingView sampling;
   RandomPurpose purpose = RandomPurpose::kToken;  // of the numbers drawn
   TokenId* ids = nullptr;                         // [rows]
+  // [B, vocab], requests `probs_stride` elements apart, one row of scores each at most: the law
+  // that the request's row was drawn from; left alone where it was not drawn. Null: not wanted.
+  float* probs = nullptr;
+  std::int64_t probs_stride = 0;
   ExecutionContext exec;  // workspace: as argmax; less makes it slower, not wrong
 };
 
@@ -85,15 +89,22 @@ struct AcceptStepParams {
   const float* threshold = nullptr;
   SyntheticRates synthetic;  // given: they decide how many drafts are kept, and no rule
 
-  // What drafts were drawn from: row i belongs to row i of the scores, roots' are not read. Null:
-  // they were chosen without chance. A token without a column has probability 0.
-  const float* probs = nullptr;  // [rows, columns], rows `probs_stride` elements apart
+  // What drafts were drawn from; null: they were chosen without chance. A token without a column
+  // has probability 0. Either a row for each row of the scores (`drafts_each` = 0; roots' are not
+  // read), or for each of the last requests, from `first_drafted` on, one for each of its first
+  // `drafts_each` drafts.
+  const float* probs = nullptr;  // [probabilities' rows, columns], `probs_stride` elements apart
   std::int64_t probs_stride = 0;
-  std::int32_t columns = 0;
-  const TokenId* vocab_ids = nullptr;           // [columns], each token once; null: column = token
-  const std::int32_t* draft_columns = nullptr;  // [rows] of the draft; null: its token id
-  const std::uint8_t* has_probs = nullptr;      // [B]; null: all
-  const std::uint8_t* replacement = nullptr;    // [B]; null: none
+  std::int32_t columns = 0, drafts_each = 0, first_drafted = 0;
+  // [columns], each token once; null: column = token. With `own_ids` each row of probabilities has
+  // its own, -1 for a column of nothing.
+  const TokenId* vocab_ids = nullptr;
+  bool own_ids = false;
+  // [probabilities' rows] where the draft stands; null: at its token's column, which is looked for
+  // among own ids.
+  const std::int32_t* draft_columns = nullptr;
+  const std::uint8_t* has_probs = nullptr;    // [B - first_drafted]; null: all
+  const std::uint8_t* replacement = nullptr;  // [B - first_drafted]; null: none
 
   // [rows] the token after the root and after each node of the path; the largest score of other
   // rows, or what exact match drew there.
@@ -113,16 +124,28 @@ struct AcceptStepParams {
     return params;
   }
   SPECDEC_HD bool drawn_from_probs(std::int32_t b) const {
-    return probs != nullptr && (has_probs == nullptr || has_probs[b] != 0);
+    return probs != nullptr && b >= first_drafted &&
+           (has_probs == nullptr || has_probs[b - first_drafted] != 0);
   }
   SPECDEC_HD bool with_replacement(std::int32_t b) const {
-    return replacement != nullptr && replacement[b] != 0;
+    return replacement != nullptr && replacement[b - first_drafted] != 0;
   }
-  // Where the draft of a row stands among its probabilities; -1: nowhere.
-  SPECDEC_HD std::int32_t column_of(std::int32_t row) const {
-    const std::int32_t column = draft_columns == nullptr ? tokens[row] : draft_columns[row];
-    if (column < 0 || column >= columns) return -1;
-    return (vocab_ids == nullptr ? column : vocab_ids[column]) == tokens[row] ? column : -1;
+  // What is said about a node of a request's tree: its row of probabilities (null: there is none),
+  // the tokens of the columns, and where the draft stands among them (-1: nowhere).
+  SPECDEC_HD DraftLaw law_of(std::int32_t b, std::int32_t node) const {
+    const std::int32_t row = rows.cu_logits[b] + node;
+    if (drafts_each > 0 && node > drafts_each) return {nullptr, nullptr, columns, -1, 0.0};
+    const std::int64_t at =
+        drafts_each == 0 ? row : std::int64_t{b - first_drafted} * drafts_each + node - 1;
+    const TokenId token = tokens[row];
+    const TokenId* ids = vocab_ids == nullptr ? nullptr : vocab_ids + (own_ids ? at * columns : 0);
+    std::int32_t column = draft_columns == nullptr ? token : draft_columns[at];
+    if (own_ids && draft_columns == nullptr) {
+      for (column = columns - 1; column >= 0 && ids[column] != token;) --column;
+    }
+    const bool found =
+        column >= 0 && column < columns && (ids == nullptr ? column : ids[column]) == token;
+    return {probs + at * probs_stride, ids, columns, found ? column : -1, 0.0};
   }
 };
 

@@ -10,6 +10,7 @@
 #include "backend/accept_ops.h"
 #include "backend/beam_ops.h"
 #include "backend/device_limits.h"
+#include "backend/growth_ops.h"
 #include "backend/linear_op.h"
 #include "backend/ops.h"
 #include "backend/row_ops.h"
@@ -43,6 +44,9 @@ struct Backend {
   void (*keep_hidden)(const KeepHiddenParams&) = nullptr;
   void (*grow_beams)(const GrowBeamsParams&) = nullptr;
   void (*merge_beams)(const MergeBeamsParams&) = nullptr;
+  void (*grow_drafts)(const GrowDraftsParams&) = nullptr;
+  void (*pack_drafts)(const PackDraftsParams&) = nullptr;
+  void (*bring_growths)(const BringGrowthsParams&) = nullptr;
   void (*sample_rows)(const SampleRowsParams&) = nullptr;
   void (*accept_step)(const AcceptStepParams&) = nullptr;
   void (*synthetic_step)(const SyntheticStepParams&) = nullptr;
@@ -58,10 +62,9 @@ struct Backend {
   DeviceLimits (*limits)(int device) = nullptr;
 
   // Emulation only, null elsewhere. Between expose() and conceal() kernels may touch exposed memory
-  // and no other; seed() fixes the schedule of later launches.
+  // and no other.
   void (*expose)(const void* data, std::int64_t bytes, const char* name, bool writable) = nullptr;
   void (*conceal)() = nullptr;
-  void (*seed)(std::uint64_t seed) = nullptr;
 };
 
 // Changes whenever a struct that crosses the table changes its size: a plug-in built from other
@@ -86,6 +89,10 @@ inline constexpr std::uint64_t kBackendLayout = [] {
                                  sizeof(KeepHiddenParams),
                                  sizeof(GrowBeamsParams),
                                  sizeof(MergeBeamsParams),
+                                 sizeof(GrowDraftsParams),
+                                 sizeof(PackDraftsParams),
+                                 sizeof(BringGrowthsParams),
+                                 sizeof(DraftGrowth),
                                  sizeof(SampleRowsParams),
                                  sizeof(AcceptStepParams),
                                  sizeof(SyntheticStepParams),

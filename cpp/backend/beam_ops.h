@@ -1,9 +1,9 @@
-// Parameter structs of beam search on a step's stream (algo/beam_step.h).
+// Parameter structs of beam search on a step's stream (algo/beam_search.h).
 #pragma once
 
 #include <cstdint>
 
-#include "algo/beam_step.h"
+#include "algo/beam_search.h"
 #include "backend/ops.h"
 
 namespace specdec {
@@ -30,12 +30,17 @@ struct GrowBeamsParams {
   const TokenId* token_ids = nullptr;       // [num_scores]; null: the column
   const std::int32_t* num_beams = nullptr;  // [D]
   const std::int32_t* lengths = nullptr;    // [D]
+  const float* temperatures = nullptr;      // [D]; null: 1
   std::int32_t count = 0, num_scores = 0, depth = 0, num_requests = 0;
   std::int32_t* next_rows = nullptr;  // [D, width]
   TokenId* next_tokens = nullptr;     // [D, width]
   ExecutionContext exec;
 
   SPECDEC_HD std::int32_t rows() const { return depth == 0 ? 1 : beams.width; }
+  SPECDEC_HD BeamLimits limits_of(std::int32_t request) const {
+    return {num_beams[request], lengths[request],
+            temperatures == nullptr ? 1.0f : temperatures[request]};
+  }
   SPECDEC_HD BeamScores scores_of(std::int32_t request) const {
     const std::int64_t first = std::int64_t{request} * rows() * count;
     return {scores + first, columns + first, token_ids, count, num_scores};
@@ -52,11 +57,15 @@ struct MergeBeamsParams {
   std::int32_t num_requests = 0;
   TokenId* tokens = nullptr;        // [D, length * width], -1 behind a tree
   std::int32_t* parents = nullptr;  // [D, length * width], -1: the golden token
+  std::int32_t* sources = nullptr;  // [D, length * width] node of each draft; null: not wanted
   std::int32_t* counts = nullptr;   // [D]
   ExecutionContext exec;
 
   SPECDEC_HD std::int64_t first(std::int32_t request) const {
     return std::int64_t{request} * beams.length * beams.width;
+  }
+  SPECDEC_HD std::int32_t* sources_of(std::int32_t request) const {
+    return sources == nullptr ? nullptr : sources + first(request);
   }
 };
 

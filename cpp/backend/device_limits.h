@@ -1,4 +1,4 @@
-// What a kernel choice may depend on, beside the problem: the device's fixed properties.
+// What a kernel choice may depend on, besides the problem: the device's fixed properties.
 #pragma once
 
 #include <cstdint>

@@ -109,6 +109,7 @@ struct BringDraftsParams {
   const TokenId* tokens = nullptr;         // [B, width]
   const std::int32_t* parents = nullptr;   // [B, width] earlier drafts, -1: the golden token; null:
                                            // chains
+  const float* survival = nullptr;         // [B, width] BroughtDraft::survival; null: unknown
   const std::int32_t* counts = nullptr;    // [B]; null: width
   std::int32_t width = 0, vocab_size = 0, num_requests = 0;
   ExecutionContext exec;

@@ -23,16 +23,32 @@ struct TensorView {
   bool defined() const { return data != nullptr; }
   bool is_contiguous() const {
     std::int64_t expected = 1;
+    bool contiguous = true;
     for (int i = ndim - 1; i >= 0; --i) {
-      if (shape[i] != 1 && strides[i] != expected) return false;
+      if (shape[i] == 0) return true;  // no element, whatever the strides
+      contiguous = contiguous && (shape[i] == 1 || strides[i] == expected);
       expected *= shape[i];
     }
-    return true;
+    return contiguous;
   }
   std::int64_t numel() const {
     std::int64_t n = 1;
     for (int i = 0; i < ndim; ++i) n *= shape[i];
     return n;
+  }
+  // Elements from `data` to the lowest one and past the highest one; a stride may be negative.
+  struct Span {
+    std::int64_t begin = 0, end = 0;
+  };
+  Span span() const {
+    Span span;
+    for (int i = 0; i < ndim; ++i) {
+      if (shape[i] == 0) return {};
+      const std::int64_t reach = (shape[i] - 1) * strides[i];
+      (reach < 0 ? span.begin : span.end) += reach;
+    }
+    ++span.end;
+    return span;
   }
 };
 

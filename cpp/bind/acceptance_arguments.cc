@@ -1,6 +1,7 @@
 #include "bind/acceptance_arguments.h"
 
 #include <algorithm>
+#include <iterator>
 
 #include "base/check.h"
 
@@ -10,19 +11,17 @@ namespace specdec {
 
 AcceptanceParams to_acceptance(const std::string& rule, float posterior_threshold,
                                float posterior_alpha, float acceptance_threshold) {
-  AcceptanceParams params;
-  if (rule == "rejection") {
-    params.rule = AcceptanceRule::kRejection;
-  } else if (rule == "typical") {
-    params.rule = AcceptanceRule::kTypical;
-  } else if (rule == "threshold") {
-    params.rule = AcceptanceRule::kThreshold;
-  } else if (rule == "best_beam") {
-    params.rule = AcceptanceRule::kBestBeam;
-  } else {
-    SPECDEC_REQUIRE(rule == "exact_match", "acceptance = '", rule,
-                    "': give 'exact_match', 'rejection', 'typical', 'threshold' or 'best_beam'");
+  const auto* found = std::find_if(std::begin(kAcceptanceRules), std::end(kAcceptanceRules),
+                                   [&](const AcceptanceRuleName& r) { return r.name == rule; });
+  if (found == std::end(kAcceptanceRules)) {
+    std::string known;
+    for (const AcceptanceRuleName& r : kAcceptanceRules) {
+      known += std::string(known.empty() ? "'" : ", '") + r.name + "'";
+    }
+    SPECDEC_REQUIRE(false, "acceptance = '", rule, "': give one of ", known);
   }
+  AcceptanceParams params;
+  params.rule = static_cast<AcceptanceRule>(found - std::begin(kAcceptanceRules));
   params.posterior_threshold = posterior_threshold;
   params.posterior_alpha = posterior_alpha;
   params.threshold = acceptance_threshold;

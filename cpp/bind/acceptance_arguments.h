@@ -8,7 +8,7 @@
 
 #include "algo/acceptance.h"
 #include "bind/dlpack_convert.h"
-#include "engine/executor.h"
+#include "engine/host_accept.h"
 
 namespace specdec {
 

@@ -101,8 +101,8 @@ std::int64_t argmax_bytes(const OpCall& call, const ScoreRows& rows) {
 }
 
 void sample_rows(py::handle scores, py::handle cu_logits, py::handle positions,
-                 const SamplingTensors& sampling, py::handle out, const std::string& purpose,
-                 const CallOptions& where) {
+                 const SamplingTensors& sampling, py::handle out, py::handle probs,
+                 const std::string& purpose, const CallOptions& where) {
   OpCall call("sample_rows", where);
   const ScoresArgument rows(call, scores, cu_logits, positions);
   const SamplingArgument laws(call, sampling, rows.view().num_requests);
@@ -115,6 +115,16 @@ void sample_rows(py::handle scores, py::handle cu_logits, py::handle positions,
   const BorrowedTensor ids =
       vector_argument(call, out, "out", DType::kI32, "[R]", p.rows.rows, true);
   p.ids = static_cast<TokenId*>(ids->data);
+  BorrowedTensor laws_out;
+  if (!probs.is_none()) {
+    laws_out = BorrowedTensor(probs, "probs", true);
+    check_shape(laws_out.view(), "probs", "[B, V]", {p.rows.num_requests, p.rows.vocab});
+    call.add(laws_out.view(), "probs", true);
+    check_dtype(laws_out.view(), "probs", {DType::kF32});
+    check_last_axis_contiguous(laws_out.view(), "probs");
+    p.probs = static_cast<float*>(laws_out->data);
+    p.probs_stride = laws_out->strides[0];
+  }
   p.exec = call.context(p.rows.num_requests, 0, argmax_bytes(call, p.rows));
   if (p.rows.rows == 0) return;
   call.run(&Backend::sample_rows, p);
@@ -173,37 +183,71 @@ class DraftsArgument {
       return;
     }
     BorrowedTensor probs(given.probs, "probs");
-    check_shape(probs.view(), "probs", "[R, columns]", {rows_, kAny});
+    const bool by_draft = probs->ndim == 3;
+    if (by_draft) {
+      check_shape(probs.view(), "probs", "[drafting requests, drafts, columns]",
+                  {kAny, kAny, kAny});
+      SPECDEC_REQUIRE(
+          probs->shape[0] <= requests_ && probs->shape[1] >= 1 && probs->shape[1] <= kMaxDraftLen,
+          "probs has ", probs->shape[0], " requests of ", probs->shape[1], " drafts: at most ",
+          requests_, " requests, 1..", kMaxDraftLen, " drafts");
+      check_contiguous(probs.view(), "probs");
+      p->drafts_each = static_cast<std::int32_t>(probs->shape[1]);
+      p->first_drafted = static_cast<std::int32_t>(requests_ - probs->shape[0]);
+    } else {
+      check_shape(probs.view(), "probs", "[R, columns]", {rows_, kAny});
+    }
     call_.add(probs.view(), "probs");
     check_dtype(probs.view(), "probs", {DType::kF32});
     check_last_axis_contiguous(probs.view(), "probs");
-    const std::int64_t columns = probs->shape[1];
+    const std::int64_t columns = probs->shape[by_draft ? 2 : 1];
+    const std::int64_t places = by_draft ? probs->shape[0] * probs->shape[1] : rows_;
+    take_columns(given, columns, places, by_draft, p);
+    const std::int64_t drafting = requests_ - p->first_drafted;
+    const auto flags = [&](py::handle tensor, const char* name) {
+      return take<std::uint8_t>(tensor, name, DType::kU8, by_draft ? "[requests of probs]" : "[B]",
+                                drafting);
+    };
+    if (!given.has_probs.is_none()) p->has_probs = flags(given.has_probs, "has_probs");
+    if (!given.replacement.is_none()) p->replacement = flags(given.replacement, "replacement");
+    p->probs = static_cast<const float*>(probs->data);
+    p->probs_stride = probs->strides[by_draft ? 1 : 0];
+    p->columns = static_cast<std::int32_t>(columns);
+    held_.push_back(std::move(probs));
+  }
+
+  // What the columns of probabilities mean. `places`: rows of probabilities.
+  void take_columns(const DraftTensors& given, std::int64_t columns, std::int64_t places,
+                    bool by_draft, AcceptStepParams* p) {
     if (given.vocab_ids.is_none()) {
       SPECDEC_REQUIRE(columns == p->rows.vocab, "probs has ", columns, " columns, scores ",
                       p->rows.vocab,
                       ": give one column per token, or vocab_ids for a reduced vocabulary");
     } else {
-      SPECDEC_REQUIRE(columns >= 1 && columns <= p->rows.vocab, "probs has ", columns,
-                      " columns: with vocab_ids 1..", p->rows.vocab, " (the vocabulary)");
-      p->vocab_ids =
-          take<TokenId>(given.vocab_ids, "vocab_ids", DType::kI32, "[columns of probs]", columns);
+      BorrowedTensor ids(given.vocab_ids, "vocab_ids");
+      p->own_ids = by_draft && ids->ndim == 3;
+      // Rows of ids of their own may be wider than a small vocabulary: -1 pads them.
+      SPECDEC_REQUIRE(columns >= 1 && (p->own_ids || columns <= p->rows.vocab), "probs has ",
+                      columns, " columns: with vocab_ids 1..", p->rows.vocab, " (the vocabulary)");
+      if (p->own_ids) {
+        ids = tensor_argument(call_, given.vocab_ids, "vocab_ids", "[that of probs]", DType::kI32,
+                              {requests_ - p->first_drafted, p->drafts_each, columns}, false);
+      } else {
+        ids = vector_argument(call_, given.vocab_ids, "vocab_ids", DType::kI32,
+                              "[columns of probs]", columns);
+      }
+      p->vocab_ids = static_cast<const TokenId*>(ids->data);
+      held_.push_back(std::move(ids));
     }
-    SPECDEC_REQUIRE(given.vocab_ids.is_none() == given.draft_columns.is_none(),
-                    "vocab_ids and draft_columns belong together: where in a reduced vocabulary "
-                    "each draft stands");
+    if (!p->own_ids) {
+      SPECDEC_REQUIRE(given.vocab_ids.is_none() == given.draft_columns.is_none(),
+                      "vocab_ids and draft_columns belong together: where in a reduced vocabulary "
+                      "each draft stands");
+    }
     if (!given.draft_columns.is_none()) {
-      p->draft_columns = of_rows<std::int32_t>(given.draft_columns, "draft_columns");
+      p->draft_columns = take<std::int32_t>(given.draft_columns, "draft_columns", DType::kI32,
+                                            by_draft ? "[drafts of probs]" : "[R]", places);
     }
-    if (!given.has_probs.is_none()) {
-      p->has_probs = of_requests<std::uint8_t>(given.has_probs, "has_probs", DType::kU8);
-    }
-    if (!given.replacement.is_none()) {
-      p->replacement = of_requests<std::uint8_t>(given.replacement, "replacement", DType::kU8);
-    }
-    p->probs = static_cast<const float*>(probs->data);
-    p->probs_stride = probs->strides[0];
-    p->columns = static_cast<std::int32_t>(columns);
-    held_.push_back(std::move(probs));
   }
 
   void check_values(const AcceptStepParams& p) const {
@@ -218,7 +262,8 @@ class DraftsArgument {
           ": numbers in (0, 1] are needed");
     }
     std::vector<bool> taken(p.vocab_ids == nullptr ? 0 : static_cast<std::size_t>(p.rows.vocab));
-    for (std::int32_t i = 0; p.vocab_ids != nullptr && i < p.columns; ++i) {
+    const bool listed = p.vocab_ids != nullptr && !p.own_ids;
+    for (std::int32_t i = 0; listed && i < p.columns; ++i) {
       const TokenId id = p.vocab_ids[i];
       SPECDEC_REQUIRE(id >= 0 && id < p.rows.vocab, "vocab_ids[", i, "] = ", id,
                       ": token ids are 0..", p.rows.vocab - 1);
@@ -259,18 +304,18 @@ void register_accept(py::module_& m) {
       "sample_rows",
       [](py::handle scores, py::handle cu_logits, py::handle positions, py::handle temperature,
          py::handle top_k, py::handle top_p, py::handle min_p, py::handle seed, py::handle out,
-         const std::string& purpose, py::object backend, std::uint64_t stream, py::object workspace,
-         py::object status) {
+         py::handle probs, const std::string& purpose, py::object backend, std::uint64_t stream,
+         py::object workspace, py::object status) {
         const CallOptions where{std::move(backend), stream, std::move(workspace),
                                 std::move(status)};
         sample_rows(scores, cu_logits, positions, {temperature, top_k, top_p, min_p, seed}, out,
-                    purpose, where);
+                    probs, purpose, where);
       },
       py::arg("scores"), py::arg("cu_logits"), py::arg("positions"), py::kw_only(),
       py::arg("temperature"), py::arg("top_k"), py::arg("top_p"), py::arg("min_p"), py::arg("seed"),
-      py::arg("out"), py::arg("purpose") = "token", py::arg("backend") = py::none(),
-      py::arg("stream") = 0, py::arg("workspace") = py::none(), py::arg("status") = py::none(),
-      "See specdec_ext.ops.sample_rows.");
+      py::arg("out"), py::arg("probs") = py::none(), py::arg("purpose") = "token",
+      py::arg("backend") = py::none(), py::arg("stream") = 0, py::arg("workspace") = py::none(),
+      py::arg("status") = py::none(), "See specdec_ext.ops.sample_rows.");
   m.def(
       "accept_step",
       [](py::handle scores, py::handle cu_logits, py::handle positions, py::handle tokens,

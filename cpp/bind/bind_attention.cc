@@ -7,17 +7,18 @@
 #include <string>
 
 #include "backend/attention/pick.h"
+#include "backend/step_check.h"
 #include "base/check.h"
 #include "bind/op_arguments.h"
-#include "bind/plan_check.h"
 #include "bind/registers.h"
+#include "engine/step_plan.h"
 
 namespace py = pybind11;
 
 namespace specdec {
 namespace {
 
-// What attention computes, beside the tensors.
+// What attention computes, besides the tensors.
 struct AttentionOptions {
   float scale = 1.0f;
   int sliding_window = 0;
@@ -143,8 +144,9 @@ void register_attention(py::module_& m) {
         OpCall call("step_attention", where);
         const PagesArgument pages(call, k_pages, v_pages, true, false);
         check_layer(layer, pages.view());
-        check_plan(plan, pages.view());
-        run_attention(call, plan.view(), pages.view(), layer, q, out, options);
+        const StepView step = plan.view();
+        check_pages(step, pages.view(), "plan.");
+        run_attention(call, step, pages.view(), layer, q, out, options);
       },
       py::arg("plan"), py::arg("layer"), py::arg("q"), py::arg("out"), py::arg("k_pages"),
       py::arg("v_pages"), py::arg("scale"), py::arg("sliding_window") = 0,

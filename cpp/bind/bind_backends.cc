@@ -28,18 +28,11 @@ DeviceLimits device_limits(const std::string& name, int device) {
   return backend.limits(device);
 }
 
-void seed_schedule(const std::string& name, std::uint64_t seed) {
-  const Backend& backend = find_backend(name);
-  SPECDEC_REQUIRE(backend.seed != nullptr, "backend = \"", name,
-                  "\": has no schedule to seed, it is not an emulated one");
-  backend.seed(seed);
-}
-
 }  // namespace
 
 void register_backends(py::module_& m) {
   py::class_<DeviceLimits>(m, "DeviceLimits",
-                           "What a kernel choice may depend on beside the problem.")
+                           "What a kernel choice may depend on besides the problem.")
       .def(py::init([](int major, int minor, int num_sms, int shared_bytes, std::int64_t l2_bytes) {
              SPECDEC_REQUIRE(major >= 0 && minor >= 0 && num_sms >= 1 && shared_bytes >= 0,
                              "DeviceLimits(", major, ", ", minor, ", ", num_sms, ", ", shared_bytes,
@@ -67,8 +60,6 @@ void register_backends(py::module_& m) {
       py::arg("backend"), "Where a backend takes its tensors from: \"cpu\" or \"cuda\".");
   m.def("device_limits", &device_limits, py::arg("backend"), py::arg("device") = 0,
         "DeviceLimits of one device of a backend that chooses its kernels by device.");
-  m.def("seed_schedule", &seed_schedule, py::arg("backend"), py::arg("seed"),
-        "Fixes the order in which an emulated backend runs the threads of later launches.");
 }
 
 }  // namespace specdec

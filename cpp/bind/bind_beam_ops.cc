@@ -57,7 +57,7 @@ class BeamsArgument {
 };
 
 struct GrowTensors {
-  py::handle scores, columns, num_beams, lengths, token_ids, next_rows, next_tokens;
+  py::handle scores, columns, num_beams, lengths, temperatures, token_ids, next_rows, next_tokens;
 };
 
 void grow_beams(const GrowTensors& in, const BeamTensors& tensors, int depth, int num_scores,
@@ -87,7 +87,12 @@ void grow_beams(const GrowTensors& in, const BeamTensors& tensors, int depth, in
       vector_argument(call, in.num_beams, "num_beams", DType::kI32, "[D]", requests);
   const BorrowedTensor lengths =
       vector_argument(call, in.lengths, "lengths", DType::kI32, "[D]", requests);
-  BorrowedTensor ids;
+  BorrowedTensor temperatures, ids;
+  if (!in.temperatures.is_none()) {
+    temperatures =
+        vector_argument(call, in.temperatures, "temperatures", DType::kF32, "[D]", requests);
+    p.temperatures = static_cast<const float*>(temperatures->data);
+  }
   if (!in.token_ids.is_none()) {
     ids = vector_argument(call, in.token_ids, "token_ids", DType::kI32, "[num_scores]", num_scores);
     p.token_ids = static_cast<const TokenId*>(ids->data);
@@ -108,7 +113,7 @@ void grow_beams(const GrowTensors& in, const BeamTensors& tensors, int depth, in
 }
 
 void merge_beams(const BeamTensors& tensors, py::handle draft_tokens, py::handle draft_parents,
-                 py::handle counts, const CallOptions& where) {
+                 py::handle draft_nodes, py::handle counts, const CallOptions& where) {
   OpCall call("merge_beams", where);
   const BeamsArgument beams(call, tensors, false);
   MergeBeamsParams p;
@@ -120,6 +125,12 @@ void merge_beams(const BeamTensors& tensors, py::handle draft_tokens, py::handle
                                                 DType::kI32, {requests, most}, true);
   const BorrowedTensor parents = tensor_argument(call, draft_parents, "draft_parents", kWhat,
                                                  DType::kI32, {requests, most}, true);
+  BorrowedTensor nodes;
+  if (!draft_nodes.is_none()) {
+    nodes = tensor_argument(call, draft_nodes, "draft_nodes", kWhat, DType::kI32, {requests, most},
+                            true);
+    p.sources = static_cast<std::int32_t*>(nodes->data);
+  }
   const BorrowedTensor sizes =
       vector_argument(call, counts, "counts", DType::kI32, "[D]", requests, true);
   p.tokens = static_cast<TokenId*>(tokens->data);
@@ -136,29 +147,31 @@ void register_beam_ops(py::module_& m) {
       "grow_beams",
       [](py::handle scores, py::handle columns, py::handle tokens, py::handle parents,
          py::handle log_probs, py::handle reached, int depth, int num_scores, py::handle num_beams,
-         py::handle lengths, py::handle next_rows, py::handle next_tokens, py::handle token_ids,
-         py::object backend, std::uint64_t stream) {
+         py::handle lengths, py::handle next_rows, py::handle next_tokens, py::handle temperatures,
+         py::handle token_ids, py::object backend, std::uint64_t stream) {
         const CallOptions where{std::move(backend), stream, py::none(), py::none()};
-        grow_beams({scores, columns, num_beams, lengths, token_ids, next_rows, next_tokens},
-                   {tokens, parents, log_probs, reached}, depth, num_scores, where);
+        grow_beams(
+            {scores, columns, num_beams, lengths, temperatures, token_ids, next_rows, next_tokens},
+            {tokens, parents, log_probs, reached}, depth, num_scores, where);
       },
       py::arg("scores"), py::arg("columns"), py::kw_only(), py::arg("tokens"), py::arg("parents"),
       py::arg("log_probs"), py::arg("reached"), py::arg("depth"), py::arg("num_scores"),
       py::arg("num_beams"), py::arg("lengths"), py::arg("next_rows"), py::arg("next_tokens"),
-      py::arg("token_ids") = py::none(), py::arg("backend") = py::none(), py::arg("stream") = 0,
-      "See specdec_ext.ops.grow_beams.");
+      py::arg("temperatures") = py::none(), py::arg("token_ids") = py::none(),
+      py::arg("backend") = py::none(), py::arg("stream") = 0, "See specdec_ext.ops.grow_beams.");
   m.def(
       "merge_step_beams",
       [](py::handle tokens, py::handle parents, py::handle log_probs, py::handle reached,
-         py::handle draft_tokens, py::handle draft_parents, py::handle counts, py::object backend,
-         std::uint64_t stream) {
+         py::handle draft_tokens, py::handle draft_parents, py::handle counts,
+         py::handle draft_nodes, py::object backend, std::uint64_t stream) {
         const CallOptions where{std::move(backend), stream, py::none(), py::none()};
-        merge_beams({tokens, parents, log_probs, reached}, draft_tokens, draft_parents, counts,
-                    where);
+        merge_beams({tokens, parents, log_probs, reached}, draft_tokens, draft_parents, draft_nodes,
+                    counts, where);
       },
       py::arg("tokens"), py::arg("parents"), py::arg("log_probs"), py::arg("reached"),
       py::kw_only(), py::arg("draft_tokens"), py::arg("draft_parents"), py::arg("counts"),
-      py::arg("backend") = py::none(), py::arg("stream") = 0, "See specdec_ext.ops.merge_beams.");
+      py::arg("draft_nodes") = py::none(), py::arg("backend") = py::none(), py::arg("stream") = 0,
+      "See specdec_ext.ops.merge_beams.");
 }
 
 }  // namespace specdec

@@ -1,4 +1,4 @@
-// _core.BeamSearch and merge_beams: beams of a drafter and their prefix tree.
+// _core.BeamSearch: beams of a drafter and their prefix tree.
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
@@ -9,8 +9,10 @@
 #include <tuple>
 #include <vector>
 
-#include "algo/beam_search.h"
+#include "algo/beam_search_host.h"
+#include "algo/slot.h"
 #include "base/check.h"
+#include "bind/array_argument.h"
 #include "bind/dlpack_convert.h"
 #include "bind/registers.h"
 
@@ -19,8 +21,8 @@ namespace py = pybind11;
 namespace specdec {
 namespace {
 
-using BeamIds = py::array_t<TokenId, py::array::c_style | py::array::forcecast>;
-using BeamReals = py::array_t<double, py::array::c_style | py::array::forcecast>;
+using BeamIds = ArrayArgument<TokenId>;
+using BeamReals = ArrayArgument<float>;
 
 template <typename T>
 py::array_t<T> copied(const T* data, std::int64_t n) {
@@ -41,7 +43,7 @@ void start_beams(BeamSearch& self, const BeamIds& num_beams, const BeamIds& leng
   std::vector<BeamShape> shapes(static_cast<std::size_t>(n));
   for (py::ssize_t i = 0; i < n; ++i) {
     shapes[i] = {num_beams.data()[i], lengths.data()[i],
-                 temperatures ? temperatures->data()[i] : 1.0,
+                 temperatures ? temperatures->data()[i] : 1.0f,
                  keeps_laws && (*keeps_laws)[static_cast<std::size_t>(i)]};
   }
   self.start(shapes);
@@ -92,6 +94,65 @@ void advance_best(BeamSearch& self, const py::object& scores, const py::object& 
                     ids ? static_cast<const TokenId*>((*ids)->data) : nullptr);
 }
 
+// Where laws go, if somebody wants them.
+struct LawTensors {
+  py::handle probs, ids, token_ids;
+};
+
+void bring_trees(BeamSearch& self, const SlotLayout& layout, py::handle slots,
+                 const std::vector<std::int32_t>& slot_ids, const std::vector<std::int32_t>& limits,
+                 int vocab_size, const std::vector<std::int32_t>& law_rows,
+                 const LawTensors& tensors) {
+  const BorrowedTensor blocks(slots, "slots", true);
+  check_cpu(blocks.view(), "slots");
+  check_contiguous(blocks.view(), "slots");
+  check_dtype(blocks.view(), "slots", {DType::kU8});
+  check_shape(blocks.view(), "slots", "[num_slots, slot_bytes]", {kAny, layout.bytes});
+  const auto requests = static_cast<std::size_t>(self.num_requests());
+  SPECDEC_REQUIRE(
+      slot_ids.size() == requests && limits.size() == requests && law_rows.size() == requests,
+      "bring: ", slot_ids.size(), " slot_ids, ", limits.size(), " limits, ", law_rows.size(),
+      " law_rows, the search has ", requests, " requests");
+  BorrowedTensor probs, ids, map;
+  std::int64_t drafts = 0;
+  if (!tensors.probs.is_none()) {
+    probs = BorrowedTensor(tensors.probs, "probs", true);
+    ids = BorrowedTensor(tensors.ids, "ids", true);
+    check_shape(probs.view(), "probs", "[D, drafts, 50]", {kAny, kAny, BeamSearch::kKept});
+    drafts = probs->shape[1];
+    check_shape(ids.view(), "ids", "that of probs", {probs->shape[0], drafts, BeamSearch::kKept});
+    check_dtype(probs.view(), "probs", {DType::kF32});
+    check_dtype(ids.view(), "ids", {DType::kI32});
+    for (const BorrowedTensor* tensor : {&probs, &ids}) {
+      check_cpu(tensor->view(), "probs, ids");
+      check_contiguous(tensor->view(), "probs, ids");
+    }
+    if (!tensors.token_ids.is_none()) map = BorrowedTensor(tensors.token_ids, "token_ids");
+  }
+  for (std::int32_t r = 0; r < self.num_requests(); ++r) {
+    const std::int32_t id = slot_ids[r];
+    SPECDEC_REQUIRE(id >= 0 && id < blocks->shape[0], "slot_ids[", r, "] = ", id, ": the pool has ",
+                    blocks->shape[0], " slots");
+    Slot* slot = reinterpret_cast<Slot*>(static_cast<std::byte*>(blocks->data) +
+                                         std::int64_t{id} * layout.bytes);
+    const std::int32_t len = slot_len_to_draft(slot, kMaxDraftLen);
+    if (len == 0) continue;
+    const BeamTree tree = self.tree(r, limits[r]);
+    float survival[kMaxDraftLen];
+    for (std::int32_t i = 0; i < tree.size; ++i) survival[i] = std::exp(tree.log_probs[i]);
+    bring_draft(SerialTeam{}, slot->brought_draft(), len, tree.tokens, tree.parents, survival,
+                tree.size, vocab_size);
+    if (law_rows[r] < 0) continue;
+    SPECDEC_REQUIRE(probs.defined() && law_rows[r] < probs->shape[0] && tree.size <= drafts,
+                    "bring: law_rows[", r, "] = ", law_rows[r], " and ", tree.size,
+                    " drafts do not fit into probs");
+    const std::int64_t first = std::int64_t{law_rows[r]} * drafts * BeamSearch::kKept;
+    self.tree_laws(r, tree, map.defined() ? static_cast<const TokenId*>(map->data) : nullptr,
+                   static_cast<float*>(probs->data) + first,
+                   static_cast<TokenId*>(ids->data) + first);
+  }
+}
+
 void check_request(const BeamSearch& self, std::int32_t r) {
   SPECDEC_REQUIRE(r >= 0 && r < self.num_requests(), "request = ", r, ": there are 0..",
                   self.num_requests() - 1);
@@ -100,9 +161,9 @@ void check_request(const BeamSearch& self, std::int32_t r) {
 constexpr const char* kBeamSearchDoc =
     R"(Beam search over a drafter's scores, for several requests at once.
 
-start(), then as long as num_rows > 0: score the rows, advance() or advance_best(). A beam is extended by the 50 best
-scores of its row (smaller index first on ties); sums of log-probabilities decide, on ties the beam
-that stood first.)";
+start(), then as long as num_rows > 0: score the rows, advance() or advance_best(). A beam is
+extended by the 50 best scores of its row (smaller index first on ties); sums of log-probabilities
+in single precision decide, on ties the beam that stood first.)";
 
 }  // namespace
 
@@ -135,70 +196,61 @@ void register_beams(py::module_& m) {
           [](const BeamSearch& self) {
             return copied(self.row_log_probs().data(), self.num_rows());
           },
-          "float64 [num_rows]: the log-probability of each beam.")
-      .def(
-          "beams",
-          [](const BeamSearch& self, std::int32_t r) {
-            check_request(self, r);
-            const py::ssize_t count = self.num_beams(r), length = self.depth(r);
-            py::array_t<TokenId> out({count, length});
-            py::array_t<double> log_probs({count, length});
-            self.beams(r, out.mutable_data(), log_probs.mutable_data());
-            return py::make_tuple(out, log_probs);
-          },
-          py::arg("request"),
-          "(tokens int32 [beams, depth], log-probabilities of their prefixes float64), best first.")
+          "float32 [num_rows]: the log-probability of each beam.")
       .def(
           "tree",
-          [](const BeamSearch& self, std::int32_t r, std::int32_t max_drafts) {
+          [](BeamSearch& self, std::int32_t r, std::int32_t max_drafts) {
             check_request(self, r);
             SPECDEC_REQUIRE(max_drafts >= 0, "max_drafts = ", max_drafts, ": 0 or more");
-            TokenId tokens[kMaxDraftLen];
-            std::int32_t parents[kMaxDraftLen];
-            double log_probs[kMaxDraftLen];
-            const std::int32_t n = self.tree(r, max_drafts, tokens, parents, log_probs);
-            py::array_t<std::int32_t> depths(n);
-            for (std::int32_t i = 0; i < n; ++i) {
-              depths.mutable_data()[i] = parents[i] < 0 ? 1 : depths.data()[parents[i]] + 1;
-            }
-            return py::make_tuple(copied(tokens, n), copied(parents, n), depths,
-                                  copied(log_probs, n));
+            const BeamTree tree = self.tree(r, max_drafts);
+            return py::make_tuple(copied(tree.tokens, tree.size), copied(tree.parents, tree.size),
+                                  copied(tree.depths, tree.size),
+                                  copied(tree.log_probs, tree.size));
           },
           py::arg("request"), py::arg("max_drafts") = kMaxDraftLen,
-          "(tokens, parents, depths, log_probs) of the beams' prefix tree, parents -1 and depth 1 "
-          "behind the golden token; cut to its max_drafts likeliest nodes.");
+          "(tokens, parents, depths, log_probs) of the beams' prefix tree, the likeliest node "
+          "first; "
+          "parents -1 and depth 1 behind the golden token; cut to max_drafts nodes.");
   search.def(
       "proposal",
-      [](const BeamSearch& self, std::int32_t r, std::int32_t max_drafts) {
+      [](BeamSearch& self, std::int32_t r, std::int32_t max_drafts) {
         check_request(self, r);
         SPECDEC_REQUIRE(max_drafts >= 0, "max_drafts = ", max_drafts, ": 0 or more");
-        TokenId tokens[kMaxDraftLen];
-        std::int32_t parents[kMaxDraftLen], depths[kMaxDraftLen];
-        double log_probs[kMaxDraftLen], expected[kMaxDraftLen] = {};
-        const std::int32_t n = self.tree(r, max_drafts, tokens, parents, log_probs);
-        std::int32_t deepest = 0;
-        for (std::int32_t i = 0; i < n; ++i) {
-          depths[i] = parents[i] < 0 ? 0 : depths[parents[i]] + 1;
-          expected[depths[i]] += std::exp(log_probs[i]);
-          deepest = std::max(deepest, depths[i] + 1);
+        const BeamTree tree = self.tree(r, max_drafts);
+        std::vector<double> expected;
+        for (std::int32_t i = 0; i < tree.size; ++i) {
+          expected.resize(std::max(expected.size(), static_cast<std::size_t>(tree.depths[i])));
+          expected[tree.depths[i] - 1] += std::exp(static_cast<double>(tree.log_probs[i]));
         }
-        return std::make_tuple(std::vector<TokenId>(tokens, tokens + n),
-                               std::vector<std::int32_t>(parents, parents + n),
-                               std::vector<double>(expected, expected + deepest));
+        return std::make_tuple(std::vector<TokenId>(tree.tokens, tree.tokens + tree.size),
+                               std::vector<std::int32_t>(tree.parents, tree.parents + tree.size),
+                               std::move(expected));
       },
       py::arg("request"), py::arg("max_drafts") = kMaxDraftLen,
       "(tokens, parents, expected): tree() in lists, and the probabilities of its nodes summed by "
       "depth.");
   search.def(
+      "bring",
+      [](BeamSearch& self, const SlotLayout& layout, py::handle slots,
+         const std::vector<std::int32_t>& slot_ids, const std::vector<std::int32_t>& limits,
+         int vocab_size, const std::vector<std::int32_t>& law_rows, py::handle probs,
+         py::handle ids, py::handle token_ids) {
+        bring_trees(self, layout, slots, slot_ids, limits, vocab_size, law_rows,
+                    {probs, ids, token_ids});
+      },
+      py::arg("layout"), py::arg("slots"), py::arg("slot_ids"), py::arg("limits"), py::kw_only(),
+      py::arg("vocab_size"), py::arg("law_rows"), py::arg("probs") = py::none(),
+      py::arg("ids") = py::none(), py::arg("token_ids") = py::none(),
+      "Each request's tree(), cut to its limit, into its slot, with the chance of each node. "
+      "law_rows: the row of probs and ids, float32 and int32 [D, drafts, 50], that takes what the "
+      "request's nodes were chosen from, with their tokens; -1: none. token_ids as advance().");
+  search.def(
       "tree_laws",
-      [](const BeamSearch& self, std::int32_t r, std::int32_t max_drafts, std::int32_t num_scores) {
+      [](BeamSearch& self, std::int32_t r, std::int32_t max_drafts, std::int32_t num_scores) {
         check_request(self, r);
         SPECDEC_REQUIRE(max_drafts >= 0 && num_scores >= 1, "max_drafts = ", max_drafts,
                         ", num_scores = ", num_scores, ": 0 or more, 1 or more");
-        TokenId tokens[kMaxDraftLen];
-        std::int32_t parents[kMaxDraftLen];
-        double log_probs[kMaxDraftLen];
-        const py::ssize_t n = self.tree(r, max_drafts, tokens, parents, log_probs);
+        const py::ssize_t n = self.tree(r, max_drafts).size;
         py::array_t<float> out({n, static_cast<py::ssize_t>(num_scores)});
         self.tree_laws(r, max_drafts, num_scores, out.mutable_data());
         return out;
@@ -206,22 +258,6 @@ void register_beams(py::module_& m) {
       py::arg("request"), py::arg("max_drafts"), py::arg("num_scores"),
       "float32 [nodes, num_scores]: the softmax over the 50 best scores that each node of tree() "
       "was chosen from, by column of the scores. For a request that keeps_laws.");
-  m.def(
-      "merge_beams",
-      [](const BeamIds& beams) {
-        SPECDEC_REQUIRE(beams.ndim() == 2 && beams.size() <= kMaxDraftLen, "beams has ",
-                        beams.ndim(), " dimensions and ", beams.size(),
-                        " tokens: give [beams, length], at most ", kMaxDraftLen, " tokens");
-        TokenId tokens[kMaxDraftLen];
-        std::int32_t parents[kMaxDraftLen];
-        py::array_t<std::int32_t> node_of({beams.shape(0), beams.shape(1)});
-        const std::int32_t n = merge_beams(beams.data(), static_cast<std::int32_t>(beams.shape(0)),
-                                           static_cast<std::int32_t>(beams.shape(1)), tokens,
-                                           parents, node_of.mutable_data());
-        return py::make_tuple(copied(tokens, n), copied(parents, n), node_of);
-      },
-      py::arg("beams"),
-      "(tokens, parents, node_of [beams, length]) of the prefix tree of int32 [beams, length].");
 }
 
 }  // namespace specdec

@@ -21,8 +21,8 @@ const std::int32_t* ints(const BorrowedTensor& tensor) {
 }
 
 void bring_drafts(const SlotLayout& layout, py::handle slots, py::handle slot_ids,
-                  py::handle tokens, py::handle parents, py::handle counts, int vocab_size,
-                  const CallOptions& where) {
+                  py::handle tokens, py::handle parents, py::handle survival, py::handle counts,
+                  int vocab_size, const CallOptions& where) {
   OpCall call("bring_drafts", where);
   const SlotsArgument pool(call, layout, slots);
   std::int64_t requests = 0;
@@ -36,11 +36,16 @@ void bring_drafts(const SlotLayout& layout, py::handle slots, py::handle slot_id
   const BorrowedTensor drafts =
       tensor_argument(call, tokens, "tokens", "[B, width]", DType::kI32, {requests, width}, false);
   BringDraftsParams p;
-  BorrowedTensor tree, number;
+  BorrowedTensor tree, chances, number;
   if (!parents.is_none()) {
     tree = tensor_argument(call, parents, "parents", "[B, width]", DType::kI32, {requests, width},
                            false);
     p.parents = ints(tree);
+  }
+  if (!survival.is_none()) {
+    chances = tensor_argument(call, survival, "survival", "[B, width]", DType::kF32,
+                              {requests, width}, false);
+    p.survival = static_cast<const float*>(chances->data);
   }
   if (!counts.is_none()) {
     number = vector_argument(call, counts, "counts", DType::kI32, "[B]", requests);
@@ -145,15 +150,15 @@ void register_brought_drafts(py::module_& m) {
   m.def(
       "bring_drafts",
       [](const SlotLayout& layout, py::handle slots, py::handle slot_ids, py::handle tokens,
-         py::handle parents, py::handle counts, int vocab_size, py::object backend,
-         std::uint64_t stream, py::object status) {
+         py::handle parents, py::handle survival, py::handle counts, int vocab_size,
+         py::object backend, std::uint64_t stream, py::object status) {
         const CallOptions where{std::move(backend), stream, py::none(), std::move(status)};
-        bring_drafts(layout, slots, slot_ids, tokens, parents, counts, vocab_size, where);
+        bring_drafts(layout, slots, slot_ids, tokens, parents, survival, counts, vocab_size, where);
       },
       py::arg("layout"), py::arg("slots"), py::arg("slot_ids"), py::arg("tokens"),
-      py::arg("parents") = py::none(), py::kw_only(), py::arg("counts") = py::none(),
-      py::arg("vocab_size"), py::arg("backend") = py::none(), py::arg("stream") = 0,
-      py::arg("status") = py::none(), "See specdec_ext.ops.bring_drafts.");
+      py::arg("parents") = py::none(), py::kw_only(), py::arg("survival") = py::none(),
+      py::arg("counts") = py::none(), py::arg("vocab_size"), py::arg("backend") = py::none(),
+      py::arg("stream") = 0, py::arg("status") = py::none(), "See specdec_ext.ops.bring_drafts.");
   m.def(
       "recent_tokens",
       [](const SlotLayout& layout, py::handle slots, py::handle slot_ids, py::handle tokens,

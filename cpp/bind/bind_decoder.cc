@@ -253,11 +253,7 @@ void register_decoder(py::module_& m) {
           "Bytes of packed weights that a step reads.")
       .def_property_readonly(
           "buffer_bytes", [](const DecoderObject& self) { return self.decoder.buffer_bytes(); },
-          "Bytes of the buffers between layers (after bind_cache).")
-      .def_property_readonly(
-          "last_forward_seconds",
-          [](const DecoderObject& self) { return self.decoder.last_forward_seconds(); },
-          "Duration of the last forward call.");
+          "Bytes of the buffers between layers (after bind_cache).");
 }
 
 }  // namespace specdec

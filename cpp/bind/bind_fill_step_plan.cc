@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "base/check.h"
+#include "base/pages.h"
 #include "bind/dlpack_convert.h"
 #include "bind/registers.h"
 #include "engine/step_plan.h"
@@ -44,7 +45,7 @@ void fill_step_plan(StepPlan& plan, const StepArrays& a, int page_size, int num_
                     " and ", choices, " choices");
     if (end == first) continue;  // frozen, or padding: the model never sees it
     const std::int64_t tokens = std::int64_t{a.kv_len[b]} + (end - first);
-    const std::int64_t used = (tokens + page_size - 1) / page_size;
+    const std::int64_t used = pages_for(tokens, page_size);
     SPECDEC_REQUIRE(a.kv_len[b] >= 0 && used <= a.pages, "fill_step_plan: request ", b, " has ",
                     tokens, " tokens, its page table has ", a.pages, " pages of ", page_size);
     const std::int32_t* pages = a.page_table + b * a.pages;

@@ -6,10 +6,11 @@
 #include <cmath>
 #include <vector>
 
+#include "backend/step_check.h"
 #include "base/check.h"
 #include "bind/op_arguments.h"
-#include "bind/plan_check.h"
 #include "bind/registers.h"
+#include "engine/step_plan.h"
 
 namespace py = pybind11;
 
@@ -191,7 +192,7 @@ void compact_kv(py::handle k_pages, py::handle v_pages, py::handle page_table, p
   const PagesArgument pages(call, k_pages, v_pages, true, true);
   const StepArgument step(
       call, {page_table, kv_len, cu_rows, py::none(), py::none(), py::none(), max_kv_len},
-      pages.view(), num_rows.is_none() ? 0 : num_rows.cast<std::int64_t>(), kMaxDraftLen);
+      pages.view(), num_rows.is_none() ? 0 : int_argument(num_rows, "num_rows"), kMaxDraftLen);
   const std::int64_t requests = step.view().num_requests;
   const BorrowedTensor nodes(path, "path");
   check_shape(nodes.view(), "path", "[B, max_path]", {requests, kAny});
@@ -283,8 +284,9 @@ void register_kv(py::module_& m) {
         OpCall call("step_append_kv", where);
         const PagesArgument pages(call, k_pages, v_pages, true, true);
         check_layer(layer, pages.view());
-        check_plan(plan, pages.view());
-        run_append(call, plan.view(), pages.view(), layer, k, v, py::none(), py::none());
+        const StepView step = plan.view();
+        check_pages(step, pages.view(), "plan.");
+        run_append(call, step, pages.view(), layer, k, v, py::none(), py::none());
       },
       py::arg("plan"), py::arg("layer"), py::arg("k"), py::arg("v"), py::arg("k_pages"),
       py::arg("v_pages"), "See specdec_ext.ops.step_append_kv.");

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/check.h"
+#include "base/pages.h"
 #include "base/thread_pool.h"
 #include "bind/op_arguments.h"
 #include "bind/registers.h"
@@ -76,8 +77,8 @@ void pack_mask(py::handle mask, py::handle out, py::object backend, std::uint64_
 
 // The pool's page_size and num_pages as the caller states them: there are no pages in this call.
 KvCacheView pool_of(std::int64_t page_size, std::int64_t num_pages) {
-  SPECDEC_REQUIRE(page_size >= 1 && page_size <= 128 && (page_size & (page_size - 1)) == 0,
-                  "page_size = ", page_size, ": supported are powers of two from 1 to 128");
+  SPECDEC_REQUIRE(is_page_size(page_size), "page_size = ", page_size,
+                  ": supported are powers of two from 1 to ", kMaxPageSize);
   SPECDEC_REQUIRE(num_pages >= 1 && num_pages <= INT32_MAX, "num_pages = ", num_pages,
                   ": give the pages of the pool");
   KvCacheView pool;

@@ -48,6 +48,9 @@ std::unique_ptr<StepPlan> make_step_plan(const std::vector<std::vector<TokenId>>
   std::size_t pages = 1;
   for (int b = 0; b < requests; ++b) {
     SPECDEC_REQUIRE(!tokens[b].empty(), "tokens[", b, "] is empty: at least one row per request");
+    SPECDEC_REQUIRE(kv_len[b] >= 0 && kv_len[b] + tokens[b].size() <= INT32_MAX, "kv_len[", b,
+                    "] = ", kv_len[b], ": give 0..", INT32_MAX, " less the request's ",
+                    tokens[b].size(), " rows");
     rows += static_cast<int>(tokens[b].size());
     pages = std::max(pages, page_table[b].size());
   }
@@ -103,6 +106,7 @@ void register_plan(py::module_& m) {
       .def_readonly("num_prefill_rows", &StepPlan::num_prefill_rows)
       .def_readonly("needs_logits", &StepPlan::needs_logits)
       .def_readonly("generation", &StepPlan::generation)
+      .def_readonly("step", &StepPlan::step)
       .def_property_readonly("tokens", rows_property(&StepPlan::tokens, &StepPlan::num_rows),
                              "[R] int32 token ids")
       .def_property_readonly("positions", rows_property(&StepPlan::positions, &StepPlan::num_rows),

@@ -6,10 +6,11 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
-#include "algo/beam_search.h"
+#include "algo/beam_search_host.h"
 #include "backend/cpu/drafter/recurrent_drafter.h"
 #include "backend/cpu/linear/linear_call.h"
 #include "backend/cpu/linear/packed_linear.h"
@@ -23,6 +24,9 @@ namespace py = pybind11;
 namespace specdec {
 namespace {
 
+// Values of a hidden state, and scores of a head.
+constexpr std::int64_t kMaxWidth = 1 << 24;
+
 using cpu::PackedLinear;
 using cpu::RecurrentDrafter;
 using cpu::SearchCost;
@@ -33,12 +37,6 @@ struct RecurrentDrafterObject {
   std::unique_ptr<RecurrentDrafter> network;
 };
 
-// An array over memory of the network, for the duration of a call.
-template <typename T>
-py::array_t<T> view_of(const T* data, std::vector<py::ssize_t> shape) {
-  return py::array_t<T>(std::move(shape), const_cast<T*>(data), py::none());
-}
-
 TensorView rows_view(const float* data, std::int64_t rows, std::int64_t columns) {
   TensorView view;
   view.data = const_cast<float*>(data);
@@ -48,42 +46,40 @@ TensorView rows_view(const float* data, std::int64_t rows, std::int64_t columns)
   return view;
 }
 
-RecurrentDrafter::EmbedRows embedding_of(py::handle embed, std::int64_t hidden_size) {
-  if (py::isinstance<DecoderObject>(embed)) {
-    const auto* decoder = &embed.cast<const DecoderObject*>()->decoder;
-    SPECDEC_REQUIRE(decoder->config().hidden_size == hidden_size,
-                    "embed: the decoder's hidden_size is ", decoder->config().hidden_size,
-                    ", expected ", hidden_size);
-    return [=](const TokenId* tokens, std::int64_t count, float* out) {
-      decoder->embedding_rows(tokens, count, out);
-    };
-  }
+RecurrentDrafter::EmbedRows embedding_of(const DecoderObject& target, std::int64_t hidden_size) {
+  const auto* decoder = &target.decoder;
+  SPECDEC_REQUIRE(decoder->config().hidden_size == hidden_size,
+                  "target: the decoder's hidden_size is ", decoder->config().hidden_size,
+                  ", expected ", hidden_size);
   return [=](const TokenId* tokens, std::int64_t count, float* out) {
-    const py::gil_scoped_acquire acquire;
-    embed(view_of(tokens, {count}), view_of(out, {count, hidden_size}));
+    decoder->embedding_rows(tokens, count, out);
   };
 }
 
-RecurrentDrafter::ScoreRows head_of(py::handle head, std::int64_t exit_dim,
-                                    std::int64_t num_scores) {
-  if (py::isinstance<DecoderObject>(head)) {
-    auto* decoder = &head.cast<DecoderObject*>()->decoder;
+// The target's head where `head` is None.
+// Not by a cast alone: that of None is a null pointer.
+const PackedLinear* layer_of(py::handle layer, const std::string& name) {
+  if (!py::isinstance<PackedLinear>(layer)) {
+    throw py::type_error(
+        detail::join(name, " is a ", Py_TYPE(layer.ptr())->tp_name, ": give a PackedLinear"));
+  }
+  return layer.cast<const PackedLinear*>();
+}
+
+RecurrentDrafter::ScoreRows head_of(DecoderObject& target, const py::object& head,
+                                    std::int64_t exit_dim, std::int64_t num_scores) {
+  if (head.is_none()) {
+    auto* decoder = &target.decoder;
     const cpu::DecoderConfig& config = decoder->config();
     SPECDEC_REQUIRE(config.hidden_size == exit_dim && config.head_size == num_scores,
-                    "head: the decoder's scores ", config.head_size, " tokens of ",
+                    "target: the decoder's head scores ", config.head_size, " tokens of ",
                     config.hidden_size, " values, expected num_scores = ", num_scores,
                     ", exit_dim = ", exit_dim);
     return [=](const float* x, std::int64_t rows, float* scores) {
       decoder->score_rows(x, rows, scores);
     };
   }
-  if (!py::isinstance<PackedLinear>(head)) {
-    return [=](const float* x, std::int64_t rows, float* scores) {
-      const py::gil_scoped_acquire acquire;
-      head(view_of(x, {rows, exit_dim}), view_of(scores, {rows, num_scores}));
-    };
-  }
-  const auto* linear = head.cast<const PackedLinear*>();
+  const PackedLinear* linear = layer_of(head, "head");
   SPECDEC_REQUIRE(linear->n() == num_scores && linear->k() == exit_dim, "head has shape [",
                   linear->n(), ", ", linear->k(), "], expected [num_scores = ", num_scores,
                   ", exit_dim = ", exit_dim, "]");
@@ -95,21 +91,30 @@ RecurrentDrafter::ScoreRows head_of(py::handle head, std::int64_t exit_dim,
 std::unique_ptr<RecurrentDrafterObject> make(std::int64_t hidden_size, std::int64_t num_scores,
                                              const py::object& recurrence,
                                              const py::object& projection, const py::list& blocks,
-                                             const py::object& embed, const py::object& head) {
+                                             const py::object& target, const py::object& head) {
+  SPECDEC_REQUIRE(
+      hidden_size >= 1 && hidden_size <= kMaxWidth && num_scores >= 1 && num_scores <= kMaxWidth,
+      "hidden_size = ", hidden_size, ", num_scores = ", num_scores, ": give 1..", kMaxWidth,
+      " of each");
   auto self = std::make_unique<RecurrentDrafterObject>();
-  self->kept = {recurrence, projection, blocks, embed, head};
+  self->kept = {recurrence, projection, blocks, target, head};
   cpu::RecurrentLayers layers;
-  if (!recurrence.is_none()) layers.recurrence = recurrence.cast<const PackedLinear*>();
-  if (!projection.is_none()) layers.projection = projection.cast<const PackedLinear*>();
+  if (!recurrence.is_none()) layers.recurrence = layer_of(recurrence, "recurrence");
+  if (!projection.is_none()) layers.projection = layer_of(projection, "projection");
   for (const py::handle block : blocks) {
     self->kept.push_back(py::reinterpret_borrow<py::object>(block));
-    layers.blocks.push_back(block.cast<const PackedLinear*>());
+    layers.blocks.push_back(layer_of(block, detail::join("blocks[", layers.blocks.size(), "]")));
   }
   const std::int64_t exit_dim =
       layers.projection != nullptr ? layers.projection->n() : 2 * hidden_size;
+  if (!py::isinstance<DecoderObject>(target)) {
+    throw py::type_error(detail::join("target is a ", Py_TYPE(target.ptr())->tp_name,
+                                      ": give the target's LlamaDecoder"));
+  }
+  auto& decoder = target.cast<DecoderObject&>();
   self->network = std::make_unique<RecurrentDrafter>(hidden_size, num_scores, std::move(layers),
-                                                     embedding_of(embed, hidden_size),
-                                                     head_of(head, exit_dim, num_scores));
+                                                     embedding_of(decoder, hidden_size),
+                                                     head_of(decoder, head, exit_dim, num_scores));
   return self;
 }
 
@@ -169,11 +174,9 @@ constexpr const char* kDoc = R"(ReDrafter's network over packed linear layers.
 
 start(), then run(search); or depth by depth, as long as the BeamSearch has rows: score(search),
 advance(search). Layers are PackedLinear: ``recurrence`` [H, 2H] or None (states add up embeddings),
-``projection`` [E, 2H] or None (E = 2H), ``blocks`` [E, E] each. ``embed`` is the target's
-LlamaDecoder or a function (ids, out) that writes rows of the target's embedding table, int32 [n]
-into float32 [n, H]; ``head`` is a PackedLinear [num_scores, E], the target's LlamaDecoder or a
-function (x, out) of float32 [n, E] and [n, num_scores]. The arrays of functions are valid during the
-call only. Raises ValueError naming the layer that does not fit.)";
+``projection`` [E, 2H] or None (E = 2H), ``blocks`` [E, E] each, ``head`` [num_scores, E] or None: the
+target's. ``target`` is the target's LlamaDecoder, whose embedding rows are read. Raises ValueError
+naming the layer that does not fit.)";
 
 constexpr const char* kRunSearchDoc = R"(score() and advance() in one call. Releases the GIL.
 
@@ -192,7 +195,7 @@ void register_recurrent_drafter(py::module_& m) {
                     "In the layers, processor time of the calling thread.");
   py::class_<RecurrentDrafterObject>(m, "RecurrentDrafter", kDoc)
       .def(py::init(&make), py::kw_only(), py::arg("hidden_size"), py::arg("num_scores"),
-           py::arg("recurrence"), py::arg("projection"), py::arg("blocks"), py::arg("embed"),
+           py::arg("recurrence"), py::arg("projection"), py::arg("blocks"), py::arg("target"),
            py::arg("head"))
       .def("start", &start, py::arg("hidden"), py::arg("tokens"),
            "One request a row: the target's last hidden state, float32 [H], and last token.")

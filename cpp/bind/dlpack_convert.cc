@@ -1,6 +1,9 @@
 #include "bind/dlpack_convert.h"
 
+#include <algorithm>
+#include <memory>
 #include <sstream>
+#include <stdexcept>
 #include <string>
 #include <utility>
 
@@ -13,6 +16,9 @@ namespace specdec {
 namespace {
 
 using detail::join;
+
+// Elements of a view, and its reach along one axis: sums of them, in bytes, fit into 64 bits.
+constexpr std::int64_t kMaxExtent = std::int64_t{1} << 56;
 
 std::string type_name(py::handle object) { return Py_TYPE(object.ptr())->tp_name; }
 
@@ -49,8 +55,66 @@ DType to_dtype(dlpack::DataType type, const char* name) {
                             "int64, uint8, uint32 and bool"));
 }
 
+std::string shape_text(const TensorView& view) {
+  std::ostringstream text;
+  text << '[';
+  for (int i = 0; i < view.ndim; ++i) text << (i ? ", " : "") << view.shape[i];
+  text << ']';
+  return text.str();
+}
+
+// ValueError unless the view's elements lie where its type may be read, at offsets that fit into 64
+// bits. Whoever exports a tensor vouches for its memory, but strides can be made of anything.
+void check_layout(const TensorView& view, const char* name) {
+  std::int64_t numel = 1;
+  bool fits = true, empty = false;
+  for (int i = 0; i < view.ndim && fits; ++i) {
+    const std::int64_t size = view.shape[i];
+    std::int64_t reach = 0;
+    empty = empty || size == 0;
+    fits = size >= 0 && (size == 0 || (!__builtin_mul_overflow(numel, size, &numel) &&
+                                       !__builtin_mul_overflow(size - 1, view.strides[i], &reach) &&
+                                       reach > -kMaxExtent && reach < kMaxExtent));
+  }
+  if (!fits || numel > kMaxExtent) {
+    throw py::value_error(
+        join(name, " has shape ", shape_text(view), " and strides that reach beyond any memory"));
+  }
+  const auto address = reinterpret_cast<std::uintptr_t>(view.data);
+  if (!empty && (address == 0 || address % dtype_bytes(view.dtype) != 0)) {
+    throw py::value_error(join(name, " begins at address ", address, ": ", dtype_name(view.dtype),
+                               " elements lie at multiples of ", dtype_bytes(view.dtype),
+                               " bytes, copy the tensor (", name, ".clone())"));
+  }
+}
+
+constexpr DType kDTypes[] = {DType::kF32, DType::kF16, DType::kBF16, DType::kI32,   DType::kI64,
+                             DType::kU8,  DType::kU32, DType::kBool, DType::kF8E4M3};
+
+dlpack::DataType from_dtype(DType dtype) {
+  const auto bits = static_cast<std::uint8_t>(8 * dtype_bytes(dtype));
+  switch (dtype) {
+    case DType::kF32:
+    case DType::kF16:
+      return {dlpack::kFloat, bits, 1};
+    case DType::kBF16:
+      return {dlpack::kBfloat, bits, 1};
+    case DType::kI32:
+    case DType::kI64:
+      return {dlpack::kInt, bits, 1};
+    case DType::kU8:
+    case DType::kU32:
+      return {dlpack::kUInt, bits, 1};
+    case DType::kBool:
+      return {dlpack::kBool, bits, 1};
+    case DType::kF8E4M3:
+      return {dlpack::kFloat8E4M3FN, bits, 1};
+  }
+  throw std::logic_error("a dtype without a DLPack type");
+}
+
 TensorView borrowed_view(const dlpack::Tensor& tensor, const char* name) {
-  if (tensor.ndim > TensorView::kMaxDims) {
+  if (tensor.ndim < 0 || tensor.ndim > TensorView::kMaxDims) {
     throw py::value_error(join(name, " has ", tensor.ndim, " axes: at most ", TensorView::kMaxDims,
                                " are supported"));
   }
@@ -70,14 +134,16 @@ TensorView borrowed_view(const dlpack::Tensor& tensor, const char* name) {
       throw py::value_error(join(name, " is on a device of DLPack type ", tensor.device.type,
                                  ": supported are the CPU and CUDA devices"));
   }
-  view.data = static_cast<char*>(tensor.data) + tensor.byte_offset;
+  view.data = tensor.data;
+  if (view.data != nullptr) view.data = static_cast<char*>(view.data) + tensor.byte_offset;
   view.ndim = tensor.ndim;
   std::int64_t expected = 1;
   for (int i = tensor.ndim - 1; i >= 0; --i) {
     view.shape[i] = tensor.shape[i];
     view.strides[i] = tensor.strides != nullptr ? tensor.strides[i] : expected;
-    expected *= tensor.shape[i];
+    (void)__builtin_mul_overflow(expected, tensor.shape[i], &expected);  // check_layout sees it
   }
+  check_layout(view, name);
   return view;
 }
 
@@ -137,14 +203,6 @@ py::object export_capsule(py::handle tensor, const char* name) {
   }
 }
 
-std::string shape_text(const TensorView& view) {
-  std::ostringstream text;
-  text << '[';
-  for (int i = 0; i < view.ndim; ++i) text << (i ? ", " : "") << view.shape[i];
-  text << ']';
-  return text.str();
-}
-
 }  // namespace
 
 BorrowedTensor::BorrowedTensor(py::handle tensor, const char* name, bool writable) {
@@ -188,6 +246,49 @@ BorrowedTensor::~BorrowedTensor() = default;
 
 TensorView to_view(py::handle tensor, const char* name, bool writable) {
   return BorrowedTensor(tensor, name, writable).view();
+}
+
+py::capsule export_tensor(void* data, DType dtype, const std::vector<std::int64_t>& shape,
+                          std::shared_ptr<const void> owner) {
+  struct Export {
+    std::vector<std::int64_t> shape, strides;
+    std::shared_ptr<const void> owner;
+    dlpack::ManagedTensor managed;
+  };
+  auto made = std::make_unique<Export>();
+  made->shape = shape;
+  made->strides.assign(shape.size(), 1);
+  for (std::size_t i = shape.size(); i-- > 1;) {
+    made->strides[i - 1] = made->strides[i] * std::max<std::int64_t>(shape[i], 1);
+  }
+  made->owner = std::move(owner);
+  made->managed = {{data,
+                    {dlpack::kCpu, 0},
+                    static_cast<std::int32_t>(shape.size()),
+                    from_dtype(dtype),
+                    made->shape.data(),
+                    made->strides.data(),
+                    0},
+                   made.get(),
+                   [](dlpack::ManagedTensor* self) { delete static_cast<Export*>(self->manager); }};
+  // A consumer renames the capsule and calls the deleter itself; else the capsule does.
+  PyObject* capsule = PyCapsule_New(&made->managed, "dltensor", [](PyObject* object) {
+    if (!PyCapsule_IsValid(object, "dltensor")) return;
+    auto* managed = static_cast<dlpack::ManagedTensor*>(PyCapsule_GetPointer(object, "dltensor"));
+    managed->deleter(managed);
+  });
+  if (capsule == nullptr) throw py::error_already_set();
+  static_cast<void>(made.release());
+  return py::reinterpret_steal<py::capsule>(capsule);
+}
+
+DType dtype_named(const std::string& name) {
+  for (const DType dtype : kDTypes) {
+    if (name == dtype_name(dtype)) return dtype;
+  }
+  throw py::value_error(join("dtype '", name,
+                             "' is not one of float32, float16, bfloat16, "
+                             "float8_e4m3fn, int32, int64, uint8, uint32 and bool"));
 }
 
 void check_shape(const TensorView& view, const char* name, const char* what,

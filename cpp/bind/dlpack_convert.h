@@ -1,4 +1,5 @@
-// The only place that knows DLPack: Python tensors in, TensorView out, nothing copied.
+// The only place that knows DLPack: Python tensors in, TensorView out, or our memory out as one;
+// nothing copied.
 //
 // Accepted: anything with __dlpack__ (torch, NumPy, ...), on any device, dtypes of base/types.h.
 // torch >= 2.10 publishes a table of C functions on its tensor type (__dlpack_c_exchange_api__); it
@@ -12,6 +13,8 @@
 #include <pybind11/pybind11.h>
 
 #include <initializer_list>
+#include <memory>
+#include <string>
 #include <vector>
 
 #include "base/tensor_view.h"
@@ -43,6 +46,12 @@ class BorrowedTensor {
 
 // Convenience for callers that hold the tensor themselves while the view is in use.
 TensorView to_view(pybind11::handle tensor, const char* name, bool writable = false);
+
+// A capsule "dltensor" of contiguous host memory; whoever takes it keeps `owner`.
+pybind11::capsule export_tensor(void* data, DType dtype, const std::vector<std::int64_t>& shape,
+                                std::shared_ptr<const void> owner);
+// As dtype_name() says it; ValueError.
+DType dtype_named(const std::string& name);
 
 // -- Checks. All name the argument, what it is and what it has to be. ----------------------------
 

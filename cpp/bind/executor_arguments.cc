@@ -8,9 +8,9 @@ DraftMethod parse_method(const std::string& name) {
   if (name == "none") return DraftMethod::kNone;
   if (name == "lookahead") return DraftMethod::kLookahead;
   if (name == "ngram") return DraftMethod::kNgram;
-  if (name == "external") return DraftMethod::kExternal;
+  if (name == "proposed") return DraftMethod::kProposed;
   SPECDEC_REQUIRE(false, "method = '", name,
-                  "': give 'none', 'lookahead', 'ngram' or 'external' (drafts from propose())");
+                  "': give 'none', 'lookahead', 'ngram' or 'proposed' (drafts from outside)");
   return DraftMethod::kNone;
 }
 
@@ -55,7 +55,16 @@ py::dict stats_dict(const ExecutorStats& s) {
   d["failed"] = s.failed;
   d["shortened_steps"] = s.shortened_steps;
   d["unspeculated_steps"] = s.unspeculated_steps;
+  d["budget_weighed"] = s.budget.weighed;
+  d["budget_refused"] = s.budget.refused;
+  d["budget_probes"] = s.budget.probes;
+  d["budget_refused_tokens"] = s.budget.refused_tokens;
+  d["budget_refused_price"] = s.budget.refused_price;
   d["draft_len_limit"] = s.draft_len_limit;
+  d["in_flight"] = s.in_flight;
+  d["retiring"] = s.retiring;
+  d["late_results"] = s.late_results;
+  d["empty_steps"] = s.empty_steps;
   d["running"] = s.running;
   d["waiting"] = s.waiting;
   d["free_pages"] = s.free_pages;

@@ -8,6 +8,7 @@ namespace py = pybind11;
 PYBIND11_MODULE(_core, m) {
   m.doc() = "Compiled core of specdec_ext. Use the specdec_ext package; this module is its engine.";
   m.attr("__version__") = SPECDEC_VERSION;
+  specdec::register_limits(m);
   specdec::register_plan(m);  // first: its StepPlan is in the signatures of others
   specdec::register_backends(m);
   specdec::register_ops(m);
@@ -15,20 +16,21 @@ PYBIND11_MODULE(_core, m) {
   specdec::register_kv(m);
   specdec::register_attention(m);
   specdec::register_attention_table(m);
-  specdec::register_page_table(m);
-  specdec::register_executor(m);
   specdec::register_draft_runner(m);
   specdec::register_linear(m);
   specdec::register_decoder(m);
-  specdec::register_algo(m);
-  specdec::register_sampling(m);
   specdec::register_slots(m);
   specdec::register_brought_drafts(m);
   specdec::register_beam_ops(m);
-  specdec::register_run_ahead(m);  // after the executor and slots, whose types it returns
+  specdec::register_staging(m);
+  specdec::register_executor(m);  // after plans, slots and staging, whose types it returns
+  specdec::register_growth_ops(m);
+  specdec::register_draft_passes(m);
   specdec::register_fill_step_plan(m);
   specdec::register_beams(m);
   specdec::register_recurrent_drafter(m);
   specdec::register_accept(m);
   specdec::register_synthetic(m);
+  specdec::register_memory(m);
+  specdec::register_budget(m);
 }

@@ -1,13 +1,23 @@
 #include "bind/op_arguments.h"
 
 #include <algorithm>
-#include <bit>
 
+#include "backend/step_check.h"
 #include "base/check.h"
+#include "base/pages.h"
 
 namespace py = pybind11;
 
 namespace specdec {
+
+std::int64_t int_argument(py::handle value, const char* name) {
+  try {
+    return value.cast<std::int64_t>();
+  } catch (const py::cast_error&) {
+    throw py::type_error(detail::join(name, " is a ", Py_TYPE(value.ptr())->tp_name,
+                                      ": give an integer of at most 63 bits"));
+  }
+}
 
 BorrowedTensor vector_argument(OpCall& call, py::handle tensor, const char* name, DType dtype,
                                const char* what, std::int64_t size, bool writable) {
@@ -45,9 +55,8 @@ PagesArgument::PagesArgument(OpCall& call, py::handle k_pages, py::handle v_page
                     ": both need the same layout");
   }
   const std::int64_t page_size = k.shape[first + 2], head_dim = k.shape[first + 3];
-  SPECDEC_REQUIRE(
-      page_size >= 1 && page_size <= 128 && std::has_single_bit(static_cast<unsigned>(page_size)),
-      "k_pages has a page size of ", page_size, ": supported are powers of two from 1 to 128");
+  SPECDEC_REQUIRE(is_page_size(page_size), "k_pages has a page size of ", page_size,
+                  ": supported are powers of two from 1 to ", kMaxPageSize);
   SPECDEC_REQUIRE(head_dim >= 8 && head_dim <= 256 && head_dim % 8 == 0,
                   "k_pages has a head_dim of ", head_dim,
                   ": supported are multiples of 8 from 8 to 256");
@@ -106,7 +115,10 @@ StepArgument::StepArgument(OpCall& call, const StepTensors& tensors, const KvCac
   view_.page_table = static_cast<const std::int32_t*>(table.data);
   view_.page_table_stride = static_cast<std::int32_t>(max_pages);
   const bool readable = call.reads_values();
-  if (readable) check_values(cache, max_pages);
+  if (readable) {
+    check_pages(view_, cache, "");
+    view_.num_rows = view_.cu_rows[requests];
+  }
 
   if (!tensors.mask.is_none()) {
     mask_ = BorrowedTensor(tensors.mask, "mask");
@@ -141,30 +153,6 @@ StepArgument::StepArgument(OpCall& call, const StepTensors& tensors, const KvCac
     }
   }
   take_bounds(tensors, cache, readable);
-}
-
-void StepArgument::check_values(const KvCacheView& cache, std::int64_t max_pages) {
-  const std::int32_t* first_row = view_.cu_rows;
-  SPECDEC_REQUIRE(first_row[0] == 0, "cu_rows[0] = ", first_row[0], ": it starts at 0");
-  for (std::int64_t b = 0; b < view_.num_requests; ++b) {
-    SPECDEC_REQUIRE(first_row[b + 1] >= first_row[b], "cu_rows[", b + 1, "] = ", first_row[b + 1],
-                    ": it must not be below cu_rows[", b, "] = ", first_row[b]);
-    SPECDEC_REQUIRE(view_.kv_len[b] >= 0, "kv_len[", b, "] = ", view_.kv_len[b],
-                    ": lengths are not negative");
-    const std::int64_t rows = first_row[b + 1] - first_row[b];
-    if (rows == 0) continue;  // nothing of it is read or written
-    const std::int64_t tokens = view_.kv_len[b] + rows;
-    const std::int64_t used = (tokens + cache.page_size - 1) / cache.page_size;
-    SPECDEC_REQUIRE(used <= max_pages, "page_table has ", max_pages, " pages for request ", b,
-                    ": kv_len + rows = ", tokens, " tokens need ", used, " pages of ",
-                    cache.page_size);
-    for (std::int64_t i = 0; i < used; ++i) {
-      const std::int32_t id = view_.page_table[b * max_pages + i];
-      SPECDEC_REQUIRE(id >= 0 && id < cache.num_pages, "page_table[", b, ", ", i, "] = ", id,
-                      ": page ids are 0..", cache.num_pages - 1);
-    }
-  }
-  view_.num_rows = first_row[view_.num_requests];
 }
 
 // Widens the mask to kMaskWords per row and checks it.
@@ -209,12 +197,12 @@ void StepArgument::take_bounds(const StepTensors& tensors, const KvCacheView& ca
   const std::int64_t capacity = std::int64_t{view_.page_table_stride} * cache.page_size;
   std::int64_t rows = std::min<std::int64_t>(view_.num_rows, capacity), keys = capacity;
   if (!tensors.max_rows.is_none()) {
-    const auto given = tensors.max_rows.cast<std::int64_t>();
+    const auto given = int_argument(tensors.max_rows, "max_rows");
     SPECDEC_REQUIRE(given >= 0, "max_rows = ", given, ": give the most rows of one request");
     rows = std::min(rows, given);
   }
   if (!tensors.max_kv_len.is_none()) {
-    const auto given = tensors.max_kv_len.cast<std::int64_t>();
+    const auto given = int_argument(tensors.max_kv_len, "max_kv_len");
     SPECDEC_REQUIRE(given >= 0, "max_kv_len = ", given,
                     ": give the most tokens of one request, its rows included");
     keys = std::min(keys, given);

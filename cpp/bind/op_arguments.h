@@ -62,7 +62,6 @@ class StepArgument {
   const StepView& view() const { return view_; }
 
  private:
-  void check_values(const KvCacheView& cache, std::int64_t max_pages);
   void read_mask(int max_depth);
   void take_mask();
   void take_bounds(const StepTensors& tensors, const KvCacheView& cache, bool readable);
@@ -84,6 +83,9 @@ class RowsArgument {
  private:
   BorrowedTensor tensor_;
 };
+
+// TypeError unless it is an integer.
+std::int64_t int_argument(pybind11::handle value, const char* name);
 
 // A contiguous vector; `what` names its axis in error texts, e.g. "[B]".
 BorrowedTensor vector_argument(OpCall& call, pybind11::handle tensor, const char* name, DType dtype,

@@ -53,15 +53,10 @@ void OpCall::add(const TensorView& view, const char* name, bool writable) {
   SPECDEC_REQUIRE(view.device == device_ && view.device_index == device_index_, name, " is on ",
                   place_of(view.device, view.device_index), ", ", memory_.front().name, " on ",
                   place_of(device_, device_index_), ": all tensors of a call are on one device");
-  // From the lowest to the highest element; a stride may be negative.
-  std::int64_t first = 0, last = 0;
-  for (int i = 0; i < view.ndim; ++i) {
-    const std::int64_t reach = (view.shape[i] - 1) * view.strides[i];
-    (reach < 0 ? first : last) += reach;
-  }
+  const TensorView::Span span = view.span();
   const auto element = static_cast<std::int64_t>(dtype_bytes(view.dtype));
-  const std::int64_t bytes = view.numel() == 0 ? 0 : (last - first + 1) * element;
-  memory_.push_back({name, static_cast<const char*>(view.data) + first * element, bytes, writable});
+  memory_.push_back({name, static_cast<const char*>(view.data) + span.begin * element,
+                     (span.end - span.begin) * element, writable});
 }
 
 ExecutionContext OpCall::context(std::int64_t num_requests, std::int64_t needed,
@@ -110,7 +105,7 @@ void OpCall::refuse_missing() const {
 OpCall::Exposure::Exposure(const OpCall& call) : backend_(*call.backend_) {
   if (backend_.expose == nullptr) return;
   emulation_mutex().lock();
-  // Of memory that a call names twice (q_out may be q) the first counts: what it may write.
+  // If a call names memory twice (q_out may be q) the first mention counts: what it may write.
   for (const bool writable : {true, false}) {
     for (const Memory& m : call.memory_) {
       if (m.writable == writable) backend_.expose(m.data, m.bytes, m.name, writable);

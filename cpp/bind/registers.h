@@ -5,6 +5,7 @@
 
 namespace specdec {
 
+void register_limits(pybind11::module_& m);
 void register_backends(pybind11::module_& m);
 void register_ops(pybind11::module_& m);
 void register_rows(pybind11::module_& m);
@@ -12,21 +13,22 @@ void register_kv(pybind11::module_& m);
 void register_attention(pybind11::module_& m);
 void register_attention_table(pybind11::module_& m);
 void register_plan(pybind11::module_& m);
-void register_page_table(pybind11::module_& m);
 void register_executor(pybind11::module_& m);
+void register_draft_passes(pybind11::module_& m);
+void register_growth_ops(pybind11::module_& m);
 void register_draft_runner(pybind11::module_& m);
 void register_linear(pybind11::module_& m);
 void register_decoder(pybind11::module_& m);
-void register_algo(pybind11::module_& m);
-void register_sampling(pybind11::module_& m);
 void register_slots(pybind11::module_& m);
 void register_brought_drafts(pybind11::module_& m);
 void register_beam_ops(pybind11::module_& m);
-void register_run_ahead(pybind11::module_& m);
+void register_staging(pybind11::module_& m);
 void register_fill_step_plan(pybind11::module_& m);
 void register_beams(pybind11::module_& m);
 void register_recurrent_drafter(pybind11::module_& m);
 void register_accept(pybind11::module_& m);
 void register_synthetic(pybind11::module_& m);
+void register_memory(pybind11::module_& m);
+void register_budget(pybind11::module_& m);
 
 }  // namespace specdec

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/check.h"
+#include "base/pages.h"
 
 namespace specdec {
 namespace {
@@ -36,7 +37,7 @@ const DraftRunnerConfig& checked(const DraftRunnerConfig& c) {
 }
 
 int pages_per_slot(const DraftRunnerConfig& c, int page_size) {
-  return (c.max_len + kMaxStepTokens + page_size - 1) / page_size;
+  return pages_per_request(c.max_len, page_size);
 }
 
 }  // namespace

@@ -1,46 +1,204 @@
-// Construction, admission and everything that may be called at any time; plan(), propose() and
-// commit() are in executor_plan.cc, executor_propose.cc and executor_commit.cc.
+// Construction, submission and everything that may be called at any time; plan.cc and deliver.cc
+// have the steps, immediate.cc those that the host runs, check.cc what is refused.
 #include "engine/executor.h"
 
 #include <algorithm>
 #include <numeric>
+#include <utility>
 
 #include "base/check.h"
-#include "engine/executor_request.h"
-#include "engine/lookahead_drafter.h"
-#include "engine/prompt_lookup_drafter.h"
 
 namespace specdec {
 namespace {
 
-// A slot's page table covers the longest sequence plus one step whose rows are all drafts.
-int pages_per_slot(const ExecutorConfig& config, int page_size) {
-  return (config.max_seq_len + kMaxStepTokens + page_size - 1) / page_size;
+// Of a step's entering slots: their heads, and prompts of this many bytes together.
+constexpr std::int64_t kEntryPromptBytes = 64 * 1024;
+
+SlotMethod slot_method_of(DraftMethod method) {
+  switch (method) {
+    case DraftMethod::kLookahead:
+      return SlotMethod::kLookahead;
+    case DraftMethod::kNgram:
+      return SlotMethod::kNgram;
+    case DraftMethod::kProposed:
+      return SlotMethod::kBrought;
+    case DraftMethod::kNone:
+      break;
+  }
+  return SlotMethod::kNone;
 }
 
 }  // namespace
 
-Executor::Executor(const ExecutorConfig& config, const KvCacheView& cache, const Backend& backend)
+Executor::Executor(const ExecutorConfig& config)
     : config_(checked_config(config)),
-      cache_(cache),
-      backend_(backend),
-      pages_(cache.num_pages, cache.page_size, config.max_batch_size,
-             pages_per_slot(config, cache.page_size), config.enable_block_reuse),
-      plan_(config.max_batch_size, config.max_num_tokens, pages_per_slot(config, cache.page_size)),
-      sampled_(config.max_num_tokens),
-      path_(static_cast<std::size_t>(config.max_batch_size) * kMaxStepTokens),
-      path_len_(config.max_batch_size) {
-  if (config.method == DraftMethod::kNgram && config.ngram.is_public_pool) {
-    SharedNgramPool::Options options;
-    options.max_ngram = config.ngram.max_matching_ngram_size;
-    public_pool_ = std::make_unique<SharedNgramPool>(options);
-  }
-  for (int slot = config.max_batch_size - 1; slot >= 0; --slot) free_slots_.push_back(slot);
-  running_.reserve(config.max_batch_size);
-  planned_.reserve(config.max_batch_size);
+      layout_(make_slot_layout(slot_method_of(config.method), config.max_seq_len, config.lookahead,
+                               config.ngram.max_matching_ngram_size)),
+      staging_(config.max_batch_size, config.max_num_tokens, RequestBook::pages_per_slot(config)),
+      book_(config),
+      acceptor_(config.vocab_size, config.synthetic_acceptance_rates) {
+  const std::int64_t head = static_cast<std::int64_t>(sizeof(Slot)) + 16;
+  const std::int64_t longest = std::int64_t{config.max_seq_len} * sizeof(TokenId);
+  entry_bytes_ = (config.max_batch_size * head + std::max(kEntryPromptBytes, longest)) / 16 * 16;
+  staged_pages_.assign(static_cast<std::size_t>(ring_size()) * config.max_batch_size,
+                       staging_.pages_per_request);
+  decoding_.reserve(config.max_batch_size);
 }
 
 Executor::~Executor() = default;
+
+int Executor::result_words() const {
+  static_assert(sizeof(SlotResult) % sizeof(std::int32_t) == 0);
+  return config_.max_batch_size * static_cast<int>(sizeof(SlotResult) / sizeof(std::int32_t) + 1);
+}
+
+void Executor::bind_rings(const StepRings& rings) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  SPECDEC_REQUIRE(next_step_ == 0 && host_ == nullptr,
+                  "bind_rings: steps were planned already, or the host runs them");
+  SPECDEC_REQUIRE(rings.staging != nullptr && rings.entries != nullptr && rings.results != nullptr,
+                  "bind_rings: staging, entries and results are all needed");
+  SPECDEC_REQUIRE(!config_.ngram.is_public_pool || config_.method != DraftMethod::kNgram,
+                  "a public n-gram pool lives on the host; set is_public_pool=False, or "
+                  "overlap_depth=0 so that the host runs the steps");
+  rings_ = rings;
+  // Padding is greedy from the first step on.
+  for (int ring = 0; ring < ring_size(); ++ring) {
+    for (int b = 0; b < staging_.requests; ++b) {
+      stage_law(rings.staging + static_cast<std::ptrdiff_t>(ring) * staging_.words, nullptr, b);
+    }
+  }
+}
+
+void Executor::run_on_host(const KvCacheView& cache, const Backend& backend, bool defer_moves) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  SPECDEC_REQUIRE(rings_.staging == nullptr && host_ == nullptr,
+                  "run_on_host: it is decided already where steps run");
+  SPECDEC_REQUIRE(cache.num_pages == config_.num_pages && cache.page_size == config_.page_size,
+                  "run_on_host: the cache has ", cache.num_pages, " pages of ", cache.page_size,
+                  " tokens, the executor was made for ", config_.num_pages, " of ",
+                  config_.page_size);
+  host_ = std::make_unique<HostSteps>(cache, backend, defer_moves, layout_, config_.max_batch_size,
+                                      config_.max_num_tokens, staging_.pages_per_request,
+                                      ring_size(), staging_.words);
+  rings_.staging = host_->staging.data();
+  rings_.results = reinterpret_cast<const std::int32_t*>(host_->results.data());
+  if (config_.method == DraftMethod::kNgram && config_.ngram.is_public_pool) {
+    SharedNgramPool::Options options;
+    options.max_ngram = config_.ngram.max_matching_ngram_size;
+    public_pool_ = std::make_unique<SharedNgramPool>(options);
+  }
+}
+
+int Executor::max_drafts(const RequestParams& p) const {
+  if (!p.speculative || p.max_tokens <= 1) return 0;
+  if (config_.method == DraftMethod::kLookahead && p.lookahead) return max_drafts_of(*p.lookahead);
+  if (p.max_draft_len) return *p.max_draft_len;
+  return max_drafts_of(config_);
+}
+
+// Drafts of one step that can be accepted.
+int Executor::max_path(const RequestParams& p, int drafts) const {
+  if (config_.method == DraftMethod::kProposed) return std::min(drafts, config_.proposed_max_path);
+  if (config_.method != DraftMethod::kLookahead) return drafts;
+  return std::min(drafts,
+                  static_cast<int>(lookahead_max_depth(p.lookahead.value_or(config_.lookahead))));
+}
+
+RequestId Executor::submit(RequestParams p, const ProposedProbs& external_probs) {
+  check(p);
+  const auto num_external = static_cast<std::int32_t>(p.external_drafts.size());
+  SPECDEC_REQUIRE(external_probs.data == nullptr || external_probs.rows == num_external,
+                  "external_probs has ", external_probs.rows, " rows for ", num_external,
+                  " external drafts: give one row per draft");
+  const bool by_host = needs_host_choice(p);
+  if (by_host) p.speculative = false;
+  auto record = std::make_unique<RequestRecord>(std::move(p), config_.vocab_size);
+  RequestRecord& r = *record;
+  r.by_host = by_host;
+  r.entered = by_host;  // it has no slot
+  r.max_len = static_cast<int>(std::min<std::int64_t>(
+      std::int64_t{r.prompt_len} + r.params.max_tokens, config_.max_seq_len));
+  r.max_drafts = max_drafts(r.params);
+  r.max_path = max_path(r.params, r.max_drafts);
+  r.chain = config_.method == DraftMethod::kNgram || proposes_chains(config_);
+  r.adaptive = r.params.adaptive.value_or(config_.adaptive) && r.max_drafts > 0;
+  if (r.adaptive && config_.method == DraftMethod::kLookahead) {
+    r.arms.emplace(r.params.lookahead.value_or(config_.lookahead));
+  }
+  book_.promise(&r);
+  if (num_external > 0) {
+    std::vector<std::int32_t> parents(num_external);
+    std::iota(parents.begin(), parents.end(), -1);
+    r.external = std::make_unique<Proposal>();
+    r.external->tree.reset(0);
+    for (TokenId id : r.params.external_drafts) {
+      r.external->tree.add(id, r.external->tree.size - 1);
+    }
+    if (external_probs.data != nullptr) {
+      std::vector<std::int32_t> scratch;
+      r.external->probs.assign(external_probs.data, external_probs.row_stride,
+                               external_probs.columns, external_probs.vocab_ids,
+                               external_probs.replacement, r.params.external_drafts.data(),
+                               parents.data(), num_external, config_.vocab_size, scratch);
+    }
+  }
+  std::lock_guard<std::mutex> lock(mutex_);
+  r.shared_rates = shared_rates_.of(r.params.cache_salt);
+  if (r.adaptive && config_.method == DraftMethod::kProposed) {
+    // What requests of this size and salt have shown is where a new one begins.
+    r.shared_sizes = shared_sizes_.of(r.params.cache_salt);
+    r.sizes = r.shared_sizes->try_emplace(r.max_drafts, r.max_drafts, r.max_path).first->second;
+  }
+  return book_.add(std::move(record));
+}
+
+// What the request's slot holds when it enters. `take_prompt`: the record needs its text no more.
+SlotRequest Executor::slot_request(RequestRecord& r, bool take_prompt) const {
+  SlotRequest s;
+  if (take_prompt) {
+    s.prompt = std::move(r.text);
+    r.text = {};
+  } else {
+    s.prompt = r.text;
+  }
+  s.max_tokens = r.params.max_tokens;
+  if (!r.params.ignore_eos) s.eos_token_ids = r.params.eos_token_ids;
+  s.stop_token_ids = r.params.stop_token_ids;
+  s.speculative = r.max_drafts > 0;
+  s.lookahead = r.params.lookahead.value_or(config_.lookahead);
+  s.ngram = NgramLookup{r.max_drafts, config_.ngram.is_keep_all, config_.ngram.is_use_oldest};
+  s.seed = r.params.seed;
+  return s;
+}
+
+void Executor::propose(RequestId id, const std::vector<TokenId>& tokens,
+                       const std::vector<std::int32_t>& parents, const ProposedProbs& probs) {
+  SPECDEC_REQUIRE(tokens.size() == parents.size(), "propose: ", tokens.size(), " tokens and ",
+                  parents.size(), " parents");
+  SPECDEC_REQUIRE(tokens.size() <= static_cast<std::size_t>(kMaxDraftLen),
+                  "propose: ", tokens.size(), " drafts, a step has at most ", kMaxDraftLen);
+  auto proposal = std::make_unique<Proposal>();
+  DraftTree& tree = proposal->tree;
+  tree.reset(0);
+  for (std::size_t i = 0; i < tokens.size(); ++i) tree.add(tokens[i], parents[i] + 1);
+  validate_tree(tree.tokens, tree.parents, tree.size, config_.vocab_size);
+  SPECDEC_REQUIRE(probs.data == nullptr || probs.rows == tree.num_drafts(), "propose: probs has ",
+                  probs.rows, " rows for ", tree.num_drafts(), " drafts: give one row per draft");
+  std::lock_guard<std::mutex> lock(mutex_);
+  SPECDEC_REQUIRE(host_ != nullptr, "propose: the steps of this executor run on a device");
+  RequestRecord* request = book_.find_running(id);
+  SPECDEC_REQUIRE(request != nullptr, "propose: request ", id, " is not running");
+  SPECDEC_REQUIRE(tree.num_drafts() <= request->max_drafts, "propose: ", tree.num_drafts(),
+                  " drafts, this request may have ", request->max_drafts);
+  request->proposal = nullptr;
+  if (probs.data != nullptr) {
+    proposal->probs.assign(probs.data, probs.row_stride, probs.columns, probs.vocab_ids,
+                           probs.replacement, tokens.data(), parents.data(), tree.num_drafts(),
+                           config_.vocab_size, vocab_scratch_);
+  }
+  request->proposal = std::move(proposal);
+}
 
 void Executor::set_step_cost(std::vector<int> rows, std::vector<double> seconds, double context_len,
                              std::vector<double> growth) {
@@ -48,186 +206,102 @@ void Executor::set_step_cost(std::vector<int> rows, std::vector<double> seconds,
   step_cost_.set(std::move(rows), std::move(seconds), context_len, std::move(growth));
 }
 
-int Executor::step_rows_bound(const RequestParams& params) const {
-  if (!params.speculative) return 1;
-  int drafts = max_drafts_of(config_);
-  if (config_.method == DraftMethod::kLookahead && params.lookahead) {
-    drafts = max_drafts_of(*params.lookahead);
-  }
-  if (params.max_draft_len) {
-    drafts = *params.max_draft_len;
-  }
-  return 1 + drafts;
-}
-
-std::int64_t Executor::pages_bound(const RequestParams& params) const {
-  const std::int64_t longest = std::min<std::int64_t>(
-      static_cast<std::int64_t>(params.prompt.size()) + params.max_tokens, config_.max_seq_len);
-  // The last step starts with at most longest - 1 tokens in the cache.
-  return pages_.pages_for(longest - 1 + step_rows_bound(params));
-}
-
-RequestId Executor::submit(RequestParams params, const ProposedProbs& external_probs) {
-  validate(params);
-  const auto num_drafts = static_cast<std::int32_t>(params.external_drafts.size());
-  SPECDEC_REQUIRE(external_probs.data == nullptr || external_probs.rows == num_drafts,
-                  "external_probs has ", external_probs.rows, " rows for ", num_drafts,
-                  " external drafts: give one row per draft");
+void Executor::set_draft_cost(const DraftCost& cost) {
+  SPECDEC_REQUIRE(cost.fixed >= 0.0 && cost.each >= 0.0, "draft_cost = ", cost.fixed, ", ",
+                  cost.each, " seconds: give 0 or more");
   std::lock_guard<std::mutex> lock(mutex_);
-  auto request = std::make_unique<Request>(next_id_, std::move(params), config_.vocab_size);
-  request->max_len = static_cast<int>(std::min<std::int64_t>(
-      static_cast<std::int64_t>(request->prompt_len()) + request->params.max_tokens,
-      config_.max_seq_len));
-  request->promised_pages = pages_bound(request->params);
-  if (external_probs.data != nullptr) {
-    std::vector<std::int32_t> parents(num_drafts);
-    std::iota(parents.begin(), parents.end(), -1);
-    request->external_probs.assign(external_probs.data, external_probs.row_stride,
-                                   external_probs.columns, external_probs.vocab_ids,
-                                   external_probs.replacement,
-                                   request->params.external_drafts.data(), parents.data(),
-                                   num_drafts, config_.vocab_size, vocab_scratch_);
-  }
-  waiting_.push_back(std::move(request));
-  return next_id_++;
+  draft_cost_ = cost;
 }
 
 bool Executor::cancel(RequestId id) {
   std::lock_guard<std::mutex> lock(mutex_);
-  for (auto it = waiting_.begin(); it != waiting_.end(); ++it) {
-    if ((*it)->id != id) continue;
-    waiting_.erase(it);
+  if (book_.drop_waiting(id)) {
     ++totals_.cancelled;
     return true;
   }
-  for (auto& request : running_) {
-    if (request->id != id || request->cancelled) continue;
-    request->cancelled = true;
-    ++totals_.cancelled;
-    if (!outstanding_) drop_cancelled();
-    return true;
-  }
-  return false;
+  RequestRecord* request = book_.find_running(id);
+  if (request == nullptr || request->cancelled) return false;
+  request->cancelled = true;
+  ++totals_.cancelled;
+  if (!fault(Fault::kCancelledRunsOn)) end(*request);
+  return true;
+}
+
+void Executor::end(RequestRecord& request) {
+  book_.end(request, flights_.empty() ? next_step_ - 1 : flights_.front().step - 1);
 }
 
 std::vector<TokenId> Executor::history(RequestId id) const {
   std::lock_guard<std::mutex> lock(mutex_);
-  for (const auto& request : running_) {
-    if (request->id == id) return request->history;
-  }
-  for (const auto& request : waiting_) {
-    if (request->id == id) return request->history;
-  }
-  SPECDEC_REQUIRE(false, "history: request ", id, " is unknown or has finished");
-  return {};
+  const RequestRecord* request = book_.find(id);
+  SPECDEC_REQUIRE(request != nullptr && !request->ended, "history: request ", id,
+                  " is unknown or has finished");
+  const Slot* slot = request->host_slot;
+  const std::size_t len =
+      slot != nullptr ? static_cast<std::size_t>(slot->len) : request->text.size();
+  return {request->tokens(), request->tokens() + len};
 }
 
 bool Executor::decoding(RequestId id) const {
   std::lock_guard<std::mutex> lock(mutex_);
-  for (const auto& request : running_) {
-    if (request->id == id) return !request->in_prefill();
-  }
-  return false;
+  const RequestRecord* request = book_.find_running(id);
+  if (request == nullptr) return false;
+  return request->host_slot != nullptr ? request->host_slot->begun != 0 : !request->in_prefill();
 }
 
 int Executor::draft_len_limit() const {
   std::lock_guard<std::mutex> lock(mutex_);
-  return draft_len_limit_for(config_.draft_len_schedule, static_cast<int>(running_.size()),
+  return draft_len_limit_for(config_.draft_len_schedule, static_cast<int>(book_.running().size()),
                              max_drafts_of(config_));
+}
+
+int Executor::reset_prefix_cache() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return book_.pages().drop_unused();
+}
+
+int Executor::in_flight() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return static_cast<int>(flights_.size());
+}
+
+std::vector<std::int64_t> Executor::steps_in_flight() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  std::vector<std::int64_t> steps;
+  for (const InFlightStep& flight : flights_) steps.push_back(flight.step);
+  return steps;
 }
 
 int Executor::num_unfinished() const {
   std::lock_guard<std::mutex> lock(mutex_);
-  return static_cast<int>(running_.size() + waiting_.size());
+  return book_.num_unfinished();
 }
 
 ExecutorStats Executor::stats() const {
   std::lock_guard<std::mutex> lock(mutex_);
   ExecutorStats s = totals_;
-  s.running = static_cast<int>(running_.size());
-  s.waiting = static_cast<int>(waiting_.size());
+  book_.add_stats(&s);
+  s.in_flight = static_cast<int>(flights_.size());
   s.draft_len_limit =
       draft_len_limit_for(config_.draft_len_schedule, s.running, max_drafts_of(config_));
-  s.free_pages = pages_.free_pages();
-  s.total_pages = pages_.num_pages();
-  s.promised_pages = s.total_pages - s.free_pages + outstanding_pages();
-  s.cached_pages = pages_.cached_pages();
-  s.reuse = pages_.reuse_stats();
-  s.pool_bytes = public_pool_ ? public_pool_->bytes() : 0;
-  auto add_request = [&](const Request& r) {
-    s.history_bytes += static_cast<std::int64_t>(r.history.capacity() * sizeof(TokenId));
-    s.draft_prob_bytes +=
-        static_cast<std::int64_t>(r.external_probs.memory_bytes() +
-                                  r.proposal_probs.memory_bytes() + r.step_probs.memory_bytes());
-  };
-  for (const auto& request : running_) {
-    add_request(*request);
-    if (request->drafter) {
-      s.pool_bytes += static_cast<std::int64_t>(request->drafter->memory_bytes());
-    }
+  if (host_ == nullptr) s.pool_bytes = layout_.bytes * config_.max_batch_size;
+  for (const auto& request : book_.running()) {
+    if (request->host_slot) s.pool_bytes += used_drafter_bytes(*request->host_slot);
   }
-  for (const auto& request : waiting_) add_request(*request);
-  s.plan_bytes = static_cast<std::int64_t>(plan_.memory_bytes());
-  s.index_bytes = static_cast<std::int64_t>(pages_.index_bytes());
+  if (public_pool_) s.pool_bytes += public_pool_->bytes();
+  s.plan_bytes =
+      host_ ? host_->memory_bytes()
+            : ring_size() * (std::int64_t{4} * (staging_.words + result_words()) + entry_bytes_ +
+                             std::int64_t{4} * max_host_rows() * config_.vocab_size);
+  s.budget = budget_.stats;
   return s;
 }
 
-std::unique_ptr<Drafter> Executor::make_drafter(const Request& request) {
-  const RequestParams& p = request.params;
-  if (!p.speculative || p.max_tokens == 1) return nullptr;
-  switch (config_.method) {
-    case DraftMethod::kNone:
-    case DraftMethod::kExternal:
-      return nullptr;
-    case DraftMethod::kLookahead: {
-      const LookaheadConfig triple = p.lookahead.value_or(config_.lookahead);
-      if (max_drafts_of(triple) == 0) return nullptr;
-      return std::make_unique<LookaheadDrafter>(triple, request.max_len, p.seed);
-    }
-    case DraftMethod::kNgram: {
-      NgramParams ngram = config_.ngram;
-      ngram.max_draft_len = p.max_draft_len.value_or(ngram.max_draft_len);
-      if (ngram.max_draft_len == 0) return nullptr;
-      return std::make_unique<PromptLookupDrafter>(ngram, request.max_len, &shared_rates_,
-                                                   public_pool_.get(), p.cache_salt);
-    }
-  }
-  return nullptr;
-}
-
-int Executor::reset_prefix_cache() {
+std::vector<std::int32_t> Executor::pages(RequestId id) const {
   std::lock_guard<std::mutex> lock(mutex_);
-  return pages_.drop_unused();
-}
-
-// Pages that running requests may still ask for: their promises less what they hold.
-std::int64_t Executor::outstanding_pages() const {
-  std::int64_t pages = 0;
-  for (const auto& request : running_) {
-    pages +=
-        request->promised_pages - static_cast<std::int64_t>(pages_.pages(request->slot).size());
-  }
-  return pages;
-}
-
-void Executor::finish(Request& request) {
-  pages_.release(request.slot);
-  free_slots_.push_back(request.slot);
-  request.slot = -1;
-}
-
-void Executor::drop_cancelled() {
-  std::erase_if(running_, [&](std::unique_ptr<Request>& request) {
-    if (!request->cancelled) return false;
-    finish(*request);
-    return true;
-  });
-}
-
-void Executor::require_outstanding(const StepPlan& plan) const {
-  SPECDEC_REQUIRE(
-      outstanding_ && &plan == &plan_,
-      "this plan is not the outstanding one: commit() or fail() takes each plan() once");
+  const RequestRecord* request = book_.find(id);
+  if (request == nullptr || request->slot < 0) return {};
+  return book_.pages().pages(request->slot);
 }
 
 }  // namespace specdec

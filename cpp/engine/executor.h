@@ -1,17 +1,28 @@
-// The step machine: plan, forward, commit ("sans-IO").
+// The executor: who takes part in which step, what a step brought, and nothing of the model.
 //
-//   plan = executor.plan()            which requests, which rows, which pages
-//   scores = model(plan)              the caller's forward pass
-//   outputs = executor.commit(...)    accept, compact K/V, advance histories, stop rules
+//   plan()     host only: who takes part, which pages, bounds on rows; writes one place of the
+//              staging ring
+//   ...        drafts, geometry, forward pass, acceptance, commit: on a device the caller enqueues
+//              them as operations on a stream; on the host the executor runs them itself, build()
+//              in front of the forward pass and commit() behind it (immediate.cc)
+//   deliver()  the oldest step in flight: new tokens, ends, pages back
 //
-// The executor owns everything but the forward pass and never calls back. Exactly one plan is
-// outstanding between plan() and commit()/fail(). submit(), cancel(), propose() and stats() may be
-// called from any thread at any time; plan() and commit() from one thread at a time.
+// The requests' state lives in slots (algo/slot.h) of the memory where steps run. Up to
+// `overlap_depth` steps are enqueued while one is read; depth changes when the host reads, never
+// what is decided. What the host knows when it plans step t are the results up to step t - depth -
+// 1, so it plans with bounds: pages for as many tokens as the steps in flight could bring at most,
+// rows for as many drafts as the slots may make. Where the host runs the steps, a step has run when
+// it was enqueued, and the bounds are exact.
 //
-// guaranteed_no_evict: a request is admitted when its worst case fits into the pages that are not
-// promised to others, so a running request never waits for a page.
+// On a device, requests whose tokens the host chooses from scores (a score processor, logprobs)
+// take part at depth 0 and without drafts beside others that run ahead; submit() refuses there what
+// needs more of the host than that. On the host everything is served at every depth.
+//
+// submit(), cancel(), propose() and stats() may be called from any thread at any time, plan(),
+// build(), commit() and deliver() from one thread at a time.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <deque>
 #include <map>
@@ -20,200 +31,187 @@
 #include <string>
 #include <vector>
 
-#include "algo/acceptance.h"
 #include "algo/shared_ngram_pool.h"
+#include "algo/slot_host.h"
 #include "backend/backend.h"
-#include "engine/chain_budget.h"
-#include "engine/draft_len_schedule.h"
-#include "engine/drafter.h"
+#include "engine/config.h"
+#include "engine/executor_stats.h"
+#include "engine/host_accept.h"
+#include "engine/immediate.h"
 #include "engine/kv_moves.h"
-#include "engine/prompt_lookup_drafter.h"
+#include "engine/per_salt.h"
 #include "engine/request.h"
-#include "engine/score_processor.h"
+#include "engine/request_book.h"
+#include "engine/staging.h"
 #include "engine/step_cost.h"
-#include "engine/step_plan.h"
-#include "kv/page_table.h"
 
 namespace specdec {
 
-// kExternal: drafts come from propose() alone.
-enum class DraftMethod : std::uint8_t { kNone, kLookahead, kNgram, kExternal };
-
-struct ExecutorConfig {
-  int vocab_size = 0;
-  int max_batch_size = 32;
-  int max_seq_len = 0;
-  int max_num_tokens = 0;  // rows of one step
-  DraftMethod method = DraftMethod::kNone;
-  LookaheadConfig lookahead;
-  NgramParams ngram;
-  int external_max_draft_len = kMaxDraftLen;  // drafts from outside: nodes of one step
-  bool adaptive = true;
-  bool enable_chunked_prefill = true;
-  bool enable_block_reuse = false;  // requests start from published pages of equal text and salt
-  bool check_integrity = false;
-  bool defer_moves = false;  // commit() compacts nothing: take_moves() says what to move
-  DraftLenSchedule draft_len_schedule;
-  // Not empty: requests with speculation keep drafts at these rates instead of what the target
-  // says (algo/synthetic_acceptance.h). For measurements only.
-  std::vector<double> synthetic_acceptance_rates;
-};
-
-struct ExecutorStats {
-  std::int64_t steps = 0, rows = 0, prefill_rows = 0;
-  std::int64_t num_drafts = 0, num_draft_tokens = 0, num_accepted_tokens = 0;
-  std::int64_t generated_tokens = 0, finished = 0, cancelled = 0, failed = 0;
-  // Decode steps in which draft_len_schedule allowed fewer drafts than the engine could make, and
-  // how many of them it allowed none.
-  std::int64_t shortened_steps = 0, unspeculated_steps = 0;
-  int draft_len_limit = 0;  // drafts of one request that the schedule allows now
-  int running = 0, waiting = 0;
-  int free_pages = 0, total_pages = 0;
-  std::int64_t promised_pages = 0;  // held now, or to be given to running requests; shared once
-  // Prefix reuse. Cached pages are published and unused; they count as free.
-  std::int64_t reuse_queries = 0, reuse_hits = 0;  // requests that looked, and that found a block
-  std::int64_t cached_tokens = 0;                  // prompt tokens that were not computed
-  int cached_pages = 0;
-  ReuseStats reuse;
-  std::int64_t pool_bytes = 0;        // drafters of running requests and public pools
-  std::int64_t history_bytes = 0;     // token histories of running and waiting requests
-  std::int64_t plan_bytes = 0;        // step buffers
-  std::int64_t index_bytes = 0;       // which page holds which text
-  std::int64_t draft_prob_bytes = 0;  // distributions that drafts of requests came with
-};
-
-// What the drafts of one propose() were drawn from; copied.
-struct ProposedProbs {
-  const float* data = nullptr;  // [rows, columns]; null: they were chosen without chance
-  std::int64_t row_stride = 0;  // elements
-  std::int32_t rows = 0, columns = 0;
-  const TokenId* vocab_ids = nullptr;  // [columns] a reduced vocabulary; null: all tokens
-  bool replacement = false;            // siblings were drawn with replacement
-};
-
-// Scores that the caller's own processors changed between the forward pass and commit().
-struct ScoreChanges {
-  const float* raw = nullptr;  // the model's own, for logprobs; null: nothing was changed
-  std::int64_t raw_stride = 0;
-  std::map<RequestId, std::string> errors;  // requests whose processor failed: they end with it
-};
+// Rows of one step on a device that the host may choose from; others wait for their turn.
+inline constexpr int kMaxHostRows = 8;
 
 class Executor {
  public:
-  Executor(const ExecutorConfig& config, const KvCacheView& cache, const Backend& backend);
+  explicit Executor(const ExecutorConfig& config);
   ~Executor();
+
+  const ExecutorConfig& config() const { return config_; }
+  const SlotLayout& slot_layout() const { return layout_; }
+  const StagingLayout& staging_layout() const { return staging_; }
+  int ring_size() const { return config_.overlap_depth + 2; }
+  std::int64_t entry_bytes() const { return entry_bytes_; }
+  // The golden token and the drafts of one step, of a request that sets nothing of its own.
+  int max_rows_per_request() const { return 1 + max_drafts_of(config_); }
+  // A SlotResult and the StatusFlag bits of each request: results [B], then flags [B].
+  int result_words() const;
+  int max_host_rows() const { return std::min(config_.max_batch_size, kMaxHostRows); }
+
+  // One of these, once, before the first plan(). bind_rings: steps run on a device, in the caller's
+  // hands. run_on_host: build() and commit() run them, over `cache`; with defer_moves the caller
+  // makes what take_moves() says where the pages lie.
+  void bind_rings(const StepRings& rings);
+  void run_on_host(const KvCacheView& cache, const Backend& backend, bool defer_moves);
+  const HostSteps* host() const { return host_.get(); }
 
   void set_step_cost(std::vector<int> rows, std::vector<double> seconds, double context_len = 0.0,
                      std::vector<double> growth = {});
+  // What making drafts costs a step besides their rows.
+  void set_draft_cost(const DraftCost& cost);
 
   // external_probs: what params.external_drafts were drawn from.
   RequestId submit(RequestParams params, const ProposedProbs& external_probs = {});
-  // Takes effect at once for a waiting request, else with the step in flight. False: unknown id.
+  // What is in flight for it is dropped. False: unknown id, or it has ended.
   bool cancel(RequestId id);
-  // Drafts for the request's next decode step, used once, in place of the in-engine drafter's.
-  // parents[i] is the index of draft i's parent among the drafts, -1 for the golden token.
-  // A refused proposal leaves none.
+  // On the host: drafts for the request's next decode step, used once, in place of its own
+  // drafter's. parents[i] is the index of draft i's parent among the drafts, -1 for the golden
+  // token. A refused proposal leaves none.
   void propose(RequestId id, const std::vector<TokenId>& tokens,
                const std::vector<std::int32_t>& parents, const ProposedProbs& probs = {});
+  // Prompt and tokens, on the host as far as steps have run; decoding: past its prefill.
   std::vector<TokenId> history(RequestId id) const;
-  bool decoding(RequestId id) const;  // past its prefill
+  bool decoding(RequestId id) const;
   // Drafts of one request that draft_len_schedule allows for the requests that run now.
   int draft_len_limit() const;
 
-  const StepPlan* plan();  // null: nothing to run
-  // Exactly one of ids [L] (greedy choices, -1 for a row that holds a NaN) and scores [L, V] (rows
-  // `row_stride` elements apart) is given: scores when plan.needs_logits.
-  // `changes`: what the caller did to the scores before handing them over.
-  std::vector<StepOutput> commit(const StepPlan& plan, const TokenId* ids, const float* scores,
-                                 std::int64_t row_stride, const ScoreChanges& changes = {});
-  // The forward pass failed: its requests end with an error, everybody else goes on.
-  std::vector<StepOutput> fail(const StepPlan& plan, const std::string& message);
-
-  // With defer_moves, after commit() and before the next plan(): the compaction that the caller
-  // makes where the pages lie, before any kernel of a later step. Empty: nothing to move.
+  // Null: nothing to enqueue now. At most `overlap_depth` steps may be unread.
+  const StagedStep* plan();
+  // On the host: drafts, and the arrays of the step that was planned last. Valid until the next.
+  const StepPlan* build();
+  // On the host, after the forward pass of build()'s plan. Exactly one of ids [L] (greedy choices,
+  // -1 for a row that holds a NaN) and scores [L, V] (rows `row_stride` elements apart) is given:
+  // scores when plan.needs_logits. Throws before anything is changed.
+  void commit(const StepPlan& plan, const TokenId* ids, const float* scores,
+              std::int64_t row_stride, const ScoreChanges& changes = {},
+              const HiddenRows& hidden = {}, const StepDraftProbs& drawn = {});
+  // With defer_moves, after commit() and before the next forward pass. Empty: nothing to move.
   KvMoves take_moves();
 
-  // Forgets the published pages that no running request holds; returns how many. Whoever writes
-  // into pages without the executor calls it first.
-  int reset_prefix_cache();
+  // The oldest step in flight: whose choices the host makes, in the order of its scores; 0:
+  // nobody's any more.
+  std::vector<RequestId> host_requests() const;
+  int oldest_ring() const;
+  // The oldest step in flight. The caller has seen its event complete. `changed`: what the callers'
+  // own processors made of its scores.
+  std::vector<StepOutput> deliver(const HostScores& changed = {});
+  // A step in flight could not be enqueued as a whole: its requests end with an error. It still has
+  // to be delivered, after an event behind what was enqueued of it.
+  std::vector<StepOutput> fail(std::int64_t index, const std::string& message);
 
+  // The same for the step that build() returned.
+  std::vector<StepOutput> fail_planned(const StepPlan& plan, const std::string& message);
+
+  // Forgets the published pages that nobody holds; returns how many. Whoever writes into pages
+  // without the executor calls it first.
+  int reset_prefix_cache();
+  int in_flight() const;
+  std::vector<std::int64_t> steps_in_flight() const;  // their indices, oldest first
+  // What plan() has planned last, for whoever was interrupted before it was enqueued.
+  const StagedStep& newest() const { return step_; }
   int num_unfinished() const;
   ExecutorStats stats() const;
-  const ExecutorConfig& config() const { return config_; }
+  // Pages that a request holds, in order; those of ended requests too until they are given back.
+  std::vector<std::int32_t> pages(RequestId id) const;
 
  private:
-  struct Request;
+  using Place = InFlightStep::Place;
 
-  void validate(const RequestParams& params) const;
-  int step_rows_bound(const RequestParams& params) const;
-  std::int64_t pages_bound(const RequestParams& params) const;
-  std::unique_ptr<Drafter> make_drafter(const Request& request);
-  void admit();
-  void drop_cancelled();
-  void plan_drafts(int row_budget);
-  int place_proposal(Request& request, const DraftLimits& limits);
-  void place_decode(Request& request);
-  int external_drafts(const Request& request) const;
-  int prefill_rows(const Request& request, int budget) const;
-  void place_prefill(Request& request, int rows);
-  void attach_prefix(Request& request);
-  bool better_wait(const Request& request, std::size_t index) const;
-  std::int64_t outstanding_pages() const;
-  std::int64_t pages_needed(const Request& request) const;
-  void publish(const Request& request);
-  int open_rows(Request& request, int rows, std::int64_t kv_len);
-  // raw: the model's scores from the request's first node on; row: its logit row.
-  void commit_decode(Request& request, int index, int row, const TokenId* sampled, const float* raw,
-                     std::int64_t raw_stride, StepOutput& out);
-  void add_prompt_logprobs(const Request& request, const float* raw, std::int64_t raw_stride,
-                           StepOutput& out);
-  void deliver(Request& request, TokenId token, const float* scores, StepOutput& out);
-  const float* processed_scores(const Request& request, int row, const float* raw);
-  void find_best(const float* scores, std::int64_t row_stride, int rows, TokenId* ids);
-  void sample(const Request& request, const float* scores, std::int64_t row_stride,
-              TokenId* sampled);
-  void accept_by_probability(const Request& request, const float* scores, std::int64_t row_stride,
-                             TokenId* sampled);
-  void decide(const Request& request, const float* scores, std::int64_t row_stride,
-              TokenId* sampled);
-  void move_kv(const StepPlan& plan);
-  void accept_synthetic(const Request& request, const float* scores, std::int64_t row_stride,
-                        TokenId* sampled);
-  void settle(const StepPlan& plan, std::vector<StepOutput>& outputs);
-  void finish(Request& request);
-  void require_outstanding(const StepPlan& plan) const;
+  // executor.cc
+  int max_drafts(const RequestParams& params) const;
+  int max_path(const RequestParams& params, int drafts) const;
+  SlotRequest slot_request(RequestRecord& request, bool take_prompt) const;
+  void end(RequestRecord& request);
+  // check.cc
+  void check(const RequestParams& params) const;
+  void check_served_on_device(const RequestParams& params) const;
+  bool needs_host_choice(const RequestParams& params) const;
+  // plan.cc
+  void begin_step();
+  void collect();
+  int prefill_rows(const RequestRecord& request, int budget) const;
+  bool enter(RequestRecord& request);
+  void place_prompt(RequestRecord& request, int rows);
+  void place_rows(RequestRecord& request, int start, int rows, int drafts, bool decides);
+  void choose_chain_limits(int most_drafts, int each);
+  bool choose_share(RequestRecord& request, int most_drafts, DraftShare* share, int* arm);
+  void place_decode(RequestRecord& request, int most_drafts);
+  void stage_pages(const RequestRecord& request, int index);
+  void stage_law(std::int32_t* place, const RequestRecord* request, int index) const;
+  std::int32_t* staged(int offset) { return place_ + offset; }
+  // immediate.cc
+  void enter_on_host(RequestRecord& request);
+  void keep_hidden(const HiddenRows& hidden) const;
+  void look_up(RequestRecord& request);
+  const double* survival_on_host(RequestRecord& request, int length);
+  void cut_brought_drafts();
+  void place_proposal(RequestRecord& request, const DraftShare& share);
+  void build_place(const Place& place, int index);
+  void commit_place(Place& place, int index, const TokenId* ids, const float* scores,
+                    std::int64_t row_stride, const ScoreChanges& changes,
+                    const StepDraftProbs& drawn);
+  void deliver_on_host(Place& place, int first_row, const TokenId* sampled, const float* raw,
+                       std::int64_t raw_stride, SlotResult* result);
+  void learn_on_host(RequestRecord& request, const SlotResult& result, bool first);
+  void feed_pool(RequestRecord& request, int at_least);
+  void move_kv();
+  // deliver.cc
+  void learn(RequestRecord& request, const StepShare& share, const SlotResult& result);
+  void deliver_result(RequestRecord& request, const SlotResult& result, StepOutput& out);
+  void deliver_choice(RequestRecord& request, const float* raw, const float* scores,
+                      StepOutput& out);
+  void read_place(Place& place, const StepShare& share, const SlotResult& result, int flags,
+                  const float* raw, const float* scores, const HostScores& changed,
+                  StepOutput& out);
+  void settle(RequestRecord& request, const Place& place, const StepOutput& out, int known_before);
 
   ExecutorConfig config_;
-  KvCacheView cache_;
-  const Backend& backend_;
-  PageTable pages_;
-  StepPlan plan_;
-  StepCost step_cost_, cost_now_;  // as measured; for the contexts of the step that is planned
-  ChainRates shared_rates_;
-  std::unique_ptr<SharedNgramPool> public_pool_;  // null: not public
+  SlotLayout layout_;
+  StagingLayout staging_;
+  std::int64_t entry_bytes_ = 0;
+  RequestBook book_;
+  StepRings rings_;
+  std::unique_ptr<HostSteps> host_;  // null: steps run on a device
+  StepCost step_cost_, cost_now_;    // as measured; for the contexts of the step that is planned
+  PerSalt<ChainRates> shared_rates_;
+  DraftCost draft_cost_;
+  Budget budget_;
+  PerSalt<std::map<int, SizeBandit>> shared_sizes_;  // by the requests' most drafts
+  std::unique_ptr<SharedNgramPool> public_pool_;     // null: not public
+  StagedStep step_;
+  double planned_drafts_ = 0.0;       // rows that step_ is expected to draft
+  std::int32_t* place_ = nullptr;     // of step_ in the staging ring
+  std::vector<int> staged_pages_;     // [ring, B] entries of each staged row of the page table
+  std::vector<std::uint64_t> block_;  // an entering slot, before it is staged
+  std::vector<SlotEntry> entered_;    // slots that the host has written since the last step
+  HostAcceptor acceptor_;
+  KvMoves moves_;                            // of the last step, if they are deferred
+  std::vector<std::int32_t> vocab_scratch_;  // [V] while a reduced vocabulary is checked
 
   mutable std::mutex mutex_;
-  bool outstanding_ = false;
-  RequestId next_id_ = 1;
-  std::deque<std::unique_ptr<Request>> waiting_;
-  std::vector<std::unique_ptr<Request>> running_;  // in order of admission
-  std::vector<Request*> planned_;                  // by position in the plan
-  std::vector<int> free_slots_;
+  std::int64_t next_step_ = 0;
+  std::vector<RequestRecord*> decoding_, choosing_;  // scratch of plan()
+  std::vector<Offer> chain_offers_;                  // by position in decoding_
+  std::deque<InFlightStep> flights_;                 // steps in flight, oldest first
   ExecutorStats totals_;
-
-  // Scratch of one call, kept to avoid allocation on the step path.
-  std::vector<int> prefill_chunk_;  // by position in running_
-  std::vector<ChainOffer> chain_offers_;
-  std::vector<Request*> chain_requests_;  // whose offer it is
-  std::vector<TokenId> sampled_;          // [max_rows]
-  std::vector<float> processed_row_;      // [V] a row after its request's processors
-  TokenSampler sampler_;
-  TreeAcceptor acceptor_;
-  AcceptResult accepted_;                    // of the request at hand
-  std::vector<std::int32_t> vocab_scratch_;  // [V] while a reduced vocabulary is checked
-  std::vector<std::int32_t> path_;           // [max_batch, kMaxStepTokens]
-  std::vector<std::int32_t> path_len_;       // [max_batch]
-  KvMoves moves_;                            // of the last step, if they are deferred
 };
 
 }  // namespace specdec

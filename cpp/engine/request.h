@@ -86,6 +86,8 @@ struct TokenLogprobs {
 // What one step delivered to one request.
 struct StepOutput {
   RequestId request_id = 0;
+  std::int64_t step = -1;     // whose it is
+  std::int64_t sequence = 0;  // grows from output to output (engine/output_queue.h)
   bool is_prefill = false;
   std::vector<TokenId> tokens;  // delivered this step; the final token may be a stop token
   int num_rows = 0;             // rows of this request in the forward pass

@@ -34,14 +34,14 @@ void ScoreProcessor::append(TokenId token) {
   ++output_count_[token];
 }
 
-void ScoreProcessor::apply(float* scores, const std::vector<TokenId>& history, const TokenId* path,
-                           int path_len) const {
+void ScoreProcessor::apply(float* scores, const TokenId* history, int history_len,
+                           const TokenId* path, int path_len) const {
   if (!allowed_.empty()) {
     for (int id = 0; id < vocab_size_; ++id) {
       if (!allowed_[id]) scores[id] = kForbiddenScore;
     }
   }
-  if (!params_.bad_words.empty()) apply_bad_words(scores, history, path, path_len);
+  if (!params_.bad_words.empty()) apply_bad_words(scores, history, history_len, path, path_len);
   if (num_output_ + path_len < min_tokens_) {
     for (TokenId id : min_tokens_banned_) scores[id] = kForbiddenScore;
   }
@@ -49,9 +49,8 @@ void ScoreProcessor::apply(float* scores, const std::vector<TokenId>& history, c
   if (penalties_) apply_penalties(scores, path, path_len);
 }
 
-void ScoreProcessor::apply_bad_words(float* scores, const std::vector<TokenId>& history,
+void ScoreProcessor::apply_bad_words(float* scores, const TokenId* history, int history_len,
                                      const TokenId* path, int path_len) const {
-  const int history_len = static_cast<int>(history.size());
   const int total = history_len + path_len;
   auto token_at = [&](int i) { return i < history_len ? history[i] : path[i - history_len]; };
   for (const std::vector<TokenId>& word : params_.bad_words) {

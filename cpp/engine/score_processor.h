@@ -26,13 +26,13 @@ class ScoreProcessor {
   // A token became final.
   void append(TokenId token);
 
-  // In place. `history` is prompt + output (without the path), `path` the draft tokens of the row's
-  // node, root excluded, in order.
-  void apply(float* scores, const std::vector<TokenId>& history, const TokenId* path,
+  // In place. `history` is prompt and output (without the path), `path` the draft tokens of the
+  // row's node, root excluded, in order.
+  void apply(float* scores, const TokenId* history, int history_len, const TokenId* path,
              int path_len) const;
 
  private:
-  void apply_bad_words(float* scores, const std::vector<TokenId>& history, const TokenId* path,
+  void apply_bad_words(float* scores, const TokenId* history, int history_len, const TokenId* path,
                        int path_len) const;
   void apply_penalties(float* scores, const TokenId* path, int path_len) const;
 

@@ -1,9 +1,10 @@
 // T(rows, context): what one forward pass costs as a function of the number of rows and of the
-// tokens in the K/V cache, measured on this model and this machine, and what it says about a
-// draft's worth.
+// tokens in the K/V cache, measured on this model and this machine. The one text of this law:
+// Python's drafters use it as _core.StepCost.
 #pragma once
 
 #include <algorithm>
+#include <utility>
 #include <vector>
 
 #include "base/check.h"
@@ -12,7 +13,14 @@ namespace specdec {
 
 class StepCost {
  public:
-  // `rows` ascending from 1; `seconds` positive. Between points: linear; beyond: the last slope.
+  StepCost() = default;
+  StepCost(std::vector<int> rows, std::vector<double> seconds, double context_len = 0.0,
+           std::vector<double> growth = {}) {
+    set(std::move(rows), std::move(seconds), context_len, std::move(growth));
+  }
+
+  // `rows` ascending from 1; `seconds` positive. Between points: linear; beyond: the slope over the
+  // last four points, because that of one pair may be noise.
   // `seconds` hold for one request with `context_len` tokens in the cache; `growth`: what each
   // token more adds, by rows again (empty: nothing).
   void set(std::vector<int> rows, std::vector<double> seconds, double context_len = 0.0,
@@ -21,14 +29,17 @@ class StepCost {
                     " row counts and ", seconds.size(), " times: give at least two of each");
     SPECDEC_REQUIRE(growth.empty() || growth.size() == rows.size(), "step_cost.growth has ",
                     growth.size(), " entries, rows has ", rows.size(), ": give as many or none");
-    SPECDEC_REQUIRE(context_len >= 0.0, "step_cost.context_len = ", context_len,
-                    ": must not be negative");
+    SPECDEC_REQUIRE(context_len >= 0.0 && context_len <= kMost,
+                    "step_cost.context_len = ", context_len, ": must be in 0..", kMost);
     SPECDEC_REQUIRE(rows.front() == 1, "step_cost.rows[0] = ", rows.front(), ": must be 1");
     for (std::size_t i = 0; i < rows.size(); ++i) {
-      SPECDEC_REQUIRE(seconds[i] > 0.0, "step_cost.seconds[", i, "] = ", seconds[i],
-                      ": must be positive");
+      SPECDEC_REQUIRE(seconds[i] > 0.0 && seconds[i] <= kMost, "step_cost.seconds[", i,
+                      "] = ", seconds[i], ": must be positive and at most ", kMost);
       SPECDEC_REQUIRE(i == 0 || rows[i] > rows[i - 1], "step_cost.rows[", i, "] = ", rows[i],
                       ": must ascend");
+      SPECDEC_REQUIRE(growth.empty() || (growth[i] >= -kMost && growth[i] <= kMost),
+                      "step_cost.growth[", i, "] = ", growth.empty() ? 0.0 : growth[i],
+                      ": must be a number of at most ", kMost);
       // Noise can make more rows, or a longer context, look cheaper; the truth is monotone.
       if (i > 0) seconds[i] = std::max(seconds[i], seconds[i - 1]);
       if (!growth.empty()) growth[i] = std::max(growth[i], i > 0 ? growth[i - 1] : 0.0);
@@ -57,17 +68,30 @@ class StepCost {
   bool known() const { return !rows_.empty(); }
   const std::vector<int>& rows() const { return rows_; }
   const std::vector<double>& seconds() const { return seconds_; }
+  const std::vector<double>& growth() const { return growth_; }
+  double context_len() const { return context_len_; }
 
-  double operator()(int rows) const { return between(seconds_, rows); }
+  double operator()(double rows) const { return between(seconds_, rows); }
+
+  // What each token of context more adds to a pass of one request.
+  double growth_at(double rows) const { return growth_.empty() ? 0.0 : between(growth_, rows); }
 
  private:
+  static constexpr double kMost = 1e9;  // what is more, or no number, was never measured
+  static constexpr std::size_t kSlopePoints = 4;
+
   double between(const std::vector<double>& values, double rows) const {
     const auto next = std::lower_bound(rows_.begin(), rows_.end(), rows);
-    std::size_t i = static_cast<std::size_t>(next - rows_.begin());
+    const auto i = static_cast<std::size_t>(next - rows_.begin());
     if (i == 0) return values.front();
-    i = std::min(i, rows_.size() - 1);
-    const double slope = (values[i] - values[i - 1]) / (rows_[i] - rows_[i - 1]);
-    return values[i - 1] + slope * (rows - rows_[i - 1]);
+    const std::size_t last = std::min(i, rows_.size() - 1);
+    std::size_t from = i - 1, base = i - 1;
+    if (i == rows_.size()) {
+      from = i - std::min(i, kSlopePoints);
+      base = last;
+    }
+    const double slope = (values[last] - values[from]) / (rows_[last] - rows_[from]);
+    return values[base] + slope * (rows - rows_[base]);
   }
 
   std::vector<int> rows_;

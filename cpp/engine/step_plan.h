@@ -23,6 +23,7 @@ struct StepPlan {
   std::size_t memory_bytes() const;
 
   std::uint64_t generation = 0;
+  std::int64_t step = -1;     // of the executor that planned it
   bool needs_logits = false;  // some request needs full score rows, not just the argmax
   int num_prefill_rows = 0;   // rows that belong to prompts
   int num_requests = 0, num_rows = 0, num_logit_rows = 0;

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/check.h"
+#include "base/pages.h"
 
 namespace specdec {
 
@@ -10,8 +11,8 @@ PageTable::PageTable(int num_pages, int page_size, int num_slots, int max_pages_
                      bool enable_block_reuse, int hash_bits)
     : num_pages_(num_pages), page_size_(page_size), max_pages_per_slot_(max_pages_per_slot) {
   SPECDEC_REQUIRE(num_pages >= 1, "num_pages = ", num_pages, ": at least 1");
-  SPECDEC_REQUIRE(page_size >= 1 && page_size <= 128 && (page_size & (page_size - 1)) == 0,
-                  "tokens_per_block = ", page_size, ": a power of two from 1 to 128");
+  SPECDEC_REQUIRE(is_page_size(page_size), "tokens_per_block = ", page_size,
+                  ": a power of two from 1 to ", kMaxPageSize);
   slots_.resize(num_slots);
   for (Slot& slot : slots_) slot.pages.reserve(max_pages_per_slot);
   free_.reserve(num_pages);

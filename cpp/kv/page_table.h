@@ -18,6 +18,7 @@
 #include <string>
 #include <vector>
 
+#include "base/pages.h"
 #include "base/types.h"
 #include "kv/prefix_index.h"
 
@@ -64,6 +65,7 @@ class PageTable {
   // Forgets published pages that no slot holds; returns how many.
   int drop_unused();
 
+  bool is_open(int slot) const { return slots_[slot].root != PrefixIndex::kNone; }
   std::int64_t length(int slot) const { return slots_[slot].length; }
   const std::vector<std::int32_t>& pages(int slot) const { return slots_[slot].pages; }
   // Tokens of the slot that lie in published pages: nothing before them may be written.
@@ -80,7 +82,7 @@ class PageTable {
   const ReuseStats& reuse_stats() const { return reuse_stats_; }
   std::size_t index_bytes() const { return index_ ? index_->memory_bytes() : 0; }
   std::int64_t pages_for(std::int64_t tokens) const {
-    return (tokens + page_size_ - 1) / page_size_;
+    return specdec::pages_for(tokens, page_size_);
   }
 
   // Throws std::logic_error when an invariant does not hold. O(pages).

@@ -69,11 +69,11 @@ class BlockLaws {
   __device__ bool replacement() const { return p_.with_replacement(b_); }
 
   [[gnu::noinline]] __device__ DraftLaw draft(std::int32_t node) {
-    const float* probs = p_.probs + (std::int64_t{first_} + node) * p_.probs_stride;
-    const std::int32_t column = p_.column_of(first_ + node);
+    DraftLaw law = p_.law_of(b_, node);
+    const std::int32_t columns = law.column < 0 ? 0 : law.columns;
     Mass sums[2] = {};  // mass, columns that hold no probability
-    for (std::int32_t i = static_cast<std::int32_t>(threadIdx.x); i < p_.columns; i += threads()) {
-      const float q = probs[i];
+    for (std::int32_t i = static_cast<std::int32_t>(threadIdx.x); i < columns; i += threads()) {
+      const float q = law.probs[i];
       if (is_probability(q)) {
         sums[0] += mass_of(to_grid(q));
       } else {
@@ -81,12 +81,12 @@ class BlockLaws {
       }
     }
     row_.sum(sums);
-    const double mass = weight_of(sums[0]);
-    if (column < 0 || sums[1] != 0 || !sums_to_one(mass) || !(probs[column] > 0.0f)) {
+    law.mass = weight_of(sums[0]);
+    if (columns == 0 || sums[1] != 0 || !sums_to_one(law.mass) || !(law.probs[law.column] > 0.0f)) {
       if (threadIdx.x == 0) report(p_.exec.status, b_, kStatusBadProbs);
       return {};
     }
-    return {probs, p_.vocab_ids, p_.columns, column, mass};
+    return law;
   }
 
   [[gnu::noinline]] __device__ void subtract(const DraftLaw& q, double mass) {

@@ -1,16 +1,17 @@
 // One row of scores under one law, by a block of threads: its mass, its cuts, a draw from it.
 //
-// Weights are elementwise functions of scores and masses are integers (algo/law_mass.h), so any way
-// of finding a cut finds the same one as the host, which sorts. Here: tokens are counted in bins of
-// (largest - score) / temperature, those of the first bins, as many as fit, go into a list in
-// shared memory, and keys are found in it by bisection, two bits a round. Only where a cut lies
-// beyond the list (a flat law with a large top_p, or top_k > 2048) the rounds read the row itself.
+// Weights are elementwise functions of scores and masses are integers (algo/law_mass.h), so the
+// block finds the host's cuts (algo/law_cuts.h). Its list: tokens are counted in bins of (largest -
+// score) / temperature; those of the first bins, as many as fit, go into a list in shared memory.
+// Only where a cut lies beyond the list (a flat law with a large top_p, or top_k > 2048) the rounds
+// of the search read the row itself.
 #pragma once
 
 #include <cstdint>
 
 #include "accept/law_shared.cuh"
 #include "accept/row_chunks.cuh"
+#include "algo/law_cuts.h"
 #include "algo/law_mass.h"
 #include "algo/sampling_law.h"
 #include "algo/softmax_weight.h"
@@ -38,16 +39,14 @@ class BlockRow {
     row_.point_at(row);
     inverse_ = 1.0f / law.temperature;
     min_p_ = law.min_p;
-    key_floor_ = 0;
-    id_floor_ = INT32_MAX;
+    cut_ = {};
     residual_ = nullptr;
-    on_list_ = false;
-    if (law.top_k > 0 || law.top_p < 1.0f) cut(law);
-    if (!on_list_) weigh_chunks();
+    if (law.top_k > 0 || law.top_p < 1.0f) cut_law(*this, law);
+    if (!cut_.on_list) weigh_chunks();
     return 0;
   }
 
-  __device__ Mass total() const { return total_; }
+  __device__ Mass total() const { return cut_.total; }
 
   // Of one token of the law, or of what is left of it.
   __device__ float weight(TokenId token) const {
@@ -56,14 +55,26 @@ class BlockRow {
   }
 
   __device__ TokenId draw(double u) {
-    const Mass unit = drawn_unit(u, total_);
-    if (on_list_) {
-      return static_cast<TokenId>(
-          find_id(unit + 1, [](const Candidate& c) { return mass_of(c.weight); }));
+    const Mass unit = drawn_unit(u, cut_.total);
+    if (cut_.on_list) {
+      return find_id(*this, unit + 1, [](const Candidate& c) { return mass_of(c.weight); });
     }
     if (threadIdx.x < 32) find_in_chunks(unit);
     __syncthreads();
     return shared_->token;
+  }
+
+  // probs [vocab]: the probability of each token.
+  __device__ void write(float* probs) const {
+    const double sum = weight_of(total());
+    row_.for_each([&](int, std::int32_t first, int count, const float (&x)[kLaneElements]) {
+#pragma unroll
+      for (int j = 0; j < kLaneElements; ++j) {
+        if (j >= count) break;
+        const auto w = static_cast<double>(weight_of_score(x[j], first + j));
+        probs[first + j] = static_cast<float>(w / sum);
+      }
+    });
   }
 
   // e^-entropy.
@@ -71,10 +82,10 @@ class BlockRow {
     Mass terms[1] = {};
     for_tokens([&](const Candidate& c) {
       // Equal keys are equal scores, but the key's zero is positive: no difference here.
-      terms[0] += entropy_mass(c.weight, law_exponent(score_of(c.key), best_, inverse_));
+      terms[0] += entropy_mass(c.weight, law_exponent(score_of_key(c.key), best_, inverse_));
     });
     sum(terms);
-    return spread_of(terms[0], total_);
+    return spread_of(terms[0], cut_.total);
   }
 
   // The law becomes max(law - probs * scale, 0), kept in `residual` [vocab] from now on.
@@ -118,121 +129,16 @@ class BlockRow {
       add_chunk(chunk, mass, total);
     });
     sum(total);
-    total_ = total[0];
+    cut_.total = total[0];
     residual_ = residual;
-    on_list_ = false;
+    cut_.on_list = false;
   }
 
-  // Sums over the block, for all its threads.
-  template <int kCount>
-  __device__ void sum(Mass (&x)[kCount]) {
-    block_sum(shared_, &turn_, x);
-  }
-
- private:
-  // Before top_k and top_p.
-  __device__ __forceinline__ float uncut_weight(float score) const {
-    const float w = to_grid(softmax_weight(law_exponent(score, best_, inverse_)));
-    return w >= min_p_ ? w : 0.0f;
-  }
-  __device__ __forceinline__ bool above_floor(std::uint32_t key, TokenId id) const {
-    return key > key_floor_ || (key == key_floor_ && id <= id_floor_);
-  }
-  __device__ __forceinline__ float weight_of_score(float score, TokenId id) const {
-    return above_floor(order_key(score), id) ? uncut_weight(score) : 0.0f;
-  }
-
-  __device__ __forceinline__ void add_chunk(int chunk, Mass mass, Mass (&total)[1]) {
-    total[0] += mass;
-    const Mass all = warp_sum(mass);
-    if (lane_id() == 0) mass_of_chunk_[chunk] = all;
-  }
-
-  // Masses of chunks and total of the law as it is cut now.
-  __device__ void weigh_chunks() {
-    Mass total[1] = {};
-    row_.template for_each<2 * kInFlight>(
-        [&](int chunk, std::int32_t first, int count, const float (&x)[kLaneElements]) {
-          Mass mass = 0;
-#pragma unroll
-          for (int j = 0; j < kLaneElements; ++j) {
-            if (j < count) mass += mass_of(weight_of_score(x[j], first + j));
-          }
-          add_chunk(chunk, mass, total);
-        });
-    sum(total);
-    total_ = total[0];
-  }
-
-  // visit(candidate) for each token of some weight, from the list or from the row.
-  template <class Visit>
-  __device__ __forceinline__ void for_tokens(Visit visit) const {
-    if (on_list_) {
-      for (std::uint32_t i = threadIdx.x; i < shared_->listed; i += threads()) {
-        const Candidate c = shared_->candidates[i];
-        if (above_floor(c.key, c.id)) visit(c);
-      }
-      return;
-    }
-    row_.for_each([&](int, std::int32_t first, int count, const float (&x)[kLaneElements]) {
-#pragma unroll
-      for (int j = 0; j < kLaneElements; ++j) {
-        if (j >= count) break;
-        const Candidate c{order_key(x[j]), weight_of_score(x[j], first + j), first + j};
-        if (c.weight > 0.0f) visit(c);
-      }
-    });
-  }
-
-  // The largest key such that the values of tokens from it on reach `wanted`, which all do.
-  template <class Value>
-  __device__ std::uint32_t find_key(Mass wanted, Value value) {
-    std::uint32_t key = 0;
-    for (int shift = 30; shift >= 0; shift -= 2) {
-      Mass reached[3] = {};
-      for_tokens([&](const Candidate& c) {
-#pragma unroll
-        for (std::uint32_t i = 0; i < 3; ++i) {
-          if (c.key >= key + ((i + 1) << shift)) reached[i] += value(c);
-        }
-      });
-      sum(reached);
-      std::uint32_t digit = 0;
-#pragma unroll
-      for (int i = 0; i < 3; ++i) digit += reached[i] >= wanted ? 1 : 0;
-      key += digit << shift;
-    }
-    return key;
-  }
-
-  // The token whose value brings the sum in order of ids to `wanted`.
-  template <class Value>
-  __device__ std::uint32_t find_id(Mass wanted, Value value) {
-    std::uint32_t id = 0;
-    for (int shift = kTokenBits - 2; shift >= 0; shift -= 2) {
-      Mass before[3] = {};
-      for_tokens([&](const Candidate& c) {
-#pragma unroll
-        for (std::uint32_t i = 0; i < 3; ++i) {
-          if (static_cast<std::uint32_t>(c.id) < id + ((i + 1) << shift)) before[i] += value(c);
-        }
-      });
-      sum(before);
-      std::uint32_t digit = 0;
-#pragma unroll
-      for (int i = 0; i < 3; ++i) digit += before[i] < wanted ? 1 : 0;
-      id += digit << shift;
-    }
-    return id;
-  }
-
-  __device__ __forceinline__ int bin_of(float score) const {
-    const float z = law_exponent(score, best_, inverse_);
-    return min(static_cast<int>(-z * kBinsPerUnit), kBins - 1);
-  }
-
+  // What algo/law_cuts.h asks of a row.
+  __device__ __forceinline__ LawCut& cut() { return cut_; }
+  __device__ __forceinline__ Mass listed() const { return shared_->listed; }
   // Lists the tokens of the first bins; returns how many tokens min_p and the grid keep in all.
-  __device__ Mass list_candidates() {
+  __device__ Mass list(const SamplingLaw&) {
     for (int i = static_cast<int>(threadIdx.x); i < kBins; i += threads()) shared_->bins[i] = 0;
     if (threadIdx.x == 0) shared_->num_candidates = 0;
     __syncthreads();
@@ -262,51 +168,67 @@ class BlockRow {
     return kept[0];
   }
 
-  __device__ Mass kept_mass() {
-    Mass mass[1] = {};
-    for_tokens([&](const Candidate& c) { mass[0] += mass_of(c.weight); });
-    sum(mass);
-    return mass[0];
-  }
-
-  // Finds key_floor_ and id_floor_. on_list_: all that is kept is in the list, and total_ known.
-  __device__ void cut(const SamplingLaw& law) {
-    const auto k = static_cast<Mass>(law.top_k);
-    const Mass kept = list_candidates();
-    on_list_ = kept == shared_->listed;
-    if (k > 0 && k < kept) {
-      on_list_ = k <= shared_->listed;
-      key_floor_ = find_key(k, [](const Candidate&) { return Mass{1}; });
+  // visit(candidate) for each token of some weight, from the list or from the row.
+  template <class Visit>
+  __device__ __forceinline__ void for_tokens(Visit visit) const {
+    if (cut_.on_list) {
+      for (std::uint32_t i = threadIdx.x; i < shared_->listed; i += threads()) {
+        const Candidate c = shared_->candidates[i];
+        if (cut_.keeps(c.key, c.id)) visit(c);
+      }
+      return;
     }
-    if (on_list_ || law.top_p < 1.0f) total_ = kept_mass();
-    if (law.top_p < 1.0f) cut_top_p(wanted_mass(law.top_p, total_));
-  }
-
-  __device__ void cut_top_p(Mass wanted) {
-    if (!on_list_) {
-      on_list_ = true;
-      on_list_ = kept_mass() >= wanted;
-    }
-    const std::uint32_t key =
-        find_key(wanted, [](const Candidate& c) { return mass_of(c.weight); });
-    Mass sums[3] = {};  // mass above the key, mass and number of its own tokens
-    for_tokens([&](const Candidate& c) {
-      if (c.key > key) sums[0] += mass_of(c.weight);
-      if (c.key == key) {
-        sums[1] += mass_of(c.weight);
-        ++sums[2];
+    row_.for_each([&](int, std::int32_t first, int count, const float (&x)[kLaneElements]) {
+#pragma unroll
+      for (int j = 0; j < kLaneElements; ++j) {
+        if (j >= count) break;
+        const Candidate c{order_key(x[j]), weight_of_score(x[j], first + j), first + j};
+        if (c.weight > 0.0f) visit(c);
       }
     });
-    sum(sums);
-    const Mass own = sums[1] / sums[2], ties = (wanted - sums[0] + own - 1) / own;
-    TokenId last = INT32_MAX;
-    if (ties < sums[2]) {
-      last = static_cast<TokenId>(
-          find_id(ties, [key](const Candidate& c) { return Mass{c.key == key ? 1u : 0u}; }));
-    }
-    key_floor_ = key;
-    id_floor_ = last;
-    total_ = sums[0] + ties * own;
+  }
+
+  // Sums over the block, for all its threads.
+  template <int kCount>
+  __device__ void sum(Mass (&x)[kCount]) {
+    block_sum(shared_, &turn_, x);
+  }
+
+ private:
+  // Before top_k and top_p.
+  __device__ __forceinline__ float uncut_weight(float score) const {
+    const float w = to_grid(softmax_weight(law_exponent(score, best_, inverse_)));
+    return w >= min_p_ ? w : 0.0f;
+  }
+  __device__ __forceinline__ float weight_of_score(float score, TokenId id) const {
+    return cut_.keeps(order_key(score), id) ? uncut_weight(score) : 0.0f;
+  }
+
+  __device__ __forceinline__ void add_chunk(int chunk, Mass mass, Mass (&total)[1]) {
+    total[0] += mass;
+    const Mass all = warp_sum(mass);
+    if (lane_id() == 0) mass_of_chunk_[chunk] = all;
+  }
+
+  // Masses of chunks and total of the law as it is cut now.
+  __device__ void weigh_chunks() {
+    Mass total[1] = {};
+    row_.template for_each<2 * kInFlight>(
+        [&](int chunk, std::int32_t first, int count, const float (&x)[kLaneElements]) {
+          Mass mass = 0;
+#pragma unroll
+          for (int j = 0; j < kLaneElements; ++j) {
+            if (j < count) mass += mass_of(weight_of_score(x[j], first + j));
+          }
+          add_chunk(chunk, mass, total);
+        });
+    sum(total);
+    cut_.total = total[0];
+  }
+
+  __device__ __forceinline__ int bin_of(float score) const {
+    const float z = law_exponent(score, best_, inverse_);
+    return min(static_cast<int>(-z * kBinsPerUnit), kBins - 1);
   }
 
   // The first warp's work: the token in which the unit lies.
@@ -342,11 +264,8 @@ class BlockRow {
   int turn_ = 0;
 
   float best_ = 0.0f, inverse_ = 1.0f, min_p_ = 0.0f;
-  std::uint32_t key_floor_ = 0;   // keys below are cut
-  TokenId id_floor_ = INT32_MAX;  // and of that key, tokens behind this one
-  float* residual_ = nullptr;     // [vocab] what is left of the law; null: all of it
-  bool on_list_ = false;          // all of its tokens are in the list
-  Mass total_ = 0;
+  LawCut cut_;
+  float* residual_ = nullptr;  // [vocab] what is left of the law; null: all of it
 };
 
 }  // namespace specdec::cuda

@@ -2,11 +2,10 @@
 // and a list of its largest tokens.
 #pragma once
 
-#include <bit>
 #include <cstdint>
 
 #include "accept/row_chunks.cuh"
-#include "algo/law_mass.h"
+#include "algo/law_cuts.h"
 #include "algo/sampling_law.h"
 #include "gpu/gpu.cuh"
 #include "step/step_rows.cuh"
@@ -17,8 +16,6 @@ inline constexpr int kMaxLawThreads = 512;
 inline constexpr int kCandidates = 2048;
 inline constexpr int kBins = 256;
 inline constexpr float kBinsPerUnit = 8.0f;  // the grid's smallest weight is e^-30.5: bin 244
-inline constexpr int kTokenBits = 20;
-static_assert(kMaxLawTokens == 1 << kTokenBits);
 
 struct BlockTeam {
   __device__ __forceinline__ std::int32_t rank() const {
@@ -26,12 +23,6 @@ struct BlockTeam {
   }
   __device__ __forceinline__ std::int32_t size() const { return threads(); }
   __device__ __forceinline__ void sync() const { __syncthreads(); }
-};
-
-struct Candidate {
-  std::uint32_t key;
-  float weight;
-  TokenId id;
 };
 
 // What the threads of a block share; mass_of_chunk follows it.
@@ -58,20 +49,10 @@ constexpr std::size_t law_shared_bytes(std::int32_t vocab) {
   return sizeof(LawShared) + static_cast<std::size_t>((vocab + kChunk - 1) / kChunk) * sizeof(Mass);
 }
 
-// Rises with the score; -0 and 0 have one key.
-__device__ __forceinline__ std::uint32_t order_key(float score) {
-  const auto bits = std::bit_cast<std::uint32_t>(score + 0.0f);
-  return (bits >> 31) != 0 ? ~bits : bits | 0x80000000u;
-}
-
 __device__ __forceinline__ Mass warp_sum(Mass x) {
 #pragma unroll
   for (int step = 16; step > 0; step /= 2) x += __shfl_xor_sync(kAllLanes, x, step);
   return x;
-}
-
-__device__ __forceinline__ float score_of(std::uint32_t key) {
-  return std::bit_cast<float>((key >> 31) != 0 ? key & 0x7fffffffu : ~key);
 }
 
 // Sums over the block, for all its threads. *turn: which half of the shared memory was used last.

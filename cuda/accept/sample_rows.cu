@@ -1,4 +1,4 @@
-// The token after each row of scores, drawn by its request's law.
+// The token after each row of scores, drawn by its request's law, and that law if it is wanted.
 //
 // Grid     argmax over all rows (step/argmax.cu), then one block for each row: greedy rows are
 // done. Bytes    each row twice (largest score, masses); with top_k or top_p a third and fourth
@@ -41,6 +41,7 @@ __global__ void __launch_bounds__(kMaxLawThreads, 1) sample_kernel(const SampleR
     if (token == 0) {
       const auto position = static_cast<std::uint64_t>(std::int64_t{p.rows.positions[row]} + 1);
       token = laws.draw(philox_uniform(p.sampling.seed[b], position, p.purpose, 0));
+      if (p.probs != nullptr) laws.write(p.probs + b * p.probs_stride);
     }
   }
   if (threadIdx.x != 0) return;

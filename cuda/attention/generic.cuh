@@ -8,7 +8,7 @@
 //           mask's set bits in ascending order, for a tree's nodes are in topological order.
 // Shared    q [8, K] as float32, the path's slots [128]; per warp probabilities [8, 32] and the
 //           state of its chunk [8, 2 + K]. 83 KB at K = 256, the most.
-// Bytes     every block reads all K and V that its row sees: nothing is shared between rows beside
+// Bytes     every block reads all K and V that its row sees: nothing is shared between rows besides
 //           what the L2 cache keeps. Limit: the latency of a warp's loads, a few microseconds for
 //           a round of 1024 keys. This is the kernel for what has no fast instance.
 //

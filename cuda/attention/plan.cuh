@@ -122,7 +122,7 @@ __device__ __forceinline__ Job make_job(const AttentionLaunch& launch, const Req
   return job;
 }
 
-// What a job costs beside its key blocks, in key blocks: queries, states.
+// What a job costs besides its key blocks, in key blocks: queries, states.
 inline constexpr std::int32_t kJobCost = 1;
 
 // Key blocks of chunk `chunk` of a job.

@@ -5,7 +5,7 @@
 //          and finds each candidate's place by counting those that go before it.
 // merge    reads length * width nodes of 12 bytes.
 // Limit    latency: some hundred bytes to a few KiB for each request.
-#include "algo/beam_step.h"
+#include "algo/beam_search.h"
 #include "backend/beam_ops.h"
 #include "common/warp_team.cuh"
 #include "gpu/gpu.cuh"
@@ -20,9 +20,8 @@ __global__ void __launch_bounds__(kWarpThreads) grow_kernel(const GrowBeamsParam
   gpu::grid_dependency_wait();
   gpu::launch_dependents();
   const int b = static_cast<int>(blockIdx.x);
-  specdec::grow_beams(WarpTeam{}, p.scores_of(b), {p.num_beams[b], p.lengths[b]}, p.depth,
-                      p.beams.at(b), p.beams.reached + b, p.next_of(b),
-                      gpu::dynamic_shared<BeamScratch>());
+  specdec::grow_beams(WarpTeam{}, p.scores_of(b), p.limits_of(b), p.depth, p.beams.at(b),
+                      p.beams.reached + b, p.next_of(b), gpu::dynamic_shared<BeamScratch>());
 }
 
 __global__ void __launch_bounds__(kWarpThreads) merge_kernel(const MergeBeamsParams p) {
@@ -30,9 +29,9 @@ __global__ void __launch_bounds__(kWarpThreads) merge_kernel(const MergeBeamsPar
   gpu::launch_dependents();
   const int b = static_cast<int>(blockIdx.x);
   const WarpTeam team;
-  const std::int32_t size =
-      specdec::merge_beams(team, p.beams.at(b), p.beams.reached[b], p.tokens + p.first(b),
-                           p.parents + p.first(b), gpu::dynamic_shared<BeamMergeScratch>());
+  const std::int32_t size = specdec::merge_beams(
+      team, p.beams.at(b), p.beams.reached[b], p.tokens + p.first(b), p.parents + p.first(b),
+      p.sources_of(b), gpu::dynamic_shared<BeamMergeScratch>());
   if (team.rank() == 0) p.counts[b] = size;
 }
 

@@ -1,5 +1,5 @@
 // What drafters on the step's stream need of slots: the drafts that they bring, the tokens and the
-// hidden rows that they go on from.
+// hidden rows that they continue from.
 //
 // bring, recent   one warp for each request; some hundred bytes. Limit: latency.
 // keep            one block for each request; reads and writes a row, 16 bytes a thread and turn
@@ -31,7 +31,8 @@ __global__ void __launch_bounds__(kWarpThreads) bring_kernel(const BringDraftsPa
   const WarpTeam team;
   const bool misplaced =
       bring_draft(team, slot->brought_draft(), len, p.tokens + first,
-                  p.parents == nullptr ? nullptr : p.parents + first, count, p.vocab_size);
+                  p.parents == nullptr ? nullptr : p.parents + first,
+                  p.survival == nullptr ? nullptr : p.survival + first, count, p.vocab_size);
   if (misplaced && team.rank() == 0) report(p.exec.status, b, kStatusBadTree);
 }
 

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "backend/beam_ops.h"
+#include "backend/growth_ops.h"
 #include "backend/ops.h"
 #include "backend/slot_ops.h"
 
@@ -16,6 +17,9 @@ void recent_tokens(const RecentTokensParams& params);
 void keep_hidden(const KeepHiddenParams& params);
 void grow_beams(const GrowBeamsParams& params);
 void merge_beams(const MergeBeamsParams& params);
+void grow_drafts(const GrowDraftsParams& params);
+void pack_drafts(const PackDraftsParams& params);
+void bring_growths(const BringGrowthsParams& params);
 void build_step(const BuildStepParams& params);
 void pack_mask(const PackMaskParams& params);
 

@@ -9,59 +9,66 @@ import typing
 
 import numpy
 import numpy.typing
+import typing_extensions
 
 __all__: list[str] = [
+    "BEAM_SCORES",
+    "GROWTH_BYTES",
+    "MASK_WORDS",
+    "MAX_DRAFT_LEN",
+    "MAX_PAGE_SIZE",
+    "MAX_STEP_TOKENS",
+    "MAX_STOP_IDS",
+    "POSTERIOR_ALPHA",
+    "POSTERIOR_THRESHOLD",
     "BeamSearch",
     "DeviceLimits",
+    "DraftPasses",
     "DraftRunner",
     "Executor",
+    "LazyZeros",
     "LlamaDecoder",
-    "Lookahead",
-    "NgramBatch",
-    "NgramIndex",
     "PackedLinear",
-    "PageTable",
     "RecurrentDrafter",
-    "RunAheadExecutor",
-    "RunAheadStep",
     "SearchCost",
-    "SharedNgramPool",
     "SlotEntry",
     "SlotLayout",
+    "StagedStep",
     "StagingLayout",
+    "StepCost",
     "StepOutput",
     "StepPlan",
-    "accept_drafts",
-    "accept_greedy",
+    "StepTimes",
     "accept_scratch_bytes",
     "accept_step",
+    "acceptance_rules",
     "append_kv",
     "argmax",
     "backend_memory",
     "backend_names",
     "bring_drafts",
+    "bring_growths",
     "build_step",
-    "check_lookahead_config",
     "commit_step",
     "compact_kv",
     "cpu_isa",
     "cuda_info",
+    "cut_drafts",
     "device_limits",
     "draft_step",
     "fill_step_plan",
     "gated_activation",
     "grow_beams",
+    "grow_drafts",
     "keep_hidden",
     "linear",
     "linear_scratch_bytes",
     "load_backend",
-    "lookahead_bytes",
-    "lookahead_max_draft_len",
     "make_step_plan",
     "mask_from_parents",
-    "merge_beams",
     "merge_step_beams",
     "num_threads",
+    "pack_drafts",
     "pack_mask",
     "plan_workspace",
     "random_uniform",
@@ -69,19 +76,12 @@ __all__: list[str] = [
     "rms_norm",
     "rope_append_kv",
     "sample_rows",
-    "sample_token",
-    "seed_schedule",
     "set_num_threads",
     "spec_attention",
     "step_append_kv",
     "step_attention",
     "supported_attention",
     "synthetic_step",
-    "token_uniform",
-    "tree_depths",
-    "tree_mask",
-    "tree_path",
-    "validate_tree",
 ]
 
 class StepPlan:
@@ -166,6 +166,8 @@ class StepPlan:
         [B] int32 executor slot of each request
         """
     @property
+    def step(self) -> int: ...
+    @property
     def tokens(self) -> numpy.typing.NDArray[numpy.int32]:
         """
         [R] int32 token ids
@@ -173,7 +175,7 @@ class StepPlan:
 
 class DeviceLimits:
     """
-    What a kernel choice may depend on beside the problem.
+    What a kernel choice may depend on besides the problem.
     """
     def __init__(
         self,
@@ -202,269 +204,6 @@ class DeviceLimits:
         """
         shared memory that one block can have
         """
-
-class PageTable:
-    """
-    Which pages hold the K/V of which slot, and prefix reuse between slots; bookkeeping only. See cpp/kv/page_table.h.
-    """
-    def __init__(
-        self,
-        *,
-        num_pages: typing.SupportsInt | typing.SupportsIndex,
-        page_size: typing.SupportsInt | typing.SupportsIndex,
-        num_slots: typing.SupportsInt | typing.SupportsIndex,
-        max_pages_per_slot: typing.SupportsInt | typing.SupportsIndex,
-        enable_block_reuse: bool = False,
-        hash_bits: typing.SupportsInt | typing.SupportsIndex = 64,
-    ) -> None: ...
-    def attach(
-        self,
-        slot: typing.SupportsInt | typing.SupportsIndex,
-        tokens: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
-    ) -> int:
-        """
-        Takes over published blocks of tokens; returns how many pages.
-        """
-    def check_integrity(self) -> None: ...
-    def commit(
-        self,
-        slot: typing.SupportsInt | typing.SupportsIndex,
-        length: typing.SupportsInt | typing.SupportsIndex,
-    ) -> None: ...
-    def drop_unused(self) -> int: ...
-    def length(self, slot: typing.SupportsInt | typing.SupportsIndex) -> int: ...
-    def match(
-        self,
-        tokens: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
-        cache_salt: str = "",
-    ) -> tuple[int, int]:
-        """
-        (published full blocks that tokens start with, how many of them nobody holds)
-        """
-    def open(self, slot: typing.SupportsInt | typing.SupportsIndex, cache_salt: str = "") -> None:
-        """
-        Gives an empty slot its salt; only then it may attach and publish.
-        """
-    def pages(self, slot: typing.SupportsInt | typing.SupportsIndex) -> list[int]: ...
-    def publish(
-        self,
-        slot: typing.SupportsInt | typing.SupportsIndex,
-        tokens: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
-    ) -> None:
-        """
-        Publishes the full pages of the committed tokens; the slot's run may change.
-        """
-    def release(self, slot: typing.SupportsInt | typing.SupportsIndex) -> None:
-        """
-        Returns all pages of the slot.
-        """
-    def reserve(
-        self,
-        slot: typing.SupportsInt | typing.SupportsIndex,
-        tokens: typing.SupportsInt | typing.SupportsIndex,
-    ) -> bool:
-        """
-        Room for tokens in total; False, and nothing changed, when pages are short.
-        """
-    def rewind(self, slot: typing.SupportsInt | typing.SupportsIndex) -> None:
-        """
-        Returns the pages that the committed tokens do not need.
-        """
-    def shared_tokens(self, slot: typing.SupportsInt | typing.SupportsIndex) -> int:
-        """
-        Tokens in published pages: nothing before them may be written.
-        """
-    def stats(self) -> dict[str, typing.Any]: ...
-    @property
-    def cached_pages(self) -> int: ...
-    @property
-    def free_pages(self) -> int: ...
-
-class StepOutput:
-    """
-    What one step delivered to one request.
-    """
-    @property
-    def error(self) -> str | None: ...
-    @property
-    def finish_reason(self) -> str | None: ...
-    @property
-    def is_prefill(self) -> bool: ...
-    @property
-    def last_logit_row(self) -> int: ...
-    @property
-    def logit_rows(self) -> list[int]: ...
-    @property
-    def logprobs(self) -> list[typing.Any]: ...
-    @property
-    def max_path(self) -> int: ...
-    @property
-    def num_accepted(self) -> int: ...
-    @property
-    def num_cached_tokens(self) -> int: ...
-    @property
-    def num_drafts(self) -> int: ...
-    @property
-    def num_rows(self) -> int: ...
-    @property
-    def prompt_logprobs(self) -> list[typing.Any]: ...
-    @property
-    def request_id(self) -> int: ...
-    @property
-    def stop_reason(self) -> int | None: ...
-    @property
-    def tokens(self) -> list[int]: ...
-
-class Executor:
-    """
-    The step machine: plan() -> the caller's forward pass -> commit(). See cpp/engine/executor.h.
-    """
-    def __init__(
-        self,
-        k_pages: typing.Any,
-        v_pages: typing.Any,
-        *,
-        vocab_size: typing.SupportsInt | typing.SupportsIndex,
-        max_batch_size: typing.SupportsInt | typing.SupportsIndex = 32,
-        max_seq_len: typing.SupportsInt | typing.SupportsIndex,
-        max_num_tokens: typing.SupportsInt | typing.SupportsIndex,
-        method: str = "none",
-        lookahead: tuple[
-            typing.SupportsInt | typing.SupportsIndex,
-            typing.SupportsInt | typing.SupportsIndex,
-            typing.SupportsInt | typing.SupportsIndex,
-        ] = (1, 1, 0),
-        ngram: dict[str, typing.Any] = {},
-        external_max_draft_len: typing.SupportsInt | typing.SupportsIndex = 127,
-        adaptive: bool = True,
-        enable_chunked_prefill: bool = True,
-        enable_block_reuse: bool = False,
-        check_integrity: bool = False,
-        defer_moves: bool = False,
-        draft_len_schedule: collections.abc.Sequence[
-            tuple[
-                typing.SupportsInt | typing.SupportsIndex, typing.SupportsInt | typing.SupportsIndex
-            ]
-        ] = [],
-        synthetic_acceptance_rates: collections.abc.Sequence[
-            typing.SupportsFloat | typing.SupportsIndex
-        ] = [],
-    ) -> None: ...
-    def cancel(self, request_id: typing.SupportsInt | typing.SupportsIndex) -> bool: ...
-    def commit(
-        self,
-        plan: StepPlan,
-        result: typing.Any,
-        *,
-        raw: typing.Any = None,
-        errors: collections.abc.Mapping[typing.SupportsInt | typing.SupportsIndex, str] = {},
-    ) -> list[StepOutput]:
-        """
-        result: int32 greedy ids [L], or float32 scores [L, V] if plan.needs_logits. Where the caller changed scores: raw, the model's own [L, V], for logprobs; errors, by request id: those requests end with that message.
-        """
-    def decoding(self, request_id: typing.SupportsInt | typing.SupportsIndex) -> bool: ...
-    def draft_len_limit(self) -> int:
-        """
-        Drafts of one request that draft_len_schedule allows for the requests that run now.
-        """
-    def fail(self, plan: StepPlan, message: str) -> list[StepOutput]:
-        """
-        The forward pass failed: the plan's requests end with an error, others go on.
-        """
-    def history(self, request_id: typing.SupportsInt | typing.SupportsIndex) -> list[int]: ...
-    def plan(self) -> StepPlan:
-        """
-        The next step, or None when there is nothing to run.
-        """
-    def propose(
-        self,
-        request_id: typing.SupportsInt | typing.SupportsIndex,
-        tokens: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
-        parents: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex] | None = None,
-        probs: typing.Any = None,
-        *,
-        vocab_ids: typing.Any = None,
-        replacement: bool = False,
-    ) -> None:
-        """
-        Drafts for the request's next decode step, used once.
-
-        parents[i] is an index among the drafts, -1 for the golden token; None: a chain. probs: float32
-        [n, V], row i is the distribution that draft i was drawn from, copied; None: the drafts were chosen
-        without chance. vocab_ids: int [V'], the tokens of probs' columns [n, V'], every other token has
-        probability 0. Siblings were drawn in their order, one after another, without replacement (each from
-        its row less the earlier siblings, renormalised) unless `replacement`.
-        """
-    def reset_prefix_cache(self) -> int:
-        """
-        Forgets the published pages that no running request holds; returns how many.
-        """
-    def set_step_cost(
-        self,
-        rows: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
-        seconds: collections.abc.Sequence[typing.SupportsFloat | typing.SupportsIndex],
-        context_len: typing.SupportsFloat | typing.SupportsIndex = 0.0,
-        growth: collections.abc.Sequence[typing.SupportsFloat | typing.SupportsIndex] = [],
-    ) -> None:
-        """
-        T(rows) of the model on this machine; adaptive draft lengths need it. seconds: with
-        context_len tokens in the cache; growth: seconds that each token more adds, by rows.
-        """
-    def stats(self) -> dict[str, typing.Any]: ...
-    def submit(
-        self,
-        prompt_ids: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
-        *,
-        max_tokens: typing.SupportsInt | typing.SupportsIndex,
-        min_tokens: typing.SupportsInt | typing.SupportsIndex = 0,
-        eos_token_ids: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex] = [],
-        stop_token_ids: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex] = [],
-        ignore_eos: bool = False,
-        speculative: bool = True,
-        lookahead: tuple[
-            typing.SupportsInt | typing.SupportsIndex,
-            typing.SupportsInt | typing.SupportsIndex,
-            typing.SupportsInt | typing.SupportsIndex,
-        ]
-        | None = None,
-        max_draft_len: typing.SupportsInt | typing.SupportsIndex | None = None,
-        adaptive: bool | None = None,
-        seed: typing.SupportsInt | typing.SupportsIndex = 0,
-        temperature: typing.SupportsFloat | typing.SupportsIndex = 0.0,
-        top_k: typing.SupportsInt | typing.SupportsIndex = 0,
-        top_p: typing.SupportsFloat | typing.SupportsIndex = 1.0,
-        min_p: typing.SupportsFloat | typing.SupportsIndex = 0.0,
-        acceptance: str = "exact_match",
-        posterior_threshold: typing.SupportsFloat | typing.SupportsIndex = 0.09000000357627869,
-        posterior_alpha: typing.SupportsFloat | typing.SupportsIndex = 0.30000001192092896,
-        acceptance_threshold: typing.SupportsFloat | typing.SupportsIndex = 1.0,
-        repetition_penalty: typing.SupportsFloat | typing.SupportsIndex = 1.0,
-        presence_penalty: typing.SupportsFloat | typing.SupportsIndex = 0.0,
-        frequency_penalty: typing.SupportsFloat | typing.SupportsIndex = 0.0,
-        logit_bias: collections.abc.Mapping[
-            typing.SupportsInt | typing.SupportsIndex, typing.SupportsFloat | typing.SupportsIndex
-        ] = {},
-        bad_words: collections.abc.Sequence[
-            collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex]
-        ] = [],
-        allowed_token_ids: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex]
-        | None = None,
-        logprobs: typing.SupportsInt | typing.SupportsIndex | None = None,
-        prompt_logprobs: typing.SupportsInt | typing.SupportsIndex | None = None,
-        needs_scores: bool = False,
-        cache_salt: str = "",
-        return_logits: bool = False,
-        external_drafts: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex] = [],
-        end_after_drafts: bool = False,
-        external_probs: typing.Any = None,
-        compute_whole_prompt: bool = False,
-    ) -> int: ...
-    def take_moves(self) -> typing.Any:
-        """
-        With defer_moves, after each commit(): arguments of ops.compact_kv, int32 arrays, or None if nothing moves. They have to be made before any later step runs.
-        """
-    @property
-    def num_unfinished(self) -> int: ...
 
 class DraftRunner:
     """
@@ -739,174 +478,10 @@ class LlamaDecoder:
         Bytes of the buffers between layers (after bind_cache).
         """
     @property
-    def last_forward_seconds(self) -> float:
-        """
-        Duration of the last forward call.
-        """
-    @property
     def weight_bytes(self) -> int:
         """
         Bytes of packed weights that a step reads.
         """
-
-class Lookahead:
-    """
-    Lookahead decoding of one request.
-    """
-    def __init__(
-        self,
-        w: typing.SupportsInt | typing.SupportsIndex,
-        n: typing.SupportsInt | typing.SupportsIndex,
-        g: typing.SupportsInt | typing.SupportsIndex,
-        *,
-        prompt: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
-        seed: typing.SupportsInt | typing.SupportsIndex = 0,
-        pool_grams: typing.SupportsInt | typing.SupportsIndex = 4096,
-    ) -> None: ...
-    def draft(
-        self,
-        golden: typing.SupportsInt | typing.SupportsIndex,
-        *,
-        window_rows: typing.SupportsInt | typing.SupportsIndex | None = None,
-        guesses: typing.SupportsInt | typing.SupportsIndex | None = None,
-        guess_len: typing.SupportsInt | typing.SupportsIndex | None = None,
-        max_drafts: typing.SupportsInt | typing.SupportsIndex | None = None,
-        max_depth: typing.SupportsInt | typing.SupportsIndex | None = None,
-    ) -> tuple[
-        numpy.typing.NDArray[numpy.int32],
-        numpy.typing.NDArray[numpy.int32],
-        numpy.typing.NDArray[numpy.int32],
-    ]:
-        """
-        The draft tree of the next step: (tokens, parents, origin), int32 [n] each.
-
-        origin: bit 0 from the window, bit 1 from a guess, both if merged, 0 for the golden token.
-        Limits absent: the request's own triple.
-        """
-    def pool_entries(self, key: typing.SupportsInt | typing.SupportsIndex) -> list[list[int]]:
-        """
-        The key's n-grams, least recently inserted first.
-        """
-    def update(
-        self,
-        sampled: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
-        accepted: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
-    ) -> None:
-        """
-        Target's choices per node of the last draft ([] if none), tokens the step decided.
-        """
-    @property
-    def emitted_rows(self) -> int: ...
-    @property
-    def fill(self) -> numpy.typing.NDArray[numpy.int32]: ...
-    @property
-    def nbytes(self) -> int: ...
-    @property
-    def num_guesses(self) -> int: ...
-    @property
-    def pool_capacity(self) -> int: ...
-    @property
-    def prefill(self) -> numpy.typing.NDArray[numpy.int32]: ...
-    @property
-    def tail(self) -> numpy.typing.NDArray[numpy.int32]: ...
-    @property
-    def window(self) -> numpy.typing.NDArray[numpy.int32]: ...
-
-class NgramIndex:
-    """
-    Where every n-gram of one history occurred first and last.
-    """
-    def __init__(
-        self,
-        max_seq_len: typing.SupportsInt | typing.SupportsIndex,
-        max_ngram: typing.SupportsInt | typing.SupportsIndex,
-    ) -> None: ...
-    def extend(self, history: typing.Annotated[numpy.typing.ArrayLike, numpy.int32]) -> None:
-        """
-        Index a history that continues the one given before; only the new part is read.
-        """
-    def lookup(
-        self,
-        history: typing.Annotated[numpy.typing.ArrayLike, numpy.int32],
-        max_draft_len: typing.SupportsInt | typing.SupportsIndex,
-        *,
-        keep_all: bool = True,
-        use_oldest: bool = True,
-    ) -> tuple[int, int, int]:
-        """
-        (source, length, match_len): the draft is history[source : source + length], found by the
-        last match_len tokens of the history; length 0: no draft.
-        """
-    @property
-    def nbytes(self) -> int: ...
-
-class NgramBatch:
-    """
-    Prompt lookup for several sequences, one call per step for all of them.
-    """
-    def __init__(
-        self,
-        num_sequences: typing.SupportsInt | typing.SupportsIndex,
-        max_seq_len: typing.SupportsInt | typing.SupportsIndex,
-        max_ngram: typing.SupportsInt | typing.SupportsIndex,
-    ) -> None: ...
-    def clear(self, sequence: typing.SupportsInt | typing.SupportsIndex) -> None:
-        """
-        Forget a sequence's history.
-        """
-    def propose(
-        self,
-        tokens: numpy.typing.NDArray[numpy.int32],
-        counts: numpy.typing.NDArray[numpy.int32],
-        drafts: numpy.typing.NDArray[numpy.int32],
-        lengths: numpy.typing.NDArray[numpy.int32],
-        *,
-        keep_all: bool = True,
-        use_oldest: bool = True,
-    ) -> None:
-        """
-        Append counts[b] tokens of tokens[b] to every sequence b, then look up all of them.
-
-        tokens [B, T], counts [B]: int32, C-contiguous. Writes drafts [B, K] and lengths [B] in place; only
-        the first lengths[b] entries of drafts[b] are written. Raises ValueError before any change.
-        """
-
-class SharedNgramPool:
-    """
-    Prompt lookup across requests that carry the same salt; bounded.
-    """
-    def __init__(
-        self,
-        *,
-        capacity_tokens: typing.SupportsInt | typing.SupportsIndex = 65536,
-        max_ngram: typing.SupportsInt | typing.SupportsIndex = 2,
-        max_salts: typing.SupportsInt | typing.SupportsIndex = 8,
-    ) -> None: ...
-    def lookup(
-        self,
-        salt: str,
-        history: typing.Annotated[numpy.typing.ArrayLike, numpy.int32],
-        max_draft_len: typing.SupportsInt | typing.SupportsIndex,
-    ) -> tuple[numpy.typing.NDArray[numpy.int32], int]:
-        """
-        (draft, match_len): what followed the most recent occurrence of the longest suffix.
-        """
-    def publish(
-        self,
-        salt: str,
-        text: typing.Annotated[numpy.typing.ArrayLike, numpy.int32],
-        begin: typing.SupportsInt | typing.SupportsIndex = 0,
-        end: typing.SupportsInt | typing.SupportsIndex | None = None,
-    ) -> None:
-        """
-        Add text[begin:end] of one request, with the tokens before `begin` as context.
-        """
-    @property
-    def max_nbytes(self) -> int: ...
-    @property
-    def nbytes(self) -> int: ...
-    @property
-    def num_salts(self) -> int: ...
 
 class SlotLayout:
     """
@@ -965,7 +540,7 @@ class SlotLayout:
 
 class StagingLayout:
     """
-    Offsets, in int32 words, of the parts of one place of the staging ring (cpp/engine/run_ahead.h).
+    Offsets, in int32 words, of the parts of one place of the staging ring (cpp/engine/staging.h).
     """
     @property
     def acceptance(self) -> int: ...
@@ -1029,7 +604,7 @@ class SlotEntry:
     @property
     def slot(self) -> int: ...
 
-class RunAheadStep:
+class StagedStep:
     """
     What the host knows of a step that it enqueues.
     """
@@ -1076,20 +651,64 @@ class RunAheadStep:
         Its place in the rings.
         """
 
-class RunAheadExecutor:
+class StepOutput:
     """
-    Plans steps before earlier ones were read; state lives in slots. See cpp/engine/run_ahead.h.
+    What one step delivered to one request.
+    """
+    @property
+    def error(self) -> str | None: ...
+    @property
+    def finish_reason(self) -> str | None: ...
+    @property
+    def is_prefill(self) -> bool: ...
+    @property
+    def last_logit_row(self) -> int: ...
+    @property
+    def logit_rows(self) -> list[int]: ...
+    @property
+    def logprobs(self) -> list[typing.Any]: ...
+    @property
+    def max_path(self) -> int: ...
+    @property
+    def num_accepted(self) -> int: ...
+    @property
+    def num_cached_tokens(self) -> int: ...
+    @property
+    def num_drafts(self) -> int: ...
+    @property
+    def num_rows(self) -> int: ...
+    @property
+    def prompt_logprobs(self) -> list[typing.Any]: ...
+    @property
+    def request_id(self) -> int: ...
+    @property
+    def sequence(self) -> int:
+        """
+        Grows from output to output.
+        """
+    @property
+    def step(self) -> int: ...
+    @property
+    def stop_reason(self) -> int | None: ...
+    @property
+    def tokens(self) -> list[int]: ...
+
+class Executor:
+    """
+    Who takes part in which step, and what a step brought. See cpp/engine/executor.h.
     """
     def __init__(
         self,
+        k_pages: typing.Any = None,
+        v_pages: typing.Any = None,
         *,
         vocab_size: typing.SupportsInt | typing.SupportsIndex,
         max_batch_size: typing.SupportsInt | typing.SupportsIndex = 32,
         max_seq_len: typing.SupportsInt | typing.SupportsIndex,
         max_num_tokens: typing.SupportsInt | typing.SupportsIndex,
-        num_pages: typing.SupportsInt | typing.SupportsIndex,
-        page_size: typing.SupportsInt | typing.SupportsIndex,
-        depth: typing.SupportsInt | typing.SupportsIndex = 1,
+        num_pages: typing.SupportsInt | typing.SupportsIndex = 0,
+        page_size: typing.SupportsInt | typing.SupportsIndex = 0,
+        overlap_depth: typing.SupportsInt | typing.SupportsIndex = 0,
         method: str = "none",
         lookahead: tuple[
             typing.SupportsInt | typing.SupportsIndex,
@@ -1097,26 +716,55 @@ class RunAheadExecutor:
             typing.SupportsInt | typing.SupportsIndex,
         ] = (1, 1, 0),
         ngram: dict[str, typing.Any] = {},
-        external_max_draft_len: typing.SupportsInt | typing.SupportsIndex = 127,
-        external_max_path: typing.SupportsInt | typing.SupportsIndex = 127,
+        proposed_max_draft_len: typing.SupportsInt | typing.SupportsIndex = 127,
+        proposed_max_path: typing.SupportsInt | typing.SupportsIndex | None = None,
         adaptive: bool = True,
         pads_rows: bool = False,
         enable_chunked_prefill: bool = True,
         enable_block_reuse: bool = False,
         check_integrity: bool = False,
+        defer_moves: bool = False,
         draft_len_schedule: collections.abc.Sequence[
             tuple[
                 typing.SupportsInt | typing.SupportsIndex, typing.SupportsInt | typing.SupportsIndex
             ]
         ] = [],
-    ) -> None: ...
+        synthetic_acceptance_rates: collections.abc.Sequence[
+            typing.SupportsFloat | typing.SupportsIndex
+        ] = [],
+    ) -> None:
+        """
+        k_pages, v_pages: the pages of a CPU, or of a device with defer_moves: the host runs the steps,
+        plan() -> forward pass -> commit(). Without them the caller enqueues the steps on a device, between
+        stage() and deliver(), over the rings that bind_rings() names; num_pages and page_size say what there
+        is.
+        """
     def bind_rings(
         self, *, staging: typing.Any, entries: typing.Any, results: typing.Any, scores: typing.Any
     ) -> None:
         """
         Host memory that the executor writes and reads: staging [ring_size, words] int32, entries [ring_size, entry_bytes] uint8, results [ring_size, result_words] int32, scores [ring_size, max_host_rows, vocab_size] float32.
         """
+    def build(self) -> StepPlan:
+        """
+        The arrays of the step that stage() opened, with the drafts that its slots have.
+        """
     def cancel(self, request_id: typing.SupportsInt | typing.SupportsIndex) -> bool: ...
+    def commit(
+        self,
+        plan: StepPlan,
+        result: typing.Any,
+        *,
+        raw: typing.Any = None,
+        errors: collections.abc.Mapping[typing.SupportsInt | typing.SupportsIndex, str] = {},
+        hidden: typing.Any = None,
+        kept: typing.Any = None,
+        draft_probs: typing.Any = None,
+    ) -> list[StepOutput]:
+        """
+        result: int32 greedy ids [L], or float32 scores [L, V] if plan.needs_logits. Where the caller changed scores: raw, the model's own [L, V], for logprobs; errors, by request id: those requests end with that message. hidden [L, H], the head's inputs of the rows: the one that each request's last token was chosen after is copied to its slot's row of kept [max_batch_size, H]. draft_probs: what the drafts of the step's decoding requests were drawn from, ops.DraftProbs in their second form. Returns what is due: the step's own outputs at overlap_depth 0, those of the step `overlap_depth` before it else.
+        """
+    def decoding(self, request_id: typing.SupportsInt | typing.SupportsIndex) -> bool: ...
     def deliver(
         self,
         scores: typing.Any = None,
@@ -1125,27 +773,66 @@ class RunAheadExecutor:
         """
         What the oldest step in flight brought; its event must have completed. Where the caller changed the scores of the host's choices: scores [len(host_requests()), vocab_size] float32; errors, by request id: those requests end with that message.
         """
-    def fail(
+    def draft_len_limit(self) -> int:
+        """
+        Drafts of one request that draft_len_schedule allows for the requests that run now.
+        """
+    def fail(self, plan: StepPlan, message: str) -> list[StepOutput]:
+        """
+        The forward pass failed: the plan's requests end with an error, others go on.
+        """
+    def fail_step(
         self, index: typing.SupportsInt | typing.SupportsIndex, message: str
     ) -> list[StepOutput]:
         """
         The step could not be enqueued: its requests end with an error. It is still delivered.
         """
+    def history(self, request_id: typing.SupportsInt | typing.SupportsIndex) -> list[int]:
+        """
+        Prompt and tokens, as far as steps have run.
+        """
     def host_requests(self) -> list[int]:
         """
         Of the oldest step in flight: the ids of the requests whose tokens the host chooses, in the order of their rows of scores; 0 for one that has ended.
+        """
+    def newest(self) -> StagedStep:
+        """
+        The step that stage() brought last, again.
+        """
+    def outputs(self) -> list[StepOutput]:
+        """
+        What steps have delivered since the last one was planned; their calls returned it, too.
         """
     def pages(self, request_id: typing.SupportsInt | typing.SupportsIndex) -> list[int]:
         """
         Pages that the request holds, in order.
         """
-    def plan(self) -> RunAheadStep | None:
+    def plan(self) -> StepPlan:
         """
-        The next step, or None when there is nothing to enqueue now.
+        The next step, or None when there is nothing to run: stage() and build() in one call. Before commit() or fail() it is the same step again, so that whoever was interrupted can resume it.
+        """
+    def propose(
+        self,
+        request_id: typing.SupportsInt | typing.SupportsIndex,
+        tokens: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
+        parents: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex] | None = None,
+        probs: typing.Any = None,
+        *,
+        vocab_ids: typing.Any = None,
+        replacement: bool = False,
+    ) -> None:
+        """
+        Drafts for the request's next decode step, used once.
+
+        parents[i] is an index among the drafts, -1 for the golden token; None: a chain. probs: float32
+        [n, V], row i is the distribution that draft i was drawn from, copied; None: the drafts were chosen
+        without chance. vocab_ids: int [V'], the tokens of probs' columns [n, V'], every other token has
+        probability 0. Siblings were drawn in their order, one after another, without replacement (each from
+        its row less the earlier siblings, renormalised) unless `replacement`.
         """
     def reset_prefix_cache(self) -> int:
         """
-        Forgets the published pages that no request holds; returns how many.
+        Forgets the published pages that no running request holds; returns how many.
         """
     def set_draft_cost(
         self,
@@ -1153,7 +840,7 @@ class RunAheadExecutor:
         each: typing.SupportsFloat | typing.SupportsIndex = 0.0,
     ) -> None:
         """
-        Seconds that drafting costs a step beside the rows of the drafts: if it drafts at all, and for each draft.
+        Seconds that drafting costs a step besides the rows of the drafts: if it drafts at all, and for each draft.
         """
     def set_step_cost(
         self,
@@ -1163,7 +850,12 @@ class RunAheadExecutor:
         growth: collections.abc.Sequence[typing.SupportsFloat | typing.SupportsIndex] = [],
     ) -> None:
         """
-        As Executor.set_step_cost.
+        T(rows) of the model on this machine; adaptive draft lengths need it. seconds: with
+        context_len tokens in the cache; growth: seconds that each token more adds, by rows.
+        """
+    def stage(self) -> StagedStep | None:
+        """
+        The next step, or None when there is nothing to enqueue now.
         """
     def stats(self) -> dict[str, typing.Any]: ...
     def submit(
@@ -1190,8 +882,8 @@ class RunAheadExecutor:
         top_p: typing.SupportsFloat | typing.SupportsIndex = 1.0,
         min_p: typing.SupportsFloat | typing.SupportsIndex = 0.0,
         acceptance: str = "exact_match",
-        posterior_threshold: typing.SupportsFloat | typing.SupportsIndex = 0.09000000357627869,
-        posterior_alpha: typing.SupportsFloat | typing.SupportsIndex = 0.30000001192092896,
+        posterior_threshold: typing.SupportsFloat | typing.SupportsIndex = 0.09,
+        posterior_alpha: typing.SupportsFloat | typing.SupportsIndex = 0.3,
         acceptance_threshold: typing.SupportsFloat | typing.SupportsIndex = 1.0,
         repetition_penalty: typing.SupportsFloat | typing.SupportsIndex = 1.0,
         presence_penalty: typing.SupportsFloat | typing.SupportsIndex = 0.0,
@@ -1214,10 +906,22 @@ class RunAheadExecutor:
         external_probs: typing.Any = None,
         compute_whole_prompt: bool = False,
     ) -> int: ...
-    @property
-    def depth(self) -> int: ...
+    def take_moves(self) -> typing.Any:
+        """
+        With defer_moves, after each commit(): arguments of ops.compact_kv, int32 arrays, or None if nothing moves. They have to be made before any later step runs.
+        """
     @property
     def entry_bytes(self) -> int: ...
+    @property
+    def host_slots(self) -> numpy.typing.NDArray[numpy.uint8]:
+        """
+        uint8 [max_batch_size, slot_layout.slot_bytes], the executor's own memory.
+        """
+    @property
+    def host_staging(self) -> numpy.typing.NDArray[numpy.int32]:
+        """
+        int32 [ring_size, staging_layout.words], the executor's own memory.
+        """
     @property
     def in_flight(self) -> int: ...
     @property
@@ -1238,6 +942,8 @@ class RunAheadExecutor:
         The place of the oldest step in flight in the rings.
         """
     @property
+    def overlap_depth(self) -> int: ...
+    @property
     def result_words(self) -> int: ...
     @property
     def ring_size(self) -> int: ...
@@ -1246,15 +952,97 @@ class RunAheadExecutor:
     @property
     def staging_layout(self) -> StagingLayout: ...
     @property
+    def steps_in_flight(self) -> list[int]:
+        """
+        The indices of the steps in flight, oldest first.
+        """
+    @property
     def vocab_size(self) -> int: ...
+
+class DraftPasses:
+    """
+    The passes of a draft model in steps that run where they are enqueued. See cpp/engine/draft_passes.h.
+    """
+    def __init__(
+        self,
+        *,
+        vocab_size: typing.SupportsInt | typing.SupportsIndex,
+        num_scores: typing.SupportsInt | typing.SupportsIndex,
+        num_slots: typing.SupportsInt | typing.SupportsIndex,
+        max_rows: typing.SupportsInt | typing.SupportsIndex,
+        max_len: typing.SupportsInt | typing.SupportsIndex,
+        max_drafts: typing.SupportsInt | typing.SupportsIndex,
+        top_k: typing.SupportsInt | typing.SupportsIndex = 1,
+        max_depth: typing.SupportsInt | typing.SupportsIndex = 0,
+        min_confidence: typing.SupportsFloat | typing.SupportsIndex = 0.0,
+        input_ids: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex] = [],
+        output_ids: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex] = [],
+    ) -> None: ...
+    def begin(
+        self,
+        layout: SlotLayout,
+        slots: typing.Any,
+        slot_ids: typing.Any,
+        max_drafts: typing.Any,
+        page_table: typing.Any,
+        laws: typing.Any,
+        gives_scores: bool,
+    ) -> None:
+        """
+        A step's drafts; the tensors of drafters.DraftInputs, laws None where nobody samples.
+        """
+    def bind_pages(
+        self,
+        page_size: typing.SupportsInt | typing.SupportsIndex,
+        num_pages: typing.SupportsInt | typing.SupportsIndex,
+    ) -> None: ...
+    def bind_probs(self, probs: typing.Any, columns: typing.Any, drawn: typing.Any) -> None:
+        """
+        Where mode 'own' leaves what it drew from, by the step's requests: float32 [num_slots, max_drafts, num_scores], int32 [num_slots, max_drafts], uint8 [num_slots].
+        """
+    def enter(self, slot: typing.SupportsInt | typing.SupportsIndex, mode: str) -> None:
+        """
+        A request takes a slot; mode: how its drafts are chosen if it samples, 'best', 'coupled' or 'own'.
+        """
+    def num_read(self, slot: typing.SupportsInt | typing.SupportsIndex) -> int:
+        """
+        Tokens of the slot's text whose K/V is in place.
+        """
+    def plan(self) -> StepPlan:
+        """
+        The next pass; None: there is none, and the drafts lie in the slots.
+        """
+    def plan_prompts(
+        self,
+        tokens: typing.Any,
+        slot_ids: typing.Any,
+        kv_len: typing.Any,
+        cu_rows: typing.Any,
+        page_table: typing.Any,
+    ) -> StepPlan:
+        """
+        The pass that reads a step's rows of prompts, or None; take_prompts() behind it.
+        """
+    def take(self, result: typing.Any) -> None:
+        """
+        What a pass gave: ids [L] or scores [L, V].
+        """
+    def take_prompts(self) -> None: ...
+    @property
+    def draws(self) -> bool:
+        """
+        Drafts of this round are drawn from what the model said.
+        """
+    @property
+    def memory_bytes(self) -> int: ...
 
 class BeamSearch:
     """
     Beam search over a drafter's scores, for several requests at once.
 
-    start(), then as long as num_rows > 0: score the rows, advance() or advance_best(). A beam is extended by the 50 best
-    scores of its row (smaller index first on ties); sums of log-probabilities decide, on ties the beam
-    that stood first.
+    start(), then as long as num_rows > 0: score the rows, advance() or advance_best(). A beam is
+    extended by the 50 best scores of its row (smaller index first on ties); sums of log-probabilities
+    in single precision decide, on ties the beam that stood first.
     """
     def __init__(self) -> None: ...
     def advance(self, scores: typing.Any, token_ids: typing.Any = None) -> None:
@@ -1271,11 +1059,21 @@ class BeamSearch:
         """
         advance() with each row's best scores, float32 [num_rows, k] in any order, and their columns, int32 [num_rows, k]; k is 50, or num_scores where there are fewer. token_ids: int32 [num_scores].
         """
-    def beams(
-        self, request: typing.SupportsInt | typing.SupportsIndex
-    ) -> tuple[numpy.typing.NDArray[numpy.int32], numpy.typing.NDArray[numpy.float64]]:
+    def bring(
+        self,
+        layout: SlotLayout,
+        slots: typing.Any,
+        slot_ids: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
+        limits: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
+        *,
+        vocab_size: typing.SupportsInt | typing.SupportsIndex,
+        law_rows: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
+        probs: typing.Any = None,
+        ids: typing.Any = None,
+        token_ids: typing.Any = None,
+    ) -> None:
         """
-        (tokens int32 [beams, depth], log-probabilities of their prefixes float64), best first.
+        Each request's tree(), cut to its limit, into its slot, with the chance of each node. law_rows: the row of probs and ids, float32 and int32 [D, drafts, 50], that takes what the request's nodes were chosen from, with their tokens; -1: none. token_ids as advance().
         """
     def proposal(
         self,
@@ -1289,7 +1087,7 @@ class BeamSearch:
         self,
         num_beams: typing.Annotated[numpy.typing.ArrayLike, numpy.int32],
         lengths: typing.Annotated[numpy.typing.ArrayLike, numpy.int32],
-        temperatures: typing.Annotated[numpy.typing.ArrayLike, numpy.float64] | None = None,
+        temperatures: typing.Annotated[numpy.typing.ArrayLike, numpy.float32] | None = None,
         keeps_laws: collections.abc.Sequence[bool] | None = None,
     ) -> None:
         """
@@ -1303,10 +1101,10 @@ class BeamSearch:
         numpy.typing.NDArray[numpy.int32],
         numpy.typing.NDArray[numpy.int32],
         numpy.typing.NDArray[numpy.int32],
-        numpy.typing.NDArray[numpy.float64],
+        numpy.typing.NDArray[numpy.float32],
     ]:
         """
-        (tokens, parents, depths, log_probs) of the beams' prefix tree, parents -1 and depth 1 behind the golden token; cut to its max_drafts likeliest nodes.
+        (tokens, parents, depths, log_probs) of the beams' prefix tree, the likeliest node first; parents -1 and depth 1 behind the golden token; cut to max_drafts nodes.
         """
     def tree_laws(
         self,
@@ -1323,9 +1121,9 @@ class BeamSearch:
         Beams that want scores.
         """
     @property
-    def row_log_probs(self) -> numpy.typing.NDArray[numpy.float64]:
+    def row_log_probs(self) -> numpy.typing.NDArray[numpy.float32]:
         """
-        float64 [num_rows]: the log-probability of each beam.
+        float32 [num_rows]: the log-probability of each beam.
         """
     @property
     def row_parents(self) -> numpy.typing.NDArray[numpy.int32]:
@@ -1368,11 +1166,9 @@ class RecurrentDrafter:
 
     start(), then run(search); or depth by depth, as long as the BeamSearch has rows: score(search),
     advance(search). Layers are PackedLinear: ``recurrence`` [H, 2H] or None (states add up embeddings),
-    ``projection`` [E, 2H] or None (E = 2H), ``blocks`` [E, E] each. ``embed`` is the target's
-    LlamaDecoder or a function (ids, out) that writes rows of the target's embedding table, int32 [n]
-    into float32 [n, H]; ``head`` is a PackedLinear [num_scores, E], the target's LlamaDecoder or a
-    function (x, out) of float32 [n, E] and [n, num_scores]. The arrays of functions are valid during the
-    call only. Raises ValueError naming the layer that does not fit.
+    ``projection`` [E, 2H] or None (E = 2H), ``blocks`` [E, E] each, ``head`` [num_scores, E] or None: the
+    target's. ``target`` is the target's LlamaDecoder, whose embedding rows are read. Raises ValueError
+    naming the layer that does not fit.
     """
     def __init__(
         self,
@@ -1382,7 +1178,7 @@ class RecurrentDrafter:
         recurrence: typing.Any,
         projection: typing.Any,
         blocks: list[typing.Any],
-        embed: typing.Any,
+        target: typing.Any,
         head: typing.Any,
     ) -> None: ...
     def advance(self, search: BeamSearch, token_ids: typing.Any = None) -> None:
@@ -1420,47 +1216,90 @@ class RecurrentDrafter:
         float32 [rows, num_scores]: a copy of what the last score() found.
         """
 
-def accept_drafts(
-    tokens: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
-    parents: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
-    scores: typing.Annotated[numpy.typing.ArrayLike, numpy.float32],
-    *,
-    seed: typing.SupportsInt | typing.SupportsIndex,
-    position: typing.SupportsInt | typing.SupportsIndex,
-    acceptance: str,
-    temperature: typing.SupportsFloat | typing.SupportsIndex,
-    top_k: typing.SupportsInt | typing.SupportsIndex = 0,
-    top_p: typing.SupportsFloat | typing.SupportsIndex = 1.0,
-    min_p: typing.SupportsFloat | typing.SupportsIndex = 0.0,
-    probs: typing.Any = None,
-    vocab_ids: typing.Any = None,
-    replacement: bool = False,
-    posterior_threshold: typing.SupportsFloat | typing.SupportsIndex = 0.09000000357627869,
-    posterior_alpha: typing.SupportsFloat | typing.SupportsIndex = 0.30000001192092896,
-    acceptance_threshold: typing.SupportsFloat | typing.SupportsIndex = 1.0,
-) -> tuple[list[int], int]:
+class LazyZeros:
     """
-    Accept drafts by probabilities (cpp/algo/acceptance.h).
+    A tensor of zeros on the host whose memory is taken when it is first written. torch.from_dlpack() gives a view of it, which keeps it alive.
+    """
+    def __dlpack__(
+        self,
+        *,
+        stream: typing.Any = None,
+        max_version: typing.Any = None,
+        dl_device: typing.Any = None,
+        copy: typing.Any = None,
+    ) -> typing_extensions.CapsuleType:
+        """
+        What a consumer may ask for besides is ignored: it gets this memory, on the host.
+        """
+    def __dlpack_device__(self) -> tuple[int, int]: ...
+    def __init__(
+        self, shape: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex], dtype: str
+    ) -> None:
+        """
+        dtype: as torch names it, such as "bfloat16".
+        """
+    def release(self) -> None:
+        """
+        Give the memory back to the operating system: every element is zero again. Nothing may use the tensor meanwhile.
+        """
+    @property
+    def num_bytes(self) -> int: ...
 
-    tokens, parents: drafts as in Executor.propose; scores: float32 [n + 1, V], row 0 follows the golden
-    token, row i + 1 draft i; position: absolute position of the token after the golden one. Returns
-    (path, token): the accepted drafts, downwards, and the token after the last of them; -1 for a row
-    with a NaN, -2 if every score of it is -infinity.
+class StepCost:
     """
+    T(rows, context), seconds of one forward pass: linear between measured points, behind the last with the slope over four. See cpp/engine/step_cost.h.
+    """
+    def __call__(self, rows: typing.SupportsFloat | typing.SupportsIndex) -> float: ...
+    def __init__(
+        self,
+        table: dict[int, float],
+        growth: dict[int, float] = {},
+        context_len: typing.SupportsFloat | typing.SupportsIndex = 0.0,
+    ) -> None:
+        """
+        table: {rows: seconds}, 1 row and at least one more count, of a pass of one request with `context_len` tokens in the cache. growth: {rows: seconds} that each token more adds; empty: nothing.
+        """
+    def at(
+        self,
+        requests: typing.SupportsInt | typing.SupportsIndex,
+        context_len: typing.SupportsFloat | typing.SupportsIndex,
+    ) -> StepCost:
+        """
+        Of steps of `requests` requests with `context_len` tokens in the cache, on average: their rows share the weights, each reads a cache of its own.
+        """
+    def seconds(
+        self,
+        first: typing.SupportsInt | typing.SupportsIndex,
+        more: typing.SupportsInt | typing.SupportsIndex,
+    ) -> numpy.typing.NDArray[numpy.float64]:
+        """
+        [more + 1]: of first, first + 1, ..., first + more rows.
+        """
+    @property
+    def columns(self) -> tuple[list[int], list[float], float, list[float]]:
+        """
+        (rows, seconds, context_len, growth), as Executor.set_step_cost() takes them.
+        """
 
-def accept_greedy(
-    tokens: typing.Annotated[numpy.typing.ArrayLike, numpy.int32],
-    parents: typing.Annotated[numpy.typing.ArrayLike, numpy.int32],
-    sampled: typing.Annotated[numpy.typing.ArrayLike, numpy.int32],
-    max_path: typing.SupportsInt | typing.SupportsIndex | None = None,
-) -> tuple[numpy.typing.NDArray[numpy.int32], numpy.typing.NDArray[numpy.int32], int]:
+class StepTimes:
     """
-    Keep the longest path of a draft tree that the target model would have decoded itself.
-
-    tokens, parents, sampled: int32 [n]; sampled[i] is the target's choice after node i, -1 if its scores
-    were NaN. Returns (path, emitted, bad_row): the accepted nodes, the tokens to append (one more than
-    the path, or as many when the last choice is -1), and the node of that bad choice or -1.
+    T(rows, context) refined by the steps that are served anyway. See cpp/engine/step_times.h.
     """
+    def __init__(self, start: StepCost) -> None:
+        """
+        start: the table to begin with.
+        """
+    def observe(self, plan: StepPlan, seconds: typing.SupportsFloat | typing.SupportsIndex) -> bool:
+        """
+        The forward pass of `plan` took `seconds`. True: cost has changed.
+        """
+    @property
+    def cost(self) -> StepCost: ...
+    @property
+    def observed(self) -> int:
+        """
+        Steps that counted.
+        """
 
 def accept_scratch_bytes(
     num_requests: typing.SupportsInt | typing.SupportsIndex,
@@ -1505,6 +1344,11 @@ def accept_step(
 ) -> None:
     """
     See specdec_ext.ops.accept_step.
+    """
+
+def acceptance_rules() -> dict[str, bool]:
+    """
+    {name: whether it is lossless} of each acceptance rule, in the order of their numbers.
     """
 
 def append_kv(
@@ -1557,6 +1401,7 @@ def bring_drafts(
     tokens: typing.Any,
     parents: typing.Any = None,
     *,
+    survival: typing.Any = None,
     counts: typing.Any = None,
     vocab_size: typing.SupportsInt | typing.SupportsIndex,
     backend: typing.Any = None,
@@ -1565,6 +1410,19 @@ def bring_drafts(
 ) -> None:
     """
     See specdec_ext.ops.bring_drafts.
+    """
+
+def bring_growths(
+    layout: SlotLayout,
+    slots: typing.Any,
+    slot_ids: typing.Any,
+    growths: typing.Any,
+    *,
+    backend: typing.Any = None,
+    stream: typing.SupportsInt | typing.SupportsIndex = 0,
+) -> None:
+    """
+    See specdec_ext.ops.bring_growths.
     """
 
 def build_step(
@@ -1587,16 +1445,6 @@ def build_step(
 ) -> None:
     """
     See specdec_ext.ops.build_step.
-    """
-
-def check_lookahead_config(
-    w: typing.SupportsInt | typing.SupportsIndex,
-    n: typing.SupportsInt | typing.SupportsIndex,
-    g: typing.SupportsInt | typing.SupportsIndex,
-    what: str = "lookahead",
-) -> None:
-    """
-    Raises ValueError unless (w, n, g) is valid and needs no more draft tokens than a step has.
     """
 
 def commit_step(
@@ -1648,6 +1496,28 @@ def cpu_isa() -> str:
 def cuda_info() -> dict[str, typing.Any]:
     """
     What the CUDA side of this build is, and which devices it sees.
+    """
+
+def cut_drafts(
+    gains: collections.abc.Sequence[typing.Annotated[numpy.typing.ArrayLike, numpy.float64]],
+    cost: StepCost,
+    *,
+    rows: typing.SupportsInt | typing.SupportsIndex,
+    tokens: typing.SupportsFloat | typing.SupportsIndex,
+    max_more_rows: typing.SupportsInt | typing.SupportsIndex = 1073741824,
+    fixed: typing.SupportsFloat | typing.SupportsIndex = 0.0,
+    each: typing.SupportsFloat | typing.SupportsIndex = 0.0,
+    spent: typing.SupportsFloat | typing.SupportsIndex = 0.0,
+    rate: typing.SupportsFloat | typing.SupportsIndex = 0.0,
+    pass_cost: StepCost | None = None,
+    pass_rows: typing.SupportsInt | typing.SupportsIndex = 0,
+) -> tuple[list[numpy.typing.NDArray[numpy.int64]], float, float]:
+    """
+    Which drafts of each request are worth verifying (cpp/engine/budget.h).
+
+    gains: per request the chance of each draft, parents first. rows, tokens: of the step without them. fixed, each, spent: seconds of drafting, if anybody drafts, for each draft of the request that drafts most, and in any case. rate: 0 to weigh the step by itself, else what a second is worth in tokens. pass_cost: of one more pass of a draft model, a row for each draft and pass_rows of others.
+
+    Returns (per request the ascending indices of the drafts kept; expected tokens of the step; its speed over that of a step without drafts).
     """
 
 def device_limits(
@@ -1724,12 +1594,30 @@ def grow_beams(
     lengths: typing.Any,
     next_rows: typing.Any,
     next_tokens: typing.Any,
+    temperatures: typing.Any = None,
     token_ids: typing.Any = None,
     backend: typing.Any = None,
     stream: typing.SupportsInt | typing.SupportsIndex = 0,
 ) -> None:
     """
     See specdec_ext.ops.grow_beams.
+    """
+
+def grow_drafts(
+    growths: typing.Any,
+    shares: typing.Any,
+    columns: typing.Any,
+    limits: typing.Any,
+    *,
+    num_columns: typing.SupportsInt | typing.SupportsIndex,
+    max_open: typing.SupportsInt | typing.SupportsIndex,
+    begins: bool,
+    token_ids: typing.Any = None,
+    backend: typing.Any = None,
+    stream: typing.SupportsInt | typing.SupportsIndex = 0,
+) -> None:
+    """
+    See specdec_ext.ops.grow_drafts.
     """
 
 def keep_hidden(
@@ -1781,25 +1669,6 @@ def load_backend(name: str, path: str) -> None:
     Opens a shared library that exports specdec_backend() and registers it as `name`.
     """
 
-def lookahead_bytes(
-    w: typing.SupportsInt | typing.SupportsIndex,
-    n: typing.SupportsInt | typing.SupportsIndex,
-    g: typing.SupportsInt | typing.SupportsIndex,
-    pool_grams: typing.SupportsInt | typing.SupportsIndex,
-) -> int:
-    """
-    Bytes of one request's state.
-    """
-
-def lookahead_max_draft_len(
-    w: typing.SupportsInt | typing.SupportsIndex,
-    n: typing.SupportsInt | typing.SupportsIndex,
-    g: typing.SupportsInt | typing.SupportsIndex,
-) -> int:
-    """
-    Draft tokens per step at most: (N == 1 ? 0 : N - 2) + (W - 1 + G) * (N - 1).
-    """
-
 def make_step_plan(
     tokens: collections.abc.Sequence[
         collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex]
@@ -1826,17 +1695,6 @@ def mask_from_parents(
     See specdec_ext.ops.mask_from_parents.
     """
 
-def merge_beams(
-    beams: typing.Annotated[numpy.typing.ArrayLike, numpy.int32],
-) -> tuple[
-    numpy.typing.NDArray[numpy.int32],
-    numpy.typing.NDArray[numpy.int32],
-    numpy.typing.NDArray[numpy.int32],
-]:
-    """
-    (tokens, parents, node_of [beams, length]) of the prefix tree of int32 [beams, length].
-    """
-
 def merge_step_beams(
     tokens: typing.Any,
     parents: typing.Any,
@@ -1846,6 +1704,7 @@ def merge_step_beams(
     draft_tokens: typing.Any,
     draft_parents: typing.Any,
     counts: typing.Any,
+    draft_nodes: typing.Any = None,
     backend: typing.Any = None,
     stream: typing.SupportsInt | typing.SupportsIndex = 0,
 ) -> None:
@@ -1856,6 +1715,21 @@ def merge_step_beams(
 def num_threads() -> int:
     """
     Threads of the CPU backend.
+    """
+
+def pack_drafts(
+    growths: typing.Any,
+    golden: typing.Any,
+    *,
+    tokens: typing.Any,
+    parents: typing.Any,
+    cu_rows: typing.Any,
+    logit_rows: typing.Any,
+    backend: typing.Any = None,
+    stream: typing.SupportsInt | typing.SupportsIndex = 0,
+) -> None:
+    """
+    See specdec_ext.ops.pack_drafts.
     """
 
 def pack_mask(
@@ -1973,6 +1847,7 @@ def sample_rows(
     min_p: typing.Any,
     seed: typing.Any,
     out: typing.Any,
+    probs: typing.Any = None,
     purpose: str = "token",
     backend: typing.Any = None,
     stream: typing.SupportsInt | typing.SupportsIndex = 0,
@@ -1981,24 +1856,6 @@ def sample_rows(
 ) -> None:
     """
     See specdec_ext.ops.sample_rows.
-    """
-
-def sample_token(
-    scores: typing.Annotated[numpy.typing.ArrayLike, numpy.float32],
-    u: typing.SupportsFloat | typing.SupportsIndex,
-    *,
-    temperature: typing.SupportsFloat | typing.SupportsIndex,
-    top_k: typing.SupportsInt | typing.SupportsIndex = 0,
-    top_p: typing.SupportsFloat | typing.SupportsIndex = 1.0,
-    min_p: typing.SupportsFloat | typing.SupportsIndex = 0.0,
-) -> int:
-    """
-    The token that u in [0, 1) selects from one row of scores (cpp/algo/sample.h); -1 for a row with a NaN or +infinity, -2 if every score is -infinity.
-    """
-
-def seed_schedule(backend: str, seed: typing.SupportsInt | typing.SupportsIndex) -> None:
-    """
-    Fixes the order in which an emulated backend runs the threads of later launches.
     """
 
 def set_num_threads(num_threads: typing.SupportsInt | typing.SupportsIndex) -> None:
@@ -2093,43 +1950,13 @@ def synthetic_step(
     See specdec_ext.ops.synthetic_step.
     """
 
-def token_uniform(
-    seed: typing.SupportsInt | typing.SupportsIndex,
-    position: typing.SupportsInt | typing.SupportsIndex,
-) -> float:
-    """
-    The number in [0, 1) that decides the token at an absolute position.
-    """
-
-def tree_depths(
-    parents: typing.Annotated[numpy.typing.ArrayLike, numpy.int32],
-) -> numpy.typing.NDArray[numpy.int32]:
-    """
-    int32 [n]: edges from each node to the golden token.
-    """
-
-def tree_mask(
-    parents: typing.Annotated[numpy.typing.ArrayLike, numpy.int32],
-) -> numpy.typing.NDArray[numpy.uint32]:
-    """
-    uint32 [n, 4]: bit j & 31 of word j >> 5 of row i is set if j is i or an ancestor of i.
-    """
-
-def tree_path(
-    parents: typing.Annotated[numpy.typing.ArrayLike, numpy.int32],
-    node: typing.SupportsInt | typing.SupportsIndex,
-) -> numpy.typing.NDArray[numpy.int32]:
-    """
-    int32: the nodes from the golden token's child down to `node`; empty for node 0.
-    """
-
-def validate_tree(
-    tokens: typing.Annotated[numpy.typing.ArrayLike, numpy.int32],
-    parents: typing.Annotated[numpy.typing.ArrayLike, numpy.int32],
-    vocab_size: typing.SupportsInt | typing.SupportsIndex = 0,
-) -> None:
-    """
-    Raises ValueError naming the first entry that is not a draft tree's; vocab_size 0: any id.
-    """
-
+BEAM_SCORES: int = 50
+GROWTH_BYTES: int = 2044
+MASK_WORDS: int = 4
+MAX_DRAFT_LEN: int = 127
+MAX_PAGE_SIZE: int = 128
+MAX_STEP_TOKENS: int = 128
+MAX_STOP_IDS: int = 256
+POSTERIOR_ALPHA: float = 0.3
+POSTERIOR_THRESHOLD: float = 0.09
 __version__: str

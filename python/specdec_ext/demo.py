@@ -1,7 +1,7 @@
 """`make demo`: the built-in model decodes real prompts three ways, and the texts are compared.
 
 Every prompt is decoded plainly, with lookahead and with prompt lookup; confirmed drafts are shown
-in green on a terminal. Then a table says what it cost and what it brought, also where it was
+in green on a terminal. Then a table shows cost and gain, also where speculation was
 slower. Exit code 0 if every speculative output equals the plain one token for token, else 1.
 """
 
@@ -150,17 +150,17 @@ def _table(totals: dict[str, Total], costs: dict[str, tuple[list[int], list[floa
         )
     print(
         "\naccept len: tokens per pass that verified drafts. tok/s and speed-up: decoding only, "
-        "without the\nprompt's own pass. break-even: T(rows)/T(1), the tokens a pass of that many "
-        "rows must bring to be\nworth it on this machine. Both run with the adaptive draft "
-        "budget, the default."
+        "without the\nprompt's own pass. rows/pass: tokens that a pass checks. break-even: "
+        "T(rows)/T(1), the tokens that\na pass of that many rows must yield to pay on this "
+        "machine. Both methods adapt their draft lengths."
     )
 
 
 def run_demo(color: bool) -> int:
-    from .config import LookaheadDecodingConfig, NGramDecodingConfig, SchedulerConfig
+    from .config.engine import LookaheadDecodingConfig, NGramDecodingConfig, SchedulerConfig
+    from .engine.step_cost import measure_step_cost
     from .llm import LLM
-    from .sampling_params import SamplingParams
-    from .step_cost import measure_step_cost
+    from .request.sampling_params import SamplingParams
 
     limits = SchedulerConfig(max_batch_size=1, max_seq_len=1024)
     methods = {
@@ -190,13 +190,13 @@ def run_demo(color: bool) -> int:
     costs = {"plain": next(iter(costs.values())), **costs}
     totals = {name: Total() for name in costs}
     params = SamplingParams(max_tokens=MAX_TOKENS)
-    off = SamplingParams(max_tokens=MAX_TOKENS, speculative=False)
+    off = SamplingParams(max_tokens=MAX_TOKENS, speculative_config=False)
     lines: list[str] = []
     for name, is_chat, text in PROMPTS:
         if is_chat:
-            item = first._chat_prompt([{"role": "user", "content": text}], None, True)
+            item = first.prompts.read_chat([{"role": "user", "content": text}], None, True)
         else:
-            item = first._encode(text)
+            item = first.prompts.read(text)
         plain_ids: list[int] = []
         for method in totals:
             llm = llms.get(method, first)

@@ -13,6 +13,7 @@ __all__ = [
     "ConfigError",
     "EngineError",
     "ModelError",
+    "QueueFullError",
     "RequestError",
     "SpecdecError",
     "SyntheticAcceptanceWarning",
@@ -58,6 +59,12 @@ class UnsupportedRequestError(RequestError):
 
 class CapacityError(RequestError):
     """A request that could never run: it needs more KV pages or positions than the engine has."""
+
+    exit_code: ClassVar[int] = 1
+
+
+class QueueFullError(RequestError):
+    """The engine holds as many unfinished requests as it may; send the same request later."""
 
     exit_code: ClassVar[int] = 1
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import platform
 from typing import Any
 
-from .config import MAX_DRAFT_LEN, MAX_STEP_TOKENS
+from .config.engine import MAX_DRAFT_LEN, MAX_STEP_TOKENS
+from .config.validate import check_int
 from .errors import ConfigError
-from .validate import check_int
 
-__all__ = ["build_info", "get_num_threads", "set_num_threads"]
+__all__ = ["build_info", "cpu_name", "get_num_threads", "set_num_threads"]
 
 
 def build_info() -> dict[str, Any]:
@@ -25,6 +26,18 @@ def build_info() -> dict[str, Any]:
         "max_draft_len": MAX_DRAFT_LEN,
         "max_step_tokens": MAX_STEP_TOKENS,
     }
+
+
+def cpu_name() -> str:
+    """The processor's name as the system gives it."""
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as info:
+            for line in info:
+                if line.startswith("model name"):
+                    return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
 
 
 def get_num_threads() -> int:

@@ -8,28 +8,28 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from .chat_template import render_chat
-from .config import KvCacheConfig, SchedulerConfig, normalize_dtype
-from .config_parse import parse_kv_cache_config, parse_scheduler_config
-from .engine_build import EngineBuilder
-from .errors import ConfigError, RequestError, SyntheticAcceptanceWarning
-from .llm_async import AsyncRequest, BackgroundStepper
-from .models.place import resolve_device
-from .outputs import RequestOutput
-from .request_group import RequestGroup
-from .sampling_params import SamplingParams
-from .speculation_check import (
+from .config.build_check import (
     check_build,
     check_device,
-    check_run_ahead,
+    check_overlap,
     refuse_unknown_arguments,
     with_prefix_caching,
+    with_sizes,
 )
-from .validate import check_bool, check_choice, check_int, show
+from .config.engine import KvCacheConfig, SchedulerConfig, normalize_dtype
+from .config.parse import parse_kv_cache_config, parse_scheduler_config
+from .config.validate import check_bool, check_choice, check_int, show
+from .engine.background import AsyncRequest, BackgroundStepper
+from .engine.build import EngineBuilder
+from .engine.request_group import RequestGroup
+from .errors import ConfigError, RequestError, SyntheticAcceptanceWarning
+from .models.load import memory_errors
+from .models.place import resolve_device
+from .request.sampling_params import SamplingParams
+from .text.outputs import RequestOutput
+from .text.prompts import Prompt, PromptReader, TokenizedPrompt
 
 __all__ = ["LLM"]
-
-Prompt = str | Sequence[int] | Mapping[str, Any]
 
 
 class LLM:
@@ -47,7 +47,7 @@ class LLM:
                                what the engine is built for, as in TensorRT-LLM; optional, and must
                                agree with speculative_config
     tensor_parallel_size       1
-    seed                       of requests that give none: each draws from a stream of its own
+    seed                       for requests that give none: each draws from a separate stream
     allow_pickle               read pytorch_model.bin files (weights_only=True) too; off: refused
     enable_prefix_caching      vLLM's name of kv_cache_config.enable_block_reuse
     device                     "auto" (the first CUDA device that can be used, else the CPU),
@@ -55,9 +55,13 @@ class LLM:
     numerics                   "exact": refused unless a row's bits do not depend on the step it is
                                in, so that near-ties fall as in plain decoding; "fast": they may;
                                "auto": exact on the CPU, fast on a device (docs/exactness.md)
+    max_batch_size, max_seq_len, max_num_tokens
+                               those of scheduler_config, directly; None: as there
 
     Greedy output is the same tokens with and without speculation. Raises ConfigError, ModelError.
-    Use as a context manager, or close() it; both cancel what still runs.
+    Use as a context manager, or close() it; both cancel what still runs, and so does deleting it.
+    After Ctrl-C it can be used as before; requests of other callers are not touched. It works in
+    the process that made it, not in a fork.
     """
 
     def __init__(
@@ -78,6 +82,9 @@ class LLM:
         enable_prefix_caching: bool | None = None,
         device: str = "auto",
         numerics: str = "auto",
+        max_batch_size: int | None = None,
+        max_seq_len: int | None = None,
+        max_num_tokens: int | None = None,
         **unknown: Any,
     ) -> None:
         self._closed = True  # until construction is through, there is nothing to close
@@ -88,8 +95,12 @@ class LLM:
         self.kv_cache_config = with_prefix_caching(
             parse_kv_cache_config(kv_cache_config), enable_prefix_caching
         )
-        self.scheduler_config = parse_scheduler_config(scheduler_config)
-        check_run_ahead(self.scheduler_config, self.speculative_config)
+        self.scheduler_config = with_sizes(
+            parse_scheduler_config(scheduler_config),
+            max_batch_size=max_batch_size,
+            max_seq_len=max_seq_len,
+            max_num_tokens=max_num_tokens,
+        )
         dtype = normalize_dtype("dtype", dtype)
         model_impl = check_choice(
             "model_impl", model_impl, ("auto", "native", "transformers"), ConfigError
@@ -97,6 +108,7 @@ class LLM:
         seed = check_int("seed", seed, ConfigError, low=-(2**63), high=2**64 - 1)
         allow_pickle = check_bool("allow_pickle", allow_pickle, ConfigError)
         device = check_device(device)
+        check_overlap(self.scheduler_config, self.speculative_config, device)
         numerics = check_choice("numerics", numerics, ("auto", "exact", "fast"), ConfigError)
         synthetic = self.speculative_config and self.speculative_config.synthetic_acceptance
         if synthetic:
@@ -126,11 +138,13 @@ class LLM:
             device=device,
             numerics=numerics,
         )
-        parts = self._builder.build()
+        with memory_errors(self.model_path):
+            parts = self._builder.build()
         self.speculative_config = parts.speculative_config
         self.model, self.draft_model = parts.model, parts.draft_model
         self.device = parts.device
         self.tokenizer, self.memory, self.engine = parts.tokenizer, parts.memory, parts.engine
+        self.prompts = PromptReader(self.tokenizer, self.memory.max_seq_len)
         self._stepper = BackgroundStepper(self.engine)
         self._closed = False
 
@@ -149,9 +163,9 @@ class LLM:
         use_tqdm         progress bar on stderr, if that is a terminal; or a tqdm-like callable
 
         Raises RequestError before any work if one of the requests is invalid. A request that fails
-        while it runs has finish_reason "error"; the others go on.
+        while it runs has finish_reason "error"; other requests are not affected.
         """
-        items = self._split_prompts(prompts)
+        items = self.prompts.read_all(prompts)
         return self._decode(items, sampling_params, use_tqdm)
 
     def chat(
@@ -170,7 +184,9 @@ class LLM:
         """
         several = bool(messages) and isinstance(messages[0], Sequence)
         conversations = messages if several else [messages]
-        items = [self._chat_prompt(m, chat_template, add_generation_prompt) for m in conversations]
+        items = [
+            self.prompts.read_chat(m, chat_template, add_generation_prompt) for m in conversations
+        ]
         return self._decode(items, sampling_params, use_tqdm)
 
     def stream(
@@ -181,7 +197,7 @@ class LLM:
         `outputs[0].delta_text` and `.delta_segments` are what is new. Closing the iterator cancels
         the request. Raises RequestError at the call, before any work.
         """
-        text, ids = self._encode(prompt)
+        text, ids = self.prompts.read(prompt)
         return self._stream(
             RequestGroup(self.engine, ids, sampling_params or SamplingParams(), prompt=text)
         )
@@ -193,7 +209,7 @@ class LLM:
 
         Raises RequestError at the call, before any work.
         """
-        text, ids = self._encode(prompt)
+        text, ids = self.prompts.read(prompt)
         return AsyncRequest(
             self.engine, self._stepper, ids, sampling_params or SamplingParams(), text
         )
@@ -210,9 +226,14 @@ class LLM:
         """Cancel what runs and refuse further work. May be called twice."""
         if self._closed:
             return
-        self._closed = True
         self.engine.close()
         self._stepper.join()
+        self._closed = True
+
+    def __del__(self) -> None:
+        engine = getattr(self, "engine", None)
+        if engine is not None:
+            engine.abandon()
 
     def __enter__(self) -> LLM:
         return self
@@ -225,77 +246,9 @@ class LLM:
     ) -> None:
         self.close()
 
-    def _encode(self, prompt: Prompt) -> tuple[str | None, list[int]]:
-        """(text or None, token ids) of one prompt."""
-        if isinstance(prompt, Mapping):
-            keys = set(prompt)
-            if keys == {"prompt_token_ids"}:
-                prompt = prompt["prompt_token_ids"]
-            elif keys in ({"prompt"}, {"prompt", "prompt_token_ids"}):
-                text = prompt["prompt"]
-                if "prompt_token_ids" in keys:
-                    return text, list(prompt["prompt_token_ids"])
-                prompt = text
-            else:
-                raise RequestError(
-                    f"prompt with keys {sorted(map(str, keys))}: expected {{'prompt': text}} or "
-                    "{'prompt_token_ids': ids}"
-                )
-        if isinstance(prompt, str):
-            if self.tokenizer is None:
-                raise RequestError(
-                    f"prompt = {show(prompt)}: the model folder has no tokenizer; pass token ids "
-                    "or LLM(tokenizer=...)"
-                )
-            return prompt, list(self.tokenizer(prompt)["input_ids"])
-        if hasattr(prompt, "tolist"):  # a NumPy array or a torch tensor of ids
-            prompt = prompt.tolist()
-        if isinstance(prompt, (bytes, bytearray)) or not isinstance(prompt, Sequence):
-            raise RequestError(
-                f"prompt = {show(prompt)}: expected text or a list of token ids, got "
-                f"{type(prompt).__name__}"
-            )
-        ids: Sequence[Any] = prompt
-        return None, list(ids)
-
-    def _chat_prompt(
-        self, messages: Any, chat_template: str | None, add_generation_prompt: bool
-    ) -> tuple[str | None, list[int]]:
-        if self.tokenizer is None:
-            raise RequestError(
-                "messages: the model folder has no tokenizer; pass LLM(tokenizer=...)"
-            )
-        text = render_chat(
-            self.tokenizer,
-            messages,
-            chat_template=chat_template,
-            add_generation_prompt=add_generation_prompt,
-        )
-        return text, list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
-
-    def _split_prompts(
-        self, prompts: Prompt | Sequence[Prompt]
-    ) -> list[tuple[str | None, list[int]]]:
-        if hasattr(prompts, "tolist"):
-            prompts = prompts.tolist()
-        one = isinstance(prompts, (str, Mapping)) or (
-            isinstance(prompts, Sequence)
-            and len(prompts) > 0
-            and not isinstance(prompts[0], (str, Mapping, Sequence))
-            and not hasattr(prompts[0], "tolist")
-        )
-        if one:
-            return [self._encode(prompts)]  # type: ignore[arg-type]
-        if not isinstance(prompts, Sequence):
-            raise RequestError(
-                f"prompts = {show(prompts)}: expected text, token ids or a list of them, got "
-                f"{type(prompts).__name__}"
-            )
-        return [self._encode(prompt) for prompt in prompts]  # type: ignore[arg-type]
-
     def _submit_all(
         self,
-        items: Sequence[tuple[str | None, list[int]]],
+        items: Sequence[TokenizedPrompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
     ) -> list[RequestGroup]:
         """Submit all or, if one is invalid, none."""
@@ -319,6 +272,7 @@ class LLM:
                     f"sampling_params[{i}] = {show(entry)}: expected SamplingParams, got "
                     f"{type(entry).__name__}; SamplingParams.from_dict reads a dict"
                 )
+        self.engine.require_room(sum(entry.n for entry in params))
         for i, ((_, ids), entry) in enumerate(zip(items, params, strict=True)):
             try:
                 self.engine.validate(ids, entry)
@@ -338,7 +292,7 @@ class LLM:
 
     def _decode(
         self,
-        items: Sequence[tuple[str | None, list[int]]],
+        items: Sequence[TokenizedPrompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
         use_tqdm: bool | Callable[..., Any],
     ) -> list[RequestOutput]:
@@ -348,18 +302,20 @@ class LLM:
         return [group.snapshot() for group in groups]
 
     def _run(self, groups: list[RequestGroup], use_tqdm: bool | Callable[..., Any]) -> None:
-        from .progress import Progress
+        from .text.progress import Progress
 
         states = [state for group in groups for state in group.states]
-        progress = Progress(states, use_tqdm)
+        progress: Progress | None = None
         try:
+            progress = Progress(states, use_tqdm)
             self.engine.run(states, on_step=progress.update)
         except BaseException:
             for state in states:
                 self.engine.cancel(state)
             raise
         finally:
-            progress.close()
+            if progress is not None:
+                progress.close()
 
     def _stream(self, group: RequestGroup) -> Iterator[RequestOutput]:
         try:
@@ -373,5 +329,8 @@ class LLM:
                     yield output
                 if output.finished:
                     return
-        finally:
+        except GeneratorExit:
+            raise  # perhaps from a destructor: the group goes, too, and cancels without a lock
+        except BaseException:
             group.cancel()
+            raise

@@ -16,7 +16,7 @@
 #include "algo/fault.h"
 #include "algo/slot.h"
 #include "backend/backend.h"
-#include "engine/run_ahead.h"
+#include "engine/executor.h"
 #include "stub_stream.h"
 
 namespace specdec::testing {
@@ -56,7 +56,7 @@ inline std::vector<TokenId> continuation(const std::vector<TokenId>& prompt, int
 
 class RunAheadWorld {
  public:
-  RunAheadWorld(const RunAheadConfig& config, std::uint32_t seed)
+  RunAheadWorld(const ExecutorConfig& config, std::uint32_t seed)
       : executor(config),
         stream(seed),
         config_(config),
@@ -82,7 +82,7 @@ class RunAheadWorld {
     const std::size_t cells = std::size_t(config.num_pages) * config.page_size * kCellWidth;
     k_.assign(cells, kPoison);
     v_.assign(cells, kPoison);
-    RunAheadRings rings;
+    StepRings rings;
     rings.staging = staging_ring_.data();
     rings.entries = reinterpret_cast<std::byte*>(entry_ring_.data());
     rings.results = result_ring_.data();
@@ -91,9 +91,9 @@ class RunAheadWorld {
 
   // Plans and enqueues a step; false: there was none.
   bool plan() {
-    const RunAheadStep* planned = executor.plan();
+    const StagedStep* planned = executor.plan();
     if (planned == nullptr) return false;
-    RunAheadStep step = *planned;
+    StagedStep step = *planned;
     // A graph's bucket has more requests and rows than the step: nobody's.
     const int requests = step.num_prompts + step.num_decodes;
     const int rows = step.num_prompt_rows + step.max_decode_rows;
@@ -155,7 +155,7 @@ class RunAheadWorld {
 
   std::int64_t rows_seen() const { return rows_seen_; }
 
-  RunAheadExecutor executor;
+  Executor executor;
   StubStream stream;
 
  private:
@@ -172,7 +172,7 @@ class RunAheadWorld {
                                             config_.max_batch_size);
   }
 
-  StepView view(const RunAheadStep& step) const {
+  StepView view(const StagedStep& step) const {
     StepView v;
     v.num_requests = step.num_prompts + step.num_decodes;
     v.num_rows = step.num_prompt_rows + step.max_decode_rows;
@@ -189,8 +189,8 @@ class RunAheadWorld {
   }
 
   // Guesses along a path, often right, and siblings at random; sometimes what is no draft.
-  void bring_drafts(const RunAheadStep& step) {
-    const int width = config_.external_max_draft_len, first = step.num_prompts;
+  void bring_drafts(const StagedStep& step) {
+    const int width = config_.proposed_max_draft_len, first = step.num_prompts;
     const std::size_t count = static_cast<std::size_t>(step.num_decodes) * width;
     std::vector<TokenId> tokens(count, -1), recent(std::size_t{2} * step.num_decodes);
     std::vector<std::int32_t> parents(count, -1), lens(step.num_decodes);
@@ -206,10 +206,10 @@ class RunAheadWorld {
       if (lens[b] == 0) continue;
       TokenId before = recent[2 * b], last = recent[2 * b + 1];
       int parent = -1;
-      for (int i = 0, depth = 0; i < width && depth < config_.external_max_path; ++i) {
+      for (int i = 0, depth = 0; i < width && depth < config_.proposed_max_path; ++i) {
         TokenId& token = tokens[std::size_t(b) * width + i];
         parents[std::size_t(b) * width + i] = parent;
-        if (config_.external_max_path < width && random_() % 3 == 0) {  // a sibling
+        if (config_.proposed_max_path < width && random_() % 3 == 0) {  // a sibling
           token = static_cast<TokenId>(random_() % kHashVocab);
           continue;
         }
@@ -232,7 +232,7 @@ class RunAheadWorld {
     cpu_backend().bring_drafts(p);
   }
 
-  void draft(const RunAheadStep& step) {
+  void draft(const StagedStep& step) {
     std::fill_n(flags(), config_.max_batch_size, 0u);
     const int prompts = step.num_prompts, rows = step.num_prompt_rows;
     std::copy_n(staged(staging_.kv_len), prompts, kv_len_.begin());
@@ -248,7 +248,7 @@ class RunAheadWorld {
       slot->finish = 0;
       slot->method = SlotMethod::kNone;  // its drafter may never have been made
     }
-    if (config_.method == DraftMethod::kExternal && random_() % 8 != 0) bring_drafts(step);
+    if (config_.method == DraftMethod::kProposed && random_() % 8 != 0) bring_drafts(step);
     DraftStepParams p;
     p.slots = pool();
     p.slot_ids = staged(staging_.slot_ids) + prompts;
@@ -286,7 +286,7 @@ class RunAheadWorld {
            (std::ptrdiff_t{page} * config_.page_size + token % config_.page_size) * kCellWidth;
   }
 
-  void forward(const RunAheadStep& step) {
+  void forward(const StagedStep& step) {
     const int requests = step.num_prompts + step.num_decodes;
     std::vector<TokenId> choice(staging_.rows, -7);
     for (int b = 0; b < requests; ++b) {
@@ -329,7 +329,7 @@ class RunAheadWorld {
     for (int i = 0; i < choices; ++i) sampled_[i] = choice[staged(staging_.logit_rows)[i]];
   }
 
-  void commit(const RunAheadStep& step) {
+  void commit(const StagedStep& step) {
     CommitStepParams p;
     p.slots = pool();
     p.slot_ids = staged(staging_.slot_ids);
@@ -359,7 +359,7 @@ class RunAheadWorld {
     cpu_backend().compact_kv(moved);
   }
 
-  RunAheadConfig config_;
+  ExecutorConfig config_;
   const SlotLayout layout_;
   const StagingLayout staging_;
   std::mt19937 random_;

@@ -96,9 +96,13 @@ class Run {
     config.max_batch_size = kBatch;
     config.max_seq_len = 12;
     config.max_num_tokens = kBatch * 12;
-    config.method = DraftMethod::kExternal;
-    config.external_max_draft_len = static_cast<int>(drafting.parents.size());
-    executor_ = std::make_unique<Executor>(config, cache, cpu_backend());
+    config.num_pages = pages;
+    config.page_size = kPageSize;
+    config.method = DraftMethod::kProposed;
+    config.proposed_max_draft_len = static_cast<int>(drafting.parents.size());
+    config.proposed_max_path = config.proposed_max_draft_len;
+    executor_ = std::make_unique<Executor>(config);
+    executor_->run_on_host(cache, cpu_backend(), /*defer_moves=*/false);
   }
 
   // How often each text was delivered, over `draws` requests with seeds of their own.
@@ -119,9 +123,11 @@ class Run {
       for (const auto& [id, text] : texts) {
         if (!text.empty()) propose(id, text);
       }
-      const StepPlan* plan = executor_->plan();
+      executor_->plan();
+      const StepPlan* plan = executor_->build();
       forward(*plan);
-      for (const StepOutput& out : executor_->commit(*plan, nullptr, scores_.data(), kVocab)) {
+      executor_->commit(*plan, nullptr, scores_.data(), kVocab);
+      for (const StepOutput& out : executor_->deliver()) {
         std::vector<TokenId>& text = texts[out.request_id];
         text.insert(text.end(), out.tokens.begin(), out.tokens.end());
         accepted_ += out.num_accepted;

@@ -156,8 +156,7 @@ void play(const TeamT& team, const LookaheadCase& c, Block* block, DraftTree* tr
     team.sync();
     if (team.rank() == 0) *sampled = choice;
     team.sync();
-    accept_greedy(team, tree->tokens, tree->parents, size, sampled->data(),
-                  lookahead_max_path(c.cfg), result);
+    accept_greedy(team, tree->tokens, tree->parents, size, sampled->data(), c.cfg.n - 1, result);
     lookahead_update(team, state, tree->tokens, sampled->data(), result->emitted,
                      result->num_emitted);
     golden = result->emitted[result->num_emitted - 1];

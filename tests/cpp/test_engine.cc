@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "check.h"
-#include "engine/chain_budget.h"
-#include "engine/draft_arms.h"
+#include "engine/budget_bandit.h"
+#include "engine/chain_history.h"
 #include "engine/draft_len_schedule.h"
 #include "engine/step_cost.h"
 
@@ -14,9 +14,7 @@ namespace specdec {
 namespace {
 
 StepCost make_cost(std::vector<int> rows, std::vector<double> seconds) {
-  StepCost cost;
-  cost.set(std::move(rows), std::move(seconds));
-  return cost;
+  return StepCost(std::move(rows), std::move(seconds));
 }
 
 TEST(step_cost_interpolates_and_extrapolates) {
@@ -26,7 +24,17 @@ TEST(step_cost_interpolates_and_extrapolates) {
   CHECK_EQ(cost(4), 4.0);
   CHECK_EQ(cost(6), 5.0);
   CHECK_EQ(cost(8), 6.0);
-  CHECK_EQ(cost(12), 8.0);
+  CHECK_EQ(cost(0), 1.0);
+  CHECK(std::abs(cost(12) - (6.0 + 4 * 5.0 / 7)) < 1e-12);
+}
+
+TEST(behind_the_table_it_grows_as_over_the_last_four_points) {
+  // 1 -> 4 over rows 2..8; the first point does not count, nor the last pair alone.
+  const StepCost cost = make_cost({1, 2, 4, 6, 8}, {0.5, 1.0, 1.2, 1.2, 4.0});
+  CHECK_EQ(cost(8), 4.0);
+  CHECK_EQ(cost(9), 4.5);
+  CHECK_EQ(cost(20), 10.0);
+  CHECK_EQ(make_cost({1, 4}, {1.0, 2.5})(6), 3.5);
 }
 
 TEST(step_cost_is_monotone_whatever_was_measured) {
@@ -42,7 +50,7 @@ TEST(step_cost_grows_with_the_contexts_of_all_requests) {
   CHECK(std::abs(now(1) - (1.0 + 200 * 0.01)) < 1e-12);
   CHECK(std::abs(now(4) - (4.0 + 200 * 0.02)) < 1e-12);
   CHECK(std::abs(now(6) - (5.0 + 200 * 0.03)) < 1e-12);
-  CHECK(std::abs(now(12) - (8.0 + 200 * 0.06)) < 1e-12);
+  CHECK(std::abs(now(12) - (6.0 + 4 * 5.0 / 7 + 200 * (0.04 + 4 * 0.03 / 7))) < 1e-12);
   cost.at(2, 300.0, &now);  // each of the two has half of the rows, and a cache of its own
   CHECK(std::abs(now(8) - (6.0 + 2 * 200 * 0.02)) < 1e-12);
   cost.at(4, 300.0, &now);
@@ -73,61 +81,14 @@ TEST(a_long_context_shortens_chains) {
     StepCost cost, now;
     cost.set({1, 5}, {1.0, 1.2}, 128.0, {1e-5, 5e-4});
     cost.at(1, context_len, &now);
-    std::vector<ChainOffer> offers{{survival.data(), 4, 0}};
-    choose_chain_lengths(offers, 1, 1, 8, now);
+    std::vector<Offer> offers{{survival.data(), 4}};
+    Budget().cut(offers, {now, 1, 1.0, 8});
     return offers[0].chosen;
   };
   CHECK_EQ(chosen(100.0), 4);
   CHECK_EQ(chosen(1000.0), 3);
   CHECK_EQ(chosen(3000.0), 1);
   CHECK_EQ(chosen(1e6), 0);
-}
-
-// Every combination of lengths; the best value of expected tokens per second.
-double best_by_trying(const std::vector<std::vector<double>>& survival, std::size_t request,
-                      int base_rows, int left, int used, double expected, const StepCost& cost) {
-  if (request == survival.size()) return expected / cost(base_rows + used);
-  double best = 0.0, gain = 0.0;
-  for (int n = 0; n <= std::min<int>(left, static_cast<int>(survival[request].size())); ++n) {
-    if (n > 0) gain += survival[request][n - 1];
-    best = std::max(best, best_by_trying(survival, request + 1, base_rows, left - n, used + n,
-                                         expected + gain, cost));
-  }
-  return best;
-}
-
-TEST(chain_lengths_are_the_best_of_all_combinations) {
-  std::mt19937 random(7);
-  std::uniform_real_distribution<double> unit(0.0, 1.0);
-  for (int round = 0; round < 400; ++round) {
-    const int requests = 1 + static_cast<int>(random() % 3);
-    std::vector<std::vector<double>> survival(requests);
-    for (auto& chain : survival) {
-      double alive = 1.0;
-      for (int i = static_cast<int>(random() % 5); i > 0; --i)
-        chain.push_back(alive *= unit(random));
-    }
-    const double knee = 1.0 + 2.0 * unit(random);
-    const StepCost cost =
-        make_cost({1, 2, 5, 20}, {1.0, 1.0 + 0.2 * unit(random), knee, knee + 8.0 * unit(random)});
-    const int base = requests + static_cast<int>(random() % 4);
-    const int limit = static_cast<int>(random() % 10);
-    std::vector<ChainOffer> offers;
-    for (const auto& chain : survival) {
-      offers.push_back({chain.data(), static_cast<int>(chain.size()), 99});
-    }
-    choose_chain_lengths(offers, base, requests, limit, cost);
-    double expected = requests;
-    int used = 0;
-    for (int i = 0; i < requests; ++i) {
-      CHECK(offers[i].chosen >= 0 && offers[i].chosen <= offers[i].length);
-      for (int d = 0; d < offers[i].chosen; ++d) expected += survival[i][d];
-      used += offers[i].chosen;
-    }
-    CHECK(used <= limit);
-    const double best = best_by_trying(survival, 0, base, limit, 0, requests, cost);
-    CHECK(std::abs(expected / cost(base + used) - best) <= 1e-12 * best);
-  }
 }
 
 TEST(a_schedule_is_an_upper_bound_by_running_requests) {
@@ -157,16 +118,17 @@ TEST(rates_follow_what_is_observed_and_recover) {
 TEST(lookahead_arms_take_what_is_free_and_drop_what_is_dear) {
   const LookaheadConfig triple{7, 7, 7};
   const StepCost flat = make_cost({1, 128}, {1.0, 1.0});
-  LookaheadArms eager(triple);
-  CHECK_EQ(eager.choose(flat, 0), eager.full());
+  Budget budget;
+  LookaheadBandit eager(triple);
+  CHECK_EQ(eager.choose(&budget, flat, 0), eager.full());
 
   const StepCost dear = make_cost({1, 128}, {1.0, 60.0});
-  LookaheadArms arms(triple);
+  LookaheadBandit arms(triple);
   int drafted = 0;
   double spent = 0.0;
   const int steps = 20000;
   for (int i = 0; i < steps; ++i) {
-    const int arm = arms.choose(dear, 0);
+    const int arm = arms.choose(&budget, dear, 0);
     const int rows = lookahead_draft_bound(triple, arms.budget(arm));
     drafted += rows > 0;
     spent += dear(rows + 1);
@@ -175,11 +137,11 @@ TEST(lookahead_arms_take_what_is_free_and_drop_what_is_dear) {
   CHECK(drafted > 0);               // it keeps asking
   CHECK(spent < 1.15 * steps);      // and it costs little
   for (int i = 0; i < 3000; ++i) {  // the text changes: everything is accepted now
-    const int arm = arms.choose(dear, 0);
+    const int arm = arms.choose(&budget, dear, 0);
     const int rows = lookahead_draft_bound(triple, arms.budget(arm));
     arms.observe(arm, rows, rows > 0 ? 7 : 1);
   }
-  CHECK(lookahead_draft_bound(triple, arms.budget(arms.choose(dear, 0))) > 0);
+  CHECK(lookahead_draft_bound(triple, arms.budget(arms.choose(&budget, dear, 0))) > 0);
 }
 
 }  // namespace

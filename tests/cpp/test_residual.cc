@@ -107,11 +107,23 @@ TEST(residual_has_the_same_bits_for_every_team) {
 TEST(earlier_siblings_leave_the_draft_law) {
   const std::vector<float> probs = {0.5f, 0.25f, 0.25f};
   const DraftLaw q{probs.data(), nullptr, 3, 1, 1.0};
-  const std::int32_t earlier[] = {0, 2};
+  const EarlierSibling earlier[] = {{0, 0}, {2, 2}};
   CHECK_EQ(draft_mass(q, earlier, 0), 1.0);
   CHECK_EQ(draft_mass(q, earlier, 1), 0.5);
   CHECK_EQ(draft_mass(q, earlier, 2), 0.25);
   CHECK_EQ(draft_mass(DraftLaw{probs.data(), nullptr, 3, 1, 0.7}, earlier, 2), 0.25);
+}
+
+TEST(an_earlier_sibling_is_found_in_a_row_of_other_columns) {
+  const std::vector<float> probs = {0.5f, 0.25f, 0.25f};
+  const std::vector<TokenId> ids = {7, 3, 9};
+  const DraftLaw q{probs.data(), ids.data(), 3, 1, 1.0};
+  const EarlierSibling same[] = {{7, 0}};
+  const EarlierSibling elsewhere[] = {{7, 2}};
+  const EarlierSibling absent[] = {{5, 0}};
+  CHECK_EQ(draft_mass(q, same, 1), 0.5);
+  CHECK_EQ(draft_mass(q, elsewhere, 1), 0.5);
+  CHECK_EQ(draft_mass(q, absent, 1), 1.0);
 }
 
 }  // namespace

@@ -49,11 +49,11 @@ void expect(Job& job, int max_seq_len) {
   job.expected_finish = FinishReason::kLength;
 }
 
-RunAheadConfig random_config(std::mt19937& random, int depth) {
+ExecutorConfig random_config(std::mt19937& random, int depth) {
   auto pick = [&](std::initializer_list<int> values) {
     return *(values.begin() + random() % values.size());
   };
-  RunAheadConfig c;
+  ExecutorConfig c;
   c.vocab_size = kHashVocab;
   c.max_batch_size = pick({1, 2, 4, 6});
   c.max_seq_len = pick({24, 60, 90});
@@ -63,9 +63,9 @@ RunAheadConfig random_config(std::mt19937& random, int depth) {
     case 0:
       break;
     case 2:
-      c.method = DraftMethod::kExternal;
-      c.external_max_draft_len = pick({1, 4, 9, 30});
-      c.external_max_path = std::min(c.external_max_draft_len, pick({1, 3, 30}));
+      c.method = DraftMethod::kProposed;
+      c.proposed_max_draft_len = pick({1, 4, 9, 30});
+      c.proposed_max_path = std::min(c.proposed_max_draft_len, pick({1, 3, 30}));
       break;
     case 1:
       c.method = DraftMethod::kLookahead;
@@ -75,7 +75,7 @@ RunAheadConfig random_config(std::mt19937& random, int depth) {
       c.method = DraftMethod::kNgram;
       c.ngram.max_draft_len = pick({1, 4, 9});
   }
-  c.depth = depth;
+  c.overlap_depth = depth;
   c.pads_rows = random() % 2 == 0;
   c.enable_chunked_prefill = random() % 4 != 0;
   c.check_integrity = true;
@@ -83,13 +83,13 @@ RunAheadConfig random_config(std::mt19937& random, int depth) {
   const int drafts =
       c.method == DraftMethod::kLookahead
           ? static_cast<int>(lookahead_max_draft_len(c.lookahead.w, c.lookahead.n, c.lookahead.g))
-          : (c.method == DraftMethod::kNgram ? c.ngram.max_draft_len : c.external_max_draft_len);
+          : (c.method == DraftMethod::kNgram ? c.ngram.max_draft_len : c.proposed_max_draft_len);
   const int one = (c.max_seq_len - 1 + drafts) / c.page_size + 1;
   c.num_pages = one + static_cast<int>(random() % (one * c.max_batch_size));
   return c;
 }
 
-std::vector<Job> random_jobs(std::mt19937& random, const RunAheadConfig& config, int count) {
+std::vector<Job> random_jobs(std::mt19937& random, const ExecutorConfig& config, int count) {
   std::vector<Job> jobs(count);
   for (Job& job : jobs) {
     RequestParams& p = job.params;
@@ -110,7 +110,7 @@ std::vector<Job> random_jobs(std::mt19937& random, const RunAheadConfig& config,
       p.lookahead = random() % 2 == 0 ? LookaheadConfig{2, 2, 1} : LookaheadConfig{1, 1, 0};
     }
     const bool bounded =
-        config.method == DraftMethod::kNgram || config.method == DraftMethod::kExternal;
+        config.method == DraftMethod::kNgram || config.method == DraftMethod::kProposed;
     if (bounded && random() % 3 == 0) p.max_draft_len = random() % 2;
     job.submit_step = static_cast<int>(random() % 25);
     if (random() % 4 == 0) job.cancel_step = static_cast<int>(random() % 40);
@@ -128,7 +128,7 @@ std::vector<Job> random_jobs(std::mt19937& random, const RunAheadConfig& config,
 // "" if all went well, else what did not. `tokens` is advanced by the tokens compared.
 std::string run_schedule(std::uint32_t seed, int depth, std::int64_t* tokens) try {
   std::mt19937 random(seed);
-  const RunAheadConfig config = random_config(random, depth);
+  const ExecutorConfig config = random_config(random, depth);
   std::vector<Job> jobs = random_jobs(random, config, 3 + static_cast<int>(random() % 8));
   RunAheadWorld world(config, seed + 1);
   // Rows are free, or dear, or their price is unknown and drafts keep their length.
@@ -190,14 +190,13 @@ std::string run_schedule(std::uint32_t seed, int depth, std::int64_t* tokens) tr
     REFUSE_UNLESS(job.tokens.size() == job.expected.size(), "tokens were lost");
     REFUSE_UNLESS(job.finish == job.expected_finish || job.stop_string >= 0, "another reason");
   }
-  const RunAheadStats stats = world.executor.stats();
-  const ExecutorStats& s = stats.executor;
+  const ExecutorStats s = world.executor.stats();
   REFUSE_UNLESS(s.free_pages == s.total_pages && s.promised_pages == 0, "pages did not come back");
-  REFUSE_UNLESS(stats.retiring == 0 && s.history_bytes == 0, "a request is kept");
+  REFUSE_UNLESS(s.retiring == 0 && s.history_bytes == 0, "a request is kept");
   // Only what the host has ended, not the device, still runs in the steps in flight.
   const bool by_device = std::all_of(
       jobs.begin(), jobs.end(), [](const Job& job) { return job.finish != FinishReason::kNone; });
-  REFUSE_UNLESS(!by_device || stats.late_results == 0, "a slot that has ended went on");
+  REFUSE_UNLESS(!by_device || s.late_results == 0, "a slot that has ended went on");
   REFUSE_UNLESS(s.rows == world.rows_seen(), "rows are counted wrongly");
   REFUSE_UNLESS(rows_reported <= s.rows, "more rows reported than run");
   return "";

@@ -9,7 +9,7 @@ import torch
 from medusa_models import save_heads
 
 from specdec_ext import LLM, SamplingParams
-from specdec_ext.drafters.redrafter_model import Redrafter, RedrafterShape, save_redrafter
+from specdec_ext.drafters.redrafter.model import Redrafter, RedrafterShape, save_redrafter
 from tiny_models import save_llama
 
 VOCAB = 48

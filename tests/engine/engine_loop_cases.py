@@ -11,13 +11,13 @@ from transformers import PreTrainedTokenizerFast
 
 from hash_target import HashFunction, HashModel
 from specdec_ext import _core
-from specdec_ext.config import LookaheadDecodingConfig, NGramDecodingConfig
-from specdec_ext.config_parse import SpeculativeConfig
-from specdec_ext.engine_loop import EngineLoop
-from specdec_ext.request_check import EngineLimits
-from specdec_ext.run_ahead import ImmediateStream, PlanModel, RunAheadPipeline
-from specdec_ext.run_ahead_loop import RunAheadLoop
-from specdec_ext.sampling_params import SamplingParams
+from specdec_ext.config.engine import LookaheadDecodingConfig, NGramDecodingConfig
+from specdec_ext.config.parse import SpeculativeConfig
+from specdec_ext.engine.loop import EngineLoop
+from specdec_ext.engine.overlap import HostForward, ImmediateStream, RunAheadPipeline
+from specdec_ext.engine.overlap.loop import RunAheadLoop
+from specdec_ext.request.resolve import EngineLimits
+from specdec_ext.request.sampling_params import SamplingParams
 
 VOCAB = 64
 FUNCTION = HashFunction(vocab=VOCAB)
@@ -78,22 +78,23 @@ def make_engine(
     model.fails_at = fails_at or {}
     how: dict[str, Any] = {"method": "none"}
     if isinstance(config, LookaheadDecodingConfig):
-        how = {"method": "lookahead", "lookahead": config.wng}
+        how = {"method": "lookahead", "lookahead": config.triple}
     elif config is not None:
         ngram = config.to_dict()
         del ngram["method"], ngram["adaptive"]
         how = {"method": "ngram", "ngram": ngram}
     limits = EngineLimits(
         vocab_size=VOCAB, max_seq_len=256, eos_token_ids=eos, speculative_config=config,
-        num_pages=num_pages, tokens_per_block=page_size, run_ahead=run_ahead is not None,
+        num_pages=num_pages, tokens_per_block=page_size, on_stream=run_ahead is not None,
     )  # fmt: skip
     text = tokenizer() if with_tokenizer else None
     if run_ahead is not None:
-        ahead = _core.RunAheadExecutor(
+        ahead = _core.Executor(
             vocab_size=VOCAB, max_batch_size=max_batch_size, max_seq_len=256, max_num_tokens=128,
-            num_pages=num_pages, page_size=page_size, depth=run_ahead, check_integrity=True, **how,
+            num_pages=num_pages, page_size=page_size, overlap_depth=run_ahead,
+            check_integrity=True, **how,
         )  # fmt: skip
-        forward = PlanModel(model, ahead, page_size=page_size, num_pages=num_pages)
+        forward = HostForward(model, ahead, page_size=page_size, num_pages=num_pages)
         pipeline = RunAheadPipeline(
             ahead, forward, model.k_pages, model.v_pages, stream=ImmediateStream()
         )

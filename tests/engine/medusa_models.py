@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from specdec_ext.drafters.medusa_heads import (
+from specdec_ext.drafters.medusa.heads import (
     MedusaHeads,
     MedusaHeadsConfig,
     save_medusa_heads,

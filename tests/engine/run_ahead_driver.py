@@ -12,7 +12,7 @@ from stub_stream import StubStream
 
 from hash_target import POISON, HashFunction, HashModel
 from specdec_ext import _core
-from specdec_ext.run_ahead import ImmediateStream, PlanModel, RunAheadPipeline
+from specdec_ext.engine.overlap import HostForward, ImmediateStream, RunAheadPipeline
 
 
 class RunAheadEngine(Engine):
@@ -21,7 +21,7 @@ class RunAheadEngine(Engine):
     stub      None: operations run when they are enqueued; else the seed of a StubStream
     pipeline  what keeps the steps in flight
     recorder  a FakeRecorder: steps without prompts are recorded and replayed
-    drafter   a StepDrafter, with method="external"
+    drafter   a StepDrafter, with method="proposed"
     synthetic_acceptance_rates  as the host's executor takes them
     """
 
@@ -36,6 +36,7 @@ class RunAheadEngine(Engine):
         recorder: Any = None,
         drafter: Any = None,
         synthetic_acceptance_rates: Sequence[float] = (),
+        depth: int = 1,
         **options: Any,
     ) -> None:
         self.model, self.num_pages = model, k_pages.shape[1]
@@ -43,14 +44,15 @@ class RunAheadEngine(Engine):
         self.pages = (k_pages, v_pages)
         self.reuses = bool(options.get("enable_block_reuse"))
         self.poison = POISON if isinstance(model, HashModel) else float("nan")
-        self.executor = _core.RunAheadExecutor(
+        self.executor = _core.Executor(
             vocab_size=model.vocab_size,
             num_pages=k_pages.shape[1],
             page_size=k_pages.shape[3],
             check_integrity=True,
+            overlap_depth=depth,
             **options,
         )
-        forward = PlanModel(
+        forward = HostForward(
             model,
             self.executor,
             page_size=k_pages.shape[3],

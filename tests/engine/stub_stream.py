@@ -43,7 +43,7 @@ class StubMark:
 
 
 class StubStream:
-    """See specdec_ext.run_ahead.Stream; `seed` decides when what runs."""
+    """See specdec_ext.engine.overlap.Stream; `seed` decides when what runs."""
 
     immediate = False
 

@@ -112,7 +112,7 @@ class Run:
 
     def __init__(self, **engine: Any) -> None:
         self.engine = hash_engine(FUNCTION, max_batch_size=16, max_seq_len=128,
-                                  method="external", **engine)  # fmt: skip
+                                  method="proposed", **engine)  # fmt: skip
 
     def texts(self, jobs: list[Job], shapes: list[Sequence[int]]) -> list[list[int]]:
         ex = self.engine.ex
@@ -275,7 +275,7 @@ def test_drafts_without_probabilities_make_rejection_the_plain_draw(method: str)
 
 
 def start(**options: Any) -> tuple[Any, int]:
-    engine = hash_engine(FUNCTION, method="external")
+    engine = hash_engine(FUNCTION, method="proposed")
     rid = engine.ex.submit([1, 2], max_tokens=9, temperature=1.0, **options)
     engine.step()
     return engine, rid
@@ -330,7 +330,7 @@ def test_drafts_for_the_next_step_may_come_while_one_is_in_flight() -> None:
     ],
 )
 def test_refusals(options: dict[str, Any], text: str) -> None:
-    engine = hash_engine(FUNCTION, method="external")
+    engine = hash_engine(FUNCTION, method="proposed")
     with pytest.raises(ValueError, match=text):
         engine.ex.submit([1], max_tokens=2, temperature=1.0, **options)
     assert engine.ex.num_unfinished == 0

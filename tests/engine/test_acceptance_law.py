@@ -20,7 +20,7 @@ from test_sampling_law import Process
 
 from reference.sampling_reference import Law, probabilities
 from specdec_ext import _core
-from specdec_ext.request_check import stream_seed
+from specdec_ext.request.resolve import stream_seed
 
 VOCAB, TOKENS = 5, 4
 PROMPT = [0, 3, 1, 3, 1, 2, 0, 3, 1, 4, 0, 3, 1]
@@ -91,7 +91,7 @@ def sample(drafter: str, options: dict[str, Any], draws: int) -> np.ndarray:
     k_pages, v_pages = model.pages(num_pages=BATCH * 9, page_size=4)
     ex = _core.Executor(
         k_pages, v_pages, vocab_size=VOCAB, max_batch_size=BATCH, max_seq_len=20,
-        max_num_tokens=BATCH * 24, **ENGINES.get(drafter, {"method": "external"}),
+        max_num_tokens=BATCH * 24, **ENGINES.get(drafter, {"method": "proposed"}),
     )  # fmt: skip
     mine = TableDrafter(draft_table(), SHAPES[drafter], seed=7) if drafter in SHAPES else None
     powers = [VOCAB**i for i in range(TOKENS - 1, -1, -1)]

@@ -29,6 +29,7 @@ def bench(capsys: Any, *argv: str, code: int = 0) -> dict[str, Any]:
     return report
 
 
+@pytest.mark.usefixtures("on_stream")
 def test_latency_of_steps_that_run_ahead(folder: str, capsys: Any) -> None:
     """The parts of a step, in a call of its own: its drafts are not among those of the rounds."""
     argv = ["latency", "--model", folder, "--batch_size", "2", "--output_len", "9",
@@ -165,7 +166,7 @@ def test_a_difference_and_a_failure_are_exit_code_1(
 
     def spoiled(llm: Any, prompts: Any, params: Any) -> Any:
         call = real(llm, prompts, params)
-        if params.speculative is not False:
+        if params.speculative_config is not False:
             call.token_ids[0][-1] ^= 1
         return call
 

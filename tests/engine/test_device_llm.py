@@ -116,7 +116,7 @@ def moves(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 @pytest.fixture(autouse=True)
 def nothing_is_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
     """A step-cost measurement that fails is only a warning to the engine."""
-    monkeypatch.setattr("specdec_ext.engine_loop.logger.warning", pytest.fail)
+    monkeypatch.setattr("specdec_ext.engine.loop.logger.warning", pytest.fail)
 
 
 @devices
@@ -266,7 +266,7 @@ def test_moves_are_taken_before_the_next_plan() -> None:
     """With defer_moves commit() moves nothing; what it would have moved has to be taken."""
     pages = torch.zeros(1, 64, 1, 4, 8)
     executor = _core.Executor(
-        pages, pages.clone(), vocab_size=16, max_seq_len=16, max_num_tokens=64, method="external",
+        pages, pages.clone(), vocab_size=16, max_seq_len=16, max_num_tokens=64, method="proposed",
         adaptive=False, defer_moves=True,
     )  # fmt: skip
     request = executor.submit([1, 2, 3], max_tokens=6)

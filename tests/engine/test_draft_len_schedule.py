@@ -15,7 +15,7 @@ from specdec_ext import LLM, SamplingParams, UserDrafterConfig
 
 FUNCTION = HashFunction(vocab=24, surprise=5)
 SCHEDULE = {1: 5, 3: 3, 5: 1, 7: 0}
-MOST = {"lookahead": 31, "ngram": 5, "external": 127}
+MOST = {"lookahead": 31, "ngram": 5, "proposed": 127}
 
 
 def limit_of(running: int, most: int) -> int:
@@ -40,7 +40,7 @@ def test_every_step_keeps_to_the_schedule(method: str, adaptive: bool) -> None:
     most: dict[int, int] = {}  # drafts seen by limit
     shortened = unspeculated = 0
     while engine.ex.num_unfinished:
-        if method == "external":
+        if method == "proposed":
             for rid in rids:
                 if engine.ex.decoding(rid):
                     engine.ex.propose(rid, [1, 2, 3, 4, 5, 6, 7], [-1, 0, 1, 2, -1, 4, 5])

@@ -130,7 +130,7 @@ def decoding(llm: LLM, plan: Any) -> list[Any]:
 def test_prompts_are_read_in_pieces_while_others_decode(
     folders: dict[str, Path], plain: dict[str, Any], monkeypatch: Any
 ) -> None:
-    monkeypatch.setattr("specdec_ext.drafters.draft_target._PREFILL_ROWS", 20)
+    monkeypatch.setattr("specdec_ext.drafters.draft_target.drafter._PREFILL_ROWS", 20)
     long = [(5 * i + 1) % VOCAB for i in range(150)]
     with open_llm(folders, None) as llm:
         expected = tokens_of(llm.generate([long], GREEDY, use_tqdm=False))[0]

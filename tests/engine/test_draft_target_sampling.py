@@ -69,7 +69,8 @@ def test_q_is_the_law_of_the_scores_and_what_the_draft_was_drawn_from(
             q = probs[slot, index].numpy().astype(np.float64)
             expected = probabilities(scores[0], law)
             assert np.abs(q - expected).max() < 3e-6
-            assert ((q > 0) == (expected > 0)).all()
+            # What single precision cannot hold beside the likeliest token is nothing.
+            assert (expected[q > 0] > 0).all() and (q[expected > 1e-7] > 0).all()
             u = _core.random_uniform(seed, 3 + index, "draft") * q.sum()
             column = int(np.searchsorted(np.cumsum(q), u, side="right"))
             (drawn,) = runner.statuses

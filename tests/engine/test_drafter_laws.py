@@ -21,8 +21,9 @@ from reference.sampling_reference import Law
 from specdec_ext import MedusaDecodingConfig, ReDrafterDecodingConfig, SamplingParams, _core
 from specdec_ext.drafters import make_drafter
 from specdec_ext.drafters.base import DraftRequest
-from specdec_ext.drafters.redrafter_model import Redrafter, RedrafterShape, save_redrafter
-from specdec_ext.request_check import stream_seed
+from specdec_ext.drafters.redrafter.model import Redrafter, RedrafterShape, save_redrafter
+from specdec_ext.request.resolve import stream_seed
+from specdec_ext.request.speculation import resolve_speculation
 
 VOCAB, TOKENS, HIDDEN = 5, 4, 8
 PROMPT = [0, 3, 1, 3, 1, 2, 0, 3, 1, 4, 0, 3, 1]
@@ -85,12 +86,12 @@ def sample(
     drafter, config = make(name, folder)
     states = HiddenTarget().states
     params = SamplingParams(temperature=law.temperature, acceptance=acceptance)
-    options = config.request_kwargs(params)[2]
+    options = resolve_speculation(params, config)[2]
     model = TableModel(target_table())
     k_pages, v_pages = model.pages(num_pages=BATCH * 9, page_size=4)
     ex = _core.Executor(
         k_pages, v_pages, vocab_size=VOCAB, max_batch_size=BATCH, max_seq_len=28,
-        max_num_tokens=BATCH * 24, method="external",
+        max_num_tokens=BATCH * 24, method="proposed",
     )  # fmt: skip
     powers = [VOCAB**i for i in range(TOKENS - 1, -1, -1)]
     counts = np.zeros(VOCAB**TOKENS, np.int64)

@@ -187,7 +187,7 @@ def test_the_hidden_state_is_that_of_the_row_that_decided_the_golden_token(
 ) -> None:
     watcher = Watcher(drafter(plain))
     monkeypatch.setattr(
-        "specdec_ext.engine_models.make_drafter", lambda config, model, **_: watcher
+        "specdec_ext.engine.models.make_drafter", lambda config, model, **_: watcher
     )
     config = UserDrafterConfig(drafter=watcher.oracle, max_draft_len=8)
     params = SamplingParams(max_tokens=40, ignore_eos=True)

@@ -22,8 +22,8 @@ from engine_loop_cases import (
     tokenizer,
 )
 
-from specdec_ext.memory_plan import plan_memory
-from specdec_ext.sampling_params import SamplingParams
+from specdec_ext.engine.memory_plan import plan_memory
+from specdec_ext.request.sampling_params import SamplingParams
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -62,7 +62,7 @@ def test_tokens_text_and_counts(method: str, max_tokens: int) -> None:
 def first_stop(prompt: list[int], num: int, stop: str, min_tokens: int) -> tuple[int, str] | None:
     """By definition: decode token by token, look at the whole text. (tokens, text up to stop)."""
     ids = FUNCTION.reference(prompt, num)
-    from specdec_ext.detokenizer import DetokenizerFactory
+    from specdec_ext.text.detokenizer import DetokenizerFactory
 
     decoder = DetokenizerFactory(tokenizer()).make()
     text = ""
@@ -212,7 +212,7 @@ def test_logprobs_cover_exactly_the_delivered_tokens() -> None:
 
 
 def test_memory_plan_is_shown() -> None:
-    from specdec_ext.config import KvCacheConfig, SchedulerConfig
+    from specdec_ext.config.engine import KvCacheConfig, SchedulerConfig
 
     memory = plan_memory(
         num_layers=2, num_kv_heads=1, head_dim=8, kv_bytes=4, max_position=100, draft_len=15,

@@ -15,7 +15,7 @@ from engine_loop_cases import (
 )
 
 from specdec_ext.errors import CapacityError, EngineError, RequestError
-from specdec_ext.sampling_params import SamplingParams
+from specdec_ext.request.sampling_params import SamplingParams
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -53,14 +53,21 @@ def test_a_wrong_result_of_the_model_fails_the_step() -> None:
     assert_idle(engine)
 
 
-def test_ctrl_c_keeps_partial_output_and_the_engine() -> None:
+@pytest.mark.parametrize("go_on", [False, True])
+def test_ctrl_c_keeps_partial_output_and_the_engine(go_on: bool) -> None:
     engine = make_engine(NGRAM, fails_at={4: KeyboardInterrupt()})
     state = engine.submit(PROMPTS[0], SamplingParams(max_tokens=50))
     with pytest.raises(KeyboardInterrupt):
         engine.run([state])
-    assert state.finish_reason == "error"
+    assert not state.finished
     assert state.token_ids == FUNCTION.reference(PROMPTS[0], len(state.token_ids))
     assert len(state.token_ids) >= 4
+    if go_on:
+        engine.run([state])
+        assert state.token_ids == FUNCTION.reference(PROMPTS[0], 50)
+    else:
+        engine.cancel(state)
+        assert state.finish_reason == "cancelled"
     [after] = run(engine, [PROMPTS[1]], SamplingParams())
     assert after.outputs[0].token_ids == FUNCTION.reference(PROMPTS[1], 16)
     assert_idle(engine)

@@ -116,7 +116,7 @@ def test_drafts_wait_for_a_step_that_has_room() -> None:
     engine.ex.submit(first, max_tokens=3)
     rid = engine.ex.submit(second, max_tokens=8, external_drafts=text[:7])
     assert [o.num_rows for o in engine.step() or []] == [17, 2]
-    (_, out) = engine.step() or []
+    (out, _) = engine.step() or []  # prompts come first
     assert (out.request_id, out.num_rows, out.tokens) == (rid, 8, text)
     while engine.ex.num_unfinished:
         engine.step()
@@ -294,7 +294,9 @@ def test_generation_logits_are_the_rows_of_the_delivered_tokens(
     text = LOOP_FUNCTION.reference(prompt, 24)
     options: dict[str, Any] = {}
     if external:
-        options["external_draft"] = ExternalDraftTokensConfig([*text[:4], 5, 6], go_on=True)
+        options["external_draft"] = ExternalDraftTokensConfig(
+            [*text[:4], 5, 6], continue_decoding=True
+        )
     params = SamplingParams(
         max_tokens=24, return_generation_logits=True, logit_bias={3: 0.5}, **options
     )

@@ -211,7 +211,8 @@ def test_construction_refusals(folder: Path, tmp_path: Path) -> None:
         ({"scheduler_config": {"max_seq_len": 513}}, ConfigError, "513.*512"),
         ({"kv_cache_config": {"dtype": "bfloat16"}, "dtype": "float32"}, ConfigError, "bfloat16"),
         ({"tokenizer": str(tmp_path)}, ModelError, "tokenizer"),
-        ({"max_model_len": 5}, ConfigError, "scheduler_config"),
+        ({"max_batch_size": 3, **LIMITS}, ConfigError, "two names of one limit"),
+        ({"max_model_len": 5}, ConfigError, "write max_seq_len="),
     ):
         with pytest.raises(error, match=message):
             LLM(folder, **kwargs)  # type: ignore[arg-type]
@@ -304,12 +305,12 @@ def test_cli_text_stream_and_file(
 def test_cli_verify_finds_a_difference(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from specdec_ext.engine_loop import EngineLoop
+    from specdec_ext.engine.loop import EngineLoop
 
     submit = EngineLoop.submit
 
     def biased(self: Any, ids: Any, params: Any, **kwargs: Any) -> Any:
-        if params.speculative is False:  # the plain run is made to differ
+        if params.speculative_config is False:  # the plain run is made to differ
             params = dataclasses.replace(params, logit_bias={7: 100.0})
         return submit(self, ids, params, **kwargs)
 

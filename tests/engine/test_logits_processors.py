@@ -18,7 +18,7 @@ from transformers import LlamaForCausalLM
 
 from reference.sampling_reference import Law, draw, token_uniform
 from specdec_ext import LLM, ExternalDraftTokensConfig, NGramDecodingConfig, RequestError
-from specdec_ext.sampling_params import SamplingParams
+from specdec_ext.request.sampling_params import SamplingParams
 
 Process = Callable[[list[int], torch.Tensor], torch.Tensor]
 
@@ -233,7 +233,7 @@ def test_drafts_that_come_with_the_prompt_have_their_own_texts(wrong_at: int | N
 
 
 def test_only_the_first_of_n_outputs_scores_the_prompt() -> None:
-    from specdec_ext.request_group import RequestGroup
+    from specdec_ext.engine.request_group import RequestGroup
 
     engine = make_engine(None)
     params = SamplingParams(max_tokens=4, temperature=1.0, n=3, seed=1, prompt_logprobs=0)

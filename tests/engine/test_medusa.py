@@ -21,8 +21,9 @@ from specdec_ext import (
     RequestError,
     SamplingParams,
 )
-from specdec_ext.drafter_config import published_trees
-from specdec_ext.drafters.medusa_heads import save_medusa_heads
+from specdec_ext.config.methods import published_trees
+from specdec_ext.drafters.medusa.heads import save_medusa_heads
+from specdec_ext.drafters.step_cost import StepCost
 
 COMPARED: list[int] = []
 
@@ -101,16 +102,16 @@ def test_proposals_are_the_heads_best_guesses(
     target: Path, tmp_path: Path, monkeypatch: Any, options: dict[str, Any], impl: str
 ) -> None:
     """Hidden state of the accepted row, top-k per head, tree -> tokens and parents."""
-    import specdec_ext.engine_models
+    from specdec_ext.engine import models as engine_models
 
     spies: list[Spy] = []
-    make = specdec_ext.engine_models.make_drafter
+    make = engine_models.make_drafter
 
     def spied(config: Any, model: Any, **kwargs: Any) -> Any:
         spies.append(Spy(make(config, model, **kwargs)))
         return spies[-1]
 
-    monkeypatch.setattr("specdec_ext.engine_models.make_drafter", spied)
+    monkeypatch.setattr("specdec_ext.engine.models.make_drafter", spied)
     module = make_heads(seed=5, **options)
     save_medusa_heads(tmp_path, module, dtype="float32")
     config = MedusaDecodingConfig(tmp_path, "mc_sim_7b_63", adaptive=False)
@@ -223,7 +224,7 @@ def test_right_guesses_are_accepted_along_any_path(
     target: Path, heads: Path, monkeypatch: Any
 ) -> None:
     """With the truth planted at given ranks a step accepts exactly the path of these ranks."""
-    from specdec_ext.drafters import medusa
+    from specdec_ext.drafters.medusa import drafter as medusa
 
     prompts, params = make_prompts(4, seed=2), SamplingParams(max_tokens=61, ignore_eos=True)
     with make_llm(target) as llm:
@@ -333,7 +334,7 @@ def test_a_lossy_default_does_not_decide_about_external_drafts(target: Path, hea
     def with_drafts(drafts: list[int], i: int, **options: Any) -> SamplingParams:
         return SamplingParams(
             max_tokens=40, ignore_eos=True, temperature=1.0, seed=i,
-            external_draft=ExternalDraftTokensConfig(drafts, go_on=True), **options,
+            external_draft=ExternalDraftTokensConfig(drafts, continue_decoding=True), **options,
         )  # fmt: skip
 
     free = [
@@ -391,7 +392,7 @@ def test_the_adaptive_budget_drafts_less_where_nothing_is_accepted(
     with make_llm(target, MedusaDecodingConfig(tmp_path)) as llm:
         # A table on which rows are dear: time grows with them.
         llm.engine._calibrate = lambda: llm.engine._drafting.set_step_cost(
-            {n: 1e-3 * n for n in (1, 2, 4, 8, 64, 128)}
+            StepCost({n: 1e-3 * n for n in (1, 2, 4, 8, 64, 128)})
         )
         decode(llm, prompts, params)
         stats = llm.get_metrics()["drafter"]

@@ -10,7 +10,7 @@ import pytest
 from medusa_models import make_heads, save_heads, save_target
 
 from specdec_ext.cli import main
-from specdec_ext.drafters.medusa_heads import save_medusa_heads
+from specdec_ext.drafters.medusa.heads import save_medusa_heads
 
 
 @pytest.mark.parametrize("tree", [[], ["--medusa_choices", "vicuna_7b_stage2"]])

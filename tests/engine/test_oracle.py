@@ -30,7 +30,7 @@ def decode_with(oracle: Oracle, page_size: int = 4, seed: int = 0, neighbours: i
         page_size=page_size,
         max_batch_size=1 + neighbours,
         max_seq_len=256,
-        method="external",
+        method="proposed",
     )
     rng = random.Random(seed)
     rid = engine.ex.submit(PROMPT, max_tokens=LENGTH)
@@ -182,7 +182,7 @@ def test_invalid_proposals_are_refused(
     refused = []
 
     function = HashFunction(vocab=30, surprise=1)
-    engine = hash_engine(function, max_batch_size=1, max_seq_len=256, method="external")
+    engine = hash_engine(function, max_batch_size=1, max_seq_len=256, method="proposed")
     rid = engine.ex.submit(PROMPT, max_tokens=10)
     got: list[int] = []
     while engine.ex.num_unfinished:
@@ -197,6 +197,6 @@ def test_invalid_proposals_are_refused(
 
 
 def test_proposal_for_unknown_or_finished_request() -> None:
-    engine = hash_engine(HashFunction(), max_batch_size=1, method="external")
+    engine = hash_engine(HashFunction(), max_batch_size=1, method="proposed")
     with pytest.raises(ValueError, match="not running"):
         engine.ex.propose(99, [1], None)

@@ -28,7 +28,7 @@ METHODS: dict[str, dict[str, Any]] = {
         "method": "ngram",
         "ngram": {"max_draft_len": 5, "max_matching_ngram_size": 3, "is_public_pool": True},
     },
-    "external": {"method": "external", "external_max_draft_len": 7},
+    "proposed": {"method": "proposed", "proposed_max_draft_len": 7},
 }
 FUNCTION = HashFunction(vocab=40, surprise=9)
 
@@ -91,7 +91,7 @@ def test_warm_equals_cold(method: str, page_size: int) -> None:
             jobs.append(
                 Job(family.prompt(), rng.randint(1, 40), options, rng.randint(0, 6), cancel)
             )
-        if method == "external":
+        if method == "proposed":
             deliveries = run_with_proposals(engine, rng, jobs)
         else:
             deliveries = engine.run(jobs)

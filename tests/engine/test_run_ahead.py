@@ -18,6 +18,7 @@ from run_ahead_driver import random_hash_engine, run_ahead_hash_engine, run_ahea
 
 from hash_target import HashFunction
 from specdec_ext import _core
+from specdec_ext.engine.overlap.buffers import StepBuffers
 from specdec_ext.models import load_model
 from tiny_models import save_tiny
 
@@ -233,15 +234,14 @@ def test_a_result_that_cannot_be_ends_its_request_alone(word: int, value: int) -
 def make(**changed: Any) -> Any:
     sizes = {"vocab_size": 50, "max_batch_size": 2, "max_seq_len": 64, "max_num_tokens": 64,
              "num_pages": 40, "page_size": 4}  # fmt: skip
-    return _core.RunAheadExecutor(**{**sizes, **changed})
+    return _core.Executor(**{**sizes, **changed})
 
 
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"depth": 3}, r"run_ahead = 3: give 0\.\.2"),
-        ({"depth": -1}, "run_ahead = -1"),
-        ({"method": "ngram", "ngram": {"is_public_pool": True}}, "is_public_pool=False"),
+        ({"overlap_depth": 3}, r"overlap_depth = 3: give 0\.\.2"),
+        ({"overlap_depth": -1}, "overlap_depth = -1"),
         ({"max_num_tokens": 1}, "raise max_num_tokens or lower max_batch_size"),
         ({"page_size": 3}, "a power of two"),
         ({"num_pages": 0}, "num_pages = 0"),
@@ -259,7 +259,10 @@ def test_what_cannot_run_ahead_is_refused(changed: dict[str, Any], message: str)
         ({"prompt_logprobs": 0}, "prompt_logprobs"),
         ({"return_logits": True}, "return_generation_logits"),
         ({"external_drafts": [1]}, "external_draft"),
-        ({"stop_token_ids": list(range(48)), "eos_token_ids": list(range(20))}, "68 end and stop"),
+        (
+            {"stop_token_ids": list(range(48)) * 5, "eos_token_ids": list(range(20))},
+            "260 end and stop",
+        ),
         ({"stop_token_ids": [50]}, "stop_token_ids holds token id 50"),
         ({"max_tokens": 0}, "max_tokens = 0"),
         ({"lookahead": (5, 3, 4)}, r"\(5, 3, 4\) exceeds the engine's \(4, 3, 4\)"),
@@ -277,15 +280,20 @@ def test_a_request_that_cannot_run_ahead_is_refused(options: dict[str, Any], mes
     assert executor.num_unfinished == 0
 
 
+def test_a_public_pool_needs_steps_that_the_host_runs() -> None:
+    with pytest.raises(ValueError, match="is_public_pool=False"):
+        StepBuffers(make(method="ngram", ngram={"is_public_pool": True}))
+
+
 def test_a_request_larger_than_the_pool_is_refused() -> None:
     with pytest.raises(ValueError, match="the whole pool has 8: lower max_tokens"):
         make(num_pages=8).submit([1, 2], max_tokens=60)
 
 
 def test_calls_out_of_order_are_refused() -> None:
-    executor = make()
+    executor = make(overlap_depth=1)
     with pytest.raises(ValueError, match="needs bind_rings"):
-        executor.plan()
+        executor.stage()
     with pytest.raises(ValueError, match="no step is in flight"):
         executor.deliver()
     words = executor.staging_layout.words
@@ -300,10 +308,10 @@ def test_calls_out_of_order_are_refused() -> None:
             executor.bind_rings(**{**rings, name: rings[name][:1]})
     executor.bind_rings(**rings)
     executor.submit([1, 2, 3], max_tokens=9)
-    assert executor.plan() is not None
+    assert executor.stage() is not None
     with pytest.raises(ValueError, match="step 7 is not in flight"):
-        executor.fail(7, "why")
+        executor.fail_step(7, "why")
     executor.submit([1, 2, 3], max_tokens=9)
-    assert executor.plan() is not None
+    assert executor.stage() is not None
     with pytest.raises(ValueError, match="plan\\(\\) with 2 steps unread"):
-        executor.plan()
+        executor.stage()

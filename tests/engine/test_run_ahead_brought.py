@@ -29,9 +29,9 @@ from specdec_ext.drafters import DraftInputs
 
 NODES, PATH = 12, 5
 EXTERNAL = {
-    "method": "external",
-    "external_max_draft_len": NODES,
-    "external_max_path": PATH,
+    "method": "proposed",
+    "proposed_max_draft_len": NODES,
+    "proposed_max_path": PATH,
 }
 
 
@@ -201,6 +201,29 @@ def test_drafts_that_never_come_true_are_made_ever_more_rarely() -> None:
     assert drafter.seen["steps"] <= rate
 
 
+@pytest.mark.parametrize("method", ["external", "lookahead"])
+def test_what_drafting_takes_is_weighed_against_what_it_brings(method: str) -> None:
+    """Rows cost next to nothing, a plain step one second: each draft 0 s, 0.2 s or 1e6 s."""
+    function = HashFunction(vocab=30, surprise=8, alphabet=4, seed=4)
+    drafts: list[int] = []
+    for seconds in (0.0, 0.2, 1e6):
+        external = method == "external"
+        engine = run_ahead_hash_engine(
+            function, max_batch_size=1, max_seq_len=200, max_num_tokens=64, depth=1, stub=3,
+            drafter=Guesser(function, 1, hostile=False) if external else None,
+            **(EXTERNAL if external else {"method": "lookahead", "lookahead": (4, 3, 4)}),
+        )  # fmt: skip
+        engine.executor.set_step_cost([1, 128], [1.0, 1.01])
+        engine.executor.set_draft_cost(0.0, seconds)
+        (got,) = engine.run([Job([1, 2, 3], 150)])
+        assert got.tokens == function.reference([1, 2, 3], 150)
+        drafts.append(got.num_drafts)
+    free, dear, hopeless = drafts
+    assert free > 100
+    assert 0 < dear < free
+    assert hopeless == 0
+
+
 @pytest.mark.parametrize("graphs", [False, True])
 def test_what_drafting_takes_is_measured_with_marks_on_the_stream(graphs: bool) -> None:
     """On the stub stream every operation takes one unit; on the CPU each step tells it."""
@@ -361,18 +384,18 @@ def test_a_request_brings_its_options_to_its_slot() -> None:
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"external_max_draft_len": 0}, r"external_max_draft_len = 0: give 1\.\.127"),
-        ({"external_max_draft_len": 128}, "external_max_draft_len = 128"),
-        ({"external_max_path": 13}, r"external_max_path = 13: give 1\.\.12"),
-        ({"external_max_path": 0}, "external_max_path = 0"),
+        ({"proposed_max_draft_len": 0}, r"proposed_max_draft_len = 0: give 1\.\.127"),
+        ({"proposed_max_draft_len": 128}, "proposed_max_draft_len = 128"),
+        ({"proposed_max_path": 13}, r"proposed_max_path = 13: give 1\.\.12"),
+        ({"proposed_max_path": 0}, "proposed_max_path = 0"),
     ],
 )
 def test_bounds_of_drafts_are_checked(changed: dict[str, int], message: str) -> None:
     sizes = {"vocab_size": 50, "max_batch_size": 2, "max_seq_len": 64, "max_num_tokens": 64,
              "num_pages": 90, "page_size": 4}  # fmt: skip
     with pytest.raises(ValueError, match=message):
-        _core.RunAheadExecutor(**{**sizes, **EXTERNAL, **changed})
-    executor = _core.RunAheadExecutor(**sizes, **EXTERNAL)
+        _core.Executor(**{**sizes, **EXTERNAL, **changed})
+    executor = _core.Executor(**sizes, **EXTERNAL)
     with pytest.raises(ValueError, match=r"max_draft_len = 13 is outside 0\.\.12"):
         executor.submit([1], max_tokens=4, max_draft_len=13)
     with pytest.raises(ValueError, match="0 or more"):

@@ -12,8 +12,8 @@ from test_run_ahead_llm import GREEDY, PROMPTS, SPECS, VOCAB, open_llm, tokens_o
 from dispatch_recorder import Recorder, no_synchronisation
 from emulators import EMULATED, devices, needs_cuda
 from specdec_ext import ConfigError, LookaheadDecodingConfig, SamplingParams
-from specdec_ext.run_ahead import make_buckets
-from specdec_ext.run_ahead_build import device_bytes
+from specdec_ext.engine.overlap import make_buckets
+from specdec_ext.engine.overlap.build import device_bytes
 from tiny_models import save_llama
 
 # What a step enqueues beside kernels of ours: products of matrices, rows of an embedding, copies
@@ -97,7 +97,7 @@ def test_memory_is_counted_before_pages_are_sized(folder: Path, device: str, met
 
 def drafting_of(spec: Any) -> dict[str, Any]:
     if isinstance(spec, LookaheadDecodingConfig):
-        return {"method": "lookahead", "lookahead": spec.wng}
+        return {"method": "lookahead", "lookahead": spec.triple}
     names = ("max_draft_len", "max_matching_ngram_size")
     return {"method": "ngram", "ngram": {name: getattr(spec, name) for name in names}}
 

@@ -9,19 +9,36 @@ from typing import Any
 
 import pytest
 import torch
-from draft_target_cases import CHAIN, DRAFTS, GREEDY, PROMPTS, TREE, open_llm, tokens_of
+from draft_target_cases import (
+    CHAIN,
+    DRAFTS,
+    GREEDY,
+    PROMPTS,
+    TREE,
+    VOCAB,
+    open_llm,
+    tokens_of,
+)
 from draft_target_cases import folders as folders
 from draft_target_cases import plain as plain
 from run_ahead_driver import FakeRecorder
 from test_draft_target_kv import gathered, rebuilt
 
-from specdec_ext import LLM, ConfigError, DraftTargetDecodingConfig, SamplingParams
+from specdec_ext import LLM, SamplingParams, _core
 from specdec_ext.cli import main
 from specdec_ext.drafters import DraftInputs
+from specdec_ext.engine.overlap import make_buckets
 from specdec_ext.models import load_model
-from specdec_ext.run_ahead import make_buckets
+
+pytestmark = pytest.mark.usefixtures("on_stream")
 
 DEPTHS = [0, 1, 2]
+TREES: list[dict[str, Any]] = [
+    TREE,
+    {"max_draft_len": 6, "top_k": 2, "max_draft_depth": 4, "adaptive": False},
+    {"max_draft_len": 30, "top_k": 4, "max_draft_depth": 4, "adaptive": False},
+    {"max_draft_len": 12, "top_k": 12, "max_draft_depth": 1, "adaptive": False},
+]
 
 
 def open_ahead(folders: dict[str, Path], draft: str, depth: int, batch: int = 3, **kw: Any) -> LLM:
@@ -112,25 +129,28 @@ def test_in_every_round_the_kv_is_that_of_the_text_read_afresh(
         drafter = drafter_of(llm)
         scratch = load_model(folders[draft], draft=True)
         missing: list[int] = []
-        find = drafter.reader.first
+        passes = drafter.side.passes
 
-        def checked(inputs: DraftInputs, last: Any, lens: Any, width: int) -> Any:
-            first = find(inputs, last, lens, width)
-            for b in range(inputs.num_requests):
-                length = int(lens[b])
-                if length == 0:
-                    continue
-                begin, end = inputs.layout.history_offset // 4, int(first.rows.kv_len[b])
-                words = inputs.slots[int(inputs.slot_ids[b])].view(torch.int32)
-                text = words[begin : begin + length].tolist()
-                missing.append(length - end)
-                mine = gathered(*drafter.pages, inputs.page_table[b].tolist(), end)
-                fresh = rebuilt(scratch, text[:end], page)
-                assert torch.equal(mine[0], fresh[0])
-                assert torch.equal(mine[1], fresh[1])
-            return first
+        class Checked:
+            def __getattr__(self, name: str) -> Any:
+                return getattr(passes, name)
 
-        drafter.reader.first = checked
+            def begin(self, layout: Any, slots: Any, ids: Any, drafts: Any, *rest: Any) -> None:
+                passes.begin(layout, slots, ids, drafts, *rest)
+                for b, slot in enumerate(ids.tolist()):
+                    words = slots[slot].view(torch.int32)
+                    length, begun, finish = words[:3].tolist()  # of a Slot
+                    if not begun or finish or int(drafts[b]) == 0:
+                        continue
+                    begin, end = layout.history_offset // 4, passes.num_read(slot)
+                    text = words[begin : begin + length].tolist()
+                    missing.append(length - end)
+                    mine = gathered(*drafter.pages, rest[0][b].tolist(), end)
+                    fresh = rebuilt(scratch, text[:end], page)
+                    assert torch.equal(mine[0], fresh[0])
+                    assert torch.equal(mine[1], fresh[1])
+
+        drafter.side.passes = Checked()
         draft_now, steps = drafter.draft, 0
 
         def sometimes(inputs: DraftInputs) -> None:
@@ -149,7 +169,7 @@ def test_in_every_round_the_kv_is_that_of_the_text_read_afresh(
         assert missing.count(2 if every == 1 else 4) > 1
 
 
-@pytest.mark.parametrize("most", [200, 3])
+@pytest.mark.parametrize("most", [200, 8])
 def test_tokens_of_steps_without_drafts_are_read_later(
     folders: dict[str, Path], plain: dict[str, Any], most: int
 ) -> None:
@@ -157,7 +177,9 @@ def test_tokens_of_steps_without_drafts_are_read_later(
     with open_ahead(folders, "target", 1, 1) as llm:
         drafter, calls, rows = drafter_of(llm), 0, []
         draft, forward = drafter.draft, drafter.model.forward
-        drafter.reader.max_rows = most
+        sizes = {"vocab_size": VOCAB, "num_scores": VOCAB, "num_slots": 1, "max_rows": most}
+        drafter.side.passes = _core.DraftPasses(**sizes, max_len=256, max_drafts=4)
+        drafter.side.bind_cache(*drafter.pages)
 
         def sometimes(inputs: DraftInputs) -> None:
             nonlocal calls
@@ -270,19 +292,68 @@ def test_requests_with_and_without_drafts_in_one_batch(
     assert drafted == accepted
 
 
-@pytest.mark.parametrize(
-    ("spec", "message"),
-    [
-        (TREE, r"DraftTargetDecodingConfig.top_k = 3: .*\(top_k = 1, a chain, runs ahead\)"),
-        ({"max_kv_tokens": 64}, r"max_kv_tokens = 64: .*\(max_kv_tokens = None runs ahead\)"),
-    ],
-)
-def test_what_stays_on_the_host_is_refused(
-    folders: dict[str, Path], spec: dict[str, Any], message: str
+@pytest.mark.parametrize("depth", DEPTHS)
+@pytest.mark.parametrize("draft", ["target", "near", "far", "short"])
+@pytest.mark.parametrize("spec", TREES)
+def test_trees_say_what_plain_decoding_says(
+    folders: dict[str, Path], plain: dict[str, Any], spec: dict[str, Any], draft: str, depth: int
 ) -> None:
-    with pytest.raises(ConfigError, match=message):
-        open_ahead(folders, "near", 1, spec=spec)
-    assert DraftTargetDecodingConfig(folders["near"]).host_only is None
+    with open_ahead(folders, draft, depth, spec=spec) as llm:
+        assert run(llm, PROMPTS, GREEDY) == plain["greedy"]
+        counts = llm.get_metrics()["speculative_decoding"]
+    if draft == "target":  # every level holds the token that comes
+        steps = sum(out * n for out, n in enumerate(counts["acceptance_histogram"]))
+        assert counts["num_accepted_draft_tokens"] == steps > 250
+
+
+@pytest.mark.parametrize("spec", TREES)
+def test_trees_are_those_of_the_host(folders: dict[str, Path], spec: dict[str, Any]) -> None:
+    """The same nodes, so the same counts, whoever samples and whatever limits a request has."""
+    laws: list[dict[str, Any]] = [{}, {"temperature": 0.8}, {"max_draft_len": 5}]
+    params = [
+        SamplingParams(max_tokens=40, ignore_eos=True, seed=i, **laws[i % 3])
+        for i in range(len(PROMPTS))
+    ]
+    seen = []
+    for depth in (None, *DEPTHS):
+        with open_llm(folders, "near", spec=spec, scheduler={"run_ahead": depth}) as llm:
+            outputs = llm.generate(PROMPTS, params, use_tqdm=False)
+            drafting = llm.get_metrics()["speculative_decoding"]
+        seen.append((tokens_of(outputs), drafting["num_draft_tokens"],
+                     drafting["num_accepted_draft_tokens"]))  # fmt: skip
+    assert seen[0] == seen[1] == seen[2] == seen[3]
+
+
+@pytest.mark.parametrize("spec", [CHAIN, TREE])
+def test_fewer_pages_than_the_target_cost_drafts_alone(
+    folders: dict[str, Path], plain: dict[str, Any], spec: dict[str, Any]
+) -> None:
+    cache = {"tokens_per_block": 4}
+    drafted = []
+    for tokens in (None, 80, 4):
+        limits = {**spec, "max_kv_tokens": tokens}
+        with open_ahead(folders, "target", 1, spec=limits, kv_cache_config=cache) as llm:
+            assert run(llm, PROMPTS, GREEDY) == plain["greedy"]
+            metrics = llm.get_metrics()
+        drafted.append(metrics["speculative_decoding"]["num_draft_tokens"])
+        if tokens is not None:
+            assert metrics["memory"]["draft_num_pages"] == tokens // 4
+    assert drafted[0] > drafted[1] > drafted[2]
+
+
+def test_prompts_are_read_beside_the_target(folders: dict[str, Path]) -> None:
+    """Everybody drafts from the first step behind a prompt: K + 1 tokens of each, whoever waits."""
+    prompts = [[(11 * i + 5 * j) % 64 for j in range(60)] for i in range(64)]
+    scheduler = {"max_batch_size": 64, "max_num_tokens": 1024}
+    with open_ahead(folders, "target", 1, 64, scheduler=scheduler) as llm:
+        outputs = llm.generate(prompts, GREEDY, use_tqdm=False)
+        counts = llm.get_metrics()["speculative_decoding"]
+    assert counts["num_accepted_draft_tokens"] == counts["num_draft_tokens"]
+    # The first token comes from the prompt's own pass, each further one brings five; those who are
+    # through first have no rows for drafts while the step is full of others' prompts.
+    passes = [out.metrics["num_forward_passes"] for out in outputs]
+    decoding = sum(40 - 1 for _ in outputs) / sum(n - 1 for n in passes)
+    assert decoding > 4.3
 
 
 @pytest.mark.default_model

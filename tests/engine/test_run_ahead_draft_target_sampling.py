@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from draft_target_cases import CHAIN, PROMPTS, SAMPLED, VOCAB, open_llm, tokens_of
+from draft_target_cases import CHAIN, PROMPTS, SAMPLED, TREE, VOCAB, open_llm, tokens_of
 from draft_target_cases import folders as folders
 from draft_target_cases import plain as plain
 from run_ahead_driver import FakeRecorder
@@ -18,7 +19,9 @@ from test_run_ahead_draft_target import DEPTHS, drafter_of, open_ahead, pipeline
 
 from emulators import devices
 from specdec_ext import SamplingParams
-from specdec_ext.run_ahead import make_buckets
+from specdec_ext.engine.overlap import make_buckets
+
+pytestmark = pytest.mark.usefixtures("on_stream")
 
 REJECTION = SamplingParams(
     max_tokens=40, ignore_eos=True, temperature=0.7, seed=3, acceptance="rejection"
@@ -65,13 +68,18 @@ def test_a_drawn_draft_of_the_targets_own_law_is_always_accepted(
 
 
 @pytest.mark.parametrize("depth", DEPTHS)
-def test_drawn_drafts_are_those_of_the_host(folders: dict[str, Path], depth: int) -> None:
-    """The same numbers draw them, so the same are accepted: the text is the host's."""
+@pytest.mark.parametrize("cuts", [{}, {"top_k": 6}, {"top_p": 0.7, "min_p": 0.05}])
+def test_drawn_drafts_are_those_of_the_host(
+    folders: dict[str, Path], depth: int, cuts: dict[str, Any]
+) -> None:
+    """The same numbers draw them from the same law, cuts included, so the same are accepted: the
+    text is the host's."""
+    params = replace(REJECTION, **cuts)
     with open_llm(folders, "near") as llm:
-        wanted = tokens_of(llm.generate(PROMPTS, REJECTION, use_tqdm=False))
+        wanted = tokens_of(llm.generate(PROMPTS, params, use_tqdm=False))
         drafted = llm.get_metrics()["speculative_decoding"]
     with open_ahead(folders, "near", depth) as llm:
-        assert run(llm, PROMPTS, REJECTION) == wanted
+        assert run(llm, PROMPTS, params) == wanted
         counts = llm.get_metrics()["speculative_decoding"]
     for key in ("num_draft_tokens", "num_accepted_draft_tokens"):
         assert counts[key] == drafted[key] > 200
@@ -84,9 +92,10 @@ def test_drawn_drafts_are_those_of_the_host(folders: dict[str, Path], depth: int
         ({"max_draft_len": 4}, {"acceptance": "rejection"}),
         ({**CHAIN, "min_confidence": 0.3}, {"acceptance": "rejection"}),
         (CHAIN, {"acceptance": "rejection", "use_draft_logits": False}),
+        (TREE, {"acceptance": "rejection"}),
         (CHAIN, {}),
     ],
-    ids=["q", "adaptive", "min-confidence", "one-hot", "exact-match"],
+    ids=["q", "adaptive", "min-confidence", "one-hot", "tree", "exact-match"],
 )
 def test_the_output_has_the_targets_law(
     small: dict[str, Path], spec: dict[str, Any], options: dict[str, Any]

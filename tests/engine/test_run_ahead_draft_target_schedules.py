@@ -58,9 +58,9 @@ def make_engine(
         depth=depth,
         stub=None if seed % 5 == 0 else seed,
         drafter=drafter,
-        method="external",
-        external_max_draft_len=DRAFTS,
-        external_max_path=DRAFTS,
+        method="proposed",
+        proposed_max_draft_len=DRAFTS,
+        proposed_max_path=DRAFTS,
         **options,
     )
     pools = tuple(torch.full_like(pool, float("nan")) for pool in engine.pages)

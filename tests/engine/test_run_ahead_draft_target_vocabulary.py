@@ -17,6 +17,8 @@ from test_run_ahead_draft_target_sampling import REJECTION, mixed
 from emulators import EMULATED
 from specdec_ext import ConfigError
 
+pytestmark = pytest.mark.usefixtures("on_stream")
+
 PLACES = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda-emu-fast", marks=EMULATED)])
 
 

@@ -13,8 +13,8 @@ from run_ahead_driver import FakeRecorder, run_ahead_hash_engine
 from test_run_ahead import METHODS, expected, random_jobs
 
 from hash_target import HashFunction
-from specdec_ext.run_ahead import Bucket, choose_bucket, make_buckets
-from specdec_ext.run_ahead.graphs import MAX_BUCKETS
+from specdec_ext.engine.overlap import Bucket, choose_bucket, make_buckets
+from specdec_ext.engine.overlap.graphs import MAX_BUCKETS
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from emulators import devices
 from specdec_ext import (
     LLM,
     ConfigError,
-    DraftTargetDecodingConfig,
+    ExternalDraftTokensConfig,
     LookaheadDecodingConfig,
     NGramDecodingConfig,
     RequestError,
@@ -246,48 +246,52 @@ def test_the_command_line_checks_before_a_model_is_loaded() -> None:
     assert llm_kwargs(args)["scheduler_config"].run_ahead == 1
     lookup = ["--prompt-lookup-config", "[4,2]", "--prompt-lookup-style", "v1"]
     args = parser.parse_args(["--run-ahead", "1", *lookup])
-    with pytest.raises(ConfigError, match="drafts that come with a request"):
-        llm_kwargs(args)
+    assert llm_kwargs(args)["scheduler_config"].run_ahead == 1
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"spec": NGramDecodingConfig(4, is_public_pool=True, adaptive=False)}, "is_public_pool"),
-        ({"spec": "tree"}, "top_k = 2: trees of a draft model are put together on the host"),
-        ({"run_ahead": 3}, "run_ahead"),
-        ({"run_ahead": None, "eager": False}, "run_ahead=1, or leave enforce_eager out"),
+        ({"run_ahead": 3}, "overlap_depth = 3"),
+        ({"run_ahead": None, "eager": False}, "overlap_depth=1, or leave enforce_eager out"),
     ],
 )
 def test_what_does_not_go_together_is_refused(
     folder: Path, options: dict[str, Any], message: str
 ) -> None:
-    spec = options.pop("spec", None)
-    if spec == "tree":
-        spec = DraftTargetDecodingConfig(str(folder), 3, top_k=2)
     depth = options.pop("run_ahead", 1)
     if "eager" in options:
         scheduler = {"run_ahead": depth, "enforce_eager": options.pop("eager")}
         options["scheduler_config"] = scheduler
     with pytest.raises(ConfigError, match=message):
-        open_llm(folder, spec, depth, **options)
+        open_llm(folder, None, depth, **options)
 
 
-@pytest.mark.parametrize(
-    ("params", "message"),
-    [
-        ({"prompt_logprobs": 2}, "SamplingParams.prompt_logprobs"),
-        ({"return_generation_logits": True}, "return_generation_logits"),
-        ({"stop_token_ids": list(range(48)) + [0] * 20}, "stop_token_ids"),
-    ],
-)
-def test_a_request_that_needs_more_is_refused(
-    folder: Path, params: dict[str, Any], message: str
-) -> None:
+@pytest.mark.parametrize("depth", [0, 1, 2])
+def test_what_needs_the_host_is_served_at_every_depth(folder: Path, depth: int) -> None:
+    """Speculation, rows of scores and drafts of the request included: all as without overlap."""
+    spec = NGramDecodingConfig(4, is_public_pool=True, adaptive=False)
+    wanted = SamplingParams(
+        max_tokens=12, ignore_eos=True, logprobs=2, prompt_logprobs=1, repetition_penalty=1.1,
+        return_generation_logits=True, external_draft=ExternalDraftTokensConfig([1, 2, 3]),
+    )  # fmt: skip
+
+    def answers(run_ahead: int | None) -> list[Any]:
+        with open_llm(folder, spec, run_ahead) as llm:
+            results = llm.generate(PROMPTS, [wanted, GREEDY] * 2, use_tqdm=False)
+            found = [
+                (r.outputs[0].token_ids, r.outputs[0].logprobs, r.prompt_logprobs) for r in results
+            ]
+            logits = [r.outputs[0].generation_logits for r in results]
+        return [found, [None if rows is None else rows.tolist() for rows in logits]]
+
+    assert answers(depth) == answers(None)
+
+
+def test_more_stop_ids_than_a_slot_holds_are_refused(folder: Path) -> None:
     with open_llm(folder, None, 1) as llm:
-        bad = SamplingParams(max_tokens=4, **params)
-        with pytest.raises(RequestError, match=message) as info:
+        bad = SamplingParams(max_tokens=4, stop_token_ids=list(range(48)) + [0] * 220)
+        with pytest.raises(RequestError, match="268 end and stop ids together, at most 256 fit"):
             llm.generate(PROMPTS[:2], [GREEDY, bad], use_tqdm=False)
-        assert "run_ahead=None" in str(info.value)
         assert llm.get_metrics()["executor"]["steps"] == 0
         tokens_of(llm.generate(PROMPTS[:1], GREEDY, use_tqdm=False))

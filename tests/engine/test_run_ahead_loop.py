@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import os
+import signal
 from typing import Any
 
 import pytest
@@ -19,7 +21,7 @@ from engine_loop_cases import (
 )
 
 from specdec_ext.errors import EngineError
-from specdec_ext.sampling_params import SamplingParams
+from specdec_ext.request.sampling_params import SamplingParams
 
 DEPTHS = [0, 1, 2]
 
@@ -106,13 +108,22 @@ def test_a_failing_forward_fails_its_step_only(depth: int) -> None:
 
 @pytest.mark.parametrize("depth", DEPTHS)
 def test_ctrl_c_keeps_partial_output_and_the_engine(depth: int) -> None:
-    engine = make_engine(NGRAM, run_ahead=depth, fails_at={4: KeyboardInterrupt()})
+    """It strikes while a step is enqueued; whoever steps next finds the step whole."""
+    engine = make_engine(NGRAM, run_ahead=depth)
+    forward = engine.model.forward
+
+    def strike(plan: Any) -> Any:
+        if engine.model.count == 4:
+            os.kill(os.getpid(), signal.SIGINT)
+        return forward(plan)
+
+    engine.model.forward = strike
     state = engine.submit(PROMPTS[0], SamplingParams(max_tokens=50))
     with pytest.raises(KeyboardInterrupt):
         engine.run([state])
-    assert state.finish_reason == "error"
-    assert len(state.token_ids) >= 4
-    assert state.token_ids == FUNCTION.reference(PROMPTS[0], len(state.token_ids))
+    assert not state.finished
+    engine.run([state])
+    assert state.token_ids == FUNCTION.reference(PROMPTS[0], 50)
     [after] = run(engine, [PROMPTS[1]], SamplingParams())
     assert after.outputs[0].token_ids == FUNCTION.reference(PROMPTS[1], 16)
     assert_idle(engine)
@@ -145,7 +156,7 @@ def test_a_broken_device_ends_everybody() -> None:
         def wait(self) -> None:
             raise RuntimeError("CUDA error: device-side assert")
 
-    engine._pipeline._events[0] = Gone()  # type: ignore[attr-defined]
+    engine._pipeline._events[0] = (Gone(), None)  # type: ignore[attr-defined]
     engine.run(states)
     assert {s.finish_reason for s in states} == {"error"}
     assert all("device-side assert" in (s.error or "") for s in states)

@@ -22,9 +22,11 @@ from emulators import EMULATED, devices
 from reference import medusa_reference as ref
 from specdec_ext import LLM, MedusaDecodingConfig, ModelError, RequestError, SamplingParams
 from specdec_ext.cli import main
-from specdec_ext.drafter_config import published_trees
-from specdec_ext.run_ahead import RunAheadPipeline, make_buckets
-from specdec_ext.run_ahead_build import device_bytes
+from specdec_ext.config.methods import published_trees
+from specdec_ext.engine.overlap import RunAheadPipeline, make_buckets
+from specdec_ext.engine.overlap.build import device_bytes
+
+pytestmark = pytest.mark.usefixtures("on_stream")
 
 DEPTHS = (0, 1, 2)
 LARGEST = [[i] for i in range(VOCAB - 1)] + [[i, j] for i in range(20) for j in range(4)]
@@ -350,7 +352,7 @@ def test_memory_is_counted_before_pages_are_sized(target: Path, heads: Path, dev
         rings = (buffers.staging_ring, buffers.entry_ring, buffers.result_ring, buffers.score_ring)
         kept = buffers.memory_bytes - sum(t.numel() * t.element_size() for t in rings)
         kept += sum(t.numel() * t.element_size() for t in (scores, pipeline._hidden))
-        drafting = {"method": "external", "external_max_draft_len": 9, "external_max_path": 4}
+        drafting = {"method": "proposed", "proposed_max_draft_len": 9, "proposed_max_path": 4}
         hidden = llm.model.hidden_size * llm.model.kv_dtype.itemsize
         counted = device_bytes(llm.memory, llm.scheduler_config, drafting, VOCAB, hidden)
         assert pipeline.drafter.scratch_bytes(3) == 4 * 3 * VOCAB * 4

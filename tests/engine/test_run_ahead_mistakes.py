@@ -13,14 +13,14 @@ from test_run_ahead import METHODS, expected, random_jobs
 from test_run_ahead_sampled import LOSSLESS, LOSSY, alone, sampled_jobs
 
 from hash_target import HashFunction
-from specdec_ext.run_ahead import RunAheadPipeline, StepTensors
+from specdec_ext.engine.overlap import RunAheadPipeline, StepTensors
 
 
 class ReadsTooEarly(RunAheadPipeline):
     """Delivers without waiting for the step's event."""
 
     def step(self) -> list[Any] | None:
-        for event in self._events:
+        for event, _ in self._events.values():
             event.wait = lambda: None  # type: ignore[method-assign]
         return super().step()
 
@@ -89,7 +89,7 @@ class LawsOfOthers(RunAheadPipeline):
     """The laws of a step's requests are staged one place off."""
 
     def _accept(self, g: Any, tensors: StepTensors) -> None:
-        laws = self.buffers.laws(len(tensors.step.kv_len))
+        laws = self.buffers.staged_words.laws(len(tensors.step.kv_len))
         for values in (laws.temperature, laws.top_k, laws.seed):
             values.copy_(values.roll(1))
         super()._accept(g, tensors)
@@ -99,7 +99,7 @@ class RulesForgotten(RunAheadPipeline):
     """Every request is held to exact match."""
 
     def _accept(self, g: Any, tensors: StepTensors) -> None:
-        self.buffers.rules(len(tensors.step.kv_len))["acceptance"].zero_()
+        self.buffers.staged_words.rules(len(tensors.step.kv_len))["acceptance"].zero_()
         super()._accept(g, tensors)
 
 

@@ -18,22 +18,23 @@ from emulators import EMULATED, devices
 from model.redrafter_cases import KINDS, random_drafter, trained_drafter
 from specdec_ext import (
     LLM,
-    ConfigError,
     ModelError,
     ReDrafterDecodingConfig,
-    RequestError,
     SamplingParams,
 )
 from specdec_ext.cli import main
 from specdec_ext.cli.common import add_llm_arguments, llm_kwargs
-from specdec_ext.run_ahead import make_buckets
+from specdec_ext.engine.overlap import make_buckets
 from tiny_models import save_llama
+
+pytestmark = pytest.mark.usefixtures("on_stream")
 
 VOCAB, HIDDEN, NUM_TOKENS = 48, 32, 24
 DEPTHS = (0, 1, 2)
 # What the drafter's search enqueues beside what every step does.
 SEARCHED = {
     "aten::silu_", "aten::add_.Tensor", "aten::clamp.out", "aten::minimum.out", "aten::topk.values",
+    "aten::gather.out", "aten::exp_",
 }  # fmt: skip
 COUNTS = ("num_draft_tokens", "num_accepted_tokens", "rows", "generated_tokens")
 
@@ -203,16 +204,32 @@ def test_recorded_steps(target: Path, learnt: Path, plain: list[list[int]]) -> N
     recorded_steps(target, learnt, plain, 16)
 
 
-def test_what_stays_on_the_host_is_refused(target: Path, learnt: Path) -> None:
-    spec = ReDrafterDecodingConfig(learnt, greedy_search=False)
-    with pytest.raises(ConfigError, match=r"greedy_search = False.*set greedy_search=True"):
-        open_llm(target, spec, 1)
-    with open_llm(target, ReDrafterDecodingConfig(learnt), 1, batch=3) as llm:
-        bad = greedy(temperature=0.5, acceptance="best_beam")
-        with pytest.raises(RequestError, match=r"'best_beam': .*run_ahead=None"):
-            llm.generate(prompts(1), bad, use_tqdm=False)
-        # Nothing is held against beams where nothing is drawn.
-        run(llm, prompts(1), greedy(acceptance="best_beam"))
+BEAM_RULES: list[dict[str, Any]] = [
+    {"temperature": 0.8, "acceptance": "best_beam"},
+    {"temperature": 0.8},
+    {"temperature": 1.2, "acceptance": "best_beam", "top_p": 0.9, "redrafter_num_beams": 2},
+    {"acceptance": "best_beam"},
+    {"temperature": 0.5, "acceptance": "rejection"},
+]
+
+
+@pytest.mark.parametrize("greedy_search", [True, False])
+def test_beams_are_held_against_what_they_were_chosen_from(
+    target: Path, learnt: Path, greedy_search: bool
+) -> None:
+    """Texts and counts of the rule best_beam beside others, at the request's temperature too."""
+    params = [greedy(seed=i, **BEAM_RULES[i % len(BEAM_RULES)]) for i in range(16)]
+    spec = ReDrafterDecodingConfig(learnt, 3, 4, adaptive=False, greedy_search=greedy_search)
+    seen = []
+    for depth in (None, *DEPTHS):
+        with open_llm(target, spec, depth, batch=5) as llm:
+            texts = run(llm, prompts(16), params)
+            metrics = llm.get_metrics()
+        assert metrics["drafter"]["failures"] == 0
+        stats = metrics["executor"]
+        seen.append((texts, [stats[name] for name in COUNTS]))
+        assert stats["num_accepted_tokens"] > 20
+    assert seen[0] == seen[1] == seen[2] == seen[3]
 
 
 def test_a_drafter_of_another_target_is_refused(target: Path, tmp_path: Path) -> None:
@@ -228,8 +245,7 @@ def test_from_the_command_line() -> None:
     assert settings["scheduler_config"].run_ahead == 1
     assert isinstance(settings["speculative_config"], ReDrafterDecodingConfig)
     args = parser.parse_args(["--redrafter", "--redrafter-no-greedy-search", "--run-ahead", "1"])
-    with pytest.raises(ConfigError, match="greedy_search"):
-        llm_kwargs(args)
+    assert llm_kwargs(args)["speculative_config"].greedy_search is False
 
 
 def on(device: str) -> dict[str, Any]:
@@ -268,6 +284,23 @@ def test_sampled_and_adaptive_requests_on_a_device(target: Path, learnt: Path, d
             alone = [greedy(seed=p.seed, temperature=p.temperature, top_p=p.top_p) for p in params]
         with open_llm(target, spec, depth, batch=3, **where) as llm:
             texts.append(run(llm, prompts(3), alone if depth is None else params))
+    assert texts[0] == texts[1] == texts[2]
+
+
+@devices
+@pytest.mark.parametrize("greedy_search", [True, False])
+def test_a_device_holds_beams_against_what_they_were_chosen_from(
+    target: Path, learnt: Path, device: str, greedy_search: bool
+) -> None:
+    params = [greedy(seed=i, **BEAM_RULES[i % len(BEAM_RULES)]) for i in range(6)]
+    spec = ReDrafterDecodingConfig(learnt, 3, 4, adaptive=False, greedy_search=greedy_search)
+    texts = []
+    for depth, where in ((1, {}), (0, on(device)), (2, on(device))):
+        with open_llm(target, spec, depth, batch=3, **where) as llm:
+            texts.append(run(llm, prompts(6), params))
+            metrics = llm.get_metrics()
+        assert metrics["drafter"]["failures"] == 0
+        assert metrics["executor"]["num_accepted_tokens"] > 10
     assert texts[0] == texts[1] == texts[2]
 
 

@@ -21,7 +21,7 @@ from test_run_ahead_redrafter import plain as plain
 from test_run_ahead_redrafter import target as target
 
 from specdec_ext import ReDrafterDecodingConfig
-from specdec_ext.drafters.step_redrafter import StepRedrafter
+from specdec_ext.drafters.redrafter.slots import StepRedrafter
 from specdec_ext.models import load_model
 
 BEAMS, LENGTH, BATCH, ROWS = 4, 5, 3, 40
@@ -49,9 +49,9 @@ def make_engine(
         depth=depth,
         stub=None if seed % 5 == 0 else seed,
         drafter=StepRedrafter(config, model, max_requests=BATCH),
-        method="external",
-        external_max_draft_len=BEAMS * LENGTH,
-        external_max_path=LENGTH,
+        method="proposed",
+        proposed_max_draft_len=BEAMS * LENGTH,
+        proposed_max_path=LENGTH,
         **options,
     )
 
@@ -72,7 +72,8 @@ def run_schedule(
     def options_of(request_id: int) -> Mapping[str, Any]:
         pick = random.Random(1000 * seed + request_id)
         chosen = {"num_beams": pick.randint(1, BEAMS), "length": pick.randint(1, LENGTH),
-                  "adaptive": pick.random() < 0.3}  # fmt: skip
+                  "adaptive": pick.random() < 0.3, "temperature": 1.0,
+                  "keeps_laws": False}  # fmt: skip
         return asked.setdefault(request_id, {} if pick.random() < 0.1 else chosen)
 
     engine.pipeline.draft_options = options_of

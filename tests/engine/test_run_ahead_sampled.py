@@ -232,7 +232,5 @@ def test_laws_and_rules_that_are_none_are_refused(options: dict[str, Any], messa
 
 
 def test_a_vocabulary_too_large_to_draw_from_is_refused() -> None:
-    executor = make(vocab_size=(1 << 20) + 1)
-    with pytest.raises(ValueError, match="at most 1048576 can be drawn from"):
-        executor.submit([1, 2], max_tokens=4, temperature=1.0)
-    assert executor.submit([1, 2], max_tokens=4) >= 0
+    with pytest.raises(ValueError, match="at most 1048576 tokens can be drawn from"):
+        make(vocab_size=(1 << 20) + 1)

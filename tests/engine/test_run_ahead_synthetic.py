@@ -25,9 +25,9 @@ from hash_target import HashFunction
 from reference.synthetic_reference import SYNTHETIC, uniform
 from specdec_ext import LookaheadDecodingConfig, NGramDecodingConfig, RequestError, SamplingParams
 from specdec_ext.cli import main
+from specdec_ext.engine.overlap import make_buckets
 from specdec_ext.errors import SyntheticAcceptanceWarning
 from specdec_ext.models import load_model
-from specdec_ext.run_ahead import make_buckets
 from tiny_models import save_llama, save_tiny
 
 DRAFTING = {name: how for name, how in METHODS.items() if name != "none"}

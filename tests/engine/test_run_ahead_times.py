@@ -15,15 +15,14 @@ from test_run_ahead_llm import GREEDY, PROMPTS, VOCAB, open_llm, tokens_of
 
 from emulators import devices
 from hash_target import HashFunction
-from specdec_ext import (
-    ConfigError,
-    LookaheadDecodingConfig,
-    engine_build,
-    engine_models,
-    run_ahead_build,
-)
-from specdec_ext.memory_plan import plan_memory
+from specdec_ext import ConfigError, LookaheadDecodingConfig
+from specdec_ext.engine import build as engine_build
+from specdec_ext.engine import models as engine_models
+from specdec_ext.engine.memory_plan import plan_memory
+from specdec_ext.engine.overlap import build as overlap_build
 from tiny_models import save_llama
+
+pytestmark = pytest.mark.usefixtures("on_stream")
 
 FUNCTION = HashFunction(vocab=30, seed=4)
 LOOKAHEAD = LookaheadDecodingConfig(4, 3, 4, adaptive=False)
@@ -205,7 +204,7 @@ def open_with_graphs(
     scheduler = {"max_batch_size": 3, "max_seq_len": 96, "max_num_tokens": 48, "run_ahead": 1,
                  "enforce_eager": eager}  # fmt: skip
     with monkeypatch.context() as patched:
-        patched.setattr(run_ahead_build, "make_recorder", make_recorder)
+        patched.setattr(overlap_build, "make_recorder", make_recorder)
         patched.setattr(engine_models, "plan_memory", planned)
         patched.setattr(engine_build.EngineBuilder, "_make_pages", logged)
         patched.setattr(engine_models, "available_memory_bytes", lambda: available)

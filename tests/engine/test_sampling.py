@@ -22,8 +22,8 @@ from hash_target import HashFunction
 from reference.sampling_reference import Law, draw, probabilities, token_uniform
 from specdec_ext import UnsupportedRequestError
 from specdec_ext.errors import RequestError
-from specdec_ext.request_check import stream_seed
-from specdec_ext.sampling_params import SamplingParams
+from specdec_ext.request.resolve import stream_seed
+from specdec_ext.request.sampling_params import SamplingParams
 
 LAWS = [
     Law(0.08),

@@ -18,7 +18,7 @@ from table_target import TableModel, chi_square, joint_law
 
 from reference.sampling_reference import Law
 from specdec_ext import _core
-from specdec_ext.request_check import stream_seed
+from specdec_ext.request.resolve import stream_seed
 
 VOCAB, TOKENS = 6, 3
 PROMPT = [0, 3, 1, 3, 1, 2, 0, 3, 1, 4, 5, 0, 3, 1]
@@ -38,8 +38,8 @@ DRAFTERS: dict[str, dict[str, Any]] = {
     },
     "lookahead": {"method": "lookahead", "lookahead": (4, 3, 4)},
     "lookahead deep": {"method": "lookahead", "lookahead": (5, 5, 5)},
-    "tree": {"method": "external"},
-    "wide tree": {"method": "external"},
+    "tree": {"method": "proposed"},
+    "wide tree": {"method": "proposed"},
 }  # fmt: skip
 # Trees handed in with propose(): tokens and parents, -1 for the golden token.
 TREES = {

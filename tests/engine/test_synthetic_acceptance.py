@@ -36,7 +36,7 @@ FUNCTION = HashFunction(vocab=24, surprise=5)
 METHODS: dict[str, dict[str, Any]] = {
     "lookahead": {"method": "lookahead", "lookahead": (4, 5, 4)},
     "ngram": {"method": "ngram", "ngram": {"max_draft_len": 5}},
-    "external": {"method": "external"},
+    "proposed": {"method": "proposed"},
 }
 TREE_TOKENS, TREE_PARENTS = [1, 2, 3, 4, 5, 6, 7], [-1, -1, 0, 1, 2, 3, 5]
 # Drafts behind the last kept one, when 0, 1, ... of its deepest path (2, 4, 6, 7) are kept.
@@ -49,7 +49,7 @@ def wanted_length(rates: Sequence[float], seed: int, position: int) -> int:
 
 
 def propose(engine: Engine, rid: int, method: str) -> None:
-    if method == "external" and engine.ex.decoding(rid):
+    if method == "proposed" and engine.ex.decoding(rid):
         engine.ex.propose(rid, TREE_TOKENS, TREE_PARENTS)
 
 
@@ -84,7 +84,7 @@ def test_every_step_keeps_what_the_rates_say(
                 assert out.num_accepted == length
                 assert len(out.tokens) == length + 1
                 kept += length
-                if method == "external" and out.max_path == 4:
+                if method == "proposed" and out.max_path == 4:
                     assert out.tokens[:-1] == [2, 4, 6, 7][:length]
                     assert out.tokens[-1] not in TREE_CHILDREN[length], "it looks like a draft"
             else:

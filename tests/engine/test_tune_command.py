@@ -11,7 +11,7 @@ import pytest
 
 from specdec_ext import LLM, ConfigError, NGramDecodingConfig, SamplingParams
 from specdec_ext.cli import main
-from specdec_ext.config_parse import parse_speculative_config
+from specdec_ext.config.parse import parse_speculative_config
 from tiny_models import save_tiny
 
 PROMPTS = ["abcabcabc", "the cat sat on the mat, the cat sat"]

@@ -15,7 +15,7 @@ import torch
 from cuda_calls import Target
 
 from reference.sampling_reference import Law
-from specdec_ext import _core, ops
+from specdec_ext import _core, _core_testing, ops
 
 LAWS = [
     Law(1.0),
@@ -105,7 +105,7 @@ def host_token(row: np.ndarray, law: Law, seed: int, position: int, purpose: str
     if law.temperature == 0:
         return best_token(row)
     u = _core.random_uniform(seed, position, purpose)
-    return int(_core.sample_token(row, u, **law.options()))
+    return int(_core_testing.sample_token(row, u, **law.options()))
 
 
 @dataclasses.dataclass
@@ -198,7 +198,7 @@ def host_accepts(request: Drafted, ids: np.ndarray | None) -> tuple[list[int], i
             probs = {"probs": r.probs[1:], "vocab_ids": reduced, "replacement": r.replacement}
         if r.rule == "rejection" and n == 1:
             return [], host_token(r.scores[0], r.law, r.seed, at)
-        path, token = _core.accept_drafts(
+        path, token = _core_testing.accept_drafts(
             r.tokens[1:], [p - 1 for p in r.parents[1:]], r.scores, seed=r.seed, position=at,
             acceptance=r.rule, **r.law.options(), **r.options, **probs,
         )  # fmt: skip
@@ -229,6 +229,45 @@ class Accepted:
     status: int
 
 
+def by_draft(
+    target: Target,
+    requests: list[Drafted],
+    rng: np.random.Generator,
+    ids: np.ndarray | None,
+    own: bool,
+) -> ops.DraftProbs:
+    """The probabilities in rows by draft, of the requests from the first on that has some."""
+    first = next(b for b, r in enumerate(requests) if r.probs is not None)
+    drafting = requests[first:]
+    most = max(1, *(len(r.tokens) - 1 for r in drafting)) + int(rng.integers(2))
+    tokens_of = np.arange(requests[0].scores.shape[1]) if ids is None else ids
+    columns = len(tokens_of)
+    spare = int(own and ids is not None)  # a column of nothing
+    probs = np.full((len(drafting), most, columns + spare), math.nan, np.float32)
+    tokens = np.full(probs.shape, -1, np.int32)
+    stands = np.full((len(drafting), most), -1, np.int32)
+    for b, r in enumerate(drafting):
+        for i in range(1, len(r.tokens)):
+            order = rng.permutation(columns) if own else np.arange(columns)
+            tokens[b, i - 1, :columns] = tokens_of[order]
+            if r.probs is not None:
+                probs[b, i - 1] = 0.0
+                probs[b, i - 1, :columns] = r.probs[i][order]
+            stands[b, i - 1] = [*tokens[b, i - 1].tolist(), r.tokens[i]].index(r.tokens[i])
+
+    def put(array: np.ndarray) -> torch.Tensor:
+        return target.put(torch.from_numpy(np.ascontiguousarray(array)))
+
+    vocab_ids = put(tokens) if own else None if ids is None else put(ids.astype(np.int32))
+    return ops.DraftProbs(
+        put(probs),
+        vocab_ids,
+        None if own or ids is None else put(stands.reshape(-1)),
+        put(np.array([r.probs is not None for r in drafting], np.uint8)),
+        put(np.array([r.replacement for r in drafting], np.uint8)),
+    )
+
+
 def accept(
     target: Target,
     requests: list[Drafted],
@@ -237,8 +276,13 @@ def accept(
     dtype: torch.dtype = torch.float32,
     ids: np.ndarray | None = None,
     workspace: bool = True,
+    form: str = "rows",
 ) -> list[Accepted]:
-    """One call of accept_step for all requests; those with probabilities are told apart."""
+    """One call of accept_step for all requests; those with probabilities are told apart.
+
+    form  how probabilities are laid out: "rows" of the scores, "drafts" of the last requests, or
+          these with columns of their "own" in an order of their own
+    """
     counts = [len(r.tokens) for r in requests]
     firsts = np.concatenate([[0], np.cumsum(counts)]).tolist()
     rows, vocab = firsts[-1], requests[0].scores.shape[1]
@@ -270,6 +314,8 @@ def accept(
             has_probs=flags([r.probs is not None for r in requests]),
             replacement=flags([r.replacement for r in requests]),
         )
+        if form != "rows":
+            given = by_draft(target, requests, rng, ids, form == "own")
     results = ops.make_accept_results(rows, len(requests), target.device)
     for tensor in vars(results).values():
         tensor.fill_(-7)

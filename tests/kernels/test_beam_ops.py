@@ -48,6 +48,7 @@ class Search:
         asked: list[tuple[int, int]],
         ids: list[int] | None,
         kept: int,
+        heat: list[float] | None = None,
     ) -> None:
         """rows: the scores of each; the best `kept` of them are what the operation is given."""
         best, columns = torch.topk(torch.tensor(rows), kept)
@@ -57,21 +58,30 @@ class Search:
             num_beams=put(int32([n for n, _ in asked])), lengths=put(int32([n for _, n in asked])),
             next_rows=self.next_rows, next_tokens=self.next_tokens,
             token_ids=None if ids is None else put(int32(ids)), backend=self.target.backend,
+            temperatures=None if heat is None else put(torch.tensor(heat)),
         )  # fmt: skip
 
     def trees(self) -> list[tuple[list[int], list[int]]]:
         count = self.length * self.width
         shape = (self.requests, count)
-        drafts, parents = (
-            self.target.put(torch.full(shape, SENTINEL, dtype=torch.int32)) for _ in range(2)
+        drafts, parents, nodes = (
+            self.target.put(torch.full(shape, SENTINEL, dtype=torch.int32)) for _ in range(3)
         )
         counts = self.target.put(torch.full((self.requests,), SENTINEL, dtype=torch.int32))
         ops.merge_beams(**self.beams, draft_tokens=drafts, draft_parents=parents, counts=counts,
-                        backend=self.target.backend)  # fmt: skip
+                        draft_nodes=nodes, backend=self.target.backend)  # fmt: skip
         found = []
-        for tokens, above, n in zip(
-            drafts.tolist(), parents.tolist(), counts.tolist(), strict=True
+        for b, (tokens, above, n) in enumerate(
+            zip(drafts.tolist(), parents.tolist(), counts.tolist(), strict=True)
         ):
+            node_of = nodes[b].tolist()
+            assert node_of[n:] == [SENTINEL] * (count - n) and len(set(node_of[:n])) == n
+            for i, node in enumerate(node_of[:n]):
+                depth, place = divmod(node, self.width)
+                assert self.beams["tokens"][b, depth, place] == tokens[i]
+                above_place = int(self.beams["parents"][b, depth, place])
+                above_node = (depth - 1) * self.width + above_place if depth else None
+                assert above_node == (node_of[above[i]] if above[i] >= 0 else None)
             assert tokens[n:] == above[n:] == [-1] * (count - n)
             assert all(-1 <= parent < i for i, parent in enumerate(above[:n]))
             found.append((tokens[:n], above[:n]))
@@ -110,6 +120,11 @@ def run_case(target: Target, seed: int) -> int:
     kept = min(columns, rng.choice([50, 50, 5]))
     ids = sorted(rng.sample(range(1000), columns)) if rng.random() < 0.5 else None
     scorer = Scorer(seed, columns, rng.choice([0.0, 0.0, 0.2]))
+    heat = None
+    if rng.random() < 0.4:
+        heat = [rng.choice([0.25, 0.5, 1.0, 3.0]) for _ in range(requests)]
+        if rng.random() < 0.2:
+            heat[-1] = rng.choice([0.0, -2.0, math.inf, math.nan])
     asked = [
         (rng.choice([0, 1, width, width, width + 3, rng.randrange(1, width + 1)]),
          rng.choice([0, 1, length, length, length + 2]))
@@ -134,7 +149,7 @@ def run_case(target: Target, seed: int) -> int:
             scorer(i // (len(paths) // requests), (-1,) if path is None else path)
             for i, path in enumerate(paths)
         ]
-        search.grow(depth, rows, asked, ids, kept)
+        search.grow(depth, rows, asked, ids, kept, heat)
         following: list[tuple[int, ...] | None] = []
         for b in range(requests):
             for j in range(width):
@@ -158,8 +173,9 @@ def run_case(target: Target, seed: int) -> int:
             return scores_of(b, path if ids is None else tuple(ids[i] for i in path))
 
         wanted = []
-        if beams and depths:
-            wanted = beam_search(score, min(beams, width), min(depths, length))
+        warmth = 1.0 if heat is None else heat[b]
+        if beams and depths and 0 < warmth < math.inf:
+            wanted = beam_search(score, min(beams, width), min(depths, length), warmth)
         if ids is not None:
             wanted = [(tuple(ids[i] for i in path), sums) for path, sums in wanted]
         tokens, parents = search.trees()[b]
@@ -178,7 +194,7 @@ def run_case(target: Target, seed: int) -> int:
 @every_backend
 def test_beams_and_trees_equal_the_reference(target: Target) -> None:
     cases = 40 if target.backend == "cuda-emu" else 150
-    assert sum(run_case(target, seed) for seed in range(cases)) > 10 * cases
+    assert sum(run_case(target, seed) for seed in range(cases)) > 8 * cases
 
 
 @every_backend
@@ -196,6 +212,14 @@ def test_ties_go_to_the_beam_that_stood_first(target: Target) -> None:
     assert search.beams["log_probs"][0, :, 0].tolist() == pytest.approx([expected, 2 * expected])
     tokens, parents = search.trees()[0]
     assert tokens[0] == given[0] and parents == [-1, 0, 0, 0]
+
+
+@every_backend
+def test_what_is_too_unlikely_for_a_float_is_no_beam(target: Target) -> None:
+    search = Search(target, 1, 2, 3)
+    search.grow(0, [[1e38, -1e38, 9e37]], [(3, 2)], None, 3, [0.1])
+    assert search.beams["tokens"][0, 0].tolist() == [0, 2, -1]
+    assert search.next_tokens.tolist() == [[0, 2, 0]]
 
 
 @every_backend
@@ -263,6 +287,8 @@ def arguments() -> dict[str, Any]:
         ({"next_rows": torch.zeros(3, 2, dtype=torch.int32)}, "next_rows"),
         ({"next_tokens": torch.zeros(6, dtype=torch.int32)}, "next_tokens"),
         ({"token_ids": torch.zeros(8, dtype=torch.int32)}, "token_ids"),
+        ({"temperatures": torch.ones(3)}, "temperatures"),
+        ({"temperatures": torch.ones(2, dtype=torch.float64)}, "temperatures"),
     ],
 )
 def test_bad_arguments_are_refused(changed: dict[str, Any], message: str) -> None:
@@ -276,6 +302,7 @@ def test_bad_arguments_are_refused(changed: dict[str, Any], message: str) -> Non
     [
         ({"draft_tokens": torch.zeros(2, 11, dtype=torch.int32)}, "draft_tokens"),
         ({"draft_parents": torch.zeros(2, 12)}, "draft_parents"),
+        ({"draft_nodes": torch.zeros(2, 11, dtype=torch.int32)}, "draft_nodes"),
         ({"counts": torch.zeros(3, dtype=torch.int32)}, "counts"),
         ({"tokens": torch.zeros(2, 4, 4, dtype=torch.int32)}, "parents"),
     ],

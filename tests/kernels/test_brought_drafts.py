@@ -289,6 +289,33 @@ def test_a_full_tree_of_127_drafts(target: Target) -> None:
     assert got[1].tolist() == [-1, *(p + 1 for p in parents)]
 
 
+@every_backend
+def test_estimates_lie_beside_the_drafts(target: Target) -> None:
+    """A number that is no chance, and every one that is not given, reads as unknown."""
+    slots = target.put(torch.zeros(3, LAYOUT.slot_bytes, dtype=torch.uint8))
+    ids = target.put(int32([0, 1, 2]))
+    for slot in range(3):
+        ops.enter_slot(slots, slot, LAYOUT.request_bytes([5], max_tokens=40))
+    results, path, path_len = ops.make_results(LAYOUT, 3, target.device)
+    ops.commit_step(
+        LAYOUT, slots, ids, target.put(int32([0, 1, 2, 3])), target.put(int32([9, 9, 9])),
+        results=results, path=path, path_len=path_len, backend=target.backend,
+    )  # fmt: skip
+    tokens = target.put(int32([[1, 2, 3, 4], [1, 2, 3, -1], [4, 3, 2, 1]]))
+    said = [[0.5, 0.25, 1.0, 0.0], [0.75, -0.5, 1.5, 0.3], [float("nan"), float("inf"), 0.1, 0.2]]
+    read = [[0.5, 0.25, 1.0, 0.0], [0.75, -1.0, -1.0], [-1.0, -1.0, 0.1, 0.2]]
+    nothing = [[-1.0] * len(numbers) for numbers in read]
+    for chances, wanted in ((torch.tensor(said), read), (None, nothing)):
+        ops.bring_drafts(
+            LAYOUT, slots, ids, tokens, vocab_size=VOCAB, backend=target.backend,
+            survival=None if chances is None else target.put(chances),
+        )  # fmt: skip
+        for slot, numbers in enumerate(wanted):
+            block = slots[slot].cpu().view(torch.float32)
+            first = len(block) - 128  # 127 numbers and a word of padding end a slot
+            assert block[first : first + len(numbers)].tolist() == torch.tensor(numbers).tolist()
+
+
 def arguments() -> dict[str, Any]:
     return {
         "slots": ops.make_slots(LAYOUT, 2),
@@ -305,6 +332,8 @@ def arguments() -> dict[str, Any]:
         ({"tokens": torch.zeros(2, 3)}, "tokens"),
         ({"parents": torch.zeros(2, 2, dtype=torch.int32)}, "parents"),
         ({"counts": torch.zeros(3, dtype=torch.int32)}, "counts"),
+        ({"survival": torch.zeros(2, 2)}, "survival"),
+        ({"survival": torch.zeros(2, 3, dtype=torch.int32)}, "survival"),
         ({"vocab_size": 0}, "vocab_size = 0"),
         ({"slot_ids": int32([1, 1])}, "given twice"),
         ({"slots": torch.zeros(2, 8, dtype=torch.uint8)}, "slots"),

@@ -66,6 +66,8 @@ def check(target: Target, vocab: int, dtype: torch.dtype, count: int, seed: int,
     ]
     got = accept(target, requests, rng, dtype=dtype, ids=ids, workspace=seed % 2 == 1)
     assert compare(requests, got, ids) > 0
+    for form in ("drafts", "own") if kind != "chosen" else ():
+        assert accept(target, requests, rng, dtype=dtype, ids=ids, form=form) == got
 
 
 @pytest.mark.parametrize("kind", ["chosen", "drawn", "reduced"])

@@ -20,7 +20,7 @@ from cuda_calls import (
 )
 from kernel_calls import int32
 
-from reference.sampling_reference import Law, draw, margin, token_uniform
+from reference.sampling_reference import Law, draw, margin, probabilities, token_uniform
 from specdec_ext import ops
 
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
@@ -61,8 +61,18 @@ def check(target: Target, vocab: int, dtype: torch.dtype, count: int, seed: int)
     laws = [GREEDY if rng.random() < 0.05 else LAWS[rng.integers(len(LAWS))] for _ in range(count)]
     seeds = [int(rng.integers(2**63)) * 2 + i % 2 for i in range(count)]
     positions = rng.integers(0, 2**31 - 2, count).tolist()
+    probs = target.put(torch.full((count, vocab + 2), math.nan))[:, 1 : vocab + 1]
     got, status = draw_rows(target, rows, laws, seeds, positions, rng)
+    again = draw_rows(target, rows, laws, seeds, positions, rng, probs=probs)
+    assert again == (got, status)
     wide = rows.float().numpy()
+    for i, law in enumerate(laws):
+        found = probs[i].cpu().numpy()
+        if law.temperature == 0 or got[i] < 0:
+            assert np.isnan(found).all()
+        else:  # what was drawn from, written out
+            assert np.abs(found - probabilities(wide[i], law)).max() < 1e-5
+            assert found[got[i]] > 0 and abs(found.sum(dtype=np.float64) - 1) < 1e-4
     want = [
         host_token(wide[i], law, seeds[i], positions[i] + 1)
         for i, law in enumerate(laws)

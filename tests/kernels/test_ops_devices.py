@@ -13,6 +13,7 @@ import torch
 from cuda_calls import CHECKED, CPU, EMULATED, FAST, ON_EMU, Target, environment
 from ops_arguments import G, H, K, P, R, S, call, good, int32, kv_arguments, refused
 
+from emulators import seed_schedule
 from specdec_ext import _core, ops
 
 F8 = torch.float8_e4m3fn
@@ -95,16 +96,11 @@ def test_a_cuda_tensor_is_refused_with_the_reason_where_there_is_no_gpu() -> Non
     refused(ValueError, text, lambda: call(**both))
 
 
-def test_limits_and_seeds_belong_to_backends_that_have_them() -> None:
+def test_limits_belong_to_backends_that_have_them() -> None:
     refused(
         ValueError,
         'backend = "cpu": has no device limits',
         lambda: ops.device_limits("cpu"),
-    )
-    refused(
-        ValueError,
-        'backend = "cpu": has no schedule to seed',
-        lambda: _core.seed_schedule("cpu", 1),
     )
 
 
@@ -357,11 +353,11 @@ def test_no_schedule_changes_a_result() -> None:
     ops.append_kv(*expected)
     for seed in range(3):
         got = kv_arguments()
-        _core.seed_schedule(CHECKED.backend, seed)
+        seed_schedule(CHECKED.backend, seed)
         ops.append_kv(*got, backend=CHECKED.backend)
         assert torch.equal(got[2], expected[2])
         assert torch.equal(got[3], expected[3])
-    _core.seed_schedule(CHECKED.backend, 0)
+    seed_schedule(CHECKED.backend, 0)
 
 
 @pytest.mark.parametrize("target", [pytest.param(CPU, id="cpu"), ON_EMU])

@@ -119,7 +119,7 @@ def test_step_forms() -> None:
     short = _core.make_step_plan([[0, 0]], kv_len=[7], page_table=[[1, 3]])
     refused(
         ValueError,
-        "plan.page_table has 2 pages for request 0: 9 tokens need 3 pages of 4",
+        "plan.page_table has 2 pages for request 0: kv_len + rows = 9 tokens need 3 pages of 4",
         lambda: attend(0, short),
     )
 

@@ -20,7 +20,7 @@ LAYOUT = ops.SlotLayout(method="lookahead", max_seq_len=64, lookahead=(4, 3, 4))
         ({"prompt_ids": [1] * 64}, "slot.prompt has 64 tokens, max_seq_len is 64"),
         ({"prompt_ids": [1, -2]}, "negative token id"),
         ({"max_tokens": 0}, "slot.max_tokens = 0"),
-        ({"stop_token_ids": list(range(65))}, "65 end and stop ids, a slot holds 64"),
+        ({"stop_token_ids": list(range(257))}, "257 end and stop ids, a slot holds 256"),
         ({"lookahead": (5, 3, 4)}, r"slot.lookahead = \[5,3,4\] exceeds the pool's \[4,3,4\]"),
         ({"lookahead": (0, 3, 4)}, "window size 0 is below 1"),
         ({"max_draft_len": 128}, "slot.max_draft_len = 128"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,6 +13,9 @@ import pytest
 import torch
 import transformers
 from model_zoo import make_model, save_model
+
+from specdec_ext.models import load_model
+from specdec_ext.models.native import NativeModel
 
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
@@ -42,6 +46,18 @@ def saved(tmp_path_factory) -> Callable[..., Saved]:
         return made[key]
 
     return get
+
+
+@pytest.fixture(scope="session")
+def native(saved: Callable[..., Saved]) -> Callable[[torch.dtype], NativeModel]:
+    """native(dtype): a target of the CPU's own, loaded once."""
+
+    @functools.cache
+    def load(dtype: torch.dtype) -> NativeModel:
+        name = str(dtype).removeprefix("torch.")
+        return load_model(saved("llama").folder, dtype=name, model_impl="native")
+
+    return load
 
 
 @pytest.fixture(autouse=True)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from specdec_ext.drafters.redrafter_model import Redrafter, RedrafterShape, save_redrafter
+from specdec_ext.drafters.redrafter.model import Redrafter, RedrafterShape, save_redrafter
 
 # What the network is made of: (exit_dim as a multiple of H, blocks, rnn, tied head, reduced).
 KINDS: dict[str, tuple[int, int, bool, bool, bool]] = {

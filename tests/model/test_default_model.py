@@ -17,7 +17,7 @@ import torch
 from safetensors import safe_open
 
 from specdec_ext.errors import ModelError
-from specdec_ext.models import default
+from specdec_ext.models import default, default_drafter, folder_cache
 
 NAME = "SmolLM2-135M-Instruct-bf16-v1"
 
@@ -53,33 +53,98 @@ def test_converted_once_into_the_cache_folder(cache, monkeypatch):
     assert {p.name for p in folder.parent.iterdir()} == {NAME, ".lock"}
 
 
-@pytest.mark.parametrize("damage", ["truncate", "flip", "remove", "manifest", "other_source"])
+def restore_times(path: Path, stat: os.stat_result) -> None:
+    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+
+
+DAMAGES = ("truncate", "flip", "restored", "remove", "added", "folder", "broken", "empty", "other")
+
+
+def damage_folder(folder: Path, damage: str) -> None:
+    """What accidents and hands do to a cached folder."""
+    weights, manifest = folder / "model.safetensors", folder / folder_cache.MANIFEST
+    content = json.loads(manifest.read_text())
+    match damage:
+        case "truncate":
+            weights.write_bytes(weights.read_bytes()[:-1])
+        case "flip" | "restored":
+            before = weights.stat()
+            weights.write_bytes(weights.read_bytes()[:-1] + b"z")
+            if damage == "restored":
+                restore_times(weights, before)
+        case "remove":
+            weights.unlink()
+        case "added":
+            (folder / "chat_template.jinja").write_text("{{ 1 }}")
+        case "folder":
+            (folder / "extra").mkdir()
+        case "broken":
+            manifest.write_text("[" * 100_000)
+        case "empty":
+            manifest.write_text(json.dumps({**content, "files": {}}))
+        case "other":
+            manifest.write_text(json.dumps({**content, "source_sha256": "0" * 64}))
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
 def test_damaged_cache_is_built_again(cache, monkeypatch, damage):
     calls = _count_builds(monkeypatch)
     folder = default.default_model()
-    weights, manifest = folder / "model.safetensors", folder / default.MANIFEST
-    if damage == "truncate":
-        weights.write_bytes(b"weigh")
-    elif damage == "flip":
-        weights.write_bytes(b"weightz")
-    elif damage == "remove":
-        weights.unlink()
-    elif damage == "manifest":
-        manifest.write_text("{")
-    else:
-        content = json.loads(manifest.read_text())
-        manifest.write_text(json.dumps({**content, "source_sha256": "0" * 64}))
+    names = {p.name for p in folder.iterdir()}
+    damage_folder(folder, damage)
     assert default.default_model() == folder
     assert len(calls) == 2
-    assert weights.read_bytes() == b"weights"
+    assert (folder / "model.safetensors").read_bytes() == b"weights"
+    assert {p.name for p in folder.iterdir()} == names
+    default.default_model()
+    assert len(calls) == 2
 
 
-def test_touched_file_with_the_same_content_is_kept(cache, monkeypatch):
+@pytest.mark.parametrize("damage", [d for d in DAMAGES if d != "other"])
+def test_damaged_drafter_folder_is_made_again(cache, monkeypatch, damage):
+    """The drafter's folder is held against a manifest as the model's is."""
+    _count_builds(monkeypatch)
+    made = []
+
+    def write(source: Path, target: Path, folder: Path) -> None:
+        made.append(target)
+        (folder / "model.safetensors").write_bytes(b"drafter")
+
+    monkeypatch.setattr(default_drafter, "write_drafter_model", write)
+    folder = default_drafter.default_drafter()
+    assert default_drafter.default_drafter() == folder
+    assert made == [default.default_model()]
+    damage_folder(folder, damage)
+    assert default_drafter.default_drafter() == folder
+    assert len(made) == 2 and (folder / "model.safetensors").read_bytes() == b"drafter"
+
+
+def test_drafter_folder_follows_the_model(cache, monkeypatch):
+    _count_builds(monkeypatch)
+    made = []
+    monkeypatch.setattr(
+        default_drafter,
+        "write_drafter_model",
+        lambda source, target, folder: made.append((folder / "x").write_bytes(b"x")),
+    )
+    folder = default_drafter.default_drafter()
+    shutil.rmtree(default.default_model())
+    _count_builds(monkeypatch, b"other weights")
+    assert default_drafter.default_drafter() == folder and len(made) == 2
+
+
+def test_touched_file_with_the_same_content_is_kept_and_hashed_once(cache, monkeypatch):
     calls = _count_builds(monkeypatch)
     folder = default.default_model()
     os.utime(folder / "model.safetensors", ns=(1, 1))
-    default.default_model()
-    assert len(calls) == 1
+    hashed = []
+    real = folder_cache.file_sha256
+    monkeypatch.setattr(
+        folder_cache, "file_sha256", lambda path: hashed.append(path.name) or real(path)
+    )
+    for _ in range(2):
+        default.default_model()
+    assert len(calls) == 1 and hashed == ["model.safetensors"]
 
 
 def test_failed_conversion_leaves_nothing(cache, monkeypatch):
@@ -169,12 +234,12 @@ def test_unwritable_cache_is_one_error(tmp_path, monkeypatch):
 
 def test_cache_root_follows_the_environment(monkeypatch):
     monkeypatch.setenv("SPECDEC_CACHE_DIR", "~/x")
-    assert default.cache_root() == Path.home() / "x"
+    assert folder_cache.cache_root() == Path.home() / "x"
     monkeypatch.delenv("SPECDEC_CACHE_DIR")
     monkeypatch.setenv("XDG_CACHE_HOME", "/var/c")
-    assert default.cache_root() == Path("/var/c/specdec_ext")
+    assert folder_cache.cache_root() == Path("/var/c/specdec_ext")
     monkeypatch.delenv("XDG_CACHE_HOME")
-    assert default.cache_root() == Path.home() / ".cache" / "specdec_ext"
+    assert folder_cache.cache_root() == Path.home() / ".cache" / "specdec_ext"
 
 
 def test_module_prints_the_folder_or_the_error(tmp_path):
@@ -222,7 +287,6 @@ def test_real_folder(default_model_path):
 @pytest.mark.slow
 @pytest.mark.default_model
 def test_equals_the_gguf_route_of_transformers(default_model_path):
-    pytest.importorskip("accelerate", reason="transformers needs it for gguf_file")
     import warnings
 
     import transformers

@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_redrafter_model import SHAPES, EmbeddingTarget, make
+from test_redrafter_model import SHAPES, EmbeddingTarget, make, same_tree, shape_for
 
 from specdec_ext import _core
-from specdec_ext.drafters.device_heads import DeviceHeads
-from specdec_ext.drafters.device_redrafter import DeviceRedrafter
-from specdec_ext.drafters.medusa_heads import MedusaHeads, MedusaHeadsConfig
-from specdec_ext.drafters.packed_heads import PackedHeads
-from specdec_ext.drafters.redrafter import PackedRedrafter
+from specdec_ext.drafters.medusa.device_heads import DeviceHeads
+from specdec_ext.drafters.medusa.heads import MedusaHeads, MedusaHeadsConfig
+from specdec_ext.drafters.medusa.packed_heads import PackedHeads
+from specdec_ext.drafters.redrafter.device_model import DeviceRedrafter
+from specdec_ext.drafters.redrafter.drafter import PackedRedrafter
 from specdec_ext.errors import UnsupportedModelError
 from specdec_ext.models.host_rows import HostRows
 from specdec_ext.models.place import Place
@@ -100,15 +100,17 @@ def test_heads_in_the_targets_dtype() -> None:
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_beams_are_those_of_the_host(fetched: list[tuple[int, ...]], name: str) -> None:
+def test_beams_are_those_of_the_host(
+    native: Any, fetched: list[tuple[int, ...]], name: str
+) -> None:
     """float32: the same drafts, the same laws; one copy to the host for each depth."""
-    model = make(SHAPES[name], seed=5)
-    target = Target(model.shape, torch.float32)
+    target = native(torch.float32)
+    model = make(shape_for(name, target), seed=5, std=0.1)
     networks = (PackedRedrafter(model, target), DeviceRedrafter(model, target))
     scored = networks[0].num_scores
     for case in range(20):
         torch.manual_seed(case)
-        context = torch.randn(3, model.shape.hidden_size)
+        context = torch.randn(3, target.hidden_size)
         if case == 7:
             context[1] = float("nan")
         searches, costs = [], []
@@ -125,13 +127,13 @@ def test_beams_are_those_of_the_host(fetched: list[tuple[int, ...]], name: str) 
         fetched.clear()
         assert 0 < device.network_seconds <= device.seconds
         for r in range(3):
-            expected, found = searches[0].tree(r), searches[1].tree(r)
-            for a, b in zip(expected[:3], found[:3], strict=True):
-                assert np.array_equal(a, b)
-            assert found[3] == pytest.approx(expected[3], rel=1e-4, abs=1e-5)
+            same_tree(searches[0], searches[1], r)
         laws = [search.tree_laws(1, 127, scored) for search in searches]
-        assert laws[1] == pytest.approx(laws[0], rel=1e-3, abs=1e-5)
-    rows_of_the_target = 9 * 6 if name == "reduced tied" else 0  # a copy of its head's
+        # Nodes that are nearly as likely may stand in another order.
+        laws = [law[np.lexsort(law.round(3).T)] for law in laws]
+        assert laws[1] == pytest.approx(laws[0], rel=1e-3, abs=1e-3)
+    # A copy of its head's.
+    rows_of_the_target = 9 * target.hidden_size if name == "reduced tied" else 0
     assert networks[1].weight_bytes == 4 * (
         sum(p.numel() for p in model.parameters()) + rows_of_the_target
     )
@@ -147,7 +149,7 @@ def test_a_search_that_does_not_pay_ends_early(gains: list[float], passes: int) 
     search.start([2], [4])
     network.start([torch.randn(6)], [3])
     assert network.run(search, gains, 1.0).passes == passes
-    assert search.beams(0)[0].shape == (2, passes)
+    assert search.tree(0)[2].tolist().count(passes) == 2  # both beams are so deep
 
 
 class Elsewhere(Target):

@@ -11,7 +11,7 @@ from model_zoo import VOCAB
 from plan_builder import prompt_ids
 
 from specdec_ext import LLM, MedusaDecodingConfig, SamplingParams
-from specdec_ext.drafters.medusa_heads import (
+from specdec_ext.drafters.medusa.heads import (
     MedusaHeads,
     MedusaHeadsConfig,
     save_medusa_heads,

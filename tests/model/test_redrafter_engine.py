@@ -20,6 +20,7 @@ from specdec_ext import (
     RequestError,
     SamplingParams,
 )
+from specdec_ext.drafters.step_cost import StepCost
 
 HIDDEN = 64
 NUM_TOKENS = 44
@@ -186,7 +187,7 @@ def test_an_adaptive_engine_begins_small(learnt: Any, rows_are_free: bool) -> No
         expected = tokens_of(llm.generate(prompts(4), greedy(), use_tqdm=False))
     with make(target, ReDrafterDecodingConfig(drafter, 5, 5), batch=1) as llm:
         drafting, forward, rows = llm.engine._drafting, llm.model.forward, []
-        llm.engine._calibrate = lambda: drafting.set_step_cost(table)
+        llm.engine._calibrate = lambda: drafting.set_step_cost(StepCost(table))
 
         def seen(plan: Any, *rest: Any) -> Any:
             rows.append(plan.num_rows)
@@ -307,7 +308,7 @@ def test_numbers_of_a_request(name: str) -> None:
             SamplingParams(**{name: value})
     with pytest.raises(RequestError, match=f"speculative = False but {name}"):
         SamplingParams(speculative=False, **{name: 2})
-    assert getattr(SamplingParams.from_dict({name: 3}), name) == 3
+    assert SamplingParams.from_dict({name: 3}).speculative_config == {name: 3}
 
 
 @pytest.mark.parametrize(
@@ -331,7 +332,7 @@ def test_a_bad_configuration_is_refused(arguments: dict[str, Any], message: str)
 
 
 def test_other_projects_spellings() -> None:
-    from specdec_ext.config_parse import parse_speculative_config
+    from specdec_ext.config.parse import parse_speculative_config
 
     expected = ReDrafterDecodingConfig("d", 3, 2, greedy_search=False)
     for values in (

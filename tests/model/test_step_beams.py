@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 import torch
-from test_redrafter_model import SHAPES, EmbeddingTarget, make
+from test_redrafter_model import SHAPES, EmbeddingTarget, make, shape_for
 
 from dispatch_recorder import Recorder
 from specdec_ext import ConfigError, ReDrafterDecodingConfig, ops
 from specdec_ext.drafters import DraftInputs
-from specdec_ext.drafters.device_beams import DeviceBeams
-from specdec_ext.drafters.redrafter import PackedRedrafter
-from specdec_ext.drafters.redrafter_layers import RedrafterLayers
-from specdec_ext.drafters.redrafter_model import save_redrafter
-from specdec_ext.drafters.step_redrafter import HostBeams, StepRedrafter
+from specdec_ext.drafters.redrafter.device_beams import DeviceBeams
+from specdec_ext.drafters.redrafter.drafter import PackedRedrafter
+from specdec_ext.drafters.redrafter.layers import RedrafterLayers
+from specdec_ext.drafters.redrafter.model import Redrafter, save_redrafter
+from specdec_ext.drafters.redrafter.slots import HostBeams, StepRedrafter
 from specdec_ext.models.place import Place
 
 LAYOUT = ops.SlotLayout(method="brought", max_seq_len=64)
@@ -100,25 +100,31 @@ class Slots:
         return found
 
 
-def make_both(name: str) -> tuple[HostBeams, DeviceBeams, Target]:
+def make_device(network: Redrafter, target: Any) -> DeviceBeams:
+    device = DeviceBeams(network, target, vocab_size=target.vocab_size, max_requests=SLOTS,
+                         num_beams=BEAMS, length=LENGTH)  # fmt: skip
+    for slot, (beams, length, *_) in enumerate(ASKED):
+        device.enter(slot, {"num_beams": beams, "length": length, "adaptive": False})
+    return device
+
+
+def make_stub(name: str) -> tuple[DeviceBeams, Target]:
     network = make(SHAPES[name], seed=5)
     target = Target(network.shape, torch.float32)
-    vocab = network.shape.vocab_size
-    host = HostBeams(PackedRedrafter(network, target), vocab_size=vocab, max_requests=SLOTS,
-                     width=BEAMS * LENGTH)  # fmt: skip
-    device = DeviceBeams(network, target, vocab_size=vocab, max_requests=SLOTS, num_beams=BEAMS,
-                         length=LENGTH)  # fmt: skip
-    for slot, (beams, length, *_) in enumerate(ASKED):
-        for search in (host, device):
-            options = {"num_beams": beams, "length": length, "adaptive": False}
-            search.enter(slot, options)
-    return host, device, target
+    return make_device(network, target), target
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_trees_are_those_of_the_host(name: str) -> None:
+def test_trees_are_those_of_the_host(native: Any, name: str) -> None:
     """Requests of their own beams, lengths and ends; padding; a hidden state that is no number."""
-    host, device, target = make_both(name)
+    target = native(torch.float32)
+    network = make(shape_for(name, target), seed=5, std=0.1)
+    device = make_device(network, target)
+    host = HostBeams(PackedRedrafter(network, target), vocab_size=target.vocab_size,
+                     max_requests=SLOTS, max_drafts=BEAMS * LENGTH)  # fmt: skip
+    for slot, (beams, length, *_) in enumerate(ASKED):
+        options = {"num_beams": beams, "length": length, "adaptive": False}
+        host.enter(slot, {**options, "temperature": 1.0, "keeps_laws": False})
     compared = 0
     for seed in range(15):
         slots = Slots(target.vocab_size, target.hidden_size, seed)
@@ -132,7 +138,6 @@ def test_trees_are_those_of_the_host(name: str) -> None:
                 assert not inputs.status.any()
                 trees.append(slots.trees(step))
             wanted, found = trees
-            # The host's stand in the order of the beams, the device's in that of their worth.
             assert [sorted(tree) for tree in found] == [sorted(tree) for tree in wanted], seed
             for tree, slot in zip(found, step, strict=True):
                 drafts = 0 if slot < 0 else ASKED[slot][3]
@@ -144,7 +149,7 @@ def test_trees_are_those_of_the_host(name: str) -> None:
 
 
 def test_a_step_of_few_drafts_searches_no_more() -> None:
-    _, device, target = make_both("apple")
+    device, target = make_stub("apple")
     slots = Slots(target.vocab_size, target.hidden_size, 1)
     passes: list[int] = []
     run = device._layers.run
@@ -161,7 +166,7 @@ def test_a_step_of_few_drafts_searches_no_more() -> None:
 LAUNCHED = {
     "aten::addmm.out", "aten::mm.out", "aten::add.out", "aten::add_.Tensor", "aten::silu_",
     "aten::index_select.out", "aten::clamp.out", "aten::minimum.out", "aten::topk.values",
-    "aten::copy_", "aten::zero_", "aten::fill_.Scalar",
+    "aten::copy_", "aten::zero_", "aten::fill_.Scalar", "aten::gather.out", "aten::exp_",
 }  # fmt: skip
 VIEWS = {
     "aten::slice.Tensor", "aten::select.int", "aten::view", "aten::t", "aten::transpose.int",
@@ -171,7 +176,7 @@ VIEWS = {
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_a_search_reads_no_value_and_makes_no_tensor(name: str) -> None:
-    _, device, target = make_both(name)
+    device, target = make_stub(name)
     inputs = Slots(target.vocab_size, target.hidden_size, 1).inputs(STEPS[0])
     kept = {key: t.data_ptr() for key, t in vars(device).items() if torch.is_tensor(t)}
     with torch.inference_mode(), Recorder() as seen:
@@ -202,7 +207,7 @@ def test_half_precision_makes_trees_that_are_drafts(dtype: torch.dtype) -> None:
 
 
 def test_memory_is_stated() -> None:
-    _, device, target = make_both("apple")
+    device, target = make_stub("apple")
     stated = device.stats()["memory_bytes"]
     weights = device._layers.weight_bytes
     rows, hidden, vocab = SLOTS * BEAMS, target.hidden_size, target.vocab_size

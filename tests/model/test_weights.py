@@ -234,5 +234,5 @@ def test_code_in_a_pickle_never_runs(tmp_path, monkeypatch):
 
 def test_pickle_of_something_else(tmp_path):
     torch.save([1, 2], tmp_path / "pytorch_model.bin")
-    with pytest.raises(ModelError, match="a dictionary of tensors"):
+    with pytest.raises(ModelError, match="a dictionary of names to tensors"):
         Checkpoint(tmp_path, allow_pickle=True)

@@ -20,7 +20,7 @@ class Slot:
 
 
 class ReferencePageTable:
-    """The same verbs as specdec_ext._core.PageTable."""
+    """The same verbs as specdec_ext._core_testing.PageTable."""
 
     def __init__(self, num_pages: int, page_size: int, num_slots: int) -> None:
         self.num_pages, self.page_size = num_pages, page_size

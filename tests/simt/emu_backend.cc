@@ -49,8 +49,12 @@ extern "C" __attribute__((visibility("default"))) const specdec::Backend* specde
     b.memory = specdec::DeviceType::kCpu;
     b.expose = specdec::expose;
     b.conceal = simt::conceal;
-    b.seed = simt::seed;
     return b;
   }();
   return &backend;
+}
+
+// Fixes the order in which the threads of later launches run.
+extern "C" __attribute__((visibility("default"))) void specdec_seed(std::uint64_t seed) {
+  simt::seed(seed);
 }

@@ -13,8 +13,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from specdec_ext.cli import main
-from specdec_ext.drafters.medusa_heads import load_medusa_heads
-from specdec_ext.drafters.redrafter_model import load_redrafter
+from specdec_ext.drafters.medusa.heads import load_medusa_heads
+from specdec_ext.drafters.redrafter.model import load_redrafter
 from specdec_ext.errors import ConfigError, ModelError
 from specdec_ext.models.drafter_files import materialize_drafter, read_drafter
 from specdec_ext.training.collect import CollectConfig

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from reference import lookahead_reference as ref
-from specdec_ext import _core
+from specdec_ext import _core_testing
 
 
 def accept(tokens, parents, sampled, max_path=None):
-    path, emitted, bad = _core.accept_greedy(tokens, parents, sampled, max_path)
+    path, emitted, bad = _core_testing.accept_greedy(tokens, parents, sampled, max_path)
     return path.tolist(), emitted.tolist(), bad
 
 
@@ -81,4 +81,4 @@ def test_random(vocab):
 )
 def test_refused(tokens, parents, sampled, match):
     with pytest.raises(ValueError, match=match):
-        _core.accept_greedy(np.array(tokens, np.int32), parents, sampled)
+        _core_testing.accept_greedy(np.array(tokens, np.int32), parents, sampled)

@@ -24,7 +24,7 @@ from reference.acceptance_reference import (
     uniform,
 )
 from reference.sampling_reference import Law
-from specdec_ext import _core
+from specdec_ext import _core, _core_testing
 
 LAWS = [
     Law(1.0),
@@ -102,7 +102,7 @@ def test_rejection_equals_the_reference(law: Law, shape: list[int], replacement:
     for vocab in (4, 30, 200):
         for seed in range(SEEDS // 3):
             drafts, scores, probs = draw_tree(rng, shape, vocab, replacement=replacement)
-            got = _core.accept_drafts(
+            got = _core_testing.accept_drafts(
                 drafts.tokens, shape, scores, seed=seed, position=100 + seed,
                 acceptance="rejection", probs=probs, replacement=replacement, **law.options(),
             )  # fmt: skip
@@ -121,7 +121,7 @@ def test_a_reduced_vocabulary_is_zero_elsewhere(shape: list[int], dtype: torch.d
         ids = rng.permutation(vocab)[:12]
         drafts, scores, probs = draw_tree(rng, shape, vocab, ids=ids)
         whole = Drafts(drafts.tokens, shape, expand(probs, ids, vocab))
-        got = _core.accept_drafts(
+        got = _core_testing.accept_drafts(
             drafts.tokens, shape, scores, seed=seed, position=7, acceptance="rejection",
             temperature=1.0, probs=probs, vocab_ids=torch.from_numpy(ids.copy()).to(dtype),
         )  # fmt: skip
@@ -138,7 +138,7 @@ def test_rows_that_already_lack_earlier_siblings_are_the_same_thing() -> None:
             conditional[i, drafts.tokens[:i]] = 0.0
             conditional[i] /= conditional[i].sum()
         answers = [
-            _core.accept_drafts(
+            _core_testing.accept_drafts(
                 drafts.tokens, [-1] * 3, scores, seed=seed, position=3, acceptance="rejection",
                 temperature=1.0, probs=rows, replacement=replacement,
             )
@@ -165,7 +165,7 @@ def test_lossy_rules_equal_the_reference(law: Law, shape: list[int], rule: str) 
                 drafts.probs = options["probs"] = None
             options["acceptance_threshold"] = 0.25
             want = deepest(drafts, scores, law, seed, 9, threshold=0.25)
-        got = _core.accept_drafts(
+        got = _core_testing.accept_drafts(
             drafts.tokens, shape, scores, seed=seed, position=9, **options, **law.options()
         )
         count.compare(got, want)
@@ -180,7 +180,7 @@ def test_a_draft_as_likely_as_it_claims_is_always_kept() -> None:
     weights = torch.softmax(torch.from_numpy(scores[:5]), 1)
     for seed in range(200):
         tokens = [int(torch.multinomial(row, 1)) for row in weights]
-        path, _ = _core.accept_drafts(
+        path, _ = _core_testing.accept_drafts(
             tokens, [-1, 0, 1, 2, 3], scores, seed=seed, position=1, acceptance="rejection",
             temperature=1.0, probs=weights,
         )  # fmt: skip
@@ -193,7 +193,7 @@ def test_what_the_target_forbids_is_never_delivered() -> None:
     probs = np.full((1, 5), 0.2, np.float32)
     for seed in range(300):
         for draft in range(5):
-            path, token = _core.accept_drafts(
+            path, token = _core_testing.accept_drafts(
                 [draft], [-1], scores, seed=seed, position=0, acceptance="rejection",
                 temperature=1.0, probs=probs,
             )  # fmt: skip
@@ -212,13 +212,13 @@ def test_rows_that_cannot_be_drawn_from(acceptance: str) -> None:
         }  # fmt: skip
         broken = scores.copy()
         broken[0] = bad
-        assert _core.accept_drafts([2, 2, 5], [-1, 0, -1], broken, **options) == ([], code)
+        assert _core_testing.accept_drafts([2, 2, 5], [-1, 0, -1], broken, **options) == ([], code)
         broken = scores.copy()
         broken[1] = bad
-        assert _core.accept_drafts([2, 2, 5], [-1, 0, -1], broken, **options) == ([0], code)
+        assert _core_testing.accept_drafts([2, 2, 5], [-1, 0, -1], broken, **options) == ([0], code)
         broken = scores.copy()
         broken[3] = bad
-        assert _core.accept_drafts([2, 2, 5], [-1, 0, -1], broken, **options) == ([0, 1], 2)
+        assert _core_testing.accept_drafts([2, 2, 5], [-1, 0, -1], broken, **options) == ([0, 1], 2)
 
 
 def test_numbers_are_keyed_by_seed_position_purpose_and_sibling() -> None:
@@ -231,7 +231,7 @@ def test_numbers_are_keyed_by_seed_position_purpose_and_sibling() -> None:
                     value = _core.random_uniform(seed, position, name, draw)
                     assert value == uniform(seed, position, number, draw)
                     seen.add(value)
-            assert _core.token_uniform(seed, position) == uniform(seed, position, TOKEN)
+            assert _core_testing.token_uniform(seed, position) == uniform(seed, position, TOKEN)
     assert len(seen) == 3 * 3 * 3 * 2
 
 
@@ -287,7 +287,7 @@ def test_refusals(options: dict[str, Any], error: type[Exception], text: str) ->
         "acceptance": "rejection", "temperature": 1.0, "probs": GOOD, **options,
     }  # fmt: skip
     with pytest.raises(error, match=text):
-        _core.accept_drafts(
+        _core_testing.accept_drafts(
             arguments.pop("tokens"), arguments.pop("parents"), np.zeros((3, 4), np.float32),
             **arguments,
         )  # fmt: skip

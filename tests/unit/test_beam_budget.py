@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from specdec_ext.drafters.beam_budget import BeamBudget
+from specdec_ext.drafters.redrafter.beam_budget import BeamBudget
 from specdec_ext.drafters.step_cost import StepCost
 
 LINEAR = {1: 10.0, 2: 11.0, 4: 13.0, 8: 17.0, 16: 25.0}
@@ -38,7 +38,7 @@ def test_the_choice_is_the_best_of_all_cuts(slope: float) -> None:
     for _ in range(300):
         trees = [tree(rng, int(rng.integers(0, 9))) for _ in range(int(rng.integers(1, 4)))]
         budget = BeamBudget()
-        budget.set_step_cost(table)
+        budget.set_step_cost(StepCost(table))
         drafting = float(rng.uniform(0, 3))
         budget.note_pass(drafting)
         kept = budget.choose(trees, passes=2, other_rows=1)
@@ -60,7 +60,6 @@ def test_the_choice_is_the_best_of_all_cuts(slope: float) -> None:
 
 def test_without_a_step_cost_everything_is_kept() -> None:
     budget = BeamBudget()
-    budget.set_step_cost({1: 2.0})  # one point is none
     assert not budget.known
     trees = [tree(np.random.default_rng(0), 5), tree(np.random.default_rng(1), 0)]
     assert budget.choose(trees, passes=3) == [5, 0]
@@ -69,7 +68,7 @@ def test_without_a_step_cost_everything_is_kept() -> None:
 
 def test_a_drafter_that_is_too_sure_of_itself_is_found_out() -> None:
     budget = BeamBudget()
-    budget.set_step_cost(LINEAR)
+    budget.set_step_cost(StepCost(LINEAR))
     chain = (np.arange(1, 5), np.log([0.9, 0.8, 0.7, 0.6]))
     assert budget.choose([chain], passes=0) == [4]
     for _ in range(200):  # nothing of it is ever kept
@@ -82,7 +81,7 @@ def test_a_drafter_that_is_too_sure_of_itself_is_found_out() -> None:
 
 def test_only_the_first_draft_is_any_good() -> None:
     budget = BeamBudget()
-    budget.set_step_cost(LINEAR)
+    budget.set_step_cost(StepCost(LINEAR))
     chain = (np.arange(1, 5), np.log([0.9, 0.8, 0.7, 0.6]))
     for _ in range(200):
         budget.observe(np.exp(chain[1]).tolist(), 1)
@@ -102,7 +101,7 @@ def test_only_the_first_draft_is_any_good() -> None:
 
 def test_where_drafting_does_not_pay_it_is_tried_now_and_then() -> None:
     budget = BeamBudget()
-    budget.set_step_cost(LINEAR)
+    budget.set_step_cost(StepCost(LINEAR))
     budget.note_pass(30.0)  # a pass of the drafter costs three of the target's
     chain = (np.arange(1, 3), np.log([0.9, 0.8]))
     tries = 0
@@ -119,7 +118,7 @@ def test_where_drafting_does_not_pay_it_is_tried_now_and_then() -> None:
 def test_what_hardly_pays_is_not_worth_it(chance: float, pays: bool) -> None:
     """A step has more to do than the two networks: it takes more than an even expectation."""
     budget = BeamBudget()
-    budget.set_step_cost(LINEAR)
+    budget.set_step_cost(StepCost(LINEAR))
     budget.note_pass(0.01)
     draft = (np.array([1]), np.log([chance]))
     tries = 0
@@ -134,7 +133,7 @@ def test_what_hardly_pays_is_not_worth_it(chance: float, pays: bool) -> None:
 def test_beams_that_nobody_verifies_are_not_searched() -> None:
     budget = BeamBudget()
     assert budget.num_beams(1) is None  # as many as are asked for
-    budget.set_step_cost(LINEAR)
+    budget.set_step_cost(StepCost(LINEAR))
     assert budget.num_beams(1) == 2  # a new engine begins small
     searched = []
     for _ in range(6):  # everything that is searched is worth a row: more, step by step

@@ -24,7 +24,7 @@ from specdec_ext.bench.measure import (
 )
 from specdec_ext.bench.tables import heat_map, shade
 from specdec_ext.cli import main
-from specdec_ext.metrics import SpecCounter
+from specdec_ext.text.metrics import SpecCounter
 
 
 def test_percentiles_are_numpys() -> None:
@@ -99,7 +99,7 @@ class FakeLLM:
         }  # fmt: skip
 
     def generate(self, prompts: Any, params: SamplingParams, use_tqdm: bool) -> list[Any]:
-        self.calls.append("plain" if params.speculative is False else "drafts")
+        self.calls.append("plain" if params.speculative_config is False else "drafts")
         return []
 
 

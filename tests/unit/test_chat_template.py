@@ -9,8 +9,9 @@ import pytest
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
-from specdec_ext.chat_template import render_chat
 from specdec_ext.errors import ConfigError, RequestError
+from specdec_ext.text import chat_template
+from specdec_ext.text.chat_template import TEMPLATES, render_chat
 
 CONVERSATION = [
     {"role": "system", "content": "Be brief."},
@@ -83,3 +84,81 @@ def test_refusals() -> None:
 def test_bad_messages(messages: Any) -> None:
     with pytest.raises(RequestError, match="messages"):
         render_chat(make(), messages, chat_template="chatml")
+
+
+# What real templates use of Jinja and of transformers' additions to it.
+FEATURES = [
+    "{% for m in messages %}\n  {%- if loop.first %}\n{{ bos_token }}{% endif %}\n"
+    "  {{ m['role'] | title }}: {{ m.content.strip() }}\n{% endfor %}",
+    "{{ messages | tojson }}|{{ messages[0] | tojson(indent=2) }}|{{ {'b': 1, 'a': '<'}|tojson }}",
+    "{% for m in messages %}{% if m.role == 'user' %}{% continue %}{% endif %}{{ m.content }}"
+    "{% if loop.index > 1 %}{% break %}{% endif %}{% endfor %}",
+    "{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}{% endfor %}"
+    "{{ ns.n }}",
+    "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}",
+    "{% macro show(m) %}<{{ m.role }}>{% endmacro %}{{ show(messages[0]) }}{{ tools is none }}",
+    "{{ strftime_now('%Y') | length }}{{ messages[0].items() | list }}{{ dict(a=1) }}",
+    "{% if add_generation_prompt %}{{ eos_token }}{% endif %}{{ messages[-1]['content'][:2] }}",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("template", [*FEATURES, *TEMPLATES.values()])
+@pytest.mark.parametrize("add", [False, True])
+def test_renders_what_transformers_renders(template: str, add: bool) -> None:
+    tokenizer = make(template=template)
+    theirs = tokenizer.apply_chat_template(CONVERSATION, tokenize=False, add_generation_prompt=add)
+    assert render_chat(tokenizer, CONVERSATION, add_generation_prompt=add) == theirs
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        ("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+         "processor time"),
+        ("{% set ns = namespace(s='x' * 99) %}{% for i in range(60) %}{% set ns.s = ns.s ~ ns.s %}"
+         "{% endfor %}", "MemoryError|more memory"),
+        ("{{ 'x' * 10**12 }}", "MemoryError|more memory"),
+        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "RecursionError"),
+        ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "SecurityError"),
+        ("{{ messages.append(1) }}", "SecurityError"),
+        ("{{ raise_exception('only once') }}", "TemplateError: only once"),
+        ("{{ 'x' * 2000 }}", "has 2000 characters, limit 1000"),
+        ("{% if %}", "TemplateSyntaxError"),
+    ],
+)  # fmt: skip
+def test_a_hostile_template_ends(
+    template: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Within its limits, and the next conversation is served."""
+    monkeypatch.setattr(chat_template, "TEMPLATE_SECONDS", 1)
+    with pytest.raises(RequestError, match=message):
+        render_chat(make(), CONVERSATION, chat_template=template, max_chars=1000)
+    assert render_chat(make(), CONVERSATION, chat_template="{{ messages[0].role }}") == "system"
+
+
+def test_messages_that_are_no_json() -> None:
+    message = {"role": "user", "content": "x", "extra": object()}
+    with pytest.raises(RequestError, match=r"messages: they cannot be rendered .* JSON"):
+        render_chat(make(), [message], chat_template="chatml")
+
+
+def test_an_interrupted_render_leaves_no_answer_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next caller never gets the text of a conversation whose caller went away."""
+
+    class Interrupted:
+        def __init__(self, real: Any) -> None:
+            self.real = real
+
+        def readline(self) -> str:
+            raise KeyboardInterrupt
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.real, name)
+
+    worker = chat_template._worker
+    process = worker._running()
+    monkeypatch.setattr(process, "stdout", Interrupted(process.stdout))
+    with pytest.raises(KeyboardInterrupt):
+        render_chat(make(), CONVERSATION, chat_template="{{ 'first' }}")
+    assert process.poll() is not None
+    assert render_chat(make(), CONVERSATION, chat_template="{{ 'second' }}") == "second"

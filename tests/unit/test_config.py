@@ -6,13 +6,15 @@ import dataclasses
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specdec_ext.config import (
+from specdec_ext.config.build_check import check_build, refuse_unknown_arguments, with_sizes
+from specdec_ext.config.engine import (
     MAX_DRAFT_LEN,
     KvCacheConfig,
     LookaheadDecodingConfig,
@@ -20,14 +22,13 @@ from specdec_ext.config import (
     SchedulerConfig,
     max_draft_len,
 )
-from specdec_ext.config_names import canonical_method
-from specdec_ext.config_parse import (
+from specdec_ext.config.names import canonical_method
+from specdec_ext.config.parse import (
     parse_kv_cache_config,
     parse_scheduler_config,
     parse_speculative_config,
 )
 from specdec_ext.errors import ConfigError, UnsupportedConfigError
-from specdec_ext.speculation_check import check_build, refuse_unknown_arguments
 
 
 @pytest.mark.parametrize(
@@ -61,7 +62,7 @@ def test_lookahead_accepts_exactly_what_fits_a_step(w: int, n: int, g: int) -> N
     assert max_draft_len(w, n, g) == total
     if total <= MAX_DRAFT_LEN:
         config = LookaheadDecodingConfig(w, n, g)
-        assert config.wng == (w, n, g)
+        assert config.triple == (w, n, g)
         assert config.max_draft_len == total
     else:
         with pytest.raises(ConfigError, match=rf"{total}.*limit 127"):
@@ -76,7 +77,7 @@ def test_plain_triple() -> None:
 
 
 def test_defaults_are_the_designs() -> None:
-    assert LookaheadDecodingConfig().wng == (4, 3, 4)
+    assert LookaheadDecodingConfig().triple == (4, 3, 4)
     ngram = NGramDecodingConfig()
     assert (ngram.max_draft_len, ngram.max_matching_ngram_size) == (4, 2)
     assert (ngram.is_keep_all, ngram.is_use_oldest, ngram.is_public_pool) == (True, True, False)
@@ -103,7 +104,7 @@ def test_integers_are_integers(value: object) -> None:
 
 def test_numpy_integers_become_ints() -> None:
     config = LookaheadDecodingConfig(np.int64(7), np.int32(7), np.uint8(7))  # type: ignore[arg-type]
-    assert all(type(v) is int for v in config.wng)
+    assert all(type(v) is int for v in config.triple)
     assert type(NGramDecodingConfig(max_draft_len=np.int16(9)).max_draft_len) is int  # type: ignore[arg-type]
 
 
@@ -158,6 +159,51 @@ def test_scheduler_refusals(field: str, value: object, error: type[Exception]) -
     with pytest.raises(error, match=field) as info:
         SchedulerConfig(**{field: value})  # type: ignore[arg-type]
     assert type(info.value) is error
+
+
+@pytest.mark.parametrize(("given", "depth"), [
+    ({}, "auto"), ({"overlap_depth": "auto"}, "auto"), ({"overlap_depth": 2}, 2),
+    ({"run_ahead": None}, "auto"), ({"run_ahead": 0}, 0), ({"run_ahead": 2}, 2),
+    ({"async_scheduling": True}, 1), ({"async_scheduling": False}, 0),
+    ({"disable_overlap_scheduler": True}, 0), ({"disable_overlap_scheduler": False}, "auto"),
+    ({"run_ahead": 1, "overlap_depth": 1}, 1), ({"run_ahead": 1, "async_scheduling": True}, 1),
+])  # fmt: skip
+def test_spellings_of_the_overlap_depth(given: dict[str, Any], depth: object) -> None:
+    for config in (SchedulerConfig(**given), parse_scheduler_config(given)):
+        assert config.overlap_depth == depth
+        assert type(config.overlap_depth) is type(depth)
+        assert config.run_ahead == (None if depth == "auto" else depth)
+        assert config.to_dict()["overlap_depth"] == depth
+
+
+@pytest.mark.parametrize(("given", "message"), [
+    ({"overlap_depth": 3}, "overlap_depth = 3"), ({"run_ahead": 3}, "overlap_depth = 3"),
+    ({"run_ahead": True}, "overlap_depth"), ({"overlap_depth": "two"}, "'two'"),
+    ({"overlap_depth": None}, "overlap_depth = None"),
+    ({"async_scheduling": 1}, "async_scheduling"),
+    ({"disable_overlap_scheduler": 0}, "disable_overlap_scheduler"),
+    ({"overlap_depth": 1, "run_ahead": 2}, "given twice, as 1 and as 2"),
+    ({"overlap_depth": 0, "async_scheduling": True}, "async_scheduling = True"),
+])  # fmt: skip
+def test_overlap_depths_that_are_refused(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        SchedulerConfig(**given)
+    with pytest.raises(ConfigError, match=message):
+        parse_scheduler_config(given)
+
+
+def test_sizes_may_be_given_to_llm_directly() -> None:
+    scheduler = SchedulerConfig(max_batch_size=8)
+    assert with_sizes(scheduler, max_batch_size=None) is scheduler
+    both = with_sizes(scheduler, max_batch_size=8, max_seq_len=64, max_num_tokens=32)
+    assert (both.max_batch_size, both.max_seq_len, both.max_num_tokens) == (8, 64, 32)
+    assert with_sizes(SchedulerConfig(), max_batch_size=2).max_batch_size == 2
+    with pytest.raises(ConfigError, match=r"= 4 but scheduler_config\.max_batch_size = 8"):
+        with_sizes(scheduler, max_batch_size=4)
+    with pytest.raises(ConfigError, match="max_seq_len = 1"):
+        with_sizes(scheduler, max_seq_len=1)
+    with pytest.raises(ConfigError, match="max_num_tokens"):
+        with_sizes(scheduler, max_num_tokens=True)
 
 
 LOOKAHEAD_777 = LookaheadDecodingConfig(7, 7, 7)
@@ -375,7 +421,7 @@ def test_arguments_of_other_projects() -> None:
         refuse_unknown_arguments({"pipeline_parallel_size": 2}, 1)
     with pytest.raises(UnsupportedConfigError, match="max_beam_width = 4"):
         refuse_unknown_arguments({"max_beam_width": 4}, 1)
-    with pytest.raises(ConfigError, match="scheduler_config"):
+    with pytest.raises(ConfigError, match="write max_seq_len="):
         refuse_unknown_arguments({"max_model_len": 5}, 1)
     with pytest.raises(ConfigError, match="did you mean 'speculative_config'"):
         refuse_unknown_arguments({"speculativ_config": {}}, 1)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from specdec_ext.detokenizer import REPLACEMENT, DetokenizerFactory
+from specdec_ext.text.detokenizer import REPLACEMENT, DetokenizerFactory
 
 TEXTS = [
     "hello world",
@@ -80,9 +80,16 @@ def full(tokenizer: Any, ids: list[int], skip: bool) -> str:
 
 
 def test_kinds_are_recognised() -> None:
-    assert DetokenizerFactory(TOKENIZERS["byte_level"]).is_bytewise
-    assert DetokenizerFactory(TOKENIZERS["byte_fallback"]).is_bytewise
-    assert not DetokenizerFactory(TOKENIZERS["word_piece"]).is_bytewise
+    """Which tokens decode one by one; the others need a window of text."""
+    kinds = {
+        name: type(DetokenizerFactory(TOKENIZERS[name]).make()).__name__
+        for name in ("byte_level", "byte_fallback", "word_piece")
+    }
+    assert kinds == {
+        "byte_level": "_BytesDetokenizer",
+        "byte_fallback": "_BytesDetokenizer",
+        "word_piece": "_WindowDetokenizer",
+    }
 
 
 @settings(max_examples=300, deadline=None)
@@ -174,7 +181,6 @@ def test_default_models_tokenizer(default_model_path: Any) -> None:
 
     tokenizer = AutoTokenizer.from_pretrained(str(default_model_path), local_files_only=True)
     factory = DetokenizerFactory(tokenizer)
-    assert factory.is_bytewise
     for text in TEXTS:
         ids = tokenizer(text)["input_ids"]
         assert "".join(stream(factory, ids, True)) == full(tokenizer, ids, True) == text

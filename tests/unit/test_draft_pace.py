@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from specdec_ext.drafters.draft_pace import ConfidenceRates, DraftBudget
+from specdec_ext.drafters.draft_target.pace import ConfidenceRates, DraftBudget
 from specdec_ext.drafters.step_cost import StepCost
 
 

@@ -6,11 +6,16 @@ from typing import Any
 
 import pytest
 
-from specdec_ext import ConfigError, DraftTargetDecodingConfig, UnsupportedConfigError
-from specdec_ext.config_names import canonical_method
-from specdec_ext.config_parse import parse_speculative_config
-from specdec_ext.memory_plan import DraftPages, plan_memory
-from specdec_ext.speculation_check import check_build
+from specdec_ext import (
+    ConfigError,
+    DraftTargetDecodingConfig,
+    ReDrafterDecodingConfig,
+    UnsupportedConfigError,
+)
+from specdec_ext.config.build_check import check_build
+from specdec_ext.config.names import canonical_method
+from specdec_ext.config.parse import parse_speculative_config
+from specdec_ext.engine.memory_plan import DraftPages, plan_memory
 
 
 def parsed(value: Any) -> DraftTargetDecodingConfig:
@@ -29,7 +34,7 @@ def parsed(value: Any) -> DraftTargetDecodingConfig:
 def test_every_project_names_the_method_in_its_way(spelling: str) -> None:
     assert canonical_method(spelling) == "draft_target"
     config = parsed({"method": spelling, "speculative_model": "m"})
-    assert (config.speculative_model, config.max_draft_len) == ("m", 4)
+    assert (config.model, config.max_draft_len) == ("m", 4)
 
 
 @pytest.mark.parametrize(
@@ -82,15 +87,24 @@ def test_every_project_names_the_method_in_its_way(spelling: str) -> None:
 )  # fmt: skip
 def test_other_projects_fields(value: dict[str, Any], expected: dict[str, Any]) -> None:
     config = parsed(value)
-    assert config.speculative_model == "m"
+    assert config.model == "m"
     assert {name: getattr(config, name) for name in expected} == expected
+
+
+@pytest.mark.parametrize("spelling", ["speculative_model", "speculative_model_dir"])
+def test_other_spellings_of_the_model(spelling: str) -> None:
+    assert DraftTargetDecodingConfig(**{spelling: "m"}) == DraftTargetDecodingConfig("m")
+    assert ReDrafterDecodingConfig(**{spelling: "m"}).model == "m"
+    assert parsed({"method": "draft_target", spelling: "m"}) == DraftTargetDecodingConfig("m")
+    with pytest.raises(ConfigError, match="model is given twice, as 'n' and as 'm'"):
+        DraftTargetDecodingConfig(**{"model": "n", spelling: "m"})
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"speculative_model": None}, "speculative_model = None: expected the folder"),
-        ({"speculative_model": ""}, "speculative_model = ''"),
+        ({"speculative_model": None}, ".model = None: expected the folder"),
+        ({"speculative_model": ""}, ".model = ''"),
         ({"speculative_model": 3}, "got int"),
         ({"max_draft_len": 0}, "max_draft_len = 0: out of range"),
         ({"max_draft_len": 128}, "max_draft_len = 128: out of range"),
@@ -130,7 +144,7 @@ def test_a_bad_key_is_refused(value: dict[str, Any], error: type[Exception], mes
 
 
 def test_a_mode_without_a_model_is_refused_by_name() -> None:
-    with pytest.raises(ConfigError, match="speculative_model"):
+    with pytest.raises(ConfigError, match="expected the folder of a draft model"):
         check_build(None, None, "draft_tokens_external")
     with pytest.raises(ConfigError, match="a draft model with max_draft_len = 4"):
         check_build({"draft_model": "m"}, 5, None)

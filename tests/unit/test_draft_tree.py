@@ -7,15 +7,15 @@ import random
 import numpy as np
 import pytest
 
-from specdec_ext import _core
+from specdec_ext import _core_testing
 
 
 def test_small_tree():
     #   0 -> 1 -> 3
     #     -> 2 -> 4 -> 5
     parents = [-1, 0, 0, 1, 2, 4]
-    assert _core.tree_depths(parents).tolist() == [0, 1, 1, 2, 2, 3]
-    assert _core.tree_mask(parents)[:, 0].tolist() == [
+    assert _core_testing.tree_depths(parents).tolist() == [0, 1, 1, 2, 2, 3]
+    assert _core_testing.tree_mask(parents)[:, 0].tolist() == [
         0b000001,
         0b000011,
         0b000101,
@@ -23,9 +23,9 @@ def test_small_tree():
         0b010101,
         0b110101,
     ]
-    assert not _core.tree_mask(parents)[:, 1:].any()
-    assert _core.tree_path(parents, 5).tolist() == [2, 4, 5]
-    assert _core.tree_path(parents, 0).tolist() == []
+    assert not _core_testing.tree_mask(parents)[:, 1:].any()
+    assert _core_testing.tree_path(parents, 5).tolist() == [2, 4, 5]
+    assert _core_testing.tree_path(parents, 0).tolist() == []
 
 
 def test_random_trees():
@@ -35,7 +35,7 @@ def test_random_trees():
         parents = [-1] + [
             rng.randrange(max(0, i - rng.choice([1, 3, 200])), i) for i in range(1, n)
         ]
-        depths, mask = _core.tree_depths(parents), _core.tree_mask(parents)
+        depths, mask = _core_testing.tree_depths(parents), _core_testing.tree_mask(parents)
         assert mask.dtype == np.uint32 and mask.shape == (n, 4)
         for node in range(n):
             line = []
@@ -46,7 +46,7 @@ def test_random_trees():
             bits = sum(int(word) << (32 * i) for i, word in enumerate(mask[node]))
             assert bits == sum(1 << i for i in line)
             assert depths[node] == len(line) - 1
-            assert _core.tree_path(parents, node).tolist() == line[:-1][::-1]
+            assert _core_testing.tree_path(parents, node).tolist() == line[:-1][::-1]
 
 
 @pytest.mark.parametrize(
@@ -63,19 +63,19 @@ def test_random_trees():
 )
 def test_validate_refuses(tokens, parents, vocab, match):
     with pytest.raises(ValueError, match=match):
-        _core.validate_tree(
+        _core_testing.validate_tree(
             np.array(tokens, np.int32), np.array(parents, np.int32), vocab_size=vocab
         )
 
 
 def test_validate_accepts():
-    _core.validate_tree([5, 6, 7], [-1, 0, 0], vocab_size=8)
-    _core.validate_tree([5, 2**31 - 1], [-1, 0])
+    _core_testing.validate_tree([5, 6, 7], [-1, 0, 0], vocab_size=8)
+    _core_testing.validate_tree([5, 2**31 - 1], [-1, 0])
 
 
 def test_derivations_refuse_a_bad_tree():
-    for function in (_core.tree_depths, _core.tree_mask):
+    for function in (_core_testing.tree_depths, _core_testing.tree_mask):
         with pytest.raises(ValueError, match="a parent comes before its child"):
             function([-1, 1])
     with pytest.raises(ValueError, match=r"node = 2: the tree has nodes 0..1"):
-        _core.tree_path([-1, 0], 2)
+        _core_testing.tree_path([-1, 0], 2)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from reference import lookahead_reference as ref
-from specdec_ext import _core
+from specdec_ext import _core_testing
 
 SIZES = (1, 3, 5, 7)
 MIXED = ((2, 1), (3, 2), (5, 3), (7, 4))
@@ -50,13 +50,13 @@ def word(gram: list[int]) -> str:
     ],
 )
 def test_max_draft_len(triple, expected):
-    assert _core.lookahead_max_draft_len(*triple) == expected
+    assert _core_testing.lookahead_max_draft_len(*triple) == expected
 
 
 @pytest.mark.parametrize("triple", [(0, 2, 1), (1, 0, 0), (1, 2, -1), (2, 1, 0), (1, 1, 1)])
 def test_max_draft_len_refuses(triple):
     with pytest.raises(ValueError, match=r"needs W >= 1, N >= 1, G >= 0"):
-        _core.lookahead_max_draft_len(*triple)
+        _core_testing.lookahead_max_draft_len(*triple)
 
 
 @pytest.mark.parametrize(
@@ -73,9 +73,9 @@ def test_max_draft_len_refuses(triple):
 )
 def test_config_refused(triple, match):
     with pytest.raises(ValueError, match=match):
-        _core.check_lookahead_config(*triple)
+        _core_testing.check_lookahead_config(*triple)
     with pytest.raises(ValueError, match=match):
-        _core.Lookahead(*triple, prompt=[1])
+        _core_testing.Lookahead(*triple, prompt=[1])
 
 
 @pytest.mark.parametrize(
@@ -88,11 +88,11 @@ def test_config_refused(triple, match):
 )
 def test_state_refused(kwargs, match):
     with pytest.raises(ValueError, match=match):
-        _core.Lookahead(2, 3, 2, **kwargs)
+        _core_testing.Lookahead(2, 3, 2, **kwargs)
 
 
 def test_update_refuses_a_wrong_number_of_samples():
-    state = _core.Lookahead(2, 3, 2, prompt=[1, 2, 3])
+    state = _core_testing.Lookahead(2, 3, 2, prompt=[1, 2, 3])
     with pytest.raises(ValueError, match="sampled has 1 entries, the last draft has 0"):
         state.update([5], [5])
     tokens, _, _ = state.draft(3)
@@ -108,7 +108,7 @@ def test_update_refuses_a_wrong_number_of_samples():
 
 
 def test_published_pool_vectors():
-    state = _core.Lookahead(1, 4, 5, prompt=ids("hello world; hello world. live is life."))
+    state = _core_testing.Lookahead(1, 4, 5, prompt=ids("hello world; hello world. live is life."))
     entries = lambda: [word(g) for g in state.pool_entries(ord("l"))]  # noqa: E731
     assert entries() == ["lo ", "o w", "d. ", "ive", "ife"]
     # Feed "labc": grams "abc" under "l"; the tail before it is "fe.".
@@ -119,7 +119,7 @@ def test_published_pool_vectors():
 
 
 def test_pool_from_prompt_and_output():
-    state = _core.Lookahead(1, 3, 2, prompt=ids("abc"))
+    state = _core_testing.Lookahead(1, 3, 2, prompt=ids("abc"))
     assert [word(g) for g in state.pool_entries(ord("a"))] == ["bc"]
     assert state.pool_entries(ord("b")) == []
     state.update([], ids("d"))
@@ -134,7 +134,7 @@ def test_warm_up_lengths():
     """(7,7,7): 11, 17, 23, 29, 35 tokens of the lookahead branch, then 41; tokens all different."""
     prompt = list(range(1000, 2000))
     state = ref.Lookahead(7, 7, 7, prompt, 3, 4096)
-    ours = _core.Lookahead(7, 7, 7, prompt=prompt, seed=3)
+    ours = _core_testing.Lookahead(7, 7, 7, prompt=prompt, seed=3)
     fresh = iter(range(10_000, 100_000))
     state.update([], [5])
     ours.update([], [5])
@@ -153,7 +153,7 @@ def test_warm_up_lengths():
 
 def test_layout_of_the_worked_example():
     """W=3, N=4: the table of the description, tokens and positions, for f = 1, 2, 3."""
-    state = _core.Lookahead(3, 4, 2, prompt=list(range(100, 1100)), seed=1)
+    state = _core_testing.Lookahead(3, 4, 2, prompt=list(range(100, 1100)), seed=1)
     p = state.prefill.tolist()
     assert len(p) == 2
     names: dict[int, str] = {p[1]: "P1"}
@@ -170,13 +170,13 @@ def test_layout_of_the_worked_example():
         tokens, parents, _ = state.draft(1)
         text, depths = expected[f]
         assert " ".join(names[t] for t in tokens[1:].tolist()) == text
-        assert _core.tree_depths(parents)[1:].tolist() == depths
+        assert _core_testing.tree_depths(parents)[1:].tolist() == depths
         state.update([5000 * f + i for i in range(len(tokens))], [1])
 
 
 def test_row_zero_enters_the_pool_under_the_golden_token():
     """The true predecessor of row 0 is the step's input golden token, not the next one."""
-    state = _core.Lookahead(2, 3, 4, prompt=[50, 60, 70], seed=0)
+    state = _core_testing.Lookahead(2, 3, 4, prompt=[50, 60, 70], seed=0)
     state.draft(7)
     state.update([900] * len(state.draft(7)[0]), [8])  # f: 1 -> 2, full
     window = state.window.tolist()
@@ -188,16 +188,16 @@ def test_row_zero_enters_the_pool_under_the_golden_token():
     assert after[0] in state.pool_entries(8)
     assert after[0] not in state.pool_entries(sampled[0])
     assert after[1] in state.pool_entries(window[1][0])
-    _core.validate_tree(tokens, parents)
+    _core_testing.validate_tree(tokens, parents)
 
 
 def test_merged_origin():
     """A guess equal to window content is one node with both origins."""
-    state = _core.Lookahead(1, 2, 3, prompt=[4, 5, 4, 6, 4], seed=0)
+    state = _core_testing.Lookahead(1, 2, 3, prompt=[4, 5, 4, 6, 4], seed=0)
     tokens, parents, origin = state.draft(4)
     assert tokens.tolist() == [4, 5, 6] and parents.tolist() == [-1, 0, 0]
     assert origin.tolist() == [0, ref.GUESS, ref.GUESS]
-    state = _core.Lookahead(2, 2, 3, prompt=[4, 4, 4], seed=0)
+    state = _core_testing.Lookahead(2, 2, 3, prompt=[4, 4, 4], seed=0)
     tokens, parents, origin = state.draft(4)
     assert tokens.tolist() == [4, 4] and origin.tolist() == [0, ref.WINDOW | ref.GUESS]
 
@@ -206,7 +206,7 @@ def test_merged_origin():
 def test_short_prompts(length):
     """A prompt shorter than N-1: no gram reaches before its start."""
     prompt = list(range(10, 10 + length))
-    state = _core.Lookahead(2, 5, 3, prompt=prompt)
+    state = _core_testing.Lookahead(2, 5, 3, prompt=prompt)
     assert state.tail.tolist() == ([-1] * 4 + prompt)[-4:]
     text = list(prompt)
     for token in range(50, 60):
@@ -218,7 +218,7 @@ def test_short_prompts(length):
 
 
 def test_plain_triple_drafts_nothing():
-    state = _core.Lookahead(1, 1, 0, prompt=[3, 4])
+    state = _core_testing.Lookahead(1, 1, 0, prompt=[3, 4])
     for token in (5, 6, 7):
         tokens, parents, _ = state.draft(token)
         assert tokens.tolist() == [token] and parents.tolist() == [-1]
@@ -244,7 +244,7 @@ def run_case(rng: random.Random, triple: tuple[int, int, int], *, budgets: bool,
     prompt = [rng.randrange(vocab) for _ in range(rng.choice([1, 2, 3, 5, 8, 40, 150]))]
     seed = rng.getrandbits(64)
     grams = rng.choice([1, 20, 64, 4096])
-    ours = _core.Lookahead(*triple, prompt=prompt, seed=seed, pool_grams=grams)
+    ours = _core_testing.Lookahead(*triple, prompt=prompt, seed=seed, pool_grams=grams)
     state = ref.Lookahead(*triple, prompt, seed, grams)
     assert ours.prefill.tolist() == state.prefill
     golden, compared = prompt[-1], 0
@@ -274,10 +274,10 @@ def run_case(rng: random.Random, triple: tuple[int, int, int], *, budgets: bool,
             assert origin.tolist() == draft.origin, context
             assert len(tokens) - 1 <= ref.max_draft_len(*triple)
             assert len(tokens) - 1 <= budget.get("max_drafts", 127)
-            depths = _core.tree_depths(parents)
+            depths = _core_testing.tree_depths(parents)
             assert depths.max() <= budget.get("max_depth", 127)
             assert ours.emitted_rows == len(state.emitted)
-            mask = _core.tree_mask(parents)
+            mask = _core_testing.tree_mask(parents)
             for i, parent in enumerate(draft.parents):
                 bits = mask[i].copy()
                 bits[i >> 5] ^= np.uint32(1 << (i & 31))
@@ -285,7 +285,7 @@ def run_case(rng: random.Random, triple: tuple[int, int, int], *, budgets: bool,
             # Sampled ids near the tree's own tokens, so that paths are accepted now and then.
             sampled = [rng.choice([rng.randrange(vocab), *draft.tokens[:3]]) for _ in tokens]
             path, accepted, bad = ref.accept(draft.tokens, draft.parents, sampled, triple[1] - 1)
-            got = _core.accept_greedy(tokens, parents, sampled, triple[1] - 1)
+            got = _core_testing.accept_greedy(tokens, parents, sampled, triple[1] - 1)
             assert (got[0].tolist(), got[1].tolist(), got[2]) == (path, accepted, bad), context
             ours.update(sampled, accepted)
             state.update(sampled, accepted)
@@ -315,14 +315,14 @@ def test_random_against_reference_long(triple):
 
 
 def test_seed_decides_the_draws():
-    make = lambda seed: _core.Lookahead(7, 5, 1, prompt=list(range(50)), seed=seed)  # noqa: E731
+    make = lambda seed: _core_testing.Lookahead(7, 5, 1, prompt=list(range(50)), seed=seed)  # noqa: E731
     a, b, c = make(1), make(1), make(2)
     assert a.window[:, 0].tolist() == b.window[:, 0].tolist()
     assert a.window[:, 0].tolist() != c.window[:, 0].tolist()
 
 
 def test_a_nan_row_does_not_put_an_invalid_id_into_the_window():
-    state = _core.Lookahead(4, 4, 2, prompt=list(range(20)), seed=5)
+    state = _core_testing.Lookahead(4, 4, 2, prompt=list(range(20)), seed=5)
     for _ in range(8):
         tokens, parents, origin = state.draft(3)
         sampled = [-1 if o & ref.WINDOW else 30 + i for i, o in enumerate(origin.tolist())]
@@ -331,7 +331,7 @@ def test_a_nan_row_does_not_put_an_invalid_id_into_the_window():
             assert (row[:filled] >= 0).all()
         tokens, parents, _ = state.draft(3)
         assert (tokens >= 0).all()
-        _core.validate_tree(tokens, parents)
+        _core_testing.validate_tree(tokens, parents)
 
 
 # ---- equality: whatever the window and the pool hold, output is plain decoding
@@ -355,7 +355,7 @@ def test_output_is_plain_decoding(triple, order):
         plain = list(prompt)
         while len(plain) < len(prompt) + 80:
             plain.append(next_token(plain, vocab, order))
-        state = _core.Lookahead(*triple, prompt=prompt, seed=case, pool_grams=64)
+        state = _core_testing.Lookahead(*triple, prompt=prompt, seed=case, pool_grams=64)
         text = list(prompt)
         text.append(next_token(text, vocab, order))
         state.update([], text[-1:])
@@ -364,9 +364,9 @@ def test_output_is_plain_decoding(triple, order):
             tokens, parents, _ = state.draft(text[-1])
             sampled = []
             for node in range(len(tokens)):
-                path = [int(tokens[i]) for i in _core.tree_path(parents, node)]
+                path = [int(tokens[i]) for i in _core_testing.tree_path(parents, node)]
                 sampled.append(next_token(text + path, vocab, order))
-            _, emitted, bad = _core.accept_greedy(tokens, parents, sampled, triple[1] - 1)
+            _, emitted, bad = _core_testing.accept_greedy(tokens, parents, sampled, triple[1] - 1)
             assert bad == -1
             state.update(sampled, emitted.tolist())
             text += emitted.tolist()
@@ -380,7 +380,7 @@ def test_output_is_plain_decoding(triple, order):
 
 
 def test_pool_is_bounded_and_evicts_the_oldest():
-    state = _core.Lookahead(1, 3, 4, prompt=[0], pool_grams=16)
+    state = _core_testing.Lookahead(1, 3, 4, prompt=[0], pool_grams=16)
     assert state.pool_capacity == 16
     before = state.nbytes
     text = list(range(1, 200))
@@ -393,7 +393,7 @@ def test_pool_is_bounded_and_evicts_the_oldest():
 
 def test_bytes_of_a_smaller_triple_fit():
     limit = (7, 7, 7)
-    room = _core.lookahead_bytes(*limit, 1000)
+    room = _core_testing.lookahead_bytes(*limit, 1000)
     for w, n, g in product(range(1, 8), range(1, 8), range(8)):
         if valid(w, n, g):
-            assert _core.lookahead_bytes(w, n, g, 1000) <= room
+            assert _core_testing.lookahead_bytes(w, n, g, 1000) <= room

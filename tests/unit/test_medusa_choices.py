@@ -19,8 +19,7 @@ from specdec_ext import (
     SamplingParams,
     _core,
 )
-from specdec_ext.config_parse import parse_speculative_config
-from specdec_ext.drafter_config.medusa_choices import (
+from specdec_ext.config.medusa_choices import (
     MAX_TOP_K,
     check_choices,
     medusa_tree,
@@ -28,6 +27,8 @@ from specdec_ext.drafter_config.medusa_choices import (
     prune_choices,
     published_trees,
 )
+from specdec_ext.config.parse import parse_speculative_config
+from specdec_ext.request.speculation import resolve_speculation, with_defaults
 
 # The example of the TensorRT-LLM documentation: four paths, nine choices, ten step tokens.
 PATHS = [[0, 0, 0, 0], [0, 1, 0], [1, 0], [1, 1]]
@@ -270,7 +271,7 @@ def test_bad_configurations_are_refused(
 def test_acceptance_is_the_default_of_requests(tmp_path: Path) -> None:
     config = MedusaDecodingConfig(tmp_path, NINE, acceptance="typical", posterior_alpha=0.5)
     assert (config.posterior_threshold, config.posterior_alpha) == (0.09, 0.5)
-    asked = config.with_defaults(SamplingParams(temperature=1.0))
+    asked = with_defaults(SamplingParams(temperature=1.0), config)
     assert (asked.acceptance, asked.posterior_threshold, asked.posterior_alpha) == (
         "typical", 0.09, 0.5,
     )  # fmt: skip
@@ -279,23 +280,27 @@ def test_acceptance_is_the_default_of_requests(tmp_path: Path) -> None:
         SamplingParams(speculative=False),
         SamplingParams(max_draft_len=0),
     ):
-        assert config.with_defaults(other) is other
+        assert with_defaults(other, config) is other
     exact = MedusaDecodingConfig(tmp_path, NINE)
     assert exact.posterior_alpha is None
-    assert exact.with_defaults(asked) is asked
+    assert with_defaults(asked, exact) is asked
 
 
 def test_a_request_stays_within_the_engine(tmp_path: Path) -> None:
     config = MedusaDecodingConfig(tmp_path, NINE, num_medusa_heads=4)
-    kwargs, depth, options = config.request_kwargs(SamplingParams())
+    kwargs, depth, options = resolve_speculation(SamplingParams(), config)
     assert kwargs == {"speculative": True, "max_draft_len": 9} and depth == 4
     assert options == {"medusa_choices": config.medusa_choices, "adaptive": True}
-    kwargs, depth, options = config.request_kwargs(
-        SamplingParams(medusa_choices=[[0, 2], [5]], max_draft_len=2)
+    kwargs, depth, options = resolve_speculation(
+        SamplingParams(medusa_choices=[[0, 2], [5]], max_draft_len=2), config
     )
     assert kwargs == {"speculative": True, "max_draft_len": 2} and depth == 1
     assert options == {"medusa_choices": ((0,), (5,), (0, 2)), "adaptive": True}
-    assert config.request_kwargs(SamplingParams(max_draft_len=0)) == ({"speculative": False}, 0, {})
+    assert resolve_speculation(SamplingParams(max_draft_len=0), config) == (
+        {"speculative": False},
+        0,
+        {},
+    )
     for params, message in (
         ({"medusa_choices": "mc_sim_7b_63"}, r"has 63 choices, .* limit 9; use a smaller tree, or"),
         ({"medusa_choices": [[0] * 5]}, r"choice \[0, 0, 0, 0, 0\] needs 5 heads, there are 4"),
@@ -303,7 +308,7 @@ def test_a_request_stays_within_the_engine(tmp_path: Path) -> None:
         ({"lookahead_config": [2, 2, 1]}, "decodes with Medusa"),
     ):
         with pytest.raises(RequestError, match=message):
-            config.request_kwargs(SamplingParams(**params))
+            resolve_speculation(SamplingParams(**params), config)
     with pytest.raises(RequestError, match="speculative = False but"):
         SamplingParams(speculative=False, medusa_choices=[[0]])
     with pytest.raises(RequestError, match="both set"):
@@ -311,11 +316,11 @@ def test_a_request_stays_within_the_engine(tmp_path: Path) -> None:
 
 
 def test_without_shipped_heads_the_model_must_be_named(monkeypatch: Any, tmp_path: Path) -> None:
-    monkeypatch.setattr("specdec_ext.drafter_config.medusa.SHIPPED_HEADS", tmp_path / "none")
+    monkeypatch.setattr("specdec_ext.config.medusa.SHIPPED_HEADS", tmp_path / "none")
     with pytest.raises(ConfigError, match="ships no Medusa heads; give the folder"):
         MedusaDecodingConfig()
     with pytest.raises(ConfigError, match="ships no Medusa heads"):
         parse_speculative_config("medusa")
     header(tmp_path, ["0.0.linear.weight"])
-    monkeypatch.setattr("specdec_ext.drafter_config.medusa.SHIPPED_HEADS", tmp_path)
+    monkeypatch.setattr("specdec_ext.config.medusa.SHIPPED_HEADS", tmp_path)
     assert parse_speculative_config("medusa").max_draft_path_len == 1

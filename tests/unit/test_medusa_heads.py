@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from specdec_ext import ModelError
-from specdec_ext.drafters.medusa_heads import (
+from specdec_ext.drafters.medusa.heads import (
     HEADS_FILE,
     MedusaHeads,
     MedusaHeadsConfig,

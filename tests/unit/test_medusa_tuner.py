@@ -14,17 +14,17 @@ import pytest
 
 from specdec_ext import ConfigError
 from specdec_ext.cli import main
-from specdec_ext.drafter_config import published_trees
-from specdec_ext.drafter_config.medusa_choices import parse_choices
-from specdec_ext.drafter_config.medusa_drawing import _fills, draw_png, tree_svg, tree_text
-from specdec_ext.drafter_config.medusa_tuner import (
+from specdec_ext.config.medusa_choices import parse_choices
+from specdec_ext.config.medusa_drawing import _fills, draw_png, tree_svg, tree_text
+from specdec_ext.config.medusa_tuner import (
     best_tree,
     check_rates,
     likelihood,
     read_rates,
     tune_size,
 )
-from specdec_ext.drafters.medusa import _prior
+from specdec_ext.config.methods import published_trees
+from specdec_ext.drafters.medusa.drafter import _prior
 from specdec_ext.drafters.step_cost import StepCost
 from specdec_ext.drafters.tree_budget import GuessRates, choose_nodes, tree_layout
 
@@ -74,19 +74,17 @@ def test_trees_are_nested_valid_and_sorted() -> None:
 def test_the_size_weighs_tokens_by_time() -> None:
     rates = check_rates([[0.5, 0.2, 0.1], [0.5, 0.2]], "rates")
     tree = best_tree(rates, 20)
-    flat = tune_size(tree, {1: 1.0, 64: 1.0})
+    flat = tune_size(tree, StepCost({1: 1.0, 64: 1.0}))
     assert [s.nodes for s in flat] == list(range(len(tree) + 1))
     assert flat[-1].tokens == pytest.approx(1 + 0.8 * 1.7) and flat[-1].gain == flat[-1].tokens
     assert max(flat, key=lambda s: s.gain).nodes == len(tree)
-    dear = tune_size(tree, {1: 1.0, 2: 2.0, 64: 64.0})
+    dear = tune_size(tree, StepCost({1: 1.0, 2: 2.0, 64: 64.0}))
     assert max(dear, key=lambda s: s.gain).nodes == 0
     # Rows are free up to 4 and dear behind; the heads cost half a step.
-    steps = tune_size(tree, {1: 1.0, 4: 1.0, 5: 3.0}, draft_seconds=0.5)
+    steps = tune_size(tree, StepCost({1: 1.0, 4: 1.0, 5: 3.0}), draft_seconds=0.5)
     assert max(steps, key=lambda s: s.gain).nodes == 3
     assert steps[3].cost == pytest.approx(1.5) and steps[4].cost == pytest.approx(3.5)
-    assert steps[6].cost == pytest.approx(7.5)  # linear behind the last point
-    with pytest.raises(ConfigError, match="at least two are needed, 1 among them"):
-        tune_size(tree, {2: 1.0, 4: 1.0})
+    assert steps[6].cost == pytest.approx(3.5 + 2 * 2.0 / 4)  # behind the last point
 
 
 def test_the_engines_budget_takes_the_same_nodes() -> None:
@@ -99,7 +97,7 @@ def test_the_engines_budget_takes_the_same_nodes() -> None:
         assert worth == pytest.approx([likelihood(c, rates) for c in choices])
         table = {1: 1.0, 8: 1.0 + rng.random(), 40: 2.0 + 3 * rng.random()}
         draft = rng.random() * 0.3
-        sizes = tune_size(best_tree(rates, 30), table, draft)
+        sizes = tune_size(best_tree(rates, 30), StepCost(table), draft)
         best = max(sizes, key=lambda s: s.gain)
         (nodes,), gain = choose_nodes([worth], StepCost(table), draft)
         assert gain == pytest.approx(best.gain)
@@ -232,7 +230,7 @@ def test_command(tmp_path: Path, capsys: Any) -> None:
 def test_medusa_without_shipped_heads_is_one_clear_error(
     monkeypatch: Any, tmp_path: Path, capsys: Any
 ) -> None:
-    monkeypatch.setattr("specdec_ext.drafter_config.medusa.SHIPPED_HEADS", tmp_path / "none")
+    monkeypatch.setattr("specdec_ext.config.medusa.SHIPPED_HEADS", tmp_path / "none")
     assert main(["generate", "--medusa", "--prompt", "x"]) == 4
     assert "ships no Medusa heads; give the folder" in capsys.readouterr().err
 

@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from specdec_ext.config import KvCacheConfig, SchedulerConfig
-from specdec_ext.errors import ConfigError
-from specdec_ext.memory_plan import (
+from specdec_ext.config.engine import KvCacheConfig, SchedulerConfig
+from specdec_ext.engine.memory_plan import (
     CPU_POOL_LIMIT_BYTES,
     MemoryPlan,
     available_memory_bytes,
     plan_memory,
 )
+from specdec_ext.errors import ConfigError
 
 
 def plan(kv: KvCacheConfig | None = None, sched: SchedulerConfig | None = None,

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from specdec_ext.metrics import RequestTimer, SpecCounter
-from specdec_ext.outputs import CompletionOutput, Logprob, RequestOutput
+from specdec_ext.text.metrics import RequestTimer, SpecCounter
+from specdec_ext.text.outputs import CompletionOutput, Logprob, RequestOutput
 
 
 def test_counter_definitions() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from reference import prompt_lookup_reference as ref
-from specdec_ext import _core
+from specdec_ext import _core_testing
 
 
 def ids(text: str) -> np.ndarray:
@@ -17,7 +17,7 @@ def ids(text: str) -> np.ndarray:
 
 
 def draft(text: str, k: int = 4, m: int = 2, **options: bool) -> str:
-    index = _core.NgramIndex(max(1, len(text)), m)
+    index = _core_testing.NgramIndex(max(1, len(text)), m)
     index.extend(ids(text))
     source, length, _ = index.lookup(ids(text), k, **options)
     return text[source : source + length]
@@ -60,7 +60,7 @@ def test_occurrence_choice(options, expected):
 
 
 def test_longest_pattern_first():
-    index = _core.NgramIndex(32, 3)
+    index = _core_testing.NgramIndex(32, 3)
     text = ids("bcX abcY bcZ abc")
     index.extend(text)
     source, length, match_len = index.lookup(text, 1)
@@ -75,7 +75,7 @@ def texts(rng: random.Random, cases: int):
 
 def check_grown(rng, text, k, m, keep_all, use_oldest, compare_v1: bool) -> int:
     """Grow the text by 1..6 tokens at a time, look up after each growth."""
-    index = _core.NgramIndex(len(text) + rng.choice([0, 1, 500]), m)
+    index = _core_testing.NgramIndex(len(text) + rng.choice([0, 1, 500]), m)
     v1 = ref.V1Pool(k, m, keep_all, use_oldest)
     n = drafts = 0
     while n < len(text):
@@ -125,7 +125,7 @@ def test_large_history(vocab):
     for _ in range(60):  # copies of earlier text, so that long patterns match
         at, to = sorted(rng.integers(0, n - 200, 2))
         text[to : to + 150] = text[at : at + 150]
-    index = _core.NgramIndex(n, m)
+    index = _core_testing.NgramIndex(n, m)
     first: dict[tuple[int, ...], int] = {}
     last: dict[tuple[int, ...], int] = {}
     tokens = text.tolist()
@@ -169,7 +169,7 @@ def test_equal_hashes_are_not_a_match():
     for at in twins:
         a, b = int(order[at]), int(order[at + 1])
         text = np.array([a, 3, b, 4, b], np.int32)
-        index = _core.NgramIndex(128, 1)
+        index = _core_testing.NgramIndex(128, 1)
         index.extend(text[:3])
         assert index.lookup(text[:3], 4) == (0, 0, 0)
         index.extend(text)
@@ -187,7 +187,7 @@ def test_hash_flood_is_bounded():
     assert len(flood) == 200
     found = 0
     text = np.concatenate([flood, flood])
-    index = _core.NgramIndex(limit, 1)
+    index = _core_testing.NgramIndex(limit, 1)
     for n in range(len(flood) + 1, len(text)):
         index.extend(text[:n])
         source, length, match_len = index.lookup(text[:n], 2)
@@ -207,13 +207,13 @@ def test_hash_flood_is_bounded():
 )
 def test_index_refused(args, match):
     with pytest.raises(ValueError, match=match):
-        _core.NgramIndex(*args)
+        _core_testing.NgramIndex(*args)
     with pytest.raises(ValueError, match=match):
-        _core.NgramBatch(1, *args)
+        _core_testing.NgramBatch(1, *args)
 
 
 def test_misuse_refused():
-    index = _core.NgramIndex(4, 2)
+    index = _core_testing.NgramIndex(4, 2)
     with pytest.raises(ValueError, match="history has 5 tokens, max_seq_len is 4"):
         index.extend(ids("abcde"))
     index.extend(ids("ab"))
@@ -231,7 +231,7 @@ def test_misuse_refused():
 def test_batch_equals_single():
     rng = np.random.default_rng(5)
     count, limit, k, m = 7, 200, 6, 3
-    batch = _core.NgramBatch(count, limit, m)
+    batch = _core_testing.NgramBatch(count, limit, m)
     texts = [[] for _ in range(count)]
     drafts = np.full((count, k), -9, np.int32)
     lengths = np.full(count, -9, np.int32)
@@ -252,7 +252,7 @@ def test_batch_equals_single():
 
 
 def test_batch_refuses_before_any_change():
-    batch = _core.NgramBatch(2, 4, 2)
+    batch = _core_testing.NgramBatch(2, 4, 2)
     drafts, lengths = np.zeros((2, 3), np.int32), np.zeros(2, np.int32)
     tokens = np.ones((2, 5), np.int32)
     with pytest.raises(ValueError, match=r"counts\[1\] = 5: the history has 0 of max_seq_len = 4"):
@@ -267,14 +267,14 @@ def test_batch_refuses_before_any_change():
     with pytest.raises(ValueError, match=r"sequence = 2: there are 0\.\.1"):
         batch.clear(2)
     with pytest.raises(ValueError, match="num_sequences = 0"):
-        _core.NgramBatch(0, 4, 2)
+        _core_testing.NgramBatch(0, 4, 2)
 
 
 # ---- the pool shared by requests with one salt
 
 
 def shared(**options: int):
-    return _core.SharedNgramPool(**{"capacity_tokens": 64, "max_ngram": 2, **options})
+    return _core_testing.SharedNgramPool(**{"capacity_tokens": 64, "max_ngram": 2, **options})
 
 
 def ask(pool, salt: str, text: str, k: int = 4) -> str:
@@ -351,7 +351,7 @@ def test_shared_random_against_scan():
     rng = random.Random(11)
     for _ in range(60):
         m = rng.choice([1, 2, 3])
-        pool = _core.SharedNgramPool(capacity_tokens=4096, max_ngram=m)
+        pool = _core_testing.SharedNgramPool(capacity_tokens=4096, max_ngram=m)
         runs: list[list[int]] = []
         for _ in range(30):
             run = [rng.randrange(6) for _ in range(rng.randint(1, 20))]

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from reference.sampling_reference import Law, draw, margin, philox4x32, probabilities, token_uniform
-from specdec_ext import _core
+from specdec_ext import _core, _core_testing
 
 LAWS = [
     Law(1.0),
@@ -42,7 +42,7 @@ def test_philox_is_the_published_one() -> None:
     # Known answers of the Random123 distribution.
     assert philox4x32((0, 0, 0, 0), (0, 0)) == [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]
     for seed, position in [(0, 0), (1, 7), (2**64 - 1, 2**40 + 3), (0x123456789ABCDEF, 128_000)]:
-        assert _core.token_uniform(seed, position) == token_uniform(seed, position)
+        assert _core_testing.token_uniform(seed, position) == token_uniform(seed, position)
 
 
 @pytest.mark.parametrize("law", LAWS, ids=str)
@@ -52,7 +52,7 @@ def test_draws_equal_the_definition(law: Law, vocab: int) -> None:
     near = 0
     for row in rows(rng, vocab):
         for u in [0.0, 1.0 - 2.0**-53, *rng.random(40)]:
-            got = _core.sample_token(row, u, **law.options())
+            got = _core_testing.sample_token(row, u, **law.options())
             assert probabilities(row, law)[got] > 0
             if got != draw(row, law, u):
                 # The first and the last u lie on a step of the function up to rounding: of weights
@@ -68,7 +68,9 @@ def test_every_token_gets_its_share_of_the_unit_interval(law: Law) -> None:
     rng = np.random.default_rng(5)
     grid = 20_000
     row = rng.normal(0, 2, 120).astype(np.float32)
-    tokens = [_core.sample_token(row, (i + 0.5) / grid, **law.options()) for i in range(grid)]
+    tokens = [
+        _core_testing.sample_token(row, (i + 0.5) / grid, **law.options()) for i in range(grid)
+    ]
     counts = np.bincount(tokens, minlength=len(row))
     assert np.abs(counts - grid * probabilities(row, law)).max() <= 1.1
 
@@ -76,11 +78,13 @@ def test_every_token_gets_its_share_of_the_unit_interval(law: Law) -> None:
 def test_ties_stay_in_top_k_and_fall_by_id_in_top_p() -> None:
     row = np.array([1, 3, 3, 3, 0], np.float32)
     drawn = {
-        _core.sample_token(row, u, temperature=1.0, top_k=2) for u in np.linspace(0, 0.999, 99)
+        _core_testing.sample_token(row, u, temperature=1.0, top_k=2)
+        for u in np.linspace(0, 0.999, 99)
     }
     assert drawn == {1, 2, 3}
     drawn = {
-        _core.sample_token(row, u, temperature=1.0, top_p=0.5) for u in np.linspace(0, 0.999, 99)
+        _core_testing.sample_token(row, u, temperature=1.0, top_p=0.5)
+        for u in np.linspace(0, 0.999, 99)
     }
     assert drawn == {1, 2}
 
@@ -88,7 +92,10 @@ def test_ties_stay_in_top_k_and_fall_by_id_in_top_p() -> None:
 @pytest.mark.parametrize("temperature", [1e-30, 1e-6, 1e30])
 def test_extreme_temperatures(temperature: float) -> None:
     row = np.array([0, 5, -3, 4.99], np.float32)
-    drawn = {_core.sample_token(row, u, temperature=temperature) for u in np.linspace(0, 0.999, 99)}
+    drawn = {
+        _core_testing.sample_token(row, u, temperature=temperature)
+        for u in np.linspace(0, 0.999, 99)
+    }
     assert drawn == ({1} if temperature < 1 else {0, 1, 2, 3})
 
 
@@ -96,11 +103,11 @@ def test_rows_without_a_draw() -> None:
     for bad in (np.nan, np.inf):
         row = np.zeros(100, np.float32)
         row[99] = bad
-        assert _core.sample_token(row, 0.5, temperature=1.0, top_k=3) == -1
+        assert _core_testing.sample_token(row, 0.5, temperature=1.0, top_k=3) == -1
     row = np.full(70, -np.inf, np.float32)
-    assert _core.sample_token(row, 0.5, temperature=1.0) == -2
+    assert _core_testing.sample_token(row, 0.5, temperature=1.0) == -2
     row[69] = -1e30
-    assert _core.sample_token(row, 0.0, temperature=1.0, top_p=0.1) == 69
+    assert _core_testing.sample_token(row, 0.0, temperature=1.0, top_p=0.1) == 69
 
 
 @pytest.mark.parametrize(
@@ -116,7 +123,7 @@ def test_rows_without_a_draw() -> None:
 def test_refusals(options: dict[str, float], text: str) -> None:
     arguments = {"u": 0.5, "temperature": 1.0, **options}
     with pytest.raises(ValueError, match=text):
-        _core.sample_token(np.zeros(3, np.float32), **arguments)
+        _core_testing.sample_token(np.zeros(3, np.float32), **arguments)
 
 
 def test_a_vocabulary_beyond_exact_sums_is_refused() -> None:

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from specdec_ext.config import LookaheadDecodingConfig, NGramDecodingConfig
-from specdec_ext.config_parse import SpeculativeConfig
+from specdec_ext.config.engine import LookaheadDecodingConfig, NGramDecodingConfig
+from specdec_ext.config.parse import SpeculativeConfig
 from specdec_ext.errors import CapacityError, RequestError, UnsupportedRequestError
-from specdec_ext.request_check import EngineLimits, resolve_request
-from specdec_ext.sampling_params import SamplingParams
+from specdec_ext.request.resolve import EngineLimits, resolve_request
+from specdec_ext.request.sampling_params import SamplingParams
 
 VOCAB = 100
 
@@ -107,7 +107,7 @@ def test_values_are_normalised_and_frozen() -> None:
     assert type(params.max_tokens) is int
     assert params.bad_words == ("no", (7,))
     assert params.allowed_token_ids == (1, 9)
-    assert params.lookahead_config == LookaheadDecodingConfig()
+    assert params.speculative_config == {"lookahead_config": LookaheadDecodingConfig()}
     with pytest.raises(dataclasses.FrozenInstanceError):
         params.max_tokens = 5  # type: ignore[misc]
     # A copy with one change must survive its own normalised fields.
@@ -119,10 +119,13 @@ def test_from_dict() -> None:
     params = SamplingParams.from_dict(
         {"max_new_tokens": 5, "num_draft_tokens": 3, "Ignore-EOS": True, "random_seed": 1}
     )
-    assert (params.max_tokens, params.max_draft_len, params.seed) == (5, 3, 1)
+    assert (params.max_tokens, params.speculative_config, params.seed) == (
+        5, {"max_draft_len": 3}, 1
+    )  # fmt: skip
     assert params.ignore_eos
-    assert SamplingParams.from_dict({"disable_spec_decode": True}).speculative is False
-    assert SamplingParams.from_dict({"disable_speculative_decoding": False}).speculative is True
+    assert SamplingParams.from_dict({"disable_spec_decode": True}).speculative_config is False
+    on = SamplingParams.from_dict({"disable_speculative_decoding": False})
+    assert on.speculative_config == {"speculative": True}
     with pytest.raises(RequestError, match="did you mean 'max_tokens'"):
         SamplingParams.from_dict({"max_token": 5})
     with pytest.raises(RequestError, match="given twice"):

@@ -21,7 +21,7 @@ from specdec_ext import (
     UserDrafterConfig,
 )
 from specdec_ext.cli import main
-from specdec_ext.config_parse import parse_speculative_config
+from specdec_ext.config.parse import parse_speculative_config
 
 
 class Drafter:

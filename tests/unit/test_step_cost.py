@@ -1,10 +1,19 @@
-"""T(rows) between, before and behind the measured points."""
+"""The one law of a step's time, T(rows, context), and the one draft budget, through both users."""
 
 from __future__ import annotations
 
-import pytest
+import math
+from typing import Any
 
-from specdec_ext.drafters.step_cost import StepCost
+import numpy as np
+import pytest
+import torch
+
+from specdec_ext._core import Executor, StepCost, cut_drafts
+from specdec_ext.drafters.tree_budget import choose_nodes
+
+TABLE = {1: 0.5, 2: 1.0, 4: 1.2, 6: 1.2, 8: 4.0}
+GROWTH = {1: 0.01, 2: 0.02, 4: 0.02, 6: 0.02, 8: 0.04}
 
 
 def test_linear_between_the_points_and_never_falling() -> None:
@@ -12,49 +21,97 @@ def test_linear_between_the_points_and_never_falling() -> None:
     rows = (0, 1, 2, 3, 4, 6, 8)
     assert [cost(n) for n in rows] == [1, 1, 2, 2, 2, 4, 6]
     assert cost.seconds(0, 8).tolist() == [cost(n) for n in range(9)]
+    assert cost(3.5) == 2.0 and cost(7.5) == 5.5
 
 
 def test_behind_the_last_point_it_grows_as_over_the_last_four() -> None:
-    # 1 -> 3 over rows 2..8; the first point does not count, nor one wild pair alone.
-    cost = StepCost({1: 0.5, 2: 1.0, 4: 1.2, 6: 1.2, 8: 4.0})
+    # 1 -> 4 over rows 2..8; the first point does not count, nor one wild pair alone.
+    cost = StepCost(TABLE)
     assert [cost(n) for n in (8, 9, 20)] == pytest.approx([4.0, 4.5, 10.0])
     assert cost.seconds(7, 5).tolist() == pytest.approx([cost(n) for n in range(7, 13)])
 
 
-def test_two_points_and_the_order_of_the_table_are_enough() -> None:
-    cost = StepCost({4: 2.0, 2: 1.0})
-    assert [cost(n) for n in (0, 1, 2, 3, 4, 6)] == [1, 1, 1, 1.5, 2, 3]
-
-
 def test_a_longer_context_costs_what_was_measured_for_each_request() -> None:
     cost = StepCost({1: 1.0, 4: 4.0, 8: 6.0}, {1: 0.01, 4: 0.02, 8: 0.04}, 100)
-    assert [cost.at(1, 292)(n) for n in (1, 4, 6, 8)] == pytest.approx(
-        [1 + 192 * 0.01, 4 + 192 * 0.02, 5 + 192 * 0.03, 6 + 192 * 0.04]
+    assert [cost.at(1, 300)(n) for n in (1, 4, 6, 8)] == pytest.approx(
+        [1 + 200 * 0.01, 4 + 200 * 0.02, 5 + 200 * 0.03, 6 + 200 * 0.04]
     )
-    assert cost.at(2, 292)(8) == pytest.approx(6 + 2 * 192 * 0.02)
-    assert cost.at(4, 292)(4) == pytest.approx(4 + 4 * 192 * 0.01)
-    assert cost.at(1, 292).seconds(1, 7).tolist() == pytest.approx(
-        [cost.at(1, 292)(n) for n in range(1, 9)]
-    )
-
-
-def test_a_shorter_context_and_a_table_without_growth_change_nothing() -> None:
-    cost = StepCost({1: 1.0, 4: 4.0}, {1: 0.01, 4: 0.02}, 100)
-    assert cost.at(1, 0) is cost and cost.at(1, 100) is cost and cost.at(0, 1e6) is cost
+    assert cost.at(2, 300)(8) == pytest.approx(6 + 2 * 200 * 0.02)
+    assert cost.at(4, 300)(4) == pytest.approx(4 + 4 * 200 * 0.01)
+    for same in (cost.at(1, 0), cost.at(1, 100), cost.at(0, 1e6)):
+        assert same.columns[:2] == cost.columns[:2]
     plain = StepCost({1: 1.0, 4: 4.0})
-    assert plain.at(3, 1e6) is plain
+    assert plain.at(3, 1e6)(9) == plain(9)
 
 
-def test_contexts_that_hardly_differ_share_a_table() -> None:
-    cost = StepCost({1: 1.0, 4: 4.0}, {1: 0.01, 4: 0.02}, 100)
-    assert cost.at(2, 230) is cost.at(2, 290)
-    assert cost.at(2, 230) is not cost.at(2, 300)
-    assert cost.at(2, 230)(4) < cost.at(3, 230)(4)
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (({1: 1.0},), "give at least two of each"),
+        (({2: 1.0, 4: 2.0},), r"rows\[0\] = 2: must be 1"),
+        (({1: 1.0, 2: 0.0},), r"seconds\[1\] = 0: must be positive"),
+        (({1: 1.0, 2: math.nan},), r"seconds\[1\] = nan"),
+        (({1: 1.0, 2: math.inf},), r"seconds\[1\] = inf"),
+        (({1: 1.0, 2: 2.0}, {1: 0.1, 3: 0.2}), "growth has 3 rows"),
+        (({1: 1.0, 2: 2.0}, {1: 0.1}), r"growth has 1 entries, rows has 2"),
+        (({1: 1.0, 2: 2.0}, {1: 0.1, 2: math.nan}), r"growth\[1\] = nan"),
+        (({1: 1.0, 2: 2.0}, {}, -1.0), "context_len = -1"),
+    ],
+)
+def test_what_a_table_may_be(arguments: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        StepCost(*arguments)
 
 
-def test_what_a_table_may_be() -> None:
-    cost = StepCost({1: 1.0, 4: 4.0})
-    assert StepCost.of(cost) is cost
-    assert StepCost.of({1: 1.0}) is None
-    made = StepCost.of({1: 1.0, 2: 2.0})
-    assert made is not None and made(2) == 2.0
+def test_a_table_is_a_dict_of_numbers() -> None:
+    for table in ({1: "a", 2: 1.0}, {1: 1.0, 1 << 70: 2.0}, {"x": 1.0, 2: 2.0}):
+        with pytest.raises(TypeError, match="a table is a dict of row counts and seconds"):
+            StepCost(table)  # type: ignore[arg-type]
+
+
+def executor(cost: StepCost, drafts: int) -> Executor:
+    """Prompt lookup over a text in which everything repeats."""
+    pages = torch.zeros(1, 64, 1, 16, 8)
+    made = Executor(
+        pages, pages.clone(), vocab_size=10, max_batch_size=1, max_seq_len=500, max_num_tokens=500,
+        method="ngram", ngram={"max_draft_len": drafts, "max_matching_ngram_size": 2},
+    )  # fmt: skip
+    made.set_step_cost(*cost.columns)
+    return made
+
+
+@pytest.mark.parametrize("context", [60, 400])
+@pytest.mark.parametrize("last", [4, 6])
+def test_the_executor_and_a_drafter_of_python_weigh_alike(last: int, context: int) -> None:
+    """Twelve drafts of known chances, most rows behind the table's end: both cut at one place."""
+    text = [1, 2, 3, 4] * (context // 4)
+    seen = set()
+    for step in (0.02, 0.04, 0.06, 0.08, 0.1, 0.15, 0.3):
+        table = {n: 1.0 + step * n for n in range(1, last + 1)}
+        cost = StepCost(table, {n: 1e-4 * n for n in table}, 50)
+        made = executor(cost, 12)
+        made.submit(text, max_tokens=80)
+        plan = made.plan()
+        made.commit(plan, torch.tensor([1], dtype=torch.int32))
+        drafts = made.plan().num_rows - 1
+        # Of a young executor: the oldest match has five tokens in front of it, all that there are.
+        worth = 0.7 * 0.92 ** np.arange(12)
+        (nodes,), _ = choose_nodes([worth], cost.at(1, len(text)), 0.0)
+        assert drafts == len(nodes)
+        seen.add(drafts)
+    assert len(seen) > 2 and max(seen) > last
+
+
+def test_trees_of_several_requests_are_cut_jointly() -> None:
+    cost = StepCost({1: 1.0, 3: 1.02, 4: 1.4, 9: 3.4})
+    gains = [[0.3, 0.9, 0.25, 0.8], [], [0.6]]
+    kept, tokens, speedup = cut_drafts(gains, cost, rows=1, tokens=3.0)
+    assert [nodes.tolist() for nodes in kept] == [[1, 3], [], []]
+    assert tokens == pytest.approx(4.7)
+    assert speedup == pytest.approx(4.7 / 1.02 / 3.0)
+    free, _, _ = cut_drafts(gains, StepCost({1: 1.0, 9: 1.0}), rows=3, tokens=3.0, max_more_rows=3)
+    assert [nodes.tolist() for nodes in free] == [[1, 3], [], [0]]
+    none, tokens, speedup = cut_drafts(gains, cost, rows=1, tokens=3.0, fixed=10.0)
+    assert [len(nodes) for nodes in none] == [0, 0, 0] and tokens == 3.0 and speedup == 1.0
+    with pytest.raises(ValueError, match="gains have 2 axes"):
+        cut_drafts([np.ones((2, 2))], cost, rows=1, tokens=1.0)

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from specdec_ext import step_cost
-from specdec_ext.drafters.step_cost import StepCost
-from specdec_ext.step_cost import measure_cost, measure_growth
+from specdec_ext.engine import step_cost
+from specdec_ext.engine.step_cost import measure_cost, measure_growth
 
 ROWS = [1, 2, 4, 8, 12, 16, 32, 64, 96, 128]
 
@@ -88,19 +87,18 @@ def test_the_whole_table(clock: Any) -> None:
     model = clock(lambda rows, context: 1e-3 + rows * (1e-5 + 1e-7 * context))
     measured = measure_cost(model, pages(256))
     assert measured is not None
-    rows, seconds, context_len, growth = measured
+    rows, seconds, context_len, growth = measured.columns
     assert context_len == 128.0
     assert seconds == pytest.approx([1e-3 + n * (1e-5 + 128e-7) for n in rows])
     assert growth == pytest.approx([n * 1e-7 for n in rows])
-    table = StepCost.measured(*measured)
-    assert [table.at(1, 1152)(n) for n in rows] == pytest.approx(
+    assert [measured.at(1, 1152)(n) for n in rows] == pytest.approx(
         [1e-3 + n * (1e-5 + 1152e-7) for n in rows]
     )
-    assert table.at(2, 1152)(8) == pytest.approx(table(8) + 2 * 1024 * 4e-7)
+    assert measured.at(2, 1152)(8) == pytest.approx(measured(8) + 2 * 1024 * 4e-7)
 
 
 def test_rows_are_limited_and_a_tiny_cache_says_nothing(clock: Any) -> None:
     model = clock(lambda rows, context: 1e-3 + rows * 1e-5)
     measured = measure_cost(model, pages(256), max_rows=32)
-    assert measured is not None and measured.rows[-1] == max(model.rows) == 32
+    assert measured is not None and measured.columns[0][-1] == max(model.rows) == 32
     assert measure_cost(model, pages(1, page_size=1)) is None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specdec_ext.stop_strings import StopStrings
+from specdec_ext.text.stop_strings import StopStrings
 
 
 def first_stop(text: str, stops: list[str]) -> tuple[int, str] | None:

@@ -15,7 +15,7 @@ from specdec_ext.bench.search_space import SPACES, Point, Space
 from specdec_ext.bench.tune import Candidate, Tuning, predicted_speedup, tune
 from specdec_ext.bench.tune_report import best_config, draw_png, heat_cells, print_tuning
 from specdec_ext.cli import main
-from specdec_ext.metrics import SpecCounter
+from specdec_ext.text.metrics import SpecCounter
 
 
 @pytest.mark.parametrize("name", SPACES)
@@ -68,7 +68,9 @@ class FakeEngine:
         left = params.max_tokens - 1
         config = self.config
         while left > 0:
-            drafts = config.max_draft_len if config and params.speculative is not False else 0
+            drafts = (
+                config.max_draft_len if config and params.speculative_config is not False else 0
+            )
             most = 4 - abs(config.max_matching_ngram_size - 2) if config and drafts else 0
             accepted = min(drafts, most, left - 1)
             counter.count(drafts=drafts, accepted=accepted, rows=1 + drafts, tokens=1 + accepted)

@@ -32,6 +32,9 @@ const Backend& cpu_backend() {
     b.keep_hidden = cpu::keep_hidden;
     b.grow_beams = cpu::grow_beams;
     b.merge_beams = cpu::merge_beams;
+    b.grow_drafts = cpu::grow_drafts;
+    b.pack_drafts = cpu::pack_drafts;
+    b.bring_growths = cpu::bring_growths;
     b.sample_rows = cpu::sample_rows;
     b.accept_step = cpu::accept_step;
     b.synthetic_step = cpu::synthetic_step;

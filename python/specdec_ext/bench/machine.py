@@ -10,7 +10,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-__all__ = ["about_engine", "about_machine", "clocks", "cpu_name", "num_cpus"]
+from ..installation import cpu_name
+
+__all__ = ["about_engine", "about_machine", "clocks", "num_cpus"]
 
 _PROC_CPU = Path("/proc/cpuinfo")
 _GOVERNOR = Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
@@ -34,14 +36,6 @@ def _output(*command: str) -> str:
     except (OSError, subprocess.SubprocessError):
         return ""
     return done.stdout.strip() if done.returncode == 0 else ""
-
-
-def cpu_name() -> str:
-    """The processor's name as the system gives it."""
-    for line in _read(_PROC_CPU).splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
 
 
 def num_cpus() -> int:
@@ -127,7 +121,7 @@ def described(config: Any) -> dict[str, Any]:
     """A configuration as JSON-ready values; of folders the name alone."""
     values: dict[str, Any] = {}
     for name, value in config.to_dict().items():
-        if isinstance(value, str) and name in ("model", "speculative_model"):
+        if isinstance(value, str) and name == "model":
             values[name] = Path(value).name
         elif isinstance(value, (str, int, float, bool, list, type(None))):
             values[name] = value

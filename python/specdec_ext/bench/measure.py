@@ -15,8 +15,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..metrics import SpecCounter, ratio
-from ..sampling_params import SamplingParams
+from ..request.sampling_params import SamplingParams
+from ..text.metrics import SpecCounter, ratio
 
 __all__ = [
     "Call",
@@ -39,9 +39,7 @@ def random_prompts(vocab_size: int, count: int, length: int, seed: int) -> list[
 
 def plain_params(params: SamplingParams) -> SamplingParams:
     """The same request without speculation."""
-    return dataclasses.replace(
-        params, speculative=False, lookahead_config=None, max_draft_len=None, adaptive=None
-    )
+    return dataclasses.replace(params, speculative_config=False)
 
 
 def percentile(values: Sequence[float], percent: float) -> float:

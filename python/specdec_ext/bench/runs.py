@@ -10,9 +10,9 @@ import statistics
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..config import LookaheadDecodingConfig
-from ..drafter_config import DrafterConfig
-from ..sampling_params import SamplingParams
+from ..config.engine import LookaheadDecodingConfig
+from ..request.sampling_params import SamplingParams
+from ..request.speculation import with_defaults
 from .machine import about_engine, about_machine, clocks
 from .measure import Call, Comparison, compare, series, step_times
 
@@ -37,8 +37,7 @@ def _workload(prompts: Prompts, params: SamplingParams, source: str, **more: Any
 def _promises(llm: Any, params: SamplingParams) -> dict[str, bool]:
     """Whether the text has the model's law, and whether it is token for token the plain one."""
     config = llm.speculative_config
-    if isinstance(config, DrafterConfig):
-        params = config.with_defaults(params)
+    params = with_defaults(params, config)
     real = config is None or not config.synthetic_rates
     return {
         "lossless": real and params.lossless,
@@ -145,9 +144,10 @@ def _variant(params: SamplingParams, draft: int | tuple[int, int, int] | None) -
     if draft is None:
         return params
     if isinstance(draft, tuple):
-        triple = LookaheadDecodingConfig(*draft)
-        return dataclasses.replace(params, lookahead_config=triple, adaptive=False)
-    return dataclasses.replace(params, max_draft_len=draft, adaptive=False)
+        triple = LookaheadDecodingConfig(*draft, adaptive=False)
+        return dataclasses.replace(params, speculative_config=triple)
+    changes = {"max_draft_len": draft, "adaptive": False}
+    return dataclasses.replace(params, speculative_config=changes)
 
 
 def _row(

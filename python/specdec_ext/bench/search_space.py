@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from ..config import (
+from ..config.engine import (
     MAX_DRAFT_LEN,
     LookaheadDecodingConfig,
     NGramDecodingConfig,

@@ -28,7 +28,7 @@ def _number(value: float | None, digits: int = 2) -> str:
 
 
 def print_pair(report: Mapping[str, Any], stream: IO[str]) -> None:
-    """latency and throughput: with speculation beside plain decoding."""
+    """latency and throughput: with speculation next to plain decoding."""
     from rich.table import Table
 
     plain = report["plain"]

@@ -18,8 +18,8 @@ from typing import Any
 
 from ..drafters.step_cost import StepCost
 from ..errors import EngineError
-from ..metrics import ratio
-from ..sampling_params import SamplingParams
+from ..request.sampling_params import SamplingParams
+from ..text.metrics import ratio
 from .measure import plain_params
 from .search_space import Point, Space
 
@@ -156,7 +156,7 @@ def tune(
     Raises EngineError if a request fails, RequestError if one cannot run.
     """
     begin = time.perf_counter()
-    cost = StepCost(step_cost)
+    cost = StepCost(dict(step_cost))
     plain = plain_params(params)
     expected = [list(s.token_ids) for s in _decode(engine_for(None), prompts, plain)]
     slowest = time.perf_counter() - begin

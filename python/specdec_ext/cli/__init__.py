@@ -1,22 +1,23 @@
 """The `specdec` command: generate, bench, tune, inspect, tree, convert-heads, env, trainers.
 
 Data goes to stdout, logs and progress to stderr. Exit codes: 0 done, 1 failure at run time (a
-request failed, --verify found a difference), 2 usage or invalid request, 3 unsupported model,
-parameter or hardware, 4 invalid checkpoint or configuration, 130 interrupted with partial output
-kept. Nothing heavy is imported before a command runs.
+request failed, --verify found a difference), 2 wrong usage or an invalid request, 3 unsupported
+model, parameter or hardware, 4 invalid checkpoint or configuration, 130 interrupted (partial output
+is kept). Nothing heavy is imported before a command runs.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib
+import logging
 import os
 import sys
 import traceback
 from collections.abc import Sequence
 
 from ..errors import SpecdecError
-from ..log import logger, setup_logging
+from ..log import LEVELS, logger, setup_logging
 from .common import SpecdecParser, normalize_argv
 
 __all__ = ["main"]
@@ -28,7 +29,7 @@ _COMMANDS = {
     "generate": ("generate", "decode prompts, with or without speculation"),
     "bench": ("bench", "measure latency, throughput, or a sweep over batch and draft sizes"),
     "tune": ("tune", "find the lookahead or prompt lookup configuration that pays most"),
-    "inspect": ("inspect", "show a model, its memory plan and what serves it"),
+    "inspect": ("inspect", "show a model, its memory plan and the code that runs it"),
     "tree": ("tree", "show or tune a Medusa tree"),
     "convert-heads": ("convert_heads", "convert Medusa heads between projects' files"),
     "env": ("env", "show versions and hardware for a bug report"),
@@ -48,11 +49,24 @@ class _Version(argparse.Action):
         parser.exit(0)
 
 
+def _short_usage(parser: argparse.ArgumentParser) -> str:
+    """What has to be given. All options would fill a screen in front of every error."""
+    words = []
+    for action in parser._actions:
+        name = str(action.metavar or action.dest)
+        if not action.option_strings:
+            words.append(name)
+        elif action.required:
+            words.append(f"{action.option_strings[0]} {name}")
+    return " ".join([parser.prog, *words, "[options]"])
+
+
 def _make_parser() -> SpecdecParser:
     parser = SpecdecParser(
         prog="specdec",
         description="Speculative decoding: the same greedy output in fewer forward passes.",
-        epilog="In option names '-' and '_' are the same. 'specdec COMMAND --help' shows more.",
+        epilog="In option names '-' and '_' are equivalent. 'specdec COMMAND --help' lists the "
+        "options of a command.",
     )
     parser.add_argument("--version", action=_Version, nargs=0, help="show the version and exit")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
@@ -61,9 +75,12 @@ def _make_parser() -> SpecdecParser:
         importlib.import_module(f".{module}", __name__).add_arguments(sub)
         sub.add_argument(
             "--log-level",
-            choices=("debug", "info", "warning", "error"),
-            help="log to stderr from this level on (default: $SPECDEC_LOG_LEVEL or warning)",
+            type=str.lower,
+            choices=tuple(LEVELS),
+            help="log messages to stderr from this level on; verbose is debug (default: "
+            "$SPECDEC_LOG_LEVEL or warning)",
         )
+        sub.usage = _short_usage(sub)
         sub.set_defaults(run_command=module)
     return parser
 
@@ -103,7 +120,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             f"specdec {args.command}: internal error: {type(error).__name__}: {error}",
             file=sys.stderr,
         )
-        if args.log_level == "debug":
+        if logger.isEnabledFor(logging.DEBUG):
             traceback.print_exc()
         else:
             print("(--log-level debug shows the traceback)", file=sys.stderr)

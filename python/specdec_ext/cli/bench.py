@@ -94,8 +94,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _check(args: argparse.Namespace) -> None:
     """Everything about the options that needs no model."""
+    from ..config.validate import check_int
     from ..errors import ConfigError
-    from ..validate import check_int
 
     for mode, options in _MODE_OPTIONS.items():
         for name, default in options.items():
@@ -128,7 +128,7 @@ def _check(args: argparse.Namespace) -> None:
 
 
 def _params(args: argparse.Namespace) -> Any:
-    from ..sampling_params import SamplingParams
+    from ..request.sampling_params import SamplingParams
 
     return SamplingParams(
         max_tokens=args.output_len,
@@ -141,8 +141,8 @@ def _params(args: argparse.Namespace) -> Any:
 
 def _drafts(args: argparse.Namespace, config: Any) -> list[Any]:
     """The sweep's draft lengths: fixed ones, and what the engine itself would choose."""
+    from ..config.validate import check_int
     from ..errors import ConfigError
-    from ..validate import check_int
 
     if config is None:
         usage_error(args, "bench sweep needs a method of speculation; give for example "
@@ -170,22 +170,22 @@ def _drafts(args: argparse.Namespace, config: Any) -> list[Any]:
 
 def _triples(args: argparse.Namespace, config: Any) -> list[tuple[int, int, int]]:
     """Those given, or the engine's and smaller ones."""
-    from ..config_parse import parse_speculative_config
+    from ..config.parse import parse_speculative_config
     from ..errors import ConfigError
 
-    w, n, g = config.wng
+    w, n, g = config.triple
     if args.triples is None:
         scaled = {(max(1, w * k // 4), n, max(1, g * k // 4)) for k in (1, 2, 4)}
         return sorted(scaled)
     triples = []
     for i, text in enumerate(args.triples):
         triple = parse_speculative_config(text, "lookahead")
-        if triple is None or any(a > b for a, b in zip(triple.wng, config.wng, strict=True)):
+        if triple is None or any(a > b for a, b in zip(triple.triple, config.triple, strict=True)):
             raise ConfigError(
-                f"--triples[{i}] = {text}: not within --lookahead-config {config.wng}; raise that, "
-                "or lower the triple"
+                f"--triples[{i}] = {text}: not within --lookahead-config {config.triple}; raise "
+                "that, or lower the triple"
             )
-        triples.append(triple.wng)
+        triples.append(triple.triple)
     return triples
 
 

@@ -47,7 +47,7 @@ def add_llm_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     model.add_argument(
         "--model-impl", default="auto", choices=("auto", "native", "transformers"),
-        help="who runs the model (default: auto)",
+        help="which code runs the model (default: auto, native where it can)",
     )  # fmt: skip
     model.add_argument(
         "--device", default="auto", metavar="DEVICE",
@@ -55,8 +55,8 @@ def add_llm_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     model.add_argument(
         "--numerics", default="auto", choices=("auto", "exact", "fast"),
-        help="exact: near-ties fall as in plain decoding, or the model is refused; fast: they may "
-        "fall otherwise (default: auto, exact on the CPU and fast on a device)",
+        help="exact: near-ties are decided as in plain decoding, or the model is refused; fast: "
+        "they may differ (default: auto, exact on the CPU and fast on a device)",
     )  # fmt: skip
     model.add_argument(
         "--allow-pickle", action="store_true",
@@ -65,7 +65,7 @@ def add_llm_arguments(parser: argparse.ArgumentParser) -> None:
     model.add_argument("--threads", type=int, metavar="N", help="threads of forward passes")
     model.add_argument(
         "--tensor-parallel-size", "--tp-size", type=int, default=1, metavar="N",
-        help="only 1 in this version",
+        help="this version supports only 1",
     )  # fmt: skip
 
     add_speculation_arguments(parser)
@@ -86,28 +86,31 @@ def add_llm_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     limits.add_argument(
         "--kv-cache-enable-block-reuse", "--enable-prefix-caching", action="store_true",
-        help="take over the K/V of prompt blocks that an earlier request has computed",
+        help="reuse the K/V of prompt blocks that an earlier request has computed",
     )  # fmt: skip
     limits.add_argument(
-        "--run-ahead", type=int, metavar="N",
-        help="enqueue up to N steps (0..2) while one is read",
+        "--overlap-depth", "--run-ahead", type=_overlap_depth, metavar="N",
+        help="enqueue up to N steps (0..2) while one is read (default: auto)",
     )  # fmt: skip
     limits.add_argument(
         "--no-enforce-eager", action="store_true",
-        help="with --run-ahead on a CUDA device: record steps as CUDA graphs",
+        help="with --overlap-depth on a CUDA device: record steps as CUDA graphs",
     )  # fmt: skip
+
+
+def _overlap_depth(text: str) -> int | str:
+    return text if text == "auto" else int(text)
 
 
 def llm_kwargs(args: argparse.Namespace) -> dict[str, Any]:
     """LLM's arguments from the options of add_llm_arguments; all checked without torch."""
-    from ..speculation_check import check_build, check_run_ahead, refuse_unknown_arguments
+    from ..config.build_check import check_build, check_overlap, refuse_unknown_arguments
 
     def chosen(**values: Any) -> dict[str, Any]:
         return {name: value for name, value in values.items() if value is not None}
 
-    from ..config import normalize_dtype
-    from ..config_parse import parse_kv_cache_config, parse_scheduler_config
-    from ..errors import ConfigError
+    from ..config.engine import normalize_dtype
+    from ..config.parse import parse_kv_cache_config, parse_scheduler_config
 
     refuse_unknown_arguments({}, args.tensor_parallel_size)
     config = speculative_config(args)
@@ -129,16 +132,11 @@ def llm_kwargs(args: argparse.Namespace) -> dict[str, Any]:
             max_batch_size=args.max_batch_size,
             max_seq_len=args.max_seq_len,
             max_num_tokens=args.max_num_tokens,
-            run_ahead=args.run_ahead,
+            overlap_depth=args.overlap_depth,
             enforce_eager=False if args.no_enforce_eager else None,
         )
     )
-    check_run_ahead(scheduler, None if outside else built)
-    if outside and scheduler.run_ahead is not None:
-        raise ConfigError(
-            f"--run-ahead = {scheduler.run_ahead}: drafts that come with a request "
-            "(--prompt_lookup_style v1) are verified when each step is read; leave one of them out"
-        )
+    check_overlap(scheduler, None if outside else built, args.device)
     return {
         "model": args.model,
         "tokenizer": args.tokenizer_dir,
@@ -160,8 +158,8 @@ def make_llm(args: argparse.Namespace, **overrides: Any) -> Any:
     """Check the options, then load the model; `overrides` are LLM's arguments."""
     kwargs = {**llm_kwargs(args), **overrides}
     if args.threads is not None:
+        from ..config.validate import check_int
         from ..errors import ConfigError
-        from ..validate import check_int
 
         check_int("--threads", args.threads, ConfigError, low=1, high=1024)
         from ..installation import set_num_threads

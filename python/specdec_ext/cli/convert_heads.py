@@ -23,8 +23,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--model", metavar="DIR",
-        help="the target: the heads are held against it, and its LM head is written out where the "
-        "spelling needs it",
+        help="the target: the heads are checked against it, and its LM head is written out where "
+        "the spelling needs it",
     )  # fmt: skip
     parser.add_argument(
         "--allow-pickle", action="store_true",
@@ -33,8 +33,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ..drafters.medusa_checkpoint import load_heads
-    from ..drafters.medusa_convert import first_heads, write_heads
+    from ..drafters.medusa.checkpoint import load_heads
+    from ..drafters.medusa.convert import first_heads, write_heads
 
     model = None
     if args.model is not None:

@@ -24,8 +24,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def collect() -> dict[str, Any]:
     """Everything that the command shows. A part that fails is reported, not fatal."""
-    from ..bench.machine import cpu_name, num_cpus
-    from ..memory_plan import available_memory_bytes
+    from ..bench.machine import num_cpus
+    from ..engine.memory_plan import available_memory_bytes
+    from ..installation import cpu_name
 
     packages: dict[str, str | None] = {}
     for name in _PACKAGES:

@@ -18,8 +18,8 @@ from .common import (
 from .prompts import add_prompt_arguments, encode_prompt, read_prompts
 
 if TYPE_CHECKING:
-    from ..outputs import RequestOutput
-    from ..sampling_params import SamplingParams
+    from ..request.sampling_params import SamplingParams
+    from ..text.outputs import RequestOutput
 
 __all__ = ["add_arguments", "run"]
 
@@ -40,20 +40,40 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=DEFAULT_MAX_OUTPUT_LEN, metavar="N",
         help=f"output tokens per prompt (default: {DEFAULT_MAX_OUTPUT_LEN})",
     )  # fmt: skip
-    length.add_argument("--min-tokens", type=int, default=0, metavar="N")
-    length.add_argument("--stop", "--stop-words", nargs="+", metavar="TEXT", help="stop strings")
-    length.add_argument("--stop-token-ids", nargs="+", type=int, metavar="ID")
-    length.add_argument("--ignore-eos", action="store_true", help="go on after end-of-text")
+    length.add_argument(
+        "--min-tokens", type=int, default=0, metavar="N", help="no end before N tokens (default: 0)"
+    )
+    length.add_argument(
+        "--stop", "--stop-words", nargs="+", metavar="TEXT", help="end before any of these texts"
+    )
+    length.add_argument(
+        "--stop-token-ids", nargs="+", type=int, metavar="ID", help="end after any of these tokens"
+    )
+    length.add_argument("--ignore-eos", action="store_true", help="continue after end-of-text")
     length.add_argument("--bad-words", nargs="+", metavar="TEXT", help="text that must not appear")
-    length.add_argument("--repetition-penalty", type=float, default=1.0, metavar="X")
-    length.add_argument("--presence-penalty", type=float, default=0.0, metavar="X")
-    length.add_argument("--frequency-penalty", type=float, default=0.0, metavar="X")
-    length.add_argument("--logprobs", type=int, metavar="N", help="N best tokens per position")
+    length.add_argument(
+        "--repetition-penalty", type=float, default=1.0, metavar="X",
+        help="above 0; more than 1 discourages tokens of prompt and output (default: 1)",
+    )  # fmt: skip
+    length.add_argument(
+        "--presence-penalty", type=float, default=0.0, metavar="X",
+        help="-2..2, subtracted once from the score of a token in the output (default: 0)",
+    )  # fmt: skip
+    length.add_argument(
+        "--frequency-penalty", type=float, default=0.0, metavar="X",
+        help="-2..2, subtracted for each occurrence in the output (default: 0)",
+    )  # fmt: skip
+    length.add_argument(
+        "--logprobs", type=int, metavar="N",
+        help="log-probabilities of the N best tokens at each place (with --json)",
+    )  # fmt: skip
     length.add_argument(
         "--prompt-logprobs", type=int, metavar="N",
         help="log-probabilities of the prompt's tokens and the N best at each place (with --json)",
     )  # fmt: skip
-    length.add_argument("--seed", "--random-seed", type=int, metavar="N")
+    length.add_argument(
+        "--seed", "--random-seed", type=int, metavar="N", help="of sampling; makes it repeatable"
+    )
     length.add_argument(
         "--temperature", type=float, default=0.0, metavar="X", help="default: 0, greedy"
     )
@@ -81,18 +101,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--use-draft-logits", action=argparse.BooleanOptionalAction,
         help="accept drawn drafts by the draft model's probabilities (default: as the engine)",
     )  # fmt: skip
-    length.add_argument("--num-beams", type=int, default=1, help="only 1")
+    length.add_argument(
+        "--num-beams", type=int, default=1, metavar="N", help="only 1: no beam search"
+    )
 
     output = parser.add_argument_group("output")
     output.add_argument("--json", action="store_true", help="one JSON line per prompt")
-    output.add_argument("--stats", action="store_true", help="statistics on stderr at the end")
+    output.add_argument(
+        "--stats", action="store_true", help="statistics per prompt on stderr at the end"
+    )
     output.add_argument(
         "--verify", action="store_true",
         help="decode plainly too; exit 1 if any token differs",
     )  # fmt: skip
     output.add_argument(
         "--color-accepted", nargs="?", const="auto", default="never",
-        choices=("auto", "always", "never"), help="show confirmed drafts in green",
+        choices=("auto", "always", "never"), help="show accepted drafts in green",
     )  # fmt: skip
     output.add_argument("--disable-tqdm", action="store_true", help="no progress bar")
     add_llm_arguments(parser)
@@ -117,8 +141,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _sampling_params(args: argparse.Namespace) -> SamplingParams:
-    from ..sampling_params import SamplingParams
+    from ..request.sampling_params import SamplingParams
 
+    refused: dict[str, Any] = {"beam_width": args.num_beams}
     return SamplingParams(
         max_tokens=args.max_output_len,
         min_tokens=args.min_tokens,
@@ -141,20 +166,20 @@ def _sampling_params(args: argparse.Namespace) -> SamplingParams:
         posterior_threshold=args.posterior_threshold,
         posterior_alpha=args.posterior_alpha,
         acceptance_threshold=args.acceptance_threshold,
-        use_draft_logits=args.use_draft_logits,
-        beam_width=args.num_beams,
+        speculative_config={"use_draft_logits": args.use_draft_logits},
+        **refused,
     )
 
 
 def _refuse_verification(args: argparse.Namespace, params: SamplingParams, config: Any) -> None:
     """Verification compares tokens with plain decoding; some rules do not promise equal tokens."""
-    from ..drafter_config import DrafterConfig
+    from ..config.methods import DrafterConfig
+    from ..request.speculation import with_defaults
 
     if config is not None and config.synthetic_rates:
         usage_error(args, "--verify with synthetic acceptance: the text is not the model's by "
                     "intention; remove one of them")  # fmt: skip
-    drafts = isinstance(config, DrafterConfig)
-    params = config.with_defaults(params) if drafts else params
+    params = with_defaults(params, config)
     if not params.lossless:
         usage_error(args, f"--verify with --acceptance {params.acceptance}: that rule is lossy, "
                     "the text may differ; use exact_match or rejection")  # fmt: skip
@@ -184,14 +209,7 @@ class _Job:
         if self.args.verify and not interrupted:
             import dataclasses
 
-            off = dataclasses.replace(
-                self.params,
-                speculative=False,
-                lookahead_config=None,
-                max_draft_len=None,
-                medusa_choices=None,
-                use_draft_logits=None,
-            )
+            off = dataclasses.replace(self.params, speculative_config=False)
             if self.lookup is not None:
                 self.llm.reset_prefix_cache()  # the comparison computes its own K/V
             plain, interrupted = self._decode(items, off, None)
@@ -202,8 +220,14 @@ class _Job:
                 for a, b in zip(outputs, plain, strict=True)
             ]
         self._print(outputs, identical, streamed=stream_to is not None)
+        self._explain_empty_texts(items, outputs)
         if self.args.stats:
             _print_stats(outputs, sys.stderr)
+            from ..text.metrics import describe_budget
+
+            budget = describe_budget(self.llm.get_metrics()["executor"])
+            if budget is not None:
+                print(budget, file=sys.stderr)
         for i, output in enumerate(outputs):
             if output.outputs[0].error is not None and not interrupted:
                 print(f"prompt {i + 1} failed: {output.outputs[0].error}", file=sys.stderr)
@@ -216,7 +240,7 @@ class _Job:
         self, items: list[Any], params: SamplingParams, stream_to: TextIO | None
     ) -> tuple[list[RequestOutput], bool]:
         """Outputs, complete or as far as they got, and whether Ctrl-C cut them short."""
-        if self.lookup is not None and params.speculative is not False:
+        if self.lookup is not None and params.speculative_config is not False:
             return self._decode_outside(items, params, stream_to)
         groups = self.llm._submit_all(items, [params] * len(items))
         try:
@@ -254,6 +278,17 @@ class _Job:
             if stream_to is not None:
                 stream_to.write("\n")
         return loop.snapshots(), False
+
+    def _explain_empty_texts(self, items: list[Any], outputs: list[RequestOutput]) -> None:
+        """An instruction model often ends at once when its prompt is not in a chat template."""
+        empty = [
+            text is not None and out.outputs[0].finish_reason == "stop" and not out.outputs[0].text
+            for (text, _), out in zip(items, outputs, strict=True)
+        ]
+        wrapped = self.args.chat or self.args.chat_template or self.args.system_prompt
+        if any(empty) and not wrapped and getattr(self.llm.tokenizer, "chat_template", None):
+            hint = "hint: the model ended without a text; --chat applies its chat template"
+            print(hint, file=sys.stderr)
 
     def _write_segments(self, segments: list[tuple[str, bool]], stream: TextIO) -> None:
         for text, from_draft in segments:

@@ -11,6 +11,11 @@ from typing import Any, NoReturn
 __all__ = ["SpecdecParser", "UsageExit", "normalize_argv", "usage_error"]
 
 
+# Options of TensorRT-LLM's programs that have no counterpart, and what to do in place of them.
+_NO_ENGINE = "there is no engine to build: name the Hugging Face folder of the model with --model"
+_FOREIGN = dict.fromkeys(("--engine-dir", "--checkpoint-dir", "--hf-model-dir"), _NO_ENGINE)
+
+
 def normalize_argv(argv: Sequence[str]) -> list[str]:
     """Option names with '_' spelled '-'; values and everything behind '--' stay as they are."""
     result: list[str] = []
@@ -43,8 +48,10 @@ class SpecdecParser(argparse.ArgumentParser):
             if isinstance(action, argparse._SubParsersAction) and command in action.choices:
                 owner = action.choices[command]
         options = [name for action in owner._actions for name in action.option_strings]
-        near = difflib.get_close_matches(unknown[0].partition("=")[0], options, n=1)
+        name = unknown[0].partition("=")[0]
+        near = difflib.get_close_matches(name, options, n=1)
         hint = f"; did you mean {near[0]}?" if near else ""
+        hint = "; " + _FOREIGN[name] if name in _FOREIGN else hint
         owner.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
 
 

@@ -17,8 +17,8 @@ def add_prompt_arguments(prompts: argparse._ArgumentGroup) -> None:
     """A file of prompts, and whether they are chat messages."""
     prompts.add_argument(
         "--input-file", metavar="FILE",
-        help="one prompt per line; .jsonl: a string, or an object with prompt, prompt_token_ids or "
-        "messages per line; - is stdin",
+        help="one prompt per line; .jsonl: one string or object with prompt, prompt_token_ids or "
+        "messages per line; .json: an array of them; - is stdin",
     )  # fmt: skip
     prompts.add_argument(
         "--chat", "--apply-chat-template", action="store_true",
@@ -50,19 +50,35 @@ def read_prompts(args: argparse.Namespace) -> list[Any]:
         )
     except (OSError, UnicodeDecodeError) as error:
         usage_error(args, f"--input-file {args.input_file!r} cannot be read: {error}")
+    if args.input_file.endswith(".json"):
+        return _json_array(args, text)
     lines = [(i, line) for i, line in enumerate(text.splitlines(), 1) if line.strip()]
     if not lines:
         usage_error(args, f"--input-file {args.input_file!r} holds no prompt; one prompt per line")
     if not args.input_file.endswith(".jsonl"):
         return [line for _, line in lines]
-    return [_json_prompt(args, number, line) for number, line in lines]
+    return [
+        _prompt_of(args, f"{args.input_file}:{number}", _json(args, f":{number}", line))
+        for number, line in lines
+    ]
 
 
-def _json_prompt(args: argparse.Namespace, number: int, line: str) -> Any:
+def _json(args: argparse.Namespace, place: str, text: str) -> Any:
     try:
-        value = json.loads(line)
+        return json.loads(text)
     except (ValueError, RecursionError) as error:
-        usage_error(args, f"{args.input_file}:{number}: not JSON ({error})")
+        usage_error(args, f"{args.input_file}{place}: not JSON ({error})")
+
+
+def _json_array(args: argparse.Namespace, text: str) -> list[Any]:
+    values = _json(args, "", text)
+    if not isinstance(values, list) or not values:
+        usage_error(args, f"{args.input_file}: expected a JSON array of prompts; one JSON value "
+                    "per line belongs in a .jsonl file, plain text in any other")  # fmt: skip
+    return [_prompt_of(args, f"{args.input_file}[{i}]", value) for i, value in enumerate(values)]
+
+
+def _prompt_of(args: argparse.Namespace, place: str, value: Any) -> Any:
     if isinstance(value, str):
         return value
     if isinstance(value, dict):
@@ -73,13 +89,12 @@ def _json_prompt(args: argparse.Namespace, number: int, line: str) -> Any:
             return value["prompt"]
     usage_error(
         args,
-        f"{args.input_file}:{number}: expected a string or an object with prompt, prompt_token_ids "
-        "or messages",
+        f"{place}: expected a string or an object with prompt, prompt_token_ids or messages",
     )
 
 
 def encode_prompt(llm: Any, prompt: Any, args: argparse.Namespace) -> tuple[str | None, list[int]]:
-    """(text or None, token ids) of one of read_prompts()."""
+    """(text or None, token ids) of a prompt that read_prompts() returned."""
     chat = args.chat or args.chat_template is not None or args.system_prompt is not None
     if isinstance(prompt, dict) and "messages" in prompt:
         messages = prompt["messages"]
@@ -88,7 +103,7 @@ def encode_prompt(llm: Any, prompt: Any, args: argparse.Namespace) -> tuple[str 
         if args.system_prompt is not None:
             messages.insert(0, {"role": "system", "content": args.system_prompt})
     else:
-        item: tuple[str | None, list[int]] = llm._encode(prompt)
+        item: tuple[str | None, list[int]] = llm.prompts.read(prompt)
         return item
-    item = llm._chat_prompt(messages, args.chat_template, True)
+    item = llm.prompts.read_chat(messages, args.chat_template, True)
     return item

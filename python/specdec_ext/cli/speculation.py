@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from .parser import usage_error
 
 if TYPE_CHECKING:
-    from ..config_parse import SpeculativeConfig
+    from ..config.parse import SpeculativeConfig
 
 __all__ = [
     "add_speculation_arguments",
@@ -132,8 +132,8 @@ def _add_redrafter_arguments(spec: argparse._ArgumentGroup) -> None:
 
 def _option_keys(args: argparse.Namespace) -> dict[str, Any]:
     """What the flags of every method say; empty: none was given. Raises ConfigError."""
-    from ..config_base import OPTION_NAMES
-    from ..config_text import read_text
+    from ..config.base import OPTION_NAMES
+    from ..config.read_text import read_text
 
     given = {name: getattr(args, name) for name in OPTION_NAMES}
     keys = {name: value for name, value in given.items() if value is not None}
@@ -157,7 +157,7 @@ def _redrafter_keys(args: argparse.Namespace) -> dict[str, Any]:
 
 def speculative_config(args: argparse.Namespace) -> Any:
     """The method that the flags name. Raises SystemExit(2) for two of them."""
-    from ..config_parse import parse_speculative_config
+    from ..config.parse import parse_speculative_config
 
     named = {
         "--lookahead-config": args.lookahead_config,
@@ -178,7 +178,7 @@ def speculative_config(args: argparse.Namespace) -> Any:
     size = args.tensor_parallel_size
     config: SpeculativeConfig | None = None
     if medusa_model(args) is not None:
-        from ..drafter_config import MedusaDecodingConfig
+        from ..config.methods import MedusaDecodingConfig
 
         config = MedusaDecodingConfig(args.medusa_model, args.medusa_choices)
     elif args.lookahead_config is not None:
@@ -188,7 +188,7 @@ def speculative_config(args: argparse.Namespace) -> Any:
     elif named["--redrafter"] is not None:
         config = parse_speculative_config(_redrafter_keys(args), "redrafter", size)
     elif (draft_model := _draft_model(args)) is not None:
-        keys = {"speculative_model": draft_model, "max_draft_len": args.max_draft_len}
+        keys = {"model": draft_model, "max_draft_len": args.max_draft_len}
         config = parse_speculative_config(
             {k: v for k, v in keys.items() if v is not None}, "draft_target", size
         )
@@ -252,6 +252,6 @@ def medusa_model(args: argparse.Namespace) -> str | None:
         return str(args.medusa_model)
     if not args.medusa:
         return None
-    from ..drafter_config.medusa import SHIPPED_HEADS
+    from ..config.medusa import SHIPPED_HEADS
 
     return str(SHIPPED_HEADS)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from .common import add_llm_arguments, make_llm, medusa_model, usage_error
+from .prompts import encode_prompt, read_prompts
 from .tune import read_cost
 
 __all__ = ["add_arguments", "run"]
@@ -25,7 +26,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--measure", action="store_true",
         help="measure the rates: decode --input-file with --medusa-model",
     )  # fmt: skip
-    what.add_argument("--input-file", metavar="FILE", help="prompts for --measure, one per line")
+    what.add_argument(
+        "--input-file",
+        metavar="FILE",
+        help="prompts for --measure, as 'specdec generate' reads them",
+    )
     what.add_argument(
         "--max-output-len", type=int, default=128, metavar="N",
         help="tokens per prompt of --measure (default: 128)",
@@ -33,9 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument(
         "--max-nodes", type=int, default=63, metavar="N", help="nodes at most (default: 63)"
     )
-    what.add_argument(
-        "--nodes", type=int, metavar="N", help="exactly so many nodes, not the best number"
-    )
+    what.add_argument("--nodes", type=int, metavar="N", help="exactly N nodes, not the best number")
     what.add_argument(
         "--step-cost", metavar="FILE",
         help='JSON {"rows": seconds}: T(rows), by which the number of nodes is chosen; default: '
@@ -53,10 +56,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ..drafter_config.medusa_choices import medusa_tree, parse_choices
-    from ..drafter_config.medusa_tuner import best_tree, likelihood, tune_size
+    from ..config.medusa_choices import medusa_tree, parse_choices
+    from ..config.medusa_tuner import best_tree, likelihood, tune_size
+    from ..config.validate import check_int
+    from ..drafters.step_cost import StepCost
     from ..errors import ConfigError
-    from ..validate import check_int
 
     if args.draw is not None and Path(args.draw).suffix.lower() not in (".svg", ".png"):
         usage_error(args, f"--draw {args.draw!r}: expected a file name in .svg or .png")
@@ -80,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
         ranked = best_tree(rates, args.nodes or args.max_nodes)
         if not ranked:
             raise ConfigError("all rates are 0: no tree is better than plain decoding")
-        sizes = [] if cost is None else tune_size(ranked, cost, draft_seconds)
+        sizes = [] if cost is None else tune_size(ranked, StepCost(cost), draft_seconds)
         count = len(ranked)
         if sizes and args.nodes is None:
             count = max(1, max(sizes, key=lambda size: size.gain).nodes)
@@ -104,7 +108,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _read_rates(args: argparse.Namespace) -> Any:
-    from ..drafter_config.medusa_tuner import read_rates
+    from ..config.medusa_tuner import read_rates
 
     source = args.rates or medusa_model(args)
     if source is None:
@@ -114,27 +118,23 @@ def _read_rates(args: argparse.Namespace) -> Any:
 
 def _measure(args: argparse.Namespace) -> tuple[Any, dict[int, float], float]:
     """(rates, T(rows), seconds of the heads per step), from decoding the prompts."""
+    from ..engine.step_cost import measure_step_cost
     from ..errors import ConfigError
-    from ..sampling_params import SamplingParams
-    from ..step_cost import measure_step_cost
+    from ..request.sampling_params import SamplingParams
 
     if args.input_file is None:
         usage_error(args, "--measure needs --input-file, one prompt per line")
-    try:
-        text = Path(args.input_file).expanduser().read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        usage_error(args, f"--input-file {args.input_file!r} cannot be read: {error}")
-    prompts = [line for line in text.splitlines() if line.strip()]
-    if not prompts:
-        usage_error(args, f"--input-file {args.input_file!r} holds no prompt")
+    prompts = read_prompts(args)
+    args.chat, args.chat_template, args.system_prompt = True, None, None
     # A chain asks every head in every step; its ranks do not limit what is counted.
     choices, args.medusa_choices, args.no_adaptive = args.medusa_choices, None, True
     with make_llm(args) as llm:
         depth = llm.speculative_config.num_medusa_heads
         params = SamplingParams(
-            max_tokens=args.max_output_len, medusa_choices=[[0] * n for n in range(1, depth + 1)]
+            max_tokens=args.max_output_len,
+            speculative_config={"medusa_choices": [[0] * n for n in range(1, depth + 1)]},
         )
-        items = [llm._chat_prompt([{"role": "user", "content": p}], None, True) for p in prompts]
+        items = [encode_prompt(llm, prompt, args) for prompt in prompts]
         llm._decode(items, params, False)
         drafter = llm.engine._drafting.drafter
         rates, trials = drafter.measured_rates()
@@ -145,7 +145,7 @@ def _measure(args: argparse.Namespace) -> tuple[Any, dict[int, float], float]:
     args.medusa_choices = choices
     if min(trials) < 1:
         raise ConfigError(
-            f"--measure: only {trials} guesses of the heads could be held against the text; give "
+            f"--measure: only {trials} guesses of the heads could be compared with the text; give "
             "more prompts or a larger --max-output-len"
         )
     return rates, dict(zip(rows, seconds, strict=True)), draft_seconds
@@ -154,7 +154,7 @@ def _measure(args: argparse.Namespace) -> tuple[Any, dict[int, float], float]:
 def _write(
     args: argparse.Namespace, report: dict[str, Any], choices: Any, probability: Any
 ) -> None:
-    from ..drafter_config.medusa_drawing import draw_png, tree_svg, tree_text
+    from ..config.medusa_drawing import draw_png, tree_svg, tree_text
 
     if args.output is not None:
         kept = {k: report[k] for k in ("medusa_choices", "guess_rates", "expected_tokens")}

@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
     from ..bench.search_space import SPACES
     from ..bench.tune import tune
     from ..bench.tune_report import draw_png, print_tuning, require_matplotlib, to_dict
-    from ..sampling_params import SamplingParams
+    from ..request.sampling_params import SamplingParams
 
     if args.png is not None:
         require_matplotlib()
@@ -128,8 +128,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check(args: argparse.Namespace) -> None:
+    from ..config.validate import check_float, check_int
     from ..errors import ConfigError
-    from ..validate import check_float, check_int
 
     if speculative_config(args) is not None:
         usage_error(args, "tune chooses the configuration itself: remove the flags of methods")
@@ -144,8 +144,8 @@ def _check(args: argparse.Namespace) -> None:
 
 def read_cost(path: str) -> dict[int, float]:
     """{rows: seconds} of a JSON file."""
+    from ..config.validate import check_float, check_int
     from ..errors import ConfigError
-    from ..validate import check_float, check_int
 
     try:
         content = json.loads(Path(path).expanduser().read_text(encoding="utf-8"))
@@ -166,8 +166,8 @@ def read_cost(path: str) -> dict[int, float]:
 
 
 def _measure_cost(llm: Any) -> dict[int, float]:
+    from ..engine.step_cost import measure_step_cost
     from ..errors import ConfigError
-    from ..step_cost import measure_step_cost
 
     rows, seconds = measure_step_cost(
         llm.model, num_pages=llm.memory.num_pages, page_size=llm.memory.tokens_per_block

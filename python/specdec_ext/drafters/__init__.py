@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..drafter_config import (
+from ..config.methods import (
     DrafterConfig,
     MedusaDecodingConfig,
     ReDrafterDecodingConfig,
     UserDrafterConfig,
 )
 from .base import Drafter, DraftRequest, Proposal
-from .draft_target import DraftTargetDrafter
+from .draft_target.drafter import DraftTargetDrafter
+from .draft_target.slots import StepDraftTarget
 from .session import DraftSession
-from .step_draft_target import StepDraftTarget
 from .step_drafter import DraftInputs, PromptInputs, StepDrafter
 from .vocabulary import map_vocabulary
 
@@ -41,13 +41,13 @@ def make_drafter(config: DrafterConfig, model: Any, *, allow_pickle: bool = Fals
     if isinstance(config, UserDrafterConfig):
         from .user import UserDrafter
 
-        return UserDrafter(config)
+        return UserDrafter(config, model.vocab_size)
     if isinstance(config, MedusaDecodingConfig):
-        from .medusa import MedusaDrafter
+        from .medusa.drafter import MedusaDrafter
 
         return MedusaDrafter(config, model, allow_pickle=allow_pickle)
     if isinstance(config, ReDrafterDecodingConfig):
-        from .redrafter import RedrafterDrafter
+        from .redrafter.drafter import RedrafterDrafter
 
         return RedrafterDrafter(config, model, allow_pickle=allow_pickle)
     raise AssertionError(f"no drafter for {type(config).__name__}")
@@ -64,11 +64,11 @@ def make_step_drafter(
     Raises ConfigError or ModelError before anything runs when the two do not fit.
     """
     if isinstance(config, ReDrafterDecodingConfig):
-        from .step_redrafter import StepRedrafter
+        from .redrafter.slots import StepRedrafter
 
         return StepRedrafter(config, model, max_requests=max_requests, allow_pickle=allow_pickle)
     if isinstance(config, MedusaDecodingConfig):
-        from .step_medusa import StepMedusa
+        from .medusa.slots import StepMedusa
 
         return StepMedusa(config, model, max_requests=max_requests, allow_pickle=allow_pickle)
     raise AssertionError(f"no drafter that runs ahead for {type(config).__name__}")

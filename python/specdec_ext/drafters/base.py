@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ..config import MAX_DRAFT_LEN
+from ..config.engine import MAX_DRAFT_LEN
 
 if TYPE_CHECKING:
     import torch
@@ -30,13 +30,15 @@ class DraftRequest:
     max_depth      deeper drafts would pass the request's length limit
     hidden         float32 [hidden_size], the head's input of the row that decided the golden token;
                    None unless the drafter `needs_hidden`
-    options        what the request asked of this method (DrafterConfig.request_kwargs)
+    options        what the request asked of this method (request/speculation.py)
     temperature, top_k, top_p, min_p, seed
                    the request's sampling law; temperature 0: greedy
     wants_probs    its acceptance uses Proposal.probs; else they are not looked at
     cache_salt     who may share K/V with it
     num_drafted    drafts of its last step, and how many of them were accepted
     num_accepted
+    num_known      tokens that were taken as a whole, and the number of the output that brought the
+    sequence       last of them (an interrupt may come between)
     state          the drafter's own; dropped with the request
     """
 
@@ -57,6 +59,8 @@ class DraftRequest:
     hidden: torch.Tensor | None = None
     num_drafted: int = 0
     num_accepted: int = 0
+    num_known: int = 0
+    sequence: int = 0
     state: Any = field(default=None, repr=False)
 
     @property

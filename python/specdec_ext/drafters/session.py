@@ -60,6 +60,7 @@ class DraftSession:
             wants_probs=submit_kwargs["temperature"] > 0
             and submit_kwargs.get("acceptance") in ("rejection", "threshold", "best_beam"),
             cache_salt=submit_kwargs["cache_salt"],
+            num_known=len(prompt),
         )
         with self._lock:
             self._requests[request_id] = request
@@ -70,11 +71,11 @@ class DraftSession:
             if request_id in self._requests:
                 self._ended.append(request_id)
 
-    def set_step_cost(self, table: StepCost | Mapping[int, float]) -> None:
+    def set_step_cost(self, cost: StepCost) -> None:
         """Seconds of a forward pass by its rows, for drafters that weigh their drafts by it."""
         setter = getattr(self.drafter, "set_step_cost", None)
         if setter is not None:
-            setter(table)
+            setter(cost)
 
     def hidden_for(self, plan: Any) -> torch.Tensor | None:
         """The buffer that the model fills in this step, if the drafter needs it."""
@@ -90,6 +91,8 @@ class DraftSession:
     def propose(self) -> None:
         """Ask for drafts of every decoding request and hand them to the executor."""
         self.drop_ended()
+        if self._executor.overlap_depth > 0:
+            self._read_ahead()
         limit = self._executor.draft_len_limit()
         for request in self._ready.values():
             request.step_limit = limit
@@ -116,19 +119,33 @@ class DraftSession:
         finally:
             self._seconds += time.perf_counter() - begin
 
+    def _read_ahead(self) -> None:
+        """The texts as far as steps have run, where these are delivered later."""
+        with self._lock:
+            requests = list(self._requests.values())
+        self._ready = {}
+        for request in requests:
+            if self._executor.decoding(request.request_id):
+                request.tokens = self._executor.history(request.request_id)
+                self._ready[request.request_id] = request
+
     def observe(self, outputs: Iterable[Any], hidden: torch.Tensor | None) -> None:
-        """Take what the step decided."""
+        """Take what the step decided, once."""
         for out in outputs:
             with self._lock:
                 request = self._requests.get(out.request_id)
             if request is None or not out.tokens or out.finish_reason is not None:
                 continue
-            request.tokens.extend(out.tokens)
+            if out.sequence <= request.sequence:
+                continue
+            request.tokens[request.num_known :] = out.tokens
             request.num_drafted = out.num_drafts
             request.num_accepted = out.num_accepted
             if hidden is not None:
                 request.hidden = hidden[out.last_logit_row]
             self._ready[out.request_id] = request
+            known = len(request.tokens)
+            request.num_known, request.sequence = known, out.sequence
 
     def stats(self) -> dict[str, Any]:
         return {

@@ -20,7 +20,7 @@ __all__ = ["DraftInputs", "PromptInputs", "StepDrafter"]
 
 @dataclass(frozen=True)
 class DraftInputs:
-    """What a drafter goes on from: D decoding requests of a step. Tensors of fixed addresses.
+    """A drafter's inputs: the D decoding requests of a step. The tensors have fixed addresses.
 
     layout       of the slots
     slots        [num_slots, slot_bytes] uint8
@@ -88,8 +88,9 @@ class StepDrafter(Protocol):
 
     # A drafter may have more:
     #   read_prompts(PromptInputs)  called behind the model's pass of a step with prompts
-    #   draft_probs(cu_logits, first, num_rows) -> ops.DraftProbs | None  what the drafts of a step
-    #       that samples were drawn from, called behind draft(); first: decoding requests from there
+    #   draft_probs(num_requests) -> ops.DraftProbs | None  what the drafts of a step's so many
+    #       decoding requests were drawn from, None: without chance; called behind draft() in a step
+    #       that samples
     #   drafts_one_by_one: bool     draft() takes as long as a request's drafts are many
     #   reads_every_step: bool      draft() is called in steps without drafts, too: max_drafts is 0
     name: str
@@ -99,7 +100,7 @@ class StepDrafter(Protocol):
         """A request takes a slot: called when its first step is enqueued, before the operations of
         that step. What it changes on a device it changes by work on the current stream.
 
-        options  of DrafterConfig.request_kwargs; empty: it wants no drafts
+        options  of request/speculation.py; empty: it wants no drafts
         """
         ...
 

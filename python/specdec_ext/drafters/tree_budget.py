@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from ..drafter_config.medusa_choices import Choice, MedusaTree, medusa_tree
-from .step_cost import StepCost
+from ..config.medusa_choices import Choice, MedusaTree, medusa_tree
+from .step_cost import StepCost, cut_drafts
 
 __all__ = ["GuessRates", "TreeLayout", "choose_nodes", "likeliest_first", "tree_layout"]
 
@@ -132,16 +132,7 @@ def choose_nodes(
     draft_seconds  what evaluating the heads costs the step
     """
     requests = len(worth)
-    flat = np.concatenate(worth)
-    # Stable: of equal nodes the earlier, so a parent, comes first.
-    order = np.argsort(-flat, kind="stable")
-    tokens = requests + np.concatenate(([0.0], np.cumsum(flat[order])))
-    seconds = cost.seconds(requests, len(flat))
-    seconds[1:] += draft_seconds
-    pace = tokens / seconds
-    count = int(np.argmax(pace))
-    chosen = np.sort(order[:count])
-    edges = np.cumsum([0, *(len(w) for w in worth)])
-    cuts = np.searchsorted(chosen, edges)
-    nodes = [chosen[a:b] - e for a, b, e in zip(cuts[:-1], cuts[1:], edges[:-1], strict=True)]
-    return nodes, float(pace[count] / pace[0])
+    nodes, _, speedup = cut_drafts(
+        worth, cost, rows=requests, tokens=float(requests), fixed=draft_seconds
+    )
+    return nodes, speedup

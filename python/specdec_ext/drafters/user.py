@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..drafter_config import UserDrafterConfig
+from ..config.methods import UserDrafterConfig
 from ..log import logger
 from .base import DraftRequest, Proposal
 
@@ -18,8 +19,9 @@ class UserDrafter:
     name = "user_provided"
     needs_hidden = False
 
-    def __init__(self, config: UserDrafterConfig) -> None:
+    def __init__(self, config: UserDrafterConfig, vocab_size: int) -> None:
         self._drafter = config.drafter
+        self._vocab_size = vocab_size
         self._failures = 0
 
     def propose(self, requests: Sequence[DraftRequest]) -> Sequence[Proposal | None]:
@@ -40,19 +42,20 @@ class UserDrafter:
         budget = request.max_drafts
         try:
             answer = self._drafter.propose(list(request.tokens), budget)
-            return _proposal(answer, budget)
+            return _proposal(answer, budget, self._vocab_size)
         except Exception as error:
             self._failures += 1
             if self._failures == 1:
                 logger.warning(
-                    "the user's drafter failed (%s: %s); the step goes on without drafts, further "
-                    "failures are only counted", type(error).__name__, error,
+                    "the user's drafter failed (%s: %s); the step continues without drafts; "
+                    "further failures are only counted", type(error).__name__, error,
                 )  # fmt: skip
             return None
 
 
-def _proposal(answer: Any, budget: int) -> Proposal | None:
-    """A Proposal, tokens, (tokens, parents) or (tokens, parents, probs), cut to the budget."""
+def _proposal(answer: Any, budget: int, vocab_size: int) -> Proposal | None:
+    """A Proposal, tokens, (tokens, parents) or (tokens, parents, probs), cut to the budget and in
+    front of the first draft that is no token or has no parent."""
     parents = probs = None
     vocab_ids, replacement = None, False
     if isinstance(answer, Proposal):
@@ -66,7 +69,25 @@ def _proposal(answer: Any, budget: int) -> Proposal | None:
         tokens = answer
     if tokens is None or len(tokens) == 0:
         return None
-    ids = [int(token) for token in tokens][:budget]
-    links = None if parents is None else [int(parent) for parent in parents][:budget]
-    rows = None if probs is None else probs[: len(ids)]
+    count = min(len(tokens), budget)
+    if parents is not None:
+        count = min(count, len(parents))
+    ids = [_index(token) for token in tokens[:count]]
+    links = None if parents is None else [_index(parent) for parent in parents[:count]]
+    for i, token in enumerate(ids):
+        if not 0 <= token < vocab_size or (links is not None and not -1 <= links[i] < i):
+            count = i
+            break
+    if count == 0:
+        raise ValueError(f"its first draft, {tokens[0]!r}, is no token id below {vocab_size}")
+    ids, links = ids[:count], None if links is None else links[:count]
+    rows = None if probs is None else probs[:count]
     return Proposal(ids, links, rows, vocab_ids, replacement)
+
+
+def _index(value: Any) -> int:
+    """An integer, whoever made it; what is none is no token and no parent."""
+    try:
+        return operator.index(value)
+    except TypeError:
+        return -2

@@ -40,7 +40,7 @@ def map_vocabulary(
     elif sizes[0] != sizes[1]:
         missing = "target" if target_tokenizer is None else "draft model"
         raise ConfigError(
-            f"speculative_model = {str(draft.info.path)!r}: its vocabulary has {sizes[1]} tokens, "
+            f"draft model {str(draft.info.path)!r}: its vocabulary has {sizes[1]} tokens, "
             f"the target's {sizes[0]}, and without a tokenizer of the {missing} nobody can say "
             "that only padding differs; put the tokenizer's files into the folder"
         )
@@ -75,7 +75,7 @@ def _compare(target: Any, draft: Any, sizes: tuple[int, int], path: Path) -> Non
     for token_id in range(common + 1):
         if mine.get(token_id) != other.get(token_id):
             raise ConfigError(
-                f"speculative_model = {str(path)!r}: its vocabulary is not the target's. Sizes: "
+                f"draft model {str(path)!r}: its vocabulary is not the target's. Sizes: "
                 f"target {sizes[0]} ({len(mine)} words), draft {sizes[1]} ({len(other)} words); "
                 f"first difference at id {token_id}: target {mine.get(token_id)!r}, draft "
                 f"{other.get(token_id)!r}; use a draft model with the target's tokenizer"

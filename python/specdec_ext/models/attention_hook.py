@@ -24,7 +24,7 @@ __all__ = ["ATTENTION_NAME", "StepContext", "register", "running"]
 
 ATTENTION_NAME = "specdec_paged"
 
-# Arguments that say nothing about the scores of a causal decoder without a cache of its own.
+# Arguments that say nothing about the scores of a causal decoder that has no cache.
 _HARMLESS = frozenset((
     "position_ids", "position_embeddings", "use_cache", "output_attentions",
     "output_hidden_states", "output_router_logits", "return_dict", "cache_position",

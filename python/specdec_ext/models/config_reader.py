@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..config.engine import MAX_VOCAB_SIZE
 from ..errors import ModelError, UnsupportedModelError
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ _MAX_JSON_BYTES = 64 << 20
 # Limits of integer fields, under every name that a decoder family uses. They are far above any
 # model that exists; their use is to stop a damaged file before it asks for memory.
 _INT_LIMITS: dict[str, tuple[int, int]] = {
-    **dict.fromkeys(("vocab_size",), (1, 1 << 24)),
+    **dict.fromkeys(("vocab_size",), (1, MAX_VOCAB_SIZE)),
     **dict.fromkeys(("hidden_size", "n_embd", "d_model"), (1, 1 << 20)),
     **dict.fromkeys(("intermediate_size", "n_inner", "ffn_dim"), (1, 1 << 22)),
     **dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers", "num_layers"), (1, 4096)),
@@ -51,6 +52,8 @@ _FLAGS = (
     "attention_bias", "mlp_bias", "tie_word_embeddings", "use_sliding_window",
     "is_encoder_decoder",
 )  # fmt: skip
+# Where a configuration of several models keeps its decoder.
+_INNER_MODELS = ("text_config", "decoder", "generator")
 
 
 @dataclass(frozen=True)
@@ -120,9 +123,8 @@ def read_config(folder: str | Path) -> ModelConfig:
     raw = read_json(path, "the model configuration")
     _check_fields(path, raw)
     _check_kind(path, raw)
-    hf = _normalise(path, raw)
+    hf, text = _normalise(path, raw)
     # A config of several towers (Gemma3 with images) keeps its decoder's values inside.
-    text = hf.get_text_config(decoder=True)
     if text is not hf:
         raise UnsupportedModelError(
             f"{path}: model_type = {hf.model_type!r} holds several models ({text.model_type!r} is "
@@ -145,15 +147,6 @@ def _is_int(value: object) -> TypeGuard[int]:
 
 def _is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _is_at_least_zero(value: object) -> bool:
-    return (
-        isinstance(value, (int, float))
-        and not isinstance(value, bool)
-        and math.isfinite(value)
-        and value >= 0
-    )
 
 
 def _check_fields(path: Path, raw: dict[str, Any]) -> None:
@@ -180,6 +173,9 @@ def _check_fields(path: Path, raw: dict[str, Any]) -> None:
         raise _refuse(path, "hidden_size", hidden, f"must be a multiple of {heads} heads")
     for name in ("rope_scaling", "rope_parameters"):
         _check_rope(path, name, raw.get(name))
+    for name in _INNER_MODELS:
+        if raw.get(name) is not None and not isinstance(raw[name], dict):
+            raise _refuse(path, name, raw[name], "expected an object")
     types = raw.get("layer_types")
     if types is not None:
         if not isinstance(types, list) or not all(isinstance(t, str) for t in types):
@@ -240,7 +236,8 @@ def _check_kind(path: Path, raw: dict[str, Any]) -> None:
         raise _refuse(path, "architectures", architectures, "expected a list of class names")
 
 
-def _normalise(path: Path, raw: dict[str, Any]) -> Any:
+def _normalise(path: Path, raw: dict[str, Any]) -> tuple[Any, Any]:
+    """transformers' configuration, and that of the decoder in it: as a rule the same."""
     from transformers import CONFIG_MAPPING
 
     from .quiet import quiet_transformers
@@ -256,7 +253,8 @@ def _normalise(path: Path, raw: dict[str, Any]) -> Any:
     try:
         with quiet_transformers(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return CONFIG_MAPPING[model_type].from_dict(json.loads(json.dumps(raw)))
+            hf = CONFIG_MAPPING[model_type].from_dict(json.loads(json.dumps(raw)))
+            return hf, hf.get_text_config(decoder=True)
     except Exception as error:  # validation inside transformers raises many types
         reason = " ".join(str(error).split())
         raise ModelError(

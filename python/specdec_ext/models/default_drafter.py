@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 
 from ..errors import ModelError
-from .default import MODEL_NAME, cache_root, default_model, locked
-from .drafter_files import DRAFT_VOCAB_FILE, DRAFTER_FILE, materialize_drafter
+from .default import MODEL_NAME, default_model
+from .drafter_files import DRAFTER_FILE, write_drafter_model
+from .folder_cache import cache_root, cached_folder, file_sha256, recorded_sha256
 
 __all__ = ["SHIPPED_DRAFTER", "default_drafter"]
 
@@ -26,16 +26,10 @@ def default_drafter() -> Path:
             f"{SHIPPED_DRAFTER}: this installation ships no drafter; train one with "
             "'specdec train-drafter', or name a draft model"
         )
-    digest = hashlib.sha256(source.read_bytes()).hexdigest()
+    digest = file_sha256(source)
     target = default_model()
-    folder = cache_root() / "drafters" / f"{MODEL_NAME}-{digest[:16]}"
-    if not _is_complete(folder):
-        with locked(folder.parent):
-            if not _is_complete(folder):
-                materialize_drafter(SHIPPED_DRAFTER, target, folder)
-    return folder
-
-
-def _is_complete(folder: Path) -> bool:
-    """materialize_drafter() renames a complete folder into place."""
-    return (folder / DRAFT_VOCAB_FILE).is_file() and (folder / "config.json").is_file()
+    return cached_folder(
+        cache_root() / "drafters" / f"{MODEL_NAME}-{digest[:16]}",
+        {"drafter_sha256": digest, "target_sha256": recorded_sha256(target, "model.safetensors")},
+        lambda folder: write_drafter_model(SHIPPED_DRAFTER, target, folder),
+    )

@@ -86,7 +86,7 @@ class DeviceDecoder:
         self._gate_up = rows(2 * shape.intermediate_size)
         self._gated = rows(shape.intermediate_size)
         self._added = rows(shape.hidden_size)  # what a block adds to the stream
-        # The last layer goes on with the needed rows alone.
+        # The last layer continues with the needed rows alone.
         self._needed_stream, self._needed_attended = rows(shape.hidden_size), rows(q_width)
         per_row = self.num_scores * dtype.itemsize
         self._score_rows = max(1, min(max_rows, _SCORE_BYTES // per_row))

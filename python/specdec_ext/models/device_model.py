@@ -121,7 +121,7 @@ class DeviceModel:
 
     @property
     def scratch_bytes(self) -> int:
-        """Device memory that passes may take beside what is allocated already."""
+        """Device memory that passes may take besides what is allocated already."""
         return self.decoder.scratch_bytes(self.max_position)
 
     def bind_cache(self, k_pages: torch.Tensor, v_pages: torch.Tensor) -> None:

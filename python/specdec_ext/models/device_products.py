@@ -16,7 +16,7 @@ from .place import Place
 
 __all__ = ["Products"]
 
-# Scratch is kept for so many rows; products of more take several launches.
+# Scratch is kept for this many rows; products of more rows take several launches.
 _SCRATCH_ROWS = 512
 
 
@@ -25,7 +25,7 @@ class Products:
 
     weights   [N, K] each: of all products that will be asked for
     max_rows  of a product
-    exact     a row's bits do not depend on the rows beside it
+    exact     a row's bits do not depend on the other rows
     """
 
     def __init__(

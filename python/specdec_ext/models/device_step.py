@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from .. import ops
+from ..config.engine import pages_for
 from .place import Place
 
 __all__ = ["DeviceStep", "KvMover", "PlanStaging", "Upload"]
@@ -120,7 +121,7 @@ class PlanStaging:
         """The plan on the device. Valid until the next call."""
         rows = np.diff(plan.cu_rows)
         max_kv_len = int((plan.kv_len + rows).max(initial=0))
-        pages = max(1, -(-max_kv_len // page_size))
+        pages = max(1, pages_for(max_kv_len, page_size))
         every_row = plan.num_logit_rows == plan.num_rows
         arrays = [
             plan.tokens,

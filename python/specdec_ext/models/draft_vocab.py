@@ -1,6 +1,6 @@
 """A draft model whose head scores only part of the vocabulary.
 
-Beside the usual files such a folder has `draft_vocab.safetensors` with one tensor, `token_ids`
+Besides the usual files such a folder has `draft_vocab.safetensors` with one tensor, `token_ids`
 int32 [V']: row i of `lm_head.weight` [V', hidden] scores token token_ids[i]. The embedding has the
 whole vocabulary. With tied embeddings there is no `lm_head.weight`: the head is the embedding's
 rows token_ids. Tokens that are not listed are never drafted.
@@ -52,6 +52,6 @@ def read_draft_vocab(folder: Path, vocab_size: int) -> torch.Tensor | None:
             f"0..{vocab_size - 1}"
         )
     if len(torch.unique(ids)) != len(ids):
-        raise ModelError(f"{path}: token_ids holds an id twice; each row has a token of its own")
+        raise ModelError(f"{path}: token_ids holds an id twice; each row needs a different token")
     result: torch.Tensor = ids
     return result

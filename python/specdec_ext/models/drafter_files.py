@@ -12,16 +12,15 @@ are not stored. `materialize_drafter` puts both together into an ordinary Huggin
 from __future__ import annotations
 
 import json
-import shutil
-import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..config.validate import show
 from ..errors import ModelError
-from ..validate import show
 from .config_reader import read_config, read_json
+from .folder_cache import make_folder
 from .weights import Checkpoint
 
 if TYPE_CHECKING:
@@ -34,6 +33,7 @@ __all__ = [
     "materialize_drafter",
     "read_drafter",
     "save_drafter",
+    "write_drafter_model",
 ]
 
 MODEL_TYPE = "specdec_borrowing_drafter"
@@ -216,6 +216,13 @@ def materialize_drafter(drafter: str | Path, target: str | Path, folder: str | P
 
     Raises ModelError when the two do not fit.
     """
+    folder = Path(folder)
+    make_folder(folder, {}, lambda work: write_drafter_model(drafter, target, work))
+    return folder
+
+
+def write_drafter_model(drafter: str | Path, target: str | Path, folder: Path) -> None:
+    """materialize_drafter's files, into an empty folder."""
     import torch
     from safetensors.torch import save_file
 
@@ -240,19 +247,6 @@ def materialize_drafter(drafter: str | Path, target: str | Path, folder: str | P
         "draft_vocab_size": shape.draft_vocab_size,
         "model_sha256": raw.get("model_sha256", ""),
     }
-    folder = Path(folder)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    work = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-    try:
-        save_file(tensors, work / "model.safetensors", metadata={"format": "pt"})
-        save_file({TOKEN_IDS: ids}, work / DRAFT_VOCAB_FILE, metadata={"format": "pt"})
-        (work / "config.json").write_text(json.dumps(content, indent=1, sort_keys=True) + "\n")
-        for file in work.iterdir():
-            file.chmod(0o644)
-        work.chmod(0o755)
-        if folder.exists():
-            shutil.rmtree(folder)
-        work.rename(folder)
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
-    return folder
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    save_file({TOKEN_IDS: ids}, folder / DRAFT_VOCAB_FILE, metadata={"format": "pt"})
+    (folder / "config.json").write_text(json.dumps(content, indent=1, sort_keys=True) + "\n")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..config import normalize_dtype
-from ..errors import ConfigError, UnsupportedModelError
+from ..config.engine import normalize_dtype
+from ..errors import ConfigError, ModelError, UnsupportedModelError
 from ..log import logger
 from .config_reader import ModelConfig, read_config
 from .draft_vocab import DRAFT_VOCAB_FILE, read_draft_vocab
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
     from .base import StepModel
     from .place import Place
 
-__all__ = ["MODEL_IMPLS", "load_model", "native_weight_bytes"]
+__all__ = ["MODEL_IMPLS", "load_model", "memory_errors", "native_weight_bytes"]
 
 MODEL_IMPLS = ("auto", "native", "transformers")
 
@@ -59,7 +61,7 @@ def load_model(
     if head_ids is not None and not draft:
         raise UnsupportedModelError(
             f"{config.path}: the head scores {len(head_ids)} of {config.vocab_size} tokens "
-            f"({DRAFT_VOCAB_FILE}): such a model can only draft; use it as speculative_model"
+            f"({DRAFT_VOCAB_FILE}): such a model can only draft; use it as a draft model"
         )
     reason = ""
     if model_impl != "transformers":
@@ -113,6 +115,22 @@ def load_model(
             f"{config.path}: numerics = 'exact': {model.info.numerics_reason}; use numerics='auto'"
         )
     return model
+
+
+@contextmanager
+def memory_errors(path: Path) -> Iterator[None]:
+    """What asks for more memory than the machine has becomes a ModelError."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        # torch's CPU allocator raises a plain RuntimeError, its CUDA allocator a subclass.
+        text = " ".join(str(error).split())
+        if not isinstance(error, MemoryError) and "memory" not in text.lower():
+            raise
+        raise ModelError(
+            f"{path}: loading it takes more memory than there is ({text or 'out of memory'}); "
+            "lower KvCacheConfig.max_tokens, choose dtype='bfloat16', or take a smaller model"
+        ) from error
 
 
 def native_weight_bytes(config: ModelConfig, element_size: int) -> int:

@@ -13,6 +13,7 @@ from .base import ModelInfo
 from .cache_check import check_cache
 from .config_reader import ModelConfig
 from .native_config import NativeShape
+from .place import CPU
 from .rope import max_position, rope_parameters, rope_tables
 from .weights import Checkpoint
 
@@ -31,6 +32,7 @@ class NativeModel:
 
     impl = "native"
     numerics = "exact"
+    place = CPU
 
     def __init__(
         self,
@@ -180,7 +182,7 @@ def decoder_config(
         "norm_offset": shape.norm_offset,
         "has_qk_norm": shape.has_qk_norm,
         "has_sandwich_norms": shape.has_sandwich_norms,
-        # A head of some rows is a matrix of its own.
+        # A head of some rows is a separate matrix.
         "tie_word_embeddings": shape.tie_word_embeddings and whole,
         "head_size": head_size,
         "rope_index": list(shape.rope_index),

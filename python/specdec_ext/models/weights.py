@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..config.validate import show
 from ..errors import ModelError
 from .config_reader import read_json
 
@@ -30,6 +31,7 @@ _FLOATS = {
     "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16",
     "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2",
 }  # fmt: skip
+_MAX_NAME = 255
 _LOADABLE = ("float32", "float16", "bfloat16", "float64")
 
 
@@ -168,10 +170,17 @@ class Checkpoint:
         shards: dict[str, Path] = {}
         for name, file in weight_map.items():
             if not isinstance(file, str) or not file:
-                raise ModelError(f"{path}: weight_map[{name!r}] = {file!r}: expected a file name")
+                raise ModelError(
+                    f"{path}: weight_map[{name!r}] = {show(file)}: expected a file name"
+                )
             if file not in shards:
                 # Name by name, not by resolved link: caches link shards to blobs elsewhere.
                 parts = Path(file).parts
+                if "\0" in file or any(len(part) > _MAX_NAME for part in parts):
+                    raise ModelError(
+                        f"{path}: weight_map[{name!r}] = {show(file)}: no file has such a name (at "
+                        f"most {_MAX_NAME} characters, no NUL); copy the file again"
+                    )
                 if Path(file).is_absolute() or ".." in parts or "\\" in file:
                     raise ModelError(
                         f"{path}: weight_map[{name!r}] = {file!r} leaves the model folder {root}; "
@@ -262,7 +271,8 @@ class Checkpoint:
             reason = " ".join(str(error).split())[:200]
             raise ModelError(f"{path}: not a readable torch checkpoint ({reason})") from error
         if not isinstance(content, dict) or not all(
-            isinstance(value, torch.Tensor) for value in content.values()
+            isinstance(name, str) and isinstance(value, torch.Tensor)
+            for name, value in content.items()
         ):
-            raise ModelError(f"{path}: expected a dictionary of tensors (a state dict)")
+            raise ModelError(f"{path}: expected a dictionary of names to tensors (a state dict)")
         return content

@@ -36,6 +36,7 @@ from specdec_ext.ops.accept import (
 from specdec_ext.ops.attention import spec_attention, step_attention
 from specdec_ext.ops.beams import grow_beams, merge_beams
 from specdec_ext.ops.brought_drafts import bring_drafts, keep_hidden, recent_tokens
+from specdec_ext.ops.growth import bring_growths, grow_drafts, make_growths, pack_drafts
 from specdec_ext.ops.kv import append_kv, compact_kv, rope_append_kv, step_append_kv
 from specdec_ext.ops.rows import gated_activation, linear, linear_scratch_bytes, rms_norm
 from specdec_ext.ops.slots import (
@@ -82,6 +83,7 @@ __all__ = [
     "argmax",
     "backend_names",
     "bring_drafts",
+    "bring_growths",
     "build_step",
     "commit_step",
     "compact_kv",
@@ -90,16 +92,19 @@ __all__ = [
     "enter_slot",
     "gated_activation",
     "grow_beams",
+    "grow_drafts",
     "keep_hidden",
     "linear",
     "linear_scratch_bytes",
     "load_backend",
     "make_accept_results",
+    "make_growths",
     "make_results",
     "make_slots",
     "mask_from_parents",
     "merge_beams",
     "num_threads",
+    "pack_drafts",
     "pack_mask",
     "pick_attention",
     "plan_workspace",

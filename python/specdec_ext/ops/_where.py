@@ -12,8 +12,7 @@ from specdec_ext._core import DeviceLimits
 if TYPE_CHECKING:
     from torch import Tensor
 
-MASK_WORDS = 4
-MAX_STEP_TOKENS = 128
+MASK_WORDS, MAX_STEP_TOKENS = _core.MASK_WORDS, _core.MAX_STEP_TOKENS
 
 DeviceKey = tuple[str, torch.device, int]
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 # The values of ``acceptance`` in accept_step.
-ACCEPTANCE_RULES = ("exact_match", "rejection", "typical", "threshold", "best_beam")
+ACCEPTANCE_RULES = tuple(_core.acceptance_rules())
 
 
 @dataclass(frozen=True)
@@ -45,11 +45,17 @@ class DraftProbs:
     """What a step's drafts were drawn from.
 
     probs          [R, columns] float32, rows may be strided: row i is the distribution that the
-                   draft of row i was drawn from; rows of golden tokens are not read
-    vocab_ids      [columns] int32, each token once, None: column = token; probability 0 elsewhere
-    draft_columns  [R] int32, where each draft stands in vocab_ids; with vocab_ids only
-    has_probs      [B] uint8, 0: that request's drafts were chosen without chance; None: all drawn
-    replacement    [B] uint8, 1: siblings were drawn with replacement; None: without
+                   draft of row i was drawn from; rows of golden tokens are not read. Or
+                   [D, n, columns]: of the last D requests, what each of their first n drafts was
+                   drawn from
+    vocab_ids      [columns] int32, each token once, None: column = token; probability 0 elsewhere.
+                   With the second form also [D, n, columns]: the tokens of each row's own columns,
+                   -1 for a column that holds 0
+    draft_columns  [R] or [D * n] int32, where each draft stands in vocab_ids; with vocab_ids only,
+                   and not needed where rows have their own
+    has_probs      [B] or [D] uint8, 0: that request's drafts were chosen without chance; None: all
+                   drawn
+    replacement    as has_probs, 1: siblings were drawn with replacement; None: without
     """
 
     probs: Tensor
@@ -57,6 +63,21 @@ class DraftProbs:
     draft_columns: Tensor | None = None
     has_probs: Tensor | None = None
     replacement: Tensor | None = None
+
+    def first(self, num_requests: int) -> DraftProbs:
+        """The first so many requests of the second form."""
+
+        def cut(tensor: Tensor | None) -> Tensor | None:
+            return None if tensor is None else tensor[:num_requests]
+
+        ids, columns = self.vocab_ids, cut(self.draft_columns)
+        return DraftProbs(
+            self.probs[:num_requests],
+            ids if ids is None or ids.dim() == 1 else ids[:num_requests],
+            None if columns is None else columns.view(-1),
+            cut(self.has_probs),
+            cut(self.replacement),
+        )
 
 
 @dataclass(frozen=True)
@@ -108,6 +129,7 @@ def sample_rows(
     laws: SamplingLaws,
     *,
     out: Tensor,
+    probs: Tensor | None = None,
     purpose: str = "token",
     backend: str | None = None,
     workspace: Tensor | None = None,
@@ -120,7 +142,9 @@ def sample_rows(
              int32, absolute position of each row's own token, as ``build_step`` writes it: what is
              drawn stands one further; workspace: as ``argmax``.
     Writes   out [R] int32: the token; -1 for a row with a NaN (drawn from: or +infinity) and for
-             rows behind the last request; -2 for a drawn row of nothing but -infinity.
+             rows behind the last request; -2 for a drawn row of nothing but -infinity. probs
+             [B, V] float32, if given, rows may be strided and each request has one row at most: the
+             law that its token was drawn from, untouched where nothing was drawn.
     Random   the number of (seed, position, purpose), purpose "token" or "draft".
     status   [B], flags OR-ed in: 1 a row of the request gave -1; 16 its law is none (the CPU
              raises).
@@ -137,6 +161,7 @@ def sample_rows(
         min_p=laws.min_p,
         seed=laws.seed,
         out=out,
+        probs=probs,
         purpose=purpose,
         backend=backend,
         stream=stream_of(scores),

@@ -1,6 +1,6 @@
 """Beam search on a step's stream: depths of all requests at once, then draft trees.
 
-per depth: a network's scores, torch.topk, grow_beams, the states of the rows that go on
+per depth: a network's scores, torch.topk, grow_beams, the states of the rows that continue
 merge_beams -> bring_drafts
 """
 
@@ -29,6 +29,7 @@ def grow_beams(
     lengths: Tensor,
     next_rows: Tensor,
     next_tokens: Tensor,
+    temperatures: Tensor | None = None,
     token_ids: Tensor | None = None,
     backend: str | None = None,
 ) -> None:
@@ -37,8 +38,9 @@ def grow_beams(
     Shapes   scores [rows, k] float32, columns [rows, k] int64: the k <= 64 best scores of each row,
              best first, as torch.topk gives them; rows: D at depth 0, else D * width. tokens,
              parents [D, length, width] int32, log_probs [D, length, width] float32, reached [D]
-             int32: the beams so far. num_beams, lengths [D] int32: what each request asked for.
-             token_ids [num_scores] int32: the token of each column, None: the column.
+             int32: the beams so far. num_beams, lengths [D] int32: what each request asked for;
+             temperatures [D] float32: what its scores are divided by, None: 1. token_ids
+             [num_scores] int32: the token of each column, None: the column.
     Chosen   the log-softmax over the k scores of a row is added to its beam's log-probability; on
              ties the beam that stood first, then its better score. Scores of -infinity and what
              stands behind one that is out of order or has no column are no candidates; a row with
@@ -63,6 +65,7 @@ def grow_beams(
         lengths=lengths,
         next_rows=next_rows,
         next_tokens=next_tokens,
+        temperatures=temperatures,
         token_ids=token_ids,
         backend=backend,
         stream=stream_of(scores),
@@ -78,6 +81,7 @@ def merge_beams(
     draft_tokens: Tensor,
     draft_parents: Tensor,
     counts: Tensor,
+    draft_nodes: Tensor | None = None,
     backend: str | None = None,
 ) -> None:
     """The draft tree of each request's last beams; prefixes that they share are one node.
@@ -85,6 +89,8 @@ def merge_beams(
     Shapes   tokens, parents, log_probs, reached as ``grow_beams`` wrote them.
     Writes   draft_tokens, draft_parents [D, length * width] int32 and counts [D] int32, as
              ``bring_drafts`` takes them: the likeliest drafts first, -1 behind the last.
+             draft_nodes [D, length * width] int32: for each of the counts [b] drafts, depth * width
+             + place of its node; None: not wanted.
     Raises   ValueError or TypeError naming the argument, what it is and what it has to be.
     """
     _core.merge_step_beams(
@@ -95,6 +101,7 @@ def merge_beams(
         draft_tokens=draft_tokens,
         draft_parents=draft_parents,
         counts=counts,
+        draft_nodes=draft_nodes,
         backend=backend,
         stream=stream_of(tokens),
     )

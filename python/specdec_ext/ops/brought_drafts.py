@@ -26,6 +26,7 @@ def bring_drafts(
     tokens: Tensor,
     parents: Tensor | None = None,
     *,
+    survival: Tensor | None = None,
     counts: Tensor | None = None,
     vocab_size: int,
     backend: str | None = None,
@@ -35,7 +36,9 @@ def bring_drafts(
 
     Shapes   slots [num_slots, slot_bytes] uint8; slot_ids [B] int32, -1: nobody; tokens [B, n]
              int32, n <= 127; parents [B, n] int32, index of an earlier draft, -1: the golden token,
-             None: chains; counts [B] int32, None: n.
+             None: chains; survival [B, n] float32, the drafter's estimate of the chance that a
+             draft and all above it are accepted, None or a number outside of 0..1: unknown; counts
+             [B] int32, None: n.
     Drafts   the first entry that is none ends a request's drafts: a token outside of
              0..vocab_size - 1, a parent that does not come before it. -1 is padding; anything else
              sets flag 4 in ``status``. Put those first that are worth most: a step takes as many of
@@ -50,6 +53,7 @@ def bring_drafts(
         slot_ids,
         tokens,
         parents,
+        survival=survival,
         counts=counts,
         vocab_size=vocab_size,
         backend=backend,
@@ -110,7 +114,7 @@ def keep_hidden(
     Shapes   slots .. path_len as ``commit_step`` had and wrote them; hidden [L, hidden_size]
              float32|float16|bfloat16, a row for each choice of the step.
     Writes   kept [num_slots, hidden_size] of the same dtype, the rows of the slots that were given
-             tokens and go on.
+             tokens and continue.
     Raises   ValueError or TypeError naming the argument, what it is and what it has to be.
     """
     _core.keep_hidden(

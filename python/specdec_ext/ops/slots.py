@@ -40,7 +40,7 @@ class SlotResult:
     num_drafts     drafts verified
     num_accepted   of the tokens, how many were accepted drafts
     finish_reason  "stop", "length", "error" (a row of scores held a NaN or allowed no token), None:
-                   it goes on
+                   the request continues
     stop_reason    the stop id (not the model's end token) that ended it
     """
 

@@ -58,7 +58,7 @@ def supported_attention() -> AttentionTable:
 
 @dataclass(frozen=True)
 class AttentionProblem:
-    """What the choice of a kernel depends on, beside the device.
+    """What the choice of a kernel depends on, besides the device.
 
     num_requests, num_rows, max_rows and max_kv_len bound the steps to come: they choose a row tile
     and size the scratch, never a result bit.

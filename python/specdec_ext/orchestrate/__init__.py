@@ -1,6 +1,6 @@
 """Speculation as an external loop over LLM.generate: propose, verify in one pass, repeat.
 
-The first workflow style of TensorRT-LLM, beside the in-engine form (LLM(speculative_config=...)).
+The first workflow style of TensorRT-LLM; LLM(speculative_config=...) is the in-engine form.
 Every iteration is one call of generate for all requests that still run; the K/V of what was decided
 comes back from the prefix cache, so the engine needs enable_block_reuse. The tokens are those of
 the in-engine form and of plain decoding. See docs/orchestrate.md.

@@ -6,21 +6,21 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..config import MAX_DRAFT_LEN
+from ..config.engine import MAX_DRAFT_LEN
+from ..config.validate import check_bool, check_float, check_int
 from ..errors import ConfigError
-from ..external_draft import ExternalDraftTokensConfig
-from ..request_check import stream_seed
-from ..sampling_params import SamplingParams
-from ..validate import check_bool, check_float, check_int
+from ..request.external_draft import ExternalDraftTokensConfig
+from ..request.resolve import stream_seed
+from ..request.sampling_params import SamplingParams
 from .loop import ExternalLoop, Proposer, Running, require_reuse
 
 if TYPE_CHECKING:
     from ..llm import LLM
-    from ..outputs import RequestOutput
+    from ..text.outputs import RequestOutput
 
 __all__ = ["draft_target", "stream_draft_target"]
 
-# The draft's draws must not be the target's own numbers when both are held against each other.
+# The draft's draws must not be the target's own numbers when one is accepted by the other.
 _DRAFT_STREAM = 0x6472616674
 
 
@@ -70,7 +70,7 @@ class _Drafts(Proposer):
             # Same law, same seed, same position: the same number decides on both sides, which makes
             # equal tokens likely. The target's own draw is compared, so nothing is biased.
             return params
-        # What is held against p must be the law the token came from: softmax(logits / temperature).
+        # q must be the law that the token came from: softmax(logits / temperature).
         assert params.seed is not None
         return dataclasses.replace(
             params, seed=stream_seed(params.seed, _DRAFT_STREAM), top_k=0, top_p=1.0, min_p=0.0,
@@ -81,7 +81,7 @@ class _Drafts(Proposer):
     def _config(self, output: RequestOutput, request: Running) -> ExternalDraftTokensConfig | None:
         one = output.outputs[0]
         if one.error is not None or not one.token_ids:
-            return None  # the target goes on alone
+            return None  # the target continues alone
         logits = one.generation_logits
         if logits is not None:
             logits = logits / request.params.temperature
@@ -123,7 +123,7 @@ def _loop(
         if not logits:
             raise ConfigError(
                 f"acceptance_threshold = {acceptance_threshold} without use_draft_logits: it is "
-                "held against p / q; set use_draft_logits=True or leave it out"
+                "compared with p / q; set use_draft_logits=True or leave it out"
             )
     if target is draft:
         raise ConfigError("target and draft are the same LLM object; load the draft on its own")

@@ -10,17 +10,19 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..acceptance import describe, is_lossless
-from ..detokenizer import DetokenizerFactory
+from ..config.acceptance import describe, is_lossless
+from ..config.validate import show
+from ..engine.request_state import RequestState
 from ..errors import ConfigError, RequestError, UnsupportedRequestError
-from ..external_draft import ExternalDraftTokensConfig
-from ..request_check import resolve_request, stream_seed
-from ..request_state import RequestState
-from ..sampling_params import SamplingParams
+from ..request.external_draft import ExternalDraftTokensConfig
+from ..request.resolve import resolve_request, stream_seed
+from ..request.sampling_params import SamplingParams
+from ..request.speculative_config import DRAFTS, Changes
+from ..text.detokenizer import DetokenizerFactory
 
 if TYPE_CHECKING:
     from ..llm import LLM
-    from ..outputs import RequestOutput
+    from ..text.outputs import RequestOutput
 
 __all__ = ["ExternalLoop", "Proposer", "Running"]
 
@@ -33,6 +35,7 @@ _numbers = itertools.count()
 class _Pass:
     """What one call of generate did for one request, in the shape of an executor's StepOutput."""
 
+    sequence: int
     tokens: list[int]
     num_drafts: int
     num_accepted: int
@@ -109,10 +112,7 @@ class Running:
             detokenize=False,
             include_stop_str_in_output=False,
             external_draft=draft,
-            adaptive=None,
-            speculative=False,
-            lookahead_config=None,
-            max_draft_len=None,
+            speculative_config=False,
         )
 
     def consume(self, output: RequestOutput, num_drafts: int, begin: float) -> None:
@@ -122,12 +122,11 @@ class Running:
         finish = one.finish_reason
         if finish == "length" and len(self.text) + len(one.token_ids) < self.max_len:
             finish = None  # the call is over, the request is not
-        if one.generation_logits is not None:
-            self.state.add_logits(one.generation_logits)
         first = self.num_output == 0
         self.text += one.token_ids
         self.state.consume(
             _Pass(
+                sequence=self.state.sequence + 1,
                 tokens=one.token_ids,
                 num_drafts=num_drafts,
                 num_accepted=sum(one.token_from_draft),
@@ -141,6 +140,7 @@ class Running:
                           zip(one.token_ids, one.logprobs or [], strict=False)],
             ),
             begin,
+            one.generation_logits,
         )  # fmt: skip
 
     @property
@@ -164,21 +164,28 @@ class Proposer(ABC):
         """Drafts for every request, at most `room` of them; None: none this time."""
 
     def rule(self, params: SamplingParams) -> str:
-        """By which the target accepts the drafts of such a request (acceptance.py)."""
+        """By which the target accepts the drafts of such a request (config/acceptance.py)."""
         return "exact_match"
 
 
 def _refuse(params: SamplingParams) -> None:
     """What a request that is cut into many calls cannot have."""
+    asked = params.speculative_config
+    if not isinstance(asked, bool | None):
+        config = asked if isinstance(asked, Changes) else {"speculative_config": asked}
+        for name in ("speculative_config", *DRAFTS):
+            if name in config:
+                raise UnsupportedRequestError(
+                    f"SamplingParams.{name} = {show(config[name])}: not in an external loop (the "
+                    "loop brings the drafts; give max_draft_len or num_draft_tokens to it); use "
+                    "the in-engine form, or leave it out"
+                )
     for name, off, why in (
         ("n", 1, "send the prompt n times, with seeds of their own"),
         ("presence_penalty", 0.0, "a later call cannot tell output from prompt"),
         ("frequency_penalty", 0.0, "a later call cannot tell output from prompt"),
         ("external_draft", None, "the loop brings the drafts"),
         ("acceptance", "exact_match", "the loop chooses it"),
-        ("lookahead_config", None, "the loop brings the drafts"),
-        ("medusa_choices", None, "the loop brings the drafts"),
-        ("max_draft_len", None, "give max_draft_len or num_draft_tokens to the loop"),
         ("prompt_logprobs", None, "ask for them in a call of their own"),
     ):
         if getattr(params, name) != off:
@@ -202,7 +209,7 @@ class ExternalLoop:
         proposer: Proposer,
     ) -> None:
         require_reuse(llm)
-        items = llm._split_prompts(prompts)
+        items = llm.prompts.read_all(prompts)
         if sampling_params is None or isinstance(sampling_params, SamplingParams):
             params = [sampling_params or SamplingParams()] * len(items)
         else:
@@ -244,7 +251,7 @@ class ExternalLoop:
         return self.snapshots()
 
     def stream(self, streaming_interval: int) -> Iterator[list[RequestOutput]]:
-        """Snapshots of all requests every so many iterations, and at the end."""
+        """Snapshots of all requests every few iterations, and at the end."""
         for i in itertools.count(1):
             more = self.step()
             if not more or i % streaming_interval == 0:

@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..config import NGramDecodingConfig
-from ..config_parse import parse_speculative_config
+from ..config.engine import NGramDecodingConfig
+from ..config.parse import parse_speculative_config
+from ..config.validate import check_int
 from ..errors import ConfigError
-from ..external_draft import ExternalDraftTokensConfig
-from ..sampling_params import SamplingParams
-from ..validate import check_int
+from ..request.external_draft import ExternalDraftTokensConfig
+from ..request.sampling_params import SamplingParams
 from .loop import ExternalLoop, Proposer, Running
 from .pool import PromptLookupPool
 
 if TYPE_CHECKING:
     from ..llm import LLM
-    from ..outputs import RequestOutput
+    from ..text.outputs import RequestOutput
 
 __all__ = ["prompt_lookup", "prompt_lookup_loop", "stream_prompt_lookup"]
 

@@ -140,7 +140,7 @@ def _checksum(tensors: Mapping[str, torch.Tensor]) -> str:
 def _read_description(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelError(
             f"{path}: cannot be read ({error}); delete the cache and collect it again"
         ) from error

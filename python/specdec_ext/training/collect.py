@@ -16,10 +16,10 @@ from typing import Any
 import torch
 
 from .. import _core
-from ..chat_template import render_chat
 from ..errors import ModelError
 from ..models import load_model
-from ..tokenizer import eos_token_ids, load_tokenizer
+from ..text.chat_template import render_chat
+from ..text.tokenizer import eos_token_ids, load_tokenizer
 from .cache import CacheWriter, TextRecord, fingerprint
 from .fingerprint import model_sha256
 from .prompts import CATEGORIES, TrainingPrompt, make_prompts
@@ -118,7 +118,11 @@ class Collector:
         if self._tokenizer is None:
             raise ModelError(f"{model_path}: has no tokenizer; training data need one")
         self._frame = _ChatFrame(self._tokenizer)
-        self._eos = list(eos_token_ids(self._model.info, self._tokenizer))
+        self._eos = list(
+            eos_token_ids(
+                self._model.info.eos_token_ids, self._model.info.vocab_size, self._tokenizer
+            )
+        )
         self._writer = CacheWriter(folder, describe(config, model_path, self._model))
         model = self._model
         pages = batch_size * -(-max_len // _PAGE_SIZE)

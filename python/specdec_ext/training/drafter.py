@@ -109,7 +109,7 @@ class DrafterProduct:
         """[R, hidden_size]: for each row of the batch, what the head reads there.
 
         A text's row j stands where its continuation token j is decided: at the token before it.
-        max_prompt  only so many of the prompt's last tokens are read; None: all
+        max_prompt  how many of the prompt's last tokens are read; None: all
         """
         device = self._embedding.device
         cuts = [max(0, t.prompt_len - (max_prompt or t.prompt_len)) for t in batch.texts]
@@ -204,8 +204,3 @@ def _cut(checkpoint: Checkpoint, shape: DrafterShape) -> dict[str, torch.Tensor]
         weights[ours + "mlp.up_proj.weight"] = up[kept]
         weights[ours + "mlp.down_proj.weight"] = down[:, kept]
     return weights
-
-
-def count_parameters(module: nn.Module) -> int:
-    """Trained parameters."""
-    return sum(p.numel() for p in module.parameters() if p.requires_grad)

@@ -6,16 +6,9 @@ import hashlib
 from pathlib import Path
 
 from ..errors import ModelError
+from ..models.folder_cache import file_sha256
 
-__all__ = ["file_sha256", "model_sha256"]
-
-
-def file_sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
+__all__ = ["model_sha256"]
 
 
 def model_sha256(folder: Path) -> str:

@@ -16,8 +16,8 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from ..config.validate import check_float, check_int
 from ..errors import ConfigError, ModelError
-from ..validate import check_float, check_int
 from .cache import fingerprint
 from .data import Batch, TrainingData
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ..drafters.medusa_heads import MedusaHeads, MedusaHeadsConfig, save_medusa_heads
+from ..drafters.medusa.heads import MedusaHeads, MedusaHeadsConfig, save_medusa_heads
 from .data import Batch, TrainingData
 from .loss import FrozenHead, soft_cross_entropy
 from .measure import RankCounter, held_out_batches

@@ -63,7 +63,7 @@ def read_texts(path: str | Path) -> Iterator[str]:
             yield from _strings(json.loads(content))
         else:
             yield content
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(
             f"exclude = {str(file)!r}: cannot be read ({error}); give a text, .json or .jsonl file"
         ) from error

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ..drafters.redrafter_model import Redrafter, RedrafterShape, save_redrafter
+from ..drafters.redrafter.model import Redrafter, RedrafterShape, save_redrafter
 from .data import Batch, TrainingData
 from .loss import FrozenHead, soft_cross_entropy
 from .measure import RankCounter, held_out_batches
@@ -15,7 +15,7 @@ from .measure import RankCounter, held_out_batches
 __all__ = ["RedrafterProduct"]
 
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
-# Of the rows of a batch, one in this many begins a draft of `draft_len` steps.
+# One row in this many of a batch begins a draft of `draft_len` steps.
 _STRIDE = 3
 
 

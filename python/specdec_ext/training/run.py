@@ -11,17 +11,18 @@ from typing import Any, Protocol
 import torch
 
 from .._version import __version__
+from ..config.validate import check_choice, check_int
 from ..errors import ConfigError, ModelError
 from ..models import load_model
 from ..models.config_reader import read_config
-from ..models.default import MODEL_NAME, cache_root, default_model
-from ..tokenizer import load_tokenizer
-from ..validate import check_choice, check_int
+from ..models.default import MODEL_NAME, default_model
+from ..models.folder_cache import cache_root, file_sha256
+from ..text.tokenizer import load_tokenizer
 from .cache import CacheReader
 from .card import write_card
 from .collect import CollectConfig, Collector, collect
 from .data import TrainingData
-from .fingerprint import file_sha256, model_sha256
+from .fingerprint import model_sha256
 from .loop import Product, Training, TrainSettings
 from .loss import FrozenHead
 from .overlap import read_texts
@@ -69,7 +70,7 @@ class TrainOptions:
     intermediate_size   MLP neurons of each layer (drafter)
     dtype               of the stored weights
     exclude             files whose texts must not be trained on (13-word overlap)
-    plots               write loss and accuracy curves beside the result (needs matplotlib)
+    plots               write loss and accuracy curves next to the result (needs matplotlib)
     """
 
     product: str

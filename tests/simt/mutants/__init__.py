@@ -9,6 +9,7 @@ from mutants import (
     brought,
     decoder,
     fp8,
+    growth,
     hopper,
     kv,
     linear,
@@ -18,7 +19,21 @@ from mutants import (
 )
 from mutants.model import SUITES, Mutant
 
-PARTS = (kv, step, slots, brought, beams, accept, synthetic, decoder, linear, ampere, hopper, fp8)
+PARTS = (
+    kv,
+    step,
+    slots,
+    brought,
+    beams,
+    growth,
+    accept,
+    synthetic,
+    decoder,
+    linear,
+    ampere,
+    hopper,
+    fp8,
+)
 MUTANTS: list[Mutant] = [mutant for part in PARTS for mutant in part.MUTANTS]
 
 __all__ = ["MUTANTS", "SUITES", "Mutant"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from mutants.model import Mutant
 
+CUTS = "cpp/algo/law_cuts.h"
 ROW = "cuda/accept/block_row.cuh"
 CHUNKS = "cuda/accept/row_chunks.cuh"
 SHARED = "cuda/accept/law_shared.cuh"
@@ -22,7 +23,7 @@ MUTANTS = [
     Mutant(
         "sample-3",
         "top_p stops a token short of its mass",
-        ROW,
+        CUTS,
         "ties = (wanted - sums[0] + own - 1) / own;",
         "ties = (wanted - sums[0]) / own;",
     ),
@@ -57,7 +58,7 @@ MUTANTS = [
     Mutant(
         "sample-8",
         "a cut needs more than its share",
-        ROW,
+        CUTS,
         "reached[i] >= wanted ? 1 : 0",
         "reached[i] > wanted ? 1 : 0",
     ),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from mutants.model import Mutant
 
 BEAMS = "cuda/step/beams.cu"
-TEXT = "cpp/algo/beam_step.h"
+TEXT = "cpp/algo/beam_search.h"
 PARAMS = "cpp/backend/beam_ops.h"
 
 MUTANTS = [
@@ -55,8 +55,8 @@ MUTANTS = [
         "beams-7",
         "no barrier between the terms and their sum",
         TEXT,
-        "expf(scores[i] - highest) : 0.0f;\n  }\n  team.sync();",
-        "expf(scores[i] - highest) : 0.0f;\n  }",
+        "expf((scores[i] - highest) / temperature) : 0.0f;\n  }\n  team.sync();",
+        "expf((scores[i] - highest) / temperature) : 0.0f;\n  }",
         harmless="a lane of a warp adds first what it wrote itself: 64 terms, 32 lanes",
     ),
     Mutant(
@@ -70,15 +70,15 @@ MUTANTS = [
         "beams-9",
         "the beam's own log-probability is not added",
         TEXT,
-        "return log_prob(row) + (below - scratch->log_total[row]);",
-        "return below - scratch->log_total[row];",
+        "return log_prob(row) + (below / limits.temperature - scratch->log_total[row]);",
+        "return below / limits.temperature - scratch->log_total[row];",
     ),
     Mutant(
         "beams-10",
         "a row's total is not taken off",
         TEXT,
-        "return log_prob(row) + (below - scratch->log_total[row]);",
-        "return log_prob(row) + below;",
+        "return log_prob(row) + (below / limits.temperature - scratch->log_total[row]);",
+        "return log_prob(row) + below / limits.temperature;",
     ),
     Mutant(
         "beams-11",
@@ -98,8 +98,8 @@ MUTANTS = [
         "beams-13",
         "a request goes on that has stopped",
         TEXT,
-        "(depth == 0 || *reached == depth);",
-        "true;",
+        "(depth == 0 || *reached == depth) &&",
+        "true &&",
         harmless="a depth without beams has log-probabilities of -infinity, so none is extended",
     ),
     Mutant(
@@ -213,5 +213,40 @@ MUTANTS = [
         TEXT,
         "scratch->terms[i] = i < count ? expf",
         "scratch->terms[i] = i < count && i < 2 ? expf",
+    ),
+    Mutant(
+        "beams-30",
+        "every request has the first one's temperature",
+        PARAMS,
+        "temperatures == nullptr ? 1.0f : temperatures[request]",
+        "temperatures == nullptr ? 1.0f : temperatures[0]",
+    ),
+    Mutant(
+        "beams-31",
+        "the sums are of scores that no temperature divides",
+        TEXT,
+        "(below / limits.temperature - scratch->log_total[row]);",
+        "(below - scratch->log_total[row]);",
+    ),
+    Mutant(
+        "beams-32",
+        "a temperature below 0 counts",
+        TEXT,
+        "limits.temperature > 0.0f && limits.temperature < kInfinity;",
+        "limits.temperature < kInfinity;",
+    ),
+    Mutant(
+        "beams-33",
+        "drafts are said to be nodes of the first request",
+        PARAMS,
+        "return sources == nullptr ? nullptr : sources + first(request);",
+        "return sources;",
+    ),
+    Mutant(
+        "beams-34",
+        "a sum of -infinity gets a place",
+        TEXT,
+        "if (!(mine > -kInfinity)) continue;",
+        "",
     ),
 ]

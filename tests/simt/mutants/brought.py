@@ -28,8 +28,8 @@ MUTANTS = [
         "brought-3",
         "parents are not looked at",
         DRAFTS,
-        "p.parents == nullptr ? nullptr : p.parents + first, count,",
-        "nullptr, count,",
+        "p.parents == nullptr ? nullptr : p.parents + first,",
+        "nullptr,",
     ),
     Mutant(
         "brought-4",
@@ -157,5 +157,19 @@ MUTANTS = [
         TEXT,
         "i < from->count && kept < max_drafts; ++i",
         "i < from->count; ++i",
+    ),
+    Mutant(
+        "brought-22",
+        "every request has the estimates of the first one",
+        DRAFTS,
+        "p.survival == nullptr ? nullptr : p.survival + first, count,",
+        "p.survival, count,",
+    ),
+    Mutant(
+        "brought-23",
+        "a number that is no chance is taken for one",
+        TEXT,
+        "to->survival[i] = chance >= 0.0f && chance <= 1.0f ? chance : kUnknownSurvival;",
+        "to->survival[i] = chance;",
     ),
 ]

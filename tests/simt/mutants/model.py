@@ -70,6 +70,7 @@ SUITES = {
         ("step/brought", "step/draft", "step/commit"), ("test_brought_drafts.py",), "emu"
     ),
     "beams": Suite(("step/beams",), ("test_beam_ops.py",), "emu"),
+    "growth": Suite(("step/growth",), ("test_growth_ops.py",), "emu"),
     "sample": Suite(("accept/",), ("test_cuda_sample.py",), "emu and not fast"),
     "accept": Suite(("accept/accept",), ("test_cuda_accept.py",), "emu and not fast"),
     "synthetic": Suite(

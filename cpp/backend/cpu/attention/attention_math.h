@@ -85,7 +85,7 @@ inline typename V::F max_lane(typename V::F a, typename V::F b) {
   return a > b ? a : b;
 }
 
-// e^x for x <= 0, below 1 ulp of error beside rounding; 0 below -87 (so for -inf), NaN for NaN.
+// e^x for x <= 0, below 1 ulp of error besides rounding; 0 below -87 (so for -inf), NaN for NaN.
 // x = n ln 2 + r, |r| <= ln 2 / 2; the polynomial interpolates (e^r - 1 - r) / r^2 at Chebyshev
 // points.
 template <typename V>

@@ -5,12 +5,12 @@
 #include "backend/cpu/decoder/llama_decoder.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
 
 #include "backend/cpu/attention/cpu_attention.h"
+#include "backend/step_check.h"
 #include "base/check.h"
 #include "base/thread_pool.h"
 
@@ -52,6 +52,7 @@ void LlamaDecoder::check_step(const StepView& step) const {
                     "step.logit_rows[", i, "] = ", step.logit_rows[i], ": rows are 0..",
                     step.num_rows - 1);
   }
+  check_pages(step, cache_, "step.");
 }
 
 // Grows what depends on the lengths of the step; a steady state allocates nothing.
@@ -324,7 +325,6 @@ void LlamaDecoder::run_head_ids(const StepView& step, TokenId* ids, int rank, in
 }
 
 void LlamaDecoder::forward_ids(const StepView& step, TokenId* ids, float* hidden) {
-  const auto start = std::chrono::steady_clock::now();
   prepare(step);
   ThreadPool& pool = ThreadPool::global();
   pool.run([&](int rank) {
@@ -335,12 +335,9 @@ void LlamaDecoder::forward_ids(const StepView& step, TokenId* ids, float* hidden
     pool.barrier();
     run_head_ids(step, ids, rank, nranks);
   });
-  last_forward_seconds_ =
-      std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
 void LlamaDecoder::forward_logits(const StepView& step, float* logits, float* hidden) {
-  const auto start = std::chrono::steady_clock::now();
   prepare(step);
   ThreadPool& pool = ThreadPool::global();
   pool.run([&](int rank) {
@@ -356,8 +353,6 @@ void LlamaDecoder::forward_logits(const StepView& step, float* logits, float* hi
     const Share scores = share(rows * vocab, rank, nranks);
     softcap_logits(logits, scores.begin, scores.end);
   });
-  last_forward_seconds_ =
-      std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
 void LlamaDecoder::score_rows(const float* hidden, std::int64_t rows, float* scores) {

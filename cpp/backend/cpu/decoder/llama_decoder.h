@@ -89,7 +89,6 @@ class LlamaDecoder {
   std::size_t weight_bytes() const;
   // Bytes of the buffers between the layers.
   std::size_t buffer_bytes() const;
-  double last_forward_seconds() const { return last_forward_seconds_; }
 
  private:
   struct Layer {
@@ -142,7 +141,6 @@ class LlamaDecoder {
   DType weight_dtype_ = DType::kF32;
   const RowOps& ops_;
   KvCacheView cache_;
-  double last_forward_seconds_ = 0.0;
 
   // Buffers of a step; all rows, strides in elements. Strides are padded by a cache line, so that
   // the rows of a tile do not fall into the same cache sets.

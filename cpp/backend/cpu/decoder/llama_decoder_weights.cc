@@ -7,6 +7,7 @@
 #include "backend/cpu/decoder/llama_decoder.h"
 #include "backend/cpu/half.h"
 #include "base/check.h"
+#include "base/pages.h"
 
 namespace specdec::cpu {
 namespace {
@@ -260,6 +261,11 @@ void LlamaDecoder::bind_cache(const TensorView& k_pages, const TensorView& v_pag
         "k_pages, v_pages: dtype ", dtype_name(view->dtype),
         ": must be float32, bfloat16 or float16");
   }
+  const std::int64_t page_size = k_pages.shape[3];
+  SPECDEC_REQUIRE(
+      is_page_size(page_size) && k_pages.shape[1] >= 1 && k_pages.shape[1] <= INT32_MAX,
+      "k_pages, v_pages: ", k_pages.shape[1], " pages of ", page_size,
+      " tokens: give at least one page, a page's tokens are a power of two from 1 to 128");
   cache_.k = k_pages.data;
   cache_.v = v_pages.data;
   cache_.dtype = k_pages.dtype;

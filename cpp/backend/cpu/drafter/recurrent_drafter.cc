@@ -72,8 +72,6 @@ RecurrentDrafter::RecurrentDrafter(std::int64_t hidden_size, std::int64_t num_sc
       embed_(std::move(embed)),
       head_(std::move(head)),
       ops_(row_ops()) {
-  SPECDEC_REQUIRE(hidden_size >= 1 && num_scores >= 1, "hidden_size = ", hidden_size,
-                  ", num_scores = ", num_scores, ": at least one of each");
   require_shape(layers_.recurrence, "recurrence", hidden_size, 2 * hidden_size);
   require_shape(layers_.projection, "projection", exit_dim_, 2 * hidden_size);
   for (const PackedLinear* block : layers_.blocks) {

@@ -14,7 +14,7 @@
 #include <functional>
 #include <vector>
 
-#include "algo/beam_search.h"
+#include "algo/beam_search_host.h"
 #include "backend/cpu/decoder/row_ops.h"
 #include "backend/cpu/linear/packed_linear.h"
 #include "base/types.h"
@@ -30,10 +30,10 @@ struct RecurrentLayers {
 
 // When a search ends before its beams have their lengths.
 struct DepthRule {
-  // [depth - 1]: the seconds that an expected draft of this depth promises to save by going on;
-  // depths behind the last are searched.
+  // [depth - 1]: the seconds that an expected draft of this depth promises to save if the search
+  // continues; depths behind the last are searched.
   std::vector<double> gains;
-  // Of a pass over one depth; 0: unknown, the first of the search counts.
+  // Seconds of a pass over one depth; 0: unknown, the first pass of the search counts.
   double pass_seconds = 0.0;
 };
 

@@ -44,6 +44,15 @@ void find_best(const ScoreRows& rows, const ExecutionContext& exec, TokenId* ids
   argmax(best);
 }
 
+// A draw, with the law that it was drawn from.
+TokenId draw_with_law(const SampleRowsParams& p, const float* scores, const SamplingLaw& law,
+                      double u, std::int32_t b, TokenSampler& sampler) {
+  const TokenId status = sampler.weigh(scores, p.rows.vocab, law);
+  if (status < 0) return status;
+  write_law(sampler.law(), p.probs + b * p.probs_stride);
+  return draw_from_law(sampler.law(), u);
+}
+
 // The laws of a request whose drafts' probabilities lie in the caller's tensors.
 template <typename ScoresOf>
 class OpLaws : public HostLaws<ScoresOf> {
@@ -55,20 +64,19 @@ class OpLaws : public HostLaws<ScoresOf> {
   bool has_probs() const { return p_.drawn_from_probs(b_); }
   bool replacement() const { return p_.with_replacement(b_); }
   DraftLaw draft(std::int32_t node) const {
-    const std::int32_t row = p_.rows.cu_logits[b_] + node;
-    const float* probs = p_.probs + row * p_.probs_stride;
-    const std::int32_t column = p_.column_of(row);
-    const bool good = std::all_of(probs, probs + p_.columns, is_probability);
+    DraftLaw law = p_.law_of(b_, node);
+    const float* probs = law.probs;
+    const bool good = law.column >= 0 && std::all_of(probs, probs + law.columns, is_probability);
     Mass total = 0;
-    for (std::int32_t first = 0; good && first < p_.columns; first += kMassBlock) {
-      total += block_mass(probs + first, std::min(kMassBlock, p_.columns - first));
+    for (std::int32_t first = 0; good && first < law.columns; first += kMassBlock) {
+      total += block_mass(probs + first, std::min(kMassBlock, law.columns - first));
     }
-    const double mass = weight_of(total);
-    if (column < 0 || !good || !sums_to_one(mass) || !(probs[column] > 0.0f)) {
+    law.mass = weight_of(total);
+    if (!good || !sums_to_one(law.mass) || !(probs[law.column] > 0.0f)) {
       report(p_.exec, b_, kStatusBadProbs);
       return {};
     }
-    return {probs, p_.vocab_ids, p_.columns, column, mass};
+    return law;
   }
 
  private:
@@ -151,7 +159,8 @@ void sample_rows(const SampleRowsParams& p) {
     if (!law.greedy()) {
       const auto position = static_cast<std::uint64_t>(std::int64_t{p.rows.positions[row]} + 1);
       const double u = philox_uniform(p.sampling.seed[b], position, p.purpose, 0);
-      p.ids[row] = sampler.draw(read(row), p.rows.vocab, law, u);
+      p.ids[row] = p.probs == nullptr ? sampler.draw(read(row), p.rows.vocab, law, u)
+                                      : draw_with_law(p, read(row), law, u, b, sampler);
     }
     if (p.ids[row] == kBadRow) report(p.exec, b, kStatusNaN);
   }

@@ -17,7 +17,8 @@ void bring_drafts(const BringDraftsParams& p) {
     const std::int32_t count = p.counts == nullptr ? p.width : std::min(p.counts[b], p.width);
     const bool misplaced =
         bring_draft(SerialTeam{}, slot->brought_draft(), len, p.tokens + first,
-                    p.parents == nullptr ? nullptr : p.parents + first, count, p.vocab_size);
+                    p.parents == nullptr ? nullptr : p.parents + first,
+                    p.survival == nullptr ? nullptr : p.survival + first, count, p.vocab_size);
     if (misplaced && p.exec.status != nullptr) p.exec.status[b] |= kStatusBadTree;
   }
 }

@@ -1,0 +1,61 @@
+// What Python reads from C++: limits, defaults and names that stand once; random numbers.
+#include <pybind11/pybind11.h>
+
+#include <cstdint>
+#include <string>
+
+#include "algo/accept_rules.h"
+#include "algo/slot.h"
+#include "algo/top_scores.h"
+#include "base/check.h"
+#include "base/pages.h"
+#include "base/philox.h"
+#include "base/types.h"
+#include "bind/registers.h"
+
+namespace py = pybind11;
+
+namespace specdec {
+namespace {
+
+RandomPurpose parse_purpose(const std::string& name) {
+  if (name == "token") return RandomPurpose::kToken;
+  if (name == "accept") return RandomPurpose::kAccept;
+  SPECDEC_REQUIRE(name == "draft", "purpose = '", name, "': give 'token', 'accept' or 'draft'");
+  return RandomPurpose::kDraft;
+}
+
+}  // namespace
+
+void register_limits(py::module_& m) {
+  m.attr("MAX_STEP_TOKENS") = kMaxStepTokens;
+  m.attr("MAX_DRAFT_LEN") = kMaxDraftLen;
+  m.attr("MASK_WORDS") = kMaskWords;
+  m.attr("MAX_PAGE_SIZE") = kMaxPageSize;
+  m.attr("MAX_STOP_IDS") = kMaxSlotStopIds;
+  m.attr("BEAM_SCORES") = kMaxTopScores;
+  m.attr("POSTERIOR_THRESHOLD") = kPosteriorThreshold;
+  m.attr("POSTERIOR_ALPHA") = kPosteriorAlpha;
+  m.def(
+      "acceptance_rules",
+      [] {
+        py::typing::Dict<py::str, py::bool_> rules;
+        for (const AcceptanceRuleName& rule : kAcceptanceRules) {
+          rules[rule.name] = py::bool_(rule.lossless);
+        }
+        return rules;
+      },
+      "{name: whether it is lossless} of each acceptance rule, in the order of their numbers.");
+  m.def(
+      "random_uniform",
+      [](std::uint64_t seed, std::uint64_t position, const std::string& purpose,
+         std::uint32_t draw) {
+        return philox_uniform(seed, position, parse_purpose(purpose), draw);
+      },
+      py::arg("seed"), py::arg("position"), py::arg("purpose"), py::arg("draw") = 0,
+      "A number in [0, 1) of the counter generator. purpose: 'token' decides the token at an "
+      "absolute position, 'accept' whether sibling number `draw` at it is kept, 'draft' is for "
+      "drafters that draw their drafts.");
+}
+
+}  // namespace specdec

@@ -1,0 +1,72 @@
+// Host memory of tensors whose zeros cost nothing until they are written (base/zeroed_memory.h).
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/check.h"
+#include "base/zeroed_memory.h"
+#include "bind/dlpack_convert.h"
+#include "bind/registers.h"
+
+namespace py = pybind11;
+
+namespace specdec {
+namespace {
+
+// A contiguous tensor of zeros. What is exported shares the memory and keeps it, whether or not
+// this object lives.
+class LazyZeros {
+ public:
+  LazyZeros(std::vector<std::int64_t> shape, const std::string& dtype)
+      : shape_(std::move(shape)), dtype_(dtype_named(dtype)) {
+    auto bytes = static_cast<std::int64_t>(dtype_bytes(dtype_));
+    for (const std::int64_t size : shape_) {
+      SPECDEC_REQUIRE(size >= 0, "LazyZeros: shape has an axis of ", size, ": not negative");
+      SPECDEC_REQUIRE(size == 0 || bytes <= std::numeric_limits<std::int64_t>::max() / size,
+                      "LazyZeros: a tensor of more than 2^63 bytes");
+      bytes *= size;
+    }
+    memory_ = std::make_shared<ZeroedMemory>(static_cast<std::size_t>(bytes));
+  }
+
+  py::capsule exported() const {
+    return export_tensor(memory_->data(), dtype_, shape_, std::shared_ptr<const void>(memory_));
+  }
+  void release() { memory_->release(); }
+  std::int64_t num_bytes() const { return static_cast<std::int64_t>(memory_->bytes()); }
+
+ private:
+  std::vector<std::int64_t> shape_;
+  DType dtype_;
+  std::shared_ptr<ZeroedMemory> memory_;
+};
+
+}  // namespace
+
+void register_memory(py::module_& m) {
+  py::class_<LazyZeros>(m, "LazyZeros",
+                        "A tensor of zeros on the host whose memory is taken when it is first "
+                        "written. torch.from_dlpack() gives a view of it, which keeps it alive.")
+      .def(py::init<std::vector<std::int64_t>, const std::string&>(), py::arg("shape"),
+           py::arg("dtype"), "dtype: as torch names it, such as \"bfloat16\".")
+      .def(
+          "__dlpack__",
+          [](const LazyZeros& self, const py::object&, const py::object&, const py::object&,
+             const py::object&) { return self.exported(); },
+          py::kw_only(), py::arg("stream") = py::none(), py::arg("max_version") = py::none(),
+          py::arg("dl_device") = py::none(), py::arg("copy") = py::none(),
+          "What a consumer may ask for besides is ignored: it gets this memory, on the host.")
+      .def("__dlpack_device__", [](const LazyZeros&) { return py::make_tuple(1, 0); })
+      .def("release", &LazyZeros::release,
+           "Give the memory back to the operating system: every element is zero again. Nothing "
+           "may use the tensor meanwhile.")
+      .def_property_readonly("num_bytes", &LazyZeros::num_bytes);
+}
+
+}  // namespace specdec

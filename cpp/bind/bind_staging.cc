@@ -1,0 +1,64 @@
+// The layouts of what an executor stages for a step.
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include "bind/registers.h"
+#include "engine/staging.h"
+
+namespace py = pybind11;
+
+namespace specdec {
+
+void register_staging(py::module_& m) {
+  py::class_<StagingLayout>(m, "StagingLayout",
+                            "Offsets, in int32 words, of the parts of one place of the staging "
+                            "ring (cpp/engine/staging.h).")
+      .def_readonly("requests", &StagingLayout::requests)
+      .def_readonly("rows", &StagingLayout::rows)
+      .def_readonly("pages_per_request", &StagingLayout::pages_per_request)
+      .def_readonly("slot_ids", &StagingLayout::slot_ids)
+      .def_readonly("max_drafts", &StagingLayout::max_drafts)
+      .def_readonly("window_rows", &StagingLayout::window_rows)
+      .def_readonly("guesses", &StagingLayout::guesses)
+      .def_readonly("kv_len", &StagingLayout::kv_len)
+      .def_readonly("cu_rows", &StagingLayout::cu_rows)
+      .def_readonly("cu_logits", &StagingLayout::cu_logits)
+      .def_readonly("temperature", &StagingLayout::temperature)
+      .def_readonly("top_p", &StagingLayout::top_p)
+      .def_readonly("min_p", &StagingLayout::min_p)
+      .def_readonly("top_k", &StagingLayout::top_k)
+      .def_readonly("seed", &StagingLayout::seed)
+      .def_readonly("acceptance", &StagingLayout::acceptance)
+      .def_readonly("posterior_threshold", &StagingLayout::posterior_threshold)
+      .def_readonly("posterior_alpha", &StagingLayout::posterior_alpha)
+      .def_readonly("acceptance_threshold", &StagingLayout::acceptance_threshold)
+      .def_readonly("page_table", &StagingLayout::page_table)
+      .def_readonly("logit_rows", &StagingLayout::logit_rows)
+      .def_readonly("prompt_tokens", &StagingLayout::prompt_tokens)
+      .def_readonly("prompt_parents", &StagingLayout::prompt_parents)
+      .def_readonly("words", &StagingLayout::words);
+  py::class_<SlotEntry>(m, "SlotEntry", "The start of a slot, within the ring of entries.")
+      .def_readonly("slot", &SlotEntry::slot)
+      .def_readonly("request_id", &SlotEntry::request)
+      .def_readonly("offset", &SlotEntry::offset)
+      .def_readonly("bytes", &SlotEntry::bytes);
+  py::class_<StagedStep>(m, "StagedStep", "What the host knows of a step that it enqueues.")
+      .def_readonly("index", &StagedStep::index)
+      .def_readonly("ring", &StagedStep::ring, "Its place in the rings.")
+      .def_readonly("num_prompts", &StagedStep::num_prompts)
+      .def_readonly("num_decodes", &StagedStep::num_decodes)
+      .def_readonly("num_prompt_rows", &StagedStep::num_prompt_rows)
+      .def_readonly("num_prompt_logits", &StagedStep::num_prompt_logits)
+      .def_readonly("max_decode_rows", &StagedStep::max_decode_rows,
+                    "Rows of all decoding requests, an upper bound.")
+      .def_readonly("max_rows", &StagedStep::max_rows, "Of any one request, an upper bound.")
+      .def_readonly("max_kv_len", &StagedStep::max_kv_len,
+                    "Tokens and rows of any one request, an upper bound.")
+      .def_readonly("needs_scores", &StagedStep::needs_scores,
+                    "Somebody samples: the model's best tokens are not enough.")
+      .def_readonly("host_choices", &StagedStep::host_choices,
+                    "Of the step's choices, those that the host makes.")
+      .def_readonly("entries", &StagedStep::entries);
+}
+
+}  // namespace specdec

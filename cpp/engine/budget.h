@@ -1,0 +1,106 @@
+// The one draft budget: which drafts a step verifies.
+//
+// A step of given rows and contexts takes T(rows) seconds, drafting included, and brings a token
+// for each decoding request plus one for each draft that is accepted. The drafts of all requests
+// are cut jointly so that expected tokens per second are as many as can be.
+//
+// What is on offer is one of two things. *Nodes*, where the chance of each is known: a chain and a
+// tree are the same case, because a child is never likelier than its parent. *Options*, where only
+// sums are known: each says how many rows it has and how many tokens it is expected to bring.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "engine/step_cost.h"
+
+namespace specdec {
+
+// Seconds that drafting adds to a step: if anybody drafts, and for each draft of the request that
+// drafts most (a draft model's passes are shared by all requests).
+struct DraftCost {
+  double fixed = 0.0, each = 0.0;
+};
+
+// Of the time, to try what does not look best: nothing is off for good.
+inline constexpr double kProbeShare = 0.02;
+
+// What one request has on offer.
+struct Offer {
+  // Nodes (`rows` is null): gains[i] is the chance that draft i is accepted. Parents come first and
+  // are no less likely.
+  // Options: gains[k] tokens for rows[k] > 0 rows, both beyond those of no draft at all; any order.
+  const double* gains = nullptr;
+  int length = 0;
+  const double* rows = nullptr;
+  // Out. Nodes: how many are kept, the likeliest ones (kept_nodes() tells which; where the gains
+  // never rise, the first). Options: 1 + the option that was taken, 0: none.
+  int chosen = 0;
+};
+
+// The step without the drafts that are weighed.
+struct StepBase {
+  const StepCost& cost;  // for the contexts of this step
+  int rows = 1;          // prompts, a row for each decoding request, drafts that are not weighed
+  double tokens = 1.0;   // that these bring
+  int max_more_rows = 1 << 30;
+  DraftCost drafting = {};
+  double spent = 0.0;  // seconds of drafting that are spent whatever is chosen
+  // 0: the step is weighed by itself, tokens per second. Else what a second is worth, in tokens:
+  // for drafts that are decided on while the step is still growing.
+  double rate = 0.0;
+  // One more pass of a draft model, a row for each draft besides `pass_rows` of others; null: none.
+  const StepCost* pass = nullptr;
+  int pass_rows = 0;
+};
+
+struct Cut {
+  double tokens = 0.0, seconds = 0.0;  // expected of the step, with what was chosen
+  double rows = 0.0;
+  double plain_speed = 0.0;  // tokens per second with no draft at all
+  // Tokens per second over those without drafts; 1: nothing was worth it.
+  double speedup() const { return tokens / seconds / plain_speed; }
+};
+
+// Why steps drafted what they did; sums over requests and steps that had drafts on offer.
+struct BudgetStats {
+  std::int64_t weighed = 0;   // requests, once for each of their steps
+  std::int64_t refused = 0;   // of these: not one draft was taken
+  std::int64_t probes = 0;    // drafted to learn, against the expectation
+  double refused_tokens = 0;  // sums over what was refused: tokens of the best alternative,
+  double refused_price = 0;   // and its time over that of a step without drafts
+};
+
+// Seconds of the step with `rows` rows of drafts, `most` of them of one request.
+double step_seconds(const StepBase& step, double rows, double most);
+
+class Budget {
+ public:
+  Cut cut(std::span<Offer> offers, const StepBase& step);
+
+  BudgetStats stats;
+
+ private:
+  struct Move {  // of one offer: some rows more for some tokens more
+    double rows, gain;
+    int offer;
+    int chosen;  // of the offer, once it is made
+  };
+  void add_moves(const Offer& offer, int index, int max_rows);
+  void refine(std::span<Offer> offers, const StepBase& step, Cut* cut);
+  void count(std::span<const Offer> offers, const StepBase& step);
+
+  // Scratch of one call, kept to avoid allocation on the step's path.
+  std::vector<Move> moves_;         // offer by offer
+  std::vector<int> first_;          // [offers + 1] into moves_
+  std::vector<int> next_, queue_;   // [offers] into moves_; a heap of those
+  std::vector<int> taken_;          // into moves_, in the order in which they were taken
+  std::vector<double> offer_rows_;  // [offers]
+  std::vector<double> sorted_;
+};
+
+// The nodes that an offer keeps, ascending: a parent before its children.
+std::vector<int> kept_nodes(const Offer& offer);
+
+}  // namespace specdec

@@ -1,0 +1,76 @@
+#include "engine/chain_history.h"
+
+#include <algorithm>
+
+namespace specdec {
+namespace {
+
+// Rates are kept by match length where that is known; ChainHistory has one for all.
+constexpr int kAnyMatch = 2;
+
+}  // namespace
+
+int ChainRates::match_bucket(int match_len) {
+  if (match_len <= 3) return std::max(match_len, 1) - 1;
+  if (match_len <= 5) return 3;
+  return match_len <= 9 ? 4 : 5;
+}
+
+int ChainRates::depth_bucket(int depth) {
+  if (depth <= 3) return depth - 1;
+  if (depth <= 5) return 3;
+  return depth <= 9 ? 4 : 5;
+}
+
+// A rough start (longer matches are right more often, and so is what follows a right token), soon
+// outweighed by what is observed.
+double ChainRates::prior(int match, int depth) {
+  static constexpr double kFirst[kMatchBuckets] = {0.25, 0.40, 0.55, 0.70, 0.80, 0.90};
+  return depth == 0 ? kFirst[match] : std::min(0.92, kFirst[match] + 0.25);
+}
+
+double ChainRates::rate(const ChainRates* shared, int match_len, int depth) const {
+  constexpr double kPriorWeight = 4.0;
+  const int m = match_bucket(match_len), d = depth_bucket(depth);
+  double base = prior(m, d);
+  if (shared != nullptr) {
+    const Count& all = shared->counts_[m][d];
+    base = (all.hits + kPriorWeight * base) / (all.tries + kPriorWeight);
+  }
+  const Count& own = counts_[m][d];
+  return (own.hits + kPriorWeight * base) / (own.tries + kPriorWeight);
+}
+
+void ChainRates::observe(int match_len, int depth, bool accepted, double decay) {
+  Count& c = counts_[match_bucket(match_len)][depth_bucket(depth)];
+  c.hits = c.hits * decay + (accepted ? 1.0 : 0.0);
+  c.tries = c.tries * decay + 1.0;
+}
+
+const double* ChainHistory::survival(const ChainRates& shared, int length) {
+  survival_.resize(static_cast<std::size_t>(length));
+  double alive = 1.0;
+  for (int i = 0; i < length; ++i) {
+    alive *= rates_.rate(&shared, kAnyMatch, i + 1);
+    survival_[i] = alive;
+  }
+  return survival_.data();
+}
+
+bool ChainHistory::probes(const StepCost& cost, int rows, int length, int chosen) {
+  ++step_;
+  const double price = cost(rows + length) / cost(rows);
+  const bool due = static_cast<double>(step_ - last_full_) * kProbeShare > price;
+  if (due || chosen == length) last_full_ = step_;
+  return due && chosen < length;
+}
+
+void ChainHistory::observe(ChainRates& shared, int allowed, int accepted) {
+  for (int i = 0; i < allowed && i <= accepted; ++i) {
+    const bool right = i < accepted;
+    rates_.observe(kAnyMatch, i + 1, right, kOwnDecay);
+    shared.observe(kAnyMatch, i + 1, right, kSharedDecay);
+  }
+}
+
+}  // namespace specdec

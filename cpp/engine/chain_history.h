@@ -1,0 +1,61 @@
+// What is known about how far chains of prompt lookup are right.
+//
+// The chance that the d-th draft token is accepted, given that the ones before it were, is learnt
+// from what was observed: per request, leaning on all requests of the executor while a request is
+// young. Drafts of longer matches are likelier, so the rates are kept per match length and depth.
+// A draft that was cut short, or not verified at all, still teaches: the tokens that were emitted
+// say whether it would have been right. So a length of zero recovers by itself.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <vector>
+
+#include "engine/budget.h"
+
+namespace specdec {
+
+// A request forgets its own past faster than the executor forgets that of all requests.
+inline constexpr double kOwnDecay = 0.95, kSharedDecay = 0.99;
+
+class ChainRates {
+ public:
+  // Conditional acceptance rate at `depth` (1-based) after a match of `match_len` tokens.
+  double rate(const ChainRates* shared, int match_len, int depth) const;
+  void observe(int match_len, int depth, bool accepted, double decay);
+
+ private:
+  static constexpr int kMatchBuckets = 6;
+  static constexpr int kDepthBuckets = 6;
+  static int match_bucket(int match_len);
+  static int depth_bucket(int depth);
+  static double prior(int match, int depth);
+
+  struct Count {
+    double hits = 0.0, tries = 0.0;
+  };
+  std::array<std::array<Count, kDepthBuckets>, kMatchBuckets> counts_{};
+};
+
+// A request's own past of prompt lookup, where the host does not know the match that the device
+// will find: the chance that a draft is accepted is kept by its depth alone. What was not drafted
+// teaches nothing here, so now and then a step drafts its full length, in proportion to what that
+// costs (about 2 % of the time). Results arrive late; they are told what their step was allowed.
+class ChainHistory {
+ public:
+  // Chance of each of the next `length` drafts, where `shared` is what all requests showed. The
+  // array is this object's.
+  const double* survival(const ChainRates& shared, int length);
+  // True when a step that drafts `length` is due although `chosen` would be best; `rows`: of the
+  // step without this request's drafts.
+  bool probes(const StepCost& cost, int rows, int length, int chosen);
+  // A step was allowed `allowed` drafts and `accepted` were right.
+  void observe(ChainRates& shared, int allowed, int accepted);
+
+ private:
+  ChainRates rates_;
+  std::vector<double> survival_;
+  std::int64_t step_ = 0, last_full_ = 0;
+};
+
+}  // namespace specdec

@@ -1,0 +1,62 @@
+// What an executor is made from: sizes, how drafts are made, how far steps overlap.
+#pragma once
+
+#include <vector>
+
+#include "algo/lookahead_state.h"
+#include "base/types.h"
+#include "engine/draft_len_schedule.h"
+
+namespace specdec {
+
+// Steps that may be enqueued while one is read.
+inline constexpr int kMaxOverlapDepth = 2;
+
+// kProposed: drafts come from outside, written into slots by operations in front of the step
+// (algo/brought_draft.h) or handed in by propose().
+enum class DraftMethod : std::uint8_t { kNone, kLookahead, kNgram, kProposed };
+
+struct NgramParams {
+  int max_draft_len = 4;
+  int max_matching_ngram_size = 2;
+  bool is_keep_all = true;
+  bool is_use_oldest = true;
+  bool is_public_pool = false;
+};
+
+struct ExecutorConfig {
+  int vocab_size = 0;
+  int max_batch_size = 32;
+  int max_seq_len = 0;
+  int max_num_tokens = 0;  // rows of one step
+  int num_pages = 0, page_size = 0;
+  DraftMethod method = DraftMethod::kNone;
+  LookaheadConfig lookahead;
+  NgramParams ngram;
+  // kProposed: draft nodes of one step, and the deepest of them.
+  int proposed_max_draft_len = kMaxDraftLen, proposed_max_path = kMaxDraftLen;
+  int overlap_depth = 0;  // steps that are enqueued while one is read
+  bool adaptive = true;   // draft budgets follow what was accepted, once set_step_cost() was called
+  bool pads_rows = false;  // the model runs as many rows as were planned, not as were drafted
+  bool enable_chunked_prefill = true;
+  bool enable_block_reuse = false;  // requests start from published pages of equal text and salt
+  bool check_integrity = false;
+  DraftLenSchedule draft_len_schedule;
+  // Not empty: requests with speculation keep drafts at these rates instead of what the target
+  // says (algo/synthetic_acceptance.h). For measurements only; read where the host accepts.
+  std::vector<double> synthetic_acceptance_rates;
+};
+
+// Draft nodes of one step, at most.
+int max_drafts_of(const LookaheadConfig& triple);
+int max_drafts_of(const ExecutorConfig& config);
+
+// Drafts from outside that are no trees: as many as the longest path has.
+inline bool proposes_chains(const ExecutorConfig& c) {
+  return c.method == DraftMethod::kProposed && c.proposed_max_path == c.proposed_max_draft_len;
+}
+
+// The configuration itself; throws std::invalid_argument naming field, value, limit and remedy.
+const ExecutorConfig& checked_config(const ExecutorConfig& config);
+
+}  // namespace specdec

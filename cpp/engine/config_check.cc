@@ -1,0 +1,86 @@
+// Contradictions of an executor's configuration.
+#include "algo/law_mass.h"
+#include "base/check.h"
+#include "engine/config.h"
+#include "engine/synthetic_rates.h"
+
+namespace specdec {
+
+int max_drafts_of(const LookaheadConfig& triple) {
+  return static_cast<int>(lookahead_max_draft_len(triple.w, triple.n, triple.g));
+}
+
+int max_drafts_of(const ExecutorConfig& config) {
+  switch (config.method) {
+    case DraftMethod::kNone:
+      return 0;
+    case DraftMethod::kLookahead:
+      return max_drafts_of(config.lookahead);
+    case DraftMethod::kNgram:
+      return config.ngram.max_draft_len;
+    case DraftMethod::kProposed:
+      return config.proposed_max_draft_len;
+  }
+  return 0;
+}
+
+namespace {
+
+void check_sizes(const ExecutorConfig& c) {
+  SPECDEC_REQUIRE(c.vocab_size >= 1, "vocab_size = ", c.vocab_size, ": at least 1");
+  SPECDEC_REQUIRE(c.vocab_size <= kMaxLawTokens, "vocab_size = ", c.vocab_size, ": at most ",
+                  kMaxLawTokens, " tokens can be drawn from");
+  SPECDEC_REQUIRE(c.max_batch_size >= 1 && c.max_batch_size <= 4096,
+                  "max_batch_size = ", c.max_batch_size, ": give 1..4096");
+  SPECDEC_REQUIRE(c.max_seq_len >= 2, "max_seq_len = ", c.max_seq_len, ": at least 2");
+  SPECDEC_REQUIRE(c.max_num_tokens >= c.max_batch_size, "max_num_tokens = ", c.max_num_tokens,
+                  ": a step needs at least one row per request, max_batch_size = ",
+                  c.max_batch_size, "; raise max_num_tokens or lower max_batch_size");
+  SPECDEC_REQUIRE(c.overlap_depth >= 0 && c.overlap_depth <= kMaxOverlapDepth,
+                  "overlap_depth = ", c.overlap_depth, ": give 0..", kMaxOverlapDepth);
+}
+
+void check_method(const ExecutorConfig& c) {
+  if (c.method == DraftMethod::kLookahead) {
+    check_lookahead_config(c.lookahead, "speculative_config");
+  }
+  if (c.method == DraftMethod::kProposed) {
+    SPECDEC_REQUIRE(c.proposed_max_draft_len >= 1 && c.proposed_max_draft_len <= kMaxDraftLen,
+                    "proposed_max_draft_len = ", c.proposed_max_draft_len, ": give 1..",
+                    kMaxDraftLen);
+    SPECDEC_REQUIRE(c.proposed_max_path >= 1 && c.proposed_max_path <= c.proposed_max_draft_len,
+                    "proposed_max_path = ", c.proposed_max_path, ": give 1..",
+                    c.proposed_max_draft_len, ", the drafts of a step");
+  }
+  if (c.method == DraftMethod::kNgram) {
+    SPECDEC_REQUIRE(c.ngram.max_draft_len >= 1 && c.ngram.max_draft_len <= kMaxDraftLen,
+                    "max_draft_len = ", c.ngram.max_draft_len, ": give 1..", kMaxDraftLen);
+    SPECDEC_REQUIRE(
+        c.ngram.max_matching_ngram_size >= 1 && c.ngram.max_matching_ngram_size <= kMaxNgram,
+        "max_matching_ngram_size = ", c.ngram.max_matching_ngram_size, ": give 1..", kMaxNgram);
+  }
+}
+
+void check_schedule(const ExecutorConfig& c) {
+  int before = 0;
+  for (const auto& [batch, length] : c.draft_len_schedule) {
+    SPECDEC_REQUIRE(batch > before, "draft_len_schedule: batch size ", batch,
+                    " does not come after ", before, ": give ascending sizes from 1 on");
+    SPECDEC_REQUIRE(length >= 0 && length <= max_drafts_of(c), "draft_len_schedule[", batch,
+                    "] = ", length, ": give 0..", max_drafts_of(c),
+                    ", the drafts that this engine can make");
+    before = batch;
+  }
+}
+
+}  // namespace
+
+const ExecutorConfig& checked_config(const ExecutorConfig& config) {
+  check_sizes(config);
+  check_method(config);
+  check_schedule(config);
+  check_synthetic_rates(config.synthetic_acceptance_rates);
+  return config;
+}
+
+}  // namespace specdec

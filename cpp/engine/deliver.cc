@@ -1,0 +1,274 @@
+// deliver(): what a step brought, read from the ring; pages that nobody can touch any more return.
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "base/check.h"
+#include "engine/executor.h"
+
+namespace specdec {
+namespace {
+
+constexpr const char* kBadScores =
+    "the model's scores hold a NaN (numerical error); the request was stopped before a token was "
+    "chosen from them";
+constexpr const char* kNoToken =
+    "no token is allowed here: allowed_token_ids, bad_words, logit_bias and logits_processors "
+    "leave none; relax them";
+
+}  // namespace
+
+// Tokens that the slot decided for a request that goes on, by the rules of slot_commit().
+void Executor::deliver_result(RequestRecord& request, const SlotResult& result, StepOutput& out) {
+  out.tokens.assign(result.tokens, result.tokens + result.num_tokens);
+  out.num_drafts = result.num_drafts;
+  out.num_accepted = result.num_accepted;
+  if (!host_) out.max_path = std::min(request.max_path, result.num_drafts);
+  out.finish_reason = static_cast<FinishReason>(result.finish);
+  if (result.stop_token != kNoStopToken) out.stop_token = result.stop_token;
+  if (result.bad_row != 0 && out.error.empty()) {
+    out.error = result.bad_row == 2 ? "the model's scores are all -infinity: no token can be chosen"
+                                    : kBadScores;
+  }
+  request.known_len += result.num_tokens;
+  if (!host_ && book_.pages().reuse()) {
+    request.text.insert(request.text.end(), out.tokens.begin(), out.tokens.end());
+  }
+}
+
+// What a step's counts say about drafts of later ones. A text's last step was cut where it ended.
+void Executor::learn(RequestRecord& request, const StepShare& share, const SlotResult& result) {
+  if (!request.adaptive || result.finish != static_cast<std::int32_t>(FinishReason::kNone)) return;
+  const int rows = config_.pads_rows ? share.rows - 1 : result.num_drafts;
+  if (share.arm >= 0) {
+    request.any_arms()->observe(share.arm, rows, result.num_tokens);
+    if (request.sizes) {
+      request.shared_sizes->at(request.max_drafts).observe(share.arm, rows, result.num_tokens);
+    }
+  } else if (!host_ && config_.method == DraftMethod::kNgram) {
+    // A match that was not found costs padded rows, too; otherwise it costs nothing.
+    request.lookup.observe(*request.shared_rates, rows, result.num_accepted);
+  }
+}
+
+std::vector<RequestId> Executor::host_requests() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  SPECDEC_REQUIRE(!flights_.empty(), "host_requests(): no step is in flight");
+  std::vector<RequestId> ids;
+  for (const Place& place : flights_.front().places) {
+    if (!place.request->by_host || !place.decides) continue;
+    ids.push_back(flights_.front().failed || place.request->ended ? 0 : place.request->id);
+  }
+  return ids;
+}
+
+int Executor::oldest_ring() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  SPECDEC_REQUIRE(!flights_.empty(), "oldest_ring(): no step is in flight");
+  return flights_.front().ring;
+}
+
+// The token that the host chooses after a step on a device. `raw`: the model's own scores, for
+// logprobs.
+void Executor::deliver_choice(RequestRecord& request, const float* raw, const float* scores,
+                              StepOutput& out) {
+  const RequestParams& p = request.params;
+  DraftTree tree;
+  tree.reset(request.text.back());
+  const HostChoice choice{p,
+                          request.processor,
+                          request.text.data(),
+                          static_cast<std::int32_t>(request.text.size()),
+                          request.num_output(),
+                          tree};
+  TokenId token = kBadRow;
+  AcceptResult accepted;
+  acceptor_.decide(choice, scores, config_.vocab_size, &token, &accepted);
+  if (token < 0) {
+    out.finish_reason = FinishReason::kError;
+    out.error = token == kNothingAllowed ? kNoToken : kBadScores;
+    return;
+  }
+  out.tokens = {token};
+  request.text.push_back(token);
+  request.processor.append(token);
+  ++request.known_len;
+  if (p.logprobs) {
+    out.logprobs.push_back(compute_logprobs(raw, config_.vocab_size, token, *p.logprobs));
+  }
+  const StopRules rules{
+      p.eos_token_ids.data(), p.ignore_eos ? 0 : static_cast<std::int32_t>(p.eos_token_ids.size()),
+      p.stop_token_ids.data(), static_cast<std::int32_t>(p.stop_token_ids.size()), request.max_len};
+  TokenId stop_token = kNoStopToken;
+  out.finish_reason = finish_after(rules, token, request.known_len, &stop_token);
+  if (stop_token != kNoStopToken) out.stop_token = stop_token;
+}
+
+// Fills what the step brought to one request that has not ended.
+void Executor::read_place(Place& place, const StepShare& share, const SlotResult& result, int flags,
+                          const float* raw, const float* scores, const HostScores& changed,
+                          StepOutput& out) {
+  RequestRecord& request = *place.request;
+  if (out.finish_reason != FinishReason::kNone) return;  // the caller's processor failed
+  // A NaN in a row ends a request when the row decides a token, as on the host.
+  if (const int wrong = flags & ~static_cast<int>(kStatusNaN); wrong != 0) {
+    out.finish_reason = FinishReason::kError;
+    out.error = "the device found this request's step broken (status " + std::to_string(wrong) +
+                ": 2 page, 4 tree, 8 length, 16 law) and left it out; please report";
+  } else if (request.by_host && place.decides) {
+    const auto failed = changed.errors.find(request.id);
+    if (failed != changed.errors.end()) {
+      out.finish_reason = FinishReason::kError;
+      out.error = failed->second;
+    } else {
+      SPECDEC_ENSURE(raw != nullptr, "no ring of scores for choices of the host's");
+      deliver_choice(request, raw, scores, out);
+    }
+  } else if (place.decides) {
+    // What a device wrote is not trusted further than it has to be.
+    const bool decided = result.num_tokens > 0 || result.bad_row != 0;
+    const bool sound = decided && result.num_tokens >= 0 && result.num_tokens <= share.tokens &&
+                       result.finish >= 0 &&
+                       result.finish <= static_cast<std::int32_t>(FinishReason::kError);
+    if (!sound) {
+      out.finish_reason = FinishReason::kError;
+      out.error = "internal error (please report): the device delivered " +
+                  std::to_string(result.num_tokens) + " tokens and end " +
+                  std::to_string(result.finish) + ", 1.." + std::to_string(share.tokens) +
+                  " tokens were possible";
+      return;
+    }
+    if (!host_ && !place.is_prefill) learn(request, share, result);
+    deliver_result(request, result, out);
+  }
+}
+
+// Counters, pages and published text after the request's part of a step was read.
+void Executor::settle(RequestRecord& request, const Place& place, const StepOutput& out,
+                      int known_before) {
+  totals_.generated_tokens += static_cast<std::int64_t>(out.tokens.size());
+  totals_.num_drafts += out.num_drafts > 0;
+  totals_.num_draft_tokens += out.num_drafts;
+  totals_.num_accepted_tokens += out.num_accepted;
+  PageTable& pages = book_.pages();
+  // On a device tokens are published when the next ones are read, and what the last step moved
+  // stays unpublished; where the host ran the step all of it lies where it belongs.
+  const std::int64_t final_len = host_ ? request.known_len - 1 : known_before;
+  if (out.finish_reason != FinishReason::kNone) {
+    const bool failed = out.finish_reason == FinishReason::kError;
+    ++(failed ? totals_.failed : totals_.finished);
+    // What failed leaves nothing behind, least of all K/V with a NaN in it.
+    if (!failed && pages.reuse()) {
+      pages.commit(request.slot, final_len);
+      book_.publish(request, final_len, !host_);
+    }
+    return;
+  }
+  // What steps in flight can still touch stays, the excess goes back.
+  std::int64_t tokens = request.tokens_to_hold();
+  if (fault(Fault::kExcessBackEarly)) {
+    tokens = std::max(request.known_len - 1, request.prefilled);
+  }
+  pages.commit(request.slot, tokens);
+  pages.rewind(request.slot);
+  if (place.decides) book_.publish(request, final_len, !host_);
+}
+
+std::vector<StepOutput> Executor::deliver(const HostScores& changed) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  SPECDEC_REQUIRE(!flights_.empty(), "deliver(): no step is in flight");
+  SPECDEC_REQUIRE(host_ == nullptr || host_->stage == HostSteps::Stage::kIdle ||
+                      flights_.size() > 1 || flights_.front().failed,
+                  "deliver(): the only step in flight has not run; commit() or fail() it first");
+  InFlightStep flight = std::move(flights_.front());
+  flights_.pop_front();
+  const int ring = fault(Fault::kResultOfNewest) ? step_.ring : flight.ring;
+  const bool has_flags = host_ == nullptr;
+  const std::int32_t* words =
+      rings_.results + static_cast<std::ptrdiff_t>(ring) *
+                           (has_flags
+                                ? result_words()
+                                : config_.max_batch_size *
+                                      static_cast<int>(sizeof(SlotResult) / sizeof(std::int32_t)));
+  const auto* results = reinterpret_cast<const SlotResult*>(words);
+  const std::int32_t* flags = has_flags ? words + result_words() - config_.max_batch_size : nullptr;
+
+  std::vector<StepOutput> outputs;
+  std::vector<RequestRecord*> ended;
+  const std::int64_t rows_before = totals_.rows;
+  const std::int64_t first_choice = std::int64_t{ring} * max_host_rows();
+  std::int64_t num_choices = 0;  // of the host's
+  for (std::size_t b = 0; b < flight.places.size(); ++b) {
+    Place& place = flight.places[b];
+    RequestRecord& request = *place.request;
+    const StepShare share = request.shares.front();
+    request.shares.pop_front();
+    SPECDEC_ENSURE(share.step == flight.step, "request ", request.id, " is in step ", share.step,
+                   ", step ", flight.step, " is delivered");
+    const bool by_host = request.by_host && place.decides;
+    const std::int64_t choice = num_choices;
+    num_choices += by_host;
+    if (flight.failed) continue;
+    const SlotResult& result = results[b];
+    const bool decided =
+        by_host || (place.decides && (result.num_tokens > 0 || result.bad_row != 0));
+    const bool known_rows = place.is_prefill || request.by_host;
+    const int rows = known_rows ? place.rows + place.drafts : (decided ? 1 + result.num_drafts : 0);
+    const int known_before = request.known_len;
+    totals_.rows += rows;
+    totals_.prefill_rows += place.is_prefill ? place.rows : 0;
+    if (request.ended && !fault(Fault::kLateResult)) {
+      totals_.late_results += decided;
+      continue;
+    }
+    StepOutput out = std::move(place.out);
+    out.request_id = request.id;
+    out.step = flight.step;
+    out.is_prefill = place.is_prefill;
+    out.num_rows = rows;
+    out.num_cached_tokens = request.num_cached;
+    const float* raw = nullptr;
+    const float* scores = nullptr;
+    if (by_host && rings_.scores != nullptr) {
+      raw = rings_.scores + (first_choice + choice) * config_.vocab_size;
+      scores = changed.rows == nullptr ? raw : changed.rows + choice * changed.row_stride;
+    }
+    read_place(place, share, result, flags == nullptr ? 0 : flags[b], raw, scores, changed, out);
+    settle(request, place, out, known_before);
+    if (out.finish_reason != FinishReason::kNone && !request.ended) ended.push_back(&request);
+    outputs.push_back(std::move(out));
+  }
+  ++totals_.steps;
+  totals_.empty_steps += !flight.failed && totals_.rows == rows_before;
+  for (RequestRecord* request : ended) end(*request);
+  book_.release_retired(flight.step);
+  book_.check_integrity();
+  return outputs;
+}
+
+std::vector<StepOutput> Executor::fail(std::int64_t index, const std::string& message) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const auto flight = std::find_if(flights_.begin(), flights_.end(),
+                                   [&](const InFlightStep& other) { return other.step == index; });
+  SPECDEC_REQUIRE(flight != flights_.end(), "fail: step ", index, " is not in flight");
+  flight->failed = true;
+  if (host_ && index == step_.index) host_->stage = HostSteps::Stage::kIdle;
+  std::vector<StepOutput> outputs;
+  for (const Place& place : flight->places) {
+    RequestRecord& request = *place.request;
+    if (request.ended) continue;
+    StepOutput out;
+    out.request_id = request.id;
+    out.step = flight->step;
+    out.is_prefill = place.is_prefill;
+    out.num_rows = place.rows;
+    out.finish_reason = FinishReason::kError;
+    out.error = message;
+    outputs.push_back(std::move(out));
+    ++totals_.failed;
+    end(request);
+  }
+  return outputs;
+}
+
+}  // namespace specdec

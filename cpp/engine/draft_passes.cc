@@ -1,0 +1,380 @@
+#include "engine/draft_passes.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "base/check.h"
+
+namespace specdec {
+namespace {
+
+const DraftPassesConfig& checked(const DraftPassesConfig& c) {
+  SPECDEC_REQUIRE(c.vocab_size >= 1, "vocab_size = ", c.vocab_size, ": at least 1");
+  SPECDEC_REQUIRE(c.num_scores >= 1, "num_scores = ", c.num_scores, ": at least 1");
+  SPECDEC_REQUIRE(c.num_slots >= 1, "num_slots = ", c.num_slots, ": at least 1");
+  SPECDEC_REQUIRE(c.max_rows >= c.num_slots, "max_rows = ", c.max_rows,
+                  ": a pass has at least one row per request, num_slots = ", c.num_slots);
+  SPECDEC_REQUIRE(c.max_len >= 1, "max_len = ", c.max_len, ": at least 1");
+  SPECDEC_REQUIRE(c.max_drafts >= 1 && c.max_drafts <= kMaxDraftLen, "max_drafts = ", c.max_drafts,
+                  ": 1..", kMaxDraftLen);
+  SPECDEC_REQUIRE(c.top_k >= 1 && c.top_k <= kMaxDraftChildren, "top_k = ", c.top_k, ": 1..",
+                  kMaxDraftChildren);
+  SPECDEC_REQUIRE(
+      c.input_ids.empty() || c.input_ids.size() == static_cast<std::size_t>(c.vocab_size),
+      "input_ids has ", c.input_ids.size(), " entries, vocab_size is ", c.vocab_size);
+  SPECDEC_REQUIRE(
+      c.output_ids.empty() || c.output_ids.size() == static_cast<std::size_t>(c.num_scores),
+      "output_ids has ", c.output_ids.size(), " entries, num_scores is ", c.num_scores);
+  SPECDEC_REQUIRE(!c.output_ids.empty() || c.num_scores <= c.vocab_size,
+                  "num_scores = ", c.num_scores,
+                  " without output_ids: at most vocab_size = ", c.vocab_size);
+  for (std::size_t i = 0; i < c.output_ids.size(); ++i) {
+    const TokenId id = c.output_ids[i];
+    SPECDEC_REQUIRE(id >= 0 && id < c.vocab_size && (i == 0 || id > c.output_ids[i - 1]),
+                    "output_ids[", i, "] = ", id, ": ascending ids of 0..", c.vocab_size - 1,
+                    " are needed");
+  }
+  return c;
+}
+
+}  // namespace
+
+DraftPasses::DraftPasses(const DraftPassesConfig& config)
+    : config_(checked(config)), slots_(static_cast<std::size_t>(config.num_slots)) {}
+
+void DraftPasses::bind_pages(int page_size, int num_pages) {
+  SPECDEC_REQUIRE(page_size >= 1 && num_pages >= 1, "bind_pages: ", num_pages, " pages of ",
+                  page_size, " tokens: at least one of one");
+  page_size_ = page_size;
+  num_pages_ = num_pages;
+}
+
+void DraftPasses::bind_probs(float* probs, std::int32_t* columns, std::uint8_t* drawn) {
+  probs_ = probs;
+  probs_columns_ = columns;
+  drawn_ = drawn;
+}
+
+void DraftPasses::enter(int slot, DraftPick mode) {
+  SPECDEC_REQUIRE(slot >= 0 && slot < config_.num_slots, "slot ", slot, ": slots are 0..",
+                  config_.num_slots - 1);
+  slots_[slot] = {mode, 0, {}};
+}
+
+// -- Rounds ---------------------------------------------------------------------------------------
+
+void DraftPasses::begin(const DraftRound& round, bool gives_scores) {
+  SPECDEC_REQUIRE(round.num_requests <= config_.num_slots, "begin: ", round.num_requests,
+                  " requests, there are ", config_.num_slots, " slots");
+  round_ = round;
+  gives_scores_ = gives_scores || is_tree();
+  draws_ = false;
+  drafting_.clear();
+  planned_.clear();
+  for (int b = 0; b < round.num_requests; ++b) {
+    if (drawn_ != nullptr) drawn_[b] = 0;
+    const int id = round.slot_ids[b];
+    if (!round.slots.holds(id) || id >= config_.num_slots) continue;
+    const Slot* slot = round.slots.at(id);
+    const int len = slot_len_to_draft(slot, round.max_drafts[b]);
+    // A draft at position p comes of a pass that reads p - 1.
+    const int depth = std::min(slot_draft_room(slot), config_.max_len - len + 1);
+    if (len == 0 || depth <= 0) continue;
+    Reading& reading = slots_[id];
+    const TokenId* text = const_cast<Slot*>(slot)->history();
+    // The golden token is always read: its row is what the first draft comes from.
+    reading.read = std::min(reading.read, len - 1);
+    for (const TokenId draft : reading.drafts) {
+      if (reading.read == len - 1 || text[reading.read] != draft) break;
+      ++reading.read;
+    }
+    reading.drafts.clear();
+    Drafting& d = drafting_.emplace_back();
+    d.request = b;
+    d.slot = id;
+    d.len = len;
+    d.limit = std::min({round.max_drafts[b], config_.max_drafts, is_tree() ? kMaxDraftLen : depth});
+    d.depth = is_tree() ? std::min(config_.max_depth, depth) : d.limit;
+    const bool samples = round.laws.temperature != nullptr && !round.laws.law(b).greedy();
+    d.mode = samples && !is_tree() ? reading.mode : DraftPick::kBest;
+    if (d.mode == DraftPick::kOwn) {
+      SPECDEC_REQUIRE(probs_ != nullptr, "a request draws its drafts: bind_probs() comes first");
+      drawn_[b] = 1;
+      draws_ = true;
+    }
+    gives_scores_ = gives_scores_ || d.mode != DraftPick::kBest;
+    begin_growth(&d.growth);
+  }
+}
+
+const StepPlan* DraftPasses::plan() {
+  open_plan(round_.max_pages, gives_scores_);
+  planned_.clear();
+  const int most = std::max(config_.max_rows / std::max(static_cast<int>(drafting_.size()), 1), 1);
+  for (std::size_t i = 0; i < drafting_.size(); ++i) {
+    if (!drafting_[i].ends) place(static_cast<int>(i), most);
+  }
+  if (plan_->num_requests == 0) {
+    bring();
+    drafting_.clear();
+    return nullptr;
+  }
+  return plan_.get();
+}
+
+void DraftPasses::open_plan(int max_pages, bool gives_scores) {
+  if (plan_ == nullptr || plan_->page_table_stride < max_pages) {
+    plan_ = std::make_unique<StepPlan>(config_.num_slots, config_.max_rows, max_pages);
+  }
+  StepPlan& plan = *plan_;
+  plan.num_requests = plan.num_rows = plan.num_logit_rows = plan.num_prefill_rows = 0;
+  plan.needs_logits = gives_scores;
+  plan.cu_rows[0] = plan.cu_logits[0] = 0;
+  ++plan.generation;
+}
+
+bool DraftPasses::add_request(const std::int32_t* pages, int request, int kv_len, int rows) {
+  StepPlan& plan = *plan_;
+  const int used = (kv_len + rows + page_size_ - 1) / page_size_;
+  if (plan.num_rows + rows > config_.max_rows || used > plan.page_table_stride) return false;
+  for (int i = 0; i < used; ++i) {
+    if (pages[i] < 0 || pages[i] >= num_pages_) return false;
+  }
+  const int b = plan.num_requests++;
+  std::copy_n(pages, used, plan.page_table.begin() + std::ptrdiff_t{b} * plan.page_table_stride);
+  plan.kv_len[b] = kv_len;
+  plan.slot[b] = request;
+  plan.is_tree[b] = 0;
+  plan.num_rows += rows;
+  plan.cu_rows[b + 1] = plan.num_rows;
+  plan.cu_logits[b + 1] = plan.num_logit_rows;
+  return true;
+}
+
+void DraftPasses::put_row(int row, TokenId token, int position, int parent) {
+  plan_->tokens[row] = config_.input_ids.empty() ? token : config_.input_ids[token];
+  plan_->positions[row] = position;
+  plan_->parents[row] = parent;
+}
+
+// `most`: rows of a text that is being read.
+void DraftPasses::place(int index, int most) {
+  Drafting& d = drafting_[index];
+  StepPlan& plan = *plan_;
+  const std::int32_t* pages = round_.page_table + std::ptrdiff_t{d.request} * round_.max_pages;
+  const int first = plan.num_rows, read = slots_[d.slot].read;
+  int kv_len = d.len - 1, rows = d.growth.num_rows;
+  if (d.made == 0) {
+    kv_len = read;
+    rows = std::min(d.len - read, most);
+  } else if (!is_tree()) {
+    kv_len = d.len + d.made - 1;
+    rows = 1;
+  }
+  if (!add_request(pages, d.request, kv_len, rows)) {
+    d.ends = true;
+    return;
+  }
+  int choices = 1;
+  if (d.made == 0) {
+    const TokenId* text = const_cast<Slot*>(slot(d))->history();
+    for (int i = 0; i < rows; ++i) put_row(first + i, text[read + i], read + i, i - 1);
+    if (read + rows < d.len) choices = 0;
+  } else if (is_tree()) {
+    slots_[d.slot].drafts.clear();  // rows are numbered anew
+    place_tree(d);
+    choices = d.growth.num_open;
+  } else {
+    put_row(first, d.growth.tokens[d.made - 1], kv_len, -1);
+  }
+  planned_.push_back({index, rows, plan.num_logit_rows});
+  for (int i = choices; i > 0; --i) plan.logit_rows[plan.num_logit_rows++] = plan.num_rows - i;
+  plan.cu_logits[plan.num_requests] = plan.num_logit_rows;
+}
+
+// Row 0 is the golden token again, then the opened nodes.
+void DraftPasses::place_tree(const Drafting& d) {
+  StepPlan& plan = *plan_;
+  const int b = plan.num_requests - 1, first = plan.cu_rows[b];
+  const DraftGrowth& g = d.growth;
+  put_row(first, const_cast<Slot*>(slot(d))->history()[d.len - 1], d.len - 1, -1);
+  for (int i = 0; i < g.count; ++i) {
+    if (g.rows[i] == 0) continue;
+    const int parent = g.parents[i] < 0 ? 0 : g.rows[g.parents[i]];
+    put_row(first + g.rows[i], g.tokens[i], plan.positions[first + parent] + 1, parent);
+  }
+  const std::int32_t* parents = plan.parents.data() + first;
+  if (is_chain(parents, g.num_rows)) return;
+  plan.is_tree[b] = 1;
+  derive_mask(parents, g.num_rows, plan.mask.data() + std::ptrdiff_t{first} * kMaskWords);
+}
+
+// The rows of a pass have been read.
+void DraftPasses::settle(const Planned& planned) {
+  Drafting& d = drafting_[planned.index];
+  Reading& reading = slots_[d.slot];
+  if (d.made == 0) {
+    reading.read += planned.rows;
+    d.ends = reading.read < d.len;  // the rest is the next step's
+  } else if (!is_tree()) {
+    reading.drafts.push_back(d.growth.tokens[d.made - 1]);
+  } else {
+    // A path whose rows lie where its tokens will, if it comes true.
+    int above = -1;
+    for (int i = 0; i < d.growth.count; ++i) {
+      const bool follows = d.growth.parents[i] == above;
+      if (!follows || d.growth.rows[i] != static_cast<int>(reading.drafts.size()) + 1) continue;
+      reading.drafts.push_back(d.growth.tokens[i]);
+      above = i;
+    }
+  }
+}
+
+void DraftPasses::take_ids(const TokenId* ids) {
+  SPECDEC_REQUIRE(!gives_scores_, "take: this round needs scores");
+  for (const Planned& planned : planned_) {
+    settle(planned);
+    Drafting& d = drafting_[planned.index];
+    if (!d.ends) add_draft(d, ids[planned.first_logit], kUnknownSurvival);
+  }
+  planned_.clear();
+}
+
+void DraftPasses::take_scores(const float* scores, std::int64_t row_stride) {
+  for (const Planned& planned : planned_) {
+    settle(planned);
+    Drafting& d = drafting_[planned.index];
+    if (d.ends) continue;
+    const float* mine = scores + planned.first_logit * row_stride;
+    if (is_tree()) {
+      grow(d, mine, row_stride);
+    } else {
+      choose(d, mine);
+    }
+  }
+  planned_.clear();
+}
+
+// `confidence`: of the draft behind what is in front of it; negative: not known.
+void DraftPasses::add_draft(Drafting& d, std::int32_t column, float confidence) {
+  if (column < 0 || column >= config_.num_scores) {
+    d.ends = true;
+    return;
+  }
+  DraftGrowth& g = d.growth;
+  const float above = d.made == 0 ? 1.0f : g.worth[d.made - 1];
+  g.tokens[d.made] = config_.output_ids.empty() ? column : config_.output_ids[column];
+  g.parents[d.made] = d.made - 1;
+  // What a drawn draft turned out to be must not decide whether it is dropped: no estimate.
+  const bool known = confidence >= 0.0f && above >= 0.0f && d.mode != DraftPick::kOwn;
+  g.worth[d.made] = known ? above * confidence : kUnknownSurvival;
+  g.count = ++d.made;
+  d.ends = d.made == d.limit || (confidence >= 0.0f && confidence < config_.min_confidence);
+}
+
+void DraftPasses::choose(Drafting& d, const float* scores) {
+  const int n = config_.num_scores;
+  SamplingLaw law{1.0f};
+  if (d.mode != DraftPick::kBest) law = round_.laws.law(d.request);
+  if (sampler_.weigh(scores, n, law) < 0) {
+    d.ends = true;
+    return;
+  }
+  const WeightedLaw weighed = sampler_.law();
+  const double total = weight_of(weighed.total);
+  // The largest weight is 1. It does not depend on what is drawn.
+  const auto largest = static_cast<float>(1.0 / total);
+  if (d.mode == DraftPick::kBest) {
+    const auto best = std::max_element(scores, scores + n) - scores;
+    return add_draft(d, static_cast<std::int32_t>(best), largest);
+  }
+  const auto position = static_cast<std::uint64_t>(d.len + d.made);
+  const std::uint64_t seed = round_.laws.seed[d.request];
+  if (d.mode == DraftPick::kCoupled) {
+    const TokenId drawn = draw_from_law(weighed, token_uniform(seed, position));
+    const double share = static_cast<double>(weighed.weights[drawn]) / total;
+    return add_draft(d, drawn, static_cast<float>(share));
+  }
+  const std::ptrdiff_t at = std::ptrdiff_t{d.request} * config_.max_drafts + d.made;
+  write_law(weighed, probs_ + at * n);
+  const TokenId drawn =
+      draw_from_law(weighed, philox_uniform(seed, position, RandomPurpose::kDraft, 0));
+  probs_columns_[at] = drawn;
+  add_draft(d, drawn, largest);
+}
+
+void DraftPasses::grow(Drafting& d, const float* scores, std::int64_t row_stride) {
+  const int n = config_.num_scores, k = std::min(config_.top_k, n);
+  const int rows = d.made == 0 ? 1 : d.growth.num_open;
+  shares_.assign(static_cast<std::size_t>(rows) * k, 0.0f);
+  columns_.assign(static_cast<std::size_t>(rows) * k, -1);
+  order_.resize(static_cast<std::size_t>(n));
+  for (int row = 0; row < rows; ++row, scores += row_stride) {
+    if (sampler_.weigh(scores, n, SamplingLaw{1.0f}) < 0) continue;
+    const WeightedLaw law = sampler_.law();
+    const double total = weight_of(law.total);
+    std::iota(order_.begin(), order_.end(), 0);
+    std::partial_sort(order_.begin(), order_.begin() + k, order_.end(),
+                      [scores](std::int32_t a, std::int32_t b) {
+                        return scores[a] != scores[b] ? scores[a] > scores[b] : a < b;
+                      });
+    for (int i = 0; i < k; ++i) {
+      const std::int32_t column = order_[i];
+      columns_[row * k + i] = column;
+      shares_[row * k + i] = static_cast<float>(static_cast<double>(law.weights[column]) / total);
+    }
+  }
+  const DraftChildren<std::int32_t> children{
+      shares_.data(), columns_.data(),
+      config_.output_ids.empty() ? nullptr : config_.output_ids.data(), k, n};
+  ++d.made;
+  const int open = d.made < d.depth ? k : 0;
+  grow_drafts(SerialTeam{}, children, d.limit, open, &d.growth, &scratch_);
+  d.ends = d.growth.num_open == 0;
+}
+
+// Ends the round: the drafts go into the slots.
+void DraftPasses::bring() {
+  for (const Drafting& d : drafting_) {
+    if (d.growth.count == 0) continue;
+    BroughtDraft* to = round_.slots.at(d.slot)->brought_draft();
+    if (is_tree()) {
+      bring_growth(SerialTeam{}, &d.growth, d.len, to, &scratch_);
+    } else {
+      bring_draft(SerialTeam{}, to, d.len, d.growth.tokens, nullptr, d.growth.worth, d.growth.count,
+                  config_.vocab_size);
+    }
+  }
+}
+
+// -- Prompts --------------------------------------------------------------------------------------
+
+const StepPlan* DraftPasses::plan_prompts(const PromptPieces& p) {
+  open_plan(p.max_pages, false);
+  prompt_ends_.clear();
+  for (int b = 0; b < p.num_requests; ++b) {
+    const int slot = p.slot_ids[b], kv_len = p.kv_len[b];
+    const int rows = std::min(p.cu_rows[b + 1] - p.cu_rows[b], config_.max_len - kv_len);
+    if (slot < 0 || slot >= config_.num_slots || rows <= 0) continue;
+    const int first = plan_->num_rows;
+    const std::int32_t* pages = p.page_table + std::ptrdiff_t{b} * p.max_pages;
+    if (!add_request(pages, b, kv_len, rows)) continue;
+    for (int i = 0; i < rows; ++i) {
+      put_row(first + i, p.tokens[p.cu_rows[b] + i], kv_len + i, i - 1);
+    }
+    prompt_ends_.push_back({slot, kv_len + rows});
+  }
+  plan_->num_prefill_rows = plan_->num_rows;
+  return plan_->num_requests == 0 ? nullptr : plan_.get();
+}
+
+void DraftPasses::take_prompts() {
+  for (const PromptEnd& end : prompt_ends_) slots_[end.slot].read = end.end;
+  prompt_ends_.clear();
+}
+
+std::size_t DraftPasses::memory_bytes() const {
+  return (plan_ == nullptr ? 0 : plan_->memory_bytes()) + drafting_.capacity() * sizeof(Drafting);
+}
+
+}  // namespace specdec

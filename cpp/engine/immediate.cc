@@ -1,0 +1,444 @@
+// The immediate step: what the host does of a step that it runs itself. Slots lie in its memory, so
+// drafts are looked up when the step is planned, and what was accepted is known when commit()
+// returns; deliver() says it when it is its turn.
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "algo/fault.h"
+#include "base/check.h"
+#include "base/pages.h"
+#include "engine/executor.h"
+
+namespace specdec {
+namespace {
+
+// How far back the agreement behind a match is counted: beyond this, longer says nothing new.
+constexpr int kMatchHorizon = 16;
+// Text goes to the public pool in pieces of this many tokens: each piece repeats a little of what
+// came before it, so that n-grams across the border are found.
+constexpr int kPublishTokens = 32;
+
+// Does this step need scores of the request, or are the best tokens enough?
+bool wants_scores(const RequestRecord& r, bool is_prefill, int num_output) {
+  const RequestParams& p = r.params;
+  return !p.sampling.greedy() || p.logprobs.has_value() || p.return_logits || p.needs_scores ||
+         (p.prompt_logprobs && is_prefill) || r.processor.active(num_output);
+}
+
+int output_so_far(const RequestRecord& r) {
+  return r.host_slot->begun != 0 ? r.host_slot->len - r.prompt_len : 0;
+}
+
+}  // namespace
+
+void Executor::enter_on_host(RequestRecord& request) {
+  Slot* slot = host_->slots.at(request.slot);
+  write_slot(layout_, slot_request(request, /*take_prompt=*/true), slot);
+  request.host_slot = slot;
+  request.entered = true;
+  entered_.push_back({request.slot, request.id, 0, 0});
+}
+
+// Fills offered and match_len from the request's own history or the public pool, whichever agrees
+// with a longer suffix; its own on ties.
+void Executor::look_up(RequestRecord& request) {
+  Slot* slot = request.host_slot;
+  request.offered.clear();
+  request.match_len = 0;
+  request.offer_is_pooled = false;
+  if (slot->method != SlotMethod::kNgram) return;
+  const TokenId* history = slot->history();
+  NgramMatch& match = slot->match;
+  ngram_lookup(SerialTeam{}, slot->ngram_index(), history, slot->len, slot->ngram, &match);
+  if (match.length > 0) {
+    request.offered.assign(history + match.source, history + match.source + match.length);
+    int agree = match.match_len;
+    while (agree < kMatchHorizon && agree < match.source &&
+           history[match.source - agree - 1] == history[slot->len - agree - 1]) {
+      ++agree;
+    }
+    request.match_len = agree;
+  }
+  if (!public_pool_ || match.match_len == slot->max_ngram) return;
+  TokenId pooled[kMaxDraftLen];
+  std::int32_t pooled_match = 0;
+  const std::int32_t pooled_len =
+      public_pool_->lookup(request.params.cache_salt, history, slot->len, slot->ngram.max_draft_len,
+                           pooled, &pooled_match);
+  if (pooled_len > 0 && pooled_match > match.match_len) {
+    request.offered.assign(pooled, pooled + pooled_len);
+    request.match_len = pooled_match;
+    request.offer_is_pooled = true;
+  }
+}
+
+// Chance of each of the first `length` offered drafts; the array is the request's.
+const double* Executor::survival_on_host(RequestRecord& request, int length) {
+  request.survival.resize(static_cast<std::size_t>(length));
+  double alive = 1.0;
+  for (int i = 0; i < length; ++i) {
+    alive *= request.rates.rate(request.shared_rates.get(), request.match_len, i + 1);
+    request.survival[i] = alive;
+  }
+  return request.survival.data();
+}
+
+// The tree of drafts that were handed in, less what the limits cut off. The cut looks at places in
+// the tree, never at tokens: what is left was drawn from what it says.
+void Executor::place_proposal(RequestRecord& request, const DraftShare& share) {
+  Slot* slot = request.host_slot;
+  DraftTree& tree = slot->tree;
+  tree.reset(slot->history()[slot->len - 1]);
+  request.step_proposal = std::move(request.proposal);
+  const DraftTree& proposal = request.step_proposal->tree;
+  const std::int32_t room = slot_draft_room(slot);
+  std::int32_t depth[kMaxStepTokens];
+  std::int32_t placed[kMaxStepTokens];  // index in the step's tree, -1: cut off
+  derive_depths(proposal.parents, proposal.size, depth);
+  placed[0] = 0;
+  for (int i = 1; i < proposal.size; ++i) {
+    const std::int32_t parent = placed[proposal.parents[i]];
+    const bool fits = parent >= 0 && depth[i] <= room && tree.num_drafts() < share.max_drafts;
+    placed[i] = fits ? tree.add(proposal.tokens[i], parent) : -1;
+    if (fits) request.step_proposal->source[placed[i]] = i - 1;
+  }
+}
+
+// Of the drafts that operations have brought: those that are worth their rows, where the drafter
+// says how likely they are. The same budget as for chains, whose order is by likelihood, too.
+void Executor::cut_brought_drafts() {
+  if (config_.method != DraftMethod::kProposed || !cost_now_.known()) return;
+  const InFlightStep& flight = flights_.back();
+  const int first = step_.num_prompts;
+  int rows = step_.num_prompt_rows + step_.num_decodes;
+  int most = config_.max_num_tokens - rows;
+  chain_offers_.assign(step_.num_decodes, {});
+  for (int i = 0; i < step_.num_decodes; ++i) {
+    RequestRecord& request = *flight.places[first + i].request;
+    const Slot* slot = request.host_slot;
+    const int allowed = staged(staging_.max_drafts)[first + i];
+    const BroughtDraft* drafts =
+        slot->method == SlotMethod::kBrought ? request.host_slot->brought_draft() : nullptr;
+    const bool current = drafts != nullptr && drafts->len == slot->len && !request.proposal;
+    const int count = current ? std::min(allowed, drafts->count) : 0;
+    int known = 0;
+    request.survival.clear();
+    double least = 1.0;
+    for (; known < count && drafts->survival[known] >= 0.0f; ++known) {
+      least = std::min(least, static_cast<double>(drafts->survival[known]));
+      request.survival.push_back(least);
+    }
+    if (request.adaptive && count > 0 && known == count) {
+      chain_offers_[i] = {request.survival.data(), count};
+    } else {
+      rows += request.proposal ? allowed : count;
+      most -= request.proposal ? allowed : count;
+      request.survival.clear();
+    }
+  }
+  // Making them is paid for already.
+  budget_.cut(chain_offers_, {cost_now_, rows, static_cast<double>(step_.num_decodes), most});
+  for (int i = 0; i < step_.num_decodes; ++i) {
+    if (chain_offers_[i].length > 0)
+      staged(staging_.max_drafts)[first + i] = chain_offers_[i].chosen;
+  }
+}
+
+const StepPlan* Executor::build() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  SPECDEC_REQUIRE(host_ != nullptr && host_->stage != HostSteps::Stage::kIdle,
+                  "build() follows a plan() of steps that the host runs");
+  StepPlan& plan = host_->plan;
+  if (host_->stage == HostSteps::Stage::kBuilt) return &plan;  // its caller was interrupted
+  plan.step = step_.index;
+  plan.num_requests = plan.num_rows = plan.num_logit_rows = plan.num_prefill_rows = 0;
+  plan.needs_logits = false;
+  plan.cu_rows[0] = plan.cu_logits[0] = 0;
+  cut_brought_drafts();
+  const InFlightStep& flight = flights_.back();
+  for (std::size_t b = 0; b < flight.places.size(); ++b) {
+    build_place(flight.places[b], static_cast<int>(b));
+  }
+  ++plan.generation;
+  host_->stage = HostSteps::Stage::kBuilt;
+  return &plan;
+}
+
+// Fills the step's tree and its rows of the plan.
+void Executor::build_place(const Place& place, int index) {
+  RequestRecord& request = *place.request;
+  StepPlan& plan = host_->plan;
+  Slot* slot = request.host_slot;
+  const int b = plan.num_requests++, first = plan.num_rows;
+  request.step_proposal = nullptr;
+  if (place.is_prefill) {
+    const int all = place.rows + place.drafts;
+    const std::int32_t* tokens = staged(staging_.prompt_tokens) + staged(staging_.cu_rows)[index];
+    for (int i = 0; i < all; ++i) {
+      plan.tokens[first + i] = tokens[i];
+      plan.positions[first + i] = place.start + i;
+      plan.parents[first + i] = i - 1;
+    }
+    plan.num_prefill_rows += place.rows;
+    plan.kv_len[b] = place.start;
+    plan.is_tree[b] = 0;
+    plan.num_rows += all;
+    if (place.decides) {
+      slot->tree.reset(tokens[place.rows - 1]);
+      for (int i = 0; i < place.drafts; ++i) slot->tree.add(tokens[place.rows + i], i);
+      if (place.drafts > 0) {
+        request.step_proposal = std::move(request.external);
+        for (int i = 0; i < place.drafts; ++i) request.step_proposal->source[i + 1] = i;
+      }
+    }
+    const int logits = staged(staging_.cu_logits)[index + 1] - staged(staging_.cu_logits)[index];
+    for (int i = all - logits; i < all; ++i) plan.logit_rows[plan.num_logit_rows++] = first + i;
+    plan.needs_logits |= logits > 0 && wants_scores(request, true, output_so_far(request));
+  } else {
+    DraftShare share;
+    share.max_drafts = staged(staging_.max_drafts)[index];
+    share.window_rows = staged(staging_.window_rows)[index];
+    share.guesses = staged(staging_.guesses)[index];
+    DraftTree& tree = slot->tree;
+    if (request.proposal) {
+      place_proposal(request, share);
+    } else if (config_.method == DraftMethod::kNgram && slot->method == SlotMethod::kNgram) {
+      tree.reset(slot->history()[slot->len - 1]);
+      for (int i = 0; i < share.max_drafts; ++i) tree.add(request.offered[i], i);
+    } else {
+      slot_draft(SerialTeam{}, slot, share, &tree);
+    }
+    const std::int32_t kv_len = slot->len - 1;
+    std::int32_t depth[kMaxStepTokens];
+    derive_depths(tree.parents, tree.size, depth);
+    for (int i = 0; i < tree.size; ++i) {
+      plan.tokens[first + i] = tree.tokens[i];
+      plan.positions[first + i] = kv_len + depth[i];
+      plan.parents[first + i] = tree.parents[i];
+      plan.logit_rows[plan.num_logit_rows++] = first + i;
+    }
+    plan.kv_len[b] = kv_len;
+    plan.num_rows += tree.size;
+    plan.is_tree[b] = !is_chain(tree.parents, tree.size);
+    if (plan.is_tree[b]) {
+      derive_mask(tree.parents, tree.size,
+                  plan.mask.data() + static_cast<std::ptrdiff_t>(first) * kMaskWords);
+    }
+    plan.needs_logits |= wants_scores(request, false, output_so_far(request));
+  }
+  plan.cu_rows[b + 1] = plan.num_rows;
+  plan.cu_logits[b + 1] = plan.num_logit_rows;
+  plan.slot[b] = request.slot;
+  plan.request_ids[b] = request.id;
+  const auto& pages = book_.pages().pages(request.slot);
+  std::copy(pages.begin(), pages.end(),
+            plan.page_table.begin() + static_cast<std::ptrdiff_t>(b) * plan.page_table_stride);
+}
+
+void Executor::commit(const StepPlan& plan, const TokenId* ids, const float* scores,
+                      std::int64_t row_stride, const ScoreChanges& changes,
+                      const HiddenRows& hidden, const StepDraftProbs& drawn) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  SPECDEC_REQUIRE(
+      host_ != nullptr && &plan == &host_->plan && host_->stage == HostSteps::Stage::kBuilt,
+      "this plan is not the outstanding one: commit() or fail() takes each plan() once");
+  SPECDEC_REQUIRE(!plan.needs_logits || scores != nullptr,
+                  "this plan needs scores (plan.needs_logits): a request has processors or wants "
+                  "logprobs; give float32 scores [num_logit_rows, vocab_size]");
+  for (int i = 0; scores == nullptr && i < plan.num_logit_rows; ++i) {
+    SPECDEC_REQUIRE(ids[i] < config_.vocab_size, "ids[", i, "] = ", ids[i], ": token ids are 0..",
+                    config_.vocab_size - 1);
+  }
+  InFlightStep& flight = flights_.back();
+  bool moves = false;
+  for (std::size_t b = 0; b < flight.places.size(); ++b) {
+    host_->path_len[b] = 0;
+    commit_place(flight.places[b], static_cast<int>(b), ids, scores, row_stride, changes, drawn);
+    moves |= host_->path_len[b] > 0;
+  }
+  if (moves) move_kv();
+  if (hidden.rows != nullptr) keep_hidden(hidden);
+  host_->stage = HostSteps::Stage::kIdle;
+}
+
+// What failed or has ended keeps nothing.
+void Executor::keep_hidden(const HiddenRows& hidden) const {
+  for (const Place& place : flights_.back().places) {
+    const RequestRecord& request = *place.request;
+    if (request.ended || request.host_slot->frozen() || place.out.last_logit_row < 0) continue;
+    std::memcpy(hidden.kept + request.slot * hidden.row_bytes,
+                hidden.rows + place.out.last_logit_row * hidden.stride,
+                static_cast<std::size_t>(hidden.row_bytes));
+  }
+}
+
+std::vector<StepOutput> Executor::fail_planned(const StepPlan& plan, const std::string& message) {
+  std::int64_t index = 0;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    SPECDEC_REQUIRE(
+        host_ != nullptr && &plan == &host_->plan && host_->stage == HostSteps::Stage::kBuilt,
+        "this plan is not the outstanding one: commit() or fail() takes each plan() once");
+    index = step_.index;
+  }
+  return fail(index, message);
+}
+
+void Executor::commit_place(Place& place, int index, const TokenId* ids, const float* scores,
+                            std::int64_t row_stride, const ScoreChanges& changes,
+                            const StepDraftProbs& drawn) {
+  RequestRecord& request = *place.request;
+  if (request.ended) return;
+  HostSteps& host = *host_;
+  StepOutput& out = place.out;
+  const StepPlan& plan = host.plan;
+  const float* raw = changes.raw == nullptr ? scores : changes.raw;
+  const std::int64_t raw_stride = changes.raw == nullptr ? row_stride : changes.raw_stride;
+  const int end = plan.cu_logits[index + 1];
+  if (place.is_prefill && request.params.prompt_logprobs) {
+    const float* row = raw + plan.cu_logits[index] * raw_stride;
+    for (int i = 0; i < place.rows && place.start + i + 1 < request.prompt_len; ++i) {
+      const TokenId next = request.tokens()[place.start + i + 1];
+      out.prompt_logprobs.push_back(compute_logprobs(row + i * raw_stride, config_.vocab_size, next,
+                                                     *request.params.prompt_logprobs));
+    }
+  }
+  if (!place.decides) return;
+  Slot* slot = request.host_slot;
+  SlotResult* result = host.results.data() +
+                       static_cast<std::ptrdiff_t>(flights_.back().ring) * config_.max_batch_size +
+                       index;
+  if (const auto failed = changes.errors.find(request.id); failed != changes.errors.end()) {
+    out.finish_reason = FinishReason::kError;
+    out.error = failed->second;
+    *result = SlotResult{};
+    result->num_drafts = slot->tree.num_drafts();
+    result->bad_row = 1;
+    return;
+  }
+  const int first = end - slot->tree.size;  // of a prompt: the row that decides the first token
+  TokenId* sampled = host.sampled.data() + first;
+  if (scores == nullptr) std::copy(ids + first, ids + end, sampled);
+  const Proposal* proposal = request.step_proposal.get();
+  const HostChoice choice{request.params,
+                          request.processor,
+                          slot->history(),
+                          slot->len,
+                          output_so_far(request),
+                          slot->tree,
+                          proposal == nullptr ? nullptr : &proposal->probs,
+                          proposal == nullptr ? nullptr : proposal->source,
+                          slot->method == SlotMethod::kLookahead,
+                          proposal == nullptr ? &drawn : nullptr,
+                          index - step_.num_prompts};
+  acceptor_.decide(choice, scores == nullptr ? nullptr : scores + first * row_stride, row_stride,
+                   sampled, &host.accepted);
+  const bool own_tree = proposal == nullptr;
+  const bool begins = slot->begun == 0;
+  slot_commit(SerialTeam{}, slot, &slot->tree, sampled, &host.accepted, result,
+              host.path.data() + static_cast<std::ptrdiff_t>(index) * kMaxStepTokens,
+              &host.path_len[index], own_tree);
+  const int kept = std::max(0, result->num_tokens - 1);
+  const bool in_place = kept == 0 || host.accepted.path[kept - 1] == kept;
+  // What has ended leaves K/V behind only to be reused.
+  if (slot->frozen() && book_.pages().reuse() && !in_place) host.path_len[index] = kept;
+  if (fault(Fault::kStaleContext)) host.path_len[index] = 0;
+  deliver_on_host(place, first, sampled, raw == nullptr ? nullptr : raw + first * raw_stride,
+                  raw_stride, result);
+  learn_on_host(request, *result, begins);
+}
+
+// What the tokens bring besides themselves: logprobs, their rows, the text of processors.
+void Executor::deliver_on_host(Place& place, int first_row, const TokenId* sampled,
+                               const float* raw, std::int64_t raw_stride, SlotResult* result) {
+  RequestRecord& request = *place.request;
+  StepOutput& out = place.out;
+  Slot* slot = request.host_slot;
+  const DraftTree& tree = slot->tree;
+  for (int i = 0; i < result->num_tokens; ++i) {
+    const int node = i == 0 ? 0 : host_->accepted.path[i - 1];
+    const TokenId token = result->tokens[i];
+    request.processor.append(token);
+    if (request.params.logprobs) {
+      out.logprobs.push_back(compute_logprobs(raw + node * raw_stride, config_.vocab_size, token,
+                                              *request.params.logprobs));
+    }
+    out.last_logit_row = first_row + node;
+    if (request.params.return_logits) out.logit_rows.push_back(out.last_logit_row);
+  }
+  if (place.is_prefill && request.params.end_after_drafts && !slot->frozen()) {
+    slot->finish = result->finish = static_cast<std::int32_t>(FinishReason::kLength);
+  }
+  if (result->bad_row != 0 && sampled[0] == kNothingAllowed) {
+    out.error =
+        "no token is allowed here: allowed_token_ids, bad_words, logit_bias and "
+        "logits_processors leave none; relax them";
+  }
+  std::int32_t depth[kMaxStepTokens];
+  derive_depths(tree.parents, tree.size, depth);
+  out.max_path = *std::max_element(depth, depth + tree.size);
+}
+
+// What the step says about drafts of later ones. Decided tokens say how far an offered draft was
+// right, verified or not.
+void Executor::learn_on_host(RequestRecord& request, const SlotResult& result, bool first) {
+  const StepShare& share = request.shares.back();
+  if (!first && result.num_tokens > 0) {
+    const int judged = std::min(static_cast<int>(request.offered.size()), result.num_tokens);
+    for (int i = 0; i < judged; ++i) {
+      const bool right = request.offered[i] == result.tokens[i];
+      request.rates.observe(request.match_len, i + 1, right, kOwnDecay);
+      request.shared_rates->observe(request.match_len, i + 1, right, kSharedDecay);
+      if (!right) break;
+    }
+    learn(request, share, result);
+  }
+  request.offered.clear();
+  if (public_pool_ && result.num_tokens > 0 && request.host_slot->method == SlotMethod::kNgram) {
+    const bool failed = result.finish == static_cast<std::int32_t>(FinishReason::kError);
+    if (!failed) feed_pool(request, first || request.host_slot->frozen() ? 1 : kPublishTokens);
+  }
+}
+
+// Publishes what is new of the text, if that is at least `at_least` tokens.
+void Executor::feed_pool(RequestRecord& request, int at_least) {
+  const std::int32_t length = request.host_slot->len;
+  if (length - request.published < at_least) return;
+  public_pool_->publish(request.params.cache_salt, request.host_slot->history(), request.published,
+                        length);
+  request.published = length;
+}
+
+// Brings the K/V of accepted drafts to its final place, or notes down what is to be moved.
+void Executor::move_kv() {
+  const StepPlan& plan = host_->plan;
+  if (!host_->defer_moves) {
+    CompactKvParams moved;
+    moved.step = plan.view();
+    moved.cache = host_->cache;
+    moved.path = host_->path.data();
+    moved.path_len = host_->path_len.data();
+    host_->backend.compact_kv(moved);
+    return;
+  }
+  const std::int32_t page_size = host_->cache.page_size;
+  for (int b = 0; b < plan.num_requests; ++b) {
+    if (host_->path_len[b] == 0) continue;
+    const std::int32_t rows = plan.cu_rows[b + 1] - plan.cu_rows[b];
+    const auto used = static_cast<std::int32_t>(pages_for(plan.kv_len[b] + rows, page_size));
+    moves_.add(plan.kv_len[b], rows,
+               plan.page_table.data() + static_cast<std::size_t>(b) * plan.page_table_stride, used,
+               host_->path.data() + static_cast<std::size_t>(b) * kMaxStepTokens,
+               host_->path_len[b]);
+  }
+}
+
+KvMoves Executor::take_moves() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  KvMoves taken;
+  std::swap(taken, moves_);
+  return taken;
+}
+
+}  // namespace specdec

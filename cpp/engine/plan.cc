@@ -1,0 +1,345 @@
+// plan(): a step is staged from what the host knows, without the results of the steps in flight.
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "base/check.h"
+#include "engine/executor.h"
+
+namespace specdec {
+
+// Opens the next step: its place in the rings, nobody in it.
+void Executor::begin_step() {
+  int ring = static_cast<int>(next_step_ % ring_size());
+  if (fault(Fault::kStagingReused)) {
+    ring = static_cast<int>(next_step_ % std::max(config_.overlap_depth, 1));
+  }
+  place_ = rings_.staging + static_cast<std::ptrdiff_t>(ring) * staging_.words;
+  step_.entries = std::exchange(entered_, {});
+  step_.host_choices.clear();
+  step_.index = next_step_;
+  step_.ring = ring;
+  step_.num_prompts = step_.num_decodes = step_.num_prompt_rows = step_.num_prompt_logits = 0;
+  step_.max_decode_rows = step_.max_rows = step_.max_kv_len = 0;
+  step_.needs_scores = false;
+  planned_drafts_ = 0.0;
+  flights_.push_back({next_step_, ring, false, {}});
+  staged(staging_.cu_rows)[0] = staged(staging_.cu_logits)[0] = 0;
+}
+
+const StagedStep* Executor::plan() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  SPECDEC_REQUIRE(rings_.staging != nullptr, "plan() needs bind_rings() or run_on_host() first");
+  SPECDEC_REQUIRE(host_ == nullptr || host_->stage == HostSteps::Stage::kIdle,
+                  "plan() was called while a plan is outstanding: commit() or fail() it first");
+  SPECDEC_REQUIRE(moves_.empty(),
+                  "plan() before the K/V moves of the last step were taken: call take_moves() "
+                  "after each commit() and make them");
+  SPECDEC_REQUIRE(static_cast<int>(flights_.size()) <= config_.overlap_depth, "plan() with ",
+                  flights_.size(), " steps unread: at overlap_depth = ", config_.overlap_depth,
+                  " deliver() comes first");
+  while (RequestRecord* request = book_.admit_next()) {
+    if (host_) enter_on_host(*request);
+  }
+  begin_step();
+  collect();
+  double tokens = 0.0;  // in the cache, of decoding requests, as far as it is known
+  for (const auto* list : {&decoding_, &choosing_}) {
+    for (const RequestRecord* request : *list) tokens += request->known_len - 1;
+  }
+  const int decoding = static_cast<int>(decoding_.size() + choosing_.size());
+  step_cost_.at(decoding, tokens / std::max(decoding, 1), &cost_now_);
+  int budget = config_.max_num_tokens - decoding;
+  // Prompts come first: they decide when somebody sees the first token.
+  const auto& running = book_.running();
+  for (std::size_t i = 0; i < running.size(); ++i) {
+    RequestRecord& request = *running[i];
+    if (!request.in_prefill()) continue;
+    if (request.untouched()) book_.attach_prefix(request);
+    if (book_.better_wait(i)) continue;
+    const int rows = prefill_rows(request, budget);
+    if (rows == 0) continue;
+    if (!request.entered && !enter(request)) break;
+    const int before = step_.num_prompt_rows;
+    place_prompt(request, rows);
+    budget -= step_.num_prompt_rows - before;
+  }
+  for (RequestRecord* request : choosing_) {
+    place_rows(*request, request->known_len - 1, 1, 0, true);
+  }
+  const int most = max_drafts_of(config_);
+  const int scheduled =
+      draft_len_limit_for(config_.draft_len_schedule, static_cast<int>(running.size()), most);
+  choose_chain_limits(budget, scheduled);
+  for (RequestRecord* request : decoding_) {
+    place_decode(*request, std::min(budget, scheduled));
+    budget -= request->shares.back().rows - 1;
+  }
+  const int requests = step_.num_prompts + step_.num_decodes;
+  if (requests == 0) {
+    entered_ = std::exchange(step_.entries, {});
+    flights_.pop_back();
+    return nullptr;
+  }
+  std::fill(staged(staging_.slot_ids) + requests, staged(staging_.slot_ids) + staging_.requests,
+            -1);
+  int* logit_rows = staged(staging_.logit_rows) + step_.num_prompt_logits;
+  for (int i = 0; i < step_.max_decode_rows; ++i) logit_rows[i] = step_.num_prompt_rows + i;
+  const auto& places = flights_.back().places;
+  step_.needs_scores = std::any_of(places.begin(), places.end(), [](const Place& place) {
+    return place.decides && (place.request->by_host || !place.request->params.sampling.greedy());
+  });
+  for (int b = 0; step_.needs_scores && b < staging_.requests; ++b) {
+    // What the host chooses is drawn greedily, too, and nobody reads it.
+    const bool by_device = b < requests && !places[b].request->by_host;
+    stage_law(place_, by_device ? places[b].request : nullptr, b);
+  }
+  for (int b = 0; b < requests; ++b) {
+    const std::uint64_t seed = places[b].request->params.seed;
+    std::memcpy(staged(staging_.seed) + 2 * b, &seed, sizeof(seed));
+  }
+  ++next_step_;
+  totals_.shortened_steps += step_.num_decodes > 0 && scheduled < most;
+  totals_.unspeculated_steps += step_.num_decodes > 0 && scheduled < most && scheduled == 0;
+  if (host_) host_->stage = HostSteps::Stage::kPlanned;
+  book_.check_integrity();
+  return &step_;
+}
+
+// Who decodes in this step: what runs ahead, and choices of the host's, those first that have
+// waited for longest.
+void Executor::collect() {
+  decoding_.clear();
+  choosing_.clear();
+  for (const auto& request : book_.running()) {
+    if (request->in_prefill() || request->surely_complete()) continue;
+    if (!request->by_host) {
+      decoding_.push_back(request.get());
+    } else if (request->shares.empty()) {
+      choosing_.push_back(request.get());
+    }
+  }
+  std::stable_sort(
+      choosing_.begin(), choosing_.end(),
+      [](const RequestRecord* a, const RequestRecord* b) { return a->last_step < b->last_step; });
+  const auto most = static_cast<std::size_t>(max_host_rows());
+  if (choosing_.size() > most) choosing_.resize(most);
+}
+
+// Prompt rows of this step. A prompt's last token and the drafts that came with the request go
+// together.
+int Executor::prefill_rows(const RequestRecord& request, int budget) const {
+  int left = request.prompt_len - request.prefilled;
+  const int drafts = request.external_drafts();
+  const auto choices = step_.host_choices.size() + choosing_.size();
+  if (request.by_host && choices >= static_cast<std::size_t>(max_host_rows())) {
+    if (!config_.enable_chunked_prefill) return 0;
+    --left;  // its last row has to wait
+  }
+  const bool all = left + drafts <= budget;
+  if (!config_.enable_chunked_prefill) return all ? left : 0;
+  const int rows = std::min(left, budget);
+  return all || drafts == 0 ? rows : std::min(rows, left - 1);
+}
+
+// Puts the start of the request's slot among the step's entries. False: no room in this step's
+// place of the ring.
+bool Executor::enter(RequestRecord& request) {
+  const SlotRequest slot = slot_request(request, /*take_prompt=*/false);
+  const std::int64_t bytes = written_slot_bytes(slot);
+  const std::int64_t offset =
+      step_.entries.empty()
+          ? 0
+          : (step_.entries.back().offset + step_.entries.back().bytes + 15) / 16 * 16;
+  if (offset + bytes > entry_bytes_) return false;
+  block_.resize(static_cast<std::size_t>(bytes / 8 + 1));
+  write_slot(layout_, slot, block_.data());
+  std::memcpy(rings_.entries + step_.ring * entry_bytes_ + offset, block_.data(),
+              static_cast<std::size_t>(bytes));
+  request.entered = true;
+  if (fault(Fault::kEntryLost) && request.id > config_.max_batch_size) return true;
+  step_.entries.push_back({request.slot, request.id, offset, bytes});
+  return true;
+}
+
+// The law and the rule of the step's request `index`; null: greedy, for padding.
+void Executor::stage_law(std::int32_t* place, const RequestRecord* request, int index) const {
+  const SamplingLaw law = request == nullptr ? SamplingLaw{} : request->params.sampling;
+  const AcceptanceParams rule =
+      request == nullptr ? AcceptanceParams{} : request->params.acceptance;
+  const auto put = [&](int offset, auto value) {
+    std::memcpy(reinterpret_cast<std::byte*>(place + offset) + index * sizeof(value), &value,
+                sizeof(value));
+  };
+  put(staging_.temperature, law.temperature);
+  put(staging_.top_p, law.top_p);
+  put(staging_.min_p, law.min_p);
+  put(staging_.top_k, law.top_k);
+  put(staging_.acceptance, static_cast<std::uint8_t>(rule.rule));
+  put(staging_.posterior_threshold, rule.posterior_threshold);
+  put(staging_.posterior_alpha, rule.posterior_alpha);
+  put(staging_.acceptance_threshold, rule.threshold);
+}
+
+// The pages of the step's request `index`, after reserving what it may touch.
+void Executor::stage_pages(const RequestRecord& request, int index) {
+  const std::int64_t tokens = request.tokens_to_hold();
+  PageTable& table = book_.pages();
+  const bool reserved = table.reserve(request.slot, tokens);
+  SPECDEC_ENSURE(reserved, "request ", request.id, " was promised pages for ", tokens,
+                 " tokens and did not get them");
+  const auto& pages = table.pages(request.slot);
+  std::int32_t* row =
+      staged(staging_.page_table) + static_cast<std::ptrdiff_t>(index) * staging_.pages_per_request;
+  std::copy(pages.begin(), pages.end(), row);
+  // What the row's last use left behind must not look like a page.
+  int& used = staged_pages_[static_cast<std::size_t>(step_.ring) * staging_.requests + index];
+  if (used > static_cast<int>(pages.size())) std::fill(row + pages.size(), row + used, -1);
+  used = static_cast<int>(pages.size());
+  step_.max_kv_len = std::max(step_.max_kv_len, static_cast<int>(tokens));
+}
+
+void Executor::place_prompt(RequestRecord& request, int rows) {
+  const int start = request.prefilled;
+  request.prefilled = start + rows;
+  const bool last = !request.in_prefill();
+  place_rows(request, start, rows, last ? request.external_drafts() : 0, last);
+  // Without reuse nobody on the host reads the text again.
+  const bool needed = request.by_host || book_.pages().reuse();
+  if (last && request.host_slot == nullptr && !needed) request.text = {};
+}
+
+// Rows of known tokens, from position `start` on, and drafts behind them.
+void Executor::place_rows(RequestRecord& request, int start, int rows, int drafts, bool decides) {
+  const std::int64_t shared = book_.pages().shared_tokens(request.slot);
+  SPECDEC_ENSURE(start >= shared, "request ", request.id, " would write at ", start, ", its first ",
+                 shared, " tokens are published");
+  const int all = rows + drafts;
+  const int b = step_.num_prompts++;
+  const TokenId* text = request.tokens();
+  request.shares.push_back({step_.index, start + all, all, decides ? 1 + drafts : 0, -1});
+  request.last_step = step_.index;
+  flights_.back().places.push_back(
+      {&request, start < request.prompt_len, decides, start, rows, drafts, {}});
+  staged(staging_.slot_ids)[b] = request.by_host ? -1 : request.slot;
+  staged(staging_.max_drafts)[b] = 0;
+  staged(staging_.kv_len)[b] = start;
+  const int first = step_.num_prompt_rows;
+  for (int i = 0; i < all; ++i) {
+    const TokenId token = i < rows ? text[start + i] : request.external->tree.tokens[i - rows + 1];
+    staged(staging_.prompt_tokens)[first + i] = token;
+    staged(staging_.prompt_parents)[first + i] = i - 1;
+  }
+  step_.num_prompt_rows += all;
+  if (decides && request.by_host) step_.host_choices.push_back(step_.num_prompt_logits);
+  // The row of the last token and of the drafts behind it; for logprobs of the prompt all.
+  const int from = request.params.prompt_logprobs ? 0 : (decides ? rows - 1 : all);
+  for (int i = from; i < all; ++i) {
+    staged(staging_.logit_rows)[step_.num_prompt_logits++] = first + i;
+  }
+  staged(staging_.cu_rows)[b + 1] = step_.num_prompt_rows;
+  staged(staging_.cu_logits)[b + 1] = step_.num_prompt_logits;
+  step_.max_rows = std::max(step_.max_rows, all);
+  stage_pages(request, b);
+}
+
+// How long each chain of prompt lookup may be in this step. `most_drafts`: rows left for drafts;
+// `each`: of one request.
+void Executor::choose_chain_limits(int most_drafts, int each) {
+  if (config_.method != DraftMethod::kNgram) return;
+  int rows = step_.num_prompt_rows + static_cast<int>(decoding_.size());
+  chain_offers_.assign(decoding_.size(), {});
+  for (std::size_t i = 0; i < decoding_.size(); ++i) {
+    RequestRecord& request = *decoding_[i];
+    int length = std::max(0, std::min({request.max_drafts, each, request.room()}));
+    if (request.proposal) {
+      length = std::min(length, request.proposal->tree.num_drafts());
+    } else if (host_) {
+      look_up(request);
+      length = std::min(length, static_cast<int>(request.offered.size()));
+    }
+    if (request.adaptive && cost_now_.known() && !request.proposal) {
+      const double* survival = host_ ? survival_on_host(request, length)
+                                     : request.lookup.survival(*request.shared_rates, length);
+      chain_offers_[i] = {survival, length};
+    } else {
+      request.chain_limit = length = std::max(0, std::min(length, most_drafts));
+      rows += length;
+      most_drafts -= length;
+    }
+  }
+  if (!cost_now_.known()) return;
+  budget_.cut(chain_offers_,
+              {cost_now_, rows, static_cast<double>(decoding_.size()), most_drafts, draft_cost_});
+  for (std::size_t i = 0; i < decoding_.size(); ++i) {
+    RequestRecord& request = *decoding_[i];
+    if (!request.adaptive || request.proposal) continue;
+    const Offer& offer = chain_offers_[i];
+    // What was not drafted teaches on the host alone, where the match is known.
+    const bool probe = !host_ && offer.length > 0 &&
+                       request.lookup.probes(cost_now_, rows, offer.length, offer.chosen);
+    request.chain_limit = probe ? offer.length : offer.chosen;
+    budget_.stats.probes += probe;
+    rows += request.chain_limit;
+  }
+}
+
+// What the request may draft in this step. `most_drafts`: rows left for drafts. True if some arm
+// was chosen.
+bool Executor::choose_share(RequestRecord& request, int most_drafts, DraftShare* share, int* arm) {
+  share->max_drafts = std::min(request.max_drafts, most_drafts);
+  if (share->max_drafts <= 0) return false;
+  if (request.proposal) {
+    share->max_drafts = std::min(share->max_drafts, request.proposal->tree.num_drafts());
+    return false;
+  }
+  if (config_.method == DraftMethod::kNgram) {
+    share->max_drafts = std::min(share->max_drafts, request.chain_limit);
+    return false;
+  }
+  BudgetBandit* arms = request.any_arms();
+  if (arms == nullptr || !request.adaptive || !cost_now_.known()) return false;
+  // What the step has besides this request's drafts: rows of prompts, golden tokens, other drafts.
+  const int others = step_.num_prompt_rows + static_cast<int>(decoding_.size()) - 1 +
+                     static_cast<int>(planned_drafts_ + 0.5);
+  *arm = arms->choose(&budget_, cost_now_, others, draft_cost_);
+  if (request.sizes) {
+    share->max_drafts = std::min(share->max_drafts, request.sizes->drafts(*arm));
+    return true;
+  }
+  const LookaheadBudget budget = request.arms->budget(*arm);
+  share->window_rows = budget.window_rows;
+  share->guesses = budget.guesses;
+  share->max_drafts =
+      std::min(share->max_drafts,
+               lookahead_draft_bound(request.params.lookahead.value_or(config_.lookahead), budget));
+  return true;
+}
+
+// `most_drafts`: rows left for drafts.
+void Executor::place_decode(RequestRecord& request, int most_drafts) {
+  const int b = step_.num_prompts + step_.num_decodes++;
+  DraftShare share;
+  int arm = -1;
+  const bool chosen = choose_share(request, most_drafts, &share, &arm);
+  int drafts = std::max(0, share.max_drafts);
+  int path = request.proposal ? drafts : std::min(request.max_path, drafts);
+  // The token after the last draft takes the last place. The device knows how long the history is
+  // and leaves out what has no place; the host knows how long it is at least.
+  path = std::max(0, std::min(path, request.room()));
+  if (request.chain && !request.proposal) drafts = path;
+  const int rows = 1 + drafts;
+  request.shares.push_back({step_.index, 0, rows, path + 1, arm});
+  request.last_step = step_.index;
+  flights_.back().places.push_back({&request, false, true, 0, 0, 0, {}});
+  staged(staging_.slot_ids)[b] = request.slot;
+  staged(staging_.max_drafts)[b] = drafts;
+  staged(staging_.window_rows)[b] = share.window_rows;
+  staged(staging_.guesses)[b] = share.guesses;
+  planned_drafts_ += chosen && !config_.pads_rows ? request.any_arms()->rows(arm) : drafts;
+  step_.max_decode_rows += rows;
+  step_.max_rows = std::max(step_.max_rows, rows);
+  stage_pages(request, b);
+}
+
+}  // namespace specdec

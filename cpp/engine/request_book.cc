@@ -1,0 +1,175 @@
+#include "engine/request_book.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/check.h"
+#include "base/pages.h"
+
+namespace specdec {
+
+int RequestBook::pages_per_slot(const ExecutorConfig& c) {
+  return pages_per_request(c.max_seq_len, c.page_size);
+}
+
+RequestBook::RequestBook(const ExecutorConfig& c)
+    : pages_(c.num_pages, c.page_size, c.max_batch_size, pages_per_slot(c), c.enable_block_reuse),
+      check_integrity_(c.check_integrity) {
+  for (int slot = c.max_batch_size - 1; slot >= 0; --slot) free_slots_.push_back(slot);
+  running_.reserve(c.max_batch_size);
+}
+
+void RequestBook::promise(RequestRecord* request) const {
+  RequestRecord& r = *request;
+  // The largest that tokens_to_hold() can ever be.
+  r.promised_pages =
+      pages_.pages_for(std::max<std::int64_t>(std::int64_t{r.prompt_len} + r.external_drafts(),
+                                              std::int64_t{r.max_len} - 1 + r.max_drafts));
+  SPECDEC_REQUIRE(r.promised_pages <= pages_.num_pages(), "the request needs ", r.promised_pages,
+                  " KV pages of ", pages_.page_size(), " tokens (prompt ", r.prompt_len,
+                  " + max_tokens ", r.params.max_tokens, " + drafts), the whole pool has ",
+                  pages_.num_pages(), ": lower max_tokens or raise kv_cache_config.max_tokens");
+}
+
+RequestId RequestBook::add(std::unique_ptr<RequestRecord> request) {
+  request->id = next_id_++;
+  waiting_.push_back(std::move(request));
+  return waiting_.back()->id;
+}
+
+// Pages that running requests may still ask for: their promises less what they hold.
+std::int64_t RequestBook::outstanding_pages() const {
+  std::int64_t pages = 0;
+  for (const auto& request : running_) {
+    pages +=
+        request->promised_pages - static_cast<std::int64_t>(pages_.pages(request->slot).size());
+  }
+  return pages;
+}
+
+// Pages that an admission takes out of the free ones: its worst case, less published pages that
+// somebody holds already. (Unused published pages are free pages until they are attached.)
+std::int64_t RequestBook::pages_needed(const RequestRecord& request) const {
+  if (!pages_.reuse()) return request.promised_pages;
+  const PageTable::Match match =
+      pages_.match(request.params.cache_salt, request.tokens(), request.reusable());
+  return request.promised_pages - (match.pages - match.unused);
+}
+
+RequestRecord* RequestBook::admit_next() {
+  if (waiting_.empty() || free_slots_.empty()) return nullptr;
+  RequestRecord& request = *waiting_.front();
+  std::int64_t needed = outstanding_pages() + pages_needed(request);
+  if (fault(Fault::kAdmitWithoutBound)) needed = pages_.pages_for(request.prompt_len);
+  // First come, first served: a big request at the head is not overtaken for ever.
+  if (needed > pages_.free_pages()) return nullptr;
+  request.slot = free_slots_.back();
+  free_slots_.pop_back();
+  // Held from here on, or what was counted on could be evicted.
+  pages_.open(request.slot, request.params.cache_salt);
+  attach_prefix(request);
+  reuse_queries_ += pages_.reuse();
+  running_.push_back(std::move(waiting_.front()));
+  waiting_.pop_front();
+  return running_.back().get();
+}
+
+void RequestBook::attach_prefix(RequestRecord& request) {
+  if (!pages_.reuse()) return;
+  const bool hit = request.num_cached > 0;
+  const int pages = pages_.attach(request.slot, request.tokens(), request.reusable());
+  if (pages == 0) return;
+  request.num_cached += pages * pages_.page_size();
+  request.prefilled = request.num_cached;
+  reuse_hits_ += !hit;
+  cached_tokens_ += static_cast<std::int64_t>(pages) * pages_.page_size();
+}
+
+bool RequestBook::better_wait(std::size_t index) const {
+  const RequestRecord& request = *running_[index];
+  if (!pages_.reuse() || !request.untouched()) return false;
+  const int wanted = request.num_cached + pages_.page_size();
+  if (wanted > request.reusable()) return false;
+  return std::any_of(
+      running_.begin(), running_.begin() + static_cast<std::ptrdiff_t>(index),
+      [&](const auto& owner) {
+        const RequestRecord& other = *owner;
+        return !other.in_prefill() && other.known_len == other.prompt_len &&
+               other.prompt_len >= wanted && other.params.cache_salt == request.params.cache_salt &&
+               std::equal(request.tokens(), request.tokens() + wanted, other.tokens());
+      });
+}
+
+void RequestBook::publish(RequestRecord& request, std::int64_t count, bool in_flight) {
+  if (!pages_.reuse()) return;
+  pages_.publish(request.slot, request.tokens(), count, /*swap=*/!in_flight);
+}
+
+bool RequestBook::drop_waiting(RequestId id) {
+  return std::erase_if(waiting_, [&](const auto& request) { return request->id == id; }) > 0;
+}
+
+RequestRecord* RequestBook::find_running(RequestId id) const {
+  const auto it = std::find_if(running_.begin(), running_.end(),
+                               [&](const auto& request) { return request->id == id; });
+  return it == running_.end() ? nullptr : it->get();
+}
+
+RequestRecord* RequestBook::find(RequestId id) const {
+  if (RequestRecord* request = find_running(id)) return request;
+  for (const auto& request : waiting_) {
+    if (request->id == id) return request.get();
+  }
+  for (const auto& request : retiring_) {
+    if (request->id == id) return request.get();
+  }
+  return nullptr;
+}
+
+void RequestBook::end(RequestRecord& request, std::int64_t delivered) {
+  request.ended = true;
+  const auto it = std::find_if(running_.begin(), running_.end(),
+                               [&](const auto& owner) { return owner.get() == &request; });
+  if (fault(Fault::kPagesBackEarly)) pages_.release(request.slot);
+  retiring_.push_back(std::move(*it));
+  running_.erase(it);
+  release_retired(delivered);
+}
+
+void RequestBook::release_retired(std::int64_t delivered) {
+  std::erase_if(retiring_, [&](std::unique_ptr<RequestRecord>& request) {
+    if (request->last_step > delivered) return false;
+    pages_.release(request->slot);
+    free_slots_.push_back(request->slot);
+    return true;
+  });
+}
+
+void RequestBook::add_stats(ExecutorStats* stats) const {
+  ExecutorStats& s = *stats;
+  s.running = static_cast<int>(running_.size());
+  s.waiting = static_cast<int>(waiting_.size());
+  s.retiring = static_cast<int>(retiring_.size());
+  s.free_pages = pages_.free_pages();
+  s.total_pages = pages_.num_pages();
+  s.promised_pages = s.total_pages - s.free_pages + outstanding_pages();
+  s.reuse_queries = reuse_queries_;
+  s.reuse_hits = reuse_hits_;
+  s.cached_tokens = cached_tokens_;
+  s.cached_pages = pages_.cached_pages();
+  s.reuse = pages_.reuse_stats();
+  s.index_bytes = static_cast<std::int64_t>(pages_.index_bytes());
+  const auto add_request = [&](const RequestRecord& r) {
+    s.history_bytes += static_cast<std::int64_t>(r.text.capacity() * sizeof(TokenId));
+    if (r.host_slot) s.history_bytes += std::int64_t{r.max_len} * sizeof(TokenId);
+    for (const auto* proposal : {r.external.get(), r.proposal.get(), r.step_proposal.get()}) {
+      if (proposal == nullptr) continue;
+      s.draft_prob_bytes += static_cast<std::int64_t>(proposal->probs.memory_bytes());
+    }
+  };
+  for (const auto& request : running_) add_request(*request);
+  for (const auto& request : retiring_) add_request(*request);
+  for (const auto& request : waiting_) add_request(*request);
+}
+
+}  // namespace specdec

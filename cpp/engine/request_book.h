@@ -1,0 +1,80 @@
+// Who waits, who runs, who has ended while steps in flight still name it; and which pages each of
+// them holds or was promised. No step, no slot, no device: only books.
+//
+// guaranteed_no_evict: a request is admitted when its worst case fits into the pages that are not
+// promised to others, so a running request never waits for a page.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <vector>
+
+#include "engine/config.h"
+#include "engine/executor_stats.h"
+#include "engine/request_record.h"
+#include "kv/page_table.h"
+
+namespace specdec {
+
+class RequestBook {
+ public:
+  explicit RequestBook(const ExecutorConfig& config);
+
+  // Tokens that a page row of a step has room for, in pages: the longest sequence plus one step
+  // whose rows are all drafts.
+  static int pages_per_slot(const ExecutorConfig& config);
+
+  // Sets what the request is promised; refuses one that the whole pool cannot hold.
+  void promise(RequestRecord* request) const;
+  RequestId add(std::unique_ptr<RequestRecord> request);
+  // The next waiting request, if a slot and its worst case are free: it runs from here on and has
+  // taken over what is published of its prompt. Null: none.
+  RequestRecord* admit_next();
+
+  // Takes over what is published of the prompt; may be called again until the first row is planned.
+  void attach_prefix(RequestRecord& request);
+  // True when the last row of a prompt in front of running()[index] is in flight, which has the
+  // next block of its prompt too: once it is read the block is there to be attached. So the outputs
+  // of one prompt compute it once.
+  bool better_wait(std::size_t index) const;
+  // Publishes the full pages among the first `count` tokens, whose K/V is final. Pages that a step
+  // in flight names stay, even where an equal one is published.
+  void publish(RequestRecord& request, std::int64_t count, bool in_flight);
+
+  // Drops a waiting request; false: it does not wait.
+  bool drop_waiting(RequestId id);
+  RequestRecord* find_running(RequestId id) const;
+  // Running, waiting or ended with steps in flight; null: unknown.
+  RequestRecord* find(RequestId id) const;
+  // The request takes part in no further step. Its slot and its pages stay until step `last_step`
+  // of it is delivered.
+  void end(RequestRecord& request, std::int64_t delivered);
+  void release_retired(std::int64_t delivered);
+
+  std::int64_t outstanding_pages() const;
+  // Fills what the books know.
+  void add_stats(ExecutorStats* stats) const;
+  void check_integrity() const {
+    if (check_integrity_) pages_.check_integrity();
+  }
+
+  PageTable& pages() { return pages_; }
+  const PageTable& pages() const { return pages_; }
+  const std::vector<std::unique_ptr<RequestRecord>>& running() const { return running_; }
+  int num_unfinished() const { return static_cast<int>(running_.size() + waiting_.size()); }
+
+ private:
+  std::int64_t pages_needed(const RequestRecord& request) const;
+
+  PageTable pages_;
+  bool check_integrity_;
+  RequestId next_id_ = 1;
+  std::deque<std::unique_ptr<RequestRecord>> waiting_;
+  std::vector<std::unique_ptr<RequestRecord>> running_;   // in order of admission
+  std::vector<std::unique_ptr<RequestRecord>> retiring_;  // ended, named by a step in flight
+  std::vector<int> free_slots_;
+  std::int64_t reuse_queries_ = 0, reuse_hits_ = 0, cached_tokens_ = 0;
+};
+
+}  // namespace specdec

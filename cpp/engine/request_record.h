@@ -1,0 +1,162 @@
+// The executor's private records: a request, its share of a step, and a step in flight.
+#pragma once
+
+#include <algorithm>
+#include <deque>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "algo/draft_probs.h"
+#include "algo/fault.h"
+#include "algo/slot.h"
+#include "engine/budget_bandit.h"
+#include "engine/chain_history.h"
+#include "engine/request.h"
+#include "engine/score_processor.h"
+#include "engine/staging.h"
+#include "tree/draft_tree.h"
+
+namespace specdec {
+
+// A step in flight, as far as it concerns one request.
+struct StepShare {
+  std::int64_t step = 0;
+  int prompt_end = 0;  // > 0: reads the prompt, and drafts behind it, up to there
+  int rows = 0;        // decoding: rows at most
+  int tokens = 0;      // tokens that it delivers at most; at least one, if any
+  int arm = -1;        // of the shares that it chose from
+};
+
+// Drafts handed in by propose(), or that came with the request; node 0 of the tree is unused.
+struct Proposal {
+  DraftTree tree;
+  DraftProbs probs;
+  std::int32_t source[kMaxStepTokens] = {};  // once it is cut: the draft that a node was
+};
+
+struct RequestRecord {
+  RequestRecord(RequestParams request_params, int vocab_size)
+      : params(std::move(request_params)),
+        processor(params, vocab_size),
+        prompt_len(static_cast<int>(params.prompt.size())),
+        text(std::move(params.prompt)),
+        known_len(prompt_len) {}
+
+  RequestId id = 0;
+  RequestParams params;  // its prompt is in `text`
+  ScoreProcessor processor;
+  int prompt_len = 0;
+  int max_len = 0;     // the history never grows beyond this
+  int max_drafts = 0;  // of one step
+  int max_path = 0;    // of them, how many can be accepted
+  bool chain = false;  // drafts are no tree: one position less left, one draft less
+
+  bool adaptive = false;  // it drafts what pays
+  std::optional<LookaheadBandit> arms;
+  std::optional<SizeBandit> sizes;  // of drafts from outside
+  // What the requests with this salt have shown.
+  std::shared_ptr<ChainRates> shared_rates;
+  std::shared_ptr<std::map<int, SizeBandit>> shared_sizes;
+  ChainHistory lookup;           // where the match behind a draft is not known
+  ChainRates rates;              // where it is
+  int chain_limit = 0;           // drafts of the step to be planned
+  std::vector<double> survival;  // of it
+  std::vector<TokenId> offered;  // of the last lookup on the host, for what it teaches
+  int match_len = 0;             // tokens in front of `offered` that agree with the history's end
+  bool offer_is_pooled = false;  // `offered` is not the request's own text
+  int published = 0;             // tokens of the history that the public pool has
+  std::unique_ptr<Proposal> external;       // drafts behind the prompt, until they are planned
+  std::unique_ptr<Proposal> proposal;       // for the next decode step
+  std::unique_ptr<Proposal> step_proposal;  // of the step in flight
+
+  std::int64_t promised_pages = 0;
+  bool by_host = false;  // the step runs on a device and the host chooses this request's tokens
+  // Prompt and delivered tokens, as far as somebody on the host needs them (host_slot null).
+  std::vector<TokenId> text;
+  Slot* host_slot = nullptr;  // where the host runs the step: the request's slot
+
+  int slot = -1;
+  bool entered = false;  // the slot's start has been written, or staged
+  int prefilled = 0;     // prompt tokens whose rows were planned, or that were taken over
+  int num_cached = 0;    // of them, how many lay in published pages
+  int known_len = 0;     // of the history, as far as results were read
+  std::deque<StepShare> shares;
+  std::int64_t last_step = -1;  // the last one that names it
+  bool cancelled = false, ended = false;
+
+  const TokenId* tokens() const { return host_slot ? host_slot->history() : text.data(); }
+  int num_output() const { return known_len - prompt_len; }
+
+  BudgetBandit* any_arms() {
+    if (arms) return &*arms;
+    return sizes ? &*sizes : nullptr;
+  }
+
+  // Prompt tokens that may come from published pages: the last one is always computed, because its
+  // row decides the first token. Logprobs of the prompt need all its rows.
+  int reusable() const {
+    return params.compute_whole_prompt || params.prompt_logprobs ? 0 : prompt_len - 1;
+  }
+  // No row of its own was planned yet.
+  bool untouched() const { return prefilled == num_cached && last_step < 0; }
+  bool in_prefill() const { return prefilled < prompt_len; }
+  // Drafts that came with the request, as many as it could still deliver.
+  int external_drafts() const {
+    return std::min(static_cast<int>(params.external_drafts.size()), max_len - prompt_len - 1);
+  }
+
+  // The history before the next step, if every step in flight brings as few tokens as it may.
+  int least_len() const {
+    int len = known_len;
+    for (const StepShare& share : shares) len += share.tokens > 0;
+    return len;
+  }
+  // Drafts that can still be delivered before the last token, at most.
+  int room() const {
+    return host_slot != nullptr ? slot_draft_room(host_slot) : max_len - least_len() - 1;
+  }
+  // Every token is decided by the steps in flight at the latest.
+  bool surely_complete() const {
+    const bool frozen = host_slot != nullptr && host_slot->frozen();
+    return least_len() >= max_len || frozen;
+  }
+
+  // Tokens that must have a place in pages: those in the cache, and whatever the steps in flight
+  // may write. A step whose history is `len` tokens long writes from len - 1 on, M rows at most; a
+  // request that has not ended is at most max_len - 1 long.
+  std::int64_t tokens_to_hold() const {
+    std::int64_t hold = known_len == prompt_len ? 0 : known_len - 1;
+    std::int64_t len = known_len;
+    for (const StepShare& share : shares) {
+      if (share.prompt_end > 0) {
+        hold = std::max<std::int64_t>(hold, share.prompt_end);
+      } else {
+        const std::int64_t before = std::min<std::int64_t>(len, max_len - 1) - 1;
+        const int rows = fault(Fault::kHoldWithoutDrafts) ? 1 : share.rows;
+        hold = std::max(hold, before + rows);
+      }
+      if (!fault(Fault::kHoldWithoutFlight)) len += share.tokens;
+    }
+    // While the prompt is read nothing is delivered, but what was planned is, or will be, there.
+    return std::max<std::int64_t>(hold, prefilled);
+  }
+};
+
+struct InFlightStep {
+  struct Place {
+    RequestRecord* request = nullptr;
+    bool is_prefill = false, decides = false;  // decides: its last row chooses a token
+    int start = 0, rows = 0;                   // of a prompt, or of a choice of the host's
+    int drafts = 0;                            // behind a prompt
+    StepOutput out = {};                       // what the host's acceptance said beside the result
+  };
+  std::int64_t step = 0;
+  int ring = 0;
+  bool failed = false;
+  std::vector<Place> places;  // in the step's order
+};
+
+}  // namespace specdec

@@ -1,0 +1,98 @@
+#include "engine/step_times.h"
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+namespace specdec {
+namespace {
+
+constexpr std::size_t kKept = 16, kEnough = 4;  // quotients
+constexpr int kUpdateEvery = 16;                // steps, but for the first ones
+// From so many tokens on beyond those of the table, a step says what context costs.
+constexpr double kFarTokens = 256.0;
+constexpr double kLeast = 1e-3, kMost = 1e3;  // a quotient beyond these is no measurement
+// What a table may say, whatever the one it started from said.
+constexpr double kShortest = 1e-12, kLongest = 1e9;
+
+}  // namespace
+
+StepTimes::StepTimes(StepCost start)
+    : start_(std::move(start)), cost_(start_), by_rows_(start_.rows().size()) {
+  SPECDEC_REQUIRE(start_.known(), "StepTimes: the table it starts from has no points");
+}
+
+void StepTimes::Recent::add(double value) {
+  if (values.size() < kKept) {
+    values.push_back(static_cast<float>(value));
+  } else {
+    values[next] = static_cast<float>(value);
+    next = (next + 1) % kKept;
+  }
+}
+
+bool StepTimes::Recent::known() const { return values.size() >= kEnough; }
+
+double StepTimes::Recent::quartile() const {
+  std::vector<float> sorted = values;
+  const auto at = sorted.begin() + static_cast<std::ptrdiff_t>(sorted.size() / 4);
+  std::nth_element(sorted.begin(), at, sorted.end());
+  return *at;
+}
+
+bool StepTimes::observe(const StepPlan& plan, double seconds) {
+  if (plan.num_prefill_rows > 0 || plan.num_requests == 0) return false;
+  const auto* end = plan.kv_len.data() + plan.num_requests;
+  const double tokens = std::accumulate(plan.kv_len.data(), end, 0.0);
+  return observe(plan.num_rows, plan.num_requests, tokens / plan.num_requests, seconds);
+}
+
+bool StepTimes::observe(int rows, int requests, double context_len, double seconds) {
+  const std::vector<int>& counts = start_.rows();
+  if (rows < 1 || rows > counts.back() || requests < 1 || !(seconds > 0.0)) return false;
+  auto i = static_cast<std::size_t>(std::lower_bound(counts.begin(), counts.end(), rows) -
+                                    counts.begin());
+  if (i > 0 && rows - counts[i - 1] < counts[i] - rows) --i;
+  const double more = std::max(0.0, context_len - start_.context_len());
+  const double share = static_cast<double>(rows) / requests;
+  const double added = requests * more * start_.growth_at(share);
+  Recent& own = by_rows_[i];
+  if (more >= kFarTokens && added > 0.0 && own.known()) {
+    const double quotient = (seconds - start_(rows) * own.quartile()) / added;
+    growth_.add(std::clamp(quotient, 0.0, kMost));
+  } else {
+    const double expected = requests * more * cost_.growth_at(share);
+    own.add(std::clamp((seconds - expected) / start_(rows), kLeast, kMost));
+  }
+  ++observed_;
+  const bool young = observed_ <= kUpdateEvery && (observed_ & (observed_ - 1)) == 0;
+  if (!young && observed_ % kUpdateEvery != 0) return false;
+  update();
+  return true;
+}
+
+void StepTimes::update() {
+  const std::size_t size = by_rows_.size();
+  std::vector<double> seconds = start_.seconds(), growth = start_.growth();
+  std::vector<std::size_t> known;
+  for (std::size_t i = 0; i < size; ++i) {
+    if (by_rows_[i].known()) known.push_back(i);
+  }
+  for (std::size_t i = 0; i < size && !known.empty(); ++i) {
+    // Between two that are known in proportion, outside as the nearest.
+    const auto after = std::lower_bound(known.begin(), known.end(), i);
+    const std::size_t high = after == known.end() ? known.back() : *after;
+    const std::size_t low = after == known.begin() || high == i ? high : *(after - 1);
+    const double from = by_rows_[low].quartile(), to = by_rows_[high].quartile();
+    const double part =
+        high > low ? static_cast<double>(std::min(i, high) - low) / (high - low) : 0;
+    seconds[i] = std::clamp(seconds[i] * (from + part * (to - from)), kShortest, kLongest);
+  }
+  if (growth_.known()) {
+    const double quotient = growth_.quartile();
+    for (double& value : growth) value = std::min(value * quotient, kLongest);
+  }
+  cost_.set(start_.rows(), std::move(seconds), start_.context_len(), std::move(growth));
+}
+
+}  // namespace specdec

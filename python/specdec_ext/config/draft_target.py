@@ -1,0 +1,176 @@
+"""Draft-target decoding: a second, smaller model drafts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from ..errors import ConfigError, UnsupportedConfigError
+from .base import MODEL_SPELLINGS, Spellings
+from .drafter import DrafterConfig
+from .engine import MAX_DRAFT_LEN, MAX_STEP_TOKENS, normalize_dtype
+from .validate import check_bool, check_choice, check_float, check_int, show
+
+__all__ = ["DraftTargetDecodingConfig"]
+
+MAX_TOP_K = 64
+
+_MODEL_KEYS = (
+    "draft_model", "draft_model_dir", "draft_model_path",
+    "speculative_draft_model", "speculative_draft_model_path", "spec_model", "spec_draft_model",
+    "assistant_model",
+)  # fmt: skip
+_LENGTH_KEYS = (
+    "k", "num_speculative_tokens", "num_draft_tokens", "num_assistant_tokens", "spec_tokens",
+    "spec_draft_n_max",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class DraftTargetDecodingConfig(DrafterConfig):
+    """Drafts from a second model with the same vocabulary.
+
+    model              folder of an HF-format model, usually 10 to 50 times smaller than the target
+                       (speculative_model and speculative_model_dir are accepted spellings)
+    max_draft_len      drafts of one step, 1..127; a tree's nodes
+    adaptive           draft only as far as it pays: what the draft model's confidence was seen to
+                       be worth against the measured cost of its passes and of verifying; off:
+                       always max_draft_len
+    top_k              1: a chain. More: a tree, the top_k likeliest continuations of each node, of
+                       which the max_draft_len likeliest nodes are verified
+    max_draft_depth    levels of a tree, 1..max_draft_len; None: 4, or max_draft_len if that is less
+    min_confidence     stop a chain behind a draft whose probability is lower, 0..1; 0: never
+    use_draft_logits   sampled requests with acceptance="rejection" draw their drafts from the draft
+                       model's distribution and are accepted by it. False: the likeliest token,
+                       accepted by the target's own probability of it
+    dtype, model_impl  of the draft model, as LLM's arguments of these names
+    max_kv_tokens      tokens that the draft model's KV pages hold; None: as many as the target's.
+                       A request that finds no page is decoded without drafts
+
+    Greedy output is the target's own whatever the draft model says; a sampled output has the
+    target's law. Raises ConfigError.
+    """
+
+    method: ClassVar[str] = "draft_target"
+    words: ClassVar[str] = "a draft model"
+    aliases: ClassVar[Mapping[str, str]] = {
+        **dict.fromkeys(_MODEL_KEYS, "model"),
+        **dict.fromkeys(_LENGTH_KEYS, "max_draft_len"),
+        "speculative_eagle_topk": "top_k",
+        "speculative_num_steps": "max_draft_depth",
+        "spec_draft_p_min": "min_confidence",
+        "assistant_confidence_threshold": "min_confidence",
+        "use_draft_probs": "use_draft_logits",
+        "draft_dtype": "dtype",
+    }
+
+    spellings: ClassVar[Spellings] = MODEL_SPELLINGS
+
+    model: str | Path | None = None
+    max_draft_len: int = 4
+    adaptive: bool = True
+    top_k: int = 1
+    max_draft_depth: int | None = None
+    min_confidence: float = 0.0
+    use_draft_logits: bool = True
+    dtype: str = "auto"
+    model_impl: str = "auto"
+    max_kv_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        where = "DraftTargetDecodingConfig."
+        model = self.model
+        if not isinstance(model, (str, Path)) or not str(model):
+            raise ConfigError(
+                f"{where}model = {show(model)}: expected the folder of a draft model, "
+                f"got {type(model).__name__}; give a model with the target's vocabulary"
+            )
+        length = check_int(where + "max_draft_len", self.max_draft_len, ConfigError,
+                           low=1, high=MAX_DRAFT_LEN)  # fmt: skip
+        top_k = check_int(where + "top_k", self.top_k, ConfigError, low=1, high=MAX_TOP_K)
+        self._set(
+            model=str(model),
+            max_draft_len=length,
+            top_k=top_k,
+            max_draft_depth=self._depth(length, top_k),
+            min_confidence=check_float(
+                where + "min_confidence", self.min_confidence, ConfigError, low=0.0, high=1.0
+            ),
+            dtype=normalize_dtype(where + "dtype", self.dtype),
+            model_impl=check_choice(
+                where + "model_impl",
+                self.model_impl,
+                ("auto", "native", "transformers"),
+                ConfigError,
+            ),
+        )
+        if self.max_kv_tokens is not None:
+            tokens = check_int(where + "max_kv_tokens", self.max_kv_tokens, ConfigError, low=1)
+            self._set(max_kv_tokens=tokens)
+        for name in ("adaptive", "use_draft_logits"):
+            check_bool(where + name, getattr(self, name), ConfigError)
+        self._check_options()
+
+    def _depth(self, length: int, top_k: int) -> int:
+        where = "DraftTargetDecodingConfig."
+        if self.max_draft_depth is None:
+            return length if top_k == 1 else min(4, length)
+        depth = check_int(where + "max_draft_depth", self.max_draft_depth, ConfigError,
+                          low=1, high=length)  # fmt: skip
+        if top_k == 1 and depth != length:
+            raise ConfigError(
+                f"{where}max_draft_depth = {depth} with top_k = 1 and max_draft_len = {length}: a "
+                "chain is as deep as it is long; leave max_draft_depth out, or raise top_k"
+            )
+        rows = 1 + top_k * (depth - 1)
+        if rows > MAX_STEP_TOKENS:
+            raise ConfigError(
+                f"{where}top_k = {top_k} with max_draft_depth = {depth} needs {rows} rows in the "
+                f"draft model's last pass, limit {MAX_STEP_TOKENS}; lower one of them"
+            )
+        return depth
+
+    @property
+    def max_draft_path_len(self) -> int:
+        """The most that one step can accept."""
+        assert self.max_draft_depth is not None
+        return self.max_draft_depth
+
+    @classmethod
+    def normalize_keys(cls, values: Mapping[Any, Any]) -> dict[Any, Any]:
+        """Other projects' keys whose meaning is not a mere name."""
+        result = dict(values)
+
+        def take(name: str) -> Any:
+            for raw in list(result):
+                if isinstance(raw, str) and raw.lower().replace("-", "_") == name:
+                    return result.pop(raw)
+            return None
+
+        # TensorRT-LLM counts levels in max_draft_len, nodes here; SGLang counts the golden token.
+        nodes, levels = take("max_total_draft_tokens"), take("speculative_num_steps")
+        counted = take("speculative_num_draft_tokens")
+        if nodes is not None:
+            nodes = check_int("max_total_draft_tokens", nodes, ConfigError, low=1)
+            levels = take("max_draft_len") if levels is None else levels
+        elif counted is not None:
+            nodes = check_int("speculative_num_draft_tokens", counted, ConfigError, low=2) - 1
+        if nodes is None and levels is not None:
+            nodes = levels
+        if nodes is not None:
+            result["max_draft_len"] = nodes
+        if levels is not None and levels != nodes:
+            result["max_draft_depth"] = levels
+        size = take("draft_tensor_parallel_size")
+        if size is not None and check_int("draft_tensor_parallel_size", size, ConfigError) != 1:
+            raise UnsupportedConfigError(
+                f"draft_tensor_parallel_size = {size}: only 1 is supported in this version"
+            )
+        how = take("draft_sample_method")
+        if how is not None:
+            choices = ("greedy", "probabilistic")
+            chosen = check_choice("draft_sample_method", how, choices, ConfigError)
+            result["use_draft_logits"] = chosen == "probabilistic"
+        return result

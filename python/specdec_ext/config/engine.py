@@ -1,0 +1,360 @@
+"""Configuration of an engine: frozen dataclasses that are valid once they exist.
+
+This module and base.py import nothing but the error classes and value checks, so `specdec
+--help` answers and configuration files are checked without torch. parse.py reads dicts,
+JSON, YAML and lists.
+
+What the engine does not do in this version is refused here with UnsupportedConfigError: a parameter
+is honoured or refused, never ignored.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from ..errors import ConfigError, UnsupportedConfigError
+from .base import SpeculationOptions, Spellings, _Config
+from .validate import check_bool, check_choice, check_float, check_int
+
+__all__ = [
+    "MAX_DRAFT_LEN",
+    "MAX_STEP_TOKENS",
+    "MAX_VOCAB_SIZE",
+    "KvCacheConfig",
+    "LookaheadDecodingConfig",
+    "NGramDecodingConfig",
+    "SchedulerConfig",
+    "max_draft_len",
+    "normalize_dtype",
+    "pages_for",
+]
+
+# One request verifies at most this many tokens in one step: the last decided token plus its drafts.
+# The same constants are kMaxStepTokens and kMaxDraftLen in cpp/base/types.h.
+MAX_STEP_TOKENS = 128
+MAX_OVERLAP_DEPTH = 2
+MAX_DRAFT_LEN = MAX_STEP_TOKENS - 1
+# Far above any model that exists; it stops a damaged file before it asks for memory.
+MAX_VOCAB_SIZE = 2**24
+# Longest suffix that prompt lookup matches against the history; longer ones cost index memory for
+# every token and practically never decide a match (docs/methods/prompt_lookup.md).
+MAX_MATCHING_NGRAM_SIZE = 8
+
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+_DTYPE_ALIASES = {
+    "fp32": "float32", "float": "float32", "f32": "float32",
+    "bf16": "bfloat16",
+    "fp16": "float16", "half": "float16", "f16": "float16",
+}  # fmt: skip
+
+
+def normalize_dtype(field: str, value: object) -> str:
+    """ "auto" or the canonical name of a data type; `torch.bfloat16` and "bf16" are accepted."""
+    name = value if isinstance(value, str) else str(value)
+    name = name.lower().removeprefix("torch.")
+    name = _DTYPE_ALIASES.get(name, name)
+    if name.startswith(("fp8", "float8", "e4m3", "e5m2", "int8", "int4", "nvfp4")):
+        raise UnsupportedConfigError(
+            f"{field} = {name!r}: 8-bit and smaller types are not supported in this version; "
+            f"use one of {', '.join(DTYPES)}"
+        )
+    return check_choice(field, name, DTYPES, ConfigError)
+
+
+def _check_triple(window_size: object, ngram_size: object, verification_set_size: object) -> None:
+    where = "LookaheadDecodingConfig."
+    w = check_int(where + "max_window_size", window_size, ConfigError, low=1)
+    n = check_int(where + "max_ngram_size", ngram_size, ConfigError, low=1)
+    g = check_int(where + "max_verification_set_size", verification_set_size, ConfigError, low=0)
+    if n == 1 and (w, g) != (1, 0):
+        raise ConfigError(
+            f"{where}max_ngram_size = 1 with (W,N,G) = ({w},1,{g}): an n-gram of one token leaves "
+            "nothing to look ahead; use (1,1,0) for plain decoding or max_ngram_size >= 2"
+        )
+
+
+def max_draft_len(window_size: int, ngram_size: int, verification_set_size: int) -> int:
+    """Draft tokens that lookahead (W,N,G) verifies in one step, at most.
+
+    D = (0 if N == 1 else N - 2) + (W - 1 + G) * (N - 1); the step has D + 1 tokens.
+    (7,7,7) -> 83, (4,3,4) -> 15, (2,2,1) -> 2, (1,1,0) -> 0. Not limited to MAX_DRAFT_LEN, so
+    that a refusal can name the number.
+
+    Raises ConfigError for W < 1, N < 1, G < 0, or N == 1 with (W,G) != (1,0).
+    Source: TensorRT-LLM, LookaheadDecodingConfig::calculateSpeculativeResource.
+    """
+    _check_triple(window_size, ngram_size, verification_set_size)
+    w, n, g = int(window_size), int(ngram_size), int(verification_set_size)
+    return (0 if n == 1 else n - 2) + (w - 1 + g) * (n - 1)
+
+
+@dataclass(frozen=True)
+class LookaheadDecodingConfig(SpeculationOptions):
+    """Lookahead decoding with window W, n-gram size N and verification set G.
+
+    max_window_size            W >= 1, Jacobi columns
+    max_ngram_size             N >= 1, tokens of a guess including the one already decided
+    max_verification_set_size  G >= 0, guesses verified per step
+    adaptive                   let the draft budget shrink (w,n,g) within the triple; off: fixed
+
+    and the options of every method (SpeculationOptions).
+
+    As an engine's configuration the triple is an upper bound for every request. (1,1,0) is plain
+    decoding. Raises ConfigError for an invalid triple or more than 128 step tokens.
+    """
+
+    method: ClassVar[str] = "lookahead"
+
+    max_window_size: int = 4
+    max_ngram_size: int = 3
+    max_verification_set_size: int = 4
+    adaptive: bool = True
+
+    def __post_init__(self) -> None:
+        w, n, g = self.max_window_size, self.max_ngram_size, self.max_verification_set_size
+        draft_len = max_draft_len(w, n, g)
+        self._set(
+            max_window_size=int(w),
+            max_ngram_size=int(n),
+            max_verification_set_size=int(g),
+            adaptive=check_bool("LookaheadDecodingConfig.adaptive", self.adaptive, ConfigError),
+        )
+        if draft_len > MAX_DRAFT_LEN:
+            raise ConfigError(
+                f"LookaheadDecodingConfig (W,N,G) = ({w},{n},{g}) needs max_draft_len = "
+                f"{draft_len} ({draft_len + 1} step tokens), limit {MAX_DRAFT_LEN} "
+                f"({MAX_STEP_TOKENS} step tokens); make the window, n-gram size or "
+                "verification set smaller, for example (7,7,7) needs 83"
+            )
+        self._check_options()
+
+    @property
+    def triple(self) -> tuple[int, int, int]:
+        """(W, N, G)."""
+        return self.max_window_size, self.max_ngram_size, self.max_verification_set_size
+
+    @property
+    def max_draft_len(self) -> int:
+        """Draft tokens of one step, at most."""
+        return max_draft_len(*self.triple)
+
+    @property
+    def max_draft_path_len(self) -> int:
+        """Drafts on one root-to-leaf path: the most that one step can accept."""
+        return self.max_ngram_size - 1
+
+    @property
+    def is_plain(self) -> bool:
+        return self.triple == (1, 1, 0)
+
+
+@dataclass(frozen=True)
+class NGramDecodingConfig(SpeculationOptions):
+    """Prompt lookup: drafts are copied from where the last tokens occurred before.
+
+    max_draft_len            K, drafts per step, 1..127 (alias prompt_lookup_num_tokens)
+    max_matching_ngram_size  M, longest suffix that is matched, 1..8; longest first, down to 1
+    is_keep_all              keep every continuation of a pattern, not only one
+    is_use_oldest            of the kept continuations propose the oldest, else the newest
+    is_public_pool           share patterns among requests with the same `cache_salt`
+    adaptive                 let the draft budget shorten drafts below K; off: fixed
+
+    and the options of every method (SpeculationOptions).
+    """
+
+    method: ClassVar[str] = "ngram"
+
+    max_draft_len: int = 4
+    max_matching_ngram_size: int = 2
+    is_keep_all: bool = True
+    is_use_oldest: bool = True
+    is_public_pool: bool = False
+    adaptive: bool = True
+
+    def __post_init__(self) -> None:
+        where = "NGramDecodingConfig."
+        self._set(
+            max_draft_len=check_int(
+                where + "max_draft_len", self.max_draft_len, ConfigError, low=1, high=MAX_DRAFT_LEN
+            ),
+            max_matching_ngram_size=check_int(
+                where + "max_matching_ngram_size",
+                self.max_matching_ngram_size,
+                ConfigError,
+                low=1,
+                high=MAX_MATCHING_NGRAM_SIZE,
+            ),
+        )
+        for name in ("is_keep_all", "is_use_oldest", "is_public_pool", "adaptive"):
+            check_bool(where + name, getattr(self, name), ConfigError)
+        self._check_options()
+
+    @property
+    def prompt_lookup_num_tokens(self) -> int:
+        """transformers' name of max_draft_len."""
+        return self.max_draft_len
+
+    @property
+    def max_draft_path_len(self) -> int:
+        """Drafts on one root-to-leaf path: the most that one step can accept."""
+        return self.max_draft_len
+
+
+@dataclass(frozen=True)
+class KvCacheConfig(_Config):
+    """The paged KV cache.
+
+    tokens_per_block          page size in tokens, a power of two, 1..128
+    max_tokens                tokens that the page pool holds; None: see docs/usage.md, "Memory"
+    free_gpu_memory_fraction  upper limit of the pool as a fraction of the memory that is free on
+                              the device that holds it (on CPU the host's available memory), (0, 1]
+    enable_block_reuse        prefix reuse: a request takes over the K/V of full blocks that an
+                              earlier one with the same text and `cache_salt` has computed
+    max_attention_window      a window smaller than the model's own; not in this version
+    dtype                     "auto" (the model's), "float32", "bfloat16", "float16"
+    """
+
+    tokens_per_block: int = 32
+    max_tokens: int | None = None
+    free_gpu_memory_fraction: float = 0.9
+    enable_block_reuse: bool = False
+    max_attention_window: int | None = None
+    dtype: str = "auto"
+
+    def __post_init__(self) -> None:
+        where = "KvCacheConfig."
+        page = check_int(where + "tokens_per_block", self.tokens_per_block, ConfigError,
+                         low=1, high=128)  # fmt: skip
+        if page & (page - 1):
+            raise ConfigError(
+                f"{where}tokens_per_block = {page}: must be a power of two in 1..128; "
+                f"use {1 << (page.bit_length() - 1)} or {min(128, 1 << page.bit_length())}"
+            )
+        max_tokens = self.max_tokens
+        if max_tokens is not None:
+            max_tokens = check_int(where + "max_tokens", max_tokens, ConfigError, low=1)
+            if max_tokens < page:
+                raise ConfigError(
+                    f"{where}max_tokens = {max_tokens} is less than one page "
+                    f"(tokens_per_block = {page}); raise max_tokens or lower tokens_per_block"
+                )
+        self._set(
+            tokens_per_block=page,
+            max_tokens=max_tokens,
+            free_gpu_memory_fraction=check_float(
+                where + "free_gpu_memory_fraction", self.free_gpu_memory_fraction, ConfigError,
+                above=0.0, high=1.0,
+            ),
+            dtype=normalize_dtype(where + "dtype", self.dtype),
+        )  # fmt: skip
+        check_bool(where + "enable_block_reuse", self.enable_block_reuse, ConfigError)
+        if self.max_attention_window is not None:
+            raise UnsupportedConfigError(
+                f"{where}max_attention_window = {self.max_attention_window!r}: only the model's "
+                "own sliding window (config.json) is supported in this version; leave it None"
+            )
+
+
+def pages_for(tokens: int, page_size: int) -> int:
+    """Pages of the K/V cache that hold so many tokens."""
+    return -(-tokens // page_size)
+
+
+POLICIES = ("guaranteed_no_evict", "max_utilization")
+
+
+def _depth_of_run_ahead(name: str, value: Any) -> Any:
+    return "auto" if value is None else value
+
+
+def _depth_of_async_scheduling(name: str, value: Any) -> int:
+    return int(check_bool(f"SchedulerConfig.{name}", value, ConfigError))
+
+
+def _depth_of_disabled_overlap(name: str, value: Any) -> int | str:
+    return 0 if check_bool(f"SchedulerConfig.{name}", value, ConfigError) else "auto"
+
+
+@dataclass(frozen=True)
+class SchedulerConfig(_Config):
+    """Which requests run together.
+
+    max_batch_size          requests that decode at once, 1..1024
+    max_seq_len             prompt + output tokens of one request; None: the model's limit, lowered
+                            to what the page pool holds
+    max_num_tokens          rows (step tokens) of one forward pass; None: docs/usage.md, "Memory"
+    max_queued_requests     requests that may be unfinished at once, waiting ones included; one
+                            more is a QueueFullError. 1..2^20
+    policy                  "guaranteed_no_evict": a request starts only when it can finish.
+                            "max_utilization" needs preemption: not in this version
+    enable_chunked_prefill  split prompts over several steps
+    overlap_depth           steps that are enqueued while one is read, 0..2 (docs/run_ahead.md);
+                            "auto": each step is read before the next is planned, every request and
+                            drafter is served. Other spellings: run_ahead (None is "auto"), vLLM's
+                            async_scheduling (True is 1, False is 0), TensorRT-LLM's
+                            disable_overlap_scheduler (True is 0)
+    enforce_eager           with a number as overlap_depth on a CUDA device: False records steps as
+                            CUDA graphs, which no GPU has run yet
+    """
+
+    spellings: ClassVar[Spellings] = {
+        "run_ahead": ("overlap_depth", _depth_of_run_ahead),
+        "async_scheduling": ("overlap_depth", _depth_of_async_scheduling),
+        "disable_overlap_scheduler": ("overlap_depth", _depth_of_disabled_overlap),
+    }
+
+    max_batch_size: int = 32
+    max_seq_len: int | None = None
+    max_num_tokens: int | None = None
+    max_queued_requests: int = 65536
+    policy: str = "guaranteed_no_evict"
+    enable_chunked_prefill: bool = True
+    overlap_depth: int | Literal["auto"] = "auto"
+    enforce_eager: bool = True
+
+    def __post_init__(self) -> None:
+        where = "SchedulerConfig."
+        self._set(
+            max_batch_size=check_int(
+                where + "max_batch_size", self.max_batch_size, ConfigError, low=1, high=1024
+            ),
+            max_queued_requests=check_int(
+                where + "max_queued_requests",
+                self.max_queued_requests,
+                ConfigError,
+                low=1,
+                high=2**20,
+            ),
+            policy=check_choice(where + "policy", self.policy, POLICIES, ConfigError),
+        )
+        # A sequence needs a prompt token and an output token; a step needs one row.
+        for name, low in (("max_seq_len", 2), ("max_num_tokens", 1)):
+            value = getattr(self, name)
+            if value is not None:
+                self._set(**{name: check_int(where + name, value, ConfigError, low=low,
+                                             high=2**31 - 1)})  # fmt: skip
+        for name in ("enable_chunked_prefill", "enforce_eager"):
+            check_bool(where + name, getattr(self, name), ConfigError)
+        if self.overlap_depth != "auto":
+            depth = check_int(where + "overlap_depth", self.overlap_depth, ConfigError, low=0,
+                              high=MAX_OVERLAP_DEPTH, remedy="or 'auto'")  # fmt: skip
+            self._set(overlap_depth=depth)
+        elif not self.enforce_eager:
+            raise ConfigError(
+                f"{where}enforce_eager = False: graphs are made of steps that run ahead; set "
+                "overlap_depth=1, or leave enforce_eager out"
+            )
+        if self.policy == "max_utilization":
+            raise UnsupportedConfigError(
+                f"{where}policy = 'max_utilization': it needs preemption, which is not supported "
+                "in this version; use 'guaranteed_no_evict'"
+            )
+
+    @property
+    def run_ahead(self) -> int | None:
+        """The depth that was asked for; None, of "auto": the executor of the host.
+
+        The one place that says which executor a configuration means.
+        """
+        return None if self.overlap_depth == "auto" else self.overlap_depth

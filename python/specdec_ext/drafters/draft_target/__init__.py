@@ -1,0 +1,1 @@
+"""A second, smaller model drafts for the target."""

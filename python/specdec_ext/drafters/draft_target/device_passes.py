@@ -1,0 +1,257 @@
+"""A draft model on a device, chains: everything that a step launches follows from its sizes."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ... import ops
+from ..step_drafter import DraftInputs, PromptInputs
+from .device_choice import DraftChoice
+from .device_forward import ChainRows, DraftForward
+from .device_rows import DeviceReader, PromptPacker
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ...config.methods import DraftTargetDecodingConfig
+    from ...models import StepModel
+    from ...models.place import Place
+    from ..vocabulary import VocabularyMap
+
+__all__ = ["DevicePasses"]
+
+# Each text's last two tokens: the golden one, and the one before, which is new to the model if all
+# drafts were accepted.
+_READS = 2
+
+
+class DevicePasses:
+    """HostPasses' verbs on a device.
+
+    place         of both models
+    vocab_size    of the target
+    max_requests  slots of the engine
+    max_rows      of a step of the engine, and of one pass of the draft model
+    """
+
+    def __init__(
+        self,
+        config: DraftTargetDecodingConfig,
+        model: StepModel,
+        vocabulary: VocabularyMap,
+        place: Place,
+        *,
+        vocab_size: int,
+        max_requests: int,
+        max_rows: int,
+    ) -> None:
+        self.config = config
+        self._place = place
+        self._num_pages = 0  # of the draft model
+        self._vocab_size, self._max_len = vocab_size, model.max_position
+        self.forward = DraftForward(
+            model, place, max_rows=max_rows, max_requests=max_requests, max_scores=max_requests
+        )
+        self._prompts = PromptPacker(
+            place, max_rows=max_rows, max_requests=max_requests, max_len=self._max_len
+        )
+        self._reader = DeviceReader(
+            place, rows=_READS, max_requests=max_requests, max_len=self._max_len
+        )
+        how: dict[str, Any] = {"dtype": torch.int32, "device": place.device}
+        drafts = config.max_draft_len
+        self._last = torch.zeros(max_requests, _READS, **how)
+        self._lens = torch.zeros(max_requests, **how)
+        self._cu_rows = torch.zeros(max_requests + 1, **how)
+        # Rows of a pass behind the first; the last is that of requests without one.
+        self._tokens = torch.zeros(max_requests + 1, **how)
+        self._positions = torch.zeros(max_requests + 1, **how)
+        # What the draft model gave the last draft of each request; the same as an estimate.
+        self._weighs = False
+        self._confidence, self._share = torch.ones(2, max_requests, device=place.device)
+        self._input_ids = _table(vocabulary.input_ids, place)
+        self._output_ids = _table(vocabulary.output_ids, place)
+        self._num_columns = vocabulary.num_scores
+        self.choice = DraftChoice(
+            place,
+            num_columns=vocabulary.num_scores,
+            vocab_ids=self._output_ids,
+            vocab_size=vocab_size,
+            max_drafts=drafts,
+            max_requests=max_requests,
+        )
+
+    @staticmethod
+    def reads(config: DraftTargetDecodingConfig) -> int:
+        """Rows of each request in a pass, at most."""
+        del config
+        return _READS
+
+    @property
+    def num_passes(self) -> int:
+        return self.forward.num_passes
+
+    @property
+    def num_rows(self) -> int:
+        return self.forward.num_rows
+
+    @property
+    def memory_bytes(self) -> int:
+        return self.forward.memory_bytes + self.choice.memory_bytes
+
+    def bind_cache(self, k_pages: Tensor, v_pages: Tensor) -> None:
+        """The draft model's pages [layers, P, G, S, K]."""
+        self.forward.model.bind_cache(k_pages, v_pages)
+        self._num_pages = k_pages.shape[1]
+
+    def enter(self, slot: int, options: Mapping[str, Any]) -> None:
+        self.choice.enter(slot, options)
+
+    def draft_probs(self, num_requests: int) -> ops.DraftProbs:
+        return self.choice.probs.first(num_requests)
+
+    def read_prompts(self, prompts: PromptInputs) -> None:
+        self._read(
+            self._prompts.pack(prompts),
+            prompts.page_table,
+            self._cu_rows[:1],  # what the pass gives is dropped: any row
+            needs_scores=False,
+            max_kv_len=prompts.max_kv_len,
+        )
+
+    def draft(self, inputs: DraftInputs, *, wants_survival: bool) -> None:
+        requests = inputs.num_requests
+        self._weighs = wants_survival or self.config.min_confidence > 0
+        width = min(inputs.max_width, self.config.max_draft_len)
+        last, lens = self._last[:requests], self._lens[:requests]
+        ops.recent_tokens(
+            inputs.layout,
+            inputs.slots,
+            inputs.slot_ids,
+            tokens=last,
+            lens=lens,
+            backend=self._place.backend,
+        )
+        self.choice.begin(inputs)
+        first = self._reader.first(inputs, last, lens, width)
+        result = self._read(
+            first.rows,
+            inputs.page_table,
+            first.logit_rows,
+            needs_scores=self._needs_scores(inputs),
+            max_kv_len=inputs.max_kv_len,
+        )
+        has_pages = inputs.page_table.amax(1) < self._num_pages
+        limit = first.limit * has_pages
+        active = limit > 0
+        positions = first.rows.positions.index_select(0, first.logit_rows)
+        drafts = lens.new_full((requests, width), -1)
+        survival = torch.full_like(drafts, -1.0, dtype=torch.float32) if self._weighs else None
+        drafts[:, 0].copy_(
+            self._pick(result, positions, first.cu_logits, first.places, active, inputs, 0)
+        )
+        if survival is not None:
+            survival[:, 0].copy_(self._share[:requests])
+        for level in range(1, width):
+            active = (limit > level) & (drafts[:, level - 1] >= 0)
+            if self.config.min_confidence > 0:
+                active = active & (self._confidence[:requests] >= self.config.min_confidence)
+            self._follow(inputs, lens + (level - 1), active, drafts, level)
+            if survival is not None:  # unknown behind what is unknown
+                above, share = survival[:, level - 1], self._share[:requests]
+                unknown = (above < 0) | (share < 0)
+                survival[:, level].copy_((above * share).masked_fill(unknown, -1.0))
+        ops.bring_drafts(
+            inputs.layout,
+            inputs.slots,
+            inputs.slot_ids,
+            drafts,
+            survival=survival,
+            vocab_size=self._vocab_size,
+            backend=self._place.backend,
+            status=inputs.status,
+        )
+
+    def _follow(
+        self, inputs: DraftInputs, at: Tensor, active: Tensor, drafts: Tensor, level: int
+    ) -> None:
+        """One pass that reads drafts [D, width] of the level before, at these positions [D]: those
+        of the requests that go on."""
+        requests = inputs.num_requests
+        cu_rows = self._cu_rows[: requests + 1]
+        torch.cumsum(active, 0, dtype=torch.int32, out=cu_rows[1:])
+        places = cu_rows[:-1].long().masked_fill(~active, self._tokens.shape[0] - 1)
+        self._tokens.index_copy_(0, places, drafts[:, level - 1])
+        self._positions.index_copy_(0, places, at)
+        rows = ChainRows(self._tokens[:requests], self._positions[:requests], cu_rows, at, 1)
+        result = self._read(
+            rows,
+            inputs.page_table,
+            None,
+            needs_scores=self._needs_scores(inputs),
+            max_kv_len=inputs.max_kv_len,
+        )
+        chosen = self._pick(result, rows.positions, cu_rows, places, active, inputs, level)
+        drafts[:, level].copy_(chosen)
+
+    def _read(self, rows: ChainRows, *where: Any, **how: Any) -> Tensor:
+        """A pass of the draft model, which has ids of its own."""
+        if self._input_ids is not None:
+            tokens = self._input_ids.index_select(0, rows.tokens)
+            rows = dataclasses.replace(rows, tokens=tokens)
+        return self.forward(rows, *where, **how)
+
+    def _needs_scores(self, inputs: DraftInputs) -> bool:
+        return inputs.needs_scores or self._weighs
+
+    def _pick(
+        self,
+        result: Tensor,
+        positions: Tensor,
+        cu_logits: Tensor,
+        places: Tensor,
+        wanted: Tensor,
+        inputs: DraftInputs,
+        level: int,
+    ) -> Tensor:
+        """[D] int32 the drafts of a level, -1 for a request that wants none, and for scores that
+        hold a NaN.
+
+        result     of a pass, ids [L] or scores [L, num_scores]; positions [L] of their rows
+        cu_logits, places  as in FirstPass
+        """
+        places = places.clamp_max(result.shape[0] - 1)
+        if self._needs_scores(inputs):
+            columns, scores = self.choice.choose(
+                result, cu_logits, positions, places, inputs, level
+            )
+            if self._weighs:
+                self._weigh(columns, scores, inputs)
+        else:
+            columns = result.index_select(0, places)
+            if self.forward.num_scores > self._num_columns:
+                columns = columns.masked_fill(columns >= self._num_columns, -1)
+        columns = columns.masked_fill(~wanted, -1)
+        if self._output_ids is None:
+            return columns
+        chosen = self._output_ids.index_select(0, columns.clamp_min(0))
+        return chosen.masked_fill(columns < 0, -1)
+
+    def _weigh(self, columns: Tensor, scores: Tensor, inputs: DraftInputs) -> None:
+        """What the draft model gives to these drafts. What a drawn draft turned out to be must not
+        decide whether it is verified: there is no estimate of it."""
+        requests = len(columns)
+        chosen = scores.gather(1, columns.clamp_min(0)[:, None].long())[:, 0]
+        confidence = self._confidence[:requests]
+        confidence.copy_((chosen - scores.logsumexp(1)).exp())
+        share = self._share[:requests].copy_(confidence)
+        if inputs.needs_scores:
+            share.masked_fill_(self.choice.drawn(requests), -1.0)
+
+
+def _table(ids: list[int], place: Place) -> Tensor | None:
+    return torch.tensor(ids, dtype=torch.int32, device=place.device) if ids else None

@@ -1,0 +1,124 @@
+"""A draft model in steps that run where they are enqueued: on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ... import _core, ops
+from .pick import pick_of
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ...config.methods import DraftTargetDecodingConfig
+    from ...models import StepModel
+    from ..step_drafter import DraftInputs, PromptInputs
+    from ..vocabulary import VocabularyMap
+
+__all__ = ["HostPasses"]
+
+
+class HostPasses:
+    """Rows and choices are made by _core.DraftPasses; this runs the model in between.
+
+    vocab_size    of the target
+    max_requests  slots of the engine
+    max_rows      of one pass
+    """
+
+    def __init__(
+        self,
+        config: DraftTargetDecodingConfig,
+        model: StepModel,
+        vocabulary: VocabularyMap,
+        *,
+        vocab_size: int,
+        max_requests: int,
+        max_rows: int,
+    ) -> None:
+        self.model = model
+        self.num_passes = self.num_rows = 0
+        self._top_k, self._min_confidence = config.top_k, config.min_confidence
+        self.passes = _core.DraftPasses(
+            vocab_size=vocab_size,
+            num_scores=vocabulary.num_scores,
+            num_slots=max_requests,
+            max_rows=max_rows,
+            max_len=model.max_position,
+            max_drafts=config.max_draft_len,
+            top_k=config.top_k,
+            max_depth=config.max_draft_path_len,
+            min_confidence=config.min_confidence,
+            input_ids=vocabulary.input_ids,
+            output_ids=vocabulary.output_ids,
+        )
+        self._vocab_ids: Tensor | None = None
+        if vocabulary.num_scores < vocab_size:
+            ids = vocabulary.output_ids or range(vocabulary.num_scores)
+            self._vocab_ids = torch.tensor(ids, dtype=torch.int32)
+        # What drafts were drawn from, by the step's requests; made when somebody asks for it.
+        self._probs_shape = (max_requests, config.max_draft_len, vocabulary.num_scores)
+        self._probs: ops.DraftProbs | None = None
+
+    @property
+    def memory_bytes(self) -> int:
+        probs = 0 if self._probs is None else self._probs.probs.numel() * 4
+        return int(self.passes.memory_bytes) + probs
+
+    def bind_cache(self, k_pages: Tensor, v_pages: Tensor) -> None:
+        """The draft model's pages [layers, P, G, S, K]."""
+        self.model.bind_cache(k_pages, v_pages)
+        self.passes.bind_pages(page_size=k_pages.shape[3], num_pages=k_pages.shape[1])
+
+    def enter(self, slot: int, options: Mapping[str, Any]) -> None:
+        pick = pick_of(options)
+        if pick == "own" and self._top_k == 1:
+            self._make_probs()
+        self.passes.enter(slot, pick)
+
+    def read_prompts(self, prompts: PromptInputs) -> None:
+        plan = self.passes.plan_prompts(
+            prompts.tokens, prompts.slot_ids, prompts.kv_len, prompts.cu_rows, prompts.page_table
+        )
+        if plan is not None:
+            self._forward(plan)
+            self.passes.take_prompts()
+
+    def draft(self, inputs: DraftInputs, *, wants_survival: bool) -> None:
+        passes = self.passes
+        passes.begin(
+            inputs.layout,
+            inputs.slots,
+            inputs.slot_ids,
+            inputs.max_drafts,
+            inputs.page_table,
+            inputs.laws if inputs.needs_scores else None,
+            wants_survival or self._min_confidence > 0,
+        )
+        while (plan := passes.plan()) is not None:
+            passes.take(self._forward(plan))
+
+    def draft_probs(self, num_requests: int) -> ops.DraftProbs | None:
+        if self._probs is None or not self.passes.draws:
+            return None
+        return self._probs.first(num_requests)
+
+    def _forward(self, plan: Any) -> Tensor:
+        self.num_passes += 1
+        self.num_rows += plan.num_rows
+        return self.model.forward(plan)
+
+    def _make_probs(self) -> None:
+        if self._probs is not None:
+            return
+        requests, drafts, _ = self._probs_shape
+        columns = torch.zeros(requests, drafts, dtype=torch.int32)
+        drawn = torch.zeros(requests, dtype=torch.uint8)
+        probs = torch.zeros(self._probs_shape)
+        self.passes.bind_probs(probs, columns, drawn)
+        self._probs = ops.DraftProbs(
+            probs, self._vocab_ids, None if self._vocab_ids is None else columns, drawn
+        )

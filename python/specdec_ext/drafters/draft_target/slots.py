@@ -1,0 +1,115 @@
+"""Draft-target decoding in a step: a second model drafts from the slots, beside the target.
+
+The draft model has pages of its own with the ids of the target's, so a request's page table names
+both, and whoever shares a page of the target shares the draft model's. A step's first pass reads
+what the draft model has not read of a text, the golden token last; each further pass reads what
+the one before chose.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ... import ops
+from ..step_drafter import DraftInputs, PromptInputs
+from .device_passes import DevicePasses
+from .device_trees import DeviceTrees
+from .host_passes import HostPasses
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ...config.methods import DraftTargetDecodingConfig
+    from ...models import StepModel
+    from ...models.place import Place
+    from ..vocabulary import VocabularyMap
+
+__all__ = ["StepDraftTarget"]
+
+
+class StepDraftTarget:
+    """A StepDrafter around a second StepModel; see bind_cache().
+
+    place         of both models
+    vocab_size    of the target
+    max_requests  slots of the engine
+    max_rows      of a step of the engine, and of one pass of the draft model
+    pages         K and V of the draft model, [layers, P, G, S, K]; None: not bound yet. Where there
+                  are fewer than the target has, a request that holds a page without a counterpart
+                  is not drafted for
+    wants_survival  estimates are wanted with the drafts though no request samples: passes give
+                  scores, which say how sure the model is, not ids
+    """
+
+    name = "draft_target"
+    needs_hidden = False
+    drafts_one_by_one = True
+    wants_survival = False
+
+    def __init__(
+        self,
+        config: DraftTargetDecodingConfig,
+        model: StepModel,
+        vocabulary: VocabularyMap,
+        place: Place,
+        *,
+        vocab_size: int,
+        max_requests: int,
+        max_rows: int,
+    ) -> None:
+        self.config, self.model = config, model
+        self.reads_every_step = not place.is_cpu
+        self._place = place
+        sizes = {"vocab_size": vocab_size, "max_requests": max_requests, "max_rows": max_rows}
+        self.side: HostPasses | DevicePasses | DeviceTrees
+        if place.is_cpu:
+            self.side = HostPasses(config, model, vocabulary, **sizes)
+        else:
+            self.side = _on_device(config)(config, model, vocabulary, place, **sizes)
+        self.pages: tuple[Tensor, Tensor] | None = None
+
+    @staticmethod
+    def reads(config: DraftTargetDecodingConfig) -> int:
+        """Rows of each request in a pass, at most, where every step reads what is new."""
+        return _on_device(config).reads(config)
+
+    def bind_cache(self, k_pages: Tensor, v_pages: Tensor) -> None:
+        """Pages of the draft model, [layers, P, G, S, K]."""
+        self.side.bind_cache(k_pages, v_pages)
+        self.pages = (k_pages, v_pages)
+
+    def enter(self, slot: int, options: Mapping[str, Any]) -> None:
+        """See StepDrafter. What its slot's prompt begins with is known when it is read."""
+        self.side.enter(slot, options)
+
+    @torch.inference_mode()
+    def read_prompts(self, prompts: PromptInputs) -> None:
+        """See StepDrafter."""
+        self.side.read_prompts(prompts)
+
+    @torch.inference_mode()
+    def draft(self, inputs: DraftInputs) -> None:
+        """See StepDrafter."""
+        self.side.draft(inputs, wants_survival=self.wants_survival)
+
+    def draft_probs(self, num_requests: int) -> ops.DraftProbs | None:
+        """See StepDrafter."""
+        return self.side.draft_probs(num_requests)
+
+    def stats(self) -> Mapping[str, Any]:
+        """See StepDrafter."""
+        held = 0 if self.pages is None else sum(t.numel() * t.element_size() for t in self.pages)
+        return {
+            "memory_bytes": held + self.side.memory_bytes,
+            "device": self._place.name,
+            "model": str(self.model.info.path),
+            "num_forward_passes": self.side.num_passes,
+            "rows": self.side.num_rows,
+        }
+
+
+def _on_device(config: DraftTargetDecodingConfig) -> type[DevicePasses | DeviceTrees]:
+    return DevicePasses if config.top_k == 1 else DeviceTrees

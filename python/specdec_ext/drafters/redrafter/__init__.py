@@ -1,0 +1,1 @@
+"""ReDrafter: a recurrent network and beam search on the target."""

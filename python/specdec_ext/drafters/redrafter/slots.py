@@ -1,0 +1,190 @@
+"""ReDrafter for steps that run ahead: beams on the step's stream, their trees into the slots."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from ... import _core, ops
+from ...config.methods import ReDrafterDecodingConfig
+from ...errors import ConfigError, ModelError
+from ...models.native import NativeModel
+from ...models.place import CPU
+from ..shipped import shipped_folder
+from ..step_drafter import DraftInputs
+from .device_beams import DeviceBeams, make_laws
+from .drafter import PackedRedrafter, check_target
+from .model import load_redrafter
+
+__all__ = ["HostBeams", "StepRedrafter"]
+
+
+class HostBeams:
+    """The search of steps that run where they are enqueued: _core.BeamSearch, over the requests
+    that may draft alone.
+
+    max_requests  slots of the engine
+    max_drafts    of a tree
+    """
+
+    def __init__(
+        self, network: PackedRedrafter, *, vocab_size: int, max_requests: int, max_drafts: int
+    ) -> None:
+        self._network, self._vocab_size = network, vocab_size
+        # What the request of each slot asked for; nothing: no drafts.
+        self._options: list[Mapping[str, Any]] = [{}] * max_requests
+        self._search = _core.BeamSearch()
+
+        def ints(*shape: int) -> torch.Tensor:
+            return torch.zeros(max_requests, *shape, dtype=torch.int32)
+
+        self._golden, self._lens, self._room = ints(1), ints(), ints()
+        # What drafts were chosen from, by the step's requests; made when somebody asks for it.
+        self._laws: ops.DraftProbs | None = None
+        self._law_shape = (max_requests, max_drafts, _core.BEAM_SCORES)
+        self._keeps_laws = False  # in this step
+        self._steps = self._passes = self._rows = 0
+        self._seconds = 0.0
+
+    def enter(self, slot: int, options: Mapping[str, Any]) -> None:
+        self._options[slot] = options
+        if options.get("keeps_laws") and self._laws is None:
+            self._laws = make_laws(self._law_shape, torch.device("cpu"))
+
+    def draft_probs(self, num_requests: int) -> ops.DraftProbs | None:
+        return self._laws.first(num_requests) if self._laws and self._keeps_laws else None
+
+    def draft(self, inputs: DraftInputs) -> None:
+        self._keeps_laws = False
+        count = inputs.num_requests
+        golden, room = self._golden[:count], self._room[:count]
+        ops.recent_tokens(
+            inputs.layout, inputs.slots, inputs.slot_ids, tokens=golden, lens=self._lens[:count],
+            room=room, max_drafts=inputs.max_drafts,
+        )  # fmt: skip
+        slots, limits, rooms = (t.tolist() for t in (inputs.slot_ids, inputs.max_drafts, room))
+        drafting = [b for b in range(count) if rooms[b] > 0 and self._options[slots[b]]]
+        if not drafting:
+            return
+        assert inputs.hidden is not None
+        asked_for = [self._options[slots[b]] for b in drafting]
+        beams, lengths = [], []
+        for b, asked in zip(drafting, asked_for, strict=True):
+            # A tree of n drafts has no more than n leaves and is no deeper.
+            most = limits[b] if asked["adaptive"] else asked["num_beams"] * asked["length"]
+            beams.append(min(asked["num_beams"], most))
+            lengths.append(min(asked["length"], rooms[b], most))
+        keeps = [asked["keeps_laws"] for asked in asked_for]
+        self._search.start(beams, lengths, [asked["temperature"] for asked in asked_for], keeps)
+        self._network.start(
+            [inputs.hidden[slots[b]] for b in drafting], golden.flatten()[drafting].tolist()
+        )
+        cost = self._network.run(self._search, [], 0.0)
+        self._steps += 1
+        self._passes += cost.passes
+        self._rows += cost.rows
+        self._seconds += cost.network_seconds
+        law_rows = [b if kept else -1 for b, kept in zip(drafting, keeps, strict=True)]
+        laws: dict[str, Any] = {}
+        if any(keeps):
+            assert self._laws is not None and self._laws.has_probs is not None
+            self._keeps_laws = True
+            self._laws.has_probs.zero_()[drafting] = torch.tensor(keeps, dtype=torch.uint8)
+            laws = {"probs": self._laws.probs, "ids": self._laws.vocab_ids}
+        self._search.bring(
+            inputs.layout,
+            inputs.slots,
+            [slots[b] for b in drafting],
+            [limits[b] for b in drafting],
+            vocab_size=self._vocab_size,
+            law_rows=law_rows,
+            token_ids=self._network.token_ids,
+            **laws,
+        )
+
+    def scratch_bytes(self, max_requests: int) -> int:
+        del max_requests
+        return 0
+
+    def stats(self) -> dict[str, Any]:
+        held = 0 if self._laws is None else 2 * self._laws.probs.numel() * 4
+        return {
+            "memory_bytes": self._network.weight_bytes + held,
+            "draft_steps": self._steps,
+            "network_passes": self._passes,
+            "network_rows": self._rows,
+            "network_seconds": self._seconds,
+        }
+
+
+class StepRedrafter:
+    """See StepDrafter. The trees hold what _core.BeamSearch's hold, the likeliest drafts first.
+
+    max_requests  slots of the engine
+
+    Raises ModelError naming the drafter's folder where it does not fit the target, ConfigError
+    where the device has no room for the rows of a step.
+    """
+
+    name = "redrafter"
+    needs_hidden = True
+
+    def __init__(
+        self,
+        config: ReDrafterDecodingConfig,
+        model: Any,
+        *,
+        max_requests: int,
+        allow_pickle: bool = False,
+    ) -> None:
+        folder = shipped_folder("redrafter") if config.model is None else config.model
+        network = load_redrafter(folder, allow_pickle=allow_pickle)
+        place = getattr(model, "place", CPU)
+        sizes = {"vocab_size": int(model.vocab_size), "max_requests": max_requests}
+        self._beams: HostBeams | DeviceBeams
+        try:
+            check_target(network.shape, model)
+            if isinstance(model, NativeModel):
+                packed = PackedRedrafter(network, model)
+                self._beams = HostBeams(packed, max_drafts=config.max_draft_len, **sizes)
+            else:
+                self._beams = DeviceBeams(
+                    network,
+                    model,
+                    num_beams=config.num_beams,
+                    length=config.draft_len_per_beam,
+                    **sizes,
+                )
+        except ModelError as error:
+            raise type(error)(f"{folder}: {error}") from None
+        except torch.OutOfMemoryError as error:
+            raise ConfigError(
+                f"ReDrafterDecodingConfig.num_beams = {config.num_beams}: a step that runs ahead "
+                f"scores so many rows for each of max_batch_size = {max_requests} requests, and "
+                f"{place.name} has no room for them besides the model ({error}); lower one of them"
+            ) from None
+        self._device: str = place.name
+
+    def scratch_bytes(self, max_requests: int) -> int:
+        """Device memory that a step may take besides what exists from the start."""
+        return self._beams.scratch_bytes(max_requests)
+
+    def enter(self, slot: int, options: Mapping[str, Any]) -> None:
+        """See StepDrafter; options are those of request/speculation.py."""
+        self._beams.enter(slot, options)
+
+    @torch.inference_mode()
+    def draft(self, inputs: DraftInputs) -> None:
+        """See StepDrafter."""
+        self._beams.draft(inputs)
+
+    def draft_probs(self, num_requests: int) -> ops.DraftProbs | None:
+        """See StepDrafter: of requests with acceptance 'best_beam' what each draft was chosen from,
+        the softmax over the best scores of its row."""
+        return self._beams.draft_probs(num_requests)
+
+    def stats(self) -> Mapping[str, Any]:
+        """See StepDrafter; on the CPU passes are counted and timed, too."""
+        return {"device": self._device, **self._beams.stats()}

@@ -1,0 +1,353 @@
+"""From checked configurations to an engine: models, one memory plan, pages, drafter, executor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from .._core import StepCost
+from ..config.build_check import check_overlap
+from ..config.engine import KvCacheConfig, SchedulerConfig
+from ..config.methods import DrafterConfig, DraftTargetDecodingConfig
+from ..config.parse import SpeculativeConfig
+from ..drafters import (
+    Drafter,
+    DraftSession,
+    DraftTargetDrafter,
+    StepDrafter,
+    StepDraftTarget,
+    map_vocabulary,
+)
+from ..errors import ConfigError
+from ..models.place import resolve_device
+from ..request.resolve import EngineLimits
+from ..text.tokenizer import eos_token_ids, load_tokenizer
+from .kv_pages import KvPages
+from .loop import EngineLoop
+from .memory_plan import MemoryPlan
+from .models import ModelLoader, drafting_arguments, steps_are_enqueued
+from .overlap.worker import Worker
+from .served_cost import ServedCost
+from .slot_drafting import SlotDrafting
+from .step_cost import measure_cost
+
+if TYPE_CHECKING:
+    from ..drafters.vocabulary import VocabularyMap
+    from ..models.base import StepModel
+
+__all__ = ["EngineBuilder", "EngineParts"]
+
+# Rows of a draft model's pass that are timed: its passes have one a request.
+_DRAFT_ROWS = 32
+Pages = tuple[torch.Tensor, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class EngineParts:
+    """What was built.
+
+    speculative_config  as given, completed by what the drafter's files say
+    draft_model         the second model of draft-target decoding
+    device              where the models run: "cpu", "cuda:0", ...
+    """
+
+    model: StepModel
+    draft_model: StepModel | None
+    tokenizer: Any
+    memory: MemoryPlan
+    speculative_config: SpeculativeConfig | None
+    engine: EngineLoop
+    device: str
+
+
+class EngineBuilder:
+    """Builds one engine; the arguments are LLM's, checked. Raises ConfigError, ModelError."""
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        tokenizer: Any,
+        speculative_config: SpeculativeConfig | None,
+        kv_cache_config: KvCacheConfig,
+        scheduler_config: SchedulerConfig,
+        dtype: str,
+        model_impl: str,
+        seed: int,
+        allow_pickle: bool,
+        device: str = "cpu",
+        numerics: str = "auto",
+        loader: Callable[..., StepModel] | None = None,
+    ) -> None:
+        """loader: in the place of models.load_model, with its arguments."""
+        self._path = path
+        self._tokenizer = tokenizer
+        self._speculative = self._planned = speculative_config
+        self._kv_cache = kv_cache_config
+        self._scheduler = scheduler_config
+        self._dtype, self._model_impl = dtype, model_impl
+        self._seed = seed
+        self._allow_pickle = allow_pickle
+        self._device = device
+        self._numerics = numerics
+        self._loader = loader
+        self.draft_model: StepModel | None = None
+        self._pools: list[KvPages] = []
+
+    def build(self) -> EngineParts:
+        """Load the models, then everything that is sized by them."""
+        self.place = resolve_device(self._device)
+        check_overlap(self._scheduler, self._speculative, self.place.name)
+        loaded = ModelLoader(
+            self._path,
+            speculative_config=self._speculative,
+            kv_cache_config=self._kv_cache,
+            scheduler_config=self._scheduler,
+            dtype=self._dtype,
+            model_impl=self._model_impl,
+            allow_pickle=self._allow_pickle,
+            place=self.place,
+            numerics=self._numerics,
+            loader=self._loader,
+            vocabulary=self._map_vocabulary,
+        ).load()
+        model = self.model = loaded.model
+        self.draft_model, self.memory = loaded.draft_model, loaded.memory
+        self.tokenizer = load_tokenizer(self._tokenizer, self._path)
+        self._pages = self._make_pages(model, self.memory.num_pages).tensors
+        model.bind_cache(*self._pages)
+        if isinstance(loaded.step_drafter, StepDraftTarget):
+            assert self.draft_model is not None
+            pages = self._make_pages(self.draft_model, self.memory.draft_num_pages)
+            loaded.step_drafter.bind_cache(*pages.tensors)
+        drafter = loaded.drafter
+        if loaded.step_drafter is None:
+            drafter = drafter or self._make_draft_target()
+        # A drafter may know more than was asked for, such as how many heads a file has.
+        known = getattr(drafter or loaded.step_drafter, "config", None)
+        if isinstance(known, DrafterConfig):
+            self._speculative = known
+        return EngineParts(
+            model,
+            self.draft_model,
+            self.tokenizer,
+            self.memory,
+            self._speculative,
+            self._make_run_ahead(loaded.step_drafter)
+            if self._on_stream
+            else self._make_engine(drafter, loaded.step_drafter),
+            self.place.name,
+        )
+
+    @property
+    def _on_stream(self) -> bool:
+        return steps_are_enqueued(self.place, self._scheduler)
+
+    def engine_for(self, config: SpeculativeConfig | None) -> EngineLoop:
+        """After build(): another engine over the same model and pages, without loading anything.
+
+        For methods that draft without a model, with no more drafts than build() planned rows for.
+        The engines made before must be idle and are used no more.
+        """
+        planned = 0 if self._planned is None else self._planned.max_draft_len
+        if isinstance(config, DrafterConfig) or (config and config.max_draft_len > planned):
+            raise ConfigError(
+                f"engine_for: {config!r} needs more than the {planned} drafts that this engine was "
+                "planned for, or a drafter; build a new LLM"
+            )
+        self._speculative = config
+        return self._make_engine(None)
+
+    def _limits(self) -> EngineLimits:
+        return EngineLimits(
+            vocab_size=self.model.vocab_size,
+            max_seq_len=self.memory.max_seq_len,
+            eos_token_ids=eos_token_ids(
+                self.model.info.eos_token_ids, self.model.info.vocab_size, self.tokenizer
+            ),
+            speculative_config=self._speculative,
+            num_pages=self.memory.num_pages,
+            tokens_per_block=self.memory.tokens_per_block,
+            seed=self._seed,
+            on_stream=self._on_stream,
+            max_queued_requests=self._scheduler.max_queued_requests,
+        )
+
+    def _make_run_ahead(self, drafter: StepDrafter | None) -> EngineLoop:
+        from .overlap.build import make_pipeline
+        from .overlap.loop import RunAheadLoop
+
+        pipeline = make_pipeline(
+            self.model,
+            self._pages,
+            self.memory,
+            self._scheduler,
+            self.place,
+            drafting_arguments(self._speculative),
+            drafter=drafter,
+            adaptive=self._speculative is not None and self._speculative.adaptive,
+            enable_block_reuse=self._kv_cache.enable_block_reuse,
+            synthetic_rates=() if self._speculative is None else self._speculative.synthetic_rates,
+        )
+
+        calibrate = None
+        if self._speculative is not None:
+            calibrate = self._served_cost(pipeline.executor, measure=True)
+        return RunAheadLoop(
+            pipeline,
+            self.model,
+            limits=self._limits(),
+            memory=self.memory,
+            tokenizer=self.tokenizer,
+            calibrate=calibrate,
+            release_pages=self._release_pages,
+        )
+
+    def _make_engine(
+        self, drafter: Drafter | None, slot_drafter: StepDrafter | None = None
+    ) -> EngineLoop:
+        model = self.model
+        executor = self._make_executor(self._pages)
+        drafting: DraftSession | SlotDrafting | None = None
+        if slot_drafter is not None:
+            drafting = SlotDrafting(slot_drafter, executor, hidden_size=model.hidden_size)
+            executor = drafting.front
+        elif drafter is not None:
+            drafting = DraftSession(
+                drafter,
+                executor,
+                hidden_size=model.hidden_size,
+                max_seq_len=self.memory.max_seq_len,
+            )
+
+        calibrate = None
+        if self._speculative is not None:
+            calibrate = self._served_cost(
+                executor, drafter, drafting, measure=not self.place.is_cpu
+            )
+        return EngineLoop(
+            executor,
+            model,
+            limits=self._limits(),
+            memory=self.memory,
+            tokenizer=self.tokenizer,
+            calibrate=calibrate,
+            release_pages=self._release_pages,
+            drafting=drafting,
+            after_commit=None if self.place.is_cpu else self._mover(executor),
+        )
+
+    def _served_cost(
+        self,
+        executor: Any,
+        drafter: Drafter | None = None,
+        drafting: DraftSession | SlotDrafting | None = None,
+        *,
+        measure: bool,
+    ) -> Callable[[], ServedCost | None]:
+        """What tells T(rows, context) to all who weigh drafts, before the first adaptive step.
+
+        measure  where no served step could correct a guess: time the model then and there
+        """
+        draft: ServedCost | None = None
+
+        def tell(cost: StepCost) -> None:
+            executor.set_step_cost(*cost.columns)
+            if drafting is not None:
+                drafting.set_step_cost(cost)
+            tell_draft(cost)
+
+        def tell_draft(_: StepCost) -> None:
+            if draft is not None and isinstance(drafter, DraftTargetDrafter):
+                drafter.set_costs(target.cost, draft.cost)
+
+        target = ServedCost(self.model, tell)
+        if isinstance(drafter, DraftTargetDrafter):
+            draft = ServedCost(drafter.model, tell_draft)
+
+        def begin() -> ServedCost | None:
+            rows = self.memory.max_num_tokens
+            if measure and target.is_guess:
+                executor.reset_prefix_cache()  # what is overwritten may be published
+                target.measured(measure_cost(self.model, self._pages, max_rows=rows))
+            if measure and draft is not None and draft.is_guess:
+                assert isinstance(drafter, DraftTargetDrafter)
+                rows = min(_DRAFT_ROWS, rows)
+                draft.measured(measure_cost(drafter.model, drafter.pages, max_rows=rows))
+            target.start(draft)
+            if not self.place.is_cpu:  # what a pass takes there the host does not see
+                return None
+            if isinstance(drafter, DraftTargetDrafter) and draft is not None:
+                drafter.watch = draft.observe
+            return target
+
+        return begin
+
+    def _mover(self, executor: Any) -> Callable[[], None]:
+        """What makes the executor's K/V moves where the pages lie."""
+        move_kv = self.model.move_kv  # type: ignore[attr-defined]  # a device's model
+
+        def move() -> None:
+            moves = executor.take_moves()
+            if moves is not None:
+                move_kv(moves)
+
+        return partial(Worker().run, move)  # moves that are torn in two are lost K/V
+
+    def _make_pages(self, model: StepModel, num_pages: int) -> KvPages:
+        pages = KvPages(model, num_pages, self.memory.tokens_per_block, self.place)
+        self._pools.append(pages)
+        return pages
+
+    def _release_pages(self) -> None:
+        # A draft model's published pages are not the executor's to drop.
+        for pages in self._pools[: 1 if self._kv_cache.enable_block_reuse else None]:
+            pages.release()
+
+    def _map_vocabulary(self, model: StepModel, draft: StepModel) -> VocabularyMap:
+        tokenizer = load_tokenizer(self._tokenizer, self._path)
+        return map_vocabulary(model, draft, tokenizer, load_tokenizer(None, draft.info.path))
+
+    def _make_draft_target(self) -> Drafter | None:
+        config, draft = self._speculative, self.draft_model
+        if isinstance(config, DraftTargetDecodingConfig):
+            assert draft is not None
+            return DraftTargetDrafter(
+                config,
+                draft,
+                self._make_pages(draft, self.memory.draft_num_pages).tensors,
+                self._map_vocabulary(self.model, draft),
+                vocab_size=self.model.vocab_size,
+                max_requests=self.memory.max_batch_size,
+                max_rows=self.memory.max_num_tokens,
+                max_len=draft.max_position,
+                enable_block_reuse=self._kv_cache.enable_block_reuse,
+                defer_moves=not self.place.is_cpu,
+            )
+        return None
+
+    def _make_executor(self, pages: Pages) -> Any:
+        from .. import _core
+
+        config = self._speculative
+        how = drafting_arguments(self._speculative)
+        if config is not None:
+            how["synthetic_acceptance_rates"] = list(config.synthetic_rates)
+        return _core.Executor(
+            *pages,
+            vocab_size=self.model.vocab_size,
+            max_batch_size=self.memory.max_batch_size,
+            max_seq_len=self.memory.max_seq_len,
+            max_num_tokens=self.memory.max_num_tokens,
+            adaptive=config.adaptive if config is not None else False,
+            enable_chunked_prefill=self._scheduler.enable_chunked_prefill,
+            enable_block_reuse=self._kv_cache.enable_block_reuse,
+            defer_moves=not self.place.is_cpu,
+            overlap_depth=self._scheduler.run_ahead or 0,
+            **how,
+        )

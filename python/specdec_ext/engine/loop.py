@@ -1,0 +1,427 @@
+"""The loop around the executor: submit -> plan -> forward -> commit -> text -> stop strings.
+
+One object serves synchronous and asynchronous callers. Any thread may submit and cancel any time;
+whoever needs progress calls step(), and a lock lets one step run at a time. A step advances every
+request, whoever waits for it.
+
+A forward pass that raises fails the requests of its step with that message and nobody else.
+
+Ctrl-C (whatever is no Exception) may end step() anywhere, and the next step() goes on there. A plan
+that was not committed is planned again, as it was; what a step delivered stays with the executor
+until the next plan, and each request remembers the last output that it took. Nothing is lost that
+others wait for. Code of others (processors, drafters, on_update) is guarded where it is called.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from ..errors import EngineError, RequestError
+from ..log import logger
+from ..request.resolve import EngineLimits, ResolvedRequest, resolve_request, stream_seed
+from ..request.sampling_params import SamplingParams
+from ..request.speculation import with_defaults
+from ..text.detokenizer import DetokenizerFactory
+from ..text.metrics import describe_budget
+from .external_probs import draft_probs
+from .ledger import Ledger, how_decoded, synthetic_acceptance
+from .logits_processing import process_scores
+from .memory_plan import MemoryPlan
+from .request_state import Owner, RequestState
+from .step_lock import StepLock, close_at_exit
+
+__all__ = ["EngineLoop"]
+
+
+class EngineLoop:
+    """Drives one executor and one model.
+
+    executor   specdec_ext._core.Executor, or anything with its submit/plan/commit/fail/cancel/stats
+    model      a StepModel (models/base.py)
+    calibrate  called once, before the first step of an adaptive request, while no request runs: it
+               tells T(rows, context) and may write into KV pages. What it returns, if anything, is
+               told the time of every pass from then on
+    drafting   a drafters.DraftSession, when drafts come from Python
+    after_commit  called after each commit(): makes the K/V moves of an executor that defers them
+    release_pages  gives the memory of pages that nobody uses back to the operating system
+    """
+
+    def __init__(
+        self,
+        executor: Any,
+        model: Any,
+        *,
+        limits: EngineLimits,
+        memory: MemoryPlan | None = None,
+        tokenizer: Any = None,
+        calibrate: Callable[[], object] | None = None,
+        drafting: Any = None,
+        after_commit: Callable[[], object] | None = None,
+        release_pages: Callable[[], object] | None = None,
+    ) -> None:
+        self.executor = executor
+        self.model = model
+        self.limits = limits
+        self.memory = memory
+        self.tokenizer = tokenizer
+        self.numerics: str = getattr(model, "numerics", "exact")
+        self._detokenizers = DetokenizerFactory(tokenizer) if tokenizer is not None else None
+        self._calibrate = calibrate
+        self._drafting = drafting
+        self._after_commit = after_commit
+        self._release_pages = release_pages
+        self._steps = StepLock()
+        self._stepping = False  # a step has begun whose outputs have not all been routed
+        self._step_start = 0.0
+        self._result: Any = None  # of that step's forward pass
+        self._hidden: Any = None
+        self._dropped: deque[Owner | None] = deque()  # of owners that are gone; None: of everybody
+        self._lock = threading.Lock()  # guards what follows
+        self._states: dict[int, RequestState] = {}
+        self._ids = itertools.count()
+        self._ledger = Ledger()
+        self._prompt_tokens = 0
+        self._wants_logits = False  # somebody does, or did
+        self._results: dict[int, Any] = {}  # then: the scores of the steps in flight
+        self._closed = self._wants_calibration = False
+        self._forward_s = self._step_s = 0.0
+        self._served_cost: Any = None
+        self._num_steps = 0
+        close_at_exit(self)
+
+    def validate(self, prompt_token_ids: Sequence[int], params: SamplingParams) -> None:
+        """Raise the RequestError that submit() would raise; do no work."""
+        self._resolve(prompt_token_ids, params)
+
+    def require_room(self, count: int) -> None:
+        """Raise QueueFullError unless `count` more requests may be submitted now."""
+        self._require_open()
+        self._cancel_dropped()
+        self.limits.require_room(len(self._states), count)
+
+    def submit(
+        self,
+        prompt_token_ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        prompt: str | None = None,
+        on_update: Callable[[RequestState], None] | None = None,
+        owner: object | None = None,
+    ) -> RequestState:
+        """Queue a request. `on_update` is called from the stepping thread after each change; after
+        an interrupt perhaps twice. When `owner` is deleted the request is cancelled.
+
+        Raises RequestError before anything is queued.
+        """
+        self.require_room(1)
+        params, resolved = self._resolve(prompt_token_ids, params)
+        detokenizer = None
+        if self._detokenizers is not None and params.detokenize:
+            detokenizer = self._detokenizers.make(params.skip_special_tokens)
+        with self._lock:
+            number = next(self._ids)
+            if params.seed is None and not params.greedy:
+                resolved.submit_kwargs["seed"] = stream_seed(self.limits.seed, number)
+            state = RequestState(
+                request_id=str(number),
+                prompt=prompt,
+                resolved=resolved,
+                params=params,
+                detokenizer=detokenizer,
+                token_text=self._detokenizers.token_text if self._detokenizers else None,
+                on_update=on_update,
+                about=how_decoded(self.model, self.limits, params, resolved),
+                owner=None if owner is None else Owner(owner, self._dropped.append),
+            )
+            try:
+                # Interrupted before it is in _states, it is cancelled when it delivers something.
+                rid = self.executor.submit(resolved.prompt_token_ids, **resolved.submit_kwargs)
+            except ValueError as error:  # a limit that only the executor knows
+                raise RequestError(str(error)) from None
+            state.rid = rid
+            if state.owner is not None:
+                state.owner.rid = rid
+            self._states[rid] = state
+            if self._drafting is not None and resolved.submit_kwargs["speculative"]:
+                kwargs, options = resolved.submit_kwargs, resolved.draft_options
+                self._drafting.start(rid, resolved.prompt_token_ids, kwargs, options)
+            self._prompt_tokens += len(resolved.prompt_token_ids)
+            adaptive = resolved.submit_kwargs.get("adaptive")
+            config = self.limits.speculative_config
+            self._wants_logits |= params.return_generation_logits
+            if resolved.submit_kwargs["speculative"] and config is not None:
+                self._wants_calibration |= config.adaptive if adaptive is None else adaptive
+        return state
+
+    def cancel(self, state: RequestState) -> bool:
+        """End a request; False if it had already ended. What it delivered stays."""
+        return self._end(state, "cancelled")
+
+    def abandon(self) -> None:
+        """Cancel every request, soon. A destructor may call this: it takes no lock."""
+        self._dropped.append(None)
+
+    def step(self) -> bool:
+        """Run one forward pass for whoever is ready. False: there was nothing to run."""
+        self._steps.check("generate(), or another call that makes steps,")
+        with self._steps.lock:
+            self._require_open()
+            resumed, self._stepping = self._stepping, True
+            if resumed:  # the last step was interrupted
+                self._recover()
+                self._route(self.executor.outputs())
+            self._cancel_dropped()
+            self._calibrate_once()
+            self._step_start = time.perf_counter()
+            outputs = self._advance(resumed)
+            if outputs is None:
+                self._stepping = False
+                return False
+            self._route(outputs)
+            self._after_step()
+            self._stepping = False
+            self._num_steps += 1
+            self._step_s += time.perf_counter() - self._step_start
+            return True
+
+    def _recover(self) -> None:
+        """What is due before the outputs of a step that was interrupted are asked for."""
+        if self._after_commit is not None:
+            self._after_commit()
+
+    def _after_step(self) -> None:
+        """What is due when a step's outputs are where they belong."""
+
+    def _advance(self, resumed: bool) -> list[Any] | None:
+        """What the next step, or the one that was interrupted, delivers; None: nobody runs."""
+        drafting = self._drafting
+        if drafting is not None and not resumed:
+            drafting.propose()
+        plan = self.executor.plan()
+        if plan is None:
+            if not self.executor.in_flight:
+                return None
+            self._num_steps -= 1  # nothing runs
+            return list(self.executor.deliver())
+        self._hidden = drafting.hidden_for(plan) if drafting is not None else None
+        begin = time.perf_counter()
+        try:
+            if self._hidden is None:
+                self._result = self.model.forward(plan)
+            else:
+                self._result = self.model.forward(plan, self._hidden)
+            seconds = time.perf_counter() - begin
+            self._forward_s += seconds
+            if self._served_cost is not None:
+                self._served_cost.observe(plan, seconds)
+            if self._wants_logits:  # where it is read later the model writes into the same memory
+                late = self.executor.overlap_depth > 0
+                self._results[plan.step] = self._result.clone() if late else self._result
+            outputs = self._commit(plan, self._result)
+            if self._after_commit is not None:
+                self._after_commit()
+            return outputs
+        except Exception as error:
+            return self._fail_step(plan, error)
+
+    def run(
+        self, states: Iterable[RequestState], on_step: Callable[[], None] | None = None
+    ) -> None:
+        """Step until all of `states` have ended."""
+        pending = [s for s in states if not s.finished]
+        while pending:
+            if not self.step():
+                # Nothing to run, yet they have not ended: do not wait for ever.
+                for state in [s for s in pending if not s.finished]:
+                    self._end(state, "error", "the executor has no step for this request")
+            if on_step is not None:
+                on_step()
+            pending = [s for s in pending if not s.finished]
+
+    def close(self) -> None:
+        """Cancel what runs; later calls raise EngineError. May be called twice."""
+        if self._steps.is_a_fork:
+            return
+        self._steps.check("close()")
+        self.abandon()
+        self._cancel_dropped()
+        with self._steps.lock:
+            if not self._closed and (text := describe_budget(self.executor.stats())):
+                logger.info(text)
+            self._closed = True
+            self.abandon()  # who came meanwhile
+            self._cancel_dropped()
+            if self._drafting is not None:
+                self._drafting.drop_ended()
+            if self._served_cost is not None:
+                self._served_cost.close()
+
+    def reset_prefix_cache(self) -> int:
+        """Forget the published pages that no running request holds; returns how many.
+
+        While no request runs, the memory of all pages goes back to the operating system.
+        """
+        self._steps.check("reset_prefix_cache()")
+        with self._steps.lock:
+            dropped = int(self.executor.reset_prefix_cache())
+            if self._release_pages is not None and not self.executor.stats().get("running", 0):
+                self._release_pages()
+            return dropped
+
+    @property
+    def num_unfinished(self) -> int:
+        self._steps.refuse_in_fork()
+        self._cancel_dropped()
+        with self._lock:
+            return sum(not state.finished for state in self._states.values())
+
+    def get_metrics(self) -> dict[str, Any]:
+        """Sums since the engine was made (docs/metrics.md)."""
+        self._steps.refuse_in_fork()
+        self._cancel_dropped()
+        with self._lock:
+            totals, finished = self._ledger.sums(self._states.values())
+            prompt_tokens = self._prompt_tokens
+        return {
+            "numerics": self.numerics,
+            "model_impl": getattr(self.model, "impl", "unknown"),
+            "device": getattr(getattr(self.model, "info", None), "device", "cpu"),
+            "prompt_tokens": prompt_tokens,
+            "generation_tokens": totals.num_tokens,
+            "num_forward_passes": self._num_steps,
+            "request_success": finished,
+            "speculative_decoding": totals.to_dict(),
+            "synthetic_acceptance": synthetic_acceptance(self.limits),
+            "time": {
+                "step_s": self._step_s,
+                "forward_s": self._forward_s,
+                "host_overhead_s": self._step_s - self._forward_s,
+            },
+            "executor": dict(self.executor.stats()),
+            "memory": self.memory.to_dict() if self.memory is not None else None,
+            "drafter": self._drafting.stats() if self._drafting is not None else None,
+        }
+
+    def _commit(self, plan: Any, result: Any) -> list[Any]:
+        with self._lock:
+            processed = {r: s for r, s in self._states.items() if s.params.logits_processors}
+        if not processed or not plan.needs_logits:  # none of them decides anything in this step
+            return list(self.executor.commit(plan, result))
+        scores, errors = process_scores(plan, result, processed)
+        return list(self.executor.commit(plan, scores, raw=result, errors=errors))
+
+    def _require_open(self) -> None:
+        self._steps.refuse_in_fork()
+        if self._closed:
+            raise EngineError("the engine is closed; make a new LLM")
+
+    def _resolve(
+        self, prompt_token_ids: Sequence[int], params: SamplingParams
+    ) -> tuple[SamplingParams, ResolvedRequest]:
+        """Check a request, with the defaults of the engine's method."""
+        self._require_open()
+        params = with_defaults(params, self.limits.speculative_config)
+        resolved = resolve_request(prompt_token_ids, params, self.limits, self.tokenizer)
+        if self.tokenizer is None and params.stop:
+            raise RequestError(
+                f"SamplingParams.stop = {list(params.stop)!r}: stop strings need a tokenizer; use "
+                "stop_token_ids, or give the LLM a tokenizer"
+            )
+        probs = draft_probs(params.external_draft, params.greedy)
+        if probs is not None:
+            resolved.submit_kwargs["external_probs"] = probs
+        return params, resolved
+
+    def _calibrate_once(self) -> None:
+        if self._calibrate is None or not self._wants_calibration:
+            return
+        if self.executor.stats().get("running", 0):
+            return  # it writes into pages: wait for a moment when none is in use
+        try:
+            self._served_cost = self._calibrate()
+        except Exception as error:
+            # Without the table drafts keep their configured length: slower at worst, never wrong.
+            logger.warning("step-cost calibration failed (%s); draft lengths stay fixed", error)
+        self._calibrate = None
+
+    def _fail_step(self, plan: Any, error: Exception) -> list[Any]:
+        message = f"forward pass failed: {type(error).__name__}: {error}"
+        logger.error(message, exc_info=error)
+        try:
+            return list(self.executor.fail(plan, message))
+        except Exception as broken:
+            self._stop_all(f"the engine stopped: {broken} (after: {message})")
+            return []
+
+    def _stop_all(self, message: str) -> None:
+        """The executor itself cannot go on: nobody may wait for it."""
+        with self._lock:
+            states = list(self._states.values())
+            self._closed = True
+        for state in states:
+            self._end(state, "error", message)
+
+    def _cancel_dropped(self) -> None:
+        """Cancel the requests whose owners are gone."""
+        while self._dropped:
+            owner = self._dropped[0]
+            with self._lock:
+                states = [*self._states.values()] if owner is None else []
+                if owner is not None and owner.rid in self._states:
+                    states.append(self._states[owner.rid])
+            for state in states:
+                self.cancel(state)
+            self._dropped.popleft()
+
+    def _route(self, outputs: Iterable[Any]) -> None:
+        """Give each request what a step delivered to it. Where this was interrupted it is called
+        again with the same outputs: what was done is not done twice."""
+        for out in outputs:
+            with self._lock:
+                state = self._states.get(out.request_id)
+                if state is None:
+                    self.executor.cancel(out.request_id)  # nobody waits for it
+                    continue
+                logits = None
+                if out.logit_rows:
+                    logits = self._results[out.step][out.logit_rows].clone()
+                state.consume(out, self._step_start, logits)
+                if state.finished:
+                    self._account(state)
+                    if out.finish_reason is None:  # of a stop string the executor does not know
+                        self.executor.cancel(state.rid)
+            state.notify()
+            if state.finished:
+                with self._lock:
+                    self._states.pop(state.rid, None)
+                    self._ledger.fold(self._states)
+            for step in [step for step in self._results if step < out.step]:
+                del self._results[step]
+        if self._drafting is not None:
+            self._drafting.observe(outputs, self._hidden)
+            self._drafting.drop_ended()
+
+    def _end(self, state: RequestState, reason: str, error: str | None = None) -> bool:
+        """End a request from outside a step; False: it had ended."""
+        if self._steps.is_a_fork:
+            return False
+        with self._lock:
+            if state.rid not in self._states:
+                return False
+            had_ended = state.finished
+            self.executor.cancel(state.rid)
+            state.end(reason, error=error)
+            self._account(state)
+            del self._states[state.rid]
+        state.notify()
+        return not had_ended
+
+    def _account(self, state: RequestState) -> None:
+        if self._drafting is not None:
+            self._drafting.end(state.rid)
+        self._ledger.end(state)

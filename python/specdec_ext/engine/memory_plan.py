@@ -1,0 +1,212 @@
+"""How many KV pages an engine gets and what follows from that. Pure arithmetic, shown by `inspect`.
+
+Without KvCacheConfig.max_tokens the pool holds max_batch_size sequences of max_seq_len tokens (each
+with room for the drafts of one step), limited to free_gpu_memory_fraction of the free memory and,
+on CPU, to 4 GiB: host memory belongs to other programs too.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ..config.engine import KvCacheConfig, SchedulerConfig, pages_for
+from ..errors import ConfigError
+
+__all__ = [
+    "CPU_POOL_LIMIT_BYTES",
+    "DraftPages",
+    "MemoryPlan",
+    "available_memory_bytes",
+    "plan_memory",
+]
+
+CPU_POOL_LIMIT_BYTES = 4 << 30
+# Rows of one forward pass unless configured: enough for a long prefill block to be efficient, small
+# enough that decoding requests are not held up for long behind someone's prompt.
+DEFAULT_MAX_NUM_TOKENS = 1024
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """Sizes of one engine. Lengths in tokens."""
+
+    tokens_per_block: int
+    num_pages: int
+    pool_tokens: int
+    bytes_per_token: int  # K and V of all layers
+    pool_bytes: int
+    max_seq_len: int
+    max_batch_size: int
+    max_num_tokens: int
+    max_draft_len: int
+    limited_by: str  # what fixed num_pages
+    # A draft model's own pages, out of the same memory; 0: there is none.
+    draft_num_pages: int = 0
+    draft_bytes_per_token: int = 0
+    draft_pool_bytes: int = 0
+    # CUDA graphs of run-ahead, measured before the pages were sized; 0: there are none.
+    graph_bytes: int = 0
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class DraftPages:
+    """What a draft model's K/V asks for.
+
+    bytes_per_token  K and V of all its layers
+    max_tokens       DraftTargetDecodingConfig.max_kv_tokens; None: as many as the target's
+    """
+
+    bytes_per_token: int
+    max_tokens: int | None = None
+
+
+def available_memory_bytes() -> int:
+    """Host memory that could be allocated now, the process's cgroup limit included."""
+    available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
+    try:
+        with open("/proc/meminfo", encoding="ascii") as meminfo:
+            for line in meminfo:
+                if line.startswith("MemAvailable:"):
+                    available = int(line.split()[1]) * 1024
+    except OSError:  # not Linux: free pages are a lower bound
+        pass
+    for limit_file, used_file in (
+        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
+        (
+            "/sys/fs/cgroup/memory/memory.limit_in_bytes",
+            "/sys/fs/cgroup/memory/memory.usage_in_bytes",
+        ),
+    ):
+        try:
+            with (
+                open(limit_file, encoding="ascii") as limit,
+                open(used_file, encoding="ascii") as used,
+            ):
+                text = limit.read().strip()
+                if text != "max":
+                    available = min(available, max(0, int(text) - int(used.read())))
+        except (OSError, ValueError):
+            continue
+    return available
+
+
+def plan_memory(
+    *,
+    num_layers: int,
+    num_kv_heads: int,
+    head_dim: int,
+    kv_bytes: int,
+    max_position: int,
+    draft_len: int,
+    kv_cache: KvCacheConfig,
+    scheduler: SchedulerConfig,
+    free_bytes: int,
+    draft: DraftPages | None = None,
+    pool_limit_bytes: int | None = CPU_POOL_LIMIT_BYTES,
+) -> MemoryPlan:
+    """Sizes for a model (`kv_bytes` per K/V element) and the drafts of one step.
+
+    pool_limit_bytes bounds a pool whose size nobody has asked for; None (a GPU, whose memory is
+    there for this): the fraction of the free memory alone does.
+
+    The pages of a draft model come out of the same budget: its max_tokens, or one page for each of
+    the target's.
+
+    Raises ConfigError when the configuration contradicts the model or does not fit the memory.
+    """
+    page = kv_cache.tokens_per_block
+    bytes_per_token = 2 * num_layers * num_kv_heads * head_dim * kv_bytes
+    page_bytes = page * bytes_per_token
+    draft_page_bytes = page * draft.bytes_per_token if draft is not None else 0
+    own_pages = pages_for(draft.max_tokens, page) if draft is not None and draft.max_tokens else 0
+    own_bytes = own_pages * draft_page_bytes
+    # Bytes that each page of the target costs, its draft page included.
+    pair_bytes = page_bytes + (0 if own_pages else draft_page_bytes)
+    wanted_len = scheduler.max_seq_len or max_position
+    if wanted_len > max_position:
+        raise ConfigError(
+            f"SchedulerConfig.max_seq_len = {wanted_len} is greater than the model's "
+            f"max_position_embeddings = {max_position}; lower max_seq_len or leave it None"
+        )
+    limit_bytes = int(free_bytes * kv_cache.free_gpu_memory_fraction)
+    if pool_limit_bytes is not None:
+        limit_bytes = min(limit_bytes, pool_limit_bytes)
+    pages_per_sequence = pages_for(wanted_len + draft_len, page)
+    if kv_cache.max_tokens is not None:
+        num_pages = pages_for(kv_cache.max_tokens, page)
+        limited_by = f"KvCacheConfig.max_tokens = {kv_cache.max_tokens}"
+        needed = num_pages * pair_bytes + own_bytes
+        if needed > free_bytes * kv_cache.free_gpu_memory_fraction:
+            of_draft = own_bytes or num_pages * draft_page_bytes
+            share = f" ({of_draft} of them for the draft model)" if of_draft else ""
+            raise ConfigError(
+                f"KvCacheConfig.max_tokens = {kv_cache.max_tokens} needs "
+                f"{needed} bytes of KV cache{share}, limit "
+                f"{int(free_bytes * kv_cache.free_gpu_memory_fraction)} "
+                f"({kv_cache.free_gpu_memory_fraction:g} of {free_bytes} free); lower max_tokens"
+            )
+    else:
+        num_pages = pages_per_sequence * scheduler.max_batch_size
+        limited_by = "max_batch_size x max_seq_len"
+        if own_pages and own_bytes + pair_bytes > limit_bytes:
+            assert draft is not None
+            raise ConfigError(
+                f"DraftTargetDecodingConfig.max_kv_tokens = {draft.max_tokens} needs {own_bytes} "
+                f"bytes of KV cache, which leaves no page for the target within {limit_bytes} "
+                "bytes; lower max_kv_tokens or leave it None"
+            )
+        if num_pages * pair_bytes + own_bytes > limit_bytes:
+            num_pages = (limit_bytes - own_bytes) // pair_bytes
+            limited_by = (
+                "4 GiB CPU limit (set KvCacheConfig.max_tokens for more)"
+                if limit_bytes == pool_limit_bytes
+                else f"free_gpu_memory_fraction = {kv_cache.free_gpu_memory_fraction:g} of "
+                f"{free_bytes} free bytes"
+            )
+    pool_tokens = num_pages * page
+    if scheduler.max_seq_len is None:
+        wanted_len = min(wanted_len, pool_tokens - draft_len)
+    if num_pages < 1 or wanted_len < 2:
+        raise ConfigError(
+            f"KV cache of {num_pages} pages x {page} tokens ({limited_by}) cannot hold a prompt "
+            f"token, an output token and max_draft_len = {draft_len} drafts; raise "
+            f"KvCacheConfig.max_tokens to at least {draft_len + 2}, or free memory"
+        )
+    step_tokens = draft_len + 1
+    max_num_tokens = scheduler.max_num_tokens
+    if max_num_tokens is None:
+        max_num_tokens = max(DEFAULT_MAX_NUM_TOKENS, scheduler.max_batch_size * step_tokens)
+        if not scheduler.enable_chunked_prefill:
+            max_num_tokens = max(max_num_tokens, wanted_len)
+    if max_num_tokens < scheduler.max_batch_size:
+        raise ConfigError(
+            f"SchedulerConfig.max_num_tokens = {max_num_tokens} is less than max_batch_size = "
+            f"{scheduler.max_batch_size}: a step has at least one row per request; raise "
+            "max_num_tokens or lower max_batch_size"
+        )
+    if max_num_tokens < step_tokens:
+        raise ConfigError(
+            f"SchedulerConfig.max_num_tokens = {max_num_tokens} is less than the {step_tokens} "
+            f"step tokens of one request (max_draft_len = {draft_len}); raise max_num_tokens or "
+            "shorten the drafts"
+        )
+    return MemoryPlan(
+        tokens_per_block=page,
+        num_pages=num_pages,
+        pool_tokens=pool_tokens,
+        bytes_per_token=bytes_per_token,
+        pool_bytes=num_pages * page_bytes,
+        max_seq_len=wanted_len,
+        max_batch_size=scheduler.max_batch_size,
+        max_num_tokens=max_num_tokens,
+        max_draft_len=draft_len,
+        limited_by=limited_by,
+        draft_num_pages=0 if draft is None else own_pages or num_pages,
+        draft_bytes_per_token=0 if draft is None else draft.bytes_per_token,
+        draft_pool_bytes=own_bytes or (num_pages * draft_page_bytes),
+    )

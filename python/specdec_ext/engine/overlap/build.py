@@ -1,0 +1,219 @@
+"""The pipeline of an engine that runs ahead: executor, model and stream of its place."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import sys
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ... import _core
+from ...config.engine import SchedulerConfig
+from ...drafters.draft_target.slots import StepDraftTarget
+from ...errors import ConfigError
+from ...log import logger
+from ...models.device_model import DeviceModel
+from ..memory_plan import MemoryPlan
+from . import (
+    MAX_STEP_TOKENS,
+    CudaGraphRecorder,
+    CudaStream,
+    DeviceForward,
+    GraphRecorder,
+    HostForward,
+    ImmediateStream,
+    RunAheadPipeline,
+    Stream,
+)
+
+if TYPE_CHECKING:
+    from ...drafters.step_drafter import StepDrafter
+    from ...models.place import Place
+
+__all__ = ["device_bytes", "graph_bytes", "make_pipeline"]
+
+# What the driver takes in one piece.
+_GRAPH_SLACK = 64 << 20
+
+
+def _make_executor(
+    vocab_size: int,
+    memory: MemoryPlan,
+    scheduler: SchedulerConfig,
+    drafting: Mapping[str, Any],
+    **options: Any,
+) -> Any:
+    return _core.Executor(
+        vocab_size=vocab_size,
+        max_batch_size=memory.max_batch_size,
+        max_seq_len=memory.max_seq_len,
+        max_num_tokens=memory.max_num_tokens,
+        num_pages=memory.num_pages,
+        page_size=memory.tokens_per_block,
+        overlap_depth=scheduler.run_ahead or 0,
+        enable_chunked_prefill=scheduler.enable_chunked_prefill,
+        **drafting,
+        **options,
+    )
+
+
+def _max_choices(executor: Any) -> int:
+    """Rows of a step whose scores are needed, at most: one of a prompt, or those of a request."""
+    staging = executor.staging_layout
+    return min(int(staging.rows), int(staging.requests * executor.max_rows_per_request))
+
+
+def device_bytes(
+    memory: MemoryPlan,
+    scheduler: SchedulerConfig,
+    drafting: Mapping[str, Any],
+    vocab_size: int,
+    hidden_bytes: int = 0,
+) -> int:
+    """What run-ahead keeps on the device beside the model and the pages: mostly the slots, and the
+    scores of one step.
+
+    hidden_bytes  of the hidden state that a drafter needs of each request
+    memory        a plan whose sizes of steps are final; its pages are not looked at
+    """
+    sizes = _make_executor(1, memory, scheduler, drafting)
+    slots = (int(sizes.slot_layout.slot_bytes) + hidden_bytes) * memory.max_batch_size
+    words = int(sizes.staging_layout.words + sizes.result_words) + 3  # ends of prefix sums
+    per_row, per_request = 11, 4 + 3 * MAX_STEP_TOKENS + 4  # int32 words of the step's arrays
+    words += per_row * memory.max_num_tokens + per_request * memory.max_batch_size
+    rows = _max_choices(sizes) + int(sizes.max_host_rows)
+    rates = 8 * MAX_STEP_TOKENS  # of synthetic acceptance, at most
+    return slots + 4 * (words + rows * vocab_size) + rates
+
+
+def make_stream(place: Place) -> Stream:
+    return CudaStream(place.device) if place.device.type == "cuda" else ImmediateStream()
+
+
+def make_recorder(stream: Stream, scheduler: SchedulerConfig) -> GraphRecorder | None:
+    """None: steps are launched one by one."""
+    if scheduler.enforce_eager or not isinstance(stream, CudaStream):
+        return None
+    return CudaGraphRecorder(stream)
+
+
+def graph_bytes(
+    model: Any,
+    memory: MemoryPlan,
+    scheduler: SchedulerConfig,
+    place: Place,
+    drafting: Mapping[str, Any],
+    drafter: StepDrafter | None = None,
+    *,
+    synthetic_rates: Sequence[float] = (),
+) -> int:
+    """Device memory that an engine's graphs keep. They are recorded over a pool of one page, which
+    no step of nobody touches, and dropped again: pages are sized with what this measures.
+
+    memory  a plan whose sizes of steps are final; its pages are not looked at
+
+    Raises ConfigError when there is not even room for the graphs.
+    """
+    if make_recorder(make_stream(place), scheduler) is None:
+        return 0
+    shape = (model.num_layers, 1, model.num_kv_heads, memory.tokens_per_block, model.head_dim)
+    k_pages, v_pages = (
+        torch.zeros(shape, dtype=model.kv_dtype, device=place.device) for _ in range(2)
+    )
+    model.bind_cache(k_pages, v_pages)
+    if isinstance(drafter, StepDraftTarget):
+        draft = drafter.model
+        shape = (draft.num_layers, 1, draft.num_kv_heads, memory.tokens_per_block, draft.head_dim)
+        how: dict[str, Any] = {"dtype": draft.kv_dtype, "device": place.device}
+        drafter.bind_cache(torch.zeros(shape, **how), torch.zeros(shape, **how))
+    # Everything that is recorded counts as measured here.
+    probe = dataclasses.replace(memory, num_pages=1, graph_bytes=sys.maxsize - _GRAPH_SLACK)
+    try:
+        pipeline = make_pipeline(
+            model, (k_pages, v_pages), probe, scheduler, place, drafting,
+            drafter=drafter, synthetic_rates=synthetic_rates,
+        )  # fmt: skip
+        pipeline.stream.record().wait()
+    except torch.OutOfMemoryError as error:
+        raise ConfigError(
+            "SchedulerConfig.enforce_eager = False: recording the steps of "
+            f"max_batch_size = {memory.max_batch_size} needs more memory than is free beside the "
+            f"model ({error}); lower max_batch_size, or set enforce_eager=True"
+        ) from None
+    measured = pipeline.graph_bytes
+    del pipeline
+    gc.collect()  # operations and what they were recorded from name each other
+    return measured
+
+
+def make_pipeline(
+    model: Any,
+    pages: tuple[torch.Tensor, torch.Tensor],
+    memory: MemoryPlan,
+    scheduler: SchedulerConfig,
+    place: Place,
+    drafting: Mapping[str, Any],
+    *,
+    drafter: StepDrafter | None = None,
+    adaptive: bool = False,
+    enable_block_reuse: bool = False,
+    synthetic_rates: Sequence[float] = (),
+) -> RunAheadPipeline:
+    """scheduler  run_ahead is set
+    drafting   the executor's keywords for how drafts are made
+    drafter    brings the drafts, where `drafting` says that they come from outside
+    adaptive   draft budgets follow what was accepted
+    enable_block_reuse  requests start from published pages
+    synthetic_rates     of synthetic acceptance; (): acceptance is real
+
+    Raises ConfigError for a model that cannot run ahead where it is.
+    """
+    stream = make_stream(place)
+    recorder = make_recorder(stream, scheduler)
+    executor = _make_executor(
+        model.vocab_size,
+        memory,
+        scheduler,
+        drafting,
+        adaptive=adaptive,
+        pads_rows=not place.is_cpu,
+        enable_block_reuse=enable_block_reuse,
+    )
+    forward: HostForward | DeviceForward
+    if place.is_cpu:
+        forward = HostForward(
+            model,
+            executor,
+            page_size=memory.tokens_per_block,
+            num_pages=memory.num_pages,
+            keeps_hidden=drafter is not None and drafter.needs_hidden,
+        )
+    elif isinstance(model, DeviceModel):
+        forward = DeviceForward(model.decoder, _max_choices(executor))
+    else:
+        raise ConfigError(
+            f"overlap_depth = {scheduler.overlap_depth}: on {place.name} the transformers "
+            "adapter takes its steps from the host; use device='cpu', or overlap_depth='auto'"
+        )
+    pipeline = RunAheadPipeline(
+        executor,
+        forward,
+        *pages,
+        stream=stream,
+        backend=place.backend,
+        recorder=recorder,
+        drafter=drafter,
+        synthetic_rates=synthetic_rates,
+    )
+    pipeline.record_graphs()
+    if pipeline.graph_bytes > memory.graph_bytes + _GRAPH_SLACK:
+        logger.warning(
+            "CUDA graphs took %d bytes, %d were measured before the K/V pages were sized; leave "
+            "more room with KvCacheConfig.free_gpu_memory_fraction",
+            pipeline.graph_bytes,
+            memory.graph_bytes,
+        )
+    return pipeline

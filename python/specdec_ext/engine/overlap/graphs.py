@@ -1,0 +1,119 @@
+"""Steps without prompts as graphs: recorded once for each bucket of sizes, then replayed.
+
+A bucket is (request slots, rows). Everything that a recorded step's operations are launched with
+follows from the bucket: what is true of a step (which requests, how many rows, which pages) lies in
+the tensors, whose addresses never change. Requests and rows beyond the step's are padding: slot -1,
+no rows, no page.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+
+if TYPE_CHECKING:
+    from specdec_ext.engine.overlap.streams import CudaStream
+
+__all__ = ["Bucket", "CudaGraphRecorder", "GraphRecorder", "choose_bucket", "make_buckets"]
+
+# Recorded graphs keep memory: this many at most.
+MAX_BUCKETS = 64
+# Request counts between these are padded to the next; above, to the next multiple of the last step.
+_REQUEST_COUNTS = (1, 2, 4, 8)
+_REQUEST_STEP = 8
+
+
+@dataclass(frozen=True, order=True)
+class Bucket:
+    """Sizes of a recorded step; ordered by what it costs."""
+
+    rows: int
+    requests: int
+
+
+def make_buckets(max_requests: int, max_rows_per_request: int, max_rows: int) -> tuple[Bucket, ...]:
+    """The buckets of an engine, cheapest first, at most MAX_BUCKETS.
+
+    For each number of requests: one row each (nobody drafts), half of the drafts, all of them.
+
+    max_rows_per_request  the golden token and the drafts of one step
+    max_rows              of a step, all requests together
+    """
+    step = _REQUEST_STEP
+    while True:
+        counts = [n for n in _REQUEST_COUNTS if n < max_requests]
+        counts += range(2 * _REQUEST_STEP, max_requests, step)
+        counts.append(max_requests)
+        each = {1, -(-max_rows_per_request // 2), max_rows_per_request}
+        buckets = {Bucket(min(n * rows, max_rows), n) for n in counts for rows in each}
+        if len(buckets) <= MAX_BUCKETS:
+            return tuple(sorted(buckets))
+        step *= 2
+
+
+def choose_bucket(buckets: Sequence[Bucket], requests: int, rows: int) -> Bucket | None:
+    """The cheapest bucket that holds a step of this size; None: the step runs without a graph."""
+    fitting = (b for b in buckets if b.requests >= requests and b.rows >= rows)
+    return min(fitting, default=None)
+
+
+class GraphRecorder(Protocol):
+    """Makes graphs of what is enqueued."""
+
+    def record(self, operations: Sequence[Callable[[], None]]) -> Callable[[], None]:
+        """A function that enqueues the work of `operations` anew; recording runs none of it.
+
+        They have run once before, in a step of the same sizes, so that every kernel is loaded and
+        all scratch memory is there.
+        """
+        ...
+
+    @property
+    def memory_bytes(self) -> int:
+        """Device memory that everything recorded keeps."""
+        ...
+
+
+class CudaGraphRecorder:
+    """CUDA graphs through torch, with one memory pool for all: steps run one after another.
+
+    memory_bytes  what recording and the first replay of each took of the device's free memory
+    """
+
+    def __init__(self, stream: CudaStream) -> None:
+        self._stream = stream.stream
+        self.memory_bytes = 0
+        self._pool: Any = torch.cuda.graph_pool_handle()
+        self._graphs: list[Any] = []  # nothing is freed while a graph holds it
+
+    def record(self, operations: Sequence[Callable[[], None]]) -> Callable[[], None]:
+        graph = torch.cuda.CUDAGraph()
+        torch.cuda.empty_cache()  # as capturing does: what it returns is not the graph's
+        free = self._free()
+        # Other threads may allocate meanwhile: only this one's calls are recorded and checked.
+        with torch.cuda.graph(
+            graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
+        ):
+            for operation in operations:
+                operation()
+        self._graphs.append(graph)
+        self.memory_bytes += max(0, free - self._free())
+        measured = False
+
+        def replay() -> None:
+            nonlocal measured
+            if measured:
+                graph.replay()
+                return
+            measured = True  # the first one may take memory of its own
+            before = self._free()
+            graph.replay()
+            self.memory_bytes += max(0, before - self._free())
+
+        return replay
+
+    def _free(self) -> int:
+        return int(torch.cuda.mem_get_info(self._stream.device)[0])

@@ -1,0 +1,101 @@
+"""The engine loop over steps that are enqueued before earlier ones were read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from ...log import logger
+from ..logits_processing import process_rows
+from ..loop import EngineLoop
+from . import RunAheadPipeline
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["RunAheadLoop"]
+
+
+class RunAheadLoop(EngineLoop):
+    """Drives a RunAheadPipeline; what it delivers goes the way of any step's outputs.
+
+    A stop string is found when a step is read: what steps in flight bring after it is dropped.
+    """
+
+    def __init__(self, pipeline: RunAheadPipeline, model: Any, **options: Any) -> None:
+        super().__init__(pipeline.executor, model, **options)
+        self._pipeline = pipeline
+        pipeline.process = self._process
+        pipeline.draft_options = self._draft_options
+
+    def _advance(self, resumed: bool) -> list[Any] | None:
+        """Enqueue a step for whoever is ready and read the one that is due. None: neither."""
+        before = self._pipeline.forward_s
+        try:
+            outputs = self._pipeline.step()
+        except Exception as error:
+            self._stop_all(f"the engine stopped: {type(error).__name__}: {error}")
+            return None
+        self._forward_s += self._pipeline.forward_s - before
+        return outputs
+
+    def _recover(self) -> None:
+        self._pipeline.recover()
+
+    def _after_step(self) -> None:
+        if self.executor.num_unfinished == 0:
+            self._pipeline.drain()  # nobody waits for these steps, but for their pages
+
+    def _process(self, ids: list[int], scores: torch.Tensor) -> Any:
+        with self._lock:
+            states = {rid: self._states[rid] for rid in ids if rid in self._states}
+        return process_rows(ids, scores, states)
+
+    def _draft_options(self, request_id: int) -> Mapping[str, Any]:
+        with self._lock:
+            state = self._states.get(request_id)
+        return {} if state is None else state.draft_options
+
+    def _calibrate_once(self) -> None:
+        ready = self._calibrate is not None and self._wants_calibration
+        if not ready or self.executor.stats()["running"]:
+            return
+        self._pipeline.drain()  # of requests that have ended: no step may write pages meanwhile
+        super()._calibrate_once()
+        self._pipeline.stream.follow()
+        self._pipeline.measure_drafting()
+
+    def time_steps(self) -> None:
+        """Take the time of the steps' parts from now on, from zero (docs/run_ahead.md)."""
+        with self._steps.lock:
+            self._pipeline.time_steps()
+
+    def get_metrics(self) -> dict[str, Any]:
+        pipeline = self._pipeline
+        times = pipeline.times
+        about = {
+            "depth": pipeline.executor.overlap_depth,
+            "num_graphs": pipeline.num_graphs,
+            "graph_bytes": pipeline.graph_bytes,
+            "step_times": None if times is None else times.to_dict(),
+        }
+        drafter = pipeline.drafter
+        stats = super().get_metrics()
+        if drafter is not None:
+            seconds = pipeline.drafting_s if pipeline.stream.immediate else None
+            stats["drafter"] = {
+                "name": drafter.name,
+                "seconds": seconds,
+                "failures": pipeline.draft_failures,
+                **drafter.stats(),
+            }
+        return {**stats, "run_ahead": about}
+
+    def close(self) -> None:
+        super().close()
+        with self._steps.lock:
+            try:
+                self._pipeline.recover()
+                self._pipeline.drain()
+            except Exception as error:  # the device is gone; nobody waits any more
+                logger.error("steps in flight could not be read: %s", error)

@@ -1,0 +1,400 @@
+"""A step's operations on its tensors: what is enqueued between the copies, in its order."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+
+from specdec_ext import ops
+from specdec_ext.drafters.step_drafter import DraftInputs, PromptInputs, StepDrafter
+from specdec_ext.engine.overlap.buffers import StepBuffers, StepTensors
+from specdec_ext.log import logger
+from specdec_ext.models.device_step import DeviceStep
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["Geometry", "StepOperations"]
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """Sizes of a step: what its operations are launched with.
+
+    prompts, decodes             requests; prompts come first
+    prompt_rows, decode_rows     rows, of decoding an upper bound
+    prompt_logits                choices of prompts
+    max_rows, max_kv_len         of any one request, upper bounds
+    needs_scores                 somebody samples, or the host chooses
+    drafts                       a decoding request may have more than one row
+    host_choices                 of the choices of prompts, those that the host makes
+    """
+
+    prompts: int
+    decodes: int
+    prompt_rows: int
+    decode_rows: int
+    prompt_logits: int
+    max_rows: int
+    max_kv_len: int
+    needs_scores: bool
+    host_choices: tuple[int, ...] = ()
+    drafts: bool = True
+
+    @classmethod
+    def of(cls, planned: Any) -> Geometry:
+        """What the executor planned."""
+        return cls(
+            planned.num_prompts,
+            planned.num_decodes,
+            planned.num_prompt_rows,
+            planned.max_decode_rows,
+            planned.num_prompt_logits,
+            planned.max_rows,
+            planned.max_kv_len,
+            planned.needs_scores,
+            tuple(planned.host_choices),
+            planned.max_decode_rows > planned.num_decodes,
+        )
+
+
+class StepForward(Protocol):
+    """A model: called on the stream, it writes `sampled` or returns scores.
+
+    hidden  rows of the step that it ran last, one for each choice; None: they are not kept
+    """
+
+    hidden: Tensor | None
+
+    def __call__(self, tensors: StepTensors) -> Tensor | None: ...
+
+    def make_hidden(self, rows: int) -> Tensor:
+        """Zeroed rows as `hidden` has them."""
+        ...
+
+
+class StepOperations:
+    """Makes operations from sizes alone; they touch the device's tensors and read no value.
+
+    forward   a model: called on the stream with StepTensors, writes `sampled` or returns scores
+    k_pages, v_pages  [layers, P, G, S, K], the model's
+    backend   name of the operations' backend; None: by the pages' device
+    drafter   brings the drafts of slots whose method is "brought"
+    """
+
+    def __init__(
+        self,
+        buffers: StepBuffers,
+        forward: StepForward,
+        k_pages: Tensor,
+        v_pages: Tensor,
+        backend: str | None,
+        drafter: StepDrafter | None = None,
+    ) -> None:
+        self.buffers = buffers
+        # Time in `forward` and in the drafter; on a device that of their launches.
+        self.forward_s = self.draft_s = 0.0
+        self.draft_calls = self.draft_failures = 0
+        self.drafter = drafter
+        self._read_prompts: Any = getattr(drafter, "read_prompts", None)
+        self._draft_probs: Any = getattr(drafter, "draft_probs", None)
+        self._reads_every_step = bool(getattr(drafter, "reads_every_step", False))
+        self._hidden: Tensor | None = None  # [num_slots, H]
+        if drafter is not None and drafter.needs_hidden:
+            self._hidden = forward.make_hidden(len(buffers.slots))
+        self._forward = forward
+        self._pages = (k_pages, v_pages)
+        self._backend = backend
+        self._scores: Tensor | None = None  # of the step that was enqueued last
+
+    def _operations(self, g: Geometry) -> tuple[tuple[Callable[[], None], ...], ...]:
+        """What runs on the device, for each of PARTS: the same addresses for equal geometries."""
+        tensors = self._tensors(g)
+        drafting: tuple[Callable[[], None], ...] = ()
+        if self._is_drafting(g):
+            drafting = (lambda: self._bring_drafts(g, tensors),)
+        reading: tuple[Callable[[], None], ...] = ()
+        if self._read_prompts is not None and g.prompts:
+            reading = (lambda: self._draft_prompts(g, tensors),)
+        return (
+            (
+                self._clear_status,
+                *drafting,
+                lambda: self._draft(g, tensors),
+                lambda: self._build(tensors),
+            ),
+            (lambda: self._timed_forward(tensors), *reading),
+            (lambda: self._accept(g, tensors),),
+        )
+
+    def _is_drafting(self, g: Geometry) -> bool:
+        wanted = g.drafts or self._reads_every_step
+        return self.drafter is not None and g.decodes > 0 and wanted
+
+    def _clear_status(self) -> None:
+        self.buffers.status.zero_()
+
+    def _timed_forward(self, tensors: StepTensors) -> None:
+        begin = time.perf_counter()
+        self._scores = self._forward(tensors)
+        self.forward_s += time.perf_counter() - begin
+
+    def _tensors(self, g: Geometry) -> StepTensors:
+        b, layout = self.buffers, self.buffers.staging
+        requests, rows = g.prompts + g.decodes, g.prompt_rows + g.decode_rows
+        choices = g.prompt_logits + g.decode_rows
+        step = DeviceStep(
+            tokens=b.tokens[:rows],
+            positions=b.positions[:rows],
+            mask=b.mask[:rows],
+            cu_rows=b.cu_rows[: requests + 1],
+            kv_len=b.kv_len[:requests],
+            is_tree=b.is_tree[:requests],
+            page_table=b.staged_words.page_table(requests),
+            logit_rows=b.staged_part(layout.logit_rows, choices) if g.prompts else None,
+            status=b.status[:requests],
+            max_rows=g.max_rows,
+            max_kv_len=g.max_kv_len,
+        )
+        cu_logits = b.cu_logits if g.prompts else b.cu_rows
+        return StepTensors(
+            step,
+            b.parents[:rows],
+            cu_logits[: requests + 1],
+            b.sampled[:choices],
+            g.needs_scores,
+        )
+
+    def draft_inputs(self, g: Geometry, tensors: StepTensors) -> DraftInputs:
+        """What the drafter goes on from."""
+        b, layout, first = self.buffers, self.buffers.staging, g.prompts
+        return DraftInputs(
+            layout=b.layout,
+            slots=b.slots,
+            slot_ids=b.staged_part(layout.slot_ids + first, g.decodes),
+            max_drafts=b.staged_part(layout.max_drafts + first, g.decodes),
+            page_table=tensors.step.page_table[first:],
+            laws=b.staged_words.laws(g.decodes, first),
+            needs_scores=g.needs_scores,
+            status=tensors.status[first:],
+            hidden=self._hidden,
+            max_width=max(g.max_rows - 1, 1) if g.drafts else 1,
+            max_kv_len=g.max_kv_len,
+        )
+
+    def _bring_drafts(self, g: Geometry, tensors: StepTensors) -> None:
+        assert self.drafter is not None
+        begin = time.perf_counter()
+        try:
+            self.drafter.draft(self.draft_inputs(g, tensors))
+        except Exception as error:  # drafts of another history are left out: plain decoding
+            self._drafter_raised(error)
+        self.draft_s += time.perf_counter() - begin
+        self.draft_calls += 1
+
+    def _draft_prompts(self, g: Geometry, tensors: StepTensors) -> None:
+        """The drafter reads what the model has read of the prompts."""
+        b, step, count = self.buffers, tensors.step, g.prompts
+        try:
+            self._read_prompts(
+                PromptInputs(
+                    tokens=step.tokens[: g.prompt_rows],
+                    slot_ids=b.staged_part(b.staging.slot_ids, count),
+                    kv_len=step.kv_len[:count],
+                    cu_rows=step.cu_rows[: count + 1],
+                    page_table=step.page_table[:count],
+                    max_rows=g.max_rows,
+                    max_kv_len=g.max_kv_len,
+                )
+            )
+        except Exception as error:  # its drafts will be poor, or none
+            self._drafter_raised(error)
+
+    def _drafter_raised(self, error: Exception) -> None:
+        assert self.drafter is not None
+        self.draft_failures += 1
+        if self.draft_failures == 1:
+            logger.warning(
+                "the drafter %r raised %s: %s; this step runs without drafts (further "
+                "failures are only counted, see get_metrics()['drafter'])",
+                self.drafter.name, type(error).__name__, error,
+                exc_info=error,
+            )  # fmt: skip
+
+    def _keep_hidden(self, tensors: StepTensors) -> None:
+        """Keep what each request's last token was chosen from, for the drafts of its next step."""
+        if self._hidden is None:
+            return
+        hidden = self._forward.hidden
+        assert hidden is not None  # make_hidden() was asked for
+        b, requests = self.buffers, len(tensors.step.kv_len)
+        ops.keep_hidden(
+            b.layout,
+            b.slots,
+            b.staged_part(b.staging.slot_ids, requests),
+            tensors.cu_logits,
+            results=b.results[:requests],
+            path=b.path[:requests],
+            path_len=b.path_len[:requests],
+            hidden=hidden,
+            kept=self._hidden,
+            backend=self._backend,
+        )
+
+    def _draft(self, g: Geometry, tensors: StepTensors) -> None:
+        """Rows of prompts from what was staged, then those that the slots draft."""
+        b, layout, step = self.buffers, self.buffers.staging, tensors.step
+        first, rows = g.prompts, g.prompt_rows
+        if first:
+            for to, offset, count in (
+                (b.tokens, layout.prompt_tokens, rows),
+                (b.parents, layout.prompt_parents, rows),
+                (b.kv_len, layout.kv_len, first),
+                (b.cu_rows, layout.cu_rows, first + 1),
+                (b.cu_logits, layout.cu_logits, first + 1),
+            ):
+                to[:count].copy_(b.staged_part(offset, count))
+        if g.decodes == 0:
+            return
+        cu_rows = b.draft_rows[: g.decodes + 1] if first else step.cu_rows
+        ops.draft_step(
+            b.layout,
+            b.slots,
+            b.staged_part(layout.slot_ids + first, g.decodes),
+            tokens=step.tokens[rows:],
+            parents=tensors.parents[rows:],
+            cu_rows=cu_rows,
+            kv_len=step.kv_len[first:],
+            max_drafts=b.staged_part(layout.max_drafts + first, g.decodes),
+            window_rows=b.staged_part(layout.window_rows + first, g.decodes),
+            guesses=b.staged_part(layout.guesses + first, g.decodes),
+            backend=self._backend,
+            status=tensors.status[first:],
+        )
+        if first:
+            torch.add(cu_rows, rows, out=step.cu_rows[first:])
+            torch.add(cu_rows, g.prompt_logits, out=tensors.cu_logits[first:])
+
+    def _build(self, tensors: StepTensors) -> None:
+        k_pages, step = self._pages[0], tensors.step
+        ops.build_step(
+            tensors.parents,
+            step.page_table,
+            step.kv_len,
+            step.cu_rows,
+            positions=step.positions,
+            mask=step.mask,
+            is_tree=step.is_tree,
+            page_size=k_pages.shape[3],
+            num_pages=k_pages.shape[1],
+            max_rows=step.max_rows,
+            backend=self._backend,
+            status=tensors.status,
+        )
+
+    def _accept(self, g: Geometry, tensors: StepTensors) -> None:
+        """What the model's result decides, by each request's law and rule."""
+        b, step, scores = self.buffers, tensors.step, self._scores
+        if not g.needs_scores:
+            synthetic = b.synthetic_rates is not None
+            accepted = self._accept_synthetic(g, tensors) if synthetic else None
+            return self._commit(tensors, tensors.sampled, accepted)
+        if scores is None:
+            raise ValueError("the model returned no scores for a step that samples")
+        for i, choice in enumerate(g.host_choices):
+            b.host_scores[i].copy_(scores[choice, : b.host_scores.shape[1]])
+        requests, rows = len(step.kv_len), len(scores)
+        tokens, positions, parents = self._needed_nodes(g, tensors, rows)
+        drawn = None
+        if self._draft_probs is not None and self._is_drafting(g) and b.synthetic_rates is None:
+            drawn = self._draft_probs(g.decodes)
+        rules = b.staged_words.rules(requests)
+        results = ops.accept_step(
+            scores,
+            tensors.cu_logits,
+            positions,
+            tokens,
+            parents,
+            b.staged_words.laws(requests),
+            rules["acceptance"],
+            posterior_threshold=rules["posterior_threshold"],
+            posterior_alpha=rules["posterior_alpha"],
+            acceptance_threshold=rules["acceptance_threshold"],
+            synthetic_rates=b.synthetic_rates,
+            draft_probs=drawn,
+            results=b.accept_results(rows, requests),
+            backend=self._backend,
+            status=tensors.status,
+        )
+        self._commit(tensors, results.sampled, results)
+
+    def _needed_nodes(
+        self, g: Geometry, tensors: StepTensors, rows: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Tokens, positions and parents of the first `rows` needed rows."""
+        b, step = self.buffers, tensors.step
+        tokens, positions, parents = step.tokens, step.positions, tensors.parents
+        if g.prompts:
+            assert step.logit_rows is not None
+            needed = step.logit_rows[:rows]
+            chosen = (b.choice_tokens[:rows], b.choice_positions[:rows], b.choice_parents[:rows])
+            for values, to in zip((tokens, positions, parents), chosen, strict=True):
+                torch.index_select(values, 0, needed, out=to)
+            tokens, positions, parents = chosen
+            parents[: g.prompt_logits].fill_(-1)  # a prompt's last row is a tree of its own
+        return tokens[:rows], positions[:rows], parents[:rows]
+
+    def _accept_synthetic(self, g: Geometry, tensors: StepTensors) -> ops.AcceptResults:
+        """As many drafts as the rates say; `sampled` holds the model's choices."""
+        b, rows, requests = self.buffers, len(tensors.sampled), len(tensors.step.kv_len)
+        assert b.synthetic_rates is not None
+        tokens, positions, parents = self._needed_nodes(g, tensors, rows)
+        return ops.synthetic_step(
+            tensors.cu_logits,
+            positions,
+            tokens,
+            parents,
+            b.staged_words.laws(requests).seed,
+            b.synthetic_rates,
+            vocab_size=b.vocab_size,
+            results=b.accept_results(rows, requests),
+            backend=self._backend,
+            status=tensors.status,
+        )
+
+    def _commit(
+        self, tensors: StepTensors, sampled: Tensor, accepted: ops.AcceptResults | None
+    ) -> None:
+        b, step = self.buffers, tensors.step
+        requests = len(step.kv_len)
+        path, path_len = b.path[:requests], b.path_len[:requests]
+        ops.commit_step(
+            b.layout,
+            b.slots,
+            b.staged_part(b.staging.slot_ids, requests),
+            tensors.cu_logits,
+            sampled,
+            results=b.results[:requests],
+            path=path,
+            path_len=path_len,
+            accepted=accepted,
+            backend=self._backend,
+            status=tensors.status,
+        )
+        self._keep_hidden(tensors)
+        ops.compact_kv(
+            *self._pages,
+            step.page_table,
+            step.kv_len,
+            step.cu_rows,
+            path,
+            path_len,
+            num_rows=step.num_rows,
+            max_kv_len=step.max_kv_len,
+            backend=self._backend,
+            status=tensors.status,
+        )

@@ -1,0 +1,62 @@
+"""The parts of one staged step, as views of its words (cpp/engine/staging.h)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ... import ops
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["StagedWords"]
+
+
+class StagedWords:
+    """words  [layout.words] int32 of a step, on the host or the device"""
+
+    words: Tensor
+
+    def __init__(self, layout: Any) -> None:
+        self.layout = layout
+
+    def part(self, offset: int, count: int) -> Tensor:
+        """`count` words from `offset` on."""
+        return self.words[offset : offset + count]
+
+    def page_table(self, requests: int) -> Tensor:
+        """[requests, pages_per_request] int32, -1 behind the pages that are held."""
+        pages = self.layout.pages_per_request
+        return self.part(self.layout.page_table, requests * pages).view(requests, pages)
+
+    def laws(self, requests: int, first: int = 0) -> ops.SamplingLaws:
+        """The laws of so many requests from `first` on."""
+        layout = self.layout
+
+        def floats(offset: int) -> Tensor:
+            return self.part(offset + first, requests).view(torch.float32)
+
+        return ops.SamplingLaws(
+            temperature=floats(layout.temperature),
+            top_k=self.part(layout.top_k + first, requests),
+            top_p=floats(layout.top_p),
+            min_p=floats(layout.min_p),
+            seed=self.part(layout.seed + 2 * first, 2 * requests).view(torch.int64),
+        )
+
+    def rules(self, requests: int) -> dict[str, Tensor]:
+        """The acceptance rules of so many requests, as ``accept_step`` takes them."""
+        layout = self.layout
+
+        def floats(offset: int) -> Tensor:
+            return self.part(offset, requests).view(torch.float32)
+
+        rules = self.part(layout.acceptance, -(-requests // 4)).view(torch.uint8)
+        return {
+            "acceptance": rules[:requests],
+            "posterior_threshold": floats(layout.posterior_threshold),
+            "posterior_alpha": floats(layout.posterior_alpha),
+            "acceptance_threshold": floats(layout.acceptance_threshold),
+        }

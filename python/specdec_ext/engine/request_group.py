@@ -1,0 +1,122 @@
+"""The outputs of one prompt: one request state per completion (`SamplingParams.n`).
+
+To the executor each output is a separate request with a separate random stream. The group is
+what callers hold: it looks like one request.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ..request.resolve import stream_seed
+from ..request.sampling_params import SamplingParams
+from ..text.metrics import SpecCounter, ratio
+from ..text.outputs import RequestOutput
+from .request_state import RequestState
+
+if TYPE_CHECKING:
+    from .loop import EngineLoop
+
+__all__ = ["RequestGroup"]
+
+
+class RequestGroup:
+    """`params.n` requests on one prompt. Raises RequestError before anything is queued. When the
+    group is deleted what still runs of it is cancelled.
+
+    Output 0 has the tokens that n = 1 would have had; of a seeded request output i draws from the
+    stream (seed, i).
+    """
+
+    def __init__(
+        self,
+        engine: EngineLoop,
+        prompt_token_ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        prompt: str | None = None,
+        on_update: Callable[[RequestState], None] | None = None,
+    ) -> None:
+        self._engine = engine
+        engine.require_room(params.n)
+        engine.validate(prompt_token_ids, params)
+        self.states: list[RequestState] = []
+        try:
+            for i in range(params.n):
+                one = params
+                if i > 0 and params.prompt_logprobs is not None:  # the first output's are enough
+                    one = dataclasses.replace(one, prompt_logprobs=None)
+                if i > 0 and params.seed is not None:
+                    one = dataclasses.replace(one, seed=stream_seed(params.seed, i))
+                self.states.append(
+                    engine.submit(
+                        prompt_token_ids, one, prompt=prompt, on_update=on_update, owner=self
+                    )
+                )
+        except BaseException:
+            self.cancel()
+            raise
+
+    @property
+    def request_id(self) -> str:
+        return self.states[0].request_id
+
+    @property
+    def finished(self) -> bool:
+        return all(state.finished for state in self.states)
+
+    @property
+    def version(self) -> int:
+        """Grows with every change."""
+        return sum(state.version for state in self.states)
+
+    @property
+    def has_news(self) -> bool:
+        """Something changed since the last snapshot."""
+        return any(state.has_news for state in self.states)
+
+    def cancel(self) -> bool:
+        """End what still runs; False if all had ended."""
+        ended = [self._engine.cancel(state) for state in self.states]
+        return any(ended)
+
+    def snapshot(self) -> RequestOutput:
+        """The outputs so far; delta fields hold what is new since the last snapshot."""
+        # Finished before the snapshots, or the one that ends in between would be missed.
+        finished = self.finished
+        parts = [state.snapshot() for state in self.states]
+        if len(parts) == 1:
+            return parts[0]
+        for i, part in enumerate(parts):
+            part.outputs[0].index = i
+        return dataclasses.replace(
+            parts[0],
+            outputs=[part.outputs[0] for part in parts],
+            finished=finished,
+            metrics=self._metrics(parts) if finished else {},
+        )
+
+    def _metrics(self, parts: list[RequestOutput]) -> dict[str, Any]:
+        """Sums over the outputs; times of the first to start and the last to end."""
+        total = SpecCounter(0, keep_steps=False)
+        for state in self.states:
+            total.add(state.counter)
+        each = [part.metrics for part in parts]
+        result = dict(each[0])
+        for name in (
+            "num_generated_tokens", "num_cached_tokens", "num_forward_passes",
+            "num_prefill_passes", "num_rows",
+        ):  # fmt: skip
+            result[name] = sum(metrics[name] for metrics in each)
+        result["tokens_per_forward_pass"] = ratio(
+            result["num_generated_tokens"], result["num_forward_passes"]
+        )
+        longest = [m["generation_time_ms"] for m in each if m["generation_time_ms"] is not None]
+        result["generation_time_ms"] = max(longest, default=None)
+        result["tokens_per_second"] = (
+            ratio(result["num_generated_tokens"] * 1e3, max(longest)) if longest else None
+        )
+        result["speculative_decoding"] = total.to_dict()
+        return result

@@ -1,0 +1,370 @@
+"""One request while it runs: tokens, text, stop strings, counters, snapshots.
+
+The stepping thread writes (consume, end), any thread reads (snapshot); a lock per request keeps a
+snapshot whole. Ctrl-C may strike between any two calls: a change is undone unless its last line has
+run, which stores several values without a call in between.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from ..log import logger
+from ..request.resolve import ResolvedRequest
+from ..request.sampling_params import SamplingParams
+from ..text.detokenizer import Detokenizer
+from ..text.metrics import RequestTimer, SpecCounter, ratio
+from ..text.outputs import CompletionOutput, Logprob, RequestOutput
+from ..text.stop_strings import StopStrings
+
+__all__ = ["Owner", "RequestState"]
+
+
+class Owner(weakref.ref[Any]):
+    """Whom a request is for; when that object goes, the request is cancelled."""
+
+    rid = -1  # the executor's id of the request, once it has one
+
+
+class RequestState:
+    """Everything the engine knows about one request.
+
+    Invariants: `text` + held-back segments == the decoded tokens (cut at a stop string);
+    len(token_ids) == counter.num_tokens == len(from_draft); after `finished` nothing changes.
+    """
+
+    def __init__(
+        self,
+        *,
+        request_id: str,
+        prompt: str | None,
+        resolved: ResolvedRequest,
+        params: SamplingParams,
+        detokenizer: Detokenizer | None,
+        token_text: Callable[[int], str] | None,
+        on_update: Callable[[RequestState], None] | None,
+        about: dict[str, Any],
+        owner: Owner | None = None,
+    ) -> None:
+        self.request_id = request_id
+        self.rid = -1
+        self.prompt = prompt
+        self.prompt_token_ids = resolved.prompt_token_ids
+        self.params = params
+        self.draft_options = resolved.draft_options
+        # Why it ended, by which stop, with which error; all of it or nothing is there.
+        self._ending: tuple[str | None, int | str | None, str | None] = (None, None, None)
+        self.num_cached_tokens = 0
+        self.token_ids: list[int] = []
+        self.from_draft: list[bool] = []
+        self.counter = SpecCounter(resolved.num_spec_tokens)
+        self.timer = RequestTimer()
+        self.on_update = on_update
+        self.owner = owner
+        self._update_failures = 0
+        self._about = about
+        self._detokenizer = detokenizer
+        self._token_text = token_text
+        self._stops = StopStrings(params.stop or ())
+        self._pieces: list[tuple[str, bool]] = []  # released text; was it drafted?
+        self._joined = ("", 0)  # the text of the first of them, and how many those are
+        self._held: deque[tuple[str, bool]] = deque()  # could be cut by a stop string
+        self._shown = (0, 0)  # pieces and tokens that have been in a snapshot
+        self._logprobs: list[dict[int, Logprob]] | None = (
+            [] if params.logprobs is not None else None
+        )
+        # The first token has nothing in front of it.
+        self._prompt_logprobs: list[dict[int, Logprob] | None] | None = (
+            [None] if params.prompt_logprobs is not None else None
+        )
+        self._cumulative_logprob = 0.0
+        self._logits: dict[int, Any] = {}  # [tokens of a step, vocabulary], by the first's index
+        self.sequence = 0  # of the last StepOutput that was taken
+        self._undo: tuple[Any, ...] | None = None  # where a change began that has not ended
+        self._version = 0  # changes so far, and how many of them a snapshot has shown
+        self._seen = 0
+        self._lock = threading.Lock()
+
+    @property
+    def finish_reason(self) -> str | None:
+        return self._ending[0]
+
+    @property
+    def stop_reason(self) -> int | str | None:
+        return self._ending[1]
+
+    @property
+    def error(self) -> str | None:
+        return self._ending[2]
+
+    @property
+    def finished(self) -> bool:
+        return self._ending[0] is not None
+
+    @property
+    def version(self) -> int:
+        """Grows with every change."""
+        return self._version
+
+    @property
+    def has_news(self) -> bool:
+        """Something changed since the last snapshot."""
+        return self._version != self._seen
+
+    def notify(self) -> None:
+        """Call on_update; an exception of it is logged and changes nothing."""
+        if self.on_update is None:
+            return
+        try:
+            self.on_update(self)
+        except Exception as error:
+            self._update_failures += 1
+            if self._update_failures == 1:
+                logger.warning(
+                    "on_update of request %s raised %s: %s; the request goes on",
+                    self.request_id, type(error).__name__, error,
+                    exc_info=error,
+                )  # fmt: skip
+
+    def consume(self, out: Any, step_start: float, logits: Any = None) -> None:
+        """Take a StepOutput, unless it was taken before.
+
+        logits  scores [tokens, vocabulary] of its tokens; None: nobody asked for them
+        """
+        with self._lock:
+            if out.sequence <= self.sequence or self.finished:
+                return
+            self._begin()
+            if self.timer.scheduled is None:
+                self.timer.scheduled = step_start
+            self.num_cached_tokens = out.num_cached_tokens
+            tokens: list[int] = out.tokens
+            logprobs = out.logprobs if self._logprobs is not None else None
+            if self._prompt_logprobs is not None:
+                for entry in out.prompt_logprobs:
+                    token = self.prompt_token_ids[len(self._prompt_logprobs)]
+                    self._prompt_logprobs.append(self._logprob_row(token, entry))
+            if logits is not None:
+                self._logits[len(self.token_ids)] = logits
+            reason, stop_reason, error = out.finish_reason, out.stop_reason, out.error
+            delivered = 0
+            for i, token in enumerate(tokens):
+                ends = i == len(tokens) - 1 and reason == "stop"
+                if logprobs:
+                    self._add_logprobs(token, logprobs[i])
+                delivered += 1
+                stop = self._add_token(token, i < out.num_accepted, ends)
+                if stop is not None:  # what the step brought behind it is dropped
+                    reason, stop_reason, error = "stop", stop, None
+                    break
+            else:
+                if reason is not None:
+                    self._release_rest()
+            self.counter.count(
+                drafts=out.num_drafts,
+                accepted=min(out.num_accepted, delivered),
+                rows=out.num_rows,
+                tokens=delivered,
+                is_prefill=out.is_prefill,
+            )
+            if delivered:
+                now = time.perf_counter()
+                self.timer.first_token = self.timer.first_token or now
+                self.timer.last_token = now
+            self._commit(out.sequence, reason, stop_reason if reason == "stop" else None, error)
+
+    def end(self, reason: str, *, error: str | None = None) -> None:
+        """End from outside a step."""
+        with self._lock:
+            if self.finish_reason is None:
+                self._begin()
+                self._release_rest()
+                self._commit(self.sequence, reason, None, error)
+
+    def snapshot(self) -> RequestOutput:
+        """The output so far; its delta fields hold what is new since the last snapshot."""
+        with self._lock:
+            self._rewind()
+            pieces, tokens = self._shown
+            fresh = self._pieces[pieces:]
+            output = CompletionOutput(
+                index=0,
+                text=self._joined_text(),
+                token_ids=list(self.token_ids),
+                cumulative_logprob=self._cumulative_logprob if self._logprobs is not None else None,
+                logprobs=list(self._logprobs) if self._logprobs is not None else None,
+                finish_reason=self.finish_reason,
+                stop_reason=self.stop_reason,
+                error=self.error,
+                generation_logits=self._joined_logits(),
+                token_from_draft=list(self.from_draft),
+                delta_text="".join([text for text, _ in fresh]),
+                delta_token_ids=self.token_ids[tokens:],
+                delta_segments=fresh,
+            )
+            metrics: dict[str, Any] = {}
+            if self.finished:
+                metrics = self._metrics()
+                output.spec_decode_metrics = metrics["speculative_decoding"]
+            snapshot = RequestOutput(
+                request_id=self.request_id,
+                prompt=self.prompt,
+                prompt_token_ids=self.prompt_token_ids,
+                outputs=[output],
+                finished=self.finished,
+                metrics=metrics,
+                prompt_logprobs=None
+                if self._prompt_logprobs is None
+                else list(self._prompt_logprobs),
+                num_cached_tokens=self.num_cached_tokens,
+            )
+            shown = (len(self._pieces), len(self.token_ids))
+            self._shown, self._seen = shown, self._version
+            return snapshot
+
+    def _begin(self) -> None:
+        """Begin a change; one that was interrupted has not been made."""
+        self._rewind()
+        self._undo = (
+            len(self.token_ids),
+            len(self._pieces),
+            deque(self._held),
+            self._stops.save(),
+            None if self._detokenizer is None else self._detokenizer.save(),
+            self.counter.save(),
+            None if self._logprobs is None else len(self._logprobs),
+            None if self._prompt_logprobs is None else len(self._prompt_logprobs),
+            self._cumulative_logprob,
+        )
+
+    def _rewind(self) -> None:
+        if self._undo is None:
+            return
+        tokens, pieces, held, stops, text, counter, logprobs, prompt_logprobs, total = self._undo
+        del self.token_ids[tokens:], self.from_draft[tokens:], self._pieces[pieces:]
+        self._held = deque(held)
+        self._stops.restore(stops)
+        if self._detokenizer is not None:
+            self._detokenizer.restore(text)
+        self.counter.restore(counter)
+        if self._logprobs is not None:
+            del self._logprobs[logprobs:]
+        if self._prompt_logprobs is not None:
+            del self._prompt_logprobs[prompt_logprobs:]
+        self._cumulative_logprob = total
+        self._logits.pop(tokens, None)
+        self._undo = None
+
+    def _commit(
+        self, sequence: int, reason: str | None, stop_reason: int | str | None, error: str | None
+    ) -> None:
+        """End a change."""
+        if reason is not None:
+            self.timer.finished = time.perf_counter()
+        end, version = (reason, stop_reason, error), self._version + 1
+        self._undo, self.sequence, self._version, self._ending = None, sequence, version, end
+
+    def _joined_text(self) -> str:
+        text, count = self._joined
+        if count < len(self._pieces):
+            text = "".join([text, *(piece for piece, _ in self._pieces[count:])])
+            self._joined = (text, len(self._pieces))
+        return text
+
+    def _joined_logits(self) -> Any:
+        """[tokens, vocabulary], or None. Rows behind a stop string go as their tokens do."""
+        parts = list(self._logits.values())
+        if not parts:
+            return None
+        if len(parts) > 1:
+            rows = parts[0].new_empty(sum(len(part) for part in parts), parts[0].shape[1])
+            begin = 0
+            for part in parts:
+                rows[begin : begin + len(part)] = part
+                begin += len(part)
+            self._logits = {0: rows}
+        return self._logits[0][: len(self.token_ids)]
+
+    def _metrics(self) -> dict[str, Any]:
+        num_tokens = len(self.token_ids)
+        return {
+            **self._about,
+            "num_prompt_tokens": len(self.prompt_token_ids),
+            "num_cached_tokens": self.num_cached_tokens,
+            "num_generated_tokens": num_tokens,
+            "num_forward_passes": self.counter.num_steps,
+            "num_prefill_passes": self.counter.num_prefill_steps,
+            "num_rows": self.counter.num_rows,
+            "tokens_per_forward_pass": ratio(num_tokens, self.counter.num_steps),
+            **self.timer.to_dict(num_tokens),
+            "speculative_decoding": self.counter.to_dict(),
+        }
+
+    def _add_token(self, token: int, from_draft: bool, ends: bool) -> str | None:
+        """The stop string that completed, if one did."""
+        self.token_ids.append(token)
+        self.from_draft.append(from_draft)
+        if self._detokenizer is None:
+            return None
+        # The text of the end or stop token is not part of the answer, unless asked for.
+        if ends and not self.params.include_stop_str_in_output:
+            return None
+        return self._add_text(self._detokenizer.push(token), from_draft)
+
+    def _add_text(self, piece: str, from_draft: bool) -> str | None:
+        if not piece:
+            return None
+        if not self.params.stop:
+            self._pieces.append((piece, from_draft))
+            return None
+        may_stop = len(self.token_ids) >= self.params.min_tokens
+        found = self._stops.feed(piece, may_stop=may_stop)
+        if found is None:
+            self._held.append((piece, from_draft))
+            self._release_held(keep=self._stops.held_chars)
+            return None
+        end, stop = found
+        self._held.append((piece[:end], from_draft))
+        self._release_held(keep=0 if self.params.include_stop_str_in_output else len(stop))
+        self._held.clear()
+        return stop
+
+    def _release_held(self, keep: int) -> None:
+        """Release held text but its last `keep` characters."""
+        count = sum(len(text) for text, _ in self._held) - keep
+        while count > 0:
+            text, from_draft = self._held.popleft()
+            if len(text) > count:
+                self._held.appendleft((text[count:], from_draft))
+                text = text[:count]
+            self._pieces.append((text, from_draft))
+            count -= len(text)
+
+    def _release_rest(self) -> None:
+        """The request ends, and not with a stop string: all its text is out."""
+        tail = "" if self._detokenizer is None else self._detokenizer.finish()
+        if tail:
+            self._held.append((tail, False))
+        self._release_held(keep=0)
+
+    def _logprob_row(self, token: int, entry: Any) -> dict[int, Logprob]:
+        chosen, rank, best = entry
+        text = self._token_text
+
+        def make(token_id: int, logprob: float, token_rank: int) -> Logprob:
+            return Logprob(logprob, token_rank, text(token_id) if text is not None else None)
+
+        row = {token: make(token, chosen, rank)}
+        for i, (token_id, logprob) in enumerate(best):
+            row.setdefault(token_id, make(token_id, logprob, i + 1))
+        return row
+
+    def _add_logprobs(self, token: int, entry: Any) -> None:
+        assert self._logprobs is not None
+        self._logprobs.append(self._logprob_row(token, entry))
+        self._cumulative_logprob += entry[0]

@@ -1,0 +1,204 @@
+"""T(rows, context) without a measurement: remembered from earlier runs, or guessed, and kept up by
+the steps that are served anyway.
+
+A table belongs to a model's files, its number format, the machine, the threads and the build of the
+extension; each is a file of its own below the cache root. A first run guesses from bytes and rows.
+A table steers how much is drafted, never which tokens come out.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .. import _core
+from .._core import StepCost
+from .._version import __version__
+from ..installation import cpu_name
+from ..log import logger
+from ..models.base import StepModel
+from ..models.folder_cache import cache_root
+from .step_cost import ROW_COUNTS
+
+__all__ = ["ServedCost", "cost_key", "guess_cost", "memory_rate", "recall", "remember"]
+
+FORMAT, VERSION = "specdec_ext step cost", 1
+_WEIGHTS = (".safetensors", ".bin", ".gguf", ".pt")
+_MOST_BYTES = 1 << 16  # of a file that is read
+_MOST_FILES = 64  # the least recently written ones go
+_FIRST_SAVE = 64  # steps that were served; then at each doubling, and at the end from _LEAST on
+_LEAST = 16
+_GUESS_CONTEXT = 128.0
+# What one row more adds to a pass, of the time in which its weights are read: where a step of few
+# rows waits for memory this is small, and the first steps that are served correct it.
+_ROW_SHARE = 0.15
+_RATE_BYTES = 16 << 20
+
+
+def cost_key(model: StepModel) -> dict[str, Any]:
+    """What a table of `model`, as it is loaded, is valid for; JSON-ready."""
+    info = model.info
+    files = []
+    for file in sorted(info.path.iterdir()) if info.path.is_dir() else [info.path]:
+        if file.suffix in _WEIGHTS or file.name == "config.json":
+            about = file.stat()
+            files.append([file.name, about.st_size, about.st_mtime_ns])
+    build = os.stat(_core.__file__)
+    return {
+        "files": files,
+        "dtype": info.dtype,
+        "kv_dtype": str(model.kv_dtype),
+        "impl": [info.impl, info.numerics, info.device],
+        "cpu": cpu_name(),
+        "isa": _core.cpu_isa(),
+        "threads": _core.num_threads(),
+        "build": [__version__, build.st_size, build.st_mtime_ns],
+    }
+
+
+def _file_of(key: dict[str, Any]) -> Path:
+    digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
+    return cache_root() / "step_cost" / f"{digest[:24]}.json"
+
+
+def recall(key: dict[str, Any]) -> StepCost | None:
+    """The table that was remembered for `key`; None: there is none, or the file says nothing."""
+    file = _file_of(key)
+    try:
+        with file.open("rb") as source:
+            text = source.read(_MOST_BYTES + 1)
+        if len(text) > _MOST_BYTES:
+            raise ValueError(f"it has more than {_MOST_BYTES} bytes")
+        content = json.loads(text)
+        if (content["format"], content["version"], content["key"]) != (FORMAT, VERSION, key):
+            raise ValueError("it is of another format or model")
+        rows, seconds, growth = (content[name] for name in ("rows", "seconds", "growth"))
+        counts = [count for count in rows if type(count) is int]
+        if counts != list(rows) or counts != sorted(set(counts)) or len(counts) > len(ROW_COUNTS):
+            raise ValueError("its row counts are none")
+        return StepCost(
+            dict(zip(rows, seconds, strict=True)),
+            dict(zip(rows, growth, strict=True)),
+            content["context_len"],
+        )
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, TypeError, KeyError, RecursionError, OverflowError) as error:
+        logger.warning("%s is ignored and will be written anew: %s", file, error)
+        return None
+
+
+def remember(key: dict[str, Any], cost: StepCost, observed: int) -> None:
+    """Write the table for `key`, whole or not at all. Raises OSError."""
+    file = _file_of(key)
+    rows, seconds, context_len, growth = cost.columns
+    content = {
+        "format": FORMAT,
+        "version": VERSION,
+        "key": key,
+        "rows": rows,
+        "seconds": seconds,
+        "context_len": context_len,
+        "growth": growth or [0.0] * len(rows),
+        "observed": observed,
+    }
+    file.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=file.parent, prefix=".", suffix=".tmp")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as target:
+            json.dump(content, target)
+        os.replace(name, file)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+    written = sorted(file.parent.glob("*.json"), key=lambda f: f.stat().st_mtime_ns)
+    for old in written[:-_MOST_FILES]:
+        old.unlink(missing_ok=True)
+
+
+@functools.cache
+def memory_rate() -> float:
+    """Bytes per second that this process reads, from copying a few MiB. Takes milliseconds."""
+    source = np.ones(_RATE_BYTES, dtype=np.uint8)
+    target = np.empty_like(source)
+    target[:] = source
+    begin = time.perf_counter()
+    target[:] = source
+    return 2 * _RATE_BYTES / max(time.perf_counter() - begin, 1e-9)
+
+
+def guess_cost(model: StepModel, rate: float) -> StepCost:
+    """A pass reads its weights, and each request its K/V, at `rate` bytes per second."""
+    weights = max(model.info.weight_bytes, 1) / rate
+    values = 2 * model.num_layers * model.num_kv_heads * model.head_dim  # of a token's K and V
+    token = values * model.kv_dtype.itemsize / rate
+    share = {n: 1.0 + _ROW_SHARE * (n - 1) for n in ROW_COUNTS}
+    return StepCost(
+        {n: weights * part for n, part in share.items()},
+        {n: token * part for n, part in share.items()},
+        _GUESS_CONTEXT,
+    )
+
+
+class ServedCost:
+    """The table of one model, from the first step on.
+
+    tell  called with every new table, the first one by start()
+    """
+
+    def __init__(self, model: StepModel, tell: Callable[[StepCost], object]) -> None:
+        self._key = cost_key(model)
+        self._tell = tell
+        self._draft: ServedCost | None = None
+        table = recall(self._key)
+        self.is_guess = table is None
+        self._times = _core.StepTimes(table or guess_cost(model, memory_rate()))
+        self._save_at = _FIRST_SAVE
+        self._saved = 0
+
+    @property
+    def cost(self) -> StepCost:
+        return self._times.cost
+
+    def measured(self, cost: StepCost | None) -> None:
+        """It was measured just now. None: there was too little room to tell."""
+        if cost is not None:
+            self._times, self.is_guess = _core.StepTimes(cost), False
+            self._save()
+
+    def start(self, draft: ServedCost | None = None) -> None:
+        """Tell the first table. draft: of a draft model, closed with this one."""
+        self._draft = draft
+        self._tell(self._times.cost)
+
+    def observe(self, plan: Any, seconds: float) -> None:
+        """The forward pass of `plan` (a StepPlan) took so long."""
+        if self._times.observe(plan, seconds):
+            self._tell(self._times.cost)
+            if self._times.observed >= self._save_at:
+                self._save_at *= 2
+                self._save()
+
+    def close(self) -> None:
+        """Remember what the last steps showed."""
+        if self._times.observed >= max(_LEAST, self._saved + 1):
+            self._save()
+        if self._draft is not None:
+            self._draft.close()
+
+    def _save(self) -> None:
+        try:
+            remember(self._key, self._times.cost, self._times.observed)
+        except OSError as error:
+            logger.info("the step cost is not remembered: %s", error)
+            self._save_at = 1 << 62
+        self._saved = self._times.observed

@@ -1,0 +1,208 @@
+"""Drafters of slots in steps that the host runs: between stage() and build(), and behind a pass."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from ..drafters import DraftInputs, PromptInputs, StepDrafter
+from ..log import logger
+from .overlap.staged import StagedWords
+
+__all__ = ["SlotDrafting"]
+
+
+class _Front:
+    """The executor, with the drafter between its stage() and build()."""
+
+    def __init__(self, drafting: SlotDrafting) -> None:
+        self.plan, self.commit = drafting.plan, drafting.commit
+        self._executor = drafting.executor
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._executor, name)
+
+
+class SlotDrafting:
+    """Asks one drafter for the drafts of each step, over the executor's own slots.
+
+    The loop calls plan() and commit() in place of the executor's (``front``). start() and end() may
+    be called from any thread, the others from the stepping thread.
+
+    executor     a _core.Executor whose steps the host runs
+    hidden_size  of the model's states; rows of `hidden_dtype` are kept where the drafter wants them
+    """
+
+    def __init__(
+        self,
+        drafter: StepDrafter,
+        executor: Any,
+        *,
+        hidden_size: int,
+    ) -> None:
+        self.drafter = drafter
+        self.executor = executor
+        self._slots = torch.from_numpy(executor.host_slots)
+        self._staging = torch.from_numpy(executor.host_staging)
+        self._staged = StagedWords(executor.staging_layout)
+        self._status = torch.zeros(executor.staging_layout.requests, dtype=torch.int32)
+        self._read_prompts: Callable[[PromptInputs], None] | None = getattr(
+            drafter, "read_prompts", None
+        )
+        self._draft_probs: Callable[[int], Any] | None = getattr(drafter, "draft_probs", None)
+        self._draws_probs = self._draft_probs is not None
+        self._reads_every_step = bool(getattr(drafter, "reads_every_step", False))
+        self._one_by_one = bool(getattr(drafter, "drafts_one_by_one", False))
+        self._hidden_size = hidden_size
+        self._kept: torch.Tensor | None = None
+        if drafter.needs_hidden:
+            self._kept = torch.zeros(len(self._slots), hidden_size)
+        self._options: dict[int, Mapping[str, Any]] = {}
+        self._planned: Any = None  # what stage() said of the step at hand
+        self._drafted = False
+        self._drafted_step = -1
+        self._hidden: torch.Tensor | None = None
+        self._seconds = 0.0
+        self._usual_s = 0.0  # of a step or of a draft, lately
+        self._failures = 0
+        self.front = _Front(self)
+
+    # -- requests -----------------------------------------------------------------------------
+
+    def start(
+        self,
+        request_id: int,
+        prompt_token_ids: Sequence[int],
+        submit_kwargs: Mapping[str, Any],
+        options: Mapping[str, Any],
+    ) -> None:
+        """A request that wants drafts was submitted."""
+        self._options[request_id] = options
+
+    def end(self, request_id: int) -> None:
+        """A request has ended; unknown ids are ignored."""
+        self._options.pop(request_id, None)
+
+    def propose(self) -> None:
+        """Drafts are made when the step is planned."""
+
+    def observe(self, outputs: Iterable[Any], hidden: torch.Tensor | None) -> None:
+        """What was accepted lies in the slots."""
+
+    def drop_ended(self) -> None:
+        """A slot that another request enters is told to the drafter then."""
+
+    def set_step_cost(self, table: Any) -> None:
+        """The executor weighs drafts."""
+
+    # -- a step -------------------------------------------------------------------------------
+
+    def plan(self) -> Any:
+        """The executor's next plan with the drafter's drafts in it, or None. Where it was
+        interrupted, the same step again."""
+        staged = self._planned = self.executor.stage()
+        if staged is None:
+            return None
+        if staged.index != self._drafted_step:
+            self._draft(staged)
+            self._drafted_step = staged.index
+        return self.executor.build()
+
+    def _draft(self, staged: Any) -> None:
+        step = self._staged
+        step.words = self._staging[staged.ring]
+        for entry in staged.entries:
+            self._guarded(self.drafter.enter, entry.slot, self._options.get(entry.request_id, {}))
+        wanted = staged.max_decode_rows > staged.num_decodes
+        self._drafted = staged.num_decodes > 0 and (wanted or self._reads_every_step)
+        if self._drafted:
+            begin = time.perf_counter()
+            self._guarded(self.drafter.draft, self._inputs(staged, wanted))
+            self._tell_cost(time.perf_counter() - begin, staged, wanted)
+
+    def hidden_for(self, plan: Any) -> torch.Tensor | None:
+        """The buffer that the model fills in this step, if the drafter needs it."""
+        self._hidden = None
+        if self._kept is not None:
+            self._hidden = torch.empty(plan.num_logit_rows, self._hidden_size)
+        return self._hidden
+
+    def commit(self, plan: Any, result: Any, **changes: Any) -> list[Any]:
+        """As the executor's; prompts are read by the drafter too, and hidden states kept."""
+        if self._read_prompts is not None and self._planned.num_prompts:
+            self._guarded(self._read_prompts, self._prompts(self._planned))
+        if self._draws_probs and self._drafted and plan.needs_logits:
+            assert self._draft_probs is not None
+            changes["draft_probs"] = self._draft_probs(self._planned.num_decodes)
+        if self._hidden is not None:
+            changes.update(hidden=self._hidden, kept=self._kept)
+        return list(self.executor.commit(plan, result, **changes))
+
+    def stats(self) -> dict[str, Any]:
+        return {
+            "name": self.drafter.name,
+            "seconds": self._seconds,
+            "failures": self._failures,
+            **self.drafter.stats(),
+        }
+
+    def _guarded(self, call: Callable[..., None], *arguments: Any) -> None:
+        """An exception of the drafter costs the step its drafts, nothing else."""
+        try:
+            call(*arguments)
+        except Exception as error:
+            self._failures += 1
+            if self._failures == 1:
+                logger.warning(
+                    "the drafter %r raised %s: %s; this step runs without its drafts (further "
+                    "failures are only counted, see get_metrics()['drafter'])",
+                    self.drafter.name, type(error).__name__, error,
+                    exc_info=error,
+                )  # fmt: skip
+
+    def _inputs(self, staged: Any, wanted: bool) -> DraftInputs:
+        step, first, count = self._staged, staged.num_prompts, staged.num_decodes
+        layout = step.layout
+        status = self._status[:count].zero_()
+        return DraftInputs(
+            layout=self.executor.slot_layout,
+            slots=self._slots,
+            slot_ids=step.part(layout.slot_ids + first, count),
+            max_drafts=step.part(layout.max_drafts + first, count),
+            page_table=step.page_table(first + count)[first:],
+            laws=step.laws(count, first),
+            needs_scores=staged.needs_scores,
+            status=status,
+            hidden=self._kept,
+            max_width=max(staged.max_rows - 1, 1) if wanted else 1,
+            max_kv_len=staged.max_kv_len,
+        )
+
+    def _prompts(self, staged: Any) -> PromptInputs:
+        step, count = self._staged, staged.num_prompts
+        layout = step.layout
+        return PromptInputs(
+            tokens=step.part(layout.prompt_tokens, staged.num_prompt_rows),
+            slot_ids=step.part(layout.slot_ids, count),
+            kv_len=step.part(layout.kv_len, count),
+            cu_rows=step.part(layout.cu_rows, count + 1),
+            page_table=step.page_table(count),
+            max_rows=staged.max_rows,
+            max_kv_len=staged.max_kv_len,
+        )
+
+    def _tell_cost(self, seconds: float, staged: Any, wanted: bool) -> None:
+        """The executor weighs drafts against what making them takes."""
+        self._seconds += seconds
+        if not wanted:
+            return
+        rows = min(staged.max_rows, self.executor.max_rows_per_request)  # not a prompt's
+        new = seconds / (max(rows - 1, 1) if self._one_by_one else 1)
+        old = self._usual_s
+        # One step in which the machine did something else counts as twice what is usual.
+        self._usual_s = 0.9 * old + 0.1 * min(new, 2 * old) if old else new
+        each = self._usual_s
+        self.executor.set_draft_cost(*((0.0, each) if self._one_by_one else (each, 0.0)))

@@ -1,0 +1,169 @@
+"""Folders that are made once and kept below the cache root, each with a manifest of its files.
+
+A folder appears complete or not at all: it is written beside its place and renamed. Its manifest
+holds what it was made from and the size and sha256 of every file. A folder is taken as it is while
+its files are those of the manifest, no more and no fewer; a file is hashed again when its size or
+one of its times has changed (the change time too, which nobody can set back). A folder that differs
+is made again. This finds damage and accidents. Whoever may write the cache owns what is loaded from
+it (SECURITY.md).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from ..errors import ModelError
+from ..log import logger
+
+__all__ = [
+    "MANIFEST",
+    "cache_root",
+    "cached_folder",
+    "file_sha256",
+    "make_folder",
+    "recorded_sha256",
+]
+
+MANIFEST = "manifest.json"
+
+
+def cache_root() -> Path:
+    """$SPECDEC_CACHE_DIR, else $XDG_CACHE_HOME/specdec_ext, else ~/.cache/specdec_ext."""
+    if named := os.environ.get("SPECDEC_CACHE_DIR"):
+        return Path(named).expanduser()
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "specdec_ext"
+
+
+def cached_folder(folder: Path, origin: Mapping[str, str], write: Callable[[Path], None]) -> Path:
+    """The folder that `write(empty folder)` makes from `origin`, made now unless it is intact.
+
+    One process makes it; others wait for the lock. Raises ModelError when the cache cannot be
+    written, and what `write` raises.
+    """
+    if not _is_intact(folder, origin):
+        with _locked(folder.parent):
+            if not _is_intact(folder, origin):  # another process may have made it meanwhile
+                if folder.exists():
+                    logger.warning("%s does not match its manifest: made again", folder)
+                for stale in folder.parent.glob(f".{folder.name}.*"):  # of a process that died
+                    shutil.rmtree(stale, ignore_errors=True)
+                make_folder(folder, origin, write)
+    return folder
+
+
+def recorded_sha256(folder: Path, name: str) -> str:
+    """What the manifest of an intact folder says of one of its files."""
+    return str(json.loads((folder / MANIFEST).read_text())["files"][name]["sha256"])
+
+
+def make_folder(folder: Path, origin: Mapping[str, str], write: Callable[[Path], None]) -> None:
+    """Write a folder with its manifest in place of what is there.
+
+    Raises ModelError when the disk refuses, and what `write` raises; the old folder stays then.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    work = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    try:
+        work.chmod(0o755)
+        write(work)
+        for file in work.iterdir():  # safetensors writes its files private
+            file.chmod(0o644)
+        files = {path.name: _entry(path) for path in sorted(work.iterdir())}
+        _write_manifest(work, {**origin, "files": files})
+        if folder.exists():
+            shutil.rmtree(folder)
+        work.rename(folder)
+    except OSError as error:
+        raise ModelError(
+            f"{folder}: cannot be written ({error}); free space or set SPECDEC_CACHE_DIR to a "
+            "writable folder"
+        ) from error
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def file_sha256(path: Path) -> str:
+    """The file's sha256 in hexadecimal digits."""
+    with path.open("rb") as file:
+        if sys.version_info >= (3, 11):
+            return hashlib.file_digest(file, "sha256").hexdigest()
+        digest = hashlib.sha256()
+        while block := file.read(1 << 20):
+            digest.update(block)
+        return digest.hexdigest()
+
+
+def _stamps(path: Path) -> dict[str, int]:
+    """What a change of the file changes. Of a link it is the link's own: one is never made here."""
+    stat = path.lstat()
+    return {"bytes": stat.st_size, "mtime_ns": stat.st_mtime_ns, "ctime_ns": stat.st_ctime_ns}
+
+
+def _entry(path: Path) -> dict[str, Any]:
+    return {**_stamps(path), "sha256": file_sha256(path)}
+
+
+def _is_intact(folder: Path, origin: Mapping[str, str]) -> bool:
+    """Was it made from `origin`, and is every file as it was written?"""
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text())
+        files = manifest["files"]
+        there = {path.name for path in folder.iterdir()} - {MANIFEST}
+        if not files or there != set(files):
+            return False
+        if any(manifest.get(name) != value for name, value in origin.items()):
+            return False
+        changed = []
+        for name, entry in files.items():
+            if any(entry.get(key) != value for key, value in _stamps(folder / name).items()):
+                if _entry(folder / name)["sha256"] != entry["sha256"]:
+                    return False
+                changed.append(name)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return False
+    if changed:  # touched or copied, with the same content: not hashed again the next time
+        for name in changed:
+            files[name].update(_stamps(folder / name))
+        with suppress(OSError):  # a cache that may only be read
+            _write_manifest(folder, manifest)
+    return True
+
+
+def _write_manifest(folder: Path, content: Mapping[str, Any]) -> None:
+    """Whole or not at all: another process may be reading it."""
+    handle, name = tempfile.mkstemp(prefix=f".{folder.name}.", dir=folder.parent)
+    try:
+        with os.fdopen(handle, "w") as file:
+            file.write(json.dumps(content, indent=1) + "\n")
+        os.chmod(name, 0o644)
+        os.replace(name, folder / MANIFEST)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """One process at a time; the lock dies with its process."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        handle = (folder / ".lock").open("w")
+    except OSError as error:
+        raise ModelError(
+            f"{folder}: the model cache cannot be written ({error}); set SPECDEC_CACHE_DIR to a "
+            "writable folder"
+        ) from error
+    with handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield

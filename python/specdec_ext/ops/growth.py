@@ -1,0 +1,115 @@
+"""Trees of a draft model that grow level by level on a step's stream.
+
+the model's pass over the texts, torch.topk, grow_drafts(begins=True)
+per further level: pack_drafts, build_step, the model's pass, torch.topk, grow_drafts
+bring_growths
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from specdec_ext import _core
+from specdec_ext.ops._where import stream_of
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from specdec_ext._core import SlotLayout
+
+
+def make_growths(num_requests: int, device: str | torch.device = "cpu") -> Tensor:
+    """[num_requests, bytes] uint8 of empty trees."""
+    return torch.zeros(num_requests, _core.GROWTH_BYTES, dtype=torch.uint8, device=device)
+
+
+def grow_drafts(
+    growths: Tensor,
+    shares: Tensor,
+    columns: Tensor,
+    limits: Tensor,
+    *,
+    num_columns: int,
+    max_open: int,
+    begins: bool = False,
+    token_ids: Tensor | None = None,
+    backend: str | None = None,
+) -> None:
+    """The next level of each request's tree: children of the nodes that the last pass read.
+
+    Shapes   growths [D, bytes] uint8 (``make_growths``); shares [D, places, width] float32,
+             columns [D, places, width] int64: of each row of that pass its likeliest columns,
+             falling, and the share that the model gave them; the first level has one row a request,
+             the golden token's. limits [D] int32: nodes of the tree, at most; 0: none is wanted.
+             token_ids [num_columns] int32: the token of each column, None: the column.
+    Kept     a node is worth the product of the shares on its path. Of all nodes the limit's most
+             valuable ones stay, earlier ones on ties; a share that is not above 0, rises, or
+             belongs to no column ends its row. Of this level's the max_open most valuable ones that
+             stay are opened: the next pass reads them. max_open 0: this level is the last.
+    Writes   growths.
+    Raises   ValueError or TypeError naming the argument, what it is and what it has to be.
+    """
+    _core.grow_drafts(
+        growths,
+        shares,
+        columns,
+        limits,
+        num_columns=num_columns,
+        max_open=max_open,
+        begins=begins,
+        token_ids=token_ids,
+        backend=backend,
+        stream=stream_of(growths),
+    )
+
+
+def pack_drafts(
+    growths: Tensor,
+    golden: Tensor,
+    *,
+    tokens: Tensor,
+    parents: Tensor,
+    cu_rows: Tensor,
+    logit_rows: Tensor,
+    backend: str | None = None,
+) -> None:
+    """The rows of the next pass: each golden token again, then all nodes that were opened.
+
+    Shapes   golden [D] int32.
+    Writes   tokens, parents [R] int32, parents within the request; token 0 and parent -1 behind the
+             last; cu_rows [D + 1] int32; logit_rows [D, places] int32: the rows of the newest
+             level's nodes, 0 where there are fewer. A request whose tree is complete, or whose rows
+             do not fit, has none.
+    Raises   ValueError or TypeError naming the argument, what it is and what it has to be.
+    """
+    _core.pack_drafts(
+        growths,
+        golden,
+        tokens=tokens,
+        parents=parents,
+        cu_rows=cu_rows,
+        logit_rows=logit_rows,
+        backend=backend,
+        stream=stream_of(growths),
+    )
+
+
+def bring_growths(
+    layout: SlotLayout,
+    slots: Tensor,
+    slot_ids: Tensor,
+    growths: Tensor,
+    *,
+    backend: str | None = None,
+) -> None:
+    """The trees into the requests' slots, as ``bring_drafts``: the most valuable drafts first, and
+    what each is worth as its estimate.
+
+    Shapes   slots, slot_ids [D] as in ``bring_drafts``; growths [D, bytes].
+    Raises   ValueError or TypeError naming the argument, what it is and what it has to be.
+    """
+    _core.bring_growths(
+        layout, slots, slot_ids, growths, backend=backend, stream=stream_of(growths)
+    )

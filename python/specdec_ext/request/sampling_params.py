@@ -1,0 +1,154 @@
+"""What one request asks for: lengths, sampling, stops, score processors, speculation.
+
+`SamplingParams()` decodes greedily. The object is valid once it exists, as far as that can be said
+without a model (sampling_checks.py); token ids are checked against the vocabulary, and triples
+against the engine, when the request is submitted (resolve.py). Names are vLLM's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from ..config.acceptance import is_lossless
+from ..config.validate import check_bool, check_int, show, unknown_key
+from ..errors import RequestError, UnsupportedRequestError
+from .sampling_checks import CHECKS, MAX_LOGPROBS
+from .sampling_fields import LogitsProcessor, SamplingFields
+from .speculative_config import SPELLINGS, fold_spellings
+
+__all__ = ["MAX_LOGPROBS", "LogitsProcessor", "SamplingParams"]
+
+# Other projects' spellings, accepted by SamplingParams.from_dict.
+_ALIASES = {
+    "num_draft_tokens": "max_draft_len",
+    "num_speculative_tokens": "max_draft_len",
+    "prompt_lookup_num_tokens": "max_draft_len",
+    "max_new_tokens": "max_tokens",
+    "max_output_len": "max_tokens",
+    "random_seed": "seed",
+    "sampling_seed": "seed",
+    "num_beams": "beam_width",
+    "guided_decoding": "structured_outputs",
+    "draft_acceptance_threshold": "acceptance_threshold",
+    "typical_acceptance_sampler_posterior_threshold": "posterior_threshold",
+    "typical_acceptance_sampler_posterior_alpha": "posterior_alpha",
+    "external_draft_tokens_config": "external_draft",
+}
+# What other projects have: refused unless it is off, which is None, and 1 for a number.
+_REFUSED = {
+    "best_of": "outputs are not ranked; ask for n outputs and choose among them; use best_of = 1",
+    "beam_width": "beam search is never combined with speculation and is not supported; use "
+    "beam_width = 1",
+    "structured_outputs": "not supported in this version; leave it None",
+}
+# Spellings of the off switch whose meaning is inverted.
+_OFF_SWITCHES = ("disable_spec_decode", "disable_speculative_decoding")
+
+
+@dataclass(frozen=True)
+class SamplingParams(SamplingFields):
+    """Parameters of one request; immutable, so one object may serve many requests.
+
+    Lengths     max_tokens (None: as many as fit), min_tokens (no stop before), ignore_eos
+    Sampling    temperature (0: greedy), top_k (0 or -1: all), top_p (0..1], min_p 0..1; cut in the
+                order min_p, top_k, top_p (docs/methods/sampling.md); seed: the same seed gives the
+                same tokens, whoever shares the batch and, with exact_match, however they were
+                drafted (None: a separate stream, derived from the engine's seed and the number of
+                the request); n outputs
+    Stops       stop (strings), stop_token_ids, include_stop_str_in_output
+    Scores      logit_bias {token id: -100..100}, bad_words (strings or id lists),
+                allowed_token_ids, repetition_penalty > 0, presence_penalty and
+                frequency_penalty -2..2; logits_processors: callables (token_ids, scores) -> scores,
+                called before all of these for every node of a draft tree with the tokens in front
+                of it; scores: float32 [V], its own copy
+    Output      logprobs, prompt_logprobs (None, or 0..20 best tokens besides the chosen and the
+                prompt's own), skip_special_tokens, detokenize (False: token ids only; not with
+                `stop`), return_generation_logits (the model's own scores of every delivered token,
+                before processors)
+    Speculation speculative_config (None: as the engine; False: plain decoding; a configuration of
+                the engine's method, within its bounds; or a dict of changes to the engine's own:
+                lookahead_config, w,n,g within the engine's triple; max_draft_len, 0..the engine's;
+                medusa_choices, a tree within the engine's number of nodes; redrafter_num_beams,
+                redrafter_draft_len_per_beam, 1..the engine's; use_draft_logits, of draft models;
+                adaptive). These keys and `speculative` are accepted as keywords, too;
+                external_draft: drafts that come with the request (docs/orchestrate.md)
+    Acceptance  acceptance: "exact_match" or "rejection" (lossless), "typical", "threshold" or, for
+                ReDrafter, "best_beam" (lossy); posterior_threshold, posterior_alpha: for typical
+                (None: 0.09, 0.3); acceptance_threshold: for threshold, in (0, 1]
+                (docs/methods/sampling.md)
+    Sharing     cache_salt: requests share pools and cached prompts only with the same salt
+
+    Raises RequestError (UnsupportedRequestError for beams, best_of, structured outputs) naming
+    field, value, limit and remedy.
+    """
+
+    @classmethod
+    def _respell(cls, given: dict[str, Any]) -> dict[str, Any]:
+        """Keywords by the fields' own names, without those that say "off"."""
+        for name, why in _REFUSED.items():
+            value = given.pop(name, None)
+            if value is None or (
+                name != "structured_outputs"
+                and check_int(f"SamplingParams.{name}", value, RequestError, low=1) == 1
+            ):
+                continue
+            raise UnsupportedRequestError(f"SamplingParams.{name} = {show(value)}: {why}")
+        return fold_spellings(given)
+
+    def __post_init__(self) -> None:
+        for check in CHECKS:
+            for name, value in check(self).items():
+                object.__setattr__(self, name, value)
+
+    @property
+    def lossless(self) -> bool:
+        """Outputs have the model's own law, with any drafter."""
+        return self.greedy or is_lossless(self.acceptance)
+
+    @property
+    def needs_scores(self) -> bool:
+        """True when a step needs whole score rows, not just the best token."""
+        return bool(
+            not self.greedy
+            or self.logit_bias
+            or self.bad_words
+            or self.allowed_token_ids is not None
+            or self.repetition_penalty != 1.0
+            or self.presence_penalty != 0.0
+            or self.frequency_penalty != 0.0
+            or self.logprobs is not None
+            or self.return_generation_logits
+            or self.prompt_logprobs is not None
+            or self.logits_processors
+        )
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> SamplingParams:
+        """Build from JSON-like keys, accepting other projects' spellings; unknown keys are refused.
+
+        Raises RequestError as the constructor does.
+        """
+        if not isinstance(values, Mapping):
+            raise RequestError(
+                f"sampling parameters = {show(values)}: expected an object with keys, "
+                f"got {type(values).__name__}"
+            )
+        names = {f.name for f in fields(cls)} | {*SPELLINGS, *_REFUSED}
+        known = names | set(_ALIASES) | set(_OFF_SWITCHES)
+        given: dict[str, Any] = {}
+        for key, value in values.items():
+            if not isinstance(key, str) or key.lower().replace("-", "_") not in known:
+                raise unknown_key("SamplingParams", str(key), known, RequestError)
+            name = key.lower().replace("-", "_")
+            if name in _OFF_SWITCHES:
+                name, value = "speculative", not check_bool(name, value, RequestError)
+            name = _ALIASES.get(name, name)
+            if name in given and given[name] != value:
+                raise RequestError(
+                    f"SamplingParams.{name} is given twice, as {show(given[name])} and as "
+                    f"{show(value)} ({key}); keep one"
+                )
+            given[name] = value
+        return cls(**given)

@@ -1,0 +1,1 @@
+"""Around the tokens of a request: tokenizer, stop strings, chat templates, outputs, metrics."""

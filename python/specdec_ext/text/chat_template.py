@@ -1,0 +1,230 @@
+"""Chat messages to prompt text: the tokenizer's own template, or a built-in one by name.
+
+The built-in templates are for base checkpoints that ship none: "vicuna" (v1.1), "llama2", "chatml".
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..config.validate import check_text, show
+from ..errors import ConfigError, RequestError
+
+__all__ = ["TEMPLATES", "check_messages", "render_chat"]
+
+ROLES = ("system", "user", "assistant", "tool")
+MAX_MESSAGES = 4096
+TEMPLATE_SECONDS = 2  # of processor time, for one conversation
+
+TEMPLATES = {
+    "vicuna": (
+        "{% set ns = namespace(system='A chat between a curious user and an artificial "
+        "intelligence assistant. The assistant gives helpful, detailed, and polite answers to the "
+        "user\\'s questions.') %}"
+        "{% for m in messages %}{% if m.role == 'system' %}{% set ns.system = m.content %}"
+        "{% endif %}{% endfor %}"
+        "{{ ns.system }}"
+        "{% for m in messages %}"
+        "{% if m.role == 'user' %}{{ ' USER: ' + m.content | trim }}"
+        "{% elif m.role == 'assistant' %}{{ ' ASSISTANT: ' + m.content | trim + '</s>' }}"
+        "{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}{{ ' ASSISTANT:' }}{% endif %}"
+    ),
+    "llama2": (
+        "{% set ns = namespace(system='') %}"
+        "{% for m in messages %}"
+        "{% if m.role == 'system' %}"
+        "{% set ns.system = '<<SYS>>\\n' + m.content | trim + '\\n<</SYS>>\\n\\n' %}"
+        "{% elif m.role == 'user' %}"
+        "{{ bos_token + '[INST] ' + ns.system + m.content | trim + ' [/INST]' }}"
+        "{% set ns.system = '' %}"
+        "{% elif m.role == 'assistant' %}{{ ' ' + m.content | trim + ' ' + eos_token }}"
+        "{% endif %}{% endfor %}"
+    ),
+    "chatml": (
+        "{% for m in messages %}"
+        "{{ '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}"
+        "{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+    ),
+}
+
+
+def check_messages(messages: object) -> list[dict[str, str]]:
+    """One conversation: a list of {"role": ..., "content": text}. Raises RequestError."""
+    if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence):
+        raise RequestError(
+            f"messages = {show(messages)}: expected a list of "
+            '{"role": ..., "content": ...}; for a plain prompt use generate()'
+        )
+    if not 1 <= len(messages) <= MAX_MESSAGES:
+        raise RequestError(
+            f"messages has {len(messages)} entries, allowed 1..{MAX_MESSAGES}; "
+            "give at least one user message"
+        )
+    checked = []
+    for i, message in enumerate(messages):
+        if not isinstance(message, Mapping):
+            raise RequestError(
+                f"messages[{i}] = {show(message)}: expected an object with role and content"
+            )
+        role, content = message.get("role"), message.get("content")
+        if role not in ROLES:
+            raise RequestError(
+                f"messages[{i}].role = {show(role)}: expected one of {', '.join(ROLES)}"
+            )
+        if not isinstance(content, str):
+            raise RequestError(
+                f"messages[{i}].content = {show(content)}: expected text, got "
+                f"{type(content).__name__}; only text content is supported"
+            )
+        check_text(f"messages[{i}].content", content, RequestError)
+        rest = {key: value for key, value in message.items() if value is not None}
+        checked.append({**rest, "role": role, "content": content})
+    return checked
+
+
+def _choose(tokenizer: Any, chat_template: str | None) -> str | None:
+    """The template to render with; None means the tokenizer's own."""
+    if chat_template is not None:
+        if chat_template in TEMPLATES:
+            return TEMPLATES[chat_template]
+        if "{" in chat_template:
+            return chat_template
+        path = Path(chat_template).expanduser()
+        if path.is_file():
+            return path.read_text(encoding="utf-8")
+        raise ConfigError(
+            f"chat_template = {show(chat_template)}: neither a built-in name "
+            f"({', '.join(TEMPLATES)}), nor a Jinja template, nor a file; give one of them"
+        )
+    if getattr(tokenizer, "chat_template", None):
+        return None
+    if tokenizer.convert_tokens_to_ids("<|im_start|>") not in (None, tokenizer.unk_token_id):
+        return TEMPLATES["chatml"]
+    raise ConfigError(
+        "the tokenizer has no chat template; pass chat_template= one of "
+        f"{', '.join(TEMPLATES)}, a Jinja template or its file, or use generate()"
+    )
+
+
+class _Worker:
+    """The process that renders templates: started at the first one, again after one that failed."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[str] | None = None
+        self._owner = 0
+
+    def render(self, template: str, variables: Mapping[str, Any], max_chars: int) -> str:
+        """Raises RequestError for what the template refuses, or takes more than it may."""
+        request = json.dumps(
+            {
+                "template": template,
+                "variables": variables,
+                "seconds": TEMPLATE_SECONDS,
+                "max_chars": max_chars,
+            }
+        )
+        with self._lock:
+            process = self._running()
+            assert process.stdin is not None and process.stdout is not None
+            try:
+                process.stdin.write(request + "\n")
+                process.stdin.flush()
+                line = process.stdout.readline()
+            except BrokenPipeError:
+                line = ""
+            except BaseException:  # an interrupt: the answer on its way is nobody's
+                self.stop()
+                raise
+            if not line:
+                self.stop()
+                raise RequestError(
+                    f"messages: the chat template took more than {TEMPLATE_SECONDS} s of processor "
+                    "time, or more memory than it may have; give another one with chat_template="
+                )
+        answer: dict[str, str] = json.loads(line)
+        if "error" in answer:
+            raise RequestError(
+                f"messages: the chat template refused them ({answer['error']}); "
+                "check the order of roles"
+            )
+        return answer["text"]
+
+    def _running(self) -> subprocess.Popen[str]:
+        if self._owner != os.getpid():  # a forked child leaves its parent's alone
+            self._process, self._owner = None, os.getpid()
+        if self._process is None:
+            paths = json.dumps([path for path in sys.path if path])
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", str(Path(__file__).with_name("chat_worker.py")), paths],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                text=True,
+                encoding="utf-8",
+                start_new_session=True,  # a terminal's Ctrl-C is not for it
+            )
+        return self._process
+
+    def stop(self) -> None:
+        """End the process; the next template starts another."""
+        process, self._process = self._process, None
+        if process is None or self._owner != os.getpid():
+            return
+        process.kill()
+        process.communicate()
+
+
+_worker = _Worker()
+atexit.register(_worker.stop)
+
+
+def render_chat(
+    tokenizer: Any,
+    messages: object,
+    *,
+    chat_template: str | None = None,
+    add_generation_prompt: bool = True,
+    max_chars: int = 1 << 24,
+) -> str:
+    """The prompt text of one conversation, special tokens written out.
+
+    Tokenize it without adding special tokens. The template runs in a process of its own, within
+    limits of time and memory. Raises RequestError for bad messages, what the template refuses, and
+    more than `max_chars` characters; ConfigError for a missing template.
+    """
+    conversation = check_messages(messages)
+    length = sum(len(message["content"]) for message in conversation)
+    if length > max_chars:
+        raise RequestError(
+            f"messages hold {length} characters, limit {max_chars}: more than max_seq_len tokens "
+            "can be; shorten them"
+        )
+    template = _choose(tokenizer, chat_template)
+    try:
+        if template is None:
+            template = tokenizer.get_chat_template()
+        variables = {
+            **tokenizer.special_tokens_map,
+            "messages": conversation,
+            "tools": None,
+            "documents": None,
+            "add_generation_prompt": add_generation_prompt,
+        }
+        return _worker.render(template, variables, max_chars)
+    except RequestError:
+        raise
+    except (TypeError, ValueError, RecursionError) as error:  # several templates, or no JSON
+        raise RequestError(
+            f"messages: they cannot be rendered ({error}); give plain values"
+        ) from None

@@ -1,0 +1,161 @@
+"""Counting of steps and drafts, per request and per engine (definitions: docs/metrics.md).
+
+Only what was delivered is counted: when a stop string cuts a step short, the drafts behind the cut
+are not "accepted". A step counts as a speculative step when it verified at least one draft.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+__all__ = ["RequestTimer", "SpecCounter", "describe_budget", "ratio"]
+
+
+def ratio(part: float, whole: float) -> float:
+    """part / whole, 0.0 where nothing was counted: JSON has no NaN."""
+    return part / whole if whole else 0.0
+
+
+def describe_budget(stats: Mapping[str, Any]) -> str | None:
+    """What adaptive drafting chose, and why where it chose nothing, in one line.
+
+    stats  `executor` of get_metrics(). None: no draft was ever weighed.
+    """
+    weighed, refused = stats.get("budget_weighed", 0), stats.get("budget_refused", 0)
+    if not weighed:
+        return None
+    text = f"adaptive drafting: drafts paid in {weighed - refused} of {weighed} steps"
+    if stats["budget_probes"]:
+        text += f", {stats['budget_probes']} more drafted to learn"
+    if refused:
+        tokens = stats["budget_refused_tokens"] / refused
+        price = stats["budget_refused_price"] / refused
+        text += (
+            f"; in the others the best drafts were expected to bring {tokens:.2f} tokens more in "
+            f"{price:.2f} times the time (adaptive=False drafts regardless)"
+        )
+    return text
+
+
+@dataclass
+class SpecCounter:
+    """Speculation of one request (keep_steps) or of many.
+
+    num_spec_tokens  drafts on the deepest path that a step may accept: prompt lookup K; lookahead
+                     N-1, or more once a step has confirmed a longer path through the window. The
+                     histogram has one bin more
+    """
+
+    num_spec_tokens: int
+    keep_steps: bool = True
+    num_steps: int = 0
+    num_spec_steps: int = 0
+    num_accepted: int = 0
+    num_drafts: int = 0
+    num_prefill_steps: int = 0
+    num_rows: int = 0
+    num_tokens: int = 0
+    histogram: list[int] = field(default_factory=list)
+    per_step_accepted: list[int] = field(default_factory=list)
+    per_step_drafted: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        if not self.histogram:
+            self.histogram = [0] * (self.num_spec_tokens + 1)
+
+    def _deepen(self, num_spec_tokens: int) -> None:
+        self.num_spec_tokens = max(self.num_spec_tokens, num_spec_tokens)
+        self.histogram += [0] * (self.num_spec_tokens + 1 - len(self.histogram))
+
+    def count(
+        self, *, drafts: int, accepted: int, rows: int, tokens: int, is_prefill: bool = False
+    ) -> None:
+        """One forward pass of a request that delivered `tokens`, `accepted` of them drafts."""
+        self.num_steps += 1
+        self.num_prefill_steps += is_prefill
+        self.num_rows += rows
+        self.num_tokens += tokens
+        if drafts == 0:
+            return
+        self.num_spec_steps += 1
+        self.num_drafts += drafts
+        self.num_accepted += accepted
+        # Lookahead may confirm a path through its window that is deeper than a guess of N-1.
+        self._deepen(accepted)
+        self.histogram[accepted] += 1
+        if self.keep_steps:
+            self.per_step_accepted.append(accepted)
+            self.per_step_drafted.append(drafts)
+
+    def save(self) -> dict[str, Any]:
+        """Where it stands, for restore()."""
+        return {**self.__dict__, "histogram": list(self.histogram)}
+
+    def restore(self, saved: dict[str, Any]) -> None:
+        """Go back to where it stood."""
+        self.__dict__.update(saved)
+        del self.per_step_accepted[self.num_spec_steps :]
+        del self.per_step_drafted[self.num_spec_steps :]
+
+    def add(self, other: SpecCounter) -> None:
+        """Add another counter's sums."""
+        for name in ("num_steps", "num_spec_steps", "num_accepted", "num_drafts", "num_rows",
+                     "num_prefill_steps", "num_tokens"):  # fmt: skip
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self._deepen(other.num_spec_tokens)
+        for i, steps in enumerate(other.histogram):
+            self.histogram[i] += steps
+
+    @property
+    def mean_acceptance_length(self) -> float:
+        """Tokens per speculative step: accepted drafts and the one the model adds."""
+        return 1.0 + ratio(self.num_accepted, self.num_spec_steps)
+
+    def to_dict(self) -> dict[str, Any]:
+        """`metrics.speculative_decoding` in the shape that vLLM and AIPerf use, plus path_..."""
+        result: dict[str, Any] = {
+            "mean_acceptance_length": self.mean_acceptance_length,
+            "draft_acceptance_rate": ratio(self.num_accepted, self.num_drafts),
+            "path_acceptance_rate": ratio(
+                self.num_accepted, self.num_spec_steps * self.num_spec_tokens
+            ),
+            "acceptance_histogram": list(self.histogram),
+            "num_spec_steps": self.num_spec_steps,
+            "num_accepted_draft_tokens": self.num_accepted,
+            "num_draft_tokens": self.num_drafts,
+            "num_spec_tokens": self.num_spec_tokens,
+        }
+        if self.keep_steps:
+            result["per_step_accepted"] = list(self.per_step_accepted)
+            result["per_step_drafted"] = list(self.per_step_drafted)
+        return result
+
+
+@dataclass
+class RequestTimer:
+    """Wall-clock marks of one request in seconds of time.perf_counter."""
+
+    arrival: float = field(default_factory=time.perf_counter)
+    scheduled: float | None = None
+    first_token: float | None = None
+    last_token: float | None = None
+    finished: float | None = None
+
+    def to_dict(self, num_tokens: int) -> dict[str, float | None]:
+        """Milliseconds and tokens/s; None for what has not happened."""
+
+        def span_ms(start: float | None, end: float | None) -> float | None:
+            return None if start is None or end is None else (end - start) * 1e3
+
+        decode_ms = span_ms(self.first_token, self.last_token)
+        total_ms = span_ms(self.scheduled, self.last_token)
+        return {
+            "queue_time_ms": span_ms(self.arrival, self.scheduled),
+            "time_to_first_token_ms": span_ms(self.arrival, self.first_token),
+            "generation_time_ms": total_ms,
+            "mean_itl_ms": ratio(decode_ms, num_tokens - 1) if decode_ms is not None else None,
+            "tokens_per_second": ratio(num_tokens * 1e3, total_ms) if total_ms else None,
+        }

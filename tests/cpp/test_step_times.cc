@@ -1,0 +1,95 @@
+// What served steps teach about T(rows, context), against machines that are known.
+#include <cmath>
+#include <limits>
+#include <random>
+#include <vector>
+
+#include "check.h"
+#include "engine/step_times.h"
+
+namespace specdec {
+namespace {
+
+const std::vector<int> kRows{1, 2, 4, 8, 16, 32};
+
+StepCost guess() {
+  return StepCost(kRows, {1.0, 1.1, 1.3, 1.7, 2.5, 4.1}, 128.0,
+                  {1e-4, 1e-4, 1e-4, 2e-4, 4e-4, 8e-4});
+}
+
+bool close(double a, double b, double share = 0.02) { return std::abs(a - b) <= share * b; }
+
+TEST(served_steps_replace_the_guess_in_spite_of_noise) {
+  std::mt19937 random(3);
+  std::exponential_distribution<double> noise(8.0);
+  const auto truth = [](int rows) { return 0.3 + 0.02 * rows; };
+  StepTimes times(guess());
+  for (int i = 0; i < 600; ++i) {
+    const int rows = kRows[random() % kRows.size()];
+    double seconds = truth(rows) * (1.0 + 0.02 * noise(random));
+    if (random() % 10 == 0) seconds *= 20.0;  // the machine did something else
+    times.observe(rows, 1, 100.0, seconds);
+  }
+  CHECK_EQ(times.observed(), 600);
+  for (const int rows : kRows) CHECK(close(times.cost()(rows), truth(rows)));
+  // The machine becomes slower: what was seen long ago is forgotten.
+  for (int i = 0; i < 40; ++i) times.observe(4, 1, 100.0, 5.0);
+  CHECK(close(times.cost()(4), 5.0));
+}
+
+TEST(what_was_not_seen_moves_with_what_was) {
+  StepTimes times(guess());
+  for (int i = 0; i < 16; ++i) CHECK_EQ(times.observe(1, 1, 10.0, 3.0), (i & (i + 1)) == 0);
+  for (const int rows : kRows) CHECK(close(times.cost()(rows), 3.0 * guess()(rows), 1e-6));
+  for (int i = 0; i < 16; ++i) times.observe(8, 1, 10.0, 2 * 1.7);
+  CHECK(close(times.cost()(8), 3.4, 1e-6));
+  CHECK(close(times.cost()(32), 8.2, 1e-6));
+  // Between 1 and 8 rows, by places in the table: between 3 and 2 times.
+  CHECK(close(times.cost()(4), 1.3 * (3.0 - 2.0 / 3), 1e-6));
+}
+
+TEST(a_long_context_teaches_what_context_costs) {
+  StepTimes times(guess());
+  const auto truth = [](int requests, double context) {
+    return 2.0 + requests * (context - 128.0) * 5e-4;
+  };
+  for (int i = 0; i < 16; ++i) times.observe(4, 4, 128.0, truth(4, 128.0));
+  for (int i = 0; i < 32; ++i) times.observe(4, 4, 1000.0, truth(4, 1000.0));
+  CHECK(close(times.cost()(4), 2.0));
+  StepCost now;
+  times.cost().at(4, 4000.0, &now);
+  CHECK(close(now(4), truth(4, 4000.0)));
+  // Seen at once behind a long text, the guess of its growth is believed and no time is negative.
+  StepTimes late(guess());
+  for (int i = 0; i < 16; ++i) late.observe(1, 1, 1e6, 0.5);
+  for (const double seconds : late.cost().seconds()) CHECK(seconds > 0.0);
+}
+
+TEST(what_is_no_measurement_is_ignored) {
+  StepTimes times(guess());
+  for (const double seconds : {0.0, -1.0, std::numeric_limits<double>::quiet_NaN()}) {
+    CHECK(!times.observe(1, 1, 10.0, seconds));
+  }
+  CHECK(!times.observe(0, 1, 10.0, 1.0));
+  CHECK(!times.observe(33, 1, 10.0, 1.0));
+  CHECK(!times.observe(1, 0, 10.0, 1.0));
+  StepPlan plan(2, 8, 1);
+  plan.num_requests = 1;
+  plan.num_rows = 2;
+  plan.num_prefill_rows = 1;
+  CHECK(!times.observe(plan, 1.0));
+  CHECK_EQ(times.observed(), 0);
+  plan.num_prefill_rows = 0;
+  CHECK(times.observe(plan, 1.0));
+  CHECK_EQ(times.observed(), 1);
+  for (int i = 0; i < 20; ++i) times.observe(2, 1, 0.0, std::numeric_limits<double>::infinity());
+  for (const double seconds : times.cost().seconds()) CHECK(seconds < 1e4);
+  // A table that nobody measured neither.
+  StepTimes wild(StepCost({1, 2}, {1e-9, 1e9}, 0.0, {0.0, 1e9}));
+  for (int i = 0; i < 64; ++i) wild.observe(1, 1, i < 32 ? 0.0 : 1e6, 1.0);
+  CHECK(wild.cost()(2) <= 1e9 && wild.cost()(1) > 0.0);
+  CHECK_THROWS(StepTimes(StepCost()), std::invalid_argument, "no points");
+}
+
+}  // namespace
+}  // namespace specdec
