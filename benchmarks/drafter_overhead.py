@@ -59,7 +59,7 @@ def measure(
     step_seconds  what the drafter is told of T(rows), in place of a calibration
     """
     import specdec_ext
-    from specdec_ext.drafters.step_cost import StepCost
+    from specdec_ext._core import StepCost
 
     vocab = models.SHAPES[SHAPE].vocab
     prompts = [models.random_prompt(vocab, PROMPT, seed) for seed in range(batch)]

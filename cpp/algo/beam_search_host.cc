@@ -70,28 +70,6 @@ void BeamSearch::advance(const float* scores, std::int64_t stride, std::int32_t 
   grow_all(vocab_size, token_ids);
 }
 
-void BeamSearch::advance_best(const float* scores, const std::int32_t* columns, std::int32_t count,
-                              std::int32_t num_scores, const TokenId* token_ids) {
-  constexpr float kInfinity = std::numeric_limits<float>::infinity();
-  const std::int64_t rows = num_rows();
-  SPECDEC_REQUIRE(count >= 0 && count <= kKept, "count = ", count, ": 0..", kKept);
-  for (std::int64_t i = 0; i < rows * count; ++i) {
-    SPECDEC_REQUIRE(columns[i] >= 0 && columns[i] < num_scores, "columns[", i / count, "][",
-                    i % count, "] = ", columns[i], ": there are ", num_scores, " scores");
-  }
-  make_rows();
-  for (std::int64_t row = 0; row < rows; ++row) {
-    ScoredIndex best[kKept];
-    bool is_bad = false;
-    for (std::int32_t i = 0; i < count; ++i) {
-      best[i] = {scores[row * count + i], columns[row * count + i]};
-      is_bad = is_bad || !(best[i].score < kInfinity);
-    }
-    set_best(row, best, is_bad ? 0 : count);
-  }
-  grow_all(num_scores, token_ids);
-}
-
 void BeamSearch::make_rows() {
   const auto places = static_cast<std::size_t>(num_rows()) * kKept;
   best_scores_.assign(places, -std::numeric_limits<float>::infinity());

@@ -49,12 +49,6 @@ class BeamSearch {
   void advance(const float* scores, std::int64_t stride, std::int32_t vocab_size,
                const TokenId* token_ids);
 
-  // advance() of a machine that has found each row's best scores itself: `count` of them a row, in
-  // any order, scores and columns [num_rows, count]; count <= kKept, and fewer only where a row has
-  // no more than these. Columns are below num_scores.
-  void advance_best(const float* scores, const std::int32_t* columns, std::int32_t count,
-                    std::int32_t num_scores, const TokenId* token_ids);
-
   std::int32_t num_requests() const { return static_cast<std::int32_t>(requests_.size()); }
 
   // The beams that request `r` has reached, cut to the `max_drafts` likeliest drafts.

@@ -69,31 +69,6 @@ void advance_beams(BeamSearch& self, const py::object& scores, const py::object&
                static_cast<std::int32_t>(rows->shape[1]), map);
 }
 
-void advance_best(BeamSearch& self, const py::object& scores, const py::object& columns,
-                  std::int32_t num_scores, const py::object& token_ids) {
-  const BorrowedTensor best(scores, "scores"), where(columns, "columns");
-  check_cpu(best.view(), "scores");
-  check_contiguous(best.view(), "scores");
-  check_dtype(best.view(), "scores", {DType::kF32});
-  check_shape(best.view(), "scores", "[num_rows, k]", {self.num_rows(), kAny});
-  check_cpu(where.view(), "columns");
-  check_contiguous(where.view(), "columns");
-  check_dtype(where.view(), "columns", {DType::kI32});
-  check_shape(where.view(), "columns", "[num_rows, k]", {self.num_rows(), best->shape[1]});
-  std::optional<BorrowedTensor> ids;
-  if (!token_ids.is_none()) {
-    ids.emplace(token_ids, "token_ids");
-    check_cpu(ids->view(), "token_ids");
-    check_contiguous(ids->view(), "token_ids");
-    check_dtype(ids->view(), "token_ids", {DType::kI32});
-    check_shape(ids->view(), "token_ids", "[num_scores]", {num_scores});
-  }
-  self.advance_best(static_cast<const float*>(best->data),
-                    static_cast<const std::int32_t*>(where->data),
-                    static_cast<std::int32_t>(best->shape[1]), num_scores,
-                    ids ? static_cast<const TokenId*>((*ids)->data) : nullptr);
-}
-
 // Where laws go, if somebody wants them.
 struct LawTensors {
   py::handle probs, ids, token_ids;
@@ -161,7 +136,7 @@ void check_request(const BeamSearch& self, std::int32_t r) {
 constexpr const char* kBeamSearchDoc =
     R"(Beam search over a drafter's scores, for several requests at once.
 
-start(), then as long as num_rows > 0: score the rows, advance() or advance_best(). A beam is
+start(), then as long as num_rows > 0: score the rows, advance(). A beam is
 extended by the 50 best scores of its row (smaller index first on ties); sums of log-probabilities
 in single precision decide, on ties the beam that stood first.)";
 
@@ -177,11 +152,6 @@ void register_beams(py::module_& m) {
       .def("advance", &advance_beams, py::arg("scores"), py::arg("token_ids") = py::none(),
            "scores float32 [num_rows, V], its index's token from token_ids int32 [V], None: the "
            "index.")
-      .def("advance_best", &advance_best, py::arg("scores"), py::arg("columns"),
-           py::arg("num_scores"), py::arg("token_ids") = py::none(),
-           "advance() with each row's best scores, float32 [num_rows, k] in any order, and their "
-           "columns, int32 [num_rows, k]; k is 50, or num_scores where there are fewer. "
-           "token_ids: int32 [num_scores].")
       .def_property_readonly("num_rows", &BeamSearch::num_rows, "Beams that want scores.")
       .def_property_readonly(
           "row_parents",
@@ -211,24 +181,6 @@ void register_beams(py::module_& m) {
           "(tokens, parents, depths, log_probs) of the beams' prefix tree, the likeliest node "
           "first; "
           "parents -1 and depth 1 behind the golden token; cut to max_drafts nodes.");
-  search.def(
-      "proposal",
-      [](BeamSearch& self, std::int32_t r, std::int32_t max_drafts) {
-        check_request(self, r);
-        SPECDEC_REQUIRE(max_drafts >= 0, "max_drafts = ", max_drafts, ": 0 or more");
-        const BeamTree tree = self.tree(r, max_drafts);
-        std::vector<double> expected;
-        for (std::int32_t i = 0; i < tree.size; ++i) {
-          expected.resize(std::max(expected.size(), static_cast<std::size_t>(tree.depths[i])));
-          expected[tree.depths[i] - 1] += std::exp(static_cast<double>(tree.log_probs[i]));
-        }
-        return std::make_tuple(std::vector<TokenId>(tree.tokens, tree.tokens + tree.size),
-                               std::vector<std::int32_t>(tree.parents, tree.parents + tree.size),
-                               std::move(expected));
-      },
-      py::arg("request"), py::arg("max_drafts") = kMaxDraftLen,
-      "(tokens, parents, expected): tree() in lists, and the probabilities of its nodes summed by "
-      "depth.");
   search.def(
       "bring",
       [](BeamSearch& self, const SlotLayout& layout, py::handle slots,

@@ -53,9 +53,10 @@ DraftPick parse_pick(const std::string& name) {
 
 void begin_round(BoundDraftPasses& self, const SlotLayout& layout, py::handle slots,
                  py::handle slot_ids, py::handle max_drafts, py::handle page_table, py::handle laws,
-                 bool gives_scores) {
+                 bool gives_scores, double pass_price) {
   self.held.clear();
   DraftRound round;
+  round.pass_price = pass_price;
   const TensorView pool =
       self.hold(slots, "slots", DType::kU8, "[num_slots, slot_bytes]", {kAny, layout.bytes}, true);
   SPECDEC_REQUIRE(reinterpret_cast<std::uintptr_t>(pool.data) % 16 == 0,
@@ -195,16 +196,17 @@ void register_draft_passes(py::module_& m) {
            "max_drafts, num_scores], int32 [num_slots, max_drafts], uint8 [num_slots].")
       .def(
           "enter",
-          [](BoundDraftPasses& self, int slot, const std::string& mode) {
-            self.passes.enter(slot, parse_pick(mode));
+          [](BoundDraftPasses& self, int slot, const std::string& mode, bool adaptive) {
+            self.passes.enter(slot, parse_pick(mode), adaptive);
           },
-          py::arg("slot"), py::arg("mode"),
+          py::arg("slot"), py::arg("mode"), py::arg("adaptive") = true,
           "A request takes a slot; mode: how its drafts are chosen if it samples, 'best', "
-          "'coupled' "
-          "or 'own'.")
+          "'coupled' or 'own'; adaptive: it drafts no deeper than passes pay.")
       .def("begin", &begin_round, py::arg("layout"), py::arg("slots"), py::arg("slot_ids"),
            py::arg("max_drafts"), py::arg("page_table"), py::arg("laws"), py::arg("gives_scores"),
-           "A step's drafts; the tensors of drafters.DraftInputs, laws None where nobody samples.")
+           py::arg("pass_price") = 0.0,
+           "A step's drafts; the tensors of drafters.DraftInputs, laws None where nobody samples; "
+           "pass_price: tokens that a pass after the first has to bring, which needs scores.")
       .def(
           "plan", [](BoundDraftPasses& self) { return pass_of(self, self.passes.plan()); },
           py::return_value_policy::reference_internal,

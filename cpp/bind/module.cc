@@ -16,7 +16,6 @@ PYBIND11_MODULE(_core, m) {
   specdec::register_kv(m);
   specdec::register_attention(m);
   specdec::register_attention_table(m);
-  specdec::register_draft_runner(m);
   specdec::register_linear(m);
   specdec::register_decoder(m);
   specdec::register_slots(m);
@@ -32,5 +31,5 @@ PYBIND11_MODULE(_core, m) {
   specdec::register_accept(m);
   specdec::register_synthetic(m);
   specdec::register_memory(m);
-  specdec::register_budget(m);
+  specdec::register_step_cost(m);
 }

@@ -16,7 +16,6 @@ void register_plan(pybind11::module_& m);
 void register_executor(pybind11::module_& m);
 void register_draft_passes(pybind11::module_& m);
 void register_growth_ops(pybind11::module_& m);
-void register_draft_runner(pybind11::module_& m);
 void register_linear(pybind11::module_& m);
 void register_decoder(pybind11::module_& m);
 void register_slots(pybind11::module_& m);
@@ -29,6 +28,6 @@ void register_recurrent_drafter(pybind11::module_& m);
 void register_accept(pybind11::module_& m);
 void register_synthetic(pybind11::module_& m);
 void register_memory(pybind11::module_& m);
-void register_budget(pybind11::module_& m);
+void register_step_cost(pybind11::module_& m);
 
 }  // namespace specdec

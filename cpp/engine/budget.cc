@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <functional>
-#include <numeric>
 
 namespace specdec {
 namespace {
@@ -11,17 +10,12 @@ constexpr int kSweeps = 2;  // over offers of options, after the joint choice
 
 double checked(double gain) { return gain > 0.0 ? gain : 0.0; }  // what is no number is worth none
 
-double value_of(const StepBase& step, double tokens, double seconds) {
-  return step.rate == 0.0 ? tokens / seconds : tokens - step.rate * seconds;
-}
+double speed(const Cut& cut) { return cut.tokens / cut.seconds; }
 
 }  // namespace
 
 double step_seconds(const StepBase& step, double rows, double most) {
-  double seconds = step.cost(step.rows + rows) + step.spent;
-  if (step.pass != nullptr && rows + step.pass_rows > 0.0) {
-    seconds += (*step.pass)(rows + step.pass_rows);
-  }
+  const double seconds = step.cost(step.rows + rows) + step.spent;
   return rows > 0.0 ? seconds + step.drafting.fixed + most * step.drafting.each : seconds;
 }
 
@@ -101,7 +95,7 @@ Cut Budget::cut(std::span<Offer> offers, const StepBase& step) {
     now.rows += move.rows;
     now.tokens += move.gain;
     now.seconds = step_seconds(step, now.rows, most);
-    if (value_of(step, now.tokens, now.seconds) > value_of(step, best.tokens, best.seconds)) {
+    if (speed(now) > speed(best)) {
       best = now;
       count_taken = taken_.size();
     }
@@ -139,8 +133,7 @@ void Budget::refine(std::span<Offer> offers, const StepBase& step, Cut* cut) {
         tried.rows = rows + more;
         tried.tokens = tokens + (k == 0 ? 0.0 : checked(offer.gains[k - 1]));
         tried.seconds = step_seconds(step, tried.rows, std::max(most, more));
-        if (k != offer.chosen && value_of(step, tried.tokens, tried.seconds) >
-                                     value_of(step, cut->tokens, cut->seconds)) {
+        if (k != offer.chosen && speed(tried) > speed(*cut)) {
           *cut = tried;
           offer.chosen = k;
           changed = true;
@@ -163,16 +156,6 @@ void Budget::count(std::span<const Offer> offers, const StepBase& step) {
     stats.refused_tokens += move.gain;
     stats.refused_price += step_seconds(step, move.rows, move.rows) / plain;
   }
-}
-
-std::vector<int> kept_nodes(const Offer& offer) {
-  std::vector<int> order(static_cast<std::size_t>(offer.length));
-  std::iota(order.begin(), order.end(), 0);
-  std::stable_sort(order.begin(), order.end(),
-                   [&](int a, int b) { return checked(offer.gains[a]) > checked(offer.gains[b]); });
-  order.resize(static_cast<std::size_t>(offer.chosen));
-  std::sort(order.begin(), order.end());
-  return order;
 }
 
 }  // namespace specdec

@@ -34,8 +34,7 @@ struct Offer {
   const double* gains = nullptr;
   int length = 0;
   const double* rows = nullptr;
-  // Out. Nodes: how many are kept, the likeliest ones (kept_nodes() tells which; where the gains
-  // never rise, the first). Options: 1 + the option that was taken, 0: none.
+  // Out. Nodes: how many are kept, the likeliest ones (where the gains never rise, the first). Options: 1 + the option that was taken, 0: none.
   int chosen = 0;
 };
 
@@ -47,12 +46,6 @@ struct StepBase {
   int max_more_rows = 1 << 30;
   DraftCost drafting = {};
   double spent = 0.0;  // seconds of drafting that are spent whatever is chosen
-  // 0: the step is weighed by itself, tokens per second. Else what a second is worth, in tokens:
-  // for drafts that are decided on while the step is still growing.
-  double rate = 0.0;
-  // One more pass of a draft model, a row for each draft besides `pass_rows` of others; null: none.
-  const StepCost* pass = nullptr;
-  int pass_rows = 0;
 };
 
 struct Cut {
@@ -99,8 +92,5 @@ class Budget {
   std::vector<double> offer_rows_;  // [offers]
   std::vector<double> sorted_;
 };
-
-// The nodes that an offer keeps, ascending: a parent before its children.
-std::vector<int> kept_nodes(const Offer& offer);
 
 }  // namespace specdec

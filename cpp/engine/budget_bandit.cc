@@ -35,19 +35,6 @@ int BudgetBandit::settle(int chosen, const StepBase& step) {
   return chosen;
 }
 
-int BudgetBandit::choose(Budget* budget, const StepCost& cost, int other_rows,
-                         const DraftCost& drafting) {
-  const StepBase step{.cost = cost,
-                      .rows = other_rows + 1,
-                      .tokens = other_rows + arms_[0].tokens,
-                      .drafting = drafting};
-  Offer own = offer();
-  budget->cut({&own, 1}, step);
-  const int arm = settle(own.chosen, step);
-  budget->stats.probes += arm != own.chosen;
-  return arm;
-}
-
 void BudgetBandit::observe(int arm, int draft_rows, int tokens) {
   Arm& a = arms_[arm];
   a.rows += kDecay * (draft_rows - a.rows);

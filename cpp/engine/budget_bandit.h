@@ -20,16 +20,14 @@ class BudgetBandit {
   // The arms but the first as options, for the budget; the arrays are this object's.
   Offer offer();
   // The arm for this step: what the budget chose of offer(), or one whose turn it is to be tried.
+  // `step`: as it is without this request's drafts, or with those that the budget chose.
   int settle(int chosen, const StepBase& step);
-  // Both, for a step of which this request alone is weighed. `other_rows`: rows the step has
-  // besides this request's.
-  int choose(Budget* budget, const StepCost& cost, int other_rows, const DraftCost& drafting = {});
   // What an arm brought that was chosen, lately if not last: draft rows of its step, tokens that
   // the request got.
   void observe(int arm, int draft_rows, int tokens);
 
-  // Draft rows that a step of this arm has, as far as was seen.
-  double rows(int arm) const { return arms_[arm].rows; }
+  // Tokens that a step of this arm brings, as far as was seen.
+  double tokens(int arm) const { return arms_[arm].tokens; }
   int size() const { return static_cast<int>(arms_.size()); }
   int full() const { return size() - 1; }
 

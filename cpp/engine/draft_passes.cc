@@ -55,10 +55,10 @@ void DraftPasses::bind_probs(float* probs, std::int32_t* columns, std::uint8_t* 
   drawn_ = drawn;
 }
 
-void DraftPasses::enter(int slot, DraftPick mode) {
+void DraftPasses::enter(int slot, DraftPick mode, bool adaptive) {
   SPECDEC_REQUIRE(slot >= 0 && slot < config_.num_slots, "slot ", slot, ": slots are 0..",
                   config_.num_slots - 1);
-  slots_[slot] = {mode, 0, {}};
+  slots_[slot] = {mode, adaptive, 0, {}};
 }
 
 // -- Rounds ---------------------------------------------------------------------------------------
@@ -107,7 +107,32 @@ void DraftPasses::begin(const DraftRound& round, bool gives_scores) {
   }
 }
 
+// The chance that what the last pass made comes true as far as the next one drafts from it.
+double DraftPasses::chance_below(const Drafting& d) const {
+  const DraftGrowth& g = d.growth;
+  if (!is_tree()) return g.worth[d.made - 1] < 0.0f ? 1.0 : g.worth[d.made - 1];
+  double chance = 0.0;
+  for (int i = 0; i < g.count; ++i) {
+    if (g.rows[i] >= g.num_rows - g.num_open) chance += g.worth[i];
+  }
+  return chance;
+}
+
+// A pass is shared: it is worth it if all who wait for it expect enough together, or if somebody
+// has it made whatever it costs.
+void DraftPasses::stop_where_dear() {
+  double chance = 0.0;
+  for (const Drafting& d : drafting_) {
+    if (d.ends) continue;
+    if (d.made == 0 || !slots_[d.slot].adaptive) return;
+    chance += chance_below(d);
+  }
+  if (chance >= round_.pass_price) return;
+  for (Drafting& d : drafting_) d.ends = true;
+}
+
 const StepPlan* DraftPasses::plan() {
+  stop_where_dear();
   open_plan(round_.max_pages, gives_scores_);
   planned_.clear();
   const int most = std::max(config_.max_rows / std::max(static_cast<int>(drafting_.size()), 1), 1);

@@ -67,6 +67,9 @@ struct DraftRound {
   int max_pages = 0;
   SamplingView laws;  // [D]; null: nobody samples
   int num_requests = 0;
+  // Tokens that a pass has to bring: requests that are `adaptive` stop where they expect fewer. 0:
+  // passes are free. Needs scores.
+  double pass_price = 0.0;
 };
 
 // Rows of prompts that the target reads in the same step.
@@ -88,7 +91,7 @@ class DraftPasses {
   void bind_pages(int page_size, int num_pages);
 
   // A request takes a slot: nothing of its text was read.
-  void enter(int slot, DraftPick mode);
+  void enter(int slot, DraftPick mode, bool adaptive = true);
 
   // `gives_scores`: the passes are to give scores, not ids, which say nothing of how sure they are.
   void begin(const DraftRound& round, bool gives_scores);
@@ -116,6 +119,7 @@ class DraftPasses {
   // What is known of a slot's text.
   struct Reading {
     DraftPick mode = DraftPick::kBest;
+    bool adaptive = true;
     int read = 0;                 // tokens of the text whose K/V is in place
     std::vector<TokenId> drafts;  // read behind them, in place if they came true
   };
@@ -136,6 +140,8 @@ class DraftPasses {
   // The request's rows follow those of the plan; false: it lacks a page for them.
   bool add_request(const std::int32_t* pages, int request, int kv_len, int rows);
   void put_row(int row, TokenId token, int position, int parent);
+  void stop_where_dear();
+  double chance_below(const Drafting& d) const;
   void place(int index, int most);
   void place_tree(const Drafting& d);
   void settle(const Planned& planned);

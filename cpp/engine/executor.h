@@ -152,8 +152,9 @@ class Executor {
   void place_prompt(RequestRecord& request, int rows);
   void place_rows(RequestRecord& request, int start, int rows, int drafts, bool decides);
   void choose_chain_limits(int most_drafts, int each);
-  bool choose_share(RequestRecord& request, int most_drafts, DraftShare* share, int* arm);
-  void place_decode(RequestRecord& request, int most_drafts);
+  void choose_arms(int most_drafts, int each);
+  DraftShare share_of(const RequestRecord& request, int most_drafts, int arm) const;
+  void place_decode(RequestRecord& request, int most_drafts, int arm);
   void stage_pages(const RequestRecord& request, int index);
   void stage_law(std::int32_t* place, const RequestRecord* request, int index) const;
   std::int32_t* staged(int offset) { return place_ + offset; }
@@ -197,7 +198,6 @@ class Executor {
   PerSalt<std::map<int, SizeBandit>> shared_sizes_;  // by the requests' most drafts
   std::unique_ptr<SharedNgramPool> public_pool_;     // null: not public
   StagedStep step_;
-  double planned_drafts_ = 0.0;       // rows that step_ is expected to draft
   std::int32_t* place_ = nullptr;     // of step_ in the staging ring
   std::vector<int> staged_pages_;     // [ring, B] entries of each staged row of the page table
   std::vector<std::uint64_t> block_;  // an entering slot, before it is staged
@@ -210,6 +210,7 @@ class Executor {
   std::int64_t next_step_ = 0;
   std::vector<RequestRecord*> decoding_, choosing_;  // scratch of plan()
   std::vector<Offer> chain_offers_;                  // by position in decoding_
+  std::vector<int> arms_chosen_;                     // the same; -1: none
   std::deque<InFlightStep> flights_;                 // steps in flight, oldest first
   ExecutorStats totals_;
 };

@@ -22,7 +22,7 @@ void Executor::begin_step() {
   step_.num_prompts = step_.num_decodes = step_.num_prompt_rows = step_.num_prompt_logits = 0;
   step_.max_decode_rows = step_.max_rows = step_.max_kv_len = 0;
   step_.needs_scores = false;
-  planned_drafts_ = 0.0;
+  step_.second_worth = 0.0;
   flights_.push_back({next_step_, ring, false, {}});
   staged(staging_.cu_rows)[0] = staged(staging_.cu_logits)[0] = 0;
 }
@@ -71,11 +71,15 @@ const StagedStep* Executor::plan() {
   const int scheduled =
       draft_len_limit_for(config_.draft_len_schedule, static_cast<int>(running.size()), most);
   choose_chain_limits(budget, scheduled);
-  for (RequestRecord* request : decoding_) {
-    place_decode(*request, std::min(budget, scheduled));
-    budget -= request->shares.back().rows - 1;
+  choose_arms(budget, scheduled);
+  for (std::size_t i = 0; i < decoding_.size(); ++i) {
+    place_decode(*decoding_[i], std::min(budget, scheduled), arms_chosen_[i]);
+    budget -= decoding_[i]->shares.back().rows - 1;
   }
   const int requests = step_.num_prompts + step_.num_decodes;
+  if (cost_now_.known()) {
+    step_.second_worth = step_.num_decodes / cost_now_(step_.num_prompt_rows + step_.num_decodes);
+  }
   if (requests == 0) {
     entered_ = std::exchange(step_.entries, {});
     flights_.pop_back();
@@ -243,6 +247,13 @@ void Executor::place_rows(RequestRecord& request, int start, int rows, int draft
   stage_pages(request, b);
 }
 
+namespace {
+
+// Somebody drafts: what that costs a step whoever it is.
+void spend(StepBase* step) { step->spent += std::exchange(step->drafting.fixed, 0.0); }
+
+}  // namespace
+
 // How long each chain of prompt lookup may be in this step. `most_drafts`: rows left for drafts;
 // `each`: of one request.
 void Executor::choose_chain_limits(int most_drafts, int each) {
@@ -284,44 +295,72 @@ void Executor::choose_chain_limits(int most_drafts, int each) {
   }
 }
 
-// What the request may draft in this step. `most_drafts`: rows left for drafts. True if some arm
-// was chosen.
-bool Executor::choose_share(RequestRecord& request, int most_drafts, DraftShare* share, int* arm) {
-  share->max_drafts = std::min(request.max_drafts, most_drafts);
-  if (share->max_drafts <= 0) return false;
+// Which arm each request takes that learns by what steps brought. They are chosen together: what
+// drafting costs a step is worth it, as a rule, if several share it.
+void Executor::choose_arms(int most_drafts, int each) {
+  arms_chosen_.assign(decoding_.size(), -1);
+  if (!cost_now_.known() || config_.method == DraftMethod::kNgram) return;
+  StepBase step{.cost = cost_now_,
+                .rows = step_.num_prompt_rows + static_cast<int>(decoding_.size()),
+                .tokens = 0.0,
+                .max_more_rows = most_drafts,
+                .drafting = draft_cost_};
+  chain_offers_.assign(decoding_.size(), {});
+  for (std::size_t i = 0; i < decoding_.size(); ++i) {
+    RequestRecord& request = *decoding_[i];
+    BudgetBandit* arms = request.any_arms();
+    const int most = std::min(request.max_drafts, each);
+    if (arms != nullptr && request.adaptive && !request.proposal && most > 0) {
+      chain_offers_[i] = arms->offer();
+      step.tokens += arms->tokens(0);
+      continue;
+    }
+    step.tokens += 1.0;
+    const int fixed = std::max(
+        0, request.proposal ? std::min(most, request.proposal->tree.num_drafts()) : most);
+    step.rows += fixed;
+    step.max_more_rows = std::max(0, step.max_more_rows - fixed);
+    if (fixed > 0 && !request.proposal) spend(&step);
+  }
+  const Cut cut = budget_.cut(chain_offers_, step);
+  step.rows += static_cast<int>(cut.rows + 0.5);
+  if (cut.rows > 0.0) spend(&step);
+  for (std::size_t i = 0; i < decoding_.size(); ++i) {
+    if (chain_offers_[i].length == 0) continue;
+    const int chosen = chain_offers_[i].chosen;
+    arms_chosen_[i] = decoding_[i]->any_arms()->settle(chosen, step);
+    if (arms_chosen_[i] == chosen) continue;
+    ++budget_.stats.probes;
+    spend(&step);  // others may try theirs in the same step
+  }
+}
+
+// What the request may draft in this step. `most_drafts`: rows left for drafts; `arm`: -1: none was
+// chosen.
+DraftShare Executor::share_of(const RequestRecord& request, int most_drafts, int arm) const {
+  DraftShare share;
+  share.max_drafts = std::min(request.max_drafts, most_drafts);
+  if (share.max_drafts <= 0) return share;
   if (request.proposal) {
-    share->max_drafts = std::min(share->max_drafts, request.proposal->tree.num_drafts());
-    return false;
+    share.max_drafts = std::min(share.max_drafts, request.proposal->tree.num_drafts());
+  } else if (config_.method == DraftMethod::kNgram) {
+    share.max_drafts = std::min(share.max_drafts, request.chain_limit);
+  } else if (arm >= 0 && request.sizes) {
+    share.max_drafts = std::min(share.max_drafts, request.sizes->drafts(arm));
+  } else if (arm >= 0) {
+    const LookaheadBudget budget = request.arms->budget(arm);
+    share.window_rows = budget.window_rows;
+    share.guesses = budget.guesses;
+    const LookaheadConfig& triple = request.params.lookahead.value_or(config_.lookahead);
+    share.max_drafts = std::min(share.max_drafts, lookahead_draft_bound(triple, budget));
   }
-  if (config_.method == DraftMethod::kNgram) {
-    share->max_drafts = std::min(share->max_drafts, request.chain_limit);
-    return false;
-  }
-  BudgetBandit* arms = request.any_arms();
-  if (arms == nullptr || !request.adaptive || !cost_now_.known()) return false;
-  // What the step has besides this request's drafts: rows of prompts, golden tokens, other drafts.
-  const int others = step_.num_prompt_rows + static_cast<int>(decoding_.size()) - 1 +
-                     static_cast<int>(planned_drafts_ + 0.5);
-  *arm = arms->choose(&budget_, cost_now_, others, draft_cost_);
-  if (request.sizes) {
-    share->max_drafts = std::min(share->max_drafts, request.sizes->drafts(*arm));
-    return true;
-  }
-  const LookaheadBudget budget = request.arms->budget(*arm);
-  share->window_rows = budget.window_rows;
-  share->guesses = budget.guesses;
-  share->max_drafts =
-      std::min(share->max_drafts,
-               lookahead_draft_bound(request.params.lookahead.value_or(config_.lookahead), budget));
-  return true;
+  return share;
 }
 
 // `most_drafts`: rows left for drafts.
-void Executor::place_decode(RequestRecord& request, int most_drafts) {
+void Executor::place_decode(RequestRecord& request, int most_drafts, int arm) {
   const int b = step_.num_prompts + step_.num_decodes++;
-  DraftShare share;
-  int arm = -1;
-  const bool chosen = choose_share(request, most_drafts, &share, &arm);
+  const DraftShare share = share_of(request, most_drafts, arm);
   int drafts = std::max(0, share.max_drafts);
   int path = request.proposal ? drafts : std::min(request.max_path, drafts);
   // The token after the last draft takes the last place. The device knows how long the history is
@@ -336,7 +375,6 @@ void Executor::place_decode(RequestRecord& request, int most_drafts) {
   staged(staging_.max_drafts)[b] = drafts;
   staged(staging_.window_rows)[b] = share.window_rows;
   staged(staging_.guesses)[b] = share.guesses;
-  planned_drafts_ += chosen && !config_.pads_rows ? request.any_arms()->rows(arm) : drafts;
   step_.max_decode_rows += rows;
   step_.max_rows = std::max(step_.max_rows, rows);
   stage_pages(request, b);

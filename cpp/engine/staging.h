@@ -60,6 +60,7 @@ struct StagedStep {
   int max_rows = 0, max_kv_len = 0;  // of any one request, upper bounds
   // Of the step's choices, those that the host makes; their scores go into the ring, in this order.
   std::vector<int> host_choices;
+  double second_worth = 0.0;  // tokens that a second brings without drafts; 0: not known
   bool needs_scores = false;  // somebody samples: best tokens are not enough
   std::vector<SlotEntry> entries;
 };

@@ -24,7 +24,6 @@ __all__: list[str] = [
     "BeamSearch",
     "DeviceLimits",
     "DraftPasses",
-    "DraftRunner",
     "Executor",
     "LazyZeros",
     "LlamaDecoder",
@@ -53,7 +52,6 @@ __all__: list[str] = [
     "compact_kv",
     "cpu_isa",
     "cuda_info",
-    "cut_drafts",
     "device_limits",
     "draft_step",
     "fill_step_plan",
@@ -204,135 +202,6 @@ class DeviceLimits:
         """
         shared memory that one block can have
         """
-
-class DraftRunner:
-    """
-    The bookkeeping of a draft model: what it has read of which request, where its K/V lies, what it proposes. See cpp/engine/draft_runner.h.
-    """
-
-    NO_DRAFT: typing.ClassVar[int] = -1
-    NO_PAGES: typing.ClassVar[int] = -3
-    STILL_READING: typing.ClassVar[int] = -2
-    TOO_LONG: typing.ClassVar[int] = -4
-    def __init__(
-        self,
-        k_pages: typing.Any,
-        v_pages: typing.Any,
-        *,
-        vocab_size: typing.SupportsInt | typing.SupportsIndex,
-        num_scores: typing.SupportsInt | typing.SupportsIndex,
-        max_requests: typing.SupportsInt | typing.SupportsIndex,
-        max_rows: typing.SupportsInt | typing.SupportsIndex,
-        max_len: typing.SupportsInt | typing.SupportsIndex,
-        input_ids: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex] = [],
-        output_ids: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex] = [],
-        enable_block_reuse: bool = False,
-        defer_moves: bool = False,
-    ) -> None: ...
-    def best_tree(
-        self,
-        slot: typing.SupportsInt | typing.SupportsIndex,
-        count: typing.SupportsInt | typing.SupportsIndex,
-    ) -> tuple[list[int], list[int], list[float]]:
-        """
-        (tokens, parents, confidences) of the ``count`` nodes likeliest to come true.
-        """
-    def bind_probs(self, probs: typing.Any) -> None:
-        """
-        float32 [max_requests, drafts, num_scores]: where mode 'own' leaves what it drew from.
-        """
-    def cached(self, slot: typing.SupportsInt | typing.SupportsIndex) -> int:
-        """
-        Tokens of the request whose K/V is in place.
-        """
-    def check_integrity(self) -> None: ...
-    def close(self, slot: typing.SupportsInt | typing.SupportsIndex) -> None: ...
-    def drafts(
-        self,
-        slot: typing.SupportsInt | typing.SupportsIndex,
-        count: typing.SupportsInt | typing.SupportsIndex,
-    ) -> list[int]:
-        """
-        The first ``count`` tokens of the slot's chain.
-        """
-    def extend(
-        self,
-        slot: typing.SupportsInt | typing.SupportsIndex,
-        tokens: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
-    ) -> list[tuple[float, bool]]:
-        """
-        Append decided tokens; returns (confidence, came true) of the drafts they speak of.
-        """
-    def open(
-        self,
-        tokens: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
-        *,
-        mode: str = "best",
-        temperature: typing.SupportsFloat | typing.SupportsIndex = 0.0,
-        top_k: typing.SupportsInt | typing.SupportsIndex = 0,
-        top_p: typing.SupportsFloat | typing.SupportsIndex = 1.0,
-        min_p: typing.SupportsFloat | typing.SupportsIndex = 0.0,
-        seed: typing.SupportsInt | typing.SupportsIndex = 0,
-        cache_salt: str = "",
-    ) -> int:
-        """
-        A slot for a request whose last token is the golden one; -1: none is free.
-        """
-    def pages(self, slot: typing.SupportsInt | typing.SupportsIndex) -> list[int]:
-        """
-        The slot's page ids in token order.
-        """
-    def plan(
-        self,
-        slots: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
-        prefill_rows: typing.SupportsInt | typing.SupportsIndex,
-        needs_scores: bool,
-    ) -> StepPlan:
-        """
-        The next pass for these slots, or None if there is nothing to read (see ``statuses``).
-
-        A slot with more than a few unread tokens gets rows out of ``prefill_rows``, which all such slots
-        share. needs_scores: the model shall give scores, not greedy ids.
-        """
-    def take(self, result: typing.Any) -> None:
-        """
-        One more draft of each chain, from greedy ids [L] or scores [L, V].
-        """
-    def take_level(
-        self, result: typing.Any, top_k: typing.SupportsInt | typing.SupportsIndex
-    ) -> None:
-        """
-        One more level of each tree, from scores [L, V].
-        """
-    def take_moves(self) -> typing.Any:
-        """
-        With defer_moves, before plan(): arguments of ops.compact_kv, int32 arrays, or None. They have to be made before any later pass runs.
-        """
-    @property
-    def confidences(self) -> list[float]:
-        """
-        Of the tokens in ``statuses``, as the draft model sees it.
-        """
-    @property
-    def free_pages(self) -> int: ...
-    @property
-    def memory_bytes(self) -> int:
-        """
-        Bytes of step buffers and histories, pages not included.
-        """
-    @property
-    def reused_pages(self) -> int:
-        """
-        Pages that requests took over from earlier ones instead of computing them.
-        """
-    @property
-    def statuses(self) -> list[int]:
-        """
-        For each slot of the last plan: the token just drafted (take), how many nodes the next pass
-        expands (take_level), or NO_DRAFT, STILL_READING, NO_PAGES, TOO_LONG.
-        """
-    @property
-    def total_pages(self) -> int: ...
 
 class PackedLinear:
     """
@@ -649,6 +518,11 @@ class StagedStep:
     def ring(self) -> int:
         """
         Its place in the rings.
+        """
+    @property
+    def second_worth(self) -> float:
+        """
+        Tokens that a second brings without drafts; 0: not known.
         """
 
 class StepOutput:
@@ -987,9 +861,10 @@ class DraftPasses:
         page_table: typing.Any,
         laws: typing.Any,
         gives_scores: bool,
+        pass_price: typing.SupportsFloat | typing.SupportsIndex = 0.0,
     ) -> None:
         """
-        A step's drafts; the tensors of drafters.DraftInputs, laws None where nobody samples.
+        A step's drafts; the tensors of drafters.DraftInputs, laws None where nobody samples; pass_price: tokens that a pass after the first has to bring, which needs scores.
         """
     def bind_pages(
         self,
@@ -1000,9 +875,11 @@ class DraftPasses:
         """
         Where mode 'own' leaves what it drew from, by the step's requests: float32 [num_slots, max_drafts, num_scores], int32 [num_slots, max_drafts], uint8 [num_slots].
         """
-    def enter(self, slot: typing.SupportsInt | typing.SupportsIndex, mode: str) -> None:
+    def enter(
+        self, slot: typing.SupportsInt | typing.SupportsIndex, mode: str, adaptive: bool = True
+    ) -> None:
         """
-        A request takes a slot; mode: how its drafts are chosen if it samples, 'best', 'coupled' or 'own'.
+        A request takes a slot; mode: how its drafts are chosen if it samples, 'best', 'coupled' or 'own'; adaptive: it drafts no deeper than passes pay.
         """
     def num_read(self, slot: typing.SupportsInt | typing.SupportsIndex) -> int:
         """
@@ -1040,7 +917,7 @@ class BeamSearch:
     """
     Beam search over a drafter's scores, for several requests at once.
 
-    start(), then as long as num_rows > 0: score the rows, advance() or advance_best(). A beam is
+    start(), then as long as num_rows > 0: score the rows, advance(). A beam is
     extended by the 50 best scores of its row (smaller index first on ties); sums of log-probabilities
     in single precision decide, on ties the beam that stood first.
     """
@@ -1048,16 +925,6 @@ class BeamSearch:
     def advance(self, scores: typing.Any, token_ids: typing.Any = None) -> None:
         """
         scores float32 [num_rows, V], its index's token from token_ids int32 [V], None: the index.
-        """
-    def advance_best(
-        self,
-        scores: typing.Any,
-        columns: typing.Any,
-        num_scores: typing.SupportsInt | typing.SupportsIndex,
-        token_ids: typing.Any = None,
-    ) -> None:
-        """
-        advance() with each row's best scores, float32 [num_rows, k] in any order, and their columns, int32 [num_rows, k]; k is 50, or num_scores where there are fewer. token_ids: int32 [num_scores].
         """
     def bring(
         self,
@@ -1074,14 +941,6 @@ class BeamSearch:
     ) -> None:
         """
         Each request's tree(), cut to its limit, into its slot, with the chance of each node. law_rows: the row of probs and ids, float32 and int32 [D, drafts, 50], that takes what the request's nodes were chosen from, with their tokens; -1: none. token_ids as advance().
-        """
-    def proposal(
-        self,
-        request: typing.SupportsInt | typing.SupportsIndex,
-        max_drafts: typing.SupportsInt | typing.SupportsIndex = 127,
-    ) -> tuple[list[int], list[int], list[float]]:
-        """
-        (tokens, parents, expected): tree() in lists, and the probabilities of its nodes summed by depth.
         """
     def start(
         self,
@@ -1496,28 +1355,6 @@ def cpu_isa() -> str:
 def cuda_info() -> dict[str, typing.Any]:
     """
     What the CUDA side of this build is, and which devices it sees.
-    """
-
-def cut_drafts(
-    gains: collections.abc.Sequence[typing.Annotated[numpy.typing.ArrayLike, numpy.float64]],
-    cost: StepCost,
-    *,
-    rows: typing.SupportsInt | typing.SupportsIndex,
-    tokens: typing.SupportsFloat | typing.SupportsIndex,
-    max_more_rows: typing.SupportsInt | typing.SupportsIndex = 1073741824,
-    fixed: typing.SupportsFloat | typing.SupportsIndex = 0.0,
-    each: typing.SupportsFloat | typing.SupportsIndex = 0.0,
-    spent: typing.SupportsFloat | typing.SupportsIndex = 0.0,
-    rate: typing.SupportsFloat | typing.SupportsIndex = 0.0,
-    pass_cost: StepCost | None = None,
-    pass_rows: typing.SupportsInt | typing.SupportsIndex = 0,
-) -> tuple[list[numpy.typing.NDArray[numpy.int64]], float, float]:
-    """
-    Which drafts of each request are worth verifying (cpp/engine/budget.h).
-
-    gains: per request the chance of each draft, parents first. rows, tokens: of the step without them. fixed, each, spent: seconds of drafting, if anybody drafts, for each draft of the request that drafts most, and in any case. rate: 0 to weigh the step by itself, else what a second is worth in tokens. pass_cost: of one more pass of a draft model, a row for each draft and pass_rows of others.
-
-    Returns (per request the ascending indices of the drafts kept; expected tokens of the step; its speed over that of a step without drafts).
     """
 
 def device_limits(

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <numeric>
 #include <random>
 #include <vector>
 
@@ -25,34 +26,37 @@ struct World {
     cost = StepCost({1, 2, 5, 20}, {1.0, 1.0 + 0.2 * unit(random), knee, knee + 8 * unit(random)});
     if (random() % 3 == 0) drafting = {0.3 * unit(random), 0.2 * unit(random)};
     if (random() % 4 == 0) spent = unit(random);
-    if (random() % 4 == 0) rate = 0.2 + unit(random);
-    if (random() % 4 == 0) pass = StepCost({1, 8}, {0.1, 0.1 + 0.2 * unit(random)});
-    pass_rows = static_cast<int>(random() % 3);
     limit = static_cast<int>(random() % 12);
   }
   StepBase base(int rows, double tokens) const {
-    StepBase step{cost, rows, tokens, limit, drafting, spent, rate};
-    if (pass.known()) step.pass = &pass;
-    step.pass_rows = pass_rows;
-    return step;
+    return {cost, rows, tokens, limit, drafting, spent};
   }
-  // Tokens per second, or tokens beyond what the time is worth, by its definition.
+  // Tokens per second.
   double value(int base_rows, double tokens, double rows, double most) const {
-    const double time = seconds(base_rows, rows, most);
-    return rate == 0.0 ? tokens / time : tokens - rate * time;
+    return tokens / seconds(base_rows, rows, most);
   }
   double seconds(int base_rows, double rows, double most) const {
     double seconds = cost(base_rows + rows) + spent;
     if (rows > 0.0) seconds += drafting.fixed + most * drafting.each;
-    if (pass.known() && (rows > 0.0 || pass_rows > 0)) seconds += pass(pass_rows + rows);
     return seconds;
   }
 
-  StepCost cost, pass;
+  StepCost cost;
   DraftCost drafting;
-  double spent = 0.0, rate = 0.0;
-  int limit = 0, pass_rows = 0;
+  double spent = 0.0;
+  int limit = 0;
 };
+
+// The nodes that an offer keeps, ascending: a parent before its children.
+std::vector<int> kept_nodes(const Offer& offer) {
+  const auto worth = [&](int i) { return offer.gains[i] > 0.0 ? offer.gains[i] : 0.0; };
+  std::vector<int> order(static_cast<std::size_t>(offer.length));
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return worth(a) > worth(b); });
+  order.resize(static_cast<std::size_t>(offer.chosen));
+  std::sort(order.begin(), order.end());
+  return order;
+}
 
 // The best value over all ways to take some of the first nodes, or one option, of each request.
 double best_by_trying(const World& world, int base, double tokens, double rows, double most,
@@ -98,7 +102,7 @@ TEST(chains_are_cut_to_the_best_of_all_combinations) {
     const double value = world.value(base, tokens, rows, most);
     const double best = best_by_trying(world, base, requests, 0.0, 0.0, nodes, 0);
     CHECK(std::abs(value - best) <= 1e-12 * std::max(1.0, std::abs(best)));
-    if (world.rate == 0.0) CHECK(std::abs(cut.tokens / cut.seconds - best) <= 1e-12 * best);
+    CHECK(std::abs(cut.tokens / cut.seconds - best) <= 1e-12 * best);
     const double plain = world.seconds(base, 0.0, 0.0);
     CHECK(std::abs(cut.speedup() * requests / plain - tokens / cut.seconds) <= 1e-12);
   }
@@ -220,7 +224,7 @@ TEST(options_and_chains_share_a_step) {
   double worst = 1.0;
   for (int round = 0; round < 400; ++round) {
     World world(random);
-    world.rate = world.drafting.each = 0.0;
+    world.drafting.each = 0.0;
     std::vector<Nodes> chains(1);
     double alive = 1.0;
     for (int i = 0; i < 5; ++i) chains[0].push_back(alive *= unit(random));

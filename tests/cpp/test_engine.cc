@@ -115,12 +115,20 @@ TEST(rates_follow_what_is_observed_and_recover) {
   CHECK(young.rate(&rates, 2, 1) > 0.8);
 }
 
+// The arm of a request that is alone in its step.
+int choose(BudgetBandit& arms, Budget* budget, const StepCost& cost) {
+  const StepBase step{.cost = cost, .tokens = arms.tokens(0)};
+  Offer own = arms.offer();
+  budget->cut({&own, 1}, step);
+  return arms.settle(own.chosen, step);
+}
+
 TEST(lookahead_arms_take_what_is_free_and_drop_what_is_dear) {
   const LookaheadConfig triple{7, 7, 7};
   const StepCost flat = make_cost({1, 128}, {1.0, 1.0});
   Budget budget;
   LookaheadBandit eager(triple);
-  CHECK_EQ(eager.choose(&budget, flat, 0), eager.full());
+  CHECK_EQ(choose(eager, &budget, flat), eager.full());
 
   const StepCost dear = make_cost({1, 128}, {1.0, 60.0});
   LookaheadBandit arms(triple);
@@ -128,7 +136,7 @@ TEST(lookahead_arms_take_what_is_free_and_drop_what_is_dear) {
   double spent = 0.0;
   const int steps = 20000;
   for (int i = 0; i < steps; ++i) {
-    const int arm = arms.choose(&budget, dear, 0);
+    const int arm = choose(arms, &budget, dear);
     const int rows = lookahead_draft_bound(triple, arms.budget(arm));
     drafted += rows > 0;
     spent += dear(rows + 1);
@@ -137,11 +145,11 @@ TEST(lookahead_arms_take_what_is_free_and_drop_what_is_dear) {
   CHECK(drafted > 0);               // it keeps asking
   CHECK(spent < 1.15 * steps);      // and it costs little
   for (int i = 0; i < 3000; ++i) {  // the text changes: everything is accepted now
-    const int arm = arms.choose(&budget, dear, 0);
+    const int arm = choose(arms, &budget, dear);
     const int rows = lookahead_draft_bound(triple, arms.budget(arm));
     arms.observe(arm, rows, rows > 0 ? 7 : 1);
   }
-  CHECK(lookahead_draft_bound(triple, arms.budget(arms.choose(&budget, dear, 0))) > 0);
+  CHECK(lookahead_draft_bound(triple, arms.budget(choose(arms, &budget, dear))) > 0);
 }
 
 }  // namespace

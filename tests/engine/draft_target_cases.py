@@ -15,6 +15,7 @@ from specdec_ext import (
     LLM,
     DraftTargetDecodingConfig,
     SamplingParams,
+    _core,
 )
 from tiny_models import save_llama
 
@@ -89,6 +90,23 @@ def drafter_of(llm: LLM) -> Any:
 
 
 def assert_pages_returned(llm: LLM) -> None:
-    runner = drafter_of(llm).runner
-    runner.check_integrity()
-    assert runner.free_pages == runner.total_pages
+    stats = llm.get_metrics()["executor"]
+    assert stats["free_pages"] == stats["total_pages"]
+
+
+def rebuilt(model: Any, tokens: Sequence[int], page_size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """K and V [layers, tokens, heads, head_dim] of a text read from its start."""
+    pages = -(-len(tokens) // page_size)
+    shape = (model.num_layers, pages, model.num_kv_heads, page_size, model.head_dim)
+    k, v = torch.zeros(shape, dtype=model.kv_dtype), torch.zeros(shape, dtype=model.kv_dtype)
+    model.bind_cache(k, v)
+    model.forward(_core.make_step_plan([list(tokens)], kv_len=[0], page_table=[list(range(pages))]))
+    return gathered(k, v, list(range(pages)), len(tokens))
+
+
+def gathered(
+    k: torch.Tensor, v: torch.Tensor, pages: list[int], length: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return tuple(  # type: ignore[return-value]
+        pool[:, pages].transpose(2, 3).flatten(1, 2)[:, :length] for pool in (k, v)
+    )

@@ -96,7 +96,7 @@ def test_every_drafter_gives_the_text_of_plain_decoding(
             assert metrics["speculative_decoding"]["num_accepted_draft_tokens"] > 0
             assert moves
         if metrics["drafter"] is not None:
-            assert metrics["drafter"]["failures"] == metrics["drafter"]["refused_proposals"] == 0
+            assert metrics["drafter"]["failures"] == 0
 
 
 @pytest.fixture

@@ -82,7 +82,7 @@ def test_networks_of_drafters_run_where_the_target_does(
             assert found == plain["greedy"]
             metrics = llm.get_metrics()
             assert metrics["drafter"]["device"] == llm.device
-            assert metrics["drafter"]["failures"] == metrics["drafter"]["refused_proposals"] == 0
+            assert metrics["drafter"]["failures"] == 0
             assert metrics["drafter"]["memory_bytes"] > 0
             steps = metrics["speculative_decoding"]
             counts.append((steps["num_draft_tokens"], steps["num_accepted_draft_tokens"]))

@@ -1,4 +1,4 @@
-"""Draft-target with acceptance by probabilities: what is reported is what was drawn from."""
+"""Draft-target with acceptance by probabilities: the output has the target's law."""
 
 from __future__ import annotations
 
@@ -9,104 +9,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from draft_target_cases import CHAIN, TREE, drafter_of, make_model, open_llm
+from draft_target_cases import CHAIN, TREE, make_model, open_llm
 from draft_target_cases import folders as folders
 from table_target import chi_square
 
 from reference.sampling_reference import Law, probabilities
-from specdec_ext import SamplingParams, _core
+from specdec_ext import SamplingParams
 
 __all__ = ["folders"]  # a fixture
 
-LAWS = [
-    Law(1.0),
-    Law(0.3),
-    Law(1.7, top_k=5),
-    Law(0.8, top_p=0.7),
-    Law(1.2, min_p=0.2),
-    Law(0.9, top_k=9, top_p=0.9, min_p=0.02),
-]
-COLUMNS = 40
 VOCAB = 5  # of the models whose joint law is counted
 LENGTH = 4
 CALL = 5000  # draws of one generate()
-
-
-def make_runner(output_ids: list[int], vocab_size: int) -> Any:
-    pages = torch.zeros(1, 8, 1, 4, 8)
-    return _core.DraftRunner(
-        pages,
-        pages.clone(),
-        vocab_size=vocab_size,
-        num_scores=COLUMNS,
-        max_requests=2,
-        max_rows=64,
-        max_len=64,
-        output_ids=output_ids,
-    )
-
-
-@pytest.mark.parametrize("output_ids", [[], list(range(3, 3 + 2 * COLUMNS, 2))],
-                         ids=["whole", "reduced"])  # fmt: skip
-@pytest.mark.parametrize("law", LAWS, ids=str)
-def test_q_is_the_law_of_the_scores_and_what_the_draft_was_drawn_from(
-    law: Law, output_ids: list[int]
-) -> None:
-    rng = np.random.default_rng(7)
-    runner = make_runner(output_ids, 100)
-    probs = torch.full((2, 4, COLUMNS), float("nan"))
-    runner.bind_probs(probs)
-    for seed in range(60):
-        tokens = [1, 2, 3]
-        slot = runner.open(tokens, mode="own", seed=seed, **law.options())
-        for index in range(4):
-            plan = runner.plan([slot], 64, True)
-            scores = (rng.standard_normal((1, COLUMNS)) * 3).astype(np.float32)
-            if seed % 3 == 0:
-                scores = np.round(scores)  # ties
-            runner.take(torch.from_numpy(scores))
-            assert plan.num_rows == (3 if index == 0 else 1)
-            q = probs[slot, index].numpy().astype(np.float64)
-            expected = probabilities(scores[0], law)
-            assert np.abs(q - expected).max() < 3e-6
-            # What single precision cannot hold beside the likeliest token is nothing.
-            assert (expected[q > 0] > 0).all() and (q[expected > 1e-7] > 0).all()
-            u = _core.random_uniform(seed, 3 + index, "draft") * q.sum()
-            column = int(np.searchsorted(np.cumsum(q), u, side="right"))
-            (drawn,) = runner.statuses
-            assert drawn == (output_ids[column] if output_ids else column)
-            assert runner.confidences[0] == pytest.approx(q.max(), rel=1e-6)
-        runner.close(slot)
-
-
-@pytest.mark.parametrize("law", LAWS, ids=str)
-def test_a_coupled_draft_is_the_targets_draw_if_the_scores_are_the_targets(law: Law) -> None:
-    rng = np.random.default_rng(9)
-    runner = make_runner([], COLUMNS)
-    for seed in range(100):
-        scores = (rng.standard_normal((1, COLUMNS)) * 3).astype(np.float32)
-        slot = runner.open([1], mode="coupled", seed=seed, **law.options())
-        runner.plan([slot], 64, True)
-        runner.take(torch.from_numpy(scores))
-        cumulated = np.cumsum(probabilities(scores[0], law))
-        u = _core.random_uniform(seed, 1, "token")
-        if np.abs(cumulated - u).min() > 1e-5:
-            assert runner.statuses == [int(np.searchsorted(cumulated, u, side="right"))]
-        runner.close(slot)
-
-
-@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-@pytest.mark.parametrize("mode", ["best", "coupled", "own"])
-def test_a_bad_row_drafts_nothing(mode: str, bad: float) -> None:
-    runner = make_runner([], COLUMNS)
-    runner.bind_probs(torch.zeros(2, 4, COLUMNS))
-    scores = torch.zeros(1, COLUMNS)
-    scores[0, 5] = bad
-    slot = runner.open([1], mode=mode, temperature=0.0 if mode == "best" else 1.0)
-    runner.plan([slot], 64, True)
-    runner.take(scores)
-    assert runner.statuses == [runner.NO_DRAFT]
-    assert runner.drafts(slot, 4) == []
 
 
 @pytest.fixture(scope="module")
@@ -163,7 +77,7 @@ def check_law(
     assert counts.sum() == draws
     statistic, bound = chi_square(counts, wanted)
     assert statistic < bound
-    assert metrics["drafter"]["failures"] == metrics["drafter"].get("refused_proposals", 0) == 0
+    assert metrics["drafter"]["failures"] == 0
     if spec is CHAIN:
         drafted = metrics["speculative_decoding"]["num_draft_tokens"]
         accepted = metrics["speculative_decoding"]["num_accepted_draft_tokens"]
@@ -212,5 +126,4 @@ def test_a_rejection_draft_equal_to_the_target_is_always_accepted(
     with open_llm(folders, "target") as llm:
         llm.generate([[1, 2], [3], [4, 5, 6]], params, use_tqdm=False)
         metrics = llm.get_metrics()["speculative_decoding"]
-        assert drafter_of(llm)._probs is not None
     assert metrics["num_accepted_draft_tokens"] == metrics["num_draft_tokens"] > 80

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 from pathlib import Path
@@ -72,14 +73,15 @@ def test_a_reduced_head_drafts_its_tokens_alone(
     path = reduced(folders, tmp_path / "draft", ids, tied)
     with open_llm({**folders, "draft": path}, "draft") as llm:
         drafted: set[int] = set()
-        propose = drafter_of(llm).propose
+        forward = llm.model.forward
 
-        def watched(requests: Any) -> Any:
-            proposals = propose(requests)
-            drafted.update(t for p in proposals if p is not None for t in p.tokens)
-            return proposals
+        def watched(plan: Any, *rest: Any) -> Any:
+            if plan.num_prefill_rows == 0:
+                for first, end in itertools.pairwise(plan.cu_rows.tolist()):
+                    drafted.update(plan.tokens[first + 1 : end].tolist())
+            return forward(plan, *rest)
 
-        drafter_of(llm).propose = watched
+        llm.model.forward = watched  # type: ignore[method-assign]
         outputs = llm.generate(PROMPTS, GREEDY, use_tqdm=False)
         accepted = llm.get_metrics()["speculative_decoding"]["num_accepted_draft_tokens"]
     assert tokens_of(outputs) == plain["greedy"]
@@ -160,7 +162,7 @@ def test_other_words_are_refused_with_the_first_that_differs(
 def test_both_models_pages_are_in_one_plan(folders: dict[str, Path]) -> None:
     with open_llm(folders, "deep", kv_cache_config={"tokens_per_block": 16}) as llm:
         memory = llm.get_metrics()["memory"]
-        pages = [pool.numel() * pool.element_size() for pool in drafter_of(llm)._pages]
+        pages = [pool.numel() * pool.element_size() for pool in drafter_of(llm).pages]
     assert memory["draft_num_pages"] == memory["num_pages"]
     assert memory["draft_bytes_per_token"] == 2 * 3 * 4 * 16 * 4
     assert memory["draft_pool_bytes"] == sum(pages)

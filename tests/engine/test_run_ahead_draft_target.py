@@ -16,13 +16,14 @@ from draft_target_cases import (
     PROMPTS,
     TREE,
     VOCAB,
+    gathered,
     open_llm,
+    rebuilt,
     tokens_of,
 )
 from draft_target_cases import folders as folders
 from draft_target_cases import plain as plain
 from run_ahead_driver import FakeRecorder
-from test_draft_target_kv import gathered, rebuilt
 
 from specdec_ext import LLM, SamplingParams, _core
 from specdec_ext.cli import main

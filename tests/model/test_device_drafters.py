@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from specdec_ext.drafters.redrafter.device_model import DeviceRedrafter
+from specdec_ext.drafters.redrafter.drafter import PackedRedrafter
 from test_redrafter_model import SHAPES, EmbeddingTarget, make, same_tree, shape_for
 
 from specdec_ext import _core
 from specdec_ext.drafters.medusa.device_heads import DeviceHeads
 from specdec_ext.drafters.medusa.heads import MedusaHeads, MedusaHeadsConfig
 from specdec_ext.drafters.medusa.packed_heads import PackedHeads
-from specdec_ext.drafters.redrafter.device_model import DeviceRedrafter
-from specdec_ext.drafters.redrafter.drafter import PackedRedrafter
 from specdec_ext.errors import UnsupportedModelError
 from specdec_ext.models.host_rows import HostRows
 from specdec_ext.models.place import Place

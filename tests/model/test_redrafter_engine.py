@@ -20,7 +20,7 @@ from specdec_ext import (
     RequestError,
     SamplingParams,
 )
-from specdec_ext.drafters.step_cost import StepCost
+from specdec_ext._core import StepCost
 
 HIDDEN = 64
 NUM_TOKENS = 44
@@ -83,7 +83,7 @@ def test_greedy_text_is_plain_for_every_network(saved: Any, family: str, tmp_pat
         with make(folder, config, model_impl=impl) as llm:
             compare(tokens_of(llm.generate(texts, params, use_tqdm=False)), expected)
             metrics = llm.get_metrics()
-        assert metrics["drafter"]["failures"] == metrics["drafter"]["refused_proposals"] == 0
+        assert metrics["drafter"]["failures"] == 0
         assert metrics["speculative_decoding"]["num_draft_tokens"] > 1000
 
 
@@ -178,16 +178,16 @@ def dataclass_without_drafts(params: SamplingParams) -> SamplingParams:
 
 
 @pytest.mark.parametrize("rows_are_free", [False, True])
-def test_an_adaptive_engine_begins_small(learnt: Any, rows_are_free: bool) -> None:
-    """5 beams of 5 are allowed; by a CPU's times a dozen rows are used, from the first step on."""
+def test_an_adaptive_engine_takes_the_rows_that_pay(learnt: Any, rows_are_free: bool) -> None:
+    """25 drafts are allowed; by a CPU's times a dozen rows are used, from the first step on."""
     target, drafter = learnt
     slow = {1: 7.6, 2: 8.1, 4: 8.4, 8: 8.8, 11: 9.3, 16: 13.2, 32: 26.0, 64: 51.4, 128: 103.7}
     table = {1: 7.6, 128: 7.6} if rows_are_free else slow
     with make(target) as llm:
         expected = tokens_of(llm.generate(prompts(4), greedy(), use_tqdm=False))
     with make(target, ReDrafterDecodingConfig(drafter, 5, 5), batch=1) as llm:
-        drafting, forward, rows = llm.engine._drafting, llm.model.forward, []
-        llm.engine._calibrate = lambda: drafting.set_step_cost(StepCost(table))
+        executor, forward, rows = llm.engine.executor, llm.model.forward, []
+        llm.engine._calibrate = lambda: executor.set_step_cost(*StepCost(table).columns)
 
         def seen(plan: Any, *rest: Any) -> Any:
             rows.append(plan.num_rows)
@@ -198,20 +198,17 @@ def test_an_adaptive_engine_begins_small(learnt: Any, rows_are_free: bool) -> No
         drafts = [count - 1 for count in rows[1:]]  # behind the prompt
         others = llm.generate(prompts(4)[1:], greedy(), use_tqdm=False)
         compare(tokens_of([*first, *others]), expected)
-        stats = llm.get_metrics()["drafter"]
-        per_pass = stats["network_rows"] / stats["network_passes"]
-    assert 1 <= drafts[0] <= 10
     if rows_are_free:
-        assert max(drafts) > 15 and per_pass > 3.5
+        assert max(drafts) > 15
     else:
-        assert max(drafts) <= 12 and per_pass < 3.5
+        assert 1 <= drafts[0] and max(drafts) <= 12
 
 
 def test_streaming(learnt: Any) -> None:
     target, drafter = learnt
     with make(target) as llm:
         expected = tokens_of(llm.generate(prompts(3), greedy(), use_tqdm=False))
-    with make(target, {"method": "redrafter", "model": str(drafter), "num_beams": 2}) as llm:
+    with make(target, {"method": "redrafter", "model": str(drafter), "adaptive": False}) as llm:
         for prompt, text in zip(prompts(3), expected, strict=True):
             pieces = list(llm.stream(prompt, greedy()))
             assert list(pieces[-1].outputs[0].token_ids) == text
@@ -225,26 +222,6 @@ def test_bfloat16_target(learnt: Any) -> None:
     config = ReDrafterDecodingConfig(drafter, 4, 4, adaptive=False)
     with make(target, config, dtype="bfloat16") as llm:
         compare(tokens_of(llm.generate(prompts(6), greedy(), use_tqdm=False)), expected)
-
-
-def test_a_hidden_state_that_is_not_a_number_costs_the_drafts_alone(learnt: Any) -> None:
-    from specdec_ext.drafters import DraftRequest
-
-    target, drafter = learnt
-    with make(target, ReDrafterDecodingConfig(drafter, 2, 2)) as llm:
-        session = llm.engine._drafting
-        options = {"num_beams": 2, "length": 2, "temperature": 1.0, "adaptive": False,
-                   "keeps_laws": False}  # fmt: skip
-        common: dict[str, Any] = {
-            "tokens": [3], "prompt_len": 1, "max_len": 50, "draft_limit": 4, "options": options,
-            "temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": 0,
-        }  # fmt: skip
-        good, bad = torch.randn(HIDDEN), torch.full((HIDDEN,), float("nan"))
-        requests = [
-            DraftRequest(request_id=i, hidden=h, **common) for i, h in enumerate((good, bad, good))
-        ]
-        first, second, third = session.drafter.propose(requests)
-        assert second is None and first == third and 2 <= len(first.tokens) <= 4
 
 
 def test_requests_are_held_against_the_engine(learnt: Any) -> None:

@@ -11,11 +11,11 @@ import pytest
 import torch
 from model_zoo import ADAPTED, NATIVE, edit_json
 from safetensors.torch import load_file, save_file
+from specdec_ext.drafters.redrafter.device_model import DeviceRedrafter
+from specdec_ext.drafters.redrafter.drafter import PackedRedrafter
 
 from reference.redrafter_reference import Network
 from specdec_ext import _core
-from specdec_ext.drafters.redrafter.device_model import DeviceRedrafter
-from specdec_ext.drafters.redrafter.drafter import PackedRedrafter
 from specdec_ext.drafters.redrafter.model import (
     Redrafter,
     RedrafterShape,

@@ -20,12 +20,12 @@ from specdec_ext import MedusaDecodingConfig
 from specdec_ext.config.medusa_tuner import likelihood
 from specdec_ext.config.methods import published_trees
 from specdec_ext.drafters import DraftInputs, make_step_drafter
+from specdec_ext.drafters.medusa.guess_rates import likeliest_first
 from specdec_ext.drafters.medusa.heads import (
     MedusaHeads,
     MedusaHeadsConfig,
     save_medusa_heads,
 )
-from specdec_ext.drafters.tree_budget import likeliest_first
 from specdec_ext.models.place import CPU, Place
 
 HIDDEN, VOCAB, SLOTS = 12, 90, 5

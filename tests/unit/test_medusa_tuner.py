@@ -11,8 +11,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from specdec_ext.drafters.medusa.drafter import _prior
 
 from specdec_ext import ConfigError
+from specdec_ext._core import StepCost
 from specdec_ext.cli import main
 from specdec_ext.config.medusa_choices import parse_choices
 from specdec_ext.config.medusa_drawing import _fills, draw_png, tree_svg, tree_text
@@ -24,9 +26,7 @@ from specdec_ext.config.medusa_tuner import (
     tune_size,
 )
 from specdec_ext.config.methods import published_trees
-from specdec_ext.drafters.medusa.drafter import _prior
-from specdec_ext.drafters.step_cost import StepCost
-from specdec_ext.drafters.tree_budget import GuessRates, choose_nodes, tree_layout
+from specdec_ext.drafters.medusa.guess_rates import GuessRates, choose_nodes, tree_layout
 
 
 def random_rates(rng: random.Random, heads: int, ranks: int) -> Any:

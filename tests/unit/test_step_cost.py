@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from specdec_ext._core import Executor, StepCost, cut_drafts
-from specdec_ext.drafters.tree_budget import choose_nodes
+from specdec_ext._core import Executor, StepCost
+from specdec_ext.drafters.medusa.guess_rates import choose_nodes
 
 TABLE = {1: 0.5, 2: 1.0, 4: 1.2, 6: 1.2, 8: 4.0}
 GROWTH = {1: 0.01, 2: 0.02, 4: 0.02, 6: 0.02, 8: 0.04}
@@ -100,18 +100,3 @@ def test_the_executor_and_a_drafter_of_python_weigh_alike(last: int, context: in
         assert drafts == len(nodes)
         seen.add(drafts)
     assert len(seen) > 2 and max(seen) > last
-
-
-def test_trees_of_several_requests_are_cut_jointly() -> None:
-    cost = StepCost({1: 1.0, 3: 1.02, 4: 1.4, 9: 3.4})
-    gains = [[0.3, 0.9, 0.25, 0.8], [], [0.6]]
-    kept, tokens, speedup = cut_drafts(gains, cost, rows=1, tokens=3.0)
-    assert [nodes.tolist() for nodes in kept] == [[1, 3], [], []]
-    assert tokens == pytest.approx(4.7)
-    assert speedup == pytest.approx(4.7 / 1.02 / 3.0)
-    free, _, _ = cut_drafts(gains, StepCost({1: 1.0, 9: 1.0}), rows=3, tokens=3.0, max_more_rows=3)
-    assert [nodes.tolist() for nodes in free] == [[1, 3], [], [0]]
-    none, tokens, speedup = cut_drafts(gains, cost, rows=1, tokens=3.0, fixed=10.0)
-    assert [len(nodes) for nodes in none] == [0, 0, 0] and tokens == 3.0 and speedup == 1.0
-    with pytest.raises(ValueError, match="gains have 2 axes"):
-        cut_drafts([np.ones((2, 2))], cost, rows=1, tokens=1.0)

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..drafters.step_cost import StepCost
+from .._core import StepCost
 from ..errors import EngineError
 from ..request.sampling_params import SamplingParams
 from ..text.metrics import ratio

@@ -11,7 +11,6 @@ import torch
 
 from ..log import logger
 from .base import Drafter, DraftRequest
-from .step_cost import StepCost
 
 __all__ = ["DraftSession"]
 
@@ -70,12 +69,6 @@ class DraftSession:
         with self._lock:
             if request_id in self._requests:
                 self._ended.append(request_id)
-
-    def set_step_cost(self, cost: StepCost) -> None:
-        """Seconds of a forward pass by its rows, for drafters that weigh their drafts by it."""
-        setter = getattr(self.drafter, "set_step_cost", None)
-        if setter is not None:
-            setter(cost)
 
     def hidden_for(self, plan: Any) -> torch.Tensor | None:
         """The buffer that the model fills in this step, if the drafter needs it."""

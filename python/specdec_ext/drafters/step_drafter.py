@@ -35,6 +35,8 @@ class DraftInputs:
     max_width    drafts of any one request in this step, an upper bound that the host knows; 1 where
                  nobody drafts
     max_kv_len   tokens and rows of any one request, an upper bound that the host knows
+    pass_price   tokens that a pass of a draft model after the first has to bring to be worth its
+                 time, where draft() may look at values; 0: not known
     """
 
     layout: SlotLayout
@@ -48,6 +50,7 @@ class DraftInputs:
     hidden: Tensor | None
     max_width: int
     max_kv_len: int
+    pass_price: float = 0.0
 
     @property
     def num_requests(self) -> int:
@@ -92,6 +95,7 @@ class StepDrafter(Protocol):
     #       decoding requests were drawn from, None: without chance; called behind draft() in a step
     #       that samples
     #   drafts_one_by_one: bool     draft() takes as long as a request's drafts are many
+    #   passes_made: int            of a draft model, by the last draft(); 0: not known
     #   reads_every_step: bool      draft() is called in steps without drafts, too: max_drafts is 0
     name: str
     needs_hidden: bool

@@ -10,19 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .._core import StepCost
 from ..config.build_check import check_overlap
 from ..config.engine import KvCacheConfig, SchedulerConfig
-from ..config.methods import DrafterConfig, DraftTargetDecodingConfig
+from ..config.methods import DrafterConfig
 from ..config.parse import SpeculativeConfig
-from ..drafters import (
-    Drafter,
-    DraftSession,
-    DraftTargetDrafter,
-    StepDrafter,
-    StepDraftTarget,
-    map_vocabulary,
-)
+from ..drafters import DraftSession, StepDrafter, StepDraftTarget, UserDrafter, map_vocabulary
 from ..errors import ConfigError
 from ..models.place import resolve_device
 from ..request.resolve import EngineLimits
@@ -42,8 +34,6 @@ if TYPE_CHECKING:
 
 __all__ = ["EngineBuilder", "EngineParts"]
 
-# Rows of a draft model's pass that are timed: its passes have one a request.
-_DRAFT_ROWS = 32
 Pages = tuple[torch.Tensor, torch.Tensor]
 
 
@@ -125,11 +115,8 @@ class EngineBuilder:
             assert self.draft_model is not None
             pages = self._make_pages(self.draft_model, self.memory.draft_num_pages)
             loaded.step_drafter.bind_cache(*pages.tensors)
-        drafter = loaded.drafter
-        if loaded.step_drafter is None:
-            drafter = drafter or self._make_draft_target()
         # A drafter may know more than was asked for, such as how many heads a file has.
-        known = getattr(drafter or loaded.step_drafter, "config", None)
+        known = getattr(loaded.step_drafter, "config", None)
         if isinstance(known, DrafterConfig):
             self._speculative = known
         return EngineParts(
@@ -140,13 +127,13 @@ class EngineBuilder:
             self._speculative,
             self._make_run_ahead(loaded.step_drafter)
             if self._on_stream
-            else self._make_engine(drafter, loaded.step_drafter),
+            else self._make_engine(loaded.drafter, loaded.step_drafter),
             self.place.name,
         )
 
     @property
     def _on_stream(self) -> bool:
-        return steps_are_enqueued(self.place, self._scheduler)
+        return steps_are_enqueued(self.place, self._scheduler, self._speculative)
 
     def engine_for(self, config: SpeculativeConfig | None) -> EngineLoop:
         """After build(): another engine over the same model and pages, without loading anything.
@@ -209,7 +196,7 @@ class EngineBuilder:
         )
 
     def _make_engine(
-        self, drafter: Drafter | None, slot_drafter: StepDrafter | None = None
+        self, drafter: UserDrafter | None, slot_drafter: StepDrafter | None = None
     ) -> EngineLoop:
         model = self.model
         executor = self._make_executor(self._pages)
@@ -227,9 +214,7 @@ class EngineBuilder:
 
         calibrate = None
         if self._speculative is not None:
-            calibrate = self._served_cost(
-                executor, drafter, drafting, measure=not self.place.is_cpu
-            )
+            calibrate = self._served_cost(executor, measure=not self.place.is_cpu)
         return EngineLoop(
             executor,
             model,
@@ -242,49 +227,21 @@ class EngineBuilder:
             after_commit=None if self.place.is_cpu else self._mover(executor),
         )
 
-    def _served_cost(
-        self,
-        executor: Any,
-        drafter: Drafter | None = None,
-        drafting: DraftSession | SlotDrafting | None = None,
-        *,
-        measure: bool,
-    ) -> Callable[[], ServedCost | None]:
-        """What tells T(rows, context) to all who weigh drafts, before the first adaptive step.
+    def _served_cost(self, executor: Any, *, measure: bool) -> Callable[[], ServedCost | None]:
+        """What tells T(rows, context) to the executor, before the first adaptive step.
 
         measure  where no served step could correct a guess: time the model then and there
         """
-        draft: ServedCost | None = None
-
-        def tell(cost: StepCost) -> None:
-            executor.set_step_cost(*cost.columns)
-            if drafting is not None:
-                drafting.set_step_cost(cost)
-            tell_draft(cost)
-
-        def tell_draft(_: StepCost) -> None:
-            if draft is not None and isinstance(drafter, DraftTargetDrafter):
-                drafter.set_costs(target.cost, draft.cost)
-
-        target = ServedCost(self.model, tell)
-        if isinstance(drafter, DraftTargetDrafter):
-            draft = ServedCost(drafter.model, tell_draft)
+        served = ServedCost(self.model, lambda cost: executor.set_step_cost(*cost.columns))
 
         def begin() -> ServedCost | None:
-            rows = self.memory.max_num_tokens
-            if measure and target.is_guess:
+            if measure and served.is_guess:
                 executor.reset_prefix_cache()  # what is overwritten may be published
-                target.measured(measure_cost(self.model, self._pages, max_rows=rows))
-            if measure and draft is not None and draft.is_guess:
-                assert isinstance(drafter, DraftTargetDrafter)
-                rows = min(_DRAFT_ROWS, rows)
-                draft.measured(measure_cost(drafter.model, drafter.pages, max_rows=rows))
-            target.start(draft)
-            if not self.place.is_cpu:  # what a pass takes there the host does not see
-                return None
-            if isinstance(drafter, DraftTargetDrafter) and draft is not None:
-                drafter.watch = draft.observe
-            return target
+                rows = self.memory.max_num_tokens
+                served.measured(measure_cost(self.model, self._pages, max_rows=rows))
+            served.start()
+            # What a pass takes on a device the host does not see.
+            return served if self.place.is_cpu else None
 
         return begin
 
@@ -312,24 +269,6 @@ class EngineBuilder:
     def _map_vocabulary(self, model: StepModel, draft: StepModel) -> VocabularyMap:
         tokenizer = load_tokenizer(self._tokenizer, self._path)
         return map_vocabulary(model, draft, tokenizer, load_tokenizer(None, draft.info.path))
-
-    def _make_draft_target(self) -> Drafter | None:
-        config, draft = self._speculative, self.draft_model
-        if isinstance(config, DraftTargetDecodingConfig):
-            assert draft is not None
-            return DraftTargetDrafter(
-                config,
-                draft,
-                self._make_pages(draft, self.memory.draft_num_pages).tensors,
-                self._map_vocabulary(self.model, draft),
-                vocab_size=self.model.vocab_size,
-                max_requests=self.memory.max_batch_size,
-                max_rows=self.memory.max_num_tokens,
-                max_len=draft.max_position,
-                enable_block_reuse=self._kv_cache.enable_block_reuse,
-                defer_moves=not self.place.is_cpu,
-            )
-        return None
 
     def _make_executor(self, pages: Pages) -> Any:
         from .. import _core

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ..config.engine import KvCacheConfig, LookaheadDecodingConfig, SchedulerConfig, normalize_dtype
 from ..config.methods import DrafterConfig, DraftTargetDecodingConfig, UserDrafterConfig
 from ..config.parse import SpeculativeConfig
-from ..drafters import Drafter, StepDrafter, StepDraftTarget, make_drafter, make_step_drafter
+from ..drafters import StepDrafter, StepDraftTarget, UserDrafter, make_step_drafter
 from ..errors import ConfigError
 from .memory_plan import (
     CPU_POOL_LIMIT_BYTES,
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ..models.base import StepModel
     from ..models.place import Place
 
-__all__ = ["LoadedModels", "ModelLoader", "drafting_arguments"]
+__all__ = ["LoadedModels", "ModelLoader", "drafting_arguments", "steps_are_enqueued"]
 
 # Fields of NGramDecodingConfig that the executor takes by their names.
 _NGRAM = (
@@ -54,9 +54,16 @@ def drafting_arguments(config: SpeculativeConfig | None) -> dict[str, Any]:
     return how
 
 
-def steps_are_enqueued(place: Place, scheduler: SchedulerConfig) -> bool:
+def has_slot_drafter(config: SpeculativeConfig | None) -> bool:
+    """The method's drafts are made by a model in slots."""
+    return isinstance(config, DrafterConfig) and not isinstance(config, UserDrafterConfig)
+
+
+def steps_are_enqueued(
+    place: Place, scheduler: SchedulerConfig, config: SpeculativeConfig | None
+) -> bool:
     """Steps are enqueued on a device's stream; else the host runs them."""
-    return scheduler.run_ahead is not None and not place.is_cpu
+    return not place.is_cpu and (scheduler.run_ahead is not None or has_slot_drafter(config))
 
 
 @dataclass(frozen=True)
@@ -64,13 +71,13 @@ class LoadedModels:
     """What was loaded.
 
     draft_model  the second model of draft-target decoding
-    drafter      any other drafter in Python
-    step_drafter one that runs on the step's stream, in an engine that runs ahead
+    drafter      a user's
+    step_drafter any other, over slots
     """
 
     model: StepModel
     draft_model: StepModel | None
-    drafter: Drafter | None
+    drafter: UserDrafter | None
     step_drafter: StepDrafter | None
     memory: MemoryPlan
 
@@ -157,23 +164,22 @@ class ModelLoader:
                 place=self._place,
             )
         graphs = 0
-        drafter: Drafter | None = None
+        drafter: UserDrafter | None = None
         step_drafter: StepDrafter | None = None
-        if draft_model is not None and scheduler.run_ahead is not None:
+        if isinstance(spec, UserDrafterConfig):
+            drafter = UserDrafter(spec, model.vocab_size)
+        elif draft_model is not None:
             assert isinstance(spec, DraftTargetDecodingConfig)
             step_drafter = self._step_draft_target(spec, model, draft_model, first)
-        if isinstance(spec, DrafterConfig) and not isinstance(spec, DraftTargetDecodingConfig):
+        elif isinstance(spec, DrafterConfig):
             # Before the pages: its weights may share a device with them.
-            if scheduler.run_ahead is None or isinstance(spec, UserDrafterConfig):
-                drafter = make_drafter(spec, model, allow_pickle=self._allow_pickle)
-            else:
-                step_drafter = make_step_drafter(
-                    spec, model, max_requests=first.max_batch_size, allow_pickle=self._allow_pickle
-                )
+            step_drafter = make_step_drafter(
+                spec, model, max_requests=first.max_batch_size, allow_pickle=self._allow_pickle
+            )
         taken = sum(getattr(m, "scratch_bytes", 0) for m in (model, draft_model))
-        scratch = getattr(drafter or step_drafter, "scratch_bytes", None)
+        scratch = getattr(step_drafter, "scratch_bytes", None)
         taken += scratch(first.max_batch_size) if scratch is not None else 0
-        if steps_are_enqueued(self._place, self._scheduler):
+        if steps_are_enqueued(self._place, self._scheduler, spec):
             from .overlap.build import device_bytes, graph_bytes
 
             spec = getattr(step_drafter, "config", spec)
@@ -208,8 +214,6 @@ class ModelLoader:
 
     def _draft_rows(self, plan: MemoryPlan) -> int:
         """Rows of one pass of a draft model."""
-        if self._scheduler.run_ahead is None:
-            return plan.max_num_tokens
         assert isinstance(self._speculative, DraftTargetDecodingConfig)
         reads = StepDraftTarget.reads(self._speculative)
         return max(plan.max_num_tokens, reads * plan.max_batch_size)
@@ -219,10 +223,9 @@ class ModelLoader:
     ) -> StepDrafter:
         if not self._place.is_cpu and draft.impl != "native":
             raise ConfigError(
-                f"overlap_depth = {self._scheduler.overlap_depth}: on {self._place.name} "
-                f"the draft model {str(spec.model)!r} runs in the transformers adapter "
-                "and takes its steps from the host; use a draft model of a native family, or "
-                "overlap_depth='auto'"
+                f"DraftTargetDecodingConfig.model = {str(spec.model)!r}: on {self._place.name} "
+                "this draft model runs in the transformers adapter, which takes its steps from "
+                "the host; use a draft model of a native family, or device='cpu'"
             )
         return StepDraftTarget(
             spec,

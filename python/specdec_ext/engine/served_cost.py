@@ -158,7 +158,6 @@ class ServedCost:
     def __init__(self, model: StepModel, tell: Callable[[StepCost], object]) -> None:
         self._key = cost_key(model)
         self._tell = tell
-        self._draft: ServedCost | None = None
         table = recall(self._key)
         self.is_guess = table is None
         self._times = _core.StepTimes(table or guess_cost(model, memory_rate()))
@@ -175,9 +174,8 @@ class ServedCost:
             self._times, self.is_guess = _core.StepTimes(cost), False
             self._save()
 
-    def start(self, draft: ServedCost | None = None) -> None:
-        """Tell the first table. draft: of a draft model, closed with this one."""
-        self._draft = draft
+    def start(self) -> None:
+        """Tell the first table."""
         self._tell(self._times.cost)
 
     def observe(self, plan: Any, seconds: float) -> None:
@@ -192,8 +190,6 @@ class ServedCost:
         """Remember what the last steps showed."""
         if self._times.observed >= max(_LEAST, self._saved + 1):
             self._save()
-        if self._draft is not None:
-            self._draft.close()
 
     def _save(self) -> None:
         try:

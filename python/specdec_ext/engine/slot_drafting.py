@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -47,8 +48,10 @@ class SlotDrafting:
         self.executor = executor
         self._slots = torch.from_numpy(executor.host_slots)
         self._staging = torch.from_numpy(executor.host_staging)
-        self._staged = StagedWords(executor.staging_layout)
-        self._status = torch.zeros(executor.staging_layout.requests, dtype=torch.int32)
+        self._layout = executor.staging_layout
+        self._status = torch.zeros(self._layout.requests, dtype=torch.int32)  # nobody reads it
+        # Staged steps lie in few places: their views serve again while the batch stays the same.
+        self._views = functools.lru_cache(maxsize=32)(self._make_views)
         self._read_prompts: Callable[[PromptInputs], None] | None = getattr(
             drafter, "read_prompts", None
         )
@@ -67,6 +70,7 @@ class SlotDrafting:
         self._hidden: torch.Tensor | None = None
         self._seconds = 0.0
         self._usual_s = 0.0  # of a step or of a draft, lately
+        self._pass_s = 0.0  # of a draft model's pass, lately
         self._failures = 0
         self.front = _Front(self)
 
@@ -95,9 +99,6 @@ class SlotDrafting:
     def drop_ended(self) -> None:
         """A slot that another request enters is told to the drafter then."""
 
-    def set_step_cost(self, table: Any) -> None:
-        """The executor weighs drafts."""
-
     # -- a step -------------------------------------------------------------------------------
 
     def plan(self) -> Any:
@@ -112,8 +113,6 @@ class SlotDrafting:
         return self.executor.build()
 
     def _draft(self, staged: Any) -> None:
-        step = self._staged
-        step.words = self._staging[staged.ring]
         for entry in staged.entries:
             self._guarded(self.drafter.enter, entry.slot, self._options.get(entry.request_id, {}))
         wanted = staged.max_decode_rows > staged.num_decodes
@@ -164,26 +163,36 @@ class SlotDrafting:
                 )  # fmt: skip
 
     def _inputs(self, staged: Any, wanted: bool) -> DraftInputs:
-        step, first, count = self._staged, staged.num_prompts, staged.num_decodes
-        layout = step.layout
-        status = self._status[:count].zero_()
         return DraftInputs(
             layout=self.executor.slot_layout,
             slots=self._slots,
-            slot_ids=step.part(layout.slot_ids + first, count),
-            max_drafts=step.part(layout.max_drafts + first, count),
-            page_table=step.page_table(first + count)[first:],
-            laws=step.laws(count, first),
             needs_scores=staged.needs_scores,
-            status=status,
             hidden=self._kept,
             max_width=max(staged.max_rows - 1, 1) if wanted else 1,
             max_kv_len=staged.max_kv_len,
+            pass_price=self._pass_s * staged.second_worth,
+            **self._views(staged.ring, staged.num_prompts, staged.num_decodes),
         )
 
+    def _make_views(self, ring: int, first: int, count: int) -> dict[str, Any]:
+        step = self._step(ring)
+        layout = self._layout
+        return {
+            "slot_ids": step.part(layout.slot_ids + first, count),
+            "max_drafts": step.part(layout.max_drafts + first, count),
+            "page_table": step.page_table(first + count)[first:],
+            "laws": step.laws(count, first),
+            "status": self._status[:count],
+        }
+
+    def _step(self, ring: int) -> StagedWords:
+        step = StagedWords(self._layout)
+        step.words = self._staging[ring]
+        return step
+
     def _prompts(self, staged: Any) -> PromptInputs:
-        step, count = self._staged, staged.num_prompts
-        layout = step.layout
+        step, count = self._step(staged.ring), staged.num_prompts
+        layout = self._layout
         return PromptInputs(
             tokens=step.part(layout.prompt_tokens, staged.num_prompt_rows),
             slot_ids=step.part(layout.slot_ids, count),
@@ -199,10 +208,15 @@ class SlotDrafting:
         self._seconds += seconds
         if not wanted:
             return
+        if self._one_by_one and (passes := getattr(self.drafter, "passes_made", 0)) > 0:
+            self._pass_s = _lately(self._pass_s, seconds / passes)
         rows = min(staged.max_rows, self.executor.max_rows_per_request)  # not a prompt's
-        new = seconds / (max(rows - 1, 1) if self._one_by_one else 1)
-        old = self._usual_s
-        # One step in which the machine did something else counts as twice what is usual.
-        self._usual_s = 0.9 * old + 0.1 * min(new, 2 * old) if old else new
+        drafts = max(rows - 1, 1) if self._one_by_one else 1
+        self._usual_s = _lately(self._usual_s, seconds / drafts)
         each = self._usual_s
         self.executor.set_draft_cost(*((0.0, each) if self._one_by_one else (each, 0.0)))
+
+
+def _lately(old: float, new: float) -> float:
+    """One step in which the machine did something else counts as twice what is usual."""
+    return 0.9 * old + 0.1 * min(new, 2 * old) if old else new

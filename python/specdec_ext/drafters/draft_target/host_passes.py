@@ -41,6 +41,7 @@ class HostPasses:
     ) -> None:
         self.model = model
         self.num_passes = self.num_rows = 0
+        self.passes_made = 0  # by the last draft()
         self._top_k, self._min_confidence = config.top_k, config.min_confidence
         self.passes = _core.DraftPasses(
             vocab_size=vocab_size,
@@ -77,7 +78,7 @@ class HostPasses:
         pick = pick_of(options)
         if pick == "own" and self._top_k == 1:
             self._make_probs()
-        self.passes.enter(slot, pick)
+        self.passes.enter(slot, pick, adaptive=bool(options.get("adaptive", True)))
 
     def read_prompts(self, prompts: PromptInputs) -> None:
         plan = self.passes.plan_prompts(
@@ -88,7 +89,7 @@ class HostPasses:
             self.passes.take_prompts()
 
     def draft(self, inputs: DraftInputs, *, wants_survival: bool) -> None:
-        passes = self.passes
+        passes, before = self.passes, self.num_passes
         passes.begin(
             inputs.layout,
             inputs.slots,
@@ -96,10 +97,12 @@ class HostPasses:
             inputs.max_drafts,
             inputs.page_table,
             inputs.laws if inputs.needs_scores else None,
-            wants_survival or self._min_confidence > 0,
+            wants_survival or self._min_confidence > 0 or inputs.pass_price > 0,
+            inputs.pass_price,
         )
         while (plan := passes.plan()) is not None:
             passes.take(self._forward(plan))
+        self.passes_made = self.num_passes - before
 
     def draft_probs(self, num_requests: int) -> ops.DraftProbs | None:
         if self._probs is None or not self.passes.draws:

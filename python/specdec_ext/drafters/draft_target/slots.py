@@ -71,6 +71,11 @@ class StepDraftTarget:
             self.side = _on_device(config)(config, model, vocabulary, place, **sizes)
         self.pages: tuple[Tensor, Tensor] | None = None
 
+    @property
+    def passes_made(self) -> int:
+        """On the CPU: by the last draft()."""
+        return getattr(self.side, "passes_made", 0)
+
     @staticmethod
     def reads(config: DraftTargetDecodingConfig) -> int:
         """Rows of each request in a pass, at most, where every step reads what is new."""

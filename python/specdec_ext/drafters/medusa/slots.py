@@ -20,9 +20,9 @@ from ...config.medusa import MedusaDecodingConfig
 from ...config.medusa_choices import MAX_TOP_K
 from ...models.place import CPU, Place
 from ..step_drafter import DraftInputs
-from ..tree_budget import Floats, GuessRates, likeliest_first, tree_layout
 from .device_heads import DeviceHeads
-from .drafter import open_heads
+from .guess_rates import Floats, GuessRates, likeliest_first, tree_layout
+from .open_heads import open_heads
 from .packed_heads import PackedHeads
 
 if TYPE_CHECKING:
@@ -149,6 +149,8 @@ class _OnHost:
         self._golden, self._lens, self._counts = make(1), make(), make()
         self._tokens, self._parents = make(max_nodes), make(max_nodes)
         self._survival = make(max_nodes, dtype=torch.float32)
+        where = (self._counts, self._tokens, self._parents, self._survival)
+        self._where = [tensor.numpy() for tensor in where]  # the same memory
         # Everything that was seen, for the tuner.
         self._measured = GuessRates(np.zeros_like(rates), 0.0, memory=float("inf"))
         self._num_nodes = self._num_proposals = self._num_idle = self._num_steps = 0
@@ -165,13 +167,14 @@ class _OnHost:
         # Heads and guesses that the nodes of these requests need, no more.
         num_heads = max(int(tree.layout.heads[:count].max()) + 1 for _, tree, count, _ in chosen)
         top_k = max(int(tree.layout.ranks[:count].max()) + 1 for _, tree, count, _ in chosen)
-        index = inputs.slot_ids[[b for b, *_ in chosen]]
+        requests = inputs.num_requests
+        index = inputs.slot_ids
+        if len(chosen) < requests:
+            index = index[[b for b, *_ in chosen]]
         states = hidden.index_select(0, index)
         ids = self._heads.top(states, num_heads, max(top_k, self._top_k)).numpy()
-        requests = inputs.num_requests
-        counts = self._counts[:requests].zero_()
-        where = [t.numpy() for t in (counts, self._tokens, self._parents, self._survival)]
-        to_counts, to_tokens, to_parents, to_survival = where
+        to_counts, to_tokens, to_parents, to_survival = self._where
+        to_counts[:requests] = 0
         for i, (b, tree, count, length) in enumerate(chosen):
             layout = tree.layout
             to_counts[b] = count
@@ -189,7 +192,7 @@ class _OnHost:
             self._tokens[:requests],
             self._parents[:requests],
             survival=self._survival[:requests],
-            counts=counts,
+            counts=self._counts[:requests],
             vocab_size=self._vocab_size,
             status=inputs.status,
         )

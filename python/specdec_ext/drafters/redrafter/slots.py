@@ -15,8 +15,8 @@ from ...models.place import CPU
 from ..shipped import shipped_folder
 from ..step_drafter import DraftInputs
 from .device_beams import DeviceBeams, make_laws
-from .drafter import PackedRedrafter, check_target
 from .model import load_redrafter
+from .packed_model import PackedRedrafter, check_target
 
 __all__ = ["HostBeams", "StepRedrafter"]
 
@@ -36,6 +36,7 @@ class HostBeams:
         # What the request of each slot asked for; nothing: no drafts.
         self._options: list[Mapping[str, Any]] = [{}] * max_requests
         self._search = _core.BeamSearch()
+        self.passes_made = 0  # by the last draft()
 
         def ints(*shape: int) -> torch.Tensor:
             return torch.zeros(max_requests, *shape, dtype=torch.int32)
@@ -57,7 +58,7 @@ class HostBeams:
         return self._laws.first(num_requests) if self._laws and self._keeps_laws else None
 
     def draft(self, inputs: DraftInputs) -> None:
-        self._keeps_laws = False
+        self._keeps_laws, self.passes_made = False, 0
         count = inputs.num_requests
         golden, room = self._golden[:count], self._room[:count]
         ops.recent_tokens(
@@ -78,11 +79,16 @@ class HostBeams:
             lengths.append(min(asked["length"], rooms[b], most))
         keeps = [asked["keeps_laws"] for asked in asked_for]
         self._search.start(beams, lengths, [asked["temperature"] for asked in asked_for], keeps)
+        tokens = golden.flatten().tolist()
         self._network.start(
-            [inputs.hidden[slots[b]] for b in drafting], golden.flatten()[drafting].tolist()
+            [inputs.hidden[slots[b]] for b in drafting], [tokens[b] for b in drafting]
         )
-        cost = self._network.run(self._search, [], 0.0)
+        adaptive = all(asked["adaptive"] for asked in asked_for)
+        cost = self._network.run(
+            self._search, max(lengths), inputs.pass_price if adaptive else 0.0
+        )
         self._steps += 1
+        self.passes_made = cost.passes
         self._passes += cost.passes
         self._rows += cost.rows
         self._seconds += cost.network_seconds
@@ -166,6 +172,11 @@ class StepRedrafter:
                 f"{place.name} has no room for them besides the model ({error}); lower one of them"
             ) from None
         self._device: str = place.name
+
+    @property
+    def passes_made(self) -> int:
+        """On the CPU: by the last draft()."""
+        return getattr(self._beams, "passes_made", 0)
 
     def scratch_bytes(self, max_requests: int) -> int:
         """Device memory that a step may take besides what exists from the start."""

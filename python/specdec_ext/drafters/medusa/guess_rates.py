@@ -1,10 +1,7 @@
-"""How many nodes of a static tree pay: learnt acceptance against measured step times.
+"""What the nodes of a static tree are worth, by what was accepted.
 
 A node is worth the probability that a step accepts it: the product, along its path, of the rates at
-which each head's guess of that rank was right. A step of R rows costs T(R), by the table that was
-measured on this model and machine. The nodes taken are those that maximise expected tokens per
-second over all requests of the step; since a child is never worth more than its parent, taking
-nodes by descending worth keeps the tree whole.
+which each head's guess of that rank was right. A child is never worth more than its parent.
 """
 
 from __future__ import annotations
@@ -15,10 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from ..config.medusa_choices import Choice, MedusaTree, medusa_tree
-from .step_cost import StepCost, cut_drafts
+from ...config.medusa_choices import Choice, MedusaTree, medusa_tree
 
-__all__ = ["GuessRates", "TreeLayout", "choose_nodes", "likeliest_first", "tree_layout"]
+__all__ = ["GuessRates", "TreeLayout", "likeliest_first", "tree_layout"]
 
 Floats = np.ndarray[Any, np.dtype[np.float64]]
 Ints = np.ndarray[Any, np.dtype[np.int64]]
@@ -39,7 +35,6 @@ class TreeLayout:
         self.heads: Ints = np.array([len(c) - 1 for c in tree.choices], dtype=np.int64)
         self.ranks: Ints = np.array([c[-1] for c in tree.choices], dtype=np.int64)
         self.parents: Ints = np.array(tree.parents, dtype=np.int64)
-        self.parent_list: list[int] = list(tree.parents)
         # Path of each node as (head, rank) pairs, padded with a pair whose rate is 1.
         depth = self.depth
         self._path_heads = np.full((self.size, depth), depth, dtype=np.int64)
@@ -53,14 +48,6 @@ class TreeLayout:
         padded = np.ones((self.depth + 1, self.max_top_k))
         padded[:-1] = rates[: self.depth, : self.max_top_k]
         result: Floats = padded[self._path_heads, self._path_ranks].prod(axis=1)
-        return result
-
-    def subtree(self, nodes: Ints) -> list[int]:
-        """Parents among `nodes` (ascending, a parent is among them), -1 for the golden token."""
-        place = np.empty(self.size + 1, dtype=np.int64)
-        place[-1] = -1  # the parent -1 stays -1
-        place[nodes] = np.arange(len(nodes))
-        result: list[int] = place[self.parents[nodes]].tolist()
         return result
 
 
@@ -121,18 +108,3 @@ class GuessRates:
         """Observations of each head."""
         result: list[float] = self._trials.tolist()
         return result
-
-
-def choose_nodes(
-    worth: Sequence[Floats], cost: StepCost, draft_seconds: float
-) -> tuple[list[Ints], float]:
-    """The nodes that each request verifies, and what that gains over plain decoding (1: nothing).
-
-    worth          per request, of its nodes, parents before children
-    draft_seconds  what evaluating the heads costs the step
-    """
-    requests = len(worth)
-    nodes, _, speedup = cut_drafts(
-        worth, cost, rows=requests, tokens=float(requests), fixed=draft_seconds
-    )
-    return nodes, speedup

@@ -1,0 +1,56 @@
+"""Medusa heads from their files to where the target runs, and the rates to start from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from ...config.medusa import MedusaDecodingConfig
+from ...config.medusa_choices import MAX_TOP_K
+from ...log import logger
+from ...models.place import CPU
+from .checkpoint import load_heads
+from .device_heads import DeviceHeads
+from .guess_rates import Floats
+from .packed_heads import PackedHeads
+
+__all__ = ["open_heads"]
+
+# Rates that a new engine starts from where the heads bring none: right often enough to be tried.
+_FIRST_RATE, _RANK_DECAY, _HEAD_DECAY = 0.5, 0.4, 0.85
+
+
+def open_heads(
+    config: MedusaDecodingConfig, model: Any, *, allow_pickle: bool = False
+) -> tuple[MedusaDecodingConfig, PackedHeads | DeviceHeads, Floats]:
+    """`config` with the heads that its file really has, they where `model` runs, and the rates
+    [heads, MAX_TOP_K] of their guesses to start from.
+
+    Raises ConfigError or ModelError when file, configuration and model do not fit.
+    """
+    heads = load_heads(config.model, model=model, allow_pickle=allow_pickle)
+    known = config.with_heads(heads.config.num_medusa_heads, heads.config.head_rows)
+    number = known.num_medusa_heads
+    assert number is not None
+    dtype = model.kv_dtype if config.dtype == "auto" else getattr(torch, config.dtype)
+    make = PackedHeads if getattr(model, "place", CPU).is_cpu else DeviceHeads
+    prior = _prior(heads.config.training, number, MAX_TOP_K)
+    return known, make(heads, model, num_heads=number, dtype=dtype), prior
+
+
+def _prior(training: Mapping[str, Any], num_heads: int, top_k: int) -> np.ndarray[Any, Any]:
+    """Rates to start from: those that the trainer has measured, else a cautious guess."""
+    decay = _RANK_DECAY ** np.arange(top_k)
+    prior = np.array([_FIRST_RATE * _HEAD_DECAY**h * decay for h in range(num_heads)])
+    measured = training.get("guess_rates")
+    try:
+        for head, row in enumerate((measured or [])[:num_heads]):
+            values = np.clip(np.array(row[:top_k], dtype=np.float64), 0.0, 1.0)
+            prior[head, : len(values)] = values
+            prior[head, len(values) :] = 0.0
+    except (TypeError, ValueError):
+        logger.warning("the heads' config.json has unusable training.guess_rates; ignored")
+    return prior
