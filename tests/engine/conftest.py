@@ -15,7 +15,7 @@ def on_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     """On the CPU, too, steps are enqueued on a stream where overlap_depth is a number: the row of
     operations that a device runs, one after another over the CPU's buffers."""
 
-    def enqueued(place: Any, scheduler: Any) -> bool:
+    def enqueued(place: Any, scheduler: Any, config: Any) -> bool:
         return scheduler.run_ahead is not None
 
     monkeypatch.setattr(build, "steps_are_enqueued", enqueued)

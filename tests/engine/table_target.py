@@ -37,6 +37,10 @@ class TableModel:
 
     def forward(self, plan: Any) -> torch.Tensor:
         """Returns float32 scores [L, V]."""
+        return torch.from_numpy(self.scores[self.last_two(plan)])
+
+    def last_two(self, plan: Any) -> tuple[np.ndarray, np.ndarray]:
+        """The tokens (before, last) of each row that gives scores; the rows enter the pages."""
         assert self._store is not None
         tokens, parents = np.asarray(plan.tokens), np.asarray(plan.parents)
         cu_rows, kv_len = np.asarray(plan.cu_rows), np.asarray(plan.kv_len)
@@ -59,7 +63,7 @@ class TableModel:
             chain | (parent < 0), kv_len[of] + row[rows] - 1, kv_len[of] + parent
         )
         before = self._store[place(of, before_slot)].astype(np.int64)
-        return torch.from_numpy(self.scores[before, tokens[rows]])
+        return before, tokens[rows]
 
 
 def joint_law(

@@ -19,9 +19,10 @@ from table_target import TableModel, chi_square, joint_law
 
 from reference.sampling_reference import Law
 from specdec_ext import MedusaDecodingConfig, ReDrafterDecodingConfig, SamplingParams, _core
-from specdec_ext.drafters import make_drafter
-from specdec_ext.drafters.base import DraftRequest
+from specdec_ext.drafters import make_step_drafter
 from specdec_ext.drafters.redrafter.model import Redrafter, RedrafterShape, save_redrafter
+from specdec_ext.engine.slot_drafting import SlotDrafting
+from specdec_ext.models.place import CPU
 from specdec_ext.request.resolve import stream_seed
 from specdec_ext.request.speculation import resolve_speculation
 
@@ -46,6 +47,7 @@ class HiddenTarget:
     """What drafters ask of a target: sizes, embeddings, a head, and hidden states of a context."""
 
     hidden_size, vocab_size, kv_dtype = HIDDEN, VOCAB, torch.float32
+    place = CPU
 
     def __init__(self) -> None:
         generator = torch.Generator().manual_seed(5)
@@ -75,7 +77,7 @@ def make(name: str, folder: Path) -> tuple[Any, Any]:
             torch.nn.init.normal_(parameter, std=0.5)
         save_redrafter(network, folder, dtype=torch.float32)
         config = ReDrafterDecodingConfig(folder, adaptive=False, **TREES[name])
-    drafter = make_drafter(config, HiddenTarget())
+    drafter = make_step_drafter(config, HiddenTarget(), max_requests=BATCH)
     return drafter, getattr(drafter, "config", config)
 
 
@@ -91,42 +93,36 @@ def sample(
     k_pages, v_pages = model.pages(num_pages=BATCH * 9, page_size=4)
     ex = _core.Executor(
         k_pages, v_pages, vocab_size=VOCAB, max_batch_size=BATCH, max_seq_len=28,
-        max_num_tokens=BATCH * 24, method="proposed",
+        max_num_tokens=BATCH * 24, method="proposed", adaptive=False,
+        proposed_max_draft_len=config.max_draft_len, proposed_max_path=config.max_draft_path_len,
     )  # fmt: skip
+    drafting = SlotDrafting(drafter, ex, hidden_size=HIDDEN)
     powers = [VOCAB**i for i in range(TOKENS - 1, -1, -1)]
     counts = np.zeros(VOCAB**TOKENS, np.int64)
-    running: dict[int, DraftRequest] = {}
+    texts: dict[int, list[int]] = {}
     submitted = 0
-    while submitted < draws or running:
-        while submitted < draws and len(running) < BATCH:
-            seed = stream_seed(1, submitted)
+    while submitted < draws or texts:
+        while submitted < draws and len(texts) < BATCH:
             number = ex.submit(
-                PROMPT, max_tokens=TOKENS, seed=seed, acceptance=acceptance, **law.options()
-            )
-            running[number] = DraftRequest(
-                number, list(PROMPT), len(PROMPT), len(PROMPT) + TOKENS, config.max_draft_len,
-                options, law.temperature, 0, 1.0, 0.0, seed,
+                PROMPT, max_tokens=TOKENS, seed=stream_seed(1, submitted), acceptance=acceptance,
+                **law.options(),
             )  # fmt: skip
+            texts[number] = []
+            drafting.start(number, PROMPT, {}, options)
             submitted += 1
-        ready = [r for r in running.values() if len(r.tokens) > r.prompt_len and r.max_depth > 0]
-        for request in ready:
-            request.hidden = states[request.tokens[-2], request.tokens[-1]]
-        proposals = drafter.propose(ready) if ready else []
-        for request, proposal in zip(ready, proposals, strict=True):
-            ex.propose(
-                request.request_id, proposal.tokens, proposal.parents, probs=proposal.probs,
-                vocab_ids=proposal.vocab_ids, replacement=proposal.replacement,
-            )  # fmt: skip
-        plan = ex.plan()
-        for out in ex.commit(plan, model.forward(plan)):
-            request = running[out.request_id]
-            request.tokens += out.tokens
-            request.num_drafted, request.num_accepted = out.num_drafts, out.num_accepted
+        plan = drafting.plan()
+        hidden = drafting.hidden_for(plan)
+        assert hidden is not None
+        before, last = model.last_two(plan)
+        hidden.copy_(states[before, last])
+        for out in drafting.commit(plan, torch.from_numpy(model.scores[before, last])):
+            texts[out.request_id] += out.tokens
             if out.finish_reason is not None:
-                drafter.end(running.pop(out.request_id))
-                tokens = request.tokens[len(PROMPT) :]
+                tokens = texts.pop(out.request_id)
+                drafting.end(out.request_id)
                 assert len(tokens) == TOKENS, out.error
                 counts[sum(t * p for t, p in zip(tokens, powers, strict=True))] += 1
+    assert drafting.stats()["failures"] == 0
     accepted = ex.stats()["num_accepted_tokens"] / draws
     assert accepted > 0.1, f"{accepted} drafts accepted per text: they say nothing about the rule"
     return counts, accepted

@@ -447,15 +447,9 @@ def beam_search(rng: random.Random, note: Callable[[str], None]) -> None:
     attempt(note, search.start, damaged(rng, start))
     for _ in range(3):
         count = search.num_rows
-        best = {"scores": torch.randn(count, 6), "columns": torch.randint(V, (count, 6)).int(),
-                "num_scores": V, "token_ids": zeros(V)}  # fmt: skip
         whole = {"scores": torch.randn(count, V), "token_ids": None}
-        if rng.random() < 0.5:
-            attempt(note, search.advance_best, damaged(rng, best))
-        else:
-            attempt(note, search.advance, damaged(rng, whole))
-    for call in (search.tree, search.proposal):
-        attempt(note, call, damaged(rng, {"request": 0}))
+        attempt(note, search.advance, damaged(rng, whole))
+    attempt(note, search.tree, damaged(rng, {"request": 0}))
     limits = {"request": 0, "max_drafts": 5, "num_scores": V}
     attempt(note, search.tree_laws, damaged(rng, limits))
 

@@ -11,7 +11,6 @@ import pytest
 import torch
 from model_zoo import ADAPTED, NATIVE, edit_json
 from safetensors.torch import load_file, save_file
-from specdec_ext.drafters.redrafter.device_model import DeviceRedrafter
 from specdec_ext.drafters.redrafter.drafter import PackedRedrafter
 
 from reference.redrafter_reference import Network
@@ -175,20 +174,6 @@ def test_a_search_in_one_call_is_the_search_depth_by_depth(native: Any, name: st
     # A search whose rows have no candidate ends at once.
     _, cost = searched(packed, context * float("nan"), False)
     assert cost.passes == 1
-
-
-@pytest.mark.parametrize("family", ["llama", "llama_tied"])
-def test_the_targets_embedding_and_head_are_those_of_its_methods(saved: Any, family: str) -> None:
-    """The packed network reads them itself; the same layers in torch ask embed() and head()."""
-    target = load_model(saved(family).folder, dtype="float32", model_impl="native")
-    shape = RedrafterShape(target.vocab_size, target.hidden_size, target.hidden_size, 1, True, True)
-    model = make(shape, seed=2, std=0.1)
-    context = torch.randn(3, shape.hidden_size)
-    found, cost = searched(PackedRedrafter(model, target), context, False)
-    by_method, its_cost = searched(DeviceRedrafter(model, target), context, False)
-    assert (cost.passes, cost.rows) == (its_cost.passes, its_cost.rows)
-    for r in range(3):
-        same_tree(found, by_method, r)
 
 
 def same_tree(a: Any, b: Any, request: int) -> None:

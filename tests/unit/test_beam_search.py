@@ -229,37 +229,6 @@ def test_the_best_of_long_rows_in_their_order(kind: str) -> None:
         assert search.tree(0)[0].size == 0
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_rows_whose_best_scores_were_found_elsewhere(kind: str) -> None:
-    """advance_best() with the 50 best in any order is advance() with all: bit for bit."""
-    for case in range(40):
-        rng = np.random.default_rng(case)
-        vocab = int(rng.choice([1, 3, 49, 50, 51, 300]))
-        ids = np.sort(rng.permutation(3 * vocab)[:vocab]).astype(np.int32)
-        scorers = [Scorer(77 * case + r, vocab, kind) for r in range(3)]
-        whole, best = _core.BeamSearch(), _core.BeamSearch()
-        for search in (whole, best):
-            search.start([1, 4, 2], [4, 3, 2], [1.0, 0.5, 2.0], [False, True, True])
-        rows: list[tuple[int, tuple[int, ...]]] = [(r, ()) for r in range(3)]
-        back = {int(token): i for i, token in enumerate(ids)}
-        while whole.num_rows:
-            scores = np.stack([scorers[r](path) for r, path in rows])
-            whole.advance(scores, ids)
-            # What is no number stands first, as the greatest.
-            falling = np.argsort(
-                np.where(np.isnan(scores), -np.inf, -scores), axis=1, kind="stable"
-            )
-            columns = rng.permuted(falling[:, :50], axis=1).astype(np.int32)
-            picked = np.take_along_axis(scores, columns, axis=1)
-            best.advance_best(picked, columns, vocab, ids)
-            for name in ("row_parents", "row_tokens", "row_log_probs"):
-                assert np.array_equal(getattr(whole, name), getattr(best, name))
-            grown = zip(whole.row_parents.tolist(), whole.row_tokens.tolist(), strict=True)
-            rows = [(rows[p][0], (*rows[p][1], back[t])) for p, t in grown]
-        assert same(whole, best, 3)
-        assert np.array_equal(whole.tree_laws(1, 127, vocab), best.tree_laws(1, 127, vocab))
-
-
 def test_the_row_of_a_request_does_not_depend_on_the_others() -> None:
     scorers = [Scorer(seed, 40, "normal") for seed in range(6)]
     shapes = [(1 + r, 6 - r) for r in range(6)]
@@ -283,27 +252,6 @@ def test_the_result_does_not_depend_on_threads(threads: int) -> None:
     assert same(search, expected, 9)
 
 
-def test_a_proposal_is_the_tree_in_lists() -> None:
-    scorers = [Scorer(seed, 60, "ties") for seed in range(20)]
-    search = Search(scorers, [(5, 4)] * 20).core
-    for r in range(20):
-        for limit in (0, 1, 7, 127):
-            tokens, parents, expected = search.proposal(r, limit)
-            nodes, above, depths, log_probs = search.tree(r, limit)
-            assert (tokens, parents) == (nodes.tolist(), above.tolist())
-            assert all(type(x) is int for x in tokens + parents)
-            sums = np.bincount(depths, weights=np.exp(log_probs.astype(np.float64)))[1:]
-            assert expected == pytest.approx(sums.tolist(), rel=1e-12)
-
-
-def given_best(
-    search: Any, scores: Any = ((1.0, 2.0),), columns: Any = ((0, 1),), token_ids: Any = None
-) -> None:
-    search.start([1], [1])
-    ids = None if token_ids is None else np.array(token_ids, np.int32)
-    search.advance_best(np.array(scores, np.float32), np.array(columns, np.int32), 5, ids)
-
-
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -320,14 +268,6 @@ def given_best(
         (lambda s: (s.start([1], [1]), s.tree(1)), "request = 1"),
         (lambda s: (s.start([1], [1]), s.tree(-1)), "request = -1"),
         (lambda s: (s.start([1], [1]), s.tree(0, -1)), "max_drafts = -1"),
-        (lambda s: (s.start([1], [1]), s.proposal(1, 3)), "request = 1"),
-        (lambda s: given_best(s, columns=[[0, 5]]), r"columns\[0\]\[1\] = 5: there are 5 scores"),
-        (lambda s: given_best(s, columns=[[-1, 0]]), r"columns\[0\]\[0\] = -1"),
-        (lambda s: given_best(s, columns=[[0]]), "columns"),
-        (lambda s: given_best(s, scores=[[1.0, 2.0]] * 2), "scores"),
-        (lambda s: given_best(s, token_ids=[1, 2]), "token_ids"),
-        (lambda s: given_best(s, scores=[[1.0] * 51], columns=[[0] * 51]), "count = 51"),
-        (lambda s: (s.start([1], [1]), s.proposal(0, -1)), "max_drafts = -1"),
     ],
 )  # fmt: skip
 def test_bad_arguments_are_refused(call: Any, message: str) -> None:

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from specdec_ext.drafters.medusa.drafter import _prior
 
 from specdec_ext import ConfigError
 from specdec_ext._core import StepCost
@@ -26,7 +25,7 @@ from specdec_ext.config.medusa_tuner import (
     tune_size,
 )
 from specdec_ext.config.methods import published_trees
-from specdec_ext.drafters.medusa.guess_rates import GuessRates, choose_nodes, tree_layout
+from specdec_ext.drafters.medusa.guess_rates import GuessRates
 
 
 def random_rates(rng: random.Random, heads: int, ranks: int) -> Any:
@@ -85,43 +84,6 @@ def test_the_size_weighs_tokens_by_time() -> None:
     assert max(steps, key=lambda s: s.gain).nodes == 3
     assert steps[3].cost == pytest.approx(1.5) and steps[4].cost == pytest.approx(3.5)
     assert steps[6].cost == pytest.approx(3.5 + 2 * 2.0 / 4)  # behind the last point
-
-
-def test_the_engines_budget_takes_the_same_nodes() -> None:
-    """choose_nodes for one request = the tuner's best size; for several: exhaustive search."""
-    rng = random.Random(3)
-    for _ in range(40):
-        rates = random_rates(rng, 3, 4)
-        choices = tuple(c for c, _ in best_tree(rates, 30))
-        worth = tree_layout(choices).worth(np.array(rates))
-        assert worth == pytest.approx([likelihood(c, rates) for c in choices])
-        table = {1: 1.0, 8: 1.0 + rng.random(), 40: 2.0 + 3 * rng.random()}
-        draft = rng.random() * 0.3
-        sizes = tune_size(best_tree(rates, 30), StepCost(table), draft)
-        best = max(sizes, key=lambda s: s.gain)
-        (nodes,), gain = choose_nodes([worth], StepCost(table), draft)
-        assert gain == pytest.approx(best.gain)
-        assert len(nodes) == best.nodes
-    for _ in range(20):
-        worth = [np.sort(np.array([rng.random() for _ in range(n)]))[::-1] for n in (3, 2, 4)]
-        table = {1: 1.0, 4: 1.1 + rng.random(), 12: 2.0 + 2 * rng.random()}
-        cost, draft = StepCost(table), 0.1
-        nodes, gain = choose_nodes(worth, cost, draft)
-
-        def pace(counts: Any) -> float:
-            tokens = 3 + sum(float(w[:n].sum()) for w, n in zip(worth, counts, strict=True))  # noqa: B023
-            return tokens / (cost(3 + sum(counts)) + (draft if sum(counts) else 0))  # noqa: B023
-
-        ways = list(itertools.product(range(4), range(3), range(5)))
-        assert pace([len(n) for n in nodes]) == pytest.approx(max(map(pace, ways)))
-        assert gain == pytest.approx(max(map(pace, ways)) / pace((0, 0, 0)))
-
-
-def test_subtrees_keep_their_parents() -> None:
-    layout = tree_layout(((0,), (1,), (0, 0), (1, 0), (0, 0, 0), (1, 0, 2)))
-    assert layout.subtree(np.array([0, 2, 4])) == [-1, 0, 1]
-    assert layout.subtree(np.array([1, 3, 5])) == [-1, 0, 1]
-    assert layout.subtree(np.array([0, 1, 3])) == [-1, -1, 1]
 
 
 def test_rates_are_counts() -> None:
@@ -258,18 +220,3 @@ def test_png_needs_matplotlib(monkeypatch: Any, tmp_path: Path, capsys: Any) -> 
     argv = ["tree", "--medusa-choices", "mc_sim_7b_63", "--draw", str(tmp_path / "x.png")]
     assert main(argv) == 4
     assert "PNG needs matplotlib; run: pip install matplotlib" in capsys.readouterr().err
-
-
-def test_the_first_step_on_a_cpu_is_small() -> None:
-    """With the rates that an engine starts from, a tree of 63 nodes is cut to what pays there."""
-    # Milliseconds of a pass on two cores: a dozen rows cost little more than one.
-    times = {1: 7.6, 2: 8.1, 4: 8.4, 8: 8.8, 11: 9.3, 16: 13.2, 32: 26.0, 64: 51.4, 128: 103.7}
-    layout = tree_layout(parse_choices("mc_sim_7b_63", "tree", ConfigError))
-    measured = {"guess_rates": [[0.32, 0.11, 0.06, 0.04], [0.16, 0.08, 0.06, 0.04]]}
-    for training in (measured, {}):
-        worth = layout.worth(_prior(training, 4, 64))
-        for head_seconds in (0.0, 1.5):
-            (nodes,), gain = choose_nodes([worth], StepCost(times), head_seconds)
-            assert 4 <= len(nodes) <= 10 and gain > 1.1
-        free = StepCost({1: 7.6, 128: 7.7})
-        assert len(choose_nodes([worth], free, 0.0)[0][0]) > 30

@@ -5,12 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
 
-from specdec_ext._core import Executor, StepCost
-from specdec_ext.drafters.medusa.guess_rates import choose_nodes
+from specdec_ext._core import StepCost
 
 TABLE = {1: 0.5, 2: 1.0, 4: 1.2, 6: 1.2, 8: 4.0}
 GROWTH = {1: 0.01, 2: 0.02, 4: 0.02, 6: 0.02, 8: 0.04}
@@ -67,36 +64,3 @@ def test_a_table_is_a_dict_of_numbers() -> None:
     for table in ({1: "a", 2: 1.0}, {1: 1.0, 1 << 70: 2.0}, {"x": 1.0, 2: 2.0}):
         with pytest.raises(TypeError, match="a table is a dict of row counts and seconds"):
             StepCost(table)  # type: ignore[arg-type]
-
-
-def executor(cost: StepCost, drafts: int) -> Executor:
-    """Prompt lookup over a text in which everything repeats."""
-    pages = torch.zeros(1, 64, 1, 16, 8)
-    made = Executor(
-        pages, pages.clone(), vocab_size=10, max_batch_size=1, max_seq_len=500, max_num_tokens=500,
-        method="ngram", ngram={"max_draft_len": drafts, "max_matching_ngram_size": 2},
-    )  # fmt: skip
-    made.set_step_cost(*cost.columns)
-    return made
-
-
-@pytest.mark.parametrize("context", [60, 400])
-@pytest.mark.parametrize("last", [4, 6])
-def test_the_executor_and_a_drafter_of_python_weigh_alike(last: int, context: int) -> None:
-    """Twelve drafts of known chances, most rows behind the table's end: both cut at one place."""
-    text = [1, 2, 3, 4] * (context // 4)
-    seen = set()
-    for step in (0.02, 0.04, 0.06, 0.08, 0.1, 0.15, 0.3):
-        table = {n: 1.0 + step * n for n in range(1, last + 1)}
-        cost = StepCost(table, {n: 1e-4 * n for n in table}, 50)
-        made = executor(cost, 12)
-        made.submit(text, max_tokens=80)
-        plan = made.plan()
-        made.commit(plan, torch.tensor([1], dtype=torch.int32))
-        drafts = made.plan().num_rows - 1
-        # Of a young executor: the oldest match has five tokens in front of it, all that there are.
-        worth = 0.7 * 0.92 ** np.arange(12)
-        (nodes,), _ = choose_nodes([worth], cost.at(1, len(text)), 0.0)
-        assert drafts == len(nodes)
-        seen.add(drafts)
-    assert len(seen) > 2 and max(seen) > last

@@ -1,7 +1,6 @@
 """Medusa heads on the target's device: torch's products, the best guesses chosen there.
 
-best() only enqueues work, into buffers that reserve() made; top() brings the guesses to the host,
-in one copy a step, and nothing else.
+best() only enqueues work, into buffers that reserve() made.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from ...models.host_rows import HostRows
 from .heads import MedusaHeads
 
 __all__ = ["DeviceHeads"]
@@ -66,7 +64,6 @@ class DeviceHeads:
         # A dtype of the heads' own is rounded to the target's in front of its head.
         self._target_dtype = model.kv_dtype
         self._scores_into = getattr(model, "scores_into", None)
-        self._guesses = HostRows(device)
         self._buffers: dict[str, torch.Tensor] = {}
         self._reserved = (0, 0)
 
@@ -160,13 +157,6 @@ class DeviceHeads:
         ids = self._buffer("ids", num_heads, rows, top_k)
         torch.index_select(self.token_ids, 0, columns.flatten(), out=ids.view(-1))
         return ids
-
-    def top(self, hidden: torch.Tensor, num_heads: int, top_k: int) -> torch.Tensor:
-        """Token ids int32 [num_heads, B, top_k] of the best guesses, the best first, on the host.
-
-        hidden  [B, hidden_size] on the device. What is returned is valid until the next call.
-        """
-        return self._guesses.fetch(self.best(hidden, num_heads, top_k).to(torch.int32))
 
     def _score_as_the_target(self, x: torch.Tensor, out: torch.Tensor) -> None:
         """x [n, hidden_size], out [n, V]."""

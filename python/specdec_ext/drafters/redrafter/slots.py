@@ -84,9 +84,7 @@ class HostBeams:
             [inputs.hidden[slots[b]] for b in drafting], [tokens[b] for b in drafting]
         )
         adaptive = all(asked["adaptive"] for asked in asked_for)
-        cost = self._network.run(
-            self._search, max(lengths), inputs.pass_price if adaptive else 0.0
-        )
+        cost = self._network.run(self._search, max(lengths), inputs.pass_price if adaptive else 0.0)
         self._steps += 1
         self.passes_made = cost.passes
         self._passes += cost.passes
