@@ -49,23 +49,19 @@ void bind_rings(BoundExecutor& self, py::handle staging, py::handle entries, py:
 }
 
 std::vector<StepOutput> deliver(BoundExecutor& self, const py::object& scores,
-                                std::map<RequestId, std::string> errors) {
-  HostScores changed;
-  changed.errors = std::move(errors);
+                                const std::map<RequestId, std::string>& errors) {
   std::optional<BorrowedTensor> rows;
   if (!scores.is_none()) {
     rows.emplace(scores, "scores");
     check_cpu(rows->view(), "scores");
     check_contiguous(rows->view(), "scores");
     check_dtype(rows->view(), "scores", {DType::kF32});
-    const auto count = static_cast<std::int64_t>(self.executor.host_requests().size());
-    check_shape(rows->view(), "scores", "[host choices, vocab_size]",
-                {count, self.executor.config().vocab_size});
-    changed.rows = static_cast<const float*>((*rows)->data);
-    changed.row_stride = self.executor.config().vocab_size;
+    check_shape(rows->view(), "scores", "[oldest_host_rows, vocab_size]",
+                {self.executor.oldest_host_rows(), self.executor.config().vocab_size});
   }
   py::gil_scoped_release release;
-  return self.outputs.keep(self.executor.deliver(changed));
+  return self.outputs.keep(
+      self.executor.deliver(rows ? static_cast<const float*>((*rows)->data) : nullptr, errors));
 }
 
 }  // namespace
@@ -123,18 +119,18 @@ void def_device_steps(py::class_<BoundExecutor>& executor) {
           "deliver", &deliver, py::arg("scores") = py::none(),
           py::arg("errors") = std::map<RequestId, std::string>{},
           "What the oldest step in flight brought; its event must have completed. Where the caller "
-          "changed the scores of the host's choices: scores [len(host_requests()), vocab_size] "
-          "float32; errors, by request id: those requests end with that message.")
-      .def(
-          "host_requests", [](const BoundExecutor& self) { return self.executor.host_requests(); },
-          "Of the oldest step in flight: the ids of the requests whose tokens the host chooses, in "
-          "the order of their rows of scores; 0 for one that has ended.")
+          "changed the scores that the host reads: scores [oldest_host_rows, vocab_size] float32; "
+          "errors, by request id: those requests end with that message.")
+      .def_property_readonly(
+          "oldest_host_rows",
+          [](const BoundExecutor& self) { return self.executor.oldest_host_rows(); },
+          "Rows of scores that the host reads of the oldest step in flight.")
       .def_property_readonly(
           "oldest_ring", [](const BoundExecutor& self) { return self.executor.oldest_ring(); },
           "The place of the oldest step in flight in the rings.")
       .def_property_readonly(
           "max_host_rows", [](const BoundExecutor& self) { return self.executor.max_host_rows(); },
-          "Rows of one step that the host may choose from.")
+          "Rows of one step whose scores the host reads, at most.")
       .def_property_readonly(
           "vocab_size", [](const BoundExecutor& self) { return self.executor.config().vocab_size; })
       .def(

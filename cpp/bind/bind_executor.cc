@@ -55,9 +55,10 @@ void def_make(py::class_<BoundExecutor>& executor) {
                   int max_batch_size, int max_seq_len, int max_num_tokens, int num_pages,
                   int page_size, int overlap_depth, const std::string& method,
                   const LookaheadTriple& lookahead, const py::dict& ngram,
-                  int proposed_max_draft_len, std::optional<int> proposed_max_path, bool adaptive,
-                  bool pads_rows, bool enable_chunked_prefill, bool enable_block_reuse,
-                  bool check_integrity, bool defer_moves, DraftLenSchedule draft_len_schedule,
+                  int proposed_max_draft_len, std::optional<int> proposed_max_path,
+                  bool proposed_by_host, bool adaptive, bool pads_rows, bool enable_chunked_prefill,
+                  bool enable_block_reuse, bool check_integrity, bool defer_moves,
+                  DraftLenSchedule draft_len_schedule,
                   std::vector<double> synthetic_acceptance_rates) {
         ExecutorConfig c;
         c.vocab_size = vocab_size;
@@ -72,6 +73,7 @@ void def_make(py::class_<BoundExecutor>& executor) {
         c.ngram = parse_ngram(ngram);
         c.proposed_max_draft_len = proposed_max_draft_len;
         c.proposed_max_path = proposed_max_path.value_or(proposed_max_draft_len);
+        c.proposed_by_host = proposed_by_host;
         c.adaptive = adaptive;
         c.pads_rows = pads_rows;
         c.enable_chunked_prefill = enable_chunked_prefill;
@@ -87,7 +89,7 @@ void def_make(py::class_<BoundExecutor>& executor) {
       py::arg("overlap_depth") = 0, py::arg("method") = "none",
       py::arg("lookahead") = LookaheadTriple{1, 1, 0}, py::arg("ngram") = py::dict(),
       py::arg("proposed_max_draft_len") = kMaxDraftLen, py::arg("proposed_max_path") = py::none(),
-      py::arg("adaptive") = true, py::arg("pads_rows") = false,
+      py::arg("proposed_by_host") = false, py::arg("adaptive") = true, py::arg("pads_rows") = false,
       py::arg("enable_chunked_prefill") = true, py::arg("enable_block_reuse") = false,
       py::arg("check_integrity") = false, py::arg("defer_moves") = false,
       py::arg("draft_len_schedule") = DraftLenSchedule{},
@@ -139,7 +141,12 @@ its row less the earlier siblings, renormalised) unless `replacement`.)")
       .def(
           "decoding",
           [](const BoundExecutor& self, RequestId id) { return self.executor.decoding(id); },
-          py::arg("request_id"))
+          py::arg("request_id"),
+          "Past its prompt, and no step in flight decides the token after history().")
+      .def(
+          "choice_trees", [](const BoundExecutor& self) { return self.executor.choice_trees(); },
+          "The trees whose scores the caller's own processors change: of plan()'s step, or of the "
+          "oldest step in flight on a device.")
       .def(
           "draft_len_limit",
           [](const BoundExecutor& self) { return self.executor.draft_len_limit(); },
@@ -211,6 +218,13 @@ void register_executor(py::module_& m) {
       .def_property_readonly("prompt_logprobs", [](const StepOutput& out) {
         return logprobs_list(out.prompt_logprobs);
       });
+
+  py::class_<ChoiceTree>(m, "ChoiceTree", "A tree whose scores the caller changes.")
+      .def_readonly("request_id", &ChoiceTree::request)
+      .def_readonly("first", &ChoiceTree::first, "Its root among the step's rows of scores.")
+      .def_readonly("history", &ChoiceTree::history, "Up to the root, which is its last token.")
+      .def_readonly("tokens", &ChoiceTree::tokens)
+      .def_readonly("parents", &ChoiceTree::parents, "Of node 0, the last decided token: -1.");
 
   py::class_<BoundExecutor> executor(
       m, "Executor",

@@ -36,6 +36,11 @@ void register_staging(py::module_& m) {
       .def_readonly("logit_rows", &StagingLayout::logit_rows)
       .def_readonly("prompt_tokens", &StagingLayout::prompt_tokens)
       .def_readonly("prompt_parents", &StagingLayout::prompt_parents)
+      .def_readonly("choice_parents", &StagingLayout::choice_parents)
+      .def_readonly("move_kv_len", &StagingLayout::move_kv_len)
+      .def_readonly("move_cu_rows", &StagingLayout::move_cu_rows)
+      .def_readonly("move_path", &StagingLayout::move_path)
+      .def_readonly("move_path_len", &StagingLayout::move_path_len)
       .def_readonly("words", &StagingLayout::words);
   py::class_<SlotEntry>(m, "SlotEntry", "The start of a slot, within the ring of entries.")
       .def_readonly("slot", &SlotEntry::slot)
@@ -59,7 +64,8 @@ void register_staging(py::module_& m) {
       .def_readonly("needs_scores", &StagedStep::needs_scores,
                     "Somebody samples: the model's best tokens are not enough.")
       .def_readonly("host_choices", &StagedStep::host_choices,
-                    "Of the step's choices, those that the host makes.")
+                    "First and number of the step's choices that the host makes, of each request.")
+      .def_readonly("moves", &StagedStep::moves, "K/V is to be moved before the step.")
       .def_readonly("entries", &StagedStep::entries);
 }
 

@@ -34,7 +34,8 @@ struct Offer {
   const double* gains = nullptr;
   int length = 0;
   const double* rows = nullptr;
-  // Out. Nodes: how many are kept, the likeliest ones (where the gains never rise, the first). Options: 1 + the option that was taken, 0: none.
+  // Out. Nodes: how many are kept, the likeliest ones (where the gains never rise, the first).
+  // Options: 1 + the option that was taken, 0: none.
   int chosen = 0;
 };
 

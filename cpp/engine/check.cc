@@ -58,21 +58,11 @@ void check_processors(const RequestParams& p, int vocab_size) {
       "prompt_logprobs = ", p.prompt_logprobs.value_or(0), ": give 0..", vocab_size);
 }
 
-// Does the device not suffice?
-bool Executor::needs_host_choice(const RequestParams& p) const {
-  if (host_ != nullptr) return false;
-  return p.min_tokens > 0 || p.processors.any() || p.needs_scores || p.logprobs.has_value();
-}
-
-void Executor::check_served_on_device(const RequestParams& p) const {
-  auto refuse = [](bool given, const char* field, const char* why) {
-    SPECDEC_REQUIRE(!given, field, " ", why,
-                    ", which steps that run ahead on a device do not serve: leave it out, or use "
-                    "overlap_depth=0");
-  };
-  refuse(p.prompt_logprobs.has_value(), "prompt_logprobs", "needs whole rows of scores");
-  refuse(p.return_logits, "return_generation_logits", "needs whole rows of scores");
-  refuse(!p.external_drafts.empty(), "external_draft", "brings drafts of its own");
+// Where steps run on a device: does that not suffice?
+bool Executor::needs_host(const RequestParams& p) const {
+  const bool scores = p.min_tokens > 0 || p.processors.any() || p.needs_scores ||
+                      p.logprobs.has_value() || p.prompt_logprobs.has_value() || p.return_logits;
+  return scores || !p.external_drafts.empty() || (p.speculative && drafts_on_host(config_));
 }
 
 void Executor::check(const RequestParams& p) const {
@@ -100,7 +90,13 @@ void Executor::check(const RequestParams& p) const {
                   " fit: give fewer stop_token_ids");
   check_sampling(p);
   check_processors(p, config_.vocab_size);
-  if (host_ == nullptr) check_served_on_device(p);
+  const auto scored = prompt_len + static_cast<std::int64_t>(p.external_drafts.size());
+  SPECDEC_REQUIRE(host_ != nullptr || !p.prompt_logprobs || config_.enable_chunked_prefill ||
+                      scored <= max_host_rows(),
+                  "prompt_logprobs needs scores of ", scored,
+                  " rows in one step (prompt and "
+                  "external drafts), a step on a device brings those of ",
+                  max_host_rows(), ": set enable_chunked_prefill=True, or overlap_depth='auto'");
   if (p.lookahead) {
     const LookaheadConfig &r = *p.lookahead, &e = config_.lookahead;
     SPECDEC_REQUIRE(config_.method == DraftMethod::kLookahead,

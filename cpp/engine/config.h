@@ -35,8 +35,9 @@ struct ExecutorConfig {
   NgramParams ngram;
   // kProposed: draft nodes of one step, and the deepest of them.
   int proposed_max_draft_len = kMaxDraftLen, proposed_max_path = kMaxDraftLen;
-  int overlap_depth = 0;  // steps that are enqueued while one is read
-  bool adaptive = true;   // draft budgets follow what was accepted, once set_step_cost() was called
+  bool proposed_by_host = false;  // kProposed: all drafts come by propose()
+  int overlap_depth = 0;          // steps that are enqueued while one is read
+  bool adaptive = true;  // draft budgets follow what was accepted, once set_step_cost() was called
   bool pads_rows = false;  // the model runs as many rows as were planned, not as were drafted
   bool enable_chunked_prefill = true;
   bool enable_block_reuse = false;  // requests start from published pages of equal text and salt
@@ -54,6 +55,13 @@ int max_drafts_of(const ExecutorConfig& config);
 // Drafts from outside that are no trees: as many as the longest path has.
 inline bool proposes_chains(const ExecutorConfig& c) {
   return c.method == DraftMethod::kProposed && c.proposed_max_path == c.proposed_max_draft_len;
+}
+
+// Drafts can only be made by the host, wherever steps run.
+inline bool drafts_on_host(const ExecutorConfig& c) {
+  return c.method == DraftMethod::kProposed
+             ? c.proposed_by_host
+             : c.method == DraftMethod::kNgram && c.ngram.is_public_pool;
 }
 
 // The configuration itself; throws std::invalid_argument naming field, value, limit and remedy.

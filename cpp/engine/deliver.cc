@@ -12,9 +12,6 @@ namespace {
 constexpr const char* kBadScores =
     "the model's scores hold a NaN (numerical error); the request was stopped before a token was "
     "chosen from them";
-constexpr const char* kNoToken =
-    "no token is allowed here: allowed_token_ids, bad_words, logit_bias and logits_processors "
-    "leave none; relax them";
 
 }  // namespace
 
@@ -23,7 +20,7 @@ void Executor::deliver_result(RequestRecord& request, const SlotResult& result, 
   out.tokens.assign(result.tokens, result.tokens + result.num_tokens);
   out.num_drafts = result.num_drafts;
   out.num_accepted = result.num_accepted;
-  if (!host_) out.max_path = std::min(request.max_path, result.num_drafts);
+  if (request.host_slot == nullptr) out.max_path = std::min(request.max_path, result.num_drafts);
   out.finish_reason = static_cast<FinishReason>(result.finish);
   if (result.stop_token != kNoStopToken) out.stop_token = result.stop_token;
   if (result.bad_row != 0 && out.error.empty()) {
@@ -31,7 +28,7 @@ void Executor::deliver_result(RequestRecord& request, const SlotResult& result, 
                                     : kBadScores;
   }
   request.known_len += result.num_tokens;
-  if (!host_ && book_.pages().reuse()) {
+  if (request.host_slot == nullptr && book_.pages().reuse()) {
     request.text.insert(request.text.end(), out.tokens.begin(), out.tokens.end());
   }
 }
@@ -45,21 +42,42 @@ void Executor::learn(RequestRecord& request, const StepShare& share, const SlotR
     if (request.sizes) {
       request.shared_sizes->at(request.max_drafts).observe(share.arm, rows, result.num_tokens);
     }
-  } else if (!host_ && config_.method == DraftMethod::kNgram) {
+  } else if (request.host_slot == nullptr && config_.method == DraftMethod::kNgram) {
     // A match that was not found costs padded rows, too; otherwise it costs nothing.
     request.lookup.observe(*request.shared_rates, rows, result.num_accepted);
   }
 }
 
-std::vector<RequestId> Executor::host_requests() const {
+std::vector<ChoiceTree> Executor::choice_trees() const {
   std::lock_guard<std::mutex> lock(mutex_);
-  SPECDEC_REQUIRE(!flights_.empty(), "host_requests(): no step is in flight");
-  std::vector<RequestId> ids;
-  for (const Place& place : flights_.front().places) {
-    if (!place.request->by_host || !place.decides) continue;
-    ids.push_back(flights_.front().failed || place.request->ended ? 0 : place.request->id);
+  SPECDEC_REQUIRE(!flights_.empty(), "choice_trees(): no step is in flight");
+  std::vector<ChoiceTree> trees;
+  const InFlightStep& flight = host_ ? flights_.back() : flights_.front();
+  int end = 0;
+  for (const Place& place : flight.places) {
+    const RequestRecord& request = *place.request;
+    if (!host_ && !request.by_host) continue;
+    end += place.choices;
+    if (!place.decides || !request.params.needs_scores || flight.failed || request.ended) continue;
+    Slot* slot = request.host_slot;
+    const DraftTree& tree = slot->tree;
+    trees.push_back({request.id,
+                     end - tree.size,
+                     {slot->history(), slot->history() + slot->len},
+                     {tree.tokens, tree.tokens + tree.size},
+                     {tree.parents, tree.parents + tree.size}});
   }
-  return ids;
+  return trees;
+}
+
+int Executor::oldest_host_rows() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  SPECDEC_REQUIRE(!flights_.empty(), "oldest_host_rows(): no step is in flight");
+  int rows = 0;
+  for (const Place& place : flights_.front().places) {
+    if (place.request->by_host) rows += place.choices;
+  }
+  return rows;
 }
 
 int Executor::oldest_ring() const {
@@ -68,45 +86,30 @@ int Executor::oldest_ring() const {
   return flights_.front().ring;
 }
 
-// The token that the host chooses after a step on a device. `raw`: the model's own scores, for
-// logprobs.
-void Executor::deliver_choice(RequestRecord& request, const float* raw, const float* scores,
-                              StepOutput& out) {
-  const RequestParams& p = request.params;
-  DraftTree tree;
-  tree.reset(request.text.back());
-  const HostChoice choice{p,
-                          request.processor,
-                          request.text.data(),
-                          static_cast<std::int32_t>(request.text.size()),
-                          request.num_output(),
-                          tree};
-  TokenId token = kBadRow;
-  AcceptResult accepted;
-  acceptor_.decide(choice, scores, config_.vocab_size, &token, &accepted);
-  if (token < 0) {
-    out.finish_reason = FinishReason::kError;
-    out.error = token == kNothingAllowed ? kNoToken : kBadScores;
-    return;
+// What the host makes of its rows of a step on a device, from `first_row` on in the ring; `scores`:
+// after the caller's processors.
+void Executor::choose_place(Place& place, const StepShare& share, int first_row, const float* raw,
+                            const float* scores, const std::map<RequestId, std::string>& errors,
+                            SlotResult* result) {
+  RequestRecord& request = *place.request;
+  TokenId sampled[kMaxStepTokens];
+  std::int32_t path[kMaxStepTokens], path_len = 0;
+  PlaceRows rows;
+  rows.first = first_row;
+  rows.scores = scores;
+  rows.raw = raw;
+  rows.stride = rows.raw_stride = config_.vocab_size;
+  rows.sampled = sampled;
+  const int root = request.host_slot->len - 1;
+  decide_place(place, share, rows, errors, nullptr, -1, result, path, &path_len);
+  if (result->finish == static_cast<std::int32_t>(FinishReason::kNone)) {
+    request.unmoved.assign(path, path + path_len);
+    request.unmoved_at = root;
   }
-  out.tokens = {token};
-  request.text.push_back(token);
-  request.processor.append(token);
-  ++request.known_len;
-  if (p.logprobs) {
-    out.logprobs.push_back(compute_logprobs(raw, config_.vocab_size, token, *p.logprobs));
-  }
-  const StopRules rules{
-      p.eos_token_ids.data(), p.ignore_eos ? 0 : static_cast<std::int32_t>(p.eos_token_ids.size()),
-      p.stop_token_ids.data(), static_cast<std::int32_t>(p.stop_token_ids.size()), request.max_len};
-  TokenId stop_token = kNoStopToken;
-  out.finish_reason = finish_after(rules, token, request.known_len, &stop_token);
-  if (stop_token != kNoStopToken) out.stop_token = stop_token;
 }
 
 // Fills what the step brought to one request that has not ended.
 void Executor::read_place(Place& place, const StepShare& share, const SlotResult& result, int flags,
-                          const float* raw, const float* scores, const HostScores& changed,
                           StepOutput& out) {
   RequestRecord& request = *place.request;
   if (out.finish_reason != FinishReason::kNone) return;  // the caller's processor failed
@@ -115,15 +118,6 @@ void Executor::read_place(Place& place, const StepShare& share, const SlotResult
     out.finish_reason = FinishReason::kError;
     out.error = "the device found this request's step broken (status " + std::to_string(wrong) +
                 ": 2 page, 4 tree, 8 length, 16 law) and left it out; please report";
-  } else if (request.by_host && place.decides) {
-    const auto failed = changed.errors.find(request.id);
-    if (failed != changed.errors.end()) {
-      out.finish_reason = FinishReason::kError;
-      out.error = failed->second;
-    } else {
-      SPECDEC_ENSURE(raw != nullptr, "no ring of scores for choices of the host's");
-      deliver_choice(request, raw, scores, out);
-    }
   } else if (place.decides) {
     // What a device wrote is not trusted further than it has to be.
     const bool decided = result.num_tokens > 0 || result.bad_row != 0;
@@ -138,7 +132,7 @@ void Executor::read_place(Place& place, const StepShare& share, const SlotResult
                   " tokens were possible";
       return;
     }
-    if (!host_ && !place.is_prefill) learn(request, share, result);
+    if (request.host_slot == nullptr && !place.is_prefill) learn(request, share, result);
     deliver_result(request, result, out);
   }
 }
@@ -174,7 +168,8 @@ void Executor::settle(RequestRecord& request, const Place& place, const StepOutp
   if (place.decides) book_.publish(request, final_len, !host_);
 }
 
-std::vector<StepOutput> Executor::deliver(const HostScores& changed) {
+std::vector<StepOutput> Executor::deliver(const float* scores,
+                                          const std::map<RequestId, std::string>& errors) {
   std::lock_guard<std::mutex> lock(mutex_);
   SPECDEC_REQUIRE(!flights_.empty(), "deliver(): no step is in flight");
   SPECDEC_REQUIRE(host_ == nullptr || host_->stage == HostSteps::Stage::kIdle ||
@@ -196,8 +191,10 @@ std::vector<StepOutput> Executor::deliver(const HostScores& changed) {
   std::vector<StepOutput> outputs;
   std::vector<RequestRecord*> ended;
   const std::int64_t rows_before = totals_.rows;
-  const std::int64_t first_choice = std::int64_t{ring} * max_host_rows();
-  std::int64_t num_choices = 0;  // of the host's
+  const float* raw = rings_.scores;  // of the step
+  if (raw != nullptr) raw += std::int64_t{ring} * max_host_rows() * config_.vocab_size;
+  if (scores == nullptr) scores = raw;
+  int host_rows = 0;
   for (std::size_t b = 0; b < flight.places.size(); ++b) {
     Place& place = flight.places[b];
     RequestRecord& request = *place.request;
@@ -205,19 +202,25 @@ std::vector<StepOutput> Executor::deliver(const HostScores& changed) {
     request.shares.pop_front();
     SPECDEC_ENSURE(share.step == flight.step, "request ", request.id, " is in step ", share.step,
                    ", step ", flight.step, " is delivered");
-    const bool by_host = request.by_host && place.decides;
-    const std::int64_t choice = num_choices;
-    num_choices += by_host;
+    const int first_row = host_rows;
+    if (request.by_host) host_rows += place.choices;
     if (flight.failed) continue;
-    const SlotResult& result = results[b];
+    SlotResult result = results[b];
+    const int step_flags = flags == nullptr ? 0 : flags[b];
+    const bool late = request.ended && !fault(Fault::kLateResult);
+    if (request.by_host && !late && (step_flags & ~static_cast<int>(kStatusNaN)) == 0) {
+      SPECDEC_ENSURE(raw != nullptr, "no ring of scores for choices of the host's");
+      const std::ptrdiff_t at = std::ptrdiff_t{first_row} * config_.vocab_size;
+      choose_place(place, share, first_row, raw + at, scores + at, errors, &result);
+    }
     const bool decided =
-        by_host || (place.decides && (result.num_tokens > 0 || result.bad_row != 0));
+        place.decides && (request.by_host || result.num_tokens > 0 || result.bad_row != 0);
     const bool known_rows = place.is_prefill || request.by_host;
     const int rows = known_rows ? place.rows + place.drafts : (decided ? 1 + result.num_drafts : 0);
     const int known_before = request.known_len;
     totals_.rows += rows;
     totals_.prefill_rows += place.is_prefill ? place.rows : 0;
-    if (request.ended && !fault(Fault::kLateResult)) {
+    if (late) {
       totals_.late_results += decided;
       continue;
     }
@@ -227,13 +230,7 @@ std::vector<StepOutput> Executor::deliver(const HostScores& changed) {
     out.is_prefill = place.is_prefill;
     out.num_rows = rows;
     out.num_cached_tokens = request.num_cached;
-    const float* raw = nullptr;
-    const float* scores = nullptr;
-    if (by_host && rings_.scores != nullptr) {
-      raw = rings_.scores + (first_choice + choice) * config_.vocab_size;
-      scores = changed.rows == nullptr ? raw : changed.rows + choice * changed.row_stride;
-    }
-    read_place(place, share, result, flags == nullptr ? 0 : flags[b], raw, scores, changed, out);
+    read_place(place, share, result, step_flags, out);
     settle(request, place, out, known_before);
     if (out.finish_reason != FinishReason::kNone && !request.ended) ended.push_back(&request);
     outputs.push_back(std::move(out));

@@ -1,5 +1,6 @@
 // Construction, submission and everything that may be called at any time; plan.cc and deliver.cc
-// have the steps, immediate.cc those that the host runs, check.cc what is refused.
+// have the steps, immediate.cc those that the host runs, decide.cc what it decides, check.cc what
+// is refused.
 #include "engine/executor.h"
 
 #include <algorithm>
@@ -43,6 +44,11 @@ Executor::Executor(const ExecutorConfig& config)
   staged_pages_.assign(static_cast<std::size_t>(ring_size()) * config.max_batch_size,
                        staging_.pages_per_request);
   decoding_.reserve(config.max_batch_size);
+  if (config_.method == DraftMethod::kNgram && config_.ngram.is_public_pool) {
+    SharedNgramPool::Options options;
+    options.max_ngram = config_.ngram.max_matching_ngram_size;
+    public_pool_ = std::make_unique<SharedNgramPool>(options);
+  }
 }
 
 Executor::~Executor() = default;
@@ -58,9 +64,6 @@ void Executor::bind_rings(const StepRings& rings) {
                   "bind_rings: steps were planned already, or the host runs them");
   SPECDEC_REQUIRE(rings.staging != nullptr && rings.entries != nullptr && rings.results != nullptr,
                   "bind_rings: staging, entries and results are all needed");
-  SPECDEC_REQUIRE(!config_.ngram.is_public_pool || config_.method != DraftMethod::kNgram,
-                  "a public n-gram pool lives on the host; set is_public_pool=False, or "
-                  "overlap_depth=0 so that the host runs the steps");
   rings_ = rings;
   // Padding is greedy from the first step on.
   for (int ring = 0; ring < ring_size(); ++ring) {
@@ -83,11 +86,6 @@ void Executor::run_on_host(const KvCacheView& cache, const Backend& backend, boo
                                       ring_size(), staging_.words);
   rings_.staging = host_->staging.data();
   rings_.results = reinterpret_cast<const std::int32_t*>(host_->results.data());
-  if (config_.method == DraftMethod::kNgram && config_.ngram.is_public_pool) {
-    SharedNgramPool::Options options;
-    options.max_ngram = config_.ngram.max_matching_ngram_size;
-    public_pool_ = std::make_unique<SharedNgramPool>(options);
-  }
 }
 
 int Executor::max_drafts(const RequestParams& p) const {
@@ -111,12 +109,15 @@ RequestId Executor::submit(RequestParams p, const ProposedProbs& external_probs)
   SPECDEC_REQUIRE(external_probs.data == nullptr || external_probs.rows == num_external,
                   "external_probs has ", external_probs.rows, " rows for ", num_external,
                   " external drafts: give one row per draft");
-  const bool by_host = needs_host_choice(p);
-  if (by_host) p.speculative = false;
+  const bool by_host = host_ == nullptr && needs_host(p);
+  // Drafts that a device's operations bring are not the host's to verify.
+  if (by_host && config_.method == DraftMethod::kProposed && !config_.proposed_by_host) {
+    p.speculative = false;
+  }
   auto record = std::make_unique<RequestRecord>(std::move(p), config_.vocab_size);
   RequestRecord& r = *record;
   r.by_host = by_host;
-  r.entered = by_host;  // it has no slot
+  r.entered = by_host;  // its slot is the host's
   r.max_len = static_cast<int>(std::min<std::int64_t>(
       std::int64_t{r.prompt_len} + r.params.max_tokens, config_.max_seq_len));
   r.max_drafts = max_drafts(r.params);
@@ -132,8 +133,8 @@ RequestId Executor::submit(RequestParams p, const ProposedProbs& external_probs)
     std::iota(parents.begin(), parents.end(), -1);
     r.external = std::make_unique<Proposal>();
     r.external->tree.reset(0);
-    for (TokenId id : r.params.external_drafts) {
-      r.external->tree.add(id, r.external->tree.size - 1);
+    for (int i = 0; i < r.external_drafts(); ++i) {
+      r.external->tree.add(r.params.external_drafts[i], i);
     }
     if (external_probs.data != nullptr) {
       std::vector<std::int32_t> scratch;
@@ -186,9 +187,10 @@ void Executor::propose(RequestId id, const std::vector<TokenId>& tokens,
   SPECDEC_REQUIRE(probs.data == nullptr || probs.rows == tree.num_drafts(), "propose: probs has ",
                   probs.rows, " rows for ", tree.num_drafts(), " drafts: give one row per draft");
   std::lock_guard<std::mutex> lock(mutex_);
-  SPECDEC_REQUIRE(host_ != nullptr, "propose: the steps of this executor run on a device");
   RequestRecord* request = book_.find_running(id);
   SPECDEC_REQUIRE(request != nullptr, "propose: request ", id, " is not running");
+  SPECDEC_REQUIRE(request->host_slot != nullptr, "propose: the drafts of request ", id,
+                  " are made on a device");
   SPECDEC_REQUIRE(tree.num_drafts() <= request->max_drafts, "propose: ", tree.num_drafts(),
                   " drafts, this request may have ", request->max_drafts);
   request->proposal = nullptr;
@@ -246,7 +248,8 @@ bool Executor::decoding(RequestId id) const {
   std::lock_guard<std::mutex> lock(mutex_);
   const RequestRecord* request = book_.find_running(id);
   if (request == nullptr) return false;
-  return request->host_slot != nullptr ? request->host_slot->begun != 0 : !request->in_prefill();
+  if (request->host_slot == nullptr) return !request->in_prefill();
+  return request->host_slot->begun != 0 && (host_ != nullptr || request->shares.empty());
 }
 
 int Executor::draft_len_limit() const {

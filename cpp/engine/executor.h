@@ -14,9 +14,10 @@
 // rows for as many drafts as the slots may make. Where the host runs the steps, a step has run when
 // it was enqueued, and the bounds are exact.
 //
-// On a device, requests whose tokens the host chooses from scores (a score processor, logprobs)
-// take part at depth 0 and without drafts beside others that run ahead; submit() refuses there what
-// needs more of the host than that. On the host everything is served at every depth.
+// On a device, requests that need the host in each step (tokens that it chooses from scores, drafts
+// that it makes) take part at depth 0 beside others that run ahead. Their slots lie in the host's
+// memory: it drafts and stages the tree, the device computes scores of its rows, deliver() accepts
+// as commit() does where the host runs the steps, and the next step moves K/V that needs it.
 //
 // submit(), cancel(), propose() and stats() may be called from any thread at any time, plan(),
 // build(), commit() and deliver() from one thread at a time.
@@ -47,9 +48,6 @@
 
 namespace specdec {
 
-// Rows of one step on a device that the host may choose from; others wait for their turn.
-inline constexpr int kMaxHostRows = 8;
-
 class Executor {
  public:
   explicit Executor(const ExecutorConfig& config);
@@ -64,7 +62,8 @@ class Executor {
   int max_rows_per_request() const { return 1 + max_drafts_of(config_); }
   // A SlotResult and the StatusFlag bits of each request: results [B], then flags [B].
   int result_words() const;
-  int max_host_rows() const { return std::min(config_.max_batch_size, kMaxHostRows); }
+  // Rows of one step on a device whose scores the host reads; others wait for their turn.
+  int max_host_rows() const { return std::min(config_.max_num_tokens, kMaxStepTokens); }
 
   // One of these, once, before the first plan(). bind_rings: steps run on a device, in the caller's
   // hands. run_on_host: build() and commit() run them, over `cache`; with defer_moves the caller
@@ -82,13 +81,14 @@ class Executor {
   RequestId submit(RequestParams params, const ProposedProbs& external_probs = {});
   // What is in flight for it is dropped. False: unknown id, or it has ended.
   bool cancel(RequestId id);
-  // On the host: drafts for the request's next decode step, used once, in place of its own
-  // drafter's. parents[i] is the index of draft i's parent among the drafts, -1 for the golden
-  // token. A refused proposal leaves none.
+  // Where the request's slot is the host's: drafts for its next decode step, used once, in place of
+  // its own drafter's. parents[i] is the index of draft i's parent among the drafts, -1 for the
+  // golden token. A refused proposal leaves none.
   void propose(RequestId id, const std::vector<TokenId>& tokens,
                const std::vector<std::int32_t>& parents, const ProposedProbs& probs = {});
-  // Prompt and tokens, on the host as far as steps have run; decoding: past its prefill.
+  // Prompt and tokens, on the host as far as steps have run.
   std::vector<TokenId> history(RequestId id) const;
+  // Past its prefill, and its next token follows history(): no step in flight decides one.
   bool decoding(RequestId id) const;
   // Drafts of one request that draft_len_schedule allows for the requests that run now.
   int draft_len_limit() const;
@@ -106,13 +106,17 @@ class Executor {
   // With defer_moves, after commit() and before the next forward pass. Empty: nothing to move.
   KvMoves take_moves();
 
-  // The oldest step in flight: whose choices the host makes, in the order of its scores; 0:
-  // nobody's any more.
-  std::vector<RequestId> host_requests() const;
+  // The trees whose scores the caller's own processors change: of build()'s plan, or of the oldest
+  // step in flight on a device. Those of requests that have ended are left out.
+  std::vector<ChoiceTree> choice_trees() const;
+  // Rows of scores of the oldest step in flight on a device, and its place in the rings.
+  int oldest_host_rows() const;
   int oldest_ring() const;
-  // The oldest step in flight. The caller has seen its event complete. `changed`: what the callers'
-  // own processors made of its scores.
-  std::vector<StepOutput> deliver(const HostScores& changed = {});
+  // The oldest step in flight. The caller has seen its event complete. scores [oldest_host_rows(),
+  // V]: what processors made of them, null: they changed nothing; errors: requests whose processor
+  // failed.
+  std::vector<StepOutput> deliver(const float* scores = nullptr,
+                                  const std::map<RequestId, std::string>& errors = {});
   // A step in flight could not be enqueued as a whole: its requests end with an error. It still has
   // to be delivered, after an event behind what was enqueued of it.
   std::vector<StepOutput> fail(std::int64_t index, const std::string& message);
@@ -142,15 +146,19 @@ class Executor {
   void end(RequestRecord& request);
   // check.cc
   void check(const RequestParams& params) const;
-  void check_served_on_device(const RequestParams& params) const;
-  bool needs_host_choice(const RequestParams& params) const;
+  bool needs_host(const RequestParams& params) const;
   // plan.cc
   void begin_step();
   void collect();
   int prefill_rows(const RequestRecord& request, int budget) const;
   bool enter(RequestRecord& request);
   void place_prompt(RequestRecord& request, int rows);
-  void place_rows(RequestRecord& request, int start, int rows, int drafts, bool decides);
+  void place_rows(RequestRecord& request, int start, int rows, const DraftTree* drafts,
+                  bool decides);
+  void place_moves(RequestRecord& request, int index);
+  int most_drafts_of(const RequestRecord& request, int each) const {
+    return request.by_host ? std::min(each, host_drafts_each_) : each;
+  }
   void choose_chain_limits(int most_drafts, int each);
   void choose_arms(int most_drafts, int each);
   DraftShare share_of(const RequestRecord& request, int most_drafts, int arm) const;
@@ -165,22 +173,29 @@ class Executor {
   const double* survival_on_host(RequestRecord& request, int length);
   void cut_brought_drafts();
   void place_proposal(RequestRecord& request, const DraftShare& share);
-  void build_place(const Place& place, int index);
+  void draft_on_host(RequestRecord& request, const DraftShare& share);
+  void take_external(RequestRecord& request, int drafts);
+  void build_place(Place& place, int index);
   void commit_place(Place& place, int index, const TokenId* ids, const float* scores,
                     std::int64_t row_stride, const ScoreChanges& changes,
                     const StepDraftProbs& drawn);
-  void deliver_on_host(Place& place, int first_row, const TokenId* sampled, const float* raw,
-                       std::int64_t raw_stride, SlotResult* result);
-  void learn_on_host(RequestRecord& request, const SlotResult& result, bool first);
-  void feed_pool(RequestRecord& request, int at_least);
   void move_kv();
+  // decide.cc
+  void decide_place(Place& place, const StepShare& share, const PlaceRows& rows,
+                    const std::map<RequestId, std::string>& errors, const StepDraftProbs* drawn,
+                    int drawn_index, SlotResult* result, std::int32_t* path,
+                    std::int32_t* path_len);
+  void deliver_on_host(Place& place, int root, const PlaceRows& rows, SlotResult* result);
+  void learn_on_host(RequestRecord& request, const StepShare& share, const SlotResult& result,
+                     bool first);
+  void feed_pool(RequestRecord& request, int at_least);
   // deliver.cc
   void learn(RequestRecord& request, const StepShare& share, const SlotResult& result);
   void deliver_result(RequestRecord& request, const SlotResult& result, StepOutput& out);
-  void deliver_choice(RequestRecord& request, const float* raw, const float* scores,
-                      StepOutput& out);
+  void choose_place(Place& place, const StepShare& share, int first_row, const float* raw,
+                    const float* scores, const std::map<RequestId, std::string>& errors,
+                    SlotResult* result);
   void read_place(Place& place, const StepShare& share, const SlotResult& result, int flags,
-                  const float* raw, const float* scores, const HostScores& changed,
                   StepOutput& out);
   void settle(RequestRecord& request, const Place& place, const StepOutput& out, int known_before);
 
@@ -198,11 +213,14 @@ class Executor {
   PerSalt<std::map<int, SizeBandit>> shared_sizes_;  // by the requests' most drafts
   std::unique_ptr<SharedNgramPool> public_pool_;     // null: not public
   StagedStep step_;
+  int host_rows_left_ = 0;            // of step_, for prompts of requests that need the host
+  int host_drafts_each_ = 0;          // of one such request that decodes
   std::int32_t* place_ = nullptr;     // of step_ in the staging ring
   std::vector<int> staged_pages_;     // [ring, B] entries of each staged row of the page table
   std::vector<std::uint64_t> block_;  // an entering slot, before it is staged
   std::vector<SlotEntry> entered_;    // slots that the host has written since the last step
   HostAcceptor acceptor_;
+  AcceptResult accepted_;                    // of the request at hand
   KvMoves moves_;                            // of the last step, if they are deferred
   std::vector<std::int32_t> vocab_scratch_;  // [V] while a reduced vocabulary is checked
 

@@ -33,6 +33,25 @@ struct ScoreChanges {
   std::map<RequestId, std::string> errors;  // requests whose processor failed: they end with it
 };
 
+// A tree whose scores the caller's own processors change.
+struct ChoiceTree {
+  RequestId request = 0;
+  int first = 0;                 // its root among the step's rows of scores
+  std::vector<TokenId> history;  // up to the root, which is its last token
+  std::vector<TokenId> tokens;
+  std::vector<std::int32_t> parents;
+};
+
+// What one request's acceptance reads: the rows of its part of a step.
+struct PlaceRows {
+  int first = 0;                  // among the step's rows of scores
+  const float* scores = nullptr;  // [rows, V] after processors; null: `sampled` has best tokens
+  std::int64_t stride = 0;
+  const float* raw = nullptr;  // [rows, V] the model's own, for logprobs
+  std::int64_t raw_stride = 0;
+  TokenId* sampled = nullptr;  // [rows] the token after each
+};
+
 // What the drafts of a step were drawn from, where operations in front of the step made them: of
 // each decoding request of the step, in order, what each of its first `drafts_each` drafts was
 // drawn from. The fields are AcceptStepParams' of the same names.

@@ -1,11 +1,11 @@
 // The immediate step: what the host does of a step that it runs itself. Slots lie in its memory, so
 // drafts are looked up when the step is planned, and what was accepted is known when commit()
-// returns; deliver() says it when it is its turn.
+// returns; deliver() says it when it is its turn. Requests that need the host in steps on a device
+// are drafted for and decided here, too.
 #include <algorithm>
 #include <cstring>
 #include <utility>
 
-#include "algo/fault.h"
 #include "base/check.h"
 #include "base/pages.h"
 #include "engine/executor.h"
@@ -15,10 +15,6 @@ namespace {
 
 // How far back the agreement behind a match is counted: beyond this, longer says nothing new.
 constexpr int kMatchHorizon = 16;
-// Text goes to the public pool in pieces of this many tokens: each piece repeats a little of what
-// came before it, so that n-grams across the border are found.
-constexpr int kPublishTokens = 32;
-
 // Does this step need scores of the request, or are the best tokens enough?
 bool wants_scores(const RequestRecord& r, bool is_prefill, int num_output) {
   const RequestParams& p = r.params;
@@ -26,18 +22,16 @@ bool wants_scores(const RequestRecord& r, bool is_prefill, int num_output) {
          (p.prompt_logprobs && is_prefill) || r.processor.active(num_output);
 }
 
-int output_so_far(const RequestRecord& r) {
-  return r.host_slot->begun != 0 ? r.host_slot->len - r.prompt_len : 0;
-}
-
 }  // namespace
 
 void Executor::enter_on_host(RequestRecord& request) {
-  Slot* slot = host_->slots.at(request.slot);
+  if (request.by_host) request.own_slot = make_host_slots(1, layout_.bytes);
+  Slot* slot = request.by_host ? reinterpret_cast<Slot*>(request.own_slot.get())
+                               : host_->slots.at(request.slot);
   write_slot(layout_, slot_request(request, /*take_prompt=*/true), slot);
   request.host_slot = slot;
   request.entered = true;
-  entered_.push_back({request.slot, request.id, 0, 0});
+  if (host_) entered_.push_back({request.slot, request.id, 0, 0});
 }
 
 // Fills offered and match_len from the request's own history or the public pool, whichever agrees
@@ -105,6 +99,35 @@ void Executor::place_proposal(RequestRecord& request, const DraftShare& share) {
   }
 }
 
+// The tree of the request's next decode step.
+void Executor::draft_on_host(RequestRecord& request, const DraftShare& share) {
+  Slot* slot = request.host_slot;
+  DraftTree& tree = slot->tree;
+  request.step_proposal = nullptr;
+  if (request.proposal) {
+    place_proposal(request, share);
+  } else if (config_.method == DraftMethod::kNgram && slot->method == SlotMethod::kNgram) {
+    tree.reset(slot->history()[slot->len - 1]);
+    for (int i = 0; i < share.max_drafts; ++i) tree.add(request.offered[i], i);
+  } else {
+    slot_draft(SerialTeam{}, slot, share, &tree);
+  }
+}
+
+// The tree behind the prompt's last token: the first `drafts` that came with the request.
+void Executor::take_external(RequestRecord& request, int drafts) {
+  Slot* slot = request.host_slot;
+  slot->tree.reset(slot->history()[slot->len - 1]);
+  request.step_proposal = nullptr;
+  if (drafts == 0) return;
+  request.step_proposal = std::move(request.external);
+  Proposal& external = *request.step_proposal;
+  for (int i = 1; i <= drafts; ++i) {
+    slot->tree.add(external.tree.tokens[i], external.tree.parents[i]);
+    external.source[i] = i - 1;
+  }
+}
+
 // Of the drafts that operations have brought: those that are worth their rows, where the drafter
 // says how likely they are. The same budget as for chains, whose order is by likelihood, too.
 void Executor::cut_brought_drafts() {
@@ -156,7 +179,7 @@ const StepPlan* Executor::build() {
   plan.needs_logits = false;
   plan.cu_rows[0] = plan.cu_logits[0] = 0;
   cut_brought_drafts();
-  const InFlightStep& flight = flights_.back();
+  InFlightStep& flight = flights_.back();
   for (std::size_t b = 0; b < flight.places.size(); ++b) {
     build_place(flight.places[b], static_cast<int>(b));
   }
@@ -166,12 +189,11 @@ const StepPlan* Executor::build() {
 }
 
 // Fills the step's tree and its rows of the plan.
-void Executor::build_place(const Place& place, int index) {
+void Executor::build_place(Place& place, int index) {
   RequestRecord& request = *place.request;
   StepPlan& plan = host_->plan;
   Slot* slot = request.host_slot;
   const int b = plan.num_requests++, first = plan.num_rows;
-  request.step_proposal = nullptr;
   if (place.is_prefill) {
     const int all = place.rows + place.drafts;
     const std::int32_t* tokens = staged(staging_.prompt_tokens) + staged(staging_.cu_rows)[index];
@@ -184,31 +206,19 @@ void Executor::build_place(const Place& place, int index) {
     plan.kv_len[b] = place.start;
     plan.is_tree[b] = 0;
     plan.num_rows += all;
-    if (place.decides) {
-      slot->tree.reset(tokens[place.rows - 1]);
-      for (int i = 0; i < place.drafts; ++i) slot->tree.add(tokens[place.rows + i], i);
-      if (place.drafts > 0) {
-        request.step_proposal = std::move(request.external);
-        for (int i = 0; i < place.drafts; ++i) request.step_proposal->source[i + 1] = i;
-      }
+    if (place.decides) take_external(request, place.drafts);
+    for (int i = all - place.choices; i < all; ++i) {
+      plan.logit_rows[plan.num_logit_rows++] = first + i;
     }
-    const int logits = staged(staging_.cu_logits)[index + 1] - staged(staging_.cu_logits)[index];
-    for (int i = all - logits; i < all; ++i) plan.logit_rows[plan.num_logit_rows++] = first + i;
-    plan.needs_logits |= logits > 0 && wants_scores(request, true, output_so_far(request));
+    plan.needs_logits |= place.choices > 0 && wants_scores(request, true, request.output_so_far());
   } else {
     DraftShare share;
     share.max_drafts = staged(staging_.max_drafts)[index];
     share.window_rows = staged(staging_.window_rows)[index];
     share.guesses = staged(staging_.guesses)[index];
-    DraftTree& tree = slot->tree;
-    if (request.proposal) {
-      place_proposal(request, share);
-    } else if (config_.method == DraftMethod::kNgram && slot->method == SlotMethod::kNgram) {
-      tree.reset(slot->history()[slot->len - 1]);
-      for (int i = 0; i < share.max_drafts; ++i) tree.add(request.offered[i], i);
-    } else {
-      slot_draft(SerialTeam{}, slot, share, &tree);
-    }
+    draft_on_host(request, share);
+    const DraftTree& tree = slot->tree;
+    place.choices = tree.size;
     const std::int32_t kv_len = slot->len - 1;
     std::int32_t depth[kMaxStepTokens];
     derive_depths(tree.parents, tree.size, depth);
@@ -225,7 +235,7 @@ void Executor::build_place(const Place& place, int index) {
       derive_mask(tree.parents, tree.size,
                   plan.mask.data() + static_cast<std::ptrdiff_t>(first) * kMaskWords);
     }
-    plan.needs_logits |= wants_scores(request, false, output_so_far(request));
+    plan.needs_logits |= wants_scores(request, false, request.output_so_far());
   }
   plan.cu_rows[b + 1] = plan.num_rows;
   plan.cu_logits[b + 1] = plan.num_logit_rows;
@@ -291,123 +301,24 @@ void Executor::commit_place(Place& place, int index, const TokenId* ids, const f
   RequestRecord& request = *place.request;
   if (request.ended) return;
   HostSteps& host = *host_;
-  StepOutput& out = place.out;
-  const StepPlan& plan = host.plan;
-  const float* raw = changes.raw == nullptr ? scores : changes.raw;
-  const std::int64_t raw_stride = changes.raw == nullptr ? row_stride : changes.raw_stride;
-  const int end = plan.cu_logits[index + 1];
-  if (place.is_prefill && request.params.prompt_logprobs) {
-    const float* row = raw + plan.cu_logits[index] * raw_stride;
-    for (int i = 0; i < place.rows && place.start + i + 1 < request.prompt_len; ++i) {
-      const TokenId next = request.tokens()[place.start + i + 1];
-      out.prompt_logprobs.push_back(compute_logprobs(row + i * raw_stride, config_.vocab_size, next,
-                                                     *request.params.prompt_logprobs));
-    }
+  PlaceRows rows;
+  rows.first = host.plan.cu_logits[index];
+  const int end = host.plan.cu_logits[index + 1];
+  rows.sampled = host.sampled.data() + rows.first;
+  if (scores == nullptr) {
+    std::copy(ids + rows.first, ids + end, rows.sampled);
+  } else {
+    rows.stride = row_stride;
+    rows.scores = scores + rows.first * rows.stride;
+    rows.raw_stride = changes.raw == nullptr ? row_stride : changes.raw_stride;
+    rows.raw = (changes.raw == nullptr ? scores : changes.raw) + rows.first * rows.raw_stride;
   }
-  if (!place.decides) return;
-  Slot* slot = request.host_slot;
-  SlotResult* result = host.results.data() +
-                       static_cast<std::ptrdiff_t>(flights_.back().ring) * config_.max_batch_size +
-                       index;
-  if (const auto failed = changes.errors.find(request.id); failed != changes.errors.end()) {
-    out.finish_reason = FinishReason::kError;
-    out.error = failed->second;
-    *result = SlotResult{};
-    result->num_drafts = slot->tree.num_drafts();
-    result->bad_row = 1;
-    return;
-  }
-  const int first = end - slot->tree.size;  // of a prompt: the row that decides the first token
-  TokenId* sampled = host.sampled.data() + first;
-  if (scores == nullptr) std::copy(ids + first, ids + end, sampled);
-  const Proposal* proposal = request.step_proposal.get();
-  const HostChoice choice{request.params,
-                          request.processor,
-                          slot->history(),
-                          slot->len,
-                          output_so_far(request),
-                          slot->tree,
-                          proposal == nullptr ? nullptr : &proposal->probs,
-                          proposal == nullptr ? nullptr : proposal->source,
-                          slot->method == SlotMethod::kLookahead,
-                          proposal == nullptr ? &drawn : nullptr,
-                          index - step_.num_prompts};
-  acceptor_.decide(choice, scores == nullptr ? nullptr : scores + first * row_stride, row_stride,
-                   sampled, &host.accepted);
-  const bool own_tree = proposal == nullptr;
-  const bool begins = slot->begun == 0;
-  slot_commit(SerialTeam{}, slot, &slot->tree, sampled, &host.accepted, result,
-              host.path.data() + static_cast<std::ptrdiff_t>(index) * kMaxStepTokens,
-              &host.path_len[index], own_tree);
-  const int kept = std::max(0, result->num_tokens - 1);
-  const bool in_place = kept == 0 || host.accepted.path[kept - 1] == kept;
-  // What has ended leaves K/V behind only to be reused.
-  if (slot->frozen() && book_.pages().reuse() && !in_place) host.path_len[index] = kept;
-  if (fault(Fault::kStaleContext)) host.path_len[index] = 0;
-  deliver_on_host(place, first, sampled, raw == nullptr ? nullptr : raw + first * raw_stride,
-                  raw_stride, result);
-  learn_on_host(request, *result, begins);
-}
-
-// What the tokens bring besides themselves: logprobs, their rows, the text of processors.
-void Executor::deliver_on_host(Place& place, int first_row, const TokenId* sampled,
-                               const float* raw, std::int64_t raw_stride, SlotResult* result) {
-  RequestRecord& request = *place.request;
-  StepOutput& out = place.out;
-  Slot* slot = request.host_slot;
-  const DraftTree& tree = slot->tree;
-  for (int i = 0; i < result->num_tokens; ++i) {
-    const int node = i == 0 ? 0 : host_->accepted.path[i - 1];
-    const TokenId token = result->tokens[i];
-    request.processor.append(token);
-    if (request.params.logprobs) {
-      out.logprobs.push_back(compute_logprobs(raw + node * raw_stride, config_.vocab_size, token,
-                                              *request.params.logprobs));
-    }
-    out.last_logit_row = first_row + node;
-    if (request.params.return_logits) out.logit_rows.push_back(out.last_logit_row);
-  }
-  if (place.is_prefill && request.params.end_after_drafts && !slot->frozen()) {
-    slot->finish = result->finish = static_cast<std::int32_t>(FinishReason::kLength);
-  }
-  if (result->bad_row != 0 && sampled[0] == kNothingAllowed) {
-    out.error =
-        "no token is allowed here: allowed_token_ids, bad_words, logit_bias and "
-        "logits_processors leave none; relax them";
-  }
-  std::int32_t depth[kMaxStepTokens];
-  derive_depths(tree.parents, tree.size, depth);
-  out.max_path = *std::max_element(depth, depth + tree.size);
-}
-
-// What the step says about drafts of later ones. Decided tokens say how far an offered draft was
-// right, verified or not.
-void Executor::learn_on_host(RequestRecord& request, const SlotResult& result, bool first) {
-  const StepShare& share = request.shares.back();
-  if (!first && result.num_tokens > 0) {
-    const int judged = std::min(static_cast<int>(request.offered.size()), result.num_tokens);
-    for (int i = 0; i < judged; ++i) {
-      const bool right = request.offered[i] == result.tokens[i];
-      request.rates.observe(request.match_len, i + 1, right, kOwnDecay);
-      request.shared_rates->observe(request.match_len, i + 1, right, kSharedDecay);
-      if (!right) break;
-    }
-    learn(request, share, result);
-  }
-  request.offered.clear();
-  if (public_pool_ && result.num_tokens > 0 && request.host_slot->method == SlotMethod::kNgram) {
-    const bool failed = result.finish == static_cast<std::int32_t>(FinishReason::kError);
-    if (!failed) feed_pool(request, first || request.host_slot->frozen() ? 1 : kPublishTokens);
-  }
-}
-
-// Publishes what is new of the text, if that is at least `at_least` tokens.
-void Executor::feed_pool(RequestRecord& request, int at_least) {
-  const std::int32_t length = request.host_slot->len;
-  if (length - request.published < at_least) return;
-  public_pool_->publish(request.params.cache_salt, request.host_slot->history(), request.published,
-                        length);
-  request.published = length;
+  decide_place(
+      place, request.shares.back(), rows, changes.errors, &drawn, index - step_.num_prompts,
+      host.results.data() +
+          static_cast<std::ptrdiff_t>(flights_.back().ring) * config_.max_batch_size + index,
+      host.path.data() + static_cast<std::ptrdiff_t>(index) * kMaxStepTokens,
+      &host.path_len[index]);
 }
 
 // Brings the K/V of accepted drafts to its final place, or notes down what is to be moved.

@@ -3,23 +3,18 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
-#include <memory>
 #include <vector>
 
-#include "algo/accept.h"
 #include "algo/slot.h"
 #include "backend/backend.h"
 #include "backend/slot_ops.h"
+#include "engine/request_record.h"
 #include "engine/step_plan.h"
 
 namespace specdec {
 
 struct HostSteps {
   enum class Stage : std::uint8_t { kIdle, kPlanned, kBuilt };
-  struct Free {
-    void operator()(std::byte* memory) const { std::free(memory); }
-  };
 
   HostSteps(const KvCacheView& kv_cache, const Backend& kv_backend, bool defers_moves,
             const SlotLayout& layout, int max_requests, int max_rows, int pages_per_request,
@@ -27,18 +22,14 @@ struct HostSteps {
       : cache(kv_cache),
         backend(kv_backend),
         defer_moves(defers_moves),
-        // Untouched until a request enters: the system maps what is used.
-        memory(static_cast<std::byte*>(std::calloc(static_cast<std::size_t>(max_requests),
-                                                   static_cast<std::size_t>(layout.bytes)))),
+        memory(make_host_slots(max_requests, layout.bytes)),
         slots{memory.get(), layout.bytes, max_requests},
         plan(max_requests, max_rows, pages_per_request),
         staging(static_cast<std::size_t>(ring_size * staging_words)),
         results(static_cast<std::size_t>(ring_size) * max_requests),
         sampled(max_rows),
         path(static_cast<std::size_t>(max_requests) * kMaxStepTokens),
-        path_len(max_requests) {
-    if (memory == nullptr) throw std::bad_alloc();
-  }
+        path_len(max_requests) {}
 
   std::int64_t memory_bytes() const {
     return static_cast<std::int64_t>(plan.memory_bytes() + staging.size() * sizeof(staging[0]) +
@@ -49,14 +40,13 @@ struct HostSteps {
   KvCacheView cache;
   const Backend& backend;
   bool defer_moves;
-  std::unique_ptr<std::byte[], Free> memory;
+  HostSlots memory;
   SlotPoolView slots;
   StepPlan plan;
   Stage stage = Stage::kIdle;          // of the step that was planned last
   std::vector<std::int32_t> staging;   // [ring, words]
   std::vector<SlotResult> results;     // [ring, B]
   std::vector<TokenId> sampled;        // [max_rows]
-  AcceptResult accepted;               // of the request at hand
   std::vector<std::int32_t> path;      // [B, kMaxStepTokens]
   std::vector<std::int32_t> path_len;  // [B]
 };

@@ -21,7 +21,7 @@ void Executor::begin_step() {
   step_.ring = ring;
   step_.num_prompts = step_.num_decodes = step_.num_prompt_rows = step_.num_prompt_logits = 0;
   step_.max_decode_rows = step_.max_rows = step_.max_kv_len = 0;
-  step_.needs_scores = false;
+  step_.needs_scores = step_.moves = false;
   step_.second_worth = 0.0;
   flights_.push_back({next_step_, ring, false, {}});
   staged(staging_.cu_rows)[0] = staged(staging_.cu_logits)[0] = 0;
@@ -39,15 +39,13 @@ const StagedStep* Executor::plan() {
                   flights_.size(), " steps unread: at overlap_depth = ", config_.overlap_depth,
                   " deliver() comes first");
   while (RequestRecord* request = book_.admit_next()) {
-    if (host_) enter_on_host(*request);
+    if (host_ || request->by_host) enter_on_host(*request);
   }
   begin_step();
   collect();
   double tokens = 0.0;  // in the cache, of decoding requests, as far as it is known
-  for (const auto* list : {&decoding_, &choosing_}) {
-    for (const RequestRecord* request : *list) tokens += request->known_len - 1;
-  }
-  const int decoding = static_cast<int>(decoding_.size() + choosing_.size());
+  for (const RequestRecord* request : decoding_) tokens += request->known_len - 1;
+  const int decoding = static_cast<int>(decoding_.size());
   step_cost_.at(decoding, tokens / std::max(decoding, 1), &cost_now_);
   int budget = config_.max_num_tokens - decoding;
   // Prompts come first: they decide when somebody sees the first token.
@@ -64,16 +62,15 @@ const StagedStep* Executor::plan() {
     place_prompt(request, rows);
     budget -= step_.num_prompt_rows - before;
   }
-  for (RequestRecord* request : choosing_) {
-    place_rows(*request, request->known_len - 1, 1, 0, true);
-  }
-  const int most = max_drafts_of(config_);
+  host_drafts_each_ = choosing_.empty() ? 0 : host_rows_left_ / static_cast<int>(choosing_.size());
+  const int longest = max_drafts_of(config_);
   const int scheduled =
-      draft_len_limit_for(config_.draft_len_schedule, static_cast<int>(running.size()), most);
+      draft_len_limit_for(config_.draft_len_schedule, static_cast<int>(running.size()), longest);
   choose_chain_limits(budget, scheduled);
   choose_arms(budget, scheduled);
   for (std::size_t i = 0; i < decoding_.size(); ++i) {
-    place_decode(*decoding_[i], std::min(budget, scheduled), arms_chosen_[i]);
+    const int most = std::min(budget, most_drafts_of(*decoding_[i], scheduled));
+    place_decode(*decoding_[i], most, arms_chosen_[i]);
     budget -= decoding_[i]->shares.back().rows - 1;
   }
   const int requests = step_.num_prompts + step_.num_decodes;
@@ -90,60 +87,66 @@ const StagedStep* Executor::plan() {
   int* logit_rows = staged(staging_.logit_rows) + step_.num_prompt_logits;
   for (int i = 0; i < step_.max_decode_rows; ++i) logit_rows[i] = step_.num_prompt_rows + i;
   const auto& places = flights_.back().places;
-  step_.needs_scores = std::any_of(places.begin(), places.end(), [](const Place& place) {
-    return place.decides && (place.request->by_host || !place.request->params.sampling.greedy());
-  });
+  step_.needs_scores = !step_.host_choices.empty() ||
+                       std::any_of(places.begin(), places.end(), [](const Place& place) {
+                         return place.decides && !place.request->params.sampling.greedy();
+                       });
   for (int b = 0; step_.needs_scores && b < staging_.requests; ++b) {
     // What the host chooses is drawn greedily, too, and nobody reads it.
     const bool by_device = b < requests && !places[b].request->by_host;
     stage_law(place_, by_device ? places[b].request : nullptr, b);
   }
+  staged(staging_.move_cu_rows)[0] = 0;
   for (int b = 0; b < requests; ++b) {
     const std::uint64_t seed = places[b].request->params.seed;
     std::memcpy(staged(staging_.seed) + 2 * b, &seed, sizeof(seed));
+    place_moves(*places[b].request, b);
   }
   ++next_step_;
-  totals_.shortened_steps += step_.num_decodes > 0 && scheduled < most;
-  totals_.unspeculated_steps += step_.num_decodes > 0 && scheduled < most && scheduled == 0;
+  totals_.shortened_steps += decoding > 0 && scheduled < longest;
+  totals_.unspeculated_steps += decoding > 0 && scheduled < longest && scheduled == 0;
   if (host_) host_->stage = HostSteps::Stage::kPlanned;
   book_.check_integrity();
   return &step_;
 }
 
-// Who decodes in this step: what runs ahead, and choices of the host's, those first that have
-// waited for longest.
+// Who decodes in this step: those that need the host, if nothing of theirs is in flight and first
+// those that have waited for longest, then those that run ahead.
 void Executor::collect() {
   decoding_.clear();
   choosing_.clear();
+  int external = 0;  // rows of scores that a prompt with drafts behind it needs at once
   for (const auto& request : book_.running()) {
-    if (request->in_prefill() || request->surely_complete()) continue;
-    if (!request->by_host) {
-      decoding_.push_back(request.get());
-    } else if (request->shares.empty()) {
-      choosing_.push_back(request.get());
+    if (request->in_prefill() && request->by_host && request->external_drafts() > 0) {
+      external = std::max(external, 1 + request->external_drafts());
     }
+    const bool waits = request->by_host && !request->shares.empty();
+    if (request->in_prefill() || request->surely_complete() || waits) continue;
+    (request->by_host ? choosing_ : decoding_).push_back(request.get());
   }
   std::stable_sort(
       choosing_.begin(), choosing_.end(),
       [](const RequestRecord* a, const RequestRecord* b) { return a->last_step < b->last_step; });
-  const auto most = static_cast<std::size_t>(max_host_rows());
+  const auto most = static_cast<std::size_t>(max_host_rows() - external);
   if (choosing_.size() > most) choosing_.resize(most);
+  decoding_.insert(decoding_.begin(), choosing_.begin(), choosing_.end());
+  host_rows_left_ = max_host_rows() - static_cast<int>(choosing_.size());
 }
 
 // Prompt rows of this step. A prompt's last token and the drafts that came with the request go
 // together.
 int Executor::prefill_rows(const RequestRecord& request, int budget) const {
-  int left = request.prompt_len - request.prefilled;
+  const int left = request.prompt_len - request.prefilled;
   const int drafts = request.external_drafts();
-  const auto choices = step_.host_choices.size() + choosing_.size();
-  if (request.by_host && choices >= static_cast<std::size_t>(max_host_rows())) {
-    if (!config_.enable_chunked_prefill) return 0;
-    --left;  // its last row has to wait
+  const bool every_score = request.params.prompt_logprobs.has_value();
+  bool all = left + drafts <= budget;
+  int rows = std::min(left, budget);
+  if (request.by_host) {
+    all = all && (every_score ? left : 1) + drafts <= host_rows_left_;
+    if (every_score) rows = std::min(rows, host_rows_left_);
   }
-  const bool all = left + drafts <= budget;
   if (!config_.enable_chunked_prefill) return all ? left : 0;
-  const int rows = std::min(left, budget);
-  return all || drafts == 0 ? rows : std::min(rows, left - 1);
+  return all ? left : std::min(rows, left - 1);
 }
 
 // Puts the start of the request's slot among the step's entries. False: no room in this step's
@@ -207,44 +210,74 @@ void Executor::place_prompt(RequestRecord& request, int rows) {
   const int start = request.prefilled;
   request.prefilled = start + rows;
   const bool last = !request.in_prefill();
-  place_rows(request, start, rows, last ? request.external_drafts() : 0, last);
+  const DraftTree* drafts = nullptr;
+  if (last && request.by_host) {
+    take_external(request, request.external_drafts());
+    drafts = &request.host_slot->tree;
+  } else if (last && request.external) {
+    drafts = &request.external->tree;
+  }
+  place_rows(request, start, rows, drafts, last);
+  if (request.by_host) host_rows_left_ -= flights_.back().places.back().choices;
   // Without reuse nobody on the host reads the text again.
-  const bool needed = request.by_host || book_.pages().reuse();
-  if (last && request.host_slot == nullptr && !needed) request.text = {};
+  if (last && request.host_slot == nullptr && !book_.pages().reuse()) request.text = {};
 }
 
-// Rows of known tokens, from position `start` on, and drafts behind them.
-void Executor::place_rows(RequestRecord& request, int start, int rows, int drafts, bool decides) {
+// Rows of known tokens, from position `start` on, and the drafts of a tree (null: none) behind the
+// last of them, its root.
+void Executor::place_rows(RequestRecord& request, int start, int rows, const DraftTree* tree,
+                          bool decides) {
   const std::int64_t shared = book_.pages().shared_tokens(request.slot);
   SPECDEC_ENSURE(start >= shared, "request ", request.id, " would write at ", start, ", its first ",
                  shared, " tokens are published");
+  const int drafts = tree == nullptr ? 0 : tree->num_drafts();
   const int all = rows + drafts;
   const int b = step_.num_prompts++;
   const TokenId* text = request.tokens();
   request.shares.push_back({step_.index, start + all, all, decides ? 1 + drafts : 0, -1});
   request.last_step = step_.index;
+  const bool is_prefill = start < request.prompt_len;
+  // The row of the last token and of the drafts behind it; for logprobs of the prompt all.
+  const int from = is_prefill && request.params.prompt_logprobs ? 0 : (decides ? rows - 1 : all);
+  const int choices = all - from;
   flights_.back().places.push_back(
-      {&request, start < request.prompt_len, decides, start, rows, drafts, {}});
+      {&request, is_prefill, decides, start, rows, drafts, choices, {}});
   staged(staging_.slot_ids)[b] = request.by_host ? -1 : request.slot;
   staged(staging_.max_drafts)[b] = 0;
   staged(staging_.kv_len)[b] = start;
   const int first = step_.num_prompt_rows;
   for (int i = 0; i < all; ++i) {
-    const TokenId token = i < rows ? text[start + i] : request.external->tree.tokens[i - rows + 1];
-    staged(staging_.prompt_tokens)[first + i] = token;
-    staged(staging_.prompt_parents)[first + i] = i - 1;
+    const int draft = i - rows + 1;
+    staged(staging_.prompt_tokens)[first + i] = draft < 1 ? text[start + i] : tree->tokens[draft];
+    staged(staging_.prompt_parents)[first + i] =
+        draft < 1 ? i - 1 : tree->parents[draft] + rows - 1;
   }
   step_.num_prompt_rows += all;
-  if (decides && request.by_host) step_.host_choices.push_back(step_.num_prompt_logits);
-  // The row of the last token and of the drafts behind it; for logprobs of the prompt all.
-  const int from = request.params.prompt_logprobs ? 0 : (decides ? rows - 1 : all);
+  if (choices > 0 && request.by_host) {
+    step_.host_choices.emplace_back(step_.num_prompt_logits, choices);
+  }
   for (int i = from; i < all; ++i) {
+    const int parent = staged(staging_.prompt_parents)[first + i] - from;
+    staged(staging_.choice_parents)[step_.num_prompt_logits] = std::max(parent, -1);
     staged(staging_.logit_rows)[step_.num_prompt_logits++] = first + i;
   }
   staged(staging_.cu_rows)[b + 1] = step_.num_prompt_rows;
   staged(staging_.cu_logits)[b + 1] = step_.num_prompt_logits;
   step_.max_rows = std::max(step_.max_rows, all);
   stage_pages(request, b);
+}
+
+// The K/V that the host's last choice left where it was drafted.
+void Executor::place_moves(RequestRecord& request, int index) {
+  const auto count = static_cast<std::int32_t>(request.unmoved.size());
+  std::int32_t* path = staged(staging_.move_path) + std::ptrdiff_t{index} * kMaxStepTokens;
+  std::int32_t* first = staged(staging_.move_cu_rows) + index;
+  first[1] = first[0] + (count == 0 ? 0 : request.unmoved.back() + 1);
+  staged(staging_.move_kv_len)[index] = request.unmoved_at;
+  staged(staging_.move_path_len)[index] = count;
+  std::copy(request.unmoved.begin(), request.unmoved.end(), path);
+  step_.moves |= count > 0;
+  request.unmoved.clear();
 }
 
 namespace {
@@ -262,16 +295,18 @@ void Executor::choose_chain_limits(int most_drafts, int each) {
   chain_offers_.assign(decoding_.size(), {});
   for (std::size_t i = 0; i < decoding_.size(); ++i) {
     RequestRecord& request = *decoding_[i];
-    int length = std::max(0, std::min({request.max_drafts, each, request.room()}));
+    int length =
+        std::max(0, std::min({request.max_drafts, most_drafts_of(request, each), request.room()}));
+    const bool on_host = request.host_slot != nullptr;
     if (request.proposal) {
       length = std::min(length, request.proposal->tree.num_drafts());
-    } else if (host_) {
+    } else if (on_host) {
       look_up(request);
       length = std::min(length, static_cast<int>(request.offered.size()));
     }
     if (request.adaptive && cost_now_.known() && !request.proposal) {
-      const double* survival = host_ ? survival_on_host(request, length)
-                                     : request.lookup.survival(*request.shared_rates, length);
+      const double* survival = on_host ? survival_on_host(request, length)
+                                       : request.lookup.survival(*request.shared_rates, length);
       chain_offers_[i] = {survival, length};
     } else {
       request.chain_limit = length = std::max(0, std::min(length, most_drafts));
@@ -287,7 +322,7 @@ void Executor::choose_chain_limits(int most_drafts, int each) {
     if (!request.adaptive || request.proposal) continue;
     const Offer& offer = chain_offers_[i];
     // What was not drafted teaches on the host alone, where the match is known.
-    const bool probe = !host_ && offer.length > 0 &&
+    const bool probe = request.host_slot == nullptr && offer.length > 0 &&
                        request.lookup.probes(cost_now_, rows, offer.length, offer.chosen);
     request.chain_limit = probe ? offer.length : offer.chosen;
     budget_.stats.probes += probe;
@@ -309,15 +344,15 @@ void Executor::choose_arms(int most_drafts, int each) {
   for (std::size_t i = 0; i < decoding_.size(); ++i) {
     RequestRecord& request = *decoding_[i];
     BudgetBandit* arms = request.any_arms();
-    const int most = std::min(request.max_drafts, each);
+    const int most = std::min(request.max_drafts, most_drafts_of(request, each));
     if (arms != nullptr && request.adaptive && !request.proposal && most > 0) {
       chain_offers_[i] = arms->offer();
       step.tokens += arms->tokens(0);
       continue;
     }
     step.tokens += 1.0;
-    const int fixed = std::max(
-        0, request.proposal ? std::min(most, request.proposal->tree.num_drafts()) : most);
+    const int fixed =
+        std::max(0, request.proposal ? std::min(most, request.proposal->tree.num_drafts()) : most);
     step.rows += fixed;
     step.max_more_rows = std::max(0, step.max_more_rows - fixed);
     if (fixed > 0 && !request.proposal) spend(&step);
@@ -359,18 +394,25 @@ DraftShare Executor::share_of(const RequestRecord& request, int most_drafts, int
 
 // `most_drafts`: rows left for drafts.
 void Executor::place_decode(RequestRecord& request, int most_drafts, int arm) {
-  const int b = step_.num_prompts + step_.num_decodes++;
-  const DraftShare share = share_of(request, most_drafts, arm);
+  DraftShare share = share_of(request, most_drafts, arm);
   int drafts = std::max(0, share.max_drafts);
   int path = request.proposal ? drafts : std::min(request.max_path, drafts);
   // The token after the last draft takes the last place. The device knows how long the history is
   // and leaves out what has no place; the host knows how long it is at least.
   path = std::max(0, std::min(path, request.room()));
   if (request.chain && !request.proposal) drafts = path;
+  if (request.by_host) {
+    share.max_drafts = drafts;
+    draft_on_host(request, share);
+    place_rows(request, request.known_len - 1, 1, &request.host_slot->tree, true);
+    request.shares.back().arm = arm;
+    return;
+  }
+  const int b = step_.num_prompts + step_.num_decodes++;
   const int rows = 1 + drafts;
   request.shares.push_back({step_.index, 0, rows, path + 1, arm});
   request.last_step = step_.index;
-  flights_.back().places.push_back({&request, false, true, 0, 0, 0, {}});
+  flights_.back().places.push_back({&request, false, true, 0, 0, 0, rows, {}});
   staged(staging_.slot_ids)[b] = request.slot;
   staged(staging_.max_drafts)[b] = drafts;
   staged(staging_.window_rows)[b] = share.window_rows;

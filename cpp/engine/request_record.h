@@ -2,9 +2,12 @@
 #pragma once
 
 #include <algorithm>
+#include <cstddef>
+#include <cstdlib>
 #include <deque>
 #include <map>
 #include <memory>
+#include <new>
 #include <optional>
 #include <string>
 #include <vector>
@@ -20,6 +23,20 @@
 #include "tree/draft_tree.h"
 
 namespace specdec {
+
+// Slots in the host's memory are mapped as they are used.
+struct FreeSlots {
+  void operator()(std::byte* memory) const { std::free(memory); }
+};
+using HostSlots = std::unique_ptr<std::byte[], FreeSlots>;
+
+// Zeroed memory of `count` slots of `bytes` each.
+inline HostSlots make_host_slots(std::int64_t count, std::int64_t bytes) {
+  HostSlots memory(static_cast<std::byte*>(
+      std::calloc(static_cast<std::size_t>(count), static_cast<std::size_t>(bytes))));
+  if (memory == nullptr) throw std::bad_alloc();
+  return memory;
+}
 
 // A step in flight, as far as it concerns one request.
 struct StepShare {
@@ -76,7 +93,13 @@ struct RequestRecord {
   bool by_host = false;  // the step runs on a device and the host chooses this request's tokens
   // Prompt and delivered tokens, as far as somebody on the host needs them (host_slot null).
   std::vector<TokenId> text;
-  Slot* host_slot = nullptr;  // where the host runs the step: the request's slot
+  // Where the host runs the step or chooses the tokens: the request's slot.
+  Slot* host_slot = nullptr;
+  HostSlots own_slot;  // by_host: its memory
+  // by_host: rows whose K/V is not where it belongs until the next step moves it there. Row
+  // unmoved[i] of the last step goes to place i + 1 behind unmoved_at, where that step began.
+  std::vector<std::int32_t> unmoved;
+  int unmoved_at = 0;
 
   int slot = -1;
   bool entered = false;  // the slot's start has been written, or staged
@@ -88,7 +111,8 @@ struct RequestRecord {
   bool cancelled = false, ended = false;
 
   const TokenId* tokens() const { return host_slot ? host_slot->history() : text.data(); }
-  int num_output() const { return known_len - prompt_len; }
+  // Where its slot is the host's: tokens as far as steps have run.
+  int output_so_far() const { return host_slot->begun != 0 ? host_slot->len - prompt_len : 0; }
 
   BudgetBandit* any_arms() {
     if (arms) return &*arms;
@@ -140,6 +164,7 @@ struct RequestRecord {
       }
       if (!fault(Fault::kHoldWithoutFlight)) len += share.tokens;
     }
+    if (!unmoved.empty()) hold = std::max<std::int64_t>(hold, unmoved_at + unmoved.back() + 1);
     // While the prompt is read nothing is delivered, but what was planned is, or will be, there.
     return std::max<std::int64_t>(hold, prefilled);
   }
@@ -150,8 +175,9 @@ struct InFlightStep {
     RequestRecord* request = nullptr;
     bool is_prefill = false, decides = false;  // decides: its last row chooses a token
     int start = 0, rows = 0;                   // of a prompt, or of a choice of the host's
-    int drafts = 0;                            // behind a prompt
-    StepOutput out = {};                       // what the host's acceptance said beside the result
+    int drafts = 0;                            // behind them
+    int choices = 0;  // rows whose scores or best tokens are needed; of drafts on a device, at most
+    StepOutput out = {};  // what the host's acceptance said beside the result
   };
   std::int64_t step = 0;
   int ring = 0;

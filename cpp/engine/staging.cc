@@ -34,6 +34,11 @@ StagingLayout::StagingLayout(int max_requests, int max_rows, int max_pages_per_r
   logit_rows = take(rows);
   prompt_tokens = take(rows);
   prompt_parents = take(rows);
+  choice_parents = take(rows);
+  move_kv_len = take(requests);
+  move_cu_rows = take(requests + 1);
+  move_path = take(std::int64_t{requests} * kMaxStepTokens);
+  move_path_len = take(requests);
   SPECDEC_REQUIRE(next <= std::numeric_limits<std::int32_t>::max(), "a step's staging buffer of ",
                   next, " words is too large: lower max_batch_size or max_seq_len");
   words = static_cast<int>(next);

@@ -5,8 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <map>
-#include <string>
+#include <utility>
 #include <vector>
 
 #include "base/types.h"
@@ -38,6 +37,9 @@ struct StagingLayout {
   int logit_rows = 0;      // [R] rows whose choices are needed; those of decoding are the last rows
   int prompt_tokens = 0;   // [R]
   int prompt_parents = 0;  // [R]
+  int choice_parents = 0;  // [R] of the choices of prompts, counted from a request's first choice
+  // [B] each, of requests whose K/V is to be moved before the step, as CompactKvParams takes it
+  int move_kv_len = 0, move_cu_rows = 0, move_path = 0, move_path_len = 0;
   int words = 0;
 };
 
@@ -58,10 +60,12 @@ struct StagedStep {
   int num_prompt_rows = 0, num_prompt_logits = 0;
   int max_decode_rows = 0;
   int max_rows = 0, max_kv_len = 0;  // of any one request, upper bounds
-  // Of the step's choices, those that the host makes; their scores go into the ring, in this order.
-  std::vector<int> host_choices;
+  // First and number of the step's choices that the host makes, of each request; their scores go
+  // into the ring, in this order.
+  std::vector<std::pair<int, int>> host_choices;
   double second_worth = 0.0;  // tokens that a second brings without drafts; 0: not known
   bool needs_scores = false;  // somebody samples: best tokens are not enough
+  bool moves = false;         // K/V is to be moved before it
   std::vector<SlotEntry> entries;
 };
 
@@ -70,13 +74,6 @@ struct StepRings {
   std::byte* entries = nullptr;           // [depth + 2, entry_bytes()]
   const std::int32_t* results = nullptr;  // [depth + 2, result_words()]
   const float* scores = nullptr;          // [depth + 2, max_host_rows(), vocab_size]
-};
-
-// Scores of the host's choices of one step after processors that only the caller knows.
-struct HostScores {
-  const float* rows = nullptr;  // [host choices, vocab_size]; null: none was changed
-  std::int64_t row_stride = 0;
-  std::map<RequestId, std::string> errors;  // requests whose processor failed: they end with it
 };
 
 }  // namespace specdec

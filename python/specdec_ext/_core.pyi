@@ -22,6 +22,7 @@ __all__: list[str] = [
     "POSTERIOR_ALPHA",
     "POSTERIOR_THRESHOLD",
     "BeamSearch",
+    "ChoiceTree",
     "DeviceLimits",
     "DraftPasses",
     "Executor",
@@ -416,6 +417,8 @@ class StagingLayout:
     @property
     def acceptance_threshold(self) -> int: ...
     @property
+    def choice_parents(self) -> int: ...
+    @property
     def cu_logits(self) -> int: ...
     @property
     def cu_rows(self) -> int: ...
@@ -429,6 +432,14 @@ class StagingLayout:
     def max_drafts(self) -> int: ...
     @property
     def min_p(self) -> int: ...
+    @property
+    def move_cu_rows(self) -> int: ...
+    @property
+    def move_kv_len(self) -> int: ...
+    @property
+    def move_path(self) -> int: ...
+    @property
+    def move_path_len(self) -> int: ...
     @property
     def page_table(self) -> int: ...
     @property
@@ -480,9 +491,9 @@ class StagedStep:
     @property
     def entries(self) -> list[SlotEntry]: ...
     @property
-    def host_choices(self) -> list[int]:
+    def host_choices(self) -> list[tuple[int, int]]:
         """
-        Of the step's choices, those that the host makes.
+        First and number of the step's choices that the host makes, of each request.
         """
     @property
     def index(self) -> int: ...
@@ -500,6 +511,11 @@ class StagedStep:
     def max_rows(self) -> int:
         """
         Of any one request, an upper bound.
+        """
+    @property
+    def moves(self) -> bool:
+        """
+        K/V is to be moved before the step.
         """
     @property
     def needs_scores(self) -> bool:
@@ -567,6 +583,30 @@ class StepOutput:
     @property
     def tokens(self) -> list[int]: ...
 
+class ChoiceTree:
+    """
+    A tree whose scores the caller changes.
+    """
+    @property
+    def first(self) -> int:
+        """
+        Its root among the step's rows of scores.
+        """
+    @property
+    def history(self) -> list[int]:
+        """
+        Up to the root, which is its last token.
+        """
+    @property
+    def parents(self) -> list[int]:
+        """
+        Of node 0, the last decided token: -1.
+        """
+    @property
+    def request_id(self) -> int: ...
+    @property
+    def tokens(self) -> list[int]: ...
+
 class Executor:
     """
     Who takes part in which step, and what a step brought. See cpp/engine/executor.h.
@@ -592,6 +632,7 @@ class Executor:
         ngram: dict[str, typing.Any] = {},
         proposed_max_draft_len: typing.SupportsInt | typing.SupportsIndex = 127,
         proposed_max_path: typing.SupportsInt | typing.SupportsIndex | None = None,
+        proposed_by_host: bool = False,
         adaptive: bool = True,
         pads_rows: bool = False,
         enable_chunked_prefill: bool = True,
@@ -624,6 +665,10 @@ class Executor:
         The arrays of the step that stage() opened, with the drafts that its slots have.
         """
     def cancel(self, request_id: typing.SupportsInt | typing.SupportsIndex) -> bool: ...
+    def choice_trees(self) -> list[ChoiceTree]:
+        """
+        The trees whose scores the caller's own processors change: of plan()'s step, or of the oldest step in flight on a device.
+        """
     def commit(
         self,
         plan: StepPlan,
@@ -638,14 +683,17 @@ class Executor:
         """
         result: int32 greedy ids [L], or float32 scores [L, V] if plan.needs_logits. Where the caller changed scores: raw, the model's own [L, V], for logprobs; errors, by request id: those requests end with that message. hidden [L, H], the head's inputs of the rows: the one that each request's last token was chosen after is copied to its slot's row of kept [max_batch_size, H]. draft_probs: what the drafts of the step's decoding requests were drawn from, ops.DraftProbs in their second form. Returns what is due: the step's own outputs at overlap_depth 0, those of the step `overlap_depth` before it else.
         """
-    def decoding(self, request_id: typing.SupportsInt | typing.SupportsIndex) -> bool: ...
+    def decoding(self, request_id: typing.SupportsInt | typing.SupportsIndex) -> bool:
+        """
+        Past its prompt, and no step in flight decides the token after history().
+        """
     def deliver(
         self,
         scores: typing.Any = None,
         errors: collections.abc.Mapping[typing.SupportsInt | typing.SupportsIndex, str] = {},
     ) -> list[StepOutput]:
         """
-        What the oldest step in flight brought; its event must have completed. Where the caller changed the scores of the host's choices: scores [len(host_requests()), vocab_size] float32; errors, by request id: those requests end with that message.
+        What the oldest step in flight brought; its event must have completed. Where the caller changed the scores that the host reads: scores [oldest_host_rows, vocab_size] float32; errors, by request id: those requests end with that message.
         """
     def draft_len_limit(self) -> int:
         """
@@ -664,10 +712,6 @@ class Executor:
     def history(self, request_id: typing.SupportsInt | typing.SupportsIndex) -> list[int]:
         """
         Prompt and tokens, as far as steps have run.
-        """
-    def host_requests(self) -> list[int]:
-        """
-        Of the oldest step in flight: the ids of the requests whose tokens the host chooses, in the order of their rows of scores; 0 for one that has ended.
         """
     def newest(self) -> StagedStep:
         """
@@ -801,7 +845,7 @@ class Executor:
     @property
     def max_host_rows(self) -> int:
         """
-        Rows of one step that the host may choose from.
+        Rows of one step whose scores the host reads, at most.
         """
     @property
     def max_rows_per_request(self) -> int:
@@ -810,6 +854,11 @@ class Executor:
         """
     @property
     def num_unfinished(self) -> int: ...
+    @property
+    def oldest_host_rows(self) -> int:
+        """
+        Rows of scores that the host reads of the oldest step in flight.
+        """
     @property
     def oldest_ring(self) -> int:
         """

@@ -11,7 +11,6 @@ from typing import Any
 from .config.build_check import (
     check_build,
     check_device,
-    check_overlap,
     refuse_unknown_arguments,
     with_prefix_caching,
     with_sizes,
@@ -108,7 +107,6 @@ class LLM:
         seed = check_int("seed", seed, ConfigError, low=-(2**63), high=2**64 - 1)
         allow_pickle = check_bool("allow_pickle", allow_pickle, ConfigError)
         device = check_device(device)
-        check_overlap(self.scheduler_config, self.speculative_config, device)
         numerics = check_choice("numerics", numerics, ("auto", "exact", "fast"), ConfigError)
         synthetic = self.speculative_config and self.speculative_config.synthetic_acceptance
         if synthetic:

@@ -35,6 +35,7 @@ class Delivery:
     stop_reason: int | None = None
     error: str | None = None
     logprobs: list[Any] = field(default_factory=list)
+    prompt_logprobs: list[Any] = field(default_factory=list)
     forwards: int = 0
     num_drafts: int = 0
     num_accepted: int = 0
@@ -115,6 +116,7 @@ class Engine:
         assert not delivery.cancelled, "output after a cancel"
         delivery.tokens += out.tokens
         delivery.logprobs += out.logprobs or []
+        delivery.prompt_logprobs += out.prompt_logprobs
         delivery.forwards += 1
         delivery.num_drafts += out.num_drafts
         delivery.num_accepted += out.num_accepted

@@ -85,7 +85,7 @@ def make_engine(
         how = {"method": "ngram", "ngram": ngram}
     limits = EngineLimits(
         vocab_size=VOCAB, max_seq_len=256, eos_token_ids=eos, speculative_config=config,
-        num_pages=num_pages, tokens_per_block=page_size, on_stream=run_ahead is not None,
+        num_pages=num_pages, tokens_per_block=page_size,
     )  # fmt: skip
     text = tokenizer() if with_tokenizer else None
     if run_ahead is not None:

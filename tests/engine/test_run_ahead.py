@@ -18,7 +18,6 @@ from run_ahead_driver import random_hash_engine, run_ahead_hash_engine, run_ahea
 
 from hash_target import HashFunction
 from specdec_ext import _core
-from specdec_ext.engine.overlap.buffers import StepBuffers
 from specdec_ext.models import load_model
 from tiny_models import save_tiny
 
@@ -256,9 +255,6 @@ def test_what_cannot_run_ahead_is_refused(changed: dict[str, Any], message: str)
     ("options", "message"),
     [
         ({"temperature": 0.5, "top_p": 2.0}, "top_p = 2"),
-        ({"prompt_logprobs": 0}, "prompt_logprobs"),
-        ({"return_logits": True}, "return_generation_logits"),
-        ({"external_drafts": [1]}, "external_draft"),
         (
             {"stop_token_ids": list(range(48)) * 5, "eos_token_ids": list(range(20))},
             "260 end and stop",
@@ -278,11 +274,6 @@ def test_a_request_that_cannot_run_ahead_is_refused(options: dict[str, Any], mes
     with pytest.raises(ValueError, match=message):
         executor.submit(given.pop("prompt"), **given)
     assert executor.num_unfinished == 0
-
-
-def test_a_public_pool_needs_steps_that_the_host_runs() -> None:
-    with pytest.raises(ValueError, match="is_public_pool=False"):
-        StepBuffers(make(method="ngram", ngram={"is_public_pool": True}))
 
 
 def test_a_request_larger_than_the_pool_is_refused() -> None:

@@ -29,6 +29,7 @@ def host_options(rng: random.Random, vocab: int) -> dict[str, Any]:
     kinds: list[dict[str, Any]] = [
         {"min_tokens": 1},
         {"logprobs": rng.choice([0, 3])},
+        {"prompt_logprobs": rng.choice([0, 2])},
         {"repetition_penalty": 1.4},
         {"presence_penalty": 0.8, "frequency_penalty": -0.3},
         {"logit_bias": {rng.randrange(vocab): rng.choice([-5.0, 2.0])}},
@@ -56,7 +57,7 @@ def alone(function: HashFunction, job: Job) -> Delivery:
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("depth", DEPTHS)
 def test_random_schedules_of_both_kinds(depth: int, method: str) -> None:
-    chosen = 0
+    chosen = drafted = 0
     for seed in range(300, 310):
         rng = random.Random(seed)
         function, engine = random_hash_engine(
@@ -69,6 +70,10 @@ def test_random_schedules_of_both_kinds(depth: int, method: str) -> None:
                 job.max_tokens = min(job.max_tokens, 50)
                 if "min_tokens" in job.options:
                     job.options["min_tokens"] = rng.randrange(1, job.max_tokens + 1)
+                staging = engine.executor.staging_layout
+                if rng.random() < 0.4 and staging.rows > staging.requests:
+                    right = function.reference(job.prompt, min(3, staging.rows - staging.requests))
+                    job.options["external_drafts"] = [*right[:-1], rng.choice([right[-1], 0])]
         for job, got in zip(jobs, engine.run(jobs), strict=True):
             wanted = alone(function, job)
             chosen += len(got.tokens)
@@ -81,7 +86,10 @@ def test_random_schedules_of_both_kinds(depth: int, method: str) -> None:
             )  # fmt: skip
             assert got.error == wanted.error
             assert got.logprobs == wanted.logprobs
+            assert got.prompt_logprobs == wanted.prompt_logprobs
+            drafted += got.num_drafts if "logprobs" in job.options else 0
     assert chosen > 1500
+    assert drafted > 20 or method == "none"
 
 
 @pytest.mark.parametrize("depth", DEPTHS)

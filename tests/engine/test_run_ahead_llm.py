@@ -18,6 +18,7 @@ from specdec_ext import (
     NGramDecodingConfig,
     RequestError,
     SamplingParams,
+    UserDrafterConfig,
 )
 from specdec_ext.cli.common import add_llm_arguments, llm_kwargs
 from tiny_models import save_llama
@@ -267,25 +268,69 @@ def test_what_does_not_go_together_is_refused(
         open_llm(folder, None, depth, **options)
 
 
+class Guesses:
+    """Trees from the history: what stood behind its last token before, and a wrong sibling."""
+
+    def propose(self, history: list[int], budget: int) -> tuple[list[int], list[int]]:
+        at = max((i for i, t in enumerate(history[:-1]) if t == history[-1]), default=-1)
+        chain = history[at + 1 : at + 1 + (budget - 1) // 2] if at >= 0 else [1]
+        tokens, parents = [VOCAB - 1], [-1]
+        for i, token in enumerate(chain):
+            tokens.append(token)
+            parents.append(i if i else -1)
+        return tokens, parents
+
+
 @pytest.mark.parametrize("depth", [0, 1, 2])
-def test_what_needs_the_host_is_served_at_every_depth(folder: Path, depth: int) -> None:
-    """Speculation, rows of scores and drafts of the request included: all as without overlap."""
-    spec = NGramDecodingConfig(4, is_public_pool=True, adaptive=False)
-    wanted = SamplingParams(
-        max_tokens=12, ignore_eos=True, logprobs=2, prompt_logprobs=1, repetition_penalty=1.1,
-        return_generation_logits=True, external_draft=ExternalDraftTokensConfig([1, 2, 3]),
-    )  # fmt: skip
+@pytest.mark.parametrize("place", ["cpu", "stream"])
+@pytest.mark.parametrize("method", ["none", "ngram", "lookahead", "public", "user"])
+def test_what_needs_the_host_is_served_at_every_depth(
+    folder: Path, method: str, place: str, depth: int, request: pytest.FixtureRequest
+) -> None:
+    """Rows of scores, drafts that come with the request and those of a user's drafter, choices of
+    the host's: all as without overlap, and with speculation."""
+    specs = {
+        **SPECS,
+        "public": NGramDecodingConfig(4, is_public_pool=True, adaptive=False),
+        "user": UserDrafterConfig(Guesses(), max_draft_len=7),
+    }
 
-    def answers(run_ahead: int | None) -> list[Any]:
-        with open_llm(folder, spec, run_ahead) as llm:
-            results = llm.generate(PROMPTS, [wanted, GREEDY] * 2, use_tqdm=False)
-            found = [
-                (r.outputs[0].token_ids, r.outputs[0].logprobs, r.prompt_logprobs) for r in results
-            ]
-            logits = [r.outputs[0].generation_logits for r in results]
-        return [found, [None if rows is None else rows.tolist() for rows in logits]]
+    def reversing(text: list[int], scores: Any) -> Any:
+        return scores + scores.roll(sum(text) % 7) * 0.5
 
-    assert answers(depth) == answers(None)
+    every = {"max_tokens": 12, "ignore_eos": True}
+    kinds: list[dict[str, Any]] = [
+        {"logprobs": 2, "prompt_logprobs": 1, "repetition_penalty": 1.1,
+         "return_generation_logits": True, "external_draft": ExternalDraftTokensConfig([1, 2, 3])},
+        {},
+        {"logits_processors": [reversing], "temperature": 0.7, "seed": 4},
+        {"prompt_logprobs": 0},
+        {"return_generation_logits": True, "temperature": 0.4, "seed": 2},
+        {"external_draft": ExternalDraftTokensConfig([3, 1, 4], continue_decoding=False)},
+    ]  # fmt: skip
+    params = [SamplingParams(**every, **kind) for kind in kinds]
+    prompts = (PROMPTS * 2)[: len(params)]
+
+    def answers(run_ahead: int | None) -> tuple[list[Any], list[int]]:
+        with open_llm(folder, specs[method], run_ahead) as llm:
+            results = llm.generate(prompts, params, use_tqdm=False)
+            stats = llm.get_metrics()["executor"]
+        assert stats["free_pages"] == stats["total_pages"]
+        found = [
+            (r.outputs[0].token_ids, r.outputs[0].logprobs, r.prompt_logprobs) for r in results
+        ]
+        logits = [r.outputs[0].generation_logits for r in results]
+        drafts = [r.metrics["speculative_decoding"]["num_draft_tokens"] for r in results]
+        return [found, [None if rows is None else rows.tolist() for rows in logits]], drafts
+
+    wanted, drafted = answers(None)
+    if place == "stream":
+        request.getfixturevalue("on_stream")
+    got, drafts = answers(depth)
+    assert got == wanted
+    assert drafts == drafted or method == "public"  # who publishes first depends on the steps
+    if method in ("lookahead", "user"):
+        assert min(drafts) > 2
 
 
 def test_more_stop_ids_than_a_slot_holds_are_refused(folder: Path) -> None:

@@ -104,7 +104,7 @@ def _overlap_depth(text: str) -> int | str:
 
 def llm_kwargs(args: argparse.Namespace) -> dict[str, Any]:
     """LLM's arguments from the options of add_llm_arguments; all checked without torch."""
-    from ..config.build_check import check_build, check_overlap, refuse_unknown_arguments
+    from ..config.build_check import check_build, refuse_unknown_arguments
 
     def chosen(**values: Any) -> dict[str, Any]:
         return {name: value for name, value in values.items() if value is not None}
@@ -114,7 +114,7 @@ def llm_kwargs(args: argparse.Namespace) -> dict[str, Any]:
 
     refuse_unknown_arguments({}, args.tensor_parallel_size)
     config = speculative_config(args)
-    built = check_build(
+    check_build(
         config, args.max_draft_len, args.speculative_decoding_mode, args.tensor_parallel_size
     )
     # The loop brings the drafts and needs prefix reuse; the engine itself drafts nothing.
@@ -136,7 +136,6 @@ def llm_kwargs(args: argparse.Namespace) -> dict[str, Any]:
             enforce_eager=False if args.no_enforce_eager else None,
         )
     )
-    check_overlap(scheduler, None if outside else built, args.device)
     return {
         "model": args.model,
         "tokenizer": args.tokenizer_dir,

@@ -13,7 +13,7 @@ from .engine import (
     NGramDecodingConfig,
     SchedulerConfig,
 )
-from .methods import DRAFTER_CONFIGS, DrafterConfig, UserDrafterConfig
+from .methods import DRAFTER_CONFIGS, DrafterConfig
 from .names import canonical_method
 from .parse import SpeculativeConfig, parse_speculative_config
 from .validate import check_bool, check_int, show, unknown_key
@@ -21,7 +21,6 @@ from .validate import check_bool, check_int, show, unknown_key
 __all__ = [
     "check_build",
     "check_device",
-    "check_overlap",
     "refuse_unknown_arguments",
     "with_prefix_caching",
     "with_sizes",
@@ -111,26 +110,6 @@ def with_sizes(scheduler: SchedulerConfig, **sizes: int | None) -> SchedulerConf
                 "one limit: give one of them"
             )
     return result
-
-
-def check_overlap(scheduler: SchedulerConfig, spec: SpeculativeConfig | None, device: str) -> None:
-    """Raise ConfigError for what a number as overlap_depth does not go together with on a device.
-
-    device  "auto" is checked again when it is known; on the CPU everything is served at every depth
-    """
-    if scheduler.run_ahead is None:
-        return
-    where = f"SchedulerConfig.overlap_depth = {scheduler.overlap_depth}"
-    served = isinstance(spec, UserDrafterConfig) and device in ("auto", "cpu")
-    if isinstance(spec, DrafterConfig) and spec.host_only is not None and not served:
-        raise ConfigError(f"{where}: {spec.host_only}; use another method, or overlap_depth='auto'")
-    if device in ("auto", "cpu"):
-        return
-    if isinstance(spec, NGramDecodingConfig) and spec.is_public_pool:
-        raise ConfigError(
-            f"{where}: a public pool lives on the host; set NGramDecodingConfig.is_public_pool="
-            "False, or overlap_depth='auto'"
-        )
 
 
 def check_build(

@@ -37,11 +37,6 @@ class DrafterConfig(SpeculationOptions):
         """As max_draft_path_len, of the request whose drafts go deepest."""
         return self.max_draft_path_len
 
-    @property
-    def host_only(self) -> str | None:
-        """Why its drafts cannot be made by steps that run ahead, in words; None: they can."""
-        return None
-
     @classmethod
     def normalize_keys(cls, values: Mapping[Any, Any]) -> dict[Any, Any]:
         """`values` as read from a dict or file, less the keys that mean more than another name."""

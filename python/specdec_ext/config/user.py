@@ -37,11 +37,6 @@ class UserDrafterConfig(DrafterConfig):
     max_draft_len: int = 16
     adaptive: bool = True
 
-    @property
-    def host_only(self) -> str | None:
-        """See DrafterConfig."""
-        return "a user's drafter makes its drafts on the host, from the results of a step"
-
     def __post_init__(self) -> None:
         where = "UserDrafterConfig."
         if not callable(getattr(self.drafter, "propose", None)):

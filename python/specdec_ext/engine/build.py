@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..config.build_check import check_overlap
 from ..config.engine import KvCacheConfig, SchedulerConfig
 from ..config.methods import DrafterConfig
 from ..config.parse import SpeculativeConfig
@@ -92,7 +91,6 @@ class EngineBuilder:
     def build(self) -> EngineParts:
         """Load the models, then everything that is sized by them."""
         self.place = resolve_device(self._device)
-        check_overlap(self._scheduler, self._speculative, self.place.name)
         loaded = ModelLoader(
             self._path,
             speculative_config=self._speculative,
@@ -125,7 +123,7 @@ class EngineBuilder:
             self.tokenizer,
             self.memory,
             self._speculative,
-            self._make_run_ahead(loaded.step_drafter)
+            self._make_run_ahead(loaded.drafter, loaded.step_drafter)
             if self._on_stream
             else self._make_engine(loaded.drafter, loaded.step_drafter),
             self.place.name,
@@ -161,11 +159,12 @@ class EngineBuilder:
             num_pages=self.memory.num_pages,
             tokens_per_block=self.memory.tokens_per_block,
             seed=self._seed,
-            on_stream=self._on_stream,
             max_queued_requests=self._scheduler.max_queued_requests,
         )
 
-    def _make_run_ahead(self, drafter: StepDrafter | None) -> EngineLoop:
+    def _make_run_ahead(
+        self, drafter: UserDrafter | None, step_drafter: StepDrafter | None
+    ) -> EngineLoop:
         from .overlap.build import make_pipeline
         from .overlap.loop import RunAheadLoop
 
@@ -176,12 +175,15 @@ class EngineBuilder:
             self._scheduler,
             self.place,
             drafting_arguments(self._speculative),
-            drafter=drafter,
+            drafter=step_drafter,
             adaptive=self._speculative is not None and self._speculative.adaptive,
             enable_block_reuse=self._kv_cache.enable_block_reuse,
             synthetic_rates=() if self._speculative is None else self._speculative.synthetic_rates,
         )
 
+        drafting = None
+        if drafter is not None:
+            drafting = self._draft_session(drafter, pipeline.executor)
         calibrate = None
         if self._speculative is not None:
             calibrate = self._served_cost(pipeline.executor, measure=True)
@@ -193,6 +195,15 @@ class EngineBuilder:
             tokenizer=self.tokenizer,
             calibrate=calibrate,
             release_pages=self._release_pages,
+            drafting=drafting,
+        )
+
+    def _draft_session(self, drafter: UserDrafter, executor: Any) -> DraftSession:
+        return DraftSession(
+            drafter,
+            executor,
+            hidden_size=self.model.hidden_size,
+            max_seq_len=self.memory.max_seq_len,
         )
 
     def _make_engine(
@@ -205,12 +216,7 @@ class EngineBuilder:
             drafting = SlotDrafting(slot_drafter, executor, hidden_size=model.hidden_size)
             executor = drafting.front
         elif drafter is not None:
-            drafting = DraftSession(
-                drafter,
-                executor,
-                hidden_size=model.hidden_size,
-                max_seq_len=self.memory.max_seq_len,
-            )
+            drafting = self._draft_session(drafter, executor)
 
         calibrate = None
         if self._speculative is not None:

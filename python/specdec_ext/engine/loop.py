@@ -19,7 +19,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import EngineError, RequestError
 from ..log import logger
@@ -34,6 +34,9 @@ from .logits_processing import process_scores
 from .memory_plan import MemoryPlan
 from .request_state import Owner, RequestState
 from .step_lock import StepLock, close_at_exit
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = ["EngineLoop"]
 
@@ -87,6 +90,7 @@ class EngineLoop:
         self._ledger = Ledger()
         self._prompt_tokens = 0
         self._wants_logits = False  # somebody does, or did
+        self._has_processors = False  # somebody does, or did
         self._results: dict[int, Any] = {}  # then: the scores of the steps in flight
         self._closed = self._wants_calibration = False
         self._forward_s = self._step_s = 0.0
@@ -154,6 +158,7 @@ class EngineLoop:
             adaptive = resolved.submit_kwargs.get("adaptive")
             config = self.limits.speculative_config
             self._wants_logits |= params.return_generation_logits
+            self._has_processors |= bool(params.logits_processors)
             if resolved.submit_kwargs["speculative"] and config is not None:
                 self._wants_calibration |= config.adaptive if adaptive is None else adaptive
         return state
@@ -308,12 +313,20 @@ class EngineLoop:
         }
 
     def _commit(self, plan: Any, result: Any) -> list[Any]:
-        with self._lock:
-            processed = {r: s for r, s in self._states.items() if s.params.logits_processors}
-        if not processed or not plan.needs_logits:  # none of them decides anything in this step
+        trees = self.executor.choice_trees() if self._has_processors else ()
+        if not trees:
             return list(self.executor.commit(plan, result))
-        scores, errors = process_scores(plan, result, processed)
+        scores, errors = self._process_trees(trees, result)
         return list(self.executor.commit(plan, scores, raw=result, errors=errors))
+
+    def _process_trees(
+        self, trees: Iterable[Any], scores: torch.Tensor
+    ) -> tuple[torch.Tensor, dict[int, str]]:
+        """What callers' processors make of a step's scores, and why some failed."""
+        with self._lock:
+            states = {t.request_id: self._states.get(t.request_id) for t in trees}
+        processors = {rid: s.params.logits_processors or () for rid, s in states.items() if s}
+        return process_scores(trees, scores, processors)
 
     def _require_open(self) -> None:
         self._steps.refuse_in_fork()

@@ -46,6 +46,7 @@ def drafting_arguments(config: SpeculativeConfig | None) -> dict[str, Any]:
             "method": "proposed",
             "proposed_max_draft_len": config.max_draft_len,
             "proposed_max_path": config.longest_path_len,
+            "proposed_by_host": isinstance(config, UserDrafterConfig),
         }
     elif config is not None:
         how = {"method": "ngram", "ngram": {name: getattr(config, name) for name in _NGRAM}}

@@ -39,7 +39,6 @@ class EngineLimits:
     num_pages: int
     tokens_per_block: int
     seed: int = 0
-    on_stream: bool = False
     max_queued_requests: int = SchedulerConfig.max_queued_requests
 
     def require_room(self, held: int, count: int) -> None:
@@ -239,30 +238,8 @@ def resolve_request(
             f"SamplingParams.stop_token_ids: {count} end and stop ids together, at most "
             f"{_MAX_STOP_IDS} fit; give fewer stop_token_ids"
         )
-    if limits.on_stream:
-        _check_on_stream(kwargs)
     return ResolvedRequest(prompt, kwargs, depth, max_tokens, draft_options)
-
-
-# What a request that runs ahead may not set: the executor's keyword, its neutral value, and the
-# field of SamplingParams.
-_NOT_AHEAD: tuple[tuple[str, Any, str], ...] = (
-    ("prompt_logprobs", None, "prompt_logprobs"),
-    ("return_logits", False, "return_generation_logits"),
-    ("external_drafts", [], "external_draft"),
-)
 
 
 # End and stop ids of a request (cpp/algo/slot.h), stated here so that no core is needed to refuse.
 _MAX_STOP_IDS = 256
-
-
-def _check_on_stream(kwargs: Mapping[str, Any]) -> None:
-    """Raise RequestError for what needs more of a step than the scores of its last row."""
-    remedy = "make the LLM with SchedulerConfig.overlap_depth='auto'"
-    for keyword, neutral, name in _NOT_AHEAD:
-        if kwargs[keyword] != neutral:
-            raise RequestError(
-                f"SamplingParams.{name} is set: with overlap_depth a step's scores are "
-                f"not kept, and drafts are the engine's own; leave it out, or {remedy}"
-            )

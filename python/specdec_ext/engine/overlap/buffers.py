@@ -112,7 +112,7 @@ class StepBuffers:
         self.synthetic_rates: Tensor | None = None
         if synthetic_rates:
             self.synthetic_rates = torch.tensor(synthetic_rates, dtype=torch.float64, device=device)
-        # Of requests whose tokens the host chooses.
+        # Rows that the host reads.
         self.host_scores = on_device(chosen, vocab, dtype=torch.float32)
         self.result_block = on_device(executor.result_words)
         words_each = self.layout.result_words

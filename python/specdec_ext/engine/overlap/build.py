@@ -61,9 +61,11 @@ def _make_executor(
 
 
 def _max_choices(executor: Any) -> int:
-    """Rows of a step whose scores are needed, at most: one of a prompt, or those of a request."""
+    """Rows of a step whose scores are needed, at most: one of a prompt, or those of a request, and
+    what the host reads."""
     staging = executor.staging_layout
-    return min(int(staging.rows), int(staging.requests * executor.max_rows_per_request))
+    rows = staging.requests * executor.max_rows_per_request + executor.max_host_rows
+    return min(int(staging.rows), int(rows))
 
 
 def device_bytes(
@@ -181,6 +183,7 @@ def make_pipeline(
         adaptive=adaptive,
         pads_rows=not place.is_cpu,
         enable_block_reuse=enable_block_reuse,
+        synthetic_acceptance_rates=list(synthetic_rates),
     )
     forward: HostForward | DeviceForward
     if place.is_cpu:

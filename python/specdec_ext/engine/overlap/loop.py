@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ...log import logger
-from ..logits_processing import process_rows
 from ..loop import EngineLoop
 from . import RunAheadPipeline
 
@@ -30,6 +29,8 @@ class RunAheadLoop(EngineLoop):
 
     def _advance(self, resumed: bool) -> list[Any] | None:
         """Enqueue a step for whoever is ready and read the one that is due. None: neither."""
+        if self._drafting is not None and not resumed:
+            self._drafting.propose()
         before = self._pipeline.forward_s
         try:
             outputs = self._pipeline.step()
@@ -46,10 +47,11 @@ class RunAheadLoop(EngineLoop):
         if self.executor.num_unfinished == 0:
             self._pipeline.drain()  # nobody waits for these steps, but for their pages
 
-    def _process(self, ids: list[int], scores: torch.Tensor) -> Any:
-        with self._lock:
-            states = {rid: self._states[rid] for rid in ids if rid in self._states}
-        return process_rows(ids, scores, states)
+    def _process(self, step: int, scores: torch.Tensor) -> Any:
+        if self._wants_logits:
+            self._results[step] = scores.clone()
+        trees = self.executor.choice_trees()
+        return self._process_trees(trees, scores) if trees else (None, {})
 
     def _draft_options(self, request_id: int) -> Mapping[str, Any]:
         with self._lock:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from specdec_ext import ops
+from specdec_ext._core import MAX_STEP_TOKENS
 from specdec_ext.drafters.step_drafter import DraftInputs, PromptInputs, StepDrafter
 from specdec_ext.engine.overlap.buffers import StepBuffers, StepTensors
 from specdec_ext.log import logger
@@ -31,7 +32,8 @@ class Geometry:
     max_rows, max_kv_len         of any one request, upper bounds
     needs_scores                 somebody samples, or the host chooses
     drafts                       a decoding request may have more than one row
-    host_choices                 of the choices of prompts, those that the host makes
+    host_choices                 first and number of the choices that the host makes, by request
+    moves                        K/V of choices that the host has made is moved before the step
     """
 
     prompts: int
@@ -42,8 +44,9 @@ class Geometry:
     max_rows: int
     max_kv_len: int
     needs_scores: bool
-    host_choices: tuple[int, ...] = ()
+    host_choices: tuple[tuple[int, int], ...] = ()
     drafts: bool = True
+    moves: bool = False
 
     @classmethod
     def of(cls, planned: Any) -> Geometry:
@@ -59,6 +62,7 @@ class Geometry:
             planned.needs_scores,
             tuple(planned.host_choices),
             planned.max_decode_rows > planned.num_decodes,
+            planned.moves,
         )
 
 
@@ -114,6 +118,9 @@ class StepOperations:
     def _operations(self, g: Geometry) -> tuple[tuple[Callable[[], None], ...], ...]:
         """What runs on the device, for each of PARTS: the same addresses for equal geometries."""
         tensors = self._tensors(g)
+        moving: tuple[Callable[[], None], ...] = ()
+        if g.moves:
+            moving = (lambda: self._move_kv(g, tensors),)
         drafting: tuple[Callable[[], None], ...] = ()
         if self._is_drafting(g):
             drafting = (lambda: self._bring_drafts(g, tensors),)
@@ -123,6 +130,7 @@ class StepOperations:
         return (
             (
                 self._clear_status,
+                *moving,
                 *drafting,
                 lambda: self._draft(g, tensors),
                 lambda: self._build(tensors),
@@ -137,6 +145,24 @@ class StepOperations:
 
     def _clear_status(self) -> None:
         self.buffers.status.zero_()
+
+    def _move_kv(self, g: Geometry, tensors: StepTensors) -> None:
+        """Bring K/V that the host has accepted since the last step to its place."""
+        b, layout, step = self.buffers, self.buffers.staging, tensors.step
+        requests = g.prompts + g.decodes
+        path = b.staged_part(layout.move_path, requests * MAX_STEP_TOKENS)
+        ops.compact_kv(
+            *self._pages,
+            step.page_table,
+            b.staged_part(layout.move_kv_len, requests),
+            b.staged_part(layout.move_cu_rows, requests + 1),
+            path.view(requests, MAX_STEP_TOKENS),
+            b.staged_part(layout.move_path_len, requests),
+            num_rows=requests * MAX_STEP_TOKENS,
+            max_kv_len=step.max_kv_len,
+            backend=self._backend,
+            status=tensors.status,
+        )
 
     def _timed_forward(self, tensors: StepTensors) -> None:
         begin = time.perf_counter()
@@ -305,8 +331,11 @@ class StepOperations:
             return self._commit(tensors, tensors.sampled, accepted)
         if scores is None:
             raise ValueError("the model returned no scores for a step that samples")
-        for i, choice in enumerate(g.host_choices):
-            b.host_scores[i].copy_(scores[choice, : b.host_scores.shape[1]])
+        at = 0
+        for first, count in g.host_choices:
+            chosen = scores[first : first + count, : b.host_scores.shape[1]]
+            b.host_scores[at : at + count].copy_(chosen)
+            at += count
         requests, rows = len(step.kv_len), len(scores)
         tokens, positions, parents = self._needed_nodes(g, tensors, rows)
         drawn = None
@@ -345,7 +374,9 @@ class StepOperations:
             for values, to in zip((tokens, positions, parents), chosen, strict=True):
                 torch.index_select(values, 0, needed, out=to)
             tokens, positions, parents = chosen
-            parents[: g.prompt_logits].fill_(-1)  # a prompt's last row is a tree of its own
+            # Counted from a prompt's first choice, which is a tree's root.
+            staged = b.staged_part(b.staging.choice_parents, g.prompt_logits)
+            parents[: g.prompt_logits].copy_(staged)
         return tokens[:rows], positions[:rows], parents[:rows]
 
     def _accept_synthetic(self, g: Geometry, tensors: StepTensors) -> ops.AcceptResults:

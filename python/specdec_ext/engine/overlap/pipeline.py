@@ -40,13 +40,13 @@ class RunAheadPipeline(StepOperations):
     drafter   brings drafts where the executor's method is "proposed"
     draft_options  what the request of an id asked of the drafter; None: nothing
     synthetic_rates  of synthetic acceptance; (): acceptance is real
-    process   what callers make of the scores of requests whose tokens the host chooses: called
-              with their ids (0: ended) and their rows [n, V], which stay as they are; returns
-              others (None: the same) and error messages by id. None: nothing
+    process   what callers make of the scores that the host reads of a step: called with the step's
+              index and its rows [n, V], which stay as they are; returns others (None: the same)
+              and error messages by id. None: nothing
     """
 
     draft_options: Callable[[int], Mapping[str, Any]] | None = None
-    process: Callable[[list[int], Tensor], tuple[Tensor | None, dict[int, str]]] | None = None
+    process: Callable[[int, Tensor], tuple[Tensor | None, dict[int, str]]] | None = None
 
     def __init__(
         self,
@@ -163,11 +163,10 @@ class RunAheadPipeline(StepOperations):
         self._not_host_s += time.perf_counter() - begin
         scores: Tensor | None = None
         errors: dict[int, str] = {}
-        ids = self.executor.host_requests() if self.process is not None else []
-        if any(ids):
-            assert self.process is not None
-            rows = self.buffers.score_ring[self.executor.oldest_ring, : len(ids)]
-            scores, errors = self.process(ids, rows)
+        count = self.executor.oldest_host_rows
+        if count and self.process is not None:
+            rows = self.buffers.score_ring[self.executor.oldest_ring, :count]
+            scores, errors = self.process(index, rows)
         outputs = self.executor.deliver(scores, errors)
         del self._events[index]
         if timed is not None and self._times is not None:
@@ -258,7 +257,7 @@ class RunAheadPipeline(StepOperations):
                 stream.enqueue(partial(self.drafter.enter, entry.slot, options))
 
     def _read_back(self, planned: Any) -> None:
-        buffers, count = self.buffers, len(planned.host_choices)
+        buffers, count = self.buffers, sum(count for _, count in planned.host_choices)
         self.stream.copy(buffers.result_ring[planned.ring], buffers.result_block)
         if count:
             self.stream.copy(buffers.score_ring[planned.ring, :count], buffers.host_scores[:count])

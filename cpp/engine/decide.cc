@@ -1,0 +1,131 @@
+// What the scores of a request's rows decide where its slot is the host's: in steps that the host
+// runs when they are committed, in steps on a device when they are delivered.
+#include <algorithm>
+
+#include "algo/fault.h"
+#include "engine/executor.h"
+
+namespace specdec {
+namespace {
+
+// Text goes to the public pool in pieces of this many tokens: each piece repeats a little of what
+// came before it, so that n-grams across the border are found.
+constexpr int kPublishTokens = 32;
+
+}  // namespace
+
+// What the scores of one request's rows decide, where its slot is the host's.
+void Executor::decide_place(Place& place, const StepShare& share, const PlaceRows& rows,
+                            const std::map<RequestId, std::string>& errors,
+                            const StepDraftProbs* drawn, int drawn_index, SlotResult* result,
+                            std::int32_t* path, std::int32_t* path_len) {
+  RequestRecord& request = *place.request;
+  StepOutput& out = place.out;
+  if (place.is_prefill && request.params.prompt_logprobs) {
+    for (int i = 0; i < place.rows && place.start + i + 1 < request.prompt_len; ++i) {
+      const TokenId next = request.tokens()[place.start + i + 1];
+      out.prompt_logprobs.push_back(compute_logprobs(rows.raw + i * rows.raw_stride,
+                                                     config_.vocab_size, next,
+                                                     *request.params.prompt_logprobs));
+    }
+  }
+  if (!place.decides) return;
+  Slot* slot = request.host_slot;
+  if (const auto failed = errors.find(request.id); failed != errors.end()) {
+    out.finish_reason = FinishReason::kError;
+    out.error = failed->second;
+    *result = SlotResult{};
+    result->num_drafts = slot->tree.num_drafts();
+    result->bad_row = 1;
+    return;
+  }
+  const int root = place.choices - slot->tree.size;  // a prompt's other rows decide nothing
+  TokenId* sampled = rows.sampled + root;
+  const Proposal* proposal = request.step_proposal.get();
+  const HostChoice choice{request.params,
+                          request.processor,
+                          slot->history(),
+                          slot->len,
+                          request.output_so_far(),
+                          slot->tree,
+                          proposal == nullptr ? nullptr : &proposal->probs,
+                          proposal == nullptr ? nullptr : proposal->source,
+                          slot->method == SlotMethod::kLookahead,
+                          proposal == nullptr ? drawn : nullptr,
+                          drawn_index};
+  acceptor_.decide(choice, rows.scores == nullptr ? nullptr : rows.scores + root * rows.stride,
+                   rows.stride, sampled, &accepted_);
+  const bool own_tree = proposal == nullptr;
+  const bool begins = slot->begun == 0;
+  slot_commit(SerialTeam{}, slot, &slot->tree, sampled, &accepted_, result, path, path_len,
+              own_tree);
+  const int kept = std::max(0, result->num_tokens - 1);
+  const bool in_place = kept == 0 || accepted_.path[kept - 1] == kept;
+  // What has ended leaves K/V behind only to be reused.
+  if (slot->frozen() && book_.pages().reuse() && !in_place) *path_len = kept;
+  if (fault(Fault::kStaleContext)) *path_len = 0;
+  deliver_on_host(place, root, rows, result);
+  learn_on_host(request, share, *result, begins);
+}
+
+// What the tokens bring besides themselves: logprobs, their rows, the text of processors.
+void Executor::deliver_on_host(Place& place, int root, const PlaceRows& rows, SlotResult* result) {
+  RequestRecord& request = *place.request;
+  StepOutput& out = place.out;
+  Slot* slot = request.host_slot;
+  const DraftTree& tree = slot->tree;
+  for (int i = 0; i < result->num_tokens; ++i) {
+    const int row = root + (i == 0 ? 0 : accepted_.path[i - 1]);
+    const TokenId token = result->tokens[i];
+    request.processor.append(token);
+    if (request.params.logprobs) {
+      out.logprobs.push_back(compute_logprobs(rows.raw + row * rows.raw_stride, config_.vocab_size,
+                                              token, *request.params.logprobs));
+    }
+    out.last_logit_row = rows.first + row;
+    if (request.params.return_logits) out.logit_rows.push_back(out.last_logit_row);
+  }
+  if (place.is_prefill && request.params.end_after_drafts && !slot->frozen()) {
+    slot->finish = result->finish = static_cast<std::int32_t>(FinishReason::kLength);
+  }
+  if (result->bad_row != 0 && rows.sampled[root] == kNothingAllowed) {
+    out.error =
+        "no token is allowed here: allowed_token_ids, bad_words, logit_bias and "
+        "logits_processors leave none; relax them";
+  }
+  std::int32_t depth[kMaxStepTokens];
+  derive_depths(tree.parents, tree.size, depth);
+  out.max_path = *std::max_element(depth, depth + tree.size);
+}
+
+// What the step says about drafts of later ones. Decided tokens say how far an offered draft was
+// right, verified or not.
+void Executor::learn_on_host(RequestRecord& request, const StepShare& share,
+                             const SlotResult& result, bool first) {
+  if (!first && result.num_tokens > 0) {
+    const int judged = std::min(static_cast<int>(request.offered.size()), result.num_tokens);
+    for (int i = 0; i < judged; ++i) {
+      const bool right = request.offered[i] == result.tokens[i];
+      request.rates.observe(request.match_len, i + 1, right, kOwnDecay);
+      request.shared_rates->observe(request.match_len, i + 1, right, kSharedDecay);
+      if (!right) break;
+    }
+    learn(request, share, result);
+  }
+  request.offered.clear();
+  if (public_pool_ && result.num_tokens > 0 && request.host_slot->method == SlotMethod::kNgram) {
+    const bool failed = result.finish == static_cast<std::int32_t>(FinishReason::kError);
+    if (!failed) feed_pool(request, first || request.host_slot->frozen() ? 1 : kPublishTokens);
+  }
+}
+
+// Publishes what is new of the text, if that is at least `at_least` tokens.
+void Executor::feed_pool(RequestRecord& request, int at_least) {
+  const std::int32_t length = request.host_slot->len;
+  if (length - request.published < at_least) return;
+  public_pool_->publish(request.params.cache_salt, request.host_slot->history(), request.published,
+                        length);
+  request.published = length;
+}
+
+}  // namespace specdec
