@@ -196,9 +196,8 @@ class LLM:
         the request. Raises RequestError at the call, before any work.
         """
         text, ids = self.prompts.read(prompt)
-        return self._stream(
-            RequestGroup(self.engine, ids, sampling_params or SamplingParams(), prompt=text)
-        )
+        request = self.engine.resolve(ids, sampling_params or SamplingParams())
+        return self._stream(RequestGroup(self.engine, request, prompt=text))
 
     def generate_async(
         self, prompt: Prompt, sampling_params: SamplingParams | None = None
@@ -208,9 +207,8 @@ class LLM:
         Raises RequestError at the call, before any work.
         """
         text, ids = self.prompts.read(prompt)
-        return AsyncRequest(
-            self.engine, self._stepper, ids, sampling_params or SamplingParams(), text
-        )
+        request = self.engine.resolve(ids, sampling_params or SamplingParams())
+        return AsyncRequest(self.engine, self._stepper, request, text)
 
     def get_metrics(self) -> dict[str, Any]:
         """Sums since construction: steps, tokens, drafts, times, memory (docs/metrics.md)."""
@@ -271,17 +269,18 @@ class LLM:
                     f"{type(entry).__name__}; SamplingParams.from_dict reads a dict"
                 )
         self.engine.require_room(sum(entry.n for entry in params))
+        resolved = []
         for i, ((_, ids), entry) in enumerate(zip(items, params, strict=True)):
             try:
-                self.engine.validate(ids, entry)
+                resolved.append(self.engine.resolve(ids, entry))
             except RequestError as error:
                 if len(items) == 1:
                     raise
                 raise type(error)(f"prompts[{i}]: {error}") from None
         groups: list[RequestGroup] = []
         try:
-            for (text, ids), entry in zip(items, params, strict=True):
-                groups.append(RequestGroup(self.engine, ids, entry, prompt=text))
+            for (text, _), request in zip(items, resolved, strict=True):
+                groups.append(RequestGroup(self.engine, request, prompt=text))
         except BaseException:
             for group in groups:
                 group.cancel()

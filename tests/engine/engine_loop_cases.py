@@ -111,7 +111,7 @@ def make_engine(
 
 
 def run(engine: EngineLoop, prompts: list[list[int]], params: SamplingParams) -> list[Any]:
-    states = [engine.submit(p, params) for p in prompts]
+    states = [engine.submit(engine.resolve(p, params)) for p in prompts]
     engine.run(states)
     return [s.snapshot() for s in states]
 

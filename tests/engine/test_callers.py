@@ -35,7 +35,7 @@ def test_an_update_callback_that_raises_harms_nobody(ahead: int | None) -> None:
 
     params = SamplingParams(max_tokens=12)
     states = [
-        engine.submit(p, params, on_update=on_update if i == 1 else None)
+        engine.submit(engine.resolve(p, params), on_update=on_update if i == 1 else None)
         for i, p in enumerate(PROMPTS)
     ]
     engine.run(states)
@@ -49,7 +49,10 @@ def test_a_processor_with_a_gradient_works(ahead: int | None) -> None:
     weight = torch.nn.Parameter(torch.tensor(1.0))
     engine = make_engine(NGRAM, run_ahead=ahead)
     params = SamplingParams(max_tokens=9, logits_processors=[lambda _, scores: scores * weight])
-    states = [engine.submit(PROMPTS[0], params), engine.submit(PROMPTS[2], SamplingParams())]
+    states = [
+        engine.submit(engine.resolve(PROMPTS[0], params)),
+        engine.submit(engine.resolve(PROMPTS[2], SamplingParams())),
+    ]
     engine.run(states)
     assert states[0].token_ids == FUNCTION.reference(PROMPTS[0], 9)
     assert states[1].token_ids == FUNCTION.reference(PROMPTS[2], 16)
@@ -92,7 +95,7 @@ def test_steps_from_inside_a_step_are_refused(ahead: int | None) -> None:
     refused: list[str] = []
 
     def call_back(tokens: list[int], scores: torch.Tensor) -> torch.Tensor:
-        other = engine.submit([3], SamplingParams(max_tokens=2))  # does not wait
+        other = engine.submit(engine.resolve([3], SamplingParams(max_tokens=2)))  # does not wait
         assert engine.cancel(other)
         for call in (lambda: engine.run([state]), engine.close):
             with pytest.raises(EngineError, match="from inside a step") as error:
@@ -101,7 +104,7 @@ def test_steps_from_inside_a_step_are_refused(ahead: int | None) -> None:
         return scores
 
     params = SamplingParams(max_tokens=3, logits_processors=[call_back])
-    state = engine.submit(PROMPTS[0], params)
+    state = engine.submit(engine.resolve(PROMPTS[0], params))
     engine.run([state])
     assert state.token_ids == FUNCTION.reference(PROMPTS[0], 3)
     assert len(refused) >= 6
@@ -112,7 +115,9 @@ def test_steps_from_inside_a_step_are_refused(ahead: int | None) -> None:
 @pytest.mark.parametrize("ahead", ENGINES)
 def test_requests_whose_owner_is_gone_are_cancelled(ahead: int | None, started: bool) -> None:
     engine = make_engine(NGRAM, run_ahead=ahead)
-    groups = [RequestGroup(engine, PROMPTS[i % 4], SamplingParams()) for i in range(50)]
+    groups = [
+        RequestGroup(engine, engine.resolve(PROMPTS[i % 4], SamplingParams())) for i in range(50)
+    ]
     states = [state for group in groups for state in group.states]
     if started:
         engine.step()
@@ -127,7 +132,7 @@ def test_requests_whose_owner_is_gone_are_cancelled(ahead: int | None, started: 
 
 def test_abandoning_an_engine_cancels_what_runs() -> None:
     engine = make_engine(NGRAM)
-    states = [engine.submit(p, SamplingParams()) for p in PROMPTS]
+    states = [engine.submit(engine.resolve(p, SamplingParams())) for p in PROMPTS]
     engine.abandon()
     assert engine.step() is False
     assert {s.finish_reason for s in states} == {"cancelled"}
@@ -188,7 +193,7 @@ class Bar:
 @pytest.mark.parametrize("where", ["make", "update", "close"])
 def test_a_progress_bar_that_raises_stops_nothing(where: str) -> None:
     engine = make_engine(NGRAM)
-    states = [engine.submit(p, SamplingParams()) for p in PROMPTS]
+    states = [engine.submit(engine.resolve(p, SamplingParams())) for p in PROMPTS]
     progress = Progress(states, Bar(where))
     engine.run(states, on_step=progress.update)
     progress.close()
@@ -205,13 +210,14 @@ from specdec_ext.request.sampling_params import SamplingParams
 engine = make_engine(NGRAM)
 engine.model.delay_s = 0.002
 stepper = BackgroundStepper(engine)
-requests = [AsyncRequest(engine, stepper, p, SamplingParams(max_tokens=200), None) for p in PROMPTS]
+params = SamplingParams(max_tokens=200)
+requests = [AsyncRequest(engine, stepper, engine.resolve(p, params), None) for p in PROMPTS]
 time.sleep(0.02)
 for _ in range(8):
     child = os.fork()
     if child == 0:
         try:
-            engine.submit([1], SamplingParams())
+            engine.submit(engine.resolve([1], SamplingParams()))
         except EngineError as error:
             engine.close()
             requests[0].cancel()

@@ -134,7 +134,7 @@ def test_stop_token_and_end_token_at_every_offset(method: str) -> None:
 def test_streams_add_up(method: str) -> None:
     engine = make_engine(METHODS[method])
     params = SamplingParams(max_tokens=60, stop=["\x00never"])
-    state = engine.submit(PROMPTS[0], params)
+    state = engine.submit(engine.resolve(PROMPTS[0], params))
     text, ids, segments = "", [], []
     while not state.finished:
         engine.step()
@@ -153,7 +153,7 @@ def test_a_stream_never_shows_what_a_stop_cuts_away() -> None:
     engine = make_engine(NGRAM)
     text = text_of(FUNCTION.reference(PROMPTS[0], 60))
     stop = text[20:26]
-    state = engine.submit(PROMPTS[0], SamplingParams(max_tokens=60, stop=stop))
+    state = engine.submit(engine.resolve(PROMPTS[0], SamplingParams(max_tokens=60, stop=stop)))
     shown = ""
     while not state.finished:
         engine.step()
@@ -174,9 +174,11 @@ def test_calibration_runs_once_before_the_first_adaptive_request() -> None:
     run(engine, PROMPTS, SamplingParams(max_tokens=4, speculative=False))
     run(engine, PROMPTS, SamplingParams(max_tokens=4, adaptive=False))
     assert calls == []
-    plain = engine.submit(PROMPTS[0], SamplingParams(max_tokens=40, speculative=False))
+    plain = engine.submit(
+        engine.resolve(PROMPTS[0], SamplingParams(max_tokens=40, speculative=False))
+    )
     engine.step()
-    late = engine.submit(PROMPTS[1], SamplingParams(max_tokens=8))
+    late = engine.submit(engine.resolve(PROMPTS[1], SamplingParams(max_tokens=8)))
     engine.run([late])
     assert calls == []  # pages were in use
     engine.run([plain])

@@ -28,7 +28,7 @@ from specdec_ext.request.sampling_params import SamplingParams
 
 def start(engine: EngineLoop, prompt: list[int], params: SamplingParams) -> AsyncRequest:
     stepper = engine.__dict__.setdefault("stepper", BackgroundStepper(engine))
-    return AsyncRequest(engine, stepper, prompt, params, None)
+    return AsyncRequest(engine, stepper, engine.resolve(prompt, params), None)
 
 
 def wait_until(condition: Any) -> None:

@@ -21,7 +21,7 @@ from specdec_ext.request.sampling_params import SamplingParams
 @pytest.mark.parametrize("method", METHODS)
 def test_a_failing_forward_fails_its_step_only(method: str) -> None:
     engine = make_engine(METHODS[method], max_batch_size=2, fails_at={3: RuntimeError("boom 17")})
-    states = [engine.submit(p, SamplingParams(max_tokens=30)) for p in PROMPTS]
+    states = [engine.submit(engine.resolve(p, SamplingParams(max_tokens=30))) for p in PROMPTS]
     engine.run(states)
     reasons = [s.finish_reason for s in states]
     assert reasons.count("error") == 2  # the two of that step; the waiting ones go on
@@ -43,7 +43,7 @@ def test_a_wrong_result_of_the_model_fails_the_step() -> None:
     engine = make_engine()
     good = engine.model.forward
     engine.model.forward = lambda plan: good(plan)[:0]
-    state = engine.submit([1, 2], SamplingParams())
+    state = engine.submit(engine.resolve([1, 2], SamplingParams()))
     engine.run([state])
     assert state.finish_reason == "error"
     assert "0 rows" in (state.error or "")
@@ -56,7 +56,7 @@ def test_a_wrong_result_of_the_model_fails_the_step() -> None:
 @pytest.mark.parametrize("go_on", [False, True])
 def test_ctrl_c_keeps_partial_output_and_the_engine(go_on: bool) -> None:
     engine = make_engine(NGRAM, fails_at={4: KeyboardInterrupt()})
-    state = engine.submit(PROMPTS[0], SamplingParams(max_tokens=50))
+    state = engine.submit(engine.resolve(PROMPTS[0], SamplingParams(max_tokens=50)))
     with pytest.raises(KeyboardInterrupt):
         engine.run([state])
     assert not state.finished
@@ -76,7 +76,7 @@ def test_ctrl_c_keeps_partial_output_and_the_engine(go_on: bool) -> None:
 @pytest.mark.parametrize("stage", range(8))
 def test_cancel_at_every_stage(stage: int) -> None:
     engine = make_engine(NGRAM, max_batch_size=2)
-    states = [engine.submit(p, SamplingParams(max_tokens=25)) for p in PROMPTS]
+    states = [engine.submit(engine.resolve(p, SamplingParams(max_tokens=25))) for p in PROMPTS]
     for _ in range(stage):
         engine.step()
     victim = states[stage % 3]
@@ -102,11 +102,11 @@ def test_refusals_leave_the_engine_clean() -> None:
         ([1] * 40, SamplingParams(max_tokens=30), CapacityError),  # 70 + 6 drafts > 64 slots
     ):
         with pytest.raises(error):
-            engine.submit(prompt, params)
+            engine.submit(engine.resolve(prompt, params))
     assert_idle(engine)
     no_text = make_engine(with_tokenizer=False)
     with pytest.raises(RequestError, match="need a tokenizer"):
-        no_text.submit([1], SamplingParams(stop="x"))
+        no_text.submit(no_text.resolve([1], SamplingParams(stop="x")))
     [output] = run(no_text, [[1]], SamplingParams())
     assert output.outputs[0].text == ""
     assert len(output.outputs[0].token_ids) == 16
@@ -114,10 +114,10 @@ def test_refusals_leave_the_engine_clean() -> None:
 
 def test_closed_engine() -> None:
     engine = make_engine()
-    state = engine.submit([1], SamplingParams())
+    state = engine.submit(engine.resolve([1], SamplingParams()))
     engine.close()
     engine.close()
     assert state.finish_reason == "cancelled"
-    for call in (engine.step, lambda: engine.submit([1], SamplingParams())):
+    for call in (engine.step, lambda: engine.submit(engine.resolve([1], SamplingParams()))):
         with pytest.raises(EngineError, match="closed"):
             call()

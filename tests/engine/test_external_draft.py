@@ -190,7 +190,7 @@ def test_through_the_engine_loop(config: Any) -> None:
     params = SamplingParams(
         max_tokens=20, external_draft=ExternalDraftTokensConfig(wrong, go_on=True), ignore_eos=True
     )
-    state = engine.submit(prompt, params)
+    state = engine.submit(engine.resolve(prompt, params))
     engine.step()
     assert state.token_ids == text[:6]
     assert state.from_draft == [True] * 5 + [False]
@@ -209,7 +209,9 @@ def test_the_request_ends_with_its_pass(right: int) -> None:
     text = LOOP_FUNCTION.reference(prompt, 20)
     drafts = text[:right] + [(t + 1) % VOCAB for t in text[right:5]]
     draft = ExternalDraftTokensConfig(drafts)
-    state = engine.submit(prompt, SamplingParams(max_tokens=20, external_draft=draft))
+    state = engine.submit(
+        engine.resolve(prompt, SamplingParams(max_tokens=20, external_draft=draft))
+    )
     engine.run([state])
     assert state.token_ids == text[: right + 1]
     assert state.finish_reason == "length"
@@ -223,7 +225,7 @@ def test_vocabulary_is_checked_before_any_work() -> None:
         (ExternalDraftTokensConfig([1], np.zeros((1, VOCAB - 1))), "logits has 63 columns"),
     ):
         with pytest.raises(RequestError, match=message):
-            engine.submit([1], SamplingParams(external_draft=draft))
+            engine.submit(engine.resolve([1], SamplingParams(external_draft=draft)))
     assert engine.num_unfinished == 0
 
 
@@ -241,8 +243,10 @@ def test_logits_that_are_no_law_are_refused() -> None:
     for logits, message in cases:
         draft = ExternalDraftTokensConfig([6, 7], logits)
         with pytest.raises(RequestError, match=message):
-            engine.submit([1], SamplingParams(temperature=1.0, external_draft=draft))
-        state = engine.submit([1], SamplingParams(external_draft=draft))
+            engine.submit(
+                engine.resolve([1], SamplingParams(temperature=1.0, external_draft=draft))
+            )
+        state = engine.submit(engine.resolve([1], SamplingParams(external_draft=draft)))
         engine.run([state])
         assert state.token_ids[0] == LOOP_FUNCTION.reference([1], 1)[0]
     assert engine.num_unfinished == 0
@@ -300,8 +304,8 @@ def test_generation_logits_are_the_rows_of_the_delivered_tokens(
     params = SamplingParams(
         max_tokens=24, return_generation_logits=True, logit_bias={3: 0.5}, **options
     )
-    bystander = engine.submit([5, 6], SamplingParams(max_tokens=9))
-    state = engine.submit(prompt, params)
+    bystander = engine.submit(engine.resolve([5, 6], SamplingParams(max_tokens=9)))
+    state = engine.submit(engine.resolve(prompt, params))
     early = None
     while not state.finished:
         engine.step()

@@ -59,7 +59,7 @@ class Others:
             SamplingParams(max_tokens=6, **logits),  # type: ignore[arg-type]
         ]
         self.states = [
-            engine.submit(prompt, params, on_update=self.callback(i))
+            engine.submit(engine.resolve(prompt, params), on_update=self.callback(i))
             for i, (prompt, params) in enumerate(zip(PROMPTS, self.params, strict=True))
         ]
 
@@ -95,7 +95,9 @@ def decode_ours(engine: EngineLoop) -> None:
     groups: list[RequestGroup] = []
     try:
         for prompt in PROMPTS[:2]:
-            groups.append(RequestGroup(engine, prompt, SamplingParams(max_tokens=7)))
+            groups.append(
+                RequestGroup(engine, engine.resolve(prompt, SamplingParams(max_tokens=7)))
+            )
         engine.run([state for group in groups for state in group.states])
     except BaseException:
         for group in groups:

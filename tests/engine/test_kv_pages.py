@@ -59,7 +59,7 @@ def test_what_requests_wrote_goes_back_when_nobody_runs(folder: Path) -> None:
         pages = llm.engine.model._pages  # type: ignore[attr-defined]
         pages[0].view(-1)[: 32 << 20] = 1.0
         before = resident()
-        state = llm.engine.submit([1, 2, 3], params)
+        state = llm.engine.submit(llm.engine.resolve([1, 2, 3], params))
         llm.engine.step()
         llm.reset_prefix_cache()
         assert resident() > before - (8 << 20)  # a request runs

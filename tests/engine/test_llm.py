@@ -307,14 +307,14 @@ def test_cli_verify_finds_a_difference(
 ) -> None:
     from specdec_ext.engine.loop import EngineLoop
 
-    submit = EngineLoop.submit
+    resolve = EngineLoop.resolve
 
-    def biased(self: Any, ids: Any, params: Any, **kwargs: Any) -> Any:
+    def biased(self: Any, ids: Any, params: Any) -> Any:
         if params.speculative_config is False:  # the plain run is made to differ
             params = dataclasses.replace(params, logit_bias={7: 100.0})
-        return submit(self, ids, params, **kwargs)
+        return resolve(self, ids, params)
 
-    monkeypatch.setattr(EngineLoop, "submit", biased)
+    monkeypatch.setattr(EngineLoop, "resolve", biased)
     argv = ["generate", "--model", str(folder), "--input_text", "abc", "--max_output_len", "5",
             "--max_seq_len", "256", "--spec_decode_nextn", "4", "--verify"]  # fmt: skip
     code, out, _ = run_cli(argv, capsys)

@@ -139,7 +139,7 @@ def test_a_failing_processor_fails_its_request_alone(
     good = SamplingParams(max_tokens=25, logits_processors=[shift])
     bad = SamplingParams(max_tokens=25, logits_processors=[processor])
     bare = SamplingParams(max_tokens=25)
-    states = [engine.submit(PROMPTS[0], params) for params in (good, bad, bare)]
+    states = [engine.submit(engine.resolve(PROMPTS[0], params)) for params in (good, bad, bare)]
     engine.run(states)
     fine, failed, untouched = (state.snapshot().outputs[0] for state in states)
     assert failed.finish_reason == "error"
@@ -171,7 +171,9 @@ def test_prompt_logprobs(method: str) -> None:
     params = SamplingParams(max_tokens=12, prompt_logprobs=2)
     bare = SamplingParams(max_tokens=12)
     engine = make_engine(METHODS[method])
-    states = [engine.submit(p, params) for p in PROMPTS] + [engine.submit(PROMPTS[0], bare)]
+    states = [engine.submit(engine.resolve(p, params)) for p in PROMPTS] + [
+        engine.submit(engine.resolve(PROMPTS[0], bare))
+    ]
     engine.run(states)
     for prompt, state in zip(PROMPTS, states, strict=False):
         output = state.snapshot()
@@ -237,7 +239,7 @@ def test_only_the_first_of_n_outputs_scores_the_prompt() -> None:
 
     engine = make_engine(None)
     params = SamplingParams(max_tokens=4, temperature=1.0, n=3, seed=1, prompt_logprobs=0)
-    group = RequestGroup(engine, PROMPTS[0], params)
+    group = RequestGroup(engine, engine.resolve(PROMPTS[0], params))
     engine.run(group.states)
     assert len(group.snapshot().prompt_logprobs or []) == len(PROMPTS[0])
     assert [s.snapshot().prompt_logprobs is None for s in group.states] == [False, True, True]

@@ -20,13 +20,13 @@ FULL = r"1 more requests with 5 unfinished exceed SchedulerConfig.max_queued_req
 def test_one_request_too_many_is_refused_and_the_others_go_on() -> None:
     engine = make_engine()
     engine.limits = dataclasses.replace(engine.limits, max_queued_requests=5)
-    states = [engine.submit([1, 2, 3], PARAMS) for _ in range(5)]
+    states = [engine.submit(engine.resolve([1, 2, 3], PARAMS)) for _ in range(5)]
     for _ in range(100):
         with pytest.raises(QueueFullError, match=FULL):
-            engine.submit([1, 2, 3], PARAMS)
+            engine.submit(engine.resolve([1, 2, 3], PARAMS))
     assert engine.num_unfinished == 5
     engine.cancel(states[0])
-    engine.submit([1, 2, 3], PARAMS)  # room came back
+    engine.submit(engine.resolve([1, 2, 3], PARAMS))  # room came back
     engine.run(states)
     assert [len(s.snapshot().outputs[0].token_ids) for s in states] == [0, 3, 3, 3, 3]
 
@@ -35,7 +35,9 @@ def test_the_outputs_of_one_prompt_are_refused_together() -> None:
     engine = make_engine()
     engine.limits = dataclasses.replace(engine.limits, max_queued_requests=5)
     with pytest.raises(QueueFullError, match="6 more requests with 0 unfinished"):
-        RequestGroup(engine, [1, 2], SamplingParams(n=6, max_tokens=2, temperature=1.0))
+        RequestGroup(
+            engine, engine.resolve([1, 2], SamplingParams(n=6, max_tokens=2, temperature=1.0))
+        )
     assert engine.num_unfinished == 0
 
 

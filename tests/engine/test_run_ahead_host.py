@@ -137,7 +137,7 @@ def test_a_python_processor_says_the_same(method: str, depth: int) -> None:
     answers = []
     for ahead in (None, depth):
         engine = make_engine(LOOP_METHODS[method], run_ahead=ahead)
-        states = [engine.submit(p, s) for p, s in zip(PROMPTS, params, strict=True)]
+        states = [engine.submit(engine.resolve(p, s)) for p, s in zip(PROMPTS, params, strict=True)]
         engine.run(states)
         outputs = [s.snapshot().outputs[0] for s in states]
         answers.append([(o.token_ids, o.text, o.finish_reason, o.logprobs) for o in outputs])
@@ -154,8 +154,10 @@ def test_a_failing_processor_ends_its_request_alone(depth: int) -> None:
         return scores
 
     engine = make_engine(LOOP_METHODS["ngram"], run_ahead=depth)
-    bad = engine.submit(PROMPTS[0], SamplingParams(max_tokens=30, logits_processors=[fails]))
-    good = engine.submit(PROMPTS[2], SamplingParams(max_tokens=30))
+    bad = engine.submit(
+        engine.resolve(PROMPTS[0], SamplingParams(max_tokens=30, logits_processors=[fails]))
+    )
+    good = engine.submit(engine.resolve(PROMPTS[2], SamplingParams(max_tokens=30)))
     engine.run([bad, good])
     assert bad.finish_reason == "error" and "KeyError: 'tired'" in (bad.error or "")
     assert bad.token_ids == FUNCTION.reference(PROMPTS[0], 30)[: 13 - len(PROMPTS[0])]
@@ -174,8 +176,10 @@ def test_ctrl_c_in_a_processor_keeps_the_engine(depth: int) -> None:
         return scores
 
     engine = make_engine(run_ahead=depth)
-    state = engine.submit(PROMPTS[0], SamplingParams(max_tokens=30, logits_processors=[interrupts]))
-    other = engine.submit(PROMPTS[1], SamplingParams(max_tokens=30))
+    state = engine.submit(
+        engine.resolve(PROMPTS[0], SamplingParams(max_tokens=30, logits_processors=[interrupts]))
+    )
+    other = engine.submit(engine.resolve(PROMPTS[1], SamplingParams(max_tokens=30)))
     with pytest.raises(KeyboardInterrupt):
         engine.run([state, other])
     engine.run([state, other])  # the step goes on where it was interrupted
@@ -189,7 +193,7 @@ def test_cancelled_while_its_scores_are_in_flight(depth: int) -> None:
     for stage in range(6):
         engine = make_engine(run_ahead=depth)
         params = SamplingParams(max_tokens=30, logits_processors=[reversing])
-        victim, other = (engine.submit(p, params) for p in PROMPTS[:2])
+        victim, other = (engine.submit(engine.resolve(p, params)) for p in PROMPTS[:2])
         for _ in range(stage):
             engine.step()
         assert engine.cancel(victim)

@@ -55,7 +55,9 @@ def test_stop_strings_end_a_text_as_without_run_ahead(method: str, depth: int) -
 @pytest.mark.parametrize("depth", DEPTHS)
 def test_streams_add_up(depth: int) -> None:
     engine = make_engine(NGRAM, run_ahead=depth)
-    state = engine.submit(PROMPTS[0], SamplingParams(max_tokens=60, stop=["\x00never"]))
+    state = engine.submit(
+        engine.resolve(PROMPTS[0], SamplingParams(max_tokens=60, stop=["\x00never"]))
+    )
     ids: list[int] = []
     while not state.finished:
         engine.step()
@@ -67,7 +69,7 @@ def test_streams_add_up(depth: int) -> None:
 @pytest.mark.parametrize(("depth", "stage"), list(itertools.product(DEPTHS, range(8))))
 def test_cancel_at_every_stage(depth: int, stage: int) -> None:
     engine = make_engine(NGRAM, max_batch_size=2, run_ahead=depth)
-    states = [engine.submit(p, SamplingParams(max_tokens=25)) for p in PROMPTS]
+    states = [engine.submit(engine.resolve(p, SamplingParams(max_tokens=25))) for p in PROMPTS]
     for _ in range(stage):
         engine.step()
     victim = states[stage % 3]
@@ -89,7 +91,7 @@ def test_a_failing_forward_fails_its_step_only(depth: int) -> None:
     engine = make_engine(
         NGRAM, max_batch_size=2, run_ahead=depth, fails_at={3: RuntimeError("boom 17")}
     )
-    states = [engine.submit(p, SamplingParams(max_tokens=30)) for p in PROMPTS]
+    states = [engine.submit(engine.resolve(p, SamplingParams(max_tokens=30))) for p in PROMPTS]
     engine.run(states)
     assert [s.finish_reason for s in states].count("error") == 2
     for prompt, state in zip(PROMPTS, states, strict=True):
@@ -118,7 +120,7 @@ def test_ctrl_c_keeps_partial_output_and_the_engine(depth: int) -> None:
         return forward(plan)
 
     engine.model.forward = strike
-    state = engine.submit(PROMPTS[0], SamplingParams(max_tokens=50))
+    state = engine.submit(engine.resolve(PROMPTS[0], SamplingParams(max_tokens=50)))
     with pytest.raises(KeyboardInterrupt):
         engine.run([state])
     assert not state.finished
@@ -137,7 +139,7 @@ def test_a_wrong_result_of_the_model_fails_the_step(result: Any, message: str) -
     engine = make_engine(run_ahead=1)
     good = engine.model.forward
     engine.model.forward = lambda plan: result(good(plan))
-    state = engine.submit([1, 2], SamplingParams())
+    state = engine.submit(engine.resolve([1, 2], SamplingParams()))
     engine.run([state])
     assert state.finish_reason == "error"
     assert message in (state.error or "")
@@ -149,7 +151,7 @@ def test_a_wrong_result_of_the_model_fails_the_step(result: Any, message: str) -
 
 def test_a_broken_device_ends_everybody() -> None:
     engine = make_engine(run_ahead=1)
-    states = [engine.submit(p, SamplingParams()) for p in PROMPTS]
+    states = [engine.submit(engine.resolve(p, SamplingParams())) for p in PROMPTS]
     engine.step()
 
     class Gone:
@@ -161,13 +163,13 @@ def test_a_broken_device_ends_everybody() -> None:
     assert {s.finish_reason for s in states} == {"error"}
     assert all("device-side assert" in (s.error or "") for s in states)
     with pytest.raises(EngineError, match="closed"):
-        engine.submit([1], SamplingParams())
+        engine.submit(engine.resolve([1], SamplingParams()))
     engine.close()
 
 
 def test_closed_engine() -> None:
     engine = make_engine(run_ahead=2)
-    state = engine.submit([1], SamplingParams())
+    state = engine.submit(engine.resolve([1], SamplingParams()))
     engine.step()
     engine.close()
     engine.close()

@@ -62,7 +62,9 @@ def passes_to_first_token(llm: LLM, adaptive: bool) -> Counter[str]:
             return forward(*args)
 
         model.forward = counted  # type: ignore[method-assign]
-    state = llm.engine.submit(PROMPT, SamplingParams(max_tokens=8, adaptive=adaptive))
+    state = llm.engine.submit(
+        llm.engine.resolve(PROMPT, SamplingParams(max_tokens=8, adaptive=adaptive))
+    )
     while not state.token_ids:
         llm.engine.step()
     first = seen.copy()

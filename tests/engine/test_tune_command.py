@@ -100,7 +100,7 @@ def test_engines_over_one_model_keep_to_its_plan(folder: str) -> None:
         first = llm.generate(PROMPTS, params, use_tqdm=False)
         for config in (NGramDecodingConfig(3, 1, adaptive=False), None):
             engine = llm._builder.engine_for(config)
-            states = [engine.submit(i, params) for i in ids]
+            states = [engine.submit(engine.resolve(i, params)) for i in ids]
             engine.run(states)
             assert [s.token_ids for s in states] == [o.outputs[0].token_ids for o in first]
             drafted = sum(s.counter.num_drafts for s in states)

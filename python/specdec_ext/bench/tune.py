@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .._core import StepCost
+from ..engine.step_cost import StepCost
 from ..errors import EngineError
 from ..request.sampling_params import SamplingParams
 from ..text.metrics import ratio
@@ -96,7 +96,7 @@ def predicted_speedup(
 
 def _decode(engine: Any, prompts: Sequence[Sequence[int]], params: SamplingParams) -> list[Any]:
     """The finished requests, decoded together. Raises EngineError if one failed."""
-    states = [engine.submit(list(ids), params) for ids in prompts]
+    states = [engine.submit(engine.resolve(ids, params)) for ids in prompts]
     try:
         engine.run(states)
     except BaseException:

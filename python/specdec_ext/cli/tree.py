@@ -56,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from .._core import StepCost
+    from ..engine.step_cost import StepCost
     from ..config.medusa_choices import medusa_tree, parse_choices
     from ..config.medusa_tuner import best_tree, likelihood, tune_size
     from ..config.validate import check_int

@@ -10,11 +10,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import AsyncIterator, Generator, Sequence
+from collections.abc import AsyncIterator, Generator
 from typing import Any
 
 from ..log import logger
-from ..request.sampling_params import SamplingParams
+from ..request.resolve import ResolvedRequest
 from ..text.outputs import RequestOutput
 from .loop import EngineLoop
 from .request_group import RequestGroup
@@ -81,14 +81,11 @@ class AsyncRequest:
         self,
         engine: EngineLoop,
         stepper: BackgroundStepper,
-        prompt_token_ids: Sequence[int],
-        params: SamplingParams,
+        request: ResolvedRequest,
         prompt: str | None,
     ) -> None:
         self._wake: tuple[asyncio.AbstractEventLoop, asyncio.Event] | None = None
-        self._group = RequestGroup(
-            engine, prompt_token_ids, params, prompt=prompt, on_update=self._make_callback()
-        )
+        self._group = RequestGroup(engine, request, prompt=prompt, on_update=self._make_callback())
         for state in self._group.states:
             stepper.watch(state)
 

@@ -7,7 +7,6 @@ from typing import Any
 
 from ..config.acceptance import describe
 from ..request.resolve import EngineLimits, ResolvedRequest
-from ..request.sampling_params import SamplingParams
 from ..text.metrics import SpecCounter
 from .request_state import RequestState
 
@@ -62,18 +61,16 @@ def synthetic_acceptance(limits: EngineLimits) -> dict[str, Any] | None:
     return config.synthetic_acceptance if config is not None else None
 
 
-def how_decoded(
-    model: Any, limits: EngineLimits, params: SamplingParams, resolved: ResolvedRequest
-) -> dict[str, Any]:
+def how_decoded(model: Any, limits: EngineLimits, request: ResolvedRequest) -> dict[str, Any]:
     """What the request's metrics say of how its text came about."""
     about: dict[str, Any] = {
         "numerics": getattr(model, "numerics", "exact"),
         "model_impl": getattr(model, "impl", "unknown"),
-        "acceptance": describe(params.acceptance),
-        "lossless": params.lossless,
+        "acceptance": describe(request.params.acceptance),
+        "lossless": request.params.lossless,
     }
     synthetic = synthetic_acceptance(limits)
-    if synthetic is not None and resolved.submit_kwargs["speculative"]:
+    if synthetic is not None and request.submit_kwargs["speculative"]:
         about["acceptance"] = "synthetic (not the model's text)"
         about["lossless"] = False
         about["synthetic_acceptance"] = synthetic

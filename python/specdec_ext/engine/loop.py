@@ -25,7 +25,6 @@ from ..errors import EngineError, RequestError
 from ..log import logger
 from ..request.resolve import EngineLimits, ResolvedRequest, resolve_request, stream_seed
 from ..request.sampling_params import SamplingParams
-from ..request.speculation import with_defaults
 from ..text.detokenizer import DetokenizerFactory
 from ..text.metrics import describe_budget
 from .external_probs import draft_probs
@@ -98,9 +97,14 @@ class EngineLoop:
         self._num_steps = 0
         close_at_exit(self)
 
-    def validate(self, prompt_token_ids: Sequence[int], params: SamplingParams) -> None:
-        """Raise the RequestError that submit() would raise; do no work."""
-        self._resolve(prompt_token_ids, params)
+    def resolve(self, prompt_token_ids: Sequence[int], params: SamplingParams) -> ResolvedRequest:
+        """A request as submit() takes it. Raises RequestError; does no work."""
+        self._require_open()
+        resolved = resolve_request(prompt_token_ids, params, self.limits, self.tokenizer)
+        probs = draft_probs(params.external_draft, params.greedy)
+        if probs is not None:
+            resolved.submit_kwargs["external_probs"] = probs
+        return resolved
 
     def require_room(self, count: int) -> None:
         """Raise QueueFullError unless `count` more requests may be submitted now."""
@@ -110,8 +114,7 @@ class EngineLoop:
 
     def submit(
         self,
-        prompt_token_ids: Sequence[int],
-        params: SamplingParams,
+        request: ResolvedRequest,
         *,
         prompt: str | None = None,
         on_update: Callable[[RequestState], None] | None = None,
@@ -123,43 +126,42 @@ class EngineLoop:
         Raises RequestError before anything is queued.
         """
         self.require_room(1)
-        params, resolved = self._resolve(prompt_token_ids, params)
+        params, kwargs = request.params, request.submit_kwargs
         detokenizer = None
         if self._detokenizers is not None and params.detokenize:
             detokenizer = self._detokenizers.make(params.skip_special_tokens)
         with self._lock:
             number = next(self._ids)
             if params.seed is None and not params.greedy:
-                resolved.submit_kwargs["seed"] = stream_seed(self.limits.seed, number)
+                kwargs = {**kwargs, "seed": stream_seed(self.limits.seed, number)}
             state = RequestState(
                 request_id=str(number),
                 prompt=prompt,
-                resolved=resolved,
-                params=params,
+                resolved=request,
                 detokenizer=detokenizer,
                 token_text=self._detokenizers.token_text if self._detokenizers else None,
                 on_update=on_update,
-                about=how_decoded(self.model, self.limits, params, resolved),
+                about=how_decoded(self.model, self.limits, request),
                 owner=None if owner is None else Owner(owner, self._dropped.append),
             )
             try:
                 # Interrupted before it is in _states, it is cancelled when it delivers something.
-                rid = self.executor.submit(resolved.prompt_token_ids, **resolved.submit_kwargs)
+                rid = self.executor.submit(request.prompt_token_ids, **kwargs)
             except ValueError as error:  # a limit that only the executor knows
                 raise RequestError(str(error)) from None
             state.rid = rid
             if state.owner is not None:
                 state.owner.rid = rid
             self._states[rid] = state
-            if self._drafting is not None and resolved.submit_kwargs["speculative"]:
-                kwargs, options = resolved.submit_kwargs, resolved.draft_options
-                self._drafting.start(rid, resolved.prompt_token_ids, kwargs, options)
-            self._prompt_tokens += len(resolved.prompt_token_ids)
-            adaptive = resolved.submit_kwargs.get("adaptive")
+            if self._drafting is not None and kwargs["speculative"]:
+                options = request.draft_options
+                self._drafting.start(rid, request.prompt_token_ids, kwargs, options)
+            self._prompt_tokens += len(request.prompt_token_ids)
+            adaptive = kwargs.get("adaptive")
             config = self.limits.speculative_config
             self._wants_logits |= params.return_generation_logits
             self._has_processors |= bool(params.logits_processors)
-            if resolved.submit_kwargs["speculative"] and config is not None:
+            if kwargs["speculative"] and config is not None:
                 self._wants_calibration |= config.adaptive if adaptive is None else adaptive
         return state
 
@@ -332,23 +334,6 @@ class EngineLoop:
         self._steps.refuse_in_fork()
         if self._closed:
             raise EngineError("the engine is closed; make a new LLM")
-
-    def _resolve(
-        self, prompt_token_ids: Sequence[int], params: SamplingParams
-    ) -> tuple[SamplingParams, ResolvedRequest]:
-        """Check a request, with the defaults of the engine's method."""
-        self._require_open()
-        params = with_defaults(params, self.limits.speculative_config)
-        resolved = resolve_request(prompt_token_ids, params, self.limits, self.tokenizer)
-        if self.tokenizer is None and params.stop:
-            raise RequestError(
-                f"SamplingParams.stop = {list(params.stop)!r}: stop strings need a tokenizer; use "
-                "stop_token_ids, or give the LLM a tokenizer"
-            )
-        probs = draft_probs(params.external_draft, params.greedy)
-        if probs is not None:
-            resolved.submit_kwargs["external_probs"] = probs
-        return params, resolved
 
     def _calibrate_once(self) -> None:
         if self._calibrate is None or not self._wants_calibration:

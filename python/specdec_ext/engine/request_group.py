@@ -7,11 +7,10 @@ what callers hold: it looks like one request.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from ..request.resolve import stream_seed
-from ..request.sampling_params import SamplingParams
+from ..request.resolve import ResolvedRequest
 from ..text.metrics import SpecCounter, ratio
 from ..text.outputs import RequestOutput
 from .request_state import RequestState
@@ -23,37 +22,26 @@ __all__ = ["RequestGroup"]
 
 
 class RequestGroup:
-    """`params.n` requests on one prompt. Raises RequestError before anything is queued. When the
-    group is deleted what still runs of it is cancelled.
-
-    Output 0 has the tokens that n = 1 would have had; of a seeded request output i draws from the
-    stream (seed, i).
-    """
+    """The outputs of `request`: `n` requests on one prompt. When it is deleted, what still runs
+    is cancelled. Raises QueueFullError before anything is queued."""
 
     def __init__(
         self,
         engine: EngineLoop,
-        prompt_token_ids: Sequence[int],
-        params: SamplingParams,
+        request: ResolvedRequest,
         *,
         prompt: str | None = None,
         on_update: Callable[[RequestState], None] | None = None,
     ) -> None:
         self._engine = engine
-        engine.require_room(params.n)
-        engine.validate(prompt_token_ids, params)
+        count = request.params.n
+        engine.require_room(count)
         self.states: list[RequestState] = []
         try:
-            for i in range(params.n):
-                one = params
-                if i > 0 and params.prompt_logprobs is not None:  # the first output's are enough
-                    one = dataclasses.replace(one, prompt_logprobs=None)
-                if i > 0 and params.seed is not None:
-                    one = dataclasses.replace(one, seed=stream_seed(params.seed, i))
+            for i in range(count):
+                one = request.output(i)
                 self.states.append(
-                    engine.submit(
-                        prompt_token_ids, one, prompt=prompt, on_update=on_update, owner=self
-                    )
+                    engine.submit(one, prompt=prompt, on_update=on_update, owner=self)
                 )
         except BaseException:
             self.cancel()

@@ -16,7 +16,6 @@ from typing import Any
 
 from ..log import logger
 from ..request.resolve import ResolvedRequest
-from ..request.sampling_params import SamplingParams
 from ..text.detokenizer import Detokenizer
 from ..text.metrics import RequestTimer, SpecCounter, ratio
 from ..text.outputs import CompletionOutput, Logprob, RequestOutput
@@ -44,7 +43,6 @@ class RequestState:
         request_id: str,
         prompt: str | None,
         resolved: ResolvedRequest,
-        params: SamplingParams,
         detokenizer: Detokenizer | None,
         token_text: Callable[[int], str] | None,
         on_update: Callable[[RequestState], None] | None,
@@ -55,7 +53,7 @@ class RequestState:
         self.rid = -1
         self.prompt = prompt
         self.prompt_token_ids = resolved.prompt_token_ids
-        self.params = params
+        self.params = params = resolved.params
         self.draft_options = resolved.draft_options
         # Why it ended, by which stop, with which error; all of it or nothing is there.
         self._ending: tuple[str | None, int | str | None, str | None] = (None, None, None)

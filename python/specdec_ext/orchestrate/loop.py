@@ -15,7 +15,7 @@ from ..config.validate import show
 from ..engine.request_state import RequestState
 from ..errors import ConfigError, RequestError, UnsupportedRequestError
 from ..request.external_draft import ExternalDraftTokensConfig
-from ..request.resolve import resolve_request, stream_seed
+from ..request.resolve import ResolvedRequest, stream_seed
 from ..request.sampling_params import SamplingParams
 from ..request.speculative_config import DRAFTS, Changes
 from ..text.detokenizer import DetokenizerFactory
@@ -57,24 +57,27 @@ class Running:
     """
 
     def __init__(
-        self, llm: LLM, prompt: str | None, ids: list[int], params: SamplingParams, rule: str
+        self,
+        llm: LLM,
+        prompt: str | None,
+        request: ResolvedRequest,
+        params: SamplingParams,
+        rule: str,
     ) -> None:
-        resolved = resolve_request(ids, params, llm.engine.limits, llm.tokenizer)
         number = next(_numbers)
         if params.seed is None and not params.greedy:
             seed = stream_seed(llm.engine.limits.seed ^ _UNSEEDED, number)
             params = dataclasses.replace(params, seed=seed)
         self.params = params
-        self.text = list(resolved.prompt_token_ids)
+        self.text = list(request.prompt_token_ids)
         self.prompt_len = len(self.text)
-        self.max_len = self.prompt_len + resolved.max_tokens
+        self.max_len = self.prompt_len + request.max_tokens
         self.pool: Any = None  # a proposer's own
         factory = DetokenizerFactory(llm.tokenizer) if llm.tokenizer is not None else None
         self.state = RequestState(
             request_id=str(number),
             prompt=prompt,
-            resolved=resolved,
-            params=params,
+            resolved=request,
             detokenizer=factory.make(params.skip_special_tokens)
             if factory is not None and params.detokenize
             else None,
@@ -219,14 +222,15 @@ class ExternalLoop:
                 f"sampling_params has {len(params)} entries for {len(items)} prompts; give one for "
                 "all or one per prompt"
             )
+        resolved = []
         for one, (_, ids) in zip(params, items, strict=True):
             _refuse(one)
-            llm.engine.validate(ids, one)
+            resolved.append(llm.engine.resolve(ids, one))
         self._llm = llm
         self._proposer = proposer
         self.requests = [
-            Running(llm, text, ids, one, proposer.rule(one))
-            for (text, ids), one in zip(items, params, strict=True)
+            Running(llm, text, request, one, proposer.rule(one))
+            for (text, _), request, one in zip(items, resolved, params, strict=True)
         ]
 
     def step(self) -> bool:

@@ -6,6 +6,7 @@ others. The result is the keyword arguments of Executor.submit.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,7 +16,7 @@ from ..config.parse import SpeculativeConfig
 from ..config.validate import check_int, show
 from ..errors import CapacityError, QueueFullError, RequestError
 from .sampling_params import SamplingParams
-from .speculation import resolve_speculation
+from .speculation import resolve_speculation, with_defaults
 
 __all__ = [
     "EngineLimits",
@@ -56,14 +57,30 @@ class EngineLimits:
 class ResolvedRequest:
     """A valid request: its tokens, Executor.submit's keywords, and the deepest path of a step.
 
+    params         as given, with the defaults of the engine's method
     draft_options  what the request asks of a drafter in Python (speculation.py)
     """
 
+    params: SamplingParams
     prompt_token_ids: list[int]
     submit_kwargs: dict[str, Any]
     num_spec_tokens: int
     max_tokens: int
     draft_options: Mapping[str, Any] = field(default_factory=dict)
+
+    def output(self, index: int) -> ResolvedRequest:
+        """The request for output `index` of several: 0 is what one alone would be; others of a
+        seeded request draw from the stream (seed, index), and bring no logprobs of the prompt."""
+        if index == 0:
+            return self
+        changes: dict[str, Any] = {"prompt_logprobs": None}
+        if self.params.seed is not None:
+            changes["seed"] = stream_seed(self.params.seed, index)
+        return dataclasses.replace(
+            self,
+            params=dataclasses.replace(self.params, **changes),
+            submit_kwargs={**self.submit_kwargs, **changes},
+        )
 
 
 def stream_seed(seed: int, stream: int) -> int:
@@ -158,11 +175,17 @@ def resolve_request(
     limits: EngineLimits,
     tokenizer: Any = None,
 ) -> ResolvedRequest:
-    """The request in the executor's terms.
+    """The request in the executor's terms, with the defaults of the engine's method.
 
     Raises RequestError (CapacityError when no engine of this size could run it) naming the field,
     the value, the limit and the remedy.
     """
+    params = with_defaults(params, limits.speculative_config)
+    if tokenizer is None and params.stop:
+        raise RequestError(
+            f"SamplingParams.stop = {list(params.stop)!r}: stop strings need a tokenizer; use "
+            "stop_token_ids, or give the LLM a tokenizer"
+        )
     vocab = limits.vocab_size
     check_prompt_len(len(prompt_token_ids), limits.max_seq_len)  # before anything is copied
     prompt = _prompt_ids(prompt_token_ids, vocab)
@@ -238,7 +261,7 @@ def resolve_request(
             f"SamplingParams.stop_token_ids: {count} end and stop ids together, at most "
             f"{_MAX_STOP_IDS} fit; give fewer stop_token_ids"
         )
-    return ResolvedRequest(prompt, kwargs, depth, max_tokens, draft_options)
+    return ResolvedRequest(params, prompt, kwargs, depth, max_tokens, draft_options)
 
 
 # End and stop ids of a request (cpp/algo/slot.h), stated here so that no core is needed to refuse.
