@@ -56,10 +56,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ..engine.step_cost import StepCost
     from ..config.medusa_choices import medusa_tree, parse_choices
     from ..config.medusa_tuner import best_tree, likelihood, tune_size
     from ..config.validate import check_int
+    from ..engine.step_cost import StepCost
     from ..errors import ConfigError
 
     if args.draw is not None and Path(args.draw).suffix.lower() not in (".svg", ".png"):

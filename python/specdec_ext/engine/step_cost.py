@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
     from specdec_ext.models.base import StepModel
 
+__all__ = ["StepCost", "measure_cost", "measure_growth", "measure_step_cost"]
+
 # Row counts up to one request's largest step; beyond the last the table grows linearly.
 ROW_COUNTS = (1, 2, 3, 4, 6, 8, 11, 12, 13, 16, 20, 24, 32, 48, 64, 96, 128)
 _CONTEXT_TOKENS = 128
