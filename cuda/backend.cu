@@ -7,9 +7,13 @@
 #include <vector>
 
 #include "backend/backend.h"
+#include "backend/cuda_versions.h"
 #include "device_table.h"
 
 namespace specdec {
+
+static_assert(CUDART_VERSION >= kOldestCudaToolkit, "the CUDA toolkit is too old");
+
 namespace {
 
 void check(cudaError_t error, const char* what) {
@@ -21,6 +25,10 @@ void check(cudaError_t error, const char* what) {
 int device_count() {
   int count = 0;
   return cudaGetDeviceCount(&count) == cudaSuccess ? count : 0;
+}
+
+std::string device_fault_of(const cudaDeviceProp& device) {
+  return device_fault(device.name, device.major, device.minor);
 }
 
 int attribute(cudaDeviceAttr which, int device) {
@@ -50,6 +58,11 @@ class CudaDevice {
     const std::lock_guard lock(mutex);
     DeviceLimits& limits = known.at(static_cast<std::size_t>(device));
     if (limits.major == 0) {
+      cudaDeviceProp prop;
+      check(cudaGetDeviceProperties(&prop, device), "a device's properties");
+      if (const std::string fault = device_fault_of(prop); !fault.empty()) {
+        throw std::invalid_argument(fault);
+      }
       limits.minor = attribute(cudaDevAttrComputeCapabilityMinor, device);
       limits.num_sms = attribute(cudaDevAttrMultiProcessorCount, device);
       limits.shared_bytes = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
@@ -67,7 +80,7 @@ class CudaDevice {
 }  // namespace
 
 const Backend* cuda_backend() {
-  static const bool usable = device_count() > 0;
+  static const bool usable = !cuda_info().devices.empty();
   if (!usable) return nullptr;
   static const Backend backend = [] {
     Backend table = cuda::device_table<CudaDevice>();
@@ -82,20 +95,30 @@ CudaInfo cuda_info() {
   CudaInfo info;
   info.compiled = true;
   cudaRuntimeGetVersion(&info.runtime_version);
+  cudaDriverGetVersion(&info.driver_version);
   int count = 0;
   const cudaError_t error = cudaGetDeviceCount(&count);
   if (error != cudaSuccess) {
-    info.reason = cudaGetErrorString(error);
+    info.reason = driver_fault(info.driver_version, info.runtime_version);
+    if (info.reason.empty()) info.reason = cudaGetErrorString(error);
     return info;
   }
   for (int i = 0; i < count; ++i) {
     cudaDeviceProp prop;
     if (cudaGetDeviceProperties(&prop, i) != cudaSuccess) continue;
+    if (std::string fault = device_fault_of(prop); !fault.empty()) {
+      info.reason = std::move(fault);
+      continue;
+    }
     info.devices.push_back(std::string(prop.name) + ", compute capability " +
                            std::to_string(prop.major) + "." + std::to_string(prop.minor) + ", " +
                            std::to_string(prop.totalGlobalMem >> 20) + " MiB");
   }
-  if (info.devices.empty()) info.reason = "no CUDA device is visible";
+  if (!info.devices.empty()) {
+    info.reason.clear();
+  } else if (info.reason.empty()) {
+    info.reason = "no CUDA device is visible";
+  }
   return info;
 }
 

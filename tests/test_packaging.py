@@ -228,7 +228,13 @@ def test_build_info_says_what_was_built() -> None:
     info = specdec_ext.build_info()
     assert info["version"] == info["core_version"] == project_version()
     assert info["cpu_isa"] in ("plain", "avx2", "avx512", "avx512_bf16")
-    assert set(info["cuda"]) == {"compiled", "runtime_version", "devices", "reason"}
+    assert set(info["cuda"]) == {
+        "compiled",
+        "runtime_version",
+        "driver_version",
+        "devices",
+        "reason",
+    }
     assert info["num_threads"] >= 1
     assert info["max_draft_len"] == 127
     assert info["max_step_tokens"] == 128

@@ -49,7 +49,7 @@ def describe(work: Work) -> dict[str, Any]:
     }
 
 
-def _check(program: Any, sets: list[problems.Problem]) -> float:
+def check(program: Any, sets: list[problems.Problem]) -> float:
     """Returns the error of a program on its first and last set, over poisoned outputs.
 
     Raises   ArithmeticError if it is larger than rounding explains, or NaN.
@@ -89,7 +89,7 @@ def measure(
     try:
         for mode in ("exact", "fast"):
             ours = Attention(sets, target, exact=mode == "exact")
-            errors[mode] = _check(ours, sets)
+            errors[mode] = check(ours, sets)
             if bool(ours.status.any()):
                 raise ArithmeticError(f"{mode}: status {ours.status.tolist()}")
             programs[mode] = ours
@@ -99,7 +99,7 @@ def measure(
     for name, make in peers.items():
         try:
             peer: Peer = make(sets)
-            errors[name] = _check(peer, sets)
+            errors[name] = check(peer, sets)
         except Absent as reason:
             record["programs"][name] = {"status": "absent", "reason": scrub(str(reason))}
         except Exception as error:  # a peer's failure is a result, whatever it is

@@ -53,14 +53,19 @@ def instance_for(cell: AttentionCell, target: Target) -> str | None:
 
 
 class Attention:
-    """Attention of a cell over its sets; program(index) is one call."""
+    """Attention of a cell over its sets; program(index) is one call.
 
-    def __init__(self, sets: list[Problem], target: Target, exact: bool) -> None:
+    instance  the kernel's name; None: instance_for(cell)
+    """
+
+    def __init__(
+        self, sets: list[Problem], target: Target, exact: bool, instance: str | None = None
+    ) -> None:
         self.sets = sets
         self._target = target
         self._exact = exact
         cell = sets[0].cell
-        self._instance = instance_for(cell, target)
+        self._instance = instance or instance_for(cell, target)
         device = target.device
         self.status = torch.zeros(cell.requests, dtype=torch.int32, device=device)
         self._masks = [widen(problem.mask) for problem in sets]

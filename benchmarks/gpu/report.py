@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from benchmarks import common
+from benchmarks.gpu.results import DONE
 
 OURS = ("exact", "fast")
 
@@ -221,15 +222,25 @@ def page(data: dict[str, Any]) -> str:
     versions = ", ".join(f"{key} {value}" for key, value in env["versions"].items() if value)
     parts.append(f"nvcc {env['nvcc']}, {versions}")
     stages = data["stages"]
-    proofs = ["build", "test", "sanitize"]
-    if data["emulated"]:
-        proofs += ["bench-kernel", "bench-step"]
-    for stage in proofs:
-        if stage in stages:
-            parts += [f"## {stage}", status_table(stages[stage]["cells"])]
+    parts += unfinished(stages)
+    for stage, entry in stages.items():
+        if data["emulated"] or not stage.startswith("bench"):
+            parts += [f"## {stage}", status_table(entry["cells"])]
     if not data["emulated"]:
         parts += measurements(stages)
     return "\n\n".join(parts) + "\n"
+
+
+def unfinished(stages: dict[str, Any]) -> list[str]:
+    """Returns the section of what did not end well, nothing if there is none."""
+    rows = [
+        [stage, name, cell["status"], cell.get("summary") or cell.get("error", "")]
+        for stage, entry in stages.items()
+        for name, cell in entry["cells"].items()
+        if cell["status"] not in DONE
+    ]
+    header = ["stage", "part", "status", "why"]
+    return ["## Not done", common.markdown(header, rows)] if rows else []
 
 
 def measurements(stages: dict[str, Any]) -> list[str]:
@@ -237,12 +248,13 @@ def measurements(stages: dict[str, Any]) -> list[str]:
     parts: list[str] = []
     bench = stages.get("bench-kernel")
     if bench:
-        cells, ceilings = bench["cells"], bench.get("ceilings", {})
+        cells = dict(bench["cells"])
+        ceilings = cells.pop("ceilings", {}).get("ceilings", {})
         small = {name: cell for name, cell in cells.items() if "kind" in cell}
         header = ["target", "figure", "wanted", "measured"]
         parts += ["## Targets", common.markdown(header, targets(cells, small, ceilings))]
-        limits = ", ".join(f"{key} {value:.4g}" for key, value in ceilings.items())
-        parts.append(f"Ceilings of this run: {limits or 'not measured'}.")
+        known = ", ".join(f"{key} {value:.4g}" for key, value in ceilings.items())
+        parts.append(f"Ceilings of this run: {known or 'not measured'}.")
         parts += ["## Attention", attention_table(cells)]
         parts += ["## Small operations", small_table(cells)]
         bits = {name: cell for name, cell in cells.items() if "differing" in cell}

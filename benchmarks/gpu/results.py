@@ -1,10 +1,11 @@
-"""The result file: one per device, date and commit, rewritten after every cell.
+"""The result file: one per device, date and commit, rewritten before and after every part.
 
     {"benchmark": "gpu", "emulated": false, "environment": {...},
      "stages": {"bench-kernel": {"cells": {"attn-b8-m64-g4-ctx16384": {...}}, ...}}}
 
 A later run with the same device and commit continues the file that it finds. Emulated runs go to
-another folder, are called emulated-*, say so inside, and hold no times at all.
+another folder, are called emulated-*, say so inside, and hold no times at all. The file is replaced
+whole: whatever kills the runner, it can be read. What a status means: supervise.py.
 """
 
 from __future__ import annotations
@@ -18,8 +19,6 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +26,7 @@ import torch
 
 from benchmarks import common
 
+DONE = ("ok", "unavailable", "unsupported")  # statuses of parts that are not run again
 EMULATED_RESULTS = common.ROOT / "build" / "gpu-emulated"
 MACHINE_PATH = re.compile(r"(?<![\w.-])/(?:[\w.+-]+/)+")
 
@@ -45,7 +45,10 @@ def scrub(text: str) -> str:
 def _output(*command: str) -> str:
     if shutil.which(command[0]) is None:
         return ""
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=20)
+    except subprocess.TimeoutExpired:
+        return ""
     return done.stdout.strip() if done.returncode == 0 else ""
 
 
@@ -111,11 +114,13 @@ class Store:
         self._force = force
 
     @classmethod
-    def open(
-        cls, folder: Path, commit: str = "", emulated: bool = False, force: bool = False
-    ) -> Store:
-        """Continues the newest file of this device and commit in `folder`, or begins one."""
-        env = environment(commit, emulated)
+    def open(cls, folder: Path, env: dict[str, Any], force: bool = False) -> Store:
+        """Continues the newest file of this device and commit in `folder`, or begins one.
+
+        env    of environment()
+        force  nothing that the file holds counts as done
+        """
+        emulated = env["device"] == "emulated"
         slug = device_slug(env["device"])
         name = re.compile(rf"{re.escape(slug)}-\d{{4}}-\d\d-\d\d-{re.escape(env['commit'])}\.json")
         found = sorted(path for path in folder.glob("*.json") if name.fullmatch(path.name))
@@ -134,9 +139,9 @@ class Store:
         return cls(folder / f"{slug}-{env['date'][:10]}-{env['commit']}.json", data, force)
 
     def has(self, stage: str, cell: str) -> bool:
-        """Whether the cell has a result that stands: one that failed is measured again."""
-        record = self.cells(stage).get(cell)
-        return not self._force and record is not None and record.get("status") != "failed"
+        """Whether the cell has a result that stands: what did not end well is run again."""
+        record = self.cells(stage).get(cell, {})
+        return not self._force and record.get("status") in DONE
 
     def cells(self, stage: str) -> dict[str, Any]:
         found: dict[str, Any] = self.data["stages"].get(stage, {}).get("cells", {})
@@ -149,24 +154,19 @@ class Store:
         entry["cells"][cell] = {"measured": now, **record}
         self.write()
 
-    def note(self, stage: str, key: str, value: Any) -> None:
-        """Adds a fact about a stage, such as the ceilings of its run."""
-        self.data["stages"].setdefault(stage, {"cells": {}})[key] = value
+    def note_run(self, facts: dict[str, Any], begin: bool = True) -> None:
+        """Adds facts about an invocation of the runner: a new one, or the last."""
+        runs = self.data.setdefault("runs", [])
+        if begin or not runs:
+            runs.append({})
+        runs[-1].update(facts)
         self.write()
 
     def write(self) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         new = self.path.with_suffix(".new")
-        new.write_text(json.dumps(self.data, indent=1, ensure_ascii=False) + "\n")
+        with new.open("w") as file:
+            file.write(json.dumps(self.data, indent=1, ensure_ascii=False) + "\n")
+            file.flush()
+            os.fsync(file.fileno())  # a machine that is taken away loses one part, not the file
         new.replace(self.path)
-
-    @contextmanager
-    def failing(self, stage: str, cell: str) -> Iterator[None]:
-        """Records an exception of the block as the cell's result and goes on: one bad cell must
-        not cost the others."""
-        try:
-            yield
-        except Exception as error:
-            text = scrub(f"{type(error).__name__}: {error}")[:2000]
-            self.put(stage, cell, {"status": "failed", "error": text})
-            print(f"  {cell}: FAILED: {text}", file=sys.stderr, flush=True)

@@ -1,19 +1,19 @@
-"""One invocation of a stage: where it runs, what it may start, where its results go."""
+"""What the parts of a run share: where it runs, and commands that a part starts."""
 
 from __future__ import annotations
 
 import os
-import re
 import subprocess
-import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from benchmarks import common
-from benchmarks.gpu.results import Store, scrub
+from benchmarks.gpu.results import scrub
+from benchmarks.gpu.supervise import die_with_parent
 
 ROOT = common.ROOT
 
@@ -30,64 +30,28 @@ class Target:
         return self.device.type == "cpu"
 
 
-@dataclass
-class Run:
-    """One invocation of a stage: where results go, what runs, until when."""
+def call(command: Sequence[str], environment: Mapping[str, str] | None = None) -> tuple[int, str]:
+    """Runs a command in the repository; returns its status and output.
 
-    store: Store
-    target: Target
-    deadline: float  # time.monotonic(); nothing is started after it
-    cells: str = ""
-    quick: bool = False
-    left: list[str] = field(default_factory=list)  # what there was no time for
-
-    @property
-    def emulated(self) -> bool:
-        return self.target.emulated
-
-    def part(self, stage: str, name: str, work: Callable[[], dict[str, Any]]) -> None:
-        """Runs one part unless it has a result, was not asked for, or time is up."""
-        if (self.cells and not re.search(self.cells, name)) or self.store.has(stage, name):
-            return
-        if time.monotonic() > self.deadline:
-            self.left.append(name)
-            return
-        started = time.monotonic()
-        with self.store.failing(stage, name):
-            record = work()
-            record.setdefault("seconds", round(time.monotonic() - started, 1))
-            if self.emulated:
-                record["emulated"] = True
-            self.store.put(stage, name, record)
-            summary = record.get("summary") or record.get("us") or ""
-            print(f"  {name}: {record['status']} {summary}", flush=True)
-
-    def call(
-        self, command: Sequence[str], log: str, environment: Mapping[str, str] | None = None
-    ) -> tuple[int, str]:
-        """Runs a command until the deadline; returns its status and output, kept in build/gpu/."""
-        path = ROOT / "build" / "gpu" / f"{log}.log"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        seconds = max(10.0, self.deadline - time.monotonic())
-        try:
-            done = subprocess.run(
-                command,
-                cwd=ROOT,
-                env={**os.environ, **(environment or {})},
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                errors="replace",
-                timeout=seconds,
-                check=False,
-            )
-            status, output = done.returncode, done.stdout
-        except subprocess.TimeoutExpired as error:
-            held = error.stdout or b""
-            text = held.decode(errors="replace") if isinstance(held, bytes) else held
-            status, output = 124, f"{text}\nstopped after {seconds:.0f} s"
-        path.write_text(output)
-        return status, output
+    The output is printed as it comes: it is then in the part's log, whatever becomes of the part.
+    """
+    with subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env={**os.environ, **(environment or {})},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        preexec_fn=die_with_parent,
+    ) as process:
+        assert process.stdout is not None
+        lines = []
+        for line in process.stdout:
+            sys.stdout.write(line)
+            sys.stdout.flush()
+            lines.append(line)
+    return process.returncode, "".join(lines)
 
 
 def outcome(status: int, output: str, summary: str = "") -> dict[str, Any]:

@@ -113,7 +113,8 @@ const Backend* cuda_backend();
 // What the CUDA side of this build knows about itself and the machine.
 struct CudaInfo {
   bool compiled = false;             // was the package built with nvcc?
-  int runtime_version = 0;           // e.g. 13000
+  int runtime_version = 0;           // of the toolkit that built it, e.g. 13000
+  int driver_version = 0;            // the newest CUDA that the driver supports; 0: no driver
   std::vector<std::string> devices;  // one line per usable GPU
   std::string reason;                // why there is none
 };

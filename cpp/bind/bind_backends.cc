@@ -16,6 +16,7 @@ py::dict cuda_info_dict() {
   py::dict out;
   out["compiled"] = info.compiled;
   out["runtime_version"] = info.runtime_version;
+  out["driver_version"] = info.driver_version;
   out["devices"] = info.devices;
   out["reason"] = info.reason;
   return out;

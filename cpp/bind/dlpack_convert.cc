@@ -182,6 +182,18 @@ const dlpack::ExchangeApi* exchange_api(py::handle tensor) {
   return api != nullptr && api->version.major == 1 ? api : nullptr;
 }
 
+// What a producer is asked for besides its tensor. On a CUDA device: no synchronisation (-1), as
+// the caller orders its work by itself. Without it a producer may wait for the default stream,
+// which ends a graph's capture. Producers on the CPU know no streams.
+py::dict export_options(py::handle tensor) {
+  py::dict options;
+  if (!py::hasattr(tensor, "__dlpack_device__")) return options;
+  const auto device = py::tuple(tensor.attr("__dlpack_device__")());
+  const auto type = device[0].cast<std::int32_t>();
+  if (type == dlpack::kCuda || type == dlpack::kCudaManaged) options["stream"] = -1;
+  return options;
+}
+
 // Calls tensor.__dlpack__(), with the versioned capsule when the producer knows it.
 py::object export_capsule(py::handle tensor, const char* name) {
   if (!py::hasattr(tensor, "__dlpack__")) {
@@ -189,15 +201,16 @@ py::object export_capsule(py::handle tensor, const char* name) {
                               ": give a tensor (torch.Tensor, or anything with __dlpack__)"));
   }
   const py::object method = tensor.attr("__dlpack__");
+  const py::dict options = export_options(tensor);
   try {
-    return method(py::arg("max_version") = py::make_tuple(1, 0));
+    return method(py::arg("max_version") = py::make_tuple(1, 0), **options);
   } catch (py::error_already_set& error) {
     if (!error.matches(PyExc_TypeError)) {
       throw py::type_error(join(name, " cannot be exported through DLPack: ", error.what()));
     }
   }
   try {
-    return method();
+    return method(**options);
   } catch (py::error_already_set& error) {
     throw py::type_error(join(name, " cannot be exported through DLPack: ", error.what()));
   }

@@ -27,10 +27,8 @@ struct HopperFp8Tile {
   static constexpr int kRowBytes = 16;
   static constexpr int kFoldBytes = kRowTile * kDim * 4;
 
-  // setmaxnreg shares 65,536 registers out among the roles. One consumer needs no hand-over.
-  static constexpr int kConsumerRegisters = 224;
-  static constexpr int kProducerRegisters = 64;
-  static_assert(kConsumers * kConsumerRegisters + kProducerRegisters <= 512);
+  static constexpr int kConsumerRegisters = 224;  // with one consumer nothing is handed over
+  static constexpr int kProducerRegisters = producer_registers<kConsumers, kConsumerRegisters>();
 
   static constexpr int kStages = 6;       // of K and of V as loaded, 16 KB each
   static constexpr int kValueStages = 4;  // of transposed V

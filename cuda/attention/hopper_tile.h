@@ -9,6 +9,19 @@
 
 namespace specdec::attention {
 
+// Registers of a producer's thread if `kConsumers` warpgroups take kConsumerRegisters each. A block
+// owns what it was launched with, an even share in steps of 8 per thread: setmaxnreg moves those
+// registers between its warpgroups, and one that asks for more waits for ever. Of what the compiler
+// made, `make cuda-check` proves the same.
+template <int kConsumers, int kConsumerRegisters>
+constexpr int producer_registers() {
+  constexpr int kGroups = kConsumers + 1, kFile = 65536, kStep = 8, kLeast = 24;
+  constexpr int kAtEntry = kFile / (128 * kGroups) / kStep * kStep;
+  constexpr int kLeft = kGroups * kAtEntry - kConsumers * kConsumerRegisters;
+  static_assert(kLeft >= kLeast && kLeft % kStep == 0, "not what setmaxnreg can set");
+  return kLeft;
+}
+
 // kE4m3: K and V lie in memory as e4m3 and are widened to the queries' 16-bit type on the way.
 template <int kHeadDim, int kConsumerGroups, bool kE4m3 = false>
 struct HopperTile {
@@ -42,10 +55,12 @@ struct HopperTile {
   static constexpr int kFoldBytes = kFoldInRegisters ? 16 : kRowTile * kDim * 4;
   static constexpr int kRowBytes = 16;
 
-  // setmaxnreg shares 65,536 registers out among the roles. One consumer needs no hand-over.
-  static constexpr int kConsumerRegisters = kConsumers == 3 ? 160 : kWiden ? 224 : 240;
-  static constexpr int kProducerRegisters = kConsumers == 3 || !kWiden ? 32 : 64;
-  static_assert(kConsumers * kConsumerRegisters + kProducerRegisters <= 512);
+  // With one consumer nothing is handed over. Few columns leave registers over, and a producer of
+  // 24 would spill there.
+  static constexpr int kConsumerRegisters = kConsumers == 3        ? 160
+                                            : kWiden || kDim <= 64 ? 224
+                                                                   : 240;
+  static constexpr int kProducerRegisters = producer_registers<kConsumers, kConsumerRegisters>();
 
   // Stages of 16-bit tiles and, if widened, of e4m3 tiles. A stage is K and V of 64 keys. Six of 32
   // KB cover the latency of memory at full rate several times over.

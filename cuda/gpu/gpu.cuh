@@ -190,6 +190,14 @@ inline void check(cudaError_t error, const char* what) {
   }
 }
 
+// The same for a kernel, by name: an error that an earlier one left behind is told here as well.
+inline void check_kernel(cudaError_t error, const void* kernel) {
+  if (error == cudaSuccess) return;
+  const char* name = nullptr;
+  if (cudaFuncGetName(&name, kernel) != cudaSuccess) name = "a kernel";
+  check(error, (std::string("launch of ") + name).c_str());
+}
+
 // What has to be known of a kernel before its first launch on a device: looked up once.
 struct KernelTraits {
   bool waits;  // was it compiled with grid_dependency_wait()? That of 8.0, PTX too, has none.
@@ -204,7 +212,11 @@ inline KernelTraits& kernel_traits(const void* kernel, std::size_t smem_bytes) {
   const auto [place, is_new] = known.try_emplace({device, kernel}, KernelTraits{false, 48 << 10});
   if (is_new) {
     cudaFuncAttributes attributes;
-    check(cudaFuncGetAttributes(&attributes, kernel), "attributes of a kernel");
+    const cudaError_t error = cudaFuncGetAttributes(&attributes, kernel);
+    if (error != cudaSuccess) {  // that of a device for which the package was not compiled
+      known.erase(place);
+      check_kernel(error, kernel);
+    }
     place->second.waits = attributes.ptxVersion >= 90;
   }
   if (smem_bytes > place->second.smem_bytes) {
@@ -232,7 +244,8 @@ void launch(void (*kernel)(P...), dim3 grid, dim3 block, std::size_t smem_bytes,
   attribute.val.programmaticStreamSerializationAllowed = 1;
   config.attrs = &attribute;
   config.numAttrs = options.dependent && traits.waits ? 1 : 0;
-  check(cudaLaunchKernelEx(&config, kernel, static_cast<P>(args)...), "kernel launch");
+  check_kernel(cudaLaunchKernelEx(&config, kernel, static_cast<P>(args)...),
+               reinterpret_cast<const void*>(kernel));
 }
 
 }  // namespace specdec::gpu

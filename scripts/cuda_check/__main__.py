@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from scripts.cuda_check import build, ptxas, registers, sass
+from scripts.cuda_check import build, handover, loops, ptxas, registers, sass
 
 ALLOWED = build.ROOT / "scripts" / "cuda_check" / "allowed_spills.txt"
 MAX_BUILD_SECONDS = 480  # of two cores
@@ -73,7 +73,9 @@ def generated_faults() -> list[str]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="scripts/cuda_check.sh", description=__doc__)
-    parser.add_argument("--update", action="store_true", help=f"rewrite {registers.PAGE.name}")
+    parser.add_argument(
+        "--update", action="store_true", help=f"rewrite {registers.PAGE.name} and {loops.PAGE.name}"
+    )
     parser.add_argument("--jobs", type=int, default=min(2, os.cpu_count() or 1))
     parser.add_argument("--only", default="", help="sources that match this expression, no table")
     args = parser.parse_args(argv)
@@ -101,6 +103,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     }
     for o in package:
         faults += [f"{o.source}: {text}" for text in ptxas.warnings(o.log)]
+    # A device test that hangs is as bad as a kernel that does.
+    faults += [f"{o.source}: {text}" for o in objects for text in handover.faults(o.handovers)]
     seconds = sum(o.seconds for o in objects) / 2
     if seconds > MAX_BUILD_SECONDS:
         faults.append(
@@ -108,12 +112,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
     table = registers.table_of(kernels)
     if not args.only:
+        recorded_with, recorded = registers.read()
         entries = registers.allowed(ALLOWED.read_text())
         faults += local_memory_faults(kernels, opcodes, entries)
         if tools is not None:
             faults += sass.faults(opcodes)
+            counted = {
+                symbols[symbol, "sm_90a"][0]: found
+                for o in package
+                for symbol, found in o.loop_counts.items()
+                if (symbol, "sm_90a") in symbols
+            }
+            if args.update:
+                loops.write(counted)
+            elif recorded_with in ("", nvcc):
+                faults += loops.differences(loops.read(), counted)
         faults += generated_faults()
-        recorded_with, recorded = registers.read()
         if args.update:
             registers.write(table, nvcc)
         elif recorded_with in ("", nvcc):

@@ -10,11 +10,12 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from scripts.cuda_check import sass
+from scripts.cuda_check import handover, loops, sass
+from scripts.cuda_check.loops import Loop
 
 ROOT = Path(__file__).resolve().parents[2]
 OUT = ROOT / "build" / "cuda-check"
@@ -36,6 +37,8 @@ class Object:
     deps: dict[str, str]
     key: str
     opcodes: dict[str, dict[str, dict[str, int]]] = field(default_factory=dict)
+    handovers: list[dict[str, Any]] = field(default_factory=list)  # handover.HandOver
+    loop_counts: dict[str, list[Loop]] = field(default_factory=dict)  # of sm_90a, by symbol
     disassembled: bool = False
     fresh: bool = False  # compiled in this run
 
@@ -108,6 +111,21 @@ def _execute(command: list[str]) -> tuple[int, float, str]:
     return process.returncode, use.ru_utime + use.ru_stime, text
 
 
+def _read_code(result: Object, tools: sass.Tools, obj: Path) -> None:
+    code = sass.dump(tools, obj, "sass")
+    result.opcodes = sass.parse(code)
+    kernels = handover.parse_code(code)
+    if kernels:
+        handover.add_launch(kernels, sass.dump(tools, obj, "elf"))
+    result.handovers = [vars(kernel) for kernel in kernels]
+    result.loop_counts = {
+        symbol: loops.loops_of(text)
+        for (symbol, arch), text in loops.parse(code).items()
+        if arch == "sm_90a"
+    }
+    result.disassembled = True
+
+
 def compile_source(source: str, nvcc: str, tools: sass.Tools | None) -> Object:
     """Compiles one source unless nothing it reads has changed; disassembles if the tools exist.
 
@@ -118,7 +136,8 @@ def compile_source(source: str, nvcc: str, tools: sass.Tools | None) -> Object:
     flags = [*FLAGS, "-fmad=false"] if source.startswith(UNFUSED) else FLAGS
     command = ["nvcc", *flags, *targets(source), "-Xptxas", "-v,-warn-spills", "-MMD"]
     command += ["-MF", str(deps), "-c", source, "-o", str(obj)]
-    key = hashlib.sha256(f"{nvcc}\n{command}".encode()).hexdigest()[:16]
+    kept = [one.name for one in fields(Object)]
+    key = hashlib.sha256(f"{nvcc}\n{command}\n{kept}".encode()).hexdigest()[:16]
     result = _load(record, key)
     if result is not None and (result.disassembled or tools is None):
         result.fresh = False
@@ -132,8 +151,7 @@ def compile_source(source: str, nvcc: str, tools: sass.Tools | None) -> Object:
         digests = {name: _digest(ROOT / name) for name in {source, *_dependencies(deps)}}
         result = Object(source, log, seconds, digests, key, fresh=True)
     if tools is not None:
-        result.opcodes = sass.opcodes(tools, obj)
-        result.disassembled = True
+        _read_code(result, tools, obj)
         obj.unlink()  # several megabytes each; what is wanted of it is in the record
     record.write_text(json.dumps(vars(result)))
     return result

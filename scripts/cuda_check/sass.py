@@ -81,16 +81,14 @@ def parse(lines: Iterable[str]) -> dict[str, dict[str, dict[str, int]]]:
     return {a: {name: dict(c) for name, c in kernels.items()} for a, kernels in found.items()}
 
 
-def opcodes(tools: Tools, obj: Path) -> dict[str, dict[str, dict[str, int]]]:
-    """Disassembles one object file."""
-    command = [tools.cuobjdump, "--dump-sass", str(obj)]
+def dump(tools: Tools, obj: Path, what: str) -> list[str]:
+    """Returns the lines of `cuobjdump --dump-<what>` (sass or elf) of one object file."""
+    command = [tools.cuobjdump, f"--dump-{what}", str(obj)]
     environment = {**os.environ, "PATH": tools.path}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
-        assert process.stdout is not None
-        found = parse(process.stdout)
-    if process.returncode != 0:
-        raise RuntimeError(f"cuobjdump failed on {obj.name} ({process.returncode})")
-    return found
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=environment, check=False)
+    if done.returncode != 0:
+        raise RuntimeError(f"cuobjdump failed on {obj.name} ({done.returncode})")
+    return done.stdout.splitlines()
 
 
 def faults(kernels: Mapping[tuple[str, str], Mapping[str, int]]) -> list[str]:

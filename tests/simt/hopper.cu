@@ -118,7 +118,7 @@ __global__ void __launch_bounds__(384, 1) ring(const unsigned char* in, int coun
   }
   __syncthreads();
   if (threadIdx.x < 128) {
-    gpu::setmaxnreg_dec<40>();
+    gpu::setmaxnreg_dec<24>();  // as attention with two consumers: all that the block owns
     if (threadIdx.x < 32 && gpu::elect_one()) {
       for (int i = 0; i < count; i++) {
         const int stage = i % kStages;
@@ -132,7 +132,7 @@ __global__ void __launch_bounds__(384, 1) ring(const unsigned char* in, int coun
       }
     }
   } else {
-    gpu::setmaxnreg_inc<232>();
+    gpu::setmaxnreg_inc<240>();
     const int group = threadIdx.x / 128 - 1, t = threadIdx.x % 128;
     unsigned sum = 0;
     for (int i = 0; i < count; i++) {

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from benchmarks import common
+from benchmarks.gpu import __main__ as runner
 from benchmarks.gpu import (
     engine_cells,
     floors,
@@ -41,48 +44,70 @@ def test_scrub_leaves_no_folders() -> None:
     assert results.scrub(text) == "cuda/x.cu(3): error at file.h:4, a/b stays"
 
 
+ENVIRONMENT = {
+    "device": "emulated",
+    "date": "2026-11-22T00:00:00",
+    "commit": "abc1234",
+    "dirty": False,
+}
+
+
 def test_a_store_continues_its_file(tmp_path: Path) -> None:
-    store = Store.open(tmp_path, "abc1234", emulated=True)
-    assert store.path.name.startswith("emulated-")
-    assert store.path.name.endswith("-abc1234.json")
+    store = Store.open(tmp_path, ENVIRONMENT)
+    assert store.path.name == "emulated-2026-11-22-abc1234.json"
     store.put("test", "good", {"status": "ok"})
-    with store.failing("test", "bad"):
-        raise ValueError("broken")
-    again = Store.open(tmp_path, "abc1234", emulated=True)
+    for status in ("failed", "hung", "started", "sticky", "crashed"):
+        store.put("test", status, {"status": status})
+    again = Store.open(tmp_path, {**ENVIRONMENT, "date": "2026-11-23T00:00:00", "dirty": True})
     assert again.path == store.path
+    assert again.data["environment"]["dirty"] is True
     assert again.has("test", "good")
-    assert not again.has("test", "bad"), "what failed is measured again"
-    assert again.cells("test")["bad"]["error"] == "ValueError: broken"
-    assert not Store.open(tmp_path, "abc1234", emulated=True, force=True).has("test", "good")
-    assert not Store.open(tmp_path, "fff0000", emulated=True).has("test", "good")
+    for status in ("failed", "hung", "started", "sticky", "crashed", "unknown"):
+        assert not again.has("test", status), "what did not end well is run again"
+    assert not Store.open(tmp_path, ENVIRONMENT, force=True).has("test", "good")
+    assert not Store.open(tmp_path, {**ENVIRONMENT, "commit": "fff0000"}).has("test", "good")
     assert not list(tmp_path.glob("*.new"))
     (tmp_path / "emulated-nvl-2026-11-21-eee0000.json").write_text("of another device")
-    assert not Store.open(tmp_path, "eee0000", emulated=True).path.exists()
+    assert not Store.open(tmp_path, {**ENVIRONMENT, "commit": "eee0000"}).path.exists()
 
 
 def test_emulated_and_measured_files_do_not_mix(tmp_path: Path) -> None:
-    store = Store.open(tmp_path, "abc1234", emulated=True)
+    store = Store.open(tmp_path, ENVIRONMENT)
     store.data["emulated"] = False
     store.write()
     with pytest.raises(SystemExit, match="emulated is False, not True"):
-        Store.open(tmp_path, "abc1234", emulated=True)
+        Store.open(tmp_path, ENVIRONMENT)
     assert not results.EMULATED_RESULTS.is_relative_to(common.RESULTS)
-    run = [str(ROOT / "benchmarks/gpu/run.sh"), "bench-step", "--emulated", "--out"]
-    done = subprocess.run([*run, str(common.RESULTS)], capture_output=True, text=True, check=False)
-    assert done.returncode != 0
-    assert "emulated results do not go where measured ones are kept" in done.stderr
 
 
-def test_run_sh_refuses_what_it_does_not_know() -> None:
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["tests", "--out"], "argument --out: expected one argument"),
+        ([], "the following arguments are required: STAGE"),
+        (
+            ["bench-step", "--emulated", "--out", str(common.RESULTS)],
+            "emulated results do not go where measured ones are kept",
+        ),
+    ],
+)
+def test_the_runner_refuses_what_it_does_not_know(
+    arguments: list[str], text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stop:
+        runner.main(arguments)
+    assert stop.value.code == 2
+    assert text in capsys.readouterr().err
+
+
+def test_run_sh_starts_the_runner() -> None:
     script = str(ROOT / "benchmarks/gpu/run.sh")
-    for arguments, text in (
-        (["bogus"], "unknown argument: bogus"),
-        (["test", "--out"], "--out needs a value"),
-        ([], "--emulated"),
-    ):
-        done = subprocess.run([script, *arguments], capture_output=True, text=True, check=False)
-        assert done.returncode == 2
-        assert text in done.stderr
+    environment = {**os.environ, "PYTHON": sys.executable}
+    done = subprocess.run(
+        [script, "bogus"], capture_output=True, text=True, check=False, env=environment
+    )
+    assert done.returncode == 2
+    assert "bogus: no such stage; there are all, first-hour, build" in done.stderr
 
 
 def test_architectures() -> None:
@@ -167,7 +192,9 @@ def test_targets_and_page() -> None:
     data: dict[str, Any] = {
         "emulated": False,
         "environment": environment,
-        "stages": {"bench-kernel": {"cells": found, "ceilings": ceilings}},
+        "stages": {
+            "bench-kernel": {"cells": {**found, "ceilings": {"status": "ok", "ceilings": ceilings}}}
+        },
     }
     page = report.page(json.loads(json.dumps(data)))
     assert "abc1234, with uncommitted changes" in page

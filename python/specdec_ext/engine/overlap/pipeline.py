@@ -320,11 +320,12 @@ class RunAheadPipeline(StepOperations):
         buffers = self.buffers
         staged = buffers.staged
         ids = buffers.staged_part(buffers.staging.slot_ids, buffers.staging.requests)
-        saved = torch.empty_like(staged)
-        self.stream.enqueue(lambda: saved.copy_(staged))
+        saved: list[Tensor] = []
+        # Made on the stream that uses it: its memory goes back to that stream, behind the last use.
+        self.stream.enqueue(lambda: saved.append(staged.clone()))
         self.stream.enqueue(lambda: ids.fill_(-1))
         yield
-        self.stream.enqueue(lambda: staged.copy_(saved))
+        self.stream.enqueue(lambda: staged.copy_(saved[0]))
 
     def measure_drafting(self, repeats: int = 5) -> float | None:
         """Tell the executor what drafting takes for one request, with nothing in flight. Waits for

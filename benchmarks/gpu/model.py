@@ -1,0 +1,153 @@
+"""Predicted device times of the cells, from bytes, the planner's dealing and the machine code.
+
+    python -m benchmarks.gpu.model [EXPR]             the targets, or cells that match EXPR
+    python -m benchmarks.gpu.model [EXPR] FILE.json   beside what a result file measured
+
+docs/gpu.md holds the first table (`--write` renews it): no other text of the repository gives a
+time for a GPU that was not measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from benchmarks import common
+from benchmarks.gpu import cells, linear
+from benchmarks.gpu.engine_cells import model_cells
+from benchmarks.gpu.machine import Device, Prediction
+from benchmarks.gpu.model_attention import attention
+from benchmarks.gpu.model_ops import linear_cell, model_pass, step_op
+
+FAR = 0.25  # a prediction that is off by more than this share of the measurement is listed
+PAGE = common.ROOT / "docs" / "gpu.md"
+BEGIN, END = "<!-- python -m benchmarks.gpu.model --write -->", "<!-- end of the predictions -->"
+
+
+def modelled() -> dict[str, Callable[[Device], Prediction]]:
+    """Every cell that has a model, by name, targets first. Slots have none: their time is latency
+    of dependent accesses, which nothing here counts."""
+    found: dict[str, Callable[[Device], Prediction]] = {}
+    for cell in cells.attention_cells():
+        if not cell.is_prompt:
+            found[cell.name] = partial(attention, cell)
+    for op in cells.step_op_cells():
+        found[op.name] = partial(step_op, op)
+    for product in linear.linear_cells():
+        found[product.name] = partial(linear_cell, product)
+    for model in model_cells():
+        if model.kind == "model" and model.numerics == "exact":
+            found[model.name] = partial(model_pass, model)
+    return found
+
+
+# What docs/gpu.md prints: the targets that a time decides, and the cells of the review.
+TARGETS = (
+    "attn-b8-m64-g4-ctx16384",
+    "attn-b1-m27-g4-ctx2048",
+    "attn-b8-m64-g4-ctx16384-kv8-math8",
+    "attn-b8-m64-g4-ctx16384-kv8",
+    "attn-b32-m1-g4-ctx16384",
+    "attn-b8-m84-g4-ctx16384",
+    "attn-b32-m64-g4-ctx16384",
+    "attn-b8-m64-g8-ctx16384",
+    "compact-b8-m64",
+    "rope-append-b8-m64",
+    "argmax-b1-m27",
+    "sample-b8-m64",
+    "accept-b8-m64",
+    "linear-qkv-m1",
+    "linear-qkv-m84",
+    "linear-gate-up-m84",
+    "model-b1-m1-exact",
+    "model-b1-m84-exact",
+    "model-b8-m27-exact",
+)
+
+
+def measured_us(data: Mapping[str, Any]) -> dict[str, float]:
+    """Returns the microseconds of a result file by cell; of attention in exact mode."""
+    found = {}
+    for stage in data["stages"].values():
+        for name, cell in stage["cells"].items():
+            us = cell.get("programs", {}).get("exact", {}).get("us") or cell.get("us")
+            if us is not None:
+                found[name] = float(us)
+    return found
+
+
+def table(predictions: Sequence[Prediction], measured: Mapping[str, float] | None = None) -> str:
+    """Returns the markdown of predictions beside floors, and beside what was measured."""
+    rows = []
+    for p in predictions:
+        row: list[Any] = [p.cell, _short(p.floor_us), _short(p.us), f"{p.us / p.floor_us:.2f}"]
+        row.append(p.bound)
+        if measured is not None:
+            us = measured.get(p.cell)
+            row += ["" if us is None else _short(us), "" if us is None else f"{p.us / us:.2f}"]
+        rows.append(row)
+    head = ["cell", "floor, us", "predicted, us", "/ floor", "longest kernel and what bounds it"]
+    if measured is not None:
+        head += ["measured, us", "predicted / measured"]
+    return common.markdown(head, rows)
+
+
+def _short(us: float) -> str:
+    return f"{us:.0f}" if us >= 20 else f"{us:.1f}"
+
+
+def far(predictions: Sequence[Prediction], measured: Mapping[str, float]) -> list[str]:
+    """Returns the cells whose prediction is more than a quarter of the measurement off."""
+    return [
+        f"{p.cell}: predicted {_short(p.us)} us, measured {_short(measured[p.cell])} us"
+        for p in predictions
+        if p.cell in measured and abs(p.us - measured[p.cell]) > FAR * measured[p.cell]
+    ]
+
+
+def predict(pattern: str = "", device: Device | None = None) -> list[Prediction]:
+    """Returns the predictions of the targets, or of all cells that match an expression."""
+    every = modelled()
+    names = [name for name in every if re.search(pattern, name)] if pattern else TARGETS
+    return [every[name](device or Device()) for name in names]
+
+
+def page(text: str) -> str:
+    """Returns docs/gpu.md with the table of today's predictions."""
+    before, rest = text.split(BEGIN)
+    return f"{before}{BEGIN}\n\n{table(predict())}\n\n{END}{rest.split(END)[1]}"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu.model")
+    parser.add_argument("cells", nargs="?", default="", help="an expression; none: the targets")
+    parser.add_argument("file", nargs="?", type=Path, help="a result file of a GPU")
+    parser.add_argument("--write", action="store_true", help=f"renew the table of {PAGE.name}")
+    args = parser.parse_args(argv)
+    if args.write:
+        PAGE.write_text(page(PAGE.read_text()))
+        return 0
+    if args.file is None and args.cells.endswith(".json"):
+        args.cells, args.file = "", Path(args.cells)
+    predictions = predict(args.cells)
+    if args.file is None:
+        print(table(predictions))
+        return 0
+    data = json.loads(args.file.read_text())
+    if data.get("emulated"):
+        parser.error(f"{args.file.name} was emulated: it holds no times")
+    measured = measured_us(data)
+    print(table(predictions, measured))
+    listed = far(predictions, measured)
+    print(f"\nMore than {FAR:.0%} off: {len(listed)}" + "".join(f"\n- {line}" for line in listed))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,279 @@
+"""The performance model: the dealing is the planner's, the L2 simulation, the tables, the docs."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+from benchmarks.gpu import cells, dealing, floors, machine, model, model_attention, model_ops
+from benchmarks.gpu.cells import AttentionCell, StepCell
+from benchmarks.gpu.dealing import Step, Unit
+from benchmarks.gpu.machine import Device, Kernel, Prediction
+
+import emulators
+from specdec_ext import ops
+
+ROOT = Path(__file__).resolve().parents[2]
+
+# -- the dealing, against the plan kernel ---------------------------------------------------------
+
+JOB, UNIT, HEADER = struct.Struct("9i"), struct.Struct("5i"), struct.Struct("4i")
+
+
+@contextmanager
+def limits_of(num_sms: int) -> Iterator[None]:
+    before = os.environ.get("SPECDEC_EMU_LIMITS")
+    os.environ["SPECDEC_EMU_LIMITS"] = f"9.0,{num_sms},232448"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["SPECDEC_EMU_LIMITS"]
+        else:
+            os.environ["SPECDEC_EMU_LIMITS"] = before
+
+
+def planned(
+    requests: int, rows: int, context: int, kv_heads: int, group: int, num_sms: int, exact: bool
+) -> tuple[list[tuple[int, int, int, int]], tuple[int, int, int, int], Step]:
+    """What the plan kernel writes: (job, first chunk, end chunk, block) of units, its header."""
+    heads, dim, page = kv_heads * group, 64, 64
+    pages = -(-(context + rows) // page)
+    k = torch.zeros(requests * pages, kv_heads, page, dim, dtype=torch.bfloat16)
+    table = torch.arange(requests * pages, dtype=torch.int32).view(requests, pages)
+    problem = ops.AttentionProblem(
+        heads,
+        kv_heads,
+        dim,
+        torch.bfloat16,
+        page_size=page,
+        num_requests=requests,
+        num_rows=requests * rows,
+        max_rows=rows,
+        max_kv_len=context + rows,
+    )
+    with limits_of(num_sms):
+        plan = ops.plan_workspace(problem, ops.device_limits("cuda-emu-fast"))
+        scratch = torch.zeros(plan["total_bytes"] + 256, dtype=torch.uint8)
+        scratch = scratch[-scratch.data_ptr() % 256 :]  # where the package begins to use it
+        q = torch.zeros(requests * rows, heads, dim, dtype=torch.bfloat16)
+        ops.spec_attention(
+            q,
+            k,
+            k.clone(),
+            table,
+            torch.full((requests,), context, dtype=torch.int32),
+            (torch.arange(requests + 1) * rows).to(torch.int32),
+            is_tree=torch.zeros(requests, dtype=torch.uint8),
+            out=torch.empty_like(q),
+            scale=1.0,
+            exact=exact,
+            max_depth=15,
+            max_rows=rows,
+            max_kv_len=context + rows,
+            workspace=scratch,
+            backend="cuda-emu-fast",
+        )
+    row = next(x for x in ops.supported_attention() if x["name"] == plan["instance"])
+    data = bytes(scratch.numpy())
+    header = HEADER.unpack_from(data)
+
+    def align(size: int) -> int:
+        return -(-size // 256) * 256
+
+    first = align(HEADER.size) + align(JOB.size * plan["max_jobs"])
+    units = [UNIT.unpack_from(data, first + i * UNIT.size) for i in range(header[1])]
+    step = Step(
+        requests, rows, context, kv_heads, group, row["row_tile"], plan["num_blocks"], exact,
+        granule=row["granule"], tree=False,
+    )  # fmt: skip
+    return [(j, a, b, block) for j, a, b, _, block in units], header, step
+
+
+@emulators.EMULATED
+@pytest.mark.parametrize(
+    ("requests", "rows", "context", "kv_heads", "group", "num_sms", "exact"),
+    [
+        (1, 3, 2500, 2, 2, 7, True),  # cut
+        (2, 40, 700, 1, 4, 3, True),  # several tiles, the last one short
+        (2, 5, 300, 2, 1, 4, False),  # whole
+        (1, 5, 12, 1, 4, 2, True),  # nothing but a tail
+    ],
+)
+def test_the_dealing_is_the_plan_kernels(
+    requests: int, rows: int, context: int, kv_heads: int, group: int, num_sms: int, exact: bool
+) -> None:
+    units, header, step = planned(requests, rows, context, kv_heads, group, num_sms, exact)
+    ours = dealing.deal(step)
+    assert [(u.job, u.first_chunk, u.end_chunk, u.block) for u in ours.units] == units
+    assert (ours.num_jobs, len(ours.units), ours.states, int(ours.whole)) == header
+
+
+# -- what L2 keeps --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("requests", "group", "kv_heads", "rows", "context", "reads"),
+    [
+        (8, 4, 8, 64, 16384, 1.0),
+        (32, 4, 8, 64, 8192, 2.0),
+        (32, 8, 4, 64, 8192, 3.9),
+        (8, 4, 8, 84, 16384, 3.0),
+        (8, 8, 8, 64, 16384, 2.0),
+    ],
+)
+def test_sibling_tiles_read_their_stream_again(
+    requests: int, group: int, kv_heads: int, rows: int, context: int, reads: float
+) -> None:
+    device = Device()
+    plan = dealing.deal(Step(requests, rows, context, kv_heads, group, 128, device.sms))
+    traffic = dealing.simulate(plan, device.sms, device.l2_bytes // (2 * 64 * 128 * 2))
+    once = requests * kv_heads * (context // dealing.KEYS)
+    assert traffic.read / once == pytest.approx(reads, abs=0.05)
+
+
+def test_the_cache_forgets_the_least_recently_used() -> None:
+    def unit(stream: int, block: int, keys: int) -> Unit:
+        return Unit(0, stream, block, 0, 1, 0, keys * dealing.KEYS, 1)
+
+    # Two blocks in step share every read; one after the other only what the cache still holds.
+    together = dealing.Deal([unit(0, 0, 10), unit(0, 1, 10)], 2, True)
+    assert dealing.simulate(together, 2, 1) == dealing.Traffic(20, 10, 11)
+    in_turn = dealing.Deal([unit(0, 0, 10), unit(0, 0, 10)], 2, True)
+    assert dealing.simulate(in_turn, 2, 9).read == 20
+    assert dealing.simulate(in_turn, 2, 10) == dealing.Traffic(20, 10, 22)
+
+
+# -- predictions ----------------------------------------------------------------------------------
+
+
+# The simulation of long contexts takes seconds: of those the docs' table has the targets.
+LONG = re.compile(r"-b32-.*ctx(16384|65536)|-b8-.*ctx65536")
+
+
+@pytest.mark.parametrize("name", [name for name in model.modelled() if not LONG.search(name)])
+def test_every_modelled_cell_lies_above_its_floor(name: str) -> None:
+    prediction = model.modelled()[name](Device())
+    assert prediction.floor_us <= prediction.us * 1.001
+    assert prediction.us < 60 * prediction.floor_us + 60
+    assert prediction.bound
+
+
+def test_what_bounds_a_kernel() -> None:
+    device = Device()
+    decode = model_attention.attention(AttentionCell(8, 1, 16384), device)
+    assert decode.bound == "main: HBM"
+    tree = model_attention.attention(AttentionCell(8, 64, 16384), device)
+    assert tree.bound == "main: tensor"
+    half = Device(hbm_bytes_per_s=floors.BANDWIDTH / 2)
+    assert model_attention.attention(AttentionCell(8, 1, 16384), half).us > 1.8 * decode.us
+    argmax = model_ops.step_op(StepCell("argmax", 8, 64), device)
+    sample = model_ops.step_op(StepCell("sample", 8, 64), device)
+    assert sample.us > argmax.us, "drawing looks at the scores again"
+    assert Kernel("k", {"a": 2.0, "b": 1.0}, 0.5).us == 2.5
+    assert Kernel("k", {"a": 2.0}, 3.0).bound == "latency"
+    with pytest.raises(KeyError):
+        machine.loops_of("renamed_kernel")
+
+
+def test_how_the_depth_of_a_product_is_cut() -> None:
+    """Against the scratch that the package asks for: a row of every unit's partial sums."""
+    if missing := emulators.load_emulators():
+        pytest.skip(missing)
+    for rows, columns, depth in (
+        (84, 6144, 4096),
+        (84, 28672, 4096),
+        (84, 4096, 14336),
+        (1, 64, 9000),
+    ):
+        row_tile, column_tile = next(
+            t for t in model_ops.LINEAR_TILES if rows <= t[0] or t[0] == 128
+        )
+        blocks = -(-columns // column_tile) * -(-rows // row_tile)
+        units = model_ops.linear_units(blocks, column_tile == 32, depth)
+        wanted = ops.linear_scratch_bytes(
+            rows, columns, depth, torch.bfloat16, backend="cuda-emu-fast"
+        )
+        assert wanted == (0 if units == 1 else units * rows * columns * 4)
+
+
+def test_a_result_file_stands_beside_the_predictions(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    near, off = "compact-b8-m64", "rope-append-b8-m64"
+    predicted = {p.cell: p.us for p in model.predict(f"^({near}|{off})$")}
+    result = {
+        "emulated": False,
+        "stages": {
+            "bench-kernel": {
+                "cells": {
+                    near: {"status": "ok", "us": predicted[near] * 1.2},
+                    off: {"status": "ok", "us": predicted[off] * 1.5},
+                    "attn-b8-m64-g4-ctx16384": {"programs": {"exact": {"us": 250.0}}},
+                    "argmax-b1-m27": {"status": "hung"},
+                }
+            }
+        },
+    }
+    file = tmp_path / "h200.json"
+    file.write_text(json.dumps(result))
+    assert model.measured_us(result)["attn-b8-m64-g4-ctx16384"] == 250.0
+    assert model.main([f"^({near}|{off})$", str(file)]) == 0
+    out = capsys.readouterr().out
+    assert "predicted / measured" in out and "| 0.67" in out
+    assert "More than 25% off: 1" in out
+    assert f"- {off}: predicted" in out
+    file.write_text(json.dumps({**result, "emulated": True}))
+    with pytest.raises(SystemExit):
+        model.main([str(file)])
+    assert "it holds no times" in capsys.readouterr().err
+
+
+def test_far_is_a_quarter_of_the_measurement() -> None:
+    def of(us: float) -> list[str]:
+        return model.far([Prediction("c", 1.0, (Kernel("k", {}, us),))], {"c": 100.0})
+
+    assert of(125.0) == of(75.0) == []
+    assert len(of(126.0)) == len(of(74.0)) == 1
+
+
+# -- the docs -------------------------------------------------------------------------------------
+
+MICROSECONDS = re.compile(r"\d\s?(?:us\b|µs|microseconds?\b)")
+
+
+def test_docs_give_no_time_of_a_gpu_but_the_models_and_the_targets() -> None:
+    """Pages of kernels and devices; those of the CPU give what result files of CPUs show."""
+    text = (ROOT / "docs" / "gpu.md").read_text()
+    before, table, after = (
+        text.partition(model.BEGIN)[0],
+        text.partition(model.BEGIN)[2].partition(model.END)[0],
+        text.partition(model.END)[2],
+    )
+    assert table.strip() == model.table(model.predict()), "python -m benchmarks.gpu.model --write"
+    wanted = before.partition("## Targets")[2].partition("## ")[0]
+    assert MICROSECONDS.search(wanted), "targets are wanted, not claimed"
+    pages = {"docs/gpu.md": before.replace(wanted, "") + after}
+    for page in [*(ROOT / "docs" / "kernels").glob("*.md"), *(ROOT / "docs").glob("*.md")]:
+        if page.name != "gpu.md" and not page.name.startswith("cpu_"):
+            pages[page.relative_to(ROOT).as_posix()] = page.read_text()
+    found = [
+        f"{name}: {line.strip()}"
+        for name, content in pages.items()
+        for line in content.splitlines()
+        if MICROSECONDS.search(line)
+    ]
+    assert not found
+
+
+def test_the_table_shows_every_target() -> None:
+    assert set(model.TARGETS) <= set(model.modelled())
+    groups = {g for c in cells.attention_cells() if c.name in model.TARGETS for g in c.groups}
+    assert {"G1", "G2", "G3", "G4", "G5"} <= groups
