@@ -14,8 +14,8 @@ import sys
 import numpy as np
 import pytest
 import torch
-from reference.quant_reference import FORMATS, quant_linear, quantize_rows, read_groups
 
+from reference.quant_reference import FORMATS, quant_linear, quantize_rows, read_groups
 from specdec_ext import _core
 
 NAMES = tuple(FORMATS)
@@ -190,9 +190,7 @@ def child_main(out_path: str) -> None:
 def test_every_isa_gives_the_same_bits(isa: str, threads: int, tmp_path) -> None:
     folder = os.path.dirname(__file__)
     tests = os.path.dirname(folder)
-    code = (
-        f"import sys; sys.path[:0] = [{folder!r}, {tests!r}]; import test_quant_linear as t; "
-    )
+    code = f"import sys; sys.path[:0] = [{folder!r}, {tests!r}]; import test_quant_linear as t; "
     out = tmp_path / "results.npz"
     subprocess.run(
         [sys.executable, "-c", code + f"t.child_main({str(out)!r})"],
