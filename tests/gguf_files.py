@@ -24,8 +24,7 @@ def write_gguf(
     tokenizer: bool = True,
 ) -> Path:
     """The model in `folder` with its matrices in `format`; a dictionary names that of some
-    projections, "" that of the others. A format that cuts rows into blocks of 256 is made of random
-    bytes, for which the `gguf` package has no quantiser."""
+    projections, "" that of the others."""
     config = json.loads((folder / "config.json").read_text())
     rope = config.get("rope_parameters") or {}
     how = _ARCHITECTURES[architecture]
@@ -73,27 +72,52 @@ def write_gguf(
 def _add(writer: gguf.GGUFWriter, name: str, values: np.ndarray, format: str) -> None:
     kind = gguf.GGMLQuantizationType[_TYPES.get(format, format.upper())]
     if format.endswith("_k"):
-        data = _random_blocks(values, format)
+        data = _k_blocks(values, format)
     else:
         data = gguf.quantize(np.ascontiguousarray(values), kind)
     writer.add_tensor(name, data, raw_dtype=kind)
 
 
-def _random_blocks(values: np.ndarray, format: str) -> np.ndarray:
-    """Blocks whose elements are about as large as `values`."""
-    rng = np.random.default_rng(values.shape)
-    size = {"q4_k": 144, "q5_k": 176, "q6_k": 210}[format]
-    blocks = rng.integers(0, 256, (values.shape[0], values.shape[1] // 256, size), dtype=np.uint8)
-    deviation = float(values.std())
-    # Six-bit scales and codes are uniform; the minimum takes the mean of scale * code away.
-    steps = {"q4_k": (8.0, 31.0 * 4.6, 7.5), "q5_k": (16.0, 31.0 * 9.2, 15.5)}
+def _k_blocks(values: np.ndarray, format: str) -> np.ndarray:
+    """Rounded to q4_k, q5_k or q6_k in the plainest way: uint8 [rows, bytes of a row]."""
+    rows = len(values)
     if format == "q6_k":
-        blocks[..., 208:] = np.float16([deviation / (74.0 * 18.5)]).view(np.uint8)
+        groups = values.reshape(rows, -1, 16, 16)
+        scale = np.abs(groups).max(-1) / 31
+        d = (scale.max(-1, keepdims=True) / 127).astype(np.float16)
+        scales = _ratio(scale, d, 127)
+        codes = _ratio(groups, d[..., None] * scales[..., None], 31, low=-32) + 32
+        codes = codes.reshape(rows, -1, 2, 4, 32)
+        nibbles = codes[..., :2, :] & 15 | (codes[..., 2:, :] & 15) << 4
+        pairs = (codes >> 4 << np.array([0, 2, 4, 6])[:, None]).sum(-2)
+        parts = [nibbles, pairs, scales.astype(np.int8).view(np.uint8), d.view(np.uint8)]
     else:
-        _, spread, centre = steps[format]
-        scale = deviation / spread / 1.5
-        blocks[..., :4] = np.float16([scale, scale * centre]).view(np.uint8)
-    return blocks.reshape(values.shape[0], -1)
+        top = 15 if format == "q4_k" else 31
+        groups = values.reshape(rows, -1, 8, 32)
+        low = np.maximum(-groups.min(-1), 0)
+        scale = np.maximum(groups.max(-1) + low, 0) / top
+        d, d_min = ((v.max(-1, keepdims=True) / 63).astype(np.float16) for v in (scale, low))
+        scales, minima = _ratio(scale, d, 63), _ratio(low, d_min, 63)
+        shifted = groups + (d_min * minima)[..., None]
+        codes = _ratio(shifted, d[..., None] * scales[..., None], top)
+        packed = [
+            scales[..., :4] | scales[..., 4:] >> 4 << 6,
+            minima[..., :4] | minima[..., 4:] >> 4 << 6,
+            scales[..., 4:] & 15 | (minima[..., 4:] & 15) << 4,
+        ]
+        fifth = (codes >> 4 << np.arange(8)[:, None]).sum(-2)
+        nibbles = codes[..., 0::2, :] & 15 | (codes[..., 1::2, :] & 15) << 4
+        parts = [d.view(np.uint8), d_min.view(np.uint8), *packed]
+        parts += [fifth, nibbles] if format == "q5_k" else [nibbles]
+    flat = [part.reshape(rows, codes.shape[1], -1).astype(np.uint8) for part in parts]
+    return np.concatenate(flat, axis=-1).reshape(rows, -1)
+
+
+def _ratio(value: np.ndarray, step: np.ndarray, high: int, low: int = 0) -> np.ndarray:
+    """Whole steps in `value`, 0 where a step is 0."""
+    step = step.astype(np.float32)
+    steps = np.divide(value, step, out=np.zeros_like(value), where=step != 0)
+    return np.clip(np.rint(steps), low, high).astype(np.int64)
 
 
 def _add_tokenizer(writer: gguf.GGUFWriter, folder: Path) -> None:

@@ -74,8 +74,10 @@ def test_own_width_is_near_the_same_weights_as_floats(format: str, tmp_path: Pat
     got, expected = scores(own, ids), scores(floats, ids)
     off = (got - expected).norm(dim=-1) / expected.norm(dim=-1)
     assert 1e-3 < off.median() < 0.1
+    source = load_model(folder).embed(torch.arange(VOCAB, dtype=torch.int32))
     table = own.embed(torch.arange(VOCAB, dtype=torch.int32))
     assert torch.equal(table, floats.embed(torch.arange(VOCAB, dtype=torch.int32)))
+    assert (table - source).norm() / source.norm() < (0.01 if format == "q8_0" else 0.1)
 
 
 def test_rows_of_one_input_may_differ_in_their_blocks(tmp_path: Path) -> None:
