@@ -5,7 +5,9 @@ reading the same packed weights and doing nothing else, and the floating-point w
 torch's large matrix product. Peer: torch.nn.functional.linear on the same matrices. Least of the
 rounds, because noise only adds.
 
-    python -m benchmarks.linear_rows [--quick] [--threads 2]
+    python -m benchmarks.linear_rows [--quick] [--threads 2] [--processor-time]
+
+On a machine that others use, too, --processor-time with one thread compares what calls cost.
 """
 
 from __future__ import annotations
@@ -15,22 +17,29 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 
 from benchmarks import common
 
-ROWS = (1, 2, 4, 8, 11, 16, 27, 32, 64, 84, 512)
+ROWS = (1, 2, 4, 7, 11, 16, 27, 32, 64, 84, 512)
 HIDDEN, FFN, QKV, VOCAB, LAYERS = 576, 1536, 960, 49152, 30
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+# Block formats: elements and bytes of a block, where its float16 scales begin. The head is q8_0, as
+# in most files.
+FORMATS = {
+    "q8_0": (32, 34, (0,)), "q4_0": (32, 18, (0,)), "q4_1": (32, 20, (0, 2)),
+    "q4_k": (256, 144, (0, 2)), "q6_k": (256, 210, (208,)),
+}  # fmt: skip
 # The head of a long block is run on this many rows only, as the decoder does.
 HEAD_ROWS = 128
 
 
-def seconds(call: Callable[[], object]) -> float:
+def seconds(call: Callable[[], object], clock: Callable[[], float]) -> float:
     """Returns the seconds of one call."""
-    started = time.perf_counter()
+    started = clock()
     call()
-    return time.perf_counter() - started
+    return clock() - started
 
 
 def shapes() -> list[tuple[int, int]]:
@@ -39,15 +48,30 @@ def shapes() -> list[tuple[int, int]]:
     return layer * LAYERS + [(VOCAB, HIDDEN)]
 
 
-def measure(dtype: torch.dtype, rounds: int) -> dict[str, Any]:
-    """Returns floors, T(M) of ours and of torch in ms, and the ratios, for one data type."""
+def random_blocks(name: str, n: int, k: int) -> tuple[np.ndarray, str]:
+    """Returns a weight [N, K] of random codes; q8_0 where K is not in whole blocks or N is V."""
+    name = "q8_0" if n == VOCAB or k % FORMATS[name][0] else name
+    elements, size, scales = FORMATS[name]
+    blocks = np.random.default_rng(0).integers(0, 256, (n, k // elements, size), dtype=np.uint8)
+    for at in scales:
+        blocks[..., at : at + 2] = np.float16([0.01]).view(np.uint8)
+    return blocks.reshape(n, -1), name
+
+
+def measure(name: str, rounds: int, clock: Callable[[], float]) -> dict[str, Any]:
+    """Returns floors, T(M) of ours and of torch in ms, and the ratios, for one type of weights.
+    torch's peer of a block format is its product in bfloat16."""
     from specdec_ext import _core
 
     generator = torch.Generator().manual_seed(0)
+    dtype = DTYPES.get(name, torch.bfloat16)
     weights = [torch.randn(shape, generator=generator).to(dtype) for shape in shapes()]
-    packed = [_core.PackedLinear(weight) for weight in weights]
+    if name in FORMATS:
+        packed = [_core.PackedLinear(random_blocks(name, *shape)) for shape in shapes()]
+    else:
+        packed = [_core.PackedLinear(weight) for weight in weights]
     weight_bytes = sum(linear.weight_bytes for linear in packed)
-    inner = torch.bfloat16 if dtype == torch.bfloat16 else torch.float32
+    inner = torch.bfloat16 if name == "bfloat16" else torch.float32
 
     def ours(rows: int) -> Callable[[], object]:
         calls = []
@@ -73,10 +97,10 @@ def measure(dtype: torch.dtype, rounds: int) -> dict[str, Any]:
     }
     programs |= {f"ours {rows}": ours(rows) for rows in ROWS}
     programs |= {f"torch {rows}": torchs(rows) for rows in ROWS}
-    timings = {name: (lambda call=call: seconds(call)) for name, call in programs.items()}
+    timings = {what: (lambda call=call: seconds(call, clock)) for what, call in programs.items()}
     with torch.inference_mode():
         results = common.interleave(timings, rounds + 1)
-    least = {name: min(times[1:]) for name, times in results.items()}
+    least = {what: min(times[1:]) for what, times in results.items()}
 
     flops = {
         rows: sum(2.0 * n * k * (min(rows, HEAD_ROWS) if n == VOCAB else rows) for n, k in shapes())
@@ -108,7 +132,7 @@ def measure(dtype: torch.dtype, rounds: int) -> dict[str, Any]:
 
 
 def render(dtype: str, result: dict[str, Any]) -> str:
-    """Returns the markdown table of one data type."""
+    """Returns the markdown table of one type of weights."""
     header = ["rows", "ms", "torch ms", "compute floor ms", "/ floor", "/ T(1)", "torch / ours"]
     title = (
         f"{dtype}: {result['weight_bytes'] / 1e6:.0f} MB, read floor {result['read_ms']:.2f} ms "
@@ -124,13 +148,16 @@ def main() -> None:
     )
     parser.add_argument("--quick", action="store_true", help="fewer rounds, write nothing")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--dtype", choices=DTYPES, action="append")
+    parser.add_argument("--dtype", choices=[*DTYPES, *FORMATS], action="append")
+    parser.add_argument("--processor-time", action="store_true", help="instead of the wall clock's")
     args = parser.parse_args()
+    clock = time.process_time if args.processor_time else time.perf_counter
     common.set_threads(args.threads)
     result: dict[str, Any] = {"environment": common.environment(args.threads)}
+    result["clock"] = "processor" if args.processor_time else "wall"
     tables = []
-    for dtype in args.dtype or DTYPES:
-        result[dtype] = measure(DTYPES[dtype], 3 if args.quick else 10)
+    for dtype in args.dtype or [*DTYPES, *FORMATS]:
+        result[dtype] = measure(dtype, 3 if args.quick else 10, clock)
         tables.append(render(dtype, result[dtype]))
         print(tables[-1] + "\n")
     if not args.quick:

@@ -156,10 +156,11 @@ PYTHON: dict[str, tuple[set[str], set[str]]] = {
     "core": ({"_core"}, set()),
     "config": ({"config"}, {"errors"}),
     "request": ({"request"}, {"errors", "config"}),
-    "text": ({"text"}, {"errors", "config", "request"}),
+    "gguf": ({"gguf"}, {"errors", "config"}),
+    "text": ({"text"}, {"errors", "config", "request", "gguf"}),
     "info": ({"installation"}, {"errors", "config", "core"}),
     "ops": ({"ops"}, {"errors", "core"}),
-    "models": ({"models"}, {"errors", "config", "core", "ops"}),
+    "models": ({"models"}, {"errors", "config", "gguf", "core", "ops"}),
     "drafters": ({"drafters"}, {"errors", "config", "core", "ops", "models"}),
     "engine": (
         {"engine"},

@@ -13,6 +13,7 @@
 #include "bind/decoder_object.h"
 #include "bind/dlpack_convert.h"
 #include "bind/registers.h"
+#include "bind/weight_argument.h"
 #include "engine/step_plan.h"
 
 namespace py = pybind11;
@@ -32,25 +33,28 @@ Activation parse_activation(const std::string& name) {
 }
 
 void set_layer(DecoderObject& self, int layer, const py::dict& tensors) {
-  std::vector<BorrowedTensor> borrowed;
+  std::vector<std::unique_ptr<WeightArgument>> borrowed;
   std::vector<NamedTensor> named;
   for (const auto& item : tensors) {
     const auto name = item.first.cast<std::string>();
-    borrowed.emplace_back(item.second, name.c_str());
-    check_cpu(borrowed.back().view(), name.c_str());
-    check_dtype(borrowed.back().view(), name.c_str(), {DType::kF32, DType::kBF16, DType::kF16});
-    named.push_back({name, borrowed.back().view()});
+    borrowed.push_back(std::make_unique<WeightArgument>(item.second, name.c_str()));
+    named.push_back({name, borrowed.back()->view()});
   }
   py::gil_scoped_release release;
   self.decoder.set_layer(layer, named);
 }
 
-template <void (LlamaDecoder::*kSet)(const TensorView&)>
-void set_tensor(DecoderObject& self, const py::object& weight) {
+template <void (LlamaDecoder::*kSet)(const cpu::WeightView&)>
+void set_weight(DecoderObject& self, const py::object& weight) {
+  const WeightArgument argument(weight, "weight");
+  py::gil_scoped_release release;
+  (self.decoder.*kSet)(argument.view());
+}
+
+void set_final_norm(DecoderObject& self, const py::object& weight) {
   const BorrowedTensor tensor(weight, "weight");
   check_cpu(tensor.view(), "weight");
-  py::gil_scoped_release release;
-  (self.decoder.*kSet)(tensor.view());
+  self.decoder.set_final_norm(tensor.view());
 }
 
 void bind_cache(DecoderObject& self, const py::object& k_pages, const py::object& v_pages) {
@@ -146,7 +150,7 @@ constexpr const char* kClassDoc =
     R"(A decoder of the Llama shape: all rows of a step in one call, one parallel region.
 
 Runs Llama, Vicuna, Mistral, Qwen2, Qwen3, SmolLM3, Gemma 2 and Gemma 3 (text) checkpoints in
-float32, bfloat16 or float16. Norms, attention and activations are float32; a row's bits depend on its
+float32, bfloat16, float16 or GGUF's block formats, each weight in its own. Norms, attention and activations are float32; a row's bits depend on its
 own path alone. Every setter copies. Raises ValueError naming the field or the tensor.)";
 
 constexpr const char* kForwardDoc = R"(Run the rows of ``plan`` and append their K/V to the pages.
@@ -165,7 +169,8 @@ Releases the GIL. One call at a time per decoder.)";
 constexpr const char* kSetLayerDoc = R"(Give layer ``layer`` its weights, by checkpoint name.
 
 ``tensors`` maps names without ``model.layers.<i>.``, e.g. ``self_attn.q_proj.weight`` [H*K, hidden],
-to CPU tensors of one dtype (norms and biases: any of the three). Projection biases are optional.)";
+to weights as PackedLinear takes them. Weights that read the same input (q, k, v; gate, up) are all
+quantised or all of one dtype. Projection biases are optional.)";
 
 }  // namespace
 
@@ -216,12 +221,11 @@ void register_decoder(py::module_& m) {
           "Fields as in config.json; ``rope_index`` and ``sliding_window`` have one entry per "
           "layer (table index or -1; tokens or 0). ``max_rows`` sizes the buffers. ``head_size``: "
           "rows of the head if they are not the whole vocabulary.")
-      .def("set_embedding", &set_tensor<&LlamaDecoder::set_embedding>, py::arg("weight"),
+      .def("set_embedding", &set_weight<&LlamaDecoder::set_embedding>, py::arg("weight"),
            "weight [V, hidden]; with tied embeddings it is the head as well.")
-      .def("set_head", &set_tensor<&LlamaDecoder::set_head>, py::arg("weight"),
+      .def("set_head", &set_weight<&LlamaDecoder::set_head>, py::arg("weight"),
            "weight [head_size, hidden].")
-      .def("set_final_norm", &set_tensor<&LlamaDecoder::set_final_norm>, py::arg("weight"),
-           "weight [hidden].")
+      .def("set_final_norm", &set_final_norm, py::arg("weight"), "weight [hidden].")
       .def(
           "set_rope",
           [](DecoderObject& self, int index, const py::object& cos, const py::object& sin) {

@@ -13,6 +13,7 @@
 #include "base/thread_pool.h"
 #include "bind/dlpack_convert.h"
 #include "bind/registers.h"
+#include "bind/weight_argument.h"
 
 namespace py = pybind11;
 
@@ -25,12 +26,41 @@ Parameters
 ----------
 x : tensor [R, K]
     float32, bfloat16 or float16, CPU, inner dimension contiguous. Rounded to bfloat16 if the weight
-    is bfloat16; used as float32 otherwise.
+    is bfloat16, to 8 bits in blocks of 32 if it is quantised; used as float32 otherwise.
 out : tensor [R, N]
     Any of the three dtypes, CPU, inner dimension contiguous. Accumulation is float32.
 
 A row of ``out`` depends only on its row of ``x``: not on R, not on threads.
 Raises ValueError for shapes, strides and devices, TypeError for dtypes.)";
+
+// out[N, K] float32 = the values of a quantised weight.
+void dequantize(const py::object& weight, const py::object& out_tensor) {
+  const WeightArgument argument(weight, "weight");
+  const BorrowedTensor out(out_tensor, "out", true);
+  const cpu::WeightView& view = argument.view();
+  SPECDEC_REQUIRE(cpu::is_block_format(view.type) && view.view.ndim == 2 && view.columns() >= 0,
+                  "weight: give uint8 [N, whole blocks] and the name of the format");
+  check_contiguous(view.view, "weight");
+  check_cpu(out.view(), "out");
+  check_contiguous(out.view(), "out");
+  check_dtype(out.view(), "out", {DType::kF32});
+  check_shape(out.view(), "out", "[N, K]", {view.view.shape[0], view.columns()});
+  py::gil_scoped_release release;
+  ThreadPool& pool = ThreadPool::global();
+  const std::int64_t groups = view.columns() / cpu::kGroup;
+  pool.run([&](int rank) {
+    const auto range = pool.part(view.view.shape[0], rank);
+    for (std::int64_t row = range.begin; row < range.end; ++row) {
+      const std::byte* blocks =
+          static_cast<const std::byte*>(view.view.data) + row * view.view.shape[1];
+      float* values = static_cast<float*>(out->data) + row * view.columns();
+      for (std::int64_t g = 0; g < groups; ++g) {
+        cpu::group_values(view.type, cpu::read_group(view.type, blocks, g),
+                          values + g * cpu::kGroup);
+      }
+    }
+  });
+}
 
 }  // namespace
 
@@ -38,18 +68,19 @@ void register_linear(py::module_& m) {
   using cpu::PackedLinear;
   py::class_<PackedLinear>(m, "PackedLinear",
                            "A linear layer for few rows: weights packed once, streamed per call.")
-      .def(py::init([](const py::object& weight, const py::object& bias) {
-             const BorrowedTensor w(weight, "weight");
-             check_cpu(w.view(), "weight");
-             check_dtype(w.view(), "weight", {DType::kF32, DType::kBF16, DType::kF16});
-             BorrowedTensor b;
-             if (!bias.is_none()) b = BorrowedTensor(bias, "bias");
-             py::gil_scoped_release release;
-             return std::make_unique<PackedLinear>(std::vector<TensorView>{w.view()},
-                                                   std::vector<TensorView>{b.view()});
-           }),
-           py::arg("weight"), py::arg("bias") = py::none(),
-           "weight [N, K] and bias [N] (CPU, float32, bfloat16 or float16) are copied.")
+      .def(
+          py::init([](const py::object& weight, const py::object& bias) {
+            const WeightArgument w(weight, "weight");
+            BorrowedTensor b;
+            if (!bias.is_none()) b = BorrowedTensor(bias, "bias");
+            py::gil_scoped_release release;
+            return std::make_unique<PackedLinear>(std::vector<cpu::WeightView>{w.view()},
+                                                  std::vector<TensorView>{b.view()});
+          }),
+          py::arg("weight"), py::arg("bias") = py::none(),
+          "weight [N, K] and bias [N] (CPU, float32, bfloat16 or float16) are copied. A quantised "
+          "weight is a pair: its blocks, uint8 [N, bytes of a row], and their format's name: q8_0, "
+          "q4_0, q4_1, q4_k, q5_k or q6_k.")
       .def(
           "run",
           [](const PackedLinear& self, const py::object& x_tensor, const py::object& out_tensor) {
@@ -107,8 +138,11 @@ void register_linear(py::module_& m) {
                              "Bytes of packed weights and bias, padding included.")
       .def_property_readonly("out_features", &PackedLinear::n)
       .def_property_readonly("in_features", &PackedLinear::k)
-      .def_property_readonly("dtype",
-                             [](const PackedLinear& self) { return dtype_name(self.dtype()); });
+      .def_property_readonly(
+          "dtype", [](const PackedLinear& self) { return weight_type_name(self.type()); });
+  m.def("dequantize", &dequantize, py::arg("weight"), py::arg("out"),
+        "Write the values of a quantised weight (uint8 [N, bytes of a row], format name) into "
+        "``out`` float32 [N, K], contiguous.");
   m.def(
       "cpu_isa", [] { return cpu_isa_name(cpu_isa()); },
       "Instruction set of the CPU kernels: plain, avx2, avx512 or avx512_bf16 "

@@ -53,6 +53,7 @@ __all__: list[str] = [
     "compact_kv",
     "cpu_isa",
     "cuda_info",
+    "dequantize",
     "device_limits",
     "draft_step",
     "fill_step_plan",
@@ -210,7 +211,7 @@ class PackedLinear:
     """
     def __init__(self, weight: typing.Any, bias: typing.Any = None) -> None:
         """
-        weight [N, K] and bias [N] (CPU, float32, bfloat16 or float16) are copied.
+        weight [N, K] and bias [N] (CPU, float32, bfloat16 or float16) are copied. A quantised weight is a pair: its blocks, uint8 [N, bytes of a row], and their format's name: q8_0, q4_0, q4_1, q4_k, q5_k or q6_k.
         """
     def read(self) -> int:
         """
@@ -224,7 +225,7 @@ class PackedLinear:
         ----------
         x : tensor [R, K]
             float32, bfloat16 or float16, CPU, inner dimension contiguous. Rounded to bfloat16 if the weight
-            is bfloat16; used as float32 otherwise.
+            is bfloat16, to 8 bits in blocks of 32 if it is quantised; used as float32 otherwise.
         out : tensor [R, N]
             Any of the three dtypes, CPU, inner dimension contiguous. Accumulation is float32.
 
@@ -252,7 +253,7 @@ class LlamaDecoder:
     A decoder of the Llama shape: all rows of a step in one call, one parallel region.
 
     Runs Llama, Vicuna, Mistral, Qwen2, Qwen3, SmolLM3, Gemma 2 and Gemma 3 (text) checkpoints in
-    float32, bfloat16 or float16. Norms, attention and activations are float32; a row's bits depend on its
+    float32, bfloat16, float16 or GGUF's block formats, each weight in its own. Norms, attention and activations are float32; a row's bits depend on its
     own path alone. Every setter copies. Raises ValueError naming the field or the tensor.
     """
     def __init__(
@@ -330,7 +331,8 @@ class LlamaDecoder:
         Give layer ``layer`` its weights, by checkpoint name.
 
         ``tensors`` maps names without ``model.layers.<i>.``, e.g. ``self_attn.q_proj.weight`` [H*K, hidden],
-        to CPU tensors of one dtype (norms and biases: any of the three). Projection biases are optional.
+        to weights as PackedLinear takes them. Weights that read the same input (q, k, v; gate, up) are all
+        quantised or all of one dtype. Projection biases are optional.
         """
     def set_rope(
         self, index: typing.SupportsInt | typing.SupportsIndex, cos: typing.Any, sin: typing.Any
@@ -1404,6 +1406,11 @@ def cpu_isa() -> str:
 def cuda_info() -> dict[str, typing.Any]:
     """
     What the CUDA side of this build is, and which devices it sees.
+    """
+
+def dequantize(weight: typing.Any, out: typing.Any) -> None:
+    """
+    Write the values of a quantised weight (uint8 [N, bytes of a row], format name) into ``out`` float32 [N, K], contiguous.
     """
 
 def device_limits(

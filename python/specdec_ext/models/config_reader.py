@@ -1,4 +1,5 @@
-"""config.json and generation_config.json of a model folder, checked and normalised.
+"""config.json and generation_config.json of a model folder, or a GGUF file's metadata, checked and
+normalised.
 
 The JSON is checked here, field by field, before any library sees it: an absurd value gives one
 error that names the file, the field, the value and the limit. `transformers.AutoConfig` then gives
@@ -17,6 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..config.engine import MAX_VOCAB_SIZE
 from ..errors import ModelError, UnsupportedModelError
+from ..gguf import GgufFile, is_gguf
+from .gguf_config import gguf_config
 
 if TYPE_CHECKING:
     from typing import TypeGuard
@@ -60,7 +63,9 @@ _INNER_MODELS = ("text_config", "decoder", "generator")
 class ModelConfig:
     """What every decoder has in common, plus transformers' own configuration object as `hf`.
 
-    dtype           of the checkpoint as the file states it; None when it does not
+    path            a folder, or a GGUF file (is_gguf)
+    dtype           of the checkpoint as the file states it; None when it does not. Of a GGUF file
+                    that of K and V
     max_position    positions the model was made for, before any rotary scaling; None when the
                     configuration does not say
     eos_token_ids   of generation_config.json where it names them, else of config.json: the same
@@ -68,6 +73,7 @@ class ModelConfig:
     """
 
     path: Path
+    is_gguf: bool
     model_type: str
     architecture: str
     hf: Any = field(repr=False)
@@ -107,20 +113,37 @@ def read_json(path: Path, what: str) -> dict[str, Any]:
 
 
 def read_config(folder: str | Path) -> ModelConfig:
-    """Read and check the configuration of a model folder.
+    """Read and check the configuration of a model folder, or of a GGUF file.
 
     Raises ModelError for a missing or damaged file or an absurd value, UnsupportedModelError for a
     sound configuration of something that is not a decoder this package can run.
     """
     folder = Path(folder)
+    if is_gguf(folder):
+        with GgufFile(folder) as file:
+            return _checked(folder, gguf_config(file), {}, folder)
     if not folder.is_dir():
         kind = "is a file" if folder.exists() else "does not exist"
         raise ModelError(
             f"model = {str(folder)!r} {kind}; give the path of a local Hugging Face folder "
-            "(config.json, *.safetensors, tokenizer files); nothing is downloaded"
+            "(config.json, *.safetensors, tokenizer files) or of a GGUF file; nothing is downloaded"
         )
     path = folder / "config.json"
     raw = read_json(path, "the model configuration")
+    generation = path.with_name("generation_config.json")
+    has_generation = generation.exists()
+    return _checked(
+        path,
+        raw,
+        read_json(generation, "the generation configuration") if has_generation else {},
+        folder,
+    )
+
+
+def _checked(
+    path: Path, raw: dict[str, Any], generation: dict[str, Any], model: Path
+) -> ModelConfig:
+    """`raw` and `generation`: config.json and generation_config.json; `path` is named in errors."""
     _check_fields(path, raw)
     _check_kind(path, raw)
     hf, text = _normalise(path, raw)
@@ -130,7 +153,7 @@ def read_config(folder: str | Path) -> ModelConfig:
             f"{path}: model_type = {hf.model_type!r} holds several models ({text.model_type!r} is "
             "one of them); save the text decoder as its own folder and give that"
         )
-    return _build(path, raw, hf)
+    return _build(path, raw, hf, generation, model)
 
 
 def _refuse(path: Path, name: str, value: object, limit: str) -> ModelError:
@@ -263,7 +286,9 @@ def _normalise(path: Path, raw: dict[str, Any]) -> tuple[Any, Any]:
         ) from error
 
 
-def _build(path: Path, raw: dict[str, Any], hf: Any) -> ModelConfig:
+def _build(
+    path: Path, raw: dict[str, Any], hf: Any, generation: dict[str, Any], model: Path
+) -> ModelConfig:
     def positive(name: str) -> int:
         value = getattr(hf, name, None)
         if not _is_int(value) or value < 1:
@@ -285,18 +310,13 @@ def _build(path: Path, raw: dict[str, Any], hf: Any) -> ModelConfig:
             f"must divide num_attention_heads {num_heads}",
         )
     stated = getattr(hf, "max_position_embeddings", None)
-    generation_path = path.with_name("generation_config.json")
-    generation = (
-        read_json(generation_path, "the generation configuration")
-        if generation_path.exists()
-        else {}
-    )
-    eos_path = generation_path if generation.get("eos_token_id") is not None else path
     eos = generation.get("eos_token_id")
+    eos_path = path if eos is None else path.with_name("generation_config.json")
     eos = getattr(hf, "eos_token_id", None) if eos is None else eos
     architectures = raw.get("architectures") or []
     return ModelConfig(
-        path=path.parent,
+        path=model,
+        is_gguf=path == model,
         model_type=str(hf.model_type),
         architecture=architectures[0] if architectures else "",
         hf=hf,

@@ -19,7 +19,7 @@ from .host_rows import HostRows
 from .native import DERIVED_SUFFIXES, served_positions, shape_info
 from .native_config import NativeShape
 from .place import Place
-from .weights import Checkpoint
+from .weights import open_checkpoint
 
 __all__ = ["DeviceModel"]
 
@@ -77,7 +77,7 @@ class DeviceModel:
             if head_ids is not None and "lm_head.weight" in expected:
                 expected["lm_head.weight"] = (len(head_ids), shape.hidden_size)
             tied = ("lm_head.weight",) if shape.tie_word_embeddings else ()
-            with Checkpoint(config.path, allow_pickle=allow_pickle) as checkpoint:
+            with open_checkpoint(config, allow_pickle=allow_pickle) as checkpoint:
                 checkpoint.check(expected, ignored=tied, ignored_suffixes=DERIVED_SUFFIXES)
 
                 def load(name: str) -> torch.Tensor:

@@ -37,9 +37,10 @@ def load_model(
     place: Place | None = None,
     numerics: str = "auto",
 ) -> StepModel:
-    """Load a local Hugging Face folder.
+    """Load a local Hugging Face folder or GGUF file.
 
-    dtype         "auto": as the checkpoint says; else "float32", "bfloat16" or "float16"
+    dtype         "auto": as the checkpoint says, each weight of a GGUF file in its own width on the
+                  CPU; else "float32", "bfloat16" or "float16"
     model_impl    "native": the fused decoder (see NATIVE_FAMILIES); "transformers": the adapter;
                   "auto": native where every configuration field is understood, else the adapter
     max_rows      rows of the largest step; sizes the native decoder's buffers
@@ -88,17 +89,25 @@ def load_model(
                 "head_ids": head_ids,
             }
             chosen = _choose_dtype(config, wanted, allow_pickle)
+            in_blocks = config.is_gguf and wanted == "auto"
             if place is not None and not place.is_cpu:
                 from .device_model import DeviceModel
 
+                if in_blocks:
+                    logger.info("%s: weights become %s on %s", config.path, chosen, place.name)
                 return DeviceModel(config, shape, chosen, place, exact=numerics == "exact", **how)
             from .native import NativeModel
 
-            return NativeModel(config, shape, chosen, **how)
+            return NativeModel(config, shape, chosen, own_widths=in_blocks, **how)
     if head_ids is not None:
         raise UnsupportedModelError(
             f"{config.path}: {DRAFT_VOCAB_FILE} needs the native decoder ({reason or model_impl}); "
             "use model_impl='auto' and a native architecture"
+        )
+    if config.is_gguf:
+        raise UnsupportedModelError(
+            f"{config.path}: a GGUF file needs the native decoder ({reason or model_impl}); give "
+            "the model as a Hugging Face folder"
         )
     from .transformers_adapter import TransformersModel
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,10 +13,11 @@ from ..errors import ModelError
 from .base import ModelInfo
 from .cache_check import check_cache
 from .config_reader import ModelConfig
+from .gguf_weights import GgufCheckpoint
 from .native_config import NativeShape
 from .place import CPU
 from .rope import max_position, rope_parameters, rope_tables
-from .weights import Checkpoint
+from .weights import open_checkpoint
 
 __all__ = ["DERIVED_SUFFIXES", "NativeModel", "served_positions", "shape_info"]
 
@@ -45,8 +47,12 @@ class NativeModel:
         max_seq_len: int | None = None,
         allow_pickle: bool = False,
         head_ids: torch.Tensor | None = None,
+        own_widths: bool = False,
     ) -> None:
-        """`head_ids` int64 [V']: the tokens that the head scores, None: all (draft_vocab.py)."""
+        """dtype       of K and V, and of the weights
+        head_ids    int64 [V']: the tokens that the head scores, None: all (draft_vocab.py)
+        own_widths  weights stay as the GGUF file has them
+        """
         notes: list[str] = []
         self.max_position = served_positions(config, max_seq_len, notes)
         self.vocab_size = shape.vocab_size
@@ -63,12 +69,24 @@ class NativeModel:
             expected["lm_head.weight"] = (self.num_scores, shape.hidden_size)
         tied = ("lm_head.weight",) if shape.tie_word_embeddings else ()
         self._decoder = _core.LlamaDecoder(
-            **decoder_config(shape, dtype, max_rows, self.max_position, self.num_scores)
+            **decoder_config(
+                shape,
+                "float32" if own_widths else dtype,
+                max_rows,
+                self.max_position,
+                self.num_scores,
+            )
         )
-        with Checkpoint(config.path, allow_pickle=allow_pickle) as checkpoint:
+        width = dtype
+        with open_checkpoint(config, allow_pickle=allow_pickle) as checkpoint:
             checkpoint.check(expected, ignored=tied, ignored_suffixes=DERIVED_SUFFIXES)
             try:
-                self._give_weights(shape, checkpoint, expected)
+                if isinstance(checkpoint, GgufCheckpoint) and own_widths:
+                    width = checkpoint.main_format()
+                    self._give_weights(shape, checkpoint.weight, expected)
+                else:
+                    load = partial(checkpoint.load, dtype=self.kv_dtype)
+                    self._give_weights(shape, load, expected)
             except ValueError as error:
                 raise ModelError(f"{config.path}: {error}") from error
             notes += checkpoint.warnings
@@ -82,20 +100,16 @@ class NativeModel:
             impl_reason=impl_reason,
             numerics=self.numerics,
             numerics_reason="every row count runs through the same kernels",
-            dtype=dtype,
+            dtype=width,
             weight_bytes=int(self._decoder.weight_bytes),
             attention=f"spec_attention in the native decoder ({_core.cpu_isa()}, {dtype} K/V)",
             warnings=tuple(notes),
         )
 
     def _give_weights(
-        self, shape: NativeShape, checkpoint: Checkpoint, expected: Mapping[str, Any]
+        self, shape: NativeShape, load: Callable[[str], Any], expected: Mapping[str, Any]
     ) -> None:
         """Copy the checkpoint into the decoder, one layer at a time: never all of it twice."""
-
-        def load(name: str) -> torch.Tensor:
-            return checkpoint.load(name, self.kv_dtype)
-
         embedding = load("model.embed_tokens.weight")
         self._decoder.set_embedding(embedding)
         if self.head_ids is not None and shape.tie_word_embeddings:

@@ -20,7 +20,10 @@ from .config_reader import read_json
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Checkpoint", "TensorEntry"]
+    from .config_reader import ModelConfig
+    from .gguf_weights import GgufCheckpoint
+
+__all__ = ["Checkpoint", "TensorEntry", "open_checkpoint"]
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -33,6 +36,17 @@ _FLOATS = {
 }  # fmt: skip
 _MAX_NAME = 255
 _LOADABLE = ("float32", "float16", "bfloat16", "float64")
+
+
+def open_checkpoint(
+    config: ModelConfig, *, allow_pickle: bool = False
+) -> Checkpoint | GgufCheckpoint:
+    """The tensors of a model, under transformers' names. Raises ModelError."""
+    if config.is_gguf:
+        from .gguf_weights import GgufCheckpoint
+
+        return GgufCheckpoint(config.path)
+    return Checkpoint(config.path, allow_pickle=allow_pickle)
 
 
 @dataclass(frozen=True)

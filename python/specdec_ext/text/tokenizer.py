@@ -10,6 +10,7 @@ from typing import Any
 from ..config.engine import MAX_VOCAB_SIZE
 from ..config.validate import show
 from ..errors import ModelError
+from ..gguf import is_gguf
 
 __all__ = ["eos_token_ids", "load_tokenizer"]
 
@@ -21,14 +22,19 @@ _LONG_NUMBER = re.compile(rb'[:\[{,]\s*"?-?\d{8,}"?\s*[]:},]')
 
 
 def load_tokenizer(tokenizer: object, model_path: Path) -> Any:
-    """A tokenizer object as it is, or one read from a local folder; never from the network.
+    """A tokenizer object as it is, or one read from a local folder or GGUF file; never from the
+    network.
 
-    None reads the model's folder, and gives None where that has no tokenizer: such an LLM takes and
+    None reads the model's, and gives None where that has no tokenizer: such an LLM takes and
     returns token ids. Raises ModelError for a folder that cannot be read.
     """
     if tokenizer is not None and not isinstance(tokenizer, (str, Path)):
         return tokenizer
     folder = model_path if tokenizer is None else Path(tokenizer).expanduser()
+    if is_gguf(folder):
+        from ..gguf.tokenizer import gguf_tokenizer
+
+        return gguf_tokenizer(folder)
     if not folder.is_dir():
         raise ModelError(f"tokenizer = {str(folder)!r}: no such folder; give a local folder")
     if not any((folder / name).is_file() for name in _TOKENIZER_FILES):

@@ -23,6 +23,23 @@ constexpr std::int64_t kCacheLineBytes = 64;
 
 std::uint16_t* as_bf16(std::byte* p) { return reinterpret_cast<std::uint16_t*>(p); }
 float* as_f32(std::byte* p) { return reinterpret_cast<float*>(p); }
+QuantBlock* as_quant(std::byte* p) { return reinterpret_cast<QuantBlock*>(p); }
+
+// x[n] as a linear layer takes it.
+void convert_row(const RowOps& ops, const float* x, std::int64_t n, InputForm form,
+                 std::byte* out) {
+  switch (form) {
+    case InputForm::kF32:
+      std::memcpy(out, x, n * sizeof(float));
+      break;
+    case InputForm::kBF16:
+      ops.f32_to_bf16(x, n, as_bf16(out));
+      break;
+    case InputForm::kQuant:
+      ops.f32_to_quant(x, n, as_quant(out));
+      break;
+  }
+}
 
 struct Share {
   std::int64_t begin, end;
@@ -74,27 +91,12 @@ void LlamaDecoder::prepare(const StepView& step) {
   }
 }
 
-void LlamaDecoder::embedding_row(TokenId token, float* out) const {
-  const std::int64_t n = config_.hidden_size;
-  if (config_.tie_word_embeddings) {
-    head_->unpack_row(token, out);
-    return;
-  }
-  const std::byte* row = embedding_.data() + token * n * dtype_bytes(embedding_dtype_);
-  if (embedding_dtype_ == DType::kF32) {
-    std::memcpy(out, row, n * sizeof(float));
-    return;
-  }
-  const auto* bits = reinterpret_cast<const std::uint16_t*>(row);
-  embedding_dtype_ == DType::kBF16 ? ops_.bf16_to_f32(bits, n, out) : ops_.f16_to_f32(bits, n, out);
-}
-
 void LlamaDecoder::embed(const StepView& step, Rows rows) {
   const std::int64_t n = config_.hidden_size;
   const float scale = config_.embedding_scale;
   for (std::int64_t r = rows.begin; r < rows.end; ++r) {
     float* out = residual_.data() + r * n;
-    embedding_row(step.tokens[r], out);
+    table().unpack_row(step.tokens[r], out);
     if (scale != 1.0f) {
       for (std::int64_t i = 0; i < n; ++i) out[i] *= scale;
     }
@@ -102,25 +104,34 @@ void LlamaDecoder::embed(const StepView& step, Rows rows) {
 }
 
 void LlamaDecoder::embedding_rows(const TokenId* tokens, std::int64_t count, float* out) const {
-  SPECDEC_REQUIRE(config_.tie_word_embeddings ? head_ != nullptr : !embedding_.empty(),
+  SPECDEC_REQUIRE(config_.tie_word_embeddings ? head_ != nullptr : table_ != nullptr,
                   "embed_tokens.weight: missing; call set_embedding first");
   for (std::int64_t i = 0; i < count; ++i) {
     SPECDEC_REQUIRE(tokens[i] >= 0 && tokens[i] < config_.vocab_size, "tokens[", i,
                     "] = ", tokens[i], ": the vocabulary is 0..", config_.vocab_size - 1);
   }
-  for (std::int64_t i = 0; i < count; ++i) embedding_row(tokens[i], out + i * config_.hidden_size);
+  for (std::int64_t i = 0; i < count; ++i) {
+    table().unpack_row(tokens[i], out + i * config_.hidden_size);
+  }
 }
 
-// input_[r] = norm(x[r]) in the dtype the linear layers take.
-void LlamaDecoder::norm_rows(const float* x, const std::vector<float>& weight, Rows rows) {
+// input_[r] = norm(x[r]) in the form that the next linear layer takes.
+void LlamaDecoder::norm_rows(const float* x, const std::vector<float>& weight, InputForm form,
+                             Rows rows) {
   const std::int64_t n = config_.hidden_size;
-  const auto bytes = static_cast<std::int64_t>(dtype_bytes(input_dtype_));
+  const float eps = config_.rms_norm_eps;
   for (std::int64_t r = rows.begin; r < rows.end; ++r) {
-    std::byte* out = input_.data() + r * input_stride_ * bytes;
-    if (input_dtype_ == DType::kBF16) {
-      ops_.rms_norm_bf16(x + r * n, weight.data(), n, config_.rms_norm_eps, as_bf16(out));
-    } else {
-      ops_.rms_norm_f32(x + r * n, weight.data(), n, config_.rms_norm_eps, as_f32(out));
+    std::byte* out = input_.data() + r * input_bytes_;
+    switch (form) {
+      case InputForm::kF32:
+        ops_.rms_norm_f32(x + r * n, weight.data(), n, eps, as_f32(out));
+        break;
+      case InputForm::kBF16:
+        ops_.rms_norm_bf16(x + r * n, weight.data(), n, eps, as_bf16(out));
+        break;
+      case InputForm::kQuant:
+        ops_.rms_norm_quant(x + r * n, weight.data(), n, eps, as_quant(out));
+        break;
     }
   }
 }
@@ -183,16 +194,17 @@ void LlamaDecoder::attention(const StepView& step, int index, int rank, int nran
   params.scale = config_.attention_scale;
   params.sliding_window = config_.sliding_window[index];
   params.softcap = config_.attention_softcap;
-  const bool direct = input_dtype_ == DType::kF32;
+  const InputForm form = layer.o->input_form();
+  const bool direct = form == InputForm::kF32;
   params.out = direct ? as_f32(input_.data()) : attention_.data();
-  params.out_row_stride = input_stride_;
+  params.out_row_stride = direct ? input_bytes_ / 4 : attention_stride_;
   spec_attention_part(params, attention_scratch_.data(), rank, nranks);
   if (direct) return;
   pool.barrier();
   const Share mine = share(step.num_rows, rank, nranks);
   for (std::int64_t r = mine.begin; r < mine.end; ++r) {
-    ops_.f32_to_bf16(attention_.data() + r * input_stride_, q_width,
-                     as_bf16(input_.data()) + r * input_stride_);
+    convert_row(ops_, attention_.data() + r * attention_stride_, q_width, form,
+                input_.data() + r * input_bytes_);
   }
 }
 
@@ -201,36 +213,41 @@ void LlamaDecoder::attention(const StepView& step, int index, int rank, int nran
 void LlamaDecoder::feed_forward(const Layer& layer, std::int64_t rows, int rank, int nranks) {
   ThreadPool& pool = ThreadPool::global();
   const std::int64_t n = config_.intermediate_size;
-  const auto bytes = static_cast<std::int64_t>(dtype_bytes(input_dtype_));
+  const InputForm form = layer.down->input_form();
+  // Whole panels of 32 columns, so whole blocks of a quantised row as well.
   const PackedLinear::Columns columns = layer.gate->columns_of(rank, nranks);
   const std::int64_t count = columns.end - columns.begin;
   const bool silu = config_.activation == Activation::kSilu;
   for (std::int64_t first = 0; first < rows; first += ffn_rows_) {
     const std::int64_t height = std::min(ffn_rows_, rows - first);
-    const std::byte* x = input_.data() + first * input_stride_ * bytes;
+    const std::byte* x = input_.data() + first * input_bytes_;
     if (first > 0) pool.barrier();  // act_ is still being read by the piece before
-    layer.gate->run_part(x, input_stride_, height, gate_.data(), n, rank, nranks);
-    layer.up->run_part(x, input_stride_, height, up_.data(), n, rank, nranks);
+    layer.gate->run_part(x, input_bytes_, height, gate_.data(), n, rank, nranks);
+    layer.up->run_part(x, input_bytes_, height, up_.data(), n, rank, nranks);
     for (std::int64_t r = 0; count > 0 && r < height; ++r) {
       const float* gate = gate_.data() + r * n + columns.begin;
       const float* up = up_.data() + r * n + columns.begin;
-      std::byte* out = act_.data() + (r * ffn_stride_ + columns.begin) * bytes;
-      if (input_dtype_ == DType::kBF16) {
-        (silu ? ops_.silu_mul_bf16 : ops_.gelu_mul_bf16)(gate, up, count, as_bf16(out));
-      } else {
-        (silu ? ops_.silu_mul_f32 : ops_.gelu_mul_f32)(gate, up, count, as_f32(out));
+      std::byte* out = act_.data() + r * act_bytes_ + input_row_bytes(form, columns.begin);
+      switch (form) {
+        case InputForm::kF32:
+          (silu ? ops_.silu_mul_f32 : ops_.gelu_mul_f32)(gate, up, count, as_f32(out));
+          break;
+        case InputForm::kBF16:
+          (silu ? ops_.silu_mul_bf16 : ops_.gelu_mul_bf16)(gate, up, count, as_bf16(out));
+          break;
+        case InputForm::kQuant:
+          (silu ? ops_.silu_mul_quant : ops_.gelu_mul_quant)(gate, up, count, as_quant(out));
+          break;
       }
     }
     pool.barrier();
-    layer.down->run_part(act_.data(), ffn_stride_, height,
-                         sum_.data() + first * config_.hidden_size, config_.hidden_size, rank,
-                         nranks);
+    layer.down->run_part(act_.data(), act_bytes_, height, sum_.data() + first * config_.hidden_size,
+                         config_.hidden_size, rank, nranks);
   }
 }
 
-// residual_ += [norm of] sum_, then input_ = norm of the new residual, if there is a next norm.
-void LlamaDecoder::add_and_norm(const std::vector<float>& out_norm,
-                                const std::vector<float>* next_norm, Rows rows) {
+// residual_ += [norm of] sum_.
+void LlamaDecoder::add_sum(const std::vector<float>& out_norm, Rows rows) {
   const std::int64_t n = config_.hidden_size;
   for (std::int64_t r = rows.begin; r < rows.end; ++r) {
     float* sum = sum_.data() + r * n;
@@ -239,7 +256,6 @@ void LlamaDecoder::add_and_norm(const std::vector<float>& out_norm,
     }
     ops_.add(sum, n, residual_.data() + r * n);
   }
-  if (next_norm != nullptr) norm_rows(residual_.data(), *next_norm, rows);
 }
 
 void LlamaDecoder::run_layers(const StepView& step, int rank, int nranks) {
@@ -248,42 +264,45 @@ void LlamaDecoder::run_layers(const StepView& step, int rank, int nranks) {
   const Share mine = share(rows, rank, nranks);
   const Rows my_rows{mine.begin, mine.end};
   embed(step, my_rows);
-  norm_rows(residual_.data(), layers_[0].attention_norm, my_rows);
   for (int index = 0; index < config_.num_layers; ++index) {
     const Layer& layer = layers_[index];
+    norm_rows(residual_.data(), layer.attention_norm, layer.qkv->input_form(), my_rows);
     pool.barrier();
-    layer.qkv->run_part(input_.data(), input_stride_, rows, qkv_.data(), layer.qkv->n(), rank,
+    layer.qkv->run_part(input_.data(), input_bytes_, rows, qkv_.data(), layer.qkv->n(), rank,
                         nranks);
     pool.barrier();
     attention(step, index, rank, nranks);
     pool.barrier();
-    layer.o->run_part(input_.data(), input_stride_, rows, sum_.data(), config_.hidden_size, rank,
+    layer.o->run_part(input_.data(), input_bytes_, rows, sum_.data(), config_.hidden_size, rank,
                       nranks);
     pool.barrier();
-    add_and_norm(layer.attention_out_norm, &layer.ffn_norm, my_rows);
+    add_sum(layer.attention_out_norm, my_rows);
+    norm_rows(residual_.data(), layer.ffn_norm, layer.gate->input_form(), my_rows);
     pool.barrier();
     feed_forward(layer, rows, rank, nranks);
     pool.barrier();
-    const bool last = index + 1 == config_.num_layers;
-    add_and_norm(layer.ffn_out_norm, last ? nullptr : &layers_[index + 1].attention_norm, my_rows);
+    add_sum(layer.ffn_out_norm, my_rows);
   }
   pool.barrier();
 }
 
-// input_[i] = final norm of row logit_rows[i]; the same, widened, to `hidden` if that is given.
+// input_[i] = final norm of row logit_rows[i]; what the head makes of it, as float32, to `hidden`
+// if that is given. Of a quantised input that is the norm itself: it has the same blocks again.
 void LlamaDecoder::gather_and_norm(const StepView& step, Rows rows, float* hidden) {
   const std::int64_t n = config_.hidden_size;
   for (std::int64_t i = rows.begin; i < rows.end; ++i) {
     float* row = sum_.data() + i * n;
     std::memcpy(row, residual_.data() + step.logit_rows[i] * n, n * sizeof(float));
   }
-  norm_rows(sum_.data(), final_norm_, rows);
+  const InputForm form = head_->input_form();
+  norm_rows(sum_.data(), final_norm_, form, rows);
   if (hidden == nullptr) return;
   for (std::int64_t i = rows.begin; i < rows.end; ++i) {
-    if (input_dtype_ == DType::kBF16) {
-      ops_.bf16_to_f32(as_bf16(input_.data()) + i * input_stride_, n, hidden + i * n);
+    if (form == InputForm::kBF16) {
+      ops_.bf16_to_f32(as_bf16(input_.data() + i * input_bytes_), n, hidden + i * n);
     } else {
-      std::memcpy(hidden + i * n, as_f32(input_.data()) + i * input_stride_, n * sizeof(float));
+      ops_.rms_norm_f32(sum_.data() + i * n, final_norm_.data(), n, config_.rms_norm_eps,
+                        hidden + i * n);
     }
   }
 }
@@ -297,18 +316,16 @@ void LlamaDecoder::run_head_ids(const StepView& step, TokenId* ids, int rank, in
   ThreadPool& pool = ThreadPool::global();
   const std::int64_t rows = step.num_logit_rows, vocab = config_.head_size;
   if (config_.final_softcap == 0.0f) {
-    head_->argmax_part(input_.data(), input_stride_, rows, best_.data() + rank * rows, rank,
-                       nranks);
+    head_->argmax_part(input_.data(), input_bytes_, rows, best_.data() + rank * rows, rank, nranks);
     pool.barrier();
     if (rank == 0) merge_argmax(best_.data(), nranks, rows, ids);
     return;
   }
   // The cap rounds large scores together: the first of those ties is the answer, so cap, then look.
-  const auto bytes = static_cast<std::int64_t>(dtype_bytes(input_dtype_));
   for (std::int64_t first = 0; first < rows; first += kCappedRows) {
     const std::int64_t count = std::min(kCappedRows, rows - first);
-    head_->run_part(input_.data() + first * input_stride_ * bytes, input_stride_, count,
-                    head_scores_.data(), vocab, rank, nranks);
+    head_->run_part(input_.data() + first * input_bytes_, input_bytes_, count, head_scores_.data(),
+                    vocab, rank, nranks);
     pool.barrier();
     const Share mine = share(count * vocab, rank, nranks);
     softcap_logits(head_scores_.data(), mine.begin, mine.end);
@@ -347,7 +364,7 @@ void LlamaDecoder::forward_logits(const StepView& step, float* logits, float* hi
     const Share mine = share(rows, rank, nranks);
     gather_and_norm(step, {mine.begin, mine.end}, hidden);
     pool.barrier();
-    head_->run_part(input_.data(), input_stride_, rows, logits, vocab, rank, nranks);
+    head_->run_part(input_.data(), input_bytes_, rows, logits, vocab, rank, nranks);
     if (config_.final_softcap == 0.0f) return;
     pool.barrier();
     const Share scores = share(rows * vocab, rank, nranks);
@@ -358,11 +375,11 @@ void LlamaDecoder::forward_logits(const StepView& step, float* logits, float* hi
 void LlamaDecoder::score_rows(const float* hidden, std::int64_t rows, float* scores) {
   SPECDEC_REQUIRE(head_ != nullptr, "head: missing; call set_embedding (tied) or set_head first");
   const std::int64_t n = config_.hidden_size, vocab = config_.head_size;
-  const auto bytes = static_cast<std::int64_t>(dtype_bytes(input_dtype_));
-  const std::int64_t stride = head_->k_padded() + kCacheLineBytes / bytes;
-  // Rows come in float32; only bf16 layers, which also need an even stride, take anything else.
-  const bool direct = input_dtype_ == DType::kF32;
-  const auto needed = static_cast<std::size_t>(rows * stride * bytes);
+  const InputForm form = head_->input_form();
+  const std::int64_t row_bytes = input_row_bytes(form, n) + kCacheLineBytes;
+  const bool direct = form == InputForm::kF32;
+  // New bytes are zero, and the pad of an odd row is never written.
+  const auto needed = static_cast<std::size_t>(rows * row_bytes);
   if (!direct && head_input_.size() < needed) head_input_.resize(needed);
   ThreadPool& pool = ThreadPool::global();
   pool.run([&](int rank) {
@@ -370,14 +387,12 @@ void LlamaDecoder::score_rows(const float* hidden, std::int64_t rows, float* sco
     if (!direct) {
       const Share mine = share(rows, rank, nranks);
       for (std::int64_t r = mine.begin; r < mine.end; ++r) {
-        std::uint16_t* row = as_bf16(head_input_.data()) + r * stride;
-        ops_.f32_to_bf16(hidden + r * n, n, row);
-        std::fill(row + n, row + head_->k_padded(), std::uint16_t{0});
+        convert_row(ops_, hidden + r * n, n, form, head_input_.data() + r * row_bytes);
       }
       pool.barrier();
     }
     head_->run_part(direct ? static_cast<const void*>(hidden) : head_input_.data(),
-                    direct ? n : stride, rows, scores, vocab, rank, nranks);
+                    direct ? n * 4 : row_bytes, rows, scores, vocab, rank, nranks);
     if (config_.final_softcap == 0.0f) return;
     pool.barrier();
     const Share capped = share(rows * vocab, rank, nranks);

@@ -1,9 +1,10 @@
 // A decoder of the Llama shape: Llama, Vicuna, Mistral, Qwen2, Qwen3, SmolLM3, Gemma 2, Gemma 3
 // text. One call runs all rows of a step inside one parallel region.
 //
-// The residual stream, norms, attention and activations are float32 for every weight dtype; with
-// bf16 weights the input of each linear layer is rounded to bf16. Every row is computed by the same
-// code whatever else is in the step, so its bits depend on its own path alone.
+// The residual stream, norms, attention and activations are float32 for every weight type; the
+// input of a linear layer is rounded to bf16 for bf16 weights, and to 8 bits in blocks of 32 for
+// weights in a block format. Every row is computed by the same code whatever else is in the step,
+// so its bits depend on its own path alone.
 #pragma once
 
 #include <cstddef>
@@ -14,6 +15,7 @@
 
 #include "backend/cpu/decoder/row_ops.h"
 #include "backend/cpu/linear/packed_linear.h"
+#include "backend/cpu/linear/stacked_linear.h"
 #include "backend/step_view.h"
 #include "base/tensor_view.h"
 
@@ -45,7 +47,7 @@ struct DecoderConfig {
 // A tensor of a layer by its name in the checkpoint, without "model.layers.<i>.".
 struct NamedTensor {
   std::string name;
-  TensorView view;
+  WeightView weight;
 };
 
 class LlamaDecoder {
@@ -57,8 +59,8 @@ class LlamaDecoder {
   LlamaDecoder& operator=(const LlamaDecoder&) = delete;
 
   // Weights are copied; the caller may drop its tensors at once.
-  void set_embedding(const TensorView& weight);  // [V, hidden]; with tied embeddings the head too
-  void set_head(const TensorView& weight);       // [head_size, hidden]
+  void set_embedding(const WeightView& weight);  // [V, hidden]; with tied embeddings the head too
+  void set_head(const WeightView& weight);       // [head_size, hidden]
   void set_final_norm(const TensorView& weight);
   // cos, sin: float32 [max_position, rotary_dim / 2]; rotary_dim <= head_dim, "rotate_half" layout.
   void set_rope(int index, const TensorView& cos, const TensorView& sin);
@@ -92,7 +94,8 @@ class LlamaDecoder {
 
  private:
   struct Layer {
-    std::unique_ptr<PackedLinear> qkv, o, gate, up, down;
+    std::unique_ptr<StackedLinear> qkv;
+    std::unique_ptr<PackedLinear> o, gate, up, down;
     std::vector<float> attention_norm, ffn_norm;          // in front
     std::vector<float> attention_out_norm, ffn_out_norm;  // behind; sandwich norms only
     std::vector<float> q_norm, k_norm;
@@ -108,7 +111,6 @@ class LlamaDecoder {
   };
 
   std::vector<float> norm_weight(const TensorView& weight, const std::string& name, int size) const;
-  void take_dtype(const PackedLinear& linear, const std::string& name);
   void check_complete() const;
   void allocate_buffers();
   void check_step(const StepView& step) const;
@@ -116,14 +118,13 @@ class LlamaDecoder {
 
   // The phases of a step, each one rank's share; barriers are in between (forward.cc).
   void embed(const StepView& step, Rows rows);
-  void embedding_row(TokenId token, float* out) const;
-  void norm_rows(const float* x, const std::vector<float>& weight, Rows rows);
+  const PackedLinear& table() const { return table_ ? *table_ : *head_; }
+  void norm_rows(const float* x, const std::vector<float>& weight, InputForm form, Rows rows);
   void qk_norm_and_rope(const StepView& step, const Layer& layer, const RopeTable* rope,
                         std::int64_t begin, std::int64_t end);
   void attention(const StepView& step, int layer, int rank, int nranks);
   void feed_forward(const Layer& layer, std::int64_t rows, int rank, int nranks);
-  void add_and_norm(const std::vector<float>& out_norm, const std::vector<float>* next_norm,
-                    Rows rows);
+  void add_sum(const std::vector<float>& out_norm, Rows rows);
   void run_layers(const StepView& step, int rank, int nranks);
   void gather_and_norm(const StepView& step, Rows rows, float* hidden);
   void run_head_ids(const StepView& step, TokenId* ids, int rank, int nranks);
@@ -134,26 +135,23 @@ class LlamaDecoder {
   std::vector<RopeTable> ropes_;
   std::vector<float> final_norm_;
   std::unique_ptr<PackedLinear> head_;
-  std::vector<std::byte> embedding_;  // untied only: [V, hidden] in its own dtype
-  DType embedding_dtype_ = DType::kF32;
-  bool has_dtype_ = false;
-  DType input_dtype_ = DType::kF32;  // of every linear layer
-  DType weight_dtype_ = DType::kF32;
+  std::unique_ptr<PackedLinear> table_;  // the embeddings, where they are not the head
   const RowOps& ops_;
   KvCacheView cache_;
 
-  // Buffers of a step; all rows, strides in elements. Strides are padded by a cache line, so that
-  // the rows of a tile do not fall into the same cache sets.
+  // Buffers of a step; all rows. Strides are padded by a cache line, so that the rows of a tile do
+  // not fall into the same cache sets.
   bool buffers_ready_ = false;
-  std::int64_t ffn_rows_ = 0;      // rows of the FFN buffers; more are done in pieces
-  std::int64_t input_stride_ = 0;  // of input_ and of attention_
-  std::int64_t ffn_stride_ = 0;
+  std::int64_t ffn_rows_ = 0;          // rows of the FFN buffers; more are done in pieces
+  std::int64_t input_bytes_ = 0;       // from row to row of input_
+  std::int64_t act_bytes_ = 0;         // and of act_
+  std::int64_t attention_stride_ = 0;  // elements
   std::vector<float> residual_, qkv_, attention_, sum_, gate_, up_;
-  std::vector<std::byte> input_, act_;  // inputs of linear layers, in input_dtype_
+  std::vector<std::byte> input_, act_;  // inputs of linear layers, in the form that they take
   std::vector<std::byte> attention_scratch_;
   std::vector<RowBest> best_;          // [nranks, L]
   std::vector<float> head_scores_;     // final_softcap only: scores of a few rows
-  std::vector<std::byte> head_input_;  // score_rows only: its rows in input_dtype_
+  std::vector<std::byte> head_input_;  // score_rows only: its rows as the head takes them
 };
 
 }  // namespace specdec::cpu

@@ -15,6 +15,7 @@ namespace {
 // Longer blocks go through the FFN in pieces: by then the work is compute-bound, and the widest
 // buffers of the model stay small.
 constexpr std::int64_t kMaxFfnRows = 512;
+constexpr std::int64_t kCacheLineBytes = 64;
 
 float element(const TensorView& view, std::int64_t offset) {
   if (view.dtype == DType::kF32) return static_cast<const float*>(view.data)[offset];
@@ -22,11 +23,13 @@ float element(const TensorView& view, std::int64_t offset) {
   return view.dtype == DType::kBF16 ? bf16_to_float(bits) : f16_to_float(bits);
 }
 
-void check_matrix(const TensorView& view, const std::string& name, std::int64_t rows,
+void check_matrix(const WeightView& weight, const std::string& name, std::int64_t rows,
                   std::int64_t columns) {
-  SPECDEC_REQUIRE(view.ndim == 2 && view.shape[0] == rows && view.shape[1] == columns, name,
+  const TensorView& view = weight.view;
+  const bool is_matrix = view.ndim == 2;
+  SPECDEC_REQUIRE(is_matrix && view.shape[0] == rows && weight.columns() == columns, name,
                   ": shape must be [", rows, ", ", columns, "], got ", view.ndim, " dimensions [",
-                  view.ndim > 0 ? view.shape[0] : 0, ", ", view.ndim > 1 ? view.shape[1] : 0,
+                  view.ndim > 0 ? view.shape[0] : 0, ", ", is_matrix ? weight.columns() : 0,
                   "]: weights and config.json do not belong together");
 }
 
@@ -36,35 +39,47 @@ class TensorMap {
   TensorMap(int layer, const std::vector<NamedTensor>& tensors)
       : prefix_("layers." + std::to_string(layer) + ".") {
     for (const NamedTensor& tensor : tensors) {
-      const bool is_new = tensors_.emplace(tensor.name, &tensor.view).second;
+      const bool is_new = tensors_.emplace(tensor.name, &tensor.weight).second;
       SPECDEC_REQUIRE(is_new, path(tensor.name), ": given twice");
     }
   }
   std::string path(const std::string& name) const { return prefix_ + name; }
 
-  TensorView optional(const std::string& name) {
+  const WeightView* find(const std::string& name) {
     const auto it = tensors_.find(name);
-    if (it == tensors_.end()) return TensorView{};
-    const TensorView view = *it->second;
+    if (it == tensors_.end()) return nullptr;
+    const WeightView* weight = it->second;
     tensors_.erase(it);
-    return view;
+    return weight;
   }
-  TensorView required(const std::string& name) {
-    const TensorView view = optional(name);
-    SPECDEC_REQUIRE(view.defined(), path(name), ": missing from the checkpoint");
-    return view;
+  const WeightView& required(const std::string& name) {
+    const WeightView* weight = find(name);
+    SPECDEC_REQUIRE(weight != nullptr, path(name), ": missing from the checkpoint");
+    return *weight;
+  }
+  // A vector of floats.
+  const TensorView& vector(const std::string& name, const WeightView& weight) const {
+    SPECDEC_REQUIRE(!is_block_format(weight.type), path(name), ": type ",
+                    weight_type_name(weight.type), ": convert to float32, bfloat16 or float16");
+    return weight.view;
   }
   // One linear layer made of the named projections, stacked.
-  std::unique_ptr<PackedLinear> linear(const std::vector<std::string>& names,
-                                       const std::vector<std::int64_t>& rows,
-                                       std::int64_t columns) {
-    std::vector<TensorView> weights, biases;
+  template <typename Linear>
+  std::unique_ptr<Linear> linear(const std::vector<std::string>& names,
+                                 const std::vector<std::int64_t>& rows, std::int64_t columns) {
+    std::vector<WeightView> weights;
+    std::vector<TensorView> biases;
     for (std::size_t i = 0; i < names.size(); ++i) {
       weights.push_back(required(names[i] + ".weight"));
       check_matrix(weights.back(), path(names[i] + ".weight"), rows[i], columns);
-      biases.push_back(optional(names[i] + ".bias"));
+      const WeightView* bias = find(names[i] + ".bias");
+      biases.push_back(bias == nullptr ? TensorView{} : vector(names[i] + ".bias", *bias));
     }
-    return std::make_unique<PackedLinear>(weights, biases);
+    try {
+      return std::make_unique<Linear>(weights, biases);
+    } catch (const std::invalid_argument& error) {
+      throw std::invalid_argument(path(names[0]) + ": " + error.what());
+    }
   }
   void check_all_used() const {
     SPECDEC_REQUIRE(tensors_.empty(), tensors_.empty() ? "" : path(tensors_.begin()->first),
@@ -73,7 +88,7 @@ class TensorMap {
 
  private:
   std::string prefix_;
-  std::map<std::string, const TensorView*> tensors_;
+  std::map<std::string, const WeightView*> tensors_;
 };
 
 void check_positive(const char* name, std::int64_t value) {
@@ -119,17 +134,6 @@ LlamaDecoder::LlamaDecoder(DecoderConfig config) : config_(std::move(config)), o
   ropes_.resize(static_cast<std::size_t>(tables));
 }
 
-void LlamaDecoder::take_dtype(const PackedLinear& linear, const std::string& name) {
-  if (!has_dtype_) {
-    has_dtype_ = true;
-    weight_dtype_ = linear.dtype();
-    input_dtype_ = linear.input_dtype();
-  }
-  SPECDEC_REQUIRE(linear.dtype() == weight_dtype_, name, ": dtype ", dtype_name(linear.dtype()),
-                  ", other weights have ", dtype_name(weight_dtype_),
-                  ": convert the checkpoint to one dtype");
-}
-
 std::vector<float> LlamaDecoder::norm_weight(const TensorView& weight, const std::string& name,
                                              int size) const {
   SPECDEC_REQUIRE(weight.ndim == 1 && weight.shape[0] == size, name, ": shape must be [", size,
@@ -143,32 +147,19 @@ std::vector<float> LlamaDecoder::norm_weight(const TensorView& weight, const std
   return out;
 }
 
-void LlamaDecoder::set_embedding(const TensorView& weight) {
+void LlamaDecoder::set_embedding(const WeightView& weight) {
   check_matrix(weight, "embed_tokens.weight", config_.vocab_size, config_.hidden_size);
-  if (config_.tie_word_embeddings) {
-    // The packed head serves as the table as well: the largest matrix is kept once.
-    auto head = std::make_unique<PackedLinear>(std::vector<TensorView>{weight});
-    take_dtype(*head, "embed_tokens.weight");
-    head_ = std::move(head);
-    return;
-  }
-  SPECDEC_REQUIRE(weight.is_contiguous(), "embed_tokens.weight: call .contiguous() first");
-  SPECDEC_REQUIRE(
-      weight.dtype == DType::kF32 || weight.dtype == DType::kBF16 || weight.dtype == DType::kF16,
-      "embed_tokens.weight: dtype ", dtype_name(weight.dtype),
-      ": convert to float32, bfloat16 or float16");
-  const auto* data = static_cast<const std::byte*>(weight.data);
-  embedding_.assign(data, data + weight.numel() * dtype_bytes(weight.dtype));
-  embedding_dtype_ = weight.dtype;
+  // With tied embeddings the packed head serves as the table as well: the largest matrix is kept
+  // once.
+  (config_.tie_word_embeddings ? head_ : table_) =
+      std::make_unique<PackedLinear>(std::vector<WeightView>{weight});
 }
 
-void LlamaDecoder::set_head(const TensorView& weight) {
+void LlamaDecoder::set_head(const WeightView& weight) {
   SPECDEC_REQUIRE(!config_.tie_word_embeddings,
                   "lm_head.weight: tie_word_embeddings is true, the embedding is the head");
   check_matrix(weight, "lm_head.weight", config_.head_size, config_.hidden_size);
-  auto head = std::make_unique<PackedLinear>(std::vector<TensorView>{weight});
-  take_dtype(*head, "lm_head.weight");
-  head_ = std::move(head);
+  head_ = std::make_unique<PackedLinear>(std::vector<WeightView>{weight});
 }
 
 void LlamaDecoder::set_final_norm(const TensorView& weight) {
@@ -206,7 +197,7 @@ void LlamaDecoder::set_layer(int index, const std::vector<NamedTensor>& tensors)
   const std::int64_t kv_width = std::int64_t{c.num_kv_heads} * c.head_dim;
   Layer layer;
   const auto norm = [&](const char* name, int size) {
-    return norm_weight(map.required(name), map.path(name), size);
+    return norm_weight(map.vector(name, map.required(name)), map.path(name), size);
   };
   layer.attention_norm = norm("input_layernorm.weight", c.hidden_size);
   if (c.has_sandwich_norms) {
@@ -220,16 +211,18 @@ void LlamaDecoder::set_layer(int index, const std::vector<NamedTensor>& tensors)
     layer.q_norm = norm("self_attn.q_norm.weight", c.head_dim);
     layer.k_norm = norm("self_attn.k_norm.weight", c.head_dim);
   }
-  layer.qkv = map.linear({"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"},
-                         {q_width, kv_width, kv_width}, c.hidden_size);
-  layer.o = map.linear({"self_attn.o_proj"}, {c.hidden_size}, q_width);
-  layer.gate = map.linear({"mlp.gate_proj"}, {c.intermediate_size}, c.hidden_size);
-  layer.up = map.linear({"mlp.up_proj"}, {c.intermediate_size}, c.hidden_size);
-  layer.down = map.linear({"mlp.down_proj"}, {c.hidden_size}, c.intermediate_size);
+  layer.qkv =
+      map.linear<StackedLinear>({"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"},
+                                {q_width, kv_width, kv_width}, c.hidden_size);
+  layer.o = map.linear<PackedLinear>({"self_attn.o_proj"}, {c.hidden_size}, q_width);
+  layer.gate = map.linear<PackedLinear>({"mlp.gate_proj"}, {c.intermediate_size}, c.hidden_size);
+  layer.up = map.linear<PackedLinear>({"mlp.up_proj"}, {c.intermediate_size}, c.hidden_size);
+  layer.down = map.linear<PackedLinear>({"mlp.down_proj"}, {c.hidden_size}, c.intermediate_size);
   map.check_all_used();
-  for (const auto* linear : {&layer.qkv, &layer.o, &layer.gate, &layer.up, &layer.down}) {
-    take_dtype(**linear, map.path("weight"));
-  }
+  SPECDEC_REQUIRE(layer.gate->input_form() == layer.up->input_form(), map.path("mlp.gate_proj"),
+                  " is ", weight_type_name(layer.gate->type()), ", up_proj is ",
+                  weight_type_name(layer.up->type()),
+                  ": they read the same input; convert the checkpoint to one dtype");
   layers_[index] = std::move(layer);
 }
 
@@ -239,7 +232,7 @@ void LlamaDecoder::check_complete() const {
   }
   SPECDEC_REQUIRE(!final_norm_.empty(), "norm.weight: missing; call set_final_norm first");
   SPECDEC_REQUIRE(head_ != nullptr, "head: missing; call set_embedding (tied) or set_head first");
-  SPECDEC_REQUIRE(config_.tie_word_embeddings || !embedding_.empty(),
+  SPECDEC_REQUIRE(config_.tie_word_embeddings || table_ != nullptr,
                   "embed_tokens.weight: missing; call set_embedding first");
   for (std::size_t i = 0; i < ropes_.size(); ++i) {
     SPECDEC_REQUIRE(ropes_[i].half > 0, "rope table ", i, ": missing; call set_rope first");
@@ -285,29 +278,36 @@ void LlamaDecoder::allocate_buffers() {
   if (buffers_ready_) return;
   const DecoderConfig& c = config_;
   const std::int64_t rows = c.max_rows;
-  const auto input_bytes = static_cast<std::int64_t>(dtype_bytes(input_dtype_));
-  const std::int64_t pad = 64 / input_bytes;
   const std::int64_t q_width = std::int64_t{c.num_heads} * c.head_dim;
-  const auto even = [](std::int64_t n) { return (n + 1) / 2 * 2; };
-  input_stride_ = even(std::max<std::int64_t>(c.hidden_size, q_width)) + pad;
-  ffn_stride_ = even(c.intermediate_size) + pad;
+  input_bytes_ = input_row_bytes(head_->input_form(), c.hidden_size);
+  for (const Layer& layer : layers_) {
+    input_bytes_ = std::max({input_bytes_, input_row_bytes(layer.qkv->input_form(), c.hidden_size),
+                             input_row_bytes(layer.gate->input_form(), c.hidden_size),
+                             input_row_bytes(layer.o->input_form(), q_width)});
+    act_bytes_ =
+        std::max(act_bytes_, input_row_bytes(layer.down->input_form(), c.intermediate_size));
+  }
+  input_bytes_ += kCacheLineBytes;
+  act_bytes_ += kCacheLineBytes;
+  attention_stride_ = q_width + kCacheLineBytes / static_cast<std::int64_t>(sizeof(float));
   ffn_rows_ = std::min(rows, kMaxFfnRows);
   residual_.assign(rows * c.hidden_size, 0.0f);
   qkv_.assign(rows * layers_[0].qkv->n(), 0.0f);
-  attention_.assign(rows * input_stride_, 0.0f);
+  attention_.assign(rows * attention_stride_, 0.0f);
   sum_.assign(rows * c.hidden_size, 0.0f);
   gate_.assign(ffn_rows_ * c.intermediate_size, 0.0f);
   up_.assign(ffn_rows_ * c.intermediate_size, 0.0f);
   // Zeroed: the pad element that an odd width needs is never written again.
-  input_.assign(rows * input_stride_ * input_bytes, std::byte{0});
-  act_.assign(ffn_rows_ * ffn_stride_ * input_bytes, std::byte{0});
+  input_.assign(rows * input_bytes_, std::byte{0});
+  act_.assign(ffn_rows_ * act_bytes_, std::byte{0});
   buffers_ready_ = true;
 }
 
 std::size_t LlamaDecoder::weight_bytes() const {
   std::size_t bytes = head_ ? head_->bytes() : 0;
   for (const Layer& layer : layers_) {
-    for (const auto* linear : {&layer.qkv, &layer.o, &layer.gate, &layer.up, &layer.down}) {
+    if (layer.defined()) bytes += layer.qkv->bytes();
+    for (const auto* linear : {&layer.o, &layer.gate, &layer.up, &layer.down}) {
       if (*linear) bytes += (*linear)->bytes();
     }
   }

@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "backend/cpu/cpu_features.h"
+#include "backend/cpu/linear/quant_row.h"
 
 namespace specdec::cpu {
 
@@ -15,6 +16,9 @@ struct RowOps {
   void (*rms_norm_f32)(const float* x, const float* weight, std::int64_t n, float eps, float* out);
   void (*rms_norm_bf16)(const float* x, const float* weight, std::int64_t n, float eps,
                         std::uint16_t* out);
+  // The _quant forms are the float32 forms with f32_to_quant behind: the same bits.
+  void (*rms_norm_quant)(const float* x, const float* weight, std::int64_t n, float eps,
+                         QuantBlock* out);
   // x += y, [n].
   void (*add)(const float* y, std::int64_t n, float* x);
   // out = act(gate) * up, [n]. SiLU, and GELU in its tanh form.
@@ -22,6 +26,8 @@ struct RowOps {
   void (*silu_mul_bf16)(const float* gate, const float* up, std::int64_t n, std::uint16_t* out);
   void (*gelu_mul_f32)(const float* gate, const float* up, std::int64_t n, float* out);
   void (*gelu_mul_bf16)(const float* gate, const float* up, std::int64_t n, std::uint16_t* out);
+  void (*silu_mul_quant)(const float* gate, const float* up, std::int64_t n, QuantBlock* out);
+  void (*gelu_mul_quant)(const float* gate, const float* up, std::int64_t n, QuantBlock* out);
   // Rotates x[0..half) with x[half..2 half) in place; cos, sin [half].
   void (*rope)(const float* cos, const float* sin, std::int64_t half, float* x);
   // Conversions, nearest even.
@@ -29,6 +35,8 @@ struct RowOps {
   void (*bf16_to_f32)(const std::uint16_t* x, std::int64_t n, float* out);
   void (*f32_to_f16)(const float* x, std::int64_t n, std::uint16_t* out);
   void (*f16_to_f32)(const std::uint16_t* x, std::int64_t n, float* out);
+  // Blocks of 32; n is a multiple of that, here and in the other _quant forms.
+  void (*f32_to_quant)(const float* x, std::int64_t n, QuantBlock* out);
 };
 
 // The table of cpu_isa().

@@ -49,6 +49,37 @@ inline float from_f16(std::uint16_t half) {
   return std::bit_cast<float>(sign | bits);
 }
 
+// 32 elements; see QuantBlock. Adding 1.5 * 2^23 rounds to a whole number, ties to even.
+inline void quantize(const float* __restrict x, QuantBlock* __restrict out) {
+  constexpr float kMagic = 12582912.0f;
+  constexpr float kZero = 1e-30f;  // 127 / magnitude and magnitude / 127 are normal numbers above
+  std::uint32_t largest = 0;
+  for (int i = 0; i < 32; ++i) {
+    const std::uint32_t bits = std::bit_cast<std::uint32_t>(x[i]) & 0x7fffffffu;
+    largest = bits > largest ? bits : largest;
+  }
+  const float magnitude = std::bit_cast<float>(largest);
+  const bool is_finite = largest < 0x7f800000u;
+  const bool is_zero = !is_finite || magnitude <= kZero;
+  const float inverse = is_zero ? 0.0f : 127.0f / magnitude;
+  std::int32_t q[32];
+  for (int i = 0; i < 32; ++i) {
+    const float shifted = x[i] * inverse + kMagic;
+    q[i] = std::bit_cast<std::int32_t>(shifted) - std::bit_cast<std::int32_t>(kMagic);
+  }
+  std::int32_t low = 0, high = 0;
+  for (int i = 0; i < 16; ++i) low += q[i];
+  for (int i = 16; i < 32; ++i) high += q[i];
+  for (int i = 0; i < 32; ++i) out->q[i] = static_cast<std::int8_t>(q[i]);
+  out->scale = is_zero ? 0.0f : magnitude / 127.0f;
+  out->scaled_sum = out->scale * static_cast<float>(low + high);
+  out->minus_sum = -(low + high);
+  out->minus_low_sum = -low;
+  if (is_finite) return;
+  *out = QuantBlock{};
+  out->scale = out->scaled_sum = __builtin_nanf("");
+}
+
 inline void put(float value, float* out) { *out = value; }
 inline void put(float value, std::uint16_t* out) { *out = to_bf16(value); }
 
@@ -125,6 +156,31 @@ void gelu_mul(const float* __restrict gate, const float* __restrict up, std::int
   for (std::int64_t i = 0; i < n; ++i) put(gelu_tanh(gate[i]) * up[i], out + i);
 }
 
+void f32_to_quant(const float* x, std::int64_t n, QuantBlock* out) {
+  for (std::int64_t i = 0; i < n; i += 32) quantize(x + i, out + i / 32);
+}
+
+void rms_norm_quant(const float* x, const float* weight, std::int64_t n, float eps,
+                    QuantBlock* out) {
+  const float mean = sum_of_squares(x, n) / static_cast<float>(n);
+  const float inverse = 1.0f / __builtin_sqrtf(mean + eps);
+  float group[32];
+  for (std::int64_t i = 0; i < n; i += 32) {
+    for (int j = 0; j < 32; ++j) group[j] = weight[i + j] * (x[i + j] * inverse);
+    quantize(group, out + i / 32);
+  }
+}
+
+template <void (*kActivate)(const float* __restrict, const float* __restrict, std::int64_t,
+                            float* __restrict)>
+void activate_quant(const float* gate, const float* up, std::int64_t n, QuantBlock* out) {
+  float group[32];
+  for (std::int64_t i = 0; i < n; i += 32) {
+    kActivate(gate + i, up + i, 32, group);
+    quantize(group, out + i / 32);
+  }
+}
+
 void rope(const float* __restrict cos, const float* __restrict sin, std::int64_t half, float* x) {
   float* __restrict low = x;
   float* __restrict high = x + half;
@@ -157,16 +213,20 @@ constexpr RowOps make_row_ops() {
   RowOps ops{};
   ops.rms_norm_f32 = &rms_norm<float>;
   ops.rms_norm_bf16 = &rms_norm<std::uint16_t>;
+  ops.rms_norm_quant = &rms_norm_quant;
   ops.add = &add;
   ops.silu_mul_f32 = &silu_mul<float>;
   ops.silu_mul_bf16 = &silu_mul<std::uint16_t>;
   ops.gelu_mul_f32 = &gelu_mul<float>;
   ops.gelu_mul_bf16 = &gelu_mul<std::uint16_t>;
+  ops.silu_mul_quant = &activate_quant<&silu_mul<float>>;
+  ops.gelu_mul_quant = &activate_quant<&gelu_mul<float>>;
   ops.rope = &rope;
   ops.f32_to_bf16 = &f32_to_bf16;
   ops.bf16_to_f32 = &bf16_to_f32;
   ops.f32_to_f16 = &f32_to_f16;
   ops.f16_to_f32 = &f16_to_f32;
+  ops.f32_to_quant = &f32_to_quant;
   return ops;
 }
 

@@ -39,24 +39,40 @@ void convert_row(const std::byte* from, DType from_dtype, std::int64_t n, std::b
   if (to_dtype == DType::kF16) ops.f32_to_f16(values, n, reinterpret_cast<std::uint16_t*>(to));
 }
 
+// A row of x in the form that `linear` takes; `wide` is scratch of k floats.
+void convert_input(const PackedLinear& linear, const std::byte* from, DType dtype, std::byte* to,
+                   float* wide) {
+  const std::int64_t k = linear.k();
+  if (linear.input_form() == InputForm::kQuant) {
+    convert_row(from, dtype, k, reinterpret_cast<std::byte*>(wide), DType::kF32, nullptr);
+    row_ops().f32_to_quant(wide, k, reinterpret_cast<QuantBlock*>(to));
+    return;
+  }
+  const DType target = linear.input_form() == InputForm::kBF16 ? DType::kBF16 : DType::kF32;
+  convert_row(from, dtype, k, to, target, wide);
+  const auto bytes = k * static_cast<std::int64_t>(dtype_bytes(target));
+  std::memset(to + bytes, 0, input_row_bytes(linear.input_form(), k) - bytes);
+}
+
 }  // namespace
 
 void run_linear(const PackedLinear& linear, const TensorView& x, const TensorView& out) {
   static thread_local std::vector<std::byte> x_buffer, y_buffer;
   const std::int64_t rows = x.shape[0], k = linear.k(), n = linear.n();
-  const DType in = linear.input_dtype();
-  const auto in_bytes = static_cast<std::int64_t>(dtype_bytes(in));
+  const InputForm form = linear.input_form();
   const auto x_bytes = static_cast<std::int64_t>(dtype_bytes(x.dtype));
   const auto out_bytes = static_cast<std::int64_t>(dtype_bytes(out.dtype));
   // The kernels read x in words of 4 bytes, and an odd K needs a pad that the caller's rows lack.
   const bool words = reinterpret_cast<std::uintptr_t>(x.data) % 4 == 0 &&
                      (rows <= 1 || x.strides[0] * x_bytes % 4 == 0);
-  const bool x_direct = x.dtype == in && linear.k_padded() == k && words;
+  const bool fits = (form == InputForm::kF32 && x.dtype == DType::kF32) ||
+                    (form == InputForm::kBF16 && x.dtype == DType::kBF16 && k % 2 == 0);
+  const bool x_direct = fits && words;
   const bool y_direct = out.dtype == DType::kF32;
   const std::int64_t chunk = x_direct && y_direct ? rows : std::min(rows, kChunkRows);
   // The odd stride in cache lines keeps the rows of a tile out of each other's cache sets.
-  const std::int64_t scratch_stride = linear.k_padded() + 64 / in_bytes;
-  std::byte* x_scratch = x_direct ? nullptr : scratch(x_buffer, chunk * scratch_stride * in_bytes);
+  const std::int64_t scratch_stride = input_row_bytes(form, k) + 64;
+  std::byte* x_scratch = x_direct ? nullptr : scratch(x_buffer, chunk * scratch_stride);
   float* y_scratch =
       y_direct ? nullptr : reinterpret_cast<float*>(scratch(y_buffer, chunk * n * 4));
   ThreadPool& pool = ThreadPool::global();
@@ -70,15 +86,14 @@ void run_linear(const PackedLinear& linear, const TensorView& x, const TensorVie
       const auto range = pool.part(count, rank);
       if (!x_direct) {
         for (std::int64_t r = range.begin; r < range.end; ++r) {
-          std::byte* row = x_scratch + r * scratch_stride * in_bytes;
-          convert_row(x_rows + r * x.strides[0] * x_bytes, x.dtype, k, row, in,
-                      wide.data() + rank * k);
-          std::memset(row + k * in_bytes, 0, (linear.k_padded() - k) * in_bytes);
+          convert_input(linear, x_rows + r * x.strides[0] * x_bytes, x.dtype,
+                        x_scratch + r * scratch_stride, wide.data() + rank * k);
         }
         pool.barrier();
       }
-      linear.run_part(x_direct ? x_rows : x_scratch, x_direct ? x.strides[0] : scratch_stride,
-                      count, y_direct ? reinterpret_cast<float*>(out_rows) : y_scratch,
+      linear.run_part(x_direct ? x_rows : x_scratch,
+                      x_direct ? x.strides[0] * x_bytes : scratch_stride, count,
+                      y_direct ? reinterpret_cast<float*>(out_rows) : y_scratch,
                       y_direct ? out.strides[0] : n, rank, pool.size());
       if (y_direct) return;
       pool.barrier();

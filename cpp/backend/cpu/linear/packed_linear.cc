@@ -1,11 +1,14 @@
 #include "backend/cpu/linear/packed_linear.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstring>
 
 #include "backend/cpu/half.h"
 #include "backend/cpu/linear/linear_kernels.h"
+#include "backend/cpu/linear/quant_kernels.h"
+#include "backend/cpu/linear/quant_pack.h"
 #include "backend/cpu/linear/weight_memory.h"
 #include "base/check.h"
 #include "base/thread_pool.h"
@@ -32,7 +35,7 @@ float element(const std::byte* p, DType dtype) {
   return dtype == DType::kBF16 ? bf16_to_float(bits) : f16_to_float(bits);
 }
 
-bool is_weight_dtype(DType dtype) {
+bool is_float(DType dtype) {
   return dtype == DType::kF32 || dtype == DType::kBF16 || dtype == DType::kF16;
 }
 
@@ -48,50 +51,88 @@ void pack_column(const T* row, std::int64_t k, bool pairs, int column, T* panel)
   }
 }
 
+// Writes one column of a panel of steps; false if a scale or minimum is not finite.
+bool pack_blocks(WeightType type, const std::byte* row, std::int64_t steps, int column,
+                 std::byte* panel) {
+  const std::int64_t step_bytes = quant_format(type).step_bytes();
+  bool finite = true;
+  for (std::int64_t step = 0; step < steps; ++step) {
+    const Group group = read_group(type, row, step);
+    finite = finite && std::isfinite(group.scale[0]) && std::isfinite(group.scale[1]) &&
+             std::isfinite(group.min);
+    pack_group(type, group, column, panel + step * step_bytes);
+  }
+  return finite;
+}
+
 }  // namespace
+
+std::int64_t input_row_bytes(InputForm form, std::int64_t k) {
+  switch (form) {
+    case InputForm::kBF16:
+      return (k + 1) / 2 * 4;
+    case InputForm::kQuant:
+      return (k + kGroup - 1) / kGroup * static_cast<std::int64_t>(sizeof(QuantBlock));
+    default:
+      return k * 4;
+  }
+}
+
+std::int64_t WeightView::columns() const {
+  const BlockSize size = block_size(type);
+  if (!is_block_format(type)) return view.shape[1];
+  return view.shape[1] % size.bytes == 0 ? view.shape[1] / size.bytes * size.elements : -1;
+}
 
 PackedLinear::~PackedLinear() = default;
 PackedLinear::PackedLinear(PackedLinear&&) noexcept = default;
 PackedLinear& PackedLinear::operator=(PackedLinear&&) noexcept = default;
 
-PackedLinear::PackedLinear(const std::vector<TensorView>& weights,
+PackedLinear::PackedLinear(const std::vector<WeightView>& weights,
                            const std::vector<TensorView>& biases) {
   SPECDEC_REQUIRE(!weights.empty(), "linear.weights: empty, give at least one [N, K] tensor");
   SPECDEC_REQUIRE(biases.empty() || biases.size() == weights.size(),
                   "linear.biases: ", biases.size(), " for ", weights.size(),
                   " weights: give one per weight or none");
-  dtype_ = weights[0].dtype;
-  SPECDEC_REQUIRE(is_weight_dtype(dtype_), "linear.weight: dtype ", dtype_name(dtype_),
-                  ": convert to float32, bfloat16 or float16");
-  SPECDEC_REQUIRE(weights[0].ndim == 2, "linear.weight: ", weights[0].ndim,
+  type_ = weights[0].type;
+  SPECDEC_REQUIRE(weights[0].view.ndim == 2, "linear.weight: ", weights[0].view.ndim,
                   " dimensions, needs 2: [N, K]");
-  k_ = weights[0].shape[1];
+  k_ = weights[0].columns();
   bool any_bias = false;
   for (std::size_t i = 0; i < weights.size(); ++i) {
-    const TensorView& w = weights[i];
+    const TensorView& w = weights[i].view;
     SPECDEC_REQUIRE(w.device == DeviceType::kCpu, "linear.weights[", i,
                     "]: on a GPU, copy it to the CPU first");
-    SPECDEC_REQUIRE(w.ndim == 2 && w.shape[0] >= 1 && w.shape[1] == k_ && k_ >= 1,
-                    "linear.weights[", i,
-                    "]: every weight is [N >= 1, K >= 1] with the same K = ", k_);
-    SPECDEC_REQUIRE(w.dtype == dtype_, "linear.weights[", i, "]: dtype ", dtype_name(w.dtype),
-                    ", the first weight has ", dtype_name(dtype_), ": stacked weights share one");
-    SPECDEC_REQUIRE(k_ == 1 || w.strides[1] == 1, "linear.weights[", i, "]: stride ", w.strides[1],
-                    " along K: call .contiguous() first");
+    SPECDEC_REQUIRE(is_block_format(weights[i].type) ? w.dtype == DType::kU8 : is_float(w.dtype),
+                    "linear.weights[", i, "]: dtype ", dtype_name(w.dtype),
+                    ": convert to float32, bfloat16 or float16");
+    SPECDEC_REQUIRE(weights[i].type == type_, "linear.weights[", i, "]: type ",
+                    weight_type_name(weights[i].type), ", the first weight has ",
+                    weight_type_name(type_), ": stacked weights share one");
+    SPECDEC_REQUIRE(
+        w.ndim == 2 && w.shape[0] >= 1 && weights[i].columns() == k_ && k_ >= 1, "linear.weights[",
+        i, "]: every weight is [N >= 1, K >= 1] with the same K = ", k_, ", in whole blocks");
+    SPECDEC_REQUIRE(w.shape[1] == 1 || w.strides[1] == 1, "linear.weights[", i, "]: stride ",
+                    w.strides[1], " along K: call .contiguous() first");
     n_ += w.shape[0];
     if (biases.empty() || !biases[i].defined()) continue;
     const TensorView& b = biases[i];
     SPECDEC_REQUIRE(b.device == DeviceType::kCpu && b.ndim == 1 && b.shape[0] == w.shape[0] &&
-                        b.is_contiguous() && is_weight_dtype(b.dtype),
+                        b.is_contiguous() && is_float(b.dtype),
                     "linear.biases[", i, "]: needs a contiguous CPU float tensor of shape [",
                     w.shape[0], "]");
     any_bias = true;
   }
   panels_ = (n_ + kColumns - 1) / kColumns;
-  const bool pairs = dtype_ == DType::kBF16;
-  steps_ = pairs ? (k_ + 1) / 2 : k_;
-  panel_bytes_ = steps_ * kColumns * (dtype_ == DType::kF16 ? 2 : 4);
+  if (is_block_format(type_)) {
+    steps_ = k_ / kGroup;
+    panel_bytes_ = steps_ * quant_format(type_).step_bytes();
+  } else {
+    steps_ = type_ == WeightType::kBF16 ? (k_ + 1) / 2 : k_;
+    panel_bytes_ = steps_ * kColumns * (type_ == WeightType::kF16 ? 2 : 4);
+  }
   kernels_ = &linear_kernels(cpu_isa());
+  quant_kernels_ = &quant_kernels(cpu_isa());
   if (any_bias) {
     bias_.assign(static_cast<std::size_t>(panels_ * kColumns), 0.0f);
     std::int64_t first = 0;
@@ -101,7 +142,7 @@ PackedLinear::PackedLinear(const std::vector<TensorView>& weights,
         const auto* p = static_cast<const std::byte*>(b.data);
         bias_[first + j] = element(p + j * dtype_bytes(b.dtype), b.dtype);
       }
-      first += weights[i].shape[0];
+      first += weights[i].view.shape[0];
     }
   }
   bytes_ = static_cast<std::size_t>(panels_ * panel_bytes_) + bias_.size() * sizeof(float);
@@ -110,9 +151,9 @@ PackedLinear::PackedLinear(const std::vector<TensorView>& weights,
   pack(weights);
 }
 
-void PackedLinear::pack(const std::vector<TensorView>& weights) {
+void PackedLinear::pack(const std::vector<WeightView>& weights) {
   ThreadPool& pool = ThreadPool::global();
-  const bool pairs = dtype_ == DType::kBF16;
+  std::atomic<std::int64_t> bad_row{-1};
   pool.run([&](int rank) {
     // The same split as run_part: a page is first touched by the thread that will read it.
     const auto range = pool.part(panels_, rank);
@@ -121,20 +162,24 @@ void PackedLinear::pack(const std::vector<TensorView>& weights) {
       std::size_t source = 0;
       std::int64_t row = panel * kColumns;  // within weights[source], once the loop has run
       for (int column = 0; column < kColumns && panel * kColumns + column < n_; ++column, ++row) {
-        while (row >= weights[source].shape[0]) row -= weights[source++].shape[0];
-        const TensorView& w = weights[source];
+        while (row >= weights[source].view.shape[0]) row -= weights[source++].view.shape[0];
+        const TensorView& w = weights[source].view;
         const auto* data = static_cast<const std::byte*>(w.data) +
-                           row * w.strides[0] * static_cast<std::int64_t>(dtype_bytes(dtype_));
-        if (dtype_ == DType::kF32) {
+                           row * w.strides[0] * static_cast<std::int64_t>(dtype_bytes(w.dtype));
+        if (is_block_format(type_)) {
+          if (!pack_blocks(type_, data, steps_, column, out)) bad_row = panel * kColumns + column;
+        } else if (type_ == WeightType::kF32) {
           pack_column(reinterpret_cast<const std::uint32_t*>(data), k_, false, column,
                       reinterpret_cast<std::uint32_t*>(out));
         } else {
-          pack_column(reinterpret_cast<const std::uint16_t*>(data), k_, pairs, column,
-                      reinterpret_cast<std::uint16_t*>(out));
+          pack_column(reinterpret_cast<const std::uint16_t*>(data), k_, type_ == WeightType::kBF16,
+                      column, reinterpret_cast<std::uint16_t*>(out));
         }
       }
     }
   });
+  SPECDEC_REQUIRE(bad_row < 0, "linear.weights: row ", bad_row.load(), " holds a scale in ",
+                  weight_type_name(type_), " that is not finite: the file is damaged");
 }
 
 // Calls sink(panel, first_row, num_rows, run) for every tile of this rank, where run(y, y_stride)
@@ -142,13 +187,17 @@ void PackedLinear::pack(const std::vector<TensorView>& weights) {
 template <typename Sink>
 void PackedLinear::for_each_tile(const std::byte* x, std::int64_t x_row_bytes, std::int64_t rows,
                                  int rank, int nranks, Sink&& sink) const {
+  if (is_block_format(type_)) {
+    for_each_quant_tile(x, x_row_bytes, rows, rank, nranks, sink);
+    return;
+  }
   const std::int64_t first_panel = panels_ * rank / nranks;
   const std::int64_t last_panel = panels_ * (rank + 1) / nranks;
   const std::int64_t max_rows = kernels_->max_rows;
   const std::int64_t tiles = (rows + max_rows - 1) / max_rows;
-  const TileFn* table = dtype_ == DType::kF32   ? kernels_->f32
-                        : dtype_ == DType::kF16 ? kernels_->f16
-                                                : kernels_->bf16;
+  const TileFn* table = type_ == WeightType::kF32   ? kernels_->f32
+                        : type_ == WeightType::kF16 ? kernels_->f16
+                                                    : kernels_->bf16;
   const std::int64_t step_bytes = panel_bytes_ / steps_;
   for (std::int64_t panel = first_panel; panel < last_panel; ++panel) {
     for (std::int64_t step = 0; step < steps_; step += kChainSteps) {
@@ -177,10 +226,37 @@ void PackedLinear::for_each_tile(const std::byte* x, std::int64_t x_row_bytes, s
   }
 }
 
-void PackedLinear::run_part(const void* x, std::int64_t x_stride, std::int64_t rows, float* y,
+// The same for quantised weights: a tile is a whole panel, its stretches of k are done in one go.
+template <typename Sink>
+void PackedLinear::for_each_quant_tile(const std::byte* x, std::int64_t x_row_bytes,
+                                       std::int64_t rows, int rank, int nranks, Sink&& sink) const {
+  const QuantTileFn compute = quant_kernels_->of(type_);
+  const std::int64_t tiles = (rows + kQuantTileRows - 1) / kQuantTileRows;
+  const std::int64_t last_panel = panels_ * (rank + 1) / nranks;
+  for (std::int64_t panel = panels_ * rank / nranks; panel < last_panel; ++panel) {
+    QuantTileArgs args;
+    args.panel = packed_ + panel * panel_bytes_;
+    args.x_row_bytes = x_row_bytes;
+    args.steps = steps_;
+    args.bias = bias_.empty() ? nullptr : bias_.data() + panel * kColumns;
+    for (std::int64_t tile = 0; tile < tiles; ++tile) {
+      const std::int64_t row = rows * tile / tiles;
+      args.rows = static_cast<int>(rows * (tile + 1) / tiles - row);
+      args.x = x + row * x_row_bytes;
+      const bool fetch_next = tiles > 1 && tile + 1 == tiles;
+      args.prefetch = args.panel + (fetch_next ? panel_bytes_ : kPrefetchBytes);
+      sink(panel, row, args.rows, true, [&](float* y, std::int64_t y_stride) {
+        args.y = y;
+        args.y_stride = y_stride;
+        compute(args);
+      });
+    }
+  }
+}
+
+void PackedLinear::run_part(const void* x, std::int64_t x_row_bytes, std::int64_t rows, float* y,
                             std::int64_t y_stride, int rank, int nranks) const {
   if (rows <= 0) return;
-  const std::int64_t x_row_bytes = x_stride * static_cast<std::int64_t>(dtype_bytes(input_dtype()));
   for_each_tile(static_cast<const std::byte*>(x), x_row_bytes, rows, rank, nranks,
                 [&](std::int64_t panel, std::int64_t row, int height, bool, auto&& compute) {
                   float* out = y + row * y_stride + panel * kColumns;
@@ -191,7 +267,7 @@ void PackedLinear::run_part(const void* x, std::int64_t x_stride, std::int64_t r
                     return;
                   }
                   // The last panel is padded with zero columns, y is not.
-                  alignas(64) float tile[kMaxTileRows * kColumns] = {};
+                  alignas(64) float tile[kQuantTileRows * kColumns] = {};
                   for (int m = 0; m < height; ++m) {
                     std::copy_n(out + m * y_stride, width, tile + m * kColumns);
                   }
@@ -202,10 +278,9 @@ void PackedLinear::run_part(const void* x, std::int64_t x_stride, std::int64_t r
                 });
 }
 
-void PackedLinear::argmax_part(const void* x, std::int64_t x_stride, std::int64_t rows,
+void PackedLinear::argmax_part(const void* x, std::int64_t x_row_bytes, std::int64_t rows,
                                RowBest* best, int rank, int nranks) const {
   std::fill_n(best, rows, RowBest{});
-  const std::int64_t x_row_bytes = x_stride * static_cast<std::int64_t>(dtype_bytes(input_dtype()));
   // Scores of one panel for a slice of rows: all row tiles of the slice share one reading of it.
   constexpr std::int64_t kSliceRows = 120;
   alignas(64) float slice_scores[kSliceRows * kColumns];
@@ -242,12 +317,6 @@ void PackedLinear::argmax_part(const void* x, std::int64_t x_stride, std::int64_
   }
 }
 
-void PackedLinear::run(const void* x, std::int64_t x_stride, std::int64_t rows, float* y,
-                       std::int64_t y_stride) const {
-  ThreadPool& pool = ThreadPool::global();
-  pool.run([&](int rank) { run_part(x, x_stride, rows, y, y_stride, rank, pool.size()); });
-}
-
 std::uint64_t PackedLinear::read_part(int rank, int nranks) const {
   // Panels are whole cache lines of 8 words; independent sums, so that only memory is waited for.
   const auto* words = reinterpret_cast<const std::uint64_t*>(packed_);
@@ -265,13 +334,21 @@ std::uint64_t PackedLinear::read_part(int rank, int nranks) const {
 
 void PackedLinear::unpack_row(std::int64_t row, float* out) const {
   const std::byte* panel = packed_ + row / kColumns * panel_bytes_;
-  const std::int64_t column = row % kColumns;
-  const auto size = static_cast<std::int64_t>(dtype_bytes(dtype_));
+  const int column = static_cast<int>(row % kColumns);
+  if (is_block_format(type_)) {
+    const std::int64_t step_bytes = panel_bytes_ / steps_;
+    for (std::int64_t step = 0; step < steps_; ++step) {
+      group_values(type_, unpack_group(type_, panel + step * step_bytes, column),
+                   out + step * kGroup);
+    }
+    return;
+  }
+  const DType dtype = float_dtype(type_);
+  const auto size = static_cast<std::int64_t>(dtype_bytes(dtype));
   for (std::int64_t i = 0; i < k_; ++i) {
-    const std::int64_t index = dtype_ == DType::kBF16
-                                   ? (i / 2) * 2 * kColumns + 2 * column + (i & 1)
-                                   : i * kColumns + column;
-    out[i] = element(panel + index * size, dtype_);
+    const std::int64_t index = dtype == DType::kBF16 ? (i / 2) * 2 * kColumns + 2 * column + (i & 1)
+                                                     : i * kColumns + column;
+    out[i] = element(panel + index * size, dtype);
   }
 }
 

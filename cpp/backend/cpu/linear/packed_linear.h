@@ -3,9 +3,9 @@
 // Exactness: y[m, n] is a sum of chains of multiply-adds over stretches of 128 steps of k, in
 // ascending order, then + b[n]. It does not depend on the number of rows, the row's place, or
 // threads. (A step is one k, for bf16 weights a pair: one dot-product-of-two with avx512_bf16.)
+// For quantised weights it is the sum of quant_kernels.h, over steps of 32 k, just as fixed.
 //
-// x is in input_dtype(): float32 for fp32 and fp16 weights, bfloat16 for bf16 weights. y is
-// float32.
+// x is in input_form(). y is float32.
 #pragma once
 
 #include <cstddef>
@@ -14,12 +14,14 @@
 #include <memory>
 #include <vector>
 
+#include "backend/cpu/linear/weight_type.h"
 #include "base/tensor_view.h"
 #include "base/types.h"
 
 namespace specdec::cpu {
 
 struct LinearKernels;
+struct QuantKernels;
 class WeightBlock;
 
 // Columns of one panel: the unit of packing and of the split over threads.
@@ -34,14 +36,37 @@ struct RowBest {
   static constexpr std::int32_t kNaN = -1;   // a NaN was seen; sticks
 };
 
+// How the rows of x lie: float32 for fp32 and fp16 weights, bfloat16 for bf16 weights, QuantBlocks
+// (quant_row.h) for weights in a block format.
+enum class InputForm : std::uint8_t { kF32, kBF16, kQuant };
+
+// Bytes of a row of k elements that the kernels read; what is behind k must be 0.
+std::int64_t input_row_bytes(InputForm form, std::int64_t k);
+
+// A weight [N, K]: floats, or uint8 [N, bytes of a row] in a block format.
+struct WeightView {
+  WeightView(const TensorView& tensor)  // NOLINT(google-explicit-constructor): a float tensor
+      : view(tensor),
+        type(tensor.dtype == DType::kBF16  ? WeightType::kBF16
+             : tensor.dtype == DType::kF16 ? WeightType::kF16
+                                           : WeightType::kF32) {}
+  WeightView(const TensorView& bytes, WeightType format) : view(bytes), type(format) {}
+
+  // Elements of a row; for bytes that are no whole blocks -1.
+  std::int64_t columns() const;
+
+  TensorView view;
+  WeightType type;
+};
+
 class PackedLinear {
  public:
-  // weights: one or more [N_i, K] tensors of one dtype (float32, bfloat16, float16), inner
-  // dimension contiguous, stacked along N (fused q, k, v). biases: empty, or per weight an
-  // undefined view (no bias) or a contiguous [N_i] tensor of any of the three dtypes. Everything is
-  // copied; packing runs on ThreadPool::global(). Errors: std::invalid_argument for shapes, strides
-  // and dtypes.
-  explicit PackedLinear(const std::vector<TensorView>& weights,
+  // weights: one or more of one type and one K, inner dimension contiguous, stacked along N (fused
+  // q, k, v). biases: empty, or per weight an undefined view (no bias) or a contiguous [N_i] tensor
+  // of any of the three float dtypes. Everything is copied, block formats without loss; packing
+  // runs on ThreadPool::global(). Errors: std::invalid_argument for shapes, strides, dtypes and
+  // scales that are not finite.
+  explicit PackedLinear(const std::vector<WeightView>& weights,
                         const std::vector<TensorView>& biases = {});
   ~PackedLinear();
   PackedLinear(PackedLinear&&) noexcept;
@@ -49,10 +74,12 @@ class PackedLinear {
 
   std::int64_t n() const { return n_; }
   std::int64_t k() const { return k_; }
-  DType dtype() const { return dtype_; }
-  DType input_dtype() const { return dtype_ == DType::kBF16 ? DType::kBF16 : DType::kF32; }
-  // Elements a row of x must have readable: k, rounded up to even for bf16; the pad must be 0.
-  std::int64_t k_padded() const { return dtype_ == DType::kBF16 ? (k_ + 1) / 2 * 2 : k_; }
+  WeightType type() const { return type_; }
+  InputForm input_form() const {
+    return is_block_format(type_)       ? InputForm::kQuant
+           : type_ == WeightType::kBF16 ? InputForm::kBF16
+                                        : InputForm::kF32;
+  }
   // Bytes of packed weights and biases, padding included.
   std::size_t bytes() const { return bytes_; }
 
@@ -68,18 +95,14 @@ class PackedLinear {
 
   // The share of rank `rank` of `nranks` of y[rows, n] = x[rows, k] W^T + b, for use inside a
   // parallel region. Columns are split, so each rank touches only its own part of the weights.
-  // x_stride, y_stride: elements between rows. Allocates nothing.
-  void run_part(const void* x, std::int64_t x_stride, std::int64_t rows, float* y,
+  // x_row_bytes: from row to row; y_stride: elements. Allocates nothing.
+  void run_part(const void* x, std::int64_t x_row_bytes, std::int64_t rows, float* y,
                 std::int64_t y_stride, int rank, int nranks) const;
 
   // As run_part, but keeps only the best column per row: best[rows] of this rank is overwritten.
   // merge_argmax() joins the ranks afterwards.
-  void argmax_part(const void* x, std::int64_t x_stride, std::int64_t rows, RowBest* best, int rank,
-                   int nranks) const;
-
-  // All of it, on ThreadPool::global().
-  void run(const void* x, std::int64_t x_stride, std::int64_t rows, float* y,
-           std::int64_t y_stride) const;
+  void argmax_part(const void* x, std::int64_t x_row_bytes, std::int64_t rows, RowBest* best,
+                   int rank, int nranks) const;
 
   // Reads this rank's share of the packed weights and does nothing else; returns a checksum. This
   // is the floor that benchmarks hold run_part against, on the same memory.
@@ -89,17 +112,21 @@ class PackedLinear {
   void unpack_row(std::int64_t row, float* out) const;
 
  private:
-  void pack(const std::vector<TensorView>& weights);
+  void pack(const std::vector<WeightView>& weights);
   template <typename Sink>
   void for_each_tile(const std::byte* x, std::int64_t x_row_bytes, std::int64_t rows, int rank,
                      int nranks, Sink&& sink) const;
+  template <typename Sink>
+  void for_each_quant_tile(const std::byte* x, std::int64_t x_row_bytes, std::int64_t rows,
+                           int rank, int nranks, Sink&& sink) const;
 
   std::int64_t n_ = 0, k_ = 0, panels_ = 0;
-  std::int64_t steps_ = 0;        // links of a chain: k, or pairs of k for bf16
+  std::int64_t steps_ = 0;        // k, pairs of k for bf16, groups of 32 in a block format
   std::int64_t panel_bytes_ = 0;  // steps_ * bytes of one step of kPanelColumns columns
   std::size_t bytes_ = 0;
-  DType dtype_ = DType::kF32;
+  WeightType type_ = WeightType::kF32;
   const LinearKernels* kernels_ = nullptr;
+  const QuantKernels* quant_kernels_ = nullptr;
   std::shared_ptr<WeightBlock> block_;  // keeps packed_ alive
   std::byte* packed_ = nullptr;
   std::vector<float> bias_;  // empty, or panels_ * kPanelColumns

@@ -1,0 +1,37 @@
+#include "backend/cpu/linear/stacked_linear.h"
+
+#include "base/check.h"
+
+namespace specdec::cpu {
+
+StackedLinear::StackedLinear(const std::vector<WeightView>& weights,
+                             const std::vector<TensorView>& biases) {
+  for (std::size_t first = 0, last; first < weights.size(); first = last) {
+    last = first + 1;
+    while (last < weights.size() && weights[last].type == weights[first].type) ++last;
+    const auto from = static_cast<std::ptrdiff_t>(first), to = static_cast<std::ptrdiff_t>(last);
+    parts_.emplace_back(std::vector<WeightView>(weights.begin() + from, weights.begin() + to),
+                        std::vector<TensorView>(biases.begin() + from, biases.begin() + to));
+    n_ += parts_.back().n();
+    SPECDEC_REQUIRE(parts_.back().input_form() == input_form(), "weights of type ",
+                    weight_type_name(weights[first].type), " and ",
+                    weight_type_name(weights[0].type),
+                    " read the same input: convert the checkpoint to one dtype");
+  }
+}
+
+std::size_t StackedLinear::bytes() const {
+  std::size_t bytes = 0;
+  for (const PackedLinear& part : parts_) bytes += part.bytes();
+  return bytes;
+}
+
+void StackedLinear::run_part(const void* x, std::int64_t x_row_bytes, std::int64_t rows, float* y,
+                             std::int64_t y_stride, int rank, int nranks) const {
+  for (const PackedLinear& part : parts_) {
+    part.run_part(x, x_row_bytes, rows, y, y_stride, rank, nranks);
+    y += part.n();
+  }
+}
+
+}  // namespace specdec::cpu

@@ -1,0 +1,31 @@
+// Several linear layers of the same input, their outputs side by side: q, k and v. Neighbours of
+// one weight type share a pack; a checkpoint may give v more bits than q and k.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "backend/cpu/linear/packed_linear.h"
+
+namespace specdec::cpu {
+
+class StackedLinear {
+ public:
+  // As PackedLinear's, but types may differ; the form of the input may not. Errors:
+  // std::invalid_argument.
+  StackedLinear(const std::vector<WeightView>& weights, const std::vector<TensorView>& biases);
+
+  std::int64_t n() const { return n_; }
+  InputForm input_form() const { return parts_.front().input_form(); }
+  std::size_t bytes() const;
+  // As PackedLinear::run_part.
+  void run_part(const void* x, std::int64_t x_row_bytes, std::int64_t rows, float* y,
+                std::int64_t y_stride, int rank, int nranks) const;
+
+ private:
+  std::vector<PackedLinear> parts_;
+  std::int64_t n_ = 0;
+};
+
+}  // namespace specdec::cpu

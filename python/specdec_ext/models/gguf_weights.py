@@ -1,0 +1,168 @@
+"""The tensors of a GGUF file under transformers' names: in their own width, or as floats."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from .. import _core
+from ..errors import ModelError
+from ..gguf import GgufFile, GgufTensor
+from .gguf_config import ROPE_FACTORS, architecture_of
+
+__all__ = ["GgufCheckpoint", "Weight"]
+
+# A float tensor, or blocks uint8 [N, bytes of a row] and their format.
+Weight = torch.Tensor | tuple[np.ndarray, str]
+
+_GLOBAL = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+}
+# Projections that read the same input.
+_STACKS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+
+
+class GgufCheckpoint:
+    """As Checkpoint, of one file.
+
+    warnings  grows while tensors are loaded
+
+    Raises ModelError for a tensor that has no place in its architecture.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.warnings: list[str] = []
+        self._file = GgufFile(path)
+        self._architecture = architecture_of(self._file)
+        prefix = self._file.text("general.architecture") + ".attention.head_count"
+        heads = int(self._file.number(prefix, 1, 1 << 16))
+        # Heads of the rows that are in llama.cpp's rotary order.
+        self._rotary = {
+            "q_proj": heads,
+            "k_proj": int(self._file.number(prefix + "_kv", 1, 1 << 16, heads)),
+        }
+        self._tensors = {
+            self._name(name): tensor
+            for name, tensor in self._file.tensors.items()
+            if name != ROPE_FACTORS
+        }
+
+    def __enter__(self) -> GgufCheckpoint:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._file.close()
+
+    def _name(self, name: str) -> str:
+        module, _, kind = name.rpartition(".")
+        if module in _GLOBAL:
+            return f"{_GLOBAL[module]}.{kind}"
+        block, _, part = module.removeprefix("blk.").partition(".")
+        layer = self._architecture.layer
+        if not module.startswith("blk.") or not block.isdecimal() or part not in layer:
+            raise ModelError(
+                f"{self.path}: tensor {name!r} has no place in a {self._architecture.model_type} "
+                "model; a parameter is never ignored"
+            )
+        return f"model.layers.{int(block)}.{layer[part]}.{kind}"
+
+    def check(
+        self,
+        expected: Mapping[str, tuple[int, ...]],
+        *,
+        ignored: Iterable[str] = (),
+        ignored_suffixes: tuple[str, ...] = (),
+    ) -> None:
+        """It must hold exactly `expected` (name -> shape), besides the ignored names."""
+        for name, shape in expected.items():
+            tensor = self._tensors.get(name)
+            if tensor is None:
+                raise ModelError(
+                    f"{self.path}: there is no tensor for {name!r} {list(shape)}; the file is "
+                    "incomplete or of another architecture"
+                )
+            if tensor.shape != tuple(shape):
+                raise ModelError(
+                    f"{self.path}: tensor {tensor.name!r} has shape {list(tensor.shape)}, the "
+                    f"metadata ask for {list(shape)}"
+                )
+        skip = set(ignored)
+        for name, tensor in self._tensors.items():
+            if name not in expected and name not in skip and not name.endswith(ignored_suffixes):
+                raise ModelError(
+                    f"{self.path}: tensor {tensor.name!r} has no place in the model that the "
+                    "metadata describe; a parameter is never ignored"
+                )
+
+    def main_format(self) -> str:
+        """The type that holds most elements of matrices."""
+        size: dict[str, int] = {}
+        for tensor in self._tensors.values():
+            if len(tensor.shape) > 1:
+                size[tensor.format] = size.get(tensor.format, 0) + math.prod(tensor.shape)
+        return max(size, key=lambda name: size[name])
+
+    def load(self, name: str, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """One tensor as floats."""
+        tensor = self._tensors[name]
+        data = self._in_order(name, self._file.data(tensor))
+        if tensor.is_quantised:
+            if len(tensor.shape) != 2:
+                raise ModelError(
+                    f"{self.path}: tensor {tensor.name!r} is {tensor.format} and no matrix; the "
+                    "file is damaged"
+                )
+            values = torch.empty(tensor.shape)
+            _core.dequantize((np.ascontiguousarray(data), tensor.format), values)
+        else:
+            values = torch.from_numpy(data.view(np.int16) if tensor.format == "bfloat16" else data)
+            values = values.view(torch.bfloat16) if tensor.format == "bfloat16" else values
+        if name.endswith("norm.weight") and self._architecture.norm_shift:
+            values = values - self._architecture.norm_shift
+        if not torch.isfinite(values).all():
+            self.warnings.append(
+                f"{self.path.name}: tensor {tensor.name!r} holds NaN or infinite values; requests "
+                "that meet them end with an error"
+            )
+        return values if dtype is None else values.to(dtype)
+
+    def weight(self, name: str) -> Weight:
+        """One tensor in its own width, as the native decoder takes it. Those that read the same
+        input are floats if one of them is."""
+        tensor = self._tensors[name]
+        if len({self._input_form(other) for other in self._stack(name)}) > 1:
+            return self.load(name, torch.float32)
+        if not tensor.is_quantised or len(tensor.shape) != 2:
+            return self.load(name)
+        return np.ascontiguousarray(self._in_order(name, self._file.data(tensor))), tensor.format
+
+    def _stack(self, name: str) -> list[GgufTensor]:
+        module, _, kind = name.rpartition(".")
+        parent, _, last = module.rpartition(".")
+        for stack in _STACKS:
+            if last in stack and kind == "weight":
+                return [self._tensors[f"{parent}.{other}.weight"] for other in stack]
+        return [self._tensors[name]]
+
+    @staticmethod
+    def _input_form(tensor: GgufTensor) -> str:
+        if tensor.is_quantised:
+            return "blocks"
+        return "bfloat16" if tensor.format == "bfloat16" else "float32"
+
+    def _in_order(self, name: str, data: Any) -> np.ndarray:
+        """Rows of q and k in the order of transformers: the two halves of a head."""
+        heads = self._rotary.get(name.rpartition(".")[0].rpartition(".")[2], 0)
+        array: np.ndarray = data
+        if not self._architecture.permutes or not heads:
+            return array
+        pairs = array.reshape(heads, array.shape[0] // heads // 2, 2, *array.shape[1:])
+        return pairs.swapaxes(1, 2).reshape(array.shape)
