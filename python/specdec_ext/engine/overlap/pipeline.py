@@ -10,8 +10,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from specdec_ext.engine.overlap.buffers import StepBuffers
 from specdec_ext.engine.overlap.graphs import Bucket, choose_bucket, make_buckets
 from specdec_ext.engine.overlap.operations import Geometry, StepForward, StepOperations
