@@ -97,7 +97,7 @@ std::unique_ptr<StepPlan> make_step_plan(const std::vector<std::vector<TokenId>>
 void register_plan(py::module_& m) {
   py::class_<StepPlan>(
       m, "StepPlan",
-      "Geometry of one step. Arrays are read-only views, valid until the executor's next plan().")
+      "StepSizes of one step. Arrays are read-only views, valid until the executor's next plan().")
       .def(py::init<int, int, int>(), py::kw_only(), py::arg("max_requests"), py::arg("max_rows"),
            py::arg("max_pages_per_request"), "An empty plan, for fill_step_plan.")
       .def_readonly("num_requests", &StepPlan::num_requests)

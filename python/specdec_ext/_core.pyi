@@ -86,7 +86,7 @@ __all__: list[str] = [
 
 class StepPlan:
     """
-    Geometry of one step. Arrays are read-only views, valid until the executor's next plan().
+    StepSizes of one step. Arrays are read-only views, valid until the executor's next plan().
     """
     def __init__(
         self,

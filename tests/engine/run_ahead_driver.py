@@ -21,7 +21,7 @@ class RunAheadEngine(Engine):
     stub      None: operations run when they are enqueued; else the seed of a StubStream
     pipeline  what keeps the steps in flight
     recorder  a FakeRecorder: steps without prompts are recorded and replayed
-    drafter   a StepDrafter, with method="proposed"
+    drafter   a SlotDrafter, with method="proposed"
     synthetic_acceptance_rates  as the host's executor takes them
     """
 

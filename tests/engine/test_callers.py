@@ -6,6 +6,7 @@ import gc
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,10 +14,9 @@ import torch
 from engine_loop_cases import FUNCTION, NGRAM, PROMPTS, assert_idle, make_engine, run
 
 from specdec_ext.config.methods import UserDrafterConfig
-from specdec_ext.drafters.base import DraftRequest
-from specdec_ext.drafters.user import UserDrafter
 from specdec_ext.engine.loop import EngineLoop
 from specdec_ext.engine.request_group import RequestGroup
+from specdec_ext.engine.user_drafting import UserDrafting
 from specdec_ext.errors import EngineError
 from specdec_ext.request.sampling_params import SamplingParams
 from specdec_ext.text.progress import Progress
@@ -156,14 +156,28 @@ def test_the_valid_prefix_of_a_users_drafts_is_kept(answer: Any, wanted: Any) ->
         def propose(self, history: list[int], budget: int) -> Any:
             return answer
 
-    drafter = UserDrafter(UserDrafterConfig(drafter=Mine()), 64)
-    request = DraftRequest(
-        request_id=1, tokens=[5], prompt_len=1, max_len=50, draft_limit=8, options={},
-        temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=0,
-    )  # fmt: skip
-    [proposal] = drafter.propose([request])
-    assert (None if proposal is None else (proposal.tokens, proposal.parents)) == wanted
-    assert drafter.stats()["user_failures"] == (wanted is None)
+    class Executor:
+        overlap_depth = 0
+
+        def __init__(self) -> None:
+            self.handed: list[Any] = []
+
+        def draft_len_limit(self) -> int:
+            return 127
+
+        def propose(self, request_id: int, tokens: Any, parents: Any) -> None:
+            self.handed.append((tokens, parents))
+
+    executor = Executor()
+    drafting = UserDrafting(
+        UserDrafterConfig(drafter=Mine(), max_draft_len=8), executor, vocab_size=64, max_seq_len=50
+    )
+    drafting.start(1, [5], {"max_tokens": 40, "max_draft_len": 8, "temperature": 0.0}, {})
+    out = SimpleNamespace(request_id=1, tokens=[6], finish_reason=None, sequence=1)
+    drafting.observe([out])
+    drafting.propose()
+    assert executor.handed == ([] if wanted is None else [wanted])
+    assert drafting.stats()["failures"] == (wanted is None)
 
 
 class Bar:

@@ -19,7 +19,7 @@ from table_target import TableModel, chi_square, joint_law
 
 from reference.sampling_reference import Law
 from specdec_ext import MedusaDecodingConfig, ReDrafterDecodingConfig, SamplingParams, _core
-from specdec_ext.drafters import make_step_drafter
+from specdec_ext.drafters import make_drafter
 from specdec_ext.drafters.redrafter.model import Redrafter, RedrafterShape, save_redrafter
 from specdec_ext.engine.slot_drafting import SlotDrafting
 from specdec_ext.models.place import CPU
@@ -77,7 +77,7 @@ def make(name: str, folder: Path) -> tuple[Any, Any]:
             torch.nn.init.normal_(parameter, std=0.5)
         save_redrafter(network, folder, dtype=torch.float32)
         config = ReDrafterDecodingConfig(folder, adaptive=False, **TREES[name])
-    drafter = make_step_drafter(config, HiddenTarget(), max_requests=BATCH)
+    drafter = make_drafter(config, HiddenTarget(), max_requests=BATCH)
     return drafter, getattr(drafter, "config", config)
 
 

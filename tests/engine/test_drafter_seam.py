@@ -7,11 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from transformers import LlamaForCausalLM
 
 from specdec_ext import LLM, ConfigError, RequestError, SamplingParams, UserDrafterConfig
-from specdec_ext.drafters import DraftRequest, Proposal
 from tiny_models import save_llama
 
 PROMPTS = [[5, 9, 2, 9, 2, 9], [7], [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5], list(range(40, 10, -1))]
@@ -148,64 +145,6 @@ def test_requests_with_and_without_drafts_share_steps(folder: Path, plain: list[
         True,
         False,
     ]
-
-
-class Watcher:
-    """Records the hidden states it is shown, and drafts what was said, so that paths differ."""
-
-    name = "watcher"
-    needs_hidden = True
-
-    def __init__(self, oracle: Oracle) -> None:
-        self.oracle = oracle
-        self.seen: list[tuple[list[int], torch.Tensor]] = []
-        self.ended = 0
-
-    def propose(self, requests: list[DraftRequest]) -> list[Proposal | None]:
-        for request in requests:
-            assert request.hidden is not None
-            self.seen.append((list(request.tokens), request.hidden.clone()))
-        drafts = [
-            self.oracle.propose(r.tokens, min(r.max_drafts, 1 + len(r.tokens) % 5))
-            for r in requests
-        ]
-        return [Proposal(*d) if isinstance(d, tuple) else Proposal(d) for d in drafts]
-
-    def end(self, request: DraftRequest) -> None:
-        self.ended += 1
-
-    def stats(self) -> dict[str, int]:
-        return {"memory_bytes": 0}
-
-
-@pytest.mark.parametrize("drafter", [Oracle, Tree])
-@pytest.mark.parametrize(("impl", "dtype"), [
-    ("native", "float32"), ("native", "bfloat16"), ("transformers", "float32"),
-])  # fmt: skip
-def test_the_hidden_state_is_that_of_the_row_that_decided_the_golden_token(
-    folder: Path, plain: list[list[int]], monkeypatch: Any, impl: str, dtype: str, drafter: Any
-) -> None:
-    watcher = Watcher(drafter(plain))
-    monkeypatch.setattr(
-        "specdec_ext.engine.models.make_drafter", lambda config, model, **_: watcher
-    )
-    config = UserDrafterConfig(drafter=watcher.oracle, max_draft_len=8)
-    params = SamplingParams(max_tokens=40, ignore_eos=True)
-    with make_llm(folder, config, model_impl=impl, dtype=dtype) as llm:
-        llm.generate(PROMPTS if dtype == "float32" else PROMPTS[:0], params, use_tqdm=False)
-        if dtype != "float32":  # the oracle knows the float32 text: follow it as far as it goes
-            watcher.oracle.propose = lambda tokens, budget: []  # type: ignore[method-assign]
-            llm.generate(PROMPTS, params, use_tqdm=False)
-        llm.generate([[1]], SamplingParams(max_tokens=1), use_tqdm=False)
-    reference = LlamaForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype)).model
-    assert len(watcher.seen) > 20
-    for tokens, hidden in watcher.seen:
-        with torch.inference_mode():
-            states = reference(torch.tensor([tokens[:-1]])).last_hidden_state[0, -1].float()
-        scale = float(states.abs().max())
-        tolerance = 2e-5 if dtype == "float32" else 6e-2
-        assert float((hidden - states).abs().max()) <= tolerance * scale
-    assert watcher.ended == len(PROMPTS) + 1
 
 
 @pytest.mark.parametrize(

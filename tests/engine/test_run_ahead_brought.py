@@ -36,7 +36,7 @@ EXTERNAL = {
 
 
 class Guesser:
-    """A StepDrafter on the CPU."""
+    """A SlotDrafter on the CPU."""
 
     name, needs_hidden = "guesser", False
 

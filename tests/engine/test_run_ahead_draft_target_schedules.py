@@ -18,7 +18,7 @@ from driver import Job
 from run_ahead_driver import FakeRecorder, RunAheadEngine, run_ahead_model_engine
 
 from specdec_ext import DraftTargetDecodingConfig, SamplingParams
-from specdec_ext.drafters import StepDraftTarget
+from specdec_ext.drafters import DraftTargetDrafter
 from specdec_ext.drafters.vocabulary import VocabularyMap
 from specdec_ext.models import load_model
 from specdec_ext.models.place import CPU
@@ -38,9 +38,9 @@ def texts(folders: dict[str, Path]) -> dict[tuple[int, ...], list[int]]:
 
 def make_engine(
     folders: dict[str, Path], seed: int, depth: int, **options: Any
-) -> tuple[RunAheadEngine, StepDraftTarget]:
+) -> tuple[RunAheadEngine, DraftTargetDrafter]:
     model, draft = (load_model(folders["target"], max_rows=ROWS) for _ in range(2))
-    drafter = StepDraftTarget(
+    drafter = DraftTargetDrafter(
         DraftTargetDecodingConfig(folders["target"], DRAFTS),
         draft,
         VocabularyMap(VOCAB, [], []),

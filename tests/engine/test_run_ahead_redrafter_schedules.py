@@ -21,7 +21,7 @@ from test_run_ahead_redrafter import plain as plain
 from test_run_ahead_redrafter import target as target
 
 from specdec_ext import ReDrafterDecodingConfig
-from specdec_ext.drafters.redrafter.slots import StepRedrafter
+from specdec_ext.drafters.redrafter.slots import RedrafterDrafter
 from specdec_ext.models import load_model
 
 BEAMS, LENGTH, BATCH, ROWS = 4, 5, 3, 40
@@ -48,7 +48,7 @@ def make_engine(
         max_num_tokens=ROWS,
         depth=depth,
         stub=None if seed % 5 == 0 else seed,
-        drafter=StepRedrafter(config, model, max_requests=BATCH),
+        drafter=RedrafterDrafter(config, model, max_requests=BATCH),
         method="proposed",
         proposed_max_draft_len=BEAMS * LENGTH,
         proposed_max_path=LENGTH,

@@ -19,7 +19,7 @@ from specdec_ext.drafters import DraftInputs
 from specdec_ext.drafters.redrafter.device_beams import DeviceBeams
 from specdec_ext.drafters.redrafter.layers import RedrafterLayers
 from specdec_ext.drafters.redrafter.model import Redrafter, save_redrafter
-from specdec_ext.drafters.redrafter.slots import HostBeams, StepRedrafter
+from specdec_ext.drafters.redrafter.slots import HostBeams, RedrafterDrafter
 from specdec_ext.models.place import Place
 
 LAYOUT = ops.SlotLayout(method="brought", max_seq_len=64)
@@ -238,4 +238,4 @@ def test_a_device_without_room_is_a_clear_error(
     target = Target(network.shape, torch.float32)
     target.place = Place("stub", torch.device("cpu"), "stub")
     with pytest.raises(ConfigError, match=r"num_beams = 60.*max_batch_size = 7.*9 GiB.*lower one"):
-        StepRedrafter(config, target, max_requests=7)
+        RedrafterDrafter(config, target, max_requests=7)

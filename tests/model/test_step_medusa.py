@@ -19,7 +19,7 @@ from reference import medusa_reference as ref
 from specdec_ext import MedusaDecodingConfig
 from specdec_ext.config.medusa_tuner import likelihood
 from specdec_ext.config.methods import published_trees
-from specdec_ext.drafters import DraftInputs, make_step_drafter
+from specdec_ext.drafters import DraftInputs, make_drafter
 from specdec_ext.drafters.medusa.guess_rates import likeliest_first
 from specdec_ext.drafters.medusa.heads import (
     MedusaHeads,
@@ -143,7 +143,7 @@ def test_drafts_are_the_heads_best_guesses(
     heads, target, rng = save(tmp_path, **KINDS[kind]), Target(place), random.Random(kind)
     largest = [[i] for i in range(22)] + [[i, j] for i in range(22) for j in range(4)]
     config = MedusaDecodingConfig(tmp_path, largest)
-    drafter = make_step_drafter(config, target, max_requests=SLOTS)
+    drafter = make_drafter(config, target, max_requests=SLOTS)
     brought = Brought(monkeypatch)
     trees: dict[int, list[ref.Path]] = {slot: [] for slot in range(SLOTS)}
     hidden = torch.zeros(SLOTS, HIDDEN)
@@ -194,7 +194,7 @@ def test_a_step_on_a_device_only_launches(
     brought = Brought(monkeypatch)
     for place in (ELSEWHERE, DEVICE):
         target = Target(place, torch.bfloat16)
-        drafter = make_step_drafter(config, target, max_requests=SLOTS)
+        drafter = make_drafter(config, target, max_requests=SLOTS)
         made = dict(drafter.stats())
         drafter.enter(2, {"medusa_choices": ((0,), (0, 1), (7,)), "adaptive": True})
         hidden = torch.empty(SLOTS, HIDDEN, dtype=torch.bfloat16, device=place.device)
@@ -219,7 +219,7 @@ def test_the_cpu_asks_the_heads_for_what_a_step_can_use(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save(tmp_path)
-    drafter: Any = make_step_drafter(
+    drafter: Any = make_drafter(
         MedusaDecodingConfig(tmp_path, "mc_sim_7b_63"), Target(CPU), max_requests=3
     )
     Brought(monkeypatch)
@@ -250,7 +250,7 @@ def test_an_adaptive_request_brings_the_likeliest_nodes_first(
 ) -> None:
     heads, target = save(tmp_path), Target(DEVICE)
     config = MedusaDecodingConfig(tmp_path, [[0], [1], [2], [0, 0], [1, 0], [0, 1], [0, 0, 1]])
-    drafter = make_step_drafter(config, target, max_requests=2)
+    drafter = make_drafter(config, target, max_requests=2)
     brought = Brought(monkeypatch)
     given = config.medusa_choices
     # By the rates that save() notes: 0.4, 0.2, 0.2, 0.1, 0.1, 0.06, 0.04.

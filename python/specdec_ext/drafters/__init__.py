@@ -5,30 +5,25 @@ from __future__ import annotations
 from typing import Any
 
 from ..config.methods import DrafterConfig, MedusaDecodingConfig, ReDrafterDecodingConfig
-from .base import DraftRequest, Proposal
-from .draft_target.slots import StepDraftTarget
-from .session import DraftSession
-from .step_drafter import DraftInputs, PromptInputs, StepDrafter
-from .user import UserDrafter
+from .draft_target.slots import DraftTargetDrafter
+from .proposal import Proposal
+from .slot_drafter import DraftInputs, PromptInputs, SlotDrafter
 from .vocabulary import map_vocabulary
 
 __all__ = [
     "DraftInputs",
-    "DraftRequest",
-    "DraftSession",
+    "DraftTargetDrafter",
     "PromptInputs",
     "Proposal",
-    "StepDraftTarget",
-    "StepDrafter",
-    "UserDrafter",
-    "make_step_drafter",
+    "SlotDrafter",
+    "make_drafter",
     "map_vocabulary",
 ]
 
 
-def make_step_drafter(
+def make_drafter(
     config: DrafterConfig, model: Any, *, max_requests: int, allow_pickle: bool = False
-) -> StepDrafter:
+) -> SlotDrafter:
     """The drafter that `config` describes.
 
     model         the target, a StepModel
@@ -37,11 +32,11 @@ def make_step_drafter(
     Raises ConfigError or ModelError before anything runs when the two do not fit.
     """
     if isinstance(config, ReDrafterDecodingConfig):
-        from .redrafter.slots import StepRedrafter
+        from .redrafter.slots import RedrafterDrafter
 
-        return StepRedrafter(config, model, max_requests=max_requests, allow_pickle=allow_pickle)
+        return RedrafterDrafter(config, model, max_requests=max_requests, allow_pickle=allow_pickle)
     if isinstance(config, MedusaDecodingConfig):
-        from .medusa.slots import StepMedusa
+        from .medusa.slots import MedusaDrafter
 
-        return StepMedusa(config, model, max_requests=max_requests, allow_pickle=allow_pickle)
+        return MedusaDrafter(config, model, max_requests=max_requests, allow_pickle=allow_pickle)
     raise AssertionError(f"no drafter for {type(config).__name__}")

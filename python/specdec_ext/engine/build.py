@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..config.engine import KvCacheConfig, SchedulerConfig
-from ..config.methods import DrafterConfig
+from ..config.methods import DrafterConfig, UserDrafterConfig
 from ..config.parse import SpeculativeConfig
-from ..drafters import DraftSession, StepDrafter, StepDraftTarget, UserDrafter, map_vocabulary
+from ..drafters import DraftTargetDrafter, SlotDrafter, map_vocabulary
 from ..errors import ConfigError
 from ..models.place import resolve_device
 from ..request.resolve import EngineLimits
@@ -26,6 +26,7 @@ from .overlap.worker import Worker
 from .served_cost import ServedCost
 from .slot_drafting import SlotDrafting
 from .step_cost import measure_cost
+from .user_drafting import UserDrafting
 
 if TYPE_CHECKING:
     from ..drafters.vocabulary import VocabularyMap
@@ -109,12 +110,12 @@ class EngineBuilder:
         self.tokenizer = load_tokenizer(self._tokenizer, self._path)
         self._pages = self._make_pages(model, self.memory.num_pages).tensors
         model.bind_cache(*self._pages)
-        if isinstance(loaded.step_drafter, StepDraftTarget):
+        if isinstance(loaded.drafter, DraftTargetDrafter):
             assert self.draft_model is not None
             pages = self._make_pages(self.draft_model, self.memory.draft_num_pages)
-            loaded.step_drafter.bind_cache(*pages.tensors)
+            loaded.drafter.bind_cache(*pages.tensors)
         # A drafter may know more than was asked for, such as how many heads a file has.
-        known = getattr(loaded.step_drafter, "config", None)
+        known = getattr(loaded.drafter, "config", None)
         if isinstance(known, DrafterConfig):
             self._speculative = known
         return EngineParts(
@@ -123,9 +124,9 @@ class EngineBuilder:
             self.tokenizer,
             self.memory,
             self._speculative,
-            self._make_run_ahead(loaded.drafter, loaded.step_drafter)
+            self._make_run_ahead(loaded.drafter)
             if self._on_stream
-            else self._make_engine(loaded.drafter, loaded.step_drafter),
+            else self._make_engine(loaded.drafter),
             self.place.name,
         )
 
@@ -146,7 +147,7 @@ class EngineBuilder:
                 "planned for, or a drafter; build a new LLM"
             )
         self._speculative = config
-        return self._make_engine(None)
+        return self._make_engine()
 
     def _limits(self) -> EngineLimits:
         return EngineLimits(
@@ -162,9 +163,7 @@ class EngineBuilder:
             max_queued_requests=self._scheduler.max_queued_requests,
         )
 
-    def _make_run_ahead(
-        self, drafter: UserDrafter | None, step_drafter: StepDrafter | None
-    ) -> EngineLoop:
+    def _make_run_ahead(self, drafter: SlotDrafter | None) -> EngineLoop:
         from .overlap.build import make_pipeline
         from .overlap.loop import RunAheadLoop
 
@@ -175,15 +174,12 @@ class EngineBuilder:
             self._scheduler,
             self.place,
             drafting_arguments(self._speculative),
-            drafter=step_drafter,
+            drafter=drafter,
             adaptive=self._speculative is not None and self._speculative.adaptive,
             enable_block_reuse=self._kv_cache.enable_block_reuse,
             synthetic_rates=() if self._speculative is None else self._speculative.synthetic_rates,
         )
 
-        drafting = None
-        if drafter is not None:
-            drafting = self._draft_session(drafter, pipeline.executor)
         calibrate = None
         if self._speculative is not None:
             calibrate = self._served_cost(pipeline.executor, measure=True)
@@ -195,29 +191,23 @@ class EngineBuilder:
             tokenizer=self.tokenizer,
             calibrate=calibrate,
             release_pages=self._release_pages,
-            drafting=drafting,
+            drafting=self._user_drafting(pipeline.executor),
         )
 
-    def _draft_session(self, drafter: UserDrafter, executor: Any) -> DraftSession:
-        return DraftSession(
-            drafter,
-            executor,
-            hidden_size=self.model.hidden_size,
-            max_seq_len=self.memory.max_seq_len,
-        )
+    def _user_drafting(self, executor: Any) -> UserDrafting | None:
+        config = self._speculative
+        if not isinstance(config, UserDrafterConfig):
+            return None
+        vocab_size, max_seq_len = self.model.vocab_size, self.memory.max_seq_len
+        return UserDrafting(config, executor, vocab_size=vocab_size, max_seq_len=max_seq_len)
 
-    def _make_engine(
-        self, drafter: UserDrafter | None, slot_drafter: StepDrafter | None = None
-    ) -> EngineLoop:
+    def _make_engine(self, drafter: SlotDrafter | None = None) -> EngineLoop:
         model = self.model
         executor = self._make_executor(self._pages)
-        drafting: DraftSession | SlotDrafting | None = None
-        if slot_drafter is not None:
-            drafting = SlotDrafting(slot_drafter, executor, hidden_size=model.hidden_size)
+        drafting: UserDrafting | SlotDrafting | None = self._user_drafting(executor)
+        if drafter is not None:
+            drafting = SlotDrafting(drafter, executor, hidden_size=model.hidden_size)
             executor = drafting.front
-        elif drafter is not None:
-            drafting = self._draft_session(drafter, executor)
-
         calibrate = None
         if self._speculative is not None:
             calibrate = self._served_cost(executor, measure=not self.place.is_cpu)

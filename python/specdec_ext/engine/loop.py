@@ -48,7 +48,7 @@ class EngineLoop:
     calibrate  called once, before the first step of an adaptive request, while no request runs: it
                tells T(rows, context) and may write into KV pages. What it returns, if anything, is
                told the time of every pass from then on
-    drafting   a drafters.DraftSession, when drafts come from Python
+    drafting   SlotDrafting or UserDrafting, where drafts are made in Python
     after_commit  called after each commit(): makes the K/V moves of an executor that defers them
     release_pages  gives the memory of pages that nobody uses back to the operating system
     """
@@ -401,7 +401,7 @@ class EngineLoop:
             for step in [step for step in self._results if step < out.step]:
                 del self._results[step]
         if self._drafting is not None:
-            self._drafting.observe(outputs, self._hidden)
+            self._drafting.observe(outputs)
             self._drafting.drop_ended()
 
     def _end(self, state: RequestState, reason: str, error: str | None = None) -> bool:

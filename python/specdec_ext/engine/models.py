@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ..config.engine import KvCacheConfig, LookaheadDecodingConfig, SchedulerConfig, normalize_dtype
 from ..config.methods import DrafterConfig, DraftTargetDecodingConfig, UserDrafterConfig
 from ..config.parse import SpeculativeConfig
-from ..drafters import StepDrafter, StepDraftTarget, UserDrafter, make_step_drafter
+from ..drafters import DraftTargetDrafter, SlotDrafter, make_drafter
 from ..errors import ConfigError
 from .memory_plan import (
     CPU_POOL_LIMIT_BYTES,
@@ -72,14 +72,12 @@ class LoadedModels:
     """What was loaded.
 
     draft_model  the second model of draft-target decoding
-    drafter      a user's
-    step_drafter any other, over slots
+    drafter      of slots; a user's is asked by the engine
     """
 
     model: StepModel
     draft_model: StepModel | None
-    drafter: UserDrafter | None
-    step_drafter: StepDrafter | None
+    drafter: SlotDrafter | None
     memory: MemoryPlan
 
 
@@ -165,28 +163,26 @@ class ModelLoader:
                 place=self._place,
             )
         graphs = 0
-        drafter: UserDrafter | None = None
-        step_drafter: StepDrafter | None = None
-        if isinstance(spec, UserDrafterConfig):
-            drafter = UserDrafter(spec, model.vocab_size)
-        elif draft_model is not None:
+        drafter: SlotDrafter | None = None
+        if draft_model is not None:
             assert isinstance(spec, DraftTargetDecodingConfig)
-            step_drafter = self._step_draft_target(spec, model, draft_model, first)
-        elif isinstance(spec, DrafterConfig):
+            drafter = self._draft_target(spec, model, draft_model, first)
+        elif has_slot_drafter(spec):
+            assert isinstance(spec, DrafterConfig)
             # Before the pages: its weights may share a device with them.
-            step_drafter = make_step_drafter(
+            drafter = make_drafter(
                 spec, model, max_requests=first.max_batch_size, allow_pickle=self._allow_pickle
             )
         taken = sum(getattr(m, "scratch_bytes", 0) for m in (model, draft_model))
-        scratch = getattr(step_drafter, "scratch_bytes", None)
+        scratch = getattr(drafter, "scratch_bytes", None)
         taken += scratch(first.max_batch_size) if scratch is not None else 0
         if steps_are_enqueued(self._place, self._scheduler, spec):
             from .overlap.build import device_bytes, graph_bytes
 
-            spec = getattr(step_drafter, "config", spec)
+            spec = getattr(drafter, "config", spec)
             drafting = drafting_arguments(spec)
             hidden = 0
-            if step_drafter is not None and step_drafter.needs_hidden:
+            if drafter is not None and drafter.needs_hidden:
                 hidden = model.hidden_size * model.kv_dtype.itemsize
             taken += device_bytes(first, self._scheduler, drafting, model.vocab_size, hidden)
             graphs = graph_bytes(
@@ -195,7 +191,7 @@ class ModelLoader:
                 self._scheduler,
                 self._place,
                 drafting,
-                step_drafter,
+                drafter,
                 synthetic_rates=() if spec is None else spec.synthetic_rates,
             )
         memory = self._plan_memory(
@@ -211,24 +207,24 @@ class ModelLoader:
             taken + graphs,
         )
         memory = dataclasses.replace(memory, graph_bytes=graphs)
-        return LoadedModels(model, draft_model, drafter, step_drafter, memory)
+        return LoadedModels(model, draft_model, drafter, memory)
 
     def _draft_rows(self, plan: MemoryPlan) -> int:
         """Rows of one pass of a draft model."""
         assert isinstance(self._speculative, DraftTargetDecodingConfig)
-        reads = StepDraftTarget.reads(self._speculative)
+        reads = DraftTargetDrafter.reads(self._speculative)
         return max(plan.max_num_tokens, reads * plan.max_batch_size)
 
-    def _step_draft_target(
+    def _draft_target(
         self, spec: DraftTargetDecodingConfig, model: StepModel, draft: StepModel, plan: MemoryPlan
-    ) -> StepDrafter:
+    ) -> SlotDrafter:
         if not self._place.is_cpu and draft.impl != "native":
             raise ConfigError(
                 f"DraftTargetDecodingConfig.model = {str(spec.model)!r}: on {self._place.name} "
                 "this draft model runs in the transformers adapter, which takes its steps from "
                 "the host; use a draft model of a native family, or device='cpu'"
             )
-        return StepDraftTarget(
+        return DraftTargetDrafter(
             spec,
             draft,
             self._vocabulary(model, draft),

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ..drafters import DraftInputs, PromptInputs, StepDrafter
+from ..drafters import DraftInputs, PromptInputs, SlotDrafter
 from ..log import logger
 from .overlap.staged import StagedWords
 
@@ -39,7 +39,7 @@ class SlotDrafting:
 
     def __init__(
         self,
-        drafter: StepDrafter,
+        drafter: SlotDrafter,
         executor: Any,
         *,
         hidden_size: int,
@@ -93,7 +93,7 @@ class SlotDrafting:
     def propose(self) -> None:
         """Drafts are made when the step is planned."""
 
-    def observe(self, outputs: Iterable[Any], hidden: torch.Tensor | None) -> None:
+    def observe(self, outputs: Iterable[Any]) -> None:
         """What was accepted lies in the slots."""
 
     def drop_ended(self) -> None:

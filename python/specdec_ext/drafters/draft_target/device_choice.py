@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ...models.place import Place
-    from ..step_drafter import DraftInputs
+    from ..slot_drafter import DraftInputs
 
 __all__ = ["DraftChoice"]
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ... import ops
-from ..step_drafter import DraftInputs, PromptInputs
+from ..slot_drafter import DraftInputs, PromptInputs
 from .device_choice import DraftChoice
 from .device_forward import ChainRows, DraftForward
 from .device_rows import DeviceReader, PromptPacker

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ...models.place import Place
-    from ..step_drafter import DraftInputs, PromptInputs
+    from ..slot_drafter import DraftInputs, PromptInputs
 
 __all__ = ["DeviceReader", "FirstPass", "PromptPacker"]
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ...config.methods import DraftTargetDecodingConfig
     from ...models import StepModel
     from ...models.place import Place
-    from ..step_drafter import DraftInputs, PromptInputs
+    from ..slot_drafter import DraftInputs, PromptInputs
     from ..vocabulary import VocabularyMap
 
 __all__ = ["DeviceTrees"]

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from ...config.methods import DraftTargetDecodingConfig
     from ...models import StepModel
-    from ..step_drafter import DraftInputs, PromptInputs
+    from ..slot_drafter import DraftInputs, PromptInputs
     from ..vocabulary import VocabularyMap
 
 __all__ = ["HostPasses"]

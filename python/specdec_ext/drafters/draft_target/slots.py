@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ... import ops
-from ..step_drafter import DraftInputs, PromptInputs
+from ..slot_drafter import DraftInputs, PromptInputs
 from .device_passes import DevicePasses
 from .device_trees import DeviceTrees
 from .host_passes import HostPasses
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     from ...models.place import Place
     from ..vocabulary import VocabularyMap
 
-__all__ = ["StepDraftTarget"]
+__all__ = ["DraftTargetDrafter"]
 
 
-class StepDraftTarget:
-    """A StepDrafter around a second StepModel; see bind_cache().
+class DraftTargetDrafter:
+    """A SlotDrafter around a second StepModel; see bind_cache().
 
     place         of both models
     vocab_size    of the target
@@ -87,25 +87,25 @@ class StepDraftTarget:
         self.pages = (k_pages, v_pages)
 
     def enter(self, slot: int, options: Mapping[str, Any]) -> None:
-        """See StepDrafter. What its slot's prompt begins with is known when it is read."""
+        """See SlotDrafter. What its slot's prompt begins with is known when it is read."""
         self.side.enter(slot, options)
 
     @torch.inference_mode()
     def read_prompts(self, prompts: PromptInputs) -> None:
-        """See StepDrafter."""
+        """See SlotDrafter."""
         self.side.read_prompts(prompts)
 
     @torch.inference_mode()
     def draft(self, inputs: DraftInputs) -> None:
-        """See StepDrafter."""
+        """See SlotDrafter."""
         self.side.draft(inputs, wants_survival=self.wants_survival)
 
     def draft_probs(self, num_requests: int) -> ops.DraftProbs | None:
-        """See StepDrafter."""
+        """See SlotDrafter."""
         return self.side.draft_probs(num_requests)
 
     def stats(self) -> Mapping[str, Any]:
-        """See StepDrafter."""
+        """See SlotDrafter."""
         held = 0 if self.pages is None else sum(t.numel() * t.element_size() for t in self.pages)
         return {
             "memory_bytes": held + self.side.memory_bytes,

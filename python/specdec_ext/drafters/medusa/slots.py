@@ -19,7 +19,7 @@ from ... import ops
 from ...config.medusa import MedusaDecodingConfig
 from ...config.medusa_choices import MAX_TOP_K
 from ...models.place import CPU, Place
-from ..step_drafter import DraftInputs
+from ..slot_drafter import DraftInputs
 from .device_heads import DeviceHeads
 from .guess_rates import Floats, GuessRates, likeliest_first, tree_layout
 from .open_heads import open_heads
@@ -28,15 +28,15 @@ from .packed_heads import PackedHeads
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["StepMedusa"]
+__all__ = ["MedusaDrafter"]
 
 _REQUEST_PRIOR = 24.0  # observations' worth of the rates to start from
 _ARRANGE_EVERY = 16  # steps of a request: its tree follows what was seen
 _SEEN_RANKS = 10  # guesses of a head that are held against the text, where the tree needs fewer
 
 
-class StepMedusa:
-    """See StepDrafter. `config` is the given one with the heads that the file really has.
+class MedusaDrafter:
+    """See SlotDrafter. `config` is the given one with the heads that the file really has.
 
     A step takes as many of the first nodes as it has room for. Those of an adaptive request are in
     the order of the acceptance that the heads' trainer has measured; of any other in their own.
@@ -63,11 +63,11 @@ class StepMedusa:
             self._side = _OnHost(self._heads, self._rates, max_requests, nodes, model.vocab_size)
 
     def enter(self, slot: int, options: Mapping[str, Any]) -> None:
-        """See StepDrafter. The options: "medusa_choices", the request's tree, and "adaptive"."""
+        """See SlotDrafter. The options: "medusa_choices", the request's tree, and "adaptive"."""
         self._side.enter(slot, options)
 
     def draft(self, inputs: DraftInputs) -> None:
-        """See StepDrafter."""
+        """See SlotDrafter."""
         assert inputs.hidden is not None  # needs_hidden
         self._side.draft(inputs, inputs.hidden)
 
@@ -79,7 +79,7 @@ class StepMedusa:
         return self._heads.scratch_bytes(max_requests) // 2  # the scores have a buffer
 
     def stats(self) -> Mapping[str, Any]:
-        """See StepDrafter; on the CPU also what was seen of guesses and trees. guess_rates[h][r]:
+        """See SlotDrafter; on the CPU also what was seen of guesses and trees. guess_rates[h][r]:
         how often head h's guess of rank r was right."""
         return {
             "memory_bytes": self._heads.weight_bytes,

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from ... import _core, ops
-from ..step_drafter import DraftInputs
+from ..slot_drafter import DraftInputs
 from .layers import RedrafterLayers
 from .model import Redrafter
 

@@ -13,12 +13,12 @@ from ...errors import ConfigError, ModelError
 from ...models.native import NativeModel
 from ...models.place import CPU
 from ..shipped import shipped_folder
-from ..step_drafter import DraftInputs
+from ..slot_drafter import DraftInputs
 from .device_beams import DeviceBeams, make_laws
 from .model import load_redrafter
 from .packed_model import PackedRedrafter, check_target
 
-__all__ = ["HostBeams", "StepRedrafter"]
+__all__ = ["HostBeams", "RedrafterDrafter"]
 
 
 class HostBeams:
@@ -123,8 +123,8 @@ class HostBeams:
         }
 
 
-class StepRedrafter:
-    """See StepDrafter. The trees hold what _core.BeamSearch's hold, the likeliest drafts first.
+class RedrafterDrafter:
+    """See SlotDrafter. The trees hold what _core.BeamSearch's hold, the likeliest drafts first.
 
     max_requests  slots of the engine
 
@@ -181,19 +181,19 @@ class StepRedrafter:
         return self._beams.scratch_bytes(max_requests)
 
     def enter(self, slot: int, options: Mapping[str, Any]) -> None:
-        """See StepDrafter; options are those of request/speculation.py."""
+        """See SlotDrafter; options are those of request/speculation.py."""
         self._beams.enter(slot, options)
 
     @torch.inference_mode()
     def draft(self, inputs: DraftInputs) -> None:
-        """See StepDrafter."""
+        """See SlotDrafter."""
         self._beams.draft(inputs)
 
     def draft_probs(self, num_requests: int) -> ops.DraftProbs | None:
-        """See StepDrafter: of requests with acceptance 'best_beam' what each draft was chosen from,
+        """See SlotDrafter: of requests with acceptance 'best_beam' what each draft was chosen from,
         the softmax over the best scores of its row."""
         return self._beams.draft_probs(num_requests)
 
     def stats(self) -> Mapping[str, Any]:
-        """See StepDrafter; on the CPU passes are counted and timed, too."""
+        """See SlotDrafter; on the CPU passes are counted and timed, too."""
         return {"device": self._device, **self._beams.stats()}

@@ -12,7 +12,7 @@ import torch
 
 from ... import _core
 from ...config.engine import SchedulerConfig
-from ...drafters.draft_target.slots import StepDraftTarget
+from ...drafters.draft_target.slots import DraftTargetDrafter
 from ...errors import ConfigError
 from ...log import logger
 from ...models.device_model import DeviceModel
@@ -30,7 +30,7 @@ from . import (
 )
 
 if TYPE_CHECKING:
-    from ...drafters.step_drafter import StepDrafter
+    from ...drafters.slot_drafter import SlotDrafter
     from ...models.place import Place
 
 __all__ = ["device_bytes", "graph_bytes", "make_pipeline"]
@@ -108,7 +108,7 @@ def graph_bytes(
     scheduler: SchedulerConfig,
     place: Place,
     drafting: Mapping[str, Any],
-    drafter: StepDrafter | None = None,
+    drafter: SlotDrafter | None = None,
     *,
     synthetic_rates: Sequence[float] = (),
 ) -> int:
@@ -126,7 +126,7 @@ def graph_bytes(
         torch.zeros(shape, dtype=model.kv_dtype, device=place.device) for _ in range(2)
     )
     model.bind_cache(k_pages, v_pages)
-    if isinstance(drafter, StepDraftTarget):
+    if isinstance(drafter, DraftTargetDrafter):
         draft = drafter.model
         shape = (draft.num_layers, 1, draft.num_kv_heads, memory.tokens_per_block, draft.head_dim)
         how: dict[str, Any] = {"dtype": draft.kv_dtype, "device": place.device}
@@ -159,7 +159,7 @@ def make_pipeline(
     place: Place,
     drafting: Mapping[str, Any],
     *,
-    drafter: StepDrafter | None = None,
+    drafter: SlotDrafter | None = None,
     adaptive: bool = False,
     enable_block_reuse: bool = False,
     synthetic_rates: Sequence[float] = (),

@@ -11,7 +11,7 @@ import torch
 
 from specdec_ext import ops
 from specdec_ext._core import MAX_STEP_TOKENS
-from specdec_ext.drafters.step_drafter import DraftInputs, PromptInputs, StepDrafter
+from specdec_ext.drafters.slot_drafter import DraftInputs, PromptInputs, SlotDrafter
 from specdec_ext.engine.overlap.buffers import StepBuffers, StepTensors
 from specdec_ext.log import logger
 from specdec_ext.models.device_step import DeviceStep
@@ -19,11 +19,11 @@ from specdec_ext.models.device_step import DeviceStep
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["Geometry", "StepOperations"]
+__all__ = ["StepOperations", "StepSizes"]
 
 
 @dataclass(frozen=True)
-class Geometry:
+class StepSizes:
     """Sizes of a step: what its operations are launched with.
 
     prompts, decodes             requests; prompts come first
@@ -49,7 +49,7 @@ class Geometry:
     moves: bool = False
 
     @classmethod
-    def of(cls, planned: Any) -> Geometry:
+    def of(cls, planned: Any) -> StepSizes:
         """What the executor planned."""
         return cls(
             planned.num_prompts,
@@ -97,7 +97,7 @@ class StepOperations:
         k_pages: Tensor,
         v_pages: Tensor,
         backend: str | None,
-        drafter: StepDrafter | None = None,
+        drafter: SlotDrafter | None = None,
     ) -> None:
         self.buffers = buffers
         # Time in `forward` and in the drafter; on a device that of their launches.
@@ -115,7 +115,7 @@ class StepOperations:
         self._backend = backend
         self._scores: Tensor | None = None  # of the step that was enqueued last
 
-    def _operations(self, g: Geometry) -> tuple[tuple[Callable[[], None], ...], ...]:
+    def _operations(self, g: StepSizes) -> tuple[tuple[Callable[[], None], ...], ...]:
         """What runs on the device, for each of PARTS: the same addresses for equal geometries."""
         tensors = self._tensors(g)
         moving: tuple[Callable[[], None], ...] = ()
@@ -139,14 +139,14 @@ class StepOperations:
             (lambda: self._accept(g, tensors),),
         )
 
-    def _is_drafting(self, g: Geometry) -> bool:
+    def _is_drafting(self, g: StepSizes) -> bool:
         wanted = g.drafts or self._reads_every_step
         return self.drafter is not None and g.decodes > 0 and wanted
 
     def _clear_status(self) -> None:
         self.buffers.status.zero_()
 
-    def _move_kv(self, g: Geometry, tensors: StepTensors) -> None:
+    def _move_kv(self, g: StepSizes, tensors: StepTensors) -> None:
         """Bring K/V that the host has accepted since the last step to its place."""
         b, layout, step = self.buffers, self.buffers.staging, tensors.step
         requests = g.prompts + g.decodes
@@ -169,7 +169,7 @@ class StepOperations:
         self._scores = self._forward(tensors)
         self.forward_s += time.perf_counter() - begin
 
-    def _tensors(self, g: Geometry) -> StepTensors:
+    def _tensors(self, g: StepSizes) -> StepTensors:
         b, layout = self.buffers, self.buffers.staging
         requests, rows = g.prompts + g.decodes, g.prompt_rows + g.decode_rows
         choices = g.prompt_logits + g.decode_rows
@@ -195,7 +195,7 @@ class StepOperations:
             g.needs_scores,
         )
 
-    def draft_inputs(self, g: Geometry, tensors: StepTensors) -> DraftInputs:
+    def draft_inputs(self, g: StepSizes, tensors: StepTensors) -> DraftInputs:
         """What the drafter goes on from."""
         b, layout, first = self.buffers, self.buffers.staging, g.prompts
         return DraftInputs(
@@ -212,7 +212,7 @@ class StepOperations:
             max_kv_len=g.max_kv_len,
         )
 
-    def _bring_drafts(self, g: Geometry, tensors: StepTensors) -> None:
+    def _bring_drafts(self, g: StepSizes, tensors: StepTensors) -> None:
         assert self.drafter is not None
         begin = time.perf_counter()
         try:
@@ -222,7 +222,7 @@ class StepOperations:
         self.draft_s += time.perf_counter() - begin
         self.draft_calls += 1
 
-    def _draft_prompts(self, g: Geometry, tensors: StepTensors) -> None:
+    def _draft_prompts(self, g: StepSizes, tensors: StepTensors) -> None:
         """The drafter reads what the model has read of the prompts."""
         b, step, count = self.buffers, tensors.step, g.prompts
         try:
@@ -271,7 +271,7 @@ class StepOperations:
             backend=self._backend,
         )
 
-    def _draft(self, g: Geometry, tensors: StepTensors) -> None:
+    def _draft(self, g: StepSizes, tensors: StepTensors) -> None:
         """Rows of prompts from what was staged, then those that the slots draft."""
         b, layout, step = self.buffers, self.buffers.staging, tensors.step
         first, rows = g.prompts, g.prompt_rows
@@ -322,7 +322,7 @@ class StepOperations:
             status=tensors.status,
         )
 
-    def _accept(self, g: Geometry, tensors: StepTensors) -> None:
+    def _accept(self, g: StepSizes, tensors: StepTensors) -> None:
         """What the model's result decides, by each request's law and rule."""
         b, step, scores = self.buffers, tensors.step, self._scores
         if not g.needs_scores:
@@ -362,7 +362,7 @@ class StepOperations:
         self._commit(tensors, results.sampled, results)
 
     def _needed_nodes(
-        self, g: Geometry, tensors: StepTensors, rows: int
+        self, g: StepSizes, tensors: StepTensors, rows: int
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Tokens, positions and parents of the first `rows` needed rows."""
         b, step = self.buffers, tensors.step
@@ -379,7 +379,7 @@ class StepOperations:
             parents[: g.prompt_logits].copy_(staged)
         return tokens[:rows], positions[:rows], parents[:rows]
 
-    def _accept_synthetic(self, g: Geometry, tensors: StepTensors) -> ops.AcceptResults:
+    def _accept_synthetic(self, g: StepSizes, tensors: StepTensors) -> ops.AcceptResults:
         """As many drafts as the rates say; `sampled` holds the model's choices."""
         b, rows, requests = self.buffers, len(tensors.sampled), len(tensors.step.kv_len)
         assert b.synthetic_rates is not None

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from specdec_ext.engine.overlap.buffers import StepBuffers
 from specdec_ext.engine.overlap.graphs import Bucket, choose_bucket, make_buckets
-from specdec_ext.engine.overlap.operations import Geometry, StepForward, StepOperations
+from specdec_ext.engine.overlap.operations import StepForward, StepOperations, StepSizes
 from specdec_ext.engine.overlap.step_times import PARTS, StepTimes
 from specdec_ext.engine.overlap.worker import Worker
 from specdec_ext.log import logger
@@ -20,7 +20,7 @@ from specdec_ext.log import logger
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from specdec_ext.drafters.step_drafter import StepDrafter
+    from specdec_ext.drafters.slot_drafter import SlotDrafter
     from specdec_ext.engine.overlap.graphs import GraphRecorder
     from specdec_ext.engine.overlap.streams import Event, Mark, Stream
 
@@ -56,7 +56,7 @@ class RunAheadPipeline(StepOperations):
         stream: Stream,
         backend: str | None = None,
         recorder: GraphRecorder | None = None,
-        drafter: StepDrafter | None = None,
+        drafter: SlotDrafter | None = None,
         synthetic_rates: Sequence[float] = (),
     ) -> None:
         self.executor = executor
@@ -205,7 +205,7 @@ class RunAheadPipeline(StepOperations):
         self._marks = None if self._times is None else []
         self._mark()
         self._stage(planned)
-        geometry = Geometry.of(planned)
+        geometry = StepSizes.of(planned)
         self._run(geometry)
         self._tell_draft_cost(geometry)
         self._read_back(planned)
@@ -213,7 +213,7 @@ class RunAheadPipeline(StepOperations):
         if self._marks is not None and self.stream.immediate:
             self._not_host_s += self._marks[-1].since(self._marks[0])
 
-    def _tell_draft_cost(self, g: Geometry) -> None:
+    def _tell_draft_cost(self, g: StepSizes) -> None:
         """Where a step has run when it was enqueued, the executor learns what drafting takes."""
         if not self.stream.immediate or self.draft_calls == 0:
             return
@@ -227,7 +227,7 @@ class RunAheadPipeline(StepOperations):
         self._draft_seconds = 0.9 * old + 0.1 * min(new, 2 * old) if old else new
         self._set_draft_cost(self._draft_seconds)
 
-    def _draft_units(self, g: Geometry) -> int:
+    def _draft_units(self, g: StepSizes) -> int:
         """What the drafter's time is proportional to: drafts of a request, or 1."""
         one_by_one = getattr(self.drafter, "drafts_one_by_one", False)
         rows = min(g.max_rows, self.executor.max_rows_per_request)  # not a prompt's
@@ -260,7 +260,7 @@ class RunAheadPipeline(StepOperations):
         if count:
             self.stream.copy(buffers.score_ring[planned.ring, :count], buffers.host_scores[:count])
 
-    def _run(self, g: Geometry) -> None:
+    def _run(self, g: StepSizes) -> None:
         """Everything between the copies."""
         bucket = None
         parts: tuple[tuple[Callable[[], None], ...], ...]
@@ -301,7 +301,7 @@ class RunAheadPipeline(StepOperations):
             staging = self.buffers.staging
             rows = min(bucket.rows, self.executor.max_rows_per_request)
             capacity = staging.pages_per_request * self._pages[0].shape[3]
-            g = Geometry(
+            g = StepSizes(
                 0, bucket.requests, 0, bucket.rows, 0, rows, capacity, needs_scores, (), drafts
             )
             parts = self._operations(g)
@@ -335,7 +335,7 @@ class RunAheadPipeline(StepOperations):
             return None
         rows = self.executor.max_rows_per_request
         capacity = self.buffers.staging.pages_per_request * self._pages[0].shape[3]
-        g = Geometry(0, 1, 0, rows, 0, rows, capacity, False)
+        g = StepSizes(0, 1, 0, rows, 0, rows, capacity, False)
         tensors = self._tensors(g)
 
         def draft() -> None:

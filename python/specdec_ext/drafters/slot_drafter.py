@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from ..ops import SamplingLaws, SlotLayout
 
-__all__ = ["DraftInputs", "PromptInputs", "StepDrafter"]
+__all__ = ["DraftInputs", "PromptInputs", "SlotDrafter"]
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class DraftInputs:
     needs_scores somebody samples in this step
     status       [D] int32 StatusFlag bits, OR-ed in
     hidden       [num_slots, H] of the model's dtype: the head's input that each slot's golden token
-                 was chosen from; None: nobody asked for it (StepDrafter.needs_hidden)
+                 was chosen from; None: nobody asked for it (SlotDrafter.needs_hidden)
     max_width    drafts of any one request in this step, an upper bound that the host knows; 1 where
                  nobody drafts
     max_kv_len   tokens and rows of any one request, an upper bound that the host knows
@@ -78,7 +78,7 @@ class PromptInputs:
     max_kv_len: int
 
 
-class StepDrafter(Protocol):
+class SlotDrafter(Protocol):
     """Called when a step is enqueued, before ``draft_step``; see DraftInputs.
 
     On a device draft() only enqueues work: it reads no value, waits for nothing, and everything
