@@ -189,7 +189,7 @@ TEST(options_of_one_request_are_the_best_of_all) {
   std::mt19937 random(10);
   std::uniform_real_distribution<double> unit(0.0, 1.0);
   int beyond_hull = 0;
-  for (int round = 0; round < 1000; ++round) {
+  for (int round = 0; round < 2000; ++round) {
     const World world(random);
     Options options;
     for (int k = static_cast<int>(random() % 7); k >= 0; --k) {
