@@ -34,13 +34,17 @@ __all__ = ["LLM"]
 class LLM:
     """A decoder-only language model with a paged KV cache and optional speculation.
 
-    model                      folder of an HF-format model; None: the built-in default model
+    model                      folder of an HF-format model, or GGUF file; None: the built-in
+                               default model
     tokenizer                  folder or object; None: the model's own
     speculative_config         a method's configuration (LookaheadDecodingConfig, ...), dict, JSON,
                                YAML, file; None: plain decoding
     kv_cache_config            KvCacheConfig, dict, ...
     scheduler_config           SchedulerConfig, dict, ...
-    dtype                      "auto" (the checkpoint's), "float32", "bfloat16", "float16"
+    dtype                      "auto" (the checkpoint's; of a GGUF file each weight's own width),
+                               "float32", "bfloat16", "float16"
+    quantization               "int8", "int4": weights become blocks of so many bits at load, on the
+                               CPU and for native families (docs/models.md); None: as they are
     model_impl                 "auto", "native", "transformers"
     max_draft_len, speculative_decoding_mode
                                what the engine is built for, as in TensorRT-LLM; optional, and must
@@ -72,6 +76,7 @@ class LLM:
         kv_cache_config: KvCacheConfig | Mapping[str, Any] | str | None = None,
         scheduler_config: SchedulerConfig | Mapping[str, Any] | str | None = None,
         dtype: Any = "auto",
+        quantization: str | None = None,
         model_impl: str = "auto",
         max_draft_len: int | None = None,
         speculative_decoding_mode: str | None = None,
@@ -104,6 +109,8 @@ class LLM:
         model_impl = check_choice(
             "model_impl", model_impl, ("auto", "native", "transformers"), ConfigError
         )
+        if quantization is not None:
+            quantization = check_choice("quantization", quantization, ("int8", "int4"), ConfigError)
         seed = check_int("seed", seed, ConfigError, low=-(2**63), high=2**64 - 1)
         allow_pickle = check_bool("allow_pickle", allow_pickle, ConfigError)
         device = check_device(device)
@@ -135,6 +142,7 @@ class LLM:
             allow_pickle=allow_pickle,
             device=device,
             numerics=numerics,
+            quantization=quantization,
         )
         with memory_errors(self.model_path):
             parts = self._builder.build()

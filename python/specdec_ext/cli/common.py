@@ -35,15 +35,21 @@ def add_llm_arguments(parser: argparse.ArgumentParser) -> None:
     """Options that decide which engine is built."""
     model = parser.add_argument_group("model")
     model.add_argument(
-        "--model", "--model-dir", metavar="DIR",
-        help="folder of an HF-format model (default: the built-in SmolLM2-135M-Instruct)",
+        "--model", "--model-dir", metavar="PATH",
+        help="folder of an HF-format model, or GGUF file (default: the built-in "
+        "SmolLM2-135M-Instruct)",
     )  # fmt: skip
     model.add_argument(
         "--tokenizer-dir", "--tokenizer", metavar="DIR", help="tokenizer folder (default: MODEL)"
     )
     model.add_argument(
         "--dtype", "--data-type", default="auto",
-        help="auto, float32, bfloat16 or float16 (default: auto, as the checkpoint)",
+        help="auto, float32, bfloat16 or float16 (default: auto, as the checkpoint; a GGUF file's "
+        "weights keep their width)",
+    )  # fmt: skip
+    model.add_argument(
+        "--quantization", choices=("int8", "int4"),
+        help="make weights so narrow at load, on the CPU (default: as they are)",
     )  # fmt: skip
     model.add_argument(
         "--model-impl", default="auto", choices=("auto", "native", "transformers"),
@@ -144,6 +150,7 @@ def llm_kwargs(args: argparse.Namespace) -> dict[str, Any]:
         "model_impl": args.model_impl,
         "device": args.device,
         "numerics": args.numerics,
+        "quantization": args.quantization,
         "allow_pickle": args.allow_pickle,
         "max_draft_len": None if outside else args.max_draft_len,
         "speculative_decoding_mode": None if outside else args.speculative_decoding_mode,

@@ -72,6 +72,7 @@ class EngineBuilder:
         allow_pickle: bool,
         device: str = "cpu",
         numerics: str = "auto",
+        quantization: str | None = None,
         loader: Callable[..., StepModel] | None = None,
     ) -> None:
         """loader: in the place of models.load_model, with its arguments."""
@@ -85,6 +86,7 @@ class EngineBuilder:
         self._allow_pickle = allow_pickle
         self._device = device
         self._numerics = numerics
+        self._quantization = quantization
         self._loader = loader
         self.draft_model: StepModel | None = None
         self._pools: list[KvPages] = []
@@ -102,6 +104,7 @@ class EngineBuilder:
             allow_pickle=self._allow_pickle,
             place=self.place,
             numerics=self._numerics,
+            quantization=self._quantization,
             loader=self._loader,
             vocabulary=self._map_vocabulary,
         ).load()

@@ -99,6 +99,7 @@ class ModelLoader:
         allow_pickle: bool,
         place: Place,
         numerics: str,
+        quantization: str | None,
         loader: Callable[..., StepModel] | None,
         vocabulary: Callable[[StepModel, StepModel], VocabularyMap],
     ) -> None:
@@ -110,6 +111,7 @@ class ModelLoader:
         self._allow_pickle = allow_pickle
         self._place = place
         self._numerics = numerics
+        self._quantization = quantization
         self._loader = loader
         self._vocabulary = vocabulary
 
@@ -149,6 +151,7 @@ class ModelLoader:
             allow_pickle=self._allow_pickle,
             place=self._place,
             numerics=self._numerics,
+            quantization=self._quantization,
         )
         draft_model: StepModel | None = None
         if isinstance(spec, DraftTargetDecodingConfig):

@@ -14,6 +14,7 @@ from ..log import logger
 from .config_reader import ModelConfig, read_config
 from .draft_vocab import DRAFT_VOCAB_FILE, read_draft_vocab
 from .native_config import NotNativeError, native_shape
+from .quantize import QUANTIZATIONS
 from .weights import Checkpoint
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ def load_model(
     draft: bool = False,
     place: Place | None = None,
     numerics: str = "auto",
+    quantization: str | None = None,
 ) -> StepModel:
     """Load a local Hugging Face folder or GGUF file.
 
@@ -50,6 +52,7 @@ def load_model(
     place         where it runs (resolve_device); None: the CPU
     numerics      "exact": refused unless a row's bits do not depend on the step it is in; "fast":
                   they may; "auto": exact on the CPU where it can be had, fast on a device
+    quantization  "int8", "int4": weights become blocks at load (quantize.py); native, on the CPU
 
     Raises ConfigError for a bad argument, ModelError for a folder or file that is missing, damaged
     or inconsistent, UnsupportedModelError for a sound model that cannot be run.
@@ -64,6 +67,7 @@ def load_model(
             f"{config.path}: the head scores {len(head_ids)} of {config.vocab_size} tokens "
             f"({DRAFT_VOCAB_FILE}): such a model can only draft; use it as a draft model"
         )
+    _check_quantization(config, quantization, place, drafts=head_ids is not None)
     reason = ""
     if model_impl != "transformers":
         try:
@@ -98,16 +102,18 @@ def load_model(
                 return DeviceModel(config, shape, chosen, place, exact=numerics == "exact", **how)
             from .native import NativeModel
 
-            return NativeModel(config, shape, chosen, own_widths=in_blocks, **how)
+            return NativeModel(
+                config, shape, chosen, own_widths=in_blocks, quantization=quantization, **how
+            )
     if head_ids is not None:
         raise UnsupportedModelError(
             f"{config.path}: {DRAFT_VOCAB_FILE} needs the native decoder ({reason or model_impl}); "
             "use model_impl='auto' and a native architecture"
         )
-    if config.is_gguf:
+    if config.is_gguf or quantization is not None:
+        what = "a GGUF file" if config.is_gguf else f"quantization = {quantization!r}"
         raise UnsupportedModelError(
-            f"{config.path}: a GGUF file needs the native decoder ({reason or model_impl}); give "
-            "the model as a Hugging Face folder"
+            f"{config.path}: {what} needs the native decoder ({reason or model_impl})"
         )
     from .transformers_adapter import TransformersModel
 
@@ -124,6 +130,32 @@ def load_model(
             f"{config.path}: numerics = 'exact': {model.info.numerics_reason}; use numerics='auto'"
         )
     return model
+
+
+def _check_quantization(
+    config: ModelConfig, quantization: str | None, place: Place | None, *, drafts: bool
+) -> None:
+    """Raises UnsupportedModelError where weights cannot become blocks."""
+    if quantization is None:
+        return
+    if quantization not in QUANTIZATIONS:
+        raise ConfigError(
+            f"quantization = {quantization!r}: expected one of {', '.join(QUANTIZATIONS)}"
+        )
+    if drafts:
+        raise UnsupportedModelError(
+            f"{config.path}: quantization = {quantization!r}: a head of some tokens "
+            f"({DRAFT_VOCAB_FILE}) stays in floats; leave it out"
+        )
+    if config.is_gguf:
+        raise UnsupportedModelError(
+            f"{config.path}: quantization = {quantization!r}: the weights of a GGUF file have a "
+            "width already; leave it out, or give the model as a Hugging Face folder"
+        )
+    if place is not None and not place.is_cpu:
+        raise UnsupportedModelError(
+            f"quantization = {quantization!r}: {place.name} has no kernels for it; use device='cpu'"
+        )
 
 
 @contextmanager

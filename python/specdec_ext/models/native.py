@@ -16,6 +16,7 @@ from .config_reader import ModelConfig
 from .gguf_weights import GgufCheckpoint
 from .native_config import NativeShape
 from .place import CPU
+from .quantize import quantized_loader
 from .rope import max_position, rope_parameters, rope_tables
 from .weights import open_checkpoint
 
@@ -48,10 +49,12 @@ class NativeModel:
         allow_pickle: bool = False,
         head_ids: torch.Tensor | None = None,
         own_widths: bool = False,
+        quantization: str | None = None,
     ) -> None:
-        """dtype       of K and V, and of the weights
-        head_ids    int64 [V']: the tokens that the head scores, None: all (draft_vocab.py)
-        own_widths  weights stay as the GGUF file has them
+        """dtype         of K and V, and of the weights
+        head_ids      int64 [V']: the tokens that the head scores, None: all (draft_vocab.py)
+        own_widths    weights stay as the GGUF file has them
+        quantization  weights become blocks (QUANTIZATIONS)
         """
         notes: list[str] = []
         self.max_position = served_positions(config, max_seq_len, notes)
@@ -71,7 +74,7 @@ class NativeModel:
         self._decoder = _core.LlamaDecoder(
             **decoder_config(
                 shape,
-                "float32" if own_widths else dtype,
+                "float32" if own_widths or quantization else dtype,
                 max_rows,
                 self.max_position,
                 self.num_scores,
@@ -85,7 +88,12 @@ class NativeModel:
                     width = checkpoint.main_format()
                     self._give_weights(shape, checkpoint.weight, expected)
                 else:
-                    load = partial(checkpoint.load, dtype=self.kv_dtype)
+                    load: Callable[[str], Any] = partial(checkpoint.load, dtype=self.kv_dtype)
+                    if quantization is not None:
+                        load = quantized_loader(
+                            partial(checkpoint.load, dtype=torch.float32), quantization
+                        )
+                        width = quantization
                     self._give_weights(shape, load, expected)
             except ValueError as error:
                 raise ModelError(f"{config.path}: {error}") from error
