@@ -10,6 +10,7 @@
 #include <cstring>
 
 #include "backend/cpu/attention/cpu_attention.h"
+#include "backend/cpu/decoder/input_rows.h"
 #include "backend/step_check.h"
 #include "base/check.h"
 #include "base/thread_pool.h"
@@ -23,24 +24,6 @@ constexpr std::int64_t kCacheLineBytes = 64;
 
 std::uint16_t* as_bf16(std::byte* p) { return reinterpret_cast<std::uint16_t*>(p); }
 float* as_f32(std::byte* p) { return reinterpret_cast<float*>(p); }
-QuantBlock* as_quant(std::byte* p) { return reinterpret_cast<QuantBlock*>(p); }
-
-// x[n] as a linear layer takes it.
-void convert_row(const RowOps& ops, const float* x, std::int64_t n, InputForm form,
-                 std::byte* out) {
-  switch (form) {
-    case InputForm::kF32:
-      std::memcpy(out, x, n * sizeof(float));
-      break;
-    case InputForm::kBF16:
-      ops.f32_to_bf16(x, n, as_bf16(out));
-      break;
-    case InputForm::kQuant:
-      ops.f32_to_quant(x, n, as_quant(out));
-      break;
-  }
-}
-
 struct Share {
   std::int64_t begin, end;
 };
@@ -119,20 +102,9 @@ void LlamaDecoder::embedding_rows(const TokenId* tokens, std::int64_t count, flo
 void LlamaDecoder::norm_rows(const float* x, const std::vector<float>& weight, InputForm form,
                              Rows rows) {
   const std::int64_t n = config_.hidden_size;
-  const float eps = config_.rms_norm_eps;
   for (std::int64_t r = rows.begin; r < rows.end; ++r) {
-    std::byte* out = input_.data() + r * input_bytes_;
-    switch (form) {
-      case InputForm::kF32:
-        ops_.rms_norm_f32(x + r * n, weight.data(), n, eps, as_f32(out));
-        break;
-      case InputForm::kBF16:
-        ops_.rms_norm_bf16(x + r * n, weight.data(), n, eps, as_bf16(out));
-        break;
-      case InputForm::kQuant:
-        ops_.rms_norm_quant(x + r * n, weight.data(), n, eps, as_quant(out));
-        break;
-    }
+    norm_row(ops_, form, x + r * n, weight.data(), n, config_.rms_norm_eps,
+             input_.data() + r * input_bytes_);
   }
 }
 
@@ -203,7 +175,7 @@ void LlamaDecoder::attention(const StepView& step, int index, int rank, int nran
   pool.barrier();
   const Share mine = share(step.num_rows, rank, nranks);
   for (std::int64_t r = mine.begin; r < mine.end; ++r) {
-    convert_row(ops_, attention_.data() + r * attention_stride_, q_width, form,
+    convert_row(ops_, form, attention_.data() + r * attention_stride_, q_width,
                 input_.data() + r * input_bytes_);
   }
 }
@@ -227,18 +199,8 @@ void LlamaDecoder::feed_forward(const Layer& layer, std::int64_t rows, int rank,
     for (std::int64_t r = 0; count > 0 && r < height; ++r) {
       const float* gate = gate_.data() + r * n + columns.begin;
       const float* up = up_.data() + r * n + columns.begin;
-      std::byte* out = act_.data() + r * act_bytes_ + input_row_bytes(form, columns.begin);
-      switch (form) {
-        case InputForm::kF32:
-          (silu ? ops_.silu_mul_f32 : ops_.gelu_mul_f32)(gate, up, count, as_f32(out));
-          break;
-        case InputForm::kBF16:
-          (silu ? ops_.silu_mul_bf16 : ops_.gelu_mul_bf16)(gate, up, count, as_bf16(out));
-          break;
-        case InputForm::kQuant:
-          (silu ? ops_.silu_mul_quant : ops_.gelu_mul_quant)(gate, up, count, as_quant(out));
-          break;
-      }
+      activate_row(ops_, form, silu, gate, up, count,
+                   act_.data() + r * act_bytes_ + input_row_bytes(form, columns.begin));
     }
     pool.barrier();
     layer.down->run_part(act_.data(), act_bytes_, height, sum_.data() + first * config_.hidden_size,
@@ -387,7 +349,7 @@ void LlamaDecoder::score_rows(const float* hidden, std::int64_t rows, float* sco
     if (!direct) {
       const Share mine = share(rows, rank, nranks);
       for (std::int64_t r = mine.begin; r < mine.end; ++r) {
-        convert_row(ops_, hidden + r * n, n, form, head_input_.data() + r * row_bytes);
+        convert_row(ops_, form, hidden + r * n, n, head_input_.data() + r * row_bytes);
       }
       pool.barrier();
     }
