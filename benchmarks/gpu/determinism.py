@@ -21,11 +21,9 @@ CELLS = (
 )
 
 
-def repeat(
-    cell: AttentionCell, target: Target, pool: problems.RandomPool, times: int
-) -> dict[str, Any]:
+def repeat(cell: AttentionCell, target: Target, times: int) -> dict[str, Any]:
     """Returns how many of `times` repetitions differ from the first, in either mode."""
-    first_set = problems.make_sets(cell, target.device, pool)[0]
+    first_set = problems.make_sets(cell, target.device, problems.RandomPool(target.device))[0]
     different = 0
     for exact in (True, False):
         attention = Attention([first_set], target, exact)
