@@ -51,6 +51,24 @@ def test_any_depth_and_any_address(target: Target, dtype: torch.dtype, depth: in
         assert same(run(target, layer, shifts=(*shifts[:2], 3)), result)
 
 
+@pytest.mark.parametrize("rows", [3, 40])
+@checked
+def test_x_is_read_behind_the_kernel_that_writes_it(target: Target, rows: int) -> None:
+    """A weight that was there before may be read while the norm in front of the layer still runs;
+    its result may not."""
+    layer = make_layer(rows, 40, 264, torch.bfloat16)
+    x, weight = target.put(layer.x), target.put(layer.weight)
+    scale = target.put(torch.ones(264, dtype=torch.bfloat16))
+    out = target.put(torch.empty(rows, 40, dtype=torch.bfloat16))
+    results = []
+    for constant in (False, True):
+        normed = torch.empty_like(x)
+        ops.rms_norm(x, scale, out=normed, backend=target.backend)
+        ops.linear(normed, weight, out=out, constant_weight=constant, backend=target.backend)
+        results.append(out.clone())
+    assert same(*results)
+
+
 # Depths of one part, of four, of two groups. The float32 kernel has one arithmetic for all.
 EXACT_DEPTHS = [(torch.bfloat16, 64), (torch.bfloat16, 264), (torch.float16, 4168)]
 

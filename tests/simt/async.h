@@ -68,4 +68,10 @@ namespace async {
 void begin_block(unsigned threads);
 std::string end_block();  // empty, or what is wrong
 }  // namespace async
+
+namespace registers {
+void begin_block(unsigned threads);
+void set(unsigned count, bool more, Site);  // of the running thread's warp, for each thread
+std::string end_block();                    // empty, or what is wrong
+}  // namespace registers
 }  // namespace simt

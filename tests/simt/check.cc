@@ -1,15 +1,15 @@
 // Link it to check every access of a kernel, whatever the schedule happened to be:
 //   races      two threads touch the same byte, one writes, and no barrier, fence or launch orders
-//   them proxies    wgmma or a bulk copy meets what a thread wrote without a fence_proxy_async() of
-//   it bounds     an access outside of shared and of all exposed memory, or a write to const memory
+//              them
+//   proxies    wgmma or a bulk copy meets what a thread wrote without a fence_proxy_async() of it
+//   launches   a dependent kernel meets what the one before it did, without grid_dependency_wait()
+//   bounds     an access outside of shared and of all exposed memory, or a write to const memory
 //   uninit     a read of dynamic shared memory that nobody wrote, or that a copy has not filled yet
-//   undefined  what -fsanitize=undefined sees: an index outside a local array, a shift by too
-//   much...
+//   undefined  what -fsanitize=undefined sees: an index outside a local array, a shift by too much
 // Kernels are compiled with -fsanitize=thread,undefined -g, but the calls that this makes the
 // compiler insert end here and not in libtsan or libubsan. Ordering is tracked with vector clocks:
-// barriers,
-// __syncwarp and mbarriers order; shuffles, votes, mma and ldmatrix do not; an atomic orders only
-// between fences, which is what catches a forgotten __threadfence.
+// barriers, __syncwarp and mbarriers order; shuffles, votes, mma and ldmatrix do not; an atomic
+// orders only between fences, which is what catches a forgotten __threadfence.
 #include <dlfcn.h>
 #include <link.h>
 #include <pthread.h>
@@ -20,6 +20,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "simt/shadow.h"
 #include "simt/simt.h"
 
 namespace simt {
@@ -32,34 +33,12 @@ struct State {
   Clock clock;
   Clock proxied;  // the part of it that the async proxy sees; empty: nothing
   Known known, released, acquired;
+  bool waited = false;  // for the grid that the launch depends on
 };
 struct Channel {
   State next, done;
 };
 
-// An access: block (19 bits), rank (11), the clock of that rank, never 0 (19), kind (2), place
-// (13).
-using Access = uint64_t;
-constexpr unsigned kMaxBlocks = 1 << 19, kMaxClock = 1 << 19, kMaxPlaces = 1 << 13;
-struct Cell {  // of one byte: its last write and the unordered reads since
-  Access write, read[3];
-  bool operator==(const Cell&) const = default;
-};
-constexpr uintptr_t kPage = 4096;
-struct Shadow {
-  std::unordered_map<uintptr_t, std::unique_ptr<Cell[]>> pages;
-  uintptr_t last = 0;
-  Cell* cells = nullptr;
-  Cell& at(uintptr_t a) {
-    if (a / kPage != last) {
-      auto& p = pages[last = a / kPage];
-      if (!p) p.reset(new Cell[kPage]());
-      cells = p.get();
-    }
-    return cells[a % kPage];
-  }
-  void clear() { pages.clear(), last = 0; }
-};
 struct Region {
   uintptr_t lo, hi;
   std::string name;
@@ -73,6 +52,8 @@ struct Place {  // in the source: an instruction, or what an emulated instructio
 std::vector<Region> regions, modules;
 std::vector<Cell> shared;  // of dynamic shared memory; cells of other blocks count as empty
 Shadow local, global;      // of static data, and of all else
+Shadow earlier;            // `global` of the launch before this one
+bool dependent;            // may this launch overlap that one?
 std::vector<State> states;
 std::unordered_map<uintptr_t, Known> atomics;
 std::unordered_map<uintptr_t, Channel> channels;
@@ -157,6 +138,7 @@ void join(State& a, const State& b) {
   join(a.clock, b.clock), join(a.proxied, b.proxied);
   a.known = join(a.known, b.known), a.released = join(a.released, b.released);
   a.acquired = join(a.acquired, b.acquired);
+  a.waited |= b.waited;
 }
 bool ordered(Access e, const State& me) {
   if (block_of(e) == block) return me.clock[rank_of(e)] >= clock_of(e);
@@ -208,6 +190,10 @@ void touch(unsigned by, uintptr_t a, unsigned bytes, bool write, check::Kind kin
     }
     if (write && r && !r->writable) report("write to const memory", a, bytes, write, by, place);
     shadow = &global;
+    if (dependent && !states[by].waited && earlier.touched(a, bytes, write) &&
+        !earlier.changed(a, bytes)) {
+      report("before grid_dependency_wait", a, bytes, write, by, place);
+    }
   }
   // A copy of 12 bytes is three words to the machine.
   if (bytes <= 16 && by < threads && a % (bytes & -bytes)) {
@@ -282,11 +268,16 @@ int find_module(dl_phdr_info* info, size_t, void* own) {  // the segments of the
 void expose(const void* p, size_t bytes, const char* name, bool writable) {
   regions.push_back({uintptr_t(p), uintptr_t(p) + bytes, name, writable});
 }
-void conceal() { regions.clear(); }
+void conceal() {
+  regions.clear();
+  global.remember();  // of the launch that the next call's first one may overlap
+}
 
 namespace check {
 
-void begin_launch(unsigned blocks, unsigned n) {
+void begin_launch(unsigned blocks, unsigned n, bool overlaps) {
+  dependent = overlaps;
+  std::swap(earlier, global);
   threads = n, warps = (n + 31) / 32, ranks = threads + warps + kBarrierActors;
   if (blocks > kMaxBlocks) throw Error("more blocks than the checker can name");
   global.clear(), atomics.clear(), modules.clear(), places.clear(), place_index.clear();
@@ -307,7 +298,7 @@ void begin_block(unsigned id, void* base, size_t bytes) {
   block = id, shared_lo = uintptr_t(base), shared_hi = shared_lo + bytes;
   shared.resize(bytes);
   local.clear(), channels.clear();
-  states.assign(ranks, {Clock(ranks), {}, nullptr, nullptr, nullptr});
+  states.assign(ranks, {Clock(ranks), {}, nullptr, nullptr, nullptr, false});
   for (unsigned i = 0; i < ranks; i++) states[i].clock[i] = 1;
 }
 void resume(unsigned r, const void* stack, size_t bytes) {
@@ -356,6 +347,7 @@ void proxy_fence() {
   s.proxied.resize(ranks);
   s.proxied[current] = s.clock[current]++;
 }
+void dependency_wait() { states[current].waited = true; }
 
 void release(uintptr_t channel) {
   join(channels[channel].next, states[current]);

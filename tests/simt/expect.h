@@ -11,11 +11,11 @@ inline int failures = 0;
 
 // Launches and compares the outcome, "ok" or an error's text, with `want`: alternatives by '|'.
 template <class... P, class... A>
-void expect(const char* what, const char* want, void (*kernel)(P...), int grid, int block,
-            size_t smem, A... arguments) {
+void expect_launch(const char* what, const char* want, gpu::LaunchOptions options,
+                   void (*kernel)(P...), int grid, int block, size_t smem, A... arguments) {
   std::string got = "ok";
   try {
-    gpu::launch(kernel, dim3(grid), dim3(block), smem, nullptr, {}, arguments...);
+    gpu::launch(kernel, dim3(grid), dim3(block), smem, nullptr, options, arguments...);
   } catch (const simt::Error& e) {
     got = e.what();
   }
@@ -28,6 +28,12 @@ void expect(const char* what, const char* want, void (*kernel)(P...), int grid, 
   }
   failures += !good;
   printf("%s %s: want \"%s\", got: %s\n", good ? "pass" : "FAIL", what, want, got.c_str());
+}
+
+template <class... P, class... A>
+void expect(const char* what, const char* want, void (*kernel)(P...), int grid, int block,
+            size_t smem, A... arguments) {
+  expect_launch(what, want, {}, kernel, grid, block, smem, arguments...);
 }
 
 inline int finish() {

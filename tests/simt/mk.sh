@@ -10,7 +10,7 @@ out=${EMU_OUT:-build/emu}
 mkdir -p "$out"
 flags="-std=c++20 -isystem $cuda -Icpp -Icuda -Itests -Wall -Wextra -Wno-unknown-pragmas -Wno-psabi
   -fno-strict-aliasing -ffp-contract=off ${EMU_FLAGS:-}"
-units="simt async matrix no_check check sanitizer"
+units="simt async matrix registers no_check check sanitizer"
 for unit in $units; do
   for source in tests/simt/$unit.cc tests/simt/*.h; do
     if [ ! "$out/$unit.o" -nt "$source" ]; then
@@ -20,7 +20,7 @@ for unit in $units; do
     fi
   done
 done
-plain="$out/simt.o $out/async.o $out/matrix.o $out/no_check.o"
+plain="$out/simt.o $out/async.o $out/matrix.o $out/registers.o $out/no_check.o"
 g++ $flags -x c++ -O2 -c "$1" -o "$out/$2.o"
 g++ "$out/$2.o" $plain -o "$out/$2"
 g++ $flags -x c++ -O1 -g -fsanitize=thread,undefined -fno-sanitize=vptr -c "$1" -o "$out/$2_check.o"

@@ -9,7 +9,7 @@ WEAK void expose(const void*, size_t, const char*, bool) {}
 WEAK void conceal() {}
 
 namespace check {
-WEAK void begin_launch(unsigned, unsigned) {}
+WEAK void begin_launch(unsigned, unsigned, bool) {}
 WEAK void begin_block(unsigned, void*, size_t) {}
 WEAK void resume(unsigned, const void*, size_t) {}
 WEAK void ignore(const void*, size_t) {}
@@ -18,6 +18,7 @@ WEAK void atomic(const void*, unsigned, Site) {}
 WEAK void sync(const unsigned*, unsigned) {}
 WEAK void fence() {}
 WEAK void proxy_fence() {}
+WEAK void dependency_wait() {}
 WEAK void release(uintptr_t) {}
 WEAK void flip(uintptr_t) {}
 WEAK void acquire(uintptr_t) {}

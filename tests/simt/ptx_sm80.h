@@ -112,16 +112,17 @@ inline unsigned atomic_add_acq_rel(unsigned* p, unsigned v, SIMT_HERE) {
   return old;
 }
 
-// Kernels run one after another here, so there is nothing to wait for.
-inline void grid_dependency_wait() {}
+// Kernels run one after another here, but the checker holds what a dependent one does before its
+// wait against what the one before it did.
+inline void grid_dependency_wait() { simt::check::dependency_wait(); }
 inline void launch_dependents() {}
 struct LaunchOptions {
   bool dependent = false;
 };
 template <class... P, class... A>
-void launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t smem_bytes, void*, LaunchOptions,
-            A&&... args) {
-  simt::launch(kernel, grid, block, smem_bytes, std::forward<A>(args)...);
+void launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t smem_bytes, void*,
+            LaunchOptions options, A&&... args) {
+  simt::launch(kernel, grid, block, smem_bytes, options.dependent, std::forward<A>(args)...);
 }
 
 }  // namespace specdec::gpu

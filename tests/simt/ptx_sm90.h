@@ -32,9 +32,13 @@ inline bool elect_one(SIMT_HERE) {
 }
 
 template <int kCount>
-void setmaxnreg_inc() {}
+void setmaxnreg_inc(SIMT_HERE) {
+  simt::registers::set(kCount, true, here);
+}
 template <int kCount>
-void setmaxnreg_dec() {}
+void setmaxnreg_dec(SIMT_HERE) {
+  simt::registers::set(kCount, false, here);
+}
 
 struct TensorMap {
   simt::TensorShape shape;

@@ -196,6 +196,7 @@ void begin_block(unsigned linear) {
   }
   check::begin_block(linear, shared_base, shared_bytes);
   async::begin_block(n);
+  registers::begin_block(n);
   counts.blocks++;
   if (rng_seed) shuffle(block.order);
 }
@@ -228,6 +229,7 @@ void run_block(unsigned linear) {
   }
   if (error.empty() && block.done < block.threads) error = deadlock();
   if (error.empty()) error = async::end_block();
+  if (error.empty()) error = registers::end_block();
   for (unsigned i = 0; i < block.threads; i++) {
     Meeting*& m = fibers[i].held;
     if (m && !--m->holders) spare.push_back(m);
@@ -276,7 +278,7 @@ void park(const char* op, Site site) { wait_at(op, site, 0); }
 void unpark(unsigned rank) { wake(fibers[rank]); }
 void later(std::function<void()> operation) { block.operations.push_back(std::move(operation)); }
 
-void run(dim3 grid, dim3 threads, size_t smem, void (*fn)(void*), void* args) {
+void run(dim3 grid, dim3 threads, size_t smem, bool dependent, void (*fn)(void*), void* args) {
   const unsigned n = threads.x * threads.y * threads.z, blocks = grid.x * grid.y * grid.z;
   if (launcher.load() == std::this_thread::get_id()) throw Error("a launch from inside a kernel");
   if (!n || n > 1024 || !blocks || grid.y > 65535 || grid.z > 65535 || smem > 227 << 10) {
@@ -304,7 +306,7 @@ void run(dim3 grid, dim3 threads, size_t smem, void (*fn)(void*), void* args) {
   counts.launches++;
   launcher = std::this_thread::get_id();
   try {
-    check::begin_launch(blocks, n);
+    check::begin_launch(blocks, n, dependent);
     check::ignore(meetings, kMeetings * sizeof(Meeting));
     std::vector<unsigned> order(blocks);
     for (unsigned i = 0; i < blocks; i++) order[i] = i;

@@ -123,7 +123,8 @@ inline constexpr unsigned kBarrierActors = 32;
 // in_flight: the destination of a copy not yet waited for.
 enum Kind { plain, atomically, in_flight };
 
-void begin_launch(unsigned blocks, unsigned threads);
+// dependent: it may run beside the launch before it until its threads wait.
+void begin_launch(unsigned blocks, unsigned threads, bool dependent);
 void begin_block(unsigned block, void* shared, size_t bytes);
 void resume(unsigned rank, const void* stack, size_t bytes);
 void ignore(const void* p, size_t bytes);  // the emulator's own memory
@@ -134,6 +135,7 @@ void atomic(const void* p, unsigned bytes, Site);
 void sync(const unsigned* threads, unsigned n);  // a barrier among them
 void fence();
 void proxy_fence();
+void dependency_wait();
 
 // Channels carry what one side knew at release() to the other at acquire(), once flip() has ended
 // the phase in which it was released.
@@ -155,16 +157,16 @@ struct Quiet {  // in emulator code that kernels call: its own accesses do not c
   ~Quiet() { check::active = true; }
 };
 
-void run(dim3 grid, dim3 block, size_t smem, void (*body)(void*), void* args);
+void run(dim3 grid, dim3 block, size_t smem, bool dependent, void (*body)(void*), void* args);
 
 template <class... P, class... A>
-void launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t smem, A&&... a) {
+void launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t smem, bool dependent, A&&... a) {
   struct Call {
     void (*kernel)(P...);
     std::tuple<P...> args;
   } call{kernel, {static_cast<P>(std::forward<A>(a))...}};
   run(
-      grid, block, smem,
+      grid, block, smem, dependent,
       [](void* p) {
         auto& c = *static_cast<Call*>(p);
         std::apply(c.kernel, c.args);

@@ -8,6 +8,7 @@ MAIN = "cuda/attention/hopper.cuh"
 LOAD = "cuda/attention/hopper_load.cuh"
 ROWS = "cuda/attention/hopper_rows.cuh"
 WIDEN = "cuda/attention/hopper_widen.cuh"
+TILE = "cuda/attention/hopper_tile.h"
 
 MUTANTS = [
     Mutant(
@@ -305,6 +306,36 @@ MUTANTS = [
         ROWS,
         "if (!(visible >> (8 * n + 1) & 1)) s[4 * n + 2 * row + 1] = empty_max();",
         "",
+    ),
+    Mutant(
+        "hopper-41",
+        "the plan read before the kernel that writes it has ended",
+        MAIN,
+        "__syncthreads(); gpu::grid_dependency_wait(); gpu::launch_dependents();",
+        "__syncthreads(); gpu::launch_dependents();",
+    ),
+    Mutant(
+        "hopper-42",
+        "waits for the kernel before it behind the units it has read",
+        MAIN,
+        "__syncthreads(); gpu::grid_dependency_wait(); gpu::launch_dependents(); "
+        "const int warpgroup",
+        "__syncthreads(); if (launch.work.block_begin[blockIdx.x] < 0) return; "
+        "gpu::grid_dependency_wait(); gpu::launch_dependents(); const int warpgroup",
+    ),
+    Mutant(
+        "hopper-43",
+        "warpgroups ask for all registers of a multiprocessor",
+        TILE,
+        "return kLeft;",
+        "return kLeft + kStep;",
+    ),
+    Mutant(
+        "hopper-44",
+        "the producer gives nothing back",
+        MAIN,
+        "gpu::setmaxnreg_dec<Tile::kProducerRegisters>();",
+        "gpu::setmaxnreg_dec<168>();",
     ),
     Mutant(
         "queries-1",

@@ -250,4 +250,11 @@ MUTANTS = [
         "(depth - 1) / (cut.groups * kLinearGroupParts) + 1",
         "(depth - 1) / (cut.groups * kLinearGroupParts)",
     ),
+    Mutant(
+        "linear-34",
+        "x copied before the kernel that writes it has ended",
+        MATRIX,
+        "weights.template copy<true, false>(s);",
+        "weights.template copy<true, true>(s);",
+    ),
 ]
