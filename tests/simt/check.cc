@@ -268,10 +268,7 @@ int find_module(dl_phdr_info* info, size_t, void* own) {  // the segments of the
 void expose(const void* p, size_t bytes, const char* name, bool writable) {
   regions.push_back({uintptr_t(p), uintptr_t(p) + bytes, name, writable});
 }
-void conceal() {
-  regions.clear();
-  global.remember();  // of the launch that the next call's first one may overlap
-}
+void conceal() { regions.clear(); }
 
 namespace check {
 
@@ -294,6 +291,7 @@ void begin_launch(unsigned blocks, unsigned n, bool overlaps) {
   ignore(stack, size);  // holds the kernel's arguments
   shared.clear();
 }
+void end_launch() { global.remember(); }
 void begin_block(unsigned id, void* base, size_t bytes) {
   block = id, shared_lo = uintptr_t(base), shared_hi = shared_lo + bytes;
   shared.resize(bytes);

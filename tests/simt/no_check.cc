@@ -10,6 +10,7 @@ WEAK void conceal() {}
 
 namespace check {
 WEAK void begin_launch(unsigned, unsigned, bool) {}
+WEAK void end_launch() {}
 WEAK void begin_block(unsigned, void*, size_t) {}
 WEAK void resume(unsigned, const void*, size_t) {}
 WEAK void ignore(const void*, size_t) {}

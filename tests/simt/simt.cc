@@ -312,6 +312,7 @@ void run(dim3 grid, dim3 threads, size_t smem, bool dependent, void (*fn)(void*)
     for (unsigned i = 0; i < blocks; i++) order[i] = i;
     if (rng_seed) shuffle(order);
     for (unsigned i = 0; i < blocks && error.empty(); i++) run_block(order[i]);
+    if (error.empty()) check::end_launch();
   } catch (const std::exception& e) {
     error = e.what();
   }

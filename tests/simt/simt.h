@@ -125,6 +125,7 @@ enum Kind { plain, atomically, in_flight };
 
 // dependent: it may run beside the launch before it until its threads wait.
 void begin_launch(unsigned blocks, unsigned threads, bool dependent);
+void end_launch();
 void begin_block(unsigned block, void* shared, size_t bytes);
 void resume(unsigned rank, const void* stack, size_t bytes);
 void ignore(const void* p, size_t bytes);  // the emulator's own memory
