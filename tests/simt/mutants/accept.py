@@ -87,8 +87,8 @@ MUTANTS = [
         "accept-3",
         "probabilities that are none count as 0",
         ACCEPT,
-        "if (column < 0 || sums[1] != 0 ||",
-        "if (column < 0 ||",
+        "if (columns == 0 || sums[1] != 0 ||",
+        "if (columns == 0 ||",
     ),
     Mutant(
         "accept-4",
