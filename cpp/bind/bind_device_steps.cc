@@ -2,6 +2,7 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <cstddef>
 #include <map>
 #include <optional>
 #include <string>
@@ -17,7 +18,7 @@ namespace specdec {
 namespace {
 
 void bind_rings(BoundExecutor& self, py::handle staging, py::handle entries, py::handle results,
-                py::handle scores) {
+                py::handle scores, py::handle trees) {
   Executor& executor = self.executor;
   const auto ring = [&](py::handle given, const char* name, DType dtype, const char* axes,
                         std::initializer_list<std::int64_t> shape) {
@@ -39,13 +40,17 @@ void bind_rings(BoundExecutor& self, py::handle staging, py::handle entries, py:
   BorrowedTensor rows =
       ring(scores, "scores", DType::kF32, "[ring_size, max_host_rows, vocab_size]",
            {size, executor.max_host_rows(), executor.config().vocab_size});
+  BorrowedTensor drafted = ring(trees, "trees", DType::kI32, "[ring_size, max_batch_size, words]",
+                                {size, executor.config().max_batch_size, executor.tree_words()});
   executor.bind_rings({static_cast<std::int32_t*>(to->data), static_cast<std::byte*>(slots->data),
                        static_cast<const std::int32_t*>(from->data),
-                       static_cast<const float*>(rows->data)});
+                       static_cast<const float*>(rows->data),
+                       static_cast<const std::int32_t*>(drafted->data)});
   self.staging = std::move(to);
   self.entries = std::move(slots);
   self.results = std::move(from);
   self.scores = std::move(rows);
+  self.trees = std::move(drafted);
 }
 
 std::vector<StepOutput> deliver(BoundExecutor& self, const py::object& scores,
@@ -87,10 +92,17 @@ void def_device_steps(py::class_<BoundExecutor>& executor) {
           "staging_layout",
           [](const BoundExecutor& self) { return self.executor.staging_layout(); })
       .def("bind_rings", &bind_rings, py::kw_only(), py::arg("staging"), py::arg("entries"),
-           py::arg("results"), py::arg("scores"),
+           py::arg("results"), py::arg("scores"), py::arg("trees"),
            "Host memory that the executor writes and reads: staging [ring_size, words] int32, "
            "entries [ring_size, entry_bytes] uint8, results [ring_size, result_words] int32, "
-           "scores [ring_size, max_host_rows, vocab_size] float32.")
+           "scores [ring_size, max_host_rows, vocab_size] float32, trees [ring_size, "
+           "max_batch_size, tree_words] int32.")
+      .def_property_readonly(
+          "tree_words", [](const BoundExecutor& self) { return self.executor.tree_words(); },
+          "Words of a draft tree in a slot.")
+      .def_property_readonly(
+          "tree_offset", [](const BoundExecutor&) { return offsetof(Slot, tree); },
+          "Where a slot's draft tree lies, in bytes.")
       .def(
           "stage",
           [](BoundExecutor& self) -> std::optional<StagedStep> {

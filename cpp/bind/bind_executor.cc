@@ -144,7 +144,7 @@ its row less the earlier siblings, renormalised) unless `replacement`.)")
           py::arg("request_id"),
           "Past its prompt, and no step in flight decides the token after history().")
       .def(
-          "choice_trees", [](const BoundExecutor& self) { return self.executor.choice_trees(); },
+          "choice_trees", [](BoundExecutor& self) { return self.executor.choice_trees(); },
           "The trees whose scores the caller's own processors change: of plan()'s step, or of the "
           "oldest step in flight on a device.")
       .def(

@@ -17,6 +17,7 @@ void register_staging(py::module_& m) {
       .def_readonly("rows", &StagingLayout::rows)
       .def_readonly("pages_per_request", &StagingLayout::pages_per_request)
       .def_readonly("slot_ids", &StagingLayout::slot_ids)
+      .def_readonly("commit_ids", &StagingLayout::commit_ids)
       .def_readonly("max_drafts", &StagingLayout::max_drafts)
       .def_readonly("window_rows", &StagingLayout::window_rows)
       .def_readonly("guesses", &StagingLayout::guesses)
@@ -46,7 +47,17 @@ void register_staging(py::module_& m) {
       .def_readonly("slot", &SlotEntry::slot)
       .def_readonly("request_id", &SlotEntry::request)
       .def_readonly("offset", &SlotEntry::offset)
-      .def_readonly("bytes", &SlotEntry::bytes);
+      .def_readonly("bytes", &SlotEntry::bytes)
+      .def_readonly("at", &SlotEntry::at, "Where in the slot.")
+      .def_readonly("enters", &SlotEntry::enters, "False: the slot is the request's already.");
+  py::class_<StagedChoices>(m, "StagedChoices", "Rows of scores that the host reads.")
+      .def_readonly("first", &StagedChoices::first, "Among the step's choices.")
+      .def_readonly("count", &StagedChoices::count)
+      .def_readonly("slot", &StagedChoices::slot, "Whose drafter goes on from them; -1: nobody's.");
+  py::class_<StagedTree>(m, "StagedTree", "A tree of the device's that the host decides on.")
+      .def_readonly("decode", &StagedTree::decode, "Among the step's decoding requests.")
+      .def_readonly("rows", &StagedTree::rows, "At most.")
+      .def_readonly("slot", &StagedTree::slot);
   py::class_<StagedStep>(m, "StagedStep", "What the host knows of a step that it enqueues.")
       .def_readonly("index", &StagedStep::index)
       .def_readonly("ring", &StagedStep::ring, "Its place in the rings.")
@@ -64,7 +75,10 @@ void register_staging(py::module_& m) {
       .def_readonly("needs_scores", &StagedStep::needs_scores,
                     "Somebody samples: the model's best tokens are not enough.")
       .def_readonly("host_choices", &StagedStep::host_choices,
-                    "First and number of the step's choices that the host makes, of each request.")
+                    "Of requests whose rows the host knows; their scores come first in the ring.")
+      .def_readonly("host_trees", &StagedStep::host_trees, "Their scores follow.")
+      .def_readonly("kept_rows", &StagedStep::kept_rows,
+                    "(slot, row of its part of the last step) that a drafter goes on from.")
       .def_readonly("moves", &StagedStep::moves, "K/V is to be moved before the step.")
       .def_readonly("entries", &StagedStep::entries);
 }

@@ -21,7 +21,7 @@ struct BoundExecutor {
   pybind11::object k_pages, v_pages;
   Executor executor;
   OutputQueue outputs;
-  BorrowedTensor staging, entries, results, scores;
+  BorrowedTensor staging, entries, results, scores, trees;
 };
 
 // The step as the host runs it, and as a device's caller enqueues it.

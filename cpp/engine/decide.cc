@@ -39,7 +39,8 @@ void Executor::decide_place(Place& place, const StepShare& share, const PlaceRow
     result->bad_row = 1;
     return;
   }
-  const int root = place.choices - slot->tree.size;  // a prompt's other rows decide nothing
+  // A prompt's other rows decide nothing; of a device's tree there may be fewer than was planned.
+  const int root = place.tree >= 0 ? 0 : place.choices - slot->tree.size;
   TokenId* sampled = rows.sampled + root;
   const Proposal* proposal = request.step_proposal.get();
   const HostChoice choice{request.params,

@@ -48,21 +48,23 @@ void Executor::learn(RequestRecord& request, const StepShare& share, const SlotR
   }
 }
 
-std::vector<ChoiceTree> Executor::choice_trees() const {
+std::vector<ChoiceTree> Executor::choice_trees() {
   std::lock_guard<std::mutex> lock(mutex_);
   SPECDEC_REQUIRE(!flights_.empty(), "choice_trees(): no step is in flight");
   std::vector<ChoiceTree> trees;
-  const InFlightStep& flight = host_ ? flights_.back() : flights_.front();
+  InFlightStep& flight = host_ ? flights_.back() : flights_.front();
   int end = 0;
-  for (const Place& place : flight.places) {
+  for (Place& place : flight.places) {
     const RequestRecord& request = *place.request;
     if (!host_ && !request.by_host) continue;
     end += place.choices;
     if (!place.decides || !request.params.needs_scores || flight.failed || request.ended) continue;
+    if (place.tree >= 0 && !read_tree(place, flight.ring)) continue;
     Slot* slot = request.host_slot;
     const DraftTree& tree = slot->tree;
+    const int first = place.tree >= 0 ? end - place.choices : end - tree.size;
     trees.push_back({request.id,
-                     end - tree.size,
+                     first,
                      {slot->history(), slot->history() + slot->len},
                      {tree.tokens, tree.tokens + tree.size},
                      {tree.parents, tree.parents + tree.size}});
@@ -86,6 +88,26 @@ int Executor::oldest_ring() const {
   return flights_.front().ring;
 }
 
+// The tree that a device has drafted for a request that the host decides. False: it is none; the
+// device is not trusted further than it has to be.
+bool Executor::read_tree(Place& place, int ring) {
+  SPECDEC_ENSURE(rings_.trees != nullptr, "no ring of trees for choices of the host's");
+  const std::ptrdiff_t at = std::ptrdiff_t{ring} * config_.max_batch_size + place.tree;
+  const auto* from = reinterpret_cast<const DraftTree*>(rings_.trees) + at;
+  Slot* slot = place.request->host_slot;
+  bool good = from->size >= 1 && from->size <= place.choices &&
+              from->tokens[0] == slot->history()[slot->len - 1];
+  for (int i = 1; good && i < from->size; ++i) {
+    good = from->parents[i] >= 0 && from->parents[i] < i && from->tokens[i] >= 0 &&
+           from->tokens[i] < config_.vocab_size;
+  }
+  if (!good) return false;
+  slot->tree = *from;
+  place.rows = 1;
+  place.drafts = slot->tree.num_drafts();
+  return true;
+}
+
 // What the host makes of its rows of a step on a device, from `first_row` on in the ring; `scores`:
 // after the caller's processors.
 void Executor::choose_place(Place& place, const StepShare& share, int first_row, const float* raw,
@@ -102,6 +124,7 @@ void Executor::choose_place(Place& place, const StepShare& share, int first_row,
   rows.sampled = sampled;
   const int root = request.host_slot->len - 1;
   decide_place(place, share, rows, errors, nullptr, -1, result, path, &path_len);
+  if (place.out.last_logit_row >= 0) request.kept_row = place.out.last_logit_row - first_row;
   if (result->finish == static_cast<std::int32_t>(FinishReason::kNone)) {
     request.unmoved.assign(path, path + path_len);
     request.unmoved_at = root;
@@ -208,7 +231,9 @@ std::vector<StepOutput> Executor::deliver(const float* scores,
     SlotResult result = results[b];
     const int step_flags = flags == nullptr ? 0 : flags[b];
     const bool late = request.ended && !fault(Fault::kLateResult);
-    if (request.by_host && !late && (step_flags & ~static_cast<int>(kStatusNaN)) == 0) {
+    bool sound = (step_flags & ~static_cast<int>(kStatusNaN)) == 0;
+    if (place.tree >= 0 && sound && !request.ended) sound = read_tree(place, flight.ring);
+    if (request.by_host && !late && sound) {
       SPECDEC_ENSURE(raw != nullptr, "no ring of scores for choices of the host's");
       const std::ptrdiff_t at = std::ptrdiff_t{first_row} * config_.vocab_size;
       choose_place(place, share, first_row, raw + at, scores + at, errors, &result);

@@ -1,6 +1,6 @@
-// Construction, submission and everything that may be called at any time; plan.cc and deliver.cc
-// have the steps, immediate.cc those that the host runs, decide.cc what it decides, check.cc what
-// is refused.
+// Construction, submission and everything that may be called at any time; plan.cc, stage.cc and
+// deliver.cc have the steps, immediate.cc those that the host runs, decide.cc what it decides,
+// check.cc what is refused.
 #include "engine/executor.h"
 
 #include <algorithm>
@@ -38,7 +38,8 @@ Executor::Executor(const ExecutorConfig& config)
       staging_(config.max_batch_size, config.max_num_tokens, RequestBook::pages_per_slot(config)),
       book_(config),
       acceptor_(config.vocab_size, config.synthetic_acceptance_rates) {
-  const std::int64_t head = static_cast<std::int64_t>(sizeof(Slot)) + 16;
+  // A slot that is kept like the host's gets a head and the tokens of a step.
+  const std::int64_t head = static_cast<std::int64_t>(sizeof(Slot)) + 32 + 4 * kMaxStepTokens;
   const std::int64_t longest = std::int64_t{config.max_seq_len} * sizeof(TokenId);
   entry_bytes_ = (config.max_batch_size * head + std::max(kEntryPromptBytes, longest)) / 16 * 16;
   staged_pages_.assign(static_cast<std::size_t>(ring_size()) * config.max_batch_size,
@@ -110,14 +111,12 @@ RequestId Executor::submit(RequestParams p, const ProposedProbs& external_probs)
                   "external_probs has ", external_probs.rows, " rows for ", num_external,
                   " external drafts: give one row per draft");
   const bool by_host = host_ == nullptr && needs_host(p);
-  // Drafts that a device's operations bring are not the host's to verify.
-  if (by_host && config_.method == DraftMethod::kProposed && !config_.proposed_by_host) {
-    p.speculative = false;
-  }
   auto record = std::make_unique<RequestRecord>(std::move(p), config_.vocab_size);
   RequestRecord& r = *record;
   r.by_host = by_host;
   r.entered = by_host;  // its slot is the host's
+  r.device_drafts =
+      by_host && config_.method == DraftMethod::kProposed && !config_.proposed_by_host;
   r.max_len = static_cast<int>(std::min<std::int64_t>(
       std::int64_t{r.prompt_len} + r.params.max_tokens, config_.max_seq_len));
   r.max_drafts = max_drafts(r.params);
@@ -127,6 +126,7 @@ RequestId Executor::submit(RequestParams p, const ProposedProbs& external_probs)
   if (r.adaptive && config_.method == DraftMethod::kLookahead) {
     r.arms.emplace(r.params.lookahead.value_or(config_.lookahead));
   }
+  r.device_drafts = r.device_drafts && r.max_drafts > 0;
   book_.promise(&r);
   if (num_external > 0) {
     std::vector<std::int32_t> parents(num_external);

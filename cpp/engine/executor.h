@@ -62,6 +62,7 @@ class Executor {
   int max_rows_per_request() const { return 1 + max_drafts_of(config_); }
   // A SlotResult and the StatusFlag bits of each request: results [B], then flags [B].
   int result_words() const;
+  int tree_words() const { return sizeof(DraftTree) / sizeof(std::int32_t); }
   // Rows of one step on a device whose scores the host reads; others wait for their turn.
   int max_host_rows() const { return std::min(config_.max_num_tokens, kMaxStepTokens); }
 
@@ -108,7 +109,7 @@ class Executor {
 
   // The trees whose scores the caller's own processors change: of build()'s plan, or of the oldest
   // step in flight on a device. Those of requests that have ended are left out.
-  std::vector<ChoiceTree> choice_trees() const;
+  std::vector<ChoiceTree> choice_trees();
   // Rows of scores of the oldest step in flight on a device, and its place in the rings.
   int oldest_host_rows() const;
   int oldest_ring() const;
@@ -151,11 +152,9 @@ class Executor {
   void begin_step();
   void collect();
   int prefill_rows(const RequestRecord& request, int budget) const;
-  bool enter(RequestRecord& request);
   void place_prompt(RequestRecord& request, int rows);
   void place_rows(RequestRecord& request, int start, int rows, const DraftTree* drafts,
                   bool decides);
-  void place_moves(RequestRecord& request, int index);
   int most_drafts_of(const RequestRecord& request, int each) const {
     return request.by_host ? std::min(each, host_drafts_each_) : each;
   }
@@ -163,9 +162,14 @@ class Executor {
   void choose_arms(int most_drafts, int each);
   DraftShare share_of(const RequestRecord& request, int most_drafts, int arm) const;
   void place_decode(RequestRecord& request, int most_drafts, int arm);
+  std::int32_t* staged(int offset) { return place_ + offset; }
+  // stage.cc
+  bool enter(RequestRecord& request);
+  bool stage_entry(SlotEntry entry, const void* bytes);
+  bool mirror(RequestRecord& request);
+  void place_moves(RequestRecord& request, int index);
   void stage_pages(const RequestRecord& request, int index);
   void stage_law(std::int32_t* place, const RequestRecord* request, int index) const;
-  std::int32_t* staged(int offset) { return place_ + offset; }
   // immediate.cc
   void enter_on_host(RequestRecord& request);
   void keep_hidden(const HiddenRows& hidden) const;
@@ -192,6 +196,7 @@ class Executor {
   // deliver.cc
   void learn(RequestRecord& request, const StepShare& share, const SlotResult& result);
   void deliver_result(RequestRecord& request, const SlotResult& result, StepOutput& out);
+  bool read_tree(Place& place, int ring);
   void choose_place(Place& place, const StepShare& share, int first_row, const float* raw,
                     const float* scores, const std::map<RequestId, std::string>& errors,
                     SlotResult* result);

@@ -17,6 +17,8 @@ void Executor::begin_step() {
   place_ = rings_.staging + static_cast<std::ptrdiff_t>(ring) * staging_.words;
   step_.entries = std::exchange(entered_, {});
   step_.host_choices.clear();
+  step_.host_trees.clear();
+  step_.kept_rows.clear();
   step_.index = next_step_;
   step_.ring = ring;
   step_.num_prompts = step_.num_decodes = step_.num_prompt_rows = step_.num_prompt_logits = 0;
@@ -58,6 +60,7 @@ const StagedStep* Executor::plan() {
     const int rows = prefill_rows(request, budget);
     if (rows == 0) continue;
     if (!request.entered && !enter(request)) break;
+    if (request.device_drafts && request.mirrored == 0 && !mirror(request)) break;
     const int before = step_.num_prompt_rows;
     place_prompt(request, rows);
     budget -= step_.num_prompt_rows - before;
@@ -82,12 +85,13 @@ const StagedStep* Executor::plan() {
     flights_.pop_back();
     return nullptr;
   }
-  std::fill(staged(staging_.slot_ids) + requests, staged(staging_.slot_ids) + staging_.requests,
-            -1);
+  for (const int ids : {staging_.slot_ids, staging_.commit_ids}) {
+    std::fill(staged(ids) + requests, staged(ids) + staging_.requests, -1);
+  }
   int* logit_rows = staged(staging_.logit_rows) + step_.num_prompt_logits;
   for (int i = 0; i < step_.max_decode_rows; ++i) logit_rows[i] = step_.num_prompt_rows + i;
   const auto& places = flights_.back().places;
-  step_.needs_scores = !step_.host_choices.empty() ||
+  step_.needs_scores = !step_.host_choices.empty() || !step_.host_trees.empty() ||
                        std::any_of(places.begin(), places.end(), [](const Place& place) {
                          return place.decides && !place.request->params.sampling.greedy();
                        });
@@ -129,6 +133,13 @@ void Executor::collect() {
       [](const RequestRecord* a, const RequestRecord* b) { return a->last_step < b->last_step; });
   const auto most = static_cast<std::size_t>(max_host_rows() - external);
   if (choosing_.size() > most) choosing_.resize(most);
+  // Trees that the host has made are placed like prompts, in front of those of the device.
+  std::stable_partition(choosing_.begin(), choosing_.end(),
+                        [](const RequestRecord* r) { return !r->device_drafts; });
+  for (RequestRecord* request : choosing_) {
+    const bool room = !request->device_drafts || mirror(*request);
+    SPECDEC_ENSURE(room, "no room for the slot of request ", request->id);
+  }
   decoding_.insert(decoding_.begin(), choosing_.begin(), choosing_.end());
   host_rows_left_ = max_host_rows() - static_cast<int>(choosing_.size());
 }
@@ -147,63 +158,6 @@ int Executor::prefill_rows(const RequestRecord& request, int budget) const {
   }
   if (!config_.enable_chunked_prefill) return all ? left : 0;
   return all ? left : std::min(rows, left - 1);
-}
-
-// Puts the start of the request's slot among the step's entries. False: no room in this step's
-// place of the ring.
-bool Executor::enter(RequestRecord& request) {
-  const SlotRequest slot = slot_request(request, /*take_prompt=*/false);
-  const std::int64_t bytes = written_slot_bytes(slot);
-  const std::int64_t offset =
-      step_.entries.empty()
-          ? 0
-          : (step_.entries.back().offset + step_.entries.back().bytes + 15) / 16 * 16;
-  if (offset + bytes > entry_bytes_) return false;
-  block_.resize(static_cast<std::size_t>(bytes / 8 + 1));
-  write_slot(layout_, slot, block_.data());
-  std::memcpy(rings_.entries + step_.ring * entry_bytes_ + offset, block_.data(),
-              static_cast<std::size_t>(bytes));
-  request.entered = true;
-  if (fault(Fault::kEntryLost) && request.id > config_.max_batch_size) return true;
-  step_.entries.push_back({request.slot, request.id, offset, bytes});
-  return true;
-}
-
-// The law and the rule of the step's request `index`; null: greedy, for padding.
-void Executor::stage_law(std::int32_t* place, const RequestRecord* request, int index) const {
-  const SamplingLaw law = request == nullptr ? SamplingLaw{} : request->params.sampling;
-  const AcceptanceParams rule =
-      request == nullptr ? AcceptanceParams{} : request->params.acceptance;
-  const auto put = [&](int offset, auto value) {
-    std::memcpy(reinterpret_cast<std::byte*>(place + offset) + index * sizeof(value), &value,
-                sizeof(value));
-  };
-  put(staging_.temperature, law.temperature);
-  put(staging_.top_p, law.top_p);
-  put(staging_.min_p, law.min_p);
-  put(staging_.top_k, law.top_k);
-  put(staging_.acceptance, static_cast<std::uint8_t>(rule.rule));
-  put(staging_.posterior_threshold, rule.posterior_threshold);
-  put(staging_.posterior_alpha, rule.posterior_alpha);
-  put(staging_.acceptance_threshold, rule.threshold);
-}
-
-// The pages of the step's request `index`, after reserving what it may touch.
-void Executor::stage_pages(const RequestRecord& request, int index) {
-  const std::int64_t tokens = request.tokens_to_hold();
-  PageTable& table = book_.pages();
-  const bool reserved = table.reserve(request.slot, tokens);
-  SPECDEC_ENSURE(reserved, "request ", request.id, " was promised pages for ", tokens,
-                 " tokens and did not get them");
-  const auto& pages = table.pages(request.slot);
-  std::int32_t* row =
-      staged(staging_.page_table) + static_cast<std::ptrdiff_t>(index) * staging_.pages_per_request;
-  std::copy(pages.begin(), pages.end(), row);
-  // What the row's last use left behind must not look like a page.
-  int& used = staged_pages_[static_cast<std::size_t>(step_.ring) * staging_.requests + index];
-  if (used > static_cast<int>(pages.size())) std::fill(row + pages.size(), row + used, -1);
-  used = static_cast<int>(pages.size());
-  step_.max_kv_len = std::max(step_.max_kv_len, static_cast<int>(tokens));
 }
 
 void Executor::place_prompt(RequestRecord& request, int rows) {
@@ -241,8 +195,10 @@ void Executor::place_rows(RequestRecord& request, int start, int rows, const Dra
   const int from = is_prefill && request.params.prompt_logprobs ? 0 : (decides ? rows - 1 : all);
   const int choices = all - from;
   flights_.back().places.push_back(
-      {&request, is_prefill, decides, start, rows, drafts, choices, {}});
-  staged(staging_.slot_ids)[b] = request.by_host ? -1 : request.slot;
+      {&request, is_prefill, decides, start, rows, drafts, -1, choices, {}});
+  const int device_slot = request.by_host && !request.device_drafts ? -1 : request.slot;
+  staged(staging_.slot_ids)[b] = device_slot;
+  staged(staging_.commit_ids)[b] = request.by_host ? -1 : request.slot;
   staged(staging_.max_drafts)[b] = 0;
   staged(staging_.kv_len)[b] = start;
   const int first = step_.num_prompt_rows;
@@ -254,7 +210,7 @@ void Executor::place_rows(RequestRecord& request, int start, int rows, const Dra
   }
   step_.num_prompt_rows += all;
   if (choices > 0 && request.by_host) {
-    step_.host_choices.emplace_back(step_.num_prompt_logits, choices);
+    step_.host_choices.push_back({step_.num_prompt_logits, choices, decides ? device_slot : -1});
   }
   for (int i = from; i < all; ++i) {
     const int parent = staged(staging_.prompt_parents)[first + i] - from;
@@ -265,19 +221,6 @@ void Executor::place_rows(RequestRecord& request, int start, int rows, const Dra
   staged(staging_.cu_logits)[b + 1] = step_.num_prompt_logits;
   step_.max_rows = std::max(step_.max_rows, all);
   stage_pages(request, b);
-}
-
-// The K/V that the host's last choice left where it was drafted.
-void Executor::place_moves(RequestRecord& request, int index) {
-  const auto count = static_cast<std::int32_t>(request.unmoved.size());
-  std::int32_t* path = staged(staging_.move_path) + std::ptrdiff_t{index} * kMaxStepTokens;
-  std::int32_t* first = staged(staging_.move_cu_rows) + index;
-  first[1] = first[0] + (count == 0 ? 0 : request.unmoved.back() + 1);
-  staged(staging_.move_kv_len)[index] = request.unmoved_at;
-  staged(staging_.move_path_len)[index] = count;
-  std::copy(request.unmoved.begin(), request.unmoved.end(), path);
-  step_.moves |= count > 0;
-  request.unmoved.clear();
 }
 
 namespace {
@@ -401,7 +344,7 @@ void Executor::place_decode(RequestRecord& request, int most_drafts, int arm) {
   // and leaves out what has no place; the host knows how long it is at least.
   path = std::max(0, std::min(path, request.room()));
   if (request.chain && !request.proposal) drafts = path;
-  if (request.by_host) {
+  if (request.by_host && !request.device_drafts) {
     share.max_drafts = drafts;
     draft_on_host(request, share);
     place_rows(request, request.known_len - 1, 1, &request.host_slot->tree, true);
@@ -412,8 +355,11 @@ void Executor::place_decode(RequestRecord& request, int most_drafts, int arm) {
   const int rows = 1 + drafts;
   request.shares.push_back({step_.index, 0, rows, path + 1, arm});
   request.last_step = step_.index;
-  flights_.back().places.push_back({&request, false, true, 0, 0, 0, rows, {}});
+  const int tree = request.by_host ? static_cast<int>(step_.host_trees.size()) : -1;
+  flights_.back().places.push_back({&request, false, true, 0, 0, 0, tree, rows, {}});
+  if (tree >= 0) step_.host_trees.push_back({b - step_.num_prompts, rows, request.slot});
   staged(staging_.slot_ids)[b] = request.slot;
+  staged(staging_.commit_ids)[b] = request.by_host ? -1 : request.slot;
   staged(staging_.max_drafts)[b] = drafts;
   staged(staging_.window_rows)[b] = share.window_rows;
   staged(staging_.guesses)[b] = share.guesses;

@@ -100,6 +100,12 @@ struct RequestRecord {
   // unmoved[i] of the last step goes to place i + 1 behind unmoved_at, where that step began.
   std::vector<std::int32_t> unmoved;
   int unmoved_at = 0;
+  // by_host: operations in front of the step bring the drafts, into a slot of the device that is
+  // kept like the host's. Tokens of the history that it has; the row of the last step that the last
+  // token was chosen after.
+  bool device_drafts = false;
+  int mirrored = 0;
+  int kept_row = -1;
 
   int slot = -1;
   bool entered = false;  // the slot's start has been written, or staged
@@ -176,6 +182,7 @@ struct InFlightStep {
     bool is_prefill = false, decides = false;  // decides: its last row chooses a token
     int start = 0, rows = 0;                   // of a prompt, or of a choice of the host's
     int drafts = 0;                            // behind them
+    int tree = -1;                             // in the ring of trees; else the host has placed it
     int choices = 0;  // rows whose scores or best tokens are needed; of drafts on a device, at most
     StepOutput out = {};  // what the host's acceptance said beside the result
   };

@@ -15,6 +15,7 @@ StagingLayout::StagingLayout(int max_requests, int max_rows, int max_pages_per_r
     return static_cast<int>(offset);
   };
   slot_ids = take(requests);
+  commit_ids = take(requests);
   max_drafts = take(requests);
   window_rows = take(requests);
   guesses = take(requests);

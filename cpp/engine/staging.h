@@ -20,6 +20,7 @@ struct StagingLayout {
 
   int requests = 0, rows = 0, pages_per_request = 0;
   int slot_ids = 0;     // [B] -1 behind the last request
+  int commit_ids = 0;   // [B] the same, -1 for requests that the host decides
   int max_drafts = 0;   // [B]
   int window_rows = 0;  // [B] of lookahead, as DraftStepParams
   int guesses = 0;      // [B]
@@ -49,6 +50,21 @@ struct SlotEntry {
   int slot = 0;
   RequestId request = 0;
   std::int64_t offset = 0, bytes = 0;  // within the step's place of the ring of entries
+  std::int64_t at = 0;                 // where in the slot
+  bool enters = true;                  // else the slot is the request's already
+};
+
+// A tree that a device drafts and the host decides on: of the step's decoding request `decode`.
+struct StagedTree {
+  int decode = 0;
+  int rows = 0;  // at most
+  int slot = 0;
+};
+
+// Rows of scores that the host reads, of one request of the step whose rows it knows. `slot`: what
+// its last token is chosen after is kept for a drafter; -1: it is not.
+struct StagedChoices {
+  int first = 0, count = 0, slot = -1;
 };
 
 // What the host knows of a step. Decoding requests have at most max_decode_rows rows together; the
@@ -60,9 +76,11 @@ struct StagedStep {
   int num_prompt_rows = 0, num_prompt_logits = 0;
   int max_decode_rows = 0;
   int max_rows = 0, max_kv_len = 0;  // of any one request, upper bounds
-  // First and number of the step's choices that the host makes, of each request; their scores go
-  // into the ring, in this order.
-  std::vector<std::pair<int, int>> host_choices;
+  // The scores that the host reads go into the ring, in this order; then those of the trees.
+  std::vector<StagedChoices> host_choices;
+  std::vector<StagedTree> host_trees;
+  // Slots for which a drafter keeps a row of what the last step of their request left.
+  std::vector<std::pair<int, int>> kept_rows;
   double second_worth = 0.0;  // tokens that a second brings without drafts; 0: not known
   bool needs_scores = false;  // somebody samples: best tokens are not enough
   bool moves = false;         // K/V is to be moved before it
@@ -74,6 +92,7 @@ struct StepRings {
   std::byte* entries = nullptr;           // [depth + 2, entry_bytes()]
   const std::int32_t* results = nullptr;  // [depth + 2, result_words()]
   const float* scores = nullptr;          // [depth + 2, max_host_rows(), vocab_size]
+  const std::int32_t* trees = nullptr;    // [depth + 2, max_batch_size, words of a DraftTree]
 };
 
 }  // namespace specdec

@@ -33,7 +33,9 @@ __all__: list[str] = [
     "SearchCost",
     "SlotEntry",
     "SlotLayout",
+    "StagedChoices",
     "StagedStep",
+    "StagedTree",
     "StagingLayout",
     "StepCost",
     "StepOutput",
@@ -421,6 +423,8 @@ class StagingLayout:
     @property
     def choice_parents(self) -> int: ...
     @property
+    def commit_ids(self) -> int: ...
+    @property
     def cu_logits(self) -> int: ...
     @property
     def cu_rows(self) -> int: ...
@@ -478,11 +482,55 @@ class SlotEntry:
     The start of a slot, within the ring of entries.
     """
     @property
+    def at(self) -> int:
+        """
+        Where in the slot.
+        """
+    @property
     def bytes(self) -> int: ...
+    @property
+    def enters(self) -> bool:
+        """
+        False: the slot is the request's already.
+        """
     @property
     def offset(self) -> int: ...
     @property
     def request_id(self) -> int: ...
+    @property
+    def slot(self) -> int: ...
+
+class StagedChoices:
+    """
+    Rows of scores that the host reads.
+    """
+    @property
+    def count(self) -> int: ...
+    @property
+    def first(self) -> int:
+        """
+        Among the step's choices.
+        """
+    @property
+    def slot(self) -> int:
+        """
+        Whose drafter goes on from them; -1: nobody's.
+        """
+
+class StagedTree:
+    """
+    A tree of the device's that the host decides on.
+    """
+    @property
+    def decode(self) -> int:
+        """
+        Among the step's decoding requests.
+        """
+    @property
+    def rows(self) -> int:
+        """
+        At most.
+        """
     @property
     def slot(self) -> int: ...
 
@@ -493,12 +541,22 @@ class StagedStep:
     @property
     def entries(self) -> list[SlotEntry]: ...
     @property
-    def host_choices(self) -> list[tuple[int, int]]:
+    def host_choices(self) -> list[StagedChoices]:
         """
-        First and number of the step's choices that the host makes, of each request.
+        Of requests whose rows the host knows; their scores come first in the ring.
+        """
+    @property
+    def host_trees(self) -> list[StagedTree]:
+        """
+        Their scores follow.
         """
     @property
     def index(self) -> int: ...
+    @property
+    def kept_rows(self) -> list[tuple[int, int]]:
+        """
+        (slot, row of its part of the last step) that a drafter goes on from.
+        """
     @property
     def max_decode_rows(self) -> int:
         """
@@ -657,10 +715,16 @@ class Executor:
         is.
         """
     def bind_rings(
-        self, *, staging: typing.Any, entries: typing.Any, results: typing.Any, scores: typing.Any
+        self,
+        *,
+        staging: typing.Any,
+        entries: typing.Any,
+        results: typing.Any,
+        scores: typing.Any,
+        trees: typing.Any,
     ) -> None:
         """
-        Host memory that the executor writes and reads: staging [ring_size, words] int32, entries [ring_size, entry_bytes] uint8, results [ring_size, result_words] int32, scores [ring_size, max_host_rows, vocab_size] float32.
+        Host memory that the executor writes and reads: staging [ring_size, words] int32, entries [ring_size, entry_bytes] uint8, results [ring_size, result_words] int32, scores [ring_size, max_host_rows, vocab_size] float32, trees [ring_size, max_batch_size, tree_words] int32.
         """
     def build(self) -> StepPlan:
         """
@@ -880,6 +944,16 @@ class Executor:
     def steps_in_flight(self) -> list[int]:
         """
         The indices of the steps in flight, oldest first.
+        """
+    @property
+    def tree_offset(self) -> int:
+        """
+        Where a slot's draft tree lies, in bytes.
+        """
+    @property
+    def tree_words(self) -> int:
+        """
+        Words of a draft tree in a slot.
         """
     @property
     def vocab_size(self) -> int: ...

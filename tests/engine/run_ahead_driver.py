@@ -74,7 +74,8 @@ class RunAheadEngine(Engine):
         if recorder is not None:
             recorder.buffers = self.pipeline.buffers
         if isinstance(self.stream, StubStream):
-            rings = (self.pipeline.buffers.result_ring, self.pipeline.buffers.score_ring)
+            buffers = self.pipeline.buffers
+            rings = (buffers.result_ring, buffers.score_ring, buffers.tree_ring)
             self.stream.host_memory = frozenset(r.untyped_storage().data_ptr() for r in rings)
         self.step_count = 0
         self.alive: set[int] = set()

@@ -23,6 +23,7 @@ from model.redrafter_cases import random_drafter
 from specdec_ext import (
     LLM,
     DraftTargetDecodingConfig,
+    ExternalDraftTokensConfig,
     MedusaDecodingConfig,
     ReDrafterDecodingConfig,
     SamplingParams,
@@ -152,8 +153,41 @@ def test_requests_of_all_kinds_share_a_batch(
         check(llm)
     assert [list(out.outputs[0].token_ids) for out in outputs] == wanted
     drafted = [out.metrics["speculative_decoding"]["num_draft_tokens"] for out in outputs]
-    # Where the host runs the steps it drafts for tokens that it chooses, too.
-    assert [count > 0 for count in drafted] == [True, False, True, place == "cpu", True, False]
+    assert [count > 0 for count in drafted] == [True, False, True, True, True, False]
+
+
+@places
+@depths
+@methods
+def test_requests_that_need_the_host_draft_as_others_do(
+    folders: dict[str, Path], plain: dict[str, Any], method: str, place: str, depth: int
+) -> None:
+    """Scores are read, or changed, or drafts come with the request: text, drafts and acceptance are
+    those of a request that asks for nothing."""
+    kinds: list[dict[str, Any]] = [
+        {"logprobs": 1},
+        {"prompt_logprobs": 0},
+        {"return_generation_logits": True},
+        {"logits_processors": [lambda text, scores: scores + 1.0]},
+        {"external_draft": ExternalDraftTokensConfig([1, 2], continue_decoding=True)},
+        {"logit_bias": {VOCAB - 1: 0.0}},
+    ]
+    each = {"max_tokens": COUNT, "ignore_eos": True}
+    drafted = []
+    with open_llm(folders, method, place, depth) as llm:
+        for changes in ([{}] * len(kinds), kinds):
+            params = [SamplingParams(**each, **change) for change in changes]
+            outputs = llm.generate(PROMPTS, params, use_tqdm=False)
+            assert [list(out.outputs[0].token_ids) for out in outputs] == plain["greedy"]
+            counts = [out.metrics["speculative_decoding"] for out in outputs]
+            drafted.append(
+                [(c["num_draft_tokens"], c["num_accepted_draft_tokens"]) for c in counts]
+            )
+        check(llm)
+    external = kinds.index(next(kind for kind in kinds if "external_draft" in kind))
+    tokens, accepted = drafted[0][external]
+    drafted[0][external] = (tokens + 2, accepted)
+    assert drafted[1] == drafted[0]
 
 
 @places

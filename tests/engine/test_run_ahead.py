@@ -293,6 +293,7 @@ def test_calls_out_of_order_are_refused() -> None:
         "entries": torch.zeros(executor.ring_size, executor.entry_bytes, dtype=torch.uint8),
         "results": torch.zeros(executor.ring_size, executor.result_words, dtype=torch.int32),
         "scores": torch.zeros(executor.ring_size, executor.max_host_rows, 50),
+        "trees": torch.zeros(executor.ring_size, 2, executor.tree_words, dtype=torch.int32),
     }
     for name in rings:
         with pytest.raises(ValueError, match=name):

@@ -87,7 +87,8 @@ def test_memory_is_counted_before_pages_are_sized(folder: Path, device: str, met
     with open_llm(folder, SPECS[method], 1, device=device) as llm:
         pipeline = llm.engine._pipeline  # type: ignore[attr-defined]
         buffers, scores = pipeline.buffers, pipeline._forward._scores
-        rings = (buffers.staging_ring, buffers.entry_ring, buffers.result_ring, buffers.score_ring)
+        rings = (buffers.staging_ring, buffers.entry_ring, buffers.result_ring, buffers.score_ring,
+                 buffers.tree_ring)  # fmt: skip
         kept = buffers.memory_bytes - sum(t.numel() * t.element_size() for t in rings)
         kept += scores.numel() * scores.element_size()
         drafting = {"method": "none"} if SPECS[method] is None else drafting_of(SPECS[method])

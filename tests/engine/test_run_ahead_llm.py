@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from emulators import devices
+from emulators import EMULATED, devices, needs_cuda
 from specdec_ext import (
     LLM,
     ConfigError,
@@ -282,7 +282,15 @@ class Guesses:
 
 
 @pytest.mark.parametrize("depth", [0, 1, 2])
-@pytest.mark.parametrize("place", ["cpu", "stream"])
+@pytest.mark.parametrize(
+    "place",
+    [
+        "cpu",
+        "stream",
+        pytest.param("cuda-emu-fast", marks=EMULATED),
+        pytest.param("cuda", marks=needs_cuda),
+    ],
+)
 @pytest.mark.parametrize("method", ["none", "ngram", "lookahead", "public", "user"])
 def test_what_needs_the_host_is_served_at_every_depth(
     folder: Path, method: str, place: str, depth: int, request: pytest.FixtureRequest
@@ -311,8 +319,10 @@ def test_what_needs_the_host_is_served_at_every_depth(
     params = [SamplingParams(**every, **kind) for kind in kinds]
     prompts = (PROMPTS * 2)[: len(params)]
 
+    device = "cpu" if place == "stream" else place
+
     def answers(run_ahead: int | None) -> tuple[list[Any], list[int]]:
-        with open_llm(folder, specs[method], run_ahead) as llm:
+        with open_llm(folder, specs[method], run_ahead, device=device, numerics="exact") as llm:
             results = llm.generate(prompts, params, use_tqdm=False)
             stats = llm.get_metrics()["executor"]
         assert stats["free_pages"] == stats["total_pages"]

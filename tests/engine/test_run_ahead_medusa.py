@@ -23,7 +23,7 @@ from reference import medusa_reference as ref
 from specdec_ext import LLM, MedusaDecodingConfig, ModelError, RequestError, SamplingParams
 from specdec_ext.cli import main
 from specdec_ext.config.methods import published_trees
-from specdec_ext.engine.overlap import RunAheadPipeline, make_buckets
+from specdec_ext.engine.overlap import MAX_STEP_TOKENS, RunAheadPipeline, make_buckets
 from specdec_ext.engine.overlap.build import device_bytes
 
 pytestmark = pytest.mark.usefixtures("on_stream")
@@ -349,11 +349,13 @@ def test_memory_is_counted_before_pages_are_sized(target: Path, heads: Path, dev
     with open_llm(target, MedusaDecodingConfig(heads, LEVELS), 1, device=device) as llm:
         pipeline = llm.engine._pipeline  # type: ignore[attr-defined]
         buffers, scores = pipeline.buffers, pipeline._forward._scores
-        rings = (buffers.staging_ring, buffers.entry_ring, buffers.result_ring, buffers.score_ring)
+        rings = (buffers.staging_ring, buffers.entry_ring, buffers.result_ring, buffers.score_ring,
+                 buffers.tree_ring)  # fmt: skip
         kept = buffers.memory_bytes - sum(t.numel() * t.element_size() for t in rings)
         kept += sum(t.numel() * t.element_size() for t in (scores, pipeline._hidden))
         drafting = {"method": "proposed", "proposed_max_draft_len": 9, "proposed_max_path": 4}
         hidden = llm.model.hidden_size * llm.model.kv_dtype.itemsize
+        kept += MAX_STEP_TOKENS * hidden * len(pipeline._hidden)  # made when the host chooses
         counted = device_bytes(llm.memory, llm.scheduler_config, drafting, VOCAB, hidden)
         assert pipeline.drafter.scratch_bytes(3) == 4 * 3 * VOCAB * 4
     assert kept <= counted <= kept + 4096

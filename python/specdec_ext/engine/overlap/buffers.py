@@ -75,17 +75,22 @@ class StepBuffers:
         self.staging_ring = host(words, torch.int32)
         self.staging_ring[:, self.staging.page_table : self.staging.logit_rows] = -1
         # Until something is staged every request is padding.
-        ids = slice(self.staging.slot_ids, self.staging.slot_ids + batch)
-        self.staging_ring[:, ids] = -1
+        for ids in (self.staging.slot_ids, self.staging.commit_ids):
+            self.staging_ring[:, ids : ids + batch] = -1
         self.entry_ring = host(executor.entry_bytes, torch.uint8)
         self.result_ring = host(executor.result_words, torch.int32)
         chosen, vocab = executor.max_host_rows, self.vocab_size
         self.score_ring = host(chosen * vocab, torch.float32).view(ring, chosen, vocab)
+        tree = executor.tree_words
+        self.tree_ring = host(batch * tree, torch.int32).view(ring, batch, tree)
+        at = executor.tree_offset
+        self._tree_bytes = slice(at, at + 4 * tree)
         executor.bind_rings(
             staging=self.staging_ring,
             entries=self.entry_ring,
             results=self.result_ring,
             scores=self.score_ring,
+            trees=self.tree_ring,
         )
 
         def on_device(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
@@ -118,6 +123,10 @@ class StepBuffers:
         words_each = self.layout.result_words
         self.results = self.result_block[: batch * words_each].view(batch, words_each)
         self.status = self.result_block[batch * words_each :]
+
+    def tree_of(self, slot: int) -> Tensor:
+        """[words] int32: the draft tree in a slot."""
+        return self.slots[slot, self._tree_bytes].view(torch.int32)
 
     def staged_part(self, offset: int, count: int) -> Tensor:
         """A part of what the host staged for the step, on the device."""

@@ -82,7 +82,9 @@ def device_bytes(
     memory        a plan whose sizes of steps are final; its pages are not looked at
     """
     sizes = _make_executor(1, memory, scheduler, drafting)
-    slots = (int(sizes.slot_layout.slot_bytes) + hidden_bytes) * memory.max_batch_size
+    # One state is kept for the next drafts; where the host chooses, those of all rows until it has.
+    kept = hidden_bytes * (1 + MAX_STEP_TOKENS)
+    slots = (int(sizes.slot_layout.slot_bytes) + kept) * memory.max_batch_size
     words = int(sizes.staging_layout.words + sizes.result_words) + 3  # ends of prefix sums
     per_row, per_request = 11, 4 + 3 * MAX_STEP_TOKENS + 4  # int32 words of the step's arrays
     words += per_row * memory.max_num_tokens + per_request * memory.max_batch_size

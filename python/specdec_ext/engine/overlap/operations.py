@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from specdec_ext import ops
-from specdec_ext._core import MAX_STEP_TOKENS
 from specdec_ext.drafters.slot_drafter import DraftInputs, PromptInputs, SlotDrafter
 from specdec_ext.engine.overlap.buffers import StepBuffers, StepTensors
+from specdec_ext.engine.overlap.host_side import HostSide
 from specdec_ext.log import logger
 from specdec_ext.models.device_step import DeviceStep
 
@@ -32,7 +32,8 @@ class StepSizes:
     max_rows, max_kv_len         of any one request, upper bounds
     needs_scores                 somebody samples, or the host chooses
     drafts                       a decoding request may have more than one row
-    host_choices                 first and number of the choices that the host makes, by request
+    host_choices, host_trees     what the host reads: _core.StagedChoices, _core.StagedTree
+    kept_rows                    (slot, row) of what such requests' drafts go on from
     moves                        K/V of choices that the host has made is moved before the step
     """
 
@@ -44,9 +45,16 @@ class StepSizes:
     max_rows: int
     max_kv_len: int
     needs_scores: bool
-    host_choices: tuple[tuple[int, int], ...] = ()
     drafts: bool = True
+    host_choices: tuple[Any, ...] = ()
+    host_trees: tuple[Any, ...] = ()
+    kept_rows: tuple[tuple[int, int], ...] = ()
     moves: bool = False
+
+    @property
+    def needs_host(self) -> bool:
+        """What is enqueued follows from more than sizes: nothing to record."""
+        return bool(self.host_choices or self.host_trees or self.moves)
 
     @classmethod
     def of(cls, planned: Any) -> StepSizes:
@@ -60,8 +68,10 @@ class StepSizes:
             planned.max_rows,
             planned.max_kv_len,
             planned.needs_scores,
-            tuple(planned.host_choices),
             planned.max_decode_rows > planned.num_decodes,
+            tuple(planned.host_choices),
+            tuple(planned.host_trees),
+            tuple(planned.kept_rows),
             planned.moves,
         )
 
@@ -114,13 +124,17 @@ class StepOperations:
         self._pages = (k_pages, v_pages)
         self._backend = backend
         self._scores: Tensor | None = None  # of the step that was enqueued last
+        self._host = HostSide(buffers, k_pages, v_pages, backend)
 
     def _operations(self, g: StepSizes) -> tuple[tuple[Callable[[], None], ...], ...]:
         """What runs on the device, for each of PARTS: the same addresses for equal geometries."""
         tensors = self._tensors(g)
         moving: tuple[Callable[[], None], ...] = ()
         if g.moves:
-            moving = (lambda: self._move_kv(g, tensors),)
+            moving = (lambda: self._host.move_kv(tensors),)
+        kept = self._hidden
+        if g.kept_rows and kept is not None:
+            moving += (lambda: self._host.take_kept(g.kept_rows, kept),)
         drafting: tuple[Callable[[], None], ...] = ()
         if self._is_drafting(g):
             drafting = (lambda: self._bring_drafts(g, tensors),)
@@ -145,24 +159,6 @@ class StepOperations:
 
     def _clear_status(self) -> None:
         self.buffers.status.zero_()
-
-    def _move_kv(self, g: StepSizes, tensors: StepTensors) -> None:
-        """Bring K/V that the host has accepted since the last step to its place."""
-        b, layout, step = self.buffers, self.buffers.staging, tensors.step
-        requests = g.prompts + g.decodes
-        path = b.staged_part(layout.move_path, requests * MAX_STEP_TOKENS)
-        ops.compact_kv(
-            *self._pages,
-            step.page_table,
-            b.staged_part(layout.move_kv_len, requests),
-            b.staged_part(layout.move_cu_rows, requests + 1),
-            path.view(requests, MAX_STEP_TOKENS),
-            b.staged_part(layout.move_path_len, requests),
-            num_rows=requests * MAX_STEP_TOKENS,
-            max_kv_len=step.max_kv_len,
-            backend=self._backend,
-            status=tensors.status,
-        )
 
     def _timed_forward(self, tensors: StepTensors) -> None:
         begin = time.perf_counter()
@@ -261,7 +257,7 @@ class StepOperations:
         ops.keep_hidden(
             b.layout,
             b.slots,
-            b.staged_part(b.staging.slot_ids, requests),
+            b.staged_part(b.staging.commit_ids, requests),
             tensors.cu_logits,
             results=b.results[:requests],
             path=b.path[:requests],
@@ -331,11 +327,9 @@ class StepOperations:
             return self._commit(tensors, tensors.sampled, accepted)
         if scores is None:
             raise ValueError("the model returned no scores for a step that samples")
-        at = 0
-        for first, count in g.host_choices:
-            chosen = scores[first : first + count, : b.host_scores.shape[1]]
-            b.host_scores[at : at + count].copy_(chosen)
-            at += count
+        if g.needs_host:
+            hidden = None if self._hidden is None else self._forward.hidden
+            self._host.show(g, tensors, scores, hidden)
         requests, rows = len(step.kv_len), len(scores)
         tokens, positions, parents = self._needed_nodes(g, tensors, rows)
         drawn = None
@@ -406,7 +400,7 @@ class StepOperations:
         ops.commit_step(
             b.layout,
             b.slots,
-            b.staged_part(b.staging.slot_ids, requests),
+            b.staged_part(b.staging.commit_ids, requests),
             tensors.cu_logits,
             sampled,
             results=b.results[:requests],

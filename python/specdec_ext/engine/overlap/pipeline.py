@@ -244,27 +244,31 @@ class RunAheadPipeline(StepOperations):
     def _stage(self, planned: Any) -> None:
         stream, buffers = self.stream, self.buffers
         # What only prompts need lies at the end.
-        words = buffers.staging.words if planned.num_prompts else buffers.staging.prompt_tokens
+        all_words = planned.num_prompts or planned.moves
+        words = buffers.staging.words if all_words else buffers.staging.prompt_tokens
         stream.copy(buffers.staged[:words], buffers.staging_ring[planned.ring, :words])
         for entry in planned.entries:
             source = buffers.entry_ring[planned.ring, entry.offset : entry.offset + entry.bytes]
-            stream.copy(buffers.slots[entry.slot, : entry.bytes], source)
-            if self.drafter is not None:
+            stream.copy(buffers.slots[entry.slot, entry.at : entry.at + entry.bytes], source)
+            if self.drafter is not None and entry.enters:
                 asked = self.draft_options
                 options = asked(entry.request_id) if asked is not None else {}
                 stream.enqueue(partial(self.drafter.enter, entry.slot, options))
 
     def _read_back(self, planned: Any) -> None:
-        buffers, count = self.buffers, sum(count for _, count in planned.host_choices)
+        buffers, count = self.buffers, sum(c.count for c in planned.host_choices)
+        count += sum(tree.rows for tree in planned.host_trees)
         self.stream.copy(buffers.result_ring[planned.ring], buffers.result_block)
         if count:
             self.stream.copy(buffers.score_ring[planned.ring, :count], buffers.host_scores[:count])
+        for i, tree in enumerate(planned.host_trees):
+            self.stream.copy(buffers.tree_ring[planned.ring, i], buffers.tree_of(tree.slot))
 
     def _run(self, g: StepSizes) -> None:
         """Everything between the copies."""
         bucket = None
         parts: tuple[tuple[Callable[[], None], ...], ...]
-        if self.buckets and g.prompts == 0:
+        if self.buckets and g.prompts == 0 and not g.needs_host:
             size = (g.decodes, g.decode_rows)
             if size not in self._chosen:
                 self._chosen[size] = choose_bucket(self.buckets, *size)
@@ -302,7 +306,7 @@ class RunAheadPipeline(StepOperations):
             rows = min(bucket.rows, self.executor.max_rows_per_request)
             capacity = staging.pages_per_request * self._pages[0].shape[3]
             g = StepSizes(
-                0, bucket.requests, 0, bucket.rows, 0, rows, capacity, needs_scores, (), drafts
+                0, bucket.requests, 0, bucket.rows, 0, rows, capacity, needs_scores, drafts
             )
             parts = self._operations(g)
             every = tuple(operation for operations in parts for operation in operations)
@@ -317,11 +321,12 @@ class RunAheadPipeline(StepOperations):
         """What is enqueued meanwhile finds slot -1 in every place of the step."""
         buffers = self.buffers
         staged = buffers.staged
-        ids = buffers.staged_part(buffers.staging.slot_ids, buffers.staging.requests)
         saved: list[Tensor] = []
         # Made on the stream that uses it: its memory goes back to that stream, behind the last use.
         self.stream.enqueue(lambda: saved.append(staged.clone()))
-        self.stream.enqueue(lambda: ids.fill_(-1))
+        for offset in (buffers.staging.slot_ids, buffers.staging.commit_ids):
+            ids = buffers.staged_part(offset, buffers.staging.requests)
+            self.stream.enqueue(partial(ids.fill_, -1))
         yield
         self.stream.enqueue(lambda: staged.copy_(saved[0]))
 

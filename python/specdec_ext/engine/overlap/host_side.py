@@ -1,0 +1,82 @@
+"""What a step on a stream does for requests that the host decides (docs/run_ahead.md)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ... import ops
+from ..._core import MAX_STEP_TOKENS
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from .buffers import StepBuffers, StepTensors
+
+__all__ = ["HostSide"]
+
+
+class HostSide:
+    """Operations on the stream: before a step, what the host has decided since the last one; behind
+    the model, what it will decide from."""
+
+    def __init__(
+        self, buffers: StepBuffers, k_pages: Tensor, v_pages: Tensor, backend: str | None
+    ) -> None:
+        self._buffers, self._pages, self._backend = buffers, (k_pages, v_pages), backend
+        self._left: dict[int, Tensor] = {}  # by slot, hidden states of its last step's rows
+
+    def move_kv(self, tensors: StepTensors) -> None:
+        """Bring K/V that the host has accepted to its place."""
+        b, layout, step = self._buffers, self._buffers.staging, tensors.step
+        requests = len(step.kv_len)
+        path = b.staged_part(layout.move_path, requests * MAX_STEP_TOKENS)
+        ops.compact_kv(
+            *self._pages,
+            step.page_table,
+            b.staged_part(layout.move_kv_len, requests),
+            b.staged_part(layout.move_cu_rows, requests + 1),
+            path.view(requests, MAX_STEP_TOKENS),
+            b.staged_part(layout.move_path_len, requests),
+            num_rows=requests * MAX_STEP_TOKENS,
+            max_kv_len=step.max_kv_len,
+            backend=self._backend,
+            status=tensors.status,
+        )
+
+    def show(self, g: Any, tensors: StepTensors, scores: Tensor, hidden: Tensor | None) -> None:
+        """Collect the rows of scores that the host reads.
+
+        g       the step's StepSizes
+        hidden  [rows of scores, H] what a drafter may go on from; None: nothing is kept
+        """
+        to, at = self._buffers.host_scores, 0
+        vocab = to.shape[1]
+        for choice in g.host_choices:
+            rows = slice(choice.first, choice.first + choice.count)
+            to[at : at + choice.count].copy_(scores[rows, :vocab])
+            at += choice.count
+            if hidden is not None and choice.slot >= 0:
+                self._leave(choice.slot, hidden[rows])
+        for tree in g.host_trees:
+            first = tensors.cu_logits[g.prompts + tree.decode]
+            index = torch.arange(tree.rows, device=scores.device).add_(first)
+            index.clamp_(max=len(scores) - 1)  # it may have drafted less
+            to[at : at + tree.rows].copy_(scores.index_select(0, index)[:, :vocab])
+            at += tree.rows
+            if hidden is not None:
+                self._leave(tree.slot, hidden.index_select(0, index))
+
+    def take_kept(self, rows: tuple[tuple[int, int], ...], kept: Tensor) -> None:
+        """kept[slot] becomes the row of the slot's last step that its last token was chosen after.
+
+        rows  (slot, row)
+        """
+        for slot, row in rows:
+            kept[slot].copy_(self._left[slot][row])
+
+    def _leave(self, slot: int, hidden: Tensor) -> None:
+        if slot not in self._left:
+            self._left[slot] = hidden.new_zeros(MAX_STEP_TOKENS, hidden.shape[1])
+        self._left[slot][: len(hidden)].copy_(hidden)
