@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from .buffers import StepBuffers, StepTensors
+    from .step_sizes import StepSizes
 
 __all__ = ["HostSide"]
 
@@ -45,7 +46,9 @@ class HostSide:
             status=tensors.status,
         )
 
-    def show(self, g: Any, tensors: StepTensors, scores: Tensor, hidden: Tensor | None) -> None:
+    def show(
+        self, g: StepSizes, tensors: StepTensors, scores: Tensor, hidden: Tensor | None
+    ) -> None:
         """Collect the rows of scores that the host reads.
 
         g       the step's StepSizes

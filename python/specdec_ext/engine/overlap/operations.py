@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -13,67 +12,14 @@ from specdec_ext import ops
 from specdec_ext.drafters.slot_drafter import DraftInputs, PromptInputs, SlotDrafter
 from specdec_ext.engine.overlap.buffers import StepBuffers, StepTensors
 from specdec_ext.engine.overlap.host_side import HostSide
+from specdec_ext.engine.overlap.step_sizes import StepSizes
 from specdec_ext.log import logger
 from specdec_ext.models.device_step import DeviceStep
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["StepOperations", "StepSizes"]
-
-
-@dataclass(frozen=True)
-class StepSizes:
-    """Sizes of a step: what its operations are launched with.
-
-    prompts, decodes             requests; prompts come first
-    prompt_rows, decode_rows     rows, of decoding an upper bound
-    prompt_logits                choices of prompts
-    max_rows, max_kv_len         of any one request, upper bounds
-    needs_scores                 somebody samples, or the host chooses
-    drafts                       a decoding request may have more than one row
-    host_choices, host_trees     what the host reads: _core.StagedChoices, _core.StagedTree
-    kept_rows                    (slot, row) of what such requests' drafts go on from
-    moves                        K/V of choices that the host has made is moved before the step
-    """
-
-    prompts: int
-    decodes: int
-    prompt_rows: int
-    decode_rows: int
-    prompt_logits: int
-    max_rows: int
-    max_kv_len: int
-    needs_scores: bool
-    drafts: bool = True
-    host_choices: tuple[Any, ...] = ()
-    host_trees: tuple[Any, ...] = ()
-    kept_rows: tuple[tuple[int, int], ...] = ()
-    moves: bool = False
-
-    @property
-    def needs_host(self) -> bool:
-        """What is enqueued follows from more than sizes: nothing to record."""
-        return bool(self.host_choices or self.host_trees or self.moves)
-
-    @classmethod
-    def of(cls, planned: Any) -> StepSizes:
-        """What the executor planned."""
-        return cls(
-            planned.num_prompts,
-            planned.num_decodes,
-            planned.num_prompt_rows,
-            planned.max_decode_rows,
-            planned.num_prompt_logits,
-            planned.max_rows,
-            planned.max_kv_len,
-            planned.needs_scores,
-            planned.max_decode_rows > planned.num_decodes,
-            tuple(planned.host_choices),
-            tuple(planned.host_trees),
-            tuple(planned.kept_rows),
-            planned.moves,
-        )
+__all__ = ["StepOperations"]
 
 
 class StepForward(Protocol):

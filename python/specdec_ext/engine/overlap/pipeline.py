@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from specdec_ext.engine.overlap.buffers import StepBuffers
 from specdec_ext.engine.overlap.graphs import Bucket, choose_bucket, make_buckets
-from specdec_ext.engine.overlap.operations import StepForward, StepOperations, StepSizes
+from specdec_ext.engine.overlap.operations import StepForward, StepOperations
+from specdec_ext.engine.overlap.step_sizes import StepSizes
 from specdec_ext.engine.overlap.step_times import PARTS, StepTimes
 from specdec_ext.engine.overlap.worker import Worker
 from specdec_ext.log import logger
