@@ -25,6 +25,8 @@ class TreeLayout:
 
     heads, ranks  [n]: node i is rank ranks[i] of head heads[i]
     parents       [n]: index of its parent, -1 for the golden token
+    num_heads     [n + 1]: heads, and the best so many guesses of each, that the first nodes need
+    top_k
     """
 
     def __init__(self, tree: MedusaTree) -> None:
@@ -35,6 +37,8 @@ class TreeLayout:
         self.heads: Ints = np.array([len(c) - 1 for c in tree.choices], dtype=np.int64)
         self.ranks: Ints = np.array([c[-1] for c in tree.choices], dtype=np.int64)
         self.parents: Ints = np.array(tree.parents, dtype=np.int64)
+        self.num_heads = [0, *(np.maximum.accumulate(self.heads) + 1).tolist()]
+        self.top_k = [0, *(np.maximum.accumulate(self.ranks) + 1).tolist()]
         # Path of each node as (head, rank) pairs, padded with a pair whose rate is 1.
         depth = self.depth
         self._path_heads = np.full((self.size, depth), depth, dtype=np.int64)

@@ -165,8 +165,8 @@ class _OnHost:
             return
         begin = time.perf_counter()
         # Heads and guesses that the nodes of these requests need, no more.
-        num_heads = max(int(tree.layout.heads[:count].max()) + 1 for _, tree, count, _ in chosen)
-        top_k = max(int(tree.layout.ranks[:count].max()) + 1 for _, tree, count, _ in chosen)
+        num_heads = max(tree.layout.num_heads[count] for _, tree, count, _ in chosen)
+        top_k = max(tree.layout.top_k[count] for _, tree, count, _ in chosen)
         requests = inputs.num_requests
         index = inputs.slot_ids
         if len(chosen) < requests:
