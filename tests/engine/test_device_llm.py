@@ -125,8 +125,6 @@ def test_the_adapter_decodes_on_a_device(
     folders: dict[str, Path], plain: dict[str, Any], moves: list[int], device: str, name: str
 ) -> None:
     spec = drafters(folders)[name]
-    if isinstance(spec, DraftTargetDecodingConfig):
-        spec = dataclasses.replace(spec, model_impl="transformers")
     with open_llm(folders, device, spec, model_impl="transformers") as llm:
         assert llm.model.impl == "transformers"
         found = tokens_of(llm.generate(PROMPTS, GREEDY, use_tqdm=False))

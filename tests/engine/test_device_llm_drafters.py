@@ -23,7 +23,6 @@ from medusa_models import save_heads
 from emulators import devices
 from specdec_ext import MedusaDecodingConfig, ModelError, ReDrafterDecodingConfig
 from specdec_ext.drafters.redrafter.model import Redrafter, RedrafterShape, save_redrafter
-from specdec_ext.models.host_rows import HostRows
 
 
 @pytest.fixture(scope="module")
@@ -60,24 +59,14 @@ def drafter_of(root: Path, method: str, kind: str) -> Any:
 @pytest.mark.parametrize("kind", ["own", "the target's", "reduced", "reduced, the target's"])
 @pytest.mark.parametrize("method", ["medusa", "redrafter"])
 def test_networks_of_drafters_run_where_the_target_does(
-    folders: dict[str, Path], plain: dict[str, Any], tmp_path: Path, monkeypatch: Any,
-    device: str, method: str, kind: str, impl: str,
+    folders: dict[str, Path], plain: dict[str, Any], tmp_path: Path, device: str, method: str,
+    kind: str, impl: str,
 ) -> None:  # fmt: skip
-    """The same drafts as on the CPU; hidden states and scores stay on the device."""
+    """The same drafts as on the CPU."""
     spec = drafter_of(tmp_path, method, kind)
-    fetched: list[int] = []
-    fetch = HostRows.fetch
-
-    def seen(self: HostRows, values: torch.Tensor) -> torch.Tensor:
-        fetched.append(values.numel())
-        return fetch(self, values)
-
-    monkeypatch.setattr(HostRows, "fetch", seen)
     counts = []
     for where in ("cpu", device):
-        fetched.clear()  # torch's layers beside a target of torch's fetch on the CPU, too
         with open_llm(folders, where, spec, model_impl=impl) as llm:
-            drafter = llm.engine._drafting.drafter
             found = tokens_of(llm.generate(PROMPTS, GREEDY, use_tqdm=False))
             assert found == plain["greedy"]
             metrics = llm.get_metrics()
@@ -86,14 +75,7 @@ def test_networks_of_drafters_run_where_the_target_does(
             assert metrics["drafter"]["memory_bytes"] > 0
             steps = metrics["speculative_decoding"]
             counts.append((steps["num_draft_tokens"], steps["num_accepted_draft_tokens"]))
-            expected = None if where == "cpu" else llm.model.place.device  # type: ignore[attr-defined]
-            assert drafter.hidden_device == expected
-            # Torch's layers take scratch beside a target of torch's on the CPU, too.
-            if impl == "native":
-                assert (drafter.scratch_bytes(2) > 0) is (where != "cpu")
     assert counts[0] == counts[1] and counts[0][0] > 0
-    # Best guesses or best scores with their columns, of three requests of three beams at most.
-    assert fetched and max(fetched) <= (3 * 3 * 10 if method == "medusa" else 9 * 2 * 50)
 
 
 @devices

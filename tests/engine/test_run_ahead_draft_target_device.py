@@ -149,7 +149,7 @@ def test_graphs_are_measured_before_both_pools_are_sized(
 ) -> None:
     """Recorded over a page of each model, dropped, and recorded again over the pools."""
     log: list[str] = []
-    monkeypatch.setattr(overlap_build, "make_recorder", lambda stream, scheduler: Keeps(log))
+    monkeypatch.setattr(overlap_build, "make_recorder", lambda *_: Keeps(log))
     with open_ahead(folders, "near", 1, device=device) as llm:
         assert run(llm, PROMPTS[:4], GREEDY) == plain["greedy"][:4]
         about = llm.get_metrics()

@@ -11,7 +11,6 @@ import pytest
 import torch
 from model_zoo import ADAPTED, NATIVE, edit_json
 from safetensors.torch import load_file, save_file
-from specdec_ext.drafters.redrafter.drafter import PackedRedrafter
 
 from reference.redrafter_reference import Network
 from specdec_ext import _core
@@ -22,6 +21,7 @@ from specdec_ext.drafters.redrafter.model import (
     read_redrafter_shape,
     save_redrafter,
 )
+from specdec_ext.drafters.redrafter.packed_model import PackedRedrafter
 from specdec_ext.errors import ModelError, UnsupportedModelError
 from specdec_ext.models import load_model
 
@@ -147,7 +147,9 @@ def searched(packed: PackedRedrafter, context: torch.Tensor, by_depth: bool, **r
     search.start([1, 4, 2], [3, 2, 5])
     packed.start(list(context), [4, 0, 30])
     if not by_depth:
-        return search, packed.run(search, rule.get("gains", []), rule.get("pass_seconds", 0.0))
+        return search, packed._network.run(
+            search, packed.token_ids, rule.get("gains", []), rule.get("pass_seconds", 0.0)
+        )
     passes = 0
     while search.num_rows and passes < rule.get("passes", 99):
         packed.score(search)

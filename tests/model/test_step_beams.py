@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from specdec_ext.drafters.redrafter.drafter import PackedRedrafter
 from test_redrafter_model import SHAPES, EmbeddingTarget, make, shape_for
 
 from dispatch_recorder import Recorder
@@ -19,6 +18,7 @@ from specdec_ext.drafters import DraftInputs
 from specdec_ext.drafters.redrafter.device_beams import DeviceBeams
 from specdec_ext.drafters.redrafter.layers import RedrafterLayers
 from specdec_ext.drafters.redrafter.model import Redrafter, save_redrafter
+from specdec_ext.drafters.redrafter.packed_model import PackedRedrafter
 from specdec_ext.drafters.redrafter.slots import HostBeams, RedrafterDrafter
 from specdec_ext.models.place import Place
 

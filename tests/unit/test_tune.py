@@ -61,7 +61,11 @@ class FakeEngine:
     def __init__(self, config: NGramDecodingConfig | None) -> None:
         self.config = config
 
-    def submit(self, ids: list[int], params: SamplingParams) -> Any:
+    def resolve(self, ids: list[int], params: SamplingParams) -> Any:
+        return ids, params
+
+    def submit(self, request: tuple[list[int], SamplingParams]) -> Any:
+        ids, params = request
         assert params.max_tokens is not None
         counter = SpecCounter(8)
         counter.count(drafts=0, accepted=0, rows=len(ids), tokens=1, is_prefill=True)

@@ -97,9 +97,11 @@ def make_stream(place: Place) -> Stream:
     return CudaStream(place.device) if place.device.type == "cuda" else ImmediateStream()
 
 
-def make_recorder(stream: Stream, scheduler: SchedulerConfig) -> GraphRecorder | None:
+def make_recorder(stream: Stream, scheduler: SchedulerConfig, model: Any) -> GraphRecorder | None:
     """None: steps are launched one by one."""
     if scheduler.enforce_eager or not isinstance(stream, CudaStream):
+        return None
+    if not isinstance(model, DeviceModel):  # it reads values
         return None
     return CudaGraphRecorder(stream)
 
@@ -121,7 +123,7 @@ def graph_bytes(
 
     Raises ConfigError when there is not even room for the graphs.
     """
-    if make_recorder(make_stream(place), scheduler) is None:
+    if make_recorder(make_stream(place), scheduler, model) is None:
         return 0
     shape = (model.num_layers, 1, model.num_kv_heads, memory.tokens_per_block, model.head_dim)
     k_pages, v_pages = (
@@ -172,36 +174,29 @@ def make_pipeline(
     adaptive   draft budgets follow what was accepted
     enable_block_reuse  requests start from published pages
     synthetic_rates     of synthetic acceptance; (): acceptance is real
-
-    Raises ConfigError for a model that cannot run ahead where it is.
     """
     stream = make_stream(place)
-    recorder = make_recorder(stream, scheduler)
+    recorder = make_recorder(stream, scheduler, model)
     executor = _make_executor(
         model.vocab_size,
         memory,
         scheduler,
         drafting,
         adaptive=adaptive,
-        pads_rows=not place.is_cpu,
+        pads_rows=isinstance(model, DeviceModel),
         enable_block_reuse=enable_block_reuse,
         synthetic_acceptance_rates=list(synthetic_rates),
     )
     forward: HostForward | DeviceForward
-    if place.is_cpu:
+    if isinstance(model, DeviceModel):
+        forward = DeviceForward(model.decoder, _max_choices(executor))
+    else:
         forward = HostForward(
             model,
             executor,
             page_size=memory.tokens_per_block,
             num_pages=memory.num_pages,
             keeps_hidden=drafter is not None and drafter.needs_hidden,
-        )
-    elif isinstance(model, DeviceModel):
-        forward = DeviceForward(model.decoder, _max_choices(executor))
-    else:
-        raise ConfigError(
-            f"overlap_depth = {scheduler.overlap_depth}: on {place.name} the transformers "
-            "adapter takes its steps from the host; use device='cpu', or overlap_depth='auto'"
         )
     pipeline = RunAheadPipeline(
         executor,

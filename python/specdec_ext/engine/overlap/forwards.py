@@ -1,4 +1,4 @@
-"""Models behind the arrays of a step: one that takes plans on the CPU, one on a device."""
+"""Models behind the arrays of a step: one that takes plans of the host, one on a device."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from specdec_ext import _core
+from specdec_ext.models.place import CPU
 
 if TYPE_CHECKING:
     from specdec_ext.engine.overlap.buffers import StepTensors
@@ -17,7 +18,8 @@ __all__ = ["DeviceForward", "HostForward"]
 
 
 class HostForward:
-    """Runs a StepModel on the CPU: the arrays are copied into a plan when the step runs.
+    """Runs a StepModel that takes plans of the host: the arrays are copied into one when the step
+    runs. On a device, where that is the transformers adapter, the step waits for them.
 
     By then it is known how many rows there are, so the model is given those alone.
 
@@ -36,6 +38,7 @@ class HostForward:
         self.model = model
         self.hidden: torch.Tensor | None = None
         self._keeps_hidden = keeps_hidden
+        self._device = getattr(model, "place", CPU).device
         staging = executor.staging_layout
         self._plan = _core.StepPlan(
             max_requests=staging.requests,
@@ -47,30 +50,32 @@ class HostForward:
 
     def make_hidden(self, rows: int) -> torch.Tensor:
         """Zeroed rows as `hidden` has them."""
-        return torch.zeros(rows, self.model.hidden_size)
+        return torch.zeros(rows, self.model.hidden_size, device=self._device)
 
     def __call__(self, tensors: StepTensors) -> torch.Tensor | None:
         step = tensors.step
         _core.fill_step_plan(
             self._plan,
-            tokens=step.tokens,
-            positions=step.positions,
-            parents=tensors.parents,
-            mask=step.mask,
-            cu_rows=step.cu_rows,
-            kv_len=step.kv_len,
-            is_tree=step.is_tree,
-            page_table=step.page_table,
-            logit_rows=self._every_row if step.logit_rows is None else step.logit_rows,
-            cu_logits=tensors.cu_logits,
+            tokens=step.tokens.cpu(),
+            positions=step.positions.cpu(),
+            parents=tensors.parents.cpu(),
+            mask=step.mask.cpu(),
+            cu_rows=step.cu_rows.cpu(),
+            kv_len=step.kv_len.cpu(),
+            is_tree=step.is_tree.cpu(),
+            page_table=step.page_table.cpu(),
+            logit_rows=self._every_row if step.logit_rows is None else step.logit_rows.cpu(),
+            cu_logits=tensors.cu_logits.cpu(),
             page_size=self._page_size,
             num_pages=self._num_pages,
             needs_logits=tensors.needs_scores,
         )
         if self._keeps_hidden:
-            self.hidden = torch.empty(self._plan.num_logit_rows, self.model.hidden_size)
+            rows = self._plan.num_logit_rows
+            self.hidden = torch.empty(rows, self.model.hidden_size, device=self._device)
         if self._plan.num_rows == 0:
-            return torch.empty(0, self.model.vocab_size) if tensors.needs_scores else None
+            empty = torch.empty(0, self.model.vocab_size, device=self._device)
+            return empty if tensors.needs_scores else None
         if self.hidden is None:
             ids = self.model.forward(self._plan)
         else:
@@ -85,7 +90,7 @@ class HostForward:
                     f"the model returned scores of shape {list(ids.shape)}, "
                     f"[{self._plan.num_logit_rows}, {self.model.vocab_size}] were asked for"
                 )
-            return ids
+            return ids.to(self._device)
         if len(ids) and int(ids.max()) >= self.model.vocab_size:
             raise ValueError(
                 f"the model chose token {int(ids.max())}: token ids are 0.."
