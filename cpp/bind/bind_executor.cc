@@ -16,7 +16,6 @@
 #include "bind/bound_executor.h"
 #include "bind/cache_view.h"
 #include "bind/executor_arguments.h"
-#include "bind/moves_arrays.h"
 #include "bind/registers.h"
 
 namespace py = pybind11;
@@ -34,18 +33,18 @@ py::list logprobs_list(const std::vector<TokenLogprobs>& entries) {
 
 // The pages of steps that the host runs, or None of both: steps run on a device.
 std::unique_ptr<BoundExecutor> make_executor(const py::object& k_pages, const py::object& v_pages,
-                                             ExecutorConfig config, bool defer_moves) {
+                                             ExecutorConfig config) {
   SPECDEC_REQUIRE(k_pages.is_none() == v_pages.is_none(),
                   "k_pages and v_pages: give both, or neither");
   if (k_pages.is_none()) return std::make_unique<BoundExecutor>(config);
   const KvCacheView cache =
-      cache_view(to_view(k_pages, "k_pages", true), to_view(v_pages, "v_pages", true), defer_moves);
+      cache_view(to_view(k_pages, "k_pages", true), to_view(v_pages, "v_pages", true));
   config.num_pages = cache.num_pages;
   config.page_size = cache.page_size;
   auto bound = std::make_unique<BoundExecutor>(config);
   bound->k_pages = k_pages;
   bound->v_pages = v_pages;
-  bound->executor.run_on_host(cache, cpu_backend(), defer_moves);
+  bound->executor.run_on_host(cache, cpu_backend());
   return bound;
 }
 
@@ -57,7 +56,7 @@ void def_make(py::class_<BoundExecutor>& executor) {
                   const LookaheadTriple& lookahead, const py::dict& ngram,
                   int proposed_max_draft_len, std::optional<int> proposed_max_path,
                   bool proposed_by_host, bool adaptive, bool pads_rows, bool enable_chunked_prefill,
-                  bool enable_block_reuse, bool check_integrity, bool defer_moves,
+                  bool enable_block_reuse, bool check_integrity,
                   DraftLenSchedule draft_len_schedule,
                   std::vector<double> synthetic_acceptance_rates) {
         ExecutorConfig c;
@@ -81,7 +80,7 @@ void def_make(py::class_<BoundExecutor>& executor) {
         c.check_integrity = check_integrity;
         c.draft_len_schedule = std::move(draft_len_schedule);
         c.synthetic_acceptance_rates = std::move(synthetic_acceptance_rates);
-        return make_executor(k_pages, v_pages, std::move(c), defer_moves);
+        return make_executor(k_pages, v_pages, std::move(c));
       }),
       py::arg("k_pages") = py::none(), py::arg("v_pages") = py::none(), py::kw_only(),
       py::arg("vocab_size"), py::arg("max_batch_size") = 32, py::arg("max_seq_len"),
@@ -91,11 +90,9 @@ void def_make(py::class_<BoundExecutor>& executor) {
       py::arg("proposed_max_draft_len") = kMaxDraftLen, py::arg("proposed_max_path") = py::none(),
       py::arg("proposed_by_host") = false, py::arg("adaptive") = true, py::arg("pads_rows") = false,
       py::arg("enable_chunked_prefill") = true, py::arg("enable_block_reuse") = false,
-      py::arg("check_integrity") = false, py::arg("defer_moves") = false,
-      py::arg("draft_len_schedule") = DraftLenSchedule{},
+      py::arg("check_integrity") = false, py::arg("draft_len_schedule") = DraftLenSchedule{},
       py::arg("synthetic_acceptance_rates") = std::vector<double>{},
-      R"(k_pages, v_pages: the pages of a CPU, or of a device with defer_moves: the host runs the steps,
-plan() -> forward pass -> commit(). Without them the caller enqueues the steps on a device, between
+      R"(k_pages, v_pages: pages on the CPU: the host runs the steps, plan() -> forward pass -> commit(). Without them the caller enqueues the steps on a device, between
 stage() and deliver(), over the rings that bind_rings() names; num_pages and page_size say what there
 is.)");
 }

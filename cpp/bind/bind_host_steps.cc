@@ -11,7 +11,6 @@
 
 #include "base/check.h"
 #include "bind/bound_executor.h"
-#include "bind/moves_arrays.h"
 
 namespace py = pybind11;
 
@@ -196,11 +195,6 @@ void def_host_steps(py::class_<BoundExecutor>& executor) {
       .def("fail", &fail, py::arg("plan"), py::arg("message"),
            py::call_guard<py::gil_scoped_release>(),
            "The forward pass failed: the plan's requests end with an error, others go on.")
-      .def(
-          "take_moves",
-          [](BoundExecutor& self) { return moves_or_none(self.executor.take_moves()); },
-          "With defer_moves, after each commit(): arguments of ops.compact_kv, int32 arrays, or "
-          "None if nothing moves. They have to be made before any later step runs.")
       .def_property_readonly(
           "host_slots",
           [](const py::object& self) {

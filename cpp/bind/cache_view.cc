@@ -4,14 +4,14 @@
 
 namespace specdec {
 
-KvCacheView cache_view(const TensorView& k, const TensorView& v, bool on_any_device) {
+KvCacheView cache_view(const TensorView& k, const TensorView& v) {
   auto check = [&](const char* name, const TensorView& t) {
     SPECDEC_REQUIRE(
         t.ndim == 5 && t.is_contiguous(), name,
         ": expected a contiguous [layers, pages, kv_heads, page_size, head_dim] tensor");
-    SPECDEC_REQUIRE(on_any_device || t.device == DeviceType::kCpu, name,
-                    " is on a CUDA device, which this object does not write to: give "
-                    "defer_moves=True and make the moves of take_moves() there");
+    SPECDEC_REQUIRE(
+        t.device == DeviceType::kCpu, name,
+        " is on a CUDA device, where steps are enqueued: leave the pages out, and bind_rings()");
     SPECDEC_REQUIRE(t.dtype == DType::kF32 || t.dtype == DType::kF16 || t.dtype == DType::kBF16,
                     name, " has dtype ", dtype_name(t.dtype),
                     ": float32, float16 or bfloat16 are supported");

@@ -74,7 +74,7 @@ void Executor::bind_rings(const StepRings& rings) {
   }
 }
 
-void Executor::run_on_host(const KvCacheView& cache, const Backend& backend, bool defer_moves) {
+void Executor::run_on_host(const KvCacheView& cache, const Backend& backend) {
   std::lock_guard<std::mutex> lock(mutex_);
   SPECDEC_REQUIRE(rings_.staging == nullptr && host_ == nullptr,
                   "run_on_host: it is decided already where steps run");
@@ -82,7 +82,7 @@ void Executor::run_on_host(const KvCacheView& cache, const Backend& backend, boo
                   "run_on_host: the cache has ", cache.num_pages, " pages of ", cache.page_size,
                   " tokens, the executor was made for ", config_.num_pages, " of ",
                   config_.page_size);
-  host_ = std::make_unique<HostSteps>(cache, backend, defer_moves, layout_, config_.max_batch_size,
+  host_ = std::make_unique<HostSteps>(cache, backend, layout_, config_.max_batch_size,
                                       config_.max_num_tokens, staging_.pages_per_request,
                                       ring_size(), staging_.words);
   rings_.staging = host_->staging.data();

@@ -39,7 +39,6 @@
 #include "engine/executor_stats.h"
 #include "engine/host_accept.h"
 #include "engine/immediate.h"
-#include "engine/kv_moves.h"
 #include "engine/per_salt.h"
 #include "engine/request.h"
 #include "engine/request_book.h"
@@ -67,10 +66,9 @@ class Executor {
   int max_host_rows() const { return std::min(config_.max_num_tokens, kMaxStepTokens); }
 
   // One of these, once, before the first plan(). bind_rings: steps run on a device, in the caller's
-  // hands. run_on_host: build() and commit() run them, over `cache`; with defer_moves the caller
-  // makes what take_moves() says where the pages lie.
+  // hands. run_on_host: build() and commit() run them, over `cache`.
   void bind_rings(const StepRings& rings);
-  void run_on_host(const KvCacheView& cache, const Backend& backend, bool defer_moves);
+  void run_on_host(const KvCacheView& cache, const Backend& backend);
   const HostSteps* host() const { return host_.get(); }
 
   void set_step_cost(std::vector<int> rows, std::vector<double> seconds, double context_len = 0.0,
@@ -104,8 +102,6 @@ class Executor {
   void commit(const StepPlan& plan, const TokenId* ids, const float* scores,
               std::int64_t row_stride, const ScoreChanges& changes = {},
               const HiddenRows& hidden = {}, const StepDraftProbs& drawn = {});
-  // With defer_moves, after commit() and before the next forward pass. Empty: nothing to move.
-  KvMoves take_moves();
 
   // The trees whose scores the caller's own processors change: of build()'s plan, or of the oldest
   // step in flight on a device. Those of requests that have ended are left out.
@@ -226,7 +222,6 @@ class Executor {
   std::vector<SlotEntry> entered_;    // slots that the host has written since the last step
   HostAcceptor acceptor_;
   AcceptResult accepted_;                    // of the request at hand
-  KvMoves moves_;                            // of the last step, if they are deferred
   std::vector<std::int32_t> vocab_scratch_;  // [V] while a reduced vocabulary is checked
 
   mutable std::mutex mutex_;

@@ -321,35 +321,14 @@ void Executor::commit_place(Place& place, int index, const TokenId* ids, const f
       &host.path_len[index]);
 }
 
-// Brings the K/V of accepted drafts to its final place, or notes down what is to be moved.
+// Brings the K/V of accepted drafts to its final place.
 void Executor::move_kv() {
-  const StepPlan& plan = host_->plan;
-  if (!host_->defer_moves) {
-    CompactKvParams moved;
-    moved.step = plan.view();
-    moved.cache = host_->cache;
-    moved.path = host_->path.data();
-    moved.path_len = host_->path_len.data();
-    host_->backend.compact_kv(moved);
-    return;
-  }
-  const std::int32_t page_size = host_->cache.page_size;
-  for (int b = 0; b < plan.num_requests; ++b) {
-    if (host_->path_len[b] == 0) continue;
-    const std::int32_t rows = plan.cu_rows[b + 1] - plan.cu_rows[b];
-    const auto used = static_cast<std::int32_t>(pages_for(plan.kv_len[b] + rows, page_size));
-    moves_.add(plan.kv_len[b], rows,
-               plan.page_table.data() + static_cast<std::size_t>(b) * plan.page_table_stride, used,
-               host_->path.data() + static_cast<std::size_t>(b) * kMaxStepTokens,
-               host_->path_len[b]);
-  }
-}
-
-KvMoves Executor::take_moves() {
-  std::lock_guard<std::mutex> lock(mutex_);
-  KvMoves taken;
-  std::swap(taken, moves_);
-  return taken;
+  CompactKvParams moved;
+  moved.step = host_->plan.view();
+  moved.cache = host_->cache;
+  moved.path = host_->path.data();
+  moved.path_len = host_->path_len.data();
+  host_->backend.compact_kv(moved);
 }
 
 }  // namespace specdec

@@ -16,12 +16,11 @@ namespace specdec {
 struct HostSteps {
   enum class Stage : std::uint8_t { kIdle, kPlanned, kBuilt };
 
-  HostSteps(const KvCacheView& kv_cache, const Backend& kv_backend, bool defers_moves,
-            const SlotLayout& layout, int max_requests, int max_rows, int pages_per_request,
-            int ring_size, std::int64_t staging_words)
+  HostSteps(const KvCacheView& kv_cache, const Backend& kv_backend, const SlotLayout& layout,
+            int max_requests, int max_rows, int pages_per_request, int ring_size,
+            std::int64_t staging_words)
       : cache(kv_cache),
         backend(kv_backend),
-        defer_moves(defers_moves),
         memory(make_host_slots(max_requests, layout.bytes)),
         slots{memory.get(), layout.bytes, max_requests},
         plan(max_requests, max_rows, pages_per_request),
@@ -39,7 +38,6 @@ struct HostSteps {
 
   KvCacheView cache;
   const Backend& backend;
-  bool defer_moves;
   HostSlots memory;
   SlotPoolView slots;
   StepPlan plan;

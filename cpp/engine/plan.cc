@@ -34,9 +34,6 @@ const StagedStep* Executor::plan() {
   SPECDEC_REQUIRE(rings_.staging != nullptr, "plan() needs bind_rings() or run_on_host() first");
   SPECDEC_REQUIRE(host_ == nullptr || host_->stage == HostSteps::Stage::kIdle,
                   "plan() was called while a plan is outstanding: commit() or fail() it first");
-  SPECDEC_REQUIRE(moves_.empty(),
-                  "plan() before the K/V moves of the last step were taken: call take_moves() "
-                  "after each commit() and make them");
   SPECDEC_REQUIRE(static_cast<int>(flights_.size()) <= config_.overlap_depth, "plan() with ",
                   flights_.size(), " steps unread: at overlap_depth = ", config_.overlap_depth,
                   " deliver() comes first");

@@ -698,7 +698,6 @@ class Executor:
         enable_chunked_prefill: bool = True,
         enable_block_reuse: bool = False,
         check_integrity: bool = False,
-        defer_moves: bool = False,
         draft_len_schedule: collections.abc.Sequence[
             tuple[
                 typing.SupportsInt | typing.SupportsIndex, typing.SupportsInt | typing.SupportsIndex
@@ -709,8 +708,7 @@ class Executor:
         ] = [],
     ) -> None:
         """
-        k_pages, v_pages: the pages of a CPU, or of a device with defer_moves: the host runs the steps,
-        plan() -> forward pass -> commit(). Without them the caller enqueues the steps on a device, between
+        k_pages, v_pages: pages on the CPU: the host runs the steps, plan() -> forward pass -> commit(). Without them the caller enqueues the steps on a device, between
         stage() and deliver(), over the rings that bind_rings() names; num_pages and page_size say what there
         is.
         """
@@ -890,10 +888,6 @@ class Executor:
         external_probs: typing.Any = None,
         compute_whole_prompt: bool = False,
     ) -> int: ...
-    def take_moves(self) -> typing.Any:
-        """
-        With defer_moves, after each commit(): arguments of ops.compact_kv, int32 arrays, or None if nothing moves. They have to be made before any later step runs.
-        """
     @property
     def entry_bytes(self) -> int: ...
     @property

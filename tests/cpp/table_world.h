@@ -102,7 +102,7 @@ class Run {
     config.proposed_max_draft_len = static_cast<int>(drafting.parents.size());
     config.proposed_max_path = config.proposed_max_draft_len;
     executor_ = std::make_unique<Executor>(config);
-    executor_->run_on_host(cache, cpu_backend(), /*defer_moves=*/false);
+    executor_->run_on_host(cache, cpu_backend());
   }
 
   // How often each text was delivered, over `draws` requests with seeds of their own.

@@ -31,7 +31,6 @@ from specdec_ext import (
     ReDrafterDecodingConfig,
     SamplingParams,
     UnsupportedModelError,
-    _core,
     ops,
 )
 
@@ -168,15 +167,16 @@ def test_a_failing_pass_ends_its_requests_alone(
     folders: dict[str, Path], plain: dict[str, Any], device: str
 ) -> None:
     with open_llm(folders, device) as llm:
-        forward = llm.model.forward
+        decoder = llm.model.decoder  # type: ignore[attr-defined]
+        forward = decoder.forward_rows
 
         def fail(*_args: Any) -> Any:
             raise RuntimeError("CUDA error: on purpose")
 
-        llm.model.forward = fail  # type: ignore[method-assign]
+        decoder.forward_rows = fail
         out = llm.generate(PROMPTS[:2], GREEDY, use_tqdm=False)
         assert [o.outputs[0].finish_reason for o in out] == ["error", "error"]
-        llm.model.forward = forward  # type: ignore[method-assign]
+        decoder.forward_rows = forward
         found = tokens_of(llm.generate(PROMPTS, GREEDY, use_tqdm=False))
         assert found == plain["greedy"]
 
@@ -255,33 +255,6 @@ def test_pages_come_out_of_the_devices_free_memory(
     monkeypatch.setattr("specdec_ext.models.load_model", pytest.fail)
     with pytest.raises(ConfigError, match=r"KV cache of 0 pages .* of 100 free bytes"):
         open_llm(folders, device, **whole)
-
-
-# -- The executor's side of it ---------------------------------------------------------------------
-
-
-def test_moves_are_taken_before_the_next_plan() -> None:
-    """With defer_moves commit() moves nothing; what it would have moved has to be taken."""
-    pages = torch.zeros(1, 64, 1, 4, 8)
-    executor = _core.Executor(
-        pages, pages.clone(), vocab_size=16, max_seq_len=16, max_num_tokens=64, method="proposed",
-        adaptive=False, defer_moves=True,
-    )  # fmt: skip
-    request = executor.submit([1, 2, 3], max_tokens=6)
-    executor.commit(executor.plan(), torch.tensor([4], dtype=torch.int32))
-    assert executor.take_moves() is None
-    executor.propose(request, [9, 5], [-1, -1])  # the second is right
-    plan = executor.plan()
-    page = int(plan.page_table[0, 0])
-    executor.commit(plan, torch.tensor([5, 7, 6], dtype=torch.int32))
-    with pytest.raises(ValueError, match=r"plan\(\) before the K/V moves"):
-        executor.plan()
-    moves = executor.take_moves()
-    assert moves["kv_len"].tolist() == [3] and moves["cu_rows"].tolist() == [0, 3]
-    assert moves["path_len"].tolist() == [1] and moves["path"][0, 0] == 2
-    assert moves["path"].shape == (1, 128) and moves["page_table"][0, 0] == page
-    assert executor.take_moves() is None
-    assert executor.plan() is not None
 
 
 # -- Refusals --------------------------------------------------------------------------------------

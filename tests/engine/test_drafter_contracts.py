@@ -90,7 +90,7 @@ def open_llm(
     if place == "stream":
         settings["device"] = "cpu"
         with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(build, "steps_are_enqueued", lambda *_: True)
+            patched.setattr(build.EngineBuilder, "_on_stream", True)
             return LLM(folders["target"], speculative_config=spec, **{**settings, **options})
     return LLM(folders["target"], speculative_config=spec, **{**settings, **options})
 

@@ -188,7 +188,7 @@ def open_with_graphs(
     eager: bool = False,
     error: Exception | None = None,
 ) -> Any:
-    def make_recorder(stream: Any, scheduler: Any) -> Keeps | None:
+    def make_recorder(stream: Any, scheduler: Any, model: Any) -> Keeps | None:
         return None if scheduler.enforce_eager else Keeps(log, error)
 
     make_pages = engine_build.EngineBuilder._make_pages

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,8 +20,7 @@ from ..text.tokenizer import eos_token_ids, load_tokenizer
 from .kv_pages import KvPages
 from .loop import EngineLoop
 from .memory_plan import MemoryPlan
-from .models import ModelLoader, drafting_arguments, steps_are_enqueued
-from .overlap.worker import Worker
+from .models import ModelLoader, drafting_arguments
 from .served_cost import ServedCost
 from .slot_drafting import SlotDrafting
 from .step_cost import measure_cost
@@ -127,15 +125,17 @@ class EngineBuilder:
             self.tokenizer,
             self.memory,
             self._speculative,
-            self._make_run_ahead(loaded.drafter)
-            if self._on_stream
-            else self._make_engine(loaded.drafter),
+            self._make_engine(loaded.drafter),
             self.place.name,
         )
 
     @property
     def _on_stream(self) -> bool:
-        return steps_are_enqueued(self.place, self._scheduler, self._speculative)
+        """Steps are enqueued on a device's stream; on the CPU the host runs them."""
+        return not self.place.is_cpu
+
+    def _make_engine(self, drafter: SlotDrafter | None = None) -> EngineLoop:
+        return self._make_enqueued(drafter) if self._on_stream else self._make_immediate(drafter)
 
     def engine_for(self, config: SpeculativeConfig | None) -> EngineLoop:
         """After build(): another engine over the same model and pages, without loading anything.
@@ -166,7 +166,7 @@ class EngineBuilder:
             max_queued_requests=self._scheduler.max_queued_requests,
         )
 
-    def _make_run_ahead(self, drafter: SlotDrafter | None) -> EngineLoop:
+    def _make_enqueued(self, drafter: SlotDrafter | None) -> EngineLoop:
         from .overlap.build import make_pipeline
         from .overlap.loop import RunAheadLoop
 
@@ -185,7 +185,7 @@ class EngineBuilder:
 
         calibrate = None
         if self._speculative is not None:
-            calibrate = self._served_cost(pipeline.executor, measure=True)
+            calibrate = self._served_cost(pipeline.executor)
         return RunAheadLoop(
             pipeline,
             self.model,
@@ -204,7 +204,7 @@ class EngineBuilder:
         vocab_size, max_seq_len = self.model.vocab_size, self.memory.max_seq_len
         return UserDrafting(config, executor, vocab_size=vocab_size, max_seq_len=max_seq_len)
 
-    def _make_engine(self, drafter: SlotDrafter | None = None) -> EngineLoop:
+    def _make_immediate(self, drafter: SlotDrafter | None) -> EngineLoop:
         model = self.model
         executor = self._make_executor(self._pages)
         drafting: UserDrafting | SlotDrafting | None = self._user_drafting(executor)
@@ -213,7 +213,7 @@ class EngineBuilder:
             executor = drafting.front
         calibrate = None
         if self._speculative is not None:
-            calibrate = self._served_cost(executor, measure=not self.place.is_cpu)
+            calibrate = self._served_cost(executor)
         return EngineLoop(
             executor,
             model,
@@ -223,18 +223,15 @@ class EngineBuilder:
             calibrate=calibrate,
             release_pages=self._release_pages,
             drafting=drafting,
-            after_commit=None if self.place.is_cpu else self._mover(executor),
         )
 
-    def _served_cost(self, executor: Any, *, measure: bool) -> Callable[[], ServedCost | None]:
-        """What tells T(rows, context) to the executor, before the first adaptive step.
-
-        measure  where no served step could correct a guess: time the model then and there
-        """
+    def _served_cost(self, executor: Any) -> Callable[[], ServedCost | None]:
+        """What tells T(rows, context) to the executor, before the first adaptive step. On a device
+        served steps correct no guess: the model is timed then and there."""
         served = ServedCost(self.model, lambda cost: executor.set_step_cost(*cost.columns))
 
         def begin() -> ServedCost | None:
-            if measure and served.is_guess:
+            if served.is_guess and not self.place.is_cpu:
                 executor.reset_prefix_cache()  # what is overwritten may be published
                 rows = self.memory.max_num_tokens
                 served.measured(measure_cost(self.model, self._pages, max_rows=rows))
@@ -243,17 +240,6 @@ class EngineBuilder:
             return served if self.place.is_cpu else None
 
         return begin
-
-    def _mover(self, executor: Any) -> Callable[[], None]:
-        """What makes the executor's K/V moves where the pages lie."""
-        move_kv = self.model.move_kv  # type: ignore[attr-defined]  # a device's model
-
-        def move() -> None:
-            moves = executor.take_moves()
-            if moves is not None:
-                move_kv(moves)
-
-        return partial(Worker().run, move)  # moves that are torn in two are lost K/V
 
     def _make_pages(self, model: StepModel, num_pages: int) -> KvPages:
         pages = KvPages(model, num_pages, self.memory.tokens_per_block, self.place)
@@ -285,7 +271,6 @@ class EngineBuilder:
             adaptive=config.adaptive if config is not None else False,
             enable_chunked_prefill=self._scheduler.enable_chunked_prefill,
             enable_block_reuse=self._kv_cache.enable_block_reuse,
-            defer_moves=not self.place.is_cpu,
             overlap_depth=self._scheduler.run_ahead or 0,
             **how,
         )

@@ -49,7 +49,6 @@ class EngineLoop:
                tells T(rows, context) and may write into KV pages. What it returns, if anything, is
                told the time of every pass from then on
     drafting   SlotDrafting or UserDrafting, where drafts are made in Python
-    after_commit  called after each commit(): makes the K/V moves of an executor that defers them
     release_pages  gives the memory of pages that nobody uses back to the operating system
     """
 
@@ -63,7 +62,6 @@ class EngineLoop:
         tokenizer: Any = None,
         calibrate: Callable[[], object] | None = None,
         drafting: Any = None,
-        after_commit: Callable[[], object] | None = None,
         release_pages: Callable[[], object] | None = None,
     ) -> None:
         self.executor = executor
@@ -75,7 +73,6 @@ class EngineLoop:
         self._detokenizers = DetokenizerFactory(tokenizer) if tokenizer is not None else None
         self._calibrate = calibrate
         self._drafting = drafting
-        self._after_commit = after_commit
         self._release_pages = release_pages
         self._steps = StepLock()
         self._stepping = False  # a step has begun whose outputs have not all been routed
@@ -198,8 +195,6 @@ class EngineLoop:
 
     def _recover(self) -> None:
         """What is due before the outputs of a step that was interrupted are asked for."""
-        if self._after_commit is not None:
-            self._after_commit()
 
     def _after_step(self) -> None:
         """What is due when a step's outputs are where they belong."""
@@ -230,8 +225,6 @@ class EngineLoop:
                 late = self.executor.overlap_depth > 0
                 self._results[plan.step] = self._result.clone() if late else self._result
             outputs = self._commit(plan, self._result)
-            if self._after_commit is not None:
-                self._after_commit()
             return outputs
         except Exception as error:
             return self._fail_step(plan, error)

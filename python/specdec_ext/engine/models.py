@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ..models.base import StepModel
     from ..models.place import Place
 
-__all__ = ["LoadedModels", "ModelLoader", "drafting_arguments", "steps_are_enqueued"]
+__all__ = ["LoadedModels", "ModelLoader", "drafting_arguments"]
 
 # Fields of NGramDecodingConfig that the executor takes by their names.
 _NGRAM = (
@@ -58,13 +58,6 @@ def drafting_arguments(config: SpeculativeConfig | None) -> dict[str, Any]:
 def has_slot_drafter(config: SpeculativeConfig | None) -> bool:
     """The method's drafts are made by a model in slots."""
     return isinstance(config, DrafterConfig) and not isinstance(config, UserDrafterConfig)
-
-
-def steps_are_enqueued(
-    place: Place, scheduler: SchedulerConfig, config: SpeculativeConfig | None
-) -> bool:
-    """Steps are enqueued on a device's stream; else the host runs them."""
-    return not place.is_cpu and (scheduler.run_ahead is not None or has_slot_drafter(config))
 
 
 @dataclass(frozen=True)
@@ -179,7 +172,7 @@ class ModelLoader:
         taken = sum(getattr(m, "scratch_bytes", 0) for m in (model, draft_model))
         scratch = getattr(drafter, "scratch_bytes", None)
         taken += scratch(first.max_batch_size) if scratch is not None else 0
-        if steps_are_enqueued(self._place, self._scheduler, spec):
+        if not self._place.is_cpu:
             from .overlap.build import device_bytes, graph_bytes
 
             spec = getattr(drafter, "config", spec)

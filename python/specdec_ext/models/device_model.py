@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import torch
 
 from .. import ops
@@ -13,7 +11,7 @@ from ..errors import ConfigError, ModelError
 from .cache_check import check_cache
 from .config_reader import ModelConfig
 from .device_decoder import DeviceDecoder
-from .device_step import DeviceStep, KvMover, PlanStaging
+from .device_step import DeviceStep, PlanStaging
 from .device_weights import load_weights, random_weights
 from .host_rows import HostRows
 from .native import DERIVED_SUFFIXES, served_positions, shape_info
@@ -96,7 +94,6 @@ class DeviceModel:
         self._results = HostRows(place.device)
         self._flags = HostRows(place.device)
         self._hidden = HostRows(place.device)
-        self._mover = KvMover(place)
         self._staging = PlanStaging(place.device)
         self._pages: tuple[torch.Tensor, torch.Tensor] | None = None
         self.info = shape_info(
@@ -159,11 +156,6 @@ class DeviceModel:
         if hidden is not None and kept is not None and kept is not hidden:
             hidden.copy_(kept)
         return result
-
-    def move_kv(self, moves: Mapping[str, np.ndarray[Any, Any]]) -> None:
-        """Bring accepted K/V to its final place: what Executor.take_moves() gave."""
-        assert self._pages is not None
-        self._mover.move(self._pages, moves)
 
     @torch.inference_mode()
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:

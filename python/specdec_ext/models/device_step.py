@@ -9,18 +9,16 @@ Axis letters: B requests, R rows, L rows whose scores are needed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
-from .. import ops
 from ..config.engine import pages_for
-from .place import Place
 
-__all__ = ["DeviceStep", "KvMover", "PlanStaging", "Upload"]
+__all__ = ["DeviceStep", "PlanStaging", "Upload"]
 
 
 @dataclass(frozen=True)
@@ -150,28 +148,4 @@ class PlanStaging:
             status=status,
             max_rows=int(rows.max(initial=0)),
             max_kv_len=max_kv_len,
-        )
-
-
-class KvMover:
-    """Makes the K/V moves that an executor hands out (take_moves) in one model's pages."""
-
-    def __init__(self, place: Place) -> None:
-        self._place = place
-        self._upload = Upload(place.device)
-
-    def move(
-        self,
-        pages: tuple[torch.Tensor, torch.Tensor],
-        moves: Mapping[str, np.ndarray[Any, Any]],
-    ) -> None:
-        """Bring accepted K/V in pages [layers, P, G, S, K] to its final place."""
-        names = ("page_table", "kv_len", "cu_rows", "path", "path_len")
-        rows, lengths = np.diff(moves["cu_rows"]), moves["kv_len"]
-        ops.compact_kv(
-            *pages,
-            *self._upload.send([moves[name] for name in names]),
-            num_rows=int(moves["cu_rows"][-1]),
-            max_kv_len=int((rows + lengths).max()),
-            backend=self._place.backend,
         )

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -23,7 +23,7 @@ from .base import ModelInfo
 from .cache_check import check_cache, greedy_ids
 from .canary import canary_tokens, eager_scores, run_canary
 from .config_reader import ModelConfig
-from .device_step import KvMover, PlanStaging
+from .device_step import PlanStaging
 from .output_head import OutputHead
 from .packed_modules import swap_linears
 from .place import CPU, Place
@@ -60,7 +60,6 @@ class TransformersModel:
         register()
         self.place = place = place or CPU
         self._staging = PlanStaging(place.device)
-        self._mover = KvMover(place)
         self._model, notes = _load(config, dtype, allow_pickle)
         self._model.to(place.device)
         forward_signature = inspect.signature(self._model.forward).parameters
@@ -183,11 +182,6 @@ class TransformersModel:
         with running(context), self._head_input(plan, hidden):
             scores = self._scores(plan, context)
         return (scores if plan.needs_logits else greedy_ids(scores)).cpu()
-
-    def move_kv(self, moves: Mapping[str, Any]) -> None:
-        """Bring accepted K/V to its final place: what Executor.take_moves() gave."""
-        assert self._k_pages is not None and self._v_pages is not None
-        self._mover.move((self._k_pages, self._v_pages), moves)
 
     @torch.inference_mode()
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
