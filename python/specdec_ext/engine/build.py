@@ -231,7 +231,7 @@ class EngineBuilder:
         served = ServedCost(self.model, lambda cost: executor.set_step_cost(*cost.columns))
 
         def begin() -> ServedCost | None:
-            if served.is_guess and not self.place.is_cpu:
+            if served.is_guess and self._on_stream:
                 executor.reset_prefix_cache()  # what is overwritten may be published
                 rows = self.memory.max_num_tokens
                 served.measured(measure_cost(self.model, self._pages, max_rows=rows))
