@@ -18,8 +18,8 @@ from ops_arguments import G, H, K, P, S, good, kv_arguments, refused
 from specdec_ext import _core, _core_testing, ops
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "fuzz"))
+from object_targets import layer_tensors
 from run import run_children
-from targets import layer_tensors
 
 BIG = 2**31 - 1
 LENGTHS = [

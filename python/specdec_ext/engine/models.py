@@ -55,11 +55,6 @@ def drafting_arguments(config: SpeculativeConfig | None) -> dict[str, Any]:
     return how
 
 
-def has_slot_drafter(config: SpeculativeConfig | None) -> bool:
-    """The method's drafts are made by a model in slots."""
-    return isinstance(config, DrafterConfig) and not isinstance(config, UserDrafterConfig)
-
-
 @dataclass(frozen=True)
 class LoadedModels:
     """What was loaded.
@@ -163,8 +158,7 @@ class ModelLoader:
         if draft_model is not None:
             assert isinstance(spec, DraftTargetDecodingConfig)
             drafter = self._draft_target(spec, model, draft_model, first)
-        elif has_slot_drafter(spec):
-            assert isinstance(spec, DrafterConfig)
+        elif isinstance(spec, DrafterConfig) and not isinstance(spec, UserDrafterConfig):
             # Before the pages: its weights may share a device with them.
             drafter = make_drafter(
                 spec, model, max_requests=first.max_batch_size, allow_pickle=self._allow_pickle

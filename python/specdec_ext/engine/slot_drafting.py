@@ -34,7 +34,7 @@ class SlotDrafting:
     be called from any thread, the others from the stepping thread.
 
     executor     a _core.Executor whose steps the host runs
-    hidden_size  of the model's states; rows of `hidden_dtype` are kept where the drafter wants them
+    hidden_size  of the model's states; a float32 row of each slot is kept if the drafter wants it
     """
 
     def __init__(
@@ -57,7 +57,6 @@ class SlotDrafting:
         )
         self._draft_probs: Callable[[int], Any] | None = getattr(drafter, "draft_probs", None)
         self._draws_probs = self._draft_probs is not None
-        self._reads_every_step = bool(getattr(drafter, "reads_every_step", False))
         self._one_by_one = bool(getattr(drafter, "drafts_one_by_one", False))
         self._hidden_size = hidden_size
         self._kept: torch.Tensor | None = None
@@ -116,7 +115,7 @@ class SlotDrafting:
         for entry in staged.entries:
             self._guarded(self.drafter.enter, entry.slot, self._options.get(entry.request_id, {}))
         wanted = staged.max_decode_rows > staged.num_decodes
-        self._drafted = staged.num_decodes > 0 and (wanted or self._reads_every_step)
+        self._drafted = wanted
         if self._drafted:
             begin = time.perf_counter()
             self._guarded(self.drafter.draft, self._inputs(staged, wanted))

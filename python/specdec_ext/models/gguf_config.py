@@ -220,7 +220,7 @@ def _llama3_scaling(file: GgufFile, theta: float, head_dim: int) -> dict[str, An
 
 
 def _dtype(file: GgufFile) -> str:
-    """Of K and V, and of weights that are taken out of their blocks: the float type that holds most
+    """The type of K and V, and of weights taken out of their blocks: the float type that holds most
     matrices, bfloat16 where these are blocks."""
     size: dict[str, int] = {}
     for tensor in file.tensors.values():
