@@ -234,6 +234,8 @@ class EngineLoop:
     ) -> None:
         """Step until all of `states` have ended."""
         pending = [s for s in states if not s.finished]
+        if not pending and self._stepping:
+            self.step()  # one that was cut short may have ended them without telling on_update
         while pending:
             if not self.step():
                 # Nothing to run, yet they have not ended: do not wait for ever.
@@ -372,6 +374,7 @@ class EngineLoop:
     def _route(self, outputs: Iterable[Any]) -> None:
         """Give each request what a step delivered to it. Where this was interrupted it is called
         again with the same outputs: what was done is not done twice."""
+        now = time.perf_counter()
         for out in outputs:
             with self._lock:
                 state = self._states.get(out.request_id)
@@ -379,20 +382,23 @@ class EngineLoop:
                     self.executor.cancel(out.request_id)  # nobody waits for it
                     continue
                 logits = None
-                if out.logit_rows:
+                if self._wants_logits and out.logit_rows:
                     logits = self._results[out.step][out.logit_rows].clone()
-                state.consume(out, self._step_start, logits)
-                if state.finished:
+                state.consume(out, self._step_start, now, logits)
+                ended = state.finished
+                if ended:
                     self._account(state)
                     if out.finish_reason is None:  # of a stop string the executor does not know
                         self.executor.cancel(state.rid)
-            state.notify()
-            if state.finished:
+            if state.on_update is not None:
+                state.notify()
+            if ended:
                 with self._lock:
                     self._states.pop(state.rid, None)
                     self._ledger.fold(self._states)
-            for step in [step for step in self._results if step < out.step]:
-                del self._results[step]
+            if self._results:
+                for step in [step for step in self._results if step < out.step]:
+                    del self._results[step]
         if self._drafting is not None:
             self._drafting.observe(outputs)
             self._drafting.drop_ended()

@@ -24,6 +24,10 @@ from ..text.stop_strings import StopStrings
 __all__ = ["Owner", "RequestState"]
 
 
+# A request's outputs are brought into its text this many at a time, or when somebody looks.
+_MAX_WAITING = 16
+
+
 class Owner(weakref.ref[Any]):
     """Whom a request is for; when that object goes, the request is cancelled."""
 
@@ -33,8 +37,9 @@ class Owner(weakref.ref[Any]):
 class RequestState:
     """Everything the engine knows about one request.
 
-    Invariants: `text` + held-back segments == the decoded tokens (cut at a stop string);
-    len(token_ids) == counter.num_tokens == len(from_draft); after `finished` nothing changes.
+    Invariants, but for outputs that wait: `text` + held-back segments == the decoded tokens (cut at
+    a stop string); len(_token_ids) == _counter.num_tokens == len(_from_draft). After `finished`
+    nothing changes.
     """
 
     def __init__(
@@ -58,9 +63,9 @@ class RequestState:
         # Why it ended, by which stop, with which error; all of it or nothing is there.
         self._ending: tuple[str | None, int | str | None, str | None] = (None, None, None)
         self.num_cached_tokens = 0
-        self.token_ids: list[int] = []
-        self.from_draft: list[bool] = []
-        self.counter = SpecCounter(resolved.num_spec_tokens)
+        self._token_ids: list[int] = []
+        self._from_draft: list[bool] = []
+        self._counter = SpecCounter(resolved.num_spec_tokens)
         self.timer = RequestTimer()
         self.on_update = on_update
         self.owner = owner
@@ -82,11 +87,28 @@ class RequestState:
         )
         self._cumulative_logprob = 0.0
         self._logits: dict[int, Any] = {}  # [tokens of a step, vocabulary], by the first's index
-        self.sequence = 0  # of the last StepOutput that was taken
+        # Step outputs that are not in the text yet: (out, when its step began, when it was read,
+        # scores). Those who wait for nothing but the end have their text made a piece at a time.
+        self._waiting: list[tuple[Any, float, float, Any]] = []
+        self._sequence = 0  # of the last one that is
         self._undo: tuple[Any, ...] | None = None  # where a change began that has not ended
         self._version = 0  # changes so far, and how many of them a snapshot has shown
         self._seen = 0
         self._lock = threading.Lock()
+
+    @property
+    def token_ids(self) -> list[int]:
+        """What was delivered so far."""
+        with self._lock:
+            self._fold()
+            return self._token_ids
+
+    @property
+    def counter(self) -> SpecCounter:
+        """Its steps so far."""
+        with self._lock:
+            self._fold()
+            return self._counter
 
     @property
     def finish_reason(self) -> str | None:
@@ -107,12 +129,17 @@ class RequestState:
     @property
     def version(self) -> int:
         """Grows with every change."""
-        return self._version
+        return self._version + len(self._waiting)
+
+    @property
+    def sequence(self) -> int:
+        """Of the last StepOutput that was taken."""
+        return self._waiting[-1][0].sequence if self._waiting else self._sequence
 
     @property
     def has_news(self) -> bool:
         """Something changed since the last snapshot."""
-        return self._version != self._seen
+        return self.version != self._seen
 
     def notify(self) -> None:
         """Call on_update; an exception of it is logged and changes nothing."""
@@ -129,80 +156,51 @@ class RequestState:
                     exc_info=error,
                 )  # fmt: skip
 
-    def consume(self, out: Any, step_start: float, logits: Any = None) -> None:
+    def consume(self, out: Any, step_start: float, now: float, logits: Any = None) -> None:
         """Take a StepOutput, unless it was taken before.
 
-        logits  scores [tokens, vocabulary] of its tokens; None: nobody asked for them
+        step_start, now  when its step began and when it was read, seconds of time.perf_counter
+        logits           scores [tokens, vocabulary] of its tokens; None: nobody asked for them
         """
         with self._lock:
-            if out.sequence <= self.sequence or self.finished:
+            if self._ending[0] is not None:
                 return
-            self._begin()
-            if self.timer.scheduled is None:
-                self.timer.scheduled = step_start
-            self.num_cached_tokens = out.num_cached_tokens
-            tokens: list[int] = out.tokens
-            logprobs = out.logprobs if self._logprobs is not None else None
-            if self._prompt_logprobs is not None:
-                for entry in out.prompt_logprobs:
-                    token = self.prompt_token_ids[len(self._prompt_logprobs)]
-                    self._prompt_logprobs.append(self._logprob_row(token, entry))
-            if logits is not None:
-                self._logits[len(self.token_ids)] = logits
-            reason, stop_reason, error = out.finish_reason, out.stop_reason, out.error
-            delivered = 0
-            for i, token in enumerate(tokens):
-                ends = i == len(tokens) - 1 and reason == "stop"
-                if logprobs:
-                    self._add_logprobs(token, logprobs[i])
-                delivered += 1
-                stop = self._add_token(token, i < out.num_accepted, ends)
-                if stop is not None:  # what the step brought behind it is dropped
-                    reason, stop_reason, error = "stop", stop, None
-                    break
-            else:
-                if reason is not None:
-                    self._release_rest()
-            self.counter.count(
-                drafts=out.num_drafts,
-                accepted=min(out.num_accepted, delivered),
-                rows=out.num_rows,
-                tokens=delivered,
-                is_prefill=out.is_prefill,
-            )
-            if delivered:
-                now = time.perf_counter()
-                self.timer.first_token = self.timer.first_token or now
-                self.timer.last_token = now
-            self._commit(out.sequence, reason, stop_reason if reason == "stop" else None, error)
+            waiting = self._waiting
+            if out.sequence > self.sequence:
+                waiting.append((out, step_start, now, logits))
+            if not waiting:
+                return
+            if self.params.stop or out.finish_reason is not None or len(waiting) >= _MAX_WAITING:
+                self._fold()
 
     def end(self, reason: str, *, error: str | None = None) -> None:
         """End from outside a step."""
         with self._lock:
+            self._fold()
             if self.finish_reason is None:
                 self._begin()
                 self._release_rest()
-                self._commit(self.sequence, reason, None, error)
+                self._commit(reason, None, error)
 
     def snapshot(self) -> RequestOutput:
         """The output so far; its delta fields hold what is new since the last snapshot."""
         with self._lock:
-            self._rewind()
+            self._fold()
             pieces, tokens = self._shown
             fresh = self._pieces[pieces:]
             output = CompletionOutput(
                 index=0,
                 text=self._joined_text(),
-                token_ids=list(self.token_ids),
+                token_ids=list(self._token_ids),
                 cumulative_logprob=self._cumulative_logprob if self._logprobs is not None else None,
                 logprobs=list(self._logprobs) if self._logprobs is not None else None,
                 finish_reason=self.finish_reason,
                 stop_reason=self.stop_reason,
                 error=self.error,
                 generation_logits=self._joined_logits(),
-                token_from_draft=list(self.from_draft),
+                token_from_draft=list(self._from_draft),
                 delta_text="".join([text for text, _ in fresh]),
-                delta_token_ids=self.token_ids[tokens:],
+                delta_token_ids=self._token_ids[tokens:],
                 delta_segments=fresh,
             )
             metrics: dict[str, Any] = {}
@@ -221,20 +219,79 @@ class RequestState:
                 else list(self._prompt_logprobs),
                 num_cached_tokens=self.num_cached_tokens,
             )
-            shown = (len(self._pieces), len(self.token_ids))
+            shown = (len(self._pieces), len(self._token_ids))
             self._shown, self._seen = shown, self._version
             return snapshot
+
+    def _fold(self) -> None:
+        """Bring what was taken into the text. Interrupted, it has not begun."""
+        self._rewind()
+        if not self._waiting:
+            return
+        self._begin()
+        reason = stop_reason = error = None
+        for out, step_start, now, logits in self._waiting:
+            stop = self._add(out, step_start, now, logits)
+            if stop is not None:  # what the step brought behind it is dropped
+                reason, stop_reason = "stop", stop
+                break
+            reason, error = out.finish_reason, out.error
+            stop_reason = out.stop_reason if reason == "stop" else None
+        self._commit(reason, stop_reason, error)
+
+    def _add(self, out: Any, step_start: float, now: float, logits: Any) -> str | None:
+        """One output's tokens, scores and counts. The stop string that completed, if one did."""
+        tokens: list[int] = out.tokens
+        reason = out.finish_reason
+        accepted = min(out.num_accepted, len(tokens))
+        if self.timer.scheduled is None:
+            self.timer.scheduled = step_start
+        self.num_cached_tokens = out.num_cached_tokens
+        if self._prompt_logprobs is not None:
+            for entry in out.prompt_logprobs:
+                token = self.prompt_token_ids[len(self._prompt_logprobs)]
+                self._prompt_logprobs.append(self._logprob_row(token, entry))
+        if logits is not None:
+            self._logits[len(self._token_ids)] = logits
+        logprobs = out.logprobs if self._logprobs is not None else None
+        stop, before = None, len(self._token_ids)
+        if self._detokenizer is None and not logprobs:
+            self._token_ids += tokens
+            self._from_draft += [True] * accepted + [False] * (len(tokens) - accepted)
+        else:
+            for i, token in enumerate(tokens):
+                if logprobs:
+                    self._add_logprobs(token, logprobs[i])
+                ends = reason == "stop" and i == len(tokens) - 1
+                stop = self._add_token(token, i < accepted, ends)
+                if stop is not None:
+                    break
+        if reason is not None and stop is None:
+            self._release_rest()
+        delivered = len(self._token_ids) - before
+        self._counter.count(
+            drafts=out.num_drafts,
+            accepted=min(accepted, delivered),
+            rows=out.num_rows,
+            tokens=delivered,
+            is_prefill=out.is_prefill,
+        )
+        if delivered:
+            if self.timer.first_token is None:
+                self.timer.first_token = now
+            self.timer.last_token = now
+        return stop
 
     def _begin(self) -> None:
         """Begin a change; one that was interrupted has not been made."""
         self._rewind()
         self._undo = (
-            len(self.token_ids),
+            len(self._token_ids),
             len(self._pieces),
             deque(self._held),
             self._stops.save(),
             None if self._detokenizer is None else self._detokenizer.save(),
-            self.counter.save(),
+            self._counter.save(),
             None if self._logprobs is None else len(self._logprobs),
             None if self._prompt_logprobs is None else len(self._prompt_logprobs),
             self._cumulative_logprob,
@@ -244,28 +301,30 @@ class RequestState:
         if self._undo is None:
             return
         tokens, pieces, held, stops, text, counter, logprobs, prompt_logprobs, total = self._undo
-        del self.token_ids[tokens:], self.from_draft[tokens:], self._pieces[pieces:]
+        del self._token_ids[tokens:], self._from_draft[tokens:], self._pieces[pieces:]
         self._held = deque(held)
         self._stops.restore(stops)
         if self._detokenizer is not None:
             self._detokenizer.restore(text)
-        self.counter.restore(counter)
+        self._counter.restore(counter)
         if self._logprobs is not None:
             del self._logprobs[logprobs:]
         if self._prompt_logprobs is not None:
             del self._prompt_logprobs[prompt_logprobs:]
         self._cumulative_logprob = total
-        self._logits.pop(tokens, None)
+        if self._logits:
+            self._logits = {first: rows for first, rows in self._logits.items() if first < tokens}
         self._undo = None
 
-    def _commit(
-        self, sequence: int, reason: str | None, stop_reason: int | str | None, error: str | None
-    ) -> None:
-        """End a change."""
+    def _commit(self, reason: str | None, stop_reason: int | str | None, error: str | None) -> None:
+        """End a change, which brought in what waited or ended the request from outside."""
         if reason is not None:
             self.timer.finished = time.perf_counter()
-        end, version = (reason, stop_reason, error), self._version + 1
-        self._undo, self.sequence, self._version, self._ending = None, sequence, version, end
+        sequence, changes = self.sequence, max(len(self._waiting), 1)
+        end, version = (reason, stop_reason, error), self._version + changes
+        self._undo, self._waiting, self._sequence, self._version, self._ending = (
+            None, [], sequence, version, end,
+        )  # fmt: skip
 
     def _joined_text(self) -> str:
         text, count = self._joined
@@ -286,27 +345,27 @@ class RequestState:
                 rows[begin : begin + len(part)] = part
                 begin += len(part)
             self._logits = {0: rows}
-        return self._logits[0][: len(self.token_ids)]
+        return self._logits[0][: len(self._token_ids)]
 
     def _metrics(self) -> dict[str, Any]:
-        num_tokens = len(self.token_ids)
+        num_tokens = len(self._token_ids)
         return {
             **self._about,
             "num_prompt_tokens": len(self.prompt_token_ids),
             "num_cached_tokens": self.num_cached_tokens,
             "num_generated_tokens": num_tokens,
-            "num_forward_passes": self.counter.num_steps,
-            "num_prefill_passes": self.counter.num_prefill_steps,
-            "num_rows": self.counter.num_rows,
-            "tokens_per_forward_pass": ratio(num_tokens, self.counter.num_steps),
+            "num_forward_passes": self._counter.num_steps,
+            "num_prefill_passes": self._counter.num_prefill_steps,
+            "num_rows": self._counter.num_rows,
+            "tokens_per_forward_pass": ratio(num_tokens, self._counter.num_steps),
             **self.timer.to_dict(num_tokens),
-            "speculative_decoding": self.counter.to_dict(),
+            "speculative_decoding": self._counter.to_dict(),
         }
 
     def _add_token(self, token: int, from_draft: bool, ends: bool) -> str | None:
         """The stop string that completed, if one did."""
-        self.token_ids.append(token)
-        self.from_draft.append(from_draft)
+        self._token_ids.append(token)
+        self._from_draft.append(from_draft)
         if self._detokenizer is None:
             return None
         # The text of the end or stop token is not part of the answer, unless asked for.
@@ -320,7 +379,7 @@ class RequestState:
         if not self.params.stop:
             self._pieces.append((piece, from_draft))
             return None
-        may_stop = len(self.token_ids) >= self.params.min_tokens
+        may_stop = len(self._token_ids) >= self.params.min_tokens
         found = self._stops.feed(piece, may_stop=may_stop)
         if found is None:
             self._held.append((piece, from_draft))

@@ -143,6 +143,7 @@ class Running:
                           zip(one.token_ids, one.logprobs or [], strict=False)],
             ),
             begin,
+            time.perf_counter(),
             one.generation_logits,
         )  # fmt: skip
 
