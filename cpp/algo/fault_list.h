@@ -23,17 +23,20 @@ enum class Fault : std::uint8_t {
   kSiblingNotRemoved,    // a rejected sibling stays in the distribution of the next one
   kResidualNotUpdated,   // a second sibling is held against p, not against what the first one left
 
-  kHoldWithoutDrafts,  // pages are held for one row of a step, not for its drafts
-  kHoldWithoutFlight,  // pages are held as if no step were in flight
-  kPagesBackEarly,     // pages of an ended request return while a step in flight names them
-  kExcessBackEarly,    // after a delivery pages are kept for what is known alone
-  kStagingReused,      // a place of the rings is written while its step is in flight
-  kResultOfNewest,     // the results of the newest step are taken for those of the oldest
-  kLateResult,         // a request that has ended gets what was in flight
-  kCancelledRunsOn,    // a cancelled request is planned again
-  kAdmitWithoutBound,  // a request is admitted when its prompt fits
-  kEntryLost,          // a slot that a second request enters is not written
-  kFrozenDrafts,       // a slot that has ended goes on (a mistake of the device)
+  kHoldWithoutDrafts,   // pages are held for one row of a step, not for its drafts
+  kHoldWithoutFlight,   // pages are held as if no step were in flight
+  kPagesBackEarly,      // pages of an ended request return while a step in flight names them
+  kExcessBackEarly,     // after a delivery pages are kept for what is known alone
+  kStagingReused,       // a place of the rings is written while its step is in flight
+  kResultOfNewest,      // the results of the newest step are taken for those of the oldest
+  kLateResult,          // a request that has ended gets what was in flight
+  kCancelledRunsOn,     // a cancelled request is planned again
+  kAdmitWithoutBound,   // a request is admitted when its prompt fits
+  kEntryLost,           // a slot that a second request enters is not written
+  kFrozenDrafts,        // a slot that has ended goes on (a mistake of the device)
+  kPreemptedInFlight,   // a request's pages are taken while a step in flight names them
+  kReadAgainTooLittle,  // a preempted request computes K/V of one token too few again
+  kOldestPreempted,     // whoever lacks pages takes those of the oldest request
 };
 
 }  // namespace specdec

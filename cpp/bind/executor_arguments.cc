@@ -14,6 +14,13 @@ DraftMethod parse_method(const std::string& name) {
   return DraftMethod::kNone;
 }
 
+SchedulerPolicy parse_policy(const std::string& name) {
+  if (name == "guaranteed_no_evict") return SchedulerPolicy::kGuaranteedNoEvict;
+  SPECDEC_REQUIRE(name == "max_utilization", "policy = '", name,
+                  "': give 'guaranteed_no_evict' or 'max_utilization'");
+  return SchedulerPolicy::kMaxUtilization;
+}
+
 NgramParams parse_ngram(const py::dict& dict) {
   NgramParams p;
   for (const auto& [key, value] : dict) {
@@ -64,6 +71,9 @@ py::dict stats_dict(const ExecutorStats& s) {
   d["in_flight"] = s.in_flight;
   d["retiring"] = s.retiring;
   d["late_results"] = s.late_results;
+  d["preemptions"] = s.preemptions;
+  d["preempted"] = s.preempted;
+  d["recomputed_tokens"] = s.recomputed_tokens;
   d["empty_steps"] = s.empty_steps;
   d["running"] = s.running;
   d["waiting"] = s.waiting;

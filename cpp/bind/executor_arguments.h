@@ -21,6 +21,7 @@ using LookaheadTriple = std::tuple<int, int, int>;
 
 // ValueError for what is unknown.
 DraftMethod parse_method(const std::string& name);
+SchedulerPolicy parse_policy(const std::string& name);
 NgramParams parse_ngram(const pybind11::dict& dict);
 LookaheadConfig to_lookahead(const LookaheadTriple& triple);
 
@@ -44,8 +45,8 @@ void def_submit(Class& cls) {
          const std::map<TokenId, float>& logit_bias, std::vector<std::vector<TokenId>> bad_words,
          std::optional<std::vector<TokenId>> allowed_token_ids, std::optional<int> logprobs,
          std::optional<int> prompt_logprobs, bool needs_scores, std::string cache_salt,
-         bool return_logits, std::vector<TokenId> external_drafts, bool end_after_drafts,
-         const py::object& external_probs, bool compute_whole_prompt) {
+         int priority, bool return_logits, std::vector<TokenId> external_drafts,
+         bool end_after_drafts, const py::object& external_probs, bool compute_whole_prompt) {
         RequestParams p;
         p.prompt = std::move(prompt_ids);
         p.max_tokens = max_tokens;
@@ -73,6 +74,7 @@ void def_submit(Class& cls) {
         p.prompt_logprobs = prompt_logprobs;
         p.needs_scores = needs_scores;
         p.cache_salt = std::move(cache_salt);
+        p.priority = priority;
         p.return_logits = return_logits;
         p.external_drafts = std::move(external_drafts);
         p.end_after_drafts = end_after_drafts;
@@ -95,7 +97,7 @@ void def_submit(Class& cls) {
       py::arg("bad_words") = std::vector<std::vector<TokenId>>{},
       py::arg("allowed_token_ids") = py::none(), py::arg("logprobs") = py::none(),
       py::arg("prompt_logprobs") = py::none(), py::arg("needs_scores") = false,
-      py::arg("cache_salt") = "", py::arg("return_logits") = false,
+      py::arg("cache_salt") = "", py::arg("priority") = 0, py::arg("return_logits") = false,
       py::arg("external_drafts") = std::vector<TokenId>{}, py::arg("end_after_drafts") = false,
       py::arg("external_probs") = py::none(), py::arg("compute_whole_prompt") = false);
 }

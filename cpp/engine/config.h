@@ -16,6 +16,12 @@ inline constexpr int kMaxOverlapDepth = 2;
 // (algo/brought_draft.h) or handed in by propose().
 enum class DraftMethod : std::uint8_t { kNone, kLookahead, kNgram, kProposed };
 
+// Who is admitted.
+//   kGuaranteedNoEvict  whose worst case fits into the pages that are not promised to others
+//   kMaxUtilization     whose prompt fits now; where pages run out the newest request gives its own
+//                       back, and computes its K/V again when there is room
+enum class SchedulerPolicy : std::uint8_t { kGuaranteedNoEvict, kMaxUtilization };
+
 struct NgramParams {
   int max_draft_len = 4;
   int max_matching_ngram_size = 2;
@@ -40,6 +46,7 @@ struct ExecutorConfig {
   bool adaptive = true;  // draft budgets follow what was accepted, once set_step_cost() was called
   bool pads_rows = false;  // the model runs as many rows as were planned, not as were drafted
   bool enable_chunked_prefill = true;
+  SchedulerPolicy policy = SchedulerPolicy::kGuaranteedNoEvict;
   bool enable_block_reuse = false;  // requests start from published pages of equal text and salt
   bool check_integrity = false;
   DraftLenSchedule draft_len_schedule;

@@ -22,9 +22,10 @@ void Executor::decide_place(Place& place, const StepShare& share, const PlaceRow
   RequestRecord& request = *place.request;
   StepOutput& out = place.out;
   if (place.is_prefill && request.params.prompt_logprobs) {
-    for (int i = 0; i < place.rows && place.start + i + 1 < request.prompt_len; ++i) {
+    const int first = place.rows + place.drafts - place.choices;  // that scores are there of
+    for (int i = first; i < place.rows && place.start + i + 1 < request.prompt_len; ++i) {
       const TokenId next = request.tokens()[place.start + i + 1];
-      out.prompt_logprobs.push_back(compute_logprobs(rows.raw + i * rows.raw_stride,
+      out.prompt_logprobs.push_back(compute_logprobs(rows.raw + (i - first) * rows.raw_stride,
                                                      config_.vocab_size, next,
                                                      *request.params.prompt_logprobs));
     }

@@ -28,7 +28,7 @@ void Executor::deliver_result(RequestRecord& request, const SlotResult& result, 
                                     : kBadScores;
   }
   request.known_len += result.num_tokens;
-  if (request.host_slot == nullptr && book_.pages().reuse()) {
+  if (request.host_slot == nullptr && book_.keeps_text()) {
     request.text.insert(request.text.end(), out.tokens.begin(), out.tokens.end());
   }
 }

@@ -152,6 +152,7 @@ class Executor {
   void place_rows(RequestRecord& request, int start, int rows, const DraftTree* drafts,
                   bool decides);
   int most_drafts_of(const RequestRecord& request, int each) const {
+    each = std::min(each, request.page_room);
     return request.by_host ? std::min(each, host_drafts_each_) : each;
   }
   void choose_chain_limits(int most_drafts, int each);

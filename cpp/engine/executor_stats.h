@@ -20,6 +20,11 @@ struct ExecutorStats {
   int running = 0, waiting = 0;
   int in_flight = 0;  // steps that were planned and not delivered
   int retiring = 0;   // requests that have ended, whose pages a step in flight may touch
+  // kMaxUtilization: how often a request gave its pages back, how many have none now, and tokens
+  // whose K/V was, or will be, computed once more for it.
+  std::int64_t preemptions = 0;
+  int preempted = 0;
+  std::int64_t recomputed_tokens = 0;
   std::int64_t late_results = 0;  // results of requests that had ended; dropped
   std::int64_t empty_steps = 0;   // steps in which the device found nothing to do
   int free_pages = 0, total_pages = 0;

@@ -37,9 +37,16 @@ const StagedStep* Executor::plan() {
   SPECDEC_REQUIRE(static_cast<int>(flights_.size()) <= config_.overlap_depth, "plan() with ",
                   flights_.size(), " steps unread: at overlap_depth = ", config_.overlap_depth,
                   " deliver() comes first");
+  if (book_.preempts()) {
+    // Their drafters begin anew: what they know of the pages is gone.
+    for (const RequestRecord* request : book_.make_room()) {
+      entered_.push_back({request->slot, request->id, 0, 0});
+    }
+  }
   while (RequestRecord* request = book_.admit_next()) {
     if (host_ || request->by_host) enter_on_host(*request);
   }
+  if (book_.preempts()) book_.make_room_for_drafts();
   begin_step();
   collect();
   double tokens = 0.0;  // in the cache, of decoding requests, as far as it is known
@@ -51,7 +58,7 @@ const StagedStep* Executor::plan() {
   const auto& running = book_.running();
   for (std::size_t i = 0; i < running.size(); ++i) {
     RequestRecord& request = *running[i];
-    if (!request.in_prefill()) continue;
+    if (!request.in_prefill() || request.sits_out) continue;
     if (request.untouched()) book_.attach_prefix(request);
     if (book_.better_wait(i)) continue;
     const int rows = prefill_rows(request, budget);
@@ -122,7 +129,7 @@ void Executor::collect() {
       external = std::max(external, 1 + request->external_drafts());
     }
     const bool waits = request->by_host && !request->shares.empty();
-    if (request->in_prefill() || request->surely_complete() || waits) continue;
+    if (request->in_prefill() || request->sits_out || request->surely_complete() || waits) continue;
     (request->by_host ? choosing_ : decoding_).push_back(request.get());
   }
   std::stable_sort(
@@ -144,8 +151,9 @@ void Executor::collect() {
 // Prompt rows of this step. A prompt's last token and the drafts that came with the request go
 // together.
 int Executor::prefill_rows(const RequestRecord& request, int budget) const {
-  const int left = request.prompt_len - request.prefilled;
+  const int left = request.read_to - request.prefilled;
   const int drafts = request.external_drafts();
+  if (request.begun()) return std::min(left, budget);  // it decides nothing
   const bool every_score = request.params.prompt_logprobs.has_value();
   bool all = left + drafts <= budget;
   int rows = std::min(left, budget);
@@ -160,7 +168,7 @@ int Executor::prefill_rows(const RequestRecord& request, int budget) const {
 void Executor::place_prompt(RequestRecord& request, int rows) {
   const int start = request.prefilled;
   request.prefilled = start + rows;
-  const bool last = !request.in_prefill();
+  const bool last = !request.in_prefill() && !request.begun();
   const DraftTree* drafts = nullptr;
   if (last && request.by_host) {
     take_external(request, request.external_drafts());
@@ -170,8 +178,7 @@ void Executor::place_prompt(RequestRecord& request, int rows) {
   }
   place_rows(request, start, rows, drafts, last);
   if (request.by_host) host_rows_left_ -= flights_.back().places.back().choices;
-  // Without reuse nobody on the host reads the text again.
-  if (last && request.host_slot == nullptr && !book_.pages().reuse()) request.text = {};
+  if (last && request.host_slot == nullptr && !book_.keeps_text()) request.text = {};
 }
 
 // Rows of known tokens, from position `start` on, and the drafts of a tree (null: none) behind the
@@ -187,9 +194,13 @@ void Executor::place_rows(RequestRecord& request, int start, int rows, const Dra
   const TokenId* text = request.tokens();
   request.shares.push_back({step_.index, start + all, all, decides ? 1 + drafts : 0, -1});
   request.last_step = step_.index;
-  const bool is_prefill = start < request.prompt_len;
+  const bool is_prefill = start < request.read_to;
   // The row of the last token and of the drafts behind it; for logprobs of the prompt all.
-  const int from = is_prefill && request.params.prompt_logprobs ? 0 : (decides ? rows - 1 : all);
+  int from = decides ? rows - 1 : all;
+  if (is_prefill && request.params.prompt_logprobs && !request.begun()) {
+    from = std::clamp(request.scored_to - start, 0, from);
+    request.scored_to = std::max(request.scored_to, start + rows);
+  }
   const int choices = all - from;
   flights_.back().places.push_back(
       {&request, is_prefill, decides, start, rows, drafts, -1, choices, {}});

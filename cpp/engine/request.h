@@ -42,6 +42,7 @@ struct RequestParams {
   // Prompt lookup, drafts from outside: upper bound; absent: the executor's.
   std::optional<int> max_draft_len;
   std::optional<bool> adaptive;  // absent: the executor's
+  int priority = 0;              // a smaller one is admitted earlier and gives its pages back later
   std::uint64_t seed = 0;
   SamplingLaw sampling;
   AcceptanceParams acceptance;

@@ -14,6 +14,7 @@ int RequestBook::pages_per_slot(const ExecutorConfig& c) {
 
 RequestBook::RequestBook(const ExecutorConfig& c)
     : pages_(c.num_pages, c.page_size, c.max_batch_size, pages_per_slot(c), c.enable_block_reuse),
+      policy_(c.policy),
       check_integrity_(c.check_integrity) {
   for (int slot = c.max_batch_size - 1; slot >= 0; --slot) free_slots_.push_back(slot);
   running_.reserve(c.max_batch_size);
@@ -32,33 +33,55 @@ void RequestBook::promise(RequestRecord* request) const {
 }
 
 RequestId RequestBook::add(std::unique_ptr<RequestRecord> request) {
-  request->id = next_id_++;
-  waiting_.push_back(std::move(request));
-  return waiting_.back()->id;
+  const RequestId id = request->id = next_id_++;
+  const auto behind = std::find_if(waiting_.begin(), waiting_.end(), [&](const auto& other) {
+    return other->params.priority > request->params.priority;
+  });
+  waiting_.insert(behind, std::move(request));
+  return id;
 }
 
-// Pages that running requests may still ask for: their promises less what they hold.
+// Pages that a running request has a right to: its promise; where requests are preempted, those of
+// its next step.
+std::int64_t RequestBook::owed_pages(const RequestRecord& request) const {
+  if (!preempts()) return request.promised_pages;
+  return request.preempted ? 0 : pages_.pages_for(request.tokens_to_hold_with(0));
+}
+
+// Pages that running requests may still ask for.
 std::int64_t RequestBook::outstanding_pages() const {
   std::int64_t pages = 0;
   for (const auto& request : running_) {
-    pages +=
-        request->promised_pages - static_cast<std::int64_t>(pages_.pages(request->slot).size());
+    const auto held = static_cast<std::int64_t>(pages_.pages(request->slot).size());
+    pages += std::max<std::int64_t>(0, owed_pages(*request) - held);
   }
   return pages;
 }
 
-// Pages that an admission takes out of the free ones: its worst case, less published pages that
-// somebody holds already. (Unused published pages are free pages until they are attached.)
+// Pages that an admission takes out of the free ones: those that it has a right to, less published
+// pages that somebody holds already. (Unused published pages are free pages until they are
+// attached.)
 std::int64_t RequestBook::pages_needed(const RequestRecord& request) const {
-  if (!pages_.reuse()) return request.promised_pages;
+  // The row behind the prompt, too.
+  const std::int64_t wanted =
+      preempts()
+          ? std::min(request.promised_pages, pages_.pages_for(request.tokens_to_hold_with(0) + 1)) +
+                headroom()
+          : request.promised_pages;
+  if (!pages_.reuse()) return wanted;
   const PageTable::Match match =
       pages_.match(request.params.cache_salt, request.tokens(), request.reusable());
-  return request.promised_pages - (match.pages - match.unused);
+  return wanted - (match.pages - match.unused);
 }
 
 RequestRecord* RequestBook::admit_next() {
   if (waiting_.empty() || free_slots_.empty()) return nullptr;
   RequestRecord& request = *waiting_.front();
+  // Who was preempted goes first, unless it is less urgent.
+  const bool overtakes = std::any_of(running_.begin(), running_.end(), [&](const auto& other) {
+    return other->preempted && other->params.priority <= request.params.priority;
+  });
+  if (overtakes) return nullptr;
   std::int64_t needed = outstanding_pages() + pages_needed(request);
   if (fault(Fault::kAdmitWithoutBound)) needed = pages_.pages_for(request.prompt_len);
   // First come, first served: a big request at the head is not overtaken for ever.
@@ -71,11 +94,17 @@ RequestRecord* RequestBook::admit_next() {
   reuse_queries_ += pages_.reuse();
   running_.push_back(std::move(waiting_.front()));
   waiting_.pop_front();
+  if (preempts()) secure(*running_.back());
   return running_.back().get();
 }
 
 void RequestBook::attach_prefix(RequestRecord& request) {
   if (!pages_.reuse()) return;
+  // With pages of its own it has begun.
+  if (static_cast<std::int64_t>(pages_.pages(request.slot).size()) * pages_.page_size() >
+      pages_.shared_tokens(request.slot)) {
+    return;
+  }
   const bool hit = request.num_cached > 0;
   const int pages = pages_.attach(request.slot, request.tokens(), request.reusable());
   if (pages == 0) return;
@@ -152,6 +181,10 @@ void RequestBook::add_stats(ExecutorStats* stats) const {
   s.retiring = static_cast<int>(retiring_.size());
   s.free_pages = pages_.free_pages();
   s.total_pages = pages_.num_pages();
+  s.preemptions = preemptions_;
+  s.recomputed_tokens = recomputed_tokens_;
+  s.preempted = static_cast<int>(std::count_if(
+      running_.begin(), running_.end(), [](const auto& request) { return request->preempted; }));
   s.promised_pages = s.total_pages - s.free_pages + outstanding_pages();
   s.reuse_queries = reuse_queries_;
   s.reuse_hits = reuse_hits_;

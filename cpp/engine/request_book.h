@@ -3,6 +3,12 @@
 //
 // guaranteed_no_evict: a request is admitted when its worst case fits into the pages that are not
 // promised to others, so a running request never waits for a page.
+//
+// max_utilization: a request is admitted when its prompt fits. Before each step make_room() gives
+// pages to those that run, in order of priority and age; where they run out the last in that order
+// is preempted: it gives its pages back, keeps its slot with everything that was decided, and
+// computes its K/V again when there is room. The first in the order is never preempted and the pool
+// holds any one request, so it ends, and then the next.
 #pragma once
 
 #include <cstdint>
@@ -28,9 +34,18 @@ class RequestBook {
   // Sets what the request is promised; refuses one that the whole pool cannot hold.
   void promise(RequestRecord* request) const;
   RequestId add(std::unique_ptr<RequestRecord> request);
-  // The next waiting request, if a slot and its worst case are free: it runs from here on and has
-  // taken over what is published of its prompt. Null: none.
+  // The next waiting request, if a slot and what the policy asks for are free: it runs from here on
+  // and has taken over what is published of its prompt. Null: none.
   RequestRecord* admit_next();
+
+  bool preempts() const { return policy_ == SchedulerPolicy::kMaxUtilization; }
+  // Text of a request that has left its prompt behind may be read again.
+  bool keeps_text() const { return preempts() || pages_.reuse(); }
+  // max_utilization: pages for a step of everybody who runs, as far as there are, a row each;
+  // preempts, and lets preempted requests run again, which are returned.
+  const std::vector<RequestRecord*>& make_room();
+  // max_utilization: what is left goes to drafts.
+  void make_room_for_drafts();
 
   // Takes over what is published of the prompt; may be called again until the first row is planned.
   void attach_prefix(RequestRecord& request);
@@ -66,8 +81,15 @@ class RequestBook {
 
  private:
   std::int64_t pages_needed(const RequestRecord& request) const;
+  std::int64_t owed_pages(const RequestRecord& request) const;
+  std::int64_t headroom() const;
+  bool secure(const RequestRecord& request);
+  bool make_way(std::size_t index);
+  void preempt(RequestRecord& request);
+  bool resume(RequestRecord& request);
 
   PageTable pages_;
+  SchedulerPolicy policy_;
   bool check_integrity_;
   RequestId next_id_ = 1;
   std::deque<std::unique_ptr<RequestRecord>> waiting_;
@@ -75,6 +97,10 @@ class RequestBook {
   std::vector<std::unique_ptr<RequestRecord>> retiring_;  // ended, named by a step in flight
   std::vector<int> free_slots_;
   std::int64_t reuse_queries_ = 0, reuse_hits_ = 0, cached_tokens_ = 0;
+  // max_utilization: running_ by priority and age; pages that prompts of this step will take
+  std::vector<RequestRecord*> order_, resumed_;
+  std::int64_t claimed_ = 0;
+  std::int64_t preemptions_ = 0, recomputed_tokens_ = 0;
 };
 
 }  // namespace specdec

@@ -60,6 +60,7 @@ struct RequestRecord {
         processor(params, vocab_size),
         prompt_len(static_cast<int>(params.prompt.size())),
         text(std::move(params.prompt)),
+        read_to(prompt_len),
         known_len(prompt_len) {}
 
   RequestId id = 0;
@@ -109,12 +110,20 @@ struct RequestRecord {
 
   int slot = -1;
   bool entered = false;  // the slot's start has been written, or staged
-  int prefilled = 0;     // prompt tokens whose rows were planned, or that were taken over
+  int read_to = 0;       // tokens to be read before it decodes: the prompt's; of a request that
+                         // computes its K/V again all but the last
+  int prefilled = 0;     // of them, whose rows were planned, or that were taken over
+  int scored_to = 0;     // prompt tokens whose logprobs were planned
   int num_cached = 0;    // of them, how many lay in published pages
   int known_len = 0;     // of the history, as far as results were read
   std::deque<StepShare> shares;
   std::int64_t last_step = -1;  // the last one that names it
   bool cancelled = false, ended = false;
+
+  // kMaxUtilization
+  bool preempted = false;        // it has no pages
+  bool sits_out = false;         // it lacks pages for the step at hand
+  int page_room = kMaxDraftLen;  // drafts of the step at hand that its pages have room for
 
   const TokenId* tokens() const { return host_slot ? host_slot->history() : text.data(); }
   // Where its slot is the host's: tokens as far as steps have run.
@@ -132,9 +141,12 @@ struct RequestRecord {
   }
   // No row of its own was planned yet.
   bool untouched() const { return prefilled == num_cached && last_step < 0; }
-  bool in_prefill() const { return prefilled < prompt_len; }
+  bool in_prefill() const { return prefilled < read_to; }
+  // Its first token is known, so that what it reads is read again.
+  bool begun() const { return known_len > prompt_len; }
   // Drafts that came with the request, as many as it could still deliver.
   int external_drafts() const {
+    if (begun()) return 0;
     return std::min(static_cast<int>(params.external_drafts.size()), max_len - prompt_len - 1);
   }
 
@@ -173,6 +185,16 @@ struct RequestRecord {
     if (!unmoved.empty()) hold = std::max<std::int64_t>(hold, unmoved_at + unmoved.back() + 1);
     // While the prompt is read nothing is delivered, but what was planned is, or will be, there.
     return std::max<std::int64_t>(hold, prefilled);
+  }
+  // The same after a next step of it: what it has to read, or a row and as many drafts.
+  std::int64_t tokens_to_hold_with(int drafts) const {
+    if (in_prefill()) {
+      return std::max<std::int64_t>(tokens_to_hold(), read_to + external_drafts());
+    }
+    std::int64_t len = known_len;
+    for (const StepShare& share : shares) len += share.tokens;
+    len = std::min<std::int64_t>(len, max_len - 1);
+    return std::max(tokens_to_hold(), len + drafts);
   }
 };
 

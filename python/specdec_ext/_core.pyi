@@ -696,6 +696,7 @@ class Executor:
         adaptive: bool = True,
         pads_rows: bool = False,
         enable_chunked_prefill: bool = True,
+        policy: str = "guaranteed_no_evict",
         enable_block_reuse: bool = False,
         check_integrity: bool = False,
         draft_len_schedule: collections.abc.Sequence[
@@ -882,6 +883,7 @@ class Executor:
         prompt_logprobs: typing.SupportsInt | typing.SupportsIndex | None = None,
         needs_scores: bool = False,
         cache_salt: str = "",
+        priority: typing.SupportsInt | typing.SupportsIndex = 0,
         return_logits: bool = False,
         external_drafts: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex] = [],
         end_after_drafts: bool = False,

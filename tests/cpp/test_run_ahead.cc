@@ -79,6 +79,7 @@ ExecutorConfig random_config(std::mt19937& random, int depth) {
   c.pads_rows = random() % 2 == 0;
   c.enable_chunked_prefill = random() % 4 != 0;
   c.check_integrity = true;
+  if (random() % 2 == 0) c.policy = SchedulerPolicy::kMaxUtilization;
   // One request of the largest kind always fits; more, or all.
   const int drafts =
       c.method == DraftMethod::kLookahead
@@ -87,6 +88,29 @@ ExecutorConfig random_config(std::mt19937& random, int depth) {
   const int one = (c.max_seq_len - 1 + drafts) / c.page_size + 1;
   c.num_pages = one + static_cast<int>(random() % (one * c.max_batch_size));
   return c;
+}
+
+// A pool of one request and a page for many long ones.
+void make_scarce(ExecutorConfig& c) {
+  c.policy = SchedulerPolicy::kMaxUtilization;
+  c.max_batch_size = 6;
+  c.max_seq_len = 60;
+  c.max_num_tokens = std::max(c.max_num_tokens, 17);
+  c.page_size = std::min(c.page_size, 4);
+  c.num_pages = (c.max_seq_len - 1 + max_drafts_of(c)) / c.page_size + 2;
+}
+
+void make_long(std::vector<Job>& jobs, const ExecutorConfig& config) {
+  for (Job& job : jobs) {
+    RequestParams& p = job.params;
+    p.prompt.resize(std::min<std::size_t>(p.prompt.size(), 6));
+    p.max_tokens = 54;
+    p.eos_token_ids = p.stop_token_ids = {};
+    Job fresh;
+    fresh.params = p;
+    job = fresh;
+    expect(job, config.max_seq_len);
+  }
 }
 
 std::vector<Job> random_jobs(std::mt19937& random, const ExecutorConfig& config, int count) {
@@ -104,6 +128,7 @@ std::vector<Job> random_jobs(std::mt19937& random, const ExecutorConfig& config,
     p.seed = random();
     if (random() % 4 == 0) p.adaptive = false;
     p.speculative = random() % 6 != 0;
+    if (random() % 4 == 0) p.priority = static_cast<int>(random() % 3) - 1;
     if (random() % 3 == 0) p.eos_token_ids = {static_cast<TokenId>(random() % kHashVocab)};
     if (random() % 3 == 0) p.stop_token_ids = {static_cast<TokenId>(5 + random() % 19)};
     if (config.method == DraftMethod::kLookahead && random() % 3 == 0) {
@@ -125,11 +150,19 @@ std::vector<Job> random_jobs(std::mt19937& random, const ExecutorConfig& config,
     if (!(condition)) return text;     \
   } while (false)
 
-// "" if all went well, else what did not. `tokens` is advanced by the tokens compared.
-std::string run_schedule(std::uint32_t seed, int depth, std::int64_t* tokens) try {
+// What schedules did.
+struct Seen {
+  std::int64_t tokens = 0;       // that were compared
+  std::int64_t preemptions = 0;  // of requests that went on, or were cancelled
+};
+
+// "" if all went well, else what did not.
+std::string run_schedule(std::uint32_t seed, int depth, Seen* seen, bool scarce = false) try {
   std::mt19937 random(seed);
-  const ExecutorConfig config = random_config(random, depth);
+  ExecutorConfig config = random_config(random, depth);
+  if (scarce) make_scarce(config);
   std::vector<Job> jobs = random_jobs(random, config, 3 + static_cast<int>(random() % 8));
+  if (scarce) make_long(jobs, config);
   RunAheadWorld world(config, seed + 1);
   // Rows are free, or dear, or their price is unknown and drafts keep their length.
   const double last = random() % 2 == 0 ? 1.0 : 30.0;
@@ -181,7 +214,7 @@ std::string run_schedule(std::uint32_t seed, int depth, std::int64_t* tokens) tr
     }
   }
   for (const Job& job : jobs) {
-    *tokens += static_cast<std::int64_t>(job.tokens.size());
+    seen->tokens += static_cast<std::int64_t>(job.tokens.size());
     REFUSE_UNLESS(job.over, "a request never ended");
     const bool prefix = job.tokens.size() <= job.expected.size() &&
                         std::equal(job.tokens.begin(), job.tokens.end(), job.expected.begin());
@@ -192,6 +225,8 @@ std::string run_schedule(std::uint32_t seed, int depth, std::int64_t* tokens) tr
   }
   const ExecutorStats s = world.executor.stats();
   REFUSE_UNLESS(s.free_pages == s.total_pages && s.promised_pages == 0, "pages did not come back");
+  seen->preemptions += s.preemptions;
+  REFUSE_UNLESS(s.preempted == 0, "a request waits for pages for ever");
   REFUSE_UNLESS(s.retiring == 0 && s.history_bytes == 0, "a request is kept");
   // Only what the host has ended, not the device, still runs in the steps in flight.
   const bool by_device = std::all_of(
@@ -207,16 +242,26 @@ std::string run_schedule(std::uint32_t seed, int depth, std::int64_t* tokens) tr
 constexpr int kSchedules = 10000;
 
 TEST(run_ahead_schedules_lose_and_double_nothing) {
-  std::int64_t tokens = 0;
+  Seen seen;
   for (int i = 0; i < kSchedules; ++i) {
-    const std::string found = run_schedule(static_cast<std::uint32_t>(i), i % 3, &tokens);
+    const std::string found = run_schedule(static_cast<std::uint32_t>(i), i % 3, &seen);
     CHECK_EQ(found, "");
     if (!found.empty()) {
       std::cerr << "schedule " << i << "\n";
       break;
     }
   }
-  CHECK(tokens > 50 * kSchedules);
+  CHECK(seen.tokens > 50 * kSchedules);
+}
+
+TEST(run_ahead_preemptions_change_no_text) {
+  Seen seen;
+  for (std::uint32_t i = 0; i < 900; ++i) {
+    const std::string found = run_schedule(i, static_cast<int>(i % 3), &seen, /*scarce=*/true);
+    CHECK_EQ(found, "");
+    if (!found.empty()) break;
+  }
+  CHECK(seen.preemptions > 10000);
 }
 
 TEST(run_ahead_mistakes_are_noticed) {
@@ -232,13 +277,17 @@ TEST(run_ahead_mistakes_are_noticed) {
       {Fault::kAdmitWithoutBound, "admission without bound"},
       {Fault::kEntryLost, "entry lost"},
       {Fault::kFrozenDrafts, "frozen slots draft"},
+      {Fault::kPreemptedInFlight, "preempted with a step in flight"},
+      {Fault::kReadAgainTooLittle, "a preempted request reads a token too few"},
+      {Fault::kOldestPreempted, "the oldest request is preempted"},
   };
   for (const auto& [mistake, name] : mistakes) {
     active_fault = mistake;
-    std::int64_t tokens = 0;
+    Seen seen;
     int found = 0;
     for (std::uint32_t i = 0; i < 60; ++i) {
-      found += !run_schedule(i, 1 + static_cast<int>(i % 2), &tokens).empty();
+      const int depth = 1 + static_cast<int>(i % 2);
+      found += !run_schedule(i, depth, &seen, /*scarce=*/i % 3 == 0).empty();
     }
     active_fault = Fault::kNone;
     if (found == 0) std::cerr << name << "\n";

@@ -73,7 +73,10 @@ def make_engine(
     calibrate: Any = None,
     with_tokenizer: bool = True,
     run_ahead: int | None = None,
+    max_seq_len: int = 256,
+    **options: Any,
 ) -> EngineLoop:
+    """options: more of the executor's keywords."""
     model = Broken(FUNCTION, num_pages, page_size)
     model.fails_at = fails_at or {}
     how: dict[str, Any] = {"method": "none"}
@@ -83,15 +86,16 @@ def make_engine(
         ngram = config.to_dict()
         del ngram["method"], ngram["adaptive"]
         how = {"method": "ngram", "ngram": ngram}
+    how |= options
     limits = EngineLimits(
-        vocab_size=VOCAB, max_seq_len=256, eos_token_ids=eos, speculative_config=config,
+        vocab_size=VOCAB, max_seq_len=max_seq_len, eos_token_ids=eos, speculative_config=config,
         num_pages=num_pages, tokens_per_block=page_size,
     )  # fmt: skip
     text = tokenizer() if with_tokenizer else None
     if run_ahead is not None:
         ahead = _core.Executor(
-            vocab_size=VOCAB, max_batch_size=max_batch_size, max_seq_len=256, max_num_tokens=128,
-            num_pages=num_pages, page_size=page_size, overlap_depth=run_ahead,
+            vocab_size=VOCAB, max_batch_size=max_batch_size, max_seq_len=max_seq_len,
+            max_num_tokens=128, num_pages=num_pages, page_size=page_size, overlap_depth=run_ahead,
             check_integrity=True, **how,
         )  # fmt: skip
         forward = HostForward(model, ahead, page_size=page_size, num_pages=num_pages)
@@ -101,7 +105,7 @@ def make_engine(
         return RunAheadLoop(pipeline, model, limits=limits, tokenizer=text)
     executor = _core.Executor(
         model.k_pages, model.v_pages, vocab_size=VOCAB, max_batch_size=max_batch_size,
-        max_seq_len=256, max_num_tokens=128, check_integrity=True,
+        max_seq_len=max_seq_len, max_num_tokens=128, check_integrity=True,
         adaptive=config.adaptive if config is not None else False, **how,
     )  # fmt: skip
     return EngineLoop(

@@ -78,7 +78,12 @@ places = pytest.mark.parametrize(
 
 
 def open_llm(
-    folders: dict[str, Path], method: str | None, place: str, depth: int, **options: Any
+    folders: dict[str, Path],
+    method: str | None,
+    place: str,
+    depth: int,
+    spec: Any = None,
+    **options: Any,
 ) -> LLM:
     settings: dict[str, Any] = {
         "scheduler_config": {"max_batch_size": 3, "max_seq_len": 96, "overlap_depth": depth},
@@ -86,7 +91,7 @@ def open_llm(
         "device": place,
         "dtype": "float32",
     }
-    spec = None if method is None else METHODS[method](folders)
+    spec = spec if method is None else METHODS[method](folders)
     if place == "stream":
         settings["device"] = "cpu"
         with pytest.MonkeyPatch.context() as patched:

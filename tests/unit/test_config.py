@@ -151,7 +151,6 @@ def test_page_size_refusal_offers_the_neighbours() -> None:
     ("max_batch_size", 0, ConfigError),
     ("max_seq_len", 1, ConfigError),
     ("max_num_tokens", 0, ConfigError),
-    ("policy", "max_utilization", UnsupportedConfigError),
     ("policy", "static", ConfigError),
     ("enable_chunked_prefill", 0, ConfigError),
 ])  # fmt: skip

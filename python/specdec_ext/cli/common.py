@@ -8,6 +8,7 @@ import sys
 import warnings
 from typing import IO, Any
 
+from ..config.engine import POLICIES
 from ..errors import SyntheticAcceptanceWarning
 from .parser import SpecdecParser, normalize_argv, usage_error
 from .speculation import (
@@ -95,6 +96,10 @@ def add_llm_arguments(parser: argparse.ArgumentParser) -> None:
         help="reuse the K/V of prompt blocks that an earlier request has computed",
     )  # fmt: skip
     limits.add_argument(
+        "--scheduler-policy", choices=POLICIES,
+        help="who is admitted: whoever can finish (default), or whose prompt fits now",
+    )  # fmt: skip
+    limits.add_argument(
         "--overlap-depth", "--run-ahead", type=_overlap_depth, metavar="N",
         help="enqueue up to N steps (0..2) while one is read (default: auto)",
     )  # fmt: skip
@@ -138,6 +143,7 @@ def llm_kwargs(args: argparse.Namespace) -> dict[str, Any]:
             max_batch_size=args.max_batch_size,
             max_seq_len=args.max_seq_len,
             max_num_tokens=args.max_num_tokens,
+            policy=args.scheduler_policy,
             overlap_depth=args.overlap_depth,
             enforce_eager=False if args.no_enforce_eager else None,
         )

@@ -287,7 +287,9 @@ class SchedulerConfig(_Config):
     max_queued_requests     requests that may be unfinished at once, waiting ones included; one
                             more is a QueueFullError. 1..2^20
     policy                  "guaranteed_no_evict": a request starts only when it can finish.
-                            "max_utilization" needs preemption: not in this version
+                            "max_utilization": it starts when its prompt fits; where K/V pages run
+                            out the newest gives its own back and computes its K/V again when there
+                            is room (docs/scheduling.md). Texts are the same
     enable_chunked_prefill  split prompts over several steps
     overlap_depth           steps that are enqueued while one is read, 0..2 (docs/run_ahead.md);
                             "auto": each step is read before the next is planned, every request and
@@ -344,11 +346,6 @@ class SchedulerConfig(_Config):
             raise ConfigError(
                 f"{where}enforce_eager = False: graphs are made of steps that run ahead; set "
                 "overlap_depth=1, or leave enforce_eager out"
-            )
-        if self.policy == "max_utilization":
-            raise UnsupportedConfigError(
-                f"{where}policy = 'max_utilization': it needs preemption, which is not supported "
-                "in this version; use 'guaranteed_no_evict'"
             )
 
     @property

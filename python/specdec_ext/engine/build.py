@@ -17,6 +17,7 @@ from ..errors import ConfigError
 from ..models.place import resolve_device
 from ..request.resolve import EngineLimits
 from ..text.tokenizer import eos_token_ids, load_tokenizer
+from .executor import make_executor
 from .kv_pages import KvPages
 from .loop import EngineLoop
 from .memory_plan import MemoryPlan
@@ -256,21 +257,16 @@ class EngineBuilder:
         return map_vocabulary(model, draft, tokenizer, load_tokenizer(None, draft.info.path))
 
     def _make_executor(self, pages: Pages) -> Any:
-        from .. import _core
-
         config = self._speculative
-        how = drafting_arguments(self._speculative)
+        how = drafting_arguments(config)
         if config is not None:
             how["synthetic_acceptance_rates"] = list(config.synthetic_rates)
-        return _core.Executor(
-            *pages,
-            vocab_size=self.model.vocab_size,
-            max_batch_size=self.memory.max_batch_size,
-            max_seq_len=self.memory.max_seq_len,
-            max_num_tokens=self.memory.max_num_tokens,
+        return make_executor(
+            self.model.vocab_size,
+            self.memory,
+            self._scheduler,
+            how,
+            pages,
             adaptive=config.adaptive if config is not None else False,
-            enable_chunked_prefill=self._scheduler.enable_chunked_prefill,
             enable_block_reuse=self._kv_cache.enable_block_reuse,
-            overlap_depth=self._scheduler.run_ahead or 0,
-            **how,
         )

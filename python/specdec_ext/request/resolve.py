@@ -249,6 +249,7 @@ def resolve_request(
         "prompt_logprobs": params.prompt_logprobs,
         "needs_scores": bool(params.logits_processors),
         "cache_salt": params.cache_salt,
+        "priority": params.priority,
         "return_logits": params.return_generation_logits,
         "external_drafts": [] if external is None else list(external.tokens),
         "end_after_drafts": external is not None and not external.continue_decoding,

@@ -152,7 +152,14 @@ def _scores(p: SamplingFields) -> Fields:
 
 def _speculation(p: SamplingFields) -> Fields:
     check_str(WHERE + "cache_salt", p.cache_salt, RequestError, max_len=256)
-    return {"speculative_config": check_speculative_config(p.speculative_config)}
+    priority = check_int(
+        WHERE + "priority", p.priority, RequestError, low=-(2**31), high=2**31 - 1,
+        remedy="smaller is more urgent",
+    )  # fmt: skip
+    return {
+        "priority": priority,
+        "speculative_config": check_speculative_config(p.speculative_config),
+    }
 
 
 def _external_draft(p: SamplingFields) -> Fields:

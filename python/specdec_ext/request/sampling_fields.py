@@ -48,6 +48,7 @@ class SamplingFields(metaclass=Spelled):
     posterior_alpha: float | None = None
     acceptance_threshold: float | None = None
     cache_salt: str = ""
+    priority: int = 0
     external_draft: ExternalDraftTokensConfig | None = None
     return_generation_logits: bool = False
 

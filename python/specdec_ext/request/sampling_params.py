@@ -79,6 +79,8 @@ class SamplingParams(SamplingFields):
                 (None: 0.09, 0.3); acceptance_threshold: for threshold, in (0, 1]
                 (docs/methods/sampling.md)
     Sharing     cache_salt: requests share pools and cached prompts only with the same salt
+    Scheduling  priority, -2^31..2^31-1: a smaller one starts earlier and, with
+                SchedulerConfig.policy "max_utilization", gives its K/V pages back later
 
     Raises RequestError (UnsupportedRequestError for beams, best_of, structured outputs) naming
     field, value, limit and remedy.

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ... import _core
 from ...config.engine import SchedulerConfig
 from ...drafters.draft_target.slots import DraftTargetDrafter
 from ...errors import ConfigError
 from ...log import logger
 from ...models.device_model import DeviceModel
+from ..executor import make_executor
 from ..memory_plan import MemoryPlan
 from . import (
     MAX_STEP_TOKENS,
@@ -39,27 +39,6 @@ __all__ = ["device_bytes", "graph_bytes", "make_pipeline"]
 _GRAPH_SLACK = 64 << 20
 
 
-def _make_executor(
-    vocab_size: int,
-    memory: MemoryPlan,
-    scheduler: SchedulerConfig,
-    drafting: Mapping[str, Any],
-    **options: Any,
-) -> Any:
-    return _core.Executor(
-        vocab_size=vocab_size,
-        max_batch_size=memory.max_batch_size,
-        max_seq_len=memory.max_seq_len,
-        max_num_tokens=memory.max_num_tokens,
-        num_pages=memory.num_pages,
-        page_size=memory.tokens_per_block,
-        overlap_depth=scheduler.run_ahead or 0,
-        enable_chunked_prefill=scheduler.enable_chunked_prefill,
-        **drafting,
-        **options,
-    )
-
-
 def _max_choices(executor: Any) -> int:
     """Rows of a step whose scores are needed, at most: one of a prompt, or those of a request, and
     what the host reads."""
@@ -81,7 +60,7 @@ def device_bytes(
     hidden_bytes  of the hidden state that a drafter needs of each request
     memory        a plan whose sizes of steps are final; its pages are not looked at
     """
-    sizes = _make_executor(1, memory, scheduler, drafting)
+    sizes = make_executor(1, memory, scheduler, drafting)
     # One state is kept for the next drafts; where the host chooses, those of all rows until it has.
     kept = hidden_bytes * (1 + MAX_STEP_TOKENS)
     slots = (int(sizes.slot_layout.slot_bytes) + kept) * memory.max_batch_size
@@ -177,7 +156,7 @@ def make_pipeline(
     """
     stream = make_stream(place)
     recorder = make_recorder(stream, scheduler, model)
-    executor = _make_executor(
+    executor = make_executor(
         model.vocab_size,
         memory,
         scheduler,
