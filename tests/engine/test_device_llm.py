@@ -143,6 +143,16 @@ def test_published_pages_are_taken_over(
 
 
 @devices
+def test_a_lone_prompt_is_read_in_steps_that_choose_nothing(
+    folders: dict[str, Path], plain: dict[str, list[list[int]]], device: str
+) -> None:
+    few_rows = {"max_batch_size": 3, "max_seq_len": 96, "max_num_tokens": 8}
+    with open_llm(folders, device, scheduler_config=few_rows) as llm:
+        assert len(PROMPTS[2]) > 4 * 8
+        assert tokens_of(llm.generate([PROMPTS[2]], GREEDY, use_tqdm=False)) == [plain["greedy"][2]]
+
+
+@devices
 def test_a_request_fails_alone(
     folders: dict[str, Path], plain: dict[str, Any], device: str
 ) -> None:

@@ -152,6 +152,8 @@ class DeviceDecoder:
             last = index + 1 == shape.num_layers
             if last and step.logit_rows is not None:
                 needed = step.num_logit_rows
+                if needed == 0:  # pieces of prompts: their K/V is all that is wanted
+                    return self._normed[:0]
                 stream = torch.index_select(
                     stream, 0, step.logit_rows, out=self._needed_stream[:needed]
                 )
