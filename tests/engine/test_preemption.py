@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 from engine_loop_cases import FUNCTION, assert_idle, make_engine
-from test_drafter_contracts import PROMPTS, depths, folders, open_llm, places  # noqa: F401
+from test_drafter_contracts import PROMPTS, folders, open_llm  # noqa: F401
 
+from emulators import devices
 from specdec_ext import (
     LLM,
     ExternalDraftTokensConfig,
@@ -102,9 +103,9 @@ def check_idle(llm: LLM) -> dict[str, Any]:
     return stats
 
 
-@places
-@depths
 @pytest.mark.parametrize("reuse", [False, True], ids=["", "reuse"])
+@pytest.mark.parametrize("depth", [0, 1, 2])
+@pytest.mark.parametrize("place", ["cpu", "stream"])
 @pytest.mark.parametrize("method", METHODS)
 def test_what_was_preempted_ends_as_it_does_alone(
     folders: dict[str, Path],  # noqa: F811
@@ -114,8 +115,37 @@ def test_what_was_preempted_ends_as_it_does_alone(
     depth: int,
     reuse: bool,
 ) -> None:
+    preempt(folders, alone, method, place, depth, reuse)
+
+
+@devices
+@pytest.mark.parametrize(
+    ("method", "depth"),
+    [
+        ("plain", 0), ("medusa", 2), ("chain", 1),
+        *(pytest.param(m, d, marks=pytest.mark.slow) for m in METHODS for d in (0, 1, 2)),
+    ],
+)  # fmt: skip
+def test_what_was_preempted_on_a_device_ends_as_it_does_alone(
+    folders: dict[str, Path],  # noqa: F811
+    alone: Callable[[str], list[Any]],
+    method: str,
+    device: str,
+    depth: int,
+) -> None:
+    preempt(folders, alone, method, device, depth, reuse=depth != 1)
+
+
+def preempt(
+    where: dict[str, Path],
+    alone: Callable[[str], list[Any]],
+    method: str,
+    place: str,
+    depth: int,
+    reuse: bool,
+) -> None:
     pages = {**POOL, "enable_block_reuse": reuse}
-    with open_scarce(folders, method, place, depth, kv_cache_config=pages) as llm:
+    with open_scarce(where, method, place, depth, kv_cache_config=pages) as llm:
         params = [wanted(i) for i in range(len(LONG))]
         found = [result(o) for o in llm.generate(LONG, params, use_tqdm=False)]
         stats = check_idle(llm)
