@@ -34,8 +34,10 @@ class PromptReader:
         vocab: Mapping[str, int] = getattr(self._tokenizer, "get_vocab", dict)()
         return self._max_seq_len * max(map(len, vocab), default=256)
 
-    def read(self, prompt: Prompt) -> TokenizedPrompt:
+    def read(self, prompt: Prompt, *, add_special_tokens: bool = True) -> TokenizedPrompt:
         """One prompt: text, token ids, {"prompt": text}, {"prompt_token_ids": ids} or both.
+
+        add_special_tokens  False: a text is read without what the tokenizer puts around it
 
         Raises RequestError, CapacityError for one that is too long.
         """
@@ -51,7 +53,7 @@ class PromptReader:
             text = prompt.get("prompt") if "prompt_token_ids" in keys else None
             given = prompt["prompt_token_ids" if "prompt_token_ids" in keys else "prompt"]
         if isinstance(given, str):
-            return given, self._encode("prompt", given)
+            return given, self._encode("prompt", given, add_special_tokens=add_special_tokens)
         if hasattr(given, "tolist"):  # a NumPy array or a torch tensor of ids
             if getattr(given, "ndim", 1) == 1:
                 check_prompt_len(len(given), self._max_seq_len)

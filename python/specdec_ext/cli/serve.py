@@ -1,0 +1,152 @@
+"""`specdec serve`: an OpenAI-compatible server for one model."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from ..errors import ConfigError
+from .common import add_llm_arguments, llm_kwargs, make_llm, usage_error
+
+__all__ = ["add_arguments", "run"]
+
+KEYS_VARIABLE = "SPECDEC_API_KEYS"
+DEFAULT_QUEUED = 2048
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "model_argument", nargs="?", metavar="MODEL", help="the same as --model (default: built-in)"
+    )
+    server = parser.add_argument_group("server")
+    server.add_argument("--host", default="127.0.0.1", help="address (default: 127.0.0.1)")
+    server.add_argument("--port", type=int, default=8000, metavar="N", help="default: 8000")
+    server.add_argument("--uds", metavar="PATH", help="listen on a Unix socket instead")
+    server.add_argument("--ssl-keyfile", metavar="FILE", help="TLS: the private key")
+    server.add_argument("--ssl-certfile", metavar="FILE", help="TLS: the certificate")
+    server.add_argument(
+        "--ssl-keyfile-password", metavar="TEXT", help="TLS: what the key is locked with"
+    )
+    server.add_argument(
+        "--served-model-name", nargs="+", metavar="NAME",
+        help="what requests may call the model (default: the folder's name)",
+    )  # fmt: skip
+    server.add_argument(
+        "--api-key", action="append", metavar="KEY",
+        help="a request needs one of these; may be given several times. Others see a command line, "
+        f"so rather use --api-key-file or ${KEYS_VARIABLE} (keys with commas between them)",
+    )  # fmt: skip
+    server.add_argument("--api-key-file", metavar="FILE", help="keys, one in a line")
+    server.add_argument(
+        "--cors-origin", action="append", metavar="ORIGIN",
+        help="pages of this origin may call the server; may be repeated (default: none)",
+    )  # fmt: skip
+    server.add_argument(
+        "--log-prompts", action="store_true", help="write prompts and answers to the access log"
+    )
+    server.add_argument(
+        "--per-request-metrics", default="summary", choices=("none", "summary", "detailed"),
+        help="`metrics` in answers (default: summary)",
+    )  # fmt: skip
+    server.add_argument(
+        "--default-temperature", type=float, default=1.0, metavar="X",
+        help="of requests that name none (default: 1, as OpenAI's)",
+    )  # fmt: skip
+
+    bounds = parser.add_argument_group("limits of requests")
+    bounds.add_argument(
+        "--max-queued-requests", type=int, default=DEFAULT_QUEUED, metavar="N",
+        help=f"unfinished requests; one more is answered 429 (default: {DEFAULT_QUEUED})",
+    )  # fmt: skip
+    bounds.add_argument(
+        "--max-body-bytes", type=int, metavar="N", help="more is answered 413 (default: 4 MiB)"
+    )
+    for name, text in (
+        ("request", "for an answer; more is a 504 (default: 600)"),
+        ("body", "for a body to arrive (default: 30)"),
+        ("send", "for a client to take an event (default: 30)"),
+        ("drain", "for running answers when the server is stopped (default: 30)"),
+    ):
+        bounds.add_argument(f"--{name}-seconds", type=float, metavar="S", help=text)
+    add_llm_arguments(parser)
+
+
+def _keys(args: argparse.Namespace) -> list[str]:
+    """The keys of all three places, in that order."""
+    keys = list(args.api_key or ())
+    if args.api_key_file is not None:
+        try:
+            lines = Path(args.api_key_file).read_text(encoding="utf-8").splitlines()
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"--api-key-file {args.api_key_file}: {error}") from None
+        keys += [line.strip() for line in lines if line.strip()]
+        if not keys:
+            raise ConfigError(
+                f"--api-key-file {args.api_key_file} holds no key, so that everybody would be "
+                "served; write keys into it, one in a line, or leave the option out"
+            )
+    keys += [key.strip() for key in os.environ.get(KEYS_VARIABLE, "").split(",") if key.strip()]
+    return keys
+
+
+def _settings(args: argparse.Namespace) -> Any:
+    from ..serve.settings import ServerSettings
+
+    default = "SmolLM2-135M-Instruct" if args.model is None else Path(args.model).resolve().name
+    chosen = {
+        name: getattr(args, name)
+        for name in ("max_body_bytes", "request_seconds", "body_seconds", "send_seconds",
+                     "drain_seconds")
+        if getattr(args, name) is not None
+    }  # fmt: skip
+    return ServerSettings(
+        served_model_names=args.served_model_name or [default],
+        api_keys=_keys(args),
+        default_temperature=args.default_temperature,
+        cors_origins=args.cors_origin or [],
+        per_request_metrics=args.per_request_metrics,
+        log_prompts=args.log_prompts,
+        **chosen,
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until a signal comes; 0 when what ran then has ended."""
+    if args.model_argument is not None:
+        if args.model is not None:
+            usage_error(args, "MODEL and --model are both given; keep one")
+        args.model = args.model_argument
+    if args.prompt_lookup_style == "v1":
+        usage_error(args, "--prompt-lookup-style v1 is a loop around the engine; a server needs v2")
+    settings = _settings(args)
+    try:
+        from ..serve.app import create_app
+        from ..serve.server import run_server
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"the server needs {error.name}: pip install 'specdec_ext[serve]'"
+        ) from None
+    kwargs = llm_kwargs(args)
+    reuse = dataclasses.replace(kwargs["kv_cache_config"], enable_block_reuse=True)
+    queue = dataclasses.replace(
+        kwargs["scheduler_config"], max_queued_requests=args.max_queued_requests
+    )
+    where = args.uds or f"{args.host}:{args.port}"
+    with make_llm(args, kv_cache_config=reuse, scheduler_config=queue) as llm:
+        if not settings.api_keys and args.uds is None and args.host not in ("127.0.0.1", "::1"):
+            print(f"warning: {where} serves everybody; see --api-key-file", file=sys.stderr)
+        app = create_app(llm, settings)
+        run_server(
+            app,
+            host=args.host,
+            port=args.port,
+            uds=args.uds,
+            ssl_keyfile=args.ssl_keyfile,
+            ssl_certfile=args.ssl_certfile,
+            ssl_keyfile_password=args.ssl_keyfile_password,
+        )
+    return 0

@@ -1,0 +1,175 @@
+"""Errors as OpenAI words them: a status and {"error": {message, type, param, code}}.
+
+Bodies are ASCII JSON: what they quote may hold anything that JSON can, half a surrogate pair too.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from ..config.validate import show
+from ..errors import CapacityError, EngineError, QueueFullError, RequestError
+from ..log import logger
+
+__all__ = [
+    "ApiError",
+    "api_error",
+    "client_gone",
+    "draining",
+    "engine_failed",
+    "error_response",
+    "install_handlers",
+    "timed_out",
+]
+
+# Status -> (type, code) where the error names no other code.
+_KINDS: Mapping[int, tuple[str, str | None]] = {
+    400: ("invalid_request_error", None),
+    401: ("invalid_request_error", "invalid_api_key"),
+    404: ("invalid_request_error", "not_found"),
+    405: ("invalid_request_error", "method_not_allowed"),
+    408: ("invalid_request_error", "request_timeout"),
+    413: ("invalid_request_error", "request_too_large"),
+    429: ("rate_limit_error", "queue_full"),
+    499: ("client_closed_request", "client_closed_request"),
+    500: ("server_error", "internal_error"),
+    503: ("server_error", "service_unavailable"),
+    504: ("server_error", "timeout"),
+}
+RETRY_SECONDS = 1
+_MEMBERS = ("str", "int", "float", "bool")
+_FIELD = re.compile(r"^SamplingParams\.(\w+)")
+
+
+class ApiError(Exception):
+    """What a client is told. `param` is the field of the request that is at fault."""
+
+    def __init__(
+        self, status: int, message: str, *, param: str | None = None, code: str | None = None
+    ) -> None:
+        super().__init__(message)
+        self.status, self.message, self.param = status, message, param
+        self.type, usual = _KINDS.get(status, ("invalid_request_error", None))
+        self.code = code or usual
+
+    def body(self) -> dict[str, Any]:
+        return {
+            "error": {
+                "message": self.message,
+                "type": self.type,
+                "param": self.param,
+                "code": self.code,
+            }
+        }
+
+
+def client_gone() -> ApiError:
+    return ApiError(499, "the client closed the connection before the answer was there")
+
+
+def timed_out(seconds: float) -> ApiError:
+    return ApiError(
+        504, f"the answer took more than {seconds:g} s, the server's limit; ask for fewer tokens"
+    )
+
+
+def draining() -> ApiError:
+    return ApiError(503, "the server is shutting down; send the request to another one")
+
+
+def engine_failed() -> ApiError:
+    return ApiError(
+        500, "the request failed while it ran; the server's log says why", code="engine_error"
+    )
+
+
+def api_error(error: Exception) -> ApiError:
+    """What an error of the package means for a client. What is no refusal is a 500 without details,
+    which go to the log."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, QueueFullError):
+        return ApiError(429, f"the queue is full ({error})")
+    if isinstance(error, RequestError):
+        text = str(error)
+        found = _FIELD.match(text)
+        code = "context_length_exceeded" if isinstance(error, CapacityError) else None
+        return ApiError(
+            400,
+            text.replace("SamplingParams.", ""),
+            param=found.group(1) if found else None,
+            code=code,
+        )
+    if isinstance(error, EngineError):
+        return ApiError(503, "the engine does not serve any more; the server's log says why")
+    logger.error("a request failed", exc_info=error)
+    return ApiError(500, "internal error; the server's log says what happened")
+
+
+def error_response(error: ApiError) -> Response:
+    headers = {}
+    if error.status in (429, 503):
+        headers["Retry-After"] = str(RETRY_SECONDS)
+    if error.status == 401:
+        headers["WWW-Authenticate"] = "Bearer"
+    return Response(
+        json.dumps(error.body()),
+        status_code=error.status,
+        headers=headers,
+        media_type="application/json",
+    )
+
+
+def _validation_error(errors: Sequence[Mapping[str, Any]]) -> ApiError:
+    """pydantic's findings as one 400: the first, by the name of the field."""
+    if not errors:
+        return ApiError(400, "the request is not valid")
+    first = errors[0]
+    place = first.get("loc", ())
+    if first.get("type") == "json_invalid":
+        return ApiError(400, "the body is not valid JSON", code="invalid_json")
+    # "body", then the names of fields and, behind a union's, the member that was tried.
+    names = [str(part) for part in place[1:]]
+    param = ".".join(n for n in names if n not in _MEMBERS and "[" not in n)[:200] or None
+    message = str(first.get("msg", "not valid"))
+    if first.get("type") == "extra_forbidden":
+        message = "there is no such field; remove it"
+    elif first.get("type") == "missing":
+        message = "this field is required"
+    elif "input" in first:
+        message = f"{message}, got {show(first['input'])}"
+    return ApiError(400, f"{param}: {message}" if param else message, param=param)
+
+
+def install_handlers(app: FastAPI) -> None:
+    """Everything that can go wrong in `app` becomes an answer of this form."""
+
+    async def on_api_error(_: Request, error: Exception) -> Response:
+        return error_response(api_error(error))
+
+    async def on_validation(_: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestValidationError)
+        return error_response(_validation_error(error.errors()))
+
+    async def on_http(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        text = str(error.detail)
+        if error.status_code in (404, 405):
+            text = f"{request.method} {show(request.url.path)}: {text.lower()}"
+        answer = error_response(ApiError(error.status_code, text))
+        answer.headers.update(error.headers or {})
+        return answer
+
+    for kind in (ApiError, RequestError, EngineError):
+        app.add_exception_handler(kind, on_api_error)
+    app.add_exception_handler(RequestValidationError, on_validation)
+    app.add_exception_handler(HTTPException, on_http)
+    app.add_exception_handler(Exception, on_api_error)

@@ -1,0 +1,144 @@
+"""Pieces of answers that the endpoints share: usage, metrics, log-probabilities, token sources."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from ..text.outputs import CompletionOutput, Logprob, RequestOutput
+
+__all__ = [
+    "completion_logprobs",
+    "content_logprobs",
+    "head",
+    "is_worth_sending",
+    "metrics",
+    "token_sources",
+    "usage",
+]
+
+PER_STEP = ("per_step_accepted", "per_step_drafted")
+
+
+def head(prefix: str, kind: str, model: str) -> dict[str, Any]:
+    """What every object of an answer begins with; the id cannot be guessed."""
+    return {
+        "id": f"{prefix}-{secrets.token_hex(16)}",
+        "object": kind,
+        "created": int(time.time()),
+        "model": model,
+    }
+
+
+def usage(outputs: Iterable[RequestOutput]) -> dict[str, Any]:
+    """Tokens that were read and delivered, of all prompts and choices."""
+    given = list(outputs)
+    prompt = sum(len(output.prompt_token_ids) for output in given)
+    completion = sum(len(choice.token_ids) for output in given for choice in output.outputs)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+        "prompt_tokens_details": {"cached_tokens": sum(o.num_cached_tokens for o in given)},
+    }
+
+
+def metrics(outputs: Sequence[RequestOutput], detail: str) -> dict[str, Any] | None:
+    """`metrics` of an answer in vLLM's keys (docs/metrics.md); None with several prompts, or where
+    the operator wants none.
+
+    detail  ServerSettings.per_request_metrics
+    """
+    if detail == "none" or len(outputs) != 1:
+        return None
+    result = dict(outputs[0].metrics)
+    if detail == "summary":
+        spec = result["speculative_decoding"]
+        result["speculative_decoding"] = {k: v for k, v in spec.items() if k not in PER_STEP}
+    return result
+
+
+def token_sources(choice: CompletionOutput, method: str | None) -> list[dict[str, str]]:
+    """What is new, in pieces of one source each: the engine's method of drafting, or "model"."""
+    return [
+        {"text": text, "source": (method or "draft") if from_draft else "model"}
+        for text, from_draft in choice.delta_segments
+    ]
+
+
+def is_worth_sending(choice: CompletionOutput, *, wants_tokens: bool) -> bool:
+    """A client sees something new: text, the end, or tokens that it wants to know of."""
+    return bool(
+        choice.delta_text
+        or choice.finish_reason is not None
+        or (wants_tokens and choice.delta_token_ids)
+    )
+
+
+def _new_rows(choice: CompletionOutput) -> list[dict[int, Logprob]]:
+    rows = choice.logprobs or []
+    return rows[len(rows) - len(choice.delta_token_ids) :]
+
+
+def _entry(token_id: int, value: Logprob) -> dict[str, Any]:
+    text = value.decoded_token if value.decoded_token is not None else f"token_id:{token_id}"
+    # A token may be part of a character, whose bytes its text does not tell.
+    exact = value.decoded_token is not None and "\ufffd" not in text
+    return {
+        "token": text,
+        "logprob": value.logprob,
+        "bytes": list(text.encode()) if exact else None,
+    }
+
+
+def _best(row: Mapping[int, Logprob], count: int) -> list[tuple[int, Logprob]]:
+    """The `count` best of a row, which also has the chosen token."""
+    return sorted(row.items(), key=lambda item: item[1].rank or 0)[:count]
+
+
+def content_logprobs(choice: CompletionOutput, count: int) -> list[dict[str, Any]]:
+    """`logprobs.content` of the new tokens, with the `count` best of each."""
+    entries = []
+    for token_id, row in zip(choice.delta_token_ids, _new_rows(choice), strict=True):
+        entry = _entry(token_id, row[token_id])
+        entry["top_logprobs"] = [_entry(t, value) for t, value in _best(row, count)]
+        entries.append(entry)
+    return entries
+
+
+def completion_logprobs(
+    token_ids: Sequence[int],
+    rows: Sequence[Mapping[int, Logprob] | None],
+    count: int,
+    offset: int,
+    first: str = "",
+) -> dict[str, Any]:
+    """`logprobs` of /v1/completions.
+
+    rows    of the tokens; None: there is nothing in front of that token
+    offset  characters of the text in front of the first
+    first   the text of a token without a row
+    """
+    result: dict[str, list[Any]] = {
+        "tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": [],
+    }  # fmt: skip
+    for token_id, row in zip(token_ids, rows, strict=True):
+        entry = _entry(token_id, row[token_id]) if row is not None else None
+        text = entry["token"] if entry is not None else first
+        result["tokens"].append(text)
+        result["token_logprobs"].append(entry["logprob"] if entry is not None else None)
+        result["top_logprobs"].append(
+            {_entry(t, value)["token"]: value.logprob for t, value in _best(row, count)}
+            if row is not None
+            else None
+        )
+        result["text_offset"].append(offset)
+        offset += len(text)
+    return result
+
+
+def new_logprobs(choice: CompletionOutput, count: int, offset: int) -> dict[str, Any]:
+    """completion_logprobs() of the new tokens."""
+    return completion_logprobs(choice.delta_token_ids, _new_rows(choice), count, offset)

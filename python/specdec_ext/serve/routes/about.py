@@ -1,0 +1,72 @@
+"""What a server says of itself: models, health, version, metrics."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Request
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.responses import JSONResponse, Response
+
+from ..._version import __version__
+from ..errors import draining
+from ..serving import Serving, serving_of
+
+__all__ = ["router"]
+
+router = APIRouter()
+
+
+def _card(serving: Serving, name: str) -> dict[str, Any]:
+    return {
+        "id": name,
+        "object": "model",
+        "created": serving.created,
+        "owned_by": "specdec_ext",
+        "max_model_len": serving.llm.memory.max_seq_len,
+        "speculation": serving.method,
+    }
+
+
+@router.get("/v1/models")
+async def models(request: Request) -> dict[str, Any]:
+    """The names under which the model is served."""
+    serving = serving_of(request)
+    names = serving.settings.served_model_names
+    return {"object": "list", "data": [_card(serving, name) for name in names]}
+
+
+@router.get("/v1/models/{name:path}")
+async def model(name: str, request: Request) -> dict[str, Any]:
+    """One of them."""
+    serving = serving_of(request)
+    return _card(serving, serving.model_name(name))
+
+
+@router.get("/health")
+async def health(request: Request) -> Response:
+    """200 as long as the engine lives."""
+    if not serving_of(request).bridge.is_alive:
+        raise draining()
+    return JSONResponse({})
+
+
+@router.get("/ready")
+async def ready(request: Request) -> Response:
+    """200 while new requests are taken; 503 once the server is told to stop."""
+    if not serving_of(request).bridge.is_serving:
+        raise draining()
+    return JSONResponse({})
+
+
+@router.get("/version")
+async def version() -> dict[str, str]:
+    return {"version": __version__}
+
+
+@router.get("/metrics")
+async def exposition(request: Request) -> Response:
+    """Prometheus' text format (docs/serve.md)."""
+    serving = serving_of(request)
+    text = await serving.bridge.in_thread(serving.metrics.exposition)
+    return Response(text, headers={"Content-Type": CONTENT_TYPE_LATEST})

@@ -1,0 +1,119 @@
+"""POST /v1/chat/completions: a conversation in, the next turn out."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+from fastapi import APIRouter, Request
+from sse_starlette import ServerSentEvent
+from starlette.responses import JSONResponse, Response
+
+from ...text.outputs import CompletionOutput, RequestOutput
+from ..bridge import Running
+from ..replies import content_logprobs, head, is_worth_sending, metrics, token_sources, usage
+from ..schema.chat import ChatRequest, conversation
+from ..serving import Serving, serving_of
+from ..sse import DONE, event, event_stream, unless_gone
+from .log import log_answer, log_prompt
+
+__all__ = ["router"]
+
+router = APIRouter()
+
+
+@router.post("/v1/chat/completions")
+async def chat_completions(body: ChatRequest, request: Request) -> Response:
+    """A chat completion, whole or as server-sent events."""
+    serving = serving_of(request)
+    model = serving.model_name(body.model)
+    turns = conversation(body.messages)
+    add_prompt = body.add_generation_prompt is not False
+    log_prompt(request, turns)
+    answer = _Answer(serving, body, model)
+    start = serving.submit(
+        request,
+        body,
+        [lambda reader: reader.read_chat(turns, None, add_prompt)],
+        max_tokens=body.length,
+        logprobs=body.num_logprobs,
+    )
+    [running] = await unless_gone(request, start)
+    if body.stream:
+        events = answer.events(running, request)
+        return event_stream(events, [running], serving.settings.send_seconds)
+    output = await unless_gone(request, running.result())
+    log_answer(request, [output])
+    return JSONResponse(answer.whole(output))
+
+
+class _Answer:
+    """How one request wants its answer."""
+
+    def __init__(self, serving: Serving, body: ChatRequest, model: str) -> None:
+        self._serving = serving
+        self._body = body
+        self._model = model
+        self._logprobs = body.num_logprobs
+        self._wants_tokens = bool(
+            body.logprobs or body.return_token_ids or body.include_token_sources
+        )
+
+    def whole(self, output: RequestOutput) -> dict[str, Any]:
+        """A chat.completion; `output` is the request's only snapshot, so that all of it is new."""
+        result = head("chatcmpl", "chat.completion", self._model)
+        result["choices"] = [
+            {
+                **self._choice(choice),
+                "message": {"role": "assistant", "content": choice.text, "refusal": None},
+            }
+            for choice in output.outputs
+        ]
+        result["usage"] = usage([output])
+        result["metrics"] = metrics([output], self._serving.settings.per_request_metrics)
+        if self._body.return_token_ids:
+            result["prompt_token_ids"] = output.prompt_token_ids
+        return result
+
+    async def events(self, running: Running, request: Request) -> AsyncIterator[ServerSentEvent]:
+        """chat.completion.chunk events: a first one with the role, one per snapshot and choice."""
+        base = head("chatcmpl", "chat.completion.chunk", self._model)
+        options = self._body.stream_options
+        with_usage = options is not None and bool(options.include_usage)
+        if with_usage:
+            base["usage"] = None
+
+        def chunk(choice: dict[str, Any], delta: dict[str, Any]) -> ServerSentEvent:
+            return event({**base, "choices": [{**choice, "delta": delta}]})
+
+        for index in range(self._body.n or 1):
+            empty = {"index": index, "logprobs": None, "finish_reason": None}
+            yield chunk(empty, {"role": "assistant", "content": ""})
+        output = None
+        async for output in running:
+            for choice in output.outputs:
+                if is_worth_sending(choice, wants_tokens=self._wants_tokens):
+                    delta = {"content": choice.delta_text} if choice.delta_text else {}
+                    yield chunk(self._choice(choice), delta)
+        assert output is not None
+        log_answer(request, [output])
+        if with_usage:
+            detail = self._serving.settings.per_request_metrics
+            last = {"usage": usage([output]), "metrics": metrics([output], detail)}
+            yield event({**base, "choices": [], **last})
+        yield DONE
+
+    def _choice(self, choice: CompletionOutput) -> dict[str, Any]:
+        """A choice but for its text: what is new."""
+        result: dict[str, Any] = {"index": choice.index, "logprobs": None}
+        if self._logprobs is not None:
+            content = content_logprobs(choice, self._logprobs)
+            result["logprobs"] = {"content": content, "refusal": None}
+        result["finish_reason"] = choice.finish_reason
+        if choice.finish_reason is not None:
+            result["stop_reason"] = choice.stop_reason
+        if self._body.return_token_ids:
+            result["token_ids"] = choice.delta_token_ids
+        if self._body.include_token_sources:
+            result["token_sources"] = token_sources(choice, self._serving.method)
+        return result

@@ -1,0 +1,1 @@
+"""What the server's endpoints take, as pydantic models."""

@@ -1,0 +1,118 @@
+"""POST /v1/chat/completions."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from ...config.validate import show
+from ..errors import ApiError
+from .common import Choosing, Strict
+
+__all__ = ["ChatRequest", "Message", "TextPart", "conversation"]
+
+
+class TextPart(Strict):
+    type: str
+    text: str | None = None
+    # Another part's content: refused by its type.
+    image_url: Any = None
+    input_audio: Any = None
+    file: Any = None
+    refusal: Any = None
+    annotations: Any = None
+    logprobs: Any = None
+
+
+class Message(Strict):
+    """One turn; `name` goes to the chat template, which may use it."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: str | list[TextPart] | None = None
+    name: str | None = None
+    # Of an assistant's turn that this server did not write
+    refusal: Any = None
+    audio: Any = None
+    tool_calls: Any = None
+    tool_call_id: Any = None
+    function_call: Any = None
+    annotations: Any = None
+    reasoning_content: Any = None
+
+
+class ChatRequest(Choosing):
+    """OpenAI's fields, vLLM's and ours; what is only accepted at some values is in common.OFF."""
+
+    messages: list[Message] = Field(min_length=1)
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    add_generation_prompt: bool | None = None
+    audio: Any = None
+    function_call: Any = None
+    functions: Any = None
+    modalities: Any = None
+    moderation: Any = None
+    parallel_tool_calls: bool | None = None
+    prediction: Any = None
+    prompt_cache_options: Any = None
+    prompt_cache_retention: Any = None
+    reasoning_effort: Any = None
+    service_tier: Any = None
+    store: Any = None
+    tool_choice: Any = None
+    tools: Any = None
+    verbosity: Any = None
+    web_search_options: Any = None
+
+    @property
+    def length(self) -> int | None:
+        """Tokens of the answer; None: as many as fit."""
+        old, new = self.max_tokens, self.max_completion_tokens
+        if old is not None and new is not None and old != new:
+            raise ApiError(
+                400, f"max_tokens = {old} and max_completion_tokens = {new} are two names of one "
+                "limit; give one of them", param="max_tokens",
+            )  # fmt: skip
+        return old if new is None else new
+
+    @property
+    def num_logprobs(self) -> int | None:
+        if self.top_logprobs is not None and not self.logprobs:
+            raise ApiError(400, "top_logprobs needs logprobs = true", param="top_logprobs")
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+
+TEXT_PARTS = ("text", "input_text", "output_text")
+
+
+def text_of(content: str | list[TextPart] | None, where: str) -> str:
+    """The text of a turn's content. Raises ApiError for other parts."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    for i, part in enumerate(content):
+        if part.type not in TEXT_PARTS or part.text is None:
+            raise ApiError(
+                400, f"{where}[{i}]: only parts of type 'text' with a text are supported, got "
+                f"{show(part.type)}", param=where,
+            )  # fmt: skip
+    return "".join(part.text or "" for part in content)
+
+
+def conversation(messages: list[Message]) -> list[dict[str, str]]:
+    """The turns as chat templates take them. Raises ApiError for tools and for other media."""
+    turns = []
+    for i, message in enumerate(messages):
+        where = f"messages.{i}"
+        if message.role in ("tool", "function") or message.tool_calls or message.function_call:
+            raise ApiError(400, f"{where}: this version calls no tools", param=where)
+        if message.tool_call_id is not None or message.audio is not None:
+            raise ApiError(400, f"{where}: only text is supported", param=where)
+        role = "system" if message.role == "developer" else message.role
+        turn = {"role": role, "content": text_of(message.content, f"{where}.content")}
+        if message.name is not None:
+            turn["name"] = message.name
+        turns.append(turn)
+    return turns

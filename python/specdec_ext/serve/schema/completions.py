@@ -1,0 +1,45 @@
+"""POST /v1/completions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..errors import ApiError
+from .common import Choosing
+
+__all__ = ["CompletionRequest"]
+
+DEFAULT_MAX_TOKENS = 16  # OpenAI's
+
+
+class CompletionRequest(Choosing):
+    """OpenAI's fields, vLLM's and ours; a prompt is text or token ids, or a list of such."""
+
+    prompt: str | list[int] | list[str] | list[list[int]]
+    max_tokens: int | None = None
+    logprobs: int | None = None
+    echo: bool | None = None
+    best_of: int | None = None
+    suffix: Any = None
+
+    @property
+    def prompts(self) -> list[Any]:
+        """One entry per prompt. Raises ApiError if there is none."""
+        given = self.prompt
+        if isinstance(given, str) or (given and isinstance(given[0], int)):
+            return [given]
+        if not given:
+            raise ApiError(400, "prompt is empty; give at least one token", param="prompt")
+        return list(given)
+
+    @property
+    def length(self) -> int:
+        return DEFAULT_MAX_TOKENS if self.max_tokens is None else self.max_tokens
+
+    def check(self) -> None:
+        """Raises ApiError for ranking, which there is none of."""
+        if self.best_of is not None and self.best_of != (self.n or 1):
+            raise ApiError(
+                400, f"best_of = {self.best_of} with n = {self.n or 1} is not supported: outputs "
+                "are not ranked; ask for n outputs and choose among them", param="best_of",
+            )  # fmt: skip

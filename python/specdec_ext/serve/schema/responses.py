@@ -1,0 +1,93 @@
+"""POST /v1/responses, as far as it is about text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
+
+from ...config.validate import show
+from ..errors import ApiError
+from .chat import TextPart, text_of
+from .common import Sampled, Strict
+
+__all__ = ["ResponsesRequest"]
+
+LOGPROBS = "message.output_text.logprobs"
+
+
+class InputItem(Strict):
+    """A turn of the conversation, or an item of an earlier answer's output."""
+
+    role: Literal["system", "developer", "user", "assistant"] | None = None
+    content: str | list[TextPart] | None = None
+    type: str | None = None
+    id: str | None = None
+    status: str | None = None
+    phase: str | None = None
+
+
+class ResponsesRequest(Sampled):
+    """OpenAI's fields and vLLM's; what is only accepted at some values is in common.OFF."""
+
+    input: str | list[InputItem]
+    instructions: str | None = None
+    max_output_tokens: int | None = None
+    include: list[str] | None = None
+    top_logprobs: int | None = None
+    text: dict[str, Any] | None = None
+    access_programs: Any = None
+    background: Any = None
+    background_options: Any = None
+    context_management: Any = None
+    conversation: Any = None
+    image: Any = None
+    max_tool_calls: Any = None
+    moderation: Any = None
+    parallel_tool_calls: bool | None = None
+    previous_response_id: Any = None
+    prompt: Any = None
+    prompt_cache_options: Any = None
+    prompt_cache_retention: Any = None
+    reasoning: Any = None
+    service_tier: Any = None
+    store: Any = None
+    tool_choice: Any = None
+    tools: Any = None
+    truncation: Any = None
+
+    # A prompt here is a stored template, elsewhere it is the text.
+    names_of_off_fields: ClassVar[Mapping[str, str]] = {"prompt": "prompt_template"}
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """Raises ApiError for what `include` cannot name."""
+        for name in self.include or ():
+            if name != LOGPROBS:
+                raise ApiError(
+                    400, f"include: {show(name)} is not supported, only {LOGPROBS!r}",
+                    param="include",
+                )  # fmt: skip
+        if self.include:
+            return self.top_logprobs or 0
+        if self.top_logprobs is not None:
+            raise ApiError(400, f"top_logprobs needs include = [{LOGPROBS!r}]",
+                           param="top_logprobs")  # fmt: skip
+        return None
+
+    @property
+    def turns(self) -> list[dict[str, str]]:
+        """The conversation. Raises ApiError for items that are no text."""
+        turns = []
+        if self.instructions:
+            turns.append({"role": "system", "content": self.instructions})
+        if isinstance(self.input, str):
+            return [*turns, {"role": "user", "content": self.input}]
+        for i, item in enumerate(self.input):
+            if item.role is None or item.type not in (None, "message"):
+                raise ApiError(
+                    400, f"input.{i}: only messages are supported, with a role, got type "
+                    f"{show(item.type)}", param=f"input.{i}",
+                )  # fmt: skip
+            role = "system" if item.role == "developer" else item.role
+            turns.append({"role": role, "content": text_of(item.content, f"input.{i}.content")})
+        return turns

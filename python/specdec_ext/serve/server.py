@@ -1,0 +1,74 @@
+"""Runs the application under uvicorn, which handles signals: on SIGTERM or Ctrl-C it stops
+listening, and ends when the answers that run have ended."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import signal
+import socket
+import sys
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI
+from sse_starlette.sse import AppStatus
+
+from .middleware import access_logger
+
+__all__ = ["Server", "run_server"]
+
+# For clients to read their last event after drain_seconds.
+LAST_WORDS_SECONDS = 5
+
+
+class Server(uvicorn.Server):
+    """uvicorn's, which tells the application that it shuts down before it waits for answers."""
+
+    def __init__(self, config: uvicorn.Config, app: FastAPI) -> None:
+        super().__init__(config)
+        self._app = app
+        # Streams end when their answers do, not when the signal comes.
+        AppStatus.enable_automatic_graceful_drain = False
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._app.state.serving.bridge.drain()
+        await super().shutdown(sockets)
+
+
+def run_server(app: FastAPI, **options: Any) -> None:
+    """Serve until a signal ends it; returns when the running answers have ended.
+
+    options  uvicorn.Config's: host, port, uds, ssl_keyfile, ssl_certfile, ...
+    """
+    _log_access()
+    drain_seconds = app.state.serving.settings.drain_seconds
+    config = uvicorn.Config(
+        app,
+        access_log=False,  # AccessLog writes it
+        log_level="info",
+        lifespan="off",
+        server_header=False,
+        timeout_graceful_shutdown=int(drain_seconds) + LAST_WORDS_SECONDS,
+        **options,
+    )
+    server = Server(config, app)
+    # When it has shut down uvicorn raises the signal again, for whoever handled it before. Here
+    # that is nobody: a drained server has done what it was told, and ends with 0.
+    before = signal.signal(signal.SIGTERM, lambda number, frame: None)
+    try:
+        with contextlib.suppress(KeyboardInterrupt):
+            server.run()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    if not server.started:
+        raise SystemExit(1)  # uvicorn has said why
+
+
+def _log_access() -> None:
+    """Access lines to stderr, as they are."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    access_logger.handlers = [handler]
+    access_logger.setLevel(logging.INFO)
+    access_logger.propagate = False

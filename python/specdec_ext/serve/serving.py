@@ -1,0 +1,78 @@
+"""What the endpoints work with: the model, its names, its queue, and one way to submit."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from fastapi import Request
+
+from ..config.validate import show
+from ..llm import LLM
+from .bridge import Bridge, PromptSource, Running
+from .constraints import refuse_constraints
+from .errors import ApiError
+from .keys import ApiKeys
+from .prometheus import ServerMetrics
+from .sampling import sampling_params
+from .schema.common import Sampled
+from .settings import ServerSettings
+
+__all__ = ["Serving", "serving_of"]
+
+
+class Serving:
+    """One model behind one server."""
+
+    def __init__(self, llm: LLM, settings: ServerSettings) -> None:
+        self.llm = llm
+        self.settings = settings
+        self.keys = ApiKeys(settings.api_keys)
+        self.metrics = ServerMetrics(llm, settings.served_model_names[0])
+        self.bridge = Bridge(llm, settings, self.metrics.observe)
+        self.created = int(time.time())
+
+    @property
+    def method(self) -> str | None:
+        """The engine's method of drafting; None: it decodes plainly."""
+        config = self.llm.speculative_config
+        return config.method if config is not None else None
+
+    def model_name(self, asked: str | None) -> str:
+        """The name that an answer carries. Raises ApiError for a model that is not here."""
+        names = self.settings.served_model_names
+        if asked is None:
+            return names[0]
+        if asked not in names:
+            raise ApiError(
+                404, f"model = {show(asked)}: there is no such model here; use "
+                f"{', '.join(map(show, names))}", param="model", code="model_not_found",
+            )  # fmt: skip
+        return asked
+
+    async def submit(
+        self,
+        request: Request,
+        body: Sampled,
+        sources: Sequence[PromptSource],
+        *,
+        max_tokens: int | None,
+        logprobs: int | None,
+        prompt_logprobs: int | None = None,
+    ) -> list[Running]:
+        """One running request per prompt. Raises ApiError, RequestError."""
+        refuse_constraints(getattr(body, "response_format", None), body.structured_outputs)
+        params = sampling_params(
+            body,
+            max_tokens=max_tokens,
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
+            cache_salt=self.keys.cache_salt(request.state.tenant, body.cache_salt),
+            default_temperature=self.settings.default_temperature,
+        )
+        return await self.bridge.start(sources, params)
+
+
+def serving_of(request: Request) -> Serving:
+    serving: Serving = request.app.state.serving
+    return serving

@@ -1,0 +1,92 @@
+"""Answers as server-sent events, and answers that end when their client goes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from typing import Any, TypeVar
+
+from fastapi import Request
+from sse_starlette import EventSourceResponse, ServerSentEvent
+
+from ..text.outputs import RequestOutput
+from .bridge import Running
+from .errors import api_error, client_gone
+
+__all__ = ["DONE", "event", "event_stream", "merged", "unless_gone"]
+
+T = TypeVar("T")
+SEPARATOR = "\n"
+DONE = ServerSentEvent("[DONE]", sep=SEPARATOR)
+
+
+def event(content: Any, name: str | None = None) -> ServerSentEvent:
+    """One event. ASCII, because some clients split lines where Unicode has a line end."""
+    text = json.dumps(content, separators=(",", ":"))
+    return ServerSentEvent(text, event=name, sep=SEPARATOR)
+
+
+def event_stream(
+    events: AsyncIterator[ServerSentEvent], running: Sequence[Running], send_seconds: float
+) -> EventSourceResponse:
+    """`events` to the client; when it goes, or takes none for `send_seconds`, its requests are
+    cancelled. What fails meanwhile is the last event."""
+
+    async def guarded() -> AsyncIterator[ServerSentEvent]:
+        try:
+            async for item in events:
+                yield item
+        except Exception as error:
+            yield event(api_error(error).body())
+            yield DONE
+        finally:
+            for one in running:
+                one.close()
+
+    return EventSourceResponse(guarded(), sep=SEPARATOR, send_timeout=send_seconds)
+
+
+async def merged(running: Sequence[Running]) -> AsyncIterator[tuple[int, RequestOutput]]:
+    """(number, snapshot) of several requests as they come."""
+    if len(running) == 1:
+        async for output in running[0]:
+            yield 0, output
+        return
+    streams = [aiter(one) for one in running]
+    waiting = {asyncio.ensure_future(anext(s)): i for i, s in enumerate(streams)}
+    try:
+        while waiting:
+            done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                number = waiting.pop(task)
+                try:
+                    output = task.result()
+                except StopAsyncIteration:
+                    continue
+                waiting[asyncio.ensure_future(anext(streams[number]))] = number
+                yield number, output
+    finally:
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+
+
+async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """What `work` gives. Raises ApiError (499) when the client closes the connection before that;
+    `work` is cancelled then."""
+
+    async def gone() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(gone())
+    try:
+        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise client_gone()
+        return working.result()
+    finally:
+        working.cancel()
+        leaving.cancel()
+        await asyncio.gather(working, leaving, return_exceptions=True)

@@ -1,0 +1,243 @@
+"""What a client gets is what LLM.generate gives, in OpenAI's shapes, whole or in pieces."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from openai.types import Completion
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from openai.types.responses import Response
+from sse_reader import choice_text, chunks, events
+from starlette.testclient import TestClient
+
+from specdec_ext import LLM, SamplingParams
+
+MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "abcabcabc"}]
+PROMPT = "a tree, a tree, a tree"
+SAMPLED = {"temperature": 0.9, "seed": 11, "top_p": 0.9, "top_k": 40, "min_p": 0.01}
+# Fields of a request -> the same in SamplingParams.
+WISHES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "greedy": ({"temperature": 0}, {}),
+    "sampled": (SAMPLED, SAMPLED),
+    "seeded default": ({"seed": 5}, {"seed": 5, "temperature": 1.0}),
+    "penalties": (
+        {"temperature": 0, "presence_penalty": 0.5, "frequency_penalty": 0.5,
+         "repetition_penalty": 1.2},
+        {"presence_penalty": 0.5, "frequency_penalty": 0.5, "repetition_penalty": 1.2},
+    ),
+    "bias": ({"temperature": 0, "logit_bias": {"65": 60}}, {"logit_bias": {65: 60.0}}),
+    "plain": ({"temperature": 0, "speculative_config": False}, {"speculative_config": False}),
+    "fewer drafts": (
+        {"temperature": 0, "speculative_config": {"method": "ngram", "max_draft_len": 2}},
+        {"speculative_config": {"max_draft_len": 2}},
+    ),
+    "several": ({**SAMPLED, "n": 3}, {**SAMPLED, "n": 3}),
+    "salted": ({"temperature": 0, "cache_salt": "mine"}, {"cache_salt": "mine"}),
+    "lengths": (
+        {"temperature": 0, "min_tokens": 5, "ignore_eos": True, "stop_token_ids": [70]},
+        {"min_tokens": 5, "ignore_eos": True, "stop_token_ids": [70]},
+    ),
+    "words": (
+        {"temperature": 0, "bad_words": ["8"], "allowed_token_ids": list(range(60, 120))},
+        {"bad_words": ["8"], "allowed_token_ids": list(range(60, 120))},
+    ),
+}  # fmt: skip
+
+
+def expected(llm: LLM, max_tokens: int, wishes: dict[str, Any], *, chat: bool) -> Any:
+    params = SamplingParams(max_tokens=max_tokens, **wishes)
+    if chat:
+        return llm.chat(MESSAGES, params, use_tqdm=False)[0]
+    return llm.generate(PROMPT, params, use_tqdm=False)[0]
+
+
+@pytest.mark.parametrize("wish", WISHES)
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+def test_text_is_that_of_generate(client: TestClient, llm: LLM, path: str, wish: str) -> None:
+    asked, params = WISHES[wish]
+    chat = "chat" in path
+    body = {**asked, "max_tokens": 24, **({"messages": MESSAGES} if chat else {"prompt": PROMPT})}
+    output = expected(llm, 24, params, chat=chat)
+    reply = client.post(path, json=body)
+    assert reply.status_code == 200, reply.text
+    answer = reply.json()
+    (ChatCompletion if chat else Completion).model_validate(answer)
+    for choice, want in zip(answer["choices"], output.outputs, strict=True):
+        assert (choice["message"]["content"] if chat else choice["text"]) == want.text
+        assert choice["finish_reason"] == want.finish_reason
+        assert choice["index"] == want.index
+    tokens = sum(len(out.token_ids) for out in output.outputs)
+    usage = answer["usage"]
+    assert usage["prompt_tokens"] == len(output.prompt_token_ids)
+    assert usage["completion_tokens"] == tokens
+    assert usage["total_tokens"] == usage["prompt_tokens"] + tokens
+
+    streamed = client.post(
+        path, json={**body, "stream": True, "stream_options": {"include_usage": True}}
+    )
+    assert streamed.headers["content-type"].startswith("text/event-stream")
+    parts = chunks(streamed.text)
+    for part in parts:
+        # OpenAI's type of a completion does not know the null that its own streams have.
+        if chat or all(choice["finish_reason"] for choice in part["choices"]):
+            (ChatCompletionChunk if chat else Completion).model_validate(part)
+    for want in output.outputs:
+        assert choice_text(parts, want.index) == want.text
+        ends = [
+            choice["finish_reason"]
+            for part in parts
+            for choice in part["choices"]
+            if choice["index"] == want.index and choice["finish_reason"]
+        ]
+        assert ends == [want.finish_reason]
+    assert parts[-1]["choices"] == [] and parts[-1]["usage"]["completion_tokens"] == tokens
+    assert all(part["usage"] is None for part in parts[:-1])
+    assert len({part["id"] for part in parts}) == 1
+
+
+def test_a_stop_string_ends_the_text_in_front_of_it(client: TestClient, llm: LLM) -> None:
+    whole = expected(llm, 30, {}, chat=False).outputs[0].text
+    stop = whole[6:8]
+    cut = whole[: whole.index(stop)]
+    body = {"prompt": PROMPT, "max_tokens": 30, "temperature": 0, "stop": [stop, "never there"]}
+    choice = client.post("/v1/completions", json=body).json()["choices"][0]
+    assert (choice["text"], choice["finish_reason"], choice["stop_reason"]) == (cut, "stop", stop)
+    parts = chunks(client.post("/v1/completions", json={**body, "stream": True}).text)
+    assert choice_text(parts) == cut
+    kept = client.post("/v1/completions", json={**body, "include_stop_str_in_output": True})
+    assert kept.json()["choices"][0]["text"] == cut + stop
+
+
+def test_several_prompts_and_forms(client: TestClient, llm: LLM) -> None:
+    ids = llm.tokenizer(PROMPT)["input_ids"]
+    want = [llm.generate(p, SamplingParams(max_tokens=9), use_tqdm=False)[0] for p in ("ab", "cd")]
+    one = llm.generate(PROMPT, SamplingParams(max_tokens=9), use_tqdm=False)[0].outputs[0].text
+    body = {"max_tokens": 9, "temperature": 0}
+
+    def texts(prompt: Any) -> list[str]:
+        reply = client.post("/v1/completions", json={**body, "prompt": prompt})
+        assert [c["index"] for c in reply.json()["choices"]] == list(range(len(prompt)))[: len(
+            reply.json()["choices"])]  # fmt: skip
+        return [choice["text"] for choice in reply.json()["choices"]]
+
+    assert texts(ids) == [one]
+    assert texts([ids, ids]) == [one, one]
+    assert texts(["ab", "cd"]) == [output.outputs[0].text for output in want]
+    parts = chunks(
+        client.post("/v1/completions", json={**body, "prompt": ["ab", "cd"], "stream": True}).text
+    )
+    assert [choice_text(parts, i) for i in (0, 1)] == [o.outputs[0].text for o in want]
+
+
+def test_log_probabilities(client: TestClient, llm: LLM) -> None:
+    output = expected(llm, 8, {"logprobs": 2}, chat=True).outputs[0]
+    body = {"messages": MESSAGES, "max_tokens": 8, "temperature": 0, "logprobs": True,
+            "top_logprobs": 2, "return_token_ids": True}  # fmt: skip
+    choice = client.post("/v1/chat/completions", json=body).json()["choices"][0]
+    content = choice["logprobs"]["content"]
+    assert choice["token_ids"] == output.token_ids and len(content) == 8
+    for entry, token, row in zip(content, output.token_ids, output.logprobs, strict=True):
+        assert entry["logprob"] == row[token].logprob
+        best = sorted((value.logprob for value in row.values()), reverse=True)[:2]
+        assert [top["logprob"] for top in entry["top_logprobs"]] == best
+        assert entry["bytes"] in (None, list(entry["token"].encode()))
+    parts = chunks(client.post("/v1/chat/completions", json={**body, "stream": True}).text)
+    streamed = [
+        entry
+        for part in parts
+        for c in part["choices"]
+        if c["logprobs"] is not None
+        for entry in c["logprobs"]["content"]
+    ]
+    assert streamed == content
+
+
+def test_echo_brings_the_prompt_and_its_log_probabilities(client: TestClient, llm: LLM) -> None:
+    params = SamplingParams(max_tokens=5, logprobs=1, prompt_logprobs=1)
+    output = llm.generate("abcd", params, use_tqdm=False)[0]
+    body = {"prompt": "abcd", "max_tokens": 5, "temperature": 0, "logprobs": 1, "echo": True}
+    choice = client.post("/v1/completions", json=body).json()["choices"][0]
+    assert choice["text"] == "abcd" + output.outputs[0].text
+    got = choice["logprobs"]
+    assert got["tokens"][:4] == list("abcd") and got["token_logprobs"][0] is None
+    want = [row[t].logprob for t, row in zip(output.prompt_token_ids[1:],
+                                             output.prompt_logprobs[1:], strict=True)]  # fmt: skip
+    assert got["token_logprobs"][1:4] == want
+    assert got["text_offset"][:5] == [0, 1, 2, 3, 4]
+    parts = chunks(client.post("/v1/completions", json={**body, "stream": True}).text)
+    assert choice_text(parts) == choice["text"]
+    joined = [v for p in parts for c in p["choices"] for v in c["logprobs"]["token_logprobs"]]
+    assert joined == got["token_logprobs"]
+
+
+def test_responses(client: TestClient, llm: LLM) -> None:
+    want = expected(llm, 12, {}, chat=True).outputs[0].text
+    body = {
+        "instructions": "Be brief.",
+        "input": [{"role": "user", "content": [{"type": "input_text", "text": "abcabcabc"}]}],
+        "max_output_tokens": 12,
+        "temperature": 0,
+        "include": ["message.output_text.logprobs"],
+        "store": False,
+    }
+    answer = client.post("/v1/responses", json=body).json()
+    response = Response.model_validate(answer)
+    assert response.output_text == want and response.status == "incomplete"
+    assert response.usage is not None and response.usage.output_tokens == 12
+    logprobs = answer["output"][0]["content"][0]["logprobs"]
+    assert len(logprobs) == 12
+
+    found = list(events(client.post("/v1/responses", json={**body, "stream": True}).text))
+    parts = [json.loads(data) for _, data in found]
+    assert [name for name, _ in found] == [part["type"] for part in parts]
+    assert [part["sequence_number"] for part in parts] == list(range(len(parts)))
+    deltas = [part for part in parts if part["type"] == "response.output_text.delta"]
+    assert "".join(part["delta"] for part in deltas) == want
+    last = parts[-1]
+    assert last["type"] == "response.incomplete"
+    assert Response.model_validate(last["response"]).output_text == want
+    assert last["response"]["output"][0]["content"][0]["logprobs"] == logprobs
+
+
+def test_sources_of_tokens(client: TestClient, llm: LLM) -> None:
+    """Pieces of one source each; together they are the text, and drafts are where the engine
+    accepted some."""
+    body = {"prompt": "abab" * 8, "max_tokens": 60, "temperature": 0, "stream": True,
+            "include_token_sources": True, "stream_options": {"include_usage": True}}  # fmt: skip
+    parts = chunks(client.post("/v1/completions", json=body).text)
+    pieces = [
+        piece for part in parts for choice in part["choices"] for piece in choice["token_sources"]
+    ]
+    assert "".join(piece["text"] for piece in pieces) == choice_text(parts)
+    accepted = parts[-1]["metrics"]["speculative_decoding"]["num_accepted_draft_tokens"]
+    assert accepted > 0
+    assert {piece["source"] for piece in pieces} == {"model", "ngram"}
+    assert sum(piece["source"] == "ngram" for piece in pieces) <= accepted
+
+
+def test_tokenize_and_back(client: TestClient, llm: LLM) -> None:
+    ids = llm.tokenizer(PROMPT)["input_ids"]
+    answer = client.post("/tokenize", json={"prompt": PROMPT, "return_token_strs": True}).json()
+    assert answer["tokens"] == ids and answer["count"] == len(ids)
+    assert answer["max_model_len"] == 512 and len(answer["token_strs"]) == len(ids)
+    assert client.post("/detokenize", json={"tokens": ids}).json() == {"prompt": PROMPT}
+    chat = client.post("/tokenize", json={"messages": MESSAGES}).json()["tokens"]
+    assert chat == llm.prompts.read_chat(MESSAGES)[1]
+    without = client.post(
+        "/tokenize", json={"messages": MESSAGES, "add_generation_prompt": False}
+    ).json()["tokens"]
+    assert without == chat[: len(without)] and len(without) < len(chat)
+    again = client.post("/tokenize", json={"prompt": PROMPT, "add_special_tokens": False}).json()
+    assert again["tokens"] == ids
+
+
+def test_models(client: TestClient) -> None:
+    [card] = client.get("/v1/models").json()["data"]
+    assert (card["id"], card["object"], card["speculation"]) == ("tiny", "model", "ngram")
+    assert client.get("/v1/models/tiny").json() == card
+    missing = client.get("/v1/models/other")
+    assert missing.status_code == 404
+    assert missing.json()["error"]["code"] == "model_not_found"
+    assert client.get("/version").json().keys() == {"version"}
