@@ -138,12 +138,12 @@ class KeyCheck:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             tenant = self._keys.tenant(Headers(scope=scope).get("authorization"))
+            state = scope.setdefault("state", {})
+            state["tenant"] = state["log"]["tenant"] = tenant
             if tenant is None and scope["path"] not in OPEN_PATHS:
                 error = ApiError(
                     401, "the request has none of the server's keys; send Authorization: Bearer KEY"
                 )
                 await error_response(error)(scope, receive, send)
                 return
-            state = scope.setdefault("state", {})
-            state["tenant"] = state["log"]["tenant"] = tenant
         await self._app(scope, receive, send)

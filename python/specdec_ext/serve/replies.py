@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from ..text.outputs import CompletionOutput, Logprob, RequestOutput
 
 __all__ = [
+    "TokenBytes",
     "completion_logprobs",
     "content_logprobs",
     "head",
@@ -18,6 +19,9 @@ __all__ = [
     "token_sources",
     "usage",
 ]
+
+# Bytes of a token; None: the tokenizer has no bytes of single tokens.
+TokenBytes = Callable[[int], bytes | None]
 
 PER_STEP = ("per_step_accepted", "per_step_drafted")
 
@@ -82,15 +86,8 @@ def _new_rows(choice: CompletionOutput) -> list[dict[int, Logprob]]:
     return rows[len(rows) - len(choice.delta_token_ids) :]
 
 
-def _entry(token_id: int, value: Logprob) -> dict[str, Any]:
-    text = value.decoded_token if value.decoded_token is not None else f"token_id:{token_id}"
-    # A token may be part of a character, whose bytes its text does not tell.
-    exact = value.decoded_token is not None and "\ufffd" not in text
-    return {
-        "token": text,
-        "logprob": value.logprob,
-        "bytes": list(text.encode()) if exact else None,
-    }
+def _text(token_id: int, value: Logprob) -> str:
+    return value.decoded_token if value.decoded_token is not None else f"token_id:{token_id}"
 
 
 def _best(row: Mapping[int, Logprob], count: int) -> list[tuple[int, Logprob]]:
@@ -98,14 +95,26 @@ def _best(row: Mapping[int, Logprob], count: int) -> list[tuple[int, Logprob]]:
     return sorted(row.items(), key=lambda item: item[1].rank or 0)[:count]
 
 
-def content_logprobs(choice: CompletionOutput, count: int) -> list[dict[str, Any]]:
+def content_logprobs(
+    choice: CompletionOutput, count: int, token_bytes: TokenBytes
+) -> list[dict[str, Any]]:
     """`logprobs.content` of the new tokens, with the `count` best of each."""
-    entries = []
-    for token_id, row in zip(choice.delta_token_ids, _new_rows(choice), strict=True):
-        entry = _entry(token_id, row[token_id])
-        entry["top_logprobs"] = [_entry(t, value) for t, value in _best(row, count)]
-        entries.append(entry)
-    return entries
+
+    def entry(token_id: int, value: Logprob) -> dict[str, Any]:
+        content = token_bytes(token_id)
+        return {
+            "token": _text(token_id, value),
+            "logprob": value.logprob,
+            "bytes": list(content) if content is not None else None,
+        }
+
+    return [
+        {
+            **entry(token_id, row[token_id]),
+            "top_logprobs": [entry(t, value) for t, value in _best(row, count)],
+        }
+        for token_id, row in zip(choice.delta_token_ids, _new_rows(choice), strict=True)
+    ]
 
 
 def completion_logprobs(
@@ -125,15 +134,13 @@ def completion_logprobs(
         "tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": [],
     }  # fmt: skip
     for token_id, row in zip(token_ids, rows, strict=True):
-        entry = _entry(token_id, row[token_id]) if row is not None else None
-        text = entry["token"] if entry is not None else first
+        text, logprob, best = first, None, None
+        if row is not None:
+            text, logprob = _text(token_id, row[token_id]), row[token_id].logprob
+            best = {_text(t, value): value.logprob for t, value in _best(row, count)}
         result["tokens"].append(text)
-        result["token_logprobs"].append(entry["logprob"] if entry is not None else None)
-        result["top_logprobs"].append(
-            {_entry(t, value)["token"]: value.logprob for t, value in _best(row, count)}
-            if row is not None
-            else None
-        )
+        result["token_logprobs"].append(logprob)
+        result["top_logprobs"].append(best)
         result["text_offset"].append(offset)
         offset += len(text)
     return result

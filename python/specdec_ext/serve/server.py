@@ -57,7 +57,9 @@ def run_server(app: FastAPI, **options: Any) -> None:
     # that is nobody: a drained server has done what it was told, and ends with 0.
     before = signal.signal(signal.SIGTERM, lambda number, frame: None)
     try:
-        with contextlib.suppress(KeyboardInterrupt):
+        with contextlib.suppress(
+            KeyboardInterrupt, SystemExit
+        ):  # uvicorn's codes mean other things
             server.run()
     finally:
         signal.signal(signal.SIGTERM, before)

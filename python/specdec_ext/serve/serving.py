@@ -9,6 +9,7 @@ from fastapi import Request
 
 from ..config.validate import show
 from ..llm import LLM
+from ..text.detokenizer import DetokenizerFactory
 from .bridge import Bridge, PromptSource, Running
 from .constraints import refuse_constraints
 from .errors import ApiError
@@ -31,12 +32,19 @@ class Serving:
         self.metrics = ServerMetrics(llm, settings.served_model_names[0])
         self.bridge = Bridge(llm, settings, self.metrics.observe)
         self.created = int(time.time())
+        self._detokenizers: DetokenizerFactory | None = None
+        if llm.tokenizer is not None:
+            self._detokenizers = DetokenizerFactory(llm.tokenizer)
 
     @property
     def method(self) -> str | None:
         """The engine's method of drafting; None: it decodes plainly."""
         config = self.llm.speculative_config
         return config.method if config is not None else None
+
+    def token_bytes(self, token_id: int) -> bytes | None:
+        """The bytes of a token, where the tokenizer has such."""
+        return None if self._detokenizers is None else self._detokenizers.token_bytes(token_id)
 
     def model_name(self, asked: str | None) -> str:
         """The name that an answer carries. Raises ApiError for a model that is not here."""

@@ -180,6 +180,11 @@ class DetokenizerFactory:
         text: str = self._tokenizer.decode([token_id], skip_special_tokens=False)
         return text
 
+    def token_bytes(self, token_id: int) -> bytes | None:
+        """A single token's bytes, perhaps of a part of a character; None: this tokenizer has no
+        bytes of single tokens."""
+        return self._table.get(token_id, False) if self._table is not None else None
+
     def _detect(self, backend: Any) -> None:
         try:
             spec = json.loads(backend.to_str())

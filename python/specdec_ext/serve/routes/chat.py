@@ -107,7 +107,7 @@ class _Answer:
         """A choice but for its text: what is new."""
         result: dict[str, Any] = {"index": choice.index, "logprobs": None}
         if self._logprobs is not None:
-            content = content_logprobs(choice, self._logprobs)
+            content = content_logprobs(choice, self._logprobs, self._serving.token_bytes)
             result["logprobs"] = {"content": content, "refusal": None}
         result["finish_reason"] = choice.finish_reason
         if choice.finish_reason is not None:

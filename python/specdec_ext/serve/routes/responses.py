@@ -135,7 +135,9 @@ class _Answer:
         yield made(f"response.{final['status']}", response=final)
 
     def new_logprobs(self, choice: CompletionOutput) -> list[dict[str, Any]]:
-        return [] if self._logprobs is None else content_logprobs(choice, self._logprobs)
+        if self._logprobs is None:
+            return []
+        return content_logprobs(choice, self._logprobs, self._serving.token_bytes)
 
     def _sources(self, choice: CompletionOutput) -> dict[str, Any]:
         if not self._body.include_token_sources:

@@ -1,0 +1,230 @@
+"""Every field is honoured, accepted because it asks for nothing, or answered 400 with its name."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from openai.types import completion_create_params as completion_params
+from openai.types.chat import completion_create_params as chat_params
+from openai.types.responses import response_create_params as responses_params
+from starlette.testclient import TestClient
+
+from specdec_ext.serve.schema.chat import ChatRequest
+from specdec_ext.serve.schema.common import OFF
+from specdec_ext.serve.schema.completions import CompletionRequest
+from specdec_ext.serve.schema.responses import ResponsesRequest
+
+CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
+TEXT: dict[str, Any] = {"prompt": "hi", "max_tokens": 2}
+RESPONSE: dict[str, Any] = {"input": "hi", "max_output_tokens": 2}
+PATHS = {
+    "/v1/chat/completions": CHAT,
+    "/v1/completions": TEXT,
+    "/v1/responses": RESPONSE,
+}
+
+
+def refused(client: TestClient, path: str, body: Any, param: str | None, status: int = 400) -> Any:
+    reply = client.post(path, json=body)
+    assert reply.status_code == status, reply.text
+    error = reply.json()["error"]
+    assert error.keys() == {"message", "type", "param", "code"}
+    assert error["param"] == param, error
+    return error
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        (ChatRequest, chat_params.CompletionCreateParamsBase),
+        (CompletionRequest, completion_params.CompletionCreateParamsBase),
+        (ResponsesRequest, responses_params.ResponseCreateParamsBase),
+    ],
+)
+def test_every_field_of_the_schema_is_known(ours: Any, theirs: Any) -> None:
+    assert set(theirs.__annotations__) - set(ours.model_fields) == set()
+
+
+def test_the_table_holds_no_field_that_nobody_has() -> None:
+    declared = set()
+    for model in (ChatRequest, CompletionRequest, ResponsesRequest):
+        declared |= {model.names_of_off_fields.get(name, name) for name in model.model_fields}
+    assert set(OFF) <= declared
+
+
+@pytest.mark.parametrize("name", sorted(OFF))
+def test_fields_that_are_not_served(client: TestClient, name: str) -> None:
+    """Off is accepted in all its spellings; anything else is refused by name."""
+    for path, body in PATHS.items():
+        model = {"/v1/chat/completions": ChatRequest, "/v1/completions": CompletionRequest,
+                 "/v1/responses": ResponsesRequest}[path]  # fmt: skip
+        own = {model.names_of_off_fields.get(n, n): n for n in model.model_fields}
+        if name not in own or own[name] in body:
+            continue
+        for off in OFF[name][0]:
+            assert client.post(path, json={**body, own[name]: off}).status_code == 200
+        for value in ({"x": 1}, ["x"], "something", 7, True):
+            assert (
+                own[name] in refused(client, path, {**body, own[name]: value}, own[name])["message"]
+            )
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"user": "me", "metadata": {"a": "b"}, "safety_identifier": "x", "prompt_cache_key": "k"},
+        {"parallel_tool_calls": True, "response_format": {"type": "text"}, "tools": [], "n": 1},
+        {"structured_outputs": None, "speculative_config": None, "temperature": None, "stop": None},
+        {"speculative_config": True, "cache_salt": "s"},
+        {"speculative_config": {"max_draft_len": 1, "adaptive": False}},
+        {"speculative_config": "ngram"},
+        {"max_completion_tokens": 2, "top_p": 1, "add_generation_prompt": True},
+        {"messages": [
+            {"role": "developer", "content": [{"type": "text", "text": "a"}]},
+            {"role": "user", "content": "b", "name": "me"},
+            {"role": "assistant", "content": "c", "refusal": None, "tool_calls": []},
+        ]},
+    ],
+)  # fmt: skip
+def test_values_that_are_accepted(client: TestClient, values: dict[str, Any]) -> None:
+    assert client.post("/v1/chat/completions", json={**CHAT, **values}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("values", "param"),
+    [
+        ({"nonsense": 1}, "nonsense"),
+        ({"messages": []}, "messages"),
+        ({"messages": "hi"}, "messages"),
+        ({"messages": [{"role": "king", "content": "x"}]}, "messages.0.role"),
+        ({"messages": [{"role": "user", "content": 5}]}, "messages.0.content"),
+        ({"messages": [{"role": "user", "content": "x", "y": 1}]}, "messages.0.y"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0"),
+        ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages.0"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
+         "messages.0.content"),
+        ({"temperature": -1}, "temperature"),
+        ({"temperature": "1"}, "temperature"),
+        ({"temperature": True}, "temperature"),
+        ({"top_p": 0}, "top_p"),
+        ({"top_k": -2}, "top_k"),
+        ({"min_p": 2}, "min_p"),
+        ({"n": 0}, "n"),
+        ({"n": 2, "temperature": 0}, "n"),
+        ({"n": 100000}, "n"),
+        ({"seed": 1.5}, "seed"),
+        ({"stop": [""]}, "stop"),
+        ({"stop": ["x"] * 10000}, "stop"),
+        ({"stop": 7}, "stop"),
+        ({"presence_penalty": 3}, "presence_penalty"),
+        ({"frequency_penalty": -3}, "frequency_penalty"),
+        ({"repetition_penalty": 0}, "repetition_penalty"),
+        ({"logit_bias": {"x": 1}}, "logit_bias"),
+        ({"logit_bias": {"999999": 1}}, "logit_bias"),
+        ({"logit_bias": {"1": 1000}}, "logit_bias"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": 100000}, "max_tokens"),
+        ({"max_tokens": 3, "max_completion_tokens": 4}, "max_tokens"),
+        ({"min_tokens": 9}, "min_tokens"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "logprobs"),
+        ({"stream_options": {"include_usage": True}}, "stream_options"),
+        ({"stream": True, "stream_options": {"x": 1}}, "stream_options.x"),
+        ({"stream": True, "stream_options": {"include_obfuscation": True}},
+         "stream_options.include_obfuscation"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format"),
+        ({"response_format": "text"}, "response_format"),
+        ({"structured_outputs": {"regex": "a"}}, "structured_outputs"),
+        ({"cache_salt": 5}, "cache_salt"),
+        ({"metadata": {"a": 1}}, "metadata.a"),
+        ({"bad_words": [5]}, "bad_words.0"),
+        ({"allowed_token_ids": []}, "allowed_token_ids"),
+        ({"stop_token_ids": [99999]}, "stop_token_ids"),
+        ({"speculative_config": {"model": "/etc/passwd"}}, "speculative_config.model"),
+        ({"speculative_config": {"method": "ngram", "is_public_pool": True}},
+         "speculative_config.is_public_pool"),
+        ({"speculative_config": {"synthetic_acceptance_length": 3}},
+         "speculative_config.synthetic_acceptance_length"),
+        ({"speculative_config": {"medusa_choices": "/etc/passwd"}},
+         "speculative_config.medusa_choices"),
+        ({"speculative_config": {"lookahead_config": {"path": 1}}},
+         "speculative_config.lookahead_config"),
+        ({"speculative_config": {"method": "../x.yaml"}}, "speculative_config.method"),
+        ({"speculative_config": "/etc/passwd.yaml"}, "speculative_config"),
+        ({"speculative_config": 7}, "speculative_config"),
+        ({"speculative_config": {"method": "medusa"}}, "speculative_config"),
+        ({"speculative_config": {"max_draft_len": 100}}, "max_draft_len"),
+        ({"speculative_config": {"nonsense": 1}}, "speculative_config"),
+    ],
+)  # fmt: skip
+def test_refusals_name_the_field(client: TestClient, values: dict[str, Any], param: str) -> None:
+    refused(client, "/v1/chat/completions", {**CHAT, **values}, param)
+
+
+@pytest.mark.parametrize(
+    ("path", "values", "param"),
+    [
+        ("/v1/completions", {"best_of": 3}, "best_of"),
+        ("/v1/completions", {"prompt": []}, "prompt"),
+        ("/v1/completions", {"prompt": [[]]}, None),
+        ("/v1/completions", {"prompt": [99999]}, None),
+        ("/v1/completions", {"prompt": [["a"]]}, "prompt"),
+        ("/v1/completions", {"prompt": "x" * 600}, None),
+        ("/v1/completions", {"prompt": ["x"] * 200000}, "n"),
+        ("/v1/completions", {"logprobs": 99}, "logprobs"),
+        ("/v1/completions", {"messages": []}, "messages"),
+        ("/v1/responses", {"include": ["reasoning.encrypted_content"]}, "include"),
+        ("/v1/responses", {"top_logprobs": 1}, "top_logprobs"),
+        ("/v1/responses", {"text": {"format": {"type": "json_object"}}}, "text.format"),
+        ("/v1/responses", {"text": {"verbosity": "high"}}, "text.verbosity"),
+        ("/v1/responses", {"input": [{"type": "function_call"}]}, "input.0"),
+        ("/v1/responses", {"input": []}, None),
+        ("/tokenize", {"prompt": "a", "messages": [{"role": "user", "content": "b"}]}, "prompt"),
+        ("/tokenize", {}, "prompt"),
+        ("/tokenize", {"prompt": "a", "add_generation_prompt": True}, "add_generation_prompt"),
+        ("/detokenize", {"tokens": [-1]}, "tokens"),
+        ("/detokenize", {"tokens": "ab"}, "tokens"),
+    ],
+)
+def test_refusals_elsewhere(
+    client: TestClient, path: str, values: dict[str, Any], param: str | None
+) -> None:
+    base = {"/v1/completions": TEXT, "/v1/responses": RESPONSE}.get(path, {})
+    refused(client, path, {**base, **values}, param)
+
+
+def test_a_missing_model_is_a_404(client: TestClient) -> None:
+    for path, body in PATHS.items():
+        error = refused(client, path, {**body, "model": "gpt-4"}, "model", 404)
+        assert error["code"] == "model_not_found"
+        assert client.post(path, json={**body, "model": "tiny"}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"", b"{", b"\xff\xfe\x00", b"[" * 100_000, b"7", b"null", b'"x"',
+        b'{"messages": [{"role": "user", "content": "\\ud800"}]}',
+        b'{"\\ud800": 1, "messages": []}',
+        b'{"messages": [{"role": "user", "content": "a"}], "temperature": NaN}',
+        b'{"messages": [{"role": "user", "content": "a"}], "seed": 1e999}',
+        b'{"messages": [{"role": "user", "content": "a"}], "seed": ' + b"9" * 5000 + b"}",
+    ],
+)  # fmt: skip
+def test_bodies_that_are_no_request(client: TestClient, content: bytes) -> None:
+    headers = {"content-type": "application/json"}
+    reply = client.post("/v1/chat/completions", content=content, headers=headers)
+    assert reply.status_code == 400, reply.text
+    assert json.loads(reply.content)["error"]["type"] == "invalid_request_error"
+
+
+def test_other_paths_and_methods(client: TestClient) -> None:
+    for method, path, status in (
+        ("GET", "/v1/nothing", 404), ("GET", "/v1/completions", 405), ("POST", "/health", 405),
+    ):  # fmt: skip
+        reply = client.request(method, path)
+        assert reply.status_code == status
+        assert reply.json()["error"]["type"] == "invalid_request_error"
