@@ -176,6 +176,23 @@ PYTHON: dict[str, tuple[set[str], set[str]]] = {
         {"training"},
         {"errors", "config", "text", "core", "models", "drafters", "engine"},
     ),
+    "serve": (
+        {"serve"},
+        {
+            "errors",
+            "config",
+            "request",
+            "text",
+            "info",
+            "models",
+            "drafters",
+            "engine",
+            "llm",
+            "orchestrate",
+            "bench",
+            "training",
+        },
+    ),
     "entry": (
         {"cli", "demo", "__main__"},
         {
@@ -191,6 +208,7 @@ PYTHON: dict[str, tuple[set[str], set[str]]] = {
             "orchestrate",
             "bench",
             "training",
+            "serve",
         },
     ),
 }
@@ -361,6 +379,8 @@ def test_the_python_layers_form_no_cycle() -> None:
         ("engine/loop.py", "from ..llm import LLM"),
         ("llm.py", "from specdec_ext.cli import main"),
         ("llm.py", "from specdec_ext import demo"),
+        ("serve/app.py", "from ..cli.common import make_llm"),
+        ("llm.py", "from .serve.app import create_app"),
         ("__init__.py", "from .cli import main"),
         ("novelty.py", "import os"),
         ("llm.py", "from .novelty import x"),

@@ -1,4 +1,4 @@
-"""The `specdec` command: generate, serve, bench, tune, inspect, tree, convert-heads, env, trainers.
+"""The `specdec` command: generate, chat, serve, bench, tune, inspect, tree, env, trainers, ...
 
 Data goes to stdout, logs and progress to stderr. Exit codes: 0 done, 1 failure at run time (a
 request failed, --verify found a difference), 2 wrong usage or an invalid request, 3 unsupported
@@ -27,6 +27,7 @@ EXIT_INTERRUPTED = 130
 # Command -> (module, one line of help). A module has add_arguments(parser) and run(args) -> int.
 _COMMANDS = {
     "generate": ("generate", "decode prompts, with or without speculation"),
+    "chat": ("chat", "talk with a model or with a server"),
     "serve": ("serve", "serve a model over HTTP, as OpenAI's interface"),
     "bench": ("bench", "measure latency, throughput, or a sweep over batch and draft sizes"),
     "tune": ("tune", "find the lookahead or prompt lookup configuration that pays most"),

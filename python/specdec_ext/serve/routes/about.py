@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -15,6 +16,12 @@ from ..serving import Serving, serving_of
 __all__ = ["router"]
 
 router = APIRouter()
+PAGE = Path(__file__).parent.parent / "page.html"
+PAGE_HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'unsafe-inline'; style-src "
+    "'unsafe-inline'; connect-src 'self'; img-src data:; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+}
 
 
 def _card(serving: Serving, name: str) -> dict[str, Any]:
@@ -26,6 +33,12 @@ def _card(serving: Serving, name: str) -> dict[str, Any]:
         "max_model_len": serving.llm.memory.max_seq_len,
         "speculation": serving.method,
     }
+
+
+@router.get("/", include_in_schema=False)
+async def page() -> Response:
+    """A chat in a browser; it loads nothing from elsewhere, and may reach this server alone."""
+    return Response(PAGE.read_bytes(), headers=PAGE_HEADERS, media_type="text/html")
 
 
 @router.get("/v1/models")

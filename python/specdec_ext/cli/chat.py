@@ -1,0 +1,282 @@
+"""`specdec chat`: one question, or a conversation, with a model here or with a server."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from ..errors import ConfigError, SpecdecError
+from .common import add_llm_arguments, make_llm, usage_error, use_color
+
+__all__ = ["add_arguments", "run"]
+
+DEFAULT_MAX_TOKENS = 512
+DRAFTED = "green"
+COMMANDS = {
+    "/stats": "how the last answer was decoded",
+    "/method on|off": "with drafts, or plainly",
+    "/system TEXT": "what the model is told first; without TEXT: nothing. Begins anew",
+    "/new": "begin anew",
+    "/help": "this list",
+    "/quit": "end (Ctrl-D too)",
+}
+
+# (text, was it drafted?), and at the end the metrics of the answer.
+Pieces = Iterator[tuple[str, bool] | dict[str, Any]]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "question", nargs="?", help="answer this and end; without it: a conversation"
+    )
+    chat = parser.add_argument_group("chat")
+    chat.add_argument(
+        "--url", metavar="URL",
+        help="talk to the server there, http://127.0.0.1:8000, rather than load a model",
+    )  # fmt: skip
+    chat.add_argument("--api-key", metavar="KEY", help="of that server (default: $OPENAI_API_KEY)")
+    chat.add_argument("--system", metavar="TEXT", help="what the model is told first")
+    chat.add_argument(
+        "--max-tokens", "--max-output-len", type=int, default=DEFAULT_MAX_TOKENS, metavar="N",
+        help=f"of an answer, at most (default: {DEFAULT_MAX_TOKENS})",
+    )  # fmt: skip
+    chat.add_argument("--temperature", type=float, default=0.0, metavar="X", help="default: 0")
+    chat.add_argument("--seed", type=int, metavar="N", help="of sampling; makes it repeatable")
+    chat.add_argument(
+        "--stats", action="store_true", help="show behind every answer how it was decoded"
+    )
+    chat.add_argument(
+        "--color", default="auto", choices=("auto", "always", "never"),
+        help="drafted tokens in green (default: auto, on a terminal)",
+    )  # fmt: skip
+    add_llm_arguments(parser)
+
+
+class _Local:
+    """A model in this process."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        import dataclasses
+
+        from .common import llm_kwargs
+
+        cache = llm_kwargs(args)["kv_cache_config"]
+        # The conversation so far is in the cache when the next question comes.
+        self._llm = make_llm(
+            args, kv_cache_config=dataclasses.replace(cache, enable_block_reuse=True)
+        )
+        self._args = args
+
+    def answer(self, messages: list[dict[str, str]], speculate: bool) -> Pieces:
+        from ..request.sampling_params import SamplingParams
+
+        args, llm = self._args, self._llm
+        text, ids = llm.prompts.read_chat(messages)
+        room = llm.memory.max_seq_len - len(ids)
+        params = SamplingParams(
+            max_tokens=max(1, min(args.max_tokens, room)),
+            temperature=args.temperature,
+            seed=args.seed,
+            speculative_config=None if speculate else False,
+        )
+        output = None
+        for output in llm.stream({"prompt": text, "prompt_token_ids": ids}, params):
+            yield from output.outputs[0].delta_segments
+        assert output is not None
+        if output.outputs[0].error is not None:
+            raise SpecdecError(output.outputs[0].error)
+        yield output.metrics
+
+    def close(self) -> None:
+        self._llm.close()
+
+
+class _Remote:
+    """A server; any that speaks OpenAI's language, though only ours tells what was drafted."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        try:
+            import openai
+        except ModuleNotFoundError:
+            raise ConfigError("--url needs openai: pip install 'specdec_ext[chat]'") from None
+        url = args.url.rstrip("/")
+        url = url if url.endswith("/v1") else url + "/v1"
+        self._errors = openai.OpenAIError
+        key = args.api_key
+        try:
+            self._client = openai.OpenAI(base_url=url, **({"api_key": key} if key else {}))
+        except openai.OpenAIError:  # neither given nor in the environment
+            self._client = openai.OpenAI(base_url=url, api_key="none")
+        try:
+            cards = list(self._client.models.list())
+        except self._errors as error:
+            self.close()
+            raise SpecdecError(f"{url}: {error}") from None
+        self._model = cards[0].id
+        self._ours = getattr(cards[0], "owned_by", None) == "specdec_ext"
+        self._args = args
+
+    def answer(self, messages: list[dict[str, str]], speculate: bool) -> Pieces:
+        args = self._args
+        extra: dict[str, Any] = {"include_token_sources": True} if self._ours else {}
+        if not speculate:
+            extra["speculative_config"] = False
+        given: Any = messages
+        try:
+            with self._client.chat.completions.create(
+                model=self._model, messages=given, max_tokens=args.max_tokens,
+                temperature=args.temperature, seed=args.seed, stream=True,
+                stream_options={"include_usage": True}, extra_body=extra,
+            ) as stream:  # fmt: skip
+                for part in stream:
+                    for choice in part.choices:
+                        sources: Any = getattr(choice, "token_sources", None)
+                        if sources is not None:
+                            yield from ((s["text"], s["source"] != "model") for s in sources)
+                        elif choice.delta.content:
+                            yield choice.delta.content, False
+                    metrics: Any = getattr(part, "metrics", None)
+                    if metrics is not None:
+                        yield metrics
+        except self._errors as error:
+            raise SpecdecError(str(error)) from None
+
+    def close(self) -> None:
+        self._client.close()
+
+
+class _Chat:
+    """The conversation so far, and how it is shown."""
+
+    def __init__(self, args: argparse.Namespace, source: _Local | _Remote) -> None:
+        from rich.console import Console
+
+        self._source = source
+        self._args = args
+        color = use_color(args.color, sys.stdout)
+        self._console = Console(
+            force_terminal=color, no_color=not color, highlight=False, soft_wrap=True
+        )
+        self._aside = Console(stderr=True, highlight=False)
+        self._speculate = True
+        self._metrics: dict[str, Any] | None = None
+        self._turns: list[dict[str, str]] = []
+        self._begin(args.system)
+
+    def _begin(self, system: str | None) -> None:
+        self._system = system
+        self._turns = [{"role": "system", "content": system}] if system else []
+
+    def ask(self, question: str) -> None:
+        """Show the answer as it is written. Ctrl-C ends the answer, and what is there of it stays.
+        Raises SpecdecError, without the question in the conversation."""
+        from rich.text import Text
+
+        self._turns.append({"role": "user", "content": question})
+        written: list[str] = []
+        pieces = self._source.answer(self._turns, self._speculate)
+        try:
+            for piece in pieces:
+                if isinstance(piece, dict):
+                    self._metrics = piece
+                    continue
+                text, drafted = piece
+                written.append(text)
+                self._console.print(Text(text, style=DRAFTED if drafted else ""), end="")
+        except KeyboardInterrupt:
+            pieces.close()  # type: ignore[attr-defined]  # a generator: the request is cancelled
+            self._aside.print("\n(stopped)", style="dim")
+        except SpecdecError:
+            self._turns.pop()
+            raise
+        self._console.print()
+        self._turns.append({"role": "assistant", "content": "".join(written)})
+        if self._args.stats:
+            self._show_stats()
+
+    def command(self, line: str) -> bool:
+        """Do what a line that begins with / says; False: the conversation ends."""
+        name, _, rest = line.partition(" ")
+        if name in ("/quit", "/exit"):
+            return False
+        if name == "/stats":
+            self._show_stats()
+        elif name == "/method" and rest in ("on", "off"):
+            self._speculate = rest == "on"
+        elif name == "/system":
+            self._begin(rest.strip() or None)
+        elif name == "/new":
+            self._begin(self._system)
+        else:
+            for text, meaning in COMMANDS.items():
+                self._aside.print(f"  {text:<16} {meaning}", style="dim")
+        return True
+
+    def talk(self) -> None:
+        """Questions from a terminal, with history; or one in a line, from a file or a pipe."""
+        for line in _lines():
+            if line.startswith("/"):
+                if not self.command(line):
+                    return
+            elif line.strip():
+                try:
+                    self.ask(line)
+                except SpecdecError as error:
+                    self._aside.print(f"error: {error}", style="red", markup=False)
+
+    def _show_stats(self) -> None:
+        about = self._metrics
+        if about is None:
+            self._aside.print("no figures yet", style="dim")
+            return
+        spec = about["speculative_decoding"]
+        self._aside.print(
+            f"{about['num_generated_tokens']} tokens in {about['num_forward_passes']} passes "
+            f"({about['tokens_per_forward_pass']:.2f} per pass), "
+            f"{spec['num_accepted_draft_tokens']} of {spec['num_draft_tokens']} drafts accepted, "
+            f"{about['tokens_per_second'] or 0.0:.1f} tokens/s, first token after "
+            f"{about['time_to_first_token_ms'] or 0.0:.0f} ms",
+            style="dim",
+        )
+
+
+def _lines() -> Iterator[str]:
+    if not sys.stdin.isatty():
+        for line in sys.stdin:
+            yield line.rstrip("\n")
+        return
+    try:
+        from prompt_toolkit import PromptSession
+    except ModuleNotFoundError:
+        raise ConfigError(
+            "a conversation needs prompt_toolkit: pip install 'specdec_ext[chat]'; one question "
+            "as an argument does not"
+        ) from None
+    session: PromptSession[str] = PromptSession()
+    while True:
+        try:
+            yield session.prompt("> ")
+        except KeyboardInterrupt:  # the line is dropped, not the conversation
+            continue
+        except EOFError:
+            return
+
+
+def run(args: argparse.Namespace) -> int:
+    """0 when the question was answered or the conversation has ended."""
+    if args.url is not None and args.model is not None:
+        usage_error(args, "--url and --model are both given: the server has its own model")
+    if args.prompt_lookup_style == "v1":
+        usage_error(args, "--prompt-lookup-style v1 is a loop of its own; a chat needs v2")
+    source = _Local(args) if args.url is None else _Remote(args)
+    try:
+        chat = _Chat(args, source)
+        if args.question is not None:
+            chat.ask(args.question)
+        else:
+            chat.talk()
+    finally:
+        source.close()
+    return 0

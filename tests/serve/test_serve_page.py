@@ -1,0 +1,151 @@
+"""The page at /, in a real browser: needs the playwright package and a Chromium of the system."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterator
+from typing import Any
+
+import httpx2
+import pytest
+from servers import Gate, LiveServer, make_app
+
+from specdec_ext import LLM, SamplingParams
+
+BROWSER = shutil.which("chromium") or shutil.which("chromium-browser")
+
+
+def test_the_page_needs_nothing_from_elsewhere(live: LiveServer) -> None:
+    reply = httpx2.get(live.url + "/")
+    assert reply.status_code == 200 and reply.headers["content-type"].startswith("text/html")
+    assert "default-src 'none'" in reply.headers["content-security-policy"]
+    text = reply.text.replace("http://www.w3.org/2000/svg", "")  # a name, not an address
+    assert re.findall(r"(?:https?:)?//[\w.]+", text) == []
+    assert re.findall(r"<(?:script|link|img)[^>]*(?:src|href)=\"(?!data:)", text) == []
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    playwright = pytest.importorskip(
+        "playwright.sync_api", reason="the playwright package is not installed"
+    )
+    if BROWSER is None:
+        pytest.skip("no Chromium is installed")
+    with playwright.sync_playwright() as driver:
+        made = driver.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
+        yield made
+        made.close()
+
+
+@pytest.fixture
+def page(browser: Any, live: LiveServer) -> Iterator[Any]:
+    """The page, opened; fails at the end if its console had an error."""
+    opened = browser.new_page()
+    problems: list[str] = []
+    opened.on("pageerror", lambda error: problems.append(str(error)))
+    opened.on("console", lambda said: said.type == "error" and problems.append(said.text))
+    expected = "Failed to load resource: the server responded with a status of 400"
+    opened.goto(live.url)
+    until(opened, "document.getElementById('model').textContent.startsWith('tiny')")
+    yield opened
+    assert [text for text in problems if not text.startswith(expected)] == []
+    opened.close()
+
+
+def until(page: Any, script: str) -> None:
+    """Wait until `script` is true; the page's policy forbids Playwright's own way."""
+    while not page.evaluate(script):
+        page.wait_for_timeout(10)
+
+
+def ask(page: Any, text: str) -> None:
+    page.fill("#prompt", text)
+    page.press("#prompt", "Enter")
+
+
+def finished(page: Any, answers: int) -> None:
+    until(
+        page,
+        f"document.querySelectorAll('.assistant').length === {answers}"
+        " && document.getElementById('stop').disabled",
+    )
+
+
+def test_a_conversation(page: Any, llm: LLM) -> None:
+    """Typed, sent by the Enter key, streamed; drafted tokens are marked; compared with plain."""
+    messages = [{"role": "user", "content": "abcabcabcabc"}]
+    want = llm.chat(messages, SamplingParams(max_tokens=60), use_tqdm=False)[0]
+    page.fill("#tokens", "60")
+    ask(page, "abcabcabcabc")
+    finished(page, 1)
+    assert page.evaluate("document.querySelector('.assistant').textContent") == want.outputs[0].text
+    spec = want.metrics["speculative_decoding"]
+    drafted = page.evaluate("document.querySelectorAll('.assistant .source-draft').length")
+    assert 0 < drafted <= spec["num_accepted_draft_tokens"]
+    assert page.evaluate("document.querySelectorAll('#steps rect').length") > 0
+    page.click("#again")
+    finished(page, 2)
+    texts = page.evaluate("[...document.querySelectorAll('.assistant')].map((n) => n.textContent)")
+    assert texts == [want.outputs[0].text] * 2
+    numbers = page.evaluate("document.getElementById('numbers').textContent")
+    assert "tokens/s" in numbers and "\u2013" not in numbers
+    assert page.evaluate("document.querySelectorAll('#speed polyline').length") == 2
+    # The conversation goes on, and begins anew.
+    ask(page, "and now?")
+    finished(page, 3)
+    page.click("#clear")
+    assert page.evaluate("document.getElementById('log').children.length") == 0
+
+
+def test_stop_and_switch(page: Any, llm: LLM, gate: Gate) -> None:
+    gate.close()
+    page.fill("#tokens", "400")
+    ask(page, "hello")
+    until(page, "!document.getElementById('stop').disabled")
+    page.keyboard.press("Escape")
+    until(page, "document.getElementById('log').textContent.includes('stopped')")
+    gate.open()
+    page.uncheck("#speculate")
+    page.fill("#tokens", "20")
+    ask(page, "abcabcabcabc")
+    finished(page, 2)
+    assert page.evaluate("document.querySelectorAll('.source-draft').length") == 0
+    page.check("#speculate")
+    page.fill("#drafts", "100")  # more than the server allows: its words are shown
+    with page.expect_response("**/v1/chat/completions") as refused:
+        ask(page, "x")
+    assert refused.value.status == 400
+    page.wait_for_selector(".error")
+    assert "max_draft_len = 100" in page.evaluate("document.querySelector('.error').textContent")
+
+
+def test_on_a_phone_and_by_keyboard(browser: Any, live: LiveServer) -> None:
+    page = browser.new_page(viewport={"width": 360, "height": 740})
+    page.goto(live.url)
+    until(page, "document.getElementById('model').textContent.startsWith('tiny')")
+    assert page.evaluate("document.documentElement.scrollWidth") <= 360
+    assert page.evaluate("document.activeElement.id") == "prompt"
+    page.fill("#tokens", "5")
+    page.focus("#prompt")
+    page.keyboard.type("two")
+    page.keyboard.press("Shift+Enter")
+    page.keyboard.type("lines")
+    assert page.input_value("#prompt") == "two\nlines"
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.id") == "send"
+    page.keyboard.press("Enter")
+    finished(page, 1)
+    assert page.evaluate("document.documentElement.scrollWidth") <= 360
+    page.close()
+
+
+def test_a_server_with_keys_asks_for_one(browser: Any, llm: LLM) -> None:
+    with LiveServer(make_app(llm, api_keys=["a-key-of-ours"])) as live:
+        page = browser.new_page()
+        page.goto(live.url)
+        until(page, "document.getElementById('model').textContent.includes('keys')")
+        page.fill("#key", "a-key-of-ours")
+        page.press("#key", "Tab")
+        until(page, "document.getElementById('model').textContent.startsWith('tiny')")
+        page.close()
