@@ -1,7 +1,7 @@
 # specdec_ext: `make demo` runs the main job, `make test` passes the tests. Both make what they need.
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-slow build model lint format stubs lock cpp-test sanitized fuzz emu simt-test mutate cuda-check bench clean
+.PHONY: help demo serve-demo test test-slow build model lint format stubs lock cpp-test sanitized fuzz emu simt-test mutate cuda-check bench clean
 
 PYTHON ?= python3
 VENV := .venv
@@ -52,6 +52,17 @@ model: $(STAMPS)/model  ## install and convert the built-in default model
 
 demo: $(STAMPS)/model  ## decode real prompts: lookahead and prompt lookup against plain decoding
 	$(PY) -m specdec_ext.demo
+
+PORT ?= 8000
+SERVER = http://127.0.0.1:$(PORT)
+QUESTION = {"messages": [{"role": "user", "content": "Write a haiku about rivers."}], "max_tokens": 48, "temperature": 0}
+
+serve-demo: $(STAMPS)/model  ## a server with the default model, a page for your browser, one request by curl
+	@$(VENV)/bin/specdec serve --prompt-lookup-config "[8,3]" --port $(PORT) & server=$$!; \
+	trap 'kill $$server 2>/dev/null; wait $$server' EXIT; trap 'exit 0' INT TERM; \
+	curl -sSf --retry 120 --retry-delay 1 --retry-connrefused -o /dev/null $(SERVER)/ready 2>/dev/null && \
+	curl -sSf $(SERVER)/v1/chat/completions -H 'Content-Type: application/json' -d '$(QUESTION)' && \
+	printf '\n\nopen %s/ in a browser; Ctrl-C ends the server\n' $(SERVER) && wait $$server
 
 # Two processes of one thread: most tests are one thread's work, and passes of two threads in each of
 # two processes would wait for each other. A file's tests stay together, in order

@@ -14,7 +14,7 @@ PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *ROOT.glob("
 NOT_RUN = re.compile(r"# not run in tests: \S.*")
 SHELL = ("sh", "bash", "console", "shell")
 # What a line of commands may begin with.
-COMMANDS = ("specdec", "make", "pip", "python", ".venv/bin/python", "source", "cmake")
+COMMANDS = ("specdec", "curl", "make", "pip", "python", ".venv/bin/python", "source", "cmake")
 
 
 def name_of(path: Path) -> str:

@@ -40,24 +40,18 @@ class Gate:
     def __init__(self, llm: LLM) -> None:
         self._open = threading.Event()
         self._open.set()
-        self._allowed = threading.Semaphore(0)
         self._model: Any = llm.engine.model
         self._forward: Callable[..., Any] = self._model.forward
         self.passes = 0
         self._model.forward = self._wait
 
     def _wait(self, *given: Any) -> Any:
-        while not self._open.is_set() and not self._allowed.acquire(timeout=0.005):
-            pass
+        self._open.wait()
         self.passes += 1
         return self._forward(*given)
 
     def close(self) -> None:
         self._open.clear()
-
-    def step(self) -> None:
-        """Let one pass through."""
-        self._allowed.release()
 
     def open(self) -> None:
         self._open.set()

@@ -157,7 +157,9 @@ def test_drain(tiny_path: Any) -> None:
 
         async def main() -> None:
             transport = httpx2.ASGITransport(app=app)
-            async with httpx2.AsyncClient(transport=transport, base_url="http://x") as client:
+            async with httpx2.AsyncClient(
+                transport=transport, base_url="http://127.0.0.1"
+            ) as client:
 
                 async def post(**more: Any) -> Any:
                     return await client.post("/v1/completions", json={**LONG, **more})
@@ -181,7 +183,9 @@ def test_drain(tiny_path: Any) -> None:
 
         async def late() -> None:
             transport = httpx2.ASGITransport(app=late_app)
-            async with httpx2.AsyncClient(transport=transport, base_url="http://x") as client:
+            async with httpx2.AsyncClient(
+                transport=transport, base_url="http://127.0.0.1"
+            ) as client:
                 gate.close()
                 kinds = [asyncio.create_task(client.post("/v1/completions",
                                                          json={**LONG, "stream": stream}))

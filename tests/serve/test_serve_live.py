@@ -190,7 +190,7 @@ def test_sigterm_lets_answers_end(
     server.wait_for("running on")
     transport = httpx2.HTTPTransport(uds=str(sock))
     headers = {"Authorization": "Bearer a-key-of-ours"}
-    with httpx2.Client(transport=transport, base_url="http://x", headers=headers) as client:
+    with httpx2.Client(transport=transport, base_url="http://127.0.0.1", headers=headers) as client:
         models = client.get("/v1/models").json()["data"]
         assert [model["id"] for model in models] == ["mine", "other"]
         body = {"prompt": "hello", "max_tokens": 400, "temperature": 0, "stream": True,
