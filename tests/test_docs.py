@@ -21,7 +21,8 @@ TEXT_SUFFIXES = {
 # Where links may lead. Package registries and mirrors are the installer's configuration, not ours.
 # www.w3.org names the XML namespace of SVG; 127.0.0.1 is where a server of one's own is.
 HOSTS = {
-    "127.0.0.1", "arxiv.org", "dmlc.github.io", "github.com", "huggingface.co", "www.apache.org", "www.w3.org",
+    "127.0.0.1", "arxiv.org", "dmlc.github.io", "github.com", "huggingface.co", "www.apache.org",
+    "www.w3.org",
 }  # fmt: skip
 
 
