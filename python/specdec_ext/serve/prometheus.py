@@ -86,6 +86,7 @@ EXECUTOR_GAUGES = {
     "specdec_draft_len_limit": ("draft_len_limit", "drafts per request allowed now"),
 }
 EXECUTOR_COUNTERS = {
+    "vllm:num_preemptions": ("preemptions", "requests that gave their pages back for a while"),
     "specdec_prefix_queries": ("reuse_queries", "requests that looked for cached pages"),
     "specdec_prefix_hits": ("reuse_hits", "requests that found some"),
     "specdec_cached_tokens": ("cached_tokens", "prompt tokens that were not computed"),
