@@ -115,12 +115,12 @@ def texts(models: Folders) -> dict[tuple[int, ...], list[int]]:
 @pytest.mark.parametrize("method", ["chain", "redrafter"])
 def test_random_programs(models: Folders, texts: Any, method: str) -> None:
     seen = run_programs(ModelSchedule, 40, method=method, models=models, texts=texts)
-    assert seen["compared"] > 700 and seen["accepted"] > 100 and seen["replayed"] > 50
-    assert (seen["hits"] > 10) == (method == "chain")
+    assert seen["compared"] > 300 and seen["accepted"] > 50 and seen["replayed"] > 20
+    assert (seen["hits"] > 0) == (method == "chain")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["chain", "redrafter"])
 def test_many_random_programs(models: Folders, texts: Any, method: str) -> None:
     seen = run_programs(ModelSchedule, 2000, method=method, models=models, texts=texts)
-    assert seen["compared"] > 35_000
+    assert seen["compared"] > 15_000
