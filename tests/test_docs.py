@@ -259,7 +259,7 @@ def test_files_end_with_one_newline_and_no_line_ends_in_blanks() -> None:
 # Tests that read a clock all the same: times within one run that hold whatever the load is, a
 # clock that the test sets itself, and ends of a run that its parts are far from.
 CLOCK_READERS = {
-    "tests/engine/test_run_ahead_times.py",
+    "tests/engine/test_step_times.py",
     "tests/unit/test_gpu_runner.py",
     "tests/unit/test_step_cost_growth.py",
 }

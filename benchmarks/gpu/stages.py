@@ -223,8 +223,8 @@ EMULATED = "same_call_twice or alone_equals or head_dims or argmax_of_one"
 DEVICE_TESTS = (
     "tests/model/test_device_model.py",
     "tests/engine/test_device_llm.py",
-    "tests/engine/test_run_ahead_llm.py",
-    "tests/engine/test_run_ahead_device.py",
+    "tests/engine/test_drafter_contracts.py",
+    "tests/engine/test_enqueued_steps.py",
 )
 
 

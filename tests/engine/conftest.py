@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+from method_cases import GREEDY, SAMPLED, Folders, open_llm, save_models, texts_of
 
 from specdec_ext.engine import build
 from specdec_ext.engine.overlap.worker import Worker
@@ -18,3 +21,16 @@ def on_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     # In the calling thread, where a recorder of torch's operations sees them.
     monkeypatch.setattr(Worker, "run", lambda self, call: call())
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Folders:
+    """See method_cases.py."""
+    return save_models(Path(tmp_path_factory.mktemp("methods")))
+
+
+@pytest.fixture(scope="session")
+def plain_texts(models: Folders) -> dict[str, list[list[int]]]:
+    """Of method_cases.PROMPTS, without drafts."""
+    with open_llm(models, None) as llm:
+        return {"greedy": texts_of(llm, GREEDY), "sampled": texts_of(llm, SAMPLED)}

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from method_cases import HOST, Folders, Where, placed
 from safetensors.torch import load_file, save_file
 
 from specdec_ext import (
@@ -63,13 +64,19 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     }  # fmt: skip
 
 
-def open_llm(folders: dict[str, Path], draft: str | None, batch: int = 3, **kwargs: Any) -> LLM:
+def open_llm(
+    folders: Folders, draft: str | None, batch: int = 3, *, where: Where = HOST, **kwargs: Any
+) -> LLM:
     spec = kwargs.pop("spec", CHAIN)
-    scheduler = {"max_batch_size": batch, "max_seq_len": 200, **kwargs.pop("scheduler", {})}
-    config = None
-    if draft is not None:
-        config = DraftTargetDecodingConfig(folders[draft], **spec)
-    return LLM(folders["target"], speculative_config=config, scheduler_config=scheduler, **kwargs)
+    config = None if draft is None else DraftTargetDecodingConfig(folders[draft], **spec)
+    scheduler = {"max_batch_size": batch, "max_seq_len": 200, "overlap_depth": where.depth}
+    settings: dict[str, Any] = {
+        "scheduler_config": {**scheduler, **kwargs.pop("scheduler", {})},
+        "device": where.device,
+        **kwargs,
+    }
+    with placed(where):
+        return LLM(folders["target"], speculative_config=config, **settings)
 
 
 def tokens_of(outputs: Sequence[Any]) -> list[list[int]]:
@@ -85,13 +92,14 @@ def plain(folders: dict[str, Path]) -> dict[str, list[list[int]]]:
         }
 
 
-def drafter_of(llm: LLM) -> Any:
-    return llm.engine._drafting.drafter
-
-
-def assert_pages_returned(llm: LLM) -> None:
-    stats = llm.get_metrics()["executor"]
+def run(llm: LLM, prompts: Sequence[list[int]], params: Any) -> list[list[int]]:
+    """The tokens; pages are back, and the drafter never raised."""
+    tokens = tokens_of(llm.generate(prompts, params, use_tqdm=False))
+    metrics = llm.get_metrics()
+    assert (metrics["drafter"] or {"failures": 0})["failures"] == 0
+    stats = metrics["executor"]
     assert stats["free_pages"] == stats["total_pages"]
+    return tokens
 
 
 def rebuilt(model: Any, tokens: Sequence[int], page_size: int) -> tuple[torch.Tensor, torch.Tensor]:

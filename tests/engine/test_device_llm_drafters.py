@@ -11,7 +11,6 @@ import torch
 from device_llm_cases import (
     GREEDY,
     PROMPTS,
-    SAMPLED,
     VOCAB,
     open_llm,
     plain_texts,
@@ -88,20 +87,6 @@ def test_a_drafter_that_chooses_how_much_to_draft(
         found = tokens_of(llm.generate(PROMPTS, GREEDY, use_tqdm=False))
         assert found == plain["greedy"]
         assert llm.get_metrics()["drafter"]["failures"] == 0
-
-
-@devices
-def test_the_best_beam_rule_gets_its_laws_from_the_device(
-    folders: dict[str, Path], tmp_path: Path, device: str
-) -> None:
-    spec = drafter_of(tmp_path, "redrafter", "reduced")
-    params = dataclasses.replace(SAMPLED, acceptance="best_beam")
-    texts = []
-    for where in ("cpu", device):
-        with open_llm(folders, where, spec) as llm:
-            texts.append(tokens_of(llm.generate(PROMPTS, params, use_tqdm=False)))
-            assert llm.get_metrics()["drafter"]["failures"] == 0
-    assert texts[0] == texts[1]
 
 
 @devices

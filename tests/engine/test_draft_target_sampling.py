@@ -1,30 +1,35 @@
-"""Draft-target with acceptance by probabilities: the output has the target's law."""
+"""Draft-target with acceptance by probabilities: the output has the target's law.
+
+It is counted where the host runs the steps. Elsewhere the texts are the host's, token by token.
+"""
 
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from draft_target_cases import CHAIN, TREE, make_model, open_llm
+from draft_target_cases import CHAIN, PROMPTS, TREE, make_model, open_llm, run
 from draft_target_cases import folders as folders
+from method_cases import HOST, Folders, Where, ahead
 from table_target import chi_square
+from test_draft_target_vocabulary import REJECTION, reduced
 
 from reference.sampling_reference import Law, probabilities
 from specdec_ext import SamplingParams
 
-__all__ = ["folders"]  # a fixture
-
+STREAM = Where("stream", 1)
 VOCAB = 5  # of the models whose joint law is counted
 LENGTH = 4
 CALL = 5000  # draws of one generate()
 
 
 @pytest.fixture(scope="module")
-def small(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def small(tmp_path_factory: pytest.TempPathFactory) -> Folders:
     """A target and a draft model of five tokens."""
     root = tmp_path_factory.mktemp("small")
     return {
@@ -51,14 +56,13 @@ def joint_law(folder: Path, prompt: list[int], length: int, law: Law) -> np.ndar
 
 
 def check_law(
-    small: dict[str, Path],
+    small: Folders,
     spec: dict[str, Any],
     options: dict[str, Any],
     draws: int,
-    run_ahead: int | None = None,
 ) -> None:
     """Joint chi-square over four tokens, three of which may come from drafts."""
-    scheduler = {"max_seq_len": 16, "run_ahead": run_ahead}
+    scheduler = {"max_seq_len": 16}
     law = Law(0.8, top_k=4)
     prompt = [1, 4, 2]
     wanted = joint_law(small["target"], prompt, LENGTH, law)
@@ -90,7 +94,7 @@ LAW_CASES = pytest.mark.parametrize(
     [
         (CHAIN, {"acceptance": "rejection"}),
         ({"max_draft_len": 4}, {"acceptance": "rejection"}),
-        ({**CHAIN, "min_confidence": 0.6}, {"acceptance": "rejection"}),
+        ({**CHAIN, "min_confidence": 0.5}, {"acceptance": "rejection"}),
         (CHAIN, {"acceptance": "rejection", "use_draft_logits": False}),
         (TREE, {"acceptance": "rejection"}),
         (CHAIN, {}),
@@ -101,29 +105,51 @@ LAW_CASES = pytest.mark.parametrize(
 
 @LAW_CASES
 def test_the_output_has_the_targets_law(
-    small: dict[str, Path], spec: dict[str, Any], options: dict[str, Any]
+    small: Folders, spec: dict[str, Any], options: dict[str, Any]
 ) -> None:
     """5,000 draws each: through LLM.generate a request costs 0.3 ms of Python, so that 20,000 were
     35 s of processor time for this file. The executor's own law tests draw 20,000 of every rule
     (test_acceptance_law.py); the slow suite draws 200,000 here."""
-    check_law(small, spec, options, draws=5000)
+    check_law(small, spec, options, 5000)
 
 
 @pytest.mark.slow
 @LAW_CASES
 def test_the_output_has_the_targets_law_in_full(
-    small: dict[str, Path], spec: dict[str, Any], options: dict[str, Any]
+    small: Folders, spec: dict[str, Any], options: dict[str, Any]
 ) -> None:
     check_law(small, spec, options, draws=200_000)
 
 
-def test_a_rejection_draft_equal_to_the_target_is_always_accepted(
-    folders: dict[str, Path],
+def test_the_output_of_a_reduced_head_has_the_targets_law(small: Folders, tmp_path: Path) -> None:
+    folders = {**small, "draft": reduced(small, tmp_path / "draft", [4, 0, 3], tied=False)}
+    check_law(folders, {**CHAIN}, {"acceptance": "rejection"}, 5000)
+
+
+@pytest.mark.parametrize("where", [HOST, STREAM], ids=str)
+def test_a_drawn_draft_of_the_targets_own_law_is_always_accepted(
+    folders: Folders, where: Where
 ) -> None:
-    params = SamplingParams(
-        max_tokens=40, ignore_eos=True, temperature=1.0, seed=3, acceptance="rejection"
-    )
-    with open_llm(folders, "target") as llm:
-        llm.generate([[1, 2], [3], [4, 5, 6]], params, use_tqdm=False)
-        metrics = llm.get_metrics()["speculative_decoding"]
-    assert metrics["num_accepted_draft_tokens"] == metrics["num_draft_tokens"] > 80
+    with open_llm(folders, "target", where=where) as llm:
+        run(llm, PROMPTS, REJECTION)
+        counts = llm.get_metrics()["speculative_decoding"]
+    assert counts["num_accepted_draft_tokens"] == counts["num_draft_tokens"] > 400
+
+
+@ahead
+@pytest.mark.parametrize("batch", [1, 8])
+@pytest.mark.parametrize("cuts", [{}, {"top_k": 6}, {"top_p": 0.7, "min_p": 0.05}], ids=str)
+def test_drawn_drafts_are_those_of_the_host(
+    folders: Folders, cuts: dict[str, Any], batch: int, where: Where
+) -> None:
+    """The same numbers draw them from the same law, cuts included, so the same are accepted: the
+    text is the host's, in whatever company."""
+    params, prompts = replace(REJECTION, **cuts), PROMPTS[: 8 if where.device == "cpu" else 3]
+    seen = []
+    for place, size in ((HOST, 3), (where, batch)):
+        with open_llm(folders, "near", size, where=place) as llm:
+            texts = run(llm, prompts, params)
+            counts = llm.get_metrics()["speculative_decoding"]
+        keys = ("num_draft_tokens", "num_accepted_draft_tokens")
+        seen.append((texts, [counts[key] for key in keys]))
+    assert seen[0] == seen[1] and seen[0][1][1] > 40

@@ -15,6 +15,7 @@ from default_model_cases import DRAFTERS, Decoder, peer_texts
 
 pytestmark = pytest.mark.default_model
 
+TOKENS = 40
 MESSAGES = [
     "Repeat this list three times, one item per line: apple, pear, plum, cherry.",
     "Write a Python function that returns the sum of the squares of a list, and its docstring.",
@@ -33,8 +34,8 @@ def decoder(request: pytest.FixtureRequest, default_model_path: Path) -> Decoder
 @pytest.mark.parametrize("drafter", DRAFTERS)
 def test_drafter_equals_plain(decoder: Decoder, drafter: str, batch: int, page: int) -> None:
     prompts = [decoder.encode(message) for message in MESSAGES]
-    expected = decoder.plain_texts(prompts, 64)
-    texts, accepted = decoder.decode(prompts, 64, batch, page, **DRAFTERS[drafter])
+    expected = decoder.plain_texts(prompts, TOKENS)
+    texts, accepted = decoder.decode(prompts, TOKENS, batch, page, **DRAFTERS[drafter])
     assert texts == expected
     assert accepted > 0, "no draft was ever accepted: the equality says nothing"
 
@@ -42,8 +43,8 @@ def test_drafter_equals_plain(decoder: Decoder, drafter: str, batch: int, page: 
 def test_batched_plain_equals_solo_plain(decoder: Decoder) -> None:
     prompts = [decoder.encode(message) for message in MESSAGES]
     for batch, page in ((3, 1), (3, 64)):
-        texts, _ = decoder.decode(prompts, 64, batch, page)
-        assert texts == decoder.plain_texts(prompts, 64)
+        texts, _ = decoder.decode(prompts, TOKENS, batch, page)
+        assert texts == decoder.plain_texts(prompts, TOKENS)
 
 
 @pytest.mark.filterwarnings("default")
@@ -51,4 +52,4 @@ def test_plain_equals_transformers(decoder: Decoder) -> None:
     if decoder.model.kv_dtype != torch.float32:
         return  # In bf16 transformers rounds by shape: its own greedy is no fixed text there.
     prompts = [decoder.encode(message) for message in MESSAGES]
-    assert decoder.plain_texts(prompts, 64) == peer_texts(decoder, prompts, 64)
+    assert decoder.plain_texts(prompts, TOKENS) == peer_texts(decoder, prompts, TOKENS)

@@ -9,14 +9,12 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 from engine_loop_cases import FUNCTION, assert_idle, make_engine
-from test_drafter_contracts import PROMPTS, folders, open_llm  # noqa: F401
+from method_cases import HOST, PROMPTS, Folders, Where, at_every_depth, on_devices, open_llm
 
-from emulators import devices
 from specdec_ext import (
     LLM,
     ExternalDraftTokensConfig,
@@ -65,29 +63,23 @@ def result(output: Any) -> Any:
     return (one.token_ids, one.finish_reason, one.logprobs, output.prompt_logprobs, logits)
 
 
-def open_scarce(where: Any, method: str, place: str, depth: int, **options: Any) -> LLM:
-    settings: dict[str, Any] = {
-        "scheduler_config": {
-            "max_batch_size": 6, "max_seq_len": 64, "overlap_depth": depth, "max_num_tokens": 40,
-            "policy": "max_utilization",
-        },
-        "kv_cache_config": POOL,
-        "numerics": "exact",  # K/V that is computed again in other company has the same bits
-        **options,
+def open_scarce(models: Folders, method: str, where: Where, **options: Any) -> LLM:
+    scheduler = {
+        "max_batch_size": 6, "max_seq_len": 64, "max_num_tokens": 40, "policy": "max_utilization",
     }  # fmt: skip
-    named = METHODS[method]
-    if isinstance(named, str):
-        return open_llm(where, named, place, depth, **settings)
-    return open_llm(where, None, place, depth, **settings, spec=named)
+    # Exact: K/V that is computed again in other company has the same bits.
+    settings: dict[str, Any] = {"scheduler": scheduler, "kv_cache_config": POOL, **options}
+    return open_llm(models, METHODS[method], where, numerics="exact", **settings)
 
 
 @pytest.fixture(scope="module")
-def alone(folders: dict[str, Path]) -> Callable[[str], list[Any]]:  # noqa: F811
-    """What each request gives alone at a place."""
+def alone(models: Folders) -> Callable[[str], list[Any]]:
+    """What each request gives alone on a device."""
 
     @functools.cache
-    def results(place: str) -> list[Any]:
-        with open_llm(folders, None, place, 0, numerics="exact") as llm:
+    def results(device: str) -> list[Any]:
+        place = HOST if device == "cpu" else Where(device)
+        with open_llm(models, None, place, numerics="exact") as llm:
             return [
                 result(llm.generate([prompt], wanted(i), use_tqdm=False)[0])
                 for i, prompt in enumerate(LONG)
@@ -103,22 +95,23 @@ def check_idle(llm: LLM) -> dict[str, Any]:
     return stats
 
 
+@at_every_depth
 @pytest.mark.parametrize("reuse", [False, True], ids=["", "reuse"])
-@pytest.mark.parametrize("depth", [0, 1, 2])
-@pytest.mark.parametrize("place", ["cpu", "stream"])
 @pytest.mark.parametrize("method", METHODS)
 def test_what_was_preempted_ends_as_it_does_alone(
-    folders: dict[str, Path],  # noqa: F811
-    alone: Callable[[str], list[Any]],
-    method: str,
-    place: str,
-    depth: int,
-    reuse: bool,
+    models: Folders, alone: Callable[[str], list[Any]], method: str, where: Where, reuse: bool
 ) -> None:
-    preempt(folders, alone, method, place, depth, reuse)
+    pages = {**POOL, "enable_block_reuse": reuse}
+    with open_scarce(models, method, where, kv_cache_config=pages) as llm:
+        params = [wanted(i) for i in range(len(LONG))]
+        found = [result(o) for o in llm.generate(LONG, params, use_tqdm=False)]
+        stats = check_idle(llm)
+    assert found == alone(where.device)
+    assert stats["preemptions"] > 0
+    assert stats["recomputed_tokens"] > 0
 
 
-@devices
+@on_devices
 @pytest.mark.parametrize(
     ("method", "depth"),
     [
@@ -127,31 +120,10 @@ def test_what_was_preempted_ends_as_it_does_alone(
     ],
 )  # fmt: skip
 def test_what_was_preempted_on_a_device_ends_as_it_does_alone(
-    folders: dict[str, Path],  # noqa: F811
-    alone: Callable[[str], list[Any]],
-    method: str,
-    device: str,
-    depth: int,
+    models: Folders, alone: Callable[[str], list[Any]], method: str, where: Where, depth: int
 ) -> None:
-    preempt(folders, alone, method, device, depth, reuse=depth != 1)
-
-
-def preempt(
-    where: dict[str, Path],
-    alone: Callable[[str], list[Any]],
-    method: str,
-    place: str,
-    depth: int,
-    reuse: bool,
-) -> None:
-    pages = {**POOL, "enable_block_reuse": reuse}
-    with open_scarce(where, method, place, depth, kv_cache_config=pages) as llm:
-        params = [wanted(i) for i in range(len(LONG))]
-        found = [result(o) for o in llm.generate(LONG, params, use_tqdm=False)]
-        stats = check_idle(llm)
-    assert found == alone(place)
-    assert stats["preemptions"] > 0
-    assert stats["recomputed_tokens"] > 0
+    place = Where(where.place, depth)
+    test_what_was_preempted_ends_as_it_does_alone(models, alone, method, place, depth != 1)
 
 
 def engine(num_pages: int, **options: Any) -> EngineLoop:
@@ -221,12 +193,10 @@ def test_a_pool_of_one_request_and_a_page_serves_many(count: int) -> None:
     assert_idle(loop)
 
 
-def test_both_policies_give_the_same_texts_in_a_large_pool(
-    folders: dict[str, Path],  # noqa: F811
-) -> None:
+def test_both_policies_give_the_same_texts_in_a_large_pool(models: Folders) -> None:
     found = []
     for policy in ("guaranteed_no_evict", "max_utilization"):
-        with open_llm(folders, None, "cpu", 0, scheduler_config={"policy": policy}) as llm:
+        with open_llm(models, None, scheduler={"policy": policy}) as llm:
             params = [wanted(i) for i in range(len(LONG))]
             found.append([result(o) for o in llm.generate(LONG, params, use_tqdm=False)])
             assert llm.get_metrics()["executor"]["preemptions"] == 0

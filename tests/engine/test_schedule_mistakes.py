@@ -1,16 +1,14 @@
-"""Mistakes of a run-ahead pipeline: each is noticed by the schedules of test_run_ahead.py."""
+"""Mistakes of a pipeline: each is noticed by the random programs of schedule_machine.py."""
 
 from __future__ import annotations
 
-import dataclasses
-import random
+from collections import deque
 from typing import Any
 
 import pytest
-from driver import Job
-from run_ahead_driver import run_ahead_hash_engine
-from test_run_ahead import METHODS, expected, random_jobs
-from test_run_ahead_sampled import LOSSLESS, LOSSY, alone, sampled_jobs
+from driver import Job, hash_engine
+from schedule_machine import METHODS, Schedule, run_programs
+from stream_driver import stream_hash_engine
 
 from hash_target import HashFunction
 from specdec_ext.engine.overlap import RunAheadPipeline, StepTensors
@@ -120,25 +118,6 @@ class ChoosesGreedily(RunAheadPipeline):
 
 
 @pytest.mark.parametrize(
-    "pipeline", [LawsOfOthers, RulesForgotten, ScoresOfOthers, ChoosesGreedily]
-)
-def test_a_pipeline_that_samples_wrongly_is_noticed(pipeline: type[RunAheadPipeline]) -> None:
-    function = HashFunction(vocab=30, surprise=8, alphabet=4, seed=2)
-    rng = random.Random(6)
-    jobs = sampled_jobs(rng, function, "ngram", 8, LOSSLESS + LOSSY)
-    jobs = [dataclasses.replace(job, cancel_step=None) for job in jobs]
-    asked = {"temperature": 0.3, "seed": 5, "acceptance": "typical", "posterior_alpha": 0.9}
-    jobs += [Job([3, 1, 3, 1, i], 60, asked) for i in range(3)]
-    wanted = [alone(function, "ngram", job).tokens for job in jobs]
-    sizes = {"max_batch_size": 3, "max_seq_len": 200, "max_num_tokens": 1024, "depth": 1}
-    for kind, same in ((RunAheadPipeline, True), (pipeline, False)):
-        engine = run_ahead_hash_engine(function, stub=4, pipeline=kind, **sizes, **METHODS["ngram"])
-        got = engine.run(jobs, max_steps=2000)
-        assert not any("AttributeError" in str(d.error) or "TypeError" in str(d.error) for d in got)
-        assert ([d.tokens for d in got] == wanted) == same
-
-
-@pytest.mark.parametrize(
     "pipeline",
     [
         ReadsTooEarly,
@@ -148,26 +127,59 @@ def test_a_pipeline_that_samples_wrongly_is_noticed(pipeline: type[RunAheadPipel
         ForgetsPromptRows,
         SharedStaging,
         BadPages,
+        LawsOfOthers,
+        ScoresOfOthers,
     ],
 )
 def test_a_mistaken_pipeline_is_noticed(pipeline: type[RunAheadPipeline]) -> None:
+    sampled = pipeline in (LawsOfOthers, ScoresOfOthers)
+    method = "ngram" if sampled else "lookahead"
+    with pytest.raises((AssertionError, RuntimeError, ValueError, IndexError)) as info:
+        run_programs(Schedule, 60, shrink=False, method=method, places=(1,), pipeline=pipeline)
+    # The mistake is what it says, not a typing error of this test.
+    assert "AttributeError" not in str(info.value) and "TypeError" not in str(info.value)
+
+
+@pytest.mark.parametrize("pipeline", [RunAheadPipeline, RulesForgotten, ChoosesGreedily])
+def test_lossy_texts_are_the_hosts_or_the_pipeline_is_mistaken(
+    pipeline: type[RunAheadPipeline],
+) -> None:
     function = HashFunction(vocab=30, surprise=8, alphabet=4, seed=2)
-    noticed = 0
-    for seed in range(3):
-        rng = random.Random(seed)
-        jobs = random_jobs(rng, function, "lookahead", 6, 200)
-        for job in jobs:
-            job.cancel_step = None
-        try:
-            engine = run_ahead_hash_engine(
-                function, max_batch_size=3, max_seq_len=200, max_num_tokens=120, depth=1,
-                stub=seed, pipeline=pipeline, **METHODS["lookahead"],
-            )  # fmt: skip
-            got = engine.run(jobs, max_steps=2000)
-        except (AssertionError, RuntimeError, ValueError, IndexError):
-            noticed += 1
-            continue
-        # The mistake is what it says, not a typing error of this test.
-        assert not any("AttributeError" in str(d.error) or "TypeError" in str(d.error) for d in got)
-        noticed += [d.tokens for d in got] != [expected(function, job)[0] for job in jobs]
-    assert noticed > 0
+    sizes = {"max_seq_len": 200, "max_num_tokens": 1024, "adaptive": False, **METHODS["ngram"]}
+    asked = {"temperature": 0.3, "seed": 5, "acceptance": "typical", "posterior_alpha": 0.9}
+    jobs = [Job([3, 1, 3, 1, i], 60, asked) for i in range(3)]
+    wanted = [hash_engine(function, max_batch_size=1, **sizes).run([job])[0].tokens for job in jobs]
+    engine = stream_hash_engine(
+        function, max_batch_size=3, stub=4, pipeline=pipeline, depth=1, **sizes
+    )
+    got = [d.tokens for d in engine.run(jobs, max_steps=2000)]
+    assert (got == wanted) == (pipeline is RunAheadPipeline)
+
+
+class Watching(RunAheadPipeline):
+    """Fails when a slot is taken while a step that named it has not been read: the host's copy of
+    its tree would be read when the next one is written there."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.unread: deque[set[int]] = deque()
+
+    def _stage(self, planned: Any) -> None:
+        staging = self.buffers.staging
+        ring = self.buffers.staging_ring[planned.ring]
+        for entry in planned.entries:
+            assert all(entry.slot not in named for named in self.unread)
+        self.unread.append(set(ring[staging.slot_ids :][: staging.requests].tolist()))
+        super()._stage(planned)
+
+    def _deliver(self) -> list[Any]:
+        outputs = super()._deliver()
+        self.unread.popleft()
+        return outputs
+
+
+def test_what_a_slot_brings_is_written_after_its_last_use() -> None:
+    seen = run_programs(
+        Schedule, 30, method="proposed", places=(0, 1, 2), pipeline=Watching, may_fail=False
+    )
+    assert seen["compared"] > 300

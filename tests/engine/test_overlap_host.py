@@ -1,22 +1,17 @@
 """Requests whose tokens the host chooses (score processors, logprobs) beside others that run ahead.
 
-The oracle is the executor of the host with the request alone in it.
+Texts of random requests of both kinds are compared in test_schedules.py.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
-import random
-from typing import Any
 
 import pytest
 import torch
-from driver import Delivery, Job, hash_engine
 from engine_loop_cases import FUNCTION, PROMPTS, VOCAB, assert_idle, make_engine
 from engine_loop_cases import METHODS as LOOP_METHODS
-from run_ahead_driver import random_hash_engine, run_ahead_hash_engine
-from test_run_ahead import METHODS, random_jobs
+from stream_driver import stream_hash_engine
 
 from hash_target import HashFunction
 from specdec_ext.request.sampling_params import SamplingParams
@@ -24,81 +19,13 @@ from specdec_ext.request.sampling_params import SamplingParams
 DEPTHS = [0, 1, 2]
 
 
-def host_options(rng: random.Random, vocab: int) -> dict[str, Any]:
-    """One request's features, of those that need the host."""
-    kinds: list[dict[str, Any]] = [
-        {"min_tokens": 1},
-        {"logprobs": rng.choice([0, 3])},
-        {"prompt_logprobs": rng.choice([0, 2])},
-        {"repetition_penalty": 1.4},
-        {"presence_penalty": 0.8, "frequency_penalty": -0.3},
-        {"logit_bias": {rng.randrange(vocab): rng.choice([-5.0, 2.0])}},
-        {"bad_words": [[rng.randrange(4)], [rng.randrange(4), rng.randrange(4)]]},
-        {"allowed_token_ids": rng.sample(range(vocab), 7)},
-    ]
-    options: dict[str, Any] = {}
-    for kind in rng.sample(kinds, rng.choice([1, 1, 2])):
-        options.update(kind)
-    if rng.random() < 0.4:
-        options.update({"temperature": 0.4, "top_k": rng.choice([0, 6])})
-    return options
-
-
-def alone(function: HashFunction, job: Job) -> Delivery:
-    """By the executor of the host, decoded plainly."""
-    engine = hash_engine(function, max_batch_size=1, max_seq_len=200, max_num_tokens=512)
-    options = {k: v for k, v in job.options.items() if k not in ("lookahead", "max_draft_len")}
-    (got,) = engine.run(
-        [dataclasses.replace(job, options=options, submit_step=0, cancel_step=None)]
-    )
-    return got
-
-
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("depth", DEPTHS)
-def test_random_schedules_of_both_kinds(depth: int, method: str) -> None:
-    chosen = drafted = 0
-    for seed in range(300, 310):
-        rng = random.Random(seed)
-        function, engine = random_hash_engine(
-            rng, seed, depth, batch_sizes=(1, 3, 5, 12), **METHODS[method]
-        )
-        jobs = random_jobs(rng, function, method, 10 if seed % 3 else 14, 200)
-        for job in jobs:
-            if rng.random() < (0.5 if seed % 3 else 0.9):
-                job.options.update(host_options(rng, function.vocab))
-                job.max_tokens = min(job.max_tokens, 50)
-                if "min_tokens" in job.options:
-                    job.options["min_tokens"] = rng.randrange(1, job.max_tokens + 1)
-                staging = engine.executor.staging_layout
-                if rng.random() < 0.4 and staging.rows > staging.requests:
-                    right = function.reference(job.prompt, min(3, staging.rows - staging.requests))
-                    job.options["external_drafts"] = [*right[:-1], rng.choice([right[-1], 0])]
-        for job, got in zip(jobs, engine.run(jobs), strict=True):
-            wanted = alone(function, job)
-            chosen += len(got.tokens)
-            if got.cancelled:
-                assert got.tokens == wanted.tokens[: len(got.tokens)]
-                continue
-            assert got.tokens == wanted.tokens, job.options
-            assert (got.finish_reason, got.stop_reason) == (
-                wanted.finish_reason, wanted.stop_reason,
-            )  # fmt: skip
-            assert got.error == wanted.error
-            assert got.logprobs == wanted.logprobs
-            assert got.prompt_logprobs == wanted.prompt_logprobs
-            drafted += got.num_drafts if "logprobs" in job.options else 0
-    assert chosen > 1500
-    assert drafted > 20 or method == "none"
-
-
 @pytest.mark.parametrize("depth", DEPTHS)
 def test_others_run_ahead_meanwhile(depth: int) -> None:
     """A plain request takes as many steps as without the other, which waits for its own alone."""
     function = HashFunction(vocab=30, seed=4)
-    engine = run_ahead_hash_engine(
+    engine = stream_hash_engine(
         function, max_batch_size=2, max_seq_len=200, max_num_tokens=100, depth=depth,
-        stub=7, **METHODS["none"],
+        stub=7, method="none",
     )  # fmt: skip
     plain = engine.submit([1, 2, 3], max_tokens=60)
     slow = engine.submit([4, 5], max_tokens=60, repetition_penalty=1.2)
@@ -200,24 +127,3 @@ def test_cancelled_while_its_scores_are_in_flight(depth: int) -> None:
         engine.run([other])
         assert len(other.token_ids) == 30
         assert_idle(engine)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"min_tokens": 9}, r"min_tokens = 9: give 0..max_tokens \(4\)"),
-        ({"repetition_penalty": 0.0}, "repetition_penalty = 0"),
-        ({"bad_words": [[]]}, "bad_words holds an empty sequence"),
-        ({"bad_words": [[50]]}, "bad_words holds token id 50"),
-        ({"allowed_token_ids": [50]}, "allowed_token_ids holds token id 50"),
-        ({"logit_bias": {50: 1.0}}, "logit_bias holds token id 50"),
-        ({"logprobs": 51}, "logprobs = 51: give 0..50"),
-    ],
-)
-def test_processors_that_are_none_are_refused(options: dict[str, Any], message: str) -> None:
-    from test_run_ahead import make
-
-    executor = make()
-    with pytest.raises(ValueError, match=message):
-        executor.submit([1, 2], max_tokens=4, **options)
-    assert executor.num_unfinished == 0

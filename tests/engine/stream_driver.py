@@ -1,8 +1,7 @@
-"""The engine of driver.py on the run-ahead executor."""
+"""The engine of driver.py with steps that are enqueued on a stream."""
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,7 +14,7 @@ from specdec_ext import _core
 from specdec_ext.engine.overlap import HostForward, ImmediateStream, RunAheadPipeline
 
 
-class RunAheadEngine(Engine):
+class StreamEngine(Engine):
     """Pages that are given back are poisoned at once; the model must never read one of them.
 
     stub      None: operations run when they are enqueued; else the seed of a StubStream
@@ -160,48 +159,21 @@ class FakeRecorder:
         return replay
 
 
-def run_ahead_hash_engine(function: HashFunction, **options: Any) -> RunAheadEngine:
+def stream_hash_engine(function: HashFunction, **options: Any) -> StreamEngine:
     """As driver.hash_engine."""
-    engine: RunAheadEngine = hash_engine(function, make=RunAheadEngine, **options)
+    engine: StreamEngine = hash_engine(function, make=StreamEngine, **options)
     return engine
 
 
-def random_hash_engine(
-    rng: random.Random,
-    seed: int,
-    depth: int,
-    *,
-    surprises: Sequence[int] = (8, 30),
-    batch_sizes: Sequence[int] = (1, 3, 5),
-    most_rows: Sequence[int] = (12, 40, 300),
-    **options: Any,
-) -> tuple[HashFunction, RunAheadEngine]:
-    """A function and an engine of few pages, max_seq_len 200, for a random schedule."""
-    function = HashFunction(vocab=30, surprise=rng.choice(surprises), alphabet=4, seed=seed)
-    page_size = rng.choice([1, 4, 16])
-    engine = run_ahead_hash_engine(
-        function,
-        page_size=page_size,
-        num_pages=-(-(200 + 90) // page_size) + rng.randrange(600) // page_size,
-        max_batch_size=rng.choice(batch_sizes),
-        max_seq_len=200,
-        max_num_tokens=rng.choice(most_rows),
-        depth=depth,
-        stub=None if seed % 5 == 0 else seed,
-        **options,
-    )
-    return function, engine
-
-
-def run_ahead_model_engine(
+def stream_model_engine(
     model: Any, *, page_size: int = 16, max_batch_size: int, max_seq_len: int, **options: Any
-) -> RunAheadEngine:
+) -> StreamEngine:
     """As driver.model_engine: a real step model, pages poisoned with NaN."""
     num_pages = max_batch_size * -(-(max_seq_len + 128) // page_size)
     shape = (model.num_layers, num_pages, model.num_kv_heads, page_size, model.head_dim)
     k_pages = torch.full(shape, float("nan"), dtype=model.kv_dtype)
     v_pages = torch.full(shape, float("nan"), dtype=model.kv_dtype)
     model.bind_cache(k_pages, v_pages)
-    return RunAheadEngine(
+    return StreamEngine(
         model, k_pages, v_pages, max_batch_size=max_batch_size, max_seq_len=max_seq_len, **options
     )

@@ -9,173 +9,26 @@ from __future__ import annotations
 
 import random
 import time
-from collections import Counter
-from collections.abc import Mapping
 from typing import Any
 
 import pytest
 import torch
 from driver import Job
-from run_ahead_driver import (
-    FakeRecorder,
-    RunAheadEngine,
-    random_hash_engine,
-    run_ahead_hash_engine,
-)
+from guesser import NODES, PROPOSED, Guesser
+from stream_driver import FakeRecorder, StreamEngine, stream_hash_engine
 
 from hash_target import HashFunction, HashModel
 from specdec_ext import _core, ops
 from specdec_ext.drafters import DraftInputs
-
-NODES, PATH = 12, 5
-EXTERNAL = {
-    "method": "proposed",
-    "proposed_max_draft_len": NODES,
-    "proposed_max_path": PATH,
-}
-
-
-class Guesser:
-    """A SlotDrafter on the CPU."""
-
-    name, needs_hidden = "guesser", False
-
-    def __init__(self, function: HashFunction, seed: int, *, hostile: bool = True) -> None:
-        self.function, self.rng, self.hostile = function, random.Random(seed), hostile
-        self.seen: Counter[str] = Counter()
-        self.widest = 0
-        self.options: dict[int, Mapping[str, Any]] = {}
-
-    def enter(self, slot: int, options: Mapping[str, Any]) -> None:
-        self.options[slot] = options
-
-    def stats(self) -> Mapping[str, Any]:
-        return {"memory_bytes": 0, "device": "cpu"}
-
-    def draft(self, inputs: DraftInputs) -> None:
-        count = inputs.num_requests
-        last = torch.full((count, 2), -9, dtype=torch.int32)
-        lens = torch.full((count,), -9, dtype=torch.int32)
-        ops.recent_tokens(inputs.layout, inputs.slots, inputs.slot_ids, tokens=last, lens=lens,
-                          max_drafts=inputs.max_drafts)  # fmt: skip
-        self.widest = max(self.widest, inputs.max_width)
-        tokens = torch.full((count, NODES), -1, dtype=torch.int32)
-        parents = torch.full((count, NODES), -1, dtype=torch.int32)
-        for b in range(count):
-            if lens[b] == 0:
-                assert last[b].tolist() == [0, 0]
-                continue
-            tree = self.tree(*last[b].tolist())
-            for i, (token, parent) in enumerate(tree):
-                tokens[b, i], parents[b, i] = token, parent
-        self.seen["steps"] += 1
-        if self.hostile and self.rng.random() < 0.1:
-            self.seen["raised"] += 1
-            raise RuntimeError("no drafts today")
-        ops.bring_drafts(
-            inputs.layout, inputs.slots, inputs.slot_ids, tokens, parents,
-            vocab_size=self.function.vocab, status=torch.zeros(count, dtype=torch.int32),
-        )  # fmt: skip
-
-    def tree(self, before: int, last: int) -> list[tuple[int, int]]:
-        """Guesses along one path, mostly right, and siblings, in topological order."""
-        rng, function = self.rng, self.function
-        nodes: list[tuple[int, int]] = []
-        parent = -1
-        for _ in range(rng.randrange(1, PATH + 1)):
-            if rng.random() < 0.3:
-                nodes.append((rng.randrange(function.vocab), parent))
-            # The function's second mood: a hash of the last two tokens.
-            token = function.next_token(1, last, before)
-            nodes.append((token, parent))
-            parent = len(nodes) - 1
-            before, last = last, token
-        if self.hostile and rng.random() < 0.2:
-            where = rng.randrange(len(nodes))
-            bad = rng.choice([(function.vocab, -1), (-5, -1), (0, where), (0, -2), (-1, -1)])
-            nodes[where] = bad
-            self.seen["bad entry"] += 1
-        return nodes
-
-
-def jobs_of(rng: random.Random, function: HashFunction, count: int) -> list[Job]:
-    jobs = []
-    for _ in range(count):
-        prompt = [rng.randrange(function.vocab) for _ in range(rng.choice([1, 2, 9, 30, 70]))]
-        options: dict[str, Any] = {"seed": rng.randrange(2**60)}
-        if rng.random() < 0.2:
-            options["speculative"] = False
-        elif rng.random() < 0.4:
-            options["max_draft_len"] = rng.choice([0, 1, 3, NODES])
-        if rng.random() < 0.3:
-            options["stop_token_ids"] = [rng.randrange(function.vocab)]
-        if rng.random() < 0.4:  # it needs the host
-            options.update(rng.choice([{"logprobs": 0}, {"prompt_logprobs": 1}]))
-        cancel = rng.randrange(30) if rng.random() < 0.15 else None
-        max_tokens = rng.choice([1, 2, 3, 17, 60, 200 - len(prompt)])
-        jobs.append(Job(prompt, max_tokens, options, rng.randrange(15), cancel))
-    return jobs
-
-
-def expected(function: HashFunction, job: Job) -> list[int]:
-    stops = job.options.get("stop_token_ids", [])
-    text: list[int] = function.reference(job.prompt, job.max_tokens)
-    cut = next((i for i, token in enumerate(text) if token in stops), len(text))
-    return text[: cut + 1]
-
-
-def run_schedule(seed: int, depth: int, **options: Any) -> tuple[int, int]:
-    """(tokens, accepted drafts) of a random schedule, compared with the definition."""
-    rng = random.Random(seed)
-    function = HashFunction(vocab=30, surprise=rng.choice([8, 30]), alphabet=4, seed=seed)
-    drafter = Guesser(function, seed)
-    # The same function and seed as the engine's: random_hash_engine draws them first.
-    made, engine = random_hash_engine(
-        random.Random(seed), seed, depth, drafter=drafter, **EXTERNAL, **options
-    )
-    drafter.function = made
-    jobs = jobs_of(rng, made, 6)
-    tokens = accepted = 0
-    for job, got in zip(jobs, engine.run(jobs), strict=True):
-        text = expected(made, job)
-        assert got.tokens == (text[: len(got.tokens)] if got.cancelled else text)
-        tokens += len(got.tokens)
-        accepted += got.num_accepted
-    assert engine.pipeline.draft_failures == drafter.seen["raised"]
-    return tokens, accepted
-
-
-@pytest.mark.parametrize("depth", [0, 1, 2])
-def test_random_schedules(depth: int) -> None:
-    runs = [run_schedule(seed, depth) for seed in range(12)]
-    assert sum(tokens for tokens, _ in runs) > 1000
-    assert sum(accepted for _, accepted in runs) > 200
-
-
-@pytest.mark.parametrize("depth", [0, 1, 2])
-def test_random_schedules_with_graphs(depth: int) -> None:
-    recorded = 0
-    for seed in range(20, 26):
-        recorder = FakeRecorder()
-        tokens, _ = run_schedule(seed, depth, recorder=recorder)
-        assert tokens > 0
-        recorded += recorder.recorded
-    assert recorded > 3
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("depth", [0, 1, 2])
-def test_fifty_thousand_tokens(depth: int) -> None:
-    assert sum(run_schedule(seed, depth)[0] for seed in range(100, 220)) > 16_000
 
 
 def test_good_drafts_save_steps_at_every_depth() -> None:
     function = HashFunction(vocab=30, surprise=10**6, alphabet=4, seed=5)
     for depth in (0, 1, 2):
         drafter = Guesser(function, 1, hostile=False)
-        engine = run_ahead_hash_engine(
+        engine = stream_hash_engine(
             function, max_batch_size=2, max_seq_len=200, max_num_tokens=64, depth=depth,
-            drafter=drafter, adaptive=False, **EXTERNAL,
+            drafter=drafter, adaptive=False, **PROPOSED,
         )  # fmt: skip
         (got,) = engine.run([Job([1, 2, 3], 120)])
         assert got.tokens == function.reference([1, 2, 3], 120)
@@ -188,9 +41,9 @@ def test_drafts_that_never_come_true_are_made_ever_more_rarely() -> None:
     """With T(rows) known, a hopeless drafter is asked in few steps, but never given up."""
     function = HashFunction(vocab=30, surprise=1, seed=5)
     drafter = Guesser(function, 1, hostile=False)
-    engine = run_ahead_hash_engine(
+    engine = stream_hash_engine(
         function, max_batch_size=1, max_seq_len=700, max_num_tokens=64, depth=1, drafter=drafter,
-        adaptive=True, **EXTERNAL,
+        adaptive=True, **PROPOSED,
     )  # fmt: skip
     engine.executor.set_step_cost([1, 2, 4, 8, 16], [1.0, 1.2, 1.6, 2.4, 4.0])
     engine.executor.set_draft_cost(0.2)
@@ -212,10 +65,10 @@ def test_what_drafting_takes_is_weighed_against_what_it_brings(method: str) -> N
     drafts: list[int] = []
     for seconds in (0.0, 0.2, 1e6):
         external = method == "external"
-        engine = run_ahead_hash_engine(
+        engine = stream_hash_engine(
             function, max_batch_size=1, max_seq_len=200, max_num_tokens=64, depth=1, stub=3,
             drafter=Guesser(function, 1, hostile=False) if external else None,
-            **(EXTERNAL if external else {"method": "lookahead", "lookahead": (4, 3, 4)}),
+            **(PROPOSED if external else {"method": "lookahead", "lookahead": (4, 3, 4)}),
         )  # fmt: skip
         engine.executor.set_step_cost([1, 128], [1.0, 1.01])
         engine.executor.set_draft_cost(0.0, seconds)
@@ -234,9 +87,9 @@ def test_what_drafting_takes_is_measured_with_marks_on_the_stream(graphs: bool) 
     function = HashFunction(vocab=30, seed=4)
     drafter = Guesser(function, 1, hostile=False)
     sizes = {"max_batch_size": 2, "max_seq_len": 60, "max_num_tokens": 64, "depth": 1}
-    engine = run_ahead_hash_engine(
+    engine = stream_hash_engine(
         function, stub=3, recorder=FakeRecorder() if graphs else None, drafter=drafter, **sizes,
-        **EXTERNAL,
+        **PROPOSED,
     )  # fmt: skip
     engine.submit([1, 2], max_tokens=5)
     engine.drain()
@@ -247,7 +100,7 @@ def test_what_drafting_takes_is_measured_with_marks_on_the_stream(graphs: bool) 
     assert torch.equal(engine.pipeline.buffers.staged, staged)
     engine.submit([1, 2], max_tokens=20)
     assert sum(len(out.tokens) for out in engine.drain()) == 20
-    immediate = run_ahead_hash_engine(function, drafter=drafter, **sizes, **EXTERNAL)
+    immediate = stream_hash_engine(function, drafter=drafter, **sizes, **PROPOSED)
     assert immediate.pipeline.measure_drafting() is None
 
 
@@ -262,9 +115,9 @@ def test_what_drafting_takes_is_told_for_a_step_or_for_a_draft(one_by_one: bool)
             time.sleep(0.001 * inputs.max_width if one_by_one else 0.004)
             super().draft(inputs)
 
-    engine = run_ahead_hash_engine(
+    engine = stream_hash_engine(
         function, max_batch_size=1, max_seq_len=60, max_num_tokens=64, depth=0,
-        drafter=Slow(function, 1, hostile=False), adaptive=False, **EXTERNAL,
+        drafter=Slow(function, 1, hostile=False), adaptive=False, **PROPOSED,
     )  # fmt: skip
     told: list[tuple[float, ...]] = []
     engine.pipeline.executor = Told(engine.executor, told)
@@ -287,9 +140,9 @@ def test_where_nobody_drafts_a_drafter_that_reads_every_step_is_asked_for_one_dr
             super().draft(inputs)
 
     drafter = Reader(function, 1, hostile=False)
-    engine = run_ahead_hash_engine(
+    engine = stream_hash_engine(
         function, max_batch_size=1, max_seq_len=60, max_num_tokens=64, depth=1, drafter=drafter,
-        adaptive=False, **EXTERNAL,
+        adaptive=False, **PROPOSED,
     )  # fmt: skip
     (plain,) = engine.run([Job([1, 2], 10, {"max_draft_len": 0})])
     assert plain.tokens == function.reference([1, 2], 10)
@@ -353,14 +206,17 @@ def test_the_hidden_state_is_that_of_the_row_that_chose_the_golden_token(depth: 
     function = HashFunction(vocab=30, surprise=9, alphabet=4, seed=8)
     drafter = Checker(function, 3)
     model = HiddenModel(function, 200, 4)
-    engine = RunAheadEngine(
+    engine = StreamEngine(
         model, model.k_pages, model.v_pages, max_batch_size=3, max_seq_len=120, max_num_tokens=60,
-        depth=depth, drafter=drafter, **EXTERNAL,
+        depth=depth, drafter=drafter, **PROPOSED,
     )  # fmt: skip
-    jobs = jobs_of(random.Random(4), function, 60)
-    jobs = [Job(job.prompt, min(job.max_tokens, 40), job.options, 0, None) for job in jobs]
+    rng = random.Random(4)
+    jobs = [
+        Job([rng.randrange(30) for _ in range(rng.choice([1, 2, 9, 30]))], rng.choice([2, 17, 40]))
+        for _ in range(60)
+    ]
     for job, got in zip(jobs, engine.run(jobs), strict=True):
-        assert got.tokens == expected(function, job)
+        assert got.tokens == function.reference(job.prompt, job.max_tokens)
     assert drafter.seen["checked"] > 40
     assert engine.pipeline.draft_failures == drafter.seen["raised"]
 
@@ -368,9 +224,9 @@ def test_the_hidden_state_is_that_of_the_row_that_chose_the_golden_token(depth: 
 def test_a_request_brings_its_options_to_its_slot() -> None:
     function = HashFunction(vocab=30, seed=4)
     drafter = Guesser(function, 1)
-    engine = run_ahead_hash_engine(
+    engine = stream_hash_engine(
         function, max_batch_size=2, max_seq_len=60, max_num_tokens=64, depth=1, drafter=drafter,
-        **EXTERNAL,
+        **PROPOSED,
     )  # fmt: skip
     asked: list[int] = []
 
@@ -398,8 +254,8 @@ def test_bounds_of_drafts_are_checked(changed: dict[str, int], message: str) -> 
     sizes = {"vocab_size": 50, "max_batch_size": 2, "max_seq_len": 64, "max_num_tokens": 64,
              "num_pages": 90, "page_size": 4}  # fmt: skip
     with pytest.raises(ValueError, match=message):
-        _core.Executor(**{**sizes, **EXTERNAL, **changed})
-    executor = _core.Executor(**sizes, **EXTERNAL)
+        _core.Executor(**{**sizes, **PROPOSED, **changed})
+    executor = _core.Executor(**sizes, **PROPOSED)
     with pytest.raises(ValueError, match=r"max_draft_len = 13 is outside 0\.\.12"):
         executor.submit([1], max_tokens=4, max_draft_len=13)
     with pytest.raises(ValueError, match="0 or more"):

@@ -1,0 +1,115 @@
+"""Pages are sized by what recorded steps leave."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from method_cases import GREEDY, Folders, Where, on_devices, open_llm, texts_of
+
+from specdec_ext import ConfigError
+from specdec_ext.engine import build as engine_build
+from specdec_ext.engine import models as engine_models
+from specdec_ext.engine.memory_plan import plan_memory
+from specdec_ext.engine.overlap import build as overlap_build
+
+EACH = 1000
+
+
+class Keeps:
+    """Records like FakeRecorder; every record takes memory. `log`: what happened in which order."""
+
+    def __init__(self, log: list[str], error: Exception | None = None) -> None:
+        self.memory_bytes = 0
+        self._log, self._error = log, error
+
+    def record(self, operations: Sequence[Callable[[], None]]) -> Callable[[], None]:
+        if self._error is not None:
+            raise self._error
+        self._log.append("record")
+        self.memory_bytes += EACH
+
+        def replay() -> None:
+            for operation in operations:
+                operation()
+
+        return replay
+
+
+def open_with_graphs(
+    monkeypatch: pytest.MonkeyPatch,
+    models: Folders,
+    where: Where,
+    log: list[str],
+    *,
+    available: int = 8_000_000,
+    eager: bool = False,
+    error: Exception | None = None,
+) -> Any:
+    def make_recorder(stream: Any, scheduler: Any, model: Any) -> Keeps | None:
+        return None if scheduler.enforce_eager else Keeps(log, error)
+
+    make_pages = engine_build.EngineBuilder._make_pages
+
+    def logged(self: Any, model: Any, num_pages: int) -> Any:
+        log.append(f"{num_pages} pages")
+        return make_pages(self, model, num_pages)
+
+    def planned(**sizes: Any) -> Any:
+        log.append(f"{sizes['free_bytes']} free")
+        return plan_memory(**sizes)
+
+    scheduler = {"max_num_tokens": 48, "enforce_eager": eager}
+    with monkeypatch.context() as patched:
+        patched.setattr(overlap_build, "make_recorder", make_recorder)
+        patched.setattr(engine_models, "plan_memory", planned)
+        patched.setattr(engine_build.EngineBuilder, "_make_pages", logged)
+        patched.setattr(engine_models, "available_memory_bytes", lambda: available)
+        return open_llm(
+            models, "lookahead", where, scheduler=scheduler,
+            kv_cache_config={"tokens_per_block": 16, "free_gpu_memory_fraction": 0.5},
+        )  # fmt: skip
+
+
+@on_devices
+def test_pages_are_sized_by_what_graphs_leave(
+    monkeypatch: pytest.MonkeyPatch, models: Folders, where: Where
+) -> None:
+    log: list[str] = []
+    with open_with_graphs(monkeypatch, models, where, log, eager=True) as llm:
+        wanted = texts_of(llm, GREEDY)
+    taken = 8_000_000 - int(log[-2].split()[0])  # by what else is there
+    with open_with_graphs(
+        monkeypatch, models, where, log, eager=True, available=taken + 100_000
+    ) as llm:
+        eager = llm.memory
+    assert log[-2:] == ["100000 free", f"{eager.num_pages} pages"] and eager.graph_bytes == 0
+    log.clear()
+    with open_with_graphs(monkeypatch, models, where, log, available=taken + 100_000) as llm:
+        memory = llm.memory
+        about = llm.get_metrics()
+        assert texts_of(llm, GREEDY) == wanted
+    count = log.count("record")
+    at = log[: log.index(f"{memory.num_pages} pages")].count("record")
+    assert f"{100_000 - at * EACH} free" in log
+    # All of them once to measure, once over the pages that were sized with that.
+    assert count == 2 * at and count > 4
+    assert memory.graph_bytes == at * EACH == about["memory"]["graph_bytes"]
+    assert about["run_ahead"]["graph_bytes"] == memory.graph_bytes
+    assert about["run_ahead"]["num_graphs"] == at
+    page = memory.tokens_per_block * memory.bytes_per_token
+    lost = (eager.num_pages - memory.num_pages) * page
+    assert abs(lost - 0.5 * memory.graph_bytes) <= page
+
+
+@on_devices
+def test_no_room_for_graphs_is_a_configuration_error(
+    monkeypatch: pytest.MonkeyPatch, models: Folders, where: Where
+) -> None:
+    error = torch.OutOfMemoryError("tried to allocate 2 GiB")
+    with pytest.raises(
+        ConfigError, match=r"max_batch_size = 3 needs more memory.*2 GiB.*eager=True"
+    ):
+        open_with_graphs(monkeypatch, models, where, [], error=error)
