@@ -23,6 +23,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "lookahead (7,7,7)": {"triple": (7, 7, 7)},
     "prompt lookup (4,2)": {"ngram": (4, 2)},
     "prompt lookup (10,2)": {"ngram": (10, 2)},
+    "suffix (10)": {"suffix": 10},
     "medusa (63 nodes)": {"medusa": "mc_sim_7b_63"},
     "redrafter (5 x 5)": {"redrafter": (5, 5)},
 }
@@ -44,6 +45,8 @@ def config_of(method: dict[str, Any]) -> Any:
         return specdec_ext.ReDrafterDecodingConfig(
             num_beams=beams, draft_len_per_beam=length, adaptive=False
         )
+    if "suffix" in method:
+        return specdec_ext.SuffixDecodingConfig(max_draft_len=method["suffix"], adaptive=False)
     length, size = method["ngram"]
     return specdec_ext.NGramDecodingConfig(
         max_draft_len=length, max_matching_ngram_size=size, adaptive=False
@@ -136,7 +139,14 @@ def main() -> int:
             for m in args.methods
         ],
     )
-    print(table)
+    rows = common.markdown(
+        ["rows per forward", *args.sets],
+        [
+            [m, *(1.0 + results[m][name]["drafts_per_forward"] for name in args.sets)]
+            for m in args.methods
+        ],
+    )
+    print(table, rows, sep="\n\n")
     if not args.quick:
         result = {
             "benchmark": "acceptance",
@@ -150,7 +160,7 @@ def main() -> int:
             "identical_texts_across_methods": True,
             "results": results,
         }
-        common.write_result("acceptance", result, [table])
+        common.write_result("acceptance", result, [table, rows])
     return 0
 
 

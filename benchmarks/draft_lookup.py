@@ -1,8 +1,9 @@
-"""What does prompt lookup's draft cost, and does it grow with the history?
+"""What does a draft by prompt lookup or suffix decoding cost, and does it grow with the history?
 
 Insert one new token and look up a draft of 10, for 32 sequences per call, Python call included, at
-histories of 1k to 64k tokens; beside it transformers' PromptLookupCandidateGenerator on one
-sequence. A third of the text repeats earlier phrases, the rest is random.
+histories of 1k to 64k tokens; the same for suffix decoding's tree, one sequence, many tokens per
+call; transformers' PromptLookupCandidateGenerator on one sequence. A third of the text repeats
+earlier phrases, the rest is random.
 
     python -m benchmarks.draft_lookup [--quick]
 """
@@ -61,6 +62,24 @@ def measure_ours(length: int, steps: int) -> float:
     return best / steps / BATCH
 
 
+def measure_suffix(length: int, steps: int) -> float:
+    """Returns the least seconds per token of 6 calls that append and draft `steps` times each."""
+    from specdec_ext import _core_testing
+
+    [text] = histories(length, 1, 6 * steps).tolist()
+    index = _core_testing.SuffixIndex(len(text))
+    index.extend(text[:length])
+    best, drafts = float("inf"), 0
+    for at in range(length, len(text), steps):
+        tokens = text[at : at + steps]
+        started = time.perf_counter()
+        drafts += index.replay(tokens, DRAFT)
+        best = min(best, time.perf_counter() - started)
+    if drafts == 0:
+        raise SystemExit("no lookup ever hit: the histories are wrong")
+    return best / steps
+
+
 def measure_peer(length: int, repeats: int) -> float:
     """Returns the least seconds of one lookup by transformers."""
     import torch
@@ -91,11 +110,15 @@ def main() -> int:
     for length in LENGTHS:
         results[str(length)] = {
             "us_per_request": measure_ours(length, steps) * 1e6,
+            "suffix_us": measure_suffix(length, 10 * steps) * 1e6,
             "transformers_us": measure_peer(length, repeats) * 1e6,
         }
     table = common.markdown(
-        ["history", "us per request (batch 32)", "transformers us"],
-        [[k, r["us_per_request"], r["transformers_us"]] for k, r in results.items()],
+        ["history", "us per request (batch 32)", "suffix, us (one text)", "transformers us"],
+        [
+            [k, r["us_per_request"], r["suffix_us"], r["transformers_us"]]
+            for k, r in results.items()
+        ],
     )
     print(table)
     if not args.quick:

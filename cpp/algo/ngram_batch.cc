@@ -13,7 +13,7 @@ OwnedNgramIndex::OwnedNgramIndex(std::int32_t max_seq_len, std::int32_t max_ngra
   SPECDEC_REQUIRE(max_ngram >= 1 && max_ngram <= kMaxNgram, "ngram_index.max_ngram = ", max_ngram,
                   ": use 1..", kMaxNgram);
   block_ = std::make_unique_for_overwrite<std::uint64_t[]>((bytes() + 7) / 8);
-  ngram_init(SerialTeam{}, get(), max_seq_len, max_ngram);
+  ngram_init(SerialTeam{}, get(), max_seq_len, ngrams_up_to(max_ngram));
 }
 
 NgramBatch::NgramBatch(std::int32_t num_sequences, std::int32_t max_seq_len,
@@ -35,7 +35,7 @@ std::int32_t NgramBatch::length(std::int32_t sequence) const {
 void NgramBatch::clear(std::int32_t sequence) {
   Sequence& s = sequences_.at(static_cast<std::size_t>(sequence));
   s.length = 0;
-  ngram_init(SerialTeam{}, s.index.get(), s.index.max_seq_len(), s.index.max_ngram());
+  ngram_init(SerialTeam{}, s.index.get(), s.index.max_seq_len(), ngrams_up_to(s.index.max_ngram()));
 }
 
 void NgramBatch::propose(const TokenId* tokens, std::int64_t stride, const std::int32_t* counts,

@@ -18,7 +18,7 @@ class OwnedNgramIndex {
   OwnedNgramIndex(std::int32_t max_seq_len, std::int32_t max_ngram);
 
   NgramIndex* get() const { return reinterpret_cast<NgramIndex*>(block_.get()); }
-  std::size_t bytes() const { return ngram_bytes_required(max_seq_len_, max_ngram_); }
+  std::size_t bytes() const { return ngram_bytes_required(max_seq_len_, ngrams_up_to(max_ngram_)); }
   std::int32_t max_seq_len() const { return max_seq_len_; }
   std::int32_t max_ngram() const { return max_ngram_; }
 

@@ -18,6 +18,7 @@
 // per pattern length, each twice as large as the history can be. A table is divided into up to 32
 // parts by hash, so that the ranks of a team can fill different parts. A probe ends after kMaxProbe
 // entries: a pattern that finds no room is left out, which bounds the work on text made to collide.
+// An index with chains (suffix_draft.h) also says, for each occurrence, which one was before it.
 #pragma once
 
 #include <cstddef>
@@ -29,6 +30,21 @@
 namespace specdec {
 
 inline constexpr std::int32_t kMaxNgram = 16;
+
+// Which patterns an index keeps.
+struct NgramShape {
+  std::uint32_t lengths = 0;  // bit n: those of n tokens, 1 <= n <= kMaxNgram
+  bool chained = false;       // with the occurrence before each
+
+  SPECDEC_HD constexpr std::int32_t tables() const {
+    std::int32_t count = 0;
+    for (std::uint32_t rest = lengths; rest != 0; rest &= rest - 1) ++count;
+    return count;
+  }
+};
+SPECDEC_HD constexpr NgramShape ngrams_up_to(std::int32_t max_ngram) {
+  return {(std::uint32_t{2} << max_ngram) - 2, false};
+}
 
 struct NgramEntry {
   std::uint32_t tag;   // bits of the pattern's hash
@@ -55,11 +71,20 @@ struct NgramIndex {
   std::int32_t max_seq_len, max_ngram;
   std::int32_t part_entries, parts;  // entries of one table = part_entries * parts, powers of two
   std::int32_t indexed;              // patterns ending before positions 1..indexed are in
-  std::int32_t padding;
+  std::int32_t tables;
+  std::uint32_t lengths;  // NgramShape
+  std::int32_t chained;
 
-  SPECDEC_HD NgramEntry* table(std::int32_t n) {
+  SPECDEC_HD bool keeps(std::int32_t n) const { return ((lengths >> n) & 1u) != 0; }
+  // The table of the t-th pattern length that is kept, shortest first.
+  SPECDEC_HD NgramEntry* table(std::int32_t t) {
     return reinterpret_cast<NgramEntry*>(this + 1) +
-           std::int64_t{n - 1} * std::int64_t{part_entries} * parts;
+           std::int64_t{t} * std::int64_t{part_entries} * parts;
+  }
+  // [max_seq_len] chained: the occurrence before the one that ends in front of a position, -1:
+  // none. Valid for positions that an entry's `last` or another link names.
+  SPECDEC_HD std::int32_t* links(std::int32_t t) {
+    return reinterpret_cast<std::int32_t*>(table(tables)) + std::int64_t{t} * max_seq_len;
   }
 };
 
@@ -69,11 +94,12 @@ SPECDEC_HD constexpr std::int64_t ngram_table_entries(std::int32_t max_seq_len) 
   return entries;
 }
 
-// Bytes of the block (aligned to 8) for histories of up to max_seq_len tokens, 1 <= M <= kMaxNgram.
-SPECDEC_HD constexpr std::size_t ngram_bytes_required(std::int32_t max_seq_len,
-                                                      std::int32_t max_ngram) {
-  return sizeof(NgramIndex) + static_cast<std::size_t>(ngram_table_entries(max_seq_len)) *
-                                  static_cast<std::size_t>(max_ngram) * sizeof(NgramEntry);
+// Bytes of the block (aligned to 8) for histories of up to max_seq_len tokens.
+SPECDEC_HD constexpr std::size_t ngram_bytes_required(std::int32_t max_seq_len, NgramShape shape) {
+  const auto entries = static_cast<std::size_t>(ngram_table_entries(max_seq_len));
+  const auto links = static_cast<std::size_t>(shape.chained ? max_seq_len : 0);
+  return sizeof(NgramIndex) + static_cast<std::size_t>(shape.tables()) *
+                                  (entries * sizeof(NgramEntry) + links * sizeof(std::int32_t));
 }
 
 // Hash of the tokens before a position, taken backwards: h(n + 1) = step(h(n), history[e - n - 1]).
@@ -90,22 +116,26 @@ SPECDEC_HD constexpr std::uint32_t ngram_hash_tag(std::uint64_t h) {
 // request in a large slot then clears only what it can use).
 template <Team TeamT>
 SPECDEC_HD inline void ngram_init(const TeamT& team, NgramIndex* index, std::int32_t max_seq_len,
-                                  std::int32_t max_ngram) {
+                                  NgramShape shape) {
   const std::int64_t entries = ngram_table_entries(max_seq_len);
   std::int32_t parts = 1;
   while (parts < NgramIndex::kMaxParts && entries / (2 * parts) >= NgramIndex::kMinPartEntries) {
     parts *= 2;
   }
+  std::int32_t max_ngram = kMaxNgram;
+  while (max_ngram > 0 && ((shape.lengths >> max_ngram) & 1u) == 0) --max_ngram;
   if (team.rank() == 0) {
     index->max_seq_len = max_seq_len;
     index->max_ngram = max_ngram;
+    index->tables = shape.tables();
+    index->lengths = shape.lengths;
+    index->chained = shape.chained ? 1 : 0;
     index->parts = parts;
     index->part_entries = static_cast<std::int32_t>(entries / parts);
     index->indexed = 0;
-    index->padding = 0;
   }
   auto* words = reinterpret_cast<std::int32_t*>(index + 1);
-  const std::int64_t count = entries * max_ngram * 3;
+  const std::int64_t count = entries * shape.tables() * 3;
   static_assert(sizeof(NgramEntry) == 12, "the table is cleared word by word");
   for (std::int64_t i = team.rank(); i < count; i += team.size()) words[i] = -1;
   team.sync();
@@ -122,15 +152,15 @@ SPECDEC_HD inline bool ngram_equal(const TokenId* history, std::int32_t e, std::
 SPECDEC_HD inline std::int32_t ngram_part(const NgramIndex* index, std::uint64_t h) {
   return static_cast<std::int32_t>(h >> 59) & (index->parts - 1);
 }
-SPECDEC_HD inline NgramEntry* ngram_home(NgramIndex* index, std::int32_t n, std::uint64_t h) {
-  return index->table(n) + std::int64_t{ngram_part(index, h)} * index->part_entries;
+SPECDEC_HD inline NgramEntry* ngram_home(NgramIndex* index, std::int32_t t, std::uint64_t h) {
+  return index->table(t) + std::int64_t{ngram_part(index, h)} * index->part_entries;
 }
 
-// The entry of the n tokens before position e of `history`, else the free entry where they belong,
-// else null when the probe limit is reached.
+// The entry, in table t, of the n tokens before position e of `history`, else the free entry where
+// they belong, else null when the probe limit is reached.
 SPECDEC_HD inline NgramEntry* ngram_find(NgramIndex* index, const TokenId* history, std::int32_t e,
-                                         std::int32_t n, std::uint64_t h) {
-  NgramEntry* part = ngram_home(index, n, h);
+                                         std::int32_t n, std::int32_t t, std::uint64_t h) {
+  NgramEntry* part = ngram_home(index, t, h);
   const std::uint32_t wrap = static_cast<std::uint32_t>(index->part_entries - 1);
   const std::uint32_t tag = ngram_hash_tag(h);
   std::uint32_t at = static_cast<std::uint32_t>(h);
@@ -151,15 +181,19 @@ SPECDEC_HD inline void ngram_extend(const TeamT& team, NgramIndex* index, const 
   for (std::int32_t e = begin; e < new_len; ++e) {
     std::uint64_t h = kNgramHashSeed;
     const std::int32_t longest = index->max_ngram < e ? index->max_ngram : e;
+    std::int32_t t = 0;
     for (std::int32_t n = 1; n <= longest; ++n) {
       h = ngram_hash_step(h, history[e - n]);
+      if (!index->keeps(n)) continue;
+      const std::int32_t table = t++;
       if (ngram_part(index, h) % team.size() != team.rank()) continue;
-      NgramEntry* entry = ngram_find(index, history, e, n, h);
+      NgramEntry* entry = ngram_find(index, history, e, n, table, h);
       if (entry == nullptr) continue;
       if (entry->first < 0) {
         entry->tag = ngram_hash_tag(h);
         entry->first = e;
       }
+      if (index->chained != 0) index->links(table)[e] = entry->last;
       entry->last = e;
     }
   }
@@ -168,8 +202,8 @@ SPECDEC_HD inline void ngram_extend(const TeamT& team, NgramIndex* index, const 
   team.sync();
 }
 
-// Looks up the suffix of history[0..len), all of which has been given to ngram_extend. `out` lies
-// in memory that all ranks see.
+// Looks up the suffix of history[0..len), all of which has been given to ngram_extend, in an index
+// that keeps patterns of every length up to its longest. `out` lies in memory that all ranks see.
 template <Team TeamT>
 SPECDEC_HD inline void ngram_lookup(const TeamT& team, NgramIndex* index, const TokenId* history,
                                     std::int32_t len, const NgramLookup& how, NgramMatch* out) {
@@ -184,7 +218,7 @@ SPECDEC_HD inline void ngram_lookup(const TeamT& team, NgramIndex* index, const 
   }
   for (std::int32_t top = longest; top > 0; top -= team.size()) {
     const std::int32_t n = top - team.rank();
-    NgramEntry* entry = n > 0 ? ngram_find(index, history, len, n, hashes[n]) : nullptr;
+    NgramEntry* entry = n > 0 ? ngram_find(index, history, len, n, n - 1, hashes[n]) : nullptr;
     const bool hit = entry != nullptr && entry->first >= 0;
     std::int32_t total = 0;
     const std::int32_t longer_hits = team.scan(hit ? 1 : 0, &total);
@@ -211,11 +245,13 @@ inline void ngram_prefetch(NgramIndex* index, const TokenId* history, std::int32
   for (std::int32_t e = begin; e <= new_len; ++e) {
     std::uint64_t h = kNgramHashSeed;
     const std::int32_t longest = index->max_ngram < e ? index->max_ngram : e;
+    std::int32_t t = 0;
     for (std::int32_t n = 1; n <= longest; ++n) {
       h = ngram_hash_step(h, history[e - n]);
+      if (!index->keeps(n)) continue;
       const std::uint32_t at =
           static_cast<std::uint32_t>(h) & static_cast<std::uint32_t>(index->part_entries - 1);
-      const NgramEntry* entry = ngram_home(index, n, h) + at;
+      const NgramEntry* entry = ngram_home(index, t++, h) + at;
       if constexpr (kWhat == NgramPrefetch::kEntries) {
         __builtin_prefetch(entry, 1);
       } else if (entry->first >= 0) {

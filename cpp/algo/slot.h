@@ -11,8 +11,8 @@
 // was delivered comes as a SlotResult. A slot that has ended is frozen: it drafts no rows and
 // delivers nothing, so steps may be enqueued before the host knows.
 //
-// Block: Slot, history [max_seq_len], then the LookaheadState, NgramIndex or BroughtDraft (8-byte
-// aligned).
+// Block: Slot, history [max_seq_len], then the LookaheadState, NgramIndex, SuffixState or
+// BroughtDraft (8-byte aligned).
 #pragma once
 
 #include <cstddef>
@@ -24,6 +24,7 @@
 #include "algo/ngram_index.h"
 #include "algo/sampling_law.h"
 #include "algo/stop_rules.h"
+#include "algo/suffix_draft.h"
 #include "algo/team.h"
 #include "base/types.h"
 #include "tree/draft_tree.h"
@@ -31,7 +32,7 @@
 namespace specdec {
 
 // kBrought: operations in front of the step bring the drafts (brought_draft.h).
-enum class SlotMethod : std::int32_t { kNone, kLookahead, kNgram, kBrought };
+enum class SlotMethod : std::int32_t { kNone, kLookahead, kNgram, kBrought, kSuffix };
 
 // End tokens and stop ids of one request, together.
 inline constexpr std::int32_t kMaxSlotStopIds = 256;
@@ -58,6 +59,7 @@ struct Slot {
   std::int32_t max_ngram;
   NgramLookup ngram;
   NgramMatch match;  // scratch of a lookup
+  SuffixLookup suffix;
   std::uint64_t seed;
   std::int64_t drafter_offset;  // from the start of the block
   std::int32_t num_eos, num_stop_ids;
@@ -70,6 +72,9 @@ struct Slot {
   }
   SPECDEC_HD NgramIndex* ngram_index() {
     return reinterpret_cast<NgramIndex*>(reinterpret_cast<std::byte*>(this) + drafter_offset);
+  }
+  SPECDEC_HD SuffixState* suffix_state() {
+    return reinterpret_cast<SuffixState*>(reinterpret_cast<std::byte*>(this) + drafter_offset);
   }
   SPECDEC_HD BroughtDraft* brought_draft() {
     return reinterpret_cast<BroughtDraft*>(reinterpret_cast<std::byte*>(this) + drafter_offset);
@@ -149,6 +154,11 @@ SPECDEC_HD inline void slot_draft(const TeamT& team, Slot* slot, const DraftShar
     team.sync();
     return;
   }
+  if (slot->method == SlotMethod::kSuffix && drafts > 0) {
+    suffix_draft(team, slot->suffix_state(), slot->history(), len, slot->suffix, max_drafts, room,
+                 tree);
+    return;
+  }
   if (slot->method == SlotMethod::kBrought && drafts > 0) {
     take_brought_draft(team, slot->brought_draft(), len, golden, max_drafts, room, tree);
     return;
@@ -196,8 +206,11 @@ SPECDEC_HD inline void slot_feed_drafter(const TeamT& team, Slot* slot, const Dr
     lookahead_update(team, state, drafted ? tree->tokens : nullptr, drafted ? sampled : nullptr,
                      decided, num_new);
   } else if (slot->method == SlotMethod::kNgram) {
-    if (first) ngram_init(team, slot->ngram_index(), slot->max_len, slot->max_ngram);
+    if (first) ngram_init(team, slot->ngram_index(), slot->max_len, ngrams_up_to(slot->max_ngram));
     ngram_extend(team, slot->ngram_index(), slot->history(), len);
+  } else if (slot->method == SlotMethod::kSuffix) {
+    if (first) suffix_init(team, slot->suffix_state(), slot->max_len);
+    suffix_extend(team, slot->suffix_state(), slot->history(), len);
   } else if (slot->method == SlotMethod::kBrought && first && team.rank() == 0) {
     slot->brought_draft()->len = -1;  // what the slot's last request left continues no history
   }

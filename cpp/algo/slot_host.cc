@@ -23,6 +23,9 @@ void check_request(const SlotLayout& layout, const SlotRequest& r) {
   SPECDEC_REQUIRE(ids <= static_cast<std::size_t>(kMaxSlotStopIds), "slot: ", ids,
                   " end and stop ids, a slot holds ", kMaxSlotStopIds,
                   ": give fewer stop_token_ids");
+  if (layout.method == SlotMethod::kSuffix && r.speculative) {
+    check_suffix_lookup(r.suffix, "slot.suffix");
+  }
   if (layout.method == SlotMethod::kLookahead && r.speculative) {
     check_lookahead_config(r.lookahead, "slot.lookahead");
     SPECDEC_REQUIRE(lookahead_fits(r.lookahead, layout.lookahead), "slot.lookahead = [",
@@ -33,6 +36,16 @@ void check_request(const SlotLayout& layout, const SlotRequest& r) {
 }
 
 }  // namespace
+
+void check_suffix_lookup(const SuffixLookup& how, const char* what) {
+  SPECDEC_REQUIRE(how.max_draft_len >= 0 && how.max_draft_len <= kMaxDraftLen, what,
+                  ".max_draft_len = ", how.max_draft_len, ": give 0..", kMaxDraftLen);
+  SPECDEC_REQUIRE(how.max_tree_depth >= 1 && how.max_tree_depth <= kMaxSuffixDepth, what,
+                  ".max_tree_depth = ", how.max_tree_depth, ": give 1..", kMaxSuffixDepth);
+  SPECDEC_REQUIRE(how.min_prob <= kSuffixOne, what,
+                  ".min_token_prob = ", static_cast<double>(how.min_prob) / kSuffixOne,
+                  ": give 0..1");
+}
 
 SlotLayout make_slot_layout(SlotMethod method, std::int32_t max_seq_len,
                             const LookaheadConfig& lookahead, std::int32_t max_ngram) {
@@ -54,7 +67,9 @@ SlotLayout make_slot_layout(SlotMethod method, std::int32_t max_seq_len,
     SPECDEC_REQUIRE(max_ngram >= 1 && max_ngram <= kMaxNgram, "slots.max_ngram = ", max_ngram,
                     ": use 1..", kMaxNgram);
     layout.max_ngram = max_ngram;
-    drafter = ngram_bytes_required(max_seq_len, max_ngram);
+    drafter = ngram_bytes_required(max_seq_len, ngrams_up_to(max_ngram));
+  } else if (method == SlotMethod::kSuffix) {
+    drafter = suffix_bytes_required(max_seq_len);
   } else if (method == SlotMethod::kBrought) {
     drafter = sizeof(BroughtDraft);
   }
@@ -71,7 +86,10 @@ std::int64_t used_drafter_bytes(const Slot& slot) {
     case SlotMethod::kLookahead:
       return static_cast<std::int64_t>(lookahead_bytes_required(slot.lookahead, slot.pool_grams));
     case SlotMethod::kNgram:
-      return static_cast<std::int64_t>(ngram_bytes_required(slot.max_len, slot.max_ngram));
+      return static_cast<std::int64_t>(
+          ngram_bytes_required(slot.max_len, ngrams_up_to(slot.max_ngram)));
+    case SlotMethod::kSuffix:
+      return static_cast<std::int64_t>(suffix_bytes_required(slot.max_len));
     case SlotMethod::kBrought:
       return static_cast<std::int64_t>(sizeof(BroughtDraft));
     case SlotMethod::kNone:
@@ -89,12 +107,14 @@ void write_slot(const SlotLayout& layout, const SlotRequest& request, void* bloc
       std::min<std::int64_t>(std::int64_t{slot->len} + request.max_tokens, layout.max_seq_len));
   const bool drafts = request.speculative && request.max_tokens > 1 &&
                       (layout.method != SlotMethod::kLookahead || request.lookahead.n > 1) &&
-                      (layout.method != SlotMethod::kNgram || request.ngram.max_draft_len > 0);
+                      (layout.method != SlotMethod::kNgram || request.ngram.max_draft_len > 0) &&
+                      (layout.method != SlotMethod::kSuffix || request.suffix.max_draft_len > 0);
   slot->method = drafts ? layout.method : SlotMethod::kNone;
   slot->lookahead = request.lookahead;
   slot->pool_grams = lookahead_pool_grams(slot->max_len);
   slot->max_ngram = layout.max_ngram;
   slot->ngram = request.ngram;
+  slot->suffix = request.suffix;
   slot->seed = request.seed;
   slot->drafter_offset = layout.drafter_offset;
   slot->num_eos = static_cast<std::int32_t>(request.eos_token_ids.size());

@@ -14,6 +14,9 @@ namespace specdec {
 SlotLayout make_slot_layout(SlotMethod method, std::int32_t max_seq_len,
                             const LookaheadConfig& lookahead, std::int32_t max_ngram);
 
+// Throws std::invalid_argument naming the field. `what` names the place.
+void check_suffix_lookup(const SuffixLookup& how, const char* what);
+
 struct SlotRequest {
   std::vector<TokenId> prompt;
   std::int32_t max_tokens = 16;
@@ -22,6 +25,7 @@ struct SlotRequest {
   bool speculative = true;
   LookaheadConfig lookahead;  // kLookahead: within the layout's
   NgramLookup ngram;          // kNgram
+  SuffixLookup suffix;        // kSuffix
   std::uint64_t seed = 0;
 };
 

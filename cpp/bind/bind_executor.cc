@@ -53,7 +53,7 @@ void def_make(py::class_<BoundExecutor>& executor) {
       py::init([](const py::object& k_pages, const py::object& v_pages, int vocab_size,
                   int max_batch_size, int max_seq_len, int max_num_tokens, int num_pages,
                   int page_size, int overlap_depth, const std::string& method,
-                  const LookaheadTriple& lookahead, const py::dict& ngram,
+                  const LookaheadTriple& lookahead, const py::dict& ngram, const py::dict& suffix,
                   int proposed_max_draft_len, std::optional<int> proposed_max_path,
                   bool proposed_by_host, bool adaptive, bool pads_rows, bool enable_chunked_prefill,
                   const std::string& policy, bool enable_block_reuse, bool check_integrity,
@@ -70,6 +70,7 @@ void def_make(py::class_<BoundExecutor>& executor) {
         c.method = parse_method(method);
         c.lookahead = to_lookahead(lookahead);
         c.ngram = parse_ngram(ngram);
+        c.suffix = parse_suffix(suffix);
         c.proposed_max_draft_len = proposed_max_draft_len;
         c.proposed_max_path = proposed_max_path.value_or(proposed_max_draft_len);
         c.proposed_by_host = proposed_by_host;
@@ -88,8 +89,9 @@ void def_make(py::class_<BoundExecutor>& executor) {
       py::arg("max_num_tokens"), py::arg("num_pages") = 0, py::arg("page_size") = 0,
       py::arg("overlap_depth") = 0, py::arg("method") = "none",
       py::arg("lookahead") = LookaheadTriple{1, 1, 0}, py::arg("ngram") = py::dict(),
-      py::arg("proposed_max_draft_len") = kMaxDraftLen, py::arg("proposed_max_path") = py::none(),
-      py::arg("proposed_by_host") = false, py::arg("adaptive") = true, py::arg("pads_rows") = false,
+      py::arg("suffix") = py::dict(), py::arg("proposed_max_draft_len") = kMaxDraftLen,
+      py::arg("proposed_max_path") = py::none(), py::arg("proposed_by_host") = false,
+      py::arg("adaptive") = true, py::arg("pads_rows") = false,
       py::arg("enable_chunked_prefill") = true, py::arg("policy") = "guaranteed_no_evict",
       py::arg("enable_block_reuse") = false, py::arg("check_integrity") = false,
       py::arg("draft_len_schedule") = DraftLenSchedule{},

@@ -12,6 +12,7 @@
 
 #include "algo/slot_host.h"
 #include "base/check.h"
+#include "bind/executor_arguments.h"
 #include "bind/op_arguments.h"
 #include "bind/registers.h"
 #include "bind/slots_argument.h"
@@ -31,8 +32,9 @@ SlotMethod slot_method(const std::string& name) {
   if (name == "none") return SlotMethod::kNone;
   if (name == "lookahead") return SlotMethod::kLookahead;
   if (name == "brought") return SlotMethod::kBrought;
+  if (name == "suffix") return SlotMethod::kSuffix;
   SPECDEC_REQUIRE(name == "ngram", "method = '", name,
-                  "': give 'none', 'lookahead', 'ngram' or 'brought'");
+                  "': give 'none', 'lookahead', 'ngram', 'suffix' or 'brought'");
   return SlotMethod::kNgram;
 }
 
@@ -154,7 +156,8 @@ py::bytes slot_bytes(const SlotLayout& layout, const SlotRequest& request) {
 SlotRequest slot_request(std::vector<TokenId> prompt_ids, int max_tokens,
                          std::vector<TokenId> eos_token_ids, std::vector<TokenId> stop_token_ids,
                          bool speculative, const Triple& lookahead, int max_draft_len,
-                         bool is_keep_all, bool is_use_oldest, std::uint64_t seed) {
+                         bool is_keep_all, bool is_use_oldest, const SuffixLookup& suffix,
+                         std::uint64_t seed) {
   SlotRequest r;
   r.prompt = std::move(prompt_ids);
   r.max_tokens = max_tokens;
@@ -165,6 +168,8 @@ SlotRequest slot_request(std::vector<TokenId> prompt_ids, int max_tokens,
   SPECDEC_REQUIRE(max_draft_len >= 0 && max_draft_len <= kMaxDraftLen,
                   "slot.max_draft_len = ", max_draft_len, ": give 0..", kMaxDraftLen);
   r.ngram = NgramLookup{max_draft_len, is_keep_all, is_use_oldest};
+  r.suffix = suffix;
+  r.suffix.max_draft_len = max_draft_len;
   r.seed = seed;
   return r;
 }
@@ -194,17 +199,19 @@ void register_slots(py::module_& m) {
           [](const SlotLayout& layout, std::vector<TokenId> prompt_ids, int max_tokens,
              std::vector<TokenId> eos_token_ids, std::vector<TokenId> stop_token_ids,
              bool speculative, const Triple& lookahead, int max_draft_len, bool is_keep_all,
-             bool is_use_oldest, std::uint64_t seed) {
+             bool is_use_oldest, const py::dict& suffix, std::uint64_t seed) {
             return slot_bytes(
-                layout, slot_request(std::move(prompt_ids), max_tokens, std::move(eos_token_ids),
-                                     std::move(stop_token_ids), speculative, lookahead,
-                                     max_draft_len, is_keep_all, is_use_oldest, seed));
+                layout,
+                slot_request(std::move(prompt_ids), max_tokens, std::move(eos_token_ids),
+                             std::move(stop_token_ids), speculative, lookahead, max_draft_len,
+                             is_keep_all, is_use_oldest, parse_suffix(suffix), seed));
           },
           py::arg("prompt_ids"), py::kw_only(), py::arg("max_tokens"),
           py::arg("eos_token_ids") = std::vector<TokenId>{},
           py::arg("stop_token_ids") = std::vector<TokenId>{}, py::arg("speculative") = true,
           py::arg("lookahead") = Triple{1, 1, 0}, py::arg("max_draft_len") = 4,
-          py::arg("is_keep_all") = true, py::arg("is_use_oldest") = true, py::arg("seed") = 0,
+          py::arg("is_keep_all") = true, py::arg("is_use_oldest") = true,
+          py::arg("suffix") = py::dict(), py::arg("seed") = 0,
           "The start of the slot of a request that enters.");
   m.def(
       "draft_step",

@@ -8,9 +8,11 @@ DraftMethod parse_method(const std::string& name) {
   if (name == "none") return DraftMethod::kNone;
   if (name == "lookahead") return DraftMethod::kLookahead;
   if (name == "ngram") return DraftMethod::kNgram;
+  if (name == "suffix") return DraftMethod::kSuffix;
   if (name == "proposed") return DraftMethod::kProposed;
-  SPECDEC_REQUIRE(false, "method = '", name,
-                  "': give 'none', 'lookahead', 'ngram' or 'proposed' (drafts from outside)");
+  SPECDEC_REQUIRE(
+      false, "method = '", name,
+      "': give 'none', 'lookahead', 'ngram', 'suffix' or 'proposed' (drafts from outside)");
   return DraftMethod::kNone;
 }
 
@@ -42,6 +44,33 @@ NgramParams parse_ngram(const py::dict& dict) {
     }
   }
   return p;
+}
+
+SuffixLookup parse_suffix(const py::dict& dict) {
+  SuffixLookup how;
+  const auto parts = [](const char* name, const py::handle& value, double most) {
+    const auto number = py::cast<double>(value);
+    SPECDEC_REQUIRE(number >= 0.0 && number <= most, "suffix['", name, "'] = ", number,
+                    ": give 0..", most);
+    return static_cast<std::uint32_t>(number * kSuffixOne);
+  };
+  for (const auto& [key, value] : dict) {
+    const std::string name = py::cast<std::string>(key);
+    if (name == "max_draft_len") {
+      how.max_draft_len = py::cast<int>(value);
+    } else if (name == "max_tree_depth") {
+      how.max_tree_depth = py::cast<int>(value);
+    } else if (name == "max_spec_factor") {
+      how.spec_factor = value.is_none() ? 0 : parts("max_spec_factor", value, kMaxStepTokens);
+    } else if (name == "min_token_prob") {
+      how.min_prob = parts("min_token_prob", value, 1.0);
+    } else {
+      SPECDEC_REQUIRE(false, "suffix['", name,
+                      "']: unknown; the fields are max_draft_len, max_tree_depth, "
+                      "max_spec_factor, min_token_prob");
+    }
+  }
+  return how;
 }
 
 LookaheadConfig to_lookahead(const LookaheadTriple& t) {

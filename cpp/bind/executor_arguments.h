@@ -23,6 +23,7 @@ using LookaheadTriple = std::tuple<int, int, int>;
 DraftMethod parse_method(const std::string& name);
 SchedulerPolicy parse_policy(const std::string& name);
 NgramParams parse_ngram(const pybind11::dict& dict);
+SuffixLookup parse_suffix(const pybind11::dict& dict);
 LookaheadConfig to_lookahead(const LookaheadTriple& triple);
 
 pybind11::dict stats_dict(const ExecutorStats& stats);

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "algo/suffix_draft.h"
+
 namespace specdec {
 namespace {
 
@@ -22,17 +24,21 @@ int ChainRates::depth_bucket(int depth) {
   return depth <= 9 ? 4 : 5;
 }
 
-// A rough start (longer matches are right more often, and so is what follows a right token), soon
-// outweighed by what is observed.
-double ChainRates::prior(int match, int depth) {
-  static constexpr double kFirst[kMatchBuckets] = {0.25, 0.40, 0.55, 0.70, 0.80, 0.90};
-  return depth == 0 ? kFirst[match] : std::min(0.92, kFirst[match] + 0.25);
+// Soon outweighed by what is observed.
+double start_rate(DraftSource source, int match_len, int depth) {
+  if (source == DraftSource::kSuffix) {
+    return static_cast<double>(suffix_agreement(match_len)) / kSuffixOne;
+  }
+  // Rough: longer matches are right more often, and so is what follows a right token.
+  static constexpr double kFirst[ChainRates::kMatchBuckets] = {0.25, 0.40, 0.55, 0.70, 0.80, 0.90};
+  const double first = kFirst[ChainRates::match_bucket(match_len)];
+  return depth == 1 ? first : std::min(0.92, first + 0.25);
 }
 
-double ChainRates::rate(const ChainRates* shared, int match_len, int depth) const {
+double ChainRates::rate(const ChainRates* shared, double start, int match_len, int depth) const {
   constexpr double kPriorWeight = 4.0;
   const int m = match_bucket(match_len), d = depth_bucket(depth);
-  double base = prior(m, d);
+  double base = start;
   if (shared != nullptr) {
     const Count& all = shared->counts_[m][d];
     base = (all.hits + kPriorWeight * base) / (all.tries + kPriorWeight);
@@ -41,17 +47,18 @@ double ChainRates::rate(const ChainRates* shared, int match_len, int depth) cons
   return (own.hits + kPriorWeight * base) / (own.tries + kPriorWeight);
 }
 
-void ChainRates::observe(int match_len, int depth, bool accepted, double decay) {
+void ChainRates::observe(int match_len, int depth, bool accepted, double decay, double offered) {
   Count& c = counts_[match_bucket(match_len)][depth_bucket(depth)];
   c.hits = c.hits * decay + (accepted ? 1.0 : 0.0);
-  c.tries = c.tries * decay + 1.0;
+  c.tries = c.tries * decay + offered;
 }
 
 const double* ChainHistory::survival(const ChainRates& shared, int length) {
   survival_.resize(static_cast<std::size_t>(length));
   double alive = 1.0;
   for (int i = 0; i < length; ++i) {
-    alive *= rates_.rate(&shared, kAnyMatch, i + 1);
+    const double start = start_rate(DraftSource::kLookup, kAnyMatch, i + 1);
+    alive *= rates_.rate(&shared, start, kAnyMatch, i + 1);
     survival_[i] = alive;
   }
   return survival_.data();

@@ -1,4 +1,4 @@
-// What is known about how far chains of prompt lookup are right.
+// What is known about how far drafts from texts are right.
 //
 // The chance that the d-th draft token is accepted, given that the ones before it were, is learnt
 // from what was observed: per request, leaning on all requests of the executor while a request is
@@ -8,6 +8,7 @@
 #pragma once
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
@@ -18,18 +19,28 @@ namespace specdec {
 // A request forgets its own past faster than the executor forgets that of all requests.
 inline constexpr double kOwnDecay = 0.95, kSharedDecay = 0.99;
 
+// Where drafts from texts come from.
+enum class DraftSource : std::uint8_t { kLookup, kSuffix };
+inline constexpr std::size_t kNumDraftSources = 2;
+
+// What a rate is taken for before anything was observed.
+double start_rate(DraftSource source, int match_len, int depth);
+
 class ChainRates {
  public:
-  // Conditional acceptance rate at `depth` (1-based) after a match of `match_len` tokens.
-  double rate(const ChainRates* shared, int match_len, int depth) const;
-  void observe(int match_len, int depth, bool accepted, double decay);
+  // Conditional acceptance rate at `depth` (1-based) after a match of `match_len` tokens; `start`:
+  // start_rate() of that.
+  double rate(const ChainRates* shared, double start, int match_len, int depth) const;
+  // `offered`: the part of all that might follow that was proposed, 1 for a chain. A rate is what
+  // was accepted over what was offered.
+  void observe(int match_len, int depth, bool accepted, double decay, double offered = 1.0);
 
  private:
+  friend double start_rate(DraftSource source, int match_len, int depth);
   static constexpr int kMatchBuckets = 6;
   static constexpr int kDepthBuckets = 6;
   static int match_bucket(int match_len);
   static int depth_bucket(int depth);
-  static double prior(int match, int depth);
 
   struct Count {
     double hits = 0.0, tries = 0.0;

@@ -110,10 +110,10 @@ void Executor::check(const RequestParams& p) const {
   }
   if (p.max_draft_len) {
     SPECDEC_REQUIRE(
-        config_.method == DraftMethod::kNgram || config_.method == DraftMethod::kProposed,
+        config_.method != DraftMethod::kNone && config_.method != DraftMethod::kLookahead,
         "the request sets max_draft_len = ", *p.max_draft_len,
-        " but the engine was not built for prompt lookup or a drafter: pass "
-        "speculative_config=NGramDecodingConfig(...)");
+        " but the engine was not built for prompt lookup, suffix decoding or a drafter: pass "
+        "speculative_config=SuffixDecodingConfig(...)");
     SPECDEC_REQUIRE(*p.max_draft_len >= 0 && *p.max_draft_len <= max_drafts_of(config_),
                     "the request's max_draft_len = ", *p.max_draft_len, " is outside 0..",
                     max_drafts_of(config_), ", the engine's max_draft_len");

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "algo/lookahead_state.h"
+#include "algo/suffix_draft.h"
 #include "base/types.h"
 #include "engine/draft_len_schedule.h"
 
@@ -14,7 +15,7 @@ inline constexpr int kMaxOverlapDepth = 2;
 
 // kProposed: drafts come from outside, written into slots by operations in front of the step
 // (algo/brought_draft.h) or handed in by propose().
-enum class DraftMethod : std::uint8_t { kNone, kLookahead, kNgram, kProposed };
+enum class DraftMethod : std::uint8_t { kNone, kLookahead, kNgram, kSuffix, kProposed };
 
 // Who is admitted.
 //   kGuaranteedNoEvict  whose worst case fits into the pages that are not promised to others
@@ -39,6 +40,7 @@ struct ExecutorConfig {
   DraftMethod method = DraftMethod::kNone;
   LookaheadConfig lookahead;
   NgramParams ngram;
+  SuffixLookup suffix;
   // kProposed: draft nodes of one step, and the deepest of them.
   int proposed_max_draft_len = kMaxDraftLen, proposed_max_path = kMaxDraftLen;
   bool proposed_by_host = false;  // kProposed: all drafts come by propose()

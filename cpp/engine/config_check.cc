@@ -1,5 +1,6 @@
 // Contradictions of an executor's configuration.
 #include "algo/law_mass.h"
+#include "algo/slot_host.h"
 #include "base/check.h"
 #include "engine/config.h"
 #include "engine/synthetic_rates.h"
@@ -18,6 +19,8 @@ int max_drafts_of(const ExecutorConfig& config) {
       return max_drafts_of(config.lookahead);
     case DraftMethod::kNgram:
       return config.ngram.max_draft_len;
+    case DraftMethod::kSuffix:
+      return config.suffix.max_draft_len;
     case DraftMethod::kProposed:
       return config.proposed_max_draft_len;
   }
@@ -51,6 +54,11 @@ void check_method(const ExecutorConfig& c) {
     SPECDEC_REQUIRE(c.proposed_max_path >= 1 && c.proposed_max_path <= c.proposed_max_draft_len,
                     "proposed_max_path = ", c.proposed_max_path, ": give 1..",
                     c.proposed_max_draft_len, ", the drafts of a step");
+  }
+  if (c.method == DraftMethod::kSuffix) {
+    SPECDEC_REQUIRE(c.suffix.max_draft_len >= 1, "suffix.max_draft_len = ", c.suffix.max_draft_len,
+                    ": give 1..", kMaxDraftLen);
+    check_suffix_lookup(c.suffix, "suffix");
   }
   if (c.method == DraftMethod::kNgram) {
     SPECDEC_REQUIRE(c.ngram.max_draft_len >= 1 && c.ngram.max_draft_len <= kMaxDraftLen,

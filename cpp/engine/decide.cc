@@ -105,16 +105,11 @@ void Executor::deliver_on_host(Place& place, int root, const PlaceRows& rows, Sl
 void Executor::learn_on_host(RequestRecord& request, const StepShare& share,
                              const SlotResult& result, bool first) {
   if (!first && result.num_tokens > 0) {
-    const int judged = std::min(static_cast<int>(request.offered.size()), result.num_tokens);
-    for (int i = 0; i < judged; ++i) {
-      const bool right = request.offered[i] == result.tokens[i];
-      request.rates.observe(request.match_len, i + 1, right, kOwnDecay);
-      request.shared_rates->observe(request.match_len, i + 1, right, kSharedDecay);
-      if (!right) break;
-    }
+    request.offer.observe(result.tokens, result.num_tokens, &request.rates,
+                          request.shared_rates.get());
     learn(request, share, result);
   }
-  request.offered.clear();
+  request.offer.clear();
   if (public_pool_ && result.num_tokens > 0 && request.host_slot->method == SlotMethod::kNgram) {
     const bool failed = result.finish == static_cast<std::int32_t>(FinishReason::kError);
     if (!failed) feed_pool(request, first || request.host_slot->frozen() ? 1 : kPublishTokens);

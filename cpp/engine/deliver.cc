@@ -44,7 +44,8 @@ void Executor::learn(RequestRecord& request, const StepShare& share, const SlotR
     }
   } else if (request.host_slot == nullptr && config_.method == DraftMethod::kNgram) {
     // A match that was not found costs padded rows, too; otherwise it costs nothing.
-    request.lookup.observe(*request.shared_rates, rows, result.num_accepted);
+    request.lookup.observe(request.shared_rates->at(static_cast<std::size_t>(DraftSource::kLookup)),
+                           rows, result.num_accepted);
   }
 }
 

@@ -21,6 +21,8 @@ SlotMethod slot_method_of(DraftMethod method) {
       return SlotMethod::kLookahead;
     case DraftMethod::kNgram:
       return SlotMethod::kNgram;
+    case DraftMethod::kSuffix:
+      return SlotMethod::kSuffix;
     case DraftMethod::kProposed:
       return SlotMethod::kBrought;
     case DraftMethod::kNone:
@@ -146,7 +148,9 @@ RequestId Executor::submit(RequestParams p, const ProposedProbs& external_probs)
   }
   std::lock_guard<std::mutex> lock(mutex_);
   r.shared_rates = shared_rates_.of(r.params.cache_salt);
-  if (r.adaptive && config_.method == DraftMethod::kProposed) {
+  const bool weighed_before = r.by_host || host_ != nullptr;
+  if (r.adaptive && (config_.method == DraftMethod::kProposed ||
+                     (config_.method == DraftMethod::kSuffix && !weighed_before))) {
     // What requests of this size and salt have shown is where a new one begins.
     r.shared_sizes = shared_sizes_.of(r.params.cache_salt);
     r.sizes = r.shared_sizes->try_emplace(r.max_drafts, r.max_drafts, r.max_path).first->second;
@@ -169,6 +173,8 @@ SlotRequest Executor::slot_request(RequestRecord& r, bool take_prompt) const {
   s.speculative = r.max_drafts > 0;
   s.lookahead = r.params.lookahead.value_or(config_.lookahead);
   s.ngram = NgramLookup{r.max_drafts, config_.ngram.is_keep_all, config_.ngram.is_use_oldest};
+  s.suffix = config_.suffix;
+  s.suffix.max_draft_len = r.max_drafts;
   s.seed = r.params.seed;
   return s;
 }

@@ -155,7 +155,8 @@ class Executor {
     each = std::min(each, request.page_room);
     return request.by_host ? std::min(each, host_drafts_each_) : each;
   }
-  void choose_chain_limits(int most_drafts, int each);
+  bool weighs(const RequestRecord& request) const;
+  void weigh_lookups(int most_drafts, int each);
   void choose_arms(int most_drafts, int each);
   DraftShare share_of(const RequestRecord& request, int most_drafts, int arm) const;
   void place_decode(RequestRecord& request, int most_drafts, int arm);
@@ -170,8 +171,9 @@ class Executor {
   // immediate.cc
   void enter_on_host(RequestRecord& request);
   void keep_hidden(const HiddenRows& hidden) const;
-  void look_up(RequestRecord& request);
-  const double* survival_on_host(RequestRecord& request, int length);
+  void look_up(RequestRecord& request, int most, int room);
+  void offer_ngram(RequestRecord& request, int most);
+  void offer_suffix(RequestRecord& request, int most, int room);
   void cut_brought_drafts();
   void place_proposal(RequestRecord& request, const DraftShare& share);
   void draft_on_host(RequestRecord& request, const DraftShare& share);
@@ -209,7 +211,7 @@ class Executor {
   StepRings rings_;
   std::unique_ptr<HostSteps> host_;  // null: steps run on a device
   StepCost step_cost_, cost_now_;    // as measured; for the contexts of the step that is planned
-  PerSalt<ChainRates> shared_rates_;
+  PerSalt<SourceRates> shared_rates_;
   DraftCost draft_cost_;
   Budget budget_;
   PerSalt<std::map<int, SizeBandit>> shared_sizes_;  // by the requests' most drafts

@@ -34,48 +34,64 @@ void Executor::enter_on_host(RequestRecord& request) {
   if (host_) entered_.push_back({request.slot, request.id, 0, 0});
 }
 
-// Fills offered and match_len from the request's own history or the public pool, whichever agrees
-// with a longer suffix; its own on ties.
-void Executor::look_up(RequestRecord& request) {
+// Fills the request's offer with what lookups find: `most` drafts, none deeper than `room`.
+void Executor::look_up(RequestRecord& request, int most, int room) {
+  request.offer.clear();
+  const SlotMethod method = request.host_slot->method;
+  if (most <= 0 || room <= 0) return;
+  if (method == SlotMethod::kNgram) offer_ngram(request, std::min(most, room));
+  if (method == SlotMethod::kSuffix) offer_suffix(request, most, room);
+  request.offer.sort();
+}
+
+// A chain from the request's own history or the public pool, whichever agrees with a longer suffix;
+// its own on ties.
+void Executor::offer_ngram(RequestRecord& request, int most) {
   Slot* slot = request.host_slot;
-  request.offered.clear();
-  request.match_len = 0;
-  request.offer_is_pooled = false;
-  if (slot->method != SlotMethod::kNgram) return;
   const TokenId* history = slot->history();
   NgramMatch& match = slot->match;
   ngram_lookup(SerialTeam{}, slot->ngram_index(), history, slot->len, slot->ngram, &match);
-  if (match.length > 0) {
-    request.offered.assign(history + match.source, history + match.source + match.length);
-    int agree = match.match_len;
-    while (agree < kMatchHorizon && agree < match.source &&
-           history[match.source - agree - 1] == history[slot->len - agree - 1]) {
-      ++agree;
-    }
-    request.match_len = agree;
+  const TokenId* chain = history + match.source;
+  int length = match.length, agree = match.match_len;
+  while (length > 0 && agree < kMatchHorizon && agree < match.source &&
+         history[match.source - agree - 1] == history[slot->len - agree - 1]) {
+    ++agree;
   }
-  if (!public_pool_ || match.match_len == slot->max_ngram) return;
   TokenId pooled[kMaxDraftLen];
-  std::int32_t pooled_match = 0;
-  const std::int32_t pooled_len =
-      public_pool_->lookup(request.params.cache_salt, history, slot->len, slot->ngram.max_draft_len,
-                           pooled, &pooled_match);
-  if (pooled_len > 0 && pooled_match > match.match_len) {
-    request.offered.assign(pooled, pooled + pooled_len);
-    request.match_len = pooled_match;
-    request.offer_is_pooled = true;
+  if (public_pool_ && match.match_len < slot->max_ngram) {
+    std::int32_t pooled_match = 0;
+    const std::int32_t pooled_len =
+        public_pool_->lookup(request.params.cache_salt, history, slot->len,
+                             slot->ngram.max_draft_len, pooled, &pooled_match);
+    if (pooled_len > 0 && pooled_match > match.match_len) {
+      chain = pooled;
+      length = pooled_len;
+      agree = pooled_match;
+    }
+  }
+  int node = DraftOffer::kGolden;
+  for (int i = 0; i < std::min(length, most); ++i) {
+    const DraftOffer::Estimate estimate{static_cast<std::int16_t>(agree),
+                                        static_cast<std::int16_t>(i + 1), 1.0f};
+    node = request.offer.add(node, chain[i], DraftSource::kLookup, estimate, request.rates,
+                             *request.shared_rates);
   }
 }
 
-// Chance of each of the first `length` offered drafts; the array is the request's.
-const double* Executor::survival_on_host(RequestRecord& request, int length) {
-  request.survival.resize(static_cast<std::size_t>(length));
-  double alive = 1.0;
-  for (int i = 0; i < length; ++i) {
-    alive *= request.rates.rate(request.shared_rates.get(), request.match_len, i + 1);
-    request.survival[i] = alive;
+// The tree that the slot drafts from its suffix index.
+void Executor::offer_suffix(RequestRecord& request, int most, int room) {
+  Slot* slot = request.host_slot;
+  SuffixState* state = slot->suffix_state();
+  DraftTree tree;
+  suffix_draft(SerialTeam{}, state, slot->history(), slot->len, slot->suffix, most, room, &tree);
+  int place[kMaxStepTokens] = {DraftOffer::kGolden};
+  for (int i = 1; i < tree.size; ++i) {
+    const SuffixNode& node = state->nodes[i - 1];
+    const DraftOffer::Estimate estimate{static_cast<std::int16_t>(node.match), 1,
+                                        static_cast<float>(node.share) / kSuffixOne};
+    place[i] = request.offer.add(place[tree.parents[i]], tree.tokens[i], DraftSource::kSuffix,
+                                 estimate, request.rates, *request.shared_rates);
   }
-  return request.survival.data();
 }
 
 // The tree of drafts that were handed in, less what the limits cut off. The cut looks at places in
@@ -106,9 +122,9 @@ void Executor::draft_on_host(RequestRecord& request, const DraftShare& share) {
   request.step_proposal = nullptr;
   if (request.proposal) {
     place_proposal(request, share);
-  } else if (config_.method == DraftMethod::kNgram && slot->method == SlotMethod::kNgram) {
+  } else if (request.weighed) {
     tree.reset(slot->history()[slot->len - 1]);
-    for (int i = 0; i < share.max_drafts; ++i) tree.add(request.offered[i], i);
+    request.offer.take(std::min(share.max_drafts, request.offer.num_drafts()), &tree);
   } else {
     slot_draft(SerialTeam{}, slot, share, &tree);
   }

@@ -73,7 +73,7 @@ const StagedStep* Executor::plan() {
   const int longest = max_drafts_of(config_);
   const int scheduled =
       draft_len_limit_for(config_.draft_len_schedule, static_cast<int>(running.size()), longest);
-  choose_chain_limits(budget, scheduled);
+  weigh_lookups(budget, scheduled);
   choose_arms(budget, scheduled);
   for (std::size_t i = 0; i < decoding_.size(); ++i) {
     const int most = std::min(budget, most_drafts_of(*decoding_[i], scheduled));
@@ -238,46 +238,58 @@ void spend(StepBase* step) { step->spent += std::exchange(step->drafting.fixed, 
 
 }  // namespace
 
-// How long each chain of prompt lookup may be in this step. `most_drafts`: rows left for drafts;
-// `each`: of one request.
-void Executor::choose_chain_limits(int most_drafts, int each) {
-  if (config_.method != DraftMethod::kNgram) return;
+// Are the request's drafts weighed before the step that verifies them, by chances of each?
+bool Executor::weighs(const RequestRecord& request) const {
+  return config_.method == DraftMethod::kNgram ||
+         (config_.method == DraftMethod::kSuffix && request.host_slot != nullptr);
+}
+
+// How many drafts each request may have in this step whose chances are known in front of it: those
+// that the host has looked up, chains of prompt lookup on a device. `most_drafts`: rows left for
+// drafts; `each`: of one request.
+void Executor::weigh_lookups(int most_drafts, int each) {
   int rows = step_.num_prompt_rows + static_cast<int>(decoding_.size());
+  bool any = false;
   chain_offers_.assign(decoding_.size(), {});
   for (std::size_t i = 0; i < decoding_.size(); ++i) {
     RequestRecord& request = *decoding_[i];
-    int length =
-        std::max(0, std::min({request.max_drafts, most_drafts_of(request, each), request.room()}));
+    request.weighed = weighs(request);
+    if (!request.weighed) continue;
+    any = true;
+    int length = std::max(0, std::min(request.max_drafts, most_drafts_of(request, each)));
     const bool on_host = request.host_slot != nullptr;
     if (request.proposal) {
-      length = std::min(length, request.proposal->tree.num_drafts());
+      length = std::min({length, request.room(), request.proposal->tree.num_drafts()});
     } else if (on_host) {
-      look_up(request);
-      length = std::min(length, static_cast<int>(request.offered.size()));
+      look_up(request, request.max_drafts, request.room());
+      length = std::min(length, request.offer.num_drafts());
+    } else {
+      length = std::max(0, std::min(length, request.room()));
     }
     if (request.adaptive && cost_now_.known() && !request.proposal) {
-      const double* survival = on_host ? survival_on_host(request, length)
-                                       : request.lookup.survival(*request.shared_rates, length);
+      ChainRates& shared = request.shared_rates->at(static_cast<std::size_t>(DraftSource::kLookup));
+      const double* survival =
+          on_host ? request.offer.survival() : request.lookup.survival(shared, length);
       chain_offers_[i] = {survival, length};
     } else {
-      request.chain_limit = length = std::max(0, std::min(length, most_drafts));
+      request.draft_limit = length = std::max(0, std::min(length, most_drafts));
       rows += length;
       most_drafts -= length;
     }
   }
-  if (!cost_now_.known()) return;
+  if (!any || !cost_now_.known()) return;
   budget_.cut(chain_offers_,
               {cost_now_, rows, static_cast<double>(decoding_.size()), most_drafts, draft_cost_});
   for (std::size_t i = 0; i < decoding_.size(); ++i) {
     RequestRecord& request = *decoding_[i];
-    if (!request.adaptive || request.proposal) continue;
+    if (!request.weighed || !request.adaptive || request.proposal) continue;
     const Offer& offer = chain_offers_[i];
     // What was not drafted teaches on the host alone, where the match is known.
     const bool probe = request.host_slot == nullptr && offer.length > 0 &&
                        request.lookup.probes(cost_now_, rows, offer.length, offer.chosen);
-    request.chain_limit = probe ? offer.length : offer.chosen;
+    request.draft_limit = probe ? offer.length : offer.chosen;
     budget_.stats.probes += probe;
-    rows += request.chain_limit;
+    rows += request.draft_limit;
   }
 }
 
@@ -285,7 +297,9 @@ void Executor::choose_chain_limits(int most_drafts, int each) {
 // drafting costs a step is worth it, as a rule, if several share it.
 void Executor::choose_arms(int most_drafts, int each) {
   arms_chosen_.assign(decoding_.size(), -1);
-  if (!cost_now_.known() || config_.method == DraftMethod::kNgram) return;
+  const bool any = std::any_of(decoding_.begin(), decoding_.end(),
+                               [](const RequestRecord* r) { return !r->weighed; });
+  if (!cost_now_.known() || !any) return;
   StepBase step{.cost = cost_now_,
                 .rows = step_.num_prompt_rows + static_cast<int>(decoding_.size()),
                 .tokens = 0.0,
@@ -296,14 +310,16 @@ void Executor::choose_arms(int most_drafts, int each) {
     RequestRecord& request = *decoding_[i];
     BudgetBandit* arms = request.any_arms();
     const int most = std::min(request.max_drafts, most_drafts_of(request, each));
-    if (arms != nullptr && request.adaptive && !request.proposal && most > 0) {
+    if (arms != nullptr && request.adaptive && !request.proposal && !request.weighed && most > 0) {
       chain_offers_[i] = arms->offer();
       step.tokens += arms->tokens(0);
       continue;
     }
     step.tokens += 1.0;
-    const int fixed =
-        std::max(0, request.proposal ? std::min(most, request.proposal->tree.num_drafts()) : most);
+    int fixed = most;
+    if (request.proposal) fixed = std::min(most, request.proposal->tree.num_drafts());
+    if (request.weighed) fixed = request.draft_limit;
+    fixed = std::max(0, fixed);
     step.rows += fixed;
     step.max_more_rows = std::max(0, step.max_more_rows - fixed);
     if (fixed > 0 && !request.proposal) spend(&step);
@@ -329,8 +345,8 @@ DraftShare Executor::share_of(const RequestRecord& request, int most_drafts, int
   if (share.max_drafts <= 0) return share;
   if (request.proposal) {
     share.max_drafts = std::min(share.max_drafts, request.proposal->tree.num_drafts());
-  } else if (config_.method == DraftMethod::kNgram) {
-    share.max_drafts = std::min(share.max_drafts, request.chain_limit);
+  } else if (request.weighed) {
+    share.max_drafts = std::min(share.max_drafts, request.draft_limit);
   } else if (arm >= 0 && request.sizes) {
     share.max_drafts = std::min(share.max_drafts, request.sizes->drafts(arm));
   } else if (arm >= 0) {

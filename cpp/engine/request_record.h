@@ -17,6 +17,7 @@
 #include "algo/slot.h"
 #include "engine/budget_bandit.h"
 #include "engine/chain_history.h"
+#include "engine/draft_offer.h"
 #include "engine/request.h"
 #include "engine/score_processor.h"
 #include "engine/staging.h"
@@ -76,15 +77,14 @@ struct RequestRecord {
   std::optional<LookaheadBandit> arms;
   std::optional<SizeBandit> sizes;  // of drafts from outside
   // What the requests with this salt have shown.
-  std::shared_ptr<ChainRates> shared_rates;
+  std::shared_ptr<SourceRates> shared_rates;
   std::shared_ptr<std::map<int, SizeBandit>> shared_sizes;
   ChainHistory lookup;           // where the match behind a draft is not known
-  ChainRates rates;              // where it is
-  int chain_limit = 0;           // drafts of the step to be planned
-  std::vector<double> survival;  // of it
-  std::vector<TokenId> offered;  // of the last lookup on the host, for what it teaches
-  int match_len = 0;             // tokens in front of `offered` that agree with the history's end
-  bool offer_is_pooled = false;  // `offered` is not the request's own text
+  SourceRates rates;             // where it is
+  bool weighed = false;          // the step's drafts are weighed before it, those of `offer` if
+  DraftOffer offer;              // the slot is the host's: what was found for the step
+  int draft_limit = 0;           // weighed: drafts of the step to be planned
+  std::vector<double> survival;  // of drafts that operations brought
   int published = 0;             // tokens of the history that the public pool has
   std::unique_ptr<Proposal> external;       // drafts behind the prompt, until they are planned
   std::unique_ptr<Proposal> proposal;       // for the next decode step

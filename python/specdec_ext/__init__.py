@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from .config.methods import MedusaDecodingConfig as MedusaDecodingConfig
     from .config.methods import ReDrafterDecodingConfig as ReDrafterDecodingConfig
     from .config.methods import UserDrafterConfig as UserDrafterConfig
+    from .config.suffix import SuffixDecodingConfig as SuffixDecodingConfig
     from .errors import CapacityError as CapacityError
     from .errors import ConfigError as ConfigError
     from .errors import EngineError as EngineError
@@ -62,6 +63,7 @@ _EXPORTS = {
     "SamplingParams": "request.sampling_params",
     "SchedulerConfig": "config.engine",
     "SpecdecError": "errors",
+    "SuffixDecodingConfig": "config.suffix",
     "UnsupportedConfigError": "errors",
     "UnsupportedModelError": "errors",
     "UnsupportedRequestError": "errors",

@@ -389,6 +389,7 @@ class SlotLayout:
         max_draft_len: typing.SupportsInt | typing.SupportsIndex = 4,
         is_keep_all: bool = True,
         is_use_oldest: bool = True,
+        suffix: dict[str, typing.Any] = {},
         seed: typing.SupportsInt | typing.SupportsIndex = 0,
     ) -> bytes:
         """
@@ -690,6 +691,7 @@ class Executor:
             typing.SupportsInt | typing.SupportsIndex,
         ] = (1, 1, 0),
         ngram: dict[str, typing.Any] = {},
+        suffix: dict[str, typing.Any] = {},
         proposed_max_draft_len: typing.SupportsInt | typing.SupportsIndex = 127,
         proposed_max_path: typing.SupportsInt | typing.SupportsIndex | None = None,
         proposed_by_host: bool = False,

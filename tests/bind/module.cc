@@ -7,6 +7,7 @@ namespace specdec {
 void register_algo(pybind11::module_& m);
 void register_page_table(pybind11::module_& m);
 void register_sampling(pybind11::module_& m);
+void register_suffix(pybind11::module_& m);
 
 }  // namespace specdec
 
@@ -14,4 +15,5 @@ PYBIND11_MODULE(_core_testing, m) {
   specdec::register_algo(m);
   specdec::register_page_table(m);
   specdec::register_sampling(m);
+  specdec::register_suffix(m);
 }

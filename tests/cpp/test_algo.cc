@@ -234,11 +234,11 @@ TEST(ngram_index_does_not_depend_on_the_team) {
   for (const int vocab : {1, 2, 20, 5000}) {
     const int limit = 900, max_ngram = 4;
     const auto text = random_tokens(rng, limit, vocab);
-    const std::size_t bytes = ngram_bytes_required(limit, max_ngram);
+    const std::size_t bytes = ngram_bytes_required(limit, ngrams_up_to(max_ngram));
     const auto work = [&](const auto& team, Block* block, NgramMatch* match,
                           std::vector<std::int32_t>* log) {
       NgramIndex* index = block->template as<NgramIndex>();
-      ngram_init(team, index, limit, max_ngram);
+      ngram_init(team, index, limit, ngrams_up_to(max_ngram));
       for (int len = 1; len <= limit; len += 1 + len / 7) {
         ngram_extend(team, index, text.data(), len);
         for (const bool oldest : {true, false}) {

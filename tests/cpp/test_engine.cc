@@ -107,12 +107,12 @@ TEST(a_schedule_is_an_upper_bound_by_running_requests) {
 TEST(rates_follow_what_is_observed_and_recover) {
   ChainRates rates;
   for (int i = 0; i < 100; ++i) rates.observe(2, 1, false, 0.95);
-  CHECK(rates.rate(nullptr, 2, 1) < 0.1);
+  CHECK(rates.rate(nullptr, 0.4, 2, 1) < 0.1);
   for (int i = 0; i < 60; ++i) rates.observe(2, 1, true, 0.95);
-  CHECK(rates.rate(nullptr, 2, 1) > 0.8);
+  CHECK(rates.rate(nullptr, 0.4, 2, 1) > 0.8);
   // A young request leans on what all requests showed.
   const ChainRates young;
-  CHECK(young.rate(&rates, 2, 1) > 0.8);
+  CHECK(young.rate(&rates, 0.4, 2, 1) > 0.8);
 }
 
 // The arm of a request that is alone in its step.

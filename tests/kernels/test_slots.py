@@ -55,7 +55,7 @@ def jobs_of(rng: random.Random, vocab: int, count: int, method: str) -> list[Job
         options: dict[str, Any] = {"seed": rng.randrange(2**60)}
         if method == "lookahead":
             options["lookahead"] = rng.choice([(5, 4, 5), (2, 2, 1), (3, 4, 0), (1, 1, 0)])
-        if method == "ngram":
+        if method in ("ngram", "suffix"):
             options["max_draft_len"] = rng.choice([0, 1, 4, 10])
         if rng.random() < 0.2:
             options["speculative"] = False
@@ -80,6 +80,8 @@ class HostOracle:
             options["lookahead"] = (5, 4, 5)
         if self.method == "ngram":
             options["ngram"] = {"max_draft_len": 10, "max_matching_ngram_size": 3}
+        if self.method == "suffix":
+            options["suffix"] = {"max_draft_len": 10}
         executor = _core.Executor(
             model.k_pages, model.v_pages, vocab_size=self.function.vocab, max_batch_size=1,
             max_seq_len=MAX_SEQ_LEN, max_num_tokens=256, adaptive=False, **options,
@@ -238,7 +240,7 @@ def run_jobs(device: Device, jobs: list[Job], rng: random.Random) -> list[Trace]
     return traces
 
 
-@pytest.mark.parametrize("method", ["none", "lookahead", "ngram"])
+@pytest.mark.parametrize("method", ["none", "lookahead", "ngram", "suffix"])
 @every_backend
 def test_slots_decode_as_the_host_executor_does(target: Target, method: str) -> None:
     rng = random.Random(5 + len(method))

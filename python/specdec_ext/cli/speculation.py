@@ -43,6 +43,11 @@ def add_speculation_arguments(parser: argparse.ArgumentParser) -> None:
         "the engine (v2, default); the tokens are the same",
     )  # fmt: skip
     spec.add_argument(
+        "--suffix", action="store_true", default=None,
+        help="suffix decoding: drafts from what followed the text's last tokens before, as many "
+        "as are likely; --max-draft-len per step (default: 10)",
+    )  # fmt: skip
+    spec.add_argument(
         "--medusa", action="store_true",
         help="Medusa with the heads that are shipped for the default model",
     )  # fmt: skip
@@ -74,8 +79,8 @@ def add_speculation_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     spec.add_argument(
         "--max-draft-len", type=int, metavar="D",
-        help="drafts per step of --draft-model (default: 4); else what the engine is built for, "
-        "which must agree with the method's own number",
+        help="drafts per step of --draft-model (default: 4) and --suffix; else what the engine is "
+        "built for, which must agree with the method's own number",
     )  # fmt: skip
     spec.add_argument(
         "--speculative-decoding-mode", metavar="MODE",
@@ -163,6 +168,7 @@ def speculative_config(args: argparse.Namespace) -> Any:
         "--lookahead-config": args.lookahead_config,
         "--prompt-lookup-config": args.prompt_lookup_config,
         "--spec-decode-nextn": args.spec_decode_nextn,
+        "--suffix": args.suffix,
         "--medusa or --medusa-model": medusa_model(args),
         "--draft-target or --draft-model": _draft_model(args),
         "--speculative-config": args.speculative_config,
@@ -185,6 +191,10 @@ def speculative_config(args: argparse.Namespace) -> Any:
         config = parse_speculative_config(args.lookahead_config, "lookahead", size)
     elif args.prompt_lookup_config is not None:
         config = parse_speculative_config(args.prompt_lookup_config, "ngram", size)
+    elif args.suffix:
+        length = args.max_draft_len
+        keys = {} if length is None else {"max_draft_len": length}
+        config = parse_speculative_config(keys, "suffix", size)
     elif named["--redrafter"] is not None:
         config = parse_speculative_config(_redrafter_keys(args), "redrafter", size)
     elif (draft_model := _draft_model(args)) is not None:

@@ -16,6 +16,7 @@ from .engine import (
 from .methods import DRAFTER_CONFIGS, DrafterConfig
 from .names import canonical_method
 from .parse import SpeculativeConfig, parse_speculative_config
+from .suffix import SuffixDecodingConfig
 from .validate import check_bool, check_int, show, unknown_key
 
 __all__ = [
@@ -142,6 +143,12 @@ def check_build(
                 if max_draft_len is None
                 else NGramDecodingConfig(max_draft_len=max_draft_len)
             )
+        elif mode == "suffix":
+            config = (
+                SuffixDecodingConfig()
+                if max_draft_len is None
+                else SuffixDecodingConfig(max_draft_len=max_draft_len)
+            )
         elif mode in DRAFTER_CONFIGS:
             config = parse_speculative_config(mode)
     have = "none" if config is None else config.method
@@ -160,7 +167,8 @@ def check_build(
             elif isinstance(config, DrafterConfig):
                 what = f"{config.words} with max_draft_len = {need}"
             elif config is not None:
-                what = f"prompt lookup with max_draft_len = {config.max_draft_len}"
+                name = "suffix decoding" if config.method == "suffix" else "prompt lookup"
+                what = f"{name} with max_draft_len = {config.max_draft_len}"
             raise ConfigError(
                 f"max_draft_len = {max_draft_len} but {what} needs max_draft_len = {need}; "
                 f"use max_draft_len = {need} or leave it out"

@@ -34,6 +34,8 @@ _METHODS = {
     "ngram_simple": "ngram",
     "prompt_lookup": "ngram",
     "prompt_lookup_decoding": "ngram",
+    "suffix": "suffix",
+    "suffix_decoding": "suffix",
     "none": "none",
     "": "none",
     "user_provided": "user_provided",
@@ -53,7 +55,7 @@ _CHOICES = ", ".join(repr(m) for m in sorted({*_METHODS.values()} - {"none", "us
 _CHOICES += " or 'none' (plain decoding)"
 _OTHER_METHODS = {
     "eagle", "eagle3", "mtp",
-    "suffix", "sa", "pard", "dflash", "dspark", "ngram_gpu", "auto", "nextn",
+    "sa", "pard", "dflash", "dspark", "ngram_gpu", "auto", "nextn",
 }  # fmt: skip
 
 LOOKAHEAD_ALIASES = {

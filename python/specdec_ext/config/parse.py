@@ -35,6 +35,7 @@ from .names import (
     canonical_method,
 )
 from .read_text import read_text
+from .suffix import SUFFIX_ALIASES, SuffixDecodingConfig
 from .validate import check_int, show, unknown_key
 
 __all__ = [
@@ -44,12 +45,22 @@ __all__ = [
     "parse_speculative_config",
 ]
 
-SpeculativeConfig: TypeAlias = LookaheadDecodingConfig | NGramDecodingConfig | DrafterConfig
+SpeculativeConfig: TypeAlias = (
+    LookaheadDecodingConfig | NGramDecodingConfig | SuffixDecodingConfig | DrafterConfig
+)
+
+# Methods that draft from a request's own state, by canonical name.
+_IN_SLOTS: Mapping[
+    str, type[LookaheadDecodingConfig | NGramDecodingConfig | SuffixDecodingConfig]
+] = {
+    cls.method: cls for cls in (LookaheadDecodingConfig, NGramDecodingConfig, SuffixDecodingConfig)
+}
 
 ConfigT = TypeVar(
     "ConfigT",
     LookaheadDecodingConfig,
     NGramDecodingConfig,
+    SuffixDecodingConfig,
     KvCacheConfig,
     SchedulerConfig,
     DrafterConfig,
@@ -119,6 +130,8 @@ def _guess_method(values: Mapping[Any, Any]) -> str:
     keys = {k.lower().replace("-", "_") for k in values if isinstance(k, str)}
     if keys & {"medusa_choices", "num_medusa_heads", "medusa_num_heads"}:
         return "medusa"
+    if any(key.startswith("suffix_decoding_") for key in keys):
+        return "suffix"
     lookahead = {f.name for f in fields(LookaheadDecodingConfig)} | set(LOOKAHEAD_ALIASES)
     ngram = {f.name for f in fields(NGramDecodingConfig)} | set(NGRAM_ALIASES)
     draft_model = {"model", *DraftTargetDecodingConfig.spellings} | {
@@ -203,6 +216,11 @@ def _from_list(
     has_devices = len(items) == 3 and isinstance(items[2], (list, tuple))
     if method is None:
         method = "ngram" if len(items) == 2 or has_devices else "lookahead"
+    if method not in ("ngram", "lookahead"):
+        raise ConfigError(
+            f"speculative_config = {show(list(items))}: method {method!r} has no form as a list; "
+            f'give a dict, for example {{"method": "{method}"}}'
+        )
     if method == "lookahead":
         if len(items) != 3 or has_devices:
             raise ConfigError(
@@ -251,7 +269,7 @@ def parse_speculative_config(
     if value is None:
         return None
     wanted = None if method is None else canonical_method(method)
-    if isinstance(value, (LookaheadDecodingConfig, NGramDecodingConfig, DrafterConfig)):
+    if isinstance(value, SpeculativeConfig):
         if wanted not in (None, value.method):
             raise ConfigError(
                 f"speculative_config is a {type(value).__name__}, expected method {wanted!r}; "
@@ -269,7 +287,7 @@ def parse_speculative_config(
             return None
         if named in DRAFTER_CONFIGS:
             return DRAFTER_CONFIGS[named]()
-        return LookaheadDecodingConfig() if named == "lookahead" else NGramDecodingConfig()
+        return _IN_SLOTS[named]()
     if isinstance(value, (list, tuple)):
         return _from_list(value, wanted, tensor_parallel_size)
     if isinstance(value, Mapping):
@@ -285,6 +303,8 @@ def parse_speculative_config(
         if named in DRAFTER_CONFIGS:
             cls = DRAFTER_CONFIGS[named]
             return _build(cls, cls.normalize_keys(rest), cls.aliases)
+        if named == "suffix":
+            return _build(SuffixDecodingConfig, rest, SUFFIX_ALIASES)
         return _from_lookahead_dict(rest) if named == "lookahead" else _from_ngram_dict(rest)
     _refuse_form(value, wanted)
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ..config.engine import KvCacheConfig, LookaheadDecodingConfig, SchedulerConfig, normalize_dtype
 from ..config.methods import DrafterConfig, DraftTargetDecodingConfig, UserDrafterConfig
 from ..config.parse import SpeculativeConfig
+from ..config.suffix import SuffixDecodingConfig
 from ..drafters import DraftTargetDrafter, SlotDrafter, make_drafter
 from ..errors import ConfigError
 from .memory_plan import (
@@ -48,6 +49,8 @@ def drafting_arguments(config: SpeculativeConfig | None) -> dict[str, Any]:
             "proposed_max_path": config.longest_path_len,
             "proposed_by_host": isinstance(config, UserDrafterConfig),
         }
+    elif isinstance(config, SuffixDecodingConfig):
+        how = {"method": "suffix", "suffix": dict(config.lookup)}
     elif config is not None:
         how = {"method": "ngram", "ngram": {name: getattr(config, name) for name in _NGRAM}}
     if config is not None:

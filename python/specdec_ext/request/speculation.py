@@ -19,6 +19,7 @@ from ..config.methods import (
     ReDrafterDecodingConfig,
 )
 from ..config.parse import SpeculativeConfig
+from ..config.suffix import SuffixDecodingConfig
 from ..config.validate import show
 from ..errors import RequestError
 from .sampling_params import SamplingParams
@@ -33,6 +34,7 @@ Speculation = tuple[dict[str, Any], int, dict[str, Any]]
 _OF_A_REQUEST: Mapping[str, Mapping[str, str]] = {
     "lookahead": {},  # the triple is one value
     "ngram": {"max_draft_len": "max_draft_len"},
+    "suffix": {"max_draft_len": "max_draft_len"},
     "draft_target": {"max_draft_len": "max_draft_len", "use_draft_logits": "use_draft_logits"},
     "medusa": {"medusa_choices": "medusa_choices"},
     "redrafter": {
@@ -87,6 +89,8 @@ def resolve_speculation(params: SamplingParams, engine: SpeculativeConfig | None
         kwargs, depth, options = _lookahead(changes, engine)
     elif isinstance(engine, NGramDecodingConfig):
         kwargs, depth, options = _length(changes, engine, "prompt lookup")
+    elif isinstance(engine, SuffixDecodingConfig):
+        kwargs, depth, options = _length(changes, engine, "suffix decoding")
     else:
         kwargs, depth, options = _drafter(params, changes, engine)
     if kwargs["speculative"] and "adaptive" in changes:
@@ -213,7 +217,9 @@ def _lookahead(changes: Mapping[str, Any], engine: LookaheadDecodingConfig) -> S
 
 
 def _length(
-    changes: Mapping[str, Any], engine: NGramDecodingConfig | DrafterConfig, words: str
+    changes: Mapping[str, Any],
+    engine: NGramDecodingConfig | SuffixDecodingConfig | DrafterConfig,
+    words: str,
 ) -> Speculation:
     """max_draft_len, within the engine's."""
     if "lookahead_config" in changes:

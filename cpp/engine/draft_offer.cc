@@ -1,0 +1,92 @@
+#include "engine/draft_offer.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <functional>
+#include <numeric>
+
+namespace specdec {
+
+int DraftOffer::add(int parent, TokenId token, DraftSource source, const Estimate& estimate,
+                    const SourceRates& own, const SourceRates& shared) {
+  const auto s = static_cast<std::size_t>(source);
+  const double start = start_rate(source, estimate.match, estimate.depth);
+  const double rate = own[s].rate(&shared[s], start, estimate.match, estimate.depth);
+  const double above = parent == kGolden ? 1.0 : survival_[parent];
+  const double chance = above * std::min(1.0, static_cast<double>(estimate.share) * rate);
+  int node = find(parent, token);
+  if (node < 0) {
+    if (tree_.size == kMaxStepTokens) return -1;
+    node = tree_.add(token, parent);
+    survival_[node] = 0.0;
+    estimates_[node] = {};
+  }
+  survival_[node] = std::max(survival_[node], chance);
+  estimates_[node][s] = estimate;
+  return node;
+}
+
+// The child of `parent` with this token; -1: there is none.
+int DraftOffer::find(int parent, TokenId token) const {
+  for (int i = parent + 1; i < tree_.size; ++i) {
+    if (tree_.parents[i] == parent && tree_.tokens[i] == token) return i;
+  }
+  return -1;
+}
+
+void DraftOffer::sort() {
+  // Parents are no less likely and come first, so an order that keeps equal ones keeps them first.
+  const double* chances = survival_.data();
+  if (std::is_sorted(chances + 1, chances + tree_.size, std::greater<>())) return;
+  std::array<int, kMaxStepTokens> order{};
+  std::iota(order.begin(), order.begin() + tree_.size, 0);
+  std::stable_sort(order.begin() + 1, order.begin() + tree_.size,
+                   [&](int a, int b) { return chances[a] > chances[b]; });
+  const DraftOffer before = *this;
+  std::array<int, kMaxStepTokens> place{};
+  for (int i = 1; i < tree_.size; ++i) {
+    const int from = order[i];
+    place[from] = i;
+    tree_.tokens[i] = before.tree_.tokens[from];
+    tree_.parents[i] = place[before.tree_.parents[from]];
+    survival_[i] = before.survival_[from];
+    estimates_[i] = before.estimates_[from];
+  }
+}
+
+void DraftOffer::take(int count, DraftTree* tree) const {
+  for (int i = 1; i <= count; ++i) tree->add(tree_.tokens[i], tree_.parents[i]);
+}
+
+void DraftOffer::observe(const TokenId* tokens, int count, SourceRates* own,
+                         SourceRates* shared) const {
+  int node = kGolden;
+  for (int at = 0; at < count && node >= 0; ++at) {
+    const int next = find(node, tokens[at]);
+    for (std::size_t s = 0; s < kNumDraftSources; ++s) {
+      Estimate all;
+      for (int i = node + 1; i < tree_.size; ++i) {
+        const Estimate& one = estimates_[i][s];
+        if (tree_.parents[i] != node || one.share == 0.0f) continue;
+        all = {one.match, one.depth, all.share + one.share};
+      }
+      if (all.share == 0.0f) continue;
+      const bool right = next >= 0 && estimates_[next][s].share > 0.0f;
+      (*own)[s].observe(all.match, all.depth, right, kOwnDecay, all.share);
+      (*shared)[s].observe(all.match, all.depth, right, kSharedDecay, all.share);
+    }
+    node = next;
+  }
+}
+
+int DraftOffer::agreed(DraftSource source, const TokenId* tokens, int count) const {
+  int agreed = 0;
+  for (int at = 0, node = kGolden; at < count; ++at) {
+    node = find(node, tokens[at]);
+    if (node < 0) break;
+    agreed += estimates_[node][static_cast<std::size_t>(source)].share > 0.0f;
+  }
+  return agreed;
+}
+
+}  // namespace specdec

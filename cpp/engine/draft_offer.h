@@ -1,0 +1,59 @@
+// What sources have found for a request's next step, merged into one tree, before the budget cuts
+// it. This is the one place where drafts of several sources meet: a path that two of them propose
+// is one path, with the better chance of the two; the nodes stand in the order of their chances, so
+// that any number of the first ones is the best tree of that many nodes.
+#pragma once
+
+#include <array>
+#include <cstdint>
+
+#include "engine/chain_history.h"
+#include "tree/draft_tree.h"
+
+namespace specdec {
+
+// One request's own past of each source, and that of all requests with its salt.
+using SourceRates = std::array<ChainRates, kNumDraftSources>;
+
+class DraftOffer {
+ public:
+  static constexpr int kGolden = 0;  // the node that drafts hang under
+
+  // What a source says of a node under its parent: tokens that agreed with what was found there,
+  // edges to the golden token where the source's chances depend on them (else 1), and the node's
+  // part of what was found, in (0, 1]; 0: it did not propose it.
+  struct Estimate {
+    std::int16_t match = 0, depth = 0;
+    float share = 0.0f;
+  };
+
+  DraftOffer() { clear(); }
+  void clear() { tree_.reset(0); }
+  bool empty() const { return tree_.size == 1; }
+  int num_drafts() const { return tree_.num_drafts(); }
+
+  // The child of `parent` with this token, made if there is none. -1: there is no room. Its chance
+  // is the parent's times the share times what `own` and `shared` have seen of such drafts.
+  int add(int parent, TokenId token, DraftSource source, const Estimate& estimate,
+          const SourceRates& own, const SourceRates& shared);
+  // Puts the nodes in order. Nothing is added afterwards.
+  void sort();
+  // The first `count` drafts under the golden token of `tree`.
+  void take(int count, DraftTree* tree) const;
+
+  // [num_drafts()] the chance that each draft and all above it are accepted.
+  const double* survival() const { return survival_.data() + 1; }
+  // What `count` tokens that were decided say about the sources' chances, taken or not.
+  void observe(const TokenId* tokens, int count, SourceRates* own, SourceRates* shared) const;
+  // How many of `count` decided tokens follow a path of the tree and `source` has proposed.
+  int agreed(DraftSource source, const TokenId* tokens, int count) const;
+
+ private:
+  int find(int parent, TokenId token) const;
+
+  DraftTree tree_;  // node 0 stands for the golden token
+  std::array<double, kMaxStepTokens> survival_{};
+  std::array<std::array<Estimate, kNumDraftSources>, kMaxStepTokens> estimates_{};
+};
+
+}  // namespace specdec

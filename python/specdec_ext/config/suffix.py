@@ -1,0 +1,95 @@
+"""Configuration of suffix decoding; checked without torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from ..errors import ConfigError, UnsupportedConfigError
+from .base import SpeculationOptions
+from .engine import MAX_DRAFT_LEN
+from .validate import check_bool, check_float, check_int, show
+
+__all__ = ["SUFFIX_ALIASES", "SuffixDecodingConfig"]
+
+MAX_TREE_DEPTH = 64  # kMaxSuffixDepth in cpp/algo/suffix_draft.h
+
+# vLLM's names; arctic-inference has those without the prefix.
+SUFFIX_ALIASES = {
+    "num_speculative_tokens": "max_draft_len",
+    "max_spec_tokens": "max_draft_len",
+    "suffix_decoding_max_tree_depth": "max_tree_depth",
+    "max_depth": "max_tree_depth",
+    "suffix_decoding_max_cached_requests": "max_cached_requests",
+    "suffix_decoding_max_spec_factor": "max_spec_factor",
+    "suffix_decoding_min_token_prob": "min_token_prob",
+}
+
+
+@dataclass(frozen=True)
+class SuffixDecodingConfig(SpeculationOptions):
+    """Suffix decoding: a tree of what followed where the last tokens occurred before.
+
+    max_draft_len        drafts per step, 1..127 (alias num_speculative_tokens)
+    max_tree_depth       tokens that two places of the text are compared over, and the deepest
+                         draft, 1..64
+    max_spec_factor      drafts per token of the longest match, at most; None: the chances alone
+                         decide. 0 < factor <= 128
+    min_token_prob       drafts are made only if the chance that they and all above them are
+                         accepted is estimated to be at least this, 0..1
+    max_cached_requests  outputs of earlier requests that are searched, too. 0: none, which is all
+                         that this version has
+    adaptive             let the draft budget take the drafts that pay; off: all of them
+
+    and the options of every method (SpeculationOptions). vLLM's names with the prefix
+    `suffix_decoding_` are accepted in dicts.
+    """
+
+    method: ClassVar[str] = "suffix"
+
+    max_draft_len: int = 10
+    max_tree_depth: int = 24
+    max_spec_factor: float | None = None
+    min_token_prob: float = 0.1
+    max_cached_requests: int = 0
+    adaptive: bool = True
+
+    def __post_init__(self) -> None:
+        where = "SuffixDecodingConfig."
+        limits = {"max_draft_len": MAX_DRAFT_LEN, "max_tree_depth": MAX_TREE_DEPTH}
+        for name, high in limits.items():
+            value = check_int(where + name, getattr(self, name), ConfigError, low=1, high=high)
+            self._set(**{name: value})
+        if self.max_spec_factor is not None:
+            factor = check_float(
+                where + "max_spec_factor", self.max_spec_factor, ConfigError,
+                above=0.0, high=128.0, remedy="None: no such limit",
+            )  # fmt: skip
+            self._set(max_spec_factor=factor)
+        least = check_float(
+            where + "min_token_prob", self.min_token_prob, ConfigError, low=0.0, high=1.0
+        )
+        self._set(min_token_prob=least)
+        cached = check_int(
+            where + "max_cached_requests", self.max_cached_requests, ConfigError, low=0
+        )
+        if cached:
+            raise UnsupportedConfigError(
+                f"{where}max_cached_requests = {show(cached)}: this version searches a request's "
+                "own prompt and output, not the outputs of others; use 0, or "
+                "NGramDecodingConfig(is_public_pool=True)"
+            )
+        check_bool(where + "adaptive", self.adaptive, ConfigError)
+        self._check_options()
+
+    @property
+    def max_draft_path_len(self) -> int:
+        """Drafts on one root-to-leaf path: the most that one step can accept."""
+        return min(self.max_draft_len, self.max_tree_depth)
+
+    @property
+    def lookup(self) -> Mapping[str, Any]:
+        """The executor's keyword `suffix`."""
+        names = ("max_draft_len", "max_tree_depth", "max_spec_factor", "min_token_prob")
+        return {name: getattr(self, name) for name in names}
