@@ -200,6 +200,10 @@ void register_executor(py::module_& m) {
       .def_readonly("num_cached_tokens", &StepOutput::num_cached_tokens)
       .def_readonly("num_drafts", &StepOutput::num_drafts)
       .def_readonly("num_accepted", &StepOutput::num_accepted)
+      .def_readonly("num_predicted", &StepOutput::num_predicted,
+                    "Of num_drafts, how many the prediction has proposed.")
+      .def_readonly("num_accepted_predicted", &StepOutput::num_accepted_predicted,
+                    "Of num_accepted, how many the prediction has proposed.")
       .def_readonly("max_path", &StepOutput::max_path)
       .def_readonly("last_logit_row", &StepOutput::last_logit_row)
       .def_readonly("logit_rows", &StepOutput::logit_rows)

@@ -47,7 +47,8 @@ void def_submit(Class& cls) {
          std::optional<std::vector<TokenId>> allowed_token_ids, std::optional<int> logprobs,
          std::optional<int> prompt_logprobs, bool needs_scores, std::string cache_salt,
          int priority, bool return_logits, std::vector<TokenId> external_drafts,
-         bool end_after_drafts, const py::object& external_probs, bool compute_whole_prompt) {
+         bool end_after_drafts, const py::object& external_probs, bool compute_whole_prompt,
+         std::vector<TokenId> prediction) {
         RequestParams p;
         p.prompt = std::move(prompt_ids);
         p.max_tokens = max_tokens;
@@ -80,6 +81,7 @@ void def_submit(Class& cls) {
         p.external_drafts = std::move(external_drafts);
         p.end_after_drafts = end_after_drafts;
         p.compute_whole_prompt = compute_whole_prompt;
+        p.prediction = std::move(prediction);
         const BorrowedProbs borrowed(external_probs, py::none(), false);
         py::gil_scoped_release release;
         return self.submit(std::move(p), borrowed.proposed());
@@ -100,7 +102,8 @@ void def_submit(Class& cls) {
       py::arg("prompt_logprobs") = py::none(), py::arg("needs_scores") = false,
       py::arg("cache_salt") = "", py::arg("priority") = 0, py::arg("return_logits") = false,
       py::arg("external_drafts") = std::vector<TokenId>{}, py::arg("end_after_drafts") = false,
-      py::arg("external_probs") = py::none(), py::arg("compute_whole_prompt") = false);
+      py::arg("external_probs") = py::none(), py::arg("compute_whole_prompt") = false,
+      py::arg("prediction") = std::vector<TokenId>{});
 }
 
 }  // namespace specdec

@@ -29,10 +29,16 @@ double start_rate(DraftSource source, int match_len, int depth) {
   if (source == DraftSource::kSuffix) {
     return static_cast<double>(suffix_agreement(match_len)) / kSuffixOne;
   }
-  // Rough: longer matches are right more often, and so is what follows a right token.
+  // Rough: longer matches are right more often, and so is what follows a right token. A prediction
+  // is meant to be right.
   static constexpr double kFirst[ChainRates::kMatchBuckets] = {0.25, 0.40, 0.55, 0.70, 0.80, 0.90};
-  const double first = kFirst[ChainRates::match_bucket(match_len)];
-  return depth == 1 ? first : std::min(0.92, first + 0.25);
+  static constexpr double kPredicted[ChainRates::kMatchBuckets] = {0.60, 0.65, 0.70,
+                                                                   0.80, 0.88, 0.95};
+  const int match = ChainRates::match_bucket(match_len);
+  if (source == DraftSource::kPrediction) {
+    return depth == 1 ? kPredicted[match] : std::min(0.97, kPredicted[match] + 0.15);
+  }
+  return depth == 1 ? kFirst[match] : std::min(0.92, kFirst[match] + 0.25);
 }
 
 double ChainRates::rate(const ChainRates* shared, double start, int match_len, int depth) const {

@@ -62,7 +62,17 @@ void check_processors(const RequestParams& p, int vocab_size) {
 bool Executor::needs_host(const RequestParams& p) const {
   const bool scores = p.min_tokens > 0 || p.processors.any() || p.needs_scores ||
                       p.logprobs.has_value() || p.prompt_logprobs.has_value() || p.return_logits;
-  return scores || !p.external_drafts.empty() || (p.speculative && drafts_on_host(config_));
+  return scores || !p.external_drafts.empty() || !p.prediction.empty() ||
+         (p.speculative && drafts_on_host(config_));
+}
+
+// Besides every other request's row the last prompt token and its drafts must fit into a step.
+int Executor::max_external_drafts(const RequestParams& p) const {
+  const auto prompt_len = static_cast<std::int64_t>(p.prompt.size());
+  const std::int64_t rows =
+      config_.max_num_tokens -
+      (config_.enable_chunked_prefill ? std::int64_t{config_.max_batch_size} : prompt_len);
+  return static_cast<int>(std::min<std::int64_t>(kMaxDraftLen, rows));
 }
 
 void Executor::check(const RequestParams& p) const {
@@ -119,13 +129,16 @@ void Executor::check(const RequestParams& p) const {
                     max_drafts_of(config_), ", the engine's max_draft_len");
   }
   const auto num_drafts = static_cast<std::int64_t>(p.external_drafts.size());
+  for (TokenId id : p.prediction) check_id("prediction", id);
+  SPECDEC_REQUIRE(static_cast<std::int64_t>(p.prediction.size()) <= config_.max_seq_len,
+                  "the prediction has ", p.prediction.size(), " tokens, max_seq_len is ",
+                  config_.max_seq_len, ": shorten it");
+  SPECDEC_REQUIRE(p.prediction.empty() || num_drafts == 0,
+                  "the request brings a prediction and external drafts, which are both the text "
+                  "behind the prompt: give one of them");
   if (num_drafts > 0) {
     for (TokenId id : p.external_drafts) check_id("external_drafts", id);
-    // Besides every other request's row the last prompt token and its drafts must fit into a step.
-    const std::int64_t limit =
-        config_.enable_chunked_prefill
-            ? std::min(kMaxDraftLen, config_.max_num_tokens - config_.max_batch_size)
-            : std::min<std::int64_t>(kMaxDraftLen, config_.max_num_tokens - prompt_len);
+    const std::int64_t limit = max_external_drafts(p);
     SPECDEC_REQUIRE(num_drafts <= limit, "the request brings ", num_drafts,
                     " external drafts, at most ", limit, " fit (step tokens ", kMaxStepTokens,
                     ", max_num_tokens ", config_.max_num_tokens, ", max_batch_size ",

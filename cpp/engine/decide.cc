@@ -44,6 +44,7 @@ void Executor::decide_place(Place& place, const StepShare& share, const PlaceRow
   const int root = place.tree >= 0 ? 0 : place.choices - slot->tree.size;
   TokenId* sampled = rows.sampled + root;
   const Proposal* proposal = request.step_proposal.get();
+  const bool own_tree = proposal == nullptr && !(request.weighed && !place.is_prefill);
   const HostChoice choice{request.params,
                           request.processor,
                           slot->history(),
@@ -53,11 +54,10 @@ void Executor::decide_place(Place& place, const StepShare& share, const PlaceRow
                           proposal == nullptr ? nullptr : &proposal->probs,
                           proposal == nullptr ? nullptr : proposal->source,
                           slot->method == SlotMethod::kLookahead,
-                          proposal == nullptr ? drawn : nullptr,
+                          own_tree ? drawn : nullptr,
                           drawn_index};
   acceptor_.decide(choice, rows.scores == nullptr ? nullptr : rows.scores + root * rows.stride,
                    rows.stride, sampled, &accepted_);
-  const bool own_tree = proposal == nullptr;
   const bool begins = slot->begun == 0;
   slot_commit(SerialTeam{}, slot, &slot->tree, sampled, &accepted_, result, path, path_len,
               own_tree);
@@ -67,6 +67,7 @@ void Executor::decide_place(Place& place, const StepShare& share, const PlaceRow
   if (slot->frozen() && book_.pages().reuse() && !in_place) *path_len = kept;
   if (fault(Fault::kStaleContext)) *path_len = 0;
   deliver_on_host(place, root, rows, result);
+  if (request.prediction) count_predicted(request, *result, out);
   learn_on_host(request, share, *result, begins);
 }
 
@@ -98,6 +99,23 @@ void Executor::deliver_on_host(Place& place, int root, const PlaceRows& rows, Sl
   std::int32_t depth[kMaxStepTokens];
   derive_depths(tree.parents, tree.size, depth);
   out.max_path = *std::max_element(depth, depth + tree.size);
+}
+
+// Which of the step's drafts the prediction has proposed, and where the output stands in it now.
+void Executor::count_predicted(RequestRecord& request, const SlotResult& result, StepOutput& out) {
+  Slot* slot = request.host_slot;
+  if (slot->len - request.prompt_len ==
+      result.num_tokens) {  // drafts behind the prompt are its own
+    out.num_predicted = result.num_drafts;
+    out.num_accepted_predicted = result.num_accepted;
+  } else if (request.weighed) {
+    const auto source = DraftSource::kPrediction;
+    out.num_predicted = request.offer.proposed(source, result.num_drafts);
+    out.num_accepted_predicted = request.offer.agreed(source, result.tokens, result.num_accepted);
+  }
+  const TokenId* output = slot->history() + request.prompt_len;
+  request.prediction->advance({output, static_cast<std::size_t>(slot->len - request.prompt_len)},
+                              result.num_tokens);
 }
 
 // What the step says about drafts of later ones. Decided tokens say how far an offered draft was

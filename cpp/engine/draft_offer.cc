@@ -79,6 +79,14 @@ void DraftOffer::observe(const TokenId* tokens, int count, SourceRates* own,
   }
 }
 
+int DraftOffer::proposed(DraftSource source, int count) const {
+  int proposed = 0;
+  for (int i = 1; i <= count; ++i) {
+    proposed += estimates_[i][static_cast<std::size_t>(source)].share > 0.0f;
+  }
+  return proposed;
+}
+
 int DraftOffer::agreed(DraftSource source, const TokenId* tokens, int count) const {
   int agreed = 0;
   for (int at = 0, node = kGolden; at < count; ++at) {

@@ -45,6 +45,8 @@ class DraftOffer {
   const double* survival() const { return survival_.data() + 1; }
   // What `count` tokens that were decided say about the sources' chances, taken or not.
   void observe(const TokenId* tokens, int count, SourceRates* own, SourceRates* shared) const;
+  // How many of the first `count` drafts `source` has proposed.
+  int proposed(DraftSource source, int count) const;
   // How many of `count` decided tokens follow a path of the tree and `source` has proposed.
   int agreed(DraftSource source, const TokenId* tokens, int count) const;
 

@@ -108,6 +108,12 @@ int Executor::max_path(const RequestParams& p, int drafts) const {
 
 RequestId Executor::submit(RequestParams p, const ProposedProbs& external_probs) {
   check(p);
+  // The first step takes the prediction's start as drafts that came with the request.
+  if (!p.prediction.empty()) {
+    const auto first = static_cast<std::ptrdiff_t>(std::min<std::size_t>(
+        p.prediction.size(), std::clamp(max_external_drafts(p), 0, kPredictionDrafts)));
+    p.external_drafts.assign(p.prediction.begin(), p.prediction.begin() + first);
+  }
   const auto num_external = static_cast<std::int32_t>(p.external_drafts.size());
   SPECDEC_REQUIRE(external_probs.data == nullptr || external_probs.rows == num_external,
                   "external_probs has ", external_probs.rows, " rows for ", num_external,
@@ -117,15 +123,19 @@ RequestId Executor::submit(RequestParams p, const ProposedProbs& external_probs)
   RequestRecord& r = *record;
   r.by_host = by_host;
   r.entered = by_host;  // its slot is the host's
-  r.device_drafts =
-      by_host && config_.method == DraftMethod::kProposed && !config_.proposed_by_host;
+  r.device_drafts = by_host && config_.method == DraftMethod::kProposed &&
+                    !config_.proposed_by_host && r.params.prediction.empty();
   r.max_len = static_cast<int>(std::min<std::int64_t>(
       std::int64_t{r.prompt_len} + r.params.max_tokens, config_.max_seq_len));
   r.max_drafts = max_drafts(r.params);
   r.max_path = max_path(r.params, r.max_drafts);
+  if (!r.params.prediction.empty()) {
+    r.prediction.emplace(std::move(r.params.prediction));
+    r.predicted_drafts = r.max_len > r.prompt_len + 1 ? kPredictionDrafts : 0;
+  }
   r.chain = config_.method == DraftMethod::kNgram || proposes_chains(config_);
-  r.adaptive = r.params.adaptive.value_or(config_.adaptive) && r.max_drafts > 0;
-  if (r.adaptive && config_.method == DraftMethod::kLookahead) {
+  r.adaptive = r.params.adaptive.value_or(config_.adaptive) && r.most_drafts() > 0;
+  if (r.adaptive && r.max_drafts > 0 && config_.method == DraftMethod::kLookahead) {
     r.arms.emplace(r.params.lookahead.value_or(config_.lookahead));
   }
   r.device_drafts = r.device_drafts && r.max_drafts > 0;
@@ -149,8 +159,9 @@ RequestId Executor::submit(RequestParams p, const ProposedProbs& external_probs)
   std::lock_guard<std::mutex> lock(mutex_);
   r.shared_rates = shared_rates_.of(r.params.cache_salt);
   const bool weighed_before = r.by_host || host_ != nullptr;
-  if (r.adaptive && (config_.method == DraftMethod::kProposed ||
-                     (config_.method == DraftMethod::kSuffix && !weighed_before))) {
+  if (r.adaptive && r.max_drafts > 0 &&
+      (config_.method == DraftMethod::kProposed ||
+       (config_.method == DraftMethod::kSuffix && !weighed_before))) {
     // What requests of this size and salt have shown is where a new one begins.
     r.shared_sizes = shared_sizes_.of(r.params.cache_salt);
     r.sizes = r.shared_sizes->try_emplace(r.max_drafts, r.max_drafts, r.max_path).first->second;

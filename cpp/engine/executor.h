@@ -23,6 +23,7 @@
 // build(), commit() and deliver() from one thread at a time.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -144,6 +145,7 @@ class Executor {
   // check.cc
   void check(const RequestParams& params) const;
   bool needs_host(const RequestParams& params) const;
+  int max_external_drafts(const RequestParams& params) const;
   // plan.cc
   void begin_step();
   void collect();
@@ -151,7 +153,11 @@ class Executor {
   void place_prompt(RequestRecord& request, int rows);
   void place_rows(RequestRecord& request, int start, int rows, const DraftTree* drafts,
                   bool decides);
+  // `each`: as draft_len_schedule says, or, where there is none, what the method makes.
   int most_drafts_of(const RequestRecord& request, int each) const {
+    if (request.predicts() && config_.draft_len_schedule.empty()) {
+      each = std::max(each, request.predicted_drafts);
+    }
     each = std::min(each, request.page_room);
     return request.by_host ? std::min(each, host_drafts_each_) : each;
   }
@@ -173,6 +179,8 @@ class Executor {
   void keep_hidden(const HiddenRows& hidden) const;
   void look_up(RequestRecord& request, int most, int room);
   void offer_ngram(RequestRecord& request, int most);
+  void offer_prediction(RequestRecord& request, int most);
+  void count_predicted(RequestRecord& request, const SlotResult& result, StepOutput& out);
   void offer_suffix(RequestRecord& request, int most, int room);
   void cut_brought_drafts();
   void place_proposal(RequestRecord& request, const DraftShare& share);

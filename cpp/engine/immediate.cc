@@ -39,9 +39,23 @@ void Executor::look_up(RequestRecord& request, int most, int room) {
   request.offer.clear();
   const SlotMethod method = request.host_slot->method;
   if (most <= 0 || room <= 0) return;
+  if (request.predicts()) offer_prediction(request, std::min(most, room));
   if (method == SlotMethod::kNgram) offer_ngram(request, std::min(most, room));
   if (method == SlotMethod::kSuffix) offer_suffix(request, most, room);
   request.offer.sort();
+}
+
+// A chain from the cursor in the text that the user predicts.
+void Executor::offer_prediction(RequestRecord& request, int most) {
+  const auto following = request.prediction->following();
+  const auto match = static_cast<std::int16_t>(std::min(request.prediction->run(), kMatchHorizon));
+  int node = DraftOffer::kGolden;
+  for (int i = 0;
+       i < std::min({most, request.predicted_drafts, static_cast<int>(following.size())}); ++i) {
+    const DraftOffer::Estimate estimate{match, static_cast<std::int16_t>(i + 1), 1.0f};
+    node = request.offer.add(node, following[i], DraftSource::kPrediction, estimate, request.rates,
+                             *request.shared_rates);
+  }
 }
 
 // A chain from the request's own history or the public pool, whichever agrees with a longer suffix;
@@ -159,7 +173,8 @@ void Executor::cut_brought_drafts() {
     const int allowed = staged(staging_.max_drafts)[first + i];
     const BroughtDraft* drafts =
         slot->method == SlotMethod::kBrought ? request.host_slot->brought_draft() : nullptr;
-    const bool current = drafts != nullptr && drafts->len == slot->len && !request.proposal;
+    const bool decided = request.proposal != nullptr || request.weighed;
+    const bool current = drafts != nullptr && drafts->len == slot->len && !decided;
     const int count = current ? std::min(allowed, drafts->count) : 0;
     int known = 0;
     request.survival.clear();
@@ -171,8 +186,8 @@ void Executor::cut_brought_drafts() {
     if (request.adaptive && count > 0 && known == count) {
       chain_offers_[i] = {request.survival.data(), count};
     } else {
-      rows += request.proposal ? allowed : count;
-      most -= request.proposal ? allowed : count;
+      rows += decided ? allowed : count;
+      most -= decided ? allowed : count;
       request.survival.clear();
     }
   }

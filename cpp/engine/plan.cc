@@ -240,7 +240,7 @@ void spend(StepBase* step) { step->spent += std::exchange(step->drafting.fixed, 
 
 // Are the request's drafts weighed before the step that verifies them, by chances of each?
 bool Executor::weighs(const RequestRecord& request) const {
-  return config_.method == DraftMethod::kNgram ||
+  return config_.method == DraftMethod::kNgram || request.predicts() ||
          (config_.method == DraftMethod::kSuffix && request.host_slot != nullptr);
 }
 
@@ -256,12 +256,17 @@ void Executor::weigh_lookups(int most_drafts, int each) {
     request.weighed = weighs(request);
     if (!request.weighed) continue;
     any = true;
-    int length = std::max(0, std::min(request.max_drafts, most_drafts_of(request, each)));
+    const int most =
+        std::max(request.max_drafts, request.predicts() ? request.predicted_drafts : 0);
+    int length = std::max(0, std::min(most, most_drafts_of(request, each)));
     const bool on_host = request.host_slot != nullptr;
+    if (request.predicts()) request.proposal = nullptr;  // a prediction comes first
+    // Pages were promised for the text and the method's drafts behind it.
+    length = std::min(length, std::max(request.max_drafts, request.room()));
     if (request.proposal) {
       length = std::min({length, request.room(), request.proposal->tree.num_drafts()});
     } else if (on_host) {
-      look_up(request, request.max_drafts, request.room());
+      look_up(request, most, request.room());
       length = std::min(length, request.offer.num_drafts());
     } else {
       length = std::max(0, std::min(length, request.room()));
@@ -341,7 +346,8 @@ void Executor::choose_arms(int most_drafts, int each) {
 // chosen.
 DraftShare Executor::share_of(const RequestRecord& request, int most_drafts, int arm) const {
   DraftShare share;
-  share.max_drafts = std::min(request.max_drafts, most_drafts);
+  share.max_drafts =
+      std::min(request.weighed ? request.most_drafts() : request.max_drafts, most_drafts);
   if (share.max_drafts <= 0) return share;
   if (request.proposal) {
     share.max_drafts = std::min(share.max_drafts, request.proposal->tree.num_drafts());
@@ -363,7 +369,8 @@ DraftShare Executor::share_of(const RequestRecord& request, int most_drafts, int
 void Executor::place_decode(RequestRecord& request, int most_drafts, int arm) {
   DraftShare share = share_of(request, most_drafts, arm);
   int drafts = std::max(0, share.max_drafts);
-  int path = request.proposal ? drafts : std::min(request.max_path, drafts);
+  const bool any_path = request.proposal || request.weighed;
+  int path = any_path ? drafts : std::min(request.max_path, drafts);
   // The token after the last draft takes the last place. The device knows how long the history is
   // and leaves out what has no place; the host knows how long it is at least.
   path = std::max(0, std::min(path, request.room()));

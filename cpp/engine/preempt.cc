@@ -72,7 +72,9 @@ void RequestBook::make_room_for_drafts() {
     if (request->sits_out || request->in_prefill()) continue;
     const std::int64_t least = request->tokens_to_hold_with(0);
     const auto held = static_cast<std::int64_t>(pages_.pages(request->slot).size());
-    const std::int64_t wanted = pages_.pages_for(request->tokens_to_hold_with(request->max_drafts));
+    const int drafts =
+        std::max(request->max_drafts, std::min(request->predicted_drafts, request->room()));
+    const std::int64_t wanted = pages_.pages_for(request->tokens_to_hold_with(drafts));
     const std::int64_t pages = std::clamp(wanted, held, held + std::max<std::int64_t>(left, 0));
     pages_.reserve(request->slot, pages * pages_.page_size());
     left -= pages - held;

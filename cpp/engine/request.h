@@ -54,6 +54,9 @@ struct RequestParams {
   bool compute_whole_prompt = false;   // every prompt token needs a row: nothing is taken over
   // A chain of drafts for what follows the prompt, verified in the pass that reads its last token.
   std::vector<TokenId> external_drafts;
+  // What the output is expected to be: drafts are taken from it (engine/prediction.h), whatever the
+  // executor's method is and whether the request speculates otherwise.
+  std::vector<TokenId> prediction;
   bool end_after_drafts = false;  // that pass is the whole request: finish reason kLength
   // Requests share published pages and a public n-gram pool only if their salts are equal.
   std::string cache_salt;
@@ -90,12 +93,14 @@ struct StepOutput {
   std::int64_t step = -1;     // whose it is
   std::int64_t sequence = 0;  // grows from output to output (engine/output_queue.h)
   bool is_prefill = false;
-  std::vector<TokenId> tokens;  // delivered this step; the final token may be a stop token
-  int num_rows = 0;             // rows of this request in the forward pass
-  int num_cached_tokens = 0;    // prompt tokens whose K/V it took from published pages
-  int num_drafts = 0;           // draft nodes verified
-  int num_accepted = 0;         // of `tokens`, how many were accepted drafts
-  int max_path = 0;             // the deepest draft node: what the step could have accepted
+  std::vector<TokenId> tokens;     // delivered this step; the final token may be a stop token
+  int num_rows = 0;                // rows of this request in the forward pass
+  int num_cached_tokens = 0;       // prompt tokens whose K/V it took from published pages
+  int num_drafts = 0;              // draft nodes verified
+  int num_accepted = 0;            // of `tokens`, how many were accepted drafts
+  int num_predicted = 0;           // of num_drafts, how many a prediction has proposed,
+  int num_accepted_predicted = 0;  // and of num_accepted
+  int max_path = 0;                // the deepest draft node: what the step could have accepted
   // Logit row of the step whose token was delivered last: the golden token's, or the deepest
   // accepted draft's. -1: nothing was delivered.
   int last_logit_row = -1;

@@ -18,6 +18,7 @@
 #include "engine/budget_bandit.h"
 #include "engine/chain_history.h"
 #include "engine/draft_offer.h"
+#include "engine/prediction.h"
 #include "engine/request.h"
 #include "engine/score_processor.h"
 #include "engine/staging.h"
@@ -79,13 +80,15 @@ struct RequestRecord {
   // What the requests with this salt have shown.
   std::shared_ptr<SourceRates> shared_rates;
   std::shared_ptr<std::map<int, SizeBandit>> shared_sizes;
-  ChainHistory lookup;           // where the match behind a draft is not known
-  SourceRates rates;             // where it is
-  bool weighed = false;          // the step's drafts are weighed before it, those of `offer` if
-  DraftOffer offer;              // the slot is the host's: what was found for the step
-  int draft_limit = 0;           // weighed: drafts of the step to be planned
-  std::vector<double> survival;  // of drafts that operations brought
-  int published = 0;             // tokens of the history that the public pool has
+  ChainHistory lookup;   // where the match behind a draft is not known
+  SourceRates rates;     // where it is
+  bool weighed = false;  // the step's drafts are weighed before it, those of `offer` if
+  std::optional<Prediction> prediction;
+  int predicted_drafts = 0;                 // of one step, at most
+  DraftOffer offer;                         // the slot is the host's: what was found for the step
+  int draft_limit = 0;                      // weighed: drafts of the step to be planned
+  std::vector<double> survival;             // of drafts that operations brought
+  int published = 0;                        // tokens of the history that the public pool has
   std::unique_ptr<Proposal> external;       // drafts behind the prompt, until they are planned
   std::unique_ptr<Proposal> proposal;       // for the next decode step
   std::unique_ptr<Proposal> step_proposal;  // of the step in flight
@@ -128,6 +131,11 @@ struct RequestRecord {
   const TokenId* tokens() const { return host_slot ? host_slot->history() : text.data(); }
   // Where its slot is the host's: tokens as far as steps have run.
   int output_so_far() const { return host_slot->begun != 0 ? host_slot->len - prompt_len : 0; }
+
+  // There is something in the prediction for the token after the history.
+  bool predicts() const { return prediction && !prediction->following().empty(); }
+  // Drafts of a step, whoever makes them.
+  int most_drafts() const { return std::max(max_drafts, predicted_drafts); }
 
   BudgetBandit* any_arms() {
     if (arms) return &*arms;

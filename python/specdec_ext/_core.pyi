@@ -623,9 +623,19 @@ class StepOutput:
     @property
     def num_accepted(self) -> int: ...
     @property
+    def num_accepted_predicted(self) -> int:
+        """
+        Of num_accepted, how many the prediction has proposed.
+        """
+    @property
     def num_cached_tokens(self) -> int: ...
     @property
     def num_drafts(self) -> int: ...
+    @property
+    def num_predicted(self) -> int:
+        """
+        Of num_drafts, how many the prediction has proposed.
+        """
     @property
     def num_rows(self) -> int: ...
     @property
@@ -891,6 +901,7 @@ class Executor:
         end_after_drafts: bool = False,
         external_probs: typing.Any = None,
         compute_whole_prompt: bool = False,
+        prediction: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex] = [],
     ) -> int: ...
     @property
     def entry_bytes(self) -> int: ...

@@ -39,7 +39,7 @@ def random_prompts(vocab_size: int, count: int, length: int, seed: int) -> list[
 
 def plain_params(params: SamplingParams) -> SamplingParams:
     """The same request without speculation."""
-    return dataclasses.replace(params, speculative_config=False)
+    return dataclasses.replace(params, speculative_config=False, prediction=None)
 
 
 def percentile(values: Sequence[float], percent: float) -> float:

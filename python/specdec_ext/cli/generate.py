@@ -15,7 +15,7 @@ from .common import (
     usage_error,
     use_color,
 )
-from .prompts import add_prompt_arguments, encode_prompt, read_prompts
+from .prompts import add_prompt_arguments, encode_prompt, read_file, read_prompts
 
 if TYPE_CHECKING:
     from ..request.sampling_params import SamplingParams
@@ -49,6 +49,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     length.add_argument(
         "--stop-token-ids", nargs="+", type=int, metavar="ID", help="end after any of these tokens"
     )
+    length.add_argument(
+        "--prediction", metavar="FILE",
+        help="text that the output is expected to be, such as the file to be edited: drafts are "
+        "taken from it, no token is changed",
+    )  # fmt: skip
     length.add_argument("--ignore-eos", action="store_true", help="continue after end-of-text")
     length.add_argument("--bad-words", nargs="+", metavar="TEXT", help="text that must not appear")
     length.add_argument(
@@ -144,7 +149,11 @@ def _sampling_params(args: argparse.Namespace) -> SamplingParams:
     from ..request.sampling_params import SamplingParams
 
     refused: dict[str, Any] = {"beam_width": args.num_beams}
+    prediction = None
+    if args.prediction is not None:
+        prediction = read_file(args, "--prediction", args.prediction)
     return SamplingParams(
+        prediction=prediction,
         max_tokens=args.max_output_len,
         min_tokens=args.min_tokens,
         stop=args.stop,
@@ -209,7 +218,7 @@ class _Job:
         if self.args.verify and not interrupted:
             import dataclasses
 
-            off = dataclasses.replace(self.params, speculative_config=False)
+            off = dataclasses.replace(self.params, speculative_config=False, prediction=None)
             if self.lookup is not None:
                 self.llm.reset_prefix_cache()  # the comparison computes its own K/V
             plain, interrupted = self._decode(items, off, None)

@@ -10,7 +10,7 @@ from typing import Any
 
 from .parser import usage_error
 
-__all__ = ["add_prompt_arguments", "encode_prompt", "read_prompts"]
+__all__ = ["add_prompt_arguments", "encode_prompt", "read_file", "read_prompts"]
 
 
 def add_prompt_arguments(prompts: argparse._ArgumentGroup) -> None:
@@ -42,14 +42,8 @@ def read_prompts(args: argparse.Namespace) -> list[Any]:
         if sys.stdin is None or sys.stdin.isatty():
             usage_error(args, "no prompt; give --input-text, --input-file, or text on stdin")
         return [sys.stdin.read().removesuffix("\n")]
-    try:
-        text = (
-            sys.stdin.read()
-            if args.input_file == "-"
-            else Path(args.input_file).expanduser().read_text(encoding="utf-8")
-        )
-    except (OSError, UnicodeDecodeError) as error:
-        usage_error(args, f"--input-file {args.input_file!r} cannot be read: {error}")
+    from_stdin = args.input_file == "-"
+    text = sys.stdin.read() if from_stdin else read_file(args, "--input-file", args.input_file)
     if args.input_file.endswith(".json"):
         return _json_array(args, text)
     lines = [(i, line) for i, line in enumerate(text.splitlines(), 1) if line.strip()]
@@ -61,6 +55,14 @@ def read_prompts(args: argparse.Namespace) -> list[Any]:
         _prompt_of(args, f"{args.input_file}:{number}", _json(args, f":{number}", line))
         for number, line in lines
     ]
+
+
+def read_file(args: argparse.Namespace, flag: str, name: str) -> str:
+    """The text of the file that a flag names. Raises SystemExit(2)."""
+    try:
+        return Path(name).expanduser().read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        usage_error(args, f"{flag} {name!r} cannot be read: {error}")
 
 
 def _json(args: argparse.Namespace, place: str, text: str) -> Any:

@@ -298,6 +298,7 @@ class EngineLoop:
             "num_forward_passes": self._num_steps,
             "request_success": finished,
             "speculative_decoding": totals.to_dict(),
+            "prediction": totals.prediction_tokens,
             "synthetic_acceptance": synthetic_acceptance(self.limits),
             "time": {
                 "step_s": self._step_s,

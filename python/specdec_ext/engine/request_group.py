@@ -106,5 +106,7 @@ class RequestGroup:
         result["tokens_per_second"] = (
             ratio(result["num_generated_tokens"] * 1e3, max(longest)) if longest else None
         )
+        if "accepted_prediction_tokens" in result:
+            result.update(total.prediction_tokens)
         result["speculative_decoding"] = total.to_dict()
         return result

@@ -276,6 +276,8 @@ class RequestState:
             tokens=delivered,
             is_prefill=out.is_prefill,
         )
+        predicted = min(out.num_accepted_predicted, delivered)
+        self._counter.count_predicted(out.num_predicted, predicted)
         if delivered:
             if self.timer.first_token is None:
                 self.timer.first_token = now
@@ -349,6 +351,7 @@ class RequestState:
 
     def _metrics(self) -> dict[str, Any]:
         num_tokens = len(self._token_ids)
+        predicted = {} if self.params.prediction is None else self._counter.prediction_tokens
         return {
             **self._about,
             "num_prompt_tokens": len(self.prompt_token_ids),
@@ -359,6 +362,7 @@ class RequestState:
             "num_rows": self._counter.num_rows,
             "tokens_per_forward_pass": ratio(num_tokens, self._counter.num_steps),
             **self.timer.to_dict(num_tokens),
+            **predicted,
             "speculative_decoding": self._counter.to_dict(),
         }
 

@@ -15,6 +15,7 @@ from ..config.engine import SchedulerConfig, max_draft_len, pages_for
 from ..config.parse import SpeculativeConfig
 from ..config.validate import check_int, show
 from ..errors import CapacityError, QueueFullError, RequestError
+from .prediction import MAX_STEP_DRAFTS, prediction_ids
 from .sampling_params import SamplingParams
 from .speculation import resolve_speculation, with_defaults
 
@@ -213,6 +214,10 @@ def resolve_request(
     if external is not None:
         external.check_vocabulary(vocab)
         depth = max(depth, len(external.tokens))
+    prediction: list[int] = []
+    if params.prediction is not None:
+        prediction = prediction_ids(params.prediction, prompt, tokenizer, vocab, limits.max_seq_len)
+    depth = max(depth, min(len(prediction), MAX_STEP_DRAFTS))
     _check_capacity(len(prompt), max_tokens, spec_kwargs, limits)
     for token in params.logit_bias or ():
         check_int("SamplingParams.logit_bias key", token, RequestError, low=0, high=vocab - 1,
@@ -252,6 +257,7 @@ def resolve_request(
         "priority": params.priority,
         "return_logits": params.return_generation_logits,
         "external_drafts": [] if external is None else list(external.tokens),
+        "prediction": prediction,
         "end_after_drafts": external is not None and not external.continue_decoding,
         **spec_kwargs,
     }

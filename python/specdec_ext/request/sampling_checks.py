@@ -14,6 +14,7 @@ from ..config.acceptance import check_acceptance
 from ..config.validate import check_bool, check_float, check_int, check_str, show
 from ..errors import RequestError
 from .external_draft import ExternalDraftTokensConfig
+from .prediction import check_prediction
 from .sampling_fields import SamplingFields
 from .sampling_lists import (
     MAX_BAD_WORDS,
@@ -177,6 +178,21 @@ def _external_draft(p: SamplingFields) -> Fields:
     return {"external_draft": draft}
 
 
+def _prediction(p: SamplingFields) -> Fields:
+    prediction = check_prediction(p.prediction)
+    if prediction is not None and p.external_draft is not None:
+        raise RequestError(
+            f"{WHERE}prediction and external_draft are both set: both are the text behind the "
+            "prompt; give one of them"
+        )
+    if prediction is not None and p.speculative_config is False:
+        raise RequestError(
+            f"{WHERE}prediction with speculative_config = False: drafts are taken from a "
+            "prediction; remove one of them"
+        )
+    return {"prediction": prediction}
+
+
 def _external_rule(p: SamplingFields) -> Fields:
     """Drafts that come with logits are accepted by them."""
     draft = p.external_draft
@@ -204,5 +220,5 @@ def _acceptance(p: SamplingFields) -> Fields:
 
 CHECKS: tuple[Callable[[SamplingFields], Fields], ...] = (
     _law, _outputs, _lengths, _stops, _scores, _speculation, _external_draft,
-    _external_rule, _acceptance,
+    _prediction, _external_rule, _acceptance,
 )  # fmt: skip

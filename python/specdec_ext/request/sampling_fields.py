@@ -50,6 +50,7 @@ class SamplingFields(metaclass=Spelled):
     cache_salt: str = ""
     priority: int = 0
     external_draft: ExternalDraftTokensConfig | None = None
+    prediction: Any = field(default=None, repr=False)
     return_generation_logits: bool = False
 
     @property

@@ -73,7 +73,9 @@ class SamplingParams(SamplingFields):
                 medusa_choices, a tree within the engine's number of nodes; redrafter_num_beams,
                 redrafter_draft_len_per_beam, 1..the engine's; use_draft_logits, of draft models;
                 adaptive). These keys and `speculative` are accepted as keywords, too;
-                external_draft: drafts that come with the request (docs/orchestrate.md)
+                external_draft: drafts that come with the request (docs/orchestrate.md);
+                prediction: what the output is expected to be, text or token ids: drafts are taken
+                from it, it changes no token (docs/methods/prediction.md)
     Acceptance  acceptance: "exact_match" or "rejection" (lossless), "typical", "threshold" or, for
                 ReDrafter, "best_beam" (lossy); posterior_threshold, posterior_alpha: for typical
                 (None: 0.09, 0.3); acceptance_threshold: for threshold, in (0, 1]

@@ -54,14 +54,15 @@ def with_defaults(params: SamplingParams, engine: SpeculativeConfig | None) -> S
     """The request, with what the engine's configuration sets for requests that leave it open:
     Medusa's acceptance and its parameters.
 
-    Drafts that a request brings along are held against the rule that they define themselves: a
-    lossy default of the engine must not decide about them.
+    Drafts that a request brings along, or takes from its prediction, are held against the rule that
+    they define themselves: a lossy default of the engine must not decide about them.
     """
     if not isinstance(engine, MedusaDecodingConfig) or engine.acceptance == "exact_match":
         return params
     asked = params.speculative_config
     off = asked is False or (isinstance(asked, Changes) and asked.get("max_draft_len") == 0)
-    if off or params.external_draft is not None or params.acceptance != "exact_match":
+    brought = params.external_draft is not None or params.prediction is not None
+    if off or brought or params.acceptance != "exact_match":
         return params
     return dataclasses.replace(
         params,
@@ -142,7 +143,8 @@ def _refuse_without_speculation(params: SamplingParams) -> None:
         named = {name: value for name, value in asked.items() if value}
     elif asked is not None:
         named = {"speculative_config": asked}
-    if params.acceptance != "exact_match" and params.external_draft is None:
+    brought = params.external_draft is not None or params.prediction is not None
+    if params.acceptance != "exact_match" and not brought:
         named["acceptance"] = params.acceptance
     for name, value in named.items():
         raise RequestError(

@@ -55,6 +55,8 @@ class SpecCounter:
     num_spec_steps: int = 0
     num_accepted: int = 0
     num_drafts: int = 0
+    num_accepted_predicted: int = 0
+    num_predicted: int = 0
     num_prefill_steps: int = 0
     num_rows: int = 0
     num_tokens: int = 0
@@ -69,6 +71,19 @@ class SpecCounter:
     def _deepen(self, num_spec_tokens: int) -> None:
         self.num_spec_tokens = max(self.num_spec_tokens, num_spec_tokens)
         self.histogram += [0] * (self.num_spec_tokens + 1 - len(self.histogram))
+
+    @property
+    def prediction_tokens(self) -> dict[str, int]:
+        """Tokens of predictions that were proposed as drafts, by what became of them."""
+        return {
+            "accepted_prediction_tokens": self.num_accepted_predicted,
+            "rejected_prediction_tokens": self.num_predicted - self.num_accepted_predicted,
+        }
+
+    def count_predicted(self, drafts: int, accepted: int) -> None:
+        """Of a pass's drafts and accepted drafts, those that a prediction has proposed."""
+        self.num_predicted += drafts
+        self.num_accepted_predicted += accepted
 
     def count(
         self, *, drafts: int, accepted: int, rows: int, tokens: int, is_prefill: bool = False
@@ -103,7 +118,8 @@ class SpecCounter:
     def add(self, other: SpecCounter) -> None:
         """Add another counter's sums."""
         for name in ("num_steps", "num_spec_steps", "num_accepted", "num_drafts", "num_rows",
-                     "num_prefill_steps", "num_tokens"):  # fmt: skip
+                     "num_prefill_steps", "num_tokens", "num_predicted",
+                     "num_accepted_predicted"):  # fmt: skip
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self._deepen(other.num_spec_tokens)
         for i, steps in enumerate(other.histogram):

@@ -1,0 +1,259 @@
+"""Predicted output: drafts from a cursor in it beside any method; no token and no law changes."""
+
+from __future__ import annotations
+
+import functools
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+from driver import STEP_COST, Job, hash_engine
+from run_ahead_driver import run_ahead_hash_engine
+from table_target import TableModel, chi_square, joint_law
+
+from hash_target import HashFunction
+from reference.prediction_reference import Cursor
+from reference.sampling_reference import Law
+from specdec_ext import _core
+from specdec_ext.request.resolve import stream_seed
+
+METHODS: dict[str, dict[str, Any]] = {
+    "none": {"method": "none"},
+    "lookahead": {"method": "lookahead", "lookahead": (4, 3, 4)},
+    "ngram": {"method": "ngram", "ngram": {"max_draft_len": 4, "max_matching_ngram_size": 2}},
+    "suffix": {"method": "suffix"},
+    "proposed": {"method": "proposed"},
+}
+DRAFTS = 16
+
+
+def edited(rng: random.Random, text: list[int], vocab: int) -> list[int]:
+    """The text with a few tokens replaced, left out and put in."""
+    result = list(text)
+    for _ in range(rng.randrange(4)):
+        at = rng.randrange(len(result) + 1)
+        how = rng.randrange(3)
+        if how == 0:
+            result[at : at + rng.randrange(1, 9)] = []
+        elif how == 1:
+            result[at:at] = [rng.randrange(vocab) for _ in range(rng.randrange(1, 9))]
+        else:
+            result[at : at + 1] = [rng.randrange(vocab)]
+    return result or [0]
+
+
+def test_drafts_are_those_behind_the_cursor() -> None:
+    """Fixed lengths, plain engine: each step verifies what the definition says comes next."""
+    resynced = 0
+    for seed in range(30):
+        rng = random.Random(seed)
+        function = HashFunction(vocab=20, surprise=rng.choice([3, 8]), alphabet=4, seed=seed)
+        prompt, count = [rng.randrange(20) for _ in range(rng.choice([1, 5, 30]))], 120
+        text = function.reference(prompt, count)
+        prediction = edited(rng, text, 20)
+        cursor = Cursor(prediction)
+        engine = hash_engine(function, max_batch_size=1, max_seq_len=200, adaptive=False)
+        known: list[int] = []
+        was_lost = False
+
+        def compare(plan: Any, cursor: Cursor = cursor, prompt: list[int] = prompt,
+                    known: list[int] = known) -> None:  # fmt: skip
+            room = len(prompt) + 120 - (len(prompt) + len(known)) - 1
+            wanted = cursor.following[: min(DRAFTS, room)]
+            rows = plan.tokens.tolist()
+            assert rows[-len(wanted) :] == wanted or not wanted
+            first = len(prompt) if not known else 1
+            assert len(rows) == first + len(wanted)
+
+        engine.ex.submit(prompt, max_tokens=count, prediction=prediction)
+        while (outputs := engine.step(compare)) is not None:
+            for out in outputs:
+                known += out.tokens
+                for token in out.tokens:
+                    cursor.take(token)
+                    resynced += was_lost and not cursor.lost
+                    was_lost = cursor.lost
+        assert known == text
+    assert resynced > 20
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("ahead", [None, 0, 1, 2])
+def test_random_schedules(ahead: int | None, method: str) -> None:
+    accepted = predicted = 0
+    for seed in range(8):
+        rng = random.Random(seed)
+        function = HashFunction(vocab=30, surprise=rng.choice([1, 8, 30]), alphabet=4, seed=seed)
+        sizes: dict[str, Any] = {
+            "page_size": rng.choice([1, 4, 16]),
+            "max_batch_size": rng.choice([1, 3, 5]),
+            "max_seq_len": 200,
+            "max_num_tokens": rng.choice([5, 40, 300]),
+            "enable_block_reuse": seed % 2 == 0,
+        }
+        if ahead is None:
+            engine: Any = hash_engine(function, **sizes, **METHODS[method])
+        else:
+            engine = run_ahead_hash_engine(
+                function, depth=ahead, stub=seed, **sizes, **METHODS[method]
+            )
+            if seed % 3:
+                engine.executor.set_step_cost(*STEP_COST)
+        jobs = []
+        for _ in range(6):
+            prompt = [rng.randrange(30) for _ in range(rng.choice([1, 9, 40]))]
+            tokens = rng.choice([1, 2, 17, 100])
+            options: dict[str, Any] = {"adaptive": rng.random() < 0.7}
+            if rng.random() < 0.8:
+                text = function.reference(prompt, tokens)
+                options["prediction"] = edited(rng, text, 30)[:200]
+            if rng.random() < 0.3:
+                options["stop_token_ids"] = [rng.randrange(30)]
+            jobs.append(Job(prompt, tokens, options))
+        for job, got in zip(jobs, engine.run(jobs), strict=True):
+            text = function.reference(job.prompt, job.max_tokens)
+            stops = job.options.get("stop_token_ids", [])
+            ends = [i + 1 for i, token in enumerate(text) if token in stops]
+            assert got.tokens == (text[: ends[0]] if ends else text)
+            accepted += got.num_accepted if "prediction" in job.options else 0
+            predicted += "prediction" in job.options
+    assert predicted > 20 and accepted > 10 * predicted
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_useless_prediction_costs_one_step_of_drafts(method: str) -> None:
+    """Nothing in it ever fits: the first step verifies its start, then the method goes on alone."""
+    function = HashFunction(vocab=30, surprise=8, alphabet=4, seed=3)
+    counts = []
+    for prediction in ([], [29] * 150):
+        engine = hash_engine(
+            function, max_batch_size=1, max_seq_len=300, adaptive=False, **METHODS[method]
+        )
+        engine.ex.submit([1, 2, 3, 1, 2], max_tokens=200, prediction=prediction)
+        text: list[int] = []
+        drafts = predicted = accepted = steps = 0
+        while (outputs := engine.step()) is not None:
+            steps += 1
+            for out in outputs:
+                text += out.tokens
+                drafts += out.num_drafts
+                predicted += out.num_predicted
+                accepted += out.num_accepted_predicted
+        assert text == function.reference([1, 2, 3, 1, 2], 200)
+        assert (predicted, accepted) == (DRAFTS if prediction else 0, 0)
+        counts.append((steps, drafts - predicted))
+    assert counts[0] == counts[1]
+
+
+@pytest.mark.parametrize("method", ["none", "suffix"])
+def test_a_true_prediction_is_read_in_few_steps(method: str) -> None:
+    function = HashFunction(vocab=30, surprise=2, alphabet=4, seed=3)
+    text = function.reference([1, 2, 3], 170)
+    engine = hash_engine(function, max_batch_size=1, max_seq_len=300, **METHODS[method])
+    [got] = engine.run([Job([1, 2, 3], 170, {"prediction": text})])
+    assert got.tokens == text and got.forwards <= 13
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_text_that_fills_its_pages(method: str) -> None:
+    """Pages for the text and the method's own drafts, no more: predictions need none besides."""
+    function = HashFunction(vocab=30, surprise=8, alphabet=4, seed=3)
+    drafts = {"lookahead": 15, "ngram": 4, "suffix": 10, "proposed": 127}.get(method, 0)
+    pages = -(-(96 - 1 + drafts) // 4)
+    engine = hash_engine(
+        function, max_batch_size=1, max_seq_len=96, page_size=4, num_pages=pages, **METHODS[method]
+    )
+    text = function.reference([1, 2, 3], 93)
+    for prediction in (text, text[:50], [*text[:70], 7, *text[71:]]):
+        for adaptive in (True, False):
+            options = {"prediction": prediction, "adaptive": adaptive}
+            [got] = engine.run([Job([1, 2, 3], 93, options)])
+            assert got.tokens == text and got.num_accepted > 40
+
+
+VOCAB, TOKENS, BATCH = 6, 3, 500
+PROMPT = [0, 3, 1, 3, 1, 2, 0, 3, 1, 4, 5, 0, 3, 1]
+LAWS = [Law(1.0), Law(0.7, top_k=3), Law(1.5, top_p=0.9, min_p=0.1)]
+
+
+@functools.cache
+def table() -> np.ndarray:
+    """Scores [before, last, next]."""
+    return np.random.default_rng(17).normal(0, 1.2, (VOCAB,) * 3).astype(np.float32)
+
+
+def likely() -> list[int]:
+    """The greedy text behind the prompt."""
+    text = list(PROMPT)
+    for _ in range(TOKENS):
+        text.append(int(table()[text[-2], text[-1]].argmax()))
+    return text[len(PROMPT) :]
+
+
+def check_law(law: Law, acceptance: str, draws: int, processors: dict[str, Any]) -> None:
+    model = TableModel(table())
+    k_pages, v_pages = model.pages(num_pages=BATCH * 9, page_size=4)
+    ex = _core.Executor(
+        k_pages, v_pages, vocab_size=VOCAB, max_batch_size=BATCH, max_seq_len=20,
+        max_num_tokens=BATCH * 24,
+    )  # fmt: skip
+    powers = [VOCAB**i for i in range(TOKENS - 1, -1, -1)]
+    counts = np.zeros(VOCAB**TOKENS, np.int64)
+    outputs: dict[int, list[int]] = {}
+    submitted = 0
+    while submitted < draws or outputs:
+        while submitted < draws and len(outputs) < BATCH:
+            number = ex.submit(
+                PROMPT, max_tokens=TOKENS, seed=stream_seed(5, submitted), acceptance=acceptance,
+                prediction=likely(), **law.options(), **processors,
+            )  # fmt: skip
+            outputs[number] = []
+            submitted += 1
+        plan = ex.plan()
+        for out in ex.commit(plan, model.forward(plan)):
+            outputs[out.request_id] += out.tokens
+            if out.finish_reason is not None:
+                tokens = outputs.pop(out.request_id)
+                counts[sum(t * p for t, p in zip(tokens, powers, strict=True))] += 1
+    assert ex.stats()["num_accepted_tokens"] > draws / 100
+
+    def biased(row: np.ndarray, history: Any) -> np.ndarray:
+        row = row.copy()
+        row[5] += 0.7
+        return row
+
+    wanted = joint_law(table(), PROMPT, TOKENS, law, biased if processors else None)
+    statistic, bound = chi_square(counts, wanted)
+    assert statistic < bound, (statistic, bound)
+
+
+@pytest.mark.parametrize("law", LAWS, ids=str)
+@pytest.mark.parametrize(("acceptance", "draws"), [("exact_match", 5_000), ("rejection", 20_000)])
+@pytest.mark.parametrize("processors", [{}, {"logit_bias": {5: 0.7}}], ids=["raw", "biased"])
+def test_samples_have_the_targets_law(
+    processors: dict[str, Any], acceptance: str, draws: int, law: Law
+) -> None:
+    check_law(law, acceptance, draws, processors)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("law", LAWS, ids=str)
+@pytest.mark.parametrize("acceptance", ["exact_match", "rejection"])
+def test_samples_have_the_targets_law_in_a_million(acceptance: str, law: Law) -> None:
+    check_law(law, acceptance, 1_000_000, {})
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"prediction": [20]}, r"prediction holds token id 20: this model's ids are 0\.\.19"),
+        ({"prediction": [1] * 41}, "the prediction has 41 tokens, max_seq_len is 40"),
+        ({"prediction": [1], "external_drafts": [2]}, "a prediction and external drafts"),
+    ],
+)
+def test_refused(options: dict[str, Any], match: str) -> None:
+    engine = hash_engine(HashFunction(vocab=20), max_batch_size=1, max_seq_len=40)
+    with pytest.raises(ValueError, match=match):
+        engine.ex.submit([1, 2], max_tokens=4, **options)
+    assert engine.ex.num_unfinished == 0
