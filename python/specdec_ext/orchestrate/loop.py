@@ -46,6 +46,8 @@ class _Pass:
     stop_reason: int | None
     error: str | None
     logprobs: list[Any]
+    num_predicted: int = 0
+    num_accepted_predicted: int = 0
 
 
 class Running:
@@ -189,6 +191,7 @@ def _refuse(params: SamplingParams) -> None:
         ("presence_penalty", 0.0, "a later call cannot tell output from prompt"),
         ("frequency_penalty", 0.0, "a later call cannot tell output from prompt"),
         ("external_draft", None, "the loop brings the drafts"),
+        ("prediction", None, "the loop brings the drafts"),
         ("acceptance", "exact_match", "the loop chooses it"),
         ("prompt_logprobs", None, "ask for them in a call of their own"),
     ):
