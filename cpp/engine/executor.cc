@@ -1,6 +1,6 @@
 // Construction, submission and everything that may be called at any time; plan.cc, stage.cc and
-// deliver.cc have the steps, immediate.cc those that the host runs, decide.cc what it decides,
-// check.cc what is refused.
+// deliver.cc have the steps, weigh.cc what they draft, immediate.cc those that the host runs,
+// decide.cc what it decides, check.cc what is refused.
 #include "engine/executor.h"
 
 #include <algorithm>

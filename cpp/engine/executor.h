@@ -161,12 +161,13 @@ class Executor {
     each = std::min(each, request.page_room);
     return request.by_host ? std::min(each, host_drafts_each_) : each;
   }
+  void place_decode(RequestRecord& request, int most_drafts, int arm);
+  std::int32_t* staged(int offset) { return place_ + offset; }
+  // weigh.cc
   bool weighs(const RequestRecord& request) const;
   void weigh_lookups(int most_drafts, int each);
   void choose_arms(int most_drafts, int each);
   DraftShare share_of(const RequestRecord& request, int most_drafts, int arm) const;
-  void place_decode(RequestRecord& request, int most_drafts, int arm);
-  std::int32_t* staged(int offset) { return place_ + offset; }
   // stage.cc
   bool enter(RequestRecord& request);
   bool stage_entry(SlotEntry entry, const void* bytes);

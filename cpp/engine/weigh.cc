@@ -1,0 +1,144 @@
+// How many drafts each decoding request may have in a step: what the one budget makes of the
+// chances that are known in front of it, and of what such steps brought.
+#include <algorithm>
+#include <cstddef>
+#include <utility>
+
+#include "engine/executor.h"
+
+namespace specdec {
+namespace {
+
+// Somebody drafts: what that costs a step whoever it is.
+void spend(StepBase* step) { step->spent += std::exchange(step->drafting.fixed, 0.0); }
+
+}  // namespace
+
+// Are the request's drafts weighed before the step that verifies them, by chances of each?
+bool Executor::weighs(const RequestRecord& request) const {
+  return config_.method == DraftMethod::kNgram || request.predicts() ||
+         (config_.method == DraftMethod::kSuffix && request.host_slot != nullptr);
+}
+
+// How many drafts each request may have in this step whose chances are known in front of it: those
+// that the host has looked up, chains of prompt lookup on a device. `most_drafts`: rows left for
+// drafts; `each`: of one request.
+void Executor::weigh_lookups(int most_drafts, int each) {
+  int rows = step_.num_prompt_rows + static_cast<int>(decoding_.size());
+  bool any = false;
+  chain_offers_.assign(decoding_.size(), {});
+  for (std::size_t i = 0; i < decoding_.size(); ++i) {
+    RequestRecord& request = *decoding_[i];
+    request.weighed = weighs(request);
+    if (!request.weighed) continue;
+    any = true;
+    const int most =
+        std::max(request.max_drafts, request.predicts() ? request.predicted_drafts : 0);
+    int length = std::max(0, std::min(most, most_drafts_of(request, each)));
+    const bool on_host = request.host_slot != nullptr;
+    if (request.predicts()) request.proposal = nullptr;  // a prediction comes first
+    // Pages were promised for the text and the method's drafts behind it.
+    length = std::min(length, std::max(request.max_drafts, request.room()));
+    if (request.proposal) {
+      length = std::min({length, request.room(), request.proposal->tree.num_drafts()});
+    } else if (on_host) {
+      look_up(request, most, request.room());
+      length = std::min(length, request.offer.num_drafts());
+    } else {
+      length = std::max(0, std::min(length, request.room()));
+    }
+    if (request.adaptive && cost_now_.known() && !request.proposal) {
+      ChainRates& shared = request.shared_rates->at(static_cast<std::size_t>(DraftSource::kLookup));
+      const double* survival =
+          on_host ? request.offer.survival() : request.lookup.survival(shared, length);
+      chain_offers_[i] = {survival, length};
+    } else {
+      request.draft_limit = length = std::max(0, std::min(length, most_drafts));
+      rows += length;
+      most_drafts -= length;
+    }
+  }
+  if (!any || !cost_now_.known()) return;
+  budget_.cut(chain_offers_,
+              {cost_now_, rows, static_cast<double>(decoding_.size()), most_drafts, draft_cost_});
+  for (std::size_t i = 0; i < decoding_.size(); ++i) {
+    RequestRecord& request = *decoding_[i];
+    if (!request.weighed || !request.adaptive || request.proposal) continue;
+    const Offer& offer = chain_offers_[i];
+    // What was not drafted teaches on the host alone, where the match is known.
+    const bool probe = request.host_slot == nullptr && offer.length > 0 &&
+                       request.lookup.probes(cost_now_, rows, offer.length, offer.chosen);
+    request.draft_limit = probe ? offer.length : offer.chosen;
+    budget_.stats.probes += probe;
+    rows += request.draft_limit;
+  }
+}
+
+// Which arm each request takes that learns by what steps brought. They are chosen together: what
+// drafting costs a step is worth it, as a rule, if several share it.
+void Executor::choose_arms(int most_drafts, int each) {
+  arms_chosen_.assign(decoding_.size(), -1);
+  const bool any = std::any_of(decoding_.begin(), decoding_.end(),
+                               [](const RequestRecord* r) { return !r->weighed; });
+  if (!cost_now_.known() || !any) return;
+  StepBase step{.cost = cost_now_,
+                .rows = step_.num_prompt_rows + static_cast<int>(decoding_.size()),
+                .tokens = 0.0,
+                .max_more_rows = most_drafts,
+                .drafting = draft_cost_};
+  chain_offers_.assign(decoding_.size(), {});
+  for (std::size_t i = 0; i < decoding_.size(); ++i) {
+    RequestRecord& request = *decoding_[i];
+    BudgetBandit* arms = request.any_arms();
+    const int most = std::min(request.max_drafts, most_drafts_of(request, each));
+    if (arms != nullptr && request.adaptive && !request.proposal && !request.weighed && most > 0) {
+      chain_offers_[i] = arms->offer();
+      step.tokens += arms->tokens(0);
+      continue;
+    }
+    step.tokens += 1.0;
+    int fixed = most;
+    if (request.proposal) fixed = std::min(most, request.proposal->tree.num_drafts());
+    if (request.weighed) fixed = request.draft_limit;
+    fixed = std::max(0, fixed);
+    step.rows += fixed;
+    step.max_more_rows = std::max(0, step.max_more_rows - fixed);
+    if (fixed > 0 && !request.proposal) spend(&step);
+  }
+  const Cut cut = budget_.cut(chain_offers_, step);
+  step.rows += static_cast<int>(cut.rows + 0.5);
+  if (cut.rows > 0.0) spend(&step);
+  for (std::size_t i = 0; i < decoding_.size(); ++i) {
+    if (chain_offers_[i].length == 0) continue;
+    const int chosen = chain_offers_[i].chosen;
+    arms_chosen_[i] = decoding_[i]->any_arms()->settle(chosen, step);
+    if (arms_chosen_[i] == chosen) continue;
+    ++budget_.stats.probes;
+    spend(&step);  // others may try theirs in the same step
+  }
+}
+
+// What the request may draft in this step. `most_drafts`: rows left for drafts; `arm`: -1: none was
+// chosen.
+DraftShare Executor::share_of(const RequestRecord& request, int most_drafts, int arm) const {
+  DraftShare share;
+  share.max_drafts =
+      std::min(request.weighed ? request.most_drafts() : request.max_drafts, most_drafts);
+  if (share.max_drafts <= 0) return share;
+  if (request.proposal) {
+    share.max_drafts = std::min(share.max_drafts, request.proposal->tree.num_drafts());
+  } else if (request.weighed) {
+    share.max_drafts = std::min(share.max_drafts, request.draft_limit);
+  } else if (arm >= 0 && request.sizes) {
+    share.max_drafts = std::min(share.max_drafts, request.sizes->drafts(arm));
+  } else if (arm >= 0) {
+    const LookaheadBudget budget = request.arms->budget(arm);
+    share.window_rows = budget.window_rows;
+    share.guesses = budget.guesses;
+    const LookaheadConfig& triple = request.params.lookahead.value_or(config_.lookahead);
+    share.max_drafts = std::min(share.max_drafts, lookahead_draft_bound(triple, budget));
+  }
+  return share;
+}
+
+}  // namespace specdec
