@@ -78,7 +78,7 @@ def convert_gguf(source: Path, target: Path) -> None:
     from transformers import GenerationConfig
 
     from ..gguf.tokenizer import gguf_tokenizer
-    from .config_reader import read_config
+    from .config_reader import read_config, transformers_config
     from .gguf_weights import GgufCheckpoint
     from .native_config import native_shape
 
@@ -88,7 +88,7 @@ def convert_gguf(source: Path, target: Path) -> None:
         checkpoint.check(expected)
         weights = {name: checkpoint.load(name, torch.bfloat16).contiguous() for name in expected}
         save_file(weights, target / "model.safetensors", metadata={"format": "pt"})
-    config.hf.save_pretrained(target)
+    transformers_config(config).save_pretrained(target)
     generation: Any = GenerationConfig
     special = ("bos_token_id", "eos_token_id", "pad_token_id")
     generation(**{name: getattr(config.hf, name) for name in special}).save_pretrained(target)

@@ -8,6 +8,7 @@ faithful; a model for which it is not is refused with the reason.
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import warnings
 from collections.abc import Iterator
@@ -22,7 +23,7 @@ from .attention_hook import ATTENTION_NAME, StepContext, register, running
 from .base import ModelInfo
 from .cache_check import check_cache, greedy_ids
 from .canary import canary_tokens, eager_scores, run_canary
-from .config_reader import ModelConfig
+from .config_reader import ModelConfig, transformers_config
 from .device_step import PlanStaging
 from .output_head import OutputHead
 from .packed_modules import swap_linears
@@ -58,6 +59,7 @@ class TransformersModel:
         place: Place | None = None,
     ) -> None:
         register()
+        config = dataclasses.replace(config, hf=transformers_config(config))
         self.place = place = place or CPU
         self._staging = PlanStaging(place.device)
         self._model, notes = _load(config, dtype, allow_pickle)
