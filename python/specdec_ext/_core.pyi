@@ -1223,7 +1223,7 @@ class Bfloat16Array:
         The array, not a copy.
         """
     @property
-    def shape(self) -> tuple: ...
+    def shape(self) -> tuple[typing.Any, ...]: ...
 
 class LazyZeros:
     """
@@ -1259,7 +1259,7 @@ class LazyZeros:
     @property
     def num_bytes(self) -> int: ...
     @property
-    def shape(self) -> tuple: ...
+    def shape(self) -> tuple[typing.Any, ...]: ...
 
 class StepCost:
     """

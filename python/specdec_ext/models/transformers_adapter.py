@@ -25,6 +25,7 @@ from .cache_check import check_cache, greedy_ids
 from .canary import canary_tokens, eager_scores, run_canary
 from .config_reader import ModelConfig, transformers_config
 from .device_step import PlanStaging
+from .host_arrays import as_torch
 from .output_head import OutputHead
 from .packed_modules import swap_linears
 from .place import CPU, Place
@@ -168,14 +169,15 @@ class TransformersModel:
             device=place.name,
         )
 
-    def bind_cache(self, k_pages: torch.Tensor, v_pages: torch.Tensor) -> None:
+    def bind_cache(self, k_pages: Any, v_pages: Any) -> None:
         """See StepModel."""
         check_cache(self, k_pages, v_pages, self.place.device)
-        self._k_pages, self._v_pages = k_pages, v_pages
+        self._k_pages, self._v_pages = as_torch(k_pages), as_torch(v_pages)
 
     @torch.inference_mode()
-    def forward(self, plan: Any, hidden: torch.Tensor | None = None) -> torch.Tensor:
+    def forward(self, plan: Any, hidden: Any = None) -> torch.Tensor:
         """See StepModel."""
+        hidden = None if hidden is None else as_torch(hidden)
         if self._k_pages is None:
             raise ModelError("forward() before bind_cache(): the model has no K/V pages")
         context = StepContext(
