@@ -25,9 +25,10 @@ def generate() -> str:
         text = (Path(folder) / "specdec_ext" / "_core.pyi").read_text()
     # Version strings and build-specific reprs would make the file depend on the machine.
     text = re.sub(r"^__version__: str = .*$", "__version__: str", text, flags=re.MULTILINE)
-    # pybind11 knows py::dict and py::list without what they hold.
+    # pybind11 knows py::dict, py::list and py::tuple without what they hold.
     text = re.sub(r"((?:->|:) )dict\b(?!\[)", r"\1dict[str, typing.Any]", text)
     text = re.sub(r"((?:->|:) )list\b(?!\[)", r"\1list[typing.Any]", text)
+    text = re.sub(r"((?:->|:) )tuple\b(?!\[)", r"\1tuple[typing.Any, ...]", text)
     if re.search(r"(?:->|:) \.\.\.(?=[,)])", text):
         raise SystemExit("a binding names a type before it is registered: see cpp/bind/module.cc")
     for command in (["check", "--fix", "--quiet", "--select", "I,RUF022"], ["format", "--quiet"]):

@@ -38,6 +38,8 @@ class LazyZeros {
   py::capsule exported() const {
     return export_tensor(memory_->data(), dtype_, shape_, std::shared_ptr<const void>(memory_));
   }
+  const std::vector<std::int64_t>& shape() const { return shape_; }
+  std::string dtype() const { return dtype_name(dtype_); }
   void release() { memory_->release(); }
   std::int64_t num_bytes() const { return static_cast<std::int64_t>(memory_->bytes()); }
 
@@ -66,7 +68,10 @@ void register_memory(py::module_& m) {
       .def("release", &LazyZeros::release,
            "Give the memory back to the operating system: every element is zero again. Nothing "
            "may use the tensor meanwhile.")
-      .def_property_readonly("num_bytes", &LazyZeros::num_bytes);
+      .def_property_readonly("num_bytes", &LazyZeros::num_bytes)
+      .def_property_readonly(
+          "shape", [](const LazyZeros& self) { return py::tuple(py::cast(self.shape())); })
+      .def_property_readonly("dtype", &LazyZeros::dtype, "Its name, such as \"bfloat16\".");
 }
 
 }  // namespace specdec

@@ -1,5 +1,7 @@
 #include "bind/dlpack_convert.h"
 
+#include <pybind11/numpy.h>
+
 #include <algorithm>
 #include <memory>
 #include <sstream>
@@ -147,6 +149,60 @@ TensorView borrowed_view(const dlpack::Tensor& tensor, const char* name) {
   return view;
 }
 
+// A NumPy array without the detour through a capsule: this is on the path of every step.
+TensorView array_view(const py::array& array, const char* name, bool writable) {
+  constexpr std::uint8_t kComplex = 5, kForeign = 0xff;
+  const py::dtype type = array.dtype();
+  std::uint8_t code = kForeign;
+  switch (type.kind()) {
+    case 'f':
+      code = dlpack::kFloat;
+      break;
+    case 'i':
+      code = dlpack::kInt;
+      break;
+    case 'u':
+      code = dlpack::kUInt;
+      break;
+    case 'b':
+      code = dlpack::kBool;
+      break;
+    case 'c':
+      code = kComplex;
+      break;
+    default:
+      break;
+  }
+  const auto item = static_cast<std::int64_t>(array.itemsize());
+  if (code == kForeign || type.byteorder() == '>' || item > 31) {
+    throw py::type_error(join(name, " cannot be exported through DLPack: its dtype is ",
+                              py::str(type).cast<std::string>()));
+  }
+  if (writable && !array.writeable()) {
+    throw py::value_error(join(name, " is read-only: it is written to, give a writable tensor"));
+  }
+  if (array.ndim() > TensorView::kMaxDims) {
+    throw py::value_error(join(name, " has ", array.ndim(), " axes: at most ", TensorView::kMaxDims,
+                               " are supported"));
+  }
+  TensorView view;
+  view.dtype = to_dtype({code, static_cast<std::uint8_t>(8 * item), 1}, name);
+  view.device = DeviceType::kCpu;
+  view.data = const_cast<void*>(array.data());
+  view.ndim = static_cast<int>(array.ndim());
+  for (int i = 0; i < view.ndim; ++i) {
+    view.shape[i] = array.shape(i);
+    const auto stride = static_cast<std::int64_t>(array.strides(i));
+    if (stride % item != 0) {
+      throw py::type_error(join(name, " cannot be exported through DLPack: a stride of ", stride,
+                                " bytes is no multiple of its elements' ", item));
+    }
+    view.strides[i] = stride / item;
+  }
+  check_layout(view, name);
+  return view;
+}
+
 void refuse_grad(py::handle tensor, const char* name) {
   static PyObject* attribute = PyUnicode_InternFromString("requires_grad");
   PyObject* value = PyObject_GetAttr(tensor.ptr(), attribute);
@@ -219,6 +275,11 @@ py::object export_capsule(py::handle tensor, const char* name) {
 }  // namespace
 
 BorrowedTensor::BorrowedTensor(py::handle tensor, const char* name, bool writable) {
+  if (py::isinstance<py::array>(tensor)) {
+    owner_ = py::reinterpret_borrow<py::object>(tensor);
+    view_ = array_view(py::reinterpret_borrow<py::array>(tensor), name, writable);
+    return;
+  }
   refuse_grad(tensor, name);
   if (const dlpack::ExchangeApi* api = exchange_api(tensor)) {
     dlpack::Tensor borrowed;

@@ -30,6 +30,7 @@ PYBIND11_MODULE(_core, m) {
   specdec::register_recurrent_drafter(m);
   specdec::register_accept(m);
   specdec::register_synthetic(m);
+  specdec::register_host_arrays(m);
   specdec::register_memory(m);
   specdec::register_step_cost(m);
 }

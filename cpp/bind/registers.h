@@ -27,6 +27,7 @@ void register_beams(pybind11::module_& m);
 void register_recurrent_drafter(pybind11::module_& m);
 void register_accept(pybind11::module_& m);
 void register_synthetic(pybind11::module_& m);
+void register_host_arrays(pybind11::module_& m);
 void register_memory(pybind11::module_& m);
 void register_step_cost(pybind11::module_& m);
 

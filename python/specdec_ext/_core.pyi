@@ -22,6 +22,7 @@ __all__: list[str] = [
     "POSTERIOR_ALPHA",
     "POSTERIOR_THRESHOLD",
     "BeamSearch",
+    "Bfloat16Array",
     "ChoiceTree",
     "DeviceLimits",
     "DraftPasses",
@@ -48,11 +49,14 @@ __all__: list[str] = [
     "argmax",
     "backend_memory",
     "backend_names",
+    "best_scores",
     "bring_drafts",
     "bring_growths",
     "build_step",
     "commit_step",
     "compact_kv",
+    "convert_floats",
+    "count_not_finite",
     "cpu_isa",
     "cuda_info",
     "dequantize",
@@ -1209,6 +1213,31 @@ class RecurrentDrafter:
         float32 [rows, num_scores]: a copy of what the last score() found.
         """
 
+class Bfloat16Array:
+    """
+    A contiguous NumPy array of uint16 as a tensor of bfloat16, which NumPy does not have. Takes the place of a tensor in every call; torch.from_dlpack() gives a view of it.
+    """
+    def __dlpack__(
+        self,
+        *,
+        stream: typing.Any = None,
+        max_version: typing.Any = None,
+        dl_device: typing.Any = None,
+        copy: typing.Any = None,
+    ) -> typing_extensions.CapsuleType:
+        """
+        What a consumer may ask for besides is ignored: it gets this memory, on the host.
+        """
+    def __dlpack_device__(self) -> tuple[int, int]: ...
+    def __init__(self, bits: typing.Annotated[numpy.typing.ArrayLike, numpy.uint16]) -> None: ...
+    @property
+    def bits(self) -> numpy.typing.NDArray[numpy.uint16]:
+        """
+        The array, not a copy.
+        """
+    @property
+    def shape(self) -> tuple[typing.Any, ...]: ...
+
 class LazyZeros:
     """
     A tensor of zeros on the host whose memory is taken when it is first written. torch.from_dlpack() gives a view of it, which keeps it alive.
@@ -1236,7 +1265,14 @@ class LazyZeros:
         Give the memory back to the operating system: every element is zero again. Nothing may use the tensor meanwhile.
         """
     @property
+    def dtype(self) -> str:
+        """
+        Its name, such as "bfloat16".
+        """
+    @property
     def num_bytes(self) -> int: ...
+    @property
+    def shape(self) -> tuple[typing.Any, ...]: ...
 
 class StepCost:
     """
@@ -1387,6 +1423,11 @@ def backend_names() -> list[str]:
     Names of the backends that can run operations here.
     """
 
+def best_scores(scores: typing.Any, out: typing.Any) -> None:
+    """
+    Write the indices of the k largest of each row of ``scores`` float32 [rows, V] into ``out`` int32 [rows, k], the largest first, of equal ones the lower index. A NaN is above everything.
+    """
+
 def bring_drafts(
     layout: SlotLayout,
     slots: typing.Any,
@@ -1479,6 +1520,16 @@ def compact_kv(
 ) -> None:
     """
     See specdec_ext.ops.compact_kv.
+    """
+
+def convert_floats(values: typing.Any, out: typing.Any) -> None:
+    """
+    Write ``values`` into ``out``: as many elements, both contiguous tensors of float32, bfloat16 or float16 on the CPU. Rounds to the nearest, ties to even.
+    """
+
+def count_not_finite(values: typing.Any) -> int:
+    """
+    How many of the values are NaN or infinite: a contiguous tensor of float32, bfloat16 or float16 on the CPU.
     """
 
 def cpu_isa() -> str:

@@ -13,12 +13,15 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 from corpus_cases import Folders, Group, Options
 from corpus_models import TARGETS, target_weights
+from corpus_rope import torch_rope_tables
 
 from specdec_ext import LLM, SamplingParams, build_info
+from specdec_ext.models import native
 
 DATA = Path(__file__).with_name("data")
 Answer = list[Any]
@@ -32,17 +35,24 @@ def instruction_set() -> str:
 def replay(
     group: Group, folders: Folders, scheduler: Mapping[str, Any]
 ) -> tuple[list[Answer], Any]:
-    """(one answer per request, the engine's metrics); `scheduler`: further fields of its."""
+    """(one answer per request, the engine's metrics); `scheduler`: further fields of its.
+
+    The decoders get the rotary tables that were recorded with: torch's, which are not the nearest
+    floats to cos and sin, and at a near-tie a last bit of them decides.
+    """
     options: Options = dict(group.engine)
     options["scheduler_config"] = {**options["scheduler_config"], **scheduler}
     answers: list[Answer] = []
-    with LLM(
-        model=str(folders[group.model]),
-        dtype=group.dtype,
-        device="cpu",
-        speculative_config=group.spec(folders),
-        **options,
-    ) as llm:
+    with (
+        mock.patch.object(native, "rope_tables", torch_rope_tables),
+        LLM(
+            model=str(folders[group.model]),
+            dtype=group.dtype,
+            device="cpu",
+            speculative_config=group.spec(folders),
+            **options,
+        ) as llm,
+    ):
         for call in group.calls:
             prompts = [{"prompt_token_ids": list(request.prompt)} for request in call]
             params = [SamplingParams(**request.options) for request in call]

@@ -114,7 +114,7 @@ def sample(
         hidden = drafting.hidden_for(plan)
         assert hidden is not None
         before, last = model.last_two(plan)
-        hidden.copy_(states[before, last])
+        hidden[:] = states[before, last]
         for out in drafting.commit(plan, torch.from_numpy(model.scores[before, last])):
             texts[out.request_id] += out.tokens
             if out.finish_reason is not None:

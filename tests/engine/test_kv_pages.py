@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from specdec_ext import LLM, DraftTargetDecodingConfig, KvCacheConfig, SamplingParams, _core
+from specdec_ext.models.host_arrays import as_torch
 from tiny_models import save_tiny
 
 GIB = 1 << 30
@@ -57,7 +58,7 @@ def test_what_requests_wrote_goes_back_when_nobody_runs(folder: Path) -> None:
         params = SamplingParams(max_tokens=8)
         text = llm.generate([[1, 2, 3]], params)[0].outputs[0].token_ids
         pages = llm.engine.model._pages  # type: ignore[attr-defined]
-        pages[0].view(-1)[: 32 << 20] = 1.0
+        as_torch(pages[0]).view(-1)[: 32 << 20] = 1.0
         before = resident()
         state = llm.engine.submit(llm.engine.resolve([1, 2, 3], params))
         llm.engine.step()
@@ -67,7 +68,7 @@ def test_what_requests_wrote_goes_back_when_nobody_runs(folder: Path) -> None:
         assert state.token_ids == text
         llm.reset_prefix_cache()
         assert resident() < before - (100 << 20)
-        assert not pages[0].any()
+        assert not as_torch(pages[0]).any()
         assert llm.generate([[1, 2, 3]], params)[0].outputs[0].token_ids == text
 
 

@@ -25,6 +25,7 @@ from specdec_ext import (
 from specdec_ext._core import StepCost
 from specdec_ext.config.methods import published_trees
 from specdec_ext.drafters.medusa.heads import save_medusa_heads
+from specdec_ext.models.host_arrays import as_torch
 
 COMPARED: list[int] = []
 
@@ -169,7 +170,7 @@ def test_k_v_after_compaction_are_those_of_plain_decoding(
             length = tables[1][0]  # what was compacted before the last step
             gathered = []
             for pages in llm.model._pages:
-                chosen = pages[:, tables[0][: -(-length // 4)]]  # [layers, n, G, 4, K]
+                chosen = as_torch(pages)[:, tables[0][: -(-length // 4)]]  # [layers, n, G, 4, K]
                 flat = chosen.permute(0, 1, 3, 2, 4).flatten(1, 2)
                 gathered.append(flat[:, :length].clone())
         return tokens, gathered

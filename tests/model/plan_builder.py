@@ -65,7 +65,7 @@ class Driver:
     ) -> list[torch.Tensor]:
         """Scores [rows, V] per request. `keep`: the rows become part of the sequences."""
         plan = self._plan(requests, parents, True, True)
-        out = self.model.forward(plan).clone()
+        out = torch.as_tensor(self.model.forward(plan)).clone()
         if keep:
             for sequence, rows in requests:
                 sequence.tokens += rows

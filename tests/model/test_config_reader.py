@@ -225,7 +225,9 @@ def test_another_class_of_a_native_family_is_not_native(tmp_path):
 def test_a_field_of_a_future_version_is_not_ignored(tmp_path, monkeypatch):
     import dataclasses
 
-    config = read_config(write(tmp_path))
+    folder = write(tmp_path)
+    edit_json(folder / "config.json", is_llama_config=True)  # not known here: transformers reads it
+    config = read_config(folder)
     fields = (*dataclasses.fields(config.hf), dataclasses.field(default=0.0))
     fields[-1].name = "new_logit_scale"
     monkeypatch.setattr(dataclasses, "fields", lambda _: fields)

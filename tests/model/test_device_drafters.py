@@ -18,7 +18,7 @@ from specdec_ext.errors import UnsupportedModelError
 from specdec_ext.models.place import Place
 
 HIDDEN, VOCAB = 12, 90
-PLACE = Place("stub", torch.device("cpu"), "stub")
+PLACE = Place("stub", "cpu", "stub")
 
 
 class Target(EmbeddingTarget):
@@ -53,7 +53,7 @@ def test_heads_guess_what_they_guess_on_the_host(
 ) -> None:
     heads, target = make_heads(lm_head, ids, layers, bias), target_of(HIDDEN, VOCAB, torch.float32)
     kept = 3  # of four
-    host = PackedHeads(heads, target, num_heads=kept, dtype=torch.float32)
+    host = PackedHeads(heads, target, num_heads=kept, dtype="float32")
     device = DeviceHeads(heads, target, num_heads=kept, dtype=torch.float32)
     own_bytes = sum(p.numel() for n, p in heads.named_parameters()) * 4 * kept // 4
     if lm_head == "own":
@@ -71,7 +71,7 @@ def test_heads_guess_what_they_guess_on_the_host(
 def test_heads_in_the_targets_dtype() -> None:
     """Activations are rounded to bfloat16 there: close to the host's, and no more."""
     heads, target = make_heads("own", None, 1, True), target_of(HIDDEN, VOCAB, torch.bfloat16)
-    host = PackedHeads(heads, target, num_heads=4, dtype=torch.bfloat16)
+    host = PackedHeads(heads, target, num_heads=4, dtype="bfloat16")
     device = DeviceHeads(heads, target, num_heads=4, dtype=torch.bfloat16)
     hidden = torch.randn(3, HIDDEN)
     expected = host.scores(hidden, 4)
@@ -82,7 +82,7 @@ def test_heads_in_the_targets_dtype() -> None:
 class Elsewhere(Target):
     """On torch's "meta" device, which computes nothing and mixes with no other."""
 
-    place = Place("elsewhere", torch.device("meta"), "stub")
+    place = Place("elsewhere", "meta", "stub")
 
     def __init__(self, shape: Any, dtype: torch.dtype) -> None:
         super().__init__(shape, dtype)

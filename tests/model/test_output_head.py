@@ -19,7 +19,7 @@ def step(model: Any, count: int = 13) -> tuple[torch.Tensor, torch.Tensor]:
     driver = Driver(model)
     plan = driver._plan([(Sequence(), prompt_ids(count, 5))], None, True, True)
     hidden = torch.full((plan.num_logit_rows, model.hidden_size), float("nan"))
-    return hidden, model.forward(plan, hidden).clone()
+    return hidden, torch.as_tensor(model.forward(plan, hidden)).clone()
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])

@@ -1,9 +1,11 @@
-"""Rotary tables against the rotary modules of transformers, bit for bit."""
+"""Rotary tables against the rotary modules of transformers, and against exact values."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from model_zoo import make_config
@@ -40,23 +42,36 @@ def llama(name: str, **overrides: Any) -> Any:
     return make_config("llama", rope_parameters=dict(PARAMETERS[name]), **overrides)
 
 
+def close(table: np.ndarray, expected: torch.Tensor) -> bool:
+    """A frequency may differ by a unit in the last place, an angle then by as much of itself."""
+    angles = np.arange(len(table), dtype=np.float64)[:, None]
+    return bool((np.abs(table - expected.numpy()) <= 2.0**-22 * (1 + angles)).all())
+
+
+def test_values_are_the_nearest_floats():
+    cos, sin = rope_tables(llama("default", head_dim=24), 256)
+    exponents = [np.float32(2 * i) / np.float32(24) for i in range(12)]
+    frequencies = [np.float32(1) / np.float32(10000.0 ** float(e)) for e in exponents]
+    for position in range(256):
+        for i, frequency in enumerate(frequencies):
+            angle = float(np.float32(position) * frequency)
+            assert cos[position, i] == np.float32(math.cos(angle))
+            assert sin[position, i] == np.float32(math.sin(angle))
+
+
 @pytest.mark.parametrize("head_dim", [8, 24, 64, 128])
 @pytest.mark.parametrize("name", sorted(set(PARAMETERS) - {"dynamic"}))
 def test_equals_transformers(name, head_dim):
     config = llama(name, head_dim=head_dim)
     positions = max_position(config)
     cos, sin = rope_tables(config, positions)
-    assert cos.dtype == torch.float32 and cos.shape == (positions, head_dim // 2)
+    assert cos.dtype == np.float32 and cos.shape == (positions, head_dim // 2)
     module = LlamaRotaryEmbedding(config)
     x = torch.empty(0, dtype=torch.float32)
     whole = module(x, torch.arange(positions)[None])
     for table, expected in zip((cos, sin), whole, strict=True):
-        assert torch.equal(torch.cat([table, table], -1), expected[0])
-    # One position at a time, as a decode step asks.
-    for position in (0, 1, 31, positions - 1):
-        alone = module(x, torch.tensor([[position]]))
-        assert torch.equal(alone[0][0, 0, : head_dim // 2], cos[position])
-        assert torch.equal(alone[1][0, 0, : head_dim // 2], sin[position])
+        assert close(table, expected[0, :, : head_dim // 2])
+        assert close(table, expected[0, :, head_dim // 2 :])
 
 
 def test_dynamic_row_is_that_of_the_position_decoded_alone():
@@ -64,15 +79,14 @@ def test_dynamic_row_is_that_of_the_position_decoded_alone():
     assert max_position(config) == 120
     cos, sin = rope_tables(config, 120)
     x = torch.empty(0, dtype=torch.float32)
-    for position in range(120):
-        module = LlamaRotaryEmbedding(config)  # fresh: transformers' module remembers its longest
-        expected = module(x, torch.tensor([[position]]))
-        assert torch.equal(cos[position], expected[0][0, 0, :8]), position
-        assert torch.equal(sin[position], expected[1][0, 0, :8]), position
-    assert torch.equal(rope_tables(config, 30)[0], cos[:30])
+    # A fresh module each: transformers' remembers its longest sequence.
+    alone = [LlamaRotaryEmbedding(config)(x, torch.tensor([[p]])) for p in range(120)]
+    for table, which in ((cos, 0), (sin, 1)):
+        assert close(table, torch.stack([row[which][0, 0, :8] for row in alone]))
+    assert np.array_equal(rope_tables(config, 30)[0], cos[:30])
     # Beyond the original length the rows do change with the length.
-    assert not torch.equal(cos[100], rope_tables(llama("default"), 120)[0][100])
-    assert torch.equal(cos[:40], rope_tables(llama("default"), 120)[0][:40])
+    assert np.abs(cos[100] - rope_tables(llama("default"), 120)[0][100]).max() > 0.01
+    assert np.array_equal(cos[:40], rope_tables(llama("default"), 120)[0][:40])
 
 
 def test_gemma3_has_a_table_per_layer_type():
@@ -88,7 +102,7 @@ def test_gemma3_has_a_table_per_layer_type():
     for kind in ("sliding_attention", "full_attention"):
         expected = module(x, torch.arange(256)[None], kind)
         for table, value in zip(rope_tables(config, 256, kind), expected, strict=True):
-            assert torch.equal(torch.cat([table, table], -1), value[0])
+            assert close(table, value[0, :, : table.shape[1]])
     assert max_position(config) == 256  # its configurations state the extended length
 
 

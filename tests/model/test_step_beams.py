@@ -39,7 +39,7 @@ STEPS = [[0, 1, 2, 3, 4, 5], [3, -1, 0], [4], [-1, -1], [5, 2, 1]]
 class Target(EmbeddingTarget):
     """On a device of its own kind; writes where it is told."""
 
-    place = Place("stub", torch.device("cpu"), "cpu")
+    place = Place("stub", "cpu", "cpu")
 
     def embed_rows(self, ids: torch.Tensor, out: torch.Tensor) -> None:
         torch.index_select(self.table, 0, ids, out=out)
@@ -236,6 +236,6 @@ def test_a_device_without_room_is_a_clear_error(
     save_redrafter(network, tmp_path, dtype=torch.float32)
     config = ReDrafterDecodingConfig(tmp_path, 60, 2)
     target = Target(network.shape, torch.float32)
-    target.place = Place("stub", torch.device("cpu"), "stub")
+    target.place = Place("stub", "cpu", "stub")
     with pytest.raises(ConfigError, match=r"num_beams = 60.*max_batch_size = 7.*9 GiB.*lower one"):
         RedrafterDrafter(config, target, max_requests=7)

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -26,11 +27,12 @@ from specdec_ext.drafters.medusa.heads import (
     MedusaHeadsConfig,
     save_medusa_heads,
 )
+from specdec_ext.models.host_arrays import as_torch
 from specdec_ext.models.place import CPU, Place
 
 HIDDEN, VOCAB, SLOTS = 12, 90, 5
-DEVICE = Place("stub", torch.device("cpu"), "stub")
-ELSEWHERE = Place("elsewhere", torch.device("meta"), "stub")
+DEVICE = Place("stub", "cpu", "stub")
+ELSEWHERE = Place("elsewhere", "meta", "stub")
 KINDS: dict[str, dict[str, Any]] = {
     "own": {},
     "two layers": {"layers": 2},
@@ -93,12 +95,14 @@ class Brought:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.calls: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]] = []
         stub = SimpleNamespace(bring_drafts=self.bring_drafts, recent_tokens=self.recent_tokens)
-        monkeypatch.setattr("specdec_ext.drafters.medusa.slots.ops", stub)
+        for module in ("slots", "device_slots"):  # on the host, and on a device
+            monkeypatch.setattr(f"specdec_ext.drafters.medusa.{module}.ops", stub)
 
     def bring_drafts(
         self, layout: Any, slots: Any, slot_ids: Any, tokens: Any, parents: Any, *,
         survival: Any, counts: Any = None, vocab_size: int, backend: Any = None, status: Any,
     ) -> None:  # fmt: skip
+        tokens, parents, survival = (as_torch(given) for given in (tokens, parents, survival))
         assert vocab_size == VOCAB and len(status) == len(slot_ids) == len(tokens)
         assert tokens.dtype == parents.dtype == torch.int32 and tokens.shape == parents.shape
         assert tokens.is_contiguous() and parents.is_contiguous() and survival.is_contiguous()
@@ -109,11 +113,15 @@ class Brought:
     def recent_tokens(
         _layout: Any, _slots: Any, slot_ids: Any, *, tokens: Any, lens: Any, max_drafts: Any
     ) -> None:
-        lens.copy_(7 * ((slot_ids >= 0) & (max_drafts > 0)))
+        lens[:] = 7 * ((slot_ids >= 0) & (max_drafts > 0))
 
 
-def inputs_of(slots: list[int], most: list[int], hidden: torch.Tensor, width: int) -> DraftInputs:
-    def ints(values: list[int]) -> torch.Tensor:
+def inputs_of(slots: list[int], most: list[int], hidden: Any, width: int) -> DraftInputs:
+    """As a step gives them: arrays where `hidden` is one."""
+
+    def ints(values: list[int]) -> Any:
+        if isinstance(hidden, np.ndarray):
+            return np.array(values, dtype=np.int32)
         return torch.tensor(values, dtype=torch.int32, device=hidden.device)
 
     unused: Any = None
@@ -159,7 +167,8 @@ def test_drafts_are_the_heads_best_guesses(
         width = max(1, *most)
         hidden.copy_(torch.randn(SLOTS, HIDDEN))
         brought.calls.clear()
-        drafter.draft(inputs_of(slots, most, hidden, width))
+        kept = hidden.numpy() if place.is_cpu else hidden
+        drafter.draft(inputs_of(slots, most, kept, width))
         if not brought.calls:  # the CPU sees that nobody drafts
             assert place.is_cpu and not any(
                 trees.get(s) and m for s, m in zip(slots, most, strict=True)
@@ -235,7 +244,7 @@ def test_the_cpu_asks_the_heads_for_what_a_step_can_use(
     for slot, tree in enumerate((((0,), (1,), (0, 0)), ((4,), (4, 0), (4, 0, 2)), None)):
         options = {"medusa_choices": tree, "adaptive": False}
         drafter.enter(slot, {} if tree is None else options)
-    hidden = torch.randn(3, HIDDEN)
+    hidden = torch.randn(3, HIDDEN).numpy()
     for most in ([0, 0, 3], [1, 0, 3], [2, 1, 0], [9, 3, 9]):
         drafter.draft(inputs_of([0, 1, 2], most, hidden, 9))
     # Ten guesses of each head are held against the text, more where the tree has them.

@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import save_file
 
 from specdec_ext.errors import ModelError
+from specdec_ext.models.host_arrays import as_torch
 from specdec_ext.models.weights import INDEX, SINGLE, Checkpoint
 
 TENSORS = {
@@ -44,9 +45,9 @@ def test_reads_exactly_what_was_saved(tmp_path, make):
         checkpoint.check(SHAPES)
         assert set(checkpoint.entries) == set(TENSORS)
         for name, tensor in TENSORS.items():
-            found = checkpoint.load(name)
+            found = as_torch(checkpoint.load(name))
             assert found.dtype == tensor.dtype and torch.equal(found, tensor)
-            converted = checkpoint.load(name, torch.float32)
+            converted = as_torch(checkpoint.load(name, "float32"))
             assert converted.dtype == torch.float32 and torch.equal(converted, tensor.float())
         assert checkpoint.dtype() == "float32"
         assert checkpoint.warnings == []
@@ -114,7 +115,7 @@ def test_linked_shards_are_read(tmp_path):
     blob = tmp_path / "blob"
     os.rename(tmp_path / "m-1.safetensors", blob)
     (tmp_path / "m-1.safetensors").symlink_to(blob)
-    assert torch.equal(Checkpoint(tmp_path).load("a.weight"), TENSORS["a.weight"])
+    assert torch.equal(as_torch(Checkpoint(tmp_path).load("a.weight")), TENSORS["a.weight"])
 
 
 @pytest.mark.parametrize("content", ["{}", '{"weight_map": []}', '{"weight_map": {"a": 3}}', "["])
@@ -206,7 +207,7 @@ def test_pickle_is_refused_unless_allowed(tmp_path):
         Checkpoint(tmp_path)
     with Checkpoint(tmp_path, allow_pickle=True) as checkpoint:
         checkpoint.check(SHAPES)
-        assert torch.equal(checkpoint.load("a.weight"), TENSORS["a.weight"])
+        assert torch.equal(as_torch(checkpoint.load("a.weight")), TENSORS["a.weight"])
 
 
 def test_sharded_pickle(tmp_path):

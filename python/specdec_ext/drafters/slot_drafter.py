@@ -7,20 +7,25 @@ from what that one leaves on the device: hidden states, histories, pages.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
-if TYPE_CHECKING:
-    from torch import Tensor
+import numpy as np
 
+from ..models.host_arrays import as_torch
+
+if TYPE_CHECKING:
     from ..ops import SamplingLaws, SlotLayout
+
+Tensor = Any  # torch's, or an array on the host
 
 __all__ = ["DraftInputs", "PromptInputs", "SlotDrafter"]
 
 
 @dataclass(frozen=True)
 class DraftInputs:
-    """A drafter's inputs: the D decoding requests of a step. The tensors have fixed addresses.
+    """A drafter's inputs: the D decoding requests of a step. The tensors have fixed addresses; in
+    steps that the host runs they are NumPy arrays.
 
     layout       of the slots
     slots        [num_slots, slot_bytes] uint8
@@ -55,6 +60,16 @@ class DraftInputs:
     @property
     def num_requests(self) -> int:
         return int(self.slot_ids.shape[0])
+
+    def on_torch(self) -> DraftInputs:
+        """The same memory as torch's tensors, where it is in arrays."""
+        if not isinstance(self.slots, np.ndarray):
+            return self
+        laws = {f.name: as_torch(getattr(self.laws, f.name)) for f in fields(self.laws)}
+        names = ("slots", "slot_ids", "max_drafts", "page_table", "status")
+        parts: dict[str, Any] = {name: as_torch(getattr(self, name)) for name in names}
+        hidden = None if self.hidden is None else as_torch(self.hidden)
+        return replace(self, laws=replace(self.laws, **laws), hidden=hidden, **parts)
 
 
 @dataclass(frozen=True)

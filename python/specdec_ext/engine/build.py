@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from ..config.engine import KvCacheConfig, SchedulerConfig
 from ..config.methods import DrafterConfig, UserDrafterConfig
 from ..config.parse import SpeculativeConfig
 from ..drafters import DraftTargetDrafter, SlotDrafter, map_vocabulary
 from ..errors import ConfigError
+from ..models.host_arrays import as_torch
 from ..models.place import resolve_device
 from ..request.resolve import EngineLimits
 from ..text.tokenizer import eos_token_ids, load_tokenizer
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = ["EngineBuilder", "EngineParts"]
 
-Pages = tuple[torch.Tensor, torch.Tensor]
+Pages = tuple[Any, Any]
 
 
 @dataclass(frozen=True)
@@ -135,6 +134,11 @@ class EngineBuilder:
         """Steps are enqueued on a device's stream; on the CPU the host runs them."""
         return not self.place.is_cpu
 
+    @property
+    def _torch_pages(self) -> Pages:
+        k, v = self._pages
+        return as_torch(k), as_torch(v)
+
     def _make_engine(self, drafter: SlotDrafter | None = None) -> EngineLoop:
         return self._make_enqueued(drafter) if self._on_stream else self._make_immediate(drafter)
 
@@ -173,7 +177,7 @@ class EngineBuilder:
 
         pipeline = make_pipeline(
             self.model,
-            self._pages,
+            self._torch_pages,
             self.memory,
             self._scheduler,
             self.place,
@@ -235,7 +239,7 @@ class EngineBuilder:
             if served.is_guess and self._on_stream:
                 executor.reset_prefix_cache()  # what is overwritten may be published
                 rows = self.memory.max_num_tokens
-                served.measured(measure_cost(self.model, self._pages, max_rows=rows))
+                served.measured(measure_cost(self.model, self._torch_pages, max_rows=rows))
             served.start()
             # What a pass takes on a device the host does not see.
             return served if self.place.is_cpu else None

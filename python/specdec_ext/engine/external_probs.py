@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-
 from ..errors import RequestError
 from ..request.external_draft import ExternalDraftTokensConfig
 
@@ -19,6 +17,8 @@ def draft_probs(draft: ExternalDraftTokensConfig | None, greedy: bool) -> Any:
     """
     if draft is None or draft.logits is None or greedy:
         return None
+    import torch
+
     try:
         scores = torch.as_tensor(draft.logits).detach().to("cpu", torch.float64)
     except (TypeError, ValueError, RuntimeError) as error:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-import torch
-from torch.utils.dlpack import from_dlpack
+from typing import TYPE_CHECKING, Any
 
 from .. import _core
+from ..models.host_arrays import as_torch, kv_dtype_name
 
 if TYPE_CHECKING:
     from ..models.base import StepModel
@@ -21,18 +19,22 @@ class KvPages:
 
     On the host a page takes memory when it is first written (the operating system maps it then) and
     keeps it until release(); on a device all of it is taken at once.
+
+    tensors  (K, V): the core's LazyZeros where the host runs the steps, else torch tensors
     """
 
     def __init__(self, model: StepModel, num_pages: int, page_size: int, place: Place) -> None:
         shape = (model.num_layers, num_pages, model.num_kv_heads, page_size, model.head_dim)
         self._memory: list[_core.LazyZeros] = []
-        if place.device.type == "cpu":
-            dtype = str(model.kv_dtype).removeprefix("torch.")
+        if not place.on_cuda:
+            dtype = str(kv_dtype_name(model))
             self._memory = [_core.LazyZeros(shape, dtype) for _ in range(2)]
-            k, v = (from_dlpack(zeros) for zeros in self._memory)
+            k, v = (zeros if place.is_cpu else as_torch(zeros) for zeros in self._memory)
         else:
+            import torch
+
             k, v = (torch.zeros(shape, dtype=model.kv_dtype, device=place.device) for _ in range(2))
-        self.tensors: tuple[torch.Tensor, torch.Tensor] = (k, v)
+        self.tensors: tuple[Any, Any] = (k, v)
 
     def release(self) -> None:
         """Give the host's memory back: the pages are zeros again. No request may hold one."""

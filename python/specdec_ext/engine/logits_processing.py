@@ -9,23 +9,28 @@ go through the request's other processors (allowed ids, bad words, min_tokens, b
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
+from ..models.host_arrays import as_torch
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = ["process_scores"]
 
 
 def process_scores(
     trees: Iterable[Any],
-    scores: torch.Tensor,
+    scores: Any,
     processors: Mapping[int, Sequence[Any]],
 ) -> tuple[torch.Tensor, dict[int, str]]:
     """(scores to choose from, error message by request id); `scores` [L, V] itself is not changed.
 
+    scores      a tensor, or the native decoder's array
     trees       _core.ChoiceTrees of the step
     processors  by request id
     """
+    scores = as_torch(scores)
     changed = scores
     errors: dict[int, str] = {}
     for tree in trees:
@@ -53,6 +58,8 @@ def _apply(
     From a row of NaN no token is chosen. Where that is a draft's the step ends in front of it, and
     the next one has the row at its root, if it is ever reached.
     """
+    import torch
+
     try:
         for i, processor in enumerate(processors):
             answer = processor(list(text), row.clone())

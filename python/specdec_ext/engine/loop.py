@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import EngineError, RequestError
 from ..log import logger
+from ..models.host_arrays import as_torch
 from ..request.resolve import EngineLimits, ResolvedRequest, resolve_request, stream_seed
 from ..request.sampling_params import SamplingParams
 from ..text.detokenizer import DetokenizerFactory
@@ -223,7 +224,8 @@ class EngineLoop:
                 self._served_cost.observe(plan, seconds)
             if self._wants_logits:  # where it is read later the model writes into the same memory
                 late = self.executor.overlap_depth > 0
-                self._results[plan.step] = self._result.clone() if late else self._result
+                result = as_torch(self._result)
+                self._results[plan.step] = result.clone() if late else result
             outputs = self._commit(plan, self._result)
             return outputs
         except Exception as error:
@@ -318,7 +320,7 @@ class EngineLoop:
         return list(self.executor.commit(plan, scores, raw=result, errors=errors))
 
     def _process_trees(
-        self, trees: Iterable[Any], scores: torch.Tensor
+        self, trees: Iterable[Any], scores: Any
     ) -> tuple[torch.Tensor, dict[int, str]]:
         """What callers' processors make of a step's scores, and why some failed."""
         with self._lock:

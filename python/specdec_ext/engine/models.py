@@ -14,6 +14,7 @@ from ..config.parse import SpeculativeConfig
 from ..config.suffix import SuffixDecodingConfig
 from ..drafters import DraftTargetDrafter, SlotDrafter, make_drafter
 from ..errors import ConfigError
+from ..models.host_arrays import kv_dtype_name
 from .memory_plan import (
     CPU_POOL_LIMIT_BYTES,
     DraftPages,
@@ -126,7 +127,7 @@ class ModelLoader:
         kv_dtype = self._dtype if self._dtype != "auto" else (config.dtype or "float32")
         scheduler = self._scheduler
         reserved = 0
-        if self._place.device.type == "cuda":
+        if self._place.on_cuda:
             size = 4 if normalize_dtype("dtype", kv_dtype) == "float32" else 2
             reserved = native_weight_bytes(config, size)
             reserved += native_weight_bytes(draft, size) if draft is not None else 0
@@ -189,7 +190,7 @@ class ModelLoader:
             )
         memory = self._plan_memory(
             model,
-            normalize_dtype("model.kv_dtype", model.kv_dtype),
+            normalize_dtype("model.kv_dtype", kv_dtype_name(model)),
             model.max_position,
             dataclasses.replace(
                 self._scheduler,
@@ -268,7 +269,7 @@ class ModelLoader:
         config = self._speculative
         if draft is None or not isinstance(config, DraftTargetDecodingConfig):
             return None
-        dtype = getattr(draft, "kv_dtype", None) or (
+        dtype = kv_dtype_name(draft) or (
             config.dtype if config.dtype != "auto" else draft.dtype or "float32"
         )
         element = 4 if normalize_dtype("draft model's dtype", dtype) == "float32" else 2

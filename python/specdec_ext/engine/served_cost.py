@@ -27,6 +27,7 @@ from ..installation import cpu_name
 from ..log import logger
 from ..models.base import StepModel
 from ..models.folder_cache import cache_root
+from ..models.host_arrays import kv_dtype_name
 from .step_cost import ROW_COUNTS
 
 __all__ = ["ServedCost", "cost_key", "guess_cost", "memory_rate", "recall", "remember"]
@@ -56,7 +57,7 @@ def cost_key(model: StepModel) -> dict[str, Any]:
     return {
         "files": files,
         "dtype": info.dtype,
-        "kv_dtype": str(model.kv_dtype),
+        "kv_dtype": kv_dtype_name(model),
         "impl": [info.impl, info.numerics, info.device],
         "cpu": cpu_name(),
         "isa": _core.cpu_isa(),
@@ -140,7 +141,7 @@ def guess_cost(model: StepModel, rate: float) -> StepCost:
     """A pass reads its weights, and each request its K/V, at `rate` bytes per second."""
     weights = max(model.info.weight_bytes, 1) / rate
     values = 2 * model.num_layers * model.num_kv_heads * model.head_dim  # of a token's K and V
-    token = values * model.kv_dtype.itemsize / rate
+    token = values * (4 if kv_dtype_name(model) == "float32" else 2) / rate
     share = {n: 1.0 + _ROW_SHARE * (n - 1) for n in ROW_COUNTS}
     return StepCost(
         {n: weights * part for n, part in share.items()},

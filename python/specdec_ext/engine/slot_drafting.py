@@ -7,11 +7,11 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-import torch
+import numpy as np
 
 from ..drafters import DraftInputs, PromptInputs, SlotDrafter
 from ..log import logger
-from .overlap.staged import StagedWords
+from .staged_words import StagedWords
 
 __all__ = ["SlotDrafting"]
 
@@ -46,10 +46,10 @@ class SlotDrafting:
     ) -> None:
         self.drafter = drafter
         self.executor = executor
-        self._slots = torch.from_numpy(executor.host_slots)
-        self._staging = torch.from_numpy(executor.host_staging)
+        self._slots = executor.host_slots
+        self._staging = executor.host_staging
         self._layout = executor.staging_layout
-        self._status = torch.zeros(self._layout.requests, dtype=torch.int32)  # nobody reads it
+        self._status = np.zeros(self._layout.requests, dtype=np.int32)  # nobody reads it
         # Staged steps lie in few places: their views serve again while the batch stays the same.
         self._views = functools.lru_cache(maxsize=32)(self._make_views)
         self._read_prompts: Callable[[PromptInputs], None] | None = getattr(
@@ -59,14 +59,14 @@ class SlotDrafting:
         self._draws_probs = self._draft_probs is not None
         self._one_by_one = bool(getattr(drafter, "drafts_one_by_one", False))
         self._hidden_size = hidden_size
-        self._kept: torch.Tensor | None = None
+        self._kept: np.ndarray | None = None
         if drafter.needs_hidden:
-            self._kept = torch.zeros(len(self._slots), hidden_size)
+            self._kept = np.zeros((len(self._slots), hidden_size), dtype=np.float32)
         self._options: dict[int, Mapping[str, Any]] = {}
         self._planned: Any = None  # what stage() said of the step at hand
         self._drafted = False
         self._drafted_step = -1
-        self._hidden: torch.Tensor | None = None
+        self._hidden: np.ndarray | None = None
         self._seconds = 0.0
         self._usual_s = 0.0  # of a step or of a draft, lately
         self._pass_s = 0.0  # of a draft model's pass, lately
@@ -121,11 +121,11 @@ class SlotDrafting:
             self._guarded(self.drafter.draft, self._inputs(staged, wanted))
             self._tell_cost(time.perf_counter() - begin, staged, wanted)
 
-    def hidden_for(self, plan: Any) -> torch.Tensor | None:
+    def hidden_for(self, plan: Any) -> np.ndarray | None:
         """The buffer that the model fills in this step, if the drafter needs it."""
         self._hidden = None
         if self._kept is not None:
-            self._hidden = torch.empty(plan.num_logit_rows, self._hidden_size)
+            self._hidden = np.empty((plan.num_logit_rows, self._hidden_size), dtype=np.float32)
         return self._hidden
 
     def commit(self, plan: Any, result: Any, **changes: Any) -> list[Any]:

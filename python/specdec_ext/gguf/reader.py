@@ -161,6 +161,10 @@ class GgufFile:
         dtype = {"float32": np.float32, "float16": np.float16}.get(tensor.format, np.uint16)
         return raw.view(dtype).reshape(tensor.shape)
 
+    def drop_pages(self) -> None:
+        """Give back the memory of what was read; arrays of it read it anew."""
+        self._map.madvise(mmap.MADV_DONTNEED)
+
     # -- Reading ----------------------------------------------------------------------------------
 
     def _read(self) -> None:

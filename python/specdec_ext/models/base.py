@@ -83,41 +83,47 @@ class StepModel(Protocol):
     num_layers: int
     num_kv_heads: int
     head_dim: int
-    kv_dtype: torch.dtype
     max_position: int
     numerics: str
     impl: str
     info: ModelInfo
 
-    def bind_cache(self, k_pages: torch.Tensor, v_pages: torch.Tensor) -> None:
+    @property
+    def kv_dtype(self) -> torch.dtype:
+        """Of K and V."""
+        ...
+
+    def bind_cache(self, k_pages: Any, v_pages: Any) -> None:
         """Use these pages from now on.
 
-        k_pages, v_pages  [num_layers, P, G, S, K] of kv_dtype, contiguous, on the device. The model
-        keeps references; the pages of a step are those its plan's page table names.
+        k_pages, v_pages  [num_layers, P, G, S, K] of kv_dtype, contiguous, on the device: tensors,
+        or on the CPU the core's LazyZeros. The model keeps references; the
+        pages of a step are those its plan's page table names.
         Raises ModelError when a shape or dtype does not fit the model.
         """
         ...
 
-    def forward(self, plan: Any, hidden: torch.Tensor | None = None) -> torch.Tensor:
+    def forward(self, plan: Any, hidden: Any = None) -> Any:
         """Run the rows of `plan` (a _core.StepPlan): K/V of every row is appended to the pages.
 
         Returns float32 scores [L, V] if plan.needs_logits, else int32 greedy ids [L]: the first
-        largest score of each row, -1 for a row that holds a NaN. The tensor is valid until the
-        next call.
+        largest score of each row, -1 for a row that holds a NaN. It is valid until the next call.
+        The native decoder on the CPU gives NumPy arrays, every other model torch tensors.
 
         hidden  float32 [L, hidden_size], contiguous, on the host or on the model's device: receives
                 the head's input of each of these rows, which is the final norm's output
         """
         ...
 
-    def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
+    def embed(self, token_ids: Any) -> Any:
         """Rows of the input embedding table as stored, without any scale that the model puts on
         them: float32 [n, hidden_size] of int32 ids [n], each within the vocabulary. On the host or
-        on the model's device, as the ids are; so do head() and head_rows().
+        on the model's device, as the ids are; so do head() and head_rows(). The native decoder
+        on the CPU takes NumPy arrays, too, and gives them for such.
         """
         ...
 
-    def head(self, hidden: torch.Tensor) -> torch.Tensor:
+    def head(self, hidden: Any) -> Any:
         """float32 scores [n, V] of the output head for float32 rows [n, hidden_size], as forward
         writes them to `hidden`: the scores that the step computed for them (native: bit for bit).
 
@@ -125,7 +131,7 @@ class StepModel(Protocol):
         """
         ...
 
-    def head_rows(self, token_ids: torch.Tensor) -> torch.Tensor:
+    def head_rows(self, token_ids: Any) -> Any:
         """float32 [n, hidden_size]: rows of the output head's weight for int32 ids [n].
 
         A bias of the head and a soft cap are not in them. Raises as head() does.

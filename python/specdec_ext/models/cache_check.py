@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-
+from .. import _core
 from ..errors import ModelError
+from .host_arrays import kv_dtype_name
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = ["check_cache", "greedy_ids"]
 
 
 def check_cache(
     model: Any,
-    k_pages: torch.Tensor,
-    v_pages: torch.Tensor,
+    k_pages: Any,
+    v_pages: Any,
     device: torch.device | None = None,
 ) -> None:
     """ModelError unless the pages are [layers, P, G, S, K] of the model's shape and dtype.
 
+    pages   tensors, or the core's LazyZeros
     device  where they have to lie; None: the CPU
     """
-    device = device or torch.device("cpu")
     for name, pages in (("k_pages", k_pages), ("v_pages", v_pages)):
         fixed = (model.num_layers, model.num_kv_heads, model.head_dim)
         found = tuple(pages.shape)
@@ -30,12 +33,16 @@ def check_cache(
                 f"{name} has shape {list(found)}, expected [{fixed[0]}, pages, {fixed[1]}, "
                 f"page_size, {fixed[2]}]"
             )
-        if pages.dtype != model.kv_dtype:
-            raise ModelError(f"{name} is {pages.dtype}, the model needs {model.kv_dtype}")
-        if not pages.is_contiguous() or pages.device != device:
-            where = "the CPU" if device.type == "cpu" else str(device)
+        dtype, wanted = str(pages.dtype).removeprefix("torch."), kv_dtype_name(model)
+        if dtype != wanted:
+            raise ModelError(f"{name} is {dtype}, the model needs {wanted}")
+        if isinstance(pages, _core.LazyZeros):
+            continue  # contiguous, on the host
+        where = "cpu" if device is None else str(device)
+        if not pages.is_contiguous() or str(pages.device) != where:
+            where = "the CPU" if where == "cpu" else where
             raise ModelError(f"{name} must be contiguous and on {where}")
-    if k_pages.shape != v_pages.shape:
+    if tuple(k_pages.shape) != tuple(v_pages.shape):
         raise ModelError(
             f"k_pages {list(k_pages.shape)} and v_pages {list(v_pages.shape)} differ in shape"
         )
@@ -43,6 +50,8 @@ def check_cache(
 
 def greedy_ids(scores: torch.Tensor) -> torch.Tensor:
     """int32 [L]: the first largest score of each row of float32 [L, V], -1 for a row with a NaN."""
+    import torch
+
     if scores.shape[0] == 0:
         return torch.empty(0, dtype=torch.int32, device=scores.device)
     # max() propagates NaN, and returns the first index among equals.

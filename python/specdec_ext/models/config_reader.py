@@ -2,9 +2,10 @@
 normalised.
 
 The JSON is checked here, field by field, before any library sees it: an absurd value gives one
-error that names the file, the field, the value and the limit. `transformers.AutoConfig` then gives
-the normalised truth for both generations of keys (v4: rope_theta, rope_scaling,
-rope_local_base_freq, torch_dtype; v5: rope_parameters, dtype). Code from the folder never runs.
+error that names the file, the field, the value and the limit. It is then normalised, for both
+generations of keys (v4: rope_theta, rope_scaling, rope_local_base_freq, torch_dtype; v5:
+rope_parameters, dtype): of a native family by family_config.py, else by transformers. Code from the
+folder never runs.
 """
 
 from __future__ import annotations
@@ -19,12 +20,13 @@ from typing import TYPE_CHECKING, Any
 from ..config.engine import MAX_VOCAB_SIZE
 from ..errors import ModelError, UnsupportedModelError
 from ..gguf import GgufFile, is_gguf
+from .family_config import FamilyConfig, family_config
 from .gguf_config import gguf_config
 
 if TYPE_CHECKING:
     from typing import TypeGuard
 
-__all__ = ["DTYPES", "ModelConfig", "read_config", "read_json"]
+__all__ = ["DTYPES", "ModelConfig", "read_config", "read_json", "transformers_config"]
 
 DTYPES = ("float32", "bfloat16", "float16")
 _MAX_JSON_BYTES = 64 << 20
@@ -61,8 +63,9 @@ _INNER_MODELS = ("text_config", "decoder", "generator")
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """What every decoder has in common, plus transformers' own configuration object as `hf`.
+    """What every decoder has in common.
 
+    hf              a FamilyConfig, or transformers' own object: the same attributes
     path            a folder, or a GGUF file (is_gguf)
     dtype           of the checkpoint as the file states it; None when it does not. Of a GGUF file
                     that of K and V
@@ -146,7 +149,8 @@ def _checked(
     """`raw` and `generation`: config.json and generation_config.json; `path` is named in errors."""
     _check_fields(path, raw)
     _check_kind(path, raw)
-    hf, text = _normalise(path, raw)
+    native = family_config(raw)
+    hf, text = _by_transformers(path, raw) if native is None else (native, native)
     # A config of several towers (Gemma3 with images) keeps its decoder's values inside.
     if text is not hf:
         raise UnsupportedModelError(
@@ -259,7 +263,14 @@ def _check_kind(path: Path, raw: dict[str, Any]) -> None:
         raise _refuse(path, "architectures", architectures, "expected a list of class names")
 
 
-def _normalise(path: Path, raw: dict[str, Any]) -> tuple[Any, Any]:
+def transformers_config(config: ModelConfig) -> Any:
+    """transformers' own configuration object, for what runs or writes its models."""
+    if not isinstance(config.hf, FamilyConfig):
+        return config.hf
+    return _by_transformers(config.path, config.raw)[0]
+
+
+def _by_transformers(path: Path, raw: dict[str, Any]) -> tuple[Any, Any]:
     """transformers' configuration, and that of the decoder in it: as a rule the same."""
     from transformers import CONFIG_MAPPING
 

@@ -73,22 +73,22 @@ def convert_gguf(source: Path, target: Path) -> None:
 
     target  an existing empty folder.
     """
-    import torch
     from safetensors.torch import save_file
     from transformers import GenerationConfig
 
     from ..gguf.tokenizer import gguf_tokenizer
-    from .config_reader import read_config
+    from .config_reader import read_config, transformers_config
     from .gguf_weights import GgufCheckpoint
+    from .host_arrays import as_torch
     from .native_config import native_shape
 
     config = read_config(source)
     with GgufCheckpoint(source) as checkpoint:
         expected = native_shape(config).expected_weights()
         checkpoint.check(expected)
-        weights = {name: checkpoint.load(name, torch.bfloat16).contiguous() for name in expected}
+        weights = {name: as_torch(checkpoint.load(name, "bfloat16")) for name in expected}
         save_file(weights, target / "model.safetensors", metadata={"format": "pt"})
-    config.hf.save_pretrained(target)
+    transformers_config(config).save_pretrained(target)
     generation: Any = GenerationConfig
     special = ("bos_token_id", "eos_token_id", "pad_token_id")
     generation(**{name: getattr(config.hf, name) for name in special}).save_pretrained(target)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 
 from .. import ops
@@ -13,6 +14,7 @@ from .config_reader import ModelConfig
 from .device_decoder import DeviceDecoder
 from .device_step import DeviceStep, PlanStaging
 from .device_weights import load_weights, random_weights
+from .host_arrays import as_torch
 from .host_rows import HostRows
 from .native import DERIVED_SUFFIXES, served_positions, shape_info
 from .native_config import NativeShape
@@ -45,7 +47,7 @@ class DeviceModel:
         max_rows: int,
         max_seq_len: int | None = None,
         allow_pickle: bool = False,
-        head_ids: torch.Tensor | None = None,
+        head_ids: np.ndarray | None = None,
         random_seed: int | None = None,
         exact: bool = False,
     ) -> None:
@@ -62,7 +64,8 @@ class DeviceModel:
         self.num_kv_heads, self.head_dim = shape.num_kv_heads, shape.head_dim
         self.kv_dtype: torch.dtype = getattr(torch, dtype)
         attention = _attention_instance(shape, self.kv_dtype, place)
-        self.head_ids = None if head_ids is None else head_ids.sort().values
+        order = None if head_ids is None else torch.from_numpy(head_ids.argsort())
+        self.head_ids = None if head_ids is None else torch.from_numpy(np.sort(head_ids))
         expected = shape.expected_weights()
         how: dict[str, Any] = {
             "device": place.device,
@@ -79,9 +82,9 @@ class DeviceModel:
                 checkpoint.check(expected, ignored=tied, ignored_suffixes=DERIVED_SUFFIXES)
 
                 def load(name: str) -> torch.Tensor:
-                    tensor = checkpoint.load(name)
-                    if name == "lm_head.weight" and head_ids is not None:
-                        tensor = tensor[head_ids.argsort()]  # the file's order is its own
+                    tensor = as_torch(checkpoint.load(name))
+                    if name == "lm_head.weight" and order is not None:
+                        tensor = tensor[order]  # the file's order is its own
                     return tensor
 
                 tied_ids = self.head_ids if shape.tie_word_embeddings else None

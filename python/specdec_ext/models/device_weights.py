@@ -121,7 +121,7 @@ def load_weights(
         final_norm=load("model.norm.weight").to(device, dtype).contiguous(),
         head=head,
         rope=[
-            (cos.to(device), sin.to(device))
+            (torch.from_numpy(cos).to(device), torch.from_numpy(sin).to(device))
             for cos, sin in (
                 rope_tables(config.hf, positions, kind) for kind in shape.rope_layer_types
             )

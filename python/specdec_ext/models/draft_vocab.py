@@ -9,19 +9,17 @@ rows token_ids. Tokens that are not listed are never drafted.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import numpy as np
 
 from ..errors import ModelError
-
-if TYPE_CHECKING:
-    import torch
 
 __all__ = ["DRAFT_VOCAB_FILE", "read_draft_vocab"]
 
 DRAFT_VOCAB_FILE = "draft_vocab.safetensors"
 
 
-def read_draft_vocab(folder: Path, vocab_size: int) -> torch.Tensor | None:
+def read_draft_vocab(folder: Path, vocab_size: int) -> np.ndarray | None:
     """int64 token ids [V'] of the head's rows; None if the folder has no such file.
 
     Raises ModelError for a file that is damaged or does not fit `vocab_size`.
@@ -29,29 +27,28 @@ def read_draft_vocab(folder: Path, vocab_size: int) -> torch.Tensor | None:
     path = folder / DRAFT_VOCAB_FILE
     if not path.is_file():
         return None
-    import torch
     from safetensors import SafetensorError, safe_open
 
     try:
-        with safe_open(path, framework="pt") as file:
+        with safe_open(path, framework="np") as file:
             names = list(file.keys())
             if names != ["token_ids"]:
                 raise ModelError(f"{path}: holds {names}, expected the one tensor 'token_ids'")
             ids = file.get_tensor("token_ids")
     except (OSError, SafetensorError) as error:
         raise ModelError(f"{path}: cannot be read ({error})") from error
-    if ids.dtype not in (torch.int32, torch.int64) or ids.dim() != 1 or ids.numel() == 0:
+    if ids.dtype not in (np.int32, np.int64) or ids.ndim != 1 or ids.size == 0:
         raise ModelError(
             f"{path}: token_ids is {ids.dtype} {list(ids.shape)}, expected int32 [V'] with V' >= 1"
         )
-    ids = ids.long()
+    ids = ids.astype(np.int64)
     low, high = int(ids.min()), int(ids.max())
     if low < 0 or high >= vocab_size:
         raise ModelError(
             f"{path}: token_ids holds {low if low < 0 else high}, the model's ids are "
             f"0..{vocab_size - 1}"
         )
-    if len(torch.unique(ids)) != len(ids):
+    if len(np.unique(ids)) != len(ids):
         raise ModelError(f"{path}: token_ids holds an id twice; each row needs a different token")
-    result: torch.Tensor = ids
+    result: np.ndarray = ids
     return result

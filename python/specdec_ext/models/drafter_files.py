@@ -21,6 +21,7 @@ from ..config.validate import show
 from ..errors import ModelError
 from .config_reader import read_config, read_json
 from .folder_cache import make_folder
+from .host_arrays import as_torch
 from .weights import Checkpoint
 
 if TYPE_CHECKING:
@@ -233,17 +234,18 @@ def write_drafter_model(drafter: str | Path, target: str | Path, folder: Path) -
             f"{drafter}: made for a target of vocab_size {shape.vocab_size} and hidden_size "
             f"{shape.hidden_size}; {target} has {config.vocab_size} and {config.hidden_size}"
         )
-    dtype = getattr(torch, config.dtype or "float32")
+    name = config.dtype or "float32"
+    dtype = getattr(torch, name)
     head_name = "model.embed_tokens.weight" if config.tie_word_embeddings else "lm_head.weight"
     with Checkpoint(target) as checkpoint:
-        embedding = checkpoint.load("model.embed_tokens.weight", dtype)
-        head = checkpoint.load(head_name, dtype)[ids.to(torch.int64)]
-    tensors = {"model." + name: value.to(dtype).contiguous() for name, value in weights.items()}
+        embedding = as_torch(checkpoint.load("model.embed_tokens.weight", name))
+        head = as_torch(checkpoint.load(head_name, name))[ids.to(torch.int64)]
+    tensors = {"model." + key: value.to(dtype).contiguous() for key, value in weights.items()}
     tensors["model.embed_tokens.weight"] = embedding.contiguous()
     tensors["lm_head.weight"] = head.contiguous()
     content = shape.hf_config().to_dict()
     content |= {
-        "dtype": str(dtype).removeprefix("torch."),
+        "dtype": name,
         "draft_vocab_size": shape.draft_vocab_size,
         "model_sha256": raw.get("model_sha256", ""),
     }

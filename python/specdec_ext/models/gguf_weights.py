@@ -8,17 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from .. import _core
 from ..errors import ModelError
 from ..gguf import GgufFile, GgufTensor
 from .gguf_config import ROPE_FACTORS, architecture_of
+from .host_arrays import HostArray, converted, dtype_name
 
 __all__ = ["GgufCheckpoint", "Weight"]
 
 # A float tensor, or blocks uint8 [N, bytes of a row] and their format.
-Weight = torch.Tensor | tuple[np.ndarray, str]
+Weight = HostArray | tuple[np.ndarray, str]
 
 _GLOBAL = {
     "token_embd": "model.embed_tokens",
@@ -60,6 +60,10 @@ class GgufCheckpoint:
 
     def __exit__(self, *exc: object) -> None:
         self._file.close()
+
+    def drop_pages(self) -> None:
+        """See Checkpoint."""
+        self._file.drop_pages()
 
     def _name(self, name: str) -> str:
         module, _, kind = name.rpartition(".")
@@ -110,7 +114,7 @@ class GgufCheckpoint:
                 size[tensor.format] = size.get(tensor.format, 0) + math.prod(tensor.shape)
         return max(size, key=lambda name: size[name])
 
-    def load(self, name: str, dtype: torch.dtype | None = None) -> torch.Tensor:
+    def load(self, name: str, dtype: str | None = None) -> HostArray:
         """One tensor as floats."""
         tensor = self._tensors[name]
         data = self._in_order(name, self._file.data(tensor))
@@ -120,26 +124,29 @@ class GgufCheckpoint:
                     f"{self.path}: tensor {tensor.name!r} is {tensor.format} and no matrix; the "
                     "file is damaged"
                 )
-            values = torch.empty(tensor.shape)
+            values: HostArray = np.empty(tensor.shape, dtype=np.float32)
             _core.dequantize((np.ascontiguousarray(data), tensor.format), values)
         else:
-            values = torch.from_numpy(data.view(np.int16) if tensor.format == "bfloat16" else data)
-            values = values.view(torch.bfloat16) if tensor.format == "bfloat16" else values
+            is_bf16 = tensor.format == "bfloat16"
+            data = np.ascontiguousarray(data)
+            values = _core.Bfloat16Array(data) if is_bf16 else data
         if name.endswith("norm.weight") and self._architecture.norm_shift:
-            values = values - self._architecture.norm_shift
-        if not torch.isfinite(values).all():
+            wide: Any = converted(values, "float32")
+            shifted = wide - np.float32(self._architecture.norm_shift)
+            values = converted(shifted, dtype_name(values))
+        if _core.count_not_finite(values):
             self.warnings.append(
                 f"{self.path.name}: tensor {tensor.name!r} holds NaN or infinite values; requests "
                 "that meet them end with an error"
             )
-        return values if dtype is None else values.to(dtype)
+        return values if dtype is None else converted(values, dtype)
 
     def weight(self, name: str) -> Weight:
         """One tensor in its own width, as the native decoder takes it. Those that read the same
         input are floats if one of them is."""
         tensor = self._tensors[name]
         if len({self._input_form(other) for other in self._stack(name)}) > 1:
-            return self.load(name, torch.float32)
+            return self.load(name, "float32")
         if not tensor.is_quantised or len(tensor.shape) != 2:
             return self.load(name)
         return np.ascontiguousarray(self._in_order(name, self._file.data(tensor))), tensor.format

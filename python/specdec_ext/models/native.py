@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
+import numpy as np
 
 from .. import _core
 from ..errors import ModelError
@@ -14,11 +15,15 @@ from .base import ModelInfo
 from .cache_check import check_cache
 from .config_reader import ModelConfig
 from .gguf_weights import GgufCheckpoint
+from .host_arrays import converted, like, take_rows
 from .native_config import NativeShape
 from .place import CPU
 from .quantize import quantized_loader
 from .rope import max_position, rope_parameters, rope_tables
-from .weights import open_checkpoint
+from .weights import Checkpoint, open_checkpoint
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = ["DERIVED_SUFFIXES", "NativeModel", "served_positions", "shape_info"]
 
@@ -47,7 +52,7 @@ class NativeModel:
         max_rows: int,
         max_seq_len: int | None = None,
         allow_pickle: bool = False,
-        head_ids: torch.Tensor | None = None,
+        head_ids: np.ndarray | None = None,
         own_widths: bool = False,
         quantization: str | None = None,
     ) -> None:
@@ -62,9 +67,9 @@ class NativeModel:
         self.hidden_size = shape.hidden_size
         self.num_layers = shape.num_layers
         self.num_kv_heads, self.head_dim = shape.num_kv_heads, shape.head_dim
-        self.kv_dtype: torch.dtype = getattr(torch, dtype)
+        self.kv_dtype_name = dtype
         # Rows of the head in ascending order of their tokens, whatever the file's order.
-        self.head_ids = None if head_ids is None else head_ids.sort().values
+        self.head_ids = None if head_ids is None else np.sort(head_ids)
         self.num_scores = shape.vocab_size if head_ids is None else len(head_ids)
         self._head_order = None if head_ids is None else head_ids.argsort()
         expected = shape.expected_weights()
@@ -86,15 +91,14 @@ class NativeModel:
             try:
                 if isinstance(checkpoint, GgufCheckpoint) and own_widths:
                     width = checkpoint.main_format()
-                    self._give_weights(shape, checkpoint.weight, expected)
+                    self._give_weights(shape, checkpoint.weight, expected, checkpoint)
                 else:
-                    load: Callable[[str], Any] = partial(checkpoint.load, dtype=self.kv_dtype)
+                    load: Callable[[str], Any] = partial(checkpoint.load, dtype=dtype)
                     if quantization is not None:
-                        load = quantized_loader(
-                            partial(checkpoint.load, dtype=torch.float32), quantization
-                        )
+                        whole: Any = partial(checkpoint.load, dtype="float32")
+                        load = quantized_loader(whole, quantization)
                         width = quantization
-                    self._give_weights(shape, load, expected)
+                    self._give_weights(shape, load, expected, checkpoint)
             except ValueError as error:
                 raise ModelError(f"{config.path}: {error}") from error
             notes += checkpoint.warnings
@@ -115,16 +119,21 @@ class NativeModel:
         )
 
     def _give_weights(
-        self, shape: NativeShape, load: Callable[[str], Any], expected: Mapping[str, Any]
+        self,
+        shape: NativeShape,
+        load: Callable[[str], Any],
+        expected: Mapping[str, Any],
+        checkpoint: Checkpoint | GgufCheckpoint,
     ) -> None:
         """Copy the checkpoint into the decoder, one layer at a time: never all of it twice."""
         embedding = load("model.embed_tokens.weight")
         self._decoder.set_embedding(embedding)
         if self.head_ids is not None and shape.tie_word_embeddings:
-            self._decoder.set_head(embedding[self.head_ids])
+            self._decoder.set_head(take_rows(embedding, self.head_ids))
         elif not shape.tie_word_embeddings:
             head = load("lm_head.weight")
-            self._decoder.set_head(head if self._head_order is None else head[self._head_order])
+            order = self._head_order
+            self._decoder.set_head(head if order is None else take_rows(head, order))
         self._decoder.set_final_norm(load("model.norm.weight"))
         for layer in range(shape.num_layers):
             prefix = f"model.layers.{layer}."
@@ -132,6 +141,7 @@ class NativeModel:
             self._decoder.set_layer(
                 layer, {name.removeprefix(prefix): load(name) for name in names}
             )
+            checkpoint.drop_pages()
 
     def _give_rope(self, config: ModelConfig, shape: NativeShape) -> None:
         for index in sorted(set(shape.rope_index) - {-1}):
@@ -143,39 +153,50 @@ class NativeModel:
         """The _core.LlamaDecoder: for what is built upon the target in C++."""
         return self._decoder
 
-    def bind_cache(self, k_pages: torch.Tensor, v_pages: torch.Tensor) -> None:
+    @property
+    def kv_dtype(self) -> torch.dtype:
+        """See StepModel."""
+        import torch
+
+        dtype: torch.dtype = getattr(torch, self.kv_dtype_name)
+        return dtype
+
+    def bind_cache(self, k_pages: Any, v_pages: Any) -> None:
         """See StepModel."""
         check_cache(self, k_pages, v_pages)
         self._decoder.bind_cache(k_pages, v_pages)
         self._pages = (k_pages, v_pages)
 
-    def forward(self, plan: Any, hidden: torch.Tensor | None = None) -> torch.Tensor:
+    def forward(self, plan: Any, hidden: Any = None) -> np.ndarray:
         """See StepModel."""
         if plan.needs_logits:
-            scores = torch.empty(plan.num_logit_rows, self.num_scores, dtype=torch.float32)
+            scores = np.empty((plan.num_logit_rows, self.num_scores), dtype=np.float32)
             self._decoder.forward(plan, scores, hidden)
             return scores
-        ids = torch.empty(plan.num_logit_rows, dtype=torch.int32)
+        ids = np.empty(plan.num_logit_rows, dtype=np.int32)
         self._decoder.forward(plan, ids, hidden)
         return ids
 
-    def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
+    def embed(self, token_ids: Any) -> Any:
         """See StepModel."""
-        rows = torch.empty(len(token_ids), self.hidden_size, dtype=torch.float32)
-        self._decoder.embed(token_ids.to(torch.int32).contiguous(), rows)
-        return rows
+        ids = np.ascontiguousarray(token_ids, dtype=np.int32)
+        rows = np.empty((len(ids), self.hidden_size), dtype=np.float32)
+        self._decoder.embed(ids, rows)
+        return like(token_ids, rows)
 
-    def head(self, hidden: torch.Tensor) -> torch.Tensor:
+    def head(self, hidden: Any) -> Any:
         """See StepModel."""
-        scores = torch.empty(hidden.shape[0], self.num_scores, dtype=torch.float32)
-        self._decoder.score_rows(hidden.contiguous(), scores)
-        return scores
+        states = np.ascontiguousarray(hidden)
+        scores = np.empty((states.shape[0], self.num_scores), dtype=np.float32)
+        self._decoder.score_rows(states, scores)
+        return like(hidden, scores)
 
-    def head_rows(self, token_ids: torch.Tensor) -> torch.Tensor:
+    def head_rows(self, token_ids: Any) -> Any:
         """See StepModel."""
-        rows = torch.empty(token_ids.numel(), self.hidden_size, dtype=torch.float32)
-        self._decoder.unpack_head_rows(token_ids.to(torch.int32).contiguous(), rows)
-        return rows
+        ids = np.ascontiguousarray(token_ids, dtype=np.int32).reshape(-1)
+        rows = np.empty((len(ids), self.hidden_size), dtype=np.float32)
+        self._decoder.unpack_head_rows(ids, rows)
+        return like(token_ids, rows)
 
 
 def decoder_config(
@@ -184,7 +205,8 @@ def decoder_config(
     """The arguments _core.LlamaDecoder is made from; `head_size`: 0 for the whole vocabulary."""
     whole = head_size in (0, shape.vocab_size)
     # transformers keeps sqrt(hidden) as a float32 buffer and rounds it to the embedding's dtype.
-    root = float(torch.tensor(shape.hidden_size**0.5).to(getattr(torch, dtype)))
+    root = np.array([shape.hidden_size**0.5], dtype=np.float32)
+    rounded: Any = converted(converted(root, dtype), "float32")
     return {
         "vocab_size": shape.vocab_size,
         "hidden_size": shape.hidden_size,
@@ -200,7 +222,7 @@ def decoder_config(
         "attention_scale": shape.attention_scale,
         "attention_softcap": shape.attention_softcap,
         "final_softcap": shape.final_softcap,
-        "embedding_scale": root if shape.scales_embedding else 1.0,
+        "embedding_scale": float(rounded[0]) if shape.scales_embedding else 1.0,
         "norm_offset": shape.norm_offset,
         "has_qk_norm": shape.has_qk_norm,
         "has_sandwich_norms": shape.has_sandwich_norms,
@@ -252,6 +274,6 @@ def shape_info(
             str(rope_parameters(config.hf, kind).get("rope_type", "default"))
             for kind in shape.rope_layer_types
         ),
-        num_parameters=sum(torch.Size(s).numel() for s in weights.values()),
+        num_parameters=sum(math.prod(s) for s in weights.values()),
         **how,
     )

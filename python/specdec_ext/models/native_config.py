@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .config_reader import ModelConfig
+from .family_config import FamilyConfig
 from .rope import ROPE_TYPES, rope_parameters
 
 __all__ = ["NATIVE_FAMILIES", "NativeShape", "NotNativeError", "native_shape"]
@@ -189,6 +190,8 @@ def native_shape(config: ModelConfig) -> NativeShape:
 
 def _check_fields_known(hf: Any, family: str) -> None:
     """A field this file does not know, set to anything but its default, may change the model."""
+    if isinstance(hf, FamilyConfig):
+        return  # has no other
     known = _NEUTRAL | _COMMON | frozenset(_FAMILY_FIELDS[family].split())
     for field in dataclasses.fields(hf):
         if field.name in known or field.name == "use_bidirectional_attention":

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-
-import torch
+from typing import TYPE_CHECKING
 
 from .. import _core
 from ..errors import ConfigError
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = ["CPU", "Place", "resolve_device"]
 
@@ -16,13 +18,25 @@ __all__ = ["CPU", "Place", "resolve_device"]
 @dataclass(frozen=True)
 class Place:
     """name     as users write it, with a number for CUDA: "cpu", "cuda:0", a plug-in's name
-    device   where tensors lie; that of a plug-in may be the CPU
+    memory   where tensors lie, as torch names it: "cpu", also of a plug-in perhaps, or "cuda:0"
     backend  of `ops`
     """
 
     name: str
-    device: torch.device
+    memory: str
     backend: str
+
+    @property
+    def device(self) -> torch.device:
+        """`memory` for torch."""
+        import torch
+
+        return torch.device(self.memory)
+
+    @property
+    def on_cuda(self) -> bool:
+        """Tensors lie on a CUDA device."""
+        return self.memory.startswith("cuda")
 
     @property
     def is_cpu(self) -> bool:
@@ -31,13 +45,15 @@ class Place:
 
     def free_bytes(self) -> int | None:
         """Free memory of a CUDA device; None where the host's memory is used."""
-        if self.device.type != "cuda":
+        if not self.on_cuda:
             return None
+        import torch
+
         torch.cuda.empty_cache()  # what this process holds and does not use counts as free
         return int(torch.cuda.mem_get_info(self.device)[0])
 
 
-CPU = Place("cpu", torch.device("cpu"), "cpu")
+CPU = Place("cpu", "cpu", "cpu")
 
 
 def resolve_device(name: str) -> Place:
@@ -54,6 +70,8 @@ def resolve_device(name: str) -> Place:
     if match := re.fullmatch(r"cuda(?::(\d+))?", name):
         if reason := _why_no_cuda():
             raise ConfigError(f"device = {name!r} cannot be used: {reason}; use device='cpu'")
+        import torch
+
         index = int(match[1] or 0)
         count = min(len(_core.cuda_info()["devices"]), torch.cuda.device_count())
         if index >= count:
@@ -69,11 +87,11 @@ def resolve_device(name: str) -> Place:
             "(ops.load_backend adds others)"
         )
     memory = "cuda:0" if _core.backend_memory(name) == "cuda" else "cpu"
-    return Place(name, torch.device(memory), name)
+    return Place(name, memory, name)
 
 
 def _cuda(index: int) -> Place:
-    return Place(f"cuda:{index}", torch.device("cuda", index), "cuda")
+    return Place(f"cuda:{index}", f"cuda:{index}", "cuda")
 
 
 def _why_no_cuda() -> str:
@@ -81,6 +99,8 @@ def _why_no_cuda() -> str:
     info = _core.cuda_info()
     if not info["devices"]:
         return str(info["reason"])
+    import torch
+
     if not torch.cuda.is_available():
         return (
             f"torch {torch.__version__} sees no CUDA device although this package does; install a "

@@ -1,4 +1,8 @@
-"""Rotary tables: cos and sin of every position, computed as transformers computes them.
+"""Rotary tables: cos and sin of every position.
+
+Frequencies and angles are float32, by the formulas of transformers; each cos and sin is the float32
+nearest to that of its angle. torch's own are up to one unit in the last place beside it, which ones
+depends on its build and on the processor.
 
 A row of the table is a function of its position alone. For types default, linear, llama3 and yarn
 that is what transformers does. For `dynamic` (NTK) transformers recomputes the frequencies from
@@ -9,14 +13,18 @@ when it decodes token p alone.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import math
+from typing import Any
+
+import numpy as np
 
 from ..errors import ModelError, UnsupportedModelError
 
-if TYPE_CHECKING:
-    import torch
-
 __all__ = ["ROPE_TYPES", "max_position", "rope_parameters", "rope_tables"]
+
+Floats = np.ndarray[Any, np.dtype[np.float32]]
+
+_ROWS_AT_ONCE = 8192
 
 ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn")
 
@@ -62,61 +70,116 @@ def max_position(hf: Any) -> int:
 
 def rope_tables(
     hf: Any, num_positions: int, layer_type: str | None = None
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[Floats, Floats]:
     """cos and sin, float32 [num_positions, head_dim / 2] each, attention scaling folded in.
 
     layer_type  for configurations with one set of parameters per layer type, else None.
     Raises UnsupportedModelError for a rotary type outside ROPE_TYPES.
     """
-    import torch
-
-    per_type = layer_type if _is_nested(hf) else None
-    parameters = rope_parameters(hf, per_type)
+    parameters = rope_parameters(hf, layer_type if _is_nested(hf) else None)
     kind = str(parameters.get("rope_type", "default"))
     if kind not in ROPE_TYPES:
         raise UnsupportedModelError(
             f"rope_type = {kind!r}: the native decoder has {', '.join(ROPE_TYPES)}"
         )
-    if kind == "dynamic":
-        return _dynamic_tables(hf, num_positions, per_type)
-    inv_freq, scaling = _inverse_frequencies(hf, kind, parameters, per_type)
-    positions = torch.arange(num_positions, dtype=torch.float32)
-    angles = positions[:, None] * inv_freq
-    return angles.cos() * scaling, angles.sin() * scaling
-
-
-def _inverse_frequencies(
-    hf: Any, kind: str, parameters: dict[str, Any], layer_type: str | None
-) -> tuple[torch.Tensor, float]:
-    import torch
-    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-
-    if kind != "default":
-        extra = {"layer_type": layer_type} if layer_type is not None else {}
-        inv_freq, scaling = ROPE_INIT_FUNCTIONS[kind](hf, torch.device("cpu"), **extra)
-        return inv_freq.float(), float(scaling)
-    base = parameters["rope_theta"]
     dim = getattr(hf, "head_dim", None) or hf.hidden_size // hf.num_attention_heads
-    exponents = torch.arange(0, dim, 2, dtype=torch.int64).to(torch.float) / dim
-    return 1.0 / (base**exponents), 1.0
+    scaling = 1.0
+    if kind == "dynamic":
+        frequencies = _dynamic(parameters, dim, int(hf.max_position_embeddings), num_positions)
+    elif kind == "yarn":
+        frequencies, scaling = _yarn(parameters, dim, int(hf.max_position_embeddings))
+    else:
+        frequencies = _inverse(parameters["rope_theta"], dim)
+        if kind == "linear":
+            frequencies = frequencies / np.float32(parameters["factor"])
+        elif kind == "llama3":
+            frequencies = _llama3(parameters, frequencies)
+    cos = np.empty((num_positions, dim // 2), dtype=np.float32)
+    sin = np.empty_like(cos)
+    for first in range(0, num_positions, _ROWS_AT_ONCE):
+        rows = slice(first, min(first + _ROWS_AT_ONCE, num_positions))
+        positions = np.arange(rows.start, rows.stop, dtype=np.float32)
+        each = frequencies if frequencies.ndim == 1 else frequencies[rows]
+        angles = (positions[:, None] * each).astype(np.float64)
+        cos[rows], sin[rows] = np.cos(angles), np.sin(angles)
+    if scaling != 1.0:
+        cos *= np.float32(scaling)
+        sin *= np.float32(scaling)
+    return cos, sin
 
 
-def _dynamic_tables(
-    hf: Any, num_positions: int, layer_type: str | None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    import torch
-    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+def _power(base: Any, exponents: Floats) -> Floats:
+    """base ** exponents, rounded once; base a number, or float32 [P, 1]."""
+    power: Floats = (np.asarray(base, dtype=np.float64) ** exponents.astype(np.float64)).astype(
+        np.float32
+    )
+    return power
 
-    extra = {"layer_type": layer_type} if layer_type is not None else {}
-    compute = ROPE_INIT_FUNCTIONS["dynamic"]
-    cpu = torch.device("cpu")
-    original = int(hf.max_position_embeddings)
-    inv_freq, scaling = compute(hf, cpu, **extra)
-    rows = [inv_freq.float().expand(min(original, num_positions), -1)]
-    for position in range(original, num_positions):
-        # A tensor, as in transformers' own update: the power is then taken in float32.
-        inv_freq, scaling = compute(hf, cpu, seq_len=torch.tensor(position + 1), **extra)
-        rows.append(inv_freq.float()[None])
-    positions = torch.arange(num_positions, dtype=torch.float32)
-    angles = positions[:, None] * torch.cat(rows)
-    return angles.cos() * float(scaling), angles.sin() * float(scaling)
+
+def _exponents(dim: int) -> Floats:
+    return np.arange(0, dim, 2).astype(np.float32) / np.float32(dim)
+
+
+def _inverse(base: Any, dim: int) -> Floats:
+    return np.float32(1.0) / _power(base, _exponents(dim))
+
+
+def _llama3(parameters: dict[str, Any], frequencies: Floats) -> Floats:
+    factor = np.float32(parameters["factor"])
+    low, high = parameters["low_freq_factor"], parameters["high_freq_factor"]
+    original = parameters["original_max_position_embeddings"]
+    wavelength = np.float32(2 * math.pi) * (np.float32(1.0) / frequencies)  # as torch divides
+    is_long, is_short = wavelength > original / low, wavelength < original / high
+    scaled = np.where(is_long, frequencies / factor, frequencies)
+    turns = np.float32(original) * (np.float32(1.0) / wavelength)
+    smooth = (turns - np.float32(low)) / np.float32(high - low)
+    medium = (np.float32(1.0) - smooth) * scaled / factor + smooth * scaled
+    result: Floats = np.where(is_long | is_short, scaled, medium)
+    return result
+
+
+def _yarn(parameters: dict[str, Any], dim: int, length: int) -> tuple[Floats, float]:
+    """(frequencies, attention scaling)."""
+    base, factor = parameters["rope_theta"], parameters.get("factor")
+    original = parameters["original_max_position_embeddings"]
+    factor = length / original if factor is None else factor
+
+    def mscale(weight: float = 1.0) -> float:
+        return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
+
+    scaling = parameters.get("attention_factor")
+    if scaling is None:
+        one, all_dim = parameters.get("mscale"), parameters.get("mscale_all_dim")
+        scaling = mscale(one) / mscale(all_dim) if one and all_dim else mscale()
+
+    def dimension(rotations: float) -> float:
+        """Of the frequency that turns so often within the original length."""
+        return dim * math.log(original / (rotations * 2 * math.pi)) / (2 * math.log(base))
+
+    low = dimension(parameters.get("beta_fast") or 32)
+    high = dimension(parameters.get("beta_slow") or 1)
+    if parameters.get("truncate", True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, dim - 1)
+    if low == high:
+        high += 0.001
+    ramp = (np.arange(dim // 2, dtype=np.float32) - np.float32(low)) / np.float32(high - low)
+    own_share = np.float32(1.0) - np.clip(ramp, np.float32(0), np.float32(1))
+    powers = _power(base, _exponents(dim))
+    own = np.float32(1.0) / powers
+    stretched = np.float32(1.0) / (np.float32(factor) * powers)
+    return stretched * (np.float32(1.0) - own_share) + own * own_share, float(scaling)
+
+
+def _dynamic(parameters: dict[str, Any], dim: int, original: int, num_positions: int) -> Floats:
+    """[num_positions, dim / 2]."""
+    base, factor = parameters["rope_theta"], parameters["factor"]
+    # Up to the original length in double precision, behind it in float32, as transformers does.
+    stretch = (factor * original / original - (factor - 1)) ** (dim / (dim - 2))
+    bases = np.full(num_positions, base * stretch, dtype=np.float64)
+    if num_positions > original:
+        lengths = np.arange(original + 1, num_positions + 1).astype(np.float32)
+        ratio = np.float32(factor) * lengths / np.float32(original) - np.float32(factor - 1)
+        grown = (ratio.astype(np.float64) ** (dim / (dim - 2))).astype(np.float32)
+        bases[original:] = np.float32(base) * grown
+    return np.float32(1.0) / _power(bases[:, None], _exponents(dim))

@@ -8,6 +8,7 @@ faithful; a model for which it is not is refused with the reason.
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import warnings
 from collections.abc import Iterator
@@ -22,8 +23,9 @@ from .attention_hook import ATTENTION_NAME, StepContext, register, running
 from .base import ModelInfo
 from .cache_check import check_cache, greedy_ids
 from .canary import canary_tokens, eager_scores, run_canary
-from .config_reader import ModelConfig
+from .config_reader import ModelConfig, transformers_config
 from .device_step import PlanStaging
+from .host_arrays import as_torch
 from .output_head import OutputHead
 from .packed_modules import swap_linears
 from .place import CPU, Place
@@ -58,6 +60,7 @@ class TransformersModel:
         place: Place | None = None,
     ) -> None:
         register()
+        config = dataclasses.replace(config, hf=transformers_config(config))
         self.place = place = place or CPU
         self._staging = PlanStaging(place.device)
         self._model, notes = _load(config, dtype, allow_pickle)
@@ -166,14 +169,15 @@ class TransformersModel:
             device=place.name,
         )
 
-    def bind_cache(self, k_pages: torch.Tensor, v_pages: torch.Tensor) -> None:
+    def bind_cache(self, k_pages: Any, v_pages: Any) -> None:
         """See StepModel."""
         check_cache(self, k_pages, v_pages, self.place.device)
-        self._k_pages, self._v_pages = k_pages, v_pages
+        self._k_pages, self._v_pages = as_torch(k_pages), as_torch(v_pages)
 
     @torch.inference_mode()
-    def forward(self, plan: Any, hidden: torch.Tensor | None = None) -> torch.Tensor:
+    def forward(self, plan: Any, hidden: Any = None) -> torch.Tensor:
         """See StepModel."""
+        hidden = None if hidden is None else as_torch(hidden)
         if self._k_pages is None:
             raise ModelError("forward() before bind_cache(): the model has no K/V pages")
         context = StepContext(

@@ -13,13 +13,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from .. import _core
 from ..config.validate import show
 from ..errors import ModelError
 from .config_reader import read_json
+from .host_arrays import HostArray, converted, dtype_name, from_torch
+from .safetensors_file import FLOATS, SafetensorsFile
 
 if TYPE_CHECKING:
-    import torch
-
     from .config_reader import ModelConfig
     from .gguf_weights import GgufCheckpoint
 
@@ -30,10 +33,6 @@ INDEX = "model.safetensors.index.json"
 PICKLE_SINGLE = "pytorch_model.bin"
 PICKLE_INDEX = "pytorch_model.bin.index.json"
 
-_FLOATS = {
-    "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16",
-    "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2",
-}  # fmt: skip
 _MAX_NAME = 255
 _LOADABLE = ("float32", "float16", "bfloat16", "float64")
 
@@ -142,29 +141,33 @@ class Checkpoint:
             raise ModelError(f"{self.folder}: no floating-point tensor in the checkpoint")
         return max(count, key=lambda name: count[name])
 
-    def load(self, name: str, dtype: torch.dtype | None = None) -> torch.Tensor:
+    def load(self, name: str, dtype: str | None = None) -> HostArray:
         """One tensor, contiguous; a view of the mapped file where the dtype already fits."""
         entry = self.entries[name]
         try:
             handle = self._open(entry.file)
-            tensor = handle[name] if self.is_pickle else handle.get_tensor(name)
+            tensor = from_torch(handle[name]) if self.is_pickle else handle.tensor(name)
         except ModelError:
             raise
         except Exception as error:
             raise ModelError(f"{entry.file}: tensor {name!r} cannot be read ({error})") from error
         self._note_not_finite(name, tensor)
-        if dtype is not None and tensor.dtype != dtype:
-            tensor = tensor.to(dtype)
-        result: torch.Tensor = tensor.contiguous()
-        return result
+        return tensor if dtype is None else converted(tensor, dtype)
 
-    def _note_not_finite(self, name: str, tensor: torch.Tensor) -> None:
-        import torch
+    def drop_pages(self) -> None:
+        """Give back the memory of what was read of the files; arrays of them read it anew."""
+        for handle in self._handles.values():
+            if isinstance(handle, SafetensorsFile):
+                handle.drop_pages()
 
-        # One pass without a temporary; only a suspicious sum is looked at again.
-        if torch.isfinite(tensor.sum(dtype=torch.float32)) or torch.isfinite(tensor).all():
+    def _note_not_finite(self, name: str, tensor: Any) -> None:
+        kind = dtype_name(tensor)
+        if kind in ("float32", "float16", "bfloat16"):
+            bad = _core.count_not_finite(tensor)
+        else:
+            bad = int((~np.isfinite(tensor)).sum()) if kind == "float64" else 0
+        if not bad:
             return
-        bad = int((~torch.isfinite(tensor)).sum())
         self.warnings.append(
             f"{self.entries[name].file.name}: tensor {name!r} holds {bad} NaN or infinite values; "
             "requests that meet them end with an error"
@@ -216,15 +219,14 @@ class Checkpoint:
 
     def _read_header(self, path: Path, index: Path | None = None) -> None:
         handle = self._open(path)
-        for name in handle.keys():  # noqa: SIM118 - safe_open is not a mapping
+        for name in handle.names:
             if name in self.entries:
                 raise ModelError(
                     f"{path}: tensor {name!r} is also in {self.entries[name].file}; "
                     f"{index.name if index else 'the checkpoint'} is inconsistent"
                 )
-            view = handle.get_slice(name)
-            code = view.get_dtype()
-            self.entries[name] = TensorEntry(path, tuple(view.get_shape()), _FLOATS.get(code, code))
+            code, shape = handle.about(name)
+            self.entries[name] = TensorEntry(path, shape, FLOATS.get(code, code))
 
     def _open(self, path: Path) -> Any:
         handle = self._handles.get(path)
@@ -234,10 +236,8 @@ class Checkpoint:
         return handle
 
     def _open_safetensors(self, path: Path) -> Any:
-        from safetensors import safe_open
-
         try:
-            return safe_open(path, framework="pt", device="cpu")
+            return SafetensorsFile(path)
         except Exception as error:  # SafetensorError, OSError, header UTF-8
             size = path.stat().st_size if path.exists() else 0
             raise ModelError(

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from specdec_ext import _core
 from specdec_ext._core import DeviceLimits
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 MASK_WORDS, MAX_STEP_TOKENS = _core.MASK_WORDS, _core.MAX_STEP_TOKENS
 
-DeviceKey = tuple[str, torch.device, int]
-
-_workspaces: dict[DeviceKey, Tensor] = {}
+_workspaces: dict[tuple[str, torch.device, int], Tensor] = {}
 _flags: dict[tuple[torch.device, int], Tensor] = {}
 
 
@@ -48,18 +45,22 @@ def name_of(backend: str | None, tensor: Any) -> str:
 
 
 def is_cuda(tensor: Any) -> bool:
-    return isinstance(tensor, torch.Tensor) and tensor.is_cuda
+    return bool(getattr(tensor, "is_cuda", False))
 
 
 def stream_of(tensor: Any) -> int:
     """The caller's current stream on the tensor's device, 0 where there is none."""
     if is_cuda(tensor):
+        import torch
+
         return int(torch.cuda.current_stream(tensor.device).cuda_stream)
     return 0
 
 
 def constant_flags(tensor: Tensor, value: int, count: int) -> Tensor:
     """[count] uint8 of one value on the tensor's device, made once; never written."""
+    import torch
+
     key = (tensor.device, value)
     flags = _flags.get(key)
     if flags is None or flags.numel() < count:
@@ -70,6 +71,8 @@ def constant_flags(tensor: Tensor, value: int, count: int) -> Tensor:
 
 def widened(tensor: Any, columns: int) -> Any:
     """Rows at the width that device kernels read. Copies only what is narrower."""
+    import torch
+
     if not isinstance(tensor, torch.Tensor) or tensor.ndim != 2 or tensor.shape[1] >= columns:
         return tensor
     wide = torch.zeros(tensor.shape[0], columns, dtype=torch.int32, device=tensor.device)
@@ -83,6 +86,8 @@ def workspace_for(backend: str, tensor: Tensor, num_bytes: int) -> Tensor:
     Raises   RuntimeError if it would have to grow while a CUDA graph is captured: its memory would
              then belong to the graph.
     """
+    import torch
+
     key = (backend, tensor.device, stream_of(tensor))
     scratch = _workspaces.get(key)
     if scratch is None or scratch.numel() < num_bytes + 256:

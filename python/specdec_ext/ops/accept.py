@@ -11,12 +11,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from specdec_ext import _core
 from specdec_ext.ops._where import MAX_STEP_TOKENS, name_of, stream_of, workspace_for
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 # The values of ``acceptance`` in accept_step.
@@ -58,23 +57,23 @@ class DraftProbs:
     replacement    as has_probs, 1: siblings were drawn with replacement; None: without
     """
 
-    probs: Tensor
-    vocab_ids: Tensor | None = None
-    draft_columns: Tensor | None = None
-    has_probs: Tensor | None = None
-    replacement: Tensor | None = None
+    probs: Any
+    vocab_ids: Any = None
+    draft_columns: Any = None
+    has_probs: Any = None
+    replacement: Any = None
 
     def first(self, num_requests: int) -> DraftProbs:
         """The first so many requests of the second form."""
 
-        def cut(tensor: Tensor | None) -> Tensor | None:
+        def cut(tensor: Any) -> Any:
             return None if tensor is None else tensor[:num_requests]
 
         ids, columns = self.vocab_ids, cut(self.draft_columns)
         return DraftProbs(
             self.probs[:num_requests],
-            ids if ids is None or ids.dim() == 1 else ids[:num_requests],
-            None if columns is None else columns.view(-1),
+            ids if ids is None or ids.ndim == 1 else ids[:num_requests],
+            None if columns is None else columns.reshape(-1),
             cut(self.has_probs),
             cut(self.replacement),
         )
@@ -103,6 +102,7 @@ def make_accept_results(
     num_rows: int, num_requests: int, device: str | torch.device = "cpu"
 ) -> AcceptResults:
     """Zeroed results for a step of that size."""
+    import torch
 
     def zeros(*shape: int) -> Tensor:
         return torch.zeros(shape, dtype=torch.int32, device=device)
@@ -247,6 +247,8 @@ def accept_step(
 
 def _bits_of(rates: Tensor) -> Tensor:
     """The rates as the core takes them: it has no float64 tensors."""
+    import torch
+
     if rates.dtype != torch.float64:
         raise TypeError(f"synthetic_rates has dtype {rates.dtype}: expected torch.float64")
     return rates.view(torch.int64)

@@ -8,15 +8,15 @@ there. In the order of a step:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from specdec_ext import _core
 from specdec_ext.ops._where import stream_of
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from specdec_ext._core import SlotLayout
+
+Tensor = Any  # torch's, or an array on the host
 
 
 def bring_drafts(

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch
-
 from specdec_ext import _core
 from specdec_ext.ops._where import stream_of
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
     from specdec_ext._core import SlotLayout
@@ -22,6 +21,8 @@ if TYPE_CHECKING:
 
 def make_growths(num_requests: int, device: str | torch.device = "cpu") -> Tensor:
     """[num_requests, bytes] uint8 of empty trees."""
+    import torch
+
     return torch.zeros(num_requests, _core.GROWTH_BYTES, dtype=torch.uint8, device=device)
 
 

@@ -16,8 +16,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import torch
-
 from specdec_ext import _core
 from specdec_ext._core import SlotLayout
 from specdec_ext.ops._where import MAX_STEP_TOKENS, stream_of
@@ -25,6 +23,7 @@ from specdec_ext.ops._where import MAX_STEP_TOKENS, stream_of
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import torch
     from torch import Tensor
 
     from specdec_ext.ops.accept import AcceptResults
@@ -53,6 +52,8 @@ class SlotResult:
 
 def make_slots(layout: SlotLayout, num_slots: int, device: str | torch.device = "cpu") -> Tensor:
     """[num_slots, slot_bytes] uint8 of empty slots; a slot without a request has no rows."""
+    import torch
+
     return torch.zeros(num_slots, layout.slot_bytes, dtype=torch.uint8, device=device)
 
 
@@ -62,6 +63,8 @@ def enter_slot(slots: Tensor, slot_id: int, request: bytes) -> None:
     The copy is asynchronous only from pinned memory; whoever must not wait keeps such a buffer and
     copies by itself.
     """
+    import torch
+
     data = torch.frombuffer(bytearray(request), dtype=torch.uint8)
     slots[slot_id, : data.numel()].copy_(data)
 
@@ -158,6 +161,8 @@ def make_results(
     layout: SlotLayout, num_requests: int, device: str | torch.device = "cpu"
 ) -> tuple[Tensor, ...]:
     """(results, path, path_len) for ``commit_step``, zeroed."""
+    import torch
+
     return (
         torch.zeros(num_requests, layout.result_words, dtype=torch.int32, device=device),
         torch.zeros(num_requests, MAX_STEP_TOKENS, dtype=torch.int32, device=device),

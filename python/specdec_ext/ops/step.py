@@ -6,8 +6,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from specdec_ext import _core
 from specdec_ext.ops._where import name_of, stream_of, workspace_for
 
@@ -96,6 +94,8 @@ def pack_mask(mask: Tensor, out: Tensor | None = None, *, backend: str | None = 
     if out is None:
         rows, columns = mask.shape if mask.ndim == 2 else (0, 0)
         words = max(1, -(-columns // 32))
+        import torch
+
         out = torch.empty(rows, words, dtype=torch.int32, device=mask.device).view(torch.uint32)
     _core.pack_mask(mask, out, backend=backend, stream=stream_of(mask))
     return out
@@ -109,6 +109,8 @@ def mask_from_parents(parents: Sequence[int]) -> Tensor:
 
     Raises   ValueError naming the first offending entry.
     """
+    import torch
+
     return torch.from_numpy(_core.mask_from_parents(list(parents)))
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, TypedDict
-
-import torch
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from specdec_ext import _core
 from specdec_ext._core import DeviceLimits
+
+if TYPE_CHECKING:
+    import torch
 
 
 class AttentionInstance(TypedDict):
@@ -56,6 +57,12 @@ def supported_attention() -> AttentionTable:
     return AttentionTable(_core.supported_attention())
 
 
+def _bfloat16() -> torch.dtype:
+    import torch
+
+    return torch.bfloat16
+
+
 @dataclass(frozen=True)
 class AttentionProblem:
     """What the choice of a kernel depends on, besides the device.
@@ -67,7 +74,7 @@ class AttentionProblem:
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    dtype: torch.dtype = torch.bfloat16  # of q and out
+    dtype: torch.dtype = field(default_factory=_bfloat16)  # of q and out
     kv_dtype: torch.dtype | None = None  # of the pages; None: dtype
     page_size: int = 64
     num_requests: int = 1

@@ -8,15 +8,16 @@ and return nothing.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from specdec_ext.ops.attention import spec_attention
 from specdec_ext.ops.kv import append_kv, compact_kv, rope_append_kv
 from specdec_ext.ops.rows import gated_activation, linear, rms_norm
 from specdec_ext.ops.step import argmax, build_step, pack_mask
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 NAMESPACE = "specdec_ext"
 
@@ -90,6 +91,8 @@ def register_torch_library() -> None:
     global _library
     if _library is not None:
         return
+    import torch
+
     library: Any = torch.library.Library(NAMESPACE, "DEF")  # type: ignore[no-untyped-call]
     for name, (function, schema) in SCHEMAS.items():
         library.define(name + schema)

@@ -187,10 +187,11 @@ class DetokenizerFactory:
 
     def _detect(self, backend: Any) -> None:
         try:
-            spec = json.loads(backend.to_str())
+            state = backend.decoder.__getstate__() if backend.decoder is not None else b"{}"
+            decoder = json.loads(state)
+            added = backend.get_added_tokens_decoder()
         except Exception:  # a custom decoder cannot be written down, so it is of no known kind
             return
-        decoder = spec.get("decoder") or {}
         steps = decoder.get("decoders", [decoder]) if decoder else []
         kinds = [step.get("type") for step in steps]
         strip_first = False
@@ -201,7 +202,7 @@ class DetokenizerFactory:
             strip_first = "Strip" in kinds
         else:
             return
-        special = frozenset(t["id"] for t in spec.get("added_tokens", ()) if t.get("special"))
+        special = frozenset(number for number, token in added.items() if token.special)
         self._table = _TokenBytes(backend, kind, special)
         self._strip_first = strip_first
         if not self._agrees(backend.get_vocab_size(with_added_tokens=True)):

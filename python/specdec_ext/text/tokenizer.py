@@ -18,6 +18,7 @@ _TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt",
 )  # fmt: skip
 _FILES_WITH_IDS = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "added_tokens.json")
+_DIGITS = bytes.maketrans(b"123456789", b"0" * 9)
 _LONG_NUMBER = re.compile(rb'[:\[{,]\s*"?-?\d{8,}"?\s*[]:},]')
 
 
@@ -46,12 +47,13 @@ def load_tokenizer(tokenizer: object, model_path: Path) -> Any:
         )
     for name in _FILES_WITH_IDS:
         _check_ids(folder / name)
-    from transformers import AutoTokenizer
+    from .file_tokenizer import read_file_tokenizer, transformers_tokenizer
 
+    own = read_file_tokenizer(folder, _model_type(folder))
+    if own is not None:
+        return own
     try:
-        loaded = AutoTokenizer.from_pretrained(
-            str(folder), local_files_only=True, trust_remote_code=False
-        )
+        loaded = transformers_tokenizer(folder)
     except Exception as error:
         # transformers raises many types for damaged files; all mean the same to the caller.
         raise ModelError(
@@ -67,13 +69,24 @@ def load_tokenizer(tokenizer: object, model_path: Path) -> Any:
     return loaded
 
 
+def _model_type(folder: Path) -> str | None:
+    """Of the model that lies beside the tokenizer, if one does and its config.json can be read."""
+    path = folder / "config.json"
+    try:
+        value = _read_json(path).get("model_type") if path.is_file() else None
+    except ModelError:
+        return None
+    return value if isinstance(value, str) else None
+
+
 def _check_ids(path: Path) -> None:
     """Refuse ids that no vocabulary has: tables as long as the greatest id are made of them."""
     if not path.is_file():
         return
     # A search over the bytes, since reading a vocabulary takes long: whole numbers of eight digits
     # and more, or in quotes. The few files with one, if only inside a token's text, are read.
-    if not _LONG_NUMBER.search(path.read_bytes()):
+    data = path.read_bytes()
+    if b"00000000" not in data.translate(_DIGITS) or not _LONG_NUMBER.search(data):
         return
     content = _read_json(path)
     added = content.get("added_tokens")

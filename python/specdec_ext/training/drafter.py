@@ -16,6 +16,7 @@ from torch import nn
 from ..errors import ConfigError, ModelError
 from ..models.config_reader import ModelConfig
 from ..models.drafter_files import DrafterShape, save_drafter
+from ..models.host_arrays import as_torch
 from ..models.weights import Checkpoint
 from .data import Batch, TrainingData
 from .loss import FrozenHead, soft_cross_entropy
@@ -186,16 +187,16 @@ class DrafterProduct:
 
 def _cut(checkpoint: Checkpoint, shape: DrafterShape) -> dict[str, torch.Tensor]:
     """Weights of the chosen layers of the target, their MLPs reduced to the strongest neurons."""
-    weights = {"norm.weight": checkpoint.load("model.norm.weight", torch.float32)}
+    weights = {"norm.weight": as_torch(checkpoint.load("model.norm.weight", "float32"))}
     for at, layer in enumerate(shape.cut_from_layers):
         prefix, ours = f"model.layers.{layer}.", f"layers.{at}."
         for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
             name = f"self_attn.{name}.weight"
-            weights[ours + name] = checkpoint.load(prefix + name, torch.float32)
+            weights[ours + name] = as_torch(checkpoint.load(prefix + name, "float32"))
         for name in ("input_layernorm.weight", "post_attention_layernorm.weight"):
-            weights[ours + name] = checkpoint.load(prefix + name, torch.float32)
+            weights[ours + name] = as_torch(checkpoint.load(prefix + name, "float32"))
         gate, up, down = (
-            checkpoint.load(f"{prefix}mlp.{name}_proj.weight", torch.float32)
+            as_torch(checkpoint.load(f"{prefix}mlp.{name}_proj.weight", "float32"))
             for name in ("gate", "up", "down")
         )
         strength = gate.norm(dim=1) * up.norm(dim=1) * down.norm(dim=0)

@@ -13,6 +13,7 @@ from ..slot_drafter import DraftInputs, PromptInputs
 from .device_choice import DraftChoice
 from .device_forward import ChainRows, DraftForward
 from .device_rows import DeviceReader, PromptPacker
+from .rows_read import CHAIN_READS
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -23,10 +24,6 @@ if TYPE_CHECKING:
     from ..vocabulary import VocabularyMap
 
 __all__ = ["DevicePasses"]
-
-# Each text's last two tokens: the golden one, and the one before, which is new to the model if all
-# drafts were accepted.
-_READS = 2
 
 
 class DevicePasses:
@@ -60,11 +57,11 @@ class DevicePasses:
             place, max_rows=max_rows, max_requests=max_requests, max_len=self._max_len
         )
         self._reader = DeviceReader(
-            place, rows=_READS, max_requests=max_requests, max_len=self._max_len
+            place, rows=CHAIN_READS, max_requests=max_requests, max_len=self._max_len
         )
         how: dict[str, Any] = {"dtype": torch.int32, "device": place.device}
         drafts = config.max_draft_len
-        self._last = torch.zeros(max_requests, _READS, **how)
+        self._last = torch.zeros(max_requests, CHAIN_READS, **how)
         self._lens = torch.zeros(max_requests, **how)
         self._cu_rows = torch.zeros(max_requests + 1, **how)
         # Rows of a pass behind the first; the last is that of requests without one.
@@ -84,12 +81,6 @@ class DevicePasses:
             max_drafts=drafts,
             max_requests=max_requests,
         )
-
-    @staticmethod
-    def reads(config: DraftTargetDecodingConfig) -> int:
-        """Rows of each request in a pass, at most."""
-        del config
-        return _READS
 
     @property
     def num_passes(self) -> int:
@@ -114,6 +105,7 @@ class DevicePasses:
     def draft_probs(self, num_requests: int) -> ops.DraftProbs:
         return self.choice.probs.first(num_requests)
 
+    @torch.inference_mode()
     def read_prompts(self, prompts: PromptInputs) -> None:
         self._read(
             self._prompts.pack(prompts),
@@ -123,6 +115,7 @@ class DevicePasses:
             max_kv_len=prompts.max_kv_len,
         )
 
+    @torch.inference_mode()
     def draft(self, inputs: DraftInputs, *, wants_survival: bool) -> None:
         requests = inputs.num_requests
         self._weighs = wants_survival or self.config.min_confidence > 0

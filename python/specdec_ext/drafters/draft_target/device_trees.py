@@ -15,6 +15,7 @@ import torch
 from ... import ops
 from .device_forward import ChainRows, DraftForward
 from .device_rows import DeviceReader, PromptPacker
+from .rows_read import rows_read
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -56,7 +57,7 @@ class DeviceTrees:
         self._width = min(config.top_k, vocabulary.num_scores)
         self._num_columns = vocabulary.num_scores
         self._num_pages, self._page_size = 0, 1  # of the draft model
-        reads = self.reads(config)
+        reads = rows_read(config)
         sizes = {"max_requests": max_requests, "max_len": self._max_len}
         self._prompts = PromptPacker(place, max_rows=max_rows, **sizes)
         self._reader = DeviceReader(place, rows=reads, **sizes)
@@ -83,11 +84,6 @@ class DeviceTrees:
             for ids in (vocabulary.input_ids, vocabulary.output_ids)
         )
 
-    @staticmethod
-    def reads(config: DraftTargetDecodingConfig) -> int:
-        """Rows of each request in a step's first pass: what a step can have added to its text."""
-        return config.max_draft_path_len + 1
-
     @property
     def num_passes(self) -> int:
         return self.forward.num_passes
@@ -112,6 +108,7 @@ class DeviceTrees:
     def draft_probs(self, num_requests: int) -> None:
         """Nothing is drawn."""
 
+    @torch.inference_mode()
     def read_prompts(self, prompts: PromptInputs) -> None:
         self._read(
             self._prompts.pack(prompts),
@@ -121,6 +118,7 @@ class DeviceTrees:
             max_kv_len=prompts.max_kv_len,
         )
 
+    @torch.inference_mode()
     def draft(self, inputs: DraftInputs, *, wants_survival: bool) -> None:
         del wants_survival  # they are there
         requests, backend = inputs.num_requests, self._place.backend

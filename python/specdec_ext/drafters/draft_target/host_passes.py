@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-import torch
+import numpy as np
 
 from ... import _core, ops
 from .pick import pick_of
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from ...config.methods import DraftTargetDecodingConfig
     from ...models import StepModel
     from ..slot_drafter import DraftInputs, PromptInputs
@@ -56,20 +54,20 @@ class HostPasses:
             input_ids=vocabulary.input_ids,
             output_ids=vocabulary.output_ids,
         )
-        self._vocab_ids: Tensor | None = None
+        self._vocab_ids: np.ndarray | None = None
         if vocabulary.num_scores < vocab_size:
             ids = vocabulary.output_ids or range(vocabulary.num_scores)
-            self._vocab_ids = torch.tensor(ids, dtype=torch.int32)
+            self._vocab_ids = np.array(ids, dtype=np.int32)
         # What drafts were drawn from, by the step's requests; made when somebody asks for it.
         self._probs_shape = (max_requests, config.max_draft_len, vocabulary.num_scores)
         self._probs: ops.DraftProbs | None = None
 
     @property
     def memory_bytes(self) -> int:
-        probs = 0 if self._probs is None else self._probs.probs.numel() * 4
+        probs = 0 if self._probs is None else self._probs.probs.nbytes
         return int(self.passes.memory_bytes) + probs
 
-    def bind_cache(self, k_pages: Tensor, v_pages: Tensor) -> None:
+    def bind_cache(self, k_pages: Any, v_pages: Any) -> None:
         """The draft model's pages [layers, P, G, S, K]."""
         self.model.bind_cache(k_pages, v_pages)
         self.passes.bind_pages(page_size=k_pages.shape[3], num_pages=k_pages.shape[1])
@@ -109,7 +107,7 @@ class HostPasses:
             return None
         return self._probs.first(num_requests)
 
-    def _forward(self, plan: Any) -> Tensor:
+    def _forward(self, plan: Any) -> Any:
         self.num_passes += 1
         self.num_rows += plan.num_rows
         return self.model.forward(plan)
@@ -118,9 +116,9 @@ class HostPasses:
         if self._probs is not None:
             return
         requests, drafts, _ = self._probs_shape
-        columns = torch.zeros(requests, drafts, dtype=torch.int32)
-        drawn = torch.zeros(requests, dtype=torch.uint8)
-        probs = torch.zeros(self._probs_shape)
+        columns = np.zeros((requests, drafts), dtype=np.int32)
+        drawn = np.zeros(requests, dtype=np.uint8)
+        probs = np.zeros(self._probs_shape, dtype=np.float32)
         self.passes.bind_probs(probs, columns, drawn)
         self._probs = ops.DraftProbs(
             probs, self._vocab_ids, None if self._vocab_ids is None else columns, drawn

@@ -11,21 +11,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from ... import ops
 from ..slot_drafter import DraftInputs, PromptInputs
-from .device_passes import DevicePasses
-from .device_trees import DeviceTrees
 from .host_passes import HostPasses
+from .rows_read import rows_read
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from ...config.methods import DraftTargetDecodingConfig
     from ...models import StepModel
     from ...models.place import Place
     from ..vocabulary import VocabularyMap
+    from .device_passes import DevicePasses
+    from .device_trees import DeviceTrees
 
 __all__ = ["DraftTargetDrafter"]
 
@@ -69,7 +66,7 @@ class DraftTargetDrafter:
             self.side = HostPasses(config, model, vocabulary, **sizes)
         else:
             self.side = _on_device(config)(config, model, vocabulary, place, **sizes)
-        self.pages: tuple[Tensor, Tensor] | None = None
+        self.pages: tuple[Any, Any] | None = None
 
     @property
     def passes_made(self) -> int:
@@ -79,9 +76,9 @@ class DraftTargetDrafter:
     @staticmethod
     def reads(config: DraftTargetDecodingConfig) -> int:
         """Rows of each request in a pass, at most, where every step reads what is new."""
-        return _on_device(config).reads(config)
+        return rows_read(config)
 
-    def bind_cache(self, k_pages: Tensor, v_pages: Tensor) -> None:
+    def bind_cache(self, k_pages: Any, v_pages: Any) -> None:
         """Pages of the draft model, [layers, P, G, S, K]."""
         self.side.bind_cache(k_pages, v_pages)
         self.pages = (k_pages, v_pages)
@@ -90,12 +87,10 @@ class DraftTargetDrafter:
         """See SlotDrafter. What its slot's prompt begins with is known when it is read."""
         self.side.enter(slot, options)
 
-    @torch.inference_mode()
     def read_prompts(self, prompts: PromptInputs) -> None:
         """See SlotDrafter."""
         self.side.read_prompts(prompts)
 
-    @torch.inference_mode()
     def draft(self, inputs: DraftInputs) -> None:
         """See SlotDrafter."""
         self.side.draft(inputs, wants_survival=self.wants_survival)
@@ -106,7 +101,7 @@ class DraftTargetDrafter:
 
     def stats(self) -> Mapping[str, Any]:
         """See SlotDrafter."""
-        held = 0 if self.pages is None else sum(t.numel() * t.element_size() for t in self.pages)
+        held = 0 if self.pages is None else sum(map(_num_bytes, self.pages))
         return {
             "memory_bytes": held + self.side.memory_bytes,
             "device": self._place.name,
@@ -116,5 +111,13 @@ class DraftTargetDrafter:
         }
 
 
+def _num_bytes(pages: Any) -> int:
+    """Of torch's tensors, or the core's LazyZeros."""
+    return int(pages.num_bytes if hasattr(pages, "num_bytes") else pages.nbytes)
+
+
 def _on_device(config: DraftTargetDecodingConfig) -> type[DevicePasses | DeviceTrees]:
+    from .device_passes import DevicePasses
+    from .device_trees import DeviceTrees
+
     return DevicePasses if config.top_k == 1 else DeviceTrees

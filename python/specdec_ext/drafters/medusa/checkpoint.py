@@ -25,6 +25,7 @@ from typing import Any
 import torch
 
 from ...errors import ModelError, UnsupportedModelError
+from ...models.host_arrays import as_torch
 from ...models.weights import Checkpoint
 from .heads import (
     HEADS_FILE,
@@ -152,7 +153,9 @@ def _read_pickle(file: Path, allow_pickle: bool) -> dict[str, torch.Tensor]:
 def _read_folder(folder: Path, allow_pickle: bool) -> tuple[dict[str, torch.Tensor], Path]:
     """A model folder: a joint checkpoint, or heads under a model's file names."""
     with Checkpoint(folder, allow_pickle=allow_pickle) as checkpoint:
-        return {name: checkpoint.load(name) for name in _head_names(checkpoint.entries)}, folder
+        return {
+            name: as_torch(checkpoint.load(name)) for name in _head_names(checkpoint.entries)
+        }, folder
 
 
 def _head_names(names: Iterable[str]) -> list[str]:

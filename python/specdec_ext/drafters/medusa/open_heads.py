@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 from ...config.medusa import MedusaDecodingConfig
 from ...config.medusa_choices import MAX_TOP_K
 from ...log import logger
+from ...models.host_arrays import kv_dtype_name
 from ...models.place import CPU
 from .checkpoint import load_heads
-from .device_heads import DeviceHeads
 from .guess_rates import Floats
 from .packed_heads import PackedHeads
+
+if TYPE_CHECKING:
+    from .device_heads import DeviceHeads
 
 __all__ = ["open_heads"]
 
@@ -35,10 +37,16 @@ def open_heads(
     known = config.with_heads(heads.config.num_medusa_heads, heads.config.head_rows)
     number = known.num_medusa_heads
     assert number is not None
-    dtype = model.kv_dtype if config.dtype == "auto" else getattr(torch, config.dtype)
-    make = PackedHeads if getattr(model, "place", CPU).is_cpu else DeviceHeads
+    dtype = str(kv_dtype_name(model)) if config.dtype == "auto" else config.dtype
     prior = _prior(heads.config.training, number, MAX_TOP_K)
-    return known, make(heads, model, num_heads=number, dtype=dtype), prior
+    if getattr(model, "place", CPU).is_cpu:
+        return known, PackedHeads(heads, model, num_heads=number, dtype=dtype), prior
+    import torch
+
+    from .device_heads import DeviceHeads
+
+    kind = getattr(torch, dtype)
+    return known, DeviceHeads(heads, model, num_heads=number, dtype=kind), prior
 
 
 def _prior(training: Mapping[str, Any], num_heads: int, top_k: int) -> np.ndarray[Any, Any]:

@@ -106,7 +106,9 @@ class DeviceBeams:
         self._heat_of[slot].fill_(options.get("temperature", 1.0))
         self._keeps_of[slot].fill_(bool(options.get("keeps_laws")))
 
+    @torch.inference_mode()
     def draft(self, inputs: DraftInputs) -> None:
+        inputs = inputs.on_torch()  # on the CPU, for the adapter, they are arrays
         count = inputs.num_requests
         width = min(self._num_beams, inputs.max_width)
         length = min(self._length, inputs.max_width)

@@ -31,6 +31,7 @@ from torch.nn import functional
 from ...config.validate import show
 from ...errors import ModelError, UnsupportedModelError
 from ...models.config_reader import read_json
+from ...models.host_arrays import as_torch
 from ...models.weights import SINGLE, Checkpoint
 
 __all__ = [
@@ -292,7 +293,8 @@ def load_redrafter(
             {names.get(name, name): extents for name, extents in expected.items()},
             ignored=(TOKEN_IDS,) if ids is not None else (),
         )
-        weights = {name: checkpoint.load(names[name], dtype) for name in expected}
+        kind = str(dtype).removeprefix("torch.")
+        weights = {name: as_torch(checkpoint.load(names[name], kind)) for name in expected}
         if checkpoint.warnings:
             raise ModelError(
                 f"{folder / checkpoint.warnings[0].split('; ')[0]}; the drafter would propose "
@@ -330,7 +332,7 @@ def _load_token_ids(checkpoint: Checkpoint, shape: RedrafterShape) -> torch.Tens
             f"{checkpoint.folder}: tensor {TOKEN_IDS!r} [{shape.draft_vocab_size}] is missing; "
             "config.json states draft_vocab_size, so it must say which tokens these are"
         )
-    return _check_token_ids(checkpoint.load(TOKEN_IDS), shape, str(entry.file))
+    return _check_token_ids(as_torch(checkpoint.load(TOKEN_IDS)), shape, str(entry.file))
 
 
 def _check_token_ids(ids: torch.Tensor, shape: RedrafterShape, where: str) -> torch.Tensor:

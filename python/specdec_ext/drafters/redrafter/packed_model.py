@@ -7,15 +7,19 @@ afresh, so a request that ends leaves nothing behind.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 from ... import _core
 from ...errors import ModelError
+from ...models.host_arrays import as_torch, converted, from_torch
 from ...models.native import NativeModel
-from .model import Redrafter, RedrafterShape
+
+if TYPE_CHECKING:
+    import torch
+
+    from .model import Redrafter, RedrafterShape
 
 __all__ = ["PackedRedrafter", "check_target"]
 
@@ -30,19 +34,19 @@ class PackedRedrafter:
         shape = network.shape
         self.shape = shape
         self.num_scores = shape.draft_vocab_size or shape.vocab_size
-        self.token_ids = network.token_ids
-        dtype = target.kv_dtype
+        ids = network.token_ids
+        self.token_ids = None if ids is None else from_torch(ids)
+        dtype = target.kv_dtype_name
 
         def pack(weight: torch.Tensor, bias: torch.Tensor | None) -> Any:
-            return _core.PackedLinear(
-                weight.to(dtype).contiguous(), None if bias is None else bias.contiguous()
-            )
+            return _pack(from_torch(weight), None if bias is None else from_torch(bias), dtype)
 
         self._recurrence = self._input_proj = None
         if shape.rnn:
             # One product for both: [e, s] (W_w | W_u)^T + b.
-            both = torch.cat((network.rnn_w.weight, network.rnn_u.weight), dim=1)
-            self._recurrence = pack(both, network.rnn_u.bias)
+            parts = (network.rnn_w.weight, network.rnn_u.weight)
+            both = np.concatenate([from_torch(part) for part in parts], axis=1)
+            self._recurrence = _pack(both, from_torch(network.rnn_u.bias), dtype)
         if shape.has_input_proj:
             self._input_proj = pack(network.input_proj.weight, network.input_proj.bias)
         blocks = network.blocks()
@@ -50,10 +54,11 @@ class PackedRedrafter:
         if not shape.tie_lm_head:
             self._head = pack(network.own_head().weight, None)
         elif self.token_ids is not None:
-            self._head = pack(target.head_rows(self.token_ids), None)
+            self._head = _pack(target.head_rows(self.token_ids), None, dtype)
         else:
             self._head = None
-            target.head(torch.zeros(1, shape.hidden_size))  # refused here, not in a step
+            # Refused here, not in a step.
+            target.head(np.zeros((1, shape.hidden_size), dtype=np.float32))
 
         self._network = _core.RecurrentDrafter(
             hidden_size=shape.hidden_size,
@@ -71,7 +76,7 @@ class PackedRedrafter:
         layers = [self._recurrence, self._input_proj, *self._blocks, self._head]
         return sum(int(layer.weight_bytes) for layer in layers if layer is not None)
 
-    def start(self, hidden: Sequence[torch.Tensor], tokens: Sequence[int]) -> None:
+    def start(self, hidden: Sequence[Any], tokens: Sequence[int]) -> None:
         """One request a row: its hidden state [H] and last token."""
         self._network.start(hidden, tokens)
 
@@ -100,6 +105,10 @@ class PackedRedrafter:
         return self._network.scores
 
 
+def _pack(weight: Any, bias: Any, dtype: str) -> Any:
+    return _core.PackedLinear(converted(weight, dtype), bias)
+
+
 def check_target(shape: RedrafterShape, target: Any) -> None:
     """Raise ModelError when the drafter was made for a target of other sizes."""
     for name, ours, theirs in (
@@ -111,7 +120,9 @@ def check_target(shape: RedrafterShape, target: Any) -> None:
                 f"redrafter: the drafter was trained for {name} = {ours}, the target has "
                 f"{theirs}; give the drafter of this target"
             )
-    if target.embed(torch.zeros(1, dtype=torch.int32)).shape[1] != shape.hidden_size:
+    first: Any = np.zeros(1, dtype=np.int32)
+    first = first if isinstance(target, NativeModel) else as_torch(first)
+    if target.embed(first).shape[1] != shape.hidden_size:
         raise ModelError(
             "redrafter: the target's input embeddings are not of its hidden_size = "
             f"{shape.hidden_size}; this drafter adds the two"

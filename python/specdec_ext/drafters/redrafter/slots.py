@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
+import numpy as np
 
 from ... import _core, ops
 from ...config.methods import ReDrafterDecodingConfig
@@ -14,9 +14,11 @@ from ...models.native import NativeModel
 from ...models.place import CPU
 from ..shipped import shipped_folder
 from ..slot_drafter import DraftInputs
-from .device_beams import DeviceBeams, make_laws
 from .model import load_redrafter
 from .packed_model import PackedRedrafter, check_target
+
+if TYPE_CHECKING:
+    from .device_beams import DeviceBeams
 
 __all__ = ["HostBeams", "RedrafterDrafter"]
 
@@ -38,8 +40,8 @@ class HostBeams:
         self._search = _core.BeamSearch()
         self.passes_made = 0  # by the last draft()
 
-        def ints(*shape: int) -> torch.Tensor:
-            return torch.zeros(max_requests, *shape, dtype=torch.int32)
+        def ints(*shape: int) -> np.ndarray:
+            return np.zeros((max_requests, *shape), dtype=np.int32)
 
         self._golden, self._lens, self._room = ints(1), ints(), ints()
         # What drafts were chosen from, by the step's requests; made when somebody asks for it.
@@ -52,7 +54,7 @@ class HostBeams:
     def enter(self, slot: int, options: Mapping[str, Any]) -> None:
         self._options[slot] = options
         if options.get("keeps_laws") and self._laws is None:
-            self._laws = make_laws(self._law_shape, torch.device("cpu"))
+            self._laws = _make_laws(self._law_shape)
 
     def draft_probs(self, num_requests: int) -> ops.DraftProbs | None:
         return self._laws.first(num_requests) if self._laws and self._keeps_laws else None
@@ -95,7 +97,8 @@ class HostBeams:
         if any(keeps):
             assert self._laws is not None and self._laws.has_probs is not None
             self._keeps_laws = True
-            self._laws.has_probs.zero_()[drafting] = torch.tensor(keeps, dtype=torch.uint8)
+            self._laws.has_probs[:] = 0
+            self._laws.has_probs[drafting] = keeps
             laws = {"probs": self._laws.probs, "ids": self._laws.vocab_ids}
         self._search.bring(
             inputs.layout,
@@ -113,7 +116,7 @@ class HostBeams:
         return 0
 
     def stats(self) -> dict[str, Any]:
-        held = 0 if self._laws is None else 2 * self._laws.probs.numel() * 4
+        held = 0 if self._laws is None else 2 * self._laws.probs.nbytes
         return {
             "memory_bytes": self._network.weight_bytes + held,
             "draft_steps": self._steps,
@@ -154,21 +157,9 @@ class RedrafterDrafter:
                 packed = PackedRedrafter(network, model)
                 self._beams = HostBeams(packed, max_drafts=config.max_draft_len, **sizes)
             else:
-                self._beams = DeviceBeams(
-                    network,
-                    model,
-                    num_beams=config.num_beams,
-                    length=config.draft_len_per_beam,
-                    **sizes,
-                )
+                self._beams = _on_device(config, network, model, **sizes)
         except ModelError as error:
             raise type(error)(f"{folder}: {error}") from None
-        except torch.OutOfMemoryError as error:
-            raise ConfigError(
-                f"ReDrafterDecodingConfig.num_beams = {config.num_beams}: a step that runs ahead "
-                f"scores so many rows for each of max_batch_size = {max_requests} requests, and "
-                f"{place.name} has no room for them besides the model ({error}); lower one of them"
-            ) from None
         self._device: str = place.name
 
     @property
@@ -184,7 +175,6 @@ class RedrafterDrafter:
         """See SlotDrafter; options are those of request/speculation.py."""
         self._beams.enter(slot, options)
 
-    @torch.inference_mode()
     def draft(self, inputs: DraftInputs) -> None:
         """See SlotDrafter."""
         self._beams.draft(inputs)
@@ -197,3 +187,40 @@ class RedrafterDrafter:
     def stats(self) -> Mapping[str, Any]:
         """See SlotDrafter; on the CPU passes are counted and timed, too."""
         return {"device": self._device, **self._beams.stats()}
+
+
+def _on_device(
+    config: ReDrafterDecodingConfig, network: Any, model: Any, *, vocab_size: int, max_requests: int
+) -> DeviceBeams:
+    import torch
+
+    from .device_beams import DeviceBeams
+
+    try:
+        return DeviceBeams(
+            network,
+            model,
+            vocab_size=vocab_size,
+            max_requests=max_requests,
+            num_beams=config.num_beams,
+            length=config.draft_len_per_beam,
+        )
+    except torch.OutOfMemoryError as error:
+        raise ConfigError(
+            f"ReDrafterDecodingConfig.num_beams = {config.num_beams}: a step that runs ahead "
+            f"scores so many rows for each of max_batch_size = {max_requests} requests, and "
+            f"{model.place.name} has no room for them besides the model ({error}); lower one of "
+            "them"
+        ) from None
+
+
+def _make_laws(shape: tuple[int, int, int]) -> ops.DraftProbs:
+    """As device_beams.make_laws, in arrays."""
+    requests = shape[0]
+    return ops.DraftProbs(
+        np.zeros(shape, dtype=np.float32),
+        np.zeros(shape, dtype=np.int32),
+        None,
+        np.zeros(requests, dtype=np.uint8),
+        np.ones(requests, dtype=np.uint8),
+    )

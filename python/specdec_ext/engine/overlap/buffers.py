@@ -10,7 +10,7 @@ import torch
 
 from specdec_ext import ops
 from specdec_ext._core import MAX_STEP_TOKENS
-from specdec_ext.engine.overlap.staged import StagedWords
+from specdec_ext.engine.staged_words import StagedWords
 from specdec_ext.models.device_step import DeviceStep
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ class StepBuffers:
         self.slots = ops.make_slots(self.layout, batch, device)
         self.staged = on_device(words)
         self.staged.copy_(self.staging_ring[0])  # as padding is until the first step
-        self.staged_words = StagedWords(self.staging)
+        self.staged_words = StagedWords(self.staging, torch)
         self.staged_words.words = self.staged
         self.tokens, self.positions = on_device(rows), on_device(rows)
         self.parents, self.sampled = on_device(rows), on_device(rows)
@@ -130,7 +130,8 @@ class StepBuffers:
 
     def staged_part(self, offset: int, count: int) -> Tensor:
         """A part of what the host staged for the step, on the device."""
-        return self.staged_words.part(offset, count)
+        part: Tensor = self.staged_words.part(offset, count)
+        return part
 
     def accept_results(self, rows: int, requests: int) -> ops.AcceptResults:
         """Where drafts are accepted, for a step of that size."""

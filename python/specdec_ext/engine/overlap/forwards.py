@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from specdec_ext import _core
+from specdec_ext.models.host_arrays import as_torch
 from specdec_ext.models.place import CPU
 
 if TYPE_CHECKING:
@@ -77,9 +78,9 @@ class HostForward:
             empty = torch.empty(0, self.model.vocab_size, device=self._device)
             return empty if tensors.needs_scores else None
         if self.hidden is None:
-            ids = self.model.forward(self._plan)
+            ids = as_torch(self.model.forward(self._plan))
         else:
-            ids = self.model.forward(self._plan, self.hidden)
+            ids = as_torch(self.model.forward(self._plan, self.hidden))
         if len(ids) != self._plan.num_logit_rows:
             raise ValueError(
                 f"the model returned {len(ids)} rows, {self._plan.num_logit_rows} were asked for"

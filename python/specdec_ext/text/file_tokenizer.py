@@ -1,0 +1,209 @@
+"""A tokenizer.json on the `tokenizers` library alone: transformers takes three seconds to import.
+
+It stands where transformers would read the same file into the same tokenizer; what only
+transformers can make of a folder's files is left to it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+__all__ = ["FileTokenizer", "read_file_tokenizer", "transformers_tokenizer"]
+
+# Classes of transformers that take tokenizer.json as it is. Others build theirs of its vocabulary.
+_PLAIN_CLASSES = ("TokenizersBackend", "PreTrainedTokenizerFast")
+_SPECIAL = (
+    "bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token",
+)  # fmt: skip
+# Entries of tokenizer_config.json that change no token and no text here.
+_NEUTRAL = frozenset((
+    "add_bos_token", "add_eos_token", "add_prefix_space", "backend", "chat_template",
+    "clean_up_tokenization_spaces", "is_local", "legacy", "local_files_only", "model_input_names",
+    "model_max_length", "name_or_path", "padding_side", "tokenizer_class", "truncation_side",
+))  # fmt: skip
+_NO_LIMIT = int(1e30)  # what transformers says where a file does not
+_LARGE_VOCABULARY = 100_000  # transformers looks for a mistake of Mistral's files above it
+
+
+class FileTokenizer:
+    """The calls of transformers' tokenizers that an engine makes. For any other, transformers' own
+    tokenizer of the same folder is loaded and asked."""
+
+    def __init__(
+        self,
+        folder: Path,
+        backend: Tokenizer,
+        special: Mapping[str, str],
+        *,
+        chat_template: str | None,
+        model_max_length: int,
+    ) -> None:
+        self.backend_tokenizer = backend
+        self.special_tokens_map = dict(special)
+        self.chat_template = chat_template
+        self.model_max_length = model_max_length
+        self.name_or_path = str(folder)
+        for name in _SPECIAL:
+            token = special.get(name)
+            setattr(self, name, token)
+            setattr(self, name + "_id", None if token is None else backend.token_to_id(token))
+        self._folder = folder
+        self._whole: Any = None
+
+    def __call__(self, text: Any, add_special_tokens: bool = True, **how: Any) -> Any:
+        """{"input_ids", "attention_mask"} of one text."""
+        if how or not isinstance(text, str):
+            return self._transformers()(text, add_special_tokens=add_special_tokens, **how)
+        ids = self.encode(text, add_special_tokens=add_special_tokens)
+        return {"input_ids": ids, "attention_mask": [1] * len(ids)}
+
+    def encode(self, text: Any, add_special_tokens: bool = True, **how: Any) -> list[int]:
+        """Ids of one text."""
+        if how or not isinstance(text, str):
+            whole = self._transformers()
+            given: list[int] = whole.encode(text, add_special_tokens=add_special_tokens, **how)
+            return given
+        ids: list[int] = self.backend_tokenizer.encode(
+            text, add_special_tokens=add_special_tokens
+        ).ids
+        return ids
+
+    def decode(
+        self,
+        token_ids: Any,
+        skip_special_tokens: bool = False,
+        clean_up_tokenization_spaces: bool | None = None,
+    ) -> str:
+        """The text of token ids. Spaces are left as the tokenizer has them."""
+        del clean_up_tokenization_spaces  # transformers does not do it to tokenizers of this kind
+        ids = token_ids.tolist() if hasattr(token_ids, "tolist") else token_ids
+        ids = [ids] if isinstance(ids, int) else [int(token) for token in ids]
+        text: str = self.backend_tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
+        return text
+
+    def get_vocab(self) -> dict[str, int]:
+        """Token -> id, added tokens too."""
+        vocab: dict[str, int] = self.backend_tokenizer.get_vocab(with_added_tokens=True)
+        return vocab
+
+    def __len__(self) -> int:
+        return int(self.backend_tokenizer.get_vocab_size(with_added_tokens=True))
+
+    def convert_tokens_to_ids(self, tokens: Any) -> Any:
+        """The id of a token, or ids of several; the unknown token's for what is none."""
+        if not isinstance(tokens, str):
+            return [self.convert_tokens_to_ids(token) for token in tokens]
+        token_id = self.backend_tokenizer.token_to_id(tokens)
+        return getattr(self, "unk_token_id", None) if token_id is None else token_id
+
+    def get_chat_template(self, *given: Any, **how: Any) -> str:
+        """The template of the folder."""
+        if given or how or self.chat_template is None:
+            return str(self._transformers().get_chat_template(*given, **how))
+        return self.chat_template
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._transformers(), name)
+
+    def _transformers(self) -> Any:
+        if self._whole is None:
+            self._whole = transformers_tokenizer(self._folder)
+        return self._whole
+
+
+def transformers_tokenizer(folder: Path) -> Any:
+    """transformers' tokenizer of a folder. Raises what transformers raises."""
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(
+        str(folder), local_files_only=True, trust_remote_code=False
+    )
+
+
+def read_file_tokenizer(folder: Path, model_type: str | None = None) -> FileTokenizer | None:
+    """The tokenizer of a folder; None: only transformers can tell what it is.
+
+    model_type  of the model in the folder, as its config.json says
+    """
+    path = folder / "tokenizer.json"
+    config_path = folder / "tokenizer_config.json"
+    if not path.is_file() or not config_path.is_file():
+        return None
+    try:
+        config = json.loads(config_path.read_text(encoding="utf-8"))
+        if not isinstance(config, dict) or not _is_plain(folder, config, model_type):
+            return None
+        backend = Tokenizer.from_buffer(path.read_bytes())
+    except Exception:  # a damaged file: transformers' error is the one that is reported
+        return None
+    special = _special_tokens(config)
+    template, limit = _chat_template(folder, config), config.get("model_max_length", _NO_LIMIT)
+    known = _has_only_known(backend, config, special, model_type)
+    if not known or not isinstance(template, str | None) or type(limit) is not int or limit < 1:
+        return None
+    return FileTokenizer(folder, backend, special, chat_template=template, model_max_length=limit)
+
+
+def _is_plain(folder: Path, config: Mapping[str, Any], model_type: str | None) -> bool:
+    """transformers would read tokenizer.json as it is, with nothing from other files."""
+    others = ("special_tokens_map.json", "added_tokens.json", "additional_chat_templates")
+    # transformers makes classes of its own for some models, whatever the folder says.
+    return (
+        config.get("tokenizer_class") in _PLAIN_CLASSES
+        and "auto_map" not in config
+        and not any((folder / name).exists() for name in others)
+        and not str(model_type).startswith(("mistral", "ministral", "voxtral", "pixtral"))
+    )
+
+
+def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
+    """Name -> token of the special tokens that have a name."""
+    found: dict[str, str] = {}
+    for name in _SPECIAL:
+        value = config.get(name)
+        token = value.get("content") if isinstance(value, dict) else value
+        if isinstance(token, str):
+            found[name] = token
+    return found
+
+
+def _has_only_known(
+    backend: Tokenizer,
+    config: Mapping[str, Any],
+    special: Mapping[str, str],
+    model_type: str | None,
+) -> bool:
+    """Nothing in the configuration changes what tokenizer.json says."""
+    if backend.truncation is not None or backend.padding is not None:
+        return False
+    is_bpe = type(backend.model).__name__ == "BPE"
+    if config.get("clean_up_tokenization_spaces") and not is_bpe:
+        return False
+    if backend.get_vocab_size() > _LARGE_VOCABULARY and model_type is None:
+        return False
+    added = backend.get_added_tokens_decoder()
+    marked = {token.content for token in added.values() if token.special}
+    extra = config.get("extra_special_tokens") or config.get("additional_special_tokens") or []
+    if not isinstance(extra, list) or not {*special.values(), *map(str, extra)} <= marked:
+        return False
+    for token_id, entry in (config.get("added_tokens_decoder") or {}).items():
+        token = added.get(int(token_id))
+        if token is None or any(getattr(token, k, None) != v for k, v in entry.items()):
+            return False
+    rest = set(config) - _NEUTRAL - set(_SPECIAL)
+    rest -= {"extra_special_tokens", "additional_special_tokens", "added_tokens_decoder"}
+    return all(config[name] in (None, False) for name in rest)
+
+
+def _chat_template(folder: Path, config: Mapping[str, Any]) -> Any:
+    path = folder / "chat_template.jinja"
+    if path.is_file():
+        return path.read_text(encoding="utf-8")
+    return config.get("chat_template")
