@@ -8,10 +8,11 @@
 namespace specdec {
 
 int DraftOffer::add(int parent, TokenId token, DraftSource source, const Estimate& estimate,
-                    const SourceRates& own, const SourceRates& shared) {
+                    const SourceRates* own, const SourceRates* shared) {
   const auto s = static_cast<std::size_t>(source);
   const double start = start_rate(source, estimate.match, estimate.depth);
-  const double rate = own[s].rate(&shared[s], start, estimate.match, estimate.depth);
+  const double rate =
+      own == nullptr ? start : (*own)[s].rate(&(*shared)[s], start, estimate.match, estimate.depth);
   const double above = parent == kGolden ? 1.0 : survival_[parent];
   const double chance = above * std::min(1.0, static_cast<double>(estimate.share) * rate);
   int node = find(parent, token);

@@ -33,9 +33,10 @@ class DraftOffer {
   int num_drafts() const { return tree_.num_drafts(); }
 
   // The child of `parent` with this token, made if there is none. -1: there is no room. Its chance
-  // is the parent's times the share times what `own` and `shared` have seen of such drafts.
+  // is the parent's times the share times what `own` and `shared` have seen of such drafts; null:
+  // times what is taken for it before anything was seen, so that the tree says nothing of the past.
   int add(int parent, TokenId token, DraftSource source, const Estimate& estimate,
-          const SourceRates& own, const SourceRates& shared);
+          const SourceRates* own, const SourceRates* shared);
   // Puts the nodes in order. Nothing is added afterwards.
   void sort();
   // The first `count` drafts under the golden token of `tree`.

@@ -42,7 +42,8 @@ void Executor::look_up(RequestRecord& request, int most, int room) {
   if (request.predicts()) offer_prediction(request, std::min(most, room));
   if (method == SlotMethod::kNgram) offer_ngram(request, std::min(most, room));
   if (method == SlotMethod::kSuffix) offer_suffix(request, most, room);
-  request.offer.sort();
+  // Without a prediction drafts come in the order of their source, which fixed drafts keep.
+  if (request.adaptive || request.predicts()) request.offer.sort();
 }
 
 // A chain from the cursor in the text that the user predicts.
@@ -53,8 +54,8 @@ void Executor::offer_prediction(RequestRecord& request, int most) {
   for (int i = 0;
        i < std::min({most, request.predicted_drafts, static_cast<int>(following.size())}); ++i) {
     const DraftOffer::Estimate estimate{match, static_cast<std::int16_t>(i + 1), 1.0f};
-    node = request.offer.add(node, following[i], DraftSource::kPrediction, estimate, request.rates,
-                             *request.shared_rates);
+    node = request.offer.add(node, following[i], DraftSource::kPrediction, estimate,
+                             request.learnt(), request.shared_rates.get());
   }
 }
 
@@ -87,8 +88,8 @@ void Executor::offer_ngram(RequestRecord& request, int most) {
   for (int i = 0; i < std::min(length, most); ++i) {
     const DraftOffer::Estimate estimate{static_cast<std::int16_t>(agree),
                                         static_cast<std::int16_t>(i + 1), 1.0f};
-    node = request.offer.add(node, chain[i], DraftSource::kLookup, estimate, request.rates,
-                             *request.shared_rates);
+    node = request.offer.add(node, chain[i], DraftSource::kLookup, estimate, request.learnt(),
+                             request.shared_rates.get());
   }
 }
 
@@ -104,7 +105,7 @@ void Executor::offer_suffix(RequestRecord& request, int most, int room) {
     const DraftOffer::Estimate estimate{static_cast<std::int16_t>(node.match), 1,
                                         static_cast<float>(node.share) / kSuffixOne};
     place[i] = request.offer.add(place[tree.parents[i]], tree.tokens[i], DraftSource::kSuffix,
-                                 estimate, request.rates, *request.shared_rates);
+                                 estimate, request.learnt(), request.shared_rates.get());
   }
 }
 

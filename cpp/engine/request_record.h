@@ -137,6 +137,9 @@ struct RequestRecord {
   // Drafts of a step, whoever makes them.
   int most_drafts() const { return std::max(max_drafts, predicted_drafts); }
 
+  // What chances are made of; null: drafts are fixed and shall not depend on what others got.
+  const SourceRates* learnt() const { return adaptive ? &rates : nullptr; }
+
   BudgetBandit* any_arms() {
     if (arms) return &*arms;
     return sizes ? &*sizes : nullptr;

@@ -28,6 +28,7 @@ from specdec_ext import (
     NGramDecodingConfig,
     ReDrafterDecodingConfig,
     SamplingParams,
+    SuffixDecodingConfig,
     UserDrafterConfig,
 )
 from specdec_ext.engine import build
@@ -79,6 +80,7 @@ METHODS: dict[str, Callable[[Folders], Any]] = {
     "none": lambda f: None,
     "lookahead": lambda f: LookaheadDecodingConfig(4, 3, 4, adaptive=False),
     "ngram": lambda f: NGramDecodingConfig(4, 1, adaptive=False),
+    "suffix": lambda f: SuffixDecodingConfig(6, min_token_prob=0.05, adaptive=False),
     "public": lambda f: NGramDecodingConfig(4, 1, is_public_pool=True, adaptive=False),
     "user": lambda f: UserDrafterConfig(Guesses(), 7, adaptive=False),
     "medusa": lambda f: MedusaDecodingConfig(f["heads"], CHOICES, adaptive=False),
@@ -94,7 +96,7 @@ METHODS: dict[str, Callable[[Folders], Any]] = {
 DRAFTING = [name for name in METHODS if name not in ("none", "redrafter-law")]
 NETWORKS = ["medusa", "redrafter", "chain", "tree"]  # SlotDrafters
 # Whose drafts are made by the step itself, recorded or not.
-ENQUEUED = ["none", "lookahead", "ngram", *NETWORKS]
+ENQUEUED = ["none", "lookahead", "ngram", "suffix", *NETWORKS]
 
 
 def methods(names: Sequence[str]) -> pytest.MarkDecorator:

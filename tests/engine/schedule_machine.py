@@ -37,6 +37,7 @@ METHODS: dict[str, dict[str, Any]] = {
         "method": "ngram",
         "ngram": {"max_draft_len": 5, "max_matching_ngram_size": 3, "is_public_pool": True},
     },
+    "suffix": {"method": "suffix", "suffix": {"max_draft_len": 9, "min_token_prob": 0.02}},
     "proposed": PROPOSED,
 }
 COSTS = [STEP_COST, ([1, 128], [1.0, 1.0]), ([1, 128], [1.0, 60.0])]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from driver import STEP_COST, Job, hash_engine
-from run_ahead_driver import run_ahead_hash_engine
+from stream_driver import stream_hash_engine
 from table_target import TableModel, chi_square, joint_law
 
 from hash_target import HashFunction
@@ -95,7 +95,7 @@ def test_random_schedules(ahead: int | None, method: str) -> None:
         if ahead is None:
             engine: Any = hash_engine(function, **sizes, **METHODS[method])
         else:
-            engine = run_ahead_hash_engine(
+            engine = stream_hash_engine(
                 function, depth=ahead, stub=seed, **sizes, **METHODS[method]
             )
             if seed % 3:
