@@ -217,6 +217,60 @@ LAYER_OF = {module: layer for layer, (modules, _) in PYTHON.items() for module i
 LIGHT = {"errors", "config", "request"}
 
 
+# What alone may import torch at its top: the native CPU path starts without it. No file imports
+# transformers there. (A folder, or the beginning of a file's name.)
+TORCH_AT_TOP = (
+    "training/",
+    "engine/overlap/",
+    "models/device_", "models/transformers_adapter", "models/attention_hook", "models/canary",
+    "models/host_rows", "models/output_head", "models/packed_modules",
+    "drafters/draft_target/device_", "drafters/medusa/device_", "drafters/redrafter/device_",
+    "drafters/redrafter/layers",
+    # The heads' and the recurrent drafter's networks: their files are read into torch's modules.
+    "drafters/medusa/checkpoint", "drafters/medusa/convert", "drafters/medusa/heads",
+    "drafters/redrafter/model",
+)  # fmt: skip
+
+
+def heavy_imports(path: str, text: str) -> list[str]:
+    """Imports of torch and transformers at the top of a file that may not have them."""
+    faults = []
+    for node in ast.parse(text).body:
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        if isinstance(node, ast.ImportFrom) and not node.level:
+            names = [node.module or ""]
+        for name in (name.split(".")[0] for name in names):
+            if name == "transformers" or (name == "torch" and not path.startswith(TORCH_AT_TOP)):
+                faults.append(f"{path} imports {name} at its top; import it where it is needed")
+    return faults
+
+
+def test_only_what_needs_torch_imports_it() -> None:
+    package = ROOT / "python" / PACKAGE
+    files = {file.relative_to(package).as_posix(): file for file in package.rglob("*.py")}
+    assert [
+        fault for path, file in files.items() for fault in heavy_imports(path, file.read_text())
+    ] == []
+    for allowed in TORCH_AT_TOP:  # none is stale
+        assert any(path.startswith(allowed) for path in files), allowed
+
+
+@pytest.mark.parametrize(
+    ("path", "text", "count"),
+    [
+        ("models/native.py", "import torch", 1),
+        ("models/native.py", "from torch.nn import functional", 1),
+        ("models/native.py", "def f():\n    import torch", 0),
+        ("models/native.py", "if TYPE_CHECKING:\n    import torch", 0),
+        ("models/device_model.py", "import torch", 0),
+        ("training/run.py", "import torch, transformers", 1),
+        ("text/tokenizer.py", "from transformers import AutoTokenizer", 1),
+    ],
+)
+def test_a_heavy_import_is_found(path: str, text: str, count: int) -> None:
+    assert len(heavy_imports(path, text)) == count
+
+
 def python_imports(path: str, text: str) -> Iterator[str]:
     """Dotted names that a file imports at any depth; relative ones made absolute.
 

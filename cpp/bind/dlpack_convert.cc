@@ -199,6 +199,11 @@ TensorView array_view(const py::array& array, const char* name, bool writable) {
     }
     view.strides[i] = stride / item;
   }
+  // NumPy says 0 for every stride of an array without elements, which would count as a column.
+  for (int i = view.ndim - 1, step = 1; array.size() == 0 && i >= 0; --i) {
+    view.strides[i] = step;
+    step *= static_cast<int>(std::max<std::int64_t>(view.shape[i], 1));
+  }
   check_layout(view, name);
   return view;
 }

@@ -125,8 +125,9 @@ def inputs_of(slots: list[int], most: list[int], hidden: Any, width: int) -> Dra
         return torch.tensor(values, dtype=torch.int32, device=hidden.device)
 
     unused: Any = None
+    memory: Any = hidden  # of slots; nobody looks at it
     return DraftInputs(
-        unused, unused, ints(slots), ints(most), unused, unused, False, ints([0] * len(slots)),
+        unused, memory, ints(slots), ints(most), unused, unused, False, ints([0] * len(slots)),
         hidden, width, 100,
     )  # fmt: skip
 

@@ -62,6 +62,8 @@ class MedusaDrafter:
 
     def draft(self, inputs: DraftInputs) -> None:
         """See SlotDrafter."""
+        if isinstance(self._heads, PackedHeads):
+            inputs = inputs.on_host()
         assert inputs.hidden is not None  # needs_hidden
         self._side.draft(inputs, inputs.hidden)
 

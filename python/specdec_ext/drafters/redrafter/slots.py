@@ -60,6 +60,7 @@ class HostBeams:
         return self._laws.first(num_requests) if self._laws and self._keeps_laws else None
 
     def draft(self, inputs: DraftInputs) -> None:
+        inputs = inputs.on_host()
         self._keeps_laws, self.passes_made = False, 0
         count = inputs.num_requests
         golden, room = self._golden[:count], self._room[:count]
