@@ -193,7 +193,7 @@ def test_through_the_engine_loop(config: Any) -> None:
     state = engine.submit(engine.resolve(prompt, params))
     engine.step()
     assert state.token_ids == text[:6]
-    assert state.from_draft == [True] * 5 + [False]
+    assert state.snapshot().outputs[0].token_from_draft == [True] * 5 + [False]
     engine.run([state])
     assert state.token_ids == text
     spec = state.snapshot().metrics["speculative_decoding"]

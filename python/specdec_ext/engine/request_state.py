@@ -62,7 +62,7 @@ class RequestState:
         self.draft_options = resolved.draft_options
         # Why it ended, by which stop, with which error; all of it or nothing is there.
         self._ending: tuple[str | None, int | str | None, str | None] = (None, None, None)
-        self.num_cached_tokens = 0
+        self._num_cached_tokens = 0
         self._token_ids: list[int] = []
         self._from_draft: list[bool] = []
         self._counter = SpecCounter(resolved.num_spec_tokens)
@@ -102,6 +102,13 @@ class RequestState:
         with self._lock:
             self._fold()
             return self._token_ids
+
+    @property
+    def num_cached_tokens(self) -> int:
+        """Prompt tokens whose K/V came from an earlier request."""
+        with self._lock:
+            self._fold()
+            return self._num_cached_tokens
 
     @property
     def counter(self) -> SpecCounter:
@@ -217,7 +224,7 @@ class RequestState:
                 prompt_logprobs=None
                 if self._prompt_logprobs is None
                 else list(self._prompt_logprobs),
-                num_cached_tokens=self.num_cached_tokens,
+                num_cached_tokens=self._num_cached_tokens,
             )
             shown = (len(self._pieces), len(self._token_ids))
             self._shown, self._seen = shown, self._version
@@ -246,7 +253,7 @@ class RequestState:
         accepted = min(out.num_accepted, len(tokens))
         if self.timer.scheduled is None:
             self.timer.scheduled = step_start
-        self.num_cached_tokens = out.num_cached_tokens
+        self._num_cached_tokens = out.num_cached_tokens
         if self._prompt_logprobs is not None:
             for entry in out.prompt_logprobs:
                 token = self.prompt_token_ids[len(self._prompt_logprobs)]
@@ -355,7 +362,7 @@ class RequestState:
         return {
             **self._about,
             "num_prompt_tokens": len(self.prompt_token_ids),
-            "num_cached_tokens": self.num_cached_tokens,
+            "num_cached_tokens": self._num_cached_tokens,
             "num_generated_tokens": num_tokens,
             "num_forward_passes": self._counter.num_steps,
             "num_prefill_passes": self._counter.num_prefill_steps,
