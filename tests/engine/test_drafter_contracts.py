@@ -368,7 +368,7 @@ def test_a_drafter_that_raises_costs_drafts_alone(
 
 def brought(inputs: Any, slot: int) -> list[tuple[int, float]]:
     """(parent, estimate) of the drafts in a slot: cpp/algo/brought_draft.h."""
-    words = inputs.slots[slot].view(torch.int32)
+    words = inputs.on_torch().slots[slot].view(torch.int32)
     block = words[len(words) - 384 :]  # len, count, 127 tokens, parents and estimates, padding
     if int(block[0]) != int(words[0]):
         return []
