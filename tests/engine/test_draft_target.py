@@ -31,6 +31,7 @@ from specdec_ext import RequestError, SamplingParams, _core
 from specdec_ext.drafters import DraftInputs
 from specdec_ext.engine.overlap import build as overlap_build
 from specdec_ext.models import load_model
+from specdec_ext.models.host_arrays import as_torch
 
 STREAM = Where("stream", 1)
 TREES: list[dict[str, Any]] = [
@@ -151,7 +152,7 @@ def test_in_every_round_the_kv_is_that_of_the_text_read_afresh(
                     begin, end = layout.history_offset // 4, passes.num_read(slot)
                     text = words[begin : begin + length].tolist()
                     missing.append(length - end)
-                    mine = gathered(*drafter.pages, rest[0][b].tolist(), end)
+                    mine = gathered(*map(as_torch, drafter.pages), rest[0][b].tolist(), end)
                     fresh = rebuilt(scratch, text[:end], page)
                     assert torch.equal(mine[0], fresh[0])
                     assert torch.equal(mine[1], fresh[1])
@@ -324,7 +325,7 @@ def test_nan_in_the_draft_models_pages_never_reaches_a_text(
     """Whatever lies in a page that others have published, or that nobody wrote."""
     cache = {"tokens_per_block": 4, "enable_block_reuse": True}
     with open_llm(folders, "near", where=where, kv_cache_config=cache) as llm:
-        k_pages, v_pages = drafter_of(llm).pages
+        k_pages, v_pages = map(as_torch, drafter_of(llm).pages)
         assert run(llm, PROMPTS[:4], GREEDY) == plain["greedy"][:4]
         poisoned = torch.rand(k_pages.shape[1], generator=torch.Generator().manual_seed(1)) < share
         k_pages[:, poisoned] = v_pages[:, poisoned] = float("nan")

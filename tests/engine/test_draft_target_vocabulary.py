@@ -33,6 +33,7 @@ from specdec_ext import (
     ModelError,
     SamplingParams,
 )
+from specdec_ext.models.host_arrays import as_torch
 
 STREAM = Where("stream", 1)
 REJECTION = SamplingParams(
@@ -187,7 +188,7 @@ def test_both_models_pages_are_in_one_plan(folders: Folders, where: Where) -> No
     with open_llm(folders, "deep", where=where, kv_cache_config=cache) as llm:
         metrics = llm.get_metrics()
         memory, stats = metrics["memory"], metrics["drafter"]
-        pages = drafter_of(llm).pages
+        pages = [as_torch(pool) for pool in drafter_of(llm).pages]
         held = sum(pool.numel() * pool.element_size() for pool in pages)
         assert stats["device"] == llm.device
     assert pages[0].shape[1] == memory["draft_num_pages"] == memory["num_pages"]
