@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -127,6 +128,30 @@ def test_requests_whose_owner_is_gone_are_cancelled(ahead: int | None, started: 
     assert {s.finish_reason for s in states} == {"cancelled"}
     [output] = run(engine, [PROMPTS[0]], SamplingParams())
     assert output.outputs[0].token_ids == FUNCTION.reference(PROMPTS[0], 16)
+    assert_idle(engine)
+
+
+def test_another_thread_cancels_the_same_owners(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the middle of one thread's round another one does all of it: a server's submitting threads
+    and its stepping thread do."""
+    engine = make_engine(NGRAM)
+    groups = [RequestGroup(engine, engine.resolve(p, SamplingParams())) for p in PROMPTS]
+    states = [state for group in groups for state in group.states]
+    del groups
+    gc.collect()
+    cancel, rooms = engine.cancel, []
+
+    def cancel_after_the_other(state: Any) -> bool:
+        if not rooms:
+            rooms.append(threading.Thread(target=engine.require_room, args=(1,)))
+            rooms[0].start()
+            rooms[0].join()
+        return cancel(state)
+
+    monkeypatch.setattr(engine, "cancel", cancel_after_the_other)
+    engine.require_room(1)
+    assert rooms
+    assert {s.finish_reason for s in states} == {"cancelled"}
     assert_idle(engine)
 
 

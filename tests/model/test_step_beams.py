@@ -67,11 +67,12 @@ class Slots:
 
     def inputs(self, step: list[int], max_width: int = BEAMS * LENGTH) -> DraftInputs:
         limits = [ASKED[slot][3] if slot >= 0 else 20 for slot in step]
-        nothing: Any = None
+        ones = torch.ones(len(step))
+        greedy = ops.SamplingLaws(0 * ones, 0 * ones.int(), ones, 0 * ones, 0 * ones.long())
         return DraftInputs(
             layout=LAYOUT, slots=self.slots, slot_ids=torch.tensor(step, dtype=torch.int32),
             max_drafts=torch.tensor(limits, dtype=torch.int32),
-            page_table=torch.zeros(len(step), 1, dtype=torch.int32), laws=nothing,
+            page_table=torch.zeros(len(step), 1, dtype=torch.int32), laws=greedy,
             needs_scores=False, status=torch.zeros(len(step), dtype=torch.int32),
             hidden=self.hidden, max_width=max_width, max_kv_len=64,
         )  # fmt: skip

@@ -14,6 +14,7 @@ others wait for. Code of others (processors, drafters, on_update) is guarded whe
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import threading
 import time
@@ -363,16 +364,17 @@ class EngineLoop:
             self._end(state, "error", message)
 
     def _cancel_dropped(self) -> None:
-        """Cancel the requests whose owners are gone."""
-        while self._dropped:
-            owner = self._dropped[0]
+        """Cancel the requests whose owners are gone. An owner leaves the list when that is done: an
+        interrupt loses none, and threads that do it at once take out none that the others need."""
+        for owner in [*self._dropped]:
             with self._lock:
                 states = [*self._states.values()] if owner is None else []
                 if owner is not None and owner.rid in self._states:
                     states.append(self._states[owner.rid])
             for state in states:
                 self.cancel(state)
-            self._dropped.popleft()
+            with contextlib.suppress(ValueError):  # another thread has taken it out
+                self._dropped.remove(owner)
 
     def _route(self, outputs: Iterable[Any]) -> None:
         """Give each request what a step delivered to it. Where this was interrupted it is called
