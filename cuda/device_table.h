@@ -44,14 +44,14 @@ Backend device_table() {
   table.linear = run_on<Device, linear, LinearParams>;
   table.draft_step = run_on<Device, draft_step, DraftStepParams>;
   table.commit_step = run_on<Device, commit_step, CommitStepParams>;
-  table.bring_drafts = run_on<Device, bring_drafts, BringDraftsParams>;
+  table.propose_drafts = run_on<Device, propose_drafts, ProposeDraftsParams>;
   table.recent_tokens = run_on<Device, recent_tokens, RecentTokensParams>;
   table.keep_hidden = run_on<Device, keep_hidden, KeepHiddenParams>;
   table.grow_beams = run_on<Device, grow_beams, GrowBeamsParams>;
   table.merge_beams = run_on<Device, merge_beams, MergeBeamsParams>;
   table.grow_drafts = run_on<Device, grow_drafts, GrowDraftsParams>;
   table.pack_drafts = run_on<Device, pack_drafts, PackDraftsParams>;
-  table.bring_growths = run_on<Device, bring_growths, BringGrowthsParams>;
+  table.propose_growths = run_on<Device, propose_growths, ProposeGrowthsParams>;
   table.sample_rows = run_on<Device, sample_rows, SampleRowsParams>;
   table.accept_step = run_on<Device, accept_step, AcceptStepParams>;
   table.synthetic_step = run_on<Device, synthetic_step, SyntheticStepParams>;

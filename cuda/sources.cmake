@@ -11,7 +11,7 @@ set(SPECDEC_CUDA_LINEAR ${here}/linear/linear.cu ${here}/linear/matrix_bf16.cu
 set(SPECDEC_CUDA_ACCEPT ${here}/accept/accept_step.cu ${here}/accept/sample_rows.cu
                         ${here}/accept/synthetic_step.cu)
 set(SPECDEC_CUDA_STEP ${here}/step/argmax.cu ${here}/step/build_step.cu ${here}/step/commit_step.cu
-                      ${here}/step/draft_step.cu ${here}/step/brought_drafts.cu ${here}/step/beams.cu
+                      ${here}/step/draft_step.cu ${here}/step/proposed_drafts.cu ${here}/step/beams.cu
                       ${here}/step/growth.cu)
 file(GLOB finish CONFIGURE_DEPENDS ${here}/attention/instances/finish_*.cu)
 set(SPECDEC_CUDA_ATTENTION ${here}/attention/generic.cu ${here}/attention/plan.cu ${finish})

@@ -26,13 +26,13 @@ class ModelCell:
     head_dim: int = HEAD_DIM
     page_size: int = 64
     vocab: int = 128256
-    run_ahead: int | None = None  # decode: steps enqueued while one is read
-    graphs: bool = False  # with run_ahead: steps recorded as CUDA graphs
+    overlap_depth: int | None = None  # decode: steps enqueued while one is read
+    graphs: bool = False  # with overlap_depth: steps recorded as CUDA graphs
     numerics: str = "fast"  # or exact
 
     @property
     def name(self) -> str:
-        ahead = "" if self.run_ahead is None else f"-ahead{self.run_ahead}"
+        ahead = "" if self.overlap_depth is None else f"-ahead{self.overlap_depth}"
         graphs = "-graphs" if self.graphs else ""
         exact = "-exact" if self.numerics == "exact" else ""
         return f"{self.kind}-b{self.requests}-m{self.rows}{ahead}{graphs}{exact}"
@@ -74,7 +74,7 @@ class SpeculationCell(ModelCell):
 
     kind: str = "spec"
     new_tokens: int = 256
-    run_ahead: int | None = 1
+    overlap_depth: int | None = 1
     graphs: bool = True
     method: str = "lookahead"  # medusa, redrafter: random heads
     lookahead: tuple[int, int, int] = (7, 7, 7)  # as large as `rows` says
@@ -103,7 +103,7 @@ class TextsCell(ModelCell):
     context: int = 64
     new_tokens: int = 512
     prompts: int = 100
-    run_ahead: int | None = 1
+    overlap_depth: int | None = 1
     graphs: bool = True
 
     def tiny(self) -> TextsCell:
@@ -120,11 +120,11 @@ def model_cells() -> list[ModelCell]:
     return (
         found
         + [
-            ModelCell(b, kind="decode", run_ahead=ahead, graphs=graphs)
+            ModelCell(b, kind="decode", overlap_depth=ahead, graphs=graphs)
             for b in (1, 8)
             for ahead, graphs in modes
         ]
-        + [ModelCell(32, kind="decode", run_ahead=1, graphs=True)]
+        + [ModelCell(32, kind="decode", overlap_depth=1, graphs=True)]
     )
 
 

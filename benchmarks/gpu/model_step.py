@@ -198,7 +198,7 @@ def engine_of(cell: ModelCell, target: Target, speculative_config: Any = None) -
             scheduler_config=SchedulerConfig(
                 max_batch_size=cell.requests,
                 max_seq_len=tokens,
-                run_ahead=cell.run_ahead,
+                overlap_depth=cell.overlap_depth,
                 enforce_eager=not cell.graphs,
             ),
             dtype="bfloat16",

@@ -68,7 +68,7 @@ def run(cell: SpeculationCell, target: Target, engine: Any) -> dict[str, Any]:
     plain = decode(cell, engine)
     engine.time_steps()
     decode(cell, engine)
-    times = engine.get_metrics()["run_ahead"]["step_times"]
+    times = engine.get_metrics()["overlap"]["step_times"]
     record["accepted_tokens_per_step"] = round(plain["tokens_per_step"], 3)
     if target.emulated:
         return record

@@ -14,7 +14,7 @@
 #include <cstdint>
 #include <limits>
 
-#include "algo/brought_draft.h"
+#include "algo/proposed_draft.h"
 #include "algo/team.h"
 #include "base/types.h"
 

@@ -11,7 +11,7 @@
 
 #include <cstdint>
 
-#include "algo/brought_draft.h"
+#include "algo/proposed_draft.h"
 #include "algo/team.h"
 #include "base/types.h"
 #include "tree/draft_tree.h"
@@ -182,8 +182,9 @@ SPECDEC_HD inline void grow_drafts(const TeamT& team, const DraftChildren<Column
 
 // The grown tree as drafts of the text of `len` tokens, the most valuable first.
 template <Team TeamT>
-SPECDEC_HD inline void bring_growth(const TeamT& team, const DraftGrowth* growth, std::int32_t len,
-                                    BroughtDraft* to, DraftGrowthScratch* scratch) {
+SPECDEC_HD inline void propose_growth(const TeamT& team, const DraftGrowth* growth,
+                                      std::int32_t len, ProposedDraft* to,
+                                      DraftGrowthScratch* scratch) {
   const std::int32_t count = growth->count;
   for (std::int32_t i = team.rank(); i < count; i += team.size()) {
     std::int32_t place = 0;

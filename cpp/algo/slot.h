@@ -12,16 +12,16 @@
 // delivers nothing, so steps may be enqueued before the host knows.
 //
 // Block: Slot, history [max_seq_len], then the LookaheadState, NgramIndex, SuffixState or
-// BroughtDraft (8-byte aligned).
+// ProposedDraft (8-byte aligned).
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 
 #include "algo/accept.h"
-#include "algo/brought_draft.h"
 #include "algo/lookahead.h"
 #include "algo/ngram_index.h"
+#include "algo/proposed_draft.h"
 #include "algo/sampling_law.h"
 #include "algo/stop_rules.h"
 #include "algo/suffix_draft.h"
@@ -31,8 +31,8 @@
 
 namespace specdec {
 
-// kBrought: operations in front of the step bring the drafts (brought_draft.h).
-enum class SlotMethod : std::int32_t { kNone, kLookahead, kNgram, kBrought, kSuffix };
+// kProposed: operations in front of the step bring the drafts (proposed_draft.h).
+enum class SlotMethod : std::int32_t { kNone, kLookahead, kNgram, kProposed, kSuffix };
 
 // End tokens and stop ids of one request, together.
 inline constexpr std::int32_t kMaxSlotStopIds = 256;
@@ -76,8 +76,8 @@ struct Slot {
   SPECDEC_HD SuffixState* suffix_state() {
     return reinterpret_cast<SuffixState*>(reinterpret_cast<std::byte*>(this) + drafter_offset);
   }
-  SPECDEC_HD BroughtDraft* brought_draft() {
-    return reinterpret_cast<BroughtDraft*>(reinterpret_cast<std::byte*>(this) + drafter_offset);
+  SPECDEC_HD ProposedDraft* proposed_draft() {
+    return reinterpret_cast<ProposedDraft*>(reinterpret_cast<std::byte*>(this) + drafter_offset);
   }
   SPECDEC_HD bool frozen() const {
     return finish != static_cast<std::int32_t>(FinishReason::kNone) || len == 0;
@@ -159,8 +159,8 @@ SPECDEC_HD inline void slot_draft(const TeamT& team, Slot* slot, const DraftShar
                  tree);
     return;
   }
-  if (slot->method == SlotMethod::kBrought && drafts > 0) {
-    take_brought_draft(team, slot->brought_draft(), len, golden, max_drafts, room, tree);
+  if (slot->method == SlotMethod::kProposed && drafts > 0) {
+    take_proposed_draft(team, slot->proposed_draft(), len, golden, max_drafts, room, tree);
     return;
   }
   if (team.rank() == 0) tree->reset(golden);
@@ -169,7 +169,7 @@ SPECDEC_HD inline void slot_draft(const TeamT& team, Slot* slot, const DraftShar
 
 // Tokens of a history that wants drafts brought for its next step, `max_drafts` at most; 0: none.
 SPECDEC_HD inline std::int32_t slot_len_to_draft(const Slot* slot, std::int32_t max_drafts) {
-  const bool wants = slot->method == SlotMethod::kBrought && !slot->frozen() && slot->begun != 0 &&
+  const bool wants = slot->method == SlotMethod::kProposed && !slot->frozen() && slot->begun != 0 &&
                      slot_draft_room(slot) > 0 && max_drafts > 0;
   return wants ? slot->len : 0;
 }
@@ -211,8 +211,8 @@ SPECDEC_HD inline void slot_feed_drafter(const TeamT& team, Slot* slot, const Dr
   } else if (slot->method == SlotMethod::kSuffix) {
     if (first) suffix_init(team, slot->suffix_state(), slot->max_len);
     suffix_extend(team, slot->suffix_state(), slot->history(), len);
-  } else if (slot->method == SlotMethod::kBrought && first && team.rank() == 0) {
-    slot->brought_draft()->len = -1;  // what the slot's last request left continues no history
+  } else if (slot->method == SlotMethod::kProposed && first && team.rank() == 0) {
+    slot->proposed_draft()->len = -1;  // what the slot's last request left continues no history
   }
 }
 

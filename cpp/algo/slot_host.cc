@@ -70,8 +70,8 @@ SlotLayout make_slot_layout(SlotMethod method, std::int32_t max_seq_len,
     drafter = ngram_bytes_required(max_seq_len, ngrams_up_to(max_ngram));
   } else if (method == SlotMethod::kSuffix) {
     drafter = suffix_bytes_required(max_seq_len);
-  } else if (method == SlotMethod::kBrought) {
-    drafter = sizeof(BroughtDraft);
+  } else if (method == SlotMethod::kProposed) {
+    drafter = sizeof(ProposedDraft);
   }
   layout.bytes = aligned(layout.drafter_offset + static_cast<std::int64_t>(drafter));
   return layout;
@@ -90,8 +90,8 @@ std::int64_t used_drafter_bytes(const Slot& slot) {
           ngram_bytes_required(slot.max_len, ngrams_up_to(slot.max_ngram)));
     case SlotMethod::kSuffix:
       return static_cast<std::int64_t>(suffix_bytes_required(slot.max_len));
-    case SlotMethod::kBrought:
-      return static_cast<std::int64_t>(sizeof(BroughtDraft));
+    case SlotMethod::kProposed:
+      return static_cast<std::int64_t>(sizeof(ProposedDraft));
     case SlotMethod::kNone:
       break;
   }

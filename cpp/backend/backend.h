@@ -39,14 +39,14 @@ struct Backend {
   void (*linear)(const LinearParams&) = nullptr;
   void (*draft_step)(const DraftStepParams&) = nullptr;
   void (*commit_step)(const CommitStepParams&) = nullptr;
-  void (*bring_drafts)(const BringDraftsParams&) = nullptr;
+  void (*propose_drafts)(const ProposeDraftsParams&) = nullptr;
   void (*recent_tokens)(const RecentTokensParams&) = nullptr;
   void (*keep_hidden)(const KeepHiddenParams&) = nullptr;
   void (*grow_beams)(const GrowBeamsParams&) = nullptr;
   void (*merge_beams)(const MergeBeamsParams&) = nullptr;
   void (*grow_drafts)(const GrowDraftsParams&) = nullptr;
   void (*pack_drafts)(const PackDraftsParams&) = nullptr;
-  void (*bring_growths)(const BringGrowthsParams&) = nullptr;
+  void (*propose_growths)(const ProposeGrowthsParams&) = nullptr;
   void (*sample_rows)(const SampleRowsParams&) = nullptr;
   void (*accept_step)(const AcceptStepParams&) = nullptr;
   void (*synthetic_step)(const SyntheticStepParams&) = nullptr;
@@ -84,14 +84,14 @@ inline constexpr std::uint64_t kBackendLayout = [] {
                                  sizeof(LinearParams),
                                  sizeof(DraftStepParams),
                                  sizeof(CommitStepParams),
-                                 sizeof(BringDraftsParams),
+                                 sizeof(ProposeDraftsParams),
                                  sizeof(RecentTokensParams),
                                  sizeof(KeepHiddenParams),
                                  sizeof(GrowBeamsParams),
                                  sizeof(MergeBeamsParams),
                                  sizeof(GrowDraftsParams),
                                  sizeof(PackDraftsParams),
-                                 sizeof(BringGrowthsParams),
+                                 sizeof(ProposeGrowthsParams),
                                  sizeof(DraftGrowth),
                                  sizeof(SampleRowsParams),
                                  sizeof(AcceptStepParams),

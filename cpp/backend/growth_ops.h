@@ -51,8 +51,8 @@ struct PackDraftsParams {
   }
 };
 
-// The trees into the requests' slots, the most valuable drafts first, as bring_drafts.
-struct BringGrowthsParams {
+// The trees into the requests' slots, the most valuable drafts first, as propose_drafts.
+struct ProposeGrowthsParams {
   SlotPoolView slots;
   const std::int32_t* slot_ids = nullptr;  // [D], each slot at most once
   const DraftGrowth* growths = nullptr;    // [D]

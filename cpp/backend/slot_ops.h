@@ -100,16 +100,16 @@ struct CommitStepParams {
 };
 
 // What operations in front of a step say about the requests' next tokens, into their slots
-// (algo/brought_draft.h). Left out: ids outside of the pool, slots of another method, frozen ones
+// (algo/proposed_draft.h). Left out: ids outside of the pool, slots of another method, frozen ones
 // and those whose prompt has not been read. An entry that is no draft ends a request's drafts; if
 // it is not the padding -1 it sets kStatusBadTree.
-struct BringDraftsParams {
+struct ProposeDraftsParams {
   SlotPoolView slots;
   const std::int32_t* slot_ids = nullptr;  // [B], each slot at most once
   const TokenId* tokens = nullptr;         // [B, width]
   const std::int32_t* parents = nullptr;   // [B, width] earlier drafts, -1: the golden token; null:
                                            // chains
-  const float* survival = nullptr;         // [B, width] BroughtDraft::survival; null: unknown
+  const float* survival = nullptr;         // [B, width] ProposedDraft::survival; null: unknown
   const std::int32_t* counts = nullptr;    // [B]; null: width
   std::int32_t width = 0, vocab_size = 0, num_requests = 0;
   ExecutionContext exec;

@@ -74,10 +74,10 @@ struct LawTensors {
   py::handle probs, ids, token_ids;
 };
 
-void bring_trees(BeamSearch& self, const SlotLayout& layout, py::handle slots,
-                 const std::vector<std::int32_t>& slot_ids, const std::vector<std::int32_t>& limits,
-                 int vocab_size, const std::vector<std::int32_t>& law_rows,
-                 const LawTensors& tensors) {
+void propose_trees(BeamSearch& self, const SlotLayout& layout, py::handle slots,
+                   const std::vector<std::int32_t>& slot_ids,
+                   const std::vector<std::int32_t>& limits, int vocab_size,
+                   const std::vector<std::int32_t>& law_rows, const LawTensors& tensors) {
   const BorrowedTensor blocks(slots, "slots", true);
   check_cpu(blocks.view(), "slots");
   check_contiguous(blocks.view(), "slots");
@@ -86,7 +86,7 @@ void bring_trees(BeamSearch& self, const SlotLayout& layout, py::handle slots,
   const auto requests = static_cast<std::size_t>(self.num_requests());
   SPECDEC_REQUIRE(
       slot_ids.size() == requests && limits.size() == requests && law_rows.size() == requests,
-      "bring: ", slot_ids.size(), " slot_ids, ", limits.size(), " limits, ", law_rows.size(),
+      "propose: ", slot_ids.size(), " slot_ids, ", limits.size(), " limits, ", law_rows.size(),
       " law_rows, the search has ", requests, " requests");
   BorrowedTensor probs, ids, map;
   std::int64_t drafts = 0;
@@ -115,11 +115,11 @@ void bring_trees(BeamSearch& self, const SlotLayout& layout, py::handle slots,
     const BeamTree tree = self.tree(r, limits[r]);
     float survival[kMaxDraftLen];
     for (std::int32_t i = 0; i < tree.size; ++i) survival[i] = std::exp(tree.log_probs[i]);
-    bring_draft(SerialTeam{}, slot->brought_draft(), len, tree.tokens, tree.parents, survival,
-                tree.size, vocab_size);
+    propose_draft(SerialTeam{}, slot->proposed_draft(), len, tree.tokens, tree.parents, survival,
+                  tree.size, vocab_size);
     if (law_rows[r] < 0) continue;
     SPECDEC_REQUIRE(probs.defined() && law_rows[r] < probs->shape[0] && tree.size <= drafts,
-                    "bring: law_rows[", r, "] = ", law_rows[r], " and ", tree.size,
+                    "propose: law_rows[", r, "] = ", law_rows[r], " and ", tree.size,
                     " drafts do not fit into probs");
     const std::int64_t first = std::int64_t{law_rows[r]} * drafts * BeamSearch::kKept;
     self.tree_laws(r, tree, map.defined() ? static_cast<const TokenId*>(map->data) : nullptr,
@@ -182,13 +182,13 @@ void register_beams(py::module_& m) {
           "first; "
           "parents -1 and depth 1 behind the golden token; cut to max_drafts nodes.");
   search.def(
-      "bring",
+      "propose",
       [](BeamSearch& self, const SlotLayout& layout, py::handle slots,
          const std::vector<std::int32_t>& slot_ids, const std::vector<std::int32_t>& limits,
          int vocab_size, const std::vector<std::int32_t>& law_rows, py::handle probs,
          py::handle ids, py::handle token_ids) {
-        bring_trees(self, layout, slots, slot_ids, limits, vocab_size, law_rows,
-                    {probs, ids, token_ids});
+        propose_trees(self, layout, slots, slot_ids, limits, vocab_size, law_rows,
+                      {probs, ids, token_ids});
       },
       py::arg("layout"), py::arg("slots"), py::arg("slot_ids"), py::arg("limits"), py::kw_only(),
       py::arg("vocab_size"), py::arg("law_rows"), py::arg("probs") = py::none(),

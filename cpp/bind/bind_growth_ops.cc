@@ -115,22 +115,22 @@ void pack_trees(py::handle growths, py::handle golden, py::handle tokens, py::ha
   call.run(&Backend::pack_drafts, p);
 }
 
-void bring_trees_of(const SlotLayout& layout, py::handle slots, py::handle slot_ids,
-                    py::handle growths, const CallOptions& where) {
-  OpCall call("bring_growths", where);
+void propose_growths(const SlotLayout& layout, py::handle slots, py::handle slot_ids,
+                     py::handle growths, const CallOptions& where) {
+  OpCall call("propose_growths", where);
   const SlotsArgument pool(call, layout, slots);
   std::int64_t requests = 0;
   const BorrowedTensor ids = slot_ids_argument(call, slot_ids, pool.view(), &requests);
   const GrowthsArgument trees(call, growths, false);
   SPECDEC_REQUIRE(trees.requests() == requests, "growths has ", trees.requests(),
                   " requests, slot_ids ", requests);
-  BringGrowthsParams p;
+  ProposeGrowthsParams p;
   p.slots = pool.view();
   p.slot_ids = static_cast<const std::int32_t*>(ids->data);
   p.growths = trees.data();
   p.num_requests = static_cast<std::int32_t>(requests);
   p.exec = call.context(requests);
-  call.run(&Backend::bring_growths, p);
+  call.run(&Backend::propose_growths, p);
 }
 
 }  // namespace
@@ -161,14 +161,15 @@ void register_growth_ops(py::module_& m) {
       py::arg("cu_rows"), py::arg("logit_rows"), py::arg("backend") = py::none(),
       py::arg("stream") = 0, "See specdec_ext.ops.pack_drafts.");
   m.def(
-      "bring_growths",
+      "propose_growths",
       [](const SlotLayout& layout, py::handle slots, py::handle slot_ids, py::handle growths,
          py::object backend, std::uint64_t stream) {
         const CallOptions where{std::move(backend), stream, py::none(), py::none()};
-        bring_trees_of(layout, slots, slot_ids, growths, where);
+        propose_growths(layout, slots, slot_ids, growths, where);
       },
       py::arg("layout"), py::arg("slots"), py::arg("slot_ids"), py::arg("growths"), py::kw_only(),
-      py::arg("backend") = py::none(), py::arg("stream") = 0, "See specdec_ext.ops.bring_growths.");
+      py::arg("backend") = py::none(), py::arg("stream") = 0,
+      "See specdec_ext.ops.propose_growths.");
 }
 
 }  // namespace specdec

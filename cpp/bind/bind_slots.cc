@@ -31,10 +31,10 @@ LookaheadConfig triple_of(const Triple& t) {
 SlotMethod slot_method(const std::string& name) {
   if (name == "none") return SlotMethod::kNone;
   if (name == "lookahead") return SlotMethod::kLookahead;
-  if (name == "brought") return SlotMethod::kBrought;
+  if (name == "proposed") return SlotMethod::kProposed;
   if (name == "suffix") return SlotMethod::kSuffix;
   SPECDEC_REQUIRE(name == "ngram", "method = '", name,
-                  "': give 'none', 'lookahead', 'ngram', 'suffix' or 'brought'");
+                  "': give 'none', 'lookahead', 'ngram', 'suffix' or 'proposed'");
   return SlotMethod::kNgram;
 }
 

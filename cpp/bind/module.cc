@@ -19,7 +19,7 @@ PYBIND11_MODULE(_core, m) {
   specdec::register_linear(m);
   specdec::register_decoder(m);
   specdec::register_slots(m);
-  specdec::register_brought_drafts(m);
+  specdec::register_proposed_drafts(m);
   specdec::register_beam_ops(m);
   specdec::register_staging(m);
   specdec::register_executor(m);  // after plans, slots and staging, whose types it returns

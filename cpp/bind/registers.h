@@ -19,7 +19,7 @@ void register_growth_ops(pybind11::module_& m);
 void register_linear(pybind11::module_& m);
 void register_decoder(pybind11::module_& m);
 void register_slots(pybind11::module_& m);
-void register_brought_drafts(pybind11::module_& m);
+void register_proposed_drafts(pybind11::module_& m);
 void register_beam_ops(pybind11::module_& m);
 void register_staging(pybind11::module_& m);
 void register_fill_step_plan(pybind11::module_& m);

@@ -14,7 +14,7 @@ namespace specdec {
 inline constexpr int kMaxOverlapDepth = 2;
 
 // kProposed: drafts come from outside, written into slots by operations in front of the step
-// (algo/brought_draft.h) or handed in by propose().
+// (algo/proposed_draft.h) or handed in by propose().
 enum class DraftMethod : std::uint8_t { kNone, kLookahead, kNgram, kSuffix, kProposed };
 
 // Who is admitted.

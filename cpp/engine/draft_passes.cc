@@ -140,7 +140,7 @@ const StepPlan* DraftPasses::plan() {
     if (!drafting_[i].ends) place(static_cast<int>(i), most);
   }
   if (plan_->num_requests == 0) {
-    bring();
+    propose();
     drafting_.clear();
     return nullptr;
   }
@@ -359,15 +359,15 @@ void DraftPasses::grow(Drafting& d, const float* scores, std::int64_t row_stride
 }
 
 // Ends the round: the drafts go into the slots.
-void DraftPasses::bring() {
+void DraftPasses::propose() {
   for (const Drafting& d : drafting_) {
     if (d.growth.count == 0) continue;
-    BroughtDraft* to = round_.slots.at(d.slot)->brought_draft();
+    ProposedDraft* to = round_.slots.at(d.slot)->proposed_draft();
     if (is_tree()) {
-      bring_growth(SerialTeam{}, &d.growth, d.len, to, &scratch_);
+      propose_growth(SerialTeam{}, &d.growth, d.len, to, &scratch_);
     } else {
-      bring_draft(SerialTeam{}, to, d.len, d.growth.tokens, nullptr, d.growth.worth, d.growth.count,
-                  config_.vocab_size);
+      propose_draft(SerialTeam{}, to, d.len, d.growth.tokens, nullptr, d.growth.worth,
+                    d.growth.count, config_.vocab_size);
     }
   }
 }

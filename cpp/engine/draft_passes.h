@@ -148,7 +148,7 @@ class DraftPasses {
   void add_draft(Drafting& d, std::int32_t column, float confidence);
   void choose(Drafting& d, const float* scores);
   void grow(Drafting& d, const float* scores, std::int64_t row_stride);
-  void bring();
+  void propose();
   bool is_tree() const { return config_.top_k > 1; }
   const Slot* slot(const Drafting& d) const { return round_.slots.at(d.slot); }
 

@@ -24,7 +24,7 @@ SlotMethod slot_method_of(DraftMethod method) {
     case DraftMethod::kSuffix:
       return SlotMethod::kSuffix;
     case DraftMethod::kProposed:
-      return SlotMethod::kBrought;
+      return SlotMethod::kProposed;
     case DraftMethod::kNone:
       break;
   }

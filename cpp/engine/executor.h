@@ -183,7 +183,7 @@ class Executor {
   void offer_prediction(RequestRecord& request, int most);
   void count_predicted(RequestRecord& request, const SlotResult& result, StepOutput& out);
   void offer_suffix(RequestRecord& request, int most, int room);
-  void cut_brought_drafts();
+  void cut_proposed_drafts();
   void place_proposal(RequestRecord& request, const DraftShare& share);
   void draft_on_host(RequestRecord& request, const DraftShare& share);
   void take_external(RequestRecord& request, int drafts);

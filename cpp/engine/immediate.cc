@@ -159,9 +159,9 @@ void Executor::take_external(RequestRecord& request, int drafts) {
   }
 }
 
-// Of the drafts that operations have brought: those that are worth their rows, where the drafter
+// Of the drafts that operations have proposed: those that are worth their rows, where the drafter
 // says how likely they are. The same budget as for chains, whose order is by likelihood, too.
-void Executor::cut_brought_drafts() {
+void Executor::cut_proposed_drafts() {
   if (config_.method != DraftMethod::kProposed || !cost_now_.known()) return;
   const InFlightStep& flight = flights_.back();
   const int first = step_.num_prompts;
@@ -172,8 +172,8 @@ void Executor::cut_brought_drafts() {
     RequestRecord& request = *flight.places[first + i].request;
     const Slot* slot = request.host_slot;
     const int allowed = staged(staging_.max_drafts)[first + i];
-    const BroughtDraft* drafts =
-        slot->method == SlotMethod::kBrought ? request.host_slot->brought_draft() : nullptr;
+    const ProposedDraft* drafts =
+        slot->method == SlotMethod::kProposed ? request.host_slot->proposed_draft() : nullptr;
     const bool decided = request.proposal != nullptr || request.weighed;
     const bool current = drafts != nullptr && drafts->len == slot->len && !decided;
     const int count = current ? std::min(allowed, drafts->count) : 0;
@@ -210,7 +210,7 @@ const StepPlan* Executor::build() {
   plan.num_requests = plan.num_rows = plan.num_logit_rows = plan.num_prefill_rows = 0;
   plan.needs_logits = false;
   plan.cu_rows[0] = plan.cu_logits[0] = 0;
-  cut_brought_drafts();
+  cut_proposed_drafts();
   InFlightStep& flight = flights_.back();
   for (std::size_t b = 0; b < flight.places.size(); ++b) {
     build_place(flight.places[b], static_cast<int>(b));

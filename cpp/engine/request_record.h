@@ -87,7 +87,7 @@ struct RequestRecord {
   int predicted_drafts = 0;                 // of one step, at most
   DraftOffer offer;                         // the slot is the host's: what was found for the step
   int draft_limit = 0;                      // weighed: drafts of the step to be planned
-  std::vector<double> survival;             // of drafts that operations brought
+  std::vector<double> survival;             // of drafts that operations proposed
   int published = 0;                        // tokens of the history that the public pool has
   std::unique_ptr<Proposal> external;       // drafts behind the prompt, until they are planned
   std::unique_ptr<Proposal> proposal;       // for the next decode step

@@ -52,7 +52,7 @@ __global__ void __launch_bounds__(kWarpThreads) pack_kernel(const PackDraftsPara
   pack_growth(team, p, b, first);
 }
 
-__global__ void __launch_bounds__(kWarpThreads) bring_kernel(const BringGrowthsParams p) {
+__global__ void __launch_bounds__(kWarpThreads) propose_kernel(const ProposeGrowthsParams p) {
   gpu::grid_dependency_wait();
   gpu::launch_dependents();
   const int b = static_cast<int>(blockIdx.x);
@@ -61,8 +61,8 @@ __global__ void __launch_bounds__(kWarpThreads) bring_kernel(const BringGrowthsP
   Slot* slot = p.slots.at(id);
   const std::int32_t len = slot_len_to_draft(slot, kMaxDraftLen);
   if (len == 0) return;
-  bring_growth(WarpTeam{}, p.growths + b, len, slot->brought_draft(),
-               gpu::dynamic_shared<DraftGrowthScratch>());
+  propose_growth(WarpTeam{}, p.growths + b, len, slot->proposed_draft(),
+                 gpu::dynamic_shared<DraftGrowthScratch>());
 }
 
 }  // namespace
@@ -78,9 +78,9 @@ void pack_drafts(const PackDraftsParams& p) {
               p.exec.stream, gpu::LaunchOptions{.dependent = true}, p);
 }
 
-void bring_growths(const BringGrowthsParams& p) {
+void propose_growths(const ProposeGrowthsParams& p) {
   if (p.num_requests == 0) return;
-  gpu::launch(bring_kernel, dim3(static_cast<unsigned>(p.num_requests)), dim3(kWarpThreads),
+  gpu::launch(propose_kernel, dim3(static_cast<unsigned>(p.num_requests)), dim3(kWarpThreads),
               sizeof(DraftGrowthScratch), p.exec.stream, gpu::LaunchOptions{.dependent = true}, p);
 }
 

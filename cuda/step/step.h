@@ -12,14 +12,14 @@ namespace specdec::cuda {
 
 void draft_step(const DraftStepParams& params);
 void commit_step(const CommitStepParams& params);
-void bring_drafts(const BringDraftsParams& params);
+void propose_drafts(const ProposeDraftsParams& params);
 void recent_tokens(const RecentTokensParams& params);
 void keep_hidden(const KeepHiddenParams& params);
 void grow_beams(const GrowBeamsParams& params);
 void merge_beams(const MergeBeamsParams& params);
 void grow_drafts(const GrowDraftsParams& params);
 void pack_drafts(const PackDraftsParams& params);
-void bring_growths(const BringGrowthsParams& params);
+void propose_growths(const ProposeGrowthsParams& params);
 void build_step(const BuildStepParams& params);
 void pack_mask(const PackMaskParams& params);
 

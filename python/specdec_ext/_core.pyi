@@ -50,8 +50,6 @@ __all__: list[str] = [
     "backend_memory",
     "backend_names",
     "best_scores",
-    "bring_drafts",
-    "bring_growths",
     "build_step",
     "commit_step",
     "compact_kv",
@@ -77,6 +75,8 @@ __all__: list[str] = [
     "pack_drafts",
     "pack_mask",
     "plan_workspace",
+    "propose_drafts",
+    "propose_growths",
     "random_uniform",
     "recent_tokens",
     "rms_norm",
@@ -1064,7 +1064,7 @@ class BeamSearch:
         """
         scores float32 [num_rows, V], its index's token from token_ids int32 [V], None: the index.
         """
-    def bring(
+    def propose(
         self,
         layout: SlotLayout,
         slots: typing.Any,
@@ -1428,37 +1428,6 @@ def best_scores(scores: typing.Any, out: typing.Any) -> None:
     Write the indices of the k largest of each row of ``scores`` float32 [rows, V] into ``out`` int32 [rows, k], the largest first, of equal ones the lower index. A NaN is above everything.
     """
 
-def bring_drafts(
-    layout: SlotLayout,
-    slots: typing.Any,
-    slot_ids: typing.Any,
-    tokens: typing.Any,
-    parents: typing.Any = None,
-    *,
-    survival: typing.Any = None,
-    counts: typing.Any = None,
-    vocab_size: typing.SupportsInt | typing.SupportsIndex,
-    backend: typing.Any = None,
-    stream: typing.SupportsInt | typing.SupportsIndex = 0,
-    status: typing.Any = None,
-) -> None:
-    """
-    See specdec_ext.ops.bring_drafts.
-    """
-
-def bring_growths(
-    layout: SlotLayout,
-    slots: typing.Any,
-    slot_ids: typing.Any,
-    growths: typing.Any,
-    *,
-    backend: typing.Any = None,
-    stream: typing.SupportsInt | typing.SupportsIndex = 0,
-) -> None:
-    """
-    See specdec_ext.ops.bring_growths.
-    """
-
 def build_step(
     parents: typing.Any,
     page_table: typing.Any,
@@ -1788,6 +1757,37 @@ def plan_workspace(
 ) -> dict[str, typing.Any]:
     """
     See specdec_ext.ops.plan_workspace.
+    """
+
+def propose_drafts(
+    layout: SlotLayout,
+    slots: typing.Any,
+    slot_ids: typing.Any,
+    tokens: typing.Any,
+    parents: typing.Any = None,
+    *,
+    survival: typing.Any = None,
+    counts: typing.Any = None,
+    vocab_size: typing.SupportsInt | typing.SupportsIndex,
+    backend: typing.Any = None,
+    stream: typing.SupportsInt | typing.SupportsIndex = 0,
+    status: typing.Any = None,
+) -> None:
+    """
+    See specdec_ext.ops.propose_drafts.
+    """
+
+def propose_growths(
+    layout: SlotLayout,
+    slots: typing.Any,
+    slot_ids: typing.Any,
+    growths: typing.Any,
+    *,
+    backend: typing.Any = None,
+    stream: typing.SupportsInt | typing.SupportsIndex = 0,
+) -> None:
+    """
+    See specdec_ext.ops.propose_growths.
     """
 
 def random_uniform(

@@ -17,7 +17,7 @@ def on_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     operations that a device runs, one after another over the CPU's buffers."""
 
     monkeypatch.setattr(
-        build.EngineBuilder, "_on_stream", property(lambda b: b._scheduler.run_ahead is not None)
+        build.EngineBuilder, "_on_stream", property(lambda b: b._scheduler.overlap_depth != "auto")
     )
     # In the calling thread, where a recorder of torch's operations sees them.
     monkeypatch.setattr(Worker, "run", lambda self, call: call())

@@ -14,8 +14,8 @@ from specdec_ext import _core
 from specdec_ext.config.engine import LookaheadDecodingConfig, NGramDecodingConfig
 from specdec_ext.config.parse import SpeculativeConfig
 from specdec_ext.engine.loop import EngineLoop
-from specdec_ext.engine.overlap import HostForward, ImmediateStream, RunAheadPipeline
-from specdec_ext.engine.overlap.loop import RunAheadLoop
+from specdec_ext.engine.overlap import HostForward, ImmediateStream, OverlapPipeline
+from specdec_ext.engine.overlap.loop import OverlapLoop
 from specdec_ext.request.resolve import EngineLimits
 from specdec_ext.request.sampling_params import SamplingParams
 
@@ -72,7 +72,7 @@ def make_engine(
     eos: tuple[int, ...] = (),
     calibrate: Any = None,
     with_tokenizer: bool = True,
-    run_ahead: int | None = None,
+    overlap_depth: int | None = None,
     max_seq_len: int = 256,
     **options: Any,
 ) -> EngineLoop:
@@ -92,17 +92,17 @@ def make_engine(
         num_pages=num_pages, tokens_per_block=page_size,
     )  # fmt: skip
     text = tokenizer() if with_tokenizer else None
-    if run_ahead is not None:
+    if overlap_depth is not None:
         ahead = _core.Executor(
             vocab_size=VOCAB, max_batch_size=max_batch_size, max_seq_len=max_seq_len,
-            max_num_tokens=128, num_pages=num_pages, page_size=page_size, overlap_depth=run_ahead,
-            check_integrity=True, **how,
+            max_num_tokens=128, num_pages=num_pages, page_size=page_size,
+            overlap_depth=overlap_depth, check_integrity=True, **how,
         )  # fmt: skip
         forward = HostForward(model, ahead, page_size=page_size, num_pages=num_pages)
-        pipeline = RunAheadPipeline(
+        pipeline = OverlapPipeline(
             ahead, forward, model.k_pages, model.v_pages, stream=ImmediateStream()
         )
-        return RunAheadLoop(pipeline, model, limits=limits, tokenizer=text)
+        return OverlapLoop(pipeline, model, limits=limits, tokenizer=text)
     executor = _core.Executor(
         model.k_pages, model.v_pages, vocab_size=VOCAB, max_batch_size=max_batch_size,
         max_seq_len=max_seq_len, max_num_tokens=128, check_integrity=True,

@@ -58,7 +58,7 @@ class Guesser:
         if self.hostile and self.rng.random() < 0.1:
             self.seen["raised"] += 1
             raise RuntimeError("no drafts today")
-        ops.bring_drafts(
+        ops.propose_drafts(
             inputs.layout, inputs.slots, inputs.slot_ids, tokens, parents,
             vocab_size=self.function.vocab, status=torch.zeros(count, dtype=torch.int32),
         )  # fmt: skip

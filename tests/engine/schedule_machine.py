@@ -26,7 +26,7 @@ from hypothesis.stateful import (
 from stream_driver import FakeRecorder, stream_hash_engine
 
 from hash_target import HashFunction
-from specdec_ext.engine.overlap import RunAheadPipeline
+from specdec_ext.engine.overlap import OverlapPipeline
 
 METHODS: dict[str, dict[str, Any]] = {
     "none": {"method": "none"},
@@ -88,7 +88,7 @@ class Schedule(RuleBasedStateMachine):
     """
 
     method = "none"
-    pipeline: type[RunAheadPipeline] = RunAheadPipeline
+    pipeline: type[OverlapPipeline] = OverlapPipeline
     places: tuple[int | None, ...] = (None, 0, 1, 2)
     may_fail = True
     seen: Counter[str]

@@ -11,7 +11,7 @@ from stub_stream import StubStream
 
 from hash_target import POISON, HashFunction, HashModel
 from specdec_ext import _core
-from specdec_ext.engine.overlap import HostForward, ImmediateStream, RunAheadPipeline
+from specdec_ext.engine.overlap import HostForward, ImmediateStream, OverlapPipeline
 
 
 class StreamEngine(Engine):
@@ -31,7 +31,7 @@ class StreamEngine(Engine):
         v_pages: Any,
         *,
         stub: int | None = None,
-        pipeline: type[RunAheadPipeline] = RunAheadPipeline,
+        pipeline: type[OverlapPipeline] = OverlapPipeline,
         recorder: Any = None,
         drafter: Any = None,
         synthetic_acceptance_rates: Sequence[float] = (),

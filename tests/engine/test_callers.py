@@ -22,12 +22,12 @@ from specdec_ext.errors import EngineError
 from specdec_ext.request.sampling_params import SamplingParams
 from specdec_ext.text.progress import Progress
 
-ENGINES = [None, 0, 2]  # run_ahead
+ENGINES = [None, 0, 2]  # overlap_depth
 
 
 @pytest.mark.parametrize("ahead", ENGINES)
 def test_an_update_callback_that_raises_harms_nobody(ahead: int | None) -> None:
-    engine = make_engine(NGRAM, run_ahead=ahead)
+    engine = make_engine(NGRAM, overlap_depth=ahead)
     calls: list[int] = []
 
     def on_update(state: Any) -> None:
@@ -48,7 +48,7 @@ def test_an_update_callback_that_raises_harms_nobody(ahead: int | None) -> None:
 @pytest.mark.parametrize("ahead", ENGINES)
 def test_a_processor_with_a_gradient_works(ahead: int | None) -> None:
     weight = torch.nn.Parameter(torch.tensor(1.0))
-    engine = make_engine(NGRAM, run_ahead=ahead)
+    engine = make_engine(NGRAM, overlap_depth=ahead)
     params = SamplingParams(max_tokens=9, logits_processors=[lambda _, scores: scores * weight])
     states = [
         engine.submit(engine.resolve(PROMPTS[0], params)),
@@ -92,7 +92,7 @@ def test_a_processor_that_raises_on_a_rejected_branch_ends_nothing() -> None:
 
 @pytest.mark.parametrize("ahead", ENGINES)
 def test_steps_from_inside_a_step_are_refused(ahead: int | None) -> None:
-    engine = make_engine(NGRAM, run_ahead=ahead)
+    engine = make_engine(NGRAM, overlap_depth=ahead)
     refused: list[str] = []
 
     def call_back(tokens: list[int], scores: torch.Tensor) -> torch.Tensor:
@@ -115,7 +115,7 @@ def test_steps_from_inside_a_step_are_refused(ahead: int | None) -> None:
 @pytest.mark.parametrize("started", [False, True])
 @pytest.mark.parametrize("ahead", ENGINES)
 def test_requests_whose_owner_is_gone_are_cancelled(ahead: int | None, started: bool) -> None:
-    engine = make_engine(NGRAM, run_ahead=ahead)
+    engine = make_engine(NGRAM, overlap_depth=ahead)
     groups = [
         RequestGroup(engine, engine.resolve(PROMPTS[i % 4], SamplingParams())) for i in range(50)
     ]
@@ -292,7 +292,7 @@ def test_rows_of_a_salt_do_not_depend_on_another_salts_past(ahead: int | None) -
     config = dataclasses.replace(NGRAM, adaptive=True)
 
     def make() -> EngineLoop:
-        engine = make_engine(config, run_ahead=ahead)
+        engine = make_engine(config, overlap_depth=ahead)
         engine.executor.set_step_cost([1, 2, 4, 8, 16, 32], [1.0, 1.2, 1.5, 2.1, 3.4, 6.0])
         return engine
 

@@ -179,11 +179,11 @@ def test_a_failing_pass_ends_its_requests_alone(
 def test_exact_rows_do_not_see_the_padding_of_steps_in_flight(
     folders: dict[str, Path], device: str
 ) -> None:
-    """A run-ahead step has as many rows as there may be; the text is that of a step of few."""
+    """An enqueued step has as many rows as there may be; the text is that of a step of few."""
     how: dict[str, Any] = {"dtype": "bfloat16", "numerics": "exact"}
     with open_llm(folders, device, **how) as llm:
         expected = tokens_of(llm.generate(PROMPTS, GREEDY, use_tqdm=False))
-    limits = {"max_batch_size": 3, "max_seq_len": 96, "max_num_tokens": 48, "run_ahead": 1}
+    limits = {"max_batch_size": 3, "max_seq_len": 96, "max_num_tokens": 48, "overlap_depth": 1}
     spec = LookaheadDecodingConfig(4, 3, 4, adaptive=False)
     with open_llm(folders, device, spec, scheduler_config=limits, **how) as llm:
         assert tokens_of(llm.generate(PROMPTS, GREEDY, use_tqdm=False)) == expected

@@ -358,7 +358,7 @@ def test_graphs_are_measured_before_both_pools_are_sized(
     with open_llm(folders, "near", where=where) as llm:
         assert run(llm, PROMPTS[:4], GREEDY) == plain["greedy"][:4]
         about = llm.get_metrics()
-    graphs = about["run_ahead"]["num_graphs"]
+    graphs = about["overlap"]["num_graphs"]
     assert graphs > 4 and log.count("record") == 2 * graphs
     assert about["memory"]["graph_bytes"] == EACH * graphs
 

@@ -366,8 +366,8 @@ def test_a_drafter_that_raises_costs_drafts_alone(
         assert check(llm, failures=True)["num_draft_tokens"] > 20
 
 
-def brought(inputs: Any, slot: int) -> list[tuple[int, float]]:
-    """(parent, estimate) of the drafts in a slot: cpp/algo/brought_draft.h."""
+def proposed(inputs: Any, slot: int) -> list[tuple[int, float]]:
+    """(parent, estimate) of the drafts in a slot: cpp/algo/proposed_draft.h."""
     words = inputs.on_torch().slots[slot].view(torch.int32)
     block = words[len(words) - 384 :]  # len, count, 127 tokens, parents and estimates, padding
     if int(block[0]) != int(words[0]):
@@ -378,7 +378,7 @@ def brought(inputs: Any, slot: int) -> list[tuple[int, float]]:
 
 
 def trees_of(models: Folders, method: str, where: Where, params: Any, adaptive: bool) -> list[Any]:
-    """Of every step, what the drafter brought; its estimates are asked for."""
+    """Of every step, what the drafter proposed; its estimates are asked for."""
     seen: list[Any] = []
     with open_llm(models, method, where) as llm:
         drafter = drafter_of(llm)
@@ -388,7 +388,7 @@ def trees_of(models: Folders, method: str, where: Where, params: Any, adaptive: 
 
         def watched(inputs: Any) -> None:
             draft(inputs)
-            seen.extend(brought(inputs, slot) for slot in inputs.slot_ids.tolist() if slot >= 0)
+            seen.extend(proposed(inputs, slot) for slot in inputs.slot_ids.tolist() if slot >= 0)
 
         def entered(slot: int, options: Any) -> None:  # no budget of the engine's is in the way
             enter(slot, {**options, "adaptive": adaptive} if options else options)

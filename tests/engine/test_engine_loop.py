@@ -133,7 +133,7 @@ def test_stop_token_and_end_token_at_every_offset(method: str) -> None:
 @pytest.mark.parametrize("depth", [None, 0, 1, 2])
 @pytest.mark.parametrize("method", METHODS)
 def test_streams_add_up(method: str, depth: int | None) -> None:
-    engine = make_engine(METHODS[method], run_ahead=depth)
+    engine = make_engine(METHODS[method], overlap_depth=depth)
     params = SamplingParams(max_tokens=60, stop=["\x00never"])
     state = engine.submit(engine.resolve(PROMPTS[0], params))
     text, ids, segments = "", [], []

@@ -38,7 +38,10 @@ def test_stop_strings_end_a_text_where_they_do_on_the_host(method: str, depth: i
     late = 0
     for stop in stops:
         params = SamplingParams(max_tokens=40, stop=stop, include_stop_str_in_output=True)
-        host, ahead = make_engine(METHODS[method]), make_engine(METHODS[method], run_ahead=depth)
+        host, ahead = (
+            make_engine(METHODS[method]),
+            make_engine(METHODS[method], overlap_depth=depth),
+        )
         for wanted, got in zip(
             run(host, PROMPTS, params), run(ahead, PROMPTS, params), strict=True
         ):
@@ -58,7 +61,10 @@ def test_stop_strings_end_a_text_where_they_do_on_the_host(method: str, depth: i
 @pytest.mark.parametrize("method", METHODS)
 def test_a_failing_forward_fails_its_step_only(method: str, depth: int | None) -> None:
     engine = make_engine(
-        METHODS[method], max_batch_size=2, run_ahead=depth, fails_at={3: RuntimeError("boom 17")}
+        METHODS[method],
+        max_batch_size=2,
+        overlap_depth=depth,
+        fails_at={3: RuntimeError("boom 17")},
     )
     states = [engine.submit(engine.resolve(p, SamplingParams(max_tokens=30))) for p in PROMPTS]
     engine.run(states)
@@ -86,7 +92,7 @@ def test_a_failing_forward_fails_its_step_only(method: str, depth: int | None) -
 def test_a_wrong_result_of_the_model_fails_the_step(
     result: Any, message: str, depth: int | None
 ) -> None:
-    engine = make_engine(run_ahead=depth)
+    engine = make_engine(overlap_depth=depth)
     good = engine.model.forward
     engine.model.forward = lambda plan: result(good(plan))
     state = engine.submit(engine.resolve([1, 2], SamplingParams()))
@@ -122,7 +128,7 @@ def test_ctrl_c_keeps_partial_output_and_the_engine(go_on: bool) -> None:
 @depths
 def test_ctrl_c_in_a_pass_leaves_the_step_whole(depth: int | None) -> None:
     """It strikes while a step runs or is enqueued; whoever steps next finds the step whole."""
-    engine = make_engine(NGRAM, run_ahead=depth)
+    engine = make_engine(NGRAM, overlap_depth=depth)
     forward = engine.model.forward
 
     struck: list[bool] = []
@@ -147,7 +153,7 @@ def test_ctrl_c_in_a_pass_leaves_the_step_whole(depth: int | None) -> None:
 
 @pytest.mark.parametrize(("depth", "stage"), list(itertools.product(DEPTHS, range(8))))
 def test_cancel_at_every_stage(depth: int | None, stage: int) -> None:
-    engine = make_engine(NGRAM, max_batch_size=2, run_ahead=depth)
+    engine = make_engine(NGRAM, max_batch_size=2, overlap_depth=depth)
     states = [engine.submit(engine.resolve(p, SamplingParams(max_tokens=25))) for p in PROMPTS]
     for _ in range(stage):
         engine.step()
@@ -166,7 +172,7 @@ def test_cancel_at_every_stage(depth: int | None, stage: int) -> None:
 
 
 def test_a_broken_device_ends_everybody() -> None:
-    engine = make_engine(run_ahead=1)
+    engine = make_engine(overlap_depth=1)
     states = [engine.submit(engine.resolve(p, SamplingParams())) for p in PROMPTS]
     engine.step()
 
@@ -204,7 +210,7 @@ def test_refusals_leave_the_engine_clean() -> None:
 
 @depths
 def test_closed_engine(depth: int | None) -> None:
-    engine = make_engine(run_ahead=depth)
+    engine = make_engine(overlap_depth=depth)
     state = engine.submit(engine.resolve([1], SamplingParams()))
     engine.step()
     engine.close()

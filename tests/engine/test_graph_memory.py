@@ -97,8 +97,8 @@ def test_pages_are_sized_by_what_graphs_leave(
     # All of them once to measure, once over the pages that were sized with that.
     assert count == 2 * at and count > 4
     assert memory.graph_bytes == at * EACH == about["memory"]["graph_bytes"]
-    assert about["run_ahead"]["graph_bytes"] == memory.graph_bytes
-    assert about["run_ahead"]["num_graphs"] == at
+    assert about["overlap"]["graph_bytes"] == memory.graph_bytes
+    assert about["overlap"]["num_graphs"] == at
     page = memory.tokens_per_block * memory.bytes_per_token
     lost = (eager.num_pages - memory.num_pages) * page
     assert abs(lost - 0.5 * memory.graph_bytes) <= page

@@ -35,8 +35,8 @@ ENGINES: dict[str, Callable[[], EngineLoop]] = {
     "plain": make_engine,
     "ngram": lambda: make_engine(NGRAM),
     "lookahead": lambda: make_engine(LOOKAHEAD),
-    "run-ahead 0": lambda: make_engine(NGRAM, run_ahead=0),
-    "run-ahead 2": lambda: make_engine(NGRAM, run_ahead=2),
+    "run-ahead 0": lambda: make_engine(NGRAM, overlap_depth=0),
+    "run-ahead 2": lambda: make_engine(NGRAM, overlap_depth=2),
 }
 
 

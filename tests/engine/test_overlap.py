@@ -2,7 +2,7 @@
 
 Texts are compared by random programs (test_schedules.py). The stub stream runs enqueued work as
 late or as early as is legal. The bookkeeping alone, and mistakes in it, are the subject of
-tests/cpp/test_run_ahead.cc.
+tests/cpp/test_overlap.cc.
 """
 
 from __future__ import annotations

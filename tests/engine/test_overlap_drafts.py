@@ -1,4 +1,4 @@
-"""Drafts that operations on the stream bring: whatever a drafter says, the tokens are the target's.
+"""Drafts proposed on the stream: whatever a drafter says, the tokens are the target's.
 
 The drafter guesses from the last two tokens, as hash_target's function mostly goes on, and adds
 siblings, entries that are no drafts and whole steps of nonsense. Its trees are checked against

@@ -63,7 +63,7 @@ def test_a_python_processor_says_the_same(method: str, depth: int) -> None:
     ]  # fmt: skip
     answers = []
     for ahead in (None, depth):
-        engine = make_engine(LOOP_METHODS[method], run_ahead=ahead)
+        engine = make_engine(LOOP_METHODS[method], overlap_depth=ahead)
         states = [engine.submit(engine.resolve(p, s)) for p, s in zip(PROMPTS, params, strict=True)]
         engine.run(states)
         outputs = [s.snapshot().outputs[0] for s in states]
@@ -80,7 +80,7 @@ def test_a_failing_processor_ends_its_request_alone(depth: int) -> None:
             raise KeyError("tired")
         return scores
 
-    engine = make_engine(LOOP_METHODS["ngram"], run_ahead=depth)
+    engine = make_engine(LOOP_METHODS["ngram"], overlap_depth=depth)
     bad = engine.submit(
         engine.resolve(PROMPTS[0], SamplingParams(max_tokens=30, logits_processors=[fails]))
     )
@@ -102,7 +102,7 @@ def test_ctrl_c_in_a_processor_keeps_the_engine(depth: int) -> None:
             raise KeyboardInterrupt
         return scores
 
-    engine = make_engine(run_ahead=depth)
+    engine = make_engine(overlap_depth=depth)
     state = engine.submit(
         engine.resolve(PROMPTS[0], SamplingParams(max_tokens=30, logits_processors=[interrupts]))
     )
@@ -118,7 +118,7 @@ def test_ctrl_c_in_a_processor_keeps_the_engine(depth: int) -> None:
 @pytest.mark.parametrize("depth", DEPTHS)
 def test_cancelled_while_its_scores_are_in_flight(depth: int) -> None:
     for stage in range(6):
-        engine = make_engine(run_ahead=depth)
+        engine = make_engine(overlap_depth=depth)
         params = SamplingParams(max_tokens=30, logits_processors=[reversing])
         victim, other = (engine.submit(engine.resolve(p, params)) for p in PROMPTS[:2])
         for _ in range(stage):

@@ -71,7 +71,7 @@ def test_the_command_line_checks_before_a_model_is_loaded() -> None:
         args = parser.parse_args(["--run-ahead", "1", "--no-enforce-eager", *drafting])
         settings = llm_kwargs(args)
         scheduler = settings["scheduler_config"]
-        assert (scheduler.run_ahead, scheduler.enforce_eager) == (1, False)
+        assert (scheduler.overlap_depth, scheduler.enforce_eager) == (1, False)
     assert isinstance(settings["speculative_config"], ReDrafterDecodingConfig)
     assert settings["speculative_config"].greedy_search is False
 

@@ -11,10 +11,10 @@ from schedule_machine import METHODS, Schedule, run_programs
 from stream_driver import stream_hash_engine
 
 from hash_target import HashFunction
-from specdec_ext.engine.overlap import RunAheadPipeline, StepTensors
+from specdec_ext.engine.overlap import OverlapPipeline, StepTensors
 
 
-class ReadsTooEarly(RunAheadPipeline):
+class ReadsTooEarly(OverlapPipeline):
     """Delivers without waiting for the step's event."""
 
     def step(self) -> list[Any] | None:
@@ -23,7 +23,7 @@ class ReadsTooEarly(RunAheadPipeline):
         return super().step()
 
 
-class ReadsBackFirst(RunAheadPipeline):
+class ReadsBackFirst(OverlapPipeline):
     """The copy of the results is enqueued before the commit that writes them."""
 
     def _run(self, g: Any) -> None:
@@ -34,7 +34,7 @@ class ReadsBackFirst(RunAheadPipeline):
         super()._run(self._held)
 
 
-class EntersLate(RunAheadPipeline):
+class EntersLate(OverlapPipeline):
     """Slots are written behind the step that begins their requests."""
 
     def _enqueue(self, planned: Any) -> None:
@@ -46,7 +46,7 @@ class EntersLate(RunAheadPipeline):
         self.stream.copy(self.buffers.staged, self.buffers.staging_ring[planned.ring, :words])
 
 
-class ForgetsCompaction(RunAheadPipeline):
+class ForgetsCompaction(OverlapPipeline):
     """K/V of accepted drafts stays where the tree had it."""
 
     def _commit(self, tensors: StepTensors, *decided: Any) -> None:
@@ -55,7 +55,7 @@ class ForgetsCompaction(RunAheadPipeline):
         self._pages = pages
 
 
-class ForgetsPromptRows(RunAheadPipeline):
+class ForgetsPromptRows(OverlapPipeline):
     """Rows of decoding requests are counted from the start of the step."""
 
     def _draft(self, g: Any, tensors: StepTensors) -> None:
@@ -64,7 +64,7 @@ class ForgetsPromptRows(RunAheadPipeline):
             tensors.step.cu_rows[g.prompts :] -= 1
 
 
-class SharedStaging(RunAheadPipeline):
+class SharedStaging(OverlapPipeline):
     """The step is staged from the place of the step before."""
 
     def _enqueue(self, planned: Any) -> None:
@@ -75,7 +75,7 @@ class SharedStaging(RunAheadPipeline):
         super()._enqueue(planned)
 
 
-class BadPages(RunAheadPipeline):
+class BadPages(OverlapPipeline):
     """A request's first page is lost on the way."""
 
     def _build(self, tensors: StepTensors) -> None:
@@ -83,7 +83,7 @@ class BadPages(RunAheadPipeline):
         super()._build(tensors)
 
 
-class LawsOfOthers(RunAheadPipeline):
+class LawsOfOthers(OverlapPipeline):
     """The laws of a step's requests are staged one place off."""
 
     def _accept(self, g: Any, tensors: StepTensors) -> None:
@@ -93,7 +93,7 @@ class LawsOfOthers(RunAheadPipeline):
         super()._accept(g, tensors)
 
 
-class RulesForgotten(RunAheadPipeline):
+class RulesForgotten(OverlapPipeline):
     """Every request is held to exact match."""
 
     def _accept(self, g: Any, tensors: StepTensors) -> None:
@@ -101,7 +101,7 @@ class RulesForgotten(RunAheadPipeline):
         super()._accept(g, tensors)
 
 
-class ScoresOfOthers(RunAheadPipeline):
+class ScoresOfOthers(OverlapPipeline):
     """Rows of scores stand one place off."""
 
     def _timed_forward(self, tensors: StepTensors) -> None:
@@ -110,7 +110,7 @@ class ScoresOfOthers(RunAheadPipeline):
             self._scores = self._scores.roll(1, 0)
 
 
-class ChoosesGreedily(RunAheadPipeline):
+class ChoosesGreedily(OverlapPipeline):
     """What sampled requests accept is thrown away: the commit walks the tree by best tokens."""
 
     def _commit(self, tensors: StepTensors, sampled: Any, accepted: Any) -> None:
@@ -131,7 +131,7 @@ class ChoosesGreedily(RunAheadPipeline):
         ScoresOfOthers,
     ],
 )
-def test_a_mistaken_pipeline_is_noticed(pipeline: type[RunAheadPipeline]) -> None:
+def test_a_mistaken_pipeline_is_noticed(pipeline: type[OverlapPipeline]) -> None:
     sampled = pipeline in (LawsOfOthers, ScoresOfOthers)
     method = "ngram" if sampled else "lookahead"
     with pytest.raises((AssertionError, RuntimeError, ValueError, IndexError)) as info:
@@ -140,9 +140,9 @@ def test_a_mistaken_pipeline_is_noticed(pipeline: type[RunAheadPipeline]) -> Non
     assert "AttributeError" not in str(info.value) and "TypeError" not in str(info.value)
 
 
-@pytest.mark.parametrize("pipeline", [RunAheadPipeline, RulesForgotten, ChoosesGreedily])
+@pytest.mark.parametrize("pipeline", [OverlapPipeline, RulesForgotten, ChoosesGreedily])
 def test_lossy_texts_are_the_hosts_or_the_pipeline_is_mistaken(
-    pipeline: type[RunAheadPipeline],
+    pipeline: type[OverlapPipeline],
 ) -> None:
     function = HashFunction(vocab=30, surprise=8, alphabet=4, seed=2)
     sizes = {"max_seq_len": 200, "max_num_tokens": 1024, "adaptive": False, **METHODS["ngram"]}
@@ -153,10 +153,10 @@ def test_lossy_texts_are_the_hosts_or_the_pipeline_is_mistaken(
         function, max_batch_size=3, stub=4, pipeline=pipeline, depth=1, **sizes
     )
     got = [d.tokens for d in engine.run(jobs, max_steps=2000)]
-    assert (got == wanted) == (pipeline is RunAheadPipeline)
+    assert (got == wanted) == (pipeline is OverlapPipeline)
 
 
-class Watching(RunAheadPipeline):
+class Watching(OverlapPipeline):
     """Fails when a slot is taken while a step that named it has not been read: the host's copy of
     its tree would be read when the next one is written there."""
 

@@ -119,14 +119,14 @@ def test_steps_in_flight_when_timing_begins_do_not_count() -> None:
 def test_an_engine_reports_them(models: Folders, plain_texts: dict[str, list[list[int]]]) -> None:
     with open_llm(models, "lookahead", Where("stream", 1)) as llm:
         assert texts_of(llm, GREEDY) == plain_texts["greedy"]
-        about = llm.get_metrics()["run_ahead"]
+        about = llm.get_metrics()["overlap"]
         assert about == {"depth": 1, "num_graphs": 0, "graph_bytes": 0, "step_times": None}
         llm.engine.time_steps()  # type: ignore[attr-defined]
         assert texts_of(llm, GREEDY) == plain_texts["greedy"]
-        sums = llm.get_metrics()["run_ahead"]["step_times"]
+        sums = llm.get_metrics()["overlap"]["step_times"]
         assert set(sums) == {"decode", "prefill"}
         for kind in sums.values():
             assert set(kind) == {"steps", "draft", "verify", "accept", "host"}
             assert all(value > 0 for value in kind.values())
     with open_llm(models, "lookahead") as llm:
-        assert "run_ahead" not in llm.get_metrics()
+        assert "overlap_depth" not in llm.get_metrics()

@@ -291,7 +291,7 @@ def page_table(rng: random.Random, note: Callable[[str], None]) -> None:
 
 # -- slots ----------------------------------------------------------------------------------------
 
-METHODS = ("none", "lookahead", "ngram", "brought")
+METHODS = ("none", "lookahead", "ngram", "proposed")
 
 
 @target
@@ -336,7 +336,7 @@ def slots(rng: random.Random, note: Callable[[str], None]) -> None:
             "cu_logits": i32(0, 1, 2), "sampled": i32(rng.randrange(V), rng.randrange(V)),
             "results": results, "path": path, "path_len": path_len,
         })  # fmt: skip
-        call(_core.bring_drafts, {
+        call(_core.propose_drafts, {
             "tokens": torch.ones(2, 4).int(), "parents": torch.tensor([[-1, 0, 0, 2]] * 2).int(),
             "counts": i32(4, 2), "vocab_size": V,
         })  # fmt: skip

@@ -19,7 +19,7 @@ from kernel_calls import int32
 from specdec_ext import ops
 
 VOCAB, COLUMNS, SENTINEL = 60, 40, -7
-LAYOUT = ops.SlotLayout(method="brought", max_seq_len=400)
+LAYOUT = ops.SlotLayout(method="proposed", max_seq_len=400)
 
 
 @dataclasses.dataclass
@@ -164,7 +164,7 @@ def grow_trees(target: Target, rng: random.Random) -> None:
         assert logit_rows.tolist() == needed
     slots = slots_of(target, requests)
     order = rng.sample(range(requests), requests)
-    ops.bring_growths(LAYOUT, slots, put(int32([*order])), growths, **where)
+    ops.propose_growths(LAYOUT, slots, put(int32([*order])), growths, **where)
     size = 128 * requests
     tokens, parents = (put(torch.zeros(size, dtype=torch.int32)) for _ in range(2))
     cu_rows = put(torch.zeros(requests + 1, dtype=torch.int32))
@@ -224,7 +224,7 @@ def test_as_many_children_as_there_may_be(target: Target) -> None:
         said = [list(zip(tokens, of, strict=True)) for tokens, of in rows]
         tree.grow(said, 64 if places == 1 else 0)
     slots = slots_of(target, 1)
-    ops.bring_growths(LAYOUT, slots, put(int32([0])), growths, backend=target.backend)
+    ops.propose_growths(LAYOUT, slots, put(int32([0])), growths, backend=target.backend)
     got = [put(torch.zeros(n, dtype=torch.int32)) for n in (128, 128, 2, 1)]
     ops.draft_step(LAYOUT, slots, put(int32([0])), tokens=got[0], parents=got[1], cu_rows=got[2],
                    kv_len=got[3], backend=target.backend)  # fmt: skip
@@ -283,4 +283,4 @@ def test_bad_rows_are_refused(changed: dict[str, Any], message: str) -> None:
 
 def test_trees_of_other_requests_are_refused() -> None:
     with pytest.raises(ValueError, match="growths has 3 requests, slot_ids 2"):
-        ops.bring_growths(LAYOUT, ops.make_slots(LAYOUT, 2), int32([0, 1]), ops.make_growths(3))
+        ops.propose_growths(LAYOUT, ops.make_slots(LAYOUT, 2), int32([0, 1]), ops.make_growths(3))

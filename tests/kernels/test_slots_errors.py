@@ -37,7 +37,7 @@ def test_a_request_that_no_slot_can_hold_is_refused(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"method": "medusa"}, "give 'none', 'lookahead', 'ngram', 'suffix' or 'brought'"),
+        ({"method": "medusa"}, "give 'none', 'lookahead', 'ngram', 'suffix' or 'proposed'"),
         ({"max_seq_len": 1}, "slots.max_seq_len = 1"),
         ({"lookahead": (7, 9, 40)}, "the limit is 127"),
         ({"method": "ngram", "max_matching_ngram_size": 17}, "slots.max_ngram = 17"),

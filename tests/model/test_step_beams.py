@@ -22,7 +22,7 @@ from specdec_ext.drafters.redrafter.packed_model import PackedRedrafter
 from specdec_ext.drafters.redrafter.slots import HostBeams, RedrafterDrafter
 from specdec_ext.models.place import Place
 
-LAYOUT = ops.SlotLayout(method="brought", max_seq_len=64)
+LAYOUT = ops.SlotLayout(method="proposed", max_seq_len=64)
 BEAMS, LENGTH, SLOTS = 4, 5, 6
 # Of each slot: beams, length, how deep its text lets a draft lie, drafts of a step.
 ASKED = [
@@ -78,7 +78,7 @@ class Slots:
         )  # fmt: skip
 
     def trees(self, step: list[int]) -> list[list[tuple[int, ...]]]:
-        """What a step drafts of what was brought, as paths; then it is forgotten."""
+        """What a step drafts of what was proposed, as paths; then it is forgotten."""
         inputs = self.inputs(step)
         slots = self.slots.clone()
         rows = 128 * len(step)
@@ -97,7 +97,7 @@ class Slots:
                 paths.append((*paths[parent], token))
             found.append(paths[1:])
         nothing = torch.full((len(step), 1), -1, dtype=torch.int32)
-        ops.bring_drafts(LAYOUT, self.slots, inputs.slot_ids, nothing, vocab_size=1)
+        ops.propose_drafts(LAYOUT, self.slots, inputs.slot_ids, nothing, vocab_size=1)
         return found
 
 

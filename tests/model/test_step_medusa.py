@@ -1,4 +1,4 @@
-"""Medusa's step drafter alone, on the CPU and as on a device: what it brings, from what, into what.
+"""Medusa's drafter alone, on the CPU and as on a device: what it proposes, from what, into what.
 
 The device is torch's CPU, or torch's "meta" device, which computes nothing and mixes with no other.
 Expected drafts come from the module in float64 and from trees as sets of paths.
@@ -89,16 +89,16 @@ def save(folder: Path, *, lm_head: str = "own", ids: Any = None, layers: int = 1
     return heads.requires_grad_(False)
 
 
-class Brought:
-    """In the place of `ops`: keeps what was brought. Who may draft wants to."""
+class Proposed:
+    """In the place of `ops`: keeps what was proposed. Who may draft wants to."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.calls: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]] = []
-        stub = SimpleNamespace(bring_drafts=self.bring_drafts, recent_tokens=self.recent_tokens)
+        stub = SimpleNamespace(propose_drafts=self.propose_drafts, recent_tokens=self.recent_tokens)
         for module in ("slots", "device_slots"):  # on the host, and on a device
             monkeypatch.setattr(f"specdec_ext.drafters.medusa.{module}.ops", stub)
 
-    def bring_drafts(
+    def propose_drafts(
         self, layout: Any, slots: Any, slot_ids: Any, tokens: Any, parents: Any, *,
         survival: Any, counts: Any = None, vocab_size: int, backend: Any = None, status: Any,
     ) -> None:  # fmt: skip
@@ -153,7 +153,7 @@ def test_drafts_are_the_heads_best_guesses(
     largest = [[i] for i in range(22)] + [[i, j] for i in range(22) for j in range(4)]
     config = MedusaDecodingConfig(tmp_path, largest)
     drafter = make_drafter(config, target, max_requests=SLOTS)
-    brought = Brought(monkeypatch)
+    proposed = Proposed(monkeypatch)
     trees: dict[int, list[ref.Path]] = {slot: [] for slot in range(SLOTS)}
     hidden = torch.zeros(SLOTS, HIDDEN)
     buffers = None
@@ -167,15 +167,15 @@ def test_drafts_are_the_heads_best_guesses(
         most = [rng.choice([0, 1, 3, 20, 110]) if slot >= 0 else 0 for slot in slots]
         width = max(1, *most)
         hidden.copy_(torch.randn(SLOTS, HIDDEN))
-        brought.calls.clear()
+        proposed.calls.clear()
         kept = hidden.numpy() if place.is_cpu else hidden
         drafter.draft(inputs_of(slots, most, kept, width))
-        if not brought.calls:  # the CPU sees that nobody drafts
+        if not proposed.calls:  # the CPU sees that nobody drafts
             assert place.is_cpu and not any(
                 trees.get(s) and m for s, m in zip(slots, most, strict=True)
             )
             continue
-        ((tokens, parents, counts),) = brought.calls
+        ((tokens, parents, counts),) = proposed.calls
         for b, slot in enumerate(slots):
             nodes = trees[slot][: most[b] if place.is_cpu else width] if slot >= 0 else []
             top = best_of(heads, target, hidden[slot]) if nodes else []
@@ -201,7 +201,7 @@ def test_a_step_on_a_device_only_launches(
     """Every tensor lies there, none is made by a step, no value is read: "meta" has none."""
     save(tmp_path, **KINDS[kind])
     config = MedusaDecodingConfig(tmp_path, "mc_sim_7b_63", dtype=dtype)
-    brought = Brought(monkeypatch)
+    proposed = Proposed(monkeypatch)
     for place in (ELSEWHERE, DEVICE):
         target = Target(place, torch.bfloat16)
         drafter = make_drafter(config, target, max_requests=SLOTS)
@@ -215,9 +215,9 @@ def test_a_step_on_a_device_only_launches(
         exempt = {"aten::_to_copy", "aten::permute"} if kind == "the target's" else set()  # Target
         assert seen.names <= LAUNCHED | VIEWS | exempt
         assert drafter.stats() == made and made["buffer_bytes"] > 0
-    devices = {t.device.type for call in brought.calls[:4] for t in call if t is not None}
+    devices = {t.device.type for call in proposed.calls[:4] for t in call if t is not None}
     assert devices == {"meta"}
-    assert [tuple(call[0].shape) for call in brought.calls[:4]] == [
+    assert [tuple(call[0].shape) for call in proposed.calls[:4]] == [
         (3, 1),
         (3, 3),
         (3, 63),
@@ -232,7 +232,7 @@ def test_the_cpu_asks_the_heads_for_what_a_step_can_use(
     drafter: Any = make_drafter(
         MedusaDecodingConfig(tmp_path, "mc_sim_7b_63"), Target(CPU), max_requests=3
     )
-    Brought(monkeypatch)
+    Proposed(monkeypatch)
     asked: list[tuple[int, int, int]] = []
     top = drafter._heads.top
 
@@ -261,7 +261,7 @@ def test_an_adaptive_request_brings_the_likeliest_nodes_first(
     heads, target = save(tmp_path), Target(DEVICE)
     config = MedusaDecodingConfig(tmp_path, [[0], [1], [2], [0, 0], [1, 0], [0, 1], [0, 0, 1]])
     drafter = make_drafter(config, target, max_requests=2)
-    brought = Brought(monkeypatch)
+    proposed = Proposed(monkeypatch)
     given = config.medusa_choices
     # By the rates that save() notes: 0.4, 0.2, 0.2, 0.1, 0.1, 0.06, 0.04.
     best = [(0,), (1,), (0, 0), (2,), (1, 0), (0, 0, 1), (0, 1)]
@@ -271,7 +271,7 @@ def test_an_adaptive_request_brings_the_likeliest_nodes_first(
     drafter.draft(inputs_of([0, 1], [9, 9], hidden, 9))
     for slot, nodes in enumerate((best, list(given))):
         wanted = ref.draft_tokens(nodes, best_of(heads, target, hidden[slot]))
-        assert brought.calls[0][0][slot].tolist() == wanted
+        assert proposed.calls[0][0][slot].tolist() == wanted
 
 
 def test_orders_are_trees_of_falling_worth() -> None:

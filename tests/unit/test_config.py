@@ -171,7 +171,7 @@ def test_spellings_of_the_overlap_depth(given: dict[str, Any], depth: object) ->
     for config in (SchedulerConfig(**given), parse_scheduler_config(given)):
         assert config.overlap_depth == depth
         assert type(config.overlap_depth) is type(depth)
-        assert config.run_ahead == (None if depth == "auto" else depth)
+        assert config.resolved_depth == (0 if depth == "auto" else depth)
         assert config.to_dict()["overlap_depth"] == depth
 
 

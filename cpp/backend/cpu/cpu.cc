@@ -27,14 +27,14 @@ const Backend& cpu_backend() {
     b.linear = cpu::linear;
     b.draft_step = cpu::draft_step;
     b.commit_step = cpu::commit_step;
-    b.bring_drafts = cpu::bring_drafts;
+    b.propose_drafts = cpu::propose_drafts;
     b.recent_tokens = cpu::recent_tokens;
     b.keep_hidden = cpu::keep_hidden;
     b.grow_beams = cpu::grow_beams;
     b.merge_beams = cpu::merge_beams;
     b.grow_drafts = cpu::grow_drafts;
     b.pack_drafts = cpu::pack_drafts;
-    b.bring_growths = cpu::bring_growths;
+    b.propose_growths = cpu::propose_growths;
     b.sample_rows = cpu::sample_rows;
     b.accept_step = cpu::accept_step;
     b.synthetic_step = cpu::synthetic_step;

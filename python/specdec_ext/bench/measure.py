@@ -209,7 +209,7 @@ def series(calls: Sequence[Call]) -> dict[str, Any]:
 def step_times(
     llm: Any, prompts: Sequence[Sequence[int]], params: SamplingParams
 ) -> dict[str, Any] | None:
-    """Where a step's time goes, of two more calls, the first not counted; None without run-ahead.
+    """Where a step's time goes, of two more calls, the first not counted. None on the CPU.
 
     Returns {"decode": {"steps", "draft_ms", "verify_ms", "accept_ms", "host_ms"}, "prefill": ...}:
     means per step. These calls are none of those whose latency is reported.
@@ -221,7 +221,7 @@ def step_times(
         time_steps()
         one_call(llm, prompts, params)
     report = {}
-    for kind, sums in llm.get_metrics()["run_ahead"]["step_times"].items():
+    for kind, sums in llm.get_metrics()["overlap"]["step_times"].items():
         steps = sums.pop("steps")
         means = {f"{part}_ms": ratio(1e3 * seconds, steps) for part, seconds in sums.items()}
         report[kind] = {"steps": steps, **means}

@@ -291,7 +291,7 @@ class SchedulerConfig(_Config):
                             out the newest gives its own back and computes its K/V again when there
                             is room (docs/scheduling.md). Texts are the same
     enable_chunked_prefill  split prompts over several steps
-    overlap_depth           steps that are enqueued while one is read, 0..2 (docs/run_ahead.md);
+    overlap_depth           steps that are enqueued while one is read, 0..2 (docs/overlap.md);
                             "auto": each step is read before the next is planned, every request and
                             drafter is served. Other spellings: run_ahead (None is "auto"), vLLM's
                             async_scheduling (True is 1, False is 0), TensorRT-LLM's
@@ -349,9 +349,6 @@ class SchedulerConfig(_Config):
             )
 
     @property
-    def run_ahead(self) -> int | None:
-        """The depth that was asked for; None, of "auto": the executor of the host.
-
-        The one place that says which executor a configuration means.
-        """
-        return None if self.overlap_depth == "auto" else self.overlap_depth
+    def resolved_depth(self) -> int:
+        """Steps that are enqueued while one is read; "auto" is none."""
+        return 0 if self.overlap_depth == "auto" else self.overlap_depth

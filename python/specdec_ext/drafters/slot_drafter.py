@@ -130,7 +130,7 @@ class SlotDrafter(Protocol):
         ...
 
     def draft(self, inputs: DraftInputs) -> None:
-        """Bring drafts (``ops.bring_drafts``) for the requests of a step that may draft."""
+        """Propose drafts (``ops.propose_drafts``) for the requests of a step that may draft."""
         ...
 
     def stats(self) -> Mapping[str, Any]:

@@ -173,7 +173,7 @@ class EngineBuilder:
 
     def _make_enqueued(self, drafter: SlotDrafter | None) -> EngineLoop:
         from .overlap.build import make_pipeline
-        from .overlap.loop import RunAheadLoop
+        from .overlap.loop import OverlapLoop
 
         pipeline = make_pipeline(
             self.model,
@@ -191,7 +191,7 @@ class EngineBuilder:
         calibrate = None
         if self._speculative is not None:
             calibrate = self._served_cost(pipeline.executor)
-        return RunAheadLoop(
+        return OverlapLoop(
             pipeline,
             self.model,
             limits=self._limits(),

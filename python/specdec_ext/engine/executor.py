@@ -35,7 +35,7 @@ def make_executor(
         max_num_tokens=memory.max_num_tokens,
         num_pages=memory.num_pages,
         page_size=memory.tokens_per_block,
-        overlap_depth=scheduler.run_ahead or 0,
+        overlap_depth=scheduler.resolved_depth,
         policy=scheduler.policy,
         enable_chunked_prefill=scheduler.enable_chunked_prefill,
         **drafting,

@@ -46,7 +46,7 @@ class MemoryPlan:
     draft_num_pages: int = 0
     draft_bytes_per_token: int = 0
     draft_pool_bytes: int = 0
-    # CUDA graphs of run-ahead, measured before the pages were sized; 0: there are none.
+    # CUDA graphs of steps, measured before the pages were sized; 0: there are none.
     graph_bytes: int = 0
 
     def to_dict(self) -> dict[str, Any]:

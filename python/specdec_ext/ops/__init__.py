@@ -35,9 +35,9 @@ from specdec_ext.ops.accept import (
 )
 from specdec_ext.ops.attention import spec_attention, step_attention
 from specdec_ext.ops.beams import grow_beams, merge_beams
-from specdec_ext.ops.brought_drafts import bring_drafts, keep_hidden, recent_tokens
-from specdec_ext.ops.growth import bring_growths, grow_drafts, make_growths, pack_drafts
+from specdec_ext.ops.growth import grow_drafts, make_growths, pack_drafts, propose_growths
 from specdec_ext.ops.kv import append_kv, compact_kv, rope_append_kv, step_append_kv
+from specdec_ext.ops.proposed_drafts import keep_hidden, propose_drafts, recent_tokens
 from specdec_ext.ops.rows import gated_activation, linear, linear_scratch_bytes, rms_norm
 from specdec_ext.ops.slots import (
     SlotResult,
@@ -82,8 +82,6 @@ __all__ = [
     "append_kv",
     "argmax",
     "backend_names",
-    "bring_drafts",
-    "bring_growths",
     "build_step",
     "commit_step",
     "compact_kv",
@@ -108,6 +106,8 @@ __all__ = [
     "pack_mask",
     "pick_attention",
     "plan_workspace",
+    "propose_drafts",
+    "propose_growths",
     "read_results",
     "recent_tokens",
     "register_torch_library",

@@ -1,7 +1,7 @@
 """Beam search on a step's stream: depths of all requests at once, then draft trees.
 
 per depth: a network's scores, torch.topk, grow_beams, the states of the rows that continue
-merge_beams -> bring_drafts
+merge_beams -> propose_drafts
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def merge_beams(
 
     Shapes   tokens, parents, log_probs, reached as ``grow_beams`` wrote them.
     Writes   draft_tokens, draft_parents [D, length * width] int32 and counts [D] int32, as
-             ``bring_drafts`` takes them: the likeliest drafts first, -1 behind the last.
+             ``propose_drafts`` takes them: the likeliest drafts first, -1 behind the last.
              draft_nodes [D, length * width] int32: for each of the counts [b] drafts, depth * width
              + place of its node; None: not wanted.
     Raises   ValueError or TypeError naming the argument, what it is and what it has to be.

@@ -2,7 +2,7 @@
 
 the model's pass over the texts, torch.topk, grow_drafts(begins=True)
 per further level: pack_drafts, build_step, the model's pass, torch.topk, grow_drafts
-bring_growths
+propose_growths
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def pack_drafts(
     )
 
 
-def bring_growths(
+def propose_growths(
     layout: SlotLayout,
     slots: Tensor,
     slot_ids: Tensor,
@@ -105,12 +105,12 @@ def bring_growths(
     *,
     backend: str | None = None,
 ) -> None:
-    """The trees into the requests' slots, as ``bring_drafts``: the most valuable drafts first, and
-    what each is worth as its estimate.
+    """The trees into the requests' slots, as ``propose_drafts``: the most valuable drafts first,
+    and what each is worth as its estimate.
 
-    Shapes   slots, slot_ids [D] as in ``bring_drafts``; growths [D, bytes].
+    Shapes   slots, slot_ids [D] as in ``propose_drafts``; growths [D, bytes].
     Raises   ValueError or TypeError naming the argument, what it is and what it has to be.
     """
-    _core.bring_growths(
+    _core.propose_growths(
         layout, slots, slot_ids, growths, backend=backend, stream=stream_of(growths)
     )

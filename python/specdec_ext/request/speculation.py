@@ -61,8 +61,8 @@ def with_defaults(params: SamplingParams, engine: SpeculativeConfig | None) -> S
         return params
     asked = params.speculative_config
     off = asked is False or (isinstance(asked, Changes) and asked.get("max_draft_len") == 0)
-    brought = params.external_draft is not None or params.prediction is not None
-    if off or brought or params.acceptance != "exact_match":
+    proposed = params.external_draft is not None or params.prediction is not None
+    if off or proposed or params.acceptance != "exact_match":
         return params
     return dataclasses.replace(
         params,
@@ -143,8 +143,8 @@ def _refuse_without_speculation(params: SamplingParams) -> None:
         named = {name: value for name, value in asked.items() if value}
     elif asked is not None:
         named = {"speculative_config": asked}
-    brought = params.external_draft is not None or params.prediction is not None
-    if params.acceptance != "exact_match" and not brought:
+    proposed = params.external_draft is not None or params.prediction is not None
+    if params.acceptance != "exact_match" and not proposed:
         named["acceptance"] = params.acceptance
     for name, value in named.items():
         raise RequestError(

@@ -66,8 +66,8 @@ SUITES = {
         ("test_slots.py", "test_slots_sampled.py"),
         "emu and not fast",
     ),
-    "brought": Suite(
-        ("step/brought", "step/draft", "step/commit"), ("test_brought_drafts.py",), "emu"
+    "proposed": Suite(
+        ("step/brought", "step/draft", "step/commit"), ("test_proposed_drafts.py",), "emu"
     ),
     "beams": Suite(("step/beams",), ("test_beam_ops.py",), "emu"),
     "growth": Suite(("step/growth",), ("test_growth_ops.py",), "emu"),

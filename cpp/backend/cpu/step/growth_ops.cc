@@ -28,14 +28,14 @@ void pack_drafts(const PackDraftsParams& p) {
   }
 }
 
-void bring_growths(const BringGrowthsParams& p) {
+void propose_growths(const ProposeGrowthsParams& p) {
   DraftGrowthScratch scratch;
   for (std::int32_t b = 0; b < p.num_requests; ++b) {
     if (!p.slots.holds(p.slot_ids[b])) continue;
     Slot* slot = p.slots.at(p.slot_ids[b]);
     const std::int32_t len = slot_len_to_draft(slot, kMaxDraftLen);
     if (len == 0) continue;
-    bring_growth(SerialTeam{}, p.growths + b, len, slot->brought_draft(), &scratch);
+    propose_growth(SerialTeam{}, p.growths + b, len, slot->proposed_draft(), &scratch);
   }
 }
 

@@ -158,7 +158,7 @@ class DevicePasses:
                 above, share = survival[:, level - 1], self._share[:requests]
                 unknown = (above < 0) | (share < 0)
                 survival[:, level].copy_((above * share).masked_fill(unknown, -1.0))
-        ops.bring_drafts(
+        ops.propose_drafts(
             inputs.layout,
             inputs.slots,
             inputs.slot_ids,

@@ -145,7 +145,7 @@ class DeviceTrees:
         for level in range(1, levels):
             self._grow(self._follow(inputs, golden, lens, level), limits, level, levels)
         growths = self._growths[:requests]
-        ops.bring_growths(inputs.layout, inputs.slots, inputs.slot_ids, growths, backend=backend)
+        ops.propose_growths(inputs.layout, inputs.slots, inputs.slot_ids, growths, backend=backend)
 
     def _follow(self, inputs: DraftInputs, golden: Tensor, lens: Tensor, level: int) -> Tensor:
         """One pass: the golden tokens [D] and all opened nodes. Scores [D * width, V] behind those

@@ -113,7 +113,7 @@ class MedusaOnDevice:
         torch.index_select(self._parents[:, -1], 0, rows, out=counts)
         survival = self._buffer(self._survival, count, width)
         torch.index_select(self._worth[:, :width], 0, rows, out=survival)
-        ops.bring_drafts(
+        ops.propose_drafts(
             inputs.layout,
             inputs.slots,
             inputs.slot_ids,

@@ -177,7 +177,7 @@ class _OnHost:
             self._num_nodes += count
         self._num_proposals += len(chosen)
         self._num_steps += 1
-        ops.bring_drafts(
+        ops.propose_drafts(
             inputs.layout,
             inputs.slots,
             inputs.slot_ids,

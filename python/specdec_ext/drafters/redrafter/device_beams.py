@@ -211,7 +211,7 @@ class DeviceBeams:
         torch.gather(beams["log_probs"].view(count, -1), 1, node, out=survival).exp_()
         if inputs.needs_scores:
             self._take_laws(inputs, beams["parents"], node)
-        ops.bring_drafts(
+        ops.propose_drafts(
             inputs.layout, inputs.slots, inputs.slot_ids, drafts, parents, survival=survival,
             counts=counts, vocab_size=self._vocab_size, backend=self._backend,
             status=inputs.status,

@@ -101,7 +101,7 @@ class HostBeams:
             self._laws.has_probs[:] = 0
             self._laws.has_probs[drafting] = keeps
             laws = {"probs": self._laws.probs, "ids": self._laws.vocab_ids}
-        self._search.bring(
+        self._search.propose(
             inputs.layout,
             inputs.slots,
             [slots[b] for b in drafting],

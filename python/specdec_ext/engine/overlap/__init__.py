@@ -1,4 +1,4 @@
-"""Run-ahead: step t + 1 is enqueued before step t has been read (docs/run_ahead.md).
+"""Run-ahead: step t + 1 is enqueued before step t has been read (docs/overlap.md).
 
 The C++ executor keeps the books (``_core.Executor``); this package owns what needs a
 stream: the tensors of a step, the order of its operations, events.
@@ -16,7 +16,7 @@ from specdec_ext.engine.overlap.graphs import (
     choose_bucket,
     make_buckets,
 )
-from specdec_ext.engine.overlap.pipeline import RunAheadPipeline
+from specdec_ext.engine.overlap.pipeline import OverlapPipeline
 from specdec_ext.engine.overlap.step_times import PARTS, StepTimes
 from specdec_ext.engine.overlap.streams import CudaStream, Event, ImmediateStream, Mark, Stream
 
@@ -32,7 +32,7 @@ __all__ = [
     "HostForward",
     "ImmediateStream",
     "Mark",
-    "RunAheadPipeline",
+    "OverlapPipeline",
     "StepBuffers",
     "StepTensors",
     "StepTimes",

@@ -25,7 +25,7 @@ from . import (
     GraphRecorder,
     HostForward,
     ImmediateStream,
-    RunAheadPipeline,
+    OverlapPipeline,
     Stream,
 )
 
@@ -54,8 +54,8 @@ def device_bytes(
     vocab_size: int,
     hidden_bytes: int = 0,
 ) -> int:
-    """What run-ahead keeps on the device beside the model and the pages: mostly the slots, and the
-    scores of one step.
+    """What enqueued steps keep on the device besides the model and the pages: mostly the slots,
+    and the scores of one step.
 
     hidden_bytes  of the hidden state that a drafter needs of each request
     memory        a plan whose sizes of steps are final; its pages are not looked at
@@ -146,10 +146,9 @@ def make_pipeline(
     adaptive: bool = False,
     enable_block_reuse: bool = False,
     synthetic_rates: Sequence[float] = (),
-) -> RunAheadPipeline:
-    """scheduler  run_ahead is set
-    drafting   the executor's keywords for how drafts are made
-    drafter    brings the drafts, where `drafting` says that they come from outside
+) -> OverlapPipeline:
+    """drafting   the executor's keywords for how drafts are made
+    drafter    proposes the drafts, where `drafting` says that they come from outside
     adaptive   draft budgets follow what was accepted
     enable_block_reuse  requests start from published pages
     synthetic_rates     of synthetic acceptance; (): acceptance is real
@@ -177,7 +176,7 @@ def make_pipeline(
             num_pages=memory.num_pages,
             keeps_hidden=drafter is not None and drafter.needs_hidden,
         )
-    pipeline = RunAheadPipeline(
+    pipeline = OverlapPipeline(
         executor,
         forward,
         *pages,

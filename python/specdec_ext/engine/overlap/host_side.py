@@ -1,4 +1,4 @@
-"""What a step on a stream does for requests that the host decides (docs/run_ahead.md)."""
+"""What a step on a stream does for requests that the host decides (docs/overlap.md)."""
 
 from __future__ import annotations
 

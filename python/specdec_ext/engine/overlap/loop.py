@@ -7,21 +7,21 @@ from typing import TYPE_CHECKING, Any
 
 from ...log import logger
 from ..loop import EngineLoop
-from . import RunAheadPipeline
+from . import OverlapPipeline
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["RunAheadLoop"]
+__all__ = ["OverlapLoop"]
 
 
-class RunAheadLoop(EngineLoop):
-    """Drives a RunAheadPipeline; what it delivers goes the way of any step's outputs.
+class OverlapLoop(EngineLoop):
+    """Drives a OverlapPipeline; what it delivers goes the way of any step's outputs.
 
     A stop string is found when a step is read: what steps in flight bring after it is dropped.
     """
 
-    def __init__(self, pipeline: RunAheadPipeline, model: Any, **options: Any) -> None:
+    def __init__(self, pipeline: OverlapPipeline, model: Any, **options: Any) -> None:
         super().__init__(pipeline.executor, model, **options)
         self._pipeline = pipeline
         pipeline.process = self._process
@@ -68,7 +68,7 @@ class RunAheadLoop(EngineLoop):
         self._pipeline.measure_drafting()
 
     def time_steps(self) -> None:
-        """Take the time of the steps' parts from now on, from zero (docs/run_ahead.md)."""
+        """Take the time of the steps' parts from now on, from zero (docs/overlap.md)."""
         with self._steps.lock:
             self._pipeline.time_steps()
 
@@ -91,7 +91,7 @@ class RunAheadLoop(EngineLoop):
                 "failures": pipeline.draft_failures,
                 **drafter.stats(),
             }
-        return {**stats, "run_ahead": about}
+        return {**stats, "overlap": about}
 
     def close(self) -> None:
         super().close()

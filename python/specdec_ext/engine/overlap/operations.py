@@ -43,7 +43,7 @@ class StepOperations:
     forward   a model: called on the stream with StepTensors, writes `sampled` or returns scores
     k_pages, v_pages  [layers, P, G, S, K], the model's
     backend   name of the operations' backend; None: by the pages' device
-    drafter   brings the drafts of slots whose method is "brought"
+    drafter   proposes the drafts of slots whose method is "proposed"
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class StepOperations:
             moving += (lambda: self._host.take_kept(g.kept_rows, kept),)
         drafting: tuple[Callable[[], None], ...] = ()
         if self._is_drafting(g):
-            drafting = (lambda: self._bring_drafts(g, tensors),)
+            drafting = (lambda: self._propose_drafts(g, tensors),)
         reading: tuple[Callable[[], None], ...] = ()
         if self._read_prompts is not None and g.prompts:
             reading = (lambda: self._draft_prompts(g, tensors),)
@@ -154,7 +154,7 @@ class StepOperations:
             max_kv_len=g.max_kv_len,
         )
 
-    def _bring_drafts(self, g: StepSizes, tensors: StepTensors) -> None:
+    def _propose_drafts(self, g: StepSizes, tensors: StepTensors) -> None:
         assert self.drafter is not None
         begin = time.perf_counter()
         try:

@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from specdec_ext.engine.overlap.graphs import GraphRecorder
     from specdec_ext.engine.overlap.streams import Event, Mark, Stream
 
-__all__ = ["RunAheadPipeline"]
+__all__ = ["OverlapPipeline"]
 
 
-class RunAheadPipeline(StepOperations):
+class OverlapPipeline(StepOperations):
     """Enqueues steps and delivers what they brought, at most `executor.overlap_depth` steps later.
 
     executor  _core.Executor
@@ -36,7 +36,7 @@ class RunAheadPipeline(StepOperations):
     k_pages, v_pages  [layers, P, G, S, K], the model's
     backend   name of the operations' backend; None: by the pages' device
     recorder  steps without prompts are recorded and replayed; None: nothing is (enforce_eager)
-    drafter   brings drafts where the executor's method is "proposed"
+    drafter   proposes drafts where the executor's method is "proposed"
     draft_options  what the request of an id asked of the drafter; None: nothing
     synthetic_rates  of synthetic acceptance; (): acceptance is real
     process   what callers make of the scores that the host reads of a step: called with the step's
@@ -345,7 +345,7 @@ class RunAheadPipeline(StepOperations):
         tensors = self._tensors(g)
 
         def draft() -> None:
-            self._bring_drafts(g, tensors)
+            self._propose_drafts(g, tensors)
 
         with self._for_nobody():
             self.stream.enqueue(draft)

@@ -1,4 +1,4 @@
-"""Drafts that operations bring into slots, and what drafters read there, on every backend.
+"""Drafts that operations propose into slots, and what drafters read there, on every backend.
 
 The oracle is a few lines of Python lists: what a drafter said, cut at the first entry that is no
 draft and at the step's limit, without what lies behind the text's end.
@@ -19,7 +19,7 @@ from specdec_ext import ops
 
 VOCAB, MAX_SEQ_LEN, SLOTS, ROWS = 50, 64, 6, 200
 SENTINEL = -7
-LAYOUT = ops.SlotLayout(method="brought", max_seq_len=MAX_SEQ_LEN)
+LAYOUT = ops.SlotLayout(method="proposed", max_seq_len=MAX_SEQ_LEN)
 
 
 @dataclasses.dataclass
@@ -31,7 +31,7 @@ class Text:
     speculative: bool
     begun: bool = False
     ended: bool = False
-    brought: list[tuple[int, int]] = dataclasses.field(default_factory=list)
+    proposed: list[tuple[int, int]] = dataclasses.field(default_factory=list)
     tree: list[tuple[int, int]] = dataclasses.field(default_factory=list)  # of the step, with root
     hidden: float = 0.0
 
@@ -40,15 +40,15 @@ class Text:
         room = self.max_len - len(self.history)
         return self.begun and not self.ended and self.speculative and room > 1
 
-    def bring(self, said: list[tuple[int, int]]) -> bool:
+    def propose(self, said: list[tuple[int, int]]) -> bool:
         """Returns whether what was said breaks off at something that is no padding."""
         if not self.wants_drafts:
             return False
-        self.brought = []
+        self.proposed = []
         for i, (token, parent) in enumerate(said):
             if not (0 <= token < VOCAB and -1 <= parent < i):
                 return token != -1
-            self.brought.append((token, parent))
+            self.proposed.append((token, parent))
         return False
 
     def draft(self, limit: int) -> list[tuple[int, int]]:
@@ -58,7 +58,7 @@ class Text:
         room = self.max_len - len(self.history) - 1
         self.tree = [(self.history[-1], -1)]
         rows, depths = {-1: 0}, {-1: 0}  # of each draft that is kept, by its index
-        for i, (token, parent) in enumerate(self.brought if self.wants_drafts else []):
+        for i, (token, parent) in enumerate(self.proposed if self.wants_drafts else []):
             if len(rows) <= limit and parent in rows and depths[parent] < room:
                 rows[i], depths[i] = len(self.tree), depths[parent] + 1
                 self.tree.append((token, rows[parent]))
@@ -79,7 +79,7 @@ class Text:
         self.history += tokens[:room]
         self.ended = len(self.history) == self.max_len
         self.begun = True
-        self.brought = []  # they continue another history now
+        self.proposed = []  # they continue another history now
         if not self.ended:
             self.hidden = hidden[node]
 
@@ -106,7 +106,7 @@ class World:
     def where(self) -> dict[str, Any]:
         return {"backend": self.target.backend}
 
-    def bring(self, ids: list[int], width: int) -> None:
+    def propose(self, ids: list[int], width: int) -> None:
         rng, target = self.rng, self.target
         tokens, parents, counts, flags = [], [], [], []
         chains = rng.random() < 0.3
@@ -123,10 +123,10 @@ class World:
             tokens.append([t for t, _ in said])
             parents.append([p for _, p in said])
             counts.append(rng.choice([width, width, rng.randrange(width + 1)]))
-            flagged = slot >= 0 and self.texts[slot].bring(said[: counts[-1]])
+            flagged = slot >= 0 and self.texts[slot].propose(said[: counts[-1]])
             flags.append(BAD_TREE if flagged else 0)
         status = target.put(torch.zeros(len(ids), dtype=torch.int32))
-        ops.bring_drafts(
+        ops.propose_drafts(
             LAYOUT, self.slots, target.put(int32(ids)), target.put(torch.tensor(tokens).int()),
             None if chains else target.put(torch.tensor(parents).int()),
             counts=target.put(int32(counts)), vocab_size=VOCAB, status=status, **self.where(),
@@ -210,7 +210,7 @@ def test_what_a_drafter_says_is_what_the_step_drafts(
         for _ in range(8):
             ids = rng.sample(range(SLOTS), rng.randrange(1, SLOTS + 1))
             ids.insert(rng.randrange(len(ids) + 1), -1)
-            world.bring(ids, rng.choice([1, 5, 33]))
+            world.propose(ids, rng.choice([1, 5, 33]))
             if rng.random() < 0.8:
                 world.recent(ids, rng.choice([1, 2, 12]))
                 world.step(ids)
@@ -224,9 +224,9 @@ def test_drafts_of_another_history_are_left_out(target: Target) -> None:
     block = LAYOUT.request_bytes([1, 2], max_tokens=58)
     ops.enter_slot(world.slots, 0, block)
     world.step([0])
-    world.bring([0], 5)
+    world.propose([0], 5)
     world.step([0])
-    world.step([0])  # nothing was brought for this one
+    world.step([0])  # nothing was proposed for this one
     assert len(text.tree) == 1
     ops.enter_slot(world.slots, 0, block)  # the same text anew: its length was seen before
     text = world.texts[0] = Text([1, 2], 60, True, hidden=text.hidden)
@@ -238,7 +238,7 @@ def test_drafts_of_another_history_are_left_out(target: Target) -> None:
 @every_backend
 def test_near_the_end_the_deep_drafts_alone_are_left_out(target: Target) -> None:
     """Two tokens may follow the golden one but the last: nodes of depth 3 go, others move up."""
-    layout = ops.SlotLayout(method="brought", max_seq_len=40)
+    layout = ops.SlotLayout(method="proposed", max_seq_len=40)
     slots = target.put(torch.zeros(1, layout.slot_bytes, dtype=torch.uint8))
     ops.enter_slot(slots, 0, layout.request_bytes([5], max_tokens=4))
     one = target.put(int32([0]))
@@ -252,7 +252,7 @@ def test_near_the_end_the_deep_drafts_alone_are_left_out(target: Target) -> None
         (127, ([9, 10, 11, 14, 15, 17], [-1, 0, 1, 0, 3, 3])),
         (4, ([9, 10, 11, 14, 15], [-1, 0, 1, 0, 3])),
     ):
-        ops.bring_drafts(
+        ops.propose_drafts(
             layout, slots, one, target.put(int32([tokens])), target.put(int32([parents])),
             vocab_size=VOCAB, backend=target.backend,
         )  # fmt: skip
@@ -267,7 +267,7 @@ def test_near_the_end_the_deep_drafts_alone_are_left_out(target: Target) -> None
 
 @every_backend
 def test_a_full_tree_of_127_drafts(target: Target) -> None:
-    layout = ops.SlotLayout(method="brought", max_seq_len=400)
+    layout = ops.SlotLayout(method="proposed", max_seq_len=400)
     slots = target.put(torch.zeros(1, layout.slot_bytes, dtype=torch.uint8))
     ops.enter_slot(slots, 0, layout.request_bytes([5], max_tokens=399))
     one = target.put(int32([0]))
@@ -279,8 +279,8 @@ def test_a_full_tree_of_127_drafts(target: Target) -> None:
     rng = random.Random(1)
     tokens = [rng.randrange(VOCAB) for _ in range(127)]
     parents = [rng.randrange(-1, i) for i in range(127)]
-    ops.bring_drafts(layout, slots, one, target.put(int32([tokens])), target.put(int32([parents])),
-                     vocab_size=VOCAB, backend=target.backend)  # fmt: skip
+    sent = [target.put(int32([values])) for values in (tokens, parents)]
+    ops.propose_drafts(layout, slots, one, *sent, vocab_size=VOCAB, backend=target.backend)
     got = [target.put(torch.zeros(n, dtype=torch.int32)) for n in (128, 128, 2, 1)]
     ops.draft_step(layout, slots, one, tokens=got[0], parents=got[1], cu_rows=got[2],
                    kv_len=got[3], backend=target.backend)  # fmt: skip
@@ -306,7 +306,7 @@ def test_estimates_lie_beside_the_drafts(target: Target) -> None:
     read = [[0.5, 0.25, 1.0, 0.0], [0.75, -1.0, -1.0], [-1.0, -1.0, 0.1, 0.2]]
     nothing = [[-1.0] * len(numbers) for numbers in read]
     for chances, wanted in ((torch.tensor(said), read), (None, nothing)):
-        ops.bring_drafts(
+        ops.propose_drafts(
             LAYOUT, slots, ids, tokens, vocab_size=VOCAB, backend=target.backend,
             survival=None if chances is None else target.put(chances),
         )  # fmt: skip
@@ -342,7 +342,7 @@ def arguments() -> dict[str, Any]:
 def test_bad_drafts_are_refused(changed: dict[str, Any], message: str) -> None:
     given = {**arguments(), "vocab_size": VOCAB, **changed}
     with pytest.raises((ValueError, TypeError), match=message):
-        ops.bring_drafts(LAYOUT, given.pop("slots"), given.pop("slot_ids"), given.pop("tokens"),
+        ops.propose_drafts(LAYOUT, given.pop("slots"), given.pop("slot_ids"), given.pop("tokens"),
                          given.pop("parents", None), **given)  # fmt: skip
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from mutants.model import Mutant
 
-DRAFTS = "cuda/step/brought_drafts.cu"
-TEXT = "cpp/algo/brought_draft.h"
+DRAFTS = "cuda/step/proposed_drafts.cu"
+TEXT = "cpp/algo/proposed_draft.h"
 SLOT = "cpp/algo/slot.h"
 PARAMS = "cpp/backend/slot_ops.h"
 
@@ -91,7 +91,7 @@ MUTANTS = [
         "brought-12",
         "what a slot's last request was told still counts",
         SLOT,
-        "slot->brought_draft()->len = -1;",
+        "slot->proposed_draft()->len = -1;",
         ";",
     ),
     Mutant(

@@ -1,9 +1,9 @@
 """What drafters on a step's stream need of slots: drafts into them, tokens and hidden rows out.
 
-A slot whose layout's method is "brought" drafts what an operation in front of ``draft_step`` put
+A slot whose layout's method is "proposed" drafts what an operation in front of ``draft_step`` put
 there. In the order of a step:
 
-    recent_tokens, a network, bring_drafts -> draft_step -> ... -> commit_step, keep_hidden
+    recent_tokens, a network, propose_drafts -> draft_step -> ... -> commit_step, keep_hidden
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 Tensor = Any  # torch's, or an array on the host
 
 
-def bring_drafts(
+def propose_drafts(
     layout: SlotLayout,
     slots: Tensor,
     slot_ids: Tensor,
@@ -47,7 +47,7 @@ def bring_drafts(
              draft in another way.
     Raises   ValueError or TypeError naming the argument, what it is and what it has to be.
     """
-    _core.bring_drafts(
+    _core.propose_drafts(
         layout,
         slots,
         slot_ids,
@@ -75,7 +75,7 @@ def recent_tokens(
 ) -> None:
     """The last tokens of each history that wants drafts, the golden token last.
 
-    Shapes   slots, slot_ids as in ``bring_drafts``; max_drafts [B] int32, of the step: who may
+    Shapes   slots, slot_ids as in ``propose_drafts``; max_drafts [B] int32, of the step: who may
              draft nothing wants none; None: all do.
     Writes   tokens [B, n] int32; lens [B] int32, tokens of the whole history; room [B] int32, how
              deep a draft may lie: what the text may still grow by, less one. 0 for a request that

@@ -1,4 +1,4 @@
-// A device for the run-ahead executor: slots, pages and step arrays that only a stub stream
+// A device for the executor: slots, pages and step arrays that only a stub stream
 // touches, and a target whose next token is a hash of everything that the row can see in its pages.
 // Pages that are given back are poisoned at once, so a step that still reads them chooses other
 // tokens.
@@ -54,9 +54,9 @@ inline std::vector<TokenId> continuation(const std::vector<TokenId>& prompt, int
   return {text.begin() + static_cast<std::ptrdiff_t>(prompt.size()), text.end()};
 }
 
-class RunAheadWorld {
+class OverlapWorld {
  public:
-  RunAheadWorld(const ExecutorConfig& config, std::uint32_t seed)
+  OverlapWorld(const ExecutorConfig& config, std::uint32_t seed)
       : executor(config),
         stream(seed),
         config_(config),
@@ -189,7 +189,7 @@ class RunAheadWorld {
   }
 
   // Guesses along a path, often right, and siblings at random; sometimes what is no draft.
-  void bring_drafts(const StagedStep& step) {
+  void propose_drafts(const StagedStep& step) {
     const int width = config_.proposed_max_draft_len, first = step.num_prompts;
     const std::size_t count = static_cast<std::size_t>(step.num_decodes) * width;
     std::vector<TokenId> tokens(count, -1), recent(std::size_t{2} * step.num_decodes);
@@ -221,7 +221,7 @@ class RunAheadWorld {
         if (random_() % 20 == 0) token = kHashVocab;  // ends the drafts
       }
     }
-    BringDraftsParams p;
+    ProposeDraftsParams p;
     p.slots = pool();
     p.slot_ids = from.slot_ids;
     p.tokens = tokens.data();
@@ -229,7 +229,7 @@ class RunAheadWorld {
     p.width = width;
     p.vocab_size = kHashVocab;
     p.num_requests = step.num_decodes;
-    cpu_backend().bring_drafts(p);
+    cpu_backend().propose_drafts(p);
   }
 
   void draft(const StagedStep& step) {
@@ -248,7 +248,7 @@ class RunAheadWorld {
       slot->finish = 0;
       slot->method = SlotMethod::kNone;  // its drafter may never have been made
     }
-    if (config_.method == DraftMethod::kProposed && random_() % 8 != 0) bring_drafts(step);
+    if (config_.method == DraftMethod::kProposed && random_() % 8 != 0) propose_drafts(step);
     DraftStepParams p;
     p.slots = pool();
     p.slot_ids = staged(staging_.slot_ids) + prompts;

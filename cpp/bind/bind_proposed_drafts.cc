@@ -20,10 +20,10 @@ const std::int32_t* ints(const BorrowedTensor& tensor) {
   return static_cast<const std::int32_t*>(tensor->data);
 }
 
-void bring_drafts(const SlotLayout& layout, py::handle slots, py::handle slot_ids,
-                  py::handle tokens, py::handle parents, py::handle survival, py::handle counts,
-                  int vocab_size, const CallOptions& where) {
-  OpCall call("bring_drafts", where);
+void propose_drafts(const SlotLayout& layout, py::handle slots, py::handle slot_ids,
+                    py::handle tokens, py::handle parents, py::handle survival, py::handle counts,
+                    int vocab_size, const CallOptions& where) {
+  OpCall call("propose_drafts", where);
   const SlotsArgument pool(call, layout, slots);
   std::int64_t requests = 0;
   const BorrowedTensor ids = slot_ids_argument(call, slot_ids, pool.view(), &requests);
@@ -35,7 +35,7 @@ void bring_drafts(const SlotLayout& layout, py::handle slots, py::handle slot_id
   SPECDEC_REQUIRE(vocab_size >= 1, "vocab_size = ", vocab_size, ": at least 1");
   const BorrowedTensor drafts =
       tensor_argument(call, tokens, "tokens", "[B, width]", DType::kI32, {requests, width}, false);
-  BringDraftsParams p;
+  ProposeDraftsParams p;
   BorrowedTensor tree, chances, number;
   if (!parents.is_none()) {
     tree = tensor_argument(call, parents, "parents", "[B, width]", DType::kI32, {requests, width},
@@ -58,7 +58,7 @@ void bring_drafts(const SlotLayout& layout, py::handle slots, py::handle slot_id
   p.vocab_size = vocab_size;
   p.num_requests = static_cast<std::int32_t>(requests);
   p.exec = call.context(requests);
-  call.run(&Backend::bring_drafts, p);
+  call.run(&Backend::propose_drafts, p);
 }
 
 void recent_tokens(const SlotLayout& layout, py::handle slots, py::handle slot_ids,
@@ -146,19 +146,20 @@ void keep_hidden(const SlotLayout& layout, py::handle slots, py::handle slot_ids
 
 }  // namespace
 
-void register_brought_drafts(py::module_& m) {
+void register_proposed_drafts(py::module_& m) {
   m.def(
-      "bring_drafts",
+      "propose_drafts",
       [](const SlotLayout& layout, py::handle slots, py::handle slot_ids, py::handle tokens,
          py::handle parents, py::handle survival, py::handle counts, int vocab_size,
          py::object backend, std::uint64_t stream, py::object status) {
         const CallOptions where{std::move(backend), stream, py::none(), std::move(status)};
-        bring_drafts(layout, slots, slot_ids, tokens, parents, survival, counts, vocab_size, where);
+        propose_drafts(layout, slots, slot_ids, tokens, parents, survival, counts, vocab_size,
+                       where);
       },
       py::arg("layout"), py::arg("slots"), py::arg("slot_ids"), py::arg("tokens"),
       py::arg("parents") = py::none(), py::kw_only(), py::arg("survival") = py::none(),
       py::arg("counts") = py::none(), py::arg("vocab_size"), py::arg("backend") = py::none(),
-      py::arg("stream") = 0, py::arg("status") = py::none(), "See specdec_ext.ops.bring_drafts.");
+      py::arg("stream") = 0, py::arg("status") = py::none(), "See specdec_ext.ops.propose_drafts.");
   m.def(
       "recent_tokens",
       [](const SlotLayout& layout, py::handle slots, py::handle slot_ids, py::handle tokens,

@@ -14,7 +14,7 @@ namespace specdec {
 inline constexpr float kUnknownSurvival = -1.0f;
 
 // Nodes come after their parents, those that are worth most first: a step takes a prefix.
-struct BroughtDraft {
+struct ProposedDraft {
   std::int32_t len;  // of the history that they continue
   std::int32_t count;
   TokenId tokens[kMaxDraftLen];
@@ -44,10 +44,10 @@ SPECDEC_HD inline std::int32_t count_until_bad(const TeamT& team, std::int32_t c
 // -1. `parents` null: a chain. `survival` null, or an entry that is no probability: unknown.
 // Returns true if the entry where it ended was meant to be one.
 template <Team TeamT>
-SPECDEC_HD inline bool bring_draft(const TeamT& team, BroughtDraft* to, std::int32_t len,
-                                   const TokenId* tokens, const std::int32_t* parents,
-                                   const float* survival, std::int32_t count,
-                                   std::int32_t vocab_size) {
+SPECDEC_HD inline bool propose_draft(const TeamT& team, ProposedDraft* to, std::int32_t len,
+                                     const TokenId* tokens, const std::int32_t* parents,
+                                     const float* survival, std::int32_t count,
+                                     std::int32_t vocab_size) {
   if (count > kMaxDraftLen) count = kMaxDraftLen;
   const auto parent = [&](std::int32_t i) { return parents == nullptr ? i - 1 : parents[i]; };
   const std::int32_t kept = count_until_bad(team, count, [&](std::int32_t i) {
@@ -67,9 +67,9 @@ SPECDEC_HD inline bool bring_draft(const TeamT& team, BroughtDraft* to, std::int
   return kept < count && tokens[kept] != -1;
 }
 
-// Edges from a brought draft to the golden token; more than `most`: most + 1.
-SPECDEC_HD inline std::int32_t brought_depth(const BroughtDraft* from, std::int32_t node,
-                                             std::int32_t most) {
+// Edges from a proposed draft to the golden token; more than `most`: most + 1.
+SPECDEC_HD inline std::int32_t proposed_depth(const ProposedDraft* from, std::int32_t node,
+                                              std::int32_t most) {
   std::int32_t depth = 0;
   for (; node >= 0 && depth <= most; node = from->parents[node]) ++depth;
   return depth;
@@ -77,11 +77,11 @@ SPECDEC_HD inline std::int32_t brought_depth(const BroughtDraft* from, std::int3
 
 // The tree of the drafts that are no deeper than `max_depth`, `max_drafts` at most, by one rank.
 // Writes which drafts they are in place of their tokens.
-SPECDEC_HD inline std::int32_t take_shallow(const BroughtDraft* from, std::int32_t max_drafts,
+SPECDEC_HD inline std::int32_t take_shallow(const ProposedDraft* from, std::int32_t max_drafts,
                                             std::int32_t max_depth, DraftTree* tree) {
   std::int32_t kept = 0;
   for (std::int32_t i = 0; i < from->count && kept < max_drafts; ++i) {
-    if (brought_depth(from, i, max_depth) > max_depth) continue;
+    if (proposed_depth(from, i, max_depth) > max_depth) continue;
     // Where the parent was put: drafts stand in ascending order.
     std::int32_t low = 0, high = kept;
     while (low < high) {
@@ -101,15 +101,16 @@ SPECDEC_HD inline std::int32_t take_shallow(const BroughtDraft* from, std::int32
 
 // The tree of a step: the first `max_drafts` of the drafts that are no deeper than `max_depth`.
 template <Team TeamT>
-SPECDEC_HD inline void take_brought_draft(const TeamT& team, const BroughtDraft* from,
-                                          std::int32_t len, TokenId golden, std::int32_t max_drafts,
-                                          std::int32_t max_depth, DraftTree* tree) {
-  const std::int32_t brought = from->len == len ? from->count : 0;
+SPECDEC_HD inline void take_proposed_draft(const TeamT& team, const ProposedDraft* from,
+                                           std::int32_t len, TokenId golden,
+                                           std::int32_t max_drafts, std::int32_t max_depth,
+                                           DraftTree* tree) {
+  const std::int32_t proposed = from->len == len ? from->count : 0;
   bool too_deep = false;
-  for (std::int32_t i = team.rank(); i < brought && brought > max_depth; i += team.size()) {
-    too_deep = too_deep || brought_depth(from, i, max_depth) > max_depth;
+  for (std::int32_t i = team.rank(); i < proposed && proposed > max_depth; i += team.size()) {
+    too_deep = too_deep || proposed_depth(from, i, max_depth) > max_depth;
   }
-  std::int32_t count = brought < max_drafts ? brought : max_drafts;
+  std::int32_t count = proposed < max_drafts ? proposed : max_drafts;
   if (team.any(too_deep)) {  // near the end of a text only
     if (team.rank() == 0) tree->size = 1 + take_shallow(from, max_drafts, max_depth, tree);
     team.sync();

@@ -9,14 +9,14 @@
 
 #include "algo/fault.h"
 #include "check.h"
-#include "run_ahead_world.h"
+#include "overlap_world.h"
 
 namespace specdec {
 namespace {
 
 using testing::continuation;
 using testing::kHashVocab;
-using testing::RunAheadWorld;
+using testing::OverlapWorld;
 
 struct Job {
   RequestParams params;
@@ -163,7 +163,7 @@ std::string run_schedule(std::uint32_t seed, int depth, Seen* seen, bool scarce 
   if (scarce) make_scarce(config);
   std::vector<Job> jobs = random_jobs(random, config, 3 + static_cast<int>(random() % 8));
   if (scarce) make_long(jobs, config);
-  RunAheadWorld world(config, seed + 1);
+  OverlapWorld world(config, seed + 1);
   // Rows are free, or dear, or their price is unknown and drafts keep their length.
   const double last = random() % 2 == 0 ? 1.0 : 30.0;
   if (random() % 3 != 0) world.executor.set_step_cost({1, 100}, {1.0, last});
@@ -241,7 +241,7 @@ std::string run_schedule(std::uint32_t seed, int depth, Seen* seen, bool scarce 
 
 constexpr int kSchedules = 10000;
 
-TEST(run_ahead_schedules_lose_and_double_nothing) {
+TEST(overlap_schedules_lose_and_double_nothing) {
   Seen seen;
   for (int i = 0; i < kSchedules; ++i) {
     const std::string found = run_schedule(static_cast<std::uint32_t>(i), i % 3, &seen);
@@ -254,7 +254,7 @@ TEST(run_ahead_schedules_lose_and_double_nothing) {
   CHECK(seen.tokens > 50 * kSchedules);
 }
 
-TEST(run_ahead_preemptions_change_no_text) {
+TEST(overlap_preemptions_change_no_text) {
   Seen seen;
   for (std::uint32_t i = 0; i < 900; ++i) {
     const std::string found = run_schedule(i, static_cast<int>(i % 3), &seen, /*scarce=*/true);
@@ -264,7 +264,7 @@ TEST(run_ahead_preemptions_change_no_text) {
   CHECK(seen.preemptions > 10000);
 }
 
-TEST(run_ahead_mistakes_are_noticed) {
+TEST(overlap_mistakes_are_noticed) {
   const std::vector<std::pair<Fault, const char*>> mistakes = {
       {Fault::kHoldWithoutDrafts, "pages without drafts"},
       {Fault::kHoldWithoutFlight, "pages without steps in flight"},

@@ -7,7 +7,7 @@
 
 namespace specdec::cpu {
 
-void bring_drafts(const BringDraftsParams& p) {
+void propose_drafts(const ProposeDraftsParams& p) {
   for (std::int32_t b = 0; b < p.num_requests; ++b) {
     if (!p.slots.holds(p.slot_ids[b])) continue;
     Slot* slot = p.slots.at(p.slot_ids[b]);
@@ -16,9 +16,9 @@ void bring_drafts(const BringDraftsParams& p) {
     const std::int64_t first = std::int64_t{b} * p.width;
     const std::int32_t count = p.counts == nullptr ? p.width : std::min(p.counts[b], p.width);
     const bool misplaced =
-        bring_draft(SerialTeam{}, slot->brought_draft(), len, p.tokens + first,
-                    p.parents == nullptr ? nullptr : p.parents + first,
-                    p.survival == nullptr ? nullptr : p.survival + first, count, p.vocab_size);
+        propose_draft(SerialTeam{}, slot->proposed_draft(), len, p.tokens + first,
+                      p.parents == nullptr ? nullptr : p.parents + first,
+                      p.survival == nullptr ? nullptr : p.survival + first, count, p.vocab_size);
     if (misplaced && p.exec.status != nullptr) p.exec.status[b] |= kStatusBadTree;
   }
 }

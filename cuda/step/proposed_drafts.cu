@@ -1,7 +1,7 @@
-// What drafters on the step's stream need of slots: the drafts that they bring, the tokens and the
-// hidden rows that they continue from.
+// What drafters on the step's stream need of slots: the drafts that they propose, the tokens and
+// the hidden rows that they continue from.
 //
-// bring, recent   one warp for each request; some hundred bytes. Limit: latency.
+// propose, recent one warp for each request; some hundred bytes. Limit: latency.
 // keep            one block for each request; reads and writes a row, 16 bytes a thread and turn
 //                 where the rows allow it. Limit: latency (8 KiB for a hidden size of 4096).
 #include "algo/slot.h"
@@ -16,7 +16,7 @@ namespace {
 constexpr int kWarpThreads = 32;
 constexpr int kKeepThreads = 128;
 
-__global__ void __launch_bounds__(kWarpThreads) bring_kernel(const BringDraftsParams p) {
+__global__ void __launch_bounds__(kWarpThreads) propose_kernel(const ProposeDraftsParams p) {
   gpu::grid_dependency_wait();
   gpu::launch_dependents();
   const int b = static_cast<int>(blockIdx.x);
@@ -30,9 +30,9 @@ __global__ void __launch_bounds__(kWarpThreads) bring_kernel(const BringDraftsPa
   if (count > p.width) count = p.width;
   const WarpTeam team;
   const bool misplaced =
-      bring_draft(team, slot->brought_draft(), len, p.tokens + first,
-                  p.parents == nullptr ? nullptr : p.parents + first,
-                  p.survival == nullptr ? nullptr : p.survival + first, count, p.vocab_size);
+      propose_draft(team, slot->proposed_draft(), len, p.tokens + first,
+                    p.parents == nullptr ? nullptr : p.parents + first,
+                    p.survival == nullptr ? nullptr : p.survival + first, count, p.vocab_size);
   if (misplaced && team.rank() == 0) report(p.exec.status, b, kStatusBadTree);
 }
 
@@ -86,9 +86,9 @@ bool in_vectors(const KeepHiddenParams& p) {
 
 }  // namespace
 
-void bring_drafts(const BringDraftsParams& p) {
+void propose_drafts(const ProposeDraftsParams& p) {
   if (p.num_requests == 0) return;
-  gpu::launch(bring_kernel, dim3(static_cast<unsigned>(p.num_requests)), dim3(kWarpThreads), 0,
+  gpu::launch(propose_kernel, dim3(static_cast<unsigned>(p.num_requests)), dim3(kWarpThreads), 0,
               p.exec.stream, gpu::LaunchOptions{.dependent = true}, p);
 }
 
