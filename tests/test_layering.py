@@ -160,7 +160,7 @@ PYTHON: dict[str, tuple[set[str], set[str]]] = {
     "text": ({"text"}, {"errors", "config", "request", "gguf"}),
     "info": ({"installation"}, {"errors", "config", "core"}),
     "ops": ({"ops"}, {"errors", "core"}),
-    "models": ({"models"}, {"errors", "config", "gguf", "core", "ops"}),
+    "models": ({"models"}, {"errors", "config", "text", "gguf", "core", "ops"}),
     "drafters": ({"drafters"}, {"errors", "config", "core", "ops", "models"}),
     "engine": (
         {"engine"},

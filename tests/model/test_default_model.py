@@ -19,7 +19,7 @@ from safetensors import safe_open
 from specdec_ext.errors import ModelError
 from specdec_ext.models import default, default_drafter, folder_cache
 
-NAME = "SmolLM2-135M-Instruct-bf16-v1"
+NAME = "SmolLM2-135M-Instruct-bf16-v2"
 
 
 @pytest.fixture

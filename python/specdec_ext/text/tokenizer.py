@@ -33,7 +33,7 @@ def load_tokenizer(tokenizer: object, model_path: Path) -> Any:
         return tokenizer
     folder = model_path if tokenizer is None else Path(tokenizer).expanduser()
     if is_gguf(folder):
-        from ..gguf.tokenizer import gguf_tokenizer
+        from .gguf_tokenizer import gguf_tokenizer
 
         return gguf_tokenizer(folder)
     if not folder.is_dir():

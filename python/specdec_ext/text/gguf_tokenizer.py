@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ModelError
-from .reader import GgufFile
+from ..gguf.reader import GgufFile
+from .byte_level import byte_level_tokenizer
+from .file_tokenizer import NO_LIMIT, FileTokenizer
 
 __all__ = ["gguf_tokenizer"]
 
@@ -34,7 +36,10 @@ _SPECIAL = {
 
 
 def gguf_tokenizer(path: Path) -> Any:
-    """A transformers tokenizer; None for a file without one. Raises ModelError."""
+    """With the calls of a transformers tokenizer; None for a file without one. Raises ModelError.
+
+    Byte-level BPE is read without transformers, which takes three seconds to import.
+    """
     with GgufFile(path) as file:
         if "tokenizer.ggml.tokens" not in file:
             return None
@@ -58,18 +63,48 @@ def gguf_tokenizer(path: Path) -> Any:
         if token_id is not None and not (isinstance(token_id, int) and 0 <= token_id < len(tokens)):
             raise ModelError(f"{path}: {key} = {token_id}: the tokenizer has {len(tokens)} tokens")
         options[name] = None if token_id is None else tokens[token_id]
-    import transformers
-
-    fast: Any = transformers.PreTrainedTokenizerFast
     try:
-        core, more = _converter()(architecture, entries)
-        return fast(tokenizer_object=core, **{**options, **more})
+        return _byte_level(path, entries, options) or _of_transformers(
+            architecture, entries, options
+        )
     except Exception as error:
-        # transformers raises many types for damaged entries; all mean the same to the caller.
+        # The libraries raise many types for damaged entries; all mean the same to the caller.
         raise ModelError(
             f"{path}: its tokenizer cannot be made ({type(error).__name__}: {error}); "
             "pass tokenizer="
         ) from error
+
+
+def _byte_level(path: Path, entries: dict[str, Any], options: dict[str, Any]) -> Any:
+    """None: of another kind."""
+    ends = {
+        end: entries.get(f"{end}_token_id") if options[f"add_{end}_token"] else None
+        for end in ("bos", "eos")
+    }
+    core = byte_level_tokenizer(entries, ends)
+    if core is None:
+        return None
+    special = {name: options[name] for name in _SPECIAL if options[name] is not None}
+    core.add_special_tokens([*special.values()])
+
+    def whole() -> Any:
+        import transformers
+
+        fast: Any = transformers.PreTrainedTokenizerFast
+        return fast(tokenizer_object=core, chat_template=options["chat_template"], **special)
+
+    return FileTokenizer(
+        path, core, special, chat_template=options["chat_template"], model_max_length=NO_LIMIT,
+        whole=whole,
+    )  # fmt: skip
+
+
+def _of_transformers(architecture: str, entries: dict[str, Any], options: dict[str, Any]) -> Any:
+    import transformers
+
+    fast: Any = transformers.PreTrainedTokenizerFast
+    core, more = _converter()(architecture, entries)
+    return fast(tokenizer_object=core, **{**options, **more})
 
 
 def _converter() -> Any:
