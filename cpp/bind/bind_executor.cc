@@ -56,8 +56,8 @@ void def_make(py::class_<BoundExecutor>& executor) {
                   const LookaheadTriple& lookahead, const py::dict& ngram, const py::dict& suffix,
                   int proposed_max_draft_len, std::optional<int> proposed_max_path,
                   bool proposed_by_host, bool adaptive, bool pads_rows, bool enable_chunked_prefill,
-                  const std::string& policy, bool enable_block_reuse, bool check_integrity,
-                  DraftLenSchedule draft_len_schedule,
+                  double max_prefill_slowdown, const std::string& policy, bool enable_block_reuse,
+                  bool check_integrity, DraftLenSchedule draft_len_schedule,
                   std::vector<double> synthetic_acceptance_rates) {
         ExecutorConfig c;
         c.vocab_size = vocab_size;
@@ -77,6 +77,7 @@ void def_make(py::class_<BoundExecutor>& executor) {
         c.adaptive = adaptive;
         c.pads_rows = pads_rows;
         c.enable_chunked_prefill = enable_chunked_prefill;
+        c.max_prefill_slowdown = max_prefill_slowdown;
         c.policy = parse_policy(policy);
         c.enable_block_reuse = enable_block_reuse;
         c.check_integrity = check_integrity;
@@ -92,9 +93,9 @@ void def_make(py::class_<BoundExecutor>& executor) {
       py::arg("suffix") = py::dict(), py::arg("proposed_max_draft_len") = kMaxDraftLen,
       py::arg("proposed_max_path") = py::none(), py::arg("proposed_by_host") = false,
       py::arg("adaptive") = true, py::arg("pads_rows") = false,
-      py::arg("enable_chunked_prefill") = true, py::arg("policy") = "guaranteed_no_evict",
-      py::arg("enable_block_reuse") = false, py::arg("check_integrity") = false,
-      py::arg("draft_len_schedule") = DraftLenSchedule{},
+      py::arg("enable_chunked_prefill") = true, py::arg("max_prefill_slowdown") = 0.0,
+      py::arg("policy") = "guaranteed_no_evict", py::arg("enable_block_reuse") = false,
+      py::arg("check_integrity") = false, py::arg("draft_len_schedule") = DraftLenSchedule{},
       py::arg("synthetic_acceptance_rates") = std::vector<double>{},
       R"(k_pages, v_pages: pages on the CPU: the host runs the steps, plan() -> forward pass -> commit(). Without them the caller enqueues the steps on a device, between
 stage() and deliver(), over the rings that bind_rings() names; num_pages and page_size say what there

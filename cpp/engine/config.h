@@ -48,6 +48,9 @@ struct ExecutorConfig {
   bool adaptive = true;  // draft budgets follow what was accepted, once set_step_cost() was called
   bool pads_rows = false;  // the model runs as many rows as were planned, not as were drafted
   bool enable_chunked_prefill = true;
+  // With T(rows) known: rows of prompts beside requests that decode make the step at most this many
+  // times as long as it is without them. 0: no limit.
+  double max_prefill_slowdown = 0.0;
   SchedulerPolicy policy = SchedulerPolicy::kGuaranteedNoEvict;
   bool enable_block_reuse = false;  // requests start from published pages of equal text and salt
   bool check_integrity = false;

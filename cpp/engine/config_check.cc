@@ -1,4 +1,6 @@
 // Contradictions of an executor's configuration.
+#include <cmath>
+
 #include "algo/law_mass.h"
 #include "algo/slot_host.h"
 #include "base/check.h"
@@ -87,6 +89,9 @@ const ExecutorConfig& checked_config(const ExecutorConfig& config) {
   check_sizes(config);
   check_method(config);
   check_schedule(config);
+  const double slowdown = config.max_prefill_slowdown;
+  SPECDEC_REQUIRE(slowdown == 0.0 || (slowdown >= 1.0 && std::isfinite(slowdown)),
+                  "max_prefill_slowdown = ", slowdown, ": give 1 or more, or 0 for no limit");
   check_synthetic_rates(config.synthetic_acceptance_rates);
   return config;
 }

@@ -149,6 +149,7 @@ class Executor {
   // plan.cc
   void begin_step();
   void collect();
+  int prefill_rows_beside(int decoding, int budget) const;
   int prefill_rows(const RequestRecord& request, int budget) const;
   void place_prompt(RequestRecord& request, int rows);
   void place_rows(RequestRecord& request, int start, int rows, const DraftTree* drafts,

@@ -7,6 +7,12 @@
 #include "engine/executor.h"
 
 namespace specdec {
+namespace {
+
+// A prompt goes on by so many rows in each step, however long others wait for them.
+constexpr int kLeastPrefillRows = 16;
+
+}  // namespace
 
 // Opens the next step: its place in the rings, nobody in it.
 void Executor::begin_step() {
@@ -54,6 +60,7 @@ const StagedStep* Executor::plan() {
   const int decoding = static_cast<int>(decoding_.size());
   step_cost_.at(decoding, tokens / std::max(decoding, 1), &cost_now_);
   int budget = config_.max_num_tokens - decoding;
+  int prompt_budget = prefill_rows_beside(decoding, budget);
   // Prompts come first: they decide when somebody sees the first token.
   const auto& running = book_.running();
   for (std::size_t i = 0; i < running.size(); ++i) {
@@ -61,13 +68,16 @@ const StagedStep* Executor::plan() {
     if (!request.in_prefill() || request.sits_out) continue;
     if (request.untouched()) book_.attach_prefix(request);
     if (book_.better_wait(i)) continue;
-    const int rows = prefill_rows(request, budget);
+    // Drafts behind a prompt go in one piece, whatever that takes.
+    const bool whole = request.external_drafts() > 0;
+    const int rows = prefill_rows(request, whole ? budget : prompt_budget);
     if (rows == 0) continue;
     if (!request.entered && !enter(request)) break;
     if (request.device_drafts && request.mirrored == 0 && !mirror(request)) break;
     const int before = step_.num_prompt_rows;
     place_prompt(request, rows);
     budget -= step_.num_prompt_rows - before;
+    prompt_budget = std::max(0, prompt_budget - (step_.num_prompt_rows - before));
   }
   host_drafts_each_ = choosing_.empty() ? 0 : host_rows_left_ / static_cast<int>(choosing_.size());
   const int longest = max_drafts_of(config_);
@@ -146,6 +156,21 @@ void Executor::collect() {
   }
   decoding_.insert(decoding_.begin(), choosing_.begin(), choosing_.end());
   host_rows_left_ = max_host_rows() - static_cast<int>(choosing_.size());
+}
+
+// Rows of prompts that a step may take beside `decoding` requests, of `budget`: they wait for these
+// rows with every token. Where nobody decodes, or T(rows) is not known, all.
+int Executor::prefill_rows_beside(int decoding, int budget) const {
+  const double slowdown = config_.max_prefill_slowdown;
+  const bool limited = slowdown > 0.0 && config_.enable_chunked_prefill;
+  if (!limited || decoding == 0 || !cost_now_.known()) return budget;
+  const double most = slowdown * cost_now_(decoding);
+  int fits = std::min(kLeastPrefillRows, budget), beyond = budget + 1;
+  while (beyond - fits > 1) {
+    const int rows = fits + (beyond - fits) / 2;
+    (cost_now_(decoding + rows) <= most ? fits : beyond) = rows;
+  }
+  return fits;
 }
 
 // Prompt rows of this step. A prompt's last token and the drafts that came with the request go

@@ -712,6 +712,7 @@ class Executor:
         adaptive: bool = True,
         pads_rows: bool = False,
         enable_chunked_prefill: bool = True,
+        max_prefill_slowdown: typing.SupportsFloat | typing.SupportsIndex = 0.0,
         policy: str = "guaranteed_no_evict",
         enable_block_reuse: bool = False,
         check_integrity: bool = False,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import sys
 import warnings
@@ -100,6 +101,10 @@ def add_llm_arguments(parser: argparse.ArgumentParser) -> None:
         help="who is admitted: whoever can finish (default), or whose prompt fits now",
     )  # fmt: skip
     limits.add_argument(
+        "--max-prefill-slowdown", type=float, metavar="X",
+        help="prompts make a step of others at most X times as long; inf: no limit (default: 4)",
+    )  # fmt: skip
+    limits.add_argument(
         "--overlap-depth", "--run-ahead", type=_overlap_depth, metavar="N",
         help="enqueue up to N steps (0..2) while one is read (default: auto)",
     )  # fmt: skip
@@ -111,6 +116,12 @@ def add_llm_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _overlap_depth(text: str) -> int | str:
     return text if text == "auto" else int(text)
+
+
+def _slowdown(value: float | None) -> dict[str, float | None]:
+    if value is None:
+        return {}
+    return {"max_prefill_slowdown": None if value == math.inf else value}
 
 
 def llm_kwargs(args: argparse.Namespace) -> dict[str, Any]:
@@ -139,7 +150,8 @@ def llm_kwargs(args: argparse.Namespace) -> dict[str, Any]:
         )
     )
     scheduler = parse_scheduler_config(
-        chosen(
+        _slowdown(args.max_prefill_slowdown)
+        | chosen(
             max_batch_size=args.max_batch_size,
             max_seq_len=args.max_seq_len,
             max_num_tokens=args.max_num_tokens,

@@ -291,6 +291,9 @@ class SchedulerConfig(_Config):
                             out the newest gives its own back and computes its K/V again when there
                             is room (docs/scheduling.md). Texts are the same
     enable_chunked_prefill  split prompts over several steps
+    max_prefill_slowdown    a step that reads prompts beside requests that decode takes at most this
+                            many times as long as without them (docs/scheduling.md), >= 1; prompts
+                            are split. None: no limit
     overlap_depth           steps that are enqueued while one is read, 0..2 (docs/overlap.md);
                             "auto": each step is read before the next is planned, every request and
                             drafter is served. Other spellings: run_ahead (None is "auto"), vLLM's
@@ -312,6 +315,7 @@ class SchedulerConfig(_Config):
     max_queued_requests: int = 65536
     policy: str = "guaranteed_no_evict"
     enable_chunked_prefill: bool = True
+    max_prefill_slowdown: float | None = 4.0
     overlap_depth: int | Literal["auto"] = "auto"
     enforce_eager: bool = True
 
@@ -336,6 +340,10 @@ class SchedulerConfig(_Config):
             if value is not None:
                 self._set(**{name: check_int(where + name, value, ConfigError, low=low,
                                              high=2**31 - 1)})  # fmt: skip
+        if self.max_prefill_slowdown is not None:
+            slowdown = check_float(where + "max_prefill_slowdown", self.max_prefill_slowdown,
+                                   ConfigError, low=1.0, remedy="or None for no limit")  # fmt: skip
+            self._set(max_prefill_slowdown=slowdown)
         for name in ("enable_chunked_prefill", "enforce_eager"):
             check_bool(where + name, getattr(self, name), ConfigError)
         if self.overlap_depth != "auto":

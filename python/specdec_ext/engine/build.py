@@ -216,16 +216,14 @@ class EngineBuilder:
         if drafter is not None:
             drafting = SlotDrafting(drafter, executor, hidden_size=model.hidden_size)
             executor = drafting.front
-        calibrate = None
-        if self._speculative is not None:
-            calibrate = self._served_cost(executor)
         return EngineLoop(
             executor,
             model,
             limits=self._limits(),
             memory=self.memory,
             tokenizer=self.tokenizer,
-            calibrate=calibrate,
+            calibrate=self._served_cost(executor),
+            spares_others=self._scheduler.max_prefill_slowdown is not None,
             release_pages=self._release_pages,
             drafting=drafting,
         )

@@ -38,6 +38,7 @@ def make_executor(
         overlap_depth=scheduler.resolved_depth,
         policy=scheduler.policy,
         enable_chunked_prefill=scheduler.enable_chunked_prefill,
+        max_prefill_slowdown=scheduler.max_prefill_slowdown or 0.0,
         **drafting,
         **options,
     )

@@ -41,15 +41,18 @@ if TYPE_CHECKING:
 
 __all__ = ["EngineLoop"]
 
+# Prompts of so many tokens keep others waiting: what that takes is worth knowing.
+_LONG_PROMPT = 128
+
 
 class EngineLoop:
     """Drives one executor and one model.
 
     executor   specdec_ext._core.Executor, or anything with its submit/plan/commit/fail/cancel/stats
     model      a StepModel (models/base.py)
-    calibrate  called once, before the first step of an adaptive request, while no request runs: it
-               tells T(rows, context) and may write into KV pages. What it returns, if anything, is
-               told the time of every pass from then on
+    calibrate  called once, before the first step of an adaptive request: it tells T(rows, context).
+               What it returns, if anything, is told the time of every pass from then on
+    spares_others  long prompts beside other requests need T(rows), too
     drafting   SlotDrafting or UserDrafting, where drafts are made in Python
     release_pages  gives the memory of pages that nobody uses back to the operating system
     """
@@ -63,6 +66,7 @@ class EngineLoop:
         memory: MemoryPlan | None = None,
         tokenizer: Any = None,
         calibrate: Callable[[], object] | None = None,
+        spares_others: bool = False,
         drafting: Any = None,
         release_pages: Callable[[], object] | None = None,
     ) -> None:
@@ -74,6 +78,7 @@ class EngineLoop:
         self.numerics: str = getattr(model, "numerics", "exact")
         self._detokenizers = DetokenizerFactory(tokenizer) if tokenizer is not None else None
         self._calibrate = calibrate
+        self._spares_others = spares_others
         self._drafting = drafting
         self._release_pages = release_pages
         self._steps = StepLock()
@@ -162,6 +167,8 @@ class EngineLoop:
             self._has_processors |= bool(params.logits_processors)
             if kwargs["speculative"] and config is not None:
                 self._wants_calibration |= config.adaptive if adaptive is None else adaptive
+            if self._spares_others and len(self._states) > 1:
+                self._wants_calibration |= len(request.prompt_token_ids) > _LONG_PROMPT
         return state
 
     def cancel(self, state: RequestState) -> bool:
@@ -337,8 +344,6 @@ class EngineLoop:
     def _calibrate_once(self) -> None:
         if self._calibrate is None or not self._wants_calibration:
             return
-        if self.executor.stats().get("running", 0):
-            return  # it writes into pages: wait for a moment when none is in use
         try:
             self._served_cost = self._calibrate()
         except Exception as error:
