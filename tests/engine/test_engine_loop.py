@@ -180,12 +180,10 @@ def test_calibration_runs_once_before_the_first_adaptive_request() -> None:
     )
     engine.step()
     late = engine.submit(engine.resolve(PROMPTS[1], SamplingParams(max_tokens=8)))
-    engine.run([late])
-    assert calls == []  # pages were in use
-    engine.run([plain])
+    engine.run([late, plain])
     run(engine, PROMPTS, SamplingParams(max_tokens=8))
     run(engine, PROMPTS, SamplingParams(max_tokens=8))
-    assert calls == [0]
+    assert calls == [1]  # others may run: it writes into no pages
 
 
 def test_a_failing_calibration_is_not_fatal() -> None:
