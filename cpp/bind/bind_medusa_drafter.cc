@@ -52,8 +52,9 @@ const cpu::PackedLinear* keep(MedusaHeadsObject* self, py::handle layer, const c
 
 std::unique_ptr<MedusaHeadsObject> make_medusa_heads(
     std::int64_t hidden_size, std::int32_t num_heads, std::int64_t num_scores,
-    const py::object& first, const std::vector<py::list>& deeper, const py::list& lm_heads,
-    const py::object& target, const py::object& token_ids) {
+    const py::object& first, const std::vector<std::vector<py::object>>& deeper,
+    const std::vector<py::object>& lm_heads, const py::object& target,
+    const py::object& token_ids) {
   SPECDEC_REQUIRE(hidden_size >= 1 && hidden_size <= kMaxHeadWidth && num_scores >= 1 &&
                       num_scores <= kMaxHeadWidth && num_heads >= 1 && num_heads <= kMaxMedusaHeads,
                   "hidden_size = ", hidden_size, ", num_scores = ", num_scores, ": give 1..",
@@ -62,13 +63,13 @@ std::unique_ptr<MedusaHeadsObject> make_medusa_heads(
   auto self = std::make_unique<MedusaHeadsObject>();
   cpu::MedusaLayers layers;
   if (!first.is_none()) layers.first = keep(self.get(), first, "first");
-  for (const py::list& head : deeper) {
+  for (const std::vector<py::object>& head : deeper) {
     layers.deeper.emplace_back();
-    for (const py::handle layer : head) {
+    for (const py::object& layer : head) {
       layers.deeper.back().push_back(keep(self.get(), layer, "deeper"));
     }
   }
-  for (const py::handle layer : lm_heads) {
+  for (const py::object& layer : lm_heads) {
     layers.lm_heads.push_back(keep(self.get(), layer, "lm_heads"));
   }
   MedusaHeads::ScoreRows scores;

@@ -1274,8 +1274,8 @@ class MedusaHeads:
         num_heads: typing.SupportsInt | typing.SupportsIndex,
         num_scores: typing.SupportsInt | typing.SupportsIndex,
         first: typing.Any,
-        deeper: collections.abc.Sequence[list],
-        lm_heads: list[typing.Any],
+        deeper: collections.abc.Sequence[collections.abc.Sequence[typing.Any]],
+        lm_heads: collections.abc.Sequence[typing.Any],
         target: typing.Any = None,
         token_ids: typing.Any = None,
     ) -> None: ...

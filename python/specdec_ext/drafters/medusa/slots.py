@@ -111,7 +111,7 @@ class _OnHost:
     @property
     def head_seconds_per_step(self) -> float:
         made = self._core.stats()
-        return float(made["head_seconds"]) / max(made["steps"], 1)
+        return float(made["head_seconds"]) / max(int(made["steps"]), 1)
 
     def stats(self) -> dict[str, Any]:
         made = self._core.stats()
