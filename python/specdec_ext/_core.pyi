@@ -52,8 +52,6 @@ __all__: list[str] = [
     "argmax",
     "backend_memory",
     "backend_names",
-    "bring_drafts",
-    "bring_growths",
     "build_step",
     "commit_step",
     "compact_kv",
@@ -80,6 +78,8 @@ __all__: list[str] = [
     "pack_drafts",
     "pack_mask",
     "plan_workspace",
+    "propose_drafts",
+    "propose_growths",
     "random_uniform",
     "recent_tokens",
     "rms_norm",
@@ -1558,37 +1558,6 @@ def backend_names() -> list[str]:
     Names of the backends that can run operations here.
     """
 
-def bring_drafts(
-    layout: SlotLayout,
-    slots: typing.Any,
-    slot_ids: typing.Any,
-    tokens: typing.Any,
-    parents: typing.Any = None,
-    *,
-    survival: typing.Any = None,
-    counts: typing.Any = None,
-    vocab_size: typing.SupportsInt | typing.SupportsIndex,
-    backend: typing.Any = None,
-    stream: typing.SupportsInt | typing.SupportsIndex = 0,
-    status: typing.Any = None,
-) -> None:
-    """
-    See specdec_ext.ops.bring_drafts.
-    """
-
-def bring_growths(
-    layout: SlotLayout,
-    slots: typing.Any,
-    slot_ids: typing.Any,
-    growths: typing.Any,
-    *,
-    backend: typing.Any = None,
-    stream: typing.SupportsInt | typing.SupportsIndex = 0,
-) -> None:
-    """
-    See specdec_ext.ops.bring_growths.
-    """
-
 def build_step(
     parents: typing.Any,
     page_table: typing.Any,
@@ -1929,6 +1898,37 @@ def plan_workspace(
 ) -> dict[str, typing.Any]:
     """
     See specdec_ext.ops.plan_workspace.
+    """
+
+def propose_drafts(
+    layout: SlotLayout,
+    slots: typing.Any,
+    slot_ids: typing.Any,
+    tokens: typing.Any,
+    parents: typing.Any = None,
+    *,
+    survival: typing.Any = None,
+    counts: typing.Any = None,
+    vocab_size: typing.SupportsInt | typing.SupportsIndex,
+    backend: typing.Any = None,
+    stream: typing.SupportsInt | typing.SupportsIndex = 0,
+    status: typing.Any = None,
+) -> None:
+    """
+    See specdec_ext.ops.propose_drafts.
+    """
+
+def propose_growths(
+    layout: SlotLayout,
+    slots: typing.Any,
+    slot_ids: typing.Any,
+    growths: typing.Any,
+    *,
+    backend: typing.Any = None,
+    stream: typing.SupportsInt | typing.SupportsIndex = 0,
+) -> None:
+    """
+    See specdec_ext.ops.propose_growths.
     """
 
 def random_uniform(

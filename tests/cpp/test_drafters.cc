@@ -115,7 +115,7 @@ TEST(drafters_a_row_of_medusa_heads_stands_alone) {
 
 // One request in slot 1 of two; its text is `len` tokens behind a prompt of one.
 struct World {
-  SlotLayout layout = make_slot_layout(SlotMethod::kBrought, 64, {}, 0);
+  SlotLayout layout = make_slot_layout(SlotMethod::kProposed, 64, {}, 0);
   std::vector<std::max_align_t> memory;
   std::int32_t ids[3] = {-1, 1, 0}, most[3] = {5, 5, 5};
   std::vector<float> hidden = random_rows(2, 8);
@@ -155,12 +155,12 @@ TEST(drafters_medusa_drafts_and_learns) {
   TokenId best[kHeads * 12];
   network.heads[0].best({world.hidden.data() + kHidden}, kHeads, 12, best);
   drafter.draft(world.step());
-  const BroughtDraft& brought = *world.at(1)->brought_draft();
-  CHECK(brought.len == 2 && brought.count == 4);
-  CHECK(brought.tokens[0] == best[0] && brought.tokens[1] == best[11]);
-  CHECK(brought.tokens[2] == best[12] && brought.tokens[3] == best[2 * 12 + 1]);
-  CHECK(brought.parents[0] == -1 && brought.parents[1] == -1 && brought.parents[2] == 0 &&
-        brought.parents[3] == 2);
+  const ProposedDraft& proposed = *world.at(1)->proposed_draft();
+  CHECK(proposed.len == 2 && proposed.count == 4);
+  CHECK(proposed.tokens[0] == best[0] && proposed.tokens[1] == best[11]);
+  CHECK(proposed.tokens[2] == best[12] && proposed.tokens[3] == best[2 * 12 + 1]);
+  CHECK(proposed.parents[0] == -1 && proposed.parents[1] == -1 && proposed.parents[2] == 0 &&
+        proposed.parents[3] == 2);
   world.say({best[11], best[12 + 3], 69});
   drafter.draft(world.step());
   CHECK(drafter.measured().rate(0, 11) == 1.0 && drafter.measured().rate(1, 3) == 1.0);
@@ -170,11 +170,11 @@ TEST(drafters_medusa_drafts_and_learns) {
   for (float& value : world.hidden) value = std::numeric_limits<float>::quiet_NaN();
   world.say({5});
   drafter.draft(world.step());
-  CHECK(brought.len == 6 && brought.count == 0);
+  CHECK(proposed.len == 6 && proposed.count == 0);
   drafter.enter(1, {}, false);
   world.say({6});
   drafter.draft(world.step());
-  CHECK_EQ(brought.len, 6);
+  CHECK_EQ(proposed.len, 6);
   CHECK_THROWS(drafter.enter(2, {}, false), std::invalid_argument, "slot = 2: there are 2");
   CHECK_THROWS(drafter.enter(0, {{0, 0, 0, 0}}, false), std::invalid_argument, "give 1..3");
 }

@@ -21,7 +21,7 @@ from specdec_ext.drafters.medusa.packed_heads import PackedHeads
 from specdec_ext.models.place import CPU
 
 HIDDEN, VOCAB, SLOTS, HEADS = 40, 90, 5, 4
-LAYOUT = ops.SlotLayout(method="brought", max_seq_len=512)
+LAYOUT = ops.SlotLayout(method="proposed", max_seq_len=512)
 KINDS: dict[str, dict[str, Any]] = {
     "own": {},
     "two layers": {"layers": 2},
@@ -138,8 +138,8 @@ class World:
         first = LAYOUT.history_offset // 4
         return [int(token) for token in words[first : first + int(words[0])]]
 
-    def brought(self, slot: int) -> tuple[list[int], list[int], np.ndarray]:
-        """(tokens, parents, estimates) in a slot: cpp/algo/brought_draft.h."""
+    def proposed(self, slot: int) -> tuple[list[int], list[int], np.ndarray]:
+        """(tokens, parents, estimates) in a slot: cpp/algo/proposed_draft.h."""
         words = self.arrays[slot].view(np.int32)
         block = words[len(words) - 384 :]
         count = int(block[1]) if int(block[0]) == int(words[0]) else 0
@@ -150,7 +150,7 @@ class World:
         )
 
     def step(self, slots: list[int], most: list[int]) -> None:
-        """Verify what was brought: a target that agrees with it often."""
+        """Verify what was proposed: a target that agrees with it often."""
         ids = torch.tensor(slots, dtype=torch.int32)
         rows = 128 * len(slots)
         tokens, parents = (torch.zeros(rows, dtype=torch.int32) for _ in range(2))
@@ -226,13 +226,13 @@ def test_drafts_over_many_steps_are_the_definitions(tmp_path: Path, kind: str) -
         for slot, limit in zip(step, most, strict=True):
             request = requests[slot] if slot >= 0 else None
             if request is None or limit == 0:
-                assert slot < 0 or world.brought(slot)[0] == []
+                assert slot < 0 or world.proposed(slot)[0] == []
                 continue
             text = world.text(slot)
             request.learn(text, measured)
             top = best_of(heads, target, world.hidden[slot])
             nodes, tokens, estimates = request.draft(text, limit, top, min(10, len(top[0])))
-            found, parents, chances = world.brought(slot)
+            found, parents, chances = world.proposed(slot)
             assert found == tokens
             assert [nodes[p] if p >= 0 else () for p in parents] == [n[:-1] for n in nodes]
             np.testing.assert_allclose(chances, estimates, rtol=1e-6)

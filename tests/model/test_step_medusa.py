@@ -1,4 +1,4 @@
-"""Medusa's step drafter alone, as on a device: what it brings, from what, into what.
+"""Medusa's drafter alone, as on a device: what it proposes, from what, into what.
 
 The device is torch's CPU, or torch's "meta" device, which computes nothing and mixes with no other.
 Expected drafts come from the module in float64 and from trees as sets of paths.
@@ -84,15 +84,15 @@ def save(folder: Path, *, lm_head: str = "own", ids: Any = None, layers: int = 1
     return heads.requires_grad_(False)
 
 
-class Brought:
-    """In the place of `ops`: keeps what was brought."""
+class Proposed:
+    """In the place of `ops`: keeps what was proposed."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.calls: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]] = []
-        stub = SimpleNamespace(bring_drafts=self.bring_drafts)
+        stub = SimpleNamespace(propose_drafts=self.propose_drafts)
         monkeypatch.setattr("specdec_ext.drafters.medusa.device_slots.ops", stub)
 
-    def bring_drafts(
+    def propose_drafts(
         self, layout: Any, slots: Any, slot_ids: Any, tokens: Any, parents: Any, *,
         survival: Any, counts: Any = None, vocab_size: int, backend: Any = None, status: Any,
     ) -> None:  # fmt: skip
@@ -137,7 +137,7 @@ def test_drafts_are_the_heads_best_guesses(
     largest = [[i] for i in range(22)] + [[i, j] for i in range(22) for j in range(4)]
     config = MedusaDecodingConfig(tmp_path, largest)
     drafter = make_drafter(config, target, max_requests=SLOTS)
-    brought = Brought(monkeypatch)
+    proposed = Proposed(monkeypatch)
     trees: dict[int, list[ref.Path]] = {slot: [] for slot in range(SLOTS)}
     hidden = torch.zeros(SLOTS, HIDDEN)
     buffers = None
@@ -151,9 +151,9 @@ def test_drafts_are_the_heads_best_guesses(
         most = [rng.choice([0, 1, 3, 20, 110]) if slot >= 0 else 0 for slot in slots]
         width = max(1, *most)
         hidden.copy_(torch.randn(SLOTS, HIDDEN))
-        brought.calls.clear()
+        proposed.calls.clear()
         drafter.draft(inputs_of(slots, most, hidden, width))
-        ((tokens, parents, counts),) = brought.calls
+        ((tokens, parents, counts),) = proposed.calls
         for b, slot in enumerate(slots):
             nodes = trees[slot][:width] if slot >= 0 else []
             top = best_of(heads, target, hidden[slot]) if nodes else []
@@ -179,7 +179,7 @@ def test_a_step_on_a_device_only_launches(
     """Every tensor lies there, none is made by a step, no value is read: "meta" has none."""
     save(tmp_path, **KINDS[kind])
     config = MedusaDecodingConfig(tmp_path, "mc_sim_7b_63", dtype=dtype)
-    brought = Brought(monkeypatch)
+    proposed = Proposed(monkeypatch)
     for place in (ELSEWHERE, DEVICE):
         target = Target(place, torch.bfloat16)
         drafter = make_drafter(config, target, max_requests=SLOTS)
@@ -193,9 +193,9 @@ def test_a_step_on_a_device_only_launches(
         exempt = {"aten::_to_copy", "aten::permute"} if kind == "the target's" else set()  # Target
         assert seen.names <= LAUNCHED | VIEWS | exempt
         assert drafter.stats() == made and made["buffer_bytes"] > 0
-    devices = {t.device.type for call in brought.calls[:4] for t in call if t is not None}
+    devices = {t.device.type for call in proposed.calls[:4] for t in call if t is not None}
     assert devices == {"meta"}
-    assert [tuple(call[0].shape) for call in brought.calls[:4]] == [
+    assert [tuple(call[0].shape) for call in proposed.calls[:4]] == [
         (3, 1),
         (3, 3),
         (3, 63),
@@ -203,13 +203,13 @@ def test_a_step_on_a_device_only_launches(
     ]
 
 
-def test_an_adaptive_request_brings_the_likeliest_nodes_first(
+def test_an_adaptive_request_proposes_the_likeliest_nodes_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     heads, target = save(tmp_path), Target(DEVICE)
     config = MedusaDecodingConfig(tmp_path, [[0], [1], [2], [0, 0], [1, 0], [0, 1], [0, 0, 1]])
     drafter = make_drafter(config, target, max_requests=2)
-    brought = Brought(monkeypatch)
+    proposed = Proposed(monkeypatch)
     given = config.medusa_choices
     # By the rates that save() notes: 0.4, 0.2, 0.2, 0.1, 0.1, 0.06, 0.04.
     best = [(0,), (1,), (0, 0), (2,), (1, 0), (0, 0, 1), (0, 1)]
@@ -219,4 +219,4 @@ def test_an_adaptive_request_brings_the_likeliest_nodes_first(
     drafter.draft(inputs_of([0, 1], [9, 9], hidden, 9))
     for slot, nodes in enumerate((best, list(given))):
         wanted = ref.draft_tokens(nodes, best_of(heads, target, hidden[slot]))
-        assert brought.calls[0][0][slot].tolist() == wanted
+        assert proposed.calls[0][0][slot].tolist() == wanted

@@ -47,7 +47,7 @@ SearchCost BeamDrafter::draft(const SlotRequests& step, double pass_price, const
   const TokenId* const map = token_ids_.empty() ? nullptr : token_ids_.data();
   const SearchCost cost = network_->run(&search_, map, rule);
   if (laws.has_probs != nullptr) std::fill_n(laws.has_probs, step.num_requests, std::uint8_t{0});
-  for (std::int32_t r = 0; r < search_.num_requests(); ++r) bring(step, r, laws);
+  for (std::int32_t r = 0; r < search_.num_requests(); ++r) propose(step, r, laws);
   return cost;
 }
 
@@ -81,13 +81,13 @@ std::int32_t BeamDrafter::start(const SlotRequests& step) {
 }
 
 // The tree of the search's request `r`, cut to its drafts, into its slot.
-void BeamDrafter::bring(const SlotRequests& step, std::int32_t r, const BeamLaws& laws) {
+void BeamDrafter::propose(const SlotRequests& step, std::int32_t r, const BeamLaws& laws) {
   const Drafting& one = drafting_[static_cast<std::size_t>(r)];
   const BeamTree tree = search_.tree(r, step.max_drafts[one.b]);
   float survival[kMaxDraftLen];
   for (std::int32_t i = 0; i < tree.size; ++i) survival[i] = std::exp(tree.log_probs[i]);
-  bring_draft(SerialTeam{}, step.slots.at(step.slot_ids[one.b])->brought_draft(), one.len,
-              tree.tokens, tree.parents, survival, tree.size, vocab_size_);
+  propose_draft(SerialTeam{}, step.slots.at(step.slot_ids[one.b])->proposed_draft(), one.len,
+                tree.tokens, tree.parents, survival, tree.size, vocab_size_);
   if (!one.asked->keeps_laws || laws.probs == nullptr) return;
   SPECDEC_REQUIRE(tree.size <= laws.drafts, "probs has ", laws.drafts, " rows of each request, ",
                   tree.size, " drafts do not fit");

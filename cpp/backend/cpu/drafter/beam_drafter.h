@@ -52,7 +52,7 @@ class BeamDrafter {
   };
 
   std::int32_t start(const SlotRequests& step);
-  void bring(const SlotRequests& step, std::int32_t r, const BeamLaws& laws);
+  void propose(const SlotRequests& step, std::int32_t r, const BeamLaws& laws);
 
   RecurrentDrafter* network_;
   std::vector<TokenId> token_ids_;

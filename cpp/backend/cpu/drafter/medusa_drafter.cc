@@ -67,7 +67,7 @@ void MedusaDrafter::draft(const SlotRequests& step) {
   stats_.head_seconds += std::chrono::duration<double>(Clock::now() - begin).count();
   const TokenId* ids = ids_.data();
   for (const Drafting& one : drafting_) {
-    bring(step, one, ids, num_heads, top_k);
+    propose(step, one, ids, num_heads, top_k);
     ids += num_heads * top_k;
   }
   ++stats_.steps;
@@ -129,8 +129,8 @@ void MedusaDrafter::learn(Request* request, const TokenId* text, std::int32_t le
   std::erase_if(pending, [](const Guesses& g) { return g.next_head == g.num_heads; });
 }
 
-void MedusaDrafter::bring(const SlotRequests& step, const Drafting& one, const TokenId* ids,
-                          std::int32_t num_heads, std::int32_t top_k) {
+void MedusaDrafter::propose(const SlotRequests& step, const Drafting& one, const TokenId* ids,
+                            std::int32_t num_heads, std::int32_t top_k) {
   SPECDEC_ENSURE(one.num_heads <= num_heads && one.top_k <= top_k, "guesses of a request");
   Request& request = *one.request;
   TokenId tokens[kMaxDraftLen];
@@ -141,8 +141,8 @@ void MedusaDrafter::bring(const SlotRequests& step, const Drafting& one, const T
     tokens[i] = ids[node.head * top_k + node.rank];
     parents[i] = node.parent;
   }
-  bring_draft(SerialTeam{}, step.slots.at(step.slot_ids[one.b])->brought_draft(), one.len, tokens,
-              parents, request.worth.data(), count, vocab_size_);
+  propose_draft(SerialTeam{}, step.slots.at(step.slot_ids[one.b])->proposed_draft(), one.len,
+                tokens, parents, request.worth.data(), count, vocab_size_);
   stats_.nodes += count;
   ++stats_.proposals;
   Guesses said{one.len, one.num_heads, one.top_k, 0, {}};

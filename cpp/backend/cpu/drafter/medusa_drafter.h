@@ -76,8 +76,8 @@ class MedusaDrafter {
   void arrange(Request* request) const;
   void learn(Request* request, const TokenId* text, std::int32_t len);
   void choose(const SlotRequests& step);
-  void bring(const SlotRequests& step, const Drafting& one, const TokenId* ids,
-             std::int32_t num_heads, std::int32_t top_k);
+  void propose(const SlotRequests& step, const Drafting& one, const TokenId* ids,
+               std::int32_t num_heads, std::int32_t top_k);
 
   MedusaHeads* heads_;
   std::vector<double> prior_;

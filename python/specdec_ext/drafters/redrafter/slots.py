@@ -1,4 +1,4 @@
-"""ReDrafter for steps that run ahead: beams on the step's stream, their trees into the slots."""
+"""ReDrafter in a step: beams from kept hidden states, their trees into the slots."""
 
 from __future__ import annotations
 
