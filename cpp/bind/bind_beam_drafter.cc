@@ -22,23 +22,21 @@ using cpu::BeamOptions;
 // Slots of an engine.
 constexpr std::int32_t kMaxBeamRequests = 1 << 20;
 
-// The drafter and the network that it runs, a Python object.
+// Python keeps the network that it runs.
 struct BeamDrafterObject {
-  py::object network;
   std::int64_t hidden_size;
   std::unique_ptr<BeamDrafter> drafter;
 };
 
-std::unique_ptr<BeamDrafterObject> make_beam_drafter(const py::object& network,
+std::unique_ptr<BeamDrafterObject> make_beam_drafter(RecurrentDrafterObject& network,
                                                      const py::object& token_ids,
                                                      std::int32_t max_requests,
                                                      std::int32_t vocab_size) {
   SPECDEC_REQUIRE(max_requests >= 1 && max_requests <= kMaxBeamRequests && vocab_size >= 1,
                   "max_requests = ", max_requests, ", vocab_size = ", vocab_size, ": give 1..",
                   kMaxBeamRequests, " and at least 1");
-  auto* const layers = network.cast<RecurrentDrafterObject&>().network.get();
+  auto* const layers = network.network.get();
   auto self = std::make_unique<BeamDrafterObject>();
-  self->network = network;
   self->hidden_size = layers->hidden_size();
   self->drafter = std::make_unique<BeamDrafter>(
       layers, token_ids_argument(token_ids, layers->num_scores()), max_requests, vocab_size);
@@ -96,7 +94,7 @@ Releases the GIL. Returns what the search took; no passes: nobody drafted.)";
 void register_beam_drafter(py::module_& m) {
   py::class_<BeamDrafterObject>(m, "BeamDrafter",
                                 "Drafts a RecurrentDrafter's beams for the requests of a step.")
-      .def(py::init(&make_beam_drafter), py::arg("network"), py::kw_only(),
+      .def(py::init(&make_beam_drafter), py::keep_alive<1, 2>(), py::arg("network"), py::kw_only(),
            py::arg("token_ids") = py::none(), py::arg("max_requests"), py::arg("vocab_size"),
            "``token_ids`` int32 [num_scores]: the token of each score, None: the same number.")
       .def(

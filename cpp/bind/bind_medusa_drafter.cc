@@ -38,9 +38,9 @@ struct MedusaHeadsObject {
   std::unique_ptr<MedusaHeads> heads;
 };
 
-// What is measured is read by threads that do not step.
+// Python keeps the heads that it asks. What is measured is read by threads that do not step.
 struct MedusaDrafterObject {
-  py::object heads;
+  std::int64_t hidden_size;
   std::unique_ptr<MedusaDrafter> drafter;
   std::mutex mutex;
 };
@@ -132,11 +132,11 @@ std::vector<double> values_of(const Rates& rates) {
   return {rates.data(), rates.data() + rates.size()};
 }
 
-std::unique_ptr<MedusaDrafterObject> make_medusa_drafter(const py::object& heads,
+std::unique_ptr<MedusaDrafterObject> make_medusa_drafter(MedusaHeadsObject& heads,
                                                          const Rates& rates,
                                                          std::int32_t max_requests,
                                                          std::int32_t vocab_size) {
-  auto* const network = heads.cast<MedusaHeadsObject&>().heads.get();
+  auto* const network = heads.heads.get();
   std::vector<double> prior = values_of(rates);
   SPECDEC_REQUIRE(rates.shape(0) == network->num_heads() && rates.shape(1) <= kMaxTopScores,
                   "rates are of ", rates.shape(0), " heads and ", rates.shape(1),
@@ -145,7 +145,7 @@ std::unique_ptr<MedusaDrafterObject> make_medusa_drafter(const py::object& heads
                   "max_requests = ", max_requests, ", vocab_size = ", vocab_size, ": give 1..",
                   kMaxMedusaRequests, " and at least 1");
   auto self = std::make_unique<MedusaDrafterObject>();
-  self->heads = heads;
+  self->hidden_size = network->hidden_size();
   self->drafter = std::make_unique<MedusaDrafter>(network, std::move(prior),
                                                   static_cast<std::int32_t>(rates.shape(1)),
                                                   max_requests, vocab_size);
@@ -154,9 +154,8 @@ std::unique_ptr<MedusaDrafterObject> make_medusa_drafter(const py::object& heads
 
 void draft_guesses(MedusaDrafterObject& self, const SlotLayout& layout, py::handle slots,
                    py::handle slot_ids, py::handle max_drafts, py::handle hidden) {
-  const std::int64_t size = self.heads.cast<MedusaHeadsObject&>().heads->hidden_size();
   const SlotRequestsArgument step("MedusaDrafter.draft", layout, slots, slot_ids, max_drafts,
-                                  hidden, size);
+                                  hidden, self.hidden_size);
   const py::gil_scoped_release release;
   const std::scoped_lock lock(self.mutex);
   self.drafter->draft(step.view());
@@ -256,8 +255,8 @@ void register_medusa_drafter(py::module_& m) {
            "last, and for a row of scores with NaN or +infinity.");
   py::class_<MedusaDrafterObject>(m, "MedusaDrafter",
                                   "Drafts a MedusaHeads' trees for the requests of a step.")
-      .def(py::init(&make_medusa_drafter), py::arg("heads"), py::kw_only(), py::arg("rates"),
-           py::arg("max_requests"), py::arg("vocab_size"),
+      .def(py::init(&make_medusa_drafter), py::keep_alive<1, 2>(), py::arg("heads"), py::kw_only(),
+           py::arg("rates"), py::arg("max_requests"), py::arg("vocab_size"),
            "``rates`` float64 [heads, ranks]: how often each guess is right, to start from.")
       .def(
           "enter",

@@ -1207,7 +1207,7 @@ class BeamDrafter:
     """
     def __init__(
         self,
-        network: typing.Any,
+        network: RecurrentDrafter,
         *,
         token_ids: typing.Any = None,
         max_requests: typing.SupportsInt | typing.SupportsIndex,
@@ -1301,7 +1301,7 @@ class MedusaDrafter:
     """
     def __init__(
         self,
-        heads: typing.Any,
+        heads: MedusaHeads,
         *,
         rates: typing.Annotated[numpy.typing.ArrayLike, numpy.float64],
         max_requests: typing.SupportsInt | typing.SupportsIndex,
