@@ -71,7 +71,8 @@ def measure(
     )
     drafting: Any = llm.engine._drafting
     if step_seconds is not None:
-        llm.engine._calibrate = lambda: drafting.set_step_cost(StepCost(step_seconds))
+        columns = StepCost(step_seconds).columns
+        llm.engine._calibrate = lambda: llm.engine.executor.set_step_cost(*columns)
     params = specdec_ext.SamplingParams(max_tokens=tokens, ignore_eos=True)
     llm.generate(prompts, params, use_tqdm=False)  # warm-up
     model, layer_seconds = Stopwatch(), layer_clock(drafting.drafter)

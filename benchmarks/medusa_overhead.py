@@ -35,9 +35,7 @@ def random_heads(folder: str) -> str:
 
 
 def heads_clock(drafter: Any) -> Callable[[], float]:
-    watch = drafter_overhead.Stopwatch()
-    watch.watch(drafter.heads, "top")
-    return lambda: watch.seconds
+    return lambda: float(drafter.stats()["head_thread_seconds"])
 
 
 def cases(rounds: int, tokens: int) -> dict[str, dict[str, Any]]:

@@ -226,8 +226,8 @@ TORCH_AT_TOP = (
     "models/host_rows", "models/output_head", "models/packed_modules",
     "drafters/draft_target/device_", "drafters/medusa/device_", "drafters/redrafter/device_",
     "drafters/redrafter/layers",
-    # The heads' and the recurrent drafter's networks: their files are read into torch's modules.
-    "drafters/medusa/checkpoint", "drafters/medusa/convert", "drafters/medusa/heads",
+    # The heads' and the recurrent drafter's modules: for trainers, converters and devices.
+    "drafters/medusa/convert", "drafters/medusa/heads",
     "drafters/redrafter/model",
 )  # fmt: skip
 

@@ -13,7 +13,7 @@ namespace {
 
 // Fewer scores than this are searched by the calling thread: waking the others takes as long.
 constexpr std::int64_t kInlineScores = 1 << 17;
-static_assert(kMaxTopScores <= kMaxBeamScores);
+static_assert(BeamSearch::kKept <= kMaxBeamScores && BeamSearch::kKept <= kMaxTopScores);
 
 }  // namespace
 

@@ -31,7 +31,7 @@ struct BeamTree {
 
 class BeamSearch {
  public:
-  static constexpr std::int32_t kKept = kMaxTopScores;
+  static constexpr std::int32_t kKept = 50;
 
   // Starts over. Every request has one row: its empty beam.
   void start(const std::vector<BeamShape>& shapes);

@@ -10,7 +10,8 @@ namespace {
 
 constexpr std::int32_t kScanBlock = 32;
 // Scores collected above the threshold before it is raised again.
-constexpr std::int32_t kCollected = 4 * kMaxTopScores;
+constexpr std::int32_t kCollected = 200;
+static_assert(kCollected >= 2 * kMaxTopScores);
 // A threshold that so many more than asked for reach is good enough to collect by.
 constexpr std::int32_t kSlack = 8;
 constexpr float kNoScore = -std::numeric_limits<float>::infinity();

@@ -15,7 +15,7 @@ inline bool likelier(const ScoredIndex& a, const ScoredIndex& b) {
   return a.score > b.score || (a.score == b.score && a.index < b.index);
 }
 
-inline constexpr std::int32_t kMaxTopScores = 50;
+inline constexpr std::int32_t kMaxTopScores = 64;
 
 // The best `keep` <= kMaxTopScores of n scores (smaller index first on ties), by index; -infinity
 // is not among them. 0 of a row with NaN or +infinity. `scratch` is kept by the caller to allocate

@@ -3,14 +3,10 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
-#include <algorithm>
-#include <cmath>
 #include <optional>
-#include <tuple>
 #include <vector>
 
 #include "algo/beam_search_host.h"
-#include "algo/slot.h"
 #include "base/check.h"
 #include "bind/array_argument.h"
 #include "bind/dlpack_convert.h"
@@ -69,65 +65,6 @@ void advance_beams(BeamSearch& self, const py::object& scores, const py::object&
                static_cast<std::int32_t>(rows->shape[1]), map);
 }
 
-// Where laws go, if somebody wants them.
-struct LawTensors {
-  py::handle probs, ids, token_ids;
-};
-
-void propose_trees(BeamSearch& self, const SlotLayout& layout, py::handle slots,
-                   const std::vector<std::int32_t>& slot_ids,
-                   const std::vector<std::int32_t>& limits, int vocab_size,
-                   const std::vector<std::int32_t>& law_rows, const LawTensors& tensors) {
-  const BorrowedTensor blocks(slots, "slots", true);
-  check_cpu(blocks.view(), "slots");
-  check_contiguous(blocks.view(), "slots");
-  check_dtype(blocks.view(), "slots", {DType::kU8});
-  check_shape(blocks.view(), "slots", "[num_slots, slot_bytes]", {kAny, layout.bytes});
-  const auto requests = static_cast<std::size_t>(self.num_requests());
-  SPECDEC_REQUIRE(
-      slot_ids.size() == requests && limits.size() == requests && law_rows.size() == requests,
-      "propose: ", slot_ids.size(), " slot_ids, ", limits.size(), " limits, ", law_rows.size(),
-      " law_rows, the search has ", requests, " requests");
-  BorrowedTensor probs, ids, map;
-  std::int64_t drafts = 0;
-  if (!tensors.probs.is_none()) {
-    probs = BorrowedTensor(tensors.probs, "probs", true);
-    ids = BorrowedTensor(tensors.ids, "ids", true);
-    check_shape(probs.view(), "probs", "[D, drafts, 50]", {kAny, kAny, BeamSearch::kKept});
-    drafts = probs->shape[1];
-    check_shape(ids.view(), "ids", "that of probs", {probs->shape[0], drafts, BeamSearch::kKept});
-    check_dtype(probs.view(), "probs", {DType::kF32});
-    check_dtype(ids.view(), "ids", {DType::kI32});
-    for (const BorrowedTensor* tensor : {&probs, &ids}) {
-      check_cpu(tensor->view(), "probs, ids");
-      check_contiguous(tensor->view(), "probs, ids");
-    }
-    if (!tensors.token_ids.is_none()) map = BorrowedTensor(tensors.token_ids, "token_ids");
-  }
-  for (std::int32_t r = 0; r < self.num_requests(); ++r) {
-    const std::int32_t id = slot_ids[r];
-    SPECDEC_REQUIRE(id >= 0 && id < blocks->shape[0], "slot_ids[", r, "] = ", id, ": the pool has ",
-                    blocks->shape[0], " slots");
-    Slot* slot = reinterpret_cast<Slot*>(static_cast<std::byte*>(blocks->data) +
-                                         std::int64_t{id} * layout.bytes);
-    const std::int32_t len = slot_len_to_draft(slot, kMaxDraftLen);
-    if (len == 0) continue;
-    const BeamTree tree = self.tree(r, limits[r]);
-    float survival[kMaxDraftLen];
-    for (std::int32_t i = 0; i < tree.size; ++i) survival[i] = std::exp(tree.log_probs[i]);
-    propose_draft(SerialTeam{}, slot->proposed_draft(), len, tree.tokens, tree.parents, survival,
-                  tree.size, vocab_size);
-    if (law_rows[r] < 0) continue;
-    SPECDEC_REQUIRE(probs.defined() && law_rows[r] < probs->shape[0] && tree.size <= drafts,
-                    "propose: law_rows[", r, "] = ", law_rows[r], " and ", tree.size,
-                    " drafts do not fit into probs");
-    const std::int64_t first = std::int64_t{law_rows[r]} * drafts * BeamSearch::kKept;
-    self.tree_laws(r, tree, map.defined() ? static_cast<const TokenId*>(map->data) : nullptr,
-                   static_cast<float*>(probs->data) + first,
-                   static_cast<TokenId*>(ids->data) + first);
-  }
-}
-
 void check_request(const BeamSearch& self, std::int32_t r) {
   SPECDEC_REQUIRE(r >= 0 && r < self.num_requests(), "request = ", r, ": there are 0..",
                   self.num_requests() - 1);
@@ -181,21 +118,6 @@ void register_beams(py::module_& m) {
           "(tokens, parents, depths, log_probs) of the beams' prefix tree, the likeliest node "
           "first; "
           "parents -1 and depth 1 behind the golden token; cut to max_drafts nodes.");
-  search.def(
-      "propose",
-      [](BeamSearch& self, const SlotLayout& layout, py::handle slots,
-         const std::vector<std::int32_t>& slot_ids, const std::vector<std::int32_t>& limits,
-         int vocab_size, const std::vector<std::int32_t>& law_rows, py::handle probs,
-         py::handle ids, py::handle token_ids) {
-        propose_trees(self, layout, slots, slot_ids, limits, vocab_size, law_rows,
-                      {probs, ids, token_ids});
-      },
-      py::arg("layout"), py::arg("slots"), py::arg("slot_ids"), py::arg("limits"), py::kw_only(),
-      py::arg("vocab_size"), py::arg("law_rows"), py::arg("probs") = py::none(),
-      py::arg("ids") = py::none(), py::arg("token_ids") = py::none(),
-      "Each request's tree(), cut to its limit, into its slot, with the chance of each node. "
-      "law_rows: the row of probs and ids, float32 and int32 [D, drafts, 50], that takes what the "
-      "request's nodes were chosen from, with their tokens; -1: none. token_ids as advance().");
   search.def(
       "tree_laws",
       [](BeamSearch& self, std::int32_t r, std::int32_t max_drafts, std::int32_t num_scores) {

@@ -67,24 +67,6 @@ std::int64_t count_not_finite(const py::object& values) {
   return cpu::count_not_finite(tensor->data, tensor->dtype, tensor->numel());
 }
 
-void best_scores(const py::object& scores, const py::object& out) {
-  const BorrowedTensor values(scores, "scores"), ids(out, "out", true);
-  for (const auto& [tensor, name] : {std::pair{&values, "scores"}, std::pair{&ids, "out"}}) {
-    check_cpu(tensor->view(), name);
-    check_contiguous(tensor->view(), name);
-  }
-  check_dtype(values.view(), "scores", {DType::kF32});
-  check_dtype(ids.view(), "out", {DType::kI32});
-  check_shape(values.view(), "scores", "[rows, V]", {kAny, kAny});
-  check_shape(ids.view(), "out", "[rows, k]", {values->shape[0], kAny});
-  const std::int64_t k = ids->shape[1];
-  SPECDEC_REQUIRE(k >= 1 && k <= values->shape[1], "out has ", k, " columns: give 1..",
-                  values->shape[1], ", the scores of a row");
-  const py::gil_scoped_release release;
-  cpu::best_scores(static_cast<const float*>(values->data), values->shape[0], values->shape[1],
-                   static_cast<int>(k), static_cast<std::int32_t*>(ids->data));
-}
-
 }  // namespace
 
 void register_host_arrays(py::module_& m) {
@@ -109,10 +91,6 @@ void register_host_arrays(py::module_& m) {
   m.def("count_not_finite", &count_not_finite, py::arg("values"),
         "How many of the values are NaN or infinite: a contiguous tensor of float32, bfloat16 or "
         "float16 on the CPU.");
-  m.def("best_scores", &best_scores, py::arg("scores"), py::arg("out"),
-        "Write the indices of the k largest of each row of ``scores`` float32 [rows, V] into "
-        "``out`` int32 [rows, k], the largest first, of equal ones the lower index. A NaN is above "
-        "everything.");
 }
 
 }  // namespace specdec

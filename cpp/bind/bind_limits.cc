@@ -5,8 +5,8 @@
 #include <string>
 
 #include "algo/accept_rules.h"
+#include "algo/beam_search_host.h"
 #include "algo/slot.h"
-#include "algo/top_scores.h"
 #include "base/check.h"
 #include "base/pages.h"
 #include "base/philox.h"
@@ -33,7 +33,7 @@ void register_limits(py::module_& m) {
   m.attr("MASK_WORDS") = kMaskWords;
   m.attr("MAX_PAGE_SIZE") = kMaxPageSize;
   m.attr("MAX_STOP_IDS") = kMaxSlotStopIds;
-  m.attr("BEAM_SCORES") = kMaxTopScores;
+  m.attr("BEAM_SCORES") = BeamSearch::kKept;
   m.attr("POSTERIOR_THRESHOLD") = kPosteriorThreshold;
   m.attr("POSTERIOR_ALPHA") = kPosteriorAlpha;
   m.def(

@@ -5,7 +5,6 @@
 
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -15,8 +14,7 @@
 #include "backend/cpu/linear/linear_call.h"
 #include "backend/cpu/linear/packed_linear.h"
 #include "base/check.h"
-#include "bind/decoder_object.h"
-#include "bind/dlpack_convert.h"
+#include "bind/drafter_arguments.h"
 #include "bind/registers.h"
 
 namespace py = pybind11;
@@ -31,21 +29,6 @@ using cpu::PackedLinear;
 using cpu::RecurrentDrafter;
 using cpu::SearchCost;
 
-// The network and the Python objects that its layers and functions live in.
-struct RecurrentDrafterObject {
-  std::vector<py::object> kept;
-  std::unique_ptr<RecurrentDrafter> network;
-};
-
-TensorView rows_view(const float* data, std::int64_t rows, std::int64_t columns) {
-  TensorView view;
-  view.data = const_cast<float*>(data);
-  view.ndim = 2;
-  view.shape = {rows, columns};
-  view.strides = {columns, 1};
-  return view;
-}
-
 RecurrentDrafter::EmbedRows embedding_of(const DecoderObject& target, std::int64_t hidden_size) {
   const auto* decoder = &target.decoder;
   SPECDEC_REQUIRE(decoder->config().hidden_size == hidden_size,
@@ -57,34 +40,16 @@ RecurrentDrafter::EmbedRows embedding_of(const DecoderObject& target, std::int64
 }
 
 // The target's head where `head` is None.
-// Not by a cast alone: that of None is a null pointer.
-const PackedLinear* layer_of(py::handle layer, const std::string& name) {
-  if (!py::isinstance<PackedLinear>(layer)) {
-    throw py::type_error(
-        detail::join(name, " is a ", Py_TYPE(layer.ptr())->tp_name, ": give a PackedLinear"));
-  }
-  return layer.cast<const PackedLinear*>();
-}
-
 RecurrentDrafter::ScoreRows head_of(DecoderObject& target, const py::object& head,
                                     std::int64_t exit_dim, std::int64_t num_scores) {
-  if (head.is_none()) {
-    auto* decoder = &target.decoder;
-    const cpu::DecoderConfig& config = decoder->config();
-    SPECDEC_REQUIRE(config.hidden_size == exit_dim && config.head_size == num_scores,
-                    "target: the decoder's head scores ", config.head_size, " tokens of ",
-                    config.hidden_size, " values, expected num_scores = ", num_scores,
-                    ", exit_dim = ", exit_dim);
-    return [=](const float* x, std::int64_t rows, float* scores) {
-      decoder->score_rows(x, rows, scores);
-    };
-  }
-  const PackedLinear* linear = layer_of(head, "head");
+  if (head.is_none()) return target_scores(target, exit_dim, num_scores);
+  const PackedLinear* linear = layer_argument(head, "head");
   SPECDEC_REQUIRE(linear->n() == num_scores && linear->k() == exit_dim, "head has shape [",
                   linear->n(), ", ", linear->k(), "], expected [num_scores = ", num_scores,
                   ", exit_dim = ", exit_dim, "]");
   return [=](const float* x, std::int64_t rows, float* scores) {
-    cpu::run_linear(*linear, rows_view(x, rows, exit_dim), rows_view(scores, rows, num_scores));
+    cpu::run_linear(*linear, cpu::rows_view(x, rows, exit_dim),
+                    cpu::rows_view(scores, rows, num_scores));
   };
 }
 
@@ -99,19 +64,16 @@ std::unique_ptr<RecurrentDrafterObject> make(std::int64_t hidden_size, std::int6
   auto self = std::make_unique<RecurrentDrafterObject>();
   self->kept = {recurrence, projection, blocks, target, head};
   cpu::RecurrentLayers layers;
-  if (!recurrence.is_none()) layers.recurrence = layer_of(recurrence, "recurrence");
-  if (!projection.is_none()) layers.projection = layer_of(projection, "projection");
+  if (!recurrence.is_none()) layers.recurrence = layer_argument(recurrence, "recurrence");
+  if (!projection.is_none()) layers.projection = layer_argument(projection, "projection");
   for (const py::handle block : blocks) {
     self->kept.push_back(py::reinterpret_borrow<py::object>(block));
-    layers.blocks.push_back(layer_of(block, detail::join("blocks[", layers.blocks.size(), "]")));
+    layers.blocks.push_back(
+        layer_argument(block, detail::join("blocks[", layers.blocks.size(), "]")));
   }
   const std::int64_t exit_dim =
       layers.projection != nullptr ? layers.projection->n() : 2 * hidden_size;
-  if (!py::isinstance<DecoderObject>(target)) {
-    throw py::type_error(detail::join("target is a ", Py_TYPE(target.ptr())->tp_name,
-                                      ": give the target's LlamaDecoder"));
-  }
-  auto& decoder = target.cast<DecoderObject&>();
+  DecoderObject& decoder = target_argument(target);
   self->network = std::make_unique<RecurrentDrafter>(hidden_size, num_scores, std::move(layers),
                                                      embedding_of(decoder, hidden_size),
                                                      head_of(decoder, head, exit_dim, num_scores));
@@ -138,36 +100,18 @@ void start(RecurrentDrafterObject& self, const std::vector<py::object>& hidden,
   self.network->start(data, tokens);
 }
 
-// The tokens of the scores, if they are not the whole vocabulary.
-class TokenMap {
- public:
-  TokenMap(const py::object& token_ids, std::int64_t num_scores) {
-    if (token_ids.is_none()) return;
-    ids_.emplace(token_ids, "token_ids");
-    check_cpu(ids_->view(), "token_ids");
-    check_contiguous(ids_->view(), "token_ids");
-    check_dtype(ids_->view(), "token_ids", {DType::kI32});
-    check_shape(ids_->view(), "token_ids", "[V]", {num_scores});
-  }
-  const TokenId* data() const {
-    return ids_ ? static_cast<const TokenId*>((*ids_)->data) : nullptr;
-  }
-
- private:
-  std::optional<BorrowedTensor> ids_;
-};
-
 void advance(const RecurrentDrafterObject& self, BeamSearch& search, const py::object& token_ids) {
-  const TokenMap map(token_ids, self.network->num_scores());
+  const std::vector<TokenId> map = token_ids_argument(token_ids, self.network->num_scores());
   const py::gil_scoped_release release;
-  self.network->advance(&search, map.data());
+  self.network->advance(&search, map.empty() ? nullptr : map.data());
 }
 
 SearchCost run_search(RecurrentDrafterObject& self, BeamSearch& search, const py::object& token_ids,
                       std::vector<double> gains, double pass_seconds) {
-  const TokenMap map(token_ids, self.network->num_scores());
+  const std::vector<TokenId> map = token_ids_argument(token_ids, self.network->num_scores());
   const py::gil_scoped_release release;
-  return self.network->run(&search, map.data(), {std::move(gains), pass_seconds});
+  return self.network->run(&search, map.empty() ? nullptr : map.data(),
+                           {std::move(gains), pass_seconds});
 }
 
 constexpr const char* kDoc = R"(ReDrafter's network over packed linear layers.

@@ -28,6 +28,8 @@ PYBIND11_MODULE(_core, m) {
   specdec::register_fill_step_plan(m);
   specdec::register_beams(m);
   specdec::register_recurrent_drafter(m);
+  specdec::register_beam_drafter(m);
+  specdec::register_medusa_drafter(m);
   specdec::register_accept(m);
   specdec::register_synthetic(m);
   specdec::register_host_arrays(m);

@@ -21,6 +21,7 @@ __all__: list[str] = [
     "MAX_STOP_IDS",
     "POSTERIOR_ALPHA",
     "POSTERIOR_THRESHOLD",
+    "BeamDrafter",
     "BeamSearch",
     "Bfloat16Array",
     "ChoiceTree",
@@ -29,6 +30,8 @@ __all__: list[str] = [
     "Executor",
     "LazyZeros",
     "LlamaDecoder",
+    "MedusaDrafter",
+    "MedusaHeads",
     "PackedLinear",
     "RecurrentDrafter",
     "SearchCost",
@@ -49,7 +52,6 @@ __all__: list[str] = [
     "argmax",
     "backend_memory",
     "backend_names",
-    "best_scores",
     "build_step",
     "commit_step",
     "compact_kv",
@@ -64,6 +66,7 @@ __all__: list[str] = [
     "gated_activation",
     "grow_beams",
     "grow_drafts",
+    "guess_tree",
     "keep_hidden",
     "linear",
     "linear_scratch_bytes",
@@ -1065,22 +1068,6 @@ class BeamSearch:
         """
         scores float32 [num_rows, V], its index's token from token_ids int32 [V], None: the index.
         """
-    def propose(
-        self,
-        layout: SlotLayout,
-        slots: typing.Any,
-        slot_ids: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
-        limits: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
-        *,
-        vocab_size: typing.SupportsInt | typing.SupportsIndex,
-        law_rows: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
-        probs: typing.Any = None,
-        ids: typing.Any = None,
-        token_ids: typing.Any = None,
-    ) -> None:
-        """
-        Each request's tree(), cut to its limit, into its slot, with the chance of each node. law_rows: the row of probs and ids, float32 and int32 [D, drafts, 50], that takes what the request's nodes were chosen from, with their tokens; -1: none. token_ids as advance().
-        """
     def start(
         self,
         num_beams: typing.Annotated[numpy.typing.ArrayLike, numpy.int32],
@@ -1212,6 +1199,153 @@ class RecurrentDrafter:
     def scores(self) -> numpy.typing.NDArray[numpy.float32]:
         """
         float32 [rows, num_scores]: a copy of what the last score() found.
+        """
+
+class BeamDrafter:
+    """
+    Drafts a RecurrentDrafter's beams for the requests of a step.
+    """
+    def __init__(
+        self,
+        network: RecurrentDrafter,
+        *,
+        token_ids: typing.Any = None,
+        max_requests: typing.SupportsInt | typing.SupportsIndex,
+        vocab_size: typing.SupportsInt | typing.SupportsIndex,
+    ) -> None:
+        """
+        ``token_ids`` int32 [num_scores]: the token of each score, None: the same number.
+        """
+    def draft(
+        self,
+        layout: SlotLayout,
+        slots: typing.Any,
+        slot_ids: typing.Any,
+        max_drafts: typing.Any,
+        hidden: typing.Any,
+        *,
+        pass_price: typing.SupportsFloat | typing.SupportsIndex = 0.0,
+        probs: typing.Any = None,
+        ids: typing.Any = None,
+        has_probs: typing.Any = None,
+    ) -> SearchCost:
+        """
+        Search beams for a step's requests and put their trees into the slots.
+
+        layout, slots  of the pool, uint8 [num_slots, slot_bytes]
+        slot_ids       int32 [B], -1: nobody
+        max_drafts     int32 [B] drafts of this step, 0: none
+        hidden         float32 [num_slots, H]: the head's input that each slot's last token was chosen from
+        pass_price     tokens that a pass after the first has to bring, where all requests are adaptive
+        probs, ids, has_probs
+                       float32 and int32 [>= B, drafts, 50] and uint8 [>= B]: take what the drafts of requests
+                       that keep their laws were chosen from, and who has such; None: nobody asks
+
+        Releases the GIL. Returns what the search took; no passes: nobody drafted.
+        """
+    def enter(
+        self,
+        slot: typing.SupportsInt | typing.SupportsIndex,
+        *,
+        num_beams: typing.SupportsInt | typing.SupportsIndex = 0,
+        length: typing.SupportsInt | typing.SupportsIndex = 0,
+        temperature: typing.SupportsFloat | typing.SupportsIndex = 1.0,
+        adaptive: bool = False,
+        keeps_laws: bool = False,
+    ) -> None:
+        """
+        A request takes a slot; ``num_beams`` 0: it wants no drafts. An adaptive one searches no wider and deeper than its step has drafts.
+        """
+
+class MedusaHeads:
+    """
+    Medusa heads over packed linear layers.
+
+    Layers are PackedLinear: ``first`` [num_heads * H, H], the first residual layers of all heads, or None;
+    ``deeper``, a list of [H, H] for each head; ``lm_heads`` [num_scores, H], one of each head, one for
+    all, or none: then ``target``, the target's LlamaDecoder, gives its head. ``token_ids`` int32
+    [num_scores]: the token of each score, None: the same number. Raises ValueError naming the layer that
+    does not fit.
+    """
+    def __init__(
+        self,
+        *,
+        hidden_size: typing.SupportsInt | typing.SupportsIndex,
+        num_heads: typing.SupportsInt | typing.SupportsIndex,
+        num_scores: typing.SupportsInt | typing.SupportsIndex,
+        first: typing.Any,
+        deeper: collections.abc.Sequence[collections.abc.Sequence[typing.Any]],
+        lm_heads: collections.abc.Sequence[typing.Any],
+        target: typing.Any = None,
+        token_ids: typing.Any = None,
+    ) -> None: ...
+    def best(
+        self,
+        hidden: typing.Any,
+        num_heads: typing.SupportsInt | typing.SupportsIndex,
+        top_k: typing.SupportsInt | typing.SupportsIndex,
+    ) -> numpy.typing.NDArray[numpy.int32]:
+        """
+        Token ids int32 [B, num_heads, top_k] of the best guesses, best first; -1 behind the last, and for a row of scores with NaN or +infinity.
+        """
+    def scores(
+        self, hidden: typing.Any, num_heads: typing.SupportsInt | typing.SupportsIndex
+    ) -> numpy.typing.NDArray[numpy.float32]:
+        """
+        float32 [num_heads, B, num_scores] of the first heads, for float32 hidden [B, H].
+        """
+
+class MedusaDrafter:
+    """
+    Drafts a MedusaHeads' trees for the requests of a step.
+    """
+    def __init__(
+        self,
+        heads: MedusaHeads,
+        *,
+        rates: typing.Annotated[numpy.typing.ArrayLike, numpy.float64],
+        max_requests: typing.SupportsInt | typing.SupportsIndex,
+        vocab_size: typing.SupportsInt | typing.SupportsIndex,
+    ) -> None:
+        """
+        ``rates`` float64 [heads, ranks]: how often each guess is right, to start from.
+        """
+    def draft(
+        self,
+        layout: SlotLayout,
+        slots: typing.Any,
+        slot_ids: typing.Any,
+        max_drafts: typing.Any,
+        hidden: typing.Any,
+    ) -> None:
+        """
+        Ask the heads for a step's requests and put their trees into the slots.
+
+        layout, slots  of the pool, uint8 [num_slots, slot_bytes]
+        slot_ids       int32 [B], -1: nobody
+        max_drafts     int32 [B] drafts of this step, 0: none
+        hidden         float32 [num_slots, H]: the head's input that each slot's last token was chosen from
+
+        Guesses of earlier steps are held against the texts. Releases the GIL.
+        """
+    def enter(
+        self,
+        slot: typing.SupportsInt | typing.SupportsIndex,
+        choices: collections.abc.Sequence[
+            collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex]
+        ],
+        adaptive: bool,
+    ) -> None:
+        """
+        A request takes a slot; no choices: it wants no drafts. An adaptive one drafts the likeliest nodes first, any other its choices in their order.
+        """
+    def measured(self) -> tuple[list[list[float]], list[float]]:
+        """
+        (how often each head's guess of each rank was right, over all steps so far [heads] [ranks], observations of each head)
+        """
+    def stats(self) -> dict[str, typing.Any]:
+        """
+        Counts: steps that asked the heads, proposals and their nodes, idle requests of steps; head_seconds, head_thread_seconds.
         """
 
 class Bfloat16Array:
@@ -1424,11 +1558,6 @@ def backend_names() -> list[str]:
     Names of the backends that can run operations here.
     """
 
-def best_scores(scores: typing.Any, out: typing.Any) -> None:
-    """
-    Write the indices of the k largest of each row of ``scores`` float32 [rows, V] into ``out`` int32 [rows, k], the largest first, of equal ones the lower index. A NaN is above everything.
-    """
-
 def build_step(
     parents: typing.Any,
     page_table: typing.Any,
@@ -1615,6 +1744,17 @@ def grow_drafts(
 ) -> None:
     """
     See specdec_ext.ops.grow_drafts.
+    """
+
+def guess_tree(
+    choices: collections.abc.Sequence[
+        collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex]
+    ],
+    rates: typing.Annotated[numpy.typing.ArrayLike, numpy.float64],
+    likeliest: bool,
+) -> tuple[typing.Any, ...]:
+    """
+    (heads, ranks, parents, worth) of the nodes of Medusa choices, int32 and float64 [n]: what rank of which head each is, its parent (-1: the golden token), and the probability that it is accepted by ``rates`` float64 [heads, ranks]. ``likeliest``: those that are worth most first, else in their own order.
     """
 
 def keep_hidden(

@@ -2,30 +2,42 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 
+from specdec_ext.drafters.medusa.heads import MedusaHeads, MedusaHeadsConfig, save_medusa_heads
+from specdec_ext.drafters.redrafter.model import Redrafter, RedrafterShape, save_redrafter
 from tiny_models import save_tiny
 
+HEADS = "{'method': 'medusa', 'model': folder + '/heads'}"
+REDRAFTER = "{'method': 'redrafter', 'model': folder + '/redrafter'}"
+# (speculative_config, what the requests ask for besides)
 METHODS = {
-    "plain": "None",
-    "prompt lookup": "{'method': 'ngram'}",
-    "lookahead": "{'method': 'lookahead'}",
-    "draft model": "{'method': 'draft_target', 'model': folder}",
-    "sampled": "None",
+    "plain": ("None", ""),
+    "prompt lookup": ("{'method': 'ngram'}", ""),
+    "lookahead": ("{'method': 'lookahead'}", ""),
+    "draft model": ("{'method': 'draft_target', 'model': folder}", ""),
+    "Medusa": (HEADS, ""),
+    "ReDrafter": (REDRAFTER, ""),
+    "sampled": ("None", "temperature=1.0"),
+    "Medusa, sampled": (HEADS, "temperature=1.0, acceptance='typical'"),
+    "ReDrafter, sampled": (REDRAFTER, "temperature=1.0, acceptance='best_beam'"),
 }
 SCRIPT = """
 import sys
 from specdec_ext import LLM, SamplingParams
-folder, sampled = sys.argv[1], {sampled}
+folder = sys.argv[1]
 llm = LLM(folder, dtype="bfloat16", speculative_config={config}, max_seq_len=64)
-params = SamplingParams(max_tokens=8, ignore_eos=True, temperature=1.0 if sampled else 0.0)
+params = SamplingParams(max_tokens=8, ignore_eos=True, {asked})
 for output in llm.generate(["ab ab ab ab", "hello"], params, use_tqdm=False):
     assert len(output.outputs[0].token_ids) == 8 and output.outputs[0].text
-llm.get_metrics()
+drafter = llm.get_metrics()["drafter"]
+assert drafter is None or drafter["failures"] == 0, drafter
 llm.close()
 heavy = {{"torch", "transformers"}} & set(sys.modules)
 assert not heavy, heavy
@@ -34,11 +46,21 @@ assert not heavy, heavy
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny(tmp_path_factory.mktemp("tiny"))
+    """A model, and within it heads and a recurrent drafter for it."""
+    folder = save_tiny(tmp_path_factory.mktemp("tiny"))
+    content = json.loads((folder / "config.json").read_text())
+    hidden, vocab = content["hidden_size"], content["vocab_size"]
+    ids = torch.arange(0, vocab, 2)
+    config = MedusaHeadsConfig(hidden, vocab, 3, draft_vocab_size=len(ids))
+    save_medusa_heads(folder / "heads", MedusaHeads(config, ids), dtype="int8")
+    shape = RedrafterShape(vocab, hidden, hidden, 1, True, tie_lm_head=True)
+    save_redrafter(Redrafter(shape), folder / "redrafter", dtype=torch.bfloat16)
+    return folder
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_methods(folder: Path, method: str) -> None:
-    script = SCRIPT.format(config=METHODS[method], sampled=method == "sampled")
+    config, asked = METHODS[method]
+    script = SCRIPT.format(config=config, asked=asked)
     done = subprocess.run([sys.executable, "-c", script, str(folder)], capture_output=True)
     assert done.returncode == 0, done.stderr.decode()

@@ -43,7 +43,8 @@ def main() -> int:
         use_core(core)
     else:  # what an absurd size asks for is refused, not swapped (a sanitizer needs the space)
         resource.setrlimit(resource.RLIMIT_AS, (12 * 2**30, 12 * 2**30))
-    import object_targets  # noqa: F401  # enters its own
+    import drafter_targets  # noqa: F401  # enter their own
+    import object_targets  # noqa: F401
     import torch
     from targets import TARGETS
 

@@ -147,31 +147,6 @@ def packed_linear(rng: random.Random, note: Callable[[str], None]) -> None:
     attempt(note, linear.unpack_rows, damaged(rng, {"ids": i32(0, 36), "out": torch.zeros(2, 13)}))
 
 
-@target
-def recurrent_drafter(rng: random.Random, note: Callable[[str], None]) -> None:
-    def layer(n: int, k: int) -> Any:
-        return _core.PackedLinear(torch.randn(n, k))
-
-    arguments = {
-        "hidden_size": 12, "num_scores": V, "recurrence": layer(12, 24),
-        "projection": layer(14, 24), "blocks": [layer(14, 14)],
-        "target": some_decoder(rng, note, wild=False), "head": layer(V, 14),
-    }  # fmt: skip
-    drafter = attempt(note, _core.RecurrentDrafter, damaged(rng, arguments))
-    search = _core.BeamSearch()
-    attempt(note, search.start, damaged(rng, {"num_beams": [2, 3], "lengths": [3, 2]}))
-    if drafter is None:
-        return
-    calls: list[tuple[Callable[..., Any], Arguments]] = [
-        (drafter.start, {"hidden": [torch.zeros(12)] * 2, "tokens": [1, 2]}),
-        (drafter.score, {"search": search}),
-        (drafter.advance, {"search": search, "token_ids": zeros(V)}),
-        (drafter.run, {"search": search, "token_ids": None, "gains": [1.0], "pass_seconds": 0.0}),
-    ]
-    for call, given in rng.sample(calls, len(calls)) if rng.random() < 0.3 else calls:
-        attempt(note, call, damaged(rng, given))
-
-
 # -- searches, pools and tables -------------------------------------------------------------------
 
 

@@ -1,5 +1,5 @@
 """What is fuzzed: every raw operation of the extension, here, and its objects but the executors
-(object_targets.py).
+(object_targets.py, drafter_targets.py).
 
 A target builds valid arguments, damages some and calls. What it lets out is judged by child.py:
 refusals are ValueError, TypeError, OverflowError or MemoryError; anything else is a finding.

@@ -53,7 +53,7 @@ def test_heads_guess_what_they_guess_on_the_host(
 ) -> None:
     heads, target = make_heads(lm_head, ids, layers, bias), target_of(HIDDEN, VOCAB, torch.float32)
     kept = 3  # of four
-    host = PackedHeads(heads, target, num_heads=kept, dtype="float32")
+    host = PackedHeads(heads.to_weights(), target, num_heads=kept, dtype="float32")
     device = DeviceHeads(heads, target, num_heads=kept, dtype=torch.float32)
     own_bytes = sum(p.numel() for n, p in heads.named_parameters()) * 4 * kept // 4
     if lm_head == "own":
@@ -61,20 +61,20 @@ def test_heads_guess_what_they_guess_on_the_host(
     assert device.scratch_bytes(5) == 2 * kept * 5 * device.num_scores * 4
     for batch, asked in ((1, 3), (5, 2), (5, 1)):
         hidden = torch.randn(batch, HIDDEN)
-        expected = host.scores(hidden, asked)
+        expected = torch.from_numpy(host.core.scores(hidden.numpy(), asked))
         scores = device.scores(hidden, asked)
         torch.testing.assert_close(scores, expected, rtol=1e-5, atol=1e-4)
         found = device.best(hidden, asked, 7)
-        assert found.tolist() == host.top(hidden, asked, 7).tolist()
+        assert found.transpose(0, 1).tolist() == host.core.best(hidden, asked, 7).tolist()
 
 
 def test_heads_in_the_targets_dtype() -> None:
     """Activations are rounded to bfloat16 there: close to the host's, and no more."""
     heads, target = make_heads("own", None, 1, True), target_of(HIDDEN, VOCAB, torch.bfloat16)
-    host = PackedHeads(heads, target, num_heads=4, dtype="bfloat16")
+    host = PackedHeads(heads.to_weights(), target, num_heads=4, dtype="bfloat16")
     device = DeviceHeads(heads, target, num_heads=4, dtype=torch.bfloat16)
     hidden = torch.randn(3, HIDDEN)
-    expected = host.scores(hidden, 4)
+    expected = torch.from_numpy(host.core.scores(hidden.numpy(), 4))
     error = (device.scores(hidden, 4).float() - expected).abs().max() / expected.abs().max()
     assert 0 < float(error) < 3e-2
 

@@ -14,11 +14,11 @@ from safetensors.torch import load_file, save_file
 
 from reference.redrafter_reference import Network
 from specdec_ext import _core
+from specdec_ext.drafters.redrafter.checkpoint import read_redrafter_shape
 from specdec_ext.drafters.redrafter.model import (
     Redrafter,
     RedrafterShape,
     load_redrafter,
-    read_redrafter_shape,
     save_redrafter,
 )
 from specdec_ext.drafters.redrafter.packed_model import PackedRedrafter
@@ -111,7 +111,7 @@ def test_packed_network_scores_every_beam_as_the_module(
     """Three requests of different beams and lengths: each row continues the row it extends."""
     target = native(dtype)
     model = make(shape_for(name, target), seed=7, std=0.1)
-    packed = PackedRedrafter(model, target)
+    packed = PackedRedrafter(model.to_weights(), target)
     every = torch.arange(target.vocab_size)
     module, table = model.double(), target.embed(every).double()
     own = not model.shape.tie_lm_head
@@ -122,7 +122,7 @@ def test_packed_network_scores_every_beam_as_the_module(
     tokens = torch.tensor([4, 0, 30], dtype=torch.int32)
     search = _core.BeamSearch()
     search.start([1, 4, 2], [3, 2, 5])
-    packed.start(list(context), tokens.tolist())
+    packed.core.start(list(context), tokens.tolist())
     state = module.initial_state(3).double()
     context = context.double()
     depths = 0
@@ -133,11 +133,11 @@ def test_packed_network_scores_every_beam_as_the_module(
             tokens = torch.from_numpy(search.row_tokens)
         state = module.next_state(state, table[tokens.long()])
         expected = module.scores(module.features(context, state), head)
-        packed.score(search)
-        found = torch.from_numpy(packed.scores).double()
+        packed.core.score(search)
+        found = torch.from_numpy(packed.core.scores).double()
         error = float((found - expected).abs().max() / expected.abs().max())
         assert error < (3e-2 if dtype == torch.bfloat16 else 2e-6)
-        packed.advance(search)
+        packed.core.advance(search, packed.token_ids)
         depths += 1
     assert depths == 5
 
@@ -145,15 +145,15 @@ def test_packed_network_scores_every_beam_as_the_module(
 def searched(packed: PackedRedrafter, context: torch.Tensor, by_depth: bool, **rule: Any) -> Any:
     search = _core.BeamSearch()
     search.start([1, 4, 2], [3, 2, 5])
-    packed.start(list(context), [4, 0, 30])
+    packed.core.start(list(context), [4, 0, 30])
     if not by_depth:
-        return search, packed._network.run(
+        return search, packed.core.run(
             search, packed.token_ids, rule.get("gains", []), rule.get("pass_seconds", 0.0)
         )
     passes = 0
     while search.num_rows and passes < rule.get("passes", 99):
-        packed.score(search)
-        packed.advance(search)
+        packed.core.score(search)
+        packed.core.advance(search, packed.token_ids)
         passes += 1
     return search, passes
 
@@ -162,7 +162,7 @@ def searched(packed: PackedRedrafter, context: torch.Tensor, by_depth: bool, **r
 def test_a_search_in_one_call_is_the_search_depth_by_depth(native: Any, name: str) -> None:
     target = native(torch.float32)
     model = make(shape_for(name, target), seed=3, std=0.1)
-    packed = PackedRedrafter(model, target)
+    packed = PackedRedrafter(model.to_weights(), target)
     context = torch.randn(3, model.shape.hidden_size)
     endless = [1e9] * 4
     for gains, passes in (([], 5), (endless, 5), ([0.0], 1), ([1e9, 0.0], 2), ([1e9, 1e9], 5)):
@@ -276,7 +276,7 @@ DAMAGE: dict[str, tuple[Any, str]] = {
     "no config": (lambda f: (f / "config.json").unlink(), "configuration is missing"),
     "no JSON": (lambda f: (f / "config.json").write_text("{"), "not valid JSON"),
     "other hidden size": (fields(hidden_size=7), r"shape \[8, 12\], config\.json asks for \[8, 14"),
-    "other vocabulary": (fields(draft_vocab_size=10), r"'token_ids' is torch.int32 \[9\]"),
+    "other vocabulary": (fields(draft_vocab_size=10), r"'token_ids' is int32 \[9\]"),
     "too small a vocabulary": (fields(vocab_size=12), "increasing token ids within 0..11"),
     "more scores than tokens": (fields(draft_vocab_size=32), r"draft_vocab_size = 32.* 1\.\.31"),
     "no rnn field": (fields(rnn=None), "rnn = None: expected true or false"),

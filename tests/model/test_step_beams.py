@@ -121,7 +121,7 @@ def test_trees_are_those_of_the_host(native: Any, name: str) -> None:
     target = native(torch.float32)
     network = make(shape_for(name, target), seed=5, std=0.1)
     device = make_device(network, target)
-    host = HostBeams(PackedRedrafter(network, target), vocab_size=target.vocab_size,
+    host = HostBeams(PackedRedrafter(network.to_weights(), target), vocab_size=target.vocab_size,
                      max_requests=SLOTS, max_drafts=BEAMS * LENGTH)  # fmt: skip
     for slot, (beams, length, *_) in enumerate(ASKED):
         options = {"num_beams": beams, "length": length, "adaptive": False}

@@ -1,4 +1,4 @@
-"""Medusa's drafter alone, on the CPU and as on a device: what it proposes, from what, into what.
+"""Medusa's drafter alone, as on a device: what it proposes, from what, into what.
 
 The device is torch's CPU, or torch's "meta" device, which computes nothing and mixes with no other.
 Expected drafts come from the module in float64 and from trees as sets of paths.
@@ -11,24 +11,19 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 from dispatch_recorder import Recorder
 from reference import medusa_reference as ref
 from specdec_ext import MedusaDecodingConfig
-from specdec_ext.config.medusa_tuner import likelihood
-from specdec_ext.config.methods import published_trees
 from specdec_ext.drafters import DraftInputs, make_drafter
-from specdec_ext.drafters.medusa.guess_rates import likeliest_first
 from specdec_ext.drafters.medusa.heads import (
     MedusaHeads,
     MedusaHeadsConfig,
     save_medusa_heads,
 )
-from specdec_ext.models.host_arrays import as_torch
-from specdec_ext.models.place import CPU, Place
+from specdec_ext.models.place import Place
 
 HIDDEN, VOCAB, SLOTS = 12, 90, 5
 DEVICE = Place("stub", "cpu", "stub")
@@ -90,38 +85,28 @@ def save(folder: Path, *, lm_head: str = "own", ids: Any = None, layers: int = 1
 
 
 class Proposed:
-    """In the place of `ops`: keeps what was proposed. Who may draft wants to."""
+    """In the place of `ops`: keeps what was proposed."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.calls: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]] = []
-        stub = SimpleNamespace(propose_drafts=self.propose_drafts, recent_tokens=self.recent_tokens)
-        for module in ("slots", "device_slots"):  # on the host, and on a device
-            monkeypatch.setattr(f"specdec_ext.drafters.medusa.{module}.ops", stub)
+        stub = SimpleNamespace(propose_drafts=self.propose_drafts)
+        monkeypatch.setattr("specdec_ext.drafters.medusa.device_slots.ops", stub)
 
     def propose_drafts(
         self, layout: Any, slots: Any, slot_ids: Any, tokens: Any, parents: Any, *,
         survival: Any, counts: Any = None, vocab_size: int, backend: Any = None, status: Any,
     ) -> None:  # fmt: skip
-        tokens, parents, survival = (as_torch(given) for given in (tokens, parents, survival))
         assert vocab_size == VOCAB and len(status) == len(slot_ids) == len(tokens)
         assert tokens.dtype == parents.dtype == torch.int32 and tokens.shape == parents.shape
         assert tokens.is_contiguous() and parents.is_contiguous() and survival.is_contiguous()
         assert survival.dtype == torch.float32 and survival.shape == tokens.shape
         self.calls.append((tokens, parents, counts))
 
-    @staticmethod
-    def recent_tokens(
-        _layout: Any, _slots: Any, slot_ids: Any, *, tokens: Any, lens: Any, max_drafts: Any
-    ) -> None:
-        lens[:] = 7 * ((slot_ids >= 0) & (max_drafts > 0))
-
 
 def inputs_of(slots: list[int], most: list[int], hidden: Any, width: int) -> DraftInputs:
-    """As a step gives them: arrays where `hidden` is one."""
+    """As a step gives them."""
 
     def ints(values: list[int]) -> Any:
-        if isinstance(hidden, np.ndarray):
-            return np.array(values, dtype=np.int32)
         return torch.tensor(values, dtype=torch.int32, device=hidden.device)
 
     unused: Any = None
@@ -143,13 +128,12 @@ def best_of(heads: MedusaHeads, target: Target, hidden: torch.Tensor) -> list[li
     return result
 
 
-@pytest.mark.parametrize("place", [CPU, DEVICE], ids=["cpu", "device"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_drafts_are_the_heads_best_guesses(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, place: Place
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     """Slots that come and go with trees of their own, steps of any size, padding in between."""
-    heads, target, rng = save(tmp_path, **KINDS[kind]), Target(place), random.Random(kind)
+    heads, target, rng = save(tmp_path, **KINDS[kind]), Target(DEVICE), random.Random(kind)
     largest = [[i] for i in range(22)] + [[i, j] for i in range(22) for j in range(4)]
     config = MedusaDecodingConfig(tmp_path, largest)
     drafter = make_drafter(config, target, max_requests=SLOTS)
@@ -168,28 +152,22 @@ def test_drafts_are_the_heads_best_guesses(
         width = max(1, *most)
         hidden.copy_(torch.randn(SLOTS, HIDDEN))
         proposed.calls.clear()
-        kept = hidden.numpy() if place.is_cpu else hidden
-        drafter.draft(inputs_of(slots, most, kept, width))
-        if not proposed.calls:  # the CPU sees that nobody drafts
-            assert place.is_cpu and not any(
-                trees.get(s) and m for s, m in zip(slots, most, strict=True)
-            )
-            continue
+        drafter.draft(inputs_of(slots, most, hidden, width))
         ((tokens, parents, counts),) = proposed.calls
         for b, slot in enumerate(slots):
-            nodes = trees[slot][: most[b] if place.is_cpu else width] if slot >= 0 else []
+            nodes = trees[slot][:width] if slot >= 0 else []
             top = best_of(heads, target, hidden[slot]) if nodes else []
             found, above = tokens[b, : len(nodes)].tolist(), parents[b, : len(nodes)].tolist()
             assert found == ref.draft_tokens(nodes, top)
             assert [() if p < 0 else nodes[p] for p in above] == [n[:-1] for n in nodes]
             if slot >= 0:
-                assert int(counts[b]) == (len(nodes) if place.is_cpu else len(trees[slot]))
+                assert int(counts[b]) == len(trees[slot])
             checked += len(nodes)
-        if not place.is_cpu:  # a graph would go on using the first step's addresses
-            side: Any = drafter._side  # type: ignore[attr-defined]
-            now = [t.data_ptr() for t in (*side._memory, *side._heads._buffers.values())]
-            assert buffers in (None, now)
-            buffers = now
+        # A graph would go on using the first step's addresses.
+        side: Any = drafter._side  # type: ignore[attr-defined]
+        now = [t.data_ptr() for t in (*side._memory, *side._heads._buffers.values())]
+        assert buffers in (None, now)
+        buffers = now
     assert checked > 400
 
 
@@ -225,37 +203,7 @@ def test_a_step_on_a_device_only_launches(
     ]
 
 
-def test_the_cpu_asks_the_heads_for_what_a_step_can_use(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    save(tmp_path)
-    drafter: Any = make_drafter(
-        MedusaDecodingConfig(tmp_path, "mc_sim_7b_63"), Target(CPU), max_requests=3
-    )
-    Proposed(monkeypatch)
-    asked: list[tuple[int, int, int]] = []
-    top = drafter._heads.top
-
-    def spy(hidden: torch.Tensor, num_heads: int, top_k: int) -> torch.Tensor:
-        asked.append((len(hidden), num_heads, top_k))
-        result: torch.Tensor = top(hidden, num_heads, top_k)
-        return result
-
-    drafter._heads.top = spy
-    for slot, tree in enumerate((((0,), (1,), (0, 0)), ((4,), (4, 0), (4, 0, 2)), None)):
-        options = {"medusa_choices": tree, "adaptive": False}
-        drafter.enter(slot, {} if tree is None else options)
-    hidden = torch.randn(3, HIDDEN).numpy()
-    for most in ([0, 0, 3], [1, 0, 3], [2, 1, 0], [9, 3, 9]):
-        drafter.draft(inputs_of([0, 1, 2], most, hidden, 9))
-    # Ten guesses of each head are held against the text, more where the tree has them.
-    assert asked == [(1, 1, 10), (2, 1, 10), (2, 3, 10)]
-    stats = drafter.stats()
-    assert (stats["num_proposals"], stats["num_idle"]) == (5, 7)
-    assert stats["mean_nodes"] == (1 + 2 + 1 + 3 + 3) / 5
-
-
-def test_an_adaptive_request_brings_the_likeliest_nodes_first(
+def test_an_adaptive_request_proposes_the_likeliest_nodes_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     heads, target = save(tmp_path), Target(DEVICE)
@@ -272,20 +220,3 @@ def test_an_adaptive_request_brings_the_likeliest_nodes_first(
     for slot, nodes in enumerate((best, list(given))):
         wanted = ref.draft_tokens(nodes, best_of(heads, target, hidden[slot]))
         assert proposed.calls[0][0][slot].tolist() == wanted
-
-
-def test_orders_are_trees_of_falling_worth() -> None:
-    rng = random.Random(3)
-    rates = torch.tensor([[rng.choice([0.0, 1.0, 1 / 3, rng.random()]) for _ in range(10)]
-                          for _ in range(9)], dtype=torch.float64)  # fmt: skip
-    trees = list(published_trees().values())
-    trees += [tuple(ref.random_tree(rng, 127, 9, 10)) for _ in range(200)]
-    for tree in trees:
-        order = likeliest_first(tree, rates.numpy())
-        assert sorted(order) == sorted(tree)
-        seen: set[ref.Path] = {()}
-        table = tuple(map(tuple, rates.tolist()))
-        worth = [likelihood(choice, table) for choice in order]
-        for choice, here, following in zip(order, worth, [*worth[1:], 0.0], strict=True):
-            assert choice[:-1] in seen and here >= following * (1 - 1e-12)
-            seen.add(choice)

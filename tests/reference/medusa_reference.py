@@ -67,3 +67,80 @@ def random_tree(rng: random.Random, max_nodes: int, max_depth: int, top_k: int) 
         if child not in nodes:
             nodes.append(child)
     return nodes
+
+
+class Rates:
+    """How often each head's guess of each rank was right; older observations fade.
+
+    prior   rates to start from, [heads][ranks], `weight` observations' worth of them
+    memory  observations of a head that count
+    """
+
+    def __init__(self, prior: Sequence[Sequence[float]], weight: float, memory: float) -> None:
+        self.memory = memory
+        self.hits = [[rate * weight for rate in row] for row in prior]
+        self.trials = [weight for _ in prior]
+
+    def observe(self, head: int, guesses: Sequence[int], token: int) -> bool:
+        """The token behind the guesses of `head` is known; False if it was not among them."""
+        if self.trials[head] >= self.memory:
+            keep = (self.memory - 1.0) / self.trials[head]
+            self.hits[head] = [hits * keep for hits in self.hits[head]]
+            self.trials[head] *= keep
+        self.trials[head] += 1.0
+        if token not in guesses:
+            return False
+        self.hits[head][list(guesses).index(token)] += 1.0
+        return True
+
+    def worth(self, node: Path) -> float:
+        result = 1.0
+        for head, rank in enumerate(node):
+            result *= self.hits[head][rank] / max(self.trials[head], 1e-9)
+        return result
+
+
+class Request:
+    """One request over its steps: what it drafts, and what it learns of the text."""
+
+    def __init__(
+        self, nodes: Sequence[Path], adaptive: bool, prior: Sequence[Sequence[float]]
+    ) -> None:
+        self.given, self.adaptive = list(nodes), adaptive
+        self.rates = Rates(prior, 24.0, 128.0)
+        self.steps = 0
+        self.nodes: list[Path] = []
+        self.estimates: list[float] = []
+        # (tokens in front, guesses of each head, the head whose token is awaited)
+        self.pending: list[tuple[int, list[list[int]], int]] = []
+
+    def learn(self, text: Sequence[int], measured: Rates) -> None:
+        left = []
+        for start, guesses, first in self.pending:
+            head = first
+            while head < len(guesses) and start + head < len(text):
+                token = text[start + head]
+                measured.observe(head, guesses[head], token)
+                alive = self.rates.observe(head, guesses[head], token)
+                head = head + 1 if alive else len(guesses)
+            if head < len(guesses):
+                left.append((start, guesses, head))
+        self.pending = left
+
+    def draft(
+        self, text: Sequence[int], most: int, top: Sequence[Sequence[int]], seen: int
+    ) -> tuple[list[Path], list[int], list[float]]:
+        """(nodes, tokens, estimates) of a step; top[h]: head h's guesses, best first; `seen` of
+        them are held against the text, or as many as the nodes need."""
+        if self.steps % 16 == 0:
+            worth = {node: self.rates.worth(node) for node in self.given}
+            self.nodes = list(self.given)
+            if self.adaptive:
+                self.nodes.sort(key=lambda node: -worth[node])
+            self.estimates = [worth[node] for node in self.nodes]
+        self.steps += 1
+        nodes = self.nodes[:most]
+        heads = max(map(len, nodes))
+        ranks = max(seen, *(node[-1] + 1 for node in nodes))
+        self.pending.append((len(text), [list(row[:ranks]) for row in top[:heads]], 0))
+        return nodes, draft_tokens(nodes, top), self.estimates[: len(nodes)]

@@ -12,9 +12,13 @@ from safetensors.torch import save_file
 
 from specdec_ext import ConfigError, ModelError, UnsupportedModelError
 from specdec_ext.cli import main
-from specdec_ext.drafters.medusa.checkpoint import load_heads
 from specdec_ext.drafters.medusa.convert import SPELLINGS, write_heads
-from specdec_ext.drafters.medusa.heads import MedusaHeads, MedusaHeadsConfig, save_medusa_heads
+from specdec_ext.drafters.medusa.heads import (
+    MedusaHeads,
+    MedusaHeadsConfig,
+    load_heads,
+    save_medusa_heads,
+)
 
 HIDDEN, VOCAB = 8, 23
 

@@ -13,12 +13,12 @@ from safetensors.torch import load_file, save_file
 
 from specdec_ext import ModelError
 from specdec_ext.drafters.medusa.heads import (
-    HEADS_FILE,
     MedusaHeads,
     MedusaHeadsConfig,
     load_medusa_heads,
     save_medusa_heads,
 )
+from specdec_ext.drafters.medusa.weights import HEADS_FILE
 
 HIDDEN, VOCAB = 12, 31
 IDS = [30, 4, 0, 17, 9]

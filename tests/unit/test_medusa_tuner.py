@@ -9,7 +9,6 @@ import xml.etree.ElementTree
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from specdec_ext import ConfigError
@@ -25,7 +24,6 @@ from specdec_ext.config.medusa_tuner import (
     tune_size,
 )
 from specdec_ext.config.methods import published_trees
-from specdec_ext.drafters.medusa.guess_rates import GuessRates
 
 
 def random_rates(rng: random.Random, heads: int, ranks: int) -> Any:
@@ -84,19 +82,6 @@ def test_the_size_weighs_tokens_by_time() -> None:
     assert max(steps, key=lambda s: s.gain).nodes == 3
     assert steps[3].cost == pytest.approx(1.5) and steps[4].cost == pytest.approx(3.5)
     assert steps[6].cost == pytest.approx(3.5 + 2 * 2.0 / 4)  # behind the last point
-
-
-def test_rates_are_counts() -> None:
-    rates = GuessRates(np.zeros((2, 3)), 0.0, memory=float("inf"))
-    guesses = [[7, 8, 9], [1, 2, 3]]
-    assert [rates.observe(guesses, 0, t) for t in (7, 9, 9, 5)] == [True, True, True, False]
-    assert rates.observe(guesses, 1, 2)
-    assert rates.rates().tolist() == [[0.25, 0.0, 0.5], [0.0, 1.0, 0.0]]
-    assert rates.trials == [4.0, 1.0]
-    fading = GuessRates(np.full((1, 1), 0.5), 10.0, memory=20.0)
-    for _ in range(200):
-        fading.observe([[1]], 0, 1)
-    assert fading.rates()[0, 0] > 0.99 and fading.trials == [20.0]
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <atomic>
 #include <bit>
-#include <cmath>
 #include <cstring>
 #include <limits>
 
@@ -94,28 +93,6 @@ std::int64_t count_not_finite(const void* data, DType dtype, std::int64_t n) {
     }
   });
   return count;
-}
-
-void best_scores(const float* scores, std::int64_t rows, std::int64_t columns, int k,
-                 std::int32_t* ids) {
-  ThreadPool& pool = ThreadPool::global();
-  pool.run([&](int rank) {
-    const auto range = pool.part(rows, rank);
-    for (std::int64_t row = range.begin; row < range.end; ++row) {
-      const float* values = scores + row * columns;
-      std::int32_t* best = ids + row * k;
-      const auto above = [&](float a, float b) {
-        return a > b || (std::isnan(a) && !std::isnan(b));
-      };
-      int kept = 0;
-      for (std::int64_t i = 0; i < columns; ++i) {
-        if (kept == k && !above(values[i], values[best[k - 1]])) continue;
-        int at = kept < k ? kept++ : k - 1;
-        for (; at > 0 && above(values[i], values[best[at - 1]]); --at) best[at] = best[at - 1];
-        best[at] = static_cast<std::int32_t>(i);
-      }
-    }
-  });
 }
 
 }  // namespace specdec::cpu

@@ -33,8 +33,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ..drafters.medusa.checkpoint import load_heads
     from ..drafters.medusa.convert import first_heads, write_heads
+    from ..drafters.medusa.heads import load_heads
 
     model = None
     if args.model is not None:

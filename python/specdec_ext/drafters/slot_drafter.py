@@ -6,7 +6,7 @@ from what that one leaves on the device: hidden states, histories, pages.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -63,18 +63,12 @@ class DraftInputs:
 
     def on_torch(self) -> DraftInputs:
         """The same memory as torch's tensors, where it is in arrays."""
-        return self._each(as_torch) if isinstance(self.slots, np.ndarray) else self
-
-    def on_host(self) -> DraftInputs:
-        """The same memory as arrays, where it is in torch's tensors on the CPU."""
-        return self if isinstance(self.slots, np.ndarray) else self._each(np.asarray)
-
-    def _each(self, change: Callable[[Any], Any]) -> DraftInputs:
-        """With another kind of array in every field."""
-        laws = {f.name: change(getattr(self.laws, f.name)) for f in fields(self.laws)}
+        if not isinstance(self.slots, np.ndarray):
+            return self
+        laws = {f.name: as_torch(getattr(self.laws, f.name)) for f in fields(self.laws)}
         names = ("slots", "slot_ids", "max_drafts", "page_table", "status")
-        parts: dict[str, Any] = {name: change(getattr(self, name)) for name in names}
-        hidden = None if self.hidden is None else change(self.hidden)
+        parts: dict[str, Any] = {name: as_torch(getattr(self, name)) for name in names}
+        hidden = None if self.hidden is None else as_torch(self.hidden)
         return replace(self, laws=replace(self.laws, **laws), hidden=hidden, **parts)
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -24,6 +24,7 @@ __all__ = [
     "from_torch",
     "kv_dtype_name",
     "like",
+    "stacked",
     "take_rows",
 ]
 
@@ -57,6 +58,16 @@ def converted(values: HostArray, dtype: str) -> HostArray:
     elif math.prod(values.shape):
         out[...] = values
     return result
+
+
+def stacked(values: Sequence[HostArray], dtype: str) -> HostArray:
+    """Arrays of one shape but for the first axis, one after another along it, in a float type."""
+    parts = [converted(value, dtype) for value in values]
+    if len(parts) == 1:
+        return parts[0]
+    if dtype == "bfloat16":
+        return _core.Bfloat16Array(np.concatenate([cast(Any, part).bits for part in parts]))
+    return np.concatenate(cast(list[np.ndarray], parts))
 
 
 def take_rows(values: HostArray, rows: Sequence[int] | np.ndarray) -> HostArray:

@@ -1,28 +1,17 @@
 #include "backend/cpu/drafter/recurrent_drafter.h"
 
-#include <time.h>
-
 #include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <cstddef>
 #include <utility>
 
+#include "backend/cpu/drafter/thread_seconds.h"
 #include "backend/cpu/linear/linear_call.h"
 #include "base/check.h"
-#include "base/tensor_view.h"
 
 namespace specdec::cpu {
 namespace {
-
-TensorView rows_view(float* data, std::int64_t rows, std::int64_t columns) {
-  TensorView view;
-  view.data = data;
-  view.ndim = 2;
-  view.shape = {rows, columns};
-  view.strides = {columns, 1};
-  return view;
-}
 
 void require_shape(const PackedLinear* layer, const char* name, std::int64_t n, std::int64_t k) {
   if (layer == nullptr) return;
@@ -44,12 +33,6 @@ void join(const std::vector<float>& left, const std::vector<float>& right, std::
 double seconds_between(std::chrono::steady_clock::time_point a,
                        std::chrono::steady_clock::time_point b) {
   return std::chrono::duration<double>(b - a).count();
-}
-
-double thread_seconds() {
-  timespec now{};
-  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
-  return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
 }
 
 // Whether a further pass over the search's beams, of `depth` drafts each, may pay at best.

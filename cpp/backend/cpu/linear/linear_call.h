@@ -1,6 +1,8 @@
 // A linear layer on rows of any of the three dtypes.
 #pragma once
 
+#include <cstdint>
+
 #include "backend/cpu/linear/packed_linear.h"
 #include "base/tensor_view.h"
 
@@ -10,5 +12,15 @@ namespace specdec::cpu {
 // sees its own input dtype and float32 out; where the caller's tensors are not that, rows go
 // through scratch of the calling thread. Runs on ThreadPool::global().
 void run_linear(const PackedLinear& linear, const TensorView& x, const TensorView& out);
+
+// float32 rows [rows, columns], contiguous, as run_linear takes them.
+inline TensorView rows_view(const float* data, std::int64_t rows, std::int64_t columns) {
+  TensorView view;
+  view.data = const_cast<float*>(data);
+  view.ndim = 2;
+  view.shape = {rows, columns};
+  view.strides = {columns, 1};
+  return view;
+}
 
 }  // namespace specdec::cpu

@@ -1,7 +1,7 @@
-"""Medusa heads in the spellings that exist, read into MedusaHeads and written from it.
+"""Medusa heads in the spellings that exist, read into HeadWeights.
 
     this package's    config.json with num_medusa_heads + medusa_lm_head.safetensors
-                      (heads.py)
+                      (weights.py)
     FasterDecoding    medusa_lm_head.safetensors or .pt: "{h}.{l}.linear.weight|bias",
                       "{h}.{L}.weight"; the legacy form has no "{h}.{L}.weight" and shares the
                       target's LM head
@@ -17,26 +17,28 @@ then read with weights_only=True.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
+import numpy as np
 
+from ...config.medusa import MAX_HEADS
 from ...errors import ModelError, UnsupportedModelError
-from ...models.host_arrays import as_torch
+from ...models.host_arrays import HostArray, from_torch
 from ...models.weights import Checkpoint
-from .heads import (
+from .weights import (
     HEADS_FILE,
-    MAX_HEADS,
-    MedusaHeads,
+    HeadWeights,
     MedusaHeadsConfig,
-    heads_from_tensors,
-    load_medusa_heads,
+    check_weights,
+    read_own_heads,
+    read_tensors,
 )
 
-__all__ = ["load_heads"]
+__all__ = ["read_heads"]
 
 PICKLE_FILE = "medusa_lm_head.pt"
 _PICKLES = (".pt", ".bin", ".pth")
@@ -57,8 +59,8 @@ _SPELLINGS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
 _LM_HEAD = re.compile(r"(\d+)\.head(\d*)\.weight")
 
 
-def load_heads(path: str | Path, *, model: Any = None, allow_pickle: bool = False) -> MedusaHeads:
-    """The heads of a folder or file in any of the spellings above, in float32.
+def read_heads(path: str | Path, *, model: Any = None, allow_pickle: bool = False) -> HeadWeights:
+    """The heads of a folder or file in any of the spellings above.
 
     model  the target (a StepModel) that they have to fit; None: they are not compared with one, and
            the target's vocabulary is taken from the files
@@ -72,7 +74,7 @@ def load_heads(path: str | Path, *, model: Any = None, allow_pickle: bool = Fals
     folder = source if source.is_dir() else source.parent
     config = _read_config(folder / "config.json")
     if source.is_dir() and "num_medusa_heads" in config and (source / HEADS_FILE).is_file():
-        heads = load_medusa_heads(source)
+        heads = read_own_heads(source)
     else:
         tensors, file = _read_tensors(source, allow_pickle)
         heads = _from_foreign(_respell(tensors, file), config, model, file)
@@ -108,7 +110,7 @@ def _read_config(path: Path) -> dict[str, Any]:
     return content
 
 
-def _read_tensors(source: Path, allow_pickle: bool) -> tuple[dict[str, torch.Tensor], Path]:
+def _read_tensors(source: Path, allow_pickle: bool) -> tuple[dict[str, HostArray], Path]:
     """The tensors that may belong to heads, and the file or folder for messages."""
     file = source
     if source.is_dir():
@@ -120,24 +122,17 @@ def _read_tensors(source: Path, allow_pickle: bool) -> tuple[dict[str, torch.Ten
             return _read_folder(source, allow_pickle)
     if file.suffix in _PICKLES:
         return _read_pickle(file, allow_pickle), file
-    from safetensors import safe_open
-
-    try:
-        with safe_open(file, framework="pt", device="cpu") as handle:
-            names = _head_names(handle.keys())
-            return {name: handle.get_tensor(name) for name in names}, file
-    except Exception as error:  # SafetensorError, OSError
-        raise ModelError(
-            f"{file}: not a complete safetensors file ({error}); copy or download it again"
-        ) from error
+    return read_tensors(file, _head_names), file
 
 
-def _read_pickle(file: Path, allow_pickle: bool) -> dict[str, torch.Tensor]:
+def _read_pickle(file: Path, allow_pickle: bool) -> dict[str, HostArray]:
     if not allow_pickle:
         raise ModelError(
             f"{file}: pickle files can run code and are refused; convert it with 'specdec "
             "convert-heads --allow-pickle', or set allow_pickle=True (read with weights_only=True)"
         )
+    import torch
+
     try:
         content = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # UnpicklingError, RuntimeError (zip), OSError
@@ -147,15 +142,13 @@ def _read_pickle(file: Path, allow_pickle: bool) -> dict[str, torch.Tensor]:
         isinstance(name, str) and isinstance(value, torch.Tensor) for name, value in content.items()
     ):
         raise ModelError(f"{file}: expected a dictionary of tensors (a state dict)")
-    return {name: content[name] for name in _head_names(content)}
+    return {name: from_torch(content[name]) for name in _head_names(content)}
 
 
-def _read_folder(folder: Path, allow_pickle: bool) -> tuple[dict[str, torch.Tensor], Path]:
+def _read_folder(folder: Path, allow_pickle: bool) -> tuple[dict[str, HostArray], Path]:
     """A model folder: a joint checkpoint, or heads under a model's file names."""
     with Checkpoint(folder, allow_pickle=allow_pickle) as checkpoint:
-        return {
-            name: as_torch(checkpoint.load(name)) for name in _head_names(checkpoint.entries)
-        }, folder
+        return {name: checkpoint.load(name) for name in _head_names(checkpoint.entries)}, folder
 
 
 def _head_names(names: Iterable[str]) -> list[str]:
@@ -166,14 +159,14 @@ def _head_names(names: Iterable[str]) -> list[str]:
     return inside if inside or is_model else every
 
 
-def _respell(tensors: Mapping[str, torch.Tensor], file: Path) -> dict[str, torch.Tensor]:
+def _respell(tensors: Mapping[str, HostArray], file: Path) -> dict[str, HostArray]:
     """The tensors under this package's names; LM heads: "{h}.head{l}.weight", l as given."""
     if not tensors:
         raise UnsupportedModelError(
             f"{file}: no Medusa heads in it; they are named '0.0.linear.weight' or "
             "'blocks.0.layers.0.weight', in a whole model behind 'medusa_head.'"
         )
-    result: dict[str, torch.Tensor] = {}
+    result: dict[str, HostArray] = {}
     for full, tensor in tensors.items():
         name = full
         while name.startswith(_PREFIXES):
@@ -194,8 +187,8 @@ def _respell(tensors: Mapping[str, torch.Tensor], file: Path) -> dict[str, torch
 
 
 def _from_foreign(
-    tensors: dict[str, torch.Tensor], config: Mapping[str, Any], model: Any, file: Path
-) -> MedusaHeads:
+    tensors: dict[str, HostArray], config: Mapping[str, Any], model: Any, file: Path
+) -> HeadWeights:
     """Heads whose shape is read off the tensors."""
     blocks = {
         m.groups() for n in tensors if (m := re.fullmatch(r"(\d+)\.(\d+)\.linear\.weight", n))
@@ -205,7 +198,7 @@ def _from_foreign(
     layers = max((int(layer) for _, layer in blocks), default=-1) + 1
     if not 1 <= heads <= MAX_HEADS:
         raise ModelError(f"{file}: {heads} Medusa heads, allowed 1..{MAX_HEADS}")
-    example = next((t for n, t in tensors.items() if n != "token_ids" and t.dim() == 2), None)
+    example = next((t for n, t in tensors.items() if n != "token_ids" and len(t.shape) == 2), None)
     if example is None:
         raise ModelError(f"{file}: no matrix among the tensors of the heads")
     has_bias = any(name.endswith(".linear.bias") for name in tensors)
@@ -224,23 +217,23 @@ def _from_foreign(
         num_medusa_heads=heads,
         num_medusa_layers=layers,
         lm_head=kind,
-        draft_vocab_size=None if ids is None else int(ids.numel()),
+        draft_vocab_size=None if ids is None else math.prod(ids.shape),
         has_bias=has_bias,
         base_model_name_or_path=str(config.get("base_model_name_or_path") or ""),
     )
     renamed = {
         _LM_HEAD.sub(lambda m: f"{m[1]}.{m[2] or layers}.weight", n): t for n, t in tensors.items()
     }
-    return heads_from_tensors(shape, renamed, source=str(file))
+    return check_weights(shape, renamed, source=str(file))
 
 
-def _is_identity(ids: torch.Tensor) -> bool:
+def _is_identity(ids: HostArray) -> bool:
     """A map of the whole vocabulary onto itself, as vLLM's converter may write it."""
-    return torch.equal(ids.to(torch.int64), torch.arange(ids.numel()))
+    return isinstance(ids, np.ndarray) and np.array_equal(ids, np.arange(len(ids)))
 
 
 def _vocabulary(
-    tensors: Mapping[str, torch.Tensor],
+    tensors: Mapping[str, HostArray],
     config: Mapping[str, Any],
     model: Any,
     lm_head: str,

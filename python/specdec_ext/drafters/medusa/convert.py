@@ -12,14 +12,9 @@ import torch
 
 from ...config.validate import check_choice
 from ...errors import ConfigError, UnsupportedModelError
-from .heads import (
-    HEADS_FILE,
-    SAVE_DTYPES,
-    MedusaHeads,
-    MedusaHeadsConfig,
-    heads_from_tensors,
-    save_medusa_heads,
-)
+from ...models.host_arrays import from_torch
+from .heads import SAVE_DTYPES, MedusaHeads, save_medusa_heads
+from .weights import HEADS_FILE, MedusaHeadsConfig, check_weights
 
 __all__ = ["SPELLINGS", "first_heads", "write_heads"]
 
@@ -35,11 +30,11 @@ def first_heads(heads: MedusaHeads, number: int) -> MedusaHeads:
         )
     config = dataclasses.replace(heads.config, num_medusa_heads=number)
     kept = {
-        name: tensor
+        name: from_torch(tensor)
         for name, tensor in heads.weights()
         if not name.split(".")[0].isdigit() or int(name.split(".")[0]) < number
     }
-    return heads_from_tensors(config, kept, source="these heads")
+    return MedusaHeads.of_weights(check_weights(config, kept, source="these heads"))
 
 
 def write_heads(

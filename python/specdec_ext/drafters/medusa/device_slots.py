@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ... import ops
+from ... import _core, ops
 from ...config.medusa_choices import MAX_TOP_K
 from ...models.place import Place
 from ..slot_drafter import DraftInputs
 from .device_heads import DeviceHeads
-from .guess_rates import Floats, likeliest_first, tree_layout
+from .open_heads import Rates
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -32,7 +32,7 @@ class MedusaOnDevice:
     """
 
     def __init__(
-        self, heads: DeviceHeads, rates: Floats, model: Any, max_requests: int, max_nodes: int
+        self, heads: DeviceHeads, rates: Rates, model: Any, max_requests: int, max_nodes: int
     ) -> None:
         place: Place = model.place
         self._heads, self._rates = heads, rates
@@ -76,14 +76,13 @@ class MedusaOnDevice:
         nodes, parents = self._staged_nodes[slot].numpy(), self._staged_parents[slot].numpy()
         parents[-1] = 0
         if options:
-            choices = options["medusa_choices"]
-            if options.get("adaptive", True):
-                choices = likeliest_first(choices, self._rates)
-            tree = tree_layout(choices)
-            parents[-1] = size = tree.size
-            nodes[:size] = tree.heads * self._top_k + tree.ranks
-            parents[:size] = tree.parents
-            self._staged_worth[slot].numpy()[:size] = tree.worth(self._rates)
+            heads, ranks, above, worth = _core.guess_tree(
+                options["medusa_choices"], self._rates, options.get("adaptive", True)
+            )
+            parents[-1] = size = len(heads)
+            nodes[:size] = heads * self._top_k + ranks
+            parents[:size] = above
+            self._staged_worth[slot].numpy()[:size] = worth
         for to, staged in (
             (self._nodes, self._staged_nodes),
             (self._parents, self._staged_parents),
@@ -91,8 +90,9 @@ class MedusaOnDevice:
         ):
             to[slot].copy_(staged[slot], non_blocking=True)
 
-    def draft(self, inputs: DraftInputs, hidden: Tensor) -> None:
-        heads, count = self._heads, inputs.num_requests
+    def draft(self, inputs: DraftInputs) -> None:
+        heads, count, hidden = self._heads, inputs.num_requests, inputs.hidden
+        assert hidden is not None  # MedusaDrafter.needs_hidden
         width = min(inputs.max_width, self._width)
         # The first nodes reach no deeper than their number: parents come first. So do those of a
         # slot's last tree that lie behind a smaller one, and nobody reads what they are.

@@ -12,14 +12,15 @@ from ...config.medusa_choices import MAX_TOP_K
 from ...log import logger
 from ...models.host_arrays import kv_dtype_name
 from ...models.place import CPU
-from .checkpoint import load_heads
-from .guess_rates import Floats
+from .checkpoint import read_heads
 from .packed_heads import PackedHeads
 
 if TYPE_CHECKING:
     from .device_heads import DeviceHeads
 
-__all__ = ["open_heads"]
+__all__ = ["Rates", "open_heads"]
+
+Rates = np.ndarray[Any, np.dtype[np.float64]]  # [heads, ranks]
 
 # Rates that a new engine starts from where the heads bring none: right often enough to be tried.
 _FIRST_RATE, _RANK_DECAY, _HEAD_DECAY = 0.5, 0.4, 0.85
@@ -27,13 +28,13 @@ _FIRST_RATE, _RANK_DECAY, _HEAD_DECAY = 0.5, 0.4, 0.85
 
 def open_heads(
     config: MedusaDecodingConfig, model: Any, *, allow_pickle: bool = False
-) -> tuple[MedusaDecodingConfig, PackedHeads | DeviceHeads, Floats]:
+) -> tuple[MedusaDecodingConfig, PackedHeads | DeviceHeads, Rates]:
     """`config` with the heads that its file really has, they where `model` runs, and the rates
     [heads, MAX_TOP_K] of their guesses to start from.
 
     Raises ConfigError or ModelError when file, configuration and model do not fit.
     """
-    heads = load_heads(config.model, model=model, allow_pickle=allow_pickle)
+    heads = read_heads(config.model, model=model, allow_pickle=allow_pickle)
     known = config.with_heads(heads.config.num_medusa_heads, heads.config.head_rows)
     number = known.num_medusa_heads
     assert number is not None
@@ -44,12 +45,14 @@ def open_heads(
     import torch
 
     from .device_heads import DeviceHeads
+    from .heads import MedusaHeads
 
+    module = MedusaHeads.of_weights(heads)
     kind = getattr(torch, dtype)
-    return known, DeviceHeads(heads, model, num_heads=number, dtype=kind), prior
+    return known, DeviceHeads(module, model, num_heads=number, dtype=kind), prior
 
 
-def _prior(training: Mapping[str, Any], num_heads: int, top_k: int) -> np.ndarray[Any, Any]:
+def _prior(training: Mapping[str, Any], num_heads: int, top_k: int) -> Rates:
     """Rates to start from: those that the trainer has measured, else a cautious guess."""
     decay = _RANK_DECAY ** np.arange(top_k)
     prior = np.array([_FIRST_RATE * _HEAD_DECAY**h * decay for h in range(num_heads)])

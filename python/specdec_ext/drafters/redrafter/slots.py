@@ -1,4 +1,4 @@
-"""ReDrafter for steps that run ahead: beams on the step's stream, their trees into the slots."""
+"""ReDrafter in a step: beams from kept hidden states, their trees into the slots."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ...models.native import NativeModel
 from ...models.place import CPU
 from ..shipped import shipped_folder
 from ..slot_drafter import DraftInputs
-from .model import load_redrafter
+from .checkpoint import RedrafterWeights, read_redrafter
 from .packed_model import PackedRedrafter, check_target
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ __all__ = ["HostBeams", "RedrafterDrafter"]
 
 
 class HostBeams:
-    """The search of steps that run where they are enqueued: _core.BeamSearch, over the requests
+    """The search of steps that run where they are enqueued: _core.BeamDrafter, over the requests
     that may draft alone.
 
     max_requests  slots of the engine
@@ -34,83 +34,49 @@ class HostBeams:
     def __init__(
         self, network: PackedRedrafter, *, vocab_size: int, max_requests: int, max_drafts: int
     ) -> None:
-        self._network, self._vocab_size = network, vocab_size
-        # What the request of each slot asked for; nothing: no drafts.
-        self._options: list[Mapping[str, Any]] = [{}] * max_requests
-        self._search = _core.BeamSearch()
+        self._core = _core.BeamDrafter(
+            network.core,
+            token_ids=network.token_ids,
+            max_requests=max_requests,
+            vocab_size=vocab_size,
+        )
+        self._weight_bytes = network.weight_bytes
         self.passes_made = 0  # by the last draft()
-
-        def ints(*shape: int) -> np.ndarray:
-            return np.zeros((max_requests, *shape), dtype=np.int32)
-
-        self._golden, self._lens, self._room = ints(1), ints(), ints()
         # What drafts were chosen from, by the step's requests; made when somebody asks for it.
         self._laws: ops.DraftProbs | None = None
+        self._law_arrays: dict[str, Any] = {}
         self._law_shape = (max_requests, max_drafts, _core.BEAM_SCORES)
         self._keeps_laws = False  # in this step
         self._steps = self._passes = self._rows = 0
-        self._seconds = 0.0
+        self._seconds = self._thread_seconds = 0.0
 
     def enter(self, slot: int, options: Mapping[str, Any]) -> None:
-        self._options[slot] = options
+        self._core.enter(slot, **options)
         if options.get("keeps_laws") and self._laws is None:
-            self._laws = _make_laws(self._law_shape)
+            laws = self._laws = _make_laws(self._law_shape)
+            self._law_arrays = {
+                "probs": laws.probs, "ids": laws.vocab_ids, "has_probs": laws.has_probs,
+            }  # fmt: skip
 
     def draft_probs(self, num_requests: int) -> ops.DraftProbs | None:
         return self._laws.first(num_requests) if self._laws and self._keeps_laws else None
 
     def draft(self, inputs: DraftInputs) -> None:
-        inputs = inputs.on_host()
-        self._keeps_laws, self.passes_made = False, 0
-        count = inputs.num_requests
-        golden, room = self._golden[:count], self._room[:count]
-        ops.recent_tokens(
-            inputs.layout, inputs.slots, inputs.slot_ids, tokens=golden, lens=self._lens[:count],
-            room=room, max_drafts=inputs.max_drafts,
+        assert inputs.hidden is not None  # RedrafterDrafter.needs_hidden
+        cost = self._core.draft(
+            inputs.layout, inputs.slots, inputs.slot_ids, inputs.max_drafts, inputs.hidden,
+            pass_price=inputs.pass_price, **self._law_arrays,
         )  # fmt: skip
-        slots, limits, rooms = (t.tolist() for t in (inputs.slot_ids, inputs.max_drafts, room))
-        drafting = [b for b in range(count) if rooms[b] > 0 and self._options[slots[b]]]
-        if not drafting:
-            return
-        assert inputs.hidden is not None
-        asked_for = [self._options[slots[b]] for b in drafting]
-        beams, lengths = [], []
-        for b, asked in zip(drafting, asked_for, strict=True):
-            # A tree of n drafts has no more than n leaves and is no deeper.
-            most = limits[b] if asked["adaptive"] else asked["num_beams"] * asked["length"]
-            beams.append(min(asked["num_beams"], most))
-            lengths.append(min(asked["length"], rooms[b], most))
-        keeps = [asked["keeps_laws"] for asked in asked_for]
-        self._search.start(beams, lengths, [asked["temperature"] for asked in asked_for], keeps)
-        tokens = golden.flatten().tolist()
-        self._network.start(
-            [inputs.hidden[slots[b]] for b in drafting], [tokens[b] for b in drafting]
-        )
-        adaptive = all(asked["adaptive"] for asked in asked_for)
-        cost = self._network.run(self._search, max(lengths), inputs.pass_price if adaptive else 0.0)
-        self._steps += 1
         self.passes_made = cost.passes
-        self._passes += cost.passes
-        self._rows += cost.rows
-        self._seconds += cost.network_seconds
-        law_rows = [b if kept else -1 for b, kept in zip(drafting, keeps, strict=True)]
-        laws: dict[str, Any] = {}
-        if any(keeps):
-            assert self._laws is not None and self._laws.has_probs is not None
-            self._keeps_laws = True
-            self._laws.has_probs[:] = 0
-            self._laws.has_probs[drafting] = keeps
-            laws = {"probs": self._laws.probs, "ids": self._laws.vocab_ids}
-        self._search.propose(
-            inputs.layout,
-            inputs.slots,
-            [slots[b] for b in drafting],
-            [limits[b] for b in drafting],
-            vocab_size=self._vocab_size,
-            law_rows=law_rows,
-            token_ids=self._network.token_ids,
-            **laws,
-        )
+        self._keeps_laws = False
+        if cost.passes:
+            if self._law_arrays:
+                self._keeps_laws = bool(self._law_arrays["has_probs"].any())
+            self._steps += 1
+            self._passes += cost.passes
+            self._rows += cost.rows
+            self._seconds += cost.network_seconds
+            self._thread_seconds += cost.network_thread_seconds
 
     def scratch_bytes(self, max_requests: int) -> int:
         del max_requests
@@ -119,11 +85,12 @@ class HostBeams:
     def stats(self) -> dict[str, Any]:
         held = 0 if self._laws is None else 2 * self._laws.probs.nbytes
         return {
-            "memory_bytes": self._network.weight_bytes + held,
+            "memory_bytes": self._weight_bytes + held,
             "draft_steps": self._steps,
             "network_passes": self._passes,
             "network_rows": self._rows,
             "network_seconds": self._seconds,
+            "network_thread_seconds": self._thread_seconds,
         }
 
 
@@ -148,17 +115,17 @@ class RedrafterDrafter:
         allow_pickle: bool = False,
     ) -> None:
         folder = shipped_folder("redrafter") if config.model is None else config.model
-        network = load_redrafter(folder, allow_pickle=allow_pickle)
+        weights = read_redrafter(folder, allow_pickle=allow_pickle)
         place = getattr(model, "place", CPU)
         sizes = {"vocab_size": int(model.vocab_size), "max_requests": max_requests}
         self._beams: HostBeams | DeviceBeams
         try:
-            check_target(network.shape, model)
+            check_target(weights.shape, model)
             if isinstance(model, NativeModel):
-                packed = PackedRedrafter(network, model)
+                packed = PackedRedrafter(weights, model)
                 self._beams = HostBeams(packed, max_drafts=config.max_draft_len, **sizes)
             else:
-                self._beams = _on_device(config, network, model, **sizes)
+                self._beams = _on_device(config, weights, model, **sizes)
         except ModelError as error:
             raise type(error)(f"{folder}: {error}") from None
         self._device: str = place.name
@@ -191,15 +158,21 @@ class RedrafterDrafter:
 
 
 def _on_device(
-    config: ReDrafterDecodingConfig, network: Any, model: Any, *, vocab_size: int, max_requests: int
+    config: ReDrafterDecodingConfig,
+    weights: RedrafterWeights,
+    model: Any,
+    *,
+    vocab_size: int,
+    max_requests: int,
 ) -> DeviceBeams:
     import torch
 
     from .device_beams import DeviceBeams
+    from .model import Redrafter
 
     try:
         return DeviceBeams(
-            network,
+            Redrafter.of_weights(weights),
             model,
             vocab_size=vocab_size,
             max_requests=max_requests,
