@@ -32,6 +32,7 @@ _COMMANDS = {
     "bench": ("bench", "measure latency, throughput, or a sweep over batch and draft sizes"),
     "tune": ("tune", "find the lookahead or prompt lookup configuration that pays most"),
     "inspect": ("inspect", "show a model, its memory plan and the code that runs it"),
+    "convert": ("convert", "write any checkpoint as one folder of safetensors shards"),
     "tree": ("tree", "show or tune a Medusa tree"),
     "convert-heads": ("convert_heads", "convert Medusa heads between projects' files"),
     "env": ("env", "show versions and hardware for a bug report"),

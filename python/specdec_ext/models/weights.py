@@ -23,6 +23,7 @@ from .host_arrays import HostArray, converted, dtype_name, from_torch
 from .safetensors_file import FLOATS, SafetensorsFile
 
 if TYPE_CHECKING:
+    from .block_checkpoint import BlockCheckpoint
     from .config_reader import ModelConfig
     from .gguf_weights import GgufCheckpoint
 
@@ -39,8 +40,12 @@ _LOADABLE = ("float32", "float16", "bfloat16", "float64")
 
 def open_checkpoint(
     config: ModelConfig, *, allow_pickle: bool = False
-) -> Checkpoint | GgufCheckpoint:
+) -> Checkpoint | BlockCheckpoint | GgufCheckpoint:
     """The tensors of a model, under transformers' names. Raises ModelError."""
+    if config.blocks:
+        from .block_checkpoint import BlockCheckpoint
+
+        return BlockCheckpoint(config.path, config.blocks)
     if config.is_gguf:
         from .gguf_weights import GgufCheckpoint
 
@@ -65,6 +70,8 @@ class Checkpoint:
 
     Raises ModelError for anything that cannot be read as stated above.
     """
+
+    loadable: tuple[str, ...] = _LOADABLE
 
     def __init__(self, folder: str | Path, *, allow_pickle: bool = False) -> None:
         self.folder = Path(folder)
@@ -109,7 +116,7 @@ class Checkpoint:
                     f"{entry.file}: tensor {name!r} has shape {list(entry.shape)}, config.json "
                     f"asks for {list(shape)}; the files do not belong together"
                 )
-            if entry.dtype not in _LOADABLE:
+            if entry.dtype not in self.loadable:
                 raise ModelError(
                     f"{entry.file}: tensor {name!r} has dtype {entry.dtype}, supported are "
                     f"{', '.join(_LOADABLE)}; give an unquantized checkpoint"
@@ -143,16 +150,20 @@ class Checkpoint:
 
     def load(self, name: str, dtype: str | None = None) -> HostArray:
         """One tensor, contiguous; a view of the mapped file where the dtype already fits."""
+        tensor = self.read(name)
+        self._note_not_finite(name, tensor)
+        return tensor if dtype is None else converted(tensor, dtype)
+
+    def read(self, name: str) -> HostArray:
+        """One tensor as its file has it, whatever its type is good for."""
         entry = self.entries[name]
         try:
             handle = self._open(entry.file)
-            tensor = from_torch(handle[name]) if self.is_pickle else handle.tensor(name)
+            return from_torch(handle[name]) if self.is_pickle else handle.tensor(name)
         except ModelError:
             raise
         except Exception as error:
             raise ModelError(f"{entry.file}: tensor {name!r} cannot be read ({error})") from error
-        self._note_not_finite(name, tensor)
-        return tensor if dtype is None else converted(tensor, dtype)
 
     def drop_pages(self) -> None:
         """Give back the memory of what was read of the files; arrays of them read it anew."""
