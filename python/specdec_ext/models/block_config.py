@@ -24,7 +24,7 @@ BLOCKS = {name: (elements, size) for name, elements, size in FORMATS.values() if
 def block_config(blocks: Mapping[str, str]) -> dict[str, Any]:
     """config.json's quantization_config for `blocks`, tensor name -> format."""
     formats: dict[str, list[str]] = {}
-    for name, format in blocks.items():
+    for name, format in sorted(blocks.items()):
         formats.setdefault(format, []).append(name)
     return {"quant_method": _METHOD, "formats": formats}
 

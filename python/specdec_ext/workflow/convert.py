@@ -214,7 +214,10 @@ class _Weights:
             weight_map |= dict.fromkeys(names, file.name)
             self.bytes_written += file.stat().st_size
             waiting = waiting[len(names) :]
-        index = {"metadata": {"total_size": self.bytes_written}, "weight_map": weight_map}
+        index = {
+            "metadata": {"total_size": self.bytes_written},
+            "weight_map": dict(sorted(weight_map.items())),
+        }
         (folder / INDEX).write_text(json.dumps(index, indent=1) + "\n")
         return count, resumed
 
@@ -271,7 +274,9 @@ def _copy_others(config: ModelConfig, folder: Path) -> None:
     if config.is_gguf:
         from ..gguf.tokenizer import gguf_tokenizer
 
-        gguf_tokenizer(config.path).save_pretrained(folder)
+        tokenizer = gguf_tokenizer(config.path)
+        if tokenizer is not None:
+            tokenizer.save_pretrained(folder)
         return
     for name in _OTHER_FILES:
         if (config.path / name).is_file():
