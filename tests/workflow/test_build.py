@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engine.medusa_models import save_heads
 
+from engine.medusa_models import save_heads
 from model.redrafter_cases import random_drafter
 from specdec_ext import (
     ConfigError,

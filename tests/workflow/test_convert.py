@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engine.medusa_models import VOCAB, save_heads, save_target
 from safetensors import safe_open
 
+from engine.medusa_models import VOCAB, save_heads, save_target
 from gguf_files import write_gguf
 from specdec_ext import LLM, ConfigError, ModelError, SamplingParams, UnsupportedConfigError
 from specdec_ext.cli import main
@@ -83,9 +83,7 @@ def test_a_dtype_is_that_of_loading(dtype: str, tiny: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
-def test_quantised_here_is_quantised_at_load(
-    quantization: str, wide: Path, tmp_path: Path
-) -> None:
+def test_quantised_here_is_quantised_at_load(quantization: str, wide: Path, tmp_path: Path) -> None:
     folder = run(wide, tmp_path / "ckpt", quantization=quantization, shard_bytes=500_000).folder
     assert decode(folder) == decode(wide, quantization=quantization)
     with pytest.raises(ModelError, match=r"quantization = 'int8'.*have a width already"):

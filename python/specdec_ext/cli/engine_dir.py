@@ -1,4 +1,4 @@
-"""--engine_dir and --draft_engine_dir: engines that `specdec build` has written, as LLM's arguments."""
+"""--engine_dir and --draft_engine_dir: engines of `specdec build`, as LLM's arguments."""
 
 from __future__ import annotations
 

@@ -32,8 +32,8 @@ from ..models.host_arrays import kv_dtype_name
 from .step_cost import ROW_COUNTS
 
 __all__ = [
-    "ServedCost",
     "TABLE_FILE",
+    "ServedCost",
     "cost_key",
     "guess_cost",
     "memory_rate",
@@ -99,7 +99,8 @@ def shipped(folder: Path, key: dict[str, Any]) -> StepCost | None:
     found = _read_table(folder / TABLE_FILE)
     if found is None:
         return None
-    other = [name for name in key if name not in ("files", "build") and found[0][name] != key[name]]
+    same = [name for name in key if name not in ("files", "build")]
+    other = [name for name in same if found[0].get(name) != key[name]]
     if other:
         logger.info("%s was measured with other %s", folder / TABLE_FILE, ", ".join(other))
         return None
@@ -116,8 +117,6 @@ def _read_table(file: Path) -> tuple[dict[str, Any], StepCost] | None:
         if (content["format"], content["version"]) != (FORMAT, VERSION):
             raise ValueError("it is of another format")
         key = dict(content["key"])
-        if not {"dtype", "kv_dtype", "impl", "cpu", "isa", "threads"} <= set(key):
-            raise ValueError("its key is none")
         rows, seconds, growth = (content[name] for name in ("rows", "seconds", "growth"))
         counts = [count for count in rows if type(count) is int]
         if counts != list(rows) or counts != sorted(set(counts)) or len(counts) > len(ROW_COUNTS):

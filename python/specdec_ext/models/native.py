@@ -12,16 +12,17 @@ import numpy as np
 from .. import _core
 from ..errors import ModelError
 from .base import ModelInfo
-from .cache_check import check_cache
 from .block_checkpoint import BlockCheckpoint
+from .cache_check import check_cache
 from .config_reader import ModelConfig
 from .gguf_weights import GgufCheckpoint
 from .host_arrays import converted, like, take_rows
 from .native_config import NativeShape
+from .open_checkpoint import open_checkpoint
 from .place import CPU
 from .quantize import quantized_loader
 from .rope import max_position, rope_parameters, rope_tables
-from .weights import Checkpoint, open_checkpoint
+from .weights import Checkpoint
 
 if TYPE_CHECKING:
     import torch

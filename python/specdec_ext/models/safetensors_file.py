@@ -1,4 +1,4 @@
-"""The tensors of a safetensors file as arrays of its mapped memory, bfloat16 too; and its writer."""
+"""The tensors of a safetensors file as arrays of its mapped memory, bfloat16 too; its writer."""
 
 from __future__ import annotations
 

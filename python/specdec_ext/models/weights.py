@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -22,12 +22,7 @@ from .config_reader import read_json
 from .host_arrays import HostArray, converted, dtype_name, from_torch
 from .safetensors_file import FLOATS, SafetensorsFile
 
-if TYPE_CHECKING:
-    from .block_checkpoint import BlockCheckpoint
-    from .config_reader import ModelConfig
-    from .gguf_weights import GgufCheckpoint
-
-__all__ = ["Checkpoint", "TensorEntry", "open_checkpoint"]
+__all__ = ["Checkpoint", "TensorEntry"]
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -36,21 +31,6 @@ PICKLE_INDEX = "pytorch_model.bin.index.json"
 
 _MAX_NAME = 255
 _LOADABLE = ("float32", "float16", "bfloat16", "float64")
-
-
-def open_checkpoint(
-    config: ModelConfig, *, allow_pickle: bool = False
-) -> Checkpoint | BlockCheckpoint | GgufCheckpoint:
-    """The tensors of a model, under transformers' names. Raises ModelError."""
-    if config.blocks:
-        from .block_checkpoint import BlockCheckpoint
-
-        return BlockCheckpoint(config.path, config.blocks)
-    if config.is_gguf:
-        from .gguf_weights import GgufCheckpoint
-
-        return GgufCheckpoint(config.path)
-    return Checkpoint(config.path, allow_pickle=allow_pickle)
 
 
 @dataclass(frozen=True)

@@ -27,9 +27,10 @@ from ..models.folder_cache import file_sha256
 from ..models.gguf_weights import GgufCheckpoint
 from ..models.native import DERIVED_SUFFIXES
 from ..models.native_config import NotNativeError, native_shape
+from ..models.open_checkpoint import open_checkpoint
 from ..models.quantize import QUANTIZATIONS, quantized_loader
 from ..models.safetensors_file import SafetensorsFile, write_safetensors
-from ..models.weights import INDEX, open_checkpoint
+from ..models.weights import INDEX
 from .folder_writer import written_folder
 
 __all__ = ["CHECKPOINT", "MEDUSA", "REDRAFTER", "ConvertOptions", "convert"]
@@ -228,7 +229,8 @@ class _Weights:
         for name in names:
             value = self._load(name)
             array = value[0] if isinstance(value, tuple) else value
-            size += int(getattr(array, "bits", array).nbytes)
+            bits: Any = getattr(array, "bits", array)
+            size += int(bits.nbytes)
             if shard and size > self._options.shard_bytes:
                 break
             if isinstance(value, tuple):

@@ -1,9 +1,9 @@
-"""An engine folder, as `specdec build` writes it: limits, weights, tokenizer, step times, checksums.
+"""An engine folder, as `specdec build` writes it.
 
-    engine.json      limits, mode, what it was built for, the command that builds it again
-    model/           an ordinary model folder, and step_cost.json: T(rows, context)
-    medusa/ or redrafter/   what drafts, if the checkpoint has it
-    manifest.json    what went in; size and sha256 of every file
+engine.json      limits, mode, what it was built for, the command that builds it again
+model/           an ordinary model folder, and step_cost.json: T(rows, context)
+medusa/ or redrafter/   what drafts, if the checkpoint has it
+manifest.json    what went in; size and sha256 of every file
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import json
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from .. import _core
 from .._version import __version__
@@ -140,7 +139,10 @@ class EngineFolder:
         method, room = engine_mode(self.mode), self.max_draft_len
         if given is None:
             return self._default(method)
-        need, words = given.max_draft_len, f"{given.method} with max_draft_len = {given.max_draft_len}"
+        need, words = (
+            given.max_draft_len,
+            f"{given.method} with max_draft_len = {given.max_draft_len}",
+        )
         if isinstance(given, LookaheadDecodingConfig):
             words = f"lookahead (W,N,G) = {given.triple} with max_draft_len(W,N,G) = {need}"
         allowed = ("ngram", "draft_target") if method == EXTERNAL else (method,)
