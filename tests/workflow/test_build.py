@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -109,8 +111,8 @@ def test_run_time_is_held_against_the_build(
 
 def test_a_request_is_held_against_the_run_time(lookahead: Path) -> None:
     engine = EngineFolder.open(lookahead)
-    config = engine.speculation(LookaheadDecodingConfig(7, 7, 7))
-    with LLM(engine.model, speculative_config=config) as llm:
+    with engine.load([7, 7, 7]) as llm:
+        assert llm.scheduler_config.max_batch_size == 4
         smaller = SamplingParams(max_tokens=4, speculative_config=LookaheadDecodingConfig(4, 3, 4))
         assert llm.generate("abc", smaller, use_tqdm=False)[0].outputs[0].token_ids
         larger = SamplingParams(speculative_config=LookaheadDecodingConfig(8, 7, 6))
@@ -353,3 +355,20 @@ def test_refusals_have_the_documented_classes(external: Path) -> None:
         EngineFolder.open(external / "model")
     with pytest.raises(UnsupportedConfigError):
         BuildOptions(max_beam_width=4)
+
+
+def test_an_engine_is_not_taken_for_a_model(external: Path) -> None:
+    with pytest.raises(ModelError, match=r"is an engine folder.*--engine_dir"):
+        LLM(external)
+
+
+def test_an_engine_decodes_without_torch(external: Path) -> None:
+    script = """
+import sys
+from specdec_ext.cli import main
+command = ["generate", "--engine_dir", sys.argv[1], "--input_text", "abc", "--max_output_len=4"]
+assert main([*command, "--prompt_lookup_config=[4,2]"]) == 0
+assert not {"torch", "transformers"} & set(sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", script, str(external)], capture_output=True)
+    assert done.returncode == 0, done.stderr.decode()

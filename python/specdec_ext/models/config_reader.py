@@ -136,6 +136,11 @@ def read_config(folder: str | Path) -> ModelConfig:
             "(config.json, *.safetensors, tokenizer files) or of a GGUF file; nothing is downloaded"
         )
     path = folder / "config.json"
+    if (folder / "engine.json").is_file() and not path.exists():
+        raise ModelError(
+            f"model = {str(folder)!r} is an engine folder with limits of its own; give it as "
+            "--engine_dir, or to specdec_ext.workflow.engine_folder.EngineFolder.open"
+        )
     raw = read_json(path, "the model configuration")
     blocks = read_blocks(path, raw)
     generation = path.with_name("generation_config.json")

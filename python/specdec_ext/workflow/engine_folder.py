@@ -24,12 +24,19 @@ from ..config.engine import (
 )
 from ..config.methods import MedusaDecodingConfig, ReDrafterDecodingConfig
 from ..config.names import canonical_method
-from ..config.parse import SpeculativeConfig
+from ..config.parse import (
+    SpeculativeConfig,
+    parse_scheduler_config,
+    parse_speculative_config,
+)
 from ..config.suffix import SuffixDecodingConfig
 from ..errors import ConfigError, ModelError
 from ..models.config_reader import read_json
 from .convert import MEDUSA, REDRAFTER
 from .folder_writer import check_folder
+
+if TYPE_CHECKING:
+    from ..llm import LLM
 
 __all__ = ["ENGINE", "ENGINE_FILE", "EXTERNAL", "MODEL", "EngineFolder", "engine_mode"]
 
@@ -205,6 +212,26 @@ class EngineFolder:
                     f"it to {limit}, or build the engine again with --{name}={asked}"
                 )
         return dataclasses.replace(given, **values)
+
+    def load(
+        self,
+        speculative_config: Any = None,
+        scheduler_config: Any = None,
+        *,
+        device: str = "auto",
+        **how: Any,
+    ) -> LLM:
+        """An LLM of this engine; `how` are others of LLM's arguments. Raises ConfigError for what
+        the build has no room for."""
+        from ..llm import LLM
+
+        return LLM(
+            self.model,
+            speculative_config=self.speculation(parse_speculative_config(speculative_config)),
+            scheduler_config=self.scheduler(parse_scheduler_config(scheduler_config)),
+            device=self.check_device(device),
+            **how,
+        )
 
     def check_dtype(self, dtype: str) -> None:
         """Raises ConfigError for a dtype that is not the engine's."""
