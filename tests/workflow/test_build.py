@@ -206,6 +206,17 @@ def test_limits_of_the_build_hold(
     assert words in capsys.readouterr().err
 
 
+def test_the_page_size_is_that_of_the_build(
+    checkpoint: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    engine = make(checkpoint, tmp_path / "engine", "--tokens_per_block=8")
+    with EngineFolder.open(engine).load() as llm:
+        assert llm.memory.tokens_per_block == 8
+    assert generate(engine) == 0
+    assert generate(engine, "--tokens_per_block=16") == 4
+    assert "built with tokens_per_block = 8, asked for 16" in capsys.readouterr().err
+
+
 def test_a_prompt_beyond_max_input_len_is_refused(external: Path, capsys: Capture) -> None:
     assert generate(external, text="a" * 64) == 0
     assert generate(external, text="a" * 65) == 1

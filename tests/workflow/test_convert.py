@@ -17,7 +17,7 @@ from specdec_ext import LLM, ConfigError, ModelError, SamplingParams, Unsupporte
 from specdec_ext.cli import main
 from specdec_ext.models.folder_cache import file_sha256
 from specdec_ext.workflow.convert import CHECKPOINT, Converted, ConvertOptions, convert
-from specdec_ext.workflow.folder_writer import check_folder
+from specdec_ext.workflow.folder_writer import check_folder, written_folder
 from tiny_models import save_tiny
 
 HIDDEN = 256
@@ -179,6 +179,16 @@ def test_a_folder_is_replaced_by_the_same_command_alone(tiny: Path, tmp_path: Pa
     with pytest.raises(ConfigError, match="no part of a checkpoint"):
         run(tiny, tiny)  # the source is nobody's to replace
     assert (target / "notes.txt").read_text() == "mine"
+
+
+def test_two_processes_do_not_write_one_folder(tiny: Path, tmp_path: Path) -> None:
+    target = tmp_path / "ckpt"
+    with written_folder(target, CHECKPOINT, {}, resumes=True) as folder:
+        (folder / "kept").write_text("x")
+        with pytest.raises(ModelError, match="another process is writing"):
+            run(tiny, target)
+        assert (folder / "kept").is_file()
+    assert (target / "kept").is_file()
 
 
 FULL = """

@@ -66,7 +66,6 @@ def with_engine(args: argparse.Namespace, kwargs: dict[str, Any], drafting: Any)
     Raises ConfigError, ModelError.
     """
     if args.draft_engine_dir is not None:
-        kwargs = {**kwargs}
         _check_draft(args, kwargs)
     if args.engine_dir is None:
         return kwargs
@@ -88,6 +87,7 @@ def with_engine(args: argparse.Namespace, kwargs: dict[str, Any], drafting: Any)
         "device": engine.check_device(kwargs["device"]),
         "speculative_config": checked if inside else None,
         "scheduler_config": engine.scheduler(kwargs["scheduler_config"]),
+        "kv_cache_config": engine.kv_cache(kwargs["kv_cache_config"]),
     }
 
 

@@ -23,7 +23,6 @@ _FOREIGN: ForeignFlags = {
         ),
         "summarize is the only one",
     ),
-    "--use-py-session": (None, {}, "there is one runtime"),
 }
 
 

@@ -205,6 +205,7 @@ def _measured(
             max_num_tokens=llm.memory.max_num_tokens,
             max_beam_width=1,
             max_draft_len=drafts,
+            tokens_per_block=llm.memory.tokens_per_block,
             mode=options.speculative_decoding_mode,
             gather_generation_logits=options.gather_generation_logits,
             dtype=str(kv_dtype_name(llm.model)),

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from .. import _core
 from .._version import __version__
 from ..config.engine import (
+    KvCacheConfig,
     LookaheadDecodingConfig,
     NGramDecodingConfig,
     SchedulerConfig,
@@ -27,6 +28,7 @@ from ..config.methods import MedusaDecodingConfig, ReDrafterDecodingConfig
 from ..config.names import canonical_method
 from ..config.parse import (
     SpeculativeConfig,
+    parse_kv_cache_config,
     parse_scheduler_config,
     parse_speculative_config,
 )
@@ -72,6 +74,7 @@ class EngineFolder:
     max_num_tokens: int
     max_beam_width: int
     max_draft_len: int
+    tokens_per_block: int
     mode: str | None
     gather_generation_logits: bool
     dtype: str
@@ -214,10 +217,21 @@ class EngineFolder:
                 )
         return dataclasses.replace(given, **values)
 
+    def kv_cache(self, given: KvCacheConfig) -> KvCacheConfig:
+        """`given` with the page size of the build. Raises ConfigError for another one."""
+        asked, built = given.tokens_per_block, self.tokens_per_block
+        if asked not in (KvCacheConfig.tokens_per_block, built):
+            raise ConfigError(
+                f"{self.path}: built with tokens_per_block = {built}, asked for {asked}; leave it "
+                f"out, or build the engine again with --tokens_per_block={asked}"
+            )
+        return dataclasses.replace(given, tokens_per_block=built)
+
     def load(
         self,
         speculative_config: Any = None,
         scheduler_config: Any = None,
+        kv_cache_config: Any = None,
         *,
         device: str = "auto",
         **how: Any,
@@ -230,6 +244,7 @@ class EngineFolder:
             self.model,
             speculative_config=self.speculation(parse_speculative_config(speculative_config)),
             scheduler_config=self.scheduler(parse_scheduler_config(scheduler_config)),
+            kv_cache_config=self.kv_cache(parse_kv_cache_config(kv_cache_config)),
             device=self.check_device(device),
             **how,
         )
