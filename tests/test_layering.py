@@ -178,7 +178,7 @@ PYTHON: dict[str, tuple[set[str], set[str]]] = {
             "errors",
             "config",
             "request",
-            "gguf",
+            "text",
             "core",
             "models",
             "drafters",

@@ -274,7 +274,7 @@ def _write_config(config: ModelConfig, weights: _Weights, folder: Path) -> None:
 
 def _copy_others(config: ModelConfig, folder: Path) -> None:
     if config.is_gguf:
-        from ..gguf.tokenizer import gguf_tokenizer
+        from ..text.gguf_tokenizer import gguf_tokenizer
 
         tokenizer = gguf_tokenizer(config.path)
         if tokenizer is not None:
