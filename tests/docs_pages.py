@@ -58,6 +58,21 @@ class Block:
         return NOT_RUN.match(self.text) is None
 
     @property
+    def expanded_commands(self) -> list[str]:
+        """The commands with the block's own `export NAME=VALUE` lines filled in."""
+        values: dict[str, str] = {}
+        found = []
+        for command in self.commands:
+            for name in sorted(values, key=len, reverse=True):
+                command = command.replace(f"${name}", values[name])
+            if command.startswith("export "):
+                name, _, value = command.removeprefix("export ").partition("=")
+                values[name] = value.strip('"')
+            else:
+                found.append(command)
+        return found
+
+    @property
     def commands(self) -> list[str]:
         """The commands of a block, without comments on lines of their own."""
         lines = (line.strip() for line in self.text.replace("\\\n", " ").splitlines())

@@ -186,7 +186,7 @@ def test_commands_are_sound(block: Block) -> None:
     """The shell can read them, and the command line knows every option of `specdec`."""
     done = subprocess.run(["bash", "-n"], input=block.text, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    for command in block.commands:
+    for command in block.expanded_commands:
         assert_known(command)
 
 
@@ -231,5 +231,7 @@ def test_a_mistake_in_a_page_is_found(checkout: Path) -> None:
         assert_known("python -m benchmarks.no_such_benchmark")
     with pytest.raises(AssertionError):
         assert_known("scripts/no_such_script.sh")
+    exports = Block("p:0", "sh", 'export A=1\nexport AB="--x=$A y"\nmake $AB $A\n')
+    assert exports.expanded_commands == ["make --x=1 y 1"]
     assert not Block("p:0", "sh", "# not run in tests: needs a GPU\nmake demo\n").runs
     assert Block("p:0", "sh", "# not run in tests:\nmake demo\n").runs, "a reason is needed"

@@ -172,6 +172,20 @@ PYTHON: dict[str, tuple[set[str], set[str]]] = {
         {"bench"},
         {"errors", "config", "request", "text", "info", "drafters", "engine", "llm"},
     ),
+    "workflow": (
+        {"workflow"},
+        {
+            "errors",
+            "config",
+            "request",
+            "text",
+            "core",
+            "models",
+            "drafters",
+            "engine",
+            "llm",
+        },
+    ),
     "training": (
         {"training"},
         {"errors", "config", "text", "core", "models", "drafters", "engine"},
@@ -209,6 +223,7 @@ PYTHON: dict[str, tuple[set[str], set[str]]] = {
             "bench",
             "training",
             "serve",
+            "workflow",
         },
     ),
 }

@@ -21,6 +21,7 @@ from .config.validate import check_bool, check_choice, check_int, show
 from .engine.background import AsyncRequest, BackgroundStepper
 from .engine.build import EngineBuilder
 from .engine.request_group import RequestGroup
+from .engine.step_cost import StepCost
 from .errors import ConfigError, RequestError, SyntheticAcceptanceWarning
 from .models.load import memory_errors
 from .models.place import resolve_device
@@ -221,6 +222,12 @@ class LLM:
     def get_metrics(self) -> dict[str, Any]:
         """Sums since construction: steps, tokens, drafts, times, memory (docs/metrics.md)."""
         return self.engine.get_metrics()
+
+    def measure_step_cost(self) -> StepCost | None:
+        """Time the model: T(rows, context) of passes (_core.StepCost), in up to three seconds; None
+        where the pages are too few to tell. While no request runs; cached prefixes are dropped."""
+        self.reset_prefix_cache()
+        return self._builder.measure_cost()
 
     def reset_prefix_cache(self) -> int:
         """Forget the cached pages that no running request uses; returns how many they were."""

@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerFast
 
 from specdec_ext.errors import ConfigError, RequestError
 from specdec_ext.text import chat_template
-from specdec_ext.text.chat_template import TEMPLATES, render_chat
+from specdec_ext.text.chat_template import TEMPLATES, carries_markers, render_chat
 
 CONVERSATION = [
     {"role": "system", "content": "Be brief."},
@@ -162,3 +162,13 @@ def test_an_interrupted_render_leaves_no_answer_behind(monkeypatch: pytest.Monke
         render_chat(make(), CONVERSATION, chat_template="{{ 'first' }}")
     assert process.poll() is not None
     assert render_chat(make(), CONVERSATION, chat_template="{{ 'second' }}") == "second"
+
+
+@pytest.mark.parametrize("name", sorted(TEMPLATES))
+def test_a_text_in_its_template_is_known(name: str) -> None:
+    tokenizer = make()
+    wrapped = render_chat(tokenizer, CONVERSATION, chat_template=name)
+    assert carries_markers(tokenizer, wrapped, name)
+    assert carries_markers(tokenizer, wrapped.removeprefix("<s>"), name)
+    for plain in ("Hi", "", "USER", "He wrote [/INST] before ASSISTANT: and <|im_end|>."):
+        assert not carries_markers(tokenizer, plain, name)

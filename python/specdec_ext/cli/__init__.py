@@ -27,11 +27,15 @@ EXIT_INTERRUPTED = 130
 # Command -> (module, one line of help). A module has add_arguments(parser) and run(args) -> int.
 _COMMANDS = {
     "generate": ("generate", "decode prompts, with or without speculation"),
+    "run": ("generate", "the same as generate"),
     "chat": ("chat", "talk with a model or with a server"),
     "serve": ("serve", "serve a model over HTTP, as OpenAI's interface"),
     "bench": ("bench", "measure latency, throughput, or a sweep over batch and draft sizes"),
     "tune": ("tune", "find the lookahead or prompt lookup configuration that pays most"),
     "inspect": ("inspect", "show a model, its memory plan and the code that runs it"),
+    "convert": ("convert", "write any checkpoint as one folder of safetensors shards"),
+    "build": ("build", "make an engine folder of a converted checkpoint: limits, step times"),
+    "summarize": ("summarize", "summarize articles: ROUGE, speed and equal tokens, ours and HF's"),
     "tree": ("tree", "show or tune a Medusa tree"),
     "convert-heads": ("convert_heads", "convert Medusa heads between projects' files"),
     "env": ("env", "show versions and hardware for a bug report"),

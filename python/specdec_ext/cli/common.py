@@ -11,6 +11,7 @@ from typing import IO, Any
 
 from ..config.engine import POLICIES
 from ..errors import SyntheticAcceptanceWarning
+from .engine_dir import add_engine_arguments, with_engine
 from .parser import SpecdecParser, normalize_argv, usage_error
 from .speculation import (
     add_speculation_arguments,
@@ -41,6 +42,7 @@ def add_llm_arguments(parser: argparse.ArgumentParser) -> None:
         help="folder of an HF-format model, or GGUF file (default: the built-in "
         "SmolLM2-135M-Instruct)",
     )  # fmt: skip
+    add_engine_arguments(model)
     model.add_argument(
         "--tokenizer-dir", "--tokenizer", metavar="DIR", help="tokenizer folder (default: MODEL)"
     )
@@ -83,6 +85,7 @@ def add_llm_arguments(parser: argparse.ArgumentParser) -> None:
     limits.add_argument(
         "--max-seq-len", type=int, metavar="N", help="prompt + output tokens of one request"
     )
+    limits.add_argument("--max-input-len", type=int, metavar="N", help="prompt tokens of a request")
     limits.add_argument("--max-num-tokens", type=int, metavar="N", help="rows of a forward pass")
     limits.add_argument("--tokens-per-block", type=int, metavar="N", help="KV page size")
     limits.add_argument(
@@ -136,9 +139,13 @@ def llm_kwargs(args: argparse.Namespace) -> dict[str, Any]:
 
     refuse_unknown_arguments({}, args.tensor_parallel_size)
     config = speculative_config(args)
-    check_build(
-        config, args.max_draft_len, args.speculative_decoding_mode, args.tensor_parallel_size
-    )
+    if args.engine_dir is None:
+        check_build(
+            config, args.max_draft_len, args.speculative_decoding_mode, args.tensor_parallel_size
+        )
+    elif args.speculative_decoding_mode is not None:
+        usage_error(args, "--speculative-decoding-mode with --engine-dir: the mode is that of the "
+                    "build; leave it out")  # fmt: skip
     # The loop brings the drafts and needs prefix reuse; the engine itself drafts nothing.
     outside = external_lookup(args) is not None
     kv_cache = parse_kv_cache_config(
@@ -154,13 +161,14 @@ def llm_kwargs(args: argparse.Namespace) -> dict[str, Any]:
         | chosen(
             max_batch_size=args.max_batch_size,
             max_seq_len=args.max_seq_len,
+            max_input_len=args.max_input_len,
             max_num_tokens=args.max_num_tokens,
             policy=args.scheduler_policy,
             overlap_depth=args.overlap_depth,
             enforce_eager=False if args.no_enforce_eager else None,
         )
     )
-    return {
+    kwargs = {
         "model": args.model,
         "tokenizer": args.tokenizer_dir,
         "speculative_config": None if outside else config,
@@ -170,12 +178,13 @@ def llm_kwargs(args: argparse.Namespace) -> dict[str, Any]:
         "numerics": args.numerics,
         "quantization": args.quantization,
         "allow_pickle": args.allow_pickle,
-        "max_draft_len": None if outside else args.max_draft_len,
+        "max_draft_len": None if outside or args.engine_dir is not None else args.max_draft_len,
         "speculative_decoding_mode": None if outside else args.speculative_decoding_mode,
         "tensor_parallel_size": args.tensor_parallel_size,
         "kv_cache_config": kv_cache,
         "scheduler_config": scheduler,
     }
+    return with_engine(args, kwargs, config)
 
 
 def make_llm(args: argparse.Namespace, **overrides: Any) -> Any:

@@ -11,9 +11,12 @@ from typing import Any, NoReturn
 __all__ = ["SpecdecParser", "UsageExit", "normalize_argv", "usage_error"]
 
 
-# Options of TensorRT-LLM's programs that have no counterpart, and what to do in place of them.
-_NO_ENGINE = "there is no engine to build: name the Hugging Face folder of the model with --model"
-_FOREIGN = dict.fromkeys(("--engine-dir", "--checkpoint-dir", "--hf-model-dir"), _NO_ENGINE)
+# Options of TensorRT-LLM's programs that other commands have, and what to do in place of them.
+_FOREIGN = {
+    "--checkpoint-dir": "specdec build makes an engine of a checkpoint; name it with --engine_dir",
+    "--hf-model-dir": "specdec summarize has it; name the folder of a model with --model",
+    "--use-py-session": "there is one runtime; leave it out",
+}
 
 
 def normalize_argv(argv: Sequence[str]) -> list[str]:

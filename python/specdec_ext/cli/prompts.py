@@ -100,7 +100,7 @@ def encode_prompt(llm: Any, prompt: Any, args: argparse.Namespace) -> tuple[str 
     chat = args.chat or args.chat_template is not None or args.system_prompt is not None
     if isinstance(prompt, dict) and "messages" in prompt:
         messages = prompt["messages"]
-    elif chat and isinstance(prompt, str):
+    elif chat and isinstance(prompt, str) and not _is_wrapped(llm, prompt, args):
         messages = [{"role": "user", "content": prompt}]
         if args.system_prompt is not None:
             messages.insert(0, {"role": "system", "content": args.system_prompt})
@@ -109,3 +109,17 @@ def encode_prompt(llm: Any, prompt: Any, args: argparse.Namespace) -> tuple[str 
         return item
     item = llm.prompts.read_chat(messages, args.chat_template, True)
     return item
+
+
+def _is_wrapped(llm: Any, prompt: str, args: argparse.Namespace) -> bool:
+    """The prompt carries the template's markers already; one line on stderr says so."""
+    from ..text.chat_template import carries_markers
+
+    if llm.tokenizer is None or not carries_markers(llm.tokenizer, prompt, args.chat_template):
+        return False
+    if args.system_prompt is not None:
+        usage_error(args, "--system-prompt with a prompt that carries the chat template's markers; "
+                    "write the system message into the prompt")  # fmt: skip
+    print("note: the prompt carries the chat template's markers: not wrapped again",
+          file=sys.stderr)  # fmt: skip
+    return True

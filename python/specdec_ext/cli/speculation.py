@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
+from .engine_dir import draft_target_keys, engine_heads
 from .parser import usage_error
 
 if TYPE_CHECKING:
@@ -67,6 +68,14 @@ def add_speculation_arguments(parser: argparse.ArgumentParser) -> None:
         "--speculative-draft-model", "--speculative-draft-model-path", "--spec-draft-model",
         "--assistant-model", metavar="DIR",
         help="a smaller model with the same vocabulary drafts; --max-draft-len tokens per step",
+    )  # fmt: skip
+    spec.add_argument(
+        "--draft-engine-dir", metavar="DIR", help="as --draft-model, an engine of specdec build"
+    )
+    spec.add_argument(
+        "--draft-target-model-config", metavar="[K,[D],[T],LOGITS]",
+        help="K drafts, devices of draft and target (one device here), whether drafts are "
+        "accepted by the draft model's logits: [4,[0],[1],False]",
     )  # fmt: skip
     spec.add_argument(
         "--speculative-config", metavar="JSON|FILE",
@@ -180,13 +189,17 @@ def speculative_config(args: argparse.Namespace) -> Any:
     if len(given) > 1:
         usage_error(args, f"{' and '.join(given)} name a method twice; give one of them")
     if args.medusa_choices is not None and medusa_model(args) is None:
-        usage_error(args, "--medusa-choices needs --medusa-model or --medusa")
+        usage_error(args, "--medusa-choices needs --medusa-model, --medusa, or an --engine-dir "
+                    "with heads")  # fmt: skip
+    if args.draft_target_model_config is not None and _draft_model(args) is None:
+        usage_error(args, "--draft-target-model-config needs --draft-engine-dir or --draft-model")
     size = args.tensor_parallel_size
     config: SpeculativeConfig | None = None
     if medusa_model(args) is not None:
         from ..config.methods import MedusaDecodingConfig
 
-        config = MedusaDecodingConfig(args.medusa_model, args.medusa_choices)
+        heads = args.medusa_model or engine_heads(args, "medusa")
+        config = MedusaDecodingConfig(heads, args.medusa_choices)
     elif args.lookahead_config is not None:
         config = parse_speculative_config(args.lookahead_config, "lookahead", size)
     elif args.prompt_lookup_config is not None:
@@ -196,9 +209,14 @@ def speculative_config(args: argparse.Namespace) -> Any:
         keys = {} if length is None else {"max_draft_len": length}
         config = parse_speculative_config(keys, "suffix", size)
     elif named["--redrafter"] is not None:
-        config = parse_speculative_config(_redrafter_keys(args), "redrafter", size)
+        keys = _redrafter_keys(args)
+        heads = engine_heads(args, "redrafter")
+        config = parse_speculative_config(
+            {"model": str(heads), **keys} if heads else keys, "redrafter", size
+        )
     elif (draft_model := _draft_model(args)) is not None:
         keys = {"model": draft_model, "max_draft_len": args.max_draft_len}
+        keys |= draft_target_keys(args)
         config = parse_speculative_config(
             {k: v for k, v in keys.items() if v is not None}, "draft_target", size
         )
@@ -249,6 +267,8 @@ def _draft_model(args: argparse.Namespace) -> str | None:
     """The folder that --draft-model names, or the drafter that --draft-target means."""
     if args.draft_model is not None:
         return str(args.draft_model)
+    if args.draft_engine_dir is not None:
+        return str(draft_target_keys(args)["model"])
     if not args.draft_target:
         return None
     from ..models.default_drafter import default_drafter
@@ -260,6 +280,8 @@ def medusa_model(args: argparse.Namespace) -> str | None:
     """The heads that --medusa-model names, or those that --medusa means; None: no Medusa."""
     if args.medusa_model is not None:
         return str(args.medusa_model)
+    if args.medusa_choices is not None and (heads := engine_heads(args, "medusa")) is not None:
+        return str(heads)
     if not args.medusa:
         return None
     from ..config.medusa import SHIPPED_HEADS

@@ -283,6 +283,7 @@ class SchedulerConfig(_Config):
     max_batch_size          requests that decode at once, 1..1024
     max_seq_len             prompt + output tokens of one request; None: the model's limit, lowered
                             to what the page pool holds
+    max_input_len           prompt tokens of one request; None: as many as max_seq_len has room for
     max_num_tokens          rows (step tokens) of one forward pass; None: docs/usage.md, "Memory"
     max_queued_requests     requests that may be unfinished at once, waiting ones included; one
                             more is a QueueFullError. 1..2^20
@@ -311,6 +312,7 @@ class SchedulerConfig(_Config):
 
     max_batch_size: int = 32
     max_seq_len: int | None = None
+    max_input_len: int | None = None
     max_num_tokens: int | None = None
     max_queued_requests: int = 65536
     policy: str = "guaranteed_no_evict"
@@ -335,7 +337,7 @@ class SchedulerConfig(_Config):
             policy=check_choice(where + "policy", self.policy, POLICIES, ConfigError),
         )
         # A sequence needs a prompt token and an output token; a step needs one row.
-        for name, low in (("max_seq_len", 2), ("max_num_tokens", 1)):
+        for name, low in (("max_seq_len", 2), ("max_input_len", 1), ("max_num_tokens", 1)):
             value = getattr(self, name)
             if value is not None:
                 self._set(**{name: check_int(where + name, value, ConfigError, low=low,

@@ -23,7 +23,7 @@ from .memory_plan import MemoryPlan
 from .models import ModelLoader, drafting_arguments
 from .served_cost import ServedCost
 from .slot_drafting import SlotDrafting
-from .step_cost import measure_cost
+from .step_cost import StepCost, measure_cost
 from .user_drafting import UserDrafting
 
 if TYPE_CHECKING:
@@ -169,6 +169,7 @@ class EngineBuilder:
             tokens_per_block=self.memory.tokens_per_block,
             seed=self._seed,
             max_queued_requests=self._scheduler.max_queued_requests,
+            max_input_len=self._scheduler.max_input_len,
         )
 
     def _make_enqueued(self, drafter: SlotDrafter | None) -> EngineLoop:
@@ -236,13 +237,18 @@ class EngineBuilder:
         def begin() -> ServedCost | None:
             if served.is_guess and self._on_stream:
                 executor.reset_prefix_cache()  # what is overwritten may be published
-                rows = self.memory.max_num_tokens
-                served.measured(measure_cost(self.model, self._torch_pages, max_rows=rows))
+                served.measured(self.measure_cost())
             served.start()
             # What a pass takes on a device the host does not see.
             return served if self.place.is_cpu else None
 
         return begin
+
+    def measure_cost(self) -> StepCost | None:
+        """T(rows, context) of the built engine's model; None: its pages are too few to tell. It
+        overwrites pages: call it while no request runs and nothing is published."""
+        rows = self.memory.max_num_tokens
+        return measure_cost(self.model, self._torch_pages, max_rows=rows)
 
     def _make_pages(self, model: StepModel, num_pages: int) -> KvPages:
         pages = KvPages(model, num_pages, self.memory.tokens_per_block, self.place)

@@ -2,7 +2,8 @@
 the steps that are served anyway.
 
 A table belongs to a model's files, its number format, the machine, the threads and the build of the
-extension; each is a file of its own below the cache root. A first run guesses from bytes and rows.
+extension; each is a file of its own below the cache root. An engine folder carries one beside its
+weights, the same file. Without either a first run guesses from bytes and rows.
 A table steers how much is drafted, never which tokens come out.
 """
 
@@ -30,9 +31,20 @@ from ..models.folder_cache import cache_root
 from ..models.host_arrays import kv_dtype_name
 from .step_cost import ROW_COUNTS
 
-__all__ = ["ServedCost", "cost_key", "guess_cost", "memory_rate", "recall", "remember"]
+__all__ = [
+    "TABLE_FILE",
+    "ServedCost",
+    "cost_key",
+    "guess_cost",
+    "memory_rate",
+    "recall",
+    "remember",
+    "shipped",
+    "write_table",
+]
 
 FORMAT, VERSION = "specdec_ext step cost", 1
+TABLE_FILE = "step_cost.json"  # of a model folder that brings its table
 _WEIGHTS = (".safetensors", ".bin", ".gguf", ".pt")
 _MOST_BYTES = 1 << 16  # of a file that is read
 _MOST_FILES = 64  # the least recently written ones go
@@ -74,33 +86,55 @@ def _file_of(key: dict[str, Any]) -> Path:
 def recall(key: dict[str, Any]) -> StepCost | None:
     """The table that was remembered for `key`; None: there is none, or the file says nothing."""
     file = _file_of(key)
+    found = _read_table(file)
+    if found is not None and found[0] != key:
+        logger.warning("%s is ignored and will be written anew: it is of another model", file)
+        return None
+    return None if found is None else found[1]
+
+
+def shipped(folder: Path, key: dict[str, Any]) -> StepCost | None:
+    """The table that lies with a model's weights, if it was measured on such a machine; None
+    otherwise. The files are those of the folder, and another build of this version is as fast."""
+    found = _read_table(folder / TABLE_FILE)
+    if found is None:
+        return None
+    same = [name for name in key if name not in ("files", "build")]
+    other = [name for name in same if found[0].get(name) != key[name]]
+    if other:
+        logger.info("%s was measured with other %s", folder / TABLE_FILE, ", ".join(other))
+        return None
+    return found[1]
+
+
+def _read_table(file: Path) -> tuple[dict[str, Any], StepCost] | None:
     try:
         with file.open("rb") as source:
             text = source.read(_MOST_BYTES + 1)
         if len(text) > _MOST_BYTES:
             raise ValueError(f"it has more than {_MOST_BYTES} bytes")
         content = json.loads(text)
-        if (content["format"], content["version"], content["key"]) != (FORMAT, VERSION, key):
-            raise ValueError("it is of another format or model")
+        if (content["format"], content["version"]) != (FORMAT, VERSION):
+            raise ValueError("it is of another format")
+        key = dict(content["key"])
         rows, seconds, growth = (content[name] for name in ("rows", "seconds", "growth"))
         counts = [count for count in rows if type(count) is int]
         if counts != list(rows) or counts != sorted(set(counts)) or len(counts) > len(ROW_COUNTS):
             raise ValueError("its row counts are none")
-        return StepCost(
+        return key, StepCost(
             dict(zip(rows, seconds, strict=True)),
             dict(zip(rows, growth, strict=True)),
             content["context_len"],
         )
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError, TypeError, KeyError, RecursionError, OverflowError) as error:
         logger.warning("%s is ignored and will be written anew: %s", file, error)
         return None
 
 
-def remember(key: dict[str, Any], cost: StepCost, observed: int) -> None:
-    """Write the table for `key`, whole or not at all. Raises OSError."""
-    file = _file_of(key)
+def write_table(file: Path, key: dict[str, Any], cost: StepCost, observed: int) -> None:
+    """The table for `key`, whole or not at all. Raises OSError."""
     rows, seconds, context_len, growth = cost.columns
     content = {
         "format": FORMAT,
@@ -121,6 +155,12 @@ def remember(key: dict[str, Any], cost: StepCost, observed: int) -> None:
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
+
+
+def remember(key: dict[str, Any], cost: StepCost, observed: int) -> None:
+    """Write the table for `key` below the cache root. Raises OSError."""
+    file = _file_of(key)
+    write_table(file, key, cost, observed)
     written = sorted(file.parent.glob("*.json"), key=lambda f: f.stat().st_mtime_ns)
     for old in written[:-_MOST_FILES]:
         old.unlink(missing_ok=True)
@@ -159,7 +199,7 @@ class ServedCost:
     def __init__(self, model: StepModel, tell: Callable[[StepCost], object]) -> None:
         self._key = cost_key(model)
         self._tell = tell
-        table = recall(self._key)
+        table = recall(self._key) or shipped(model.info.path, self._key)
         self.is_guess = table is None
         self._times = _core.StepTimes(table or guess_cost(model, memory_rate()))
         self._save_at = _FIRST_SAVE

@@ -10,6 +10,7 @@ folder never runs.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import warnings
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from ..config.engine import MAX_VOCAB_SIZE
 from ..errors import ModelError, UnsupportedModelError
 from ..gguf import GgufFile, is_gguf
+from .block_config import read_blocks
 from .family_config import FamilyConfig, family_config
 from .gguf_config import gguf_config
 
@@ -69,6 +71,7 @@ class ModelConfig:
     path            a folder, or a GGUF file (is_gguf)
     dtype           of the checkpoint as the file states it; None when it does not. Of a GGUF file
                     that of K and V
+    blocks          of a converted folder: tensor name -> format of the matrices that are in blocks
     max_position    positions the model was made for, before any rotary scaling; None when the
                     configuration does not say
     eos_token_ids   of generation_config.json where it names them, else of config.json: the same
@@ -93,6 +96,7 @@ class ModelConfig:
     bos_token_id: int | None
     pad_token_id: int | None
     tie_word_embeddings: bool
+    blocks: dict[str, str] = field(default_factory=dict, repr=False)
 
 
 def read_json(path: Path, what: str) -> dict[str, Any]:
@@ -132,15 +136,22 @@ def read_config(folder: str | Path) -> ModelConfig:
             "(config.json, *.safetensors, tokenizer files) or of a GGUF file; nothing is downloaded"
         )
     path = folder / "config.json"
+    if (folder / "engine.json").is_file() and not path.exists():
+        raise ModelError(
+            f"model = {str(folder)!r} is an engine folder with limits of its own; give it as "
+            "--engine_dir, or to specdec_ext.workflow.engine_folder.EngineFolder.open"
+        )
     raw = read_json(path, "the model configuration")
+    blocks = read_blocks(path, raw)
     generation = path.with_name("generation_config.json")
     has_generation = generation.exists()
-    return _checked(
+    config = _checked(
         path,
         raw,
         read_json(generation, "the generation configuration") if has_generation else {},
         folder,
     )
+    return dataclasses.replace(config, blocks=blocks)
 
 
 def _checked(

@@ -18,8 +18,8 @@ from .host_arrays import as_torch
 from .host_rows import HostRows
 from .native import DERIVED_SUFFIXES, served_positions, shape_info
 from .native_config import NativeShape
+from .open_checkpoint import open_checkpoint
 from .place import Place
-from .weights import open_checkpoint
 
 __all__ = ["DeviceModel"]
 

@@ -29,9 +29,13 @@ __all__ = [
     "MANIFEST",
     "cache_root",
     "cached_folder",
+    "changed_file",
+    "file_entries",
     "file_sha256",
+    "file_stamps",
     "make_folder",
     "recorded_sha256",
+    "write_manifest",
 ]
 
 MANIFEST = "manifest.json"
@@ -79,8 +83,7 @@ def make_folder(folder: Path, origin: Mapping[str, str], write: Callable[[Path],
         write(work)
         for file in work.iterdir():  # safetensors writes its files private
             file.chmod(0o644)
-        files = {path.name: _entry(path) for path in sorted(work.iterdir())}
-        _write_manifest(work, {**origin, "files": files})
+        write_manifest(work, {**origin, "files": file_entries(work)})
         if folder.exists():
             shutil.rmtree(folder)
         work.rename(folder)
@@ -104,14 +107,45 @@ def file_sha256(path: Path) -> str:
         return digest.hexdigest()
 
 
-def _stamps(path: Path) -> dict[str, int]:
+def file_stamps(path: Path) -> dict[str, int]:
     """What a change of the file changes. Of a link it is the link's own: one is never made here."""
     stat = path.lstat()
     return {"bytes": stat.st_size, "mtime_ns": stat.st_mtime_ns, "ctime_ns": stat.st_ctime_ns}
 
 
 def _entry(path: Path) -> dict[str, Any]:
-    return {**_stamps(path), "sha256": file_sha256(path)}
+    return {**file_stamps(path), "sha256": file_sha256(path)}
+
+
+def file_entries(folder: Path) -> dict[str, dict[str, Any]]:
+    """What a manifest says of the files of a folder and of the folders in it, by their paths."""
+    files = (path for path in sorted(folder.rglob("*")) if not path.is_dir())
+    return {path.relative_to(folder).as_posix(): _entry(path) for path in files}
+
+
+def changed_file(folder: Path, manifest: Mapping[str, Any]) -> str | None:
+    """The first file that is missing or not as it was written; None: all are there, intact.
+
+    Raises OSError, and KeyError, TypeError or AttributeError for what is no manifest.
+    """
+    touched = False
+    for name, entry in manifest["files"].items():
+        try:
+            stamps = file_stamps(folder / name)
+            if any(entry.get(key) != value for key, value in stamps.items()):
+                if (
+                    stamps["bytes"] != entry["bytes"]
+                    or file_sha256(folder / name) != entry["sha256"]
+                ):
+                    return str(name)
+                entry.update(stamps)
+                touched = True
+        except FileNotFoundError:
+            return str(name)
+    if touched:  # touched or copied, with the same content: not hashed again the next time
+        with suppress(OSError):  # a folder that may only be read
+            write_manifest(folder, manifest)
+    return None
 
 
 def _is_intact(folder: Path, origin: Mapping[str, str]) -> bool:
@@ -124,23 +158,12 @@ def _is_intact(folder: Path, origin: Mapping[str, str]) -> bool:
             return False
         if any(manifest.get(name) != value for name, value in origin.items()):
             return False
-        changed = []
-        for name, entry in files.items():
-            if any(entry.get(key) != value for key, value in _stamps(folder / name).items()):
-                if _entry(folder / name)["sha256"] != entry["sha256"]:
-                    return False
-                changed.append(name)
+        return changed_file(folder, manifest) is None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return False
-    if changed:  # touched or copied, with the same content: not hashed again the next time
-        for name in changed:
-            files[name].update(_stamps(folder / name))
-        with suppress(OSError):  # a cache that may only be read
-            _write_manifest(folder, manifest)
-    return True
 
 
-def _write_manifest(folder: Path, content: Mapping[str, Any]) -> None:
+def write_manifest(folder: Path, content: Mapping[str, Any]) -> None:
     """Whole or not at all: another process may be reading it."""
     handle, name = tempfile.mkstemp(prefix=f".{folder.name}.", dir=folder.parent)
     try:

@@ -93,7 +93,7 @@ def load_model(
                 "head_ids": head_ids,
             }
             chosen = _choose_dtype(config, wanted, allow_pickle)
-            in_blocks = config.is_gguf and wanted == "auto"
+            in_blocks = (config.is_gguf or bool(config.blocks)) and wanted == "auto"
             if place is not None and not place.is_cpu:
                 from .device_model import DeviceModel
 
@@ -110,8 +110,9 @@ def load_model(
             f"{config.path}: {DRAFT_VOCAB_FILE} needs the native decoder ({reason or model_impl}); "
             "use model_impl='auto' and a native architecture"
         )
-    if config.is_gguf or quantization is not None:
+    if config.is_gguf or config.blocks or quantization is not None:
         what = "a GGUF file" if config.is_gguf else f"quantization = {quantization!r}"
+        what = "a folder of weights in blocks" if config.blocks else what
         raise UnsupportedModelError(
             f"{config.path}: {what} needs the native decoder ({reason or model_impl})"
         )
@@ -147,10 +148,11 @@ def _check_quantization(
             f"{config.path}: quantization = {quantization!r}: a head of some tokens "
             f"({DRAFT_VOCAB_FILE}) stays in floats; leave it out"
         )
-    if config.is_gguf:
+    if config.is_gguf or config.blocks:
+        what = "a GGUF file" if config.is_gguf else "this folder"
         raise UnsupportedModelError(
-            f"{config.path}: quantization = {quantization!r}: the weights of a GGUF file have a "
-            "width already; leave it out, or give the model as a Hugging Face folder"
+            f"{config.path}: quantization = {quantization!r}: the weights of {what} have a "
+            "width already; leave it out, or give the model as a Hugging Face folder of floats"
         )
     if place is not None and not place.is_cpu:
         raise UnsupportedModelError(

@@ -12,15 +12,17 @@ import numpy as np
 from .. import _core
 from ..errors import ModelError
 from .base import ModelInfo
+from .block_checkpoint import BlockCheckpoint
 from .cache_check import check_cache
 from .config_reader import ModelConfig
 from .gguf_weights import GgufCheckpoint
 from .host_arrays import converted, like, take_rows
 from .native_config import NativeShape
+from .open_checkpoint import open_checkpoint
 from .place import CPU
 from .quantize import quantized_loader
 from .rope import max_position, rope_parameters, rope_tables
-from .weights import Checkpoint, open_checkpoint
+from .weights import Checkpoint
 
 if TYPE_CHECKING:
     import torch
@@ -58,7 +60,7 @@ class NativeModel:
     ) -> None:
         """dtype         of K and V, and of the weights
         head_ids      int64 [V']: the tokens that the head scores, None: all (draft_vocab.py)
-        own_widths    weights stay as the GGUF file has them
+        own_widths    weights stay as the GGUF file, or a converted folder, has them
         quantization  weights become blocks (QUANTIZATIONS)
         """
         notes: list[str] = []
@@ -89,7 +91,7 @@ class NativeModel:
         with open_checkpoint(config, allow_pickle=allow_pickle) as checkpoint:
             checkpoint.check(expected, ignored=tied, ignored_suffixes=DERIVED_SUFFIXES)
             try:
-                if isinstance(checkpoint, GgufCheckpoint) and own_widths:
+                if own_widths and isinstance(checkpoint, (GgufCheckpoint, BlockCheckpoint)):
                     width = checkpoint.main_format()
                     self._give_weights(shape, checkpoint.weight, expected, checkpoint)
                 else:

@@ -1,10 +1,12 @@
-"""The tensors of a safetensors file as arrays of its mapped memory, bfloat16 too."""
+"""The tensors of a safetensors file as arrays of its mapped memory, bfloat16 too; its writer."""
 
 from __future__ import annotations
 
 import json
 import math
 import mmap
+import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +14,9 @@ import numpy as np
 from safetensors import safe_open
 
 from .. import _core
-from .host_arrays import HostArray
+from .host_arrays import HostArray, dtype_name
 
-__all__ = ["FLOATS", "SafetensorsFile"]
+__all__ = ["FLOATS", "SafetensorsFile", "write_safetensors"]
 
 # Names of float types in a file -> as torch names them.
 FLOATS = {
@@ -63,3 +65,37 @@ class SafetensorsFile:
     def drop_pages(self) -> None:
         """Give back the memory of what was read; arrays of it read it anew."""
         self._map.madvise(mmap.MADV_DONTNEED)
+
+
+def write_safetensors(path: Path, tensors: Mapping[str, HostArray]) -> None:
+    """A file of contiguous arrays, on the disk when this returns.
+
+    The library's writer takes bfloat16 from torch alone. Raises OSError.
+    """
+    codes = {"uint8": "U8"} | {name: code for code, name in FLOATS.items()}
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    bits: list[np.ndarray] = []
+    end = 0
+    # As the library orders them: wide elements first, so that each lies at a multiple of its size.
+    order = sorted(tensors, key=lambda name: (-_bits_of(tensors[name]).itemsize, name))
+    for name in order:
+        array = np.ascontiguousarray(_bits_of(tensors[name]))
+        header[name] = {
+            "dtype": codes[dtype_name(tensors[name])],
+            "shape": list(tensors[name].shape),
+            "data_offsets": [end, end + array.nbytes],
+        }
+        end += array.nbytes
+        bits.append(array)
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for array in bits:
+            file.write(array.reshape(-1).view(np.uint8).data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _bits_of(values: HostArray) -> np.ndarray:
+    return values.bits if isinstance(values, _core.Bfloat16Array) else values

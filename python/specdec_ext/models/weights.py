@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -22,11 +22,7 @@ from .config_reader import read_json
 from .host_arrays import HostArray, converted, dtype_name, from_torch
 from .safetensors_file import FLOATS, SafetensorsFile
 
-if TYPE_CHECKING:
-    from .config_reader import ModelConfig
-    from .gguf_weights import GgufCheckpoint
-
-__all__ = ["Checkpoint", "TensorEntry", "open_checkpoint"]
+__all__ = ["Checkpoint", "TensorEntry"]
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -35,17 +31,6 @@ PICKLE_INDEX = "pytorch_model.bin.index.json"
 
 _MAX_NAME = 255
 _LOADABLE = ("float32", "float16", "bfloat16", "float64")
-
-
-def open_checkpoint(
-    config: ModelConfig, *, allow_pickle: bool = False
-) -> Checkpoint | GgufCheckpoint:
-    """The tensors of a model, under transformers' names. Raises ModelError."""
-    if config.is_gguf:
-        from .gguf_weights import GgufCheckpoint
-
-        return GgufCheckpoint(config.path)
-    return Checkpoint(config.path, allow_pickle=allow_pickle)
 
 
 @dataclass(frozen=True)
@@ -65,6 +50,8 @@ class Checkpoint:
 
     Raises ModelError for anything that cannot be read as stated above.
     """
+
+    loadable: tuple[str, ...] = _LOADABLE
 
     def __init__(self, folder: str | Path, *, allow_pickle: bool = False) -> None:
         self.folder = Path(folder)
@@ -109,7 +96,7 @@ class Checkpoint:
                     f"{entry.file}: tensor {name!r} has shape {list(entry.shape)}, config.json "
                     f"asks for {list(shape)}; the files do not belong together"
                 )
-            if entry.dtype not in _LOADABLE:
+            if entry.dtype not in self.loadable:
                 raise ModelError(
                     f"{entry.file}: tensor {name!r} has dtype {entry.dtype}, supported are "
                     f"{', '.join(_LOADABLE)}; give an unquantized checkpoint"
@@ -143,16 +130,20 @@ class Checkpoint:
 
     def load(self, name: str, dtype: str | None = None) -> HostArray:
         """One tensor, contiguous; a view of the mapped file where the dtype already fits."""
+        tensor = self.read(name)
+        self._note_not_finite(name, tensor)
+        return tensor if dtype is None else converted(tensor, dtype)
+
+    def read(self, name: str) -> HostArray:
+        """One tensor as its file has it, whatever its type is good for."""
         entry = self.entries[name]
         try:
             handle = self._open(entry.file)
-            tensor = from_torch(handle[name]) if self.is_pickle else handle.tensor(name)
+            return from_torch(handle[name]) if self.is_pickle else handle.tensor(name)
         except ModelError:
             raise
         except Exception as error:
             raise ModelError(f"{entry.file}: tensor {name!r} cannot be read ({error})") from error
-        self._note_not_finite(name, tensor)
-        return tensor if dtype is None else converted(tensor, dtype)
 
     def drop_pages(self) -> None:
         """Give back the memory of what was read of the files; arrays of them read it anew."""

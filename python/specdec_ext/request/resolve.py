@@ -42,6 +42,7 @@ class EngineLimits:
     tokens_per_block: int
     seed: int = 0
     max_queued_requests: int = SchedulerConfig.max_queued_requests
+    max_input_len: int | None = None
 
     def require_room(self, held: int, count: int) -> None:
         """Raise QueueFullError unless `count` requests may join the `held` unfinished ones."""
@@ -189,6 +190,11 @@ def resolve_request(
         )
     vocab = limits.vocab_size
     check_prompt_len(len(prompt_token_ids), limits.max_seq_len)  # before anything is copied
+    if limits.max_input_len is not None and len(prompt_token_ids) > limits.max_input_len:
+        raise CapacityError(
+            f"prompt has {len(prompt_token_ids)} tokens, SchedulerConfig.max_input_len = "
+            f"{limits.max_input_len}; shorten the prompt, or build the engine with more"
+        )
     prompt = _prompt_ids(prompt_token_ids, vocab)
     if not prompt:
         raise RequestError(

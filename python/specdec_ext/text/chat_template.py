@@ -18,7 +18,7 @@ from typing import Any
 from ..config.validate import check_text, show
 from ..errors import ConfigError, RequestError
 
-__all__ = ["TEMPLATES", "check_messages", "render_chat"]
+__all__ = ["TEMPLATES", "carries_markers", "check_messages", "render_chat"]
 
 ROLES = ("system", "user", "assistant", "tool")
 MAX_MESSAGES = 4096
@@ -228,3 +228,24 @@ def render_chat(
         raise RequestError(
             f"messages: they cannot be rendered ({error}); give plain values"
         ) from None
+
+
+_PROBE = "specdecprobe"
+
+
+def carries_markers(tokenizer: Any, text: str, chat_template: str | None = None) -> bool:
+    """Is `text` written in the template already? Then it holds what the template puts right before
+    a user's message ("<|im_start|>user", "[INST]", "USER:") and, behind it, what it puts right
+    after one. Raises as render_chat()."""
+    frame = render_chat(
+        tokenizer, [{"role": "user", "content": _PROBE}], chat_template=chat_template
+    )
+    before, _, after = frame.partition(_PROBE)
+    bos = getattr(tokenizer, "bos_token", None)
+    head, tail = before.split(), after.split()
+    if not head or not tail:
+        return False
+    # Who writes the markers by hand leaves out the begin-of-text token.
+    first = head[-1].removeprefix(bos) if bos and head[-1] != bos else head[-1]
+    _, found, rest = text.partition(first)
+    return bool(found) and tail[0] in rest

@@ -1,0 +1,252 @@
+"""specdec convert: what it writes decodes as what it was given, and nothing half-written stays."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors import safe_open
+
+from engine.medusa_models import VOCAB, save_heads, save_target
+from gguf_files import write_gguf
+from specdec_ext import LLM, ConfigError, ModelError, SamplingParams, UnsupportedConfigError
+from specdec_ext.cli import main
+from specdec_ext.models.folder_cache import file_sha256
+from specdec_ext.workflow.convert import CHECKPOINT, Converted, ConvertOptions, convert
+from specdec_ext.workflow.folder_writer import check_folder, written_folder
+from tiny_models import save_tiny
+
+HIDDEN = 256
+PROMPT = [5, 6, 7, 8, 5, 6, 7]
+SHARD = 40_000  # bytes: several shards of a tiny model
+
+
+def decode(model: Path, **how: Any) -> list[int]:
+    with LLM(model, **how) as llm:
+        [output] = llm.generate(
+            [{"prompt_token_ids": PROMPT}],
+            SamplingParams(max_tokens=24, ignore_eos=True),
+            use_tqdm=False,
+        )
+    return list(output.outputs[0].token_ids)
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny(tmp_path_factory.mktemp("source") / "tiny")
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Rows in whole blocks of 256."""
+    sizes = {"hidden_size": HIDDEN, "intermediate_size": 512, "initializer_range": 0.1}
+    return save_target(tmp_path_factory.mktemp("source") / "wide", **sizes)
+
+
+def run(source: Path, target: Path, **options: Any) -> Converted:
+    return convert(source, target, ConvertOptions(**options))
+
+
+def test_a_folder_becomes_shards_that_decode_alike(tiny: Path, tmp_path: Path) -> None:
+    done = run(tiny, tmp_path / "made" / "ckpt", shard_bytes=SHARD)
+    assert done.num_shards > 2 and done.num_resumed == 0
+    assert decode(done.folder) == decode(tiny)
+    with LLM(done.folder) as llm:
+        assert llm.generate("abc", use_tqdm=False)[0].outputs[0].text  # its tokenizer came along
+    index = json.loads((done.folder / "model.safetensors.index.json").read_text())
+    with safe_open(tiny / "model.safetensors", "pt") as old:
+        assert set(index["weight_map"]) == set(old.keys())
+        for name, shard in index["weight_map"].items():  # by the library's own reader
+            with safe_open(done.folder / shard, "pt") as new:
+                assert new.get_tensor(name).equal(old.get_tensor(name))
+
+
+def test_the_manifest_says_what_went_in_and_what_came_out(tiny: Path, tmp_path: Path) -> None:
+    folder = run(tiny, tmp_path / "ckpt").folder
+    manifest = check_folder(folder, CHECKPOINT, "")
+    assert manifest["origin"]["files"]["model.safetensors"] == file_sha256(
+        tiny / "model.safetensors"
+    )
+    there = {file.name for file in folder.iterdir()}
+    assert there == {*manifest["files"], "manifest.json"}
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_a_dtype_is_that_of_loading(dtype: str, tiny: Path, tmp_path: Path) -> None:
+    folder = run(tiny, tmp_path / "ckpt", dtype=dtype).folder
+    assert decode(folder) == decode(tiny, dtype=dtype)
+    assert json.loads((folder / "config.json").read_text())["dtype"] == dtype
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_quantised_here_is_quantised_at_load(quantization: str, wide: Path, tmp_path: Path) -> None:
+    folder = run(wide, tmp_path / "ckpt", quantization=quantization, shard_bytes=500_000).folder
+    assert decode(folder) == decode(wide, quantization=quantization)
+    with pytest.raises(ModelError, match=r"quantization = 'int8'.*have a width already"):
+        LLM(folder, quantization="int8")
+    again = run(folder, tmp_path / "again").folder  # a converted folder is a source, too
+    assert decode(again) == decode(folder)
+
+
+@pytest.mark.parametrize("format", ["q4_1", "q6_k"])
+def test_a_gguf_file_keeps_its_blocks(format: str, wide: Path, tmp_path: Path) -> None:
+    file = write_gguf(wide, tmp_path / "model.gguf", format, tokenizer=False)
+    done = run(file, tmp_path / "ckpt", shard_bytes=500_000)
+    assert done.format == format
+    assert decode(done.folder) == decode(file)
+
+
+def test_a_gguf_file_with_its_tokenizer(tiny: Path, tmp_path: Path) -> None:
+    file = write_gguf(tiny, tmp_path / "model.gguf", "q8_0")
+    kept = run(file, tmp_path / "kept", shard_bytes=20_000)
+    assert kept.format == "q8_0" and kept.num_shards > 1
+    assert decode(kept.folder) == decode(file)
+    floats = run(file, tmp_path / "floats", dtype="bfloat16")
+    assert decode(floats.folder) == decode(file, dtype="bfloat16")
+    assert decode(kept.folder, dtype="bfloat16") == decode(file, dtype="bfloat16")
+
+
+@pytest.mark.parametrize("damage", ["format", "bytes", "missing"])
+def test_damaged_blocks_are_refused(damage: str, wide: Path, tmp_path: Path) -> None:
+    folder = run(wide, tmp_path / "ckpt", quantization="int8").folder
+    config = json.loads((folder / "config.json").read_text())
+    formats = config["quantization_config"]["formats"]
+    names = formats.pop("q8_0")
+    formats |= {
+        "format": {"q9_9": names},
+        "bytes": {"q8_0": [*names, "model.norm.weight"]},
+        "missing": {"q8_0": [*names, "no.such.weight"]},
+    }[damage]
+    (folder / "config.json").write_text(json.dumps(config))
+    words = {"format": "q9_9", "bytes": "model.norm.weight.*blocks of 34", "missing": "is missing"}
+    with pytest.raises(ModelError, match=words[damage] + ".*convert the model again"):
+        LLM(folder)
+
+
+# -- interrupted, refused, failed -----------------------------------------------------------------
+
+
+class Interrupts:
+    """Ctrl-C behind the second shard."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def __call__(self, line: str) -> None:
+        self.lines.append(line)
+        if len(self.lines) == 2:
+            raise KeyboardInterrupt
+
+
+def test_an_interrupted_conversion_goes_on(wide: Path, tmp_path: Path) -> None:
+    options = ConvertOptions(quantization="int8", shard_bytes=200_000)
+    target = tmp_path / "ckpt"
+    with pytest.raises(KeyboardInterrupt):
+        convert(wide, target, options, tell=Interrupts())
+    assert [file.name for file in target.iterdir()] == [".partial"]
+    with pytest.raises(ModelError, match="interrupted"):
+        check_folder(target, CHECKPOINT, "")
+    done = convert(wide, target, options)
+    assert done.num_resumed == 2 < done.num_shards
+    whole = convert(wide, tmp_path / "whole", options).folder
+    names = {file.name for file in whole.iterdir()}
+    assert names == {file.name for file in target.iterdir()}
+    for name in names - {"manifest.json"}:
+        assert (whole / name).read_bytes() == (target / name).read_bytes()
+
+
+def test_other_options_begin_anew(wide: Path, tmp_path: Path) -> None:
+    target = tmp_path / "ckpt"
+    with pytest.raises(KeyboardInterrupt):
+        convert(wide, target, ConvertOptions(shard_bytes=200_000), tell=Interrupts())
+    done = run(wide, target, shard_bytes=200_000, dtype="float16")
+    assert done.num_resumed == 0
+    assert decode(target) == decode(wide, dtype="float16")
+
+
+def test_a_folder_is_replaced_by_the_same_command_alone(tiny: Path, tmp_path: Path) -> None:
+    target = run(tiny, tmp_path / "ckpt", shard_bytes=SHARD).folder
+    assert run(tiny, target).num_shards == 1
+    assert not (target / "model-00002.safetensors").exists()
+    assert decode(target) == decode(tiny)
+    (target / "notes.txt").write_text("mine")
+    with pytest.raises(ConfigError, match=r"holds 'notes.txt'.*name an empty folder"):
+        run(tiny, target)
+    with pytest.raises(ConfigError, match="no part of a checkpoint"):
+        run(tiny, tiny)  # the source is nobody's to replace
+    assert (target / "notes.txt").read_text() == "mine"
+
+
+def test_two_processes_do_not_write_one_folder(tiny: Path, tmp_path: Path) -> None:
+    target = tmp_path / "ckpt"
+    with written_folder(target, CHECKPOINT, {}, resumes=True) as folder:
+        (folder / "kept").write_text("x")
+        with pytest.raises(ModelError, match="another process is writing"):
+            run(tiny, target)
+        assert (folder / "kept").is_file()
+    assert (target / "kept").is_file()
+
+
+FULL = """
+import resource, sys
+resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+from specdec_ext.cli import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_a_full_disk_leaves_nothing_behind(wide: Path, tmp_path: Path) -> None:
+    target = tmp_path / "above" / "ckpt"
+    done = subprocess.run(
+        [sys.executable, "-c", FULL, "convert", "--model_dir", wide, "--output_dir", target],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 4, done.stderr
+    assert "cannot be written" in done.stderr and "free space" in done.stderr
+    assert not (tmp_path / "above").exists()
+
+
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [
+        ({"pp_size": 2}, "pp_size = 2: limit 1.*--pp_size=1"),
+        ({"tp_size": 4}, "tp_size = 4: limit 1.*--tp_size=1"),
+        ({"dtype": "fp8"}, "8-bit"),
+    ],
+)
+def test_what_is_not_supported_is_refused(option: dict[str, Any], words: str) -> None:
+    with pytest.raises(UnsupportedConfigError, match=words):
+        ConvertOptions(**option)
+
+
+def test_the_documents_command(
+    tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = tmp_path / "tmp" / "engine" / "ckpt"
+    command = ["convert", f"--model_dir={tiny}", f"--output_dir={target}", "--dtype=float16"]
+    assert main([*command, "--tp_size=1", "--pp_size=1", "--workers=2"]) == 0
+    said = capsys.readouterr()
+    assert "float16" in said.out
+    assert "without effect here: --workers" in said.err
+    assert decode(target) == decode(tiny, dtype="float16")
+    assert main([*command, "--pp_size=2"]) == 3
+    assert "pp_size = 2: limit 1" in capsys.readouterr().err
+    assert main(["convert", "--model_dir=/no/such", f"--output_dir={target}"]) == 4
+    assert "does not exist" in capsys.readouterr().err
+
+
+def test_heads_lie_beside_the_model(wide: Path, tmp_path: Path) -> None:
+    heads = save_heads(tmp_path / "heads", hidden=HIDDEN)
+    folder = run(wide, tmp_path / "ckpt", medusa_model=heads).folder
+    assert decode(folder, speculative_config={"method": "medusa", "model": folder / "medusa"}) == (
+        decode(wide)
+    )
+    others = save_heads(tmp_path / "others", hidden=32)
+    with pytest.raises(ModelError, match=f"hidden_size 32 and vocab_size {VOCAB}.*{HIDDEN}"):
+        run(wide, tmp_path / "refused", medusa_model=others)
+    assert not (tmp_path / "refused").exists()
