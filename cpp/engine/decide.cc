@@ -73,7 +73,7 @@ void Executor::decide_place(Place& place, const StepShare& share, const PlaceRow
   if (slot->frozen() && book_.pages().reuse() && !in_place) *path_len = kept;
   if (fault(Fault::kStaleContext)) *path_len = 0;
   deliver_on_host(place, root, rows, result);
-  if (request.known_drafts > 0) count_sources(request, *result, out);
+  if (request.known_drafts > 0 || request.params.grammar) count_sources(request, *result, out);
   learn_on_host(request, share, *result, begins);
 }
 

@@ -140,7 +140,7 @@ RequestId Executor::submit(RequestParams p, const ProposedProbs& external_probs)
   if (!r.params.prediction.empty()) {
     r.prediction.emplace(std::move(r.params.prediction));
   }
-  const bool knows = r.prediction || (r.params.grammar && r.max_drafts > 0);
+  const bool knows = r.prediction || (r.params.grammar && r.max_drafts > 0 && !r.device_drafts);
   r.known_drafts = knows && r.max_len > r.prompt_len + 1 ? kKnownDrafts : 0;
   r.chain = config_.method == DraftMethod::kNgram || proposes_chains(config_);
   r.adaptive = r.params.adaptive.value_or(config_.adaptive) && r.most_drafts() > 0;

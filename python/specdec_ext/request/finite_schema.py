@@ -27,7 +27,7 @@ def never_ends(schema: Any) -> bool:
         for pointer, node in schemas.items():
             if not ends.get(pointer) and _ends(node, pointer, ends):
                 ends[pointer] = changed = True
-    return not ends.get("#", True)
+    return len(schemas) < _MAX_SCHEMAS and not ends.get("#", False)
 
 
 def _collect(root: Any, node: Any, pointer: Pointer, found: dict[Pointer, Any]) -> None:

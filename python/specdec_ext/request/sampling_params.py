@@ -76,8 +76,8 @@ class SamplingParams(SamplingFields):
                 prediction: what the output is expected to be, text or token ids: drafts are taken
                 from it, it changes no token (docs/methods/prediction.md)
     Form        structured_outputs: {"json": schema}, {"regex": expression}, {"choice": texts},
-                {"grammar": Lark or GBNF}, {"json_object": True}, an object with these attributes, or
-                OpenAI's response_format: the output has that form, and ends where the form does
+                {"grammar": Lark or GBNF}, {"json_object": True}, an object with these attributes,
+                or OpenAI's response_format: the output has that form, and ends where the form does
                 (docs/methods/grammar.md)
     Acceptance  acceptance: "exact_match" or "rejection" (lossless), "typical", "threshold" or, for
                 ReDrafter, "best_beam" (lossy); posterior_threshold, posterior_alpha: for typical

@@ -69,10 +69,10 @@ def check_structured_outputs(value: Any) -> StructuredOutputs | None:
     for key, entry in value.items():
         if key not in known:
             raise unknown_key(FIELD, str(key), known, RequestError)
-        if entry is not None and entry is not False:
-            given[key] = entry
-        elif key == "disable_any_whitespace" and entry is False:
-            given[key] = entry
+        # False is a schema, and one of the two ways of whitespace; elsewhere it asks for nothing.
+        if entry is None or (entry is False and key not in ("json", "disable_any_whitespace")):
+            continue
+        given[key] = entry
     for key, remedy in _REFUSED.items():
         if key in given:
             raise UnsupportedRequestError(

@@ -117,8 +117,8 @@ class GrammarCompiler:
         name = f"{FIELD}.{constraint.kind}"
         if constraint.kind == "json" and never_ends(json.loads(constraint.text)):
             raise RequestError(
-                f"{name} = {show(constraint.text)}: the schema requires itself without end; make "
-                "the property that refers to it optional"
+                f"{name} = {show(constraint.text)}: no finite text has this schema: it is "
+                "false, or requires itself without end; make what refers to itself optional"
             )
         done: list[Any] = []
 
@@ -193,4 +193,4 @@ def _described(matcher: Any, constraint: StructuredOutputs) -> str:
 
 def _first_line(error: str) -> str:
     """The sentence of an error of llguidance's, without its state behind it."""
-    return show(error.split("<state>")[0].strip().replace("\n", " "))
+    return " ".join(error.split("<state>")[0].split())[:300]

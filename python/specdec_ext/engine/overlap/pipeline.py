@@ -45,9 +45,9 @@ class OverlapPipeline(StepOperations):
     """
 
     draft_options: Callable[[int], Mapping[str, Any]] | None = None
-    process: Callable[[int, Tensor], tuple[Tensor | None, dict[int, str], dict[int, Any]]] | None = (
-        None
-    )
+    process: (
+        Callable[[int, Tensor], tuple[Tensor | None, dict[int, str], dict[int, Any]]] | None
+    ) = None
 
     def __init__(
         self,
