@@ -123,7 +123,7 @@ class _TreeWalk:
             self._children[parent].append(node)
         # A node that no grammar cuts and that is not allowed is never reached: it needs no mask.
         self._masks = np.full((count, words), -1, dtype=np.int32)
-        self._rows = memoryview(self._masks.view(np.uint32)).cast("B").cast("I")
+        self._rows = self._masks.data.cast("B").cast("I")
         self._words = words
         self._kept = [int(node < self._fixed) for node in range(count)]
 
