@@ -196,7 +196,7 @@ def test_refusals_name_the_field(client: TestClient, values: dict[str, Any], par
         ("/v1/completions", {"messages": []}, "messages"),
         ("/v1/responses", {"include": ["reasoning.encrypted_content"]}, "include"),
         ("/v1/responses", {"top_logprobs": 1}, "top_logprobs"),
-        ("/v1/responses", {"text": {"format": {"type": "json_object"}}}, "text.format"),
+        ("/v1/responses", {"text": {"format": {"type": "xml"}}}, "text.format"),
         ("/v1/responses", {"text": {"verbosity": "high"}}, "text.verbosity"),
         ("/v1/responses", {"input": [{"type": "function_call"}]}, "input.0"),
         ("/v1/responses", {"input": []}, None),
