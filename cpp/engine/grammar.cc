@@ -1,6 +1,7 @@
 // What a grammar changes of a step: drafts that it does not allow are cut before the pass, tokens
 // that it leaves no choice about are proposed, and every node's scores are masked when the host
 // chooses. The grammars themselves are the caller's: masks and cuts are all that is known of them.
+#include <algorithm>
 #include <utility>
 
 #include "base/check.h"
@@ -8,6 +9,9 @@
 
 namespace specdec {
 namespace {
+
+// As a match of so many tokens: rates are kept apart from those of shorter ones.
+constexpr int kForcedMatch = 16;
 
 // Nodes that no grammar cuts: of lookahead, those that carry its window.
 int fixed_nodes(Slot* slot, bool own_tree) {
@@ -19,6 +23,16 @@ int fixed_nodes(Slot* slot, bool own_tree) {
 }
 
 }  // namespace
+
+// The chain that a grammar leaves no choice about.
+void Executor::offer_forced(RequestRecord& request, int most) {
+  int node = DraftOffer::kGolden;
+  for (int i = 0; i < std::min(most, static_cast<int>(request.forced.size())); ++i) {
+    const DraftOffer::Estimate estimate{kForcedMatch, static_cast<std::int16_t>(i + 1), 1.0f};
+    node = request.offer.add(node, request.forced[i], DraftSource::kGrammar, estimate,
+                             request.learnt(), request.shared_rates.get());
+  }
+}
 
 ChoiceTree Executor::choice_tree(const Place& place, int first) const {
   const RequestRecord& request = *place.request;

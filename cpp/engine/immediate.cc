@@ -61,16 +61,6 @@ void Executor::offer_prediction(RequestRecord& request, int most) {
   }
 }
 
-// The chain that a grammar leaves no choice about: longer matches than this are not told apart.
-void Executor::offer_forced(RequestRecord& request, int most) {
-  int node = DraftOffer::kGolden;
-  for (int i = 0; i < std::min(most, static_cast<int>(request.forced.size())); ++i) {
-    const DraftOffer::Estimate estimate{kMatchHorizon, static_cast<std::int16_t>(i + 1), 1.0f};
-    node = request.offer.add(node, request.forced[i], DraftSource::kGrammar, estimate,
-                             request.learnt(), request.shared_rates.get());
-  }
-}
-
 // A chain from the request's own history or the public pool, whichever agrees with a longer suffix;
 // its own on ties.
 void Executor::offer_ngram(RequestRecord& request, int most) {

@@ -346,6 +346,10 @@ def _print_stats(outputs: list[RequestOutput], stream: TextIO) -> None:
             f"{m['time_to_first_token_ms'] or 0.0:>8.1f} {m['tokens_per_second'] or 0.0:>8.1f}",
             file=stream,
         )
+        for source in ("prediction", "grammar"):
+            if (accepted := m.get(f"accepted_{source}_tokens")) is not None:
+                drafted = accepted + m[f"rejected_{source}_tokens"]
+                print(f"       of {source}: {drafted} drafts, {accepted} accepted", file=stream)
     if outputs and outputs[0].metrics:
         about = outputs[0].metrics
         print(

@@ -87,6 +87,21 @@ class GrammarMasks:
             if output.consumed and (tokens := output.forced()):
                 self._executor.force(request_id, tokens)
 
+    def plan(self, drafting: Any) -> Any:
+        """The executor's next plan, with the drafts in it that grammars force and without those
+        that they do not allow.
+
+        drafting  SlotDrafting, which stands between stage() and build(); anything else: nobody does
+        """
+        self.force()
+        if hasattr(drafting, "before_build"):
+            drafting.before_build = self.constrain
+            return self._executor.plan()
+        if self._executor.stage() is None:
+            return None
+        self.constrain()
+        return self._executor.build()
+
     def constrain(self) -> None:
         """Cut the drafts of the step that was staged, and make the masks of what is left."""
         self._walk(self._executor.draft(), cuts=True)
@@ -129,22 +144,30 @@ class _TreeWalk:
 
     def run(self) -> tuple[list[int], np.ndarray]:
         """(1 for each node that stays, masks [nodes, words])"""
-        self._visit(0)
+        consumed = 0  # tokens of the path that the matcher stands behind
+        waiting = [(0, 0)]  # (node, its depth), the deepest last
+        while waiting:
+            node, depth = waiting.pop()
+            if node > 0:
+                if consumed >= depth:  # back to its parent; a chain never goes back
+                    self._matcher.rollback(consumed - depth + 1)
+                    consumed = depth - 1
+                if not self._matcher.consume_token(self._tokens[node]):
+                    break  # the matcher says why
+                consumed = depth
+            self._kept[node] = 1
+            self._fill(node)
+            for child in reversed(self._children[node]):
+                token = self._tokens[child]
+                if not self._rows[node * self._words + (token >> 5)] >> (token & 31) & 1:
+                    continue
+                if token in self._ends:
+                    self._kept[child] = 1
+                    self._only_end(child)
+                else:
+                    waiting.append((child, depth + 1))
+        self._matcher.rollback(consumed)
         return self._kept, self._masks
-
-    def _visit(self, node: int) -> None:
-        self._kept[node] = 1
-        self._fill(node)
-        for child in self._children[node]:
-            token = self._tokens[child]
-            if not self._rows[node * self._words + (token >> 5)] >> (token & 31) & 1:
-                continue
-            if token in self._ends:
-                self._kept[child] = 1
-                self._only_end(child)
-            elif self._matcher.consume_token(token):
-                self._visit(child)
-                self._matcher.rollback(1)
 
     def _fill(self, node: int) -> None:
         if self._matcher.is_stopped():

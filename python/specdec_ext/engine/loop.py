@@ -225,7 +225,7 @@ class EngineLoop:
         drafting = self._drafting
         if drafting is not None and not resumed:
             drafting.propose()
-        plan = self._plan() if self._grammars else self.executor.plan()
+        plan = self._grammars.plan(drafting) if self._grammars else self.executor.plan()
         if plan is None:
             if not self.executor.in_flight:
                 return None
@@ -250,19 +250,6 @@ class EngineLoop:
             return outputs
         except Exception as error:
             return self._fail_step(plan, error)
-
-    def _plan(self) -> Any:
-        """The next step, with the drafts in it that grammars force and without those that they do
-        not allow."""
-        self._grammars.force()
-        before = getattr(self._drafting, "before_build", False)
-        if before is not False:  # a drafter stands between stage() and build()
-            self._drafting.before_build = self._grammars.constrain
-            return self.executor.plan()
-        if self.executor.stage() is None:
-            return None
-        self._grammars.constrain()
-        return self.executor.build()
 
     def run(
         self, states: Iterable[RequestState], on_step: Callable[[], None] | None = None
