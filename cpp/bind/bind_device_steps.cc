@@ -54,7 +54,8 @@ void bind_rings(BoundExecutor& self, py::handle staging, py::handle entries, py:
 }
 
 std::vector<StepOutput> deliver(BoundExecutor& self, const py::object& scores,
-                                const std::map<RequestId, std::string>& errors) {
+                                std::map<RequestId, std::string> errors,
+                                const std::map<RequestId, py::object>& masks) {
   std::optional<BorrowedTensor> rows;
   if (!scores.is_none()) {
     rows.emplace(scores, "scores");
@@ -64,9 +65,10 @@ std::vector<StepOutput> deliver(BoundExecutor& self, const py::object& scores,
     check_shape(rows->view(), "scores", "[oldest_host_rows, vocab_size]",
                 {self.executor.oldest_host_rows(), self.executor.config().vocab_size});
   }
+  const HostWordsArgument words(std::move(errors), masks);
   py::gil_scoped_release release;
   return self.outputs.keep(
-      self.executor.deliver(rows ? static_cast<const float*>((*rows)->data) : nullptr, errors));
+      self.executor.deliver(rows ? static_cast<const float*>((*rows)->data) : nullptr, words.view));
 }
 
 }  // namespace
@@ -130,9 +132,11 @@ void def_device_steps(py::class_<BoundExecutor>& executor) {
       .def(
           "deliver", &deliver, py::arg("scores") = py::none(),
           py::arg("errors") = std::map<RequestId, std::string>{},
+          py::arg("masks") = std::map<RequestId, py::object>{},
           "What the oldest step in flight brought; its event must have completed. Where the caller "
           "changed the scores that the host reads: scores [oldest_host_rows, vocab_size] float32; "
-          "errors, by request id: those requests end with that message.")
+          "errors, by request id: those requests end with that message. masks: as commit() takes "
+          "them.")
       .def_property_readonly(
           "oldest_host_rows",
           [](const BoundExecutor& self) { return self.executor.oldest_host_rows(); },

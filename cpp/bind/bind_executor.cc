@@ -137,6 +137,20 @@ without chance. vocab_ids: int [V'], the tokens of probs' columns [n, V'], every
 probability 0. Siblings were drawn in their order, one after another, without replacement (each from
 its row less the earlier siblings, renormalised) unless `replacement`.)")
       .def(
+          "force",
+          [](BoundExecutor& self, RequestId id, std::vector<TokenId> tokens) {
+            self.executor.force(id, std::move(tokens));
+          },
+          py::arg("request_id"), py::arg("tokens"),
+          "What a grammar leaves no choice about: drafts for the request's next decode step.")
+      .def(
+          "output",
+          [](const BoundExecutor& self, RequestId id, int first) {
+            return self.executor.output(id, first);
+          },
+          py::arg("request_id"), py::arg("first"),
+          "The output from index `first` on; [] while a step in flight decides more of it.")
+      .def(
           "history",
           [](const BoundExecutor& self, RequestId id) { return self.executor.history(id); },
           py::arg("request_id"), "Prompt and tokens, as far as steps have run.")
@@ -148,7 +162,7 @@ its row less the earlier siblings, renormalised) unless `replacement`.)")
       .def(
           "choice_trees", [](BoundExecutor& self) { return self.executor.choice_trees(); },
           "The trees whose scores the caller's own processors change: of plan()'s step, or of the "
-          "oldest step in flight on a device.")
+          "oldest step in flight on a device; there also those with a grammar.")
       .def(
           "draft_len_limit",
           [](const BoundExecutor& self) { return self.executor.draft_len_limit(); },
@@ -205,6 +219,10 @@ void register_executor(py::module_& m) {
                     "Of num_drafts, how many the prediction has proposed.")
       .def_readonly("num_accepted_predicted", &StepOutput::num_accepted_predicted,
                     "Of num_accepted, how many the prediction has proposed.")
+      .def_readonly("num_forced", &StepOutput::num_forced,
+                    "Of num_drafts, how many a grammar has forced.")
+      .def_readonly("num_accepted_forced", &StepOutput::num_accepted_forced,
+                    "Of num_accepted, how many a grammar has forced.")
       .def_readonly("max_path", &StepOutput::max_path)
       .def_readonly("last_logit_row", &StepOutput::last_logit_row)
       .def_readonly("logit_rows", &StepOutput::logit_rows)
@@ -225,9 +243,19 @@ void register_executor(py::module_& m) {
         return logprobs_list(out.prompt_logprobs);
       });
 
-  py::class_<ChoiceTree>(m, "ChoiceTree", "A tree whose scores the caller changes.")
+  py::class_<ChoiceTree>(m, "ChoiceTree", "A tree whose scores the caller changes or masks.")
       .def_readonly("request_id", &ChoiceTree::request)
       .def_readonly("first", &ChoiceTree::first, "Its root among the step's rows of scores.")
+      .def_readonly("fixed", &ChoiceTree::fixed, "Nodes from the root on that cut() leaves.")
+      .def_readonly("processed", &ChoiceTree::processed, "The caller changes its scores.")
+      .def_readonly("masked", &ChoiceTree::masked, "The caller gives masks of its nodes.")
+      .def(
+          "output",
+          [](const ChoiceTree& tree, int first) {
+            const auto from = std::min<std::size_t>(tree.prompt_len + first, tree.history.size());
+            return std::vector<TokenId>(tree.history.begin() + from, tree.history.end());
+          },
+          py::arg("first"), "The tokens of the output from index `first` on.")
       .def_readonly("history", &ChoiceTree::history, "Up to the root, which is its last token.")
       .def_readonly("tokens", &ChoiceTree::tokens)
       .def_readonly("parents", &ChoiceTree::parents, "Of node 0, the last decided token: -1.");

@@ -113,6 +113,7 @@ HiddenRows hidden_rows(const py::object& hidden, const py::object& kept, std::in
 
 std::vector<StepOutput> commit(BoundExecutor& self, const StepPlan& plan, const py::object& result,
                                const py::object& raw, std::map<RequestId, std::string> errors,
+                               const std::map<RequestId, py::object>& masks,
                                const py::object& hidden, const py::object& kept,
                                const py::object& draft_probs) {
   const int vocab_size = self.executor.config().vocab_size;
@@ -140,7 +141,8 @@ std::vector<StepOutput> commit(BoundExecutor& self, const StepPlan& plan, const 
   SPECDEC_REQUIRE(view.shape[0] == plan.num_logit_rows, "result has ", view.shape[0],
                   " rows, the plan asks for ", plan.num_logit_rows);
   ScoreChanges changes;
-  changes.errors = std::move(errors);
+  const HostWordsArgument words(std::move(errors), masks);
+  changes.words = words.view;
   if (!raw.is_none()) {
     const TensorView model = to_view(raw, "raw");
     SPECDEC_REQUIRE(scores != nullptr && model.device == DeviceType::kCpu &&
@@ -179,13 +181,29 @@ void def_host_steps(py::class_<BoundExecutor>& executor) {
           py::return_value_policy::reference_internal, py::call_guard<py::gil_scoped_release>(),
           "The arrays of the step that stage() opened, with the drafts that its slots have.")
       .def(
+          "draft", [](BoundExecutor& self) { return self.executor.draft(); },
+          "Between stage() and build(): makes the step's drafts. Returns the ChoiceTrees of "
+          "requests "
+          "with a grammar.")
+      .def(
+          "cut",
+          [](BoundExecutor& self, RequestId id, const std::vector<std::uint8_t>& kept) {
+            self.executor.cut(id, kept);
+          },
+          py::arg("request_id"), py::arg("kept"),
+          "Between draft() and build(): takes the nodes out of a request's tree that `kept` "
+          "[nodes] "
+          "is 0 of, and what is below them. The first ChoiceTree.fixed stay.")
+      .def(
           "commit", &commit, py::arg("plan"), py::arg("result"), py::kw_only(),
           py::arg("raw") = py::none(), py::arg("errors") = std::map<RequestId, std::string>{},
-          py::arg("hidden") = py::none(), py::arg("kept") = py::none(),
-          py::arg("draft_probs") = py::none(),
+          py::arg("masks") = std::map<RequestId, py::object>{}, py::arg("hidden") = py::none(),
+          py::arg("kept") = py::none(), py::arg("draft_probs") = py::none(),
           "result: int32 greedy ids [L], or float32 scores [L, V] if plan.needs_logits. Where the "
           "caller changed scores: raw, the model's own [L, V], for logprobs; errors, by request "
-          "id: those requests end with that message. hidden [L, H], the head's inputs of the rows: "
+          "id: those requests end with that message. masks, by request id, of every tree with a "
+          "grammar: int32 [nodes, words], a bit for each token that may follow the node. hidden "
+          "[L, H], the head's inputs of the rows: "
           "the "
           "one that each request's last token was chosen after is copied to its slot's row of kept "
           "[max_batch_size, H]. draft_probs: what the drafts of the step's decoding requests were "

@@ -100,6 +100,7 @@ py::dict stats_dict(const ExecutorStats& s) {
   d["in_flight"] = s.in_flight;
   d["retiring"] = s.retiring;
   d["late_results"] = s.late_results;
+  d["grammar_cut"] = s.grammar_cut;
   d["preemptions"] = s.preemptions;
   d["preempted"] = s.preempted;
   d["recomputed_tokens"] = s.recomputed_tokens;

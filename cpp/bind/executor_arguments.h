@@ -48,7 +48,7 @@ void def_submit(Class& cls) {
          std::optional<int> prompt_logprobs, bool needs_scores, std::string cache_salt,
          int priority, bool return_logits, std::vector<TokenId> external_drafts,
          bool end_after_drafts, const py::object& external_probs, bool compute_whole_prompt,
-         std::vector<TokenId> prediction) {
+         std::vector<TokenId> prediction, bool grammar, std::vector<TokenId> forced) {
         RequestParams p;
         p.prompt = std::move(prompt_ids);
         p.max_tokens = max_tokens;
@@ -82,6 +82,8 @@ void def_submit(Class& cls) {
         p.end_after_drafts = end_after_drafts;
         p.compute_whole_prompt = compute_whole_prompt;
         p.prediction = std::move(prediction);
+        p.grammar = grammar;
+        p.forced = std::move(forced);
         const BorrowedProbs borrowed(external_probs, py::none(), false);
         py::gil_scoped_release release;
         return self.submit(std::move(p), borrowed.proposed());
@@ -103,7 +105,8 @@ void def_submit(Class& cls) {
       py::arg("cache_salt") = "", py::arg("priority") = 0, py::arg("return_logits") = false,
       py::arg("external_drafts") = std::vector<TokenId>{}, py::arg("end_after_drafts") = false,
       py::arg("external_probs") = py::none(), py::arg("compute_whole_prompt") = false,
-      py::arg("prediction") = std::vector<TokenId>{});
+      py::arg("prediction") = std::vector<TokenId>{}, py::arg("grammar") = false,
+      py::arg("forced") = std::vector<TokenId>{});
 }
 
 }  // namespace specdec

@@ -20,8 +20,8 @@ namespace specdec {
 inline constexpr double kOwnDecay = 0.95, kSharedDecay = 0.99;
 
 // Where drafts from texts come from.
-enum class DraftSource : std::uint8_t { kLookup, kSuffix, kPrediction };
-inline constexpr std::size_t kNumDraftSources = 3;
+enum class DraftSource : std::uint8_t { kLookup, kSuffix, kPrediction, kGrammar };
+inline constexpr std::size_t kNumDraftSources = 4;
 
 // What a rate is taken for before anything was observed.
 double start_rate(DraftSource source, int match_len, int depth);

@@ -60,7 +60,7 @@ void check_processors(const RequestParams& p, int vocab_size) {
 
 // Where steps run on a device: does that not suffice?
 bool Executor::needs_host(const RequestParams& p) const {
-  const bool scores = p.min_tokens > 0 || p.processors.any() || p.needs_scores ||
+  const bool scores = p.min_tokens > 0 || p.processors.any() || p.needs_scores || p.grammar ||
                       p.logprobs.has_value() || p.prompt_logprobs.has_value() || p.return_logits;
   return scores || !p.external_drafts.empty() || !p.prediction.empty() ||
          (p.speculative && drafts_on_host(config_));
@@ -130,6 +130,7 @@ void Executor::check(const RequestParams& p) const {
   }
   const auto num_drafts = static_cast<std::int64_t>(p.external_drafts.size());
   for (TokenId id : p.prediction) check_id("prediction", id);
+  for (TokenId id : p.forced) check_id("forced", id);
   SPECDEC_REQUIRE(static_cast<std::int64_t>(p.prediction.size()) <= config_.max_seq_len,
                   "the prediction has ", p.prediction.size(), " tokens, max_seq_len is ",
                   config_.max_seq_len, ": shorten it");

@@ -16,9 +16,8 @@ constexpr int kPublishTokens = 32;
 
 // What the scores of one request's rows decide, where its slot is the host's.
 void Executor::decide_place(Place& place, const StepShare& share, const PlaceRows& rows,
-                            const std::map<RequestId, std::string>& errors,
-                            const StepDraftProbs* drawn, int drawn_index, SlotResult* result,
-                            std::int32_t* path, std::int32_t* path_len) {
+                            const HostWords& words, const StepDraftProbs* drawn, int drawn_index,
+                            SlotResult* result, std::int32_t* path, std::int32_t* path_len) {
   RequestRecord& request = *place.request;
   StepOutput& out = place.out;
   if (place.is_prefill && request.params.prompt_logprobs) {
@@ -32,9 +31,14 @@ void Executor::decide_place(Place& place, const StepShare& share, const PlaceRow
   }
   if (!place.decides) return;
   Slot* slot = request.host_slot;
-  if (const auto failed = errors.find(request.id); failed != errors.end()) {
+  const auto masks = words.masks.find(request.id);
+  const bool masked = masks != words.masks.end() && masks->second.rows == slot->tree.size;
+  const auto failed = words.errors.find(request.id);
+  if (failed != words.errors.end() || (request.params.grammar && !masked)) {
     out.finish_reason = FinishReason::kError;
-    out.error = failed->second;
+    out.error = failed != words.errors.end()
+                    ? failed->second
+                    : "internal error (please report): no masks of this request's grammar";
     *result = SlotResult{};
     result->num_drafts = slot->tree.num_drafts();
     result->bad_row = 1;
@@ -55,7 +59,9 @@ void Executor::decide_place(Place& place, const StepShare& share, const PlaceRow
                           proposal == nullptr ? nullptr : proposal->source,
                           slot->method == SlotMethod::kLookahead,
                           own_tree ? drawn : nullptr,
-                          drawn_index};
+                          drawn_index,
+                          masked ? &masks->second : nullptr,
+                          request.uncut.empty() ? nullptr : request.uncut.data()};
   acceptor_.decide(choice, rows.scores == nullptr ? nullptr : rows.scores + root * rows.stride,
                    rows.stride, sampled, &accepted_);
   const bool begins = slot->begun == 0;
@@ -67,7 +73,7 @@ void Executor::decide_place(Place& place, const StepShare& share, const PlaceRow
   if (slot->frozen() && book_.pages().reuse() && !in_place) *path_len = kept;
   if (fault(Fault::kStaleContext)) *path_len = 0;
   deliver_on_host(place, root, rows, result);
-  if (request.prediction) count_predicted(request, *result, out);
+  if (request.known_drafts > 0 || request.params.grammar) count_sources(request, *result, out);
   learn_on_host(request, share, *result, begins);
 }
 
@@ -93,26 +99,33 @@ void Executor::deliver_on_host(Place& place, int root, const PlaceRows& rows, Sl
   }
   if (result->bad_row != 0 && rows.sampled[root] == kNothingAllowed) {
     out.error =
-        "no token is allowed here: allowed_token_ids, bad_words, logit_bias and "
-        "logits_processors leave none; relax them";
+        "no token is allowed here: structured_outputs, allowed_token_ids, bad_words, min_tokens, "
+        "logit_bias and logits_processors leave none; relax them";
   }
   std::int32_t depth[kMaxStepTokens];
   derive_depths(tree.parents, tree.size, depth);
   out.max_path = *std::max_element(depth, depth + tree.size);
 }
 
-// Which of the step's drafts the prediction has proposed, and where the output stands in it now.
-void Executor::count_predicted(RequestRecord& request, const SlotResult& result, StepOutput& out) {
+// Which of the step's drafts were known, and by whom; where the output stands in the prediction
+// now.
+void Executor::count_sources(RequestRecord& request, const SlotResult& result, StepOutput& out) {
   Slot* slot = request.host_slot;
-  if (slot->len - request.prompt_len ==
-      result.num_tokens) {  // drafts behind the prompt are its own
-    out.num_predicted = result.num_drafts;
-    out.num_accepted_predicted = result.num_accepted;
-  } else if (request.weighed) {
-    const auto source = DraftSource::kPrediction;
-    out.num_predicted = request.offer.proposed(source, result.num_drafts);
-    out.num_accepted_predicted = request.offer.agreed(source, result.tokens, result.num_accepted);
-  }
+  const bool first = slot->len - request.prompt_len == result.num_tokens;
+  const auto count = [&](DraftSource source, bool begins, int* drafts, int* accepted) {
+    if (first && begins) {  // drafts behind the prompt are its own
+      *drafts = result.num_drafts;
+      *accepted = result.num_accepted;
+    } else if (!first && request.weighed) {
+      *drafts = request.offer.proposed(source, result.num_drafts);
+      *accepted = request.offer.agreed(source, result.tokens, result.num_accepted);
+    }
+  };
+  count(DraftSource::kGrammar, !request.params.forced.empty(), &out.num_forced,
+        &out.num_accepted_forced);
+  request.forced.clear();
+  if (!request.prediction) return;
+  count(DraftSource::kPrediction, true, &out.num_predicted, &out.num_accepted_predicted);
   const TokenId* output = slot->history() + request.prompt_len;
   request.prediction->advance({output, static_cast<std::size_t>(slot->len - request.prompt_len)},
                               result.num_tokens);

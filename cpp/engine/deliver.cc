@@ -59,16 +59,11 @@ std::vector<ChoiceTree> Executor::choice_trees() {
     const RequestRecord& request = *place.request;
     if (!host_ && !request.by_host) continue;
     end += place.choices;
-    if (!place.decides || !request.params.needs_scores || flight.failed || request.ended) continue;
+    const bool wanted = request.params.needs_scores || (request.params.grammar && !host_);
+    if (!place.decides || !wanted || flight.failed || request.ended) continue;
     if (place.tree >= 0 && !read_tree(place, flight.ring)) continue;
-    Slot* slot = request.host_slot;
-    const DraftTree& tree = slot->tree;
-    const int first = place.tree >= 0 ? end - place.choices : end - tree.size;
-    trees.push_back({request.id,
-                     first,
-                     {slot->history(), slot->history() + slot->len},
-                     {tree.tokens, tree.tokens + tree.size},
-                     {tree.parents, tree.parents + tree.size}});
+    const int rows = place.tree >= 0 ? place.choices : request.host_slot->tree.size;
+    trees.push_back(choice_tree(place, end - rows));
   }
   return trees;
 }
@@ -112,8 +107,7 @@ bool Executor::read_tree(Place& place, int ring) {
 // What the host makes of its rows of a step on a device, from `first_row` on in the ring; `scores`:
 // after the caller's processors.
 void Executor::choose_place(Place& place, const StepShare& share, int first_row, const float* raw,
-                            const float* scores, const std::map<RequestId, std::string>& errors,
-                            SlotResult* result) {
+                            const float* scores, const HostWords& words, SlotResult* result) {
   RequestRecord& request = *place.request;
   TokenId sampled[kMaxStepTokens];
   std::int32_t path[kMaxStepTokens], path_len = 0;
@@ -124,7 +118,7 @@ void Executor::choose_place(Place& place, const StepShare& share, int first_row,
   rows.stride = rows.raw_stride = config_.vocab_size;
   rows.sampled = sampled;
   const int root = request.host_slot->len - 1;
-  decide_place(place, share, rows, errors, nullptr, -1, result, path, &path_len);
+  decide_place(place, share, rows, words, nullptr, -1, result, path, &path_len);
   if (place.out.last_logit_row >= 0) request.kept_row = place.out.last_logit_row - first_row;
   if (result->finish == static_cast<std::int32_t>(FinishReason::kNone)) {
     request.unmoved.assign(path, path + path_len);
@@ -192,8 +186,7 @@ void Executor::settle(RequestRecord& request, const Place& place, const StepOutp
   if (place.decides) book_.publish(request, final_len, !host_);
 }
 
-std::vector<StepOutput> Executor::deliver(const float* scores,
-                                          const std::map<RequestId, std::string>& errors) {
+std::vector<StepOutput> Executor::deliver(const float* scores, const HostWords& words) {
   std::lock_guard<std::mutex> lock(mutex_);
   SPECDEC_REQUIRE(!flights_.empty(), "deliver(): no step is in flight");
   SPECDEC_REQUIRE(host_ == nullptr || host_->stage == HostSteps::Stage::kIdle ||
@@ -203,14 +196,15 @@ std::vector<StepOutput> Executor::deliver(const float* scores,
   flights_.pop_front();
   const int ring = fault(Fault::kResultOfNewest) ? step_.ring : flight.ring;
   const bool has_flags = host_ == nullptr;
-  const std::int32_t* words =
+  const std::int32_t* ring_words =
       rings_.results + static_cast<std::ptrdiff_t>(ring) *
                            (has_flags
                                 ? result_words()
                                 : config_.max_batch_size *
                                       static_cast<int>(sizeof(SlotResult) / sizeof(std::int32_t)));
-  const auto* results = reinterpret_cast<const SlotResult*>(words);
-  const std::int32_t* flags = has_flags ? words + result_words() - config_.max_batch_size : nullptr;
+  const auto* results = reinterpret_cast<const SlotResult*>(ring_words);
+  const std::int32_t* flags =
+      has_flags ? ring_words + result_words() - config_.max_batch_size : nullptr;
 
   std::vector<StepOutput> outputs;
   std::vector<RequestRecord*> ended;
@@ -237,7 +231,7 @@ std::vector<StepOutput> Executor::deliver(const float* scores,
     if (request.by_host && !late && sound) {
       SPECDEC_ENSURE(raw != nullptr, "no ring of scores for choices of the host's");
       const std::ptrdiff_t at = std::ptrdiff_t{first_row} * config_.vocab_size;
-      choose_place(place, share, first_row, raw + at, scores + at, errors, &result);
+      choose_place(place, share, first_row, raw + at, scores + at, words, &result);
     }
     const bool decided =
         place.decides && (request.by_host || result.num_tokens > 0 || result.bad_row != 0);

@@ -55,6 +55,20 @@ void DraftOffer::sort() {
   }
 }
 
+void DraftOffer::drop(const std::int32_t* placed, int count) {
+  const DraftOffer before = *this;
+  std::array<std::int32_t, kMaxStepTokens> place{};
+  tree_.reset(before.tree_.tokens[kGolden]);
+  for (int i = 1; i < before.tree_.size; ++i) {
+    const std::int32_t parent = place[before.tree_.parents[i]];
+    const bool stays = parent >= 0 && (i >= count || placed[i] >= 0);
+    place[i] = stays ? tree_.add(before.tree_.tokens[i], parent) : -1;
+    if (!stays) continue;
+    survival_[place[i]] = before.survival_[i];
+    estimates_[place[i]] = before.estimates_[i];
+  }
+}
+
 void DraftOffer::take(int count, DraftTree* tree) const {
   for (int i = 1; i <= count; ++i) tree->add(tree_.tokens[i], tree_.parents[i]);
 }

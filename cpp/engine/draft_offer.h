@@ -39,6 +39,9 @@ class DraftOffer {
           const SourceRates* own, const SourceRates* shared);
   // Puts the nodes in order. Nothing is added afterwards.
   void sort();
+  // Takes out nodes, and what is below them: of the first `count` ones those that placed[node] is
+  // negative of. The others keep their order; it is as if nobody had proposed them.
+  void drop(const std::int32_t* placed, int count);
   // The first `count` drafts under the golden token of `tree`.
   void take(int count, DraftTree* tree) const;
 

@@ -1,5 +1,6 @@
 // Construction, submission and everything that may be called at any time; plan.cc, stage.cc and
 // deliver.cc have the steps, weigh.cc what they draft, immediate.cc those that the host runs,
+// grammar.cc what grammars change,
 // decide.cc what it decides, check.cc what is refused.
 #include "engine/executor.h"
 
@@ -111,9 +112,16 @@ RequestId Executor::submit(RequestParams p, const ProposedProbs& external_probs)
   // The first step takes the prediction's start as drafts that came with the request.
   if (!p.prediction.empty()) {
     const auto first = static_cast<std::ptrdiff_t>(std::min<std::size_t>(
-        p.prediction.size(), std::clamp(max_external_drafts(p), 0, kPredictionDrafts)));
+        p.prediction.size(), std::clamp(max_external_drafts(p), 0, kKnownDrafts)));
     p.external_drafts.assign(p.prediction.begin(), p.prediction.begin() + first);
   }
+  // The same of what a grammar forces.
+  const bool drafted = !p.external_drafts.empty() || max_drafts(p) == 0;
+  p.forced.resize(drafted
+                      ? 0
+                      : std::min<std::size_t>(p.forced.size(),
+                                              std::clamp(max_external_drafts(p), 0, kKnownDrafts)));
+  p.external_drafts.insert(p.external_drafts.end(), p.forced.begin(), p.forced.end());
   const auto num_external = static_cast<std::int32_t>(p.external_drafts.size());
   SPECDEC_REQUIRE(external_probs.data == nullptr || external_probs.rows == num_external,
                   "external_probs has ", external_probs.rows, " rows for ", num_external,
@@ -131,8 +139,9 @@ RequestId Executor::submit(RequestParams p, const ProposedProbs& external_probs)
   r.max_path = max_path(r.params, r.max_drafts);
   if (!r.params.prediction.empty()) {
     r.prediction.emplace(std::move(r.params.prediction));
-    r.predicted_drafts = r.max_len > r.prompt_len + 1 ? kPredictionDrafts : 0;
   }
+  const bool knows = r.prediction || (r.params.grammar && r.max_drafts > 0 && !r.device_drafts);
+  r.known_drafts = knows && r.max_len > r.prompt_len + 1 ? kKnownDrafts : 0;
   r.chain = config_.method == DraftMethod::kNgram || proposes_chains(config_);
   r.adaptive = r.params.adaptive.value_or(config_.adaptive) && r.most_drafts() > 0;
   if (r.adaptive && r.max_drafts > 0 && config_.method == DraftMethod::kLookahead) {

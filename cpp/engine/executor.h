@@ -86,6 +86,11 @@ class Executor {
   // golden token. A refused proposal leaves none.
   void propose(RequestId id, const std::vector<TokenId>& tokens,
                const std::vector<std::int32_t>& parents, const ProposedProbs& probs = {});
+  // What a grammar allows alone behind history(), for the request's next decode step: drafts that
+  // are sure to be accepted. Used once; ignored where a step in flight decides the next token.
+  void force(RequestId id, std::vector<TokenId> tokens);
+  // The output from token `first` on, if nothing in flight decides more of it; else nothing.
+  std::vector<TokenId> output(RequestId id, int first) const;
   // Prompt and tokens, on the host as far as steps have run.
   std::vector<TokenId> history(RequestId id) const;
   // Past its prefill, and its next token follows history(): no step in flight decides one.
@@ -95,6 +100,12 @@ class Executor {
 
   // Null: nothing to enqueue now. At most `overlap_depth` steps may be unread.
   const StagedStep* plan();
+  // On the host, between plan() and build(): makes the drafts. The trees of requests with a
+  // grammar.
+  std::vector<ChoiceTree> draft();
+  // Then: takes the drafts out of a request's tree that its grammar does not allow, and what is
+  // below them. kept: one entry for each node; the first ChoiceTree::fixed stay.
+  void cut(RequestId id, const std::vector<std::uint8_t>& kept);
   // On the host: drafts, and the arrays of the step that was planned last. Valid until the next.
   const StepPlan* build();
   // On the host, after the forward pass of build()'s plan. Exactly one of ids [L] (greedy choices,
@@ -111,10 +122,8 @@ class Executor {
   int oldest_host_rows() const;
   int oldest_ring() const;
   // The oldest step in flight. The caller has seen its event complete. scores [oldest_host_rows(),
-  // V]: what processors made of them, null: they changed nothing; errors: requests whose processor
-  // failed.
-  std::vector<StepOutput> deliver(const float* scores = nullptr,
-                                  const std::map<RequestId, std::string>& errors = {});
+  // V]: what processors made of them, null: they changed nothing.
+  std::vector<StepOutput> deliver(const float* scores = nullptr, const HostWords& words = {});
   // A step in flight could not be enqueued as a whole: its requests end with an error. It still has
   // to be delivered, after an event behind what was enqueued of it.
   std::vector<StepOutput> fail(std::int64_t index, const std::string& message);
@@ -156,8 +165,8 @@ class Executor {
                   bool decides);
   // `each`: as draft_len_schedule says, or, where there is none, what the method makes.
   int most_drafts_of(const RequestRecord& request, int each) const {
-    if (request.predicts() && config_.draft_len_schedule.empty()) {
-      each = std::max(each, request.predicted_drafts);
+    if (request.knows_drafts() && config_.draft_len_schedule.empty()) {
+      each = std::max(each, request.known_drafts);
     }
     each = std::min(each, request.page_room);
     return request.by_host ? std::min(each, host_drafts_each_) : each;
@@ -182,22 +191,27 @@ class Executor {
   void look_up(RequestRecord& request, int most, int room);
   void offer_ngram(RequestRecord& request, int most);
   void offer_prediction(RequestRecord& request, int most);
-  void count_predicted(RequestRecord& request, const SlotResult& result, StepOutput& out);
+  void offer_forced(RequestRecord& request, int most);
+  void count_sources(RequestRecord& request, const SlotResult& result, StepOutput& out);
   void offer_suffix(RequestRecord& request, int most, int room);
   void cut_proposed_drafts();
   void place_proposal(RequestRecord& request, const DraftShare& share);
   void draft_on_host(RequestRecord& request, const DraftShare& share);
   void take_external(RequestRecord& request, int drafts);
+  void draft_places();
+  void draft_place(Place& place, int index);
   void build_place(Place& place, int index);
   void commit_place(Place& place, int index, const TokenId* ids, const float* scores,
                     std::int64_t row_stride, const ScoreChanges& changes,
                     const StepDraftProbs& drawn);
   void move_kv();
+  // grammar.cc
+  ChoiceTree choice_tree(const Place& place, int first) const;
+  void check_masks(const HostWords& words) const;
   // decide.cc
   void decide_place(Place& place, const StepShare& share, const PlaceRows& rows,
-                    const std::map<RequestId, std::string>& errors, const StepDraftProbs* drawn,
-                    int drawn_index, SlotResult* result, std::int32_t* path,
-                    std::int32_t* path_len);
+                    const HostWords& words, const StepDraftProbs* drawn, int drawn_index,
+                    SlotResult* result, std::int32_t* path, std::int32_t* path_len);
   void deliver_on_host(Place& place, int root, const PlaceRows& rows, SlotResult* result);
   void learn_on_host(RequestRecord& request, const StepShare& share, const SlotResult& result,
                      bool first);
@@ -207,8 +221,7 @@ class Executor {
   void deliver_result(RequestRecord& request, const SlotResult& result, StepOutput& out);
   bool read_tree(Place& place, int ring);
   void choose_place(Place& place, const StepShare& share, int first_row, const float* raw,
-                    const float* scores, const std::map<RequestId, std::string>& errors,
-                    SlotResult* result);
+                    const float* scores, const HostWords& words, SlotResult* result);
   void read_place(Place& place, const StepShare& share, const SlotResult& result, int flags,
                   StepOutput& out);
   void settle(RequestRecord& request, const Place& place, const StepOutput& out, int known_before);

@@ -10,7 +10,7 @@ namespace {
 
 // Rows were, or are to be, changed: by the request's processors or by the caller's own.
 bool is_processed(const HostChoice& c) {
-  return c.processor.active(c.num_output) || c.params.needs_scores;
+  return c.processor.active(c.num_output) || c.params.needs_scores || c.masks != nullptr;
 }
 
 bool is_drawn(const HostChoice& c) { return c.drawn != nullptr && c.drawn->drawn(c.drawn_index); }
@@ -30,12 +30,19 @@ bool by_probability(const HostChoice& c) {
 // The scores of one row after the request's processors, as plain decoding would have had them
 // there.
 const float* HostAcceptor::processed(const HostChoice& c, int row, const float* raw) {
-  if (!c.processor.active(c.num_output)) return raw;
+  const bool active = c.processor.active(c.num_output);
+  if (!active && c.masks == nullptr) return raw;
+  processed_row_.resize(vocab_size_);
+  if (c.masks == nullptr) {
+    std::copy_n(raw, vocab_size_, processed_row_.data());
+  } else {
+    apply_token_mask(c.masks->row(row), vocab_size_, raw, processed_row_.data());
+  }
+  if (!active) return processed_row_.data();
   TokenId path_tokens[kMaxStepTokens];
   std::int32_t path[kMaxStepTokens];
   const int path_len = row == 0 ? 0 : derive_path(c.tree.parents, row, path);
   for (int i = 0; i < path_len; ++i) path_tokens[i] = c.tree.tokens[path[i]];
-  processed_row_.assign(raw, raw + vocab_size_);
   c.processor.apply(processed_row_.data(), c.history, c.history_len, path_tokens, path_len);
   return processed_row_.data();
 }
@@ -71,6 +78,10 @@ void HostAcceptor::sample(const HostChoice& c, const float* scores, std::int64_t
       const bool kept = depth[parent] >= 0 && tree.tokens[row] == sampled[parent];
       depth[row] = kept ? depth[parent] + 1 : -1;
     }
+    if (changed && depth[row] < 0 && !c.feeds_drafter) {
+      sampled[row] = -1;  // nobody looks at it
+      continue;
+    }
     const float* row_scores = processed(c, row, scores + row * row_stride);
     // Other rows are never delivered; drafters look at their best token.
     if (!law.greedy() && depth[row] >= 0) {
@@ -101,6 +112,14 @@ void HostAcceptor::accept_by_probability(const HostChoice& c, const float* score
   input.tree = &c.tree;
   input.probs = c.probs != nullptr && c.probs->given() ? c.probs : nullptr;
   input.source = c.source;
+  if (input.probs != nullptr && c.masks != nullptr && c.uncut != nullptr) {
+    cut_probs_.fill(c.tree, *c.masks, c.source, c.probs->rows.data(), c.probs->columns,
+                    c.probs->ids.empty() ? nullptr : c.probs->ids.data(), /*ids_of_each=*/false);
+    cut_probs_.probs.ids = c.probs->ids;
+    cut_probs_.probs.replacement = c.probs->replacement;
+    input.probs = &cut_probs_.probs;
+    input.source = cut_probs_.source.data();
+  }
   input.law = c.params.sampling;
   input.seed = c.params.seed;
   input.position = c.history_len;
@@ -111,7 +130,7 @@ void HostAcceptor::accept_by_probability(const HostChoice& c, const float* score
 void HostAcceptor::accept_drawn(const HostChoice& c, const float* scores, std::int64_t row_stride,
                                 TokenId* sampled, AcceptResult* accepted) {
   const std::int32_t size = c.tree.size;
-  if (c.processor.active(c.num_output)) {
+  if (c.processor.active(c.num_output) || c.masks != nullptr) {
     processed_rows_.resize(static_cast<std::size_t>(size) * vocab_size_);
     for (std::int32_t node = 0; node < size; ++node) {
       const float* row = processed(c, node, scores + node * row_stride);
@@ -153,6 +172,15 @@ void HostAcceptor::accept_drawn(const HostChoice& c, const float* scores, std::i
                                                              : drawn.vocab_ids + at * drawn.columns;
   if (drawn.draft_columns != nullptr) p.draft_columns = drawn.draft_columns + at;
   if (drawn.replacement != nullptr) p.replacement = drawn.replacement + c.drawn_index;
+  if (c.masks != nullptr && c.uncut != nullptr) {
+    const TokenId* ids = p.vocab_ids;
+    cut_probs_.fill(c.tree, *c.masks, c.uncut, p.probs, drawn.columns, ids,
+                    ids != nullptr && drawn.own_ids);
+    p.probs = cut_probs_.probs.rows.data();
+    p.drafts_each = c.tree.num_drafts();
+    if (p.own_ids) p.vocab_ids = cut_probs_.own_ids.data();
+    p.draft_columns = cut_probs_.probs.column.data();
+  }
   p.sampled = sampled;
   p.path = accepted->path;
   p.path_len = &accepted->path_len;

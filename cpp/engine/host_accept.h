@@ -13,6 +13,7 @@
 #include "backend/backend.h"
 #include "engine/request.h"
 #include "engine/score_processor.h"
+#include "engine/token_mask.h"
 #include "tree/draft_tree.h"
 
 namespace specdec {
@@ -26,17 +27,26 @@ struct ProposedProbs {
   bool replacement = false;            // siblings were drawn with replacement
 };
 
+// What the caller says of requests whose tokens the host chooses.
+struct HostWords {
+  std::map<RequestId, std::string> errors;  // their processor or grammar failed: they end with it
+  std::map<RequestId, TokenMasks> masks;    // of every tree with a grammar
+};
+
 // Scores that the caller's own processors changed between the forward pass and commit().
 struct ScoreChanges {
   const float* raw = nullptr;  // the model's own, for logprobs; null: nothing was changed
   std::int64_t raw_stride = 0;
-  std::map<RequestId, std::string> errors;  // requests whose processor failed: they end with it
+  HostWords words;
 };
 
-// A tree whose scores the caller's own processors change.
+// A tree whose scores the caller's own processors change, or a grammar masks.
 struct ChoiceTree {
   RequestId request = 0;
-  int first = 0;                 // its root among the step's rows of scores
+  int first = 0;  // its root among the step's rows of scores
+  int fixed = 0;  // nodes from the root on that cut() leaves where they are
+  bool processed = false, masked = false;  // which of the two, or both
+  std::int32_t prompt_len = 0;
   std::vector<TokenId> history;  // up to the root, which is its last token
   std::vector<TokenId> tokens;
   std::vector<std::int32_t> parents;
@@ -91,6 +101,9 @@ struct HostChoice {
   bool feeds_drafter = false;             // it looks at the best token of every row
   const StepDraftProbs* drawn = nullptr;  // of the slot's own drafts; null: without chance
   std::int32_t drawn_index = -1;          // the request's place in it
+  const TokenMasks* masks = nullptr;      // of the tree's nodes; null: no grammar
+  // Drafts were cut by the grammar: the draft that each node was, [tree.size]; null: none was.
+  const std::int32_t* uncut = nullptr;
 };
 
 class HostAcceptor {
@@ -120,6 +133,7 @@ class HostAcceptor {
   std::vector<double> synthetic_rates_;
   std::vector<float> processed_row_;   // [V] a row after its request's processors
   std::vector<float> processed_rows_;  // [tree, V] all of them
+  CutDraftProbs cut_probs_;            // what kept drafts were drawn from
   TokenSampler sampler_;
   TreeAcceptor acceptor_;
 };

@@ -4,6 +4,7 @@
 // are drafted for and decided here, too.
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 #include <utility>
 
 #include "base/check.h"
@@ -19,7 +20,7 @@ constexpr int kMatchHorizon = 16;
 bool wants_scores(const RequestRecord& r, bool is_prefill, int num_output) {
   const RequestParams& p = r.params;
   return !p.sampling.greedy() || p.logprobs.has_value() || p.return_logits || p.needs_scores ||
-         (p.prompt_logprobs && is_prefill) || r.processor.active(num_output);
+         p.grammar || (p.prompt_logprobs && is_prefill) || r.processor.active(num_output);
 }
 
 }  // namespace
@@ -40,10 +41,11 @@ void Executor::look_up(RequestRecord& request, int most, int room) {
   const SlotMethod method = request.host_slot->method;
   if (most <= 0 || room <= 0) return;
   if (request.predicts()) offer_prediction(request, std::min(most, room));
+  if (!request.forced.empty()) offer_forced(request, std::min(most, room));
   if (method == SlotMethod::kNgram) offer_ngram(request, std::min(most, room));
   if (method == SlotMethod::kSuffix) offer_suffix(request, most, room);
-  // Without a prediction drafts come in the order of their source, which fixed drafts keep.
-  if (request.adaptive || request.predicts()) request.offer.sort();
+  // Drafts of the method alone come in the order of their source, which fixed drafts keep.
+  if (request.adaptive || request.knows_drafts()) request.offer.sort();
 }
 
 // A chain from the cursor in the text that the user predicts.
@@ -51,8 +53,8 @@ void Executor::offer_prediction(RequestRecord& request, int most) {
   const auto following = request.prediction->following();
   const auto match = static_cast<std::int16_t>(std::min(request.prediction->run(), kMatchHorizon));
   int node = DraftOffer::kGolden;
-  for (int i = 0;
-       i < std::min({most, request.predicted_drafts, static_cast<int>(following.size())}); ++i) {
+  for (int i = 0; i < std::min({most, request.known_drafts, static_cast<int>(following.size())});
+       ++i) {
     const DraftOffer::Estimate estimate{match, static_cast<std::int16_t>(i + 1), 1.0f};
     node = request.offer.add(node, following[i], DraftSource::kPrediction, estimate,
                              request.learnt(), request.shared_rates.get());
@@ -200,6 +202,34 @@ void Executor::cut_proposed_drafts() {
   }
 }
 
+// The trees of the step that was planned, unless they are there.
+void Executor::draft_places() {
+  if (host_->stage != HostSteps::Stage::kPlanned) return;
+  cut_proposed_drafts();
+  InFlightStep& flight = flights_.back();
+  for (std::size_t b = 0; b < flight.places.size(); ++b) {
+    draft_place(flight.places[b], static_cast<int>(b));
+  }
+  host_->stage = HostSteps::Stage::kDrafted;
+}
+
+void Executor::draft_place(Place& place, int index) {
+  RequestRecord& request = *place.request;
+  request.uncut.clear();
+  if (place.is_prefill && place.decides) {
+    take_external(request, place.drafts);
+  } else if (!place.is_prefill) {
+    DraftShare share;
+    share.max_drafts = staged(staging_.max_drafts)[index];
+    share.window_rows = staged(staging_.window_rows)[index];
+    share.guesses = staged(staging_.guesses)[index];
+    draft_on_host(request, share);
+  }
+  if (!request.params.grammar || !place.decides) return;
+  request.uncut.resize(request.host_slot->tree.size);
+  std::iota(request.uncut.begin(), request.uncut.end(), -1);
+}
+
 const StepPlan* Executor::build() {
   std::lock_guard<std::mutex> lock(mutex_);
   SPECDEC_REQUIRE(host_ != nullptr && host_->stage != HostSteps::Stage::kIdle,
@@ -210,7 +240,7 @@ const StepPlan* Executor::build() {
   plan.num_requests = plan.num_rows = plan.num_logit_rows = plan.num_prefill_rows = 0;
   plan.needs_logits = false;
   plan.cu_rows[0] = plan.cu_logits[0] = 0;
-  cut_proposed_drafts();
+  draft_places();
   InFlightStep& flight = flights_.back();
   for (std::size_t b = 0; b < flight.places.size(); ++b) {
     build_place(flight.places[b], static_cast<int>(b));
@@ -238,17 +268,11 @@ void Executor::build_place(Place& place, int index) {
     plan.kv_len[b] = place.start;
     plan.is_tree[b] = 0;
     plan.num_rows += all;
-    if (place.decides) take_external(request, place.drafts);
     for (int i = all - place.choices; i < all; ++i) {
       plan.logit_rows[plan.num_logit_rows++] = first + i;
     }
     plan.needs_logits |= place.choices > 0 && wants_scores(request, true, request.output_so_far());
   } else {
-    DraftShare share;
-    share.max_drafts = staged(staging_.max_drafts)[index];
-    share.window_rows = staged(staging_.window_rows)[index];
-    share.guesses = staged(staging_.guesses)[index];
-    draft_on_host(request, share);
     const DraftTree& tree = slot->tree;
     place.choices = tree.size;
     const std::int32_t kv_len = slot->len - 1;
@@ -292,6 +316,7 @@ void Executor::commit(const StepPlan& plan, const TokenId* ids, const float* sco
     SPECDEC_REQUIRE(ids[i] < config_.vocab_size, "ids[", i, "] = ", ids[i], ": token ids are 0..",
                     config_.vocab_size - 1);
   }
+  check_masks(changes.words);
   InFlightStep& flight = flights_.back();
   bool moves = false;
   for (std::size_t b = 0; b < flight.places.size(); ++b) {
@@ -345,12 +370,12 @@ void Executor::commit_place(Place& place, int index, const TokenId* ids, const f
     rows.raw_stride = changes.raw == nullptr ? row_stride : changes.raw_stride;
     rows.raw = (changes.raw == nullptr ? scores : changes.raw) + rows.first * rows.raw_stride;
   }
-  decide_place(
-      place, request.shares.back(), rows, changes.errors, &drawn, index - step_.num_prompts,
-      host.results.data() +
-          static_cast<std::ptrdiff_t>(flights_.back().ring) * config_.max_batch_size + index,
-      host.path.data() + static_cast<std::ptrdiff_t>(index) * kMaxStepTokens,
-      &host.path_len[index]);
+  decide_place(place, request.shares.back(), rows, changes.words, &drawn, index - step_.num_prompts,
+               host.results.data() +
+                   static_cast<std::ptrdiff_t>(flights_.back().ring) * config_.max_batch_size +
+                   index,
+               host.path.data() + static_cast<std::ptrdiff_t>(index) * kMaxStepTokens,
+               &host.path_len[index]);
 }
 
 // Brings the K/V of accepted drafts to its final place.

@@ -14,7 +14,7 @@
 namespace specdec {
 
 struct HostSteps {
-  enum class Stage : std::uint8_t { kIdle, kPlanned, kBuilt };
+  enum class Stage : std::uint8_t { kIdle, kPlanned, kDrafted, kBuilt };
 
   HostSteps(const KvCacheView& kv_cache, const Backend& kv_backend, const SlotLayout& layout,
             int max_requests, int max_rows, int pages_per_request, int ring_size,

@@ -14,8 +14,8 @@
 
 namespace specdec {
 
-// Drafts of one step that a prediction makes, at most.
-inline constexpr int kPredictionDrafts = 16;
+// Drafts of one step that a prediction or a grammar makes, at most.
+inline constexpr int kKnownDrafts = 16;
 
 class Prediction {
  public:

@@ -73,7 +73,7 @@ void RequestBook::make_room_for_drafts() {
     const std::int64_t least = request->tokens_to_hold_with(0);
     const auto held = static_cast<std::int64_t>(pages_.pages(request->slot).size());
     const int drafts =
-        std::max(request->max_drafts, std::min(request->predicted_drafts, request->room()));
+        std::max(request->max_drafts, std::min(request->known_drafts, request->room()));
     const std::int64_t wanted = pages_.pages_for(request->tokens_to_hold_with(drafts));
     const std::int64_t pages = std::clamp(wanted, held, held + std::max<std::int64_t>(left, 0));
     pages_.reserve(request->slot, pages * pages_.page_size());

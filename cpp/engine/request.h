@@ -50,13 +50,16 @@ struct RequestParams {
   std::optional<int> logprobs;         // number of alternatives beside each delivered token
   std::optional<int> prompt_logprobs;  // the same for the prompt's tokens, from the second on
   bool needs_scores = false;           // the caller changes this request's scores before commit()
-  bool return_logits = false;          // StepOutput::logit_rows is wanted
-  bool compute_whole_prompt = false;   // every prompt token needs a row: nothing is taken over
+  bool grammar = false;        // commit() and deliver() bring masks of what may follow each node
+  bool return_logits = false;  // StepOutput::logit_rows is wanted
+  bool compute_whole_prompt = false;  // every prompt token needs a row: nothing is taken over
   // A chain of drafts for what follows the prompt, verified in the pass that reads its last token.
   std::vector<TokenId> external_drafts;
   // What the output is expected to be: drafts are taken from it (engine/prediction.h), whatever the
   // executor's method is and whether the request speculates otherwise.
   std::vector<TokenId> prediction;
+  // With a grammar: what it forces the output to begin with.
+  std::vector<TokenId> forced;
   bool end_after_drafts = false;  // that pass is the whole request: finish reason kLength
   // Requests share published pages and a public n-gram pool only if their salts are equal.
   std::string cache_salt;
@@ -100,7 +103,9 @@ struct StepOutput {
   int num_accepted = 0;            // of `tokens`, how many were accepted drafts
   int num_predicted = 0;           // of num_drafts, how many a prediction has proposed,
   int num_accepted_predicted = 0;  // and of num_accepted
-  int max_path = 0;                // the deepest draft node: what the step could have accepted
+  int num_forced = 0;              // the same of tokens that a grammar has forced
+  int num_accepted_forced = 0;
+  int max_path = 0;  // the deepest draft node: what the step could have accepted
   // Logit row of the step whose token was delivered last: the golden token's, or the deepest
   // accepted draft's. -1: nothing was delivered.
   int last_logit_row = -1;

@@ -84,7 +84,8 @@ struct RequestRecord {
   SourceRates rates;     // where it is
   bool weighed = false;  // the step's drafts are weighed before it, those of `offer` if
   std::optional<Prediction> prediction;
-  int predicted_drafts = 0;                 // of one step, at most
+  std::vector<TokenId> forced;              // all that a grammar allows next
+  int known_drafts = 0;                     // of one step, of prediction and grammar, at most
   DraftOffer offer;                         // the slot is the host's: what was found for the step
   int draft_limit = 0;                      // weighed: drafts of the step to be planned
   std::vector<double> survival;             // of drafts that operations proposed
@@ -92,6 +93,8 @@ struct RequestRecord {
   std::unique_ptr<Proposal> external;       // drafts behind the prompt, until they are planned
   std::unique_ptr<Proposal> proposal;       // for the next decode step
   std::unique_ptr<Proposal> step_proposal;  // of the step in flight
+  // Of a step on the host whose drafts were cut by a grammar: the draft that each node was.
+  std::vector<std::int32_t> uncut;
 
   std::int64_t promised_pages = 0;
   bool by_host = false;  // the step runs on a device and the host chooses this request's tokens
@@ -134,8 +137,10 @@ struct RequestRecord {
 
   // There is something in the prediction for the token after the history.
   bool predicts() const { return prediction && !prediction->following().empty(); }
+  // Drafts for the next step are there, whatever the method drafts.
+  bool knows_drafts() const { return predicts() || !forced.empty(); }
   // Drafts of a step, whoever makes them.
-  int most_drafts() const { return std::max(max_drafts, predicted_drafts); }
+  int most_drafts() const { return std::max(max_drafts, known_drafts); }
 
   // What chances are made of; null: drafts are fixed and shall not depend on what others got.
   const SourceRates* learnt() const { return adaptive ? &rates : nullptr; }

@@ -16,7 +16,7 @@ void spend(StepBase* step) { step->spent += std::exchange(step->drafting.fixed, 
 
 // Are the request's drafts weighed before the step that verifies them, by chances of each?
 bool Executor::weighs(const RequestRecord& request) const {
-  return config_.method == DraftMethod::kNgram || request.predicts() ||
+  return config_.method == DraftMethod::kNgram || request.knows_drafts() ||
          (config_.method == DraftMethod::kSuffix && request.host_slot != nullptr);
 }
 
@@ -33,10 +33,10 @@ void Executor::weigh_lookups(int most_drafts, int each) {
     if (!request.weighed) continue;
     any = true;
     const int most =
-        std::max(request.max_drafts, request.predicts() ? request.predicted_drafts : 0);
+        std::max(request.max_drafts, request.knows_drafts() ? request.known_drafts : 0);
     int length = std::max(0, std::min(most, most_drafts_of(request, each)));
     const bool on_host = request.host_slot != nullptr;
-    if (request.predicts()) request.proposal = nullptr;  // a prediction comes first
+    if (request.knows_drafts()) request.proposal = nullptr;  // what is known comes first
     // Pages were promised for the text and the method's drafts behind it.
     length = std::min(length, std::max(request.max_drafts, request.room()));
     if (request.proposal) {

@@ -630,6 +630,11 @@ class StepOutput:
     @property
     def num_accepted(self) -> int: ...
     @property
+    def num_accepted_forced(self) -> int:
+        """
+        Of num_accepted, how many a grammar has forced.
+        """
+    @property
     def num_accepted_predicted(self) -> int:
         """
         Of num_accepted, how many the prediction has proposed.
@@ -638,6 +643,11 @@ class StepOutput:
     def num_cached_tokens(self) -> int: ...
     @property
     def num_drafts(self) -> int: ...
+    @property
+    def num_forced(self) -> int:
+        """
+        Of num_drafts, how many a grammar has forced.
+        """
     @property
     def num_predicted(self) -> int:
         """
@@ -663,12 +673,21 @@ class StepOutput:
 
 class ChoiceTree:
     """
-    A tree whose scores the caller changes.
+    A tree whose scores the caller changes or masks.
     """
+    def output(self, first: typing.SupportsInt | typing.SupportsIndex) -> list[int]:
+        """
+        The tokens of the output from index `first` on.
+        """
     @property
     def first(self) -> int:
         """
         Its root among the step's rows of scores.
+        """
+    @property
+    def fixed(self) -> int:
+        """
+        Nodes from the root on that cut() leaves.
         """
     @property
     def history(self) -> list[int]:
@@ -676,9 +695,19 @@ class ChoiceTree:
         Up to the root, which is its last token.
         """
     @property
+    def masked(self) -> bool:
+        """
+        The caller gives masks of its nodes.
+        """
+    @property
     def parents(self) -> list[int]:
         """
         Of node 0, the last decided token: -1.
+        """
+    @property
+    def processed(self) -> bool:
+        """
+        The caller changes its scores.
         """
     @property
     def request_id(self) -> int: ...
@@ -752,7 +781,7 @@ class Executor:
     def cancel(self, request_id: typing.SupportsInt | typing.SupportsIndex) -> bool: ...
     def choice_trees(self) -> list[ChoiceTree]:
         """
-        The trees whose scores the caller's own processors change: of plan()'s step, or of the oldest step in flight on a device.
+        The trees whose scores the caller's own processors change: of plan()'s step, or of the oldest step in flight on a device; there also those with a grammar.
         """
     def commit(
         self,
@@ -761,12 +790,21 @@ class Executor:
         *,
         raw: typing.Any = None,
         errors: collections.abc.Mapping[typing.SupportsInt | typing.SupportsIndex, str] = {},
+        masks: collections.abc.Mapping[typing.SupportsInt | typing.SupportsIndex, typing.Any] = {},
         hidden: typing.Any = None,
         kept: typing.Any = None,
         draft_probs: typing.Any = None,
     ) -> list[StepOutput]:
         """
-        result: int32 greedy ids [L], or float32 scores [L, V] if plan.needs_logits. Where the caller changed scores: raw, the model's own [L, V], for logprobs; errors, by request id: those requests end with that message. hidden [L, H], the head's inputs of the rows: the one that each request's last token was chosen after is copied to its slot's row of kept [max_batch_size, H]. draft_probs: what the drafts of the step's decoding requests were drawn from, ops.DraftProbs in their second form. Returns what is due: the step's own outputs at overlap_depth 0, those of the step `overlap_depth` before it else.
+        result: int32 greedy ids [L], or float32 scores [L, V] if plan.needs_logits. Where the caller changed scores: raw, the model's own [L, V], for logprobs; errors, by request id: those requests end with that message. masks, by request id, of every tree with a grammar: int32 [nodes, words], a bit for each token that may follow the node. hidden [L, H], the head's inputs of the rows: the one that each request's last token was chosen after is copied to its slot's row of kept [max_batch_size, H]. draft_probs: what the drafts of the step's decoding requests were drawn from, ops.DraftProbs in their second form. Returns what is due: the step's own outputs at overlap_depth 0, those of the step `overlap_depth` before it else.
+        """
+    def cut(
+        self,
+        request_id: typing.SupportsInt | typing.SupportsIndex,
+        kept: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
+    ) -> None:
+        """
+        Between draft() and build(): takes the nodes out of a request's tree that `kept` [nodes] is 0 of, and what is below them. The first ChoiceTree.fixed stay.
         """
     def decoding(self, request_id: typing.SupportsInt | typing.SupportsIndex) -> bool:
         """
@@ -776,9 +814,14 @@ class Executor:
         self,
         scores: typing.Any = None,
         errors: collections.abc.Mapping[typing.SupportsInt | typing.SupportsIndex, str] = {},
+        masks: collections.abc.Mapping[typing.SupportsInt | typing.SupportsIndex, typing.Any] = {},
     ) -> list[StepOutput]:
         """
-        What the oldest step in flight brought; its event must have completed. Where the caller changed the scores that the host reads: scores [oldest_host_rows, vocab_size] float32; errors, by request id: those requests end with that message.
+        What the oldest step in flight brought; its event must have completed. Where the caller changed the scores that the host reads: scores [oldest_host_rows, vocab_size] float32; errors, by request id: those requests end with that message. masks: as commit() takes them.
+        """
+    def draft(self) -> list[ChoiceTree]:
+        """
+        Between stage() and build(): makes the step's drafts. Returns the ChoiceTrees of requests with a grammar.
         """
     def draft_len_limit(self) -> int:
         """
@@ -794,6 +837,14 @@ class Executor:
         """
         The step could not be enqueued: its requests end with an error. It is still delivered.
         """
+    def force(
+        self,
+        request_id: typing.SupportsInt | typing.SupportsIndex,
+        tokens: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
+    ) -> None:
+        """
+        What a grammar leaves no choice about: drafts for the request's next decode step.
+        """
     def history(self, request_id: typing.SupportsInt | typing.SupportsIndex) -> list[int]:
         """
         Prompt and tokens, as far as steps have run.
@@ -801,6 +852,14 @@ class Executor:
     def newest(self) -> StagedStep:
         """
         The step that stage() brought last, again.
+        """
+    def output(
+        self,
+        request_id: typing.SupportsInt | typing.SupportsIndex,
+        first: typing.SupportsInt | typing.SupportsIndex,
+    ) -> list[int]:
+        """
+        The output from index `first` on; [] while a step in flight decides more of it.
         """
     def outputs(self) -> list[StepOutput]:
         """
@@ -910,6 +969,8 @@ class Executor:
         external_probs: typing.Any = None,
         compute_whole_prompt: bool = False,
         prediction: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex] = [],
+        grammar: bool = False,
+        forced: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex] = [],
     ) -> int: ...
     @property
     def entry_bytes(self) -> int: ...

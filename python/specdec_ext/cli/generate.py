@@ -15,6 +15,7 @@ from .common import (
     usage_error,
     use_color,
 )
+from .form import add_form_arguments, structured_outputs
 from .prompts import add_prompt_arguments, encode_prompt, read_file, read_prompts
 
 if TYPE_CHECKING:
@@ -54,6 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="text that the output is expected to be, such as the file to be edited: drafts are "
         "taken from it, no token is changed",
     )  # fmt: skip
+    add_form_arguments(length)
     length.add_argument("--ignore-eos", action="store_true", help="continue after end-of-text")
     length.add_argument("--bad-words", nargs="+", metavar="TEXT", help="text that must not appear")
     length.add_argument(
@@ -154,6 +156,7 @@ def _sampling_params(args: argparse.Namespace) -> SamplingParams:
         prediction = read_file(args, "--prediction", args.prediction)
     return SamplingParams(
         prediction=prediction,
+        structured_outputs=structured_outputs(args),
         max_tokens=args.max_output_len,
         min_tokens=args.min_tokens,
         stop=args.stop,
@@ -343,6 +346,10 @@ def _print_stats(outputs: list[RequestOutput], stream: TextIO) -> None:
             f"{m['time_to_first_token_ms'] or 0.0:>8.1f} {m['tokens_per_second'] or 0.0:>8.1f}",
             file=stream,
         )
+        for source in ("prediction", "grammar"):
+            if (accepted := m.get(f"accepted_{source}_tokens")) is not None:
+                drafted = accepted + m[f"rejected_{source}_tokens"]
+                print(f"       of {source}: {drafted} drafts, {accepted} accepted", file=stream)
     if outputs and outputs[0].metrics:
         about = outputs[0].metrics
         print(

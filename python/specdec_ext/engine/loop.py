@@ -15,6 +15,7 @@ others wait for. Code of others (processors, drafters, on_update) is guarded whe
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
 import threading
 import time
@@ -28,8 +29,10 @@ from ..models.host_arrays import as_torch
 from ..request.resolve import EngineLimits, ResolvedRequest, resolve_request, stream_seed
 from ..request.sampling_params import SamplingParams
 from ..text.detokenizer import DetokenizerFactory
+from ..text.grammar import GrammarCompiler
 from ..text.metrics import describe_budget
 from .external_probs import draft_probs
+from .grammar_masks import GrammarMasks
 from .ledger import Ledger, how_decoded, synthetic_acceptance
 from .logits_processing import process_scores
 from .memory_plan import MemoryPlan
@@ -77,6 +80,8 @@ class EngineLoop:
         self.tokenizer = tokenizer
         self.numerics: str = getattr(model, "numerics", "exact")
         self._detokenizers = DetokenizerFactory(tokenizer) if tokenizer is not None else None
+        self._compiler = GrammarCompiler(tokenizer, limits.vocab_size, limits.eos_token_ids)
+        self._grammars = GrammarMasks(executor)
         self._calibrate = calibrate
         self._spares_others = spares_others
         self._drafting = drafting
@@ -108,7 +113,10 @@ class EngineLoop:
         probs = draft_probs(params.external_draft, params.greedy)
         if probs is not None:
             resolved.submit_kwargs["external_probs"] = probs
-        return resolved
+        if resolved.params.structured_outputs is None:
+            return resolved
+        grammar = self._compiler.compile(resolved.params.structured_outputs)
+        return dataclasses.replace(resolved, grammar=grammar)
 
     def require_room(self, count: int) -> None:
         """Raise QueueFullError unless `count` more requests may be submitted now."""
@@ -148,6 +156,8 @@ class EngineLoop:
                 about=how_decoded(self.model, self.limits, request),
                 owner=None if owner is None else Owner(owner, self._dropped.append),
             )
+            if request.grammar is not None:
+                kwargs = {**kwargs, "forced": request.grammar.beginning}
             try:
                 # Interrupted before it is in _states, it is cancelled when it delivers something.
                 rid = self.executor.submit(request.prompt_token_ids, **kwargs)
@@ -157,6 +167,8 @@ class EngineLoop:
             if state.owner is not None:
                 state.owner.rid = rid
             self._states[rid] = state
+            if request.grammar is not None:
+                self._grammars.start(rid, request.grammar, speculative=kwargs["speculative"])
             if self._drafting is not None and kwargs["speculative"]:
                 options = request.draft_options
                 self._drafting.start(rid, request.prompt_token_ids, kwargs, options)
@@ -213,7 +225,7 @@ class EngineLoop:
         drafting = self._drafting
         if drafting is not None and not resumed:
             drafting.propose()
-        plan = self.executor.plan()
+        plan = self._grammars.plan(drafting) if self._grammars else self.executor.plan()
         if plan is None:
             if not self.executor.in_flight:
                 return None
@@ -309,6 +321,7 @@ class EngineLoop:
             "request_success": finished,
             "speculative_decoding": totals.to_dict(),
             "prediction": totals.prediction_tokens,
+            "grammar": totals.grammar_tokens,
             "synthetic_acceptance": synthetic_acceptance(self.limits),
             "time": {
                 "step_s": self._step_s,
@@ -322,10 +335,15 @@ class EngineLoop:
 
     def _commit(self, plan: Any, result: Any) -> list[Any]:
         trees = self.executor.choice_trees() if self._has_processors else ()
+        grammars = self._grammars
+        words: dict[str, Any] = {}
+        if grammars.masks or grammars.errors:
+            words = {"masks": grammars.masks, "errors": grammars.errors}
         if not trees:
-            return list(self.executor.commit(plan, result))
+            return list(self.executor.commit(plan, result, **words))
         scores, errors = self._process_trees(trees, result)
-        return list(self.executor.commit(plan, scores, raw=result, errors=errors))
+        words["errors"] = {**grammars.errors, **errors}
+        return list(self.executor.commit(plan, scores, raw=result, **words))
 
     def _process_trees(
         self, trees: Iterable[Any], scores: Any
@@ -431,4 +449,5 @@ class EngineLoop:
     def _account(self, state: RequestState) -> None:
         if self._drafting is not None:
             self._drafting.end(state.rid)
+        self._grammars.end(state.rid)
         self._ledger.end(state)

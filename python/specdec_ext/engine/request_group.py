@@ -108,5 +108,7 @@ class RequestGroup:
         )
         if "accepted_prediction_tokens" in result:
             result.update(total.prediction_tokens)
+        if "accepted_grammar_tokens" in result:
+            result.update(total.grammar_tokens)
         result["speculative_decoding"] = total.to_dict()
         return result

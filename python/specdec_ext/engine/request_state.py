@@ -285,6 +285,7 @@ class RequestState:
         )
         predicted = min(out.num_accepted_predicted, delivered)
         self._counter.count_predicted(out.num_predicted, predicted)
+        self._counter.count_forced(out.num_forced, min(out.num_accepted_forced, delivered))
         if delivered:
             if self.timer.first_token is None:
                 self.timer.first_token = now
@@ -358,7 +359,9 @@ class RequestState:
 
     def _metrics(self) -> dict[str, Any]:
         num_tokens = len(self._token_ids)
-        predicted = {} if self.params.prediction is None else self._counter.prediction_tokens
+        sources = {} if self.params.prediction is None else self._counter.prediction_tokens
+        if self.params.structured_outputs is not None:
+            sources = {**sources, **self._counter.grammar_tokens}
         return {
             **self._about,
             "num_prompt_tokens": len(self.prompt_token_ids),
@@ -369,7 +372,7 @@ class RequestState:
             "num_rows": self._counter.num_rows,
             "tokens_per_forward_pass": ratio(num_tokens, self._counter.num_steps),
             **self.timer.to_dict(num_tokens),
-            **predicted,
+            **sources,
             "speculative_decoding": self._counter.to_dict(),
         }
 

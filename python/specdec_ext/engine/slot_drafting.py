@@ -71,6 +71,8 @@ class SlotDrafting:
         self._usual_s = 0.0  # of a step or of a draft, lately
         self._pass_s = 0.0  # of a draft model's pass, lately
         self._failures = 0
+        # What is due between the drafter's drafts and build().
+        self.before_build: Callable[[], None] | None = None
         self.front = _Front(self)
 
     # -- requests -----------------------------------------------------------------------------
@@ -109,6 +111,8 @@ class SlotDrafting:
         if staged.index != self._drafted_step:
             self._draft(staged)
             self._drafted_step = staged.index
+        if self.before_build is not None:
+            self.before_build()
         return self.executor.build()
 
     def _draft(self, staged: Any) -> None:

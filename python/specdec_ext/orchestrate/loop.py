@@ -48,6 +48,8 @@ class _Pass:
     logprobs: list[Any]
     num_predicted: int = 0
     num_accepted_predicted: int = 0
+    num_forced: int = 0
+    num_accepted_forced: int = 0
 
 
 class Running:

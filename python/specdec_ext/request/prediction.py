@@ -12,7 +12,7 @@ from .sampling_lists import MAX_ID_LIST, check_ids
 __all__ = ["MAX_STEP_DRAFTS", "check_prediction", "prediction_ids"]
 
 FIELD = "SamplingParams.prediction"
-# Drafts of one step that a prediction makes, at most: kPredictionDrafts in engine/prediction.h.
+# Drafts of one step that a prediction makes, at most: kKnownDrafts in engine/prediction.h.
 MAX_STEP_DRAFTS = 16
 # Longer texts are refused before they are tokenised.
 MAX_CHARS_PER_TOKEN = 256

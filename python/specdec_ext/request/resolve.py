@@ -61,6 +61,7 @@ class ResolvedRequest:
 
     params         as given, with the defaults of the engine's method
     draft_options  what the request asks of a drafter in Python (speculation.py)
+    grammar        the compiled form of the output (text/grammar.py); None: any text
     """
 
     params: SamplingParams
@@ -69,6 +70,7 @@ class ResolvedRequest:
     num_spec_tokens: int
     max_tokens: int
     draft_options: Mapping[str, Any] = field(default_factory=dict)
+    grammar: Any = None
 
     def output(self, index: int) -> ResolvedRequest:
         """The request for output `index` of several: 0 is what one alone would be; others of a
@@ -161,6 +163,22 @@ def _check_capacity(
         )
 
 
+def _check_form(tokenizer: Any, limits: EngineLimits) -> None:
+    """Refuse a form of the output where this engine cannot hold it."""
+    if tokenizer is None:
+        raise RequestError(
+            "SamplingParams.structured_outputs: a form of text needs a tokenizer; load the model "
+            "with its tokenizer"
+        )
+    config = limits.speculative_config
+    if config is not None and config.synthetic_rates:
+        raise RequestError(
+            "SamplingParams.structured_outputs: this engine keeps drafts at synthetic rates and "
+            "holds them against nothing; build the LLM without synthetic_acceptance_length and "
+            "synthetic_acceptance_rates"
+        )
+
+
 def check_prompt_len(count: int, max_seq_len: int) -> None:
     """CapacityError unless a prompt of `count` tokens leaves room for one more."""
     if count >= max_seq_len:
@@ -223,7 +241,10 @@ def resolve_request(
     prediction: list[int] = []
     if params.prediction is not None:
         prediction = prediction_ids(params.prediction, prompt, tokenizer, vocab, limits.max_seq_len)
-    depth = max(depth, min(len(prediction), MAX_STEP_DRAFTS))
+    forces = params.structured_outputs is not None and spec_kwargs["speculative"]
+    depth = max(depth, MAX_STEP_DRAFTS if forces else min(len(prediction), MAX_STEP_DRAFTS))
+    if params.structured_outputs is not None:
+        _check_form(tokenizer, limits)
     _check_capacity(len(prompt), max_tokens, spec_kwargs, limits)
     for token in params.logit_bias or ():
         check_int("SamplingParams.logit_bias key", token, RequestError, low=0, high=vocab - 1,
@@ -264,6 +285,7 @@ def resolve_request(
         "return_logits": params.return_generation_logits,
         "external_drafts": [] if external is None else list(external.tokens),
         "prediction": prediction,
+        "grammar": params.structured_outputs is not None,
         "end_after_drafts": external is not None and not external.continue_decoding,
         **spec_kwargs,
     }

@@ -27,6 +27,7 @@ from .sampling_lists import (
     check_processors,
 )
 from .speculative_config import check_speculative_config
+from .structured_outputs import check_structured_outputs
 
 __all__ = ["CHECKS", "MAX_LOGPROBS"]
 
@@ -193,6 +194,16 @@ def _prediction(p: SamplingFields) -> Fields:
     return {"prediction": prediction}
 
 
+def _structured_outputs(p: SamplingFields) -> Fields:
+    constraint = check_structured_outputs(p.structured_outputs)
+    if constraint is not None and p.ignore_eos:
+        raise RequestError(
+            f"{WHERE}ignore_eos = True with structured_outputs: a text that has its form ends with "
+            "the model's end token; remove one of them"
+        )
+    return {"structured_outputs": constraint}
+
+
 def _external_rule(p: SamplingFields) -> Fields:
     """Drafts that come with logits are accepted by them."""
     draft = p.external_draft
@@ -220,5 +231,5 @@ def _acceptance(p: SamplingFields) -> Fields:
 
 CHECKS: tuple[Callable[[SamplingFields], Fields], ...] = (
     _law, _outputs, _lengths, _stops, _scores, _speculation, _external_draft,
-    _prediction, _external_rule, _acceptance,
+    _prediction, _structured_outputs, _external_rule, _acceptance,
 )  # fmt: skip

@@ -51,6 +51,7 @@ class SamplingFields(metaclass=Spelled):
     priority: int = 0
     external_draft: ExternalDraftTokensConfig | None = None
     prediction: Any = field(default=None, repr=False)
+    structured_outputs: Any = None
     return_generation_logits: bool = False
 
     @property

@@ -41,7 +41,6 @@ _REFUSED = {
     "best_of": "outputs are not ranked; ask for n outputs and choose among them; use best_of = 1",
     "beam_width": "beam search is never combined with speculation and is not supported; use "
     "beam_width = 1",
-    "structured_outputs": "not supported in this version; leave it None",
 }
 # Spellings of the off switch whose meaning is inverted.
 _OFF_SWITCHES = ("disable_spec_decode", "disable_speculative_decoding")
@@ -76,6 +75,10 @@ class SamplingParams(SamplingFields):
                 external_draft: drafts that come with the request (docs/orchestrate.md);
                 prediction: what the output is expected to be, text or token ids: drafts are taken
                 from it, it changes no token (docs/methods/prediction.md)
+    Form        structured_outputs: {"json": schema}, {"regex": expression}, {"choice": texts},
+                {"grammar": Lark or GBNF}, {"json_object": True}, an object with these attributes,
+                or OpenAI's response_format: the output has that form, and ends where the form does
+                (docs/methods/grammar.md)
     Acceptance  acceptance: "exact_match" or "rejection" (lossless), "typical", "threshold" or, for
                 ReDrafter, "best_beam" (lossy); posterior_threshold, posterior_alpha: for typical
                 (None: 0.09, 0.3); acceptance_threshold: for threshold, in (0, 1]
@@ -84,7 +87,7 @@ class SamplingParams(SamplingFields):
     Scheduling  priority, -2^31..2^31-1: a smaller one starts earlier and, with
                 SchedulerConfig.policy "max_utilization", gives its K/V pages back later
 
-    Raises RequestError (UnsupportedRequestError for beams, best_of, structured outputs) naming
+    Raises RequestError (UnsupportedRequestError for beams, best_of) naming
     field, value, limit and remedy.
     """
 
@@ -93,9 +96,9 @@ class SamplingParams(SamplingFields):
         """Keywords by the fields' own names, without those that say "off"."""
         for name, why in _REFUSED.items():
             value = given.pop(name, None)
-            if value is None or (
-                name != "structured_outputs"
-                and check_int(f"SamplingParams.{name}", value, RequestError, low=1) == 1
+            if (
+                value is None
+                or check_int(f"SamplingParams.{name}", value, RequestError, low=1) == 1
             ):
                 continue
             raise UnsupportedRequestError(f"SamplingParams.{name} = {show(value)}: {why}")
@@ -126,6 +129,7 @@ class SamplingParams(SamplingFields):
             or self.return_generation_logits
             or self.prompt_logprobs is not None
             or self.logits_processors
+            or self.structured_outputs
         )
 
     @classmethod

@@ -1,7 +1,4 @@
-"""Output that must have a form: the one place where a request's wish for it is read.
-
-This version has no grammars, so that a wish is refused; what they need from a request is here.
-"""
+"""Output that must have a form: the one place where a request's wish for it is read."""
 
 from __future__ import annotations
 
@@ -9,31 +6,47 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..config.validate import show
+from ..errors import RequestError
+from ..request.structured_outputs import FIELD, StructuredOutputs, check_structured_outputs
 from .errors import ApiError
 
-__all__ = ["refuse_constraints"]
+__all__ = ["constraint", "refusal_of"]
 
 
-def _refuse(param: str, value: Any) -> None:
-    raise ApiError(
-        400, f"{param} = {show(value)} is not supported in this version: output cannot be held to "
-        "a grammar; leave it out", param=param,
-    )  # fmt: skip
-
-
-def refuse_constraints(
+def constraint(
     response_format: Any = None,
     structured_outputs: Any = None,
     *,
     param: str = "response_format",
-) -> None:
-    """Raises ApiError unless the fields ask for plain text.
+) -> tuple[StructuredOutputs | None, str]:
+    """The form that a request asks for, and the field that it stands in.
 
-    response_format  OpenAI's {"type": "text" | "json_object" | "json_schema", ...}; `param` names
-                     it, in /v1/responses it is text.format
+    response_format     OpenAI's {"type": "text" | "json_object" | "json_schema", ...}; `param`
+                        names it, in /v1/responses it is text.format
+    structured_outputs  vLLM's {"json" | "regex" | "choice" | "grammar" | "json_object": ...}
+
+    Raises ApiError for what is no form, and where both are given.
     """
-    if structured_outputs not in (None, {}):
-        _refuse("structured_outputs", structured_outputs)
-    plain = isinstance(response_format, Mapping) and dict(response_format) == {"type": "text"}
-    if response_format is not None and not plain:
-        _refuse(param, response_format)
+    if response_format is not None and not (
+        isinstance(response_format, Mapping) and "type" in response_format
+    ):
+        raise ApiError(
+            400, f'{param} = {show(response_format)}: expected an object with "type"', param=param
+        )
+    found: tuple[StructuredOutputs | None, str] = (None, param)
+    for field, value in ((param, response_format), ("structured_outputs", structured_outputs)):
+        if isinstance(value, Mapping) and field == "structured_outputs" and "type" in value:
+            raise ApiError(400, f"{field}.type: give it as {param}", param=field)
+        try:
+            form = check_structured_outputs(value)
+        except RequestError as error:
+            raise refusal_of(error, field) from None
+        if form is not None and found[0] is not None:
+            raise ApiError(400, f"{param} and {field} both ask for a form; give one", param=field)
+        found = (form, field) if form is not None else found
+    return found
+
+
+def refusal_of(error: RequestError, field: str) -> ApiError:
+    """A refusal of a form in the words of the field that the client used."""
+    return ApiError(400, str(error).replace(FIELD, field), param=field)

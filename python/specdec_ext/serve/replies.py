@@ -23,6 +23,7 @@ __all__ = [
 # Bytes of a token; None: the tokenizer has no bytes of single tokens.
 TokenBytes = Callable[[int], bytes | None]
 
+PREDICTION = ("accepted_prediction_tokens", "rejected_prediction_tokens")
 PER_STEP = ("per_step_accepted", "per_step_drafted")
 
 
@@ -37,16 +38,23 @@ def head(prefix: str, kind: str, model: str) -> dict[str, Any]:
 
 
 def usage(outputs: Iterable[RequestOutput]) -> dict[str, Any]:
-    """Tokens that were read and delivered, of all prompts and choices."""
+    """Tokens that were read and delivered, of all prompts and choices; where the request carried a
+    prediction, what became of its tokens."""
     given = list(outputs)
     prompt = sum(len(output.prompt_token_ids) for output in given)
     completion = sum(len(choice.token_ids) for output in given for choice in output.outputs)
-    return {
+    counts: dict[str, Any] = {
         "prompt_tokens": prompt,
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
         "prompt_tokens_details": {"cached_tokens": sum(o.num_cached_tokens for o in given)},
     }
+    # There in the metrics of requests with a prediction alone.
+    if given and all(PREDICTION[0] in output.metrics for output in given):
+        counts["completion_tokens_details"] = {
+            name: sum(output.metrics[name] for output in given) for name in PREDICTION
+        }
+    return counts
 
 
 def metrics(outputs: Sequence[RequestOutput], detail: str) -> dict[str, Any] | None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from ..config.validate import show
 from ..request.sampling_params import SamplingParams
+from ..request.structured_outputs import StructuredOutputs
 from .errors import ApiError
 from .schema.common import Sampled
 
@@ -34,12 +35,14 @@ def sampling_params(
     cache_salt: str,
     default_temperature: float,
     prompt_logprobs: int | None = None,
+    structured_outputs: StructuredOutputs | None = None,
 ) -> SamplingParams:
     """What the engine is asked for. Raises RequestError, ApiError.
 
     max_tokens  None: as many as fit
     logprobs    best tokens besides the chosen one at every place; None: none at all
     cache_salt  the engine's, not the client's (keys.py)
+    structured_outputs  the form of the output (constraints.py)
     """
     given = {name: getattr(request, name, None) for name in SAME_NAME}
     values: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
@@ -50,6 +53,8 @@ def sampling_params(
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
         cache_salt=cache_salt,
+        prediction=getattr(request, "prediction", None),
+        structured_outputs=structured_outputs,
         speculative_config=speculative_config(request.speculative_config),
     )
 

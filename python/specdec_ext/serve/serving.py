@@ -8,10 +8,12 @@ from collections.abc import Sequence
 from fastapi import Request
 
 from ..config.validate import show
+from ..errors import RequestError
 from ..llm import LLM
+from ..request.structured_outputs import FIELD, StructuredOutputs
 from ..text.detokenizer import DetokenizerFactory
 from .bridge import Bridge, PromptSource, Running
-from .constraints import refuse_constraints
+from .constraints import constraint, refusal_of
 from .errors import ApiError
 from .keys import ApiKeys
 from .prometheus import ServerMetrics
@@ -67,9 +69,15 @@ class Serving:
         max_tokens: int | None,
         logprobs: int | None,
         prompt_logprobs: int | None = None,
+        form: tuple[StructuredOutputs | None, str] | None = None,
     ) -> list[Running]:
-        """One running request per prompt. Raises ApiError, RequestError."""
-        refuse_constraints(getattr(body, "response_format", None), body.structured_outputs)
+        """One running request per prompt. Raises ApiError, RequestError.
+
+        form  that the answer must have, and the field that asks for it; None: as `body` says
+        """
+        if form is None:
+            form = constraint(getattr(body, "response_format", None), body.structured_outputs)
+        wanted, field = form
         params = sampling_params(
             body,
             max_tokens=max_tokens,
@@ -77,8 +85,14 @@ class Serving:
             prompt_logprobs=prompt_logprobs,
             cache_salt=self.keys.cache_salt(request.state.tenant, body.cache_salt),
             default_temperature=self.settings.default_temperature,
+            structured_outputs=wanted,
         )
-        return await self.bridge.start(sources, params)
+        try:
+            return await self.bridge.start(sources, params)
+        except RequestError as error:
+            if str(error).startswith(FIELD):
+                raise refusal_of(error, field) from None
+            raise
 
 
 def serving_of(request: Request) -> Serving:

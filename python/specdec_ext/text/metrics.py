@@ -57,6 +57,8 @@ class SpecCounter:
     num_drafts: int = 0
     num_accepted_predicted: int = 0
     num_predicted: int = 0
+    num_accepted_forced: int = 0
+    num_forced: int = 0
     num_prefill_steps: int = 0
     num_rows: int = 0
     num_tokens: int = 0
@@ -79,6 +81,19 @@ class SpecCounter:
             "accepted_prediction_tokens": self.num_accepted_predicted,
             "rejected_prediction_tokens": self.num_predicted - self.num_accepted_predicted,
         }
+
+    @property
+    def grammar_tokens(self) -> dict[str, int]:
+        """Tokens that grammars have forced and that were drafted, by what became of them."""
+        return {
+            "accepted_grammar_tokens": self.num_accepted_forced,
+            "rejected_grammar_tokens": self.num_forced - self.num_accepted_forced,
+        }
+
+    def count_forced(self, drafts: int, accepted: int) -> None:
+        """Of a pass's drafts and accepted drafts, those that a grammar has forced."""
+        self.num_forced += drafts
+        self.num_accepted_forced += accepted
 
     def count_predicted(self, drafts: int, accepted: int) -> None:
         """Of a pass's drafts and accepted drafts, those that a prediction has proposed."""
@@ -119,7 +134,7 @@ class SpecCounter:
         """Add another counter's sums."""
         for name in ("num_steps", "num_spec_steps", "num_accepted", "num_drafts", "num_rows",
                      "num_prefill_steps", "num_tokens", "num_predicted",
-                     "num_accepted_predicted"):  # fmt: skip
+                     "num_accepted_predicted", "num_forced", "num_accepted_forced"):  # fmt: skip
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self._deepen(other.num_spec_tokens)
         for i, steps in enumerate(other.histogram):

@@ -31,6 +31,7 @@ class OverlapLoop(EngineLoop):
         """Enqueue a step for whoever is ready and read the one that is due. None: neither."""
         if self._drafting is not None and not resumed:
             self._drafting.propose()
+        self._grammars.force()
         before = self._pipeline.forward_s
         try:
             outputs = self._pipeline.step()
@@ -51,7 +52,13 @@ class OverlapLoop(EngineLoop):
         if self._wants_logits:
             self._results[step] = scores.clone()
         trees = self.executor.choice_trees()
-        return self._process_trees(trees, scores) if trees else (None, {})
+        self._grammars.mask(trees)
+        masks, failed = self._grammars.masks, self._grammars.errors
+        changed = [tree for tree in trees if tree.processed]
+        if not changed:
+            return None, failed, masks
+        processed, errors = self._process_trees(changed, scores)
+        return processed, {**failed, **errors}, masks
 
     def _draft_options(self, request_id: int) -> Mapping[str, Any]:
         with self._lock:

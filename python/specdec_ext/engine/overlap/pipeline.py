@@ -40,12 +40,14 @@ class OverlapPipeline(StepOperations):
     draft_options  what the request of an id asked of the drafter; None: nothing
     synthetic_rates  of synthetic acceptance; (): acceptance is real
     process   what callers make of the scores that the host reads of a step: called with the step's
-              index and its rows [n, V], which stay as they are; returns others (None: the same)
-              and error messages by id. None: nothing
+              index and its rows [n, V], which stay as they are; returns others (None: the same),
+              error messages by id and masks by id. None: nothing
     """
 
     draft_options: Callable[[int], Mapping[str, Any]] | None = None
-    process: Callable[[int, Tensor], tuple[Tensor | None, dict[int, str]]] | None = None
+    process: (
+        Callable[[int, Tensor], tuple[Tensor | None, dict[int, str], dict[int, Any]]] | None
+    ) = None
 
     def __init__(
         self,
@@ -162,11 +164,12 @@ class OverlapPipeline(StepOperations):
         self._not_host_s += time.perf_counter() - begin
         scores: Tensor | None = None
         errors: dict[int, str] = {}
+        masks: dict[int, Any] = {}
         count = self.executor.oldest_host_rows
         if count and self.process is not None:
             rows = self.buffers.score_ring[self.executor.oldest_ring, :count]
-            scores, errors = self.process(index, rows)
-        outputs = self.executor.deliver(scores, errors)
+            scores, errors, masks = self.process(index, rows)
+        outputs = self.executor.deliver(scores, errors, masks)
         del self._events[index]
         if timed is not None and self._times is not None:
             self._times.add_step(*timed)

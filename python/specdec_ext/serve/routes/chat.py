@@ -11,8 +11,11 @@ from starlette.responses import JSONResponse, Response
 
 from ...text.outputs import CompletionOutput, RequestOutput
 from ..bridge import Running
+from ..constraints import constraint
+from ..errors import ApiError
 from ..replies import content_logprobs, head, is_worth_sending, metrics, token_sources, usage
 from ..schema.chat import ChatRequest, conversation
+from ..schema.tools import ToolCalls
 from ..serving import Serving, serving_of
 from ..sse import DONE, event, event_stream, unless_gone
 from .log import log_answer, log_prompt
@@ -28,15 +31,23 @@ async def chat_completions(body: ChatRequest, request: Request) -> Response:
     serving = serving_of(request)
     model = serving.model_name(body.model)
     turns = conversation(body.messages)
+    calls = ToolCalls.of(body.tools, body.tool_choice)
+    form = constraint(body.response_format, body.structured_outputs)
+    if calls is not None:
+        if form[0] is not None:
+            raise ApiError(400, f"{form[1]} and tool_choice both ask for a form", param=form[1])
+        form = (calls.form, "tools")
+        turns = _instructed(turns, calls.instruction)
     add_prompt = body.add_generation_prompt is not False
     log_prompt(request, turns)
-    answer = _Answer(serving, body, model)
+    answer = _Answer(serving, body, model, calls is not None)
     start = serving.submit(
         request,
         body,
         [lambda reader: reader.read_chat(turns, None, add_prompt)],
         max_tokens=body.length,
         logprobs=body.num_logprobs,
+        form=form,
     )
     [running] = await unless_gone(request, start)
     if body.stream:
@@ -47,10 +58,18 @@ async def chat_completions(body: ChatRequest, request: Request) -> Response:
     return JSONResponse(answer.whole(output))
 
 
-class _Answer:
-    """How one request wants its answer."""
+def _instructed(turns: list[dict[str, str]], instruction: str) -> list[dict[str, str]]:
+    """The conversation with an instruction in its system turn."""
+    first = turns[0] if turns[0]["role"] == "system" else None
+    content = instruction if first is None else f"{first['content']}\n\n{instruction}"
+    return [{"role": "system", "content": content}, *turns[first is not None :]]
 
-    def __init__(self, serving: Serving, body: ChatRequest, model: str) -> None:
+
+class _Answer:
+    """How one request wants its answer; `calls`: it is a call of a function."""
+
+    def __init__(self, serving: Serving, body: ChatRequest, model: str, calls: bool) -> None:
+        self._calls = calls
         self._serving = serving
         self._body = body
         self._model = model
@@ -63,11 +82,7 @@ class _Answer:
         """A chat.completion; `output` is the request's only snapshot, so that all of it is new."""
         result = head("chatcmpl", "chat.completion", self._model)
         result["choices"] = [
-            {
-                **self._choice(choice),
-                "message": {"role": "assistant", "content": choice.text, "refusal": None},
-            }
-            for choice in output.outputs
+            {**self._choice(choice), "message": self._message(choice)} for choice in output.outputs
         ]
         result["usage"] = usage([output])
         result["metrics"] = metrics([output], self._serving.settings.per_request_metrics)
@@ -93,7 +108,7 @@ class _Answer:
         async for output in running:
             for choice in output.outputs:
                 if is_worth_sending(choice, wants_tokens=self._wants_tokens):
-                    delta = {"content": choice.delta_text} if choice.delta_text else {}
+                    delta = self._delta(choice)
                     yield chunk(self._choice(choice), delta)
         assert output is not None
         log_answer(request, [output])
@@ -103,13 +118,33 @@ class _Answer:
             yield event({**base, "choices": [], **last})
         yield DONE
 
+    def _called(self, choice: CompletionOutput) -> list[dict[str, Any]] | None:
+        """The calls of an answer that has ended; None: it is text."""
+        ended = self._calls and choice.finish_reason == "stop"
+        return ToolCalls.read(choice.text) if ended else None
+
+    def _message(self, choice: CompletionOutput) -> dict[str, Any]:
+        called = self._called(choice)
+        message = {"role": "assistant", "content": choice.text, "refusal": None}
+        return message if called is None else {**message, "content": None, "tool_calls": called}
+
+    def _delta(self, choice: CompletionOutput) -> dict[str, Any]:
+        """What is new. A call comes whole, with the end."""
+        if self._calls:
+            called = self._called(choice)
+            if called is None:
+                return {}
+            return {"tool_calls": [{"index": i, **call} for i, call in enumerate(called)]}
+        return {"content": choice.delta_text} if choice.delta_text else {}
+
     def _choice(self, choice: CompletionOutput) -> dict[str, Any]:
         """A choice but for its text: what is new."""
         result: dict[str, Any] = {"index": choice.index, "logprobs": None}
         if self._logprobs is not None:
             content = content_logprobs(choice, self._logprobs, self._serving.token_bytes)
             result["logprobs"] = {"content": content, "refusal": None}
-        result["finish_reason"] = choice.finish_reason
+        called = self._called(choice) is not None
+        result["finish_reason"] = "tool_calls" if called else choice.finish_reason
         if choice.finish_reason is not None:
             result["stop_reason"] = choice.stop_reason
         if self._body.return_token_ids:

@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse, Response
 from ...config.validate import show
 from ...text.outputs import CompletionOutput, RequestOutput
 from ..bridge import Running
-from ..constraints import refuse_constraints
+from ..constraints import constraint
 from ..errors import ApiError
 from ..replies import content_logprobs, head, is_worth_sending, metrics, token_sources, usage
 from ..schema.responses import ResponsesRequest
@@ -31,7 +31,9 @@ async def create_response(body: ResponsesRequest, request: Request) -> Response:
     """A response with one message, whole or as server-sent events."""
     serving = serving_of(request)
     model = serving.model_name(body.model)
-    _check_text(body.text or {})
+    form = constraint(
+        _checked_text(body.text or {}).get("format"), body.structured_outputs, param="text.format"
+    )
     turns = body.turns
     log_prompt(request, turns)
     answer = _Answer(serving, body, model)
@@ -41,6 +43,7 @@ async def create_response(body: ResponsesRequest, request: Request) -> Response:
         [lambda reader: reader.read_chat(turns)],
         max_tokens=body.max_output_tokens,
         logprobs=body.num_logprobs,
+        form=form,
     )
     [running] = await unless_gone(request, start)
     if body.stream:
@@ -51,16 +54,15 @@ async def create_response(body: ResponsesRequest, request: Request) -> Response:
     return JSONResponse(answer.whole(output, answer.new_logprobs(output.outputs[0])))
 
 
-def _check_text(text: dict[str, Any]) -> None:
-    """Raises ApiError unless the answer may be plain text of any length."""
+def _checked_text(text: dict[str, Any]) -> dict[str, Any]:
+    """Raises ApiError for what says more than the form of the answer."""
     for name, value in text.items():
-        if name == "format":
-            refuse_constraints(value, param="text.format")
-        elif name != "verbosity" or value not in (None, "medium"):
+        if name != "format" and (name != "verbosity" or value not in (None, "medium")):
             raise ApiError(
                 400, f"text.{name} = {show(value)} is not supported; leave it out",
                 param=f"text.{name}"[:120],
             )  # fmt: skip
+    return text
 
 
 class _Answer:
@@ -172,7 +174,7 @@ class _Answer:
             "previous_response_id": None,
             "store": False,
             "temperature": default if body.temperature is None else body.temperature,
-            "text": {"format": {"type": "text"}},
+            "text": {"format": (body.text or {}).get("format") or {"type": "text"}},
             "tool_choice": body.tool_choice or "auto",
             "tools": [],
             "top_p": 1.0 if body.top_p is None else body.top_p,

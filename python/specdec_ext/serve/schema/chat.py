@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+import json
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -67,6 +69,9 @@ class ChatRequest(Choosing):
     verbosity: Any = None
     web_search_options: Any = None
 
+    # Served here (tools.py), not by /v1/responses.
+    names_of_off_fields: ClassVar[Mapping[str, str]] = {"tools": "", "tool_choice": ""}
+
     @property
     def length(self) -> int | None:
         """Tokens of the answer; None: as many as fit."""
@@ -101,17 +106,35 @@ def text_of(content: str | list[TextPart] | None, where: str) -> str:
     return "".join(part.text or "" for part in content)
 
 
+def _calls(tool_calls: Any, where: str) -> list[str]:
+    """Calls of an earlier answer, as the model has written them."""
+    texts = []
+    for call in tool_calls if isinstance(tool_calls, list) else [tool_calls]:
+        function = call.get("function") if isinstance(call, Mapping) else None
+        try:
+            arguments = json.loads(function["arguments"])  # type: ignore[index]
+            texts.append(json.dumps({"name": function["name"], "arguments": arguments}))  # type: ignore[index]
+        except (KeyError, TypeError, ValueError):
+            raise ApiError(
+                400, f"{where}.tool_calls: expected functions with name and arguments", param=where
+            ) from None
+    return texts
+
+
 def conversation(messages: list[Message]) -> list[dict[str, str]]:
-    """The turns as chat templates take them. Raises ApiError for tools and for other media."""
+    """The turns as chat templates take them. Raises ApiError for other media."""
     turns = []
     for i, message in enumerate(messages):
         where = f"messages.{i}"
-        if message.role in ("tool", "function") or message.tool_calls or message.function_call:
-            raise ApiError(400, f"{where}: this version calls no tools", param=where)
-        if message.tool_call_id is not None or message.audio is not None:
+        if message.role == "function" or message.function_call:
+            raise ApiError(400, f"{where}: functions are called as tools here", param=where)
+        if message.audio is not None:
             raise ApiError(400, f"{where}: only text is supported", param=where)
         role = "system" if message.role == "developer" else message.role
-        turn = {"role": role, "content": text_of(message.content, f"{where}.content")}
+        content = text_of(message.content, f"{where}.content")
+        if message.tool_calls:
+            content = "\n".join(filter(None, [content, *_calls(message.tool_calls, where)]))
+        turn = {"role": role, "content": content}
         if message.name is not None:
             turn["name"] = message.name
         turns.append(turn)

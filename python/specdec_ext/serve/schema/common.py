@@ -30,7 +30,6 @@ OFF: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "max_tool_calls": ((None,), _NO_TOOLS),
     "modalities": ((None, ["text"]), _TEXT_ONLY),
     "moderation": ((None,), "this server does not judge texts"),
-    "prediction": ((None,), "predicted outputs are not supported in this version"),
     "previous_response_id": ((None,), _NO_STORE + "; send the conversation as input"),
     "prompt_cache_options": ((None, {}), "cached prompts are kept as long as there is room"),
     "prompt_cache_retention": ((None,), "cached prompts are kept as long as there is room"),
