@@ -286,8 +286,8 @@ def _copy_others(config: ModelConfig, folder: Path) -> None:
 
 
 def _add_medusa(source: Path, target: Path, config: ModelConfig, allow_pickle: bool) -> None:
-    from ..drafters.medusa.checkpoint import load_heads
     from ..drafters.medusa.convert import write_heads
+    from ..drafters.medusa.heads import load_heads
 
     heads = load_heads(source, allow_pickle=allow_pickle)
     found = heads.config
