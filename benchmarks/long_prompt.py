@@ -19,6 +19,7 @@ from benchmarks import common
 from specdec_ext import LLM, SamplingParams, _core
 
 WARM_STEPS = 24
+LASTING = 600  # tokens of those who decode: more than steps in which the prompt is read
 
 
 def quantile(values: list[float], share: float) -> float:
@@ -30,7 +31,7 @@ def measure(llm: LLM, decoding: int, prompt_len: int) -> dict[str, float]:
     """Seconds: of steps before and beside the prompt, and to the prompt's first token."""
     engine = llm.engine
     vocab = llm.model.vocab_size
-    plain = SamplingParams(max_tokens=2048, ignore_eos=True)
+    plain = SamplingParams(max_tokens=LASTING, ignore_eos=True)
     prompts = [[(31 * i + 7 * j) % vocab for j in range(16)] for i in range(decoding)]
     states = [engine.submit(engine.resolve(prompt, plain)) for prompt in prompts]
     before: list[float] = []
@@ -74,7 +75,7 @@ def main() -> None:
                 "max_batch_size": args.decoding + 1,
                 "max_prefill_slowdown": None if name == "none" else float(name),
             }
-            pages = {"max_tokens": args.prompt_len + 1024 + 512 * args.decoding}
+            pages = {"max_tokens": args.prompt_len + 64 + (LASTING + 64) * args.decoding}
             with LLM(scheduler_config=scheduler, kv_cache_config=pages) as llm:
                 runs[name].append(measure(llm, args.decoding, args.prompt_len))
     rows = []
