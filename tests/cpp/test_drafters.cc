@@ -121,7 +121,10 @@ struct World {
   std::vector<float> hidden = random_rows(2, 8);
 
   World() : memory(static_cast<std::size_t>(2 * layout.bytes) / sizeof(std::max_align_t) + 1) {
-    write_slot(layout, {.prompt = {3}, .max_tokens = 40}, at(1));
+    SlotRequest request;
+    request.prompt = {3};
+    request.max_tokens = 40;
+    write_slot(layout, request, at(1));
     say({4});
   }
   Slot* at(std::int32_t id) {
