@@ -144,7 +144,7 @@ def table() -> list[Instance]:
                 large = head_dim in (64, 128) and kv == dtype
                 for row_tile in (16, 64, 128) if large else (16, 64):
                     rows.append(ampere(dtype, kv, head_dim, row_tile))
-    # Of the Hopper family: as many warpgroups of 64 rows as registers and shared memory allow,
+    # The Hopper family has as many warpgroups of 64 rows as registers and shared memory allow,
     # fewer where no common model needs them.
     for dtype in ("bf16", "f16"):
         for kv in (dtype, "e4m3"):

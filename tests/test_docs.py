@@ -256,6 +256,18 @@ def test_files_end_with_one_newline_and_no_line_ends_in_blanks() -> None:
     assert found == []
 
 
+# "Of ..." at the start leaves the reader to guess of what; "beside" is a place, "besides" is more.
+STUMBLES = re.compile(r'""" ?Of |^ *(?://|#) Of [a-z]|[Bb]eside (?:that|this|these),', re.MULTILINE)
+
+
+def test_no_text_begins_with_of() -> None:
+    texts = {name_of(file): file.read_text(errors="replace") for file in tracked()}
+    del texts["tests/test_docs.py"]
+    assert [name for name, text in texts.items() if STUMBLES.search(text)] == []
+    for fault in ('"""Of one row."""', "  // Of a step.", "# Of beams.", "beside that,"):
+        assert STUMBLES.search(fault), fault
+
+
 # Tests that read a clock all the same: times within one run that hold whatever the load is, a
 # clock that the test sets itself, and ends of a run that its parts are far from.
 CLOCK_READERS = {

@@ -49,7 +49,7 @@ class LinearCell:
         return floors.Work(weight + rows, 2 * self.rows * self.columns * self.depth)
 
     def tiny(self) -> LinearCell:
-        """Of the same tile; depths beyond 4096 stay so, they are cut over blocks."""
+        """Depths of the same tile; those beyond 4096 stay as they are and are cut over blocks."""
         depth = 4160 if self.depth > 4096 and self.rows == 1 else 192
         return dataclasses.replace(self, columns=136, depth=depth)
 

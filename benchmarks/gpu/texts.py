@@ -16,7 +16,8 @@ from benchmarks.gpu.engine_cells import TextsCell
 from benchmarks.gpu.model_step import engine_of
 from benchmarks.gpu.run import Target
 
-# Of scores: their last bits in bf16, and what sums in another order add. Scores are of order 10.
+# By how much scores may differ: their last bits in bf16, and what sums in another order add.
+# Scores are of order 10.
 NEAR_TIE = 2**-4
 
 Tokens = list[list[int]]

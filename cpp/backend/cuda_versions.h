@@ -11,7 +11,7 @@ namespace specdec {
 // As CUDA counts: 1000 x major + 10 x minor. The oldest toolkit that has everything that is called
 // (cudaGetDriverEntryPointByVersion). CMakeLists.txt reads this line.
 inline constexpr int kOldestCudaToolkit = 12050;
-// Of matrix instructions and asynchronous copies (mma.sync on bf16, cp.async).
+// The first with matrix instructions and asynchronous copies (mma.sync on bf16, cp.async).
 inline constexpr int kOldestComputeMajor = 8;
 
 inline std::string cuda_version_text(int version) {

@@ -23,7 +23,7 @@ struct DraftCost {
   double fixed = 0.0, each = 0.0;
 };
 
-// Of the time, to try what does not look best: nothing is off for good.
+// The share of time spent on what does not look best: nothing is off for good.
 inline constexpr double kProbeShare = 0.02;
 
 // What one request has on offer.

@@ -13,7 +13,7 @@
 namespace specdec {
 namespace {
 
-// Of a step's entering slots: their heads, and prompts of this many bytes together.
+// A step's entering slots take their heads, and prompts of this many bytes together.
 constexpr std::int64_t kEntryPromptBytes = 64 * 1024;
 
 SlotMethod slot_method_of(DraftMethod method) {

@@ -161,7 +161,7 @@ void Executor::take_external(RequestRecord& request, int drafts) {
   }
 }
 
-// Of the drafts that operations have proposed: those that are worth their rows, where the drafter
+// Keeps the proposed drafts that are worth their rows, where the drafter
 // says how likely they are. The same budget as for chains, whose order is by likelihood, too.
 void Executor::cut_proposed_drafts() {
   if (config_.method != DraftMethod::kProposed || !cost_now_.known()) return;

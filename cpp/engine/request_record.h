@@ -93,7 +93,7 @@ struct RequestRecord {
   std::unique_ptr<Proposal> external;       // drafts behind the prompt, until they are planned
   std::unique_ptr<Proposal> proposal;       // for the next decode step
   std::unique_ptr<Proposal> step_proposal;  // of the step in flight
-  // Of a step on the host whose drafts were cut by a grammar: the draft that each node was.
+  // The draft that each node was, in a step on the host whose drafts a grammar has cut.
   std::vector<std::int32_t> uncut;
 
   std::int64_t promised_pages = 0;

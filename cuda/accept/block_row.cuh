@@ -48,7 +48,7 @@ class BlockRow {
 
   __device__ Mass total() const { return cut_.total; }
 
-  // Of one token of the law, or of what is left of it.
+  // The mass of one token of the law, or of what is left of it.
   __device__ float weight(TokenId token) const {
     return residual_ != nullptr ? residual_[token]
                                 : weight_of_score(widen(row_.scores[token]), token);

@@ -75,7 +75,7 @@ __device__ __forceinline__ void block_sum(LawShared* shared, int* turn, Mass (&x
   }
 }
 
-// Of the lanes of a warp: the sum of those before this one.
+// The sum over the lanes of a warp before this one.
 __device__ __forceinline__ Mass exclusive_sum(Mass x) {
   Mass inclusive = x;
 #pragma unroll

@@ -72,7 +72,7 @@ __device__ __forceinline__ std::int32_t tree_position(const StepView& step,
   return position;
 }
 
-// Of step row `token` of a request.
+// For step row `token` of a request.
 __device__ __forceinline__ RowSlots row_slots(const AttentionLaunch& launch,
                                               const RequestView& request, std::int32_t token) {
   const SpecAttentionParams& call = launch.call;

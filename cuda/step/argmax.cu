@@ -51,7 +51,7 @@ __device__ __forceinline__ Best best_of_warp(Best best) {
   return best;
 }
 
-// Of a whole row: a row of nothing but -infinity has its first maximum at 0.
+// The maximum of a whole row; a row of nothing but -infinity has its first at 0.
 __device__ __forceinline__ TokenId id_of(const Best& best) {
   return best.index == kNone ? 0 : best.index;
 }

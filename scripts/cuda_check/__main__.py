@@ -88,7 +88,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     names = [name for name in build.sources() if re.search(args.only, name)]
     objects, faults = compile_all(names, nvcc, tools, args.jobs)
 
-    # Of the device tests only that they compile matters: their kernels are not recorded.
+    # Device tests only have to compile: their kernels are not recorded.
     package = [o for o in objects if o.source.startswith("cuda/")]
     uses = [use for o in package for use in ptxas.parse(o.log)]
     readable = ptxas.demangle(use.symbol for use in uses)

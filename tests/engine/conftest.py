@@ -31,6 +31,6 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Folders:
 
 @pytest.fixture(scope="session")
 def plain_texts(models: Folders) -> dict[str, list[list[int]]]:
-    """Of method_cases.PROMPTS, without drafts."""
+    """Texts of method_cases.PROMPTS, without drafts."""
     with open_llm(models, None) as llm:
         return {"greedy": texts_of(llm, GREEDY), "sampled": texts_of(llm, SAMPLED)}

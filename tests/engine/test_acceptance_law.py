@@ -147,7 +147,7 @@ def lossy_law(law: Law, length: int, kept: Callable[[np.ndarray, np.ndarray], np
     are taken; the token after the last one taken is drawn from p."""
     q_table = draft_table() / draft_table().sum(2, keepdims=True)
     joint = np.zeros(VOCAB**TOKENS)
-    # Of each text: its probability by how many drafts of the step are still to be looked at.
+    # Each text's probability, by how many drafts of the step are still to be looked at.
     states: dict[tuple[int, ...], dict[int, float]] = {(): {0: 1.0}}
     for place in range(TOKENS):
         # Drafts of a step that starts after this token; the last place is never a draft's.

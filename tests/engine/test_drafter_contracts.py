@@ -378,7 +378,7 @@ def proposed(inputs: Any, slot: int) -> list[tuple[int, float]]:
 
 
 def trees_of(models: Folders, method: str, where: Where, params: Any, adaptive: bool) -> list[Any]:
-    """Of every step, what the drafter proposed; its estimates are asked for."""
+    """What the drafter proposed in every step; its estimates are asked for."""
     seen: list[Any] = []
     with open_llm(models, method, where) as llm:
         drafter = drafter_of(llm)

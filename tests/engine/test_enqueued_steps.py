@@ -93,7 +93,7 @@ def asked_of(method: str, law: str) -> dict[str, Any]:
 
 
 def mixed(method: str, law: str, count: int) -> list[SamplingParams]:
-    """Of one law, and others that draft nothing: recorded steps serve them, too."""
+    """Requests of one law, and others that draft nothing: recorded steps serve them, too."""
     asked = asked_of(method, law)
     kinds: list[dict[str, Any]] = [asked, {}, {"speculative": False}, asked]
     return [dataclasses.replace(GREEDY, seed=i, **kind) for i, kind in enumerate(kinds * 2)][:count]
@@ -166,8 +166,8 @@ SEARCHED = {
     "aten::silu_", "aten::add_.Tensor", "aten::clamp.out", "aten::minimum.out", "aten::topk.values",
     "aten::gather.out", "aten::exp_",
 }  # fmt: skip
-# Of a draft model: small integers of each request and row, and the laws of drawn drafts. None of
-# them reads a value; what they make comes from the allocator's cache, or from a graph's pool.
+# What a draft model has: small integers of each request and row, and the laws of drawn drafts.
+# None of them reads a value; what they make comes from the allocator's cache or a graph's pool.
 DRAWN = {
     "aten::__and__.Tensor", "aten::add.Tensor", "aten::amax", "aten::bitwise_and.Tensor",
     "aten::bitwise_not", "aten::cat", "aten::contiguous", "aten::clamp_",

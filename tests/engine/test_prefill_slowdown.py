@@ -20,7 +20,7 @@ METHODS = {"none": None, "ngram": NGRAM}
 
 
 def rows_of_steps(engine: EngineLoop) -> list[tuple[int, int]]:
-    """Of each step from now on: rows of prompts, requests that decode."""
+    """Rows of prompts and requests of each step from now on."""
     seen: list[tuple[int, int]] = []
     model: Any = engine.model
     forward = model.forward

@@ -134,7 +134,7 @@ def visibility(problem: Problem, b: int) -> torch.Tensor:
 def dense_scores(
     problem: Problem, dtype: torch.dtype
 ) -> Iterator[tuple[slice, slice, torch.Tensor, torch.Tensor, torch.Tensor]]:
-    """Of each request and KV head: its rows and query heads, scores [rows, heads, slots], minus
+    """For each request and KV head: its rows and query heads, scores [rows, heads, slots], minus
     infinity where unseen, values [slots, K] with zeros in place of what no row sees, and the
     largest scale * sum |q k| [rows, heads] over the slots that a row sees."""
     num_kv_heads = problem.k_pages.shape[1]

@@ -35,7 +35,7 @@ class Search:
         self.beams = {
             "tokens": noise(*nodes),
             "parents": noise(*nodes),
-            # Of beams of another step, which looked good.
+            # Left by beams of another step, which looked good.
             "log_probs": target.put(torch.full(nodes, -0.25)),
             "reached": noise(requests),
         }

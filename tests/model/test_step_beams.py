@@ -24,7 +24,7 @@ from specdec_ext.models.place import Place
 
 LAYOUT = ops.SlotLayout(method="proposed", max_seq_len=64)
 BEAMS, LENGTH, SLOTS = 4, 5, 6
-# Of each slot: beams, length, how deep its text lets a draft lie, drafts of a step.
+# Each slot's beams, length, how deep its text lets a draft lie, drafts of a step.
 ASKED = [
     (4, 5, 40, 20),
     (2, 3, 40, 20),

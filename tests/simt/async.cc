@@ -16,7 +16,7 @@ struct Copy {
   unsigned bytes, src_bytes;
   Site site;
 };
-// Of each thread: the committed groups of cp.async, then the open one.
+// Each thread's committed groups of cp.async, then the open one.
 std::vector<std::deque<std::vector<Copy>>> groups;
 
 struct Mbarrier {

@@ -134,7 +134,7 @@ class Search:
         taken = {path: [p[-1] for p in found if p[:-1] == path] for path in before}
         for path, columns in taken.items():
             assert set(columns) == {i for i, _ in laws[path][: len(columns)]}
-        # Of beams that are equally good and are extended alike, the first has the more.
+        # Where beams are equally good and are extended alike, the first has the more.
         for (a, x), (b, y) in itertools.pairwise(before.items()):
             if x == y and np.array_equal(scorer(a), scorer(b)):
                 assert len(taken[a]) >= len(taken[b])

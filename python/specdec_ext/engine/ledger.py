@@ -12,7 +12,7 @@ from .request_state import RequestState
 
 __all__ = ["Ledger", "how_decoded", "synthetic_acceptance"]
 
-# Of requests that have ended, what is kept before it is added to the sums.
+# So many requests that have ended are kept before they are added to the sums.
 _KEPT_ENDED = 16
 
 

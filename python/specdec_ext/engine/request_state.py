@@ -140,7 +140,7 @@ class RequestState:
 
     @property
     def sequence(self) -> int:
-        """Of the last StepOutput that was taken."""
+        """The sequence number of the last StepOutput that was taken."""
         return self._waiting[-1][0].sequence if self._waiting else self._sequence
 
     @property

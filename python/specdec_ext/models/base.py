@@ -90,7 +90,7 @@ class StepModel(Protocol):
 
     @property
     def kv_dtype(self) -> torch.dtype:
-        """Of K and V."""
+        """The data type of K and V."""
         ...
 
     def bind_cache(self, k_pages: Any, v_pages: Any) -> None:

@@ -153,7 +153,7 @@ def _yarn(parameters: dict[str, Any], dim: int, length: int) -> tuple[Floats, fl
         scaling = mscale(one) / mscale(all_dim) if one and all_dim else mscale()
 
     def dimension(rotations: float) -> float:
-        """Of the frequency that turns so often within the original length."""
+        """The index of the frequency that turns so often within the original length."""
         return dim * math.log(original / (rotations * 2 * math.pi)) / (2 * math.log(base))
 
     low = dimension(parameters.get("beta_fast") or 32)

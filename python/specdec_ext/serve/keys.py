@@ -15,7 +15,7 @@ class ApiKeys:
 
     def __init__(self, keys: Sequence[str]) -> None:
         self._keys = [key.encode() for key in keys]
-        # Of this process: a salt says nothing about the key it came from.
+        # Made anew in each process: a salt says nothing about the key it came from.
         self._secret = secrets.token_bytes(32)
 
     def tenant(self, authorization: str | None) -> int | None:

@@ -91,12 +91,12 @@ class SpecCounter:
         }
 
     def count_forced(self, drafts: int, accepted: int) -> None:
-        """Of a pass's drafts and accepted drafts, those that a grammar has forced."""
+        """Add the drafts and accepted drafts of a pass that a grammar has forced."""
         self.num_forced += drafts
         self.num_accepted_forced += accepted
 
     def count_predicted(self, drafts: int, accepted: int) -> None:
-        """Of a pass's drafts and accepted drafts, those that a prediction has proposed."""
+        """Add the drafts and accepted drafts of a pass that a prediction has proposed."""
         self.num_predicted += drafts
         self.num_accepted_predicted += accepted
 

@@ -70,7 +70,7 @@ def load_tokenizer(tokenizer: object, model_path: Path) -> Any:
 
 
 def _model_type(folder: Path) -> str | None:
-    """Of the model that lies beside the tokenizer, if one does and its config.json can be read."""
+    """The type of the model in the same folder, if there is one and its config.json can be read."""
     path = folder / "config.json"
     try:
         value = _read_json(path).get("model_type") if path.is_file() else None

@@ -43,7 +43,7 @@ class MedusaDrafter {
   void draft(const SlotRequests& step);
 
   const MedusaStats& stats() const { return stats_; }
-  // Of all requests so far, from nothing.
+  // Over all requests so far, from nothing.
   const GuessRates& measured() const { return measured_; }
   std::int32_t seen_ranks() const;
 

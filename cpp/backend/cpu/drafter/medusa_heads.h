@@ -1,6 +1,6 @@
 // Medusa heads on few-row linear layers, and the best of their guesses.
 //
-// Of a hidden state c, head h computes
+// From a hidden state c, head h computes
 //
 //   x <- c,  x <- x + SiLU(x W_hi + b_hi)  for each residual layer i,  scores <- lm_head(x)
 //

@@ -15,5 +15,5 @@ CHAIN_READS = 2
 
 
 def rows_read(config: DraftTargetDecodingConfig) -> int:
-    """Of a request in a pass, at most: for a tree what a step can have added to its text."""
+    """Most rows of one request in a pass: for a tree, what a step can have added to its text."""
     return CHAIN_READS if config.top_k == 1 else config.max_draft_path_len + 1

@@ -112,7 +112,7 @@ class DraftTargetDrafter:
 
 
 def _num_bytes(pages: Any) -> int:
-    """Of torch's tensors, or the core's LazyZeros."""
+    """Bytes of torch's tensors, or of the core's LazyZeros."""
     return int(pages.num_bytes if hasattr(pages, "num_bytes") else pages.nbytes)
 
 

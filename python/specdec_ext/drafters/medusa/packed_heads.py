@@ -53,7 +53,7 @@ class PackedHeads:
                 lm_heads = [_core.PackedLinear(converted(rows, dtype))]
         packed = [*([] if first is None else [first]), *lm_heads]
         packed += [layer for head in deeper for layer in head]
-        # Of the packed weights, without a head that is the target's.
+        # The bytes of the packed weights, without a head that is the target's.
         self.weight_bytes = sum(int(layer.weight_bytes) for layer in packed)
         self.core = _core.MedusaHeads(
             hidden_size=config.hidden_size,

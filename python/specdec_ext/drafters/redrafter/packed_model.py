@@ -47,7 +47,7 @@ class PackedRedrafter:
         elif self.token_ids is not None:
             head = _pack(target.head_rows(self.token_ids), None, dtype)
         layers = [recurrence, projection, *blocks, head]
-        # Of the packed weights of its own; a head that is the target's is not counted.
+        # The bytes of its own packed weights; a head that is the target's is not counted.
         self.weight_bytes = sum(int(layer.weight_bytes) for layer in layers if layer is not None)
         self.core = _core.RecurrentDrafter(
             hidden_size=shape.hidden_size,

@@ -33,7 +33,7 @@ class Message(Strict):
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: str | list[TextPart] | None = None
     name: str | None = None
-    # Of an assistant's turn that this server did not write
+    # In an assistant's turn that this server did not write
     refusal: Any = None
     audio: Any = None
     tool_calls: Any = None
