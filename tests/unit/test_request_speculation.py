@@ -200,7 +200,7 @@ def test_what_contradicts_itself_is_refused(given: dict[str, Any], message: str)
 
 def test_the_spellings_are_keywords_and_no_fields() -> None:
     names = {field.name for field in dataclasses.fields(SamplingParams)}
-    assert not names & {*SPELLINGS, "best_of", "beam_width", "structured_outputs"}
+    assert not names & {*SPELLINGS, "best_of", "beam_width", "guided_decoding"}
     assert len(SPELLINGS) == 8
     for name in SPELLINGS:
         assert SamplingParams(**{name: None}) == SamplingParams()

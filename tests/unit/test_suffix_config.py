@@ -39,10 +39,11 @@ def test_forms(value: Any) -> None:
     assert parse_speculative_config(value) == OWN
 
 
-def test_the_name_alone_and_the_mode() -> None:
-    assert parse_speculative_config("suffix") == SuffixDecodingConfig()
-    assert check_build(None, None, "suffix") == SuffixDecodingConfig()
-    assert check_build(None, 20, "suffix") == SuffixDecodingConfig(max_draft_len=20)
+@pytest.mark.parametrize("name", ["suffix", "auto", "AUTO"])
+def test_the_name_alone_and_the_mode(name: str) -> None:
+    assert parse_speculative_config(name) == SuffixDecodingConfig()
+    assert check_build(None, None, name) == SuffixDecodingConfig()
+    assert check_build(None, 20, name) == SuffixDecodingConfig(max_draft_len=20)
     with pytest.raises(ConfigError, match="suffix decoding with max_draft_len = 12 needs"):
         check_build(OWN, 10, None)
 

@@ -36,6 +36,7 @@ _METHODS = {
     "prompt_lookup_decoding": "ngram",
     "suffix": "suffix",
     "suffix_decoding": "suffix",
+    "auto": "suffix",  # needs no second model, and drafts what pays
     "none": "none",
     "": "none",
     "user_provided": "user_provided",
@@ -55,7 +56,7 @@ _CHOICES = ", ".join(repr(m) for m in sorted({*_METHODS.values()} - {"none", "us
 _CHOICES += " or 'none' (plain decoding)"
 _OTHER_METHODS = {
     "eagle", "eagle3", "mtp",
-    "sa", "pard", "dflash", "dspark", "ngram_gpu", "auto", "nextn",
+    "sa", "pard", "dflash", "dspark", "ngram_gpu", "nextn",
 }  # fmt: skip
 
 LOOKAHEAD_ALIASES = {
