@@ -38,7 +38,7 @@ def test_the_default_is_greedy_and_plain() -> None:
 
 
 @pytest.mark.parametrize(("field", "value"), [
-    ("best_of", 3), ("beam_width", 4), ("structured_outputs", {"json": {}}),
+    ("best_of", 3), ("beam_width", 4),
 ])  # fmt: skip
 def test_what_this_version_cannot_do_is_refused_by_name(field: str, value: object) -> None:
     with pytest.raises(UnsupportedRequestError, match=rf"SamplingParams\.{field}"):
