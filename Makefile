@@ -16,8 +16,8 @@ export PIP_NO_INPUT = 1
 export TOKENIZERS_PARALLELISM = false
 export HF_HUB_OFFLINE = 1
 
-NATIVE_SOURCES := $(shell find cpp cuda tests/bind -type f) CMakeLists.txt pyproject.toml
-CXX_FILES := $(shell find cpp cuda tests/bind tests/cpp tests/simt -name '*.h' -o -name '*.cc' -o -name '*.cu' -o -name '*.cuh')
+NATIVE_SOURCES := $(shell find cpp cuda cmake tests/bind -type f) CMakeLists.txt pyproject.toml
+CXX_FILES := $(shell find cpp cuda tests/bind tests/cpp tests/simt examples/cpp -name '*.h' -o -name '*.cc' -o -name '*.cu' -o -name '*.cuh')
 
 help:  ## this text
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -50,7 +50,7 @@ model: $(STAMPS)/model  ## install and convert the built-in default model
 
 # -- the two commands -----------------------------------------------------------------------------
 
-demo: $(STAMPS)/model  ## decode real prompts: lookahead and prompt lookup against plain decoding
+demo: $(STAMPS)/model  ## decode real prompts: the default, lookahead and prompt lookup against plain decoding
 	$(PY) -m specdec_ext.demo
 
 PORT ?= 8000

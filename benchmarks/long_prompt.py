@@ -76,7 +76,9 @@ def main() -> None:
                 "max_prefill_slowdown": None if name == "none" else float(name),
             }
             pages = {"max_tokens": args.prompt_len + 64 + (LASTING + 64) * args.decoding}
-            with LLM(scheduler_config=scheduler, kv_cache_config=pages) as llm:
+            with LLM(
+                speculative_config=None, scheduler_config=scheduler, kv_cache_config=pages
+            ) as llm:
                 runs[name].append(measure(llm, args.decoding, args.prompt_len))
     rows = []
     for name, found in runs.items():

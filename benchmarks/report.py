@@ -118,7 +118,11 @@ def drafters(result: dict[str, Any]) -> str:
 
 SECTIONS = {
     "acceptance": ("Tokens per forward pass, fixed draft lengths", acceptance),
-    "end_to_end": ("Speed on the default model, adaptive draft lengths", end_to_end),
+    "end_to_end": (
+        "Speed on the default model in float32 and bfloat16 "
+        "(`LLM()` alone runs its 4-bit file), adaptive draft lengths",
+        end_to_end,
+    ),
     "model_drafters": ("The shipped drafters, adaptive unless all drafts are said", drafters),
     "step_cost": ("Cost of rows", step_cost),
     "step_overhead": ("Time of a step outside the model", step_overhead),

@@ -14,7 +14,17 @@ PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *ROOT.glob("
 NOT_RUN = re.compile(r"# not run in tests: \S.*")
 SHELL = ("sh", "bash", "console", "shell")
 # What a line of commands may begin with.
-COMMANDS = ("specdec", "curl", "make", "pip", "python", ".venv/bin/python", "source", "cmake")
+COMMANDS = (
+    "specdec",
+    "curl",
+    "make",
+    "pip",
+    "python",
+    ".venv/bin/python",
+    "source",
+    "cmake",
+    "torchrun",
+)
 
 
 def name_of(path: Path) -> str:

@@ -12,7 +12,17 @@ ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
 # The parts of the tree that a build reads; the rest cannot reach a wheel by accident.
 BUILD_INPUTS = ("CMakeLists.txt", "pyproject.toml", "README.md", "LICENSE")
-BUILD_FOLDERS = ("cpp", "cuda", "python", "tests", "benchmarks", "docs", "scripts")
+BUILD_FOLDERS = (
+    "cmake",
+    "cpp",
+    "cuda",
+    "examples",
+    "python",
+    "tests",
+    "benchmarks",
+    "docs",
+    "scripts",
+)
 
 
 def run(

@@ -32,7 +32,8 @@ struct StepView {
 };
 
 // The paged pool, all layers: K and V each [layers, P, G, S, K]; one page of one head is one block.
-// Strides are in elements; the head dim is contiguous.
+// Strides are in elements; the head dim is contiguous. In int8 pages a token's vector is wider than
+// the head dim (kv_row_width in base/pages.h).
 struct KvCacheView {
   void* k = nullptr;
   void* v = nullptr;

@@ -1,4 +1,4 @@
-// Pages of K/V: their sizes, and how many a text takes.
+// Pages of K/V: their sizes, how wide a token's vector is in them, and how many a text takes.
 #pragma once
 
 #include <cstdint>
@@ -11,6 +11,26 @@ inline constexpr int kMaxPageSize = 128;  // tokens
 
 constexpr bool is_page_size(std::int64_t tokens) {
   return tokens >= 1 && tokens <= kMaxPageSize && (tokens & (tokens - 1)) == 0;
+}
+
+// What K and V may be stored as.
+constexpr bool is_kv_dtype(DType dtype) {
+  return dtype == DType::kF32 || dtype == DType::kBF16 || dtype == DType::kF16 ||
+         dtype == DType::kF8E4M3 || dtype == DType::kI8;
+}
+
+// A token's K (or V) of one head in the pages: the last axis, in elements of the pages' dtype. An
+// int8 vector is followed by the float32 that its numbers are multiplied by.
+inline constexpr int kVectorScaleBytes = 4;
+constexpr int kv_row_width(DType dtype, int head_dim) {
+  return dtype == DType::kI8 ? head_dim + kVectorScaleBytes : head_dim;
+}
+constexpr std::int64_t kv_row_bytes(DType dtype, int head_dim) {
+  return kv_row_width(dtype, head_dim) * static_cast<std::int64_t>(dtype_bytes(dtype));
+}
+// The head dim of pages whose last axis has `width` elements.
+constexpr std::int64_t head_dim_of(DType dtype, std::int64_t width) {
+  return width - kv_row_width(dtype, 0);
 }
 
 constexpr std::int64_t pages_for(std::int64_t tokens, std::int64_t page_size) {

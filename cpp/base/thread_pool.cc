@@ -8,6 +8,7 @@
 #include <exception>
 
 #include "base/check.h"
+#include "base/cpu_relax.h"
 
 namespace specdec {
 namespace {
@@ -17,14 +18,6 @@ namespace {
 constexpr int kSpinsBeforeSleep = 2000;
 // A barrier is short, but the other thread may have been descheduled on a busy machine.
 constexpr int kSpinsBeforeYield = 4000;
-
-inline void cpu_relax() {
-#if defined(__x86_64__) || defined(__i386__)
-  __builtin_ia32_pause();
-#elif defined(__aarch64__)
-  asm volatile("yield");
-#endif
-}
 
 int default_size() {
   if (const char* text = std::getenv("SPECDEC_NUM_THREADS")) {

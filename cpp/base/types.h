@@ -28,7 +28,7 @@ inline constexpr int kMaxDraftLen = kMaxStepTokens - 1;
 // says "row i may attend step token j".
 inline constexpr int kMaskWords = kMaxStepTokens / 32;
 
-enum class DType : std::uint8_t { kF32, kF16, kBF16, kI32, kI64, kU8, kU32, kBool, kF8E4M3 };
+enum class DType : std::uint8_t { kF32, kF16, kBF16, kI32, kI64, kU8, kU32, kBool, kF8E4M3, kI8 };
 enum class DeviceType : std::uint8_t { kCpu, kCuda };
 
 constexpr std::size_t dtype_bytes(DType dtype) {
@@ -45,6 +45,7 @@ constexpr std::size_t dtype_bytes(DType dtype) {
     case DType::kU8:
     case DType::kBool:
     case DType::kF8E4M3:
+    case DType::kI8:
       return 1;
   }
   return 0;
@@ -70,6 +71,8 @@ constexpr const char* dtype_name(DType dtype) {
       return "bool";
     case DType::kF8E4M3:
       return "float8_e4m3fn";
+    case DType::kI8:
+      return "int8";
   }
   return "unknown";
 }

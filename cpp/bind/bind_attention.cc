@@ -137,9 +137,10 @@ void register_attention(py::module_& m) {
   m.def(
       "step_attention",
       [](const StepPlan& plan, int layer, py::handle q, py::handle out, py::handle k_pages,
-         py::handle v_pages, float scale, int sliding_window, float softcap, py::handle sinks) {
+         py::handle v_pages, float scale, int sliding_window, float softcap, py::handle sinks,
+         py::handle k_scale, py::handle v_scale) {
         const CallOptions where{py::str("cpu"), 0, py::none(), py::none()};
-        AttentionOptions options{scale, sliding_window, softcap, sinks, py::none(), py::none()};
+        const AttentionOptions options{scale, sliding_window, softcap, sinks, k_scale, v_scale};
         check_options(options);
         OpCall call("step_attention", where);
         const PagesArgument pages(call, k_pages, v_pages, true, false);
@@ -150,8 +151,8 @@ void register_attention(py::module_& m) {
       },
       py::arg("plan"), py::arg("layer"), py::arg("q"), py::arg("out"), py::arg("k_pages"),
       py::arg("v_pages"), py::arg("scale"), py::arg("sliding_window") = 0,
-      py::arg("softcap") = 0.0f, py::arg("sinks") = py::none(),
-      "See specdec_ext.ops.step_attention.");
+      py::arg("softcap") = 0.0f, py::arg("sinks") = py::none(), py::arg("k_scale") = py::none(),
+      py::arg("v_scale") = py::none(), "See specdec_ext.ops.step_attention.");
 }
 
 }  // namespace specdec

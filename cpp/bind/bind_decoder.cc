@@ -57,9 +57,14 @@ void set_final_norm(DecoderObject& self, const py::object& weight) {
   self.decoder.set_final_norm(tensor.view());
 }
 
-void bind_cache(DecoderObject& self, const py::object& k_pages, const py::object& v_pages) {
+void bind_cache(DecoderObject& self, const py::object& k_pages, const py::object& v_pages,
+                const py::object& k_scale, const py::object& v_scale) {
   BorrowedTensor k(k_pages, "k_pages", true), v(v_pages, "v_pages", true);
-  self.decoder.bind_cache(k.view(), v.view());
+  std::optional<BorrowedTensor> k_scales, v_scales;
+  if (!k_scale.is_none()) k_scales.emplace(k_scale, "k_scale");
+  if (!v_scale.is_none()) v_scales.emplace(v_scale, "v_scale");
+  self.decoder.bind_cache(k.view(), v.view(), k_scales ? &k_scales->view() : nullptr,
+                          v_scales ? &v_scales->view() : nullptr);
   self.k_pages = std::move(k);
   self.v_pages = std::move(v);
 }
@@ -183,7 +188,9 @@ void register_decoder(py::module_& m) {
                       float attention_softcap, float final_softcap, float embedding_scale,
                       float norm_offset, bool has_qk_norm, bool has_sandwich_norms,
                       bool tie_word_embeddings, std::vector<int> rope_index,
-                      std::vector<int> sliding_window, int head_size) {
+                      std::vector<int> sliding_window, int head_size, int shard_rank,
+                      std::vector<int> kv_head_bounds, std::vector<int> hidden_bounds,
+                      std::vector<int> ffn_bounds, std::vector<int> head_bounds) {
             DecoderConfig c;
             c.vocab_size = vocab_size;
             c.head_size = head_size;
@@ -207,6 +214,11 @@ void register_decoder(py::module_& m) {
             c.tie_word_embeddings = tie_word_embeddings;
             c.rope_index = std::move(rope_index);
             c.sliding_window = std::move(sliding_window);
+            c.shard_rank = shard_rank;
+            c.kv_head_bounds = std::move(kv_head_bounds);
+            c.hidden_bounds = std::move(hidden_bounds);
+            c.ffn_bounds = std::move(ffn_bounds);
+            c.head_bounds = std::move(head_bounds);
             return std::make_unique<DecoderObject>(std::move(c));
           }),
           py::kw_only(), py::arg("vocab_size"), py::arg("hidden_size"),
@@ -218,9 +230,14 @@ void register_decoder(py::module_& m) {
           py::arg("norm_offset") = 0.0f, py::arg("has_qk_norm") = false,
           py::arg("has_sandwich_norms") = false, py::arg("tie_word_embeddings") = false,
           py::arg("rope_index"), py::arg("sliding_window"), py::arg("head_size") = 0,
+          py::arg("shard_rank") = 0, py::arg("kv_head_bounds") = std::vector<int>{},
+          py::arg("hidden_bounds") = std::vector<int>{}, py::arg("ffn_bounds") = std::vector<int>{},
+          py::arg("head_bounds") = std::vector<int>{},
           "Fields as in config.json; ``rope_index`` and ``sliding_window`` have one entry per "
           "layer (table index or -1; tokens or 0). ``max_rows`` sizes the buffers. ``head_size``: "
-          "rows of the head if they are not the whole vocabulary.")
+          "rows of the head if they are not the whole vocabulary. With bounds [ranks + 1] it "
+          "computes "
+          "the rows of each projection that lie between those of ``shard_rank``.")
       .def("set_embedding", &set_weight<&LlamaDecoder::set_embedding>, py::arg("weight"),
            "weight [V, hidden]; with tied embeddings it is the head as well.")
       .def("set_head", &set_weight<&LlamaDecoder::set_head>, py::arg("weight"),
@@ -239,8 +256,11 @@ void register_decoder(py::module_& m) {
       .def("set_layer", &set_layer, py::arg("layer"), py::arg("tensors"), kSetLayerDoc)
       .def(
           "bind_cache", &bind_cache, py::arg("k_pages"), py::arg("v_pages"),
-          "Use these pages [layers, P, G, S, K] from now on; keeps them alive. All weights must be "
-          "set.")
+          py::arg("k_scale") = py::none(), py::arg("v_scale") = py::none(),
+          "Use these pages [layers, P, G, S, kv_row_width(dtype, K)] from now on; keeps them "
+          "alive. "
+          "All weights must be set. k_scale, v_scale: float32 [layers, G], copied; what e4m3 pages "
+          "hold times these is K and V; None: 1.")
       .def("forward", &forward, py::arg("plan"), py::arg("out"), py::arg("hidden") = py::none(),
            kForwardDoc)
       .def("embed", &embed, py::arg("tokens"), py::arg("out"),

@@ -3,18 +3,20 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <bit>
 #include <map>
 #include <memory>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
 #include "backend/backend.h"
+#include "backend/cache_view.h"
 #include "base/check.h"
 #include "bind/acceptance_arguments.h"
 #include "bind/bound_executor.h"
-#include "bind/cache_view.h"
 #include "bind/executor_arguments.h"
 #include "bind/registers.h"
 
@@ -27,6 +29,23 @@ py::list logprobs_list(const std::vector<TokenLogprobs>& entries) {
   py::list list;
   for (const TokenLogprobs& entry : entries) {
     list.append(py::make_tuple(entry.logprob, entry.rank, py::cast(entry.top)));
+  }
+  return list;
+}
+
+std::vector<int> source_numbers(SourceBits bits) {
+  std::vector<int> numbers;
+  for (int s = 0; s < static_cast<int>(kNumDraftSources); ++s) {
+    if ((bits >> s & 1u) != 0) numbers.push_back(s);
+  }
+  return numbers;
+}
+
+std::vector<std::tuple<int, int, int>> sources_list(const StepOutput& out) {
+  std::vector<std::tuple<int, int, int>> list;
+  for (std::size_t s = 0; s < out.sources.size(); ++s) {
+    const auto& count = out.sources[s];
+    if (count.drafts > 0) list.emplace_back(static_cast<int>(s), count.drafts, count.accepted);
   }
   return list;
 }
@@ -54,10 +73,11 @@ void def_make(py::class_<BoundExecutor>& executor) {
                   int max_batch_size, int max_seq_len, int max_num_tokens, int num_pages,
                   int page_size, int overlap_depth, const std::string& method,
                   const LookaheadTriple& lookahead, const py::dict& ngram, const py::dict& suffix,
-                  int proposed_max_draft_len, std::optional<int> proposed_max_path,
-                  bool proposed_by_host, bool adaptive, bool pads_rows, bool enable_chunked_prefill,
-                  double max_prefill_slowdown, const std::string& policy, bool enable_block_reuse,
-                  bool check_integrity, DraftLenSchedule draft_len_schedule,
+                  bool with_suffix, int proposed_max_draft_len,
+                  std::optional<int> proposed_max_path, bool proposed_by_host, bool adaptive,
+                  bool pads_rows, bool enable_chunked_prefill, double max_prefill_slowdown,
+                  const std::string& policy, bool enable_block_reuse, bool check_integrity,
+                  DraftLenSchedule draft_len_schedule,
                   std::vector<double> synthetic_acceptance_rates) {
         ExecutorConfig c;
         c.vocab_size = vocab_size;
@@ -71,6 +91,7 @@ void def_make(py::class_<BoundExecutor>& executor) {
         c.lookahead = to_lookahead(lookahead);
         c.ngram = parse_ngram(ngram);
         c.suffix = parse_suffix(suffix);
+        c.with_suffix = with_suffix;
         c.proposed_max_draft_len = proposed_max_draft_len;
         c.proposed_max_path = proposed_max_path.value_or(proposed_max_draft_len);
         c.proposed_by_host = proposed_by_host;
@@ -90,9 +111,9 @@ void def_make(py::class_<BoundExecutor>& executor) {
       py::arg("max_num_tokens"), py::arg("num_pages") = 0, py::arg("page_size") = 0,
       py::arg("overlap_depth") = 0, py::arg("method") = "none",
       py::arg("lookahead") = LookaheadTriple{1, 1, 0}, py::arg("ngram") = py::dict(),
-      py::arg("suffix") = py::dict(), py::arg("proposed_max_draft_len") = kMaxDraftLen,
-      py::arg("proposed_max_path") = py::none(), py::arg("proposed_by_host") = false,
-      py::arg("adaptive") = true, py::arg("pads_rows") = false,
+      py::arg("suffix") = py::dict(), py::arg("with_suffix") = false,
+      py::arg("proposed_max_draft_len") = kMaxDraftLen, py::arg("proposed_max_path") = py::none(),
+      py::arg("proposed_by_host") = false, py::arg("adaptive") = true, py::arg("pads_rows") = false,
       py::arg("enable_chunked_prefill") = true, py::arg("max_prefill_slowdown") = 0.0,
       py::arg("policy") = "guaranteed_no_evict", py::arg("enable_block_reuse") = false,
       py::arg("check_integrity") = false, py::arg("draft_len_schedule") = DraftLenSchedule{},
@@ -170,14 +191,15 @@ its row less the earlier siblings, renormalised) unless `replacement`.)")
       .def(
           "set_step_cost",
           [](BoundExecutor& self, std::vector<int> rows, std::vector<double> seconds,
-             double context_len, std::vector<double> growth) {
+             double context_len, std::vector<double> growth, std::pair<double, double> prefill) {
             self.executor.set_step_cost(std::move(rows), std::move(seconds), context_len,
-                                        std::move(growth));
+                                        std::move(growth), {prefill.first, prefill.second});
           },
           py::arg("rows"), py::arg("seconds"), py::arg("context_len") = 0.0,
-          py::arg("growth") = std::vector<double>{},
+          py::arg("growth") = std::vector<double>{}, py::arg("prefill") = std::pair(1.0, 1.0),
           "T(rows) of the model on this machine; adaptive draft lengths need it. seconds: with\n"
-          "context_len tokens in the cache; growth: seconds that each token more adds, by rows.")
+          "context_len tokens in the cache; growth: seconds that each token more adds, by rows;\n"
+          "prefill: how rows of prompts compare with both (StepCost).")
       .def(
           "set_draft_cost",
           [](BoundExecutor& self, double fixed, double each) {
@@ -205,6 +227,18 @@ its row less the earlier siblings, renormalised) unless `replacement`.)")
 }  // namespace
 
 void register_executor(py::module_& m) {
+  py::class_<VerifiedDraft>(m, "VerifiedDraft", "A draft that a step verified.")
+      .def_readonly("token", &VerifiedDraft::token)
+      .def_readonly("parent", &VerifiedDraft::parent,
+                    "Index of another draft; -1: it follows the golden token.")
+      .def_readonly("accepted", &VerifiedDraft::accepted)
+      .def_property_readonly(
+          "sources", [](const VerifiedDraft& draft) { return source_numbers(draft.sources); },
+          "Who proposed it, as indices of DRAFT_SOURCES; a draft may be of several.");
+
+  // In the order of DraftSource.
+  m.attr("DRAFT_SOURCES") =
+      py::make_tuple("request", "prediction", "grammar", "suffix", "ngram", "model", "lookahead");
   py::class_<StepOutput>(m, "StepOutput", "What one step delivered to one request.")
       .def_readonly("request_id", &StepOutput::request_id)
       .def_readonly("step", &StepOutput::step)
@@ -215,15 +249,20 @@ void register_executor(py::module_& m) {
       .def_readonly("num_cached_tokens", &StepOutput::num_cached_tokens)
       .def_readonly("num_drafts", &StepOutput::num_drafts)
       .def_readonly("num_accepted", &StepOutput::num_accepted)
-      .def_readonly("num_predicted", &StepOutput::num_predicted,
-                    "Of num_drafts, how many the prediction has proposed.")
-      .def_readonly("num_accepted_predicted", &StepOutput::num_accepted_predicted,
-                    "Of num_accepted, how many the prediction has proposed.")
-      .def_readonly("num_forced", &StepOutput::num_forced,
-                    "Of num_drafts, how many a grammar has forced.")
-      .def_readonly("num_accepted_forced", &StepOutput::num_accepted_forced,
-                    "Of num_accepted, how many a grammar has forced.")
+      .def_property_readonly("sources", sources_list,
+                             "(source, drafts, accepted drafts) of each source that has proposed "
+                             "any, as far as the host knows; a draft may be of several.")
+      .def_property_readonly(
+          "accepted_by",
+          [](const StepOutput& out) {
+            std::vector<int> first;
+            for (const SourceBits bits : out.accepted_by) first.push_back(std::countr_zero(bits));
+            return first;
+          },
+          "The source of each accepted draft; of several the first in the order of DRAFT_SOURCES.")
       .def_readonly("max_path", &StepOutput::max_path)
+      .def_readonly("drafts", &StepOutput::drafts,
+                    "The verified drafts, if asked for (return_drafts).")
       .def_readonly("last_logit_row", &StepOutput::last_logit_row)
       .def_readonly("logit_rows", &StepOutput::logit_rows)
       .def_property_readonly("finish_reason",

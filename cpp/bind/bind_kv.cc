@@ -279,17 +279,18 @@ void register_kv(py::module_& m) {
   m.def(
       "step_append_kv",
       [](const StepPlan& plan, int layer, py::handle k, py::handle v, py::handle k_pages,
-         py::handle v_pages) {
+         py::handle v_pages, py::handle k_scale, py::handle v_scale) {
         const CallOptions where{py::str("cpu"), 0, py::none(), py::none()};
         OpCall call("step_append_kv", where);
         const PagesArgument pages(call, k_pages, v_pages, true, true);
         check_layer(layer, pages.view());
         const StepView step = plan.view();
         check_pages(step, pages.view(), "plan.");
-        run_append(call, step, pages.view(), layer, k, v, py::none(), py::none());
+        run_append(call, step, pages.view(), layer, k, v, k_scale, v_scale);
       },
       py::arg("plan"), py::arg("layer"), py::arg("k"), py::arg("v"), py::arg("k_pages"),
-      py::arg("v_pages"), "See specdec_ext.ops.step_append_kv.");
+      py::arg("v_pages"), py::arg("k_scale") = py::none(), py::arg("v_scale") = py::none(),
+      "See specdec_ext.ops.step_append_kv.");
 }
 
 }  // namespace specdec

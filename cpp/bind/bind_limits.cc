@@ -11,6 +11,7 @@
 #include "base/pages.h"
 #include "base/philox.h"
 #include "base/types.h"
+#include "bind/dlpack_convert.h"
 #include "bind/registers.h"
 
 namespace py = pybind11;
@@ -25,6 +26,13 @@ RandomPurpose parse_purpose(const std::string& name) {
   return RandomPurpose::kDraft;
 }
 
+DType kv_dtype_named(const std::string& name) {
+  const DType dtype = dtype_named(name);
+  SPECDEC_REQUIRE(is_kv_dtype(dtype), "dtype = '", name, "': pages of K/V hold float32, float16, ",
+                  "bfloat16, float8_e4m3fn or int8");
+  return dtype;
+}
+
 }  // namespace
 
 void register_limits(py::module_& m) {
@@ -36,6 +44,21 @@ void register_limits(py::module_& m) {
   m.attr("BEAM_SCORES") = BeamSearch::kKept;
   m.attr("POSTERIOR_THRESHOLD") = kPosteriorThreshold;
   m.attr("POSTERIOR_ALPHA") = kPosteriorAlpha;
+  m.def(
+      "kv_row_width",
+      [](const std::string& dtype, int head_dim) {
+        return kv_row_width(kv_dtype_named(dtype), head_dim);
+      },
+      py::arg("dtype"), py::arg("head_dim"),
+      "The last axis of K/V pages of this dtype, in elements: an int8 vector is followed by its "
+      "scale, float32.");
+  m.def(
+      "kv_row_bytes",
+      [](const std::string& dtype, int head_dim) {
+        return kv_row_bytes(kv_dtype_named(dtype), head_dim);
+      },
+      py::arg("dtype"), py::arg("head_dim"),
+      "Bytes that a token's K (or V) of one head takes in pages of this dtype.");
   m.def(
       "acceptance_rules",
       [] {

@@ -7,7 +7,9 @@
 #include <memory>
 
 #include "base/check.h"
+#include "bind/array_argument.h"
 #include "bind/registers.h"
+#include "engine/plan_packet.h"
 #include "engine/step_plan.h"
 
 namespace py = pybind11;
@@ -100,6 +102,32 @@ void register_plan(py::module_& m) {
       "StepSizes of one step. Arrays are read-only views, valid until the executor's next plan().")
       .def(py::init<int, int, int>(), py::kw_only(), py::arg("max_requests"), py::arg("max_rows"),
            py::arg("max_pages_per_request"), "An empty plan, for fill_step_plan.")
+      .def(
+          "pack",
+          [](StepPlan& plan, int page_size) {
+            const std::vector<std::int32_t> words = pack_plan(plan, page_size);
+            plan.kv_moves.clear();
+            return py::array_t<std::int32_t>(static_cast<py::ssize_t>(words.size()), words.data());
+          },
+          py::arg("page_size"),
+          "The plan as int32 words, for unpack() on another rank. K/V moves that are due go with "
+          "the "
+          "first packet and no other.")
+      .def(
+          "unpack",
+          [](StepPlan& plan, const ArrayArgument<std::int32_t>& words) {
+            unpack_plan(words.data(), words.size(), &plan);
+          },
+          py::arg("words"), "Become the plan that another rank has packed.")
+      .def_property_readonly(
+          "kv_moves",
+          [](const py::object& self) {
+            const auto& moves = self.cast<const StepPlan&>().kv_moves;
+            return view_of(moves, {static_cast<py::ssize_t>(moves.size() / 2), 2}, self);
+          },
+          "[M, 2] int32: what the last commit moved in the pages, from and to, as page * page size "
+          "+ "
+          "place in the page")
       .def_readonly("num_requests", &StepPlan::num_requests)
       .def_readonly("num_rows", &StepPlan::num_rows)
       .def_readonly("num_logit_rows", &StepPlan::num_logit_rows)

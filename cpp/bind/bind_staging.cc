@@ -67,6 +67,8 @@ void register_staging(py::module_& m) {
       .def_readonly("num_prompt_logits", &StagedStep::num_prompt_logits)
       .def_readonly("max_decode_rows", &StagedStep::max_decode_rows,
                     "Rows of all decoding requests, an upper bound.")
+      .def_readonly("most_asked", &StagedStep::most_asked,
+                    "Drafts of any one request that its drafter is to make.")
       .def_readonly("max_rows", &StagedStep::max_rows, "Of any one request, an upper bound.")
       .def_readonly("max_kv_len", &StagedStep::max_kv_len,
                     "Tokens and rows of any one request, an upper bound.")

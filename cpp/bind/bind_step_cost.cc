@@ -23,7 +23,7 @@ using Table = std::map<int, double>;
 using TableArgument = py::typing::Dict<py::int_, py::float_>;
 
 StepCost make_step_cost(const TableArgument& seconds_of, const TableArgument& growth_of,
-                        double context_len) {
+                        double context_len, const std::pair<double, double>& prefill) {
   Table table, growth;
   try {
     table = seconds_of.cast<Table>();
@@ -42,7 +42,8 @@ StepCost make_step_cost(const TableArgument& seconds_of, const TableArgument& gr
                     " rows, which the table does not have: give as many or none");
     added.push_back(time);
   }
-  return StepCost(std::move(rows), std::move(seconds), context_len, std::move(added));
+  return StepCost(std::move(rows), std::move(seconds), context_len, std::move(added),
+                  {prefill.first, prefill.second});
 }
 
 py::array_t<double> seconds_from(const StepCost& cost, int first, int more) {
@@ -61,10 +62,11 @@ void register_step_cost(py::module_& m) {
                        "points, behind the last with the slope over four. See "
                        "cpp/engine/step_cost.h.")
       .def(py::init(&make_step_cost), py::arg("table"), py::arg("growth") = py::dict(),
-           py::arg("context_len") = 0.0,
+           py::arg("context_len") = 0.0, py::arg("prefill") = std::pair(1.0, 1.0),
            "table: {rows: seconds}, 1 row and at least one more count, of a pass of one request "
            "with `context_len` tokens in the cache. growth: {rows: seconds} that each token more "
-           "adds; empty: nothing.")
+           "adds; empty: nothing. prefill: rows of prompts cost so many times what the table says, "
+           "and the text that they read so many times what growth says.")
       .def(
           "at",
           [](const StepCost& self, int requests, double context_len) {
@@ -75,15 +77,20 @@ void register_step_cost(py::module_& m) {
           py::arg("requests"), py::arg("context_len"),
           "Of steps of `requests` requests with `context_len` tokens in the cache, on average: "
           "their rows share the weights, each reads a cache of its own.")
+      .def("prefill", &StepCost::prefill, py::arg("base"), py::arg("rows"), py::arg("start"),
+           "Seconds that `rows` rows of a prompt, `start` tokens of which were read before, add to "
+           "a pass of `base` rows.")
       .def("__call__", &StepCost::operator(), py::arg("rows"))
       .def("seconds", &seconds_from, py::arg("first"), py::arg("more"),
            "[more + 1]: of first, first + 1, ..., first + more rows.")
       .def_property_readonly(
           "columns",
           [](const StepCost& self) {
-            return py::make_tuple(self.rows(), self.seconds(), self.context_len(), self.growth());
+            const PrefillScale& prefill = self.prefill_scale();
+            return py::make_tuple(self.rows(), self.seconds(), self.context_len(), self.growth(),
+                                  py::make_tuple(prefill.rows, prefill.context));
           },
-          "(rows, seconds, context_len, growth), as Executor.set_step_cost() takes them.");
+          "(rows, seconds, context_len, growth, prefill), as Executor.set_step_cost() takes them.");
 
   py::class_<StepTimes>(m, "StepTimes",
                         "T(rows, context) refined by the steps that are served anyway. See "

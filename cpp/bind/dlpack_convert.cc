@@ -35,6 +35,7 @@ DType to_dtype(dlpack::DataType type, const char* name) {
         if (type.bits == 16) return DType::kBF16;
         break;
       case dlpack::kInt:
+        if (type.bits == 8) return DType::kI8;
         if (type.bits == 32) return DType::kI32;
         if (type.bits == 64) return DType::kI64;
         break;
@@ -53,8 +54,8 @@ DType to_dtype(dlpack::DataType type, const char* name) {
   static constexpr const char* kNames[] = {"int", "uint", "float", "opaque", "bfloat", "complex"};
   const std::string code = type.code < 6 ? kNames[type.code] : join("code ", int{type.code}, " ");
   throw py::type_error(join(name, " has dtype ", code, int{type.bits},
-                            ": supported are float32, float16, bfloat16, float8_e4m3fn, int32, "
-                            "int64, uint8, uint32 and bool"));
+                            ": supported are float32, float16, bfloat16, float8_e4m3fn, int8, "
+                            "int32, int64, uint8, uint32 and bool"));
 }
 
 std::string shape_text(const TensorView& view) {
@@ -90,8 +91,8 @@ void check_layout(const TensorView& view, const char* name) {
   }
 }
 
-constexpr DType kDTypes[] = {DType::kF32, DType::kF16, DType::kBF16, DType::kI32,   DType::kI64,
-                             DType::kU8,  DType::kU32, DType::kBool, DType::kF8E4M3};
+constexpr DType kDTypes[] = {DType::kF32, DType::kF16, DType::kBF16, DType::kI32,    DType::kI64,
+                             DType::kU8,  DType::kU32, DType::kBool, DType::kF8E4M3, DType::kI8};
 
 dlpack::DataType from_dtype(DType dtype) {
   const auto bits = static_cast<std::uint8_t>(8 * dtype_bytes(dtype));
@@ -101,6 +102,7 @@ dlpack::DataType from_dtype(DType dtype) {
       return {dlpack::kFloat, bits, 1};
     case DType::kBF16:
       return {dlpack::kBfloat, bits, 1};
+    case DType::kI8:
     case DType::kI32:
     case DType::kI64:
       return {dlpack::kInt, bits, 1};

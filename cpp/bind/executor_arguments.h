@@ -39,16 +39,18 @@ void def_submit(Class& cls) {
       [](Bound& self, std::vector<TokenId> prompt_ids, int max_tokens, int min_tokens,
          std::vector<TokenId> eos_token_ids, std::vector<TokenId> stop_token_ids, bool ignore_eos,
          bool speculative, const std::optional<LookaheadTriple>& lookahead,
-         std::optional<int> max_draft_len, std::optional<bool> adaptive, std::uint64_t seed,
-         float temperature, int top_k, float top_p, float min_p, const std::string& acceptance,
-         float posterior_threshold, float posterior_alpha, float acceptance_threshold,
-         float repetition_penalty, float presence_penalty, float frequency_penalty,
+         std::optional<int> max_draft_len, std::optional<int> suffix_draft_len,
+         std::optional<bool> adaptive, std::uint64_t seed, float temperature, int top_k,
+         float top_p, float min_p, const std::string& acceptance, float posterior_threshold,
+         float posterior_alpha, float acceptance_threshold, float repetition_penalty,
+         float presence_penalty, float frequency_penalty,
          const std::map<TokenId, float>& logit_bias, std::vector<std::vector<TokenId>> bad_words,
          std::optional<std::vector<TokenId>> allowed_token_ids, std::optional<int> logprobs,
          std::optional<int> prompt_logprobs, bool needs_scores, std::string cache_salt,
          int priority, bool return_logits, std::vector<TokenId> external_drafts,
          bool end_after_drafts, const py::object& external_probs, bool compute_whole_prompt,
-         std::vector<TokenId> prediction, bool grammar, std::vector<TokenId> forced) {
+         std::vector<TokenId> prediction, bool grammar, std::vector<TokenId> forced,
+         bool return_drafts) {
         RequestParams p;
         p.prompt = std::move(prompt_ids);
         p.max_tokens = max_tokens;
@@ -59,6 +61,7 @@ void def_submit(Class& cls) {
         p.speculative = speculative;
         if (lookahead) p.lookahead = to_lookahead(*lookahead);
         p.max_draft_len = max_draft_len;
+        p.suffix_draft_len = suffix_draft_len;
         p.adaptive = adaptive;
         p.seed = seed;
         p.sampling = SamplingLaw{temperature, top_k, top_p, min_p};
@@ -84,6 +87,7 @@ void def_submit(Class& cls) {
         p.prediction = std::move(prediction);
         p.grammar = grammar;
         p.forced = std::move(forced);
+        p.return_drafts = return_drafts;
         const BorrowedProbs borrowed(external_probs, py::none(), false);
         py::gil_scoped_release release;
         return self.submit(std::move(p), borrowed.proposed());
@@ -92,10 +96,10 @@ void def_submit(Class& cls) {
       py::arg("eos_token_ids") = std::vector<TokenId>{},
       py::arg("stop_token_ids") = std::vector<TokenId>{}, py::arg("ignore_eos") = false,
       py::arg("speculative") = true, py::arg("lookahead") = py::none(),
-      py::arg("max_draft_len") = py::none(), py::arg("adaptive") = py::none(), py::arg("seed") = 0,
-      py::arg("temperature") = 0.0f, py::arg("top_k") = 0, py::arg("top_p") = 1.0f,
-      py::arg("min_p") = 0.0f, py::arg("acceptance") = "exact_match",
-      py::arg("posterior_threshold") = kPosteriorThreshold,
+      py::arg("max_draft_len") = py::none(), py::arg("suffix_draft_len") = py::none(),
+      py::arg("adaptive") = py::none(), py::arg("seed") = 0, py::arg("temperature") = 0.0f,
+      py::arg("top_k") = 0, py::arg("top_p") = 1.0f, py::arg("min_p") = 0.0f,
+      py::arg("acceptance") = "exact_match", py::arg("posterior_threshold") = kPosteriorThreshold,
       py::arg("posterior_alpha") = kPosteriorAlpha, py::arg("acceptance_threshold") = 1.0f,
       py::arg("repetition_penalty") = 1.0f, py::arg("presence_penalty") = 0.0f,
       py::arg("frequency_penalty") = 0.0f, py::arg("logit_bias") = std::map<TokenId, float>{},
@@ -106,7 +110,7 @@ void def_submit(Class& cls) {
       py::arg("external_drafts") = std::vector<TokenId>{}, py::arg("end_after_drafts") = false,
       py::arg("external_probs") = py::none(), py::arg("compute_whole_prompt") = false,
       py::arg("prediction") = std::vector<TokenId>{}, py::arg("grammar") = false,
-      py::arg("forced") = std::vector<TokenId>{});
+      py::arg("forced") = std::vector<TokenId>{}, py::arg("return_drafts") = false);
 }
 
 }  // namespace specdec

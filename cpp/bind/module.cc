@@ -18,6 +18,8 @@ PYBIND11_MODULE(_core, m) {
   specdec::register_attention_table(m);
   specdec::register_linear(m);
   specdec::register_decoder(m);
+  specdec::register_shared_counters(m);
+  specdec::register_sharded_step(m);
   specdec::register_slots(m);
   specdec::register_proposed_drafts(m);
   specdec::register_beam_ops(m);
@@ -32,6 +34,7 @@ PYBIND11_MODULE(_core, m) {
   specdec::register_medusa_drafter(m);
   specdec::register_accept(m);
   specdec::register_synthetic(m);
+  specdec::register_text_array(m);
   specdec::register_host_arrays(m);
   specdec::register_memory(m);
   specdec::register_step_cost(m);

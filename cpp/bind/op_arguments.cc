@@ -45,7 +45,9 @@ PagesArgument::PagesArgument(OpCall& call, py::handle k_pages, py::handle v_page
   }
   call.add(k, "k_pages", writable);
   call.add(v, "v_pages", writable);
-  check_dtype(k, "k_pages", {DType::kF32, DType::kBF16, DType::kF16, DType::kF8E4M3});
+  check_dtype(k, "k_pages", {DType::kF32, DType::kBF16, DType::kF16, DType::kF8E4M3, DType::kI8});
+  SPECDEC_REQUIRE(k.dtype != DType::kI8 || call.is_cpu(), "k_pages has dtype int8: backend \"",
+                  call.backend().name, "\" has no kernels for it, float8_e4m3fn is as narrow");
   check_dtype(v, "v_pages", {k.dtype});
   check_last_axis_contiguous(k, "k_pages");
   check_last_axis_contiguous(v, "v_pages");
@@ -54,7 +56,8 @@ PagesArgument::PagesArgument(OpCall& call, py::handle k_pages, py::handle v_page
                     v.strides[i], " on axis ", i, ", k_pages ", k.strides[i],
                     ": both need the same layout");
   }
-  const std::int64_t page_size = k.shape[first + 2], head_dim = k.shape[first + 3];
+  const std::int64_t page_size = k.shape[first + 2];
+  const std::int64_t head_dim = head_dim_of(k.dtype, k.shape[first + 3]);
   SPECDEC_REQUIRE(is_page_size(page_size), "k_pages has a page size of ", page_size,
                   ": supported are powers of two from 1 to ", kMaxPageSize);
   SPECDEC_REQUIRE(head_dim >= 8 && head_dim <= 256 && head_dim % 8 == 0,

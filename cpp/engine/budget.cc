@@ -107,6 +107,10 @@ Cut Budget::cut(std::span<Offer> offers, const StepBase& step) {
     offer_rows_[move.offer] += move.rows;
   }
   if (options) refine(offers, step, &best);
+  if (best.speedup() < kLeastSpeedup) {
+    for (Offer& offer : offers) offer.chosen = 0;
+    best = {step.tokens, step_seconds(step, 0.0, 0.0), 0.0, best.plain_speed};
+  }
   count(offers, step);
   return best;
 }

@@ -26,6 +26,10 @@ struct DraftCost {
 // The share of time spent on what does not look best: nothing is off for good.
 inline constexpr double kProbeShare = 0.02;
 
+// A step drafts if that makes it at least so many times as fast: chances and times are not known
+// better, and drafts that gain less lose as often. Among many requests few gain more.
+inline constexpr double kLeastSpeedup = 1.02;
+
 // What one request has on offer.
 struct Offer {
   // Nodes (`rows` is null): gains[i] is the chance that draft i is accepted. Parents come first and
@@ -57,9 +61,9 @@ struct Cut {
   double speedup() const { return tokens / seconds / plain_speed; }
 };
 
-// Why steps drafted what they did; sums over requests and steps that had drafts on offer.
+// Why steps drafted what they did; sums over offers.
 struct BudgetStats {
-  std::int64_t weighed = 0;   // requests, once for each of their steps
+  std::int64_t weighed = 0;   // of a request's step: one, or more where its sources are several
   std::int64_t refused = 0;   // of these: not one draft was taken
   std::int64_t probes = 0;    // drafted to learn, against the expectation
   double refused_tokens = 0;  // sums over what was refused: tokens of the best alternative,

@@ -9,11 +9,11 @@ constexpr double kDecay = 0.08;  // weight of a new observation
 
 }  // namespace
 
-Offer BudgetBandit::offer() {
+Offer BudgetBandit::offer(double part) {
   gains_.clear();
   rows_.clear();
   for (int i = 1; i < size(); ++i) {
-    gains_.push_back(arms_[i].tokens - arms_[0].tokens);
+    gains_.push_back(part * (arms_[i].tokens - arms_[0].tokens));
     rows_.push_back(arms_[i].rows);
   }
   return {gains_.data(), size() - 1, rows_.data()};

@@ -17,8 +17,9 @@ namespace specdec {
 // Arm 0 drafts nothing.
 class BudgetBandit {
  public:
-  // The arms but the first as options, for the budget; the arrays are this object's.
-  Offer offer();
+  // The arms but the first as options, for the budget; the arrays are this object's. `part`: of
+  // what they bring, where something else may bring the same tokens.
+  Offer offer(double part = 1.0);
   // The arm for this step: what the budget chose of offer(), or one whose turn it is to be tried.
   // `step`: as it is without this request's drafts, or with those that the budget chose.
   int settle(int chosen, const StepBase& step);

@@ -30,6 +30,7 @@ double start_rate(DraftSource source, int match_len, int depth) {
     return static_cast<double>(suffix_agreement(match_len)) / kSuffixOne;
   }
   if (source == DraftSource::kGrammar) return 1.0;  // nothing else may follow
+  if (source == DraftSource::kModel) return 1.0;    // it says itself how sure it is
   // Rough: longer matches are right more often, and so is what follows a right token. A prediction
   // is meant to be right.
   static constexpr double kFirst[ChainRates::kMatchBuckets] = {0.25, 0.40, 0.55, 0.70, 0.80, 0.90};

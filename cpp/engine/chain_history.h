@@ -19,9 +19,23 @@ namespace specdec {
 // A request forgets its own past faster than the executor forgets that of all requests.
 inline constexpr double kOwnDecay = 0.95, kSharedDecay = 0.99;
 
-// Where drafts from texts come from.
-enum class DraftSource : std::uint8_t { kLookup, kSuffix, kPrediction, kGrammar };
-inline constexpr std::size_t kNumDraftSources = 4;
+// Where drafts come from, in the order in which a token that several have proposed is said to be
+// one's. kModel: a network, from outside of the executor; kRequest: they came with the request.
+enum class DraftSource : std::uint8_t {
+  kRequest,
+  kPrediction,
+  kGrammar,
+  kSuffix,
+  kLookup,
+  kModel,
+  kLookahead
+};
+inline constexpr std::size_t kNumDraftSources = 7;
+// Names of drafts' sources, as bits of what a node of a tree was proposed by.
+using SourceBits = std::uint8_t;
+constexpr SourceBits bit_of(DraftSource source) {
+  return static_cast<SourceBits>(1u << static_cast<unsigned>(source));
+}
 
 // What a rate is taken for before anything was observed.
 double start_rate(DraftSource source, int match_len, int depth);

@@ -62,7 +62,7 @@ void check_processors(const RequestParams& p, int vocab_size) {
 bool Executor::needs_host(const RequestParams& p) const {
   const bool scores = p.min_tokens > 0 || p.processors.any() || p.needs_scores || p.grammar ||
                       p.logprobs.has_value() || p.prompt_logprobs.has_value() || p.return_logits;
-  return scores || !p.external_drafts.empty() || !p.prediction.empty() ||
+  return scores || p.return_drafts || !p.external_drafts.empty() || !p.prediction.empty() ||
          (p.speculative && drafts_on_host(config_));
 }
 
@@ -124,9 +124,15 @@ void Executor::check(const RequestParams& p) const {
         "the request sets max_draft_len = ", *p.max_draft_len,
         " but the engine was not built for prompt lookup, suffix decoding or a drafter: pass "
         "speculative_config=SuffixDecodingConfig(...)");
-    SPECDEC_REQUIRE(*p.max_draft_len >= 0 && *p.max_draft_len <= max_drafts_of(config_),
+    SPECDEC_REQUIRE(*p.max_draft_len >= 0 && *p.max_draft_len <= method_drafts_of(config_),
                     "the request's max_draft_len = ", *p.max_draft_len, " is outside 0..",
-                    max_drafts_of(config_), ", the engine's max_draft_len");
+                    method_drafts_of(config_), ", the engine's max_draft_len");
+  }
+  if (p.suffix_draft_len) {
+    const int most = config_.with_suffix ? config_.suffix.max_draft_len : 0;
+    SPECDEC_REQUIRE(*p.suffix_draft_len >= 0 && *p.suffix_draft_len <= most,
+                    "the request's suffix_draft_len = ", *p.suffix_draft_len, " is outside 0..",
+                    most, ", what suffix decoding drafts beside the engine's method");
   }
   const auto num_drafts = static_cast<std::int64_t>(p.external_drafts.size());
   for (TokenId id : p.prediction) check_id("prediction", id);

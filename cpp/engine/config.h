@@ -41,6 +41,9 @@ struct ExecutorConfig {
   LookaheadConfig lookahead;
   NgramParams ngram;
   SuffixLookup suffix;
+  // kProposed, kLookahead: drafts of `suffix` enter a step's tree beside the method's, which is
+  // asked for some where they are not worth more.
+  bool with_suffix = false;
   // kProposed: draft nodes of one step, and the deepest of them.
   int proposed_max_draft_len = kMaxDraftLen, proposed_max_path = kMaxDraftLen;
   bool proposed_by_host = false;  // kProposed: all drafts come by propose()
@@ -60,8 +63,9 @@ struct ExecutorConfig {
   std::vector<double> synthetic_acceptance_rates;
 };
 
-// Draft nodes of one step, at most.
+// Draft nodes of one step, at most: of the method, and of all sources.
 int max_drafts_of(const LookaheadConfig& triple);
+int method_drafts_of(const ExecutorConfig& config);
 int max_drafts_of(const ExecutorConfig& config);
 
 // Drafts from outside that are no trees: as many as the longest path has.
@@ -73,7 +77,7 @@ inline bool proposes_chains(const ExecutorConfig& c) {
 inline bool drafts_on_host(const ExecutorConfig& c) {
   return c.method == DraftMethod::kProposed
              ? c.proposed_by_host
-             : c.method == DraftMethod::kNgram && c.ngram.is_public_pool;
+             : c.with_suffix || (c.method == DraftMethod::kNgram && c.ngram.is_public_pool);
 }
 
 // The configuration itself; throws std::invalid_argument naming field, value, limit and remedy.

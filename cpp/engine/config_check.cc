@@ -1,4 +1,5 @@
 // Contradictions of an executor's configuration.
+#include <algorithm>
 #include <cmath>
 
 #include "algo/law_mass.h"
@@ -14,6 +15,11 @@ int max_drafts_of(const LookaheadConfig& triple) {
 }
 
 int max_drafts_of(const ExecutorConfig& config) {
+  const int also = config.with_suffix ? config.suffix.max_draft_len : 0;
+  return std::min(method_drafts_of(config) + also, kMaxDraftLen);
+}
+
+int method_drafts_of(const ExecutorConfig& config) {
   switch (config.method) {
     case DraftMethod::kNone:
       return 0;
@@ -57,7 +63,11 @@ void check_method(const ExecutorConfig& c) {
                     "proposed_max_path = ", c.proposed_max_path, ": give 1..",
                     c.proposed_max_draft_len, ", the drafts of a step");
   }
-  if (c.method == DraftMethod::kSuffix) {
+  const bool networks = c.method == DraftMethod::kProposed && !c.proposed_by_host;
+  SPECDEC_REQUIRE(!c.with_suffix || networks || c.method == DraftMethod::kLookahead,
+                  "with_suffix: suffix decoding goes with 'lookahead', or with 'proposed' drafts "
+                  "that operations make");
+  if (c.method == DraftMethod::kSuffix || c.with_suffix) {
     SPECDEC_REQUIRE(c.suffix.max_draft_len >= 1, "suffix.max_draft_len = ", c.suffix.max_draft_len,
                     ": give 1..", kMaxDraftLen);
     check_suffix_lookup(c.suffix, "suffix");

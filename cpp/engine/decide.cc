@@ -48,7 +48,7 @@ void Executor::decide_place(Place& place, const StepShare& share, const PlaceRow
   const int root = place.tree >= 0 ? 0 : place.choices - slot->tree.size;
   TokenId* sampled = rows.sampled + root;
   const Proposal* proposal = request.step_proposal.get();
-  const bool own_tree = proposal == nullptr && !(request.weighed && !place.is_prefill);
+  const bool own_tree = request.own_tree && proposal == nullptr;
   const HostChoice choice{request.params,
                           request.processor,
                           slot->history(),
@@ -73,7 +73,8 @@ void Executor::decide_place(Place& place, const StepShare& share, const PlaceRow
   if (slot->frozen() && book_.pages().reuse() && !in_place) *path_len = kept;
   if (fault(Fault::kStaleContext)) *path_len = 0;
   deliver_on_host(place, root, rows, result);
-  if (request.known_drafts > 0 || request.params.grammar) count_sources(request, *result, out);
+  if (request.params.return_drafts) keep_drafts(request, *result, out);
+  count_sources(request, *result, out);
   learn_on_host(request, share, *result, begins);
 }
 
@@ -107,28 +108,54 @@ void Executor::deliver_on_host(Place& place, int root, const PlaceRows& rows, Sl
   out.max_path = *std::max_element(depth, depth + tree.size);
 }
 
-// Which of the step's drafts were known, and by whom; where the output stands in the prediction
+// The step's tree, what became of its nodes, and who proposed them.
+void Executor::keep_drafts(const RequestRecord& request, const SlotResult& result,
+                           StepOutput& out) const {
+  const DraftTree& tree = request.host_slot->tree;
+  for (int i = 1; i < tree.size; ++i) {
+    out.drafts.push_back({tree.tokens[i], tree.parents[i] - 1, false, request.sources[i]});
+  }
+  for (int i = 0; i < result.num_accepted; ++i) out.drafts[accepted_.path[i] - 1].accepted = true;
+}
+
+// Which of the step's drafts each source has proposed; where the output stands in the prediction
 // now.
 void Executor::count_sources(RequestRecord& request, const SlotResult& result, StepOutput& out) {
-  Slot* slot = request.host_slot;
-  const bool first = slot->len - request.prompt_len == result.num_tokens;
-  const auto count = [&](DraftSource source, bool begins, int* drafts, int* accepted) {
-    if (first && begins) {  // drafts behind the prompt are its own
-      *drafts = result.num_drafts;
-      *accepted = result.num_accepted;
-    } else if (!first && request.weighed) {
-      *drafts = request.offer.proposed(source, result.num_drafts);
-      *accepted = request.offer.agreed(source, result.tokens, result.num_accepted);
+  const Slot* slot = request.host_slot;
+  for (int i = 1; i <= result.num_drafts; ++i) {
+    for (std::size_t s = 0; s < kNumDraftSources; ++s) {
+      out.sources[s].drafts += (request.sources[i] >> s) & 1;
     }
-  };
-  count(DraftSource::kGrammar, !request.params.forced.empty(), &out.num_forced,
-        &out.num_accepted_forced);
+  }
+  for (int i = 0; i < result.num_accepted; ++i) {
+    const SourceBits bits = request.sources[accepted_.path[i]];
+    for (std::size_t s = 0; s < kNumDraftSources; ++s) out.sources[s].accepted += (bits >> s) & 1;
+    out.accepted_by.push_back(bits);
+  }
   request.forced.clear();
   if (!request.prediction) return;
-  count(DraftSource::kPrediction, true, &out.num_predicted, &out.num_accepted_predicted);
-  const TokenId* output = slot->history() + request.prompt_len;
+  const TokenId* output = request.host_slot->history() + request.prompt_len;
   request.prediction->advance({output, static_cast<std::size_t>(slot->len - request.prompt_len)},
                               result.num_tokens);
+}
+
+// The drafts of the request's method beside others that were at hand, and how many of the step's
+// tokens follow them alone.
+StepOutput::SourceCount Executor::brought_by_method(const RequestRecord& request,
+                                                    const SlotResult& result) const {
+  if (request.host_slot->method != SlotMethod::kLookahead) {
+    const DraftSource model = DraftSource::kModel;
+    return {request.offer.proposed(model),
+            request.offer.agreed(model, result.tokens, result.num_tokens)};
+  }
+  const SourceBits own = bit_of(DraftSource::kLookahead);
+  StepOutput::SourceCount brought;
+  for (int i = 1; i <= result.num_drafts; ++i) brought.drafts += (request.sources[i] & own) != 0;
+  while (brought.accepted < result.num_accepted &&
+         (request.sources[accepted_.path[brought.accepted]] & own) != 0) {
+    ++brought.accepted;
+  }
+  return brought;
 }
 
 // What the step says about drafts of later ones. Decided tokens say how far an offered draft was
@@ -136,9 +163,11 @@ void Executor::count_sources(RequestRecord& request, const SlotResult& result, S
 void Executor::learn_on_host(RequestRecord& request, const StepShare& share,
                              const SlotResult& result, bool first) {
   if (!first && result.num_tokens > 0) {
+    StepOutput::SourceCount brought;
+    if (request.asks()) brought = brought_by_method(request, result);
     request.offer.observe(result.tokens, result.num_tokens, &request.rates,
                           request.shared_rates.get());
-    learn(request, share, result);
+    learn(request, share, result, brought);
   }
   request.offer.clear();
   if (public_pool_ && result.num_tokens > 0 && request.host_slot->method == SlotMethod::kNgram) {

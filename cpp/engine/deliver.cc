@@ -34,13 +34,19 @@ void Executor::deliver_result(RequestRecord& request, const SlotResult& result, 
 }
 
 // What a step's counts say about drafts of later ones. A text's last step was cut where it ended.
-void Executor::learn(RequestRecord& request, const StepShare& share, const SlotResult& result) {
+// `brought`: the method's own drafts, and how many tokens follow them, where others were at hand.
+void Executor::learn(RequestRecord& request, const StepShare& share, const SlotResult& result,
+                     const StepOutput::SourceCount& brought) {
   if (!request.adaptive || result.finish != static_cast<std::int32_t>(FinishReason::kNone)) return;
   const int rows = config_.pads_rows ? share.rows - 1 : result.num_drafts;
   if (share.arm >= 0) {
-    request.any_arms()->observe(share.arm, rows, result.num_tokens);
+    // Beside what else was at hand: as if the method had drafted alone.
+    const bool merged = request.asks();
+    const int drafts = merged ? brought.drafts : rows;
+    const int tokens = merged ? 1 + brought.accepted : result.num_tokens;
+    request.any_arms()->observe(share.arm, drafts, tokens);
     if (request.sizes) {
-      request.shared_sizes->at(request.max_drafts).observe(share.arm, rows, result.num_tokens);
+      request.shared_sizes->at(request.method_drafts).observe(share.arm, drafts, tokens);
     }
   } else if (request.host_slot == nullptr && config_.method == DraftMethod::kNgram) {
     // A match that was not found costs padded rows, too; otherwise it costs nothing.
@@ -99,6 +105,8 @@ bool Executor::read_tree(Place& place, int ring) {
   }
   if (!good) return false;
   slot->tree = *from;
+  place.request->own_tree = true;
+  std::fill_n(place.request->sources.begin(), from->size, bit_of(DraftSource::kModel));
   place.rows = 1;
   place.drafts = slot->tree.num_drafts();
   return true;

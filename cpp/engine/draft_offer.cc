@@ -13,17 +13,18 @@ int DraftOffer::add(int parent, TokenId token, DraftSource source, const Estimat
   const double start = start_rate(source, estimate.match, estimate.depth);
   const double rate =
       own == nullptr ? start : (*own)[s].rate(&(*shared)[s], start, estimate.match, estimate.depth);
-  const double above = parent == kGolden ? 1.0 : survival_[parent];
-  const double chance = above * std::min(1.0, static_cast<double>(estimate.share) * rate);
+  const double chance = std::min(1.0, static_cast<double>(estimate.share) * rate);
   int node = find(parent, token);
   if (node < 0) {
     if (tree_.size == kMaxStepTokens) return -1;
     node = tree_.add(token, parent);
-    survival_[node] = 0.0;
+    chance_[node] = 0.0;
     estimates_[node] = {};
   }
-  survival_[node] = std::max(survival_[node], chance);
   estimates_[node][s] = estimate;
+  if (chance < chance_[node]) return node;
+  chance_[node] = chance;
+  for (int i = node; i < tree_.size; ++i) survival_[i] = survival_[tree_.parents[i]] * chance_[i];
   return node;
 }
 
@@ -51,6 +52,7 @@ void DraftOffer::sort() {
     tree_.tokens[i] = before.tree_.tokens[from];
     tree_.parents[i] = place[before.tree_.parents[from]];
     survival_[i] = before.survival_[from];
+    chance_[i] = before.chance_[from];
     estimates_[i] = before.estimates_[from];
   }
 }
@@ -65,6 +67,7 @@ void DraftOffer::drop(const std::int32_t* placed, int count) {
     place[i] = stays ? tree_.add(before.tree_.tokens[i], parent) : -1;
     if (!stays) continue;
     survival_[place[i]] = before.survival_[i];
+    chance_[place[i]] = before.chance_[i];
     estimates_[place[i]] = before.estimates_[i];
   }
 }
@@ -94,9 +97,27 @@ void DraftOffer::observe(const TokenId* tokens, int count, SourceRates* own,
   }
 }
 
-int DraftOffer::proposed(DraftSource source, int count) const {
+double DraftOffer::expected(int count) const {
+  return std::accumulate(survival_.begin() + 1, survival_.begin() + 1 + count, 0.0);
+}
+
+double DraftOffer::first_chance(int count) const {
+  double sum = 0.0;
+  for (int i = 1; i <= count; ++i) sum += tree_.parents[i] == kGolden ? survival_[i] : 0.0;
+  return std::min(sum, 1.0);
+}
+
+SourceBits DraftOffer::sources(int draft) const {
+  SourceBits bits = 0;
+  for (std::size_t s = 0; s < kNumDraftSources; ++s) {
+    if (estimates_[draft][s].share > 0.0f) bits |= bit_of(static_cast<DraftSource>(s));
+  }
+  return bits;
+}
+
+int DraftOffer::proposed(DraftSource source) const {
   int proposed = 0;
-  for (int i = 1; i <= count; ++i) {
+  for (int i = 1; i < tree_.size; ++i) {
     proposed += estimates_[i][static_cast<std::size_t>(source)].share > 0.0f;
   }
   return proposed;
@@ -106,8 +127,8 @@ int DraftOffer::agreed(DraftSource source, const TokenId* tokens, int count) con
   int agreed = 0;
   for (int at = 0, node = kGolden; at < count; ++at) {
     node = find(node, tokens[at]);
-    if (node < 0) break;
-    agreed += estimates_[node][static_cast<std::size_t>(source)].share > 0.0f;
+    if (node < 0 || estimates_[node][static_cast<std::size_t>(source)].share == 0.0f) break;
+    ++agreed;
   }
   return agreed;
 }

@@ -28,16 +28,20 @@ class DraftOffer {
   };
 
   DraftOffer() { clear(); }
-  void clear() { tree_.reset(0); }
+  void clear() {
+    tree_.reset(0);
+    survival_[kGolden] = chance_[kGolden] = 1.0;
+  }
   bool empty() const { return tree_.size == 1; }
   int num_drafts() const { return tree_.num_drafts(); }
 
   // The child of `parent` with this token, made if there is none. -1: there is no room. Its chance
   // is the parent's times the share times what `own` and `shared` have seen of such drafts; null:
   // times what is taken for it before anything was seen, so that the tree says nothing of the past.
+  // The best of several sources counts, for what is below it, too.
   int add(int parent, TokenId token, DraftSource source, const Estimate& estimate,
           const SourceRates* own, const SourceRates* shared);
-  // Puts the nodes in order. Nothing is added afterwards.
+  // Puts the nodes in order. What add() said of them before counts no more.
   void sort();
   // Takes out nodes, and what is below them: of the first `count` ones those that placed[node] is
   // negative of. The others keep their order; it is as if nobody had proposed them.
@@ -49,16 +53,26 @@ class DraftOffer {
   const double* survival() const { return survival_.data() + 1; }
   // What `count` tokens that were decided say about the sources' chances, taken or not.
   void observe(const TokenId* tokens, int count, SourceRates* own, SourceRates* shared) const;
-  // How many of the first `count` drafts `source` has proposed.
-  int proposed(DraftSource source, int count) const;
-  // How many of `count` decided tokens follow a path of the tree and `source` has proposed.
+  // Tokens that the first `count` drafts are expected to bring, and the chance that one of those
+  // right under the golden token is accepted.
+  double expected(int count) const;
+  double first_chance(int count) const;
+  // How many drafts `source` has proposed, and how many of `count` decided tokens follow a path
+  // of its drafts.
+  int proposed(DraftSource source) const;
   int agreed(DraftSource source, const TokenId* tokens, int count) const;
+
+  TokenId token(int draft) const { return tree_.tokens[draft]; }
+  int parent(int draft) const { return tree_.parents[draft]; }
+  // Who has proposed a draft.
+  SourceBits sources(int draft) const;
 
  private:
   int find(int parent, TokenId token) const;
 
   DraftTree tree_;  // node 0 stands for the golden token
   std::array<double, kMaxStepTokens> survival_{};
+  std::array<double, kMaxStepTokens> chance_{};  // the same where the parent was accepted
   std::array<std::array<Estimate, kNumDraftSources>, kMaxStepTokens> estimates_{};
 };
 

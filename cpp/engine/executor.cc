@@ -1,7 +1,6 @@
 // Construction, submission and everything that may be called at any time; plan.cc, stage.cc and
-// deliver.cc have the steps, weigh.cc what they draft, immediate.cc those that the host runs,
-// grammar.cc what grammars change,
-// decide.cc what it decides, check.cc what is refused.
+// deliver.cc have the steps, weigh.cc and draft.cc what they draft, immediate.cc those that the
+// host runs, grammar.cc what grammars change, decide.cc what it decides, check.cc what is refused.
 #include "engine/executor.h"
 
 #include <algorithm>
@@ -68,6 +67,9 @@ void Executor::bind_rings(const StepRings& rings) {
                   "bind_rings: steps were planned already, or the host runs them");
   SPECDEC_REQUIRE(rings.staging != nullptr && rings.entries != nullptr && rings.results != nullptr,
                   "bind_rings: staging, entries and results are all needed");
+  SPECDEC_REQUIRE(!config_.with_suffix || config_.method == DraftMethod::kLookahead,
+                  "bind_rings: with_suffix beside drafts of operations needs steps that the host "
+                  "runs: use device='cpu', or one of the two");
   rings_ = rings;
   // Padding is greedy from the first step on.
   for (int ring = 0; ring < ring_size(); ++ring) {
@@ -92,11 +94,19 @@ void Executor::run_on_host(const KvCacheView& cache, const Backend& backend) {
   rings_.results = reinterpret_cast<const std::int32_t*>(host_->results.data());
 }
 
-int Executor::max_drafts(const RequestParams& p) const {
+// Drafts of the method in one step.
+int Executor::method_drafts(const RequestParams& p) const {
   if (!p.speculative || p.max_tokens <= 1) return 0;
   if (config_.method == DraftMethod::kLookahead && p.lookahead) return max_drafts_of(*p.lookahead);
   if (p.max_draft_len) return *p.max_draft_len;
-  return max_drafts_of(config_);
+  return method_drafts_of(config_);
+}
+
+// The same of all sources.
+int Executor::max_drafts(const RequestParams& p) const {
+  const int method = method_drafts(p);
+  if (!config_.with_suffix || !p.speculative || p.max_tokens <= 1) return method;
+  return std::min(method + p.suffix_draft_len.value_or(config_.suffix.max_draft_len), kMaxDraftLen);
 }
 
 // Drafts of one step that can be accepted.
@@ -136,15 +146,17 @@ RequestId Executor::submit(RequestParams p, const ProposedProbs& external_probs)
   r.max_len = static_cast<int>(std::min<std::int64_t>(
       std::int64_t{r.prompt_len} + r.params.max_tokens, config_.max_seq_len));
   r.max_drafts = max_drafts(r.params);
-  r.max_path = max_path(r.params, r.max_drafts);
+  r.method_drafts = method_drafts(r.params);
+  r.max_path = max_path(r.params, r.method_drafts);
   if (!r.params.prediction.empty()) {
     r.prediction.emplace(std::move(r.params.prediction));
   }
   const bool knows = r.prediction || (r.params.grammar && r.max_drafts > 0 && !r.device_drafts);
   r.known_drafts = knows && r.max_len > r.prompt_len + 1 ? kKnownDrafts : 0;
-  r.chain = config_.method == DraftMethod::kNgram || proposes_chains(config_);
+  r.chain =
+      config_.method == DraftMethod::kNgram || (proposes_chains(config_) && !config_.with_suffix);
   r.adaptive = r.params.adaptive.value_or(config_.adaptive) && r.most_drafts() > 0;
-  if (r.adaptive && r.max_drafts > 0 && config_.method == DraftMethod::kLookahead) {
+  if (r.adaptive && r.method_drafts > 0 && config_.method == DraftMethod::kLookahead) {
     r.arms.emplace(r.params.lookahead.value_or(config_.lookahead));
   }
   r.device_drafts = r.device_drafts && r.max_drafts > 0;
@@ -168,12 +180,13 @@ RequestId Executor::submit(RequestParams p, const ProposedProbs& external_probs)
   std::lock_guard<std::mutex> lock(mutex_);
   r.shared_rates = shared_rates_.of(r.params.cache_salt);
   const bool weighed_before = r.by_host || host_ != nullptr;
-  if (r.adaptive && r.max_drafts > 0 &&
+  if (r.adaptive && r.method_drafts > 0 &&
       (config_.method == DraftMethod::kProposed ||
        (config_.method == DraftMethod::kSuffix && !weighed_before))) {
     // What requests of this size and salt have shown is where a new one begins.
     r.shared_sizes = shared_sizes_.of(r.params.cache_salt);
-    r.sizes = r.shared_sizes->try_emplace(r.max_drafts, r.max_drafts, r.max_path).first->second;
+    r.sizes =
+        r.shared_sizes->try_emplace(r.method_drafts, r.method_drafts, r.max_path).first->second;
   }
   return book_.add(std::move(record));
 }
@@ -190,11 +203,11 @@ SlotRequest Executor::slot_request(RequestRecord& r, bool take_prompt) const {
   s.max_tokens = r.params.max_tokens;
   if (!r.params.ignore_eos) s.eos_token_ids = r.params.eos_token_ids;
   s.stop_token_ids = r.params.stop_token_ids;
-  s.speculative = r.max_drafts > 0;
+  s.speculative = r.method_drafts > 0;
   s.lookahead = r.params.lookahead.value_or(config_.lookahead);
-  s.ngram = NgramLookup{r.max_drafts, config_.ngram.is_keep_all, config_.ngram.is_use_oldest};
+  s.ngram = NgramLookup{r.method_drafts, config_.ngram.is_keep_all, config_.ngram.is_use_oldest};
   s.suffix = config_.suffix;
-  s.suffix.max_draft_len = r.max_drafts;
+  s.suffix.max_draft_len = r.method_drafts;
   s.seed = r.params.seed;
   return s;
 }
@@ -229,9 +242,9 @@ void Executor::propose(RequestId id, const std::vector<TokenId>& tokens,
 }
 
 void Executor::set_step_cost(std::vector<int> rows, std::vector<double> seconds, double context_len,
-                             std::vector<double> growth) {
+                             std::vector<double> growth, const PrefillScale& prefill) {
   std::lock_guard<std::mutex> lock(mutex_);
-  step_cost_.set(std::move(rows), std::move(seconds), context_len, std::move(growth));
+  step_cost_.set(std::move(rows), std::move(seconds), context_len, std::move(growth), prefill);
 }
 
 void Executor::set_draft_cost(const DraftCost& cost) {
@@ -316,6 +329,9 @@ ExecutorStats Executor::stats() const {
   if (host_ == nullptr) s.pool_bytes = layout_.bytes * config_.max_batch_size;
   for (const auto& request : book_.running()) {
     if (request->host_slot) s.pool_bytes += used_drafter_bytes(*request->host_slot);
+    if (request->suffix_memory) {
+      s.pool_bytes += static_cast<std::int64_t>(suffix_bytes_required(request->max_len));
+    }
   }
   if (public_pool_) s.pool_bytes += public_pool_->bytes();
   s.plan_bytes =

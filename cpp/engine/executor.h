@@ -73,7 +73,7 @@ class Executor {
   const HostSteps* host() const { return host_.get(); }
 
   void set_step_cost(std::vector<int> rows, std::vector<double> seconds, double context_len = 0.0,
-                     std::vector<double> growth = {});
+                     std::vector<double> growth = {}, const PrefillScale& prefill = {});
   // What making drafts costs a step besides their rows.
   void set_draft_cost(const DraftCost& cost);
 
@@ -147,6 +147,7 @@ class Executor {
   using Place = InFlightStep::Place;
 
   // executor.cc
+  int method_drafts(const RequestParams& params) const;
   int max_drafts(const RequestParams& params) const;
   int max_path(const RequestParams& params, int drafts) const;
   SlotRequest slot_request(RequestRecord& request, bool take_prompt) const;
@@ -158,7 +159,14 @@ class Executor {
   // plan.cc
   void begin_step();
   void collect();
-  int prefill_rows_beside(int decoding, int budget) const;
+  // What prompts may add to a step: seconds beside `rows` rows that it has already.
+  struct PrefillRoom {
+    bool limited;
+    double seconds;
+    int decoding, rows;
+  };
+  PrefillRoom prefill_room(int decoding) const;
+  int room_for(const RequestRecord& request, const PrefillRoom& room, int budget) const;
   int prefill_rows(const RequestRecord& request, int budget) const;
   void place_prompt(RequestRecord& request, int rows);
   void place_rows(RequestRecord& request, int start, int rows, const DraftTree* drafts,
@@ -177,7 +185,8 @@ class Executor {
   bool weighs(const RequestRecord& request) const;
   void weigh_lookups(int most_drafts, int each);
   void choose_arms(int most_drafts, int each);
-  DraftShare share_of(const RequestRecord& request, int most_drafts, int arm) const;
+  DraftShare share_of(RequestRecord& request, int most_drafts, int arm) const;
+  DraftShare asked_of(const RequestRecord& request, int most_drafts, int arm) const;
   // stage.cc
   bool enter(RequestRecord& request);
   bool stage_entry(SlotEntry entry, const void* bytes);
@@ -185,19 +194,22 @@ class Executor {
   void place_moves(RequestRecord& request, int index);
   void stage_pages(const RequestRecord& request, int index);
   void stage_law(std::int32_t* place, const RequestRecord* request, int index) const;
-  // immediate.cc
-  void enter_on_host(RequestRecord& request);
-  void keep_hidden(const HiddenRows& hidden) const;
+  // draft.cc
   void look_up(RequestRecord& request, int most, int room);
   void offer_ngram(RequestRecord& request, int most);
   void offer_prediction(RequestRecord& request, int most);
   void offer_forced(RequestRecord& request, int most);
-  void count_sources(RequestRecord& request, const SlotResult& result, StepOutput& out);
+  void keep_drafts(const RequestRecord& request, const SlotResult& result, StepOutput& out) const;
   void offer_suffix(RequestRecord& request, int most, int room);
+  void offer_model(RequestRecord& request, int most, int room);
   void cut_proposed_drafts();
+  void merge_lookahead(RequestRecord& request);
   void place_proposal(RequestRecord& request, const DraftShare& share);
   void draft_on_host(RequestRecord& request, const DraftShare& share);
   void take_external(RequestRecord& request, int drafts);
+  // immediate.cc
+  void enter_on_host(RequestRecord& request);
+  void keep_hidden(const HiddenRows& hidden) const;
   void draft_places();
   void draft_place(Place& place, int index);
   void build_place(Place& place, int index);
@@ -212,12 +224,16 @@ class Executor {
   void decide_place(Place& place, const StepShare& share, const PlaceRows& rows,
                     const HostWords& words, const StepDraftProbs* drawn, int drawn_index,
                     SlotResult* result, std::int32_t* path, std::int32_t* path_len);
+  void count_sources(RequestRecord& request, const SlotResult& result, StepOutput& out);
   void deliver_on_host(Place& place, int root, const PlaceRows& rows, SlotResult* result);
   void learn_on_host(RequestRecord& request, const StepShare& share, const SlotResult& result,
                      bool first);
+  StepOutput::SourceCount brought_by_method(const RequestRecord& request,
+                                            const SlotResult& result) const;
   void feed_pool(RequestRecord& request, int at_least);
   // deliver.cc
-  void learn(RequestRecord& request, const StepShare& share, const SlotResult& result);
+  void learn(RequestRecord& request, const StepShare& share, const SlotResult& result,
+             const StepOutput::SourceCount& brought = {});
   void deliver_result(RequestRecord& request, const SlotResult& result, StepOutput& out);
   bool read_tree(Place& place, int ring);
   void choose_place(Place& place, const StepShare& share, int first_row, const float* raw,

@@ -38,7 +38,7 @@ ChoiceTree Executor::choice_tree(const Place& place, int first) const {
   const RequestRecord& request = *place.request;
   Slot* slot = request.host_slot;
   const DraftTree& tree = slot->tree;
-  const bool own_tree = request.step_proposal == nullptr && !request.weighed && slot->begun != 0;
+  const bool own_tree = request.own_tree && slot->begun != 0;
   ChoiceTree out;
   out.request = request.id;
   out.first = first;
@@ -87,6 +87,7 @@ void Executor::cut(RequestId id, const std::vector<std::uint8_t>& kept) {
       placed[i] =
           parent >= 0 && (i < fixed || kept[i] != 0) ? tree.add(before.tokens[i], parent) : -1;
       if (placed[i] < 0) continue;
+      request.sources[placed[i]] = request.sources[i];
       request.uncut[placed[i]] = request.uncut[i];
       if (proposal != nullptr) proposal->source[placed[i]] = proposal->source[i];
     }
@@ -95,7 +96,7 @@ void Executor::cut(RequestId id, const std::vector<std::uint8_t>& kept) {
     if (place.is_prefill) {
       place.drafts -= lost;
       place.choices -= lost;
-    } else if (request.weighed && proposal == nullptr) {
+    } else if (request.weighed && !request.own_tree) {
       request.offer.drop(placed, before.size);
     }
     return;

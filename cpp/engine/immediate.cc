@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cstring>
 #include <numeric>
-#include <utility>
 
 #include "base/check.h"
 #include "base/pages.h"
@@ -14,8 +13,6 @@
 namespace specdec {
 namespace {
 
-// How far back the agreement behind a match is counted: beyond this, longer says nothing new.
-constexpr int kMatchHorizon = 16;
 // Does this step need scores of the request, or are the best tokens enough?
 bool wants_scores(const RequestRecord& r, bool is_prefill, int num_output) {
   const RequestParams& p = r.params;
@@ -32,174 +29,12 @@ void Executor::enter_on_host(RequestRecord& request) {
   write_slot(layout_, slot_request(request, /*take_prompt=*/true), slot);
   request.host_slot = slot;
   request.entered = true;
+  if (request.suffix_drafts() > 0) {
+    const auto bytes = static_cast<std::int64_t>(suffix_bytes_required(request.max_len));
+    request.suffix_memory = make_host_slots(1, bytes);
+    suffix_init(SerialTeam{}, request.suffix_state(), request.max_len);
+  }
   if (host_) entered_.push_back({request.slot, request.id, 0, 0});
-}
-
-// Fills the request's offer with what lookups find: `most` drafts, none deeper than `room`.
-void Executor::look_up(RequestRecord& request, int most, int room) {
-  request.offer.clear();
-  const SlotMethod method = request.host_slot->method;
-  if (most <= 0 || room <= 0) return;
-  if (request.predicts()) offer_prediction(request, std::min(most, room));
-  if (!request.forced.empty()) offer_forced(request, std::min(most, room));
-  if (method == SlotMethod::kNgram) offer_ngram(request, std::min(most, room));
-  if (method == SlotMethod::kSuffix) offer_suffix(request, most, room);
-  // Drafts of the method alone come in the order of their source, which fixed drafts keep.
-  if (request.adaptive || request.knows_drafts()) request.offer.sort();
-}
-
-// A chain from the cursor in the text that the user predicts.
-void Executor::offer_prediction(RequestRecord& request, int most) {
-  const auto following = request.prediction->following();
-  const auto match = static_cast<std::int16_t>(std::min(request.prediction->run(), kMatchHorizon));
-  int node = DraftOffer::kGolden;
-  for (int i = 0; i < std::min({most, request.known_drafts, static_cast<int>(following.size())});
-       ++i) {
-    const DraftOffer::Estimate estimate{match, static_cast<std::int16_t>(i + 1), 1.0f};
-    node = request.offer.add(node, following[i], DraftSource::kPrediction, estimate,
-                             request.learnt(), request.shared_rates.get());
-  }
-}
-
-// A chain from the request's own history or the public pool, whichever agrees with a longer suffix;
-// its own on ties.
-void Executor::offer_ngram(RequestRecord& request, int most) {
-  Slot* slot = request.host_slot;
-  const TokenId* history = slot->history();
-  NgramMatch& match = slot->match;
-  ngram_lookup(SerialTeam{}, slot->ngram_index(), history, slot->len, slot->ngram, &match);
-  const TokenId* chain = history + match.source;
-  int length = match.length, agree = match.match_len;
-  while (length > 0 && agree < kMatchHorizon && agree < match.source &&
-         history[match.source - agree - 1] == history[slot->len - agree - 1]) {
-    ++agree;
-  }
-  TokenId pooled[kMaxDraftLen];
-  if (public_pool_ && match.match_len < slot->max_ngram) {
-    std::int32_t pooled_match = 0;
-    const std::int32_t pooled_len =
-        public_pool_->lookup(request.params.cache_salt, history, slot->len,
-                             slot->ngram.max_draft_len, pooled, &pooled_match);
-    if (pooled_len > 0 && pooled_match > match.match_len) {
-      chain = pooled;
-      length = pooled_len;
-      agree = pooled_match;
-    }
-  }
-  int node = DraftOffer::kGolden;
-  for (int i = 0; i < std::min(length, most); ++i) {
-    const DraftOffer::Estimate estimate{static_cast<std::int16_t>(agree),
-                                        static_cast<std::int16_t>(i + 1), 1.0f};
-    node = request.offer.add(node, chain[i], DraftSource::kLookup, estimate, request.learnt(),
-                             request.shared_rates.get());
-  }
-}
-
-// The tree that the slot drafts from its suffix index.
-void Executor::offer_suffix(RequestRecord& request, int most, int room) {
-  Slot* slot = request.host_slot;
-  SuffixState* state = slot->suffix_state();
-  DraftTree tree;
-  suffix_draft(SerialTeam{}, state, slot->history(), slot->len, slot->suffix, most, room, &tree);
-  int place[kMaxStepTokens] = {DraftOffer::kGolden};
-  for (int i = 1; i < tree.size; ++i) {
-    const SuffixNode& node = state->nodes[i - 1];
-    const DraftOffer::Estimate estimate{static_cast<std::int16_t>(node.match), 1,
-                                        static_cast<float>(node.share) / kSuffixOne};
-    place[i] = request.offer.add(place[tree.parents[i]], tree.tokens[i], DraftSource::kSuffix,
-                                 estimate, request.learnt(), request.shared_rates.get());
-  }
-}
-
-// The tree of drafts that were handed in, less what the limits cut off. The cut looks at places in
-// the tree, never at tokens: what is left was drawn from what it says.
-void Executor::place_proposal(RequestRecord& request, const DraftShare& share) {
-  Slot* slot = request.host_slot;
-  DraftTree& tree = slot->tree;
-  tree.reset(slot->history()[slot->len - 1]);
-  request.step_proposal = std::move(request.proposal);
-  const DraftTree& proposal = request.step_proposal->tree;
-  const std::int32_t room = slot_draft_room(slot);
-  std::int32_t depth[kMaxStepTokens];
-  std::int32_t placed[kMaxStepTokens];  // index in the step's tree, -1: cut off
-  derive_depths(proposal.parents, proposal.size, depth);
-  placed[0] = 0;
-  for (int i = 1; i < proposal.size; ++i) {
-    const std::int32_t parent = placed[proposal.parents[i]];
-    const bool fits = parent >= 0 && depth[i] <= room && tree.num_drafts() < share.max_drafts;
-    placed[i] = fits ? tree.add(proposal.tokens[i], parent) : -1;
-    if (fits) request.step_proposal->source[placed[i]] = i - 1;
-  }
-}
-
-// The tree of the request's next decode step.
-void Executor::draft_on_host(RequestRecord& request, const DraftShare& share) {
-  Slot* slot = request.host_slot;
-  DraftTree& tree = slot->tree;
-  request.step_proposal = nullptr;
-  if (request.proposal) {
-    place_proposal(request, share);
-  } else if (request.weighed) {
-    tree.reset(slot->history()[slot->len - 1]);
-    request.offer.take(std::min(share.max_drafts, request.offer.num_drafts()), &tree);
-  } else {
-    slot_draft(SerialTeam{}, slot, share, &tree);
-  }
-}
-
-// The tree behind the prompt's last token: the first `drafts` that came with the request.
-void Executor::take_external(RequestRecord& request, int drafts) {
-  Slot* slot = request.host_slot;
-  slot->tree.reset(slot->history()[slot->len - 1]);
-  request.step_proposal = nullptr;
-  if (drafts == 0) return;
-  request.step_proposal = std::move(request.external);
-  Proposal& external = *request.step_proposal;
-  for (int i = 1; i <= drafts; ++i) {
-    slot->tree.add(external.tree.tokens[i], external.tree.parents[i]);
-    external.source[i] = i - 1;
-  }
-}
-
-// Keeps the proposed drafts that are worth their rows, where the drafter
-// says how likely they are. The same budget as for chains, whose order is by likelihood, too.
-void Executor::cut_proposed_drafts() {
-  if (config_.method != DraftMethod::kProposed || !cost_now_.known()) return;
-  const InFlightStep& flight = flights_.back();
-  const int first = step_.num_prompts;
-  int rows = step_.num_prompt_rows + step_.num_decodes;
-  int most = config_.max_num_tokens - rows;
-  chain_offers_.assign(step_.num_decodes, {});
-  for (int i = 0; i < step_.num_decodes; ++i) {
-    RequestRecord& request = *flight.places[first + i].request;
-    const Slot* slot = request.host_slot;
-    const int allowed = staged(staging_.max_drafts)[first + i];
-    const ProposedDraft* drafts =
-        slot->method == SlotMethod::kProposed ? request.host_slot->proposed_draft() : nullptr;
-    const bool decided = request.proposal != nullptr || request.weighed;
-    const bool current = drafts != nullptr && drafts->len == slot->len && !decided;
-    const int count = current ? std::min(allowed, drafts->count) : 0;
-    int known = 0;
-    request.survival.clear();
-    double least = 1.0;
-    for (; known < count && drafts->survival[known] >= 0.0f; ++known) {
-      least = std::min(least, static_cast<double>(drafts->survival[known]));
-      request.survival.push_back(least);
-    }
-    if (request.adaptive && count > 0 && known == count) {
-      chain_offers_[i] = {request.survival.data(), count};
-    } else {
-      rows += decided ? allowed : count;
-      most -= decided ? allowed : count;
-      request.survival.clear();
-    }
-  }
-  // Making them is paid for already.
-  budget_.cut(chain_offers_, {cost_now_, rows, static_cast<double>(step_.num_decodes), most});
-  for (int i = 0; i < step_.num_decodes; ++i) {
-    if (chain_offers_[i].length > 0)
-      staged(staging_.max_drafts)[first + i] = chain_offers_[i].chosen;
-  }
 }
 
 // The trees of the step that was planned, unless they are there.
@@ -316,9 +151,15 @@ void Executor::commit(const StepPlan& plan, const TokenId* ids, const float* sco
     SPECDEC_REQUIRE(ids[i] < config_.vocab_size, "ids[", i, "] = ", ids[i], ": token ids are 0..",
                     config_.vocab_size - 1);
   }
+  for (int i = 0; config_.with_suffix && i < step_.num_decodes; ++i) {
+    SPECDEC_REQUIRE(!drawn.drawn(i),
+                    "draft_probs: drafts that were drawn cannot stand beside those of suffix "
+                    "decoding; draft the likeliest tokens (use_draft_logits=False)");
+  }
   check_masks(changes.words);
   InFlightStep& flight = flights_.back();
   bool moves = false;
+  host_->plan.kv_moves.clear();
   for (std::size_t b = 0; b < flight.places.size(); ++b) {
     host_->path_len[b] = 0;
     commit_place(flight.places[b], static_cast<int>(b), ids, scores, row_stride, changes, drawn);
@@ -386,6 +227,22 @@ void Executor::move_kv() {
   moved.path = host_->path.data();
   moved.path_len = host_->path_len.data();
   host_->backend.compact_kv(moved);
+
+  StepPlan& plan = host_->plan;
+  const std::int32_t page_size = host_->cache.page_size;
+  for (int b = 0; b < plan.num_requests; ++b) {
+    const std::int32_t* pages =
+        plan.page_table.data() + static_cast<std::ptrdiff_t>(b) * plan.page_table_stride;
+    const auto place = [&](std::int32_t at) {
+      return pages[at / page_size] * page_size + at % page_size;
+    };
+    const std::int32_t* path = moved.path + static_cast<std::ptrdiff_t>(b) * kMaxStepTokens;
+    for (int i = 0; i < moved.path_len[b]; ++i) {
+      if (path[i] == i + 1) continue;
+      plan.kv_moves.push_back(place(plan.kv_len[b] + path[i]));
+      plan.kv_moves.push_back(place(plan.kv_len[b] + 1 + i));
+    }
+  }
 }
 
 }  // namespace specdec

@@ -28,7 +28,7 @@ void Executor::begin_step() {
   step_.index = next_step_;
   step_.ring = ring;
   step_.num_prompts = step_.num_decodes = step_.num_prompt_rows = step_.num_prompt_logits = 0;
-  step_.max_decode_rows = step_.max_rows = step_.max_kv_len = 0;
+  step_.max_decode_rows = step_.max_rows = step_.max_kv_len = step_.most_asked = 0;
   step_.needs_scores = step_.moves = false;
   step_.second_worth = 0.0;
   flights_.push_back({next_step_, ring, false, {}});
@@ -60,7 +60,7 @@ const StagedStep* Executor::plan() {
   const int decoding = static_cast<int>(decoding_.size());
   step_cost_.at(decoding, tokens / std::max(decoding, 1), &cost_now_);
   int budget = config_.max_num_tokens - decoding;
-  int prompt_budget = prefill_rows_beside(decoding, budget);
+  PrefillRoom room = prefill_room(decoding);
   // Prompts come first: they decide when somebody sees the first token.
   const auto& running = book_.running();
   for (std::size_t i = 0; i < running.size(); ++i) {
@@ -70,14 +70,16 @@ const StagedStep* Executor::plan() {
     if (book_.better_wait(i)) continue;
     // Drafts behind a prompt go in one piece, whatever that takes.
     const bool whole = request.external_drafts() > 0;
-    const int rows = prefill_rows(request, whole ? budget : prompt_budget);
+    const int rows = prefill_rows(request, whole ? budget : room_for(request, room, budget));
     if (rows == 0) continue;
     if (!request.entered && !enter(request)) break;
     if (request.device_drafts && request.mirrored == 0 && !mirror(request)) break;
-    const int before = step_.num_prompt_rows;
+    const int before = step_.num_prompt_rows, start = request.prefilled;
     place_prompt(request, rows);
-    budget -= step_.num_prompt_rows - before;
-    prompt_budget = std::max(0, prompt_budget - (step_.num_prompt_rows - before));
+    const int placed = step_.num_prompt_rows - before;
+    budget -= placed;
+    room.seconds -= step_cost_.known() ? step_cost_.prefill(room.rows, placed, start) : 0.0;
+    room.rows += placed;
   }
   host_drafts_each_ = choosing_.empty() ? 0 : host_rows_left_ / static_cast<int>(choosing_.size());
   const int longest = max_drafts_of(config_);
@@ -158,17 +160,25 @@ void Executor::collect() {
   host_rows_left_ = max_host_rows() - static_cast<int>(choosing_.size());
 }
 
-// Rows of prompts that a step may take beside `decoding` requests, of `budget`: they wait for these
-// rows with every token. Where nobody decodes, or T(rows) is not known, all.
-int Executor::prefill_rows_beside(int decoding, int budget) const {
+// How long prompts may hold up a step beside `decoding` requests, which wait for their rows with
+// every token.
+Executor::PrefillRoom Executor::prefill_room(int decoding) const {
   const double slowdown = config_.max_prefill_slowdown;
   const bool limited = slowdown > 0.0 && config_.enable_chunked_prefill;
-  if (!limited || decoding == 0 || !cost_now_.known()) return budget;
-  const double most = slowdown * cost_now_(decoding);
-  int fits = std::min(kLeastPrefillRows, budget), beyond = budget + 1;
+  if (!limited || decoding == 0 || !cost_now_.known()) return {false, 0.0, decoding, decoding};
+  return {true, (slowdown - 1.0) * cost_now_(decoding), decoding, decoding};
+}
+
+// Rows of `request`'s prompt that fit into `room`, of `budget`: the prompts of a step go on by
+// kLeastPrefillRows rows, whatever they take.
+int Executor::room_for(const RequestRecord& request, const PrefillRoom& room, int budget) const {
+  if (!room.limited) return budget;
+  const int least = std::max(0, kLeastPrefillRows - (room.rows - room.decoding));
+  int fits = std::min(least, budget), beyond = budget + 1;
   while (beyond - fits > 1) {
     const int rows = fits + (beyond - fits) / 2;
-    (cost_now_(decoding + rows) <= most ? fits : beyond) = rows;
+    const double seconds = step_cost_.prefill(room.rows, rows, request.prefilled);
+    (seconds <= room.seconds ? fits : beyond) = rows;
   }
   return fits;
 }
@@ -266,6 +276,7 @@ void Executor::place_decode(RequestRecord& request, int most_drafts, int arm) {
   // and leaves out what has no place; the host knows how long it is at least.
   path = std::max(0, std::min(path, request.room()));
   if (request.chain && !request.proposal) drafts = path;
+  request.draft_limit = std::min(request.draft_limit, drafts);
   if (request.by_host && !request.device_drafts) {
     share.max_drafts = drafts;
     draft_on_host(request, share);
@@ -282,7 +293,10 @@ void Executor::place_decode(RequestRecord& request, int most_drafts, int arm) {
   if (tree >= 0) step_.host_trees.push_back({b - step_.num_prompts, rows, request.slot});
   staged(staging_.slot_ids)[b] = request.slot;
   staged(staging_.commit_ids)[b] = request.by_host ? -1 : request.slot;
-  staged(staging_.max_drafts)[b] = drafts;
+  // What the host has found itself is no drafter's.
+  const int asked = request.weighed && request.host_slot != nullptr ? request.asked : drafts;
+  staged(staging_.max_drafts)[b] = asked;
+  step_.most_asked = std::max(step_.most_asked, asked);
   staged(staging_.window_rows)[b] = share.window_rows;
   staged(staging_.guesses)[b] = share.guesses;
   step_.max_decode_rows += rows;

@@ -1,6 +1,7 @@
 // One request: what the caller asked for, and where it stands.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -12,6 +13,7 @@
 #include "algo/sample.h"
 #include "algo/stop_rules.h"
 #include "base/types.h"
+#include "engine/chain_history.h"
 
 namespace specdec {
 
@@ -41,8 +43,9 @@ struct RequestParams {
   std::optional<LookaheadConfig> lookahead;  // absent: the executor's triple
   // Prompt lookup, drafts from outside: upper bound; absent: the executor's.
   std::optional<int> max_draft_len;
-  std::optional<bool> adaptive;  // absent: the executor's
-  int priority = 0;              // a smaller one is admitted earlier and gives its pages back later
+  std::optional<int> suffix_draft_len;  // the same of suffix decoding beside the method
+  std::optional<bool> adaptive;         // absent: the executor's
+  int priority = 0;  // a smaller one is admitted earlier and gives its pages back later
   std::uint64_t seed = 0;
   SamplingLaw sampling;
   AcceptanceParams acceptance;
@@ -52,6 +55,7 @@ struct RequestParams {
   bool needs_scores = false;           // the caller changes this request's scores before commit()
   bool grammar = false;        // commit() and deliver() bring masks of what may follow each node
   bool return_logits = false;  // StepOutput::logit_rows is wanted
+  bool return_drafts = false;  // StepOutput::drafts is wanted
   bool compute_whole_prompt = false;  // every prompt token needs a row: nothing is taken over
   // A chain of drafts for what follows the prompt, verified in the pass that reads its last token.
   std::vector<TokenId> external_drafts;
@@ -90,22 +94,35 @@ struct TokenLogprobs {
   std::vector<std::pair<TokenId, float>> top;  // best first, ties by smaller id
 };
 
+// A draft that a step verified: node i + 1 of its tree is entry i of StepOutput::drafts.
+struct VerifiedDraft {
+  TokenId token = 0;
+  int parent = -1;         // another entry; -1: it follows the golden token
+  bool accepted = false;   // and delivered
+  SourceBits sources = 0;  // who has proposed it
+};
+
 // What one step delivered to one request.
 struct StepOutput {
   RequestId request_id = 0;
   std::int64_t step = -1;     // whose it is
   std::int64_t sequence = 0;  // grows from output to output (engine/output_queue.h)
   bool is_prefill = false;
-  std::vector<TokenId> tokens;     // delivered this step; the final token may be a stop token
-  int num_rows = 0;                // rows of this request in the forward pass
-  int num_cached_tokens = 0;       // prompt tokens whose K/V it took from published pages
-  int num_drafts = 0;              // draft nodes verified
-  int num_accepted = 0;            // of `tokens`, how many were accepted drafts
-  int num_predicted = 0;           // of num_drafts, how many a prediction has proposed,
-  int num_accepted_predicted = 0;  // and of num_accepted
-  int num_forced = 0;              // the same of tokens that a grammar has forced
-  int num_accepted_forced = 0;
+  std::vector<TokenId> tokens;  // delivered this step; the final token may be a stop token
+  int num_rows = 0;             // rows of this request in the forward pass
+  int num_cached_tokens = 0;    // prompt tokens whose K/V it took from published pages
+  int num_drafts = 0;           // draft nodes verified
+  int num_accepted = 0;         // of `tokens`, how many were accepted drafts
+  // Where the host knows it: of num_drafts and of num_accepted, how many each source has proposed
+  // (a draft may be of several), and who the accepted ones are of.
+  struct SourceCount {
+    int drafts = 0, accepted = 0;
+  };
+  std::array<SourceCount, kNumDraftSources> sources{};
+  std::vector<SourceBits> accepted_by;
   int max_path = 0;  // the deepest draft node: what the step could have accepted
+  // If asked for (return_drafts).
+  std::vector<VerifiedDraft> drafts;
   // Logit row of the step whose token was delivered last: the golden token's, or the deepest
   // accepted draft's. -1: nothing was delivered.
   int last_logit_row = -1;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdlib>
 #include <deque>
@@ -69,10 +70,11 @@ struct RequestRecord {
   RequestParams params;  // its prompt is in `text`
   ScoreProcessor processor;
   int prompt_len = 0;
-  int max_len = 0;     // the history never grows beyond this
-  int max_drafts = 0;  // of one step
-  int max_path = 0;    // of them, how many can be accepted
-  bool chain = false;  // drafts are no tree: one position less left, one draft less
+  int max_len = 0;        // the history never grows beyond this
+  int max_drafts = 0;     // of one step
+  int method_drafts = 0;  // of them, the method's; the others are of suffix decoding beside it
+  int max_path = 0;       // of the method's, how many can be accepted
+  bool chain = false;     // drafts are no tree: one position less left, one draft less
 
   bool adaptive = false;  // it drafts what pays
   std::optional<LookaheadBandit> arms;
@@ -84,11 +86,15 @@ struct RequestRecord {
   SourceRates rates;     // where it is
   bool weighed = false;  // the step's drafts are weighed before it, those of `offer` if
   std::optional<Prediction> prediction;
-  std::vector<TokenId> forced;              // all that a grammar allows next
-  int known_drafts = 0;                     // of one step, of prediction and grammar, at most
-  DraftOffer offer;                         // the slot is the host's: what was found for the step
-  int draft_limit = 0;                      // weighed: drafts of the step to be planned
-  std::vector<double> survival;             // of drafts that operations proposed
+  std::vector<TokenId> forced;  // all that a grammar allows next
+  int known_drafts = 0;         // of one step, of prediction and grammar, at most
+  DraftOffer offer;             // the slot is the host's: what was found for the step
+  int draft_limit = 0;          // weighed: drafts of the step to be planned
+  int asked = 0;                // weighed: drafts that the method is asked for, too
+  HostSlots suffix_memory;      // suffix decoding beside the method: its SuffixState
+  std::array<SourceBits, kMaxStepTokens> sources{};  // of the nodes of the step's tree
+  bool own_tree = false;                             // which the slot's own drafter has drafted
+  std::vector<double> survival;                      // of drafts that operations proposed
   int published = 0;                        // tokens of the history that the public pool has
   std::unique_ptr<Proposal> external;       // drafts behind the prompt, until they are planned
   std::unique_ptr<Proposal> proposal;       // for the next decode step
@@ -135,6 +141,11 @@ struct RequestRecord {
   // Where its slot is the host's: tokens as far as steps have run.
   int output_so_far() const { return host_slot->begun != 0 ? host_slot->len - prompt_len : 0; }
 
+  // Drafts of suffix decoding beside the method's, at most.
+  int suffix_drafts() const { return max_drafts - method_drafts; }
+  // What suffix decoding knows of the text, where it drafts beside the method.
+  SuffixState* suffix_state() const { return reinterpret_cast<SuffixState*>(suffix_memory.get()); }
+
   // There is something in the prediction for the token after the history.
   bool predicts() const { return prediction && !prediction->following().empty(); }
   // Drafts for the next step are there, whatever the method drafts.
@@ -144,6 +155,9 @@ struct RequestRecord {
 
   // What chances are made of; null: drafts are fixed and shall not depend on what others got.
   const SourceRates* learnt() const { return adaptive ? &rates : nullptr; }
+
+  // The method is asked beside what is at hand, where that is not worth more.
+  bool asks() const { return weighed && suffix_memory != nullptr && method_drafts > 0; }
 
   BudgetBandit* any_arms() {
     if (arms) return &*arms;

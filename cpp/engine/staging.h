@@ -75,6 +75,7 @@ struct StagedStep {
   int num_prompts = 0, num_decodes = 0;
   int num_prompt_rows = 0, num_prompt_logits = 0;
   int max_decode_rows = 0;
+  int most_asked = 0;                // drafts of one request that its drafter is to make
   int max_rows = 0, max_kv_len = 0;  // of any one request, upper bounds
   // The scores that the host reads go into the ring, in this order; then those of the trees.
   std::vector<StagedChoices> host_choices;

@@ -11,12 +11,18 @@
 
 namespace specdec {
 
+// How rows of prompts compare with the table, which was measured on rows that decode: what more of
+// them cost, and what the text costs that they read.
+struct PrefillScale {
+  double rows = 1.0, context = 1.0;
+};
+
 class StepCost {
  public:
   StepCost() = default;
   StepCost(std::vector<int> rows, std::vector<double> seconds, double context_len = 0.0,
-           std::vector<double> growth = {}) {
-    set(std::move(rows), std::move(seconds), context_len, std::move(growth));
+           std::vector<double> growth = {}, const PrefillScale& prefill = {}) {
+    set(std::move(rows), std::move(seconds), context_len, std::move(growth), prefill);
   }
 
   // `rows` ascending from 1; `seconds` positive. Between points: linear; beyond: the slope over the
@@ -24,7 +30,7 @@ class StepCost {
   // `seconds` hold for one request with `context_len` tokens in the cache; `growth`: what each
   // token more adds, by rows again (empty: nothing).
   void set(std::vector<int> rows, std::vector<double> seconds, double context_len = 0.0,
-           std::vector<double> growth = {}) {
+           std::vector<double> growth = {}, const PrefillScale& prefill = {}) {
     SPECDEC_REQUIRE(rows.size() == seconds.size() && rows.size() >= 2, "step_cost: ", rows.size(),
                     " row counts and ", seconds.size(), " times: give at least two of each");
     SPECDEC_REQUIRE(growth.empty() || growth.size() == rows.size(), "step_cost.growth has ",
@@ -40,10 +46,20 @@ class StepCost {
       SPECDEC_REQUIRE(growth.empty() || (growth[i] >= -kMost && growth[i] <= kMost),
                       "step_cost.growth[", i, "] = ", growth.empty() ? 0.0 : growth[i],
                       ": must be a number of at most ", kMost);
-      // Noise can make more rows, or a longer context, look cheaper; the truth is monotone.
-      if (i > 0) seconds[i] = std::max(seconds[i], seconds[i - 1]);
+      // Noise can make a longer context look cheaper; the truth is monotone.
       if (!growth.empty()) growth[i] = std::max(growth[i], i > 0 ? growth[i - 1] : 0.0);
     }
+    // The same of rows. What else a machine does makes passes slower, never faster: of two times in
+    // the wrong order the longer one is wrong. Were it believed, the rows in between would look
+    // free.
+    for (std::size_t i = seconds.size() - 1; i > 0; --i) {
+      seconds[i - 1] = std::min(seconds[i - 1], seconds[i]);
+    }
+    for (const double factor : {prefill.rows, prefill.context}) {
+      SPECDEC_REQUIRE(factor > 0.0 && factor <= kMost, "step_cost.prefill = ", prefill.rows, ", ",
+                      prefill.context, ": must be positive and at most ", kMost);
+    }
+    prefill_ = prefill;
     rows_ = std::move(rows);
     seconds_ = std::move(seconds);
     context_len_ = context_len;
@@ -63,6 +79,18 @@ class StepCost {
       const double share = static_cast<double>(rows_[i]) / requests;
       out->seconds_[i] += requests * more * between(growth_, share);
     }
+  }
+
+  const PrefillScale& prefill_scale() const { return prefill_; }
+
+  // Seconds that `rows` rows of a prompt, `start` tokens of which were read before, add to a pass
+  // of `base` rows: as rows, and for what each of them reads.
+  double prefill(double base, double rows, double start) const {
+    return prefill_.rows * more_rows(base, rows) + prefill_.context * more_context(rows, start);
+  }
+  double more_rows(double base, double rows) const { return (*this)(base + rows) - (*this)(base); }
+  double more_context(double rows, double start) const {
+    return std::max(0.0, start + rows / 2.0 - context_len_) * growth_at(rows);
   }
 
   bool known() const { return !rows_.empty(); }
@@ -97,6 +125,7 @@ class StepCost {
   std::vector<int> rows_;
   std::vector<double> seconds_, growth_;  // by rows; seconds, seconds per token of context
   double context_len_ = 0.0;              // of seconds_
+  PrefillScale prefill_;
 };
 
 }  // namespace specdec

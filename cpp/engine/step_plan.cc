@@ -39,7 +39,7 @@ std::size_t StepPlan::memory_bytes() const {
   auto bytes = [](const auto& v) { return v.capacity() * sizeof(v[0]); };
   return bytes(tokens) + bytes(positions) + bytes(parents) + bytes(mask) + bytes(cu_rows) +
          bytes(kv_len) + bytes(is_tree) + bytes(page_table) + bytes(logit_rows) + bytes(cu_logits) +
-         bytes(slot) + bytes(request_ids);
+         bytes(slot) + bytes(request_ids) + bytes(kv_moves);
 }
 
 }  // namespace specdec

@@ -41,6 +41,9 @@ struct StepPlan {
   std::vector<std::int32_t> cu_logits;   // [max_requests + 1] first logit row of each request
   std::vector<std::int32_t> slot;        // [max_requests] the request's slot in the executor
   std::vector<RequestId> request_ids;    // [max_requests] 0 in a plan made by hand
+  // What the last commit moved in the pages: pairs (from, to) of page * page size + place in it, in
+  // this order. Ranks that hold K/V of other heads move theirs before their next forward pass.
+  std::vector<std::int32_t> kv_moves;
 };
 
 }  // namespace specdec

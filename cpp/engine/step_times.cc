@@ -41,7 +41,8 @@ double StepTimes::Recent::quartile() const {
 }
 
 bool StepTimes::observe(const StepPlan& plan, double seconds) {
-  if (plan.num_prefill_rows > 0 || plan.num_requests == 0) return false;
+  if (plan.num_requests == 0) return false;
+  if (plan.num_prefill_rows > 0) return observe_prefill(plan, seconds);
   const auto* end = plan.kv_len.data() + plan.num_requests;
   const double tokens = std::accumulate(plan.kv_len.data(), end, 0.0);
   return observe(plan.num_rows, plan.num_requests, tokens / plan.num_requests, seconds);
@@ -71,6 +72,39 @@ bool StepTimes::observe(int rows, int requests, double context_len, double secon
   return true;
 }
 
+// The step's requests that read prompts come first.
+bool StepTimes::observe_prefill(const StepPlan& plan, double seconds) {
+  if (!(seconds > 0.0)) return false;
+  const int prompts = static_cast<int>(std::lower_bound(plan.cu_rows.begin(),
+                                                        plan.cu_rows.begin() + plan.num_requests,
+                                                        plan.num_prefill_rows) -
+                                       plan.cu_rows.begin());
+  const int decoding = plan.num_requests - prompts;
+  double context = 0.0, base = cost_(1);
+  if (decoding > 0) {
+    const auto* first = plan.kv_len.data() + prompts;
+    const double tokens = std::accumulate(first, first + decoding, 0.0);
+    StepCost now;
+    cost_.at(decoding, tokens / decoding, &now);
+    base = now(plan.num_rows - plan.num_prefill_rows);
+  }
+  for (int b = 0; b < prompts; ++b) {
+    context += cost_.more_context(plan.cu_rows[b + 1] - plan.cu_rows[b], plan.kv_len[b]);
+  }
+  const double others = std::max(1, plan.num_rows - plan.num_prefill_rows);
+  const double rows = cost_.more_rows(others, plan.num_rows - others);
+  // Whichever is more of it learns; the other one is believed.
+  const PrefillScale& scale = cost_.prefill_scale();
+  const bool long_text = scale.context * context > scale.rows * rows;
+  const double known = base + (long_text ? scale.rows * rows : scale.context * context);
+  const double added = long_text ? context : rows;
+  if (!(added > 0.0)) return false;
+  (long_text ? prefill_context_ : prefill_rows_)
+      .add(std::clamp((seconds - known) / added, kLeast, kMost));
+  update();
+  return true;
+}
+
 void StepTimes::update() {
   const std::size_t size = by_rows_.size();
   std::vector<double> seconds = start_.seconds(), growth = start_.growth();
@@ -92,7 +126,10 @@ void StepTimes::update() {
     const double quotient = growth_.quartile();
     for (double& value : growth) value = std::min(value * quotient, kLongest);
   }
-  cost_.set(start_.rows(), std::move(seconds), start_.context_len(), std::move(growth));
+  PrefillScale scale = start_.prefill_scale();
+  if (!prefill_rows_.values.empty()) scale.rows = prefill_rows_.quartile();
+  if (!prefill_context_.values.empty()) scale.context = prefill_context_.quartile();
+  cost_.set(start_.rows(), std::move(seconds), start_.context_len(), std::move(growth), scale);
 }
 
 }  // namespace specdec

@@ -17,8 +17,8 @@ class StepTimes {
  public:
   explicit StepTimes(StepCost start);
 
-  // A forward pass of `seconds` was served. Steps that read prompts say nothing and are ignored:
-  // few of their rows need scores. True: cost() has changed.
+  // A forward pass of `seconds` was served. True: cost() has changed. A step that reads prompts
+  // teaches what these add, and nothing about rows that decode: few of its rows need scores.
   bool observe(const StepPlan& plan, double seconds);
   bool observe(int rows, int requests, double context_len, double seconds);
 
@@ -34,11 +34,15 @@ class StepTimes {
     bool known() const;
     double quartile() const;
   };
+  bool observe_prefill(const StepPlan& plan, double seconds);
   void update();
 
   StepCost start_, cost_;
   std::vector<Recent> by_rows_;  // of start_.rows(): seconds
   Recent growth_;                // what a longer context adds
+  // What rows of prompts add, and the text that they read: the first of each is believed, because
+  // a prompt may be read in a few steps.
+  Recent prefill_rows_, prefill_context_;
   std::int64_t observed_ = 0;
 };
 

@@ -17,6 +17,7 @@ void spend(StepBase* step) { step->spent += std::exchange(step->drafting.fixed, 
 // Are the request's drafts weighed before the step that verifies them, by chances of each?
 bool Executor::weighs(const RequestRecord& request) const {
   return config_.method == DraftMethod::kNgram || request.knows_drafts() ||
+         request.suffix_memory != nullptr ||
          (config_.method == DraftMethod::kSuffix && request.host_slot != nullptr);
 }
 
@@ -32,8 +33,8 @@ void Executor::weigh_lookups(int most_drafts, int each) {
     request.weighed = weighs(request);
     if (!request.weighed) continue;
     any = true;
-    const int most =
-        std::max(request.max_drafts, request.knows_drafts() ? request.known_drafts : 0);
+    const int looked_up = request.suffix_memory ? request.suffix_drafts() : request.method_drafts;
+    const int most = std::max(looked_up, request.knows_drafts() ? request.known_drafts : 0);
     int length = std::max(0, std::min(most, most_drafts_of(request, each)));
     const bool on_host = request.host_slot != nullptr;
     if (request.knows_drafts()) request.proposal = nullptr;  // what is known comes first
@@ -59,8 +60,7 @@ void Executor::weigh_lookups(int most_drafts, int each) {
     }
   }
   if (!any || !cost_now_.known()) return;
-  budget_.cut(chain_offers_,
-              {cost_now_, rows, static_cast<double>(decoding_.size()), most_drafts, draft_cost_});
+  budget_.cut(chain_offers_, {cost_now_, rows, static_cast<double>(decoding_.size()), most_drafts});
   for (std::size_t i = 0; i < decoding_.size(); ++i) {
     RequestRecord& request = *decoding_[i];
     if (!request.weighed || !request.adaptive || request.proposal) continue;
@@ -79,7 +79,7 @@ void Executor::weigh_lookups(int most_drafts, int each) {
 void Executor::choose_arms(int most_drafts, int each) {
   arms_chosen_.assign(decoding_.size(), -1);
   const bool any = std::any_of(decoding_.begin(), decoding_.end(),
-                               [](const RequestRecord* r) { return !r->weighed; });
+                               [](const RequestRecord* r) { return !r->weighed || r->asks(); });
   if (!cost_now_.known() || !any) return;
   StepBase step{.cost = cost_now_,
                 .rows = step_.num_prompt_rows + static_cast<int>(decoding_.size()),
@@ -90,16 +90,22 @@ void Executor::choose_arms(int most_drafts, int each) {
   for (std::size_t i = 0; i < decoding_.size(); ++i) {
     RequestRecord& request = *decoding_[i];
     BudgetBandit* arms = request.any_arms();
-    const int most = std::min(request.max_drafts, most_drafts_of(request, each));
-    if (arms != nullptr && request.adaptive && !request.proposal && !request.weighed && most > 0) {
-      chain_offers_[i] = arms->offer();
-      step.tokens += arms->tokens(0);
+    const bool asks = !request.weighed || request.asks();
+    const int most = std::min(request.method_drafts, most_drafts_of(request, each));
+    const int known = request.weighed ? std::max(0, request.draft_limit) : 0;
+    step.rows += known;
+    step.max_more_rows = std::max(0, step.max_more_rows - known);
+    const bool sees = request.weighed && request.host_slot != nullptr;
+    const double worth = sees ? request.offer.expected(known) : 0.0;
+    if (arms != nullptr && request.adaptive && !request.proposal && asks && most > 0) {
+      // What the method brings where what is at hand fails.
+      chain_offers_[i] = arms->offer(sees ? 1.0 - request.offer.first_chance(known) : 1.0);
+      step.tokens += arms->tokens(0) + worth;
       continue;
     }
-    step.tokens += 1.0;
-    int fixed = most;
+    step.tokens += 1.0 + worth;
+    int fixed = asks ? most : 0;
     if (request.proposal) fixed = std::min(most, request.proposal->tree.num_drafts());
-    if (request.weighed) fixed = request.draft_limit;
     fixed = std::max(0, fixed);
     step.rows += fixed;
     step.max_more_rows = std::max(0, step.max_more_rows - fixed);
@@ -120,16 +126,31 @@ void Executor::choose_arms(int most_drafts, int each) {
 
 // What the request may draft in this step. `most_drafts`: rows left for drafts; `arm`: -1: none was
 // chosen.
-DraftShare Executor::share_of(const RequestRecord& request, int most_drafts, int arm) const {
-  DraftShare share;
-  share.max_drafts =
-      std::min(request.weighed ? request.most_drafts() : request.max_drafts, most_drafts);
-  if (share.max_drafts <= 0) return share;
+DraftShare Executor::share_of(RequestRecord& request, int most_drafts, int arm) const {
+  most_drafts = std::max(0, most_drafts);
+  request.asked = 0;
   if (request.proposal) {
-    share.max_drafts = std::min(share.max_drafts, request.proposal->tree.num_drafts());
-  } else if (request.weighed) {
-    share.max_drafts = std::min(share.max_drafts, request.draft_limit);
-  } else if (arm >= 0 && request.sizes) {
+    const int drafts = std::min(request.proposal->tree.num_drafts(), request.max_drafts);
+    return {.max_drafts = std::min(drafts, most_drafts)};
+  }
+  if (!request.weighed) return asked_of(request, most_drafts, arm);
+  request.draft_limit = std::min(request.draft_limit, most_drafts);
+  DraftShare share{.max_drafts = 0};
+  // Pages were promised for the text and so many drafts behind it.
+  const int room = std::max(request.max_drafts, request.room());
+  const int most = std::min(most_drafts, room) - request.draft_limit;
+  if (request.asks()) share = asked_of(request, std::max(0, most), arm);
+  request.asked = share.max_drafts;
+  share.max_drafts += request.draft_limit;
+  return share;
+}
+
+// What its method may draft.
+DraftShare Executor::asked_of(const RequestRecord& request, int most_drafts, int arm) const {
+  DraftShare share;
+  share.max_drafts = std::min(request.method_drafts, most_drafts);
+  if (share.max_drafts <= 0) return share;
+  if (arm >= 0 && request.sizes) {
     share.max_drafts = std::min(share.max_drafts, request.sizes->drafts(arm));
   } else if (arm >= 0) {
     const LookaheadBudget budget = request.arms->budget(arm);

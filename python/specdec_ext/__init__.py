@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from .config.methods import MedusaDecodingConfig as MedusaDecodingConfig
     from .config.methods import ReDrafterDecodingConfig as ReDrafterDecodingConfig
     from .config.methods import UserDrafterConfig as UserDrafterConfig
+    from .config.sources import CompositeDecodingConfig as CompositeDecodingConfig
     from .config.suffix import SuffixDecodingConfig as SuffixDecodingConfig
     from .errors import CapacityError as CapacityError
     from .errors import ConfigError as ConfigError
@@ -32,7 +33,9 @@ if TYPE_CHECKING:
     from .errors import UnsupportedModelError as UnsupportedModelError
     from .errors import UnsupportedRequestError as UnsupportedRequestError
     from .installation import build_info as build_info
+    from .installation import cmake_dir as cmake_dir
     from .installation import get_num_threads as get_num_threads
+    from .installation import include_dir as include_dir
     from .installation import set_num_threads as set_num_threads
     from .llm import LLM as LLM
     from .models.default import default_model as default_model
@@ -45,6 +48,7 @@ if TYPE_CHECKING:
 _EXPORTS = {
     "CapacityError": "errors",
     "CompletionOutput": "text.outputs",
+    "CompositeDecodingConfig": "config.sources",
     "ConfigError": "errors",
     "DraftTargetDecodingConfig": "config.methods",
     "EngineError": "errors",
@@ -70,8 +74,10 @@ _EXPORTS = {
     "UserDrafterConfig": "config.methods",
     "__version__": "_version",
     "build_info": "installation",
+    "cmake_dir": "installation",
     "default_model": "models.default",
     "get_num_threads": "installation",
+    "include_dir": "installation",
     "max_draft_len": "config.engine",
     "set_num_threads": "installation",
 }

@@ -13,6 +13,7 @@ import typing_extensions
 
 __all__: list[str] = [
     "BEAM_SCORES",
+    "DRAFT_SOURCES",
     "GROWTH_BYTES",
     "MASK_WORDS",
     "MAX_DRAFT_LEN",
@@ -35,6 +36,8 @@ __all__: list[str] = [
     "PackedLinear",
     "RecurrentDrafter",
     "SearchCost",
+    "ShardedStep",
+    "SharedCounters",
     "SlotEntry",
     "SlotLayout",
     "StagedChoices",
@@ -45,6 +48,7 @@ __all__: list[str] = [
     "StepOutput",
     "StepPlan",
     "StepTimes",
+    "VerifiedDraft",
     "accept_scratch_bytes",
     "accept_step",
     "acceptance_rules",
@@ -68,12 +72,16 @@ __all__: list[str] = [
     "grow_drafts",
     "guess_tree",
     "keep_hidden",
+    "kv_row_bytes",
+    "kv_row_width",
     "linear",
     "linear_scratch_bytes",
     "load_backend",
     "make_step_plan",
     "mask_from_parents",
+    "merge_best",
     "merge_step_beams",
+    "move_kv",
     "num_threads",
     "pack_drafts",
     "pack_mask",
@@ -91,6 +99,8 @@ __all__: list[str] = [
     "step_attention",
     "supported_attention",
     "synthetic_step",
+    "text_array",
+    "text_array_end",
 ]
 
 class StepPlan:
@@ -106,6 +116,16 @@ class StepPlan:
     ) -> None:
         """
         An empty plan, for fill_step_plan.
+        """
+    def pack(
+        self, page_size: typing.SupportsInt | typing.SupportsIndex
+    ) -> numpy.typing.NDArray[numpy.int32]:
+        """
+        The plan as int32 words, for unpack() on another rank. K/V moves that are due go with the first packet and no other.
+        """
+    def unpack(self, words: typing.Annotated[numpy.typing.ArrayLike, numpy.int32]) -> None:
+        """
+        Become the plan that another rank has packed.
         """
     @property
     def cu_logits(self) -> numpy.typing.NDArray[numpy.int32]:
@@ -128,6 +148,11 @@ class StepPlan:
     def kv_len(self) -> numpy.typing.NDArray[numpy.int32]:
         """
         [B] int32 tokens in the KV cache before the step
+        """
+    @property
+    def kv_moves(self) -> numpy.typing.NDArray[numpy.int32]:
+        """
+        [M, 2] int32: what the last commit moved in the pages, from and to, as page * page size + place in the page
         """
     @property
     def logit_rows(self) -> numpy.typing.NDArray[numpy.int32]:
@@ -220,7 +245,7 @@ class PackedLinear:
     """
     def __init__(self, weight: typing.Any, bias: typing.Any = None) -> None:
         """
-        weight [N, K] and bias [N] (CPU, float32, bfloat16 or float16) are copied. A quantised weight is a pair: its blocks, uint8 [N, bytes of a row], and their format's name: q8_0, q4_0, q4_1, q4_k, q5_k or q6_k.
+        weight [N, K] and bias [N] (CPU, float32, bfloat16 or float16) are copied. A quantised weight is a pair: its blocks, uint8 [N, bytes of a row], and their format's name: q8_0, q4_0, q4_1, q4_k, q5_k, q6_k, q4_g or q8_g.
         """
     def read(self) -> int:
         """
@@ -290,13 +315,24 @@ class LlamaDecoder:
         rope_index: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
         sliding_window: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
         head_size: typing.SupportsInt | typing.SupportsIndex = 0,
+        shard_rank: typing.SupportsInt | typing.SupportsIndex = 0,
+        kv_head_bounds: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex] = [],
+        hidden_bounds: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex] = [],
+        ffn_bounds: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex] = [],
+        head_bounds: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex] = [],
     ) -> None:
         """
-        Fields as in config.json; ``rope_index`` and ``sliding_window`` have one entry per layer (table index or -1; tokens or 0). ``max_rows`` sizes the buffers. ``head_size``: rows of the head if they are not the whole vocabulary.
+        Fields as in config.json; ``rope_index`` and ``sliding_window`` have one entry per layer (table index or -1; tokens or 0). ``max_rows`` sizes the buffers. ``head_size``: rows of the head if they are not the whole vocabulary. With bounds [ranks + 1] it computes the rows of each projection that lie between those of ``shard_rank``.
         """
-    def bind_cache(self, k_pages: typing.Any, v_pages: typing.Any) -> None:
+    def bind_cache(
+        self,
+        k_pages: typing.Any,
+        v_pages: typing.Any,
+        k_scale: typing.Any = None,
+        v_scale: typing.Any = None,
+    ) -> None:
         """
-        Use these pages [layers, P, G, S, K] from now on; keeps them alive. All weights must be set.
+        Use these pages [layers, P, G, S, kv_row_width(dtype, K)] from now on; keeps them alive. All weights must be set. k_scale, v_scale: float32 [layers, G], copied; what e4m3 pages hold times these is K and V; None: 1.
         """
     def embed(self, tokens: typing.Any, out: typing.Any) -> None:
         """
@@ -363,6 +399,57 @@ class LlamaDecoder:
         """
         Bytes of packed weights that a step reads.
         """
+
+class SharedCounters:
+    """
+    Counters that processes share, a cache line each: one adds, the others wait. What was written before add() is seen behind wait().
+    """
+    def __init__(self, memory: typing_extensions.Buffer) -> None:
+        """
+        memory: writable bytes of a shared mapping, zeros at first.
+        """
+    def add(self, index: typing.SupportsInt | typing.SupportsIndex) -> None: ...
+    def wait(
+        self,
+        index: typing.SupportsInt | typing.SupportsIndex,
+        target: typing.SupportsInt | typing.SupportsIndex,
+        seconds: typing.SupportsFloat | typing.SupportsIndex,
+    ) -> bool:
+        """
+        Until the counter has been added to `target` times (modulo 2^32); False: it was not within `seconds`. Releases the GIL.
+        """
+
+class ShardedStep:
+    """
+    A forward pass of a decoder that holds a shard. run_part() for each part in order, the ranks' chunks gathered in between, then finish(). Raises ValueError.
+    """
+    def __init__(self, decoder: LlamaDecoder, plan: StepPlan, embedded: typing.Any = None) -> None:
+        """
+        embedded: float32 [R, hidden_size], what embedded_rows() of rank 0 gave; rank 0 needs none.
+        """
+    def chunk_bytes(self, part: typing.SupportsInt | typing.SupportsIndex) -> int:
+        """
+        Bytes of each rank's chunk behind a part, for the longest of them.
+        """
+    def embedded_rows(self) -> numpy.typing.NDArray[numpy.float32]:
+        """
+        A copy of the rows that the first layer reads, before the first part.
+        """
+    def finish(self, gathered: typing.Any, out: typing.Any, hidden: typing.Any = None) -> None:
+        """
+        out: float32 [L, own scores], or uint8 [L, 8] for the best score of each row and its id, to be merged. hidden: as LlamaDecoder.forward's. Releases the GIL.
+        """
+    def run_part(
+        self,
+        part: typing.SupportsInt | typing.SupportsIndex,
+        gathered: typing.Any,
+        chunk: typing.Any,
+    ) -> None:
+        """
+        gathered: uint8, the ranks' chunks behind the part before, one after another (None for part 0). chunk: uint8, receives this rank's. Releases the GIL.
+        """
+    @property
+    def num_parts(self) -> int: ...
 
 class SlotLayout:
     """
@@ -581,6 +668,11 @@ class StagedStep:
         Of any one request, an upper bound.
         """
     @property
+    def most_asked(self) -> int:
+        """
+        Drafts of any one request that its drafter is to make.
+        """
+    @property
     def moves(self) -> bool:
         """
         K/V is to be moved before the step.
@@ -609,10 +701,39 @@ class StagedStep:
         Tokens that a second brings without drafts; 0: not known.
         """
 
+class VerifiedDraft:
+    """
+    A draft that a step verified.
+    """
+    @property
+    def accepted(self) -> bool: ...
+    @property
+    def parent(self) -> int:
+        """
+        Index of another draft; -1: it follows the golden token.
+        """
+    @property
+    def sources(self) -> list[int]:
+        """
+        Who proposed it, as indices of DRAFT_SOURCES; a draft may be of several.
+        """
+    @property
+    def token(self) -> int: ...
+
 class StepOutput:
     """
     What one step delivered to one request.
     """
+    @property
+    def accepted_by(self) -> list[int]:
+        """
+        The source of each accepted draft; of several the first in the order of DRAFT_SOURCES.
+        """
+    @property
+    def drafts(self) -> list[VerifiedDraft]:
+        """
+        The verified drafts, if asked for (return_drafts).
+        """
     @property
     def error(self) -> str | None: ...
     @property
@@ -630,29 +751,9 @@ class StepOutput:
     @property
     def num_accepted(self) -> int: ...
     @property
-    def num_accepted_forced(self) -> int:
-        """
-        Of num_accepted, how many a grammar has forced.
-        """
-    @property
-    def num_accepted_predicted(self) -> int:
-        """
-        Of num_accepted, how many the prediction has proposed.
-        """
-    @property
     def num_cached_tokens(self) -> int: ...
     @property
     def num_drafts(self) -> int: ...
-    @property
-    def num_forced(self) -> int:
-        """
-        Of num_drafts, how many a grammar has forced.
-        """
-    @property
-    def num_predicted(self) -> int:
-        """
-        Of num_drafts, how many the prediction has proposed.
-        """
     @property
     def num_rows(self) -> int: ...
     @property
@@ -663,6 +764,11 @@ class StepOutput:
     def sequence(self) -> int:
         """
         Grows from output to output.
+        """
+    @property
+    def sources(self) -> list[tuple[int, int, int]]:
+        """
+        (source, drafts, accepted drafts) of each source that has proposed any, as far as the host knows; a draft may be of several.
         """
     @property
     def step(self) -> int: ...
@@ -738,6 +844,7 @@ class Executor:
         ] = (1, 1, 0),
         ngram: dict[str, typing.Any] = {},
         suffix: dict[str, typing.Any] = {},
+        with_suffix: bool = False,
         proposed_max_draft_len: typing.SupportsInt | typing.SupportsIndex = 127,
         proposed_max_path: typing.SupportsInt | typing.SupportsIndex | None = None,
         proposed_by_host: bool = False,
@@ -910,10 +1017,14 @@ class Executor:
         seconds: collections.abc.Sequence[typing.SupportsFloat | typing.SupportsIndex],
         context_len: typing.SupportsFloat | typing.SupportsIndex = 0.0,
         growth: collections.abc.Sequence[typing.SupportsFloat | typing.SupportsIndex] = [],
+        prefill: tuple[
+            typing.SupportsFloat | typing.SupportsIndex, typing.SupportsFloat | typing.SupportsIndex
+        ] = (1.0, 1.0),
     ) -> None:
         """
         T(rows) of the model on this machine; adaptive draft lengths need it. seconds: with
-        context_len tokens in the cache; growth: seconds that each token more adds, by rows.
+        context_len tokens in the cache; growth: seconds that each token more adds, by rows;
+        prefill: how rows of prompts compare with both (StepCost).
         """
     def stage(self) -> StagedStep | None:
         """
@@ -937,6 +1048,7 @@ class Executor:
         ]
         | None = None,
         max_draft_len: typing.SupportsInt | typing.SupportsIndex | None = None,
+        suffix_draft_len: typing.SupportsInt | typing.SupportsIndex | None = None,
         adaptive: bool | None = None,
         seed: typing.SupportsInt | typing.SupportsIndex = 0,
         temperature: typing.SupportsFloat | typing.SupportsIndex = 0.0,
@@ -971,6 +1083,7 @@ class Executor:
         prediction: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex] = [],
         grammar: bool = False,
         forced: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex] = [],
+        return_drafts: bool = False,
     ) -> int: ...
     @property
     def entry_bytes(self) -> int: ...
@@ -1480,9 +1593,12 @@ class StepCost:
         table: dict[int, float],
         growth: dict[int, float] = {},
         context_len: typing.SupportsFloat | typing.SupportsIndex = 0.0,
+        prefill: tuple[
+            typing.SupportsFloat | typing.SupportsIndex, typing.SupportsFloat | typing.SupportsIndex
+        ] = (1.0, 1.0),
     ) -> None:
         """
-        table: {rows: seconds}, 1 row and at least one more count, of a pass of one request with `context_len` tokens in the cache. growth: {rows: seconds} that each token more adds; empty: nothing.
+        table: {rows: seconds}, 1 row and at least one more count, of a pass of one request with `context_len` tokens in the cache. growth: {rows: seconds} that each token more adds; empty: nothing. prefill: rows of prompts cost so many times what the table says, and the text that they read so many times what growth says.
         """
     def at(
         self,
@@ -1491,6 +1607,15 @@ class StepCost:
     ) -> StepCost:
         """
         Of steps of `requests` requests with `context_len` tokens in the cache, on average: their rows share the weights, each reads a cache of its own.
+        """
+    def prefill(
+        self,
+        base: typing.SupportsFloat | typing.SupportsIndex,
+        rows: typing.SupportsFloat | typing.SupportsIndex,
+        start: typing.SupportsFloat | typing.SupportsIndex,
+    ) -> float:
+        """
+        Seconds that `rows` rows of a prompt, `start` tokens of which were read before, add to a pass of `base` rows.
         """
     def seconds(
         self,
@@ -1501,9 +1626,9 @@ class StepCost:
         [more + 1]: of first, first + 1, ..., first + more rows.
         """
     @property
-    def columns(self) -> tuple[list[int], list[float], float, list[float]]:
+    def columns(self) -> tuple[list[int], list[float], float, list[float], tuple[float, float]]:
         """
-        (rows, seconds, context_len, growth), as Executor.set_step_cost() takes them.
+        (rows, seconds, context_len, growth, prefill), as Executor.set_step_cost() takes them.
         """
 
 class StepTimes:
@@ -1836,6 +1961,16 @@ def keep_hidden(
     See specdec_ext.ops.keep_hidden.
     """
 
+def kv_row_bytes(dtype: str, head_dim: typing.SupportsInt | typing.SupportsIndex) -> int:
+    """
+    Bytes that a token's K (or V) of one head takes in pages of this dtype.
+    """
+
+def kv_row_width(dtype: str, head_dim: typing.SupportsInt | typing.SupportsIndex) -> int:
+    """
+    The last axis of K/V pages of this dtype, in elements: an int8 vector is followed by its scale, float32.
+    """
+
 def linear(
     x: typing.Any,
     weight: typing.Any,
@@ -1893,6 +2028,11 @@ def mask_from_parents(
     See specdec_ext.ops.mask_from_parents.
     """
 
+def merge_best(parts: typing.Any, ids: typing.Any) -> None:
+    """
+    ids int32 [L] of what finish() gave on each rank, uint8 [ranks, L, 8]: the first largest score, -1 for a row with a NaN.
+    """
+
 def merge_step_beams(
     tokens: typing.Any,
     parents: typing.Any,
@@ -1908,6 +2048,13 @@ def merge_step_beams(
 ) -> None:
     """
     See specdec_ext.ops.merge_beams.
+    """
+
+def move_kv(
+    decoder: LlamaDecoder, moves: typing.Annotated[numpy.typing.ArrayLike, numpy.int32]
+) -> None:
+    """
+    Repeat the StepPlan.kv_moves of rank 0 in own pages.
     """
 
 def num_threads() -> int:
@@ -2131,6 +2278,8 @@ def step_append_kv(
     v: typing.Any,
     k_pages: typing.Any,
     v_pages: typing.Any,
+    k_scale: typing.Any = None,
+    v_scale: typing.Any = None,
 ) -> None:
     """
     See specdec_ext.ops.step_append_kv.
@@ -2147,6 +2296,8 @@ def step_attention(
     sliding_window: typing.SupportsInt | typing.SupportsIndex = 0,
     softcap: typing.SupportsFloat | typing.SupportsIndex = 0.0,
     sinks: typing.Any = None,
+    k_scale: typing.Any = None,
+    v_scale: typing.Any = None,
 ) -> None:
     """
     See specdec_ext.ops.step_attention.
@@ -2179,7 +2330,34 @@ def synthetic_step(
     See specdec_ext.ops.synthetic_step.
     """
 
+def text_array(
+    data: typing_extensions.Buffer,
+    at: typing.SupportsInt | typing.SupportsIndex,
+    count: typing.SupportsInt | typing.SupportsIndex,
+) -> list[str]:
+    """
+    `count` texts of a GGUF array that begins at byte `at` of `data`. ValueError: the data ends before; UnicodeDecodeError: one is not UTF-8.
+    """
+
+def text_array_end(
+    data: typing_extensions.Buffer,
+    at: typing.SupportsInt | typing.SupportsIndex,
+    count: typing.SupportsInt | typing.SupportsIndex,
+) -> int:
+    """
+    Where they end, without reading them.
+    """
+
 BEAM_SCORES: int = 50
+DRAFT_SOURCES: tuple[typing.Any, ...] = (
+    "request",
+    "prediction",
+    "grammar",
+    "suffix",
+    "ngram",
+    "model",
+    "lookahead",
+)
 GROWTH_BYTES: int = 2044
 MASK_WORDS: int = 4
 MAX_DRAFT_LEN: int = 127

@@ -1,8 +1,9 @@
-"""`make demo`: the built-in model decodes real prompts three ways, and the texts are compared.
+"""`make demo`: the built-in model decodes real prompts four ways, and the texts are compared.
 
-Every prompt is decoded plainly, with lookahead and with prompt lookup; confirmed drafts are shown
-in green on a terminal. Then a table shows cost and gain, also where speculation was
-slower. Exit code 0 if every speculative output equals the plain one token for token, else 1.
+Every prompt is decoded plainly, as LLM() does by default, with lookahead and with prompt lookup;
+confirmed drafts are shown in colour on a terminal. Then a table shows cost and gain, also where
+speculation was slower. Exit code 0 if every speculative output equals the plain one token for
+token, else 1.
 """
 
 from __future__ import annotations
@@ -17,10 +18,11 @@ from typing import Any
 from .cli.common import use_color
 from .errors import SpecdecError
 from .log import setup_logging
+from .text.source_colors import colored
 
 __all__ = ["main"]
 
-GREEN, BOLD, RESET = "\x1b[32m", "\x1b[1m", "\x1b[0m"
+BOLD, RESET = "\x1b[1m", "\x1b[0m"
 MAX_TOKENS = 96
 LOOKAHEAD = (4, 3, 4)
 PROMPT_LOOKUP = (10, 2)
@@ -124,8 +126,8 @@ def _decode(llm: Any, item: tuple[str | None, list[int]], params: Any, color: bo
     """Stream one prompt to stdout; returns its RequestOutput."""
     output = None
     for output in llm.stream({"prompt_token_ids": item[1]}, params):
-        for text, from_draft in output.outputs[0].delta_segments:
-            sys.stdout.write(f"{GREEN}{text}{RESET}" if from_draft and color else text)
+        for text, source in output.outputs[0].delta_segments:
+            sys.stdout.write(colored(text, source) if color else text)
         sys.stdout.flush()
     sys.stdout.write("\n")
     return output
@@ -152,7 +154,7 @@ def _table(totals: dict[str, Total], costs: dict[str, tuple[list[int], list[floa
         "\naccept len: tokens per pass that verified drafts. tok/s and speed-up: decoding only, "
         "without the\nprompt's own pass. rows/pass: tokens that a pass checks. break-even: "
         "T(rows)/T(1), the tokens that\na pass of that many rows must yield to pay on this "
-        "machine. Both methods adapt their draft lengths."
+        "machine. All methods adapt their draft lengths."
     )
 
 
@@ -163,7 +165,8 @@ def run_demo(color: bool) -> int:
     from .request.sampling_params import SamplingParams
 
     limits = SchedulerConfig(max_batch_size=1, max_seq_len=1024)
-    methods = {
+    methods: dict[str, Any] = {
+        "auto (the default)": "auto",
         f"lookahead {LOOKAHEAD}": LookaheadDecodingConfig(*LOOKAHEAD),
         f"prompt lookup {PROMPT_LOOKUP}": NGramDecodingConfig(*PROMPT_LOOKUP),
     }

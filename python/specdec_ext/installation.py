@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import os
 import platform
+import sys
+from pathlib import Path
 from typing import Any
 
 from .config.engine import MAX_DRAFT_LEN, MAX_STEP_TOKENS
 from .config.validate import check_int
 from .errors import ConfigError
 
-__all__ = ["build_info", "cpu_name", "get_num_threads", "set_num_threads"]
+__all__ = [
+    "build_info",
+    "cmake_dir",
+    "cpu_name",
+    "get_num_threads",
+    "include_dir",
+    "set_num_threads",
+]
 
 
 def build_info() -> dict[str, Any]:
@@ -26,6 +36,23 @@ def build_info() -> dict[str, Any]:
         "max_draft_len": MAX_DRAFT_LEN,
         "max_step_tokens": MAX_STEP_TOKENS,
     }
+
+
+def include_dir() -> str:
+    """The folder of the C++ headers: `#include <specdec/executor.h>` (docs/cpp_runtime.md)."""
+    return str(_installed() / "include")
+
+
+def cmake_dir() -> str:
+    """The folder of specdecConfig.cmake: CMake's specdec_DIR."""
+    return str(_installed() / "cmake")
+
+
+def _installed() -> Path:
+    """Where the extension lies: in an editable installation that is not beside the Python files."""
+    from . import _core
+
+    return Path(_core.__file__).parent
 
 
 def cpu_name() -> str:
@@ -48,14 +75,18 @@ def get_num_threads() -> int:
 
 
 def set_num_threads(num_threads: int) -> None:
-    """Use this many threads in the CPU kernels and in torch. Results do not depend on it.
+    """Use this many threads in the CPU kernels, and in torch where it is installed. Results do not
+    depend on it.
 
-    Call it while no request runs. Raises ConfigError for a number outside 1..1024.
+    Where torch is not imported yet, it finds the number in OMP_NUM_THREADS. Call it while no
+    request runs. Raises ConfigError for a number outside 1..1024.
     """
     check_int("num_threads", num_threads, ConfigError, low=1, high=1024)
-    import torch
-
     from . import _core
 
     _core.set_num_threads(num_threads)
-    torch.set_num_threads(num_threads)
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.set_num_threads(num_threads)
+    else:  # to import it would cost a second, and native models do without it
+        os.environ["OMP_NUM_THREADS"] = str(num_threads)

@@ -17,12 +17,15 @@ from .config.build_check import (
 )
 from .config.engine import KvCacheConfig, SchedulerConfig, normalize_dtype
 from .config.parse import parse_kv_cache_config, parse_scheduler_config
+from .config.ranks import resolve_tensor_parallel_size, world_of
 from .config.validate import check_bool, check_choice, check_int, show
 from .engine.background import AsyncRequest, BackgroundStepper
 from .engine.build import EngineBuilder
+from .engine.ranks import make_team
 from .engine.request_group import RequestGroup
 from .engine.step_cost import StepCost
 from .errors import ConfigError, RequestError, SyntheticAcceptanceWarning
+from .extras import named_extras
 from .models.load import memory_errors
 from .models.place import resolve_device
 from .request.sampling_params import SamplingParams
@@ -38,8 +41,11 @@ class LLM:
     model                      folder of an HF-format model, or GGUF file; None: the built-in
                                default model
     tokenizer                  folder or object; None: the model's own
-    speculative_config         a method's configuration (LookaheadDecodingConfig, ...), dict, JSON,
-                               YAML, file; None: plain decoding
+    speculative_config         "auto": drafts that cost next to nothing, and those of the drafter
+                               that is shipped for the model, where they pay
+                               (docs/methods/sources.md); a method's configuration
+                               (LookaheadDecodingConfig, ...), dict, JSON, YAML, file, or a list of
+                               these; None: plain decoding
     kv_cache_config            KvCacheConfig, dict, ...
     scheduler_config           SchedulerConfig, dict, ...
     dtype                      "auto" (the checkpoint's; of a GGUF file each weight's own width),
@@ -50,7 +56,9 @@ class LLM:
     max_draft_len, speculative_decoding_mode
                                what the engine is built for, as in TensorRT-LLM; optional, and must
                                agree with speculative_config
-    tensor_parallel_size       1
+    tensor_parallel_size       ranks that share the model's forward pass, on the CPU; the others
+                               start and end with this object, or torchrun has started all
+                               (docs/tensor_parallel.md); None: as many as torchrun has, else 1
     seed                       for requests that give none: each draws from a separate stream
     allow_pickle               read pytorch_model.bin files (weights_only=True) too; off: refused
     enable_prefix_caching      vLLM's name of kv_cache_config.enable_block_reuse
@@ -73,7 +81,7 @@ class LLM:
         model: str | Path | None = None,
         *,
         tokenizer: Any = None,
-        speculative_config: Any = None,
+        speculative_config: Any = "auto",
         kv_cache_config: KvCacheConfig | Mapping[str, Any] | str | None = None,
         scheduler_config: SchedulerConfig | Mapping[str, Any] | str | None = None,
         dtype: Any = "auto",
@@ -81,7 +89,7 @@ class LLM:
         model_impl: str = "auto",
         max_draft_len: int | None = None,
         speculative_decoding_mode: str | None = None,
-        tensor_parallel_size: int = 1,
+        tensor_parallel_size: int | None = None,
         seed: int = 0,
         allow_pickle: bool = False,
         enable_prefix_caching: bool | None = None,
@@ -93,7 +101,11 @@ class LLM:
         **unknown: Any,
     ) -> None:
         self._closed = True  # until construction is through, there is nothing to close
-        refuse_unknown_arguments(unknown, tensor_parallel_size)
+        if tensor_parallel_size is None and "tp_size" in unknown:  # as other projects call it
+            tensor_parallel_size = unknown.pop("tp_size")
+        refuse_unknown_arguments(unknown)
+        world = world_of()
+        tensor_parallel_size = resolve_tensor_parallel_size(tensor_parallel_size, world)
         self.speculative_config = check_build(
             speculative_config, max_draft_len, speculative_decoding_mode, tensor_parallel_size
         )
@@ -127,10 +139,16 @@ class LLM:
 
         resolve_device(device)  # refused before anything is read
         if model is None:
-            from .models.default import default_model
+            from .models.default import default_source
 
-            model = default_model()
+            with named_extras("making a folder of the built-in model"):
+                model = default_source(
+                    dtype=dtype, model_impl=model_impl, quantization=quantization
+                )
         self.model_path = Path(model).expanduser()
+        self._team = None
+        if tensor_parallel_size > 1:
+            self._team = make_team(tensor_parallel_size, self.model_path, model_impl, device)
         self._builder = EngineBuilder(
             self.model_path,
             tokenizer=tokenizer,
@@ -144,9 +162,14 @@ class LLM:
             device=device,
             numerics=numerics,
             quantization=quantization,
+            team=self._team,
         )
-        with memory_errors(self.model_path):
-            parts = self._builder.build()
+        try:
+            with memory_errors(self.model_path), named_extras(f"{self.model_path}:"):
+                parts = self._builder.build()
+        except BaseException:
+            self._end_ranks()
+            raise
         self.speculative_config = parts.speculative_config
         self.model, self.draft_model = parts.model, parts.draft_model
         self.device = parts.device
@@ -239,12 +262,17 @@ class LLM:
             return
         self.engine.close()
         self._stepper.join()
+        self._end_ranks()
         self._closed = True
 
     def __del__(self) -> None:
         engine = getattr(self, "engine", None)
         if engine is not None:
             engine.abandon()
+
+    def _end_ranks(self) -> None:
+        if self._team is not None and not self._team.outlives:
+            self._team.close()
 
     def __enter__(self) -> LLM:
         return self

@@ -58,6 +58,9 @@ std::vector<int> kept_nodes(const Offer& offer) {
   return order;
 }
 
+// What a step makes of the best value: what gains too little is left.
+double or_plain(double best, double plain) { return best < kLeastSpeedup * plain ? plain : best; }
+
 // The best value over all ways to take some of the first nodes, or one option, of each request.
 double best_by_trying(const World& world, int base, double tokens, double rows, double most,
                       const std::vector<Nodes>& nodes, std::size_t request) {
@@ -100,7 +103,8 @@ TEST(chains_are_cut_to_the_best_of_all_combinations) {
     CHECK(rows <= world.limit);
     CHECK(std::abs(cut.tokens - tokens) < 1e-12 && cut.rows == rows);
     const double value = world.value(base, tokens, rows, most);
-    const double best = best_by_trying(world, base, requests, 0.0, 0.0, nodes, 0);
+    const double best = or_plain(best_by_trying(world, base, requests, 0.0, 0.0, nodes, 0),
+                                 world.value(base, requests, 0.0, 0.0));
     CHECK(std::abs(value - best) <= 1e-12 * std::max(1.0, std::abs(best)));
     CHECK(std::abs(cut.tokens / cut.seconds - best) <= 1e-12 * best);
     const double plain = world.seconds(base, 0.0, 0.0);
@@ -122,7 +126,8 @@ TEST(a_dear_draft_model_shortens_the_chain_of_one_request) {
     std::vector<Offer> offers{{nodes[0].data(), 8}};
     Budget budget;
     const Cut cut = budget.cut(offers, world.base(2, 1.0));
-    const double best = best_by_trying(world, 2, 1.0, 0.0, 0.0, nodes, 0);
+    const double best =
+        or_plain(best_by_trying(world, 2, 1.0, 0.0, 0.0, nodes, 0), world.value(2, 1.0, 0.0, 0.0));
     CHECK(std::abs(world.value(2, cut.tokens, cut.rows, cut.rows) - best) <= 1e-12 + 1e-12 * best);
   }
   const StepCost flat({1, 128}, {1.0, 1.0});
@@ -206,6 +211,7 @@ TEST(options_of_one_request_are_the_best_of_all) {
       const double gain = std::max(0.0, options.gains[k]);
       best = std::max(best, world.value(base, 1.0 + gain, options.rows[k], options.rows[k]));
     }
+    best = or_plain(best, world.value(base, 1.0, 0.0, 0.0));
     const int k = offers[0].chosen;
     CHECK(std::abs(cut.rows - (k == 0 ? 0.0 : options.rows[k - 1])) < 1e-9);
     CHECK(std::abs(world.value(base, cut.tokens, cut.rows, cut.rows) - best) <= 1e-9);
@@ -252,10 +258,25 @@ TEST(options_and_chains_share_a_step) {
       offers.push_back({o.gains.data(), static_cast<int>(o.rows.size()), o.rows.data()});
     const Cut cut = Budget().cut(offers, world.base(3, 3.0));
     CHECK(cut.rows <= world.limit);
+    best = or_plain(best, world.value(3, 3.0, 0.0, 0.0));
     worst = std::min(worst, cut.tokens / cut.seconds / best);
     CHECK(cut.tokens / cut.seconds <= best * (1 + 1e-12));
   }
   CHECK(worst > 0.9);  // not exact, as knapsacks are; never far off
+}
+
+TEST(what_gains_too_little_is_left) {
+  // A draft that is sure to be right and costs nothing, in a step of `requests`: n + 1 tokens for
+  // n.
+  const StepCost cost({1, 2, 128}, {1.0, 1.0, 1.0});
+  const Nodes sure{1.0};
+  for (const int requests : {1, 8, 49, 51, 64}) {
+    std::vector<Offer> offers{{sure.data(), 1}};
+    const Cut cut = Budget().cut(offers, {cost, requests, 1.0 * requests, 100});
+    CHECK_EQ(offers[0].chosen, requests < 50 ? 1 : 0);
+    CHECK_EQ(cut.rows, 1.0 * offers[0].chosen);
+    CHECK(offers[0].chosen == 1 || cut.speedup() == 1.0);
+  }
 }
 
 TEST(what_is_no_number_is_worth_nothing) {

@@ -1,4 +1,5 @@
 // What served steps teach about T(rows, context), against machines that are known.
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <random>
@@ -33,8 +34,8 @@ TEST(served_steps_replace_the_guess_in_spite_of_noise) {
   CHECK_EQ(times.observed(), 600);
   for (const int rows : kRows) CHECK(close(times.cost()(rows), truth(rows)));
   // The machine becomes slower: what was seen long ago is forgotten.
-  for (int i = 0; i < 40; ++i) times.observe(4, 1, 100.0, 5.0);
-  CHECK(close(times.cost()(4), 5.0));
+  for (int i = 0; i < 240; ++i) times.observe(kRows[i % kRows.size()], 1, 100.0, 5.0);
+  for (const int rows : kRows) CHECK(close(times.cost()(rows), 5.0));
 }
 
 TEST(what_was_not_seen_moves_with_what_was) {
@@ -65,6 +66,59 @@ TEST(a_long_context_teaches_what_context_costs) {
   for (const double seconds : late.cost().seconds()) CHECK(seconds > 0.0);
 }
 
+// One prompt's `rows` rows behind `start` tokens, then `decoding` requests with `context` each.
+StepPlan mixed_step(int rows, int start, int decoding, int context) {
+  StepPlan plan(1 + decoding, rows + decoding, 1);
+  plan.num_requests = 1 + decoding;
+  plan.num_rows = rows + decoding;
+  plan.num_prefill_rows = rows;
+  plan.kv_len[0] = start;
+  for (int b = 0; b <= decoding; ++b) {
+    plan.cu_rows[b + 1] = rows + b;
+    if (b > 0) plan.kv_len[b] = context;
+  }
+  return plan;
+}
+
+TEST(steps_that_read_prompts_teach_what_these_add) {
+  const auto truth = [](int rows, int start, int decoding, int context) {
+    StepCost now;
+    guess().at(decoding, context, &now);
+    const double text = std::max(0.0, start + rows / 2.0 - 128.0) * guess().growth_at(rows);
+    return now(std::max(decoding, 1)) +
+           3.0 * (guess()(rows + std::max(decoding, 1)) - guess()(std::max(decoding, 1))) +
+           5.0 * text;
+  };
+  const auto close_to_truth = [&](const StepCost& cost, int rows, int start) {
+    StepCost now;
+    cost.at(4, 300.0, &now);
+    return close(now(4) + cost.prefill(4, rows, start), truth(rows, start, 4, 300));
+  };
+  StepTimes times(guess());
+  // The first one is believed: its text is short, so that its rows say what rows add.
+  CHECK(times.observe(mixed_step(24, 100, 4, 300), truth(24, 100, 4, 300)));
+  CHECK(close_to_truth(times.cost(), 24, 100) && close_to_truth(times.cost(), 12, 50));
+  CHECK(!close_to_truth(times.cost(), 24, 20000));
+  CHECK(times.observe(mixed_step(24, 20000, 4, 300), truth(24, 20000, 4, 300)));
+  CHECK(close_to_truth(times.cost(), 24, 20000) && close_to_truth(times.cost(), 16, 9000));
+  // Nobody decodes: the same, beside one row.
+  StepTimes alone(guess());
+  CHECK(alone.observe(mixed_step(25, 100, 0, 0), guess()(1) + 3.0 * (guess()(25) - guess()(1))));
+  CHECK(close(alone.cost().prefill_scale().rows, 3.0));
+  // What decodes is as it was, and a disturbed step among others is not believed.
+  for (const int rows : kRows) CHECK(close(times.cost()(rows), guess()(rows), 1e-9));
+  for (int i = 0; i < 3; ++i) {
+    times.observe(mixed_step(24, 100, 4, 300), truth(24, 100, 4, 300) * (i == 1 ? 50.0 : 1.0));
+  }
+  CHECK(close_to_truth(times.cost(), 24, 100));
+  // Shorter than the others' rows alone would take: as little as can be, never negative.
+  StepTimes quick(guess());
+  quick.observe(mixed_step(24, 100, 4, 300), 1e-6);
+  CHECK(quick.cost().prefill(4, 24, 100) > 0.0);
+  CHECK_THROWS(StepCost(kRows, {1, 1, 1, 1, 1, 1}, 0.0, {}, {0.0, 1.0}), std::invalid_argument,
+               "step_cost.prefill");
+}
+
 TEST(what_is_no_measurement_is_ignored) {
   StepTimes times(guess());
   for (const double seconds : {0.0, -1.0, std::numeric_limits<double>::quiet_NaN()}) {
@@ -76,8 +130,11 @@ TEST(what_is_no_measurement_is_ignored) {
   StepPlan plan(2, 8, 1);
   plan.num_requests = 1;
   plan.num_rows = 2;
-  plan.num_prefill_rows = 1;
-  CHECK(!times.observe(plan, 1.0));
+  plan.cu_rows[1] = 2;
+  plan.num_prefill_rows = 2;
+  for (const double seconds : {0.0, -1.0, std::numeric_limits<double>::quiet_NaN()}) {
+    CHECK(!times.observe(plan, seconds));
+  }
   CHECK_EQ(times.observed(), 0);
   plan.num_prefill_rows = 0;
   CHECK(times.observe(plan, 1.0));

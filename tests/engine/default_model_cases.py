@@ -33,15 +33,22 @@ MAX_ROWS = 300
 
 
 class Decoder:
-    """The default model in one data type, loaded once; plain texts are remembered."""
+    """The default model in one data type, "q4_1" as LLM() runs it, loaded once; plain texts are
+    remembered."""
 
-    def __init__(self, folder: Path, dtype: str) -> None:
+    def __init__(self, folder: Path, dtype: str, kv_cache_dtype: str = "auto") -> None:
         from transformers import AutoTokenizer
 
         from specdec_ext.models import load_model
+        from specdec_ext.models.default import find_default_gguf
 
         self.folder = folder
-        self.model = load_model(folder, dtype=dtype, max_rows=MAX_ROWS)
+        how: dict[str, Any] = {"max_rows": MAX_ROWS, "kv_cache_dtype": kv_cache_dtype}
+        if dtype == "q4_1":
+            self.model = load_model(find_default_gguf(), **how)
+            assert self.model.info.dtype == dtype
+        else:
+            self.model = load_model(folder, dtype=dtype, **how)
         self.tokenizer = AutoTokenizer.from_pretrained(self.folder)
         self.plain: dict[tuple[tuple[int, ...], int], list[int]] = {}
 

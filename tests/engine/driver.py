@@ -10,6 +10,7 @@ import torch
 
 from hash_target import HashFunction, HashModel
 from specdec_ext import _core
+from specdec_ext.models.kv_storage import page_shape, stored_name
 
 # T(rows) of a machine on which rows are not free, so that adaptive budgets really choose.
 STEP_COST = ([1, 2, 4, 8, 16, 32, 64, 128], [1.0, 1.02, 1.05, 1.1, 1.3, 1.9, 3.1, 5.6])
@@ -162,6 +163,15 @@ def hash_engine(
     )
 
 
+def poisoned_pages(model: Any, num_pages: int, page_size: int) -> tuple[torch.Tensor, ...]:
+    """K and V pages of a model that hold NaN: all bits set, which in int8 pages is a scale of NaN
+    behind numbers that are not 0."""
+    shape = page_shape(model, num_pages, page_size)
+    dtype = getattr(torch, str(stored_name(model)))
+    size = (*shape[:-1], shape[-1] * dtype.itemsize)
+    return tuple(torch.full(size, -1, dtype=torch.int8).view(dtype) for _ in range(2))
+
+
 def model_engine(
     model: Any,
     *,
@@ -173,9 +183,7 @@ def model_engine(
 ) -> Engine:
     """Returns an engine over a real step model, with its own pages, poisoned with NaN."""
     num_pages = max_batch_size * -(-(max_seq_len + 128) // page_size)
-    shape = (model.num_layers, num_pages, model.num_kv_heads, page_size, model.head_dim)
-    k_pages = torch.full(shape, float("nan"), dtype=model.kv_dtype)
-    v_pages = torch.full(shape, float("nan"), dtype=model.kv_dtype)
+    k_pages, v_pages = poisoned_pages(model, num_pages, page_size)
     model.bind_cache(k_pages, v_pages)
     return Engine(
         model,

@@ -62,7 +62,7 @@ def save_models(root: Path) -> Folders:
     generator = torch.Generator().manual_seed(3)
     noisy = {n: w + 0.03 * torch.randn(w.shape, generator=generator) for n, w in weights.items()}
     save_file(noisy, root / "near" / "model.safetensors", metadata={"format": "pt"})
-    with LLM(target) as llm:
+    with LLM(target, speculative_config=None) as llm:
         texts = [p + t for p, t in zip(PROMPTS, texts_of(llm, GREEDY), strict=True)]
     return {
         "target": target,

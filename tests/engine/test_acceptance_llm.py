@@ -144,7 +144,7 @@ def test_defaults_and_spellings() -> None:
 @pytest.mark.parametrize(
     ("flags", "text"),
     [
-        (["--acceptance", "typical"], "there are no drafts to accept"),
+        (["--acceptance", "typical", "--no-speculation"], "there are no drafts to accept"),
         (["--acceptance", "typical", "--spec_decode_nextn", "4", "--temperature", "1", "--verify"],
          "that rule is lossy"),
         (["--acceptance", "threshold", "--spec_decode_nextn", "4"], "acceptance_threshold"),

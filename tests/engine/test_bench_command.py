@@ -103,11 +103,20 @@ def test_throughput(folder: str, capsys: Any) -> None:
     assert report["workload"]["prompts"] == "random tokens"
 
 
-def test_without_a_method_plain_decoding_is_measured(folder: str, capsys: Any) -> None:
-    report = bench(capsys, "latency", "--model", folder, "--output_len", "4", "--batch_size", "1")
+def test_without_speculation_plain_decoding_is_measured(folder: str, capsys: Any) -> None:
+    flags = ("--no_speculation", "--output_len", "4", "--batch_size", "1")
+    report = bench(capsys, "latency", "--model", folder, *flags)
     assert report["plain"] is report["speedup"] is report["identical_to_plain"] is None
     assert report["method"] == "none" and report["speculative_config"] is None
     assert report["speculative_decoding"]["num_draft_tokens"] == 0
+
+
+def test_without_a_method_auto_is_measured(folder: str, capsys: Any) -> None:
+    flags = ("--output_len", "4", "--batch_size", "1")
+    report = bench(capsys, "latency", "--model", folder, *flags)
+    assert (
+        report["method"] == "suffix" and report["identical_to_plain"]
+    )  # nothing is shipped for it
 
 
 @pytest.mark.parametrize("method", ["ngram", "lookahead"])

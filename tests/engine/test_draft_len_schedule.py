@@ -33,6 +33,7 @@ def test_every_step_keeps_to_the_schedule(method: str, adaptive: bool) -> None:
         FUNCTION, page_size=4, adaptive=adaptive, draft_len_schedule=list(SCHEDULE.items()),
         **METHODS[method],
     )  # fmt: skip
+    engine.ex.set_step_cost([1, 128], [1.0, 1.0])  # rows are free: the bound decides
     prompts = [[1, 2, 3, 1, 2, 3, i] for i in range(9)]
     lengths = [20 + 25 * i for i in range(9)]
     rids = [engine.ex.submit(p, max_tokens=n) for p, n in zip(prompts, lengths, strict=True)]
@@ -99,7 +100,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def plain(target: Path) -> list[list[int]]:
-    with LLM(target) as llm:
+    with LLM(target, speculative_config=None) as llm:
         outputs = llm.generate(PROMPTS, PARAMS, use_tqdm=False)
     return [out.outputs[0].token_ids for out in outputs]
 

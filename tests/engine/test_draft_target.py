@@ -46,13 +46,35 @@ SPECS: list[dict[str, Any]] = [
 ]  # fmt: skip
 
 
-@each_place
+# Emulated, a tree takes up to a minute: one shape for each draft model, the others in test-slow.
+DEVICE_CASES = [
+    pytest.param(draft, spec, marks=() if j == i % 4 else pytest.mark.slow, id=f"{draft}-{spec}")
+    for i, draft in enumerate(DRAFTS)
+    for j, spec in enumerate((TREE, CHAIN, {}, SPECS[-1], *TREES[1:], *SPECS[-3:-1]))
+]
+
+
+@pytest.mark.parametrize("where", [HOST, STREAM], ids=str)
 @pytest.mark.parametrize("draft", DRAFTS)
 @pytest.mark.parametrize("spec", SPECS, ids=str)
 def test_the_output_is_that_of_plain_decoding(
     folders: Folders, plain: dict[str, Any], draft: str, spec: dict[str, Any], where: Where
 ) -> None:
     """Chains and trees, every draft model and batch: near, far, deep, of few positions."""
+    check_output(folders, plain, draft, spec, where)
+
+
+@on_devices
+@pytest.mark.parametrize(("draft", "spec"), DEVICE_CASES)
+def test_a_devices_output_is_that_of_plain_decoding(
+    folders: Folders, plain: dict[str, Any], draft: str, spec: dict[str, Any], where: Where
+) -> None:
+    check_output(folders, plain, draft, spec, where)
+
+
+def check_output(
+    folders: Folders, plain: dict[str, Any], draft: str, spec: dict[str, Any], where: Where
+) -> None:
     batch = (1, 3, 16)[(DRAFTS.index(draft) + SPECS.index(spec)) % 3]
     n = 4 if batch == 1 or where.device != "cpu" else len(PROMPTS)
     with open_llm(folders, draft, batch, where=where, spec=spec) as llm:
@@ -228,7 +250,7 @@ def test_prefix_reuse_keeps_both_caches(folders: Folders, where: Where) -> None:
 def test_prompts_are_read_with_the_target(folders: Folders, where: Where) -> None:
     """Everybody drafts from the first step behind a prompt: K + 1 tokens of each, whoever waits."""
     prompts = [[(11 * i + 5 * j) % 64 for j in range(60)] for i in range(64)]
-    scheduler = {"max_num_tokens": 1024}
+    scheduler = {"max_num_tokens": 1024, "max_prefill_slowdown": None}  # no clock decides
     with open_llm(folders, "target", 64, where=where, scheduler=scheduler) as llm:
         outputs = llm.generate(prompts, GREEDY, use_tqdm=False)
         counts = llm.get_metrics()["speculative_decoding"]

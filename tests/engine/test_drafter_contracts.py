@@ -209,6 +209,30 @@ def test_requests_that_need_the_host_draft_as_others_do(
         assert drafted[1] == drafted[0]
 
 
+@at_every_depth
+@methods(DRAFTING)
+def test_steps_are_recorded_where_they_run(
+    models: Folders, plain_texts: Plain, method: str, where: Where
+) -> None:
+    """The drafts of every step, as many and as many accepted as are counted; an accepted draft is
+    the token that was delivered there. Nobody's text changes for it."""
+    params = dataclasses.replace(GREEDY, return_steps=True)
+    with open_llm(models, method, where) as llm:
+        outputs = llm.generate(PROMPTS, params, use_tqdm=False)
+        check(llm)
+    assert [list(out.outputs[0].token_ids) for out in outputs] == plain_texts["greedy"]
+    for out in outputs:
+        steps = out.outputs[0].steps or []
+        assert [t for step in steps for t in step.token_ids] == out.outputs[0].token_ids
+        drafted = [step for step in steps if step.drafts]
+        spec = out.metrics["speculative_decoding"]
+        assert [len(step.drafts) for step in drafted] == spec["per_step_drafted"]
+        assert [step.num_accepted for step in drafted] == spec["per_step_accepted"]
+        for step in steps:
+            path = tuple(draft.token_id for draft in step.drafts if draft.accepted)
+            assert path == step.token_ids[: step.num_accepted]
+
+
 @ahead
 @methods(["none", *DRAFTING])
 def test_what_the_host_chooses_is_what_it_chooses_there(

@@ -2,7 +2,8 @@
 
 As test_acceptance_law.py, with the real drafters: heads and a recurrent network with random weights
 on hidden states that tell the last two tokens, so that drafts are right often enough to be accepted
-and wrong often enough to be rejected. Both offer trees chosen without chance.
+and wrong often enough to be rejected. Both offer trees chosen without chance, and so does suffix
+decoding beside them.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ TREES: dict[str, Any] = {
     "redrafter": {"num_beams": 3, "draft_len_per_beam": 3},
     "redrafter, its law": {"num_beams": 4, "draft_len_per_beam": 2, "greedy_search": False},
 }
+SUFFIX = {"max_draft_len": 6, "min_token_prob": 0.0}
 
 
 @functools.cache
@@ -85,7 +87,9 @@ def sample(
     name: str, folder: Path, law: Law, acceptance: str, draws: int
 ) -> tuple[np.ndarray, float]:
     """Counts [V ** TOKENS] of what `draws` requests delivered, and accepted drafts per request."""
+    name, _, beside = name.partition(" beside ")
     drafter, config = make(name, folder)
+    sources = {"with_suffix": True, "suffix": SUFFIX} if beside else {}
     states = HiddenTarget().states
     params = SamplingParams(temperature=law.temperature, acceptance=acceptance)
     options = resolve_speculation(params, config)[2]
@@ -95,11 +99,13 @@ def sample(
         k_pages, v_pages, vocab_size=VOCAB, max_batch_size=BATCH, max_seq_len=28,
         max_num_tokens=BATCH * 24, method="proposed", adaptive=False,
         proposed_max_draft_len=config.max_draft_len, proposed_max_path=config.max_draft_path_len,
+        **sources,
     )  # fmt: skip
     drafting = SlotDrafting(drafter, ex, hidden_size=HIDDEN)
     powers = [VOCAB**i for i in range(TOKENS - 1, -1, -1)]
     counts = np.zeros(VOCAB**TOKENS, np.int64)
     texts: dict[int, list[int]] = {}
+    of_source = [0] * len(_core.DRAFT_SOURCES)  # accepted drafts
     submitted = 0
     while submitted < draws or texts:
         while submitted < draws and len(texts) < BATCH:
@@ -117,6 +123,8 @@ def sample(
         hidden[:] = states[before, last]
         for out in drafting.commit(plan, torch.from_numpy(model.scores[before, last])):
             texts[out.request_id] += out.tokens
+            for source, _, right in out.sources:
+                of_source[source] += right
             if out.finish_reason is not None:
                 tokens = texts.pop(out.request_id)
                 drafting.end(out.request_id)
@@ -125,11 +133,19 @@ def sample(
     assert drafting.stats()["failures"] == 0
     accepted = ex.stats()["num_accepted_tokens"] / draws
     assert accepted > 0.1, f"{accepted} drafts accepted per text: they say nothing about the rule"
+    if beside:  # and so have both sources
+        assert (
+            min(of_source[_core.DRAFT_SOURCES.index(s)] for s in ("suffix", "model")) > 0.05 * draws
+        )
     return counts, accepted
 
 
 CASES = [(name, law, "rejection") for name in TREES for law in LAWS]
 CASES += [(name, LAWS[0], "exact_match") for name in TREES]
+# With trees of suffix decoding merged into the drafter's.
+BESIDE = ["medusa beside suffix", "redrafter beside suffix"]
+CASES += [(name, law, "rejection") for name in BESIDE for law in LAWS]
+CASES += [(name, LAWS[0], "exact_match") for name in BESIDE]
 
 
 def check(name: str, folder: Path, law: Law, acceptance: str, draws: int) -> None:

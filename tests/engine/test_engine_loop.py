@@ -216,7 +216,7 @@ def test_memory_plan_is_shown() -> None:
     from specdec_ext.config.engine import KvCacheConfig, SchedulerConfig
 
     memory = plan_memory(
-        num_layers=2, num_kv_heads=1, head_dim=8, kv_bytes=4, max_position=100, draft_len=15,
+        bytes_per_token=2 * 2 * 8 * 4, max_position=100, draft_len=15,
         kv_cache=KvCacheConfig(tokens_per_block=16), scheduler=SchedulerConfig(max_batch_size=3),
         free_bytes=1 << 30,
     )  # fmt: skip

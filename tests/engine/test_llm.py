@@ -23,6 +23,7 @@ from specdec_ext import (
     RequestError,
     SamplingParams,
     UnsupportedConfigError,
+    UnsupportedModelError,
 )
 from specdec_ext.cli import main
 from tiny_models import save_tiny
@@ -202,7 +203,13 @@ def test_every_parameter_acts_and_equals_plain(ngram: Any, options: dict[str, An
 
 def test_construction_refusals(folder: Path, tmp_path: Path) -> None:
     for kwargs, error, message in (
-        ({"tensor_parallel_size": 2}, UnsupportedConfigError, "tensor_parallel_size = 2"),
+        ({"tensor_parallel_size": 3}, ConfigError, "= 3: the model has 2 K/V heads"),
+        ({"tensor_parallel_size": 0}, ConfigError, "tensor_parallel_size = 0"),
+        (
+            {"tensor_parallel_size": 2, "model_impl": "transformers"},
+            UnsupportedModelError,
+            "native",
+        ),
         ({"pipeline_parallel_size": 2}, UnsupportedConfigError, "pipeline_parallel_size"),
         ({"dtype": "fp8"}, UnsupportedConfigError, "fp8"),
         ({"model_impl": "vllm"}, ConfigError, "model_impl"),

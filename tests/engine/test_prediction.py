@@ -138,8 +138,10 @@ def test_a_useless_prediction_costs_one_step_of_drafts(method: str) -> None:
             for out in outputs:
                 text += out.tokens
                 drafts += out.num_drafts
-                predicted += out.num_predicted
-                accepted += out.num_accepted_predicted
+                counts_of = {source: count for source, *count in out.sources}
+                mine = counts_of.get(_core.DRAFT_SOURCES.index("prediction"), (0, 0))
+                predicted += mine[0]
+                accepted += mine[1]
         assert text == function.reference([1, 2, 3, 1, 2], 200)
         assert (predicted, accepted) == (DRAFTS if prediction else 0, 0)
         counts.append((steps, drafts - predicted))

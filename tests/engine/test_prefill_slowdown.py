@@ -99,6 +99,24 @@ def test_nobody_decodes_nobody_waits() -> None:
     assert [rows for rows, _ in seen if rows] == [128, 22]
 
 
+def test_rows_of_a_long_prompt_cost_what_they_read() -> None:
+    # T(rows) = 8 + rows, and each row 0.05 more for each token that it reads beyond 20:
+    # 30 = rows + 0.05 * rows * max(0, start + rows / 2 - 20).
+    growth = [0.05, 0.1, 6.4]
+    steps, _ = decode_beside(4.0, cost=([1, 2, 128], [9.0, 10.0, 136.0], 20.0, growth))
+    rows = [rows for rows, _ in steps]
+    start, expected = 0, []
+    while start < len(LONG):
+        left = range(1, len(LONG) - start + 1)
+        fits = [n for n in left if n + 0.05 * n * max(0.0, start + n / 2 - 20) <= 30.0]
+        expected.append(min(max(16, fits[-1]), len(LONG) - start))
+        start += expected[-1]
+    assert rows == expected and rows[0] > 16
+    # What steps have shown scales both.
+    steps, _ = decode_beside(4.0, cost=(*COST, 0.0, [], (0.5, 1.0)))
+    assert [rows for rows, _ in steps] == [60, 60, 30]
+
+
 def test_several_prompts_share_the_rows() -> None:
     engine = make_engine(num_pages=128, max_prefill_slowdown=4.0)
     engine.executor.set_step_cost(*COST)
@@ -124,12 +142,12 @@ def test_what_is_no_factor_is_refused(slowdown: Any) -> None:
                            max_prefill_slowdown=slowdown)  # fmt: skip
 
 
-def test_long_prompts_beside_others_ask_for_the_times_of_steps() -> None:
+def test_who_is_not_alone_asks_for_the_times_of_steps() -> None:
     asked: list[int] = []
-    for prompt, others, wanted in ((LONG, 1, 1), (LONG, 0, 0), (PROMPTS[0], 1, 0)):
-        engine = make_engine(
-                             calibrate=lambda: asked.append(1))  # fmt: skip
-        engine._spares_others = True
+    cases = ((LONG, 1, True, 1), (LONG, 0, True, 0), (PROMPTS[0], 1, True, 1), (LONG, 1, False, 0))
+    for prompt, others, spares, wanted in cases:
+        engine = make_engine(calibrate=lambda: asked.append(1))
+        engine._spares_others = spares
         params = SamplingParams(max_tokens=4)
         states = [engine.submit(engine.resolve(PROMPTS[1], params)) for _ in range(others)]
         engine.step()

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from last_tokens import LastTokens
 from medusa_models import VOCAB, save_heads, save_target
 
 from gguf_files import write_gguf
@@ -20,13 +21,6 @@ FORMATS = ("q8_0", "q4_0", "q4_1", "q4_k", "q5_k", "q6_k")
 HIDDEN = 256
 TOKENS = 40
 DRAFTERS = ("lookahead", "ngram", "medusa", "redrafter", "draft_target", "user")
-
-
-class LastTokens:
-    """A user's drafter that repeats what came before, right or wrong."""
-
-    def propose(self, history: list[int], budget: int) -> list[int]:
-        return list(history[-budget - 3 : -3])
 
 
 @pytest.fixture(scope="module")

@@ -100,7 +100,7 @@ def test_a_table_is_kept_up_and_remembered(method: str, folder: Path, cache: Pat
         assert served.is_guess
         assert served._times.observed >= 16
         learnt = served.cost.columns
-        assert learnt != guess_cost(llm.model, served_cost.memory_rate()).columns
+        assert learnt != guess_cost(llm.model).columns
     files = list(cache.iterdir())
     # The same model as its own draft, with the same threads, is one table.
     assert len(files) == 1 and files[0].suffix == ".json"
@@ -240,7 +240,7 @@ def test_where_drafts_do_not_pay_the_command_and_the_log_say_why(
     assert stats["budget_refused_price"] == pytest.approx(5.0 * stats["budget_weighed"])
     said = describe_budget(stats)
     assert said is not None
-    assert f"drafts paid in 0 of {stats['budget_weighed']} steps" in said
+    assert f"drafts paid in 0 of {stats['budget_weighed']} offers" in said
     assert "the best drafts were expected to bring 0.25 tokens more in 5.00 times the time" in said
     assert said in caplog.text
     argv = ["generate", "--model", str(folder), "--input_text", "a b a b", "--max_output_len", "30",

@@ -228,7 +228,7 @@ def test_the_mean_is_what_was_asked_for(target: Path, tmp_path: Path, name: str)
     for output in plain:
         assert output.metrics["lossless"] is True
         assert "synthetic_acceptance" not in output.to_json_dict()
-    with LLM(target, scheduler_config=LONG) as llm:
+    with LLM(target, speculative_config=None, scheduler_config=LONG) as llm:
         own = llm.generate(prompts, GREEDY, use_tqdm=False)
         assert llm.get_metrics()["synthetic_acceptance"] is None
     assert [o.outputs[0].token_ids for o in plain] == [o.outputs[0].token_ids for o in own]

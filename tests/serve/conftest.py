@@ -9,6 +9,7 @@ import pytest
 from servers import NAME, Gate, LiveServer, make_app, make_llm, wait_until
 from starlette.testclient import TestClient
 
+from browsers import browser as browser
 from specdec_ext import LLM
 from tiny_models import save_tiny
 

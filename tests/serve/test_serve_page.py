@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
-import shutil
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -12,8 +13,6 @@ import pytest
 from servers import Gate, LiveServer, make_app
 
 from specdec_ext import LLM, SamplingParams
-
-BROWSER = shutil.which("chromium") or shutil.which("chromium-browser")
 
 
 def test_the_page_needs_nothing_from_elsewhere(live: LiveServer) -> None:
@@ -23,19 +22,6 @@ def test_the_page_needs_nothing_from_elsewhere(live: LiveServer) -> None:
     text = reply.text.replace("http://www.w3.org/2000/svg", "")  # a name, not an address
     assert re.findall(r"(?:https?:)?//[\w.]+", text) == []
     assert re.findall(r"<(?:script|link|img)[^>]*(?:src|href)=\"(?!data:)", text) == []
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    playwright = pytest.importorskip(
-        "playwright.sync_api", reason="the playwright package is not installed"
-    )
-    if BROWSER is None:
-        pytest.skip("no Chromium is installed")
-    with playwright.sync_playwright() as driver:
-        made = driver.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
-        yield made
-        made.close()
 
 
 @pytest.fixture
@@ -120,6 +106,30 @@ def test_stop_and_switch(page: Any, llm: LLM, gate: Gate) -> None:
     assert "max_draft_len = 100" in page.evaluate("document.querySelector('.error').textContent")
 
 
+def test_a_predicted_output(page: Any, llm: LLM) -> None:
+    """Its drafts have a colour of their own, are counted, and the answer is held against it."""
+    messages = [{"role": "user", "content": "hello"}]
+    want = llm.chat(messages, SamplingParams(max_tokens=40), use_tqdm=False)[0].outputs[0].text
+    lines = want.split("\n")
+    predicted = "\n".join(["not this", *lines])
+    page.fill("#tokens", "40")
+    page.fill("#prediction", predicted)
+    ask(page, "hello")
+    finished(page, 1)
+    assert page.evaluate("document.querySelector('.assistant').textContent") == want
+    marked = "[...document.querySelectorAll('.assistant [data-source=prediction]')]"
+    assert page.evaluate(f"{marked}.length") > 0
+    colour = f"getComputedStyle({marked}[0]).color"
+    plain = "getComputedStyle(document.querySelector('.assistant')).color"
+    assert page.evaluate(colour) != page.evaluate(plain)
+    assert "prediction" in page.evaluate("document.getElementById('sources').textContent")
+    removed = "[...document.querySelectorAll('.difference del')].map((n) => n.textContent)"
+    assert page.evaluate(removed) == ["- not this\n"]
+    kept = "[...document.querySelectorAll('.difference span')].map((n) => n.textContent)"
+    assert page.evaluate(kept) == [f"  {line}\n" for line in lines]
+    assert page.evaluate("document.querySelectorAll('.difference ins').length") == 0
+
+
 def test_on_a_phone_and_by_keyboard(browser: Any, live: LiveServer) -> None:
     page = browser.new_page(viewport={"width": 360, "height": 740})
     page.goto(live.url)
@@ -149,3 +159,33 @@ def test_a_server_with_keys_asks_for_one(browser: Any, llm: LLM) -> None:
         page.press("#key", "Tab")
         until(page, "document.getElementById('model').textContent.startsWith('tiny')")
         page.close()
+
+
+@pytest.mark.slow
+@pytest.mark.default_model
+def test_the_default_model_in_a_picture(
+    browser: Any, default_model_path: Path, tmp_path: Path
+) -> None:
+    """Drafts of two sources and more, each in its colour; SPECDEC_PICTURES names the folder of the
+    picture that the README shows."""
+    code = "def add(a, b):\n    return a + b\n\n\ndef multiply(a, b):\n    return a * b\n"
+    with (
+        LLM() as llm,
+        LiveServer(make_app(llm, served_model_names=["SmolLM2-135M-Instruct"])) as server,
+    ):
+        page = browser.new_page(viewport={"width": 1100, "height": 900})
+        page.goto(server.url)
+        until(page, "document.getElementById('model').textContent.startsWith('Smol')")
+        page.fill("#tokens", "160")
+        page.fill("#prediction", code)
+        ask(page, f"Repeat this Python code and add a docstring to each function:\n{code}")
+        finished(page, 1)
+        found = page.evaluate(
+            "[...new Set([...document.querySelectorAll('.assistant [data-source]')]"
+            ".map((n) => n.dataset.source))]"
+        )
+        assert {"model", "prediction"} < set(found)
+        picture = Path(os.environ.get("SPECDEC_PICTURES", tmp_path)) / "page.png"
+        page.screenshot(path=picture)
+        page.close()
+    assert picture.stat().st_size < 300_000

@@ -10,7 +10,7 @@ import pytest
 
 from specdec_ext import ConfigError
 from specdec_ext.training.loop import TrainingResult
-from specdec_ext.training.plots import require_matplotlib, write_plots
+from specdec_ext.training.plots import write_plots
 
 RESULT = TrainingResult(
     losses=[3.0, 2.5, 2.25, 2.0],
@@ -40,7 +40,7 @@ def test_a_run_that_was_never_evaluated_still_has_its_loss(tmp_path: Path) -> No
     assert all(path.stat().st_size > 1000 for path in paths)
 
 
-def test_without_matplotlib_the_command_to_run_is_named(monkeypatch: Any) -> None:
+def test_without_matplotlib_the_command_to_run_is_named(monkeypatch: Any, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(ConfigError, match=r"pip install 'specdec_ext\[plots\]'"):
-        require_matplotlib()
+        write_plots(tmp_path, "drafter", RESULT)

@@ -78,15 +78,15 @@ def test_option_spelling() -> None:
     (["generate", "--input_text", "x", "--checkpoint_dir=x"], 2, "specdec build makes an engine"),
     (["generate", "--input_text", "x", "--temperature", "-1"], 2, "temperature = -1"),
     (["generate", "--input_text", "x", "--num_beams", "4"], 3, "beam_width = 4"),
-    (["generate", "--input_text", "x", "--tp_size", "2"], 3, "tensor_parallel_size = 2"),
+    (["generate", "--input_text", "x", "--tp_size", "65"], 4, "tensor_parallel_size = 65"),
     (["generate", "--input_text", "x", "--dtype", "fp8"], 3, "fp8"),
     (["generate", "--input_text", "x", "--speculative_config", '{"method":"eagle3"}'], 3,
      "'eagle3'.*'draft_target', 'lookahead', 'medusa', 'ngram', 'redrafter', 'suffix' or 'none'"),
     (["generate", "--input_text", "x", "--speculative_config", '{"method":"medus"}'], 4,
      "'medus': there is no such method; did you mean 'medusa'"),
     (["generate", "--input_text", "x", "--speculative_config", '{"method":"user"}'], 4,
-     "no such method; use 'draft_target', 'lookahead', 'medusa', 'ngram', 'redrafter', 'suffix' or "
-     "'none'"),
+     "no such method; use 'auto', 'draft_target', 'lookahead', 'medusa', 'ngram', 'redrafter', "
+     "'suffix' or 'none'"),
     (["generate", "--input_text", "x", "--lookahead_config", "[0,7,7]"], 4, "max_window_size = 0"),
     (["generate", "--input_text", "x", "--lookahead_config", "[10,9,8]"], 4, "143.*127"),
     (["generate", "--input_text", "x", "--prompt_lookup_config", "[10,2,[0,1]]"], 4, "2 devices"),

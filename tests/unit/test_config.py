@@ -28,6 +28,7 @@ from specdec_ext.config.parse import (
     parse_scheduler_config,
     parse_speculative_config,
 )
+from specdec_ext.config.ranks import World, resolve_tensor_parallel_size, world_of
 from specdec_ext.errors import ConfigError, UnsupportedConfigError
 
 
@@ -128,13 +129,24 @@ def test_ngram_refusals_name_the_field(field: str, value: object) -> None:
     ("free_gpu_memory_fraction", math.nan, ConfigError),
     ("enable_block_reuse", 1, ConfigError),
     ("max_attention_window", 1024, UnsupportedConfigError),
-    ("dtype", "fp8", UnsupportedConfigError),
+    ("dtype", "fp8_e5m2", UnsupportedConfigError),
+    ("dtype", "nvfp4", UnsupportedConfigError),
+    ("dtype", "int16", ConfigError),
     ("dtype", "float64", ConfigError),
 ])  # fmt: skip
 def test_kv_cache_refusals(field: str, value: object, error: type[Exception]) -> None:
     with pytest.raises(error, match=field) as info:
         KvCacheConfig(**{field: value})  # type: ignore[arg-type]
     assert type(info.value) is error
+
+
+@pytest.mark.parametrize(("spelling", "name"), [
+    ("auto", "auto"), ("bf16", "bfloat16"), ("torch.bfloat16", "bfloat16"), ("half", "float16"),
+    ("fp8", "fp8"), ("FP8", "fp8"), ("fp8_e4m3", "fp8"), ("float8_e4m3fn", "fp8"),
+    ("torch.float8_e4m3fn", "fp8"), ("int8", "int8"), ("torch.int8", "int8"),
+])  # fmt: skip
+def test_spellings_of_kv_types(spelling: str, name: str) -> None:
+    assert KvCacheConfig(dtype=spelling).dtype == name
 
 
 @pytest.mark.parametrize("size", [1, 2, 4, 8, 16, 32, 64, 128])
@@ -413,16 +425,38 @@ def test_build_and_run_time_must_agree() -> None:
 
 
 def test_arguments_of_other_projects() -> None:
-    refuse_unknown_arguments({"pipeline_parallel_size": 1, "quantization": None}, 1)
-    with pytest.raises(UnsupportedConfigError, match="tensor_parallel_size = 2"):
-        refuse_unknown_arguments({}, 2)
+    refuse_unknown_arguments({"pipeline_parallel_size": 1, "quantization": None})
     with pytest.raises(UnsupportedConfigError, match="pipeline_parallel_size = 2"):
-        refuse_unknown_arguments({"pipeline_parallel_size": 2}, 1)
+        refuse_unknown_arguments({"pipeline_parallel_size": 2})
     with pytest.raises(UnsupportedConfigError, match="max_beam_width = 4"):
-        refuse_unknown_arguments({"max_beam_width": 4}, 1)
+        refuse_unknown_arguments({"max_beam_width": 4})
     with pytest.raises(ConfigError, match="write max_seq_len="):
-        refuse_unknown_arguments({"max_model_len": 5}, 1)
+        refuse_unknown_arguments({"max_model_len": 5})
     with pytest.raises(ConfigError, match="did you mean 'speculative_config'"):
-        refuse_unknown_arguments({"speculativ_config": {}}, 1)
-    with pytest.raises(ConfigError, match="tensor_parallel_size"):
-        refuse_unknown_arguments({}, True)
+        refuse_unknown_arguments({"speculativ_config": {}})
+
+
+def test_ranks_of_a_launcher() -> None:
+    def world(**changes: str) -> World | None:
+        names = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
+        return world_of({**names, **changes})
+
+    assert world_of({"RANK": "1", "WORLD_SIZE": "2"}) is None
+    assert world() == World(1, 2, 2)
+    assert world(LOCAL_WORLD_SIZE="1") == World(1, 2, 1)
+    for changes in ({"RANK": "2"}, {"RANK": "-1"}, {"WORLD_SIZE": "x"}, {"LOCAL_WORLD_SIZE": "0"}):
+        with pytest.raises(ConfigError, match="torchrun"):
+            world(**changes)
+    assert resolve_tensor_parallel_size(None, None) == 1
+    assert resolve_tensor_parallel_size(None, World(0, 3, 3)) == 3
+    assert resolve_tensor_parallel_size(2, World(1, 2, 2)) == 2
+    with pytest.raises(
+        ConfigError, match=r"= 4 but torchrun has started 2 ranks.*--nproc-per-node 4"
+    ):
+        resolve_tensor_parallel_size(4, World(0, 2, 2))
+    with pytest.raises(SystemExit) as ended:  # rank 0 says it
+        resolve_tensor_parallel_size(4, World(1, 2, 2))
+    assert ended.value.code == ConfigError.exit_code
+    for size in (True, 0, 65, "2"):
+        with pytest.raises(ConfigError, match="tensor_parallel_size"):
+            resolve_tensor_parallel_size(size, None)

@@ -158,7 +158,7 @@ def plan(free: int, max_tokens: int | None = None, draft: DraftPages | None = No
     from specdec_ext import KvCacheConfig, SchedulerConfig
 
     return plan_memory(
-        num_layers=2, num_kv_heads=1, head_dim=8, kv_bytes=4, max_position=100, draft_len=4,
+        bytes_per_token=2 * 2 * 8 * 4, max_position=100, draft_len=4,
         kv_cache=KvCacheConfig(
             tokens_per_block=4, max_tokens=max_tokens, free_gpu_memory_fraction=1.0
         ),

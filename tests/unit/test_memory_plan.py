@@ -19,7 +19,7 @@ from specdec_ext.errors import ConfigError
 def plan(kv: KvCacheConfig | None = None, sched: SchedulerConfig | None = None,
          **changes: Any) -> MemoryPlan:  # fmt: skip
     model: dict[str, Any] = {
-        "num_layers": 30, "num_kv_heads": 3, "head_dim": 64, "kv_bytes": 2, "max_position": 8192,
+        "bytes_per_token": 2 * 30 * 3 * 64 * 2, "max_position": 8192,
         "draft_len": 10, "free_bytes": 64 << 30,
     }  # fmt: skip
     model.update(changes)

@@ -63,3 +63,14 @@ def test_limits_stated_before_the_core_is_loaded_are_the_cores() -> None:
     assert KvCacheConfig(tokens_per_block=page).tokens_per_block == page
     with pytest.raises(ConfigError, match=f"{2 * page}"):
         KvCacheConfig(tokens_per_block=2 * page)
+
+
+@pytest.mark.parametrize("first", ["specdec_ext", "torch"])
+def test_threads_are_those_of_torch_whenever_it_is_imported(first: str) -> None:
+    program = (
+        f"import {first}, sys, specdec_ext; specdec_ext.set_num_threads(1);"
+        f"assert ('torch' in sys.modules) == ({first!r} == 'torch');"
+        "import torch; print(specdec_ext.get_num_threads(), torch.get_num_threads())"
+    )
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert run.stdout.split() == ["1", "1"], run.stderr

@@ -160,8 +160,9 @@ def test_an_external_loop_has_no_engine_to_set_options_of() -> None:
 @pytest.mark.parametrize(
     ("argv", "code", "message"),
     [
-        (["--max_concurrency", "4"], 2, "--max-concurrency needs a method"),
-        (["--synthetic_acceptance_length", "2"], 2, "--synthetic-acceptance-length needs a method"),
+        (["--no_speculation", "--max_concurrency", "4"], 2, "--no-speculation with --max-concur"),
+        (["--no_speculation", "--synthetic_acceptance_length", "2"], 2, "with --synthetic-accept"),
+        (["--no_speculation", "--suffix"], 2, "--no-speculation with a method"),
         (["--lookahead_config", "[7,7,7]", "--draft_len_schedule", "{4:90}"], 4, "= 90: out of"),
         (["--lookahead_config", "[7,7,7]", "--draft_len_schedule", "4"], 4, "expected 1..64"),
         (["--prompt_lookup_config", "[4,2]", "--synthetic_acceptance_rates", "[0.5,x]"], 4,

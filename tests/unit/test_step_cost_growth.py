@@ -87,7 +87,7 @@ def test_the_whole_table(clock: Any) -> None:
     model = clock(lambda rows, context: 1e-3 + rows * (1e-5 + 1e-7 * context))
     measured = measure_cost(model, pages(256))
     assert measured is not None
-    rows, seconds, context_len, growth = measured.columns
+    rows, seconds, context_len, growth, _ = measured.columns
     assert context_len == 128.0
     assert seconds == pytest.approx([1e-3 + n * (1e-5 + 128e-7) for n in rows])
     assert growth == pytest.approx([n * 1e-7 for n in rows])

@@ -7,6 +7,7 @@ import os
 import platform
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,14 @@ def _commit() -> str | None:
     return (head + ("+" if changed else "")) or None
 
 
+def _version_of(package: str) -> str | None:
+    """None where it is not installed; read without importing it."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
 def clocks(device: str) -> dict[str, Any]:
     """Clock rates and load at this moment; taken before and after the measurement."""
     mhz = [
@@ -79,8 +88,6 @@ def clocks(device: str) -> dict[str, Any]:
 
 def about_machine(device: str) -> dict[str, Any]:
     """Versions, processor, threads; what does not change while the program runs."""
-    import torch
-
     from .._version import __version__
     from ..installation import build_info
 
@@ -97,7 +104,7 @@ def about_machine(device: str) -> dict[str, Any]:
         "cuda": build["cuda"],
         "platform": platform.platform(),
         "python": platform.python_version(),
-        "torch": str(torch.__version__),
+        "torch": _version_of("torch"),
         "command": " ".join(["specdec", *sys.argv[1:]]),
     }
 

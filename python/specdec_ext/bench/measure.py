@@ -181,7 +181,8 @@ def total(calls: Sequence[Call]) -> SpecCounter:
 
 
 def series(calls: Sequence[Call]) -> dict[str, Any]:
-    """Times of calls of one kind, in vLLM's names: latencies are of whole calls, in seconds."""
+    """Times of calls of one kind, in vLLM's names: latencies are of whole calls, in seconds;
+    ttfts_ms and tpots_ms of every request of every call."""
     latencies = [call.seconds for call in calls]
     counter = total(calls)
 
@@ -198,6 +199,8 @@ def series(calls: Sequence[Call]) -> dict[str, Any]:
         "median_tpot_ms": median([ms for c in calls for ms in c.tpot_ms]),
         "tokens_per_forward_pass": ratio(counter.num_tokens, counter.num_steps),
         "rows_per_forward_pass": ratio(counter.num_rows, counter.num_steps),
+        "ttfts_ms": [ms for c in calls for ms in c.ttft_ms],
+        "tpots_ms": [ms for c in calls for ms in c.tpot_ms],
         "time_s": {
             "forward": median([c.forward_s for c in calls]),
             "draft": median([c.draft_s for c in calls]),

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from ..errors import ConfigError
+from ..extras import require
 from .tables import heat_map, wide_console
 from .tune import Candidate, Tuning
 
-__all__ = ["best_config", "draw_png", "heat_cells", "print_tuning", "require_matplotlib", "to_dict"]
+__all__ = ["best_config", "draw_png", "heat_cells", "print_tuning", "to_dict"]
 
 
 def best_config(tuning: Tuning) -> dict[str, Any] | None:
@@ -122,19 +122,9 @@ def print_tuning(tuning: Tuning, batch_size: int, stream: IO[str]) -> None:
         console.print(line, soft_wrap=True, markup=False)
 
 
-def require_matplotlib() -> None:
-    """Raises ConfigError where it is not installed."""
-    try:
-        import matplotlib  # type: ignore[import-not-found,unused-ignore]  # noqa: F401
-    except ImportError:
-        raise ConfigError(
-            "--png: matplotlib is not installed; run: pip install 'specdec_ext[plots]'"
-        ) from None
-
-
 def draw_png(path: Path, tuning: Tuning) -> None:
     """The heat maps side by side."""
-    require_matplotlib()
+    require("matplotlib", "--png")
     import matplotlib  # type: ignore[import-not-found,unused-ignore]
 
     matplotlib.use("Agg")

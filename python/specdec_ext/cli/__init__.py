@@ -17,6 +17,7 @@ import traceback
 from collections.abc import Sequence
 
 from ..errors import SpecdecError
+from ..extras import named_extras
 from ..log import LEVELS, logger, setup_logging
 from .common import SpecdecParser, normalize_argv
 
@@ -36,6 +37,8 @@ _COMMANDS = {
     "convert": ("convert", "write any checkpoint as one folder of safetensors shards"),
     "build": ("build", "make an engine folder of a converted checkpoint: limits, step times"),
     "summarize": ("summarize", "summarize articles: ROUGE, speed and equal tokens, ours and HF's"),
+    "report": ("report", "one page of plots from the JSON files of the other commands"),
+    "trace": ("trace", "decode one prompt and show what every step drafted and accepted"),
     "tree": ("tree", "show or tune a Medusa tree"),
     "convert-heads": ("convert_heads", "convert Medusa heads between projects' files"),
     "env": ("env", "show versions and hardware for a bug report"),
@@ -106,7 +109,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return done.code if isinstance(done.code, int) else 2
     setup_logging(args.log_level)
     try:
-        code: int = importlib.import_module(f".{args.run_command}", __name__).run(args)
+        with named_extras(f"specdec {args.command}"):
+            code: int = importlib.import_module(f".{args.run_command}", __name__).run(args)
         sys.stdout.flush()
         return code
     except SpecdecError as error:

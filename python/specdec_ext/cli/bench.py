@@ -10,6 +10,7 @@ from typing import Any
 
 from .common import add_llm_arguments, external_lookup, llm_kwargs, make_llm, usage_error
 from .prompts import add_prompt_arguments, encode_prompt, read_prompts
+from .speculation import named_speculation
 
 __all__ = ["add_arguments", "run"]
 
@@ -72,9 +73,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     _check(args)
-    config = llm_kwargs(args)["speculative_config"]
+    llm_kwargs(args)  # refused before anything is loaded
     params = _params(args)
-    drafts = _drafts(args, config) if args.mode == "sweep" else []
+    drafts = _drafts(args, named_speculation(args)) if args.mode == "sweep" else []
     prompts = None if args.input_file is None else read_prompts(args)
     if args.max_batch_size is None:
         wanted = {"latency": [args.batch_size], "sweep": args.batch_sizes}.get(args.mode)

@@ -7,7 +7,8 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from ..errors import ConfigError, SpecdecError
+from ..errors import SpecdecError
+from ..extras import require
 from .common import add_llm_arguments, make_llm, usage_error, use_color
 
 __all__ = ["add_arguments", "run"]
@@ -97,10 +98,9 @@ class _Remote:
     """A server; any that speaks OpenAI's language, though only ours tells what was drafted."""
 
     def __init__(self, args: argparse.Namespace) -> None:
-        try:
-            import openai
-        except ModuleNotFoundError:
-            raise ConfigError("--url needs openai: pip install 'specdec_ext[chat]'") from None
+        require("openai", "--url")
+        import openai
+
         url = args.url.rstrip("/")
         url = url if url.endswith("/v1") else url + "/v1"
         self._errors = openai.OpenAIError
@@ -247,13 +247,9 @@ def _lines() -> Iterator[str]:
         for line in sys.stdin:
             yield line.rstrip("\n")
         return
-    try:
-        from prompt_toolkit import PromptSession
-    except ModuleNotFoundError:
-        raise ConfigError(
-            "a conversation needs prompt_toolkit: pip install 'specdec_ext[chat]'; one question "
-            "as an argument does not"
-        ) from None
+    require("prompt_toolkit", "a conversation (one question as an argument does not)")
+    from prompt_toolkit import PromptSession
+
     session: PromptSession[str] = PromptSession()
     while True:
         try:

@@ -74,8 +74,8 @@ def add_llm_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     model.add_argument("--threads", type=int, metavar="N", help="threads of forward passes")
     model.add_argument(
-        "--tensor-parallel-size", "--tp-size", type=int, default=1, metavar="N",
-        help="this version supports only 1",
+        "--tensor-parallel-size", "--tp-size", type=int, metavar="N",
+        help="ranks that share the forward pass (default: as many as torchrun has started, else 1)",
     )  # fmt: skip
 
     add_speculation_arguments(parser)
@@ -94,6 +94,10 @@ def add_llm_arguments(parser: argparse.ArgumentParser) -> None:
     limits.add_argument(
         "--kv-cache-free-gpu-memory-fraction", type=float, metavar="F",
         help="limit of the KV pages as a fraction of the free memory (default: 0.9)",
+    )  # fmt: skip
+    limits.add_argument(
+        "--kv-cache-dtype", metavar="TYPE",
+        help="auto, fp8 or int8: bits of K and V in the pages (default: auto, the model's)",
     )  # fmt: skip
     limits.add_argument(
         "--kv-cache-enable-block-reuse", "--enable-prefix-caching", action="store_true",
@@ -129,7 +133,8 @@ def _slowdown(value: float | None) -> dict[str, float | None]:
 
 def llm_kwargs(args: argparse.Namespace) -> dict[str, Any]:
     """LLM's arguments from the options of add_llm_arguments; all checked without torch."""
-    from ..config.build_check import check_build, refuse_unknown_arguments
+    from ..config.build_check import check_build
+    from ..config.ranks import resolve_tensor_parallel_size, world_of
 
     def chosen(**values: Any) -> dict[str, Any]:
         return {name: value for name, value in values.items() if value is not None}
@@ -137,12 +142,10 @@ def llm_kwargs(args: argparse.Namespace) -> dict[str, Any]:
     from ..config.engine import normalize_dtype
     from ..config.parse import parse_kv_cache_config, parse_scheduler_config
 
-    refuse_unknown_arguments({}, args.tensor_parallel_size)
+    size = resolve_tensor_parallel_size(args.tensor_parallel_size, world_of())
     config = speculative_config(args)
     if args.engine_dir is None:
-        check_build(
-            config, args.max_draft_len, args.speculative_decoding_mode, args.tensor_parallel_size
-        )
+        check_build(config, args.max_draft_len, args.speculative_decoding_mode, size)
     elif args.speculative_decoding_mode is not None:
         usage_error(args, "--speculative-decoding-mode with --engine-dir: the mode is that of the "
                     "build; leave it out")  # fmt: skip
@@ -154,6 +157,7 @@ def llm_kwargs(args: argparse.Namespace) -> dict[str, Any]:
             max_tokens=args.max_tokens_in_paged_kv_cache,
             free_gpu_memory_fraction=args.kv_cache_free_gpu_memory_fraction,
             enable_block_reuse=args.kv_cache_enable_block_reuse or outside or None,
+            dtype=args.kv_cache_dtype,
         )
     )
     scheduler = parse_scheduler_config(
@@ -180,7 +184,7 @@ def llm_kwargs(args: argparse.Namespace) -> dict[str, Any]:
         "allow_pickle": args.allow_pickle,
         "max_draft_len": None if outside or args.engine_dir is not None else args.max_draft_len,
         "speculative_decoding_mode": None if outside else args.speculative_decoding_mode,
-        "tensor_parallel_size": args.tensor_parallel_size,
+        "tensor_parallel_size": size,
         "kv_cache_config": kv_cache,
         "scheduler_config": scheduler,
     }

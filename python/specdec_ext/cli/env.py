@@ -6,7 +6,6 @@ import argparse
 import json
 import os
 import platform
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from .common import human_bytes
@@ -24,6 +23,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def collect() -> dict[str, Any]:
     """Everything that the command shows. A part that fails is reported, not fatal."""
+    from importlib.metadata import PackageNotFoundError, version
+
     from ..bench.machine import num_cpus
     from ..engine.memory_plan import available_memory_bytes
     from ..installation import cpu_name

@@ -7,6 +7,7 @@ import json
 import sys
 from typing import TYPE_CHECKING, Any, TextIO
 
+from ..text.source_colors import colored
 from .common import (
     add_llm_arguments,
     external_lookup,
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 
 __all__ = ["add_arguments", "run"]
 
-GREEN, RESET = "\x1b[32m", "\x1b[0m"
 DEFAULT_MAX_OUTPUT_LEN = 128
 
 
@@ -234,7 +234,7 @@ class _Job:
         self._print(outputs, identical, streamed=stream_to is not None)
         self._explain_empty_texts(items, outputs)
         if self.args.stats:
-            _print_stats(outputs, sys.stderr)
+            _print_stats(outputs, sys.stderr, self.color)
             from ..text.metrics import describe_budget
 
             budget = describe_budget(self.llm.get_metrics()["executor"])
@@ -302,9 +302,9 @@ class _Job:
             hint = "hint: the model ended without a text; --chat applies its chat template"
             print(hint, file=sys.stderr)
 
-    def _write_segments(self, segments: list[tuple[str, bool]], stream: TextIO) -> None:
-        for text, from_draft in segments:
-            stream.write(f"{GREEN}{text}{RESET}" if from_draft and self.color else text)
+    def _write_segments(self, segments: list[tuple[str, str | None]], stream: TextIO) -> None:
+        for text, source in segments:
+            stream.write(colored(text, source) if self.color else text)
         stream.flush()
 
     def _print(
@@ -328,7 +328,7 @@ class _Job:
                 print(f"prompt {i + 1}: identical: {'yes' if same else 'no'}")
 
 
-def _print_stats(outputs: list[RequestOutput], stream: TextIO) -> None:
+def _print_stats(outputs: list[RequestOutput], stream: TextIO, color: bool) -> None:
     print(
         f"{'prompt':>6} {'tokens':>7} {'passes':>7} {'tok/pass':>8} {'accept len':>10} "
         f"{'drafts':>7} {'accepted':>8} {'ttft ms':>8} {'tok/s':>8}",
@@ -346,10 +346,12 @@ def _print_stats(outputs: list[RequestOutput], stream: TextIO) -> None:
             f"{m['time_to_first_token_ms'] or 0.0:>8.1f} {m['tokens_per_second'] or 0.0:>8.1f}",
             file=stream,
         )
-        for source in ("prediction", "grammar"):
-            if (accepted := m.get(f"accepted_{source}_tokens")) is not None:
-                drafted = accepted + m[f"rejected_{source}_tokens"]
-                print(f"       of {source}: {drafted} drafts, {accepted} accepted", file=stream)
+        for source, count in m["draft_sources"].items():
+            name = colored(source, source) if color else source
+            print(
+                f"       of {name}: {count['drafts']} drafts, {count['accepted']} accepted",
+                file=stream,
+            )
     if outputs and outputs[0].metrics:
         about = outputs[0].metrics
         print(

@@ -15,13 +15,18 @@ __all__ = [
     "add_speculation_arguments",
     "external_lookup",
     "medusa_model",
+    "named_speculation",
     "speculative_config",
 ]
 
 
 def add_speculation_arguments(parser: argparse.ArgumentParser) -> None:
     """Options that name a method and its configuration."""
-    spec = parser.add_argument_group("speculation (at most one method; default: none)")
+    spec = parser.add_argument_group(
+        "speculation (at most one method; default: auto, drafts that cost next to nothing, and "
+        "those of the drafter shipped for the model where they pay)"
+    )
+    spec.add_argument("--no-speculation", action="store_true", help="plain decoding")
     spec.add_argument(
         "--lookahead-config", metavar="[W,N,G]",
         help="lookahead window, n-gram size, verification set size, for example [7,7,7]",
@@ -79,7 +84,7 @@ def add_speculation_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     spec.add_argument(
         "--speculative-config", metavar="JSON|FILE",
-        help="any method as JSON, YAML or a .yaml file",
+        help='any method as JSON, YAML or a .yaml file, or a list of them: ["suffix", "medusa"]',
     )  # fmt: skip
     _add_option_arguments(spec)
     spec.add_argument(
@@ -170,7 +175,42 @@ def _redrafter_keys(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def speculative_config(args: argparse.Namespace) -> Any:
-    """The method that the flags name. Raises SystemExit(2) for two of them."""
+    """What the flags say of speculation: the method that they name, else "auto"; None: plain
+    decoding, or what the engine of --engine-dir was built for. Raises SystemExit(2) for
+    contradictions."""
+    config = named_speculation(args)
+    if not args.no_speculation:
+        if config is not None or args.engine_dir is not None:
+            return config
+        from ..config.sources import AutoDecodingConfig
+
+        return _with_options(args, AutoDecodingConfig())
+    if config is not None:
+        usage_error(args, "--no-speculation with a method of speculation; give one of them")
+    if args.engine_dir is not None:
+        usage_error(args, "--no-speculation with --engine-dir: what an engine drafts is decided "
+                    "when it is built")  # fmt: skip
+    options = _option_keys(args)
+    if options or args.max_draft_len:
+        flag = "--" + next(iter(options), "max_draft_len").replace("_", "-")
+        usage_error(args, f"--no-speculation with {flag}; give one of them")
+    return None
+
+
+def _with_options(args: argparse.Namespace, config: Any) -> Any:
+    """`config` with what the flags of every method say."""
+    options = _option_keys(args)
+    if args.no_adaptive:
+        options["adaptive"] = False
+    if not options:
+        return config
+    import dataclasses
+
+    return dataclasses.replace(config, **options)
+
+
+def named_speculation(args: argparse.Namespace) -> Any:
+    """The method that the flags name; None: none. Raises SystemExit(2) for two of them."""
     from ..config.parse import parse_speculative_config
 
     named = {
@@ -193,7 +233,7 @@ def speculative_config(args: argparse.Namespace) -> Any:
                     "with heads")  # fmt: skip
     if args.draft_target_model_config is not None and _draft_model(args) is None:
         usage_error(args, "--draft-target-model-config needs --draft-engine-dir or --draft-model")
-    size = args.tensor_parallel_size
+    size = args.tensor_parallel_size or 1
     config: SpeculativeConfig | None = None
     if medusa_model(args) is not None:
         from ..config.methods import MedusaDecodingConfig
@@ -230,28 +270,14 @@ def speculative_config(args: argparse.Namespace) -> Any:
         config = parse_speculative_config(
             {k: v for k, v in keys.items() if v is not None}, "ngram", size
         )
-    options = _option_keys(args)
-    if config is None:
-        if options:
-            flag = "--" + next(iter(options)).replace("_", "-")
-            usage_error(args, f"{flag} needs a method of speculation, for example "
-                        '--prompt-lookup-config "[10,2]"')  # fmt: skip
-        return None
-    if args.no_adaptive:
-        options["adaptive"] = False
-    if options:
-        import dataclasses
-
-        plain: Any = config  # the union has no common constructor
-        config = dataclasses.replace(plain, **options)
-    return config
+    return None if config is None else _with_options(args, config)
 
 
 def external_lookup(args: argparse.Namespace) -> Any:
     """The configuration of prompt lookup as an external loop; None: everything is in the engine."""
     if args.prompt_lookup_style == "v2":
         return None
-    config = speculative_config(args)
+    config = named_speculation(args)
     if config is None or config.method != "ngram":
         usage_error(
             args,

@@ -116,8 +116,12 @@ def _check(args: argparse.Namespace) -> None:
     for name in ("batch_size", "max_ite", "output_len", "max_input_length"):
         if getattr(args, name) < 1:
             usage_error(args, f"--{name} = {getattr(args, name)}: expected at least 1")
-    if args.engine_dir is None and args.model is None and args.hf_model_dir is not None:
+    if args.engine_dir is None and args.model is None:
         args.model = args.hf_model_dir
+        if args.test_hf and args.model is None:  # one transformers reads, the same on both sides
+            from ..models import default_model
+
+            args.model = str(default_model())
 
 
 def _place_dtype(args: argparse.Namespace) -> str | None:
@@ -188,6 +192,7 @@ def _report(args: argparse.Namespace, articles: Any, sides: list[Any]) -> int:
         found = side.rouge["rouge1"] if side is not None else found
     too_low = args.check_accuracy and found <= threshold
     report = {
+        "benchmark": "summarize",
         "articles": [article.name for article in articles],
         "sides": {side.name: side.to_dict() for side in sides},
         "identical": None if speculative is None else len(articles) - len(differing),

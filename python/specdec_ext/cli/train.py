@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..extras import require
 from .common import human_bytes
 
 if TYPE_CHECKING:
@@ -188,6 +189,8 @@ class _Bars:
 
 
 def run(args: argparse.Namespace) -> int:
+    for package in ("torch", "transformers"):
+        require(package, f"specdec {args.command}", "train")
     product = str(args.command).removeprefix("train-")
     options = make_options(args, product)
     if args.threads is not None:

@@ -8,9 +8,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from ..extras import require
 from .common import add_llm_arguments, make_llm, usage_error
 from .prompts import add_prompt_arguments, encode_prompt, read_prompts
-from .speculation import speculative_config
+from .speculation import named_speculation
 
 __all__ = ["add_arguments", "read_cost", "run"]
 
@@ -60,11 +61,11 @@ def run(args: argparse.Namespace) -> int:
     _check(args)
     from ..bench.search_space import SPACES
     from ..bench.tune import tune
-    from ..bench.tune_report import draw_png, print_tuning, require_matplotlib, to_dict
+    from ..bench.tune_report import draw_png, print_tuning, to_dict
     from ..request.sampling_params import SamplingParams
 
     if args.png is not None:
-        require_matplotlib()
+        require("matplotlib", "--png")
     params = SamplingParams(max_tokens=args.max_output_len, temperature=args.temperature,
                             seed=args.seed, detokenize=False)  # fmt: skip
     table = None if args.step_cost is None else read_cost(args.step_cost)
@@ -131,7 +132,7 @@ def _check(args: argparse.Namespace) -> None:
     from ..config.validate import check_float, check_int
     from ..errors import ConfigError
 
-    if speculative_config(args) is not None:
+    if named_speculation(args) is not None:
         usage_error(args, "tune chooses the configuration itself: remove the flags of methods")
     check_int("--batch-size", args.batch_size, ConfigError, low=1, high=4096)
     check_int("--limit-draft-len", args.limit_draft_len, ConfigError, low=1, high=127)

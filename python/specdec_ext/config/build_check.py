@@ -16,6 +16,7 @@ from .engine import (
 from .methods import DRAFTER_CONFIGS, DrafterConfig
 from .names import canonical_method
 from .parse import SpeculativeConfig, parse_speculative_config
+from .sources import AutoDecodingConfig
 from .suffix import SuffixDecodingConfig
 from .validate import check_bool, check_int, show, unknown_key
 
@@ -47,13 +48,12 @@ _ONLY_ONE = ("pipeline_parallel_size", "data_parallel_size", "max_beam_width", "
 _UNSUPPORTED = ("quantization", "trust_remote_code", "enable_lora")
 
 
-def refuse_unknown_arguments(arguments: dict[str, Any], tensor_parallel_size: object) -> None:
+def refuse_unknown_arguments(arguments: dict[str, Any]) -> None:
     """Raise for LLM arguments that do not exist; accept those that say "one" or "off"."""
-    sizes = {**arguments, "tensor_parallel_size": tensor_parallel_size}
-    for name in (*_ONLY_ONE, "tensor_parallel_size"):
-        if name in sizes and check_int(name, sizes[name], ConfigError, low=1) != 1:
+    for name in _ONLY_ONE:
+        if name in arguments and check_int(name, arguments[name], ConfigError, low=1) != 1:
             raise UnsupportedConfigError(
-                f"{name} = {sizes[name]}: only 1 is supported in this version; use {name} = 1"
+                f"{name} = {arguments[name]}: only 1 is supported in this version; use {name} = 1"
             )
     for name, value in arguments.items():
         if name in _ONLY_ONE or (name in _UNSUPPORTED and not value):
@@ -121,9 +121,10 @@ def check_build(
 ) -> SpeculativeConfig | None:
     """The speculation that the engine is built for, or None.
 
-    `speculative_decoding_mode` and `max_draft_len` state what the buffers are sized for. Without a
-    speculative_config they choose the method's defaults (lookahead (4,3,4); prompt lookup with K =
-    max_draft_len); with one they must agree with it. Raises ConfigError naming both numbers.
+    `speculative_decoding_mode` and `max_draft_len` state what the buffers are sized for. Where
+    speculative_config is None or "auto" the mode chooses the method and its defaults (lookahead
+    (4,3,4); prompt lookup with K = max_draft_len); else they must agree with it. Raises ConfigError
+    naming both numbers.
     """
     if max_draft_len is not None:
         max_draft_len = check_int("max_draft_len", max_draft_len, ConfigError, low=0,
@@ -134,6 +135,11 @@ def check_build(
     # Only a list does not say its own method; any other disagreement is worded below.
     hint = mode if mode != "none" and isinstance(speculative_config, (list, tuple)) else None
     config = parse_speculative_config(speculative_config, hint, tensor_parallel_size)
+    chosen = mode not in (None, "auto") or max_draft_len == 0
+    if config == AutoDecodingConfig() and chosen:
+        config = speculative_config = None  # the mode chooses
+    elif isinstance(config, AutoDecodingConfig) and max_draft_len is not None and not chosen:
+        config = dataclasses.replace(config, max_draft_len=max_draft_len)
     if config is None and speculative_config is None:
         if mode == "lookahead":
             config = LookaheadDecodingConfig()
@@ -149,7 +155,7 @@ def check_build(
                 if max_draft_len is None
                 else SuffixDecodingConfig(max_draft_len=max_draft_len)
             )
-        elif mode in DRAFTER_CONFIGS:
+        elif mode in DRAFTER_CONFIGS or mode == "auto":
             config = parse_speculative_config(mode)
     have = "none" if config is None else config.method
     if mode is not None and mode != have:
@@ -167,7 +173,8 @@ def check_build(
             elif isinstance(config, DrafterConfig):
                 what = f"{config.words} with max_draft_len = {need}"
             elif config is not None:
-                name = "suffix decoding" if config.method == "suffix" else "prompt lookup"
+                names = {"suffix": "suffix decoding", "ngram": "prompt lookup"}
+                name = names.get(config.method, "speculative_config")
                 what = f"{name} with max_draft_len = {config.max_draft_len}"
             raise ConfigError(
                 f"max_draft_len = {max_draft_len} but {what} needs max_draft_len = {need}; "

@@ -27,6 +27,7 @@ __all__ = [
     "SchedulerConfig",
     "max_draft_len",
     "normalize_dtype",
+    "normalize_kv_dtype",
     "pages_for",
 ]
 
@@ -60,6 +61,29 @@ def normalize_dtype(field: str, value: object) -> str:
             f"use one of {', '.join(DTYPES)}"
         )
     return check_choice(field, name, DTYPES, ConfigError)
+
+
+# What pages may hold besides a model's own type, and how vLLM and TensorRT-LLM spell it.
+_KV_ALIASES = {
+    "fp8_e4m3": "fp8", "fp8_e4m3fn": "fp8", "float8_e4m3fn": "fp8", "float8_e4m3": "fp8",
+    "e4m3": "fp8", "torch.float8_e4m3fn": "fp8", "torch.int8": "int8",
+}  # fmt: skip
+KV_DTYPES = (*DTYPES, "fp8", "int8")
+
+
+def normalize_kv_dtype(field: str, value: object) -> str:
+    """The canonical name of a type of K/V: of KV_DTYPES."""
+    name = (value if isinstance(value, str) else str(value)).lower()
+    name = _KV_ALIASES.get(name, name)
+    if name in KV_DTYPES:
+        return name
+    if name.startswith(("fp8", "float8", "e5m2", "int4", "fp4", "nvfp4", "turboquant")):
+        raise UnsupportedConfigError(
+            f"{field} = {name!r}: not supported in this version; of the narrow types K and V may "
+            "be 'fp8' (e4m3) or 'int8'"
+        )
+    name = _DTYPE_ALIASES.get(name.removeprefix("torch."), name.removeprefix("torch."))
+    return check_choice(field, name, KV_DTYPES, ConfigError)
 
 
 def _check_triple(window_size: object, ngram_size: object, verification_set_size: object) -> None:
@@ -212,7 +236,9 @@ class KvCacheConfig(_Config):
     enable_block_reuse        prefix reuse: a request takes over the K/V of full blocks that an
                               earlier one with the same text and `cache_salt` has computed
     max_attention_window      a window smaller than the model's own; not in this version
-    dtype                     "auto" (the model's), "float32", "bfloat16", "float16"
+    dtype                     "auto" (the model's), "fp8" (e4m3 with the checkpoint's scales, else
+                              1), "int8" (on the CPU; a scale per token and K/V head), or the name
+                              of the model's own: docs/kv_cache.md
     """
 
     tokens_per_block: int = 32
@@ -246,7 +272,7 @@ class KvCacheConfig(_Config):
                 where + "free_gpu_memory_fraction", self.free_gpu_memory_fraction, ConfigError,
                 above=0.0, high=1.0,
             ),
-            dtype=normalize_dtype(where + "dtype", self.dtype),
+            dtype=normalize_kv_dtype(where + "dtype", self.dtype),
         )  # fmt: skip
         check_bool(where + "enable_block_reuse", self.enable_block_reuse, ConfigError)
         if self.max_attention_window is not None:

@@ -36,7 +36,8 @@ _METHODS = {
     "prompt_lookup_decoding": "ngram",
     "suffix": "suffix",
     "suffix_decoding": "suffix",
-    "auto": "suffix",  # needs no second model, and drafts what pays
+    "auto": "auto",
+    "composite": "composite",  # several sources
     "none": "none",
     "": "none",
     "user_provided": "user_provided",
@@ -52,7 +53,8 @@ _METHODS = {
     "standalone": "draft_target",
 }
 # What a refusal advises. A user's own drafter has no name: it is an object (UserDrafterConfig).
-_CHOICES = ", ".join(repr(m) for m in sorted({*_METHODS.values()} - {"none", "user_provided"}))
+_UNNAMED = {"none", "user_provided", "composite"}  # a composite is a list
+_CHOICES = ", ".join(repr(m) for m in sorted({*_METHODS.values()} - _UNNAMED))
 _CHOICES += " or 'none' (plain decoding)"
 _OTHER_METHODS = {
     "eagle", "eagle3", "mtp",

@@ -2,10 +2,10 @@
 
 A configuration is an object, a dict, a JSON or YAML string, the path of a .yaml/.yml/.json file,
 or a list such as "[7,7,7]" (lookahead W,N,G) and "[10,2]" / "[10,2,[0]]" (prompt lookup
-K,M,[devices]). The method comes from a discriminator key (`method`, `decoding_type`,
-`speculative_algorithm`, ...) in any of those projects' spellings, or from the caller. Whatever the
-form, an unknown key is refused with the nearest key that exists, and what this version does not do
-is refused by name.
+K,M,[devices]). A list of methods, each in any of these forms, is several sources. The method comes
+from a discriminator key (`method`, `decoding_type`, `speculative_algorithm`, ...) in any of those
+projects' spellings, or from the caller. Whatever the form, an unknown key is refused with the
+nearest key that exists, and what this version does not do is refused by name.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from .names import (
     canonical_method,
 )
 from .read_text import read_text
+from .sources import AutoDecodingConfig, CompositeDecodingConfig
 from .suffix import SUFFIX_ALIASES, SuffixDecodingConfig
 from .validate import check_int, show, unknown_key
 
@@ -46,7 +47,12 @@ __all__ = [
 ]
 
 SpeculativeConfig: TypeAlias = (
-    LookaheadDecodingConfig | NGramDecodingConfig | SuffixDecodingConfig | DrafterConfig
+    LookaheadDecodingConfig
+    | NGramDecodingConfig
+    | SuffixDecodingConfig
+    | DrafterConfig
+    | CompositeDecodingConfig
+    | AutoDecodingConfig
 )
 
 # Methods that draft from a request's own state, by canonical name.
@@ -64,6 +70,8 @@ ConfigT = TypeVar(
     KvCacheConfig,
     SchedulerConfig,
     DrafterConfig,
+    CompositeDecodingConfig,
+    AutoDecodingConfig,
 )
 
 
@@ -248,6 +256,27 @@ def _from_list(
     return NGramDecodingConfig(max_draft_len=items[0], max_matching_ngram_size=items[1])
 
 
+def _from_sources(
+    items: Sequence[Any], method: str | None, tensor_parallel_size: int
+) -> SpeculativeConfig:
+    """["suffix", {"method": "medusa"}]; one method alone is that method."""
+    parsed = [parse_speculative_config(item, None, tensor_parallel_size) for item in items]
+    if None in parsed:
+        raise ConfigError(
+            f"speculative_config = {show(list(items))}: 'none' in a list of sources; remove it, or "
+            "pass None for plain decoding"
+        )
+    sources: list[Any] = [source for source in parsed if source is not None]
+    config: SpeculativeConfig
+    config = sources[0] if len(sources) == 1 else CompositeDecodingConfig(sources=tuple(sources))
+    if method not in (None, config.method):
+        raise ConfigError(
+            f"speculative_config = {show(list(items))} is of method {config.method!r}, expected "
+            f"{method!r}; make the two agree"
+        )
+    return config
+
+
 @overload
 def parse_speculative_config(
     value: object, method: Literal["lookahead"], tensor_parallel_size: int = 1
@@ -287,8 +316,14 @@ def parse_speculative_config(
             return None
         if named in DRAFTER_CONFIGS:
             return DRAFTER_CONFIGS[named]()
+        if named == "auto":
+            return AutoDecodingConfig()
+        if named == "composite":
+            _refuse_form(value, wanted)
         return _IN_SLOTS[named]()
     if isinstance(value, (list, tuple)):
+        if any(isinstance(item, (str, Mapping, SpeculativeConfig)) for item in value):
+            return _from_sources(value, wanted, tensor_parallel_size)
         return _from_list(value, wanted, tensor_parallel_size)
     if isinstance(value, Mapping):
         named, rest = _split_method(value, wanted)
@@ -305,6 +340,12 @@ def parse_speculative_config(
             return _build(cls, cls.normalize_keys(rest), cls.aliases)
         if named == "suffix":
             return _build(SuffixDecodingConfig, rest, SUFFIX_ALIASES)
+        if named == "auto":
+            return _build(AutoDecodingConfig, rest, {"num_speculative_tokens": "max_draft_len"})
+        if named == "composite":
+            sources = rest.pop("sources", ())
+            parsed = [parse_speculative_config(s, None, tensor_parallel_size) for s in sources]
+            return _build(CompositeDecodingConfig, {**rest, "sources": parsed}, {})
         return _from_lookahead_dict(rest) if named == "lookahead" else _from_ngram_dict(rest)
     _refuse_form(value, wanted)
 

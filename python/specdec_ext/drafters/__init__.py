@@ -6,18 +6,22 @@ from typing import Any
 
 from ..config.methods import DrafterConfig, MedusaDecodingConfig, ReDrafterDecodingConfig
 from .draft_target.slots import DraftTargetDrafter
+from .late import LateDrafter
 from .proposal import Proposal
+from .shipped import shipped_drafter
 from .slot_drafter import DraftInputs, PromptInputs, SlotDrafter
 from .vocabulary import map_vocabulary
 
 __all__ = [
     "DraftInputs",
     "DraftTargetDrafter",
+    "LateDrafter",
     "PromptInputs",
     "Proposal",
     "SlotDrafter",
     "make_drafter",
     "map_vocabulary",
+    "shipped_drafter",
 ]
 
 

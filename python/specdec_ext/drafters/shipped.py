@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from ..config.methods import DrafterConfig, ReDrafterDecodingConfig
 from ..errors import ConfigError
+from ..models.default import is_default_model
+from ..models.place import Place
 
-__all__ = ["shipped_folder"]
+__all__ = ["shipped_drafter", "shipped_folder"]
 
 _ROOT = Path(__file__).resolve().parent.parent / "data"
 
@@ -23,3 +26,15 @@ def shipped_folder(method: str) -> Path:
             "there); give the folder of your own as `model`"
         )
     return folder
+
+
+def shipped_drafter(model: Path, place: Place, model_impl: str) -> DrafterConfig | None:
+    """The one that "auto" takes beside suffix decoding, or None: of those that are shipped for the
+    default model the one that was measured to bring most (docs/methods/sources.md).
+
+    model       folder or file of the target
+    model_impl  LLM's argument
+    """
+    shipped = (_ROOT / ReDrafterDecodingConfig.method / "config.json").is_file()
+    native = model_impl != "transformers" and place.is_cpu
+    return ReDrafterDecodingConfig() if shipped and native and is_default_model(model) else None

@@ -109,6 +109,7 @@ class SlotDrafter(Protocol):
     #   draft_probs(num_requests) -> ops.DraftProbs | None  what the drafts of a step's so many
     #       decoding requests were drawn from, None: without chance; called behind draft() in a step
     #       that samples
+    #   prepare()  called once on the CPU, in front of the first draft(), whose time counts
     #   drafts_one_by_one: bool     draft() takes as long as a request's drafts are many
     #   passes_made: int            of a draft model, by the last draft(); 0: not known
     #   reads_every_step: bool      draft() is called in steps without drafts, too: max_drafts is 0

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 from ..config.engine import KvCacheConfig, SchedulerConfig
 from ..config.methods import DrafterConfig, UserDrafterConfig
 from ..config.parse import SpeculativeConfig
-from ..drafters import DraftTargetDrafter, SlotDrafter, map_vocabulary
+from ..config.sources import AutoDecodingConfig, CompositeDecodingConfig
+from ..drafters import DraftTargetDrafter, SlotDrafter, map_vocabulary, shipped_drafter
 from ..errors import ConfigError
 from ..models.host_arrays import as_torch
 from ..models.place import resolve_device
@@ -29,6 +30,7 @@ from .user_drafting import UserDrafting
 if TYPE_CHECKING:
     from ..drafters.vocabulary import VocabularyMap
     from ..models.base import StepModel
+    from ..parallel.team import Team
 
 __all__ = ["EngineBuilder", "EngineParts"]
 
@@ -72,11 +74,15 @@ class EngineBuilder:
         numerics: str = "auto",
         quantization: str | None = None,
         loader: Callable[..., StepModel] | None = None,
+        team: Team | None = None,
     ) -> None:
-        """loader: in the place of models.load_model, with its arguments."""
+        """loader  in the place of models.load_model, with its arguments
+        team    the ranks that the model, but no drafter, is spread over; None: this process alone
+        """
         self._path = path
         self._tokenizer = tokenizer
         self._speculative = self._planned = speculative_config
+        self._late = False  # the drafter is one of ours, and loaded when it is asked first
         self._kv_cache = kv_cache_config
         self._scheduler = scheduler_config
         self._dtype, self._model_impl = dtype, model_impl
@@ -86,12 +92,17 @@ class EngineBuilder:
         self._numerics = numerics
         self._quantization = quantization
         self._loader = loader
+        self._team = team
         self.draft_model: StepModel | None = None
         self._pools: list[KvPages] = []
 
     def build(self) -> EngineParts:
         """Load the models, then everything that is sized by them."""
         self.place = resolve_device(self._device)
+        if isinstance(self._speculative, AutoDecodingConfig):
+            drafter = shipped_drafter(self._path, self.place, self._model_impl)
+            self._speculative = self._planned = self._speculative.with_drafter(drafter)
+            self._late = drafter is not None
         loaded = ModelLoader(
             self._path,
             speculative_config=self._speculative,
@@ -104,7 +115,9 @@ class EngineBuilder:
             numerics=self._numerics,
             quantization=self._quantization,
             loader=self._loader,
+            team=self._team,
             vocabulary=self._map_vocabulary,
+            late=self._late,
         ).load()
         model = self.model = loaded.model
         self.draft_model, self.memory = loaded.draft_model, loaded.memory
@@ -118,6 +131,9 @@ class EngineBuilder:
         # A drafter may know more than was asked for, such as how many heads a file has.
         known = getattr(loaded.drafter, "config", None)
         if isinstance(known, DrafterConfig):
+            given = self._speculative
+            if isinstance(given, CompositeDecodingConfig):
+                known = given.with_drafter(known)
             self._speculative = known
         return EngineParts(
             model,
@@ -149,7 +165,8 @@ class EngineBuilder:
         The engines made before must be idle and are used no more.
         """
         planned = 0 if self._planned is None else self._planned.max_draft_len
-        if isinstance(config, DrafterConfig) or (config and config.max_draft_len > planned):
+        needs_drafter = isinstance(config, (DrafterConfig, CompositeDecodingConfig))
+        if needs_drafter or (config and config.max_draft_len > planned):
             raise ConfigError(
                 f"engine_for: {config!r} needs more than the {planned} drafts that this engine was "
                 "planned for, or a drafter; build a new LLM"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..errors import RequestError
+from ..extras import require
 from ..request.external_draft import ExternalDraftTokensConfig
 
 __all__ = ["draft_probs"]
@@ -17,6 +18,7 @@ def draft_probs(draft: ExternalDraftTokensConfig | None, greedy: bool) -> Any:
     """
     if draft is None or draft.logits is None or greedy:
         return None
+    require("torch", "ExternalDraftTokensConfig.logits")
     import torch
 
     try:

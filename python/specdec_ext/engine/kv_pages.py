@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from .. import _core
-from ..models.host_arrays import as_torch, kv_dtype_name
+from ..models.host_arrays import as_torch
+from ..models.kv_storage import page_shape, stored_name
 
 if TYPE_CHECKING:
     from ..models.base import StepModel
@@ -15,7 +16,7 @@ __all__ = ["KvPages"]
 
 
 class KvPages:
-    """K and V pages [layers, pages, kv_heads, page size, head_dim] of `model`, zeros.
+    """K and V pages of `model` (models/kv_storage.py), zeros.
 
     On the host a page takes memory when it is first written (the operating system maps it then) and
     keeps it until release(); on a device all of it is taken at once.
@@ -24,16 +25,16 @@ class KvPages:
     """
 
     def __init__(self, model: StepModel, num_pages: int, page_size: int, place: Place) -> None:
-        shape = (model.num_layers, num_pages, model.num_kv_heads, page_size, model.head_dim)
+        shape, dtype = page_shape(model, num_pages, page_size), str(stored_name(model))
         self._memory: list[_core.LazyZeros] = []
         if not place.on_cuda:
-            dtype = str(kv_dtype_name(model))
             self._memory = [_core.LazyZeros(shape, dtype) for _ in range(2)]
             k, v = (zeros if place.is_cpu else as_torch(zeros) for zeros in self._memory)
         else:
             import torch
 
-            k, v = (torch.zeros(shape, dtype=model.kv_dtype, device=place.device) for _ in range(2))
+            there = {"dtype": getattr(torch, dtype), "device": place.device}
+            k, v = (torch.zeros(shape, **there) for _ in range(2))
         self.tensors: tuple[Any, Any] = (k, v)
 
     def release(self) -> None:

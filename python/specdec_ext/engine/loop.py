@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..errors import EngineError, RequestError
+from ..extras import require
 from ..log import logger
 from ..models.host_arrays import as_torch
 from ..request.resolve import EngineLimits, ResolvedRequest, resolve_request, stream_seed
@@ -31,6 +32,7 @@ from ..request.sampling_params import SamplingParams
 from ..text.detokenizer import DetokenizerFactory
 from ..text.grammar import GrammarCompiler
 from ..text.metrics import describe_budget
+from .draft_sources import source_names
 from .external_probs import draft_probs
 from .grammar_masks import GrammarMasks
 from .ledger import Ledger, how_decoded, synthetic_acceptance
@@ -38,14 +40,12 @@ from .logits_processing import process_scores
 from .memory_plan import MemoryPlan
 from .request_state import Owner, RequestState
 from .step_lock import StepLock, close_at_exit
+from .step_records import StepRecords
 
 if TYPE_CHECKING:
     import torch
 
 __all__ = ["EngineLoop"]
-
-# Prompts of so many tokens keep others waiting: what that takes is worth knowing.
-_LONG_PROMPT = 128
 
 
 class EngineLoop:
@@ -55,7 +55,7 @@ class EngineLoop:
     model      a StepModel (models/base.py)
     calibrate  called once, before the first step of an adaptive request: it tells T(rows, context).
                What it returns, if anything, is told the time of every pass from then on
-    spares_others  long prompts beside other requests need T(rows), too
+    spares_others  prompts beside other requests are limited by T(rows), so that it is needed, too
     drafting   SlotDrafting or UserDrafting, where drafts are made in Python
     release_pages  gives the memory of pages that nobody uses back to the operating system
     """
@@ -80,6 +80,7 @@ class EngineLoop:
         self.tokenizer = tokenizer
         self.numerics: str = getattr(model, "numerics", "exact")
         self._detokenizers = DetokenizerFactory(tokenizer) if tokenizer is not None else None
+        self._sources = source_names(limits.speculative_config)
         self._compiler = GrammarCompiler(tokenizer, limits.vocab_size, limits.eos_token_ids)
         self._grammars = GrammarMasks(executor)
         self._calibrate = calibrate
@@ -109,6 +110,9 @@ class EngineLoop:
     def resolve(self, prompt_token_ids: Sequence[int], params: SamplingParams) -> ResolvedRequest:
         """A request as submit() takes it. Raises RequestError; does no work."""
         self._require_open()
+        for name in ("logits_processors", "return_generation_logits"):
+            if getattr(params, name):
+                require("torch", f"SamplingParams.{name}")
         resolved = resolve_request(prompt_token_ids, params, self.limits, self.tokenizer)
         probs = draft_probs(params.external_draft, params.greedy)
         if probs is not None:
@@ -154,7 +158,9 @@ class EngineLoop:
                 token_text=self._detokenizers.token_text if self._detokenizers else None,
                 on_update=on_update,
                 about=how_decoded(self.model, self.limits, request),
+                sources=self._sources,
                 owner=None if owner is None else Owner(owner, self._dropped.append),
+                steps=StepRecords(self._sources) if params.return_steps else None,
             )
             if request.grammar is not None:
                 kwargs = {**kwargs, "forced": request.grammar.beginning}
@@ -179,8 +185,7 @@ class EngineLoop:
             self._has_processors |= bool(params.logits_processors)
             if kwargs["speculative"] and config is not None:
                 self._wants_calibration |= config.adaptive if adaptive is None else adaptive
-            if self._spares_others and len(self._states) > 1:
-                self._wants_calibration |= len(request.prompt_token_ids) > _LONG_PROMPT
+            self._wants_calibration |= self._spares_others and len(self._states) > 1
         return state
 
     def cancel(self, state: RequestState) -> bool:
@@ -248,6 +253,9 @@ class EngineLoop:
                 self._results[plan.step] = result.clone() if late else result
             outputs = self._commit(plan, self._result)
             return outputs
+        except EngineError as error:  # a rank is lost: no step can run
+            self._stop_all(str(error))
+            raise
         except Exception as error:
             return self._fail_step(plan, error)
 
@@ -320,8 +328,9 @@ class EngineLoop:
             "num_forward_passes": self._num_steps,
             "request_success": finished,
             "speculative_decoding": totals.to_dict(),
-            "prediction": totals.prediction_tokens,
-            "grammar": totals.grammar_tokens,
+            "prediction": totals.tokens_of("prediction"),
+            "grammar": totals.tokens_of("grammar"),
+            "draft_sources": totals.draft_sources,
             "synthetic_acceptance": synthetic_acceptance(self.limits),
             "time": {
                 "step_s": self._step_s,

@@ -97,10 +97,7 @@ def available_memory_bytes() -> int:
 
 def plan_memory(
     *,
-    num_layers: int,
-    num_kv_heads: int,
-    head_dim: int,
-    kv_bytes: int,
+    bytes_per_token: int,
     max_position: int,
     draft_len: int,
     kv_cache: KvCacheConfig,
@@ -109,7 +106,7 @@ def plan_memory(
     draft: DraftPages | None = None,
     pool_limit_bytes: int | None = CPU_POOL_LIMIT_BYTES,
 ) -> MemoryPlan:
-    """Sizes for a model (`kv_bytes` per K/V element) and the drafts of one step.
+    """Sizes for a model, whose K/V takes `bytes_per_token` in all layers, and one step's drafts.
 
     pool_limit_bytes bounds a pool whose size nobody has asked for; None (a GPU, whose memory is
     there for this): the fraction of the free memory alone does.
@@ -120,7 +117,6 @@ def plan_memory(
     Raises ConfigError when the configuration contradicts the model or does not fit the memory.
     """
     page = kv_cache.tokens_per_block
-    bytes_per_token = 2 * num_layers * num_kv_heads * head_dim * kv_bytes
     page_bytes = page * bytes_per_token
     draft_page_bytes = page * draft.bytes_per_token if draft is not None else 0
     own_pages = pages_for(draft.max_tokens, page) if draft is not None and draft.max_tokens else 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,10 +12,12 @@ from typing import TYPE_CHECKING, Any
 from ..config.engine import KvCacheConfig, LookaheadDecodingConfig, SchedulerConfig, normalize_dtype
 from ..config.methods import DrafterConfig, DraftTargetDecodingConfig, UserDrafterConfig
 from ..config.parse import SpeculativeConfig
+from ..config.sources import CompositeDecodingConfig, method_of
 from ..config.suffix import SuffixDecodingConfig
-from ..drafters import DraftTargetDrafter, SlotDrafter, make_drafter
-from ..errors import ConfigError
+from ..drafters import DraftTargetDrafter, LateDrafter, SlotDrafter, make_drafter
+from ..errors import ConfigError, UnsupportedConfigError
 from ..models.host_arrays import kv_dtype_name
+from ..models.kv_storage import storage_dtype, stored_name, token_bytes, wanted_type
 from .memory_plan import (
     CPU_POOL_LIMIT_BYTES,
     DraftPages,
@@ -27,6 +30,7 @@ if TYPE_CHECKING:
     from ..drafters.vocabulary import VocabularyMap
     from ..models.base import StepModel
     from ..models.place import Place
+    from ..parallel.team import Team
 
 __all__ = ["LoadedModels", "ModelLoader", "drafting_arguments"]
 
@@ -39,6 +43,10 @@ _NGRAM = (
 def drafting_arguments(config: SpeculativeConfig | None) -> dict[str, Any]:
     """The executor's keywords for how drafts are made."""
     how: dict[str, Any] = {"method": "none"}
+    if isinstance(config, CompositeDecodingConfig):
+        how = drafting_arguments(config.drafter)
+        how |= {"suffix": dict(config.suffix.lookup), "with_suffix": True}
+        return {**how, "draft_len_schedule": config.draft_len_steps}
     if isinstance(config, LookaheadDecodingConfig):
         # (1,1,0) is plain decoding and must cost no more.
         if not config.is_plain:
@@ -77,6 +85,7 @@ class ModelLoader:
     """The arguments are EngineBuilder's. Raises ConfigError, ModelError.
 
     vocabulary  relates a target's and a draft model's ids
+    late        a drafter that is known to fit is loaded when it is asked first
     """
 
     def __init__(
@@ -93,7 +102,9 @@ class ModelLoader:
         numerics: str,
         quantization: str | None,
         loader: Callable[..., StepModel] | None,
+        team: Team | None,
         vocabulary: Callable[[StepModel, StepModel], VocabularyMap],
+        late: bool = False,
     ) -> None:
         self._path = path
         self._speculative = speculative_config
@@ -105,7 +116,9 @@ class ModelLoader:
         self._numerics = numerics
         self._quantization = quantization
         self._loader = loader
+        self._team = team
         self._vocabulary = vocabulary
+        self._late = late
 
     def load(self) -> LoadedModels:
         """Load the weights and plan the memory.
@@ -120,7 +133,8 @@ class ModelLoader:
 
         load_model = self._loader or default_loader
         config = read_config(self._path)
-        spec = self._speculative
+        spec = self._drafter
+        self._refuse_beside_operations()
         draft = None
         if isinstance(spec, DraftTargetDecodingConfig):
             draft = read_config(str(spec.model))
@@ -131,9 +145,15 @@ class ModelLoader:
             size = 4 if normalize_dtype("dtype", kv_dtype) == "float32" else 2
             reserved = native_weight_bytes(config, size)
             reserved += native_weight_bytes(draft, size) if draft is not None else 0
-        first = self._plan_memory(
-            config, kv_dtype, max_position(config.hf), scheduler, draft, reserved
+        stored = storage_dtype(
+            wanted_type(self._kv_cache.dtype, config),
+            normalize_dtype("dtype", kv_dtype),
+            self._place,
         )
+        first = self._plan_memory(
+            config, stored, max_position(config.hf), scheduler, draft, reserved
+        )
+        ranks: dict[str, Any] = {} if self._team is None else {"team": self._team}
         model = load_model(
             self._path,
             dtype=self._dtype,
@@ -144,6 +164,8 @@ class ModelLoader:
             place=self._place,
             numerics=self._numerics,
             quantization=self._quantization,
+            **ranks,
+            kv_cache_dtype=self._kv_cache.dtype,
         )
         draft_model: StepModel | None = None
         if isinstance(spec, DraftTargetDecodingConfig):
@@ -164,9 +186,11 @@ class ModelLoader:
             drafter = self._draft_target(spec, model, draft_model, first)
         elif isinstance(spec, DrafterConfig) and not isinstance(spec, UserDrafterConfig):
             # Before the pages: its weights may share a device with them.
-            drafter = make_drafter(
-                spec, model, max_requests=first.max_batch_size, allow_pickle=self._allow_pickle
-            )
+            make = functools.partial(
+                make_drafter,
+                spec, model, max_requests=first.max_batch_size, allow_pickle=self._allow_pickle,
+            )  # fmt: skip
+            drafter = LateDrafter(spec.method, make) if self._late else make()
         taken = sum(getattr(m, "scratch_bytes", 0) for m in (model, draft_model))
         scratch = getattr(drafter, "scratch_bytes", None)
         taken += scratch(first.max_batch_size) if scratch is not None else 0
@@ -190,7 +214,7 @@ class ModelLoader:
             )
         memory = self._plan_memory(
             model,
-            normalize_dtype("model.kv_dtype", kv_dtype_name(model)),
+            str(stored_name(model)),
             model.max_position,
             dataclasses.replace(
                 self._scheduler,
@@ -203,10 +227,27 @@ class ModelLoader:
         memory = dataclasses.replace(memory, graph_bytes=graphs)
         return LoadedModels(model, draft_model, drafter, memory)
 
+    @property
+    def _drafter(self) -> SpeculativeConfig | None:
+        """The configuration without what drafts beside its network."""
+        method: SpeculativeConfig | None = method_of(self._speculative)
+        return method
+
+    def _refuse_beside_operations(self) -> None:
+        """Where steps are enqueued on a stream, the host does not see a network's drafts."""
+        composite = self._speculative is not self._drafter
+        if composite and isinstance(self._drafter, DrafterConfig) and not self._place.is_cpu:
+            raise UnsupportedConfigError(
+                f"speculative_config: suffix decoding beside {self._drafter.words} on "
+                f"{self._place.name}: the host merges their drafts, a device's step is enqueued "
+                "before they are made; use one of the two, or device='cpu'"
+            )
+
     def _draft_rows(self, plan: MemoryPlan) -> int:
         """Rows of one pass of a draft model."""
-        assert isinstance(self._speculative, DraftTargetDecodingConfig)
-        reads = DraftTargetDrafter.reads(self._speculative)
+        spec = self._drafter
+        assert isinstance(spec, DraftTargetDecodingConfig)
+        reads = DraftTargetDrafter.reads(spec)
         return max(plan.max_num_tokens, reads * plan.max_batch_size)
 
     def _draft_target(
@@ -231,7 +272,7 @@ class ModelLoader:
     def _plan_memory(
         self,
         model: Any,
-        kv_dtype: str,
+        stored: str,
         max_position: int,
         scheduler: SchedulerConfig,
         draft: Any = None,
@@ -239,23 +280,15 @@ class ModelLoader:
     ) -> MemoryPlan:
         """`model` and `draft`, if there is one, have num_layers, num_kv_heads and head_dim.
 
+        stored    dtype of the target's pages
         reserved  bytes that something else will take
         """
-        wanted = self._kv_cache.dtype
-        if wanted not in ("auto", kv_dtype):
-            raise ConfigError(
-                f"KvCacheConfig.dtype = {wanted!r}: this model keeps K and V in {kv_dtype}; use "
-                f"'auto' or load the model with dtype={wanted!r}"
-            )
         config = self._speculative
         on_device = self._place.free_bytes()
         on_host = on_device is None
         free = available_memory_bytes() if on_device is None else on_device
         return plan_memory(
-            num_layers=model.num_layers,
-            num_kv_heads=model.num_kv_heads,
-            head_dim=model.head_dim,
-            kv_bytes=4 if kv_dtype == "float32" else 2,
+            bytes_per_token=token_bytes(model, stored),
             max_position=max_position,
             draft_len=config.max_draft_len if config is not None else 0,
             kv_cache=self._kv_cache,
@@ -266,12 +299,11 @@ class ModelLoader:
         )
 
     def _draft_pages(self, draft: Any) -> DraftPages | None:
-        config = self._speculative
+        config = self._drafter
         if draft is None or not isinstance(config, DraftTargetDecodingConfig):
             return None
         dtype = kv_dtype_name(draft) or (
             config.dtype if config.dtype != "auto" else draft.dtype or "float32"
         )
-        element = 4 if normalize_dtype("draft model's dtype", dtype) == "float32" else 2
-        per_token = 2 * draft.num_layers * draft.num_kv_heads * draft.head_dim * element
-        return DraftPages(per_token, config.max_kv_tokens)
+        dtype = normalize_dtype("draft model's dtype", dtype)
+        return DraftPages(token_bytes(draft, dtype), config.max_kv_tokens)

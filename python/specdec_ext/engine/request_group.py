@@ -107,8 +107,9 @@ class RequestGroup:
             ratio(result["num_generated_tokens"] * 1e3, max(longest)) if longest else None
         )
         if "accepted_prediction_tokens" in result:
-            result.update(total.prediction_tokens)
+            result.update(total.tokens_of("prediction"))
         if "accepted_grammar_tokens" in result:
-            result.update(total.grammar_tokens)
+            result.update(total.tokens_of("grammar"))
+        result["draft_sources"] = total.draft_sources
         result["speculative_decoding"] = total.to_dict()
         return result

@@ -10,22 +10,22 @@ from __future__ import annotations
 import threading
 import time
 import weakref
-from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 from ..log import logger
 from ..request.resolve import ResolvedRequest
+from ..text.answer_text import AnswerText
 from ..text.detokenizer import Detokenizer
 from ..text.metrics import RequestTimer, SpecCounter, ratio
 from ..text.outputs import CompletionOutput, Logprob, RequestOutput
-from ..text.stop_strings import StopStrings
+from .step_records import StepRecords
 
 __all__ = ["Owner", "RequestState"]
 
 
 # A request's outputs are brought into its text this many at a time, or when somebody looks.
-_MAX_WAITING = 16
+_MAX_WAITING = 32
 
 
 class Owner(weakref.ref[Any]):
@@ -38,7 +38,7 @@ class RequestState:
     """Everything the engine knows about one request.
 
     Invariants, but for outputs that wait: `text` + held-back segments == the decoded tokens (cut at
-    a stop string); len(_token_ids) == _counter.num_tokens == len(_from_draft). After `finished`
+    a stop string); len(_token_ids) == _counter.num_tokens == len(_sources). After `finished`
     nothing changes.
     """
 
@@ -52,7 +52,9 @@ class RequestState:
         token_text: Callable[[int], str] | None,
         on_update: Callable[[RequestState], None] | None,
         about: dict[str, Any],
+        sources: tuple[tuple[str, ...], str],
         owner: Owner | None = None,
+        steps: StepRecords | None = None,
     ) -> None:
         self.request_id = request_id
         self.rid = -1
@@ -64,19 +66,19 @@ class RequestState:
         self._ending: tuple[str | None, int | str | None, str | None] = (None, None, None)
         self._num_cached_tokens = 0
         self._token_ids: list[int] = []
-        self._from_draft: list[bool] = []
+        # Who has proposed each token as a draft; None: nobody has.
+        self._sources: list[str | None] = []
+        self._source_names, self._own_source = sources
         self._counter = SpecCounter(resolved.num_spec_tokens)
         self.timer = RequestTimer()
         self.on_update = on_update
         self.owner = owner
         self._update_failures = 0
         self._about = about
-        self._detokenizer = detokenizer
         self._token_text = token_text
-        self._stops = StopStrings(params.stop or ())
-        self._pieces: list[tuple[str, bool]] = []  # released text; was it drafted?
-        self._joined = ("", 0)  # the text of the first of them, and how many those are
-        self._held: deque[tuple[str, bool]] = deque()  # could be cut by a stop string
+        self._text = AnswerText(
+            detokenizer, params.stop or (), keeps_stop=params.include_stop_str_in_output
+        )
         self._shown = (0, 0)  # pieces and tokens that have been in a snapshot
         self._logprobs: list[dict[int, Logprob]] | None = (
             [] if params.logprobs is not None else None
@@ -85,6 +87,7 @@ class RequestState:
         self._prompt_logprobs: list[dict[int, Logprob] | None] | None = (
             [None] if params.prompt_logprobs is not None else None
         )
+        self._steps = steps
         self._cumulative_logprob = 0.0
         self._logits: dict[int, Any] = {}  # [tokens of a step, vocabulary], by the first's index
         # Step outputs that are not in the text yet: (out, when its step began, when it was read,
@@ -186,7 +189,7 @@ class RequestState:
             self._fold()
             if self.finish_reason is None:
                 self._begin()
-                self._release_rest()
+                self._text.finish()
                 self._commit(reason, None, error)
 
     def snapshot(self) -> RequestOutput:
@@ -194,10 +197,10 @@ class RequestState:
         with self._lock:
             self._fold()
             pieces, tokens = self._shown
-            fresh = self._pieces[pieces:]
+            fresh = self._text.pieces[pieces:]
             output = CompletionOutput(
                 index=0,
-                text=self._joined_text(),
+                text=self._text.joined(),
                 token_ids=list(self._token_ids),
                 cumulative_logprob=self._cumulative_logprob if self._logprobs is not None else None,
                 logprobs=list(self._logprobs) if self._logprobs is not None else None,
@@ -205,7 +208,8 @@ class RequestState:
                 stop_reason=self.stop_reason,
                 error=self.error,
                 generation_logits=self._joined_logits(),
-                token_from_draft=list(self._from_draft),
+                token_from_draft=[source is not None for source in self._sources],
+                steps=None if self._steps is None else list(self._steps.items),
                 delta_text="".join([text for text, _ in fresh]),
                 delta_token_ids=self._token_ids[tokens:],
                 delta_segments=fresh,
@@ -226,7 +230,7 @@ class RequestState:
                 else list(self._prompt_logprobs),
                 num_cached_tokens=self._num_cached_tokens,
             )
-            shown = (len(self._pieces), len(self._token_ids))
+            shown = (len(self._text.pieces), len(self._token_ids))
             self._shown, self._seen = shown, self._version
             return snapshot
 
@@ -250,7 +254,8 @@ class RequestState:
         """One output's tokens, scores and counts. The stop string that completed, if one did."""
         tokens: list[int] = out.tokens
         reason = out.finish_reason
-        accepted = min(out.num_accepted, len(tokens))
+        drafts = out.num_drafts
+        accepted = min(out.num_accepted, len(tokens)) if drafts else 0
         if self.timer.scheduled is None:
             self.timer.scheduled = step_start
         self._num_cached_tokens = out.num_cached_tokens
@@ -261,31 +266,40 @@ class RequestState:
         if logits is not None:
             self._logits[len(self._token_ids)] = logits
         logprobs = out.logprobs if self._logprobs is not None else None
+        sources = self._sources_of(out, accepted, len(tokens))
         stop, before = None, len(self._token_ids)
-        if self._detokenizer is None and not logprobs:
+        if not self._text.is_wanted and not logprobs:
             self._token_ids += tokens
-            self._from_draft += [True] * accepted + [False] * (len(tokens) - accepted)
+            self._sources += sources
         else:
             for i, token in enumerate(tokens):
                 if logprobs:
                     self._add_logprobs(token, logprobs[i])
                 ends = reason == "stop" and i == len(tokens) - 1
-                stop = self._add_token(token, i < accepted, ends)
+                self._token_ids.append(token)
+                self._sources.append(sources[i])
+                may_stop = len(self._token_ids) >= self.params.min_tokens
+                stop = self._text.push(token, sources[i], ends=ends, may_stop=may_stop)
                 if stop is not None:
                     break
         if reason is not None and stop is None:
-            self._release_rest()
+            self._text.finish()
         delivered = len(self._token_ids) - before
-        self._counter.count(
-            drafts=out.num_drafts,
+        counter = self._counter
+        counter.count(
+            drafts=drafts,
             accepted=min(accepted, delivered),
             rows=out.num_rows,
             tokens=delivered,
             is_prefill=out.is_prefill,
         )
-        predicted = min(out.num_accepted_predicted, delivered)
-        self._counter.count_predicted(out.num_predicted, predicted)
-        self._counter.count_forced(out.num_forced, min(out.num_accepted_forced, delivered))
+        if drafts:
+            for source, proposed, right in out.sources or ((None, drafts, accepted),):
+                name = self._own_source if source is None else self._source_names[source]
+                counter.count_source(name, proposed, min(right, delivered))
+        if self._steps is not None:
+            begin, end = step_start - self.timer.arrival, now - self.timer.arrival
+            self._steps.add(out, self._token_ids[before:], begin, end)
         if delivered:
             if self.timer.first_token is None:
                 self.timer.first_token = now
@@ -297,31 +311,28 @@ class RequestState:
         self._rewind()
         self._undo = (
             len(self._token_ids),
-            len(self._pieces),
-            deque(self._held),
-            self._stops.save(),
-            None if self._detokenizer is None else self._detokenizer.save(),
+            self._text.save(),
             self._counter.save(),
             None if self._logprobs is None else len(self._logprobs),
             None if self._prompt_logprobs is None else len(self._prompt_logprobs),
             self._cumulative_logprob,
+            None if self._steps is None else len(self._steps.items),
         )
 
     def _rewind(self) -> None:
         if self._undo is None:
             return
-        tokens, pieces, held, stops, text, counter, logprobs, prompt_logprobs, total = self._undo
-        del self._token_ids[tokens:], self._from_draft[tokens:], self._pieces[pieces:]
-        self._held = deque(held)
-        self._stops.restore(stops)
-        if self._detokenizer is not None:
-            self._detokenizer.restore(text)
+        tokens, text, counter, logprobs, prompt_logprobs, total, steps = self._undo
+        del self._token_ids[tokens:], self._sources[tokens:]
+        self._text.restore(text)
         self._counter.restore(counter)
         if self._logprobs is not None:
             del self._logprobs[logprobs:]
         if self._prompt_logprobs is not None:
             del self._prompt_logprobs[prompt_logprobs:]
         self._cumulative_logprob = total
+        if self._steps is not None:
+            del self._steps.items[steps:]
         if self._logits:
             self._logits = {first: rows for first, rows in self._logits.items() if first < tokens}
         self._undo = None
@@ -335,13 +346,6 @@ class RequestState:
         self._undo, self._waiting, self._sequence, self._version, self._ending = (
             None, [], sequence, version, end,
         )  # fmt: skip
-
-    def _joined_text(self) -> str:
-        text, count = self._joined
-        if count < len(self._pieces):
-            text = "".join([text, *(piece for piece, _ in self._pieces[count:])])
-            self._joined = (text, len(self._pieces))
-        return text
 
     def _joined_logits(self) -> Any:
         """[tokens, vocabulary], or None. Rows behind a stop string go as their tokens do."""
@@ -359,9 +363,11 @@ class RequestState:
 
     def _metrics(self) -> dict[str, Any]:
         num_tokens = len(self._token_ids)
-        sources = {} if self.params.prediction is None else self._counter.prediction_tokens
+        sources: dict[str, int] = {}
+        if self.params.prediction is not None:
+            sources |= self._counter.tokens_of("prediction")
         if self.params.structured_outputs is not None:
-            sources = {**sources, **self._counter.grammar_tokens}
+            sources |= self._counter.tokens_of("grammar")
         return {
             **self._about,
             "num_prompt_tokens": len(self.prompt_token_ids),
@@ -373,55 +379,18 @@ class RequestState:
             "tokens_per_forward_pass": ratio(num_tokens, self._counter.num_steps),
             **self.timer.to_dict(num_tokens),
             **sources,
+            "draft_sources": self._counter.draft_sources,
             "speculative_decoding": self._counter.to_dict(),
         }
 
-    def _add_token(self, token: int, from_draft: bool, ends: bool) -> str | None:
-        """The stop string that completed, if one did."""
-        self._token_ids.append(token)
-        self._from_draft.append(from_draft)
-        if self._detokenizer is None:
-            return None
-        # The text of the end or stop token is not part of the answer, unless asked for.
-        if ends and not self.params.include_stop_str_in_output:
-            return None
-        return self._add_text(self._detokenizer.push(token), from_draft)
-
-    def _add_text(self, piece: str, from_draft: bool) -> str | None:
-        if not piece:
-            return None
-        if not self.params.stop:
-            self._pieces.append((piece, from_draft))
-            return None
-        may_stop = len(self._token_ids) >= self.params.min_tokens
-        found = self._stops.feed(piece, may_stop=may_stop)
-        if found is None:
-            self._held.append((piece, from_draft))
-            self._release_held(keep=self._stops.held_chars)
-            return None
-        end, stop = found
-        self._held.append((piece[:end], from_draft))
-        self._release_held(keep=0 if self.params.include_stop_str_in_output else len(stop))
-        self._held.clear()
-        return stop
-
-    def _release_held(self, keep: int) -> None:
-        """Release held text but its last `keep` characters."""
-        count = sum(len(text) for text, _ in self._held) - keep
-        while count > 0:
-            text, from_draft = self._held.popleft()
-            if len(text) > count:
-                self._held.appendleft((text[count:], from_draft))
-                text = text[:count]
-            self._pieces.append((text, from_draft))
-            count -= len(text)
-
-    def _release_rest(self) -> None:
-        """The request ends, and not with a stop string: all its text is out."""
-        tail = "" if self._detokenizer is None else self._detokenizer.finish()
-        if tail:
-            self._held.append((tail, False))
-        self._release_held(keep=0)
+    def _sources_of(self, out: Any, accepted: int, count: int) -> list[str | None]:
+        """Whose drafts the output's tokens were."""
+        if not accepted:
+            return [None] * count
+        named = out.accepted_by[:accepted]
+        names = [self._source_names[source] for source in named]
+        names += [self._own_source] * (accepted - len(names))
+        return [*names, *[None] * (count - accepted)]
 
     def _logprob_row(self, token: int, entry: Any) -> dict[int, Logprob]:
         chosen, rank, best = entry

@@ -9,17 +9,13 @@ A table steers how much is drafted, never which tokens come out.
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import json
 import os
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from .. import _core
 from .._core import StepCost
@@ -28,7 +24,7 @@ from ..installation import cpu_name
 from ..log import logger
 from ..models.base import StepModel
 from ..models.folder_cache import cache_root
-from ..models.host_arrays import kv_dtype_name
+from ..models.kv_storage import stored_name, token_bytes
 from .step_cost import ROW_COUNTS
 
 __all__ = [
@@ -36,7 +32,6 @@ __all__ = [
     "ServedCost",
     "cost_key",
     "guess_cost",
-    "memory_rate",
     "recall",
     "remember",
     "shipped",
@@ -54,7 +49,9 @@ _GUESS_CONTEXT = 128.0
 # What one row more adds to a pass, of the time in which its weights are read: where a step of few
 # rows waits for memory this is small, and the first steps that are served correct it.
 _ROW_SHARE = 0.15
-_RATE_BYTES = 16 << 20
+# Bytes per second, of two cores or so. Budgets weigh times of passes against each other, and the
+# first steps correct it: to measure it would cost the first token more than it is worth.
+_READ_RATE = 2e10
 
 
 def cost_key(model: StepModel) -> dict[str, Any]:
@@ -69,11 +66,12 @@ def cost_key(model: StepModel) -> dict[str, Any]:
     return {
         "files": files,
         "dtype": info.dtype,
-        "kv_dtype": kv_dtype_name(model),
+        "kv_dtype": stored_name(model),
         "impl": [info.impl, info.numerics, info.device],
         "cpu": cpu_name(),
         "isa": _core.cpu_isa(),
         "threads": _core.num_threads(),
+        "ranks": getattr(getattr(model, "shard", None), "size", 1),
         "build": [__version__, build.st_size, build.st_mtime_ns],
     }
 
@@ -125,6 +123,7 @@ def _read_table(file: Path) -> tuple[dict[str, Any], StepCost] | None:
             dict(zip(rows, seconds, strict=True)),
             dict(zip(rows, growth, strict=True)),
             content["context_len"],
+            tuple(content.get("prefill", (1.0, 1.0))),
         )
     except (FileNotFoundError, NotADirectoryError):
         return None
@@ -135,7 +134,7 @@ def _read_table(file: Path) -> tuple[dict[str, Any], StepCost] | None:
 
 def write_table(file: Path, key: dict[str, Any], cost: StepCost, observed: int) -> None:
     """The table for `key`, whole or not at all. Raises OSError."""
-    rows, seconds, context_len, growth = cost.columns
+    rows, seconds, context_len, growth, prefill = cost.columns
     content = {
         "format": FORMAT,
         "version": VERSION,
@@ -144,6 +143,7 @@ def write_table(file: Path, key: dict[str, Any], cost: StepCost, observed: int) 
         "seconds": seconds,
         "context_len": context_len,
         "growth": growth or [0.0] * len(rows),
+        "prefill": prefill,
         "observed": observed,
     }
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -166,22 +166,10 @@ def remember(key: dict[str, Any], cost: StepCost, observed: int) -> None:
         old.unlink(missing_ok=True)
 
 
-@functools.cache
-def memory_rate() -> float:
-    """Bytes per second that this process reads, from copying a few MiB. Takes milliseconds."""
-    source = np.ones(_RATE_BYTES, dtype=np.uint8)
-    target = np.empty_like(source)
-    target[:] = source
-    begin = time.perf_counter()
-    target[:] = source
-    return 2 * _RATE_BYTES / max(time.perf_counter() - begin, 1e-9)
-
-
-def guess_cost(model: StepModel, rate: float) -> StepCost:
-    """A pass reads its weights, and each request its K/V, at `rate` bytes per second."""
-    weights = max(model.info.weight_bytes, 1) / rate
-    values = 2 * model.num_layers * model.num_kv_heads * model.head_dim  # of a token's K and V
-    token = values * (4 if kv_dtype_name(model) == "float32" else 2) / rate
+def guess_cost(model: StepModel) -> StepCost:
+    """A pass reads its weights, and each request its K/V, at _READ_RATE."""
+    weights = max(model.info.weight_bytes, 1) / _READ_RATE
+    token = token_bytes(model, str(stored_name(model))) / _READ_RATE
     share = {n: 1.0 + _ROW_SHARE * (n - 1) for n in ROW_COUNTS}
     return StepCost(
         {n: weights * part for n, part in share.items()},
@@ -201,7 +189,7 @@ class ServedCost:
         self._tell = tell
         table = recall(self._key) or shipped(model.info.path, self._key)
         self.is_guess = table is None
-        self._times = _core.StepTimes(table or guess_cost(model, memory_rate()))
+        self._times = _core.StepTimes(table or guess_cost(model))
         self._save_at = _FIRST_SAVE
         self._saved = 0
 

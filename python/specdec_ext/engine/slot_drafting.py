@@ -55,6 +55,7 @@ class SlotDrafting:
         self._read_prompts: Callable[[PromptInputs], None] | None = getattr(
             drafter, "read_prompts", None
         )
+        self._prepare: Callable[[], None] | None = getattr(drafter, "prepare", None)
         self._draft_probs: Callable[[int], Any] | None = getattr(drafter, "draft_probs", None)
         self._draws_probs = self._draft_probs is not None
         self._one_by_one = bool(getattr(drafter, "drafts_one_by_one", False))
@@ -118,11 +119,14 @@ class SlotDrafting:
     def _draft(self, staged: Any) -> None:
         for entry in staged.entries:
             self._guarded(self.drafter.enter, entry.slot, self._options.get(entry.request_id, {}))
-        wanted = staged.max_decode_rows > staged.num_decodes
+        wanted = staged.most_asked > 0
         self._drafted = wanted
         if self._drafted:
+            if self._prepare is not None:
+                self._guarded(self._prepare)
+                self._prepare = None
             begin = time.perf_counter()
-            self._guarded(self.drafter.draft, self._inputs(staged, wanted))
+            self._guarded(self.drafter.draft, self._inputs(staged))
             self._tell_cost(time.perf_counter() - begin, staged, wanted)
 
     def hidden_for(self, plan: Any) -> np.ndarray | None:
@@ -165,13 +169,13 @@ class SlotDrafting:
                     exc_info=error,
                 )  # fmt: skip
 
-    def _inputs(self, staged: Any, wanted: bool) -> DraftInputs:
+    def _inputs(self, staged: Any) -> DraftInputs:
         return DraftInputs(
             layout=self.executor.slot_layout,
             slots=self._slots,
             needs_scores=staged.needs_scores,
             hidden=self._kept,
-            max_width=max(staged.max_rows - 1, 1) if wanted else 1,
+            max_width=max(staged.most_asked, 1),
             max_kv_len=staged.max_kv_len,
             pass_price=self._pass_s * staged.second_worth,
             **self._views(staged.ring, staged.num_prompts, staged.num_decodes),
@@ -213,8 +217,7 @@ class SlotDrafting:
             return
         if self._one_by_one and (passes := getattr(self.drafter, "passes_made", 0)) > 0:
             self._pass_s = _lately(self._pass_s, seconds / passes)
-        rows = min(staged.max_rows, self.executor.max_rows_per_request)  # not a prompt's
-        drafts = max(rows - 1, 1) if self._one_by_one else 1
+        drafts = staged.most_asked if self._one_by_one else 1
         self._usual_s = _lately(self._usual_s, seconds / drafts)
         each = self._usual_s
         self.executor.set_draft_cost(*((0.0, each) if self._one_by_one else (each, 0.0)))

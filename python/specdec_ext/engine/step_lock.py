@@ -12,6 +12,16 @@ from ..errors import EngineError
 
 __all__ = ["StepLock", "close_at_exit"]
 
+_forks = 0  # that led from the process in which this module was read to this one
+
+
+def _count_fork() -> None:
+    global _forks
+    _forks += 1
+
+
+os.register_at_fork(after_in_child=_count_fork)
+
 
 class _Engine(Protocol):
     def close(self) -> None: ...
@@ -40,11 +50,12 @@ class StepLock:
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self._pid = os.getpid()
+        self._forks = _forks
 
     @property
     def is_a_fork(self) -> bool:
         """This process is a child of the one that made the engine."""
-        return self._pid != os.getpid()
+        return self._forks != _forks
 
     def refuse_in_fork(self) -> None:
         if self.is_a_fork:

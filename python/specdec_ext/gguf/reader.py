@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from .._core import text_array, text_array_end
 from ..config.validate import show
 from ..errors import ModelError, UnsupportedModelError
 
@@ -314,13 +315,10 @@ class GgufFile:
             raise self._fault(
                 f"{key}: with it {self._strings} texts in arrays, at most {_MAX_STRINGS}"
             )
-        content, size = self._map, len(self._map)
-        unpack = struct.Struct("<Q").unpack_from
-        for _ in range(count):
-            if at + 8 > size or (length := unpack(content, at)[0]) > size - at - 8:
-                raise self._fault(f"{key}: the file ends within it")
-            at += 8 + length
-        return at
+        try:
+            return text_array_end(self._map, at, count)
+        except ValueError as error:
+            raise self._fault(f"{key}: {error}") from None
 
     def _value(self, key: str, kind: int, at: int) -> Any:
         if kind in _SCALARS:
@@ -331,8 +329,7 @@ class GgufFile:
         at += 12
         if element in _SCALARS:
             return list(struct.unpack_from(f"<{count}{_SCALARS[element]}", self._map, at))
-        values = []
-        for _ in range(count):
-            begin, at = self._span(key, at)
-            values.append(self._decode(key, begin, at))
-        return values
+        try:
+            return text_array(self._map, at, count)
+        except UnicodeDecodeError:
+            raise self._fault(f"{key}: a text that is not UTF-8") from None

@@ -49,10 +49,17 @@ class StepContext:
     probe_page_size: int = 0
     place: Place = CPU
     staging: PlanStaging | None = None  # on a device
+    # [layers, G] of K and of V, or nothing: both are 1
+    kv_scales: tuple[torch.Tensor, ...] = ()
     calls: list[int] = field(default_factory=list)
     windows: dict[int, int] = field(default_factory=dict)
     num_heads: int = 0
     _staged: tuple[Any, DeviceStep] | None = None  # a plan, and what became of it
+
+    def scales_of(self, layer: int) -> dict[str, Any]:
+        """The keywords k_scale and v_scale of the layer's operations."""
+        names = ("k_scale", "v_scale")
+        return {name: part[layer] for name, part in zip(names, self.kv_scales, strict=False)}
 
     def step(self) -> DeviceStep:
         """The plan on the device, copied there once."""
@@ -133,8 +140,9 @@ def paged_attention(
         "sinks": None if s_aux is None else s_aux.detach().float().contiguous(),
     }
     if context.place.is_cpu:
+        options |= context.scales_of(layer)
         pages = context.k_pages, context.v_pages
-        _core.step_append_kv(context.plan, layer, k, v, *pages)
+        _core.step_append_kv(context.plan, layer, k, v, *pages, **context.scales_of(layer))
         _core.step_attention(context.plan, layer, q, out, *pages, **options)
     else:
         _attend_on_device(context, layer, q, k, v, out, options)
@@ -158,6 +166,7 @@ def _attend_on_device(
         "max_rows": step.max_rows,
         "max_kv_len": step.max_kv_len,
         "backend": context.place.backend,
+        **context.scales_of(layer),
     }
     ops.append_kv(k, v, *pages, *geometry, **where)
     ops.spec_attention(
@@ -217,8 +226,9 @@ def _check_pages(context: StepContext, where: str, layer: int, key: torch.Tensor
     layers, _, page_heads, _, page_dim = context.k_pages.shape
     if not 0 <= layer < layers:
         raise UnsupportedModelError(f"{where}: the model has {layers} layers by its configuration")
-    if (kv_heads, head_dim) != (page_heads, page_dim):
+    width = _core.kv_row_width(str(context.k_pages.dtype).removeprefix("torch."), head_dim)
+    if (kv_heads, width) != (page_heads, page_dim):
         raise UnsupportedModelError(
             f"{where} has {kv_heads} KV heads of {head_dim}, other layers {page_heads} of "
-            f"{page_dim}: one shape for all layers is supported"
+            f"{page_dim - width + head_dim}: one shape for all layers is supported"
         )

@@ -90,13 +90,15 @@ class StepModel(Protocol):
 
     @property
     def kv_dtype(self) -> torch.dtype:
-        """The data type of K and V."""
+        """The data type in which K and V are computed. Pages hold that, or what the attribute
+        `kv_storage` says, for a model that has it (kv_storage.py)."""
         ...
 
     def bind_cache(self, k_pages: Any, v_pages: Any) -> None:
         """Use these pages from now on.
 
-        k_pages, v_pages  [num_layers, P, G, S, K] of kv_dtype, contiguous, on the device: tensors,
+        k_pages, v_pages  kv_storage.page_shape(), [num_layers, P, G, S, K] of kv_dtype unless it is
+        stored in fewer bits, contiguous, on the device: tensors,
         or on the CPU the core's LazyZeros. The model keeps references; the
         pages of a step are those its plan's page table names.
         Raises ModelError when a shape or dtype does not fit the model.

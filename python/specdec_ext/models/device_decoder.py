@@ -18,6 +18,7 @@ from ..errors import ModelError
 from .device_products import Products
 from .device_step import DeviceStep
 from .device_weights import DeviceLayer, DeviceWeights
+from .kv_storage import KvStorage
 from .native_config import NativeShape
 from .place import Place
 
@@ -63,6 +64,7 @@ class DeviceDecoder:
         dtype: torch.dtype,
         max_rows: int,
         exact: bool = False,
+        kv_storage: KvStorage | None = None,
     ) -> None:
         self.shape, self.weights, self.place = shape, weights, place
         self.dtype = dtype
@@ -106,6 +108,14 @@ class DeviceDecoder:
         )
         self._k_pages: torch.Tensor | None = None
         self._v_pages: torch.Tensor | None = None
+        storage = kv_storage or KvStorage(str(dtype).removeprefix("torch."))
+        self._kv_dtype: torch.dtype = getattr(torch, storage.dtype)
+        # [layers, G] each, or nothing: both are 1.
+        self._kv_scales = [
+            torch.from_numpy(scales).to(place.device)
+            for scales in (storage.k_scale, storage.v_scale)
+            if scales is not None
+        ]
 
     def bind_cache(self, k_pages: torch.Tensor, v_pages: torch.Tensor) -> None:
         """K and V pages [layers, P, G, S, K] on the device; checked by the caller."""
@@ -118,6 +128,7 @@ class DeviceDecoder:
             num_kv_heads=self.shape.num_kv_heads,
             head_dim=self.shape.head_dim,
             dtype=self.dtype,
+            kv_dtype=self._kv_dtype,
             num_requests=self.max_rows,
             num_rows=self.max_rows,
             max_rows=self.max_rows,
@@ -221,6 +232,8 @@ class DeviceDecoder:
             "backend": self.place.backend,
             "status": step.status,
         }
+        for name, scales in zip(("k_scale", "v_scale"), self._kv_scales, strict=False):
+            where[name] = scales[index]
         pages = (self._k_pages[index], self._v_pages[index])
         geometry = (step.page_table, step.kv_len, step.cu_rows)
         ops.rope_append_kv(

@@ -16,7 +16,8 @@ from .device_step import DeviceStep, PlanStaging
 from .device_weights import load_weights, random_weights
 from .host_arrays import as_torch
 from .host_rows import HostRows
-from .native import DERIVED_SUFFIXES, served_positions, shape_info
+from .kv_storage import KvStorage
+from .native import IGNORED_SUFFIXES, served_positions, shape_info
 from .native_config import NativeShape
 from .open_checkpoint import open_checkpoint
 from .place import Place
@@ -50,10 +51,12 @@ class DeviceModel:
         head_ids: np.ndarray | None = None,
         random_seed: int | None = None,
         exact: bool = False,
+        kv_storage: KvStorage | None = None,
     ) -> None:
         """head_ids     int64 [V']: the tokens that the head scores, None: all (draft_vocab.py)
         random_seed  random weights in the place of a checkpoint's, for measurements
         exact        a row's bits do not depend on the step it is in (device_products.py)
+        kv_storage   how the pages hold K and V; None: in `dtype`
         """
         notes: list[str] = []
         self.place = place
@@ -63,7 +66,9 @@ class DeviceModel:
         self.num_layers = shape.num_layers
         self.num_kv_heads, self.head_dim = shape.num_kv_heads, shape.head_dim
         self.kv_dtype: torch.dtype = getattr(torch, dtype)
-        attention = _attention_instance(shape, self.kv_dtype, place)
+        self.kv_storage = kv_storage or KvStorage(dtype)
+        pages_dtype: torch.dtype = getattr(torch, self.kv_storage.dtype)
+        attention = _attention_instance(shape, self.kv_dtype, pages_dtype, place)
         order = None if head_ids is None else torch.from_numpy(head_ids.argsort())
         self.head_ids = None if head_ids is None else torch.from_numpy(np.sort(head_ids))
         expected = shape.expected_weights()
@@ -79,7 +84,7 @@ class DeviceModel:
                 expected["lm_head.weight"] = (len(head_ids), shape.hidden_size)
             tied = ("lm_head.weight",) if shape.tie_word_embeddings else ()
             with open_checkpoint(config, allow_pickle=allow_pickle) as checkpoint:
-                checkpoint.check(expected, ignored=tied, ignored_suffixes=DERIVED_SUFFIXES)
+                checkpoint.check(expected, ignored=tied, ignored_suffixes=IGNORED_SUFFIXES)
 
                 def load(name: str) -> torch.Tensor:
                     tensor = as_torch(checkpoint.load(name))
@@ -91,7 +96,13 @@ class DeviceModel:
                 weights = load_weights(config, shape, load, head_ids=tied_ids, **how)
                 notes += checkpoint.warnings
         self.decoder = DeviceDecoder(
-            shape, weights, place, dtype=self.kv_dtype, max_rows=max_rows, exact=exact
+            shape,
+            weights,
+            place,
+            dtype=self.kv_dtype,
+            max_rows=max_rows,
+            exact=exact,
+            kv_storage=self.kv_storage,
         )
         self.num_scores = self.decoder.num_scores
         self._results = HostRows(place.device)
@@ -115,7 +126,9 @@ class DeviceModel:
             dtype=dtype,
             device=place.name,
             weight_bytes=weights.step_bytes(),
-            attention=f"spec_attention, kernel {attention!r} on {place.name} ({dtype} K/V)",
+            attention=(
+                f"spec_attention, kernel {attention!r} on {place.name} ({self.kv_storage.in_words})"
+            ),
             warnings=tuple(notes),
         )
 
@@ -195,13 +208,16 @@ class DeviceModel:
         return self.decoder.weights.head[ids.long().flatten()].float().to(token_ids.device)
 
 
-def _attention_instance(shape: NativeShape, dtype: torch.dtype, place: Place) -> str:
+def _attention_instance(
+    shape: NativeShape, dtype: torch.dtype, kv_dtype: torch.dtype, place: Place
+) -> str:
     """The kernel that serves the model. Raises ConfigError if the device has none."""
     problem = ops.AttentionProblem(
         num_heads=shape.num_heads,
         num_kv_heads=shape.num_kv_heads,
         head_dim=shape.head_dim,
         dtype=dtype,
+        kv_dtype=kv_dtype,
         page_size=_FAST_PAGE,
     )
     try:

@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING, Any
 
 from ..config.validate import show
 from ..errors import ModelError
-from .config_reader import read_config, read_json
+from .config_reader import read_config
 from .folder_cache import make_folder
 from .host_arrays import as_torch
+from .json_file import read_json
 from .weights import Checkpoint
 
 if TYPE_CHECKING:

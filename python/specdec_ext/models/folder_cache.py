@@ -35,6 +35,7 @@ __all__ = [
     "file_stamps",
     "make_folder",
     "recorded_sha256",
+    "remembered_sha256",
     "write_manifest",
 ]
 
@@ -105,6 +106,24 @@ def file_sha256(path: Path) -> str:
         while block := file.read(1 << 20):
             digest.update(block)
         return digest.hexdigest()
+
+
+def remembered_sha256(path: Path) -> str:
+    """file_sha256, remembered below the cache root until the file's size or one of its times
+    changes."""
+    name = hashlib.sha256(os.fsencode(path.absolute())).hexdigest()[:24]
+    record = cache_root() / "sha256" / f"{name}.json"
+    with suppress(OSError, ValueError, AttributeError):
+        entry = json.loads(record.read_text())
+        if entry.items() >= file_stamps(path).items():
+            return str(entry["sha256"])
+    entry = _entry(path)
+    with suppress(OSError):  # a cache that may only be read
+        record.parent.mkdir(parents=True, exist_ok=True)
+        work = record.with_suffix(f".{os.getpid()}")
+        work.write_text(json.dumps(entry))
+        work.replace(record)
+    return str(entry["sha256"])
 
 
 def file_stamps(path: Path) -> dict[str, int]:

@@ -32,7 +32,8 @@ _STACKS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 class GgufCheckpoint:
     """As Checkpoint, of one file.
 
-    warnings  grows while tensors are loaded
+    warnings    grows while tensors are loaded
+    bytes_read  grows, too: of the tensors that were loaded, as the file has them
 
     Raises ModelError for a tensor that has no place in its architecture.
     """
@@ -40,6 +41,7 @@ class GgufCheckpoint:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.warnings: list[str] = []
+        self.bytes_read = 0
         self._file = GgufFile(path)
         self._architecture = architecture_of(self._file)
         prefix = self._file.text("general.architecture") + ".attention.head_count"
@@ -114,17 +116,17 @@ class GgufCheckpoint:
                 size[tensor.format] = size.get(tensor.format, 0) + math.prod(tensor.shape)
         return max(size, key=lambda name: size[name])
 
-    def load(self, name: str, dtype: str | None = None) -> HostArray:
-        """One tensor as floats."""
+    def load(self, name: str, dtype: str | None = None, rows: slice | None = None) -> HostArray:
+        """One tensor, or these rows of it, as floats."""
         tensor = self._tensors[name]
-        data = self._in_order(name, self._file.data(tensor))
+        data = self._read(name, rows)
         if tensor.is_quantised:
             if len(tensor.shape) != 2:
                 raise ModelError(
                     f"{self.path}: tensor {tensor.name!r} is {tensor.format} and no matrix; the "
                     "file is damaged"
                 )
-            values: HostArray = np.empty(tensor.shape, dtype=np.float32)
+            values: HostArray = np.empty((len(data), tensor.shape[1]), dtype=np.float32)
             _core.dequantize((np.ascontiguousarray(data), tensor.format), values)
         else:
             is_bf16 = tensor.format == "bfloat16"
@@ -141,15 +143,15 @@ class GgufCheckpoint:
             )
         return values if dtype is None else converted(values, dtype)
 
-    def weight(self, name: str) -> Weight:
-        """One tensor in its own width, as the native decoder takes it. Those that read the same
-        input are floats if one of them is."""
+    def weight(self, name: str, rows: slice | None = None) -> Weight:
+        """One tensor, or these rows of it, in its own width, as the native decoder takes it. Those
+        that read the same input are floats if one of them is."""
         tensor = self._tensors[name]
         if len({self._input_form(other) for other in self._stack(name)}) > 1:
-            return self.load(name, "float32")
+            return self.load(name, "float32", rows)
         if not tensor.is_quantised or len(tensor.shape) != 2:
-            return self.load(name)
-        return np.ascontiguousarray(self._in_order(name, self._file.data(tensor))), tensor.format
+            return self.load(name, rows=rows)
+        return np.ascontiguousarray(self._read(name, rows)), tensor.format
 
     def _stack(self, name: str) -> list[GgufTensor]:
         module, _, kind = name.rpartition(".")
@@ -165,10 +167,15 @@ class GgufCheckpoint:
             return "blocks"
         return "bfloat16" if tensor.format == "bfloat16" else "float32"
 
-    def _in_order(self, name: str, data: Any) -> np.ndarray:
-        """Rows of q and k in the order of transformers: the two halves of a head."""
+    def _read(self, name: str, rows: slice | None) -> np.ndarray:
+        """The bits of a tensor, or of these rows of it: of q and k whole heads, in the order of
+        transformers, which is the two halves of a head."""
         heads = self._rotary.get(name.rpartition(".")[0].rpartition(".")[2], 0)
-        array: np.ndarray = data
+        array: np.ndarray = self._file.data(self._tensors[name])
+        if rows is not None:
+            heads = heads * (rows.stop - rows.start) // len(array)
+            array = array[rows]
+        self.bytes_read += array.nbytes
         if not self._architecture.permutes or not heads:
             return array
         pairs = array.reshape(heads, array.shape[0] // heads // 2, 2, *array.shape[1:])

@@ -24,6 +24,8 @@ __all__ = [
     "from_torch",
     "kv_dtype_name",
     "like",
+    "num_bytes",
+    "row_slice",
     "stacked",
     "take_rows",
 ]
@@ -75,6 +77,20 @@ def take_rows(values: HostArray, rows: Sequence[int] | np.ndarray) -> HostArray:
     if isinstance(values, _core.Bfloat16Array):
         return _core.Bfloat16Array(np.ascontiguousarray(values.bits[rows]))
     return np.ascontiguousarray(values[rows])
+
+
+def num_bytes(values: HostArray) -> int:
+    """Bytes of the elements."""
+    return int((values.bits if isinstance(values, _core.Bfloat16Array) else values).nbytes)
+
+
+def row_slice(values: HostArray, rows: slice | None) -> HostArray:
+    """Some rows where they lie; None: all."""
+    if rows is None:
+        return values
+    if isinstance(values, _core.Bfloat16Array):
+        return _core.Bfloat16Array(values.bits[rows])
+    return values[rows]
 
 
 def as_torch(values: Any) -> torch.Tensor:

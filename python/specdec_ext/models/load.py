@@ -13,12 +13,15 @@ from ..errors import ConfigError, ModelError, UnsupportedModelError
 from ..log import logger
 from .config_reader import ModelConfig, read_config
 from .draft_vocab import DRAFT_VOCAB_FILE, read_draft_vocab
+from .kv_storage import kv_storage
 from .native_config import NotNativeError, native_shape
 from .quantize import QUANTIZATIONS
 from .weights import Checkpoint
 
 if TYPE_CHECKING:
+    from ..parallel.team import Team
     from .base import StepModel
+    from .native_config import NativeShape
     from .place import Place
 
 __all__ = ["MODEL_IMPLS", "load_model", "memory_errors", "native_weight_bytes"]
@@ -38,6 +41,8 @@ def load_model(
     place: Place | None = None,
     numerics: str = "auto",
     quantization: str | None = None,
+    team: Team | None = None,
+    kv_cache_dtype: str = "auto",
 ) -> StepModel:
     """Load a local Hugging Face folder or GGUF file.
 
@@ -53,6 +58,9 @@ def load_model(
     numerics      "exact": refused unless a row's bits do not depend on the step it is in; "fast":
                   they may; "auto": exact on the CPU where it can be had, fast on a device
     quantization  "int8", "int4": weights become blocks at load (quantize.py); native, on the CPU
+    team          the ranks that the model is spread over: this process loads its own shard of a
+                  native model, on the CPU; None: it is alone
+    kv_cache_dtype  what the pages hold, as KvCacheConfig.dtype
 
     Raises ConfigError for a bad argument, ModelError for a folder or file that is missing, damaged
     or inconsistent, UnsupportedModelError for a sound model that cannot be run.
@@ -68,6 +76,8 @@ def load_model(
             f"({DRAFT_VOCAB_FILE}): such a model can only draft; use it as a draft model"
         )
     _check_quantization(config, quantization, place, drafts=head_ids is not None)
+    chosen = _choose_dtype(config, wanted, allow_pickle)
+    storage = kv_storage(config, kv_cache_dtype, chosen, place, allow_pickle)
     reason = ""
     if model_impl != "transformers":
         try:
@@ -91,37 +101,49 @@ def load_model(
                 "max_seq_len": max_seq_len,
                 "allow_pickle": allow_pickle,
                 "head_ids": head_ids,
+                "kv_storage": storage,
             }
-            chosen = _choose_dtype(config, wanted, allow_pickle)
-            in_blocks = (config.is_gguf or bool(config.blocks)) and wanted == "auto"
+            has_width = config.is_gguf or bool(config.blocks) or config.quant is not None
+            in_blocks = has_width and wanted == "auto"
+            if in_blocks and config.quant is not None and config.quant.form == "fp8":
+                logger.info("%s: e4m3 weights become %s", config.path, chosen)
             if place is not None and not place.is_cpu:
                 from .device_model import DeviceModel
 
                 if in_blocks:
                     logger.info("%s: weights become %s on %s", config.path, chosen, place.name)
                 return DeviceModel(config, shape, chosen, place, exact=numerics == "exact", **how)
+            how |= {"own_widths": in_blocks, "quantization": quantization}
+            if team is not None:
+                same = {"dtype": wanted, "kv_cache_dtype": kv_cache_dtype}
+                return _load_shard(config, shape, chosen, same, team, how)
             from .native import NativeModel
 
-            return NativeModel(
-                config, shape, chosen, own_widths=in_blocks, quantization=quantization, **how
-            )
+            return NativeModel(config, shape, chosen, **how)
     if head_ids is not None:
         raise UnsupportedModelError(
             f"{config.path}: {DRAFT_VOCAB_FILE} needs the native decoder ({reason or model_impl}); "
             "use model_impl='auto' and a native architecture"
         )
-    if config.is_gguf or config.blocks or quantization is not None:
+    if config.is_gguf or config.blocks or config.quant or quantization is not None:
         what = "a GGUF file" if config.is_gguf else f"quantization = {quantization!r}"
         what = "a folder of weights in blocks" if config.blocks else what
+        what = f"a checkpoint by {config.quant.method}" if config.quant else what
         raise UnsupportedModelError(
             f"{config.path}: {what} needs the native decoder ({reason or model_impl})"
+        )
+    if team is not None:
+        raise UnsupportedModelError(
+            f"{config.path}: tensor_parallel_size = {team.size} needs the native decoder "
+            f"({reason or model_impl}); use tensor_parallel_size = 1"
         )
     from .transformers_adapter import TransformersModel
 
     model = TransformersModel(
         config,
-        _choose_dtype(config, wanted, allow_pickle),
+        chosen,
         impl_reason=reason or "model_impl = 'transformers'",
+        kv_storage=storage,
         max_seq_len=max_seq_len,
         allow_pickle=allow_pickle,
         place=place,
@@ -131,6 +153,29 @@ def load_model(
             f"{config.path}: numerics = 'exact': {model.info.numerics_reason}; use numerics='auto'"
         )
     return model
+
+
+def _load_shard(
+    config: ModelConfig,
+    shape: NativeShape,
+    chosen: str,
+    wanted: dict[str, str],
+    team: Team,
+    how: dict[str, Any],
+) -> StepModel:
+    """This rank's part of a model; rank 0 asks the others for theirs."""
+    if team.rank > 0:
+        from .native import NativeModel
+        from .shard import Shard
+
+        return NativeModel(
+            config, shape, chosen, shard=Shard.of(shape, team.rank, team.size), **how
+        )
+    from .sharded_model import ShardedModel
+
+    same = ("max_rows", "max_seq_len", "allow_pickle", "quantization")
+    arguments = {**wanted, "model_impl": "native", **{name: how[name] for name in same}}
+    return ShardedModel(config, shape, chosen, team=team, wanted=arguments, **how)
 
 
 def _check_quantization(
@@ -148,7 +193,7 @@ def _check_quantization(
             f"{config.path}: quantization = {quantization!r}: a head of some tokens "
             f"({DRAFT_VOCAB_FILE}) stays in floats; leave it out"
         )
-    if config.is_gguf or config.blocks:
+    if config.is_gguf or config.blocks or config.quant:
         what = "a GGUF file" if config.is_gguf else "this folder"
         raise UnsupportedModelError(
             f"{config.path}: quantization = {quantization!r}: the weights of {what} have a "

@@ -17,17 +17,20 @@ from .cache_check import check_cache
 from .config_reader import ModelConfig
 from .gguf_weights import GgufCheckpoint
 from .host_arrays import converted, like, take_rows
+from .kv_storage import KV_SCALE_SUFFIXES, KvStorage
 from .native_config import NativeShape
 from .open_checkpoint import open_checkpoint
 from .place import CPU
+from .quant_checkpoint import QuantCheckpoint
 from .quantize import quantized_loader
 from .rope import max_position, rope_parameters, rope_tables
+from .shard import Shard
 from .weights import Checkpoint
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["DERIVED_SUFFIXES", "NativeModel", "served_positions", "shape_info"]
+__all__ = ["DERIVED_SUFFIXES", "IGNORED_SUFFIXES", "NativeModel", "served_positions", "shape_info"]
 
 # Rotary tables above this many positions are cut unless max_seq_len asks for more: 128 MiB at
 # head_dim 128.
@@ -35,6 +38,8 @@ _DEFAULT_TABLE_POSITIONS = 1 << 18
 
 # Tensors that old checkpoints carry and that are derived, not learned.
 DERIVED_SUFFIXES = (".rotary_emb.inv_freq", ".self_attn.masked_bias")
+# And the scales of fp8 K/V, which kv_storage.py reads and which say nothing to K/V in floats.
+IGNORED_SUFFIXES = (*DERIVED_SUFFIXES, *KV_SCALE_SUFFIXES)
 
 
 class NativeModel:
@@ -57,11 +62,15 @@ class NativeModel:
         head_ids: np.ndarray | None = None,
         own_widths: bool = False,
         quantization: str | None = None,
+        shard: Shard | None = None,
+        kv_storage: KvStorage | None = None,
     ) -> None:
         """dtype         of K and V, and of the weights
         head_ids      int64 [V']: the tokens that the head scores, None: all (draft_vocab.py)
         own_widths    weights stay as the GGUF file, or a converted folder, has them
         quantization  weights become blocks (QUANTIZATIONS)
+        shard         the part of every projection that is loaded, of a tensor-parallel model
+        kv_storage    how the pages hold K and V; None: in `dtype`
         """
         notes: list[str] = []
         self.max_position = served_positions(config, max_seq_len, notes)
@@ -69,7 +78,13 @@ class NativeModel:
         self.hidden_size = shape.hidden_size
         self.num_layers = shape.num_layers
         self.num_kv_heads, self.head_dim = shape.num_kv_heads, shape.head_dim
+        self.shard = shard
         self.kv_dtype_name = dtype
+        self.kv_storage = kv_storage or KvStorage(dtype)
+        if shard is not None:
+            self.num_kv_heads = shard.num_kv_heads
+            own = shard.kv_heads[shard.rank], shard.kv_heads[shard.rank + 1]
+            self.kv_storage = self.kv_storage.of_heads(*own)
         # Rows of the head in ascending order of their tokens, whatever the file's order.
         self.head_ids = None if head_ids is None else np.sort(head_ids)
         self.num_scores = shape.vocab_size if head_ids is None else len(head_ids)
@@ -85,17 +100,20 @@ class NativeModel:
                 max_rows,
                 self.max_position,
                 self.num_scores,
+                shard,
             )
         )
         width = dtype
         with open_checkpoint(config, allow_pickle=allow_pickle) as checkpoint:
-            checkpoint.check(expected, ignored=tied, ignored_suffixes=DERIVED_SUFFIXES)
+            checkpoint.check(expected, ignored=tied, ignored_suffixes=IGNORED_SUFFIXES)
             try:
-                if own_widths and isinstance(checkpoint, (GgufCheckpoint, BlockCheckpoint)):
+                if own_widths and isinstance(
+                    checkpoint, (GgufCheckpoint, BlockCheckpoint, QuantCheckpoint)
+                ):
                     width = checkpoint.main_format()
                     self._give_weights(shape, checkpoint.weight, expected, checkpoint)
                 else:
-                    load: Callable[[str], Any] = partial(checkpoint.load, dtype=dtype)
+                    load: Callable[..., Any] = partial(checkpoint.load, dtype=dtype)
                     if quantization is not None:
                         whole: Any = partial(checkpoint.load, dtype="float32")
                         load = quantized_loader(whole, quantization)
@@ -104,6 +122,7 @@ class NativeModel:
             except ValueError as error:
                 raise ModelError(f"{config.path}: {error}") from error
             notes += checkpoint.warnings
+            self.bytes_read = checkpoint.bytes_read
         self._give_rope(config, shape)
         self.info = shape_info(
             config,
@@ -116,20 +135,29 @@ class NativeModel:
             numerics_reason="every row count runs through the same kernels",
             dtype=width,
             weight_bytes=int(self._decoder.weight_bytes),
-            attention=f"spec_attention in the native decoder ({_core.cpu_isa()}, {dtype} K/V)",
+            attention=(
+                f"spec_attention in the native decoder ({_core.cpu_isa()}, "
+                f"{self.kv_storage.in_words})"
+            ),
             warnings=tuple(notes),
         )
 
     def _give_weights(
         self,
         shape: NativeShape,
-        load: Callable[[str], Any],
+        load: Callable[..., Any],
         expected: Mapping[str, Any],
         checkpoint: Checkpoint | GgufCheckpoint,
     ) -> None:
         """Copy the checkpoint into the decoder, one layer at a time: never all of it twice."""
-        embedding = load("model.embed_tokens.weight")
-        self._decoder.set_embedding(embedding)
+        if self.shard is not None:
+            load = partial(_load_rows, load, self.shard)
+        embeds = self.shard is None or self.shard.rank == 0
+        embedding: Any = load("model.embed_tokens.weight") if embeds else None
+        if embeds:
+            self._decoder.set_embedding(embedding)
+        elif shape.tie_word_embeddings:
+            self._decoder.set_head(load("model.embed_tokens.weight"))
         if self.head_ids is not None and shape.tie_word_embeddings:
             self._decoder.set_head(take_rows(embedding, self.head_ids))
         elif not shape.tie_word_embeddings:
@@ -166,7 +194,8 @@ class NativeModel:
     def bind_cache(self, k_pages: Any, v_pages: Any) -> None:
         """See StepModel."""
         check_cache(self, k_pages, v_pages)
-        self._decoder.bind_cache(k_pages, v_pages)
+        storage = self.kv_storage
+        self._decoder.bind_cache(k_pages, v_pages, storage.k_scale, storage.v_scale)
         self._pages = (k_pages, v_pages)
 
     def forward(self, plan: Any, hidden: Any = None) -> np.ndarray:
@@ -202,9 +231,15 @@ class NativeModel:
 
 
 def decoder_config(
-    shape: NativeShape, dtype: str, max_rows: int, max_position: int, head_size: int = 0
+    shape: NativeShape,
+    dtype: str,
+    max_rows: int,
+    max_position: int,
+    head_size: int = 0,
+    shard: Shard | None = None,
 ) -> dict[str, Any]:
     """The arguments _core.LlamaDecoder is made from; `head_size`: 0 for the whole vocabulary."""
+    owns_table = shard is None or shard.rank == 0
     whole = head_size in (0, shape.vocab_size)
     # transformers keeps sqrt(hidden) as a float32 buffer and rounds it to the embedding's dtype.
     root = np.array([shape.hidden_size**0.5], dtype=np.float32)
@@ -229,11 +264,16 @@ def decoder_config(
         "has_qk_norm": shape.has_qk_norm,
         "has_sandwich_norms": shape.has_sandwich_norms,
         # A head of some rows is a separate matrix.
-        "tie_word_embeddings": shape.tie_word_embeddings and whole,
+        "tie_word_embeddings": shape.tie_word_embeddings and whole and owns_table,
         "head_size": head_size,
         "rope_index": list(shape.rope_index),
         "sliding_window": list(shape.sliding_window),
+        **(shard.decoder_arguments() if shard is not None else {}),
     }
+
+
+def _load_rows(load: Callable[..., Any], shard: Shard, name: str) -> Any:
+    return load(name, rows=shard.rows(name))
 
 
 def served_positions(config: ModelConfig, max_seq_len: int | None, notes: list[str]) -> int:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from .. import _core
 from ..errors import ConfigError
+from ..extras import MissingPackageError, require
 
 if TYPE_CHECKING:
     import torch
@@ -99,6 +100,10 @@ def _why_no_cuda() -> str:
     info = _core.cuda_info()
     if not info["devices"]:
         return str(info["reason"])
+    try:
+        require("torch", "CUDA")
+    except MissingPackageError as error:
+        return str(error)
     import torch
 
     if not torch.cuda.is_available():

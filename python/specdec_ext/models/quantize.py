@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -17,13 +18,14 @@ _GROUP = 32
 
 
 def quantized_loader(
-    load: Callable[[str], np.ndarray], quantization: str
-) -> Callable[[str], HostArray | tuple[np.ndarray, str]]:
-    """`load` with matrices in blocks; vectors, and rows that are no whole blocks, stay."""
+    load: Callable[..., np.ndarray], quantization: str
+) -> Callable[..., HostArray | tuple[np.ndarray, str]]:
+    """`load` with matrices in blocks; vectors, and rows that are no whole blocks, stay. Keywords
+    are passed on."""
     projections, tables = QUANTIZATIONS[quantization]
 
-    def weight(name: str) -> np.ndarray | tuple[np.ndarray, str]:
-        tensor = load(name)
+    def weight(name: str, **options: Any) -> np.ndarray | tuple[np.ndarray, str]:
+        tensor = load(name, **options)
         if tensor.ndim != 2 or tensor.shape[1] % _GROUP:
             return tensor
         is_table = name in ("model.embed_tokens.weight", "lm_head.weight")

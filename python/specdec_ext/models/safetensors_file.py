@@ -26,7 +26,7 @@ FLOATS = {
 _NUMPY: dict[str, Any] = {
     "F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": np.uint16,
     "I64": np.int64, "I32": np.int32, "I16": np.int16, "I8": np.int8, "U8": np.uint8,
-    "BOOL": np.bool_,
+    "BOOL": np.bool_, "F8_E4M3": np.uint8,  # its bits
 }  # fmt: skip
 
 
@@ -51,6 +51,11 @@ class SafetensorsFile:
         """(type as the file names it, shape)."""
         entry = self._header[name]
         return entry["dtype"], tuple(entry["shape"])
+
+    def place(self, name: str) -> tuple[int, tuple[int, ...]]:
+        """(its first byte in the file, shape)."""
+        first: int = self._header[name]["data_offsets"][0]
+        return self._begin + first, self.about(name)[1]
 
     def tensor(self, name: str) -> HostArray:
         """The tensor where it lies; a copy where it lies at no multiple of its elements' size."""

@@ -26,6 +26,7 @@ from .canary import canary_tokens, eager_scores, run_canary
 from .config_reader import ModelConfig, transformers_config
 from .device_step import PlanStaging
 from .host_arrays import as_torch
+from .kv_storage import KV_SCALE_SUFFIXES, KvStorage
 from .output_head import OutputHead
 from .packed_modules import swap_linears
 from .place import CPU, Place
@@ -58,6 +59,7 @@ class TransformersModel:
         max_seq_len: int | None = None,
         allow_pickle: bool = False,
         place: Place | None = None,
+        kv_storage: KvStorage | None = None,
     ) -> None:
         register()
         config = dataclasses.replace(config, hf=transformers_config(config))
@@ -123,6 +125,12 @@ class TransformersModel:
         self.num_layers = config.num_layers
         self.num_kv_heads, self.head_dim = canary.num_kv_heads, canary.head_dim
         self.kv_dtype = canary.kv_dtype
+        self.kv_storage = kv_storage or KvStorage(dtype)
+        self._kv_scales = tuple(
+            torch.from_numpy(scales).to(place.device)
+            for scales in (self.kv_storage.k_scale, self.kv_storage.v_scale)
+            if scales is not None
+        )
         # On a device a product's order of summing is not in our hands, whatever a few rows showed.
         is_exact = canary.is_exact and place.is_cpu
         self.numerics = "exact" if is_exact else "fast"
@@ -163,7 +171,8 @@ class TransformersModel:
             weight_bytes=linear_bytes + other_bytes,
             attention=(
                 f"spec_attention through transformers ({config.num_layers} layers, {num_linears} "
-                f"linear layers packed; canary error {canary.largest_error:.1e})"
+                f"linear layers packed; canary error {canary.largest_error:.1e}; "
+                f"{self.kv_storage.in_words})"
             ),
             warnings=tuple(notes.warnings),
             device=place.name,
@@ -181,7 +190,12 @@ class TransformersModel:
         if self._k_pages is None:
             raise ModelError("forward() before bind_cache(): the model has no K/V pages")
         context = StepContext(
-            plan, self._k_pages, self._v_pages, place=self.place, staging=self._staging
+            plan,
+            self._k_pages,
+            self._v_pages,
+            place=self.place,
+            staging=self._staging,
+            kv_scales=self._kv_scales,
         )
         with running(context), self._head_input(plan, hidden):
             scores = self._scores(plan, context)
@@ -325,7 +339,7 @@ def _check_report(config: ModelConfig, report: Any) -> None:
         ("missing_keys", "is missing from the checkpoint"),
         ("unexpected_keys", "has no place in the model that config.json describes"),
     ):
-        names = sorted(get(key) or ())
+        names = sorted(n for n in get(key) or () if not n.endswith(KV_SCALE_SUFFIXES))
         if names:
             raise ModelError(
                 f"{config.path}: tensor {names[0]!r} (and {len(names) - 1} more) {what}; the files "

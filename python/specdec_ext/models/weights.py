@@ -18,8 +18,8 @@ import numpy as np
 from .. import _core
 from ..config.validate import show
 from ..errors import ModelError
-from .config_reader import read_json
-from .host_arrays import HostArray, converted, dtype_name, from_torch
+from .host_arrays import HostArray, converted, dtype_name, from_torch, num_bytes, row_slice
+from .json_file import read_json
 from .safetensors_file import FLOATS, SafetensorsFile
 
 __all__ = ["Checkpoint", "TensorEntry"]
@@ -47,6 +47,8 @@ class Checkpoint:
 
     entries   name -> TensorEntry, of all shards
     warnings  grows while tensors are loaded: those that hold NaN or infinity
+    bytes_read
+              grows, too: of the tensors that were loaded, as the file has them
 
     Raises ModelError for anything that cannot be read as stated above.
     """
@@ -57,6 +59,7 @@ class Checkpoint:
         self.folder = Path(folder)
         self.entries: dict[str, TensorEntry] = {}
         self.warnings: list[str] = []
+        self.bytes_read = 0
         self._handles: dict[Path, Any] = {}
         self.is_pickle = False
         if (self.folder / INDEX).is_file():
@@ -128,22 +131,26 @@ class Checkpoint:
             raise ModelError(f"{self.folder}: no floating-point tensor in the checkpoint")
         return max(count, key=lambda name: count[name])
 
-    def load(self, name: str, dtype: str | None = None) -> HostArray:
-        """One tensor, contiguous; a view of the mapped file where the dtype already fits."""
-        tensor = self.read(name)
+    def load(self, name: str, dtype: str | None = None, rows: slice | None = None) -> HostArray:
+        """One tensor, or these rows of it, contiguous; a view of the mapped file where the dtype
+        already fits."""
+        tensor = self.read(name, rows)
         self._note_not_finite(name, tensor)
         return tensor if dtype is None else converted(tensor, dtype)
 
-    def read(self, name: str) -> HostArray:
-        """One tensor as its file has it, whatever its type is good for."""
+    def read(self, name: str, rows: slice | None = None) -> HostArray:
+        """One tensor, or these rows of it, as its file has it, whatever its type is good for."""
         entry = self.entries[name]
         try:
             handle = self._open(entry.file)
-            return from_torch(handle[name]) if self.is_pickle else handle.tensor(name)
+            tensor = from_torch(handle[name]) if self.is_pickle else handle.tensor(name)
         except ModelError:
             raise
         except Exception as error:
             raise ModelError(f"{entry.file}: tensor {name!r} cannot be read ({error})") from error
+        tensor = row_slice(tensor, rows)
+        self.bytes_read += num_bytes(tensor)
+        return tensor
 
     def drop_pages(self) -> None:
         """Give back the memory of what was read of the files; arrays of them read it anew."""

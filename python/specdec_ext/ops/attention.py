@@ -50,8 +50,9 @@ def spec_attention(
     """Attend the step's rows to their paged prefix and, of the step itself, to their ancestors.
 
     Shapes   q [R, H, K] float32|bfloat16|float16, head dim contiguous, heads K apart, rows
-             anywhere; k_pages, v_pages [P, G, S, K] any of the three dtypes or float8_e4m3fn, head
-             dim contiguous, S a power of two in 1..128, K a multiple of 8 in 8..256, H a multiple
+             anywhere; k_pages, v_pages [P, G, S, K] any of the three dtypes or float8_e4m3fn, on
+             the CPU also int8 [P, G, S, K + 4] (see ``append_kv``), head dim contiguous, S a power
+             of two in 1..128, K a multiple of 8 in 8..256, H a multiple
              of G; page_table [B, max_pages], kv_len [B] tokens before the step, cu_rows [B + 1]
              first row of each request, int32; mask [R, W] uint32|int32, bit j of row i: the row
              descends from row j of its request (see ``build_step``), None: rows are a causal chain
@@ -132,9 +133,22 @@ def step_attention(
     sliding_window: int = 0,
     softcap: float = 0.0,
     sinks: Tensor | None = None,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
 ) -> Tensor:
     """``spec_attention`` on the CPU with a step plan's geometry and pages [layers, P, G, S, K]."""
     _core.step_attention(
-        plan, layer, q, out, k_pages, v_pages, scale, sliding_window, softcap, sinks
+        plan,
+        layer,
+        q,
+        out,
+        k_pages,
+        v_pages,
+        scale,
+        sliding_window,
+        softcap,
+        sinks,
+        k_scale,
+        v_scale,
     )
     return out

@@ -33,6 +33,10 @@ def append_kv(
              or [G], for float8_e4m3fn pages only: what is stored is k / k_scale; the rest as
              ``spec_attention``.
     Writes   k_pages, v_pages; a change of dtype rounds to nearest even, e4m3 saturates at 448.
+    int8     on the CPU pages may be int8 [P, G, S, K + 4]: K numbers round(x * 127 / max |x|) and
+             the four bytes of the float32 max |x| / 127 that they are multiplied by, both of the
+             token's vector of one head alone. Zeros where max |x| <= 1e-30; a vector that holds a
+             NaN or an infinity is NaN.
     Raises   ValueError or TypeError naming the argument, what it is and what it has to be.
     """
     _core.append_kv(
@@ -165,7 +169,15 @@ def compact_kv(
 
 
 def step_append_kv(
-    plan: Any, layer: int, k: Tensor, v: Tensor, k_pages: Tensor, v_pages: Tensor
+    plan: Any,
+    layer: int,
+    k: Tensor,
+    v: Tensor,
+    k_pages: Tensor,
+    v_pages: Tensor,
+    *,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
 ) -> None:
     """``append_kv`` on the CPU with the geometry of a step plan and pages [layers, P, G, S, K]."""
-    _core.step_append_kv(plan, layer, k, v, k_pages, v_pages)
+    _core.step_append_kv(plan, layer, k, v, k_pages, v_pages, k_scale, v_scale)

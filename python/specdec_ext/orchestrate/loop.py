@@ -46,10 +46,8 @@ class _Pass:
     stop_reason: int | None
     error: str | None
     logprobs: list[Any]
-    num_predicted: int = 0
-    num_accepted_predicted: int = 0
-    num_forced: int = 0
-    num_accepted_forced: int = 0
+    sources: tuple[Any, ...] = ()
+    accepted_by: tuple[int, ...] = ()
 
 
 class Running:
@@ -93,6 +91,7 @@ class Running:
                 "acceptance": describe(rule),
                 "lossless": params.greedy or is_lossless(rule),
             },
+            sources=((), "request"),
         )
 
     @property

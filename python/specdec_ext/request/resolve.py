@@ -154,6 +154,7 @@ def _check_capacity(
     drafts = 0
     if spec["speculative"]:
         drafts = max_draft_len(*spec["lookahead"]) if "lookahead" in spec else spec["max_draft_len"]
+        drafts += spec.get("suffix_draft_len", 0)
     pages = pages_for(prompt_len + max_tokens + drafts, limits.tokens_per_block)
     if pages > limits.num_pages:
         raise CapacityError(
@@ -283,6 +284,7 @@ def resolve_request(
         "cache_salt": params.cache_salt,
         "priority": params.priority,
         "return_logits": params.return_generation_logits,
+        "return_drafts": params.return_steps,
         "external_drafts": [] if external is None else list(external.tokens),
         "prediction": prediction,
         "grammar": params.structured_outputs is not None,

@@ -96,7 +96,7 @@ def _lengths(p: SamplingFields) -> Fields:
 def _stops(p: SamplingFields) -> Fields:
     for name in (
         "ignore_eos", "include_stop_str_in_output", "skip_special_tokens", "detokenize",
-        "return_generation_logits",
+        "return_generation_logits", "return_steps",
     ):  # fmt: skip
         check_bool(WHERE + name, getattr(p, name), RequestError)
     raw = p.stop

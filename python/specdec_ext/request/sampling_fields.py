@@ -53,6 +53,7 @@ class SamplingFields(metaclass=Spelled):
     prediction: Any = field(default=None, repr=False)
     structured_outputs: Any = None
     return_generation_logits: bool = False
+    return_steps: bool = False
 
     @property
     def greedy(self) -> bool:

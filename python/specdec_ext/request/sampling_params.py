@@ -65,7 +65,7 @@ class SamplingParams(SamplingFields):
     Output      logprobs, prompt_logprobs (None, or 0..20 best tokens besides the chosen and the
                 prompt's own), skip_special_tokens, detokenize (False: token ids only; not with
                 `stop`), return_generation_logits (the model's own scores of every delivered token,
-                before processors)
+                before processors), return_steps (what each step drafted, accepted and took)
     Speculation speculative_config (None: as the engine; False: plain decoding; a configuration of
                 the engine's method, within its bounds; or a dict of changes to the engine's own:
                 lookahead_config, w,n,g within the engine's triple; max_draft_len, 0..the engine's;

@@ -2,7 +2,9 @@
 
 None                      as the engine decodes
 False                     plain decoding
-a method's configuration  within the engine's bounds; also as dict, list, JSON, YAML or a name
+a method's configuration  within the engine's bounds; also as dict, list, JSON, YAML or a name;
+                          of an engine with several sources one of them, or both
+"auto"                    as None
 a dict of changes         to the engine's own configuration, whatever its method (SPELLINGS)
 
 The keys of a dict of changes are accepted as keywords of SamplingParams too. `speculative` = True
@@ -17,6 +19,7 @@ from typing import Any, TypeAlias
 from ..config.engine import MAX_DRAFT_LEN
 from ..config.medusa_choices import parse_choices
 from ..config.parse import SpeculativeConfig, parse_speculative_config
+from ..config.sources import AutoDecodingConfig
 from ..config.validate import check_bool, check_int, show
 from ..errors import RequestError
 
@@ -91,6 +94,8 @@ def check_speculative_config(value: object) -> RequestSpeculation:
         return False if folded is False else _check_changes(folded)
     # A bad configuration of a request is the request's mistake, whatever form it came in.
     config = _parsed("speculative_config", value)
+    if isinstance(config, AutoDecodingConfig):
+        return None if config.adaptive else Changes(adaptive=False)
     return False if config is None else config
 
 

@@ -72,12 +72,9 @@ def metrics(outputs: Sequence[RequestOutput], detail: str) -> dict[str, Any] | N
     return result
 
 
-def token_sources(choice: CompletionOutput, method: str | None) -> list[dict[str, str]]:
-    """What is new, in pieces of one source each: the engine's method of drafting, or "model"."""
-    return [
-        {"text": text, "source": (method or "draft") if from_draft else "model"}
-        for text, from_draft in choice.delta_segments
-    ]
+def token_sources(choice: CompletionOutput) -> list[dict[str, str]]:
+    """What is new, in pieces of one source each: who has drafted it, or "model"."""
+    return [{"text": text, "source": source or "model"} for text, source in choice.delta_segments]
 
 
 def is_worth_sending(choice: CompletionOutput, *, wants_tokens: bool) -> bool:

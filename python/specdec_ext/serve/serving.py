@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from fastapi import Request
 
+from ..config.sources import CompositeDecodingConfig
 from ..config.validate import show
 from ..errors import RequestError
 from ..llm import LLM
@@ -40,8 +41,10 @@ class Serving:
 
     @property
     def method(self) -> str | None:
-        """The engine's method of drafting; None: it decodes plainly."""
+        """The engine's method of drafting, or its sources; None: it decodes plainly."""
         config = self.llm.speculative_config
+        if isinstance(config, CompositeDecodingConfig):
+            return " + ".join(source.method for source in config.sources)
         return config.method if config is not None else None
 
     def token_bytes(self, token_id: int) -> bytes | None:

@@ -13,6 +13,8 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from ..extras import require
+
 __all__ = ["NO_LIMIT", "FileTokenizer", "read_file_tokenizer", "transformers_tokenizer"]
 
 # Classes of transformers that take tokenizer.json as it is. Others build theirs of its vocabulary.
@@ -121,6 +123,7 @@ class FileTokenizer:
 
 def transformers_tokenizer(folder: Path) -> Any:
     """transformers' tokenizer of a folder. Raises what transformers raises."""
+    require("transformers", f"the tokenizer in {str(folder)!r}, no plain tokenizer.json,")
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(

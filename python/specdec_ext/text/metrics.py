@@ -27,7 +27,7 @@ def describe_budget(stats: Mapping[str, Any]) -> str | None:
     weighed, refused = stats.get("budget_weighed", 0), stats.get("budget_refused", 0)
     if not weighed:
         return None
-    text = f"adaptive drafting: drafts paid in {weighed - refused} of {weighed} steps"
+    text = f"adaptive drafting: drafts paid in {weighed - refused} of {weighed} offers"
     if stats["budget_probes"]:
         text += f", {stats['budget_probes']} more drafted to learn"
     if refused:
@@ -55,16 +55,14 @@ class SpecCounter:
     num_spec_steps: int = 0
     num_accepted: int = 0
     num_drafts: int = 0
-    num_accepted_predicted: int = 0
-    num_predicted: int = 0
-    num_accepted_forced: int = 0
-    num_forced: int = 0
     num_prefill_steps: int = 0
     num_rows: int = 0
     num_tokens: int = 0
     histogram: list[int] = field(default_factory=list)
     per_step_accepted: list[int] = field(default_factory=list)
     per_step_drafted: list[int] = field(default_factory=list)
+    # Drafts and accepted drafts by who has proposed them; a draft may be of several.
+    by_source: dict[str, tuple[int, int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not self.histogram:
@@ -74,31 +72,26 @@ class SpecCounter:
         self.num_spec_tokens = max(self.num_spec_tokens, num_spec_tokens)
         self.histogram += [0] * (self.num_spec_tokens + 1 - len(self.histogram))
 
-    @property
-    def prediction_tokens(self) -> dict[str, int]:
-        """Tokens of predictions that were proposed as drafts, by what became of them."""
+    def tokens_of(self, source: str) -> dict[str, int]:
+        """Drafts of a source, by what became of them: `accepted_<source>_tokens`, ..."""
+        drafts, accepted = self.by_source.get(source, (0, 0))
         return {
-            "accepted_prediction_tokens": self.num_accepted_predicted,
-            "rejected_prediction_tokens": self.num_predicted - self.num_accepted_predicted,
+            f"accepted_{source}_tokens": accepted,
+            f"rejected_{source}_tokens": drafts - accepted,
         }
 
     @property
-    def grammar_tokens(self) -> dict[str, int]:
-        """Tokens that grammars have forced and that were drafted, by what became of them."""
+    def draft_sources(self) -> dict[str, dict[str, int]]:
+        """Drafts and accepted drafts of each source that has proposed any."""
         return {
-            "accepted_grammar_tokens": self.num_accepted_forced,
-            "rejected_grammar_tokens": self.num_forced - self.num_accepted_forced,
+            source: {"drafts": drafts, "accepted": accepted}
+            for source, (drafts, accepted) in self.by_source.items()
         }
 
-    def count_forced(self, drafts: int, accepted: int) -> None:
-        """Add the drafts and accepted drafts of a pass that a grammar has forced."""
-        self.num_forced += drafts
-        self.num_accepted_forced += accepted
-
-    def count_predicted(self, drafts: int, accepted: int) -> None:
-        """Add the drafts and accepted drafts of a pass that a prediction has proposed."""
-        self.num_predicted += drafts
-        self.num_accepted_predicted += accepted
+    def count_source(self, source: str, drafts: int, accepted: int) -> None:
+        """Add what `source` has proposed of a pass's drafts and of its accepted drafts."""
+        before = self.by_source.get(source, (0, 0))
+        self.by_source[source] = (before[0] + drafts, before[1] + accepted)
 
     def count(
         self, *, drafts: int, accepted: int, rows: int, tokens: int, is_prefill: bool = False
@@ -122,7 +115,8 @@ class SpecCounter:
 
     def save(self) -> dict[str, Any]:
         """Where it stands, for restore()."""
-        return {**self.__dict__, "histogram": list(self.histogram)}
+        saved = {"histogram": list(self.histogram), "by_source": dict(self.by_source)}
+        return {**self.__dict__, **saved}
 
     def restore(self, saved: dict[str, Any]) -> None:
         """Go back to where it stood."""
@@ -133,9 +127,10 @@ class SpecCounter:
     def add(self, other: SpecCounter) -> None:
         """Add another counter's sums."""
         for name in ("num_steps", "num_spec_steps", "num_accepted", "num_drafts", "num_rows",
-                     "num_prefill_steps", "num_tokens", "num_predicted",
-                     "num_accepted_predicted", "num_forced", "num_accepted_forced"):  # fmt: skip
+                     "num_prefill_steps", "num_tokens"):  # fmt: skip
             setattr(self, name, getattr(self, name) + getattr(other, name))
+        for source, (drafts, accepted) in other.by_source.items():
+            self.count_source(source, drafts, accepted)
         self._deepen(other.num_spec_tokens)
         for i, steps in enumerate(other.histogram):
             self.histogram[i] += steps

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["CompletionOutput", "Logprob", "RequestOutput"]
+__all__ = ["CompletionOutput", "Logprob", "RequestOutput", "StepDraft", "StepRecord"]
 
 
 @dataclass(frozen=True)
@@ -15,6 +15,41 @@ class Logprob:
     logprob: float
     rank: int | None
     decoded_token: str | None = None
+
+
+@dataclass(frozen=True)
+class StepDraft:
+    """A draft that a step verified.
+
+    parent    index of the draft that it follows in the step's list; -1: the text's last token
+    accepted  and delivered
+    sources   who proposed it: lookup, suffix, prediction, grammar (several where they agree), else
+              the method's name ("medusa"); "request": it came with the request
+    """
+
+    token_id: int
+    parent: int
+    accepted: bool
+    sources: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """What one forward pass did for one request.
+
+    begin_ms, end_ms  when the step began and when its result was read, from the request's
+                      submission on
+    num_rows          rows of this request in the pass: prompt tokens, the text's last one, drafts
+    token_ids         delivered; the first `num_accepted` were drafts
+    """
+
+    begin_ms: float
+    end_ms: float
+    is_prefill: bool
+    num_rows: int
+    token_ids: tuple[int, ...]
+    num_accepted: int
+    drafts: tuple[StepDraft, ...]
 
 
 @dataclass
@@ -27,9 +62,11 @@ class CompletionOutput:
     generation_logits  [tokens, vocabulary] float32 tensor on the model's device, if asked for
                        (return_generation_logits): the model's scores before processors
     token_from_draft   per token: True if it was a draft that the model confirmed
+    steps              every step of the request, if asked for (return_steps)
     delta_text, delta_token_ids, delta_segments
                        what is new since the previous snapshot of the same stream; a segment is
-                       (text, from_draft). A complete result repeats the whole output here.
+                       (text, source): whose draft the text was ("suffix", "medusa", ...), None:
+                       nobody's. A complete result repeats the whole output here.
     """
 
     index: int
@@ -43,9 +80,10 @@ class CompletionOutput:
     generation_logits: Any = field(default=None, repr=False, compare=False)
     spec_decode_metrics: dict[str, Any] | None = None
     token_from_draft: list[bool] = field(default_factory=list)
+    steps: list[StepRecord] | None = field(default=None, repr=False)
     delta_text: str = ""
     delta_token_ids: list[int] = field(default_factory=list)
-    delta_segments: list[tuple[str, bool]] = field(default_factory=list)
+    delta_segments: list[tuple[str, str | None]] = field(default_factory=list)
 
 
 @dataclass

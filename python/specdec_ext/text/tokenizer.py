@@ -10,6 +10,7 @@ from typing import Any
 from ..config.engine import MAX_VOCAB_SIZE
 from ..config.validate import show
 from ..errors import ModelError
+from ..extras import MissingPackageError
 from ..gguf import is_gguf
 
 __all__ = ["eos_token_ids", "load_tokenizer"]
@@ -54,6 +55,8 @@ def load_tokenizer(tokenizer: object, model_path: Path) -> Any:
         return own
     try:
         loaded = transformers_tokenizer(folder)
+    except MissingPackageError:
+        raise
     except Exception as error:
         # transformers raises many types for damaged files; all mean the same to the caller.
         raise ModelError(

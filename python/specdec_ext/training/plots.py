@@ -4,25 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ..errors import ConfigError
+from ..extras import require
 from .loop import TrainingResult
 
-__all__ = ["require_matplotlib", "write_plots"]
-
-
-def require_matplotlib() -> None:
-    """Raises ConfigError where it is not installed."""
-    try:
-        import matplotlib  # type: ignore[import-not-found,unused-ignore]  # noqa: F401
-    except ImportError:
-        raise ConfigError(
-            "--plots: matplotlib is not installed; run: pip install 'specdec_ext[plots]'"
-        ) from None
+__all__ = ["write_plots"]
 
 
 def write_plots(folder: Path, name: str, result: TrainingResult) -> list[Path]:
     """Write NAME-loss.png and NAME-accuracy.png; returns their paths."""
-    require_matplotlib()
+    require("matplotlib", "--plots")
     import matplotlib  # type: ignore[import-not-found,unused-ignore]
 
     matplotlib.use("Agg")

@@ -13,6 +13,7 @@ import torch
 from .._version import __version__
 from ..config.validate import check_choice, check_int
 from ..errors import ConfigError, ModelError
+from ..extras import require
 from ..models import load_model
 from ..models.config_reader import read_config
 from ..models.default import MODEL_NAME, default_model
@@ -125,9 +126,7 @@ def default_settings(product: str) -> TrainSettings:
 def train(options: TrainOptions, progress: Progress) -> dict[str, Any]:
     """Run it all; returns the card. ConfigError or ModelError before any work when it cannot be."""
     if options.plots:
-        from .plots import require_matplotlib
-
-        require_matplotlib()
+        require("matplotlib", "--plots")
     device = _device(options.device)
     excluded = Exclusion(options.exclude)
     _check_output(options.output)

@@ -22,6 +22,7 @@ from ..errors import ConfigError, ModelError, UnsupportedConfigError, Unsupporte
 from ..models.block_checkpoint import BlockCheckpoint
 from ..models.block_config import block_config
 from ..models.config_reader import ModelConfig, read_config
+from ..models.decoder_file import write_decoder_file
 from ..models.draft_vocab import DRAFT_VOCAB_FILE, read_draft_vocab
 from ..models.folder_cache import file_sha256
 from ..models.gguf_weights import GgufCheckpoint
@@ -126,6 +127,7 @@ def convert(
         shards, resumed = weights.write(folder, tell)
         _write_config(config, weights, folder)
         _copy_others(config, folder)
+        write_decoder_file(folder)
         for name, path in _heads(options).items():
             tell(f"{name}: {path}")
             _HEADS[name](path, folder / name, config, options.allow_pickle)

@@ -34,7 +34,7 @@ from ..config.parse import (
 )
 from ..config.suffix import SuffixDecodingConfig
 from ..errors import ConfigError, ModelError
-from ..models.config_reader import read_json
+from ..models.json_file import read_json
 from .convert import MEDUSA, REDRAFTER
 from .folder_writer import check_folder
 

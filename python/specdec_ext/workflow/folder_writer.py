@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError, ModelError
-from ..models.config_reader import read_json
 from ..models.folder_cache import (
     MANIFEST,
     changed_file,
@@ -26,6 +25,7 @@ from ..models.folder_cache import (
     file_stamps,
     write_manifest,
 )
+from ..models.json_file import read_json
 
 __all__ = ["check_folder", "written_folder"]
 

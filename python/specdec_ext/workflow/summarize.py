@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError
+from ..extras import require
 from ..request.sampling_params import SamplingParams
 from .articles import Article
 
@@ -78,12 +79,9 @@ def prompts_of(articles: Sequence[Article], tokenizer: Any, max_input_len: int) 
 
 def rouge(texts: Sequence[str], articles: Sequence[Article]) -> dict[str, float]:
     """Mean F-measures of 100 (rouge-score, without stemmer). Raises ConfigError without it."""
-    try:
-        from rouge_score.rouge_scorer import RougeScorer
-    except ModuleNotFoundError:
-        raise ConfigError(
-            "summarize needs rouge-score: pip install 'specdec_ext[summarize]'"
-        ) from None
+    require("rouge_score", "summarize")
+    from rouge_score.rouge_scorer import RougeScorer
+
     scorer = RougeScorer(_ROUGE, use_stemmer=False)
     scores = [scorer.score(a.summary, text) for a, text in zip(articles, texts, strict=True)]
     return {n: 100 * sum(s[n].fmeasure for s in scores) / max(1, len(scores)) for n in _ROUGE}

@@ -20,6 +20,19 @@ struct Avx2 {
         _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(x)));
     return _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16));
   }
+  // As float16 bits: the sign to the top, the rest three places below it; NaN is its own.
+  static F widen_e4m3(const std::uint8_t* x) {
+    const __m128i codes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(x));
+    const __m128i wide = _mm_slli_epi16(_mm_cvtepi8_epi16(codes), 7);
+    const __m128i bits = _mm_and_si128(wide, _mm_set1_epi16(static_cast<short>(0xbfff)));
+    const __m128i top = _mm_set1_epi16(0x3f80);
+    const __m128i nan = _mm_cmpeq_epi16(_mm_and_si128(bits, top), top);
+    return _mm256_cvtph_ps(_mm_or_si128(bits, _mm_and_si128(nan, _mm_set1_epi16(0x7e00))));
+  }
+  static F widen_int8(const std::int8_t* x) {
+    return _mm256_cvtepi32_ps(
+        _mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(x))));
+  }
   // out[i] = head dim d + i of the W rows: rows j and j + 4 share a register, then 4 x 4 transposes
   // in the 128-bit lanes.
   static void load_transposed(const float* const* rows, int d, F* out) {

@@ -20,6 +20,21 @@ struct Avx512 {
         _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(x)));
     return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
   }
+  // 16 codes as float16 bits: the sign to the top, the rest three places below it; NaN is its own.
+  static __m256i e4m3_to_f16(__m128i codes) {
+    const __m256i wide = _mm256_slli_epi16(_mm256_cvtepi8_epi16(codes), 7);
+    const __m256i bits = _mm256_and_si256(wide, _mm256_set1_epi16(static_cast<short>(0xbfff)));
+    const __m256i top = _mm256_set1_epi16(0x3f80);
+    const __mmask16 nan = _mm256_cmpeq_epi16_mask(_mm256_and_si256(bits, top), top);
+    return _mm256_mask_mov_epi16(bits, nan, _mm256_set1_epi16(0x7e00));
+  }
+  static F widen_e4m3(const std::uint8_t* x) {
+    return _mm512_cvtph_ps(e4m3_to_f16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(x))));
+  }
+  static F widen_int8(const std::int8_t* x) {
+    return _mm512_cvtepi32_ps(
+        _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(x))));
+  }
   // out[i] = head dim d + i of the W rows: rows j, j + 4, j + 8, j + 12 share a register (masked
   // broadcasts from memory need no shuffle unit), then 4 x 4 transposes in the 128-bit lanes.
   static void load_transposed(const float* const* rows, int d, F* out) {
@@ -48,6 +63,13 @@ struct Avx512 {
   static F load_half(const F16* x) {
     return _mm512_zextps256_ps512(
         _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(x))));
+  }
+  static F load_half(const E4m3* x) {  // the upper codes are 0
+    return _mm512_cvtph_ps(e4m3_to_f16(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(x))));
+  }
+  static F load_half(const Int8* x) {
+    return _mm512_cvtepi32_ps(
+        _mm512_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(x))));
   }
 };
 

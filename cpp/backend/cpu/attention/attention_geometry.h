@@ -1,9 +1,11 @@
 // Which keys the rows of a block see, and where they lie. Part of attention_impl.h.
 #pragma once
 
+#include <cstring>
 #include <type_traits>
 
 #include "backend/cpu/attention/attention_kernels.h"
+#include "backend/cpu/attention/attention_math.h"
 
 namespace specdec::cpu {
 namespace {
@@ -60,12 +62,16 @@ inline int path_slots(const AttentionBlock& block, int row, std::int32_t* slots)
   return n;
 }
 
-// Where the K (or V) of a token slot of the request lies.
+// Where the K (or V) of a token slot of the request lies, and what its numbers are multiplied by.
 template <typename T>
 struct SlotReader {
-  SlotReader(const AttentionBlock& block, const void* pool) {
+  // scales: of e4m3, as in SpecAttentionParams
+  SlotReader(const AttentionBlock& block, const void* pool, const float* scales) {
     const SpecAttentionParams& p = *block.params;
     const KvCacheView& cache = p.cache;
+    head_dim = cache.head_dim;
+    const float scale = scales == nullptr ? 1.0f : scales[block.kv_head * p.scale_stride];
+    head_factor = scale * kE4m3Factor;
     base = static_cast<const T*>(pool) + p.layer * cache.stride_layer +
            block.kv_head * cache.stride_head;
     pages = p.step.page_table + static_cast<std::int64_t>(block.request) * p.step.page_table_stride;
@@ -77,7 +83,17 @@ struct SlotReader {
   const T* operator()(std::int32_t slot) const {
     return base + pages[slot >> shift] * stride_page + (slot & in_page) * stride_token;
   }
+  float factor(const T* vector) const {
+    if constexpr (std::is_same_v<T, Int8>) {
+      float scale;
+      std::memcpy(&scale, vector + head_dim, sizeof(scale));
+      return scale;
+    }
+    return head_factor;  // floats have none and take no notice
+  }
   const T* base;
+  int head_dim;
+  float head_factor;
   const std::int32_t* pages;
   int shift;
   std::int32_t in_page;

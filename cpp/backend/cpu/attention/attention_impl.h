@@ -19,27 +19,23 @@ constexpr int kTileKeys = 2 * V::W;
 alignas(64) constexpr float kZeroRow[256] = {};
 
 // tile[d, j] = key j's head dim d; columns past `keys` are zero. `wide` is room for kTileKeys rows
-// of float32. The tile after this one (`next_keys` keys) is fetched ahead: its rows are 16 to 32
-// short streams, which the hardware does not follow by itself.
+// of float32, in whole chunks of kDimChunk. The tile after this one (`next_keys` keys) is fetched
+// ahead: its rows are 16 to 32 short streams, which the hardware does not follow by itself.
 template <typename V, typename T>
 inline void fill_k_tile(const SlotReader<T>& reader, std::int32_t slot, int keys, int next_keys,
                         int head_dim, float* wide, float* tile) {
   const float* rows[kTileKeys<V>];
   const T* ahead[kTileKeys<V>];
+  const int stride = (head_dim + kDimChunk - 1) / kDimChunk * kDimChunk;
   for (int j = 0; j < keys; ++j) {
     const T* from = reader(slot + j);
     ahead[j] = j < next_keys ? reader(slot + kTileKeys<V> + j) : from;
     if constexpr (sizeof(T) == 4) {
       rows[j] = from;
     } else {
-      float* to = wide + j * head_dim;
+      float* to = wide + j * stride;
       rows[j] = to;
-      int d = 0;
-      for (; d + V::W <= head_dim; d += V::W) store<V>(to + d, load<V>(from + d));
-      if (d < head_dim) {
-        const typename V::F rest = V::load_half(from + d);
-        std::memcpy(to + d, &rest, sizeof(rest) / 2);
-      }
+      widen_row<V>(from, reader.factor(from), 0, head_dim, head_dim, to);
     }
   }
   for (int j = keys; j < kTileKeys<V>; ++j) {
@@ -49,6 +45,7 @@ inline void fill_k_tile(const SlotReader<T>& reader, std::int32_t slot, int keys
   // A few lines at a time, all along the transposition: a burst would only queue up.
   constexpr int kDims = 64 / sizeof(T);  // head dims in a cache line
   constexpr int kFetches = V::W * 4 / kDims;
+  constexpr int kSteps = kDims / (V::W * 4);  // of one fetch, where lines are longer than that
   for (int first = 0; first < kTileKeys<V>; first += V::W) {
     for (int d = 0; d < head_dim; d += 4) {
       typename V::F lanes[4];
@@ -57,6 +54,10 @@ inline void fill_k_tile(const SlotReader<T>& reader, std::int32_t slot, int keys
       for (int i = 0; i < 4; ++i) store<V>(tile + (d + i) * kTileKeys<V> + first, lanes[i]);
       // W rows of a line take kDims / 4 steps of this loop.
       const int step = d % kDims / 4;
+      if constexpr (kFetches == 0) {
+        if (step % kSteps == 0)
+          __builtin_prefetch(ahead[first + step / kSteps] + d / kDims * kDims);
+      }
 #pragma GCC unroll 4
       for (int i = 0; i < kFetches; ++i) {
         __builtin_prefetch(ahead[first + step * kFetches + i] + d / kDims * kDims);
@@ -129,7 +130,7 @@ inline void scores_of(const AttentionBlock& block, const RankScratch& scratch, i
                       int tile_end) {
   const SpecAttentionParams& p = *block.params;
   const int head_dim = p.cache.head_dim;
-  const SlotReader<T> reader(block, p.cache.k);
+  const SlotReader<T> reader(block, p.cache.k, p.k_scale);
   const int shared_tiles = num_shared_tiles(block, kTileKeys<V>);
   for (int tile = tile_begin; tile < tile_end; ++tile) {
     const bool own = tile >= shared_tiles;  // the tree's own rows, by slot
@@ -169,6 +170,10 @@ void scores(const AttentionBlock& block, const RankScratch& scratch, int tile_be
       return scores_of<V, Bf16>(block, scratch, tile_begin, tile_end);
     case DType::kF16:
       return scores_of<V, F16>(block, scratch, tile_begin, tile_end);
+    case DType::kF8E4M3:
+      return scores_of<V, E4m3>(block, scratch, tile_begin, tile_end);
+    case DType::kI8:
+      return scores_of<V, Int8>(block, scratch, tile_begin, tile_end);
     default:
       return scores_of<V, float>(block, scratch, tile_begin, tile_end);
   }

@@ -12,12 +12,18 @@
 namespace specdec::cpu {
 namespace {
 
-// 16-bit storage types, told apart by the type system.
+// Storage types of 8 and 16 bits, told apart by the type system.
 struct Bf16 {
   std::uint16_t bits;
 };
 struct F16 {
   std::uint16_t bits;
+};
+struct E4m3 {
+  std::uint8_t bits;
+};
+struct Int8 {  // a vector of them is followed by its float32 scale
+  std::int8_t value;
 };
 
 // Conversions in branch-free form, so that loops over them vectorise. Nearest even.
@@ -71,6 +77,29 @@ template <typename V>
 inline void store(float* x, typename V::F v) {
   std::memcpy(x, &v, sizeof(v));
 }
+// As numbers that a factor is still missing from (SlotReader::factor): of e4m3 that is 2^8 times
+// the scale, because its bits are those of a float16 2^8 times smaller.
+template <typename V>
+inline typename V::F load(const E4m3* x) {
+  return V::widen_e4m3(&x->bits);
+}
+template <typename V>
+inline typename V::F load(const Int8* x) {
+  return V::widen_int8(&x->value);
+}
+inline constexpr float kE4m3Factor = 256.0f;
+
+// Stored numbers [begin, end) of a vector of `n` as float32, in whole vectors from `begin` on.
+// Exact but for the one rounding of an 8-bit number times its factor.
+template <typename V, typename T>
+inline void widen_row(const T* from, float factor, int begin, int end, int n, float* to) {
+  for (int d = begin; d < end; d += V::W) {
+    typename V::F x = d + V::W <= n ? load<V>(from + d) : V::load_half(from + d);
+    if constexpr (sizeof(T) == 1) x *= factor;
+    store<V>(to + d, x);
+  }
+}
+
 template <typename V>
 inline typename V::F broadcast(float x) {
   return x - typename V::F{};  // x - (+0) is x, also for -0

@@ -1,5 +1,6 @@
 // 16-byte vectors of the compiler, any machine. Multiply and add round separately here.
 #include "backend/cpu/attention/attention_impl.h"
+#include "backend/cpu/e4m3.h"
 
 namespace specdec::cpu {
 namespace {
@@ -17,6 +18,15 @@ struct Plain {
   static F widen_bf16(const std::uint16_t* x) {
     const I bits = {x[0] << 16, x[1] << 16, x[2] << 16, x[3] << 16};
     return reinterpret_cast<F>(bits);
+  }
+  static F widen_e4m3(const std::uint8_t* x) {
+    const F value = {e4m3_to_float(x[0]), e4m3_to_float(x[1]), e4m3_to_float(x[2]),
+                     e4m3_to_float(x[3])};
+    return value / kE4m3Factor;
+  }
+  static F widen_int8(const std::int8_t* x) {
+    return F{static_cast<float>(x[0]), static_cast<float>(x[1]), static_cast<float>(x[2]),
+             static_cast<float>(x[3])};
   }
   // out[i] = head dim d + i of the W rows.
   static void load_transposed(const float* const* rows, int d, F* out) {

@@ -65,7 +65,7 @@ constexpr int kValueBlock = 32;  // keys whose V is used by all row-heads before
 template <typename V, typename T>
 struct ValueReader {
   ValueReader(const AttentionBlock& block, int begin_, int end_)
-      : slots(block, block.params->cache.v),
+      : slots(block, block.params->cache.v, block.params->v_scale),
         begin(begin_),
         end(end_),
         head_dim(block.params->cache.head_dim),
@@ -89,9 +89,7 @@ struct ValueReader {
       }
       float* to = tile + k * tile_stride;
       rows[k] = to;
-      for (int d = begin; d < end; d += V::W) {
-        store<V>(to + d, d + V::W <= head_dim ? load<V>(from + d) : V::load_half(from + d));
-      }
+      widen_row<V>(from, slots.factor(from), begin, end, head_dim, to);
     }
   }
 
@@ -206,6 +204,12 @@ void values(const AttentionBlock& block, const RankScratch& scratch, int dim_beg
       break;
     case DType::kF16:
       values_of<V, F16>(block, scratch, dim_begin, dim_end);
+      break;
+    case DType::kF8E4M3:
+      values_of<V, E4m3>(block, scratch, dim_begin, dim_end);
+      break;
+    case DType::kI8:
+      values_of<V, Int8>(block, scratch, dim_begin, dim_end);
       break;
     default:
       values_of<V, float>(block, scratch, dim_begin, dim_end);

@@ -5,11 +5,14 @@
 #include <cstdint>
 #include <cstring>
 
+#include "backend/cpu/decoder/row_ops.h"
 #include "backend/cpu/e4m3.h"
 #include "backend/cpu/half.h"
 #include "backend/step_view.h"
 
 namespace specdec::cpu {
+
+inline constexpr int kMaxHeadDim = 256;
 
 // Bytes from the start of the pool to slot `slot` of request `b`, first head, of one layer.
 inline std::int64_t slot_offset(const StepView& step, const KvCacheView& cache, int layer, int b,
@@ -22,6 +25,7 @@ inline std::int64_t slot_offset(const StepView& step, const KvCacheView& cache, 
          static_cast<std::int64_t>(dtype_bytes(cache.dtype));
 }
 
+// The element-wise ones serve floats and e4m3; int8 pages hold whole vectors (RowOps).
 inline float read_element(DType dtype, const char* at) {
   if (dtype == DType::kF8E4M3) return e4m3_to_float(static_cast<std::uint8_t>(*at));
   if (dtype == DType::kF32) {
@@ -34,18 +38,21 @@ inline float read_element(DType dtype, const char* at) {
   return dtype == DType::kBF16 ? bf16_to_float(bits) : f16_to_float(bits);
 }
 
-// Rounds to nearest even.
-inline void write_element(DType dtype, float value, char* at) {
-  if (dtype == DType::kF8E4M3) {
-    *at = static_cast<char>(float_to_e4m3(value));
-    return;
+// One head of one row as it is stored, rounded to nearest even; e4m3 holds x / scale. `to` has
+// kv_row_bytes.
+inline void write_vector(DType dtype, const float* x, float scale, int head_dim, char* to) {
+  switch (dtype) {
+    case DType::kBF16:
+      return row_ops().f32_to_bf16(x, head_dim, reinterpret_cast<std::uint16_t*>(to));
+    case DType::kF16:
+      return row_ops().f32_to_f16(x, head_dim, reinterpret_cast<std::uint16_t*>(to));
+    case DType::kF8E4M3:
+      return row_ops().f32_to_e4m3(x, head_dim, scale, reinterpret_cast<std::uint8_t*>(to));
+    case DType::kI8:
+      return row_ops().f32_to_int8(x, head_dim, reinterpret_cast<std::int8_t*>(to));
+    default:
+      std::memcpy(to, x, head_dim * sizeof(float));
   }
-  if (dtype == DType::kF32) {
-    std::memcpy(at, &value, sizeof(value));
-    return;
-  }
-  const std::uint16_t bits = dtype == DType::kBF16 ? float_to_bf16(value) : float_to_f16(value);
-  std::memcpy(at, &bits, sizeof(bits));
 }
 
 // What a head's numbers are divided by before they are stored: 1 unless they are stored as e4m3.

@@ -6,6 +6,7 @@
 #include "backend/cpu/attention/cpu_attention.h"
 #include "backend/cpu/attention/kv_elements.h"
 #include "backend/cpu/decoder/row_ops.h"
+#include "base/pages.h"
 #include "base/thread_pool.h"
 
 namespace specdec::cpu {
@@ -14,19 +15,18 @@ namespace {
 // One head of one row; a change of type goes through float32 and rounds to nearest even.
 void copy_head(const char* from, DType from_type, float scale, char* to, DType to_type,
                int head_dim) {
-  const std::size_t from_size = dtype_bytes(from_type), to_size = dtype_bytes(to_type);
+  const std::size_t from_size = dtype_bytes(from_type);
   if (from_type == to_type) {
     std::memcpy(to, from, head_dim * from_size);
     return;
   }
-  if (from_type == DType::kF32 && to_size == 2) {
-    const auto round = to_type == DType::kBF16 ? row_ops().f32_to_bf16 : row_ops().f32_to_f16;
-    round(reinterpret_cast<const float*>(from), head_dim, reinterpret_cast<std::uint16_t*>(to));
-    return;
+  float wide[kMaxHeadDim];
+  const float* x = reinterpret_cast<const float*>(from);
+  if (from_type != DType::kF32) {
+    for (int d = 0; d < head_dim; ++d) wide[d] = read_element(from_type, from + d * from_size);
+    x = wide;
   }
-  for (int d = 0; d < head_dim; ++d) {
-    write_element(to_type, read_element(from_type, from + d * from_size) / scale, to + d * to_size);
-  }
+  write_vector(to_type, x, scale, head_dim, to);
 }
 
 }  // namespace
@@ -65,7 +65,7 @@ void append_kv(const AppendKvParams& p) {
 void compact_kv_part(const CompactKvParams& p, int rank, int nranks) {
   const StepView& step = p.step;
   const KvCacheView& cache = p.cache;
-  const std::size_t head_bytes = cache.head_dim * dtype_bytes(cache.dtype);
+  const auto head_bytes = static_cast<std::size_t>(kv_row_bytes(cache.dtype, cache.head_dim));
   const std::int64_t head_stride =
       cache.stride_head * static_cast<std::int64_t>(dtype_bytes(cache.dtype));
   char* k = static_cast<char*>(cache.k);

@@ -11,16 +11,9 @@
 namespace specdec::cpu {
 namespace {
 
-constexpr int kMaxHeadDim = 256;
-
 void read_head(DType dtype, const char* from, int head_dim, float* x) {
   const std::size_t size = dtype_bytes(dtype);
   for (int d = 0; d < head_dim; ++d) x[d] = read_element(dtype, from + d * size);
-}
-
-void write_head(DType dtype, const float* x, float scale, int head_dim, char* to) {
-  const std::size_t size = dtype_bytes(dtype);
-  for (int d = 0; d < head_dim; ++d) write_element(dtype, x[d] / scale, to + d * size);
 }
 
 void rotate(const RopeAppendKvParams& p, std::int64_t position, float* x) {
@@ -77,8 +70,8 @@ void rope_append_kv_part(const RopeAppendKvParams& p, int rank, int nranks) {
       } else {
         std::fill_n(x, head_dim, 0.0f);
       }
-      write_head(p.dtype, x, 1.0f, head_dim,
-                 static_cast<char*>(p.q_out) + (row * p.q_out_row_stride + at) * size);
+      write_vector(p.dtype, x, 1.0f, head_dim,
+                   static_cast<char*>(p.q_out) + (row * p.q_out_row_stride + at) * size);
     }
     if (!inside) {
       if (p.exec.status != nullptr) {  // another rank may hold rows of the same request
@@ -92,12 +85,12 @@ void rope_append_kv_part(const RopeAppendKvParams& p, int rank, int nranks) {
       const std::int64_t from = g * std::int64_t{head_dim};
       const std::int64_t at = to + g * cache.stride_head * cache_size;
       transform(static_cast<const char*>(p.k) + (row * p.k_row_stride + from) * size, k_norm);
-      write_head(cache.dtype, x, storage_scale(cache, p.k_scale, p.scale_stride, g), head_dim,
-                 static_cast<char*>(cache.k) + at);
+      write_vector(cache.dtype, x, storage_scale(cache, p.k_scale, p.scale_stride, g), head_dim,
+                   static_cast<char*>(cache.k) + at);
       read_head(p.dtype, static_cast<const char*>(p.v) + (row * p.v_row_stride + from) * size,
                 head_dim, x);
-      write_head(cache.dtype, x, storage_scale(cache, p.v_scale, p.scale_stride, g), head_dim,
-                 static_cast<char*>(cache.v) + at);
+      write_vector(cache.dtype, x, storage_scale(cache, p.v_scale, p.scale_stride, g), head_dim,
+                   static_cast<char*>(cache.v) + at);
     }
   }
 }

@@ -42,6 +42,13 @@ struct DecoderConfig {
   bool tie_word_embeddings = false;
   std::vector<int> rope_index;      // rotary table of each layer, -1: none
   std::vector<int> sliding_window;  // tokens, 0: none
+  // Tensor parallel: rank r of several decoders computes the output rows [bounds[r], bounds[r + 1])
+  // of every projection. Empty: this decoder computes all of them.
+  int shard_rank = 0;
+  std::vector<int> kv_head_bounds;  // key heads, with the query heads that read them
+  std::vector<int> hidden_bounds;   // columns of the output and the down projection
+  std::vector<int> ffn_bounds;      // columns of gate and up, whole panels
+  std::vector<int> head_bounds;     // rows of the head
 };
 
 // A tensor of a layer by its name in the checkpoint, without "model.layers.<i>.".
@@ -67,8 +74,10 @@ class LlamaDecoder {
   // All tensors of a layer at once; an unknown, missing or misshapen one is an error.
   void set_layer(int layer, const std::vector<NamedTensor>& tensors);
 
-  // k_pages, v_pages [layers, P, G, S, K], contiguous, outliving this object or the next bind.
-  void bind_cache(const TensorView& k_pages, const TensorView& v_pages);
+  // k_pages, v_pages [layers, P, G, S, kv_row_width], contiguous, outliving this object or the next
+  // bind. k_scales, v_scales: of e4m3 pages, float32 [layers, G], contiguous, copied; null: 1.
+  void bind_cache(const TensorView& k_pages, const TensorView& v_pages,
+                  const TensorView* k_scales = nullptr, const TensorView* v_scales = nullptr);
 
   // Runs the rows of the step and appends their K/V. For the logit rows of the step, writes either
   // the scores [L, V] or the greedy ids [L] (first on ties, -1 for a row with a NaN). One call at a
@@ -76,6 +85,26 @@ class LlamaDecoder {
   // `hidden`, if given: the head's input of each logit row [L, hidden].
   void forward_logits(const StepView& step, float* logits, float* hidden = nullptr);
   void forward_ids(const StepView& step, TokenId* ids, float* hidden = nullptr);
+
+  // A step of a shard, part by part: before each one but the first the ranks' chunks are gathered.
+  // Every rank's chunk has chunk_bytes(part) bytes, rank after rank in `gathered`. `embedded`, if
+  // given: what embedded_rows() of rank 0 has; the other ranks hold no embeddings.
+  // K/V that another rank has moved among its pages, from and to as page * page size + place: [n,
+  // 2].
+  void move_kv(const std::int32_t* pairs, std::int64_t n);
+  int num_ranks() const {
+    return is_shard() ? static_cast<int>(config_.kv_head_bounds.size()) - 1 : 1;
+  }
+  std::int64_t num_own_scores() const { return scores_.count; }
+  int num_parts() const { return config_.num_layers * kPartsOfLayer; }
+  void begin_parts(const StepView& step, const float* embedded = nullptr);
+  const float* embedded_rows() const;  // [R, hidden], right behind begin_parts()
+  std::int64_t chunk_bytes(int part, std::int64_t rows);
+  void run_part(const StepView& step, int part, const std::byte* gathered, std::byte* chunk);
+  // Behind the last part: this rank's columns of the scores [L, its rows of the head], or the best
+  // of them with their ids in the whole head [L].
+  void finish_logits(const StepView& step, const std::byte* gathered, float* logits, float* hidden);
+  void finish_best(const StepView& step, const std::byte* gathered, RowBest* best, float* hidden);
 
   // Rows of the input embedding table as stored, without embedding_scale: out [count, hidden].
   void embedding_rows(const TokenId* tokens, std::int64_t count, float* out) const;
@@ -109,35 +138,74 @@ class LlamaDecoder {
   struct Rows {
     std::int64_t begin, end;
   };
+  // The parts of a layer that end with an output which the next part reads as a whole.
+  enum Part { kAttend, kProject, kGate, kDown, kPartsOfLayer };
+  // Columns of an output that this decoder computes.
+  struct Columns {
+    std::int64_t begin, count;
+  };
+  // What the ranks exchange behind a part: each one's bytes of a row, and where rows lie here.
+  struct Exchange {
+    std::vector<std::int64_t> offsets;  // [ranks + 1]
+    std::byte* base;
+    std::int64_t row_bytes;
+  };
 
   std::vector<float> norm_weight(const TensorView& weight, const std::string& name, int size) const;
+  bool is_shard() const { return !config_.kv_head_bounds.empty(); }
+  void take_shard();
   void check_complete() const;
   void allocate_buffers();
+  // The matrix of the head; rank 0 of several keeps the other ranks' rows too, for those who ask
+  // for the whole of it outside a step.
+  void pack_head(const WeightView& weight);
+  void require_head() const;
+  // Attention may write what the output projection reads, where nothing has to be converted or
+  // gathered in between.
+  bool writes_input_directly(const Layer& layer) const {
+    return layer.o->input_form() == InputForm::kF32 && !is_shard();
+  }
   void check_step(const StepView& step) const;
   void prepare(const StepView& step);
 
-  // The phases of a step, each one rank's share; barriers are in between (forward.cc).
+  // The phases of a step, each one thread's share; barriers are in between.
   void embed(const StepView& step, Rows rows);
-  const PackedLinear& table() const { return table_ ? *table_ : *head_; }
+  void unpack_embedding(TokenId token, float* out) const;
+  void unpack_head(TokenId id, float* out) const;
   void norm_rows(const float* x, const std::vector<float>& weight, InputForm form, Rows rows);
   void qk_norm_and_rope(const StepView& step, const Layer& layer, const RopeTable* rope,
                         std::int64_t begin, std::int64_t end);
-  void attention(const StepView& step, int layer, int rank, int nranks);
-  void feed_forward(const Layer& layer, std::int64_t rows, int rank, int nranks);
+  void attend(const StepView& step, int layer, int rank, int nranks);
+  void project(const StepView& step, int layer, int rank, int nranks);
+  void enter_feed_forward(const StepView& step, int layer, int rank, int nranks);
+  void gate(const Layer& layer, std::int64_t first, std::int64_t height, int rank, int nranks);
+  void down(const Layer& layer, std::int64_t first, std::int64_t height, int rank, int nranks);
   void add_sum(const std::vector<float>& out_norm, Rows rows);
   void run_layers(const StepView& step, int rank, int nranks);
   void gather_and_norm(const StepView& step, Rows rows, float* hidden);
-  void run_head_ids(const StepView& step, TokenId* ids, int rank, int nranks);
+  void run_final_norm(const StepView& step, float* hidden, int rank, int nranks);
+  void run_head_scores(const StepView& step, float* logits, int rank, int nranks);
+  void run_head_best(const StepView& step, RowBest* best, int rank, int nranks);
   void softcap_logits(float* logits, std::int64_t begin, std::int64_t end) const;
+  Exchange exchange_of(int part);
+  void take_chunks(int part, const std::byte* gathered, std::int64_t rows, int rank, int nranks);
+  void give_chunk(int part, std::int64_t rows, std::byte* chunk, int rank, int nranks);
+  void end_layers(const StepView& step, const std::byte* gathered, float* hidden, int rank,
+                  int nranks);
 
   DecoderConfig config_;
   std::vector<Layer> layers_;
   std::vector<RopeTable> ropes_;
   std::vector<float> final_norm_;
   std::unique_ptr<PackedLinear> head_;
-  std::unique_ptr<PackedLinear> table_;  // the embeddings, where they are not the head
+  std::unique_ptr<PackedLinear> other_head_;  // rank 0 of several: the rows behind its own
+  std::unique_ptr<PackedLinear> table_;       // the embeddings, where they are not the head
   const RowOps& ops_;
   KvCacheView cache_;
+  // This decoder's share of each output, all of it unless it is a shard.
+  int num_heads_ = 0, num_kv_heads_ = 0, first_head_ = 0;
+  Columns hidden_{}, ffn_{}, scores_{};
+  std::vector<float> k_scales_, v_scales_;  // [layers, G], or empty
 
   // Buffers of a step; all rows. Strides are padded by a cache line, so that the rows of a tile do
   // not fall into the same cache sets.
@@ -150,6 +218,7 @@ class LlamaDecoder {
   std::vector<std::byte> input_, act_;  // inputs of linear layers, in the form that they take
   std::vector<std::byte> attention_scratch_;
   std::vector<RowBest> best_;          // [nranks, L]
+  std::vector<RowBest> best_rows_;     // [L]
   std::vector<float> head_scores_;     // final_softcap only: scores of a few rows
   std::vector<std::byte> head_input_;  // score_rows only: its rows as the head takes them
 };

@@ -4,6 +4,7 @@
 #include <map>
 #include <utility>
 
+#include "backend/cpu/decoder/decoder_parts.h"
 #include "backend/cpu/decoder/llama_decoder.h"
 #include "backend/cpu/half.h"
 #include "base/check.h"
@@ -15,7 +16,6 @@ namespace {
 // Longer blocks go through the FFN in pieces: by then the work is compute-bound, and the widest
 // buffers of the model stay small.
 constexpr std::int64_t kMaxFfnRows = 512;
-constexpr std::int64_t kCacheLineBytes = 64;
 
 float element(const TensorView& view, std::int64_t offset) {
   if (view.dtype == DType::kF32) return static_cast<const float*>(view.data)[offset];
@@ -130,6 +130,12 @@ LlamaDecoder::LlamaDecoder(DecoderConfig config) : config_(std::move(config)), o
                     ": give -1 (none) or the index of a table");
     tables = std::max(tables, index + 1);
   }
+  num_heads_ = c.num_heads;
+  num_kv_heads_ = c.num_kv_heads;
+  hidden_ = {0, c.hidden_size};
+  ffn_ = {0, c.intermediate_size};
+  scores_ = {0, c.head_size};
+  if (is_shard()) take_shard();
   layers_.resize(layers);
   ropes_.resize(static_cast<std::size_t>(tables));
 }
@@ -151,15 +157,30 @@ void LlamaDecoder::set_embedding(const WeightView& weight) {
   check_matrix(weight, "embed_tokens.weight", config_.vocab_size, config_.hidden_size);
   // With tied embeddings the packed head serves as the table as well: the largest matrix is kept
   // once.
-  (config_.tie_word_embeddings ? head_ : table_) =
-      std::make_unique<PackedLinear>(std::vector<WeightView>{weight});
+  if (config_.tie_word_embeddings) return pack_head(weight);
+  table_ = std::make_unique<PackedLinear>(std::vector<WeightView>{weight});
 }
 
 void LlamaDecoder::set_head(const WeightView& weight) {
   SPECDEC_REQUIRE(!config_.tie_word_embeddings,
                   "lm_head.weight: tie_word_embeddings is true, the embedding is the head");
-  check_matrix(weight, "lm_head.weight", config_.head_size, config_.hidden_size);
-  head_ = std::make_unique<PackedLinear>(std::vector<WeightView>{weight});
+  check_matrix(weight, "lm_head.weight",
+               config_.shard_rank == 0 ? config_.head_size : scores_.count, config_.hidden_size);
+  pack_head(weight);
+}
+
+void LlamaDecoder::pack_head(const WeightView& weight) {
+  const std::int64_t rows = weight.view.shape[0];
+  const auto part = [&](std::int64_t begin, std::int64_t end) {
+    WeightView some = weight;
+    some.view.data =
+        static_cast<std::byte*>(some.view.data) +
+        begin * some.view.strides[0] * static_cast<std::int64_t>(dtype_bytes(some.view.dtype));
+    some.view.shape[0] = end - begin;
+    return std::make_unique<PackedLinear>(std::vector<WeightView>{some});
+  };
+  head_ = part(0, scores_.count);
+  if (rows > scores_.count) other_head_ = part(scores_.count, rows);
 }
 
 void LlamaDecoder::set_final_norm(const TensorView& weight) {
@@ -194,7 +215,8 @@ void LlamaDecoder::set_layer(int index, const std::vector<NamedTensor>& tensors)
                   c.num_layers - 1);
   TensorMap map(index, tensors);
   const std::int64_t q_width = std::int64_t{c.num_heads} * c.head_dim;
-  const std::int64_t kv_width = std::int64_t{c.num_kv_heads} * c.head_dim;
+  const std::int64_t own_q_width = std::int64_t{num_heads_} * c.head_dim;
+  const std::int64_t own_kv_width = std::int64_t{num_kv_heads_} * c.head_dim;
   Layer layer;
   const auto norm = [&](const char* name, int size) {
     return norm_weight(map.vector(name, map.required(name)), map.path(name), size);
@@ -213,11 +235,11 @@ void LlamaDecoder::set_layer(int index, const std::vector<NamedTensor>& tensors)
   }
   layer.qkv =
       map.linear<StackedLinear>({"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"},
-                                {q_width, kv_width, kv_width}, c.hidden_size);
-  layer.o = map.linear<PackedLinear>({"self_attn.o_proj"}, {c.hidden_size}, q_width);
-  layer.gate = map.linear<PackedLinear>({"mlp.gate_proj"}, {c.intermediate_size}, c.hidden_size);
-  layer.up = map.linear<PackedLinear>({"mlp.up_proj"}, {c.intermediate_size}, c.hidden_size);
-  layer.down = map.linear<PackedLinear>({"mlp.down_proj"}, {c.hidden_size}, c.intermediate_size);
+                                {own_q_width, own_kv_width, own_kv_width}, c.hidden_size);
+  layer.o = map.linear<PackedLinear>({"self_attn.o_proj"}, {hidden_.count}, q_width);
+  layer.gate = map.linear<PackedLinear>({"mlp.gate_proj"}, {ffn_.count}, c.hidden_size);
+  layer.up = map.linear<PackedLinear>({"mlp.up_proj"}, {ffn_.count}, c.hidden_size);
+  layer.down = map.linear<PackedLinear>({"mlp.down_proj"}, {hidden_.count}, c.intermediate_size);
   map.check_all_used();
   SPECDEC_REQUIRE(layer.gate->input_form() == layer.up->input_form(), map.path("mlp.gate_proj"),
                   " is ", weight_type_name(layer.gate->type()), ", up_proj is ",
@@ -232,44 +254,64 @@ void LlamaDecoder::check_complete() const {
   }
   SPECDEC_REQUIRE(!final_norm_.empty(), "norm.weight: missing; call set_final_norm first");
   SPECDEC_REQUIRE(head_ != nullptr, "head: missing; call set_embedding (tied) or set_head first");
-  SPECDEC_REQUIRE(config_.tie_word_embeddings || table_ != nullptr,
+  SPECDEC_REQUIRE(config_.tie_word_embeddings || table_ != nullptr || config_.shard_rank > 0,
                   "embed_tokens.weight: missing; call set_embedding first");
   for (std::size_t i = 0; i < ropes_.size(); ++i) {
     SPECDEC_REQUIRE(ropes_[i].half > 0, "rope table ", i, ": missing; call set_rope first");
   }
 }
 
-void LlamaDecoder::bind_cache(const TensorView& k_pages, const TensorView& v_pages) {
+void LlamaDecoder::bind_cache(const TensorView& k_pages, const TensorView& v_pages,
+                              const TensorView* k_scales, const TensorView* v_scales) {
   check_complete();
   const DecoderConfig& c = config_;
   for (const TensorView* view : {&k_pages, &v_pages}) {
-    SPECDEC_REQUIRE(view->device == DeviceType::kCpu && view->ndim == 5 &&
-                        view->shape[0] == c.num_layers && view->shape[2] == c.num_kv_heads &&
-                        view->shape[4] == c.head_dim && view->shape == k_pages.shape &&
-                        view->dtype == k_pages.dtype && view->is_contiguous(),
-                    "k_pages, v_pages: must be two contiguous CPU tensors [", c.num_layers, ", P, ",
-                    c.num_kv_heads, ", S, ", c.head_dim, "] of one dtype");
     SPECDEC_REQUIRE(
-        view->dtype == DType::kF32 || view->dtype == DType::kBF16 || view->dtype == DType::kF16,
-        "k_pages, v_pages: dtype ", dtype_name(view->dtype),
-        ": must be float32, bfloat16 or float16");
+        view->device == DeviceType::kCpu && view->ndim == 5 && view->shape[0] == c.num_layers &&
+            view->shape[2] == num_kv_heads_ &&
+            view->shape[4] == kv_row_width(view->dtype, c.head_dim) &&
+            view->shape == k_pages.shape && view->dtype == k_pages.dtype && view->is_contiguous(),
+        "k_pages, v_pages: must be two contiguous CPU tensors [", c.num_layers, ", P, ",
+        num_kv_heads_, ", S, ", kv_row_width(view->dtype, c.head_dim), "] of one dtype");
+    SPECDEC_REQUIRE(is_kv_dtype(view->dtype), "k_pages, v_pages: dtype ", dtype_name(view->dtype),
+                    ": must be float32, bfloat16, float16, float8_e4m3fn or int8");
   }
   const std::int64_t page_size = k_pages.shape[3];
   SPECDEC_REQUIRE(
       is_page_size(page_size) && k_pages.shape[1] >= 1 && k_pages.shape[1] <= INT32_MAX,
       "k_pages, v_pages: ", k_pages.shape[1], " pages of ", page_size,
       " tokens: give at least one page, a page's tokens are a power of two from 1 to 128");
+  SPECDEC_REQUIRE((k_scales == nullptr) == (v_scales == nullptr),
+                  "k_scale, v_scale: give both or none");
+  const std::int64_t num_scales = std::int64_t{c.num_layers} * num_kv_heads_;
+  for (const TensorView* view : {k_scales, v_scales}) {
+    if (view == nullptr) continue;
+    SPECDEC_REQUIRE(k_pages.dtype == DType::kF8E4M3, "k_scale, v_scale: the pages are ",
+                    dtype_name(k_pages.dtype), ", scales belong to float8_e4m3fn pages");
+    SPECDEC_REQUIRE(view->device == DeviceType::kCpu && view->dtype == DType::kF32 &&
+                        view->ndim == 2 && view->shape[0] == c.num_layers &&
+                        view->shape[1] == num_kv_heads_ && view->is_contiguous(),
+                    "k_scale, v_scale: must be contiguous CPU tensors float32 [", c.num_layers,
+                    ", ", num_kv_heads_, "]");
+  }
+  const auto copied = [&](const TensorView* view) {
+    if (view == nullptr) return std::vector<float>();
+    const auto* from = static_cast<const float*>(view->data);
+    return std::vector<float>(from, from + num_scales);
+  };
+  k_scales_ = copied(k_scales);
+  v_scales_ = copied(v_scales);
   cache_.k = k_pages.data;
   cache_.v = v_pages.data;
   cache_.dtype = k_pages.dtype;
   cache_.num_layers = c.num_layers;
   cache_.num_pages = static_cast<std::int32_t>(k_pages.shape[1]);
-  cache_.num_kv_heads = c.num_kv_heads;
+  cache_.num_kv_heads = num_kv_heads_;
   cache_.page_size = static_cast<std::int32_t>(k_pages.shape[3]);
   cache_.head_dim = c.head_dim;
-  cache_.stride_token = c.head_dim;
+  cache_.stride_token = k_pages.shape[4];
   cache_.stride_head = cache_.stride_token * cache_.page_size;
-  cache_.stride_page = cache_.stride_head * c.num_kv_heads;
+  cache_.stride_page = cache_.stride_head * num_kv_heads_;
   cache_.stride_layer = cache_.stride_page * cache_.num_pages;
   allocate_buffers();
 }
@@ -290,13 +332,14 @@ void LlamaDecoder::allocate_buffers() {
   input_bytes_ += kCacheLineBytes;
   act_bytes_ += kCacheLineBytes;
   attention_stride_ = q_width + kCacheLineBytes / static_cast<std::int64_t>(sizeof(float));
-  ffn_rows_ = std::min(rows, kMaxFfnRows);
+  // A shard's outputs of all rows are gathered at once.
+  ffn_rows_ = is_shard() ? rows : std::min(rows, kMaxFfnRows);
   residual_.assign(rows * c.hidden_size, 0.0f);
   qkv_.assign(rows * layers_[0].qkv->n(), 0.0f);
   attention_.assign(rows * attention_stride_, 0.0f);
   sum_.assign(rows * c.hidden_size, 0.0f);
-  gate_.assign(ffn_rows_ * c.intermediate_size, 0.0f);
-  up_.assign(ffn_rows_ * c.intermediate_size, 0.0f);
+  gate_.assign(ffn_rows_ * ffn_.count, 0.0f);
+  up_.assign(ffn_rows_ * ffn_.count, 0.0f);
   // Zeroed: the pad element that an odd width needs is never written again.
   input_.assign(rows * input_bytes_, std::byte{0});
   act_.assign(ffn_rows_ * act_bytes_, std::byte{0});
@@ -304,7 +347,7 @@ void LlamaDecoder::allocate_buffers() {
 }
 
 std::size_t LlamaDecoder::weight_bytes() const {
-  std::size_t bytes = head_ ? head_->bytes() : 0;
+  std::size_t bytes = head_ ? head_->bytes() : 0;  // rank 0 reads its own rows of it
   for (const Layer& layer : layers_) {
     if (layer.defined()) bytes += layer.qkv->bytes();
     for (const auto* linear : {&layer.o, &layer.gate, &layer.up, &layer.down}) {

@@ -35,6 +35,12 @@ struct RowOps {
   void (*bf16_to_f32)(const std::uint16_t* x, std::int64_t n, float* out);
   void (*f32_to_f16)(const float* x, std::int64_t n, std::uint16_t* out);
   void (*f16_to_f32)(const std::uint16_t* x, std::int64_t n, float* out);
+  // x / scale as e4m3; what is larger than 448, infinity included, becomes 448.
+  void (*f32_to_e4m3)(const float* x, std::int64_t n, float scale, std::uint8_t* out);
+  // A vector of K or V: n numbers round(x * 127 / max |x|) and behind them, as 4 bytes, the float32
+  // max |x| / 127 that they are multiplied by. It depends on this vector alone. All zeros where
+  // max |x| is below 1e-30; numbers 0 and a scale of NaN where x holds a NaN or an infinity.
+  void (*f32_to_int8)(const float* x, std::int64_t n, std::int8_t* out);
   // Blocks of 32; n is a multiple of that, here and in the other _quant forms.
   void (*f32_to_quant)(const float* x, std::int64_t n, QuantBlock* out);
 };

@@ -49,19 +49,33 @@ inline float from_f16(std::uint16_t half) {
   return std::bit_cast<float>(sign | bits);
 }
 
-// 32 elements; see QuantBlock. Adding 1.5 * 2^23 rounds to a whole number, ties to even.
-inline void quantize(const float* __restrict x, QuantBlock* __restrict out) {
-  constexpr float kMagic = 12582912.0f;
-  constexpr float kZero = 1e-30f;  // 127 / magnitude and magnitude / 127 are normal numbers above
+constexpr float kMagic = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer, ties to even
+// Where a vector's largest magnitude is above this, 127 / magnitude and magnitude / 127 are normal.
+constexpr float kZero = 1e-30f;
+
+// What numbers have in common that are rounded to -127..127: their largest magnitude over 127, and
+// the factor that rounds; both 0 where all are nearly zero, or one is not finite.
+struct Scale8 {
+  float scale, inverse;
+  bool is_finite;
+};
+
+inline Scale8 scale_of(const float* __restrict x, std::int64_t n) {
   std::uint32_t largest = 0;
-  for (int i = 0; i < 32; ++i) {
+  for (std::int64_t i = 0; i < n; ++i) {
     const std::uint32_t bits = std::bit_cast<std::uint32_t>(x[i]) & 0x7fffffffu;
     largest = bits > largest ? bits : largest;
   }
   const float magnitude = std::bit_cast<float>(largest);
   const bool is_finite = largest < 0x7f800000u;
   const bool is_zero = !is_finite || magnitude <= kZero;
-  const float inverse = is_zero ? 0.0f : 127.0f / magnitude;
+  return {is_zero ? 0.0f : magnitude / 127.0f, is_zero ? 0.0f : 127.0f / magnitude, is_finite};
+}
+
+// 32 elements; see QuantBlock.
+inline void quantize(const float* __restrict x, QuantBlock* __restrict out) {
+  const Scale8 scale = scale_of(x, 32);
+  const float inverse = scale.inverse;
   std::int32_t q[32];
   for (int i = 0; i < 32; ++i) {
     const float shifted = x[i] * inverse + kMagic;
@@ -71,11 +85,11 @@ inline void quantize(const float* __restrict x, QuantBlock* __restrict out) {
   for (int i = 0; i < 16; ++i) low += q[i];
   for (int i = 16; i < 32; ++i) high += q[i];
   for (int i = 0; i < 32; ++i) out->q[i] = static_cast<std::int8_t>(q[i]);
-  out->scale = is_zero ? 0.0f : magnitude / 127.0f;
+  out->scale = scale.scale;
   out->scaled_sum = out->scale * static_cast<float>(low + high);
   out->minus_sum = -(low + high);
   out->minus_low_sum = -low;
-  if (is_finite) return;
+  if (scale.is_finite) return;
   *out = QuantBlock{};
   out->scale = out->scaled_sum = __builtin_nanf("");
 }
@@ -88,7 +102,6 @@ inline void put(float value, std::uint16_t* out) { *out = to_bf16(value); }
 inline float exp_clamped(float x) {
   x = x < -87.0f ? -87.0f : x;
   x = x > 88.0f ? 88.0f : x;
-  constexpr float kMagic = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
   const float shifted = x * 1.44269504088896341f + kMagic;
   const float n = shifted - kMagic;
   const float r = (x - n * 0.693359375f) - n * -2.12194440e-4f;
@@ -209,6 +222,39 @@ void f16_to_f32(const std::uint16_t* __restrict x, std::int64_t n, float* __rest
   for (std::int64_t i = 0; i < n; ++i) out[i] = from_f16(x[i]);
 }
 
+inline std::uint8_t to_e4m3(float value) {
+  const std::uint32_t bits = std::bit_cast<std::uint32_t>(value);
+  const std::uint32_t sign = (bits >> 24) & 0x80u, magnitude = bits & 0x7fffffffu;
+  // Below 2^-6 the sum with 2^14 leaves the multiple of 2^-9, rounded, in the mantissa.
+  const float small = std::bit_cast<float>(magnitude) + 0x1p14f;
+  const std::uint32_t subnormal =
+      std::bit_cast<std::uint32_t>(small) - std::bit_cast<std::uint32_t>(0x1p14f);
+  const std::uint32_t normal =
+      (magnitude - 0x3c000000u + 0x7ffffu + ((magnitude >> 20) & 1u)) >> 20;
+  std::uint32_t code = magnitude < std::bit_cast<std::uint32_t>(0x1p-6f) ? subnormal : normal;
+  code = magnitude >= std::bit_cast<std::uint32_t>(448.0f) ? 0x7eu : code;
+  code = magnitude > 0x7f800000u ? 0x7fu : code;
+  return static_cast<std::uint8_t>(sign | code);
+}
+
+void f32_to_e4m3(const float* __restrict x, std::int64_t n, float scale,
+                 std::uint8_t* __restrict out) {
+  for (std::int64_t i = 0; i < n; ++i) out[i] = to_e4m3(x[i] / scale);
+}
+
+void f32_to_int8(const float* __restrict x, std::int64_t n, std::int8_t* __restrict out) {
+  const Scale8 scale = scale_of(x, n);
+  const float inverse = scale.inverse;
+  const bool is_finite = scale.is_finite;
+  for (std::int64_t i = 0; i < n; ++i) {
+    const float shifted = (is_finite ? x[i] : 0.0f) * inverse + kMagic;
+    out[i] = static_cast<std::int8_t>(std::bit_cast<std::int32_t>(shifted) -
+                                      std::bit_cast<std::int32_t>(kMagic));
+  }
+  const float stored = is_finite ? scale.scale : __builtin_nanf("");
+  std::memcpy(out + n, &stored, sizeof(stored));
+}
+
 constexpr RowOps make_row_ops() {
   RowOps ops{};
   ops.rms_norm_f32 = &rms_norm<float>;
@@ -226,6 +272,8 @@ constexpr RowOps make_row_ops() {
   ops.bf16_to_f32 = &bf16_to_f32;
   ops.f32_to_f16 = &f32_to_f16;
   ops.f16_to_f32 = &f16_to_f32;
+  ops.f32_to_e4m3 = &f32_to_e4m3;
+  ops.f32_to_int8 = &f32_to_int8;
   ops.f32_to_quant = &f32_to_quant;
   return ops;
 }

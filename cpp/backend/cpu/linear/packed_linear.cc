@@ -352,7 +352,7 @@ void PackedLinear::unpack_row(std::int64_t row, float* out) const {
   }
 }
 
-void merge_argmax(const RowBest* parts, int nranks, std::int64_t rows, TokenId* ids) {
+void merge_best(const RowBest* parts, int nranks, std::int64_t rows, RowBest* merged) {
   for (std::int64_t row = 0; row < rows; ++row) {
     RowBest best;
     for (int rank = 0; rank < nranks && best.index != RowBest::kNaN; ++rank) {
@@ -362,7 +362,7 @@ void merge_argmax(const RowBest* parts, int nranks, std::int64_t rows, TokenId* 
         best = part;
       }
     }
-    ids[row] = best.index;
+    merged[row] = best;
   }
 }
 

@@ -100,7 +100,7 @@ class PackedLinear {
                 std::int64_t y_stride, int rank, int nranks) const;
 
   // As run_part, but keeps only the best column per row: best[rows] of this rank is overwritten.
-  // merge_argmax() joins the ranks afterwards.
+  // merge_best() joins the ranks afterwards.
   void argmax_part(const void* x, std::int64_t x_row_bytes, std::int64_t rows, RowBest* best,
                    int rank, int nranks) const;
 
@@ -132,8 +132,8 @@ class PackedLinear {
   std::vector<float> bias_;  // empty, or panels_ * kPanelColumns
 };
 
-// parts: [nranks, rows], rank after rank. ids[rows]: index of the largest value, the first on ties,
+// parts: [nranks, rows], rank after rank. best[rows]: the largest value, the first on ties; index
 // -1 if the row holds a NaN.
-void merge_argmax(const RowBest* parts, int nranks, std::int64_t rows, TokenId* ids);
+void merge_best(const RowBest* parts, int nranks, std::int64_t rows, RowBest* best);
 
 }  // namespace specdec::cpu

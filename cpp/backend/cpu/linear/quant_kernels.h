@@ -42,7 +42,7 @@ using QuantTileFn = void (*)(const QuantTileArgs&);
 inline constexpr int kQuantTileRows = 32;
 
 struct QuantKernels {
-  QuantTileFn q8_0, q4_0, q4_1, q4_k, q5_k, q6_k;
+  QuantTileFn q8_0, q4_0, q4_1, q4_k, q5_k, q6_k, q8_g;
 
   QuantTileFn of(WeightType type) const {
     switch (type) {
@@ -51,7 +51,10 @@ struct QuantKernels {
       case WeightType::kQ4_1:
         return q4_1;
       case WeightType::kQ4K:
+      case WeightType::kQ4G:  // the same layout
         return q4_k;
+      case WeightType::kQ8G:
+        return q8_g;
       case WeightType::kQ5K:
         return q5_k;
       case WeightType::kQ6K:

@@ -66,7 +66,8 @@ const QuantKernels& quant_kernels_plain() {
   static constexpr QuantKernels kernels = {
       &plain_tile<WeightType::kQ8_0>, &plain_tile<WeightType::kQ4_0>,
       &plain_tile<WeightType::kQ4_1>, &plain_tile<WeightType::kQ4K>,
-      &plain_tile<WeightType::kQ5K>,  &plain_tile<WeightType::kQ6K>};
+      &plain_tile<WeightType::kQ5K>,  &plain_tile<WeightType::kQ6K>,
+      &plain_tile<WeightType::kQ8G>};
   return kernels;
 }
 

@@ -150,7 +150,8 @@ template <typename Op>
 constexpr QuantKernels make_quant_kernels() {
   return {&quant_tile<Op, WeightType::kQ8_0>, &quant_tile<Op, WeightType::kQ4_0>,
           &quant_tile<Op, WeightType::kQ4_1>, &quant_tile<Op, WeightType::kQ4K>,
-          &quant_tile<Op, WeightType::kQ5K>,  &quant_tile<Op, WeightType::kQ6K>};
+          &quant_tile<Op, WeightType::kQ5K>,  &quant_tile<Op, WeightType::kQ6K>,
+          &quant_tile<Op, WeightType::kQ8G>};
 }
 
 }  // namespace specdec::cpu

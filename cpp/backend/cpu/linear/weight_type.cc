@@ -9,7 +9,8 @@ namespace specdec::cpu {
 namespace {
 
 constexpr WeightType kFormats[] = {WeightType::kQ8_0, WeightType::kQ4_0, WeightType::kQ4_1,
-                                   WeightType::kQ4K,  WeightType::kQ5K,  WeightType::kQ6K};
+                                   WeightType::kQ4K,  WeightType::kQ5K,  WeightType::kQ6K,
+                                   WeightType::kQ4G,  WeightType::kQ8G};
 
 const std::uint8_t* bytes_of(const std::byte* p) {
   return reinterpret_cast<const std::uint8_t*>(p);
@@ -19,6 +20,12 @@ float half_at(const std::uint8_t* p) {
   std::uint16_t bits;
   std::memcpy(&bits, p, sizeof(bits));
   return f16_to_float(bits);
+}
+
+float float_at(const std::uint8_t* p) {
+  float value;
+  std::memcpy(&value, p, sizeof(value));
+  return value;
 }
 
 // Low nibbles are the first 16 elements, high nibbles the last.
@@ -92,6 +99,10 @@ const char* weight_type_name(WeightType type) {
       return "q5_k";
     case WeightType::kQ6K:
       return "q6_k";
+    case WeightType::kQ4G:
+      return "q4_g";
+    case WeightType::kQ8G:
+      return "q8_g";
     default:
       return dtype_name(float_dtype(type));
   }
@@ -101,7 +112,8 @@ WeightType block_format_named(const std::string& name) {
   for (WeightType type : kFormats) {
     if (name == weight_type_name(type)) return type;
   }
-  SPECDEC_REQUIRE(false, "weight type '", name, "': give q8_0, q4_0, q4_1, q4_k, q5_k or q6_k");
+  SPECDEC_REQUIRE(false, "weight type '", name,
+                  "': give q8_0, q4_0, q4_1, q4_k, q5_k, q6_k, q4_g or q8_g");
   return WeightType::kQ8_0;
 }
 
@@ -119,6 +131,10 @@ BlockSize block_size(WeightType type) {
       return {256, 176};
     case WeightType::kQ6K:
       return {256, 210};
+    case WeightType::kQ4G:
+      return {32, 24};
+    case WeightType::kQ8G:
+      return {32, 36};
     default:
       return {1, static_cast<std::int64_t>(dtype_bytes(float_dtype(type)))};
   }
@@ -134,6 +150,16 @@ Group read_group(WeightType type, const std::byte* row, std::int64_t index) {
     return read_k45(block, g, type == WeightType::kQ5K);
   }
   Group group;
+  if (type == WeightType::kQ4G || type == WeightType::kQ8G) {
+    group.scale[0] = group.scale[1] = float_at(block);
+    group.min = type == WeightType::kQ4G ? float_at(block + 4) : 0.0f;
+    if (type == WeightType::kQ4G) {
+      split_nibbles(block + 8, group.codes);
+    } else {
+      for (int i = 0; i < kGroup; ++i) group.codes[i] = block[4 + i] ^ 0x80;  // q + 128
+    }
+    return group;
+  }
   group.scale[0] = group.scale[1] = half_at(block);
   group.min = type == WeightType::kQ4_1 ? half_at(block + 2) : 0.0f;
   if (type == WeightType::kQ8_0) {

@@ -1,4 +1,5 @@
-// How the elements of a weight are stored: a float type, or one of GGUF's block formats.
+// How the elements of a weight are stored: a float type, one of GGUF's block formats, or one of two
+// of our own for checkpoints whose scales GGUF's cannot hold.
 //
 // A block format cuts a row into blocks of 32 or 256 elements. Whatever the format, 32 successive
 // elements are small whole numbers u with one or two scales and perhaps a minimum:
@@ -14,9 +15,22 @@
 
 namespace specdec::cpu {
 
-enum class WeightType : std::uint8_t { kF32, kF16, kBF16, kQ8_0, kQ4_0, kQ4_1, kQ4K, kQ5K, kQ6K };
+enum class WeightType : std::uint8_t {
+  kF32,
+  kF16,
+  kBF16,
+  kQ8_0,
+  kQ4_0,
+  kQ4_1,
+  kQ4K,
+  kQ5K,
+  kQ6K,
+  kQ4G,
+  kQ8G
+};
 
-// float32, float16, bfloat16, or the format's GGUF name in lower case: q8_0 ... q6_k.
+// float32, float16, bfloat16, or the format's GGUF name in lower case: q8_0 ... q6_k. q4_g is q4_1
+// and q8_g is q8_0 with float32 in the place of float16.
 const char* weight_type_name(WeightType type);
 // The inverse, for block formats alone; std::invalid_argument names those there are.
 WeightType block_format_named(const std::string& name);
@@ -58,7 +72,10 @@ constexpr QuantFormat quant_format(WeightType type) {
     case WeightType::kQ4_1:
       return {true, false, -1, true, false};
     case WeightType::kQ4K:
+    case WeightType::kQ4G:
       return {true, false, -1, true, true};
+    case WeightType::kQ8G:
+      return {false, false, 7, false, true};
     case WeightType::kQ5K:
       return {false, false, -1, true, true};
     case WeightType::kQ6K:

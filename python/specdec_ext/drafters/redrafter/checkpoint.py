@@ -16,8 +16,8 @@ import numpy as np
 
 from ...config.validate import show
 from ...errors import ModelError, UnsupportedModelError
-from ...models.config_reader import read_json
 from ...models.host_arrays import HostArray, dtype_name
+from ...models.json_file import read_json
 from ...models.weights import SINGLE, Checkpoint
 
 __all__ = [

@@ -16,6 +16,7 @@ from ...errors import ConfigError
 from ...log import logger
 from ...models.device_model import DeviceModel
 from ..executor import make_executor
+from ..kv_pages import KvPages
 from ..memory_plan import MemoryPlan
 from . import (
     MAX_STEP_TOKENS,
@@ -104,16 +105,10 @@ def graph_bytes(
     """
     if make_recorder(make_stream(place), scheduler, model) is None:
         return 0
-    shape = (model.num_layers, 1, model.num_kv_heads, memory.tokens_per_block, model.head_dim)
-    k_pages, v_pages = (
-        torch.zeros(shape, dtype=model.kv_dtype, device=place.device) for _ in range(2)
-    )
+    k_pages, v_pages = KvPages(model, 1, memory.tokens_per_block, place).tensors
     model.bind_cache(k_pages, v_pages)
     if isinstance(drafter, DraftTargetDrafter):
-        draft = drafter.model
-        shape = (draft.num_layers, 1, draft.num_kv_heads, memory.tokens_per_block, draft.head_dim)
-        how: dict[str, Any] = {"dtype": draft.kv_dtype, "device": place.device}
-        drafter.bind_cache(torch.zeros(shape, **how), torch.zeros(shape, **how))
+        drafter.bind_cache(*KvPages(drafter.model, 1, memory.tokens_per_block, place).tensors)
     # Everything that is recorded counts as measured here.
     probe = dataclasses.replace(memory, num_pages=1, graph_bytes=sys.maxsize - _GRAPH_SLACK)
     try:

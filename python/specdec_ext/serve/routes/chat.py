@@ -150,5 +150,5 @@ class _Answer:
         if self._body.return_token_ids:
             result["token_ids"] = choice.delta_token_ids
         if self._body.include_token_sources:
-            result["token_sources"] = token_sources(choice, self._serving.method)
+            result["token_sources"] = token_sources(choice)
         return result

@@ -142,7 +142,7 @@ class _Answer:
             result["token_ids"] = choice.delta_token_ids
             result["prompt_token_ids"] = output.prompt_token_ids if is_first else None
         if self._body.include_token_sources:
-            result["token_sources"] = token_sources(choice, self._serving.method)
+            result["token_sources"] = token_sources(choice)
         return result
 
     def _logprobs(

@@ -144,7 +144,7 @@ class _Answer:
     def _sources(self, choice: CompletionOutput) -> dict[str, Any]:
         if not self._body.include_token_sources:
             return {}
-        return {"token_sources": token_sources(choice, self._serving.method)}
+        return {"token_sources": token_sources(choice)}
 
     def _part(self, text: str) -> dict[str, Any]:
         return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}

@@ -1,6 +1,7 @@
-#include "bind/cache_view.h"
+#include "backend/cache_view.h"
 
 #include "base/check.h"
+#include "base/pages.h"
 
 namespace specdec {
 
@@ -12,9 +13,8 @@ KvCacheView cache_view(const TensorView& k, const TensorView& v) {
     SPECDEC_REQUIRE(
         t.device == DeviceType::kCpu, name,
         " is on a CUDA device, where steps are enqueued: leave the pages out, and bind_rings()");
-    SPECDEC_REQUIRE(t.dtype == DType::kF32 || t.dtype == DType::kF16 || t.dtype == DType::kBF16,
-                    name, " has dtype ", dtype_name(t.dtype),
-                    ": float32, float16 or bfloat16 are supported");
+    SPECDEC_REQUIRE(is_kv_dtype(t.dtype), name, " has dtype ", dtype_name(t.dtype),
+                    ": float32, float16, bfloat16, float8_e4m3fn or int8 are supported");
   };
   check("k_pages", k);
   check("v_pages", v);
@@ -32,7 +32,7 @@ KvCacheView cache_view(const TensorView& k, const TensorView& v) {
   view.num_pages = static_cast<std::int32_t>(k.shape[1]);
   view.num_kv_heads = static_cast<std::int32_t>(k.shape[2]);
   view.page_size = static_cast<std::int32_t>(k.shape[3]);
-  view.head_dim = static_cast<std::int32_t>(k.shape[4]);
+  view.head_dim = static_cast<std::int32_t>(head_dim_of(k.dtype, k.shape[4]));
   view.stride_layer = k.strides[0];
   view.stride_page = k.strides[1];
   view.stride_head = k.strides[2];

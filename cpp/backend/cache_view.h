@@ -7,7 +7,7 @@
 namespace specdec {
 
 // k, v: contiguous [layers, pages, kv_heads, page_size, head_dim], alike in shape and dtype
-// (float32, float16 or bfloat16), on the CPU; std::invalid_argument otherwise.
+// (is_kv_dtype), on the CPU; std::invalid_argument otherwise.
 KvCacheView cache_view(const TensorView& k, const TensorView& v);
 
 }  // namespace specdec

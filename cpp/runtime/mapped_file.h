@@ -1,0 +1,25 @@
+// A file of the disk, read where it is mapped.
+#pragma once
+
+#include <cstddef>
+#include <string>
+
+namespace specdec {
+
+class MappedFile {
+ public:
+  // std::invalid_argument naming the file if it cannot be read.
+  explicit MappedFile(const std::string& path);
+  MappedFile(const MappedFile&) = delete;
+  MappedFile& operator=(const MappedFile&) = delete;
+  ~MappedFile();
+
+  const std::byte* data() const { return data_; }
+  std::size_t bytes() const { return bytes_; }
+
+ private:
+  std::byte* data_ = nullptr;
+  std::size_t bytes_ = 0;
+};
+
+}  // namespace specdec

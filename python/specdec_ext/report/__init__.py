@@ -1,0 +1,1 @@
+"""Result files as pictures, and one request step by step."""

@@ -1,0 +1,136 @@
+"""Two ranks give the texts of one: no method, policy or depth knows of them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from method_cases import (
+    DRAFTING,
+    GREEDY,
+    METHODS,
+    NETWORKS,
+    PROMPTS,
+    SAMPLED,
+    Folders,
+    counts_of,
+    methods,
+    open_llm,
+    texts_of,
+)
+
+from specdec_ext import LLM, SamplingParams, UnsupportedConfigError, _core
+from specdec_ext.parallel.team import Team
+from tensor_parallel import started_team
+from tiny_models import save_llama
+
+
+@pytest.fixture(scope="module")
+def team() -> Iterator[Team]:
+    with started_team() as team:
+        yield team
+
+
+def open_two(models: Folders, method: Any, **options: Any) -> LLM:
+    return open_llm(models, method, tensor_parallel_size=2, **options)
+
+
+@methods(list(METHODS))
+def test_texts_and_counts(
+    team: Team, models: Folders, plain_texts: dict[str, Any], method: str
+) -> None:
+    params = {"greedy": GREEDY}
+    if method != "redrafter-law":
+        params["sampled"] = SAMPLED
+    counts = []
+    for open_it in (open_llm, open_two):
+        # Prompts are not cut by what steps take, which differs from run to run.
+        with open_it(models, method, scheduler={"max_prefill_slowdown": None}) as llm:
+            for law, param in params.items():
+                assert texts_of(llm, param) == plain_texts[law]
+            counts.append(counts_of(llm))
+    assert counts[0] == counts[1]
+    assert (counts[1]["num_accepted_tokens"] > 0) == (method in [*DRAFTING, "redrafter-law"])
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"scheduler": {"max_num_tokens": 17}},
+        {"scheduler": {"overlap_depth": 2}},
+        {"scheduler": {"policy": "max_utilization", "max_seq_len": 64},
+         "kv_cache_config": {"tokens_per_block": 8, "max_tokens": 80}},
+        {"kv_cache_config": {"tokens_per_block": 8, "max_tokens": 1600,
+                             "enable_block_reuse": True}},
+    ],
+    ids=["chunks", "depth", "preemption", "reuse"],
+)  # fmt: skip
+@pytest.mark.parametrize("method", ["lookahead", "tree"])
+def test_schedules(
+    team: Team, models: Folders, plain_texts: dict[str, Any], method: str, options: dict[str, Any]
+) -> None:
+    with open_two(models, method, **options) as llm:
+        for _ in range(2):  # with reuse the second time reads what the first has published
+            assert texts_of(llm, GREEDY) == plain_texts["greedy"]
+        stats = llm.get_metrics()["executor"]
+    if "policy" in options.get("scheduler", {}):
+        assert stats["preemptions"] > 0
+    if "enable_block_reuse" in options.get("kv_cache_config", {}):
+        assert stats["cached_tokens"] > 0
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"dtype": "bfloat16"}, {"dtype": "float32", "quantization": "int8"},
+     {"dtype": "bfloat16", "quantization": "int4"}],
+    ids=["bfloat16", "int8", "int4"],
+)  # fmt: skip
+def test_widths_and_uneven_groups(
+    team: Team, tmp_path_factory: pytest.TempPathFactory, options: dict[str, Any]
+) -> None:
+    folder = tmp_path_factory.mktemp("uneven")
+    save_llama(
+        folder, 3, 300, hidden_size=288, intermediate_size=160, num_attention_heads=9,
+        num_key_value_heads=3,
+    )  # fmt: skip
+    found = []
+    for ranks in (1, 2):
+        settings = {"device": "cpu", "max_batch_size": 3, "max_seq_len": 128, **options}
+        with LLM(
+            folder, tensor_parallel_size=ranks, speculative_config={"method": "ngram"}, **settings
+        ) as llm:
+            greedy = dataclasses.replace(GREEDY, return_generation_logits=True)
+            outputs = llm.generate(PROMPTS, greedy, use_tqdm=False)
+            found.append([out.outputs[0].generation_logits.numpy() for out in outputs])
+            found[-1] += [np.array(texts_of(llm, SAMPLED))]
+    for one, two in zip(*found, strict=True):
+        np.testing.assert_array_equal(one, two)
+
+
+@methods(NETWORKS[:1])
+def test_the_model_says_what_it_is(team: Team, models: Folders, method: str) -> None:
+    with open_llm(models, method) as one, open_two(models, method) as two:
+        assert two.model.info.num_kv_heads == one.model.info.num_kv_heads == 2
+        assert two.memory.bytes_per_token * 2 == one.memory.bytes_per_token
+        assert two.model.info.weight_bytes < 0.7 * one.model.info.weight_bytes
+        assert "on 2 ranks" in two.model.info.attention
+
+
+def test_a_bad_step_is_refused_before_the_ranks_know(team: Team, models: Folders) -> None:
+    with open_two(models, None) as llm:
+        with pytest.raises(ValueError, match=r"1\.\.1024"):
+            llm.model.forward(
+                _core.make_step_plan([[1] * 1025], kv_len=[0], page_table=[list(range(129))])
+            )
+        assert texts_of(llm, GREEDY)
+
+
+def test_names_of_the_argument(team: Team, models: Folders) -> None:
+    with LLM(models["target"], tp_size=2, device="cpu", max_seq_len=64) as llm:
+        assert llm.generate([[1, 2]], SamplingParams(max_tokens=2), use_tqdm=False)
+        assert "on 2 ranks" in llm.model.info.attention
+    with pytest.raises(UnsupportedConfigError, match="pipeline_parallel_size"):
+        LLM(models["target"], tp_size=2, pipeline_parallel_size=2)

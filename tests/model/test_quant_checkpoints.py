@@ -1,0 +1,201 @@
+"""Checkpoints that others have quantised, against the floats that their layouts stand for."""
+
+from __future__ import annotations
+
+import copy
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from quant_files import FORMATS, VOCAB, edit, save_floats, save_quantised
+from safetensors.torch import load_file, save_file
+
+from specdec_ext import LLM, SamplingParams, _core
+from specdec_ext.errors import ModelError, UnsupportedModelError
+from specdec_ext.models import load_model
+from specdec_ext.models.config_reader import read_config
+from specdec_ext.models.open_checkpoint import open_checkpoint
+
+EIGHT_BYTES = {"int-quantized", "int-tensor"}
+Q = "model.layers.0.self_attn.q_proj"
+
+
+def scores(folder: Path, **how: Any) -> np.ndarray:
+    model = load_model(folder, **how)
+    pages = [torch.zeros(2, 4, 2, 16, 32, dtype=model.kv_dtype) for _ in range(2)]
+    model.bind_cache(*pages)
+    ids = [(7 * i + 3) % VOCAB for i in range(24)]
+    plan = _core.make_step_plan([ids], kv_len=[0], page_table=[[0, 1]], logits_for_all_rows=True)
+    return np.asarray(model.forward(plan)).copy()
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_matrices_are_what_the_layout_says(tmp_path: Path, name: str) -> None:
+    folder, _, matrices = save_quantised(tmp_path, name)
+    with open_checkpoint(read_config(folder)) as checkpoint:
+        for key, expected in matrices.items():
+            assert np.array_equal(np.asarray(checkpoint.load(key)), expected), key
+            weight = checkpoint.weight(key)  # type: ignore[union-attr]
+            if not isinstance(weight, tuple):
+                assert "fp8" in name or "float" in name or name == "modelopt"
+                continue
+            format = weight[1]
+            assert (format == "q8_g") == (name in EIGHT_BYTES)
+            values = np.empty(expected.shape, dtype=np.float32)
+            _core.dequantize(weight, values)
+            assert np.array_equal(values, expected), (key, format)
+            if name in ("awq-32", "gptq", "pack-quantized"):  # zero points of 8
+                assert format == "q4_0"
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_scores_are_near_those_of_the_floats(tmp_path: Path, name: str) -> None:
+    folder, floats, _ = save_quantised(tmp_path, name)
+    expected = scores(floats)
+    got = scores(folder, dtype="float32")
+    assert float(np.abs(got - expected).max()) <= 1e-4 * float(np.abs(expected).max())
+    own = scores(folder)  # activations in 8 bits or bfloat16
+    error = np.linalg.norm(own - expected) / np.linalg.norm(expected)
+    assert error < 0.06, error
+    info = load_model(folder).info
+    assert info.dtype.split()[0] == FORMATS[name][0]["quant_method"]
+    noted = any("activations" in note for note in info.warnings)
+    assert noted == (name in ("int-quantized", "float-channel", "fp8", "fp8-block", "modelopt"))
+
+
+@pytest.mark.parametrize("name", ["awq", "gptq", "int-quantized", "fp8-block"])
+def test_speculative_text_is_plain(tmp_path: Path, name: str) -> None:
+    folder, _, _ = save_quantised(tmp_path, name)
+    prompts = [[5, 9, 2, 9, 2, 9, 2], list(range(40, 4, -1)), [3, 1, 4, 3, 1, 4, 3, 1]]
+    params = SamplingParams(max_tokens=24, ignore_eos=True)
+    texts = []
+    for spec in (None, {"method": "lookahead", "adaptive": False}, {"method": "ngram"}):
+        with LLM(folder, device="cpu", speculative_config=spec, max_batch_size=2) as llm:
+            outputs = llm.generate(prompts, params, use_tqdm=False)
+            texts.append([list(out.outputs[0].token_ids) for out in outputs])
+    assert texts[1] == texts[0] and texts[2] == texts[0]
+
+
+def test_modelopt_says_it_in_a_file_of_its_own(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder, _, matrices = save_quantised(tmp_path, "modelopt")
+    edit(folder, quantization_config=None)
+    config = json.loads((folder / "config.json").read_text())
+    del config["quantization_config"]
+    (folder / "config.json").write_text(json.dumps(config))
+    content = {"quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}}
+    (folder / "hf_quant_config.json").write_text(json.dumps(content))
+    tensors = load_file(folder / "model.safetensors")
+    for layer in range(2):
+        for part in "kv":
+            tensors[f"model.layers.{layer}.self_attn.{part}_proj.{part}_scale"] = torch.tensor(0.1)
+    save_file(tensors, folder / "model.safetensors")
+    logger = logging.getLogger("specdec_ext")
+    caplog.set_level(logging.INFO, "specdec_ext")
+    logger.addHandler(caplog.handler)  # whatever the command line has made of the logger
+    try:
+        model = load_model(folder)
+    finally:
+        logger.removeHandler(caplog.handler)
+    assert "e4m3 weights become bfloat16" in caplog.text
+    assert model.kv_storage.dtype == "float8_e4m3fn"  # type: ignore[attr-defined]
+    assert model.kv_storage.k_scale.tolist() == [[np.float32(0.1)] * 2] * 2  # type: ignore[attr-defined]
+    with open_checkpoint(read_config(folder)) as checkpoint:
+        assert np.array_equal(np.asarray(checkpoint.load(Q + ".weight")), matrices[Q + ".weight"])
+
+
+def test_float_neighbours_of_a_stack_are_floats(tmp_path: Path) -> None:
+    """A module that the checkpoint leaves out: the projections that share its input follow it."""
+    folder, floats, _ = save_quantised(tmp_path, "gptq")
+    tensors, wide = (load_file(path / "model.safetensors") for path in (folder, floats))
+    for part in ("qweight", "qzeros", "scales", "g_idx"):
+        del tensors[f"{Q}.{part}"]
+    tensors[f"{Q}.weight"] = wide[f"{Q}.weight"].bfloat16()
+    save_file(tensors, folder / "model.safetensors")
+    wide[f"{Q}.weight"] = tensors[f"{Q}.weight"].float()
+    save_file(wide, floats / "model.safetensors")
+    expected, own = scores(floats), scores(folder)
+    assert np.linalg.norm(own - expected) / np.linalg.norm(expected) < 0.06
+
+
+@pytest.mark.parametrize(("name", "part", "value", "text"), [
+    ("awq", "scales", float("nan"), r"q_proj.scales' holds 1 scales that are NaN"),
+    ("gptq", "scales", 0.0, r"q_proj.scales' holds 1 scales that are NaN, infinite or zero"),
+    ("pack-quantized", "weight_scale", float("inf"), "q_proj.weight_scale' holds 1"),
+    ("int-quantized", "weight_scale", 0.0, "q_proj.weight_scale' holds 1"),
+    ("fp8-block", "weight_scale_inv", float("nan"), "q_proj.weight_scale_inv' holds 1"),
+    ("awq", "scales", None, "q_proj.scales' is missing"),
+    ("gptq", "qzeros", None, "q_proj.qzeros' is missing"),
+    ("awq", "scales", "cut", r"q_proj.scales' has shape \[1, 127\], expected \[1, 128\]"),
+    ("gptq", "qzeros", "cut", r"q_proj.qzeros' has shape \[1, 15\], expected \[1, 16\]"),
+    ("fp8-block", "weight_scale_inv", "cut", r"weight_scale_inv' has shape \[2, 2\]"),
+    ("float-channel", "weight_scale", "cut", r"q_proj.weight_scale' has shape"),
+    ("gptq", "g_idx", "reversed", "q_proj.g_idx': act-order .* is not supported"),
+])  # fmt: skip
+def test_bad_tensors_are_refused_by_name(
+    tmp_path: Path, name: str, part: str, value: Any, text: str
+) -> None:
+    folder, _, _ = save_quantised(tmp_path, name)
+    tensors = load_file(folder / "model.safetensors")
+    key = f"{Q}.{part}"
+    if name == "gptq" and value == "reversed":
+        edit(folder, quantization_config={**FORMATS["gptq"][0], "group_size": 64})
+        tensors[key] = 1 - torch.arange(128, dtype=torch.int32) // 64
+        for other in ("scales", "qzeros"):
+            tensors[f"{Q}.{other}"] = tensors[f"{Q}.{other}"].repeat(2, 1)
+    elif value is None:
+        del tensors[key]
+    elif value == "cut":
+        cut = tensors[key][:-1] if name == "float-channel" else tensors[key][..., :-1]
+        tensors[key] = cut.contiguous()
+    else:
+        tensors[key].reshape(-1)[0] = value
+    save_file(tensors, folder / "model.safetensors")
+    with pytest.raises((ModelError, UnsupportedModelError), match=text):
+        load_model(folder)
+
+
+@pytest.mark.parametrize(("change", "text"), [
+    ({"quant_method": "bitsandbytes"}, "quant_method = 'bitsandbytes': supported are awq"),
+    ({"quant_method": "awq", "bits": 8}, "bits = 8: supported is 4"),
+    ({"quant_method": "awq", "bits": 4, "version": "gemv"}, "version = 'gemv'"),
+    ({"quant_method": "gptq", "bits": 3}, "bits = 3"),
+    ({"quant_method": "gptq", "bits": 4, "group_size": 20}, "group_size = 20"),
+    ({"quant_method": "gptq", "bits": 4, "checkpoint_format": "marlin"}, "checkpoint_format"),
+    ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "quant_algo = 'NVFP4'"),
+    ({"quant_method": "fp8", "activation_scheme": "other"}, "activation_scheme = 'other'"),
+    ({"quant_method": "fp8", "weight_block_size": [0, 128]}, "weight_block_size"),
+    ({"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized",
+      "config_groups": {"g": {"weights": {"num_bits": 4, "type": "float"}}}}, "format = 'nvfp4"),
+    ({"quant_method": "compressed-tensors", "config_groups": {}}, "config_groups"),
+    (7, "quantization_config = 7: expected an object"),
+])  # fmt: skip
+def test_other_schemes_are_refused_by_name(tmp_path: Path, change: Any, text: str) -> None:
+    folder = save_floats(tmp_path / "model")
+    edit(folder, quantization_config=change)
+    with pytest.raises((ModelError, UnsupportedModelError), match=text):
+        read_config(folder)
+
+
+@pytest.mark.parametrize(("path", "value", "text"), [
+    (("weights", "actorder"), "group", "actorder = 'group'"),
+    (("weights", "num_bits"), 3, "num_bits = 3"),
+    (("weights", "strategy"), "tensor_group", "strategy = 'tensor_group'"),
+    (("input_activations",), {"num_bits": 4}, "input_activations.num_bits = 4"),
+    (("output_activations",), {"num_bits": 8}, "output_activations"),
+])  # fmt: skip
+def test_other_compressed_schemes(tmp_path: Path, path: Any, value: Any, text: str) -> None:
+    folder = save_floats(tmp_path / "model")
+    config = copy.deepcopy(FORMATS["pack-quantized"][0])
+    place = config["config_groups"]["group_0"]
+    for key in path[:-1]:
+        place = place[key]
+    place[path[-1]] = value
+    edit(folder, quantization_config=config)
+    with pytest.raises(UnsupportedModelError, match=text):
+        read_config(folder)
