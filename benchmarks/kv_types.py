@@ -11,13 +11,21 @@ from __future__ import annotations
 
 import argparse
 import time
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from benchmarks import common
-from specdec_ext import LLM, SamplingParams, _core
+from benchmarks.text_scores import (
+    CHUNK,
+    PAGE,
+    WINDOW,
+    document_tokens,
+    log_softmax,
+    plan,
+    scores_of,
+)  # fmt: skip
+from specdec_ext import LLM, SamplingParams
 from specdec_ext.config.engine import pages_for
 from specdec_ext.engine.kv_pages import KvPages
 from specdec_ext.models import load_model
@@ -27,9 +35,6 @@ from specdec_ext.models.place import CPU
 from specdec_ext.text.tokenizer import load_tokenizer
 
 KINDS = ("auto", "fp8", "int8")
-PAGE = 32
-WINDOW, CHUNK = 2048, 256
-TEXTS = ("README.md", "docs/usage.md", "docs/exactness.md", "docs/scheduling.md", "docs/overlap.md")
 QUESTIONS = (
     "Explain how rainbows form.", "Write a Python function that sorts a list of words by length.",
     "What is the capital of Norway, and what is it known for?", "Summarize the plot of Hamlet.",
@@ -37,11 +42,6 @@ QUESTIONS = (
     "Write a short poem about the sea.", "How does a bicycle stay upright?",
     "List the planets of the solar system in order.",
 )  # fmt: skip
-
-
-def plan(tokens: list[int], context: int, **how: Any) -> Any:
-    pages = list(range(pages_for(context + len(tokens), PAGE)))
-    return _core.make_step_plan([tokens], kv_len=[context], page_table=[pages], **how)
 
 
 def fill(model: Any, tokens: list[int]) -> None:
@@ -59,18 +59,10 @@ def step_seconds(model: Any, rows: int, context: int) -> float:
 
 def log_loss(model: Any, tokens: list[int]) -> float:
     """Mean of -ln p over the tokens of whole windows, but for each window's first."""
-    losses: list[np.ndarray] = []
-    for start in range(0, len(tokens) - WINDOW + 1, WINDOW):
-        window = tokens[start : start + WINDOW]
-        for first in range(0, WINDOW, CHUNK):
-            part = window[first : first + CHUNK]
-            step = plan(part, first, logits_for_all_rows=True, needs_logits=True)
-            scores = np.asarray(model.forward(step), dtype=np.float64)
-            following = window[first + 1 : first + CHUNK + 1]
-            scores = scores[: len(following)]
-            top = scores.max(axis=1)
-            total = np.log(np.exp(scores - top[:, None]).sum(axis=1)) + top
-            losses.append(total - scores[np.arange(len(following)), following])
+    losses = [
+        -log_softmax(scores)[np.arange(len(following)), following]
+        for scores, following in scores_of(model, tokens)
+    ]
     return float(np.concatenate(losses).mean())
 
 
@@ -109,10 +101,8 @@ def main() -> None:
     width: dict[str, Any] = {"dtype": "bfloat16"}
     if args.quantization is not None:
         width = {"quantization": args.quantization}
-    root = Path(__file__).parents[1]
     tokenizer: Any = load_tokenizer(None, default_model())
-    text = "\n".join((root / name).read_text(encoding="utf-8") for name in TEXTS)
-    tokens = [int(i) for i in tokenizer(text)["input_ids"]]
+    tokens = document_tokens(tokenizer)
     room = max(*args.context, WINDOW) + max(*args.rows, CHUNK)
     models = {}
     for kind in KINDS:

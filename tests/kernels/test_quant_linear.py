@@ -93,8 +93,9 @@ def test_error_is_that_of_rounding_the_rows(name: str) -> None:
     blocks, x = make_blocks(name, 64, 1536, seed=2), make_rows(9, 1536, seed=2)
     weight = read_groups(name, blocks).values().astype(np.float64)
     exact = x.astype(np.float64) @ weight.T
-    _, scale = quantize_rows(x)
-    steps = np.repeat(scale.astype(np.float64) / 2, 32, axis=1)
+    (_, scale), (_, second) = quantize_rows(x)
+    assert 0.01 < (second > 0).mean() < 0.5
+    steps = np.repeat(np.where(second > 0, second, scale).astype(np.float64) / 2, 32, axis=1)
     allowed = steps @ np.abs(weight).T
     slack = 2.0**-20 * (np.abs(x.astype(np.float64)) @ np.abs(weight).T)
     error = np.abs(run(packed(name, blocks), x) - exact)

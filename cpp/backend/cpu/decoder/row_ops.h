@@ -41,7 +41,8 @@ struct RowOps {
   // max |x| / 127 that they are multiplied by. It depends on this vector alone. All zeros where
   // max |x| is below 1e-30; numbers 0 and a scale of NaN where x holds a NaN or an infinity.
   void (*f32_to_int8)(const float* x, std::int64_t n, std::int8_t* out);
-  // Blocks of 32; n is a multiple of that, here and in the other _quant forms.
+  // Pairs of blocks (quant_row.h) of 32 elements; n is a multiple of that, here and in the other
+  // _quant forms.
   void (*f32_to_quant)(const float* x, std::int64_t n, QuantBlock* out);
 };
 

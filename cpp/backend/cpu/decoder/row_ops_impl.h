@@ -72,8 +72,8 @@ inline Scale8 scale_of(const float* __restrict x, std::int64_t n) {
   return {is_zero ? 0.0f : magnitude / 127.0f, is_zero ? 0.0f : 127.0f / magnitude, is_finite};
 }
 
-// 32 elements; see QuantBlock.
-inline void quantize(const float* __restrict x, QuantBlock* __restrict out) {
+// 32 elements as one block; see QuantBlock. Whether a second one is needed.
+inline bool quantize_block(const float* __restrict x, QuantBlock* __restrict out) {
   const Scale8 scale = scale_of(x, 32);
   const float inverse = scale.inverse;
   std::int32_t q[32];
@@ -81,17 +81,29 @@ inline void quantize(const float* __restrict x, QuantBlock* __restrict out) {
     const float shifted = x[i] * inverse + kMagic;
     q[i] = std::bit_cast<std::int32_t>(shifted) - std::bit_cast<std::int32_t>(kMagic);
   }
-  std::int32_t low = 0, high = 0;
+  std::int32_t low = 0, high = 0, squares = 0;
+  for (int i = 0; i < 32; ++i) squares += q[i] * q[i];
   for (int i = 0; i < 16; ++i) low += q[i];
   for (int i = 16; i < 32; ++i) high += q[i];
   for (int i = 0; i < 32; ++i) out->q[i] = static_cast<std::int8_t>(q[i]);
   out->scale = scale.scale;
   out->scaled_sum = out->scale * static_cast<float>(low + high);
   out->minus_sum = -(low + high);
-  out->minus_low_sum = -low;
-  if (scale.is_finite) return;
+  out->minus_low_sum = static_cast<std::int16_t>(-low);
+  out->has_rest = 0;
+  if (scale.is_finite) return scale.scale > 0.0f && needs_rest(squares);
   *out = QuantBlock{};
   out->scale = out->scaled_sum = __builtin_nanf("");
+  return false;
+}
+
+// 32 elements as out[0] and, where QuantBlock asks for it, out[1].
+inline void quantize(const float* __restrict x, QuantBlock* __restrict out) {
+  if (!quantize_block(x, out)) return;
+  out->has_rest = 1;
+  float rest[32];
+  for (int i = 0; i < 32; ++i) rest[i] = x[i] - out->scale * static_cast<float>(out->q[i]);
+  quantize_block(rest, out + 1);
 }
 
 inline void put(float value, float* out) { *out = value; }
@@ -170,7 +182,7 @@ void gelu_mul(const float* __restrict gate, const float* __restrict up, std::int
 }
 
 void f32_to_quant(const float* x, std::int64_t n, QuantBlock* out) {
-  for (std::int64_t i = 0; i < n; i += 32) quantize(x + i, out + i / 32);
+  for (std::int64_t i = 0; i < n; i += 32) quantize(x + i, out + i / 16);
 }
 
 void rms_norm_quant(const float* x, const float* weight, std::int64_t n, float eps,
@@ -180,7 +192,7 @@ void rms_norm_quant(const float* x, const float* weight, std::int64_t n, float e
   float group[32];
   for (std::int64_t i = 0; i < n; i += 32) {
     for (int j = 0; j < 32; ++j) group[j] = weight[i + j] * (x[i + j] * inverse);
-    quantize(group, out + i / 32);
+    quantize(group, out + i / 16);
   }
 }
 
@@ -190,7 +202,7 @@ void activate_quant(const float* gate, const float* up, std::int64_t n, QuantBlo
   float group[32];
   for (std::int64_t i = 0; i < n; i += 32) {
     kActivate(gate + i, up + i, 32, group);
-    quantize(group, out + i / 32);
+    quantize(group, out + i / 16);
   }
 }
 

@@ -72,7 +72,7 @@ std::int64_t input_row_bytes(InputForm form, std::int64_t k) {
     case InputForm::kBF16:
       return (k + 1) / 2 * 4;
     case InputForm::kQuant:
-      return (k + kGroup - 1) / kGroup * static_cast<std::int64_t>(sizeof(QuantBlock));
+      return (k + kGroup - 1) / kGroup * static_cast<std::int64_t>(2 * sizeof(QuantBlock));
     default:
       return k * 4;
   }

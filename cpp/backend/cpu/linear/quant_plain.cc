@@ -35,25 +35,34 @@ float scale_at(const std::byte* step, int set, int column) {
   }
 }
 
+// What one block of x adds to a sum: see quant_kernels.h.
 template <WeightType kType>
-void plain_tile(const QuantTileArgs& args) {
+float add_block(float sum, const std::byte* step, const QuantBlock& x, int column) {
   constexpr QuantFormat kFormat = quant_format(kType);
   constexpr int kSets = kFormat.two_scales ? 2 : 1;
   constexpr int kSetLength = kGroup / kSets;
+  for (int set = 0; set < kSets; ++set) {
+    std::int32_t products = 0;
+    for (int k = set * kSetLength; k < (set + 1) * kSetLength; ++k) {
+      products += (code_at<kType>(step, k, column) - kFormat.zero()) * x.q[k];
+    }
+    sum += static_cast<float>(products) * (scale_at<kType>(step, set, column) * x.scale);
+  }
+  if (kFormat.has_min) sum += scale_at<kType>(step, kSets, column) * x.scaled_sum;
+  return sum;
+}
+
+template <WeightType kType>
+void plain_tile(const QuantTileArgs& args) {
+  constexpr std::int64_t kStepBytes = quant_format(kType).step_bytes();
   for (int m = 0; m < args.rows; ++m) {
     const auto* x = reinterpret_cast<const QuantBlock*>(args.x + m * args.x_row_bytes);
     for (int c = 0; c < 32; ++c) {
       float sum = 0.0f;
       for (std::int64_t i = 0; i < args.steps; ++i) {
-        const std::byte* step = args.panel + i * kFormat.step_bytes();
-        for (int set = 0; set < kSets; ++set) {
-          std::int32_t products = 0;
-          for (int k = set * kSetLength; k < (set + 1) * kSetLength; ++k) {
-            products += (code_at<kType>(step, k, c) - kFormat.zero()) * x[i].q[k];
-          }
-          sum += static_cast<float>(products) * (scale_at<kType>(step, set, c) * x[i].scale);
-        }
-        if (kFormat.has_min) sum += scale_at<kType>(step, kSets, c) * x[i].scaled_sum;
+        const std::byte* step = args.panel + i * kStepBytes;
+        sum = add_block<kType>(sum, step, x[2 * i], c);
+        if (x[2 * i].has_rest != 0) sum = add_block<kType>(sum, step, x[2 * i + 1], c);
       }
       args.y[m * args.y_stride + c] = args.bias != nullptr ? sum + args.bias[c] : sum;
     }

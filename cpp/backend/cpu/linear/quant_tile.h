@@ -71,7 +71,8 @@ inline __attribute__((always_inline)) void add_step(const StepWeights<Op, kType>
     if constexpr (kHasZero) {
       Ints minus_sum = Op::splat(&x.minus_sum);
       if constexpr (kFormat.two_scales) {
-        const Ints low = Op::splat(&x.minus_low_sum);
+        const std::int32_t minus_low_sum = x.minus_low_sum;
+        const Ints low = Op::splat(&minus_low_sum);
         late_start = Op::template shift_left<kFormat.zero_shift>(Op::sub(minus_sum, low));
         minus_sum = low;
       }
@@ -116,6 +117,17 @@ inline __attribute__((always_inline)) void add_step(const StepWeights<Op, kType>
   }
 }
 
+// Adds what the step's second blocks hold, where rows have one.
+template <typename Op, WeightType kType>
+inline __attribute__((always_inline)) void add_rests(const StepWeights<Op, kType>& w,
+                                                     const std::byte* x, std::int64_t x_row_bytes,
+                                                     int rows, float* y, std::int64_t y_stride) {
+  for (int m = 0; m < rows; ++m, x += x_row_bytes, y += y_stride) {
+    if (reinterpret_cast<const QuantBlock*>(x)->has_rest == 0) continue;
+    add_step<Op, kType, 1>(w, x + sizeof(QuantBlock), 0, y, 0);
+  }
+}
+
 template <typename Op, WeightType kType>
 void quant_tile(const QuantTileArgs& args) {
   constexpr std::int64_t kStepBytes = quant_format(kType).step_bytes();
@@ -123,6 +135,7 @@ void quant_tile(const QuantTileArgs& args) {
     for (int c = 0; c < 32; ++c) args.y[m * args.y_stride + c] = 0.0f;
   }
   const std::int64_t ahead = args.prefetch - args.panel;
+  constexpr auto kBlockBytes = static_cast<std::int64_t>(2 * sizeof(QuantBlock));
   const std::byte* step = args.panel;
   for (std::int64_t i = 0; i < args.steps; ++i, step += kStepBytes) {
 #pragma GCC unroll 24
@@ -131,13 +144,15 @@ void quant_tile(const QuantTileArgs& args) {
     for (int column = 0; column < 32; column += Op::kVecs * Op::kLanes) {
       StepWeights<Op, kType> weights;
       weights.load(step, column);
-      const std::byte* x = args.x + i * static_cast<std::int64_t>(sizeof(QuantBlock));
+      const std::byte* x = args.x + i * kBlockBytes;
       float* y = args.y + column;
       int m = 0;
       for (; m + 2 <= args.rows; m += 2, x += 2 * args.x_row_bytes, y += 2 * args.y_stride) {
         add_step<Op, kType, 2>(weights, x, args.x_row_bytes, y, args.y_stride);
       }
       if (m < args.rows) add_step<Op, kType, 1>(weights, x, 0, y, 0);
+      add_rests(weights, args.x + i * kBlockBytes, args.x_row_bytes, args.rows, args.y + column,
+                args.y_stride);
     }
   }
   if (args.bias == nullptr) return;
