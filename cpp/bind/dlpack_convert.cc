@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <memory>
-#include <sstream>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -56,14 +55,6 @@ DType to_dtype(dlpack::DataType type, const char* name) {
   throw py::type_error(join(name, " has dtype ", code, int{type.bits},
                             ": supported are float32, float16, bfloat16, float8_e4m3fn, int8, "
                             "int32, int64, uint8, uint32 and bool"));
-}
-
-std::string shape_text(const TensorView& view) {
-  std::ostringstream text;
-  text << '[';
-  for (int i = 0; i < view.ndim; ++i) text << (i ? ", " : "") << view.shape[i];
-  text << ']';
-  return text.str();
 }
 
 // ValueError unless the view's elements lie where its type may be read, at offsets that fit into 64
@@ -369,64 +360,7 @@ DType dtype_named(const std::string& name) {
   }
   throw py::value_error(join("dtype '", name,
                              "' is not one of float32, float16, bfloat16, "
-                             "float8_e4m3fn, int32, int64, uint8, uint32 and bool"));
-}
-
-void check_shape(const TensorView& view, const char* name, const char* what,
-                 std::initializer_list<std::int64_t> expected) {
-  bool equal = view.ndim == static_cast<int>(expected.size());
-  int axis = 0;
-  for (const std::int64_t size : expected) {
-    if (!equal) break;
-    equal = size == kAny || view.shape[axis] == size;
-    ++axis;
-  }
-  if (equal) return;
-  std::ostringstream text;
-  text << name << " has shape " << shape_text(view) << ": expected " << what << " = [";
-  axis = 0;
-  for (const std::int64_t size : expected) {
-    text << (axis++ ? ", " : "");
-    if (size == kAny) {
-      text << "any";
-    } else {
-      text << size;
-    }
-  }
-  text << ']';
-  throw py::value_error(text.str());
-}
-
-void check_dtype(const TensorView& view, const char* name, std::initializer_list<DType> allowed) {
-  for (const DType dtype : allowed) {
-    if (view.dtype == dtype) return;
-  }
-  std::ostringstream text;
-  text << name << " has dtype " << dtype_name(view.dtype) << ": expected ";
-  bool first = true;
-  for (const DType dtype : allowed) {
-    text << (first ? "" : " or ") << dtype_name(dtype);
-    first = false;
-  }
-  throw py::type_error(text.str());
-}
-
-void check_cpu(const TensorView& view, const char* name) {
-  if (view.device == DeviceType::kCpu) return;
-  throw py::value_error(join(name, " is on cuda:", view.device_index,
-                             ": this operation runs on the CPU, move it with ", name, ".cpu()"));
-}
-
-void check_last_axis_contiguous(const TensorView& view, const char* name) {
-  const int last = view.ndim - 1;
-  if (last < 0 || view.shape[last] <= 1 || view.strides[last] == 1) return;
-  throw py::value_error(join(name, " has stride ", view.strides[last],
-                             " on its last axis: that axis has to be contiguous (stride 1)"));
-}
-
-void check_contiguous(const TensorView& view, const char* name) {
-  if (view.is_contiguous()) return;
-  throw py::value_error(join(name, " is not contiguous: use ", name, ".contiguous()"));
+                             "float8_e4m3fn, int8, int32, int64, uint8, uint32 and bool"));
 }
 
 }  // namespace specdec

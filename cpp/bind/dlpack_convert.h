@@ -12,12 +12,12 @@
 
 #include <pybind11/pybind11.h>
 
-#include <initializer_list>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "base/tensor_view.h"
+#include "bind/view_checks.h"
 
 namespace specdec {
 
@@ -52,20 +52,5 @@ pybind11::capsule export_tensor(void* data, DType dtype, const std::vector<std::
                                 std::shared_ptr<const void> owner);
 // As dtype_name() says it; ValueError.
 DType dtype_named(const std::string& name);
-
-// -- Checks. All name the argument, what it is and what it has to be. ----------------------------
-
-// One axis of an expected shape: an exact size, or kAny.
-inline constexpr std::int64_t kAny = -1;
-// `what` are the axis letters, e.g. "[R, H, K]"; ValueError.
-void check_shape(const TensorView& view, const char* name, const char* what,
-                 std::initializer_list<std::int64_t> expected);
-// TypeError unless the dtype is one of `allowed`.
-void check_dtype(const TensorView& view, const char* name, std::initializer_list<DType> allowed);
-// ValueError unless the tensor lies on the CPU.
-void check_cpu(const TensorView& view, const char* name);
-// ValueError unless the last axis has stride 1 (or at most one element).
-void check_last_axis_contiguous(const TensorView& view, const char* name);
-void check_contiguous(const TensorView& view, const char* name);
 
 }  // namespace specdec

@@ -1,0 +1,28 @@
+// Checks of an argument that is a tensor. All name the argument, what it is and what it has to be.
+#pragma once
+
+#include <cstdint>
+#include <initializer_list>
+#include <string>
+
+#include "base/tensor_view.h"
+
+namespace specdec {
+
+// As messages show it: "[2, 3]".
+std::string shape_text(const TensorView& view);
+
+// One axis of an expected shape: an exact size, or kAny.
+inline constexpr std::int64_t kAny = -1;
+// `what` are the axis letters, e.g. "[R, H, K]"; ValueError.
+void check_shape(const TensorView& view, const char* name, const char* what,
+                 std::initializer_list<std::int64_t> expected);
+// TypeError unless the dtype is one of `allowed`.
+void check_dtype(const TensorView& view, const char* name, std::initializer_list<DType> allowed);
+// ValueError unless the tensor lies on the CPU.
+void check_cpu(const TensorView& view, const char* name);
+// ValueError unless the last axis has stride 1 (or at most one element).
+void check_last_axis_contiguous(const TensorView& view, const char* name);
+void check_contiguous(const TensorView& view, const char* name);
+
+}  // namespace specdec
