@@ -57,7 +57,10 @@ async def ask(port: int, path: str, body: Any = None) -> tuple[int, str]:
     """(status, body) of an answer, read to its end."""
     async with connection(port) as (reader, writer):
         writer.write(request_bytes(path, body))
-        return parts_of(await reader.read())
+        answer = await reader.read()
+    if not answer:
+        raise ConnectionError("the server has closed without an answer")
+    return parts_of(answer)
 
 
 @contextlib.contextmanager
