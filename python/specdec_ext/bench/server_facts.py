@@ -26,7 +26,9 @@ _POSITION = re.compile(r'position="(\d+)"')
 def base_url(url: str) -> str:
     """An address as users write it, without a path of the interface. Raises ConfigError."""
     if not re.fullmatch(r"https?://[^/\s]+(/\S*)?", url):
-        raise ConfigError(f"{url!r} is no address of a server; give one such as http://127.0.0.1:8000")
+        raise ConfigError(
+            f"{url!r} is no address of a server; give one such as http://127.0.0.1:8000"
+        )
     return url.rstrip("/").removesuffix("/v1")
 
 
