@@ -30,7 +30,7 @@ from specdec_ext.serve.app import create_app
 from specdec_ext.serve.server import ThreadServer
 from specdec_ext.serve.settings import ServerSettings
 
-# Of a request: (time, tokens by then).
+# (time, tokens by then) of one request, in order.
 Marks = list[tuple[float, int]]
 
 
