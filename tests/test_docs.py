@@ -269,8 +269,8 @@ def test_no_text_begins_with_of() -> None:
 
 
 # Tests that read a clock all the same: times within one run that hold whatever the load is, a
-# clock that the test sets itself, ends of a run that its parts are far from, and a run that lasts as
-# long as it is told.
+# clock that the test sets itself, ends of a run that its parts are far from, and a run that lasts
+# as long as it is told.
 CLOCK_READERS = {
     "tests/engine/test_step_times.py",
     "tests/serve/test_serve_soak.py",

@@ -85,6 +85,7 @@ def many(path: Path, count: int, rounds: int) -> None:
                 assert at_once(llm, live.port, count) == want
                 gc.collect()
                 sizes.append(resident_bytes())
+        print("MiB behind every round:", [size >> 20 for size in sizes])
         if rounds > 2:
             assert sizes[-1] - sizes[-2] < GROWTH_BYTES, sizes
 

@@ -41,6 +41,7 @@ class Soak:
         self.port = 0
         self.draining = False
         self.done: collections.Counter[str] = collections.Counter()
+        self.sizes: list[int] = []  # bytes of this process behind every life
         params = SamplingParams(max_tokens=40, ignore_eos=True)
         self.want = {
             prompt: llm.generate(prompt, params, use_tqdm=False)[0].outputs[0].text
@@ -214,12 +215,12 @@ def resident_bytes() -> int:
 
 
 def soak(path: Path, seconds: float, life_seconds: float, seed: int) -> Soak:
-    sizes: list[int] = []
     files, threads = 0, set[threading.Thread]()
     with contextlib.ExitStack() as stack:
         stack.enter_context(many_files(2000))
         llm = stack.enter_context(make_llm(path, max_queued_requests=16, max_batch_size=8))
         clients = Soak(llm, seed)
+        sizes = clients.sizes
         end = time.monotonic() + seconds
         while len(sizes) < 2 or time.monotonic() < end:
             app = make_app(
@@ -248,6 +249,7 @@ def soak(path: Path, seconds: float, life_seconds: float, seed: int) -> Soak:
 
 def report(clients: Soak) -> None:
     print(dict(sorted(clients.done.items())))
+    print("MiB behind every life:", [size >> 20 for size in clients.sizes])
     served = clients.done
     for kind in {kind.__name__ for kind in clients.kinds}:
         assert served[kind] + served[kind + ", hung up"] > 0, kind
