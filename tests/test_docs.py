@@ -269,9 +269,11 @@ def test_no_text_begins_with_of() -> None:
 
 
 # Tests that read a clock all the same: times within one run that hold whatever the load is, a
-# clock that the test sets itself, and ends of a run that its parts are far from.
+# clock that the test sets itself, ends of a run that its parts are far from, and a run that lasts
+# as long as it is told.
 CLOCK_READERS = {
     "tests/engine/test_step_times.py",
+    "tests/serve/test_serve_soak.py",
     "tests/unit/test_gpu_runner.py",
     "tests/unit/test_step_cost_growth.py",
 }

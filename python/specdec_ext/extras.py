@@ -18,6 +18,8 @@ EXTRA_OF: Mapping[str, tuple[str, str]] = {
     "rouge_score": ("rouge-score", "summarize"),
     "openai": ("openai", "chat"),
     "prompt_toolkit": ("prompt-toolkit", "chat"),
+    "aiperf": ("aiperf", "bench"),
+    "guidellm": ("guidellm", "bench"),
 }
 
 

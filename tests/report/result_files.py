@@ -40,6 +40,22 @@ SWEEP = {
 }  # fmt: skip
 
 
+def served(server: str, at_once: int, tokens: float, length: float | None) -> dict[str, Any]:
+    spread = {"mean": 3.5, "p50": 3.0, "p90": 4.0, "p99": 4.0}
+    return {"server": server, "concurrency": at_once, "ttft_ms": spread, "tpot_ms": spread,
+            "output_tokens_per_second": tokens, "ttfts_ms": [3.0, 4.0], "tpots_ms": [3.0, 4.0],
+            "speculative_decoding": length and {"mean_acceptance_length": length}}  # fmt: skip
+
+
+SERVE = {
+    "benchmark": "serve", "model": "tiny", "method": "suffix", "tool": "aiperf 0.13.0",
+    "machine": MACHINE, "clocks": CLOCKS,
+    "servers": [{"name": "suffix"}, {"name": "127.0.0.1:8001"}],
+    "rows": [served("suffix", 1, 90.0, 2.5), served("127.0.0.1:8001", 1, 60.0, None),
+             served("suffix", 4, 120.0, 2.0), served("127.0.0.1:8001", 4, 110.0, None)],
+}  # fmt: skip
+
+
 def candidate(k: int, m: int, speedup: float) -> dict[str, Any]:
     return {"max_draft": k, "ngram": m, "max_draft_len": k, "tokens_per_step": speedup,
             "rows_per_step": 1.0 + k, "mean_acceptance_length": speedup, "num_draft_tokens": 9,

@@ -25,6 +25,7 @@ MADE: dict[str, Any] = {
     "latency": files.PAIR,
     "throughput": {**files.PAIR, "benchmark": "throughput", "plain": None, "speedup": None},
     "sweep": files.SWEEP,
+    "serve": files.SERVE,
     "tune": files.TUNE,
     "summarize": files.SUMMARIZE,
     "gpu": files.GPU,
@@ -37,6 +38,8 @@ SLUGS = {
     "throughput": ["tokens-per-pass", "speed", "time", "acceptance-by-depth", "latency",
                    "first-token", "further-token"],
     "sweep": ["speed-up", "speed-up-bars", "tokens-per-pass", "latency"],
+    "serve": ["speed", "first-token", "further-token", "acceptance-length", "first-token-4",
+              "further-token-4"],
     "tune": ["step-cost", "speed-up", "tokens-per-pass", "plane"],
     "summarize": ["rouge", "speed", "tokens-per-pass"],
     "gpu": ["step-cost", "speculation-speed", "tokens-per-pass", "time", "attn-b8-m64-g4"],
@@ -80,6 +83,12 @@ def test_the_numbers_are_those_of_the_file(tmp_path: Path) -> None:
     assert isinstance(heat, HeatMap) and heat.values == {
         ("1", "adaptive"): 1.1, ("1", "2"): 1.1, ("4", "adaptive"): 1.4, ("4", "2"): 1.4,
     }  # fmt: skip
+    served = {f.slug: f for f in read_result(file_of("serve", tmp_path)).figures}
+    speed, lengths = served["speed"], served["acceptance-length"]
+    assert isinstance(speed, Bars) and isinstance(lengths, Bars)
+    assert speed.categories == ["1", "4"]
+    assert speed.series == {"suffix": [90.0, 120.0], "127.0.0.1:8001": [60.0, 110.0]}
+    assert lengths.series == {"suffix": [2.5, 2.0], "127.0.0.1:8001": [None, None]}
     cost = read_result(file_of("gpu", tmp_path)).figures[0]
     assert isinstance(cost, Curves) and cost.series == {
         "1 requests, fast": [(1, 5.0), (84, 5.5)],

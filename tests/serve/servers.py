@@ -9,13 +9,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import uvicorn
 from fastapi import FastAPI
 
 from specdec_ext import LLM
 from specdec_ext.serve.app import create_app
-from specdec_ext.serve.server import Server
+from specdec_ext.serve.server import ThreadServer as LiveServer
 from specdec_ext.serve.settings import ServerSettings
+
+__all__ = ["NAME", "Gate", "LiveServer", "all_returned", "make_app", "make_llm", "wait_until"]
 
 NGRAM = {"method": "ngram", "max_draft_len": 4, "adaptive": False}
 NAME = "tiny"
@@ -59,29 +60,6 @@ class Gate:
     def remove(self) -> None:
         self.open()
         self._model.forward = self._forward
-
-
-class LiveServer:
-    """An application under uvicorn in a thread, on a free loopback port."""
-
-    def __init__(self, app: FastAPI, **options: Any) -> None:
-        config = uvicorn.Config(
-            app, host="127.0.0.1", port=0, access_log=False, log_level="error", lifespan="off",
-            timeout_graceful_shutdown=20, **options,
-        )  # fmt: skip
-        self.server = Server(config, app)
-        self.thread = threading.Thread(target=self.server.run, daemon=True)
-
-    def __enter__(self) -> LiveServer:
-        self.thread.start()
-        wait_until(lambda: self.server.started)
-        self.port: int = self.server.servers[0].sockets[0].getsockname()[1]
-        self.url = f"http://127.0.0.1:{self.port}"
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.server.should_exit = True
-        self.thread.join()
 
 
 def wait_until(condition: Callable[[], bool]) -> None:

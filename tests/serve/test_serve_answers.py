@@ -97,6 +97,27 @@ def test_text_is_that_of_generate(client: TestClient, llm: LLM, path: str, wish:
     assert len({part["id"] for part in parts}) == 1
 
 
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+def test_usage_in_every_chunk(client: TestClient, path: str) -> None:
+    """vLLM's continuous_usage_stats, which GuideLLM sends: tokens so far, all choices together."""
+    chat = "chat" in path
+    body = {"max_tokens": 24, "seed": 3, "n": 2, "stream": True, "ignore_eos": True,
+            "return_token_ids": True, **({"messages": MESSAGES} if chat else {"prompt": PROMPT}),
+            "stream_options": {"include_usage": True, "continuous_usage_stats": True}}  # fmt: skip
+    parts = chunks(client.post(path, json=body).text)
+    *steps, last = [part for part in parts if part["usage"] is not None]
+    assert len(parts) - len(steps) - 1 == (2 if chat else 0)  # the roles, in front of any token
+    seen = 0
+    for part in steps:
+        [choice] = part["choices"]
+        seen += len(choice["token_ids"])
+        assert part["usage"]["completion_tokens"] >= seen > 0
+        assert part["usage"]["prompt_tokens"] == last["usage"]["prompt_tokens"] > 0
+    assert seen == last["usage"]["completion_tokens"] == 48
+    counts = [part["usage"]["completion_tokens"] for part in steps]
+    assert counts == sorted(counts)
+
+
 def test_a_stop_string_ends_the_text_in_front_of_it(client: TestClient, llm: LLM) -> None:
     whole = expected(llm, 30, {}, chat=False).outputs[0].text
     stop = whole[6:8]

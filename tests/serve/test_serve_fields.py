@@ -132,6 +132,8 @@ def test_values_that_are_accepted(client: TestClient, values: dict[str, Any]) ->
         ({"logprobs": True, "top_logprobs": 21}, "logprobs"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
         ({"stream": True, "stream_options": {"x": 1}}, "stream_options.x"),
+        ({"stream": True, "stream_options": {"continuous_usage_stats": True}},
+         "stream_options.continuous_usage_stats"),
         ({"stream": True, "stream_options": {"include_obfuscation": True}},
          "stream_options.include_obfuscation"),
         ({"response_format": {"type": "xml"}}, "response_format"),

@@ -89,28 +89,6 @@ def test_the_openai_client_asynchronously(llm: LLM, live: LiveServer) -> None:
         asyncio.run(main())
 
 
-def test_two_hundred_streams_at_once(llm: LLM, live: LiveServer) -> None:
-    """None is lost and none mixed up: each is what it is alone."""
-    count, tokens = 200, 16
-    want = {i: text_of(llm, f"{i}: tell me", tokens, temperature=0.8, seed=i) for i in range(count)}
-
-    async def main() -> None:
-        limits = httpx2.Limits(max_connections=count)
-        async with httpx2.AsyncClient(base_url=live.url, limits=limits, timeout=None) as client:
-
-            async def one(number: int) -> str:
-                body = {"prompt": f"{number}: tell me", "max_tokens": tokens, "temperature": 0.8,
-                        "seed": number, "stream": True}  # fmt: skip
-                reply = await client.post("/v1/completions", json=body)
-                return choice_text(chunks(reply.text))
-
-            texts = await asyncio.gather(*(one(i) for i in range(count)))
-            assert dict(enumerate(texts)) == want
-
-    with all_returned(llm):
-        asyncio.run(main())
-
-
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
 def test_curl(llm: LLM, live: LiveServer) -> None:
     body = json.dumps({"prompt": "ab", "max_tokens": 9, "temperature": 0, "stream": True})

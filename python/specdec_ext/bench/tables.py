@@ -8,7 +8,15 @@ from typing import IO, TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["heat_map", "print_notes", "print_pair", "print_sweep", "shade", "wide_console"]
+__all__ = [
+    "heat_map",
+    "print_notes",
+    "print_pair",
+    "print_serve",
+    "print_sweep",
+    "shade",
+    "wide_console",
+]
 
 # From slow to fast, as 256-colour backgrounds that black text can be read on.
 _COLORS = (203, 209, 215, 221, 227, 191, 155, 119, 84)
@@ -126,6 +134,51 @@ def print_sweep(report: Mapping[str, Any], stream: IO[str]) -> None:
         heat_map("speed-up", "batch", batches, "draft", drafts, values, stream)
     if "machine" in report:
         print_notes(report, stream)
+
+
+def print_serve(report: Mapping[str, Any], stream: IO[str]) -> None:
+    """A row per concurrency and server, then the first server against each other one."""
+    from rich.table import Table
+
+    table = Table(title=f"serve: {report['model']}, by {report['tool']}")
+    table.add_column("at a time", justify="right")
+    table.add_column("server")
+    for name in ("first token ms, p50", "p99", "ms/token, p50", "p99", "tokens/s", "requests/s",
+                 "accept len", "accepted/drafts", "failed"):  # fmt: skip
+        table.add_column(name, justify="right")
+    for row in report["rows"]:
+        spec, length, accepted = row["speculative_decoding"], None, "-"
+        if spec and spec["num_spec_steps"]:
+            length = spec["mean_acceptance_length"]
+            accepted = f"{spec['num_accepted_draft_tokens']}/{spec['num_draft_tokens']}"
+        table.add_row(
+            str(row["concurrency"]), row["server"],
+            *(_number(row[key][point], digits) for key, digits in (("ttft_ms", 1), ("tpot_ms", 2))
+              for point in ("p50", "p99")),
+            _number(row["output_tokens_per_second"], 1), _number(row["requests_per_second"]),
+            _number(length), accepted,
+            str(row["failed_requests"]),
+        )  # fmt: skip
+    console = wide_console(stream)
+    console.print(table)
+    speed = {(r["server"], r["concurrency"]): r["output_tokens_per_second"] for r in report["rows"]}
+    first, *others = [server["name"] for server in report["servers"]]
+    levels = list(dict.fromkeys(row["concurrency"] for row in report["rows"]))
+    for other in others:
+        times = ", ".join(
+            f"{speed[first, level] / speed[other, level]:.2f} at {level}"
+            for level in levels
+            if speed[other, level]
+        )
+        console.print(f"{first} against {other}, tokens/s: {times}", soft_wrap=True)
+    machine, load = report["machine"], report["clocks"]["after"]["load_average"][0]
+    work = report["workload"]
+    console.print(
+        f"{work['prompts']} ({work['distinct_prompts']} prompts), {work['output_len']} tokens "
+        f"each; {machine['device']}, {machine['cpu']}, load {load}, version {machine['version']}"
+        + (f" ({machine['commit']})" if machine["commit"] else ""),
+        soft_wrap=True,
+    )
 
 
 def _label(draft: Any) -> str:

@@ -1,4 +1,4 @@
-"""`specdec bench latency | throughput | sweep`: speed with speculation against plain decoding."""
+"""`specdec bench latency | throughput | sweep | serve`: speed with speculation and without."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from . import bench_serve
 from .common import add_llm_arguments, external_lookup, llm_kwargs, make_llm, usage_error
 from .prompts import add_prompt_arguments, encode_prompt, read_prompts
 from .speculation import named_speculation
@@ -16,10 +17,12 @@ __all__ = ["add_arguments", "run"]
 
 MIN_ITERS = 5
 # Mode -> its own options with their defaults; given elsewhere they are refused.
+_ROUNDS = {"num_iters": MIN_ITERS, "num_iters_warmup": 2}
 _MODE_OPTIONS: dict[str, dict[str, Any]] = {
-    "latency": {"batch_size": 8},
-    "throughput": {"num_prompts": None},
-    "sweep": {"batch_sizes": [1, 2, 4, 8], "draft_lens": None, "triples": None},
+    "latency": {"batch_size": 8, **_ROUNDS},
+    "throughput": {"num_prompts": None, **_ROUNDS},
+    "sweep": {"batch_sizes": [1, 2, 4, 8], "draft_lens": None, "triples": None, **_ROUNDS},
+    "serve": bench_serve.OPTIONS,
 }
 _LATENCY_INPUT_LEN = 32
 
@@ -28,13 +31,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "mode", choices=tuple(_MODE_OPTIONS),
         help="latency: one batch; throughput: all prompts at once; sweep: batch sizes by draft "
-        "lengths",
+        "lengths; serve: a server by HTTP",
     )  # fmt: skip
     work = parser.add_argument_group("work")
     add_prompt_arguments(work)
     work.add_argument(
         "--input-len", type=int, metavar="N",
-        help=f"random prompts of N tokens (default: {_LATENCY_INPUT_LEN}; not with --input-file)",
+        help=f"random prompts of N tokens, serve: of N words (default: {_LATENCY_INPUT_LEN}, "
+        "serve: 64; not with --input-file)",
     )  # fmt: skip
     work.add_argument(
         "--output-len", "--max-output-len", type=int, default=128, metavar="N",
@@ -45,7 +49,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     work.add_argument("--batch-size", type=int, metavar="N", help="latency: requests (default: 8)")
     work.add_argument(
         "--num-prompts", type=int, metavar="N",
-        help="throughput: requests (default: 32, or the file's prompts)",
+        help="throughput: requests (default: 32, or the file's prompts); serve: requests at every "
+        "concurrency (default: 4 times it, at least 8)",
     )  # fmt: skip
     work.add_argument(
         "--batch-sizes", type=int, nargs="+", metavar="N", help="sweep (default: 1 2 4 8)"
@@ -58,12 +63,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--triples", nargs="+", metavar="[W,N,G]", help="sweep of lookahead, instead of draft lens"
     )
     work.add_argument(
-        "--num-iters", type=int, default=MIN_ITERS, metavar="N",
+        "--num-iters", type=int, metavar="N",
         help=f"rounds that count, {MIN_ITERS} or more (default: {MIN_ITERS})",
     )  # fmt: skip
     work.add_argument(
-        "--num-iters-warmup", type=int, default=2, metavar="N", help="rounds before (default: 2)"
+        "--num-iters-warmup", type=int, metavar="N", help="rounds before (default: 2)"
     )
+    bench_serve.add_arguments(parser)
     output = parser.add_argument_group("output")
     output.add_argument("--json", action="store_true", help="JSON on stdout instead of a table")
     output.add_argument("--output-json", metavar="FILE", help="write the JSON there too")
@@ -74,6 +80,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     _check(args)
     llm_kwargs(args)  # refused before anything is loaded
+    if args.mode == "serve":
+        bench_serve.check(args)
+        report = bench_serve.run(args)
+        _write(args, report)
+        return 1 if report["failed_requests"] else 0
     params = _params(args)
     drafts = _drafts(args, named_speculation(args)) if args.mode == "sweep" else []
     prompts = None if args.input_file is None else read_prompts(args)
@@ -101,7 +112,7 @@ def _check(args: argparse.Namespace) -> None:
     for mode, options in _MODE_OPTIONS.items():
         for name, default in options.items():
             flag = "--" + name.replace("_", "-")
-            if mode != args.mode and getattr(args, name) is not None:
+            if name not in _MODE_OPTIONS[args.mode] and getattr(args, name) is not None:
                 usage_error(args, f"{flag} belongs to 'bench {mode}', not to 'bench {args.mode}'")
             if mode == args.mode and getattr(args, name) is None:
                 setattr(args, name, default)
@@ -109,9 +120,9 @@ def _check(args: argparse.Namespace) -> None:
         usage_error(args, "--input-len and --input-file exclude each other; give one of them")
     if external_lookup(args) is not None:
         usage_error(args, "--prompt-lookup-style v1 is not measured here; use v2")
-    counts = {"--num-iters-warmup": (args.num_iters_warmup, 0)}
-    counts["--num-iters"] = (args.num_iters, MIN_ITERS)
+    counts = {}
     for flag, name, low in (
+        ("--num-iters-warmup", "num_iters_warmup", 0), ("--num-iters", "num_iters", MIN_ITERS),
         ("--batch-size", "batch_size", 1), ("--num-prompts", "num_prompts", 1),
         ("--input-len", "input_len", 1),
     ):  # fmt: skip
@@ -250,7 +261,7 @@ def _measure(
 
 
 def _write(args: argparse.Namespace, report: dict[str, Any]) -> None:
-    from ..bench.tables import print_pair, print_sweep
+    from ..bench.tables import print_pair, print_serve, print_sweep
 
     text = json.dumps(report, indent=2, allow_nan=False)
     if args.output_json is not None:
@@ -259,5 +270,7 @@ def _write(args: argparse.Namespace, report: dict[str, Any]) -> None:
         print(text)
     elif args.mode == "sweep":
         print_sweep(report, sys.stdout)
+    elif args.mode == "serve":
+        print_serve(report, sys.stdout)
     else:
         print_pair(report, sys.stdout)

@@ -12,7 +12,7 @@ from typing import Any
 from ..errors import ConfigError
 from .common import add_llm_arguments, llm_kwargs, make_llm, usage_error
 
-__all__ = ["add_arguments", "run"]
+__all__ = ["DEFAULT_QUEUED", "add_arguments", "make_server_llm", "run"]
 
 KEYS_VARIABLE = "SPECDEC_API_KEYS"
 DEFAULT_QUEUED = 2048
@@ -114,6 +114,14 @@ def _settings(args: argparse.Namespace) -> Any:
     )
 
 
+def make_server_llm(args: argparse.Namespace, max_queued_requests: int) -> Any:
+    """The engine of a server: prefix reuse is on, and the queue has an end."""
+    kwargs = llm_kwargs(args)
+    reuse = dataclasses.replace(kwargs["kv_cache_config"], enable_block_reuse=True)
+    queue = dataclasses.replace(kwargs["scheduler_config"], max_queued_requests=max_queued_requests)
+    return make_llm(args, kv_cache_config=reuse, scheduler_config=queue)
+
+
 def run(args: argparse.Namespace) -> int:
     """Serve until a signal comes; 0 when what ran then has ended."""
     if args.model_argument is not None:
@@ -130,13 +138,8 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(
             f"the server needs {error.name}: pip install 'specdec_ext[serve]'"
         ) from None
-    kwargs = llm_kwargs(args)
-    reuse = dataclasses.replace(kwargs["kv_cache_config"], enable_block_reuse=True)
-    queue = dataclasses.replace(
-        kwargs["scheduler_config"], max_queued_requests=args.max_queued_requests
-    )
     where = args.uds or f"{args.host}:{args.port}"
-    with make_llm(args, kv_cache_config=reuse, scheduler_config=queue) as llm:
+    with make_server_llm(args, args.max_queued_requests) as llm:
         if not settings.api_keys and args.uds is None and args.host not in ("127.0.0.1", "::1"):
             print(f"warning: {where} serves everybody; see --api-key-file", file=sys.stderr)
         app = create_app(llm, settings)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from .figures import Bars, Curves, Figure, HeatMap, Shares, survival
 
-__all__ = ["pair", "summarize", "sweep", "tune"]
+__all__ = ["pair", "serve", "summarize", "sweep", "tune"]
 
 Data = Mapping[str, Any]
 
@@ -61,7 +61,9 @@ def _acceptance(histogram: Sequence[int], name: str) -> list[Figure]:
     ]  # fmt: skip
 
 
-def _latencies(sides: Mapping[str, Data]) -> list[Figure]:
+def _latencies(sides: Mapping[str, Data], at_once: int | None = None) -> list[Figure]:
+    """Distributions; at_once: of so many requests at a time."""
+    more = ("", "") if at_once is None else (f"-{at_once}", f", {at_once} at a time")
     figures: list[Figure] = []
     for key, slug, title, label in (
         ("latencies", "latency", "Latency of a call", "s"),
@@ -72,7 +74,9 @@ def _latencies(sides: Mapping[str, Data]) -> list[Figure]:
         if series:
             note = "the share of calls that took no longer" if key == "latencies" else (
                 "the share of requests that waited no longer")  # fmt: skip
-            figures.append(Shares(slug, title, label, "share", note, series=series))
+            figures.append(
+                Shares(slug + more[0], title + more[1], label, "share", note, series=series)
+            )
     return figures
 
 
@@ -117,6 +121,35 @@ def sweep(data: Data) -> list[Figure]:
                "the share of calls that took no longer", series=latencies)
     )  # fmt: skip
     return figures
+
+
+def serve(data: Data) -> list[Figure]:
+    """bench serve: every server at every concurrency."""
+    rows = data["rows"]
+    levels = list(dict.fromkeys(row["concurrency"] for row in rows))
+    names = [server["name"] for server in data["servers"]]
+    cells = {(row["server"], row["concurrency"]): row for row in rows}
+
+    def bars(slug: str, title: str, unit: str, value: Callable[[Data], float | None]) -> Bars:
+        series = {name: [value(cells[name, level]) for level in levels] for name in names}
+        return Bars(slug, title, "requests at a time", unit, f"by {data['tool']}",
+                    categories=[str(level) for level in levels], series=series)  # fmt: skip
+
+    figures: list[Figure] = [
+        bars("speed", "Output tokens per second", "tokens/s",
+             lambda row: row["output_tokens_per_second"]),
+        bars("first-token", "Time to the first token, median", "ms",
+             lambda row: row["ttft_ms"]["p50"]),
+        bars("further-token", "Time per further token, median", "ms",
+             lambda row: row["tpot_ms"]["p50"]),
+    ]  # fmt: skip
+    if any(row["speculative_decoding"] for row in rows):
+        figures.append(
+            bars("acceptance-length", "Tokens per speculative step", "tokens",
+                 lambda row: (row["speculative_decoding"] or {}).get("mean_acceptance_length"))
+        )  # fmt: skip
+    most = levels[-1]
+    return figures + _latencies({name: cells[name, most] for name in names}, most)
 
 
 def tune(data: Data) -> list[Figure]:

@@ -21,6 +21,7 @@ KINDS: Mapping[str, tuple[str, _Make]] = {
     "latency": ("specdec bench latency", bench_figures.pair),
     "throughput": ("specdec bench throughput", bench_figures.pair),
     "sweep": ("specdec bench sweep", bench_figures.sweep),
+    "serve": ("specdec bench serve", bench_figures.serve),
     "tune": ("specdec tune", bench_figures.tune),
     "summarize": ("specdec summarize", bench_figures.summarize),
     "trace": ("specdec trace", trace_figures.trace),

@@ -141,11 +141,11 @@ class Bridge:
         with self._lock:  # held for a sum; nothing in it waits
             self.llm.engine.require_room(self._reserved + count)
             self._reserved += count
+        held = [count]
         try:
-            requests = await self.in_thread(self._submit, sources, params)
+            requests = await self.in_thread(self._submit, sources, params, held)
         finally:
-            with self._lock:
-                self._reserved -= count
+            self._release(held)
         return [Running(request, self, self._seconds) for request in requests]
 
     async def in_thread(self, work: Callable[..., T], *args: Any) -> T:
@@ -154,10 +154,18 @@ class Bridge:
             self._threads = anyio.CapacityLimiter(READING_THREADS)
         return await anyio.to_thread.run_sync(work, *args, limiter=self._threads)
 
+    def _release(self, held: list[int]) -> None:
+        """Give back what was reserved; may be called twice."""
+        with self._lock:
+            self._reserved -= held.pop() if held else 0
+
     def _submit(
-        self, sources: Sequence[PromptSource], params: SamplingParams
+        self, sources: Sequence[PromptSource], params: SamplingParams, held: list[int]
     ) -> list[AsyncRequest]:
         prompts = [source(self.llm.prompts) for source in sources]
+        # From here on the engine counts them, and refuses what is too many: nobody is counted
+        # twice, so that nobody is refused while there is room.
+        self._release(held)
         # One that is refused behind others leaves them without an owner, which cancels them.
         return [
             self.llm.generate_async({"prompt": text, "prompt_token_ids": ids}, params)

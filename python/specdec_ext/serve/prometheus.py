@@ -13,6 +13,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from ..llm import LLM
+from ..request.sampling_params import SamplingParams
+from ..request.speculation import resolve_speculation
 from ..text.outputs import RequestOutput
 
 __all__ = ["ServerMetrics"]
@@ -100,6 +102,10 @@ class _EngineSums(Collector):
     def __init__(self, llm: LLM, model_name: str) -> None:
         self._llm = llm
         self._labels = {"model_name": model_name}
+        # Positions are there from the start: a counter that appears later has no value before it,
+        # so that who takes differences (AIPerf) would miss all it counted until then.
+        config = llm.speculative_config
+        self._num_positions = resolve_speculation(SamplingParams(), config)[1]
 
     def describe(self) -> list[Metric]:
         return []  # registering must not ask the engine
@@ -131,7 +137,7 @@ class _EngineSums(Collector):
             "steps that accepted a draft at this place of the path",
             labels=[*self._labels, "position"],
         )
-        for position in range(len(histogram) - 1):
+        for position in range(max(self._num_positions, len(histogram) - 1)):
             kept = sum(histogram[position + 1 :])
             positions.add_metric([*self._labels.values(), str(position)], kept)
         yield positions

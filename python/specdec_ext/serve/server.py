@@ -8,15 +8,18 @@ import logging
 import signal
 import socket
 import sys
+import threading
+import time
 from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
 from sse_starlette.sse import AppStatus
 
+from ..errors import EngineError
 from .middleware import access_logger
 
-__all__ = ["Server", "run_server"]
+__all__ = ["Server", "ThreadServer", "run_server"]
 
 # For clients to read their last event after drain_seconds.
 LAST_WORDS_SECONDS = 5
@@ -34,6 +37,42 @@ class Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._app.state.serving.bridge.drain()
         await super().shutdown(sockets)
+
+
+class ThreadServer:
+    """The application served from a thread of this process, on a free loopback port.
+
+    Used as a context manager: its end drains the server.
+    """
+
+    def __init__(self, app: FastAPI, **options: Any) -> None:
+        config = uvicorn.Config(
+            app,
+            host="127.0.0.1",
+            port=0,
+            access_log=False,
+            log_level="error",
+            lifespan="off",
+            timeout_graceful_shutdown=int(app.state.serving.settings.drain_seconds)
+            + LAST_WORDS_SECONDS,
+            **options,
+        )
+        self.server = Server(config, app)
+        self.thread = threading.Thread(target=self.server.run, name="specdec-server", daemon=True)
+
+    def __enter__(self) -> ThreadServer:
+        self.thread.start()
+        while not self.server.started:
+            if not self.thread.is_alive():
+                raise EngineError("the server did not start; its log says why")
+            time.sleep(0.005)
+        self.port: int = self.server.servers[0].sockets[0].getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.server.should_exit = True
+        self.thread.join()
 
 
 def run_server(app: FastAPI, **options: Any) -> None:

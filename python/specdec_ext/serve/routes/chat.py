@@ -93,9 +93,7 @@ class _Answer:
     async def events(self, running: Running, request: Request) -> AsyncIterator[ServerSentEvent]:
         """chat.completion.chunk events: a first one with the role, one per snapshot and choice."""
         base = head("chatcmpl", "chat.completion.chunk", self._model)
-        options = self._body.stream_options
-        with_usage = options is not None and bool(options.include_usage)
-        if with_usage:
+        if self._body.with_usage:
             base["usage"] = None
 
         def chunk(choice: dict[str, Any], delta: dict[str, Any]) -> ServerSentEvent:
@@ -106,13 +104,15 @@ class _Answer:
             yield chunk(empty, {"role": "assistant", "content": ""})
         output = None
         async for output in running:
+            if self._body.usage_in_every_chunk:
+                base["usage"] = usage([output])
             for choice in output.outputs:
                 if is_worth_sending(choice, wants_tokens=self._wants_tokens):
                     delta = self._delta(choice)
                     yield chunk(self._choice(choice), delta)
         assert output is not None
         log_answer(request, [output])
-        if with_usage:
+        if self._body.with_usage:
             detail = self._serving.settings.per_request_metrics
             last = {"usage": usage([output]), "metrics": metrics([output], detail)}
             yield event({**base, "choices": [], **last})

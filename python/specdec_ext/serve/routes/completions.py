@@ -99,14 +99,14 @@ class _Answer:
     ) -> AsyncIterator[ServerSentEvent]:
         """text_completion events, one per snapshot and choice that has something new."""
         base = head("cmpl", "text_completion", self._model)
-        options = self._body.stream_options
-        with_usage = options is not None and bool(options.include_usage)
-        if with_usage:
+        if self._body.with_usage:
             base["usage"] = None
         last: dict[int, RequestOutput] = {}
         sent: dict[int, str] = {}  # text of the choices so far
         async for number, output in merged(running):
             last[number] = output
+            if self._body.usage_in_every_chunk:
+                base["usage"] = usage(last.values())
             for choice in output.outputs:
                 place = number * self._n + choice.index
                 is_first = place not in sent
@@ -118,7 +118,7 @@ class _Answer:
                     sent[place] = choice.text
         outputs = [last[number] for number in range(len(running))]
         log_answer(request, outputs)
-        if with_usage:
+        if self._body.with_usage:
             detail = self._serving.settings.per_request_metrics
             end = {"usage": usage(outputs), "metrics": metrics(outputs, detail)}
             yield event({**base, "choices": [], **end})

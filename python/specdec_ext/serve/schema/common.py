@@ -54,9 +54,11 @@ class Strict(BaseModel):
 
 
 class StreamOptions(Strict):
-    """include_usage: a last chunk without choices that carries `usage` and `metrics`."""
+    """include_usage: a last chunk without choices that carries `usage` and `metrics`;
+    continuous_usage_stats (vLLM's): `usage` so far in the other chunks, too."""
 
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
     include_obfuscation: bool | None = None
 
 
@@ -106,12 +108,27 @@ class Sampled(Strict):
             raise ApiError(
                 400, "stream_options needs stream = true; leave it out", param="stream_options"
             )
+        if options is not None and options.continuous_usage_stats and not options.include_usage:
+            raise ApiError(
+                400, "stream_options.continuous_usage_stats needs include_usage = true; set it, "
+                "or leave both out", param="stream_options.continuous_usage_stats",
+            )  # fmt: skip
         if options is not None and options.include_obfuscation:
             raise ApiError(
                 400, "stream_options.include_obfuscation = true is not supported; leave it out",
                 param="stream_options.include_obfuscation",
             )  # fmt: skip
         return self
+
+    @property
+    def with_usage(self) -> bool:
+        """A stream ends with a chunk of `usage`."""
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    @property
+    def usage_in_every_chunk(self) -> bool:
+        """Chunks with something new say how many tokens there are by then."""
+        return self.stream_options is not None and bool(self.stream_options.continuous_usage_stats)
 
 
 class Choosing(Sampled):

@@ -1,0 +1,193 @@
+"""How much later than the engine has a token does a client have it?
+
+N streams decode together behind a server; clients read them in a process of their own. Of every
+token: when the engine had it (its request was told of it), and when the client had read the event
+that carries it. Both clocks are the system's monotonic one. Besides that the time of a step while
+clients read, against the same requests in process, in turns.
+
+    python -m benchmarks.serve_latency [--streams 32 64] [--tokens 96] [--rounds 3]
+                                       [--speculate] [--write]
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import itertools
+import json
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from benchmarks import common
+from specdec_ext import LLM, SamplingParams, _core
+from specdec_ext.engine.request_state import RequestState
+from specdec_ext.serve.app import create_app
+from specdec_ext.serve.server import ThreadServer
+from specdec_ext.serve.settings import ServerSettings
+
+# (time, tokens by then) of one request, in order.
+Marks = list[tuple[float, int]]
+
+
+def prompt(number: int) -> str:
+    return f"Story {number}: once upon a time there were {number} travellers who"
+
+
+# -- the clients' process -------------------------------------------------------------------------
+
+
+async def read_stream(port: int, number: int, tokens: int) -> Marks:
+    body = json.dumps(
+        {"prompt": prompt(number), "max_tokens": tokens, "temperature": 0, "ignore_eos": True,
+         "seed": number, "stream": True, "return_token_ids": True}
+    ).encode()  # fmt: skip
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    writer.write(f"{head}Content-Length: {len(body)}\r\nConnection: close\r\n\r\n".encode() + body)
+    marks: Marks = []
+    count = 0
+    while line := await reader.readline():
+        now = time.monotonic()
+        if line.startswith(b"data: {"):
+            count += len(json.loads(line[6:])["choices"][0]["token_ids"])
+            marks.append((now, count))
+    writer.close()
+    if count != tokens:
+        raise RuntimeError(f"stream {number} has {count} tokens of {tokens}")
+    return marks
+
+
+async def clients(port: int, streams: int, tokens: int) -> list[Marks]:
+    return await asyncio.gather(*(read_stream(port, i, tokens) for i in range(streams)))
+
+
+# -- the engine's process -------------------------------------------------------------------------
+
+
+@contextmanager
+def noted(marks: dict[int, Marks]) -> Iterator[None]:
+    """While open, every request notes when it gets tokens; `seed` is its number."""
+    consume = RequestState.consume
+
+    def noting(state: RequestState, *given: Any, **more: Any) -> Any:
+        result = consume(state, *given, **more)
+        marks.setdefault(state.params.seed, []).append((time.monotonic(), len(state.token_ids)))
+        return result
+
+    RequestState.consume = noting  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        RequestState.consume = consume  # type: ignore[method-assign]
+
+
+def reached(marks: Marks, tokens: int) -> list[float]:
+    """When each of the tokens was there."""
+    times: list[float] = []
+    for when, count in marks:
+        times += [when] * (count - len(times))
+    return times[:tokens]
+
+
+def step_ms(marks: dict[int, Marks]) -> float:
+    """Median time between two steps of the same request; those that read prompts are few."""
+    return statistics.median(
+        1e3 * (b[0] - a[0]) for found in marks.values() for a, b in itertools.pairwise(found)
+    )
+
+
+def served(llm: LLM, port: int, streams: int, tokens: int) -> tuple[list[float], float]:
+    """(ms that each token came later, ms of a step)."""
+    marks: dict[int, Marks] = {}
+    with noted(marks):
+        command = [sys.executable, "-m", "benchmarks.serve_latency", "--client", str(port),
+                   "--streams", str(streams), "--tokens", str(tokens)]  # fmt: skip
+        done = subprocess.run(command, stdout=subprocess.PIPE, check=True)
+    late = []
+    for number, read in enumerate(json.loads(done.stdout)):
+        had = reached(marks[number], tokens)
+        late += [1e3 * (b - a) for a, b in zip(had, reached(read, tokens), strict=True)]
+    return late, step_ms(marks)
+
+
+def alone(llm: LLM, streams: int, tokens: int) -> float:
+    """Milliseconds of a step of the same requests without a server."""
+    marks: dict[int, Marks] = {}
+    params = [SamplingParams(max_tokens=tokens, ignore_eos=True, seed=i) for i in range(streams)]
+    with noted(marks):
+        llm.generate([prompt(i) for i in range(streams)], params, use_tqdm=False)
+    return step_ms(marks)
+
+
+def measure(llm: LLM, port: int, streams: int, tokens: int, rounds: int) -> dict[str, Any]:
+    llm.reset_prefix_cache()
+    served(llm, port, streams, tokens)  # not counted
+    late: list[float] = []
+    ratios, steps = [], []
+    for round_ in range(rounds):
+        order = ("served", "alone") if round_ % 2 == 0 else ("alone", "served")
+        found: dict[str, float] = {}
+        for kind in order:
+            llm.reset_prefix_cache()
+            if kind == "alone":
+                found[kind] = alone(llm, streams, tokens)
+            else:
+                more, found[kind] = served(llm, port, streams, tokens)
+                late += more
+        ratios.append(found["served"] / found["alone"])
+        steps.append(found["served"])
+    points = statistics.quantiles(late, n=1000, method="inclusive")
+    return {
+        "streams": streams, "tokens": len(late), "late_ms": {
+            "p50": points[499], "p90": points[899], "p99": points[989], "max": max(late),
+        },
+        "step_ms": common.spread(steps), "step_over_alone": common.spread(ratios),
+    }  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--streams", type=int, nargs="+", default=[32, 64])
+    parser.add_argument("--tokens", type=int, default=96)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=1, help="of the engine")
+    parser.add_argument("--speculate", action="store_true", help="by the default, not plainly")
+    parser.add_argument("--client", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--write", action="store_true", help="into benchmarks/results/")
+    args = parser.parse_args()
+    if args.client is not None:
+        json.dump(asyncio.run(clients(args.client, args.streams[0], args.tokens)), sys.stdout)
+        return
+    common.set_threads(args.threads)
+    about = {"environment": common.environment(_core.num_threads()), "arguments": vars(args)}
+    with LLM(
+        speculative_config="auto" if args.speculate else None,
+        kv_cache_config={"enable_block_reuse": True},
+        scheduler_config={"max_batch_size": max(args.streams)},
+    ) as llm:
+        settings = ServerSettings(served_model_names=["default"], request_seconds=3600.0)
+        with ThreadServer(create_app(llm, settings)) as server:
+            rows = [
+                measure(llm, server.port, streams, args.tokens, args.rounds)
+                for streams in args.streams
+            ]
+    header = ("streams", "tokens", "late p50, ms", "p90", "p99", "max", "step, ms", "step / alone")
+    cells = [
+        (row["streams"], row["tokens"], *row["late_ms"].values(), row["step_ms"]["median"],
+         row["step_over_alone"]["median"])
+        for row in rows
+    ]  # fmt: skip
+    table = common.markdown(header, cells)
+    print(table)
+    print("load:", common.load_average())
+    if args.write:
+        print(common.write_result("serve_latency", {**about, "rows": rows}, [table]))
+
+
+if __name__ == "__main__":
+    main()
