@@ -128,6 +128,7 @@ def test_a_program_that_leaves_no_report(name: str, tmp_path: Path) -> None:
     assert "secret-key" not in str(caught.value)
 
 
+@pytest.mark.slow  # waits for processes without a limit
 def test_an_interrupt_ends_the_tool_and_what_it_started(tmp_path: Path) -> None:
     code = f"""
 import signal, subprocess
