@@ -17,11 +17,14 @@ MAPPED_TREE: dict[str, Any] = {**MAPPED, "max_draft_len": 9, "top_k": 3, "max_dr
 WORDS = [f"w{i}" for i in range(VOCAB)]
 
 
-def renamed(draft: Path, path: Path, words: list[str], vocab: int = VOCAB) -> Path:
+def renamed(
+    draft: Path, path: Path, words: list[str], vocab: int = VOCAB, noise: float = 0.0
+) -> Path:
     """The model in `draft` with the vocabulary `words`: a word of the target (w<i>) has the rows
     that it has there, any other one random ones.
 
     vocab  words of the target
+    noise  added to all weights
     """
     path.mkdir(parents=True)
     weights = load_file(draft / "model.safetensors")
@@ -35,6 +38,11 @@ def renamed(draft: Path, path: Path, words: list[str], vocab: int = VOCAB) -> Pa
             if row >= 0:
                 new[i] = old[row]
         weights[name] = new
+    if noise:
+        weights = {
+            name: w + noise * torch.randn(w.shape, generator=generator)
+            for name, w in weights.items()
+        }
     save_file(weights, path / "model.safetensors", metadata={"format": "pt"})
     config = json.loads((draft / "config.json").read_text())
     (path / "config.json").write_text(json.dumps({**config, "vocab_size": len(words)}))

@@ -67,7 +67,7 @@ def pairs(
 
 
 def overlap(target: Sequence[Tok], draft: Sequence[Tok]) -> float:
-    """Of the smaller set of texts, the share that is in the other."""
+    """The share of the smaller set of texts that is in the other."""
     ours = {tok.text for tok in target if tok.text}
     theirs = {tok.text for tok in draft if tok.text}
     return len(ours & theirs) / min(len(ours), len(theirs))
