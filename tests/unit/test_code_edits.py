@@ -6,7 +6,6 @@ import ast
 from collections import Counter
 
 import pytest
-
 from benchmarks.code_edit_cases import code_edits, digest, misspell, source_of
 from benchmarks.code_edits import share_of
 

@@ -11,8 +11,9 @@ Heterogeneous Vocabularies" (2025), section 3.3.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -73,10 +74,11 @@ def find_shared_tokens(
             f"allow_vocab_mapping: {str(missing.path)!r} has no tokenizer, and tokens are mapped "
             "by their text; put the tokenizer's files into the folder"
         )
-    if target_tokenizer.get_vocab() == draft_tokenizer.get_vocab():
+    words, others = target_tokenizer.get_vocab(), draft_tokenizer.get_vocab()
+    if words == others:
         return None
-    ours = _Texts(target_tokenizer, target.vocab_size)
-    theirs = _Texts(draft_tokenizer, draft.vocab_size)
+    ours = _Texts(target_tokenizer, words, target.vocab_size)
+    theirs = _Texts(draft_tokenizer, others, draft.vocab_size)
     shared = ours.id_of.keys() & theirs.id_of.keys()
     smaller = min(len(ours.id_of), len(theirs.id_of))
     overlap = len(shared) / smaller if smaller else 0.0
@@ -118,15 +120,14 @@ class _Texts:
     special  word -> id of special tokens, which are no text
     """
 
-    def __init__(self, tokenizer: Any, vocab_size: int) -> None:
+    def __init__(self, tokenizer: Any, words: Mapping[str, int], vocab_size: int) -> None:
         special = _special_ids(tokenizer)
         factory = DetokenizerFactory(tokenizer)
         self.text_of: dict[int, bytes] = {}
         self.id_of: dict[bytes, int] = {}
         self.special: dict[str, int] = {}
         of_bytes: list[int] = []
-        words = sorted(tokenizer.get_vocab().items(), key=lambda item: int(item[1]))
-        for word, token in words:
+        for word, token in sorted(words.items(), key=itemgetter(1)):
             if not 0 <= token < vocab_size:
                 continue
             if token in special:

@@ -188,7 +188,7 @@ class ModelLoader:
                 allow_pickle=self._allow_pickle,
                 draft=True,
                 place=self._place,
-                **({} if shared is None else {"head_ids": shared.draft_ids}),
+                head_ids=None if shared is None else shared.draft_ids,
             )
         graphs = 0
         drafter: SlotDrafter | None = None
