@@ -60,7 +60,7 @@ def run(llm: Any, edit: CodeEdit, predicted: str | None, with_code: bool, most: 
         "tokens": tokens,
         "tokens_per_s": (len(tokens) - 1) / max(behind_first, 1e-9),
         "with_prompt_per_s": len(tokens) / seconds,
-        "passes": m["num_forward_passes"],
+        "tokens_per_pass": len(tokens) / m["num_forward_passes"],
         "accepted": m.get("accepted_prediction_tokens", 0),
     }
 
@@ -116,6 +116,7 @@ def tables_of(cases: list[Any]) -> tuple[list[str], dict[str, Any]]:
         "beside suffix, of plain": ("prediction and suffix", "plain", "tokens_per_s"),
         "of suffix": ("prediction", "suffix", "tokens_per_s"),
         "of suffix without the code": ("prediction", without, "tokens_per_s"),
+        "tokens per pass, of plain": ("prediction", "plain", "tokens_per_pass"),
         "useless, of plain": ("useless prediction", "plain", "tokens_per_s"),
     }
     groups = {

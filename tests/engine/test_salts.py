@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 from method_cases import HOST, METHODS, PROMPTS, Folders, Where, methods, open_llm, texts_of
-from method_cases import folders as folders
 
 from specdec_ext import LLM, NGramDecodingConfig, SamplingParams
 
