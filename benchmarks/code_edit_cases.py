@@ -24,7 +24,7 @@ RENAMES = (
     ("fnmatch.filter", "select_names"),
     ("posixpath.commonpath", "shared_prefix"),
     ("string.capwords", "title_words"),
-    ("colorsys.rgb_to_hls", "to_hls"),
+    ("colorsys.rgb_to_hls", "hls_of_rgb"),
     ("calendar.monthrange", "span_of_month"),
     ("heapq.heappushpop", "push_then_pop"),
 )

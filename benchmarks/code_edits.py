@@ -38,7 +38,7 @@ MAX_TOKENS = 320
 
 
 def share_of(answer: Sequence[int], prediction: Sequence[int]) -> float:
-    """Of the answer's tokens, those in common runs of at least three."""
+    """The share of the answer's tokens in common runs of at least three."""
     matcher = difflib.SequenceMatcher(None, list(answer), list(prediction), autojunk=False)
     runs = [block.size for block in matcher.get_matching_blocks() if block.size >= 3]
     return sum(runs) / max(len(answer), 1)

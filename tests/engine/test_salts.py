@@ -29,9 +29,9 @@ def params(salt: str, **sampling: Any) -> SamplingParams:
     return SamplingParams(max_tokens=24, ignore_eos=True, cache_salt=salt, **sampling)
 
 
-def open_sharing(folders: Folders, method: str, where: Where) -> LLM:
+def open_sharing(models: Folders, method: str, where: Where) -> LLM:
     cache = {"tokens_per_block": 8, "max_tokens": 4000, "enable_block_reuse": True}
-    return open_llm(folders, method, where, kv_cache_config=cache)
+    return open_llm(models, method, where, kv_cache_config=cache)
 
 
 def watch(llm: LLM) -> list[list[list[int]]]:
@@ -49,10 +49,10 @@ def watch(llm: LLM) -> list[list[list[int]]]:
 
 
 def second_tenant(
-    folders: Folders, method: str, where: Where, first: list[list[int]], **sampling: Any
+    models: Folders, method: str, where: Where, first: list[list[int]], **sampling: Any
 ) -> Any:
     """All that can be seen of the second tenant's requests, the first having decoded `first`."""
-    with open_sharing(folders, method, where) as llm:
+    with open_sharing(models, method, where) as llm:
         if first:
             texts_of(llm, params("first", **sampling), first)
         steps = watch(llm)
@@ -72,20 +72,20 @@ def second_tenant(
 @pytest.mark.parametrize("where", [HOST, STREAM], ids=str)
 @pytest.mark.parametrize("sampling", [{}, {"temperature": 0.8, "seed": 3}], ids=["greedy", "drawn"])
 def test_a_second_tenant_sees_nothing(
-    folders: Folders, method: str, where: Where, sampling: dict[str, Any]
+    models: Folders, method: str, where: Where, sampling: dict[str, Any]
 ) -> None:
-    found = [second_tenant(folders, method, where, text, **sampling) for text in WRITTEN.values()]
+    found = [second_tenant(models, method, where, text, **sampling) for text in WRITTEN.values()]
     assert found[0] == found[1] == found[2]
     assert sum(entry[5]["num_draft_tokens"] for entry in found[0][0]) > 20
 
 
-def test_the_same_salt_is_seen(folders: Folders) -> None:
+def test_the_same_salt_is_seen(models: Folders) -> None:
     """The comparison can fail: one tenant's own second call begins with what the first one left."""
-    with open_sharing(folders, "public", HOST) as llm:
+    with open_sharing(models, "public", HOST) as llm:
         counts = []
         for _ in range(2):
             steps = watch(llm)
             [output] = llm.generate([PROMPTS[2]], params("one"), use_tqdm=False)
             counts.append((len(steps), output.metrics["num_rows"]))
     assert counts[0] != counts[1]
-    assert isinstance(METHODS["public"](folders), NGramDecodingConfig)
+    assert isinstance(METHODS["public"](models), NGramDecodingConfig)
