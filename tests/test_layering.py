@@ -165,7 +165,7 @@ PYTHON: dict[str, tuple[set[str], set[str]]] = {
     "ops": ({"ops"}, {"errors", "core"}),
     "parallel": ({"parallel"}, {"errors", "config", "core"}),
     "models": ({"models"}, {"errors", "config", "text", "gguf", "core", "ops", "parallel"}),
-    "drafters": ({"drafters"}, {"errors", "config", "core", "ops", "models"}),
+    "drafters": ({"drafters"}, {"errors", "config", "text", "core", "ops", "models"}),
     "engine": (
         {"engine"},
         {

@@ -32,9 +32,20 @@ def save_llama(path: Path, seed: int, vocab_size: int, **overrides: Any) -> Path
     return path
 
 
-def save_tiny(path: Path, *, seed: int = 5, extra: tuple[str, ...] = (), **overrides: Any) -> Path:
-    """A model whose greedy text falls into loops; `extra` are special tokens of its own."""
-    vocab = {c: i for i, c in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+def save_tiny(
+    path: Path,
+    *,
+    seed: int = 5,
+    extra: tuple[str, ...] = (),
+    backwards: bool = False,
+    **overrides: Any,
+) -> Path:
+    """A model whose greedy text falls into loops; `extra` are special tokens of its own.
+
+    backwards  the ids of the bytes are in descending order: another vocabulary
+    """
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet(), reverse=backwards)
+    vocab = {c: i for i, c in enumerate(letters)}
     core = Tokenizer(models.BPE(vocab, []))
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     core.decoder = decoders.ByteLevel()

@@ -22,6 +22,10 @@ METHODS = {
     "prompt lookup": ("{'method': 'ngram'}", ""),
     "lookahead": ("{'method': 'lookahead'}", ""),
     "draft model": ("{'method': 'draft_target', 'model': folder}", ""),
+    "a draft model's own tokenizer": (
+        "{'method': 'draft_target', 'model': folder + '/other', 'allow_vocab_mapping': True}",
+        "",
+    ),
     "Medusa": (HEADS, ""),
     "ReDrafter": (REDRAFTER, ""),
     "auto": ("'auto'", ""),
@@ -55,6 +59,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ids = torch.arange(0, vocab, 2)
     config = MedusaHeadsConfig(hidden, vocab, 3, draft_vocab_size=len(ids))
     save_medusa_heads(folder / "heads", MedusaHeads(config, ids), dtype="int8")
+    save_tiny(folder / "other", seed=6, backwards=True, num_hidden_layers=1)
     shape = RedrafterShape(vocab, hidden, hidden, 1, True, tie_lm_head=True)
     save_redrafter(Redrafter(shape), folder / "redrafter", dtype=torch.bfloat16)
     return folder

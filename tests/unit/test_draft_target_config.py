@@ -48,6 +48,10 @@ def test_every_project_names_the_method_in_its_way(spelling: str) -> None:
              "draft_sample_method": "greedy"},
             {"max_draft_len": 3, "use_draft_logits": False},
         ),
+        (
+            {"model": "m", "num_speculative_tokens": 4, "use_heterogeneous_vocab": True},
+            {"allow_vocab_mapping": True},
+        ),
         # TensorRT-LLM
         (
             {"decoding_type": "Draft_Target", "speculative_model_dir": "m", "max_draft_len": 6,

@@ -30,6 +30,7 @@ from specdec_ext.llm import LLM
 from specdec_ext.workflow.build import BuildOptions
 from specdec_ext.workflow.convert import ConvertOptions, convert
 from specdec_ext.workflow.engine_folder import EngineFolder
+from tiny_models import save_tiny
 
 Capture = pytest.CaptureFixture[str]
 LIMITS = ["--max_batch_size=4", "--max_input_len=64", "--max_seq_len=96"]
@@ -158,6 +159,19 @@ def test_a_draft_engine(
     assert "expected [K,[draft's devices]" in capsys.readouterr().err
     assert generate(external, flags[1]) == 2
     assert "needs --draft-engine-dir" in capsys.readouterr().err
+
+
+def test_a_draft_engine_of_another_vocabulary(
+    external: Path, tmp_path: Path, plain_tokens: list[int], capsys: Capture
+) -> None:
+    other = save_tiny(tmp_path / "other", seed=6, backwards=True, max_position_embeddings=8192)
+    draft = make(convert(other, tmp_path / "ckpt", ConvertOptions()).folder, tmp_path / "draft")
+    flags = [f"--draft_engine_dir={draft}", "--draft_target_model_config=[4,[0],[1],False]"]
+    capsys.readouterr()
+    assert generate(external, *flags) == 4
+    assert "allow_vocab_mapping=True" in capsys.readouterr().err
+    assert generate(external, *flags, "--allow_vocab_mapping") == 0
+    assert tokens_of(capsys.readouterr().out) == plain_tokens
 
 
 @pytest.mark.parametrize("method", ["medusa", "redrafter"])

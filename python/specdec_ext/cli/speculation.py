@@ -72,11 +72,16 @@ def add_speculation_arguments(parser: argparse.ArgumentParser) -> None:
         "--draft-model", "--draft-model-dir", "--speculative-model", "--speculative-model-dir",
         "--speculative-draft-model", "--speculative-draft-model-path", "--spec-draft-model",
         "--assistant-model", metavar="DIR",
-        help="a smaller model with the same vocabulary drafts; --max-draft-len tokens per step",
+        help="a smaller model with the same vocabulary (or see --allow-vocab-mapping) drafts; "
+        "--max-draft-len tokens per step",
     )  # fmt: skip
     spec.add_argument(
         "--draft-engine-dir", metavar="DIR", help="as --draft-model, an engine of specdec build"
     )
+    spec.add_argument(
+        "--allow-vocab-mapping", "--use-heterogeneous-vocab", action="store_true", default=None,
+        help="the draft model may have another tokenizer: it drafts the tokens that both have",
+    )  # fmt: skip
     spec.add_argument(
         "--draft-target-model-config", metavar="[K,[D],[T],LOGITS]",
         help="K drafts, devices of draft and target (one device here), whether drafts are "
@@ -233,6 +238,8 @@ def named_speculation(args: argparse.Namespace) -> Any:
                     "with heads")  # fmt: skip
     if args.draft_target_model_config is not None and _draft_model(args) is None:
         usage_error(args, "--draft-target-model-config needs --draft-engine-dir or --draft-model")
+    if args.allow_vocab_mapping and _draft_model(args) is None:
+        usage_error(args, "--allow-vocab-mapping needs --draft-engine-dir or --draft-model")
     size = args.tensor_parallel_size or 1
     config: SpeculativeConfig | None = None
     if medusa_model(args) is not None:
@@ -255,7 +262,11 @@ def named_speculation(args: argparse.Namespace) -> Any:
             {"model": str(heads), **keys} if heads else keys, "redrafter", size
         )
     elif (draft_model := _draft_model(args)) is not None:
-        keys = {"model": draft_model, "max_draft_len": args.max_draft_len}
+        keys = {
+            "model": draft_model,
+            "max_draft_len": args.max_draft_len,
+            "allow_vocab_mapping": args.allow_vocab_mapping,
+        }
         keys |= draft_target_keys(args)
         config = parse_speculative_config(
             {k: v for k, v in keys.items() if v is not None}, "draft_target", size

@@ -13,9 +13,12 @@ from .drafter import DrafterConfig
 from .engine import MAX_DRAFT_LEN, MAX_STEP_TOKENS, normalize_dtype
 from .validate import check_bool, check_choice, check_float, check_int, show
 
-__all__ = ["DraftTargetDecodingConfig"]
+__all__ = ["MIN_VOCAB_OVERLAP", "DraftTargetDecodingConfig"]
 
 MAX_TOP_K = 64
+# allow_vocab_mapping: share of the smaller vocabulary that both models must have. Below it a draft
+# model seldom can say what the target does.
+MIN_VOCAB_OVERLAP = 0.5
 
 _MODEL_KEYS = (
     "draft_model", "draft_model_dir", "draft_model_path",
@@ -30,7 +33,7 @@ _LENGTH_KEYS = (
 
 @dataclass(frozen=True)
 class DraftTargetDecodingConfig(DrafterConfig):
-    """Drafts from a second model with the same vocabulary.
+    """Drafts from a second model, of the same vocabulary unless allow_vocab_mapping.
 
     model              folder of an HF-format model, usually 10 to 50 times smaller than the target
                        (speculative_model and speculative_model_dir are accepted spellings)
@@ -48,6 +51,9 @@ class DraftTargetDecodingConfig(DrafterConfig):
     dtype, model_impl  of the draft model, as LLM's arguments of these names
     max_kv_tokens      tokens that the draft model's KV pages hold; None: as many as the target's.
                        A request that finds no page is decoded without drafts
+    allow_vocab_mapping
+                       the draft model may have another tokenizer: it drafts the tokens whose text
+                       both have, at least MIN_VOCAB_OVERLAP of the smaller vocabulary
 
     Greedy output is the target's own whatever the draft model says; a sampled output has the
     target's law. Raises ConfigError.
@@ -64,6 +70,7 @@ class DraftTargetDecodingConfig(DrafterConfig):
         "assistant_confidence_threshold": "min_confidence",
         "use_draft_probs": "use_draft_logits",
         "draft_dtype": "dtype",
+        "use_heterogeneous_vocab": "allow_vocab_mapping",
     }
 
     spellings: ClassVar[Spellings] = MODEL_SPELLINGS
@@ -78,6 +85,7 @@ class DraftTargetDecodingConfig(DrafterConfig):
     dtype: str = "auto"
     model_impl: str = "auto"
     max_kv_tokens: int | None = None
+    allow_vocab_mapping: bool = False
 
     def __post_init__(self) -> None:
         where = "DraftTargetDecodingConfig."
@@ -109,7 +117,7 @@ class DraftTargetDecodingConfig(DrafterConfig):
         if self.max_kv_tokens is not None:
             tokens = check_int(where + "max_kv_tokens", self.max_kv_tokens, ConfigError, low=1)
             self._set(max_kv_tokens=tokens)
-        for name in ("adaptive", "use_draft_logits"):
+        for name in ("adaptive", "use_draft_logits", "allow_vocab_mapping"):
             check_bool(where + name, getattr(self, name), ConfigError)
         self._check_options()
 

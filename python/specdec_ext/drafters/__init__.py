@@ -8,6 +8,7 @@ from ..config.methods import DrafterConfig, MedusaDecodingConfig, ReDrafterDecod
 from .draft_target.slots import DraftTargetDrafter
 from .late import LateDrafter
 from .proposal import Proposal
+from .shared_tokens import find_shared_tokens
 from .shipped import shipped_drafter
 from .slot_drafter import DraftInputs, PromptInputs, SlotDrafter
 from .vocabulary import map_vocabulary
@@ -19,6 +20,7 @@ __all__ = [
     "PromptInputs",
     "Proposal",
     "SlotDrafter",
+    "find_shared_tokens",
     "make_drafter",
     "map_vocabulary",
     "shipped_drafter",

@@ -11,7 +11,7 @@ from ..config.engine import KvCacheConfig, SchedulerConfig
 from ..config.methods import DrafterConfig, UserDrafterConfig
 from ..config.parse import SpeculativeConfig
 from ..config.sources import AutoDecodingConfig, CompositeDecodingConfig
-from ..drafters import DraftTargetDrafter, SlotDrafter, map_vocabulary, shipped_drafter
+from ..drafters import DraftTargetDrafter, SlotDrafter, shipped_drafter
 from ..errors import ConfigError
 from ..models.host_arrays import as_torch
 from ..models.place import resolve_device
@@ -28,7 +28,6 @@ from .step_cost import StepCost, measure_cost
 from .user_drafting import UserDrafting
 
 if TYPE_CHECKING:
-    from ..drafters.vocabulary import VocabularyMap
     from ..models.base import StepModel
     from ..parallel.team import Team
 
@@ -116,7 +115,7 @@ class EngineBuilder:
             quantization=self._quantization,
             loader=self._loader,
             team=self._team,
-            vocabulary=self._map_vocabulary,
+            tokenizers=self._load_tokenizers,
             late=self._late,
         ).load()
         model = self.model = loaded.model
@@ -277,9 +276,9 @@ class EngineBuilder:
         for pages in self._pools[: 1 if self._kv_cache.enable_block_reuse else None]:
             pages.release()
 
-    def _map_vocabulary(self, model: StepModel, draft: StepModel) -> VocabularyMap:
-        tokenizer = load_tokenizer(self._tokenizer, self._path)
-        return map_vocabulary(model, draft, tokenizer, load_tokenizer(None, draft.info.path))
+    def _load_tokenizers(self, draft: Path) -> tuple[Any, Any]:
+        """The target's, and that of the draft model in this folder."""
+        return load_tokenizer(self._tokenizer, self._path), load_tokenizer(None, draft)
 
     def _make_executor(self, pages: Pages) -> Any:
         config = self._speculative

@@ -14,7 +14,14 @@ from ..config.methods import DrafterConfig, DraftTargetDecodingConfig, UserDraft
 from ..config.parse import SpeculativeConfig
 from ..config.sources import CompositeDecodingConfig, method_of
 from ..config.suffix import SuffixDecodingConfig
-from ..drafters import DraftTargetDrafter, LateDrafter, SlotDrafter, make_drafter
+from ..drafters import (
+    DraftTargetDrafter,
+    LateDrafter,
+    SlotDrafter,
+    find_shared_tokens,
+    make_drafter,
+    map_vocabulary,
+)
 from ..errors import ConfigError, UnsupportedConfigError
 from ..models.host_arrays import kv_dtype_name
 from ..models.kv_storage import storage_dtype, stored_name, token_bytes, wanted_type
@@ -27,7 +34,7 @@ from .memory_plan import (
 )
 
 if TYPE_CHECKING:
-    from ..drafters.vocabulary import VocabularyMap
+    from ..drafters.shared_tokens import SharedTokens
     from ..models.base import StepModel
     from ..models.place import Place
     from ..parallel.team import Team
@@ -84,7 +91,7 @@ class LoadedModels:
 class ModelLoader:
     """The arguments are EngineBuilder's. Raises ConfigError, ModelError.
 
-    vocabulary  relates a target's and a draft model's ids
+    tokenizers  the target's, and that of a draft model in a folder; None: it has none
     late        a drafter that is known to fit is loaded when it is asked first
     """
 
@@ -103,7 +110,7 @@ class ModelLoader:
         quantization: str | None,
         loader: Callable[..., StepModel] | None,
         team: Team | None,
-        vocabulary: Callable[[StepModel, StepModel], VocabularyMap],
+        tokenizers: Callable[[Path], tuple[Any, Any]],
         late: bool = False,
     ) -> None:
         self._path = path
@@ -117,7 +124,7 @@ class ModelLoader:
         self._quantization = quantization
         self._loader = loader
         self._team = team
-        self._vocabulary = vocabulary
+        self._tokenizers = tokenizers
         self._late = late
 
     def load(self) -> LoadedModels:
@@ -136,8 +143,11 @@ class ModelLoader:
         spec = self._drafter
         self._refuse_beside_operations()
         draft = None
+        shared: SharedTokens | None = None
         if isinstance(spec, DraftTargetDecodingConfig):
             draft = read_config(str(spec.model))
+            if spec.allow_vocab_mapping:
+                shared = find_shared_tokens(config, draft, *self._tokenizers(draft.path))
         kv_dtype = self._dtype if self._dtype != "auto" else (config.dtype or "float32")
         scheduler = self._scheduler
         reserved = 0
@@ -178,12 +188,13 @@ class ModelLoader:
                 allow_pickle=self._allow_pickle,
                 draft=True,
                 place=self._place,
+                head_ids=None if shared is None else shared.draft_ids,
             )
         graphs = 0
         drafter: SlotDrafter | None = None
         if draft_model is not None:
             assert isinstance(spec, DraftTargetDecodingConfig)
-            drafter = self._draft_target(spec, model, draft_model, first)
+            drafter = self._draft_target(spec, model, draft_model, shared, first)
         elif isinstance(spec, DrafterConfig) and not isinstance(spec, UserDrafterConfig):
             # Before the pages: its weights may share a device with them.
             make = functools.partial(
@@ -251,7 +262,12 @@ class ModelLoader:
         return max(plan.max_num_tokens, reads * plan.max_batch_size)
 
     def _draft_target(
-        self, spec: DraftTargetDecodingConfig, model: StepModel, draft: StepModel, plan: MemoryPlan
+        self,
+        spec: DraftTargetDecodingConfig,
+        model: StepModel,
+        draft: StepModel,
+        shared: SharedTokens | None,
+        plan: MemoryPlan,
     ) -> SlotDrafter:
         if not self._place.is_cpu and draft.impl != "native":
             raise ConfigError(
@@ -262,7 +278,7 @@ class ModelLoader:
         return DraftTargetDrafter(
             spec,
             draft,
-            self._vocabulary(model, draft),
+            map_vocabulary(model, draft, *self._tokenizers(draft.info.path), shared),
             self._place,
             vocab_size=model.vocab_size,
             max_requests=plan.max_batch_size,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import torch
 
 from .. import ops
@@ -14,6 +13,7 @@ from .config_reader import ModelConfig
 from .device_decoder import DeviceDecoder
 from .device_step import DeviceStep, PlanStaging
 from .device_weights import load_weights, random_weights
+from .draft_vocab import ScoredRows
 from .host_arrays import as_torch
 from .host_rows import HostRows
 from .kv_storage import KvStorage
@@ -48,12 +48,12 @@ class DeviceModel:
         max_rows: int,
         max_seq_len: int | None = None,
         allow_pickle: bool = False,
-        head_ids: np.ndarray | None = None,
+        scored: ScoredRows | None = None,
         random_seed: int | None = None,
         exact: bool = False,
         kv_storage: KvStorage | None = None,
     ) -> None:
-        """head_ids     int64 [V']: the tokens that the head scores, None: all (draft_vocab.py)
+        """scored       rows of the head that are kept, None: all
         random_seed  random weights in the place of a checkpoint's, for measurements
         exact        a row's bits do not depend on the step it is in (device_products.py)
         kv_storage   how the pages hold K and V; None: in `dtype`
@@ -69,8 +69,7 @@ class DeviceModel:
         self.kv_storage = kv_storage or KvStorage(dtype)
         pages_dtype: torch.dtype = getattr(torch, self.kv_storage.dtype)
         attention = _attention_instance(shape, self.kv_dtype, pages_dtype, place)
-        order = None if head_ids is None else torch.from_numpy(head_ids.argsort())
-        self.head_ids = None if head_ids is None else torch.from_numpy(np.sort(head_ids))
+        self.head_ids = None if scored is None else torch.from_numpy(scored.token_ids)
         expected = shape.expected_weights()
         how: dict[str, Any] = {
             "device": place.device,
@@ -80,16 +79,16 @@ class DeviceModel:
         if random_seed is not None:
             weights = random_weights(config, shape, seed=random_seed, **how)
         else:
-            if head_ids is not None and "lm_head.weight" in expected:
-                expected["lm_head.weight"] = (len(head_ids), shape.hidden_size)
+            if scored is not None and "lm_head.weight" in expected:
+                expected["lm_head.weight"] = (scored.file_rows, shape.hidden_size)
             tied = ("lm_head.weight",) if shape.tie_word_embeddings else ()
             with open_checkpoint(config, allow_pickle=allow_pickle) as checkpoint:
                 checkpoint.check(expected, ignored=tied, ignored_suffixes=IGNORED_SUFFIXES)
 
                 def load(name: str) -> torch.Tensor:
                     tensor = as_torch(checkpoint.load(name))
-                    if name == "lm_head.weight" and order is not None:
-                        tensor = tensor[order]  # the file's order is its own
+                    if name == "lm_head.weight" and scored is not None:
+                        tensor = tensor[torch.from_numpy(scored.places)]
                     return tensor
 
                 tied_ids = self.head_ids if shape.tie_word_embeddings else None

@@ -74,7 +74,7 @@ def load_weights(
 
     load       gives a tensor by its name in the checkpoint
     positions  rows of the rotary tables
-    head_ids   the tokens that the head scores, ascending; None: all
+    head_ids   the tokens that a tied head scores, in this order; None: all
     """
 
     def fuse(prefix: str, names: tuple[str, ...], suffix: str) -> torch.Tensor:

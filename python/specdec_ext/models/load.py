@@ -12,13 +12,15 @@ from ..config.engine import normalize_dtype
 from ..errors import ConfigError, ModelError, UnsupportedModelError
 from ..log import logger
 from .config_reader import ModelConfig, read_config
-from .draft_vocab import DRAFT_VOCAB_FILE, read_draft_vocab
+from .draft_vocab import DRAFT_VOCAB_FILE, read_draft_vocab, scored_rows
 from .kv_storage import kv_storage
 from .native_config import NotNativeError, native_shape
 from .quantize import QUANTIZATIONS
 from .weights import Checkpoint
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from ..parallel.team import Team
     from .base import StepModel
     from .native_config import NativeShape
@@ -38,6 +40,7 @@ def load_model(
     max_seq_len: int | None = None,
     allow_pickle: bool = False,
     draft: bool = False,
+    head_ids: np.ndarray | None = None,
     place: Place | None = None,
     numerics: str = "auto",
     quantization: str | None = None,
@@ -54,6 +57,7 @@ def load_model(
     max_seq_len   positions that will be used; limits the rotary tables. None: all the model has
     allow_pickle  read pytorch_model.bin with weights_only=True
     draft         it only drafts, so its head may score a part of the vocabulary (draft_vocab.py)
+    head_ids      of a draft model: int64 of the tokens that are to be scored, in this order
     place         where it runs (resolve_device); None: the CPU
     numerics      "exact": refused unless a row's bits do not depend on the step it is in; "fast":
                   they may; "auto": exact on the CPU where it can be had, fast on a device
@@ -69,13 +73,14 @@ def load_model(
         raise ConfigError(f"model_impl = {model_impl!r}: expected one of {', '.join(MODEL_IMPLS)}")
     wanted = normalize_dtype("dtype", dtype)
     config = read_config(path)
-    head_ids = read_draft_vocab(config.path, config.vocab_size)
-    if head_ids is not None and not draft:
+    of_file = read_draft_vocab(config.path, config.vocab_size)
+    if of_file is not None and not draft:
         raise UnsupportedModelError(
-            f"{config.path}: the head scores {len(head_ids)} of {config.vocab_size} tokens "
+            f"{config.path}: the head scores {len(of_file)} of {config.vocab_size} tokens "
             f"({DRAFT_VOCAB_FILE}): such a model can only draft; use it as a draft model"
         )
-    _check_quantization(config, quantization, place, drafts=head_ids is not None)
+    _check_quantization(config, quantization, place, drafts=of_file is not None)
+    scored = scored_rows(config.path, config.vocab_size, of_file, head_ids)
     chosen = _choose_dtype(config, wanted, allow_pickle)
     storage = kv_storage(config, kv_cache_dtype, chosen, place, allow_pickle)
     reason = ""
@@ -100,7 +105,7 @@ def load_model(
                 "max_rows": max_rows,
                 "max_seq_len": max_seq_len,
                 "allow_pickle": allow_pickle,
-                "head_ids": head_ids,
+                "scored": scored,
                 "kv_storage": storage,
             }
             has_width = config.is_gguf or bool(config.blocks) or config.quant is not None
@@ -120,7 +125,7 @@ def load_model(
             from .native import NativeModel
 
             return NativeModel(config, shape, chosen, **how)
-    if head_ids is not None:
+    if of_file is not None:
         raise UnsupportedModelError(
             f"{config.path}: {DRAFT_VOCAB_FILE} needs the native decoder ({reason or model_impl}); "
             "use model_impl='auto' and a native architecture"
@@ -147,6 +152,7 @@ def load_model(
         max_seq_len=max_seq_len,
         allow_pickle=allow_pickle,
         place=place,
+        head_ids=head_ids,
     )
     if numerics == "exact" and model.numerics != "exact":
         raise UnsupportedModelError(

@@ -15,6 +15,7 @@ from .base import ModelInfo
 from .block_checkpoint import BlockCheckpoint
 from .cache_check import check_cache
 from .config_reader import ModelConfig
+from .draft_vocab import ScoredRows
 from .gguf_weights import GgufCheckpoint
 from .host_arrays import converted, like, take_rows
 from .kv_storage import KV_SCALE_SUFFIXES, KvStorage
@@ -59,14 +60,14 @@ class NativeModel:
         max_rows: int,
         max_seq_len: int | None = None,
         allow_pickle: bool = False,
-        head_ids: np.ndarray | None = None,
+        scored: ScoredRows | None = None,
         own_widths: bool = False,
         quantization: str | None = None,
         shard: Shard | None = None,
         kv_storage: KvStorage | None = None,
     ) -> None:
         """dtype         of K and V, and of the weights
-        head_ids      int64 [V']: the tokens that the head scores, None: all (draft_vocab.py)
+        scored        rows of the head that are kept, None: all
         own_widths    weights stay as the GGUF file, or a converted folder, has them
         quantization  weights become blocks (QUANTIZATIONS)
         shard         the part of every projection that is loaded, of a tensor-parallel model
@@ -85,13 +86,12 @@ class NativeModel:
             self.num_kv_heads = shard.num_kv_heads
             own = shard.kv_heads[shard.rank], shard.kv_heads[shard.rank + 1]
             self.kv_storage = self.kv_storage.of_heads(*own)
-        # Rows of the head in ascending order of their tokens, whatever the file's order.
-        self.head_ids = None if head_ids is None else np.sort(head_ids)
-        self.num_scores = shape.vocab_size if head_ids is None else len(head_ids)
-        self._head_order = None if head_ids is None else head_ids.argsort()
+        self._scored = scored
+        self.head_ids = None if scored is None else scored.token_ids
+        self.num_scores = shape.vocab_size if scored is None else len(scored.token_ids)
         expected = shape.expected_weights()
-        if "lm_head.weight" in expected:
-            expected["lm_head.weight"] = (self.num_scores, shape.hidden_size)
+        if "lm_head.weight" in expected and scored is not None:
+            expected["lm_head.weight"] = (scored.file_rows, shape.hidden_size)
         tied = ("lm_head.weight",) if shape.tie_word_embeddings else ()
         self._decoder = _core.LlamaDecoder(
             **decoder_config(
@@ -158,12 +158,12 @@ class NativeModel:
             self._decoder.set_embedding(embedding)
         elif shape.tie_word_embeddings:
             self._decoder.set_head(load("model.embed_tokens.weight"))
-        if self.head_ids is not None and shape.tie_word_embeddings:
-            self._decoder.set_head(take_rows(embedding, self.head_ids))
+        scored = self._scored
+        if scored is not None and shape.tie_word_embeddings:
+            self._decoder.set_head(_take_rows(embedding, scored.token_ids))
         elif not shape.tie_word_embeddings:
             head = load("lm_head.weight")
-            order = self._head_order
-            self._decoder.set_head(head if order is None else take_rows(head, order))
+            self._decoder.set_head(head if scored is None else _take_rows(head, scored.places))
         self._decoder.set_final_norm(load("model.norm.weight"))
         for layer in range(shape.num_layers):
             prefix = f"model.layers.{layer}."
@@ -270,6 +270,13 @@ def decoder_config(
         "sliding_window": list(shape.sliding_window),
         **(shard.decoder_arguments() if shard is not None else {}),
     }
+
+
+def _take_rows(weight: Any, rows: np.ndarray) -> Any:
+    """Some rows of a float tensor, or of (blocks, format)."""
+    if isinstance(weight, tuple):
+        return np.ascontiguousarray(weight[0][rows]), weight[1]
+    return take_rows(weight, rows)
 
 
 def _load_rows(load: Callable[..., Any], shard: Shard, name: str) -> Any:

@@ -13,7 +13,7 @@ import inspect
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn import functional
@@ -33,6 +33,9 @@ from .place import CPU, Place
 from .quiet import quiet_transformers
 from .rope import max_position, rope_parameters
 from .weights import Checkpoint
+
+if TYPE_CHECKING:
+    import numpy as np
 
 __all__ = ["TransformersModel"]
 
@@ -60,7 +63,9 @@ class TransformersModel:
         allow_pickle: bool = False,
         place: Place | None = None,
         kv_storage: KvStorage | None = None,
+        head_ids: np.ndarray | None = None,
     ) -> None:
+        """head_ids  int64 of the tokens that forward() scores, in this order; None: all"""
         register()
         config = dataclasses.replace(config, hf=transformers_config(config))
         self.place = place = place or CPU
@@ -121,6 +126,8 @@ class TransformersModel:
             self.max_position = min(self.max_position, max_seq_len)
         notes += rope_note
         self.vocab_size = int(reference[0].shape[1])
+        self.head_ids = None if head_ids is None else torch.from_numpy(head_ids).to(place.device)
+        self.num_scores = self.vocab_size if head_ids is None else len(head_ids)
         self.hidden_size = config.hidden_size
         self.num_layers = config.num_layers
         self.num_kv_heads, self.head_dim = canary.num_kv_heads, canary.head_dim
@@ -199,6 +206,8 @@ class TransformersModel:
         )
         with running(context), self._head_input(plan, hidden):
             scores = self._scores(plan, context)
+        if self.head_ids is not None:
+            scores = scores.index_select(1, self.head_ids)
         return (scores if plan.needs_logits else greedy_ids(scores)).cpu()
 
     @torch.inference_mode()

@@ -78,10 +78,10 @@ class _TokenBytes:
         if token is None:  # an id of a padded vocabulary; decode() drops it too
             return b""
         if self._kind == "byte_level":
-            alphabet = self._alphabet
-            if all(char in alphabet for char in token):
-                return bytes(alphabet[char] for char in token)
-            return token.encode()
+            try:
+                return bytes(map(self._alphabet.__getitem__, token))
+            except KeyError:  # an added token
+                return token.encode()
         if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
             return bytes([int(token[3:5], 16)])
         return token.replace("\u2581", " ").encode()

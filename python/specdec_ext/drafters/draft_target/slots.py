@@ -59,7 +59,8 @@ class DraftTargetDrafter:
     ) -> None:
         self.config, self.model = config, model
         self.reads_every_step = not place.is_cpu
-        self._place = place
+        self._place, self._overlap = place, vocabulary.overlap
+        self._num_scores = vocabulary.num_scores
         sizes = {"vocab_size": vocab_size, "max_requests": max_requests, "max_rows": max_rows}
         self.side: HostPasses | DevicePasses | DeviceTrees
         if place.is_cpu:
@@ -108,6 +109,8 @@ class DraftTargetDrafter:
             "model": str(self.model.info.path),
             "num_forward_passes": self.side.num_passes,
             "rows": self.side.num_rows,
+            "draft_tokens": self._num_scores,
+            "vocab_overlap": self._overlap,
         }
 
 

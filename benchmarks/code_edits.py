@@ -1,0 +1,186 @@
+"""Editing code with the old text as `prediction`, against plain decoding and suffix decoding.
+
+The default model answers the tasks of code_edit_cases.py, greedy and one at a time. Texts have to
+be those of plain decoding. Cases differ in how much of the plain answer lies in the prediction:
+the share of its tokens in common runs of three and more, in order. Also a prediction that has
+nothing to do with the answer, and suffix decoding where the prompt does not hold the code.
+
+    python -m benchmarks.code_edits [--quick] [--threads N] [--rounds N]
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from benchmarks import common
+from benchmarks.code_edit_cases import CodeEdit, code_edits, digest
+
+ENGINES: dict[str, Any] = {"plain": None, "suffix": {"method": "suffix"}}
+# Program -> (engine, whose text is the prediction, the prompt holds the code)
+PROGRAMS: dict[str, tuple[str, str | None, bool]] = {
+    "plain": ("plain", None, True),
+    "prediction": ("plain", "own", True),
+    "prediction and suffix": ("suffix", "own", True),
+    "suffix": ("suffix", None, True),
+    "useless prediction": ("plain", "other", True),
+    "plain, code not in the prompt": ("plain", None, False),
+    "suffix, code not in the prompt": ("suffix", None, False),
+}
+PREDICTING = ("prediction", "prediction and suffix", "useless prediction")
+SHARE = 0.8  # of the answer, from which on a prediction is held to be good
+USELESS = "Seven grey herons crossed the estuary before dawn; nobody had counted them until then. "
+MAX_TOKENS = 320
+
+
+def share_of(answer: Sequence[int], prediction: Sequence[int]) -> float:
+    """The share of the answer's tokens in common runs of at least three."""
+    matcher = difflib.SequenceMatcher(None, list(answer), list(prediction), autojunk=False)
+    runs = [block.size for block in matcher.get_matching_blocks() if block.size >= 3]
+    return sum(runs) / max(len(answer), 1)
+
+
+def run(llm: Any, edit: CodeEdit, predicted: str | None, with_code: bool, most: int) -> Any:
+    """One answer: its tokens, its speed behind the first token and over the whole call."""
+    from specdec_ext import SamplingParams
+
+    texts = {None: None, "own": edit.source, "other": USELESS * (len(edit.source) // 80)}
+    params = SamplingParams(max_tokens=most, prediction=texts[predicted])
+    content = edit.message if with_code else f"{edit.task} Answer with the whole code only."
+    started = time.perf_counter()
+    [output] = llm.chat([{"role": "user", "content": content}], params, use_tqdm=False)
+    seconds = time.perf_counter() - started
+    tokens, m = list(output.outputs[0].token_ids), output.metrics
+    behind_first = seconds - m["time_to_first_token_ms"] / 1e3
+    return {
+        "tokens": tokens,
+        "tokens_per_s": (len(tokens) - 1) / max(behind_first, 1e-9),
+        "with_prompt_per_s": len(tokens) / seconds,
+        "tokens_per_pass": len(tokens) / m["num_forward_passes"],
+        "accepted": m.get("accepted_prediction_tokens", 0),
+    }
+
+
+def measure(engines: dict[str, Any], edits: list[CodeEdit], rounds: int, most: int) -> list[Any]:
+    """Per case: what each program gave, round by round, and how predictable the answer is."""
+    found = []
+    for number, edit in enumerate(edits):
+        programs = {
+            name: lambda engine=engine, predicted=predicted, inside=inside, edit=edit: run(
+                engines[engine], edit, predicted, inside, most
+            )
+            for name, (engine, predicted, inside) in PROGRAMS.items()
+        }
+        given = common.interleave(programs, rounds, f"case {number}")
+        for name, results in given.items():
+            same = "plain" if PROGRAMS[name][2] else "plain, code not in the prompt"
+            if any(result["tokens"] != given[same][0]["tokens"] for result in results):
+                raise SystemExit(f"case {number}, {name}: the text is not plain decoding's")
+        answer = given["plain"][0]["tokens"]
+        code = engines["plain"].tokenizer.encode(edit.source, add_special_tokens=False)
+        found.append({
+            "kind": edit.kind, "name": edit.name, "answer_tokens": len(answer),
+            "share": share_of(answer, code), "programs": given,
+        })  # fmt: skip
+    return found
+
+
+def ratio(case: Any, program: str, base: str, what: str = "tokens_per_s") -> float:
+    """Median over rounds of the speeds' ratio inside a round."""
+    pairs = zip(case["programs"][program], case["programs"][base], strict=True)
+    return common.median([a[what] / b[what] for a, b in pairs])
+
+
+def tables_of(cases: list[Any]) -> tuple[list[str], dict[str, Any]]:
+    """For people, and the same figures over the cases that are predictable and the others."""
+    header = [
+        "case", "answer", "share", "plain tok/s", *(f"{p}, of plain" for p in PREDICTING),
+        "suffix, of plain",
+    ]  # fmt: skip
+    rows = [
+        [
+            f"{case['kind']} {case['name']}", case["answer_tokens"], case["share"],
+            common.median([r["tokens_per_s"] for r in case["programs"]["plain"]]),
+            *(ratio(case, p, "plain") for p in (*PREDICTING, "suffix")),
+        ]
+        for case in cases
+    ]  # fmt: skip
+    without = "suffix, code not in the prompt"
+    columns = {
+        "of plain": ("prediction", "plain", "tokens_per_s"),
+        "of plain, prompt counted": ("prediction", "plain", "with_prompt_per_s"),
+        "beside suffix, of plain": ("prediction and suffix", "plain", "tokens_per_s"),
+        "of suffix": ("prediction", "suffix", "tokens_per_s"),
+        "of suffix without the code": ("prediction", without, "tokens_per_s"),
+        "tokens per pass, of plain": ("prediction", "plain", "tokens_per_pass"),
+        "useless, of plain": ("useless prediction", "plain", "tokens_per_s"),
+    }
+    groups = {
+        f"{SHARE:.0%} and more in the prediction": [c for c in cases if c["share"] >= SHARE],
+        "less": [c for c in cases if c["share"] < SHARE],
+    }
+    summary: dict[str, Any] = {}
+    for name, group in groups.items():
+        values = {c: [ratio(case, *how) for case in group] for c, how in columns.items()}
+        summary[name] = {c: common.spread(v) if v else None for c, v in values.items()}
+        summary[name]["cases"] = len(group)
+
+    def cell(values: dict[str, float] | None) -> str:
+        return f"{values['median']:.2f} ({values['min']:.2f})" if values else "-"
+
+    lines = [
+        [name, about["cases"], *(cell(about[column]) for column in columns)]
+        for name, about in summary.items()
+    ]
+    tables = [
+        common.markdown(header, rows),
+        "Speed with the prediction, median over the cases (least):\n\n"
+        + common.markdown(["answer", "cases", *columns], lines),
+    ]
+    return tables, summary
+
+
+def main() -> int:
+    from specdec_ext import LLM
+
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="three cases, one round; no file")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--cases", type=int, nargs="*", metavar="N", help="only these; no file")
+    args = parser.parse_args()
+    common.set_threads(args.threads)
+    environment = common.environment(args.threads)
+    edits = code_edits()
+    chosen = args.cases or (range(0, len(edits), 7) if args.quick else range(len(edits)))
+    engines = {
+        name: LLM(speculative_config=spec, scheduler_config={"max_seq_len": 2048})
+        for name, spec in ENGINES.items()
+    }
+    rounds, most = (1, 64) if args.quick else (args.rounds, MAX_TOKENS)
+    for llm in engines.values():  # warm: pages, T(rows)
+        run(llm, edits[0], "own", True, 16)
+    cases = measure(engines, [edits[i] for i in chosen], rounds, most)
+    tables, summary = tables_of(cases)
+    tables.append(
+        f"Load of the machine at the start: {environment['load_average_start'][0]} on "
+        f"{environment['cores']} cores, at the end {common.load_average()[0]}."
+    )
+    print("\n\n".join(tables))
+    if not args.quick and not args.cases:
+        result = {
+            "benchmark": "code_edits", "environment": environment, "cases_sha256": digest(edits),
+            "summary": summary, "cases": cases,
+        }  # fmt: skip
+        common.write_result("code_edits", result, tables)
+    for llm in engines.values():
+        llm.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
