@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -33,6 +33,7 @@ from .place import CPU, Place
 from .quiet import quiet_transformers
 from .rope import max_position, rope_parameters
 from .weights import Checkpoint
+from .windows import limited_windows, refuse_sinks
 
 __all__ = ["TransformersModel"]
 
@@ -60,6 +61,8 @@ class TransformersModel:
         allow_pickle: bool = False,
         place: Place | None = None,
         kv_storage: KvStorage | None = None,
+        max_attention_window: Sequence[int] = (),
+        sink_token_length: int = 0,
     ) -> None:
         register()
         config = dataclasses.replace(config, hf=transformers_config(config))
@@ -86,7 +89,12 @@ class TransformersModel:
             return scores
 
         tokens = canary_tokens(config.vocab_size)
-        windows = _expected_windows(config)
+        windows = expected_windows(config)
+        self.layer_windows = limited_windows(
+            windows, max_attention_window, sink_token_length, str(config.path)
+        )
+        self.sink_tokens = sink_token_length
+        refuse_sinks(place, sink_token_length)
         with quiet_transformers(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             try:
@@ -165,7 +173,7 @@ class TransformersModel:
             bos_token_id=config.bos_token_id,
             pad_token_id=config.pad_token_id,
             tie_word_embeddings=config.tie_word_embeddings,
-            sliding_window=max(windows, default=0),
+            sliding_window=max(self.layer_windows, default=0),
             rope_types=rope_types,
             num_parameters=notes.num_parameters,
             weight_bytes=linear_bytes + other_bytes,
@@ -196,6 +204,8 @@ class TransformersModel:
             place=self.place,
             staging=self._staging,
             kv_scales=self._kv_scales,
+            layer_windows=self.layer_windows,
+            sink_tokens=self.sink_tokens,
         )
         with running(context), self._head_input(plan, hidden):
             scores = self._scores(plan, context)
@@ -374,7 +384,8 @@ def _positions(config: ModelConfig) -> tuple[int, tuple[str, ...], list[str]]:
     return limit, kinds, notes
 
 
-def _expected_windows(config: ModelConfig) -> tuple[int, ...]:
+def expected_windows(config: ModelConfig) -> tuple[int, ...]:
+    """The window that each layer should ask the attention function for, 0 for none."""
     hf = config.hf
     window = int(getattr(hf, "sliding_window", None) or 0)
     if getattr(hf, "use_sliding_window", True) is False:
