@@ -48,6 +48,7 @@ def measure(llm: LLM, prompt: list[int], count: int) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", help="a folder (default: the built-in model)")
     parser.add_argument("--tokens", type=int, default=4096)
     parser.add_argument("--prompt", type=int, default=2048)
     parser.add_argument("--window", type=int, default=256)
@@ -68,13 +69,14 @@ def main() -> None:
         texts = []
         for method in (None, NGramDecodingConfig(max_draft_len=4)):
             with LLM(
+                args.model,
                 speculative_config=method,
                 device="cpu",
                 kv_cache_config={"tokens_per_block": PAGE, "max_tokens": 2 * args.tokens, **cache},
                 scheduler_config={"max_batch_size": 1, "max_seq_len": args.tokens},
             ) as llm:
                 text = "\n".join((root / file).read_text() for file in TEXTS)
-                prompt = [int(i) for i in llm.tokenizer(text)["input_ids"][: args.prompt]]
+                prompt = [int(i) for i in llm.tokenizer.encode(text)[: args.prompt]]
                 found = measure(llm, prompt, args.tokens - len(prompt))
             texts.append(found.pop("text"))
             found["equal_to_plain"] = texts[-1] == texts[0]

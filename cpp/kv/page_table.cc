@@ -75,6 +75,7 @@ int PageTable::first_seen(std::int64_t position) const {
 
 // Gives back the slot's pages in front of block `first`, but for those of sink tokens.
 void PageTable::give_back(Slot& slot, int first) {
+  if (first <= sink_blocks()) return;
   for (int b = std::max(slot.kept_from, sink_blocks()); b < first; ++b) {
     if (slot.pages[b] != kNoPage) let_go(slot.pages[b]);
     slot.pages[b] = kNoPage;
@@ -87,7 +88,7 @@ void PageTable::trim(int slot, std::int64_t position) {
   if (span_.window == 0) return;
   SPECDEC_ENSURE(position <= s.length, "slot ", slot, " is trimmed for position ", position, ", ",
                  s.length, " tokens are committed");
-  give_back(s, std::min(first_seen(position), static_cast<int>(s.pages.size())));
+  give_back(s, first_seen(position));
 }
 
 bool PageTable::reserve(int slot, std::int64_t tokens) {
@@ -196,7 +197,7 @@ int PageTable::attach(int slot, const TokenId* tokens, std::int64_t count) {
     hold(s.pages[block]);
     ++reuse_stats_.attached_pages;
   }
-  give_back(s, std::min(first, blocks));
+  give_back(s, first);
   s.shared = blocks;
   set_tip(s, path_[blocks - 1]);
   s.length = shared_tokens(slot);

@@ -401,6 +401,12 @@ def test_kv_and_scheduler_forms() -> None:
     assert policy == SchedulerConfig()
     with pytest.raises(ConfigError, match="did you mean 'max_batch_size'"):
         parse_scheduler_config({"max_batchsize": 8})
+    for text in ('{"max_attention_window_vec": [64, 32]}', "max_attention_window: [64, 32]"):
+        windowed = parse_kv_cache_config(text)
+        assert windowed.max_attention_window == windowed.attention_windows == (64, 32)
+        assert parse_kv_cache_config(windowed.to_dict()) == windowed
+    assert parse_kv_cache_config({"max_attention_window_size": 64}).attention_windows == (64,)
+    assert parse_kv_cache_config({"sink_token_length": None}) == KvCacheConfig()
     assert parse_kv_cache_config({"enable_prefix_caching": True}).enable_block_reuse
     assert parse_kv_cache_config({"kv_cache_enable_block_reuse": True}).enable_block_reuse
     with pytest.raises(ConfigError, match="expected an object"):

@@ -33,7 +33,7 @@ from .place import CPU, Place
 from .quiet import quiet_transformers
 from .rope import max_position, rope_parameters
 from .weights import Checkpoint
-from .windows import limited_windows, refuse_sinks
+from .windows import asked_windows, limited_windows, refuse_sinks
 
 __all__ = ["TransformersModel"]
 
@@ -89,7 +89,7 @@ class TransformersModel:
             return scores
 
         tokens = canary_tokens(config.vocab_size)
-        windows = expected_windows(config)
+        windows = asked_windows(config)
         self.layer_windows = limited_windows(
             windows, max_attention_window, sink_token_length, str(config.path)
         )
@@ -382,18 +382,3 @@ def _positions(config: ModelConfig) -> tuple[int, tuple[str, ...], list[str]]:
                 "are constant"
             )
     return limit, kinds, notes
-
-
-def expected_windows(config: ModelConfig) -> tuple[int, ...]:
-    """The window that each layer should ask the attention function for, 0 for none."""
-    hf = config.hf
-    window = int(getattr(hf, "sliding_window", None) or 0)
-    if getattr(hf, "use_sliding_window", True) is False:
-        window = 0
-    types = getattr(hf, "layer_types", None)
-    if types is None:
-        return (window,) * config.num_layers
-    for kind in types:
-        if kind not in ("full_attention", "sliding_attention"):
-            raise _refused(config, f"layer type {kind!r} is not full or sliding-window attention")
-    return tuple(window if kind == "sliding_attention" else 0 for kind in types)

@@ -12,12 +12,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import ConfigError, UnsupportedConfigError
-from .config_reader import ModelConfig
+from ..errors import ConfigError, UnsupportedConfigError, UnsupportedModelError
+from .config_reader import ModelConfig, transformers_config
 from .native_config import NotNativeError, native_shape
 from .place import Place
 
-__all__ = ["AttentionSpan", "config_windows", "limited_windows", "refuse_sinks", "span_of"]
+__all__ = [
+    "AttentionSpan",
+    "asked_windows",
+    "config_windows",
+    "limited_windows",
+    "refuse_sinks",
+    "span_of",
+]
 
 
 @dataclass(frozen=True)
@@ -79,13 +86,31 @@ def config_windows(config: ModelConfig) -> tuple[int, ...]:
     try:
         return native_shape(config).sliding_window
     except NotNativeError:
-        from .config_reader import transformers_config
-        from .transformers_adapter import expected_windows
+        return asked_windows(dataclasses.replace(config, hf=transformers_config(config)))
 
-        return expected_windows(dataclasses.replace(config, hf=transformers_config(config)))
+
+def asked_windows(config: ModelConfig) -> tuple[int, ...]:
+    """The window that each layer of transformers' class should ask the attention function for."""
+    hf = config.hf
+    window = int(getattr(hf, "sliding_window", None) or 0)
+    if getattr(hf, "use_sliding_window", True) is False:
+        window = 0
+    types = getattr(hf, "layer_types", None)
+    if types is None:
+        return (window,) * config.num_layers
+    for kind in types:
+        if kind not in ("full_attention", "sliding_attention"):
+            name = config.architecture or config.model_type
+            raise UnsupportedModelError(
+                f"{config.path}: {name} (model_type {config.model_type!r}) cannot be run "
+                f"faithfully: layer type {kind!r} is not full or sliding-window attention; see "
+                "docs/models.md for the families that are supported"
+            )
+    return tuple(window if kind == "sliding_attention" else 0 for kind in types)
 
 
 def span_of(model: Any) -> AttentionSpan:
-    """Of a loaded model: `layer_windows` and `sink_tokens`, if it has them; else everything."""
+    """What a loaded model's rows see, by its `layer_windows` and `sink_tokens`; without them
+    everything."""
     windows = getattr(model, "layer_windows", ())
     return AttentionSpan.of(windows, int(getattr(model, "sink_tokens", 0)))
