@@ -100,6 +100,9 @@ struct SpecAttentionParams {
   float scale = 1.0f;
   // 0: no window. Else a key at position p is visible to a row at position t if t - p < window.
   std::int32_t sliding_window = 0;
+  // With a window: the first `sink_tokens` positions are visible, too, however far behind it. The
+  // CPU reads no other position in front of the windows. Other devices take 0 only.
+  std::int32_t sink_tokens = 0;
   float softcap = 0.0f;          // 0: none. Else scores become softcap * tanh(score / softcap).
   const float* sinks = nullptr;  // [H] extra logit per head that only enlarges the denominator
   // K/V stored as e4m3: the value is the stored number times the scale. Null: 1.

@@ -37,6 +37,20 @@ constexpr std::int64_t pages_for(std::int64_t tokens, std::int64_t page_size) {
   return tokens / page_size + (tokens % page_size != 0);  // no sum that could overflow
 }
 
+// Which tokens the rows of a text see. A row at position p: those from p - window + 1 on and the
+// first `sink_tokens`; window 0: all.
+struct AttentionSpan {
+  std::int64_t window = 0, sink_tokens = 0;
+};
+
+// Pages that a text holds at most while nothing is written further than `rows` tokens behind the
+// first row that is still to be computed, and what no row sees any more is given back.
+constexpr std::int64_t pages_at_once(AttentionSpan span, std::int64_t rows,
+                                     std::int64_t page_size) {
+  return pages_for(span.sink_tokens, page_size) +
+         pages_for(span.window - 1 + rows + page_size - 1, page_size);
+}
+
 // Places of a request's page table: the longest text, and one step whose rows are all drafts.
 constexpr int pages_per_request(int max_seq_len, int page_size) {
   return static_cast<int>(pages_for(std::int64_t{max_seq_len} + kMaxStepTokens, page_size));

@@ -28,11 +28,14 @@ struct AttentionOptions {
   int max_depth = kMaxDraftLen;
   const char* instance = nullptr;
   bool reuse_plan = false;
+  int sink_tokens = 0;
 };
 
 void check_options(const AttentionOptions& o) {
   SPECDEC_REQUIRE(std::isfinite(o.scale), "scale = ", o.scale, ": give a finite number");
   SPECDEC_REQUIRE(o.sliding_window >= 0, "sliding_window = ", o.sliding_window,
+                  ": give 0 (none) or a positive number of tokens");
+  SPECDEC_REQUIRE(o.sink_tokens >= 0, "sink_tokens = ", o.sink_tokens,
                   ": give 0 (none) or a positive number of tokens");
   SPECDEC_REQUIRE(std::isfinite(o.softcap) && o.softcap >= 0, "softcap = ", o.softcap,
                   ": give 0 (none) or a positive number");
@@ -70,6 +73,7 @@ void run_attention(OpCall& call, const StepView& step, const KvCacheView& cache,
   p.dtype = rows.view().dtype;
   p.scale = options.scale;
   p.sliding_window = options.sliding_window;
+  p.sink_tokens = options.sink_tokens;
   p.softcap = options.softcap;
   p.k_scale = scales.k();
   p.v_scale = scales.v();
@@ -81,6 +85,8 @@ void run_attention(OpCall& call, const StepView& step, const KvCacheView& cache,
   const Backend& backend = call.backend();
   SPECDEC_REQUIRE(p.instance == nullptr || backend.limits != nullptr, "instance = \"", p.instance,
                   "\": backend \"", backend.name, "\" has one kernel for all");
+  SPECDEC_REQUIRE(p.sink_tokens == 0 || backend.limits == nullptr, "sink_tokens = ", p.sink_tokens,
+                  ": backend \"", backend.name, "\" has no sink tokens, give 0");
   if (step.num_rows == 0) return;
   std::int64_t scratch = 0;
   if (backend.limits != nullptr) {
@@ -108,14 +114,14 @@ void register_attention(py::module_& m) {
          float scale, int sliding_window, float softcap, py::handle sinks, py::handle k_scale,
          py::handle v_scale, bool exact, int max_depth, py::handle max_rows, py::handle max_kv_len,
          const std::optional<std::string>& instance, bool reuse_plan, py::object backend,
-         std::uint64_t stream, py::object workspace, py::object status) {
+         std::uint64_t stream, py::object workspace, py::object status, int sink_tokens) {
         const CallOptions where{std::move(backend), stream, std::move(workspace),
                                 std::move(status)};
         const AttentionOptions options{
-            scale,     sliding_window, softcap,
-            sinks,     k_scale,        v_scale,
-            exact,     max_depth,      instance ? instance->c_str() : nullptr,
-            reuse_plan};
+            scale,      sliding_window, softcap,
+            sinks,      k_scale,        v_scale,
+            exact,      max_depth,      instance ? instance->c_str() : nullptr,
+            reuse_plan, sink_tokens};
         check_options(options);
         OpCall call("spec_attention", where);
         const PagesArgument pages(call, k_pages, v_pages, false, false);
@@ -132,15 +138,16 @@ void register_attention(py::module_& m) {
       py::arg("max_depth") = kMaxDraftLen, py::arg("max_rows") = py::none(),
       py::arg("max_kv_len") = py::none(), py::arg("instance") = py::none(),
       py::arg("reuse_plan") = false, py::arg("backend") = py::none(), py::arg("stream") = 0,
-      py::arg("workspace") = py::none(), py::arg("status") = py::none(),
+      py::arg("workspace") = py::none(), py::arg("status") = py::none(), py::arg("sink_tokens") = 0,
       "See specdec_ext.ops.spec_attention.");
   m.def(
       "step_attention",
       [](const StepPlan& plan, int layer, py::handle q, py::handle out, py::handle k_pages,
          py::handle v_pages, float scale, int sliding_window, float softcap, py::handle sinks,
-         py::handle k_scale, py::handle v_scale) {
+         py::handle k_scale, py::handle v_scale, int sink_tokens) {
         const CallOptions where{py::str("cpu"), 0, py::none(), py::none()};
-        const AttentionOptions options{scale, sliding_window, softcap, sinks, k_scale, v_scale};
+        AttentionOptions options{scale, sliding_window, softcap, sinks, k_scale, v_scale};
+        options.sink_tokens = sink_tokens;
         check_options(options);
         OpCall call("step_attention", where);
         const PagesArgument pages(call, k_pages, v_pages, true, false);
@@ -152,7 +159,8 @@ void register_attention(py::module_& m) {
       py::arg("plan"), py::arg("layer"), py::arg("q"), py::arg("out"), py::arg("k_pages"),
       py::arg("v_pages"), py::arg("scale"), py::arg("sliding_window") = 0,
       py::arg("softcap") = 0.0f, py::arg("sinks") = py::none(), py::arg("k_scale") = py::none(),
-      py::arg("v_scale") = py::none(), "See specdec_ext.ops.step_attention.");
+      py::arg("v_scale") = py::none(), py::arg("sink_tokens") = 0,
+      "See specdec_ext.ops.step_attention.");
 }
 
 }  // namespace specdec

@@ -190,7 +190,7 @@ void register_decoder(py::module_& m) {
                       bool tie_word_embeddings, std::vector<int> rope_index,
                       std::vector<int> sliding_window, int head_size, int shard_rank,
                       std::vector<int> kv_head_bounds, std::vector<int> hidden_bounds,
-                      std::vector<int> ffn_bounds, std::vector<int> head_bounds) {
+                      std::vector<int> ffn_bounds, std::vector<int> head_bounds, int sink_tokens) {
             DecoderConfig c;
             c.vocab_size = vocab_size;
             c.head_size = head_size;
@@ -214,6 +214,7 @@ void register_decoder(py::module_& m) {
             c.tie_word_embeddings = tie_word_embeddings;
             c.rope_index = std::move(rope_index);
             c.sliding_window = std::move(sliding_window);
+            c.sink_tokens = sink_tokens;
             c.shard_rank = shard_rank;
             c.kv_head_bounds = std::move(kv_head_bounds);
             c.hidden_bounds = std::move(hidden_bounds);
@@ -232,9 +233,10 @@ void register_decoder(py::module_& m) {
           py::arg("rope_index"), py::arg("sliding_window"), py::arg("head_size") = 0,
           py::arg("shard_rank") = 0, py::arg("kv_head_bounds") = std::vector<int>{},
           py::arg("hidden_bounds") = std::vector<int>{}, py::arg("ffn_bounds") = std::vector<int>{},
-          py::arg("head_bounds") = std::vector<int>{},
+          py::arg("head_bounds") = std::vector<int>{}, py::arg("sink_tokens") = 0,
           "Fields as in config.json; ``rope_index`` and ``sliding_window`` have one entry per "
-          "layer (table index or -1; tokens or 0). ``max_rows`` sizes the buffers. ``head_size``: "
+          "layer (table index or -1; tokens or 0). ``sink_tokens``: of a text's start that layers "
+          "with a window see besides. ``max_rows`` sizes the buffers. ``head_size``: "
           "rows of the head if they are not the whole vocabulary. With bounds [ranks + 1] it "
           "computes "
           "the rows of each projection that lie between those of ``shard_rank``.")

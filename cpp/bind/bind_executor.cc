@@ -78,7 +78,8 @@ void def_make(py::class_<BoundExecutor>& executor) {
                   bool pads_rows, bool enable_chunked_prefill, double max_prefill_slowdown,
                   const std::string& policy, bool enable_block_reuse, bool check_integrity,
                   DraftLenSchedule draft_len_schedule,
-                  std::vector<double> synthetic_acceptance_rates) {
+                  std::vector<double> synthetic_acceptance_rates, std::int64_t attention_window,
+                  std::int64_t sink_tokens) {
         ExecutorConfig c;
         c.vocab_size = vocab_size;
         c.max_batch_size = max_batch_size;
@@ -104,6 +105,7 @@ void def_make(py::class_<BoundExecutor>& executor) {
         c.check_integrity = check_integrity;
         c.draft_len_schedule = std::move(draft_len_schedule);
         c.synthetic_acceptance_rates = std::move(synthetic_acceptance_rates);
+        c.attention = {attention_window, sink_tokens};
         return make_executor(k_pages, v_pages, std::move(c));
       }),
       py::arg("k_pages") = py::none(), py::arg("v_pages") = py::none(), py::kw_only(),
@@ -118,9 +120,11 @@ void def_make(py::class_<BoundExecutor>& executor) {
       py::arg("policy") = "guaranteed_no_evict", py::arg("enable_block_reuse") = false,
       py::arg("check_integrity") = false, py::arg("draft_len_schedule") = DraftLenSchedule{},
       py::arg("synthetic_acceptance_rates") = std::vector<double>{},
+      py::arg("attention_window") = 0, py::arg("sink_tokens") = 0,
       R"(k_pages, v_pages: pages on the CPU: the host runs the steps, plan() -> forward pass -> commit(). Without them the caller enqueues the steps on a device, between
 stage() and deliver(), over the rings that bind_rings() names; num_pages and page_size say what there
-is.)");
+is. attention_window, sink_tokens: what a row of the model sees at most, whatever its layer; pages
+behind it are given back. 0: everything.)");
 }
 
 // What the host may ask and say at any time.
@@ -215,7 +219,9 @@ its row less the earlier siblings, renormalised) unless `replacement`.)")
           "Forgets the published pages that no running request holds; returns how many.")
       .def(
           "pages", [](const BoundExecutor& self, RequestId id) { return self.executor.pages(id); },
-          py::arg("request_id"), "Pages that the request holds, in order.")
+          py::arg("request_id"),
+          "Pages that the request holds, by block of its text; -1: given back, behind the "
+          "attention window.")
       .def("stats", [](const BoundExecutor& self) { return stats_dict(self.executor.stats()); })
       .def_property_readonly("in_flight",
                              [](const BoundExecutor& self) { return self.executor.in_flight(); })
@@ -227,6 +233,26 @@ its row less the earlier siblings, renormalised) unless `replacement`.)")
 }  // namespace
 
 void register_executor(py::module_& m) {
+  m.def(
+      "pages_in_window",
+      [](std::int64_t attention_window, std::int64_t sink_tokens, int page_size, int max_num_tokens,
+         int overlap_depth, bool enable_chunked_prefill, bool enable_block_reuse,
+         std::int64_t prompt, std::int64_t step) {
+        ExecutorConfig c;
+        c.attention = {attention_window, sink_tokens};
+        c.page_size = page_size;
+        c.max_num_tokens = max_num_tokens;
+        c.overlap_depth = overlap_depth;
+        c.enable_chunked_prefill = enable_chunked_prefill;
+        c.enable_block_reuse = enable_block_reuse;
+        return pages_in_window(c, prompt, step);
+      },
+      py::kw_only(), py::arg("attention_window"), py::arg("sink_tokens"), py::arg("page_size"),
+      py::arg("max_num_tokens"), py::arg("overlap_depth"), py::arg("enable_chunked_prefill"),
+      py::arg("enable_block_reuse"), py::arg("prompt"), py::arg("step"),
+      "Pages that a text holds at once, at most, within an attention window: of a prompt of so "
+      "many "
+      "tokens, in steps of so many rows.");
   py::class_<VerifiedDraft>(m, "VerifiedDraft", "A draft that a step verified.")
       .def_readonly("token", &VerifiedDraft::token)
       .def_readonly("parent", &VerifiedDraft::parent,

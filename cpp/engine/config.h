@@ -5,6 +5,7 @@
 
 #include "algo/lookahead_state.h"
 #include "algo/suffix_draft.h"
+#include "base/pages.h"
 #include "base/types.h"
 #include "engine/draft_len_schedule.h"
 
@@ -55,6 +56,8 @@ struct ExecutorConfig {
   // times as long as it is without them. 0: no limit.
   double max_prefill_slowdown = 0.0;
   SchedulerPolicy policy = SchedulerPolicy::kGuaranteedNoEvict;
+  // What a row of the model sees at most, whatever its layer. Pages behind it are given back.
+  AttentionSpan attention;
   bool enable_block_reuse = false;  // requests start from published pages of equal text and salt
   bool check_integrity = false;
   DraftLenSchedule draft_len_schedule;
@@ -62,6 +65,12 @@ struct ExecutorConfig {
   // says (algo/synthetic_acceptance.h). For measurements only; read where the host accepts.
   std::vector<double> synthetic_acceptance_rates;
 };
+
+// With an attention window: rows of a prompt in one step, at most; 0: any. And pages that one text
+// holds at once, at most, if its first step that decides reads `prompt` tokens and later ones
+// `step` rows.
+int prompt_chunk(const ExecutorConfig& config);
+std::int64_t pages_in_window(const ExecutorConfig& config, std::int64_t prompt, std::int64_t step);
 
 // Draft nodes of one step, at most: of the method, and of all sources.
 int max_drafts_of(const LookaheadConfig& triple);

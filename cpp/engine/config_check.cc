@@ -10,6 +10,26 @@
 
 namespace specdec {
 
+int prompt_chunk(const ExecutorConfig& c) {
+  // Fewer rows would not share a step's own work well.
+  constexpr std::int64_t kLeast = 256;
+  if (c.attention.window == 0 || !c.enable_chunked_prefill) return 0;
+  return static_cast<int>(std::clamp<std::int64_t>(c.attention.window, kLeast, 1 << 30));
+}
+
+// The steps in flight and the next one write rows behind the first that is still to be computed;
+// before that only what the window shows is held, and rows whose K/V the host has not moved yet.
+// A prompt that is to be published keeps its pages until it is.
+std::int64_t pages_in_window(const ExecutorConfig& c, std::int64_t prompt, std::int64_t step) {
+  const std::int64_t steps = c.overlap_depth + 1;
+  const int most = prompt_chunk(c);
+  const std::int64_t chunk = std::min<std::int64_t>(prompt, most > 0 ? most : c.max_num_tokens);
+  const std::int64_t rows = steps * std::max(step, chunk) + step;
+  const std::int64_t pages = pages_at_once(c.attention, rows, c.page_size);
+  if (!c.enable_block_reuse) return pages;
+  return std::max(pages, pages_for(prompt + steps * step, c.page_size));
+}
+
 int max_drafts_of(const LookaheadConfig& triple) {
   return static_cast<int>(lookahead_max_draft_len(triple.w, triple.n, triple.g));
 }
@@ -102,6 +122,10 @@ const ExecutorConfig& checked_config(const ExecutorConfig& config) {
   const double slowdown = config.max_prefill_slowdown;
   SPECDEC_REQUIRE(slowdown == 0.0 || (slowdown >= 1.0 && std::isfinite(slowdown)),
                   "max_prefill_slowdown = ", slowdown, ": give 1 or more, or 0 for no limit");
+  SPECDEC_REQUIRE(config.attention.window >= 0, "attention_window = ", config.attention.window,
+                  ": give tokens, or 0 for no window");
+  SPECDEC_REQUIRE(config.attention.sink_tokens >= 0, "sink_tokens = ", config.attention.sink_tokens,
+                  ": give 0 (none) or a positive number of tokens");
   check_synthetic_rates(config.synthetic_acceptance_rates);
   return config;
 }

@@ -192,6 +192,7 @@ void Executor::settle(RequestRecord& request, const Place& place, const StepOutp
   pages.commit(request.slot, tokens);
   pages.rewind(request.slot);
   if (place.decides) book_.publish(request, final_len, !host_);
+  book_.trim(request);
 }
 
 std::vector<StepOutput> Executor::deliver(const float* scores, const HostWords& words) {

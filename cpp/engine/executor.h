@@ -193,6 +193,7 @@ class Executor {
   bool mirror(RequestRecord& request);
   void place_moves(RequestRecord& request, int index);
   void stage_pages(const RequestRecord& request, int index);
+  static void fill_page_row(const std::vector<std::int32_t>& pages, std::int32_t* row);
   void stage_law(std::int32_t* place, const RequestRecord* request, int index) const;
   // draft.cc
   void look_up(RequestRecord& request, int most, int room);

@@ -133,8 +133,8 @@ void Executor::build_place(Place& place, int index) {
   plan.slot[b] = request.slot;
   plan.request_ids[b] = request.id;
   const auto& pages = book_.pages().pages(request.slot);
-  std::copy(pages.begin(), pages.end(),
-            plan.page_table.begin() + static_cast<std::ptrdiff_t>(b) * plan.page_table_stride);
+  fill_page_row(pages,
+                plan.page_table.data() + static_cast<std::ptrdiff_t>(b) * plan.page_table_stride);
 }
 
 void Executor::commit(const StepPlan& plan, const TokenId* ids, const float* scores,

@@ -55,8 +55,10 @@ const StagedStep* Executor::plan() {
   if (book_.preempts()) book_.make_room_for_drafts();
   begin_step();
   collect();
-  double tokens = 0.0;  // in the cache, of decoding requests, as far as it is known
-  for (const RequestRecord* request : decoding_) tokens += request->known_len - 1;
+  double tokens = 0.0;  // that rows of decoding requests see, as far as it is known
+  const AttentionSpan& span = config_.attention;
+  const double most = span.window > 0 ? static_cast<double>(span.window + span.sink_tokens) : 1e18;
+  for (const RequestRecord* request : decoding_) tokens += std::min(request->known_len - 1.0, most);
   const int decoding = static_cast<int>(decoding_.size());
   step_cost_.at(decoding, tokens / std::max(decoding, 1), &cost_now_);
   int budget = config_.max_num_tokens - decoding;
@@ -70,7 +72,9 @@ const StagedStep* Executor::plan() {
     if (book_.better_wait(i)) continue;
     // Drafts behind a prompt go in one piece, whatever that takes.
     const bool whole = request.external_drafts() > 0;
-    const int rows = prefill_rows(request, whole ? budget : room_for(request, room, budget));
+    int most = whole ? budget : room_for(request, room, budget);
+    if (request.chunk() > 0) most = std::min(most, request.chunk());
+    const int rows = prefill_rows(request, most);
     if (rows == 0) continue;
     if (!request.entered && !enter(request)) break;
     if (request.device_drafts && request.mirrored == 0 && !mirror(request)) break;

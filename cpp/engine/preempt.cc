@@ -16,8 +16,7 @@ std::int64_t RequestBook::headroom() const {
 // when it is planned, because until then it may take over published ones.
 bool RequestBook::secure(const RequestRecord& request) {
   const std::int64_t tokens = request.tokens_to_hold_with(0);
-  const std::int64_t missing =
-      pages_.pages_for(tokens) - static_cast<std::int64_t>(pages_.pages(request.slot).size());
+  const std::int64_t missing = pages_.missing(request.slot, tokens);
   if (missing > pages_.free_pages() - claimed_) return false;
   if (!request.untouched()) return pages_.reserve(request.slot, tokens);
   claimed_ += std::max<std::int64_t>(0, missing);
@@ -29,7 +28,7 @@ bool RequestBook::secure(const RequestRecord& request) {
 bool RequestBook::make_way(std::size_t index) {
   for (std::size_t i = order_.size(); --i > index;) {
     RequestRecord& victim = *order_[fault(Fault::kOldestPreempted) ? order_.size() - 1 - i : i];
-    if (victim.preempted || pages_.pages(victim.slot).empty()) continue;
+    if (victim.preempted || pages_.held(victim.slot) == 0) continue;
     victim.sits_out = true;
     if (!victim.shares.empty() && !fault(Fault::kPreemptedInFlight)) return false;
     preempt(victim);
@@ -108,11 +107,7 @@ bool RequestBook::resume(RequestRecord& request) {
   const std::int64_t reusable = request.begun() && request.reusable() > 0
                                     ? request.read_to
                                     : std::min(request.reusable(), request.read_to);
-  std::int64_t needed =
-      std::min(request.promised_pages, pages_.pages_for(request.tokens_to_hold_with(0) + 1));
-  const PageTable::Match match =
-      pages_.match(request.params.cache_salt, request.tokens(), reusable);
-  needed += headroom() - (match.pages - match.unused);
+  const std::int64_t needed = headroom() + pages_to_begin(request, reusable);
   if (needed > pages_.free_pages() - claimed_) return false;
   pages_.open(request.slot, request.params.cache_salt);
   request.prefilled = pages_.attach(request.slot, request.tokens(), reusable) * pages_.page_size();

@@ -13,9 +13,9 @@ int RequestBook::pages_per_slot(const ExecutorConfig& c) {
 }
 
 RequestBook::RequestBook(const ExecutorConfig& c)
-    : pages_(c.num_pages, c.page_size, c.max_batch_size, pages_per_slot(c), c.enable_block_reuse),
-      policy_(c.policy),
-      check_integrity_(c.check_integrity) {
+    : pages_(c.num_pages, c.page_size, c.max_batch_size, pages_per_slot(c), c.enable_block_reuse,
+             /*hash_bits=*/64, c.attention),
+      config_(c) {
   for (int slot = c.max_batch_size - 1; slot >= 0; --slot) free_slots_.push_back(slot);
   running_.reserve(c.max_batch_size);
 }
@@ -23,13 +23,30 @@ RequestBook::RequestBook(const ExecutorConfig& c)
 void RequestBook::promise(RequestRecord* request) const {
   RequestRecord& r = *request;
   // The largest that tokens_to_hold() can ever be.
-  r.promised_pages =
+  r.most_blocks =
       pages_.pages_for(std::max<std::int64_t>(std::int64_t{r.prompt_len} + r.external_drafts(),
                                               std::int64_t{r.max_len} - 1 + r.max_drafts));
+  r.promised_pages = r.most_blocks;
+  if (pages_.span().window > 0) {
+    r.publishes_prompt = pages_.reuse();
+    r.max_chunk = prompt_chunk(config_);
+    r.promised_pages = std::min(
+        r.most_blocks, pages_in_window(config_, std::int64_t{r.prompt_len} + r.external_drafts(),
+                                       1 + r.most_drafts()));
+  }
   SPECDEC_REQUIRE(r.promised_pages <= pages_.num_pages(), "the request needs ", r.promised_pages,
                   " KV pages of ", pages_.page_size(), " tokens (prompt ", r.prompt_len,
                   " + max_tokens ", r.params.max_tokens, " + drafts), the whole pool has ",
                   pages_.num_pages(), ": lower max_tokens or raise kv_cache_config.max_tokens");
+}
+
+void RequestBook::trim(const RequestRecord& request) {
+  if (!request.sheds_pages()) return;
+  std::int64_t position = request.first_row();
+  if (!request.unmoved.empty()) {
+    position = std::min(position, request.unmoved_at + pages_.span().window - 1);
+  }
+  pages_.trim(request.slot, position);
 }
 
 RequestId RequestBook::add(std::unique_ptr<RequestRecord> request) {
@@ -41,19 +58,41 @@ RequestId RequestBook::add(std::unique_ptr<RequestRecord> request) {
   return id;
 }
 
-// Pages that a running request has a right to: its promise; where requests are preempted, those of
-// its next step.
+// Where requests are preempted: pages that a running one has a right to and lacks, those of its
+// next step.
 std::int64_t RequestBook::owed_pages(const RequestRecord& request) const {
-  if (!preempts()) return request.promised_pages;
-  return request.preempted ? 0 : pages_.pages_for(request.tokens_to_hold_with(0));
+  return request.preempted ? 0 : pages_.missing(request.slot, request.tokens_to_hold_with(0));
+}
+
+// Where requests are preempted: pages that one which holds none takes out of the free ones to
+// begin, or to begin again, at what is published of its text. The row behind what it reads, too.
+std::int64_t RequestBook::pages_to_begin(const RequestRecord& request,
+                                         std::int64_t reusable) const {
+  const PageTable::Match match =
+      pages_.match(request.params.cache_salt, request.tokens(), reusable);
+  const std::int64_t tokens =
+      request.in_prefill() || request.preempted
+          ? request.tokens_to_read(std::int64_t{match.blocks} * pages_.page_size())
+          : request.tokens_to_hold_with(0);
+  const std::int64_t blocks = std::min(request.most_blocks, pages_.pages_for(tokens + 1));
+  return blocks - match.blocks + match.unused;
 }
 
 // Pages that running requests may still ask for.
 std::int64_t RequestBook::outstanding_pages() const {
   std::int64_t pages = 0;
+  if (pages_.span().window > 0 && pages_.reuse() && !preempts()) {
+    // Who leaves a shared page behind the window takes one of its own later, so nobody's promise
+    // counts on another's pages: all are kept if the sum of them fits.
+    for (const auto& request : running_) pages += request->promised_pages;
+    std::int64_t used = pages_.num_pages() - pages_.free_pages();
+    for (const auto& request : retiring_) used -= pages_.held(request->slot);
+    return std::max<std::int64_t>(0, pages - std::max<std::int64_t>(0, used));
+  }
   for (const auto& request : running_) {
-    const auto held = static_cast<std::int64_t>(pages_.pages(request->slot).size());
-    pages += std::max<std::int64_t>(0, owed_pages(*request) - held);
+    const std::int64_t more =
+        preempts() ? owed_pages(*request) : request->promised_pages - pages_.held(request->slot);
+    pages += std::max<std::int64_t>(0, more);
   }
   return pages;
 }
@@ -62,13 +101,9 @@ std::int64_t RequestBook::outstanding_pages() const {
 // pages that somebody holds already. (Unused published pages are free pages until they are
 // attached.)
 std::int64_t RequestBook::pages_needed(const RequestRecord& request) const {
-  // The row behind the prompt, too.
-  const std::int64_t wanted =
-      preempts()
-          ? std::min(request.promised_pages, pages_.pages_for(request.tokens_to_hold_with(0) + 1)) +
-                headroom()
-          : request.promised_pages;
-  if (!pages_.reuse()) return wanted;
+  if (preempts()) return headroom() + pages_to_begin(request, request.reusable());
+  const std::int64_t wanted = request.promised_pages;
+  if (!pages_.reuse() || pages_.span().window > 0) return wanted;
   const PageTable::Match match =
       pages_.match(request.params.cache_salt, request.tokens(), request.reusable());
   return wanted - (match.pages - match.unused);
@@ -106,12 +141,12 @@ void RequestBook::attach_prefix(RequestRecord& request) {
     return;
   }
   const bool hit = request.num_cached > 0;
-  const int pages = pages_.attach(request.slot, request.tokens(), request.reusable());
-  if (pages == 0) return;
-  request.num_cached += pages * pages_.page_size();
+  const int blocks = pages_.attach(request.slot, request.tokens(), request.reusable());
+  if (blocks == 0) return;
+  request.num_cached += blocks * pages_.page_size();
   request.prefilled = request.num_cached;
   reuse_hits_ += !hit;
-  cached_tokens_ += static_cast<std::int64_t>(pages) * pages_.page_size();
+  cached_tokens_ += static_cast<std::int64_t>(blocks) * pages_.page_size();
 }
 
 bool RequestBook::better_wait(std::size_t index) const {

@@ -38,7 +38,7 @@ class RequestBook {
   // and has taken over what is published of its prompt. Null: none.
   RequestRecord* admit_next();
 
-  bool preempts() const { return policy_ == SchedulerPolicy::kMaxUtilization; }
+  bool preempts() const { return config_.policy == SchedulerPolicy::kMaxUtilization; }
   // Text of a request that has left its prompt behind may be read again.
   bool keeps_text() const { return preempts() || pages_.reuse(); }
   // max_utilization: pages for a step of everybody who runs, as far as there are, a row each;
@@ -62,6 +62,8 @@ class RequestBook {
   RequestRecord* find_running(RequestId id) const;
   // Running, waiting or ended with steps in flight; null: unknown.
   RequestRecord* find(RequestId id) const;
+  // Gives back pages that no row of the request sees any more; what is final was published.
+  void trim(const RequestRecord& request);
   // The request takes part in no further step. Its slot and its pages stay until step `last_step`
   // of it is delivered.
   void end(RequestRecord& request, std::int64_t delivered);
@@ -71,7 +73,7 @@ class RequestBook {
   // Fills what the books know.
   void add_stats(ExecutorStats* stats) const;
   void check_integrity() const {
-    if (check_integrity_) pages_.check_integrity();
+    if (config_.check_integrity) pages_.check_integrity();
   }
 
   PageTable& pages() { return pages_; }
@@ -80,6 +82,7 @@ class RequestBook {
   int num_unfinished() const { return static_cast<int>(running_.size() + waiting_.size()); }
 
  private:
+  std::int64_t pages_to_begin(const RequestRecord& request, std::int64_t reusable) const;
   std::int64_t pages_needed(const RequestRecord& request) const;
   std::int64_t owed_pages(const RequestRecord& request) const;
   std::int64_t headroom() const;
@@ -89,8 +92,7 @@ class RequestBook {
   bool resume(RequestRecord& request);
 
   PageTable pages_;
-  SchedulerPolicy policy_;
-  bool check_integrity_;
+  ExecutorConfig config_;
   RequestId next_id_ = 1;
   std::deque<std::unique_ptr<RequestRecord>> waiting_;
   std::vector<std::unique_ptr<RequestRecord>> running_;   // in order of admission

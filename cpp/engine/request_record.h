@@ -102,7 +102,12 @@ struct RequestRecord {
   // The draft that each node was, in a step on the host whose drafts a grammar has cut.
   std::vector<std::int32_t> uncut;
 
-  std::int64_t promised_pages = 0;
+  std::int64_t promised_pages = 0;  // at once
+  std::int64_t most_blocks = 0;     // of its text
+  // With an attention window: rows of its prompt in one step, at most; 0: any. A prompt that is to
+  // be published keeps its pages until it is.
+  int max_chunk = 0;
+  bool publishes_prompt = false;
   bool by_host = false;  // the step runs on a device and the host chooses this request's tokens
   // Prompt and delivered tokens, as far as somebody on the host needs them (host_slot null).
   std::vector<TokenId> text;
@@ -172,6 +177,9 @@ struct RequestRecord {
   // No row of its own was planned yet.
   bool untouched() const { return prefilled == num_cached && last_step < 0; }
   bool in_prefill() const { return prefilled < read_to; }
+  // Pages behind the window are given back while it reads what it has to.
+  bool sheds_pages() const { return begun() || !publishes_prompt; }
+  int chunk() const { return sheds_pages() ? max_chunk : 0; }
   // Its first token is known, so that what it reads is read again.
   bool begun() const { return known_len > prompt_len; }
   // Drafts that came with the request, as many as it could still deliver.
@@ -216,15 +224,24 @@ struct RequestRecord {
     // While the prompt is read nothing is delivered, but what was planned is, or will be, there.
     return std::max<std::int64_t>(hold, prefilled);
   }
+  // What it has to read, or of that the next chunk behind the first `known` tokens.
+  std::int64_t tokens_to_read(std::int64_t known) const {
+    const std::int64_t all = read_to + external_drafts();
+    return chunk() > 0 ? std::min(all, known + chunk()) : all;
+  }
   // The same after a next step of it: what it has to read, or a row and as many drafts.
   std::int64_t tokens_to_hold_with(int drafts) const {
-    if (in_prefill()) {
-      return std::max<std::int64_t>(tokens_to_hold(), read_to + external_drafts());
-    }
+    if (in_prefill()) return std::max(tokens_to_hold(), tokens_to_read(prefilled));
     std::int64_t len = known_len;
     for (const StepShare& share : shares) len += share.tokens;
     len = std::min<std::int64_t>(len, max_len - 1);
     return std::max(tokens_to_hold(), len + drafts);
+  }
+  // The least position that a row still to be read has, of a step in flight or a later one.
+  std::int64_t first_row() const {
+    if (shares.empty()) return in_prefill() ? prefilled : known_len - 1;
+    const StepShare& share = shares.front();
+    return share.prompt_end > 0 ? share.prompt_end - share.rows : known_len - 1;
   }
 };
 

@@ -72,6 +72,17 @@ void Executor::stage_law(std::int32_t* place, const RequestRecord* request, int 
   put(staging_.acceptance_threshold, rule.threshold);
 }
 
+// A step's table names pages alone: a block that was given back stands as the next one that was
+// not. Nothing of it is seen; a draft model that has fallen behind the window may write there, what
+// it reads again before it looks.
+void Executor::fill_page_row(const std::vector<std::int32_t>& pages, std::int32_t* row) {
+  std::int32_t next = 0;
+  for (std::size_t i = pages.size(); i-- > 0;) {
+    if (pages[i] != PageTable::kNoPage) next = pages[i];
+    row[i] = next;
+  }
+}
+
 // The pages of the step's request `index`, after reserving what it may touch.
 void Executor::stage_pages(const RequestRecord& request, int index) {
   const std::int64_t tokens = request.tokens_to_hold();
@@ -82,7 +93,7 @@ void Executor::stage_pages(const RequestRecord& request, int index) {
   const auto& pages = table.pages(request.slot);
   std::int32_t* row =
       staged(staging_.page_table) + static_cast<std::ptrdiff_t>(index) * staging_.pages_per_request;
-  std::copy(pages.begin(), pages.end(), row);
+  fill_page_row(pages, row);
   // What the row's last use left behind must not look like a page.
   int& used = staged_pages_[static_cast<std::size_t>(step_.ring) * staging_.requests + index];
   if (used > static_cast<int>(pages.size())) std::fill(row + pages.size(), row + used, -1);

@@ -8,11 +8,16 @@
 namespace specdec {
 
 PageTable::PageTable(int num_pages, int page_size, int num_slots, int max_pages_per_slot,
-                     bool enable_block_reuse, int hash_bits)
-    : num_pages_(num_pages), page_size_(page_size), max_pages_per_slot_(max_pages_per_slot) {
+                     bool enable_block_reuse, int hash_bits, AttentionSpan span)
+    : num_pages_(num_pages),
+      page_size_(page_size),
+      max_pages_per_slot_(max_pages_per_slot),
+      span_(span.window > 0 ? span : AttentionSpan{}) {
   SPECDEC_REQUIRE(num_pages >= 1, "num_pages = ", num_pages, ": at least 1");
   SPECDEC_REQUIRE(is_page_size(page_size), "tokens_per_block = ", page_size,
                   ": a power of two from 1 to ", kMaxPageSize);
+  SPECDEC_REQUIRE(span.window >= 0, "attention_window = ", span.window, ": give 0 (none) or more");
+  SPECDEC_REQUIRE(span.sink_tokens >= 0, "sink_tokens = ", span.sink_tokens, ": give 0 or more");
   slots_.resize(num_slots);
   for (Slot& slot : slots_) slot.pages.reserve(max_pages_per_slot);
   free_.reserve(num_pages);
@@ -23,10 +28,8 @@ PageTable::PageTable(int num_pages, int page_size, int num_slots, int max_pages_
 
 std::int32_t PageTable::take_page() {
   if (free_.empty()) {
-    const std::int32_t page = index_->longest_unused();
-    index_->erase(page);
     ++reuse_stats_.evicted_pages;
-    return page;
+    return index_->take_page(index_->longest_unused());
   }
   const std::int32_t page = free_.back();
   free_.pop_back();
@@ -34,21 +37,63 @@ std::int32_t PageTable::take_page() {
 }
 
 void PageTable::hold(std::int32_t published) {
-  if (holders_[published]++ == 0) index_->remove_unused(published);
+  if (holders_[published]++ == 0) index_->remove_unused(index_->node_of(published));
 }
 
 void PageTable::let_go(std::int32_t page) {
   if (--holders_[page] > 0) return;
   if (index_ && index_->contains(page)) {
-    index_->add_unused(page);
+    index_->add_unused(index_->node_of(page));
   } else {
     free_.push_back(page);
   }
 }
 
+void PageTable::set_tip(Slot& slot, PrefixIndex::Node node) {
+  index_->hold(node);
+  index_->release(slot.tip);
+  slot.tip = node;
+}
+
+// Blocks without a page are bounded by what is still to be read behind them; texts of which little
+// is left give way when there are many.
+void PageTable::bound_index() {
+  const std::size_t most = 2 * static_cast<std::size_t>(num_pages_) +
+                           slots_.size() * static_cast<std::size_t>(max_pages_per_slot_);
+  while (index_->num_nodes() > most && index_->num_unused() > 0) {
+    free_.push_back(index_->take_page(index_->longest_unused()));
+    ++reuse_stats_.evicted_pages;
+  }
+}
+
+// The first block behind those of the sink tokens that a row at `position` sees a token of.
+int PageTable::first_seen(std::int64_t position) const {
+  if (span_.window == 0) return 0;
+  const std::int64_t low = std::max<std::int64_t>(0, position - span_.window + 1);
+  return std::max(sink_blocks(), static_cast<int>(low / page_size_));
+}
+
+// Gives back the slot's pages in front of block `first`, but for those of sink tokens.
+void PageTable::give_back(Slot& slot, int first) {
+  if (first <= sink_blocks()) return;
+  for (int b = std::max(slot.kept_from, sink_blocks()); b < first; ++b) {
+    if (slot.pages[b] != kNoPage) let_go(slot.pages[b]);
+    slot.pages[b] = kNoPage;
+  }
+  slot.kept_from = std::max(slot.kept_from, first);
+}
+
+void PageTable::trim(int slot, std::int64_t position) {
+  Slot& s = slots_[slot];
+  if (span_.window == 0) return;
+  SPECDEC_ENSURE(position <= s.length, "slot ", slot, " is trimmed for position ", position, ", ",
+                 s.length, " tokens are committed");
+  give_back(s, first_seen(position));
+}
+
 bool PageTable::reserve(int slot, std::int64_t tokens) {
   Slot& s = slots_[slot];
-  const std::int64_t missing = pages_for(tokens) - static_cast<std::int64_t>(s.pages.size());
+  const std::int64_t missing = this->missing(slot, tokens);
   if (missing <= 0) return true;
   SPECDEC_ENSURE(pages_for(tokens) <= max_pages_per_slot_, "slot ", slot, " wants ",
                  pages_for(tokens), " pages, its table has ", max_pages_per_slot_);
@@ -77,7 +122,7 @@ void PageTable::rewind(int slot) {
   while (s.pages.size() > needed) {
     const std::int32_t page = s.pages.back();
     s.pages.pop_back();
-    let_go(page);
+    if (page != kNoPage) let_go(page);
   }
 }
 
@@ -86,20 +131,45 @@ void PageTable::release(int slot) {
   s.length = 0;
   s.shared = 0;
   rewind(slot);
-  if (s.root != PrefixIndex::kNone) index_->release_root(s.root);
-  s.root = PrefixIndex::kNone;
+  s.kept_from = 0;
+  if (s.root != PrefixIndex::kNone) {
+    index_->release(s.tip);
+    index_->release_root(s.root);
+  }
+  s.root = s.tip = PrefixIndex::kNone;
+}
+
+// Fills path_ with the nodes of the blocks that `tokens` start with. How many of them can be taken
+// over: the row behind them sees pages of these alone.
+int PageTable::walk(PrefixIndex::Node root, const TokenId* tokens, std::int64_t count) const {
+  path_.clear();
+  PrefixIndex::Node node = root;
+  int best = 0, run = 0;  // run: blocks up to here that have their page
+  for (std::int64_t block = 0; node != PrefixIndex::kNone && block < count / page_size_; ++block) {
+    node = index_->find(node, tokens + block * page_size_);
+    if (node == PrefixIndex::kNone) break;
+    const bool there = index_->page(node) != PrefixIndex::kNone;
+    if (!there && block < std::max(sink_blocks(), span_.window == 0 ? max_pages_per_slot_ : 0)) {
+      break;
+    }
+    path_.push_back(node);
+    run = there ? run + 1 : 0;
+    const int blocks = static_cast<int>(block) + 1;
+    if (run >= blocks - first_seen(std::int64_t{blocks} * page_size_)) best = blocks;
+  }
+  return best;
 }
 
 PageTable::Match PageTable::match(const std::string& salt, const TokenId* tokens,
                                   std::int64_t count) const {
   Match found;
   if (!index_) return found;
-  PrefixIndex::Node node = index_->find_root(salt);
-  for (std::int64_t block = 0; node != PrefixIndex::kNone && block < count / page_size_; ++block) {
-    node = index_->find(node, tokens + block * page_size_);
-    if (node == PrefixIndex::kNone) break;
+  found.blocks = walk(index_->find_root(salt), tokens, count);
+  const int first = first_seen(std::int64_t{found.blocks} * page_size_);
+  for (int block = 0; block < found.blocks; ++block) {
+    if (block >= sink_blocks() && block < first) continue;
     ++found.pages;
-    found.unused += holders_[node] == 0;
+    found.unused += holders_[index_->page(path_[block])] == 0;
   }
   return found;
 }
@@ -107,7 +177,7 @@ PageTable::Match PageTable::match(const std::string& salt, const TokenId* tokens
 void PageTable::open(int slot, const std::string& salt) {
   Slot& s = slots_[slot];
   SPECDEC_ENSURE(s.pages.empty() && s.root == PrefixIndex::kNone, "slot ", slot, " is in use");
-  if (index_) s.root = index_->hold_root(salt);
+  if (index_) s.root = s.tip = index_->hold_root(salt);
 }
 
 int PageTable::attach(int slot, const TokenId* tokens, std::int64_t count) {
@@ -115,19 +185,23 @@ int PageTable::attach(int slot, const TokenId* tokens, std::int64_t count) {
   if (s.root == PrefixIndex::kNone) return 0;
   SPECDEC_ENSURE(static_cast<int>(s.pages.size()) == s.shared, "slot ", slot, " holds ",
                  s.pages.size() - s.shared, " pages of its own");
-  const std::int64_t blocks = std::min<std::int64_t>(count / page_size_, max_pages_per_slot_);
   const int before = s.shared;
-  while (s.shared < blocks) {
-    const PrefixIndex::Node page = index_->find(
-        node_before(s, s.shared), tokens + static_cast<std::ptrdiff_t>(s.shared) * page_size_);
-    if (page == PrefixIndex::kNone) break;
-    hold(page);
-    s.pages.push_back(page);
-    ++s.shared;
+  const int blocks =
+      walk(s.root, tokens, std::min(count, std::int64_t{max_pages_per_slot_} * page_size_));
+  if (blocks <= before) return 0;
+  const int first = first_seen(std::int64_t{blocks} * page_size_);
+  s.pages.resize(static_cast<std::size_t>(blocks), kNoPage);
+  for (int block = 0; block < blocks; ++block) {
+    if ((block >= sink_blocks() && block < first) || s.pages[block] != kNoPage) continue;
+    s.pages[block] = index_->page(path_[block]);
+    hold(s.pages[block]);
+    ++reuse_stats_.attached_pages;
   }
+  give_back(s, first);
+  s.shared = blocks;
+  set_tip(s, path_[blocks - 1]);
   s.length = shared_tokens(slot);
-  reuse_stats_.attached_pages += s.shared - before;
-  return s.shared - before;
+  return blocks - before;
 }
 
 void PageTable::publish(int slot, const TokenId* tokens, std::int64_t count, bool swap) {
@@ -136,15 +210,21 @@ void PageTable::publish(int slot, const TokenId* tokens, std::int64_t count, boo
   SPECDEC_ENSURE(count <= s.length, "slot ", slot, " publishes ", count, " tokens, ", s.length,
                  " are committed");
   for (const int blocks = static_cast<int>(count / page_size_); s.shared < blocks; ++s.shared) {
-    const PrefixIndex::Node parent = node_before(s, s.shared);
     const TokenId* block = tokens + static_cast<std::ptrdiff_t>(s.shared) * page_size_;
-    const PrefixIndex::Node published = index_->find(parent, block);
     std::int32_t& own = s.pages[s.shared];
-    if (published == PrefixIndex::kNone) {
-      index_->insert(parent, block, own);
+    PrefixIndex::Node node = index_->find(s.tip, block);
+    const bool known = node != PrefixIndex::kNone;
+    const std::int32_t published = known ? index_->page(node) : PrefixIndex::kNone;
+    if (!known) {
+      node = index_->insert(s.tip, block, own);
+      reuse_stats_.published_pages += own != kNoPage;
+    } else if (own == kNoPage) {
+      // Its page was given back; whether another slot's is there does not matter.
+    } else if (published == PrefixIndex::kNone) {
+      index_->give_page(node, own);
       ++reuse_stats_.published_pages;
     } else if (!swap) {
-      return;
+      break;
     } else {
       // Somebody else was first. Hanging the slot's next pages under a page that it does not hold
       // would pin that one; holding it instead of our copy frees a page.
@@ -153,15 +233,15 @@ void PageTable::publish(int slot, const TokenId* tokens, std::int64_t count, boo
       own = published;
       ++reuse_stats_.deduplicated_pages;
     }
+    set_tip(s, node);
   }
+  bound_index();
 }
 
 int PageTable::drop_unused() {
   int dropped = 0;
   for (; index_ && index_->num_unused() > 0; ++dropped) {
-    const std::int32_t page = index_->longest_unused();
-    index_->erase(page);
-    free_.push_back(page);
+    free_.push_back(index_->take_page(index_->longest_unused()));
   }
   return dropped;
 }
@@ -175,8 +255,21 @@ void PageTable::check_integrity() const {
   for (std::size_t i = 0; i < slots_.size(); ++i) {
     const Slot& s = slots_[i];
     const int slot = static_cast<int>(i);
-    for (int block = 0; block < static_cast<int>(s.pages.size()); ++block) {
+    SPECDEC_ENSURE(s.kept_from <= static_cast<int>(s.pages.size()), "slot ", slot,
+                   " keeps blocks from ", s.kept_from, " on, has ", s.pages.size());
+    PrefixIndex::Node node = s.tip;
+    for (int block = static_cast<int>(s.pages.size()) - 1; block >= 0; --block) {
       const std::int32_t page = s.pages[block];
+      const bool gone = block >= sink_blocks() && block < s.kept_from;
+      SPECDEC_ENSURE((page == kNoPage) == gone, "block ", block, " of slot ", slot, " has page ",
+                     page, ", the slot keeps blocks from ", s.kept_from, " on");
+      const PrefixIndex::Node of_block = block < s.shared ? node : PrefixIndex::kNone;
+      if (block < s.shared) {
+        SPECDEC_ENSURE(!index_->is_root(node), "slot ", slot, " shares ", s.shared,
+                       " blocks, its path is shorter");
+        node = index_->parent(node);
+      }
+      if (gone) continue;
       in_pool(page, "slot", slot);
       ++held[page];
       const bool published = index_ && index_->contains(page);
@@ -185,9 +278,11 @@ void PageTable::check_integrity() const {
                      s.shared);
       SPECDEC_ENSURE(published || held[page] == 1, "page ", page, " is held twice, second by slot ",
                      slot);
-      SPECDEC_ENSURE(!published || index_->parent(page) == node_before(s, block), "page ", page,
-                     " is not the child of the page before it in slot ", slot);
+      SPECDEC_ENSURE(!published || index_->node_of(page) == of_block, "page ", page,
+                     " is not the one of block ", block, " in slot ", slot);
     }
+    SPECDEC_ENSURE(node == s.root, "slot ", slot, " shares ", s.shared,
+                   " blocks, its path is longer");
     SPECDEC_ENSURE(pages_for(s.length) <= static_cast<std::int64_t>(s.pages.size()), "slot ", slot,
                    " has ", s.length, " tokens in ", s.pages.size(), " pages");
     SPECDEC_ENSURE(shared_tokens(slot) <= s.length, "slot ", slot, " shares ", shared_tokens(slot),
@@ -208,7 +303,7 @@ void PageTable::check_integrity() const {
   }
   SPECDEC_ENSURE(in_use + free_pages() == num_pages_, "free ", free_.size(), " + cached ",
                  cached_pages(), " + held ", in_use, " != total ", num_pages_);
-  if (index_) index_->check_integrity();
+  if (index_) index_->check_integrity(/*whole=*/span_.window == 0);
 }
 
 }  // namespace specdec

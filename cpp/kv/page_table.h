@@ -5,14 +5,22 @@
 // tokens; a later slot of the same salt attaches them instead of computing them. Invariants,
 // checked by check_integrity():
 //   * every page is free, published and unused, or held by as many slots as its count says;
-//   * a slot holds at least ceil(length / page_size) pages;
-//   * the first `shared` pages of a slot are published and lie on one path of its salt's tree; they
+//   * a slot has at least ceil(length / page_size) blocks;
+//   * the first `shared` blocks of a slot are published and lie on one path of its salt's tree;
+//   they
 //     are full of committed tokens, so nobody writes to them again. The others are the slot's own.
+//
+// With an attention window no row sees what lies behind it but the sink tokens, so trim() gives
+// those pages back while the slot goes on: the blocks stay in its run as kNoPage. A published page
+// among them stays in the index until it has to give way, first of all; the texts behind it remain
+// published. A prompt takes over as much as its next row sees all of. Blocks are attached and
+// published under the one window and the sink tokens that the table was made with.
 //
 // reserve() is all or nothing. Free pages are handed out last-freed first; when none is left, the
 // published page that was unused for longest gives way.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -34,8 +42,10 @@ struct ReuseStats {
 
 class PageTable {
  public:
+  static constexpr std::int32_t kNoPage = -1;  // of a block that was given back
+
   PageTable(int num_pages, int page_size, int num_slots, int max_pages_per_slot,
-            bool enable_block_reuse = false, int hash_bits = 64);
+            bool enable_block_reuse = false, int hash_bits = 64, AttentionSpan span = {});
 
   // Makes room for `tokens` tokens in total. False, and nothing changed, when pages are short.
   bool reserve(int slot, std::int64_t tokens);
@@ -43,20 +53,25 @@ class PageTable {
   void commit(int slot, std::int64_t length);
   // Returns the pages that the committed tokens do not need (rejected drafts leave no trace).
   void rewind(int slot);
+  // Returns the pages that no row sees whose position is at least `position`, which is committed.
+  // Nothing without a window.
+  void trim(int slot, std::int64_t position);
   // Returns all pages of the slot; published ones stay in the index until they have to give way.
   void release(int slot);
 
   // What attach() would take over for a prompt.
   struct Match {
-    int pages = 0;
-    int unused = 0;  // of them, how many nobody holds: they count as free until they are attached
+    int blocks = 0;
+    int pages = 0;   // of them, as many as the row behind them sees
+    int unused = 0;  // of those, how many nobody holds: they count as free until they are attached
   };
-  // The published full blocks that `tokens` start with, under this salt. At most count / page_size.
+  // The published full blocks that `tokens` start with, under this salt. At most count / page_size,
+  // and no more than have every page that the row behind them sees.
   Match match(const std::string& salt, const TokenId* tokens, std::int64_t count) const;
   // Gives an empty slot its salt; only then it may attach and publish. Nothing without reuse.
   void open(int slot, const std::string& salt);
   // Takes over published blocks that continue the slot's committed tokens, as far as `tokens` (the
-  // slot's text from its start) agree; returns how many pages. The slot must hold nothing else.
+  // slot's text from its start) agree; returns how many blocks. The slot must hold nothing else.
   int attach(int slot, const TokenId* tokens, std::int64_t count);
   // Publishes the slot's full pages among the first `count` committed tokens. A page whose block is
   // published already is given up for that one, so the slot's run may change; without `swap` its
@@ -67,8 +82,15 @@ class PageTable {
 
   bool is_open(int slot) const { return slots_[slot].root != PrefixIndex::kNone; }
   std::int64_t length(int slot) const { return slots_[slot].length; }
+  // By block; kNoPage: given back.
   const std::vector<std::int32_t>& pages(int slot) const { return slots_[slot].pages; }
-  // Tokens of the slot that lie in published pages: nothing before them may be written.
+  // How many of them there are.
+  int held(int slot) const { return static_cast<int>(slots_[slot].pages.size()) - holes(slot); }
+  // Pages that are missing for `tokens` tokens in total.
+  std::int64_t missing(int slot, std::int64_t tokens) const {
+    return pages_for(tokens) - static_cast<std::int64_t>(slots_[slot].pages.size());
+  }
+  // Tokens of the slot that lie in published blocks: nothing before them may be written.
   std::int64_t shared_tokens(int slot) const {
     return static_cast<std::int64_t>(slots_[slot].shared) * page_size_;
   }
@@ -76,6 +98,7 @@ class PageTable {
   int page_size() const { return page_size_; }
   int max_pages_per_slot() const { return max_pages_per_slot_; }
   bool reuse() const { return index_ != nullptr; }
+  const AttentionSpan& span() const { return span_; }
   // Pages that reserve() can hand out: unused published ones are among them.
   int free_pages() const { return static_cast<int>(free_.size()) + cached_pages(); }
   int cached_pages() const { return index_ ? index_->num_unused() : 0; }
@@ -92,21 +115,29 @@ class PageTable {
   struct Slot {
     std::vector<std::int32_t> pages;
     std::int64_t length = 0;
-    int shared = 0;  // leading pages that are published
-    PrefixIndex::Node root = PrefixIndex::kNone;
+    int shared = 0;     // leading blocks that are published
+    int kept_from = 0;  // blocks of no sink token before it were given back
+    PrefixIndex::Node root = PrefixIndex::kNone,
+                      tip = PrefixIndex::kNone;  // tip: of block shared - 1
   };
   std::int32_t take_page();
   void hold(std::int32_t published);
   void let_go(std::int32_t page);
-  PrefixIndex::Node node_before(const Slot& slot, int block) const {
-    return block == 0 ? slot.root : slot.pages[block - 1];
-  }
+  void set_tip(Slot& slot, PrefixIndex::Node node);
+  void bound_index();
+  int sink_blocks() const { return static_cast<int>(pages_for(span_.sink_tokens)); }
+  int holes(int slot) const { return std::max(0, slots_[slot].kept_from - sink_blocks()); }
+  int first_seen(std::int64_t position) const;
+  void give_back(Slot& slot, int first);
+  int walk(PrefixIndex::Node root, const TokenId* tokens, std::int64_t count) const;
 
   int num_pages_, page_size_, max_pages_per_slot_;
+  AttentionSpan span_;
   std::vector<std::int32_t> free_;
   std::vector<std::int32_t> holders_;  // by page: slots that hold it
   std::vector<Slot> slots_;
-  std::unique_ptr<PrefixIndex> index_;  // null: no reuse
+  std::unique_ptr<PrefixIndex> index_;           // null: no reuse
+  mutable std::vector<PrefixIndex::Node> path_;  // of walk()
   ReuseStats reuse_stats_;
 };
 

@@ -99,6 +99,7 @@ void read_field(const std::string& name, Words& words, Description* found) {
       {"head_dim", &c.head_dim},
       {"head_size", &c.head_size},
       {"max_position", &c.max_position},
+      {"sink_tokens", &c.sink_tokens},
   };
   const std::map<std::string, float*> real = {
       {"rms_norm_eps", &c.rms_norm_eps},           {"attention_scale", &c.attention_scale},

@@ -85,6 +85,7 @@ __all__: list[str] = [
     "num_threads",
     "pack_drafts",
     "pack_mask",
+    "pages_in_window",
     "plan_workspace",
     "propose_drafts",
     "propose_growths",
@@ -320,9 +321,10 @@ class LlamaDecoder:
         hidden_bounds: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex] = [],
         ffn_bounds: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex] = [],
         head_bounds: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex] = [],
+        sink_tokens: typing.SupportsInt | typing.SupportsIndex = 0,
     ) -> None:
         """
-        Fields as in config.json; ``rope_index`` and ``sliding_window`` have one entry per layer (table index or -1; tokens or 0). ``max_rows`` sizes the buffers. ``head_size``: rows of the head if they are not the whole vocabulary. With bounds [ranks + 1] it computes the rows of each projection that lie between those of ``shard_rank``.
+        Fields as in config.json; ``rope_index`` and ``sliding_window`` have one entry per layer (table index or -1; tokens or 0). ``sink_tokens``: of a text's start that layers with a window see besides. ``max_rows`` sizes the buffers. ``head_size``: rows of the head if they are not the whole vocabulary. With bounds [ranks + 1] it computes the rows of each projection that lie between those of ``shard_rank``.
         """
     def bind_cache(
         self,
@@ -863,11 +865,14 @@ class Executor:
         synthetic_acceptance_rates: collections.abc.Sequence[
             typing.SupportsFloat | typing.SupportsIndex
         ] = [],
+        attention_window: typing.SupportsInt | typing.SupportsIndex = 0,
+        sink_tokens: typing.SupportsInt | typing.SupportsIndex = 0,
     ) -> None:
         """
         k_pages, v_pages: pages on the CPU: the host runs the steps, plan() -> forward pass -> commit(). Without them the caller enqueues the steps on a device, between
         stage() and deliver(), over the rings that bind_rings() names; num_pages and page_size say what there
-        is.
+        is. attention_window, sink_tokens: what a row of the model sees at most, whatever its layer; pages
+        behind it are given back. 0: everything.
         """
     def bind_rings(
         self,
@@ -974,7 +979,7 @@ class Executor:
         """
     def pages(self, request_id: typing.SupportsInt | typing.SupportsIndex) -> list[int]:
         """
-        Pages that the request holds, in order.
+        Pages that the request holds, by block of its text; -1: given back, behind the attention window.
         """
     def plan(self) -> StepPlan:
         """
@@ -2088,6 +2093,22 @@ def pack_mask(
     See specdec_ext.ops.pack_mask.
     """
 
+def pages_in_window(
+    *,
+    attention_window: typing.SupportsInt | typing.SupportsIndex,
+    sink_tokens: typing.SupportsInt | typing.SupportsIndex,
+    page_size: typing.SupportsInt | typing.SupportsIndex,
+    max_num_tokens: typing.SupportsInt | typing.SupportsIndex,
+    overlap_depth: typing.SupportsInt | typing.SupportsIndex,
+    enable_chunked_prefill: bool,
+    enable_block_reuse: bool,
+    prompt: typing.SupportsInt | typing.SupportsIndex,
+    step: typing.SupportsInt | typing.SupportsIndex,
+) -> int:
+    """
+    Pages that a text holds at once, at most, within an attention window: of a prompt of so many tokens, in steps of so many rows.
+    """
+
 def plan_workspace(
     *,
     dtype: str,
@@ -2266,6 +2287,7 @@ def spec_attention(
     stream: typing.SupportsInt | typing.SupportsIndex = 0,
     workspace: typing.Any = None,
     status: typing.Any = None,
+    sink_tokens: typing.SupportsInt | typing.SupportsIndex = 0,
 ) -> None:
     """
     See specdec_ext.ops.spec_attention.
@@ -2298,6 +2320,7 @@ def step_attention(
     sinks: typing.Any = None,
     k_scale: typing.Any = None,
     v_scale: typing.Any = None,
+    sink_tokens: typing.SupportsInt | typing.SupportsIndex = 0,
 ) -> None:
     """
     See specdec_ext.ops.step_attention.

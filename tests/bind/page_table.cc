@@ -20,10 +20,10 @@ using Tokens = std::vector<TokenId>;
 // PageTable with checked arguments: in C++ its caller is the executor, here it is anybody.
 struct BoundPageTable {
   BoundPageTable(int num_pages, int page_size, int slots, int max_pages_per_slot, bool reuse,
-                 int hash_bits)
+                 int hash_bits, std::int64_t window, std::int64_t sink_tokens)
       : num_slots(at_least_one("num_slots", slots)),
         table(num_pages, page_size, slots, at_least_one("max_pages_per_slot", max_pages_per_slot),
-              reuse, hash_bits) {}
+              reuse, hash_bits, {window, sink_tokens}) {}
 
   static int at_least_one(const char* name, int value) {
     SPECDEC_REQUIRE(value >= 1, name, " = ", value, ": at least 1");
@@ -57,9 +57,10 @@ void register_page_table(py::module_& m) {
   py::class_<BoundPageTable>(m, "PageTable",
                              "Which pages hold the K/V of which slot, and prefix reuse between "
                              "slots; bookkeeping only. See cpp/kv/page_table.h.")
-      .def(py::init<int, int, int, int, bool, int>(), py::kw_only(), py::arg("num_pages"),
-           py::arg("page_size"), py::arg("num_slots"), py::arg("max_pages_per_slot"),
-           py::arg("enable_block_reuse") = false, py::arg("hash_bits") = 64)
+      .def(py::init<int, int, int, int, bool, int, std::int64_t, std::int64_t>(), py::kw_only(),
+           py::arg("num_pages"), py::arg("page_size"), py::arg("num_slots"),
+           py::arg("max_pages_per_slot"), py::arg("enable_block_reuse") = false,
+           py::arg("hash_bits") = 64, py::arg("attention_window") = 0, py::arg("sink_tokens") = 0)
       .def(
           "open",
           [](BoundPageTable& self, int slot, const std::string& cache_salt) {
@@ -74,10 +75,11 @@ void register_page_table(py::module_& m) {
           [](const BoundPageTable& self, const Tokens& tokens, const std::string& cache_salt) {
             const PageTable::Match match = self.table.match(
                 cache_salt, tokens.data(), static_cast<std::int64_t>(tokens.size()));
-            return py::make_tuple(match.pages, match.unused);
+            return py::make_tuple(match.blocks, match.unused);
           },
           py::arg("tokens"), py::arg("cache_salt") = "",
-          "(published full blocks that tokens start with, how many of them nobody holds)")
+          "(published full blocks that tokens start with and that can be taken over, how many of "
+          "their pages nobody holds)")
       .def(
           "attach",
           [](BoundPageTable& self, int slot, const Tokens& tokens) {
@@ -87,7 +89,7 @@ void register_page_table(py::module_& m) {
             return self.table.attach(slot, tokens.data(), static_cast<std::int64_t>(tokens.size()));
           },
           py::arg("slot"), py::arg("tokens"),
-          "Takes over published blocks of tokens; returns how many pages.")
+          "Takes over published blocks of tokens; returns how many.")
       .def(
           "reserve",
           [](BoundPageTable& self, int slot, std::int64_t tokens) {
@@ -121,13 +123,23 @@ void register_page_table(py::module_& m) {
           "rewind", [](BoundPageTable& self, int slot) { self.table.rewind(self.checked(slot)); },
           py::arg("slot"), "Returns the pages that the committed tokens do not need.")
       .def(
+          "trim",
+          [](BoundPageTable& self, int slot, std::int64_t position) {
+            SPECDEC_REQUIRE(position >= 0 && position <= self.table.length(self.checked(slot)),
+                            "position = ", position, ": slot ", slot, " has ",
+                            self.table.length(slot), " committed tokens");
+            self.table.trim(slot, position);
+          },
+          py::arg("slot"), py::arg("position"),
+          "Returns the pages that no row from that position on sees.")
+      .def(
           "release", [](BoundPageTable& self, int slot) { self.table.release(self.checked(slot)); },
           py::arg("slot"), "Returns all pages of the slot.")
       .def("drop_unused", [](BoundPageTable& self) { return self.table.drop_unused(); })
       .def(
           "pages",
           [](const BoundPageTable& self, int slot) { return self.table.pages(self.checked(slot)); },
-          py::arg("slot"))
+          py::arg("slot"), "By block; -1: given back.")
       .def(
           "length",
           [](const BoundPageTable& self, int slot) {

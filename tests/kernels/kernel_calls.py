@@ -45,6 +45,7 @@ def attend(problem: Problem) -> torch.Tensor:
         out=out,
         scale=problem.scale,
         sliding_window=problem.sliding_window,
+        sink_tokens=problem.sink_tokens,
         softcap=problem.softcap,
         sinks=problem.sinks,
         k_scale=problem.k_scale,

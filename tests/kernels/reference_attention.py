@@ -31,6 +31,7 @@ class Problem:
     parents: list[list[int]] | None
     scale: float
     sliding_window: int = 0
+    sink_tokens: int = 0  # seen besides the window
     softcap: float = 0.0
     sinks: torch.Tensor | None = None
     k_scale: torch.Tensor | None = None  # [G] or [1] float32: K is what the pages hold times this
@@ -70,7 +71,8 @@ def visible_slots(problem: Problem, b: int, row: int) -> list[int]:
             path.insert(0, problem.parents[b][path[0]])
     slots = list(range(problem.kv_len[b])) + [problem.kv_len[b] + i for i in path]
     if problem.sliding_window > 0:
-        slots = slots[max(0, len(slots) - problem.sliding_window) :]
+        unseen = range(problem.sink_tokens, len(slots) - problem.sliding_window)
+        slots = [slot for position, slot in enumerate(slots) if position not in unseen]
     return slots
 
 
@@ -263,6 +265,7 @@ def random_problem(
     dtype: torch.dtype = torch.float32,
     kv_dtype: torch.dtype | None = None,
     sliding_window: int = 0,
+    sink_tokens: int = 0,
     softcap: float = 0.0,
     sinks: bool = False,
     spread: float = 1.0,
@@ -295,6 +298,7 @@ def random_problem(
         parents=[random_tree(rng, n, tree) for n in rows] if tree else None,
         scale=head_dim**-0.5,
         sliding_window=sliding_window,
+        sink_tokens=sink_tokens,
         softcap=softcap,
         sinks=torch.randn(num_heads, generator=gen) if sinks else None,
     )

@@ -240,6 +240,24 @@ def test_redrafter_flags(flags: list[str], expected: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
+    ("flags", "window", "sinks"),
+    [
+        ([], None, 0),
+        (["--max_attention_window_size", "256"], 256, 0),
+        (["--max_attention_window_size=256", "--sink_token_length=4"], 256, 4),
+        (["--max-attention-window-size", "64", "32", "--sink-token-length", "2"], (64, 32), 2),
+    ],
+)
+def test_window_flags(flags: list[str], window: Any, sinks: int) -> None:
+    from specdec_ext.cli.common import SpecdecParser, add_llm_arguments, llm_kwargs
+
+    parser = SpecdecParser()
+    add_llm_arguments(parser)
+    cache = llm_kwargs(parser.parse_args(normalize_argv(flags)))["kv_cache_config"]
+    assert (cache.max_attention_window, cache.sink_token_length) == (window, sinks)
+
+
+@pytest.mark.parametrize(
     ("flags", "code", "message"),
     [
         (["--redrafter", "--redrafter-num-beams", "0"], 4, "num_beams = 0: out of range"),

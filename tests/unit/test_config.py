@@ -128,7 +128,12 @@ def test_ngram_refusals_name_the_field(field: str, value: object) -> None:
     ("free_gpu_memory_fraction", 1.01, ConfigError),
     ("free_gpu_memory_fraction", math.nan, ConfigError),
     ("enable_block_reuse", 1, ConfigError),
-    ("max_attention_window", 1024, UnsupportedConfigError),
+    ("max_attention_window", 0, ConfigError),
+    ("max_attention_window", True, ConfigError),
+    ("max_attention_window", "256", ConfigError),
+    ("max_attention_window", (), ConfigError),
+    ("max_attention_window", [64, 0], ConfigError),
+    ("sink_token_length", -1, ConfigError),
     ("dtype", "fp8_e5m2", UnsupportedConfigError),
     ("dtype", "nvfp4", UnsupportedConfigError),
     ("dtype", "int16", ConfigError),
@@ -396,6 +401,12 @@ def test_kv_and_scheduler_forms() -> None:
     assert policy == SchedulerConfig()
     with pytest.raises(ConfigError, match="did you mean 'max_batch_size'"):
         parse_scheduler_config({"max_batchsize": 8})
+    for text in ('{"max_attention_window_vec": [64, 32]}', "max_attention_window: [64, 32]"):
+        windowed = parse_kv_cache_config(text)
+        assert windowed.max_attention_window == windowed.attention_windows == (64, 32)
+        assert parse_kv_cache_config(windowed.to_dict()) == windowed
+    assert parse_kv_cache_config({"max_attention_window_size": 64}).attention_windows == (64,)
+    assert parse_kv_cache_config({"sink_token_length": None}) == KvCacheConfig()
     assert parse_kv_cache_config({"enable_prefix_caching": True}).enable_block_reuse
     assert parse_kv_cache_config({"kv_cache_enable_block_reuse": True}).enable_block_reuse
     with pytest.raises(ConfigError, match="expected an object"):

@@ -96,6 +96,14 @@ def add_llm_arguments(parser: argparse.ArgumentParser) -> None:
         help="limit of the KV pages as a fraction of the free memory (default: 0.9)",
     )  # fmt: skip
     limits.add_argument(
+        "--max-attention-window-size", type=int, nargs="+", metavar="N",
+        help="tokens that a row sees at most; several: one per layer (default: the model's own)",
+    )  # fmt: skip
+    limits.add_argument(
+        "--sink-token-length", type=int, metavar="N",
+        help="tokens of a text's start that rows see besides their window (default: 0)",
+    )  # fmt: skip
+    limits.add_argument(
         "--kv-cache-dtype", metavar="TYPE",
         help="auto, fp8 or int8: bits of K and V in the pages (default: auto, the model's)",
     )  # fmt: skip
@@ -131,6 +139,10 @@ def _slowdown(value: float | None) -> dict[str, float | None]:
     return {"max_prefill_slowdown": None if value == math.inf else value}
 
 
+def _one_or_more(values: list[int] | None) -> int | list[int] | None:
+    return values[0] if values is not None and len(values) == 1 else values
+
+
 def llm_kwargs(args: argparse.Namespace) -> dict[str, Any]:
     """LLM's arguments from the options of add_llm_arguments; all checked without torch."""
     from ..config.build_check import check_build
@@ -158,6 +170,8 @@ def llm_kwargs(args: argparse.Namespace) -> dict[str, Any]:
             free_gpu_memory_fraction=args.kv_cache_free_gpu_memory_fraction,
             enable_block_reuse=args.kv_cache_enable_block_reuse or outside or None,
             dtype=args.kv_cache_dtype,
+            max_attention_window=_one_or_more(args.max_attention_window_size),
+            sink_token_length=args.sink_token_length,
         )
     )
     scheduler = parse_scheduler_config(

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from ..errors import ConfigError, UnsupportedConfigError
+from .attention import check_sinks, check_window
 from .base import SpeculationOptions, Spellings, _Config
 from .validate import check_bool, check_choice, check_float, check_int
 
@@ -235,7 +236,11 @@ class KvCacheConfig(_Config):
                               the device that holds it (on CPU the host's available memory), (0, 1]
     enable_block_reuse        prefix reuse: a request takes over the K/V of full blocks that an
                               earlier one with the same text and `cache_salt` has computed
-    max_attention_window      a window smaller than the model's own; not in this version
+    max_attention_window      tokens that a row sees at most, its own included: one number for all
+                              layers, or a list with one per layer (a shorter one is repeated).
+                              Pages behind the window are given back; docs/attention_windows.md.
+                              None: the model's own windows
+    sink_token_length         tokens of a text's start that rows see besides their window
     dtype                     "auto" (the model's), "fp8" (e4m3 with the checkpoint's scales, else
                               1), "int8" (on the CPU; a scale per token and K/V head), or the name
                               of the model's own: docs/kv_cache.md
@@ -245,7 +250,8 @@ class KvCacheConfig(_Config):
     max_tokens: int | None = None
     free_gpu_memory_fraction: float = 0.9
     enable_block_reuse: bool = False
-    max_attention_window: int | None = None
+    max_attention_window: int | tuple[int, ...] | None = None
+    sink_token_length: int = 0
     dtype: str = "auto"
 
     def __post_init__(self) -> None:
@@ -275,11 +281,20 @@ class KvCacheConfig(_Config):
             dtype=normalize_kv_dtype(where + "dtype", self.dtype),
         )  # fmt: skip
         check_bool(where + "enable_block_reuse", self.enable_block_reuse, ConfigError)
-        if self.max_attention_window is not None:
-            raise UnsupportedConfigError(
-                f"{where}max_attention_window = {self.max_attention_window!r}: only the model's "
-                "own sliding window (config.json) is supported in this version; leave it None"
-            )
+        self._set(
+            max_attention_window=check_window(
+                where + "max_attention_window", self.max_attention_window
+            ),
+            sink_token_length=check_sinks(where + "sink_token_length", self.sink_token_length),
+        )
+
+    @property
+    def attention_windows(self) -> tuple[int, ...]:
+        """max_attention_window as a pattern over the layers; empty: the model's own."""
+        window = self.max_attention_window
+        if window is None:
+            return ()
+        return (window,) if isinstance(window, int) else window
 
 
 def pages_for(tokens: int, page_size: int) -> int:

@@ -95,6 +95,8 @@ KV_ALIASES = {
     "enable_prefix_caching": "enable_block_reuse",
     "kv_cache_enable_block_reuse": "enable_block_reuse",
     "kv_cache_dtype": "dtype",
+    "max_attention_window_size": "max_attention_window",
+    "max_attention_window_vec": "max_attention_window",
 }
 SCHEDULER_ALIASES = {
     "max_num_seqs": "max_batch_size",

@@ -15,12 +15,13 @@ from ..drafters import DraftTargetDrafter, SlotDrafter, shipped_drafter
 from ..errors import ConfigError
 from ..models.host_arrays import as_torch
 from ..models.place import resolve_device
+from ..models.windows import AttentionSpan
 from ..request.resolve import EngineLimits
 from ..text.tokenizer import eos_token_ids, load_tokenizer
 from .executor import make_executor
 from .kv_pages import KvPages
 from .loop import EngineLoop
-from .memory_plan import MemoryPlan
+from .memory_plan import MemoryPlan, pages_in_window
 from .models import ModelLoader, drafting_arguments
 from .served_cost import ServedCost
 from .slot_drafting import SlotDrafting
@@ -186,7 +187,12 @@ class EngineBuilder:
             seed=self._seed,
             max_queued_requests=self._scheduler.max_queued_requests,
             max_input_len=self._scheduler.max_input_len,
+            pages_in_window=self._pages_in_window,
         )
+
+    def _pages_in_window(self, prompt: int, step: int) -> int:
+        span = AttentionSpan(self.memory.attention_window, self.memory.sink_tokens)
+        return pages_in_window(self._kv_cache, self._scheduler, span, prompt, step)
 
     def _make_enqueued(self, drafter: SlotDrafter | None) -> EngineLoop:
         from .overlap.build import make_pipeline

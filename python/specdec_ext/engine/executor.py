@@ -38,6 +38,8 @@ def make_executor(
         overlap_depth=scheduler.resolved_depth,
         policy=scheduler.policy,
         enable_chunked_prefill=scheduler.enable_chunked_prefill,
+        attention_window=memory.attention_window,
+        sink_tokens=memory.sink_tokens,
         max_prefill_slowdown=scheduler.max_prefill_slowdown or 0.0,
         **drafting,
         **options,

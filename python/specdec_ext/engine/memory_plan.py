@@ -8,17 +8,22 @@ on CPU, to 4 GiB: host memory belongs to other programs too.
 from __future__ import annotations
 
 import os
+import sys
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from .. import _core
 from ..config.engine import KvCacheConfig, SchedulerConfig, pages_for
 from ..errors import ConfigError
+from ..models.windows import AttentionSpan
+from ..request.prediction import MAX_STEP_DRAFTS
 
 __all__ = [
     "CPU_POOL_LIMIT_BYTES",
     "DraftPages",
     "MemoryPlan",
     "available_memory_bytes",
+    "pages_in_window",
     "plan_memory",
 ]
 
@@ -48,6 +53,9 @@ class MemoryPlan:
     draft_pool_bytes: int = 0
     # CUDA graphs of steps, measured before the pages were sized; 0: there are none.
     graph_bytes: int = 0
+    # What a row of any layer sees at most; 0: everything.
+    attention_window: int = 0
+    sink_tokens: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -105,11 +113,14 @@ def plan_memory(
     free_bytes: int,
     draft: DraftPages | None = None,
     pool_limit_bytes: int | None = CPU_POOL_LIMIT_BYTES,
+    span: AttentionSpan | None = None,
 ) -> MemoryPlan:
     """Sizes for a model, whose K/V takes `bytes_per_token` in all layers, and one step's drafts.
 
     pool_limit_bytes bounds a pool whose size nobody has asked for; None (a GPU, whose memory is
     there for this): the fraction of the free memory alone does.
+
+    With a window (`span`) a text takes the pages that it shows, however long it is.
 
     The pages of a draft model come out of the same budget: its max_tokens, or one page for each of
     the target's.
@@ -132,7 +143,14 @@ def plan_memory(
     limit_bytes = int(free_bytes * kv_cache.free_gpu_memory_fraction)
     if pool_limit_bytes is not None:
         limit_bytes = min(limit_bytes, pool_limit_bytes)
-    pages_per_sequence = pages_for(wanted_len + draft_len, page)
+    span = span or AttentionSpan()
+    # Rows of a step: drafts, or as many as prediction and grammar make.
+    step = 1 + max(draft_len, MAX_STEP_DRAFTS)
+
+    def in_window(length: int) -> int:
+        return pages_in_window(kv_cache, scheduler, span, length, step)
+
+    pages_per_sequence = min(pages_for(wanted_len + draft_len, page), in_window(wanted_len))
     if kv_cache.max_tokens is not None:
         num_pages = pages_for(kv_cache.max_tokens, page)
         limited_by = f"KvCacheConfig.max_tokens = {kv_cache.max_tokens}"
@@ -165,7 +183,7 @@ def plan_memory(
                 f"{free_bytes} free bytes"
             )
     pool_tokens = num_pages * page
-    if scheduler.max_seq_len is None:
+    if scheduler.max_seq_len is None and in_window(wanted_len) > num_pages:
         wanted_len = min(wanted_len, pool_tokens - draft_len)
     if num_pages < 1 or wanted_len < 2:
         raise ConfigError(
@@ -205,4 +223,29 @@ def plan_memory(
         draft_num_pages=0 if draft is None else own_pages or num_pages,
         draft_bytes_per_token=0 if draft is None else draft.bytes_per_token,
         draft_pool_bytes=own_bytes or (num_pages * draft_page_bytes),
+        attention_window=span.window,
+        sink_tokens=span.sink_tokens,
+    )
+
+
+def pages_in_window(
+    kv_cache: KvCacheConfig, scheduler: SchedulerConfig, span: AttentionSpan, prompt: int, step: int
+) -> int:
+    """Pages that a text takes at once, at most, if rows see no more than `span`: of a prompt of so
+    many tokens, in steps of so many rows. Without a window sys.maxsize."""
+    if not span.window:
+        return sys.maxsize
+    rows = scheduler.max_num_tokens or DEFAULT_MAX_NUM_TOKENS
+    return int(
+        _core.pages_in_window(
+            attention_window=span.window,
+            sink_tokens=span.sink_tokens,
+            page_size=kv_cache.tokens_per_block,
+            max_num_tokens=rows if scheduler.enable_chunked_prefill else max(rows, prompt),
+            overlap_depth=scheduler.resolved_depth,
+            enable_chunked_prefill=scheduler.enable_chunked_prefill,
+            enable_block_reuse=kv_cache.enable_block_reuse,
+            prompt=prompt,
+            step=step,
+        )
     )

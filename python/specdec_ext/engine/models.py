@@ -25,6 +25,7 @@ from ..drafters import (
 from ..errors import ConfigError, UnsupportedConfigError
 from ..models.host_arrays import kv_dtype_name
 from ..models.kv_storage import storage_dtype, stored_name, token_bytes, wanted_type
+from ..models.windows import AttentionSpan, config_windows, limited_windows, span_of
 from .memory_plan import (
     CPU_POOL_LIMIT_BYTES,
     DraftPages,
@@ -155,15 +156,26 @@ class ModelLoader:
             size = 4 if normalize_dtype("dtype", kv_dtype) == "float32" else 2
             reserved = native_weight_bytes(config, size)
             reserved += native_weight_bytes(draft, size) if draft is not None else 0
+        cache = self._kv_cache
+        windows = limited_windows(
+            config_windows(config), cache.attention_windows, cache.sink_token_length,
+            str(config.path),
+        )  # fmt: skip
+        span = AttentionSpan.of(windows, cache.sink_token_length)
         stored = storage_dtype(
             wanted_type(self._kv_cache.dtype, config),
             normalize_dtype("dtype", kv_dtype),
             self._place,
         )
         first = self._plan_memory(
-            config, stored, max_position(config.hf), scheduler, draft, reserved
+            config, stored, max_position(config.hf), scheduler, span, draft, reserved
         )
         ranks: dict[str, Any] = {} if self._team is None else {"team": self._team}
+        if cache.attention_windows or cache.sink_token_length:
+            ranks |= {
+                "max_attention_window": cache.attention_windows,
+                "sink_token_length": cache.sink_token_length,
+            }
         model = load_model(
             self._path,
             dtype=self._dtype,
@@ -189,6 +201,9 @@ class ModelLoader:
                 draft=True,
                 place=self._place,
                 head_ids=None if shared is None else shared.draft_ids,
+                # Its pages go when the target's do.
+                max_attention_window=(span.window,) if span.window else (),
+                sink_token_length=span.sink_tokens,
             )
         graphs = 0
         drafter: SlotDrafter | None = None
@@ -232,6 +247,7 @@ class ModelLoader:
                 max_num_tokens=first.max_num_tokens,
                 max_seq_len=min(first.max_seq_len, model.max_position),
             ),
+            span_of(model),
             draft_model,
             taken + graphs,
         )
@@ -291,12 +307,14 @@ class ModelLoader:
         stored: str,
         max_position: int,
         scheduler: SchedulerConfig,
+        span: AttentionSpan,
         draft: Any = None,
         reserved: int = 0,
     ) -> MemoryPlan:
         """`model` and `draft`, if there is one, have num_layers, num_kv_heads and head_dim.
 
         stored    dtype of the target's pages
+        span      what a row of the target sees
         reserved  bytes that something else will take
         """
         config = self._speculative
@@ -312,6 +330,7 @@ class ModelLoader:
             free_bytes=max(0, free - reserved),
             draft=self._draft_pages(draft),
             pool_limit_bytes=CPU_POOL_LIMIT_BYTES if on_host else None,
+            span=span,
         )
 
     def _draft_pages(self, draft: Any) -> DraftPages | None:

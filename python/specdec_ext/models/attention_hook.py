@@ -51,6 +51,9 @@ class StepContext:
     staging: PlanStaging | None = None  # on a device
     # [layers, G] of K and of V, or nothing: both are 1
     kv_scales: tuple[torch.Tensor, ...] = ()
+    # What the layers see where that is less than the calls ask for; none while probing.
+    layer_windows: tuple[int, ...] = ()
+    sink_tokens: int = 0
     calls: list[int] = field(default_factory=list)
     windows: dict[int, int] = field(default_factory=dict)
     num_heads: int = 0
@@ -135,12 +138,14 @@ def paged_attention(
     out = torch.empty_like(q)
     options: dict[str, Any] = {
         "scale": float(head_dim**-0.5 if scaling is None else scaling),
-        "sliding_window": int(sliding_window or 0),
+        "sliding_window": context.windows[layer],
         "softcap": float(softcap or 0.0),
         "sinks": None if s_aux is None else s_aux.detach().float().contiguous(),
     }
+    if context.layer_windows:
+        options["sliding_window"] = context.layer_windows[layer]
     if context.place.is_cpu:
-        options |= context.scales_of(layer)
+        options |= {**context.scales_of(layer), "sink_tokens": context.sink_tokens}
         pages = context.k_pages, context.v_pages
         _core.step_append_kv(context.plan, layer, k, v, *pages, **context.scales_of(layer))
         _core.step_attention(context.plan, layer, q, out, *pages, **options)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ from .kv_storage import kv_storage
 from .native_config import NotNativeError, native_shape
 from .quantize import QUANTIZATIONS
 from .weights import Checkpoint
+from .windows import limited_windows
 
 if TYPE_CHECKING:
     import numpy as np
@@ -46,6 +48,8 @@ def load_model(
     quantization: str | None = None,
     team: Team | None = None,
     kv_cache_dtype: str = "auto",
+    max_attention_window: Sequence[int] = (),
+    sink_token_length: int = 0,
 ) -> StepModel:
     """Load a local Hugging Face folder or GGUF file.
 
@@ -65,6 +69,8 @@ def load_model(
     team          the ranks that the model is spread over: this process loads its own shard of a
                   native model, on the CPU; None: it is alone
     kv_cache_dtype  what the pages hold, as KvCacheConfig.dtype
+    max_attention_window, sink_token_length  see limited_windows(); the model has the result as
+                  `layer_windows` and `sink_tokens`
 
     Raises ConfigError for a bad argument, ModelError for a folder or file that is missing, damaged
     or inconsistent, UnsupportedModelError for a sound model that cannot be run.
@@ -96,6 +102,12 @@ def load_model(
                 ) from error
             logger.info("%s: adapter, because %s", config.path, reason)
         else:
+            windows = limited_windows(
+                shape.sliding_window, max_attention_window, sink_token_length, str(config.path)
+            )
+            shape = dataclasses.replace(
+                shape, sliding_window=windows, sink_tokens=sink_token_length
+            )
             how: dict[str, Any] = {
                 "impl_reason": (
                     "model_impl = 'native'"
@@ -120,7 +132,12 @@ def load_model(
                 return DeviceModel(config, shape, chosen, place, exact=numerics == "exact", **how)
             how |= {"own_widths": in_blocks, "quantization": quantization}
             if team is not None:
-                same = {"dtype": wanted, "kv_cache_dtype": kv_cache_dtype}
+                same = {
+                    "dtype": wanted,
+                    "kv_cache_dtype": kv_cache_dtype,
+                    "max_attention_window": list(max_attention_window),
+                    "sink_token_length": sink_token_length,
+                }
                 return _load_shard(config, shape, chosen, same, team, how)
             from .native import NativeModel
 
@@ -153,6 +170,8 @@ def load_model(
         allow_pickle=allow_pickle,
         place=place,
         head_ids=head_ids,
+        max_attention_window=max_attention_window,
+        sink_token_length=sink_token_length,
     )
     if numerics == "exact" and model.numerics != "exact":
         raise UnsupportedModelError(
@@ -165,7 +184,7 @@ def _load_shard(
     config: ModelConfig,
     shape: NativeShape,
     chosen: str,
-    wanted: dict[str, str],
+    wanted: dict[str, Any],
     team: Team,
     how: dict[str, Any],
 ) -> StepModel:

@@ -79,6 +79,7 @@ class NativeModel:
         self.hidden_size = shape.hidden_size
         self.num_layers = shape.num_layers
         self.num_kv_heads, self.head_dim = shape.num_kv_heads, shape.head_dim
+        self.layer_windows, self.sink_tokens = shape.sliding_window, shape.sink_tokens
         self.shard = shard
         self.kv_dtype_name = dtype
         self.kv_storage = kv_storage or KvStorage(dtype)
@@ -268,6 +269,7 @@ def decoder_config(
         "head_size": head_size,
         "rope_index": list(shape.rope_index),
         "sliding_window": list(shape.sliding_window),
+        "sink_tokens": shape.sink_tokens,
         **(shard.decoder_arguments() if shard is not None else {}),
     }
 

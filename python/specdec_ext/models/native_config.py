@@ -29,6 +29,7 @@ class NativeShape:
     rope_layer_types  one entry per rotary table: the layer type it serves, None for all
     rope_index        which table a layer uses, -1 for a layer without rotary positions
     sliding_window    tokens, 0 for none
+    sink_tokens       that layers with a window see of a text's start, too
     norm_offset       added to every norm weight: Gemma stores w for a factor of 1 + w
     """
 
@@ -55,6 +56,7 @@ class NativeShape:
     rope_layer_types: tuple[str | None, ...]
     rope_index: tuple[int, ...]
     sliding_window: tuple[int, ...]
+    sink_tokens: int = 0
 
     def expected_weights(self) -> dict[str, tuple[int, ...]]:
         """Name -> shape of every tensor the checkpoint must hold."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +33,7 @@ from .place import CPU, Place
 from .quiet import quiet_transformers
 from .rope import max_position, rope_parameters
 from .weights import Checkpoint
+from .windows import asked_windows, limited_windows, refuse_sinks
 
 if TYPE_CHECKING:
     import numpy as np
@@ -64,6 +65,8 @@ class TransformersModel:
         place: Place | None = None,
         kv_storage: KvStorage | None = None,
         head_ids: np.ndarray | None = None,
+        max_attention_window: Sequence[int] = (),
+        sink_token_length: int = 0,
     ) -> None:
         """head_ids  int64 of the tokens that forward() scores, in this order; None: all"""
         register()
@@ -91,7 +94,12 @@ class TransformersModel:
             return scores
 
         tokens = canary_tokens(config.vocab_size)
-        windows = _expected_windows(config)
+        windows = asked_windows(config)
+        self.layer_windows = limited_windows(
+            windows, max_attention_window, sink_token_length, str(config.path)
+        )
+        self.sink_tokens = sink_token_length
+        refuse_sinks(place, sink_token_length)
         with quiet_transformers(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             try:
@@ -172,7 +180,7 @@ class TransformersModel:
             bos_token_id=config.bos_token_id,
             pad_token_id=config.pad_token_id,
             tie_word_embeddings=config.tie_word_embeddings,
-            sliding_window=max(windows, default=0),
+            sliding_window=max(self.layer_windows, default=0),
             rope_types=rope_types,
             num_parameters=notes.num_parameters,
             weight_bytes=linear_bytes + other_bytes,
@@ -203,6 +211,8 @@ class TransformersModel:
             place=self.place,
             staging=self._staging,
             kv_scales=self._kv_scales,
+            layer_windows=self.layer_windows,
+            sink_tokens=self.sink_tokens,
         )
         with running(context), self._head_input(plan, hidden):
             scores = self._scores(plan, context)
@@ -381,17 +391,3 @@ def _positions(config: ModelConfig) -> tuple[int, tuple[str, ...], list[str]]:
                 "are constant"
             )
     return limit, kinds, notes
-
-
-def _expected_windows(config: ModelConfig) -> tuple[int, ...]:
-    hf = config.hf
-    window = int(getattr(hf, "sliding_window", None) or 0)
-    if getattr(hf, "use_sliding_window", True) is False:
-        window = 0
-    types = getattr(hf, "layer_types", None)
-    if types is None:
-        return (window,) * config.num_layers
-    for kind in types:
-        if kind not in ("full_attention", "sliding_attention"):
-            raise _refused(config, f"layer type {kind!r} is not full or sliding-window attention")
-    return tuple(window if kind == "sliding_attention" else 0 for kind in types)

@@ -46,6 +46,7 @@ def spec_attention(
     backend: str | None = None,
     workspace: Tensor | Callable[[int], Tensor] | None = None,
     status: Tensor | None = None,
+    sink_tokens: int = 0,
 ) -> Tensor:
     """Attend the step's rows to their paged prefix and, of the step itself, to their ancestors.
 
@@ -64,7 +65,9 @@ def spec_attention(
     Returns  out.
     Units    scale multiplies q.k; then, with softcap > 0, score = softcap * tanh(score / softcap).
              sliding_window counts positions (kv_len + depth in the tree): a key at position p is
-             seen from t if t - p < sliding_window; 0: no window.
+             seen from t if t - p < sliding_window or p < sink_tokens; 0: no window. On the CPU
+             nothing is read of pages in front of all windows but the first sink_tokens positions;
+             other devices take sink_tokens = 0 only.
     Exact    (CPU: always) a row's bits do not depend on which part of its path is still a draft,
              on other rows or requests. They do depend on ``max_depth``, the deepest that a node of
              any step may lie: keep it fixed. exact=False may be faster on a GPU.
@@ -117,6 +120,7 @@ def spec_attention(
         stream=stream_of(q),
         workspace=scratch,
         status=status,
+        sink_tokens=sink_tokens,
     )
     return out
 
@@ -135,6 +139,7 @@ def step_attention(
     sinks: Tensor | None = None,
     k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
+    sink_tokens: int = 0,
 ) -> Tensor:
     """``spec_attention`` on the CPU with a step plan's geometry and pages [layers, P, G, S, K]."""
     _core.step_attention(
@@ -150,5 +155,6 @@ def step_attention(
         sinks,
         k_scale,
         v_scale,
+        sink_tokens,
     )
     return out

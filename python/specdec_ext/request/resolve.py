@@ -7,7 +7,7 @@ others. The result is the keyword arguments of Executor.submit.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -43,6 +43,8 @@ class EngineLimits:
     seed: int = 0
     max_queued_requests: int = SchedulerConfig.max_queued_requests
     max_input_len: int | None = None
+    # Pages that a prompt's text takes at once in steps of so many rows; None: no window.
+    pages_in_window: Callable[[int, int], int] | None = None
 
     def require_room(self, held: int, count: int) -> None:
         """Raise QueueFullError unless `count` requests may join the `held` unfinished ones."""
@@ -156,6 +158,8 @@ def _check_capacity(
         drafts = max_draft_len(*spec["lookahead"]) if "lookahead" in spec else spec["max_draft_len"]
         drafts += spec.get("suffix_draft_len", 0)
     pages = pages_for(prompt_len + max_tokens + drafts, limits.tokens_per_block)
+    if limits.pages_in_window is not None:
+        pages = min(pages, limits.pages_in_window(prompt_len, 1 + max(drafts, MAX_STEP_DRAFTS)))
     if pages > limits.num_pages:
         raise CapacityError(
             f"request of {prompt_len} prompt tokens + max_tokens = {max_tokens} + {drafts} drafts "

@@ -24,9 +24,10 @@ inline void with_constant(int n, F&& f) {
 inline int min_of(int a, int b) { return a < b ? a : b; }
 inline int max_of(int a, int b) { return a > b ? a : b; }
 
-// One row of the block: which positions it sees. Columns are relative to block.base.
+// One row of the block: which positions it sees.
 struct RowRange {
   std::int32_t low, high;  // visible positions [low, high); high - 1 is the row itself
+  std::int32_t sink;       // and [0, sink), where that is apart from them; 0: nothing else
 };
 
 inline const std::uint32_t* mask_row(const AttentionBlock& block, int row) {
@@ -47,7 +48,9 @@ inline RowRange row_range(const AttentionBlock& block, int row) {
   }
   const std::int32_t position = block.kv_len + depth;
   const std::int32_t window = block.params->sliding_window;
-  return {window > 0 && position >= window ? position - window + 1 : 0, position + 1};
+  const std::int32_t low = window > 0 && position >= window ? position - window + 1 : 0;
+  const std::int32_t sink = block.params->sink_tokens;
+  return low <= sink ? RowRange{0, position + 1, 0} : RowRange{low, position + 1, sink};
 }
 
 // Slots of the row's ancestors and itself in depth order; returns how many.

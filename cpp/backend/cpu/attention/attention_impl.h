@@ -19,15 +19,21 @@ constexpr int kTileKeys = 2 * V::W;
 alignas(64) constexpr float kZeroRow[256] = {};
 
 // tile[d, j] = key j's head dim d; columns past `keys` are zero. `wide` is room for kTileKeys rows
-// of float32, in whole chunks of kDimChunk. The tile after this one (`next_keys` keys) is fetched
+// of float32, in whole chunks of kDimChunk. Keys that no row sees are zero, too: their page may be
+// somebody else's. The tile after this one (`next_keys` keys) is fetched
 // ahead: its rows are 16 to 32 short streams, which the hardware does not follow by itself.
 template <typename V, typename T>
-inline void fill_k_tile(const SlotReader<T>& reader, std::int32_t slot, int keys, int next_keys,
-                        int head_dim, float* wide, float* tile) {
+inline void fill_k_tile(const SlotReader<T>& reader, const AttentionBlock& block, std::int32_t slot,
+                        int keys, int next_keys, int head_dim, float* wide, float* tile) {
   const float* rows[kTileKeys<V>];
   const T* ahead[kTileKeys<V>];
   const int stride = (head_dim + kDimChunk - 1) / kDimChunk * kDimChunk;
   for (int j = 0; j < keys; ++j) {
+    if (slot + j >= block.sink && slot + j < block.low) {
+      rows[j] = kZeroRow;
+      ahead[j] = reinterpret_cast<const T*>(kZeroRow);
+      continue;
+    }
     const T* from = reader(slot + j);
     ahead[j] = j < next_keys ? reader(slot + kTileKeys<V> + j) : from;
     if constexpr (sizeof(T) == 4) {
@@ -135,11 +141,14 @@ inline void scores_of(const AttentionBlock& block, const RankScratch& scratch, i
   for (int tile = tile_begin; tile < tile_end; ++tile) {
     const bool own = tile >= shared_tiles;  // the tree's own rows, by slot
     const int column = (own ? tile - shared_tiles : tile) * kTileKeys<V>;
-    const std::int32_t slot = column + (own ? block.kv_len : block.base);
-    const std::int32_t end = own ? block.kv_len + block.num_rows : block.shared;
+    const bool first = !own && column < block.head;  // of the sinks' columns
+    const std::int32_t slot = column + (own ? block.kv_len : first ? 0 : column_shift(block));
+    const std::int32_t end = own     ? block.kv_len + block.num_rows
+                             : first ? block.head
+                                     : block.shared;
     const int keys = min_of(end - slot, kTileKeys<V>);
     const int next_keys = min_of(end - slot - keys, kTileKeys<V>);
-    fill_k_tile<V, T>(reader, slot, keys, tile + 1 < tile_end ? next_keys : 0, head_dim,
+    fill_k_tile<V, T>(reader, block, slot, keys, tile + 1 < tile_end ? next_keys : 0, head_dim,
                       scratch.v_tile, scratch.k_tile);
     float* out = (own ? block.slot_scores : block.scores) + column;
     const std::int64_t stride = own ? kMaxStepTokens : block.stride;
@@ -188,7 +197,7 @@ void softmax(const AttentionBlock& block, int begin, int end) {
   const int group = group_size(block);
   std::int32_t slots[kMaxStepTokens];
   int row = -1, path = 0;
-  RowRange range{0, 0};
+  RowRange range{0, 0, 0};
   for (int i = begin; i < end; ++i) {
     if ((block.first + i) / group != row) {
       row = (block.first + i) / group;
@@ -198,16 +207,17 @@ void softmax(const AttentionBlock& block, int begin, int end) {
     float* s = block.scores + i * block.stride;
     if (block.is_tree) {
       const float* by_slot = block.slot_scores + static_cast<std::int64_t>(i) * kMaxStepTokens;
-      for (int k = 0; k < path; ++k) s[block.kv_len - block.base + k] = by_slot[slots[k]];
+      for (int k = 0; k < path; ++k) s[block.kv_len - column_shift(block) + k] = by_slot[slots[k]];
     }
-    const int low = range.low - block.base, high = range.high - block.base;
-    const int first = low / V::W * V::W, last = (high + V::W - 1) / V::W * V::W;
+    const int low = range.low - column_shift(block), high = range.high - column_shift(block);
+    const int first = range.sink > 0 ? 0 : low / V::W * V::W;
+    const int last = (high + V::W - 1) / V::W * V::W;
     if (p.softcap != 0.0f) {
       for (int j = first; j < last; j += V::W) {
         store<V>(s + j, tanh<V>(load<V>(s + j) / p.softcap) * p.softcap);
       }
     }
-    for (int j = first; j < low; ++j) s[j] = kMinusInfinity;
+    for (int j = first + range.sink; j < low; ++j) s[j] = kMinusInfinity;
     for (int j = high; j < last; ++j) s[j] = kMinusInfinity;
     F best = broadcast<V>(kMinusInfinity);
     for (int j = first; j < last; j += V::W) best = max_lane<V>(load<V>(s + j), best);

@@ -31,8 +31,10 @@ struct AttentionBlock {
   std::int32_t first, count;  // row-heads of the request: i = row * (H / G) + head in group
   std::int32_t kv_len, num_rows;
   bool is_tree;
-  std::int32_t base;    // position of column 0, a multiple of kColumnAlign
-  std::int32_t shared;  // positions [base, shared) lie in slots of the same number
+  // What is read: positions below `sink` and from `low` on. Columns [0, head) are the positions
+  // [0, head), later ones those from `base` on; both are multiples of kColumnAlign.
+  std::int32_t sink, low, head, base;
+  std::int32_t shared;  // positions below it lie in slots of the same number
   std::int64_t stride;  // columns of a row of `scores`, a multiple of kColumnAlign
   float* scores;        // [count, stride]
   float* slot_scores;   // [count, kMaxStepTokens] of a tree's own rows, by slot
@@ -64,8 +66,11 @@ const AttentionKernels& attention_kernels_plain();
 const AttentionKernels& attention_kernels_avx2();
 const AttentionKernels& attention_kernels_avx512();
 
+// The column of a position is so much less; not of those in columns [0, head).
+inline std::int32_t column_shift(const AttentionBlock& block) { return block.base - block.head; }
+
 inline int num_shared_tiles(const AttentionBlock& block, int tile_keys) {
-  const int keys = block.shared > block.base ? block.shared - block.base : 0;
+  const int keys = block.head + (block.shared > block.base ? block.shared - block.base : 0);
   return (keys + tile_keys - 1) / tile_keys;
 }
 inline int num_tiles(const AttentionBlock& block, int tile_keys) {

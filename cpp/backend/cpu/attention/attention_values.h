@@ -59,6 +59,10 @@ inline void add_values_of(const float* const* v, int ahead, int begin, int end, 
   }
 }
 
+struct Span {
+  std::int32_t low, high;
+};
+
 constexpr int kValueBlock = 32;  // keys whose V is used by all row-heads before the next are read
 
 // Rows of V as float32, readable in whole vectors: in place, or converted into a tile.
@@ -133,31 +137,39 @@ inline void values_of(const AttentionBlock& block, const RankScratch& scratch, i
   const float* rows[kMaxStepTokens];
   std::int32_t lowest = block.shared;
   for (int i = 0; i < block.count; ++i) lowest = min_of(lowest, range[i].low);
-  lowest = max_of(lowest, block.base);
-  for (std::int32_t from = lowest; from < block.shared; from += kValueBlock) {
-    const std::int32_t to = min_of(from + kValueBlock, block.shared);
-    reader.read(from, to - from, block.shared, scratch.v_tile, rows);
-    // The next block's rows follow in the array; they are fetched while these are used.
-    const int ahead =
-        block.count <= V::kValueRows
-            ? reader.rows_ahead(to, min_of(kValueBlock, block.shared - to), to - from, rows)
-            : 0;
-    // Runs of row-heads that see the same part of this block of keys.
-    for (int i = 0; i < block.count;) {
-      const std::int32_t low = max_of(range[i].low, from), high = min_of(range[i].high, to);
-      int next = i + 1;
-      while (next < block.count && max_of(range[next].low, from) == low &&
-             min_of(range[next].high, to) == high) {
-        ++next;
+  lowest = max_of(lowest, block.low);
+  // Positions [begin, last), of which a row-head sees what seen() says.
+  const auto add_shared = [&](std::int32_t begin, std::int32_t last, std::int32_t shift,
+                              auto&& seen) {
+    for (std::int32_t from = begin; from < last; from += kValueBlock) {
+      const std::int32_t to = min_of(from + kValueBlock, last);
+      reader.read(from, to - from, last, scratch.v_tile, rows);
+      // The next block's rows follow in the array; they are fetched while these are used.
+      const int ahead = block.count <= V::kValueRows
+                            ? reader.rows_ahead(to, min_of(kValueBlock, last - to), to - from, rows)
+                            : 0;
+      // Runs of row-heads that see the same part of this block of keys.
+      for (int i = 0; i < block.count;) {
+        const Span all = seen(range[i]), part{max_of(all.low, from), min_of(all.high, to)};
+        int next = i + 1;
+        for (; next < block.count; ++next) {
+          const Span other = seen(range[next]);
+          if (max_of(other.low, from) != part.low || min_of(other.high, to) != part.high) break;
+        }
+        if (part.low < part.high) {
+          add_values_of<V>(rows + (part.low - from), ahead, dim_begin, end, part.high - part.low,
+                           block.scores + i * block.stride + (part.low - shift), block.stride,
+                           next - i, acc + i * acc_stride, acc_stride);
+        }
+        i = next;
       }
-      if (low < high) {
-        add_values_of<V>(rows + (low - from), ahead, dim_begin, end, high - low,
-                         block.scores + i * block.stride + (low - block.base), block.stride,
-                         next - i, acc + i * acc_stride, acc_stride);
-      }
-      i = next;
     }
-  }
+  };
+  std::int32_t sink = 0;
+  for (int i = 0; i < block.count; ++i) sink = max_of(sink, range[i].sink);
+  add_shared(0, min_of(sink, block.shared), 0, [](const RowRange& r) { return Span{0, r.sink}; });
+  add_shared(lowest, block.shared, column_shift(block),
+             [](const RowRange& r) { return Span{r.low, r.high}; });
 
   if (block.is_tree) {
     const float* by_slot[kMaxStepTokens];
@@ -170,9 +182,14 @@ inline void values_of(const AttentionBlock& block, const RankScratch& scratch, i
       const int length = path_slots(block, row, slots);
       for (int k = 0; k < length; ++k) rows[k] = by_slot[slots[k]];
       const int skip = max_of(range[i].low - block.kv_len, 0);  // ancestors behind the window
-      add_values_of<V>(rows + skip, 0, dim_begin, end, length - skip,
-                       block.scores + i * block.stride + (block.kv_len - block.base + skip),
-                       block.stride, next - i, acc + i * acc_stride, acc_stride);
+      const int sinks = max_of(range[i].sink - block.kv_len, 0);
+      const float* p = block.scores + i * block.stride + (block.kv_len - column_shift(block));
+      if (sinks > 0) {
+        add_values_of<V>(rows, 0, dim_begin, end, sinks, p, block.stride, next - i,
+                         acc + i * acc_stride, acc_stride);
+      }
+      add_values_of<V>(rows + skip, 0, dim_begin, end, length - skip, p + skip, block.stride,
+                       next - i, acc + i * acc_stride, acc_stride);
       i = next;
     }
   }

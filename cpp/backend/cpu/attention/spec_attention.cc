@@ -95,11 +95,17 @@ void for_each_block(const SpecAttentionParams& p, bool own_scores, Visit&& visit
         const std::int32_t lowest_pos = block.kv_len + (block.is_tree ? 0 : first / group);
         const std::int32_t low =
             p.sliding_window > 0 ? std::max(0, lowest_pos - p.sliding_window + 1) : 0;
-        block.base = low / kColumnAlign * kColumnAlign;
+        // Sink tokens that are far behind the window have columns of their own.
+        const bool apart = low > p.sink_tokens;
+        block.sink = apart ? p.sink_tokens : 0;
+        block.low = apart ? low : 0;
+        block.head = static_cast<std::int32_t>(round_up(block.sink, kColumnAlign));
+        block.base = block.low / kColumnAlign * kColumnAlign;
+        if (block.base <= block.head) block.base = block.head = 0;
         const std::int32_t last_row = (first + block.count - 1) / group;
         block.shared = block.kv_len + (block.is_tree ? 0 : last_row + 1);
         const std::int64_t columns =
-            block.kv_len + (block.is_tree ? block.num_rows : last_row + 1) - block.base;
+            block.kv_len + (block.is_tree ? block.num_rows : last_row + 1) - column_shift(block);
         block.stride = round_up(columns, kColumnAlign);
         visit(block);
       }

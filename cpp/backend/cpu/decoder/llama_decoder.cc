@@ -171,6 +171,7 @@ void LlamaDecoder::attend(const StepView& step, int index, int rank, int nranks)
   params.dtype = DType::kF32;
   params.scale = config_.attention_scale;
   params.sliding_window = config_.sliding_window[index];
+  params.sink_tokens = config_.sink_tokens;
   params.softcap = config_.attention_softcap;
   params.k_scale = append.k_scale;
   params.v_scale = append.v_scale;

@@ -42,6 +42,7 @@ struct DecoderConfig {
   bool tie_word_embeddings = false;
   std::vector<int> rope_index;      // rotary table of each layer, -1: none
   std::vector<int> sliding_window;  // tokens, 0: none
+  int sink_tokens = 0;  // layers with a window see that many tokens of a text's start, too
   // Tensor parallel: rank r of several decoders computes the output rows [bounds[r], bounds[r + 1])
   // of every projection. Empty: this decoder computes all of them.
   int shard_rank = 0;

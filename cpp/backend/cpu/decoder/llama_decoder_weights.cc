@@ -124,6 +124,10 @@ LlamaDecoder::LlamaDecoder(DecoderConfig config) : config_(std::move(config)), o
                   " entries, needs one per layer: ", layers);
   SPECDEC_REQUIRE(c.sliding_window.size() == layers, "decoder.sliding_window has ",
                   c.sliding_window.size(), " entries, needs one per layer: ", layers);
+  SPECDEC_REQUIRE(*std::min_element(c.sliding_window.begin(), c.sliding_window.end()) >= 0,
+                  "decoder.sliding_window holds a negative number: give tokens, 0 for no window");
+  SPECDEC_REQUIRE(c.sink_tokens >= 0, "decoder.sink_tokens = ", c.sink_tokens,
+                  ": give 0 (none) or a positive number of tokens");
   int tables = 0;
   for (int index : c.rope_index) {
     SPECDEC_REQUIRE(index >= -1 && index < c.num_layers, "decoder.rope_index holds ", index,
