@@ -166,6 +166,34 @@ def listening(pids: set[int]) -> set[str]:
     return found
 
 
+OPTIONS = """
+import json, sys
+from specdec_ext.errors import ConfigError
+from specdec_ext.serve.ray import ReplicaOptions, app
+scaling = ReplicaOptions(2, 8, target_requests=5).autoscaling
+print(json.dumps([scaling.min_replicas, scaling.max_replicas, scaling.target_ongoing_requests]))
+assert ReplicaOptions(2).autoscaling is None
+app({"model": sys.argv[1], "num_replicas": "2", "max_batch_size": "4", "drain_seconds": "3"})
+for wrong in ({"num_replica": "2"}, {"num_replicas": "0"},
+              {"max_replicas": "2", "num_replicas": "3"}, {"drain_seconds": "x"}):
+    try:
+        app({"model": sys.argv[1], **wrong})
+    except ConfigError as error:
+        print(error)
+"""
+
+
+def test_options_of_serve_run(model: Path) -> None:
+    done = subprocess.run(
+        [PYTHON, "-c", OPTIONS, str(model)], capture_output=True, text=True, check=True
+    )
+    first, *refused = done.stdout.splitlines()
+    assert json.loads(first) == [2, 8, 5]
+    named = ("num_replicas", "num_replicas = 0", "max_replicas = 2", "drain_seconds")
+    assert len(refused) == len(named)
+    assert all(name in line for name, line in zip(named, refused, strict=True)), refused
+
+
 def test_all_is_on_the_loopback(service: Service) -> None:
     four, six = "0100007F", ("0000000000000000FFFF00000100007F", "0" * 24 + "01000000")
     assert listening(set(service.processes())) <= {four, *six}
