@@ -83,8 +83,8 @@ def main() -> None:
             row = {"pages": name, "method": "plain" if method is None else "ngram", **found}
             results.append(row)
             print(row, flush=True)
-    header = ("K/V", "method", "pages behind each chunk of the prompt", "while decoding", "s to read",
-              "ms per token", "text as plain")  # fmt: skip
+    header = ("K/V", "method", "pages behind each chunk of the prompt", "while decoding",
+              "s to read", "ms per token", "text as plain")  # fmt: skip
     table = common.markdown(
         header,
         [

@@ -24,6 +24,8 @@ COMMANDS = (
     "source",
     "cmake",
     "torchrun",
+    "cp",
+    "serve",
 )
 
 

@@ -221,6 +221,7 @@ PYTHON: dict[str, tuple[set[str], set[str]]] = {
             "orchestrate",
             "bench",
             "training",
+            "workflow",
         },
     ),
     "entry": (

@@ -57,6 +57,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="of requests that name none (default: 1, as OpenAI's)",
     )  # fmt: skip
 
+    replicas = parser.add_argument_group("replicas on Ray Serve (docs/ray.md)")
+    replicas.add_argument(
+        "--replicas", type=int, metavar="N", help="serve by N processes with an engine each"
+    )
+    replicas.add_argument(
+        "--max-replicas", type=int, metavar="N",
+        help="start more, up to N, while their queues are long (default: as many as --replicas)",
+    )  # fmt: skip
+
     bounds = parser.add_argument_group("limits of requests")
     bounds.add_argument(
         "--max-queued-requests", type=int, default=DEFAULT_QUEUED, metavar="N",
@@ -114,12 +123,17 @@ def _settings(args: argparse.Namespace) -> Any:
     )
 
 
+def _server_configs(args: argparse.Namespace, max_queued_requests: int) -> dict[str, Any]:
+    """A server's engine: prefix reuse is on, and the queue has an end."""
+    given = llm_kwargs(args)
+    reuse = dataclasses.replace(given["kv_cache_config"], enable_block_reuse=True)
+    queue = dataclasses.replace(given["scheduler_config"], max_queued_requests=max_queued_requests)
+    return {"kv_cache_config": reuse, "scheduler_config": queue}
+
+
 def make_server_llm(args: argparse.Namespace, max_queued_requests: int) -> Any:
-    """The engine of a server: prefix reuse is on, and the queue has an end."""
-    kwargs = llm_kwargs(args)
-    reuse = dataclasses.replace(kwargs["kv_cache_config"], enable_block_reuse=True)
-    queue = dataclasses.replace(kwargs["scheduler_config"], max_queued_requests=max_queued_requests)
-    return make_llm(args, kv_cache_config=reuse, scheduler_config=queue)
+    """The engine of a server."""
+    return make_llm(args, **_server_configs(args, max_queued_requests))
 
 
 def run(args: argparse.Namespace) -> int:
@@ -130,6 +144,11 @@ def run(args: argparse.Namespace) -> int:
         args.model = args.model_argument
     if args.prompt_lookup_style == "v1":
         usage_error(args, "--prompt-lookup-style v1 is a loop around the engine; a server needs v2")
+    if args.max_replicas is not None and args.replicas is None:
+        usage_error(args, "--max-replicas needs --replicas")
+    if args.replicas is not None and (args.uds or args.ssl_keyfile or args.ssl_certfile):
+        usage_error(args, "--replicas listens on --host and --port alone; put --uds and TLS in a "
+                    "proxy in front of it")  # fmt: skip
     settings = _settings(args)
     try:
         from ..serve.app import create_app
@@ -139,6 +158,15 @@ def run(args: argparse.Namespace) -> int:
             f"the server needs {error.name}: pip install 'specdec_ext[serve]'"
         ) from None
     where = args.uds or f"{args.host}:{args.port}"
+    if args.replicas is not None:
+        from ..serve.replicas import run_replicas
+
+        arguments = {**llm_kwargs(args), **_server_configs(args, args.max_queued_requests)}
+        run_replicas(
+            arguments, settings, num_replicas=args.replicas, max_replicas=args.max_replicas,
+            host=args.host, port=args.port,
+        )  # fmt: skip
+        return 0
     with make_server_llm(args, args.max_queued_requests) as llm:
         if not settings.api_keys and args.uds is None and args.host not in ("127.0.0.1", "::1"):
             print(f"warning: {where} serves everybody; see --api-key-file", file=sys.stderr)

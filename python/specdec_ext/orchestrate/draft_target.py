@@ -15,8 +15,8 @@ from ..request.sampling_params import SamplingParams
 from .loop import ExternalLoop, Proposer, Running, require_reuse
 
 if TYPE_CHECKING:
-    from ..llm import LLM
     from ..text.outputs import RequestOutput
+    from .generator import Generator
 
 __all__ = ["draft_target", "stream_draft_target"]
 
@@ -28,7 +28,11 @@ class _Drafts(Proposer):
     """Asks the draft model for all requests in one call of generate."""
 
     def __init__(
-        self, draft: LLM, num_draft_tokens: int, use_draft_logits: bool, threshold: float | None
+        self,
+        draft: Generator,
+        num_draft_tokens: int,
+        use_draft_logits: bool,
+        threshold: float | None,
     ) -> None:
         self._draft = draft
         self._count = num_draft_tokens
@@ -90,7 +94,7 @@ class _Drafts(Proposer):
         )
 
 
-def _check_vocabularies(target: LLM, draft: LLM) -> None:
+def _check_vocabularies(target: Generator, draft: Generator) -> None:
     """Equal ids must mean equal tokens. Compared by content where both have a tokenizer."""
     sizes = (target.model.vocab_size, draft.model.vocab_size)
     words = f"draft model with {sizes[1]} token ids for a target with {sizes[0]}"
@@ -108,8 +112,8 @@ def _check_vocabularies(target: LLM, draft: LLM) -> None:
 
 
 def _loop(
-    target: LLM,
-    draft: LLM,
+    target: Generator,
+    draft: Generator,
     prompts: Any,
     sampling_params: SamplingParams | Sequence[SamplingParams] | None,
     num_draft_tokens: int,
@@ -134,8 +138,8 @@ def _loop(
 
 
 def draft_target(
-    target: LLM,
-    draft: LLM,
+    target: Generator,
+    draft: Generator,
     prompts: Any,
     sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
     *,
@@ -161,8 +165,8 @@ def draft_target(
 
 
 def stream_draft_target(
-    target: LLM,
-    draft: LLM,
+    target: Generator,
+    draft: Generator,
     prompts: Any,
     sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
     *,

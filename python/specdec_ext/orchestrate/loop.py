@@ -21,8 +21,8 @@ from ..request.speculative_config import DRAFTS, Changes
 from ..text.detokenizer import DetokenizerFactory
 
 if TYPE_CHECKING:
-    from ..llm import LLM
     from ..text.outputs import RequestOutput
+    from .generator import Generator
 
 __all__ = ["ExternalLoop", "Proposer", "Running"]
 
@@ -60,7 +60,7 @@ class Running:
 
     def __init__(
         self,
-        llm: LLM,
+        llm: Generator,
         prompt: str | None,
         request: ResolvedRequest,
         params: SamplingParams,
@@ -211,7 +211,7 @@ class ExternalLoop:
 
     def __init__(
         self,
-        llm: LLM,
+        llm: Generator,
         prompts: Any,
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
         proposer: Proposer,
@@ -272,7 +272,7 @@ class ExternalLoop:
         return [request.state.snapshot() for request in self.requests]
 
 
-def require_reuse(llm: LLM) -> None:
+def require_reuse(llm: Generator) -> None:
     if not llm.kv_cache_config.enable_block_reuse:
         raise ConfigError(
             "kv_cache_config.enable_block_reuse = False: an external loop would read the whole "

@@ -15,8 +15,8 @@ from .loop import ExternalLoop, Proposer, Running
 from .pool import PromptLookupPool
 
 if TYPE_CHECKING:
-    from ..llm import LLM
     from ..text.outputs import RequestOutput
+    from .generator import Generator
 
 __all__ = ["prompt_lookup", "prompt_lookup_loop", "stream_prompt_lookup"]
 
@@ -61,7 +61,7 @@ def _config(config: Any) -> NGramDecodingConfig:
 
 
 def prompt_lookup_loop(
-    llm: LLM,
+    llm: Generator,
     prompts: Any,
     sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
     *,
@@ -72,7 +72,7 @@ def prompt_lookup_loop(
 
 
 def prompt_lookup(
-    llm: LLM,
+    llm: Generator,
     prompts: Any,
     sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
     *,
@@ -92,7 +92,7 @@ def prompt_lookup(
 
 
 def stream_prompt_lookup(
-    llm: LLM,
+    llm: Generator,
     prompts: Any,
     sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
     *,

@@ -1,0 +1,5 @@
+"""Token ids to text."""
+
+from specdec_ext.serve.triton.text import PostprocessingBackend as TritonPythonModel
+
+__all__ = ["TritonPythonModel"]
