@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ..errors import ModelError
 from ..log import logger
-from .default import default_model
+from .default import default_model, is_default_model
 from .drafter_files import DRAFTER_FILE, is_borrowing, write_drafter_model
 from .fingerprint import model_sha256
 from .folder_cache import cache_root, cached_folder, remembered_sha256
@@ -30,11 +30,13 @@ def default_drafter() -> Path:
     return _put_together(SHIPPED_DRAFTER, default_model())
 
 
-def draft_model_folder(draft: str | Path, target: str | Path) -> Path:
+def draft_model_folder(draft: str | Path, target: Path) -> Path:
     """`draft` itself; of what `specdec train-drafter` wrote the model folder that it makes with the
     target's embeddings, below the cache root. Raises ModelError when the two do not fit."""
     folder = Path(draft).expanduser()
-    return _put_together(folder, Path(target)) if is_borrowing(folder) else folder
+    if not is_borrowing(folder):
+        return folder
+    return _put_together(folder, default_model() if is_default_model(target) else target)
 
 
 def _put_together(drafter: Path, target: Path) -> Path:

@@ -245,6 +245,7 @@ class CacheReader:
         hidden_size = int(self.description["hidden_size"])
         self._records: list[TextRecord] = []
         first = 0
+        paths: list[tuple[Path, Sequence[str] | None]]
         if keys is None:
             paths = [(path, None) for path in sorted(self.folder.glob("shard-*.safetensors"))]
         else:

@@ -73,7 +73,8 @@ class DrafterProduct:
         self.shape = shape
         self.module: Any
         # The vocabulary of the module is never read: inputs are embeddings.
-        self.module = AutoModel.from_config(shape.hf_config(vocab_size=1), dtype=torch.float32)
+        make: Any = AutoModel.from_config
+        self.module = make(shape.hf_config(vocab_size=1), dtype=torch.float32)
         with open_checkpoint(target) as checkpoint:
             missing, unknown = self.module.load_state_dict(_cut(checkpoint, shape), strict=False)
         if unknown or any(not name.startswith("embed_tokens.") for name in missing):

@@ -83,7 +83,8 @@ class TargetPasses:
         if not place.is_cpu:
             # The executor plans and moves nothing, for there are no drafts: these are never read.
             shape = page_shape(self.model, batch_size * self._pages_each, PAGE_SIZE)
-            held = tuple(_core.LazyZeros(shape, str(stored_name(self.model))) for _ in range(2))
+            dtype = str(stored_name(self.model))
+            held = (_core.LazyZeros(shape, dtype), _core.LazyZeros(shape, dtype))
         self._held = (pages, held)
         self.batch_size = batch_size
         self._executor = _core.Executor(
