@@ -59,7 +59,7 @@ def test_messages_in_a_drafter_out_and_the_next_command_uses_it(
     words = shlex.split(lines[2].removeprefix("use it: "))
     assert words[:2] == ["specdec", "generate"] and words[-1] == "..."
     assert main([*words[1:-1], "the cat sat", "--max_output_len", "12", "--verify"]) == 0
-    assert "identical: yes" in capsys.readouterr().err
+    assert "identical: yes" in capsys.readouterr().out
 
     folder = shared / product
     card = json.loads((folder / "training_card.json").read_text())
@@ -175,4 +175,4 @@ def test_two_thousand_messages(
     assert card["measured"]["equal_to_plain"] == card["measured"]["prompts"] == 8
     words = shlex.split(said[-1].removeprefix("use it: "))
     assert main([*words[1:-1], "What is 5 + 7 * 3?", "--max_output_len", "40", "--verify"]) == 0
-    assert "identical: yes" in capsys.readouterr().err
+    assert "identical: yes" in capsys.readouterr().out

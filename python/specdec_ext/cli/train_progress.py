@@ -66,7 +66,9 @@ class TrainProgress:
 
     def _passed(self, name: str, done: int) -> tuple[float, int]:
         """Seconds and units since the first call of this phase."""
-        began, first = self._began.setdefault(name, (self._clock(), done))
+        if name not in self._began:
+            self._began[name] = (self._clock(), done)
+        began, first = self._began[name]
         return self._clock() - began, done - first
 
     def _show(self, name: str, done: int, total: int, rows: dict[str, str]) -> None:

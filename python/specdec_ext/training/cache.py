@@ -114,15 +114,12 @@ class CacheWriter:
             "hidden_start": _starts(hidden),
             "keys": torch.tensor([list(bytes.fromhex(r.key)) for r in records], dtype=torch.uint8),
         }
-        categories = json.dumps([r.category for r in records])
+        # One value: the order of several is not fixed, and equal texts are to give equal bytes.
+        about = {"checksum": _checksum(tensors), "categories": [r.category for r in records]}
         path = self.folder / name
         partial = path.with_suffix(".partial")
         try:
-            save_file(
-                tensors,
-                partial,
-                metadata={"checksum": _checksum(tensors), "categories": categories},
-            )
+            save_file(tensors, partial, metadata={"about": json.dumps(about)})
             partial.replace(path)
         except Exception as error:  # safetensors has its own type for a full disk
             partial.unlink(missing_ok=True)
@@ -196,11 +193,11 @@ def _open(path: Path, hidden_size: int, verify: bool) -> list[TextRecord]:
     try:
         with safe_open(path, framework="pt") as file:
             tensors = {name: file.get_tensor(name) for name in _TENSORS}
-            metadata = file.metadata() or {}
-            categories = json.loads(metadata["categories"])
+            about = json.loads((file.metadata() or {})["about"])
+            categories = list(about["categories"])
     except Exception as error:  # safetensors raises its own type for damaged files
         raise _damaged(path, error) from error
-    if verify and metadata.get("checksum") != _checksum(tensors):
+    if verify and about["checksum"] != _checksum(tensors):
         raise ModelError(
             f"{path}: damaged: its content does not match its checksum; delete it and collect again"
         )

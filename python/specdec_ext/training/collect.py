@@ -146,11 +146,13 @@ def collect(
     Raises Stopped when it was interrupted, ModelError when the disk refuses or the model fails.
     """
     begin = saved = clock()
-    while collector.step():
+    more = True
+    while more:
+        more = collector.step()
         now = clock()
         if on_step is not None:
             on_step(collector)
-        if interrupts is not None and interrupts.asked:
+        if more and interrupts is not None and interrupts.asked:
             collector.save()
             raise Stopped(
                 f"stopped with {collector.num_done} of {collector.num_texts} texts collected"

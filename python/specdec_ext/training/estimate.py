@@ -24,6 +24,8 @@ from .passes import SELF_MAX_TOKENS, pass_rows
 __all__ = ["Estimate", "Machine", "Work", "estimate_run", "measure_machine", "words_of_seconds"]
 
 EFFICIENCY = 0.5
+# What the host takes for a pass of the target, and for a step of training.
+_PASS_SECONDS, _STEP_SECONDS = 0.005, 0.02
 # Kernels, library workspaces and what an allocator loses between blocks.
 _FIXED_BYTES, _SLACK = 768 << 20, 1.10
 # Bytes that a row of an activation of the trained network takes until its gradient is there: the
@@ -156,11 +158,13 @@ def estimate_run(work: Work, machine: Machine) -> Estimate:
     traffic = EFFICIENCY * machine.bytes_per_second
     passes = math.ceil(w.write_tokens / max(1, w.batch_size))
     one_pass = max(w.target_bytes / traffic, 2 * w.target_parameters * w.batch_size / rate)
-    collect_seconds = passes * one_pass + 2 * w.target_parameters * w.read_tokens / rate
+    collect_seconds = (
+        passes * (one_pass + _PASS_SECONDS) + 2 * w.target_parameters * w.read_tokens / rate
+    )
     parts = max(1, round(w.step_rows / max(1, w.rows)))
     products = 6 * w.trained * w.trained_rows * parts
     products += (2 * w.step_rows + 4 * w.trained_rows * parts) * scored * w.hidden_size
-    step = products / w.ranks / rate + 32 * w.trained / traffic
+    step = products / w.ranks / rate + 32 * w.trained / traffic + _STEP_SECONDS
     return Estimate(
         collect_bytes=_whole(collect),
         train_bytes=_whole(train),
