@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -39,7 +38,7 @@ class TrainProgress:
     def on_estimate(self, estimate: Any, machine: Any) -> None:
         if not self._quiet:
             for line in estimate.lines(machine):
-                print(f"estimate: {line}", file=sys.stderr, flush=True)
+                self._say(f"estimate: {line}")
 
     def on_collect(self, collector: Any) -> None:
         rows = {"tokens": f"{collector.num_tokens:,}"}
@@ -62,7 +61,11 @@ class TrainProgress:
 
     def on_measure(self) -> None:
         if not self._quiet:
-            print("measuring against plain decoding", file=sys.stderr, flush=True)
+            self._say("measuring against plain decoding")
+
+    def _say(self, line: str) -> None:
+        """A line of its own, above the table."""
+        self._console.print(line, soft_wrap=True, highlight=False, markup=False)
 
     def _passed(self, name: str, done: int) -> tuple[float, int]:
         """Seconds and units since the first call of this phase."""
@@ -83,7 +86,7 @@ class TrainProgress:
         if self._lines.get(name) != part:
             self._lines[name] = part
             note = " ".join(f"{key} {value}" for key, value in rows.items())
-            print(f"{name} {done}/{total} {note}", file=sys.stderr, flush=True)
+            self._say(f"{name} {done}/{total} {note}")
 
 
 def progress_table(

@@ -153,6 +153,6 @@ def _measured(
             options.product, folder, model, prompts,
             max_tokens=options.measure_tokens, device=options.device,
         )  # fmt: skip
-    except SpecdecError as error:
+    except (SpecdecError, RuntimeError, MemoryError) as error:  # torch's lack of memory, too
         logger.warning("%s: the result could not be tried out: %s", options.output, error)
         return {"error": str(error)}
