@@ -151,13 +151,12 @@ def test_two_thousand_messages(
     monkeypatch.setenv("SPECDEC_CACHE_DIR", str(tmp_path / "root"))
     data = tmp_path / "mine.jsonl"
     with data.open("w") as file:
-        for i in range(2000):
+        for i in range(1000):  # two messages each
             a, b, c = i % 97, i % 89 + 2, i % 13 + 2
             turns = [
                 {"role": "user", "content": f"What is {a} + {b} * {c}?"},
-                {"role": "assistant", "content": f"First {b} * {c} = {b * c}. Then {a} + "
-                 f"{b * c} = {a + b * c}. The answer is {a + b * c}."},
-            ]  # fmt: skip
+                {"role": "assistant", "content": f"{b} * {c} = {b * c}, so it is {a + b * c}."},
+            ]
             file.write(json.dumps({"messages": turns}) + "\n")
     words = [
         "train-drafter", "--model", str(default_model_path), "--data", str(data), "--output",
@@ -169,7 +168,7 @@ def test_two_thousand_messages(
     card = json.loads((tmp_path / "drafter" / "training_card.json").read_text())
     with capsys.disabled():
         print("\n".join(said), json.dumps(card["run"], indent=1), card["held_out"]["accuracy"])
-    assert card["data"]["train_texts"] + card["data"]["held_out_texts"] > 1500
+    assert card["data"]["train_texts"] + card["data"]["held_out_texts"] == 1000
     # Most tokens of such regular answers can be told; an untrained drafter tells next to none.
     assert card["held_out"]["accuracy"][0] > 0.6
     assert card["measured"]["equal_to_plain"] == card["measured"]["prompts"] == 8
