@@ -11,6 +11,7 @@ import shutil
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -184,8 +185,10 @@ def measure_machine(device: torch.device, cache_dir: Path) -> Machine:
     """Free bytes and the two rates, measured in a fraction of a second."""
     on_cuda = device.type == "cuda"
     size = 4096 if on_cuda else 512
-    a = torch.ones(size, size, device=device, dtype=torch.bfloat16 if on_cuda else torch.float32)
-    flops = 2 * size**3 / _seconds(lambda: a @ a, device)
+    flops = 0.0
+    for dtype in (torch.bfloat16, torch.float32):  # the faster of them is not the same everywhere
+        a = torch.ones(size, size, device=device, dtype=dtype)
+        flops = max(flops, 2 * size**3 / _seconds(partial(torch.matmul, a, a), device))
     block = torch.ones((256 if on_cuda else 16) << 20, dtype=torch.uint8, device=device)
     traffic = 2 * block.numel() / _seconds(lambda: block.clone(), device)
     there = next(path for path in (cache_dir, *cache_dir.parents) if path.exists())
