@@ -16,6 +16,7 @@ from specdec_ext.errors import ModelError
 from specdec_ext.models import load_model
 from specdec_ext.models.config_reader import read_config
 from specdec_ext.models.drafter_files import materialize_drafter, read_drafter
+from specdec_ext.models.native_config import native_shape
 from specdec_ext.training.cache import TextRecord
 from specdec_ext.training.data import make_batch
 from specdec_ext.training.drafter import DrafterProduct, drafter_shape
@@ -55,6 +56,13 @@ def test_the_loaded_folder_gives_the_scores_that_training_saw(
 ) -> None:
     reference = saved(family)
     product = product_of(reference.folder)
+    mine, theirs = product.shape.native(), native_shape(read_config(reference.folder))
+    for i, layer in enumerate(product.shape.cut_from_layers):  # each as it is in the target
+        assert mine.sliding_window[i] == theirs.sliding_window[layer]
+        assert (mine.rope_index[i] < 0) == (theirs.rope_index[layer] < 0)
+        if mine.rope_index[i] >= 0:
+            kind = theirs.rope_layer_types[theirs.rope_index[layer]]
+            assert mine.rope_layer_types[mine.rope_index[i]] == kind
     batch = batch_of(product.shape.hidden_size)
     optimizer = torch.optim.SGD([p for p in product.module.parameters() if p.requires_grad], lr=0.5)
     loss = product.loss(batch, product.counts(batch))
@@ -72,9 +80,9 @@ def test_the_loaded_folder_gives_the_scores_that_training_saw(
     tokens = batch.texts[0].tokens[:-1].tolist()
     ours = Driver(model).scores([(Sequence(), tokens)])[0][5:]
     with torch.no_grad():
-        theirs = product._head.scores(product._features(batch))
-    assert ours.shape == theirs.shape and torch.equal(ids, product._token_ids)
-    assert float((ours - theirs).abs().max()) < 2e-4 * float(theirs.abs().max())
+        scores = product._head.scores(product._features(batch))
+    assert ours.shape == scores.shape and torch.equal(ids, product._token_ids)
+    assert float((ours - scores).abs().max()) < 2e-4 * float(scores.abs().max())
 
 
 def test_the_engine_takes_what_the_trainer_wrote(
