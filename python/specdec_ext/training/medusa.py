@@ -71,7 +71,7 @@ class MedusaProduct:
 
     def loss(self, batch: Batch, counts: Sequence[float]) -> torch.Tensor:
         """See Product."""
-        head = self._head.for_step(batch.labels.cpu(), batch.seed)
+        head = self._head.for_step(batch.step_labels, batch.seed)
         teacher = head.probabilities(batch.hidden)
         total = batch.hidden.new_zeros(())
         weights = sum(DEPTH_WEIGHT**h for h in range(len(counts)))
