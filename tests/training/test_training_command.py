@@ -97,6 +97,23 @@ def test_prompts_alone_are_answered_by_the_target(
     assert "--draft-len: only train-redrafter has it" in capsys.readouterr().err
 
 
+def test_runs_do_not_get_in_each_others_way(
+    target: Path, messages: Path, tmp_path: Path, monkeypatch: Any
+) -> None:
+    """Without folders of their own: other data and settings are another run, and nothing of a
+    finished one stays but its texts."""
+    monkeypatch.setenv("SPECDEC_CACHE_DIR", str(tmp_path / "root"))
+    for more in (["--num-prompts", "40"], ["--num-prompts", "50"], ["--learning-rate", "0.1"]):
+        words = [
+            "train-medusa", "--model", str(target), "--output", str(tmp_path / "heads"), "--data",
+            str(messages), "--steps", "2", "--draft-vocab-size", "64", "--max-new-tokens", "24",
+            "--measure-prompts", "0", *more,
+        ]  # fmt: skip
+        assert main(words) == 0
+    [cache] = (tmp_path / "root" / "training").iterdir()
+    assert cache.name.startswith("target") and len(list(cache.glob("shard-*"))) == 3
+
+
 def test_bad_data_are_one_message_and_nothing_is_written(
     target: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

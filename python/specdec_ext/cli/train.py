@@ -113,7 +113,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--bf16", action="store_const", const="bf16", dest="precision", help="--precision bf16"
     )
     train.add_argument("--seed", type=int, metavar="N", help="of training and of the data")
-    train.add_argument("--work-dir", metavar="DIR", help="of the checkpoint")
+    train.add_argument(
+        "--work-dir", metavar="DIR",
+        help="of the checkpoint (default: below the cache folder, until the run is done)",
+    )  # fmt: skip
     train.add_argument(
         "--device", metavar="NAME", help="cpu (default), cuda or cuda:N; collects and trains"
     )

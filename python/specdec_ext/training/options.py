@@ -30,7 +30,7 @@ class TrainOptions:
                         Neither: the built-in prompts
     chat_template       a built-in name, a file, "none"; None: the tokenizer's, or none
     cache_dir           of the texts, shared by products and runs; None: below the cache root
-    work_dir            of the checkpoint; None: below the cache root
+    work_dir            of the checkpoint; None: below the cache root, until the run is done
     collect             what data; see CollectConfig
     collect_time_limit  seconds after which collecting stops and training takes what is there
     settings            see TrainSettings

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import shutil
 import time
 from pathlib import Path
 from typing import Any, Protocol
@@ -18,7 +20,7 @@ from ..models.load import native_weight_bytes
 from ..models.native_config import NotNativeError, native_shape
 from ..models.place import CPU, resolve_device
 from ..text.tokenizer import eos_token_ids, load_tokenizer
-from .cache import CacheReader, CacheWriter
+from .cache import CacheReader, CacheWriter, fingerprint
 from .collect import Collector, collect, shard_keys
 from .data import TrainingData
 from .estimate import Estimate, Machine, Work, estimate_run, measure_machine
@@ -108,7 +110,10 @@ def train(options: TrainOptions, progress: Progress) -> dict[str, Any]:
     progress.on_measure()
     target = {"name": prepared.name, "sha256": prepared.sha}
     with alone():
-        return finish(options, training, data, prepared.config.path, target, facts, excluded.report)
+        card = finish(options, training, data, prepared.config.path, target, facts, excluded.report)
+    if options.work_dir is None:
+        shutil.rmtree(prepared.work_dir, ignore_errors=True)
+    return card
 
 
 def _prepare(options: TrainOptions, excluded: Exclusion, ranks: Ranks) -> _Prepared:
@@ -127,10 +132,13 @@ def _prepare(options: TrainOptions, excluded: Exclusion, ranks: Ranks) -> _Prepa
     sha = model_sha256(model)
     name = MODEL_NAME if options.model is None else model.name
     root = cache_root() / "training"
+    # Another run has another checkpoint; an equal one goes on from it.
+    what = {**dataclasses.asdict(options), "texts": [task.key for task in tasks]}
+    run = fingerprint(json.loads(json.dumps(what, default=str)))[:12]
     return _Prepared(
         options, config, name, sha, tokenizer, frame, tasks, excluded,
         options.cache_dir or root / f"{name}-{sha[:12]}",
-        options.work_dir or root / f"work-{options.product}-{sha[:12]}",
+        options.work_dir or root / f"work-{options.product}-{sha[:12]}-{run}",
     )  # fmt: skip
 
 
