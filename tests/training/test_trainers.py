@@ -129,9 +129,10 @@ def test_accumulation_gives_the_step_of_the_whole_batch(
         losses.append(Training(product, data, settings).run().losses)
         weights.append(nn.utils.parameters_to_vector(product.module.parameters()).detach())
     for other, moved in zip(losses[1:], weights[1:], strict=True):
-        assert other == pytest.approx(losses[0], rel=2e-4)
+        # In bf16 a part's sums round elsewhere, and later steps start from other weights.
+        assert other == pytest.approx(losses[0], rel=2e-4 if precision == "float32" else 5e-3)
         # Adam's step does not depend on a gradient's size: a near 0 may change its sign.
-        assert float((moved - weights[0]).abs().mean()) < 0.02 * 3 * SETTINGS.learning_rate
+        assert float((moved - weights[0]).abs().mean()) < 0.05 * 3 * SETTINGS.learning_rate
     assert losses[0][0] != losses[0][1]
 
 
