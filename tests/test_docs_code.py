@@ -33,10 +33,11 @@ SHOWN_BUT_NOT_LINKED = {".git", ".venv", "build", ".data"}
 SLOW = ("specdec bench", "specdec tune", "specdec tree --measure", "specdec train-", "benchmarks.")
 SHORTER = {
     "specdec generate": ["--max-output-len", "16"],
-    "specdec train-": ["--num-prompts", "24", "--max-new-tokens", "24", "--steps", "4"],
+    "specdec train-": ["--num-prompts", "24", "--max-new-tokens", "24", "--steps", "4",
+                       "--measure-prompts", "1", "--measure-tokens", "8"],
     "specdec tune": ["--max_seconds", "20"],
     "specdec bench sweep": ["--output_len", "16"],
-}
+}  # fmt: skip
 # Commands that are not run here because something else runs them.
 ELSEWHERE = {
     "make": "test_make_targets_exist; make test is what runs this file, CI runs it and cuda-check",

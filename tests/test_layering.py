@@ -203,7 +203,7 @@ PYTHON: dict[str, tuple[set[str], set[str]]] = {
     ),
     "training": (
         {"training"},
-        {"errors", "config", "text", "core", "models", "drafters", "engine"},
+        {"errors", "config", "request", "text", "core", "models", "drafters", "engine", "llm"},
     ),
     "report": ({"report"}, {"errors"}),
     "serve": (

@@ -15,6 +15,7 @@ EXTRA_OF: Mapping[str, tuple[str, str]] = {
     "torch": ("torch", "torch"),
     "transformers": ("transformers", "transformers"),
     "matplotlib": ("matplotlib", "plots"),
+    "pyarrow": ("pyarrow", "data"),
     "rouge_score": ("rouge-score", "summarize"),
     "openai": ("openai", "chat"),
     "prompt_toolkit": ("prompt-toolkit", "chat"),

@@ -148,3 +148,16 @@ TRACE = {
                          draft("y", 1, False, "suffix")]),
     ],
 }  # fmt: skip
+
+TRAINING = {
+    "benchmark": "training", "model": "tiny", "method": "medusa", "environment": MACHINE,
+    "losses": [3.0 - i / 500 for i in range(1000)], "learning_rate": [1e-3] * 1000,
+    "evaluations": [
+        [500, {"accuracy": [0.3, 0.1], "accuracy_by_category": {"chat": 0.2, "code": 0.4}}],
+        [1000, {"accuracy": [0.5, 0.2], "accuracy_by_category": {"chat": 0.4, "code": 0.6}}],
+    ],
+    "measured": {
+        "prompts": 8, "speedup": 1.5, "tokens_per_pass": 2.25,
+        "tokens_per_second": {"plain": 20.0, "drafted": 30.0},
+    },
+}  # fmt: skip

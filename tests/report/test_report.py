@@ -30,6 +30,7 @@ MADE: dict[str, Any] = {
     "summarize": files.SUMMARIZE,
     "gpu": files.GPU,
     "trace": files.TRACE,
+    "training": files.TRAINING,
 }
 # The figures that a page has of a file of this kind.
 SLUGS = {
@@ -44,6 +45,7 @@ SLUGS = {
     "summarize": ["rouge", "speed", "tokens-per-pass"],
     "gpu": ["step-cost", "speculation-speed", "tokens-per-pass", "time", "attn-b8-m64-g4"],
     "trace": ["steps", "acceptance-by-depth", "acceptance-by-source", "latency"],
+    "training": ["loss", "learning-rate", "accuracy", "accuracy-by-kind", "speed"],
     "acceptance": ["tokens-per-pass", "acceptance", "drafts"],
     "end_to_end": [f"{slug}-{dtype}" for dtype in ("float32", "bfloat16")
                    for slug in ("speed-up", "against-others", "tokens-per-pass", "latency")],
@@ -70,6 +72,21 @@ def test_every_kind_has_its_figures(kind: str, tmp_path: Path) -> None:
         assert rows and all(len(row) == len(header) for row in rows)
         numbers = [cell for row in rows for cell in row[1:] if cell]
         assert numbers and not any("nan" in cell for cell in numbers)
+
+
+def test_a_training_run_is_thinned_and_says_what_it_measured(tmp_path: Path) -> None:
+    figures: dict[str, Any] = {
+        f.slug: f for f in read_result(file_of("training", tmp_path)).figures
+    }
+    loss = figures["loss"].series["loss"]
+    assert len(loss) == 334 and loss[0] == (3, pytest.approx(2.998)) and loss[-1][0] == 1000
+    assert figures["loss"].note == "means of 3 steps"
+    assert figures["accuracy"].series["position 2"] == [(500, 0.1), (1000, 0.2)]
+    assert figures["speed"].series == {"tokens/s": [30.0, 20.0]}
+    assert "1.50 times" in figures["speed"].note and "2.25 tokens per pass" in figures["speed"].note
+    path = tmp_path / "bare.json"
+    path.write_text(json.dumps({**files.TRAINING, "measured": None, "evaluations": []}))
+    assert [f.slug for f in read_result(path).figures] == ["loss", "learning-rate"]
 
 
 def test_the_numbers_are_those_of_the_file(tmp_path: Path) -> None:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
+from workshop import Workshop, sentences
 
-from specdec_ext.training.cache import CacheReader
-from specdec_ext.training.collect import CollectConfig, collect
+from specdec_ext.training.collect import collect
 from specdec_ext.training.data import TrainingData
+from specdec_ext.training.texts import Task
 from tiny_models import save_tiny
-
-TINY = CollectConfig(num_prompts=72, max_new_tokens=40, max_prompt_len=24, shard_size=16)
-VOCAB = 258
 
 
 @pytest.fixture(scope="session")
@@ -24,12 +23,37 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def cache_dir(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder: Path = tmp_path_factory.mktemp("cache")
-    collect(target, folder, TINY, batch_size=8)
-    return folder
+def workshop(target: Path) -> Workshop:
+    return Workshop(target)
 
 
 @pytest.fixture(scope="session")
-def data(cache_dir: Path) -> TrainingData:
-    return TrainingData(CacheReader(cache_dir), draft_vocab_size=200)
+def tasks(workshop: Workshop) -> list[Task]:
+    return workshop.tasks()
+
+
+@pytest.fixture(scope="session")
+def cache_dir(
+    workshop: Workshop, tasks: list[Task], tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    folder: Path = tmp_path_factory.mktemp("cache")
+    collect(workshop.collector(folder, tasks))
+    return folder
+
+
+@pytest.fixture
+def data(workshop: Workshop, cache_dir: Path, tasks: list[Task]) -> TrainingData:
+    return TrainingData(workshop.reader(cache_dir, tasks), draft_vocab_size=200)
+
+
+@pytest.fixture(scope="session")
+def messages(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """60 conversations as JSON lines."""
+    path = tmp_path_factory.mktemp("messages") / "mine.jsonl"
+    pairs = zip(sentences(1, 60, 4), sentences(2, 60, 7), strict=True)
+    lines = (
+        {"messages": [{"role": "user", "content": q}, {"role": "assistant", "content": a}]}
+        for q, a in pairs
+    )
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path

@@ -9,9 +9,10 @@ import pytest
 from benchmarks import datasets, heldout
 
 import specdec_ext
+from specdec_ext.training.collect import CollectConfig
+from specdec_ext.training.options import DEFAULT_PROMPTS, PRODUCTS
 from specdec_ext.training.overlap import shared_runs
 from specdec_ext.training.prompts import make_prompts
-from specdec_ext.training.run import PRODUCTS, default_collect
 
 DATA = Path(specdec_ext.__file__).parent / "data"
 
@@ -37,8 +38,7 @@ def test_a_shipped_card_says_what_was_excluded(product: str) -> None:
 @pytest.mark.parametrize("name", heldout.SETS)
 def test_no_prompt_shares_thirteen_words_with_a_set(name: str) -> None:
     sets_or_skip()
-    config = default_collect()
-    prompts = [p.text for p in make_prompts(config.num_prompts, config.seed) if p.text]
+    prompts = [p.text for p in make_prompts(DEFAULT_PROMPTS, CollectConfig().seed) if p.text]
     assert shared_runs(prompts, heldout.texts(name)) == {}
 
 

@@ -4,23 +4,32 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import itertools
 import json
+import os
+import shutil
+import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from torch import nn
+from workshop import MAX_NEW, MAX_PROMPT, NUM_PROMPTS, SHARD
 
-from specdec_ext.cli import main
 from specdec_ext.drafters.medusa.heads import load_medusa_heads
 from specdec_ext.drafters.redrafter.model import load_redrafter
 from specdec_ext.errors import ConfigError, ModelError
-from specdec_ext.models.drafter_files import materialize_drafter, read_drafter
+from specdec_ext.models.config_reader import read_config
+from specdec_ext.models.drafter_files import materialize_drafter
 from specdec_ext.training.collect import CollectConfig
 from specdec_ext.training.data import TrainingData
+from specdec_ext.training.estimate import Machine
+from specdec_ext.training.interrupts import Interrupts, Stopped
 from specdec_ext.training.loop import Training, TrainSettings
-from specdec_ext.training.run import PRODUCTS, TrainOptions, make_product, train
+from specdec_ext.training.options import PRODUCTS, TrainOptions
+from specdec_ext.training.products import make_product
+from specdec_ext.training.run import train
 
 CPU = torch.device("cpu")
 SETTINGS = TrainSettings(steps=40, batch_texts=8, learning_rate=0.01, warmup=5, eval_every=20)
@@ -35,7 +44,7 @@ SMALL: dict[str, Any] = {
 
 def new_product(name: str, target: Path, data: TrainingData) -> Any:
     options = TrainOptions(product=name, output=Path("unused"), settings=SETTINGS, **SMALL)
-    return make_product(options, data, target, "sha", "tiny", CPU)
+    return make_product(options, data, read_config(target), "sha", "tiny", CPU)
 
 
 @pytest.fixture(autouse=True)
@@ -101,14 +110,101 @@ def test_a_loss_that_is_not_finite_stops_the_run(target: Path, data: TrainingDat
         Training(product, data, SETTINGS).run()
 
 
+@pytest.mark.parametrize("precision", ["bf16", "float32"])
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_accumulation_gives_the_step_of_the_whole_batch(
+    name: str, precision: str, target: Path, data: TrainingData, monkeypatch: Any
+) -> None:
+    """Loss and gradient are those of the step, however its texts are parted: float32 sums in
+    another order, and nothing else. Every step scores a part of the vocabulary."""
+    monkeypatch.setattr("specdec_ext.training.loss.FREQUENT", 20)
+    monkeypatch.setattr("specdec_ext.training.loss.DRAWN", 10)
+    losses, weights = [], []
+    for parts in (1, 3, 7):
+        settings = dataclasses.replace(
+            SETTINGS, steps=3, batch_texts=7, accumulation=parts, precision=precision
+        )
+        options = TrainOptions(product=name, output=Path("x"), settings=settings, **SMALL)
+        product = make_product(options, data, read_config(target), "sha", "tiny", CPU)
+        losses.append(Training(product, data, settings).run().losses)
+        weights.append(nn.utils.parameters_to_vector(product.module.parameters()).detach())
+    for other, moved in zip(losses[1:], weights[1:], strict=True):
+        # In bf16 a part's sums round elsewhere, and later steps start from other weights.
+        assert other == pytest.approx(losses[0], rel=2e-4 if precision == "float32" else 5e-3)
+        # Adam's step does not depend on a gradient's size: a near 0 may change its sign.
+        assert float((moved - weights[0]).abs().mean()) < 0.05 * 3 * SETTINGS.learning_rate
+    assert losses[0][0] != losses[0][1]
+
+
+def test_an_interrupt_saves_and_the_same_command_goes_on(
+    target: Path, data: TrainingData, tmp_path: Path
+) -> None:
+    """Asked after step 5: that step is saved, and the run ends with the bytes of an uninterrupted
+    one; a second signal does not wait."""
+    whole = Training(new_product("medusa", target, data), data, SETTINGS)
+    whole.run()
+    training = Training(new_product("medusa", target, data), data, SETTINGS, folder=tmp_path)
+    with Interrupts() as interrupts:
+
+        def on_step(at: Training) -> None:
+            if at.step == 5:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+        with pytest.raises(Stopped, match="stopped at step 6 of 40"):
+            training.run(on_step, interrupts=interrupts)
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+            signal.pause()
+    second = Training(new_product("medusa", target, data), data, SETTINGS, folder=tmp_path)
+    assert second.step == 6
+    second.run()
+    left, right = whole.product.module.state_dict(), second.product.module.state_dict()
+    assert all(torch.equal(left[key], right[key]) for key in left)
+    assert second.result.losses == whole.result.losses
+
+
+def test_a_checkpoint_is_written_every_minute(
+    target: Path, data: TrainingData, tmp_path: Path, monkeypatch: Any
+) -> None:
+    training = Training(new_product("medusa", target, data), data, SETTINGS, folder=tmp_path)
+    times, saved = itertools.count(0, 25.0), []
+    monkeypatch.setattr(training, "save_checkpoint", lambda: saved.append(training.step))
+    training.run(stop_after=12, clock=lambda: next(times))
+    assert saved == [3, 6, 9, 12, 12]  # 25 s a look; the last one is that of the end
+
+
+def test_a_full_disk_costs_no_checkpoint(
+    target: Path, data: TrainingData, tmp_path: Path, monkeypatch: Any
+) -> None:
+    training = Training(new_product("medusa", target, data), data, SETTINGS, folder=tmp_path)
+    training.run(stop_after=1)
+    before = (tmp_path / "checkpoint.pt").read_bytes()
+
+    def full(state: Any, path: Path) -> None:
+        path.write_bytes(b"half")
+        raise RuntimeError("[enforce fail at inline_container.cc] write failed")
+
+    monkeypatch.setattr(torch, "save", full)
+    with pytest.raises(ModelError, match=r"the checkpoint cannot be written .*--work-dir"):
+        training.run(stop_after=2)
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint.pt"]
+    assert (tmp_path / "checkpoint.pt").read_bytes() == before
+
+
 # -- files ----------------------------------------------------------------------------------------
 
 
 class Silent:
+    def on_estimate(self, estimate: Any, machine: Any) -> None:
+        pass
+
     def on_collect(self, collector: Any) -> None:
         pass
 
     def on_train(self, training: Any) -> None:
+        pass
+
+    def on_measure(self) -> None:
         pass
 
 
@@ -119,13 +215,18 @@ def run(name: str, target: Path, cache_dir: Path, tmp_path: Path, **changes: Any
         model=target,
         cache_dir=cache_dir,
         work_dir=tmp_path / "work",
-        collect=CollectConfig(num_prompts=72, max_new_tokens=40, max_prompt_len=24, shard_size=16),
+        collect=CollectConfig(
+            num_prompts=NUM_PROMPTS, max_new_tokens=MAX_NEW, max_prompt_len=MAX_PROMPT,
+            shard_size=SHARD,
+        ),
         settings=dataclasses.replace(SETTINGS, steps=6, eval_every=6),
+        measure_prompts=0,
         **{**SMALL, **changes},
-    )
+    )  # fmt: skip
     card = train(options, Silent())
     assert json.loads((options.output / "training_card.json").read_text())["product"] == name
-    assert card["data"]["train_texts"] + card["data"]["held_out_texts"] == 72
+    assert card["data"]["train_texts"] + card["data"]["held_out_texts"] == NUM_PROMPTS
+    assert card["measured"] is None
     text = (options.output / "TRAINING_CARD.md").read_text()
     assert "Apache-2.0" in text and card["target"]["sha256"] in text
     return options
@@ -167,53 +268,68 @@ def test_redrafter_files_load_and_say_the_same(
     assert 0 < float(error) < 0.02
 
 
-def test_a_drafter_becomes_an_ordinary_model_folder(
-    target: Path, cache_dir: Path, tmp_path: Path, data: TrainingData
-) -> None:
-    """transformers runs the folder, and gives the scores that training saw."""
-    options = run("drafter", target, cache_dir, tmp_path)
-    folder = materialize_drafter(options.output, target, tmp_path / "hf")
-    again = materialize_drafter(options.output, target, tmp_path / "hf")  # replaced, not refused
-    assert folder == again
-    config = json.loads((folder / "config.json").read_text())
-    assert config["vocab_size"] == 258 and config["draft_vocab_size"] == 200
-    shape, _, ids, _ = read_drafter(options.output)
-    assert torch.equal(ids, data.token_ids) and shape.cut_from_layers == (0, 2)
-    from safetensors.torch import load_file
-    from transformers import LlamaModel
-
-    tensors = load_file(folder / "model.safetensors")
-    head = tensors.pop("lm_head.weight")
-    body = LlamaModel(shape.hf_config())
-    body.load_state_dict({k.removeprefix("model."): v for k, v in tensors.items()})
-    product = new_product("drafter", target, data)
-    product.module = trained_module("drafter", target, data, tmp_path)
-    batch = data.make(data.held_out[:1], CPU)
-    with torch.no_grad():
-        ids_in = data.held_out[0].tokens[None, :-1].to(torch.int64)
-        mine = body(ids_in).last_hidden_state[0, data.held_out[0].prompt_len - 1 :] @ head.T
-        theirs = product._head.scores(product._features(batch))
-    assert mine.shape == theirs.shape
-    assert float((mine - theirs).abs().max()) < 0.05 * float(theirs.abs().max())
-    assert AutoModelForCausalLM  # the architecture's name is a class of transformers
-
-
 def test_a_drafter_for_another_target_is_refused(
     target: Path, cache_dir: Path, tmp_path: Path
 ) -> None:
     options = run("drafter", target, cache_dir, tmp_path)
     config = json.loads((options.output / "config.json").read_text())
+    decoder = config["decoder"]
     for change, message in (
-        ({"hidden_size": 64}, r"expected \["),
+        ({"decoder": {**decoder, "hidden_size": 64}}, r"expected \["),
+        ({"decoder": {**decoder, "model_type": "gpt2"}}, "not native"),
+        ({"decoder": 3}, "decoder = 3: expected an object"),
         ({"model_type": "llama"}, "model_type"),
         ({"draft_vocab_size": 199}, "token_ids"),
-        ({"num_layers": True}, "num_layers"),
-        ({"vocab_size": 9999}, "made for a target of vocab_size 9999"),
+        ({"draft_vocab_size": True}, "draft_vocab_size"),
+        ({"decoder": {**decoder, "vocab_size": 9999}}, "made for a target of vocab_size 9999"),
     ):
         (options.output / "config.json").write_text(json.dumps({**config, **change}))
         with pytest.raises(ModelError, match=message):
             materialize_drafter(options.output, target, tmp_path / "hf")
         assert not (tmp_path / "hf").exists()
+
+
+def test_what_cannot_be_trained_is_refused_before_collecting(target: Path, tmp_path: Path) -> None:
+    """No cache, no work folder, no result is there afterwards."""
+    bare = tmp_path / "bare"
+    shutil.copytree(target, bare)
+    for file in bare.glob("tokenizer*"):
+        file.unlink()
+    strange = tmp_path / "strange"
+    shutil.copytree(target, strange)
+    config = json.loads((strange / "config.json").read_text())
+    (strange / "config.json").write_text(json.dumps({**config, "hidden_act": "relu"}))
+    few = tmp_path / "few.jsonl"
+    few.write_text('{"prompt": "x", "completion": "a longer y"}\n')
+    disk = Machine(1 << 40, 10, 1e12, 1e12)
+    for changes, message in (
+        ({"model": bare}, "has no tokenizer"),
+        ({"product": "drafter", "model": strange}, "activation 'relu'.*train Medusa heads"),
+        ({"product": "drafter", "num_layers": 4}, "the target has 3 and 64; choose at most"),
+        ({"product": "drafter", "intermediate_size": 65}, "the target has 3 and 64"),
+        ({"draft_vocab_size": 259}, "the target has 258 tokens"),
+        ({"collect": CollectConfig(max_new_tokens=512)}, "the target has 512 positions"),
+        ({"data": (few,)}, r"few\.jsonl: 1 texts are too few"),
+        ({"chat_template": "{{ 'no message' }}"}, "does not repeat the user's message"),
+        ({"exclude": (tmp_path / "gone.txt",)}, "no such file"),
+        ({}, r"the cache needs .* 0\.0 MB are free"),
+        ({"device": "cuda"}, "torch sees no GPU"),
+    ):
+        if "device" in changes and torch.cuda.is_available():
+            continue
+        values: dict[str, Any] = {
+            "product": "medusa", "model": target, "output": tmp_path / "out", "num_layers": 2,
+            "cache_dir": tmp_path / "cache", "work_dir": tmp_path / "work", **changes,
+        }  # fmt: skip
+        with (
+            pytest.MonkeyPatch.context() as patch,
+            pytest.raises((ConfigError, ModelError), match=message),
+        ):
+            patch.setattr("specdec_ext.training.run.measure_machine", lambda *_: disk)
+            train(TrainOptions(**values), Silent())
+        left = {path.name for path in tmp_path.iterdir()} - {"bare", "strange", "few.jsonl"}
+        assert left <= {"cache"}
+        assert not list((tmp_path / "cache").glob("*.safetensors"))
 
 
 # -- refusals and the command ---------------------------------------------------------------------
@@ -235,6 +351,8 @@ def test_a_foreign_folder_is_not_overwritten(target: Path, cache_dir: Path, tmp_
         ({"draft_vocab_size": 3}, "draft_vocab_size = 3"),
         ({"dtype": "int8", "product": "redrafter"}, "dtype = 'int8'"),
         ({"device": "tpu"}, "device = 'tpu'"),
+        ({"device": "cuda:x"}, "device = 'cuda:x'"),
+        ({"data": (Path("a"),), "prompts": (Path("b"),)}, "data and prompts"),
     ],
 )
 def test_options_are_checked(change: dict[str, Any], message: str, tmp_path: Path) -> None:
@@ -248,31 +366,10 @@ def test_options_are_checked(change: dict[str, Any], message: str, tmp_path: Pat
         ({"steps": 0}, "steps = 0"),
         ({"learning_rate": float("nan")}, "learning_rate"),
         ({"soft_share": 1.5}, "soft_share"),
+        ({"precision": "fp8"}, "precision = 'fp8'"),
+        ({"batch_texts": 2, "accumulation": 3}, "accumulation = 3: a step has 2 texts"),
     ],
 )
 def test_settings_are_checked(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         TrainSettings(**change)
-
-
-def test_the_command(
-    target: Path, cache_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "evaluation.txt").write_text("What nothing may be trained on.")
-    command = [
-        "train-medusa", "--model", str(target), "--output", str(tmp_path / "heads"),
-        "--cache_dir", str(tmp_path / "cache"), "--work-dir", str(tmp_path / "work"),
-        "--num-prompts", "50", "--max-new-tokens", "20", "--steps", "4", "--num-heads", "2",
-        "--draft-vocab-size", "64", "--seed", "3", "--exclude", str(tmp_path / "evaluation.txt"),
-    ]  # fmt: skip
-    assert main(command) == 0
-    captured = capsys.readouterr()
-    assert "held-out top-1 accuracy by position" in captured.out
-    assert "training 4/4" in captured.err
-    card = json.loads((tmp_path / "heads" / "training_card.json").read_text())
-    assert card["command"].startswith("specdec train-medusa --num-prompts 50")
-    assert card["command"].endswith("--seed 3 --exclude evaluation.txt")
-    assert str(tmp_path) not in card["command"]
-    assert card["sha256"]["medusa_lm_head.safetensors"]
-    assert main([*command, "--draft-len", "3"]) == 4
-    assert "--draft-len: only train-redrafter has it" in capsys.readouterr().err

@@ -136,6 +136,7 @@ class ModelLoader:
         """
         from ..models import load_model as default_loader
         from ..models.config_reader import read_config
+        from ..models.default_drafter import draft_model_folder
         from ..models.load import native_weight_bytes
         from ..models.rope import max_position
 
@@ -143,10 +144,11 @@ class ModelLoader:
         config = read_config(self._path)
         spec = self._drafter
         self._refuse_beside_operations()
-        draft = None
+        draft, draft_path = None, Path()
         shared: SharedTokens | None = None
         if isinstance(spec, DraftTargetDecodingConfig):
-            draft = read_config(str(spec.model))
+            draft_path = draft_model_folder(str(spec.model), self._path)
+            draft = read_config(draft_path)
             if spec.allow_vocab_mapping:
                 shared = find_shared_tokens(config, draft, *self._tokenizers(draft.path))
         kv_dtype = self._dtype if self._dtype != "auto" else (config.dtype or "float32")
@@ -192,7 +194,7 @@ class ModelLoader:
         draft_model: StepModel | None = None
         if isinstance(spec, DraftTargetDecodingConfig):
             draft_model = load_model(
-                str(spec.model),
+                draft_path,
                 dtype=spec.dtype,
                 model_impl=spec.model_impl,
                 max_rows=self._draft_rows(first),

@@ -31,7 +31,7 @@ from .quant_config import QuantConfig, read_quantization
 if TYPE_CHECKING:
     from typing import TypeGuard
 
-__all__ = ["DTYPES", "ModelConfig", "read_config", "transformers_config"]
+__all__ = ["DTYPES", "ModelConfig", "parse_config", "read_config", "transformers_config"]
 
 DTYPES = ("float32", "bfloat16", "float16")
 
@@ -137,6 +137,11 @@ def read_config(folder: str | Path) -> ModelConfig:
         folder,
     )
     return dataclasses.replace(config, blocks=blocks, quant=quant)
+
+
+def parse_config(path: Path, raw: dict[str, Any]) -> ModelConfig:
+    """As read_config(), of a decoder's configuration within the file `path`."""
+    return _checked(path, raw, {}, path.parent)
 
 
 def _checked(

@@ -4,7 +4,7 @@ Stored (compact): config.json and drafter.safetensors with the trained decoder l
 tensor `token_ids`. The input embeddings and the rows of the output head are the target's, so they
 are not stored. `materialize_drafter` puts both together into an ordinary Hugging Face folder:
 
-    config.json             LlamaForCausalLM, vocab_size of the target, draft_vocab_size = V'
+    config.json             the target's family, its vocab_size, draft_vocab_size = V'
     model.safetensors       with model.embed_tokens.weight [V, H] and lm_head.weight [V', H]
     draft_vocab.safetensors token_ids int32 [V'], increasing: the target's token of each score
 """
@@ -12,18 +12,20 @@ are not stored. `materialize_drafter` puts both together into an ordinary Huggin
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..config.validate import show
 from ..errors import ModelError
-from .config_reader import read_config
+from .config_reader import ModelConfig, parse_config, read_config
+from .family_config import FamilyConfig
 from .folder_cache import make_folder
 from .host_arrays import as_torch
 from .json_file import read_json
-from .weights import Checkpoint
+from .native_config import ARCHITECTURES, NativeShape, NotNativeError, native_shape
+from .open_checkpoint import open_checkpoint
 
 if TYPE_CHECKING:
     import torch
@@ -32,6 +34,8 @@ __all__ = [
     "DRAFTER_FILE",
     "DRAFT_VOCAB_FILE",
     "DrafterShape",
+    "cut_decoder",
+    "is_borrowing",
     "materialize_drafter",
     "read_drafter",
     "save_drafter",
@@ -42,71 +46,89 @@ MODEL_TYPE = "specdec_borrowing_drafter"
 DRAFTER_FILE = "drafter.safetensors"
 DRAFT_VOCAB_FILE = "draft_vocab.safetensors"
 TOKEN_IDS = "token_ids"
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+
+
+# Keys of config.json that transformers knows and that say nothing of the decoder's weights.
+_NO_TOKENS = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
 
 
 @dataclass(frozen=True)
 class DrafterShape:
     """What config.json says of the drafter.
 
-    vocab_size        of the target: every id is a valid input
+    decoder           configuration of the decoder, of the target's family; every id of the target's
+                      vocabulary is a valid input
     draft_vocab_size  tokens that the head scores
     cut_from_layers   layers of the target that training began from
     """
 
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    rms_norm_eps: float
-    rope_theta: float
-    max_position: int
+    decoder: Mapping[str, Any]
     draft_vocab_size: int
     cut_from_layers: tuple[int, ...] = ()
 
+    @property
+    def vocab_size(self) -> int:
+        return int(self.decoder["vocab_size"])
+
+    @property
+    def hidden_size(self) -> int:
+        return int(self.decoder["hidden_size"])
+
+    def native(self, path: Path = Path("config.json")) -> NativeShape:
+        """How the native decoder runs it. Raises ModelError, naming `path`, if it does not."""
+        try:
+            return native_shape(parse_config(path, dict(self.decoder)))
+        except NotNativeError as error:
+            raise ModelError(f"{path}: the drafter's decoder is not native: {error}") from error
+
     def hf_config(self, vocab_size: int | None = None) -> Any:
         """transformers' configuration of the decoder."""
-        from transformers import LlamaConfig
+        from transformers import CONFIG_MAPPING
 
-        return LlamaConfig(
-            architectures=["LlamaForCausalLM"],
-            vocab_size=self.vocab_size if vocab_size is None else vocab_size,
-            hidden_size=self.hidden_size,
-            intermediate_size=self.intermediate_size,
-            num_hidden_layers=self.num_layers,
-            num_attention_heads=self.num_heads,
-            num_key_value_heads=self.num_kv_heads,
-            head_dim=self.head_dim,
-            rms_norm_eps=self.rms_norm_eps,
-            max_position_embeddings=self.max_position,
-            rope_parameters={"rope_type": "default", "rope_theta": self.rope_theta},
-            tie_word_embeddings=False,
-            bos_token_id=None,
-            eos_token_id=None,
-            pad_token_id=None,
-        )
+        values = {**self.decoder, "vocab_size": vocab_size or self.vocab_size}
+        return CONFIG_MAPPING[str(self.decoder["model_type"])].from_dict(values)
 
     def expected_weights(self) -> dict[str, tuple[int, ...]]:
         """Name -> shape of every stored floating-point tensor."""
-        hidden, ffn = self.hidden_size, self.intermediate_size
-        q, kv = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
-        expected: dict[str, tuple[int, ...]] = {"norm.weight": (hidden,)}
-        for i in range(self.num_layers):
-            at = f"layers.{i}."
-            expected |= {
-                at + "self_attn.q_proj.weight": (q, hidden),
-                at + "self_attn.k_proj.weight": (kv, hidden),
-                at + "self_attn.v_proj.weight": (kv, hidden),
-                at + "self_attn.o_proj.weight": (hidden, q),
-                at + "mlp.gate_proj.weight": (ffn, hidden),
-                at + "mlp.up_proj.weight": (ffn, hidden),
-                at + "mlp.down_proj.weight": (hidden, ffn),
-                at + "input_layernorm.weight": (hidden,),
-                at + "post_attention_layernorm.weight": (hidden,),
-            }
-        return expected
+        return {
+            name.removeprefix("model."): shape
+            for name, shape in self.native().expected_weights().items()
+            if name not in (EMBEDDING, HEAD)
+        }
+
+
+def cut_decoder(target: ModelConfig, layers: Sequence[int], intermediate_size: int) -> DrafterShape:
+    """The shape of a drafter of these layers of the target, with a head of no tokens yet.
+
+    Raises ModelError for a target whose family the native decoder does not run.
+    """
+    try:
+        shape = native_shape(target)
+    except NotNativeError as error:
+        raise ModelError(
+            f"{target.path}: a drafter is cut out of a target that the native decoder runs, and "
+            f"{error}; train Medusa heads or a ReDrafter for it"
+        ) from error
+    hf = target.hf
+    values = dict(vars(hf)) if isinstance(hf, FamilyConfig) else dict(hf.to_dict())
+    for name in ("layer_types", "no_rope_layers"):
+        if values.get(name) is not None:
+            values[name] = [values[name][layer] for layer in layers]
+    values |= {
+        **_NO_TOKENS,
+        "architectures": [ARCHITECTURES[target.model_type]],
+        "num_hidden_layers": len(layers),
+        "intermediate_size": intermediate_size,
+        "head_dim": shape.head_dim,
+        "num_key_value_heads": shape.num_kv_heads,
+        "tie_word_embeddings": False,
+    }
+    if "final_logit_softcapping" in values:
+        values["final_logit_softcapping"] = None  # what is trained learns scores without one
+    for name in ("quantization_config", "auto_map", "transformers_version"):
+        values.pop(name, None)
+    return DrafterShape(json.loads(json.dumps(values)), 0, tuple(layers))
 
 
 def save_drafter(
@@ -140,7 +162,9 @@ def save_drafter(
     save_file(tensors, target / DRAFTER_FILE, metadata={"format": "pt"})
     config = {
         "model_type": MODEL_TYPE,
-        **asdict(shape),
+        "decoder": dict(shape.decoder),
+        "draft_vocab_size": shape.draft_vocab_size,
+        "cut_from_layers": list(shape.cut_from_layers),
         "dtype": dtype,
         "model_sha256": model_sha256,
         "training": dict(notes or {}),
@@ -166,15 +190,13 @@ def read_drafter(
         raise ModelError(
             f"{path}: model_type = {show(raw.get('model_type'))}: expected {MODEL_TYPE!r}"
         )
-    values: dict[str, Any] = {}
-    for field in fields(DrafterShape):
-        value = raw.get(field.name)
-        if field.name == "cut_from_layers":
-            value = tuple(value or ())
-        elif not isinstance(value, (int, float)) or isinstance(value, bool) or value <= 0:
-            raise ModelError(f"{path}: {field.name} = {show(value)}: expected a positive number")
-        values[field.name] = value
-    shape = DrafterShape(**values)
+    decoder, size, layers = (raw.get(k) for k in ("decoder", "draft_vocab_size", "cut_from_layers"))
+    if not isinstance(decoder, dict):
+        raise ModelError(f"{path}: decoder = {show(decoder)}: expected an object; train it again")
+    if not isinstance(size, int) or isinstance(size, bool) or size <= 0:
+        raise ModelError(f"{path}: draft_vocab_size = {show(size)}: expected a positive number")
+    shape = DrafterShape(decoder, size, tuple(layers or ()))
+    shape.native(path)
     file_path = folder / DRAFTER_FILE
     try:
         with safe_open(file_path, framework="pt", device="cpu") as file:
@@ -237,15 +259,15 @@ def write_drafter_model(drafter: str | Path, target: str | Path, folder: Path) -
         )
     name = config.dtype or "float32"
     dtype = getattr(torch, name)
-    head_name = "model.embed_tokens.weight" if config.tie_word_embeddings else "lm_head.weight"
-    with Checkpoint(target) as checkpoint:
-        embedding = as_torch(checkpoint.load("model.embed_tokens.weight", name))
+    head_name = EMBEDDING if config.tie_word_embeddings else HEAD
+    with open_checkpoint(config) as checkpoint:
+        embedding = as_torch(checkpoint.load(EMBEDDING, name))
         head = as_torch(checkpoint.load(head_name, name))[ids.to(torch.int64)]
     tensors = {"model." + key: value.to(dtype).contiguous() for key, value in weights.items()}
-    tensors["model.embed_tokens.weight"] = embedding.contiguous()
-    tensors["lm_head.weight"] = head.contiguous()
-    content = shape.hf_config().to_dict()
-    content |= {
+    tensors[EMBEDDING] = embedding.contiguous()
+    tensors[HEAD] = head.contiguous()
+    content = {
+        **shape.decoder,
         "dtype": name,
         "draft_vocab_size": shape.draft_vocab_size,
         "model_sha256": raw.get("model_sha256", ""),
@@ -253,3 +275,12 @@ def write_drafter_model(drafter: str | Path, target: str | Path, folder: Path) -
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     save_file({TOKEN_IDS: ids}, folder / DRAFT_VOCAB_FILE, metadata={"format": "pt"})
     (folder / "config.json").write_text(json.dumps(content, indent=1, sort_keys=True) + "\n")
+
+
+def is_borrowing(folder: str | Path) -> bool:
+    """Did save_drafter() write this folder?"""
+    path = Path(folder)
+    if not (path / DRAFTER_FILE).is_file():
+        return False
+    raw = read_json(path / "config.json", "the drafter's configuration")
+    return bool(raw.get("model_type") == MODEL_TYPE)

@@ -15,7 +15,7 @@ from .config_reader import ModelConfig
 from .family_config import FamilyConfig
 from .rope import ROPE_TYPES, rope_parameters
 
-__all__ = ["NATIVE_FAMILIES", "NativeShape", "NotNativeError", "native_shape"]
+__all__ = ["ARCHITECTURES", "NATIVE_FAMILIES", "NativeShape", "NotNativeError", "native_shape"]
 
 
 class NotNativeError(Exception):
@@ -126,7 +126,7 @@ _FAMILY_FIELDS = {
     "gemma3_text": "attention_bias hidden_activation query_pre_attn_scalar "
     "attn_logit_softcapping final_logit_softcapping",
 }
-_ARCHITECTURES = {
+ARCHITECTURES = {
     "llama": "LlamaForCausalLM",
     "mistral": "MistralForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
@@ -147,7 +147,7 @@ def native_shape(config: ModelConfig) -> NativeShape:
         raise NotNativeError(
             f"model_type {family!r} is not one of the native families {', '.join(NATIVE_FAMILIES)}"
         )
-    if config.architecture and config.architecture != _ARCHITECTURES[family]:
+    if config.architecture and config.architecture != ARCHITECTURES[family]:
         raise NotNativeError(f"architecture {config.architecture} has its own model class")
     _check_fields_known(hf, family)
     if config.head_dim % 8 or config.head_dim > 256:

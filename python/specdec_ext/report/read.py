@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError
-from . import bench_figures, benchmark_figures, gpu_figures, trace_figures
+from . import bench_figures, benchmark_figures, gpu_figures, trace_figures, training_figures
 from .figures import Figure
 
 __all__ = ["KINDS", "Result", "read_result"]
@@ -25,6 +25,7 @@ KINDS: Mapping[str, tuple[str, _Make]] = {
     "tune": ("specdec tune", bench_figures.tune),
     "summarize": ("specdec summarize", bench_figures.summarize),
     "trace": ("specdec trace", trace_figures.trace),
+    "training": ("specdec train-*", training_figures.training),
     "acceptance": ("benchmarks.acceptance", benchmark_figures.acceptance),
     "end_to_end": ("benchmarks.end_to_end", benchmark_figures.end_to_end),
     "model_drafters": ("benchmarks.model_drafters", benchmark_figures.model_drafters),

@@ -31,9 +31,10 @@ def card_text(card: dict[str, Any]) -> str:
         f"- Licence: {card['licence']}",
         f"- Target: {model['name']}, weights sha256 `{model['sha256']}`",
         f"- Files: {', '.join(f'{f} ({b} bytes)' for f, b in sorted(card['files'].items()))}",
-        f"- Data: {data['train_texts']} texts with {data['train_tokens']} tokens written by the "
-        f"target itself; {data['held_out_texts']} texts ({data['held_out_tokens']} tokens) held "
-        f"out; {data['dropped_texts']} dropped for sharing 13 words with evaluation text "
+        f"- Data: {data['train_texts']} texts with {data['train_tokens']} tokens "
+        f"{'of the user' if data['texts'] == 'given' else 'written by the target itself'}; "
+        f"{data['held_out_texts']} texts ({data['held_out_tokens']} tokens) held out; "
+        f"{data['dropped_texts']} dropped for sharing 13 words with evaluation text "
         f"({', '.join(entry['name'] for entry in data['excluded']) or 'none was given'})",
         f"- Share of the held-out tokens inside the reduced vocabulary "
         f"({data['draft_vocab_size']} tokens): {data['coverage']:.4f}",
@@ -41,7 +42,7 @@ def card_text(card: dict[str, Any]) -> str:
         f"{train['seed']}, last loss {train['last_loss']:.4f}",
         *(f"- {remark}" for remark in card.get("remarks", ())),
         "",
-        "Sources of the prompts (continuations are the target's own):",
+        "Sources of the texts:",
         "",
         *(f"- {name}: {words}" for name, words in data["sources"].items()),
         "",
@@ -57,4 +58,17 @@ def card_text(card: dict[str, Any]) -> str:
     if "chain" in held:
         chain = ", ".join(f"{x:.3f}" for x in held["chain"])
         lines.append(f"- share of places where a chain of 1, 2, ... is right as a whole: {chain}")
+    measured = card["measured"]
+    if measured and "error" not in measured:
+        speed = measured["tokens_per_second"]
+        lines += [
+            f"- {measured['prompts']} held-out prompts, greedy, up to {measured['max_tokens']} "
+            f"tokens, one at a time on {card['run']['device']}: {measured['tokens_per_pass']:.2f} "
+            f"tokens per pass with every draft verified "
+            f"({100 * measured['acceptance_rate']:.0f} % of the drafts accepted); "
+            f"{speed['drafted']:.1f} tokens/s, plain {speed['plain']:.1f} "
+            f"({measured['speedup']:.2f} times); {measured['equal_to_plain']} of "
+            f"{measured['prompts']} texts equal to plain decoding",
+        ]
+    lines += ["", f"Used by `{card['use']}`, where DIR is this folder."]
     return "\n".join(lines) + "\n"

@@ -19,7 +19,7 @@ from ..errors import ConfigError
 from .cache import CacheReader, TextRecord
 from .overlap import shared_runs
 
-__all__ = ["Batch", "TrainingData", "frequent_tokens", "make_batch"]
+__all__ = ["Batch", "TrainingData", "frequent_tokens"]
 
 # Every HELD_OUT-th prompt is never trained on.
 HELD_OUT = 24
@@ -34,7 +34,11 @@ class Batch:
     tokens     int64 [R]: the token that each row decided
     labels     int64 [R]: its row in the reduced head, -1 outside the reduced vocabulary
     end        int64 [R]: row behind the text's last
-    seed       of what is drawn for this batch
+    seed       of what is drawn for this step
+    first_row  of the step: where this part begins in it
+    step_labels
+               int64 on the host, the labels of all parts of the step: what is drawn for a step
+               does not depend on how it is parted
     """
 
     texts: Sequence[TextRecord]
@@ -42,7 +46,13 @@ class Batch:
     tokens: torch.Tensor
     labels: torch.Tensor
     end: torch.Tensor
-    seed: int = 0
+    seed: int
+    first_row: int
+    step_labels: torch.Tensor
+
+    def every(self, rows: torch.Tensor, stride: int) -> torch.Tensor:
+        """Those of `rows` that the step's seed chooses, one in `stride`."""
+        return rows[(rows + self.first_row) % stride == self.seed % stride]
 
     def pairs(self, distance: int) -> tuple[torch.Tensor, torch.Tensor]:
         """(rows, rows `distance` tokens further on in the same text), int64 [n] each.
@@ -88,7 +98,7 @@ class TrainingData:
         if not self.train or not self.held_out:
             raise ConfigError(
                 f"{cache.folder}: {len(records)} texts are too few to train on and to hold out "
-                f"every {HELD_OUT}th; collect more prompts"
+                f"every {HELD_OUT}th; give more data"
             )
         self.hidden_size = int(cache.description["hidden_size"])
         self.vocab_size = vocab
@@ -96,6 +106,7 @@ class TrainingData:
         self.token_ids = by_frequency.sort().values
         # Rows of the reduced head, the most frequent token first.
         self.ranked = torch.searchsorted(self.token_ids, by_frequency)
+        self._order: tuple[tuple[int, int], list[int]] | None = None
         self._row_of = torch.full((vocab,), -1, dtype=torch.int64)
         self._row_of[self.token_ids.to(torch.int64)] = torch.arange(draft_vocab_size)
 
@@ -118,31 +129,61 @@ class TrainingData:
         random.Random(f"{seed}-{epoch}").shuffle(order)
         return order
 
-    def batch(self, step: int, size: int, seed: int, device: torch.device) -> Batch:
-        """The batch of a step: a function of its arguments alone, so a run can be resumed."""
+    def chosen(self, step: int, size: int, seed: int) -> list[TextRecord]:
+        """The texts of a step: a function of its arguments alone, so a run can be resumed."""
         per_epoch = max(1, len(self.train) // size)
         epoch, at = divmod(step, per_epoch)
-        chosen = self.order(epoch, seed)[at * size : (at + 1) * size]
-        return self.make([self.train[i] for i in chosen], device, seed + step)
+        if self._order is None or self._order[0] != (epoch, seed):
+            self._order = ((epoch, seed), self.order(epoch, seed))
+        return [self.train[i] for i in self._order[1][at * size : (at + 1) * size]]
 
-    def make(self, texts: Sequence[TextRecord], device: torch.device, seed: int = 0) -> Batch:
-        return make_batch(texts, self._row_of, device, seed)
+    def parts(
+        self,
+        step: int,
+        size: int,
+        seed: int,
+        device: torch.device,
+        count: int = 1,
+        which: slice = slice(None),
+    ) -> list[Batch]:
+        """`which` of the `count` parts of a step's texts; empty ones are left out."""
+        texts = self.chosen(step, size, seed)
+        labels = [self._row_of[t.continuation.to(torch.int64)] for t in texts]
+        starts = [0, *itertools.accumulate(len(part) for part in labels)]
+        step_labels = torch.cat(labels)
+        bounds = [i * len(texts) // count for i in range(count + 1)]
+        return [
+            make_batch(texts[a:b], labels[a:b], device, seed + step, starts[a], step_labels)
+            for a, b in list(itertools.pairwise(bounds))[which]
+            if a < b
+        ]
+
+    def make(self, texts: Sequence[TextRecord], device: torch.device) -> Batch:
+        """A batch that is not of a step, for measures."""
+        labels = [self._row_of[t.continuation.to(torch.int64)] for t in texts]
+        return make_batch(texts, labels, device, 0, 0, torch.cat(labels))
 
 
 def make_batch(
-    texts: Sequence[TextRecord], row_of: torch.Tensor, device: torch.device, seed: int = 0
+    texts: Sequence[TextRecord],
+    labels: Sequence[torch.Tensor],
+    device: torch.device,
+    seed: int,
+    first_row: int,
+    step_labels: torch.Tensor,
 ) -> Batch:
-    """row_of: int64 [V], row of each token in the reduced head or -1."""
-    tokens = torch.cat([t.continuation for t in texts]).to(torch.int64)
-    counts = torch.tensor([len(t.continuation) for t in texts])
+    """labels: of each text."""
+    counts = torch.tensor([len(part) for part in labels])
     end = counts.cumsum(0).repeat_interleave(counts)
     return Batch(
         texts=texts,
         hidden=torch.cat([t.hidden for t in texts]).to(device=device, dtype=torch.float32),
-        tokens=tokens.to(device),
-        labels=row_of[tokens].to(device),
+        tokens=torch.cat([t.continuation for t in texts]).to(device, torch.int64),
+        labels=torch.cat(list(labels)).to(device),
         end=end.to(device),
         seed=seed,
+        first_row=first_row,
+        step_labels=step_labels,
     )
 
 

@@ -1,4 +1,4 @@
-"""A small model of the Llama shape that drafts for the target, as a product of the training loop.
+"""A small model of the target's family that drafts for it, as a product of the training loop.
 
 Its input embeddings and its output head are the target's own (the head restricted to the reduced
 vocabulary): they are neither trained nor stored. What is trained is a few decoder layers, cut out
@@ -7,6 +7,8 @@ of the target's: some of its layers, with the strongest of their MLP neurons.
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +17,11 @@ from torch import nn
 
 from ..errors import ConfigError, ModelError
 from ..models.config_reader import ModelConfig
-from ..models.drafter_files import DrafterShape, save_drafter
+from ..models.drafter_files import DrafterShape, cut_decoder, save_drafter
 from ..models.host_arrays import as_torch
-from ..models.weights import Checkpoint
+from ..models.open_checkpoint import open_checkpoint
 from .data import Batch, TrainingData
-from .loss import FrozenHead, soft_cross_entropy
+from .loss import FrozenHead, Precision, soft_cross_entropy
 from .measure import RankCounter, held_out_batches
 
 __all__ = ["DrafterProduct", "drafter_shape"]
@@ -32,39 +34,16 @@ def drafter_shape(
     target: ModelConfig, *, num_layers: int, intermediate_size: int, draft_vocab_size: int
 ) -> DrafterShape:
     """The drafter's configuration, from the target's config.json. ConfigError, ModelError."""
-    hf = target.hf
-    if getattr(hf, "model_type", "") != "llama":
-        raise ModelError(
-            f"{target.path}: model_type {target.model_type!r}: a drafter can be cut out of a "
-            "target of type 'llama'"
-        )
-    if intermediate_size > hf.intermediate_size or num_layers > hf.num_hidden_layers:
+    has = (target.num_layers, int(getattr(target.hf, "intermediate_size", None) or 0))
+    if num_layers > has[0] or (intermediate_size > has[1] > 0):
         raise ConfigError(
             f"drafter: num_layers = {num_layers}, intermediate_size = {intermediate_size}: the "
-            f"target has {hf.num_hidden_layers} and {hf.intermediate_size}; choose at most these"
+            f"target has {has[0]} and {has[1]}; choose at most these"
         )
-    rope = dict(hf.rope_parameters or {})
-    if rope.get("rope_type", "default") != "default":
-        raise ModelError(
-            f"{target.path}: rope_type {rope['rope_type']!r}: a drafter can be cut out of a target "
-            "with plain rotary positions"
-        )
-    last = hf.num_hidden_layers - 1
+    last = target.num_layers - 1
     layers = [round(i * last / max(1, num_layers - 1)) for i in range(num_layers)]
-    return DrafterShape(
-        vocab_size=hf.vocab_size,
-        hidden_size=hf.hidden_size,
-        intermediate_size=intermediate_size,
-        num_layers=num_layers,
-        num_heads=hf.num_attention_heads,
-        num_kv_heads=hf.num_key_value_heads,
-        head_dim=target.head_dim,
-        rms_norm_eps=float(hf.rms_norm_eps),
-        rope_theta=float(rope.get("rope_theta", 10000.0)),
-        max_position=int(hf.max_position_embeddings),
-        draft_vocab_size=draft_vocab_size,
-        cut_from_layers=tuple(layers),
-    )
+    shape = cut_decoder(target, layers, intermediate_size)
+    return dataclasses.replace(shape, draft_vocab_size=draft_vocab_size)
 
 
 class DrafterProduct:
@@ -87,19 +66,26 @@ class DrafterProduct:
         model_sha256: str = "",
         dtype: str = "float16",
         device: torch.device | None = None,
+        precision: Precision = Precision.BF16,
     ) -> None:
-        from transformers import LlamaModel
+        from transformers import AutoModel
 
         self.shape = shape
         self.module: Any
-        self.module = LlamaModel(shape.hf_config(vocab_size=1))
-        with Checkpoint(target.path) as checkpoint:
-            self.module.load_state_dict(_cut(checkpoint, shape), strict=False)
-        nn.init.zeros_(self.module.embed_tokens.weight)  # never read: inputs are embeddings
+        # The vocabulary of the module is never read: inputs are embeddings.
+        make: Any = AutoModel.from_config
+        self.module = make(shape.hf_config(vocab_size=1), dtype=torch.float32)
+        with open_checkpoint(target) as checkpoint:
+            missing, unknown = self.module.load_state_dict(_cut(checkpoint, shape), strict=False)
+        if unknown or any(not name.startswith("embed_tokens.") for name in missing):
+            raise ModelError(f"{target.path}: its layers have {unknown or missing} besides")
+        nn.init.zeros_(self.module.embed_tokens.weight)
         self.module.embed_tokens.requires_grad_(False)
         if device is not None:
             self.module.to(device)
         self._embedding = embedding if device is None else embedding.to(device)
+        self._scale = shape.hidden_size**0.5 if shape.native().scales_embedding else 1.0
+        self._precision = precision
         self._token_ids = data.token_ids
         self._head = head
         self._soft_share = soft_share
@@ -124,20 +110,26 @@ class DrafterProduct:
             ids[i, : len(inputs[i])] = inputs[i]
             wanted[i, text.prompt_len - cut - 1 : len(inputs[i])] = True
         # Padding stands behind the text, where a causal model does not look.
-        out = self.module(inputs_embeds=self._embedding[ids.to(device)], use_cache=False)
+        embedded = self._embedding[ids.to(device)] * self._scale
+        out = self.module(inputs_embeds=embedded, use_cache=False)
         result: torch.Tensor = out.last_hidden_state[wanted.to(device)]
         return result
 
-    def loss(self, batch: Batch) -> torch.Tensor:
+    def counts(self, batch: Batch) -> list[int]:
         """See Product."""
-        head = self._head.for_step(batch.labels, batch.seed)
+        return [int((batch.labels >= 0).sum())]
+
+    def loss(self, batch: Batch, counts: Sequence[float]) -> torch.Tensor:
+        """See Product."""
+        head = self._head.for_step(batch.step_labels, batch.seed)
         teacher = head.probabilities(batch.hidden)
-        with torch.autocast(batch.hidden.device.type, dtype=torch.bfloat16):
+        with self._precision.autocast(batch.hidden.device):
             features = self._features(batch, _TRAINED_PROMPT)
         rows = (batch.labels >= 0).nonzero().squeeze(1)
         return soft_cross_entropy(
-            features[rows].float(), head, teacher, rows, batch.labels[rows], self._soft_share
-        )
+            features[rows].float(), head, teacher, rows, batch.labels[rows], self._soft_share,
+            counts[0],
+        )  # fmt: skip
 
     @torch.no_grad()
     def evaluate(self, data: TrainingData) -> dict[str, Any]:
@@ -165,7 +157,13 @@ class DrafterProduct:
 
     def describe(self) -> dict[str, Any]:
         """See Product."""
-        return {"name": self.name, **self.shape.__dict__, "dtype": self._dtype}
+        return {
+            "name": self.name,
+            "decoder": dict(self.shape.decoder),
+            "draft_vocab_size": self.shape.draft_vocab_size,
+            "cut_from_layers": list(self.shape.cut_from_layers),
+            "dtype": self._dtype,
+        }
 
     def save(self, folder: Path, notes: dict[str, Any]) -> None:
         """See Product."""
@@ -185,23 +183,35 @@ class DrafterProduct:
         )
 
 
-def _cut(checkpoint: Checkpoint, shape: DrafterShape) -> dict[str, torch.Tensor]:
+def _cut(checkpoint: Any, shape: DrafterShape) -> dict[str, torch.Tensor]:
     """Weights of the chosen layers of the target, their MLPs reduced to the strongest neurons."""
-    weights = {"norm.weight": as_torch(checkpoint.load("model.norm.weight", "float32"))}
-    for at, layer in enumerate(shape.cut_from_layers):
-        prefix, ours = f"model.layers.{layer}.", f"layers.{at}."
-        for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
-            name = f"self_attn.{name}.weight"
-            weights[ours + name] = as_torch(checkpoint.load(prefix + name, "float32"))
-        for name in ("input_layernorm.weight", "post_attention_layernorm.weight"):
-            weights[ours + name] = as_torch(checkpoint.load(prefix + name, "float32"))
-        gate, up, down = (
-            as_torch(checkpoint.load(f"{prefix}mlp.{name}_proj.weight", "float32"))
-            for name in ("gate", "up", "down")
-        )
-        strength = gate.norm(dim=1) * up.norm(dim=1) * down.norm(dim=0)
-        kept = strength.topk(shape.intermediate_size).indices.sort().values
-        weights[ours + "mlp.gate_proj.weight"] = gate[kept]
-        weights[ours + "mlp.up_proj.weight"] = up[kept]
-        weights[ours + "mlp.down_proj.weight"] = down[:, kept]
+    strongest: dict[int, torch.Tensor] = {}
+
+    def load(name: str) -> torch.Tensor:
+        return as_torch(checkpoint.load(name, "float32"))
+
+    def neurons(layer: int) -> torch.Tensor:
+        if layer not in strongest:
+            gate, up, down = (
+                load(f"model.layers.{layer}.mlp.{name}_proj.weight")
+                for name in ("gate", "up", "down")
+            )
+            strength = gate.norm(dim=1) * up.norm(dim=1) * down.norm(dim=0)
+            size = int(shape.decoder["intermediate_size"])
+            strongest[layer] = strength.topk(size).indices.sort().values
+        return strongest[layer]
+
+    weights = {}
+    for name in shape.expected_weights():
+        if not name.startswith("layers."):
+            weights[name] = load("model." + name).clone()
+            continue
+        _, at, part = name.split(".", 2)
+        layer = shape.cut_from_layers[int(at)]
+        value = load(f"model.layers.{layer}.{part}")
+        if part.startswith(("mlp.gate_proj.", "mlp.up_proj.")):
+            value = value[neurons(layer)]
+        elif part == "mlp.down_proj.weight":
+            value = value[:, neurons(layer)]
+        weights[name] = value.clone()
     return weights

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch
 
 from ..drafters.medusa.heads import MedusaHeads, MedusaHeadsConfig, save_medusa_heads
 from .data import Batch, TrainingData
-from .loss import FrozenHead, soft_cross_entropy
+from .loss import FrozenHead, Precision, soft_cross_entropy
 from .measure import RankCounter, held_out_batches
 
 __all__ = ["MedusaProduct"]
@@ -35,6 +36,7 @@ class MedusaProduct:
         model_sha256: str = "",
         dtype: str = "float16",
         device: torch.device | None = None,
+        precision: Precision = Precision.BF16,
     ) -> None:
         self.config = MedusaHeadsConfig(
             hidden_size=data.hidden_size,
@@ -51,29 +53,40 @@ class MedusaProduct:
             self.module.to(device)
         self._head = head
         self._soft_share = soft_share
+        self._precision = precision
         self._dtype = dtype
 
-    def loss(self, batch: Batch) -> torch.Tensor:
+    def _pairs(self, batch: Batch) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Rows of each head and the rows of their targets; a deeper head sees fewer: every second,
+        every third, ..."""
+        pairs = []
+        for h in range(self.config.num_medusa_heads):
+            rows = batch.every(batch.pairs(h + 1)[0], h + 1)
+            pairs.append((rows, rows + h + 1))
+        return pairs
+
+    def counts(self, batch: Batch) -> list[int]:
         """See Product."""
-        head = self._head.for_step(batch.labels, batch.seed)
+        return [len(rows) for rows, _ in self._pairs(batch)]
+
+    def loss(self, batch: Batch, counts: Sequence[float]) -> torch.Tensor:
+        """See Product."""
+        head = self._head.for_step(batch.step_labels, batch.seed)
         teacher = head.probabilities(batch.hidden)
         total = batch.hidden.new_zeros(())
-        weights = 0.0
-        for h, blocks in enumerate(self.module.blocks):
-            # A deeper head sees fewer rows: every second, every third, ...
-            rows, later = (x[batch.seed % (h + 1) :: h + 1] for x in batch.pairs(h + 1))
-            weight = DEPTH_WEIGHT**h
-            weights += weight
+        weights = sum(DEPTH_WEIGHT**h for h in range(len(counts)))
+        for h, (rows, later) in enumerate(self._pairs(batch)):
             if not len(rows):
                 continue
-            with torch.autocast(batch.hidden.device.type, dtype=torch.bfloat16):
+            with self._precision.autocast(batch.hidden.device):
                 features = batch.hidden[rows]
-                for block in blocks.children():
+                for block in self.module.blocks[h].children():
                     features = block(features)
-            total = total + weight * soft_cross_entropy(
-                features.float(), head, teacher, later, batch.labels[later], self._soft_share
-            )
-        return total / weights
+            total = total + DEPTH_WEIGHT**h / weights * soft_cross_entropy(
+                features.float(), head, teacher, later, batch.labels[later], self._soft_share,
+                counts[h],
+            )  # fmt: skip
+        return total
 
     @torch.no_grad()
     def evaluate(self, data: TrainingData) -> dict[str, Any]:

@@ -6,12 +6,13 @@ problems with random numbers; and questions that the target itself invents ("sel
 user's turn, then answers it). No evaluation set is a source; `overlap.py` proves it for the result.
 
 A list is a function of (count, seed, Python's standard library) and prefix-stable in nothing but
-that: change one and the cached data belong to another list (collect.py refuses to mix them).
+that.
 """
 
 from __future__ import annotations
 
 import ast
+import functools
 import itertools
 import random
 import sysconfig
@@ -122,7 +123,7 @@ def _chat(rng: random.Random, count: int) -> list[str]:
 
 
 def _code(rng: random.Random, count: int) -> list[str]:
-    functions = _library_functions()
+    functions = list(_library_functions())
     rng.shuffle(functions)
     drawn = itertools.count()
 
@@ -138,7 +139,8 @@ def _code(rng: random.Random, count: int) -> list[str]:
     return _distinct(count, draw)
 
 
-def _library_functions() -> list[tuple[str, str]]:
+@functools.cache
+def _library_functions() -> tuple[tuple[str, str], ...]:
     """(signature and docstring, whole text) of documented functions of the standard library."""
     root = Path(sysconfig.get_paths()["stdlib"])
     found: list[tuple[str, str]] = []
@@ -157,7 +159,7 @@ def _library_functions() -> list[tuple[str, str]]:
                 whole = "\n".join(lines[node.lineno - 1 : node.end_lineno])
                 if len(whole) <= _MAX_CODE_CHARS:
                     found.append((head, whole))
-    return found
+    return tuple(found)
 
 
 def _passages(rng: random.Random, count: int) -> list[str]:

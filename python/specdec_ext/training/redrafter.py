@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch
 
 from ..drafters.redrafter.model import Redrafter, RedrafterShape, save_redrafter
 from .data import Batch, TrainingData
-from .loss import FrozenHead, soft_cross_entropy
+from .loss import FrozenHead, Precision, soft_cross_entropy
 from .measure import RankCounter, held_out_batches
 
 __all__ = ["RedrafterProduct"]
@@ -41,6 +42,7 @@ class RedrafterProduct:
         dtype: str = "float16",
         seed: int = 0,
         device: torch.device | None = None,
+        precision: Precision = Precision.BF16,
     ) -> None:
         self.shape = RedrafterShape(
             vocab_size=data.vocab_size,
@@ -59,6 +61,7 @@ class RedrafterProduct:
         self._head = head
         self._draft_len = draft_len
         self._soft_share = soft_share
+        self._precision = precision
         self._model_sha256 = model_sha256
         self._dtype = dtype
 
@@ -78,22 +81,32 @@ class RedrafterProduct:
             steps.append((rows, rows + d + 1, module.features(context, state)))
         return steps
 
-    def loss(self, batch: Batch) -> torch.Tensor:
+    def _rows(self, batch: Batch) -> torch.Tensor:
+        """Where drafts begin."""
+        return batch.every(torch.arange(len(batch.tokens), device=batch.tokens.device), _STRIDE)
+
+    def counts(self, batch: Batch) -> list[int]:
         """See Product."""
-        head = self._head.for_step(batch.labels, batch.seed)
+        rows, counts = self._rows(batch), []
+        for d in range(1, self._draft_len + 1):
+            rows = rows[rows + d < batch.end[rows]]
+            counts.append(int((batch.labels[rows + d] >= 0).sum()))
+        return counts
+
+    def loss(self, batch: Batch, counts: Sequence[float]) -> torch.Tensor:
+        """See Product."""
+        head = self._head.for_step(batch.step_labels, batch.seed)
         teacher = head.probabilities(batch.hidden)
-        first = batch.seed % _STRIDE
-        rows = torch.arange(first, len(batch.tokens), _STRIDE, device=batch.tokens.device)
-        with torch.autocast(batch.hidden.device.type, dtype=torch.bfloat16):
-            steps = self._unroll(batch, rows)
+        with self._precision.autocast(batch.hidden.device):
+            steps = self._unroll(batch, self._rows(batch))
         total = batch.hidden.new_zeros(())
-        for _, later, features in steps:
+        for d, (_, later, features) in enumerate(steps):
             known = (batch.labels[later] >= 0).nonzero().squeeze(1)
             if len(known):
                 total = total + soft_cross_entropy(
                     features[known].float(),
                     head, teacher, later[known], batch.labels[later[known]],
-                    self._soft_share,
+                    self._soft_share, counts[d],
                 )  # fmt: skip
         return total / self._draft_len
 
