@@ -27,7 +27,20 @@ inline std::uint16_t narrow16(Element type, float x) {
   const auto bits = std::bit_cast<std::uint32_t>(x);
   return std::uint16_t((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
-// The same; what is too large becomes the largest, 448.
+// a b + c rounded once: the sum in double, then in float, keeps in its last bit that something was
+// lost, so that the last rounding sees it.
+inline std::uint16_t fma16(Element type, std::uint16_t a, std::uint16_t b, std::uint16_t c) {
+  const double product = double(widened(type, a)) * widened(type, b), added = widened(type, c);
+  double sum = product + added;
+  if (!std::isfinite(sum)) return narrow16(type, float(sum));
+  const double part = sum - product, lost = (product - (sum - part)) + (added - part);
+  auto bits = std::bit_cast<std::uint64_t>(sum);
+  if (lost != 0 && bits % 2 == 0) bits += (lost > 0) == (sum > 0) ? 1 : -1;
+  const auto kept = float(std::bit_cast<double>(bits & ~((1ull << 29) - 1)));
+  const bool inexact = bits % (1ull << 29) != 0;
+  return narrow16(type, std::bit_cast<float>(std::bit_cast<std::uint32_t>(kept) | inexact));
+}
+// The same as narrow16; what is too large becomes the largest, 448.
 inline std::uint8_t narrow_e4m3(float x) {
   const unsigned sign = std::signbit(x) ? 0x80 : 0;
   if (std::isnan(x)) return 0x7f;
@@ -35,7 +48,7 @@ inline std::uint8_t narrow_e4m3(float x) {
   if (size == 0) return std::uint8_t(sign);
   if (size >= 448) return std::uint8_t(sign | 0x7e);
   int exponent;
-  std::frexp(size, &exponent);             // size = f * 2^exponent, f in [1/2, 1)
+  std::frexp(size, &exponent);                  // size = f * 2^exponent, f in [1/2, 1)
   const int step = std::max(exponent - 4, -9);  // distance of neighbours: 2^step
   const int steps = int(std::nearbyint(std::ldexp(size, -step)));
   if (step == -9) return std::uint8_t(sign | unsigned(steps));  // 8 steps are the first normal

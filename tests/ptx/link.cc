@@ -7,10 +7,9 @@ namespace {
 
 unsigned aligned(unsigned n, unsigned to) { return (n + to - 1) / to * to; }
 bool is_special(const std::string& name) {
-  static const char* const known[] = {"%tid.x",   "%tid.y",   "%tid.z",   "%ntid.x",
-                                      "%ntid.y",  "%ntid.z",  "%ctaid.x", "%ctaid.y",
-                                      "%ctaid.z", "%nctaid.x", "%nctaid.y", "%nctaid.z",
-                                      "%laneid"};
+  static const char* const known[] = {"%tid.x",    "%tid.y",    "%tid.z",   "%ntid.x",  "%ntid.y",
+                                      "%ntid.z",   "%ctaid.x",  "%ctaid.y", "%ctaid.z", "%nctaid.x",
+                                      "%nctaid.y", "%nctaid.z", "%laneid"};
   for (const char* one : known) {
     if (name == one) return true;
   }
@@ -81,8 +80,8 @@ class Linker {
   }
 
   void function(const Function& f) {
-    Scope scope{&f, std::vector<std::uint32_t>(f.registers.size(), 0), {},
-                std::uint32_t(p_.code.size())};
+    Scope scope{
+        &f, std::vector<std::uint32_t>(f.registers.size(), 0), {}, std::uint32_t(p_.code.size())};
     starts_[f.name] = scope.start;
     for (const Variable& v : f.variables) {
       if (v.space == Space::shared) {
@@ -285,10 +284,10 @@ class Linker {
   }
 
   void add(Op& op, const Statement& s, const Operand& o, char want, unsigned default_bytes) {
-    Width w = want == 'p'   ? Width::predicate
-              : want == 'h' ? Width::half
-              : want == 'w' ? Width::word
-              : want == 'x' ? Width::wide
+    Width w = want == 'p'          ? Width::predicate
+              : want == 'h'        ? Width::half
+              : want == 'w'        ? Width::word
+              : want == 'x'        ? Width::wide
               : default_bytes == 8 ? Width::wide
               : default_bytes == 4 ? Width::word
                                    : Width::half;

@@ -5,7 +5,7 @@
 
 namespace ptx {
 namespace {
-constexpr std::uint64_t kTurn = 1 << 20;                // statements before another warp's turn
+constexpr std::uint64_t kTurn = 1 << 20;  // statements before another warp's turn
 constexpr std::uint64_t kLivelock = std::uint64_t{1} << 33;  // of a block
 }  // namespace
 
@@ -208,8 +208,8 @@ void begin_warp(Warp& w, const Block& b) {
   for (auto& lane : w.copies) lane.assign(1, {});
   for (unsigned l = 0; l < 32; l++) {
     const unsigned rank = first + l;
-    const unsigned values[4] = {rank % b.dim.x, rank / b.dim.x % b.dim.y,
-                                rank / b.dim.x / b.dim.y, l};
+    const unsigned values[4] = {rank % b.dim.x, rank / b.dim.x % b.dim.y, rank / b.dim.x / b.dim.y,
+                                l};
     static const char* const names[4] = {"%tid.x", "%tid.y", "%tid.z", "%laneid"};
     for (unsigned i = 0; i < 4; i++) {
       const auto at = p.specials.find(names[i]);

@@ -93,7 +93,8 @@ struct Warp {
   // A register read as bits whatever its size.
   std::uint64_t value(const Op& o, unsigned i, unsigned lane);
 
-  // True if the lanes of `mask` are here; else the group waits for them and runs the statement again.
+  // True if the lanes of `mask` are here; else the group waits for them and runs the statement
+  // again.
   bool gather(std::uint32_t mask) {
     if ((now.mask & mask) == mask) return true;
     now.waiting = Waiting::lanes;
@@ -143,7 +144,8 @@ struct Block {
   std::array<Barrier, 16> barriers;
   std::map<std::uint32_t, Mbarrier> mbarriers;  // by address
   std::vector<std::function<void()>> later;     // copies under way
-  std::map<unsigned, std::vector<std::string>> products;  // of each warpgroup, as its first warp issued
+  std::map<unsigned, std::vector<std::string>>
+      products;  // of each warpgroup, as its first warp issued
 
   char* shared_at(std::uint64_t address, unsigned bytes);
   char* local_at(unsigned warp, unsigned lane, std::uint64_t offset, unsigned bytes);

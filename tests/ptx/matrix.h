@@ -1,4 +1,5 @@
-// Where a matrix instruction keeps elements in registers, by the PTX ISA. g = lane / 4, t = lane % 4.
+// Where a matrix instruction keeps elements in registers, by the PTX ISA. g = lane / 4, t = lane
+// % 4.
 #pragma once
 #include "ptx/elements.h"
 
@@ -23,7 +24,8 @@ inline void fragment_a(Element type, const std::uint32_t* const (&registers)[4],
     }
   }
 }
-// D: register i is row g, or g + 8 for the third and fourth of four, columns 8 (i / 4) + 2t and + 1.
+// D: register i is row g, or g + 8 for the third and fourth of four, columns 8 (i / 4) + 2t and
+// + 1.
 inline unsigned d_row(unsigned lane, unsigned i) { return lane / 4 + (i % 4 >= 2 ? 8 : 0); }
 inline unsigned d_column(unsigned lane, unsigned i) { return i / 4 * 8 + lane % 4 * 2 + i % 2; }
 

@@ -29,7 +29,8 @@ constexpr char letter() {
   return sizeof(T) == 2 ? 'h' : sizeof(T) == 4 ? 'w' : 'x';
 }
 
-// For each active lane: d = f(sources). All 32 at once where all are active: that is most of the time.
+// For each active lane: d = f(sources). All 32 at once where all are active: that is most of the
+// time.
 template <class F, class D, class... S>
 void for_each_lane(std::uint32_t active, F f, D* d, const S*... s) {
   if (active == ~0u) {

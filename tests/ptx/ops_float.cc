@@ -72,9 +72,7 @@ struct Rsqrt {
   float operator()(float a) const { return 1.0f / std::sqrt(a); }
 };
 
-float flushed(float x) {
-  return std::fpclassify(x) == FP_SUBNORMAL ? std::copysign(0.0f, x) : x;
-}
+float flushed(float x) { return std::fpclassify(x) == FP_SUBNORMAL ? std::copysign(0.0f, x) : x; }
 template <class F>
 struct Flush {
   float operator()(float a) const { return flushed(F{}(flushed(a))); }
@@ -103,7 +101,8 @@ struct FmaTo {
 };
 
 // ---- 16 bits, one or two in a register ----------------------------------------------------------
-// An f32 result of two 16-bit numbers, rounded once more, is what one rounding gives for +, - and *.
+// An f32 result of two 16-bit numbers, rounded once more, is what one rounding gives for +, - and
+// *.
 template <class F, Element kType>
 struct Short {
   std::uint16_t operator()(std::uint16_t a, std::uint16_t b) const {
@@ -119,6 +118,28 @@ struct Pair {
     return half(0) | half(1);
   }
 };
+template <Element kType>
+struct FmaShort {
+  std::uint16_t operator()(std::uint16_t a, std::uint16_t b, std::uint16_t c) const {
+    return fma16(kType, a, b, c);
+  }
+};
+template <Element kType>
+struct FmaPair {
+  std::uint32_t operator()(std::uint32_t a, std::uint32_t b, std::uint32_t c) const {
+    const std::uint32_t low = fma16(kType, std::uint16_t(a), std::uint16_t(b), std::uint16_t(c));
+    const std::uint32_t high =
+        fma16(kType, std::uint16_t(a >> 16), std::uint16_t(b >> 16), std::uint16_t(c >> 16));
+    return low | high << 16;
+  }
+};
+template <Element kType>
+void put_short_fma(Table& t, const std::string& type) {
+  using U = std::uint32_t;
+  using H = std::uint16_t;
+  put_map<FmaShort<kType>, H, H, H, H>(t, "fma.rn." + type);
+  put_map<FmaPair<kType>, U, U, U, U>(t, "fma.rn." + type + "x2");
+}
 template <class F>
 void put_short(Table& t, const std::string& op) {
   using Half = Short<F, Element::f16>;
@@ -192,6 +213,7 @@ void add_floats(Table& t) {
   put_map<Sqrt<float>, float, float>(t, "sqrt.approx.f32");
   put_map<Tanh, float, float>(t, "tanh.approx.f32");
   put_short<Add<float>>(t, "add"), put_short<Sub<float>>(t, "sub"), put_short<Mul<float>>(t, "mul");
+  put_short_fma<Element::f16>(t, "f16"), put_short_fma<Element::bf16>(t, "bf16");
 }
 
 }  // namespace ptx

@@ -187,27 +187,39 @@ struct Same {
 // ---- predicates ---------------------------------------------------------------------------------
 struct CompareEq {
   template <class T>
-  bool operator()(T a, T b) const { return a == b; }
+  bool operator()(T a, T b) const {
+    return a == b;
+  }
 };
 struct CompareNe {
   template <class T>
-  bool operator()(T a, T b) const { return a != b; }
+  bool operator()(T a, T b) const {
+    return a != b;
+  }
 };
 struct CompareLt {
   template <class T>
-  bool operator()(T a, T b) const { return a < b; }
+  bool operator()(T a, T b) const {
+    return a < b;
+  }
 };
 struct CompareLe {
   template <class T>
-  bool operator()(T a, T b) const { return a <= b; }
+  bool operator()(T a, T b) const {
+    return a <= b;
+  }
 };
 struct CompareGt {
   template <class T>
-  bool operator()(T a, T b) const { return a > b; }
+  bool operator()(T a, T b) const {
+    return a > b;
+  }
 };
 struct CompareGe {
   template <class T>
-  bool operator()(T a, T b) const { return a >= b; }
+  bool operator()(T a, T b) const {
+    return a >= b;
+  }
 };
 template <class F, class T>
 void setp(Warp& w, const Op& o) {
@@ -239,8 +251,11 @@ void selp(Warp& w, const Op& o) {
 template <int kHow>
 void predicate_op(Warp& w, const Op& o) {
   const std::uint32_t a = w.predicate(o, 1), b = kHow < 3 ? w.predicate(o, 2) : 0;
-  w.set_predicate(o.x[0], kHow == 0 ? a & b : kHow == 1 ? a | b : kHow == 2 ? a ^ b
-                          : kHow == 3 ? ~a : a);
+  w.set_predicate(o.x[0], kHow == 0   ? a & b
+                          : kHow == 1 ? a | b
+                          : kHow == 2 ? a ^ b
+                          : kHow == 3 ? ~a
+                                      : a);
 }
 
 // Moves between a register and the parts of one: the first part is the low one.
@@ -329,7 +344,8 @@ void add_integers(Table& t) {
   put_wide<std::int64_t, std::int32_t>(t, "s32"), put_wide<std::uint64_t, std::uint32_t>(t, "u32");
   put_map<Bfe<std::uint32_t>, std::uint32_t, std::uint32_t, std::uint32_t, std::uint32_t>(
       t, "bfe.u32");
-  put_map<Bfe<std::int32_t>, std::int32_t, std::int32_t, std::uint32_t, std::uint32_t>(t, "bfe.s32");
+  put_map<Bfe<std::int32_t>, std::int32_t, std::int32_t, std::uint32_t, std::uint32_t>(t,
+                                                                                       "bfe.s32");
   using U = std::uint32_t;
   put_map<Funnel<true, true>, U, U, U, U>(t, "shf.l.wrap.b32");
   put_map<Funnel<false, true>, U, U, U, U>(t, "shf.r.wrap.b32");

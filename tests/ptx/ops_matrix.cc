@@ -1,5 +1,6 @@
-// ldmatrix and mma, by the fragment tables of the PTX ISA. A sum is taken exactly (in double, in the
-// order of k) and cut to fp32, as the emulator does: tensor cores are within an ulp or two of it.
+// ldmatrix and mma, by the fragment tables of the PTX ISA. A sum is taken exactly (in double, in
+// the order of k) and cut to fp32, as the emulator does: tensor cores are within an ulp or two of
+// it.
 #include "ptx/matrix.h"
 #include "ptx/ops.h"
 

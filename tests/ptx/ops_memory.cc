@@ -95,7 +95,8 @@ char* resolve(Warp& w, Space space, std::uint64_t address, unsigned lane, unsign
       return reinterpret_cast<char*>(address);
     case Space::generic:
       if (inside(b.shared, b.shared_bytes)) {
-        return b.shared_at(address - reinterpret_cast<std::uintptr_t>(b.shared) + kSharedBase, bytes);
+        return b.shared_at(address - reinterpret_cast<std::uintptr_t>(b.shared) + kSharedBase,
+                           bytes);
       }
       if (inside(b.local.data(), b.local.size())) return reinterpret_cast<char*>(address);
       if (inside(b.program->parameters.data(), b.program->parameters.size())) {
@@ -146,9 +147,11 @@ void put_access(Table& t, const std::string& space, const std::string& type, boo
   const auto put_one = [&]<unsigned kCount>(const std::string& vector) {
     const std::string values(kCount, 'v');
     if (stores) {
-      put(t, "st" + space + vector + "." + type, {store<T, kSpace, kCount>, "m" + values, sizeof(T)});
+      put(t, "st" + space + vector + "." + type,
+          {store<T, kSpace, kCount>, "m" + values, sizeof(T)});
     } else {
-      put(t, "ld" + space + vector + "." + type, {load<T, kSpace, kCount>, values + "m", sizeof(T)});
+      put(t, "ld" + space + vector + "." + type,
+          {load<T, kSpace, kCount>, values + "m", sizeof(T)});
     }
   };
   put_one.template operator()<1>(vectors[0]);
@@ -207,38 +210,54 @@ void put_atomic(Table& t, const std::string& op) {
 }
 struct AtomAdd {
   template <class T>
-  T operator()(T a, T b) const { return a + b; }
+  T operator()(T a, T b) const {
+    return a + b;
+  }
 };
 struct AtomMin {
   template <class T>
-  T operator()(T a, T b) const { return b < a ? b : a; }
+  T operator()(T a, T b) const {
+    return b < a ? b : a;
+  }
 };
 struct AtomMax {
   template <class T>
-  T operator()(T a, T b) const { return a < b ? b : a; }
+  T operator()(T a, T b) const {
+    return a < b ? b : a;
+  }
 };
 struct AtomAnd {
   template <class T>
-  T operator()(T a, T b) const { return a & b; }
+  T operator()(T a, T b) const {
+    return a & b;
+  }
 };
 struct AtomOr {
   template <class T>
-  T operator()(T a, T b) const { return a | b; }
+  T operator()(T a, T b) const {
+    return a | b;
+  }
 };
 struct AtomXor {
   template <class T>
-  T operator()(T a, T b) const { return a ^ b; }
+  T operator()(T a, T b) const {
+    return a ^ b;
+  }
 };
 struct AtomExchange {
   template <class T>
-  T operator()(T, T b) const { return b; }
+  T operator()(T, T b) const {
+    return b;
+  }
 };
 struct AtomIncrement {
   std::uint32_t operator()(std::uint32_t a, std::uint32_t b) const { return a >= b ? 0 : a + 1; }
 };
 struct AtomCas {
   template <class T>
-  T operator()(T a, T expected, T b) const { return a == expected ? b : a; }
+  T operator()(T a, T expected, T b) const {
+    return a == expected ? b : a;
+  }
 };
 
 // ---- addresses ----------------------------------------------------------------------------------
@@ -276,11 +295,13 @@ void add_memory(Table& t) {
     put_space<Space::global>(t, how, false, true);
   }
   put_space<Space::shared>(t, ".volatile.shared", true, true);
-  put_atomic<std::uint32_t, AtomAdd>(t, "add.u32"), put_atomic<std::uint64_t, AtomAdd>(t, "add.u64");
+  put_atomic<std::uint32_t, AtomAdd>(t, "add.u32"),
+      put_atomic<std::uint64_t, AtomAdd>(t, "add.u64");
   put_atomic<std::int32_t, AtomAdd>(t, "add.s32"), put_atomic<float, AtomAdd>(t, "add.f32");
   put_atomic<std::uint32_t, AtomMin>(t, "min.u32"), put_atomic<std::int32_t, AtomMin>(t, "min.s32");
   put_atomic<std::uint32_t, AtomMax>(t, "max.u32"), put_atomic<std::int32_t, AtomMax>(t, "max.s32");
-  put_atomic<std::uint64_t, AtomMin>(t, "min.u64"), put_atomic<std::uint64_t, AtomMax>(t, "max.u64");
+  put_atomic<std::uint64_t, AtomMin>(t, "min.u64"),
+      put_atomic<std::uint64_t, AtomMax>(t, "max.u64");
   put_atomic<std::uint32_t, AtomAnd>(t, "and.b32"), put_atomic<std::uint32_t, AtomOr>(t, "or.b32");
   put_atomic<std::uint32_t, AtomXor>(t, "xor.b32");
   put_atomic<std::uint32_t, AtomExchange>(t, "exch.b32");
@@ -297,9 +318,9 @@ void add_memory(Table& t) {
   put(t, "cvta.local.u64", {convert_address<Space::local, false>, "xx"});
   put(t, "cvta.to.local.u64", {convert_address<Space::local, true>, "xx"});
   // One block runs at a time and its accesses are in order.
-  for (const char* fence : {"membar.gl", "membar.cta", "membar.sys", "fence.acq_rel.gpu",
-                            "fence.sc.gpu", "fence.acq_rel.cta", "griddepcontrol.wait",
-                            "griddepcontrol.launch_dependents"}) {
+  for (const char* fence :
+       {"membar.gl", "membar.cta", "membar.sys", "fence.acq_rel.gpu", "fence.sc.gpu",
+        "fence.acq_rel.cta", "griddepcontrol.wait", "griddepcontrol.launch_dependents"}) {
     put(t, fence, {nothing, ""});
   }
 }

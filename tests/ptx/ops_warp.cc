@@ -26,8 +26,8 @@ bool members(Warp& w, const Op& o, unsigned i) {
   return true;
 }
 
-// kHow: 0 idx, 1 up, 2 down, 3 bfly. The third operand holds a clamp and, from bit 8 on, the bits of
-// a lane's number that are its segment's.
+// kHow: 0 idx, 1 up, 2 down, 3 bfly. The third operand holds a clamp and, from bit 8 on, the bits
+// of a lane's number that are its segment's.
 template <int kHow>
 void shfl(Warp& w, const Op& o) {
   if (!members(w, o, 5)) return;
@@ -85,9 +85,8 @@ void match_any(Warp& w, const Op& o) {
   memcpy(values, w.at<T>(o.x[1]), sizeof values);
   lanes_of(w.active, [&](unsigned l) {
     std::uint32_t r = 0;
-    lanes_of(masks[l], [&](unsigned other) {
-      r |= std::uint32_t{values[other] == values[l]} << other;
-    });
+    lanes_of(masks[l],
+             [&](unsigned other) { r |= std::uint32_t{values[other] == values[l]} << other; });
     w.at<std::uint32_t>(o.x[0])[l] = r;
   });
 }
@@ -106,11 +105,15 @@ void redux(Warp& w, const Op& o) {
 }
 struct Least {
   template <class T>
-  T operator()(T a, T b) const { return std::min(a, b); }
+  T operator()(T a, T b) const {
+    return std::min(a, b);
+  }
 };
 struct Greatest {
   template <class T>
-  T operator()(T a, T b) const { return std::max(a, b); }
+  T operator()(T a, T b) const {
+    return std::max(a, b);
+  }
 };
 
 void sync(Warp& w, const Op& o) { members(w, o, 0); }

@@ -62,7 +62,8 @@ Matrix matrix_of(std::uint64_t d, bool k_contiguous, unsigned rows) {
   } else {
     if (m.start % group) throw Error("descriptor: does not start at a swizzle group");
     if (m.stride % group || !m.stride) throw Error("descriptor: stride of 8 k");
-    if (rows * 2 > m.span && (m.lead % group || !m.lead)) throw Error("descriptor: offset of spans");
+    if (rows * 2 > m.span && (m.lead % group || !m.lead))
+      throw Error("descriptor: offset of spans");
   }
   return m;
 }
@@ -130,7 +131,8 @@ void issue(Warp& w, const Op& o) {
       throw Error("the sign of an operand is 1 or -1");
     }
   }
-  Product p{.op = &o, .a = s.a_in_registers ? 0 : same(half), .b = same(at_b)};
+  Product p = {};
+  p.op = &o, p.a = s.a_in_registers ? 0 : same(half), p.b = same(at_b);
   p.accumulate = scale != 0, p.group = w.products.committed;
   for (unsigned i = 0; s.a_in_registers && i < 4; i++) {
     memcpy(p.fragment[i], w.at<std::uint32_t>(o.x[half + i]), sizeof p.fragment[i]);

@@ -41,7 +41,7 @@ struct Op {
   const Statement* statement;
   std::vector<std::uint32_t> x;  // places of the operands in the warp's frame
   std::vector<Width> widths;     // of those
-  std::uint64_t disp[3] = {};  // of each address, in the order of the text
+  std::uint64_t disp[3] = {};    // of each address, in the order of the text
   std::uint64_t constants[8] = {};
   std::uint32_t target = 0;
   std::uint32_t guard = 0;  // place of the predicate
@@ -62,7 +62,7 @@ struct Program {
   const Function* entry;
   std::vector<Op> code;
   std::vector<Call> calls;
-  std::unordered_map<std::string, std::uint32_t> specials;  // name -> place of 32 words
+  std::unordered_map<std::string, std::uint32_t> specials;             // name -> place of 32 words
   std::vector<std::pair<std::uint32_t, std::vector<char>>> constants;  // place, content
   unsigned frame_bytes = kFirstPlace;
   unsigned local_bytes = 0;                   // of a lane

@@ -1,6 +1,6 @@
-// Stands in for CUDA's runtime library: a device that runs the PTX of the program it is linked with.
-// Host code that nvcc compiled registers its fat binaries and launches kernels here; everything that
-// it calls is below, and nothing else, so that a new call is an undefined symbol.
+// Stands in for CUDA's runtime library: a device that runs the PTX of the program it is linked
+// with. Host code that nvcc compiled registers its fat binaries and launches kernels here;
+// everything that it calls is below, and nothing else, so that a new call is an undefined symbol.
 #include <cuda.h>
 #include <cuda_runtime_api.h>
 
@@ -137,8 +137,8 @@ cudaError_t launch(const void* function, const cudaLaunchConfig_t& config, void*
 }
 
 CUresult encode_tensor_map(CUtensorMap* out, CUtensorMapDataType type, cuuint32_t rank, void* base,
-                           const cuuint64_t* dims, const cuuint64_t* strides,
-                           const cuuint32_t* box, const cuuint32_t* every, CUtensorMapInterleave,
+                           const cuuint64_t* dims, const cuuint64_t* strides, const cuuint32_t* box,
+                           const cuuint32_t* every, CUtensorMapInterleave,
                            CUtensorMapSwizzle swizzle, CUtensorMapL2promotion,
                            CUtensorMapFloatOOBfill) {
   TensorMap t = {};

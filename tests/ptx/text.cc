@@ -105,9 +105,10 @@ Type type_of(const std::string& name, const Lexer& at) {
   static const std::map<std::string, Type> types = {
       {".pred", {Width::predicate, 0}}, {".b8", {Width::half, 1}},  {".u8", {Width::half, 1}},
       {".s8", {Width::half, 1}},        {".b16", {Width::half, 2}}, {".u16", {Width::half, 2}},
-      {".s16", {Width::half, 2}},       {".b32", {Width::word, 4}}, {".u32", {Width::word, 4}},
-      {".s32", {Width::word, 4}},       {".f32", {Width::word, 4}}, {".b64", {Width::wide, 8}},
-      {".u64", {Width::wide, 8}},       {".s64", {Width::wide, 8}}, {".f64", {Width::wide, 8}},
+      {".s16", {Width::half, 2}},       {".f16", {Width::half, 2}}, {".bf16", {Width::half, 2}},
+      {".b32", {Width::word, 4}},       {".u32", {Width::word, 4}}, {".s32", {Width::word, 4}},
+      {".f32", {Width::word, 4}},       {".b64", {Width::wide, 8}}, {".u64", {Width::wide, 8}},
+      {".s64", {Width::wide, 8}},       {".f64", {Width::wide, 8}},
   };
   const auto found = types.find(name);
   if (found == types.end()) at.fail("unknown type " + name);
@@ -193,7 +194,8 @@ class Parser {
       const std::string word = lex_.word();
       std::vector<unsigned> numbers;
       do {
-        if (lex_.now().kind == Token::number) numbers.push_back(unsigned(number_of(lex_.take().is)));
+        if (lex_.now().kind == Token::number)
+          numbers.push_back(unsigned(number_of(lex_.take().is)));
       } while (lex_.accept(","));
       if (word == ".maxntid") {
         f.max_threads = 1;

@@ -31,17 +31,17 @@ struct Variable {
 
 struct Operand {
   enum Kind : std::uint8_t {
-    reg,       // `number` is the register
-    special,   // %tid.x and the like, by `name`
-    integer,   // bits in `number`
-    real32,    // bits in `number`
-    real64,    // bits in `number`
-    symbol,    // a variable, a parameter, a function or a label, by `name`
-    sink,      // _
-    memory,    // [items[0] + number], further items are coordinates
-    vector,    // {items}
-    pair,      // items[0]|items[1]
-    list,      // (items), of calls
+    reg,      // `number` is the register
+    special,  // %tid.x and the like, by `name`
+    integer,  // bits in `number`
+    real32,   // bits in `number`
+    real64,   // bits in `number`
+    symbol,   // a variable, a parameter, a function or a label, by `name`
+    sink,     // _
+    memory,   // [items[0] + number], further items are coordinates
+    vector,   // {items}
+    pair,     // items[0]|items[1]
+    list,     // (items), of calls
   } kind;
   std::string name = {};
   std::uint64_t number = 0;

@@ -87,6 +87,21 @@ __global__ void tickets(unsigned* words, unsigned* parts) {
   gpu::store_release(words + 2, gpu::load_relaxed(words) + gpu::load_acquire(words) * 100);
 }
 
+// Two groups of copies: the first is read while the second is under way. Every third of the first
+// is of zeros.
+__global__ void copies(const uint4* in, uint4* out) {
+  uint4* s = gpu::dynamic_shared<uint4>();
+  const int l = threadIdx.x;
+  gpu::cp_async_16(s + l, in + l, l % 3 != 0);
+  gpu::cp_async_commit();
+  gpu::cp_async_16_hint(s + 32 + l, in + 32 + l, true, gpu::l2_evict_last());
+  gpu::cp_async_commit();
+  gpu::cp_async_wait<1>();
+  out[l] = s[l];
+  gpu::cp_async_wait<0>();
+  out[32 + l] = s[32 + l];
+}
+
 // 16x16 times 16x16. b is stored [n, k] and, the same bytes again, taken as [k, n].
 template <class T>
 __global__ void matrices(const T* in, uint32_t* fragments, float* out) {
@@ -129,7 +144,7 @@ __global__ void conversions(float* out) {
   o[4] = __low2float(p) - __high2float(p);
   o[5] = __half2float(__hadd(__float2half_rn(x), __float2half_rn(1.25f)));
   const uint4 v = gpu::load_once_16(out + 96 * 8);
-  o[6] = float(v.x + v.w);
+  o[6] = float(v.x + 10 * v.y + 100 * v.z + 1000 * v.w);
   o[7] = threadIdx.x == 0   ? gpu::exp2_approx(-INFINITY)
          : threadIdx.x == 1 ? gpu::exp2_approx(0)
                             : float(gpu::exp2_approx(0.01f * x) > 0);
@@ -191,7 +206,15 @@ int main() {
   matrix<bf16>("bf16 matrices");
   matrix<__half>("f16 matrices");
 
+  auto* pieces = host::alloc<uint4>(64);
+  for (unsigned i = 0; i < 64; i++) pieces[i] = {i + 1, i + 100, i + 200, i + 300};
+  auto* copied = host::alloc<uint4>(64);
+  launch(copies, dim3(1), dim3(32), 1024, pieces, copied);
+  host::show("copies", reinterpret_cast<unsigned*>(copied), 256);
+
   auto* f = host::alloc<float>(97 * 8);
+  const unsigned words[4] = {1, 2, 3, 4};
+  memcpy(f + 96 * 8, words, sizeof words);
   launch(conversions, dim3(1), dim3(96), 0, f);
   host::show("conversions", f, 96 * 8);
   printf("%s\n", host::failures ? "FAILED" : "passed");
