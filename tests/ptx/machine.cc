@@ -6,7 +6,7 @@
 namespace ptx {
 namespace {
 constexpr std::uint64_t kTurn = 1 << 20;  // statements before another warp's turn
-constexpr std::uint64_t kLivelock = std::uint64_t{1} << 33;  // of a block
+constexpr std::uint64_t kLivelock = std::uint64_t{1} << 30;  // of a block
 }  // namespace
 
 std::string hex(std::uint64_t n) {
