@@ -213,8 +213,8 @@ int main() {
   host::show("copies", reinterpret_cast<unsigned*>(copied), 256);
 
   auto* f = host::alloc<float>(97 * 8);
-  const unsigned words[4] = {1, 2, 3, 4};
-  memcpy(f + 96 * 8, words, sizeof words);
+  const unsigned numbers[4] = {1, 2, 3, 4};
+  memcpy(f + 96 * 8, numbers, sizeof numbers);
   launch(conversions, dim3(1), dim3(96), 0, f);
   host::show("conversions", f, 96 * 8);
   printf("%s\n", host::failures ? "FAILED" : "passed");
