@@ -110,8 +110,11 @@ def main() -> int:
         faults += [f"{name}: no test ran it" for name in sorted(names - launched(names))]
     for fault in faults:
         print(f"  {fault}")
-    seconds = time.perf_counter() - started
-    print(f"ptx-test: {'FAILED' if faults else 'ok'}, {len(kernels())} kernels, {seconds:.0f} s")
+    seconds, used = time.perf_counter() - started, os.times()
+    print(
+        f"ptx-test: {'FAILED' if faults else 'ok'}, {len(kernels())} kernels, {seconds:.0f} s, "
+        f"{used.children_user + used.children_system:.0f} s of processors"
+    )
     return 1 if faults else 0
 
 
