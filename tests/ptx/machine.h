@@ -36,6 +36,7 @@ enum class Waiting : std::uint8_t { no, lanes, barrier, event };
 struct Group {
   std::uint32_t pc = 0, mask = 0;
   Waiting waiting = Waiting::no;
+  bool refused = false;  // by mbarrier.try_wait, which it asks again
   unsigned depth = 0;
   std::array<std::uint32_t, 8> calls = {};  // statements that called, outermost first
   bool joins(const Group& o) const { return pc == o.pc && depth == o.depth && calls == o.calls; }

@@ -80,6 +80,14 @@ MUTANTS = [
         "hopper",
     ),
     Mutant("mma e4m3: registers of B", GPU, "mma_m16n8k32_e4m3(", "{%8,%9}", "{%9,%8}", "hopper"),
+    Mutant(
+        "mma e4m3: order of C",
+        GPU,
+        "mma_m16n8k32_e4m3(",
+        "{%8,%9}, {%0,%1,%2,%3}",
+        "{%8,%9}, {%2,%1,%0,%3}",
+        "hopper",
+    ),
     _hopper("mbarrier: expects one arrival", "void mbarrier_init(", "[%0], %1;", "[%0], 1;"),
     _hopper(
         "mbarrier: no fence behind its init",

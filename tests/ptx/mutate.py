@@ -99,8 +99,8 @@ def verdict(mutant: Mutant, originals: dict[str, tuple[bytes, tuple[int, bytes]]
     lines = output.decode(errors="replace").splitlines()
     # An error of the interpreter says it best, then a line that differs.
     for line in lines:
-        if ": line " in line or "deadlock" in line:
-            return line.split(": ", 2)[-1][-140:]
+        if line.lstrip().startswith("what():"):
+            return "..." + line[-140:]
     before = set(original[1].decode().splitlines())
     return next((line for line in lines if line not in before), f"exit status {status}")[:140]
 

@@ -86,7 +86,8 @@ void mbarrier_arrive(Warp& w, const Op& o) {
     settle(*w.block, m);
   });
 }
-// Hardware may answer no and be asked again; here a thread waits until some lane's phase has ended.
+// Hardware may answer no at any time and be asked again: so the first answer is no unless the phase
+// has ended; then the lanes wait until that of one of them has.
 void mbarrier_try_wait(Warp& w, const Op& o) {
   std::uint32_t ended = 0;
   lanes_of(w.active, [&](unsigned l) {
@@ -97,7 +98,8 @@ void mbarrier_try_wait(Warp& w, const Op& o) {
     m.unseen = false;
     ended |= 1u << l;
   });
-  if (ended == 0) return w.wait_for_event();
+  if (ended == 0 && w.now.refused) return w.wait_for_event();
+  w.now.refused = ended == 0;
   w.set_predicate(o.x[0], ended);
 }
 

@@ -102,7 +102,7 @@ __global__ void copies(const uint4* in, uint4* out) {
   out[32 + l] = s[32 + l];
 }
 
-// 16x16 times 16x16. b is stored [n, k] and, the same bytes again, taken as [k, n].
+// 16x16 times 16x16, added to a sum. b is stored [n, k] and, the same bytes again, taken as [k, n].
 template <class T>
 __global__ void matrices(const T* in, uint32_t* fragments, float* out) {
   T* s = gpu::dynamic_shared<T>();
@@ -121,14 +121,20 @@ __global__ void matrices(const T* in, uint32_t* fragments, float* out) {
   uint32_t* f = fragments + l * 16;
   for (int i = 0; i < 4; i++) f[i] = a[i], f[4 + i] = b[i], f[8 + i] = bt[i];
   for (int i = 0; i < 2; i++) f[12 + i] = half[i], f[14 + i] = half_t[i];
-  float c[4][4] = {};
+  // Number i of fragment n is element (row, column) of the sum, which starts as 16 row + column.
+  const auto row = [l](int i) { return l / 4 + i / 2 * 8; };
+  const auto column = [l](int n, int i) { return n % 2 * 8 + l % 4 * 2 + i % 2; };
+  float c[4][4];
+  for (int n = 0; n < 4; n++) {
+    for (int i = 0; i < 4; i++) c[n][i] = float(row(i) * 16 + column(n, i));
+  }
   gpu::mma_m16n8k16<T>(c[0], a, b[0], b[1]);
   gpu::mma_m16n8k16<T>(c[1], a, b[2], b[3]);
   gpu::mma_m16n8k16<T>(c[2], a, bt[0], bt[1]);
   gpu::mma_m16n8k16<T>(c[3], a, bt[2], bt[3]);
   for (int n = 0; n < 4; n++) {
     for (int i = 0; i < 4; i++) {
-      out[n / 2 * 256 + (l / 4 + i / 2 * 8) * 16 + n % 2 * 8 + l % 4 * 2 + i % 2] = c[n][i];
+      out[n / 2 * 256 + row(i) * 16 + column(n, i)] = c[n][i];
     }
   }
 }
@@ -164,7 +170,7 @@ void matrix(const char* name) {
   };
   for (int r = 0; r < 16; r++) {
     for (int c = 0; c < 16; c++) {
-      float x = 0, y = 0;
+      float x = float(r * 16 + c), y = x;
       for (int k = 0; k < 16; k++) {
         x += float(in[r * 16 + k]) * b(c, k);
         y += float(in[r * 16 + k]) * b(k, c);
