@@ -140,7 +140,7 @@ mutate: $(STAMPS)/model emu  ## break the kernels on purpose: which tests notice
 	$(PY) tests/simt/mutate.py
 
 # The kernels' PTX, and the interpreter that runs it: build/ptx.
-ptx: $(STAMPS)/build
+ptx: $(STAMPS)/build  ## the kernels as PTX, and the interpreter that runs it: build/ptx
 	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" cmake --preset ptx
 	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" cmake --build --preset ptx
 

@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import os
 import re
+import resource
 import shutil
 import subprocess
 import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 from mutants import GPU, HOPPER, MUTANTS, WGMMA, Mutant
 
@@ -27,14 +29,14 @@ MACHINE = BUILD / "cmake" / "tests" / "ptx" / "CMakeFiles" / "specdec_ptx_machin
 WRAPPERS = (GPU, HOPPER, WGMMA)
 FLAGS = ["-std=c++20", "--expt-relaxed-constexpr"]
 TARGET = ["-gencode", "arch=compute_90a,code=compute_90a", "-no-compress"]
-SECONDS = 60  # the programs take one
+SECONDS = 60  # of the processor; the programs take one
 
 
 class Stale(Exception):
     """A mutant does not fit the sources, or does not compile."""
 
 
-def run(command: list[str], **options: float) -> subprocess.CompletedProcess[bytes]:
+def run(command: list[str], **options: Any) -> subprocess.CompletedProcess[bytes]:
     return subprocess.run(command, cwd=ROOT, capture_output=True, check=False, **options)
 
 
@@ -69,10 +71,8 @@ def compile_program(program: str, folder: Path) -> tuple[Path, bytes]:
 
 
 def output_of(binary: Path) -> tuple[int, bytes]:
-    try:
-        done = run([str(binary)], timeout=SECONDS)
-    except subprocess.TimeoutExpired:
-        return -1, b"does not end"
+    limit = (SECONDS, SECONDS)
+    done = run([str(binary)], preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_CPU, limit))
     return done.returncode, done.stdout + done.stderr
 
 
