@@ -1,7 +1,7 @@
 # specdec_ext: `make demo` runs the main job, `make test` passes the tests. Both make what they need.
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo serve-demo test test-slow build model lint format stubs lock cpp-test sanitized fuzz emu simt-test mutate cuda-check bench clean
+.PHONY: help ptx demo serve-demo test test-slow build model lint format stubs lock cpp-test sanitized fuzz emu simt-test mutate ptx-test ptx-mutate cuda-check bench clean
 
 PYTHON ?= python3
 VENV := .venv
@@ -17,7 +17,7 @@ export TOKENIZERS_PARALLELISM = false
 export HF_HUB_OFFLINE = 1
 
 NATIVE_SOURCES := $(shell find cpp cuda cmake tests/bind -type f) CMakeLists.txt pyproject.toml
-CXX_FILES := $(shell find cpp cuda tests/bind tests/cpp tests/simt examples/cpp -name '*.h' -o -name '*.cc' -o -name '*.cu' -o -name '*.cuh')
+CXX_FILES := $(shell find cpp cuda tests/bind tests/cpp tests/simt tests/ptx examples/cpp -name '*.h' -o -name '*.cc' -o -name '*.cu' -o -name '*.cuh')
 
 help:  ## this text
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -139,7 +139,23 @@ simt-test: $(STAMPS)/deps  ## the emulator's own tests and the kernels' C++ driv
 mutate: $(STAMPS)/model emu  ## break the kernels on purpose: which tests notice? (25 CPU minutes, resumable)
 	$(PY) tests/simt/mutate.py
 
-cuda-check: $(STAMPS)/deps  ## CUDA without a GPU: compiles, no spills, registers and machine code as recorded
+# The kernels' PTX, and the interpreter that runs it: build/ptx.
+ptx: $(STAMPS)/build  ## the kernels as PTX, and the interpreter that runs it: build/ptx
+	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" cmake --preset ptx
+	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" cmake --build --preset ptx
+
+ifeq ($(HAS_NVCC),)
+ptx-test ptx-mutate:
+	@echo "$@: skipped, no nvcc on PATH"
+else
+ptx-test: ptx  ## run the PTX that nvcc makes of the kernels on the CPU: conformance and the kernels' tests
+	$(PY) tests/ptx/run.py --jobs $(TEST_JOBS)
+
+ptx-mutate: ptx  ## break the asm of the wrappers on purpose: does the PTX stage notice?
+	$(PY) tests/ptx/mutate.py
+endif
+
+cuda-check: $(STAMPS)/deps ptx-test  ## CUDA without a GPU: compiles, runs as PTX, no spills, registers and machine code as recorded
 	scripts/cuda_check.sh
 
 bench: $(STAMPS)/model  ## the quick form of the benchmarks (see benchmarks/README.md)

@@ -13,10 +13,16 @@ set(SPECDEC_CUDA_ACCEPT ${here}/accept/accept_step.cu ${here}/accept/sample_rows
 set(SPECDEC_CUDA_STEP ${here}/step/argmax.cu ${here}/step/build_step.cu ${here}/step/commit_step.cu
                       ${here}/step/draft_step.cu ${here}/step/proposed_drafts.cu ${here}/step/beams.cu
                       ${here}/step/growth.cu)
-file(GLOB finish CONFIGURE_DEPENDS ${here}/attention/instances/finish_*.cu)
-set(SPECDEC_CUDA_ATTENTION ${here}/attention/generic.cu ${here}/attention/plan.cu ${finish})
+file(GLOB SPECDEC_CUDA_FINISH CONFIGURE_DEPENDS ${here}/attention/instances/finish_*.cu)
 file(GLOB SPECDEC_CUDA_AMPERE CONFIGURE_DEPENDS ${here}/attention/instances/ampere_*.cu)
 file(GLOB SPECDEC_CUDA_HOPPER CONFIGURE_DEPENDS ${here}/attention/instances/hopper_*.cu)
+# A build for tests may want a few of the attention kernels: an expression of their files' names.
+if(SPECDEC_CUDA_ONLY)
+  foreach(family FINISH AMPERE HOPPER)
+    list(FILTER SPECDEC_CUDA_${family} INCLUDE REGEX "/(${SPECDEC_CUDA_ONLY})[.]cu$")
+  endforeach()
+endif()
+set(SPECDEC_CUDA_ATTENTION ${here}/attention/generic.cu ${here}/attention/plan.cu ${SPECDEC_CUDA_FINISH})
 set(SPECDEC_CUDA_KERNELS ${SPECDEC_CUDA_DECODER} ${SPECDEC_CUDA_KV} ${SPECDEC_CUDA_STEP}
                          ${SPECDEC_CUDA_ACCEPT} ${SPECDEC_CUDA_LINEAR} ${SPECDEC_CUDA_ATTENTION} ${SPECDEC_CUDA_AMPERE}
                          ${SPECDEC_CUDA_HOPPER})

@@ -87,7 +87,22 @@ __global__ void tickets(unsigned* words, unsigned* parts) {
   gpu::store_release(words + 2, gpu::load_relaxed(words) + gpu::load_acquire(words) * 100);
 }
 
-// 16x16 times 16x16. b is stored [n, k] and, the same bytes again, taken as [k, n].
+// Two groups of copies: the first is read while the second is under way. Every third of the first
+// is of zeros.
+__global__ void copies(const uint4* in, uint4* out) {
+  uint4* s = gpu::dynamic_shared<uint4>();
+  const int l = threadIdx.x;
+  gpu::cp_async_16(s + l, in + l, l % 3 != 0);
+  gpu::cp_async_commit();
+  gpu::cp_async_16_hint(s + 32 + l, in + 32 + l, true, gpu::l2_evict_last());
+  gpu::cp_async_commit();
+  gpu::cp_async_wait<1>();
+  out[l] = s[l];
+  gpu::cp_async_wait<0>();
+  out[32 + l] = s[32 + l];
+}
+
+// 16x16 times 16x16, added to a sum. b is stored [n, k] and, the same bytes again, taken as [k, n].
 template <class T>
 __global__ void matrices(const T* in, uint32_t* fragments, float* out) {
   T* s = gpu::dynamic_shared<T>();
@@ -106,14 +121,20 @@ __global__ void matrices(const T* in, uint32_t* fragments, float* out) {
   uint32_t* f = fragments + l * 16;
   for (int i = 0; i < 4; i++) f[i] = a[i], f[4 + i] = b[i], f[8 + i] = bt[i];
   for (int i = 0; i < 2; i++) f[12 + i] = half[i], f[14 + i] = half_t[i];
-  float c[4][4] = {};
+  // Number i of fragment n is element (row, column) of the sum, which starts as 16 row + column.
+  const auto row = [l](int i) { return l / 4 + i / 2 * 8; };
+  const auto column = [l](int n, int i) { return n % 2 * 8 + l % 4 * 2 + i % 2; };
+  float c[4][4];
+  for (int n = 0; n < 4; n++) {
+    for (int i = 0; i < 4; i++) c[n][i] = float(row(i) * 16 + column(n, i));
+  }
   gpu::mma_m16n8k16<T>(c[0], a, b[0], b[1]);
   gpu::mma_m16n8k16<T>(c[1], a, b[2], b[3]);
   gpu::mma_m16n8k16<T>(c[2], a, bt[0], bt[1]);
   gpu::mma_m16n8k16<T>(c[3], a, bt[2], bt[3]);
   for (int n = 0; n < 4; n++) {
     for (int i = 0; i < 4; i++) {
-      out[n / 2 * 256 + (l / 4 + i / 2 * 8) * 16 + n % 2 * 8 + l % 4 * 2 + i % 2] = c[n][i];
+      out[n / 2 * 256 + row(i) * 16 + column(n, i)] = c[n][i];
     }
   }
 }
@@ -129,7 +150,7 @@ __global__ void conversions(float* out) {
   o[4] = __low2float(p) - __high2float(p);
   o[5] = __half2float(__hadd(__float2half_rn(x), __float2half_rn(1.25f)));
   const uint4 v = gpu::load_once_16(out + 96 * 8);
-  o[6] = float(v.x + v.w);
+  o[6] = float(v.x + 10 * v.y + 100 * v.z + 1000 * v.w);
   o[7] = threadIdx.x == 0   ? gpu::exp2_approx(-INFINITY)
          : threadIdx.x == 1 ? gpu::exp2_approx(0)
                             : float(gpu::exp2_approx(0.01f * x) > 0);
@@ -149,7 +170,7 @@ void matrix(const char* name) {
   };
   for (int r = 0; r < 16; r++) {
     for (int c = 0; c < 16; c++) {
-      float x = 0, y = 0;
+      float x = float(r * 16 + c), y = x;
       for (int k = 0; k < 16; k++) {
         x += float(in[r * 16 + k]) * b(c, k);
         y += float(in[r * 16 + k]) * b(k, c);
@@ -191,7 +212,15 @@ int main() {
   matrix<bf16>("bf16 matrices");
   matrix<__half>("f16 matrices");
 
+  auto* pieces = host::alloc<uint4>(64);
+  for (unsigned i = 0; i < 64; i++) pieces[i] = {i + 1, i + 100, i + 200, i + 300};
+  auto* copied = host::alloc<uint4>(64);
+  launch(copies, dim3(1), dim3(32), 1024, pieces, copied);
+  host::show("copies", reinterpret_cast<unsigned*>(copied), 256);
+
   auto* f = host::alloc<float>(97 * 8);
+  const unsigned numbers[4] = {1, 2, 3, 4};
+  memcpy(f + 96 * 8, numbers, sizeof numbers);
   launch(conversions, dim3(1), dim3(96), 0, f);
   host::show("conversions", f, 96 * 8);
   printf("%s\n", host::failures ? "FAILED" : "passed");

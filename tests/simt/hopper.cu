@@ -288,14 +288,17 @@ void product(const char* type) {
   }
 }
 
-// The warp's product in e4m3: D (16 x 8) = A (16 x 32) B (32 x 8), b stored [n, k].
+// The warp's product in e4m3: D (16 x 8) += A (16 x 32) B (32 x 8), b stored [n, k]; D starts as
+// its elements' numbers.
 __global__ void multiply_warp(const std::uint32_t* a, const std::uint32_t* b, float* d) {
   const int lane = threadIdx.x, row = lane / 4, t = lane % 4;
   const std::uint32_t fragment[4] = {a[row * 8 + t], a[(row + 8) * 8 + t], a[row * 8 + 4 + t],
                                      a[(row + 8) * 8 + 4 + t]};
-  float sum[4] = {1, 1, 1, 1};
+  const auto at = [=](int i) { return (row + i / 2 * 8) * 8 + t * 2 + i % 2; };
+  float sum[4];
+  for (int i = 0; i < 4; i++) sum[i] = float(at(i));
   gpu::mma_m16n8k32_e4m3(sum, fragment, b[row * 8 + t], b[row * 8 + 4 + t]);
-  for (int i = 0; i < 4; i++) d[(row + i / 2 * 8) * 8 + t * 2 + i % 2] = sum[i];
+  for (int i = 0; i < 4; i++) d[at(i)] = sum[i];
 }
 void warp_product() {
   auto* a = host::alloc<e4m3>(16 * 32);
@@ -308,7 +311,7 @@ void warp_product() {
   host::wait();
   host::show("e4m3 mma", d, 16 * 8);
   for (int i = 0; i < 16 * 8; i++) {
-    float want = 1;
+    float want = float(i);
     for (int k = 0; k < 32; k++) want += float(a[i / 8 * 32 + k]) * float(b[i % 8 * 32 + k]);
     host::expect_equal("e4m3 mma", d[i], want);
   }
