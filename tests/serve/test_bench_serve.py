@@ -25,7 +25,7 @@ from specdec_ext.bench.load_tools import TOOLS, Load, LoadToolError, acceptance
 from specdec_ext.bench.server_facts import acceptance_between, base_url, counters, served_model
 from specdec_ext.bench.tables import print_serve
 from specdec_ext.cli import main
-from specdec_ext.cli.bench_serve import random_texts
+from specdec_ext.cli.bench_serve import TOOL_NAMES, random_texts
 from specdec_ext.errors import ConfigError
 from specdec_ext.report.read import read_result
 
@@ -160,6 +160,10 @@ def running(pid: int) -> bool:
     except (FileNotFoundError, ProcessLookupError):
         return False
     return state != "Z"
+
+
+def test_the_option_names_the_tools() -> None:
+    assert set(TOOL_NAMES) == set(TOOLS)
 
 
 # -- what is counted here -------------------------------------------------------------------------

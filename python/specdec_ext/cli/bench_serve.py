@@ -6,9 +6,7 @@ import argparse
 import itertools
 import os
 import random
-import secrets
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -27,12 +25,12 @@ OPTIONS: dict[str, Any] = {
     "url": None, "compare": None, "concurrency": [1, 4, 16], "num_prompts": None,
     "tool": "aiperf", "tool_path": None, "artifact_dir": None, "api_key": None,
 }  # fmt: skip
+# The keys of bench.load_tools.TOOLS, which `--help` does not import.
+TOOL_NAMES = ("aiperf", "guidellm")
 _INPUT_LEN = 64
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    from ..bench.load_tools import TOOLS
-
     group = parser.add_argument_group("serve")
     group.add_argument(
         "--url", metavar="URL",
@@ -49,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="requests at a time (default: 1 4 16)",
     )  # fmt: skip
     group.add_argument(
-        "--tool", choices=tuple(TOOLS), help="what sends the requests (default: aiperf)"
+        "--tool", choices=TOOL_NAMES, help="what sends the requests (default: aiperf)"
     )
     group.add_argument("--tool-path", metavar="FILE", help="its program (default: the one on PATH)")
     group.add_argument(
@@ -111,6 +109,8 @@ def _refuse_engine_options(args: argparse.Namespace) -> None:
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """The report. Raises MissingPackageError, ConfigError, LoadToolError."""
+    import tempfile
+
     from ..bench.load_tools import find_tool
     from ..bench.machine import about_machine, clocks
 
@@ -231,6 +231,8 @@ def _path(args: argparse.Namespace) -> str:
 
 def _body(args: argparse.Namespace, side: _Side) -> dict[str, Any]:
     """Fields that every request has. Cached prompts are of no other run: a salt of its own."""
+    import secrets
+
     body: dict[str, Any] = {"temperature": args.temperature, "ignore_eos": True, **side.body}
     if args.temperature > 0:
         body["seed"] = args.seed
