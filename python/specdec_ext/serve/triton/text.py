@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ def tokenizer_of(parameters: Parameters) -> Any:
     return load_tokenizer(folder := parameters.require("tokenizer_dir"), Path(folder))
 
 
-class _TextBackend(Backend):
+class _TextBackend(Backend, ABC):
     def start(self) -> None:
         self.tokenizer = tokenizer_of(self.parameters)
 
@@ -45,8 +46,9 @@ class _TextBackend(Backend):
             raise RequestError(f"{name} is missing")
         return one_row(name, tensor.as_numpy(), self.batched)
 
+    @abstractmethod
     def convert(self, request: Any) -> dict[str, np.ndarray]:
-        raise NotImplementedError
+        """The answer's tensors. Raises SpecdecError."""
 
 
 class PreprocessingBackend(_TextBackend):
