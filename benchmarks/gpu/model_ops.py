@@ -57,7 +57,7 @@ def step_op(cell: StepCell, device: Device) -> Prediction:
     largest = streamed("argmax_kernel<float>", rows * row_bytes, device.sms, device)
     if cell.kind == "argmax":  # its parts are joined by a second kernel
         kernels: tuple[Kernel, ...] = (Kernel("argmax", largest, 2 * start),)
-    elif cell.kind in ("sample", "accept"):
+    elif cell.kind in ("sample", "match", "accept"):
         kernels = row_laws(rows, cell.vocab, device)
         # One thread looks for the deepest of the nodes that were kept.
         walk = start
