@@ -8,7 +8,8 @@ set(SPECDEC_CUDA_DECODER ${here}/decoder/gated_activation.cu ${here}/decoder/rms
 set(SPECDEC_CUDA_KV ${here}/kv/append.cu ${here}/kv/compact.cu ${here}/kv/rope_append.cu)
 set(SPECDEC_CUDA_LINEAR ${here}/linear/linear.cu ${here}/linear/matrix_bf16.cu
                         ${here}/linear/matrix_f16.cu)
-set(SPECDEC_CUDA_ACCEPT ${here}/accept/accept_step.cu ${here}/accept/sample_rows.cu
+set(SPECDEC_CUDA_ACCEPT ${here}/accept/accept_step.cu ${here}/accept/row_laws.cu
+                        ${here}/accept/sample_rows.cu
                         ${here}/accept/synthetic_step.cu)
 set(SPECDEC_CUDA_STEP ${here}/step/argmax.cu ${here}/step/build_step.cu ${here}/step/commit_step.cu
                       ${here}/step/draft_step.cu ${here}/step/proposed_drafts.cu ${here}/step/beams.cu

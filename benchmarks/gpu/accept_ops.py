@@ -4,6 +4,7 @@ read of the scores.
 sample  every row drawn at temperature 0.8, against argmax of the same rows and torch.multinomial
 accept  a tree of drafts for each request, drawn from what a drafter close to the target says, held
         against the scores by rejection
+match   the same tree, kept as far as it is what the target draws (exact match): no probabilities
 """
 
 from __future__ import annotations
@@ -103,9 +104,11 @@ def accept(cell: StepCell, target: Target) -> dict[str, timing.Program]:
     probs = laws[above]
     tokens = probs.multinomial(1, generator=generator)[:, 0].to(torch.int32)
     replacement = torch.ones(cell.requests, dtype=torch.uint8, device=device)
-    rule = torch.full_like(replacement, ops.ACCEPTANCE_RULES.index("rejection"))
+    rejects = cell.kind == "accept"
+    name = "rejection" if rejects else "exact_match"
+    rule = torch.full_like(replacement, ops.ACCEPTANCE_RULES.index(name))
     results = ops.make_accept_results(rows, cell.requests, device)
-    given = ops.DraftProbs(probs, replacement=replacement)
+    given = ops.DraftProbs(probs, replacement=replacement) if rejects else None
 
     def ours(_: int) -> None:
         ops.accept_step(
@@ -133,7 +136,7 @@ def accept(cell: StepCell, target: Target) -> dict[str, timing.Program]:
         cpu_laws,
         rule.cpu(),
         results=expected,
-        draft_probs=ops.DraftProbs(probs.cpu(), replacement=replacement.cpu()),
+        draft_probs=ops.DraftProbs(probs.cpu(), replacement=replacement.cpu()) if rejects else None,
     )
     for name, value in vars(expected).items():
         _require(torch.equal(getattr(results, name).cpu(), value), f"{name} differs from the CPU's")

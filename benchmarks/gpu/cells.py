@@ -85,7 +85,8 @@ class AttentionCell:
 class StepCell:
     """One of the small operations of a step, or with `kind` 'step' all of them over all layers."""
 
-    kind: str  # append | rope_append | compact | build_step | argmax | sample | accept | step
+    # append | rope_append | compact | build_step | argmax | sample | match | accept | step
+    kind: str
     requests: int
     rows: int
     context: int = 4096
@@ -120,7 +121,7 @@ class StepCell:
             return floors.moved(moved, moved)
         if self.kind == "build_step":  # parents in; positions, mask out
             return floors.moved(rows * 4, rows * (4 + 16))
-        if self.kind in ("argmax", "sample", "accept"):  # one read of the scores
+        if self.kind in ("argmax", "sample", "match", "accept"):  # one read of the scores
             return floors.moved(rows * self.vocab * 4, rows * 4)
         attention = AttentionCell(self.requests, self.rows, self.context, self.num_kv_heads)
         one = attention.work()
@@ -209,8 +210,10 @@ def step_op_cells() -> list[StepCell]:
     """The operations around attention, each alone. Batches: one user, several, many."""
     shapes = ((1, 27), (8, 64), (32, 11))
     cells = [StepCell("compact", 8, 64, groups=("G10",))]
-    for kind in ("append", "rope_append", "build_step", "argmax", "sample", "accept"):
+    for kind in ("append", "rope_append", "build_step", "argmax", "sample", "match", "accept"):
         cells += [StepCell(kind, requests, rows) for requests, rows in shapes]
+    for kind in ("sample", "match", "accept"):
+        cells += [StepCell(kind, 1, 64), StepCell(kind, 8, 8)]
     return cells
 
 

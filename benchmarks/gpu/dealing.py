@@ -13,6 +13,8 @@ from dataclasses import dataclass
 
 KEYS = 64  # of a key block: one stage of K and V
 JOB_COST = 1  # of a job besides its key blocks, in key blocks
+MAX_LANES = 32  # row tiles of a stream that lie side by side
+LANE_PERCENT = 110  # lanes if that leaves the busiest block at most that of an equal share
 SLACK_PERCENT = 118  # whole jobs if the busiest block has at most that of an equal share
 
 
@@ -92,20 +94,35 @@ def main_end(step: Step, row_block: int) -> int:
 
 
 def deal(step: Step, max_units: int = 1 << 30, max_states: int = 1 << 30) -> Deal:
-    """Cuts the line of all jobs, row tiles fastest, into equal shares of the thread blocks."""
+    """Cuts the line of all jobs into equal shares of the thread blocks.
+
+    Where there are more jobs than blocks, the blocks are divided into as many lanes as a stream has
+    row tiles, and tile i of every stream lies on lane i: blocks at the same place of their lanes
+    walk the same keys at the same time.
+    """
     tiles = -(-step.rows * step.group // step.row_tile)
     ends = [main_end(step, tile) for tile in range(tiles)]
     costs = [JOB_COST + -(-end // KEYS) if end > 0 else 0 for end in ends]
     streams = step.requests * step.kv_heads
     total, num_jobs = streams * sum(costs), streams * tiles
     share = max(1, -(-total // step.num_blocks))
+    lanes, width = 1, step.num_blocks
+    if tiles <= MAX_LANES and num_jobs > step.num_blocks >= tiles > 1:
+        narrow = step.num_blocks // tiles
+        lane_share = max(1, -(-streams * max(costs) // narrow))
+        if lane_share * 100 <= share * LANE_PERCENT:
+            lanes, width, share = tiles, narrow, lane_share
 
-    def owner(begin: int, cost: int) -> int:
-        return min((2 * begin + cost) // (2 * share), step.num_blocks - 1)
+    def owner(lane: int, begin: int, cost: int) -> int:
+        return lane * width + min((2 * begin + cost) // (2 * share), width - 1)
 
     def cut(whole: bool) -> Iterator[Unit]:
         line = 0
-        for job in range(num_jobs):
+        for place in range(num_jobs):
+            lane = place // streams if lanes > 1 else 0
+            if lanes > 1 and place % streams == 0:
+                line = 0
+            job = place % streams * tiles + lane if lanes > 1 else place
             end, cost = ends[job % tiles], costs[job % tiles]
             if cost == 0:
                 continue
@@ -116,7 +133,7 @@ def deal(step: Step, max_units: int = 1 << 30, max_states: int = 1 << 30) -> Dea
                 stop = min(chunk_begin(chunk + 1), end)
                 piece = -(-stop // KEYS) - chunk_begin(chunk) // KEYS
                 piece += JOB_COST if chunk == 0 else 0
-                block = owner(line, cost) if whole else owner(at, piece)
+                block = owner(lane, line, cost) if whole else owner(lane, at, piece)
                 if not pieces or block != pieces[-1][1]:
                     pieces.append((chunk, block))
                 at += piece
@@ -128,7 +145,7 @@ def deal(step: Step, max_units: int = 1 << 30, max_states: int = 1 << 30) -> Dea
                 )  # fmt: skip
             line += cost
 
-    rounds = -(-num_jobs // step.num_blocks)
+    rounds = -(-(num_jobs // lanes) // width)
     if rounds * max(costs) * 100 <= share * SLACK_PERCENT:
         return Deal(list(cut(whole=True)), num_jobs, whole=True)
     units = list(cut(whole=False))

@@ -34,6 +34,7 @@ class Device:
     tensor_flops: float = floors.FLOPS_16BIT  # of a long dense product by wgmma
     launch_us: float = 1.0  # between two kernels of a graph, one waiting for the other
     first_load_us: float = 1.5  # a page looked up, its first bytes there
+    l2_latency_us: float = 0.45  # of an access that the one before decides
     barrier_us: float = 0.35  # a sum over a block of 1024 threads
 
 

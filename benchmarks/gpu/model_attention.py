@@ -8,7 +8,7 @@ from benchmarks.gpu import dealing
 from benchmarks.gpu.cells import MAX_DEPTH, AttentionCell
 from benchmarks.gpu.machine import TENSOR_SHARE, Device, Kernel, Prediction, loops_of, slots
 
-PLAN_BARRIERS = {True: 7, False: 13}  # whole jobs; cut ones are counted, then written
+PLAN_BARRIERS = {True: 7, False: 9}  # whole jobs; cut ones are counted, then written
 
 
 def tail_keys(cell: AttentionCell, granule: int) -> float:

@@ -8,6 +8,9 @@ from benchmarks.gpu.linear import LinearCell
 from benchmarks.gpu.machine import Counts, Device, Kernel, Prediction, loops_of, slots
 from benchmarks.gpu.model_attention import attention
 
+ROWS_AHEAD = 4  # rows that are searched before the first is weighed
+NODE_US = 0.02  # of one thread that looks at every node in shared memory
+WALK_BARRIERS = 4
 MMA_SYNC_SHARE = 0.62  # of wgmma's rate on Hopper
 
 
@@ -21,6 +24,30 @@ def streamed(kernel: str, num_bytes: float, sms: float, device: Device) -> dict[
     return needs | {"HBM": num_bytes / device.hbm_bytes_per_s * 1e6}
 
 
+def row_laws(rows: int, vocab: int, device: Device) -> tuple[Kernel, ...]:
+    """Returns what finds all rows' largest scores, masses and draws (cuda/accept/row_laws.cu).
+
+    Both of its loops pass over every token; only the first reads device memory, and blocks in the
+    second do not wait for those in the first but at the beginning and for a row's largest score.
+    """
+    num_bytes = rows * vocab * 4.0
+    found = [x["body"] for x in loops_of("row_laws_kernel<float>") if "convert" not in x["body"]]
+    found = [x for x in found if x.get("load_bytes", 0) >= 16]
+    search = max(found, key=lambda counts: counts["load_bytes"] / counts["issue"])
+    weigh = max(found, key=lambda counts: counts.get("fp32", 0) / counts["load_bytes"])
+    needs = {"HBM": num_bytes / device.hbm_bytes_per_s * 1e6}
+    needs["L2"] = 2 * num_bytes / device.l2_bytes_per_s * 1e6
+    for loop in (search, weigh):
+        trips = num_bytes / (32 * loop["load_bytes"]) / (4 * device.sms)
+        for pipe, cycles in slots(loop).items():
+            needs[pipe] = needs.get(pipe, 0.0) + trips * cycles / device.clock_hz * 1e6
+    # The first rows are read before there is anything to weigh; the last row's draw is a chain of
+    # four accesses: its pieces counted, masses of chunks, the chunk's scores, the token.
+    ahead = min(rows, ROWS_AHEAD) / rows * needs["HBM"]
+    fixed = device.launch_us + device.first_load_us + ahead + 4 * device.l2_latency_us
+    return (Kernel("clear", {}, device.launch_us), Kernel("laws", needs, fixed))
+
+
 def step_op(cell: StepCell, device: Device) -> Prediction:
     """Returns the prediction of one of the operations around attention."""
     work = cell.work()
@@ -28,21 +55,44 @@ def step_op(cell: StepCell, device: Device) -> Prediction:
     start = device.launch_us + device.first_load_us
     row_bytes = cell.vocab * 4.0
     largest = streamed("argmax_kernel<float>", rows * row_bytes, device.sms, device)
-    argmax = Kernel("argmax", largest, 2 * start)  # its parts are joined by a second kernel
-    if cell.kind == "argmax":
-        kernels: tuple[Kernel, ...] = (argmax,)
-    elif cell.kind in ("sample", "accept"):
-        # A block, on one multiprocessor, weighs a row; a request's path is weighed row after row.
-        in_turn = 1 if cell.kind == "sample" else min(MAX_DEPTH, cell.rows - 1, 4) + 1
-        blocks = rows if cell.kind == "sample" else cell.requests
-        waves = -(-blocks // device.sms) * in_turn
-        one = streamed(f"{cell.kind}_kernel<float>", row_bytes, 1, device)
-        one["HBM"] *= min(blocks, device.sms)
-        needs = {name: waves * us for name, us in one.items()}
-        kernels = (argmax, Kernel(cell.kind, needs, start * in_turn))
+    if cell.kind == "argmax":  # its parts are joined by a second kernel
+        kernels: tuple[Kernel, ...] = (Kernel("argmax", largest, 2 * start),)
+    elif cell.kind in ("sample", "match", "accept"):
+        kernels = row_laws(rows, cell.vocab, device)
+        # One thread looks for the deepest of the nodes that were kept.
+        walk = start
+        if cell.kind != "sample":
+            walk += cell.rows * NODE_US + WALK_BARRIERS * device.barrier_us
+        needs: dict[str, float] = {}
+        if cell.kind == "accept":
+            # Probabilities of each draft held are added up, and the rejected one's subtracted, by
+            # the request's block.
+            in_turn = min(MAX_DEPTH, cell.rows - 1, 4) + 2
+            needs = streamed("accept_kernel<float>", in_turn * row_bytes, 1, device)
+            needs["HBM"] *= cell.requests
+        kernels = (*kernels, Kernel(cell.kind, needs, walk))
     else:
         kernels = (Kernel(cell.kind, {"HBM": work.memory_us}, start),)
     return Prediction(cell.name, work.floor_us, kernels)
+
+
+ENTERING_THREADS = 512  # of the block that indexes a prompt (cuda/step/commit_step.cu)
+
+
+def enter_prompt(tokens: int, max_len: int, lengths: int, device: Device) -> Kernel:
+    """Returns what it takes to index a prompt's patterns of 1 to ``lengths`` tokens.
+
+    A block clears the tables, then each of its threads takes one position after another: the token
+    there, the entries of all patterns that end there at once, and for each of them the text it is
+    compared with are accesses that wait for one another. Then all entries are looked at once more.
+    """
+    entries = 16
+    while entries < 2 * max_len:
+        entries *= 2
+    table_us = lengths * entries * 12 / device.l2_bytes_per_cycle / device.clock_hz * 1e6
+    waits = -(-tokens // ENTERING_THREADS) * (2 + lengths) * device.l2_latency_us
+    start = device.launch_us + device.first_load_us
+    return Kernel("commit", {"L2 port": 2 * table_us}, start + waits)
 
 
 LINEAR_TILES = ((8, 32), (16, 32), (32, 128), (64, 128), (128, 128))  # rows, columns of a block

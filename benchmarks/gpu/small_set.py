@@ -34,7 +34,16 @@ ATTENTION = (
 )
 GENERIC = AttentionCell(2, 5, 200, num_kv_heads=1, num_heads=4, head_dim=24)  # no fast kernel
 STEP = StepCell("step", 2, 9, 80, 2, num_heads=4, num_kv_heads=2, vocab=1000)
-OPERATIONS = ("build_step", "append", "rope_append", "compact", "argmax", "sample", "accept")
+OPERATIONS = (
+    "build_step",
+    "append",
+    "rope_append",
+    "compact",
+    "argmax",
+    "sample",
+    "match",
+    "accept",
+)
 LINEAR_ROWS = (1, 12, 20, 40, 100)  # every tile
 ONE_TILE = 64  # rows of a tile: one warpgroup that computes
 

@@ -286,7 +286,7 @@ def measure_op(cell: StepCell, target: Target, timer: timing.Timer) -> dict[str,
     """
     if cell.kind == "argmax":
         return measure_argmax(cell, target, timer)
-    if cell.kind in ("sample", "accept"):
+    if cell.kind in ("sample", "match", "accept"):
         drawn = accept_ops.sample if cell.kind == "sample" else accept_ops.accept
         return _record(cell, timer, drawn(cell, target))
     layers = cell.layers if cell.kind == "compact" else 1

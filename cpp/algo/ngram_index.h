@@ -114,7 +114,7 @@ SPECDEC_HD constexpr std::uint32_t ngram_hash_tag(std::uint64_t h) {
 
 // Makes an empty index; max_seq_len may be smaller than what the block was sized for (a short
 // request in a large slot then clears only what it can use).
-template <Team TeamT>
+template <Ranks TeamT>
 SPECDEC_HD inline void ngram_init(const TeamT& team, NgramIndex* index, std::int32_t max_seq_len,
                                   NgramShape shape) {
   const std::int64_t entries = ngram_table_entries(max_seq_len);

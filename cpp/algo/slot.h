@@ -187,11 +187,12 @@ SPECDEC_HD inline void slot_no_result(const TeamT& team, const Slot* slot, SlotR
   team.sync();
 }
 
-// Brings the drafter up to date with `num_new` tokens at the end of the history.
+// Brings the drafter up to date with `num_new` tokens at the end of the history. `entered`: its
+// index of the prompt has been made (cuda/step/enter_prompt.cuh).
 template <Team TeamT>
 SPECDEC_HD inline void slot_feed_drafter(const TeamT& team, Slot* slot, const DraftTree* tree,
                                          const TokenId* sampled, bool first, bool own_tree,
-                                         std::int32_t len, std::int32_t num_new) {
+                                         bool entered, std::int32_t len, std::int32_t num_new) {
   const TokenId* decided = slot->history() + len - num_new;
   if (slot->method == SlotMethod::kLookahead) {
     LookaheadState* state = slot->lookahead_state();
@@ -206,7 +207,9 @@ SPECDEC_HD inline void slot_feed_drafter(const TeamT& team, Slot* slot, const Dr
     lookahead_update(team, state, drafted ? tree->tokens : nullptr, drafted ? sampled : nullptr,
                      decided, num_new);
   } else if (slot->method == SlotMethod::kNgram) {
-    if (first) ngram_init(team, slot->ngram_index(), slot->max_len, ngrams_up_to(slot->max_ngram));
+    if (first && !entered) {
+      ngram_init(team, slot->ngram_index(), slot->max_len, ngrams_up_to(slot->max_ngram));
+    }
     ngram_extend(team, slot->ngram_index(), slot->history(), len);
   } else if (slot->method == SlotMethod::kSuffix) {
     if (first) suffix_init(team, slot->suffix_state(), slot->max_len);
@@ -260,7 +263,7 @@ template <Team TeamT>
 SPECDEC_HD inline void slot_commit(const TeamT& team, Slot* slot, const DraftTree* tree,
                                    const TokenId* sampled, const AcceptResult* accepted,
                                    SlotResult* result, std::int32_t* path, std::int32_t* path_len,
-                                   bool own_tree = true) {
+                                   bool own_tree = true, bool entered = false) {
   const bool first = slot->begun == 0;
   const std::int32_t len = slot->len;
   team.sync();
@@ -298,7 +301,8 @@ SPECDEC_HD inline void slot_commit(const TeamT& team, Slot* slot, const DraftTre
   const std::int32_t delivered = result->num_tokens;
   const bool goes_on = result->finish == static_cast<std::int32_t>(FinishReason::kNone);
   if (goes_on)
-    slot_feed_drafter(team, slot, tree, sampled, first, own_tree, len + delivered, delivered);
+    slot_feed_drafter(team, slot, tree, sampled, first, own_tree, entered, len + delivered,
+                      delivered);
 }
 
 }  // namespace specdec

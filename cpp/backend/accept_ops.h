@@ -52,8 +52,16 @@ struct SampleRowsParams {
   // that the request's row was drawn from; left alone where it was not drawn. Null: not wanted.
   float* probs = nullptr;
   std::int64_t probs_stride = 0;
-  ExecutionContext exec;  // workspace: as argmax; less makes it slower, not wrong
+  ExecutionContext exec;  // workspace: row_laws_bytes; less makes it slower, not wrong
 };
+
+// Tokens of a row whose masses are added up to one number, and the scratch of all rows' laws:
+// counters, masses, tokens.
+inline constexpr std::int32_t kLawChunk = 256;
+constexpr std::int64_t row_laws_bytes(std::int32_t rows, std::int32_t vocab) {
+  const std::int64_t chunks = (std::int64_t{vocab} + kLawChunk - 1) / kLawChunk;
+  return rows <= 0 ? 0 : 8 + 8 * (rows * (3 + chunks) + (std::int64_t{rows} + 1) / 2);
+}
 
 // Bytes from one request's residual to the next.
 constexpr std::int64_t residual_bytes(std::int32_t vocab) {
@@ -61,7 +69,8 @@ constexpr std::int64_t residual_bytes(std::int32_t vocab) {
 }
 
 // Workspace that accept_step cannot do without on an accelerator: what is left of each request's
-// law after a draft was rejected. With that of argmax behind it no row is one block's work.
+// law after a draft was rejected. With row_laws_bytes behind it the rows are not looked at one
+// after another.
 constexpr std::int64_t accept_scratch_bytes(std::int32_t num_requests, std::int32_t vocab,
                                             bool has_probs) {
   return has_probs ? num_requests * residual_bytes(vocab) : 0;

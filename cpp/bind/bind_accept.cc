@@ -95,9 +95,8 @@ class SamplingArgument {
   SamplingView view_;
 };
 
-std::int64_t argmax_bytes(const OpCall& call, const ScoreRows& rows) {
-  const auto wanted = call.backend().argmax_workspace_bytes;
-  return wanted == nullptr ? 0 : wanted(rows.rows, rows.vocab);
+std::int64_t laws_bytes(const OpCall& call, const ScoreRows& rows) {
+  return call.is_cpu() ? 0 : row_laws_bytes(rows.rows, rows.vocab);
 }
 
 void sample_rows(py::handle scores, py::handle cu_logits, py::handle positions,
@@ -125,7 +124,7 @@ void sample_rows(py::handle scores, py::handle cu_logits, py::handle positions,
     p.probs = static_cast<float*>(laws_out->data);
     p.probs_stride = laws_out->strides[0];
   }
-  p.exec = call.context(p.rows.num_requests, 0, argmax_bytes(call, p.rows));
+  p.exec = call.context(p.rows.num_requests, 0, laws_bytes(call, p.rows));
   if (p.rows.rows == 0) return;
   call.run(&Backend::sample_rows, p);
 }
@@ -293,7 +292,7 @@ void accept_step(py::handle scores, py::handle cu_logits, py::handle positions,
   const std::int64_t scratch =
       call.is_cpu() ? 0
                     : accept_scratch_bytes(p.rows.num_requests, p.rows.vocab, p.probs != nullptr);
-  p.exec = call.context(requests, scratch, scratch + argmax_bytes(call, p.rows));
+  p.exec = call.context(requests, scratch, scratch + laws_bytes(call, p.rows));
   call.run(&Backend::accept_step, p);
 }
 

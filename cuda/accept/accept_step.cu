@@ -1,17 +1,19 @@
 // Accepted drafts of each request, and the token after them, by probabilities.
 //
-// Grid     argmax over all rows (step/argmax.cu), then one block for each request, which walks its
-//          tree. A row's law is drawn up only when the walk comes to it.
-// Bytes    all rows once; each row that the walk comes to once more (its masses), with cuts twice;
-//          the probabilities of each draft it holds against a row once (their sum), and of a
-//          rejected one, with the row and 8 V bytes of scratch, again (what is left).
-// Limit    the first kernel: bandwidth. The second: one multiprocessor's bandwidth times the rows
-// of
-//          the longest walk; requests do not wait for each other.
+// Grid     all rows together (row_laws.cu): largest scores, and where a law cuts nothing off its
+//          masses and the token drawn by it. Then one block for each request, which walks its tree.
+//          A row whose law has top_k or top_p is weighed only when the walk comes to it.
+// Bytes    all rows twice, the second time from L2; the probabilities of each draft that the walk
+//          holds against a row once (their sum), and of a rejected one, with the row and 8 V bytes
+//          of scratch, again (what is left).
+// Limit    the first kernel: row_laws.cu. The second: latency, and where it passes over a row
+// (cuts,
+//          sums of probabilities, rejected drafts) one multiprocessor's arithmetic, row after row;
+//          requests do not wait for each other.
 #include "accept/accept.h"
 #include "accept/accept_result.cuh"
 #include "accept/block_row.cuh"
-#include "step/step.h"
+#include "accept/row_laws.cuh"
 
 namespace specdec::cuda {
 namespace {
@@ -23,6 +25,7 @@ struct AcceptShared {
   std::int32_t parents[kMaxStepTokens];
   TokenId best[kMaxStepTokens];     // largest score of each row
   TokenId decided[kMaxStepTokens];  // the same, and what was decided
+  TokenId drawn[kMaxStepTokens];    // by exact match, where row_laws.cu has drawn
 };
 static_assert(sizeof(AcceptShared) % alignof(LawShared) == 0);
 
@@ -31,17 +34,25 @@ static_assert(sizeof(AcceptShared) % alignof(LawShared) == 0);
 template <class T>
 class BlockLaws {
  public:
-  __device__ BlockLaws(const AcceptStepParams& p, int b, AcceptShared* shared)
+  __device__ BlockLaws(const AcceptStepParams& p, const RowLaws& all, int b, AcceptShared* shared)
       : p_(p),
+        all_(all),
         b_(b),
         first_(p.rows.cu_logits[b]),
         shared_(*shared),
         row_(reinterpret_cast<LawShared*>(shared + 1), p.rows.vocab),
-        law_(p.sampling.law(b)) {}
+        law_(p.sampling.law(b)),
+        weighed_(all && RowLaws::weighs(law_)) {}
 
   [[gnu::noinline]] __device__ TokenId weigh(std::int32_t node) {
-    const T* scores =
-        static_cast<const T*>(p_.rows.scores) + (std::int64_t{first_} + node) * p_.rows.row_stride;
+    const std::int32_t at = first_ + node;
+    const T* scores = static_cast<const T*>(p_.rows.scores) + at * p_.rows.row_stride;
+    if (weighed_) {
+      const TokenId drawn = all_.drawn[at];
+      if (drawn < 0) return drawn;
+      row_.adopt(scores, shared_.best[node], law_, all_.total[at], all_.masses_of(at));
+      return 0;
+    }
     BlockRow<T> row = row_;  // in registers
     const TokenId status = row.weigh(scores, shared_.best[node], law_);
     row_ = row;
@@ -55,7 +66,9 @@ class BlockLaws {
     row_ = row;
     return token;
   }
+  // u is the row's own number, which is what row_laws.cu has drawn by.
   __device__ TokenId sample(std::int32_t node, double u) {
+    if (weighed_) return all_.drawn[first_ + node];
     const TokenId status = weigh(node);
     return status < 0 ? status : draw(u);
   }
@@ -64,6 +77,11 @@ class BlockLaws {
     const double spread = row.spread();
     row_ = row;
     return spread;
+  }
+  // Is the rule exact match, and every token drawn?
+  __device__ bool all_drawn(AcceptanceRule rule) const {
+    const bool by_probs = rule == AcceptanceRule::kRejection || rule == AcceptanceRule::kBestBeam;
+    return weighed_ && (rule == AcceptanceRule::kExactMatch || (by_probs && !has_probs()));
   }
   __device__ bool has_probs() const { return p_.drawn_from_probs(b_); }
   __device__ bool replacement() const { return p_.with_replacement(b_); }
@@ -99,12 +117,34 @@ class BlockLaws {
 
  private:
   const AcceptStepParams& p_;
+  const RowLaws& all_;
   const int b_;
   const std::int32_t first_;
   AcceptShared& shared_;
   BlockRow<T> row_;
   const SamplingLaw law_;
+  const bool weighed_;
 };
+
+// Exact match where every node's token has been drawn: accept_drawn() of algo/accept_rules.h for
+// all nodes at once. A node is kept if each token on the way to it is the one drawn after its
+// parent.
+__device__ void accept_all_drawn(const BlockTeam& team, const DraftedTree& tree,
+                                 const TokenId* drawn, AcceptShared* shared) {
+  const int i = static_cast<int>(threadIdx.x);
+  if (i < tree.size) shared->drawn[i] = drawn[i];
+  team.sync();
+  if (i < tree.size) {
+    std::int32_t node = i;
+    while (node > 0 && tree.tokens[node] == shared->drawn[tree.parents[node]]) {
+      node = tree.parents[node];
+    }
+    if (node == 0) shared->decided[i] = shared->drawn[i];
+  }
+  team.sync();
+  accept_greedy(team, tree.tokens, tree.parents, tree.size, shared->decided, kMaxDraftLen,
+                &shared->result);
+}
 
 // What is wrong with a request before its walk: flags, for all threads.
 __device__ std::uint32_t check_request(const AcceptStepParams& p, int b, const DraftedTree& tree) {
@@ -121,7 +161,7 @@ __device__ std::uint32_t check_request(const AcceptStepParams& p, int b, const D
 
 template <class T>
 __global__ void __launch_bounds__(kMaxLawThreads, 1)
-    accept_kernel(const __grid_constant__ AcceptStepParams p) {
+    accept_kernel(const __grid_constant__ AcceptStepParams p, const __grid_constant__ RowLaws all) {
   gpu::grid_dependency_wait();
   gpu::launch_dependents();
   AcceptShared& shared = *gpu::dynamic_shared<AcceptShared>();
@@ -152,13 +192,15 @@ __global__ void __launch_bounds__(kMaxLawThreads, 1)
     accept_greedy(team, tree.tokens, tree.parents, size, shared.decided, kMaxDraftLen,
                   &shared.result);
   } else {
-    BlockLaws<T> laws(p, b, &shared);
+    BlockLaws<T> laws(p, all, b, &shared);
     if (p.synthetic.given()) {
       const auto choose = [&](std::int32_t node, std::int32_t depth) {
         return greedy ? shared.decided[node] : laws.sample(node, token_uniform_at(tree, depth));
       };
       accept_synthetic(team, tree, p.synthetic, p.rows.vocab, choose, shared.decided,
                        &shared.result);
+    } else if (laws.all_drawn(p.acceptance(b).rule)) {
+      accept_all_drawn(team, tree, all.drawn + first, &shared);
     } else {
       accept_by_rule(team, tree, p.acceptance(b), laws, &shared.scratch, shared.decided,
                      &shared.result);
@@ -173,40 +215,31 @@ __global__ void __launch_bounds__(kMaxLawThreads, 1)
 }
 
 template <class T>
-void launch_accept(const AcceptStepParams& p) {
+void launch_accept(const AcceptStepParams& p, const RowLaws& all) {
   gpu::launch(accept_kernel<T>, dim3(static_cast<unsigned>(p.rows.num_requests)),
               dim3(law_threads(p.rows.vocab, kMaxStepTokens)),
               sizeof(AcceptShared) + law_shared_bytes(p.rows.vocab), p.exec.stream,
-              gpu::LaunchOptions{.dependent = true}, p);
+              gpu::LaunchOptions{.dependent = true}, p, all);
 }
 
 }  // namespace
 
 void accept_step(const AcceptStepParams& p) {
   if (p.rows.num_requests == 0) return;
-  if (p.rows.rows > 0) {
-    ArgmaxParams best;
-    best.scores = p.rows.scores;
-    best.row_stride = p.rows.row_stride;
-    best.rows = p.rows.rows;
-    best.vocab = p.rows.vocab;
-    best.ids = p.sampled;
-    best.dtype = p.rows.dtype;
-    best.exec = p.exec;
-    const std::int64_t scratch =
-        accept_scratch_bytes(p.rows.num_requests, p.rows.vocab, p.probs != nullptr);
-    best.exec.workspace_bytes = p.exec.workspace_bytes - scratch;
-    best.exec.workspace =
-        best.exec.workspace_bytes > 0 ? static_cast<char*>(p.exec.workspace) + scratch : nullptr;
-    argmax(best);
-  }
+  RowLawsParams search;
+  search.rows = p.rows;
+  search.sampling = p.sampling;
+  search.parents = p.parents;
+  search.ids = p.sampled;
+  const RowLaws all = search_rows(
+      search, p.exec, accept_scratch_bytes(p.rows.num_requests, p.rows.vocab, p.probs != nullptr));
   switch (p.rows.dtype) {
     case DType::kBF16:
-      return launch_accept<__nv_bfloat16>(p);
+      return launch_accept<__nv_bfloat16>(p, all);
     case DType::kF16:
-      return launch_accept<__half>(p);
+      return launch_accept<__half>(p, all);
     default:
-      return launch_accept<float>(p);
+      return launch_accept<float>(p, all);
   }
 }
 

@@ -11,6 +11,7 @@
 
 #include "accept/law_shared.cuh"
 #include "accept/row_chunks.cuh"
+#include "accept/row_weights.cuh"
 #include "algo/law_cuts.h"
 #include "algo/law_mass.h"
 #include "algo/sampling_law.h"
@@ -26,24 +27,25 @@ template <class T>
 class BlockRow {
  public:
   __device__ BlockRow(LawShared* shared, std::int32_t vocab)
-      : shared_(shared), mass_of_chunk_(reinterpret_cast<Mass*>(shared + 1)), row_(vocab) {}
+      : shared_(shared), masses_(own_masses()), row_(vocab) {}
 
   // `best`: index of the row's largest score, kBadRow if it holds a NaN. Finds the law's cuts and
   // its mass. 0, kBadRow or kNothingAllowed.
   __device__ TokenId weigh(const T* row, TokenId best, const SamplingLaw& law) {
     if (best < 0) return kBadRow;
-    best_ = widen(row[best]);
-    constexpr float kInfinity = 3.402823466e38f;
-    if (best_ > kInfinity) return kBadRow;
-    if (best_ < -kInfinity) return kNothingAllowed;
-    row_.point_at(row);
-    inverse_ = 1.0f / law.temperature;
-    min_p_ = law.min_p;
-    cut_ = {};
-    residual_ = nullptr;
+    if (const TokenId fault = row_fault(best, widen(row[best])); fault != 0) return fault;
+    begin(row, best, law);
     if (law.top_k > 0 || law.top_p < 1.0f) cut_law(*this, law);
     if (!cut_.on_list) weigh_chunks();
     return 0;
+  }
+
+  // The same for a row without cuts that row_laws.cuh has weighed: it has `total` mass.
+  __device__ void adopt(const T* row, TokenId best, const SamplingLaw& law, Mass total,
+                        Mass* mass_of_chunk) {
+    begin(row, best, law);
+    cut_.total = total;
+    masses_ = mass_of_chunk;
   }
 
   __device__ Mass total() const { return cut_.total; }
@@ -59,7 +61,11 @@ class BlockRow {
     if (cut_.on_list) {
       return find_id(*this, unit + 1, [](const Candidate& c) { return mass_of(c.weight); });
     }
-    if (threadIdx.x < 32) find_in_chunks(unit);
+    if (threadIdx.x < 32) {
+      const TokenId token =
+          find_unit(row_, masses_, unit, [&](std::int32_t id) { return weight(id); });
+      if (threadIdx.x == 0) shared_->token = token;
+    }
     __syncthreads();
     return shared_->token;
   }
@@ -82,7 +88,7 @@ class BlockRow {
     Mass terms[1] = {};
     for_tokens([&](const Candidate& c) {
       // Equal keys are equal scores, but the key's zero is positive: no difference here.
-      terms[0] += entropy_mass(c.weight, law_exponent(score_of_key(c.key), best_, inverse_));
+      terms[0] += entropy_mass(c.weight, exponent(score_of_key(c.key)));
     });
     sum(terms);
     return spread_of(terms[0], cut_.total);
@@ -110,6 +116,7 @@ class BlockRow {
       __syncthreads();
     }
     const bool subtracted = ids != nullptr, again = residual_ != nullptr;
+    masses_ = own_masses();
     Mass total[1] = {};
     row_.for_each([&](int chunk, std::int32_t first, int count, const float (&x)[kLaneElements]) {
       Mass mass = 0;
@@ -146,7 +153,7 @@ class BlockRow {
     row_.for_each([&](int, std::int32_t, int count, const float (&x)[kLaneElements]) {
 #pragma unroll
       for (int j = 0; j < kLaneElements; ++j) {
-        if (j >= count || uncut_weight(x[j]) <= 0.0f) continue;
+        if (j >= count || weights_.of(x[j]) <= 0.0f) continue;
         ++kept[0];
         atomicAdd(&shared_->bins[bin_of(x[j])], 1u);
       }
@@ -158,7 +165,7 @@ class BlockRow {
     row_.for_each([&](int, std::int32_t first, int count, const float (&x)[kLaneElements]) {
 #pragma unroll
       for (int j = 0; j < kLaneElements; ++j) {
-        const float w = uncut_weight(x[j]);
+        const float w = weights_.of(x[j]);
         if (j >= count || w <= 0.0f || bin_of(x[j]) >= limit) continue;
         const std::uint32_t at = atomicAdd(&shared_->num_candidates, 1u);
         shared_->candidates[at] = {order_key(x[j]), w, first + j};
@@ -195,75 +202,57 @@ class BlockRow {
   }
 
  private:
-  // Before top_k and top_p.
-  __device__ __forceinline__ float uncut_weight(float score) const {
-    const float w = to_grid(softmax_weight(law_exponent(score, best_, inverse_)));
-    return w >= min_p_ ? w : 0.0f;
+  __device__ Mass* own_masses() const { return reinterpret_cast<Mass*>(shared_ + 1); }
+  __device__ void begin(const T* row, TokenId best, const SamplingLaw& law) {
+    row_.point_at(row);
+    weights_ = {widen(row[best]), law};
+    cut_ = {};
+    residual_ = nullptr;
+    masses_ = own_masses();
+  }
+
+  __device__ __forceinline__ float exponent(float score) const {
+    return law_exponent(score, weights_.best, weights_.inverse);
   }
   __device__ __forceinline__ float weight_of_score(float score, TokenId id) const {
-    return cut_.keeps(order_key(score), id) ? uncut_weight(score) : 0.0f;
+    return cut_.keeps(order_key(score), id) ? weights_.of(score) : 0.0f;
   }
 
   __device__ __forceinline__ void add_chunk(int chunk, Mass mass, Mass (&total)[1]) {
     total[0] += mass;
     const Mass all = warp_sum(mass);
-    if (lane_id() == 0) mass_of_chunk_[chunk] = all;
+    if (lane_id() == 0) masses_[chunk] = all;
   }
 
   // Masses of chunks and total of the law as it is cut now.
   __device__ void weigh_chunks() {
     Mass total[1] = {};
-    row_.template for_each<2 * kInFlight>(
-        [&](int chunk, std::int32_t first, int count, const float (&x)[kLaneElements]) {
-          Mass mass = 0;
+    if (cut_.key_floor == 0) {
+      total[0] = weigh_range(row_, weights_, 0, row_.count, masses_);
+    } else {
+      row_.for_each([&](int chunk, std::int32_t first, int count, const float (&x)[kLaneElements]) {
+        Mass mass = 0;
 #pragma unroll
-          for (int j = 0; j < kLaneElements; ++j) {
-            if (j < count) mass += mass_of(weight_of_score(x[j], first + j));
-          }
-          add_chunk(chunk, mass, total);
-        });
+        for (int j = 0; j < kLaneElements; ++j) {
+          if (j < count) mass += mass_of(weight_of_score(x[j], first + j));
+        }
+        add_chunk(chunk, mass, total);
+      });
+    }
     sum(total);
     cut_.total = total[0];
   }
 
   __device__ __forceinline__ int bin_of(float score) const {
-    const float z = law_exponent(score, best_, inverse_);
-    return min(static_cast<int>(-z * kBinsPerUnit), kBins - 1);
+    return min(static_cast<int>(-exponent(score) * kBinsPerUnit), kBins - 1);
   }
 
-  // The first warp's work: the token in which the unit lies.
-  __device__ void find_in_chunks(Mass unit) {
-    const int lane = lane_id(), mine = (row_.count + 31) / 32;
-    const int begin = min(lane * mine, row_.count), end = min(begin + mine, row_.count);
-    Mass sum = 0;
-    for (int i = begin; i < end; ++i) sum += mass_of_chunk_[i];
-    int chunk = 0;
-    Mass before = exclusive_sum(sum);
-    const int owner = lane_of(before, sum, unit);
-    if (lane == owner) {
-      for (chunk = begin; unit - before >= mass_of_chunk_[chunk]; ++chunk) {
-        before += mass_of_chunk_[chunk];
-      }
-    }
-    chunk = __shfl_sync(kAllLanes, chunk, owner);
-    const Mass rest = unit - __shfl_sync(kAllLanes, before, owner);
-    const std::int32_t first = row_.first_of(chunk);
-    const int count = row_.tokens_from(first);
-    sum = 0;
-    for (int j = 0; j < count; ++j) sum += mass_of(weight(first + j));
-    before = exclusive_sum(sum);
-    if (lane == lane_of(before, sum, rest)) {
-      TokenId token = first;
-      for (Mass own; rest - before >= (own = mass_of(weight(token))); ++token) before += own;
-      shared_->token = token;
-    }
-  }
   LawShared* shared_;
-  Mass* mass_of_chunk_;
+  Mass* masses_;  // of chunks
   RowChunks<T> row_;
   int turn_ = 0;
 
-  float best_ = 0.0f, inverse_ = 1.0f, min_p_ = 0.0f;
+  RowWeights weights_;
   LawCut cut_;
   float* residual_ = nullptr;  // [vocab] what is left of the law; null: all of it
 };

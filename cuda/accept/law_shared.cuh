@@ -7,6 +7,7 @@
 #include "accept/row_chunks.cuh"
 #include "algo/law_cuts.h"
 #include "algo/sampling_law.h"
+#include "common/block_team.cuh"
 #include "gpu/gpu.cuh"
 #include "step/step_rows.cuh"
 
@@ -16,14 +17,6 @@ inline constexpr int kMaxLawThreads = 512;
 inline constexpr int kCandidates = 2048;
 inline constexpr int kBins = 256;
 inline constexpr float kBinsPerUnit = 8.0f;  // the grid's smallest weight is e^-30.5: bin 244
-
-struct BlockTeam {
-  __device__ __forceinline__ std::int32_t rank() const {
-    return static_cast<std::int32_t>(threadIdx.x);
-  }
-  __device__ __forceinline__ std::int32_t size() const { return threads(); }
-  __device__ __forceinline__ void sync() const { __syncthreads(); }
-};
 
 // What the threads of a block share; mass_of_chunk follows it.
 struct LawShared {

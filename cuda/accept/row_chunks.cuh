@@ -3,14 +3,16 @@
 
 #include <cstdint>
 
+#include "backend/accept_ops.h"
 #include "gpu/gpu.cuh"
 #include "kv/elements.cuh"
 #include "step/step_rows.cuh"
 
 namespace specdec::cuda {
 
-inline constexpr int kChunk = 32 * kLaneElements;  // tokens that a warp reads at once
-inline constexpr int kInFlight = 2;                // of those before it looks at the first
+inline constexpr int kChunk = kLawChunk;  // tokens that a warp reads at once
+static_assert(kChunk == 32 * kLaneElements);
+inline constexpr int kInFlight = 2;  // of those before it looks at the first
 
 __device__ __forceinline__ int threads() { return static_cast<int>(blockDim.x); }
 

@@ -1,20 +1,23 @@
 // The token after each row of scores, drawn by its request's law, and that law if it is wanted.
 //
-// Grid     argmax over all rows (step/argmax.cu), then one block for each row: greedy rows are
-// done. Bytes    each row twice (largest score, masses); with top_k or top_p a third and fourth
-// time (bins,
-//          list), which then spares the masses. Rows fit the L2 of a large GPU together up to 25
-//          MB.
-// Limit    one multiprocessor's bandwidth for one row in the second kernel.
+// Grid     all rows together (row_laws.cu), then one block for each row, which is done if the row
+// is
+//          greedy or was weighed.
+// Bytes    each row twice (largest score, masses), the second time from L2: rows fit that of a
+// large
+//          GPU together up to 25 MB. With top_k or top_p once, and twice more here (bins, list).
+// Limit    rows with top_k or top_p: one multiprocessor's arithmetic for one row in the second
+//          kernel. Others: row_laws.cu.
 #include "accept/accept.h"
 #include "accept/block_row.cuh"
-#include "step/step.h"
+#include "accept/row_laws.cuh"
 
 namespace specdec::cuda {
 namespace {
 
 template <class T>
-__global__ void __launch_bounds__(kMaxLawThreads, 1) sample_kernel(const SampleRowsParams p) {
+__global__ void __launch_bounds__(kMaxLawThreads, 1)
+    sample_kernel(const SampleRowsParams p, const RowLaws all) {
   gpu::grid_dependency_wait();
   gpu::launch_dependents();
   const int row = static_cast<int>(blockIdx.x);
@@ -34,15 +37,21 @@ __global__ void __launch_bounds__(kMaxLawThreads, 1) sample_kernel(const SampleR
     return;
   }
   TokenId token = best;
-  if (!law.greedy()) {
+  const bool weighed = all && RowLaws::weighs(law);
+  if (weighed) token = all.drawn[row];
+  if (weighed ? token >= 0 && p.probs != nullptr : !law.greedy()) {
     const T* scores = static_cast<const T*>(p.rows.scores) + row * p.rows.row_stride;
     BlockRow<T> laws(gpu::dynamic_shared<LawShared>(), p.rows.vocab);
-    token = laws.weigh(scores, best, law);
-    if (token == 0) {
-      const auto position = static_cast<std::uint64_t>(std::int64_t{p.rows.positions[row]} + 1);
-      token = laws.draw(philox_uniform(p.sampling.seed[b], position, p.purpose, 0));
-      if (p.probs != nullptr) laws.write(p.probs + b * p.probs_stride);
+    if (weighed) {
+      laws.adopt(scores, best, law, all.total[row], all.masses_of(row));
+    } else {
+      token = laws.weigh(scores, best, law);
+      if (token == 0) {
+        const auto position = static_cast<std::uint64_t>(std::int64_t{p.rows.positions[row]} + 1);
+        token = laws.draw(philox_uniform(p.sampling.seed[b], position, p.purpose, 0));
+      }
     }
+    if (token >= 0 && p.probs != nullptr) laws.write(p.probs + b * p.probs_stride);
   }
   if (threadIdx.x != 0) return;
   p.ids[row] = token;
@@ -50,32 +59,29 @@ __global__ void __launch_bounds__(kMaxLawThreads, 1) sample_kernel(const SampleR
 }
 
 template <class T>
-void launch_sample(const SampleRowsParams& p) {
+void launch_sample(const SampleRowsParams& p, const RowLaws& all) {
   gpu::launch(sample_kernel<T>, dim3(static_cast<unsigned>(p.rows.rows)),
               dim3(law_threads(p.rows.vocab, 32)), law_shared_bytes(p.rows.vocab), p.exec.stream,
-              gpu::LaunchOptions{.dependent = true}, p);
+              gpu::LaunchOptions{.dependent = true}, p, all);
 }
 
 }  // namespace
 
 void sample_rows(const SampleRowsParams& p) {
   if (p.rows.rows == 0) return;
-  ArgmaxParams best;
-  best.scores = p.rows.scores;
-  best.row_stride = p.rows.row_stride;
-  best.rows = p.rows.rows;
-  best.vocab = p.rows.vocab;
-  best.ids = p.ids;
-  best.dtype = p.rows.dtype;
-  best.exec = p.exec;
-  argmax(best);
+  RowLawsParams search;
+  search.rows = p.rows;
+  search.sampling = p.sampling;
+  search.purpose = p.purpose;
+  search.ids = p.ids;
+  const RowLaws all = search_rows(search, p.exec, 0);
   switch (p.rows.dtype) {
     case DType::kBF16:
-      return launch_sample<__nv_bfloat16>(p);
+      return launch_sample<__nv_bfloat16>(p, all);
     case DType::kF16:
-      return launch_sample<__half>(p);
+      return launch_sample<__half>(p, all);
     default:
-      return launch_sample<float>(p);
+      return launch_sample<float>(p, all);
   }
 }
 

@@ -156,18 +156,6 @@ __device__ __forceinline__ void dot_heads(const float* q, const T* k, bool align
   }
 }
 
-__device__ __forceinline__ float warp_max(float x) {
-#pragma unroll
-  for (int delta = 16; delta > 0; delta /= 2) x = fmaxf(x, __shfl_xor_sync(kAllLanes, x, delta));
-  return x;
-}
-
-__device__ __forceinline__ float warp_sum(float x) {
-#pragma unroll
-  for (int delta = 16; delta > 0; delta /= 2) x += __shfl_xor_sync(kAllLanes, x, delta);
-  return x;
-}
-
 // Adds the group of keys at positions [base, base + 32) to the state. False: a page is bad.
 template <class T, int kDims>
 __device__ __forceinline__ bool add_group(const GenericCall& call, const GenericRow& row,
@@ -200,11 +188,11 @@ __device__ __forceinline__ bool add_group(const GenericCall& call, const Generic
     float score = scores[h] * scale;
     if (p.softcap > 0.0f) score = p.softcap * tanhf(score / p.softcap);
     if (!visible) score = __int_as_float(0xff800000);
-    const float max = fmaxf(state.max[h], warp_max(score));
+    const float max = fmaxf(state.max[h], gpu::warp_max(score));
     const float weight = visible ? expf(score - max) : 0.0f;
     const float rescale = expf(state.max[h] - max);  // 0 for the first group
     state.max[h] = max;
-    state.sum[h] = state.sum[h] * rescale + warp_sum(weight);
+    state.sum[h] = state.sum[h] * rescale + gpu::warp_sum(weight);
 #pragma unroll
     for (int i = 0; i < kDims; ++i) state.out[h][i] *= rescale;
     weights[h * kGroupKeys + lane] = weight;

@@ -10,30 +10,34 @@ namespace specdec::attention {
 
 inline constexpr int kPlanThreads = 1024;
 
+// Row tiles of a stream that may lie side by side.
+inline constexpr std::int32_t kMaxLanes = 32;
+
 struct PlanShared {
   std::int64_t warp_sums[kPlanThreads / 32];
+  std::int64_t lane_begin[kMaxLanes + 1];  // on the line of costs
 };
 
 // Sum of the values of all threads before this one; `total` of all. Every thread calls it.
-__device__ __forceinline__ std::int64_t block_scan(std::int64_t value, PlanShared* shared,
-                                                   std::int64_t* total) {
+template <class Sum>
+__device__ __forceinline__ Sum block_scan(Sum value, PlanShared* shared, Sum* total) {
   constexpr unsigned kAllLanes = 0xffffffffu;
   const unsigned lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
-  std::int64_t inclusive = value;
+  Sum inclusive = value;
   for (unsigned delta = 1; delta < 32; delta <<= 1) {
-    const std::int64_t below = __shfl_up_sync(kAllLanes, inclusive, delta);
+    const Sum below = __shfl_up_sync(kAllLanes, inclusive, delta);
     if (lane >= delta) inclusive += below;
   }
   if (lane == 31) shared->warp_sums[warp] = inclusive;
   __syncthreads();
-  std::int64_t sums = shared->warp_sums[lane];
+  Sum sums = static_cast<Sum>(shared->warp_sums[lane]);
   static_assert(kPlanThreads == 32 * 32, "one lane for each warp");
   for (unsigned delta = 1; delta < 32; delta <<= 1) {
-    const std::int64_t below = __shfl_up_sync(kAllLanes, sums, delta);
+    const Sum below = __shfl_up_sync(kAllLanes, sums, delta);
     if (lane >= delta) sums += below;
   }
   *total = __shfl_sync(kAllLanes, sums, 31);
-  const std::int64_t before = warp == 0 ? 0 : __shfl_sync(kAllLanes, sums, warp - 1);
+  const Sum before = warp == 0 ? 0 : __shfl_sync(kAllLanes, sums, warp - 1);
   __syncthreads();  // warp_sums may be written again
   return before + inclusive - value;
 }
@@ -137,24 +141,45 @@ __device__ __forceinline__ std::int32_t job_cost(const Job& job) {
   return kJobCost + (job.end_key + kBlockKeys - 1) / kBlockKeys - job.first_key / kBlockKeys;
 }
 
-// Deals out the line of all costs, one job after another, in equal shares: a piece goes to the
-// block in whose share its middle lies.
+// Jobs in the order in which they lie on the line of all costs. With one lane in that of their
+// numbers, row tiles fastest. With as many lanes as every request has row tiles, all streams' first
+// tiles, then all second ones: tiles of one stream (request and KV head) have one place on every
+// lane, and blocks that stand at it read the same K/V at the same time.
+struct Order {
+  std::int32_t lanes = 1, streams = 0;  // streams: of several lanes
+
+  __device__ __forceinline__ std::int32_t lane_of(std::int32_t place) const {
+    return lanes == 1 ? 0 : place / streams;
+  }
+  __device__ __forceinline__ std::int32_t job_at(std::int32_t place) const {
+    return lanes == 1 ? place : place % streams * lanes + place / streams;
+  }
+};
+
+// Deals out the line of each lane, one job after another, in equal shares of its blocks: a piece
+// goes to the block in whose share its middle lies.
 struct Dealer {
   std::int64_t share;
-  std::int32_t num_blocks;
+  std::int32_t width;  // blocks of a lane
+  bool fits_32_bits;   // twice the end of a lane: a division of 64 bits takes five times as long
+  std::int32_t first = 0;  // block of the lane
 
   __device__ __forceinline__ std::int32_t block_of(std::int64_t begin, std::int32_t cost) const {
-    const std::int64_t block = (2 * begin + cost) / (2 * share);
-    return block < num_blocks ? static_cast<std::int32_t>(block) : num_blocks - 1;
+    const std::int64_t middle = 2 * begin + cost;
+    const std::int64_t block =
+        fits_32_bits ? static_cast<std::uint32_t>(middle) / static_cast<std::uint32_t>(2 * share)
+                     : middle / (2 * share);
+    return first + (block < width ? static_cast<std::int32_t>(block) : width - 1);
   }
 };
 
 // Would whole jobs keep the blocks about as busy as equal shares? Then cutting them is not worth
 // the states that it leaves: each costs the traffic of several key blocks, written and read again.
-__device__ __forceinline__ bool whole_jobs_suffice(std::int32_t num_jobs, std::int32_t largest_cost,
+__device__ __forceinline__ bool whole_jobs_suffice(std::int32_t lane_jobs,
+                                                   std::int32_t largest_cost,
                                                    const Dealer& dealer) {
   constexpr std::int64_t kSlackPercent = 118;
-  const std::int64_t rounds = (num_jobs + dealer.num_blocks - 1) / dealer.num_blocks;
+  const std::int64_t rounds = (lane_jobs + dealer.width - 1) / dealer.width;
   return rounds * largest_cost * 100 <= dealer.share * kSlackPercent;
 }
 

@@ -21,8 +21,7 @@ constexpr int kMaxWarps = kMaxThreads / 32;
 // The sum over the block's threads, in all of them. `shared` has a float for each warp and is not
 // used again.
 __device__ __forceinline__ float block_sum(float sum, float* shared) {
-#pragma unroll
-  for (int delta = 16; delta > 0; delta /= 2) sum += __shfl_xor_sync(kAllLanes, sum, delta);
+  sum = gpu::warp_sum(sum);
   const int warps = static_cast<int>(blockDim.x) / 32;
   if (lane_id() == 0) shared[threadIdx.x / 32] = sum;
   __syncthreads();

@@ -1,20 +1,23 @@
 // After the model: acceptance along each request's tree, stop rules, history, drafter.
 //
-// Grid     one warp for each request; tree, working memory and the target's choices in shared
-//          memory, where the walks along the tree take a cycle or two per node and lane.
+// Grid     one block for each request, of which one warp does the step; the others are for a prompt
+//          that enters an n-gram index, and end at once where there is none. Tree, working memory
+//          and the target's choices lie in shared memory, where the walks along the tree take a
+//          cycle or two per node and lane.
 // Bytes    a few kilobytes for each request: its tree, its choices, what accept_step kept, the pool
 //          sets of what it adds.
 // Limit    latency; requests do not wait for each other.
 #include "algo/slot.h"
 #include "common/warp_team.cuh"
 #include "gpu/gpu.cuh"
+#include "step/enter_prompt.cuh"
 #include "step/step.h"
 #include "step/step_rows.cuh"
 
 namespace specdec::cuda {
 namespace {
 
-constexpr int kCommitThreads = 32;
+constexpr int kCommitThreads = 512;
 
 struct CommitShared {
   DraftTree tree;
@@ -50,6 +53,19 @@ __global__ void __launch_bounds__(kCommitThreads, 1) commit_kernel(const CommitS
   const WarpTeam team;
   const int b = static_cast<int>(blockIdx.x);
   const std::int32_t id = p.slot_ids[b];
+  bool entered = false;
+  if (p.slots.holds(id)) {
+    Slot* slot = p.slots.at(id);
+    const std::int64_t rows = std::int64_t{p.cu_logits[b + 1]} - p.cu_logits[b];
+    if (slot->method == SlotMethod::kNgram && slot->begun == 0 && rows > 0 &&
+        rows == slot_logit_rows(slot, slot->tree.size) && p.cu_logits[b] >= 0 &&
+        p.cu_logits[b] <= p.num_sampled - rows) {
+      entered = enter_prompt(slot->ngram_index(), slot->max_len, ngrams_up_to(slot->max_ngram),
+                             slot->history(), slot->len);
+    }
+  }
+  __syncthreads();  // all have read the slot
+  if (threadIdx.x >= 32) return;
   if (!p.slots.holds(id)) {
     if (team.rank() == 0) {
       shared.result = SlotResult{};
@@ -89,7 +105,7 @@ __global__ void __launch_bounds__(kCommitThreads, 1) commit_kernel(const CommitS
     slot_accept(team, &shared.tree, shared.sampled, &shared.accepted);
   }
   slot_commit(team, slot, &shared.tree, shared.sampled, &shared.accepted, &shared.result,
-              shared.path, &shared.path_len);
+              shared.path, &shared.path_len, true, entered);
   write_result(p, b, shared);
 }
 

@@ -77,7 +77,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--update", action="store_true", help=f"rewrite {registers.PAGE.name} and {loops.PAGE.name}"
     )
     parser.add_argument("--jobs", type=int, default=min(2, os.cpu_count() or 1))
-    parser.add_argument("--only", default="", help="sources that match this expression, no table")
+    parser.add_argument(
+        "--only",
+        default="",
+        help="sources that match this expression; compared with nothing, but --update renews the "
+        "rows of their kernels",
+    )
     args = parser.parse_args(argv)
     started = time.perf_counter()
     nvcc = build.nvcc_version()
@@ -111,18 +116,21 @@ def main(argv: Sequence[str] | None = None) -> int:
             f"all sources take {seconds:.0f} s of two cores, more than {MAX_BUILD_SECONDS}"
         )
     table = registers.table_of(kernels)
+    recorded_with, recorded = registers.read()
+    counted = {
+        symbols[symbol, "sm_90a"][0]: found
+        for o in package
+        for symbol, found in o.loop_counts.items()
+        if (symbol, "sm_90a") in symbols
+    }
+    if args.only and args.update:
+        registers.write(dict(sorted({**recorded, **table}.items())), nvcc)
+        loops.write({**loops.read(), **counted})
     if not args.only:
-        recorded_with, recorded = registers.read()
         entries = registers.allowed(ALLOWED.read_text())
         faults += local_memory_faults(kernels, opcodes, entries)
         if tools is not None:
             faults += sass.faults(opcodes)
-            counted = {
-                symbols[symbol, "sm_90a"][0]: found
-                for o in package
-                for symbol, found in o.loop_counts.items()
-                if (symbol, "sm_90a") in symbols
-            }
             if args.update:
                 loops.write(counted)
             elif recorded_with in ("", nvcc):

@@ -275,7 +275,7 @@ def accept(
     *,
     dtype: torch.dtype = torch.float32,
     ids: np.ndarray | None = None,
-    workspace: bool = True,
+    workspace: str = "ours",
     form: str = "rows",
 ) -> list[Accepted]:
     """One call of accept_step for all requests; those with probabilities are told apart.
@@ -321,8 +321,10 @@ def accept(
         tensor.fill_(-7)
     status = target.put(torch.zeros(len(requests), dtype=torch.int32))
     scratch = None
-    if not workspace:  # what it cannot do without, poisoned
+    if workspace != "ours":  # what it cannot do without, or all it can use; poisoned
         needed = ops.accept_scratch_bytes(len(requests), vocab, given is not None)
+        if workspace == "whole":
+            needed += 8 * (1 + rows * (3 + -(-vocab // 256)) + (rows + 1) // 2)
         scratch = target.put(torch.full((needed + 256,), 0xFF, dtype=torch.uint8))
     ops.accept_step(
         strided(target, scores, rng),

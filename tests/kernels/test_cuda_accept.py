@@ -64,7 +64,8 @@ def check(target: Target, vocab: int, dtype: torch.dtype, count: int, seed: int,
         random_request(rng, vocab, dtype, ids, kind != "chosen" and (i % 7 != 3))
         for i in range(count)
     ]
-    got = accept(target, requests, rng, dtype=dtype, ids=ids, workspace=seed % 2 == 1)
+    workspace = ("least", "ours", "whole")[seed % 3]
+    got = accept(target, requests, rng, dtype=dtype, ids=ids, workspace=workspace)
     assert compare(requests, got, ids) > 0
     for form in ("drafts", "own") if kind != "chosen" else ():
         assert accept(target, requests, rng, dtype=dtype, ids=ids, form=form) == got
@@ -84,8 +85,15 @@ def test_decisions_are_the_hosts(target: Target, vocab: int, dtype: torch.dtype,
 def test_decisions_under_the_checker(
     target: Target, vocab: int, dtype: torch.dtype, kind: str
 ) -> None:
-    """Races, bounds; the workspace is exactly what the plan asks for, poisoned."""
+    """Races, bounds; the workspace is the least it does with, and all it can use; both poisoned."""
+    check(target, vocab, dtype, 9, 3, kind)
     check(target, vocab, dtype, 9, 2, kind)
+
+
+@pytest.mark.parametrize("kind", ["chosen", "drawn"])
+@all_fast
+def test_rows_in_pieces(target: Target, kind: str) -> None:
+    check(target, 5000, F32, 8, 4, kind)
 
 
 LAWS = [Law(1.0), Law(0.4), Law(0.8, top_k=5), Law(1.0, top_p=0.8), Law(1.2, min_p=0.1)]

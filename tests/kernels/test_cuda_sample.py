@@ -88,6 +88,30 @@ def test_draws_are_the_hosts(target: Target, vocab: int, dtype: torch.dtype) -> 
     check(target, vocab, dtype, 120 if vocab <= 300 else 60, 1)
 
 
+@pytest.mark.parametrize(("vocab", "dtype"), [(4096, F32), (6144, BF16), (20_011, F16)])
+@all_fast
+def test_rows_in_pieces(target: Target, vocab: int, dtype: torch.dtype) -> None:
+    """Rows that several blocks search, weigh and draw from together."""
+    check(target, vocab, dtype, 16, 3)
+
+
+@pytest.mark.parametrize("dtype", [F32, BF16])
+@fast
+def test_masses_are_the_hosts_at_every_exponent(target: Target, dtype: torch.dtype) -> None:
+    """A draw at every 37th unit's share of rows whose weights fall from 1 to below the grid."""
+    vocab, count = 4096, 64
+    rng = np.random.default_rng(5)
+    base = -np.linspace(0, 34, vocab).astype(np.float32)
+    rows = torch.from_numpy(np.stack([rng.permutation(base) for _ in range(count)])).to(dtype)
+    laws = [Law(float(t)) for t in np.geomspace(0.05, 40, count).astype(np.float32)]
+    seeds, positions = list(range(count)), [7 * i for i in range(count)]
+    got, _ = draw_rows(target, rows, laws, seeds, positions, rng)
+    wide = rows.float().numpy()
+    assert got == [
+        host_token(wide[i], laws[i], seeds[i], positions[i] + 1) for i in range(count)
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize(("vocab", "dtype"), [(7, F32), (300, BF16), (1024, F16), (5000, F32)])
 @checked
 def test_draws_under_the_checker(target: Target, vocab: int, dtype: torch.dtype) -> None:

@@ -70,7 +70,7 @@ void what_is_unknown() {
   reports("an instruction", "dp4a.u32.u32 %r2, %r1, %r1, %r1;",
           "unknown instruction dp4a.u32.u32: dp4a.u32.u32 %r2");
   reports("a modifier", "add.sat.s32 %r2, %r1, %r1;", "unknown instruction add.sat.s32");
-  reports("a rounding", "add.rz.f32 %r2, %r1, %r1;", "unknown instruction add.rz.f32");
+  reports("a rounding", "add.rp.f32 %r2, %r1, %r1;", "unknown instruction add.rp.f32");
   reports("a size of wgmma", "wgmma.mma_async.sync.aligned.m64n64k8.f32.tf32.tf32 {%r1}, %rd1, 1;",
           "unknown instruction wgmma.mma_async.sync.aligned.m64n64k8");
   reports("a directive", ".loc 1 2 3;", "unknown directive .loc");

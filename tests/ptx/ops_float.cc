@@ -174,6 +174,10 @@ void put_comparisons(Table& t, const std::string& type) {
   put(t, "setp.num." + type, {setp<T, 7>, s}), put(t, "setp.nan." + type, {setp<T, 8>, s});
 }
 
+struct AddTowardsZero {
+  float operator()(float a, float b) const { return FmaTo<FE_TOWARDZERO>{}(a, 1.0f, b); }
+};
+
 template <class T>
 void put_float(Table& t, const std::string& type) {
   for (const char* rounding : {".", ".rn."}) {
@@ -200,6 +204,7 @@ void add_floats(Table& t) {
   put_map<FmaTo<FE_DOWNWARD>, float, float, float, float>(t, "fma.rm.f32");
   put_map<FmaTo<FE_UPWARD>, float, float, float, float>(t, "fma.rp.f32");
   put_map<FmaTo<FE_TOWARDZERO>, float, float, float, float>(t, "fma.rz.f32");
+  put_map<AddTowardsZero, float, float, float>(t, "add.rz.f32");
   put_map<Div<float>, float, float, float>(t, "div.approx.f32");
   put_map<Div<float>, float, float, float>(t, "div.full.f32");
   put_map<Ex2, float, float>(t, "ex2.approx.f32");

@@ -1,9 +1,9 @@
 // Matrix products of a warp (mma) and of a warpgroup (wgmma), from the PTX ISA's fragment tables.
 // Sums are exact, then truncated to fp32, as tensor cores do within an ulp or two.
 //
-// wgmma: D is NaN from issue to wait; the operands in shared memory are read, and the product is
-// computed, at the wait. Every warp does its 16 rows by itself, so that an operand which one warp
-// has not waited for is seen as such.
+// wgmma: D is NaN from issue to wait, A in registers must not change; the operands in shared memory
+// are read, and the product is computed, at the wait. Every warp does its 16 rows by itself, so
+// that an operand which one warp has not waited for is seen as such.
 #include <algorithm>
 #include <deque>
 #include <vector>
@@ -159,6 +159,7 @@ struct Issued {
   unsigned group;
   float* d[32];
   uint32_t fragment[32][4];
+  const uint32_t* source[32];  // the registers that A was in, which it may read until the wait
   std::vector<float> initial;  // D of each lane; empty if it starts from zero
 };
 struct Warp {
@@ -178,6 +179,7 @@ Site issue_site;
 struct WgmmaLane {
   Wgmma op;
   float* d;
+  const uint32_t* source;
   uint32_t fragment[4];
 };
 
@@ -237,7 +239,7 @@ void issue(void* p) {
   const bool chained = std::any_of(w.pending.begin(), w.pending.end() - 1,
                                    [&](const Issued& before) { return before.d[0] == lanes[0].d; });
   for (unsigned l = 0; l < 32; l++) {
-    i.d[l] = lanes[l].d;
+    i.d[l] = lanes[l].d, i.source[l] = lanes[l].source;
     memcpy(i.fragment[l], lanes[l].fragment, sizeof i.fragment[l]);
     if (op.accumulate && !chained) i.initial.insert(i.initial.end(), i.d[l], i.d[l] + op.n / 2);
     memset(i.d[l], 0xff, op.n / 2 * sizeof(float));
@@ -253,7 +255,12 @@ void compute(Warp& w, unsigned index) {
   const Wgmma& op = i.op;
   const unsigned per_chunk = 8 * per_register(op.type) / 2, half = op.n / 2, k_count = depth(op);
   for (unsigned l = 0; l < 32; l++) {
-    if (op.a_in_registers) decode_a(op.type, l, i.fragment[l], a);
+    if (op.a_in_registers) {
+      if (memcmp(i.source[l], i.fragment[l], sizeof i.fragment[l]) != 0) {
+        fail("wgmma " + at(i.site) + ": A was changed in its registers before wgmma_wait");
+      }
+      decode_a(op.type, l, i.fragment[l], a);
+    }
     for (unsigned j = 0; j < half; j++) {
       sums[d_row(l, j)][d_column(l, j)] = i.initial.empty() ? 0 : i.initial[l * half + j];
     }
@@ -314,7 +321,7 @@ void mma(Element type, float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint3
 
 void wgmma(const Wgmma& op, float* d, const uint32_t* fragment, Site here) {
   issue_site = here;
-  WgmmaLane mine{op, d, {}};
+  WgmmaLane mine{op, d, fragment, {}};
   if (op.a_in_registers) memcpy(mine.fragment, fragment, sizeof mine.fragment);
   gather(~0u, mine, "wgmma", here, issue);
 }

@@ -139,6 +139,33 @@ __global__ void __launch_bounds__(160, 1)
   if (kBug != Bug::keep_one_pending) out[t] = sum[0];
 }
 
+// A in registers, which the product reads until it is waited for.
+enum class Repack { never, behind_the_wait, early, early_in_one_lane, of_the_other_step };
+template <Repack kRepack>
+__global__ void product_of_registers(float* out) {
+  auto* tile = gpu::dynamic_shared<std::uint32_t>();
+  for (int i = static_cast<int>(threadIdx.x); i < 2048; i += 128) tile[i] = 0;
+  gpu::fence_proxy_async();
+  __syncthreads();
+  std::uint32_t a[2][4] = {{1, 2, 3, 4}, {5, 6, 7, 8}};
+  float sum[32] = {};
+  const auto b = gpu::wgmma_descriptor(tile, gpu::Swizzle::b128, 16, 1024);
+  gpu::wgmma_fence();
+  gpu::wgmma_rs_m64k16<bf16, 64>(sum, a[0], b, false);
+  gpu::wgmma_commit();
+  if (kRepack == Repack::early) a[0][2] = 9;
+  if (kRepack == Repack::early_in_one_lane && threadIdx.x == 77) a[0][3] = 9;
+  if (kRepack == Repack::of_the_other_step) a[1][0] = 9;  // no product reads it yet
+  gpu::wgmma_fence();
+  gpu::wgmma_rs_m64k16<bf16, 64>(sum, a[1], b, true);
+  gpu::wgmma_commit();
+  gpu::wgmma_wait<1>();
+  if (kRepack == Repack::behind_the_wait) a[0][0] = 9;
+  gpu::wgmma_wait<0>();
+  gpu::wgmma_hold(a[0]);
+  out[threadIdx.x] = sum[0] + static_cast<float>(a[0][0] + a[0][2] + a[0][3] + a[1][0]);
+}
+
 __global__ void half_warpgroup(float* out) {
   const std::uint64_t d =
       gpu::wgmma_descriptor(gpu::dynamic_shared<char>(), gpu::Swizzle::b128, 16, 1024);
@@ -202,6 +229,12 @@ void all(const gpu::TensorMap& m, const gpu::TensorMap& beyond, const unsigned c
   run<Bug::barrier_counts_differ>("counts", "others said", m, in, o);
   run<Bug::barrier_of_half_a_warp>("half a warp", "bad id or count", m, in, o);
   run<Bug::none>("tensor", "out of bounds: read", beyond, in, o);
+  const char* changed = "A was changed in its registers before wgmma_wait";
+  expect("registers", "ok", product_of_registers<Repack::never>, 1, 128, 16384, o);
+  expect("behind", "ok", product_of_registers<Repack::behind_the_wait>, 1, 128, 16384, o);
+  expect("the next", "ok", product_of_registers<Repack::of_the_other_step>, 1, 128, 16384, o);
+  expect("early", changed, product_of_registers<Repack::early>, 1, 128, 16384, o);
+  expect("a lane", changed, product_of_registers<Repack::early_in_one_lane>, 1, 128, 16384, o);
   expect("64 threads", "no full warpgroup", half_warpgroup, 1, 64, 16384, o);
   expect("no init", "not initialised", not_initialised, 1, 32, 64);
   expect("phase", "32 thread(s) waits at mbarrier_wait", never_ends, 1, 32, 64);

@@ -105,6 +105,9 @@ def planned(
         (2, 40, 700, 1, 4, 3, True),  # several tiles, the last one short
         (2, 5, 300, 2, 1, 4, False),  # whole
         (1, 5, 12, 1, 4, 2, True),  # nothing but a tail
+        (3, 40, 700, 2, 4, 7, True),  # lanes, cut; one block is left over
+        (4, 40, 300, 2, 4, 8, False),  # lanes, whole
+        (2, 100, 300, 2, 4, 9, False),  # lanes would leave too many blocks idle
     ],
 )
 def test_the_dealing_is_the_plan_kernels(
@@ -120,7 +123,7 @@ def test_the_dealing_is_the_plan_kernels(
 
 
 @pytest.mark.parametrize(
-    ("requests", "group", "kv_heads", "rows", "context", "reads"),
+    ("requests", "group", "kv_heads", "rows", "context", "one_line"),
     [
         (8, 4, 8, 64, 16384, 1.0),
         (32, 4, 8, 64, 8192, 2.0),
@@ -129,14 +132,29 @@ def test_the_dealing_is_the_plan_kernels(
         (8, 8, 8, 64, 16384, 2.0),
     ],
 )
-def test_sibling_tiles_read_their_stream_again(
-    requests: int, group: int, kv_heads: int, rows: int, context: int, reads: float
+def test_sibling_tiles_read_their_stream_together(
+    requests: int,
+    group: int,
+    kv_heads: int,
+    rows: int,
+    context: int,
+    one_line: float,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     device = Device()
-    plan = dealing.deal(Step(requests, rows, context, kv_heads, group, 128, device.sms))
-    traffic = dealing.simulate(plan, device.sms, device.l2_bytes // (2 * 64 * 128 * 2))
     once = requests * kv_heads * (context // dealing.KEYS)
-    assert traffic.read / once == pytest.approx(reads, abs=0.05)
+
+    def reads() -> tuple[float, int]:
+        plan = dealing.deal(Step(requests, rows, context, kv_heads, group, 128, device.sms))
+        traffic = dealing.simulate(plan, device.sms, device.l2_bytes // (2 * 64 * 128 * 2))
+        return traffic.read / once, traffic.busiest
+
+    lanes, busiest = reads()
+    assert lanes <= 1.1
+    monkeypatch.setattr(dealing, "MAX_LANES", 1)  # jobs on one line, row tiles fastest
+    flat, least = reads()
+    assert flat == pytest.approx(one_line, abs=0.05)
+    assert busiest <= 1.04 * least
 
 
 def test_the_cache_forgets_the_least_recently_used() -> None:
@@ -181,6 +199,27 @@ def test_what_bounds_a_kernel() -> None:
     assert Kernel("k", {"a": 2.0}, 3.0).bound == "latency"
     with pytest.raises(KeyError):
         machine.loops_of("renamed_kernel")
+
+
+@pytest.mark.parametrize("kind", ["sample", "match"])
+@pytest.mark.parametrize(("requests", "rows"), [(1, 64), (8, 8), (8, 64)])
+def test_rows_are_drawn_from_and_matched_within_three_reads(
+    kind: str, requests: int, rows: int
+) -> None:
+    """64 rows of 128k scores, whichever path they hold: no row, and no request, is one block's."""
+    prediction = model_ops.step_op(StepCell(kind, requests, rows), Device())
+    assert prediction.us <= 3 * prediction.floor_us
+    slower = Device(clock_hz=Device().clock_hz / 2)
+    assert model_ops.step_op(StepCell(kind, requests, rows), slower).us > 1.3 * prediction.us
+
+
+@pytest.mark.parametrize(("tokens", "most_us"), [(4096, 50), (65536, 500)])
+def test_a_prompt_is_indexed_in_time(tokens: int, most_us: float) -> None:
+    kernel = (ROOT / "cuda" / "step" / "commit_step.cu").read_text()
+    assert f"kCommitThreads = {model_ops.ENTERING_THREADS};" in kernel
+    entered = model_ops.enter_prompt(tokens, tokens + 1024, 3, Device())
+    assert entered.us <= most_us
+    assert model_ops.enter_prompt(2 * tokens, 2 * tokens, 3, Device()).us > 1.6 * entered.us
 
 
 def test_how_the_depth_of_a_product_is_cut() -> None:

@@ -140,7 +140,8 @@ def sample_rows(
     Shapes   scores [R, V] float32|bfloat16|float16, rows may be strided, V <= 2**20; cu_logits
              [B + 1] int32: the rows of request b are cu_logits[b]:cu_logits[b + 1]; positions [R]
              int32, absolute position of each row's own token, as ``build_step`` writes it: what is
-             drawn stands one further; workspace: as ``argmax``.
+             drawn stands one further; workspace: 8 + 32 R + 8 R ceil(V / 256) bytes. With less
+             one block draws from a row alone, or from all of a request's.
     Writes   out [R] int32: the token; -1 for a row with a NaN (drawn from: or +infinity) and for
              rows behind the last request; -2 for a drawn row of nothing but -infinity. probs
              [B, V] float32, if given, rows may be strided and each request has one row at most: the
@@ -197,7 +198,7 @@ def accept_step(
              request, -1 for its first; acceptance [B] uint8, index into ``ACCEPTANCE_RULES``;
              posterior_threshold, posterior_alpha (typical) and acceptance_threshold (threshold)
              [B] float32, in (0, 1], None: 0.09, 0.3 and 1; synthetic_rates as in
-             ``synthetic_step``; workspace: ``accept_scratch_bytes`` and what ``argmax`` takes.
+             ``synthetic_step``; workspace: ``accept_scratch_bytes`` and that of ``sample_rows``.
     Writes   results. A request without rows, or left out, accepts and emits nothing.
     Rules    as SamplingParams(acceptance=); temperature 0 is greedy under all of them. Rejection of
              drafts without probabilities is exact match. With synthetic_rates they decide how many
@@ -306,6 +307,6 @@ def synthetic_step(
 def accept_scratch_bytes(num_requests: int, vocab_size: int, has_probs: bool) -> int:
     """Workspace that accept_step needs on a device: 4 bytes a token and request with probabilities.
 
-    With 8 bytes for every 4096 scores behind it the largest scores are found at full speed.
+    With what ``sample_rows`` takes behind it no row is one block's work.
     """
     return _core.accept_scratch_bytes(num_requests, vocab_size, has_probs)

@@ -8,6 +8,8 @@ CUTS = "cpp/algo/law_cuts.h"
 ROW = "cuda/accept/block_row.cuh"
 CHUNKS = "cuda/accept/row_chunks.cuh"
 SHARED = "cuda/accept/law_shared.cuh"
+WEIGHTS = "cuda/accept/row_weights.cuh"
+ROWS = "cuda/accept/row_laws.cu"
 SAMPLE = "cuda/accept/sample_rows.cu"
 ACCEPT = "cuda/accept/accept_step.cu"
 
@@ -19,7 +21,7 @@ MUTANTS = [
         "std::int64_t{p.rows.positions[row]} + 1",
         "std::int64_t{p.rows.positions[row]}",
     ),
-    Mutant("sample-2", "min_p is ignored", ROW, "min_p_ = law.min_p;", "min_p_ = 0.0f;"),
+    Mutant("sample-2", "min_p is ignored", WEIGHTS, "min_p(law.min_p) {}", "min_p(0.0f) {}"),
     Mutant(
         "sample-3",
         "top_p stops a token short of its mass",
@@ -52,8 +54,8 @@ MUTANTS = [
         "sample-7",
         "no barrier between the drawn token and those who read it",
         ROW,
-        "find_in_chunks(unit);\n    __syncthreads();",
-        "find_in_chunks(unit);",
+        "if (threadIdx.x == 0) shared_->token = token; } __syncthreads();",
+        "if (threadIdx.x == 0) shared_->token = token; }",
     ),
     Mutant(
         "sample-8",
@@ -117,5 +119,111 @@ MUTANTS = [
         ROW,
         "if (j < count) residual[first + j] = weight_of_score(x[j], first + j);",
         "",
+    ),
+    Mutant(
+        "rows-1",
+        "n is rounded to the nearest",
+        WEIGHTS,
+        "gpu::add_towards_zero(z * 1.44269504f - 0.5f, -0x1p23f)",
+        "z * 1.44269504f - 0.5f + -0x1p23f",
+    ),
+    Mutant(
+        "rows-2",
+        "the upper part of a mass is rounded to the nearest",
+        WEIGHTS,
+        "gpu::fma_towards_zero(p, power, 2.0f)",
+        "__fmaf_rn(p, power, 2.0f)",
+        harmless="what is left is then negative at times, and still exact: the sum is the same",
+    ),
+    Mutant(
+        "rows-3",
+        "a temperature whose inverse is no number goes the short way",
+        WEIGHTS,
+        "min_p == 0.0f && inverse <= kLargestFloat",
+        "min_p == 0.0f",
+    ),
+    Mutant(
+        "rows-4",
+        "min_p goes the short way, which knows none",
+        WEIGHTS,
+        "min_p == 0.0f && inverse <= kLargestFloat",
+        "inverse <= kLargestFloat",
+    ),
+    Mutant(
+        "rows-5",
+        "the chunk that is not full goes the short way",
+        WEIGHTS,
+        "min(end, row.vocab / kChunk)",
+        "end",
+    ),
+    Mutant(
+        "rows-6",
+        "rows that begin anywhere go the short way",
+        WEIGHTS,
+        "row.aligned && weights.plain()",
+        "weights.plain()",
+    ),
+    Mutant(
+        "rows-7",
+        "rows are weighed while they are searched",
+        ROWS,
+        "while (gpu::load_acquire(p.laws.done + 2 * row) < static_cast<unsigned>(pieces)) {",
+        "while (false) {",
+    ),
+    Mutant(
+        "rows-8",
+        "of equal largest scores the last one",
+        ROWS,
+        "| ~static_cast<std::uint32_t>(best.index);",
+        "| static_cast<std::uint32_t>(best.index);",
+    ),
+    Mutant(
+        "rows-9",
+        "a piece of another row's counter",
+        ROWS,
+        "count_piece(p.laws.done + 2 * row + 1, pieces, shared)",
+        "count_piece(p.laws.done + 2 * row, pieces, shared)",
+    ),
+    Mutant(
+        "rows-10",
+        "counters begin with what the scratch held",
+        ROWS,
+        "words[i] = i < counters ? 0 : ~std::uint64_t{0};",
+        "if (i > 0) words[i] = i < counters ? words[i] : ~std::uint64_t{0};",
+    ),
+    Mutant(
+        "rows-11",
+        "every row is keyed by the first row's position",
+        ROWS,
+        "for (std::int32_t node = row - first; node > 0; ++position) {",
+        "for (std::int32_t node = 0; node > 0; ++position) {",
+    ),
+    Mutant(
+        "rows-12",
+        "the last piece's masses are not waited for",
+        ROWS,
+        "gpu::atomic_add_acq_rel(done, 1u) + 1 == static_cast<unsigned>(pieces)",
+        "atomicAdd(done, 1u) + 1 == static_cast<unsigned>(pieces)",
+    ),
+    Mutant(
+        "rows-13",
+        "no barrier between a ticket and the next",
+        ROWS,
+        "const auto ticket = static_cast<int>(shared->ticket); __syncthreads();",
+        "const auto ticket = static_cast<int>(shared->ticket);",
+    ),
+    Mutant(
+        "rows-14",
+        "a row that was not drawn from is drawn from",
+        ROWS,
+        "p.laws.drawn[row] = fault;",
+        "p.laws.drawn[row] = 0;",
+    ),
+    Mutant(
+        "rows-15",
+        "the mass of the last warp is left out",
+        ROWS,
+        "for (int w = 0; w < kRowWarps; ++w) sum",
+        "for (int w = 0; w < kRowWarps - 1; ++w) sum",
     ),
 ]

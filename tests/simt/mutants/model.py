@@ -67,12 +67,18 @@ SUITES = {
         "emu and not fast",
     ),
     "proposed": Suite(
-        ("step/brought", "step/draft", "step/commit"), ("test_proposed_drafts.py",), "emu"
+        ("step/proposed", "step/draft", "step/commit"), ("test_proposed_drafts.py",), "emu"
     ),
     "beams": Suite(("step/beams",), ("test_beam_ops.py",), "emu"),
     "growth": Suite(("step/growth",), ("test_growth_ops.py",), "emu"),
     "sample": Suite(("accept/",), ("test_cuda_sample.py",), "emu and not fast"),
     "accept": Suite(("accept/accept",), ("test_cuda_accept.py",), "emu and not fast"),
+    "enter": Suite(("step/commit",), ("test_slots_prompt.py", "test_slots.py"), "emu and not fast"),
+    "rows": Suite(
+        ("accept/row_laws", "accept/accept_step", "accept/sample"),
+        ("test_cuda_sample.py", "test_cuda_accept.py"),
+        "emu and not fast",
+    ),
     "synthetic": Suite(
         ("accept/synthetic", "accept/accept_step"), ("test_cuda_synthetic.py",), "emu and not fast"
     ),

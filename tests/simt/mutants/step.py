@@ -6,6 +6,7 @@ from mutants.model import Mutant
 
 BUILD = "cuda/step/build_step.cu"
 ARGMAX = "cuda/step/argmax.cu"
+BEST = "cuda/step/row_best.cuh"
 
 MUTANTS = [
     Mutant(
@@ -96,51 +97,51 @@ MUTANTS = [
     Mutant(
         "argmax-1",
         "no barrier between the warps and their join",
-        ARGMAX,
-        "shared[thread / 32] = best;\n  __syncthreads();",
-        "shared[thread / 32] = best;",
+        BEST,
+        "shared[threadIdx.x / 32] = best;\n  __syncthreads();",
+        "shared[threadIdx.x / 32] = best;",
     ),
     Mutant(
         "argmax-2",
         "the last of equal scores wins",
-        ARGMAX,
+        BEST,
         "b.index < a.index);",
         "b.index > a.index);",
     ),
     Mutant(
         "argmax-3",
         "elements behind the last vector forgotten",
-        ARGMAX,
+        BEST,
         "  if (rest < end) offer(best, nan, widen(scores[rest]), rest);\n",
         "",
     ),
     Mutant(
         "argmax-4",
         "elements before the first vector read past the piece",
-        ARGMAX,
+        BEST,
         "const int aligned = min(end, begin + (kVector - misaligned) % kVector);",
         "const int aligned = begin + (kVector - misaligned) % kVector;",
     ),
     Mutant(
         "argmax-5",
         "NaN of another lane forgotten",
-        ARGMAX,
-        "if (a.index == kNaN || b.index == kNaN) return {0.0f, kNaN};",
-        "if (a.index == kNaN) return {0.0f, kNaN};",
+        BEST,
+        "if (a.index == kNaNBest || b.index == kNaNBest) return {0.0f, kNaNBest};",
+        "if (a.index == kNaNBest) return {0.0f, kNaNBest};",
     ),
     Mutant(
         "argmax-6",
         "a row of minus infinities has no first",
-        ARGMAX,
-        "best.index == kNone ? 0 : best.index;",
+        BEST,
+        "best.index == kNoneBest ? 0 : best.index;",
         "best.index;",
     ),
     Mutant(
         "argmax-7",
         "join of the warps misses the last",
-        ARGMAX,
-        "for (int w = 1; w < kWarps; ++w)",
-        "for (int w = 1; w < kWarps - 1; ++w)",
+        BEST,
+        "for (int w = 1; w < kThreads / 32; ++w)",
+        "for (int w = 1; w < kThreads / 32 - 1; ++w)",
     ),
     Mutant(
         "argmax-8",

@@ -1,0 +1,264 @@
+// Largest scores, masses and draws of all rows of a step, by all multiprocessors together.
+//
+// Grid     persistent blocks that take tasks from one counter: a piece of a row is searched for its
+//          largest score, and when all of a row's pieces have been, each is weighed against it.
+//          Tasks of one kind alternate with those of the other, kAhead rows apart, so that
+//          arithmetic hides the reading. A block waits for a row's largest score alone: what it
+//          waits for was taken before, by blocks that run and wait for nothing later.
+//          Whoever weighs a row's last piece draws its token.
+// Bytes    scores once from device memory, once more from L2; 1 / 128 of that in masses.
+// Limit    some 30 instructions a token to weigh it: arithmetic from four bytes a token down.
+#include <algorithm>
+
+#include "accept/row_laws.cuh"
+#include "accept/row_weights.cuh"
+#include "gpu/gpu.cuh"
+#include "step/row_best.cuh"
+#include "step/step.h"
+
+namespace specdec::cuda {
+namespace {
+
+constexpr int kRowThreads = 256, kRowWarps = kRowThreads / 32;
+constexpr int kBlocksEach = 4;              // on a multiprocessor
+constexpr int kMaxBlocks = 4 * 132;         // of the largest GPUs served
+constexpr int kAhead = 4;                   // rows searched before the first is weighed
+constexpr int kMostChunks = 4 * kRowWarps;  // of a piece, which has as many for each warp
+
+struct RowShared {
+  union {
+    Best best[kRowWarps];
+    Mass mass[kRowWarps];
+  };
+  std::int32_t parents[kMaxStepTokens];
+  std::uint32_t ticket;
+  bool last;
+};
+
+// The larger score, and of equal ones the smaller index, is the larger number; a NaN the largest.
+constexpr std::uint64_t kNaNPacked = ~std::uint64_t{0};
+__device__ __forceinline__ std::uint64_t packed(const Best& best) {
+  if (best.index == kNaNBest) return kNaNPacked;
+  if (best.index == kNoneBest) return 0;
+  return std::uint64_t{order_key(best.value)} << 32 | ~static_cast<std::uint32_t>(best.index);
+}
+__device__ __forceinline__ TokenId unpacked(std::uint64_t best) {
+  if (best == kNaNPacked) return kBadRow;
+  return best == 0 ? 0 : static_cast<TokenId>(~static_cast<std::uint32_t>(best));
+}
+
+__device__ __forceinline__ void add(std::uint64_t* to, std::uint64_t x) {
+  atomicAdd(reinterpret_cast<unsigned long long*>(to), static_cast<unsigned long long>(x));
+}
+
+// For all threads of the block: was this the row's last piece? What its other pieces have written
+// is seen from here on.
+__device__ __forceinline__ bool count_piece(unsigned* done, int pieces, RowShared* shared) {
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    shared->last = gpu::atomic_add_acq_rel(done, 1u) + 1 == static_cast<unsigned>(pieces);
+  }
+  __syncthreads();
+  return shared->last;
+}
+
+template <class T>
+__device__ __forceinline__ void search_piece(const RowLawsParams& p, int row, int first, int end,
+                                             int pieces, RowShared* shared) {
+  const T* scores = static_cast<const T*>(p.rows.scores) + row * p.rows.row_stride;
+  const Best best =
+      best_of_block<kRowThreads>(best_of_thread<kRowThreads>(scores, first, end), shared->best);
+  if (threadIdx.x == 0) {
+    atomicMax(reinterpret_cast<unsigned long long*>(p.laws.best + row),
+              static_cast<unsigned long long>(packed(best)));
+  }
+  if (count_piece(p.laws.done + 2 * row, pieces, shared) && threadIdx.x == 0) {
+    p.ids[row] = unpacked(p.laws.best[row]);
+  }
+}
+
+// The number that decides the token after a row. The first warp's work.
+__device__ __forceinline__ double uniform_of(const RowLawsParams& p, int b, int row,
+                                             const RowShared& shared) {
+  std::int64_t position = p.rows.positions[row];
+  if (p.parents != nullptr) {
+    const std::int32_t first = p.rows.cu_logits[b];
+    position = p.rows.positions[first];
+    for (std::int32_t node = row - first; node > 0; ++position) {
+      const std::int32_t parent = shared.parents[node];
+      if (parent < 0 || parent >= node) break;  // no tree: nobody will ask
+      node = parent;
+    }
+  }
+  return philox_uniform(p.sampling.seed[b], static_cast<std::uint64_t>(position + 1), p.purpose, 0);
+}
+
+template <class T>
+__device__ __forceinline__ void weigh_piece(const RowLawsParams& p, int row, int begin, int end,
+                                            int pieces, RowShared* shared) {
+  StepView step;
+  step.num_requests = p.rows.num_requests;
+  step.cu_rows = p.rows.cu_logits;
+  const int b = find_request(step, row);
+  if (b >= step.num_requests || step.cu_rows[b] > row || step.cu_rows[b] < 0) return;
+  const SamplingLaw law = p.sampling.law(b);
+  const std::int32_t node = row - step.cu_rows[b];
+  if (!RowLaws::weighs(law) || (p.parents != nullptr && node >= kMaxStepTokens)) return;
+
+  if (threadIdx.x == 0) {
+    while (gpu::load_acquire(p.laws.done + 2 * row) < static_cast<unsigned>(pieces)) {
+    }
+  }
+  __syncthreads();
+  const T* scores = static_cast<const T*>(p.rows.scores) + row * p.rows.row_stride;
+  const TokenId best = unpacked(p.laws.best[row]);
+  const float largest = best < 0 ? 0.0f : widen(scores[best]);
+  if (const TokenId fault = row_fault(best, largest); fault != 0) {
+    if (threadIdx.x == 0 && begin == 0) p.laws.drawn[row] = fault;
+    return;
+  }
+  RowChunks<T> chunks(p.rows.vocab);
+  chunks.point_at(scores);
+  const RowWeights weights(largest, law);
+  Mass* masses = p.laws.masses_of(row);
+  const Mass mine = warp_sum(weigh_range(chunks, weights, begin, end, masses));
+  if (lane_id() == 0) shared->mass[threadIdx.x / 32] = mine;
+  if (p.parents != nullptr && static_cast<int>(threadIdx.x) <= node) {
+    shared->parents[threadIdx.x] = p.parents[step.cu_rows[b] + static_cast<int>(threadIdx.x)];
+  }
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    Mass sum = 0;
+    for (int w = 0; w < kRowWarps; ++w) sum += shared->mass[w];
+    add(p.laws.total + row, sum);
+  }
+  if (!count_piece(p.laws.done + 2 * row + 1, pieces, shared) || threadIdx.x >= 32) return;
+  const Mass unit = drawn_unit(uniform_of(p, b, row, *shared), p.laws.total[row]);
+  const TokenId token = find_unit(chunks, masses, unit,
+                                  [&](std::int32_t id) { return weights.of(widen(scores[id])); });
+  if (lane_id() == 0) p.laws.drawn[row] = token;
+}
+
+template <class T>
+__global__ void __launch_bounds__(kRowThreads, kBlocksEach)
+    row_laws_kernel(const __grid_constant__ RowLawsParams p, const int pieces,
+                    const int piece_chunks) {
+  static_assert(kMaxStepTokens <= kRowThreads, "a thread for each node of a tree");
+  gpu::grid_dependency_wait();
+  gpu::launch_dependents();
+  RowShared* shared = gpu::dynamic_shared<RowShared>();
+  // Twice a block's share at most: where blocks run one after another (the emulator), the first one
+  // does not do everything.
+  const int tickets = 2 * pieces * (p.rows.rows + kAhead), blocks = static_cast<int>(gridDim.x);
+  for (int left = 2 * ((tickets + blocks - 1) / blocks); left > 0; --left) {
+    if (threadIdx.x == 0) shared->ticket = atomicAdd(p.laws.tickets, 1u);
+    __syncthreads();
+    const auto ticket = static_cast<int>(shared->ticket);
+    __syncthreads();  // it may be written again
+    const int turn = ticket / (2 * pieces), task = ticket % (2 * pieces);
+    if (turn >= p.rows.rows + kAhead) return;
+    const bool searches = task < pieces;
+    const int row = searches ? turn : turn - kAhead;
+    const int begin = (searches ? task : task - pieces) * piece_chunks;
+    const int end = min(begin + piece_chunks, p.laws.chunks);
+    if (searches && row < p.rows.rows) {
+      search_piece<T>(p, row, begin * kChunk, min(end * kChunk, p.rows.vocab), pieces, shared);
+    } else if (!searches && row >= 0) {
+      weigh_piece<T>(p, row, begin, end, pieces, shared);
+    }
+    __syncthreads();  // shared memory may be written again
+  }
+}
+
+constexpr int kClearThreads = 256;
+
+// Counters to 0; nothing drawn for rows of no request.
+__global__ void __launch_bounds__(kClearThreads)
+    clear_kernel(std::uint64_t* words, const int counters, const int count) {
+  gpu::grid_dependency_wait();
+  gpu::launch_dependents();
+  const int i = static_cast<int>(blockIdx.x) * kClearThreads + static_cast<int>(threadIdx.x);
+  if (i < count) words[i] = i < counters ? 0 : ~std::uint64_t{0};
+}
+
+// 64-bit words in front of the masses: counters, then drawn tokens.
+constexpr std::int64_t counter_words(std::int32_t rows) { return 1 + std::int64_t{3} * rows; }
+constexpr std::int64_t cleared_words(std::int32_t rows) {
+  return counter_words(rows) + (std::int64_t{rows} + 1) / 2;
+}
+static_assert(kBadRow == -1, "all ones");
+
+template <class T>
+void launch_row_laws(const RowLawsParams& p) {
+  const std::int32_t rows = p.rows.rows, chunks = p.laws.chunks;
+  const int wanted = std::max((chunks + kMostChunks - 1) / kMostChunks, kMaxBlocks / rows);
+  const int each = (chunks + wanted - 1) / wanted;
+  const int piece_chunks = (each + kRowWarps - 1) / kRowWarps * kRowWarps;
+  const int used = (chunks + piece_chunks - 1) / piece_chunks;
+  const std::int64_t tasks = std::int64_t{2} * rows * used;
+  gpu::launch(row_laws_kernel<T>,
+              dim3(static_cast<unsigned>(std::min<std::int64_t>(tasks, kMaxBlocks))),
+              dim3(kRowThreads), sizeof(RowShared), p.stream, gpu::LaunchOptions{.dependent = true},
+              p, used, piece_chunks);
+}
+
+}  // namespace
+
+RowLaws place_row_laws(const ScoreRows& rows, const ExecutionContext& exec, std::int64_t offset) {
+  if (exec.workspace == nullptr ||
+      exec.workspace_bytes < offset + row_laws_bytes(rows.rows, rows.vocab)) {
+    return {};
+  }
+  auto* words = reinterpret_cast<std::uint64_t*>(static_cast<char*>(exec.workspace) + offset);
+  RowLaws laws;
+  laws.chunks = (rows.vocab + kChunk - 1) / kChunk;
+  laws.tickets = reinterpret_cast<std::uint32_t*>(words);
+  laws.best = words + 1;
+  laws.total = laws.best + rows.rows;
+  laws.done = reinterpret_cast<unsigned*>(laws.total + rows.rows);
+  laws.drawn = reinterpret_cast<TokenId*>(words + counter_words(rows.rows));
+  laws.mass_of_chunk = words + cleared_words(rows.rows);
+  return laws;
+}
+
+void row_laws(const RowLawsParams& p) {
+  const auto words = static_cast<int>(cleared_words(p.rows.rows));
+  gpu::launch(clear_kernel,
+              dim3(static_cast<unsigned>((words + kClearThreads - 1) / kClearThreads)),
+              dim3(kClearThreads), 0, p.stream, gpu::LaunchOptions{.dependent = true},
+              reinterpret_cast<std::uint64_t*>(p.laws.tickets),
+              static_cast<int>(counter_words(p.rows.rows)), words);
+  switch (p.rows.dtype) {
+    case DType::kBF16:
+      return launch_row_laws<__nv_bfloat16>(p);
+    case DType::kF16:
+      return launch_row_laws<__half>(p);
+    default:
+      return launch_row_laws<float>(p);
+  }
+}
+
+RowLaws search_rows(RowLawsParams p, const ExecutionContext& exec, std::int64_t offset) {
+  if (p.rows.rows == 0) return {};
+  p.laws = place_row_laws(p.rows, exec, offset);
+  p.stream = exec.stream;
+  if (p.laws) {
+    row_laws(p);
+    return p.laws;
+  }
+  ArgmaxParams best;
+  best.scores = p.rows.scores;
+  best.row_stride = p.rows.row_stride;
+  best.rows = p.rows.rows;
+  best.vocab = p.rows.vocab;
+  best.ids = p.ids;
+  best.dtype = p.rows.dtype;
+  best.exec = exec;
+  best.exec.workspace_bytes = exec.workspace_bytes - offset;
+  best.exec.workspace =
+      best.exec.workspace_bytes > 0 ? static_cast<char*>(exec.workspace) + offset : nullptr;
+  argmax(best);
+  return {};
+}
+
+}  // namespace specdec::cuda
