@@ -131,7 +131,7 @@ MUTANTS = [
         "[%0], [%1], %2,",
         "[%0], [%1+16], %2,",
     ),
-    _wgmma("wgmma: two registers of D change places", "REGS_0_31", '"%0,%1,', '"%1,%0,'),
+    _wgmma("wgmma: two registers of D change places", "REGS_0_3 ", '"%0,%1,', '"%1,%0,'),
     _wgmma("wgmma: registers of a wide D", "REGS_64_127", '"%64,%65,', '"%65,%64,'),
     _wgmma(
         "wgmma: the accumulate bit turned round",
