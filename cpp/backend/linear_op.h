@@ -56,11 +56,11 @@ constexpr LinearCut linear_cut(std::int32_t depth) {
 // kStreamChain k; a slice's value is the left fold of its chains, an element that of its slices.
 // Each slice is one block's: few columns are cut so that as many blocks as a large device has
 // multiprocessors read the weight.
-inline constexpr std::int32_t kStreamColumns = 64;    // of a block
-inline constexpr std::int32_t kStreamDepth = 128;     // k of one stage of copies
-inline constexpr std::int32_t kStreamChain = 1024;    // also the least k of a slice, where cut
+inline constexpr std::int32_t kStreamColumns = 64;  // of a block
+inline constexpr std::int32_t kStreamDepth = 128;   // k of one stage of copies
+inline constexpr std::int32_t kStreamChain = 1024;  // also the least k of a slice, where cut
 inline constexpr std::int32_t kStreamMaxSlices = 8;
-inline constexpr std::int32_t kStreamBlocks = 96;     // so many read as fast as memory delivers
+inline constexpr std::int32_t kStreamBlocks = 96;  // so many read as fast as memory delivers
 
 struct StreamCut {
   std::int32_t slices = 1;

@@ -15,7 +15,7 @@ namespace specdec {
 struct LinearProblem {
   std::int32_t rows = 0, columns = 0, depth = 0;
   DType dtype = DType::kF32;
-  bool aligned = false;  // rows of both matrices begin at multiples of 16 bytes
+  bool aligned = false;   // rows of both matrices begin at multiples of 16 bytes
   bool overlaps = false;  // rows of the weight share memory, which no copy engine can describe
 };
 

@@ -186,8 +186,8 @@ __device__ __forceinline__ void tma_multicast_2d(void* dst, const TensorMap& map
       "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
       ".multicast::cluster.L2::cache_hint [%0], [%1, {%2, %3}], [%4], %5, %6;" ::"r"(
           shared_address(dst)),
-      "l"(&map), "r"(x), "r"(y), "r"(shared_address(bar)),
-      "h"(static_cast<std::uint16_t>(blocks)), "l"(policy)
+      "l"(&map), "r"(x), "r"(y), "r"(shared_address(bar)), "h"(static_cast<std::uint16_t>(blocks)),
+      "l"(policy)
       : "memory");
 }
 __device__ __forceinline__ void tma_load_3d(void* dst, const TensorMap& map, std::uint64_t* bar,

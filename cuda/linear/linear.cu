@@ -98,8 +98,8 @@ void for_each_launch(const LinearParams& p, std::int32_t launch_rows, std::int64
 }
 
 LinearProblem problem_of(const LinearParams& p) {
-  return {p.rows, p.columns, p.depth, p.dtype, serves_matrix(p),
-          p.columns > 1 && p.weight_row_stride < p.depth};
+  return {p.rows,  p.columns,        p.depth,
+          p.dtype, serves_matrix(p), p.columns > 1 && p.weight_row_stride < p.depth};
 }
 
 void stream_linear(const LinearParams& p, const LinearInstance& instance) {

@@ -12,7 +12,8 @@ namespace specdec::cuda {
 // What a launch adds to the call.
 struct LinearLaunch {
   LinearParams call;
-  std::int32_t part_depth, parts_per_unit, row_tiles;  // of hopper_linear.cuh: a slice's, 1, its tiles
+  std::int32_t part_depth, parts_per_unit,
+      row_tiles;             // of hopper_linear.cuh: a slice's, 1, its tiles
   float* partial;            // [units, rows, pitch]; null: one unit, which writes out
   std::int64_t pitch;        // of partial, floats
   std::int64_t unit_stride;  // of partial, floats

@@ -294,8 +294,7 @@ void run(Program& program, const Launch& launch) {
   for (std::uint64_t i = 0; i < clusters; i++) {
     cluster.arrived = 0, cluster.phase = 1;
     for (Block& b : cluster.blocks) {
-      const std::uint64_t at =
-          (launch.seed % 2 ? clusters - 1 - i : i) * launch.cluster + b.rank;
+      const std::uint64_t at = (launch.seed % 2 ? clusters - 1 - i : i) * launch.cluster + b.rank;
       b.id = {unsigned(at % launch.grid.x), unsigned(at / launch.grid.x % launch.grid.y),
               unsigned(at / launch.grid.x / launch.grid.y)};
       std::fill(b.shared_memory.begin(), b.shared_memory.end(), '\xff');

@@ -120,8 +120,8 @@ void start(Block& b, Mbarrier& m, unsigned bytes, std::function<void()> copy) {
   });
 }
 
-void land(Block& b, const TensorMap& t, const std::array<std::int64_t, 5>& origin,
-          std::uint64_t to, unsigned bytes) {
+void land(Block& b, const TensorMap& t, const std::array<std::int64_t, 5>& origin, std::uint64_t to,
+          unsigned bytes) {
   const unsigned e = t.element;
   for (unsigned i = 0; i < bytes / e; i++) {  // elements in the order of the box
     std::uint64_t from = t.base;

@@ -70,7 +70,7 @@ std::string wgmma_unfinished();  // empty, or what a block left behind
 
 namespace async {
 void begin_block(unsigned ranks);  // or a cluster's
-std::string end_block();  // empty, or what is wrong
+std::string end_block();           // empty, or what is wrong
 }  // namespace async
 
 namespace registers {

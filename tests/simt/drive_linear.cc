@@ -70,7 +70,7 @@ void choices() {
   const auto tile = [&](int rows) {
     return pick_linear({rows, 4096, 4096, DType::kBF16, true, false}, hopper)->row_tile;
   };
-  const int tiles[][2] = {{1, 8},   {8, 8},   {9, 16},  {17, 32},   {33, 64},
+  const int tiles[][2] = {{1, 8},   {8, 8},   {9, 16},   {17, 32},   {33, 64},
                           {65, 96}, {84, 96}, {97, 128}, {128, 128}, {5000, 128}};
   for (const auto& [rows, want] : tiles) host::expect_equal("tile of rows", tile(rows), want);
   const auto served = [](const DeviceLimits& limits, DType dtype, int depth, bool aligned,
@@ -108,8 +108,8 @@ void choices() {
       const LinearDeal deal = deal_linear(one, 84, columns, 4096);
       const int needed = (columns - 1) / 64 + 1;
       const bool whole = deal.column_tiles % deal.cluster == 0 && deal.column_tiles >= needed &&
-                         deal.column_tiles < needed + deal.cluster &&
-                         deal.cluster <= one.cluster && deal.cluster <= needed;
+                         deal.column_tiles < needed + deal.cluster && deal.cluster <= one.cluster &&
+                         deal.cluster <= needed;
       host::expect_equal("clusters cover columns", whole, true);
     }
   }

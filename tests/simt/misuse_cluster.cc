@@ -65,8 +65,7 @@ __global__ void __launch_bounds__(64, 1)
       for (unsigned j = threadIdx.x - 32; j < kTile; j += 32) sum += s.tile[j];
       __syncwarp();
       if (threadIdx.x < 32 + kBlocks) {
-        const unsigned to =
-            kBug == Bug::readers_tell_their_own_block ? rank : threadIdx.x - 32;
+        const unsigned to = kBug == Bug::readers_tell_their_own_block ? rank : threadIdx.x - 32;
         gpu::mbarrier_arrive_in(&s.empty, to);
       }
     }
@@ -102,7 +101,8 @@ void all(const gpu::TensorMap& m, unsigned* out) {
   out[0] = 0;
   run<Bug::none>("correct", "ok", m, out);
   simt_test::failures += out[0] != 4 * kRounds * kTile;
-  run<Bug::no_first_meeting>("first meeting", "not initialised|race|no mbarrier_init_fence", m, out);
+  run<Bug::no_first_meeting>("first meeting", "not initialised|race|no mbarrier_init_fence", m,
+                             out);
   run<Bug::no_last_meeting>("last meeting", "has ended|ok", m, out);
   run<Bug::blocks_meet_alone>("alone", "not initialised|race|has ended|no mbarrier_init", m, out);
   run<Bug::no_wait_for_readers>("readers", "race|more arrivals", m, out);
