@@ -13,13 +13,14 @@ namespace {
 using cuda::HopperLinearTile;
 using bf16 = __nv_bfloat16;
 
+std::vector<bf16> x, weight;
+std::vector<float> partial;
+
 template <int kRows>
 void product(int rows, int columns, int depth, unsigned cluster, int slices, unsigned schedule) {
   // Rows are wider than the matrix: what lies beside it is NaN.
   const int pitch = (depth + 7) / 8 * 8 + 8;
   const bf16 nan(NAN);
-  static std::vector<bf16> x, weight;
-  static std::vector<float> partial;
   x.assign(size_t(rows) * pitch, nan), weight.assign(size_t(columns) * pitch, nan);
   const auto value = [](int i) { return float(i * 7 % 11 - 5); };
   for (int r = 0; r < rows; r++) {
