@@ -306,7 +306,7 @@ def linear_files() -> dict[str, str]:
             '#include "linear/linear_launch.cuh"\n',
             "namespace specdec::cuda {\n",
             f"using LinearLauncher = void (*){arguments};",
-            "// Of a row of kLinearInstances.",
+            "// The launcher of row `index` of kLinearInstances.",
             "LinearLauncher linear_launcher(std::size_t index);\n",
             *[f"void {name}{arguments};" for _, _, name in names],
             "\n}  // namespace specdec::cuda",

@@ -90,7 +90,11 @@ def product(rows: int, columns: int, depth: int, device: Device) -> Kernel:
     weight = columns * depth * 2.0
     needs["L2"] = (weight * row_tiles + tiles / cluster * rows * depth * 2) / device.l2_bytes_per_s
     needs["L2"] *= 1e6
-    needs["HBM"] = weight / device.hbm_bytes_per_s * 1e6
+    # x was written just before and the result is read just behind: both stay in L2, unless they
+    # are a large part of it.
+    beside = rows * (columns + depth) * 2.0
+    read = weight + (beside if beside > device.l2_bytes / 4 else 0.0)
+    needs["HBM"] = read / device.hbm_bytes_per_s * 1e6
     in_flight = min(blocks, device.sms) * stages * STAGE_DEPTH * 2 * LINEAR_COLUMNS
     needs["latency of memory"] = weight / in_flight * device.memory_latency_us
     # No block of the kernel before leaves room for one of these: the ring fills in the open.

@@ -122,7 +122,7 @@ __device__ __forceinline__ void sum_slice(const HopperLinearBlock<Tile>& block,
   for (int j = 0; j < Tile::kRows / 2; ++j) total[j] = 0.0f;
   int stage = 0;
   std::uint32_t round = 0;
-  // Of the oldest stage that is not released: its place, number, and the block that fills it next.
+  // The oldest stage that is not released: its place, number, and the block that fills it next.
   int oldest = 0;
   std::int32_t released = 0;
   unsigned filler = static_cast<unsigned>(Tile::kStages) % block.cluster;

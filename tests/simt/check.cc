@@ -65,7 +65,7 @@ struct {
 } recent_places[1024];
 unsigned threads, warps, ranks, block, current;  // current: the rank of the running thread
 unsigned cluster = 1;                            // blocks that count as one here
-// Of the first block; others of its cluster have theirs at multiples of the pitch behind it.
+// The first block's; others of its cluster have theirs at multiples of the pitch behind it.
 uintptr_t shared_lo, shared_hi, shared_pitch, stack_lo, stack_hi;
 bool is_shared(uintptr_t a) {  // a kilobyte of no man's land lies behind each block's
   return a >= shared_lo && a < shared_lo + cluster * shared_pitch;

@@ -8,7 +8,7 @@
 namespace specdec::cuda {
 
 using LinearLauncher = void (*)(const LinearLaunch& launch, unsigned cluster, dim3 grid);
-// Of a row of kLinearInstances.
+// The launcher of row `index` of kLinearInstances.
 LinearLauncher linear_launcher(std::size_t index);
 
 void hopper_linear_bf16_r8(const LinearLaunch& launch, unsigned cluster, dim3 grid);
