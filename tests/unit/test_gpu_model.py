@@ -210,7 +210,7 @@ def test_how_a_product_is_dealt() -> None:
 
 @pytest.mark.parametrize("name", ["qkv", "o", "gate-up", "down"])
 def test_84_rows_take_hardly_longer_than_one(name: str) -> None:
-    """Of the weights of an 8B model's layer, by the loops of the compiled kernels."""
+    """With the weights of an 8B model's layer, by the loops of the compiled kernels."""
     columns, depth = linear.SHAPES[name]
     one, many = (model_ops.product(rows, columns, depth, Device()) for rows in (1, 84))
     assert many.us / one.us <= 1.12
