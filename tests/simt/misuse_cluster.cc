@@ -101,8 +101,9 @@ void all(const gpu::TensorMap& m, unsigned* out, bool in_order) {
   out[0] = 0;
   run<Bug::none>("correct", "ok", m, out);
   simt_test::failures += out[0] != 4 * kRounds * kTile;
-  run<Bug::no_first_meeting>("first meeting", "not initialised|race|no mbarrier_init_fence", m,
-                             out);
+  // Another order may let every barrier be there, and used by its own block, before it is needed.
+  run<Bug::no_first_meeting>(
+      "first meeting", in_order ? "not initialised" : "not initialised|race|init_fence|ok", m, out);
   run<Bug::no_last_meeting>("last meeting", "has ended|ok", m, out);
   run<Bug::blocks_meet_alone>(
       "alone", in_order ? "not initialised" : "not initialised|race|has ended|init_fence|ok", m,
