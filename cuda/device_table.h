@@ -24,6 +24,12 @@ void run_attention_on(const SpecAttentionParams& params) {
   spec_attention(params, Device::limits(params.exec.device));
 }
 
+template <class Device>
+void run_linear_on(const LinearParams& params) {
+  const Device device(params.exec.device);
+  linear(params, Device::limits(params.exec.device));
+}
+
 // Device: Device(int index) makes that device the calling thread's until it is destroyed;
 // Device::limits(int index) tells its properties. The caller adds the name, where tensors lie, and
 // hooks.
@@ -41,7 +47,7 @@ Backend device_table() {
   table.argmax = run_on<Device, argmax, ArgmaxParams>;
   table.rms_norm = run_on<Device, rms_norm, RmsNormParams>;
   table.gated_activation = run_on<Device, gated_activation, GatedActivationParams>;
-  table.linear = run_on<Device, linear, LinearParams>;
+  table.linear = run_linear_on<Device>;
   table.draft_step = run_on<Device, draft_step, DraftStepParams>;
   table.commit_step = run_on<Device, commit_step, CommitStepParams>;
   table.propose_drafts = run_on<Device, propose_drafts, ProposeDraftsParams>;

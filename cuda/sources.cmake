@@ -7,7 +7,8 @@ set(SPECDEC_CUDA_HOST ${here}/attention/dispatch.cc
 set(SPECDEC_CUDA_DECODER ${here}/decoder/gated_activation.cu ${here}/decoder/rms_norm.cu)
 set(SPECDEC_CUDA_KV ${here}/kv/append.cu ${here}/kv/compact.cu ${here}/kv/rope_append.cu)
 set(SPECDEC_CUDA_LINEAR ${here}/linear/linear.cu ${here}/linear/matrix_bf16.cu
-                        ${here}/linear/matrix_f16.cu)
+                        ${here}/linear/matrix_f16.cu ${here}/linear/instances/launchers.cu)
+file(GLOB SPECDEC_CUDA_LINEAR_HOPPER CONFIGURE_DEPENDS ${here}/linear/instances/hopper_*.cu)
 set(SPECDEC_CUDA_ACCEPT ${here}/accept/accept_step.cu ${here}/accept/row_laws.cu
                         ${here}/accept/sample_rows.cu
                         ${here}/accept/synthetic_step.cu)
@@ -25,5 +26,6 @@ if(SPECDEC_CUDA_ONLY)
 endif()
 set(SPECDEC_CUDA_ATTENTION ${here}/attention/generic.cu ${here}/attention/plan.cu ${SPECDEC_CUDA_FINISH})
 set(SPECDEC_CUDA_KERNELS ${SPECDEC_CUDA_DECODER} ${SPECDEC_CUDA_KV} ${SPECDEC_CUDA_STEP}
-                         ${SPECDEC_CUDA_ACCEPT} ${SPECDEC_CUDA_LINEAR} ${SPECDEC_CUDA_ATTENTION} ${SPECDEC_CUDA_AMPERE}
+                         ${SPECDEC_CUDA_ACCEPT} ${SPECDEC_CUDA_LINEAR}
+                         ${SPECDEC_CUDA_LINEAR_HOPPER} ${SPECDEC_CUDA_ATTENTION} ${SPECDEC_CUDA_AMPERE}
                          ${SPECDEC_CUDA_HOPPER})

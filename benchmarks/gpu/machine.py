@@ -35,7 +35,9 @@ class Device:
     launch_us: float = 1.0  # between two kernels of a graph, one waiting for the other
     first_load_us: float = 1.5  # a page looked up, its first bytes there
     l2_latency_us: float = 0.45  # of an access that the one before decides
+    memory_latency_us: float = 0.8  # of a bulk copy while memory is busy
     barrier_us: float = 0.35  # a sum over a block of 1024 threads
+    cluster_sync_us: float = 0.1  # all threads of a cluster meet
 
 
 # Shares of a rate.

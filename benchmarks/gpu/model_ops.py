@@ -11,7 +11,6 @@ from benchmarks.gpu.model_attention import attention
 ROWS_AHEAD = 4  # rows that are searched before the first is weighed
 NODE_US = 0.02  # of one thread that looks at every node in shared memory
 WALK_BARRIERS = 4
-MMA_SYNC_SHARE = 0.62  # of wgmma's rate on Hopper
 
 
 def streamed(kernel: str, num_bytes: float, sms: float, device: Device) -> dict[str, float]:
@@ -95,58 +94,67 @@ def enter_prompt(tokens: int, max_len: int, lengths: int, device: Device) -> Ker
     return Kernel("commit", {"L2 port": 2 * table_us}, start + waits)
 
 
-LINEAR_TILES = ((8, 32), (16, 32), (32, 128), (64, 128), (128, 128))  # rows, columns of a block
-ENOUGH_BLOCKS = 120
+# cpp/backend/linear_op.h and linear_instances.h: rows of x in a tile, stages, blocks that share x.
+LINEAR_TILES = ((8, 10, 1), (16, 10, 1), (32, 9, 2), (64, 7, 4), (96, 5, 8), (128, 4, 8))
+LINEAR_COLUMNS, STAGE_DEPTH, CHAIN = 64, 128, 1024
 
 
-def linear_units(blocks: int, narrow: bool, depth: int) -> int:
-    """Returns into how many units the depth of a product is cut (cuda/linear/linear_plan.h)."""
-    groups = max(1, (depth - 1) // 4096 + 1)
-    if narrow:
-        return 1 if groups == 1 or blocks >= ENOUGH_BLOCKS else groups
-    return groups if blocks * groups >= ENOUGH_BLOCKS or depth <= 64 else 4 * groups
+def linear_slices(columns: int, depth: int) -> int:
+    """Returns into how many slices the depth of a product is cut (stream_cut)."""
+    tiles, slices = -(-columns // LINEAR_COLUMNS), 1
+    while slices < 8 and tiles * slices < 96 and depth // (2 * slices) >= CHAIN:
+        slices *= 2
+    return slices
 
 
-def chunk_of_product(found: list[Counts], row_tile: int) -> Counts:
-    """Returns what a warp does for a chunk of 64 of the depth: its products, and the loop around
-    them that copies where they are in a loop of their own."""
-    products = max(found, key=lambda counts: counts.get("tensor_ops", 0))
-    trips, rest = divmod(2 * 32 * min(row_tile, 32) * 64, products["tensor_ops"])
-    if rest:
-        raise ValueError(f"{products}: not a part of the products of a chunk")
-    if trips == 1:
-        return products
-    around = max(found, key=lambda counts: counts.get("load_bytes", 0))
-    return {
-        name: trips * products.get(name, 0) + around.get(name, 0) for name in {*products, *around}
-    }
+def stage_of_product(row_tile: int) -> Counts:
+    """Returns what a consuming warp does for a stage: the loop that multiplies it."""
+    name = f"hopper_linear_kernel<bf16, HopperLinearTile<{row_tile}> >"
+    products = 2 * LINEAR_COLUMNS * row_tile * STAGE_DEPTH
+    found = [x["body"] for x in loops_of(name) if x["body"].get("tensor_ops", 0) > 0]
+    if len(found) != 1 or found[0]["tensor_ops"] != products:
+        raise ValueError(f"{name}: no loop of {products} operations a trip")
+    return found[0]
 
 
 def product(rows: int, columns: int, depth: int, device: Device) -> Kernel:
     """Returns the few-row product of a weight [columns, depth], its fold included."""
-    row_tile, column_tile = next(t for t in LINEAR_TILES if rows <= t[0] or t[0] == 128)
-    narrow = column_tile == 32
-    name = f"linear_kernel<LinearConfig<bf16, {row_tile}, {str(narrow).lower()}> >"
-    loop = chunk_of_product([loop["body"] for loop in loops_of(name)], row_tile)
-    tiles = -(-rows // row_tile)
-    flops = 2.0 * row_tile * tiles * columns * depth
-    trips = flops / loop["tensor_ops"] / device.sms  # of a warp, on each multiprocessor
+    row_tile, stages, shared_by = next(t for t in LINEAR_TILES if rows <= t[0] or t[0] == 128)
+    row_tiles, tiles = -(-rows // row_tile), -(-columns // LINEAR_COLUMNS)
+    cluster = min(shared_by, 1 << (tiles.bit_length() - 1))
+    tiles = -(-tiles // cluster) * cluster
+    slices = linear_slices(columns, depth)
+    blocks = row_tiles * tiles * slices
+    trips = -(-depth // slices // STAGE_DEPTH)
+    # A multiprocessor holds one block: the busiest makes `turns` of them, one after another.
+    turns = -(-blocks // device.sms)
     cycle = 1e6 / device.clock_hz
-    needs = {pipe: trips / 4 * cycles * cycle for pipe, cycles in slots(loop).items()}
-    # What is copied is written to shared memory too.
-    needs["shared memory"] = trips * (loop["shared_bytes"] + loop["load_bytes"]) * 32 / 128 * cycle
-    needs["tensor"] = flops / (device.tensor_flops * MMA_SYNC_SHARE) * 1e6
-    needs["HBM"] = columns * depth * 2 / device.hbm_bytes_per_s * 1e6
-    tiled = -(-columns // column_tile) * tiles
-    units = linear_units(tiled, narrow, depth)
-    blocks = tiled * units
-    if not narrow:  # one block of these fits a multiprocessor: the last wave is not full
-        waves = -(-blocks // device.sms)
-        needs = {name: us * waves * device.sms / blocks for name, us in needs.items()}
-    fold_us = 0.0
-    if units > 1:  # every unit's sums are written and read by a second kernel
-        fold_us = 2 * units * rows * columns * 4 / device.l2_bytes_per_s * 1e6 + device.launch_us
-    return Kernel("product", needs, device.launch_us + fold_us)
+    loop = stage_of_product(row_tile)
+    needs = {pipe: turns * trips * c * cycle for pipe, c in slots(loop).items()}
+    needs["tensor"] = (
+        turns * trips * loop["tensor_ops"] * device.sms / device.tensor_flops * 1e6
+    )  # of one multiprocessor's share
+    # A stage is written once and read once: by the matrix instructions, 64 columns at a time.
+    stage_bytes = STAGE_DEPTH * 2 * (LINEAR_COLUMNS + row_tile)
+    needs["shared memory"] = turns * trips * 2 * stage_bytes / 128 * cycle
+    needs["L2 port"] = turns * trips * stage_bytes / device.l2_bytes_per_cycle * cycle
+    weight = columns * depth * 2.0
+    needs["L2"] = (weight * row_tiles + tiles / cluster * rows * depth * 2) / device.l2_bytes_per_s
+    needs["L2"] *= 1e6
+    # x was written just before and the result is read just behind: both stay in L2, unless they
+    # are a large part of it.
+    beside = rows * (columns + depth) * 2.0
+    read = weight + (beside if beside > device.l2_bytes / 4 else 0.0)
+    needs["HBM"] = read / device.hbm_bytes_per_s * 1e6
+    in_flight = min(blocks, device.sms) * stages * STAGE_DEPTH * 2 * LINEAR_COLUMNS
+    needs["latency of memory"] = weight / in_flight * device.memory_latency_us
+    # No block of the kernel before leaves room for one of these: the ring fills in the open.
+    fixed = device.launch_us + device.first_load_us
+    if cluster > 1:
+        fixed += 2 * device.cluster_sync_us
+    if slices > 1:  # every slice's sums are written and read by a second kernel
+        fixed += 2 * slices * rows * columns * 4 / device.l2_bytes_per_s * 1e6 + device.launch_us
+    return Kernel("product", needs, fixed)
 
 
 def linear_cell(cell: LinearCell, device: Device) -> Prediction:

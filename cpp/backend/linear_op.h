@@ -30,7 +30,7 @@ struct ScratchBytes {
   std::int64_t needed = 0, wanted = 0;
 };
 
-// How the matrix kernels of a device cut k, from its length alone. A chain of multiply-adds runs
+// How the matrix kernels for 8.0 cut k, from its length alone. A chain of multiply-adds runs
 // over the k of one part; a group's value is the left fold of its parts, an element that of its
 // groups. A part may be empty: its value is +0. Which block or warp computes a part is free.
 inline constexpr std::int32_t kLinearGroupParts = 4;
@@ -49,6 +49,33 @@ constexpr LinearCut linear_cut(std::int32_t depth) {
   cut.groups = std::max(1, (depth - 1) / kLinearGroupDepth + 1);
   const std::int32_t even = (depth - 1) / (cut.groups * kLinearGroupParts) + 1;
   cut.part_depth = (even + kLinearChunk - 1) / kLinearChunk * kLinearChunk;
+  return cut;
+}
+
+// How those for 9.0 (wgmma) do, from the matrix's shape. A chain of multiply-adds runs over at most
+// kStreamChain k; a slice's value is the left fold of its chains, an element that of its slices.
+// Each slice is one block's: few columns are cut so that as many blocks as a large device has
+// multiprocessors read the weight.
+inline constexpr std::int32_t kStreamColumns = 64;  // of a block
+inline constexpr std::int32_t kStreamDepth = 128;   // k of one stage of copies
+inline constexpr std::int32_t kStreamChain = 1024;  // also the least k of a slice, where cut
+inline constexpr std::int32_t kStreamMaxSlices = 8;
+inline constexpr std::int32_t kStreamBlocks = 96;  // so many read as fast as memory delivers
+
+struct StreamCut {
+  std::int32_t slices = 1;
+  std::int32_t slice_depth = kStreamDepth;  // of every slice but the last; none is empty
+};
+
+constexpr StreamCut stream_cut(std::int32_t columns, std::int32_t depth) {
+  const std::int32_t tiles = (columns - 1) / kStreamColumns + 1;
+  StreamCut cut;
+  while (cut.slices < kStreamMaxSlices && std::int64_t{tiles} * cut.slices < kStreamBlocks &&
+         depth / (2 * cut.slices) >= kStreamChain) {
+    cut.slices *= 2;
+  }
+  const std::int32_t even = (depth - 1) / cut.slices + 1;
+  cut.slice_depth = ((even - 1) / kStreamDepth + 1) * kStreamDepth;
   return cut;
 }
 

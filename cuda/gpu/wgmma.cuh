@@ -4,9 +4,10 @@
 #pragma once
 
 // D registers by range; a wider D appends the next range.
-#define SPECDEC_REGS_0_31                                                          \
-  "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21," \
-  "%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
+#define SPECDEC_REGS_0_3 "%0,%1,%2,%3"
+#define SPECDEC_REGS_4_7 "%4,%5,%6,%7"
+#define SPECDEC_REGS_8_15 "%8,%9,%10,%11,%12,%13,%14,%15"
+#define SPECDEC_REGS_16_31 "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
 #define SPECDEC_REGS_32_39 "%32,%33,%34,%35,%36,%37,%38,%39"
 #define SPECDEC_REGS_40_47 "%40,%41,%42,%43,%44,%45,%46,%47"
 #define SPECDEC_REGS_48_63 "%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
@@ -15,7 +16,10 @@
   "%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95,%96,%97,%98,%99,%100,%101," \
   "%102,%103,%104,%105,%106,%107,%108,%109,%110,%111,%112,%113,%114,%115,%116,"    \
   "%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
-#define SPECDEC_LIST_64 SPECDEC_REGS_0_31
+#define SPECDEC_LIST_8 SPECDEC_REGS_0_3
+#define SPECDEC_LIST_16 SPECDEC_LIST_8 "," SPECDEC_REGS_4_7
+#define SPECDEC_LIST_32 SPECDEC_LIST_16 "," SPECDEC_REGS_8_15
+#define SPECDEC_LIST_64 SPECDEC_LIST_32 "," SPECDEC_REGS_16_31
 #define SPECDEC_LIST_80 SPECDEC_LIST_64 "," SPECDEC_REGS_32_39
 #define SPECDEC_LIST_96 SPECDEC_LIST_80 "," SPECDEC_REGS_40_47
 #define SPECDEC_LIST_128 SPECDEC_LIST_96 "," SPECDEC_REGS_48_63
@@ -25,6 +29,9 @@
 #define SPECDEC_D8(i) SPECDEC_D4(i), SPECDEC_D4((i) + 4)
 #define SPECDEC_D16(i) SPECDEC_D8(i), SPECDEC_D8((i) + 8)
 #define SPECDEC_D32(i) SPECDEC_D16(i), SPECDEC_D16((i) + 16)
+#define SPECDEC_D_8 SPECDEC_D4(0)
+#define SPECDEC_D_16 SPECDEC_D8(0)
+#define SPECDEC_D_32 SPECDEC_D16(0)
 #define SPECDEC_D_64 SPECDEC_D32(0)
 #define SPECDEC_D_80 SPECDEC_D_64, SPECDEC_D8(32)
 #define SPECDEC_D_96 SPECDEC_D_80, SPECDEC_D8(40)
@@ -54,12 +61,18 @@
 
 // One branch for each N; FORM(N, SHAPE, numbers...) is one of the four above.
 #define SPECDEC_FOR_N_4(FORM, SHAPE)                                    \
+  if constexpr (N == 8) FORM(8, SHAPE, "%4", "%5", "%6", "%7");         \
+  if constexpr (N == 16) FORM(16, SHAPE, "%8", "%9", "%10", "%11");     \
+  if constexpr (N == 32) FORM(32, SHAPE, "%16", "%17", "%18", "%19");   \
   if constexpr (N == 64) FORM(64, SHAPE, "%32", "%33", "%34", "%35");   \
   if constexpr (N == 80) FORM(80, SHAPE, "%40", "%41", "%42", "%43");   \
   if constexpr (N == 96) FORM(96, SHAPE, "%48", "%49", "%50", "%51");   \
   if constexpr (N == 128) FORM(128, SHAPE, "%64", "%65", "%66", "%67"); \
   if constexpr (N == 256) FORM(256, SHAPE, "%128", "%129", "%130", "%131")
 #define SPECDEC_FOR_N_7(FORM, SHAPE)                                                         \
+  if constexpr (N == 8) FORM(8, SHAPE, "%4", "%5", "%6", "%7", "%8", "%9", "%10");           \
+  if constexpr (N == 16) FORM(16, SHAPE, "%8", "%9", "%10", "%11", "%12", "%13", "%14");     \
+  if constexpr (N == 32) FORM(32, SHAPE, "%16", "%17", "%18", "%19", "%20", "%21", "%22");   \
   if constexpr (N == 64) FORM(64, SHAPE, "%32", "%33", "%34", "%35", "%36", "%37", "%38");   \
   if constexpr (N == 80) FORM(80, SHAPE, "%40", "%41", "%42", "%43", "%44", "%45", "%46");   \
   if constexpr (N == 96) FORM(96, SHAPE, "%48", "%49", "%50", "%51", "%52", "%53", "%54");   \
@@ -72,7 +85,8 @@
 namespace specdec::gpu {
 
 template <int N>
-inline constexpr bool kWgmmaWidth = N == 64 || N == 80 || N == 96 || N == 128 || N == 256;
+inline constexpr bool kWgmmaWidth =
+    N == 8 || N == 16 || N == 32 || N == 64 || N == 80 || N == 96 || N == 128 || N == 256;
 
 // Before each group of wgmma: registers that this thread wrote (D, A fragments) are ready for it.
 __device__ __forceinline__ void wgmma_fence() {

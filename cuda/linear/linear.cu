@@ -1,8 +1,10 @@
 // Chooses and launches the kernels of the linear layer, and adds partial sums.
 #include <algorithm>
 
+#include "backend/linear_pick.h"
 #include "decoder/row_elements.cuh"
 #include "gpu/gpu.cuh"
+#include "linear/instances/launchers.h"
 #include "linear/linear.h"
 #include "linear/linear_plan.h"
 #include "linear/matrix.h"
@@ -52,20 +54,71 @@ bool serves_matrix(const LinearParams& p) {
          aligned_for_lanes(p.weight, p.dtype, p.weight_row_stride);
 }
 
+// Adds the units' sums, `units_per_group` of them to a group and the groups to an element.
+void launch_fold(const LinearLaunch& launch, std::int32_t units, std::int32_t units_per_group) {
+  const int vectors = (launch.call.columns - 1) / kLaneElements + 1;
+  const dim3 grid(static_cast<unsigned>((vectors - 1) / kFoldThreads + 1),
+                  static_cast<unsigned>(launch.call.rows));
+  const auto fold = launch.call.dtype == DType::kBF16 ? fold_linear_kernel<__nv_bfloat16>
+                                                      : fold_linear_kernel<__half>;
+  gpu::launch(fold, grid, dim3(kFoldThreads), 0, launch.call.exec.stream,
+              gpu::LaunchOptions{.dependent = true}, launch, units, units_per_group);
+}
+
 void launch_matrix(const LinearLaunch& launch, const LinearPlan& plan) {
   const dim3 grid(static_cast<unsigned>(launch.row_tiles) * plan.column_tiles,
                   static_cast<unsigned>(plan.units));
   const auto by_dtype = launch.call.dtype == DType::kBF16 ? launch_tile_bf16 : launch_tile_f16;
   by_dtype(launch, plan.tile.row_tile, grid);
-  if (launch.partial == nullptr) return;
-  const int vectors = (launch.call.columns - 1) / kLaneElements + 1;
-  const dim3 fold_grid(static_cast<unsigned>((vectors - 1) / kFoldThreads + 1),
-                       static_cast<unsigned>(launch.call.rows));
-  const auto fold = launch.call.dtype == DType::kBF16 ? fold_linear_kernel<__nv_bfloat16>
-                                                      : fold_linear_kernel<__half>;
-  gpu::launch(fold, fold_grid, dim3(kFoldThreads), 0, launch.call.exec.stream,
-              gpu::LaunchOptions{.dependent = true}, launch, plan.units,
-              kLinearGroupParts / plan.parts_per_unit);
+  if (launch.partial != nullptr) {
+    launch_fold(launch, plan.units, kLinearGroupParts / plan.parts_per_unit);
+  }
+}
+
+// Calls f with the launch of each `launch_rows` rows in turn.
+template <class F>
+void for_each_launch(const LinearParams& p, std::int32_t launch_rows, std::int64_t row_bytes,
+                     std::int64_t pitch, F f) {
+  const auto at = [&](const void* base, std::int64_t row, std::int64_t stride) {
+    return static_cast<const char*>(base) +
+           row * stride * static_cast<std::int64_t>(dtype_bytes(p.dtype));
+  };
+  for (std::int32_t first = 0; first < p.rows; first += launch_rows) {
+    LinearLaunch launch{};
+    launch.call = p;
+    launch.call.rows = std::min(launch_rows, p.rows - first);
+    launch.call.x = at(p.x, first, p.x_row_stride);
+    launch.call.out = const_cast<char*>(at(p.out, first, p.out_row_stride));
+    launch.partial = row_bytes > 0 ? static_cast<float*>(p.exec.workspace) : nullptr;
+    launch.pitch = pitch;
+    launch.unit_stride = launch_rows * pitch;
+    launch.aligned_out = aligned_for_lanes(p.out, p.dtype, p.out_row_stride);
+    f(launch);
+  }
+}
+
+LinearProblem problem_of(const LinearParams& p) {
+  return {p.rows,  p.columns,        p.depth,
+          p.dtype, serves_matrix(p), p.columns > 1 && p.weight_row_stride < p.depth};
+}
+
+void stream_linear(const LinearParams& p, const LinearInstance& instance) {
+  const LinearDeal deal = deal_linear(instance, p.rows, p.columns, p.depth);
+  // Rows that share memory are no matrix to the copy engine: one by one.
+  const bool overlaps = p.rows > 1 && p.x_row_stride < p.depth;
+  const std::int32_t launch_rows =
+      overlaps ? 1
+               : rows_per_launch(deal.row_bytes, instance.row_tile, p.rows, p.exec.workspace_bytes);
+  for_each_launch(p, launch_rows, deal.row_bytes, deal.pitch, [&](LinearLaunch& launch) {
+    launch.part_depth = deal.cut.slice_depth;
+    launch.parts_per_unit = 1;
+    launch.row_tiles = (launch.call.rows - 1) / instance.row_tile + 1;
+    const dim3 grid(static_cast<unsigned>(launch.row_tiles) * deal.column_tiles,
+                    static_cast<unsigned>(deal.cut.slices));
+    linear_launcher(static_cast<std::size_t>(&instance - kLinearInstances.data()))(
+        launch, static_cast<unsigned>(deal.cluster), grid);
+    if (launch.partial != nullptr) launch_fold(launch, deal.cut.slices, 1);
+  });
 }
 
 }  // namespace
@@ -73,38 +126,38 @@ void launch_matrix(const LinearLaunch& launch, const LinearPlan& plan) {
 ScratchBytes linear_scratch_bytes(std::int32_t rows, std::int32_t columns, std::int32_t depth,
                                   DType dtype) {
   if (rows <= 0 || dtype == DType::kF32) return {};
+  const auto wanted = [&](std::int64_t row_bytes, std::int32_t row_tile) {
+    const std::int64_t most = std::max(row_bytes, kLinearMaxPartialBytes);
+    return rows_per_launch(row_bytes, row_tile, rows, most) * row_bytes;
+  };
   const LinearPlan plan = plan_linear(rows, columns, depth);
-  const std::int64_t most = std::max(plan.row_bytes, kLinearMaxPartialBytes);
-  return {plan.row_bytes, rows_per_launch(plan, rows, most) * plan.row_bytes};
+  ScratchBytes scratch{plan.row_bytes, wanted(plan.row_bytes, plan.tile.row_tile)};
+  // Slices do not depend on the instance; the least tile wastes the least of the room.
+  const LinearInstance& stream = kLinearInstances.front();
+  const std::int64_t row_bytes = deal_linear(stream, rows, columns, depth).row_bytes;
+  scratch.needed = std::max(scratch.needed, row_bytes);
+  scratch.wanted = std::max(scratch.wanted, wanted(row_bytes, stream.row_tile));
+  return scratch;
 }
 
-void linear(const LinearParams& p) {
+void linear(const LinearParams& p, const DeviceLimits& limits) {
   if (p.rows == 0) return;
   if (!serves_matrix(p)) {
     by_type(p.dtype, [&]<class T>() { launch_plain_linear<T>(p); });
     return;
   }
+  if (const LinearInstance* instance = pick_linear(problem_of(p), limits)) {
+    return stream_linear(p, *instance);
+  }
   const LinearPlan plan = plan_linear(p.rows, p.columns, p.depth);
-  const auto at = [&](const void* base, std::int64_t row, std::int64_t stride) {
-    return static_cast<const char*>(base) +
-           row * stride * static_cast<std::int64_t>(dtype_bytes(p.dtype));
-  };
-  const std::int32_t launch_rows = rows_per_launch(plan, p.rows, p.exec.workspace_bytes);
-  for (std::int32_t first = 0; first < p.rows; first += launch_rows) {
-    LinearLaunch launch{};
-    launch.call = p;
-    launch.call.rows = std::min(launch_rows, p.rows - first);
-    launch.call.x = at(p.x, first, p.x_row_stride);
-    launch.call.out = const_cast<char*>(at(p.out, first, p.out_row_stride));
+  const std::int32_t launch_rows =
+      rows_per_launch(plan.row_bytes, plan.tile.row_tile, p.rows, p.exec.workspace_bytes);
+  for_each_launch(p, launch_rows, plan.row_bytes, plan.pitch, [&](LinearLaunch& launch) {
     launch.part_depth = linear_cut(p.depth).part_depth;
     launch.parts_per_unit = plan.parts_per_unit;
     launch.row_tiles = (launch.call.rows - 1) / plan.tile.row_tile + 1;
-    launch.partial = plan.units > 1 ? static_cast<float*>(p.exec.workspace) : nullptr;
-    launch.pitch = plan.pitch;
-    launch.unit_stride = launch_rows * plan.pitch;
-    launch.aligned_out = aligned_for_lanes(p.out, p.dtype, p.out_row_stride);
     launch_matrix(launch, plan);
-  }
+  });
 }
 
 }  // namespace specdec::cuda

@@ -4,14 +4,15 @@
 
 #include <cstdint>
 
+#include "backend/device_limits.h"
 #include "backend/linear_op.h"
 
 namespace specdec::cuda {
 
-void linear(const LinearParams& params);
+void linear(const LinearParams& params, const DeviceLimits& limits);
 
-// Scratch for partial sums, where k is cut over blocks. With less than it wants a call takes
-// several launches.
+// Scratch for partial sums, where k is cut over blocks, on whichever device. With less than it
+// wants a call takes several launches.
 ScratchBytes linear_scratch_bytes(std::int32_t rows, std::int32_t columns, std::int32_t depth,
                                   DType dtype);
 

@@ -63,11 +63,11 @@ constexpr LinearPlan plan_linear(std::int32_t rows, std::int32_t columns, std::i
 }
 
 // Rows of one launch with so many bytes of scratch: all, or whole tiles if one fits.
-constexpr std::int32_t rows_per_launch(const LinearPlan& plan, std::int32_t rows,
-                                       std::int64_t scratch_bytes) {
-  if (plan.row_bytes == 0 || rows * plan.row_bytes <= scratch_bytes) return rows;
-  const auto fit = static_cast<std::int32_t>(scratch_bytes / plan.row_bytes);
-  return fit < plan.tile.row_tile ? fit : fit / plan.tile.row_tile * plan.tile.row_tile;
+constexpr std::int32_t rows_per_launch(std::int64_t row_bytes, std::int32_t row_tile,
+                                       std::int32_t rows, std::int64_t scratch_bytes) {
+  if (row_bytes == 0 || rows * row_bytes <= scratch_bytes) return rows;
+  const auto fit = static_cast<std::int32_t>(scratch_bytes / row_bytes);
+  return fit < row_tile ? fit : fit / row_tile * row_tile;
 }
 
 }  // namespace specdec::cuda

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
-from cuda_calls import Target, checked, every_backend, fast
+from cuda_calls import Target, checked, emulated_device, every_backend, fast
 from kernel_calls import bits
 from linear_cases import Layer, cancelling_layer, check_error, exact, make_layer, run
 from ops_arguments import refused
@@ -24,10 +24,42 @@ SHAPES = [
     (32, 130, 200), (33, 129, 640), (64, 64, 520), (65, 140, 136), (128, 127, 72),
     (130, 40, 264), (5, 31, 4160), (20, 24, 8264), (4, 24, 4104), (40, 9, 4104),
 ]  # fmt: skip
+# For 9.0 also clusters of 2, 4 and 8, whole and with blocks past the last column, rings walked more
+# than once, chains and slices.
+CLUSTER_SHAPES = [
+    (30, 130, 1288), (60, 300, 1032), (84, 520, 200), (90, 513, 904), (100, 1030, 72),
+    (140, 530, 136), (84, 140, 2056),
+]  # fmt: skip
+
+
+@pytest.fixture(params=[9, 8])
+def family(request: pytest.FixtureRequest) -> Iterator[None]:
+    """The emulated device is of 9.0 (wgmma), then of 8.0 (mma.sync)."""
+    with emulated_device(4, major=request.param):
+        yield
+
+
+both_families = pytest.mark.usefixtures("family")
 
 
 def same(a: torch.Tensor, b: torch.Tensor) -> bool:
     return torch.equal(bits(a), bits(b))
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("dtype", HALVES)
+@checked
+def test_values_on_8_0(target: Target, dtype: torch.dtype, shape: tuple[int, int, int]) -> None:
+    with emulated_device(4, major=8):
+        layer = make_layer(*shape, dtype)
+        check_error(layer, run(target, layer))
+
+
+@pytest.mark.parametrize("shape", CLUSTER_SHAPES, ids=str)
+@checked
+def test_values_of_clusters(target: Target, shape: tuple[int, int, int]) -> None:
+    layer = make_layer(*shape, torch.bfloat16 if shape[0] % 20 else torch.float16)
+    check_error(layer, run(target, layer))
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -52,6 +84,7 @@ def test_any_depth_and_any_address(target: Target, dtype: torch.dtype, depth: in
 
 
 @pytest.mark.parametrize("rows", [3, 40])
+@both_families
 @checked
 def test_x_is_read_behind_the_kernel_that_writes_it(target: Target, rows: int) -> None:
     """A weight that was there before may be read while the norm in front of the layer still runs;
@@ -74,6 +107,7 @@ EXACT_DEPTHS = [(torch.bfloat16, 64), (torch.bfloat16, 264), (torch.float16, 416
 
 
 @pytest.mark.parametrize(("dtype", "depth"), [*EXACT_DEPTHS, (torch.float32, 72)], ids=str)
+@both_families
 @fast
 def test_a_row_has_the_bits_it_has_alone(target: Target, dtype: torch.dtype, depth: int) -> None:
     """In calls of every number of rows."""
@@ -85,7 +119,40 @@ def test_a_row_has_the_bits_it_has_alone(target: Target, dtype: torch.dtype, dep
         assert same(run(target, layer.rows(slice(count))), alone[:count]), count
 
 
+@pytest.mark.parametrize(("columns", "depth"), [(520, 264), (72, 3208)])
 @pytest.mark.parametrize("dtype", HALVES)
+@fast
+def test_one_row_and_the_same_among_84(
+    target: Target, dtype: torch.dtype, columns: int, depth: int
+) -> None:
+    """Over every instance and size of a cluster; with chains, and slices that are added."""
+    layer = cancelling_layer(130, columns, depth, dtype)
+    expected = run(target, layer.rows(slice(84)))
+    for row in (0, 7, 41, 83):
+        assert same(run(target, layer.rows([row])), expected[row : row + 1]), row
+    for count in (8, 9, 16, 17, 32, 33, 64, 65, 96, 97, 128, 130):
+        result = run(target, layer.rows(slice(count)))
+        assert same(result[:84], expected[:count]), count
+
+
+@fast
+def test_rows_that_share_memory(target: Target) -> None:
+    """As of a tensor that was expanded, which the copy engine cannot describe."""
+    layer = make_layer(6, 40, 136, torch.bfloat16)
+    expected = run(target, layer.rows([2] * 6))
+    x, weight = (target.put(t) for t in (layer.x, layer.weight))
+    assert layer.bias is not None
+    out = target.put(torch.full((6, 40), math.nan, dtype=torch.bfloat16))
+    ops.linear(x[2:3].expand(6, -1), weight, out=out, bias=target.put(layer.bias),
+               backend=target.backend)  # fmt: skip
+    assert same(out.cpu(), expected)
+    columns = weight[3:4].expand(40, -1)
+    ops.linear(x, columns, out=out, backend=target.backend)
+    check_error(Layer(layer.x, layer.weight[[3] * 40], None), out.cpu())
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+@both_families
 @fast
 def test_rows_do_not_matter_wherever_they_stand(target: Target, dtype: torch.dtype) -> None:
     layer = make_layer(130, 136, 328, dtype)
@@ -97,7 +164,12 @@ def test_rows_do_not_matter_wherever_they_stand(target: Target, dtype: torch.dty
 
 @fast
 def test_how_the_work_is_cut_does_not_show(target: Target) -> None:
-    """Enough columns or rows that no partial sums are made, against few: the same bits."""
+    """On 8.0: enough columns or rows that no partial sums are made, against few: the same bits."""
+    with emulated_device(4, major=8):
+        check_cuts(target)
+
+
+def check_cuts(target: Target) -> None:
     # All groups in one block, against a block for each.
     deep = cancelling_layer(2, 3840, 4104, torch.bfloat16)
     few = Layer(deep.x, deep.weight[:40].contiguous(), None)
@@ -111,6 +183,7 @@ def test_how_the_work_is_cut_does_not_show(target: Target) -> None:
 
 
 @pytest.mark.parametrize("rows", [3, 12, 30, 60, 100])
+@both_families
 @checked
 def test_a_nan_stays_in_its_row_and_its_column(target: Target, rows: int) -> None:
     layer = make_layer(rows, 70, 136, torch.bfloat16)
@@ -129,6 +202,7 @@ def test_a_nan_stays_in_its_row_and_its_column(target: Target, rows: int) -> Non
 
 
 @pytest.mark.parametrize("rows", [4, 40])
+@both_families
 @checked
 def test_the_same_call_gives_the_same_bits(target: Target, rows: int) -> None:
     """Whatever the schedule, and wherever the weight may be read ahead."""
@@ -158,8 +232,11 @@ def scratch_asked(target: Target, rows: int, columns: int, depth: int) -> int:
 
 @fast
 def test_scratch_is_bounded(target: Target) -> None:
-    assert scratch_asked(target, 3, 64, 8192) == 2 * 3 * 64 * 4
-    assert scratch_asked(target, 3, 61, 8192) == 2 * 3 * 64 * 4
+    # On whichever device: groups or parts of 8.0, slices of 9.0.
+    assert scratch_asked(target, 3, 64, 8192) == 8 * 3 * 64 * 4
+    assert scratch_asked(target, 3, 61, 8192) == 8 * 3 * 64 * 4
+    assert scratch_asked(target, 3, 64, 4104) == 4 * 3 * 64 * 4
+    assert scratch_asked(target, 3, 4096, 4104) == 2 * 3 * 4096 * 4
     assert scratch_asked(target, 40, 64, 8192) == 8 * 40 * 64 * 4
     for rows, columns in ((4096, 4096), (100, 150_000), (100_000, 40_000)):
         asked = scratch_asked(target, rows, columns, 8192)
@@ -167,9 +244,11 @@ def test_scratch_is_bounded(target: Target) -> None:
         told = ops.linear_scratch_bytes(rows, columns, 8192, torch.bfloat16, backend=target.backend)
         assert told == asked
     assert ops.linear_scratch_bytes(4, 64, 8192, torch.float32, backend=target.backend) == 0
+    assert ops.linear_scratch_bytes(4, 64, 2000, torch.float16, backend=target.backend) == 0
 
 
-@pytest.mark.parametrize(("rows", "units"), [(12, 2), (70, 8)])
+@pytest.mark.parametrize(("rows", "units"), [(12, 4), (70, 8)])
+@both_families
 @checked
 def test_less_scratch_takes_more_launches(target: Target, rows: int, units: int) -> None:
     layer = make_layer(rows, 37, 4104, torch.bfloat16)
@@ -250,5 +329,5 @@ def test_too_little_scratch_is_refused(target: Target) -> None:
     def call() -> None:
         ops.linear(x, weight, out=out, backend=target.backend, workspace=room)
 
-    with pytest.raises(ValueError, match=r"workspace has \d+ bytes .*: linear needs 320 here"):
+    with pytest.raises(ValueError, match=r"workspace has \d+ bytes .*: linear needs 640 here"):
         call()

@@ -29,7 +29,7 @@ struct Mbarrier {
   unsigned actor = 0;
   std::vector<std::pair<unsigned, unsigned>> waiting = {};  // rank, parity
 };
-std::map<uintptr_t, Mbarrier> barriers;  // of the block, by address
+std::map<uintptr_t, Mbarrier> barriers;  // of the block or cluster, by address
 unsigned copies_in_flight;
 
 bool in_shared(const void* p, size_t bytes) {
@@ -68,6 +68,7 @@ void start(void* dst, unsigned bytes, uint64_t* bar, Mbarrier& b, Site here,
   memset(dst, 0xff, bytes);
   stats().bulk_copies++, copies_in_flight++;
   later([=, &b] {
+    if (has_ended(dst)) fail("tma_load " + at(here) + ": the copy lands in a block that has ended");
     check::access_as(b.actor, dst, bytes, true, check::plain, here);
     run();
     copies_in_flight--;
@@ -132,7 +133,7 @@ void mbarrier_init(uint64_t* p, unsigned count, Site here) {
     fail("mbarrier_init " + at(here) + ": bad address or count");
   }
   if (barriers.count(uintptr_t(p))) fail("mbarrier_init " + at(here) + ": initialised twice");
-  if (barriers.size() >= check::kBarrierActors) {
+  if (barriers.size() >= check::kBarrierActors * cluster_size()) {
     fail("mbarrier_init " + at(here) + ": the emulator has no more mbarriers for a block");
   }
   check::access(p, 8, true, check::plain, here);
@@ -147,6 +148,12 @@ void mbarrier_init_fence() {
   Quiet quiet;
   for (auto& [p, b] : barriers) b.fenced |= b.initialiser == rank();
   check::proxy_fence();
+}
+void mbarrier_arrive_in(uint64_t* p, unsigned block, Site here) {
+  Quiet quiet;
+  auto* there = static_cast<uint64_t*>(in_block(p, block));
+  if (has_ended(there)) fail("mbarrier_arrive " + at(here) + ": in a block that has ended");
+  mbarrier_arrive(there, 0, here);
 }
 void mbarrier_arrive(uint64_t* p, unsigned expect_bytes, Site here) {
   Quiet quiet;
@@ -227,45 +234,78 @@ TensorShape tensor_shape(int elem_bytes, const void* base, int rank, const uint6
   return t;
 }
 
-void tensor_copy(void* dst, const TensorShape& map, uint64_t* bar,
-                 std::initializer_list<int> position, Site here) {
-  Quiet quiet;
-  struct Job {
-    TensorShape shape;
-    int position[kMaxRank];
-  } job = {map, {}};
-  std::copy(position.begin(), position.end(), job.position);
-  const TensorShape& t = job.shape;
-  if (uintptr_t(&map) % 64 || t.magic != kMagic) {
-    fail("tma_load " + at(here) + ": not a tensor map, or one that is not aligned to 64 bytes");
+namespace {
+struct TensorCopy {
+  TensorShape shape;
+  int position[kMaxRank];
+  unsigned inner, bytes;  // of a row of the box, of all of it
+
+  TensorCopy(void* dst, const TensorShape& map, std::initializer_list<int> at_position, Site here)
+      : shape(map), position{} {
+    std::copy(at_position.begin(), at_position.end(), position);
+    if (uintptr_t(&map) % 64 || shape.magic != kMagic) {
+      fail("tma_load " + at(here) + ": not a tensor map, or one that is not aligned to 64 bytes");
+    }
+    if (at_position.size() != shape.rank) {
+      fail("tma_load " + at(here) + ": the tensor map has rank " + std::to_string(shape.rank));
+    }
+    inner = shape.box[0] * shape.elem_bytes;
+    bytes = inner;
+    for (int i = 1; i < kMaxRank; i++) bytes *= shape.box[i];
+    if (uintptr_t(dst) % std::max(128u, shape.span * 8u)) {
+      fail("tma_load " + at(here) + ": misaligned destination");
+    }
   }
-  if (position.size() != t.rank) {
-    fail("tma_load " + at(here) + ": the tensor map has rank " + std::to_string(t.rank));
+  void announce_reads(const Mbarrier& b, Site here) const {
+    for_each_row(shape, position, [&](unsigned, const char* src, int64_t lo, int64_t hi) {
+      if (lo == hi) return;
+      check::access_as(b.actor, src + lo * shape.elem_bytes, unsigned(hi - lo) * shape.elem_bytes,
+                       false, check::plain, here);
+    });
   }
-  const unsigned inner = t.box[0] * t.elem_bytes;
-  unsigned bytes = inner;
-  for (int i = 1; i < kMaxRank; i++) bytes *= t.box[i];
-  if (uintptr_t(dst) % std::max(128u, t.span * 8u)) {
-    fail("tma_load " + at(here) + ": misaligned destination");
-  }
-  Mbarrier& b = check_copy("tma_load", dst, bytes, bar, here);
-  for_each_row(t, job.position, [&](unsigned, const char* src, int64_t lo, int64_t hi) {
-    if (lo == hi) return;
-    check::access_as(b.actor, src + lo * t.elem_bytes, unsigned(hi - lo) * t.elem_bytes, false,
-                     check::plain, here);
-  });
-  start(dst, bytes, bar, b, here, [dst, inner, job] {
-    const TensorShape& t = job.shape;
-    for_each_row(t, job.position, [&](unsigned row, const char* src, int64_t lo, int64_t hi) {
+  void land(void* dst) const {
+    for_each_row(shape, position, [&](unsigned row, const char* src, int64_t lo, int64_t hi) {
       char line[1024] = {};
-      const int64_t e = t.elem_bytes;
+      const int64_t e = shape.elem_bytes;
       if (lo < hi) memcpy(line + lo * e, src + lo * e, (hi - lo) * e);
       for (unsigned at = 0; at < inner; at += 16) {
         const uintptr_t linear = uintptr_t(dst) + size_t(row) * inner + at;
-        memcpy(reinterpret_cast<char*>(swizzled(linear, t.span)), line + at, 16);
+        memcpy(reinterpret_cast<char*>(swizzled(linear, shape.span)), line + at, 16);
       }
     });
-  });
+  }
+};
+}  // namespace
+
+void tensor_copy(void* dst, const TensorShape& map, uint64_t* bar,
+                 std::initializer_list<int> position, Site here) {
+  Quiet quiet;
+  const TensorCopy copy(dst, map, position, here);
+  Mbarrier& b = check_copy("tma_load", dst, copy.bytes, bar, here);
+  copy.announce_reads(b, here);
+  start(dst, copy.bytes, bar, b, here, [dst, copy] { copy.land(dst); });
+}
+
+void tensor_multicast(void* dst, const TensorShape& map, uint64_t* bar,
+                      std::initializer_list<int> position, unsigned blocks, Site here) {
+  Quiet quiet;
+  const TensorCopy copy(dst, map, position, here);
+  check_copy("tma_load", dst, copy.bytes, bar, here);
+  if (!blocks || blocks >> cluster_size()) {
+    fail("tma_load " + at(here) + ": names a block that the cluster has not");
+  }
+  for (unsigned block = 0; block < cluster_size(); block++) {
+    if (!(blocks >> block & 1)) continue;
+    auto* there = static_cast<uint64_t*>(in_block(bar, block));
+    void* to = in_block(dst, block);
+    Mbarrier& b = find(there, "tma_load", here);
+    if (!b.fenced) fail("tma_load " + at(here) + ": no mbarrier_init_fence() in another block");
+    if (has_ended(there)) fail("tma_load " + at(here) + ": to a block that has ended");
+    check::access(there, 8, true, check::atomically, here);
+    check::follow(b.actor, rank());
+    copy.announce_reads(b, here);
+    start(to, copy.bytes, there, b, here, [to, copy] { copy.land(to); });
+  }
 }
 
 void bulk_copy(void* dst, const void* src, unsigned bytes, uint64_t* bar, Site here) {
@@ -280,13 +320,13 @@ void bulk_copy(void* dst, const void* src, unsigned bytes, uint64_t* bar, Site h
 
 // ---- a block's life -----------------------------------------------------------------------------
 namespace async {
-void begin_block(unsigned threads) {
+void begin_block(unsigned ranks) {
   barriers.clear(), copies_in_flight = 0;
-  groups.resize(threads);
+  groups.resize(ranks);
   for (auto& g : groups) {
     if (g.size() != 1 || !g[0].empty()) g.assign(1, {});
   }
-  wgmma_begin_block(threads);
+  wgmma_begin_block(ranks);
 }
 std::string end_block() {
   if (copies_in_flight) {

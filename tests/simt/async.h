@@ -10,6 +10,7 @@ namespace simt {
 void mbarrier_init(uint64_t* bar, unsigned count, Site);
 void mbarrier_init_fence();
 void mbarrier_arrive(uint64_t* bar, unsigned expect_bytes, Site);
+void mbarrier_arrive_in(uint64_t* bar, unsigned block, Site);  // the same place in that block
 void mbarrier_wait(uint64_t* bar, unsigned parity, Site);
 
 // ---- bulk copies --------------------------------------------------------------------------------
@@ -31,6 +32,9 @@ TensorShape tensor_shape(int elem_bytes, const void* base, int rank, const uint6
                          const uint64_t* strides_bytes, const uint32_t* box, unsigned span);
 void tensor_copy(void* dst, const TensorShape&, uint64_t* bar, std::initializer_list<int> position,
                  Site);
+// To the same place in every block of the cluster whose bit is set, each counting on its own `bar`.
+void tensor_multicast(void* dst, const TensorShape&, uint64_t* bar,
+                      std::initializer_list<int> position, unsigned blocks, Site);
 void bulk_copy(void* dst, const void* src, unsigned bytes, uint64_t* bar, Site);
 
 // Where hardware keeps the 16 bytes of a tile that lie at `linear` before the permutation: the
@@ -65,12 +69,12 @@ void wgmma_begin_block(unsigned threads);
 std::string wgmma_unfinished();  // empty, or what a block left behind
 
 namespace async {
-void begin_block(unsigned threads);
-std::string end_block();  // empty, or what is wrong
+void begin_block(unsigned ranks);  // or a cluster's
+std::string end_block();           // empty, or what is wrong
 }  // namespace async
 
 namespace registers {
-void begin_block(unsigned threads);
+void begin_block(unsigned threads, unsigned stride, unsigned cluster);
 void set(unsigned count, bool more, Site);  // of the running thread's warp, for each thread
 std::string end_block();                    // empty, or what is wrong
 }  // namespace registers

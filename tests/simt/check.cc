@@ -64,10 +64,15 @@ struct {
   unsigned index = 0;
 } recent_places[1024];
 unsigned threads, warps, ranks, block, current;  // current: the rank of the running thread
-uintptr_t shared_lo, shared_hi, stack_lo, stack_hi;
+unsigned cluster = 1;                            // blocks that count as one here
+// The first block's; others of its cluster have theirs at multiples of the pitch behind it.
+uintptr_t shared_lo, shared_hi, shared_pitch, stack_lo, stack_hi;
+bool is_shared(uintptr_t a) {  // a kilobyte of no man's land lies behind each block's
+  return a >= shared_lo && a < shared_lo + cluster * shared_pitch;
+}
 
-unsigned block_of(Access e) { return unsigned(e >> 45); }
-unsigned rank_of(Access e) { return e >> 34 & 0x7ff; }
+unsigned block_of(Access e) { return unsigned(e >> 46); }
+unsigned rank_of(Access e) { return e >> 34 & 0xfff; }
 uint32_t clock_of(Access e) { return e >> 15 & 0x7ffff; }
 check::Kind kind_of(Access e) { return check::Kind(e >> 13 & 3); }
 unsigned place_of(Access e) { return e & 0x1fff; }
@@ -91,9 +96,9 @@ std::string where(const Place& place) {
   return s.empty() ? "?" : s;
 }
 std::string describe(uintptr_t a) {
-  if (a >= shared_lo && a < shared_hi + 1024) {
-    return "shared memory + " + std::to_string(a - shared_lo) + " of " +
-           std::to_string(shared_hi - shared_lo);
+  if (is_shared(a)) {
+    const uintptr_t at = (a - shared_lo) % shared_pitch;
+    return "shared memory + " + std::to_string(at) + " of " + std::to_string(shared_hi - shared_lo);
   }
   for (auto& r : regions) {
     if (a >= r.lo && a < r.hi) return r.name + " + " + std::to_string(a - r.lo);
@@ -177,10 +182,16 @@ const Region* find(const std::vector<Region>& v, uintptr_t a) {
 
 void touch(unsigned by, uintptr_t a, unsigned bytes, bool write, check::Kind kind, unsigned place) {
   if (a >= stack_lo && a < stack_hi && by < threads) return;
-  const bool in_shared = a >= shared_lo && a < shared_hi + 1024;  // a kilobyte lies behind it
+  const bool in_shared = is_shared(a);
   Shadow* shadow = &local;
   if (in_shared) {
-    if (a + bytes > shared_hi) report("out of bounds", a, bytes, write, by, place);
+    const uintptr_t at = a - shared_lo, owner = at / shared_pitch;
+    if (at % shared_pitch + bytes > shared_hi - shared_lo) {
+      report("out of bounds", a, bytes, write, by, place);
+    }
+    if (by < threads && owner != by / (threads / cluster) && kind != check::atomically) {
+      report("shared memory of another block", a, bytes, write, by, place);
+    }
   } else if (const Region* m = find(modules, a)) {
     if (!m->writable) return;
   } else {
@@ -202,7 +213,7 @@ void touch(unsigned by, uintptr_t a, unsigned bytes, bool write, check::Kind kin
   const State& me = states[by];
   if (me.clock[by] >= kMaxClock)
     report("too many barriers for the checker", a, bytes, write, by, place);
-  const Access now = uint64_t(block) << 45 | uint64_t(by) << 34 | uint64_t(me.clock[by]) << 15 |
+  const Access now = uint64_t(block) << 46 | uint64_t(by) << 34 | uint64_t(me.clock[by]) << 15 |
                      uint64_t(kind) << 13 | place;
   const auto check_order = [&](Access e, bool wrote) {
     if (!e || (kind == check::atomically && kind_of(e) == check::atomically)) return;
@@ -272,10 +283,10 @@ void conceal() { regions.clear(); }
 
 namespace check {
 
-void begin_launch(unsigned blocks, unsigned n, bool overlaps) {
-  dependent = overlaps;
+void begin_launch(unsigned blocks, unsigned n, unsigned cluster_size, bool overlaps) {
+  dependent = overlaps, cluster = cluster_size;
   std::swap(earlier, global);
-  threads = n, warps = (n + 31) / 32, ranks = threads + warps + kBarrierActors;
+  threads = n, warps = (n + 31) / 32, ranks = threads + warps + kBarrierActors * cluster;
   if (blocks > kMaxBlocks) throw Error("more blocks than the checker can name");
   global.clear(), atomics.clear(), modules.clear(), places.clear(), place_index.clear();
   for (auto& recent : recent_places) recent = {};
@@ -292,9 +303,9 @@ void begin_launch(unsigned blocks, unsigned n, bool overlaps) {
   shared.clear();
 }
 void end_launch() { global.remember(); }
-void begin_block(unsigned id, void* base, size_t bytes) {
-  block = id, shared_lo = uintptr_t(base), shared_hi = shared_lo + bytes;
-  shared.resize(bytes);
+void begin_block(unsigned id, void* base, size_t bytes, size_t pitch) {
+  block = id, shared_lo = uintptr_t(base), shared_hi = shared_lo + bytes, shared_pitch = pitch;
+  shared.resize(pitch * cluster);
   local.clear(), channels.clear();
   states.assign(ranks, {Clock(ranks), {}, nullptr, nullptr, nullptr, false});
   for (unsigned i = 0; i < ranks; i++) states[i].clock[i] = 1;

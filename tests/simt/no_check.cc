@@ -9,9 +9,9 @@ WEAK void expose(const void*, size_t, const char*, bool) {}
 WEAK void conceal() {}
 
 namespace check {
-WEAK void begin_launch(unsigned, unsigned, bool) {}
+WEAK void begin_launch(unsigned, unsigned, unsigned, bool) {}
 WEAK void end_launch() {}
-WEAK void begin_block(unsigned, void*, size_t) {}
+WEAK void begin_block(unsigned, void*, size_t, size_t) {}
 WEAK void resume(unsigned, const void*, size_t) {}
 WEAK void ignore(const void*, size_t) {}
 WEAK void access(const void*, unsigned, bool, Kind, Site) {}

@@ -118,11 +118,13 @@ inline void grid_dependency_wait() { simt::check::dependency_wait(); }
 inline void launch_dependents() {}
 struct LaunchOptions {
   bool dependent = false;
+  unsigned cluster = 1;
 };
 template <class... P, class... A>
 void launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t smem_bytes, void*,
             LaunchOptions options, A&&... args) {
-  simt::launch(kernel, grid, block, smem_bytes, options.dependent, std::forward<A>(args)...);
+  simt::launch(kernel, {grid, block, smem_bytes, options.cluster, options.dependent},
+               std::forward<A>(args)...);
 }
 
 }  // namespace specdec::gpu

@@ -9,10 +9,10 @@
 
 namespace simt {
 
-// An access: block (19 bits), rank (11), the clock of that rank, never 0 (19), kind (2), place
+// An access: block (18 bits), rank (12), the clock of that rank, never 0 (19), kind (2), place
 // (13).
 using Access = uint64_t;
-constexpr unsigned kMaxBlocks = 1 << 19, kMaxClock = 1 << 19, kMaxPlaces = 1 << 13;
+constexpr unsigned kMaxBlocks = 1 << 18, kMaxClock = 1 << 19, kMaxPlaces = 1 << 13;
 struct Cell {  // of one byte: its last write and the unordered reads since
   Access write, read[3];
   bool operator==(const Cell&) const = default;

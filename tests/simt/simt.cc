@@ -49,8 +49,8 @@ struct Meeting {
 struct Thread {
   Context context;
   char* stack;
-  uint3 idx;
-  unsigned rank, lane, warp;
+  uint3 idx, block;
+  unsigned rank, lane, warp, cta;  // cta: the block's rank in its cluster
   bool done;
   const char* op;  // what it waits at, null when it can run
   Site site;
@@ -65,18 +65,22 @@ struct Barrier {
   int result = 0;
 };
 
-struct Block {
+struct Block {  // of one block, or of all blocks of a cluster, their ranks `stride` apart
   std::vector<unsigned> ready;  // a bit mask of lanes for each warp
   std::vector<unsigned> order;  // of warps: the first one that is ready runs
   std::vector<unsigned> turn;   // the lane of each warp that yields begin at
   std::vector<std::vector<Meeting*>> open;
   std::map<int, Barrier> barriers;
   std::vector<std::function<void()>> operations;  // asynchronous, not yet done
-  unsigned threads = 0, done = 0, idle = 0;       // idle: yields since anything else happened
+  unsigned threads = 0, ctas = 1, stride = 0;     // threads: of one block
+  unsigned done = 0, idle = 0;                    // idle: yields since anything else happened
+  std::vector<unsigned> ended;                    // threads of each block that have
+  unsigned all() const { return threads * ctas; }
 } block;
 
 std::deque<Thread> fibers;
-constexpr unsigned kMeetings = 2048;  // each of 1024 threads holds one and waits at one
+constexpr unsigned kMaxRanks = 2048;
+constexpr unsigned kMeetings = 2 * kMaxRanks;  // each thread holds one and waits at one
 Meeting* meetings = nullptr;
 std::vector<Meeting*> spare;
 Thread* self = nullptr;  // null while an asynchronous operation runs
@@ -93,7 +97,7 @@ uint64_t rng_state = 0, rng_seed = [] {
 }();
 std::unique_ptr<char[], void (*)(void*)> arena{nullptr, free};
 char* shared_base = nullptr;
-size_t shared_bytes = 0;
+size_t shared_bytes = 0, shared_pitch = 0;  // of a block; from one of a cluster to the next
 
 uint64_t rng() {  // splitmix64
   uint64_t z = (rng_state += 0x9e3779b97f4a7c15);
@@ -116,13 +120,13 @@ void fiber_main() {
     }
     check::active = false;
     self->done = true;
-    block.done++, block.idle = 0;
+    block.done++, block.ended[self->cta]++, block.idle = 0;
     to_scheduler();
   }
 }
 void resume(Thread& t) {
   self = &t;
-  threadIdx = t.idx;
+  threadIdx = t.idx, blockIdx = t.block;
   counts.switches++;
   check::resume(t.rank, t.stack, kStackBytes);
   Context::swap(scheduler, t.context);
@@ -160,8 +164,9 @@ std::string name(uint3 i) {
 }
 std::string deadlock() {
   std::map<std::string, std::vector<unsigned>> groups;
-  for (unsigned i = 0; i < block.threads; i++) {
+  for (unsigned i = 0; i < block.ctas * block.stride; i++) {
     Thread& t = fibers[i];
+    if (i % block.stride >= block.threads) continue;
     char mask[16] = "";
     if (t.mask) snprintf(mask, sizeof mask, " mask %08x", t.mask);
     groups[t.done ? "has ended" : "waits at " + std::string(t.op) + " " + at(t.site) + mask]
@@ -181,23 +186,29 @@ std::string deadlock() {
 
 // ---- launches -----------------------------------------------------------------------------------
 void begin_block(unsigned linear) {
-  const unsigned n = block.threads, warps = (n + 31) / 32;
-  blockIdx = {linear % gridDim.x, linear / gridDim.x % gridDim.y, linear / gridDim.x / gridDim.y};
-  memset(shared_base, 0xff, shared_bytes);  // NaN in every floating-point type
+  const unsigned n = block.threads, ranks = block.ctas * block.stride, warps = (ranks + 31) / 32;
+  memset(shared_base, 0xff, shared_pitch * block.ctas);  // NaN in every floating-point type
   block.done = block.idle = 0;
+  block.ended.assign(block.ctas, 0);
   block.ready.assign(warps, 0), block.turn.assign(warps, 0), block.order.resize(warps);
   block.open.assign(warps, {}), block.barriers.clear(), block.operations.clear();
   for (unsigned w = 0; w < warps; w++) block.order[w] = w;
-  for (unsigned i = 0; i < n; i++) {
-    Thread& t = fibers[i];
+  for (unsigned rank = 0; rank < ranks; rank++) {
+    const unsigned cta = rank / block.stride, i = rank % block.stride;
+    if (i >= n) continue;
+    const unsigned b = linear * block.ctas + cta;
+    Thread& t = fibers[rank];
     t.idx = {i % blockDim.x, i / blockDim.x % blockDim.y, i / blockDim.x / blockDim.y};
-    t.rank = i, t.lane = i % 32, t.warp = i / 32, t.done = false, t.mask = 0;
+    t.block = {b % gridDim.x, b / gridDim.x % gridDim.y, b / gridDim.x / gridDim.y};
+    t.rank = rank, t.lane = rank % 32, t.warp = rank / 32, t.cta = cta;
+    t.done = false, t.mask = 0;
     wake(t);
   }
-  check::begin_block(linear, shared_base, shared_bytes);
-  async::begin_block(n);
-  registers::begin_block(n);
-  counts.blocks++;
+  blockIdx = fibers[0].block;
+  check::begin_block(linear, shared_base, shared_bytes, shared_pitch);
+  async::begin_block(ranks);
+  registers::begin_block(n, block.stride, block.ctas);
+  counts.blocks += block.ctas;
   if (rng_seed) shuffle(block.order);
 }
 void run_operation() {
@@ -217,7 +228,7 @@ void run_block(unsigned linear) {
     auto w = std::find_if(block.order.begin(), block.order.end(),
                           [](unsigned w) { return block.ready[w]; });
     if (w == block.order.end()) {
-      if (block.operations.empty() || block.done == block.threads) break;
+      if (block.operations.empty() || block.done == block.all()) break;
       run_operation();
       continue;
     }
@@ -227,10 +238,10 @@ void run_block(unsigned linear) {
     block.ready[*w] &= ~(1u << lane);
     resume(fibers[*w * 32 + lane]);
   }
-  if (error.empty() && block.done < block.threads) error = deadlock();
+  if (error.empty() && block.done < block.all()) error = deadlock();
   if (error.empty()) error = async::end_block();
   if (error.empty()) error = registers::end_block();
-  for (unsigned i = 0; i < block.threads; i++) {
+  for (unsigned i = 0; i < block.ctas * block.stride; i++) {
     Meeting*& m = fibers[i].held;
     if (m && !--m->holders) spare.push_back(m);
     m = nullptr;
@@ -247,7 +258,18 @@ void seed(uint64_t s) { rng_seed = s; }
 unsigned rank() { return self->rank; }
 unsigned lane() { return self->lane; }
 unsigned elected() { return rng_seed % 32; }
-void* dynamic_shared() { return shared_base; }
+unsigned cluster_size() { return block.ctas; }
+unsigned cluster_rank() { return self->cta; }
+void* dynamic_shared() { return shared_base + (self ? self->cta : 0) * shared_pitch; }
+void* in_block(void* shared, unsigned cta) {
+  if (cta >= block.ctas) fail("the cluster has no block " + std::to_string(cta));
+  const size_t offset = static_cast<char*>(shared) - shared_base;
+  return shared_base + offset % shared_pitch + cta * shared_pitch;
+}
+bool has_ended(const void* shared) {
+  const size_t offset = static_cast<const char*>(shared) - shared_base;
+  return block.ended[offset / shared_pitch] == block.threads;
+}
 size_t dynamic_shared_bytes() { return shared_bytes; }
 
 void fail(const std::string& what) {
@@ -264,7 +286,7 @@ void fail_lane(const char* op, unsigned lane) {
 }
 void yield() {  // to every other thread: spinning makes progress, or is reported
   Quiet quiet;
-  if (++block.idle > 1000 * block.threads) {
+  if (++block.idle > 1000 * block.all()) {
     fail("livelock: the threads that can run do nothing but spin");
   }
   auto& o = block.order;
@@ -278,19 +300,26 @@ void park(const char* op, Site site) { wait_at(op, site, 0); }
 void unpark(unsigned rank) { wake(fibers[rank]); }
 void later(std::function<void()> operation) { block.operations.push_back(std::move(operation)); }
 
-void run(dim3 grid, dim3 threads, size_t smem, bool dependent, void (*fn)(void*), void* args) {
+void run(const LaunchShape& shape, void (*fn)(void*), void* args) {
+  const auto& [grid, threads, smem, cluster, dependent] = shape;
   const unsigned n = threads.x * threads.y * threads.z, blocks = grid.x * grid.y * grid.z;
   if (launcher.load() == std::this_thread::get_id()) throw Error("a launch from inside a kernel");
   if (!n || n > 1024 || !blocks || grid.y > 65535 || grid.z > 65535 || smem > 227 << 10) {
     throw Error("invalid launch: " + std::to_string(blocks) + " blocks of " + std::to_string(n) +
                 " threads, " + std::to_string(smem) + " bytes of shared memory");
   }
+  // Warpgroups of every block begin at multiples of 128.
+  const unsigned stride = cluster > 1 ? (n + 127) / 128 * 128 : n;
+  if (!cluster || cluster > 8 || grid.x % cluster || stride * cluster > kMaxRanks) {
+    throw Error("invalid launch: clusters of " + std::to_string(cluster) + " blocks of " +
+                std::to_string(n) + " threads, " + std::to_string(grid.x) + " across");
+  }
   std::lock_guard lock(launching);
   if (!meetings) {
     meetings = static_cast<Meeting*>(map_memory(kMeetings * sizeof(Meeting)));
     discard_fibers();
   }
-  while (fibers.size() < n) {
+  while (fibers.size() < stride * cluster) {
     auto* p = static_cast<char*>(map_memory(kStackBytes + kGuardBytes));
     mprotect(p, kGuardBytes, PROT_NONE);
     Thread& t = fibers.emplace_back();
@@ -299,19 +328,19 @@ void run(dim3 grid, dim3 threads, size_t smem, bool dependent, void (*fn)(void*)
   }
   // A kilobyte of no man's land lies behind the block's memory.
   const size_t room = (smem + 1023) / 1024 * 1024 + 1024;
-  arena.reset(static_cast<char*>(aligned_alloc(1024, room)));
-  shared_base = arena.get(), shared_bytes = smem;
+  arena.reset(static_cast<char*>(aligned_alloc(1024, room * cluster)));
+  shared_base = arena.get(), shared_bytes = smem, shared_pitch = room;
   body = fn, body_args = args, gridDim = grid, blockDim = threads, error.clear();
-  block.threads = n, rng_state = rng_seed;
+  block.threads = n, block.ctas = cluster, block.stride = stride, rng_state = rng_seed;
   counts.launches++;
   launcher = std::this_thread::get_id();
   try {
-    check::begin_launch(blocks, n, dependent);
+    check::begin_launch(blocks / cluster, stride * cluster, cluster, dependent);
     check::ignore(meetings, kMeetings * sizeof(Meeting));
-    std::vector<unsigned> order(blocks);
-    for (unsigned i = 0; i < blocks; i++) order[i] = i;
+    std::vector<unsigned> order(blocks / cluster);
+    for (unsigned i = 0; i < order.size(); i++) order[i] = i;
     if (rng_seed) shuffle(order);
-    for (unsigned i = 0; i < blocks && error.empty(); i++) run_block(order[i]);
+    for (unsigned i = 0; i < order.size() && error.empty(); i++) run_block(order[i]);
     if (error.empty()) check::end_launch();
   } catch (const std::exception& e) {
     error = e.what();
@@ -324,8 +353,11 @@ void run(dim3 grid, dim3 threads, size_t smem, bool dependent, void (*fn)(void*)
 }
 
 // ---- barriers and warp collectives --------------------------------------------------------------
+// Each block has barriers of its own; -1 is the cluster's.
+static int key_of(int id) { return int(self->cta) * 16 + id; }
+
 int barrier_reduce(bool pred, int how, const char* op, Site site) {
-  Barrier& b = block.barriers[0];
+  Barrier& b = block.barriers[key_of(0)];
   b.true_count += pred, b.all_count++;
   barrier(0, 0, op, site);
   return how == 0 ? b.result >> 1 : how == 1 ? b.result & 1 : b.result > 1;
@@ -344,11 +376,11 @@ static bool complete(Barrier& b, int id, unsigned count, const char* op, Site si
   }
   return b.waiting.size() + b.arrived.size() + 1 == count;
 }
-static void release(Barrier& b, int id) {
+static void release(Barrier& b, int key) {
   b.result = int(b.true_count << 1 | (b.true_count == b.all_count));
   b.true_count = b.all_count = 0;
   if (!b.waiting.empty()) check::sync(b.waiting.data(), unsigned(b.waiting.size()));
-  if (!b.arrived.empty()) check::flip(id);
+  if (!b.arrived.empty()) check::flip(key);
   for (unsigned r : b.waiting) {
     if (r != self->rank) wake(fibers[r]);
   }
@@ -356,7 +388,7 @@ static void release(Barrier& b, int id) {
 }
 void barrier(int id, unsigned count, const char* op, Site site) {
   Quiet quiet;
-  Barrier& b = block.barriers[id];
+  Barrier& b = block.barriers[key_of(id)];
   if (!count) count = block.threads;
   if (!b.waiting.empty() && id == 0) {
     Thread& t = fibers[b.waiting[0]];
@@ -368,19 +400,29 @@ void barrier(int id, unsigned count, const char* op, Site site) {
   const bool last = complete(b, id, count, op, site);
   b.waiting.push_back(self->rank);
   if (last) {
-    release(b, id);
+    release(b, key_of(id));
   } else {
     wait_at(op, site, 0);
   }
-  if (id) check::acquire(id);
+  if (id) check::acquire(key_of(id));
+}
+void cluster_barrier(const char* op, Site site) {
+  Quiet quiet;
+  Barrier& b = block.barriers[-1];
+  b.waiting.push_back(self->rank);
+  if (b.waiting.size() == block.all()) {
+    release(b, -1);
+  } else {
+    wait_at(op, site, 0);
+  }
 }
 void barrier_arrive(int id, unsigned count, Site site) {
   Quiet quiet;
-  Barrier& b = block.barriers[id];
+  Barrier& b = block.barriers[key_of(id)];
   const bool last = complete(b, id, count, "bar.arrive", site);
   b.arrived.push_back(self->rank);
-  check::release(id);
-  if (last) release(b, id);
+  check::release(key_of(id));
+  if (last) release(b, key_of(id));
 }
 
 void* meet(unsigned mask, const void* in, unsigned bytes, void (*leader)(void*), const char* op,

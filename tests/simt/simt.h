@@ -4,7 +4,8 @@
 // A kernel written in CUDA C++ and the wrappers of cuda/gpu compiles under this header as plain
 // C++20. The threads of a block are fibers of one OS thread; a fiber runs until it meets a barrier,
 // a warp collective or its end, and which one runs next is drawn from a seed (0: in order). Blocks
-// run one after another, in seeded order.
+// run one after another, in seeded order; those of a cluster run together, as one block would whose
+// threads have several shared memories.
 //
 // Adversarial where CUDA leaves room: shared memory starts as NaN, asynchronous copies and matrix
 // products leave NaN until they are waited for and then read their operands, one warp may run ahead
@@ -73,13 +74,19 @@ std::string at(Site);
 
 [[noreturn]] void fail(const std::string& what);  // ends the launch with an Error
 [[noreturn]] void fail_lane(const char* op, unsigned lane);
-unsigned rank();  // of the running thread in its block
+unsigned rank();  // of the running thread in its cluster; blocks begin at multiples of 128
+unsigned cluster_size();
+unsigned cluster_rank();  // of the running thread's block in its cluster
+// The same place in the shared memory of another block of the cluster.
+void* in_block(void* shared, unsigned block);
+bool has_ended(const void* shared);  // all threads of the block that has this shared memory?
 unsigned lane();
 unsigned elected();  // the lane that elect.sync names
 void* dynamic_shared();
 size_t dynamic_shared_bytes();
 void barrier(int id, unsigned count, const char* op, Site);  // count 0: the whole block
 void barrier_arrive(int id, unsigned count, Site);
+void cluster_barrier(const char* op, Site);
 int barrier_reduce(bool pred, int how, const char* op, Site);  // 0 count, 1 and, 2 or
 void yield();
 
@@ -119,14 +126,16 @@ void cp_async_wait(unsigned pending_groups);
 // only after that thread's fence_proxy_async().
 namespace check {
 inline bool active;  // a kernel's own code runs, not the emulator's: instrumented accesses count
-inline constexpr unsigned kBarrierActors = 32;
+inline constexpr unsigned kBarrierActors = 32;  // of each block of a cluster
 // in_flight: the destination of a copy not yet waited for.
 enum Kind { plain, atomically, in_flight };
 
-// dependent: it may run beside the launch before it until its threads wait.
-void begin_launch(unsigned blocks, unsigned threads, bool dependent);
+// A cluster counts as a block here. threads: ranks that those of a cluster may have. dependent: it
+// may run beside the launch before it until its threads wait.
+void begin_launch(unsigned clusters, unsigned threads, unsigned cluster_size, bool dependent);
 void end_launch();
-void begin_block(unsigned block, void* shared, size_t bytes);
+// Each block of the cluster has `bytes` of shared memory, `pitch` bytes after the one before.
+void begin_block(unsigned cluster, void* shared, size_t bytes, size_t pitch);
 void resume(unsigned rank, const void* stack, size_t bytes);
 void ignore(const void* p, size_t bytes);  // the emulator's own memory
 
@@ -158,16 +167,22 @@ struct Quiet {  // in emulator code that kernels call: its own accesses do not c
   ~Quiet() { check::active = true; }
 };
 
-void run(dim3 grid, dim3 block, size_t smem, bool dependent, void (*body)(void*), void* args);
+struct LaunchShape {
+  dim3 grid, block;
+  size_t smem;
+  unsigned cluster;  // blocks, along x
+  bool dependent;
+};
+void run(const LaunchShape&, void (*body)(void*), void* args);
 
 template <class... P, class... A>
-void launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t smem, bool dependent, A&&... a) {
+void launch(void (*kernel)(P...), const LaunchShape& shape, A&&... a) {
   struct Call {
     void (*kernel)(P...);
     std::tuple<P...> args;
   } call{kernel, {static_cast<P>(std::forward<A>(a))...}};
   run(
-      grid, block, smem, dependent,
+      shape,
       [](void* p) {
         auto& c = *static_cast<Call*>(p);
         std::apply(c.kernel, c.args);

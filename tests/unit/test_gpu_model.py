@@ -12,7 +12,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from benchmarks.gpu import cells, dealing, floors, machine, model, model_attention, model_ops
+from benchmarks.gpu import (
+    cells,
+    dealing,
+    floors,
+    linear,
+    machine,
+    model,
+    model_attention,
+    model_ops,
+)
 from benchmarks.gpu.cells import AttentionCell, StepCell
 from benchmarks.gpu.dealing import Step, Unit
 from benchmarks.gpu.machine import Device, Kernel, Prediction
@@ -222,25 +231,29 @@ def test_a_prompt_is_indexed_in_time(tokens: int, most_us: float) -> None:
     assert model_ops.enter_prompt(2 * tokens, 2 * tokens, 3, Device()).us > 1.6 * entered.us
 
 
-def test_how_the_depth_of_a_product_is_cut() -> None:
-    """Against the scratch that the package asks for: a row of every unit's partial sums."""
+def test_how_a_product_is_dealt() -> None:
+    """Against the scratch that the package asks for, a row of every slice's sums, and against the
+    table of the kernels."""
     if missing := emulators.load_emulators():
         pytest.skip(missing)
-    for rows, columns, depth in (
-        (84, 6144, 4096),
-        (84, 28672, 4096),
-        (84, 4096, 14336),
-        (1, 64, 9000),
-    ):
-        row_tile, column_tile = next(
-            t for t in model_ops.LINEAR_TILES if rows <= t[0] or t[0] == 128
-        )
-        blocks = -(-columns // column_tile) * -(-rows // row_tile)
-        units = model_ops.linear_units(blocks, column_tile == 32, depth)
-        wanted = ops.linear_scratch_bytes(
-            rows, columns, depth, torch.bfloat16, backend="cuda-emu-fast"
-        )
-        assert wanted == (0 if units == 1 else units * rows * columns * 4)
+    for columns, depth in ((6144, 4096), (28672, 4096), (4096, 4096), (4096, 14336), (1024, 9000)):
+        slices = model_ops.linear_slices(columns, depth)
+        wanted = ops.linear_scratch_bytes(1, columns, depth, torch.bfloat16, backend="cuda-emu")
+        groups = -(-depth // 4096)  # of one row on 8.0, where these are too few columns to walk all
+        cut = groups if groups > 1 and columns < 120 * 32 else 1
+        assert wanted == (0 if max(slices, cut) == 1 else max(slices, cut) * columns * 4)
+    text = (ROOT / "cpp" / "backend" / "linear_instances.h").read_text()
+    table = re.findall(r"bf16_r(\d+)\"[^}]*, (\d+), (\d+)\}", text)
+    assert tuple(tuple(map(int, row)) for row in table) == model_ops.LINEAR_TILES
+
+
+@pytest.mark.parametrize("name", ["qkv", "o", "gate-up", "down"])
+def test_84_rows_take_hardly_longer_than_one(name: str) -> None:
+    """With the weights of an 8B model's layer, by the loops of the compiled kernels."""
+    columns, depth = linear.SHAPES[name]
+    one, many = (model_ops.product(rows, columns, depth, Device()) for rows in (1, 84))
+    assert many.us / one.us <= 1.12
+    assert one.bound == "HBM"
 
 
 def test_a_result_file_stands_beside_the_predictions(

@@ -10,6 +10,7 @@ PLAN = "cuda/linear/linear_plan.h"
 HOST = "cuda/linear/linear.cu"
 PLAIN = "cuda/linear/plain.cuh"
 CUT = "cpp/backend/linear_op.h"
+LAUNCH = "cuda/linear/linear_launch.cuh"
 
 MUTANTS = [
     Mutant(
@@ -137,21 +138,21 @@ MUTANTS = [
     Mutant(
         "linear-18",
         "the bias of the tile's first columns for all",
-        MATRIX,
+        LAUNCH,
         "widen(bias[column + i])",
         "widen(bias[column % 8 + i])",
     ),
     Mutant(
         "linear-19",
         "the bias is added to every unit's partial sums",
-        MATRIX,
+        LAUNCH,
         "if (launch.partial != nullptr) {",
         "if (launch.partial != nullptr && (sums[0] += call.bias == nullptr ? 0.0f : 1.0f, true)) {",
     ),
     Mutant(
         "linear-20",
         "eight columns stored at the matrix's edge",
-        MATRIX,
+        LAUNCH,
         "launch.aligned_out && column + kLaneElements <= call.columns",
         "launch.aligned_out",
     ),
@@ -198,8 +199,8 @@ MUTANTS = [
         "linear-26",
         "scratch for one row more than fits",
         PLAN,
-        "scratch_bytes / plan.row_bytes)",
-        "scratch_bytes / plan.row_bytes + 1)",
+        "scratch_bytes / row_bytes)",
+        "scratch_bytes / row_bytes + 1)",
     ),
     Mutant(
         "linear-27",

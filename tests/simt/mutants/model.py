@@ -86,7 +86,7 @@ SUITES = {
     "rms": Suite(("decoder/rms",), ("test_row_ops.py",), "emu and not gated"),
     "gate": Suite(("decoder/gated",), ("test_row_ops.py",), "emu and not norm and not addition"),
     "linear": Suite(
-        ("linear/linear", "linear/matrix_bf16"),
+        ("linear/linear", "linear/matrix_bf16", "linear/instances/hopper_linear_bf16"),
         ("test_cuda_linear.py",),
         "emu and (bfloat16 or not float16)",
     ),

@@ -1,0 +1,62 @@
+// Which kernel for 9.0 serves a product, and how its work is dealt. Pure functions of the problem
+// and of the device's limits, tested without a GPU. Nothing here can change a result:
+// linear_op.h fixes the arithmetic.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "backend/device_limits.h"
+#include "backend/linear_instances.h"
+#include "backend/linear_op.h"
+
+namespace specdec {
+
+struct LinearProblem {
+  std::int32_t rows = 0, columns = 0, depth = 0;
+  DType dtype = DType::kF32;
+  bool aligned = false;   // rows of both matrices begin at multiples of 16 bytes
+  bool overlaps = false;  // rows of the weight share memory, which no copy engine can describe
+};
+
+// The instance for a product; null: another family serves it. Whether it is null does not depend on
+// the number of rows: the families sum in different orders.
+constexpr const LinearInstance* pick_linear(const LinearProblem& problem,
+                                            const DeviceLimits& limits) {
+  if (limits.major != 9 || limits.minor != 0) return nullptr;
+  if (problem.depth % 8 != 0 || !problem.aligned || problem.overlaps) return nullptr;
+  const LinearInstance* best = nullptr;
+  for (const LinearInstance& one : kLinearInstances) {
+    if (one.dtype != problem.dtype) continue;
+    if (one.smem_bytes > limits.shared_bytes) return nullptr;
+    // The least tile that holds all rows; they are sorted.
+    if (best == nullptr || best->row_tile < problem.rows) best = &one;
+  }
+  return best;
+}
+
+// How an instance deals a product.
+struct LinearDeal {
+  std::int32_t row_tiles = 0, column_tiles = 0;
+  std::int32_t cluster = 1;  // blocks that share x, column_tiles being a multiple of it
+  StreamCut cut;
+  std::int64_t pitch = 0;      // floats of a row of one slice's sums
+  std::int64_t row_bytes = 0;  // of all slices' sums of a row; 0: one slice, none
+};
+
+constexpr LinearDeal deal_linear(const LinearInstance& instance, std::int32_t rows,
+                                 std::int32_t columns, std::int32_t depth) {
+  LinearDeal deal;
+  deal.row_tiles = (rows - 1) / instance.row_tile + 1;
+  const std::int32_t tiles = (columns - 1) / kStreamColumns + 1;
+  while (2 * deal.cluster <= std::min(instance.cluster, tiles)) deal.cluster *= 2;
+  deal.column_tiles = ((tiles - 1) / deal.cluster + 1) * deal.cluster;
+  deal.cut = stream_cut(columns, depth);
+  deal.pitch = (std::int64_t{columns} + 7) / 8 * 8;
+  if (deal.cut.slices > 1) {
+    deal.row_bytes = deal.cut.slices * deal.pitch * std::int64_t{sizeof(float)};
+  }
+  return deal;
+}
+
+}  // namespace specdec
