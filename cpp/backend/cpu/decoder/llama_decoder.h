@@ -58,6 +58,12 @@ struct NamedTensor {
   WeightView weight;
 };
 
+// A weight of a decoder as it keeps it: a pack, or, with k = 0, n floats.
+struct PackedPiece {
+  std::string name;
+  PackedView view;
+};
+
 class LlamaDecoder {
  public:
   // Errors here and in the set_ functions: std::invalid_argument naming field or tensor.
@@ -74,6 +80,12 @@ class LlamaDecoder {
   void set_rope(int index, const TensorView& cos, const TensorView& sin);
   // All tensors of a layer at once; an unknown, missing or misshapen one is an error.
   void set_layer(int layer, const std::vector<NamedTensor>& tensors);
+
+  // What the setters above but set_rope have made, by name, for as long as the decoder lives. Biases
+  // are pieces of their own.
+  std::vector<PackedPiece> packs() const;
+  // In the place of those setters: packs are used where they lie, vectors are copied.
+  void set_packs(const std::vector<PackedPiece>& pieces);
 
   // k_pages, v_pages [layers, P, G, S, kv_row_width], contiguous, outliving this object or the next
   // bind. k_scales, v_scales: of e4m3 pages, float32 [layers, G], contiguous, copied; null: 1.
