@@ -24,8 +24,7 @@ using cpu::PackedView;
 using cpu::WeightType;
 
 // Name, type, n, k, first byte in the file.
-using PieceTuple =
-    std::tuple<std::string, std::string, std::int64_t, std::int64_t, std::int64_t>;
+using PieceTuple = std::tuple<std::string, std::string, std::int64_t, std::int64_t, std::int64_t>;
 
 constexpr std::int64_t kAlignment = 64;
 

@@ -215,7 +215,6 @@ def test_a_full_disk_leaves_nothing_behind(wide: Path, tmp_path: Path) -> None:
     ("option", "words"),
     [
         ({"pp_size": 2}, "pp_size = 2: limit 1.*--pp_size=1"),
-        ({"tp_size": 4}, "tp_size = 4: limit 1.*--tp_size=1"),
         ({"dtype": "fp8"}, "8-bit"),
     ],
 )

@@ -15,6 +15,7 @@ from .. import _core
 from ..errors import ConfigError, ModelError, UnsupportedModelError
 from .config_reader import ModelConfig
 from .host_arrays import converted, kv_dtype_name
+from .rank_checkpoint import read_ranks
 from .weights import Checkpoint
 
 if TYPE_CHECKING:
@@ -92,7 +93,8 @@ def kv_storage(
 ) -> KvStorage:
     """How the pages of this model hold K and V. Raises ConfigError, ModelError."""
     dtype = storage_dtype(wanted_type(wanted, config), kv_dtype, place)
-    if dtype != _NARROW["fp8"] or config.is_gguf:
+    # What was converted for several ranks has no scales (docs/kv_cache.md).
+    if dtype != _NARROW["fp8"] or config.is_gguf or read_ranks(config.path) > 1:
         return KvStorage(dtype)
     with Checkpoint(config.path, allow_pickle=allow_pickle) as checkpoint:
         return KvStorage(dtype, *_read_scales(config, checkpoint))

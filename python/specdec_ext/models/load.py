@@ -18,6 +18,7 @@ from .kv_storage import kv_storage
 from .native_config import NotNativeError, native_shape
 from .packed_model import PackedWeights, find_packed
 from .quantize import QUANTIZATIONS
+from .rank_checkpoint import check_ranks
 from .shard import Shard
 from .weights import Checkpoint
 from .windows import limited_windows
@@ -71,7 +72,8 @@ def load_model(
                   they may; "auto": exact on the CPU where it can be had, fast on a device
     quantization  "int8", "int4": weights become blocks at load (quantize.py); native, on the CPU
     team          the ranks that the model is spread over: this process loads its own shard of a
-                  native model, on the CPU; None: it is alone
+                  native model, on the CPU; None: it is alone. A model that was converted for
+                  several ranks asks for as many
     kv_cache_dtype  what the pages hold, as KvCacheConfig.dtype
     max_attention_window, sink_token_length  see limited_windows(); the model has the result as
                   `layer_windows` and `sink_tokens`
@@ -83,6 +85,7 @@ def load_model(
         raise ConfigError(f"model_impl = {model_impl!r}: expected one of {', '.join(MODEL_IMPLS)}")
     wanted = normalize_dtype("dtype", dtype)
     config = read_config(path)
+    check_ranks(config.path, 1 if team is None else team.size)
     of_file = read_draft_vocab(config.path, config.vocab_size)
     if of_file is not None and not draft:
         raise UnsupportedModelError(

@@ -23,7 +23,6 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from .. import _core
-from .._version import __version__
 from ..config.validate import show
 from ..errors import ModelError
 from .folder_cache import check_once
@@ -71,7 +70,7 @@ def write_packed(
     for index, tables in ropes.items():
         for name, table in zip(("cos", "sin"), tables, strict=True):
             data = np.ascontiguousarray(table, dtype="<f4")
-            view = memoryview(data).cast("B")
+            view = data.reshape(-1).view(np.uint8).data
             parts.append((f"rope.{index}.{name}", "float32", data.size, 0, view))
     pieces: list[list[Any]] = []
     end = 0
@@ -79,7 +78,7 @@ def write_packed(
         pieces.append([name, kind, n, k, end, hashlib.sha256(data).hexdigest()])
         end += -(-len(data) // _ALIGNMENT) * _ALIGNMENT
     header = {
-        "made_by": f"specdec_ext {__version__}",
+        "made_by": f"specdec_ext {_core.__version__}",
         "isa": _core.cpu_isa(),
         "weights": dict(weights),
         "config": dict(config),
@@ -91,9 +90,7 @@ def write_packed(
     }
     text = json.dumps(header, separators=(",", ":")).encode()
     begin = _first_byte(len(text))
-    head = _HEAD.pack(
-        _MAGIC, _VERSION, _core.PACK_LAYOUT, len(text), hashlib.sha256(text).digest()
-    )
+    head = _HEAD.pack(_MAGIC, _VERSION, _core.PACK_LAYOUT, len(text), hashlib.sha256(text).digest())
     places = [(0, head), (len(head), text)]
     places += [(begin + piece[4], part[4]) for piece, part in zip(pieces, parts, strict=True)]
     with path.open("wb", buffering=0) as file:
@@ -275,9 +272,7 @@ def _is_rope(piece: _Piece) -> bool:
     return piece[0].startswith("rope.")
 
 
-def _pieces(
-    path: Path, entries: list[Any], begin: int, size: int, again: str
-) -> Iterator[_Piece]:
+def _pieces(path: Path, entries: list[Any], begin: int, size: int, again: str) -> Iterator[_Piece]:
     """The pieces with their first bytes in the file, each within it and behind the one before."""
     end, kinds = begin, (str, str, int, int, int, str)
     for place, entry in enumerate(entries):

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import _core
-from .._version import __version__
 from ..errors import ModelError
 from ..log import logger
 from .config_reader import ModelConfig
@@ -159,7 +158,7 @@ def _cached(
     sha256 = remembered_sha256(config.path)
     origin = {
         "source_sha256": sha256,
-        "made_by": f"specdec_ext {__version__}",
+        "made_by": f"specdec_ext {_core.__version__}",
         "layout": str(_core.PACK_LAYOUT),
         "dtype": wanted.dtype,
     }

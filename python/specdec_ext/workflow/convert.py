@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,6 +17,7 @@ from typing import Any
 
 from .._version import __version__
 from ..config.engine import normalize_dtype
+from ..config.ranks import MAX_RANKS
 from ..config.validate import check_choice, check_int
 from ..errors import ConfigError, ModelError, UnsupportedConfigError, UnsupportedModelError
 from ..models.block_checkpoint import BlockCheckpoint
@@ -29,9 +30,11 @@ from ..models.gguf_weights import GgufCheckpoint
 from ..models.native import DERIVED_SUFFIXES
 from ..models.native_config import NotNativeError, native_shape
 from ..models.open_checkpoint import open_checkpoint
-from ..models.quantize import QUANTIZATIONS, quantized_loader
+from ..models.quantize import QUANTIZATIONS, quantized_loader, worst_first
+from ..models.rank_checkpoint import rank_folder, write_ranks
 from ..models.safetensors_file import SafetensorsFile, write_safetensors
-from ..models.weights import INDEX
+from ..models.shard import Shard
+from ..models.weights import INDEX, Checkpoint
 from .folder_writer import written_folder
 
 __all__ = ["CHECKPOINT", "MEDUSA", "REDRAFTER", "ConvertOptions", "convert"]
@@ -54,6 +57,8 @@ class ConvertOptions:
 
     dtype            "auto": as the checkpoint says, a GGUF file's weights in their own width
     quantization     None, "int8", "int4": matrices become blocks (native families)
+    tp_size          ranks that the model will be spread over: each gets shards of its own rows
+    perplexity       a text whose perplexity is told before and after quantization
     medusa_model     Medusa heads for this model, to be kept beside it
     redrafter_model  a ReDrafter for this model
     shard_bytes      a shard is closed before it grows beyond this
@@ -63,23 +68,27 @@ class ConvertOptions:
     quantization: str | None = None
     tp_size: int = 1
     pp_size: int = 1
+    perplexity: Path | None = None
     medusa_model: Path | None = None
     redrafter_model: Path | None = None
     allow_pickle: bool = False
     shard_bytes: int = SHARD_BYTES
 
     def __post_init__(self) -> None:
-        for name, size in (("tp_size", self.tp_size), ("pp_size", self.pp_size)):
-            if size != 1:
-                why = "pipelines of several devices are not supported"
-                if name == "tp_size":
-                    why = "models are loaded as a whole, on one device"
-                raise UnsupportedConfigError(
-                    f"{name} = {size}: limit 1, {why} in this version; use --{name}=1"
-                )
+        if self.pp_size != 1:
+            raise UnsupportedConfigError(
+                f"pp_size = {self.pp_size}: limit 1, pipelines of several devices are not "
+                "supported in this version; use --pp_size=1"
+            )
+        check_int("tp_size", self.tp_size, ConfigError, low=1, high=MAX_RANKS)
         object.__setattr__(self, "dtype", normalize_dtype("dtype", self.dtype))
         if self.quantization is not None:
             check_choice("quantization", self.quantization, tuple(QUANTIZATIONS), ConfigError)
+        if self.perplexity is not None and (self.quantization is None or self.tp_size > 1):
+            raise ConfigError(
+                "perplexity: of a model before and after quantization, on one rank; give "
+                "--quantization, and no --tp_size"
+            )
         check_int("shard_bytes", self.shard_bytes, ConfigError, low=1)
 
 
@@ -121,19 +130,51 @@ def convert(
             for name, path in _heads(options).items()
         },
         "shard_bytes": options.shard_bytes,
+        "tp_size": options.tp_size,
     }
     target = Path(output_dir).expanduser()
     with weights, written_folder(target, CHECKPOINT, origin, resumes=True) as folder:
         shards, resumed = weights.write(folder, tell)
         _write_config(config, weights, folder)
         _copy_others(config, folder)
-        write_decoder_file(folder)
+        if options.tp_size == 1:  # the C++ runtime has one rank
+            write_decoder_file(folder)
+        if options.quantization is not None:
+            _report(config, worst_first(weights.errors), options, folder, tell)
         for name, path in _heads(options).items():
             tell(f"{name}: {path}")
             _HEADS[name](path, folder / name, config, options.allow_pickle)
     return Converted(
         target, len(weights.names), shards, resumed, weights.bytes_written, weights.main_format
     )
+
+
+def _report(
+    config: ModelConfig,
+    errors: Sequence[tuple[str, float]],
+    options: ConvertOptions,
+    folder: Path,
+    tell: Callable[[str], object],
+) -> None:
+    """What narrowing did, told and kept in quantization.json."""
+    from .quantization_report import error_table, perplexity, write_report
+
+    for line in error_table(errors):
+        tell(line)
+    found = None
+    if options.perplexity is not None:
+        before, after = (perplexity(model, options.perplexity) for model in (config.path, folder))
+        found = {
+            "text": options.perplexity.name,
+            "tokens": after["tokens"],
+            "before": before["perplexity"],
+            "after": after["perplexity"],
+        }
+        tell(
+            f"perplexity of {found['text']} ({found['tokens']} tokens): {found['before']:.3f} "
+            f"before, {found['after']:.3f} after"
+        )
+    write_report(folder, str(options.quantization), errors, found)
 
 
 def _heads(options: ConvertOptions) -> dict[str, Path]:
@@ -148,19 +189,25 @@ class _Weights:
         self._config, self._options = config, options
         self._checkpoint = open_checkpoint(config, allow_pickle=options.allow_pickle)
         self.blocks: dict[str, str] = {}
+        self.errors: dict[str, float] = {}
         self.bytes_written = 0
         self.dtype = options.dtype if options.dtype != "auto" else config.dtype
         checkpoint, wide = self._checkpoint, options.dtype == "auto"
         try:
             shape = native_shape(config)
             expected: dict[str, tuple[int, ...]] | None = shape.expected_weights()
+            size = options.tp_size
+            self._ranks = [Shard.of(shape, rank, size) for rank in range(size if size > 1 else 0)]
         except NotNativeError as error:
-            if options.quantization is not None or config.is_gguf:
-                what = "a GGUF file" if config.is_gguf else f"quantization={options.quantization!r}"
+            if options.quantization is not None or config.is_gguf or options.tp_size > 1:
+                what = f"tp_size={options.tp_size}"
+                if options.quantization is not None:
+                    what = f"quantization={options.quantization!r}"
+                what = "a GGUF file" if config.is_gguf else what
                 raise UnsupportedModelError(
                     f"{config.path}: {what} needs a native family ({error})"
                 ) from error
-            expected = None
+            expected, self._ranks = None, []
         if isinstance(checkpoint, (GgufCheckpoint, BlockCheckpoint)):
             if options.quantization is not None:
                 raise UnsupportedModelError(
@@ -168,19 +215,20 @@ class _Weights:
                     "width already; leave it out"
                 )
             assert expected is not None  # only native families have blocks
-            self._load: Callable[[str], Any] = (
+            self._load: Callable[..., Any] = (
                 checkpoint.weight if wide else partial(checkpoint.load, dtype=self.dtype)
             )
             self.main_format = checkpoint.main_format() if wide else str(self.dtype)
             self.names = list(expected)
         else:
+            assert isinstance(checkpoint, Checkpoint)  # one for ranks is refused when opened
             self.dtype = self.dtype or checkpoint.dtype()
             self._load = partial(checkpoint.load, dtype=self.dtype)
             self.main_format = options.quantization or self.dtype
             self.names = list(expected if expected is not None else checkpoint.entries)
             if options.quantization is not None:
                 whole: Any = partial(checkpoint.load, dtype="float32")
-                self._load = quantized_loader(whole, options.quantization)
+                self._load = quantized_loader(whole, options.quantization, self.errors)
         if expected is not None:
             head_ids = read_draft_vocab(config.path, config.vocab_size)
             if head_ids is not None and "lm_head.weight" in expected:
@@ -195,41 +243,69 @@ class _Weights:
         self._checkpoint.__exit__(*error)
 
     def write(self, folder: Path, tell: Callable[[str], object]) -> tuple[int, int]:
-        """Write the shards and their index; (shards, those of them that were there)."""
-        weight_map: dict[str, str] = {}
-        waiting = list(self.names)
+        """Write the shards and their index, of each rank; (shards, those of them that were
+        there)."""
+        if not self._ranks:
+            return self._write_shards(folder, folder.parent, self.names, self._load, tell)
         count = resumed = 0
+        for shard in self._ranks:
+            own = rank_folder(folder, shard.rank)
+            own.mkdir(exist_ok=True)
+
+            def load(name: str, shard: Shard = shard) -> Any:
+                return self._load(name, rows=shard.rows(name))
+
+            tied = self._config.tie_word_embeddings
+            names = [name for name in self.names if shard.reads(name, tied=tied)]
+            tell(f"rank {shard.rank} of {shard.size}")
+            written, there = self._write_shards(own, folder.parent, names, load, tell)
+            count, resumed = count + written, resumed + there
+        write_ranks(folder, len(self._ranks))
+        return count, resumed
+
+    def _write_shards(
+        self,
+        folder: Path,
+        aside: Path,
+        names: list[str],
+        load: Callable[[str], Any],
+        tell: Callable[[str], object],
+    ) -> tuple[int, int]:
+        weight_map: dict[str, str] = {}
+        waiting = names
+        count = resumed = size = 0
         while waiting:
             count += 1
             file = folder / f"model-{count:05d}.safetensors"
             if file.is_file():  # of a run that was interrupted
-                names = self._note_written(file)
+                done = self._note_written(file, load)
                 resumed += 1
                 tell(f"{file.name}: is there")
             else:
-                shard = self._next_shard(waiting)
-                part = folder.parent / file.name  # under its final name it is complete
+                shard = self._next_shard(waiting, load)
+                part = aside / file.name  # under its final name it is complete
                 write_safetensors(part, shard)
                 part.rename(file)
-                names = list(shard)
+                done = list(shard)
                 self._checkpoint.drop_pages()
-                tell(f"{file.name}: {len(names)} tensors, {file.stat().st_size} bytes")
-            weight_map |= dict.fromkeys(names, file.name)
-            self.bytes_written += file.stat().st_size
-            waiting = waiting[len(names) :]
+                tell(f"{file.name}: {len(done)} tensors, {file.stat().st_size} bytes")
+            weight_map |= dict.fromkeys(done, file.name)
+            size += file.stat().st_size
+            waiting = waiting[len(done) :]
         index = {
-            "metadata": {"total_size": self.bytes_written},
+            "metadata": {"total_size": size},
             "weight_map": dict(sorted(weight_map.items())),
         }
         (folder / INDEX).write_text(json.dumps(index, indent=1) + "\n")
+        self.bytes_written += size
         return count, resumed
 
-    def _next_shard(self, names: list[str]) -> dict[str, Any]:
+    def _next_shard(self, names: list[str], load: Callable[[str], Any]) -> dict[str, Any]:
         """The first of `names`, as many as a shard holds."""
         shard: dict[str, Any] = {}
         size = 0
         for name in names:
-            value = self._load(name)
+            value = load(name)
             array = value[0] if isinstance(value, tuple) else value
             bits: Any = getattr(array, "bits", array)
             size += int(bits.nbytes)
@@ -240,12 +316,12 @@ class _Weights:
             shard[name] = array
         return shard
 
-    def _note_written(self, file: Path) -> list[str]:
+    def _note_written(self, file: Path, load: Callable[[str], Any]) -> list[str]:
         """The tensors of a shard that is there, and which of them are blocks."""
         written = SafetensorsFile(file)
         for name in written.names:
             if written.about(name)[0] == "U8":
-                self.blocks[name] = self._load(name)[1]
+                self.blocks[name] = load(name)[1]
         return written.names
 
 

@@ -81,8 +81,8 @@ class LlamaDecoder {
   // All tensors of a layer at once; an unknown, missing or misshapen one is an error.
   void set_layer(int layer, const std::vector<NamedTensor>& tensors);
 
-  // What the setters above but set_rope have made, by name, for as long as the decoder lives. Biases
-  // are pieces of their own.
+  // What the setters above but set_rope have made, by name, for as long as the decoder lives.
+  // Biases are pieces of their own.
   std::vector<PackedPiece> packs() const;
   // In the place of those setters: packs are used where they lie, vectors are copied.
   void set_packs(const std::vector<PackedPiece>& pieces);

@@ -57,9 +57,9 @@ class Pieces {
   // A pack of n columns, of `columns` rows each. n = 0: as many as it has.
   PackedView pack(const std::string& name, std::int64_t n, std::int64_t columns) {
     PackedView view = take(name);
-    SPECDEC_REQUIRE(view.k == columns && view.n >= 1 && (n == 0 || view.n == n), name,
-                    ": shape [", view.n, ", ", view.k, "], the configuration asks for [",
-                    n == 0 ? view.n : n, ", ", columns, "]");
+    SPECDEC_REQUIRE(view.k == columns && view.n >= 1 && (n == 0 || view.n == n), name, ": shape [",
+                    view.n, ", ", view.k, "], the configuration asks for [", n == 0 ? view.n : n,
+                    ", ", columns, "]");
     if (left_.contains(name + kBias)) {
       bias_ = floats(name + kBias, view.n);
       view.bias = bias_.data();

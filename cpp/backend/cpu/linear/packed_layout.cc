@@ -43,11 +43,7 @@ void PackedLinear::take_layout() {
 }
 
 PackedLinear::PackedLinear(const PackedView& packed)
-    : n_(packed.n),
-      k_(packed.k),
-      type_(packed.type),
-      owner_(packed.owner),
-      packed_(packed.data) {
+    : n_(packed.n), k_(packed.k), type_(packed.type), owner_(packed.owner), packed_(packed.data) {
   const std::int64_t bytes = packed_bytes(type_, n_, k_);
   SPECDEC_REQUIRE(bytes > 0, "a pack of [", n_, ", ", k_, "] ", weight_type_name(type_),
                   ": no such weight can be");

@@ -66,8 +66,8 @@ inline constexpr int kPackLayout = 1;
 struct PackedView {
   WeightType type = WeightType::kF32;
   std::int64_t n = 0, k = 0;
-  const std::byte* data = nullptr;  // aligned to 64 bytes
-  const float* bias = nullptr;      // [n], or null
+  const std::byte* data = nullptr;    // aligned to 64 bytes
+  const float* bias = nullptr;        // [n], or null
   std::shared_ptr<const void> owner;  // keeps data alive; null: the caller does
 };
 // Bytes of a pack [n, k]; -1 where k is no whole blocks or the number is none that can be.
