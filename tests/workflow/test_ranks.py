@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from specdec_ext import ConfigError, ModelError, SamplingParams, UnsupportedMode
 from specdec_ext.cli import main
 from specdec_ext.engine.ranks import make_team
 from specdec_ext.llm import LLM
+from specdec_ext.models.default import find_default_gguf
 from specdec_ext.models.safetensors_file import SafetensorsFile
 from specdec_ext.workflow.convert import ConvertOptions, convert
 from specdec_ext.workflow.engine_folder import EngineFolder
@@ -142,3 +145,37 @@ def test_an_engine_of_two_ranks(uneven: Path, team: Any, tmp_path: Path, capsys:
     assert "convert the model with --tp_size=1" in said
     assert main([*run, "--max_output_len=12"]) == 0
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["token_ids"] == plain
+
+
+# -- over Gloo ------------------------------------------------------------------------------------
+
+
+def torchrun(*arguments: str) -> list[int]:
+    """Two ranks that torchrun starts, each with the command line."""
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone",
+         "-m", "specdec_ext", "generate", "--device", "cpu", "--max-tokens", "12",
+         "--prompt", "abcabc", "--json", *arguments],
+        capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return list(json.loads(done.stdout)["token_ids"])
+
+
+@pytest.mark.slow
+def test_gloo_on_a_tiny_model(uneven: Path, tmp_path: Path) -> None:
+    folder = convert(uneven, tmp_path / "ckpt", ConvertOptions(tp_size=2)).folder
+    assert torchrun(f"--model={folder}", "--no-speculation") == decode(uneven)
+    engine = tmp_path / "engine"
+    command = ["build", f"--checkpoint_dir={folder}", f"--output_dir={engine}"]
+    assert main([*command, "--max_batch_size=2", "--max_seq_len=96"]) == 0
+    assert torchrun(f"--engine_dir={engine}") == decode(uneven)
+
+
+@pytest.mark.slow
+@pytest.mark.default_model
+def test_gloo_on_the_default_model(tmp_path: Path) -> None:
+    """9 and 3 heads on two ranks, 4-bit blocks of a GGUF file in shards of their own."""
+    file = find_default_gguf()
+    folder = convert(file, tmp_path / "ckpt", ConvertOptions(tp_size=2)).folder
+    assert torchrun(f"--model={folder}", "--no-speculation") == decode(file)
