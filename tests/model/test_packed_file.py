@@ -325,3 +325,39 @@ def test_other_weights_than_were_packed_are_refused(tiny: Path) -> None:
     source.unlink()
     with pytest.raises(ModelError, match="cannot be compared"):
         find(tiny)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda p: p.append(p[0]), "given twice"),
+        (lambda p: p.append(("layers.0.x", "float32", 3, 0, 0)), "no such piece"),
+        (lambda p: p.__setitem__(0, (*p[0][:4], 3)), "multiple of 64"),
+        (lambda p: p.__setitem__(0, (*p[0][:4], 1 << 40)), "not in the file"),
+        (lambda p: p.__setitem__(0, (*p[0][:2], 1 << 50, *p[0][3:])), "is no weight"),
+        (lambda p: p.__setitem__(0, (p[0][0], "q4_k", *p[0][2:])), "is no weight"),
+        (lambda p: p.__setitem__(0, (*p[0][:2], p[0][2] - 1, *p[0][3:])), "shape"),
+        (lambda p: p.pop(0), "missing"),
+    ],
+)
+def test_the_core_checks_what_it_maps(
+    change: Callable[[list[Any]], object], words: str, packed: Path, tiny: Path
+) -> None:
+    """Whatever Python has checked before: no read leaves the file."""
+    opened = PackedFile.open(packed)
+    pieces = [piece[:5] for piece in opened._pieces if not piece[0].startswith("rope")]
+    change(pieces)
+    decoder = load(tiny).core
+    with packed.open("rb") as file, pytest.raises(ValueError, match=words):
+        _core.map_packs(decoder, file.fileno(), "name", pieces)
+
+
+def test_no_file_to_map(tiny: Path, tmp_path: Path) -> None:
+    (tmp_path / "empty").write_text("")
+    with (
+        (tmp_path / "empty").open("rb") as file,
+        pytest.raises(ValueError, match="name: cannot be mapped .it is empty"),
+    ):
+        _core.map_packs(load(tiny).core, file.fileno(), "name", [])
+    with pytest.raises(ValueError, match="name: cannot be mapped"):
+        _core.map_packs(load(tiny).core, -1, "name", [])

@@ -461,3 +461,17 @@ def test_a_full_disk_leaves_nothing_behind(checkpoint: Path, tmp_path: Path) -> 
     assert "cannot be written (File too large); free space, or name another folder" in last
     assert not (tmp_path / "above").exists()
     assert generate(make(checkpoint, tmp_path / "engine")) == 0  # the checkpoint is what it was
+
+
+def test_an_engine_is_built_without_torch(checkpoint: Path, tmp_path: Path) -> None:
+    script = """
+import sys
+from specdec_ext.cli import main
+command = ["build", f"--checkpoint_dir={sys.argv[1]}", f"--output_dir={sys.argv[2]}"]
+assert main([*command, "--max_batch_size=2", "--max_seq_len=1024"]) == 0
+assert not {"torch", "transformers"} & set(sys.modules)
+"""
+    target = tmp_path / "engine"
+    done = subprocess.run([sys.executable, "-c", script, checkpoint, target], capture_output=True)
+    assert done.returncode == 0, done.stderr.decode()
+    assert (target / "model" / "step_cost.json").is_file()
