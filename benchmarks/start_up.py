@@ -60,7 +60,7 @@ print(json.dumps({{
 
 
 def environment() -> dict[str, str]:
-    """Of a fresh process: it keeps compiled modules, as those of an installed package are."""
+    """What a fresh process gets: it keeps compiled modules, as an installed package has them."""
     return {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 
 

@@ -356,7 +356,7 @@ def test_no_file_to_map(tiny: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").write_text("")
     with (
         (tmp_path / "empty").open("rb") as file,
-        pytest.raises(ValueError, match="name: cannot be mapped .it is empty"),
+        pytest.raises(ValueError, match=r"name: cannot be mapped \(it is empty"),
     ):
         _core.map_packs(load(tiny).core, file.fileno(), "name", [])
     with pytest.raises(ValueError, match="name: cannot be mapped"):

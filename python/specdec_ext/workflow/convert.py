@@ -14,16 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .._version import __version__
-from ..config.engine import normalize_dtype
-from ..config.ranks import MAX_RANKS
-from ..config.validate import check_choice, check_int
-from ..errors import ConfigError, ModelError, UnsupportedConfigError
+from ..errors import ModelError
 from ..models.block_config import block_config
 from ..models.config_reader import ModelConfig, read_config
 from ..models.decoder_file import write_decoder_file
 from ..models.draft_vocab import DRAFT_VOCAB_FILE
 from ..models.folder_cache import file_sha256
-from ..models.quantize import QUANTIZATIONS, worst_first
+from ..models.quantize import worst_first
+from .convert_options import ConvertOptions
 from .folder_writer import written_folder
 from .source_weights import SourceWeights
 
@@ -31,7 +29,6 @@ __all__ = ["CHECKPOINT", "MEDUSA", "REDRAFTER", "ConvertOptions", "convert"]
 
 CHECKPOINT = "checkpoint"
 MEDUSA, REDRAFTER = "medusa", "redrafter"  # folders of what drafts, below a checkpoint
-SHARD_BYTES = 1 << 30
 # Beside the weights, as far as they are there.
 _OTHER_FILES = (
     "generation_config.json", "tokenizer.json", "tokenizer_config.json", "tokenizer.model",
@@ -39,47 +36,6 @@ _OTHER_FILES = (
     "chat_template.jinja", DRAFT_VOCAB_FILE, "LICENSE", "LICENSE.txt",
 )  # fmt: skip
 _SOURCES = ("*.safetensors", "*.safetensors.index.json", "*.bin", "*.bin.index.json", "*.json")
-
-
-@dataclass(frozen=True)
-class ConvertOptions:
-    """What `specdec convert` is told. Raises ConfigError, UnsupportedConfigError.
-
-    dtype            "auto": as the checkpoint says, a GGUF file's weights in their own width
-    quantization     None, "int8", "int4": matrices become blocks (native families)
-    tp_size          ranks that the model will be spread over: each gets shards of its own rows
-    perplexity       a text whose perplexity is told before and after quantization
-    medusa_model     Medusa heads for this model, to be kept beside it
-    redrafter_model  a ReDrafter for this model
-    shard_bytes      a shard is closed before it grows beyond this
-    """
-
-    dtype: str = "auto"
-    quantization: str | None = None
-    tp_size: int = 1
-    pp_size: int = 1
-    perplexity: Path | None = None
-    medusa_model: Path | None = None
-    redrafter_model: Path | None = None
-    allow_pickle: bool = False
-    shard_bytes: int = SHARD_BYTES
-
-    def __post_init__(self) -> None:
-        if self.pp_size != 1:
-            raise UnsupportedConfigError(
-                f"pp_size = {self.pp_size}: limit 1, pipelines of several devices are not "
-                "supported in this version; use --pp_size=1"
-            )
-        check_int("tp_size", self.tp_size, ConfigError, low=1, high=MAX_RANKS)
-        object.__setattr__(self, "dtype", normalize_dtype("dtype", self.dtype))
-        if self.quantization is not None:
-            check_choice("quantization", self.quantization, tuple(QUANTIZATIONS), ConfigError)
-        if self.perplexity is not None and (self.quantization is None or self.tp_size > 1):
-            raise ConfigError(
-                "perplexity: of a model before and after quantization, on one rank; give "
-                "--quantization, and no --tp_size"
-            )
-        check_int("shard_bytes", self.shard_bytes, ConfigError, low=1)
 
 
 @dataclass(frozen=True)

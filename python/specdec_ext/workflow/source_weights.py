@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..errors import UnsupportedModelError
 from ..models.block_checkpoint import BlockCheckpoint
@@ -22,9 +22,7 @@ from ..models.rank_checkpoint import rank_folder, write_ranks
 from ..models.safetensors_file import SafetensorsFile, write_safetensors
 from ..models.shard import Shard
 from ..models.weights import INDEX, Checkpoint
-
-if TYPE_CHECKING:
-    from .convert import ConvertOptions
+from .convert_options import ConvertOptions
 
 __all__ = ["SourceWeights"]
 
