@@ -399,6 +399,24 @@ assert not {"torch", "transformers"} & set(sys.modules)
     assert done.returncode == 0, done.stderr.decode()
 
 
+@pytest.mark.parametrize("drafts", [[], ["--max_draft_len=12"]])
+def test_an_engine_that_drafts_by_itself(
+    drafts: list[str], checkpoint: Path, tmp_path: Path, plain_tokens: list[int], capsys: Capture
+) -> None:
+    """Mode auto: suffix decoding and predictions, as LLM() drafts a model without a drafter."""
+    engine = make(checkpoint, tmp_path / "auto", "--speculative_decoding_mode=auto", *drafts)
+    assert EngineFolder.open(engine).max_draft_len == (12 if drafts else 35)
+    capsys.readouterr()
+    for asked in ([], ["--suffix", "--max_draft_len=5"], ["--prompt_lookup_config=[10,2,[0]]"]):
+        assert generate(engine, *asked) == 0
+        said = capsys.readouterr().out
+        assert tokens_of(said) == plain_tokens
+        metrics = json.loads(said.splitlines()[-1])["metrics"]
+        assert "speculative_decoding" in metrics
+    assert generate(engine, "--lookahead_config=[2,2,2]") == 4
+    assert "asked for lookahead" in capsys.readouterr().err
+
+
 # -- packed weights -------------------------------------------------------------------------------
 
 

@@ -19,6 +19,7 @@ from ..config.engine import (
 )
 from ..config.methods import MedusaDecodingConfig, ReDrafterDecodingConfig
 from ..config.parse import SpeculativeConfig
+from ..config.sources import AutoDecodingConfig
 from ..config.validate import check_int
 from ..engine.served_cost import TABLE_FILE, cost_key, write_table
 from ..errors import ConfigError, ModelError, UnsupportedConfigError
@@ -152,6 +153,8 @@ def _speculation(checkpoint: Path, options: BuildOptions) -> SpeculativeConfig |
                 "for example --speculative_decoding_mode=ngram, or leave max_draft_len out"
             )
         return None
+    elif mode == "auto":
+        return AutoDecodingConfig(max_draft_len=drafts) if drafts else AutoDecodingConfig()
     if not drafts:
         raise ConfigError(
             f"speculative_decoding_mode = {options.speculative_decoding_mode!r} with max_draft_len "

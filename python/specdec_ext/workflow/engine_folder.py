@@ -33,6 +33,7 @@ from ..config.parse import (
     parse_scheduler_config,
     parse_speculative_config,
 )
+from ..config.sources import AutoDecodingConfig
 from ..config.suffix import SuffixDecodingConfig
 from ..errors import ConfigError, ModelError
 from ..models.json_file import read_json
@@ -48,6 +49,8 @@ ENGINE, ENGINE_FILE, MODEL = "engine", "engine.json", "model"
 # TensorRT-LLM's mode of drafts from outside: prompt lookup and draft models are built alike.
 EXTERNAL = "draft_tokens_external"
 _VERSION = 2
+# Mode of a build -> what it has room for, where that is not the mode's own method alone.
+_RUN_BY = {EXTERNAL: ("ngram", "draft_target"), "auto": ("auto", "suffix", "ngram")}
 _LIMITS = ("max_batch_size", "max_input_len", "max_seq_len", "max_num_tokens")
 
 
@@ -159,7 +162,7 @@ class EngineFolder:
         )
         if isinstance(given, LookaheadDecodingConfig):
             words = f"lookahead (W,N,G) = {given.triple} with max_draft_len(W,N,G) = {need}"
-        allowed = ("ngram", "draft_target") if method == EXTERNAL else (method,)
+        allowed = _RUN_BY.get(method, (method,))
         if given.method not in allowed:
             raise ConfigError(
                 f"{self.path}: built with speculative_decoding_mode = {self.mode!r} and "
@@ -181,6 +184,8 @@ class EngineFolder:
             return NGramDecodingConfig(max_draft_len=room)
         if method == "suffix":
             return SuffixDecodingConfig(max_draft_len=room)
+        if method == "auto":
+            return AutoDecodingConfig(max_draft_len=room)
         if method == "medusa":
             return MedusaDecodingConfig(heads)
         if method == "redrafter":

@@ -18,6 +18,7 @@
 #include "backend/cpu/linear/stacked_linear.h"
 #include "backend/step_view.h"
 #include "base/tensor_view.h"
+#include "base/zeroed_memory.h"
 
 namespace specdec::cpu {
 
@@ -50,6 +51,25 @@ struct DecoderConfig {
   std::vector<int> hidden_bounds;   // columns of the output and the down projection
   std::vector<int> ffn_bounds;      // columns of gate and up, whole panels
   std::vector<int> head_bounds;     // rows of the head
+};
+
+// `size` zeros that take memory as they are first touched.
+template <typename T>
+class LazyBuffer {
+ public:
+  void allocate(std::int64_t size) {
+    size_ = static_cast<std::size_t>(size);
+    memory_ = std::make_unique<ZeroedMemory>(size_ * sizeof(T));
+  }
+  T* data() { return memory_ == nullptr ? nullptr : reinterpret_cast<T*>(memory_->data()); }
+  const T* data() const {
+    return memory_ == nullptr ? nullptr : reinterpret_cast<const T*>(memory_->data());
+  }
+  std::size_t size() const { return size_; }
+
+ private:
+  std::unique_ptr<ZeroedMemory> memory_;
+  std::size_t size_ = 0;
 };
 
 // A tensor of a layer by its name in the checkpoint, without "model.layers.<i>.".
@@ -227,8 +247,10 @@ class LlamaDecoder {
   std::int64_t input_bytes_ = 0;       // from row to row of input_
   std::int64_t act_bytes_ = 0;         // and of act_
   std::int64_t attention_stride_ = 0;  // elements
-  std::vector<float> residual_, qkv_, attention_, sum_, gate_, up_;
-  std::vector<std::byte> input_, act_;  // inputs of linear layers, in the form that they take
+  // Zeros at first (the pad element that an odd width needs is never written), and no memory until
+  // a step has so many rows.
+  LazyBuffer<float> residual_, qkv_, attention_, sum_, gate_, up_;
+  LazyBuffer<std::byte> input_, act_;  // inputs of linear layers, in the form that they take
   std::vector<std::byte> attention_scratch_;
   std::vector<RowBest> best_;          // [nranks, L]
   std::vector<RowBest> best_rows_;     // [L]
