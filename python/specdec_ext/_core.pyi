@@ -1582,6 +1582,10 @@ class LazyZeros:
         """
         Give the memory back to the operating system: every element is zero again. Nothing may use the tensor meanwhile.
         """
+    def write_zeros(self, count: typing.SupportsInt | typing.SupportsIndex) -> None:
+        """
+        Write zeros into [:, :count]: memory that was never written is one page to the machine. Raises ValueError.
+        """
     @property
     def dtype(self) -> str:
         """
