@@ -91,6 +91,11 @@ def commands(folder: Path) -> None:
     converted = folder.parent / "converted"
     assert main(["convert", "--model_dir", str(folder), "--output_dir", str(converted)]) == 0
     assert (converted / "decoder.txt").is_file()
+    engine = folder.parent / "engine"
+    build = ["build", "--checkpoint_dir", str(converted), "--output_dir", str(engine)]
+    assert main([*build, "--max_batch_size", "2", "--max_seq_len", "128"]) == 0
+    assert (engine / "model" / "packed.bin").is_file()
+    assert main(["generate", *text, "--engine_dir", str(engine)]) == 0
 
 
 def refused(call: object, *words: str) -> None:

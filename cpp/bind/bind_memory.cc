@@ -3,6 +3,7 @@
 #include <pybind11/stl.h>
 
 #include <cstdint>
+#include <cstring>
 #include <limits>
 #include <memory>
 #include <string>
@@ -41,6 +42,16 @@ class LazyZeros {
   const std::vector<std::int64_t>& shape() const { return shape_; }
   std::string dtype() const { return dtype_name(dtype_); }
   void release() { memory_->release(); }
+  // [:, :count] is written, so that it is memory of its own from now on.
+  void write_zeros(std::int64_t count) {
+    SPECDEC_REQUIRE(shape_.size() >= 2 && count >= 0 && count <= shape_[1], "count = ", count,
+                    ": the second axis has ", shape_.size() >= 2 ? shape_[1] : 0);
+    if (num_bytes() == 0) return;
+    const std::int64_t outer = num_bytes() / shape_[0], inner = outer / shape_[1];
+    for (std::int64_t i = 0; i < shape_[0]; ++i) {
+      std::memset(memory_->data() + i * outer, 0, static_cast<std::size_t>(count * inner));
+    }
+  }
   std::int64_t num_bytes() const { return static_cast<std::int64_t>(memory_->bytes()); }
 
  private:
@@ -65,6 +76,10 @@ void register_memory(py::module_& m) {
           py::arg("dl_device") = py::none(), py::arg("copy") = py::none(),
           "What a consumer may ask for besides is ignored: it gets this memory, on the host.")
       .def("__dlpack_device__", [](const LazyZeros&) { return py::make_tuple(1, 0); })
+      .def(
+          "write_zeros", &LazyZeros::write_zeros, py::arg("count"),
+          "Write zeros into [:, :count]: memory that was never written is one page to the machine. "
+          "Raises ValueError.")
       .def("release", &LazyZeros::release,
            "Give the memory back to the operating system: every element is zero again. Nothing "
            "may use the tensor meanwhile.")

@@ -19,6 +19,7 @@ PYBIND11_MODULE(_core, m) {
   specdec::register_linear(m);
   specdec::register_decoder(m);
   specdec::register_shared_counters(m);
+  specdec::register_packed_decoder(m);
   specdec::register_sharded_step(m);
   specdec::register_slots(m);
   specdec::register_proposed_drafts(m);

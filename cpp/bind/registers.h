@@ -19,6 +19,7 @@ void register_growth_ops(pybind11::module_& m);
 void register_linear(pybind11::module_& m);
 void register_decoder(pybind11::module_& m);
 void register_shared_counters(pybind11::module_& m);
+void register_packed_decoder(pybind11::module_& m);
 void register_sharded_step(pybind11::module_& m);
 void register_slots(pybind11::module_& m);
 void register_proposed_drafts(pybind11::module_& m);

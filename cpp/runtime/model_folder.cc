@@ -9,7 +9,7 @@
 
 #include "backend/cache_view.h"
 #include "base/check.h"
-#include "runtime/mapped_file.h"
+#include "base/mapped_file.h"
 
 namespace specdec {
 namespace {

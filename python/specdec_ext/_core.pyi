@@ -20,6 +20,7 @@ __all__: list[str] = [
     "MAX_PAGE_SIZE",
     "MAX_STEP_TOKENS",
     "MAX_STOP_IDS",
+    "PACK_LAYOUT",
     "POSTERIOR_ALPHA",
     "POSTERIOR_THRESHOLD",
     "BeamDrafter",
@@ -63,6 +64,7 @@ __all__: list[str] = [
     "count_not_finite",
     "cpu_isa",
     "cuda_info",
+    "decoder_packs",
     "dequantize",
     "device_limits",
     "draft_step",
@@ -78,6 +80,7 @@ __all__: list[str] = [
     "linear_scratch_bytes",
     "load_backend",
     "make_step_plan",
+    "map_packs",
     "mask_from_parents",
     "merge_best",
     "merge_step_beams",
@@ -85,6 +88,7 @@ __all__: list[str] = [
     "num_threads",
     "pack_drafts",
     "pack_mask",
+    "packed_bytes",
     "pages_in_window",
     "plan_workspace",
     "propose_drafts",
@@ -1578,6 +1582,10 @@ class LazyZeros:
         """
         Give the memory back to the operating system: every element is zero again. Nothing may use the tensor meanwhile.
         """
+    def write_zeros(self, count: typing.SupportsInt | typing.SupportsIndex) -> None:
+        """
+        Write zeros into [:, :count]: memory that was never written is one page to the machine. Raises ValueError.
+        """
     @property
     def dtype(self) -> str:
         """
@@ -1832,6 +1840,11 @@ def cuda_info() -> dict[str, typing.Any]:
     What the CUDA side of this build is, and which devices it sees.
     """
 
+def decoder_packs(decoder: LlamaDecoder) -> list[typing.Any]:
+    """
+    The packed weights of a LlamaDecoder: (name, type, n, k, bytes), k = 0 for vectors. The bytes are the decoder's own memory: use them while it lives.
+    """
+
 def dequantize(weight: typing.Any, out: typing.Any) -> None:
     """
     Write the values of a quantised weight (uint8 [N, bytes of a row], format name) into ``out`` float32 [N, K], contiguous.
@@ -2026,6 +2039,24 @@ def make_step_plan(
     A plan made by hand, for calibration and tests. parents: per request, [] for a chain.
     """
 
+def map_packs(
+    decoder: LlamaDecoder,
+    file: typing.SupportsInt | typing.SupportsIndex,
+    name: str,
+    pieces: collections.abc.Sequence[
+        tuple[
+            str,
+            str,
+            typing.SupportsInt | typing.SupportsIndex,
+            typing.SupportsInt | typing.SupportsIndex,
+            typing.SupportsInt | typing.SupportsIndex,
+        ]
+    ],
+) -> None:
+    """
+    Give a LlamaDecoder all weights but rotary tables where they lie in the open file ``file`` (a descriptor, which may be closed at once): (name, type, n, k, first byte) as decoder_packs() gave them. Raises ValueError naming the piece; ``name`` is the file's.
+    """
+
 def mask_from_parents(
     parents: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
 ) -> numpy.typing.NDArray[numpy.uint32]:
@@ -2091,6 +2122,15 @@ def pack_mask(
 ) -> None:
     """
     See specdec_ext.ops.pack_mask.
+    """
+
+def packed_bytes(
+    type: str,
+    n: typing.SupportsInt | typing.SupportsIndex,
+    k: typing.SupportsInt | typing.SupportsIndex,
+) -> int:
+    """
+    Bytes of such a piece of decoder_packs(); -1 for one that cannot be. Raises ValueError for an unknown type.
     """
 
 def pages_in_window(
@@ -2387,6 +2427,7 @@ MAX_DRAFT_LEN: int = 127
 MAX_PAGE_SIZE: int = 128
 MAX_STEP_TOKENS: int = 128
 MAX_STOP_IDS: int = 256
+PACK_LAYOUT: int = 1
 POSTERIOR_ALPHA: float = 0.3
 POSTERIOR_THRESHOLD: float = 0.09
 __version__: str

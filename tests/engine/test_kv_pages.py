@@ -131,3 +131,20 @@ def test_what_cannot_be_is_refused() -> None:
         _core.LazyZeros([1 << 40, 1 << 40], "float32")
     with pytest.raises(MemoryError):
         _core.LazyZeros([1 << 60], "uint8")
+
+
+def test_zeros_that_are_written_take_memory() -> None:
+    """Only those of [:, :count], in every first axis."""
+    zeros = _core.LazyZeros([3, 64, 1 << 18], "uint8")
+    view = torch.from_dlpack(zeros)
+    view[1, 5, 7] = 9
+    before = resident()
+    zeros.write_zeros(32)
+    assert 20 << 20 < resident() - before < 30 << 20  # 3 x 32 x 256 KiB
+    assert not view[:, :32].any()
+    for count in (-1, 65):
+        with pytest.raises(ValueError, match=f"count = {count}: the second axis has 64"):
+            zeros.write_zeros(count)
+    with pytest.raises(ValueError, match="second axis has 0"):
+        _core.LazyZeros([4], "uint8").write_zeros(1)
+    _core.LazyZeros([0, 4], "float32").write_zeros(4)

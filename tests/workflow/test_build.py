@@ -304,7 +304,7 @@ def test_a_copy_is_an_engine(copy: Path) -> None:
         ("checksum", "config.json: is not the file that was written"),
         ("version", "built for specdec_ext '0.0.1', this is"),
         ("isa", "built for instruction set 'avx1024', this is"),
-        ("format", "version = 99, this specdec_ext reads 1"),
+        ("format", "version = 99, this specdec_ext reads 2"),
         ("field", "max_seq_len is missing"),
     ],
 )
@@ -397,3 +397,99 @@ assert not {"torch", "transformers"} & set(sys.modules)
 """
     done = subprocess.run([sys.executable, "-c", script, str(external)], capture_output=True)
     assert done.returncode == 0, done.stderr.decode()
+
+
+@pytest.mark.parametrize("drafts", [[], ["--max_draft_len=12"]])
+def test_an_engine_that_drafts_by_itself(
+    drafts: list[str], checkpoint: Path, tmp_path: Path, plain_tokens: list[int], capsys: Capture
+) -> None:
+    """Mode auto: suffix decoding and predictions, as LLM() drafts a model without a drafter."""
+    engine = make(checkpoint, tmp_path / "auto", "--speculative_decoding_mode=auto", *drafts)
+    assert EngineFolder.open(engine).max_draft_len == (12 if drafts else 35)
+    capsys.readouterr()
+    for asked in ([], ["--suffix", "--max_draft_len=5"], ["--prompt_lookup_config=[10,2,[0]]"]):
+        assert generate(engine, *asked) == 0
+        said = capsys.readouterr().out
+        assert tokens_of(said) == plain_tokens
+        metrics = json.loads(said.splitlines()[-1])["metrics"]
+        assert "speculative_decoding" in metrics
+    assert generate(engine, "--lookahead_config=[2,2,2]") == 4
+    assert "asked for lookahead" in capsys.readouterr().err
+
+
+# -- packed weights -------------------------------------------------------------------------------
+
+
+def test_an_engine_maps_its_packed_weights(external: Path, plain_tokens: list[int]) -> None:
+    engine = EngineFolder.open(external)
+    with engine.load() as llm:
+        (output,) = llm.generate("abcabc", SamplingParams(max_tokens=12), use_tqdm=False)
+        maps = Path("/proc/self/maps").read_text()
+        assert str(engine.model / "packed.bin") in maps
+        assert str(engine.model / "model-00001.safetensors") not in maps
+    assert list(output.outputs[0].token_ids) == plain_tokens
+
+
+@pytest.mark.parametrize("how", ["truncated", "altered", "layout"])
+def test_packed_weights_that_are_not_what_they_were(how: str, copy: Path, capsys: Capture) -> None:
+    path = copy / "model" / "packed.bin"
+    data = bytearray(path.read_bytes())
+    if how == "layout":  # built by another version that has the same number, as a developer's has
+        data[12] = 99
+        path.write_bytes(data)
+        edit(copy)
+    elif how == "altered":
+        data[-100] ^= 1
+        path.write_bytes(data)
+    else:
+        path.write_bytes(data[:-64])
+    assert generate(copy) == 4
+    said = capsys.readouterr().err
+    assert "packed.bin" in said and "build it again: specdec build --checkpoint_dir" in said
+    assert ("layout of packs 99, this specdec_ext reads 1" in said) == (how == "layout")
+
+
+def test_narrow_weights_are_packed_as_they_are(long_tiny: Path, tmp_path: Path) -> None:
+    options = ConvertOptions(quantization="int4")
+    folder = convert(long_tiny, tmp_path / "ckpt", options).folder
+    engine = EngineFolder.open(make(folder, tmp_path / "engine"))
+    params = SamplingParams(max_tokens=12)
+    with engine.load() as llm, LLM(long_tiny, quantization="int4") as narrowed:
+        outputs = [m.generate("abcabc", params, use_tqdm=False)[0] for m in (llm, narrowed)]
+        assert llm.model.info.dtype == "q4_1"
+        assert "packed.bin" in Path("/proc/self/maps").read_text()
+    assert outputs[0].outputs[0].token_ids == outputs[1].outputs[0].token_ids
+
+
+FULL = """
+import resource, sys
+from specdec_ext.cli import main
+resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_a_full_disk_leaves_nothing_behind(checkpoint: Path, tmp_path: Path) -> None:
+    """The weights are links; the packed ones do not fit any more."""
+    target = tmp_path / "above" / "engine"
+    command = ["build", f"--checkpoint_dir={checkpoint}", f"--output_dir={target}", *LIMITS]
+    done = subprocess.run([sys.executable, "-c", FULL, *command], capture_output=True, text=True)
+    assert done.returncode == 4, done.stderr
+    last = done.stderr.splitlines()[-1]
+    assert "cannot be written (File too large); free space, or name another folder" in last
+    assert not (tmp_path / "above").exists()
+    assert generate(make(checkpoint, tmp_path / "engine")) == 0  # the checkpoint is what it was
+
+
+def test_an_engine_is_built_without_torch(checkpoint: Path, tmp_path: Path) -> None:
+    script = """
+import sys
+from specdec_ext.cli import main
+command = ["build", f"--checkpoint_dir={sys.argv[1]}", f"--output_dir={sys.argv[2]}"]
+assert main([*command, "--max_batch_size=2", "--max_seq_len=1024"]) == 0
+assert not {"torch", "transformers"} & set(sys.modules)
+"""
+    target = tmp_path / "engine"
+    done = subprocess.run([sys.executable, "-c", script, checkpoint, target], capture_output=True)
+    assert done.returncode == 0, done.stderr.decode()
+    assert (target / "model" / "step_cost.json").is_file()

@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 
 from engine.medusa_models import VOCAB, save_heads, save_target
 from gguf_files import write_gguf
-from specdec_ext import LLM, ConfigError, ModelError, SamplingParams, UnsupportedConfigError
+from specdec_ext import (
+    LLM,
+    ConfigError,
+    ModelError,
+    SamplingParams,
+    UnsupportedConfigError,
+    UnsupportedModelError,
+)
 from specdec_ext.cli import main
 from specdec_ext.models.folder_cache import file_sha256
 from specdec_ext.workflow.convert import CHECKPOINT, Converted, ConvertOptions, convert
@@ -215,7 +225,6 @@ def test_a_full_disk_leaves_nothing_behind(wide: Path, tmp_path: Path) -> None:
     ("option", "words"),
     [
         ({"pp_size": 2}, "pp_size = 2: limit 1.*--pp_size=1"),
-        ({"tp_size": 4}, "tp_size = 4: limit 1.*--tp_size=1"),
         ({"dtype": "fp8"}, "8-bit"),
     ],
 )
@@ -250,3 +259,21 @@ def test_heads_lie_beside_the_model(wide: Path, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=f"hidden_size 32 and vocab_size {VOCAB}.*{HIDDEN}"):
         run(wide, tmp_path / "refused", medusa_model=others)
     assert not (tmp_path / "refused").exists()
+
+
+def test_scales_of_fp8_keys_and_values_are_kept(wide: Path, tmp_path: Path) -> None:
+    """In float32, whatever the weights become; on several ranks they would be lost, so refused."""
+    source = Path(shutil.copytree(wide, tmp_path / "source"))
+    tensors = load_file(source / "model.safetensors")
+    names = [f"model.layers.{i}.self_attn.{k}_scale" for i in range(2) for k in "kv"]
+    tensors |= {name: torch.tensor(0.1 + 0.01 * i) for i, name in enumerate(names)}
+    save_file(tensors, source / "model.safetensors", metadata={"format": "pt"})
+    folder = run(source, tmp_path / "ckpt", dtype="bfloat16").folder
+    written = load_file(folder / "model-00001.safetensors")
+    for name in names:
+        assert written[name].dtype == torch.float32 and written[name] == tensors[name]
+    how = {"kv_cache_config": {"dtype": "fp8"}, "dtype": "bfloat16"}
+    assert decode(folder, **how) == decode(source, **how)
+    with pytest.raises(UnsupportedModelError, match=r"tp_size = 2: .*k_scale.*--tp_size=1"):
+        run(source, tmp_path / "ranks", tp_size=2)
+    assert not (tmp_path / "ranks").exists()

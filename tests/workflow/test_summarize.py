@@ -13,7 +13,7 @@ from specdec_ext import ConfigError, ModelError
 from specdec_ext.cli import main
 from specdec_ext.text.tokenizer import load_tokenizer
 from specdec_ext.workflow import articles as articles_module
-from specdec_ext.workflow import summarize
+from specdec_ext.workflow import fetched_file, summarize
 from specdec_ext.workflow.articles import Article, read_articles
 from specdec_ext.workflow.summarize import prompts_of, rouge
 
@@ -87,12 +87,12 @@ def test_no_articles(make: str, words: str, tmp_path: Path) -> None:
 
 
 def test_papers_that_cannot_be_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(articles_module, "cache_root", lambda: tmp_path)
+    monkeypatch.setattr(fetched_file, "cache_root", lambda: tmp_path)
     failed = subprocess.CompletedProcess([], 1, "", "ERROR: no matching distribution")
-    monkeypatch.setattr(articles_module.subprocess, "run", lambda *a, **k: failed)
+    monkeypatch.setattr(fetched_file.subprocess, "run", lambda *a, **k: failed)
     with pytest.raises(ModelError, match=r"no matching distribution.*--dataset_dir"):
         read_articles(None, 1)
-    other = tmp_path / "datasets" / "aclsum-0.1.2" / articles_module.FILE
+    other = tmp_path / "datasets" / "aclsum-0.1.2" / articles_module._PAPERS.file
     write(other, [{"id": "x"}])
     with pytest.raises(ModelError, match=r"sha256 is .*, expected 491ee57a.*delete the folder"):
         read_articles(None, 1)

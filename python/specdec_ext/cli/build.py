@@ -57,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--speculative-decoding-mode", metavar="MODE",
         help="lookahead_decoding, draft_tokens_external (prompt lookup or a draft model), medusa, "
-        "explicit_draft_tokens (ReDrafter), ngram, draft_target, suffix (default: none)",
+        "explicit_draft_tokens (ReDrafter), ngram, draft_target, suffix, auto (default: none)",
     )  # fmt: skip
     parser.add_argument(
         "--gather-generation-logits", action="store_true", help="kept with the engine; any request "

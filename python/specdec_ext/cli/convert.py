@@ -15,8 +15,8 @@ __all__ = ["add_arguments", "run"]
 _FOREIGN: ForeignFlags = {
     "--workers": ("N", {}, "shards are written one after another"),
     "--load-by-shard": (None, {}, "tensors are always read one at a time"),
-    "--use-parallel-embedding": (None, {}, "models are loaded as a whole"),
-    "--embedding-sharding-dim": ("N", {}, "models are loaded as a whole"),
+    "--use-parallel-embedding": (None, {}, "rank 0 has all embeddings"),
+    "--embedding-sharding-dim": ("N", {}, "rank 0 has all embeddings"),
     "--load-model-on-cpu": (None, {}, "the model is not loaded"),
 }
 
@@ -37,7 +37,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--quantization", choices=("int8", "int4"), help="make weights so narrow (native families)"
     )
-    parser.add_argument("--tp-size", type=int, default=1, metavar="N", help="only 1")
+    parser.add_argument(
+        "--perplexity", nargs="?", const="", metavar="FILE",
+        help="with --quantization: perplexity of a text before and after (default text: 300 news "
+        "articles of the package gensim, fetched once)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--tp-size", type=int, default=1, metavar="N",
+        help="ranks that the model will be spread over; each reads shards of its own (default: 1)",
+    )  # fmt: skip
     parser.add_argument("--pp-size", type=int, default=1, metavar="N", help="only 1")
     parser.add_argument(
         "--medusa-model", "--medusa-model-dir", metavar="DIR", help="keep these Medusa heads by it"
@@ -60,9 +68,15 @@ def run(args: argparse.Namespace) -> int:
     def path(text: str | None) -> Path | None:
         return None if text is None else Path(text)
 
+    text = path(args.perplexity)
+    if args.perplexity == "":
+        from ..workflow.quantization_report import news_file
+
+        text = news_file()
     options = ConvertOptions(
         dtype=args.dtype,
         quantization=args.quantization,
+        perplexity=text,
         tp_size=args.tp_size,
         pp_size=args.pp_size,
         medusa_model=path(args.medusa_model),

@@ -85,6 +85,7 @@ def with_engine(args: argparse.Namespace, kwargs: dict[str, Any], drafting: Any)
         "model": str(engine.model),
         "dtype": "auto",
         "device": engine.check_device(kwargs["device"]),
+        "tensor_parallel_size": engine.check_ranks(args.tensor_parallel_size),
         "speculative_config": checked if inside else None,
         "scheduler_config": engine.scheduler(kwargs["scheduler_config"]),
         "kv_cache_config": engine.kv_cache(kwargs["kv_cache_config"]),

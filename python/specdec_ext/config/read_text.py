@@ -23,7 +23,13 @@ def _no_duplicates(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
     return result
 
 
+# Words that YAML takes for something else than themselves.
+_YAML_WORDS = frozenset(("true", "false", "yes", "no", "on", "off", "null"))
+
+
 def _load_yaml(text: str, source: str) -> object:
+    if text.isascii() and text.isalpha() and text.lower() not in _YAML_WORDS:
+        return text  # a method's name: known without the library
     import yaml
 
     class Loader(yaml.SafeLoader):

@@ -7,11 +7,10 @@ object) is cancelled.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import threading
 from collections.abc import AsyncIterator, Generator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..log import logger
 from ..request.resolve import ResolvedRequest
@@ -19,6 +18,9 @@ from ..text.outputs import RequestOutput
 from .loop import EngineLoop
 from .request_group import RequestGroup
 from .request_state import RequestState
+
+if TYPE_CHECKING:
+    import asyncio
 
 __all__ = ["AsyncRequest", "BackgroundStepper"]
 
@@ -147,6 +149,8 @@ class AsyncRequest:
 
     async def _changed(self, version: int) -> None:
         """Wait until the request is past `version`."""
+        import asyncio  # a tenth of the start of a process that never waits
+
         event = asyncio.Event()
         self._wake = (asyncio.get_running_loop(), event)
         if self._group.version != version:  # it changed before the event was in place

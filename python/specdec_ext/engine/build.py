@@ -270,7 +270,7 @@ class EngineBuilder:
         """T(rows, context) of the built engine's model; None: its pages are too few to tell. It
         overwrites pages: call it while no request runs and nothing is published."""
         rows = self.memory.max_num_tokens
-        return measure_cost(self.model, self._torch_pages, max_rows=rows)
+        return measure_cost(self.model, self._pages, max_rows=rows)
 
     def _make_pages(self, model: StepModel, num_pages: int) -> KvPages:
         pages = KvPages(model, num_pages, self.memory.tokens_per_block, self.place)

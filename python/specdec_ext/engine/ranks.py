@@ -10,6 +10,7 @@ from ..errors import SpecdecError, UnsupportedConfigError, UnsupportedModelError
 from ..models.config_reader import read_config
 from ..models.native_config import NotNativeError, native_shape
 from ..models.place import resolve_device
+from ..models.rank_checkpoint import check_ranks
 from ..models.shard import Shard
 
 if TYPE_CHECKING:
@@ -51,7 +52,9 @@ def _check(size: int, model: Path, model_impl: str, device: str) -> None:
     try:
         if model_impl == "transformers":
             raise NotNativeError("model_impl = 'transformers'")
-        Shard.of(native_shape(read_config(model)), 0, size)
+        config = read_config(model)
+        check_ranks(config.path, size)
+        Shard.of(native_shape(config), 0, size)
     except NotNativeError as error:
         raise UnsupportedModelError(
             f"{model}: tensor_parallel_size = {size} needs the native decoder ({error}); use "

@@ -19,7 +19,6 @@ from typing import Any
 
 from .. import _core
 from .._core import StepCost
-from .._version import __version__
 from ..installation import cpu_name
 from ..log import logger
 from ..models.base import StepModel
@@ -72,7 +71,7 @@ def cost_key(model: StepModel) -> dict[str, Any]:
         "isa": _core.cpu_isa(),
         "threads": _core.num_threads(),
         "ranks": getattr(getattr(model, "shard", None), "size", 1),
-        "build": [__version__, build.st_size, build.st_mtime_ns],
+        "build": [_core.__version__, build.st_size, build.st_mtime_ns],
     }
 
 

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
     from specdec_ext.models.base import StepModel
 
+    Pages = torch.Tensor | _core.LazyZeros
+
 __all__ = ["StepCost", "measure_cost", "measure_growth", "measure_step_cost"]
 
 # Row counts up to one request's largest step; beyond the last the table grows linearly. They stand
@@ -70,7 +72,7 @@ def measure_step_cost(
 def measure_growth(
     model: StepModel,
     rows: Sequence[int],
-    pages: tuple[torch.Tensor, torch.Tensor],
+    pages: tuple[Pages, Pages],
     *,
     rounds: int = 3,
 ) -> list[float]:
@@ -78,8 +80,8 @@ def measure_growth(
 
     Args:
         rows: Row counts, ascending, as measure_step_cost() returned them.
-        pages: The model's bound K/V pages [layers, pages, heads, page size, head_dim]; their
-            first ones are overwritten.
+        pages: The model's bound K/V pages [layers, pages, heads, page size, head_dim], as KvPages
+            has them; their first ones are overwritten.
 
     Returns:
         Seconds per token, as many as rows. Zeros where the cache is too short to tell. Measuring
@@ -92,7 +94,11 @@ def measure_growth(
     if far < _LEAST_LONG_CONTEXT_TOKENS:
         return [0.0] * len(rows)
     for part in pages:  # memory that was never written is one page of zeros to the machine
-        part[:, : pages_for(far + counts[-1], page_size)].zero_()
+        count = pages_for(far + counts[-1], page_size)
+        if isinstance(part, _core.LazyZeros):
+            part.write_zeros(count)
+        else:
+            part[:, :count].zero_()
     near = {n: _chain(n, _CONTEXT_TOKENS, page_size) for n in counts}
     long = {n: _chain(n, far, page_size) for n in counts}
     best: dict[int, list[float]] = {}
@@ -127,7 +133,7 @@ def _chain(count: int, context: int, page_size: int) -> Any:
 
 
 def measure_cost(
-    model: StepModel, pages: tuple[torch.Tensor, torch.Tensor], *, max_rows: int = 128
+    model: StepModel, pages: tuple[Pages, Pages], *, max_rows: int = 128
 ) -> StepCost | None:
     """The table of a model whose K/V pages are `pages`; None: too little room to tell.
 

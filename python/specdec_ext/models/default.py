@@ -8,7 +8,6 @@ root (folder_cache.py). Nothing is downloaded.
 
 from __future__ import annotations
 
-import importlib.metadata
 import importlib.util
 import shutil
 import sys
@@ -136,6 +135,8 @@ def _write(folder: Path) -> None:
 
 
 def _copy_licence(target: Path) -> None:
+    import importlib.metadata
+
     try:
         files = importlib.metadata.files(PACKAGE) or []
     except importlib.metadata.PackageNotFoundError:  # found by path, not installed
@@ -146,6 +147,8 @@ def _copy_licence(target: Path) -> None:
 
 
 def _version_of_package() -> str:
+    import importlib.metadata
+
     try:
         return importlib.metadata.version(PACKAGE)
     except importlib.metadata.PackageNotFoundError:

@@ -30,6 +30,7 @@ __all__ = [
     "cache_root",
     "cached_folder",
     "changed_file",
+    "check_once",
     "file_entries",
     "file_sha256",
     "file_stamps",
@@ -111,19 +112,35 @@ def file_sha256(path: Path) -> str:
 def remembered_sha256(path: Path) -> str:
     """file_sha256, remembered below the cache root until the file's size or one of its times
     changes."""
+    return str(_remembered(path, "sha256", lambda: file_sha256(path)))
+
+
+def check_once(path: Path, what: str, check: Callable[[], None]) -> None:
+    """Call `check`, which raises for a file that is not as it should be, unless it has passed
+    before, by the same memory as remembered_sha256."""
+
+    def passes() -> bool:
+        check()
+        return True
+
+    _remembered(path, what, passes)
+
+
+def _remembered(path: Path, what: str, find: Callable[[], Any]) -> Any:
     name = hashlib.sha256(os.fsencode(path.absolute())).hexdigest()[:24]
-    record = cache_root() / "sha256" / f"{name}.json"
-    with suppress(OSError, ValueError, AttributeError):
+    record = cache_root() / what / f"{name}.json"
+    stamps = file_stamps(path)
+    with suppress(OSError, ValueError, AttributeError, KeyError):
         entry = json.loads(record.read_text())
-        if entry.items() >= file_stamps(path).items():
-            return str(entry["sha256"])
-    entry = _entry(path)
+        if entry.items() >= stamps.items():
+            return entry[what]
+    entry = {**stamps, what: find()}
     with suppress(OSError):  # a cache that may only be read
         record.parent.mkdir(parents=True, exist_ok=True)
         work = record.with_suffix(f".{os.getpid()}")
         work.write_text(json.dumps(entry))
         work.replace(record)
-    return str(entry["sha256"])
+    return entry[what]
 
 
 def file_stamps(path: Path) -> dict[str, int]:

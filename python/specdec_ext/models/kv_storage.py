@@ -14,14 +14,15 @@ import numpy as np
 from .. import _core
 from ..errors import ConfigError, ModelError, UnsupportedModelError
 from .config_reader import ModelConfig
-from .host_arrays import converted, kv_dtype_name
+from .host_arrays import HostArray, converted, kv_dtype_name
+from .rank_checkpoint import read_ranks
 from .weights import Checkpoint
 
 if TYPE_CHECKING:
     from .place import Place
 
 __all__ = ["KV_SCALE_SUFFIXES", "KvStorage", "kv_storage", "page_shape", "storage_dtype"]
-__all__ += ["stored_name", "token_bytes", "wanted_type"]
+__all__ += ["read_kv_scales", "stored_name", "token_bytes", "wanted_type"]
 
 # KvCacheConfig.dtype -> dtype of the pages, for what no model computes in.
 _NARROW = {"fp8": "float8_e4m3fn", "int8": "int8"}
@@ -92,10 +93,20 @@ def kv_storage(
 ) -> KvStorage:
     """How the pages of this model hold K and V. Raises ConfigError, ModelError."""
     dtype = storage_dtype(wanted_type(wanted, config), kv_dtype, place)
-    if dtype != _NARROW["fp8"] or config.is_gguf:
+    # What was converted for several ranks has no scales (docs/kv_cache.md).
+    if dtype != _NARROW["fp8"] or config.is_gguf or read_ranks(config.path) > 1:
         return KvStorage(dtype)
     with Checkpoint(config.path, allow_pickle=allow_pickle) as checkpoint:
         return KvStorage(dtype, *_read_scales(config, checkpoint))
+
+
+def read_kv_scales(config: ModelConfig, allow_pickle: bool) -> dict[str, HostArray]:
+    """The scales that a folder has, float32, by the names of their tensors. Raises ModelError."""
+    if config.is_gguf:
+        return {}
+    with Checkpoint(config.path, allow_pickle=allow_pickle) as checkpoint:
+        names = [name for name in checkpoint.entries if name.endswith(KV_SCALE_SUFFIXES)]
+        return {name: np.array(checkpoint.load(name, "float32")) for name in names}
 
 
 def _read_scales(

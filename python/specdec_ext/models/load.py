@@ -16,7 +16,10 @@ from .config_reader import ModelConfig, read_config
 from .draft_vocab import DRAFT_VOCAB_FILE, read_draft_vocab, scored_rows
 from .kv_storage import kv_storage
 from .native_config import NotNativeError, native_shape
+from .packed_model import PackedWeights, find_packed
 from .quantize import QUANTIZATIONS
+from .rank_checkpoint import check_ranks
+from .shard import Shard
 from .weights import Checkpoint
 from .windows import limited_windows
 
@@ -25,7 +28,9 @@ if TYPE_CHECKING:
 
     from ..parallel.team import Team
     from .base import StepModel
+    from .native import NativeModel
     from .native_config import NativeShape
+    from .packed_file import PackedFile
     from .place import Place
 
 __all__ = ["MODEL_IMPLS", "load_model", "memory_errors", "native_weight_bytes"]
@@ -67,7 +72,8 @@ def load_model(
                   they may; "auto": exact on the CPU where it can be had, fast on a device
     quantization  "int8", "int4": weights become blocks at load (quantize.py); native, on the CPU
     team          the ranks that the model is spread over: this process loads its own shard of a
-                  native model, on the CPU; None: it is alone
+                  native model, on the CPU; None: it is alone. A model that was converted for
+                  several ranks asks for as many
     kv_cache_dtype  what the pages hold, as KvCacheConfig.dtype
     max_attention_window, sink_token_length  see limited_windows(); the model has the result as
                   `layer_windows` and `sink_tokens`
@@ -79,6 +85,7 @@ def load_model(
         raise ConfigError(f"model_impl = {model_impl!r}: expected one of {', '.join(MODEL_IMPLS)}")
     wanted = normalize_dtype("dtype", dtype)
     config = read_config(path)
+    check_ranks(config.path, 1 if team is None else team.size)
     of_file = read_draft_vocab(config.path, config.vocab_size)
     if of_file is not None and not draft:
         raise UnsupportedModelError(
@@ -141,7 +148,14 @@ def load_model(
                 return _load_shard(config, shape, chosen, same, team, how)
             from .native import NativeModel
 
-            return NativeModel(config, shape, chosen, **how)
+            def load() -> NativeModel:
+                return NativeModel(config, shape, chosen, **{**how, "max_seq_len": None})
+
+            packed = None
+            if scored is None:
+                wants = PackedWeights.of(chosen, in_blocks, quantization, None)
+                packed = find_packed(config, shape, wants, load)
+            return NativeModel(config, shape, chosen, packed=packed, **how)
     if of_file is not None:
         raise UnsupportedModelError(
             f"{config.path}: {DRAFT_VOCAB_FILE} needs the native decoder ({reason or model_impl}); "
@@ -191,16 +205,24 @@ def _load_shard(
     """This rank's part of a model; rank 0 asks the others for theirs."""
     if team.rank > 0:
         from .native import NativeModel
-        from .shard import Shard
 
-        return NativeModel(
-            config, shape, chosen, shard=Shard.of(shape, team.rank, team.size), **how
-        )
+        shard = Shard.of(shape, team.rank, team.size)
+        packed = _packed_shard(config, shape, chosen, shard, how)
+        return NativeModel(config, shape, chosen, shard=shard, packed=packed, **how)
     from .sharded_model import ShardedModel
 
     same = ("max_rows", "max_seq_len", "allow_pickle", "quantization")
     arguments = {**wanted, "model_impl": "native", **{name: how[name] for name in same}}
-    return ShardedModel(config, shape, chosen, team=team, wanted=arguments, **how)
+    packed = _packed_shard(config, shape, chosen, Shard.of(shape, 0, team.size), how)
+    return ShardedModel(config, shape, chosen, team=team, wanted=arguments, packed=packed, **how)
+
+
+def _packed_shard(
+    config: ModelConfig, shape: NativeShape, chosen: str, shard: Shard, how: dict[str, Any]
+) -> PackedFile | None:
+    """The packed weights of one rank."""
+    wants = PackedWeights.of(chosen, how["own_widths"], how["quantization"], shard)
+    return find_packed(config, shape, wants)
 
 
 def _check_quantization(

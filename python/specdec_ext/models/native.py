@@ -11,6 +11,7 @@ import numpy as np
 
 from .. import _core
 from ..errors import ModelError
+from ..log import logger
 from .base import ModelInfo
 from .block_checkpoint import BlockCheckpoint
 from .cache_check import check_cache
@@ -21,9 +22,11 @@ from .host_arrays import converted, like, take_rows
 from .kv_storage import KV_SCALE_SUFFIXES, KvStorage
 from .native_config import NativeShape
 from .open_checkpoint import open_checkpoint
+from .packed_file import PackedFile
 from .place import CPU
 from .quant_checkpoint import QuantCheckpoint
-from .quantize import quantized_loader
+from .quantize import quantized_loader, worst_first
+from .rank_checkpoint import RankCheckpoint
 from .rope import max_position, rope_parameters, rope_tables
 from .shard import Shard
 from .weights import Checkpoint
@@ -31,7 +34,13 @@ from .weights import Checkpoint
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["DERIVED_SUFFIXES", "IGNORED_SUFFIXES", "NativeModel", "served_positions", "shape_info"]
+__all__ = [
+    "DERIVED_SUFFIXES",
+    "IGNORED_SUFFIXES",
+    "NativeModel",
+    "served_positions",
+    "shape_info",
+]
 
 # Rotary tables above this many positions are cut unless max_seq_len asks for more: 128 MiB at
 # head_dim 128.
@@ -41,10 +50,19 @@ _DEFAULT_TABLE_POSITIONS = 1 << 18
 DERIVED_SUFFIXES = (".rotary_emb.inv_freq", ".self_attn.masked_bias")
 # And the scales of fp8 K/V, which kv_storage.py reads and which say nothing to K/V in floats.
 IGNORED_SUFFIXES = (*DERIVED_SUFFIXES, *KV_SCALE_SUFFIXES)
+# Checkpoints that know weights which are no floats.
+_WITH_WIDTHS = (GgufCheckpoint, BlockCheckpoint, QuantCheckpoint, RankCheckpoint)
+# Entries of decoder_config() that say nothing of the weights.
+_OF_A_RUN = ("max_rows", "max_position", "sliding_window", "sink_tokens")
 
 
 class NativeModel:
-    """A StepModel on the native decoder (`impl` "native", numerics "exact")."""
+    """A StepModel on the native decoder (`impl` "native", numerics "exact").
+
+    weights_config  the entries of decoder_config() that packed weights depend on
+    quantization_errors
+                    of matrices that were narrowed at load: (name, relative error), worst first
+    """
 
     impl = "native"
     numerics = "exact"
@@ -65,6 +83,7 @@ class NativeModel:
         quantization: str | None = None,
         shard: Shard | None = None,
         kv_storage: KvStorage | None = None,
+        packed: PackedFile | None = None,
     ) -> None:
         """dtype         of K and V, and of the weights
         scored        rows of the head that are kept, None: all
@@ -72,6 +91,8 @@ class NativeModel:
         quantization  weights become blocks (QUANTIZATIONS)
         shard         the part of every projection that is loaded, of a tensor-parallel model
         kv_storage    how the pages hold K and V; None: in `dtype`
+        packed        the weights of just this model, which are mapped; None: they are read and
+                      packed
         """
         notes: list[str] = []
         self.max_position = served_positions(config, max_seq_len, notes)
@@ -94,37 +115,48 @@ class NativeModel:
         if "lm_head.weight" in expected and scored is not None:
             expected["lm_head.weight"] = (scored.file_rows, shape.hidden_size)
         tied = ("lm_head.weight",) if shape.tie_word_embeddings else ()
-        self._decoder = _core.LlamaDecoder(
-            **decoder_config(
-                shape,
-                "float32" if own_widths or quantization else dtype,
-                max_rows,
-                self.max_position,
-                self.num_scores,
-                shard,
-            )
+        how = decoder_config(
+            shape,
+            "float32" if own_widths or quantization else dtype,
+            max_rows,
+            self.max_position,
+            self.num_scores,
+            shard,
         )
-        width = dtype
-        with open_checkpoint(config, allow_pickle=allow_pickle) as checkpoint:
-            checkpoint.check(expected, ignored=tied, ignored_suffixes=IGNORED_SUFFIXES)
-            try:
-                if own_widths and isinstance(
-                    checkpoint, (GgufCheckpoint, BlockCheckpoint, QuantCheckpoint)
-                ):
-                    width = checkpoint.main_format()
-                    self._give_weights(shape, checkpoint.weight, expected, checkpoint)
-                else:
-                    load: Callable[..., Any] = partial(checkpoint.load, dtype=dtype)
-                    if quantization is not None:
-                        whole: Any = partial(checkpoint.load, dtype="float32")
-                        load = quantized_loader(whole, quantization)
-                        width = quantization
-                    self._give_weights(shape, load, expected, checkpoint)
-            except ValueError as error:
-                raise ModelError(f"{config.path}: {error}") from error
-            notes += checkpoint.warnings
-            self.bytes_read = checkpoint.bytes_read
-        self._give_rope(config, shape)
+        self._decoder = _core.LlamaDecoder(**how)
+        self.weights_config = {name: how[name] for name in how if name not in _OF_A_RUN}
+        self.quantization_errors: tuple[tuple[str, float], ...] = ()
+        if packed is not None:
+            packed.check_config(self.weights_config)
+            ropes = packed.give(self._decoder, self.max_position)
+            width = str(packed.weights.get("width"))
+            notes += packed.warnings
+            self.bytes_read = packed.num_bytes
+        else:
+            ropes, width = frozenset[int](), quantization or dtype
+            errors: dict[str, float] = {}
+            with open_checkpoint(config, allow_pickle=allow_pickle, shard=shard) as checkpoint:
+                checkpoint.check(expected, ignored=tied, ignored_suffixes=IGNORED_SUFFIXES)
+                try:
+                    if own_widths and isinstance(checkpoint, _WITH_WIDTHS):
+                        width = checkpoint.main_format()
+                        self._give_weights(shape, checkpoint.weight, expected, checkpoint)
+                    else:
+                        load: Callable[..., Any] = partial(checkpoint.load, dtype=dtype)
+                        if quantization is not None:
+                            whole: Any = partial(checkpoint.load, dtype="float32")
+                            load = quantized_loader(whole, quantization, errors)
+                        self._give_weights(shape, load, expected, checkpoint)
+                except ValueError as error:
+                    raise ModelError(f"{config.path}: {error}") from error
+                notes += checkpoint.warnings
+                self.bytes_read = checkpoint.bytes_read
+            self.quantization_errors = worst_first(errors)
+            for name, lost in self.quantization_errors[:3]:
+                logger.info("%s: %s: relative error %.4f", quantization, name, lost)
+        for index in sorted(set(shape.rope_index) - {-1} - ropes):
+            kind = shape.rope_layer_types[index]
+            self._decoder.set_rope(index, *rope_tables(config.hf, self.max_position, kind))
         self.info = shape_info(
             config,
             shape,
@@ -148,7 +180,7 @@ class NativeModel:
         shape: NativeShape,
         load: Callable[..., Any],
         expected: Mapping[str, Any],
-        checkpoint: Checkpoint | GgufCheckpoint,
+        checkpoint: Checkpoint | GgufCheckpoint | RankCheckpoint,
     ) -> None:
         """Copy the checkpoint into the decoder, one layer at a time: never all of it twice."""
         if self.shard is not None:
@@ -173,11 +205,6 @@ class NativeModel:
                 layer, {name.removeprefix(prefix): load(name) for name in names}
             )
             checkpoint.drop_pages()
-
-    def _give_rope(self, config: ModelConfig, shape: NativeShape) -> None:
-        for index in sorted(set(shape.rope_index) - {-1}):
-            kind = shape.rope_layer_types[index]
-            self._decoder.set_rope(index, *rope_tables(config.hf, self.max_position, kind))
 
     @property
     def core(self) -> Any:

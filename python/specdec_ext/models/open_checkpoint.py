@@ -6,17 +6,27 @@ from .block_checkpoint import BlockCheckpoint
 from .config_reader import ModelConfig
 from .gguf_weights import GgufCheckpoint
 from .quant_checkpoint import QuantCheckpoint
+from .rank_checkpoint import RankCheckpoint, check_ranks, read_ranks
+from .shard import Shard
 from .weights import Checkpoint
 
 __all__ = ["open_checkpoint"]
 
 
 def open_checkpoint(
-    config: ModelConfig, *, allow_pickle: bool = False
-) -> Checkpoint | BlockCheckpoint | GgufCheckpoint:
-    """The tensors of a model, under transformers' names. Raises ModelError."""
+    config: ModelConfig, *, allow_pickle: bool = False, shard: Shard | None = None
+) -> Checkpoint | BlockCheckpoint | GgufCheckpoint | RankCheckpoint:
+    """The tensors of a model, under transformers' names.
+
+    shard  whose rows will be asked for. Raises ModelError, and ConfigError for a model that was
+           converted for another number of ranks.
+    """
     if config.is_gguf:
         return GgufCheckpoint(config.path)
+    check_ranks(config.path, 1 if shard is None else shard.size)
+    if shard is not None and read_ranks(config.path) > 1:
+        tied = config.tie_word_embeddings
+        return RankCheckpoint(config.path, shard, config.blocks, tied=tied)
     if config.quant is not None:
         return QuantCheckpoint(config.path, config.quant, config.dtype)
     if config.blocks:

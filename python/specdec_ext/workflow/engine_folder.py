@@ -1,7 +1,8 @@
 """An engine folder, as `specdec build` writes it.
 
 engine.json      limits, mode, what it was built for, the command that builds it again
-model/           an ordinary model folder, and step_cost.json: T(rows, context)
+model/           an ordinary model folder, and step_cost.json: T(rows, context); packed.bin: the
+                 weights as the CPU's decoder packs them (docs/packed_weights.md)
 medusa/ or redrafter/   what drafts, if the checkpoint has it
 manifest.json    what went in; size and sha256 of every file
 """
@@ -32,6 +33,7 @@ from ..config.parse import (
     parse_scheduler_config,
     parse_speculative_config,
 )
+from ..config.sources import AutoDecodingConfig
 from ..config.suffix import SuffixDecodingConfig
 from ..errors import ConfigError, ModelError
 from ..models.json_file import read_json
@@ -46,7 +48,9 @@ __all__ = ["ENGINE", "ENGINE_FILE", "EXTERNAL", "MODEL", "EngineFolder", "engine
 ENGINE, ENGINE_FILE, MODEL = "engine", "engine.json", "model"
 # TensorRT-LLM's mode of drafts from outside: prompt lookup and draft models are built alike.
 EXTERNAL = "draft_tokens_external"
-_VERSION = 1
+_VERSION = 2
+# Mode of a build -> what it has room for, where that is not the mode's own method alone.
+_RUN_BY = {EXTERNAL: ("ngram", "draft_target"), "auto": ("auto", "suffix", "ngram")}
 _LIMITS = ("max_batch_size", "max_input_len", "max_seq_len", "max_num_tokens")
 
 
@@ -64,6 +68,7 @@ class EngineFolder:
     max_draft_len  drafts of one step that the limits have room for
     dtype          of K and V
     device         "cpu", "cuda:0", ...; isa: of the CPU, "" on a device
+    tp_size        ranks that the model is spread over
     rebuild        the command that builds it
     """
 
@@ -80,6 +85,7 @@ class EngineFolder:
     dtype: str
     device: str
     isa: str
+    tp_size: int
     built_by: str
     rebuild: tuple[str, ...]
 
@@ -156,7 +162,7 @@ class EngineFolder:
         )
         if isinstance(given, LookaheadDecodingConfig):
             words = f"lookahead (W,N,G) = {given.triple} with max_draft_len(W,N,G) = {need}"
-        allowed = ("ngram", "draft_target") if method == EXTERNAL else (method,)
+        allowed = _RUN_BY.get(method, (method,))
         if given.method not in allowed:
             raise ConfigError(
                 f"{self.path}: built with speculative_decoding_mode = {self.mode!r} and "
@@ -178,6 +184,8 @@ class EngineFolder:
             return NGramDecodingConfig(max_draft_len=room)
         if method == "suffix":
             return SuffixDecodingConfig(max_draft_len=room)
+        if method == "auto":
+            return AutoDecodingConfig(max_draft_len=room)
         if method == "medusa":
             return MedusaDecodingConfig(heads)
         if method == "redrafter":
@@ -240,6 +248,7 @@ class EngineFolder:
         the build has no room for."""
         from ..llm import LLM
 
+        how["tensor_parallel_size"] = self.check_ranks(how.get("tensor_parallel_size"))
         return LLM(
             self.model,
             speculative_config=self.speculation(parse_speculative_config(speculative_config)),
@@ -256,6 +265,17 @@ class EngineFolder:
                 f"{self.path}: built in {self.dtype}, asked for dtype = {dtype!r}; leave it out, "
                 "or convert the checkpoint to it (specdec convert --dtype) and build again"
             )
+
+    def check_ranks(self, asked: int | None) -> int:
+        """The ranks to run on; None: as built. Raises ConfigError naming both numbers."""
+        if asked not in (None, self.tp_size):
+            raise ConfigError(
+                f"{self.path}: built with tp_size = {self.tp_size}, asked for "
+                f"tensor_parallel_size = {asked}; use tensor_parallel_size={self.tp_size} "
+                f"(--tp_size {self.tp_size}), or convert the model with --tp_size={asked} and "
+                "build it again"
+            )
+        return self.tp_size
 
     def check_device(self, device: str) -> str:
         """The device to run on. Raises ConfigError for one that the engine was not built for."""

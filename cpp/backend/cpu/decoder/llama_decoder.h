@@ -18,6 +18,7 @@
 #include "backend/cpu/linear/stacked_linear.h"
 #include "backend/step_view.h"
 #include "base/tensor_view.h"
+#include "base/zeroed_memory.h"
 
 namespace specdec::cpu {
 
@@ -52,10 +53,35 @@ struct DecoderConfig {
   std::vector<int> head_bounds;     // rows of the head
 };
 
+// `size` zeros that take memory as they are first touched.
+template <typename T>
+class LazyBuffer {
+ public:
+  void allocate(std::int64_t size) {
+    size_ = static_cast<std::size_t>(size);
+    memory_ = std::make_unique<ZeroedMemory>(size_ * sizeof(T));
+  }
+  T* data() { return memory_ == nullptr ? nullptr : reinterpret_cast<T*>(memory_->data()); }
+  const T* data() const {
+    return memory_ == nullptr ? nullptr : reinterpret_cast<const T*>(memory_->data());
+  }
+  std::size_t size() const { return size_; }
+
+ private:
+  std::unique_ptr<ZeroedMemory> memory_;
+  std::size_t size_ = 0;
+};
+
 // A tensor of a layer by its name in the checkpoint, without "model.layers.<i>.".
 struct NamedTensor {
   std::string name;
   WeightView weight;
+};
+
+// A weight of a decoder as it keeps it: a pack, or, with k = 0, n floats.
+struct PackedPiece {
+  std::string name;
+  PackedView view;
 };
 
 class LlamaDecoder {
@@ -74,6 +100,12 @@ class LlamaDecoder {
   void set_rope(int index, const TensorView& cos, const TensorView& sin);
   // All tensors of a layer at once; an unknown, missing or misshapen one is an error.
   void set_layer(int layer, const std::vector<NamedTensor>& tensors);
+
+  // What the setters above but set_rope have made, by name, for as long as the decoder lives.
+  // Biases are pieces of their own.
+  std::vector<PackedPiece> packs() const;
+  // In the place of those setters: packs are used where they lie, vectors are copied.
+  void set_packs(const std::vector<PackedPiece>& pieces);
 
   // k_pages, v_pages [layers, P, G, S, kv_row_width], contiguous, outliving this object or the next
   // bind. k_scales, v_scales: of e4m3 pages, float32 [layers, G], contiguous, copied; null: 1.
@@ -215,8 +247,10 @@ class LlamaDecoder {
   std::int64_t input_bytes_ = 0;       // from row to row of input_
   std::int64_t act_bytes_ = 0;         // and of act_
   std::int64_t attention_stride_ = 0;  // elements
-  std::vector<float> residual_, qkv_, attention_, sum_, gate_, up_;
-  std::vector<std::byte> input_, act_;  // inputs of linear layers, in the form that they take
+  // Zeros at first (the pad element that an odd width needs is never written), and no memory until
+  // a step has so many rows.
+  LazyBuffer<float> residual_, qkv_, attention_, sum_, gate_, up_;
+  LazyBuffer<std::byte> input_, act_;  // inputs of linear layers, in the form that they take
   std::vector<std::byte> attention_scratch_;
   std::vector<RowBest> best_;          // [nranks, L]
   std::vector<RowBest> best_rows_;     // [L]

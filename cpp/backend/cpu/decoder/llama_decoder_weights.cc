@@ -338,15 +338,14 @@ void LlamaDecoder::allocate_buffers() {
   attention_stride_ = q_width + kCacheLineBytes / static_cast<std::int64_t>(sizeof(float));
   // A shard's outputs of all rows are gathered at once.
   ffn_rows_ = is_shard() ? rows : std::min(rows, kMaxFfnRows);
-  residual_.assign(rows * c.hidden_size, 0.0f);
-  qkv_.assign(rows * layers_[0].qkv->n(), 0.0f);
-  attention_.assign(rows * attention_stride_, 0.0f);
-  sum_.assign(rows * c.hidden_size, 0.0f);
-  gate_.assign(ffn_rows_ * ffn_.count, 0.0f);
-  up_.assign(ffn_rows_ * ffn_.count, 0.0f);
-  // Zeroed: the pad element that an odd width needs is never written again.
-  input_.assign(rows * input_bytes_, std::byte{0});
-  act_.assign(ffn_rows_ * act_bytes_, std::byte{0});
+  residual_.allocate(rows * c.hidden_size);
+  qkv_.allocate(rows * layers_[0].qkv->n());
+  attention_.allocate(rows * attention_stride_);
+  sum_.allocate(rows * c.hidden_size);
+  gate_.allocate(ffn_rows_ * ffn_.count);
+  up_.allocate(ffn_rows_ * ffn_.count);
+  input_.allocate(rows * input_bytes_);
+  act_.allocate(ffn_rows_ * act_bytes_);
   buffers_ready_ = true;
 }
 

@@ -123,16 +123,7 @@ PackedLinear::PackedLinear(const std::vector<WeightView>& weights,
                     w.shape[0], "]");
     any_bias = true;
   }
-  panels_ = (n_ + kColumns - 1) / kColumns;
-  if (is_block_format(type_)) {
-    steps_ = k_ / kGroup;
-    panel_bytes_ = steps_ * quant_format(type_).step_bytes();
-  } else {
-    steps_ = type_ == WeightType::kBF16 ? (k_ + 1) / 2 : k_;
-    panel_bytes_ = steps_ * kColumns * (type_ == WeightType::kF16 ? 2 : 4);
-  }
-  kernels_ = &linear_kernels(cpu_isa());
-  quant_kernels_ = &quant_kernels(cpu_isa());
+  take_layout();
   if (any_bias) {
     bias_.assign(static_cast<std::size_t>(panels_ * kColumns), 0.0f);
     std::int64_t first = 0;
@@ -146,19 +137,20 @@ PackedLinear::PackedLinear(const std::vector<WeightView>& weights,
     }
   }
   bytes_ = static_cast<std::size_t>(panels_ * panel_bytes_) + bias_.size() * sizeof(float);
-  block_ = WeightBlock::allocate(static_cast<std::size_t>(panels_ * panel_bytes_));
-  packed_ = block_->data();
-  pack(weights);
+  const auto block = WeightBlock::allocate(static_cast<std::size_t>(panels_ * panel_bytes_));
+  packed_ = block->data();
+  owner_ = block;
+  pack(weights, block->data());
 }
 
-void PackedLinear::pack(const std::vector<WeightView>& weights) {
+void PackedLinear::pack(const std::vector<WeightView>& weights, std::byte* packed) {
   ThreadPool& pool = ThreadPool::global();
   std::atomic<std::int64_t> bad_row{-1};
   pool.run([&](int rank) {
     // The same split as run_part: a page is first touched by the thread that will read it.
     const auto range = pool.part(panels_, rank);
     for (std::int64_t panel = range.begin; panel < range.end; ++panel) {
-      std::byte* out = packed_ + panel * panel_bytes_;
+      std::byte* out = packed + panel * panel_bytes_;
       std::size_t source = 0;
       std::int64_t row = panel * kColumns;  // within weights[source], once the loop has run
       for (int column = 0; column < kColumns && panel * kColumns + column < n_; ++column, ++row) {

@@ -22,7 +22,6 @@ namespace specdec::cpu {
 
 struct LinearKernels;
 struct QuantKernels;
-class WeightBlock;
 
 // Columns of one panel: the unit of packing and of the split over threads.
 inline constexpr int kPanelColumns = 32;
@@ -59,6 +58,21 @@ struct WeightView {
   WeightType type;
 };
 
+// Raised when the bytes of a pack mean something else than before: files of packs name it.
+inline constexpr int kPackLayout = 1;
+
+// A pack as it lies in memory or in a file: panels of kPanelColumns columns, padding included. The
+// layout depends on type, n and k alone, not on the instruction set or the number of threads.
+struct PackedView {
+  WeightType type = WeightType::kF32;
+  std::int64_t n = 0, k = 0;
+  const std::byte* data = nullptr;    // aligned to 64 bytes
+  const float* bias = nullptr;        // [n], or null
+  std::shared_ptr<const void> owner;  // keeps data alive; null: the caller does
+};
+// Bytes of a pack [n, k]; -1 where k is no whole blocks or the number is none that can be.
+std::int64_t packed_bytes(WeightType type, std::int64_t n, std::int64_t k);
+
 class PackedLinear {
  public:
   // weights: one or more of one type and one K, inner dimension contiguous, stacked along N (fused
@@ -68,6 +82,8 @@ class PackedLinear {
   // scales that are not finite.
   explicit PackedLinear(const std::vector<WeightView>& weights,
                         const std::vector<TensorView>& biases = {});
+  // A pack that is used where it lies; nothing but the bias is copied.
+  explicit PackedLinear(const PackedView& packed);
   ~PackedLinear();
   PackedLinear(PackedLinear&&) noexcept;
   PackedLinear& operator=(PackedLinear&&) noexcept;
@@ -82,6 +98,10 @@ class PackedLinear {
   }
   // Bytes of packed weights and biases, padding included.
   std::size_t bytes() const { return bytes_; }
+  // What is packed, for as long as this object lives.
+  PackedView view() const {
+    return {type_, n_, k_, packed_, bias_.empty() ? nullptr : bias_.data(), nullptr};
+  }
 
   // The columns of rank `rank` of `nranks`: the same for every linear layer with this n.
   struct Columns {
@@ -112,7 +132,9 @@ class PackedLinear {
   void unpack_row(std::int64_t row, float* out) const;
 
  private:
-  void pack(const std::vector<WeightView>& weights);
+  // Everything that follows from type_, n_ and k_.
+  void take_layout();
+  void pack(const std::vector<WeightView>& weights, std::byte* packed);
   template <typename Sink>
   void for_each_tile(const std::byte* x, std::int64_t x_row_bytes, std::int64_t rows, int rank,
                      int nranks, Sink&& sink) const;
@@ -127,8 +149,8 @@ class PackedLinear {
   WeightType type_ = WeightType::kF32;
   const LinearKernels* kernels_ = nullptr;
   const QuantKernels* quant_kernels_ = nullptr;
-  std::shared_ptr<WeightBlock> block_;  // keeps packed_ alive
-  std::byte* packed_ = nullptr;
+  std::shared_ptr<const void> owner_;  // keeps packed_ alive
+  const std::byte* packed_ = nullptr;
   std::vector<float> bias_;  // empty, or panels_ * kPanelColumns
 };
 

@@ -1,5 +1,7 @@
 #include "backend/cpu/linear/stacked_linear.h"
 
+#include <utility>
+
 #include "base/check.h"
 
 namespace specdec::cpu {
@@ -10,14 +12,23 @@ StackedLinear::StackedLinear(const std::vector<WeightView>& weights,
     last = first + 1;
     while (last < weights.size() && weights[last].type == weights[first].type) ++last;
     const auto from = static_cast<std::ptrdiff_t>(first), to = static_cast<std::ptrdiff_t>(last);
-    parts_.emplace_back(std::vector<WeightView>(weights.begin() + from, weights.begin() + to),
-                        std::vector<TensorView>(biases.begin() + from, biases.begin() + to));
-    n_ += parts_.back().n();
-    SPECDEC_REQUIRE(parts_.back().input_form() == input_form(), "weights of type ",
-                    weight_type_name(weights[first].type), " and ",
-                    weight_type_name(weights[0].type),
-                    " read the same input: convert the checkpoint to one dtype");
+    add(PackedLinear(std::vector<WeightView>(weights.begin() + from, weights.begin() + to),
+                     std::vector<TensorView>(biases.begin() + from, biases.begin() + to)));
   }
+}
+
+StackedLinear::StackedLinear(const std::vector<PackedView>& packs) {
+  SPECDEC_REQUIRE(!packs.empty(), "stacked weights: none given");
+  for (const PackedView& pack : packs) add(PackedLinear(pack));
+}
+
+void StackedLinear::add(PackedLinear part) {
+  SPECDEC_REQUIRE(parts_.empty() || part.input_form() == input_form(), "weights of type ",
+                  weight_type_name(part.type()), " and ",
+                  weight_type_name(parts_.empty() ? part.type() : parts_.front().type()),
+                  " read the same input: convert the checkpoint to one dtype");
+  n_ += part.n();
+  parts_.push_back(std::move(part));
 }
 
 std::size_t StackedLinear::bytes() const {

@@ -16,6 +16,10 @@ class StackedLinear {
   // std::invalid_argument.
   StackedLinear(const std::vector<WeightView>& weights, const std::vector<TensorView>& biases);
 
+  // Packs that lie somewhere already, their outputs side by side. Errors: std::invalid_argument.
+  explicit StackedLinear(const std::vector<PackedView>& packs);
+
+  const std::vector<PackedLinear>& parts() const { return parts_; }
   std::int64_t n() const { return n_; }
   InputForm input_form() const { return parts_.front().input_form(); }
   std::size_t bytes() const;
@@ -24,6 +28,8 @@ class StackedLinear {
                 std::int64_t y_stride, int rank, int nranks) const;
 
  private:
+  void add(PackedLinear part);
+
   std::vector<PackedLinear> parts_;
   std::int64_t n_ = 0;
 };
