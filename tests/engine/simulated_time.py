@@ -124,6 +124,6 @@ def run(
         ]
         for out in executor.commit(plan, torch.tensor(chosen, dtype=torch.int32)):
             outputs[owner[out.request_id]] += out.tokens
-    for text, out, prompt, n in zip(texts, outputs, prompts, tokens, strict=True):
-        assert out == text[prompt : prompt + n]
+    for text, got, prompt, n in zip(texts, outputs, prompts, tokens, strict=True):
+        assert got == text[prompt : prompt + n]
     return Schedule(now, decode, steps, rows, read, tuple(map(tuple, outputs)))

@@ -74,7 +74,8 @@ def by_definition(history: list[int], halves: list[list[list[int]]]) -> list[tup
         if longest(text, len(past)) > best:
             best = longest(text, len(past))
             nodes = reference.draft(text, 10, min_prob=LEAST, searched=len(past))
-    place, drafts = {-1: -1}, []
+    place = {-1: -1}
+    drafts: list[tuple[int, int]] = []
     for i, node in enumerate(nodes):
         if node.token >= 0 and node.parent in place:
             place[i] = len(drafts)
@@ -171,9 +172,9 @@ def test_memory_is_bounded() -> None:
 
 
 def test_what_has_no_suffix_decoding_is_refused() -> None:
-    for options in ({"method": "none"}, {"method": "suffix", "cached": -1}):
+    for method, cached in (("none", 3), ("suffix", -1)):
         with pytest.raises(ValueError, match="suffix_cached_requests = "):
             _core.Executor(
                 vocab_size=8, max_seq_len=8, max_num_tokens=32, num_pages=8, page_size=4,
-                method=options["method"], suffix_cached_requests=options.get("cached", 3),
+                method=method, suffix_cached_requests=cached,
             )  # fmt: skip

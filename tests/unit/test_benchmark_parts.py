@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks import parts
+from benchmarks import common, parts
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[float]:
     now = [0.0]
     monkeypatch.setattr(parts, "FOLDER", tmp_path)
-    monkeypatch.setattr(parts.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(parts.common, "commit", lambda: "abc")
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(common, "commit", lambda: "abc")
     return now
 
 
@@ -44,5 +45,5 @@ def test_the_next_call_goes_on(clock: list[float]) -> None:
 
 def test_another_commit_begins_anew(clock: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
     run(clock, None, {})
-    monkeypatch.setattr(parts.common, "commit", lambda: "def")
+    monkeypatch.setattr(common, "commit", lambda: "def")
     assert run(clock, None, {}) == list(range(7))
