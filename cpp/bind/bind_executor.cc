@@ -267,7 +267,8 @@ void register_executor(py::module_& m) {
   // In the order of DraftSource.
   m.attr("DRAFT_SOURCES") =
       py::make_tuple("request", "prediction", "grammar", "suffix", "ngram", "model", "lookahead");
-  py::class_<StepOutput>(m, "StepOutput", "What one step delivered to one request.")
+  py::class_<StepOutput, std::shared_ptr<StepOutput>>(m, "StepOutput",
+                                                      "What one step delivered to one request.")
       .def_readonly("request_id", &StepOutput::request_id)
       .def_readonly("step", &StepOutput::step)
       .def_readonly("sequence", &StepOutput::sequence, "Grows from output to output.")

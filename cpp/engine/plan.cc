@@ -101,7 +101,10 @@ const StagedStep* Executor::plan() {
     budget -= decoding_[i]->shares.back().rows - 1;
   }
   const int requests = step_.num_prompts + step_.num_decodes;
-  if (cost_now_.known()) {
+  // Drafts of fixed length are made whatever they cost.
+  const bool adaptive = std::any_of(decoding_.begin(), decoding_.end(),
+                                    [](const RequestRecord* r) { return r->adaptive; });
+  if (cost_now_.known() && adaptive) {
     step_.second_worth = specdec::second_worth(
         step_base(prompts_.rows + decoding, static_cast<double>(step_.num_decodes), 0));
   }

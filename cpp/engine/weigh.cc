@@ -88,8 +88,9 @@ void Executor::weigh_lookups(int most_drafts, int each) {
 // drafting costs a step is worth it, as a rule, if several share it.
 void Executor::choose_arms(int most_drafts, int each) {
   arms_chosen_.assign(decoding_.size(), -1);
-  const bool any = std::any_of(decoding_.begin(), decoding_.end(),
-                               [](const RequestRecord* r) { return !r->weighed || r->asks(); });
+  const bool any = std::any_of(decoding_.begin(), decoding_.end(), [](RequestRecord* r) {
+    return r->any_arms() != nullptr && (!r->weighed || r->asks());
+  });
   if (!cost_now_.known() || !any) return;
   StepBase step =
       step_base(prompts_.rows + static_cast<int>(decoding_.size()), /*tokens=*/0.0, most_drafts);
