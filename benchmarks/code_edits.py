@@ -5,7 +5,10 @@ be those of plain decoding. Cases differ in how much of the plain answer lies in
 the share of its tokens in common runs of three and more, in order. Also a prediction that has
 nothing to do with the answer, and suffix decoding where the prompt does not hold the code.
 
-    python -m benchmarks.code_edits [--quick] [--threads N] [--rounds N]
+    python -m benchmarks.code_edits [--quick] [--threads N] [--rounds N] [--minutes M]
+
+All cases take half an hour. `--minutes` ends a call in time; the same command goes on with the
+cases that are missing (parts.py), and a result file is written when none is.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from typing import Any
 
 from benchmarks import common
 from benchmarks.code_edit_cases import CodeEdit, code_edits, digest
+from benchmarks.parts import Parts, add_options
 
 ENGINES: dict[str, Any] = {"plain": None, "suffix": {"method": "suffix"}}
 # Program -> (engine, whose text is the prediction, the prompt holds the code)
@@ -65,10 +69,16 @@ def run(llm: Any, edit: CodeEdit, predicted: str | None, with_code: bool, most: 
     }
 
 
-def measure(engines: dict[str, Any], edits: list[CodeEdit], rounds: int, most: int) -> list[Any]:
-    """Per case: what each program gave, round by round, and how predictable the answer is."""
-    found = []
-    for number, edit in enumerate(edits):
+def measure(
+    engines: dict[str, Any], edits: dict[int, CodeEdit], rounds: int, most: int, parts: Parts
+) -> list[Any]:
+    """Per case: what each program gave, round by round, and how predictable the answer is. None of
+    a case that there was no time for."""
+    for number, edit in edits.items():
+        if parts.get(str(number)) is not None:
+            continue
+        if not parts.begin():
+            break
         programs = {
             name: lambda engine=engine, predicted=predicted, inside=inside, edit=edit: run(
                 engines[engine], edit, predicted, inside, most
@@ -82,11 +92,12 @@ def measure(engines: dict[str, Any], edits: list[CodeEdit], rounds: int, most: i
                 raise SystemExit(f"case {number}, {name}: the text is not plain decoding's")
         answer = given["plain"][0]["tokens"]
         code = engines["plain"].tokenizer.encode(edit.source, add_special_tokens=False)
-        found.append({
+        figures = {
             "kind": edit.kind, "name": edit.name, "answer_tokens": len(answer),
             "share": share_of(answer, code), "programs": given,
-        })  # fmt: skip
-    return found
+        }  # fmt: skip
+        parts.put(str(number), figures)
+    return [parts.get(str(number)) for number in edits]
 
 
 def ratio(case: Any, program: str, base: str, what: str = "tokens_per_s") -> float:
@@ -151,6 +162,7 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="three cases, one round; no file")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=3)
+    add_options(parser)
     parser.add_argument("--cases", type=int, nargs="*", metavar="N", help="only these; no file")
     args = parser.parse_args()
     common.set_threads(args.threads)
@@ -164,14 +176,23 @@ def main() -> int:
     rounds, most = (1, 64) if args.quick else (args.rounds, MAX_TOKENS)
     for llm in engines.values():  # warm: pages, T(rows)
         run(llm, edits[0], "own", True, 16)
-    cases = measure(engines, [edits[i] for i in chosen], rounds, most)
+    settings = {
+        "cases": digest(edits), "rounds": rounds, "tokens": most, "threads": args.threads,
+    }  # fmt: skip
+    parts = Parts("code_edits", settings, args.minutes)
+    found = measure(engines, {i: edits[i] for i in chosen}, rounds, most, parts)
+    cases = [case for case in found if case is not None]
+    if len(cases) < len(found):
+        print(f"{len(found) - len(cases)} cases are missing: the same command goes on with them")
+        if not cases:
+            return 0
     tables, summary = tables_of(cases)
     tables.append(
         f"Load of the machine at the start: {environment['load_average_start'][0]} on "
         f"{environment['cores']} cores, at the end {common.load_average()[0]}."
     )
     print("\n\n".join(tables))
-    if not args.quick and not args.cases:
+    if not args.quick and not args.cases and len(cases) == len(edits):
         result = {
             "benchmark": "code_edits", "environment": environment, "cases_sha256": digest(edits),
             "summary": summary, "cases": cases,

@@ -9,6 +9,12 @@ machine change less.
 
     python -m benchmarks.never_slower [--sets ...] [--batches 1 8 32] [--temperatures 0 1]
         [--models bfloat16 q4] [--sources suffix suffix+medusa ...] [--rounds 5] [--tokens 128]
+        [--cells 'q4:8:*:0' ...] [--minutes 5]
+
+All cells take hours. `--cells` names some of them by model:B:set:temperature, where * and ? stand
+for anything; `--minutes` ends a call in time, and the same command goes on with the rounds that are
+missing (parts.py). The result file holds every cell that was measured at this commit with these
+settings.
 
 With --sources the programs are those instead of "auto", each an engine of its own: the sources of a
 composite and the composite.
@@ -17,17 +23,21 @@ composite and the composite.
 from __future__ import annotations
 
 import argparse
+import fnmatch
+import itertools
 import sys
 import time
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from benchmarks import common, datasets, runners
+from benchmarks import common, datasets, parts, runners
+from benchmarks.parts import Parts
 
 SEED = 1
 SLOWEST = 0.98  # what a cell may not fall below
-KINDS = ("decode", "total")
+KINDS, CLOCKS = ("decode", "total"), ("wall", "cpu")
+Cell = tuple[str, int, str, float]  # model, B, set, temperature
 
 
 @dataclass
@@ -127,45 +137,105 @@ def groups_of(tokenizer: Any, name: str, batch: int, args: argparse.Namespace) -
     return [ids[i : i + batch] for i in range(0, len(ids), batch)]
 
 
-def cell_of(programs: dict[str, Program], groups: list[Any], temperature: float,
-            args: argparse.Namespace, where: str) -> dict[str, Any]:  # fmt: skip
-    """The ratios of a cell, round by round: sums over its groups, each decoded by all in turns."""
-    rounds: list[dict[str, list[Timed]]] = []
-    for turn in range(args.rounds):
-        runs: dict[str, list[Timed]] = {name: [] for name in programs}
-        for i, group in enumerate(groups):
-            names = list(programs)[:: 1 if (turn + i) % 2 == 0 else -1]
-            each = {name: programs[name].run(group, args.tokens, temperature) for name in names}
-            for name, timed in take_turns(each).items():
-                runs[name].append(timed)
-            texts = [run[-1].tokens for run in runs.values()]
-            if any(text != texts[0] for text in texts):
-                raise SystemExit(f"{where}: a program's text is not plain decoding's")
-        rounds.append(runs)
-    result: dict[str, Any] = {}
-    for name in programs:
+def round_of(programs: dict[str, Program], groups: list[Any], temperature: float,
+             args: argparse.Namespace, turn: int) -> dict[str, dict[str, float]]:  # fmt: skip
+    """A cell's ratios, sums over its groups, each decoded by all programs in turns."""
+    runs: dict[str, list[Timed]] = {name: [] for name in programs}
+    for i, group in enumerate(groups):
+        names = list(programs)[:: 1 if (turn + i) % 2 == 0 else -1]
+        each = {name: programs[name].run(group, args.tokens, temperature) for name in names}
+        for name, timed in take_turns(each).items():
+            runs[name].append(timed)
+        texts = [run[-1].tokens for run in runs.values()]
+        if any(text != texts[0] for text in texts):
+            raise SystemExit("a program's text is not plain decoding's")
+    result: dict[str, dict[str, float]] = {}
+    for name, mine in runs.items():
         if name == "plain":
             continue
-        ratios: dict[str, Any] = {}
-        for clock in ("wall", "cpu"):
-            for kind in KINDS:
-                each = [
-                    sum(getattr(r, clock)[kind] for r in runs["plain"])
-                    / sum(getattr(r, clock)[kind] for r in runs[name])
-                    for runs in rounds
-                ]
-                ratios[f"{clock} {kind}"] = common.spread(each)
-        last = rounds[-1][name]
-        batch = len(groups[0])
-        ratios["tokens_per_pass"] = (
-            sum(r.decoded for r in last) / batch / sum(r.passes for r in last)
-        )
-        ratios["rows_per_token"] = sum(r.rows for r in last) / sum(r.decoded for r in last)
+        ratios = {
+            f"{clock} {kind}": sum(getattr(r, clock)[kind] for r in runs["plain"])
+            / sum(getattr(r, clock)[kind] for r in mine)
+            for clock in CLOCKS for kind in KINDS
+        }  # fmt: skip
+        decoded = sum(r.decoded for r in mine)
+        ratios["tokens_per_pass"] = decoded / len(groups[0]) / sum(r.passes for r in mine)
+        ratios["rows_per_token"] = sum(r.rows for r in mine) / decoded
         result[name] = ratios
+    return result
+
+
+def cell_of(rounds: list[dict[str, dict[str, float]]], where: str) -> dict[str, Any]:
+    """Median, least and most of a cell's rounds, by program."""
+    result: dict[str, Any] = {}
+    for name, last in rounds[-1].items():
+        result[name] = ratios = {
+            what: common.spread([each[name][what] for each in rounds]) if " " in what else value
+            for what, value in last.items()
+        }
         figures = ", ".join(f"{k} {v['median']:.3f}" for k, v in ratios.items() if " " in k)
         print(f"{where}, {name}: {figures}, {ratios['tokens_per_pass']:.2f} tokens per pass, "
               f"{ratios['rows_per_token']:.2f} rows per token", flush=True)  # fmt: skip
     return result
+
+
+def all_cells(args: argparse.Namespace) -> list[Cell]:
+    """Those of one engine together."""
+    return list(itertools.product(args.models, args.batches, args.sets, args.temperatures))
+
+
+def chosen_cells(args: argparse.Namespace) -> list[Cell]:
+    """Those of all_cells() that --cells names."""
+    cells = all_cells(args)
+    names = [f"{model}:{batch}:{name}:{t:g}" for model, batch, name, t in cells]
+    patterns = args.cells or ["*"]
+    for pattern in patterns:
+        if not fnmatch.filter(names, pattern):
+            raise SystemExit(f"--cells {pattern}: none of {names[0]}, ..., {names[-1]}")
+    return [
+        cell
+        for cell, name in zip(cells, names, strict=True)
+        if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+    ]
+
+
+def words_of(cell: Cell) -> str:
+    model, batch, name, temperature = cell
+    return f"{model}, B = {batch}, {name}, temperature {temperature:g}"
+
+
+def measure(
+    cells: list[Cell], names: Sequence[str], parts: Parts, args: argparse.Namespace
+) -> None:
+    """The rounds that are missing, as many as there is time for."""
+    from specdec_ext.models.default import find_default_gguf
+
+    folder, tokenizer = runners.default_model(args.threads)
+    models = {"bfloat16": (folder, "bfloat16"), "q4": (find_default_gguf(), "auto")}
+    length = args.prompt_tokens + args.tokens + 8
+    missing = [
+        (cell, turn)
+        for cell in cells for turn in range(args.rounds)
+        if parts.get(f"{words_of(cell)}, round {turn}") is None
+    ]  # fmt: skip
+    for (model, batch), pieces in itertools.groupby(missing, lambda piece: piece[0][:2]):
+        if not parts.begin():
+            return
+        path, dtype = models[model]
+        configs = {"plain": None, **{name: config_of(name) for name in names}}
+        programs = {
+            name: Program(path, dtype, config, batch, length) for name, config in configs.items()
+        }
+        for program in programs.values():  # page faults, T(rows), tables
+            take_turns({"": program.run([[1, 2, 3, 4, 5, 6, 7, 8] * 4] * batch, 24, 0.0)})
+        for cell, turn in pieces:
+            groups = groups_of(tokenizer, cell[2], batch, args)
+            if not parts.begin():
+                return
+            figures = round_of(programs, groups, cell[3], args, turn)
+            parts.put(f"{words_of(cell)}, round {turn}", figures)
+        for program in programs.values():
+            program.close()
 
 
 def table_of(cells: dict[str, dict[str, Any]], names: Sequence[str], clock: str) -> str:
@@ -193,6 +263,8 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, default=128, help="of each answer")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--cells", nargs="+", metavar="PATTERN", help="only these, as q4:8:*:0")
+    parts.add_options(parser)
     parser.add_argument("--busy", action="store_true", help="say that others use the machine")
     parser.add_argument("--quick", action="store_true", help="one small cell; no file")
     args = parser.parse_args()
@@ -200,39 +272,34 @@ def main() -> int:
         args.sets, args.batches, args.temperatures = args.sets[:1], [1], [0.0]
         args.models, args.prompts, args.tokens, args.rounds = ["bfloat16"], 1, 16, 1
 
-    from specdec_ext.models.default import find_default_gguf
-
-    folder, tokenizer = runners.default_model(args.threads)
-    models = {"bfloat16": (folder, "bfloat16"), "q4": (find_default_gguf(), "auto")}
+    common.set_threads(args.threads)
     environment = common.environment(args.threads)
     names = args.sources or ["auto"]
-    cells: dict[str, dict[str, Any]] = {}
-    length = args.prompt_tokens + args.tokens + 8
-    for model in args.models:
-        path, dtype = models[model]
-        for batch in args.batches:
-            configs = {"plain": None, **{name: config_of(name) for name in names}}
-            programs = {
-                name: Program(path, dtype, config, batch, length)
-                for name, config in configs.items()
-            }
-            for program in programs.values():  # page faults, T(rows), tables
-                take_turns({"": program.run([[1, 2, 3, 4, 5, 6, 7, 8] * 4] * batch, 24, 0.0)})
-            for name in args.sets:
-                groups = groups_of(tokenizer, name, batch, args)
-                for temperature in args.temperatures:
-                    where = f"{model}, B = {batch}, {name}, temperature {temperature:g}"
-                    cells[where] = cell_of(programs, groups, temperature, args, where)
-            for program in programs.values():
-                program.close()
-    tables = [table_of(cells, names, clock) for clock in ("wall", "cpu")]
+    chosen = chosen_cells(args)
+    settings = {
+        name: getattr(args, name) for name in ("prompts", "prompt_tokens", "tokens", "threads")
+    }
+    kept = Parts("never_slower", {**settings, "programs": names}, args.minutes)
+    measure(chosen, names, kept, args)
+    cells, missing = {}, 0
+    for cell in all_cells(args):  # of earlier calls, too
+        rounds = [kept.get(f"{words_of(cell)}, round {turn}") for turn in range(args.rounds)]
+        measured = [figures for figures in rounds if figures is not None]
+        missing += len(rounds) - len(measured) if cell in chosen else 0
+        if measured:
+            cells[words_of(cell)] = cell_of(measured, words_of(cell))
+    if missing:
+        print(f"{missing} rounds are missing: the same command goes on with them")
+    if not cells:
+        return 0
+    tables = [table_of(cells, names, clock) for clock in CLOCKS]
     print("\n\n".join(tables))
     worst = {
         (clock, kind): min(
             (cell[name][f"{clock} {kind}"]["median"], where)
             for where, cell in cells.items() for name in names
         )
-        for clock in ("wall", "cpu") for kind in KINDS
+        for clock in CLOCKS for kind in KINDS
     }  # fmt: skip
     for (clock, kind), (ratio, where) in worst.items():
         print(f"worst by {clock} clock, {kind}: {ratio:.3f} ({where}); limit {SLOWEST}")
@@ -246,6 +313,7 @@ def main() -> int:
             "prompt_tokens": args.prompt_tokens,
             "max_tokens": args.tokens,
             "rounds": args.rounds,
+            "load_behind_rounds": kept.loads,
             "results": cells,
         }
         common.write_result("never_slower", result, tables)

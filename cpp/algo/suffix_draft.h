@@ -149,6 +149,15 @@ SPECDEC_HD inline void suffix_find(const TeamT& team, SuffixState* state, const 
   team.sync();
 }
 
+// Tokens that the longest of the occurrences agrees with; 0: nothing was found.
+SPECDEC_HD inline std::int32_t suffix_longest(const SuffixState* state) {
+  std::int32_t longest = 0;
+  for (std::int32_t i = 0; i < state->num_found; ++i) {
+    if (state->match[i] > longest) longest = state->match[i];
+  }
+  return longest;
+}
+
 // Grows the tree, by one rank. The occurrences are divided among the nodes that may come next, so
 // there are never more of those than occurrences.
 struct SuffixFrontier {
@@ -234,11 +243,8 @@ SPECDEC_HD inline void suffix_draft(const TeamT& team, SuffixState* state, const
     if (how.max_tree_depth < max_depth) max_depth = how.max_tree_depth;
     SuffixFrontier frontier{state, history, len, how.min_prob};
     if (how.spec_factor > 0) {
-      std::int32_t longest = 0;
-      for (std::int32_t i = 0; i < state->num_found; ++i) {
-        if (state->match[i] > longest) longest = state->match[i];
-      }
-      const std::uint64_t limit = std::uint64_t{how.spec_factor} * longest / kSuffixOne;
+      const std::uint64_t limit =
+          std::uint64_t{how.spec_factor} * suffix_longest(state) / kSuffixOne;
       if (limit < static_cast<std::uint64_t>(most)) most = static_cast<std::int32_t>(limit);
     }
     if (most > 0 && max_depth > 0 && state->num_found > 0) {

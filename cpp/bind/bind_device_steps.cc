@@ -53,9 +53,9 @@ void bind_rings(BoundExecutor& self, py::handle staging, py::handle entries, py:
   self.trees = std::move(drafted);
 }
 
-std::vector<StepOutput> deliver(BoundExecutor& self, const py::object& scores,
-                                std::map<RequestId, std::string> errors,
-                                const std::map<RequestId, py::object>& masks) {
+Outputs deliver(BoundExecutor& self, const py::object& scores,
+                std::map<RequestId, std::string> errors,
+                const std::map<RequestId, py::object>& masks) {
   std::optional<BorrowedTensor> rows;
   if (!scores.is_none()) {
     rows.emplace(scores, "scores");

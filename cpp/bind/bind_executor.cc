@@ -73,7 +73,7 @@ void def_make(py::class_<BoundExecutor>& executor) {
                   int max_batch_size, int max_seq_len, int max_num_tokens, int num_pages,
                   int page_size, int overlap_depth, const std::string& method,
                   const LookaheadTriple& lookahead, const py::dict& ngram, const py::dict& suffix,
-                  bool with_suffix, int proposed_max_draft_len,
+                  bool with_suffix, int suffix_cached_requests, int proposed_max_draft_len,
                   std::optional<int> proposed_max_path, bool proposed_by_host, bool adaptive,
                   bool pads_rows, bool enable_chunked_prefill, double max_prefill_slowdown,
                   const std::string& policy, bool enable_block_reuse, bool check_integrity,
@@ -93,6 +93,7 @@ void def_make(py::class_<BoundExecutor>& executor) {
         c.ngram = parse_ngram(ngram);
         c.suffix = parse_suffix(suffix);
         c.with_suffix = with_suffix;
+        c.suffix_cached_requests = suffix_cached_requests;
         c.proposed_max_draft_len = proposed_max_draft_len;
         c.proposed_max_path = proposed_max_path.value_or(proposed_max_draft_len);
         c.proposed_by_host = proposed_by_host;
@@ -114,8 +115,9 @@ void def_make(py::class_<BoundExecutor>& executor) {
       py::arg("overlap_depth") = 0, py::arg("method") = "none",
       py::arg("lookahead") = LookaheadTriple{1, 1, 0}, py::arg("ngram") = py::dict(),
       py::arg("suffix") = py::dict(), py::arg("with_suffix") = false,
-      py::arg("proposed_max_draft_len") = kMaxDraftLen, py::arg("proposed_max_path") = py::none(),
-      py::arg("proposed_by_host") = false, py::arg("adaptive") = true, py::arg("pads_rows") = false,
+      py::arg("suffix_cached_requests") = 0, py::arg("proposed_max_draft_len") = kMaxDraftLen,
+      py::arg("proposed_max_path") = py::none(), py::arg("proposed_by_host") = false,
+      py::arg("adaptive") = true, py::arg("pads_rows") = false,
       py::arg("enable_chunked_prefill") = true, py::arg("max_prefill_slowdown") = 0.0,
       py::arg("policy") = "guaranteed_no_evict", py::arg("enable_block_reuse") = false,
       py::arg("check_integrity") = false, py::arg("draft_len_schedule") = DraftLenSchedule{},
@@ -265,7 +267,8 @@ void register_executor(py::module_& m) {
   // In the order of DraftSource.
   m.attr("DRAFT_SOURCES") =
       py::make_tuple("request", "prediction", "grammar", "suffix", "ngram", "model", "lookahead");
-  py::class_<StepOutput>(m, "StepOutput", "What one step delivered to one request.")
+  py::class_<StepOutput, std::shared_ptr<StepOutput>>(m, "StepOutput",
+                                                      "What one step delivered to one request.")
       .def_readonly("request_id", &StepOutput::request_id)
       .def_readonly("step", &StepOutput::step)
       .def_readonly("sequence", &StepOutput::sequence, "Grows from output to output.")

@@ -111,11 +111,10 @@ HiddenRows hidden_rows(const py::object& hidden, const py::object& kept, std::in
           from.strides[0] * bytes, width * bytes};
 }
 
-std::vector<StepOutput> commit(BoundExecutor& self, const StepPlan& plan, const py::object& result,
-                               const py::object& raw, std::map<RequestId, std::string> errors,
-                               const std::map<RequestId, py::object>& masks,
-                               const py::object& hidden, const py::object& kept,
-                               const py::object& draft_probs) {
+Outputs commit(BoundExecutor& self, const StepPlan& plan, const py::object& result,
+               const py::object& raw, std::map<RequestId, std::string> errors,
+               const std::map<RequestId, py::object>& masks, const py::object& hidden,
+               const py::object& kept, const py::object& draft_probs) {
   const int vocab_size = self.executor.config().vocab_size;
   const TensorView view = to_view(result, "result");
   SPECDEC_REQUIRE(view.device == DeviceType::kCpu,
@@ -160,8 +159,7 @@ std::vector<StepOutput> commit(BoundExecutor& self, const StepPlan& plan, const 
   return self.outputs.keep(deliver_due(self.executor));
 }
 
-std::vector<StepOutput> fail(BoundExecutor& self, const StepPlan& plan,
-                             const std::string& message) {
+Outputs fail(BoundExecutor& self, const StepPlan& plan, const std::string& message) {
   std::vector<StepOutput> outputs = self.executor.fail_planned(plan, message);
   std::vector<StepOutput> more = deliver_due(self.executor);
   std::move(more.begin(), more.end(), std::back_inserter(outputs));

@@ -73,7 +73,7 @@ void register_staging(py::module_& m) {
       .def_readonly("max_kv_len", &StagedStep::max_kv_len,
                     "Tokens and rows of any one request, an upper bound.")
       .def_readonly("second_worth", &StagedStep::second_worth,
-                    "Tokens that a second brings without drafts; 0: not known.")
+                    "Tokens that a second of drafting has to bring; 0: any.")
       .def_readonly("needs_scores", &StagedStep::needs_scores,
                     "Somebody samples: the model's best tokens are not enough.")
       .def_readonly("host_choices", &StagedStep::host_choices,

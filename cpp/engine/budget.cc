@@ -12,11 +12,22 @@ double checked(double gain) { return gain > 0.0 ? gain : 0.0; }  // what is no n
 
 double speed(const Cut& cut) { return cut.tokens / cut.seconds; }
 
+// How often a second that drafts add to the step counts, by who decodes.
+double waits(const StepBase& step) {
+  return 1.0 + static_cast<double>(step.prompts.readers) / step.prompts.decoding;
+}
+
 }  // namespace
 
 double step_seconds(const StepBase& step, double rows, double most) {
-  const double seconds = step.cost(step.rows + rows) + step.spent;
-  return rows > 0.0 ? seconds + step.drafting.fixed + most * step.drafting.each : seconds;
+  const double own = step.cost(step.rows - step.prompts.rows);
+  double added = step.cost(step.rows + rows) - step.cost(step.rows);
+  if (rows > 0.0) added += step.drafting.fixed + most * step.drafting.each;
+  return own + step.spent + added * waits(step);
+}
+
+double second_worth(const StepBase& step) {
+  return step.tokens * waits(step) / step_seconds(step, 0.0, 0.0);
 }
 
 // Appends the moves of an offer, none worth more per row than the one before it. Of options only

@@ -4,6 +4,11 @@
 // for each decoding request plus one for each draft that is accepted. The drafts of all requests
 // are cut jointly so that expected tokens per second are as many as can be.
 //
+// Beside rows of prompts a draft costs what it adds to *that* step, T(all rows) less T(all others):
+// prompts are read whatever is drafted, so their time is nobody's reason to draft more. And what it
+// adds is waited for by those who read prompts, too, so it counts once more for each of them, in
+// proportion to the requests that decode.
+//
 // What is on offer is one of two things. *Nodes*, where the chance of each is known: a chain and a
 // tree are the same case, because a child is never likelier than its parent. *Options*, where only
 // sums are known: each says how many rows it has and how many tokens it is expected to bring.
@@ -43,6 +48,13 @@ struct Offer {
   int chosen = 0;
 };
 
+// Who reads prompts beside the requests that decode.
+struct PromptShare {
+  int rows = 0;      // of the step
+  int readers = 0;   // requests whose prompts are not read yet
+  int decoding = 1;  // requests that decode, at least 1
+};
+
 // The step without the drafts that are weighed.
 struct StepBase {
   const StepCost& cost;  // for the contexts of this step
@@ -51,6 +63,7 @@ struct StepBase {
   int max_more_rows = 1 << 30;
   DraftCost drafting = {};
   double spent = 0.0;  // seconds of drafting that are spent whatever is chosen
+  PromptShare prompts = {};
 };
 
 struct Cut {
@@ -70,8 +83,12 @@ struct BudgetStats {
   double refused_price = 0;   // and its time over that of a step without drafts
 };
 
-// Seconds of the step with `rows` rows of drafts, `most` of them of one request.
+// Seconds of the step with `rows` rows of drafts, `most` of them of one request: those without
+// prompts, and what drafts add beside prompts, as often as somebody waits for it.
 double step_seconds(const StepBase& step, double rows, double most);
+
+// Tokens that a second of drafting has to bring to be worth it.
+double second_worth(const StepBase& step);
 
 class Budget {
  public:

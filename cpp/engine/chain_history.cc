@@ -72,9 +72,9 @@ const double* ChainHistory::survival(const ChainRates& shared, int length) {
   return survival_.data();
 }
 
-bool ChainHistory::probes(const StepCost& cost, int rows, int length, int chosen) {
+bool ChainHistory::probes(const StepBase& step, int length, int chosen) {
   ++step_;
-  const double price = cost(rows + length) / cost(rows);
+  const double price = step_seconds(step, length, length) / step_seconds(step, 0.0, 0.0);
   const bool due = static_cast<double>(step_ - last_full_) * kProbeShare > price;
   if (due || chosen == length) last_full_ = step_;
   return due && chosen < length;

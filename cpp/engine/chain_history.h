@@ -71,9 +71,9 @@ class ChainHistory {
   // Chance of each of the next `length` drafts, where `shared` is what all requests showed. The
   // array is this object's.
   const double* survival(const ChainRates& shared, int length);
-  // True when a step that drafts `length` is due although `chosen` would be best; `rows`: of the
-  // step without this request's drafts.
-  bool probes(const StepCost& cost, int rows, int length, int chosen);
+  // True when a step that drafts `length` is due although `chosen` would be best; `step`: as it is
+  // without this request's drafts.
+  bool probes(const StepBase& step, int length, int chosen);
   // A step was allowed `allowed` drafts and `accepted` were right.
   void observe(ChainRates& shared, int allowed, int accepted);
 

@@ -45,6 +45,8 @@ struct ExecutorConfig {
   // kProposed, kLookahead: drafts of `suffix` enter a step's tree beside the method's, which is
   // asked for some where they are not worth more.
   bool with_suffix = false;
+  // Suffix decoding searches outputs of so many earlier requests with the same salt, too.
+  int suffix_cached_requests = 0;
   // kProposed: draft nodes of one step, and the deepest of them.
   int proposed_max_draft_len = kMaxDraftLen, proposed_max_path = kMaxDraftLen;
   bool proposed_by_host = false;  // kProposed: all drafts come by propose()
@@ -86,7 +88,8 @@ inline bool proposes_chains(const ExecutorConfig& c) {
 inline bool drafts_on_host(const ExecutorConfig& c) {
   return c.method == DraftMethod::kProposed
              ? c.proposed_by_host
-             : c.with_suffix || (c.method == DraftMethod::kNgram && c.ngram.is_public_pool);
+             : c.with_suffix || c.suffix_cached_requests > 0 ||
+                   (c.method == DraftMethod::kNgram && c.ngram.is_public_pool);
 }
 
 // The configuration itself; throws std::invalid_argument naming field, value, limit and remedy.

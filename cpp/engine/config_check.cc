@@ -92,6 +92,10 @@ void check_method(const ExecutorConfig& c) {
                     ": give 1..", kMaxDraftLen);
     check_suffix_lookup(c.suffix, "suffix");
   }
+  const bool suffix = c.method == DraftMethod::kSuffix || c.with_suffix;
+  SPECDEC_REQUIRE(c.suffix_cached_requests >= 0 && (suffix || c.suffix_cached_requests == 0),
+                  "suffix_cached_requests = ", c.suffix_cached_requests,
+                  ": give 0, or with suffix decoding more");
   if (c.method == DraftMethod::kNgram) {
     SPECDEC_REQUIRE(c.ngram.max_draft_len >= 1 && c.ngram.max_draft_len <= kMaxDraftLen,
                     "max_draft_len = ", c.ngram.max_draft_len, ": give 1..", kMaxDraftLen);

@@ -77,7 +77,8 @@ void Executor::offer_ngram(RequestRecord& request, int most) {
   }
 }
 
-// The tree that the slot drafts from its suffix index.
+// The tree that the slot drafts from its suffix index, or, where that agrees with more of the text,
+// the one of earlier outputs of its salt.
 void Executor::offer_suffix(RequestRecord& request, int most, int room) {
   Slot* slot = request.host_slot;
   SuffixState* state = slot->suffix_state();
@@ -89,9 +90,17 @@ void Executor::offer_suffix(RequestRecord& request, int most, int room) {
   }
   DraftTree tree;
   suffix_draft(SerialTeam{}, state, slot->history(), slot->len, how, most, room, &tree);
+  const SuffixNode* nodes = state->nodes;
+  if (request.past) {
+    const auto& past = request.past->draft(slot->history(), slot->len, how, most, room);
+    if (past.longest > suffix_longest(state)) {
+      tree = past.tree;
+      nodes = past.nodes.data();
+    }
+  }
   int place[kMaxStepTokens] = {DraftOffer::kGolden};
   for (int i = 1; i < tree.size; ++i) {
-    const SuffixNode& node = state->nodes[i - 1];
+    const SuffixNode& node = nodes[i - 1];
     const DraftOffer::Estimate estimate{static_cast<std::int16_t>(node.match), 1,
                                         static_cast<float>(node.share) / kSuffixOne};
     place[i] = request.offer.add(place[tree.parents[i]], tree.tokens[i], DraftSource::kSuffix,
@@ -261,7 +270,7 @@ void Executor::cut_proposed_drafts() {
   }
   if (!cost_now_.known()) return;
   // Making them is paid for already.
-  budget_.cut(chain_offers_, {cost_now_, rows, static_cast<double>(step_.num_decodes), most});
+  budget_.cut(chain_offers_, step_base(rows, static_cast<double>(step_.num_decodes), most));
   for (int i = 0; i < step_.num_decodes; ++i) {
     if (chain_offers_[i].length == 0) continue;
     RequestRecord& request = *flight.places[first + i].request;

@@ -179,6 +179,9 @@ RequestId Executor::submit(RequestParams p, const ProposedProbs& external_probs)
   }
   std::lock_guard<std::mutex> lock(mutex_);
   r.shared_rates = shared_rates_.of(r.params.cache_salt);
+  if (config_.suffix_cached_requests > 0 && r.max_drafts > 0) {
+    r.past = suffix_pasts_.of(r.params.cache_salt);
+  }
   const bool weighed_before = r.by_host || host_ != nullptr;
   if (r.adaptive && r.method_drafts > 0 &&
       (config_.method == DraftMethod::kProposed ||
@@ -269,6 +272,10 @@ bool Executor::cancel(RequestId id) {
 }
 
 void Executor::end(RequestRecord& request) {
+  if (request.past && request.host_slot != nullptr) {
+    request.past->add(request.host_slot->history() + request.prompt_len, request.output_so_far(),
+                      config_.suffix_cached_requests);
+  }
   book_.end(request, flights_.empty() ? next_step_ - 1 : flights_.front().step - 1);
 }
 
@@ -334,6 +341,7 @@ ExecutorStats Executor::stats() const {
     }
   }
   if (public_pool_) s.pool_bytes += public_pool_->bytes();
+  suffix_pasts_.for_each([&](const SuffixPast& past) { s.pool_bytes += past.bytes(); });
   s.plan_bytes =
       host_ ? host_->memory_bytes()
             : ring_size() * (std::int64_t{4} * (staging_.words + result_words()) + entry_bytes_ +

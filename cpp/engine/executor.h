@@ -183,6 +183,7 @@ class Executor {
   std::int32_t* staged(int offset) { return place_ + offset; }
   // weigh.cc
   bool weighs(const RequestRecord& request) const;
+  StepBase step_base(int rows, double tokens, int max_more_rows) const;
   void weigh_lookups(int most_drafts, int each);
   void choose_arms(int most_drafts, int each);
   DraftShare share_of(RequestRecord& request, int most_drafts, int arm) const;
@@ -256,6 +257,7 @@ class Executor {
   Budget budget_;
   PerSalt<std::map<int, SizeBandit>> shared_sizes_;  // by the requests' most drafts
   std::unique_ptr<SharedNgramPool> public_pool_;     // null: not public
+  PerSalt<SuffixPast> suffix_pasts_{kMaxSuffixPasts};
   StagedStep step_;
   int host_rows_left_ = 0;            // of step_, for prompts of requests that need the host
   int host_drafts_each_ = 0;          // of one such request that decodes
@@ -272,6 +274,7 @@ class Executor {
   std::vector<RequestRecord*> decoding_, choosing_;  // scratch of plan()
   std::vector<Offer> chain_offers_;                  // by position in decoding_
   std::vector<int> arms_chosen_;                     // the same; -1: none
+  PromptShare prompts_;                              // of the step that is planned
   std::deque<InFlightStep> flights_;                 // steps in flight, oldest first
   ExecutorStats totals_;
 };

@@ -7,28 +7,36 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
+#include <utility>
 #include <vector>
 
 #include "engine/request.h"
 
 namespace specdec {
 
+// Each is one object, whoever has it.
+using Outputs = std::vector<std::shared_ptr<StepOutput>>;
+
 class OutputQueue {
  public:
   // Numbers the outputs of a step, keeps them and hands them on.
-  std::vector<StepOutput> keep(std::vector<StepOutput> outputs) {
-    for (StepOutput& out : outputs) out.sequence = ++last_;
-    kept_.insert(kept_.end(), outputs.begin(), outputs.end());
-    return outputs;
+  Outputs keep(std::vector<StepOutput> outputs) {
+    const auto first = static_cast<std::ptrdiff_t>(kept_.size());
+    for (StepOutput& out : outputs) {
+      out.sequence = ++last_;
+      kept_.push_back(std::make_shared<StepOutput>(std::move(out)));
+    }
+    return {kept_.begin() + first, kept_.end()};
   }
 
   // The caller has them.
   void clear() { kept_.clear(); }
 
-  const std::vector<StepOutput>& kept() const { return kept_; }
+  const Outputs& kept() const { return kept_; }
 
  private:
-  std::vector<StepOutput> kept_;
+  Outputs kept_;
   std::int64_t last_ = 0;
 };
 

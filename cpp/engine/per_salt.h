@@ -37,6 +37,10 @@ class PerSalt {
   }
 
   std::size_t size() const { return places_.size(); }
+  template <class Function>
+  void for_each(Function function) const {
+    for (const auto& [salt, value] : order_) function(*value);
+  }
 
  private:
   using Order = std::list<std::pair<std::string, std::shared_ptr<T>>>;  // most recently used first

@@ -65,6 +65,9 @@ const StagedStep* Executor::plan() {
   PrefillRoom room = prefill_room(decoding);
   // Prompts come first: they decide when somebody sees the first token.
   const auto& running = book_.running();
+  const auto readers =
+      std::count_if(running.begin(), running.end(), [](const auto& r) { return r->in_prefill(); });
+  prompts_ = {.readers = static_cast<int>(readers), .decoding = std::max(decoding, 1)};
   for (std::size_t i = 0; i < running.size(); ++i) {
     RequestRecord& request = *running[i];
     if (!request.in_prefill() || request.sits_out) continue;
@@ -85,6 +88,7 @@ const StagedStep* Executor::plan() {
     room.seconds -= step_cost_.known() ? step_cost_.prefill(room.rows, placed, start) : 0.0;
     room.rows += placed;
   }
+  prompts_.rows = step_.num_prompt_rows;
   host_drafts_each_ = choosing_.empty() ? 0 : host_rows_left_ / static_cast<int>(choosing_.size());
   const int longest = max_drafts_of(config_);
   const int scheduled =
@@ -97,8 +101,12 @@ const StagedStep* Executor::plan() {
     budget -= decoding_[i]->shares.back().rows - 1;
   }
   const int requests = step_.num_prompts + step_.num_decodes;
-  if (cost_now_.known()) {
-    step_.second_worth = step_.num_decodes / cost_now_(step_.num_prompt_rows + step_.num_decodes);
+  // Drafts of fixed length are made whatever they cost.
+  const bool adaptive = std::any_of(decoding_.begin(), decoding_.end(),
+                                    [](const RequestRecord* r) { return r->adaptive; });
+  if (cost_now_.known() && adaptive) {
+    step_.second_worth = specdec::second_worth(
+        step_base(prompts_.rows + decoding, static_cast<double>(step_.num_decodes), 0));
   }
   if (requests == 0) {
     entered_ = std::exchange(step_.entries, {});

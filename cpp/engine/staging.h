@@ -82,7 +82,7 @@ struct StagedStep {
   std::vector<StagedTree> host_trees;
   // Slots for which a drafter keeps a row of what the last step of their request left.
   std::vector<std::pair<int, int>> kept_rows;
-  double second_worth = 0.0;  // tokens that a second brings without drafts; 0: not known
+  double second_worth = 0.0;  // tokens that a second of drafting has to bring; 0: any
   bool needs_scores = false;  // somebody samples: best tokens are not enough
   bool moves = false;         // K/V is to be moved before it
   std::vector<SlotEntry> entries;

@@ -21,11 +21,20 @@ bool Executor::weighs(const RequestRecord& request) const {
          (config_.method == DraftMethod::kSuffix && request.host_slot != nullptr);
 }
 
+// The step that is planned, with `rows` rows, prompts and drafts that are not weighed among them.
+StepBase Executor::step_base(int rows, double tokens, int max_more_rows) const {
+  return {.cost = cost_now_,
+          .rows = rows,
+          .tokens = tokens,
+          .max_more_rows = max_more_rows,
+          .prompts = prompts_};
+}
+
 // How many drafts each request may have in this step whose chances are known in front of it: those
 // that the host has looked up, chains of prompt lookup on a device. `most_drafts`: rows left for
 // drafts; `each`: of one request.
 void Executor::weigh_lookups(int most_drafts, int each) {
-  int rows = step_.num_prompt_rows + static_cast<int>(decoding_.size());
+  int rows = prompts_.rows + static_cast<int>(decoding_.size());
   bool any = false;
   chain_offers_.assign(decoding_.size(), {});
   for (std::size_t i = 0; i < decoding_.size(); ++i) {
@@ -60,17 +69,18 @@ void Executor::weigh_lookups(int most_drafts, int each) {
     }
   }
   if (!any || !cost_now_.known()) return;
-  budget_.cut(chain_offers_, {cost_now_, rows, static_cast<double>(decoding_.size()), most_drafts});
+  StepBase step = step_base(rows, static_cast<double>(decoding_.size()), most_drafts);
+  budget_.cut(chain_offers_, step);
   for (std::size_t i = 0; i < decoding_.size(); ++i) {
     RequestRecord& request = *decoding_[i];
     if (!request.weighed || !request.adaptive || request.proposal) continue;
     const Offer& offer = chain_offers_[i];
     // What was not drafted teaches on the host alone, where the match is known.
     const bool probe = request.host_slot == nullptr && offer.length > 0 &&
-                       request.lookup.probes(cost_now_, rows, offer.length, offer.chosen);
+                       request.lookup.probes(step, offer.length, offer.chosen);
     request.draft_limit = probe ? offer.length : offer.chosen;
     budget_.stats.probes += probe;
-    rows += request.draft_limit;
+    step.rows += request.draft_limit;
   }
 }
 
@@ -78,14 +88,13 @@ void Executor::weigh_lookups(int most_drafts, int each) {
 // drafting costs a step is worth it, as a rule, if several share it.
 void Executor::choose_arms(int most_drafts, int each) {
   arms_chosen_.assign(decoding_.size(), -1);
-  const bool any = std::any_of(decoding_.begin(), decoding_.end(),
-                               [](const RequestRecord* r) { return !r->weighed || r->asks(); });
+  const bool any = std::any_of(decoding_.begin(), decoding_.end(), [](RequestRecord* r) {
+    return r->any_arms() != nullptr && (!r->weighed || r->asks());
+  });
   if (!cost_now_.known() || !any) return;
-  StepBase step{.cost = cost_now_,
-                .rows = step_.num_prompt_rows + static_cast<int>(decoding_.size()),
-                .tokens = 0.0,
-                .max_more_rows = most_drafts,
-                .drafting = draft_cost_};
+  StepBase step =
+      step_base(prompts_.rows + static_cast<int>(decoding_.size()), /*tokens=*/0.0, most_drafts);
+  step.drafting = draft_cost_;
   chain_offers_.assign(decoding_.size(), {});
   for (std::size_t i = 0; i < decoding_.size(); ++i) {
     RequestRecord& request = *decoding_[i];

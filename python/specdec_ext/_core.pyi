@@ -851,6 +851,7 @@ class Executor:
         ngram: dict[str, typing.Any] = {},
         suffix: dict[str, typing.Any] = {},
         with_suffix: bool = False,
+        suffix_cached_requests: typing.SupportsInt | typing.SupportsIndex = 0,
         proposed_max_draft_len: typing.SupportsInt | typing.SupportsIndex = 127,
         proposed_max_path: typing.SupportsInt | typing.SupportsIndex | None = None,
         proposed_by_host: bool = False,

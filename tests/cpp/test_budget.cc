@@ -27,24 +27,34 @@ struct World {
     if (random() % 3 == 0) drafting = {0.3 * unit(random), 0.2 * unit(random)};
     if (random() % 4 == 0) spent = unit(random);
     limit = static_cast<int>(random() % 12);
+    if (random() % 3 == 0) {
+      prompts.rows = static_cast<int>(1 + random() % 30);
+      prompts.readers = static_cast<int>(1 + random() % 4);
+      prompts.decoding = static_cast<int>(1 + random() % 3);
+    }
   }
+  // `rows`: of those that decode.
   StepBase base(int rows, double tokens) const {
-    return {cost, rows, tokens, limit, drafting, spent};
+    return {cost, rows + prompts.rows, tokens, limit, drafting, spent, prompts};
   }
   // Tokens per second.
   double value(int base_rows, double tokens, double rows, double most) const {
     return tokens / seconds(base_rows, rows, most);
   }
   double seconds(int base_rows, double rows, double most) const {
-    double seconds = cost(base_rows + rows) + spent;
-    if (rows > 0.0) seconds += drafting.fixed + most * drafting.each;
-    return seconds;
+    // What a draft adds, beside the rows that are read anyway, each of who waits pays for.
+    const double beside = base_rows + prompts.rows;
+    double added = cost(beside + rows) - cost(beside);
+    if (rows > 0.0) added += drafting.fixed + most * drafting.each;
+    const double waiting = prompts.decoding + prompts.readers;
+    return cost(base_rows) + spent + added * waiting / prompts.decoding;
   }
 
   StepCost cost;
   DraftCost drafting;
   double spent = 0.0;
   int limit = 0;
+  PromptShare prompts;
 };
 
 // The nodes that an offer keeps, ascending: a parent before its children.
@@ -277,6 +287,28 @@ TEST(what_gains_too_little_is_left) {
     CHECK_EQ(cut.rows, 1.0 * offers[0].chosen);
     CHECK(offers[0].chosen == 1 || cut.speedup() == 1.0);
   }
+}
+
+TEST(prompts_make_no_draft_look_cheap) {
+  // 8 + rows, four requests that decode: a token takes 3 seconds. Beside prompts of any length a
+  // draft adds 1, and with four that read them 2.
+  const StepCost cost({1, 2, 128}, {9.0, 10.0, 136.0});
+  const auto kept = [&](double chance, const PromptShare& prompts) {
+    std::vector<Nodes> gains(4, Nodes{chance});
+    std::vector<Offer> offers;
+    for (const Nodes& one : gains) offers.push_back({one.data(), 1});
+    const int rows = 4 + prompts.rows;
+    const StepBase step{.cost = cost, .rows = rows, .tokens = 4.0, .prompts = prompts};
+    return static_cast<int>(Budget().cut(offers, step).rows);
+  };
+  for (const int rows : {1, 40, 1000}) {
+    CHECK_EQ(kept(0.5, {rows, 0, 4}), 4);
+    CHECK_EQ(kept(0.3, {rows, 0, 4}), 0);
+    CHECK_EQ(kept(0.8, {rows, 4, 4}), 4);
+    CHECK_EQ(kept(0.6, {rows, 4, 4}), 0);
+  }
+  const StepBase step{.cost = cost, .rows = 44, .tokens = 4.0, .prompts = {40, 4, 4}};
+  CHECK_EQ(second_worth(step), 2.0 * 4.0 / 12.0);
 }
 
 TEST(what_is_no_number_is_worth_nothing) {

@@ -81,6 +81,9 @@ METHODS: dict[str, Callable[[Folders], Any]] = {
     "lookahead": lambda f: LookaheadDecodingConfig(4, 3, 4, adaptive=False),
     "ngram": lambda f: NGramDecodingConfig(4, 1, adaptive=False),
     "suffix": lambda f: SuffixDecodingConfig(6, min_token_prob=0.05, adaptive=False),
+    "suffix past": lambda f: SuffixDecodingConfig(
+        6, min_token_prob=0.05, max_cached_requests=4, adaptive=False
+    ),
     "public": lambda f: NGramDecodingConfig(4, 1, is_public_pool=True, adaptive=False),
     "user": lambda f: UserDrafterConfig(Guesses(), 7, adaptive=False),
     "medusa": lambda f: MedusaDecodingConfig(f["heads"], CHOICES, adaptive=False),

@@ -31,3 +31,18 @@ def test_what_drafting_costs_a_step_is_shared(requests: int, seconds: float, dra
     assert (staged.max_decode_rows > requests) is drafts
     if drafts:  # not one of them alone
         assert staged.max_decode_rows >= 2 * requests
+
+
+@pytest.mark.parametrize("adaptive", [True, False])
+def test_drafts_of_fixed_length_have_no_price(adaptive: bool) -> None:
+    """Nor do they need to know how likely they are, though T(rows) is known."""
+    pages = torch.zeros(1, 16, 1, 4, 8)
+    executor = _core.Executor(
+        pages, pages.clone(), vocab_size=16, max_batch_size=1, max_seq_len=32, max_num_tokens=64,
+        method="proposed", proposed_max_draft_len=8, proposed_max_path=8, adaptive=adaptive,
+    )  # fmt: skip
+    executor.set_step_cost([1, 128], [0.5, 0.5])
+    executor.submit([1, 2, 3], max_tokens=20)
+    plan = executor.plan()
+    executor.commit(plan, torch.full((plan.num_logit_rows,), 4, dtype=torch.int32))
+    assert executor.stage().second_worth == (2.0 if adaptive else 0.0)

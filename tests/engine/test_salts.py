@@ -10,12 +10,12 @@ import itertools
 from typing import Any
 
 import pytest
-from method_cases import HOST, METHODS, PROMPTS, Folders, Where, methods, open_llm, texts_of
+from method_cases import HOST, PROMPTS, Folders, Where, methods, open_llm, texts_of
 
-from specdec_ext import LLM, NGramDecodingConfig, SamplingParams
+from specdec_ext import LLM, SamplingParams
 
-# Those that keep something over requests: a pool by salt, K/V of one model and of two.
-SHARING = ["public", "suffix", "chain", "tree"]
+# Those that keep something over requests: a pool by salt, outputs, K/V of one model and of two.
+SHARING = ["public", "suffix", "suffix past", "chain", "tree"]
 STREAM = Where("stream", 1)
 NOTHING: list[list[int]] = []
 WRITTEN = {
@@ -79,13 +79,13 @@ def test_a_second_tenant_sees_nothing(
     assert sum(entry[5]["num_draft_tokens"] for entry in found[0][0]) > 20
 
 
-def test_the_same_salt_is_seen(models: Folders) -> None:
+@methods(["public", "suffix past"])
+def test_the_same_salt_is_seen(models: Folders, method: str) -> None:
     """The comparison can fail: one tenant's own second call begins with what the first one left."""
-    with open_sharing(models, "public", HOST) as llm:
+    with open_sharing(models, method, HOST) as llm:
         counts = []
         for _ in range(2):
             steps = watch(llm)
             [output] = llm.generate([PROMPTS[2]], params("one"), use_tqdm=False)
             counts.append((len(steps), output.metrics["num_rows"]))
     assert counts[0] != counts[1]
-    assert isinstance(METHODS["public"](models), NGramDecodingConfig)

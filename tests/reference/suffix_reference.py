@@ -47,14 +47,16 @@ def agreeing(text: list[int], place: int, most: int) -> int:
     return count
 
 
-def occurrences(text: list[int], most: int) -> list[tuple[int, int]]:
-    """(place, match): the most recent occurrences of the longest patterns."""
+def occurrences(text: list[int], most: int, searched: int | None = None) -> list[tuple[int, int]]:
+    """(place, match): the most recent occurrences of the longest patterns, those in front of place
+    `searched` (None: the end)."""
+    searched = len(text) if searched is None else searched
     places: list[int] = []
     for size in sorted(PATTERNS, reverse=True):
         if size > len(text) - 1:
             continue
         end = text[len(text) - size :]
-        found = [p for p in range(size, len(text)) if text[p - size : p] == end]
+        found = [p for p in range(size, searched) if text[p - size : p] == end]
         for place in found[::-1][:OCCURRENCES]:
             if place not in places and len(places) < OCCURRENCES:
                 places.append(place)
@@ -69,9 +71,10 @@ def draft(
     min_prob: int = 0,
     spec_factor: int = 0,
     max_depth: int = 127,
+    searched: int | None = None,
 ) -> list[Node]:
     """The drafts behind the text, best first."""
-    found = occurrences(text, max_tree_depth)
+    found = occurrences(text, max_tree_depth, searched)
     max_depth = min(max_depth, max_tree_depth)
     if spec_factor:
         longest = max((match for _, match in found), default=0)

@@ -6,14 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from ..errors import ConfigError, UnsupportedConfigError
+from ..errors import ConfigError
 from .base import SpeculationOptions
 from .engine import MAX_DRAFT_LEN
-from .validate import check_bool, check_float, check_int, show
+from .validate import check_bool, check_float, check_int
 
 __all__ = ["SUFFIX_ALIASES", "SuffixDecodingConfig"]
 
 MAX_TREE_DEPTH = 64  # kMaxSuffixDepth in cpp/algo/suffix_draft.h
+MAX_CACHED_REQUESTS = 1_000_000
 
 # vLLM's names; arctic-inference has those without the prefix.
 SUFFIX_ALIASES = {
@@ -38,8 +39,9 @@ class SuffixDecodingConfig(SpeculationOptions):
                          decide. 0 < factor <= 128
     min_token_prob       drafts are made only if the chance that they and all above them are
                          accepted is estimated to be at least this, 0..1
-    max_cached_requests  outputs of earlier requests that are searched, too. 0: none, which is all
-                         that this version has
+    max_cached_requests  outputs of earlier requests with the same `cache_salt` that are searched,
+                         too, 0..1,000,000; 65,536 tokens of them at most. 0: a request's own text
+                         alone
     adaptive             let the draft budget take the drafts that pay; off: all of them
 
     and the options of every method (SpeculationOptions). vLLM's names with the prefix
@@ -72,14 +74,10 @@ class SuffixDecodingConfig(SpeculationOptions):
         )
         self._set(min_token_prob=least)
         cached = check_int(
-            where + "max_cached_requests", self.max_cached_requests, ConfigError, low=0
-        )
-        if cached:
-            raise UnsupportedConfigError(
-                f"{where}max_cached_requests = {show(cached)}: this version searches a request's "
-                "own prompt and output, not the outputs of others; use 0, or "
-                "NGramDecodingConfig(is_public_pool=True)"
-            )
+            where + "max_cached_requests", self.max_cached_requests, ConfigError, low=0,
+            high=MAX_CACHED_REQUESTS,
+        )  # fmt: skip
+        self._set(max_cached_requests=cached)
         check_bool(where + "adaptive", self.adaptive, ConfigError)
         self._check_options()
 

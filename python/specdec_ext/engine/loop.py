@@ -104,7 +104,7 @@ class EngineLoop:
         self._closed = self._wants_calibration = False
         self._forward_s = self._step_s = 0.0
         self._served_cost: Any = None
-        self._num_steps = 0
+        self._num_steps = self._num_ended = 0
         close_at_exit(self)
 
     def resolve(self, prompt_token_ids: Sequence[int], params: SamplingParams) -> ResolvedRequest:
@@ -263,6 +263,7 @@ class EngineLoop:
         self, states: Iterable[RequestState], on_step: Callable[[], None] | None = None
     ) -> None:
         """Step until all of `states` have ended."""
+        ended = self._num_ended
         pending = [s for s in states if not s.finished]
         if not pending and self._stepping:
             self.step()  # one that was cut short may have ended them without telling on_update
@@ -271,9 +272,12 @@ class EngineLoop:
                 # Nothing to run, yet they have not ended: do not wait for ever.
                 for state in [s for s in pending if not s.finished]:
                     self._end(state, "error", "the executor has no step for this request")
+                ended = -1
             if on_step is not None:
                 on_step()
-            pending = [s for s in pending if not s.finished]
+            if self._num_ended != ended:
+                ended = self._num_ended
+                pending = [s for s in pending if not s.finished]
 
     def close(self) -> None:
         """Cancel what runs; later calls raise EngineError. May be called twice."""
@@ -421,8 +425,7 @@ class EngineLoop:
                 logits = None
                 if self._wants_logits and out.logit_rows:
                     logits = self._results[out.step][out.logit_rows].clone()
-                state.consume(out, self._step_start, now, logits)
-                ended = state.finished
+                ended = state.consume(out, self._step_start, now, logits)
                 if ended:
                     self._account(state)
                     if out.finish_reason is None:  # of a stop string the executor does not know
@@ -460,3 +463,4 @@ class EngineLoop:
             self._drafting.end(state.rid)
         self._grammars.end(state.rid)
         self._ledger.end(state)
+        self._num_ended += 1

@@ -48,12 +48,19 @@ _NGRAM = (
 )  # fmt: skip
 
 
+def _suffix_arguments(config: SuffixDecodingConfig) -> dict[str, Any]:
+    return {
+        "suffix": dict(config.lookup),
+        "suffix_cached_requests": config.max_cached_requests,
+    }
+
+
 def drafting_arguments(config: SpeculativeConfig | None) -> dict[str, Any]:
     """The executor's keywords for how drafts are made."""
     how: dict[str, Any] = {"method": "none"}
     if isinstance(config, CompositeDecodingConfig):
         how = drafting_arguments(config.drafter)
-        how |= {"suffix": dict(config.suffix.lookup), "with_suffix": True}
+        how |= {**_suffix_arguments(config.suffix), "with_suffix": True}
         return {**how, "draft_len_schedule": config.draft_len_steps}
     if isinstance(config, LookaheadDecodingConfig):
         # (1,1,0) is plain decoding and must cost no more.
@@ -67,7 +74,7 @@ def drafting_arguments(config: SpeculativeConfig | None) -> dict[str, Any]:
             "proposed_by_host": isinstance(config, UserDrafterConfig),
         }
     elif isinstance(config, SuffixDecodingConfig):
-        how = {"method": "suffix", "suffix": dict(config.lookup)}
+        how = {"method": "suffix", **_suffix_arguments(config)}
     elif config is not None:
         how = {"method": "ngram", "ngram": {name: getattr(config, name) for name in _NGRAM}}
     if config is not None:

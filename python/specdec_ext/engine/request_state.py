@@ -90,9 +90,11 @@ class RequestState:
         self._steps = steps
         self._cumulative_logprob = 0.0
         self._logits: dict[int, Any] = {}  # [tokens of a step, vocabulary], by the first's index
-        # Step outputs that are not in the text yet: (out, when its step began, when it was read,
-        # scores). Those who wait for nothing but the end have their text made a piece at a time.
-        self._waiting: list[tuple[Any, float, float, Any]] = []
+        # Step outputs that are not in the text yet: (its number, out, when its step began, when it
+        # was read, scores). Those who wait for nothing but the end have their text made a piece at
+        # a time; whom a stop string may end, each at once.
+        self._waiting: list[tuple[int, Any, float, float, Any]] = []
+        self._most_waiting = 1 if params.stop else _MAX_WAITING
         self._sequence = 0  # of the last one that is
         self._undo: tuple[Any, ...] | None = None  # where a change began that has not ended
         self._version = 0  # changes so far, and how many of them a snapshot has shown
@@ -144,7 +146,7 @@ class RequestState:
     @property
     def sequence(self) -> int:
         """The sequence number of the last StepOutput that was taken."""
-        return self._waiting[-1][0].sequence if self._waiting else self._sequence
+        return self._waiting[-1][0] if self._waiting else self._sequence
 
     @property
     def has_news(self) -> bool:
@@ -166,22 +168,21 @@ class RequestState:
                     exc_info=error,
                 )  # fmt: skip
 
-    def consume(self, out: Any, step_start: float, now: float, logits: Any = None) -> None:
-        """Take a StepOutput, unless it was taken before.
+    def consume(self, out: Any, step_start: float, now: float, logits: Any = None) -> bool:
+        """Take a StepOutput, unless it was taken before. True: the request has ended.
 
         step_start, now  when its step began and when it was read, seconds of time.perf_counter
         logits           scores [tokens, vocabulary] of its tokens; None: nobody asked for them
         """
         with self._lock:
             if self._ending[0] is not None:
-                return
-            waiting = self._waiting
-            if out.sequence > self.sequence:
-                waiting.append((out, step_start, now, logits))
-            if not waiting:
-                return
-            if self.params.stop or out.finish_reason is not None or len(waiting) >= _MAX_WAITING:
+                return True
+            waiting, number = self._waiting, out.sequence
+            if number > (waiting[-1][0] if waiting else self._sequence):
+                waiting.append((number, out, step_start, now, logits))
+            if waiting and (len(waiting) >= self._most_waiting or out.finish_reason is not None):
                 self._fold()
+            return self._ending[0] is not None
 
     def end(self, reason: str, *, error: str | None = None) -> None:
         """End from outside a step."""
@@ -240,15 +241,17 @@ class RequestState:
         if not self._waiting:
             return
         self._begin()
-        reason = stop_reason = error = None
-        for out, step_start, now, logits in self._waiting:
+        stop = None
+        for _, out, step_start, now, logits in self._waiting:
             stop = self._add(out, step_start, now, logits)
             if stop is not None:  # what the step brought behind it is dropped
-                reason, stop_reason = "stop", stop
                 break
-            reason, error = out.finish_reason, out.error
-            stop_reason = out.stop_reason if reason == "stop" else None
-        self._commit(reason, stop_reason, error)
+        self._num_cached_tokens = out.num_cached_tokens
+        if stop is not None:
+            self._commit("stop", stop, None)
+            return
+        reason = out.finish_reason  # none but the last one has any
+        self._commit(reason, out.stop_reason if reason == "stop" else None, out.error)
 
     def _add(self, out: Any, step_start: float, now: float, logits: Any) -> str | None:
         """One output's tokens, scores and counts. The stop string that completed, if one did."""
@@ -256,9 +259,9 @@ class RequestState:
         reason = out.finish_reason
         drafts = out.num_drafts
         accepted = min(out.num_accepted, len(tokens)) if drafts else 0
-        if self.timer.scheduled is None:
-            self.timer.scheduled = step_start
-        self._num_cached_tokens = out.num_cached_tokens
+        timer = self.timer
+        if timer.scheduled is None:
+            timer.scheduled = step_start
         if self._prompt_logprobs is not None:
             for entry in out.prompt_logprobs:
                 token = self.prompt_token_ids[len(self._prompt_logprobs)]
@@ -266,7 +269,7 @@ class RequestState:
         if logits is not None:
             self._logits[len(self._token_ids)] = logits
         logprobs = out.logprobs if self._logprobs is not None else None
-        sources = self._sources_of(out, accepted, len(tokens))
+        sources = self._sources_of(out, accepted, len(tokens)) if accepted else [None] * len(tokens)
         stop, before = None, len(self._token_ids)
         if not self._text.is_wanted and not logprobs:
             self._token_ids += tokens
@@ -286,24 +289,23 @@ class RequestState:
             self._text.finish()
         delivered = len(self._token_ids) - before
         counter = self._counter
+        if accepted > delivered:
+            accepted = delivered
         counter.count(
-            drafts=drafts,
-            accepted=min(accepted, delivered),
-            rows=out.num_rows,
-            tokens=delivered,
+            drafts=drafts, accepted=accepted, rows=out.num_rows, tokens=delivered,
             is_prefill=out.is_prefill,
-        )
+        )  # fmt: skip
         if drafts:
             for source, proposed, right in out.sources or ((None, drafts, accepted),):
                 name = self._own_source if source is None else self._source_names[source]
                 counter.count_source(name, proposed, min(right, delivered))
         if self._steps is not None:
-            begin, end = step_start - self.timer.arrival, now - self.timer.arrival
+            begin, end = step_start - timer.arrival, now - timer.arrival
             self._steps.add(out, self._token_ids[before:], begin, end)
         if delivered:
-            if self.timer.first_token is None:
-                self.timer.first_token = now
-            self.timer.last_token = now
+            if timer.first_token is None:
+                timer.first_token = now
+            timer.last_token = now
         return stop
 
     def _begin(self) -> None:
@@ -384,9 +386,7 @@ class RequestState:
         }
 
     def _sources_of(self, out: Any, accepted: int, count: int) -> list[str | None]:
-        """Whose drafts the output's tokens were."""
-        if not accepted:
-            return [None] * count
+        """Whose drafts the output's tokens were, the first `accepted` of them."""
         named = out.accepted_by[:accepted]
         names = [self._source_names[source] for source in named]
         names += [self._own_source] * (accepted - len(names))
