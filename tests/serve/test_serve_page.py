@@ -154,6 +154,32 @@ def test_a_tree_of_one_step(page: Any, llm: LLM) -> None:
     assert page.input_value("#step") == str(len(steps) - 1)
 
 
+def test_drafts_of_one_source(browser: Any, tiny_path: Path) -> None:
+    """Of several that the server has; the answer is the same."""
+    lookahead = {"method": "lookahead", "max_window_size": 4, "max_ngram_size": 3,
+                 "max_verification_set_size": 4}  # fmt: skip
+    config = {"method": "composite", "sources": ["suffix", lookahead]}
+    with LLM(tiny_path, speculative_config=config) as llm, LiveServer(make_app(llm)) as live:
+        page = browser.new_page()
+        page.goto(live.url)
+        until(page, "document.getElementById('model').textContent.startsWith('tiny')")
+        page.fill("#tokens", "60")
+        for number, name in enumerate(("suffix", "lookahead", ""), 1):
+            page.select_option("#method", name)
+            page.click("#clear")
+            ask(page, "abcabcabcabc")
+            finished(page, 1)
+            found = page.evaluate(
+                "[...new Set(shown.steps.flatMap((s) => s.drafts.flatMap((d) => d.sources)))]"
+            )
+            assert found and (not name or found == [name]), (number, found)
+            text = page.evaluate("document.querySelector('.assistant').textContent")
+            if number > 1:
+                assert text == first
+            first = text
+        page.close()
+
+
 def visible(text: str) -> str:
     return text.replace(" ", "\u2423").replace("\n", "\u21b5").replace("\t", "\u21e5")
 
