@@ -284,7 +284,7 @@ def test_replicas_come_and_go_with_the_queue(
         streams: list[Stream] = []
         while len(made.processes(REPLICA)) < 2:  # the queue stays long until there are two
             if sum(stream.is_alive() for stream in streams) < len(prompts):
-                streams.append(Stream(made, prompts[len(streams) % len(prompts)], 800))
+                streams.append(Stream(made, prompts[len(streams) % len(prompts)], 200))
                 streams[-1].start()
             time.sleep(0.02)
         for stream in streams:
@@ -294,7 +294,7 @@ def test_replicas_come_and_go_with_the_queue(
         # The one that is left serves.
         short = plain.generate(prompts[0], SamplingParams(max_tokens=16), use_tqdm=False)
         assert made.text(prompts[0]) == short[0].outputs[0].text
-        params = SamplingParams(max_tokens=800, ignore_eos=True)
+        params = SamplingParams(max_tokens=200, ignore_eos=True)
         outputs = plain.generate(prompts, params, use_tqdm=False)
         for number, stream in enumerate(streams):
             assert not stream.errors

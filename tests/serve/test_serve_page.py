@@ -155,7 +155,7 @@ def test_a_tree_of_one_step(page: Any, llm: LLM) -> None:
 
 
 def test_drafts_of_one_source(browser: Any, tiny_path: Path) -> None:
-    """Of several that the server has; the answer is the same."""
+    """The server has several; the answer is the same with each."""
     lookahead = {"method": "lookahead", "max_window_size": 4, "max_ngram_size": 3,
                  "max_verification_set_size": 4}  # fmt: skip
     config = {"method": "composite", "sources": ["suffix", lookahead]}
