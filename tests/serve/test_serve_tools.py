@@ -115,9 +115,9 @@ def test_other_templates_have_no_known_format(template: str, tmp_path: Path) -> 
         assert format_of(llm.prompts, llm.tokenizer) is None
 
 
-def accepts(llm: LLM, grammar: str, text: str) -> bool:
-    """The grammar allows `text` as a whole answer."""
-    ids = llm.tokenizer(text, add_special_tokens=False)["input_ids"]
+def accepts(llm: LLM, grammar: str, text: str | list[int]) -> bool:
+    """The grammar allows `text`, or these tokens, as a whole answer."""
+    ids = llm.tokenizer(text)["input_ids"] if isinstance(text, str) else text
     form = check_structured_outputs({"grammar": grammar})
     assert form is not None
     compiler = GrammarCompiler(
@@ -137,6 +137,10 @@ def test_answers_that_the_grammar_allows(caller: Any) -> None:
     for text in ("", "Hello", "a <tool> and {1}", call, "I go.\n" + call):
         assert accepts(llm, several, text) and accepts(llm, one, text), text
     assert accepts(llm, several, f"{call}\n{call}") and not accepts(llm, one, f"{call}\n{call}")
+    if are_tokens:  # the mark cannot be spelled past the grammar
+        letters = [llm.tokenizer(letter)["input_ids"][0] for letter in OPENING]
+        assert llm.tokenizer.decode(letters) == OPENING
+        assert not accepts(llm, several, letters)
     wrong = (
         OPENING, f"{OPENING}\n{{}}\n{CLOSING}", call.replace("Rome", "Bonn"), call + " and so on",
         call.replace("travel", "fly"), call.replace(": ", ":"), call[: -len(CLOSING)],
@@ -235,8 +239,12 @@ def test_an_answer_with_a_call(caller: Any, api: openai.OpenAI) -> None:
             name=call.function.name, arguments=call.function.arguments
         )
         assert stream[-1].choices[0].finish_reason == "tool_calls"
-    # With the mark preferred wherever it may stand there is one call behind the other.
-    more = {"tools": TOOLS, "logit_bias": begins, "max_tokens": 200}
+    # With the mark, and what stands between two calls, preferred wherever they may stand there is
+    # one call behind the other, unless that is not wanted.
+    again = {**begins, str(llm.tokenizer("\n")["input_ids"][0]): 90}
+    more = {"tools": TOOLS, "logit_bias": again, "max_tokens": 200}
+    [one] = ask(api, **more, parallel_tool_calls=False).choices
+    assert one.finish_reason == "tool_calls" and len(one.message.tool_calls) == 1
     many = ask(api, **more, n=2, temperature=1, seed=1).choices
     for choice in many:
         assert len(choice.message.tool_calls) > 1
