@@ -107,9 +107,11 @@ class _EngineSums(Collector):
         # so that who takes differences (AIPerf) would miss all it counted until then.
         config = llm.speculative_config
         self._num_positions = resolve_speculation(SamplingParams(), config)[1]
-        several = isinstance(config, CompositeDecodingConfig)
-        sources = config.sources if several else () if config is None else (config,)
-        self._own_sources = [source.method for source in sources]
+        self._own_sources: list[str] = []
+        if isinstance(config, CompositeDecodingConfig):
+            self._own_sources = [source.method for source in config.sources]
+        elif config is not None:
+            self._own_sources = [config.method]
 
     def describe(self) -> list[Metric]:
         return []  # registering must not ask the engine
