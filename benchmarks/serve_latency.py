@@ -3,7 +3,8 @@
 N streams decode together behind a server; clients read them in a process of their own. Of every
 token: when the engine had it (its request was told of it), and when the client had read the event
 that carries it. Both clocks are the system's monotonic one. Besides that the time of a step while
-clients read, against the same requests in process, in turns.
+clients read, against the same requests in process, in turns; and the processor time that the
+server's thread takes per event, in the middle half of the answers.
 
     python -m benchmarks.serve_latency [--streams 32 64] [--tokens 96] [--rounds 3]
                                        [--speculate] [--write]
@@ -41,42 +42,74 @@ def prompt(number: int) -> str:
 # -- the clients' process -------------------------------------------------------------------------
 
 
-async def read_stream(port: int, number: int, tokens: int) -> Marks:
-    body = json.dumps(
-        {"prompt": prompt(number), "max_tokens": tokens, "temperature": 0, "ignore_eos": True,
-         "seed": number, "stream": True, "return_token_ids": True}
-    ).encode()  # fmt: skip
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
-    writer.write(f"{head}Content-Length: {len(body)}\r\nConnection: close\r\n\r\n".encode() + body)
-    marks: Marks = []
-    count = 0
-    while line := await reader.readline():
-        now = time.monotonic()
-        if line.startswith(b"data: {"):
-            count += len(json.loads(line[6:])["choices"][0]["token_ids"])
-            marks.append((now, count))
-    writer.close()
-    if count != tokens:
-        raise RuntimeError(f"stream {number} has {count} tokens of {tokens}")
-    return marks
+class Stream(asyncio.Protocol):
+    """One request; notes when its bytes come and reads them later: a client that does more then
+    would be measured along."""
+
+    def __init__(self, number: int, tokens: int) -> None:
+        body = json.dumps(
+            {"prompt": prompt(number), "max_tokens": tokens, "temperature": 0, "ignore_eos": True,
+             "seed": number, "stream": True, "return_token_ids": True}
+        ).encode()  # fmt: skip
+        head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        self.request = f"{head}Content-Length: {len(body)}\r\nConnection: close\r\n\r\n".encode()
+        self.request += body
+        self.received: list[tuple[float, bytes]] = []
+        self.end = asyncio.get_running_loop().create_future()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        transport.write(self.request)
+
+    def data_received(self, data: bytes) -> None:
+        self.received.append((time.monotonic(), data))
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.end.set_result(None)
+
+    def marks(self) -> Marks:
+        """When how many tokens were there; an event belongs to the bytes that completed it."""
+        marks: Marks = []
+        count, rest = 0, b""
+        for when, data in self.received:
+            *lines, rest = (rest + data).split(b"\n")
+            for line in lines:
+                if line.startswith(b"data: {"):
+                    count += len(json.loads(line[6:])["choices"][0]["token_ids"])
+                    marks.append((when, count))
+        return marks
 
 
 async def clients(port: int, streams: int, tokens: int) -> list[Marks]:
-    return await asyncio.gather(*(read_stream(port, i, tokens) for i in range(streams)))
+    loop = asyncio.get_running_loop()
+    made = [Stream(i, tokens) for i in range(streams)]
+    for stream in made:
+        await loop.create_connection(lambda stream=stream: stream, "127.0.0.1", port)  # type: ignore[misc]
+    await asyncio.gather(*(stream.end for stream in made))
+    marks = [stream.marks() for stream in made]
+    counts = [found[-1][1] for found in marks]
+    if counts != [tokens] * streams:
+        raise RuntimeError(f"the streams have {counts} tokens, each should have {tokens}")
+    return marks
 
 
 # -- the engine's process -------------------------------------------------------------------------
 
 
 @contextmanager
-def noted(marks: dict[int, Marks]) -> Iterator[None]:
-    """While open, every request notes when it gets tokens; `seed` is its number."""
+def noted(
+    marks: dict[int, Marks], used: list[tuple[float, float]] | None = None, clock: int = 0
+) -> Iterator[None]:
+    """While open, every request notes when it gets tokens; `seed` is its number. Request 0 also
+    notes in `used` what `clock`, a thread's, says."""
     consume = RequestState.consume
 
     def noting(state: RequestState, *given: Any, **more: Any) -> Any:
         result = consume(state, *given, **more)
-        marks.setdefault(state.params.seed, []).append((time.monotonic(), len(state.token_ids)))
+        now = time.monotonic()
+        marks.setdefault(state.params.seed, []).append((now, len(state.token_ids)))
+        if used is not None and state.params.seed == 0:
+            used.append((now, time.clock_gettime(clock)))
         return result
 
     RequestState.consume = noting  # type: ignore[method-assign]
@@ -101,18 +134,24 @@ def step_ms(marks: dict[int, Marks]) -> float:
     )
 
 
-def served(llm: LLM, port: int, streams: int, tokens: int) -> tuple[list[float], float]:
-    """(ms that each token came later, ms of a step)."""
+def served(server: ThreadServer, streams: int, tokens: int) -> tuple[list[float], float, float]:
+    """(ms that each token came later, ms of a step, us of the server's thread per event)."""
     marks: dict[int, Marks] = {}
-    with noted(marks):
+    port = server.port
+    assert server.thread.ident is not None
+    used: list[tuple[float, float]] = []  # (time, seconds of the thread), once a step
+    with noted(marks, used, time.pthread_getcpuclockid(server.thread.ident)):
         command = [sys.executable, "-m", "benchmarks.serve_latency", "--client", str(port),
                    "--streams", str(streams), "--tokens", str(tokens)]  # fmt: skip
         done = subprocess.run(command, stdout=subprocess.PIPE, check=True)
     late = []
-    for number, read in enumerate(json.loads(done.stdout)):
+    every = json.loads(done.stdout)
+    for number, read in enumerate(every):
         had = reached(marks[number], tokens)
         late += [1e3 * (b - a) for a, b in zip(had, reached(read, tokens), strict=True)]
-    return late, step_ms(marks)
+    (begin, before), (end, after) = used[len(used) // 4], used[3 * len(used) // 4]
+    events = sum(begin < when <= end for read in every for when, _ in read)
+    return late, step_ms(marks), 1e6 * (after - before) / events
 
 
 def alone(llm: LLM, streams: int, tokens: int) -> float:
@@ -124,11 +163,13 @@ def alone(llm: LLM, streams: int, tokens: int) -> float:
     return step_ms(marks)
 
 
-def measure(llm: LLM, port: int, streams: int, tokens: int, rounds: int) -> dict[str, Any]:
+def measure(
+    llm: LLM, server: ThreadServer, streams: int, tokens: int, rounds: int
+) -> dict[str, Any]:
     llm.reset_prefix_cache()
-    served(llm, port, streams, tokens)  # not counted
+    served(server, streams, tokens)  # not counted
     late: list[float] = []
-    ratios, steps = [], []
+    ratios, steps, costs = [], [], []
     for round_ in range(rounds):
         order = ("served", "alone") if round_ % 2 == 0 else ("alone", "served")
         found: dict[str, float] = {}
@@ -137,8 +178,9 @@ def measure(llm: LLM, port: int, streams: int, tokens: int, rounds: int) -> dict
             if kind == "alone":
                 found[kind] = alone(llm, streams, tokens)
             else:
-                more, found[kind] = served(llm, port, streams, tokens)
+                more, found[kind], cost = served(server, streams, tokens)
                 late += more
+                costs.append(cost)
         ratios.append(found["served"] / found["alone"])
         steps.append(found["served"])
     points = statistics.quantiles(late, n=1000, method="inclusive")
@@ -147,6 +189,7 @@ def measure(llm: LLM, port: int, streams: int, tokens: int, rounds: int) -> dict
             "p50": points[499], "p90": points[899], "p99": points[989], "max": max(late),
         },
         "step_ms": common.spread(steps), "step_over_alone": common.spread(ratios),
+        "event_us": common.spread(costs),
     }  # fmt: skip
 
 
@@ -173,13 +216,13 @@ def main() -> None:
         settings = ServerSettings(served_model_names=["default"], request_seconds=3600.0)
         with ThreadServer(create_app(llm, settings)) as server:
             rows = [
-                measure(llm, server.port, streams, args.tokens, args.rounds)
-                for streams in args.streams
+                measure(llm, server, streams, args.tokens, args.rounds) for streams in args.streams
             ]
-    header = ("streams", "tokens", "late p50, ms", "p90", "p99", "max", "step, ms", "step / alone")
+    header = ("streams", "tokens", "late p50, ms", "p90", "p99", "max", "step, ms", "step / alone",
+              "processor time per event, us")  # fmt: skip
     cells = [
         (row["streams"], row["tokens"], *row["late_ms"].values(), row["step_ms"]["median"],
-         row["step_over_alone"]["median"])
+         row["step_over_alone"]["median"], row["event_us"]["median"])
         for row in rows
     ]  # fmt: skip
     table = common.markdown(header, cells)

@@ -41,7 +41,7 @@ REPLICA = "ray::ServeReplica:specdec:replica"
 class Service:
     """`specdec serve --replicas 2` in processes of its own, all of which carry a mark."""
 
-    def __init__(self, model: Path, log: Path) -> None:
+    def __init__(self, model: Path, log: Path, *scaling: str) -> None:
         self.mark = f"SPECDEC_TEST_MARK={secrets.token_hex(8)}"
         self.log = log
         (port,) = free_ports(1)
@@ -52,7 +52,7 @@ class Service:
         command = [
             PYTHON, "-m", "specdec_ext", "serve", "--model", str(model), "--no-speculation",
             "--served-model-name", "tiny", "--max-tokens-in-paged-kv-cache", "65536",
-            "--replicas", "2", "--port", str(port),
+            "--port", str(port), *(scaling or ("--replicas", "2")),
         ]  # fmt: skip
         with log.open("w") as file:
             self.process = subprocess.Popen(
@@ -100,14 +100,15 @@ class Service:
 class Stream(threading.Thread):
     """Reads one stream to its end."""
 
-    def __init__(self, service: Service, prompt: str) -> None:
+    def __init__(self, service: Service, prompt: str, tokens: int = LONG) -> None:
         super().__init__(daemon=True)
-        self.service, self.prompt = service, prompt
+        self.service, self.prompt, self.tokens = service, prompt, tokens
         self.begun = threading.Event()
         self.events: list[str] = []
 
     def run(self) -> None:
-        body = {"prompt": self.prompt, "max_tokens": LONG, "stream": True, "ignore_eos": True}
+        body = {"prompt": self.prompt, "max_tokens": self.tokens, "stream": True,
+                "ignore_eos": True}  # fmt: skip
         with self.service.post(body) as answer:
             for line in answer:
                 if line.startswith(b"data: "):
@@ -170,12 +171,14 @@ OPTIONS = """
 import json, sys
 from specdec_ext.errors import ConfigError
 from specdec_ext.serve.ray import ReplicaOptions, app
-scaling = ReplicaOptions(2, 8, target_requests=5).autoscaling
-print(json.dumps([scaling.min_replicas, scaling.max_replicas, scaling.target_ongoing_requests]))
+scaling = ReplicaOptions(2, 8, target_requests=5, downscale_seconds=7).autoscaling
+print(json.dumps([scaling.min_replicas, scaling.max_replicas, scaling.target_ongoing_requests,
+                  scaling.upscale_delay_s, scaling.downscale_delay_s, scaling.look_back_period_s]))
 assert ReplicaOptions(2).autoscaling is None
 app({"model": sys.argv[1], "num_replicas": "2", "max_batch_size": "4", "drain_seconds": "3"})
 for wrong in ({"num_replica": "2"}, {"num_replicas": "0"},
-              {"max_replicas": "2", "num_replicas": "3"}, {"drain_seconds": "x"}):
+              {"max_replicas": "2", "num_replicas": "3"}, {"drain_seconds": "x"},
+              {"upscale_seconds": "0"}):
     try:
         app({"model": sys.argv[1], **wrong})
     except ConfigError as error:
@@ -188,8 +191,8 @@ def test_options_of_serve_run(model: Path) -> None:
         [PYTHON, "-c", OPTIONS, str(model)], capture_output=True, text=True, check=True
     )
     first, *refused = done.stdout.splitlines()
-    assert json.loads(first) == [2, 8, 5]
-    named = ("num_replicas", "num_replicas = 0", "max_replicas = 2", "drain_seconds")
+    assert json.loads(first) == [2, 8, 5, 30.0, 7.0, 30.0]
+    named = ("num_replicas", "num_replicas = 0", "max_replicas = 2", "drain_seconds", "upscale")
     assert len(refused) == len(named)
     assert all(name in line for name, line in zip(named, refused, strict=True)), refused
 
@@ -262,3 +265,42 @@ def test_the_service_ends_when_its_answers_have(service: Service, plain: LLM) ->
     expected = plain.generate("abc", params, use_tqdm=False)[0].outputs[0].text
     assert not stream.errors and stream.text == expected
     service.process.wait()
+
+
+def test_replicas_come_and_go_with_the_queue(
+    model: Path, plain: LLM, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """One replica; while more requests wait than it should have there are more; then one again.
+    What runs meanwhile is answered as ever."""
+    log = tmp_path_factory.mktemp("log") / "scaling.txt"
+    made = Service(
+        model, log, "--replicas", "1", "--max-replicas", "2", "--target-requests", "2",
+        "--upscale-seconds", "1", "--downscale-seconds", "4",
+    )  # fmt: skip
+    try:
+        made.wait_until_ready()
+        assert len(made.processes(REPLICA)) == 1
+        prompts = [f"{i} to be or not" for i in range(8)]
+        streams: list[Stream] = []
+        while len(made.processes(REPLICA)) < 2:  # the queue stays long until there are two
+            if sum(stream.is_alive() for stream in streams) < len(prompts):
+                streams.append(Stream(made, prompts[len(streams) % len(prompts)], 200))
+                streams[-1].start()
+            time.sleep(0.02)
+        for stream in streams:
+            stream.join()
+        while len(made.processes(REPLICA)) > 1:
+            time.sleep(0.2)
+        # The one that is left serves.
+        short = plain.generate(prompts[0], SamplingParams(max_tokens=16), use_tqdm=False)
+        assert made.text(prompts[0]) == short[0].outputs[0].text
+        params = SamplingParams(max_tokens=200, ignore_eos=True)
+        outputs = plain.generate(prompts, params, use_tqdm=False)
+        for number, stream in enumerate(streams):
+            assert not stream.errors
+            assert stream.text == outputs[number % len(prompts)].outputs[0].text
+    finally:
+        code = made.end()
+    assert code == 0
+    while made.processes():
+        time.sleep(0.1)

@@ -238,6 +238,48 @@ def test_sources_of_tokens(client: TestClient, llm: LLM) -> None:
     assert sum(piece["source"] == "ngram" for piece in pieces) <= accepted
 
 
+def test_steps_of_an_answer(client: TestClient, llm: LLM) -> None:
+    """The steps that generate() returns, whole and streamed, at every endpoint; of nobody else."""
+    params = SamplingParams(max_tokens=40, return_steps=True)
+    text = lambda token: llm.tokenizer.decode([token])  # noqa: E731
+
+    def wanted(output: Any) -> list[Any]:
+        records = [step.to_json_dict(text) for step in output.outputs[0].steps]
+        return [without_times(record) for record in records]
+
+    [plain] = llm.generate(PROMPT, params, use_tqdm=False)
+    [chat] = llm.chat(MESSAGES, params, use_tqdm=False)
+    asked = {"temperature": 0, "include_steps": True}
+    for path, body, want in (
+        ("/v1/completions", {"prompt": PROMPT, "max_tokens": 40}, wanted(plain)),
+        ("/v1/chat/completions", {"messages": MESSAGES, "max_tokens": 40}, wanted(chat)),
+    ):
+        whole = client.post(path, json={**body, **asked, "cache_salt": "a"}).json()
+        assert [without_times(step) for step in whole["choices"][0]["steps"]] == want
+        assert any(draft["accepted"] for step in want for draft in step["drafts"])
+        reply = client.post(path, json={**body, **asked, "stream": True, "cache_salt": "b"})
+        steps = [step for part in chunks(reply.text) for choice in part["choices"]
+                 for step in choice.get("steps", [])]  # fmt: skip
+        assert [without_times(step) for step in steps] == want
+        bare = client.post(path, json={**body, "temperature": 0}).json()
+        assert "steps" not in bare["choices"][0]
+    body = {"input": MESSAGES, "max_output_tokens": 40, **asked}
+    part = client.post("/v1/responses", json={**body, "cache_salt": "c"}).json()["output"][0]
+    assert [without_times(step) for step in part["content"][0]["steps"]] == wanted(chat)
+    reply = client.post("/v1/responses", json={**body, "stream": True, "cache_salt": "d"})
+    told = [json.loads(data) for _, data in events(reply.text)]
+    last = told[-1]["response"]["output"][0]["content"][0]["steps"]
+    assert [without_times(step) for step in last] == wanted(chat)
+    pieces = [step for event in told for step in event.get("steps", [])]
+    assert pieces == last[: len(pieces)] and len(pieces) >= len(last) - 1
+
+
+def without_times(step: dict[str, Any]) -> dict[str, Any]:
+    """What is the same in every run. Rows of a prompt depend on what is cached of it."""
+    left = {k: v for k, v in step.items() if k not in ("begin_ms", "end_ms")}
+    return {**left, "num_rows": None} if step["is_prefill"] else left
+
+
 def test_tokenize_and_back(client: TestClient, llm: LLM) -> None:
     ids = llm.tokenizer(PROMPT)["input_ids"]
     answer = client.post("/tokenize", json={"prompt": PROMPT, "return_token_strs": True}).json()

@@ -151,7 +151,7 @@ def test_drain(tiny_path: Any) -> None:
     with make_llm(tiny_path) as llm:
         want = llm.generate("hello", SamplingParams(max_tokens=200, ignore_eos=True),
                             use_tqdm=False)[0].outputs[0].text  # fmt: skip
-        app = make_app(llm, drain_seconds=0.3)
+        app = make_app(llm, drain_seconds=60.0)
         gate = Gate(llm)
         bridge = app.state.serving.bridge
 

@@ -93,6 +93,11 @@ def test_prometheus_has_the_engines_sums(tiny_path: Any) -> None:
             "specdec_cached_tokens_total": executor["cached_tokens"],
         }.items():
             assert found[name, ()] == value, name
+        ngram = (("source", "ngram"),)
+        assert before["specdec_source_accepted_tokens_total", ngram] == 0
+        counted = have["draft_sources"]["ngram"]
+        assert found["specdec_source_draft_tokens_total", ngram] == counted["drafts"]
+        assert found["specdec_source_accepted_tokens_total", ngram] == counted["accepted"] > 0
         per_position = [
             found["vllm:spec_decode_num_accepted_tokens_per_pos_total", (("position", str(i)),)]
             for i in range(4)

@@ -106,6 +106,83 @@ def test_stop_and_switch(page: Any, llm: LLM, gate: Gate) -> None:
     assert "max_draft_len = 100" in page.evaluate("document.querySelector('.error').textContent")
 
 
+def nodes(page: Any, kind: str) -> list[str]:
+    """Labels of the drawn tree's nodes of a kind, from the text on."""
+    return page.evaluate(  # type: ignore[no-any-return]
+        f"[...document.querySelectorAll('#tree g.{kind} text')].map((n) => n.textContent)"
+    )
+
+
+def test_a_tree_of_one_step(page: Any, llm: LLM) -> None:
+    """Every step's drafts, what was accepted of them and the model's own token; chosen by slider,
+    keyboard, chart and answer."""
+    params = SamplingParams(max_tokens=60, return_steps=True)
+    messages = [{"role": "user", "content": "abcabcabcabc"}]
+    [want] = llm.chat(messages, params, use_tqdm=False)
+    steps = want.outputs[0].steps
+    assert steps is not None
+    page.fill("#tokens", "60")
+    ask(page, "abcabcabcabc")
+    finished(page, 1)
+    assert page.evaluate("document.getElementById('step').max") == str(len(steps) - 1)
+    page.focus("#step")
+    page.keyboard.press("Home")
+    text = lambda token: llm.tokenizer.decode([token])  # noqa: E731
+    kinds = set()
+    for number, step in enumerate(steps):
+        assert page.input_value("#step") == str(number)
+        accepted = [draft for draft in step.drafts if draft.accepted]
+        own = step.token_ids[step.num_accepted :]
+        assert nodes(page, "accepted") == [visible(text(draft.token_id)) for draft in accepted]
+        assert len(nodes(page, "rejected")) == len(step.drafts) - len(accepted)
+        assert nodes(page, "own") == [visible(text(token)) for token in own]
+        edges = page.evaluate("document.querySelectorAll('#tree path.taken').length")
+        assert edges == len(accepted) + len(own)
+        said = page.evaluate("document.getElementById('said').textContent")
+        counted = f"{len(step.drafts)} drafted, {len(accepted)} accepted"
+        assert (counted if step.drafts else "othing was drafted") in said
+        if own and len(accepted) < len(step.drafts):
+            assert "itself, where" in said
+            kinds.add("refused")
+        kinds.update(draft.sources[0] for draft in accepted)
+        page.keyboard.press("ArrowRight")
+    assert {"ngram", "refused"} <= kinds
+    page.click("#steps", position={"x": 2, "y": 40})
+    assert page.input_value("#step") == "0"
+    assert "1 of" in page.evaluate("document.getElementById('which').textContent")
+    page.evaluate("[...document.querySelectorAll('.assistant span')].at(-1).click()")
+    assert page.input_value("#step") == str(len(steps) - 1)
+
+
+def test_drafts_of_one_source(browser: Any, tiny_path: Path) -> None:
+    """The server has several; the answer is the same with each."""
+    lookahead = {"method": "lookahead", "max_window_size": 4, "max_ngram_size": 3,
+                 "max_verification_set_size": 4}  # fmt: skip
+    config = {"method": "composite", "sources": ["suffix", lookahead]}
+    with LLM(tiny_path, speculative_config=config) as llm, LiveServer(make_app(llm)) as live:
+        page = browser.new_page()
+        page.goto(live.url)
+        until(page, "document.getElementById('model').textContent.startsWith('tiny')")
+        page.fill("#tokens", "60")
+        texts = set()
+        for name in ("suffix", "lookahead", ""):
+            page.select_option("#method", name)
+            page.click("#clear")
+            ask(page, "abcabcabcabc")
+            finished(page, 1)
+            found = page.evaluate(
+                "[...new Set(shown.steps.flatMap((s) => s.drafts.flatMap((d) => d.sources)))]"
+            )
+            assert found and (not name or found == [name]), found
+            texts.add(page.evaluate("document.querySelector('.assistant').textContent"))
+        assert len(texts) == 1
+        page.close()
+
+
+def visible(text: str) -> str:
+    return text.replace(" ", "\u2423").replace("\n", "\u21b5").replace("\t", "\u21e5")
+
+
 def test_a_predicted_output(page: Any, llm: LLM) -> None:
     """Its drafts have a colour of their own, are counted, and the answer is held against it."""
     messages = [{"role": "user", "content": "hello"}]
@@ -147,6 +224,14 @@ def test_on_a_phone_and_by_keyboard(browser: Any, live: LiveServer) -> None:
     page.keyboard.press("Enter")
     finished(page, 1)
     assert page.evaluate("document.documentElement.scrollWidth") <= 360
+    # A tree that is wider than the screen scrolls in its own box.
+    drafts = [
+        {"text": "word", "parent": i - 1, "accepted": True, "sources": ["ngram"]} for i in range(20)
+    ]
+    step = {"drafts": drafts, "tokens": [], "begin_ms": 0, "end_ms": 1, "num_rows": 21}
+    page.evaluate("(step) => tree({steps: [step]}, 0)", step)
+    assert page.evaluate("document.getElementById('tree').scrollWidth") > 1000
+    assert page.evaluate("document.documentElement.scrollWidth") <= 360
     page.close()
 
 
@@ -166,14 +251,14 @@ def test_a_server_with_keys_asks_for_one(browser: Any, llm: LLM) -> None:
 def test_the_default_model_in_a_picture(
     browser: Any, default_model_path: Path, tmp_path: Path
 ) -> None:
-    """Drafts of two sources and more, each in its colour; SPECDEC_PICTURES names the folder of the
-    picture that the README shows."""
+    """Drafts of two sources and more, each in its colour, and a step of which the model took some
+    drafts; SPECDEC_PICTURES names the folder of the picture that the README shows."""
     code = "def add(a, b):\n    return a + b\n\n\ndef multiply(a, b):\n    return a * b\n"
     with (
         LLM() as llm,
         LiveServer(make_app(llm, served_model_names=["SmolLM2-135M-Instruct"])) as server,
     ):
-        page = browser.new_page(viewport={"width": 1100, "height": 900})
+        page = browser.new_page(viewport={"width": 1100, "height": 1020})
         page.goto(server.url)
         until(page, "document.getElementById('model').textContent.startsWith('Smol')")
         page.fill("#tokens", "160")
@@ -185,6 +270,10 @@ def test_the_default_model_in_a_picture(
             ".map((n) => n.dataset.source))]"
         )
         assert {"model", "prediction"} < set(found)
+        mixed = "s.drafts.some((d) => d.accepted) && s.drafts.some((d) => !d.accepted)"
+        own = "s.tokens.some((t) => !t.from_draft)"
+        page.evaluate(f"choose(shown.steps.findLastIndex((s) => {mixed} && {own}))")
+        assert nodes(page, "accepted") and nodes(page, "rejected") and nodes(page, "own")
         picture = Path(os.environ.get("SPECDEC_PICTURES", tmp_path)) / "page.png"
         page.screenshot(path=picture)
         page.close()

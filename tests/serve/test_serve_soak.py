@@ -84,6 +84,14 @@ class Soak:
         self.done[str(status)] += 1
         return True
 
+    def cut(self, text: str) -> bool:
+        """The stream ended with an error: its server was drained, and out of time for it."""
+        errors = [part["error"] for part in chunks(text) if "error" in part]
+        for error in errors:
+            assert self.draining and error["code"] == "service_unavailable", error
+            self.done["cut by the drain"] += 1
+        return bool(errors)
+
     # -- those who behave -------------------------------------------------------------------------
 
     async def whole(self) -> None:
@@ -95,14 +103,14 @@ class Soak:
     async def stream(self) -> None:
         want, body = self.body(stream=True)
         status, text = await ask(self.port, COMPLETIONS, body)
-        if self.answered(status, text):
+        if self.answered(status, text) and not self.cut(text):
             assert choice_text(chunks(text)) == want
 
     async def several(self) -> None:
         prompts = self.rng.sample(sorted(self.want), 3)
         _, body = self.body(stream=True)
         status, text = await ask(self.port, COMPLETIONS, {**body, "prompt": prompts})
-        if self.answered(status, text):
+        if self.answered(status, text) and not self.cut(text):
             parts = chunks(text)
             assert [choice_text(parts, i) for i in range(3)] == [self.want[p] for p in prompts]
 
@@ -152,7 +160,7 @@ class Soak:
                 answer += part
                 await asyncio.sleep(self.rng.random() * 0.02)
         status, text = parts_of(answer)
-        if self.answered(status, text):
+        if self.answered(status, text) and not self.cut(text):
             assert choice_text(chunks(text)) == want
 
     async def wrong_body(self) -> None:
@@ -199,7 +207,7 @@ class Soak:
         body = {"prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True,
                 "stream": True, "stream_options": {"include_usage": True}}  # fmt: skip
         status, text = await ask(self.port, COMPLETIONS, body)
-        if self.answered(status, text):
+        if self.answered(status, text) and not self.cut(text):
             found = [data for _, data in events(text)]
             assert found[-1] == "[DONE]"
             assert json.loads(found[-2])["usage"]["completion_tokens"] == tokens

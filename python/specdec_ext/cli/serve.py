@@ -15,6 +15,8 @@ from .common import add_llm_arguments, llm_kwargs, make_llm, usage_error
 __all__ = ["DEFAULT_QUEUED", "add_arguments", "make_server_llm", "run"]
 
 KEYS_VARIABLE = "SPECDEC_API_KEYS"
+# Options that become ReplicaOptions' (serve/ray.py).
+SCALING = ("max_replicas", "target_requests", "upscale_seconds", "downscale_seconds")
 DEFAULT_QUEUED = 2048
 
 
@@ -65,6 +67,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--max-replicas", type=int, metavar="N",
         help="start more, up to N, while their queues are long (default: as many as --replicas)",
     )  # fmt: skip
+    replicas.add_argument(
+        "--target-requests", type=int, metavar="N",
+        help="unfinished requests of a replica that more are started from on (default: 32)",
+    )  # fmt: skip
+    for name, default in (("up", 30), ("down", 600)):
+        replicas.add_argument(
+            f"--{name}scale-seconds", type=float, metavar="S",
+            help="that another number of replicas is wanted for before it is made so (default: "
+            f"{default})",
+        )  # fmt: skip
 
     bounds = parser.add_argument_group("limits of requests")
     bounds.add_argument(
@@ -144,8 +156,11 @@ def run(args: argparse.Namespace) -> int:
         args.model = args.model_argument
     if args.prompt_lookup_style == "v1":
         usage_error(args, "--prompt-lookup-style v1 is a loop around the engine; a server needs v2")
-    if args.max_replicas is not None and args.replicas is None:
-        usage_error(args, "--max-replicas needs --replicas")
+    scaling = {name: getattr(args, name) for name in SCALING if getattr(args, name) is not None}
+    for name in scaling:
+        needed = "--replicas" if name == "max_replicas" else "--max-replicas"
+        if args.replicas is None or args.max_replicas is None:
+            usage_error(args, f"--{name.replace('_', '-')} needs {needed}")
     if args.replicas is not None and (args.uds or args.ssl_keyfile or args.ssl_certfile):
         usage_error(args, "--replicas listens on --host and --port alone; put --uds and TLS in a "
                     "proxy in front of it")  # fmt: skip
@@ -163,7 +178,7 @@ def run(args: argparse.Namespace) -> int:
 
         arguments = {**llm_kwargs(args), **_server_configs(args, args.max_queued_requests)}
         run_replicas(
-            arguments, settings, num_replicas=args.replicas, max_replicas=args.max_replicas,
+            arguments, settings, scaling={"num_replicas": args.replicas, **scaling},
             host=args.host, port=args.port,
         )  # fmt: skip
         return 0

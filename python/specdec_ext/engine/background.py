@@ -7,8 +7,9 @@ object) is cancelled.
 
 from __future__ import annotations
 
-import contextlib
 import threading
+import weakref
+from collections import deque
 from collections.abc import AsyncIterator, Generator
 from typing import TYPE_CHECKING, Any
 
@@ -71,6 +72,44 @@ class BackgroundStepper:
                     state.notify()
 
 
+class _Wakes:
+    """Wakes who waits in one event loop. What a step brings wakes the loop once: every call into
+    it from another thread is a system call, and has both threads want the interpreter."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = weakref.ref(loop)  # which is the key under which this is kept
+        self._waiting: deque[asyncio.Event] = deque()
+        self._is_called = False
+
+    def set(self, event: asyncio.Event) -> None:
+        """Set `event` in its loop; may be called by any thread."""
+        self._waiting.append(event)  # before the look: who has looked before takes it along
+        loop = self._loop()
+        if self._is_called or loop is None:
+            return
+        self._is_called = True
+        try:
+            loop.call_soon_threadsafe(self._set_all)
+        except RuntimeError:  # the loop is closed
+            self._is_called = False
+
+    def _set_all(self) -> None:
+        self._is_called = False
+        while self._waiting:
+            self._waiting.popleft().set()
+
+
+_wakes: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Wakes] = weakref.WeakKeyDictionary()
+
+
+def _wakes_of(loop: asyncio.AbstractEventLoop) -> _Wakes:
+    """Called in the loop alone."""
+    found = _wakes.get(loop)
+    if found is None:
+        found = _wakes[loop] = _Wakes(loop)
+    return found
+
+
 class AsyncRequest:
     """A running request: await it for the final RequestOutput, or iterate over snapshots.
 
@@ -86,24 +125,21 @@ class AsyncRequest:
         request: ResolvedRequest,
         prompt: str | None,
     ) -> None:
-        self._wake: tuple[asyncio.AbstractEventLoop, asyncio.Event] | None = None
+        self._wake: tuple[_Wakes, asyncio.Event] | None = None
         self._group = RequestGroup(engine, request, prompt=prompt, on_update=self._make_callback())
         for state in self._group.states:
             stepper.watch(state)
 
     def _make_callback(self) -> Any:
         # The state must not keep this object alive: dropping it is how a client goes away.
-        import weakref
-
         ref = weakref.ref(self)
 
         def on_update(_: RequestState) -> None:
             request = ref()
             wake = request._wake if request is not None else None
             if wake is not None:
-                loop, event = wake
-                with contextlib.suppress(RuntimeError):  # the consumer's loop is closed
-                    loop.call_soon_threadsafe(event.set)
+                wakes, event = wake
+                wakes.set(event)
 
         return on_update
 
@@ -152,7 +188,7 @@ class AsyncRequest:
         import asyncio  # a tenth of the start of a process that never waits
 
         event = asyncio.Event()
-        self._wake = (asyncio.get_running_loop(), event)
+        self._wake = (_wakes_of(asyncio.get_running_loop()), event)
         if self._group.version != version:  # it changed before the event was in place
             return
         try:

@@ -58,11 +58,15 @@ class RequestGroup:
     @property
     def version(self) -> int:
         """Grows with every change."""
+        if len(self.states) == 1:
+            return self.states[0].version
         return sum(state.version for state in self.states)
 
     @property
     def has_news(self) -> bool:
         """Something changed since the last snapshot."""
+        if len(self.states) == 1:
+            return self.states[0].has_news
         return any(state.has_news for state in self.states)
 
     def cancel(self) -> bool:

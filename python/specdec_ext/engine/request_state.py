@@ -38,8 +38,8 @@ class RequestState:
     """Everything the engine knows about one request.
 
     Invariants, but for outputs that wait: `text` + held-back segments == the decoded tokens (cut at
-    a stop string); len(_token_ids) == _counter.num_tokens == len(_sources). After `finished`
-    nothing changes.
+    a stop string); len(_token_ids) == _counter.num_tokens == len(_sources) == len(_from_draft).
+    After `finished` nothing changes.
     """
 
     def __init__(
@@ -68,6 +68,7 @@ class RequestState:
         self._token_ids: list[int] = []
         # Who has proposed each token as a draft; None: nobody has.
         self._sources: list[str | None] = []
+        self._from_draft: list[bool] = []
         self._source_names, self._own_source = sources
         self._counter = SpecCounter(resolved.num_spec_tokens)
         self.timer = RequestTimer()
@@ -79,7 +80,7 @@ class RequestState:
         self._text = AnswerText(
             detokenizer, params.stop or (), keeps_stop=params.include_stop_str_in_output
         )
-        self._shown = (0, 0)  # pieces and tokens that have been in a snapshot
+        self._shown = (0, 0, 0)  # pieces, tokens and steps that have been in a snapshot
         self._logprobs: list[dict[int, Logprob]] | None = (
             [] if params.logprobs is not None else None
         )
@@ -197,8 +198,9 @@ class RequestState:
         """The output so far; its delta fields hold what is new since the last snapshot."""
         with self._lock:
             self._fold()
-            pieces, tokens = self._shown
+            pieces, tokens, steps = self._shown
             fresh = self._text.pieces[pieces:]
+            records = [] if self._steps is None else self._steps.items
             output = CompletionOutput(
                 index=0,
                 text=self._text.joined(),
@@ -209,11 +211,12 @@ class RequestState:
                 stop_reason=self.stop_reason,
                 error=self.error,
                 generation_logits=self._joined_logits(),
-                token_from_draft=[source is not None for source in self._sources],
-                steps=None if self._steps is None else list(self._steps.items),
+                token_from_draft=list(self._from_draft),
+                steps=None if self._steps is None else list(records),
                 delta_text="".join([text for text, _ in fresh]),
                 delta_token_ids=self._token_ids[tokens:],
                 delta_segments=fresh,
+                delta_steps=records[steps:],
             )
             metrics: dict[str, Any] = {}
             if self.finished:
@@ -231,7 +234,7 @@ class RequestState:
                 else list(self._prompt_logprobs),
                 num_cached_tokens=self._num_cached_tokens,
             )
-            shown = (len(self._text.pieces), len(self._token_ids))
+            shown = (len(self._text.pieces), len(self._token_ids), len(records))
             self._shown, self._seen = shown, self._version
             return snapshot
 
@@ -274,6 +277,7 @@ class RequestState:
         if not self._text.is_wanted and not logprobs:
             self._token_ids += tokens
             self._sources += sources
+            self._from_draft += [source is not None for source in sources]
         else:
             for i, token in enumerate(tokens):
                 if logprobs:
@@ -281,6 +285,7 @@ class RequestState:
                 ends = reason == "stop" and i == len(tokens) - 1
                 self._token_ids.append(token)
                 self._sources.append(sources[i])
+                self._from_draft.append(sources[i] is not None)
                 may_stop = len(self._token_ids) >= self.params.min_tokens
                 stop = self._text.push(token, sources[i], ends=ends, may_stop=may_stop)
                 if stop is not None:
@@ -325,7 +330,7 @@ class RequestState:
         if self._undo is None:
             return
         tokens, text, counter, logprobs, prompt_logprobs, total, steps = self._undo
-        del self._token_ids[tokens:], self._sources[tokens:]
+        del self._token_ids[tokens:], self._sources[tokens:], self._from_draft[tokens:]
         self._text.restore(text)
         self._counter.restore(counter)
         if self._logprobs is not None:

@@ -18,6 +18,10 @@ def trace_record(
     about      model, method and machine
     """
     one = output.outputs[0]
+
+    def text(token: int) -> str:
+        return f"<{token}>" if tokenizer is None else str(tokenizer.decode([token]))
+
     return {
         "benchmark": "trace",
         **about,
@@ -26,32 +30,5 @@ def trace_record(
         "finish_reason": one.finish_reason,
         "error": one.error,
         "metrics": output.metrics,
-        "steps": [_step(step, tokenizer) for step in one.steps],
+        "steps": [step.to_json_dict(text) for step in one.steps],
     }
-
-
-def _step(step: Any, tokenizer: Any) -> dict[str, Any]:
-    return {
-        "begin_ms": step.begin_ms,
-        "end_ms": step.end_ms,
-        "is_prefill": step.is_prefill,
-        "num_rows": step.num_rows,
-        "tokens": [
-            {"id": token, "text": _text(token, tokenizer), "from_draft": i < step.num_accepted}
-            for i, token in enumerate(step.token_ids)
-        ],
-        "drafts": [
-            {
-                "id": draft.token_id,
-                "text": _text(draft.token_id, tokenizer),
-                "parent": draft.parent,
-                "accepted": draft.accepted,
-                "sources": list(draft.sources),
-            }
-            for draft in step.drafts
-        ],
-    }
-
-
-def _text(token: int, tokenizer: Any) -> str:
-    return f"<{token}>" if tokenizer is None else str(tokenizer.decode([token]))

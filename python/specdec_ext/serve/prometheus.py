@@ -5,13 +5,14 @@ Counters and gauges are read from the engine when somebody asks; only histograms
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from ..config.sources import CompositeDecodingConfig
 from ..llm import LLM
 from ..request.sampling_params import SamplingParams
 from ..request.speculation import resolve_speculation
@@ -106,6 +107,11 @@ class _EngineSums(Collector):
         # so that who takes differences (AIPerf) would miss all it counted until then.
         config = llm.speculative_config
         self._num_positions = resolve_speculation(SamplingParams(), config)[1]
+        self._own_sources: list[str] = []
+        if isinstance(config, CompositeDecodingConfig):
+            self._own_sources = [source.method for source in config.sources]
+        elif config is not None:
+            self._own_sources = [config.method]
 
     def describe(self) -> list[Metric]:
         return []  # registering must not ask the engine
@@ -141,6 +147,7 @@ class _EngineSums(Collector):
             kept = sum(histogram[position + 1 :])
             positions.add_metric([*self._labels.values(), str(position)], kept)
         yield positions
+        yield from self._sources(values["draft_sources"])
         yield counter("vllm:prompt_tokens", "prompt tokens of all requests",
                       values["prompt_tokens"])  # fmt: skip
         yield counter("vllm:generation_tokens", "tokens delivered", values["generation_tokens"])
@@ -163,6 +170,20 @@ class _EngineSums(Collector):
                 yield self._gauge(name, text, executor[key])
         used = 1.0 - executor["free_pages"] / max(1, executor["total_pages"])
         yield self._gauge("vllm:kv_cache_usage_perc", "share of the K/V pages in use", used)
+
+    def _sources(self, counts: Mapping[str, Mapping[str, int]]) -> Iterator[Metric]:
+        """Drafts and accepted drafts by who has proposed them; the engine's own sources from the
+        start."""
+        names = sorted({*self._own_sources, *counts})
+        for key, name, text in (
+            ("drafts", "specdec_source_draft_tokens", "drafts of a source that were verified"),
+            ("accepted", "specdec_source_accepted_tokens", "of these, drafts that were accepted"),
+        ):
+            family = CounterMetricFamily(name, text, labels=[*self._labels, "source"])
+            for source in names:
+                count = counts.get(source, {}).get(key, 0)
+                family.add_metric([*self._labels.values(), source], count)
+            yield family
 
     def _gauge(self, name: str, text: str, value: float) -> Metric:
         family = GaugeMetricFamily(name, text, labels=list(self._labels))

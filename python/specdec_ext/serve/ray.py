@@ -27,7 +27,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..config.parse import parse_kv_cache_config
 from ..config.read_text import read_text
-from ..config.validate import check_int, unknown_key
+from ..config.validate import check_float, check_int, unknown_key
 from ..errors import ConfigError
 from ..llm import LLM
 from ..log import logger
@@ -39,6 +39,7 @@ __all__ = ["ReplicaOptions", "app", "make_app", "model_name"]
 
 ROUTER = "ray.serve.experimental.consistent_hash_router.ConsistentHashRouter"
 LAST_WORDS_SECONDS = 5.0
+LOOK_BACK_SECONDS, MEASURE_SECONDS = 30.0, 10.0  # Ray's own
 STARTS = 3  # that fail before a deployment is given up
 # Set for a Ray of this machine alone (replicas.py).
 LOOPBACK = "SPECDEC_RAY_LOOPBACK"
@@ -53,6 +54,8 @@ class ReplicaOptions:
     target_requests   unfinished requests of a replica, waiting ones included, that more are wanted
                       from on
     max_requests      unfinished requests of a replica; one more goes to the next on the ring
+    upscale_seconds, downscale_seconds
+                      that another number of replicas is wanted for before it is made so
     num_cpus, num_gpus
                       what Ray reserves for a replica
     """
@@ -61,6 +64,8 @@ class ReplicaOptions:
     max_replicas: int | None = None
     target_requests: int = 32
     max_requests: int = 256
+    upscale_seconds: float = 30.0
+    downscale_seconds: float = 600.0
     num_cpus: float = 1.0
     num_gpus: float = 0.0
 
@@ -73,6 +78,11 @@ class ReplicaOptions:
             ("max_requests", self.max_requests, 1),
         ):
             check_int(f"ReplicaOptions.{name}", value, ConfigError, low=low, high=65536)
+        for name in ("upscale_seconds", "downscale_seconds"):
+            check_float(
+                f"ReplicaOptions.{name}", getattr(self, name), ConfigError, above=0.0,
+                high=86400.0, remedy="seconds",
+            )  # fmt: skip
 
     @property
     def autoscaling(self) -> AutoscalingConfig | None:
@@ -82,6 +92,11 @@ class ReplicaOptions:
             min_replicas=self.num_replicas,
             max_replicas=self.max_replicas,
             target_ongoing_requests=self.target_requests,
+            upscale_delay_s=self.upscale_seconds,
+            downscale_delay_s=self.downscale_seconds,
+            # Queues are looked at over a time no longer than that, or the past would decide.
+            look_back_period_s=min(LOOK_BACK_SECONDS, self.upscale_seconds),
+            metrics_interval_s=min(MEASURE_SECONDS, self.upscale_seconds / 2),
         )
 
 

@@ -32,12 +32,13 @@ def run_replicas(
     arguments: Mapping[str, Any],
     settings: ServerSettings,
     *,
-    num_replicas: int,
-    max_replicas: int | None,
+    scaling: Mapping[str, Any],
     host: str,
     port: int,
 ) -> None:
     """Start Ray on this machine, serve until SIGTERM or Ctrl-C, end what runs.
+
+    scaling  fields of ReplicaOptions (ray.py)
 
     Raises ConfigError, ModelError, EngineError.
     """
@@ -56,7 +57,7 @@ def run_replicas(
         raise ConfigError(
             f"--replicas needs {error.name}: pip install 'specdec_ext[ray]'"
         ) from None
-    options = ReplicaOptions(num_replicas, max_replicas)
+    options = ReplicaOptions(**scaling)
     most = options.max_replicas or options.num_replicas
     ray.init(
         num_cpus=max(os.cpu_count() or 1, ceil(most * options.num_cpus)),

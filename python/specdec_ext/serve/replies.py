@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from ..text.outputs import CompletionOutput, Logprob, RequestOutput
+from .schema.common import Sampled
 
 __all__ = [
     "TokenBytes",
@@ -16,7 +17,7 @@ __all__ = [
     "head",
     "is_worth_sending",
     "metrics",
-    "token_sources",
+    "steps_and_sources",
     "usage",
 ]
 
@@ -72,9 +73,24 @@ def metrics(outputs: Sequence[RequestOutput], detail: str) -> dict[str, Any] | N
     return result
 
 
-def token_sources(choice: CompletionOutput) -> list[dict[str, str]]:
-    """What is new, in pieces of one source each: who has drafted it, or "model"."""
-    return [{"text": text, "source": source or "model"} for text, source in choice.delta_segments]
+def steps_and_sources(choice: CompletionOutput, asked: Sampled, tokenizer: Any) -> dict[str, Any]:
+    """How what is new came about, as far as the request asks for it:
+
+    token_sources  its text in pieces of one source each: who has drafted it, or "model"
+    steps          StepRecord.to_json_dict() of every step
+    """
+
+    def text(token: int) -> str:
+        return "" if tokenizer is None else str(tokenizer.decode([token]))
+
+    result: dict[str, Any] = {}
+    if asked.include_token_sources:
+        result["token_sources"] = [
+            {"text": piece, "source": source or "model"} for piece, source in choice.delta_segments
+        ]
+    if asked.include_steps:
+        result["steps"] = [step.to_json_dict(text) for step in choice.delta_steps]
+    return result
 
 
 def is_worth_sending(choice: CompletionOutput, *, wants_tokens: bool) -> bool:

@@ -55,6 +55,7 @@ def sampling_params(
         cache_salt=cache_salt,
         prediction=getattr(request, "prediction", None),
         structured_outputs=structured_outputs,
+        return_steps=bool(request.include_steps),
         speculative_config=speculative_config(request.speculative_config),
     )
 

@@ -21,6 +21,7 @@ from .prometheus import ServerMetrics
 from .sampling import sampling_params
 from .schema.common import Sampled
 from .settings import ServerSettings
+from .tool_format import ToolFormat, format_of
 
 __all__ = ["Serving", "serving_of"]
 
@@ -36,6 +37,7 @@ class Serving:
         self.bridge = Bridge(llm, settings, self.metrics.observe)
         self.created = int(time.time())
         self._detokenizers: DetokenizerFactory | None = None
+        self._tool_format: tuple[ToolFormat | None] | None = None  # once somebody has asked
         if llm.tokenizer is not None:
             self._detokenizers = DetokenizerFactory(llm.tokenizer)
 
@@ -50,6 +52,14 @@ class Serving:
     def token_bytes(self, token_id: int) -> bytes | None:
         """The bytes of a token, where the tokenizer has such."""
         return None if self._detokenizers is None else self._detokenizers.token_bytes(token_id)
+
+    async def tool_format(self) -> ToolFormat | None:
+        """How the model's template writes calls of functions; None: not in a way known here."""
+        if self._tool_format is None:
+            llm = self.llm
+            found = await self.bridge.in_thread(format_of, llm.prompts, llm.tokenizer)
+            self._tool_format = (found,)
+        return self._tool_format[0]
 
     def model_name(self, asked: str | None) -> str:
         """The name that an answer carries. Raises ApiError for a model that is not here."""

@@ -18,13 +18,13 @@ __all__ = ["DONE", "event", "event_stream", "merged", "unless_gone"]
 
 T = TypeVar("T")
 SEPARATOR = "\n"
+_encode = json.JSONEncoder(separators=(",", ":")).encode
 DONE = ServerSentEvent("[DONE]", sep=SEPARATOR)
 
 
 def event(content: Any, name: str | None = None) -> ServerSentEvent:
     """One event. ASCII, because some clients split lines where Unicode has a line end."""
-    text = json.dumps(content, separators=(",", ":"))
-    return ServerSentEvent(text, event=name, sep=SEPARATOR)
+    return ServerSentEvent(_encode(content), event=name, sep=SEPARATOR)
 
 
 def event_stream(

@@ -195,9 +195,12 @@ def render_chat(
     *,
     chat_template: str | None = None,
     add_generation_prompt: bool = True,
+    tools: Sequence[Any] | None = None,
     max_chars: int = 1 << 24,
 ) -> str:
     """The prompt text of one conversation, special tokens written out.
+
+    tools  functions that the template may list, as OpenAI's `tools`
 
     Tokenize it without adding special tokens. The template runs in a process of its own, within
     limits of time and memory. Raises RequestError for bad messages, what the template refuses, and
@@ -217,7 +220,7 @@ def render_chat(
         variables = {
             **tokenizer.special_tokens_map,
             "messages": conversation,
-            "tools": None,
+            "tools": tools,
             "documents": None,
             "add_generation_prompt": add_generation_prompt,
         }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -51,6 +52,29 @@ class StepRecord:
     num_accepted: int
     drafts: tuple[StepDraft, ...]
 
+    def to_json_dict(self, token_text: Callable[[int], str]) -> dict[str, Any]:
+        """What `specdec trace --json` and a server write of it, tokens with their texts."""
+        return {
+            "begin_ms": self.begin_ms,
+            "end_ms": self.end_ms,
+            "is_prefill": self.is_prefill,
+            "num_rows": self.num_rows,
+            "tokens": [
+                {"id": token, "text": token_text(token), "from_draft": i < self.num_accepted}
+                for i, token in enumerate(self.token_ids)
+            ],
+            "drafts": [
+                {
+                    "id": draft.token_id,
+                    "text": token_text(draft.token_id),
+                    "parent": draft.parent,
+                    "accepted": draft.accepted,
+                    "sources": list(draft.sources),
+                }
+                for draft in self.drafts
+            ],
+        }
+
 
 @dataclass
 class CompletionOutput:
@@ -63,7 +87,7 @@ class CompletionOutput:
                        (return_generation_logits): the model's scores before processors
     token_from_draft   per token: True if it was a draft that the model confirmed
     steps              every step of the request, if asked for (return_steps)
-    delta_text, delta_token_ids, delta_segments
+    delta_text, delta_token_ids, delta_segments, delta_steps
                        what is new since the previous snapshot of the same stream; a segment is
                        (text, source): whose draft the text was ("suffix", "medusa", ...), None:
                        nobody's. A complete result repeats the whole output here.
@@ -84,6 +108,7 @@ class CompletionOutput:
     delta_text: str = ""
     delta_token_ids: list[int] = field(default_factory=list)
     delta_segments: list[tuple[str, str | None]] = field(default_factory=list)
+    delta_steps: list[StepRecord] = field(default_factory=list, repr=False)
 
 
 @dataclass

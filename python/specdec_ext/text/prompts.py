@@ -67,7 +67,11 @@ class PromptReader:
         return text, list(given)
 
     def read_chat(
-        self, messages: Any, chat_template: str | None = None, add_generation_prompt: bool = True
+        self,
+        messages: Any,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Any] | None = None,
     ) -> TokenizedPrompt:
         """One conversation, rendered by the template (render_chat)."""
         if self._tokenizer is None:
@@ -79,6 +83,7 @@ class PromptReader:
             messages,
             chat_template=chat_template,
             add_generation_prompt=add_generation_prompt,
+            tools=tools,
             max_chars=self.max_chars,
         )
         return text, self._encode("messages", text, add_special_tokens=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -13,9 +14,9 @@ from ...text.outputs import CompletionOutput, RequestOutput
 from ..bridge import Running
 from ..constraints import constraint
 from ..errors import ApiError
-from ..replies import content_logprobs, head, is_worth_sending, metrics, token_sources, usage
+from ..replies import content_logprobs, head, is_worth_sending, metrics, steps_and_sources, usage
 from ..schema.chat import ChatRequest, conversation
-from ..schema.tools import ToolCalls
+from ..schema.tools import AnswerReader, ToolCalls, asks_the_model
 from ..serving import Serving, serving_of
 from ..sse import DONE, event, event_stream, unless_gone
 from .log import log_answer, log_prompt
@@ -30,21 +31,29 @@ async def chat_completions(body: ChatRequest, request: Request) -> Response:
     """A chat completion, whole or as server-sent events."""
     serving = serving_of(request)
     model = serving.model_name(body.model)
-    turns = conversation(body.messages)
-    calls = ToolCalls.of(body.tools, body.tool_choice)
+    is_free = asks_the_model(body.tools, body.tool_choice)
+    written = await serving.tool_format() if is_free else None
+    several = body.parallel_tool_calls is not False
+    calls = ToolCalls.of(body.tools, body.tool_choice, written, several=several)
+    turns = conversation(body.messages, keeps_calls=written is not None)
     form = constraint(body.response_format, body.structured_outputs)
+    tools = None
     if calls is not None:
         if form[0] is not None:
             raise ApiError(400, f"{form[1]} and tool_choice both ask for a form", param=form[1])
-        form = (calls.form, "tools")
-        turns = _instructed(turns, calls.instruction)
+        form, tools = (calls.form, "tools"), calls.listed
+        if calls.instruction is not None:
+            turns = _instructed(turns, calls.instruction)
+        if tools is not None:
+            # The marks of a call may be special tokens; others the form does not allow.
+            body = body.model_copy(update={"skip_special_tokens": False})
     add_prompt = body.add_generation_prompt is not False
     log_prompt(request, turns)
-    answer = _Answer(serving, body, model, calls is not None)
+    answer = _Answer(serving, body, model, calls)
     start = serving.submit(
         request,
         body,
-        [lambda reader: reader.read_chat(turns, None, add_prompt)],
+        [lambda reader: reader.read_chat(turns, None, add_prompt, tools)],
         max_tokens=body.length,
         logprobs=body.num_logprobs,
         form=form,
@@ -58,7 +67,7 @@ async def chat_completions(body: ChatRequest, request: Request) -> Response:
     return JSONResponse(answer.whole(output))
 
 
-def _instructed(turns: list[dict[str, str]], instruction: str) -> list[dict[str, str]]:
+def _instructed(turns: list[dict[str, Any]], instruction: str) -> list[dict[str, Any]]:
     """The conversation with an instruction in its system turn."""
     first = turns[0] if turns[0]["role"] == "system" else None
     content = instruction if first is None else f"{first['content']}\n\n{instruction}"
@@ -66,24 +75,24 @@ def _instructed(turns: list[dict[str, str]], instruction: str) -> list[dict[str,
 
 
 class _Answer:
-    """How one request wants its answer; `calls`: it is a call of a function."""
+    """How one request wants its answer. calls  that it has to be, or may have; None: it is text"""
 
-    def __init__(self, serving: Serving, body: ChatRequest, model: str, calls: bool) -> None:
-        self._calls = calls
+    def __init__(
+        self, serving: Serving, body: ChatRequest, model: str, calls: ToolCalls | None
+    ) -> None:
         self._serving = serving
         self._body = body
         self._model = model
         self._logprobs = body.num_logprobs
-        self._wants_tokens = bool(
-            body.logprobs or body.return_token_ids or body.include_token_sources
+        self._wants_tokens = bool(body.logprobs or body.return_token_ids or body.wants_steps)
+        self._readers: defaultdict[int, AnswerReader] = defaultdict(
+            AnswerReader if calls is None else calls.reader
         )
 
     def whole(self, output: RequestOutput) -> dict[str, Any]:
         """A chat.completion; `output` is the request's only snapshot, so that all of it is new."""
         result = head("chatcmpl", "chat.completion", self._model)
-        result["choices"] = [
-            {**self._choice(choice), "message": self._message(choice)} for choice in output.outputs
-        ]
+        result["choices"] = [self._whole_choice(choice) for choice in output.outputs]
         result["usage"] = usage([output])
         result["metrics"] = metrics([output], self._serving.settings.per_request_metrics)
         if self._body.return_token_ids:
@@ -109,7 +118,8 @@ class _Answer:
             for choice in output.outputs:
                 if is_worth_sending(choice, wants_tokens=self._wants_tokens):
                     delta = self._delta(choice)
-                    yield chunk(self._choice(choice), delta)
+                    if delta or self._wants_tokens or choice.finish_reason is not None:
+                        yield chunk(self._choice(choice), delta)
         assert output is not None
         log_answer(request, [output])
         if self._body.with_usage:
@@ -118,37 +128,34 @@ class _Answer:
             yield event({**base, "choices": [], **last})
         yield DONE
 
-    def _called(self, choice: CompletionOutput) -> list[dict[str, Any]] | None:
-        """The calls of an answer that has ended; None: it is text."""
-        ended = self._calls and choice.finish_reason == "stop"
-        return ToolCalls.read(choice.text) if ended else None
-
-    def _message(self, choice: CompletionOutput) -> dict[str, Any]:
-        called = self._called(choice)
-        message = {"role": "assistant", "content": choice.text, "refusal": None}
-        return message if called is None else {**message, "content": None, "tool_calls": called}
+    def _whole_choice(self, choice: CompletionOutput) -> dict[str, Any]:
+        text, calls = self._readers[choice.index].read(choice.text, choice.finish_reason)
+        message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
+        if calls:
+            message.update(content=text or None, tool_calls=calls)
+        return {**self._choice(choice), "message": message}
 
     def _delta(self, choice: CompletionOutput) -> dict[str, Any]:
-        """What is new. A call comes whole, with the end."""
-        if self._calls:
-            called = self._called(choice)
-            if called is None:
-                return {}
-            return {"tool_calls": [{"index": i, **call} for i, call in enumerate(called)]}
-        return {"content": choice.delta_text} if choice.delta_text else {}
+        """What is new. A call comes whole, with its end."""
+        reader = self._readers[choice.index]
+        first = reader.num_calls
+        text, calls = reader.read(choice.delta_text, choice.finish_reason)
+        delta: dict[str, Any] = {"content": text} if text else {}
+        if calls:
+            delta["tool_calls"] = [{"index": first + i, **call} for i, call in enumerate(calls)]
+        return delta
 
     def _choice(self, choice: CompletionOutput) -> dict[str, Any]:
-        """A choice but for its text: what is new."""
+        """A choice but for its text: what is new. Call it once the text has been read."""
         result: dict[str, Any] = {"index": choice.index, "logprobs": None}
         if self._logprobs is not None:
             content = content_logprobs(choice, self._logprobs, self._serving.token_bytes)
             result["logprobs"] = {"content": content, "refusal": None}
-        called = self._called(choice) is not None
+        called = choice.finish_reason == "stop" and self._readers[choice.index].num_calls > 0
         result["finish_reason"] = "tool_calls" if called else choice.finish_reason
         if choice.finish_reason is not None:
             result["stop_reason"] = choice.stop_reason
         if self._body.return_token_ids:
             result["token_ids"] = choice.delta_token_ids
-        if self._body.include_token_sources:
-            result["token_sources"] = token_sources(choice)
+        result.update(steps_and_sources(choice, self._body, self._serving.llm.tokenizer))
         return result

@@ -18,7 +18,7 @@ from ..replies import (
     is_worth_sending,
     metrics,
     new_logprobs,
-    token_sources,
+    steps_and_sources,
     usage,
 )
 from ..schema.completions import CompletionRequest
@@ -79,7 +79,7 @@ class _Answer:
         self._model = model
         self._n = body.n or 1
         self._wants_tokens = bool(
-            body.logprobs is not None or body.return_token_ids or body.include_token_sources
+            body.logprobs is not None or body.return_token_ids or body.wants_steps
         )
 
     def whole(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
@@ -141,8 +141,7 @@ class _Answer:
         if self._body.return_token_ids:
             result["token_ids"] = choice.delta_token_ids
             result["prompt_token_ids"] = output.prompt_token_ids if is_first else None
-        if self._body.include_token_sources:
-            result["token_sources"] = token_sources(choice)
+        result.update(steps_and_sources(choice, self._body, self._serving.llm.tokenizer))
         return result
 
     def _logprobs(

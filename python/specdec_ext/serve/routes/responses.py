@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -15,7 +15,7 @@ from ...text.outputs import CompletionOutput, RequestOutput
 from ..bridge import Running
 from ..constraints import constraint
 from ..errors import ApiError
-from ..replies import content_logprobs, head, is_worth_sending, metrics, token_sources, usage
+from ..replies import content_logprobs, head, metrics, steps_and_sources, usage
 from ..schema.responses import ResponsesRequest
 from ..serving import Serving, serving_of
 from ..sse import event, event_stream, unless_gone
@@ -51,7 +51,7 @@ async def create_response(body: ResponsesRequest, request: Request) -> Response:
         return event_stream(events, [running], serving.settings.send_seconds)
     output = await unless_gone(request, running.result())
     log_answer(request, [output])
-    return JSONResponse(answer.whole(output, answer.new_logprobs(output.outputs[0])))
+    return JSONResponse(answer.whole(output, answer.about_new(output.outputs[0])))
 
 
 def _checked_text(text: dict[str, Any]) -> dict[str, Any]:
@@ -78,13 +78,13 @@ class _Answer:
         self._item_id = f"msg-{secrets.token_hex(16)}"
         self._place = {"item_id": self._item_id, "output_index": 0, "content_index": 0}
 
-    def whole(self, output: RequestOutput, logprobs: list[dict[str, Any]]) -> dict[str, Any]:
-        """The response that has ended."""
+    def whole(self, output: RequestOutput, about: Mapping[str, Any]) -> dict[str, Any]:
+        """The response that has ended. about  its tokens, as about_new() gives it"""
         choice = output.outputs[0]
         cut = choice.finish_reason == "length"
         counts = usage([output])
         read = {**counts["prompt_tokens_details"], "cache_write_tokens": 0}
-        part = {**self._part(choice.text), "logprobs": logprobs}
+        part = {**self._part(choice.text), **about}
         return {
             **self._response("incomplete" if cut else "completed"),
             "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
@@ -115,36 +115,38 @@ class _Answer:
         yield made("response.output_item.added", output_index=0, item=self._item("in_progress", []))
         yield made("response.content_part.added", **self._place, part=empty)
         output = None
-        logprobs: list[dict[str, Any]] = []
+        told: dict[str, list[Any]] = {}
+        news: dict[str, list[Any]] = {}  # since the last event
         async for output in running:
             choice = output.outputs[0]
-            new = self.new_logprobs(choice)
-            logprobs += new
-            if choice.delta_text and is_worth_sending(choice, wants_tokens=False):
+            for name, values in self.about_new(choice).items():
+                news.setdefault(name, []).extend(values)
+            if choice.delta_text:
                 yield made(
-                    "response.output_text.delta", **self._place, delta=choice.delta_text,
-                    logprobs=new, **self._sources(choice),
-                )  # fmt: skip
+                    "response.output_text.delta", **self._place, delta=choice.delta_text, **news
+                )
+            if choice.delta_text or output.finished:
+                for name, values in news.items():
+                    told.setdefault(name, []).extend(values)
+                news.clear()
         assert output is not None
         log_answer(request, [output])
         text = output.outputs[0].text
-        final = self.whole(output, logprobs)
-        yield made("response.output_text.done", **self._place, text=text, logprobs=logprobs)
+        final = self.whole(output, told)
+        yield made("response.output_text.done", **self._place, text=text, logprobs=told["logprobs"])
         yield made(
             "response.content_part.done", **self._place, part=final["output"][0]["content"][0]
         )
         yield made("response.output_item.done", output_index=0, item=final["output"][0])
         yield made(f"response.{final['status']}", response=final)
 
-    def new_logprobs(self, choice: CompletionOutput) -> list[dict[str, Any]]:
-        if self._logprobs is None:
-            return []
-        return content_logprobs(choice, self._logprobs, self._serving.token_bytes)
-
-    def _sources(self, choice: CompletionOutput) -> dict[str, Any]:
-        if not self._body.include_token_sources:
-            return {}
-        return {"token_sources": token_sources(choice)}
+    def about_new(self, choice: CompletionOutput) -> dict[str, list[Any]]:
+        """Log-probabilities of the new tokens, and how they came about, as far as asked for."""
+        logprobs: list[Any] = []
+        if self._logprobs is not None:
+            logprobs = content_logprobs(choice, self._logprobs, self._serving.token_bytes)
+        tokenizer = self._serving.llm.tokenizer
+        return {"logprobs": logprobs, **steps_and_sources(choice, self._body, tokenizer)}
 
     def _part(self, text: str) -> dict[str, Any]:
         return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}

@@ -106,23 +106,27 @@ def text_of(content: str | list[TextPart] | None, where: str) -> str:
     return "".join(part.text or "" for part in content)
 
 
-def _calls(tool_calls: Any, where: str) -> list[str]:
-    """Calls of an earlier answer, as the model has written them."""
-    texts = []
+def _calls(tool_calls: Any, where: str) -> list[dict[str, Any]]:
+    """Calls of an earlier answer, {"name": ..., "arguments": ...}."""
+    calls = []
     for call in tool_calls if isinstance(tool_calls, list) else [tool_calls]:
         function = call.get("function") if isinstance(call, Mapping) else None
         try:
             arguments = json.loads(function["arguments"])  # type: ignore[index]
-            texts.append(json.dumps({"name": function["name"], "arguments": arguments}))  # type: ignore[index]
+            calls.append({"name": function["name"], "arguments": arguments})  # type: ignore[index]
         except (KeyError, TypeError, ValueError):
             raise ApiError(
                 400, f"{where}.tool_calls: expected functions with name and arguments", param=where
             ) from None
-    return texts
+    return calls
 
 
-def conversation(messages: list[Message]) -> list[dict[str, str]]:
-    """The turns as chat templates take them. Raises ApiError for other media."""
+def conversation(messages: list[Message], *, keeps_calls: bool = False) -> list[dict[str, Any]]:
+    """The turns as chat templates take them. Raises ApiError for other media.
+
+    keeps_calls  calls of earlier answers are given to the template, which knows how the model
+                 writes them; else they are text, as an answer that has to be a call is written
+    """
     turns = []
     for i, message in enumerate(messages):
         where = f"messages.{i}"
@@ -132,9 +136,12 @@ def conversation(messages: list[Message]) -> list[dict[str, str]]:
             raise ApiError(400, f"{where}: only text is supported", param=where)
         role = "system" if message.role == "developer" else message.role
         content = text_of(message.content, f"{where}.content")
-        if message.tool_calls:
-            content = "\n".join(filter(None, [content, *_calls(message.tool_calls, where)]))
-        turn = {"role": role, "content": content}
+        turn: dict[str, Any] = {"role": role, "content": content}
+        calls = _calls(message.tool_calls, where) if message.tool_calls else []
+        if calls and keeps_calls:
+            turn["tool_calls"] = [{"type": "function", "function": call} for call in calls]
+        elif calls:
+            turn["content"] = "\n".join(filter(None, [content, *map(json.dumps, calls)]))
         if message.name is not None:
             turn["name"] = message.name
         turns.append(turn)

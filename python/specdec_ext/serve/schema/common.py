@@ -89,8 +89,9 @@ class Sampled(Strict):
     cache_salt: str | None = None
     speculative_config: Any = None
     structured_outputs: Any = None
-    # Ours: where each token of the answer came from.
+    # Ours: where each token of the answer came from, and what every step drafted and accepted.
     include_token_sources: bool | None = None
+    include_steps: bool | None = None
 
     names_of_off_fields: ClassVar[Mapping[str, str]] = {}
 
@@ -119,6 +120,11 @@ class Sampled(Strict):
                 param="stream_options.include_obfuscation",
             )  # fmt: skip
         return self
+
+    @property
+    def wants_steps(self) -> bool:
+        """The answer says how it came about."""
+        return bool(self.include_token_sources or self.include_steps)
 
     @property
     def with_usage(self) -> bool:

@@ -1,8 +1,8 @@
 """Functions that a chat's answer calls: `tools` and `tool_choice`, held to their schemas.
 
 An answer that has to call a function is a JSON object {"name": ..., "arguments": {...}}; the
-schemas of the functions are its grammar. Whether to call one is never left to the model: chat
-templates say in many ways how a model writes a call of its own accord, and none of them is read.
+schemas of the functions are its grammar. Whether to call one is left to models whose template has
+a format of calls that is known (tool_format.py): their answer is text until a call begins.
 """
 
 from __future__ import annotations
@@ -14,33 +14,72 @@ from typing import Any
 
 from ...config.validate import show
 from ...errors import RequestError
+from ...request.finite_schema import never_ends
 from ...request.structured_outputs import StructuredOutputs, check_structured_outputs
 from ..constraints import refusal_of
 from ..errors import ApiError
+from ..tool_format import CallReader, ToolFormat
 
-__all__ = ["ToolCalls"]
+__all__ = ["ToolCalls", "asks_the_model"]
 
 MAX_TOOLS = 128
 
 
-class ToolCalls:
-    """The call that an answer has to be.
+def asks_the_model(tools: Any, tool_choice: Any) -> bool:
+    """Whether to call a function is the model's to say."""
+    return bool(tools) and tool_choice in (None, "auto")
 
-    form         that the answer must have
+
+class ToolCalls:
+    """The calls that an answer has to be, or may have.
+
+    form       that the answer must have
+    listed     for the chat template, where that lists functions; None: `instruction` does
     instruction  what the model is told about it, in front of the conversation
     """
 
-    def __init__(self, functions: Mapping[str, Mapping[str, Any]]) -> None:
-        self.form = _form(functions)
-        listed = "\n".join(json.dumps(function) for function in functions.values())
-        self.instruction = (
-            "Answer with a call of one of these functions, as JSON "
-            f'{{"name": function, "arguments": object}}:\n{listed}'
-        )
+    def __init__(
+        self,
+        functions: Mapping[str, Mapping[str, Any]],
+        written: ToolFormat | None = None,
+        *,
+        several: bool = False,
+    ) -> None:
+        """written  the model's own format: the answer may have a call in it, with `several` more
+        than one. None: it is a call."""
+        schema = _schema(functions)
+        self._is_free = written is not None
+        self.listed: list[Any] | None = None
+        self.instruction: str | None = None
+        if written is None:
+            self.form = _form({"json": schema})
+            lines = "\n".join(json.dumps(function) for function in functions.values())
+            self.instruction = (
+                "Answer with a call of one of these functions, as JSON "
+                f'{{"name": function, "arguments": object}}:\n{lines}'
+            )
+        else:
+            if never_ends(schema):
+                raise ApiError(
+                    400, "tools: no finite text has a function's parameters; make what refers to "
+                    "itself optional", param="tools",
+                )  # fmt: skip
+            self.form = _form({"grammar": written.grammar(schema, several=several)})
+            self.listed = [{"type": "function", "function": f} for f in functions.values()]
 
     @classmethod
-    def of(cls, tools: Any, tool_choice: Any) -> ToolCalls | None:
-        """None: the answer is text. Raises ApiError for what is no function, and for "auto"."""
+    def of(
+        cls,
+        tools: Any,
+        tool_choice: Any,
+        written: ToolFormat | None = None,
+        *,
+        several: bool = True,
+    ) -> ToolCalls | None:
+        """None: the answer is text. Raises ApiError for what is no function.
+
+        written, several  as __init__ has them, for a choice that asks_the_model()
+        """
         functions = _functions(tools)
         named = isinstance(tool_choice, Mapping)
         if not functions:
@@ -52,10 +91,13 @@ class ToolCalls:
         if tool_choice == "none":
             return None
         if tool_choice in (None, "auto"):
-            raise ApiError(
-                400, 'tool_choice = "auto" is not supported: whether to call a function is not '
-                'left to the model; use "required", one function, or "none"', param="tool_choice",
-            )  # fmt: skip
+            if written is None:
+                raise ApiError(
+                    400, 'tool_choice = "auto" is not supported for this model: its chat template '
+                    "has no format of calls that is known here; use \"required\", one function, or "
+                    '"none"', param="tool_choice",
+                )  # fmt: skip
+            return cls(functions, written, several=several)
         if tool_choice == "required":
             return cls(functions)
         function = tool_choice.get("function") if named else None
@@ -69,21 +111,63 @@ class ToolCalls:
             )  # fmt: skip
         return cls({name: functions[name]})
 
-    @staticmethod
-    def read(text: str) -> list[dict[str, Any]] | None:
-        """`tool_calls` of an answer; None: it was cut before its end."""
+    def reader(self) -> AnswerReader:
+        """What takes one choice's answer apart."""
+        return AnswerReader(CallReader() if self._is_free else _OneCall())
+
+
+class AnswerReader:
+    """One choice's answer as it comes: its text, and calls of functions once they are complete."""
+
+    def __init__(self, source: CallReader | _OneCall | None = None) -> None:
+        """source  None: all of it is text"""
+        self._source = source
+        self.num_calls = 0
+
+    def read(self, piece: str, finish_reason: str | None) -> tuple[str, list[dict[str, Any]]]:
+        """Text and `tool_calls` that the next piece brings; at the end what was held back, too."""
+        if self._source is None:
+            return piece, []
+        text, found = self._source.feed(piece)
+        if finish_reason is not None:
+            text += self._source.finish()
+        calls = [
+            {
+                "id": f"call-{secrets.token_hex(12)}",
+                "type": "function",
+                "function": {"name": call["name"], "arguments": json.dumps(call["arguments"])},
+            }
+            for call in found
+        ]
+        self.num_calls += len(calls)
+        return text, calls
+
+
+class _OneCall:
+    """An answer that is one call; cut before its end it is text."""
+
+    def __init__(self) -> None:
+        self._text = ""
+
+    def feed(self, piece: str) -> tuple[str, list[dict[str, Any]]]:
+        self._text += piece
+        if not self._text.endswith("}"):
+            return "", []
         try:
-            call = json.loads(text)
+            call = json.loads(self._text)
         except ValueError:
-            return None
-        function = {"name": call["name"], "arguments": json.dumps(call["arguments"])}
-        return [{"id": f"call-{secrets.token_hex(12)}", "type": "function", "function": function}]
+            return "", []
+        self._text = ""
+        return "", [call]
+
+    def finish(self) -> str:
+        return self._text
 
 
 def _no_choice(tool_choice: Any) -> ApiError:
     return ApiError(
-        400, f'tool_choice = {show(tool_choice)}: expected "none", "required" or {{"type": '
-        '"function", "function": {"name": ...}}', param="tool_choice",
+        400, f'tool_choice = {show(tool_choice)}: expected "none", "auto", "required" or '
+        '{{"type": "function", "function": {"name": ...}}', param="tool_choice",
     )  # fmt: skip
 
 
@@ -114,7 +198,7 @@ def _functions(tools: Any) -> dict[str, Mapping[str, Any]]:
     return functions
 
 
-def _form(functions: Mapping[str, Mapping[str, Any]]) -> StructuredOutputs:
+def _schema(functions: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """A schema of the calls. The functions' own schemas keep their definitions: references of
     theirs are from their own roots."""
     calls = []
@@ -128,8 +212,12 @@ def _form(functions: Mapping[str, Mapping[str, Any]]) -> StructuredOutputs:
             "type": "object", "properties": properties, "required": ["name", "arguments"],
             "additionalProperties": False,
         })  # fmt: skip
+    return {"anyOf": calls, "$defs": definitions}
+
+
+def _form(wanted: Mapping[str, Any]) -> StructuredOutputs:
     try:
-        form = check_structured_outputs({"json": {"anyOf": calls, "$defs": definitions}})
+        form = check_structured_outputs(wanted)
     except RequestError as error:
         raise refusal_of(error, "tools") from None
     assert form is not None

@@ -1,0 +1,1 @@
+"""llama.cpp's HTTP server, built from PyPI's source package, run as a subprocess."""

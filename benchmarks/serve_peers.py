@@ -1,0 +1,172 @@
+"""How does the server compare with llama.cpp's on the same file, under AIPerf's load?
+
+Three sides answer the same chats in turn, at every concurrency: this package's server with the
+default ("auto"), the same server asked not to speculate, and llama.cpp's, all on the default
+model's GGUF file and with the same number of threads. Time to the first token, time per further
+token, throughput. AIPerf and its processes share the cores with the server that they measure.
+
+    python -m benchmarks.serve_peers [--concurrency 1 4 16] [--prompts 24] [--tokens 64]
+                                     [--aiperf PROGRAM] [--quick] [--write]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from benchmarks import common, datasets
+from benchmarks.peers.llama_server import environment
+from specdec_ext.models.default import find_default_gguf
+
+SETS = ("mtbench", "gsm8k", "humaneval")
+AUTO, PLAIN, LLAMA = "auto", "plain", "llama.cpp"
+MAX_PROMPT_CHARS = 1200
+CONTEXT = 1024  # tokens of a request
+
+
+def prompts(count: int) -> list[str]:
+    """Different ones, short enough, of all sets in turn."""
+    each = [[p.text for p in datasets.load(name) if len(p.text) <= MAX_PROMPT_CHARS]
+            for name in SETS]  # fmt: skip
+    mixed = [text for row in zip(*each, strict=False) for text in row]
+    if len(mixed) < count:
+        raise SystemExit(f"--prompts {count}: the sets have {len(mixed)}; ask for fewer")
+    return mixed[:count]
+
+
+def free_port() -> int:
+    with socket.socket() as made:
+        made.bind(("127.0.0.1", 0))
+        return int(made.getsockname()[1])
+
+
+@contextmanager
+def running(name: str, command: Sequence[str], port: int, ready: str, log: Path) -> Iterator[str]:
+    """A server's address while its process runs. Raises SystemExit if it does not come up."""
+    with log.open("wb") as file:
+        process = subprocess.Popen(command, stdout=file, stderr=file)
+    url = f"http://127.0.0.1:{port}"
+    try:
+        while True:
+            if process.poll() is not None:
+                raise SystemExit(f"{name} ended at its start:\n{log.read_text()[-2000:]}")
+            try:
+                urllib.request.urlopen(url + ready).close()
+                break
+            except OSError:  # not yet, or not ready
+                time.sleep(0.1)
+        yield url
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def servers(stack: ExitStack, batch: int, threads: int, folder: Path) -> tuple[str, str]:
+    """Addresses of ours and of llama.cpp's."""
+    port = free_port()
+    ours = [sys.executable, "-m", "specdec_ext", "serve", "--port", str(port), "--max-batch-size",
+            str(batch), "--max-seq-len", str(CONTEXT), "--threads", str(threads)]  # fmt: skip
+    first = running("specdec serve", ours, port, "/ready", folder / "ours.log")
+    program, port = environment.server(), free_port()
+    assert program is not None
+    # Without its caches: neither side may reuse what an earlier run has read.
+    llama = [str(program), "-m", str(find_default_gguf()), "--host", "127.0.0.1", "--port",
+             str(port), "-t", str(threads), "-np", str(batch), "-c", str(batch * CONTEXT),
+             "--no-cache-prompt", "--cache-ram", "0"]  # fmt: skip
+    second = running("llama-server", llama, port, "/health", folder / "llama.log")
+    return stack.enter_context(first), stack.enter_context(second)
+
+
+def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """The report of `specdec bench serve`, with the sides by their names."""
+    texts = folder / "prompts.jsonl"
+    lines = (json.dumps({"prompt": text}) for text in prompts(args.prompts))
+    texts.write_text("\n".join(lines) + "\n")
+    with ExitStack() as stack:
+        ours, llama = servers(stack, max(args.concurrency), args.threads, folder)
+        report = folder / "report.json"
+        command = [
+            sys.executable, "-m", "specdec_ext", "bench", "serve", "--url", ours, "--compare",
+            PLAIN, llama, "--chat", "--input-file", str(texts), "--concurrency",
+            *map(str, args.concurrency), "--num-prompts", str(args.prompts), "--output-len",
+            str(args.tokens), "--tool-path", args.aiperf, "--output-json", str(report),
+        ]  # fmt: skip
+        subprocess.run(command, stdout=subprocess.DEVNULL, check=True)
+    found: dict[str, Any] = json.loads(report.read_text())
+    names = {ours.partition("://")[2]: AUTO, PLAIN: PLAIN, llama.partition("://")[2]: LLAMA}
+    for row in found["rows"]:
+        row["server"] = names[row["server"]]
+    return found
+
+
+def table_of(rows: Sequence[dict[str, Any]]) -> str:
+    speed = {(r["server"], r["concurrency"]): r["output_tokens_per_second"] for r in rows}
+    cells = []
+    for row in rows:
+        spec = row["speculative_decoding"]
+        cells.append([
+            row["concurrency"], row["server"], row["ttft_ms"]["p50"], row["ttft_ms"]["p99"],
+            row["tpot_ms"]["p50"], row["tpot_ms"]["p99"], row["output_tokens_per_second"],
+            row["requests_per_second"],
+            spec["mean_acceptance_length"] if spec and row["server"] == AUTO else "",
+            speed[AUTO, row["concurrency"]] / row["output_tokens_per_second"],
+        ])  # fmt: skip
+    header = ("at a time", "server", "first token p50, ms", "p99", "per token p50, ms", "p99",
+              "tokens/s", "requests/s", "tokens per step", "auto / this, tokens/s")  # fmt: skip
+    return common.markdown(header, cells)
+
+
+def version(program: Path) -> str:
+    done = subprocess.run([str(program), "--version"], capture_output=True, text=True)
+    return next(iter((done.stdout + done.stderr).splitlines()), "")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 4, 16])
+    parser.add_argument("--prompts", type=int, default=24, help="at every concurrency")
+    parser.add_argument("--tokens", type=int, default=64, help="of every answer")
+    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--aiperf", default="aiperf", help="its program")
+    parser.add_argument("--quick", action="store_true", help="a try: few requests, no figures")
+    parser.add_argument("--write", action="store_true", help="into benchmarks/results/")
+    args = parser.parse_args()
+    if args.quick:
+        args.concurrency, args.prompts, args.tokens = [1, 4], 6, 8
+    beside = str(Path(sys.executable).parent)
+    args.aiperf = shutil.which(args.aiperf) or shutil.which(args.aiperf, path=beside)
+    if args.aiperf is None:
+        raise SystemExit("AIPerf is not here: pip install 'specdec_ext[bench]', or --aiperf FILE")
+    program = environment.server()
+    if program is None:
+        raise SystemExit("llama.cpp's server is not here; run: python -m "
+                         "benchmarks.peers.llama_server.environment")  # fmt: skip
+    about: dict[str, Any] = {"environment": common.environment(args.threads),
+                             "llama_server": version(program), "arguments": vars(args)}  # fmt: skip
+    with tempfile.TemporaryDirectory() as folder:
+        report = measure(args, Path(folder))
+    table = table_of(report["rows"])
+    print(table)
+    print("failed requests:", report["failed_requests"], "load:", common.load_average())
+    if args.write:
+        kept = {key: report[key] for key in ("tool", "workload", "failed_requests", "rows")}
+        for row in kept["rows"]:
+            del row["ttfts_ms"], row["tpots_ms"]
+        print(common.write_result("serve_peers", {"benchmark": "serve_peers", **about, **kept},
+                                  [table]))  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
