@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..config.engine import normalize_dtype
-from ..errors import ConfigError, ModelError, UnsupportedModelError
+from ..errors import ConfigError, ModelError, SpecdecError, UnsupportedModelError
 from ..log import logger
 from .config_reader import ModelConfig, read_config
 from .draft_vocab import DRAFT_VOCAB_FILE, read_draft_vocab, scored_rows
@@ -64,7 +64,8 @@ def load_model(
     head_ids      of a draft model: int64 of the tokens that are to be scored, in this order
     place         where it runs (resolve_device); None: the CPU
     numerics      "exact": refused unless a row's bits do not depend on the step it is in; "fast":
-                  they may; "auto": exact on the CPU where it can be had, fast on a device
+                  they may, and ranks add up partial sums; "auto": exact on the CPU where it can be
+                  had, fast on a device
     quantization  "int8", "int4": weights become blocks at load (quantize.py); native, on the CPU
     team          the ranks that the model is spread over: this process loads its own shard of a
                   native model, on the CPU; None: it is alone
@@ -137,6 +138,7 @@ def load_model(
                     "kv_cache_dtype": kv_cache_dtype,
                     "max_attention_window": list(max_attention_window),
                     "sink_token_length": sink_token_length,
+                    "numerics": numerics,
                 }
                 return _load_shard(config, shape, chosen, same, team, how)
             from .native import NativeModel
@@ -189,18 +191,18 @@ def _load_shard(
     how: dict[str, Any],
 ) -> StepModel:
     """This rank's part of a model; rank 0 asks the others for theirs."""
+    from .shard import Shard
+
+    shard = Shard.of(shape, team.rank, team.size, sums=wanted["numerics"] == "fast")
     if team.rank > 0:
         from .native import NativeModel
-        from .shard import Shard
 
-        return NativeModel(
-            config, shape, chosen, shard=Shard.of(shape, team.rank, team.size), **how
-        )
+        return NativeModel(config, shape, chosen, shard=shard, **how)
     from .sharded_model import ShardedModel
 
     same = ("max_rows", "max_seq_len", "allow_pickle", "quantization")
     arguments = {**wanted, "model_impl": "native", **{name: how[name] for name in same}}
-    return ShardedModel(config, shape, chosen, team=team, wanted=arguments, **how)
+    return ShardedModel(config, shape, chosen, shard=shard, team=team, wanted=arguments, **how)
 
 
 def _check_quantization(
@@ -235,6 +237,8 @@ def memory_errors(path: Path) -> Iterator[None]:
     """What asks for more memory than the machine has becomes a ModelError."""
     try:
         yield
+    except SpecdecError:  # it says for itself what is wrong
+        raise
     except (MemoryError, RuntimeError) as error:
         # torch's CPU allocator raises a plain RuntimeError, its CUDA allocator a subclass.
         text = " ".join(str(error).split())

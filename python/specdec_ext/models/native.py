@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .. import _core
-from ..errors import ModelError
+from ..errors import ModelError, SpecdecError
 from .base import ModelInfo
 from .block_checkpoint import BlockCheckpoint
 from .cache_check import check_cache
@@ -25,7 +25,7 @@ from .place import CPU
 from .quant_checkpoint import QuantCheckpoint
 from .quantize import quantized_loader
 from .rope import max_position, rope_parameters, rope_tables
-from .shard import Shard
+from .shard import Shard, take_columns
 from .weights import Checkpoint
 
 if TYPE_CHECKING:
@@ -44,7 +44,10 @@ IGNORED_SUFFIXES = (*DERIVED_SUFFIXES, *KV_SCALE_SUFFIXES)
 
 
 class NativeModel:
-    """A StepModel on the native decoder (`impl` "native", numerics "exact")."""
+    """A StepModel on the native decoder (`impl` "native").
+
+    numerics  "exact", and "fast" for one of several ranks that add up partial sums
+    """
 
     impl = "native"
     numerics = "exact"
@@ -81,6 +84,8 @@ class NativeModel:
         self.num_kv_heads, self.head_dim = shape.num_kv_heads, shape.head_dim
         self.layer_windows, self.sink_tokens = shape.sliding_window, shape.sink_tokens
         self.shard = shard
+        if shard is not None and shard.sums:
+            self.numerics = "fast"
         self.kv_dtype_name = dtype
         self.kv_storage = kv_storage or KvStorage(dtype)
         if shard is not None:
@@ -120,6 +125,8 @@ class NativeModel:
                         load = quantized_loader(whole, quantization)
                         width = quantization
                     self._give_weights(shape, load, expected, checkpoint)
+            except SpecdecError:
+                raise
             except ValueError as error:
                 raise ModelError(f"{config.path}: {error}") from error
             notes += checkpoint.warnings
@@ -133,7 +140,11 @@ class NativeModel:
             impl=self.impl,
             impl_reason=impl_reason,
             numerics=self.numerics,
-            numerics_reason="every row count runs through the same kernels",
+            numerics_reason=(
+                "every row count runs through the same kernels"
+                if self.numerics == "exact"
+                else "sums are added up across ranks; a row's bits depend on their number alone"
+            ),
             dtype=width,
             weight_bytes=int(self._decoder.weight_bytes),
             attention=(
@@ -152,7 +163,7 @@ class NativeModel:
     ) -> None:
         """Copy the checkpoint into the decoder, one layer at a time: never all of it twice."""
         if self.shard is not None:
-            load = partial(_load_rows, load, self.shard)
+            load = partial(_load_part, load, self.shard, expected)
         embeds = self.shard is None or self.shard.rank == 0
         embedding: Any = load("model.embed_tokens.weight") if embeds else None
         if embeds:
@@ -169,6 +180,8 @@ class NativeModel:
         for layer in range(shape.num_layers):
             prefix = f"model.layers.{layer}."
             names = [name for name in expected if name.startswith(prefix)]
+            if self.shard is not None:
+                names = [name for name in names if self.shard.holds(name)]
             self._decoder.set_layer(
                 layer, {name.removeprefix(prefix): load(name) for name in names}
             )
@@ -281,8 +294,9 @@ def _take_rows(weight: Any, rows: np.ndarray) -> Any:
     return take_rows(weight, rows)
 
 
-def _load_rows(load: Callable[..., Any], shard: Shard, name: str) -> Any:
-    return load(name, rows=shard.rows(name))
+def _load_part(load: Callable[..., Any], shard: Shard, shapes: Mapping[str, Any], name: str) -> Any:
+    weight, columns = load(name, rows=shard.rows(name)), shard.columns(name)
+    return weight if columns is None else take_columns(weight, columns, shapes[name][1], name)
 
 
 def served_positions(config: ModelConfig, max_seq_len: int | None, notes: list[str]) -> int:

@@ -38,12 +38,12 @@ class ShardedModel(NativeModel):
         shape: NativeShape,
         dtype: str,
         *,
+        shard: Shard,
         team: Team,
         wanted: dict[str, Any],
         **how: Any,
     ) -> None:
         """wanted  load_model's arguments, for the other ranks; `how` is NativeModel's"""
-        shard = Shard.of(shape, team.rank, team.size)
         self._team = team
         path = config.path.resolve()
         team.load({**wanted, "path": str(path), "fingerprint": model_fingerprint(path)})
