@@ -17,8 +17,6 @@ os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
 os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
-# Pictures are none of ours, and its wheel may be of another build of torch than the one here.
-sys.modules["torchvision"] = None  # type: ignore[assignment]
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
@@ -28,6 +26,9 @@ from benchmarks.arrivals import Served, replay
 def main(trace_file: str, result_file: str) -> None:
     trace = json.loads(Path(trace_file).read_text())
     os.environ.setdefault("OMP_NUM_THREADS", str(trace["threads"]))
+    # Pictures and sound are none of ours, and their wheels may be of another build of torch.
+    for name in ("torchaudio", "torchcodec", "torchvision"):
+        sys.modules[name] = None  # type: ignore[assignment]
     from vllm import LLM, SamplingParams, __version__
 
     block = 16
