@@ -101,6 +101,23 @@ def test_a_rank_that_is_stopped_while_it_loads(
     assert started[0].poll() is not None
 
 
+def test_a_rank_that_dies_while_rank_0_loads(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is seen behind the next layer, not behind the last."""
+    read: list[int] = []
+    load, look = team_module.Team.load, team_module.Team.look
+
+    def killing(team: Any, arguments: dict[str, Any]) -> None:
+        load(team, arguments)
+        team._processes[0].kill()
+        team._processes[0].wait()
+
+    monkeypatch.setattr(team_module.Team, "load", killing)
+    monkeypatch.setattr(team_module.Team, "look", lambda team: (read.append(1), look(team)))
+    with pytest.raises(EngineError, match=r"killed by SIGKILL.* while it was loading its weights"):
+        open_two(folder)
+    assert read == [1]
+
+
 def test_a_rank_that_is_stopped_before_it_speaks(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -242,6 +259,17 @@ def test_a_port_in_use(folder: Path) -> None:
     assert run.returncode == ConfigError.exit_code, run.stderr
     assert "cannot meet the others at 127.0.0.1:" in run.stderr
     assert "choose a free port" in run.stderr
+
+
+@pytest.mark.slow
+def test_torchrun_in_fast_mode(folder: Path) -> None:
+    """Gloo gathers what shared memory does."""
+    with LLM(folder, tensor_parallel_size=2, speculative_config=None, device="cpu",
+             numerics="fast") as llm:  # fmt: skip
+        text = llm.generate("ab", SamplingParams(max_tokens=20), use_tqdm=False)[0].outputs[0].text
+    run = run_torchrun(folder, "--numerics", "fast")
+    assert run.returncode == 0, run.stderr
+    assert json.loads(run.stdout)["text"] == text
 
 
 @pytest.mark.slow

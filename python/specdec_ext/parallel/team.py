@@ -89,6 +89,12 @@ class Team:
         """Rank 0: the others give the memory of their pages back, which nobody uses."""
         self.tell(RELEASE)
 
+    def look(self) -> None:
+        """Rank 0, while it loads, too: has a process ended that it has started?"""
+        for rank in range(1, self.size):
+            if self._exit_code(rank) is not None:
+                raise self._lose(rank, silent=False, when="it was loading its weights")
+
     def wait_loaded(self) -> None:
         """Rank 0: until the others have. Raises ModelError with what one of them says."""
         for rank in range(1, self.size):
