@@ -31,7 +31,7 @@ def main(trace_file: str, result_file: str) -> None:
         sys.modules[name] = None  # type: ignore[assignment]
     from vllm import LLM, SamplingParams, __version__
 
-    block = 16
+    block = 32  # its attention on the CPU takes multiples
     llm: Any = LLM(
         model=trace["model"],
         dtype=trace["dtype"],
