@@ -1,8 +1,9 @@
 """What do ranks cost, and does a slower link cost what docs/tensor_parallel.md says?
 
 Plain decoding of the default model: one rank with as many threads as there are ranks, against ranks
-of one thread; over memory that the ranks share, as it is and with a delay behind each gather. In
-turns, step by step timed. A busy machine shows in the median, less in the tenth percentile.
+of one thread; over memory that the ranks share, as it is and with a delay behind each gather; in
+exact mode, and in fast mode, which adds up partial sums and gathers half as often. In turns, step
+by step timed. A busy machine shows in the median, less in the tenth percentile.
 
     python -m benchmarks.tensor_parallel [--ranks 2] [--delay-us 10 100] [--tokens 64] [--rounds 5]
                                          [--write]
@@ -23,7 +24,8 @@ from benchmarks import common
 from specdec_ext import LLM, SamplingParams, _core
 
 PROMPT = "The history of the bicycle begins"
-PARTS_OF_LAYER = 4  # after each the ranks exchange their outputs
+# After each part of a layer the ranks exchange their outputs.
+PARTS_OF_LAYER = {"exact": 4, "fast": 2}
 
 
 class DelayedLink:
@@ -81,44 +83,61 @@ def main() -> None:
         "device": "cpu", "max_seq_len": 512, "max_batch_size": 1, "speculative_config": None,
     }  # fmt: skip
     alone = f"1 rank, {args.ranks} threads"
-    names = [alone, "1 rank, 1 thread", f"{args.ranks} ranks, 1 thread each"]
-    names += [f"{names[2]}, + {delay:g} us" for delay in args.delay_us]
+    delays = [0.0, *args.delay_us]
+    words = ["", *(f", + {delay:g} us" for delay in args.delay_us)]
+    names = [alone, "1 rank, 1 thread"]
+    modes = {mode: [f"{args.ranks} ranks, 1 thread each, {mode}{word}" for word in words]
+             for mode in PARTS_OF_LAYER}  # fmt: skip
+    for of_mode in modes.values():
+        names += of_mode
     times: dict[str, list[float]] = {name: [] for name in names}
-    gathers = 0
+    gathers: dict[str, int] = {}
     with ExitStack() as stack:
         one = stack.enter_context(LLM(**settings))
         _core.set_num_threads(1)
-        ranks = stack.enter_context(LLM(tensor_parallel_size=args.ranks, **settings))
-        layers = ranks.model.num_layers
-        step_times(ranks, 8)
+        spread = {}
+        for mode in modes:
+            spread[mode] = stack.enter_context(
+                LLM(tensor_parallel_size=args.ranks, numerics=mode, **settings)
+            )
+            step_times(spread[mode], 8)
+        layers = one.model.num_layers
         for _ in range(args.rounds):
             for name, threads in ((alone, args.ranks), (names[1], 1)):
                 _core.set_num_threads(threads)
                 times[name] += step_times(one, args.tokens)
             _core.set_num_threads(1)
-            for name, delay in zip(names[2:], [0.0, *args.delay_us], strict=True):
-                with delayed(ranks, 1e-6 * delay) as link:
-                    found = step_times(ranks, args.tokens)
-                    gathers = link.gathers // (len(found) + 1)
-                times[name] += found
-    assert gathers == PARTS_OF_LAYER * layers + 1
-    rows = []
-    for name, delay in zip(names, [0.0, 0.0, 0.0, *args.delay_us], strict=True):
+            for mode, of_mode in modes.items():
+                for name, delay in zip(of_mode, delays, strict=True):
+                    with delayed(spread[mode], 1e-6 * delay) as link:
+                        found = step_times(spread[mode], args.tokens)
+                        gathers[mode] = link.gathers // (len(found) + 1)
+                    times[name] += found
+    assert gathers == {mode: parts * layers + 1 for mode, parts in PARTS_OF_LAYER.items()}
+    rows: list[dict[str, Any]] = []
+    about_names = [(alone, "", 0.0), (names[1], "", 0.0)]
+    about_names += [
+        (name, mode, delay)
+        for mode, of_mode in modes.items()
+        for name, delay in zip(of_mode, delays, strict=True)
+    ]
+    for name, mode, delay in about_names:
         steps = sorted(times[name])
         rows.append(
             {
                 "name": name,
                 "p10_s": steps[len(steps) // 10],
                 "median_s": statistics.median(steps),
-                "expected_added_s": 1e-6 * delay * gathers,
+                "expected_added_s": 1e-6 * delay * gathers.get(mode, 0),
+                "mode": mode,
             }
         )
-    base = rows[2]
+    bases = {row["mode"]: row for row in rows[::-1] if row["expected_added_s"] == 0.0}
     header = ("", "p10, ms", "median, ms", "tokens/s (median)", "added (p10), ms", "expected, ms")
     cells = []
     for row in rows:
         slower = row["expected_added_s"] > 0
-        row["added_p10_s"] = row["p10_s"] - base["p10_s"] if slower else 0.0
+        row["added_p10_s"] = row["p10_s"] - bases[row["mode"]]["p10_s"] if slower else 0.0
         cells.append(
             (
                 row["name"], f"{1e3 * row['p10_s']:.2f}", f"{1e3 * row['median_s']:.2f}",

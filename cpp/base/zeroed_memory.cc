@@ -1,9 +1,11 @@
 #include "base/zeroed_memory.h"
 
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <new>
+#include <vector>
 
 #include "base/check.h"
 
@@ -20,9 +22,23 @@ ZeroedMemory::ZeroedMemory(std::size_t bytes) : bytes_(bytes) {
 ZeroedMemory::~ZeroedMemory() { munmap(data_, std::max<std::size_t>(bytes_, 1)); }
 
 void ZeroedMemory::release() {
-  if (bytes_ == 0) return;
-  const int failed = madvise(data_, bytes_, MADV_DONTNEED);
-  SPECDEC_ENSURE(failed == 0, "madvise of ", bytes_, " bytes failed");
+  if (bytes_ > 0) release(data_, bytes_);
+}
+
+void ZeroedMemory::release(std::byte* begin, std::size_t bytes) {
+  const int failed = madvise(begin, bytes, MADV_DONTNEED);
+  SPECDEC_ENSURE(failed == 0, "madvise of ", bytes, " bytes failed");
+}
+
+std::size_t ZeroedMemory::unit() { return static_cast<std::size_t>(sysconf(_SC_PAGESIZE)); }
+
+std::size_t ZeroedMemory::resident_bytes() const {
+  std::vector<unsigned char> resident((bytes_ + unit() - 1) / unit());
+  if (resident.empty()) return 0;
+  const int failed = mincore(data_, bytes_, resident.data());
+  SPECDEC_ENSURE(failed == 0, "mincore of ", bytes_, " bytes failed");
+  return unit() * static_cast<std::size_t>(std::count_if(resident.begin(), resident.end(),
+                                                         [](unsigned char c) { return c & 1; }));
 }
 
 }  // namespace specdec

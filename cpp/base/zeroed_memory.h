@@ -23,6 +23,12 @@ class ZeroedMemory {
   // Gives what was written back to the operating system: all of it reads as zeros again. Nobody may
   // be reading or writing it meanwhile.
   void release();
+  // The same of a part of it, which begins and ends at multiples of unit().
+  static void release(std::byte* begin, std::size_t bytes);
+  // Bytes of a page of the operating system.
+  static std::size_t unit();
+  // Bytes that take memory now.
+  std::size_t resident_bytes() const;
 
  private:
   std::byte* data_ = nullptr;

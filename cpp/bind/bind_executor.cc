@@ -79,7 +79,8 @@ void def_make(py::class_<BoundExecutor>& executor) {
                   const std::string& policy, bool enable_block_reuse, bool check_integrity,
                   DraftLenSchedule draft_len_schedule,
                   std::vector<double> synthetic_acceptance_rates, std::int64_t attention_window,
-                  std::int64_t sink_tokens) {
+                  std::int64_t sink_tokens, std::vector<int> narrow_windows,
+                  std::int64_t narrow_sink_tokens) {
         ExecutorConfig c;
         c.vocab_size = vocab_size;
         c.max_batch_size = max_batch_size;
@@ -107,6 +108,8 @@ void def_make(py::class_<BoundExecutor>& executor) {
         c.draft_len_schedule = std::move(draft_len_schedule);
         c.synthetic_acceptance_rates = std::move(synthetic_acceptance_rates);
         c.attention = {attention_window, sink_tokens};
+        c.narrow_windows = std::move(narrow_windows);
+        c.narrow_sink_tokens = narrow_sink_tokens;
         return make_executor(k_pages, v_pages, std::move(c));
       }),
       py::arg("k_pages") = py::none(), py::arg("v_pages") = py::none(), py::kw_only(),
@@ -123,10 +126,13 @@ void def_make(py::class_<BoundExecutor>& executor) {
       py::arg("check_integrity") = false, py::arg("draft_len_schedule") = DraftLenSchedule{},
       py::arg("synthetic_acceptance_rates") = std::vector<double>{},
       py::arg("attention_window") = 0, py::arg("sink_tokens") = 0,
+      py::arg("narrow_windows") = std::vector<int>{}, py::arg("narrow_sink_tokens") = 0,
       R"(k_pages, v_pages: pages on the CPU: the host runs the steps, plan() -> forward pass -> commit(). Without them the caller enqueues the steps on a device, between
 stage() and deliver(), over the rings that bind_rings() names; num_pages and page_size say what there
 is. attention_window, sink_tokens: what a row of the model sees at most, whatever its layer; pages
-behind it are given back. 0: everything.)");
+behind it are given back. 0: everything. narrow_windows: one per layer, 0 for none; layers with one, and
+narrow_sink_tokens, give their part of a page's memory back when it lies behind theirs. For pages of LazyZeros
+alone, of which a layer's part is whole pages of the operating system; without enable_block_reuse.)");
 }
 
 // What the host may ask and say at any time.

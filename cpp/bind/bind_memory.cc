@@ -52,6 +52,9 @@ class LazyZeros {
       std::memset(memory_->data() + i * outer, 0, static_cast<std::size_t>(count * inner));
     }
   }
+  std::int64_t resident_bytes() const {
+    return static_cast<std::int64_t>(memory_->resident_bytes());
+  }
   std::int64_t num_bytes() const { return static_cast<std::int64_t>(memory_->bytes()); }
 
  private:
@@ -84,6 +87,8 @@ void register_memory(py::module_& m) {
            "Give the memory back to the operating system: every element is zero again. Nothing "
            "may use the tensor meanwhile.")
       .def_property_readonly("num_bytes", &LazyZeros::num_bytes)
+      .def_property_readonly("resident_bytes", &LazyZeros::resident_bytes,
+                             "Bytes that take memory now.")
       .def_property_readonly(
           "shape", [](const LazyZeros& self) { return py::tuple(py::cast(self.shape())); })
       .def_property_readonly("dtype", &LazyZeros::dtype, "Its name, such as \"bfloat16\".");

@@ -60,6 +60,11 @@ struct ExecutorConfig {
   SchedulerPolicy policy = SchedulerPolicy::kGuaranteedNoEvict;
   // What a row of the model sees at most, whatever its layer. Pages behind it are given back.
   AttentionSpan attention;
+  // By layer, empty: none. Where the host runs the steps over memory that is mapped when it is
+  // written: layers with these windows (0: a layer that has none) give their part of a page's
+  // memory back when it lies behind them, though the page stays (engine/window_memory.h).
+  std::vector<int> narrow_windows;
+  std::int64_t narrow_sink_tokens = 0;
   bool enable_block_reuse = false;  // requests start from published pages of equal text and salt
   bool check_integrity = false;
   DraftLenSchedule draft_len_schedule;

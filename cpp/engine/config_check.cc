@@ -130,6 +130,12 @@ const ExecutorConfig& checked_config(const ExecutorConfig& config) {
                   ": give tokens, or 0 for no window");
   SPECDEC_REQUIRE(config.attention.sink_tokens >= 0, "sink_tokens = ", config.attention.sink_tokens,
                   ": give 0 (none) or a positive number of tokens");
+  SPECDEC_REQUIRE(config.narrow_windows.empty() || !config.enable_block_reuse,
+                  "narrow_windows with enable_block_reuse: a published page may be read again "
+                  "through any window; give one of them");
+  SPECDEC_REQUIRE(config.narrow_sink_tokens >= 0,
+                  "narrow_sink_tokens = ", config.narrow_sink_tokens,
+                  ": give 0 (none) or a positive number of tokens");
   check_synthetic_rates(config.synthetic_acceptance_rates);
   return config;
 }

@@ -4,10 +4,12 @@
 #include "engine/executor.h"
 
 #include <algorithm>
+#include <memory>
 #include <numeric>
 #include <utility>
 
 #include "base/check.h"
+#include "engine/window_memory.h"
 
 namespace specdec {
 namespace {
@@ -90,6 +92,11 @@ void Executor::run_on_host(const KvCacheView& cache, const Backend& backend) {
   host_ = std::make_unique<HostSteps>(cache, backend, layout_, config_.max_batch_size,
                                       config_.max_num_tokens, staging_.pages_per_request,
                                       ring_size(), staging_.words);
+  if (!config_.narrow_windows.empty()) {
+    auto memory = std::make_shared<WindowMemory>(cache, config_.narrow_windows);
+    book_.pages().watch(memory->windows(), config_.narrow_sink_tokens,
+                        [memory](int group, std::int32_t page) { memory->leave(group, page); });
+  }
   rings_.staging = host_->staging.data();
   rings_.results = reinterpret_cast<const std::int32_t*>(host_->results.data());
 }

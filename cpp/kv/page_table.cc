@@ -1,6 +1,7 @@
 #include "kv/page_table.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "base/check.h"
 #include "base/pages.h"
@@ -67,17 +68,50 @@ void PageTable::bound_index() {
 }
 
 // The first block behind those of the sink tokens that a row at `position` sees a token of.
-int PageTable::first_seen(std::int64_t position) const {
-  if (span_.window == 0) return 0;
-  const std::int64_t low = std::max<std::int64_t>(0, position - span_.window + 1);
-  return std::max(sink_blocks(), static_cast<int>(low / page_size_));
+int PageTable::first_seen(const AttentionSpan& span, std::int64_t position) const {
+  if (span.window == 0) return 0;
+  const std::int64_t low = std::max<std::int64_t>(0, position - span.window + 1);
+  return static_cast<int>(std::max(pages_for(span.sink_tokens), low / page_size_));
+}
+
+void PageTable::watch(std::vector<int> windows, std::int64_t sink_tokens, Leave leave) {
+  SPECDEC_REQUIRE(!index_, "watch: a published page may be read again through any window");
+  for (const int window : windows) {
+    SPECDEC_REQUIRE(window >= 1, "watch: window ", window, ": give 1 or more tokens");
+    watched_.push_back({window, sink_tokens});
+  }
+  leave_ = std::move(leave);
+  for (Slot& slot : slots_) slot.left_from.assign(watched_.size(), 0);
+}
+
+// Tells the windows that are watched which of the slot's pages lie behind them.
+void PageTable::leave_behind(Slot& slot, std::int64_t position) {
+  for (std::size_t i = 0; i < watched_.size(); ++i) {
+    const int first = first_seen(watched_[i], position);
+    const int sinks = static_cast<int>(pages_for(watched_[i].sink_tokens));
+    for (int b = std::max(slot.left_from[i], sinks); b < first; ++b) {
+      if (slot.pages[b] != kNoPage) leave_(static_cast<int>(i), slot.pages[b]);
+    }
+    slot.left_from[i] = std::max(slot.left_from[i], first);
+  }
+}
+
+// A block's page is given back: to those windows that have not left it yet.
+void PageTable::leave_whole(const Slot& slot, int block) {
+  for (std::size_t i = 0; i < watched_.size(); ++i) {
+    const bool is_sink = block < pages_for(watched_[i].sink_tokens);
+    if (is_sink || block >= slot.left_from[i]) leave_(static_cast<int>(i), slot.pages[block]);
+  }
 }
 
 // Gives back the slot's pages in front of block `first`, but for those of sink tokens.
 void PageTable::give_back(Slot& slot, int first) {
   if (first <= sink_blocks()) return;
   for (int b = std::max(slot.kept_from, sink_blocks()); b < first; ++b) {
-    if (slot.pages[b] != kNoPage) let_go(slot.pages[b]);
+    if (slot.pages[b] != kNoPage) {
+      leave_whole(slot, b);
+      let_go(slot.pages[b]);
+    }
     slot.pages[b] = kNoPage;
   }
   slot.kept_from = std::max(slot.kept_from, first);
@@ -85,9 +119,10 @@ void PageTable::give_back(Slot& slot, int first) {
 
 void PageTable::trim(int slot, std::int64_t position) {
   Slot& s = slots_[slot];
-  if (span_.window == 0) return;
+  if (span_.window == 0 && watched_.empty()) return;
   SPECDEC_ENSURE(position <= s.length, "slot ", slot, " is trimmed for position ", position, ", ",
                  s.length, " tokens are committed");
+  leave_behind(s, position);
   give_back(s, first_seen(position));
 }
 
@@ -121,6 +156,7 @@ void PageTable::rewind(int slot) {
   // Last page first: in the index's list a page comes before its parent.
   while (s.pages.size() > needed) {
     const std::int32_t page = s.pages.back();
+    if (page != kNoPage) leave_whole(s, static_cast<int>(s.pages.size()) - 1);
     s.pages.pop_back();
     if (page != kNoPage) let_go(page);
   }
@@ -132,6 +168,7 @@ void PageTable::release(int slot) {
   s.shared = 0;
   rewind(slot);
   s.kept_from = 0;
+  std::fill(s.left_from.begin(), s.left_from.end(), 0);
   if (s.root != PrefixIndex::kNone) {
     index_->release(s.tip);
     index_->release_root(s.root);

@@ -16,12 +16,16 @@
 // published. A prompt takes over as much as its next row sees all of. Blocks are attached and
 // published under the one window and the sink tokens that the table was made with.
 //
+// Layers with windows narrower than that may watch the table: they are told when a page lies behind
+// theirs, or is free, so that they can give up their part of its memory.
+//
 // reserve() is all or nothing. Free pages are handed out last-freed first; when none is left, the
 // published page that was unused for longest gives way.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -47,6 +51,11 @@ class PageTable {
   PageTable(int num_pages, int page_size, int num_slots, int max_pages_per_slot,
             bool enable_block_reuse = false, int hash_bits = 64, AttentionSpan span = {});
 
+  // leave(i, page) is called once no row sees the page through windows[i] and `sink_tokens`, while
+  // its slot keeps it, and when it is free. Without reuse, before the first slot has pages.
+  using Leave = std::function<void(int, std::int32_t)>;
+  void watch(std::vector<int> windows, std::int64_t sink_tokens, Leave leave);
+
   // Makes room for `tokens` tokens in total. False, and nothing changed, when pages are short.
   bool reserve(int slot, std::int64_t tokens);
   // `length` tokens of the slot are final; they must fit into the reserved pages.
@@ -54,7 +63,7 @@ class PageTable {
   // Returns the pages that the committed tokens do not need (rejected drafts leave no trace).
   void rewind(int slot);
   // Returns the pages that no row sees whose position is at least `position`, which is committed.
-  // Nothing without a window.
+  // Nothing without a window; whoever watches is told of theirs.
   void trim(int slot, std::int64_t position);
   // Returns all pages of the slot; published ones stay in the index until they have to give way.
   void release(int slot);
@@ -115,8 +124,9 @@ class PageTable {
   struct Slot {
     std::vector<std::int32_t> pages;
     std::int64_t length = 0;
-    int shared = 0;     // leading blocks that are published
-    int kept_from = 0;  // blocks of no sink token before it were given back
+    int shared = 0;              // leading blocks that are published
+    int kept_from = 0;           // blocks of no sink token before it were given back
+    std::vector<int> left_from;  // by window that is watched: blocks of no sink token before it
     PrefixIndex::Node root = PrefixIndex::kNone,
                       tip = PrefixIndex::kNone;  // tip: of block shared - 1
   };
@@ -127,12 +137,17 @@ class PageTable {
   void bound_index();
   int sink_blocks() const { return static_cast<int>(pages_for(span_.sink_tokens)); }
   int holes(int slot) const { return std::max(0, slots_[slot].kept_from - sink_blocks()); }
-  int first_seen(std::int64_t position) const;
+  int first_seen(std::int64_t position) const { return first_seen(span_, position); }
+  int first_seen(const AttentionSpan& span, std::int64_t position) const;
+  void leave_behind(Slot& slot, std::int64_t position);
+  void leave_whole(const Slot& slot, int block);
   void give_back(Slot& slot, int first);
   int walk(PrefixIndex::Node root, const TokenId* tokens, std::int64_t count) const;
 
   int num_pages_, page_size_, max_pages_per_slot_;
   AttentionSpan span_;
+  std::vector<AttentionSpan> watched_;
+  Leave leave_;
   std::vector<std::int32_t> free_;
   std::vector<std::int32_t> holders_;  // by page: slots that hold it
   std::vector<Slot> slots_;

@@ -326,9 +326,10 @@ class LlamaDecoder:
         ffn_bounds: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex] = [],
         head_bounds: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex] = [],
         sink_tokens: typing.SupportsInt | typing.SupportsIndex = 0,
+        adds_partial_sums: bool = False,
     ) -> None:
         """
-        Fields as in config.json; ``rope_index`` and ``sliding_window`` have one entry per layer (table index or -1; tokens or 0). ``sink_tokens``: of a text's start that layers with a window see besides. ``max_rows`` sizes the buffers. ``head_size``: rows of the head if they are not the whole vocabulary. With bounds [ranks + 1] it computes the rows of each projection that lie between those of ``shard_rank``.
+        Fields as in config.json; ``rope_index`` and ``sliding_window`` have one entry per layer (table index or -1; tokens or 0). ``sink_tokens``: of a text's start that layers with a window see besides. ``max_rows`` sizes the buffers. ``head_size``: rows of the head if they are not the whole vocabulary. With bounds [ranks + 1] it computes the rows of each projection that lie between those of ``shard_rank``; with ``adds_partial_sums`` the output and the down projection have all rows, of the columns that this rank computes, and the ranks' sums are added up.
         """
     def bind_cache(
         self,
@@ -872,12 +873,16 @@ class Executor:
         ] = [],
         attention_window: typing.SupportsInt | typing.SupportsIndex = 0,
         sink_tokens: typing.SupportsInt | typing.SupportsIndex = 0,
+        narrow_windows: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex] = [],
+        narrow_sink_tokens: typing.SupportsInt | typing.SupportsIndex = 0,
     ) -> None:
         """
         k_pages, v_pages: pages on the CPU: the host runs the steps, plan() -> forward pass -> commit(). Without them the caller enqueues the steps on a device, between
         stage() and deliver(), over the rings that bind_rings() names; num_pages and page_size say what there
         is. attention_window, sink_tokens: what a row of the model sees at most, whatever its layer; pages
-        behind it are given back. 0: everything.
+        behind it are given back. 0: everything. narrow_windows: one per layer, 0 for none; layers with one, and
+        narrow_sink_tokens, give their part of a page's memory back when it lies behind theirs. For pages of LazyZeros
+        alone, of which a layer's part is whole pages of the operating system; without enable_block_reuse.
         """
     def bind_rings(
         self,
@@ -1594,6 +1599,11 @@ class LazyZeros:
         """
     @property
     def num_bytes(self) -> int: ...
+    @property
+    def resident_bytes(self) -> int:
+        """
+        Bytes that take memory now.
+        """
     @property
     def shape(self) -> tuple[typing.Any, ...]: ...
 

@@ -65,8 +65,9 @@ class LLM:
     device                     "auto" (the first CUDA device that can be used, else the CPU),
                                "cpu", "cuda", "cuda:N"; docs/device.md
     numerics                   "exact": refused unless a row's bits do not depend on the step it is
-                               in, so that near-ties fall as in plain decoding; "fast": they may;
-                               "auto": exact on the CPU, fast on a device (docs/exactness.md)
+                               in, so that near-ties fall as in plain decoding; "fast": they may,
+                               and ranks add up partial sums (docs/tensor_parallel.md); "auto":
+                               exact on the CPU, fast on a device (docs/exactness.md)
     max_batch_size, max_seq_len, max_num_tokens
                                those of scheduler_config, directly; None: as there
 

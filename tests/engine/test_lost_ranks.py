@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -79,6 +80,77 @@ def test_a_rank_that_is_killed_or_stopped(
         with pytest.raises(EngineError) as again:
             llm.model.forward(_core.make_step_plan([[1]], kv_len=[0], page_table=[[0]]))
         assert str(again.value) == str(lost.value)
+
+
+def test_a_rank_that_is_stopped_while_it_loads(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has no step to miss: its heartbeat stops."""
+    monkeypatch.setattr(team_module, "HEARTBEAT_S", 2.0)
+    started: list[Any] = []
+    load = team_module.Team.load
+
+    def stopping(team: Any, arguments: dict[str, Any]) -> None:
+        started.append(team._processes[0])
+        os.kill(started[0].pid, signal.SIGSTOP)
+        load(team, arguments)
+
+    monkeypatch.setattr(team_module.Team, "load", stopping)
+    with pytest.raises(EngineError, match="no heartbeat for 2 s while it was loading"):
+        open_two(folder)
+    assert started[0].poll() is not None
+
+
+def test_a_rank_that_dies_while_rank_0_loads(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is seen behind the next layer, not behind the last."""
+    read: list[int] = []
+    load, look = team_module.Team.load, team_module.Team.look
+
+    def killing(team: Any, arguments: dict[str, Any]) -> None:
+        load(team, arguments)
+        team._processes[0].kill()
+        team._processes[0].wait()
+
+    monkeypatch.setattr(team_module.Team, "load", killing)
+    monkeypatch.setattr(team_module.Team, "look", lambda team: (read.append(1), look(team)))
+    with pytest.raises(EngineError, match=r"killed by SIGKILL.* while it was loading its weights"):
+        open_two(folder)
+    assert read == [1]
+
+
+def test_a_rank_that_is_stopped_before_it_speaks(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(team_module, "HEARTBEAT_S", 1.0)
+    started: list[Any] = []
+    popen = subprocess.Popen
+
+    def stopped(*arguments: Any, **options: Any) -> Any:
+        started.append(popen(*arguments, **options))
+        os.kill(started[0].pid, signal.SIGSTOP)
+        return started[0]
+
+    monkeypatch.setattr(subprocess, "Popen", stopped)
+    with pytest.raises(EngineError, match="no heartbeat for 1 s while it was starting"):
+        open_two(folder)
+    assert started[0].poll() is not None
+
+
+def test_a_rank_that_loads_slowly(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Heartbeats are all that is asked of it."""
+    monkeypatch.setattr(team_module, "HEARTBEAT_S", 2.0)
+    script = (
+        "import sys, time; from specdec_ext.engine import follower; from specdec_ext.parallel "
+        "import team; team.HEARTBEAT_S = 2.0; load = follower.load_model; follower.load_model = "
+        "lambda *a, **k: (time.sleep(5.0), load(*a, **k))[1]; "
+        "sys.exit(follower.main(*map(int, sys.argv[1:])))"
+    )
+    popen = subprocess.Popen
+    monkeypatch.setattr(
+        subprocess, "Popen", lambda a, **k: popen([a[0], "-c", script, *a[3:]], **k)
+    )
+    with open_two(folder) as llm:
+        assert llm.generate("ab", SamplingParams(max_tokens=2), use_tqdm=False)
 
 
 def test_a_rank_says_why_it_failed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,6 +231,43 @@ def test_torchrun(folder: Path) -> None:
     with LLM(folder, speculative_config=None, device="cpu") as llm:
         text = llm.generate("ab", SamplingParams(max_tokens=20), use_tqdm=False)[0].outputs[0].text
     run = run_torchrun(folder)
+    assert run.returncode == 0, run.stderr
+    assert json.loads(run.stdout)["text"] == text
+
+
+def test_a_port_that_says_nothing(folder: Path) -> None:
+    """Not two minutes in which the ranks look for each other."""
+    run = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2",
+         "--master-port", "0", "-m", "specdec_ext", "generate", "--model", str(folder),
+         "--device", "cpu", "--prompt", "ab"],
+        capture_output=True, text=True, timeout=LIMIT, check=False,
+    )  # fmt: skip
+    assert run.returncode != 0 and not run.stdout
+    assert run.stderr.count("MASTER_PORT = 0: ") == 1 and "--standalone" in run.stderr
+
+
+def test_a_port_in_use(folder: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        run = subprocess.run(
+            [sys.executable, "-m", "specdec_ext", "generate", "--model", str(folder),
+             "--device", "cpu", "--prompt", "ab"],
+            env={**os.environ, "RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1",
+                 "MASTER_PORT": str(taken.getsockname()[1])},
+            capture_output=True, text=True, timeout=LIMIT, check=False,
+        )  # fmt: skip
+    assert run.returncode == ConfigError.exit_code, run.stderr
+    assert "cannot meet the others at 127.0.0.1:" in run.stderr
+    assert "choose a free port" in run.stderr
+
+
+@pytest.mark.slow
+def test_torchrun_in_fast_mode(folder: Path) -> None:
+    """Gloo gathers what shared memory does."""
+    with LLM(folder, tensor_parallel_size=2, speculative_config=None, device="cpu",
+             numerics="fast") as llm:  # fmt: skip
+        text = llm.generate("ab", SamplingParams(max_tokens=20), use_tqdm=False)[0].outputs[0].text
+    run = run_torchrun(folder, "--numerics", "fast")
     assert run.returncode == 0, run.stderr
     assert json.loads(run.stdout)["text"] == text
 

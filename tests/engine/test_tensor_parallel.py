@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +18,7 @@ from method_cases import (
     PROMPTS,
     SAMPLED,
     Folders,
+    check,
     counts_of,
     methods,
     open_llm,
@@ -117,6 +120,46 @@ def test_the_model_says_what_it_is(team: Team, models: Folders, method: str) -> 
         assert two.memory.bytes_per_token * 2 == one.memory.bytes_per_token
         assert two.model.info.weight_bytes < 0.7 * one.model.info.weight_bytes
         assert "on 2 ranks" in two.model.info.attention
+
+
+@methods(["lookahead", "medusa", "tree"])
+def test_fast_mode(team: Team, models: Folders, method: str) -> None:
+    """Partial sums: other bits than one rank's, and still the text of plain decoding."""
+    texts, link = [], team.link
+    for spec in (None, method):
+        with open_two(models, spec, numerics="fast") as llm:
+            before = link._gathers  # type: ignore[attr-defined]
+            texts.append(texts_of(llm, GREEDY))
+            steps = llm.get_metrics()["num_forward_passes"]
+            gathers = link._gathers - before  # type: ignore[attr-defined]
+            assert gathers == steps * (2 * llm.model.num_layers + 1)
+            assert llm.engine.numerics == "fast"
+            check(llm)
+    assert texts[0] == texts[1]
+
+
+def test_reset_reaches_the_other_ranks(team: Team, tmp_path_factory: Any) -> None:
+    """Their pages' memory goes back to the system, and is zeros when it is used again."""
+    folder = save_llama(tmp_path_factory.mktemp("wide"), 3, 300, head_dim=128, num_hidden_layers=8)
+    prompts = [[(7 * i + seed) % 300 for i in range(400)] for seed in range(4)]
+    params = dataclasses.replace(GREEDY, max_tokens=4)
+    status = Path(f"/proc/{team._processes[0].pid}/status")
+
+    def follower_bytes() -> int:
+        return 1024 * int(status.read_text().partition("RssAnon:")[2].split()[0])
+
+    with LLM(folder, tensor_parallel_size=2, device="cpu", speculative_config=None,
+             kv_cache_config={"max_tokens": 2048}) as llm:  # fmt: skip
+        texts = texts_of(llm, params, prompts)
+        held = follower_bytes()
+        llm.reset_prefix_cache()
+        # Two prompts at least run at once: 8 layers, a head of 128 floats, K and V.
+        for _ in range(200):
+            if given_back := held - follower_bytes() > 2 * 400 * 8 * 128 * 4 * 2:
+                break
+            time.sleep(0.05)  # nobody answers this packet
+        assert given_back
+        assert texts_of(llm, params, prompts) == texts
 
 
 def test_a_bad_step_is_refused_before_the_ranks_know(team: Team, models: Folders) -> None:

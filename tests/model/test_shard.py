@@ -10,7 +10,7 @@ import pytest
 
 from gguf_files import write_gguf
 from specdec_ext import _core
-from specdec_ext.errors import ConfigError
+from specdec_ext.errors import ConfigError, UnsupportedModelError
 from specdec_ext.models.config_reader import read_config
 from specdec_ext.models.host_arrays import as_torch
 from specdec_ext.models.native import NativeModel
@@ -36,9 +36,10 @@ def load(folder: Path, shard: Shard | None = None, **options: Any) -> NativeMode
     return model
 
 
-def load_all(folder: Path, size: int, **options: Any) -> list[NativeModel]:
+def load_all(folder: Path, size: int, sums: bool = False, **options: Any) -> list[NativeModel]:
     shape = native_shape(read_config(folder))
-    return [load(folder, Shard.of(shape, rank, size), **options) for rank in range(size)]
+    shards = [Shard.of(shape, rank, size, sums=sums) for rank in range(size)]
+    return [load(folder, shard, **options) for shard in shards]
 
 
 def run(ranks: list[NativeModel], plan: Any, best: bool = False, hidden: Any = None) -> np.ndarray:
@@ -125,6 +126,62 @@ def test_bits_of_other_families(saved: Any, family: str) -> None:
     expected = one.forward(tree_plan())
     np.testing.assert_array_equal(run(ranks, tree_plan()), expected)
     np.testing.assert_array_equal(run(ranks, tree_plan(), best=True), expected.argmax(1))
+
+
+# -- fast mode: partial sums ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize(
+    ("options", "near"),
+    # Sums of other parts: float32 differs by rounding, bfloat16 rounds what projections read.
+    [({}, 2e-5), ({"dtype": "bfloat16"}, 3e-2), ({"quantization": "int8"}, 2e-5)],
+    ids=["float32", "bfloat16", "int8"],
+)
+def test_partial_sums_are_the_model_too(
+    tmp_path: Path, size: int, options: dict[str, Any], near: float
+) -> None:
+    folder = save_llama(tmp_path, 3, 300, **UNEVEN)
+    one, ranks = load(folder, **options), load_all(folder, size, sums=True, **options)
+    expected, found = one.forward(tree_plan()), run(ranks, tree_plan())
+    scale = np.abs(expected).max()
+    np.testing.assert_allclose(found / scale, expected / scale, rtol=0, atol=near)
+    assert not np.array_equal(found, expected)  # or they would not be needed
+    np.testing.assert_array_equal(run(ranks, tree_plan(), best=True), found.argmax(1))
+    step = _core.ShardedStep(ranks[0].core, tree_plan())
+    assert step.num_parts == 2 * one.num_layers and step.chunk_bytes(0) == 8 * 288 * 4
+    assert {rank.numerics for rank in ranks} == {"fast"}
+    assert sum(rank.info.weight_bytes for rank in ranks) < 1.02 * one.info.weight_bytes
+
+
+def test_partial_sums_do_not_depend_on_company(tmp_path: Path) -> None:
+    """Text with drafts is plain decoding's on as many ranks."""
+    ranks = load_all(save_llama(tmp_path, 3, 300, **UNEVEN), 2, sums=True)
+    together = run(ranks, tree_plan())
+    alone = run(ranks, _core.make_step_plan([[1, 2, 3]], kv_len=[0], page_table=[[2]]))
+    np.testing.assert_array_equal(together[5:], alone)
+
+
+@pytest.mark.parametrize("family", ["llama_biased", "gemma2", "gemma3", "qwen3_biased"])
+def test_partial_sums_of_other_families(saved: Any, family: str) -> None:
+    """A bias of a sum is added once."""
+    folder = saved(family).folder
+    one, ranks = load(folder), load_all(folder, 2, sums=True)
+    expected, found = one.forward(tree_plan()), run(ranks, tree_plan())
+    np.testing.assert_allclose(found, expected, rtol=0, atol=2e-5 * np.abs(expected).max())
+
+
+def test_partial_sums_of_a_gguf_file(tmp_path: Path) -> None:
+    wide = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64}
+    folder = save_tiny(tmp_path / "folder", **wide)
+    for format in ("q4_0", "q8_0"):
+        file = write_gguf(folder, tmp_path / f"{format}.gguf", format)
+        one, ranks = load(file, own_widths=True), load_all(file, 2, sums=True, own_widths=True)
+        expected, found = one.forward(tree_plan()), run(ranks, tree_plan())
+        np.testing.assert_allclose(found, expected, rtol=0, atol=2e-5 * np.abs(expected).max())
+    file = write_gguf(folder, tmp_path / "wide.gguf", "q6_k")
+    with pytest.raises(UnsupportedModelError, match=r"q6_k has blocks of 256; use numerics"):
+        load_all(file, 2, sums=True, own_widths=True)
 
 
 def test_rows_beyond_a_piece_of_the_feed_forward(tmp_path: Path) -> None:

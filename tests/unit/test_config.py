@@ -28,6 +28,7 @@ from specdec_ext.config.parse import (
     parse_scheduler_config,
     parse_speculative_config,
 )
+from specdec_ext.config.placement import check_placement
 from specdec_ext.config.ranks import World, resolve_tensor_parallel_size, world_of
 from specdec_ext.errors import ConfigError, UnsupportedConfigError
 
@@ -389,6 +390,36 @@ def test_device_lists() -> None:
         parse_speculative_config([10, 2, [False]], method="ngram")
 
 
+@pytest.mark.parametrize(
+    ("lists", "ranks", "devices", "error", "message"),
+    [
+        (([0], [0.5]), 1, 0, ConfigError, "the target's devices .* expected an integer"),
+        (([True], [0]), 1, 0, ConfigError, "the draft's devices"),
+        (([-1], [0]), 1, 0, ConfigError, "= -1: out of range"),
+        (([0], [1, 2, 1]), 3, 0, ConfigError, r"\[1, 2, 1\] name a device twice"),
+        (([0, 1], [2]), 1, 0, UnsupportedConfigError, r"\[0, 1\]: a draft model is not spread"),
+        (([0], [1, 2, 3, 4]), 1, 0, ConfigError, "are 4, tensor_parallel_size = 1; use --tensor"),
+        (([0], [1]), 2, 0, ConfigError, "are 1, tensor_parallel_size = 2"),
+        (([0], [1]), 1, 1, ConfigError, "device = 1: out of range.*there are 1 devices"),
+        (([0], [1]), 1, 2, UnsupportedConfigError, "share a device in this version"),
+    ],
+)
+def test_devices_of_draft_and_target(
+    lists: tuple[list[object], list[object]], ranks: int, devices: int,
+    error: type[Exception], message: str,
+) -> None:  # fmt: skip
+    with pytest.raises(error, match=message):
+        check_placement(*lists, ranks, devices)
+
+
+def test_devices_that_can_be_had() -> None:
+    for draft, target, ranks, devices in (
+        ([], [], 4, 0), ([0], [0], 1, 0), ([0], [0, 1], 2, 0), ([0], [0], 1, 1), ([], [1], 1, 2),
+    ):  # fmt: skip
+        assert check_placement(draft, target, ranks, devices) == ""
+    assert "both run on the CPU" in check_placement([0], [1, 2, 3, 4], 4, 0)
+
+
 def test_kv_and_scheduler_forms() -> None:
     assert parse_kv_cache_config(None) == KvCacheConfig()
     assert parse_kv_cache_config({"block_size": 16}) == KvCacheConfig(tokens_per_block=16)
@@ -458,6 +489,14 @@ def test_ranks_of_a_launcher() -> None:
     for changes in ({"RANK": "2"}, {"RANK": "-1"}, {"WORLD_SIZE": "x"}, {"LOCAL_WORLD_SIZE": "0"}):
         with pytest.raises(ConfigError, match="torchrun"):
             world(**changes)
+    for port in ("0", "-1", "65536"):
+        with pytest.raises(ConfigError, match=rf"MASTER_PORT = {port}: .*1\.\.65535.*--standalone"):
+            world(RANK="0", MASTER_PORT=port)
+        with pytest.raises(SystemExit) as silent:  # rank 0 says it
+            world(MASTER_PORT=port)
+        assert silent.value.code == ConfigError.exit_code
+    with pytest.raises(ConfigError, match="MASTER_PORT"):
+        world(MASTER_PORT="http")
     assert resolve_tensor_parallel_size(None, None) == 1
     assert resolve_tensor_parallel_size(None, World(0, 3, 3)) == 3
     assert resolve_tensor_parallel_size(2, World(1, 2, 2)) == 2

@@ -69,6 +69,29 @@ def test_little_memory() -> None:
         plan(free_bytes=1000)
 
 
+def test_layers_that_hold_a_window_leave_room_for_more_pages() -> None:
+    """Five of six layers see 512 tokens: of a long pool they take a bounded part."""
+    sched = SchedulerConfig(max_batch_size=4, max_num_tokens=256)
+    whole = plan(sched=sched, free_bytes=120 << 20)
+    narrow = [512, 512, 512, 512, 512, 0] * 5
+    memory = plan(sched=sched, free_bytes=120 << 20, narrow=narrow, narrow_sinks=3)
+    limit, layer = 0.9 * (120 << 20), 32 * memory.bytes_per_token // 30
+    # By hand: a page of sinks, 17 that a row sees, one that is begun; the rows of one step, or of
+    # two where one is read late.
+    most = 4 * (1 + 17 + 1) + (1 + sched.resolved_depth) * 8
+
+    def bytes_of(pages: int) -> int:
+        return pages * 5 * layer + min(pages, most) * 25 * layer
+
+    assert memory.pool_bytes == bytes_of(memory.num_pages) <= limit
+    assert bytes_of(memory.num_pages + 1) > limit
+    assert memory.num_pages > 2.5 * whole.num_pages
+    assert memory.narrow_windows == tuple(narrow) and memory.narrow_sink_tokens == 3
+    # A pool that is smaller than what they hold at once takes all of each page.
+    small = plan(KvCacheConfig(max_tokens=640), sched, narrow=narrow)
+    assert small.pool_bytes == 20 * 30 * layer
+
+
 @pytest.mark.parametrize(("kv", "sched", "message"), [
     (None, SchedulerConfig(max_seq_len=8193), "8193.*8192"),
     (KvCacheConfig(max_tokens=10**9), None, "max_tokens = 1000000000 needs"),

@@ -51,10 +51,22 @@ def draft_target_keys(args: argparse.Namespace) -> dict[str, Any]:
             f"{flag} = {show(args.draft_target_model_config)}: expected [K,[draft's devices],"
             "[target's devices],USE_LOGITS], for example [4,[0],[1],False]"
         )
+    _check_devices(args, *(*value[1:3], [], [])[:2])
     keys["max_draft_len"] = value[0]
     if len(value) == 4:
         keys["use_draft_logits"] = value[3]
     return keys
+
+
+def _check_devices(args: argparse.Namespace, draft: list[Any], target: list[Any]) -> None:
+    from ..config.placement import check_placement
+    from ..log import logger
+    from ..models.place import resolve_device
+
+    devices = resolve_device(args.device).num_devices
+    note = check_placement(draft, target, args.tensor_parallel_size or 1, devices)
+    if note:
+        logger.info(note)
 
 
 def with_engine(args: argparse.Namespace, kwargs: dict[str, Any], drafting: Any) -> dict[str, Any]:

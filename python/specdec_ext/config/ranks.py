@@ -12,6 +12,7 @@ from .validate import check_int
 __all__ = ["World", "resolve_tensor_parallel_size", "world_of"]
 
 MAX_RANKS = 64
+MAX_PORT = 65535
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,11 @@ class World:
 
 
 def world_of(environment: Mapping[str, str] = os.environ) -> World | None:
-    """None: no launcher has started this process. Raises ConfigError for numbers that are none."""
+    """None: no launcher has started this process.
+
+    Raises ConfigError for numbers that are none, and for a port at which nobody can be met; of the
+    latter only rank 0 speaks, the other ranks end with its exit code.
+    """
     if not all(
         name in environment for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     ):
@@ -32,11 +37,22 @@ def world_of(environment: Mapping[str, str] = os.environ) -> World | None:
     try:
         rank, size = int(environment["RANK"]), int(environment["WORLD_SIZE"])
         local = int(environment.get("LOCAL_WORLD_SIZE", size))
+        port = int(environment["MASTER_PORT"])
     except ValueError as error:
-        raise ConfigError(f"RANK, WORLD_SIZE: {error}; start the ranks with torchrun") from None
+        raise ConfigError(
+            f"RANK, WORLD_SIZE, MASTER_PORT: {error}; start the ranks with torchrun"
+        ) from None
     if not 0 <= rank < size or local < 1:
         raise ConfigError(
             f"RANK = {rank}, WORLD_SIZE = {size}: ranks are 0..{size - 1}; start them with torchrun"
+        )
+    if not 1 <= port <= MAX_PORT:
+        if rank > 0:
+            raise SystemExit(ConfigError.exit_code)
+        raise ConfigError(
+            f"MASTER_PORT = {port}: the ranks meet at a port of 1..{MAX_PORT}, and 0 tells the "
+            "others none; use torchrun --standalone, which finds a free one, or --master-port "
+            "with a number"
         )
     return World(rank, size, local)
 

@@ -281,6 +281,8 @@ class EngineBuilder:
         # A draft model's published pages are not the executor's to drop.
         for pages in self._pools[: 1 if self._kv_cache.enable_block_reuse else None]:
             pages.release()
+        if self._team is not None:
+            self._team.release_pages()
 
     def _load_tokenizers(self, draft: Path) -> tuple[Any, Any]:
         """The target's, and that of the draft model in this folder."""

@@ -40,6 +40,8 @@ def make_executor(
         enable_chunked_prefill=scheduler.enable_chunked_prefill,
         attention_window=memory.attention_window,
         sink_tokens=memory.sink_tokens,
+        narrow_windows=list(memory.narrow_windows) if pages[0] is not None else [],
+        narrow_sink_tokens=memory.narrow_sink_tokens,
         max_prefill_slowdown=scheduler.max_prefill_slowdown or 0.0,
         **drafting,
         **options,

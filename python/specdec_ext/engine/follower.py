@@ -24,7 +24,7 @@ from ..models.place import CPU
 from ..models.sharded_model import finish_ids, finish_scores, run_parts
 from ..parallel.fingerprint import model_fingerprint
 from ..parallel.link import LostRankError
-from ..parallel.team import BIND, END, FORWARD, LOAD, LOST_EXIT_CODE, Team, enter
+from ..parallel.team import BIND, END, FORWARD, LOAD, LOST_EXIT_CODE, RELEASE, Team, enter
 from .kv_pages import KvPages
 
 __all__ = ["follow"]
@@ -66,6 +66,8 @@ class _Follower:
             pages, page_size = (int(n) for n in words.view(np.int32))
             self._pages = KvPages(self._model, pages, page_size, CPU)
             self._model.bind_cache(*self._pages.tensors)
+        elif kind == RELEASE and self._pages is not None:
+            self._pages.release()
         return kind != END
 
     def _forward(self, words: np.ndarray, rest: np.ndarray) -> None:
@@ -85,18 +87,19 @@ class _Follower:
         number = arguments.pop("number")
         fingerprint, path = arguments.pop("fingerprint"), Path(arguments.pop("path"))
         self._model = self._pages = None  # of an LLM that was closed
-        try:
-            found = model_fingerprint(path)
-            if found != fingerprint:
-                raise ModelError(
-                    f"{path} holds other files here ({found}) than at rank 0 ({fingerprint}); copy "
-                    "the same model to every machine"
-                )
-            self._model = load_model(path, **arguments, team=self._team)
-        except (SpecdecError, OSError, MemoryError) as error:
-            self._team.say_loaded(number, str(error) or type(error).__name__)
-            return
-        self._team.say_loaded(number, "ok")
+        answer = "ok"
+        with self._team.alive():
+            try:
+                found = model_fingerprint(path)
+                if found != fingerprint:
+                    raise ModelError(
+                        f"{path} holds other files here ({found}) than at rank 0 ({fingerprint}); "
+                        "copy the same model to every machine"
+                    )
+                self._model = load_model(path, **arguments, team=self._team)
+            except (SpecdecError, OSError, MemoryError) as error:
+                answer = str(error) or type(error).__name__
+        self._team.say_loaded(number, answer)
 
 
 def _end_with_parent() -> None:

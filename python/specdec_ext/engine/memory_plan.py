@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -56,6 +57,10 @@ class MemoryPlan:
     # What a row of any layer sees at most; 0: everything.
     attention_window: int = 0
     sink_tokens: int = 0
+    # By layer: windows narrower than that, whose layers give their part of a page's memory back
+    # while the page stays, and the sink tokens of those layers. Empty: all layers keep theirs.
+    narrow_windows: tuple[int, ...] = ()
+    narrow_sink_tokens: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -71,6 +76,29 @@ class DraftPages:
 
     bytes_per_token: int
     max_tokens: int | None = None
+
+
+@dataclass(frozen=True)
+class _PoolBytes:
+    """Bytes that a pool of pages takes at most.
+
+    always  of each page
+    narrow  (pages, bytes of each): of layers that hold no more than so many pages at once
+    """
+
+    always: int
+    narrow: tuple[tuple[int, int], ...] = ()
+
+    def of(self, pages: int) -> int:
+        return pages * self.always + sum(min(pages, most) * each for most, each in self.narrow)
+
+    def pages_within(self, limit: int) -> int:
+        """The most pages that take no more than `limit` bytes."""
+        low, high = 0, max(0, limit) // self.always
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if self.of(middle) <= limit else (low, middle - 1)
+        return low
 
 
 def available_memory_bytes() -> int:
@@ -114,13 +142,17 @@ def plan_memory(
     draft: DraftPages | None = None,
     pool_limit_bytes: int | None = CPU_POOL_LIMIT_BYTES,
     span: AttentionSpan | None = None,
+    narrow: Sequence[int] = (),
+    narrow_sinks: int = 0,
 ) -> MemoryPlan:
     """Sizes for a model, whose K/V takes `bytes_per_token` in all layers, and one step's drafts.
 
     pool_limit_bytes bounds a pool whose size nobody has asked for; None (a GPU, whose memory is
     there for this): the fraction of the free memory alone does.
 
-    With a window (`span`) a text takes the pages that it shows, however long it is.
+    With a window (`span`) a text takes the pages that it shows, however long it is. Layers with a
+    `narrow` window (by layer, 0 for none) and so many sink tokens hold theirs of each page only
+    while it shows them.
 
     The pages of a draft model come out of the same budget: its max_tokens, or one page for each of
     the target's.
@@ -132,8 +164,6 @@ def plan_memory(
     draft_page_bytes = page * draft.bytes_per_token if draft is not None else 0
     own_pages = pages_for(draft.max_tokens, page) if draft is not None and draft.max_tokens else 0
     own_bytes = own_pages * draft_page_bytes
-    # Bytes that each page of the target costs, its draft page included.
-    pair_bytes = page_bytes + (0 if own_pages else draft_page_bytes)
     wanted_len = scheduler.max_seq_len or max_position
     if wanted_len > max_position:
         raise ConfigError(
@@ -150,11 +180,22 @@ def plan_memory(
     def in_window(length: int) -> int:
         return pages_in_window(kv_cache, scheduler, span, length, step)
 
+    # What each page of the target costs, its draft page included.
+    layer_bytes = page_bytes // len(narrow) if narrow else 0
+    held = [
+        _pages_behind(kv_cache, scheduler, window, narrow_sinks, wanted_len, step)
+        for window in narrow
+        if window
+    ]
+    pair = _PoolBytes(
+        page_bytes - layer_bytes * len(held) + (0 if own_pages else draft_page_bytes),
+        tuple((pages, layer_bytes) for pages in held),
+    )
     pages_per_sequence = min(pages_for(wanted_len + draft_len, page), in_window(wanted_len))
     if kv_cache.max_tokens is not None:
         num_pages = pages_for(kv_cache.max_tokens, page)
         limited_by = f"KvCacheConfig.max_tokens = {kv_cache.max_tokens}"
-        needed = num_pages * pair_bytes + own_bytes
+        needed = pair.of(num_pages) + own_bytes
         if needed > free_bytes * kv_cache.free_gpu_memory_fraction:
             of_draft = own_bytes or num_pages * draft_page_bytes
             share = f" ({of_draft} of them for the draft model)" if of_draft else ""
@@ -167,15 +208,15 @@ def plan_memory(
     else:
         num_pages = pages_per_sequence * scheduler.max_batch_size
         limited_by = "max_batch_size x max_seq_len"
-        if own_pages and own_bytes + pair_bytes > limit_bytes:
+        if own_pages and own_bytes + pair.of(1) > limit_bytes:
             assert draft is not None
             raise ConfigError(
                 f"DraftTargetDecodingConfig.max_kv_tokens = {draft.max_tokens} needs {own_bytes} "
                 f"bytes of KV cache, which leaves no page for the target within {limit_bytes} "
                 "bytes; lower max_kv_tokens or leave it None"
             )
-        if num_pages * pair_bytes + own_bytes > limit_bytes:
-            num_pages = (limit_bytes - own_bytes) // pair_bytes
+        if pair.of(num_pages) + own_bytes > limit_bytes:
+            num_pages = pair.pages_within(limit_bytes - own_bytes)
             limited_by = (
                 "4 GiB CPU limit (set KvCacheConfig.max_tokens for more)"
                 if limit_bytes == pool_limit_bytes
@@ -214,7 +255,7 @@ def plan_memory(
         num_pages=num_pages,
         pool_tokens=pool_tokens,
         bytes_per_token=bytes_per_token,
-        pool_bytes=num_pages * page_bytes,
+        pool_bytes=pair.of(num_pages) - (0 if own_pages else num_pages * draft_page_bytes),
         max_seq_len=wanted_len,
         max_batch_size=scheduler.max_batch_size,
         max_num_tokens=max_num_tokens,
@@ -225,7 +266,27 @@ def plan_memory(
         draft_pool_bytes=own_bytes or (num_pages * draft_page_bytes),
         attention_window=span.window,
         sink_tokens=span.sink_tokens,
+        narrow_windows=tuple(narrow),
+        narrow_sink_tokens=narrow_sinks if narrow else 0,
     )
+
+
+def _pages_behind(
+    kv_cache: KvCacheConfig,
+    scheduler: SchedulerConfig,
+    window: int,
+    sinks: int,
+    length: int,
+    step: int,
+) -> int:
+    """Pages whose memory the layers of a window hold at once, at most, in all requests: what each
+    one's next row sees, and the rows of the steps that were not read yet."""
+    page = kv_cache.tokens_per_block
+    rows = max(scheduler.max_num_tokens or DEFAULT_MAX_NUM_TOKENS, scheduler.max_batch_size * step)
+    if not scheduler.enable_chunked_prefill:
+        rows = max(rows, length)
+    each = pages_for(sinks, page) + pages_for(window + page - 1, page) + 1
+    return scheduler.max_batch_size * each + (1 + scheduler.resolved_depth) * pages_for(rows, page)
 
 
 def pages_in_window(

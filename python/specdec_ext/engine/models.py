@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
+import mmap
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,7 +26,13 @@ from ..drafters import (
 from ..errors import ConfigError, UnsupportedConfigError
 from ..models.host_arrays import kv_dtype_name
 from ..models.kv_storage import storage_dtype, stored_name, token_bytes, wanted_type
-from ..models.windows import AttentionSpan, config_windows, limited_windows, span_of
+from ..models.windows import (
+    AttentionSpan,
+    config_windows,
+    limited_windows,
+    narrow_windows,
+    span_of,
+)
 from .memory_plan import (
     CPU_POOL_LIMIT_BYTES,
     DraftPages,
@@ -177,7 +184,7 @@ class ModelLoader:
             self._place,
         )
         first = self._plan_memory(
-            config, stored, max_position(config.hf), scheduler, span, draft, reserved
+            config, stored, max_position(config.hf), scheduler, span, windows, draft, reserved
         )
         ranks: dict[str, Any] = {} if self._team is None else {"team": self._team}
         if cache.attention_windows or cache.sink_token_length:
@@ -257,6 +264,7 @@ class ModelLoader:
                 max_seq_len=min(first.max_seq_len, model.max_position),
             ),
             span_of(model),
+            getattr(model, "layer_windows", ()),
             draft_model,
             taken + graphs,
         )
@@ -317,6 +325,7 @@ class ModelLoader:
         max_position: int,
         scheduler: SchedulerConfig,
         span: AttentionSpan,
+        windows: Sequence[int],
         draft: Any = None,
         reserved: int = 0,
     ) -> MemoryPlan:
@@ -324,6 +333,7 @@ class ModelLoader:
 
         stored    dtype of the target's pages
         span      what a row of the target sees
+        windows   of its layers
         reserved  bytes that something else will take
         """
         config = self._speculative
@@ -340,7 +350,22 @@ class ModelLoader:
             draft=self._draft_pages(draft),
             pool_limit_bytes=CPU_POOL_LIMIT_BYTES if on_host else None,
             span=span,
+            narrow=self._narrow_windows(model, stored, span, windows),
+            narrow_sinks=self._kv_cache.sink_token_length,
         )
+
+    def _narrow_windows(
+        self, model: Any, stored: str, span: AttentionSpan, windows: Sequence[int]
+    ) -> tuple[int, ...]:
+        """Windows of layers that give their part of a page's memory back; empty where nobody can:
+        on a device, on several ranks, where published pages are read again, and where that part is
+        no whole pages of the operating system."""
+        if not self._place.is_cpu or self._team is not None or self._kv_cache.enable_block_reuse:
+            return ()
+        part = token_bytes(model, stored) // (2 * model.num_layers)
+        if part * self._kv_cache.tokens_per_block % mmap.PAGESIZE:
+            return ()
+        return narrow_windows(windows, span)
 
     def _draft_pages(self, draft: Any) -> DraftPages | None:
         config = self._drafter

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..config.engine import normalize_dtype
-from ..errors import ConfigError, ModelError, UnsupportedModelError
+from ..errors import ConfigError, ModelError, SpecdecError, UnsupportedModelError
 from ..log import logger
 from .config_reader import ModelConfig, read_config
 from .draft_vocab import DRAFT_VOCAB_FILE, read_draft_vocab, scored_rows
@@ -18,7 +18,7 @@ from .kv_storage import kv_storage
 from .native_config import NotNativeError, native_shape
 from .packed_model import PackedWeights, find_packed
 from .quantize import QUANTIZATIONS
-from .rank_checkpoint import check_ranks
+from .rank_checkpoint import check_ranks, read_ranks
 from .shard import Shard
 from .weights import Checkpoint
 from .windows import limited_windows
@@ -69,7 +69,8 @@ def load_model(
     head_ids      of a draft model: int64 of the tokens that are to be scored, in this order
     place         where it runs (resolve_device); None: the CPU
     numerics      "exact": refused unless a row's bits do not depend on the step it is in; "fast":
-                  they may; "auto": exact on the CPU where it can be had, fast on a device
+                  they may, and ranks add up partial sums; "auto": exact on the CPU where it can be
+                  had, fast on a device
     quantization  "int8", "int4": weights become blocks at load (quantize.py); native, on the CPU
     team          the ranks that the model is spread over: this process loads its own shard of a
                   native model, on the CPU; None: it is alone. A model that was converted for
@@ -144,6 +145,7 @@ def load_model(
                     "kv_cache_dtype": kv_cache_dtype,
                     "max_attention_window": list(max_attention_window),
                     "sink_token_length": sink_token_length,
+                    "numerics": numerics,
                 }
                 return _load_shard(config, shape, chosen, same, team, how)
             from .native import NativeModel
@@ -203,24 +205,36 @@ def _load_shard(
     how: dict[str, Any],
 ) -> StepModel:
     """This rank's part of a model; rank 0 asks the others for theirs."""
+    from .shard import Shard
+
+    shard = Shard.of(shape, team.rank, team.size, sums=wanted["numerics"] == "fast")
+    if shard.sums and read_ranks(config.path) > 1:
+        raise UnsupportedModelError(
+            f"{config.path}: numerics = 'fast' splits projections by input columns, and convert "
+            f"--tp_size={team.size} has cut them by output rows; use numerics = 'exact', or a "
+            "checkpoint that was converted as a whole"
+        )
     if team.rank > 0:
         from .native import NativeModel
 
-        shard = Shard.of(shape, team.rank, team.size)
         packed = _packed_shard(config, shape, chosen, shard, how)
         return NativeModel(config, shape, chosen, shard=shard, packed=packed, **how)
     from .sharded_model import ShardedModel
 
     same = ("max_rows", "max_seq_len", "allow_pickle", "quantization")
     arguments = {**wanted, "model_impl": "native", **{name: how[name] for name in same}}
-    packed = _packed_shard(config, shape, chosen, Shard.of(shape, 0, team.size), how)
-    return ShardedModel(config, shape, chosen, team=team, wanted=arguments, packed=packed, **how)
+    packed = _packed_shard(config, shape, chosen, shard, how)
+    return ShardedModel(
+        config, shape, chosen, shard=shard, team=team, wanted=arguments, packed=packed, **how
+    )
 
 
 def _packed_shard(
     config: ModelConfig, shape: NativeShape, chosen: str, shard: Shard, how: dict[str, Any]
 ) -> PackedFile | None:
-    """The packed weights of one rank."""
+    """The packed weights of one rank: cut by output rows, as exact mode has them."""
+    if shard.sums:
+        return None
     wants = PackedWeights.of(chosen, how["own_widths"], how["quantization"], shard)
     return find_packed(config, shape, wants)
 
@@ -257,6 +271,8 @@ def memory_errors(path: Path) -> Iterator[None]:
     """What asks for more memory than the machine has becomes a ModelError."""
     try:
         yield
+    except SpecdecError:  # it says for itself what is wrong
+        raise
     except (MemoryError, RuntimeError) as error:
         # torch's CPU allocator raises a plain RuntimeError, its CUDA allocator a subclass.
         text = " ".join(str(error).split())

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .. import _core
-from ..errors import ModelError
+from ..errors import ModelError, SpecdecError
 from ..log import logger
 from .base import ModelInfo
 from .block_checkpoint import BlockCheckpoint
@@ -28,7 +28,7 @@ from .quant_checkpoint import QuantCheckpoint
 from .quantize import quantized_loader, worst_first
 from .rank_checkpoint import RankCheckpoint
 from .rope import max_position, rope_parameters, rope_tables
-from .shard import Shard
+from .shard import Shard, take_columns
 from .weights import Checkpoint
 
 if TYPE_CHECKING:
@@ -57,8 +57,9 @@ _OF_A_RUN = ("max_rows", "max_position", "sliding_window", "sink_tokens")
 
 
 class NativeModel:
-    """A StepModel on the native decoder (`impl` "native", numerics "exact").
+    """A StepModel on the native decoder (`impl` "native").
 
+    numerics        "exact", and "fast" for one of several ranks that add up partial sums
     weights_config  the entries of decoder_config() that packed weights depend on
     quantization_errors
                     of matrices that were narrowed at load: (name, relative error), worst first
@@ -102,6 +103,8 @@ class NativeModel:
         self.num_kv_heads, self.head_dim = shape.num_kv_heads, shape.head_dim
         self.layer_windows, self.sink_tokens = shape.sliding_window, shape.sink_tokens
         self.shard = shard
+        if shard is not None and shard.sums:
+            self.numerics = "fast"
         self.kv_dtype_name = dtype
         self.kv_storage = kv_storage or KvStorage(dtype)
         if shard is not None:
@@ -147,6 +150,8 @@ class NativeModel:
                             whole: Any = partial(checkpoint.load, dtype="float32")
                             load = quantized_loader(whole, quantization, errors)
                         self._give_weights(shape, load, expected, checkpoint)
+                except SpecdecError:
+                    raise
                 except ValueError as error:
                     raise ModelError(f"{config.path}: {error}") from error
                 notes += checkpoint.warnings
@@ -165,7 +170,11 @@ class NativeModel:
             impl=self.impl,
             impl_reason=impl_reason,
             numerics=self.numerics,
-            numerics_reason="every row count runs through the same kernels",
+            numerics_reason=(
+                "every row count runs through the same kernels"
+                if self.numerics == "exact"
+                else "sums are added up across ranks; a row's bits depend on their number alone"
+            ),
             dtype=width,
             weight_bytes=int(self._decoder.weight_bytes),
             attention=(
@@ -184,7 +193,7 @@ class NativeModel:
     ) -> None:
         """Copy the checkpoint into the decoder, one layer at a time: never all of it twice."""
         if self.shard is not None:
-            load = partial(_load_rows, load, self.shard)
+            load = partial(_load_part, load, self.shard, expected)
         embeds = self.shard is None or self.shard.rank == 0
         embedding: Any = load("model.embed_tokens.weight") if embeds else None
         if embeds:
@@ -201,10 +210,16 @@ class NativeModel:
         for layer in range(shape.num_layers):
             prefix = f"model.layers.{layer}."
             names = [name for name in expected if name.startswith(prefix)]
+            if self.shard is not None:
+                names = [name for name in names if self.shard.holds(name)]
             self._decoder.set_layer(
                 layer, {name.removeprefix(prefix): load(name) for name in names}
             )
             checkpoint.drop_pages()
+            self._layer_was_read()
+
+    def _layer_was_read(self) -> None:
+        """Whoever is one of several looks after the others."""
 
     @property
     def core(self) -> Any:
@@ -308,8 +323,9 @@ def _take_rows(weight: Any, rows: np.ndarray) -> Any:
     return take_rows(weight, rows)
 
 
-def _load_rows(load: Callable[..., Any], shard: Shard, name: str) -> Any:
-    return load(name, rows=shard.rows(name))
+def _load_part(load: Callable[..., Any], shard: Shard, shapes: Mapping[str, Any], name: str) -> Any:
+    weight, columns = load(name, rows=shard.rows(name)), shard.columns(name)
+    return weight if columns is None else take_columns(weight, columns, shapes[name][1], name)
 
 
 def served_positions(config: ModelConfig, max_seq_len: int | None, notes: list[str]) -> int:

@@ -44,6 +44,11 @@ class Place:
         """It is the CPU itself, not an emulation on it."""
         return self.backend == "cpu"
 
+    @property
+    def num_devices(self) -> int:
+        """How many devices of its kind there are; 0: it is the CPU."""
+        return len(_core.cuda_info()["devices"]) if self.on_cuda else int(not self.is_cpu)
+
     def free_bytes(self) -> int | None:
         """Free memory of a CUDA device; None where the host's memory is used."""
         if not self.on_cuda:

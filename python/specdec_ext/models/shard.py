@@ -1,7 +1,9 @@
-"""Which rows of every weight a rank of a tensor-parallel model computes.
+"""Which part of every weight a rank of a tensor-parallel model holds.
 
-Every projection is split by output rows and reads its whole input, so a number is computed by one
-rank, with the bits that it has on one rank alone (docs/tensor_parallel.md).
+In exact mode every projection is split by output rows and reads its whole input, so a number is
+computed by one rank, with the bits that it has on one rank alone. In fast mode the output and the
+down projection are split by input columns, and the ranks' sums are added up: half as many exchanges
+(docs/tensor_parallel.md).
 """
 
 from __future__ import annotations
@@ -9,10 +11,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import ConfigError
+import numpy as np
+
+from .. import _core
+from ..errors import ConfigError, UnsupportedModelError
 from .native_config import NativeShape
 
-__all__ = ["Shard"]
+__all__ = ["Shard", "take_columns"]
 
 # Columns of one panel of packed weights: what ranks share out.
 _PANEL = 32
@@ -29,6 +34,7 @@ class Shard:
     hidden    outputs of the attention's and the feed-forward's last projection
     ffn       outputs of gate and up
     head      tokens that are scored
+    sums      fast mode: partial sums are added up; `hidden` does not count then
     """
 
     rank: int
@@ -39,9 +45,10 @@ class Shard:
     head: tuple[int, ...]
     queries: int  # rows of q of one key head
     head_dim: int
+    sums: bool = False
 
     @staticmethod
-    def of(shape: NativeShape, rank: int, size: int) -> Shard:
+    def of(shape: NativeShape, rank: int, size: int, *, sums: bool = False) -> Shard:
         """Raises ConfigError where a rank would have nothing to compute."""
         if size > shape.num_kv_heads:
             raise ConfigError(
@@ -64,6 +71,7 @@ class Shard:
             _bounds(shape.vocab_size, _unit(shape.vocab_size, size), size),
             shape.num_heads // shape.num_kv_heads * shape.head_dim,
             shape.head_dim,
+            sums,
         )
 
     @property
@@ -87,13 +95,28 @@ class Shard:
         if last in ("k_proj", "v_proj"):
             return self._part(self.kv_heads, self.head_dim)
         if last in _OF_HIDDEN:
-            return self._part(self.hidden)
+            return None if self.sums else self._part(self.hidden)
         return self._part(self.ffn) if last in _OF_FFN else None
 
     def reads(self, name: str, *, tied: bool) -> bool:
         """Whether this rank needs the tensor at all: embeddings are rank 0's, unless they are the
         head as well."""
         return self.rank == 0 or tied or not name.startswith(_TABLES[0])
+
+    def columns(self, name: str) -> slice | None:
+        """Columns of the checkpoint's tensor that this rank keeps; None: all."""
+        if not self.sums or not name.endswith(".weight"):
+            return None
+        last = name.rpartition(".")[0].rpartition(".")[2]
+        if last == "o_proj":
+            return self._part(self.kv_heads, self.queries)
+        return self._part(self.ffn) if last == "down_proj" else None
+
+    def holds(self, name: str) -> bool:
+        """Whether this rank has any of the tensor: a bias is added to a sum once, by rank 0."""
+        module, _, kind = name.rpartition(".")
+        is_summed = self.sums and module.rpartition(".")[2] in _OF_HIDDEN
+        return not (is_summed and kind == "bias" and self.rank > 0)
 
     def decoder_arguments(self) -> dict[str, Any]:
         """_core.LlamaDecoder's keywords."""
@@ -103,10 +126,33 @@ class Shard:
             "hidden_bounds": list(self.hidden),
             "ffn_bounds": list(self.ffn),
             "head_bounds": list(self.head),
+            "adds_partial_sums": self.sums,
         }
 
     def _part(self, bounds: tuple[int, ...], unit: int = 1) -> slice:
         return slice(bounds[self.rank] * unit, bounds[self.rank + 1] * unit)
+
+
+def take_columns(weight: Any, columns: slice, width: int, name: str) -> Any:
+    """Columns of a matrix [N, width], floats or (blocks, format), where they lie.
+
+    Raises UnsupportedModelError where they are no whole blocks.
+    """
+    if not isinstance(weight, tuple):
+        if isinstance(weight, _core.Bfloat16Array):
+            return _core.Bfloat16Array(np.ascontiguousarray(weight.bits[:, columns]))
+        return np.ascontiguousarray(weight[:, columns])
+    blocks, format = weight
+    block = 256 if format.endswith("_k") else 32
+    if columns.start % block or (columns.stop % block and columns.stop != width):
+        raise UnsupportedModelError(
+            f"{name}: numerics = 'fast' on several ranks splits its rows at column "
+            f"{columns.stop if columns.start == 0 else columns.start}, {format} has blocks of "
+            f"{block}; use numerics = 'exact', or another tensor_parallel_size"
+        )
+    unit = blocks.shape[1] * block // width
+    first, last = columns.start // block * unit, -(-columns.stop // block) * unit
+    return np.ascontiguousarray(blocks[:, first:last]), format
 
 
 def _unit(width: int, size: int) -> int:

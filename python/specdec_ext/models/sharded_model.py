@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from .. import _core
+from ..errors import EngineError
 from ..parallel.fingerprint import model_fingerprint
 from ..parallel.link import Link
 from ..parallel.team import BIND, FORWARD, Team
@@ -38,23 +39,30 @@ class ShardedModel(NativeModel):
         shape: NativeShape,
         dtype: str,
         *,
+        shard: Shard,
         team: Team,
         wanted: dict[str, Any],
         **how: Any,
     ) -> None:
         """wanted  load_model's arguments, for the other ranks; `how` is NativeModel's"""
-        shard = Shard.of(shape, team.rank, team.size)
         self._team = team
         path = config.path.resolve()
         team.load({**wanted, "path": str(path), "fingerprint": model_fingerprint(path)})
         try:
             super().__init__(config, shape, dtype, shard=shard, **how)
-        finally:
+        except EngineError:  # a rank is lost
+            raise
+        except BaseException:
             team.wait_loaded()
+            raise
+        team.wait_loaded()
         self.info = dataclasses.replace(
             self.info, attention=f"{self.info.attention}, on {team.size} ranks"
         )
         self._page_size = 0
+
+    def _layer_was_read(self) -> None:
+        self._team.look()
 
     def bind_cache(self, k_pages: Any, v_pages: Any) -> None:
         """See StepModel; the other ranks make pages of their heads."""

@@ -2,7 +2,8 @@
 
 A layer has the smaller of its own window and the one that KvCacheConfig asks for. Layers with a
 window see the first `sink_token_length` tokens of a text besides. Pages are shared by all layers,
-so a page can go when the layer with the widest window is past it (docs/attention_windows.md).
+so a page can go when the layer with the widest window is past it; on the CPU the memory of the
+others' parts goes before (docs/attention_windows.md).
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ __all__ = [
     "asked_windows",
     "config_windows",
     "limited_windows",
+    "narrow_windows",
     "refuse_sinks",
     "span_of",
 ]
@@ -41,6 +43,13 @@ class AttentionSpan:
         if not windows or not all(windows):
             return cls()
         return cls(max(windows), sink_tokens)
+
+
+def narrow_windows(windows: Sequence[int], span: AttentionSpan) -> tuple[int, ...]:
+    """By layer, the windows that are narrower than the span of all layers, 0 for others; empty
+    where no layer has such a one."""
+    narrow = tuple(w if w and (not span.window or w < span.window) else 0 for w in windows)
+    return narrow if any(narrow) else ()
 
 
 def limited_windows(

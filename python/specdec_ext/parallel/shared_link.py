@@ -129,7 +129,7 @@ class SharedLink:
     def tell(self, kind: int, *parts: np.ndarray) -> None:
         """See Link. The packet before has been heard by all when this one is written."""
         for rank in range(1, self.size):
-            self._wait(self.size + 1 + rank, self._packets, rank, _FOREVER_S)
+            self._wait(self.size + 1 + rank, self._packets, rank, self._heartbeat_s)
         data = as_packet(kind, parts)
         self._packet(len(data))[: len(data)] = data
         self._packets += 1

@@ -10,9 +10,11 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,14 +26,17 @@ from .fingerprint import program_fingerprint
 from .link import HEARTBEAT_S, Link, LostRankError
 from .shared_link import SharedLink, make_memory
 
-__all__ = ["BIND", "END", "FORWARD", "LOAD", "LOST_EXIT_CODE", "Team", "enter", "join", "lead"]
+__all__ = [
+    "BIND", "END", "FORWARD", "LOAD", "LOST_EXIT_CODE", "RELEASE", "Team", "enter", "join", "lead",
+]  # fmt: skip
 
 # Kinds of packets.
-LOAD, BIND, FORWARD, END = range(4)
+LOAD, BIND, FORWARD, RELEASE, END = range(5)
 # What a rank ends with that has lost another.
 LOST_EXIT_CODE = 75
 _START_S = 120.0  # for ranks to start and find each other
 _LAST_WORDS_S = 2.0
+_BEATS = 8  # in the time of silence after which a rank is lost
 
 
 class Team:
@@ -80,12 +85,44 @@ class Team:
         words = json.dumps({**arguments, "number": self._models}).encode()
         self.tell(LOAD, np.frombuffer(words, dtype=np.uint8))
 
+    def release_pages(self) -> None:
+        """Rank 0: the others give the memory of their pages back, which nobody uses."""
+        self.tell(RELEASE)
+
+    def look(self) -> None:
+        """Rank 0, while it loads, too: has a process ended that it has started?"""
+        for rank in range(1, self.size):
+            if self._exit_code(rank) is not None:
+                raise self._lose(rank, silent=False, when="it was loading its weights")
+
     def wait_loaded(self) -> None:
         """Rank 0: until the others have. Raises ModelError with what one of them says."""
         for rank in range(1, self.size):
-            text = self._wait(f"loaded/{self._models}/{rank}", None, "it was loading its weights")
+            text = self._wait(
+                f"loaded/{self._models}/{rank}", HEARTBEAT_S, "it was loading its weights"
+            )
             if text != "ok":
                 raise ModelError(f"rank {rank} of {self.size}: {text}")
+
+    @contextlib.contextmanager
+    def alive(self) -> Iterator[None]:
+        """Another rank: heartbeats while the block runs, in which it answers nobody."""
+        done = threading.Event()
+
+        def beat() -> None:
+            number = 0
+            while not done.wait(HEARTBEAT_S / _BEATS):
+                number += 1
+                with contextlib.suppress(RuntimeError):  # rank 0 has ended
+                    self._store.set(f"beat/{self.rank}", str(number))
+
+        thread = threading.Thread(target=beat, name="specdec-heartbeat", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            done.set()
+            thread.join()
 
     def say_loaded(self, number: int, text: str) -> None:
         """Another rank: "ok", or why it cannot load the model that was asked for."""
@@ -152,18 +189,27 @@ class Team:
                     "specdec_ext for every rank"
                 )
 
-    def _wait(self, key: str, seconds: float | None, when: str) -> str:
-        """The text that another rank sets."""
+    def _wait(self, key: str, seconds: float, when: str) -> str:
+        """The text that another rank sets; it has so many seconds from its last heartbeat on, and
+        a process of ours that is stopped no more than HEARTBEAT_S."""
         rank = int(key.rpartition("/")[2])
-        begin = time.monotonic()
+        beat, heard = "", time.monotonic()
+        runs = heard
         while True:
             if text := self._read(key):
                 return text
             time.sleep(0.02)
             if self._exit_code(rank) is not None:
                 raise self._lose(rank, silent=False, when=when)
-            if seconds is not None and time.monotonic() - begin > seconds:
+            now, last = time.monotonic(), self._read(f"beat/{rank}")
+            if last != beat:
+                beat, heard = last, now
+            if not (self._processes and _is_stopped(self._processes[rank - 1].pid)):
+                runs = now
+            if now - heard > seconds:
                 raise self._lose(rank, silent=True, when=when, seconds=seconds)
+            if now - runs > HEARTBEAT_S:
+                raise self._lose(rank, silent=True, when=when)
 
     @contextlib.contextmanager
     def _talking(self, when: str) -> Iterator[None]:
@@ -300,6 +346,14 @@ def join(world: World) -> Team:
     if rank == 0:
         atexit.register(team.close)
     return team
+
+
+def _is_stopped(pid: int) -> bool:
+    """By a signal or a debugger."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "Tt"
+    except OSError:
+        return False
 
 
 def _end_processes(processes: Sequence[Any]) -> None:

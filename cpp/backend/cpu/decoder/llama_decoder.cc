@@ -187,10 +187,10 @@ void LlamaDecoder::attend(const StepView& step, int index, int rank, int nranks)
 void LlamaDecoder::project(const StepView& step, int index, int rank, int nranks) {
   const Layer& layer = layers_[index];
   if (!writes_input_directly(layer)) {
-    const std::int64_t q_width = std::int64_t{config_.num_heads} * config_.head_dim;
     const Share mine = share(step.num_rows, rank, nranks);
     for (std::int64_t r = mine.begin; r < mine.end; ++r) {
-      convert_row(ops_, layer.o->input_form(), attention_.data() + r * attention_stride_, q_width,
+      convert_row(ops_, layer.o->input_form(),
+                  attention_.data() + r * attention_stride_ + read_heads_.begin, read_heads_.count,
                   input_.data() + r * input_bytes_);
     }
     ThreadPool::global().barrier();
@@ -223,7 +223,8 @@ void LlamaDecoder::gate(const Layer& layer, std::int64_t first, std::int64_t hei
   for (std::int64_t r = 0; count > 0 && r < height; ++r) {
     activate_row(ops_, form, silu, gate_.data() + r * n + columns.begin,
                  up_.data() + r * n + columns.begin, count,
-                 act_.data() + r * act_bytes_ + input_row_bytes(form, ffn_.begin + columns.begin));
+                 act_.data() + r * act_bytes_ +
+                     input_row_bytes(form, ffn_.begin - read_ffn_.begin + columns.begin));
   }
 }
 

@@ -51,6 +51,10 @@ struct DecoderConfig {
   std::vector<int> hidden_bounds;   // columns of the output and the down projection
   std::vector<int> ffn_bounds;      // columns of gate and up, whole panels
   std::vector<int> head_bounds;     // rows of the head
+  // The output and the down projection are split by input columns instead: each rank multiplies
+  // what it has computed itself, and the ranks' sums are added up, rank by rank. Half as many
+  // exchanges; the last bits are not those of one rank.
+  bool adds_partial_sums = false;
 };
 
 // `size` zeros that take memory as they are first touched.
@@ -129,7 +133,7 @@ class LlamaDecoder {
     return is_shard() ? static_cast<int>(config_.kv_head_bounds.size()) - 1 : 1;
   }
   std::int64_t num_own_scores() const { return scores_.count; }
-  int num_parts() const { return config_.num_layers * kPartsOfLayer; }
+  int num_parts() const { return config_.num_layers * parts_of_layer(); }
   void begin_parts(const StepView& step, const float* embedded = nullptr);
   const float* embedded_rows() const;  // [R, hidden], right behind begin_parts()
   std::int64_t chunk_bytes(int part, std::int64_t rows);
@@ -186,6 +190,8 @@ class LlamaDecoder {
 
   std::vector<float> norm_weight(const TensorView& weight, const std::string& name, int size) const;
   bool is_shard() const { return !config_.kv_head_bounds.empty(); }
+  // Where partial sums are added up, attention goes on into its projection, and gate into down.
+  int parts_of_layer() const { return config_.adds_partial_sums ? 2 : kPartsOfLayer; }
   void take_shard();
   void check_complete() const;
   void allocate_buffers();
@@ -221,6 +227,8 @@ class LlamaDecoder {
   void run_head_best(const StepView& step, RowBest* best, int rank, int nranks);
   void softcap_logits(float* logits, std::int64_t begin, std::int64_t end) const;
   Exchange exchange_of(int part);
+  void run_whole_part(const StepView& step, int part, int rank, int nranks);
+  void add_partial_sums(const std::byte* gathered, std::int64_t rows, int rank, int nranks);
   void take_chunks(int part, const std::byte* gathered, std::int64_t rows, int rank, int nranks);
   void give_chunk(int part, std::int64_t rows, std::byte* chunk, int rank, int nranks);
   void end_layers(const StepView& step, const std::byte* gathered, float* hidden, int rank,
@@ -238,6 +246,8 @@ class LlamaDecoder {
   // This decoder's share of each output, all of it unless it is a shard.
   int num_heads_ = 0, num_kv_heads_ = 0, first_head_ = 0;
   Columns hidden_{}, ffn_{}, scores_{};
+  // What the output and the down projection read of the rows of heads and of gate.
+  Columns read_heads_{}, read_ffn_{};
   std::vector<float> k_scales_, v_scales_;  // [layers, G], or empty
 
   // Buffers of a step; all rows. Strides are padded by a cache line, so that the rows of a tile do

@@ -139,6 +139,10 @@ LlamaDecoder::LlamaDecoder(DecoderConfig config) : config_(std::move(config)), o
   hidden_ = {0, c.hidden_size};
   ffn_ = {0, c.intermediate_size};
   scores_ = {0, c.head_size};
+  read_heads_ = {0, std::int64_t{c.num_heads} * c.head_dim};
+  read_ffn_ = ffn_;
+  SPECDEC_REQUIRE(is_shard() || !c.adds_partial_sums,
+                  "decoder.adds_partial_sums: there are no other ranks; give bounds, or false");
   if (is_shard()) take_shard();
   layers_.resize(layers);
   ropes_.resize(static_cast<std::size_t>(tables));
@@ -218,7 +222,6 @@ void LlamaDecoder::set_layer(int index, const std::vector<NamedTensor>& tensors)
   SPECDEC_REQUIRE(index >= 0 && index < c.num_layers, "layer ", index, ": the model has 0..",
                   c.num_layers - 1);
   TensorMap map(index, tensors);
-  const std::int64_t q_width = std::int64_t{c.num_heads} * c.head_dim;
   const std::int64_t own_q_width = std::int64_t{num_heads_} * c.head_dim;
   const std::int64_t own_kv_width = std::int64_t{num_kv_heads_} * c.head_dim;
   Layer layer;
@@ -240,10 +243,10 @@ void LlamaDecoder::set_layer(int index, const std::vector<NamedTensor>& tensors)
   layer.qkv =
       map.linear<StackedLinear>({"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"},
                                 {own_q_width, own_kv_width, own_kv_width}, c.hidden_size);
-  layer.o = map.linear<PackedLinear>({"self_attn.o_proj"}, {hidden_.count}, q_width);
+  layer.o = map.linear<PackedLinear>({"self_attn.o_proj"}, {hidden_.count}, read_heads_.count);
   layer.gate = map.linear<PackedLinear>({"mlp.gate_proj"}, {ffn_.count}, c.hidden_size);
   layer.up = map.linear<PackedLinear>({"mlp.up_proj"}, {ffn_.count}, c.hidden_size);
-  layer.down = map.linear<PackedLinear>({"mlp.down_proj"}, {hidden_.count}, c.intermediate_size);
+  layer.down = map.linear<PackedLinear>({"mlp.down_proj"}, {hidden_.count}, read_ffn_.count);
   map.check_all_used();
   SPECDEC_REQUIRE(layer.gate->input_form() == layer.up->input_form(), map.path("mlp.gate_proj"),
                   " is ", weight_type_name(layer.gate->type()), ", up_proj is ",

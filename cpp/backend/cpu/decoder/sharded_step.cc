@@ -3,6 +3,11 @@
 // Every projection is split by output rows and reads its whole input, so no sum crosses ranks and
 // each number has the bits that one rank alone gives it. A rank computes its columns in place; its
 // chunk is a copy of them, and the other ranks' chunks are copied to theirs.
+//
+// With adds_partial_sums the projections that end a block read what their own rank has computed,
+// and give a sum over those columns alone: a chunk is that sum of all of a row's outputs, and each
+// rank adds up the chunks in the order of the ranks. A row's bits depend on the number of ranks,
+// and on nothing else.
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
@@ -50,6 +55,10 @@ void LlamaDecoder::take_shard() {
   hidden_ = columns(c.hidden_bounds);
   ffn_ = columns(c.ffn_bounds);
   scores_ = columns(c.head_bounds);
+  if (!c.adds_partial_sums) return;
+  hidden_ = {0, c.hidden_size};
+  read_heads_ = {std::int64_t{first_head_} * c.head_dim, std::int64_t{num_heads_} * c.head_dim};
+  read_ffn_ = ffn_;
 }
 
 LlamaDecoder::Exchange LlamaDecoder::exchange_of(int part) {
@@ -79,6 +88,9 @@ LlamaDecoder::Exchange LlamaDecoder::exchange_of(int part) {
 }
 
 std::int64_t LlamaDecoder::chunk_bytes(int part, std::int64_t rows) {
+  if (config_.adds_partial_sums) {
+    return rows * config_.hidden_size * static_cast<std::int64_t>(sizeof(float));
+  }
   const Exchange exchange = exchange_of(part);
   std::int64_t most = 0;
   for (std::size_t r = 1; r < exchange.offsets.size(); ++r) {
@@ -90,6 +102,7 @@ std::int64_t LlamaDecoder::chunk_bytes(int part, std::int64_t rows) {
 // The other ranks' columns of a thread's rows.
 void LlamaDecoder::take_chunks(int part, const std::byte* gathered, std::int64_t rows, int rank,
                                int nranks) {
+  if (config_.adds_partial_sums) return add_partial_sums(gathered, rows, rank, nranks);
   const Exchange exchange = exchange_of(part);
   const std::int64_t chunk = chunk_bytes(part, rows);
   const Share mine = share(rows, rank, nranks);
@@ -103,7 +116,32 @@ void LlamaDecoder::take_chunks(int part, const std::byte* gathered, std::int64_t
   }
 }
 
+// sum_ = the sum of all ranks' chunks, of a thread's rows.
+void LlamaDecoder::add_partial_sums(const std::byte* gathered, std::int64_t rows, int rank,
+                                    int nranks) {
+  const std::int64_t n = config_.hidden_size, chunk = chunk_bytes(0, rows);
+  const Share mine = share(rows, rank, nranks);
+  for (std::int64_t row = mine.begin; row < mine.end; ++row) {
+    float* sum = sum_.data() + row * n;
+    for (int r = 0; r < num_ranks(); ++r) {
+      const auto* from = reinterpret_cast<const float*>(gathered + r * chunk) + row * n;
+      if (r == 0) {
+        std::memcpy(sum, from, n * sizeof(float));
+      } else {
+        ops_.add(from, n, sum);
+      }
+    }
+  }
+}
+
 void LlamaDecoder::give_chunk(int part, std::int64_t rows, std::byte* chunk, int rank, int nranks) {
+  if (config_.adds_partial_sums) {
+    const std::int64_t bytes = config_.hidden_size * static_cast<std::int64_t>(sizeof(float));
+    const Share mine = share(rows, rank, nranks);
+    std::memcpy(chunk + mine.begin * bytes, sum_.data() + mine.begin * config_.hidden_size,
+                (mine.end - mine.begin) * bytes);
+    return;
+  }
   const Exchange exchange = exchange_of(part);
   const std::int64_t begin = exchange.offsets[config_.shard_rank];
   const std::int64_t bytes = exchange.offsets[config_.shard_rank + 1] - begin;
@@ -160,11 +198,17 @@ void LlamaDecoder::run_part(const StepView& step, int part, const std::byte* gat
   SPECDEC_REQUIRE(is_shard() && part >= 0 && part < num_parts(), "part ", part, ": parts are 0..",
                   num_parts() - 1);
   ThreadPool& pool = ThreadPool::global();
-  const int layer = part / kPartsOfLayer;
+  const int layer = part / parts_of_layer();
   const std::int64_t rows = step.num_rows;
   pool.run([&](int rank) {
     const int nranks = pool.size();
     if (part > 0) take_chunks(part - 1, gathered, rows, rank, nranks);
+    if (config_.adds_partial_sums) {
+      run_whole_part(step, part, rank, nranks);
+      pool.barrier();
+      give_chunk(part, rows, chunk, rank, nranks);
+      return;
+    }
     switch (part % kPartsOfLayer) {
       case kAttend:
         attend(step, layer, rank, nranks);
@@ -184,6 +228,22 @@ void LlamaDecoder::run_part(const StepView& step, int part, const std::byte* gat
     pool.barrier();
     give_chunk(part, rows, chunk, rank, nranks);
   });
+}
+
+// Attention or the feed-forward, to this rank's part of its output's sums; no barrier behind.
+void LlamaDecoder::run_whole_part(const StepView& step, int part, int rank, int nranks) {
+  ThreadPool& pool = ThreadPool::global();
+  const int layer = part / parts_of_layer();
+  if (part % parts_of_layer() == 0) {
+    attend(step, layer, rank, nranks);
+    pool.barrier();
+    project(step, layer, rank, nranks);
+  } else {
+    enter_feed_forward(step, layer, rank, nranks);
+    gate(layers_[layer], 0, step.num_rows, rank, nranks);
+    pool.barrier();
+    down(layers_[layer], 0, step.num_rows, rank, nranks);
+  }
 }
 
 void LlamaDecoder::finish_logits(const StepView& step, const std::byte* gathered, float* logits,
