@@ -1470,6 +1470,7 @@ class Eagle3Head:
         head_dim: typing.SupportsInt | typing.SupportsIndex,
         rms_norm_eps: typing.SupportsFloat | typing.SupportsIndex,
         norm_before_residual: bool,
+        sliding_window: typing.SupportsInt | typing.SupportsIndex,
         fc: typing.Any,
         qkv: typing.Any,
         o: typing.Any,

@@ -64,7 +64,7 @@ def save_trained(
     *,
     ids: Sequence[int] | None = None,
     taps: Sequence[int] | None = None,
-    steps: int = 120,
+    steps: int = 100,
     seed: int = 0,
     **changes: Any,
 ) -> Path:
@@ -76,27 +76,28 @@ def save_trained(
     shape = head_shape(model, draft_vocab_size=len(ids), taps=taps and chosen, **changes)
     head = Eagle3(shape, list(ids), 512)
     row_of = {token: row for row, token in enumerate(ids)}
-    data = []
-    for text in texts:
-        labels = torch.tensor([row_of.get(token, -100) for token in text])
-        with torch.no_grad():
-            embedded = model.model.embed_tokens(torch.tensor([list(text)]))
-        data.append((embedded, states_of(model, text, chosen)[None], labels))
+    unroll, longest = 3, max(map(len, texts))
+    tokens = torch.zeros(len(texts), longest + unroll, dtype=torch.int64)
+    labels = torch.full_like(tokens, -100)
+    states = torch.zeros(len(texts), longest - 1, head.fc.in_features)
+    for i, text in enumerate(texts):
+        tokens[i, : len(text)] = torch.tensor(list(text))
+        labels[i, : len(text)] = torch.tensor([row_of.get(token, -100) for token in text])
+        states[i, : len(text) - 1] = states_of(model, text, chosen)[:-1]
+    with torch.no_grad():
+        embedded = model.model.embed_tokens(tokens)
+    rows = longest - 1
     optimizer = torch.optim.Adam(head.parameters(), lr=4e-3)
-    unroll = 3
     for _ in range(steps):
+        # Padding stands behind a text, where its rows do not look, and has no labels.
+        results = head.unrolled(embedded[:, 1 : rows + unroll], states, unroll)
         loss = torch.zeros(())
-        for embedded, states, labels in data:
-            rows = embedded.shape[1] - unroll - 1
-            if rows < 1:
-                continue
-            scores = head.unrolled(embedded[:, 1 : 1 + rows + unroll - 1], states[:, :rows], unroll)
-            for step, each in enumerate(scores):
-                wanted = labels[2 + step : 2 + step + rows]
-                guesses = head.lm_head(each[0])
-                loss = loss + functional.cross_entropy(guesses, wanted, ignore_index=-100)
+        for step, each in enumerate(results):
+            wanted = labels[:, 2 + step : 2 + step + rows].reshape(-1)
+            guesses = head.lm_head(each).flatten(0, 1)
+            loss = loss + functional.cross_entropy(guesses, wanted, ignore_index=-100)
         optimizer.zero_grad()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
     return save_eagle3(head, folder, dtype=torch.float32)
 

@@ -26,7 +26,7 @@ CONTRACTS = [
 
 # Texts at every depth, the rest at one of them.
 CASES = [
-    pytest.param(contract, method, depth, id=f"{contract.__name__.removeprefix('test_')}-{method}-{depth}")
+    pytest.param(contract, method, depth, id=f"{contract.__name__[5:]}-{method}-{depth}")
     for i, contract in enumerate(CONTRACTS)
     for j, method in enumerate(HOSTED)
     for depth in DEPTHS

@@ -123,7 +123,10 @@ def put(name: str, tensor: torch.Tensor) -> Damage:
 
 
 def drop(name: str) -> Damage:
-    return lambda config, tensors: tensors.pop(name) and None
+    def damage(config: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
+        del tensors[name]
+
+    return damage
 
 
 def say(name: str, value: Any) -> Damage:

@@ -56,13 +56,12 @@ class TargetTaps:
     def _read(self, tokens: list[int]) -> torch.Tensor:
         if len(tokens) > self._length:
             self._load(max(2 * self._length, len(tokens), 1024))
-        parts = []
+        result = torch.empty(len(tokens), self._taps.shape[1], dtype=torch.float16)
         for at in range(0, len(tokens), _ROWS):
             rows = tokens[at : at + _ROWS]
             pages = [range(-(-self._length // _PAGE))]
             self._model.forward(_core.make_step_plan([rows], kv_len=[at], page_table=pages))
-            parts.append(torch.from_numpy(self._taps[: len(rows)]).to(torch.float16))
-        result = torch.cat(parts)
+            result[at : at + len(rows)] = torch.from_numpy(self._taps[: len(rows)])
         if not bool(torch.isfinite(result).all()):
             raise ModelError(
                 f"{self._config.path}: a hidden state of layers {self._layers} is not finite in "

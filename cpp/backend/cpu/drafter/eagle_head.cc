@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <utility>
 
 #include "backend/cache_view.h"
@@ -88,6 +89,29 @@ float* EagleHead::feature_at(const StepView& step, std::int32_t request,
   return features_ + place * shape_.hidden_size;
 }
 
+// Zeros the K/V of positions [first, last]: rows that are not read before their page is shared show
+// nothing of whoever had the page before.
+void EagleHead::clear(const StepView& step, std::int32_t request, std::int64_t first,
+                      std::int64_t last) {
+  const std::int32_t* pages = step.page_table + std::int64_t{request} * step.page_table_stride;
+  const auto bytes = static_cast<std::int64_t>(dtype_bytes(cache_.dtype));
+  for (std::int64_t position = first; position <= last; ++position) {
+    const std::int64_t index = position / cache_.page_size;
+    // What follows the step may have no page yet.
+    if (index >= step.page_table_stride || pages[index] < 0 || pages[index] >= cache_.num_pages) {
+      return;
+    }
+    const std::int64_t place =
+        pages[index] * cache_.stride_page + position % cache_.page_size * cache_.stride_token;
+    for (std::int32_t head = 0; head < cache_.num_kv_heads; ++head) {
+      for (void* pool : {cache_.k, cache_.v}) {
+        std::memset(static_cast<std::byte*>(pool) + (place + head * cache_.stride_head) * bytes, 0,
+                    static_cast<std::size_t>(cache_.head_dim * bytes));
+      }
+    }
+  }
+}
+
 void EagleHead::keep(const StepView& step, int num_prompts, const std::int32_t* request_slots,
                      const SlotPoolView& slots, const float* taps) {
   SPECDEC_REQUIRE(features_ != nullptr, "keep: bind_cache() comes first");
@@ -103,6 +127,7 @@ void EagleHead::keep(const StepView& step, int num_prompts, const std::int32_t* 
     const std::int32_t first = step.cu_rows[b], end = step.cu_rows[b + 1];
     if (b < num_prompts) {
       for (std::int32_t r = first; r < end; ++r) take(b, r - first, step.kv_len[b] + r - first);
+      clear(step, b, step.kv_len[b], step.kv_len[b] + end - first);
       continue;
     }
     if (first == end || !slots.holds(request_slots[b])) continue;
@@ -114,6 +139,7 @@ void EagleHead::keep(const StepView& step, int num_prompts, const std::int32_t* 
       take(b, row, position);
       if (++position >= slot->len - 1) break;
     }
+    clear(step, b, step.kv_len[b] + 1, position);
   }
   const auto rows = static_cast<std::int64_t>(places_.size());
   if (rows == 0) return;

@@ -82,6 +82,7 @@ class EagleHead {
  private:
   float* feature_at(const StepView& step, std::int32_t request, std::int64_t position) const;
   void check_step(const StepView& step, const std::int32_t* sources) const;
+  void clear(const StepView& step, std::int32_t request, std::int64_t first, std::int64_t last);
   void gather(const StepView& step, const std::int32_t* sources);
   void attend(const StepView& step);
   void norm_rows(const float* x, const std::vector<float>& weight, std::int64_t rows, float* out,
