@@ -216,7 +216,7 @@ void DraftPasses::place(int index, int most) {
   } else {
     put_row(first, d.growth.tokens[d.made - 1], kv_len, -1, d.golden_row);
   }
-  // Of a chain: the row that the next draft comes from.
+  // In a chain this is the row that the next draft comes from.
   if (!is_tree() || d.made == 0) d.golden_row = plan.num_rows - 1;
   planned_.push_back({index, rows, plan.num_logit_rows});
   for (int i = choices; i > 0; --i) plan.logit_rows[plan.num_logit_rows++] = plan.num_rows - i;

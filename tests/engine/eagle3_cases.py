@@ -18,7 +18,7 @@ from specdec_ext.drafters.eagle3.shape import Eagle3Shape, default_taps
 
 
 def head_shape(model: Any, **changes: Any) -> Eagle3Shape:
-    """Of a head for a transformers Llama; of a few of its tokens where draft_vocab_size says so."""
+    """The shape of a head for a transformers Llama; it scores all tokens unless changed."""
     c = model.config
     values: dict[str, Any] = {
         "vocab_size": c.vocab_size,

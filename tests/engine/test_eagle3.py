@@ -212,7 +212,7 @@ def test_prefix_reuse_brings_features_along(folders: Folders, plain: dict[str, A
         before = llm.get_metrics()
         assert run(llm, [longer], GREEDY) == [wanted]
         after = llm.get_metrics()
-    # Of a page's last tokens the head may have read none before its request ended.
+    # The head may have read none of a page's last tokens before its request ended.
     there, now = (m["speculative_decoding"]["num_accepted_draft_tokens"] for m in (before, after))
     assert abs(now - there - counts["num_accepted_draft_tokens"]) <= 4
     assert counts["num_accepted_draft_tokens"] > 8

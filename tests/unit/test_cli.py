@@ -87,7 +87,7 @@ def test_option_spelling() -> None:
      "Eagle3DecodingConfig.model = None: expected the folder of an EAGLE-3 head"),
     (["generate", "--input_text", "x", "--eagle3_top_k", "2"], 2, "needs --eagle3-model"),
     (["generate", "--input_text", "x", "--eagle3_model", "y", "--suffix"], 2, "method twice"),
-    (["generate", "--input_text", "x", "--eagle3_model", "no/head"], 5,
+    (["generate", "--input_text", "x", "--eagle3_model", "no/head"], 4,
      "eagle3 model = 'no/head' does not exist"),
     (["generate", "--input_text", "x", "--speculative_config", '{"method":"medus"}'], 4,
      "'medus': there is no such method; did you mean 'medusa'"),

@@ -150,7 +150,7 @@ class Eagle3Product:
         return _Places(*parts)
 
     def _unroll(self, batch: Batch) -> list[torch.Tensor]:
-        """Of each step [texts, rows, hidden_size]: what the output head reads."""
+        """What the output head reads in each step, [texts, rows, hidden_size]."""
         device = self._embedding.device
         cuts = self._cuts(batch)
         tokens = [t.tokens[cut:].to(torch.int64) for t, cut in zip(batch.texts, cuts, strict=True)]

@@ -95,7 +95,7 @@ class EagleHead {
   KvCacheView cache_;
   float* features_ = nullptr;
   std::int64_t num_kept_ = 0;
-  // Of a call, by row.
+  // The buffers of a call, by row.
   std::vector<float> taken_, fused_, pair_, feature_, qkv_, attention_, sum_, gates_, act_;
   std::vector<float> result_, before_, final_;
   std::vector<float*> places_;

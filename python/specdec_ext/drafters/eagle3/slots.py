@@ -28,7 +28,7 @@ __all__ = ["Eagle3Drafter", "feature_bytes"]
 
 
 def feature_bytes(shape: Eagle3Shape) -> int:
-    """Of one token, beside its K/V."""
+    """What one token takes beside its K/V."""
     return 4 * shape.hidden_size
 
 
