@@ -140,7 +140,7 @@ def test_every_draft_is_the_references(folders: Folders, head: str, spec: dict[s
                     assert paths_of(record.drafts) == [path for path, _ in wanted]
                     drafted += len(wanted)
             text += record.token_ids
-    assert drafted > 50
+    assert drafted > 40
 
 
 def paths_of(drafts: Any) -> list[tuple[int, ...]]:
@@ -201,23 +201,21 @@ def states_in(llm: LLM, length: int) -> list[torch.Tensor]:
 
 def test_prefix_reuse_brings_features_along(folders: Folders, plain: dict[str, Any]) -> None:
     """The head reads what is new alone, and guesses as well as in a text that it has read."""
-    longer = PROMPTS[3] + plain["greedy"][3]
-    cold = {"tokens_per_block": 4}
-    with open_llm(folders, "whole", spec=TREE, kv_cache_config=cold) as llm:
-        [wanted] = run(llm, [longer], GREEDY)
-        counts = llm.get_metrics()["speculative_decoding"]
-    cache = {**cold, "enable_block_reuse": True}
-    with open_llm(folders, "whole", spec=TREE, kv_cache_config=cache) as llm:
-        assert run(llm, [PROMPTS[3]], GREEDY) == plain["greedy"][3:4]
-        before = llm.get_metrics()
-        assert run(llm, [longer], GREEDY) == [wanted]
-        after = llm.get_metrics()
+    text, begun = plain["greedy"][3], dataclasses.replace(GREEDY, max_tokens=12)
+    rest, longer = dataclasses.replace(GREEDY, max_tokens=28), PROMPTS[3] + text[:12]
+    counts = []
+    for reuse in (False, True):
+        cache = {"tokens_per_block": 4, "enable_block_reuse": reuse}
+        with open_llm(folders, "whole", spec=TREE, kv_cache_config=cache) as llm:
+            assert run(llm, [PROMPTS[3]], begun) == [text[:12]]
+            before = llm.get_metrics()["drafter"]["features"]
+            [output] = llm.generate([longer], rest, use_tqdm=False)
+            assert list(output.outputs[0].token_ids) == text[12:]
+            read = llm.get_metrics()["drafter"]["features"] - before
+        assert (read < 30 + 28) == reuse
+        counts.append(output.metrics["speculative_decoding"]["num_accepted_draft_tokens"])
     # The head may have read none of a page's last tokens before its request ended.
-    there, now = (m["speculative_decoding"]["num_accepted_draft_tokens"] for m in (before, after))
-    assert abs(now - there - counts["num_accepted_draft_tokens"]) <= 4
-    assert counts["num_accepted_draft_tokens"] > 8
-    read = after["drafter"]["features"] - before["drafter"]["features"]
-    assert read < len(longer) / 2 + 40
+    assert abs(counts[0] - counts[1]) <= 3 < 12 <= counts[0]
 
 
 @pytest.mark.parametrize("rows", [17, 30])

@@ -3,6 +3,7 @@ calls, and calls that are refused."""
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -109,9 +110,7 @@ def test_rows_are_the_same_bits_in_any_calls(cuts: tuple[int, ...]) -> None:
     whole, cut = Bound(), Bound()
     wanted = whole.run(TEXT[1:], 1, [-1] * (len(TEXT) - 1))
     bounds = [1, *(c + 1 for c in cuts), len(TEXT)]
-    parts = [
-        cut.run(TEXT[a:b], a, [-1] * (b - a)) for a, b in zip(bounds, bounds[1:], strict=False)
-    ]
+    parts = [cut.run(TEXT[a:b], a, [-1] * (b - a)) for a, b in itertools.pairwise(bounds)]
     assert np.array_equal(np.concatenate(parts), wanted)
     assert np.array_equal(cut.k, whole.k, equal_nan=True)
 
