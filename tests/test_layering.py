@@ -260,9 +260,9 @@ TORCH_AT_TOP = (
     "models/host_rows", "models/output_head", "models/packed_modules",
     "drafters/draft_target/device_", "drafters/medusa/device_", "drafters/redrafter/device_",
     "drafters/redrafter/layers",
-    # The heads' and the recurrent drafter's modules: for trainers, converters and devices.
+    # Modules of heads and of the recurrent drafter: for trainers, converters and devices.
     "drafters/medusa/convert", "drafters/medusa/heads",
-    "drafters/redrafter/model",
+    "drafters/redrafter/model", "drafters/eagle3/model",
 )  # fmt: skip
 
 

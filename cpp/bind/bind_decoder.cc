@@ -69,6 +69,23 @@ void bind_cache(DecoderObject& self, const py::object& k_pages, const py::object
   self.v_pages = std::move(v);
 }
 
+void set_taps(DecoderObject& self, std::vector<int> layers, const py::object& rows) {
+  if (layers.empty()) {
+    self.decoder.set_taps({}, nullptr);
+    self.taps = {};
+    return;
+  }
+  BorrowedTensor tensor(rows, "rows", true);
+  const cpu::DecoderConfig& config = self.decoder.config();
+  check_cpu(tensor.view(), "rows");
+  check_contiguous(tensor.view(), "rows");
+  check_dtype(tensor.view(), "rows", {DType::kF32});
+  check_shape(tensor.view(), "rows", "[max_rows, layers * hidden_size]",
+              {config.max_rows, static_cast<std::int64_t>(layers.size()) * config.hidden_size});
+  self.decoder.set_taps(std::move(layers), static_cast<float*>(tensor->data));
+  self.taps = std::move(tensor);
+}
+
 void forward(DecoderObject& self, const StepPlan& plan, const py::object& out,
              const py::object& hidden) {
   const BorrowedTensor tensor(out, "out", true);
@@ -267,6 +284,10 @@ void register_decoder(py::module_& m) {
           "alive. "
           "All weights must be set. k_scale, v_scale: float32 [layers, G], copied; what e4m3 pages "
           "hold times these is K and V; None: 1.")
+      .def("set_taps", &set_taps, py::arg("layers"), py::arg("rows"),
+           "From now on forward() leaves the residual stream of its rows, as it enters each of "
+           "these layers (num_layers: as it leaves the last), in ``rows`` float32 [max_rows, "
+           "len(layers) * hidden_size]; keeps it alive. No layers, rows None: nothing is left.")
       .def("forward", &forward, py::arg("plan"), py::arg("out"), py::arg("hidden") = py::none(),
            kForwardDoc)
       .def("embed", &embed, py::arg("tokens"), py::arg("out"),

@@ -1,5 +1,6 @@
 // DraftPasses: the passes of a draft model on the CPU. Every call holds the GIL: it takes
 // microseconds.
+#include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -165,7 +166,8 @@ void register_draft_passes(py::module_& m) {
       "cpp/engine/draft_passes.h.")
       .def(py::init([](int vocab_size, int num_scores, int num_slots, int max_rows, int max_len,
                        int max_drafts, int top_k, int max_depth, float min_confidence,
-                       std::vector<TokenId> input_ids, std::vector<TokenId> output_ids) {
+                       std::vector<TokenId> input_ids, std::vector<TokenId> output_ids,
+                       bool takes_features) {
              DraftPassesConfig c;
              c.vocab_size = vocab_size;
              c.num_scores = num_scores;
@@ -178,13 +180,14 @@ void register_draft_passes(py::module_& m) {
              c.min_confidence = min_confidence;
              c.input_ids = std::move(input_ids);
              c.output_ids = std::move(output_ids);
+             c.takes_features = takes_features;
              return std::make_unique<BoundDraftPasses>(c);
            }),
            py::kw_only(), py::arg("vocab_size"), py::arg("num_scores"), py::arg("num_slots"),
            py::arg("max_rows"), py::arg("max_len"), py::arg("max_drafts"), py::arg("top_k") = 1,
            py::arg("max_depth") = 0, py::arg("min_confidence") = 0.0f,
            py::arg("input_ids") = std::vector<TokenId>{},
-           py::arg("output_ids") = std::vector<TokenId>{})
+           py::arg("output_ids") = std::vector<TokenId>{}, py::arg("takes_features") = false)
       .def(
           "bind_pages",
           [](BoundDraftPasses& self, int page_size, int num_pages) {
@@ -211,6 +214,16 @@ void register_draft_passes(py::module_& m) {
           "plan", [](BoundDraftPasses& self) { return pass_of(self, self.passes.plan()); },
           py::return_value_policy::reference_internal,
           "The next pass; None: there is none, and the drafts lie in the slots.")
+      .def(
+          "sources",
+          [](const BoundDraftPasses& self, const StepPlan& plan) {
+            SPECDEC_REQUIRE(self.passes.config().takes_features,
+                            "sources: these passes take no features");
+            return py::array_t<std::int32_t>(plan.num_rows, self.passes.sources());
+          },
+          py::arg("plan"),
+          "int32 [R], with takes_features: the row of the pass before whose result is the row's "
+          "feature; -1: the feature of the position in front of it, by the target.")
       .def("take", &take_pass, py::arg("result"), "What a pass gave: ids [L] or scores [L, V].")
       .def("plan_prompts", &plan_prompt_pass, py::return_value_policy::reference_internal,
            py::arg("tokens"), py::arg("slot_ids"), py::arg("kv_len"), py::arg("cu_rows"),

@@ -12,7 +12,7 @@ namespace specdec {
 struct DecoderObject {
   explicit DecoderObject(cpu::DecoderConfig config) : decoder(std::move(config)) {}
   cpu::LlamaDecoder decoder;
-  BorrowedTensor k_pages, v_pages;
+  BorrowedTensor k_pages, v_pages, taps;
 };
 
 }  // namespace specdec

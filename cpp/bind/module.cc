@@ -32,6 +32,7 @@ PYBIND11_MODULE(_core, m) {
   specdec::register_beams(m);
   specdec::register_recurrent_drafter(m);
   specdec::register_beam_drafter(m);
+  specdec::register_eagle_head(m);
   specdec::register_medusa_drafter(m);
   specdec::register_accept(m);
   specdec::register_synthetic(m);

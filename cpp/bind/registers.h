@@ -29,6 +29,7 @@ void register_fill_step_plan(pybind11::module_& m);
 void register_beams(pybind11::module_& m);
 void register_recurrent_drafter(pybind11::module_& m);
 void register_beam_drafter(pybind11::module_& m);
+void register_eagle_head(pybind11::module_& m);
 void register_medusa_drafter(pybind11::module_& m);
 void register_accept(pybind11::module_& m);
 void register_synthetic(pybind11::module_& m);

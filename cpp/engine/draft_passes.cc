@@ -40,7 +40,9 @@ const DraftPassesConfig& checked(const DraftPassesConfig& c) {
 }  // namespace
 
 DraftPasses::DraftPasses(const DraftPassesConfig& config)
-    : config_(checked(config)), slots_(static_cast<std::size_t>(config.num_slots)) {}
+    : config_(checked(config)),
+      sources_(static_cast<std::size_t>(config.takes_features ? config.max_rows : 0)),
+      slots_(static_cast<std::size_t>(config.num_slots)) {}
 
 void DraftPasses::bind_pages(int page_size, int num_pages) {
   SPECDEC_REQUIRE(page_size >= 1 && num_pages >= 1, "bind_pages: ", num_pages, " pages of ",
@@ -79,8 +81,9 @@ void DraftPasses::begin(const DraftRound& round, bool gives_scores) {
     const int len = slot_len_to_draft(slot, round.max_drafts[b]);
     // A draft at position p comes of a pass that reads p - 1.
     const int depth = std::min(slot_draft_room(slot), config_.max_len - len + 1);
-    if (len == 0 || depth <= 0) continue;
+    if (len == 0 || depth <= 0 || (config_.takes_features && len == 1)) continue;
     Reading& reading = slots_[id];
+    if (config_.takes_features) reading.read = std::max(reading.read, 1);
     const TokenId* text = const_cast<Slot*>(slot)->history();
     // The golden token is always read: its row is what the first draft comes from.
     reading.read = std::min(reading.read, len - 1);
@@ -176,10 +179,11 @@ bool DraftPasses::add_request(const std::int32_t* pages, int request, int kv_len
   return true;
 }
 
-void DraftPasses::put_row(int row, TokenId token, int position, int parent) {
+void DraftPasses::put_row(int row, TokenId token, int position, int parent, int source) {
   plan_->tokens[row] = config_.input_ids.empty() ? token : config_.input_ids[token];
   plan_->positions[row] = position;
   plan_->parents[row] = parent;
+  if (config_.takes_features) sources_[row] = source;
 }
 
 // `most`: rows of a text that is being read.
@@ -210,15 +214,17 @@ void DraftPasses::place(int index, int most) {
     place_tree(d);
     choices = d.growth.num_open;
   } else {
-    put_row(first, d.growth.tokens[d.made - 1], kv_len, -1);
+    put_row(first, d.growth.tokens[d.made - 1], kv_len, -1, d.golden_row);
   }
+  // In a chain this is the row that the next draft comes from.
+  if (!is_tree() || d.made == 0) d.golden_row = plan.num_rows - 1;
   planned_.push_back({index, rows, plan.num_logit_rows});
   for (int i = choices; i > 0; --i) plan.logit_rows[plan.num_logit_rows++] = plan.num_rows - i;
   plan.cu_logits[plan.num_requests] = plan.num_logit_rows;
 }
 
 // Row 0 is the golden token again, then the opened nodes.
-void DraftPasses::place_tree(const Drafting& d) {
+void DraftPasses::place_tree(Drafting& d) {
   StepPlan& plan = *plan_;
   const int b = plan.num_requests - 1, first = plan.cu_rows[b];
   const DraftGrowth& g = d.growth;
@@ -226,8 +232,10 @@ void DraftPasses::place_tree(const Drafting& d) {
   for (int i = 0; i < g.count; ++i) {
     if (g.rows[i] == 0) continue;
     const int parent = g.parents[i] < 0 ? 0 : g.rows[g.parents[i]];
-    put_row(first + g.rows[i], g.tokens[i], plan.positions[first + parent] + 1, parent);
+    const int source = g.parents[i] < 0 ? d.golden_row : d.first_row + d.rows[g.parents[i]];
+    put_row(first + g.rows[i], g.tokens[i], plan.positions[first + parent] + 1, parent, source);
   }
+  d.golden_row = d.first_row = first;
   const std::int32_t* parents = plan.parents.data() + first;
   if (is_chain(parents, g.num_rows)) return;
   plan.is_tree[b] = 1;
@@ -241,6 +249,8 @@ void DraftPasses::settle(const Planned& planned) {
   if (d.made == 0) {
     reading.read += planned.rows;
     d.ends = reading.read < d.len;  // the rest is the next step's
+  } else if (config_.takes_features) {
+    return;
   } else if (!is_tree()) {
     reading.drafts.push_back(d.growth.tokens[d.made - 1]);
   } else {
@@ -354,7 +364,13 @@ void DraftPasses::grow(Drafting& d, const float* scores, std::int64_t row_stride
       config_.output_ids.empty() ? nullptr : config_.output_ids.data(), k, n};
   ++d.made;
   const int open = d.made < d.depth ? k : 0;
+  const int before = d.growth.count;
+  std::int32_t read[kMaxDraftLen];
+  std::copy_n(d.growth.rows, before, read);
   grow_drafts(SerialTeam{}, children, d.limit, open, &d.growth, &scratch_);
+  for (int i = 0; i < before; ++i) {
+    if (scratch_.place[i] >= 0) d.rows[scratch_.place[i]] = read[i];
+  }
   d.ends = d.growth.num_open == 0;
 }
 
@@ -379,15 +395,17 @@ const StepPlan* DraftPasses::plan_prompts(const PromptPieces& p) {
   prompt_ends_.clear();
   for (int b = 0; b < p.num_requests; ++b) {
     const int slot = p.slot_ids[b], kv_len = p.kv_len[b];
-    const int rows = std::min(p.cu_rows[b + 1] - p.cu_rows[b], config_.max_len - kv_len);
+    const int skipped = config_.takes_features && kv_len == 0 ? 1 : 0;
+    const int start = kv_len + skipped;
+    const int rows = std::min(p.cu_rows[b + 1] - p.cu_rows[b], config_.max_len - kv_len) - skipped;
     if (slot < 0 || slot >= config_.num_slots || rows <= 0) continue;
     const int first = plan_->num_rows;
     const std::int32_t* pages = p.page_table + std::ptrdiff_t{b} * p.max_pages;
-    if (!add_request(pages, b, kv_len, rows)) continue;
+    if (!add_request(pages, b, start, rows)) continue;
     for (int i = 0; i < rows; ++i) {
-      put_row(first + i, p.tokens[p.cu_rows[b] + i], kv_len + i, i - 1);
+      put_row(first + i, p.tokens[p.cu_rows[b] + skipped + i], start + i, i - 1);
     }
-    prompt_ends_.push_back({slot, kv_len + rows});
+    prompt_ends_.push_back({slot, start + rows});
   }
   plan_->num_prefill_rows = plan_->num_rows;
   return plan_->num_requests == 0 ? nullptr : plan_.get();

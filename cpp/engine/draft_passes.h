@@ -17,6 +17,11 @@
 // if it was accepted. Trees: a pass reads the golden token and all opened nodes again, since only
 // the rows of a step are masked (algo/draft_growth.h).
 //
+// Heads (`takes_features`): a row reads a feature beside its token, sources() says which. Rows of
+// drafts read what the pass before made, so what they leave is not what a text leaves: the next
+// step reads accepted drafts again. The first token of a text has no feature in front of it and no
+// row.
+//
 // A pass that raised is not taken: what was read stays known, and the drafts so far are dropped.
 // Not thread-safe: one thread at a time (from Python, the GIL).
 #pragma once
@@ -43,6 +48,7 @@ struct DraftPassesConfig {
   int max_drafts = 0;              // of one request in one step
   int top_k = 1;                   // more than 1: a tree of so many children
   int max_depth = 0;               // levels of a tree
+  bool takes_features = false;     // the model is a head on the target's own states
   float min_confidence = 0.0f;     // a chain ends behind a draft to which the model gives less
   std::vector<TokenId> input_ids;  // [vocab_size] what the model reads for an id; empty: the id
   std::vector<TokenId>
@@ -100,6 +106,10 @@ class DraftPasses {
   void take_ids(const TokenId* ids);
   void take_scores(const float* scores, std::int64_t row_stride);
 
+  // takes_features, by the rows of the plan: the row of the pass before whose result is the row's
+  // feature; -1: the feature of the position in front of it, by the target.
+  const std::int32_t* sources() const { return sources_.data(); }
+
   // The rows of prompts as far as the draft model has positions; null: none. The caller drops what
   // the pass gives.
   const StepPlan* plan_prompts(const PromptPieces& prompts);
@@ -130,7 +140,10 @@ class DraftPasses {
     DraftPick mode = DraftPick::kBest;
     int made = 0;  // drafts of a chain; levels of a tree
     bool ends = false;
-    DraftGrowth growth;  // a chain is kept in it, too
+    int golden_row = 0;  // of the last pass, and where the pass has the rows of the nodes
+    int first_row = 0;
+    std::int32_t rows[kMaxDraftLen];  // of the last pass, by node; takes_features alone
+    DraftGrowth growth;               // a chain is kept in it, too
   };
   struct Planned {
     int index, rows, first_logit;  // index: in drafting_
@@ -139,11 +152,11 @@ class DraftPasses {
   void open_plan(int max_pages, bool gives_scores);
   // The request's rows follow those of the plan; false: it lacks a page for them.
   bool add_request(const std::int32_t* pages, int request, int kv_len, int rows);
-  void put_row(int row, TokenId token, int position, int parent);
+  void put_row(int row, TokenId token, int position, int parent, int source = -1);
   void stop_where_dear();
   double chance_below(const Drafting& d) const;
   void place(int index, int most);
-  void place_tree(const Drafting& d);
+  void place_tree(Drafting& d);
   void settle(const Planned& planned);
   void add_draft(Drafting& d, std::int32_t column, float confidence);
   void choose(Drafting& d, const float* scores);
@@ -155,6 +168,7 @@ class DraftPasses {
   DraftPassesConfig config_;
   int page_size_ = 1, num_pages_ = 0;
   std::unique_ptr<StepPlan> plan_;
+  std::vector<std::int32_t> sources_;  // [max_rows]
   std::vector<Reading> slots_;
   DraftRound round_;
   bool gives_scores_ = false, draws_ = false;

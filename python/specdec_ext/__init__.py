@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from .config.engine import SchedulerConfig as SchedulerConfig
     from .config.engine import max_draft_len as max_draft_len
     from .config.methods import DraftTargetDecodingConfig as DraftTargetDecodingConfig
+    from .config.methods import Eagle3DecodingConfig as Eagle3DecodingConfig
     from .config.methods import MedusaDecodingConfig as MedusaDecodingConfig
     from .config.methods import ReDrafterDecodingConfig as ReDrafterDecodingConfig
     from .config.methods import UserDrafterConfig as UserDrafterConfig
@@ -51,6 +52,7 @@ _EXPORTS = {
     "CompositeDecodingConfig": "config.sources",
     "ConfigError": "errors",
     "DraftTargetDecodingConfig": "config.methods",
+    "Eagle3DecodingConfig": "config.methods",
     "EngineError": "errors",
     "Executor": "_core",
     "ExternalDraftTokensConfig": "request.external_draft",

@@ -29,6 +29,7 @@ __all__: list[str] = [
     "ChoiceTree",
     "DeviceLimits",
     "DraftPasses",
+    "Eagle3Head",
     "Executor",
     "LazyZeros",
     "LlamaDecoder",
@@ -391,6 +392,14 @@ class LlamaDecoder:
     ) -> None:
         """
         Rotary table: cos and sin float32 [>= max_position, rotary_dim / 2].
+        """
+    def set_taps(
+        self,
+        layers: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
+        rows: typing.Any,
+    ) -> None:
+        """
+        From now on forward() leaves the residual stream of its rows, as it enters each of these layers (num_layers: as it leaves the last), in ``rows`` float32 [max_rows, len(layers) * hidden_size]; keeps it alive. No layers, rows None: nothing is left.
         """
     def unpack_head_rows(self, ids: typing.Any, out: typing.Any) -> None:
         """
@@ -1182,6 +1191,7 @@ class DraftPasses:
         min_confidence: typing.SupportsFloat | typing.SupportsIndex = 0.0,
         input_ids: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex] = [],
         output_ids: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex] = [],
+        takes_features: bool = False,
     ) -> None: ...
     def begin(
         self,
@@ -1230,6 +1240,10 @@ class DraftPasses:
     ) -> StepPlan:
         """
         The pass that reads a step's rows of prompts, or None; take_prompts() behind it.
+        """
+    def sources(self, plan: StepPlan) -> numpy.typing.NDArray[numpy.int32]:
+        """
+        int32 [R], with takes_features: the row of the pass before whose result is the row's feature; -1: the feature of the position in front of it, by the target.
         """
     def take(self, result: typing.Any) -> None:
         """
@@ -1444,6 +1458,71 @@ class BeamDrafter:
     ) -> None:
         """
         A request takes a slot; ``num_beams`` 0: it wants no drafts. An adaptive one searches no wider and deeper than its step has drafts.
+        """
+
+class Eagle3Head:
+    """
+    An EAGLE-3 head: one decoder layer on the target's own states.
+
+    Layers are PackedLinear: ``fc`` [H, tap_size], ``qkv`` [(heads + 2 kv heads) * head_dim, 2H], ``o``,
+    ``gate_up`` [2 * intermediate, H], ``down``, ``head`` [num_scores, H]; norms float32 [H]; ``cos``,
+    ``sin`` float32 [positions, head_dim / 2]. ``embedding``: a PackedLinear [vocab, H], or the target's
+    LlamaDecoder. Raises ValueError naming the layer that does not fit.
+    """
+    def __init__(
+        self,
+        *,
+        hidden_size: typing.SupportsInt | typing.SupportsIndex,
+        tap_size: typing.SupportsInt | typing.SupportsIndex,
+        num_scores: typing.SupportsInt | typing.SupportsIndex,
+        num_heads: typing.SupportsInt | typing.SupportsIndex,
+        num_kv_heads: typing.SupportsInt | typing.SupportsIndex,
+        head_dim: typing.SupportsInt | typing.SupportsIndex,
+        rms_norm_eps: typing.SupportsFloat | typing.SupportsIndex,
+        norm_before_residual: bool,
+        sliding_window: typing.SupportsInt | typing.SupportsIndex,
+        fc: typing.Any,
+        qkv: typing.Any,
+        o: typing.Any,
+        gate_up: typing.Any,
+        down: typing.Any,
+        head: typing.Any,
+        input_norm: typing.Any,
+        feature_norm: typing.Any,
+        ffn_norm: typing.Any,
+        final_norm: typing.Any,
+        cos: typing.Any,
+        sin: typing.Any,
+        embedding: typing.Any,
+    ) -> None: ...
+    def bind_cache(self, k_pages: typing.Any, v_pages: typing.Any, features: typing.Any) -> None:
+        """
+        Pages with the ids of the target's: K and V [1, P, G, S, K], features float32 [P, S, H]; kept alive.
+        """
+    def forward(self, plan: StepPlan, sources: typing.Any, out: typing.Any) -> None:
+        """
+        Runs the rows of ``plan``. ``sources`` int32 [R]: the row of the call before whose result is the row's feature, -1: the feature in the pages. ``out`` float32 [L, num_scores], or None: K/V alone. Releases the GIL.
+        """
+    def keep(
+        self,
+        plan: StepPlan,
+        num_prompts: typing.SupportsInt | typing.SupportsIndex,
+        layout: SlotLayout,
+        slots: typing.Any,
+        taps: typing.Any,
+    ) -> None:
+        """
+        Behind the commit of ``plan``, whose first ``num_prompts`` requests are prompts: keeps the features of the rows that are part of their texts now. ``taps`` float32 [>= R, tap_size]: the target's states by row (LlamaDecoder.set_taps). Releases the GIL.
+        """
+    @property
+    def num_kept(self) -> int:
+        """
+        Features that keep() has made.
+        """
+    @property
+    def weight_bytes(self) -> int:
+        """
+        Bytes of packed weights.
         """
 
 class MedusaHeads:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from eagle3_cases import save_trained
 from medusa_models import VOCAB, save_heads, save_target
 from safetensors.torch import load_file, save_file
 from stream_driver import FakeRecorder
@@ -23,6 +24,7 @@ from model.redrafter_cases import trained_drafter
 from specdec_ext import (
     LLM,
     DraftTargetDecodingConfig,
+    Eagle3DecodingConfig,
     LookaheadDecodingConfig,
     MedusaDecodingConfig,
     NGramDecodingConfig,
@@ -71,6 +73,7 @@ def save_models(root: Path) -> Folders:
         "network": trained_drafter(
             root / "network", LlamaForCausalLM.from_pretrained(target), texts
         ),
+        "eagle3": save_trained(root / "eagle3", target, texts, steps=80),
     }
 
 
@@ -95,8 +98,15 @@ METHODS: dict[str, Callable[[Folders], Any]] = {
     "tree": lambda f: DraftTargetDecodingConfig(
         f["near"], max_draft_len=9, top_k=3, max_draft_depth=4, adaptive=False
     ),
+    "eagle3": lambda f: Eagle3DecodingConfig(
+        f["eagle3"], max_draft_len=9, top_k=3, max_draft_depth=4, adaptive=False
+    ),
+    "eagle3-chain": lambda f: Eagle3DecodingConfig(
+        f["eagle3"], max_draft_len=4, top_k=1, adaptive=False
+    ),
 }
-DRAFTING = [name for name in METHODS if name not in ("none", "redrafter-law")]
+HOSTED = ["eagle3", "eagle3-chain"]  # no step on a stream has them
+DRAFTING = [name for name in METHODS if name not in ("none", "redrafter-law", *HOSTED)]
 NETWORKS = ["medusa", "redrafter", "chain", "tree"]  # SlotDrafters
 # Whose drafts are made by the step itself, recorded or not.
 ENQUEUED = ["none", "lookahead", "ngram", "suffix", *NETWORKS]

@@ -19,6 +19,7 @@ from method_cases import (
     DRAFTING,
     GREEDY,
     HOST,
+    HOSTED,
     METHODS,
     PROMPTS,
     SAMPLED,
@@ -159,7 +160,7 @@ def test_the_reference_without_a_window_is_plain_decoding(
     assert reference_texts(models["target"], len(texts[0]), [1 << 20], 0) == texts
 
 
-@methods(DRAFTING)
+@methods([*DRAFTING, *HOSTED])
 @pytest.mark.parametrize("case", CASES)
 def test_text_is_plain(
     models: Folders, plain: Any, case: str, method: str, poisoned: set[int]
@@ -397,4 +398,4 @@ def test_other_spellings(models: Folders) -> None:
 
 
 def test_every_method_is_here() -> None:
-    assert set(DRAFTING) | {"none", "redrafter-law"} == set(METHODS)
+    assert {*DRAFTING, *HOSTED, "none", "redrafter-law"} == set(METHODS)

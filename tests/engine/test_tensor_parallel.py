@@ -13,6 +13,7 @@ import pytest
 from method_cases import (
     DRAFTING,
     GREEDY,
+    HOSTED,
     METHODS,
     NETWORKS,
     PROMPTS,
@@ -41,7 +42,7 @@ def open_two(models: Folders, method: Any, **options: Any) -> LLM:
     return open_llm(models, method, tensor_parallel_size=2, **options)
 
 
-@methods(list(METHODS))
+@methods([name for name in METHODS if name not in HOSTED])
 def test_texts_and_counts(
     team: Team, models: Folders, plain_texts: dict[str, Any], method: str
 ) -> None:

@@ -9,12 +9,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from eagle3_cases import head_shape
+from transformers import AutoModelForCausalLM
 
+from specdec_ext.drafters.eagle3.model import Eagle3, save_eagle3
 from specdec_ext.drafters.medusa.heads import MedusaHeads, MedusaHeadsConfig, save_medusa_heads
 from specdec_ext.drafters.redrafter.model import Redrafter, RedrafterShape, save_redrafter
 from tiny_models import save_tiny
 
 HEADS = "{'method': 'medusa', 'model': folder + '/heads'}"
+EAGLE3 = "{'method': 'eagle3', 'model': folder + '/eagle3', 'adaptive': False}"
 REDRAFTER = "{'method': 'redrafter', 'model': folder + '/redrafter'}"
 # (speculative_config, what the requests ask for besides)
 METHODS = {
@@ -28,6 +32,8 @@ METHODS = {
     ),
     "Medusa": (HEADS, ""),
     "ReDrafter": (REDRAFTER, ""),
+    "EAGLE-3": (EAGLE3, ""),
+    "EAGLE-3, sampled": (EAGLE3, "temperature=1.0, acceptance='rejection'"),
     "auto": ("'auto'", ""),
     "several sources": (f"['suffix', {REDRAFTER}]", ""),
     "sampled": ("None", "temperature=1.0"),
@@ -62,6 +68,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     save_tiny(folder / "other", seed=6, backwards=True, num_hidden_layers=1)
     shape = RedrafterShape(vocab, hidden, hidden, 1, True, tie_lm_head=True)
     save_redrafter(Redrafter(shape), folder / "redrafter", dtype=torch.bfloat16)
+    target = AutoModelForCausalLM.from_pretrained(folder)
+    head = Eagle3(head_shape(target, draft_vocab_size=len(ids)), ids.tolist(), 64)
+    save_eagle3(head, folder / "eagle3")
     return folder
 
 

@@ -19,6 +19,7 @@ SMALL = {
     "medusa": ["--num-heads", "2"],
     "redrafter": ["--draft-len", "3"],
     "drafter": ["--intermediate-size", "32"],
+    "eagle3": ["--intermediate-size", "32", "--draft-len", "3"],
 }
 
 
@@ -37,7 +38,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("shared")
 
 
-@pytest.mark.parametrize("product", ["medusa", "redrafter", "drafter"])
+@pytest.mark.parametrize("product", ["medusa", "redrafter", "drafter", "eagle3"])
 def test_messages_in_a_drafter_out_and_the_next_command_uses_it(
     product: str,
     target: Path,
@@ -94,7 +95,7 @@ def test_prompts_alone_are_answered_by_the_target(
     assert "--chat-template none" in made and made.endswith("--seed 3")
     capsys.readouterr()
     assert main([*arguments, "--draft-len", "3"]) == 4
-    assert "--draft-len: only train-redrafter has it" in capsys.readouterr().err
+    assert "--draft-len: an option of train-redrafter and train-eagle3;" in capsys.readouterr().err
 
 
 def test_runs_do_not_get_in_each_others_way(

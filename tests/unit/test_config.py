@@ -361,7 +361,7 @@ def test_form_must_fit_the_flag() -> None:
 
 
 @pytest.mark.parametrize("method", [
-    "EAGLE", "eagle3", "mtp",
+    "EAGLE", "mtp", "pard",
 ])  # fmt: skip
 def test_methods_of_later_versions_are_refused_by_name(method: str) -> None:
     with pytest.raises(UnsupportedConfigError, match=method):

@@ -69,7 +69,8 @@ def test_a_dict_that_was_written_is_read_again() -> None:
         (["suffix", "lookahead", "redrafter"], "name these two"),
         (["suffix", "none"], "'none' in a list"),
         (["suffix", {"method": "lookahead", "max_concurrency": 3}], "an option of the whole"),
-        (["suffix", "eagle3"], "does not have this method"),
+        (["suffix", "mtp"], "does not have this method"),
+        (["suffix", "eagle3"], "expected the folder of an EAGLE-3 head"),
         ("composite", "expected a configuration object"),
     ],
 )

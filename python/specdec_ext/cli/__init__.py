@@ -45,6 +45,7 @@ _COMMANDS = {
     "train-medusa": ("train", "train Medusa heads for a model on its own texts"),
     "train-redrafter": ("train", "train a ReDrafter for a model on its own texts"),
     "train-drafter": ("train", "train a small draft model for a model on its own texts"),
+    "train-eagle3": ("train", "train an EAGLE-3 head for a model on its own texts"),
 }
 
 

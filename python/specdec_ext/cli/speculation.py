@@ -64,6 +64,7 @@ def add_speculation_arguments(parser: argparse.ArgumentParser) -> None:
         "published name, or a file",
     )  # fmt: skip
     _add_redrafter_arguments(spec)
+    _add_eagle3_arguments(spec)
     spec.add_argument(
         "--draft-target", action="store_true",
         help="the small drafter that is shipped for the default model drafts",
@@ -98,8 +99,8 @@ def add_speculation_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     spec.add_argument(
         "--max-draft-len", type=int, metavar="D",
-        help="drafts per step of --draft-model (default: 4) and --suffix; else what the engine is "
-        "built for, which must agree with the method's own number",
+        help="drafts per step of --draft-model (default: 4), --eagle3-model (8) and --suffix; else "
+        "what the engine is built for, which must agree with the method's own number",
     )  # fmt: skip
     spec.add_argument(
         "--speculative-decoding-mode", metavar="MODE",
@@ -152,6 +153,29 @@ def _add_redrafter_arguments(spec: argparse._ArgumentGroup) -> None:
         "--redrafter-no-greedy-search", action="store_false", default=None,
         dest="redrafter_greedy_search", help="beams at the request's temperature",
     )  # fmt: skip
+
+
+def _add_eagle3_arguments(spec: argparse._ArgumentGroup) -> None:
+    spec.add_argument(
+        "--eagle3-model", metavar="DIR",
+        help="EAGLE-3 with this head (config.json and safetensors, of SpecForge or speculators); "
+        "--max-draft-len nodes per step",
+    )  # fmt: skip
+    spec.add_argument(
+        "--eagle3-top-k", "--speculative-eagle-topk", type=int, metavar="K",
+        help="continuations of each node of its tree (default: 4; 1: a chain)",
+    )  # fmt: skip
+    spec.add_argument(
+        "--eagle3-max-draft-depth", type=int, metavar="N",
+        help="levels of its tree (default: 4)",
+    )  # fmt: skip
+
+
+def _eagle3_keys(args: argparse.Namespace) -> dict[str, Any]:
+    """What the EAGLE-3 flags say, in the configuration's names; empty: none was given."""
+    names = ("model", "top_k", "max_draft_depth")
+    keys = {name: getattr(args, f"eagle3_{name}") for name in names}
+    return {name: value for name, value in keys.items() if value is not None}
 
 
 def _option_keys(args: argparse.Namespace) -> dict[str, Any]:
@@ -227,6 +251,7 @@ def named_speculation(args: argparse.Namespace) -> Any:
         "--draft-target or --draft-model": _draft_model(args),
         "--speculative-config": args.speculative_config,
         "--redrafter": args.redrafter or _redrafter_keys(args) or None,
+        "--eagle3-model": args.eagle3_model,
     }
     given = [flag for flag, value in named.items() if value is not None]
     if args.max_matching_ngram_size is not None and given not in ([], ["--spec-decode-nextn"]):
@@ -238,6 +263,8 @@ def named_speculation(args: argparse.Namespace) -> Any:
                     "with heads")  # fmt: skip
     if args.draft_target_model_config is not None and _draft_model(args) is None:
         usage_error(args, "--draft-target-model-config needs --draft-engine-dir or --draft-model")
+    if args.eagle3_model is None and (keys := _eagle3_keys(args)):
+        usage_error(args, f"--eagle3-{next(iter(keys)).replace('_', '-')} needs --eagle3-model")
     if args.allow_vocab_mapping and _draft_model(args) is None:
         usage_error(args, "--allow-vocab-mapping needs --draft-engine-dir or --draft-model")
     size = args.tensor_parallel_size or 1
@@ -261,6 +288,11 @@ def named_speculation(args: argparse.Namespace) -> Any:
         config = parse_speculative_config(
             {"model": str(heads), **keys} if heads else keys, "redrafter", size
         )
+    elif args.eagle3_model is not None:
+        keys = _eagle3_keys(args)
+        if args.max_draft_len is not None:
+            keys["max_draft_len"] = args.max_draft_len
+        config = parse_speculative_config(keys, "eagle3", size)
     elif (draft_model := _draft_model(args)) is not None:
         keys = {
             "model": draft_model,

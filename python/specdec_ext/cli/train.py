@@ -1,4 +1,5 @@
-"""`specdec train-medusa`, `train-redrafter`, `train-drafter`: heads and drafters for a target."""
+"""`specdec train-medusa`, `train-redrafter`, `train-drafter`, `train-eagle3`: what drafts for a
+target."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ __all__ = ["add_arguments", "make_options", "run"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of the three commands; what a product does not have is refused in make_options."""
+    """Options of all trainers; what a product does not have is refused in make_options."""
     parser.add_argument(
         "--output", metavar="DIR", required=True, help="folder for the result; replaced if an "
         "earlier run wrote it",
@@ -84,7 +85,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="residual blocks of a head, or decoder layers of a drafter (default: 2)",
     )  # fmt: skip
     shape.add_argument(
-        "--draft-len", type=int, metavar="N", help="ReDrafter: steps trained over (default: 5)"
+        "--draft-len",
+        type=int,
+        metavar="N",
+        help="ReDrafter, EAGLE-3: steps trained over (default: 5)",
     )
     shape.add_argument(
         "--intermediate-size", type=int, metavar="N",
@@ -135,7 +139,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 # Options that only some products have.
-_OWN = {"num_heads": ("medusa",), "draft_len": ("redrafter",), "intermediate_size": ("drafter",)}
+_OWN = {
+    "num_heads": ("medusa",),
+    "draft_len": ("redrafter", "eagle3"),
+    "intermediate_size": ("drafter", "eagle3"),
+    "num_layers": ("medusa", "redrafter", "drafter"),
+}
 
 
 def make_options(args: argparse.Namespace, product: str) -> TrainOptions:
@@ -150,7 +159,8 @@ def make_options(args: argparse.Namespace, product: str) -> TrainOptions:
     for name, products in _OWN.items():
         if getattr(args, name) is not None and product not in products:
             raise ConfigError(
-                f"--{name.replace('_', '-')}: only train-{products[0]} has it; leave it out"
+                f"--{name.replace('_', '-')}: an option of train-{' and train-'.join(products)}; "
+                "leave it out"
             )
     settings = dataclasses.replace(
         default_settings(product),

@@ -2,6 +2,7 @@
 
 from .draft_target import DraftTargetDecodingConfig
 from .drafter import DrafterConfig
+from .eagle3 import Eagle3DecodingConfig
 from .medusa import MedusaDecodingConfig
 from .medusa_choices import published_trees
 from .redrafter import ReDrafterDecodingConfig
@@ -11,6 +12,7 @@ __all__ = [
     "DRAFTER_CONFIGS",
     "DraftTargetDecodingConfig",
     "DrafterConfig",
+    "Eagle3DecodingConfig",
     "MedusaDecodingConfig",
     "ReDrafterDecodingConfig",
     "UserDrafterConfig",
@@ -22,6 +24,7 @@ DRAFTER_CONFIGS: dict[str, type[DrafterConfig]] = {
     cls.method: cls
     for cls in (
         DraftTargetDecodingConfig,
+        Eagle3DecodingConfig,
         MedusaDecodingConfig,
         ReDrafterDecodingConfig,
         UserDrafterConfig,

@@ -45,6 +45,8 @@ _METHODS = {
     "redrafter": "redrafter",
     "recurrent_drafting": "redrafter",
     "explicit_draft_tokens": "redrafter",  # TensorRT-LLM's name of the mode
+    "eagle3": "eagle3",
+    "draft_eagle3": "eagle3",
     "draft_target": "draft_target",
     "draft_target_model": "draft_target",
     "draft_tokens_external": "draft_target",
@@ -57,7 +59,7 @@ _UNNAMED = {"none", "user_provided", "composite"}  # a composite is a list
 _CHOICES = ", ".join(repr(m) for m in sorted({*_METHODS.values()} - _UNNAMED))
 _CHOICES += " or 'none' (plain decoding)"
 _OTHER_METHODS = {
-    "eagle", "eagle3", "mtp",
+    "eagle", "mtp",
     "sa", "pard", "dflash", "dspark", "ngram_gpu", "nextn",
 }  # fmt: skip
 

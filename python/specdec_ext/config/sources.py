@@ -9,7 +9,12 @@ from typing import Any, ClassVar, TypeAlias
 from ..errors import ConfigError, UnsupportedConfigError
 from .base import OPTION_NAMES, SpeculationOptions
 from .engine import MAX_DRAFT_LEN, LookaheadDecodingConfig
-from .methods import DrafterConfig, DraftTargetDecodingConfig, UserDrafterConfig
+from .methods import (
+    DrafterConfig,
+    DraftTargetDecodingConfig,
+    Eagle3DecodingConfig,
+    UserDrafterConfig,
+)
 from .suffix import SuffixDecodingConfig
 from .validate import check_bool, check_int, show
 
@@ -17,7 +22,7 @@ __all__ = ["AutoDecodingConfig", "CompositeDecodingConfig", "Source", "method_of
 
 Source: TypeAlias = SuffixDecodingConfig | LookaheadDecodingConfig | DrafterConfig
 
-_PAIRS = "suffix decoding and one of Medusa, ReDrafter, a draft model and lookahead"
+_PAIRS = "suffix decoding and one of Medusa, ReDrafter, EAGLE-3, a draft model and lookahead"
 
 
 @dataclass(frozen=True)
@@ -25,14 +30,15 @@ class CompositeDecodingConfig(SpeculationOptions):
     """Several sources draft for a step: suffix decoding, and one method that costs more.
 
     sources   a SuffixDecodingConfig and a MedusaDecodingConfig, ReDrafterDecodingConfig,
-              DraftTargetDecodingConfig or LookaheadDecodingConfig, in any order
+              Eagle3DecodingConfig, DraftTargetDecodingConfig or LookaheadDecodingConfig, in any
+              order
     adaptive  let the draft budget take the drafts that pay, and ask the second source only where
               the first is not worth more; off: both draft all they can. Off if it is off in a
               source
 
     and the options of every method (SpeculationOptions), which are given here and not in a source.
-    Drafts of a draft model are its likeliest tokens (use_draft_logits=False): drafts that are
-    drawn cannot share a tree with others.
+    Drafts of a draft model and of an EAGLE-3 head are their likeliest tokens
+    (use_draft_logits=False): drafts that are drawn cannot share a tree with others.
     """
 
     method: ClassVar[str] = "composite"
@@ -149,7 +155,8 @@ def _can_follow(source: Any) -> bool:
 
 def _as_source(source: Any, adaptive: bool) -> Source:
     changes: dict[str, Any] = {"adaptive": adaptive} if source.adaptive != adaptive else {}
-    if isinstance(source, DraftTargetDecodingConfig) and source.use_draft_logits:
+    draws = (DraftTargetDecodingConfig, Eagle3DecodingConfig)
+    if isinstance(source, draws) and source.use_draft_logits:
         changes["use_draft_logits"] = False
     result: Source = dataclasses.replace(source, **changes) if changes else source
     return result

@@ -6,6 +6,9 @@ from typing import Any
 
 from ..config.methods import DrafterConfig, MedusaDecodingConfig, ReDrafterDecodingConfig
 from .draft_target.slots import DraftTargetDrafter
+from .eagle3.checkpoint import Eagle3Weights, read_eagle3
+from .eagle3.checkpoint import check_target as check_eagle3
+from .eagle3.slots import Eagle3Drafter, feature_bytes
 from .late import LateDrafter
 from .proposal import Proposal
 from .shared_tokens import find_shared_tokens
@@ -16,13 +19,18 @@ from .vocabulary import map_vocabulary
 __all__ = [
     "DraftInputs",
     "DraftTargetDrafter",
+    "Eagle3Drafter",
+    "Eagle3Weights",
     "LateDrafter",
     "PromptInputs",
     "Proposal",
     "SlotDrafter",
+    "check_eagle3",
+    "feature_bytes",
     "find_shared_tokens",
     "make_drafter",
     "map_vocabulary",
+    "read_eagle3",
     "shipped_drafter",
 ]
 

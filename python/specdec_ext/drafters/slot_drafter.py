@@ -106,6 +106,8 @@ class SlotDrafter(Protocol):
 
     # A drafter may have more:
     #   read_prompts(PromptInputs)  called behind the model's pass of a step with prompts
+    #   after_commit(plan, layout, slots, PromptInputs | None)  called behind the commit of a step
+    #       that the host ran; the prompts among its requests, which come first, None: none
     #   draft_probs(num_requests) -> ops.DraftProbs | None  what the drafts of a step's so many
     #       decoding requests were drawn from, None: without chance; called behind draft() in a step
     #       that samples

@@ -11,7 +11,7 @@ from ..config.engine import KvCacheConfig, SchedulerConfig
 from ..config.methods import DrafterConfig, UserDrafterConfig
 from ..config.parse import SpeculativeConfig
 from ..config.sources import AutoDecodingConfig, CompositeDecodingConfig
-from ..drafters import DraftTargetDrafter, SlotDrafter, shipped_drafter
+from ..drafters import DraftTargetDrafter, Eagle3Drafter, SlotDrafter, shipped_drafter
 from ..errors import ConfigError
 from ..models.host_arrays import as_torch
 from ..models.place import resolve_device
@@ -94,7 +94,7 @@ class EngineBuilder:
         self._loader = loader
         self._team = team
         self.draft_model: StepModel | None = None
-        self._pools: list[KvPages] = []
+        self._pools: list[KvPages | Eagle3Drafter] = []
 
     def build(self) -> EngineParts:
         """Load the models, then everything that is sized by them."""
@@ -128,6 +128,10 @@ class EngineBuilder:
             assert self.draft_model is not None
             pages = self._make_pages(self.draft_model, self.memory.draft_num_pages)
             loaded.drafter.bind_cache(*pages.tensors)
+        if isinstance(loaded.drafter, Eagle3Drafter):
+            pages = self._make_pages(loaded.drafter, self.memory.draft_num_pages)
+            loaded.drafter.bind_cache(*pages.tensors)
+            self._pools.append(loaded.drafter)
         # A drafter may know more than was asked for, such as how many heads a file has.
         known = getattr(loaded.drafter, "config", None)
         if isinstance(known, DrafterConfig):
@@ -272,7 +276,7 @@ class EngineBuilder:
         rows = self.memory.max_num_tokens
         return measure_cost(self.model, self._pages, max_rows=rows)
 
-    def _make_pages(self, model: StepModel, num_pages: int) -> KvPages:
+    def _make_pages(self, model: StepModel | Eagle3Drafter, num_pages: int) -> KvPages:
         pages = KvPages(model, num_pages, self.memory.tokens_per_block, self.place)
         self._pools.append(pages)
         return pages

@@ -9,7 +9,6 @@ from ..models.host_arrays import as_torch
 from ..models.kv_storage import page_shape, stored_name
 
 if TYPE_CHECKING:
-    from ..models.base import StepModel
     from ..models.place import Place
 
 __all__ = ["KvPages"]
@@ -24,7 +23,7 @@ class KvPages:
     tensors  (K, V): the core's LazyZeros where the host runs the steps, else torch tensors
     """
 
-    def __init__(self, model: StepModel, num_pages: int, page_size: int, place: Place) -> None:
+    def __init__(self, model: Any, num_pages: int, page_size: int, place: Place) -> None:
         shape, dtype = page_shape(model, num_pages, page_size), str(stored_name(model))
         self._memory: list[_core.LazyZeros] = []
         if not place.on_cuda:

@@ -11,19 +11,29 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..config.engine import KvCacheConfig, LookaheadDecodingConfig, SchedulerConfig, normalize_dtype
-from ..config.methods import DrafterConfig, DraftTargetDecodingConfig, UserDrafterConfig
+from ..config.methods import (
+    DrafterConfig,
+    DraftTargetDecodingConfig,
+    Eagle3DecodingConfig,
+    UserDrafterConfig,
+)
 from ..config.parse import SpeculativeConfig
 from ..config.sources import CompositeDecodingConfig, method_of
 from ..config.suffix import SuffixDecodingConfig
 from ..drafters import (
     DraftTargetDrafter,
+    Eagle3Drafter,
+    Eagle3Weights,
     LateDrafter,
     SlotDrafter,
+    check_eagle3,
+    feature_bytes,
     find_shared_tokens,
     make_drafter,
     map_vocabulary,
+    read_eagle3,
 )
-from ..errors import ConfigError, UnsupportedConfigError
+from ..errors import ConfigError, ModelError, UnsupportedConfigError
 from ..models.host_arrays import kv_dtype_name
 from ..models.kv_storage import storage_dtype, stored_name, token_bytes, wanted_type
 from ..models.windows import (
@@ -44,6 +54,7 @@ from .memory_plan import (
 if TYPE_CHECKING:
     from ..drafters.shared_tokens import SharedTokens
     from ..models.base import StepModel
+    from ..models.config_reader import ModelConfig
     from ..models.place import Place
     from ..parallel.team import Team
 
@@ -141,6 +152,7 @@ class ModelLoader:
         self._team = team
         self._tokenizers = tokenizers
         self._late = late
+        self._head: Eagle3Weights | None = None  # of EAGLE-3
 
     def load(self) -> LoadedModels:
         """Load the weights and plan the memory.
@@ -158,13 +170,16 @@ class ModelLoader:
         config = read_config(self._path)
         spec = self._drafter
         self._refuse_beside_operations()
-        draft, draft_path = None, Path()
+        draft: Any = None
+        draft_path = Path()
         shared: SharedTokens | None = None
         if isinstance(spec, DraftTargetDecodingConfig):
             draft_path = draft_model_folder(str(spec.model), self._path)
             draft = read_config(draft_path)
             if spec.allow_vocab_mapping:
                 shared = find_shared_tokens(config, draft, *self._tokenizers(draft.path))
+        if isinstance(spec, Eagle3DecodingConfig):
+            self._head = self._read_head(spec, config)
         kv_dtype = self._dtype if self._dtype != "auto" else (config.dtype or "float32")
         scheduler = self._scheduler
         reserved = 0
@@ -223,7 +238,17 @@ class ModelLoader:
             )
         graphs = 0
         drafter: SlotDrafter | None = None
-        if draft_model is not None:
+        if self._head is not None:
+            assert isinstance(spec, Eagle3DecodingConfig)
+            drafter = Eagle3Drafter(
+                spec,
+                self._head,
+                model,
+                max_requests=first.max_batch_size,
+                max_rows=first.max_num_tokens,
+                window=span.window,
+            )
+        elif draft_model is not None:
             assert isinstance(spec, DraftTargetDecodingConfig)
             drafter = self._draft_target(spec, model, draft_model, shared, first)
         elif isinstance(spec, DrafterConfig) and not isinstance(spec, UserDrafterConfig):
@@ -287,6 +312,29 @@ class ModelLoader:
                 "before they are made; use one of the two, or device='cpu'"
             )
 
+    def _read_head(self, spec: Eagle3DecodingConfig, target: ModelConfig) -> Eagle3Weights:
+        """An EAGLE-3 head that fits the target. Raises ModelError, UnsupportedConfigError."""
+        if not self._place.is_cpu or self._model_impl == "transformers" or self._team is not None:
+            where = self._place.name if not self._place.is_cpu else (
+                "the transformers adapter" if self._team is None else "several ranks"
+            )  # fmt: skip
+            raise UnsupportedConfigError(
+                f"Eagle3DecodingConfig.model = {str(spec.model)!r}: the head taps the native "
+                f"decoder of one process on the CPU, and this target runs on {where}; use "
+                "device='cpu', model_impl='native' and tensor_parallel_size=1, or another method"
+            )
+        weights = read_eagle3(str(spec.model), allow_pickle=self._allow_pickle)
+        try:
+            check_eagle3(
+                weights,
+                hidden_size=target.hidden_size,
+                vocab_size=target.vocab_size,
+                num_layers=target.num_layers,
+            )
+        except ModelError as error:
+            raise type(error)(f"{spec.model}: {error}") from None
+        return weights
+
     def _draft_rows(self, plan: MemoryPlan) -> int:
         """Rows of one pass of a draft model."""
         spec = self._drafter
@@ -347,7 +395,7 @@ class ModelLoader:
             kv_cache=self._kv_cache,
             scheduler=scheduler,
             free_bytes=max(0, free - reserved),
-            draft=self._draft_pages(draft),
+            draft=self._draft_pages(model, draft),
             pool_limit_bytes=CPU_POOL_LIMIT_BYTES if on_host else None,
             span=span,
             narrow=self._narrow_windows(model, stored, span, windows),
@@ -367,8 +415,13 @@ class ModelLoader:
             return ()
         return narrow_windows(windows, span)
 
-    def _draft_pages(self, draft: Any) -> DraftPages | None:
+    def _draft_pages(self, model: Any, draft: Any) -> DraftPages | None:
         config = self._drafter
+        if self._head is not None:
+            shape = self._head.shape
+            stated = self._dtype if self._dtype != "auto" else getattr(model, "dtype", None)
+            dtype = normalize_dtype("dtype", kv_dtype_name(model) or stated or "float32")
+            return DraftPages(token_bytes(shape, dtype) + feature_bytes(shape))
         if draft is None or not isinstance(config, DraftTargetDecodingConfig):
             return None
         dtype = kv_dtype_name(draft) or (

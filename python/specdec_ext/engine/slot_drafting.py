@@ -55,6 +55,7 @@ class SlotDrafting:
         self._read_prompts: Callable[[PromptInputs], None] | None = getattr(
             drafter, "read_prompts", None
         )
+        self._after_commit: Callable[..., None] | None = getattr(drafter, "after_commit", None)
         self._prepare: Callable[[], None] | None = getattr(drafter, "prepare", None)
         self._draft_probs: Callable[[int], Any] | None = getattr(drafter, "draft_probs", None)
         self._draws_probs = self._draft_probs is not None
@@ -145,7 +146,12 @@ class SlotDrafting:
             changes["draft_probs"] = self._draft_probs(self._planned.num_decodes)
         if self._hidden is not None:
             changes.update(hidden=self._hidden, kept=self._kept)
-        return list(self.executor.commit(plan, result, **changes))
+        outputs = list(self.executor.commit(plan, result, **changes))
+        if self._after_commit is not None:
+            prompts = self._prompts(self._planned) if self._planned.num_prompts else None
+            layout = self.executor.slot_layout
+            self._guarded(self._after_commit, plan, layout, self._slots, prompts)
+        return outputs
 
     def stats(self) -> dict[str, Any]:
         return {

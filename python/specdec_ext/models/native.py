@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -97,6 +97,7 @@ class NativeModel:
         """
         notes: list[str] = []
         self.max_position = served_positions(config, max_seq_len, notes)
+        self._max_rows = max_rows
         self.vocab_size = shape.vocab_size
         self.hidden_size = shape.hidden_size
         self.num_layers = shape.num_layers
@@ -240,6 +241,14 @@ class NativeModel:
         storage = self.kv_storage
         self._decoder.bind_cache(k_pages, v_pages, storage.k_scale, storage.v_scale)
         self._pages = (k_pages, v_pages)
+
+    def set_taps(self, layers: Sequence[int]) -> np.ndarray:
+        """float32 [max_rows, len(layers) * hidden_size]: from now on each pass leaves there, by the
+        rows of its plan, the residual stream as it enters these layers (num_layers: as it leaves
+        the last)."""
+        taps = np.zeros((self._max_rows, len(layers) * self.hidden_size), dtype=np.float32)
+        self._decoder.set_taps(list(layers), taps)
+        return taps
 
     def forward(self, plan: Any, hidden: Any = None) -> np.ndarray:
         """See StepModel."""

@@ -14,6 +14,7 @@ from ..config.medusa_choices import MAX_TOP_K, Choice, check_choices
 from ..config.methods import (
     DrafterConfig,
     DraftTargetDecodingConfig,
+    Eagle3DecodingConfig,
     MedusaDecodingConfig,
     ReDrafterDecodingConfig,
 )
@@ -34,6 +35,10 @@ _METHOD_OF_CHANGE = {
     "redrafter_num_beams": "redrafter",
     "redrafter_draft_len_per_beam": "redrafter",
 }
+
+
+# Whose drafts may be drawn from the drafter's own law.
+_WITH_DRAFT_LOGITS = (DraftTargetDecodingConfig, Eagle3DecodingConfig)
 
 
 def of_method(
@@ -66,7 +71,7 @@ def _refuse_other_methods(
     params: SamplingParams, changes: Mapping[str, Any], engine: SpeculativeConfig
 ) -> None:
     """Raise RequestError for what belongs to another method than the engine's."""
-    if "use_draft_logits" in changes and not isinstance(engine, DraftTargetDecodingConfig):
+    if "use_draft_logits" in changes and not isinstance(engine, _WITH_DRAFT_LOGITS):
         refuse_draft_logits(changes)
     words = engine.words if isinstance(engine, DrafterConfig) else engine.method
     if "medusa_choices" in changes and engine.method != "medusa":
@@ -149,6 +154,7 @@ def _drafter(
 ) -> Speculation:
     find: Mapping[type, Callable[..., Speculation]] = {
         DraftTargetDecodingConfig: _draft_target,
+        Eagle3DecodingConfig: _draft_target,
         MedusaDecodingConfig: _medusa,
         ReDrafterDecodingConfig: _redrafter,
     }
@@ -160,7 +166,7 @@ def _drafter(
 def _draft_target(
     params: SamplingParams,
     changes: Mapping[str, Any],
-    engine: DraftTargetDecodingConfig,
+    engine: DraftTargetDecodingConfig | Eagle3DecodingConfig,
     kwargs: dict[str, Any],
     depth: int,
     options: dict[str, Any],

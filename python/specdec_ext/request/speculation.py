@@ -27,6 +27,7 @@ _OF_A_REQUEST: Mapping[str, Mapping[str, str]] = {
     "ngram": {"max_draft_len": "max_draft_len"},
     "suffix": {"max_draft_len": "max_draft_len"},
     "draft_target": {"max_draft_len": "max_draft_len", "use_draft_logits": "use_draft_logits"},
+    "eagle3": {"max_draft_len": "max_draft_len", "use_draft_logits": "use_draft_logits"},
     "medusa": {"medusa_choices": "medusa_choices"},
     "redrafter": {
         "num_beams": "redrafter_num_beams",

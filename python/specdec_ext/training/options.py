@@ -13,7 +13,7 @@ from .loop import MAX_TERMS, TrainSettings
 
 __all__ = ["DEFAULT_PROMPTS", "PRODUCTS", "TrainOptions", "default_settings"]
 
-PRODUCTS = ("medusa", "redrafter", "drafter")
+PRODUCTS = ("medusa", "redrafter", "drafter", "eagle3")
 # Built-in prompts that the shipped files were made with.
 DEFAULT_PROMPTS = 4096
 DEFAULT_VOCAB, DEFAULT_NEURONS = 8192, 768
@@ -37,8 +37,9 @@ class TrainOptions:
     draft_vocab_size    tokens that the heads score; None: 8192, or all where there are fewer
     num_heads           Medusa heads
     num_layers          residual blocks per head (Medusa, ReDrafter) or decoder layers (drafter)
-    draft_len           recurrent steps trained over (ReDrafter)
-    intermediate_size   MLP neurons of each layer (drafter); None: 768, or all where there are fewer
+    draft_len           steps trained over (ReDrafter, EAGLE-3)
+    intermediate_size   MLP neurons of a layer (drafter, EAGLE-3); None: 768, or all where there are
+                        fewer
     dtype               of the stored weights
     exclude             files whose texts must not be trained on (13-word overlap)
     device              "cpu", "cuda" or "cuda:N"

@@ -1,9 +1,10 @@
-"""The three products of the trainers, from options."""
+"""The products of the trainers, from options."""
 
 from __future__ import annotations
 
 import torch
 
+from ..drafters.eagle3.shape import Eagle3Shape
 from ..drafters.medusa.heads import MedusaHeads, MedusaHeadsConfig
 from ..drafters.redrafter.model import Redrafter, RedrafterShape
 from ..errors import ConfigError
@@ -11,6 +12,7 @@ from ..models.config_reader import ModelConfig
 from ..models.drafter_files import DrafterShape
 from .data import TrainingData
 from .drafter import DrafterProduct, drafter_shape
+from .eagle3 import Eagle3Product, eagle3_shape
 from .loop import Product
 from .loss import FrozenHead, Precision
 from .medusa import MedusaProduct
@@ -31,6 +33,8 @@ def check_product(options: TrainOptions, config: ModelConfig) -> None:
         )
     if options.product == "drafter":
         _drafter_shape(options, config)
+    if options.product == "eagle3":
+        _eagle3_shape(options, config)
 
 
 def _drafter_shape(options: TrainOptions, config: ModelConfig) -> DrafterShape:
@@ -41,11 +45,24 @@ def _drafter_shape(options: TrainOptions, config: ModelConfig) -> DrafterShape:
     )  # fmt: skip
 
 
+def _eagle3_shape(options: TrainOptions, config: ModelConfig) -> Eagle3Shape:
+    assert options.draft_vocab_size is not None and options.intermediate_size is not None
+    return eagle3_shape(
+        config, intermediate_size=options.intermediate_size,
+        draft_vocab_size=options.draft_vocab_size,
+    )  # fmt: skip
+
+
 def trained_size(options: TrainOptions, config: ModelConfig) -> tuple[int, int]:
     """(parameters, outputs of all layers for one row) of what the options train."""
     module: torch.nn.Module
-    if options.product == "drafter":
-        shapes = _drafter_shape(options, config).expected_weights().values()
+    if options.product in ("drafter", "eagle3"):
+        expected = (
+            _drafter_shape(options, config).expected_weights()
+            if options.product == "drafter"
+            else _eagle3_shape(options, config).expected_weights()
+        )
+        shapes = [shape for name, shape in expected.items() if name != "lm_head.weight"]
         matrices = [s for s in shapes if len(s) == 2]
         return sum(s[0] * (s[1] if len(s) > 1 else 1) for s in shapes), sum(m[0] for m in matrices)
     with torch.device("meta"):
@@ -99,6 +116,12 @@ def make_product(
         return RedrafterProduct(
             data, head, rows.embedding, num_layers=options.num_layers, draft_len=options.draft_len,
             soft_share=share, model_sha256=sha, dtype=options.dtype,
+            seed=options.settings.seed, device=device, precision=precision,
+        )  # fmt: skip
+    if options.product == "eagle3":
+        return Eagle3Product(
+            data, head, rows.embedding, config, _eagle3_shape(options, config),
+            steps=options.draft_len, soft_share=share, model_sha256=sha, dtype=options.dtype,
             seed=options.settings.seed, device=device, precision=precision,
         )  # fmt: skip
     return DrafterProduct(

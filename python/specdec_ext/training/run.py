@@ -221,6 +221,8 @@ def _work(prepared: _Prepared, todo: list[Task], ranks: Ranks) -> Work:
         share = sum(1 / (h + 1) for h in range(options.num_heads)) / options.num_heads
     elif options.product == "redrafter":
         share = options.draft_len / 3
+    elif options.product == "eagle3":
+        share = options.draft_len * (1 + min(96, collect.max_prompt_len) / max(1.0, mean))
     else:
         share = 1 + min(96, collect.max_prompt_len) / max(1.0, mean)
     assert options.draft_vocab_size is not None

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..config.draft_target import DraftTargetDecodingConfig
-from ..config.methods import MedusaDecodingConfig, ReDrafterDecodingConfig
+from ..config.methods import Eagle3DecodingConfig, MedusaDecodingConfig, ReDrafterDecodingConfig
 from ..llm import LLM
 from ..request.sampling_params import SamplingParams
 
@@ -20,6 +20,7 @@ FLAGS = {
     "medusa": "--medusa-model",
     "redrafter": "--redrafter-model",
     "drafter": "--draft-model",
+    "eagle3": "--eagle3-model",
 }
 
 
@@ -29,6 +30,8 @@ def method_config(product: str, folder: Path) -> Any:
         return MedusaDecodingConfig(str(folder))
     if product == "redrafter":
         return ReDrafterDecodingConfig(str(folder))
+    if product == "eagle3":
+        return Eagle3DecodingConfig(str(folder))
     return DraftTargetDecodingConfig(str(folder))
 
 

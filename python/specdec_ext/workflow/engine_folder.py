@@ -193,6 +193,8 @@ class EngineFolder:
         if method in ("none", EXTERNAL):  # drafts, if any, come with the requests
             return None
         remedy = "name the draft model: --draft_engine_dir DIR"
+        if method == "eagle3":
+            remedy = "name the head: --eagle3_model DIR"
         if method == "lookahead":
             remedy = f"give --lookahead_config=[W,N,G] with max_draft_len(W,N,G) = {room}"
             remedy += ", which is [7,7,7]" if room == 83 else ""

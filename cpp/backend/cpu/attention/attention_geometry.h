@@ -48,7 +48,8 @@ inline RowRange row_range(const AttentionBlock& block, int row) {
   }
   const std::int32_t position = block.kv_len + depth;
   const std::int32_t window = block.params->sliding_window;
-  const std::int32_t low = window > 0 && position >= window ? position - window + 1 : 0;
+  const std::int32_t behind = window > 0 && position >= window ? position - window + 1 : 0;
+  const std::int32_t low = max_of(behind, block.params->first_key);
   const std::int32_t sink = block.params->sink_tokens;
   return low <= sink ? RowRange{0, position + 1, 0} : RowRange{low, position + 1, sink};
 }

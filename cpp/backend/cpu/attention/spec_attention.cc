@@ -94,7 +94,7 @@ void for_each_block(const SpecAttentionParams& p, bool own_scores, Visit&& visit
         // A tree's first row in the block may be the golden token again: depth 0 is the least.
         const std::int32_t lowest_pos = block.kv_len + (block.is_tree ? 0 : first / group);
         const std::int32_t low =
-            p.sliding_window > 0 ? std::max(0, lowest_pos - p.sliding_window + 1) : 0;
+            std::max(p.first_key, p.sliding_window > 0 ? lowest_pos - p.sliding_window + 1 : 0);
         // Sink tokens that are far behind the window have columns of their own.
         const bool apart = low > p.sink_tokens;
         block.sink = apart ? p.sink_tokens : 0;

@@ -7,6 +7,8 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <utility>
+#include <vector>
 
 #include "backend/cpu/attention/cpu_attention.h"
 #include "backend/cpu/decoder/decoder_parts.h"
@@ -22,6 +24,17 @@ std::uint16_t* as_bf16(std::byte* p) { return reinterpret_cast<std::uint16_t*>(p
 float* as_f32(std::byte* p) { return reinterpret_cast<float*>(p); }
 
 }  // namespace
+
+void LlamaDecoder::set_taps(std::vector<int> layers, float* rows) {
+  SPECDEC_REQUIRE(!is_shard(), "set_taps: a shard of several decoders has no taps");
+  for (const int layer : layers) {
+    SPECDEC_REQUIRE(layer >= 0 && layer <= config_.num_layers, "set_taps: layer ", layer,
+                    ": layers are 0..", config_.num_layers - 1, ", and ", config_.num_layers,
+                    " is what leaves the last one");
+  }
+  taps_ = std::move(layers);
+  tapped_ = rows;
+}
 
 void LlamaDecoder::check_step(const StepView& step) const {
   SPECDEC_REQUIRE(cache_.k != nullptr, "LlamaDecoder: call bind_cache before forward");
@@ -131,6 +144,7 @@ void LlamaDecoder::attend(const StepView& step, int index, int rank, int nranks)
   const std::int64_t rows = step.num_rows, width = layer.qkv->n();
   const Share my_rows = share(rows, rank, nranks);
   if (index > 0) add_sum(layers_[index - 1].ffn_out_norm, {my_rows.begin, my_rows.end});
+  tap(index, {my_rows.begin, my_rows.end});
   norm_rows(residual_.data(), layer.attention_norm, layer.qkv->input_form(),
             {my_rows.begin, my_rows.end});
   pool.barrier();
@@ -269,7 +283,20 @@ void LlamaDecoder::run_layers(const StepView& step, int rank, int nranks) {
     pool.barrier();
   }
   add_sum(layers_.back().ffn_out_norm, {mine.begin, mine.end});
+  tap(config_.num_layers, {mine.begin, mine.end});
   pool.barrier();
+}
+
+// Copies the residual stream of these rows, as it enters the layer, for whoever asked for it.
+void LlamaDecoder::tap(int layer, Rows rows) {
+  const std::int64_t n = config_.hidden_size, width = n * static_cast<std::int64_t>(taps_.size());
+  for (std::size_t i = 0; i < taps_.size(); ++i) {
+    if (taps_[i] != layer) continue;
+    for (std::int64_t r = rows.begin; r < rows.end; ++r) {
+      std::memcpy(tapped_ + r * width + static_cast<std::int64_t>(i) * n, residual_.data() + r * n,
+                  n * sizeof(float));
+    }
+  }
 }
 
 // input_[i] = final norm of row logit_rows[i]; what the head makes of it, as float32, to `hidden`

@@ -116,6 +116,12 @@ class LlamaDecoder {
   void bind_cache(const TensorView& k_pages, const TensorView& v_pages,
                   const TensorView* k_scales = nullptr, const TensorView* v_scales = nullptr);
 
+  // From now on a step leaves the residual stream of its rows, as it enters each of these layers
+  // (num_layers: as it leaves the last one), in rows [max_rows, layers.size() * hidden] of the
+  // caller's, which outlive this object or the next call. No layers: nothing is left. A shard of
+  // several has none.
+  void set_taps(std::vector<int> layers, float* rows);
+
   // Runs the rows of the step and appends their K/V. For the logit rows of the step, writes either
   // the scores [L, V] or the greedy ids [L] (first on ties, -1 for a row with a NaN). One call at a
   // time per object.
@@ -220,6 +226,7 @@ class LlamaDecoder {
   void gate(const Layer& layer, std::int64_t first, std::int64_t height, int rank, int nranks);
   void down(const Layer& layer, std::int64_t first, std::int64_t height, int rank, int nranks);
   void add_sum(const std::vector<float>& out_norm, Rows rows);
+  void tap(int layer, Rows rows);
   void run_layers(const StepView& step, int rank, int nranks);
   void gather_and_norm(const StepView& step, Rows rows, float* hidden);
   void run_final_norm(const StepView& step, float* hidden, int rank, int nranks);
@@ -243,6 +250,8 @@ class LlamaDecoder {
   std::unique_ptr<PackedLinear> table_;       // the embeddings, where they are not the head
   const RowOps& ops_;
   KvCacheView cache_;
+  std::vector<int> taps_;  // layers whose input is kept
+  float* tapped_ = nullptr;
   // This decoder's share of each output, all of it unless it is a shard.
   int num_heads_ = 0, num_kv_heads_ = 0, first_head_ = 0;
   Columns hidden_{}, ffn_{}, scores_{};

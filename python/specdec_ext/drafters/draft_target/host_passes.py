@@ -25,6 +25,8 @@ class HostPasses:
     vocab_size    of the target
     max_requests  slots of the engine
     max_rows      of one pass
+    takes_features
+                  the model is a head on the target's states (_core.DraftPasses.sources)
     """
 
     def __init__(
@@ -36,6 +38,7 @@ class HostPasses:
         vocab_size: int,
         max_requests: int,
         max_rows: int,
+        takes_features: bool = False,
     ) -> None:
         self.model = model
         self.num_passes = self.num_rows = 0
@@ -53,6 +56,7 @@ class HostPasses:
             min_confidence=config.min_confidence,
             input_ids=vocabulary.input_ids,
             output_ids=vocabulary.output_ids,
+            takes_features=takes_features,
         )
         self._vocab_ids: np.ndarray | None = None
         if vocabulary.num_scores < vocab_size:

@@ -61,7 +61,7 @@ class DraftTargetDrafter:
         self.reads_every_step = not place.is_cpu
         self._place, self._overlap = place, vocabulary.overlap
         self._num_scores = vocabulary.num_scores
-        sizes = {"vocab_size": vocab_size, "max_requests": max_requests, "max_rows": max_rows}
+        sizes: Any = {"vocab_size": vocab_size, "max_requests": max_requests, "max_rows": max_rows}
         self.side: HostPasses | DevicePasses | DeviceTrees
         if place.is_cpu:
             self.side = HostPasses(config, model, vocabulary, **sizes)
