@@ -32,7 +32,9 @@ from benchmarks.peers.cpu.job import now
 BATCH, BATCH_TOKENS, PREFILL = 8, 64, 512
 MAX_PROMPT = 1200
 CELL_SECONDS = 3600
-GUESS_SECONDS = 75.0  # of a cell that has not run yet
+# Of a cell that has not run yet.
+GUESS_SECONDS = {"vllm": 240.0, "transformers": 180.0}
+GUESS_SECONDS_OF_OTHERS = 75.0
 SLOW = ("vllm", "transformers")
 
 
@@ -190,7 +192,7 @@ def work(args: argparse.Namespace, state: dict[str, Any], path: Path) -> int:
     while todo:
         key, program = todo[0]
         earlier = [c["wall_s"] for k, c in cells.items() if k.rsplit("/", 1)[0] == program.key]
-        expected = max(earlier, default=GUESS_SECONDS)
+        expected = max(earlier, default=GUESS_SECONDS.get(program.peer, GUESS_SECONDS_OF_OTHERS))
         if time.monotonic() + expected > deadline:
             break
         cells[key] = run_cell(program, texts, args)
