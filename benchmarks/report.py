@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from benchmarks import common, model_drafters, step_versions
+from benchmarks import common, model_drafters, peers_cpu_tables, step_versions
 
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
 SETS = ("humaneval", "mtbench", "gsm8k", "squad", "news")
@@ -116,6 +116,10 @@ def drafters(result: dict[str, Any]) -> str:
     return "\n\n".join(tables)
 
 
+def peers_cpu(result: dict[str, Any]) -> str:
+    return "\n\n".join(peers_cpu_tables.tables_of(result))
+
+
 SECTIONS = {
     "acceptance": ("Tokens per forward pass, fixed draft lengths", acceptance),
     "end_to_end": (
@@ -129,6 +133,7 @@ SECTIONS = {
     "step_versions": ("Time of a step against commit cebcf29", versions),
     "lookahead_vs_lade": ("Lookahead (7,7,7) against lade", lookahead_vs_lade),
     "draft_lookup": ("Drafting by prompt lookup, batch 32", draft_lookup),
+    "peers_cpu": ("Against other programs on this CPU, tokens per second", peers_cpu),
 }
 
 

@@ -16,8 +16,20 @@ namespace {
 // Spins before sleeping: about 50 us of pause instructions. Long enough to bridge the host work
 // between two steps of a small model, short enough to be invisible when the process is idle.
 constexpr int kSpinsBeforeSleep = 2000;
-// A barrier is short, but the other thread may have been descheduled on a busy machine.
-constexpr int kSpinsBeforeYield = 4000;
+
+// Waits until `value` is no longer `old`, which a notify_all() of its writer must follow. On a busy
+// machine the other thread may have lost its core: asleep, this one leaves its own core to it,
+// which spinning or yielding does not.
+template <typename T>
+void wait_while(const std::atomic<T>& value, T old) {
+  for (int spins = 0; value.load(std::memory_order_acquire) == old; ++spins) {
+    if (spins < kSpinsBeforeSleep) {
+      cpu_relax();
+    } else {
+      value.wait(old, std::memory_order_acquire);
+    }
+  }
+}
 
 int default_size() {
   if (const char* text = std::getenv("SPECDEC_NUM_THREADS")) {
@@ -107,12 +119,9 @@ void ThreadPool::run_raw(RawBody body, void* context) {
     std::lock_guard<std::mutex> lock(error_mutex_);
     if (!error_) error_ = std::current_exception();
   }
-  for (int spins = 0; running_.load(std::memory_order_acquire) != 0; ++spins) {
-    if (spins < kSpinsBeforeYield) {
-      cpu_relax();
-    } else {
-      sched_yield();
-    }
+  for (int left = running_.load(std::memory_order_acquire); left != 0;
+       left = running_.load(std::memory_order_acquire)) {
+    wait_while(running_, left);
   }
   if (error_) std::rethrow_exception(error_);
 }
@@ -138,6 +147,7 @@ void ThreadPool::worker(int rank, std::uint32_t seen) {
       if (!error_) error_ = std::current_exception();
     }
     running_.fetch_sub(1, std::memory_order_release);
+    running_.notify_one();  // run_raw() alone waits for it
   }
 }
 
@@ -147,15 +157,10 @@ void ThreadPool::barrier() {
   if (barrier_count_.fetch_add(1, std::memory_order_acq_rel) + 1 == size_) {
     barrier_count_.store(0, std::memory_order_relaxed);
     barrier_epoch_.fetch_add(1, std::memory_order_release);
+    barrier_epoch_.notify_all();
     return;
   }
-  for (int spins = 0; barrier_epoch_.load(std::memory_order_acquire) == epoch; ++spins) {
-    if (spins < kSpinsBeforeYield) {
-      cpu_relax();
-    } else {
-      sched_yield();
-    }
-  }
+  wait_while(barrier_epoch_, epoch);
 }
 
 }  // namespace specdec

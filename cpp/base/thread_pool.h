@@ -1,9 +1,10 @@
 // A small team of threads for the CPU backend.
 //
 // run(f) calls f(rank) on every rank, the caller being rank 0, and returns when all have finished.
-// barrier() may be called inside run() by every rank. Workers spin for a few tens of microseconds
-// after a region and then sleep, so a pool that is idle costs nothing and does not fight the
-// threads of torch; a decoding step reaches the workers while they still spin.
+// barrier() may be called inside run() by every rank. Whoever waits, for a region, at a barrier or
+// for the others to finish, spins for a few tens of microseconds and then sleeps: a pool that is
+// idle costs nothing, and one whose other thread lost its core to another process leaves it this
+// one. A decoding step reaches the workers while they still spin.
 //
 // A body must not throw between two barriers: the other ranks would wait for it for ever.
 // One region at a time: run() calls from different host threads are serialised by a mutex.

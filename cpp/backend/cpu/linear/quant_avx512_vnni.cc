@@ -12,6 +12,7 @@ struct Avx512Vnni {
   using Floats = __m512;
   static constexpr int kLanes = 16;
   static constexpr int kVecs = 2;  // 16 of 32 registers hold weights
+  static constexpr int kBlockRows = 3;
   static constexpr bool kSignedCodes = false;
   static Ints load_codes(const std::byte* p) { return _mm512_load_si512(p); }
   static Ints low(Ints v) { return _mm512_and_si512(v, _mm512_set1_epi8(15)); }
@@ -28,6 +29,7 @@ struct Avx512Vnni {
     return _mm512_set1_epi32(value);
   }
   static Ints zero_ints() { return _mm512_setzero_si512(); }
+  static Floats zero_floats() { return _mm512_setzero_ps(); }
   template <int n>
   static Ints shift_left(Ints v) {
     return _mm512_slli_epi32(v, n);

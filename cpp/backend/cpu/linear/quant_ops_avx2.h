@@ -16,6 +16,7 @@ struct Avx2Ops {
   using Floats = __m256;
   static constexpr int kLanes = 8;
   static constexpr int kVecs = 1;  // 8 of 16 registers hold weights
+  static constexpr int kBlockRows = 2;
   static Ints load_codes(const std::byte* p) {
     return _mm256_load_si256(reinterpret_cast<const __m256i*>(p));
   }
@@ -29,6 +30,7 @@ struct Avx2Ops {
     return _mm256_set1_epi32(value);
   }
   static Ints zero_ints() { return _mm256_setzero_si256(); }
+  static Floats zero_floats() { return _mm256_setzero_ps(); }
   template <int n>
   static Ints shift_left(Ints v) {
     return _mm256_slli_epi32(v, n);

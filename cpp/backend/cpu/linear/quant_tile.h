@@ -3,17 +3,22 @@
 // Included by the per-ISA files only; every Op lives in an anonymous namespace there. An Op has
 //   Ints, Floats, kLanes            vectors of 32-bit lanes; a lane is a column
 //   kVecs                           vectors of columns at a time: 8 kVecs registers hold weights
+//   kBlockRows                      rows at a time
 //   kSignedCodes                    dot<true>() takes u - 128 for u: it needs no zero
 //   load_codes(p), low(v), high(v)  codes of a quad of k; the nibbles of it
 //   Ints dot<kAllBits>(Ints sum, Ints codes, Ints x)  sum + four products per lane; kAllBits: codes
 //                                   take all 8 bits, else at most 6
-//   Ints splat(p), zero_ints(), shift_left<n>(v), sub(a, b); Floats to_floats(Ints)
+//   Ints splat(p), zero_ints(), zero_floats(), shift_left<n>(v), sub(a, b); Floats to_floats(Ints)
 //   Floats load(p), load_half(p), splat_float(p), mul, add; store(p, v); prefetch(p)
 #pragma once
+
+#include <algorithm>
 
 #include "backend/cpu/linear/quant_kernels.h"
 
 namespace specdec::cpu {
+
+inline constexpr int kPanelWidth = 32;  // columns of a panel
 
 // The weights of a step, of kVecs vectors of columns: in registers.
 template <typename Op, WeightType kType>
@@ -50,13 +55,13 @@ struct StepWeights {
   }
 };
 
-// Adds one step to kRows rows. y is read and written: it is near, and so any number of rows shares
-// one unpacking of the weights. Two rows at a time have twice the independent chains of one.
+// Adds one step to kRows rows. Rows of a block are independent chains: three rows of two vectors
+// keep two dot products per cycle busy, and their sums fit the registers beside the weights.
 template <typename Op, WeightType kType, int kRows>
 inline __attribute__((always_inline)) void add_step(const StepWeights<Op, kType>& w,
                                                     const std::byte* x_bytes,
-                                                    std::int64_t x_row_bytes, float* y,
-                                                    std::int64_t y_stride) {
+                                                    std::int64_t x_row_bytes,
+                                                    typename Op::Floats (&y)[kRows][Op::kVecs]) {
   using Ints = typename Op::Ints;
   using Floats = typename Op::Floats;
   constexpr QuantFormat kFormat = quant_format(kType);
@@ -64,7 +69,7 @@ inline __attribute__((always_inline)) void add_step(const StepWeights<Op, kType>
   constexpr bool kHasZero = kFormat.zero_shift >= 0 && !(Op::kSignedCodes && kAllBits);
   constexpr int kVecs = Op::kVecs;
   Ints sum[kRows][kVecs], late[kRows][kVecs];
-#pragma GCC unroll 2
+#pragma GCC unroll 4
   for (int m = 0; m < kRows; ++m) {
     const auto& x = *reinterpret_cast<const QuantBlock*>(x_bytes + m * x_row_bytes);
     Ints start = Op::zero_ints(), late_start = Op::zero_ints();
@@ -86,7 +91,7 @@ inline __attribute__((always_inline)) void add_step(const StepWeights<Op, kType>
   }
 #pragma GCC unroll 8
   for (int j = 0; j < 8; ++j) {
-#pragma GCC unroll 2
+#pragma GCC unroll 4
     for (int m = 0; m < kRows; ++m) {
       const Ints quad = Op::splat(x_bytes + m * x_row_bytes + 4 * j);
 #pragma GCC unroll 8
@@ -96,14 +101,13 @@ inline __attribute__((always_inline)) void add_step(const StepWeights<Op, kType>
       }
     }
   }
-#pragma GCC unroll 2
+#pragma GCC unroll 4
   for (int m = 0; m < kRows; ++m) {
     const auto& x = *reinterpret_cast<const QuantBlock*>(x_bytes + m * x_row_bytes);
     const Floats x_scale = Op::splat_float(&x.scale);
 #pragma GCC unroll 8
     for (int v = 0; v < kVecs; ++v) {
-      float* out = y + m * y_stride + v * Op::kLanes;
-      Floats value = Op::load(out);
+      Floats value = y[m][v];
       value = Op::add(value, Op::mul(Op::to_floats(sum[m][v]), Op::mul(w.scale[v], x_scale)));
       if constexpr (kFormat.two_scales) {
         value =
@@ -112,52 +116,111 @@ inline __attribute__((always_inline)) void add_step(const StepWeights<Op, kType>
       if constexpr (kFormat.has_min) {
         value = Op::add(value, Op::mul(w.min[v], Op::splat_float(&x.scaled_sum)));
       }
-      Op::store(out, value);
+      y[m][v] = value;
     }
   }
 }
 
-// Adds what the step's second blocks hold, where rows have one.
-template <typename Op, WeightType kType>
-inline __attribute__((always_inline)) void add_rests(const StepWeights<Op, kType>& w,
+// The same for rows of `y` in memory, kPanelWidth apart: it is near, and so any number of rows
+// shares one unpacking of the weights.
+template <typename Op, WeightType kType, int kRows>
+inline __attribute__((always_inline)) void add_block(const StepWeights<Op, kType>& w,
                                                      const std::byte* x, std::int64_t x_row_bytes,
-                                                     int rows, float* y, std::int64_t y_stride) {
-  for (int m = 0; m < rows; ++m, x += x_row_bytes, y += y_stride) {
-    if (reinterpret_cast<const QuantBlock*>(x)->has_rest == 0) continue;
-    add_step<Op, kType, 1>(w, x + sizeof(QuantBlock), 0, y, 0);
+                                                     float* y) {
+  typename Op::Floats values[kRows][Op::kVecs];
+#pragma GCC unroll 4
+  for (int m = 0; m < kRows; ++m) {
+#pragma GCC unroll 8
+    for (int v = 0; v < Op::kVecs; ++v)
+      values[m][v] = Op::load(y + m * kPanelWidth + v * Op::kLanes);
+  }
+  add_step<Op, kType, kRows>(w, x, x_row_bytes, values);
+#pragma GCC unroll 4
+  for (int m = 0; m < kRows; ++m) {
+#pragma GCC unroll 8
+    for (int v = 0; v < Op::kVecs; ++v)
+      Op::store(y + m * kPanelWidth + v * Op::kLanes, values[m][v]);
+  }
+}
+
+// Blocks of kRows first, what is left in smaller ones.
+template <typename Op, WeightType kType, int kRows>
+inline __attribute__((always_inline)) void add_rows(const StepWeights<Op, kType>& w,
+                                                    const std::byte* x, std::int64_t x_row_bytes,
+                                                    int rows, float* y) {
+  for (; rows >= kRows; rows -= kRows, x += kRows * x_row_bytes, y += kRows * kPanelWidth) {
+    add_block<Op, kType, kRows>(w, x, x_row_bytes, y);
+  }
+  if constexpr (kRows > 1) add_rows<Op, kType, kRows - 1>(w, x, x_row_bytes, rows, y);
+}
+
+inline __attribute__((always_inline)) bool has_rest(const std::byte* x) {
+  return reinterpret_cast<const QuantBlock*>(x)->has_rest != 0;
+}
+
+inline constexpr auto kQuantBlockPair = static_cast<std::int64_t>(2 * sizeof(QuantBlock));
+
+// One row, whose sums stay in registers.
+template <typename Op, WeightType kType>
+void one_row_tile(const QuantTileArgs& args) {
+  static_assert(Op::kVecs * Op::kLanes == kPanelWidth);
+  constexpr std::int64_t kStepBytes = quant_format(kType).step_bytes();
+  const std::int64_t ahead = args.prefetch - args.panel;
+  typename Op::Floats sums[1][Op::kVecs];
+#pragma GCC unroll 8
+  for (int v = 0; v < Op::kVecs; ++v) sums[0][v] = Op::zero_floats();
+  const std::byte* step = args.panel;
+  const std::byte* x = args.x;
+  for (std::int64_t i = 0; i < args.steps; ++i, step += kStepBytes, x += kQuantBlockPair) {
+#pragma GCC unroll 24
+    for (std::int64_t line = 0; line < kStepBytes; line += 64) Op::prefetch(step + ahead + line);
+    StepWeights<Op, kType> weights;
+    weights.load(step, 0);
+    add_step<Op, kType, 1>(weights, x, 0, sums);
+    if (has_rest(x)) add_step<Op, kType, 1>(weights, x + sizeof(QuantBlock), 0, sums);
+  }
+#pragma GCC unroll 8
+  for (int v = 0; v < Op::kVecs; ++v) {
+    typename Op::Floats sum = sums[0][v];
+    if (args.bias != nullptr) sum = Op::add(sum, Op::load(args.bias + v * Op::kLanes));
+    Op::store(args.y + v * Op::kLanes, sum);
   }
 }
 
 template <typename Op, WeightType kType>
 void quant_tile(const QuantTileArgs& args) {
-  constexpr std::int64_t kStepBytes = quant_format(kType).step_bytes();
-  for (int m = 0; m < args.rows; ++m) {
-    for (int c = 0; c < 32; ++c) args.y[m * args.y_stride + c] = 0.0f;
+  if constexpr (Op::kVecs * Op::kLanes == kPanelWidth) {
+    if (args.rows == 1) return one_row_tile<Op, kType>(args);
   }
+  constexpr int kBlockRows = quant_format(kType).two_scales ? 2 : Op::kBlockRows;
+  constexpr std::int64_t kStepBytes = quant_format(kType).step_bytes();
+  // Rows of args.y are often a multiple of 4 KiB apart and would share a few sets of the cache.
+  alignas(64) float sums[kQuantTileRows * kPanelWidth];
+  std::fill_n(sums, args.rows * kPanelWidth, 0.0f);
   const std::int64_t ahead = args.prefetch - args.panel;
-  constexpr auto kBlockBytes = static_cast<std::int64_t>(2 * sizeof(QuantBlock));
   const std::byte* step = args.panel;
   for (std::int64_t i = 0; i < args.steps; ++i, step += kStepBytes) {
 #pragma GCC unroll 24
     for (std::int64_t line = 0; line < kStepBytes; line += 64) Op::prefetch(step + ahead + line);
 #pragma GCC unroll 4
-    for (int column = 0; column < 32; column += Op::kVecs * Op::kLanes) {
+    for (int column = 0; column < kPanelWidth; column += Op::kVecs * Op::kLanes) {
       StepWeights<Op, kType> weights;
       weights.load(step, column);
-      const std::byte* x = args.x + i * kBlockBytes;
-      float* y = args.y + column;
-      int m = 0;
-      for (; m + 2 <= args.rows; m += 2, x += 2 * args.x_row_bytes, y += 2 * args.y_stride) {
-        add_step<Op, kType, 2>(weights, x, args.x_row_bytes, y, args.y_stride);
+      const std::byte* x = args.x + i * kQuantBlockPair;
+      add_rows<Op, kType, kBlockRows>(weights, x, args.x_row_bytes, args.rows, sums + column);
+      for (int m = 0; m < args.rows; ++m, x += args.x_row_bytes) {
+        if (!has_rest(x)) continue;
+        add_block<Op, kType, 1>(weights, x + sizeof(QuantBlock), 0,
+                                sums + column + m * kPanelWidth);
       }
-      if (m < args.rows) add_step<Op, kType, 1>(weights, x, 0, y, 0);
-      add_rests(weights, args.x + i * kBlockBytes, args.x_row_bytes, args.rows, args.y + column,
-                args.y_stride);
     }
   }
-  if (args.bias == nullptr) return;
   for (int m = 0; m < args.rows; ++m) {
-    for (int c = 0; c < 32; ++c) args.y[m * args.y_stride + c] += args.bias[c];
+    float* y = args.y + m * args.y_stride;
+    const float* sum = sums + m * kPanelWidth;
+    for (int c = 0; c < kPanelWidth; ++c) {
+      y[c] = args.bias != nullptr ? sum[c] + args.bias[c] : sum[c];
+    }
   }
 }
 
