@@ -68,7 +68,7 @@ void start(void* dst, unsigned bytes, uint64_t* bar, Mbarrier& b, Site here,
   memset(dst, 0xff, bytes);
   stats().bulk_copies++, copies_in_flight++;
   later([=, &b] {
-    if (has_ended(dst)) fail("tma_load " + at(here) + ": the copy lands in a block that has ended");
+    if (has_ended(dst)) fail("bulk copy " + at(here) + ": it lands in a block that has ended");
     check::access_as(b.actor, dst, bytes, true, check::plain, here);
     run();
     copies_in_flight--;

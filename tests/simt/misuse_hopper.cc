@@ -225,7 +225,7 @@ void all(const gpu::TensorMap& m, const gpu::TensorMap& beyond, const unsigned c
   run<Bug::descriptor_off_its_group>("start", "descriptor of A: it does not start", m, in, o);
   run<Bug::descriptor_without_stride>("stride", "descriptor of A: stride", m, in, o);
   run<Bug::misaligned_tile>("tile", "misaligned destination", m, in, o);
-  run<Bug::copy_not_waited_for>("copy", "in flight|no thread waited|race", m, in, o);
+  run<Bug::copy_not_waited_for>("copy", "in flight|no thread waited|race|has ended", m, in, o);
   run<Bug::barrier_counts_differ>("counts", "others said", m, in, o);
   run<Bug::barrier_of_half_a_warp>("half a warp", "bad id or count", m, in, o);
   run<Bug::none>("tensor", "out of bounds: read", beyond, in, o);
