@@ -158,7 +158,7 @@ def test_drafts_of_one_source(browser: Any, tiny_path: Path) -> None:
     """The server has several; the answer is the same with each."""
     lookahead = {"method": "lookahead", "max_window_size": 4, "max_ngram_size": 3,
                  "max_verification_set_size": 4}  # fmt: skip
-    config = {"method": "composite", "sources": ["suffix", lookahead]}
+    config = {"method": "composite", "sources": ["suffix", lookahead], "adaptive": False}
     with LLM(tiny_path, speculative_config=config) as llm, LiveServer(make_app(llm)) as live:
         page = browser.new_page()
         page.goto(live.url)

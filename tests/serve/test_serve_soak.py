@@ -206,7 +206,12 @@ class Soak:
         prompt, tokens = "to the end", 400
         body = {"prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True,
                 "stream": True, "stream_options": {"include_usage": True}}  # fmt: skip
-        status, text = await ask(self.port, COMPLETIONS, body)
+        try:
+            status, text = await ask(self.port, COMPLETIONS, body)
+        except ConnectionError:  # not accepted yet when the server stopped listening
+            assert self.draining
+            self.done["too late for the drain"] += 1
+            return
         if self.answered(status, text) and not self.cut(text):
             found = [data for _, data in events(text)]
             assert found[-1] == "[DONE]"
