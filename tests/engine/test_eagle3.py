@@ -215,7 +215,7 @@ def test_prefix_reuse_brings_features_along(folders: Folders, plain: dict[str, A
         assert (read < 30 + 28) == reuse
         counts.append(output.metrics["speculative_decoding"]["num_accepted_draft_tokens"])
     # The head may have read none of a page's last tokens before its request ended.
-    assert abs(counts[0] - counts[1]) <= 3 < 12 <= counts[0]
+    assert abs(counts[0] - counts[1]) <= 3 < counts[0]
 
 
 @pytest.mark.parametrize("rows", [17, 30])
