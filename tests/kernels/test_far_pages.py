@@ -23,6 +23,7 @@ from reference_attention import shuffled_pages
 from emulators import EMULATED
 from specdec_ext import ops
 
+MAP_NORESERVE = 0x4000  # Linux; the module has no name for it before Python 3.13
 FAR = 2**31 + 2**13  # elements, from one page or layer to the next
 on_emulator = pytest.mark.parametrize("target", [ON_EMU_FAST])
 
@@ -35,7 +36,7 @@ def far_apart(pages: torch.Tensor, axes: int = 1) -> torch.Tensor:
         strides[0] = FAR * pages.shape[1] + 2**12
     last = sum((n - 1) * stride for n, stride in zip(pages.shape, strides, strict=True))
     size = (last + 1) * pages.element_size()
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_NORESERVE
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE
     held = torch.frombuffer(mmap.mmap(-1, size, flags=flags), dtype=torch.uint8)
     far = held.view(pages.dtype).as_strided(pages.shape, strides)
     raw = torch.int16 if pages.element_size() == 2 else torch.uint8
