@@ -714,7 +714,7 @@ class StagedStep:
     @property
     def second_worth(self) -> float:
         """
-        Tokens that a second brings without drafts; 0: not known.
+        Tokens that a second of drafting has to bring; 0: any.
         """
 
 class VerifiedDraft:
