@@ -32,7 +32,7 @@ from benchmarks.peers.cpu.job import now
 BATCH, BATCH_TOKENS, PREFILL = 8, 64, 512
 MAX_PROMPT = 1200
 CELL_SECONDS = 3600
-# Of a cell that has not run yet.
+# The guess for a cell that has not run yet.
 GUESS_SECONDS = {"vllm": 240.0, "transformers": 180.0}
 GUESS_SECONDS_OF_OTHERS = 75.0
 SLOW = ("vllm", "transformers")

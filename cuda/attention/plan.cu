@@ -11,7 +11,7 @@ namespace {
 // Lanes if they leave the busiest block at most that much of an equal share.
 constexpr std::int64_t kLanePercent = 110;
 
-// Of one thread's jobs or of all; a number that fits no workspace stands for all larger ones.
+// The jobs of one thread or of all; a number that fits no workspace stands for all larger ones.
 struct Counts {
   static constexpr std::int64_t kMany = INT32_MAX / kPlanThreads;
   std::int64_t units = 0, slots = 0;
