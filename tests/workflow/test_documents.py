@@ -20,7 +20,7 @@ from model.redrafter_cases import random_drafter
 from specdec_ext import LLM, SamplingParams
 from specdec_ext.cli import _make_parser, main
 from specdec_ext.cli.common import llm_kwargs, normalize_argv
-from specdec_ext.workflow import articles
+from specdec_ext.workflow.fetched_file import FetchedFile
 from specdec_ext.workflow.summarize import ENDING
 from tiny_models import save_tiny
 
@@ -105,7 +105,7 @@ def papers(world: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         for i, (text, output) in enumerate(zip(ARTICLES, outputs, strict=True))
     ]  # fmt: skip
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    monkeypatch.setattr(articles, "_papers", lambda: path)
+    monkeypatch.setattr(FetchedFile, "path", lambda self: path)
     return path
 
 

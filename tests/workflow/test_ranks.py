@@ -114,7 +114,15 @@ def test_ranks_that_would_have_nothing(uneven: Path, tmp_path: Path) -> None:
 
 
 def test_a_family_that_is_not_native(tmp_path: Path) -> None:
-    config = GPT2Config(n_embd=32, n_layer=1, n_head=2, vocab_size=50, n_positions=64)
+    config = GPT2Config(
+        n_embd=32,
+        n_layer=1,
+        n_head=2,
+        vocab_size=50,
+        n_positions=64,
+        bos_token_id=0,
+        eos_token_id=0,
+    )
     GPT2LMHeadModel(config).save_pretrained(tmp_path / "gpt2")
     with pytest.raises(UnsupportedModelError, match="tp_size=2 needs a native family"):
         convert(tmp_path / "gpt2", tmp_path / "ckpt", ConvertOptions(tp_size=2))
