@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from benchmarks import common, model_drafters, peers_cpu_tables, step_versions
+from benchmarks import common, model_drafters, peers_cpu_tables
 
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
 SETS = ("humaneval", "mtbench", "gsm8k", "squad", "news")
@@ -89,10 +89,6 @@ def step_overhead(result: dict[str, Any]) -> str:
     return common.markdown([*header, "tokens/s ratio"], rows)
 
 
-def versions(result: dict[str, Any]) -> str:
-    return step_versions.table_of(result["results"])
-
-
 def lookahead_vs_lade(result: dict[str, Any]) -> str:
     rows = [
         [name, r["ratio"]["median"], r["steps"]["ours"], r["steps"]["lade"]]
@@ -120,7 +116,24 @@ def peers_cpu(result: dict[str, Any]) -> str:
     return "\n\n".join(peers_cpu_tables.tables_of(result))
 
 
+def never_slower(result: dict[str, Any]) -> str:
+    """One line for each width, batch and temperature: decoding alone / prompts included."""
+    lines: dict[str, dict[str, str]] = {}
+    for name, programs in result["results"].items():
+        *batch, data, temperature = name.split(", ")
+        wall = [programs["auto"][f"wall {part}"]["median"] for part in ("decode", "total")]
+        line = lines.setdefault(", ".join([*batch, temperature]), {})
+        line[data] = " / ".join(f"{ratio:.2f}" for ratio in wall)
+    rows = [[name, *(line.get(data, "") for data in SETS)] for name, line in lines.items()]
+    return common.markdown(["decode / with prompts", *SETS], rows)
+
+
 SECTIONS = {
+    "peers_cpu": ("Against other programs on this CPU, tokens per second", peers_cpu),
+    "never_slower": (
+        'Plain decoding\'s time over that of `speculative_config="auto"`, the default',
+        never_slower,
+    ),
     "acceptance": ("Tokens per forward pass, fixed draft lengths", acceptance),
     "end_to_end": (
         "Speed on the default model in float32 and bfloat16 "
@@ -130,10 +143,8 @@ SECTIONS = {
     "model_drafters": ("The shipped drafters, adaptive unless all drafts are said", drafters),
     "step_cost": ("Cost of rows", step_cost),
     "step_overhead": ("Time of a step outside the model", step_overhead),
-    "step_versions": ("Time of a step against commit cebcf29", versions),
     "lookahead_vs_lade": ("Lookahead (7,7,7) against lade", lookahead_vs_lade),
     "draft_lookup": ("Drafting by prompt lookup, batch 32", draft_lookup),
-    "peers_cpu": ("Against other programs on this CPU, tokens per second", peers_cpu),
 }
 
 
