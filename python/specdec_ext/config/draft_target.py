@@ -10,12 +10,12 @@ from typing import Any, ClassVar
 from ..errors import ConfigError, UnsupportedConfigError
 from .base import MODEL_SPELLINGS, Spellings
 from .drafter import DrafterConfig
-from .engine import MAX_DRAFT_LEN, MAX_STEP_TOKENS, normalize_dtype
+from .engine import MAX_DRAFT_LEN, normalize_dtype
+from .grown_tree import MAX_TOP_K, levels_of
 from .validate import check_bool, check_choice, check_float, check_int, show
 
 __all__ = ["MIN_VOCAB_OVERLAP", "DraftTargetDecodingConfig"]
 
-MAX_TOP_K = 64
 # allow_vocab_mapping: share of the smaller vocabulary that both models must have. Below it a draft
 # model seldom can say what the target does.
 MIN_VOCAB_OVERLAP = 0.5
@@ -102,7 +102,9 @@ class DraftTargetDecodingConfig(DrafterConfig):
             model=str(model),
             max_draft_len=length,
             top_k=top_k,
-            max_draft_depth=self._depth(length, top_k),
+            max_draft_depth=levels_of(
+                where, self.max_draft_depth, length=length, top_k=top_k, drafter="draft model"
+            ),
             min_confidence=check_float(
                 where + "min_confidence", self.min_confidence, ConfigError, low=0.0, high=1.0
             ),
@@ -120,25 +122,6 @@ class DraftTargetDecodingConfig(DrafterConfig):
         for name in ("adaptive", "use_draft_logits", "allow_vocab_mapping"):
             check_bool(where + name, getattr(self, name), ConfigError)
         self._check_options()
-
-    def _depth(self, length: int, top_k: int) -> int:
-        where = "DraftTargetDecodingConfig."
-        if self.max_draft_depth is None:
-            return length if top_k == 1 else min(4, length)
-        depth = check_int(where + "max_draft_depth", self.max_draft_depth, ConfigError,
-                          low=1, high=length)  # fmt: skip
-        if top_k == 1 and depth != length:
-            raise ConfigError(
-                f"{where}max_draft_depth = {depth} with top_k = 1 and max_draft_len = {length}: a "
-                "chain is as deep as it is long; leave max_draft_depth out, or raise top_k"
-            )
-        rows = 1 + top_k * (depth - 1)
-        if rows > MAX_STEP_TOKENS:
-            raise ConfigError(
-                f"{where}top_k = {top_k} with max_draft_depth = {depth} needs {rows} rows in the "
-                f"draft model's last pass, limit {MAX_STEP_TOKENS}; lower one of them"
-            )
-        return depth
 
     @property
     def max_draft_path_len(self) -> int:

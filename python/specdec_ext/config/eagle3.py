@@ -9,9 +9,10 @@ from typing import Any, ClassVar
 
 from ..errors import ConfigError
 from .base import MODEL_SPELLINGS, Spellings
-from .draft_target import MAX_TOP_K, DraftTargetDecodingConfig
+from .draft_target import DraftTargetDecodingConfig
 from .drafter import DrafterConfig
-from .engine import MAX_DRAFT_LEN, MAX_STEP_TOKENS
+from .engine import MAX_DRAFT_LEN
+from .grown_tree import MAX_TOP_K, levels_of, rows_of_pass
 from .validate import check_bool, check_int, show
 
 __all__ = ["Eagle3DecodingConfig"]
@@ -80,30 +81,13 @@ class Eagle3DecodingConfig(DrafterConfig):
             model=str(model),
             max_draft_len=length,
             top_k=top_k,
-            max_draft_depth=self._depth(length, top_k),
+            max_draft_depth=levels_of(
+                where, self.max_draft_depth, length=length, top_k=top_k, drafter="head"
+            ),
         )
         for name in ("adaptive", "use_draft_logits"):
             check_bool(where + name, getattr(self, name), ConfigError)
         self._check_options()
-
-    def _depth(self, length: int, top_k: int) -> int:
-        where = "Eagle3DecodingConfig."
-        if self.max_draft_depth is None:
-            return length if top_k == 1 else min(4, length)
-        depth = check_int(where + "max_draft_depth", self.max_draft_depth, ConfigError,
-                          low=1, high=length)  # fmt: skip
-        if top_k == 1 and depth != length:
-            raise ConfigError(
-                f"{where}max_draft_depth = {depth} with top_k = 1 and max_draft_len = {length}: a "
-                "chain is as deep as it is long; leave max_draft_depth out, or raise top_k"
-            )
-        if 1 + top_k * (depth - 1) > MAX_STEP_TOKENS:
-            raise ConfigError(
-                f"{where}top_k = {top_k} with max_draft_depth = {depth} needs "
-                f"{1 + top_k * (depth - 1)} rows in the head's last pass, limit {MAX_STEP_TOKENS}; "
-                "lower one of them"
-            )
-        return depth
 
     @property
     def max_draft_path_len(self) -> int:
@@ -113,8 +97,8 @@ class Eagle3DecodingConfig(DrafterConfig):
 
     @property
     def rows_of_pass(self) -> int:
-        """Rows of a request in the last pass of the head: the golden token and the opened nodes."""
-        return 1 if self.top_k == 1 else 1 + self.top_k * (self.max_draft_path_len - 1)
+        """See rows_of_pass()."""
+        return rows_of_pass(self.top_k, self.max_draft_path_len)
 
     @classmethod
     def normalize_keys(cls, values: Mapping[Any, Any]) -> dict[Any, Any]:
