@@ -31,6 +31,27 @@ def test_one_request_too_many_is_refused_and_the_others_go_on() -> None:
     assert [len(s.snapshot().outputs[0].token_ids) for s in states] == [0, 3, 3, 3, 3]
 
 
+def test_a_place_that_another_thread_takes_in_between_is_gone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = make_engine()
+    engine.limits = dataclasses.replace(engine.limits, max_queued_requests=1)
+    require_room, others = engine.require_room, []
+
+    def look_and_lose(count: int) -> None:
+        require_room(count)
+        if not others:
+            others.append(None)
+            others.append(engine.submit(engine.resolve([1, 2, 3], PARAMS)))
+
+    monkeypatch.setattr(engine, "require_room", look_and_lose)
+    with pytest.raises(QueueFullError, match="1 more requests with 1 unfinished"):
+        engine.submit(engine.resolve([3, 2, 1], PARAMS))
+    assert engine.num_unfinished == 1
+    engine.run([others[1]])
+    assert len(others[1].token_ids) == 3
+
+
 def test_the_outputs_of_one_prompt_are_refused_together() -> None:
     engine = make_engine()
     engine.limits = dataclasses.replace(engine.limits, max_queued_requests=5)

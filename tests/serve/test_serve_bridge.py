@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import socket
 from typing import Any
@@ -47,7 +48,7 @@ def test_a_client_that_leaves_is_cancelled_within_a_step(
     assert llm.get_metrics()["request_success"]["cancelled"] == before + 1
 
 
-def test_a_full_queue_is_a_429(tiny_path: Any) -> None:
+def test_a_full_queue_is_a_429(tiny_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     with make_llm(tiny_path, max_queued_requests=2) as llm, LiveServer(make_app(llm)) as live:
         gate = Gate(llm)
         gate.close()
@@ -65,7 +66,13 @@ def test_a_full_queue_is_a_429(tiny_path: Any) -> None:
         # More than it could ever hold is no matter of waiting.
         never = httpx2.post(live.url + "/v1/completions", json={**LONG, "prompt": ["a"] * 3})
         assert never.status_code == 400
-        assert httpx2.get(live.url + "/ready").status_code == 200
+        # Who asks after the server takes no place, whatever the limit says by then.
+        monkeypatch.setattr(
+            llm.engine, "limits", dataclasses.replace(llm.engine.limits, max_queued_requests=1)
+        )
+        for path in ("/ready", "/health", "/metrics"):
+            assert httpx2.get(live.url + path).status_code == 200
+        monkeypatch.undo()
         for connection in connections:
             connection.close()
         wait_until(lambda: llm.engine.num_unfinished == 0)

@@ -128,6 +128,11 @@ class EngineLoop:
         self._cancel_dropped()
         self.limits.require_room(len(self._states), count)
 
+    @property
+    def is_open(self) -> bool:
+        """Requests may be submitted, if there is room for them."""
+        return not self._closed
+
     def submit(
         self,
         request: ResolvedRequest,
@@ -147,6 +152,9 @@ class EngineLoop:
         if self._detokenizers is not None and params.detokenize:
             detokenizer = self._detokenizers.make(params.skip_special_tokens)
         with self._lock:
+            # Again, where no other thread comes between: only now is the place taken.
+            self._require_open()
+            self.limits.require_room(len(self._states), 1)
             number = next(self._ids)
             if params.seed is None and not params.greedy:
                 kwargs = {**kwargs, "seed": stream_seed(self.limits.seed, number)}

@@ -17,7 +17,6 @@ import anyio
 import anyio.to_thread
 
 from ..engine.background import AsyncRequest
-from ..errors import EngineError
 from ..llm import LLM
 from ..request.sampling_params import SamplingParams
 from ..text.outputs import RequestOutput
@@ -118,11 +117,7 @@ class Bridge:
     @property
     def is_alive(self) -> bool:
         """The engine steps, or would if it had requests."""
-        try:
-            self.llm.engine.require_room(0)
-        except EngineError:
-            return False
-        return True
+        return self.llm.engine.is_open
 
     async def start(self, sources: Sequence[PromptSource], params: SamplingParams) -> list[Running]:
         """Submit one request per prompt, all or none.
