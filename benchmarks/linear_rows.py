@@ -25,11 +25,11 @@ from benchmarks import common
 ROWS = (1, 2, 4, 7, 11, 16, 27, 32, 64, 84, 512)
 HIDDEN, FFN, QKV, VOCAB, LAYERS = 576, 1536, 960, 49152, 30
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-# Block formats: elements and bytes of a block, where its float16 scales begin. The head is q8_0, as
-# in most files.
+# Block formats: elements and bytes of a block, where its scales begin (float32 in f8_g, else
+# float16). The head is q8_0, as in most files, but with f8_g its own.
 FORMATS = {
     "q8_0": (32, 34, (0,)), "q4_0": (32, 18, (0,)), "q4_1": (32, 20, (0, 2)),
-    "q4_k": (256, 144, (0, 2)), "q6_k": (256, 210, (208,)),
+    "q4_k": (256, 144, (0, 2)), "q6_k": (256, 210, (208,)), "f8_g": (64, 68, (0,)),
 }  # fmt: skip
 # The head of a long block is run on this many rows only, as the decoder does.
 HEAD_ROWS = 128
@@ -49,12 +49,17 @@ def shapes() -> list[tuple[int, int]]:
 
 
 def random_blocks(name: str, n: int, k: int) -> tuple[np.ndarray, str]:
-    """Returns a weight [N, K] of random codes; q8_0 where K is not in whole blocks or N is V."""
-    name = "q8_0" if n == VOCAB or k % FORMATS[name][0] else name
+    """Returns a weight [N, K] of random codes; q8_0 where K is not in whole blocks, and, but for
+    f8_g, where N is V."""
+    if k % FORMATS[name][0] or (n == VOCAB and name != "f8_g"):
+        name = "q8_0"
     elements, size, scales = FORMATS[name]
     blocks = np.random.default_rng(0).integers(0, 256, (n, k // elements, size), dtype=np.uint8)
+    if name == "f8_g":
+        blocks[blocks & 0x7F == 0x7F] = 0  # NaN
+    scale = np.array([0.01], np.float32 if name == "f8_g" else np.float16).view(np.uint8)
     for at in scales:
-        blocks[..., at : at + 2] = np.float16([0.01]).view(np.uint8)
+        blocks[..., at : at + len(scale)] = scale
     return blocks.reshape(n, -1), name
 
 

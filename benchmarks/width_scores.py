@@ -31,6 +31,7 @@ WIDTHS: dict[str, dict[str, Any]] = {
     "q4_1": {},
     "int8": {"quantization": "int8"},
     "int4": {"quantization": "int4"},
+    "fp8": {"quantization": "fp8"},
 }
 
 

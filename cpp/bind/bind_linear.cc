@@ -80,7 +80,7 @@ void register_linear(py::module_& m) {
           py::arg("weight"), py::arg("bias") = py::none(),
           "weight [N, K] and bias [N] (CPU, float32, bfloat16 or float16) are copied. A quantised "
           "weight is a pair: its blocks, uint8 [N, bytes of a row], and their format's name: q8_0, "
-          "q4_0, q4_1, q4_k, q5_k, q6_k, q4_g or q8_g.")
+          "q4_0, q4_1, q4_k, q5_k, q6_k, q4_g, q8_g or f8_g (whose x is rounded to bfloat16).")
       .def(
           "run",
           [](const PackedLinear& self, const py::object& x_tensor, const py::object& out_tensor) {

@@ -251,7 +251,7 @@ class PackedLinear:
     """
     def __init__(self, weight: typing.Any, bias: typing.Any = None) -> None:
         """
-        weight [N, K] and bias [N] (CPU, float32, bfloat16 or float16) are copied. A quantised weight is a pair: its blocks, uint8 [N, bytes of a row], and their format's name: q8_0, q4_0, q4_1, q4_k, q5_k, q6_k, q4_g or q8_g.
+        weight [N, K] and bias [N] (CPU, float32, bfloat16 or float16) are copied. A quantised weight is a pair: its blocks, uint8 [N, bytes of a row], and their format's name: q8_0, q4_0, q4_1, q4_k, q5_k, q6_k, q4_g, q8_g or f8_g (whose x is rounded to bfloat16).
         """
     def read(self) -> int:
         """

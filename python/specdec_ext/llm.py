@@ -50,8 +50,8 @@ class LLM:
     scheduler_config           SchedulerConfig, dict, ...
     dtype                      "auto" (the checkpoint's; of a GGUF file each weight's own width),
                                "float32", "bfloat16", "float16"
-    quantization               "int8", "int4": weights become blocks of so many bits at load, on the
-                               CPU and for native families (docs/models.md); None: as they are
+    quantization               "int8", "int4", "fp8" (e4m3): weights become so narrow at load, on
+                               the CPU and for native families (docs/models.md); None: as they are
     model_impl                 "auto", "native", "transformers"
     max_draft_len, speculative_decoding_mode
                                what the engine is built for, as in TensorRT-LLM; optional, and must
@@ -124,7 +124,9 @@ class LLM:
             "model_impl", model_impl, ("auto", "native", "transformers"), ConfigError
         )
         if quantization is not None:
-            quantization = check_choice("quantization", quantization, ("int8", "int4"), ConfigError)
+            quantization = check_choice(
+                "quantization", quantization, ("int8", "int4", "fp8"), ConfigError
+            )
         seed = check_int("seed", seed, ConfigError, low=-(2**63), high=2**64 - 1)
         allow_pickle = check_bool("allow_pickle", allow_pickle, ConfigError)
         device = check_device(device)

@@ -89,8 +89,9 @@ def test_schedules(
 @pytest.mark.parametrize(
     "options",
     [{"dtype": "bfloat16"}, {"dtype": "float32", "quantization": "int8"},
-     {"dtype": "bfloat16", "quantization": "int4"}],
-    ids=["bfloat16", "int8", "int4"],
+     {"dtype": "bfloat16", "quantization": "int4"},
+     {"dtype": "bfloat16", "quantization": "fp8"}],
+    ids=["bfloat16", "int8", "int4", "fp8"],
 )  # fmt: skip
 def test_widths_and_uneven_groups(
     team: Team, tmp_path_factory: pytest.TempPathFactory, options: dict[str, Any]

@@ -89,15 +89,20 @@ def int8(rng: Any, n: int, k: int, per_row: bool) -> tuple[Tensors, np.ndarray]:
     return tensors, numbers.astype(np.float32) * scales
 
 
-def fp8(rng: Any, n: int, k: int, kind: str, name: str = "weight_scale") -> Any:
-    """kind: tensor, scalar, channel, or block of 64 x 48"""
+def fp8(rng: Any, n: int, k: int, kind: str, name: str = "weight_scale", width: int = 48) -> Any:
+    """kind: tensor, scalar, channel, or block of 64 x `width`"""
     codes = torch.from_numpy(rng.standard_normal((n, k)).astype(np.float32)).to(torch.float8_e4m3fn)
-    shapes = {"tensor": (1,), "scalar": (), "channel": (n, 1), "block": (-(-n // 64), -(-k // 48))}
+    shapes = {
+        "tensor": (1,),
+        "scalar": (),
+        "channel": (n, 1),
+        "block": (-(-n // 64), -(-k // width)),
+    }
     drawn = np.asarray(rng.random(shapes[kind]) * 0.1 + 0.05, dtype=np.float32)
     scales = torch.tensor(drawn)
     wide = scales.reshape(-1, 1) if kind in ("tensor", "scalar") else scales
     if kind == "block":
-        wide = scales.repeat_interleave(64, 0)[:n].repeat_interleave(48, 1)[:, :k]
+        wide = scales.repeat_interleave(64, 0)[:n].repeat_interleave(width, 1)[:, :k]
     tensors = {"weight": codes, name: scales}
     return tensors, (codes.float() * wide).numpy()
 
@@ -145,8 +150,8 @@ FORMATS: dict[str, tuple[dict[str, Any], Any]] = {
     "fp8": ({"quant_method": "fp8", "activation_scheme": "dynamic"},
             lambda r, n, k: fp8(r, n, k, "tensor")),
     "fp8-block": ({"quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3",
-                   "weight_block_size": [64, 48]},
-                  lambda r, n, k: fp8(r, n, k, "block", "weight_scale_inv")),
+                   "weight_block_size": [64, 128]},
+                  lambda r, n, k: fp8(r, n, k, "block", "weight_scale_inv", 128)),
     "modelopt": ({"quant_method": "modelopt", "quant_algo": "FP8", "ignore": ["lm_head"]},
                  lambda r, n, k: fp8(r, n, k, "scalar")),
 }  # fmt: skip

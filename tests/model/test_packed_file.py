@@ -71,7 +71,7 @@ def packed(tiny: Path, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-@pytest.mark.parametrize("quantization", [None, "int8", "int4"])
+@pytest.mark.parametrize("quantization", [None, "int8", "int4", "fp8"])
 def test_bits_of_a_folder(dtype: str, quantization: str | None, tiny: Path, tmp_path: Path) -> None:
     how = {"dtype": dtype, "quantization": quantization}
     one = load(tiny, **how)

@@ -11,13 +11,13 @@ from safetensors.torch import load_file, save_file
 
 from gguf_files import write_gguf
 from reference.quant_reference import read_groups
-from specdec_ext import LLM, ConfigError, ModelError, SamplingParams
+from specdec_ext import LLM, ConfigError, ModelError, SamplingParams, _core
 from specdec_ext.errors import UnsupportedModelError
 from specdec_ext.models import load_model
-from specdec_ext.models.quantize import to_blocks
+from specdec_ext.models.quantize import e4m3_codes, to_blocks
 from tiny_models import save_llama
 
-SIZES = {"hidden_size": 64, "intermediate_size": 96}
+SIZES = {"hidden_size": 64, "intermediate_size": 128}
 
 
 @pytest.mark.parametrize("format", ["q8_0", "q4_1"])
@@ -37,7 +37,33 @@ def test_blocks_are_those_of_the_gguf_package_or_as_near(format: str) -> None:
     assert np.square(off).sum() <= 1.01 * np.square(their_off).sum()
 
 
-@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_e4m3_codes_are_the_nearest() -> None:
+    """Against torch's conversion: every float that lies on a tie and its neighbours, and others."""
+    codes = np.arange(0x7F, dtype=np.uint8)
+    exact = torch.from_numpy(codes).view(torch.float8_e4m3fn).float().numpy()
+    ties = (exact[:-1] + exact[1:]) / 2
+    near = [np.nextafter(ties, np.float32(x)) for x in (0, 1000)]
+    drawn = torch.randn(100_000, generator=torch.Generator().manual_seed(1)) * 3
+    values = np.concatenate([exact, ties, *near, drawn.numpy(), np.float32([1e-30, 2.0**-10, 448])])
+    values = np.concatenate([values, -values]).astype(np.float32)
+    expected = torch.from_numpy(values).to(torch.float8_e4m3fn).view(torch.uint8).numpy()
+    assert np.array_equal(e4m3_codes(values), expected)
+    assert np.array_equal(e4m3_codes(np.float32([449, -1e9])), np.array([0x7E, 0xFE]))
+
+
+def test_fp8_loses_half_a_step() -> None:
+    weight = torch.randn(70, 256, generator=torch.Generator().manual_seed(1)) * 0.2
+    weight[3, :64], weight[5, 64:128] = 0, 1e-30
+    values = np.empty((70, 256), np.float32)
+    _core.dequantize((to_blocks(weight, "f8_g"), "f8_g"), values)
+    size = np.abs(weight.numpy())
+    scale = size.reshape(70, 4, 64).max(-1, keepdims=True).repeat(64, -1).reshape(70, 256) / 448
+    # 3 bits behind the leading one, and below 2^-6 steps of 2^-9; the scale's own rounding.
+    step = np.maximum(size / 16, scale * 2.0**-10) * (1 + 2.0**-20)
+    assert (np.abs(values - weight.numpy()) <= step).all()
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int4", "fp8"])
 def test_tables_are_the_rounded_ones(quantization: str, tmp_path: Path) -> None:
     folder = save_llama(tmp_path / "folder", 3, 48, **SIZES)
     model, floats = load_model(folder, quantization=quantization), load_model(folder)
@@ -52,7 +78,7 @@ def test_tables_are_the_rounded_ones(quantization: str, tmp_path: Path) -> None:
         assert np.array_equal(found.numpy(), expected)
 
 
-@pytest.mark.parametrize("quantization", ["int8", "int4"])
+@pytest.mark.parametrize("quantization", ["int8", "int4", "fp8"])
 def test_greedy_text_is_plain(quantization: str, tmp_path: Path) -> None:
     folder = save_llama(tmp_path / "folder", 3, 48, **SIZES)
     params = SamplingParams(max_tokens=40, ignore_eos=True)
@@ -78,7 +104,7 @@ def test_rows_that_are_no_whole_blocks_stay(tmp_path: Path) -> None:
 
 def test_refusals(tmp_path: Path) -> None:
     folder = save_llama(tmp_path / "folder", 3, 48, **SIZES)
-    with pytest.raises(ConfigError, match="quantization = 'int7': expected one of int8, int4"):
+    with pytest.raises(ConfigError, match="quantization = 'int7': expected one of int8, int4, fp8"):
         LLM(folder, quantization="int7")
     with pytest.raises(UnsupportedModelError, match="'int8' needs the native decoder"):
         load_model(folder, quantization="int8", model_impl="transformers")

@@ -13,7 +13,10 @@ CpuIsa detect_cpu_isa() {
       !__builtin_cpu_supports("avx512dq") || !__builtin_cpu_supports("avx512vl")) {
     return CpuIsa::kAvx2;
   }
-  return __builtin_cpu_supports("avx512bf16") ? CpuIsa::kAvx512Bf16 : CpuIsa::kAvx512;
+  // All but the very first processors with bfloat16 products look bytes up in tables of 128, too.
+  const bool has_bf16 =
+      __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vbmi");
+  return has_bf16 ? CpuIsa::kAvx512Bf16 : CpuIsa::kAvx512;
 }
 
 }  // namespace specdec

@@ -52,7 +52,7 @@ def add_llm_arguments(parser: argparse.ArgumentParser) -> None:
         "weights keep their width)",
     )  # fmt: skip
     model.add_argument(
-        "--quantization", choices=("int8", "int4"),
+        "--quantization", choices=("int8", "int4", "fp8"),
         help="make weights so narrow at load, on the CPU (default: as they are)",
     )  # fmt: skip
     model.add_argument(

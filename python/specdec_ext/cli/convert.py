@@ -35,7 +35,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "weights keep their width)",
     )  # fmt: skip
     parser.add_argument(
-        "--quantization", choices=("int8", "int4"), help="make weights so narrow (native families)"
+        "--quantization",
+        choices=("int8", "int4", "fp8"),
+        help="make weights so narrow (native families)",
     )
     parser.add_argument(
         "--perplexity", nargs="?", const="", metavar="FILE",

@@ -17,8 +17,9 @@ from ..gguf.reader import FORMATS
 __all__ = ["BLOCKS", "block_config", "read_blocks"]
 
 _METHOD = "specdec_blocks"
-# Format -> elements and bytes of a block.
+# Format -> elements and bytes of a block: GGUF's, and that of e4m3 weights.
 BLOCKS = {name: (elements, size) for name, elements, size in FORMATS.values() if elements > 1}
+BLOCKS["f8_g"] = (64, 68)
 
 
 def block_config(blocks: Mapping[str, str]) -> dict[str, Any]:

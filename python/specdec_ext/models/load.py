@@ -71,7 +71,7 @@ def load_model(
     numerics      "exact": refused unless a row's bits do not depend on the step it is in; "fast":
                   they may, and ranks add up partial sums; "auto": exact on the CPU where it can be
                   had, fast on a device
-    quantization  "int8", "int4": weights become blocks at load (quantize.py); native, on the CPU
+    quantization  "int8", "int4", "fp8": weights become blocks at load (quantize.py); native, CPU
     team          the ranks that the model is spread over: this process loads its own shard of a
                   native model, on the CPU; None: it is alone. A model that was converted for
                   several ranks asks for as many
@@ -130,8 +130,6 @@ def load_model(
             }
             has_width = config.is_gguf or bool(config.blocks) or config.quant is not None
             in_blocks = has_width and wanted == "auto"
-            if in_blocks and config.quant is not None and config.quant.form == "fp8":
-                logger.info("%s: e4m3 weights become %s", config.path, chosen)
             if place is not None and not place.is_cpu:
                 from .device_model import DeviceModel
 

@@ -2,7 +2,7 @@
 
 A module's words, scales and zero points stand for one matrix `<module>.weight` [N, K]:
 w[n, k] = scale * (u - zero), with a scale for a group of successive k of a row. Whole numbers of 4
-and 8 bits become blocks of the native decoder without loss; e4m3 becomes floats.
+and 8 bits, and e4m3, become blocks of the native decoder without loss.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 _FLOATS = ("float32", "bfloat16", "float16")
 _STACKS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 _GROUP = 32
+_SCALED_GROUP = 64  # of f8_g
 
 
 def _e4m3_values() -> np.ndarray:
@@ -106,10 +107,11 @@ class QuantCheckpoint(Checkpoint):
     def weight(self, name: str, rows: slice | None = None) -> Weight:
         """One tensor, or these rows of it, as the native decoder takes it: blocks without loss, or
         floats. The whole tensor says in which form."""
-        if name not in self._modules or self._quant.form == "fp8":
+        if name not in self._modules or not self._stack_is_whole(name):
             return self.load(name, self._dtype, rows)
-        if not self._stack_is_whole(name):
-            return self.load(name, self._dtype, rows)
+        if self._quant.form == "fp8":
+            blocks = self._scaled_blocks(name, rows)
+            return self.load(name, self._dtype, rows) if blocks is None else (blocks, "f8_g")
         codes, zeros, scales = self._numbers(name)
         columns = codes.shape[1]
         if columns % _GROUP:
@@ -128,6 +130,18 @@ class QuantCheckpoint(Checkpoint):
         else:
             parts, format = [_bytes(scale), _bytes(-scale * low), packed], "q4_g"
         return self._blocks(parts, rows), format
+
+    def _scaled_blocks(self, name: str, rows: slice | None) -> np.ndarray | None:
+        """e4m3 codes in groups of 64 with their scale; None: in rows, or under scales, that are no
+        whole groups."""
+        scale, width = self._fp8_scales(name)
+        rows = slice(None) if rows is None else rows
+        codes = self._array(name, "weight")[rows]
+        if codes.shape[1] % _SCALED_GROUP or width % _SCALED_GROUP:
+            return None
+        groups = codes.view(np.uint8).reshape(len(codes), -1, _SCALED_GROUP)
+        spread = np.repeat(scale[rows], width // _SCALED_GROUP, axis=1)[:, : groups.shape[1], None]
+        return self._blocks([_bytes(spread), groups], None)
 
     @staticmethod
     def _blocks(parts: list[np.ndarray], rows: slice | None) -> np.ndarray:
@@ -198,21 +212,27 @@ class QuantCheckpoint(Checkpoint):
         return numbers, np.repeat(zeros, columns // count, axis=1), scales
 
     def _fp8_numbers(self, name: str) -> tuple[np.ndarray, None, np.ndarray]:
-        codes = _E4M3[self._array(name, "weight")]
-        rows, columns = codes.shape
+        codes = _E4M3[self._array(name, "weight").view(np.uint8)]
+        scale, width = self._fp8_scales(name)
+        if scale.shape[1] == 1:
+            return codes, None, scale
+        wide = np.repeat(scale, width, axis=1)[:, : codes.shape[1]]
+        return codes, None, np.ascontiguousarray(wide)
+
+    def _fp8_scales(self, name: str) -> tuple[np.ndarray, int]:
+        """float32 [N, groups of a row], and the columns of a group."""
+        rows, columns = self.entries[name].shape
         part = "weight_scale_inv" if "weight_scale_inv" in self._modules[name] else "weight_scale"
         scale = self._scales(name, part)
         block = self._quant.block
         if block is None:
             if scale.size not in (1, rows):
                 self._misshapen(name, part, f"[1] or [{rows}, 1]")
-            spread = np.broadcast_to(scale.reshape(-1, 1), (rows, 1))
-            return codes, None, spread.copy()
+            return np.broadcast_to(scale.reshape(-1, 1), (rows, 1)).copy(), columns
         grid = (-(-rows // block[0]), -(-columns // block[1]))
         if scale.shape != grid:
             self._misshapen(name, part, str(list(grid)))
-        wide = np.repeat(np.repeat(scale, block[0], axis=0)[:rows], block[1], axis=1)
-        return codes, None, np.ascontiguousarray(wide[:, :columns])
+        return np.repeat(scale, block[0], axis=0)[:rows], block[1]
 
     def _array(self, name: str, part: str) -> np.ndarray:
         full = self._modules[name].get(part)

@@ -8,21 +8,28 @@ from typing import Any
 import numpy as np
 
 from .. import _core
+from .block_config import BLOCKS
 from .host_arrays import HostArray
 
-__all__ = ["QUANTIZATIONS", "quantized_loader", "relative_error", "to_blocks", "worst_first"]
+__all__ = [
+    "QUANTIZATIONS", "e4m3_codes", "quantized_loader", "relative_error", "to_blocks", "worst_first",
+]  # fmt: skip
 
 # LLM(quantization=...): the format of projections, and of the embeddings and the head, which every
 # token passes and which few bits hurt most.
-QUANTIZATIONS = {"int8": ("q8_0", "q8_0"), "int4": ("q4_1", "q8_0")}
-_GROUP = 32
+QUANTIZATIONS = {
+    "int8": ("q8_0", "q8_0"),
+    "int4": ("q4_1", "q8_0"),
+    "fp8": ("f8_g", "q8_0"),
+}
+_MAX_E4M3 = np.float32(448)
 
 
 def quantized_loader(
     load: Callable[..., np.ndarray], quantization: str, errors: dict[str, float] | None = None
 ) -> Callable[..., HostArray | tuple[np.ndarray, str]]:
-    """`load` with matrices in blocks; vectors, and rows that are no whole blocks, stay. Keywords
-    are passed on.
+    """`load` with matrices in blocks; vectors, and rows that are no whole blocks, stay as they are.
+    Keywords are passed on.
 
     errors  gets relative_error() of every matrix that is loaded, by its name; of one that is
             loaded in parts the largest
@@ -31,10 +38,10 @@ def quantized_loader(
 
     def weight(name: str, **options: Any) -> np.ndarray | tuple[np.ndarray, str]:
         tensor = load(name, **options)
-        if tensor.ndim != 2 or tensor.shape[1] % _GROUP:
-            return tensor
         is_table = name in ("model.embed_tokens.weight", "lm_head.weight")
         format = tables if is_table else projections
+        if tensor.ndim != 2 or tensor.shape[1] % BLOCKS[format][0]:
+            return tensor
         blocks = to_blocks(tensor, format)
         if errors is not None:
             error, seen = relative_error(tensor, blocks, format), errors.get(name, 0.0)
@@ -62,15 +69,20 @@ def worst_first(errors: Mapping[str, float]) -> tuple[tuple[str, float], ...]:
 
 
 def to_blocks(weight: np.ndarray, format: str) -> np.ndarray:
-    """uint8 [N, bytes of a row] of a weight [N, K], K in whole groups of 32.
+    """uint8 [N, bytes of a row] of a weight [N, K], K in whole groups of the format.
 
     q8_0: scale = largest magnitude / 127. q4_1: minimum and scale span the group in 15 steps. Both
     are rounded to float16 before elements are divided by them, ties go to even. A group that is not
-    finite, or too large for float16, gets a scale that the decoder refuses.
+    finite, or too large for float16, gets a scale that the decoder refuses. f8_g: scale = largest
+    magnitude / 448, float32; elements over it are rounded to e4m3.
     """
-    groups = np.asarray(weight, dtype=np.float32).reshape(weight.shape[0], -1, _GROUP)
+    elements = BLOCKS[format][0]
+    groups = np.asarray(weight, dtype=np.float32).reshape(weight.shape[0], -1, elements)
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-        if format == "q8_0":
+        if format == "f8_g":
+            scale = np.abs(groups).max(-1, keepdims=True) / _MAX_E4M3
+            parts = [scale.view(np.uint8), e4m3_codes(np.where(scale == 0, 0, groups / scale))]
+        elif format == "q8_0":
             scale = (np.abs(groups).max(-1, keepdims=True) / np.float32(127)).astype(np.float16)
             codes = np.clip(_steps(groups, scale), -127, 127).astype(np.int8)
             parts = [scale.view(np.uint8), codes.view(np.uint8)]
@@ -83,6 +95,19 @@ def to_blocks(weight: np.ndarray, format: str) -> np.ndarray:
             parts.append(codes[..., :16] | codes[..., 16:] << 4)
     blocks: np.ndarray = np.concatenate(parts, -1).reshape(weight.shape[0], -1)
     return blocks
+
+
+def e4m3_codes(values: np.ndarray) -> np.ndarray:
+    """uint8 of float32 values: the nearest e4m3 number, ties to even, at most 448 in magnitude; any
+    code for what is not finite."""
+    bits = np.minimum(np.abs(values), _MAX_E4M3).astype(np.float32).view(np.uint32)
+    # Three bits of the mantissa stay; a carry goes into the exponent, whose bias becomes 7.
+    normal = (bits + (bits >> np.uint32(20) & np.uint32(1)) + np.uint32(0x7FFFF)) >> np.uint32(20)
+    small = bits.view(np.float32) < np.float32(2.0**-6)  # a multiple of 2^-9
+    subnormal = np.rint(np.where(small, bits.view(np.float32), 0) * np.float32(2.0**9))
+    codes = np.where(small, subnormal.astype(np.uint32), normal - np.uint32(120 << 3))
+    signed: np.ndarray = codes | np.signbit(values).astype(np.uint32) << np.uint32(7)
+    return signed.astype(np.uint8)
 
 
 def _steps(values: np.ndarray, scale: np.ndarray) -> np.ndarray:

@@ -21,7 +21,7 @@ class ConvertOptions:
     """What `specdec convert` is told. Raises ConfigError, UnsupportedConfigError.
 
     dtype            "auto": as the checkpoint says, a GGUF file's weights in their own width
-    quantization     None, "int8", "int4": matrices become blocks (native families)
+    quantization     None, "int8", "int4", "fp8": matrices become blocks (native families)
     tp_size          ranks that the model will be spread over: each gets shards of its own rows
     perplexity       a text whose perplexity is told before and after quantization
     medusa_model     Medusa heads for this model, to be kept beside it

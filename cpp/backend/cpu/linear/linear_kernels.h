@@ -3,16 +3,23 @@
 // Packed weights: panels of 32 columns, a panel is `steps` steps, a step is 32 columns of one k
 // (fp32, fp16) or of two successive k interleaved per column (bf16): 128, 64 or 128 bytes. Steps of
 // x are 4 bytes for every type: one float, or two bf16. So one signature serves all.
+//
+// Weights in f8_g are a step of 64 codes of e4m3, two successive k of 32 columns. Every value is a
+// bf16 number, so they are widened to bf16 and go through the same products: in registers where an
+// instruction set has tiles for it, else 64 k of a panel at a time, which all rows then share. Both
+// give the same bits.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 
 #include "backend/cpu/cpu_features.h"
+#include "backend/cpu/linear/weight_type.h"
 
 namespace specdec::cpu {
 
-// y[rows, 32] = (resume ? y + : ) x[rows, steps] * panel, one chain each, then + bias[32] if given.
+// y[rows, 32] = (resume ? y + : ) x[rows, steps] * panel, one chain each, times scale[32] if given
+// (rounded before it is added), then + bias[32] if given.
 // Rows of x are x_row_bytes apart, rows of y y_stride floats. `prefetch` is fetched in the rhythm
 // in which the panel is read; it may point past the end of anything.
 struct TileArgs {
@@ -22,11 +29,24 @@ struct TileArgs {
   std::int64_t steps;
   float* y;
   std::int64_t y_stride;
+  const float* scale;
   const float* bias;
   const std::byte* prefetch;
   bool resume;
 };
 using TileFn = void (*)(const TileArgs&);
+
+// Where a step of f8_g has the first of a column's two codes. Unpacking the lower and the upper
+// halves of 16-byte lanes gives columns in order: 0 to 15, and 16 to 31.
+constexpr int scaled_place(int column) {
+  return 16 * (column % 16 / 4) + 8 * (column / 16) + 2 * (column % 4);
+}
+
+// Codes of kScaledGroup k of a panel, in steps.
+inline constexpr int kScaledCodes = 2048;
+// out[kScaledCodes] = codes in steps of bf16. No code is a NaN; `codes` and `out` are aligned to 64
+// bytes; `prefetch` is fetched in the rhythm in which codes are read.
+using WidenFn = void (*)(const std::byte* codes, std::uint16_t* out, const std::byte* prefetch);
 
 inline constexpr int kMaxTileRows = 12;
 
@@ -36,6 +56,9 @@ struct LinearKernels {
   TileFn f32[kMaxTileRows + 1];
   TileFn f16[kMaxTileRows + 1];
   TileFn bf16[kMaxTileRows + 1];
+  // Whole groups of a panel in f8_g as they are packed; or null: widen() first.
+  TileFn e4m3[kMaxTileRows + 1];
+  WidenFn widen;
 };
 
 const LinearKernels& linear_kernels(CpuIsa isa);

@@ -18,6 +18,7 @@ struct Avx512 {
   static Vec load_y(const float* p) { return _mm512_loadu_ps(p); }
   static void store_y(float* p, Vec v) { _mm512_storeu_ps(p, v); }
   static Vec add(Vec a, Vec b) { return _mm512_add_ps(a, b); }
+  static Vec mul(Vec a, Vec b) { return _mm512_mul_ps(a, b); }
   // always_inline: GCC takes a function that only prefetches for one without effect and drops its
   // calls unless they are inlined at once.
   __attribute__((always_inline)) static void prefetch(const std::byte* p) {

@@ -1,7 +1,9 @@
 // Plain C++: the fallback of every machine. The compiler may vectorise over columns, which changes
 // no bit; the multiply and the add stay apart (-ffp-contract=off).
+#include <bit>
 #include <cstring>
 
+#include "backend/cpu/e4m3.h"
 #include "backend/cpu/half.h"
 #include "backend/cpu/linear/linear_kernels.h"
 
@@ -59,9 +61,18 @@ void plain_tile(const TileArgs& args) {
       Op::step(acc, args.panel + s * Op::kStepBytes, x + 4 * s);
     }
     for (int c = 0; c < 32; ++c) {
-      const float sum = args.resume ? y[c] + acc[c] : acc[c];
+      const float scaled = args.scale != nullptr ? acc[c] * args.scale[c] : acc[c];
+      const float sum = args.resume ? y[c] + scaled : scaled;
       y[c] = args.bias != nullptr ? sum + args.bias[c] : sum;
     }
+  }
+}
+
+void widen(const std::byte* codes, std::uint16_t* out, const std::byte*) {
+  for (int i = 0; i < kScaledCodes; ++i) {
+    const int step = i / 64, column = i % 64 / 2;
+    const auto code = static_cast<std::uint8_t>(codes[64 * step + scaled_place(column) + i % 2]);
+    out[i] = static_cast<std::uint16_t>(std::bit_cast<std::uint32_t>(e4m3_to_float(code)) >> 16);
   }
 }
 
@@ -79,6 +90,7 @@ constexpr LinearKernels make_plain() {
   fill<PlainF32>(kernels.f32);
   fill<PlainF16>(kernels.f16);
   fill<PlainBf16>(kernels.bf16);
+  kernels.widen = &widen;
   return kernels;
 }
 

@@ -6,10 +6,11 @@
 // An Op is one instruction set and one weight type:
 //   Vec, kLanes                     float accumulators
 //   kStepBytes                      bytes of a step of 32 columns
-//   Weights load(const std::byte*)  the weights of kLanes columns of a step
+//   Weights load(const std::byte*)  the weights of kLanes columns of a step, or
+//   void load_step(const std::byte*, Weights*)  those of all columns
 //   Input broadcast(const std::byte*)  one step (4 bytes) of a row of x
 //   Vec mac(Vec, Weights, Input)    the link of the chain
-//   Vec zero(), load_y, store_y, add, prefetch
+//   Vec zero(), load_y, store_y, add, mul, prefetch
 #pragma once
 
 #include <cstdint>
@@ -47,8 +48,13 @@ inline __attribute__((always_inline)) void tile_block(const TileArgs& args, int 
       if constexpr (Op::kStepBytes > 64) Op::prefetch(w + ahead + 64);
     }
     typename Op::Weights weights[kVecs];
+    if constexpr (requires { Op::load_step(w, weights); }) {
+      static_assert(kVecs * Op::kLanes == 32);
+      Op::load_step(w, weights);
+    } else {
 #pragma GCC unroll 8
-    for (int v = 0; v < kVecs; ++v) weights[v] = Op::load(w + v * kVecBytes);
+      for (int v = 0; v < kVecs; ++v) weights[v] = Op::load(w + v * kVecBytes);
+    }
 #pragma GCC unroll 16
     for (int m = 0; m < kRows; ++m) {
       const std::byte* x = m < 4 ? x0 : (m < 8 ? x1 : x2);
@@ -65,7 +71,11 @@ inline __attribute__((always_inline)) void tile_block(const TileArgs& args, int 
 #pragma GCC unroll 8
     for (int v = 0; v < kVecs; ++v) {
       float* out = y + m * args.y_stride + v * Op::kLanes;
-      Vec sum = args.resume ? Op::add(Op::load_y(out), acc[m][v]) : acc[m][v];
+      Vec sum = acc[m][v];
+      if (args.scale != nullptr) {
+        sum = Op::mul(sum, Op::load_y(args.scale + column + v * Op::kLanes));
+      }
+      if (args.resume) sum = Op::add(Op::load_y(out), sum);
       if (args.bias != nullptr) sum = Op::add(sum, Op::load_y(args.bias + column + v * Op::kLanes));
       Op::store_y(out, sum);
     }
@@ -87,17 +97,44 @@ void tile(const TileArgs& args) {
   }
 }
 
+// Groups of a panel in f8_g, scales and codes as they are packed.
+template <typename Op, int kRows>
+void scaled_tile(const TileArgs& args) {
+  constexpr std::int64_t kSteps = kScaledGroup / 2, kGroupBytes = scaled_group_bytes();
+  TileArgs group = args;
+  group.steps = kSteps;
+  for (std::int64_t step = 0; step < args.steps; step += kSteps) {
+    const std::byte* begin = args.panel + step / kSteps * kGroupBytes;
+    group.scale = reinterpret_cast<const float*>(begin);
+    group.panel = begin + 32 * sizeof(float);
+    group.prefetch = args.prefetch + (group.panel - args.panel);
+    // The steps fetch codes; in front of them the scales.
+    Op::prefetch(group.prefetch - 128);
+    Op::prefetch(group.prefetch - 64);
+    group.x = args.x + 4 * step;
+    group.bias = step + kSteps == args.steps ? args.bias : nullptr;
+    group.resume = args.resume || step != 0;
+    tile_block<Op, kRows, 32 / Op::kLanes, true>(group, 0);
+  }
+}
+
 template <typename Op, int kRows>
 constexpr void fill_tiles(TileFn* table) {
   if constexpr (kRows >= 1) {
-    table[kRows] = &tile<Op, kRows>;
+    constexpr bool kScaled = requires { Op::load_step(nullptr, nullptr); };
+    if constexpr (kScaled) {
+      table[kRows] = &scaled_tile<Op, kRows>;
+    } else {
+      table[kRows] = &tile<Op, kRows>;
+    }
     fill_tiles<Op, kRows - 1>(table);
   }
 }
 
 template <typename F32, typename F16, typename BF16, int kRows>
-constexpr LinearKernels make_linear_kernels() {
+constexpr LinearKernels make_linear_kernels(WidenFn widen) {
   LinearKernels kernels{};
+  kernels.widen = widen;
   kernels.max_rows = kRows;
   fill_tiles<F32, kRows>(kernels.f32);
   fill_tiles<F16, kRows>(kernels.f16);

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "backend/cpu/e4m3.h"
 #include "backend/cpu/half.h"
 #include "backend/cpu/linear/linear_kernels.h"
 #include "backend/cpu/linear/quant_kernels.h"
@@ -21,6 +22,7 @@ constexpr int kColumns = kPanelColumns;
 // rounding error small, and a panel's stretch of this length stays in the first-level cache while
 // several row tiles use it.
 constexpr std::int64_t kChainSteps = 128;
+static_assert(kChainSteps % (kScaledGroup / 2) == 0);
 // How far ahead of the reads a lone row tile fetches.
 constexpr std::int64_t kPrefetchBytes = 8192;
 
@@ -61,6 +63,26 @@ bool pack_blocks(WeightType type, const std::byte* row, std::int64_t steps, int 
     finite = finite && std::isfinite(group.scale[0]) && std::isfinite(group.scale[1]) &&
              std::isfinite(group.min);
     pack_group(type, group, column, panel + step * step_bytes);
+  }
+  return finite;
+}
+
+// The same in f8_g; false if a scale is not finite, or a code is NaN.
+bool pack_scaled(const std::byte* row, std::int64_t k, int column, std::byte* panel) {
+  bool finite = true;
+  for (std::int64_t group = 0; group < k / kScaledGroup; ++group) {
+    const std::byte* block = row + group * (kScaledGroup + 4);
+    std::byte* out = panel + group * scaled_group_bytes();
+    float scale;
+    std::memcpy(&scale, block, sizeof(scale));
+    std::memcpy(out + column * sizeof(scale), &scale, sizeof(scale));
+    finite = finite && std::isfinite(scale);
+    std::byte* codes = out + kColumns * sizeof(scale);
+    for (int i = 0; i < kScaledGroup; ++i) {
+      const std::byte code = block[sizeof(scale) + i];
+      codes[i / 2 * 2 * kColumns + scaled_place(column) + i % 2] = code;
+      finite = finite && (code & std::byte{0x7f}) != std::byte{0x7f};
+    }
   }
   return finite;
 }
@@ -158,7 +180,9 @@ void PackedLinear::pack(const std::vector<WeightView>& weights, std::byte* packe
         const TensorView& w = weights[source].view;
         const auto* data = static_cast<const std::byte*>(w.data) +
                            row * w.strides[0] * static_cast<std::int64_t>(dtype_bytes(w.dtype));
-        if (is_block_format(type_)) {
+        if (type_ == WeightType::kF8G) {
+          if (!pack_scaled(data, k_, column, out)) bad_row = panel * kColumns + column;
+        } else if (is_block_format(type_)) {
           if (!pack_blocks(type_, data, steps_, column, out)) bad_row = panel * kColumns + column;
         } else if (type_ == WeightType::kF32) {
           pack_column(reinterpret_cast<const std::uint32_t*>(data), k_, false, column,
@@ -170,7 +194,8 @@ void PackedLinear::pack(const std::vector<WeightView>& weights, std::byte* packe
       }
     }
   });
-  SPECDEC_REQUIRE(bad_row < 0, "linear.weights: row ", bad_row.load(), " holds a scale in ",
+  SPECDEC_REQUIRE(bad_row < 0, "linear.weights: row ", bad_row.load(), " holds a ",
+                  type_ == WeightType::kF8G ? "scale or a value" : "scale", " in ",
                   weight_type_name(type_), " that is not finite: the file is damaged");
 }
 
@@ -179,7 +204,7 @@ void PackedLinear::pack(const std::vector<WeightView>& weights, std::byte* packe
 template <typename Sink>
 void PackedLinear::for_each_tile(const std::byte* x, std::int64_t x_row_bytes, std::int64_t rows,
                                  int rank, int nranks, Sink&& sink) const {
-  if (is_block_format(type_)) {
+  if (is_quantised(type_)) {
     for_each_quant_tile(x, x_row_bytes, rows, rank, nranks, sink);
     return;
   }
@@ -187,16 +212,30 @@ void PackedLinear::for_each_tile(const std::byte* x, std::int64_t x_row_bytes, s
   const std::int64_t last_panel = panels_ * (rank + 1) / nranks;
   const std::int64_t max_rows = kernels_->max_rows;
   const std::int64_t tiles = (rows + max_rows - 1) / max_rows;
+  const bool scaled = type_ == WeightType::kF8G;
+  const bool widens = scaled && kernels_->e4m3[1] == nullptr;
   const TileFn* table = type_ == WeightType::kF32   ? kernels_->f32
                         : type_ == WeightType::kF16 ? kernels_->f16
+                        : scaled && !widens         ? kernels_->e4m3
                                                     : kernels_->bf16;
   const std::int64_t step_bytes = panel_bytes_ / steps_;
+  const std::int64_t stretch = widens ? kScaledGroup / 2 : kChainSteps;
+  alignas(64) std::uint16_t wide[kScaledCodes];
   for (std::int64_t panel = first_panel; panel < last_panel; ++panel) {
-    for (std::int64_t step = 0; step < steps_; step += kChainSteps) {
-      const std::int64_t count = std::min(kChainSteps, steps_ - step);
+    for (std::int64_t step = 0; step < steps_; step += stretch) {
+      const std::int64_t count = std::min(stretch, steps_ - step);
       const bool last_block = step + count == steps_;
       TileArgs args;
       args.panel = packed_ + panel * panel_bytes_ + step * step_bytes;
+      args.scale = nullptr;
+      if (widens) {
+        args.scale = reinterpret_cast<const float*>(args.panel);
+        const std::byte* codes = args.panel + kColumns * sizeof(float);
+        __builtin_prefetch(args.panel + kPrefetchBytes);
+        __builtin_prefetch(args.panel + kPrefetchBytes + 64);
+        kernels_->widen(codes, wide, codes + kPrefetchBytes);
+        args.panel = reinterpret_cast<const std::byte*>(wide);
+      }
       args.x_row_bytes = x_row_bytes;
       args.steps = count;
       args.bias = last_block && !bias_.empty() ? bias_.data() + panel * kColumns : nullptr;
@@ -208,6 +247,7 @@ void PackedLinear::for_each_tile(const std::byte* x, std::int64_t x_row_bytes, s
         // The last of several tiles reads the panel from the cache, so it fetches the next one.
         const bool fetch_next = tiles > 1 && tile + 1 == tiles;
         args.prefetch = args.panel + (fetch_next ? count * step_bytes : kPrefetchBytes);
+        if (widens) args.prefetch = args.panel;  // widen() has fetched
         sink(panel, row, height, last_block, [&](float* y, std::int64_t y_stride) {
           args.y = y;
           args.y_stride = y_stride;
@@ -327,6 +367,17 @@ std::uint64_t PackedLinear::read_part(int rank, int nranks) const {
 void PackedLinear::unpack_row(std::int64_t row, float* out) const {
   const std::byte* panel = packed_ + row / kColumns * panel_bytes_;
   const int column = static_cast<int>(row % kColumns);
+  if (type_ == WeightType::kF8G) {
+    for (std::int64_t i = 0; i < k_; ++i) {
+      const std::byte* group = panel + i / kScaledGroup * scaled_group_bytes();
+      const std::int64_t at = i % kScaledGroup / 2 * 2 * kColumns + scaled_place(column) + i % 2;
+      float scale;
+      std::memcpy(&scale, group + column * sizeof(scale), sizeof(scale));
+      const auto code = static_cast<std::uint8_t>(group[kColumns * sizeof(scale) + at]);
+      out[i] = scale * e4m3_to_float(code);
+    }
+    return;
+  }
   if (is_block_format(type_)) {
     const std::int64_t step_bytes = panel_bytes_ / steps_;
     for (std::int64_t step = 0; step < steps_; ++step) {

@@ -3,7 +3,8 @@
 // Exactness: y[m, n] is a sum of chains of multiply-adds over stretches of 128 steps of k, in
 // ascending order, then + b[n]. It does not depend on the number of rows, the row's place, or
 // threads. (A step is one k, for bf16 weights a pair: one dot-product-of-two with avx512_bf16.)
-// For quantised weights it is the sum of quant_kernels.h, over steps of 32 k, just as fixed.
+// In f8_g a stretch is 32 steps, 64 k, and its sum is multiplied by the column's scale before it is
+// added. For quantised weights it is the sum of quant_kernels.h, over steps of 32 k, just as fixed.
 //
 // x is in input_form(). y is float32.
 #pragma once
@@ -35,8 +36,8 @@ struct RowBest {
   static constexpr std::int32_t kNaN = -1;   // a NaN was seen; sticks
 };
 
-// How the rows of x lie: float32 for fp32 and fp16 weights, bfloat16 for bf16 weights, QuantBlocks
-// (quant_row.h) for weights in a block format.
+// How the rows of x lie: float32 for fp32 and fp16 weights, bfloat16 for bf16 and f8_g weights,
+// QuantBlocks (quant_row.h) for quantised weights.
 enum class InputForm : std::uint8_t { kF32, kBF16, kQuant };
 
 // Bytes of a row of k elements that the kernels read; what is behind k must be 0.
@@ -92,9 +93,9 @@ class PackedLinear {
   std::int64_t k() const { return k_; }
   WeightType type() const { return type_; }
   InputForm input_form() const {
-    return is_block_format(type_)       ? InputForm::kQuant
-           : type_ == WeightType::kBF16 ? InputForm::kBF16
-                                        : InputForm::kF32;
+    if (is_quantised(type_)) return InputForm::kQuant;
+    return type_ == WeightType::kBF16 || type_ == WeightType::kF8G ? InputForm::kBF16
+                                                                   : InputForm::kF32;
   }
   // Bytes of packed weights and biases, padding included.
   std::size_t bytes() const { return bytes_; }
@@ -143,7 +144,7 @@ class PackedLinear {
                            int rank, int nranks, Sink&& sink) const;
 
   std::int64_t n_ = 0, k_ = 0, panels_ = 0;
-  std::int64_t steps_ = 0;        // k, pairs of k for bf16, groups of 32 in a block format
+  std::int64_t steps_ = 0;        // k, pairs of k for bf16 and f8_g, groups of 32 if quantised
   std::int64_t panel_bytes_ = 0;  // steps_ * bytes of one step of kPanelColumns columns
   std::size_t bytes_ = 0;
   WeightType type_ = WeightType::kF32;

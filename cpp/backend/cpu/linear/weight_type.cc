@@ -1,7 +1,9 @@
 #include "backend/cpu/linear/weight_type.h"
 
+#include <algorithm>
 #include <cstring>
 
+#include "backend/cpu/e4m3.h"
 #include "backend/cpu/half.h"
 #include "base/check.h"
 
@@ -10,7 +12,7 @@ namespace {
 
 constexpr WeightType kFormats[] = {WeightType::kQ8_0, WeightType::kQ4_0, WeightType::kQ4_1,
                                    WeightType::kQ4K,  WeightType::kQ5K,  WeightType::kQ6K,
-                                   WeightType::kQ4G,  WeightType::kQ8G};
+                                   WeightType::kQ4G,  WeightType::kQ8G,  WeightType::kF8G};
 
 const std::uint8_t* bytes_of(const std::byte* p) {
   return reinterpret_cast<const std::uint8_t*>(p);
@@ -103,6 +105,8 @@ const char* weight_type_name(WeightType type) {
       return "q4_g";
     case WeightType::kQ8G:
       return "q8_g";
+    case WeightType::kF8G:
+      return "f8_g";
     default:
       return dtype_name(float_dtype(type));
   }
@@ -113,7 +117,7 @@ WeightType block_format_named(const std::string& name) {
     if (name == weight_type_name(type)) return type;
   }
   SPECDEC_REQUIRE(false, "weight type '", name,
-                  "': give q8_0, q4_0, q4_1, q4_k, q5_k, q6_k, q4_g or q8_g");
+                  "': give q8_0, q4_0, q4_1, q4_k, q5_k, q6_k, q4_g, q8_g or f8_g");
   return WeightType::kQ8_0;
 }
 
@@ -135,6 +139,8 @@ BlockSize block_size(WeightType type) {
       return {32, 24};
     case WeightType::kQ8G:
       return {32, 36};
+    case WeightType::kF8G:
+      return {kScaledGroup, kScaledGroup + 4};
     default:
       return {1, static_cast<std::int64_t>(dtype_bytes(float_dtype(type)))};
   }
@@ -150,6 +156,12 @@ Group read_group(WeightType type, const std::byte* row, std::int64_t index) {
     return read_k45(block, g, type == WeightType::kQ5K);
   }
   Group group;
+  if (type == WeightType::kF8G) {
+    group.scale[0] = group.scale[1] = float_at(block);
+    group.min = 0.0f;
+    std::copy_n(block + 4 + index % groups * kGroup, kGroup, group.codes);
+    return group;
+  }
   if (type == WeightType::kQ4G || type == WeightType::kQ8G) {
     group.scale[0] = group.scale[1] = float_at(block);
     group.min = type == WeightType::kQ4G ? float_at(block + 4) : 0.0f;
@@ -171,6 +183,10 @@ Group read_group(WeightType type, const std::byte* row, std::int64_t index) {
 }
 
 void group_values(WeightType type, const Group& group, float* out) {
+  if (type == WeightType::kF8G) {
+    for (int i = 0; i < kGroup; ++i) out[i] = group.scale[0] * e4m3_to_float(group.codes[i]);
+    return;
+  }
   const QuantFormat format = quant_format(type);
   for (int i = 0; i < kGroup; ++i) {
     const float product =
