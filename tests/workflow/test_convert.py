@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from engine.medusa_models import VOCAB, save_heads, save_target
 from gguf_files import write_gguf
+from model.quant_files import FORMATS, save_quantised
 from specdec_ext import (
     LLM,
     ConfigError,
@@ -55,6 +56,10 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Rows in whole blocks of 256."""
     sizes = {"hidden_size": HIDDEN, "intermediate_size": 512, "initializer_range": 0.1}
     return save_target(tmp_path_factory.mktemp("source") / "wide", **sizes)
+
+
+def weight_bytes(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.glob("*.safetensors"))
 
 
 def run(source: Path, target: Path, **options: Any) -> Converted:
@@ -262,7 +267,7 @@ def test_heads_lie_beside_the_model(wide: Path, tmp_path: Path) -> None:
 
 
 def test_scales_of_fp8_keys_and_values_are_kept(wide: Path, tmp_path: Path) -> None:
-    """In float32, whatever the weights become; on several ranks they would be lost, so refused."""
+    """In float32, whatever the weights become; of a checkpoint for ranks each has them all."""
     source = Path(shutil.copytree(wide, tmp_path / "source"))
     tensors = load_file(source / "model.safetensors")
     names = [f"model.layers.{i}.self_attn.{k}_scale" for i in range(2) for k in "kv"]
@@ -274,6 +279,52 @@ def test_scales_of_fp8_keys_and_values_are_kept(wide: Path, tmp_path: Path) -> N
         assert written[name].dtype == torch.float32 and written[name] == tensors[name]
     how = {"kv_cache_config": {"dtype": "fp8"}, "dtype": "bfloat16"}
     assert decode(folder, **how) == decode(source, **how)
-    with pytest.raises(UnsupportedModelError, match=r"tp_size = 2: .*k_scale.*--tp_size=1"):
-        run(source, tmp_path / "ranks", tp_size=2)
-    assert not (tmp_path / "ranks").exists()
+    ranks = run(source, tmp_path / "ranks", dtype="bfloat16", tp_size=2).folder
+    for rank in range(2):
+        written = load_file(ranks / f"rank{rank}" / "model-00001.safetensors")
+        assert all(written[name] == tensors[name] for name in names)
+    assert decode(ranks, tensor_parallel_size=2, **how) == decode(source, **how)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_quantised_checkpoint_keeps_its_widths(name: str, tmp_path: Path) -> None:
+    """Whole numbers stay as narrow as they are, e4m3 becomes the checkpoint's dtype, as at load."""
+    source, _, _ = save_quantised(tmp_path, name)
+    done = run(source, tmp_path / "ckpt")
+    kept = json.loads((done.folder / "config.json").read_text()).get("quantization_config")
+    if name.startswith(("float", "fp8", "modelopt")):
+        assert kept is None and done.format == "bfloat16"
+    else:
+        assert kept is not None and done.weight_bytes < 1.2 * weight_bytes(source)
+    assert decode(done.folder) == decode(source)
+    floats = run(source, tmp_path / "wide", dtype="float32").folder
+    assert decode(floats) == decode(source, dtype="float32")
+    with pytest.raises(UnsupportedModelError, match="have a width already"):
+        run(source, tmp_path / "narrow", quantization="int8")
+
+
+@pytest.mark.parametrize("dtype", ["auto", "bfloat16"])
+def test_a_checkpoint_of_fp8_keys_and_values_stays_one(dtype: str, tmp_path: Path) -> None:
+    """What said so, quantization_config, is not that of the new files."""
+    source, _, _ = save_quantised(tmp_path, "float-channel")
+    scheme = {"num_bits": 8, "type": "float", "dynamic": False, "strategy": "tensor"}
+    content = json.loads((source / "config.json").read_text())
+    content["quantization_config"]["kv_cache_scheme"] = scheme
+    (source / "config.json").write_text(json.dumps(content))
+    tensors = load_file(source / "model.safetensors")
+    names = [f"model.layers.{i}.self_attn.{k}_scale" for i in range(2) for k in "kv"]
+    tensors |= {name: torch.tensor(0.05 + 0.01 * i) for i, name in enumerate(names)}
+    save_file(tensors, source / "model.safetensors")
+    once = run(source, tmp_path / "once", dtype=dtype).folder
+    again = run(once, tmp_path / "again").folder
+    for folder in (source, once, again):
+        with LLM(folder, dtype=dtype) as llm:
+            assert llm.model.kv_storage.dtype == "float8_e4m3fn"
+    assert decode(again) == decode(once) == decode(source, dtype=dtype)
+    assert decode(once, kv_cache_config={"dtype": "bfloat16"}) == (
+        decode(source, dtype=dtype, kv_cache_config={"dtype": "bfloat16"})
+    )
+    config = json.loads((once / "config.json").read_text())
+    (once / "config.json").write_text(json.dumps({**config, "specdec_kv_cache": "fp9"}))
+    with pytest.raises(ModelError, match=r"specdec_kv_cache = 'fp9'.*convert the model again"):
+        LLM(once)

@@ -13,6 +13,7 @@ import pytest
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from gguf_files import write_gguf
+from model.quant_files import save_quantised
 from specdec_ext import ConfigError, ModelError, SamplingParams, UnsupportedModelError
 from specdec_ext.cli import main
 from specdec_ext.engine.ranks import make_team
@@ -48,6 +49,14 @@ def decode(model: Path, **how: Any) -> list[int]:
     return list(output.outputs[0].token_ids)
 
 
+def token_ids(model: Path, **how: Any) -> list[int]:
+    """As decode(), of a model without a tokenizer."""
+    prompt = {"prompt_token_ids": [5, 6, 7, 8, 5, 6, 7]}
+    with LLM(model, speculative_config=None, max_seq_len=96, **how) as llm:
+        (output,) = llm.generate([prompt], SamplingParams(max_tokens=12), use_tqdm=False)
+    return list(output.outputs[0].token_ids)
+
+
 @pytest.mark.parametrize("how", [{}, {"dtype": "bfloat16"}, {"quantization": "int4"}])
 def test_text_of_two_ranks(how: dict[str, Any], uneven: Path, team: Any, tmp_path: Path) -> None:
     folder = convert(uneven, tmp_path / "ckpt", ConvertOptions(tp_size=2, **how)).folder
@@ -58,6 +67,13 @@ def test_blocks_of_a_gguf_file(uneven: Path, team: Any, tmp_path: Path) -> None:
     file = write_gguf(uneven, tmp_path / "model.gguf", "q8_0")
     folder = convert(file, tmp_path / "ckpt", ConvertOptions(tp_size=2)).folder
     assert decode(folder, tensor_parallel_size=2) == decode(file)
+
+
+@pytest.mark.parametrize("name", ["awq-32", "int-quantized", "fp8-block"])
+def test_words_of_a_quantised_checkpoint(name: str, team: Any, tmp_path: Path) -> None:
+    source, _, _ = save_quantised(tmp_path, name)
+    folder = convert(source, tmp_path / "ckpt", ConvertOptions(tp_size=2)).folder
+    assert token_ids(folder, tensor_parallel_size=2) == token_ids(source)
 
 
 def test_a_rank_needs_its_own_shards_alone(uneven: Path, tmp_path: Path) -> None:

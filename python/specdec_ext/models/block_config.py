@@ -1,7 +1,9 @@
-"""What config.json says of matrices in blocks.
+"""What `specdec convert` says of a folder's weights and of its K/V in config.json.
 
-A matrix [N, K] in blocks is a tensor of bytes [N, bytes of a row]; config.json says of what format,
-in quantization_config: {"quant_method": "specdec_blocks", "formats": {"q4_1": [names], ...}}.
+A matrix [N, K] in blocks is a tensor of bytes [N, bytes of a row]; quantization_config says of what
+format: {"quant_method": "specdec_blocks", "formats": {"q4_1": [names], ...}}. K and V that were
+calibrated for e4m3 are FP8_KV: the quantization_config of the source said so, and it is not that of
+the new files.
 """
 
 from __future__ import annotations
@@ -14,12 +16,14 @@ from ..config.validate import show
 from ..errors import ModelError
 from ..gguf.reader import FORMATS
 
-__all__ = ["BLOCKS", "block_config", "read_blocks"]
+__all__ = ["BLOCKS", "FP8_KV", "block_config", "read_blocks", "read_fp8_kv"]
 
+FP8_KV = {"specdec_kv_cache": "fp8"}  # in config.json
 _METHOD = "specdec_blocks"
-# Format -> elements and bytes of a block: GGUF's, and that of e4m3 weights.
+# Format -> elements and bytes of a block: GGUF's, and three of our own. What quantised checkpoints
+# become is as q4_1 and q8_0, with float32 in the place of float16; f8_g holds e4m3.
 BLOCKS = {name: (elements, size) for name, elements, size in FORMATS.values() if elements > 1}
-BLOCKS["f8_g"] = (64, 68)
+BLOCKS |= {"q4_g": (32, 24), "q8_g": (32, 36), "f8_g": (64, 68)}
 
 
 def block_config(blocks: Mapping[str, str]) -> dict[str, Any]:
@@ -49,3 +53,18 @@ def read_blocks(path: Path, raw: dict[str, Any]) -> dict[str, str]:
         blocks |= {str(name): format for name in names}
     del raw["quantization_config"]
     return blocks
+
+
+def read_fp8_kv(path: Path, raw: dict[str, Any]) -> bool:
+    """Takes FP8_KV's entry out of `raw`, the content of the config.json at `path`.
+
+    Raises ModelError for another value.
+    """
+    [(name, value)] = FP8_KV.items()
+    found = raw.pop(name, None)
+    if found not in (None, value):
+        raise ModelError(
+            f"{path}: {name} = {show(found)}: expected {value!r}, or no such entry; convert the "
+            "model again"
+        )
+    return found is not None

@@ -22,7 +22,7 @@ from ..config.engine import MAX_VOCAB_SIZE
 from ..errors import ModelError, UnsupportedModelError
 from ..extras import require
 from ..gguf import GgufFile, is_gguf
-from .block_config import read_blocks
+from .block_config import read_blocks, read_fp8_kv
 from .family_config import FamilyConfig, family_config
 from .gguf_config import gguf_config
 from .json_file import read_json
@@ -75,6 +75,7 @@ class ModelConfig:
                     that of K and V
     quant           of a checkpoint that others have quantised; None: it is in floats or blocks
     blocks          of a converted folder: tensor name -> format of the matrices that are in blocks
+    fp8_kv          K and V were calibrated to be stored as e4m3
     max_position    positions the model was made for, before any rotary scaling; None when the
                     configuration does not say
     eos_token_ids   of generation_config.json where it names them, else of config.json: the same
@@ -101,6 +102,7 @@ class ModelConfig:
     tie_word_embeddings: bool
     blocks: dict[str, str] = field(default_factory=dict, repr=False)
     quant: QuantConfig | None = None
+    fp8_kv: bool = False
 
 
 def read_config(folder: str | Path) -> ModelConfig:
@@ -128,6 +130,7 @@ def read_config(folder: str | Path) -> ModelConfig:
     raw = read_json(path, "the model configuration")
     blocks = read_blocks(path, raw)
     quant = read_quantization(path, raw)
+    fp8_kv = read_fp8_kv(path, raw) or (quant is not None and quant.fp8_kv)
     generation = path.with_name("generation_config.json")
     has_generation = generation.exists()
     config = _checked(
@@ -136,7 +139,7 @@ def read_config(folder: str | Path) -> ModelConfig:
         read_json(generation, "the generation configuration") if has_generation else {},
         folder,
     )
-    return dataclasses.replace(config, blocks=blocks, quant=quant)
+    return dataclasses.replace(config, blocks=blocks, quant=quant, fp8_kv=fp8_kv)
 
 
 def parse_config(path: Path, raw: dict[str, Any]) -> ModelConfig:

@@ -15,7 +15,7 @@ from .. import _core
 from ..errors import ConfigError, ModelError, UnsupportedModelError
 from .config_reader import ModelConfig
 from .host_arrays import HostArray, converted, kv_dtype_name
-from .rank_checkpoint import read_ranks
+from .rank_checkpoint import rank_folder, read_ranks
 from .weights import Checkpoint
 
 if TYPE_CHECKING:
@@ -84,19 +84,29 @@ def storage_dtype(wanted: str, kv_dtype: str, place: Place | None) -> str:
 def wanted_type(wanted: str, config: ModelConfig) -> str:
     """KvCacheConfig.dtype with "auto" as the checkpoint means it: fp8 if its K/V were made for it,
     else the model's own."""
-    fp8 = wanted == "auto" and config.quant is not None and config.quant.fp8_kv
-    return "fp8" if fp8 else wanted
+    return "fp8" if wanted == "auto" and config.fp8_kv else wanted
 
 
 def kv_storage(
-    config: ModelConfig, wanted: str, kv_dtype: str, place: Place | None, allow_pickle: bool = False
+    config: ModelConfig,
+    wanted: str,
+    kv_dtype: str,
+    place: Place | None,
+    allow_pickle: bool = False,
+    rank: int = 0,
 ) -> KvStorage:
-    """How the pages of this model hold K and V. Raises ConfigError, ModelError."""
+    """How the pages of this model hold K and V, of all its K/V heads.
+
+    rank  whose shards have the scales, of a checkpoint that was converted for several ranks
+
+    Raises ConfigError, ModelError.
+    """
     dtype = storage_dtype(wanted_type(wanted, config), kv_dtype, place)
-    # What was converted for several ranks has no scales (docs/kv_cache.md).
-    if dtype != _NARROW["fp8"] or config.is_gguf or read_ranks(config.path) > 1:
+    if dtype != _NARROW["fp8"] or config.is_gguf:
         return KvStorage(dtype)
-    with Checkpoint(config.path, allow_pickle=allow_pickle) as checkpoint:
+    in_ranks = read_ranks(config.path) > 1
+    folder = rank_folder(config.path, rank) if in_ranks else config.path
+    with Checkpoint(folder, allow_pickle=allow_pickle) as checkpoint:
         return KvStorage(dtype, *_read_scales(config, checkpoint))
 
 

@@ -96,7 +96,8 @@ def load_model(
     _check_quantization(config, quantization, place, drafts=of_file is not None)
     scored = scored_rows(config.path, config.vocab_size, of_file, head_ids)
     chosen = _choose_dtype(config, wanted, allow_pickle)
-    storage = kv_storage(config, kv_cache_dtype, chosen, place, allow_pickle)
+    rank = 0 if team is None else team.rank
+    storage = kv_storage(config, kv_cache_dtype, chosen, place, allow_pickle, rank)
     reason = ""
     if model_impl != "transformers":
         try:

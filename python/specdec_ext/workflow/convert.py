@@ -15,7 +15,7 @@ from pathlib import Path
 
 from .._version import __version__
 from ..errors import ModelError
-from ..models.block_config import block_config
+from ..models.block_config import FP8_KV, block_config
 from ..models.config_reader import ModelConfig, read_config
 from ..models.decoder_file import write_decoder_file
 from ..models.draft_vocab import DRAFT_VOCAB_FILE
@@ -150,6 +150,8 @@ def _write_config(config: ModelConfig, weights: SourceWeights, folder: Path) -> 
     content["dtype"] = weights.dtype
     if weights.blocks:
         content["quantization_config"] = block_config(weights.blocks)
+    if config.fp8_kv:
+        content |= FP8_KV
     (folder / "config.json").write_text(json.dumps(content, indent=1) + "\n")
 
 

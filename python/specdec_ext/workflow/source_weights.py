@@ -17,6 +17,7 @@ from ..models.kv_storage import read_kv_scales
 from ..models.native import IGNORED_SUFFIXES
 from ..models.native_config import NotNativeError, native_shape
 from ..models.open_checkpoint import open_checkpoint
+from ..models.quant_checkpoint import QuantCheckpoint
 from ..models.quantize import quantized_loader
 from ..models.rank_checkpoint import rank_folder, write_ranks
 from ..models.safetensors_file import SafetensorsFile, write_safetensors
@@ -44,26 +45,32 @@ class SourceWeights:
             size = options.tp_size
             self._ranks = [Shard.of(shape, rank, size) for rank in range(size if size > 1 else 0)]
         except NotNativeError as error:
-            if options.quantization is not None or config.is_gguf or options.tp_size > 1:
+            has_width = config.is_gguf or config.quant is not None
+            if options.quantization is not None or has_width or options.tp_size > 1:
                 what = f"tp_size={options.tp_size}"
                 if options.quantization is not None:
                     what = f"quantization={options.quantization!r}"
+                what = f"a checkpoint by {config.quant.method}" if config.quant else what
                 what = "a GGUF file" if config.is_gguf else what
                 raise UnsupportedModelError(
                     f"{config.path}: {what} needs a native family ({error})"
                 ) from error
             expected, self._ranks = None, []
-        if isinstance(checkpoint, (GgufCheckpoint, BlockCheckpoint)):
+        if isinstance(checkpoint, (GgufCheckpoint, BlockCheckpoint, QuantCheckpoint)):
             if options.quantization is not None:
                 raise UnsupportedModelError(
                     f"{config.path}: quantization = {options.quantization!r}: its weights have a "
                     "width already; leave it out"
                 )
             assert expected is not None  # only native families have blocks
+            if self.dtype is None and isinstance(checkpoint, QuantCheckpoint):
+                self.dtype = checkpoint.dtype()
             self._load: Callable[..., Any] = (
                 checkpoint.weight if wide else partial(checkpoint.load, dtype=self.dtype)
             )
-            self.main_format = checkpoint.main_format() if wide else str(self.dtype)
+            to_floats = config.quant is not None and config.quant.form == "fp8"
+            kept = wide and not to_floats
+            self.main_format = checkpoint.main_format() if kept else str(self.dtype)
             self.names = list(expected)
         else:
             assert isinstance(checkpoint, Checkpoint)  # one for ranks is refused when opened
@@ -81,11 +88,6 @@ class SourceWeights:
             tied = ("lm_head.weight",) if config.tie_word_embeddings else ()
             checkpoint.check(expected, ignored=tied, ignored_suffixes=IGNORED_SUFFIXES)
         self._kv_scales = read_kv_scales(config, options.allow_pickle)
-        if self._kv_scales and options.tp_size > 1:
-            raise UnsupportedModelError(
-                f"{config.path}: tp_size = {options.tp_size}: the checkpoint has scales of fp8 K/V "
-                f"({next(iter(self._kv_scales))}), which are kept for one rank; use --tp_size=1"
-            )
         self.names += [name for name in self._kv_scales if name not in self.names]
 
     def __enter__(self) -> SourceWeights:
@@ -110,7 +112,8 @@ class SourceWeights:
             own.mkdir(exist_ok=True)
 
             def load(name: str, shard: Shard = shard) -> Any:
-                return self._load(name, rows=shard.rows(name))
+                scale = self._kv_scales.get(name)  # of all heads: a rank takes its own
+                return self._load(name, rows=shard.rows(name)) if scale is None else scale
 
             tied = self._config.tie_word_embeddings
             names = [name for name in self.names if shard.reads(name, tied=tied)]
