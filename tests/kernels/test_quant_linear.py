@@ -1,4 +1,4 @@
-"""PackedLinear of GGUF's block formats against NumPy, bit for bit.
+"""PackedLinear of block formats against NumPy, bit for bit.
 
 The sums of whole numbers are exact and the rest has one order, so the reference, every instruction
 set, every number of rows and of threads give the same bits. That the result is also *good* is
@@ -15,32 +15,52 @@ import numpy as np
 import pytest
 import torch
 
-from reference.quant_reference import FORMATS, quant_linear, quantize_rows, read_groups
+from reference.quant_reference import (
+    FORMATS,
+    OWN_FORMATS,
+    quant_linear,
+    quantize_rows,
+    read_groups,
+)
 from specdec_ext import _core
 
-NAMES = tuple(FORMATS)
+ALL_FORMATS = FORMATS | OWN_FORMATS
+NAMES = tuple(ALL_FORMATS)
 ISAS = ("plain", "avx2", "avx512", "avx512_bf16")
 SHAPES = [(1, 256), (31, 512), (33, 256), (96, 768), (100, 1536)]
-HALVES = {
+# Where a block's scales lie, and what they are.
+SCALES = {
     "q8_0": (0,),
     "q4_0": (0,),
     "q4_1": (0, 2),
     "q4_k": (0, 2),
     "q5_k": (0, 2),
     "q6_k": (208,),
+    "q4_g": (0, 4),
+    "q8_g": (0,),
 }
 
 
+def scale_type(name: str) -> type[np.floating]:
+    return np.float32 if name in OWN_FORMATS else np.float16
+
+
+def put_scales(name: str, blocks: np.ndarray, at: int, values: np.ndarray) -> None:
+    """values [...]: of each block of uint8 [..., bytes of a block]."""
+    data = np.ascontiguousarray(values, scale_type(name))[..., None].view(np.uint8)
+    blocks[..., at : at + data.shape[-1]] = data
+
+
 def make_blocks(name: str, n: int, k: int, seed: int = 0) -> np.ndarray:
-    """Random bytes for codes and small scales; float16 scales of all kinds, none infinite."""
+    """Random bytes for codes and small scales; scales of all kinds, none infinite."""
     rng = np.random.default_rng([seed, n, k, NAMES.index(name)])
-    elements, size = FORMATS[name]
+    elements, size = ALL_FORMATS[name]
     blocks = rng.integers(0, 256, (n, k // elements, size), dtype=np.uint8)
-    for at in HALVES[name]:
+    for at in SCALES[name]:
         scale = rng.normal(0, 0.02, blocks.shape[:2])
         kind = rng.integers(0, 40, blocks.shape[:2])
         scale = np.where(kind == 0, 0.0, np.where(kind == 1, 6e-8, np.where(kind == 2, 9e3, scale)))
-        blocks[..., at : at + 2] = scale.astype(np.float16)[..., None].view(np.uint8)
+        put_scales(name, blocks, at, scale)
     return blocks.reshape(n, -1)
 
 
@@ -63,7 +83,7 @@ def run(linear: _core.PackedLinear, x: np.ndarray) -> np.ndarray:
     return out
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", tuple(FORMATS))
 def test_elements_are_those_of_the_gguf_package(name: str) -> None:
     gguf = pytest.importorskip("gguf")
     blocks = make_blocks(name, 37, 768)
@@ -113,19 +133,32 @@ def test_bits_do_not_depend_on_rows(name: str) -> None:
             assert np.array_equal(got, alone[first : first + count]), (count, first)
 
 
+def extreme_blocks(name: str, code: int) -> np.ndarray:
+    """[40, 512]: every byte of codes is `code`, every scale 0.5."""
+    elements, size = ALL_FORMATS[name]
+    blocks = np.full((40, 512 // elements, size), code, np.uint8)
+    for at in SCALES[name]:
+        put_scales(name, blocks, at, np.full(blocks.shape[:2], 0.5))
+    return blocks.reshape(40, -1)
+
+
+def extreme_rows() -> np.ndarray:
+    """[4, 512]: rounded, they are 127 or -127 throughout."""
+    x = np.ones((4, 512), np.float32)
+    x[1], x[2, ::2], x[3, 1::2] = -1, -1, -1
+    return x
+
+
+EXTREME_CODES = (0x00, 0x80, 0x7F, 0xFF)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_extreme_codes_do_not_saturate(name: str) -> None:
     """All codes at either end, all x at either end: sums of pairs leave 16 bits if they are let."""
-    elements, size = FORMATS[name]
-    for code in (0x00, 0x80, 0x7F, 0xFF):
-        blocks = np.full((40, 512 // elements, size), code, np.uint8)
-        for at in HALVES[name]:
-            blocks[..., at : at + 2] = np.array([0.5], np.float16).view(np.uint8)
-        blocks = blocks.reshape(40, -1)
-        x = np.ones((4, 512), np.float32)
-        x[1], x[2, ::2], x[3, 1::2] = -1, -1, -1
-        expected = quant_linear(read_groups(name, blocks), x, None)
-        assert np.array_equal(run(packed(name, blocks), x), expected)
+    for code in EXTREME_CODES:
+        blocks = extreme_blocks(name, code)
+        expected = quant_linear(read_groups(name, blocks), extreme_rows(), None)
+        assert np.array_equal(run(packed(name, blocks), extreme_rows()), expected)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -183,6 +216,9 @@ def child_main(out_path: str) -> None:
             results[f"{name}-{n}-{k}"] = run(
                 packed(name, make_blocks(name, n, k)), make_rows(40, k)
             )
+        for code in EXTREME_CODES:
+            extreme = run(packed(name, extreme_blocks(name, code)), extreme_rows())
+            results[f"{name}-extreme-{code}"] = extreme
     np.savez(out_path, isa=_core.cpu_isa(), **results)
 
 
@@ -205,3 +241,6 @@ def test_every_isa_gives_the_same_bits(isa: str, threads: int, tmp_path) -> None
         for n, k in SHAPES:
             expected = run(packed(name, make_blocks(name, n, k)), make_rows(40, k))
             assert np.array_equal(stored[f"{name}-{n}-{k}"], expected), (name, n, k)
+        for code in EXTREME_CODES:
+            expected = run(packed(name, extreme_blocks(name, code)), extreme_rows())
+            assert np.array_equal(stored[f"{name}-extreme-{code}"], expected), (name, code)

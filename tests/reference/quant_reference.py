@@ -1,4 +1,4 @@
-"""GGUF's block formats and the linear layer over them, in NumPy and by their definitions.
+"""Block formats and the linear layer over them, in NumPy and by their definitions.
 
 A row is groups of 32 elements, w = scale * (u - zero) + min, with one scale for each 16 of them.
 """
@@ -18,6 +18,8 @@ FORMATS = {
     "q5_k": (256, 176),
     "q6_k": (256, 210),
 }
+# Not GGUF's: q4_1 and q8_0 with float32 in the place of float16.
+OWN_FORMATS = {"q4_g": (32, 24), "q8_g": (32, 36)}
 
 
 @dataclass
@@ -39,7 +41,14 @@ class Groups:
 
 def read_groups(name: str, blocks: np.ndarray) -> Groups:
     """The groups of uint8 [N, bytes of a row]."""
-    rows = blocks.reshape(len(blocks), -1, FORMATS[name][1])
+    rows = blocks.reshape(len(blocks), -1, (FORMATS | OWN_FORMATS)[name][1])
+    if name == "q8_g":
+        codes = rows[..., 4:].view(np.int8).astype(np.int64)
+        return _of_small_blocks(codes, _single(rows[..., :4]), None)
+    if name == "q4_g":
+        packed = rows[..., 8:].astype(np.int64)
+        codes = np.concatenate([packed & 15, packed >> 4], axis=-1)
+        return _of_small_blocks(codes, _single(rows[..., :4]), _single(rows[..., 4:8]))
     if name == "q8_0":
         codes = rows[..., 2:].view(np.int8).astype(np.int64)
         return _of_small_blocks(codes, _half(rows[..., :2]), None)
@@ -57,6 +66,11 @@ def read_groups(name: str, blocks: np.ndarray) -> Groups:
 def _half(part: np.ndarray) -> np.ndarray:
     """Two bytes at the end of each block as a float."""
     return np.ascontiguousarray(part).view(np.float16)[..., 0].astype(np.float32)
+
+
+def _single(part: np.ndarray) -> np.ndarray:
+    """Four bytes at the end of each block as a float."""
+    return np.ascontiguousarray(part).view(np.float32)[..., 0]
 
 
 def _of_small_blocks(codes: np.ndarray, scale: np.ndarray, low: np.ndarray | None) -> Groups:

@@ -5,17 +5,20 @@ namespace specdec::cpu {
 namespace {
 
 struct Avx2 : Avx2Ops {
-  static constexpr bool kSignedCodes = true;
+  static constexpr bool kPairSums = true;
+  // Two products must fit 16 bits: 2 * 63 * 127 do, 2 * 255 * 127 do not. Codes of all 8 bits are
+  // u = q + 128, and |q| * (x with the sign of q) fit again: 2 * 128 * 127.
   template <bool kAllBits>
-  static Ints dot(Ints sum, Ints codes, Ints x) {
-    // Two products are added up in 16 bits: 2 * 63 * 127 fit, 2 * 255 * 127 do not. Codes of all 8
-    // bits are u = q + 128, and |q| * (x with the sign of q) fit again: 2 * 128 * 127.
+  static Ints pair_products(Ints codes, Ints x) {
     if constexpr (kAllBits) {
       const Ints q = _mm256_xor_si256(codes, _mm256_set1_epi8(-128));
       x = _mm256_sign_epi8(x, q);
       codes = _mm256_abs_epi8(q);
     }
-    const Ints pairs = _mm256_maddubs_epi16(codes, x);
+    return _mm256_maddubs_epi16(codes, x);
+  }
+  static Ints add_pairs(Ints a, Ints b) { return _mm256_add_epi16(a, b); }
+  static Ints add_pairs_to(Ints sum, Ints pairs) {
     return _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
   }
 };

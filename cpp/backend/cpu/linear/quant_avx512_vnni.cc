@@ -13,16 +13,13 @@ struct Avx512Vnni {
   static constexpr int kLanes = 16;
   static constexpr int kVecs = 2;  // 16 of 32 registers hold weights
   static constexpr int kBlockRows = 3;
-  static constexpr bool kSignedCodes = false;
+  static constexpr bool kPairSums = false;
   static Ints load_codes(const std::byte* p) { return _mm512_load_si512(p); }
   static Ints low(Ints v) { return _mm512_and_si512(v, _mm512_set1_epi8(15)); }
   static Ints high(Ints v) {
     return _mm512_and_si512(_mm512_srli_epi16(v, 4), _mm512_set1_epi8(15));
   }
-  template <bool>
-  static Ints dot(Ints sum, Ints codes, Ints x) {
-    return _mm512_dpbusd_epi32(sum, codes, x);
-  }
+  static Ints dot(Ints sum, Ints codes, Ints x) { return _mm512_dpbusd_epi32(sum, codes, x); }
   static Ints splat(const void* p) {
     std::int32_t value;
     std::memcpy(&value, p, sizeof(value));

@@ -5,11 +5,8 @@ namespace specdec::cpu {
 namespace {
 
 struct AvxVnni : Avx2Ops {
-  static constexpr bool kSignedCodes = false;
-  template <bool>
-  static Ints dot(Ints sum, Ints codes, Ints x) {
-    return _mm256_dpbusd_avx_epi32(sum, codes, x);
-  }
+  static constexpr bool kPairSums = false;
+  static Ints dot(Ints sum, Ints codes, Ints x) { return _mm256_dpbusd_avx_epi32(sum, codes, x); }
 };
 
 }  // namespace
