@@ -152,6 +152,18 @@ def extreme_rows() -> np.ndarray:
 EXTREME_CODES = (0x00, 0x80, 0x7F, 0xFF)
 
 
+@pytest.mark.parametrize("name", ["q4_0", "q8_0", "q6_k"])
+def test_rows_pass_over_several_blocks_of_panels(name: str) -> None:
+    """Nine panels of 37 to 82 KB: more than the second-level cache is given at a time."""
+    blocks = make_blocks(name, 270, 2048)
+    x = make_rows(50, 2048)
+    linear = packed(name, blocks)
+    alone = np.concatenate([run(linear, x[i : i + 1]) for i in range(50)])
+    assert np.array_equal(alone[:3], quant_linear(read_groups(name, blocks), x[:3], None))
+    for count in (32, 33, 45, 46, 50):
+        assert np.array_equal(run(linear, x[:count]), alone[:count]), count
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_extreme_codes_do_not_saturate(name: str) -> None:
     """All codes at either end, all x at either end: sums of pairs leave 16 bits if they are let."""

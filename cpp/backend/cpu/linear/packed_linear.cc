@@ -23,6 +23,11 @@ constexpr int kColumns = kPanelColumns;
 // several row tiles use it.
 constexpr std::int64_t kChainSteps = 128;
 static_assert(kChainSteps % (kScaledGroup / 2) == 0);
+// Many rows of x on quantised weights: a block of panels stays in the second-level cache while
+// tiles of few rows pass over it. A tile's rows (26 KB for 576 columns) then stay in the
+// first-level one.
+constexpr std::int64_t kPanelBlockBytes = 256 * 1024;
+constexpr std::int64_t kPrefillTileRows = 15;
 // How far ahead of the reads a lone row tile fetches.
 constexpr std::int64_t kPrefetchBytes = 8192;
 
@@ -259,29 +264,37 @@ void PackedLinear::for_each_tile(const std::byte* x, std::int64_t x_row_bytes, s
 }
 
 // The same for quantised weights: a tile is a whole panel, its stretches of k are done in one go.
+// Row tiles pass over a block of panels before the next block is read.
 template <typename Sink>
 void PackedLinear::for_each_quant_tile(const std::byte* x, std::int64_t x_row_bytes,
                                        std::int64_t rows, int rank, int nranks, Sink&& sink) const {
   const QuantTileFn compute = quant_kernels_->of(type_);
-  const std::int64_t tiles = (rows + kQuantTileRows - 1) / kQuantTileRows;
+  const std::int64_t most = rows <= kQuantTileRows ? kQuantTileRows : kPrefillTileRows;
+  const std::int64_t tiles = (rows + most - 1) / most;
   const std::int64_t last_panel = panels_ * (rank + 1) / nranks;
-  for (std::int64_t panel = panels_ * rank / nranks; panel < last_panel; ++panel) {
-    QuantTileArgs args;
-    args.panel = packed_ + panel * panel_bytes_;
-    args.x_row_bytes = x_row_bytes;
-    args.steps = steps_;
-    args.bias = bias_.empty() ? nullptr : bias_.data() + panel * kColumns;
+  const std::int64_t block = std::max<std::int64_t>(1, kPanelBlockBytes / panel_bytes_);
+  for (std::int64_t begin = panels_ * rank / nranks; begin < last_panel; begin += block) {
+    const std::int64_t end = std::min(begin + block, last_panel);
     for (std::int64_t tile = 0; tile < tiles; ++tile) {
       const std::int64_t row = rows * tile / tiles;
-      args.rows = static_cast<int>(rows * (tile + 1) / tiles - row);
+      QuantTileArgs args;
       args.x = x + row * x_row_bytes;
+      args.x_row_bytes = x_row_bytes;
+      args.rows = static_cast<int>(rows * (tile + 1) / tiles - row);
+      args.steps = steps_;
+      // The last of several tiles reads panels that are near, so it fetches the next block's.
       const bool fetch_next = tiles > 1 && tile + 1 == tiles;
-      args.prefetch = args.panel + (fetch_next ? panel_bytes_ : kPrefetchBytes);
-      sink(panel, row, args.rows, true, [&](float* y, std::int64_t y_stride) {
-        args.y = y;
-        args.y_stride = y_stride;
-        compute(args);
-      });
+      const std::int64_t ahead = fetch_next ? (end - begin) * panel_bytes_ : kPrefetchBytes;
+      for (std::int64_t panel = begin; panel < end; ++panel) {
+        args.panel = packed_ + panel * panel_bytes_;
+        args.bias = bias_.empty() ? nullptr : bias_.data() + panel * kColumns;
+        args.prefetch = args.panel + ahead;
+        sink(panel, row, args.rows, true, [&](float* y, std::int64_t y_stride) {
+          args.y = y;
+          args.y_stride = y_stride;
+          compute(args);
+        });
+      }
     }
   }
 }
