@@ -34,7 +34,7 @@ Texts = dict[str, list[tuple[list[int], list[int]]]]
 def methods() -> dict[str, tuple[dict[str, Any], bool]]:
     """Configuration of the executor, and whether T(rows) chooses its drafts."""
     from specdec_ext import NGramDecodingConfig, SuffixDecodingConfig
-    from specdec_ext.engine.models import drafting_arguments
+    from specdec_ext.engine.drafting_arguments import drafting_arguments
 
     lookup = drafting_arguments(NGramDecodingConfig(10, 2))
     suffix = drafting_arguments(SuffixDecodingConfig())

@@ -181,6 +181,7 @@ def engine_of(cell: ModelCell, target: Target, speculative_config: Any = None) -
     """The engine of LLM(device=...) around a random model."""
     from specdec_ext.config.engine import KvCacheConfig, SchedulerConfig
     from specdec_ext.engine.build import EngineBuilder
+    from specdec_ext.engine.models import ModelOptions
 
     def load(_path: Path, **options: Any) -> Any:
         return random_model(cell, target, options["max_rows"])
@@ -188,9 +189,8 @@ def engine_of(cell: ModelCell, target: Target, speculative_config: Any = None) -
     tokens = cell.context + cell.new_tokens
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(config_of(cell)))
-        parts = EngineBuilder(
-            Path(folder),
-            tokenizer=None,
+        options = ModelOptions(
+            path=Path(folder),
             speculative_config=speculative_config,
             kv_cache_config=KvCacheConfig(
                 tokens_per_block=cell.page_size, max_tokens=cell.requests * (tokens + 192)
@@ -203,11 +203,11 @@ def engine_of(cell: ModelCell, target: Target, speculative_config: Any = None) -
             ),
             dtype="bfloat16",
             model_impl="native",
-            seed=0,
             allow_pickle=False,
             device=target.backend,
             loader=load,
-        ).build()
+        )
+        parts = EngineBuilder(options, tokenizer=None, seed=0).build()
         try:
             yield parts.engine
         finally:

@@ -2,8 +2,8 @@
 // own text, by the same index and the same look-up (algo/suffix_draft.h).
 //
 // Two halves, each a text of outputs with a separator in front of every one of them. When the young
-// half has its share of requests or tokens it becomes the old one, and what was old goes: the
-// oldest outputs first, at amortised O(1) per token.
+// half has its share of requests or tokens it becomes the old one, and what was old goes. So the
+// oldest outputs go first, at amortised O(1) per token, from an index that only ever grows.
 #pragma once
 
 #include <array>
@@ -30,7 +30,7 @@ class SuffixPast {
   };
 
   // Takes the output of a request that has ended, of which only the end counts if it is longer than
-  // a half. At most `max_requests` outputs are kept, at least half of as many.
+  // a half. At most `max_requests` outputs are kept; unless tokens run out, at least half as many.
   void add(const TokenId* output, int length, int max_requests);
   // As suffix_draft(), from the half with the longer match, the young one on ties. Valid until the
   // next call.

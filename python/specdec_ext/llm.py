@@ -21,6 +21,7 @@ from .config.ranks import resolve_tensor_parallel_size, world_of
 from .config.validate import check_bool, check_choice, check_int, show
 from .engine.background import AsyncRequest, BackgroundStepper
 from .engine.build import EngineBuilder
+from .engine.models import ModelOptions
 from .engine.ranks import make_team
 from .engine.request_group import RequestGroup
 from .engine.step_cost import StepCost
@@ -152,21 +153,20 @@ class LLM:
         self._team = None
         if tensor_parallel_size > 1:
             self._team = make_team(tensor_parallel_size, self.model_path, model_impl, device)
-        self._builder = EngineBuilder(
-            self.model_path,
-            tokenizer=tokenizer,
+        options = ModelOptions(
+            path=self.model_path,
             speculative_config=self.speculative_config,
             kv_cache_config=self.kv_cache_config,
             scheduler_config=self.scheduler_config,
             dtype=dtype,
             model_impl=model_impl,
-            seed=seed,
             allow_pickle=allow_pickle,
             device=device,
             numerics=numerics,
             quantization=quantization,
             team=self._team,
         )
+        self._builder = EngineBuilder(options, tokenizer=tokenizer, seed=seed)
         try:
             with memory_errors(self.model_path), named_extras(f"{self.model_path}:"):
                 parts = self._builder.build()

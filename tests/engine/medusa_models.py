@@ -46,16 +46,3 @@ def make_heads(
 
 def save_heads(folder: Path, **options: Any) -> Path:
     return save_medusa_heads(folder, make_heads(**options), dtype="float32")
-
-
-def reference_top(
-    heads: MedusaHeads, hidden: torch.Tensor, top_k: int, target: torch.Tensor | None = None
-) -> list[list[int]]:
-    """Best ids per head for one hidden state, in float64 and by sorting."""
-    scores = heads.double()(hidden.double()[None], None if target is None else target.double())
-    order = scores[:, 0].argsort(dim=-1, descending=True)[:, :top_k]
-    if heads.token_ids is not None:
-        order = heads.token_ids[order]
-    result: list[list[int]] = order.tolist()
-    heads.float()
-    return result

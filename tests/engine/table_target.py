@@ -16,6 +16,8 @@ import numpy as np
 import torch
 
 from reference.sampling_reference import Law, probabilities
+from specdec_ext import _core
+from specdec_ext.request.resolve import stream_seed
 
 HEAD_DIM = 8
 
@@ -66,6 +68,57 @@ class TableModel:
         return before, tokens[rows]
 
 
+# One step of an executor whose running requests have delivered outputs[id]: what it delivers.
+Step = Callable[[Any, TableModel, dict[int, list[int]]], Sequence[Any]]
+
+
+def plain_step(ex: Any, model: TableModel, outputs: dict[int, list[int]]) -> Sequence[Any]:
+    plan = ex.plan()
+    delivered: Sequence[Any] = ex.commit(plan, model.forward(plan))
+    return delivered
+
+
+def sample_joint(
+    scores: np.ndarray,
+    prompt: Sequence[int],
+    num_tokens: int,
+    draws: int,
+    options: dict[str, Any],
+    *,
+    engine: dict[str, Any],
+    stream: int,
+    step: Step = plain_step,
+) -> tuple[np.ndarray, dict[str, Any]]:
+    """Counts [V ** num_tokens] of what `draws` requests deliver, and the executor's own.
+
+    options  of every request; they differ in their seeds alone, which `stream` begins
+    engine   how the executor drafts
+    """
+    vocab, batch = len(scores), 500
+    model = TableModel(scores)
+    k_pages, v_pages = model.pages(num_pages=batch * 9, page_size=4)
+    ex = _core.Executor(
+        k_pages, v_pages, vocab_size=vocab, max_batch_size=batch, max_seq_len=20,
+        max_num_tokens=batch * 24, **engine,
+    )  # fmt: skip
+    powers = [vocab**i for i in range(num_tokens - 1, -1, -1)]
+    counts = np.zeros(vocab**num_tokens, np.int64)
+    outputs: dict[int, list[int]] = {}
+    submitted = 0
+    while submitted < draws or outputs:
+        while submitted < draws and len(outputs) < batch:
+            seed = stream_seed(stream, submitted)
+            outputs[ex.submit(prompt, max_tokens=num_tokens, seed=seed, **options)] = []
+            submitted += 1
+        for out in step(ex, model, outputs):
+            outputs[out.request_id] += out.tokens
+            if out.finish_reason is not None:
+                tokens = outputs.pop(out.request_id)
+                assert len(tokens) == num_tokens, out.error
+                counts[sum(t * p for t, p in zip(tokens, powers, strict=True))] += 1
+    return counts, ex.stats()
+
+
 def joint_law(
     scores: np.ndarray,
     prompt: Sequence[int],
@@ -112,3 +165,8 @@ def chi_square(counts: np.ndarray, law: np.ndarray) -> tuple[float, float]:
     # Wilson and Hilferty's approximation of the quantile; 4.753 is the normal one of 1e-6.
     spread = 2.0 / (9.0 * degrees)
     return statistic, degrees * (1.0 - spread + 4.753 * spread**0.5) ** 3
+
+
+def assert_law(counts: np.ndarray, law: np.ndarray) -> None:
+    statistic, bound = chi_square(counts, law)
+    assert statistic < bound, (statistic, bound)

@@ -38,7 +38,7 @@ from method_cases import (
 from dispatch_recorder import Recorder, no_synchronisation
 from model.redrafter_cases import random_drafter
 from specdec_ext import ConfigError, MedusaDecodingConfig, ReDrafterDecodingConfig, SamplingParams
-from specdec_ext.engine.models import drafting_arguments
+from specdec_ext.engine.drafting_arguments import drafting_arguments
 from specdec_ext.engine.overlap import MAX_STEP_TOKENS, Bucket, choose_bucket, make_buckets
 from specdec_ext.engine.overlap.build import device_bytes
 from specdec_ext.engine.overlap.graphs import MAX_BUCKETS

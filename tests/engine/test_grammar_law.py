@@ -7,19 +7,25 @@ all that an executor knows of any grammar.
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
-from drawn_drafts import TableDrafter
-from table_target import TableModel, chi_square, joint_law
-from test_acceptance_law import ENGINES, PROMPT, SHAPES, TOKENS, VOCAB, draft_table, target_table
+from table_target import TableModel, assert_law, joint_law, sample_joint
+from test_acceptance_law import (
+    ENGINES,
+    PROMPT,
+    PROPOSED,
+    SHAPES,
+    TOKENS,
+    VOCAB,
+    proposing,
+    target_table,
+)
 
 from reference.sampling_reference import Law
 from specdec_ext import _core
-from specdec_ext.request.resolve import stream_seed
-
-BATCH = 500
 
 
 @functools.cache
@@ -46,53 +52,28 @@ def walk(tree: Any) -> tuple[list[int], np.ndarray]:
     return [int(k) for k in kept], bits[kept].astype(np.int32)[:, None]
 
 
-def sample(drafter: str, options: dict[str, Any], draws: int) -> tuple[np.ndarray, dict[str, Any]]:
-    """Counts [V ** TOKENS] of what `draws` requests delivered, and the executor's own."""
-    model = TableModel(target_table())
-    k_pages, v_pages = model.pages(num_pages=BATCH * 9, page_size=4)
-    ex = _core.Executor(
-        k_pages, v_pages, vocab_size=VOCAB, max_batch_size=BATCH, max_seq_len=20,
-        max_num_tokens=BATCH * 24, **ENGINES.get(drafter, {"method": "proposed"}),
-    )  # fmt: skip
-    mine = TableDrafter(draft_table(), SHAPES[drafter], seed=7) if drafter in SHAPES else None
-    powers = [VOCAB**i for i in range(TOKENS - 1, -1, -1)]
-    counts = np.zeros(VOCAB**TOKENS, np.int64)
-    outputs: dict[int, list[int]] = {}
-    submitted = 0
-    while submitted < draws or outputs:
-        while submitted < draws and len(outputs) < BATCH:
-            rid = ex.submit(
-                PROMPT, max_tokens=TOKENS, seed=stream_seed(1, submitted), grammar=True, **options
-            )
-            outputs[rid] = []
-            submitted += 1
-        ready = [rid for rid, tokens in outputs.items() if tokens]
-        if mine is not None:
-            mine.propose(ex, ready, np.array([(PROMPT + outputs[rid])[-2:] for rid in ready]))
-        for rid in ready:
-            if outputs[rid][-1] == 2:
-                ex.force(rid, [3])
-        assert ex.stage() is not None
-        masks = {}
-        for tree in ex.draft():
-            kept, masks[tree.request_id] = walk(tree)
-            if not all(kept):
-                ex.cut(tree.request_id, kept)
-        plan = ex.build()
-        for out in ex.commit(plan, model.forward(plan), masks=masks):
-            outputs[out.request_id] += out.tokens
-            if out.finish_reason is not None:
-                tokens = outputs.pop(out.request_id)
-                assert len(tokens) == TOKENS, out.error
-                counts[sum(t * p for t, p in zip(tokens, powers, strict=True))] += 1
-    return counts, ex.stats()
+def masked_step(ex: Any, model: TableModel, outputs: dict[int, list[int]]) -> Sequence[Any]:
+    for rid, tokens in outputs.items():
+        if tokens and tokens[-1] == 2:
+            ex.force(rid, [3])
+    assert ex.stage() is not None
+    masks = {}
+    for tree in ex.draft():
+        kept, masks[tree.request_id] = walk(tree)
+        if not all(kept):
+            ex.cut(tree.request_id, kept)
+    plan = ex.build()
+    delivered: Sequence[Any] = ex.commit(plan, model.forward(plan), masks=masks)
+    return delivered
 
 
 def check(drafter: str, law: Law, acceptance: str, draws: int) -> None:
-    counts, stats = sample(drafter, {**law.options(), "acceptance": acceptance}, draws)
-    wanted = joint_law(target_table(), PROMPT, TOKENS, law, masked)
-    statistic, bound = chi_square(counts, wanted)
-    assert statistic < bound, (statistic, bound)
+    options = {**law.options(), "acceptance": acceptance, "grammar": True}
+    counts, stats = sample_joint(
+        target_table(), PROMPT, TOKENS, draws, options,
+        engine=ENGINES.get(drafter, PROPOSED), stream=1, step=proposing(drafter, masked_step),
+    )  # fmt: skip
+    assert_law(counts, joint_law(target_table(), PROMPT, TOKENS, law, masked))
     assert stats["grammar_cut"] > draws / 100 and stats["num_accepted_tokens"] > draws / 100
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import random
 from typing import Any
 
@@ -10,13 +9,13 @@ import numpy as np
 import pytest
 from driver import STEP_COST, Job, hash_engine
 from stream_driver import stream_hash_engine
-from table_target import TableModel, chi_square, joint_law
+from table_target import assert_law, joint_law, sample_joint
+from test_sampling_law import PROMPT, TOKENS, table
 
 from hash_target import HashFunction
 from reference.prediction_reference import Cursor
 from reference.sampling_reference import Law
 from specdec_ext import _core
-from specdec_ext.request.resolve import stream_seed
 
 METHODS: dict[str, dict[str, Any]] = {
     "none": {"method": "none"},
@@ -174,15 +173,7 @@ def test_a_text_that_fills_its_pages(method: str) -> None:
             assert got.tokens == text and got.num_accepted > 40
 
 
-VOCAB, TOKENS, BATCH = 6, 3, 500
-PROMPT = [0, 3, 1, 3, 1, 2, 0, 3, 1, 4, 5, 0, 3, 1]
 LAWS = [Law(1.0), Law(0.7, top_k=3), Law(1.5, top_p=0.9, min_p=0.1)]
-
-
-@functools.cache
-def table() -> np.ndarray:
-    """Scores [before, last, next]."""
-    return np.random.default_rng(17).normal(0, 1.2, (VOCAB,) * 3).astype(np.float32)
 
 
 def likely() -> list[int]:
@@ -193,41 +184,20 @@ def likely() -> list[int]:
     return text[len(PROMPT) :]
 
 
+def biased(row: np.ndarray, history: Any) -> np.ndarray:
+    row = row.copy()
+    row[5] += 0.7
+    return row
+
+
 def check_law(law: Law, acceptance: str, draws: int, processors: dict[str, Any]) -> None:
-    model = TableModel(table())
-    k_pages, v_pages = model.pages(num_pages=BATCH * 9, page_size=4)
-    ex = _core.Executor(
-        k_pages, v_pages, vocab_size=VOCAB, max_batch_size=BATCH, max_seq_len=20,
-        max_num_tokens=BATCH * 24,
-    )  # fmt: skip
-    powers = [VOCAB**i for i in range(TOKENS - 1, -1, -1)]
-    counts = np.zeros(VOCAB**TOKENS, np.int64)
-    outputs: dict[int, list[int]] = {}
-    submitted = 0
-    while submitted < draws or outputs:
-        while submitted < draws and len(outputs) < BATCH:
-            number = ex.submit(
-                PROMPT, max_tokens=TOKENS, seed=stream_seed(5, submitted), acceptance=acceptance,
-                prediction=likely(), **law.options(), **processors,
-            )  # fmt: skip
-            outputs[number] = []
-            submitted += 1
-        plan = ex.plan()
-        for out in ex.commit(plan, model.forward(plan)):
-            outputs[out.request_id] += out.tokens
-            if out.finish_reason is not None:
-                tokens = outputs.pop(out.request_id)
-                counts[sum(t * p for t, p in zip(tokens, powers, strict=True))] += 1
-    assert ex.stats()["num_accepted_tokens"] > draws / 100
-
-    def biased(row: np.ndarray, history: Any) -> np.ndarray:
-        row = row.copy()
-        row[5] += 0.7
-        return row
-
-    wanted = joint_law(table(), PROMPT, TOKENS, law, biased if processors else None)
-    statistic, bound = chi_square(counts, wanted)
-    assert statistic < bound, (statistic, bound)
+    options = {
+        "acceptance": acceptance, "prediction": likely(), **law.options(), **processors,
+    }  # fmt: skip
+    counts, stats = sample_joint(table(), PROMPT, TOKENS, draws, options, engine={}, stream=5)
+    assert stats["num_accepted_tokens"] > draws / 100
+    process = biased if processors else None
+    assert_law(counts, joint_law(table(), PROMPT, TOKENS, law, process))
 
 
 @pytest.mark.parametrize("law", LAWS, ids=str)

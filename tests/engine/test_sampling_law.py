@@ -14,15 +14,19 @@ from typing import Any
 
 import numpy as np
 import pytest
-from table_target import TableModel, chi_square, joint_law
+from table_target import (
+    TableModel,
+    assert_law,
+    chi_square,
+    joint_law,
+    plain_step,
+    sample_joint,
+)
 
 from reference.sampling_reference import Law
-from specdec_ext import _core
-from specdec_ext.request.resolve import stream_seed
 
 VOCAB, TOKENS = 6, 3
 PROMPT = [0, 3, 1, 3, 1, 2, 0, 3, 1, 4, 5, 0, 3, 1]
-BATCH = 500
 
 Process = Callable[[np.ndarray, Sequence[int]], np.ndarray]
 
@@ -93,35 +97,20 @@ def table() -> np.ndarray:
     return np.random.default_rng(17).normal(0, 1.2, (VOCAB, VOCAB, VOCAB)).astype(np.float32)
 
 
-def sample(drafter: str, options: dict[str, Any], draws: int, first_stream: int = 0) -> np.ndarray:
+def sample(drafter: str, options: dict[str, Any], draws: int) -> np.ndarray:
     """Counts [V ** TOKENS] of what `draws` requests delivered."""
-    model = TableModel(table())
-    k_pages, v_pages = model.pages(num_pages=BATCH * 9, page_size=4)
-    ex = _core.Executor(
-        k_pages, v_pages, vocab_size=VOCAB, max_batch_size=BATCH, max_seq_len=20,
-        max_num_tokens=BATCH * 24, **DRAFTERS[drafter],
-    )  # fmt: skip
-    powers = [VOCAB**i for i in range(TOKENS - 1, -1, -1)]
-    counts = np.zeros(VOCAB**TOKENS, np.int64)
-    outputs: dict[int, list[int]] = {}
-    submitted = 0
-    while submitted < draws or outputs:
-        while submitted < draws and len(outputs) < BATCH:
-            seed = stream_seed(first_stream, submitted)
-            outputs[ex.submit(PROMPT, max_tokens=TOKENS, seed=seed, **options)] = []
-            submitted += 1
+
+    def step(ex: Any, model: TableModel, outputs: dict[int, list[int]]) -> Sequence[Any]:
         if drafter in TREES:
             for rid, tokens in outputs.items():
                 if tokens:
                     ex.propose(rid, *TREES[drafter])
-        plan = ex.plan()
-        for out in ex.commit(plan, model.forward(plan)):
-            outputs[out.request_id] += out.tokens
-            if out.finish_reason is not None:
-                tokens = outputs.pop(out.request_id)
-                assert len(tokens) == TOKENS, out.error
-                counts[sum(t * p for t, p in zip(tokens, powers, strict=True))] += 1
-    accepted = ex.stats()["num_accepted_tokens"]
+        return plain_step(ex, model, outputs)
+
+    counts, stats = sample_joint(
+        table(), PROMPT, TOKENS, draws, options, engine=DRAFTERS[drafter], stream=0, step=step
+    )
+    accepted = stats["num_accepted_tokens"]
     assert (accepted > draws / 100) == (drafter != "none"), accepted
     return counts
 
@@ -129,8 +118,7 @@ def sample(drafter: str, options: dict[str, Any], draws: int, first_stream: int 
 def check(drafter: str, law: Law, processor: str, draws: int) -> None:
     process, options = PROCESSORS[processor]
     counts = sample(drafter, {**law.options(), **options}, draws)
-    statistic, bound = chi_square(counts, joint_law(table(), PROMPT, TOKENS, law, process))
-    assert statistic < bound, (statistic, bound)
+    assert_law(counts, joint_law(table(), PROMPT, TOKENS, law, process))
 
 
 CASES = [(d, law, "raw") for d in DRAFTERS for law in LAWS]
@@ -173,8 +161,7 @@ def wrong_laws() -> dict[str, np.ndarray]:
 def test_the_test_rejects_wrong_laws() -> None:
     """20,000 draws tell the right law from every wrong one."""
     counts = sample("ngram", Law(0.8).options(), 20_000)
-    statistic, bound = chi_square(counts, joint_law(table(), PROMPT, TOKENS, Law(0.8)))
-    assert statistic < bound
+    assert_law(counts, joint_law(table(), PROMPT, TOKENS, Law(0.8)))
     for name, wrong in wrong_laws().items():
         # A wrong law may call impossible what was drawn: that is a rejection, too.
         padded = (wrong + 1e-9) / (wrong + 1e-9).sum()

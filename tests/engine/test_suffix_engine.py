@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import functools
 import random
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from default_model_cases import Decoder
 from driver import STEP_COST, Delivery, Engine, Job, hash_engine
 from stream_driver import stream_hash_engine
-from table_target import TableModel, chi_square, joint_law
+from table_target import assert_law, joint_law, sample_joint
+from test_sampling_law import PROMPT, TOKENS, table
 
 from hash_target import HashFunction
 from reference import suffix_reference as reference
 from reference.sampling_reference import Law
-from specdec_ext import _core
-from specdec_ext.request.resolve import stream_seed
 
 SUFFIX: dict[str, Any] = {
     "method": "suffix", "suffix": {"max_draft_len": 10, "min_token_prob": 0.1},
@@ -191,45 +188,14 @@ def test_chances_that_are_wrong_are_found_out(adaptive: bool) -> None:
     assert (sum(drafts) < 0.3 * len(drafts)) == adaptive
 
 
-VOCAB, TOKENS, BATCH = 6, 3, 500
-PROMPT = [0, 3, 1, 3, 1, 2, 0, 3, 1, 4, 5, 0, 3, 1]
 LAWS = [Law(1.0), Law(0.5), Law(0.7, top_k=3), Law(1.5, top_p=0.9, min_p=0.1)]
 
 
-@functools.cache
-def table() -> np.ndarray:
-    """Scores [before, last, next]."""
-    return np.random.default_rng(17).normal(0, 1.2, (VOCAB,) * 3).astype(np.float32)
-
-
 def check_law(law: Law, acceptance: str, draws: int) -> None:
-    model = TableModel(table())
-    k_pages, v_pages = model.pages(num_pages=BATCH * 9, page_size=4)
-    ex = _core.Executor(
-        k_pages, v_pages, vocab_size=VOCAB, max_batch_size=BATCH, max_seq_len=20,
-        max_num_tokens=BATCH * 24, **WIDE,
-    )  # fmt: skip
-    powers = [VOCAB**i for i in range(TOKENS - 1, -1, -1)]
-    counts = np.zeros(VOCAB**TOKENS, np.int64)
-    outputs: dict[int, list[int]] = {}
-    submitted = 0
-    while submitted < draws or outputs:
-        while submitted < draws and len(outputs) < BATCH:
-            seed = stream_seed(3, submitted)
-            number = ex.submit(
-                PROMPT, max_tokens=TOKENS, seed=seed, acceptance=acceptance, **law.options()
-            )
-            outputs[number] = []
-            submitted += 1
-        plan = ex.plan()
-        for out in ex.commit(plan, model.forward(plan)):
-            outputs[out.request_id] += out.tokens
-            if out.finish_reason is not None:
-                tokens = outputs.pop(out.request_id)
-                counts[sum(t * p for t, p in zip(tokens, powers, strict=True))] += 1
-    assert ex.stats()["num_accepted_tokens"] > draws / 100
-    statistic, bound = chi_square(counts, joint_law(table(), PROMPT, TOKENS, law, None))
-    assert statistic < bound, (statistic, bound)
+    options = {"acceptance": acceptance, **law.options()}
+    counts, stats = sample_joint(table(), PROMPT, TOKENS, draws, options, engine=WIDE, stream=3)
+    assert stats["num_accepted_tokens"] > draws / 100
+    assert_law(counts, joint_law(table(), PROMPT, TOKENS, law))
 
 
 @pytest.mark.parametrize("law", LAWS, ids=str)

@@ -178,18 +178,6 @@ def test_a_search_in_one_call_is_the_search_depth_by_depth(native: Any, name: st
     assert cost.passes == 1
 
 
-def same_tree(a: Any, b: Any, request: int) -> None:
-    """Searches whose scores are equal but for rounding find the same paths, as likely."""
-    sums = []
-    for search in (a, b):
-        tokens, parents, _, log_probs = (part.tolist() for part in search.tree(request))
-        paths: list[tuple[int, ...]] = []
-        for token, parent in zip(tokens, parents, strict=True):
-            paths.append((*(paths[parent] if parent >= 0 else ()), token))
-        sums.append(dict(zip(paths, log_probs, strict=True)))
-    assert sums[1] == pytest.approx(sums[0], rel=1e-4, abs=1e-4)
-
-
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("name", SHAPES)
 def test_saved_and_loaded_again(name: str, dtype: torch.dtype, tmp_path: Path) -> None:

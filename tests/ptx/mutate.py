@@ -21,12 +21,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from mutants import GPU, HOPPER, MUTANTS, WGMMA, Mutant
+from mutants import MUTANTS, Mutant
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = ROOT / "build" / "ptx"
 MACHINE = BUILD / "cmake" / "tests" / "ptx" / "CMakeFiles" / "specdec_ptx_machine.dir"
-WRAPPERS = (GPU, HOPPER, WGMMA)
 FLAGS = ["-std=c++20", "--expt-relaxed-constexpr"]
 TARGET = ["-gencode", "arch=compute_90a,code=compute_90a", "-no-compress"]
 SECONDS = 60  # of the processor; the programs take one

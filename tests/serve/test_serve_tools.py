@@ -219,11 +219,33 @@ def test_an_answer_of_text_is_what_the_model_says(caller: Any, api: openai.OpenA
     assert free.content == want.outputs[0].text
 
 
-def test_an_answer_with_a_call(caller: Any, api: openai.OpenAI) -> None:
+def spell(llm: LLM, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    """The model wants every answer to ask() with functions to begin with the letters of `text`."""
+    ids = llm.tokenizer(text)["input_ids"]
+    assert len(ids) == len(text)
+    _, prompt = llm.prompts.read_chat([{"role": "user", "content": "go"}], tools=TOOLS)
+    forward = llm.model.forward
+
+    def spelled(plan: Any, *more: Any) -> Any:
+        scores = forward(plan, *more)
+        for row, node in enumerate(plan.logit_rows):
+            place = int(plan.positions[node]) + 1 - len(prompt)
+            if 0 <= place < len(ids):
+                scores[row, ids[place]] += 1000
+        return scores
+
+    monkeypatch.setattr(llm.model, "forward", spelled)
+
+
+def test_an_answer_with_a_call(
+    caller: Any, api: openai.OpenAI, monkeypatch: pytest.MonkeyPatch
+) -> None:
     llm, are_tokens = caller
-    if not are_tokens:
-        pytest.skip("a tiny model does not spell the mark by itself")
-    begins = {str(llm.tokenizer(OPENING)["input_ids"][0]): 100}
+    begins = {}
+    if are_tokens:
+        begins = {str(llm.tokenizer(OPENING)["input_ids"][0]): 100}
+    else:
+        spell(llm, monkeypatch, OPENING)
     for more in ({}, {"tool_choice": "auto"}, {"temperature": 1, "seed": 4}):
         choice = ask(api, tools=TOOLS, logit_bias=begins, parallel_tool_calls=False, **more)
         [choice] = choice.choices
@@ -239,8 +261,18 @@ def test_an_answer_with_a_call(caller: Any, api: openai.OpenAI) -> None:
             name=call.function.name, arguments=call.function.arguments
         )
         assert stream[-1].choices[0].finish_reason == "tool_calls"
-    # With the mark, and what stands between two calls, preferred wherever they may stand there is
-    # one call behind the other, unless that is not wanted.
+    # A call that is cut is text, as is what was held back for it.
+    cut = ask(api, tools=TOOLS, logit_bias=begins, max_tokens=9).choices[0]
+    assert cut.finish_reason == "length" and cut.message.tool_calls is None
+    assert cut.message.content.startswith(f'{OPENING}\n{{"name"'[: len(cut.message.content)])
+
+
+@pytest.mark.parametrize("caller", [True], ids=["marks are tokens"], indirect=True)
+def test_several_calls_in_an_answer(caller: Any, api: openai.OpenAI) -> None:
+    """With the mark, and what stands between two calls, preferred wherever they may stand, there is
+    one call behind the other, unless that is not wanted."""
+    llm, _ = caller
+    begins = {str(llm.tokenizer(OPENING)["input_ids"][0]): 100}
     again = {**begins, str(llm.tokenizer("\n")["input_ids"][0]): 90}
     more = {"tools": TOOLS, "logit_bias": again, "max_tokens": 200}
     [one] = ask(api, **more, parallel_tool_calls=False).choices
@@ -254,10 +286,6 @@ def test_an_answer_with_a_call(caller: Any, api: openai.OpenAI) -> None:
     parts = list(ask(api, **more, stream=True))
     numbers = [c.index for p in parts for c in p.choices[0].delta.tool_calls or []]
     assert numbers == list(range(len(one.message.tool_calls)))
-    # A call that is cut is text, as is what was held back for it.
-    cut = ask(api, tools=TOOLS, logit_bias=begins, max_tokens=9).choices[0]
-    assert cut.finish_reason == "length" and cut.message.tool_calls is None
-    assert cut.message.content.startswith(f'{OPENING}\n{{"name"'[: len(cut.message.content)])
 
 
 def check(function: Any) -> None:

@@ -21,6 +21,10 @@ def test_defaults() -> None:
     chain = Eagle3DecodingConfig("head", max_draft_len=5, top_k=1)
     assert (chain.max_draft_depth, chain.rows_of_pass) == (5, 1)
     assert Eagle3DecodingConfig("head", max_draft_len=2).max_draft_depth == 2
+    # As deep as 4 unless the last pass would need more than 128 rows.
+    for top_k, depth, rows in ((42, 4, 127), (43, 3, 87), (63, 3, 127), (64, 2, 65)):
+        wide = Eagle3DecodingConfig("head", max_draft_len=100, top_k=top_k)
+        assert (wide.max_draft_depth, wide.rows_of_pass) == (depth, rows)
 
 
 @pytest.mark.parametrize(

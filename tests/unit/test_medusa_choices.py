@@ -43,7 +43,7 @@ def test_the_documented_example() -> None:
     from_paths, from_list = parse(PATHS), parse(NINE)
     assert from_paths == from_list == tuple(map(tuple, NINE))
     tree = medusa_tree(from_paths)
-    assert len(tree.choices) == 9 and tree.num_step_tokens == 10
+    assert len(tree.choices) == 9
     assert len(tree.paths) == 4 and tree.depth == 4 and tree.top_k == (2, 2, 1, 1)
     assert tree.paths == ((0, 1, 3, 7, 9), (0, 1, 4, 8), (0, 2, 5), (0, 2, 6))
     assert tree.parents == (-1, -1, 0, 0, 1, 1, 2, 3, 6)

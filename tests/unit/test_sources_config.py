@@ -24,7 +24,7 @@ from specdec_ext.cli.parser import SpecdecParser, normalize_argv
 from specdec_ext.config.build_check import check_build
 from specdec_ext.config.methods import DraftTargetDecodingConfig
 from specdec_ext.config.parse import parse_speculative_config
-from specdec_ext.config.sources import AutoDecodingConfig, method_of, suffix_of
+from specdec_ext.config.sources import AutoDecodingConfig, method_of
 from specdec_ext.request.speculation import resolve_speculation
 
 NETWORK = ReDrafterDecodingConfig("folder", 3, 4)
@@ -48,7 +48,7 @@ def test_forms(value: Any) -> None:
     assert config == BOTH
     assert isinstance(config, CompositeDecodingConfig)
     assert (config.max_draft_len, config.max_draft_path_len) == (22, 10)
-    assert (suffix_of(config), method_of(config)) == (SuffixDecodingConfig(), NETWORK)
+    assert (config.suffix, method_of(config)) == (SuffixDecodingConfig(), NETWORK)
 
 
 def test_one_in_a_list_is_that_method_and_numbers_are_none() -> None:

@@ -12,7 +12,7 @@ from specdec_ext.cli import _make_parser
 from specdec_ext.cli.speculation import speculative_config
 from specdec_ext.config.build_check import check_build
 from specdec_ext.config.parse import parse_speculative_config
-from specdec_ext.engine.models import drafting_arguments
+from specdec_ext.engine.drafting_arguments import drafting_arguments
 from specdec_ext.request.speculation import resolve_speculation
 
 OWN = SuffixDecodingConfig(max_draft_len=12, max_tree_depth=30, max_spec_factor=2.0)

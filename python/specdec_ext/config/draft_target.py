@@ -9,9 +9,8 @@ from typing import Any, ClassVar
 
 from ..errors import ConfigError, UnsupportedConfigError
 from .base import MODEL_SPELLINGS, Spellings
-from .drafter import DrafterConfig
-from .engine import MAX_DRAFT_LEN, normalize_dtype
-from .grown_tree import MAX_TOP_K, levels_of
+from .engine import normalize_dtype
+from .grown_tree import GrownTreeConfig
 from .validate import check_bool, check_choice, check_float, check_int, show
 
 __all__ = ["MIN_VOCAB_OVERLAP", "DraftTargetDecodingConfig"]
@@ -32,7 +31,7 @@ _LENGTH_KEYS = (
 
 
 @dataclass(frozen=True)
-class DraftTargetDecodingConfig(DrafterConfig):
+class DraftTargetDecodingConfig(GrownTreeConfig):
     """Drafts from a second model, of the same vocabulary unless allow_vocab_mapping.
 
     model              folder of an HF-format model, usually 10 to 50 times smaller than the target
@@ -43,7 +42,8 @@ class DraftTargetDecodingConfig(DrafterConfig):
                        always max_draft_len
     top_k              1: a chain. More: a tree, the top_k likeliest continuations of each node, of
                        which the max_draft_len likeliest nodes are verified
-    max_draft_depth    levels of a tree, 1..max_draft_len; None: 4, or max_draft_len if that is less
+    max_draft_depth    levels of a tree, 1..max_draft_len; None: 4, or as many as nodes
+                       (max_draft_len) and the 128 rows of a pass allow; of a chain max_draft_len
     min_confidence     stop a chain behind a draft whose probability is lower, 0..1; 0: never
     use_draft_logits   sampled requests with acceptance="rejection" draw their drafts from the draft
                        model's distribution and are accepted by it. False: the likeliest token,
@@ -95,16 +95,9 @@ class DraftTargetDecodingConfig(DrafterConfig):
                 f"{where}model = {show(model)}: expected the folder of a draft model, "
                 f"got {type(model).__name__}; give a model with the target's vocabulary"
             )
-        length = check_int(where + "max_draft_len", self.max_draft_len, ConfigError,
-                           low=1, high=MAX_DRAFT_LEN)  # fmt: skip
-        top_k = check_int(where + "top_k", self.top_k, ConfigError, low=1, high=MAX_TOP_K)
+        self._check_tree("draft model")
         self._set(
             model=str(model),
-            max_draft_len=length,
-            top_k=top_k,
-            max_draft_depth=levels_of(
-                where, self.max_draft_depth, length=length, top_k=top_k, drafter="draft model"
-            ),
             min_confidence=check_float(
                 where + "min_confidence", self.min_confidence, ConfigError, low=0.0, high=1.0
             ),
@@ -122,12 +115,6 @@ class DraftTargetDecodingConfig(DrafterConfig):
         for name in ("adaptive", "use_draft_logits", "allow_vocab_mapping"):
             check_bool(where + name, getattr(self, name), ConfigError)
         self._check_options()
-
-    @property
-    def max_draft_path_len(self) -> int:
-        """The most that one step can accept."""
-        assert self.max_draft_depth is not None
-        return self.max_draft_depth
 
     @classmethod
     def normalize_keys(cls, values: Mapping[Any, Any]) -> dict[Any, Any]:

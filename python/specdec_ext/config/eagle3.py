@@ -10,16 +10,14 @@ from typing import Any, ClassVar
 from ..errors import ConfigError
 from .base import MODEL_SPELLINGS, Spellings
 from .draft_target import DraftTargetDecodingConfig
-from .drafter import DrafterConfig
-from .engine import MAX_DRAFT_LEN
-from .grown_tree import MAX_TOP_K, levels_of, rows_of_pass
-from .validate import check_bool, check_int, show
+from .grown_tree import GrownTreeConfig
+from .validate import check_bool, show
 
 __all__ = ["Eagle3DecodingConfig"]
 
 
 @dataclass(frozen=True)
-class Eagle3DecodingConfig(DrafterConfig):
+class Eagle3DecodingConfig(GrownTreeConfig):
     """Drafts from an EAGLE-3 head that was trained for the target.
 
     model             folder of the head (config.json, safetensors), as SpecForge or `speculators`
@@ -27,8 +25,9 @@ class Eagle3DecodingConfig(DrafterConfig):
     max_draft_len     nodes of one step's tree, 1..127
     top_k             likeliest continuations of each node, and nodes of a level that are opened;
                       1: a chain
-    max_draft_depth   levels of a tree, 1..max_draft_len, each a pass of the head; None: 4, or
-                      max_draft_len if that is less; of a chain max_draft_len
+    max_draft_depth   levels of a tree, 1..max_draft_len, each a pass of the head; None: 4, or as
+                      many as nodes (max_draft_len) and the 128 rows of a pass allow; of a chain
+                      max_draft_len
     adaptive          draft only as far as it pays: the head's own probabilities against the
                       measured cost of its passes and of verifying; off: always the whole tree
     use_draft_logits  sampled requests with acceptance="rejection" draw a chain's drafts from the
@@ -74,31 +73,11 @@ class Eagle3DecodingConfig(DrafterConfig):
                 f"(config.json and safetensors), got {type(model).__name__}; "
                 "`specdec train-eagle3` makes one"
             )
-        length = check_int(where + "max_draft_len", self.max_draft_len, ConfigError,
-                           low=1, high=MAX_DRAFT_LEN)  # fmt: skip
-        top_k = check_int(where + "top_k", self.top_k, ConfigError, low=1, high=MAX_TOP_K)
-        self._set(
-            model=str(model),
-            max_draft_len=length,
-            top_k=top_k,
-            max_draft_depth=levels_of(
-                where, self.max_draft_depth, length=length, top_k=top_k, drafter="head"
-            ),
-        )
+        self._check_tree("head")
+        self._set(model=str(model))
         for name in ("adaptive", "use_draft_logits"):
             check_bool(where + name, getattr(self, name), ConfigError)
         self._check_options()
-
-    @property
-    def max_draft_path_len(self) -> int:
-        """The most that one step can accept."""
-        assert self.max_draft_depth is not None
-        return self.max_draft_depth
-
-    @property
-    def rows_of_pass(self) -> int:
-        """See rows_of_pass()."""
-        return rows_of_pass(self.top_k, self.max_draft_path_len)
 
     @classmethod
     def normalize_keys(cls, values: Mapping[Any, Any]) -> dict[Any, Any]:

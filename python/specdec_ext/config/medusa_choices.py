@@ -60,10 +60,6 @@ class MedusaTree:
     parents: tuple[int, ...]
 
     @property
-    def num_step_tokens(self) -> int:
-        return len(self.choices) + 1
-
-    @property
     def depth(self) -> int:
         """Heads that the tree uses."""
         return max(len(choice) for choice in self.choices)

@@ -18,7 +18,7 @@ from .methods import (
 from .suffix import SuffixDecodingConfig
 from .validate import check_bool, check_int, show
 
-__all__ = ["AutoDecodingConfig", "CompositeDecodingConfig", "Source", "method_of", "suffix_of"]
+__all__ = ["AutoDecodingConfig", "CompositeDecodingConfig", "Source", "method_of"]
 
 Source: TypeAlias = SuffixDecodingConfig | LookaheadDecodingConfig | DrafterConfig
 
@@ -165,10 +165,3 @@ def _as_source(source: Any, adaptive: bool) -> Source:
 def method_of(config: Any) -> Any:
     """The configuration of what drafts besides suffix decoding; of one method that itself."""
     return config.drafter if isinstance(config, CompositeDecodingConfig) else config
-
-
-def suffix_of(config: Any) -> SuffixDecodingConfig | None:
-    """The suffix decoding of a configuration, alone or beside a method; None: there is none."""
-    if isinstance(config, CompositeDecodingConfig):
-        return config.suffix
-    return config if isinstance(config, SuffixDecodingConfig) else None

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..config.engine import KvCacheConfig, SchedulerConfig
 from ..config.methods import DrafterConfig, UserDrafterConfig
 from ..config.parse import SpeculativeConfig
 from ..config.sources import AutoDecodingConfig, CompositeDecodingConfig
@@ -18,11 +18,12 @@ from ..models.place import resolve_device
 from ..models.windows import AttentionSpan
 from ..request.resolve import EngineLimits
 from ..text.tokenizer import eos_token_ids, load_tokenizer
+from .drafting_arguments import drafting_arguments
 from .executor import make_executor
 from .kv_pages import KvPages
 from .loop import EngineLoop
 from .memory_plan import MemoryPlan, pages_in_window
-from .models import ModelLoader, drafting_arguments
+from .models import ModelLoader, ModelOptions
 from .served_cost import ServedCost
 from .slot_drafting import SlotDrafting
 from .step_cost import StepCost, measure_cost
@@ -30,7 +31,6 @@ from .user_drafting import UserDrafting
 
 if TYPE_CHECKING:
     from ..models.base import StepModel
-    from ..parallel.team import Team
 
 __all__ = ["EngineBuilder", "EngineParts"]
 
@@ -56,72 +56,37 @@ class EngineParts:
 
 
 class EngineBuilder:
-    """Builds one engine; the arguments are LLM's, checked. Raises ConfigError, ModelError."""
+    """Builds one engine.
 
-    def __init__(
-        self,
-        path: Path,
-        *,
-        tokenizer: Any,
-        speculative_config: SpeculativeConfig | None,
-        kv_cache_config: KvCacheConfig,
-        scheduler_config: SchedulerConfig,
-        dtype: str,
-        model_impl: str,
-        seed: int,
-        allow_pickle: bool,
-        device: str = "cpu",
-        numerics: str = "auto",
-        quantization: str | None = None,
-        loader: Callable[..., StepModel] | None = None,
-        team: Team | None = None,
-    ) -> None:
-        """loader  in the place of models.load_model, with its arguments
-        team    the ranks that the model, but no drafter, is spread over; None: this process alone
-        """
-        self._path = path
+    tokenizer  LLM's argument
+    seed       of requests that give none
+
+    Raises ConfigError, ModelError.
+    """
+
+    def __init__(self, options: ModelOptions, *, tokenizer: Any, seed: int) -> None:
+        self._options = options
         self._tokenizer = tokenizer
-        self._speculative = self._planned = speculative_config
-        self._late = False  # the drafter is one of ours, and loaded when it is asked first
-        self._kv_cache = kv_cache_config
-        self._scheduler = scheduler_config
-        self._dtype, self._model_impl = dtype, model_impl
+        self._speculative = self._planned = options.speculative_config
+        self._kv_cache, self._scheduler = options.kv_cache_config, options.scheduler_config
         self._seed = seed
-        self._allow_pickle = allow_pickle
-        self._device = device
-        self._numerics = numerics
-        self._quantization = quantization
-        self._loader = loader
-        self._team = team
         self.draft_model: StepModel | None = None
         self._pools: list[KvPages | Eagle3Drafter] = []
 
     def build(self) -> EngineParts:
         """Load the models, then everything that is sized by them."""
-        self.place = resolve_device(self._device)
+        options = self._options
+        self.place = resolve_device(options.device)
+        late = False
         if isinstance(self._speculative, AutoDecodingConfig):
-            drafter = shipped_drafter(self._path, self.place, self._model_impl)
+            drafter = shipped_drafter(options.path, self.place, options.model_impl)
             self._speculative = self._planned = self._speculative.with_drafter(drafter)
-            self._late = drafter is not None
-        loaded = ModelLoader(
-            self._path,
-            speculative_config=self._speculative,
-            kv_cache_config=self._kv_cache,
-            scheduler_config=self._scheduler,
-            dtype=self._dtype,
-            model_impl=self._model_impl,
-            allow_pickle=self._allow_pickle,
-            place=self.place,
-            numerics=self._numerics,
-            quantization=self._quantization,
-            loader=self._loader,
-            team=self._team,
-            tokenizers=self._load_tokenizers,
-            late=self._late,
-        ).load()
+            options = dataclasses.replace(options, speculative_config=self._speculative)
+            late = drafter is not None
+        loaded = ModelLoader(options, self.place, self._load_tokenizers, late=late).load()
         model = self.model = loaded.model
         self.draft_model, self.memory = loaded.draft_model, loaded.memory
-        self.tokenizer = load_tokenizer(self._tokenizer, self._path)
+        self.tokenizer = load_tokenizer(self._tokenizer, self._options.path)
         self._pages = self._make_pages(model, self.memory.num_pages).tensors
         model.bind_cache(*self._pages)
         if isinstance(loaded.drafter, DraftTargetDrafter):
@@ -285,12 +250,12 @@ class EngineBuilder:
         # A draft model's published pages are not the executor's to drop.
         for pages in self._pools[: 1 if self._kv_cache.enable_block_reuse else None]:
             pages.release()
-        if self._team is not None:
-            self._team.release_pages()
+        if self._options.team is not None:
+            self._options.team.release_pages()
 
     def _load_tokenizers(self, draft: Path) -> tuple[Any, Any]:
         """The target's, and that of the draft model in this folder."""
-        return load_tokenizer(self._tokenizer, self._path), load_tokenizer(None, draft)
+        return load_tokenizer(self._tokenizer, self._options.path), load_tokenizer(None, draft)
 
     def _make_executor(self, pages: Pages) -> Any:
         config = self._speculative

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..config.engine import KvCacheConfig, LookaheadDecodingConfig, SchedulerConfig, normalize_dtype
+from ..config.engine import KvCacheConfig, SchedulerConfig, normalize_dtype
 from ..config.methods import (
     DrafterConfig,
     DraftTargetDecodingConfig,
@@ -18,8 +18,7 @@ from ..config.methods import (
     UserDrafterConfig,
 )
 from ..config.parse import SpeculativeConfig
-from ..config.sources import CompositeDecodingConfig, method_of
-from ..config.suffix import SuffixDecodingConfig
+from ..config.sources import method_of
 from ..drafters import (
     DraftTargetDrafter,
     Eagle3Drafter,
@@ -43,6 +42,7 @@ from ..models.windows import (
     narrow_windows,
     span_of,
 )
+from .drafting_arguments import drafting_arguments
 from .memory_plan import (
     CPU_POOL_LIMIT_BYTES,
     DraftPages,
@@ -58,46 +58,7 @@ if TYPE_CHECKING:
     from ..models.place import Place
     from ..parallel.team import Team
 
-__all__ = ["LoadedModels", "ModelLoader", "drafting_arguments"]
-
-# Fields of NGramDecodingConfig that the executor takes by their names.
-_NGRAM = (
-    "max_draft_len", "max_matching_ngram_size", "is_keep_all", "is_use_oldest", "is_public_pool",
-)  # fmt: skip
-
-
-def _suffix_arguments(config: SuffixDecodingConfig) -> dict[str, Any]:
-    return {
-        "suffix": dict(config.lookup),
-        "suffix_cached_requests": config.max_cached_requests,
-    }
-
-
-def drafting_arguments(config: SpeculativeConfig | None) -> dict[str, Any]:
-    """The executor's keywords for how drafts are made."""
-    how: dict[str, Any] = {"method": "none"}
-    if isinstance(config, CompositeDecodingConfig):
-        how = drafting_arguments(config.drafter)
-        how |= {**_suffix_arguments(config.suffix), "with_suffix": True}
-        return {**how, "draft_len_schedule": config.draft_len_steps}
-    if isinstance(config, LookaheadDecodingConfig):
-        # (1,1,0) is plain decoding and must cost no more.
-        if not config.is_plain:
-            how = {"method": "lookahead", "lookahead": config.triple}
-    elif isinstance(config, DrafterConfig):
-        how = {
-            "method": "proposed",
-            "proposed_max_draft_len": config.max_draft_len,
-            "proposed_max_path": config.longest_path_len,
-            "proposed_by_host": isinstance(config, UserDrafterConfig),
-        }
-    elif isinstance(config, SuffixDecodingConfig):
-        how = {"method": "suffix", **_suffix_arguments(config)}
-    elif config is not None:
-        how = {"method": "ngram", "ngram": {name: getattr(config, name) for name in _NGRAM}}
-    if config is not None:
-        how["draft_len_schedule"] = config.draft_len_steps
-    return how
+__all__ = ["LoadedModels", "ModelLoader", "ModelOptions"]
 
 
 @dataclass(frozen=True)
@@ -114,44 +75,49 @@ class LoadedModels:
     memory: MemoryPlan
 
 
-class ModelLoader:
-    """The arguments are EngineBuilder's. Raises ConfigError, ModelError.
+@dataclass(frozen=True)
+class ModelOptions:
+    """LLM's arguments that decide which models are loaded and how, checked.
 
+    device  where all of them run
+    loader  in the place of models.load_model, with its arguments
+    team    the ranks that the model, but no drafter, is spread over; None: this process alone
+    """
+
+    path: Path
+    speculative_config: SpeculativeConfig | None
+    kv_cache_config: KvCacheConfig
+    scheduler_config: SchedulerConfig
+    dtype: str
+    model_impl: str
+    allow_pickle: bool
+    device: str = "cpu"
+    numerics: str = "auto"
+    quantization: str | None = None
+    loader: Callable[..., StepModel] | None = None
+    team: Team | None = None
+
+
+class ModelLoader:
+    """Raises ConfigError, ModelError.
+
+    place       options.device, resolved
     tokenizers  the target's, and that of a draft model in a folder; None: it has none
     late        a drafter that is known to fit is loaded when it is asked first
     """
 
     def __init__(
         self,
-        path: Path,
-        *,
-        speculative_config: SpeculativeConfig | None,
-        kv_cache_config: KvCacheConfig,
-        scheduler_config: SchedulerConfig,
-        dtype: str,
-        model_impl: str,
-        allow_pickle: bool,
+        options: ModelOptions,
         place: Place,
-        numerics: str,
-        quantization: str | None,
-        loader: Callable[..., StepModel] | None,
-        team: Team | None,
         tokenizers: Callable[[Path], tuple[Any, Any]],
+        *,
         late: bool = False,
     ) -> None:
-        self._path = path
-        self._speculative = speculative_config
-        self._kv_cache = kv_cache_config
-        self._scheduler = scheduler_config
-        self._dtype, self._model_impl = dtype, model_impl
-        self._allow_pickle = allow_pickle
-        self._place = place
-        self._numerics = numerics
-        self._quantization = quantization
-        self._loader = loader
-        self._team = team
+        self._options, self._place, self._late = options, place, late
+        self._speculative = options.speculative_config
+        self._kv_cache, self._scheduler = options.kv_cache_config, options.scheduler_config
         self._tokenizers = tokenizers
-        self._late = late
         self._head: Eagle3Weights | None = None  # of EAGLE-3
 
     def load(self) -> LoadedModels:
@@ -166,21 +132,22 @@ class ModelLoader:
         from ..models.load import native_weight_bytes
         from ..models.rope import max_position
 
-        load_model = self._loader or default_loader
-        config = read_config(self._path)
+        options = self._options
+        load_model = options.loader or default_loader
+        config = read_config(options.path)
         spec = self._drafter
         self._refuse_beside_operations()
         draft: Any = None
         draft_path = Path()
         shared: SharedTokens | None = None
         if isinstance(spec, DraftTargetDecodingConfig):
-            draft_path = draft_model_folder(str(spec.model), self._path)
+            draft_path = draft_model_folder(str(spec.model), options.path)
             draft = read_config(draft_path)
             if spec.allow_vocab_mapping:
                 shared = find_shared_tokens(config, draft, *self._tokenizers(draft.path))
         if isinstance(spec, Eagle3DecodingConfig):
             self._head = self._read_head(spec, config)
-        kv_dtype = self._dtype if self._dtype != "auto" else (config.dtype or "float32")
+        kv_dtype = options.dtype if options.dtype != "auto" else (config.dtype or "float32")
         scheduler = self._scheduler
         reserved = 0
         if self._place.on_cuda:
@@ -201,22 +168,22 @@ class ModelLoader:
         first = self._plan_memory(
             config, stored, max_position(config.hf), scheduler, span, windows, draft, reserved
         )
-        ranks: dict[str, Any] = {} if self._team is None else {"team": self._team}
+        ranks: dict[str, Any] = {} if options.team is None else {"team": options.team}
         if cache.attention_windows or cache.sink_token_length:
             ranks |= {
                 "max_attention_window": cache.attention_windows,
                 "sink_token_length": cache.sink_token_length,
             }
         model = load_model(
-            self._path,
-            dtype=self._dtype,
-            model_impl=self._model_impl,
+            options.path,
+            dtype=options.dtype,
+            model_impl=options.model_impl,
             max_rows=first.max_num_tokens,
             max_seq_len=first.max_seq_len,
-            allow_pickle=self._allow_pickle,
+            allow_pickle=options.allow_pickle,
             place=self._place,
-            numerics=self._numerics,
-            quantization=self._quantization,
+            numerics=options.numerics,
+            quantization=options.quantization,
             **ranks,
             kv_cache_dtype=self._kv_cache.dtype,
         )
@@ -228,7 +195,7 @@ class ModelLoader:
                 model_impl=spec.model_impl,
                 max_rows=self._draft_rows(first),
                 max_seq_len=first.max_seq_len,
-                allow_pickle=self._allow_pickle,
+                allow_pickle=options.allow_pickle,
                 draft=True,
                 place=self._place,
                 head_ids=None if shared is None else shared.draft_ids,
@@ -255,7 +222,7 @@ class ModelLoader:
             # Before the pages: its weights may share a device with them.
             make = functools.partial(
                 make_drafter,
-                spec, model, max_requests=first.max_batch_size, allow_pickle=self._allow_pickle,
+                spec, model, max_requests=first.max_batch_size, allow_pickle=options.allow_pickle,
             )  # fmt: skip
             drafter = LateDrafter(spec.method, make) if self._late else make()
         taken = sum(getattr(m, "scratch_bytes", 0) for m in (model, draft_model))
@@ -314,16 +281,20 @@ class ModelLoader:
 
     def _read_head(self, spec: Eagle3DecodingConfig, target: ModelConfig) -> Eagle3Weights:
         """An EAGLE-3 head that fits the target. Raises ModelError, UnsupportedConfigError."""
-        if not self._place.is_cpu or self._model_impl == "transformers" or self._team is not None:
+        if (
+            not self._place.is_cpu
+            or self._options.model_impl == "transformers"
+            or self._options.team is not None
+        ):
             where = self._place.name if not self._place.is_cpu else (
-                "the transformers adapter" if self._team is None else "several ranks"
+                "the transformers adapter" if self._options.team is None else "several ranks"
             )  # fmt: skip
             raise UnsupportedConfigError(
                 f"Eagle3DecodingConfig.model = {str(spec.model)!r}: the head taps the native "
                 f"decoder of one process on the CPU, and this target runs on {where}; use "
                 "device='cpu', model_impl='native' and tensor_parallel_size=1, or another method"
             )
-        weights = read_eagle3(str(spec.model), allow_pickle=self._allow_pickle)
+        weights = read_eagle3(str(spec.model), allow_pickle=self._options.allow_pickle)
         try:
             check_eagle3(
                 weights,
@@ -408,7 +379,11 @@ class ModelLoader:
         """Windows of layers that give their part of a page's memory back; empty where nobody can:
         on a device, on several ranks, where published pages are read again, and where that part is
         no whole pages of the operating system."""
-        if not self._place.is_cpu or self._team is not None or self._kv_cache.enable_block_reuse:
+        if (
+            not self._place.is_cpu
+            or self._options.team is not None
+            or self._kv_cache.enable_block_reuse
+        ):
             return ()
         part = token_bytes(model, stored) // (2 * model.num_layers)
         if part * self._kv_cache.tokens_per_block % mmap.PAGESIZE:
@@ -419,7 +394,11 @@ class ModelLoader:
         config = self._drafter
         if self._head is not None:
             shape = self._head.shape
-            stated = self._dtype if self._dtype != "auto" else getattr(model, "dtype", None)
+            stated = (
+                self._options.dtype
+                if self._options.dtype != "auto"
+                else getattr(model, "dtype", None)
+            )
             dtype = normalize_dtype("dtype", kv_dtype_name(model) or stated or "float32")
             return DraftPages(token_bytes(shape, dtype) + feature_bytes(shape))
         if draft is None or not isinstance(config, DraftTargetDecodingConfig):

@@ -23,17 +23,14 @@ from ..models.native_config import NotNativeError, native_shape
 from ..models.open_checkpoint import open_checkpoint
 from ..models.rope import max_position, rope_parameters
 from .data import Batch, TrainingData
-from .loss import FrozenHead, Precision, soft_cross_entropy
+from .loss import DTYPES, FrozenHead, Precision, depth_weights, soft_cross_entropy
 from .measure import RankCounter, held_out_batches
 from .taps import TargetTaps
 
 __all__ = ["Eagle3Product", "eagle3_shape"]
 
-# Later steps are worth less: a draft is only reached when all before it were right.
-DEPTH_WEIGHT = 0.8
 # Tokens of a prompt that training reads: most of the time would go into long prompts otherwise.
 _TRAINED_PROMPT = 96
-_DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
 def eagle3_shape(
@@ -179,14 +176,14 @@ class Eagle3Product:
         with self._precision.autocast(batch.hidden.device):
             steps = self._unroll(batch)
         total = batch.hidden.new_zeros(())
-        weights = sum(DEPTH_WEIGHT**step for step in range(self._steps))
+        weights = depth_weights(self._steps)
         for step, features in enumerate(steps):
             places = self._places(batch, step)
             known = (batch.labels[places.wanted] >= 0).nonzero().squeeze(1)
             if not len(known):
                 continue
             wanted = places.wanted[known]
-            total = total + DEPTH_WEIGHT**step / weights * soft_cross_entropy(
+            total = total + weights[step] * soft_cross_entropy(
                 features[places.text[known], places.row[known]].float(),
                 head, teacher, wanted, batch.labels[wanted], self._soft_share, counts[step],
             )  # fmt: skip
@@ -213,7 +210,7 @@ class Eagle3Product:
     def save(self, folder: Path, notes: dict[str, Any]) -> None:
         """See Product."""
         extra = {"model_sha256": self._model_sha256, "training": notes}
-        save_eagle3(self.module, folder, dtype=_DTYPES[self._dtype], extra=extra)
+        save_eagle3(self.module, folder, dtype=DTYPES[self._dtype], extra=extra)
 
 
 def _initialize(module: Eagle3, head: FrozenHead, target: ModelConfig, seed: int) -> None:

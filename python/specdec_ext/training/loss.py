@@ -17,7 +17,17 @@ from typing import Any
 
 import torch
 
-__all__ = ["FrozenHead", "Precision", "StepHead", "soft_cross_entropy"]
+__all__ = [
+    "DTYPES",
+    "FrozenHead",
+    "Precision",
+    "StepHead",
+    "depth_weights",
+    "soft_cross_entropy",
+]
+
+# Of the files that are written.
+DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 
 _BLOCK = 256
 # Tokens that every step scores, and how many of the rest it draws.
@@ -36,6 +46,14 @@ class Precision(str, Enum):
 
     def autocast(self, device: torch.device) -> torch.autocast:
         return torch.autocast(device.type, torch.bfloat16, enabled=self is Precision.BF16)
+
+
+def depth_weights(depth: int) -> list[float]:
+    """What each draft's loss counts for; they add up to 1. A later draft is worth less: it is
+    reached only when all before it were right."""
+    decay = 0.8
+    total = sum(decay**i for i in range(depth))
+    return [decay**i / total for i in range(depth)]
 
 
 @dataclass(frozen=True)

@@ -10,13 +10,10 @@ import torch
 
 from ..drafters.medusa.heads import MedusaHeads, MedusaHeadsConfig, save_medusa_heads
 from .data import Batch, TrainingData
-from .loss import FrozenHead, Precision, soft_cross_entropy
+from .loss import FrozenHead, Precision, depth_weights, soft_cross_entropy
 from .measure import RankCounter, held_out_batches
 
 __all__ = ["MedusaProduct"]
-
-# Deeper heads are worth less: a draft is only reached when all before it were right.
-DEPTH_WEIGHT = 0.8
 
 
 class MedusaProduct:
@@ -74,7 +71,7 @@ class MedusaProduct:
         head = self._head.for_step(batch.step_labels, batch.seed)
         teacher = head.probabilities(batch.hidden)
         total = batch.hidden.new_zeros(())
-        weights = sum(DEPTH_WEIGHT**h for h in range(len(counts)))
+        weights = depth_weights(len(counts))
         for h, (rows, later) in enumerate(self._pairs(batch)):
             if not len(rows):
                 continue
@@ -82,7 +79,7 @@ class MedusaProduct:
                 features = batch.hidden[rows]
                 for block in self.module.blocks[h].children():
                     features = block(features)
-            total = total + DEPTH_WEIGHT**h / weights * soft_cross_entropy(
+            total = total + weights[h] * soft_cross_entropy(
                 features.float(), head, teacher, later, batch.labels[later], self._soft_share,
                 counts[h],
             )  # fmt: skip

@@ -10,12 +10,11 @@ import torch
 
 from ..drafters.redrafter.model import Redrafter, RedrafterShape, save_redrafter
 from .data import Batch, TrainingData
-from .loss import FrozenHead, Precision, soft_cross_entropy
+from .loss import DTYPES, FrozenHead, Precision, soft_cross_entropy
 from .measure import RankCounter, held_out_batches
 
 __all__ = ["RedrafterProduct"]
 
-DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 # One row in this many of a batch begins a draft of `draft_len` steps.
 _STRIDE = 3
 

@@ -14,6 +14,9 @@
 namespace specdec::cpu {
 namespace {
 
+// Of any model; it keeps the width of a projection far from the end of its integers.
+constexpr int kMaxHeads = 1 << 16;
+
 void require_shape(const PackedLinear* layer, const char* name, std::int64_t n, std::int64_t k) {
   SPECDEC_REQUIRE(layer != nullptr && layer->n() == n && layer->k() == k, name, " has shape [",
                   layer == nullptr ? 0 : layer->n(), ", ", layer == nullptr ? 0 : layer->k(),
@@ -43,9 +46,10 @@ std::int32_t child_row(const StepView& step, std::int32_t b, std::int32_t above,
 EagleHead::EagleHead(const EagleShape& shape, EagleLayers layers, EmbedRows embed)
     : shape_(shape), layers_(std::move(layers)), embed_(std::move(embed)), ops_(row_ops()) {
   const std::int64_t hidden = shape.hidden_size, dim = shape.head_dim;
-  SPECDEC_REQUIRE(shape.num_kv_heads >= 1 && shape.num_heads % shape.num_kv_heads == 0,
-                  "num_heads = ", shape.num_heads,
-                  ": a multiple of num_kv_heads = ", shape.num_kv_heads);
+  SPECDEC_REQUIRE(shape.num_kv_heads >= 1 && shape.num_heads >= shape.num_kv_heads &&
+                      shape.num_heads <= kMaxHeads && shape.num_heads % shape.num_kv_heads == 0,
+                  "num_heads = ", shape.num_heads, ": give 1..", kMaxHeads,
+                  ", a multiple of num_kv_heads = ", shape.num_kv_heads);
   SPECDEC_REQUIRE(dim >= 8 && dim <= 256 && dim % 8 == 0, "head_dim = ", dim,
                   ": a multiple of 8 up to 256");
   require_shape(layers_.fc, "fc", hidden, shape.tap_size);
@@ -89,8 +93,9 @@ float* EagleHead::feature_at(const StepView& step, std::int32_t request,
   return features_ + place * shape_.hidden_size;
 }
 
-// Zeros the K/V of positions [first, last]: rows that are not read before their page is shared show
-// nothing of whoever had the page before.
+// Zeros the K/V of positions [first, last], whose features are new and which the head reads later.
+// Until it does they may lie in a page that another request shares: that one must not attend to
+// what a third one left there.
 void EagleHead::clear(const StepView& step, std::int32_t request, std::int64_t first,
                       std::int64_t last) {
   const std::int32_t* pages = step.page_table + std::int64_t{request} * step.page_table_stride;
@@ -176,7 +181,8 @@ void EagleHead::norm_rows(const float* x, const std::vector<float>& weight, std:
   }
 }
 
-// feature_ and pair_ of the rows.
+// Fills feature_ and pair_. result_ of the call before moves to before_, where sources find it: a
+// row's feature is copied before this call's result_ is written.
 void EagleHead::gather(const StepView& step, const std::int32_t* sources) {
   const std::int64_t rows = step.num_rows, n = shape_.hidden_size;
   before_.swap(result_);

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ... import ops
-from ..slot_drafter import DraftInputs, PromptInputs
+from ..slot_drafter import DraftInputs
 from .device_choice import DraftChoice
-from .device_forward import ChainRows, DraftForward
-from .device_rows import DeviceReader, PromptPacker
-from .rows_read import CHAIN_READS
+from .device_forward import ChainRows
+from .device_side import DeviceSide
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -26,14 +24,8 @@ if TYPE_CHECKING:
 __all__ = ["DevicePasses"]
 
 
-class DevicePasses:
-    """HostPasses' verbs on a device.
-
-    place         of both models
-    vocab_size    of the target
-    max_requests  slots of the engine
-    max_rows      of a step of the engine, and of one pass of the draft model
-    """
+class DevicePasses(DeviceSide):
+    """Chains; see DeviceSide."""
 
     def __init__(
         self,
@@ -46,58 +38,34 @@ class DevicePasses:
         max_requests: int,
         max_rows: int,
     ) -> None:
-        self.config = config
-        self._place = place
-        self._num_pages = 0  # of the draft model
-        self._vocab_size, self._max_len = vocab_size, model.max_position
-        self.forward = DraftForward(
-            model, place, max_rows=max_rows, max_requests=max_requests, max_scores=max_requests
+        super().__init__(
+            config,
+            model,
+            vocabulary,
+            place,
+            vocab_size=vocab_size,
+            max_requests=max_requests,
+            max_rows=max_rows,
+            max_scores=max_requests,
         )
-        self._prompts = PromptPacker(
-            place, max_rows=max_rows, max_requests=max_requests, max_len=self._max_len
-        )
-        self._reader = DeviceReader(
-            place, rows=CHAIN_READS, max_requests=max_requests, max_len=self._max_len
-        )
-        how: dict[str, Any] = {"dtype": torch.int32, "device": place.device}
-        drafts = config.max_draft_len
-        self._last = torch.zeros(max_requests, CHAIN_READS, **how)
-        self._lens = torch.zeros(max_requests, **how)
-        self._cu_rows = torch.zeros(max_requests + 1, **how)
         # Rows of a pass behind the first; the last is that of requests without one.
-        self._tokens = torch.zeros(max_requests + 1, **how)
-        self._positions = torch.zeros(max_requests + 1, **how)
+        self._tokens = torch.zeros(max_requests + 1, **self._ints)
+        self._positions = torch.zeros(max_requests + 1, **self._ints)
         # What the draft model gave the last draft of each request; the same as an estimate.
         self._weighs = False
         self._confidence, self._share = torch.ones(2, max_requests, device=place.device)
-        self._input_ids = _table(vocabulary.input_ids, place)
-        self._output_ids = _table(vocabulary.output_ids, place)
-        self._num_columns = vocabulary.num_scores
         self.choice = DraftChoice(
             place,
             num_columns=vocabulary.num_scores,
             vocab_ids=self._output_ids,
             vocab_size=vocab_size,
-            max_drafts=drafts,
+            max_drafts=config.max_draft_len,
             max_requests=max_requests,
         )
 
     @property
-    def num_passes(self) -> int:
-        return self.forward.num_passes
-
-    @property
-    def num_rows(self) -> int:
-        return self.forward.num_rows
-
-    @property
     def memory_bytes(self) -> int:
-        return self.forward.memory_bytes + self.choice.memory_bytes
-
-    def bind_cache(self, k_pages: Tensor, v_pages: Tensor) -> None:
-        """The draft model's pages [layers, P, G, S, K]."""
-        self.forward.model.bind_cache(k_pages, v_pages)
-        self._num_pages = k_pages.shape[1]
+        return super().memory_bytes + self.choice.memory_bytes
 
     def enter(self, slot: int, options: Mapping[str, Any]) -> None:
         self.choice.enter(slot, options)
@@ -106,38 +74,13 @@ class DevicePasses:
         return self.choice.probs.first(num_requests)
 
     @torch.inference_mode()
-    def read_prompts(self, prompts: PromptInputs) -> None:
-        self._read(
-            self._prompts.pack(prompts),
-            prompts.page_table,
-            self._cu_rows[:1],  # what the pass gives is dropped: any row
-            needs_scores=False,
-            max_kv_len=prompts.max_kv_len,
-        )
-
-    @torch.inference_mode()
     def draft(self, inputs: DraftInputs, *, wants_survival: bool) -> None:
         requests = inputs.num_requests
         self._weighs = wants_survival or self.config.min_confidence > 0
         width = min(inputs.max_width, self.config.max_draft_len)
-        last, lens = self._last[:requests], self._lens[:requests]
-        ops.recent_tokens(
-            inputs.layout,
-            inputs.slots,
-            inputs.slot_ids,
-            tokens=last,
-            lens=lens,
-            backend=self._place.backend,
-        )
+        lens = self._lens[:requests]
         self.choice.begin(inputs)
-        first = self._reader.first(inputs, last, lens, width)
-        result = self._read(
-            first.rows,
-            inputs.page_table,
-            first.logit_rows,
-            needs_scores=self._needs_scores(inputs),
-            max_kv_len=inputs.max_kv_len,
-        )
+        first, result = self._read_texts(inputs, width, needs_scores=self._needs_scores(inputs))
         has_pages = inputs.page_table.amax(1) < self._num_pages
         limit = first.limit * has_pages
         active = limit > 0
@@ -191,13 +134,6 @@ class DevicePasses:
         chosen = self._pick(result, rows.positions, cu_rows, places, active, inputs, level)
         drafts[:, level].copy_(chosen)
 
-    def _read(self, rows: ChainRows, *where: Any, **how: Any) -> Tensor:
-        """A pass of the draft model, which has ids of its own."""
-        if self._input_ids is not None:
-            tokens = self._input_ids.index_select(0, rows.tokens)
-            rows = dataclasses.replace(rows, tokens=tokens)
-        return self.forward(rows, *where, **how)
-
     def _needs_scores(self, inputs: DraftInputs) -> bool:
         return inputs.needs_scores or self._weighs
 
@@ -244,7 +180,3 @@ class DevicePasses:
         share = self._share[:requests].copy_(confidence)
         if inputs.needs_scores:
             share.masked_fill_(self.choice.drawn(requests), -1.0)
-
-
-def _table(ids: list[int], place: Place) -> Tensor | None:
-    return torch.tensor(ids, dtype=torch.int32, device=place.device) if ids else None

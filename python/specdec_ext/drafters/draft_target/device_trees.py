@@ -7,38 +7,28 @@ reads as much of a text's end as a step can have added.
 
 from __future__ import annotations
 
-import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from ... import ops
-from .device_forward import ChainRows, DraftForward
-from .device_rows import DeviceReader, PromptPacker
-from .rows_read import rows_read
+from .device_forward import ChainRows
+from .device_side import DeviceSide
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from torch import Tensor
 
     from ...config.methods import DraftTargetDecodingConfig
     from ...models import StepModel
     from ...models.place import Place
-    from ..slot_drafter import DraftInputs, PromptInputs
+    from ..slot_drafter import DraftInputs
     from ..vocabulary import VocabularyMap
 
 __all__ = ["DeviceTrees"]
 
 
-class DeviceTrees:
-    """HostPasses' verbs on a device.
-
-    place         of both models
-    vocab_size    of the target
-    max_requests  slots of the engine
-    max_rows      of a step of the engine, and of one pass of the draft model
-    """
+class DeviceTrees(DeviceSide):
+    """Trees, whose nodes are the likeliest ones for every request; see DeviceSide."""
 
     def __init__(
         self,
@@ -51,97 +41,40 @@ class DeviceTrees:
         max_requests: int,
         max_rows: int,
     ) -> None:
-        del vocab_size  # the tokens of columns are the target's
-        self._place = place
-        self._max_len, self._depth = model.max_position, config.max_draft_path_len
-        self._width = min(config.top_k, vocabulary.num_scores)
-        self._num_columns = vocabulary.num_scores
-        self._num_pages, self._page_size = 0, 1  # of the draft model
-        reads = rows_read(config)
-        sizes = {"max_requests": max_requests, "max_len": self._max_len}
-        self._prompts = PromptPacker(place, max_rows=max_rows, **sizes)
-        self._reader = DeviceReader(place, rows=reads, **sizes)
-        rows = max(max_rows, max_requests * (1 + self._width * max(self._depth - 1, 0)))
-        self.forward = DraftForward(
+        self._depth = config.max_draft_path_len
+        self._width = width = min(config.top_k, vocabulary.num_scores)
+        rows = max(max_rows, max_requests * (1 + width * max(self._depth - 1, 0)))
+        super().__init__(
+            config,
             model,
+            vocabulary,
             place,
-            max_rows=rows,
+            vocab_size=vocab_size,
             max_requests=max_requests,
-            max_scores=max_requests * (self._width if self._depth > 1 else 1),
+            max_rows=rows,
+            max_scores=max_requests * (width if self._depth > 1 else 1),
         )
-        how: dict[str, Any] = {"dtype": torch.int32, "device": place.device}
-        self._last = torch.zeros(max_requests, reads, **how)
-        self._lens = torch.zeros(max_requests, **how)
         self._growths = ops.make_growths(max_requests, place.device)
         # Rows of a pass behind the first.
-        self._tokens, self._parents, self._positions = (torch.zeros(rows, **how) for _ in range(3))
-        self._mask = torch.zeros(rows, 4, **how)
+        self._tokens, self._parents, self._positions = torch.zeros(3, rows, **self._ints)
+        self._mask = torch.zeros(rows, 4, **self._ints)
         self._is_tree = torch.zeros(max_requests, dtype=torch.uint8, device=place.device)
-        self._cu_rows = torch.zeros(max_requests + 1, **how)
-        self._logit_rows = torch.zeros(max_requests, self._width, **how)
-        self._input_ids, self._output_ids = (
-            torch.tensor(ids, **how) if ids else None
-            for ids in (vocabulary.input_ids, vocabulary.output_ids)
-        )
-
-    @property
-    def num_passes(self) -> int:
-        return self.forward.num_passes
-
-    @property
-    def num_rows(self) -> int:
-        return self.forward.num_rows
-
-    @property
-    def memory_bytes(self) -> int:
-        kept = sum(t.numel() * t.element_size() for t in vars(self).values() if torch.is_tensor(t))
-        return self.forward.memory_bytes + kept
-
-    def bind_cache(self, k_pages: Tensor, v_pages: Tensor) -> None:
-        """The draft model's pages [layers, P, G, S, K]."""
-        self.forward.model.bind_cache(k_pages, v_pages)
-        self._num_pages, self._page_size = k_pages.shape[1], k_pages.shape[3]
-
-    def enter(self, slot: int, options: Mapping[str, Any]) -> None:
-        """Every request's nodes are the likeliest ones."""
-
-    def draft_probs(self, num_requests: int) -> None:
-        """Nothing is drawn."""
-
-    @torch.inference_mode()
-    def read_prompts(self, prompts: PromptInputs) -> None:
-        self._read(
-            self._prompts.pack(prompts),
-            prompts.page_table,
-            self._cu_rows[:1],  # what the pass gives is dropped: any row
-            needs_scores=False,
-            max_kv_len=prompts.max_kv_len,
-        )
+        self._logit_rows = torch.zeros(max_requests, width, **self._ints)
 
     @torch.inference_mode()
     def draft(self, inputs: DraftInputs, *, wants_survival: bool) -> None:
         del wants_survival  # they are there
         requests, backend = inputs.num_requests, self._place.backend
         levels = min(self._depth, inputs.max_width)
-        last, lens = self._last[:requests], self._lens[:requests]
-        ops.recent_tokens(
-            inputs.layout, inputs.slots, inputs.slot_ids, tokens=last, lens=lens, backend=backend
-        )
-        first = self._reader.first(inputs, last, lens, inputs.max_width)
-        result = self._read(
-            first.rows,
-            inputs.page_table,
-            first.logit_rows,
-            needs_scores=True,
-            max_kv_len=inputs.max_kv_len,
-        )
+        lens = self._lens[:requests]
+        first, result = self._read_texts(inputs, inputs.max_width, needs_scores=True)
         # Nodes of the last level lie so far behind the text.
         fits = (lens + (levels - 1) <= self._max_len) & (lens > 0)
         has_pages = inputs.page_table.amax(1) < self._num_pages
         limits = inputs.max_drafts * (fits & has_pages)
         places = first.places.clamp_max(requests - 1)
         self._grow(result.index_select(0, places), limits, 0, levels)
-        golden = last[:, -1].contiguous()
+        golden = self._last[:requests, -1].contiguous()
         for level in range(1, levels):
             self._grow(self._follow(inputs, golden, lens, level), limits, level, levels)
         growths = self._growths[:requests]
@@ -208,10 +141,3 @@ class DeviceTrees:
             token_ids=self._output_ids,
             backend=self._place.backend,
         )
-
-    def _read(self, rows: ChainRows, *where: Any, **how: Any) -> Tensor:
-        """A pass of the draft model, which has ids of its own."""
-        if self._input_ids is not None:
-            tokens = self._input_ids.index_select(0, rows.tokens)
-            rows = dataclasses.replace(rows, tokens=tokens)
-        return self.forward(rows, *where, **how)

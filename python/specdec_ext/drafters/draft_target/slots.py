@@ -8,7 +8,7 @@ the one before chose.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ... import ops
@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from ...models import StepModel
     from ...models.place import Place
     from ..vocabulary import VocabularyMap
-    from .device_passes import DevicePasses
-    from .device_trees import DeviceTrees
+    from .device_side import DeviceSide
 
 __all__ = ["DraftTargetDrafter"]
 
@@ -62,7 +61,7 @@ class DraftTargetDrafter:
         self._place, self._overlap = place, vocabulary.overlap
         self._num_scores = vocabulary.num_scores
         sizes: Any = {"vocab_size": vocab_size, "max_requests": max_requests, "max_rows": max_rows}
-        self.side: HostPasses | DevicePasses | DeviceTrees
+        self.side: HostPasses | DeviceSide
         if place.is_cpu:
             self.side = HostPasses(config, model, vocabulary, **sizes)
         else:
@@ -119,7 +118,7 @@ def _num_bytes(pages: Any) -> int:
     return int(pages.num_bytes if hasattr(pages, "num_bytes") else pages.nbytes)
 
 
-def _on_device(config: DraftTargetDecodingConfig) -> type[DevicePasses | DeviceTrees]:
+def _on_device(config: DraftTargetDecodingConfig) -> Callable[..., DeviceSide]:
     from .device_passes import DevicePasses
     from .device_trees import DeviceTrees
 

@@ -1,0 +1,139 @@
+"""What drafting chains and trees with a draft model on a device share."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ... import ops
+from .device_forward import ChainRows, DraftForward
+from .device_rows import DeviceReader, FirstPass, PromptPacker
+from .rows_read import rows_read
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ...config.methods import DraftTargetDecodingConfig
+    from ...models import StepModel
+    from ...models.place import Place
+    from ..slot_drafter import DraftInputs, PromptInputs
+    from ..vocabulary import VocabularyMap
+
+__all__ = ["DeviceSide"]
+
+
+class DeviceSide:
+    """HostPasses' verbs on a device. Everything that a step launches follows from its sizes.
+
+    place         of both models
+    vocab_size    of the target
+    max_requests  slots of the engine
+    max_rows      of a step of the engine, and of one pass of the draft model
+    """
+
+    def __init__(
+        self,
+        config: DraftTargetDecodingConfig,
+        model: StepModel,
+        vocabulary: VocabularyMap,
+        place: Place,
+        *,
+        vocab_size: int,
+        max_requests: int,
+        max_rows: int,
+        max_scores: int,
+    ) -> None:
+        """max_scores  rows of a pass whose scores are needed"""
+        self.config, self._place = config, place
+        self._vocab_size, self._max_len = vocab_size, model.max_position
+        self._num_columns = vocabulary.num_scores
+        self._num_pages, self._page_size = 0, 1  # of the draft model
+        reads = rows_read(config)
+        sizes = {"max_requests": max_requests, "max_len": self._max_len}
+        self._prompts = PromptPacker(place, max_rows=max_rows, **sizes)
+        self._reader = DeviceReader(place, rows=reads, **sizes)
+        self.forward = DraftForward(
+            model, place, max_rows=max_rows, max_requests=max_requests, max_scores=max_scores
+        )
+        self._ints: dict[str, Any] = {"dtype": torch.int32, "device": place.device}
+        self._last = torch.zeros(max_requests, reads, **self._ints)
+        self._lens = torch.zeros(max_requests, **self._ints)
+        self._cu_rows = torch.zeros(max_requests + 1, **self._ints)
+        # Its ids of the target's tokens, the target's of its columns; None: they are the same.
+        self._input_ids, self._output_ids = (
+            torch.tensor(ids, **self._ints) if ids else None
+            for ids in (vocabulary.input_ids, vocabulary.output_ids)
+        )
+
+    @property
+    def num_passes(self) -> int:
+        return self.forward.num_passes
+
+    @property
+    def num_rows(self) -> int:
+        return self.forward.num_rows
+
+    @property
+    def memory_bytes(self) -> int:
+        kept = sum(t.numel() * t.element_size() for t in vars(self).values() if torch.is_tensor(t))
+        return self.forward.memory_bytes + kept
+
+    def bind_cache(self, k_pages: Tensor, v_pages: Tensor) -> None:
+        """The draft model's pages [layers, P, G, S, K]."""
+        self.forward.model.bind_cache(k_pages, v_pages)
+        self._num_pages, self._page_size = k_pages.shape[1], k_pages.shape[3]
+
+    def enter(self, slot: int, options: Mapping[str, Any]) -> None:
+        """See SlotDrafter."""
+
+    def draft(self, inputs: DraftInputs, *, wants_survival: bool) -> None:
+        """See SlotDrafter."""
+        raise NotImplementedError
+
+    def draft_probs(self, num_requests: int) -> ops.DraftProbs | None:
+        """What the drafts of the step's requests were drawn from; None: nothing is drawn."""
+        return None
+
+    @torch.inference_mode()
+    def read_prompts(self, prompts: PromptInputs) -> None:
+        self._read(
+            self._prompts.pack(prompts),
+            prompts.page_table,
+            self._cu_rows[:1],  # what the pass gives is dropped: any row
+            needs_scores=False,
+            max_kv_len=prompts.max_kv_len,
+        )
+
+    def _read_texts(
+        self, inputs: DraftInputs, width: int, *, needs_scores: bool
+    ) -> tuple[FirstPass, Tensor]:
+        """The step's first pass, and what it gave. Then _last [D, reads] holds the end of each text
+        and _lens [D] its length; width: drafts of any one request, at most."""
+        last, lens = self._last[: inputs.num_requests], self._lens[: inputs.num_requests]
+        ops.recent_tokens(
+            inputs.layout,
+            inputs.slots,
+            inputs.slot_ids,
+            tokens=last,
+            lens=lens,
+            backend=self._place.backend,
+        )
+        first = self._reader.first(inputs, last, lens, width)
+        result = self._read(
+            first.rows,
+            inputs.page_table,
+            first.logit_rows,
+            needs_scores=needs_scores,
+            max_kv_len=inputs.max_kv_len,
+        )
+        return first, result
+
+    def _read(self, rows: ChainRows, *where: Any, **how: Any) -> Tensor:
+        """A pass of the draft model, which has ids of its own."""
+        if self._input_ids is not None:
+            tokens = self._input_ids.index_select(0, rows.tokens)
+            rows = dataclasses.replace(rows, tokens=tokens)
+        return self.forward(rows, *where, **how)
