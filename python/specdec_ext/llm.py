@@ -249,11 +249,14 @@ class LLM:
         """Sums since construction: steps, tokens, drafts, times, memory (docs/metrics.md)."""
         return self.engine.get_metrics()
 
-    def measure_step_cost(self) -> StepCost | None:
-        """Time the model: T(rows, context) of passes (_core.StepCost), in up to three seconds; None
-        where the pages are too few to tell. While no request runs; cached prefixes are dropped."""
+    def measure_step_cost(self, time_limit_s: float = 2.0) -> StepCost | None:
+        """Time the model: T(rows, context) of passes (_core.StepCost); None where the pages are too
+        few to tell. While no request runs; cached prefixes are dropped.
+
+        time_limit_s  of the times by rows; those of longer contexts take half of it more
+        """
         self.reset_prefix_cache()
-        return self._builder.measure_cost()
+        return self._builder.measure_cost(time_limit_s)
 
     def reset_prefix_cache(self) -> int:
         """Forget the cached pages that no running request uses; returns how many they were."""

@@ -63,7 +63,9 @@ def test_option_spelling() -> None:
 
 @pytest.mark.parametrize(("argv", "code", "message"), [
     ([], 2, "COMMAND"),
-    (["gnerate"], 2, "invalid choice"),
+    (["gnerate"], 2, "there is no command 'gnerate'; did you mean generate?"),
+    (["xyzzy"], 2, "there is no command 'xyzzy'; specdec --help lists what there is"),
+    (["generate", "--prompt=x", "--lookahead_config=[7,7,x]"], 4, "_verification_set_size = 'x'"),
     (["generate", "--lookahed_config", "[7,7,7]"], 2, "did you mean --lookahead-config"),
     (["generate", "--input_text", "x", "--max_output_len", "three"], 2, "invalid int"),
     (["generate", "--input_text", "x", "--max_output_len", "0"], 2, "max_tokens = 0"),

@@ -96,7 +96,8 @@ def test_the_checkpoint_may_lie_in_the_engine_folder(
 @pytest.mark.parametrize(
     ("config", "words"),
     [
-        ("--lookahead_config=[7,7,6]", r"max_draft_len = 83, .*\(7, 7, 6\).* = 77"),
+        ("--lookahead_config=[7,7,6]", r"max_draft_len = 83, .*\(7, 7, 6\).* = 77; ask for a "
+         r"\(W,N,G\) with 83, such as \[7,7,7\], or build"),
         ("--lookahead_config=[4,3,4]", r"max_draft_len = 83, .*\(4, 3, 4\).* = 15"),
         ("--prompt_lookup_config=[10,2]", "'lookahead_decoding' and max_draft_len = 83, asked for "
          "ngram with max_draft_len = 10.*--max_draft_len=10 --speculative_decoding_mode=ngram"),
@@ -142,6 +143,8 @@ def test_more_drafts_than_the_build_has_room_for(external: Path, capsys: Capture
         assert generate(external, *flags) == 4
         said = capsys.readouterr().err
         assert "built with max_draft_len = 10, asked for ngram with max_draft_len = 11" in said
+        assert "; ask for at most 10, or build it again" in said
+        assert "--max_draft_len=11 --speculative_decoding_mode=draft_tokens_external" in said
 
 
 def test_a_draft_engine(
@@ -293,7 +296,27 @@ def edit(engine: Path, **values: Any) -> None:
 
 
 def test_a_copy_is_an_engine(copy: Path) -> None:
+    """Readable for whom the others' files are, and built again where it lies now."""
     assert generate(copy) == 0
+    mode = (copy / "model" / "step_cost.json").stat().st_mode
+    assert mode == (copy / "engine.json").stat().st_mode
+    assert f"--output_dir={copy.resolve()}" in EngineFolder.open(copy).command
+
+
+def test_a_quiet_build_and_conversion(long_tiny: Path, tmp_path: Path, capsys: Capture) -> None:
+    """--log_level=error, as the documents' build has it."""
+    folder = tmp_path / "ckpt"
+    command = ["convert", f"--model_dir={long_tiny}", f"--output_dir={folder}"]
+    assert main([*command, "--workers=2", "--log_level=error"]) == 0
+    said = capsys.readouterr()
+    assert said.err == "" and " in 1 shard, " in said.out
+    make(folder, tmp_path / "engine", "--gemm_plugin=float16", "--log_level=error")
+    assert capsys.readouterr().err == ""
+
+
+def test_the_times_of_a_build_reach_to_many_rows(external: Path) -> None:
+    rows = json.loads((external / "model" / "step_cost.json").read_text())["rows"]
+    assert rows[0] == 1 and rows[-1] == 96  # the pages hold no 128 behind the context
 
 
 @pytest.mark.parametrize(
@@ -340,11 +363,25 @@ def test_what_is_no_engine(
     (tmp_path / "file").write_text("")
     folder = {"model": long_tiny, "checkpoint": checkpoint}.get(what, tmp_path / what)
     assert generate(folder) == 4
-    assert "specdec build" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    remedy = {
+        "model": f"a model, not an engine; name it with --model, or .* --model_dir={folder} ",
+        "checkpoint": f"a checkpoint, not an engine; .*specdec build --checkpoint_dir={folder} ",
+    }
+    assert re.search(remedy.get(what, "specdec build"), said)
     command = ["build", f"--checkpoint_dir={folder}", f"--output_dir={tmp_path / 'engine'}"]
     if what != "checkpoint":
         assert main(command) == 4
-        assert "specdec convert" in capsys.readouterr().err
+        source = folder if what in ("model", "file") else "MODEL"
+        said = capsys.readouterr().err
+        assert f"specdec convert --model_dir={source} --output_dir=" in said
+
+
+def test_an_engine_is_no_checkpoint(external: Path, tmp_path: Path, capsys: Capture) -> None:
+    command = ["build", f"--checkpoint_dir={external}", f"--output_dir={tmp_path / 'engine'}"]
+    assert main(command) == 4
+    said = capsys.readouterr().err
+    assert "not a checkpoint: it is an engine" in said and "--output_dir=CHECKPOINT" in said
 
 
 def test_two_models_are_one_too_many(external: Path, capsys: Capture) -> None:

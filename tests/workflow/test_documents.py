@@ -148,5 +148,6 @@ def test_a_threshold_that_is_not_met(
     command = ["summarize", "--test_specdec", f"--hf_model_dir={world['MODEL_DIR']}"]
     command += ["--data_type=fp16", "--check_accuracy", "--prompt_lookup_config=[4,2]"]
     assert main(command) == 0
+    assert "rouge1 = 100.00 is above the threshold 15" in capsys.readouterr().out
     assert main([*command, "--tensorrt_llm_rouge1_threshold=100"]) == 1
     assert "rouge1 = 100.00 is not above the threshold 100" in capsys.readouterr().err

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
-from .flags import ForeignFlags, add_foreign_arguments, note_foreign
+from .flags import ForeignFlags, add_foreign_arguments, note_foreign, stage_line
 
 __all__ = ["add_arguments", "run"]
 
@@ -89,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
         args.output_dir,
         options,
         tuple(again),
-        tell=lambda line: print(line, file=sys.stderr),
+        tell=stage_line(args),
     )
     mode = engine.mode or "no speculation"
     print(

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
 from .common import human_bytes
-from .flags import ForeignFlags, add_foreign_arguments, note_foreign
+from .flags import ForeignFlags, add_foreign_arguments, note_foreign, stage_line
 
 __all__ = ["add_arguments", "run"]
 
@@ -90,10 +89,11 @@ def run(args: argparse.Namespace) -> int:
         from ..models.default import default_model
 
         source = default_model()
-    done = convert(source, args.output_dir, options, tell=lambda line: print(line, file=sys.stderr))
+    done = convert(source, args.output_dir, options, tell=stage_line(args))
     resumed = f", {done.num_resumed} of them from before" if done.num_resumed else ""
+    shards = "1 shard" if done.num_shards == 1 else f"{done.num_shards} shards"
     print(
-        f"{done.folder}: {done.num_tensors} tensors in {done.num_shards} shards{resumed}, "
+        f"{done.folder}: {done.num_tensors} tensors in {shards}{resumed}, "
         f"{human_bytes(done.weight_bytes)}, {done.format}"
     )
     return 0

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from ..errors import UnsupportedConfigError
 
-__all__ = ["ForeignFlags", "add_foreign_arguments", "note_foreign"]
+__all__ = ["ForeignFlags", "add_foreign_arguments", "note_foreign", "stage_line"]
 
 # Option -> (what stands for its value, None: it has none; values that are refused, with the remedy;
 # why it means nothing).
@@ -37,5 +37,12 @@ def note_foreign(args: argparse.Namespace, flags: ForeignFlags) -> None:
         if value in refused:
             raise UnsupportedConfigError(f"{name}={value}: {refused[value]}")
         given.append(f"{name} ({why})")
-    if given and args.log_level not in ("error", "internal_error"):
-        print(f"without effect here: {', '.join(given)}", file=sys.stderr)
+    if given:
+        stage_line(args)(f"without effect here: {', '.join(given)}")
+
+
+def stage_line(args: argparse.Namespace) -> Callable[[str], object]:
+    """What tells a line on stderr of what is done; --log_level=error silences it."""
+    if args.log_level in ("error", "internal_error"):
+        return lambda line: None
+    return lambda line: print(line, file=sys.stderr)

@@ -45,6 +45,16 @@ class SpecdecParser(argparse.ArgumentParser):
             self._refuse(unknown, getattr(parsed, "command", None))
         return parsed
 
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """Names the nearest command in place of all of them."""
+        choices = action.choices
+        if not isinstance(action, argparse._SubParsersAction) or choices is None:
+            super()._check_value(action, value)
+        elif value not in choices:
+            near = difflib.get_close_matches(value, list(choices), n=1)
+            hint = f"did you mean {near[0]}?" if near else "specdec --help lists what there is"
+            raise argparse.ArgumentError(None, f"there is no command {value!r}; {hint}")
+
     def _refuse(self, unknown: list[str], command: str | None) -> NoReturn:
         owner: argparse.ArgumentParser = self
         for action in self._actions:

@@ -217,6 +217,8 @@ def _report(args: argparse.Namespace, articles: Any, sides: list[Any]) -> int:
             "(--tensorrt_llm_rouge1_threshold)",
             file=sys.stderr,
         )
+    elif args.check_accuracy and not args.json:
+        print(f"rouge1 = {found:.2f} is above the threshold {threshold:g}")
     return 1 if differing or too_low else 0
 
 

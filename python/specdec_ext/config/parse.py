@@ -322,7 +322,10 @@ def parse_speculative_config(
             _refuse_form(value, wanted)
         return _IN_SLOTS[named]()
     if isinstance(value, (list, tuple)):
-        if any(isinstance(item, (str, Mapping, SpeculativeConfig)) for item in value):
+        of_numbers = wanted in ("lookahead", "ngram")  # a list of theirs names no sources
+        if not of_numbers and any(
+            isinstance(item, (str, Mapping, SpeculativeConfig)) for item in value
+        ):
             return _from_sources(value, wanted, tensor_parallel_size)
         return _from_list(value, wanted, tensor_parallel_size)
     if isinstance(value, Mapping):

@@ -26,7 +26,7 @@ from .memory_plan import MemoryPlan, pages_in_window
 from .models import ModelLoader, ModelOptions
 from .served_cost import ServedCost
 from .slot_drafting import SlotDrafting
-from .step_cost import StepCost, measure_cost
+from .step_cost import TIME_LIMIT_S, StepCost, measure_cost
 from .user_drafting import UserDrafting
 
 if TYPE_CHECKING:
@@ -235,11 +235,11 @@ class EngineBuilder:
 
         return begin
 
-    def measure_cost(self) -> StepCost | None:
+    def measure_cost(self, time_limit_s: float = TIME_LIMIT_S) -> StepCost | None:
         """T(rows, context) of the built engine's model; None: its pages are too few to tell. It
         overwrites pages: call it while no request runs and nothing is published."""
         rows = self.memory.max_num_tokens
-        return measure_cost(self.model, self._pages, max_rows=rows)
+        return measure_cost(self.model, self._pages, max_rows=rows, time_limit_s=time_limit_s)
 
     def _make_pages(self, model: StepModel | Eagle3Drafter, num_pages: int) -> KvPages:
         pages = KvPages(model, num_pages, self.memory.tokens_per_block, self.place)

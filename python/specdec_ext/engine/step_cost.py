@@ -30,15 +30,20 @@ __all__ = ["StepCost", "measure_cost", "measure_growth", "measure_step_cost"]
 # close where passes begin to cost more: eight rows are almost free, each further one is not.
 ROW_COUNTS = (1, 2, 3, 4, 6, 8, 9, 10, 11, 12, 13, 16, 20, 24, 32, 48, 64, 96, 128)
 _CONTEXT_TOKENS = 128
-_TIME_LIMIT_S = 2.0
+TIME_LIMIT_S = 2.0  # of times by rows; what a longer context adds gets half as long
 # What a longer context adds is measured at a few of them; a shorter difference would be noise.
 _GROWTH_ROWS = (1, 4, 12, 32, 64)
 _LONG_CONTEXT_TOKENS, _LEAST_LONG_CONTEXT_TOKENS = 2048, 512
-_GROWTH_TIME_LIMIT_S = 1.0
 
 
 def measure_step_cost(
-    model: StepModel, *, num_pages: int, page_size: int, max_rows: int = 128, rounds: int = 4
+    model: StepModel,
+    *,
+    num_pages: int,
+    page_size: int,
+    max_rows: int = 128,
+    rounds: int = 4,
+    time_limit_s: float = TIME_LIMIT_S,
 ) -> tuple[list[int], list[float]]:
     """Times ``model.forward`` on chains of 1, 2, ... rows after a short context.
 
@@ -48,7 +53,7 @@ def measure_step_cost(
 
     Returns:
         Row counts (ascending from 1) and the least time of each, in seconds. At least two points.
-        Measuring stops after about two seconds; the table is then extrapolated.
+        Measuring stops after about `time_limit_s`; the table is then extrapolated.
     """
     capacity = min(num_pages * page_size, model.max_position)
     context = max(0, min(_CONTEXT_TOKENS, capacity - max_rows))
@@ -62,7 +67,7 @@ def measure_step_cost(
         # The first round may take half of the time; what it does not reach is extrapolated.
         for count in counts if not best else list(best):
             start = time.perf_counter()
-            if len(best) >= 2 and start - begin > _TIME_LIMIT_S * (0.5 if count not in best else 1):
+            if len(best) >= 2 and start - begin > time_limit_s * (0.5 if count not in best else 1):
                 break
             model.forward(plans[count])
             best[count] = min(best.get(count, float("inf")), time.perf_counter() - start)
@@ -75,6 +80,7 @@ def measure_growth(
     pages: tuple[Pages, Pages],
     *,
     rounds: int = 3,
+    time_limit_s: float = TIME_LIMIT_S / 2,
 ) -> list[float]:
     """What each token of context more adds to a pass of one request, by its rows.
 
@@ -85,7 +91,7 @@ def measure_growth(
 
     Returns:
         Seconds per token, as many as rows. Zeros where the cache is too short to tell. Measuring
-        takes about a second at most; between the counts that it reached it is linear.
+        stops after about `time_limit_s`; between the counts that it reached it is linear.
     """
     num_pages, page_size = pages[0].shape[1], pages[0].shape[3]
     capacity = min(num_pages * page_size, model.max_position)
@@ -105,7 +111,7 @@ def measure_growth(
     begin = time.perf_counter()
     for _ in range(rounds):
         for n in counts:
-            if best and time.perf_counter() - begin > _GROWTH_TIME_LIMIT_S:
+            if best and time.perf_counter() - begin > time_limit_s:
                 break
             # Side by side: the machine's speed drifts more than the context costs.
             pair = [_forward_seconds(model, plan) for plan in (near[n], long[n])]
@@ -133,7 +139,11 @@ def _chain(count: int, context: int, page_size: int) -> Any:
 
 
 def measure_cost(
-    model: StepModel, pages: tuple[Pages, Pages], *, max_rows: int = 128
+    model: StepModel,
+    pages: tuple[Pages, Pages],
+    *,
+    max_rows: int = 128,
+    time_limit_s: float = TIME_LIMIT_S,
 ) -> StepCost | None:
     """The table of a model whose K/V pages are `pages`; None: too little room to tell.
 
@@ -141,11 +151,15 @@ def measure_cost(
     """
     num_pages, page_size = pages[0].shape[1], pages[0].shape[3]
     rows, seconds = measure_step_cost(
-        model, num_pages=num_pages, page_size=page_size, max_rows=min(max_rows, 128)
+        model,
+        num_pages=num_pages,
+        page_size=page_size,
+        max_rows=min(max_rows, 128),
+        time_limit_s=time_limit_s,
     )
     if len(rows) < 2:
         return None
-    growth = measure_growth(model, rows, pages)
+    growth = measure_growth(model, rows, pages, time_limit_s=time_limit_s / 2)
     return StepCost(
         dict(zip(rows, seconds, strict=True)), dict(zip(rows, growth, strict=True)), _CONTEXT_TOKENS
     )

@@ -53,7 +53,8 @@ class Shard:
         if size > shape.num_kv_heads:
             raise ConfigError(
                 f"tensor_parallel_size = {size}: the model has {shape.num_kv_heads} K/V heads and "
-                f"a rank needs at least one; use tensor_parallel_size <= {shape.num_kv_heads}"
+                f"a rank needs at least one; use tensor_parallel_size <= {shape.num_kv_heads} "
+                f"(--tp_size {shape.num_kv_heads})"
             )
         panels = -(-shape.intermediate_size // _PANEL)
         if panels < size:

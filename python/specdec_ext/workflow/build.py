@@ -31,13 +31,16 @@ from ..models.packed_model import PackedWeights, pack_model, source_entries
 from ..models.rank_checkpoint import read_ranks
 from ..models.shard import Shard
 from .convert import CHECKPOINT, MEDUSA, REDRAFTER
-from .engine_folder import ENGINE, MODEL, EngineFolder, engine_mode
+from .engine_folder import ENGINE, ENGINE_FILE, MODEL, EngineFolder, engine_mode
 from .folder_writer import check_folder, written_folder
 
 if TYPE_CHECKING:
     from ..llm import LLM
 
 __all__ = ["BuildOptions", "build"]
+
+# A build may wait longer for the times of many rows than a first request may.
+_COST_TIME_LIMIT_S = 20.0
 
 
 @dataclass(frozen=True)
@@ -95,11 +98,12 @@ def build(
     """
     checkpoint = Path(checkpoint_dir).expanduser()
     target = Path(output_dir).expanduser()
-    manifest = check_folder(
-        checkpoint,
-        CHECKPOINT,
-        f"write one: specdec convert --model_dir=MODEL --output_dir={checkpoint}",
-    )
+    is_model = (checkpoint / "config.json").is_file() or checkpoint.is_file()
+    source, place = ("MODEL", checkpoint)
+    if is_model or (checkpoint / ENGINE_FILE).is_file():  # a folder of somebody else's
+        source, place = (str(checkpoint) if is_model else "MODEL", Path("CHECKPOINT"))
+    write_one = f"specdec convert --model_dir={source} --output_dir={place}"
+    manifest = check_folder(checkpoint, CHECKPOINT, f"write one: {write_one}")
     config = _speculation(checkpoint, options)
     _check_rows(options, config)
     files = manifest["files"]
@@ -157,8 +161,9 @@ def _speculation(checkpoint: Path, options: BuildOptions) -> SpeculativeConfig |
         return AutoDecodingConfig(max_draft_len=drafts) if drafts else AutoDecodingConfig()
     if not drafts:
         raise ConfigError(
-            f"speculative_decoding_mode = {options.speculative_decoding_mode!r} with max_draft_len "
-            f"= {drafts}: give --max_draft_len, 1..{MAX_DRAFT_LEN}; lookahead (7,7,7) needs 83"
+            f"speculative_decoding_mode = {options.speculative_decoding_mode!r} "
+            f"{'without max_draft_len' if drafts is None else 'with max_draft_len = 0'}: give "
+            f"--max_draft_len, 1..{MAX_DRAFT_LEN}; lookahead (7,7,7) needs 83"
         )
     if mode == "lookahead":  # any number of drafts is that of a triple
         return LookaheadDecodingConfig(drafts, 2, 1)
@@ -194,7 +199,7 @@ def _measured(
 
     drafts = 0 if config is None else config.max_draft_len
     # Networks are loaded when the engine runs; here their rows count.
-    rows = NGramDecodingConfig(max_draft_len=drafts) if drafts else None
+    room = NGramDecodingConfig(max_draft_len=drafts) if drafts else None
     cache = {"tokens_per_block": options.tokens_per_block} if options.tokens_per_block else None
     scheduler = SchedulerConfig(
         max_batch_size=options.max_batch_size,
@@ -206,18 +211,19 @@ def _measured(
     with LLM(
         folder / MODEL,
         tensor_parallel_size=tp_size,
-        speculative_config=rows,
+        speculative_config=room,
         scheduler_config=scheduler,
         kv_cache_config=cache,
         device=options.device,
     ) as llm:
         tell(f"{llm.model.info.architecture}, {llm.model.info.dtype}, on {llm.device}")
-        cost = llm.measure_step_cost()
+        cost = llm.measure_step_cost(_COST_TIME_LIMIT_S)
         if cost is not None:
             write_table(folder / MODEL / TABLE_FILE, cost_key(llm.model), cost, 0)
-            seconds = dict(zip(*cost.columns[:2], strict=True))
-            words = ", ".join(f"{n}: {1e3 * t:.2f} ms" for n, t in list(seconds.items())[::4])
-            tell(f"T(rows): {words}")
+            rows, seconds = cost.columns[:2]
+            some = sorted({*range(0, len(rows), 4), len(rows) - 1})
+            words = ", ".join(f"{rows[i]}: {1e3 * seconds[i]:.2f} ms" for i in some)
+            tell(f"T(rows), the time of a pass by its rows: {words}")
         for file in _packed(folder / MODEL, llm, weights, rebuild):
             tell(f"packed weights: {file.name}, {file.stat().st_size} bytes")
         return EngineFolder(

@@ -36,8 +36,9 @@ from ..config.parse import (
 from ..config.sources import AutoDecodingConfig
 from ..config.suffix import SuffixDecodingConfig
 from ..errors import ConfigError, ModelError
+from ..models.folder_cache import MANIFEST
 from ..models.json_file import read_json
-from .convert import MEDUSA, REDRAFTER
+from .convert import CHECKPOINT, MEDUSA, REDRAFTER
 from .folder_writer import check_folder
 
 if TYPE_CHECKING:
@@ -58,6 +59,23 @@ def engine_mode(mode: str | None) -> str:
     """What an engine's speculative_decoding_mode means: a method, EXTERNAL or "none"."""
     name = (mode or "none").strip().lower().replace("-", "_")
     return EXTERNAL if name == EXTERNAL else canonical_method(name, "speculative_decoding_mode")
+
+
+def _instead(folder: Path) -> str:
+    """What a folder without engine.json is, as far as it can be told, and what to do with it."""
+    if not (folder / "config.json").is_file():
+        command = f"specdec build --checkpoint_dir=DIR --output_dir={folder}"
+        return f"not a complete engine; build it with {command}"
+    manifest = folder / MANIFEST
+    kind = read_json(manifest, "the manifest").get("kind") if manifest.is_file() else None
+    if kind == CHECKPOINT:
+        command = f"specdec build --checkpoint_dir={folder} --output_dir=ENGINE"
+        return f"a checkpoint, not an engine; build one of it: {command}"
+    command = f"specdec convert --model_dir={folder} --output_dir=CKPT"
+    return (
+        "a model, not an engine; name it with --model, or make an engine of it with "
+        f"{command} and specdec build"
+    )
 
 
 @dataclass(frozen=True)
@@ -95,10 +113,7 @@ class EngineFolder:
         another version or instruction set, with the command that builds it again."""
         folder = Path(path).expanduser()
         if folder.is_dir() and not (folder / ENGINE_FILE).is_file():
-            raise ModelError(
-                f"{folder}: {ENGINE_FILE} is missing: not a complete engine; build it with "
-                f"specdec build --checkpoint_dir=DIR --output_dir={folder}"
-            )
+            raise ModelError(f"{folder}: {ENGINE_FILE} is missing: {_instead(folder)}")
         engine = cls._read(folder) if folder.is_dir() else None
         again = f"build it again: {engine.command}" if engine else "build it with specdec build"
         check_folder(folder, ENGINE, again)
@@ -126,7 +141,9 @@ class EngineFolder:
         if missing:
             raise ModelError(f"{file}: {missing[0]} is missing; build the engine again")
         values = {name: content[name] for name in names}
-        return cls(path=folder, **{**values, "rebuild": tuple(map(str, content["rebuild"]))})
+        place = f"--output_dir={folder.resolve()}"  # an engine may have been moved since
+        again = [place if w.startswith("--output_dir=") else w for w in map(str, values["rebuild"])]
+        return cls(path=folder, **{**values, "rebuild": tuple(again)})
 
     def write(self, folder: Path) -> None:
         """engine.json, into `folder`."""
@@ -172,9 +189,12 @@ class EngineFolder:
             )
         # A window's size is fixed by the build; of other methods the room is an upper bound.
         if need > room or (method == "lookahead" and need != room):
+            ask = f"ask for at most {room}"
+            if method == "lookahead":
+                ask = f"ask for a (W,N,G) with {room}" + (", such as [7,7,7]" if room == 83 else "")
             raise ConfigError(
-                f"{self.path}: built with max_draft_len = {room}, asked for {words}; ask for "
-                f"{room}, or build it again for this: {self._rebuilt(given)}"
+                f"{self.path}: built with max_draft_len = {room}, asked for {words}; {ask}, or "
+                f"build it again for this: {self._rebuilt(given, self.mode)}"
             )
         return given
 
@@ -203,11 +223,11 @@ class EngineFolder:
             f"= {room}: that alone does not say how to draft; {remedy}"
         )
 
-    def _rebuilt(self, config: SpeculativeConfig) -> str:
+    def _rebuilt(self, config: SpeculativeConfig, mode: str | None = None) -> str:
         keep = ("--max_draft_len", "--speculative_decoding_mode")
         words = [word for word in self.rebuild if not word.startswith(keep)]
         modes = {"lookahead": "lookahead_decoding", "redrafter": "explicit_draft_tokens"}
-        mode = modes.get(config.method, config.method)
+        mode = mode or modes.get(config.method, config.method)
         words += [f"--max_draft_len={config.max_draft_len}", f"--speculative_decoding_mode={mode}"]
         return shlex.join(words)
 

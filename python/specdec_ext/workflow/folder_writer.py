@@ -99,7 +99,8 @@ def check_folder(folder: Path, kind: str, remedy: str) -> dict[str, Any]:
         raise ModelError(f"{folder}: {MANIFEST} is missing: not a complete {kind}{half}; {remedy}")
     manifest = read_json(path, "the manifest")
     if manifest.get("kind") != kind:
-        raise ModelError(f"{folder}: kind = {manifest.get('kind')!r} is not {kind!r}; {remedy}")
+        found = f"is {_a(manifest['kind'])}" if manifest.get("kind") else "was not written as one"
+        raise ModelError(f"{folder}: not {_a(kind)}: it {found}; {remedy}")
     try:
         changed = changed_file(folder, manifest)
     except (OSError, KeyError, TypeError, AttributeError) as error:
@@ -110,6 +111,10 @@ def check_folder(folder: Path, kind: str, remedy: str) -> dict[str, Any]:
         what = f"is not the file that was written (sha256 {about['sha256']})"
         raise ModelError(f"{folder / changed}: {what if there else 'is missing'}; {remedy}")
     return manifest
+
+
+def _a(kind: object) -> str:
+    return f"an {kind}" if str(kind).startswith("e") else f"a {kind}"
 
 
 def _check_owner(folder: Path, kind: str) -> None:
@@ -125,7 +130,7 @@ def _check_owner(folder: Path, kind: str) -> None:
     for path in sorted(folder.iterdir()):
         if path.name not in own and not path.is_dir():
             raise ConfigError(
-                f"--output_dir {str(folder)!r} holds {path.name!r}, which is no part of a {kind} "
+                f"--output_dir {str(folder)!r} holds {path.name!r}, which is no part of {_a(kind)} "
                 "written before; name an empty folder, or one that is not there yet"
             )
 
