@@ -27,10 +27,13 @@ class HostPool:
            the host runs the steps, else tensors; an EAGLE-3 head's features: [P, ...]
     place  of the pools. Copies of a CUDA device's pages lie in pinned memory
 
-    core   where the host runs the steps: the _core.PagePools that makes the copies; else None
+    pools       as given
+    page_bytes  of a page in all of them
+    core        where the host runs the steps: the _core.PagePools that makes the copies; else None
     """
 
     def __init__(self, pools: Sequence[Any], num_pages: int, place: Place) -> None:
+        self.pools = tuple(pools)
         self.page_bytes = 0
         self._memory: list[_core.LazyZeros] = []
         self._pools: list[tuple[Any, Any]] = []  # tensors: (pages [layers, P, ...], copies)
