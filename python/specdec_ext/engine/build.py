@@ -138,7 +138,9 @@ class EngineBuilder:
             self._pools.append(loaded.drafter)
             by_number += [*pages.tensors, loaded.drafter.features]
         if count := self.memory.host_num_pages:
-            self._host_pool = HostPool(by_number, count, self.place)
+            self._host_pool = HostPool(
+                by_number, count, pinned=self.place.on_cuda, on_stream=self._on_stream
+            )
             if self._team is not None:
                 self._team.make_host_pool(count)
         # A drafter may know more than was asked for, such as how many heads a file has.
@@ -331,4 +333,4 @@ class EngineBuilder:
             return None
         if speed is not None:
             return speed * 1e9
-        return pool.bytes_per_second() if self.place.is_cpu else None
+        return None if self._on_stream else pool.bytes_per_second()

@@ -72,7 +72,7 @@ class _Follower:
             self._model.bind_cache(*self._pages.tensors)
             self._host_pool = None
         elif kind == HOST_POOL and self._pages is not None:
-            self._host_pool = HostPool(self._pages.tensors, int(words.view(np.int32)[0]), CPU)
+            self._host_pool = HostPool(self._pages.tensors, int(words.view(np.int32)[0]))
         elif kind == RELEASE and self._pages is not None:
             self._pages.release()
             if self._host_pool is not None:

@@ -12,7 +12,6 @@ from .. import _core
 from ..models.host_arrays import as_torch
 
 if TYPE_CHECKING:
-    from ..models.place import Place
     from .overlap.streams import Stream
 
 __all__ = ["HostPool"]
@@ -25,14 +24,22 @@ class HostPool:
 
     pools  K and V of the target and of a draft model: [layers, P, ...], the core's LazyZeros where
            the host runs the steps, else tensors; an EAGLE-3 head's features: [P, ...]
-    place  of the pools. Copies of a CUDA device's pages lie in pinned memory
+    pinned     copies lie in memory that a CUDA device reads by itself
+    on_stream  copies are enqueued with the steps; else the host makes them, by `core`
 
     pools       as given
     page_bytes  of a page in all of them
     core        where the host runs the steps: the _core.PagePools that makes the copies; else None
     """
 
-    def __init__(self, pools: Sequence[Any], num_pages: int, place: Place) -> None:
+    def __init__(
+        self,
+        pools: Sequence[Any],
+        num_pages: int,
+        *,
+        pinned: bool = False,
+        on_stream: bool = False,
+    ) -> None:
         self.pools = tuple(pools)
         self.page_bytes = 0
         self._memory: list[_core.LazyZeros] = []
@@ -42,18 +49,18 @@ class HostPool:
             shape, dtype = tuple(pages.shape), str(pages.dtype).removeprefix("torch.")
             layered = shape if len(shape) > 3 else (1, *shape)
             each = (layered[0], *layered[2:])
-            if place.on_cuda:
+            if pinned:
                 import torch
 
                 copies: Any = torch.zeros(num_pages, *each, dtype=pages.dtype, pin_memory=True)
             else:
                 copies = _core.LazyZeros((num_pages, *each), dtype)
                 self._memory.append(copies)
-            if not place.is_cpu:
+            if on_stream:
                 self._pools.append((as_torch(pages).view(layered), as_torch(copies)))
             pairs.append((pages, copies))
             self.page_bytes += _bytes_of(copies) // num_pages
-        self.core = _core.PagePools(pairs) if place.is_cpu else None
+        self.core = None if on_stream else _core.PagePools(pairs)
 
     def copy(self, stream: Stream, to_host: bool, page: int, host_page: int) -> None:
         """Enqueue a copy of one page, to this pool or from it. A pool that has fewer pages than the
