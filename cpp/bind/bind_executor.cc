@@ -80,8 +80,8 @@ void def_make(py::class_<BoundExecutor>& executor) {
                   DraftLenSchedule draft_len_schedule,
                   std::vector<double> synthetic_acceptance_rates, std::int64_t attention_window,
                   std::int64_t sink_tokens, std::vector<int> narrow_windows,
-                  std::int64_t narrow_sink_tokens, int num_host_pages,
-                  std::int64_t host_page_bytes, double host_bytes_per_second) {
+                  std::int64_t narrow_sink_tokens, int num_host_pages, std::int64_t host_page_bytes,
+                  double host_bytes_per_second) {
         ExecutorConfig c;
         c.vocab_size = vocab_size;
         c.max_batch_size = max_batch_size;

@@ -111,7 +111,8 @@ void register_plan(py::module_& m) {
             return py::array_t<std::int32_t>(static_cast<py::ssize_t>(words.size()), words.data());
           },
           py::arg("page_size"),
-          "The plan as int32 words, for unpack() on another rank. K/V moves and copies of pages that are "
+          "The plan as int32 words, for unpack() on another rank. K/V moves and copies of pages "
+          "that are "
           "due go with the first packet and no other.")
       .def(
           "unpack",

@@ -14,8 +14,7 @@ namespace specdec {
 
 class PagePoolsObject {
  public:
-  explicit PagePoolsObject(
-      const std::vector<std::pair<pybind11::object, pybind11::object>>& given);
+  explicit PagePoolsObject(const std::vector<std::pair<pybind11::object, pybind11::object>>& given);
 
   PagePools pools;
   int num_copies = 0;

@@ -121,8 +121,8 @@ void check_host_pages(const ExecutorConfig& c) {
   SPECDEC_REQUIRE(c.num_host_pages >= 0, "num_host_pages = ", c.num_host_pages,
                   ": give 0 (none) or more");
   if (c.num_host_pages == 0) return;
-  SPECDEC_REQUIRE(c.policy == SchedulerPolicy::kMaxUtilization, "num_host_pages = ",
-                  c.num_host_pages,
+  SPECDEC_REQUIRE(c.policy == SchedulerPolicy::kMaxUtilization,
+                  "num_host_pages = ", c.num_host_pages,
                   " with policy 'guaranteed_no_evict': nobody gives pages back under it; use "
                   "policy='max_utilization', or no host pages");
   SPECDEC_REQUIRE(c.host_link.page_bytes >= 1, "host_page_bytes = ", c.host_link.page_bytes,

@@ -1,5 +1,6 @@
 // Pools in the host's memory whose pages go by one number, with their copies in the host's pool: K
-// and V of a model, those of a draft model. Where the host runs the steps it makes their PageCopies.
+// and V of a model, those of a draft model. Where the host runs the steps it makes their
+// PageCopies.
 #pragma once
 
 #include <cstddef>

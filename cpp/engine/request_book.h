@@ -7,9 +7,9 @@
 // max_utilization: a request is admitted when its prompt fits. Before each step make_room() gives
 // pages to those that run, in order of priority and age; where they run out the last in that order
 // is preempted: it gives its pages back and keeps its slot with everything that was decided. Its
-// K/V is copied to the host's pool and back when there is room again (swap.cc), or, where that takes
-// longer or the pool is full, computed again. The first in the order is never preempted and the
-// pool holds any one request, so it ends, and then the next.
+// K/V is copied to the host's pool and back when there is room again (swap.cc), or, where that
+// takes longer or the pool is full, computed again. The first in the order is never preempted and
+// the pool holds any one request, so it ends, and then the next.
 #pragma once
 
 #include <cstdint>

@@ -148,10 +148,10 @@ struct RequestRecord {
   bool cancelled = false, ended = false;
 
   // kMaxUtilization
-  bool preempted = false;        // it has no pages
+  bool preempted = false;             // it has no pages
   std::optional<SwappedOut> swapped;  // its K/V is the host's pool's meanwhile
-  bool sits_out = false;         // it lacks pages for the step at hand
-  int page_room = kMaxDraftLen;  // drafts of the step at hand that its pages have room for
+  bool sits_out = false;              // it lacks pages for the step at hand
+  int page_room = kMaxDraftLen;       // drafts of the step at hand that its pages have room for
 
   const TokenId* tokens() const { return host_slot ? host_slot->history() : text.data(); }
   // Where its slot is the host's: tokens as far as steps have run.

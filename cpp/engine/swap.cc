@@ -11,8 +11,8 @@
 namespace specdec {
 
 // Orders copies of what only this request holds, if that is cheaper than to compute it again and
-// the pool has room. Blocks that others hold as well are not copied: they are there, or are computed
-// again, when the request comes back. `final_len`: tokens whose K/V is final.
+// the pool has room. Blocks that others hold as well are not copied: they are there, or are
+// computed again, when the request comes back. `final_len`: tokens whose K/V is final.
 bool RequestBook::swap_out(RequestRecord& request, std::int64_t final_len) {
   if (host_pages_.num_pages() == 0) return false;
   // Half of its pages hold what an earlier copy brought, or nothing: what is known is a prefix.
@@ -22,9 +22,8 @@ bool RequestBook::swap_out(RequestRecord& request, std::int64_t final_len) {
   const auto& held = pages_.pages(request.slot);
   const std::vector<std::int32_t> run(held.begin(), held.begin() + blocks);
   const int first = std::min(pages_.held_by_others(request.slot), static_cast<int>(blocks));
-  const auto count = std::count_if(run.begin() + first, run.end(), [](std::int32_t page) {
-    return page != PageTable::kNoPage;
-  });
+  const auto count = std::count_if(run.begin() + first, run.end(),
+                                   [](std::int32_t page) { return page != PageTable::kNoPage; });
   const int chunk = request.max_chunk > 0 ? request.max_chunk : config_.max_num_tokens;
   const std::int64_t start = std::int64_t{first} * pages_.page_size();
   if (count == 0 || !swapping_pays(*cost_, config_.host_link, count, start, length, chunk)) {
@@ -61,8 +60,8 @@ bool RequestBook::swap_in(RequestRecord& request) {
     return resume(request);
   }
   const std::int64_t tokens = request.tokens_to_hold_with(0) + request.in_prefill();
-  const std::int64_t blocks = std::max(
-      pages_.pages_for(kept.length), std::min(request.most_blocks, pages_.pages_for(tokens)));
+  const std::int64_t blocks = std::max(pages_.pages_for(kept.length),
+                                       std::min(request.most_blocks, pages_.pages_for(tokens)));
   const auto sinks = pages_.pages_for(pages_.span().sink_tokens);
   const std::int64_t holes = std::max<std::int64_t>(0, kept.kept_from - sinks);
   const std::int64_t needed = headroom() + blocks - holes - match.blocks + match.unused;

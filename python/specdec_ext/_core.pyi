@@ -36,6 +36,7 @@ __all__: list[str] = [
     "MedusaDrafter",
     "MedusaHeads",
     "PackedLinear",
+    "PagePools",
     "RecurrentDrafter",
     "SearchCost",
     "ShardedStep",
@@ -104,6 +105,7 @@ __all__: list[str] = [
     "step_append_kv",
     "step_attention",
     "supported_attention",
+    "swapping_pays",
     "synthetic_step",
     "text_array",
     "text_array_end",
@@ -127,7 +129,7 @@ class StepPlan:
         self, page_size: typing.SupportsInt | typing.SupportsIndex
     ) -> numpy.typing.NDArray[numpy.int32]:
         """
-        The plan as int32 words, for unpack() on another rank. K/V moves that are due go with the first packet and no other.
+        The plan as int32 words, for unpack() on another rank. K/V moves and copies of pages that are due go with the first packet and no other.
         """
     def unpack(self, words: typing.Annotated[numpy.typing.ArrayLike, numpy.int32]) -> None:
         """
@@ -180,6 +182,11 @@ class StepPlan:
     def num_requests(self) -> int: ...
     @property
     def num_rows(self) -> int: ...
+    @property
+    def page_copies(self) -> numpy.typing.NDArray[numpy.int32]:
+        """
+        [N, 3] int32: pages that were copied to the host's pool or from there behind those moves, as PagePools.copy() takes them
+        """
     @property
     def page_table(self) -> numpy.typing.NDArray[numpy.int32]:
         """
@@ -707,6 +714,11 @@ class StagedStep:
     @property
     def num_prompts(self) -> int: ...
     @property
+    def page_copies(self) -> list[tuple[bool, int, int]]:
+        """
+        To be made before everything else, in this order: (to the host's pool or from there, page, page of the host's pool).
+        """
+    @property
     def ring(self) -> int:
         """
         Its place in the rings.
@@ -715,6 +727,96 @@ class StagedStep:
     def second_worth(self) -> float:
         """
         Tokens that a second of drafting has to bring; 0: any.
+        """
+
+class StepCost:
+    """
+    T(rows, context), seconds of one forward pass: linear between measured points, behind the last with the slope over four. See cpp/engine/step_cost.h.
+    """
+    def __call__(self, rows: typing.SupportsFloat | typing.SupportsIndex) -> float: ...
+    def __init__(
+        self,
+        table: dict[int, float],
+        growth: dict[int, float] = {},
+        context_len: typing.SupportsFloat | typing.SupportsIndex = 0.0,
+        prefill: tuple[
+            typing.SupportsFloat | typing.SupportsIndex, typing.SupportsFloat | typing.SupportsIndex
+        ] = (1.0, 1.0),
+    ) -> None:
+        """
+        table: {rows: seconds}, 1 row and at least one more count, of a pass of one request with `context_len` tokens in the cache. growth: {rows: seconds} that each token more adds; empty: nothing. prefill: rows of prompts cost so many times what the table says, and the text that they read so many times what growth says.
+        """
+    def at(
+        self,
+        requests: typing.SupportsInt | typing.SupportsIndex,
+        context_len: typing.SupportsFloat | typing.SupportsIndex,
+    ) -> StepCost:
+        """
+        Of steps of `requests` requests with `context_len` tokens in the cache, on average: their rows share the weights, each reads a cache of its own.
+        """
+    def prefill(
+        self,
+        base: typing.SupportsFloat | typing.SupportsIndex,
+        rows: typing.SupportsFloat | typing.SupportsIndex,
+        start: typing.SupportsFloat | typing.SupportsIndex,
+    ) -> float:
+        """
+        Seconds that `rows` rows of a prompt, `start` tokens of which were read before, add to a pass of `base` rows.
+        """
+    def read(
+        self,
+        start: typing.SupportsFloat | typing.SupportsIndex,
+        end: typing.SupportsFloat | typing.SupportsIndex,
+        chunk: typing.SupportsInt | typing.SupportsIndex,
+    ) -> float:
+        """
+        Seconds that reading tokens start, ..., end - 1 of a text takes in passes of their own of at most `chunk` rows.
+        """
+    def seconds(
+        self,
+        first: typing.SupportsInt | typing.SupportsIndex,
+        more: typing.SupportsInt | typing.SupportsIndex,
+    ) -> numpy.typing.NDArray[numpy.float64]:
+        """
+        [more + 1]: of first, first + 1, ..., first + more rows.
+        """
+    @property
+    def columns(self) -> tuple[list[int], list[float], float, list[float], tuple[float, float]]:
+        """
+        (rows, seconds, context_len, growth, prefill), as Executor.set_step_cost() takes them.
+        """
+
+class StepTimes:
+    """
+    T(rows, context) refined by the steps that are served anyway. See cpp/engine/step_times.h.
+    """
+    def __init__(self, start: StepCost) -> None:
+        """
+        start: the table to begin with.
+        """
+    def observe(self, plan: StepPlan, seconds: typing.SupportsFloat | typing.SupportsIndex) -> bool:
+        """
+        The forward pass of `plan` took `seconds`. True: cost has changed.
+        """
+    @property
+    def cost(self) -> StepCost: ...
+    @property
+    def observed(self) -> int:
+        """
+        Steps that counted.
+        """
+
+class PagePools:
+    """
+    Pools of pages on the host that go by one number, with their copies in the host's pool. See cpp/engine/page_pools.h.
+    """
+    def __init__(self, pools: collections.abc.Sequence[tuple[typing.Any, typing.Any]]) -> None:
+        """
+        pools: (pages, copies) of each; pages [layers, P, ...], copies [H, layers, ...]; both are kept alive.
+        """
+    def copy(self, orders: typing.Annotated[numpy.typing.ArrayLike, numpy.int32]) -> None:
+        """
+        orders: int32 [N, 3] of StepPlan.page_copies, made in this order: (1: to the host's pool, 0: from there; page; page of the host's pool).
         """
 
 class VerifiedDraft:
@@ -884,6 +986,9 @@ class Executor:
         sink_tokens: typing.SupportsInt | typing.SupportsIndex = 0,
         narrow_windows: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex] = [],
         narrow_sink_tokens: typing.SupportsInt | typing.SupportsIndex = 0,
+        num_host_pages: typing.SupportsInt | typing.SupportsIndex = 0,
+        host_page_bytes: typing.SupportsInt | typing.SupportsIndex = 0,
+        host_bytes_per_second: typing.SupportsFloat | typing.SupportsIndex = 0.0,
     ) -> None:
         """
         k_pages, v_pages: pages on the CPU: the host runs the steps, plan() -> forward pass -> commit(). Without them the caller enqueues the steps on a device, between
@@ -892,6 +997,12 @@ class Executor:
         behind it are given back. 0: everything. narrow_windows: one per layer, 0 for none; layers with one, and
         narrow_sink_tokens, give their part of a page's memory back when it lies behind theirs. For pages of LazyZeros
         alone, of which a layer's part is whole pages of the operating system; without enable_block_reuse.
+        num_host_pages: pages of the host's pool for requests that are preempted, host_page_bytes of all that
+        goes by a page's number, host_bytes_per_second of the way there; 0: not known.
+        """
+    def bind_host_pages(self, pools: typing.Any) -> None:
+        """
+        Where the host runs the steps: what is copied of preempted requests, a PagePools.
         """
     def bind_rings(
         self,
@@ -1686,74 +1797,6 @@ class LazyZeros:
     @property
     def shape(self) -> tuple[typing.Any, ...]: ...
 
-class StepCost:
-    """
-    T(rows, context), seconds of one forward pass: linear between measured points, behind the last with the slope over four. See cpp/engine/step_cost.h.
-    """
-    def __call__(self, rows: typing.SupportsFloat | typing.SupportsIndex) -> float: ...
-    def __init__(
-        self,
-        table: dict[int, float],
-        growth: dict[int, float] = {},
-        context_len: typing.SupportsFloat | typing.SupportsIndex = 0.0,
-        prefill: tuple[
-            typing.SupportsFloat | typing.SupportsIndex, typing.SupportsFloat | typing.SupportsIndex
-        ] = (1.0, 1.0),
-    ) -> None:
-        """
-        table: {rows: seconds}, 1 row and at least one more count, of a pass of one request with `context_len` tokens in the cache. growth: {rows: seconds} that each token more adds; empty: nothing. prefill: rows of prompts cost so many times what the table says, and the text that they read so many times what growth says.
-        """
-    def at(
-        self,
-        requests: typing.SupportsInt | typing.SupportsIndex,
-        context_len: typing.SupportsFloat | typing.SupportsIndex,
-    ) -> StepCost:
-        """
-        Of steps of `requests` requests with `context_len` tokens in the cache, on average: their rows share the weights, each reads a cache of its own.
-        """
-    def prefill(
-        self,
-        base: typing.SupportsFloat | typing.SupportsIndex,
-        rows: typing.SupportsFloat | typing.SupportsIndex,
-        start: typing.SupportsFloat | typing.SupportsIndex,
-    ) -> float:
-        """
-        Seconds that `rows` rows of a prompt, `start` tokens of which were read before, add to a pass of `base` rows.
-        """
-    def seconds(
-        self,
-        first: typing.SupportsInt | typing.SupportsIndex,
-        more: typing.SupportsInt | typing.SupportsIndex,
-    ) -> numpy.typing.NDArray[numpy.float64]:
-        """
-        [more + 1]: of first, first + 1, ..., first + more rows.
-        """
-    @property
-    def columns(self) -> tuple[list[int], list[float], float, list[float], tuple[float, float]]:
-        """
-        (rows, seconds, context_len, growth, prefill), as Executor.set_step_cost() takes them.
-        """
-
-class StepTimes:
-    """
-    T(rows, context) refined by the steps that are served anyway. See cpp/engine/step_times.h.
-    """
-    def __init__(self, start: StepCost) -> None:
-        """
-        start: the table to begin with.
-        """
-    def observe(self, plan: StepPlan, seconds: typing.SupportsFloat | typing.SupportsIndex) -> bool:
-        """
-        The forward pass of `plan` took `seconds`. True: cost has changed.
-        """
-    @property
-    def cost(self) -> StepCost: ...
-    @property
-    def observed(self) -> int:
-        """
-        Steps that counted.
-        """
-
 def accept_scratch_bytes(
     num_requests: typing.SupportsInt | typing.SupportsIndex,
     vocab_size: typing.SupportsInt | typing.SupportsIndex,
@@ -2459,6 +2502,20 @@ def step_attention(
 def supported_attention() -> list[typing.Any]:
     """
     See specdec_ext.ops.supported_attention.
+    """
+
+def swapping_pays(
+    cost: StepCost | None,
+    *,
+    pages: typing.SupportsInt | typing.SupportsIndex,
+    page_bytes: typing.SupportsInt | typing.SupportsIndex,
+    bytes_per_second: typing.SupportsFloat | typing.SupportsIndex,
+    start: typing.SupportsInt | typing.SupportsIndex,
+    end: typing.SupportsInt | typing.SupportsIndex,
+    chunk: typing.SupportsInt | typing.SupportsIndex,
+) -> bool:
+    """
+    Are so many pages copied out and back in less time than tokens start, ..., end - 1 are read again in passes of `chunk` rows? cost: a StepCost. True where that (None) or the speed (0) is not known.
     """
 
 def synthetic_step(

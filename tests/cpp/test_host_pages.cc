@@ -132,8 +132,7 @@ struct World {
     const auto& kept = pool.pages(s);
     for (std::size_t b = attached; b < kept.size(); ++b) {
       if (kept[b] == HostPages::kNoPage) continue;
-      std::copy_n(copies.begin() + kept[b] * size, size,
-                  pages.begin() + table.pages(s)[b] * size);
+      std::copy_n(copies.begin() + kept[b] * size, size, pages.begin() + table.pages(s)[b] * size);
       std::fill_n(copies.begin() + kept[b] * size, size, kPoison);
     }
     pool.drop(s);

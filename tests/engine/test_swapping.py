@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from engine_loop_cases import FUNCTION, METHODS as HASHED, make_engine
+from engine_loop_cases import FUNCTION, make_engine
+from engine_loop_cases import METHODS as HASHED
 from method_cases import (
     GREEDY,
     PROMPTS,
@@ -311,9 +312,7 @@ def test_cancelled_while_it_is_swapped_out(where: int | None) -> None:
 
 @pytest.mark.parametrize("where", [0, 1, 2])
 @pytest.mark.parametrize("to_host", [True, False], ids=["out", "back"])
-def test_a_copy_that_fails(
-    where: int, to_host: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_copy_that_fails(where: int, to_host: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Requests of that step end with the error; whose pages were lost computes them again."""
     loop = engine(20, 100, where)
     whole = HostPool.copy

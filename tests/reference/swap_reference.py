@@ -6,6 +6,7 @@ between them, behind the last the slope over the last four.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from fractions import Fraction
 
@@ -18,7 +19,7 @@ def line(points: Points, rows: Fraction) -> Fraction:
     """The value at `rows`; points [(rows, value)] ascend."""
     if rows <= points[0][0]:
         return points[0][1]
-    for (x0, y0), (x1, y1) in zip(points, points[1:], strict=False):
+    for (x0, y0), (x1, y1) in itertools.pairwise(points):
         if rows <= x1:
             return y0 + (y1 - y0) * (rows - x0) / (x1 - x0)
     (x0, y0), (x1, y1) = points[max(len(points) - 4, 0)], points[-1]

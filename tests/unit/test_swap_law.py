@@ -11,8 +11,10 @@ import pytest
 from reference.swap_reference import reading_seconds
 from reference.swap_reference import swapping_pays as pays_by_definition
 from specdec_ext import ConfigError, KvCacheConfig, SchedulerConfig, _core
+from specdec_ext.cli.common import SpecdecParser, add_llm_arguments, llm_kwargs
 from specdec_ext.config.parse import parse_kv_cache_config
 from specdec_ext.engine.memory_plan import MemoryPlan, plan_memory
+from specdec_ext.text.metrics import describe_preemptions
 
 
 def test_the_law_against_its_definition() -> None:
@@ -67,7 +69,9 @@ def test_what_is_not_known_is_copied() -> None:
             call()
 
 
-def plan(page: int = 4, policy: str = "max_utilization", free: int = 10**9, **cache: Any) -> MemoryPlan:
+def plan(
+    page: int = 4, policy: str = "max_utilization", free: int = 10**9, **cache: Any
+) -> MemoryPlan:
     return plan_memory(
         bytes_per_token=100,
         max_position=64,
@@ -146,3 +150,28 @@ def test_copies_of_pages_check_their_orders() -> None:
         _core.PagePools([(pages, np.zeros((5, 2, 4), dtype=np.float16))])
     with pytest.raises(ValueError, match="copies for 4 and for 5 pages"):
         _core.PagePools([(pages, copies), (pages, np.zeros((4, 2, 4), dtype=np.float32))])
+
+
+def test_what_statistics_say() -> None:
+    stats = {
+        "preemptions": 3, "recomputed_tokens": 40, "host_total_pages": 0, "host_pool_full": 0,
+        "swapped_out": 0, "swapped_in": 0, "swapped_out_bytes": 0, "swapped_in_bytes": 0,
+    }  # fmt: skip
+    assert describe_preemptions({"preemptions": 0}) is None
+    assert describe_preemptions(stats) == "preemptions: 3, 40 tokens read again"
+    stats |= {"host_total_pages": 9, "swapped_out": 2, "swapped_out_bytes": 2_500_000}
+    stats |= {"swapped_in": 1, "swapped_in_bytes": 1_200_000, "host_pool_full": 1}
+    assert describe_preemptions(stats) == (
+        "preemptions: 3, 40 tokens read again; 2 swapped to the host (2.5 MB), 1 back (1.2 MB), "
+        "1 found no room there"
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "size"),
+    [([], 0), (["--host-cache-size", "1000"], 1000), (["--swap-space", "0.5"], 2**29)],
+)
+def test_the_command_line(arguments: list[str], size: int) -> None:
+    parser = SpecdecParser()
+    add_llm_arguments(parser)
+    assert llm_kwargs(parser.parse_args(arguments))["kv_cache_config"].host_cache_size == size

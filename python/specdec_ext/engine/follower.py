@@ -25,7 +25,15 @@ from ..models.sharded_model import finish_ids, finish_scores, run_parts
 from ..parallel.fingerprint import model_fingerprint
 from ..parallel.link import LostRankError
 from ..parallel.team import (
-    BIND, END, FORWARD, HOST_POOL, LOAD, LOST_EXIT_CODE, RELEASE, Team, enter,
+    BIND,
+    END,
+    FORWARD,
+    HOST_POOL,
+    LOAD,
+    LOST_EXIT_CODE,
+    RELEASE,
+    Team,
+    enter,
 )  # fmt: skip
 from .host_pool import HostPool
 from .kv_pages import KvPages
