@@ -1,10 +1,8 @@
-// Pages in the host's memory and their copies in the host's pool (engine/page_pools.h), and the law
-// that weighs copies against computing K/V again.
+// Pages in the host's memory and their copies in the host's pool (engine/page_pools.h).
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
-#include <optional>
 #include <utility>
 #include <vector>
 
@@ -12,7 +10,6 @@
 #include "bind/array_argument.h"
 #include "bind/page_pools_object.h"
 #include "bind/registers.h"
-#include "engine/swap_law.h"
 
 namespace py = pybind11;
 
@@ -79,19 +76,6 @@ void register_page_pools(py::module_& m) {
           py::arg("orders"),
           "orders: int32 [N, 3] of StepPlan.page_copies, made in this order: (1: to the host's "
           "pool, 0: from there; page; page of the host's pool).");
-  m.def(
-      "swapping_pays",
-      [](const std::optional<StepCost>& cost, std::int64_t pages, std::int64_t page_bytes,
-         double bytes_per_second, std::int64_t start, std::int64_t end, int chunk) {
-        SPECDEC_REQUIRE(chunk >= 1, "chunk = ", chunk, ": at least 1 row");
-        return swapping_pays(cost.value_or(StepCost{}), {bytes_per_second, page_bytes}, pages,
-                             start, end, chunk);
-      },
-      py::arg("cost"), py::kw_only(), py::arg("pages"), py::arg("page_bytes"),
-      py::arg("bytes_per_second"), py::arg("start"), py::arg("end"), py::arg("chunk"),
-      "Are so many pages copied out and back in less time than tokens start, ..., end - 1 are read "
-      "again in passes of `chunk` rows? cost: a StepCost. True where that (None) or the speed (0) "
-      "is not known.");
 }
 
 }  // namespace specdec

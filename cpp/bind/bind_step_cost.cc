@@ -80,15 +80,6 @@ void register_step_cost(py::module_& m) {
       .def("prefill", &StepCost::prefill, py::arg("base"), py::arg("rows"), py::arg("start"),
            "Seconds that `rows` rows of a prompt, `start` tokens of which were read before, add to "
            "a pass of `base` rows.")
-      .def(
-          "read",
-          [](const StepCost& self, double start, double end, int chunk) {
-            SPECDEC_REQUIRE(chunk >= 1, "StepCost.read: chunk = ", chunk, ": at least 1 row");
-            return self.read(start, end, chunk);
-          },
-          py::arg("start"), py::arg("end"), py::arg("chunk"),
-          "Seconds that reading tokens start, ..., end - 1 of a text takes in passes of their own "
-          "of at most `chunk` rows.")
       .def("__call__", &StepCost::operator(), py::arg("rows"))
       .def("seconds", &seconds_from, py::arg("first"), py::arg("more"),
            "[more + 1]: of first, first + 1, ..., first + more rows.")

@@ -25,7 +25,6 @@ PYBIND11_MODULE(_core, m) {
   specdec::register_proposed_drafts(m);
   specdec::register_beam_ops(m);
   specdec::register_staging(m);
-  specdec::register_step_cost(m);
   specdec::register_page_pools(m);
   specdec::register_executor(m);  // after plans, slots and staging, whose types it returns
   specdec::register_growth_ops(m);
@@ -41,4 +40,5 @@ PYBIND11_MODULE(_core, m) {
   specdec::register_text_array(m);
   specdec::register_host_arrays(m);
   specdec::register_memory(m);
+  specdec::register_step_cost(m);
 }

@@ -26,8 +26,8 @@ struct ExecutorStats {
   std::int64_t preemptions = 0;
   int preempted = 0;
   std::int64_t recomputed_tokens = 0;
-  // Of the preemptions, those whose K/V was copied to the host; how many of these came back; bytes
-  // of both; and how many found no room there, though copying was cheaper.
+  // How many preemptions copied K/V to the host, and how many of these requests came back; bytes
+  // each way; how many found no room there, though copying was cheaper.
   std::int64_t swapped_out = 0, swapped_in = 0;
   std::int64_t swapped_out_bytes = 0, swapped_in_bytes = 0;
   std::int64_t host_pool_full = 0;

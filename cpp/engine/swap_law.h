@@ -1,5 +1,5 @@
 // What is cheaper for a request that has to give its pages back: to copy them to the host and back,
-// or to read its text again. The one text of this law: Python knows it as _core.swapping_pays.
+// or to read its text again. The one text of this law.
 #pragma once
 
 #include <cstdint>

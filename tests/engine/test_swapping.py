@@ -153,7 +153,7 @@ def test_a_draft_model_goes_on_where_it_was(models: Folders, where: Where, swaps
             texts_of(llm, GREEDY)
         metrics = llm.get_metrics()
     spec_stats = metrics["speculative_decoding"]
-    # Of the last step of each text what is behind its end is not counted.
+    # What is behind the end of a text is not counted of its last step.
     lost = spec_stats["num_draft_tokens"] - spec_stats["num_accepted_draft_tokens"]
     assert lost <= 3 * len(PROMPTS)
     rows = metrics["drafter"]["rows"]

@@ -10,7 +10,7 @@ import pytest
 
 from reference.swap_reference import reading_seconds
 from reference.swap_reference import swapping_pays as pays_by_definition
-from specdec_ext import ConfigError, KvCacheConfig, SchedulerConfig, _core
+from specdec_ext import ConfigError, KvCacheConfig, SchedulerConfig, _core, _core_testing
 from specdec_ext.cli.common import SpecdecParser, add_llm_arguments, llm_kwargs
 from specdec_ext.config.parse import parse_kv_cache_config
 from specdec_ext.engine.memory_plan import MemoryPlan, plan_memory
@@ -39,7 +39,9 @@ def test_the_law_against_its_definition() -> None:
             [(c, g * unit / 1024) for c, g in zip(counts, grown, strict=False)],
             context, (Fraction(scale[0]), Fraction(scale[1])), start, start + length, chunk,
         )  # fmt: skip
-        assert cost.read(start, start + length, chunk) == pytest.approx(float(reading), rel=1e-9)
+        assert _core_testing.seconds_to_read(
+            cost.columns, start, start + length, chunk
+        ) == pytest.approx(float(reading), rel=1e-9)
         pages, page_bytes = rng.randrange(1, 100), rng.randrange(1, 2**20)
         exact = 2 * pages * page_bytes / reading  # bytes in a second at which both take as long
         for factor in (Fraction(1, 3), 1 - Fraction(1, 10**6), 1 + Fraction(1, 10**6), 3):
@@ -48,25 +50,19 @@ def test_the_law_against_its_definition() -> None:
                 continue
             expected = pays_by_definition(pages * page_bytes, speed, reading)
             found[expected] += 1
-            assert expected == _core.swapping_pays(
-                cost, pages=pages, page_bytes=page_bytes, bytes_per_second=float(speed),
+            assert expected == _core_testing.swapping_pays(
+                cost.columns, pages=pages, page_bytes=page_bytes, bytes_per_second=float(speed),
                 start=start, end=start + length, chunk=chunk,
             )  # fmt: skip
     assert min(found.values()) > 100
 
 
 def test_what_is_not_known_is_copied() -> None:
-    table = _core.StepCost({1: 1.0, 2: 1.0})
+    table = _core.StepCost({1: 1.0, 2: 1.0}).columns
     one: dict[str, Any] = {"pages": 1, "page_bytes": 10**9, "start": 0, "end": 1, "chunk": 8}
-    assert _core.swapping_pays(None, bytes_per_second=1.0, **one)
-    assert _core.swapping_pays(table, bytes_per_second=0.0, **one)
-    assert not _core.swapping_pays(table, bytes_per_second=1.0, **one)
-    for call in (
-        lambda: _core.swapping_pays(table, bytes_per_second=1.0, **{**one, "chunk": 0}),
-        lambda: table.read(0, 1, 0),
-    ):
-        with pytest.raises(ValueError, match="chunk = 0: at least 1 row"):
-            call()
+    assert _core_testing.swapping_pays(None, bytes_per_second=1.0, **one)
+    assert _core_testing.swapping_pays(table, bytes_per_second=0.0, **one)
+    assert not _core_testing.swapping_pays(table, bytes_per_second=1.0, **one)
 
 
 def plan(

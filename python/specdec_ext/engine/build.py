@@ -327,7 +327,7 @@ class EngineBuilder:
         return executor
 
     def _host_bytes_per_second(self) -> float | None:
-        """Of copies to the host's pool; None: there is none, or the stream is to measure it."""
+        """Speed of copies to the host's pool; None: there is none, or the stream measures it."""
         pool, speed = self._host_pool, self._kv_cache.host_link_gb_per_s
         if pool is None:
             return None
