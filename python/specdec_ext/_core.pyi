@@ -105,7 +105,6 @@ __all__: list[str] = [
     "step_append_kv",
     "step_attention",
     "supported_attention",
-    "swapping_pays",
     "synthetic_step",
     "text_array",
     "text_array_end",
@@ -727,83 +726,6 @@ class StagedStep:
     def second_worth(self) -> float:
         """
         Tokens that a second of drafting has to bring; 0: any.
-        """
-
-class StepCost:
-    """
-    T(rows, context), seconds of one forward pass: linear between measured points, behind the last with the slope over four. See cpp/engine/step_cost.h.
-    """
-    def __call__(self, rows: typing.SupportsFloat | typing.SupportsIndex) -> float: ...
-    def __init__(
-        self,
-        table: dict[int, float],
-        growth: dict[int, float] = {},
-        context_len: typing.SupportsFloat | typing.SupportsIndex = 0.0,
-        prefill: tuple[
-            typing.SupportsFloat | typing.SupportsIndex, typing.SupportsFloat | typing.SupportsIndex
-        ] = (1.0, 1.0),
-    ) -> None:
-        """
-        table: {rows: seconds}, 1 row and at least one more count, of a pass of one request with `context_len` tokens in the cache. growth: {rows: seconds} that each token more adds; empty: nothing. prefill: rows of prompts cost so many times what the table says, and the text that they read so many times what growth says.
-        """
-    def at(
-        self,
-        requests: typing.SupportsInt | typing.SupportsIndex,
-        context_len: typing.SupportsFloat | typing.SupportsIndex,
-    ) -> StepCost:
-        """
-        Of steps of `requests` requests with `context_len` tokens in the cache, on average: their rows share the weights, each reads a cache of its own.
-        """
-    def prefill(
-        self,
-        base: typing.SupportsFloat | typing.SupportsIndex,
-        rows: typing.SupportsFloat | typing.SupportsIndex,
-        start: typing.SupportsFloat | typing.SupportsIndex,
-    ) -> float:
-        """
-        Seconds that `rows` rows of a prompt, `start` tokens of which were read before, add to a pass of `base` rows.
-        """
-    def read(
-        self,
-        start: typing.SupportsFloat | typing.SupportsIndex,
-        end: typing.SupportsFloat | typing.SupportsIndex,
-        chunk: typing.SupportsInt | typing.SupportsIndex,
-    ) -> float:
-        """
-        Seconds that reading tokens start, ..., end - 1 of a text takes in passes of their own of at most `chunk` rows.
-        """
-    def seconds(
-        self,
-        first: typing.SupportsInt | typing.SupportsIndex,
-        more: typing.SupportsInt | typing.SupportsIndex,
-    ) -> numpy.typing.NDArray[numpy.float64]:
-        """
-        [more + 1]: of first, first + 1, ..., first + more rows.
-        """
-    @property
-    def columns(self) -> tuple[list[int], list[float], float, list[float], tuple[float, float]]:
-        """
-        (rows, seconds, context_len, growth, prefill), as Executor.set_step_cost() takes them.
-        """
-
-class StepTimes:
-    """
-    T(rows, context) refined by the steps that are served anyway. See cpp/engine/step_times.h.
-    """
-    def __init__(self, start: StepCost) -> None:
-        """
-        start: the table to begin with.
-        """
-    def observe(self, plan: StepPlan, seconds: typing.SupportsFloat | typing.SupportsIndex) -> bool:
-        """
-        The forward pass of `plan` took `seconds`. True: cost has changed.
-        """
-    @property
-    def cost(self) -> StepCost: ...
-    @property
-    def observed(self) -> int:
-        """
-        Steps that counted.
         """
 
 class PagePools:
@@ -1797,6 +1719,74 @@ class LazyZeros:
     @property
     def shape(self) -> tuple[typing.Any, ...]: ...
 
+class StepCost:
+    """
+    T(rows, context), seconds of one forward pass: linear between measured points, behind the last with the slope over four. See cpp/engine/step_cost.h.
+    """
+    def __call__(self, rows: typing.SupportsFloat | typing.SupportsIndex) -> float: ...
+    def __init__(
+        self,
+        table: dict[int, float],
+        growth: dict[int, float] = {},
+        context_len: typing.SupportsFloat | typing.SupportsIndex = 0.0,
+        prefill: tuple[
+            typing.SupportsFloat | typing.SupportsIndex, typing.SupportsFloat | typing.SupportsIndex
+        ] = (1.0, 1.0),
+    ) -> None:
+        """
+        table: {rows: seconds}, 1 row and at least one more count, of a pass of one request with `context_len` tokens in the cache. growth: {rows: seconds} that each token more adds; empty: nothing. prefill: rows of prompts cost so many times what the table says, and the text that they read so many times what growth says.
+        """
+    def at(
+        self,
+        requests: typing.SupportsInt | typing.SupportsIndex,
+        context_len: typing.SupportsFloat | typing.SupportsIndex,
+    ) -> StepCost:
+        """
+        Of steps of `requests` requests with `context_len` tokens in the cache, on average: their rows share the weights, each reads a cache of its own.
+        """
+    def prefill(
+        self,
+        base: typing.SupportsFloat | typing.SupportsIndex,
+        rows: typing.SupportsFloat | typing.SupportsIndex,
+        start: typing.SupportsFloat | typing.SupportsIndex,
+    ) -> float:
+        """
+        Seconds that `rows` rows of a prompt, `start` tokens of which were read before, add to a pass of `base` rows.
+        """
+    def seconds(
+        self,
+        first: typing.SupportsInt | typing.SupportsIndex,
+        more: typing.SupportsInt | typing.SupportsIndex,
+    ) -> numpy.typing.NDArray[numpy.float64]:
+        """
+        [more + 1]: of first, first + 1, ..., first + more rows.
+        """
+    @property
+    def columns(self) -> tuple[list[int], list[float], float, list[float], tuple[float, float]]:
+        """
+        (rows, seconds, context_len, growth, prefill), as Executor.set_step_cost() takes them.
+        """
+
+class StepTimes:
+    """
+    T(rows, context) refined by the steps that are served anyway. See cpp/engine/step_times.h.
+    """
+    def __init__(self, start: StepCost) -> None:
+        """
+        start: the table to begin with.
+        """
+    def observe(self, plan: StepPlan, seconds: typing.SupportsFloat | typing.SupportsIndex) -> bool:
+        """
+        The forward pass of `plan` took `seconds`. True: cost has changed.
+        """
+    @property
+    def cost(self) -> StepCost: ...
+    @property
+    def observed(self) -> int:
+        """
+        Steps that counted.
+        """
+
 def accept_scratch_bytes(
     num_requests: typing.SupportsInt | typing.SupportsIndex,
     vocab_size: typing.SupportsInt | typing.SupportsIndex,
@@ -2502,20 +2492,6 @@ def step_attention(
 def supported_attention() -> list[typing.Any]:
     """
     See specdec_ext.ops.supported_attention.
-    """
-
-def swapping_pays(
-    cost: StepCost | None,
-    *,
-    pages: typing.SupportsInt | typing.SupportsIndex,
-    page_bytes: typing.SupportsInt | typing.SupportsIndex,
-    bytes_per_second: typing.SupportsFloat | typing.SupportsIndex,
-    start: typing.SupportsInt | typing.SupportsIndex,
-    end: typing.SupportsInt | typing.SupportsIndex,
-    chunk: typing.SupportsInt | typing.SupportsIndex,
-) -> bool:
-    """
-    Are so many pages copied out and back in less time than tokens start, ..., end - 1 are read again in passes of `chunk` rows? cost: a StepCost. True where that (None) or the speed (0) is not known.
     """
 
 def synthetic_step(
