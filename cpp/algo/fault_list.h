@@ -37,6 +37,8 @@ enum class Fault : std::uint8_t {
   kPreemptedInFlight,   // a request's pages are taken while a step in flight names them
   kReadAgainTooLittle,  // a preempted request computes K/V of one token too few again
   kOldestPreempted,     // whoever lacks pages takes those of the oldest request
+  kPageNotCopied,       // the last page of a request that comes back from the host is not copied
+  kHostPagesKept,       // a request that has ended keeps its pages of the host's pool
 };
 
 }  // namespace specdec

@@ -80,7 +80,8 @@ void def_make(py::class_<BoundExecutor>& executor) {
                   DraftLenSchedule draft_len_schedule,
                   std::vector<double> synthetic_acceptance_rates, std::int64_t attention_window,
                   std::int64_t sink_tokens, std::vector<int> narrow_windows,
-                  std::int64_t narrow_sink_tokens) {
+                  std::int64_t narrow_sink_tokens, int num_host_pages, std::int64_t host_page_bytes,
+                  double host_bytes_per_second) {
         ExecutorConfig c;
         c.vocab_size = vocab_size;
         c.max_batch_size = max_batch_size;
@@ -110,6 +111,8 @@ void def_make(py::class_<BoundExecutor>& executor) {
         c.attention = {attention_window, sink_tokens};
         c.narrow_windows = std::move(narrow_windows);
         c.narrow_sink_tokens = narrow_sink_tokens;
+        c.num_host_pages = num_host_pages;
+        c.host_link = {host_bytes_per_second, host_page_bytes};
         return make_executor(k_pages, v_pages, std::move(c));
       }),
       py::arg("k_pages") = py::none(), py::arg("v_pages") = py::none(), py::kw_only(),
@@ -127,12 +130,16 @@ void def_make(py::class_<BoundExecutor>& executor) {
       py::arg("synthetic_acceptance_rates") = std::vector<double>{},
       py::arg("attention_window") = 0, py::arg("sink_tokens") = 0,
       py::arg("narrow_windows") = std::vector<int>{}, py::arg("narrow_sink_tokens") = 0,
+      py::arg("num_host_pages") = 0, py::arg("host_page_bytes") = 0,
+      py::arg("host_bytes_per_second") = 0.0,
       R"(k_pages, v_pages: pages on the CPU: the host runs the steps, plan() -> forward pass -> commit(). Without them the caller enqueues the steps on a device, between
 stage() and deliver(), over the rings that bind_rings() names; num_pages and page_size say what there
 is. attention_window, sink_tokens: what a row of the model sees at most, whatever its layer; pages
 behind it are given back. 0: everything. narrow_windows: one per layer, 0 for none; layers with one, and
 narrow_sink_tokens, give their part of a page's memory back when it lies behind theirs. For pages of LazyZeros
-alone, of which a layer's part is whole pages of the operating system; without enable_block_reuse.)");
+alone, of which a layer's part is whole pages of the operating system; without enable_block_reuse.
+num_host_pages: pages of the host's pool for requests that are preempted, host_page_bytes of all that
+goes by a page's number, host_bytes_per_second of the way there; 0: not known.)");
 }
 
 // What the host may ask and say at any time.
@@ -225,6 +232,14 @@ its row less the earlier siblings, renormalised) unless `replacement`.)")
           [](BoundExecutor& self) { return self.executor.reset_prefix_cache(); },
           py::call_guard<py::gil_scoped_release>(),
           "Forgets the published pages that no running request holds; returns how many.")
+      .def(
+          "bind_host_pages",
+          [](BoundExecutor& self, const py::object& pools) {
+            self.executor.bind_host_pages(pools.cast<const PagePoolsObject&>().pools);
+            self.page_pools = pools;
+          },
+          py::arg("pools"),
+          "Where the host runs the steps: what is copied of preempted requests, a PagePools.")
       .def(
           "pages", [](const BoundExecutor& self, RequestId id) { return self.executor.pages(id); },
           py::arg("request_id"),

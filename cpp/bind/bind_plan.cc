@@ -107,12 +107,13 @@ void register_plan(py::module_& m) {
           [](StepPlan& plan, int page_size) {
             const std::vector<std::int32_t> words = pack_plan(plan, page_size);
             plan.kv_moves.clear();
+            plan.page_copies.clear();
             return py::array_t<std::int32_t>(static_cast<py::ssize_t>(words.size()), words.data());
           },
           py::arg("page_size"),
-          "The plan as int32 words, for unpack() on another rank. K/V moves that are due go with "
-          "the "
-          "first packet and no other.")
+          "The plan as int32 words, for unpack() on another rank. K/V moves and copies of pages "
+          "that are "
+          "due go with the first packet and no other.")
       .def(
           "unpack",
           [](StepPlan& plan, const ArrayArgument<std::int32_t>& words) {
@@ -128,6 +129,15 @@ void register_plan(py::module_& m) {
           "[M, 2] int32: what the last commit moved in the pages, from and to, as page * page size "
           "+ "
           "place in the page")
+      .def_property_readonly(
+          "page_copies",
+          [](const py::object& self) {
+            const auto& copies = self.cast<const StepPlan&>().page_copies;
+            return view_of(copies, {static_cast<py::ssize_t>(copies.size() / 3), 3}, self);
+          },
+          "[N, 3] int32: pages that were copied to the host's pool or from there behind those "
+          "moves, "
+          "as PagePools.copy() takes them")
       .def_readonly("num_requests", &StepPlan::num_requests)
       .def_readonly("num_rows", &StepPlan::num_rows)
       .def_readonly("num_logit_rows", &StepPlan::num_logit_rows)

@@ -2,6 +2,10 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <cstdint>
+#include <tuple>
+#include <vector>
+
 #include "bind/registers.h"
 #include "engine/staging.h"
 
@@ -82,7 +86,18 @@ void register_staging(py::module_& m) {
       .def_readonly("kept_rows", &StagedStep::kept_rows,
                     "(slot, row of its part of the last step) that a drafter goes on from.")
       .def_readonly("moves", &StagedStep::moves, "K/V is to be moved before the step.")
-      .def_readonly("entries", &StagedStep::entries);
+      .def_readonly("entries", &StagedStep::entries)
+      .def_property_readonly(
+          "page_copies",
+          [](const StagedStep& step) {
+            std::vector<std::tuple<bool, std::int32_t, std::int32_t>> copies;
+            for (const PageCopy& copy : step.page_copies) {
+              copies.emplace_back(copy.to_host, copy.page, copy.host_page);
+            }
+            return copies;
+          },
+          "To be made before everything else, in this order: (to the host's pool or from there, "
+          "page, page of the host's pool).");
 }
 
 }  // namespace specdec

@@ -10,6 +10,7 @@
 
 #include "base/check.h"
 #include "bind/dlpack_convert.h"
+#include "bind/page_pools_object.h"
 #include "engine/executor.h"
 #include "engine/output_queue.h"
 
@@ -23,6 +24,7 @@ struct BoundExecutor {
   }
 
   pybind11::object k_pages, v_pages;
+  pybind11::object page_pools;  // a PagePoolsObject
   Executor executor;
   OutputQueue outputs;
   BorrowedTensor staging, entries, results, scores, trees;

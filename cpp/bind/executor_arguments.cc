@@ -104,6 +104,13 @@ py::dict stats_dict(const ExecutorStats& s) {
   d["preemptions"] = s.preemptions;
   d["preempted"] = s.preempted;
   d["recomputed_tokens"] = s.recomputed_tokens;
+  d["swapped_out"] = s.swapped_out;
+  d["swapped_in"] = s.swapped_in;
+  d["swapped_out_bytes"] = s.swapped_out_bytes;
+  d["swapped_in_bytes"] = s.swapped_in_bytes;
+  d["host_pool_full"] = s.host_pool_full;
+  d["host_free_pages"] = s.host_free_pages;
+  d["host_total_pages"] = s.host_total_pages;
   d["empty_steps"] = s.empty_steps;
   d["running"] = s.running;
   d["waiting"] = s.waiting;

@@ -25,6 +25,7 @@ PYBIND11_MODULE(_core, m) {
   specdec::register_proposed_drafts(m);
   specdec::register_beam_ops(m);
   specdec::register_staging(m);
+  specdec::register_page_pools(m);
   specdec::register_executor(m);  // after plans, slots and staging, whose types it returns
   specdec::register_growth_ops(m);
   specdec::register_draft_passes(m);

@@ -37,5 +37,6 @@ void register_text_array(pybind11::module_& m);
 void register_host_arrays(pybind11::module_& m);
 void register_memory(pybind11::module_& m);
 void register_step_cost(pybind11::module_& m);
+void register_page_pools(pybind11::module_& m);
 
 }  // namespace specdec

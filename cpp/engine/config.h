@@ -8,6 +8,7 @@
 #include "base/pages.h"
 #include "base/types.h"
 #include "engine/draft_len_schedule.h"
+#include "engine/swap_law.h"
 
 namespace specdec {
 
@@ -21,7 +22,8 @@ enum class DraftMethod : std::uint8_t { kNone, kLookahead, kNgram, kSuffix, kPro
 // Who is admitted.
 //   kGuaranteedNoEvict  whose worst case fits into the pages that are not promised to others
 //   kMaxUtilization     whose prompt fits now; where pages run out the newest request gives its own
-//                       back, and computes its K/V again when there is room
+//                       back; its K/V is copied to the host meanwhile, or computed again when there
+//                       is room
 enum class SchedulerPolicy : std::uint8_t { kGuaranteedNoEvict, kMaxUtilization };
 
 struct NgramParams {
@@ -65,6 +67,9 @@ struct ExecutorConfig {
   // memory back when it lies behind them, though the page stays (engine/window_memory.h).
   std::vector<int> narrow_windows;
   std::int64_t narrow_sink_tokens = 0;
+  // kMaxUtilization: pages of the host's pool, and the way there. 0: K/V is always computed again.
+  int num_host_pages = 0;
+  HostLink host_link;
   bool enable_block_reuse = false;  // requests start from published pages of equal text and salt
   bool check_integrity = false;
   DraftLenSchedule draft_len_schedule;

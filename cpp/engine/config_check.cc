@@ -117,6 +117,21 @@ void check_schedule(const ExecutorConfig& c) {
   }
 }
 
+void check_host_pages(const ExecutorConfig& c) {
+  SPECDEC_REQUIRE(c.num_host_pages >= 0, "num_host_pages = ", c.num_host_pages,
+                  ": give 0 (none) or more");
+  if (c.num_host_pages == 0) return;
+  SPECDEC_REQUIRE(c.policy == SchedulerPolicy::kMaxUtilization,
+                  "num_host_pages = ", c.num_host_pages,
+                  " with policy 'guaranteed_no_evict': nobody gives pages back under it; use "
+                  "policy='max_utilization', or no host pages");
+  SPECDEC_REQUIRE(c.host_link.page_bytes >= 1, "host_page_bytes = ", c.host_link.page_bytes,
+                  ": the bytes of a page are needed to weigh copies against computing it again");
+  const double speed = c.host_link.bytes_per_second;
+  SPECDEC_REQUIRE(speed >= 0.0 && std::isfinite(speed), "host_bytes_per_second = ", speed,
+                  ": give bytes copied in a second, or 0 where that is not known");
+}
+
 }  // namespace
 
 const ExecutorConfig& checked_config(const ExecutorConfig& config) {
@@ -136,6 +151,7 @@ const ExecutorConfig& checked_config(const ExecutorConfig& config) {
   SPECDEC_REQUIRE(config.narrow_sink_tokens >= 0,
                   "narrow_sink_tokens = ", config.narrow_sink_tokens,
                   ": give 0 (none) or a positive number of tokens");
+  check_host_pages(config);
   check_synthetic_rates(config.synthetic_acceptance_rates);
   return config;
 }

@@ -294,6 +294,10 @@ std::vector<StepOutput> Executor::fail(std::int64_t index, const std::string& me
     ++totals_.failed;
     end(request);
   }
+  // Others whose pages were to be copied in front of it.
+  for (const RequestId id : flight->copied) {
+    if (RequestRecord* request = book_.find_running(id)) book_.lose_copies(*request);
+  }
   return outputs;
 }
 

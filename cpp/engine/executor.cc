@@ -101,6 +101,13 @@ void Executor::run_on_host(const KvCacheView& cache, const Backend& backend) {
   rings_.results = reinterpret_cast<const std::int32_t*>(host_->results.data());
 }
 
+void Executor::bind_host_pages(PagePools pools) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  SPECDEC_REQUIRE(host_ != nullptr && next_step_ == 0,
+                  "bind_host_pages: for steps that the host runs, before the first plan()");
+  page_pools_ = std::move(pools);
+}
+
 // Drafts of the method in one step.
 int Executor::method_drafts(const RequestParams& p) const {
   if (!p.speculative || p.max_tokens <= 1) return 0;

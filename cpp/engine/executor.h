@@ -40,6 +40,7 @@
 #include "engine/executor_stats.h"
 #include "engine/host_accept.h"
 #include "engine/immediate.h"
+#include "engine/page_pools.h"
 #include "engine/per_salt.h"
 #include "engine/request.h"
 #include "engine/request_book.h"
@@ -71,6 +72,9 @@ class Executor {
   void bind_rings(const StepRings& rings);
   void run_on_host(const KvCacheView& cache, const Backend& backend);
   const HostSteps* host() const { return host_.get(); }
+  // Where the host runs the steps and has a pool for preempted requests: what is copied. Before the
+  // first plan().
+  void bind_host_pages(PagePools pools);
 
   void set_step_cost(std::vector<int> rows, std::vector<double> seconds, double context_len = 0.0,
                      std::vector<double> growth = {}, const PrefillScale& prefill = {});
@@ -157,6 +161,7 @@ class Executor {
   bool needs_host(const RequestParams& params) const;
   int max_external_drafts(const RequestParams& params) const;
   // plan.cc
+  void make_room();
   void begin_step();
   void collect();
   // What prompts may add to a step: seconds beside `rows` rows that it has already.
@@ -265,6 +270,8 @@ class Executor {
   std::vector<int> staged_pages_;     // [ring, B] entries of each staged row of the page table
   std::vector<std::uint64_t> block_;  // an entering slot, before it is staged
   std::vector<SlotEntry> entered_;    // slots that the host has written since the last step
+  PagePools page_pools_;              // of steps that the host runs
+  std::vector<PageCopy> copies_;      // since the last step
   HostAcceptor acceptor_;
   AcceptResult accepted_;                    // of the request at hand
   std::vector<std::int32_t> vocab_scratch_;  // [V] while a reduced vocabulary is checked

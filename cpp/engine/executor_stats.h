@@ -26,6 +26,12 @@ struct ExecutorStats {
   std::int64_t preemptions = 0;
   int preempted = 0;
   std::int64_t recomputed_tokens = 0;
+  // How many preemptions copied K/V to the host, and how many of these requests came back; bytes
+  // each way; how many found no room there, though copying was cheaper.
+  std::int64_t swapped_out = 0, swapped_in = 0;
+  std::int64_t swapped_out_bytes = 0, swapped_in_bytes = 0;
+  std::int64_t host_pool_full = 0;
+  int host_free_pages = 0, host_total_pages = 0;
   std::int64_t late_results = 0;  // results of requests that had ended; dropped
   std::int64_t empty_steps = 0;   // steps in which the device found nothing to do
   int free_pages = 0, total_pages = 0;

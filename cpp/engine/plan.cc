@@ -14,6 +14,28 @@ constexpr int kLeastPrefillRows = 16;
 
 }  // namespace
 
+// max_utilization: pages for who runs, and the copies of pages that this takes. Where the host runs
+// the steps nothing else is under way, and they are made at once.
+void Executor::make_room() {
+  SPECDEC_REQUIRE(host_ == nullptr || config_.num_host_pages == 0 || !page_pools_.empty(),
+                  "plan() with num_host_pages = ", config_.num_host_pages,
+                  " needs bind_host_pages() first");
+  // Whoever computes K/V again has drafters that begin anew: what they know of pages is gone.
+  for (const RequestRecord* request : book_.make_room(step_cost_)) {
+    entered_.push_back({request->slot, request->id, 0, 0});
+  }
+  const std::vector<PageCopy> ordered = book_.take_copies();
+  if (host_ == nullptr) {
+    copies_.insert(copies_.end(), ordered.begin(), ordered.end());
+    return;
+  }
+  for (const PageCopy& order : ordered) {
+    page_pools_.copy(order);
+    host_->plan.page_copies.insert(host_->plan.page_copies.end(),
+                                   {order.to_host, order.page, order.host_page});
+  }
+}
+
 // Opens the next step: its place in the rings, nobody in it.
 void Executor::begin_step() {
   int ring = static_cast<int>(next_step_ % ring_size());
@@ -22,6 +44,7 @@ void Executor::begin_step() {
   }
   place_ = rings_.staging + static_cast<std::ptrdiff_t>(ring) * staging_.words;
   step_.entries = std::exchange(entered_, {});
+  step_.page_copies = std::exchange(copies_, {});
   step_.host_choices.clear();
   step_.host_trees.clear();
   step_.kept_rows.clear();
@@ -31,7 +54,8 @@ void Executor::begin_step() {
   step_.max_decode_rows = step_.max_rows = step_.max_kv_len = step_.most_asked = 0;
   step_.needs_scores = step_.moves = false;
   step_.second_worth = 0.0;
-  flights_.push_back({next_step_, ring, false, {}});
+  flights_.push_back({next_step_, ring, false, {}, {}});
+  for (const PageCopy& copy : step_.page_copies) flights_.back().copied.push_back(copy.request);
   staged(staging_.cu_rows)[0] = staged(staging_.cu_logits)[0] = 0;
 }
 
@@ -43,12 +67,7 @@ const StagedStep* Executor::plan() {
   SPECDEC_REQUIRE(static_cast<int>(flights_.size()) <= config_.overlap_depth, "plan() with ",
                   flights_.size(), " steps unread: at overlap_depth = ", config_.overlap_depth,
                   " deliver() comes first");
-  if (book_.preempts()) {
-    // Their drafters begin anew: what they know of the pages is gone.
-    for (const RequestRecord* request : book_.make_room()) {
-      entered_.push_back({request->slot, request->id, 0, 0});
-    }
-  }
+  if (book_.preempts()) make_room();
   while (RequestRecord* request = book_.admit_next()) {
     if (host_ || request->by_host) enter_on_host(*request);
   }
@@ -110,6 +129,7 @@ const StagedStep* Executor::plan() {
   }
   if (requests == 0) {
     entered_ = std::exchange(step_.entries, {});
+    copies_ = std::exchange(step_.page_copies, {});
     flights_.pop_back();
     return nullptr;
   }

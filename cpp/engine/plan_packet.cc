@@ -9,7 +9,7 @@
 namespace specdec {
 namespace {
 
-enum Word { kRequests, kRows, kLogitRows, kNeedsLogits, kPages, kMoves, kHeaderWords };
+enum Word { kRequests, kRows, kLogitRows, kNeedsLogits, kPages, kMoves, kCopies, kHeaderWords };
 
 // The arrays of a plan in the order of a packet; one text for both directions.
 template <typename Plan, typename Visit>
@@ -42,6 +42,7 @@ std::vector<std::int32_t> pack_plan(const StepPlan& plan, int page_size) {
   words[kNeedsLogits] = plan.needs_logits;
   words[kPages] = static_cast<std::int32_t>(pages);
   words[kMoves] = static_cast<std::int32_t>(plan.kv_moves.size());
+  words[kCopies] = static_cast<std::int32_t>(plan.page_copies.size());
   visit_arrays(plan, [&](const auto& array, int count) {
     std::transform(array.begin(), array.begin() + count, std::back_inserter(words),
                    [](auto value) { return static_cast<std::int32_t>(value); });
@@ -51,6 +52,7 @@ std::vector<std::int32_t> pack_plan(const StepPlan& plan, int page_size) {
     words.insert(words.end(), first, first + pages);
   }
   words.insert(words.end(), plan.kv_moves.begin(), plan.kv_moves.end());
+  words.insert(words.end(), plan.page_copies.begin(), plan.page_copies.end());
   return words;
 }
 
@@ -64,7 +66,8 @@ void unpack_plan(const std::int32_t* words, std::int64_t count, StepPlan* plan) 
   plan->page_table_stride = words[kPages];
   const std::int64_t requests = plan->num_requests, rows = plan->num_rows;
   const std::int64_t expected = kHeaderWords + rows * (3 + kMaskWords) + 3 * requests + 1 +
-                                plan->num_logit_rows + requests * words[kPages] + words[kMoves];
+                                plan->num_logit_rows + requests * words[kPages] + words[kMoves] +
+                                words[kCopies];
   SPECDEC_REQUIRE(count == expected, "plan packet: ", count, " words, its header needs ", expected);
   const std::int32_t* next = words + kHeaderWords;
   const auto take = [&next](auto& array, std::int64_t size) {
@@ -77,6 +80,8 @@ void unpack_plan(const std::int32_t* words, std::int64_t count, StepPlan* plan) 
   visit_arrays(*plan, take);
   take(plan->page_table, requests * words[kPages]);
   plan->kv_moves.assign(next, next + words[kMoves]);
+  next += words[kMoves];
+  plan->page_copies.assign(next, next + words[kCopies]);
   ++plan->generation;
 }
 

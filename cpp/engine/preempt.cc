@@ -37,7 +37,8 @@ bool RequestBook::make_way(std::size_t index) {
   return false;
 }
 
-const std::vector<RequestRecord*>& RequestBook::make_room() {
+const std::vector<RequestRecord*>& RequestBook::make_room(const StepCost& cost) {
+  cost_ = &cost;
   order_.clear();
   resumed_.clear();
   claimed_ = 0;
@@ -84,26 +85,33 @@ void RequestBook::make_room_for_drafts() {
 
 // What was decided stays with the request and its slot; K/V that is final stays published.
 void RequestBook::preempt(RequestRecord& request) {
+  std::int64_t final_len = request.prefilled;
+  if (!request.in_prefill()) {
+    final_len = request.unmoved.empty() ? request.known_len - 1 : request.unmoved_at + 1;
+  }
   if (pages_.reuse()) {
-    std::int64_t final_len = request.prefilled;
-    if (!request.in_prefill()) {
-      final_len = request.unmoved.empty() ? request.known_len - 1 : request.unmoved_at + 1;
-    }
     pages_.commit(request.slot, std::max(final_len, pages_.shared_tokens(request.slot)));
     publish(request, final_len, /*in_flight=*/false);
   }
+  if (!swap_out(request, final_len)) read_again(request);
   pages_.release(request.slot);
   request.preempted = true;
+  ++preemptions_;
+}
+
+// A request without pages is to compute its K/V again.
+void RequestBook::read_again(RequestRecord& request) {
+  request.swapped.reset();
   request.read_to = request.begun() ? request.known_len - 1 : request.prompt_len;
   if (fault(Fault::kReadAgainTooLittle)) --request.read_to;
   request.prefilled = 0;
   request.unmoved.clear();
   request.kept_row = -1;
-  ++preemptions_;
 }
 
 // Lets a preempted request run again if there is room for all its tokens and the next.
 bool RequestBook::resume(RequestRecord& request) {
+  if (request.swapped) return swap_in(request);
   const std::int64_t reusable = request.begun() && request.reusable() > 0
                                     ? request.read_to
                                     : std::min(request.reusable(), request.read_to);

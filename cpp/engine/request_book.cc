@@ -15,6 +15,7 @@ int RequestBook::pages_per_slot(const ExecutorConfig& c) {
 RequestBook::RequestBook(const ExecutorConfig& c)
     : pages_(c.num_pages, c.page_size, c.max_batch_size, pages_per_slot(c), c.enable_block_reuse,
              /*hash_bits=*/64, c.attention),
+      host_pages_(c.num_host_pages, c.max_batch_size),
       config_(c) {
   for (int slot = c.max_batch_size - 1; slot >= 0; --slot) free_slots_.push_back(slot);
   running_.reserve(c.max_batch_size);
@@ -204,6 +205,7 @@ void RequestBook::release_retired(std::int64_t delivered) {
   std::erase_if(retiring_, [&](std::unique_ptr<RequestRecord>& request) {
     if (request->last_step > delivered) return false;
     pages_.release(request->slot);
+    if (!fault(Fault::kHostPagesKept)) host_pages_.drop(request->slot);
     free_slots_.push_back(request->slot);
     return true;
   });
@@ -218,6 +220,13 @@ void RequestBook::add_stats(ExecutorStats* stats) const {
   s.total_pages = pages_.num_pages();
   s.preemptions = preemptions_;
   s.recomputed_tokens = recomputed_tokens_;
+  s.swapped_out = swapped_out_;
+  s.swapped_in = swapped_in_;
+  s.swapped_out_bytes = pages_out_ * config_.host_link.page_bytes;
+  s.swapped_in_bytes = pages_in_ * config_.host_link.page_bytes;
+  s.host_pool_full = host_full_;
+  s.host_free_pages = host_pages_.free_pages();
+  s.host_total_pages = host_pages_.num_pages();
   s.preempted = static_cast<int>(std::count_if(
       running_.begin(), running_.end(), [](const auto& request) { return request->preempted; }));
   s.promised_pages = s.total_pages - s.free_pages + outstanding_pages();

@@ -6,19 +6,23 @@
 //
 // max_utilization: a request is admitted when its prompt fits. Before each step make_room() gives
 // pages to those that run, in order of priority and age; where they run out the last in that order
-// is preempted: it gives its pages back, keeps its slot with everything that was decided, and
-// computes its K/V again when there is room. The first in the order is never preempted and the pool
-// holds any one request, so it ends, and then the next.
+// is preempted: it gives its pages back and keeps its slot with everything that was decided. Its
+// K/V is copied to the host's pool and back when there is room again (swap.cc), or, where that
+// takes longer or the pool is full, computed again. The first in the order is never preempted and
+// the pool holds any one request, so it ends, and then the next.
 #pragma once
 
 #include <cstdint>
 #include <deque>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "engine/config.h"
 #include "engine/executor_stats.h"
 #include "engine/request_record.h"
+#include "engine/step_cost.h"
+#include "kv/host_pages.h"
 #include "kv/page_table.h"
 
 namespace specdec {
@@ -42,10 +46,16 @@ class RequestBook {
   // Text of a request that has left its prompt behind may be read again.
   bool keeps_text() const { return preempts() || pages_.reuse(); }
   // max_utilization: pages for a step of everybody who runs, as far as there are, a row each;
-  // preempts, and lets preempted requests run again, which are returned.
-  const std::vector<RequestRecord*>& make_room();
+  // preempts, and lets preempted requests run again. Returns those of them whose K/V is computed
+  // again. `cost`: what weighs that against copies.
+  const std::vector<RequestRecord*>& make_room(const StepCost& cost);
   // max_utilization: what is left goes to drafts.
   void make_room_for_drafts();
+  // Copies of pages since the last call, in the order in which they are to be made: before anything
+  // is written to pages that were handed out since.
+  std::vector<PageCopy> take_copies() { return std::exchange(copies_, {}); }
+  // Copies of this request's pages failed: its K/V is lost, and computed again.
+  void lose_copies(RequestRecord& request);
 
   // Takes over what is published of the prompt; may be called again until the first row is planned.
   void attach_prefix(RequestRecord& request);
@@ -73,7 +83,9 @@ class RequestBook {
   // Fills what the books know.
   void add_stats(ExecutorStats* stats) const;
   void check_integrity() const {
-    if (config_.check_integrity) pages_.check_integrity();
+    if (!config_.check_integrity) return;
+    pages_.check_integrity();
+    host_pages_.check_integrity();
   }
 
   PageTable& pages() { return pages_; }
@@ -89,9 +101,14 @@ class RequestBook {
   bool secure(const RequestRecord& request);
   bool make_way(std::size_t index);
   void preempt(RequestRecord& request);
+  static void read_again(RequestRecord& request);
   bool resume(RequestRecord& request);
+  // swap.cc
+  bool swap_out(RequestRecord& request, std::int64_t final_len);
+  bool swap_in(RequestRecord& request);
 
   PageTable pages_;
+  HostPages host_pages_;
   ExecutorConfig config_;
   RequestId next_id_ = 1;
   std::deque<std::unique_ptr<RequestRecord>> waiting_;
@@ -103,6 +120,9 @@ class RequestBook {
   std::vector<RequestRecord*> order_, resumed_;
   std::int64_t claimed_ = 0;
   std::int64_t preemptions_ = 0, recomputed_tokens_ = 0;
+  const StepCost* cost_ = nullptr;  // of make_room()
+  std::vector<PageCopy> copies_;
+  std::int64_t swapped_out_ = 0, swapped_in_ = 0, pages_out_ = 0, pages_in_ = 0, host_full_ = 0;
 };
 
 }  // namespace specdec

@@ -51,6 +51,14 @@ struct StepShare {
   int arm = -1;        // of the shares that it chose from
 };
 
+// What a request held whose K/V was copied to the host. Everything else of it stays as it was.
+struct SwappedOut {
+  int first = 0;               // blocks before it were others', too, and were not copied
+  int kept_from = 0;           // blocks before it lay behind the window (PageTable::kept_from)
+  std::int64_t length = 0;     // tokens that have a place
+  std::int64_t final_len = 0;  // of them, whose K/V is final: it may be found published
+};
+
 // Drafts handed in by propose(), or that came with the request; node 0 of the tree is unused.
 struct Proposal {
   DraftTree tree;
@@ -140,9 +148,10 @@ struct RequestRecord {
   bool cancelled = false, ended = false;
 
   // kMaxUtilization
-  bool preempted = false;        // it has no pages
-  bool sits_out = false;         // it lacks pages for the step at hand
-  int page_room = kMaxDraftLen;  // drafts of the step at hand that its pages have room for
+  bool preempted = false;             // it has no pages
+  std::optional<SwappedOut> swapped;  // its K/V is the host's pool's meanwhile
+  bool sits_out = false;              // it lacks pages for the step at hand
+  int page_room = kMaxDraftLen;       // drafts of the step at hand that its pages have room for
 
   const TokenId* tokens() const { return host_slot ? host_slot->history() : text.data(); }
   // Where its slot is the host's: tokens as far as steps have run.
@@ -260,7 +269,8 @@ struct InFlightStep {
   std::int64_t step = 0;
   int ring = 0;
   bool failed = false;
-  std::vector<Place> places;  // in the step's order
+  std::vector<Place> places;      // in the step's order
+  std::vector<RequestId> copied;  // whose pages are copied in front of it, by a device
 };
 
 }  // namespace specdec

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/types.h"
+#include "kv/host_pages.h"
 
 namespace specdec {
 
@@ -85,6 +86,8 @@ struct StagedStep {
   double second_worth = 0.0;  // tokens that a second of drafting has to bring; 0: any
   bool needs_scores = false;  // somebody samples: best tokens are not enough
   bool moves = false;         // K/V is to be moved before it
+  // To be made before everything else of the step, in this order.
+  std::vector<PageCopy> page_copies;
   std::vector<SlotEntry> entries;
 };
 

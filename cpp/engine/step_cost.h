@@ -93,6 +93,17 @@ class StepCost {
     return std::max(0.0, start + rows / 2.0 - context_len_) * growth_at(rows);
   }
 
+  // Seconds that reading tokens start, ..., end - 1 of a text takes in passes of their own, `chunk`
+  // rows each at most.
+  double read(double start, double end, int chunk) const {
+    double seconds = 0.0;
+    for (; start < end; start += chunk) {
+      const double rows = std::min<double>(chunk, end - start);
+      seconds += prefill_.rows * (*this)(rows) + prefill_.context * more_context(rows, start);
+    }
+    return seconds;
+  }
+
   bool known() const { return !rows_.empty(); }
   const std::vector<int>& rows() const { return rows_; }
   const std::vector<double>& seconds() const { return seconds_; }

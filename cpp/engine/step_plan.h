@@ -44,6 +44,9 @@ struct StepPlan {
   // What the last commit moved in the pages: pairs (from, to) of page * page size + place in it, in
   // this order. Ranks that hold K/V of other heads move theirs before their next forward pass.
   std::vector<std::int32_t> kv_moves;
+  // Pages that were copied to the host's pool (1) or from there (0) behind those moves: triples
+  // (1 or 0, page, page of the host's pool), in this order, for the same ranks.
+  std::vector<std::int32_t> page_copies;
 };
 
 }  // namespace specdec

@@ -176,6 +176,37 @@ void PageTable::release(int slot) {
   s.root = s.tip = PrefixIndex::kNone;
 }
 
+bool PageTable::restore(int slot, std::int64_t length, int kept_from) {
+  Slot& s = slots_[slot];
+  const int attached = static_cast<int>(s.pages.size());
+  const int blocks = static_cast<int>(pages_for(length));
+  SPECDEC_ENSURE(attached == s.shared && (attached == 0 || kept_from <= sink_blocks()), "slot ",
+                 slot, " holds ", attached, " pages, ", s.shared,
+                 " of them published; only these may be there, and no block behind a window");
+  SPECDEC_ENSURE(attached <= blocks && kept_from <= blocks && blocks <= max_pages_per_slot_,
+                 "slot ", slot, " is to get ", blocks, " blocks, those from ", kept_from,
+                 " on with a page; it has ", attached, ", its table ", max_pages_per_slot_);
+  const auto gone = [&](int block) { return block >= sink_blocks() && block < kept_from; };
+  int missing = 0;
+  for (int block = attached; block < blocks; ++block) missing += !gone(block);
+  if (missing > free_pages()) return false;
+  for (int block = attached; block < blocks; ++block) {
+    s.pages.push_back(gone(block) ? kNoPage : take_page());
+    if (!gone(block)) holders_[s.pages.back()] = 1;
+  }
+  s.kept_from = std::max(s.kept_from, kept_from);
+  s.length = length;
+  return true;
+}
+
+int PageTable::held_by_others(int slot) const {
+  const Slot& s = slots_[slot];
+  if (span_.window > 0) return 0;
+  int blocks = 0;
+  while (blocks < s.shared && holders_[s.pages[blocks]] > 1) ++blocks;
+  return blocks;
+}
+
 // Fills path_ with the nodes of the blocks that `tokens` start with. How many of them can be taken
 // over: the row behind them sees pages of these alone.
 int PageTable::walk(PrefixIndex::Node root, const TokenId* tokens, std::int64_t count) const {

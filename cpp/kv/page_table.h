@@ -67,6 +67,10 @@ class PageTable {
   void trim(int slot, std::int64_t position);
   // Returns all pages of the slot; published ones stay in the index until they have to give way.
   void release(int slot);
+  // Gives a slot that holds nothing but what it has attached pages for `length` committed tokens,
+  // as a slot had them that was trimmed to its blocks from `kept_from` on: the K/V is copied there
+  // by the caller. False, and nothing changed, when pages are short.
+  bool restore(int slot, std::int64_t length, int kept_from);
 
   // What attach() would take over for a prompt.
   struct Match {
@@ -99,6 +103,10 @@ class PageTable {
   std::int64_t missing(int slot, std::int64_t tokens) const {
     return pages_for(tokens) - static_cast<std::int64_t>(slots_[slot].pages.size());
   }
+  // The first block behind those that were given back, but for the sink tokens'.
+  int kept_from(int slot) const { return slots_[slot].kept_from; }
+  // Leading blocks that other slots hold, too; they stay when this slot gives its pages back.
+  int held_by_others(int slot) const;
   // Tokens of the slot that lie in published blocks: nothing before them may be written.
   std::int64_t shared_tokens(int slot) const {
     return static_cast<std::int64_t>(slots_[slot].shared) * page_size_;

@@ -36,6 +36,7 @@ __all__: list[str] = [
     "MedusaDrafter",
     "MedusaHeads",
     "PackedLinear",
+    "PagePools",
     "RecurrentDrafter",
     "SearchCost",
     "ShardedStep",
@@ -127,7 +128,7 @@ class StepPlan:
         self, page_size: typing.SupportsInt | typing.SupportsIndex
     ) -> numpy.typing.NDArray[numpy.int32]:
         """
-        The plan as int32 words, for unpack() on another rank. K/V moves that are due go with the first packet and no other.
+        The plan as int32 words, for unpack() on another rank. K/V moves and copies of pages that are due go with the first packet and no other.
         """
     def unpack(self, words: typing.Annotated[numpy.typing.ArrayLike, numpy.int32]) -> None:
         """
@@ -180,6 +181,11 @@ class StepPlan:
     def num_requests(self) -> int: ...
     @property
     def num_rows(self) -> int: ...
+    @property
+    def page_copies(self) -> numpy.typing.NDArray[numpy.int32]:
+        """
+        [N, 3] int32: pages that were copied to the host's pool or from there behind those moves, as PagePools.copy() takes them
+        """
     @property
     def page_table(self) -> numpy.typing.NDArray[numpy.int32]:
         """
@@ -707,6 +713,11 @@ class StagedStep:
     @property
     def num_prompts(self) -> int: ...
     @property
+    def page_copies(self) -> list[tuple[bool, int, int]]:
+        """
+        To be made before everything else, in this order: (to the host's pool or from there, page, page of the host's pool).
+        """
+    @property
     def ring(self) -> int:
         """
         Its place in the rings.
@@ -715,6 +726,19 @@ class StagedStep:
     def second_worth(self) -> float:
         """
         Tokens that a second of drafting has to bring; 0: any.
+        """
+
+class PagePools:
+    """
+    Pools of pages on the host that go by one number, with their copies in the host's pool. See cpp/engine/page_pools.h.
+    """
+    def __init__(self, pools: collections.abc.Sequence[tuple[typing.Any, typing.Any]]) -> None:
+        """
+        pools: (pages, copies) of each; pages [layers, P, ...], copies [H, layers, ...]; both are kept alive.
+        """
+    def copy(self, orders: typing.Annotated[numpy.typing.ArrayLike, numpy.int32]) -> None:
+        """
+        orders: int32 [N, 3] of StepPlan.page_copies, made in this order: (1: to the host's pool, 0: from there; page; page of the host's pool).
         """
 
 class VerifiedDraft:
@@ -884,6 +908,9 @@ class Executor:
         sink_tokens: typing.SupportsInt | typing.SupportsIndex = 0,
         narrow_windows: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex] = [],
         narrow_sink_tokens: typing.SupportsInt | typing.SupportsIndex = 0,
+        num_host_pages: typing.SupportsInt | typing.SupportsIndex = 0,
+        host_page_bytes: typing.SupportsInt | typing.SupportsIndex = 0,
+        host_bytes_per_second: typing.SupportsFloat | typing.SupportsIndex = 0.0,
     ) -> None:
         """
         k_pages, v_pages: pages on the CPU: the host runs the steps, plan() -> forward pass -> commit(). Without them the caller enqueues the steps on a device, between
@@ -892,6 +919,12 @@ class Executor:
         behind it are given back. 0: everything. narrow_windows: one per layer, 0 for none; layers with one, and
         narrow_sink_tokens, give their part of a page's memory back when it lies behind theirs. For pages of LazyZeros
         alone, of which a layer's part is whole pages of the operating system; without enable_block_reuse.
+        num_host_pages: pages of the host's pool for requests that are preempted, host_page_bytes of all that
+        goes by a page's number, host_bytes_per_second of the way there; 0: not known.
+        """
+    def bind_host_pages(self, pools: typing.Any) -> None:
+        """
+        Where the host runs the steps: what is copied of preempted requests, a PagePools.
         """
     def bind_rings(
         self,

@@ -8,6 +8,7 @@ void register_algo(pybind11::module_& m);
 void register_page_table(pybind11::module_& m);
 void register_sampling(pybind11::module_& m);
 void register_suffix(pybind11::module_& m);
+void register_swap_law(pybind11::module_& m);
 
 }  // namespace specdec
 
@@ -16,4 +17,5 @@ PYBIND11_MODULE(_core_testing, m) {
   specdec::register_page_table(m);
   specdec::register_sampling(m);
   specdec::register_suffix(m);
+  specdec::register_swap_law(m);
 }

@@ -82,6 +82,9 @@ class OverlapWorld {
     const std::size_t cells = std::size_t(config.num_pages) * config.page_size * kCellWidth;
     k_.assign(cells, kPoison);
     v_.assign(cells, kPoison);
+    const std::size_t copies = std::size_t(config.num_host_pages) * page_cells();
+    k_host_.assign(copies, kPoison);
+    v_host_.assign(copies, kPoison);
     StepRings rings;
     rings.staging = staging_ring_.data();
     rings.entries = reinterpret_cast<std::byte*>(entry_ring_.data());
@@ -94,6 +97,10 @@ class OverlapWorld {
     const StagedStep* planned = executor.plan();
     if (planned == nullptr) return false;
     StagedStep step = *planned;
+    for (const PageCopy& copy : step.page_copies) {
+      if (copy.to_host) leaving_.emplace(copy.page, step.index);
+      stream.enqueue([this, copy] { copy_page(copy); });
+    }
     // A graph's bucket has more requests and rows than the step: nobody's.
     const int requests = step.num_prompts + step.num_decodes;
     const int rows = step.num_prompt_rows + step.max_decode_rows;
@@ -117,7 +124,18 @@ class OverlapWorld {
     return true;
   }
 
+  // Plans a step of which nothing can be enqueued, not even copies of pages. `planned` as plan().
+  std::vector<StepOutput> plan_and_fail(bool* planned) {
+    const StagedStep* step = executor.plan();
+    *planned = step != nullptr;
+    if (!*planned) return {};
+    events_.push_back(stream.record());
+    return executor.fail(step->index, "the device is out of order");
+  }
+
   std::vector<StepOutput> deliver() {
+    const std::int64_t delivered = executor.steps_in_flight().front();
+    std::erase_if(leaving_, [&](const auto& page) { return page.second <= delivered; });
     stream.wait(*events_.front());
     events_.pop_front();
     std::vector<StepOutput> outputs = executor.deliver();
@@ -145,10 +163,10 @@ class OverlapWorld {
       for (std::int32_t page : executor.pages(id)) held.insert(page);
     }
     for (std::int32_t page : held_) {
-      if (held.contains(page)) continue;
-      const std::ptrdiff_t cells = std::ptrdiff_t{config_.page_size} * kCellWidth;
-      std::fill_n(k_.begin() + page * cells, cells, kPoison);
-      std::fill_n(v_.begin() + page * cells, cells, kPoison);
+      // What is still to be copied away is poisoned behind that.
+      if (held.contains(page) || leaving_.contains(page)) continue;
+      std::fill_n(k_.begin() + page * page_cells(), page_cells(), kPoison);
+      std::fill_n(v_.begin() + page * page_cells(), page_cells(), kPoison);
     }
     held_ = std::move(held);
   }
@@ -162,6 +180,20 @@ class OverlapWorld {
   struct alignas(16) Block {
     std::byte bytes[16];
   };
+
+  std::ptrdiff_t page_cells() const { return std::ptrdiff_t{config_.page_size} * kCellWidth; }
+
+  // What was copied is gone where it was.
+  void copy_page(const PageCopy& copy) {
+    const std::ptrdiff_t cells = page_cells();
+    for (auto [pages, copies] : {std::pair{&k_, &k_host_}, std::pair{&v_, &v_host_}}) {
+      auto here = pages->begin() + copy.page * cells;
+      auto there = copies->begin() + copy.host_page * cells;
+      if (!copy.to_host) std::swap(here, there);
+      std::copy_n(here, cells, there);
+      std::fill_n(here, cells, kPoison);
+    }
+  }
 
   SlotPoolView pool() {
     return {reinterpret_cast<std::byte*>(slots_.data()), layout_.bytes, config_.max_batch_size};
@@ -368,6 +400,7 @@ class OverlapWorld {
   std::deque<StubStream::EventPtr> events_;
   std::set<RequestId> ids_;
   std::set<std::int32_t> held_;
+  std::map<std::int32_t, std::int64_t> leaving_;  // pages that a step in flight copies away
   // The device's.
   std::vector<Block> slots_;
   std::vector<std::int32_t> staged_, tokens_, parents_, positions_, sampled_;
@@ -375,6 +408,7 @@ class OverlapWorld {
   std::vector<std::uint32_t> mask_;
   std::vector<std::uint8_t> is_tree_;
   std::vector<float> k_, v_;
+  std::vector<float> k_host_, v_host_;  // copies of pages
   std::int64_t rows_seen_ = 0;
 };
 

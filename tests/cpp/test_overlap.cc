@@ -26,7 +26,7 @@ struct Job {
   RequestId id = 0;
   std::vector<TokenId> expected, tokens;
   FinishReason expected_finish = FinishReason::kNone, finish = FinishReason::kNone;
-  bool over = false;
+  bool over = false, failed = false;
 };
 
 // What plain decoding delivers, by the stop rules' definition.
@@ -154,15 +154,33 @@ std::vector<Job> random_jobs(std::mt19937& random, const ExecutorConfig& config,
 struct Seen {
   std::int64_t tokens = 0;       // that were compared
   std::int64_t preemptions = 0;  // of requests that went on, or were cancelled
+  std::int64_t swapped = 0, swapped_back = 0, found_no_room = 0, recomputed = 0;  // of these
+  std::int64_t failed = 0;  // steps of which nothing was enqueued
 };
 
+// How little room schedules have: some, next to none, and besides that a pool of the host's.
+enum class Room { kSome, kScarce, kHost };
+
+// Room for one preempted request, or for all; copies are cheap, dear, or somewhere between.
+void give_host_pages(ExecutorConfig& c, std::mt19937& random) {
+  c.num_host_pages = 1 + static_cast<int>(random() % (2 * c.num_pages));
+  c.host_link.page_bytes = 1000;
+  const double speeds[] = {0.0, 1.0, 300.0, 1e6};
+  c.host_link.bytes_per_second = speeds[random() % 4];
+}
+
 // "" if all went well, else what did not.
-std::string run_schedule(std::uint32_t seed, int depth, Seen* seen, bool scarce = false) try {
+std::string run_schedule(std::uint32_t seed, int depth, Seen* seen, Room room = Room::kSome) try {
   std::mt19937 random(seed);
   ExecutorConfig config = random_config(random, depth);
-  if (scarce) make_scarce(config);
+  if (room != Room::kSome) make_scarce(config);
+  if (room == Room::kHost) give_host_pages(config, random);
   std::vector<Job> jobs = random_jobs(random, config, 3 + static_cast<int>(random() % 8));
-  if (scarce) make_long(jobs, config);
+  if (room != Room::kSome) make_long(jobs, config);
+  const bool fails = room == Room::kHost && random() % 4 == 0;
+  for (Job& job : jobs) {
+    if (room == Room::kHost && random() % 4 == 0) job.cancel_step = static_cast<int>(random() % 90);
+  }
   OverlapWorld world(config, seed + 1);
   // Rows are free, or dear, or their price is unknown and drafts keep their length.
   const double last = random() % 2 == 0 ? 1.0 : 30.0;
@@ -183,7 +201,15 @@ std::string run_schedule(std::uint32_t seed, int depth, Seen* seen, bool scarce 
         job.over = true;
       }
     }
-    const bool planned = world.executor.in_flight() <= depth && world.plan();
+    bool planned = false;
+    if (world.executor.in_flight() <= depth && fails && random() % 30 == 0) {
+      for (const StepOutput& out : world.plan_and_fail(&planned)) {
+        by_id.at(out.request_id)->over = by_id.at(out.request_id)->failed = true;
+      }
+      seen->failed += planned;
+    } else if (world.executor.in_flight() <= depth) {
+      planned = world.plan();
+    }
     const int waiting = world.executor.in_flight();
     if (waiting > depth || (!planned && waiting > 0)) {
       for (const StepOutput& out : world.deliver()) {
@@ -219,7 +245,7 @@ std::string run_schedule(std::uint32_t seed, int depth, Seen* seen, bool scarce 
     const bool prefix = job.tokens.size() <= job.expected.size() &&
                         std::equal(job.tokens.begin(), job.tokens.end(), job.expected.begin());
     REFUSE_UNLESS(prefix, "tokens that plain decoding would not have");
-    if (job.cancel_step >= 0 && job.finish == FinishReason::kNone) continue;
+    if (job.failed || (job.cancel_step >= 0 && job.finish == FinishReason::kNone)) continue;
     REFUSE_UNLESS(job.tokens.size() == job.expected.size(), "tokens were lost");
     REFUSE_UNLESS(job.finish == job.expected_finish || job.stop_string >= 0, "another reason");
   }
@@ -227,6 +253,11 @@ std::string run_schedule(std::uint32_t seed, int depth, Seen* seen, bool scarce 
   REFUSE_UNLESS(s.free_pages == s.total_pages && s.promised_pages == 0, "pages did not come back");
   seen->preemptions += s.preemptions;
   REFUSE_UNLESS(s.preempted == 0, "a request waits for pages for ever");
+  REFUSE_UNLESS(s.host_free_pages == s.host_total_pages, "host pages did not come back");
+  seen->swapped += s.swapped_out;
+  seen->swapped_back += s.swapped_in;
+  seen->found_no_room += s.host_pool_full;
+  seen->recomputed += s.recomputed_tokens;
   REFUSE_UNLESS(s.retiring == 0 && s.history_bytes == 0, "a request is kept");
   // Only what the host has ended, not the device, still runs in the steps in flight.
   const bool by_device = std::all_of(
@@ -257,11 +288,28 @@ TEST(overlap_schedules_lose_and_double_nothing) {
 TEST(overlap_preemptions_change_no_text) {
   Seen seen;
   for (std::uint32_t i = 0; i < 900; ++i) {
-    const std::string found = run_schedule(i, static_cast<int>(i % 3), &seen, /*scarce=*/true);
+    const std::string found = run_schedule(i, static_cast<int>(i % 3), &seen, Room::kScarce);
     CHECK_EQ(found, "");
     if (!found.empty()) break;
   }
   CHECK(seen.preemptions > 10000);
+}
+
+TEST(overlap_swaps_change_no_text) {
+  Seen seen;
+  for (std::uint32_t i = 0; i < 900; ++i) {
+    const std::string found = run_schedule(i, static_cast<int>(i % 3), &seen, Room::kHost);
+    CHECK_EQ(found, "");
+    if (!found.empty()) {
+      std::cerr << "schedule " << i << "\n";
+      break;
+    }
+  }
+  CHECK(seen.swapped > 3000);
+  CHECK(seen.swapped_back > 3000);
+  CHECK(seen.found_no_room > 100);
+  CHECK(seen.recomputed > 1000);
+  CHECK(seen.failed > 100);
 }
 
 TEST(overlap_mistakes_are_noticed) {
@@ -280,6 +328,8 @@ TEST(overlap_mistakes_are_noticed) {
       {Fault::kPreemptedInFlight, "preempted with a step in flight"},
       {Fault::kReadAgainTooLittle, "a preempted request reads a token too few"},
       {Fault::kOldestPreempted, "the oldest request is preempted"},
+      {Fault::kPageNotCopied, "a page is not copied back"},
+      {Fault::kHostPagesKept, "host pages of an ended request are kept"},
   };
   for (const auto& [mistake, name] : mistakes) {
     active_fault = mistake;
@@ -287,7 +337,8 @@ TEST(overlap_mistakes_are_noticed) {
     int found = 0;
     for (std::uint32_t i = 0; i < 60; ++i) {
       const int depth = 1 + static_cast<int>(i % 2);
-      found += !run_schedule(i, depth, &seen, /*scarce=*/i % 3 == 0).empty();
+      const Room rooms[] = {Room::kScarce, Room::kSome, Room::kHost};
+      found += !run_schedule(i, depth, &seen, rooms[i % 3]).empty();
     }
     active_fault = Fault::kNone;
     if (found == 0) std::cerr << name << "\n";

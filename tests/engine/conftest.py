@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from method_cases import GREEDY, SAMPLED, Folders, open_llm, save_models, texts_of
+from preemption_cases import results_alone
 
 from specdec_ext.engine import build
 from specdec_ext.engine.overlap.worker import Worker
@@ -34,3 +37,9 @@ def plain_texts(models: Folders) -> dict[str, list[list[int]]]:
     """Texts of method_cases.PROMPTS, without drafts."""
     with open_llm(models, None) as llm:
         return {"greedy": texts_of(llm, GREEDY), "sampled": texts_of(llm, SAMPLED)}
+
+
+@pytest.fixture(scope="session")
+def alone(models: Folders) -> Callable[[str], list[Any]]:
+    """By device: what each of preemption_cases' requests gives alone."""
+    return results_alone(models)

@@ -67,10 +67,13 @@ def test_texts_and_counts(
         {"scheduler": {"overlap_depth": 2}},
         {"scheduler": {"policy": "max_utilization", "max_seq_len": 64},
          "kv_cache_config": {"tokens_per_block": 8, "max_tokens": 80}},
+        {"scheduler": {"policy": "max_utilization", "max_seq_len": 64},
+         "kv_cache_config": {"tokens_per_block": 8, "max_tokens": 80,
+                             "host_cache_size": 1 << 26, "host_link_gb_per_s": 1e6}},
         {"kv_cache_config": {"tokens_per_block": 8, "max_tokens": 1600,
                              "enable_block_reuse": True}},
     ],
-    ids=["chunks", "depth", "preemption", "reuse"],
+    ids=["chunks", "depth", "preemption", "swapping", "reuse"],
 )  # fmt: skip
 @pytest.mark.parametrize("method", ["lookahead", "tree"])
 def test_schedules(
@@ -82,6 +85,8 @@ def test_schedules(
         stats = llm.get_metrics()["executor"]
     if "policy" in options.get("scheduler", {}):
         assert stats["preemptions"] > 0
+    if "host_cache_size" in options.get("kv_cache_config", {}):
+        assert stats["swapped_in"] == stats["swapped_out"] == stats["preemptions"]
     if "enable_block_reuse" in options.get("kv_cache_config", {}):
         assert stats["cached_tokens"] > 0
 

@@ -112,6 +112,14 @@ def add_llm_arguments(parser: argparse.ArgumentParser) -> None:
         help="reuse the K/V of prompt blocks that an earlier request has computed",
     )  # fmt: skip
     limits.add_argument(
+        "--host-cache-size", type=int, metavar="BYTES",
+        help="host memory for K/V of preempted requests, with --scheduler-policy max_utilization "
+        "(default: 0, it is computed again)",
+    )  # fmt: skip
+    limits.add_argument(
+        "--swap-space", type=float, metavar="GIB", help="the same in GiB, as vLLM spells it"
+    )
+    limits.add_argument(
         "--scheduler-policy", choices=POLICIES,
         help="who is admitted: whoever can finish (default), or whose prompt fits now",
     )  # fmt: skip
@@ -172,6 +180,8 @@ def llm_kwargs(args: argparse.Namespace) -> dict[str, Any]:
             dtype=args.kv_cache_dtype,
             max_attention_window=_one_or_more(args.max_attention_window_size),
             sink_token_length=args.sink_token_length,
+            host_cache_size=args.host_cache_size,
+            swap_space=args.swap_space,
         )
     )
     scheduler = parse_scheduler_config(

@@ -235,11 +235,12 @@ class _Job:
         self._explain_empty_texts(items, outputs)
         if self.args.stats:
             _print_stats(outputs, sys.stderr, self.color)
-            from ..text.metrics import describe_budget
+            from ..text.metrics import describe_budget, describe_preemptions
 
-            budget = describe_budget(self.llm.get_metrics()["executor"])
-            if budget is not None:
-                print(budget, file=sys.stderr)
+            stats = self.llm.get_metrics()["executor"]
+            for line in (describe_budget(stats), describe_preemptions(stats)):
+                if line is not None:
+                    print(line, file=sys.stderr)
         for i, output in enumerate(outputs):
             if output.outputs[0].error is not None and not interrupted:
                 print(f"prompt {i + 1} failed: {output.outputs[0].error}", file=sys.stderr)

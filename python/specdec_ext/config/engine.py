@@ -226,6 +226,11 @@ class NGramDecodingConfig(SpeculationOptions):
         return self.max_draft_len
 
 
+def _bytes_of_gib(name: str, value: Any) -> int:
+    return int(check_float(f"KvCacheConfig.{name}", value, ConfigError, low=0.0, high=2.0**32,
+                           remedy="it is a number of GiB") * 2**30)  # fmt: skip
+
+
 @dataclass(frozen=True)
 class KvCacheConfig(_Config):
     """The paged KV cache.
@@ -244,7 +249,15 @@ class KvCacheConfig(_Config):
     dtype                     "auto" (the model's), "fp8" (e4m3 with the checkpoint's scales, else
                               1), "int8" (on the CPU; a scale per token and K/V head), or the name
                               of the model's own: docs/kv_cache.md
+    host_cache_size           bytes of host memory for the K/V of preempted requests, which is then
+                              copied out and back where that is faster than computing it again
+                              (docs/scheduling.md); with policy="max_utilization". 0: none. Another
+                              spelling: vLLM's swap_space, in GiB
+    host_link_gb_per_s        10^9 bytes that are copied between the pages and that memory in a
+                              second; None: measured when the engine is made
     """
+
+    spellings: ClassVar[Spellings] = {"swap_space": ("host_cache_size", _bytes_of_gib)}
 
     tokens_per_block: int = 32
     max_tokens: int | None = None
@@ -253,6 +266,8 @@ class KvCacheConfig(_Config):
     max_attention_window: int | tuple[int, ...] | None = None
     sink_token_length: int = 0
     dtype: str = "auto"
+    host_cache_size: int = 0
+    host_link_gb_per_s: float | None = None
 
     def __post_init__(self) -> None:
         where = "KvCacheConfig."
@@ -286,7 +301,15 @@ class KvCacheConfig(_Config):
                 where + "max_attention_window", self.max_attention_window
             ),
             sink_token_length=check_sinks(where + "sink_token_length", self.sink_token_length),
+            host_cache_size=check_int(
+                where + "host_cache_size", self.host_cache_size, ConfigError, low=0, high=2**62
+            ),
         )
+        speed = self.host_link_gb_per_s
+        if speed is not None:
+            speed = check_float(where + "host_link_gb_per_s", speed, ConfigError, above=0.0,
+                                remedy="or None to measure it")  # fmt: skip
+            self._set(host_link_gb_per_s=speed)
 
     @property
     def attention_windows(self) -> tuple[int, ...]:
@@ -331,7 +354,8 @@ class SchedulerConfig(_Config):
     policy                  "guaranteed_no_evict": a request starts only when it can finish.
                             "max_utilization": it starts when its prompt fits; where K/V pages run
                             out the newest gives its own back and computes its K/V again when there
-                            is room (docs/scheduling.md). Texts are the same
+                            is room, or has it copied (KvCacheConfig.host_cache_size;
+                            docs/scheduling.md). Texts are the same
     enable_chunked_prefill  split prompts over several steps
     max_prefill_slowdown    a step that reads prompts beside requests that decode takes at most this
                             many times as long as without them (docs/scheduling.md), >= 1; prompts

@@ -99,6 +99,7 @@ KV_ALIASES = {
     "kv_cache_dtype": "dtype",
     "max_attention_window_size": "max_attention_window",
     "max_attention_window_vec": "max_attention_window",
+    "kv_host_cache_bytes": "host_cache_size",
 }
 SCHEDULER_ALIASES = {
     "max_num_seqs": "max_batch_size",

@@ -20,6 +20,7 @@ from ..request.resolve import EngineLimits
 from ..text.tokenizer import eos_token_ids, load_tokenizer
 from .drafting_arguments import drafting_arguments
 from .executor import make_executor
+from .host_pool import HostPool
 from .kv_pages import KvPages
 from .loop import EngineLoop
 from .memory_plan import MemoryPlan, pages_in_window
@@ -72,6 +73,7 @@ class EngineBuilder:
         self._seed = seed
         self.draft_model: StepModel | None = None
         self._pools: list[KvPages | Eagle3Drafter] = []
+        self._host_pool: HostPool | None = None  # of what preempted requests held
 
     def build(self) -> EngineParts:
         """Load the models, then everything that is sized by them."""
@@ -89,14 +91,23 @@ class EngineBuilder:
         self.tokenizer = load_tokenizer(self._tokenizer, self._options.path)
         self._pages = self._make_pages(model, self.memory.num_pages).tensors
         model.bind_cache(*self._pages)
+        by_number: list[Any] = [*self._pages]  # what goes by a page's number
         if isinstance(loaded.drafter, DraftTargetDrafter):
             assert self.draft_model is not None
             pages = self._make_pages(self.draft_model, self.memory.draft_num_pages)
             loaded.drafter.bind_cache(*pages.tensors)
+            by_number += pages.tensors
         if isinstance(loaded.drafter, Eagle3Drafter):
             pages = self._make_pages(loaded.drafter, self.memory.draft_num_pages)
             loaded.drafter.bind_cache(*pages.tensors)
             self._pools.append(loaded.drafter)
+            by_number += [*pages.tensors, loaded.drafter.features]
+        if count := self.memory.host_num_pages:
+            self._host_pool = HostPool(
+                by_number, count, pinned=self.place.on_cuda, on_stream=self._on_stream
+            )
+            if self._options.team is not None:
+                self._options.team.make_host_pool(count)
         # A drafter may know more than was asked for, such as how many heads a file has.
         known = getattr(loaded.drafter, "config", None)
         if isinstance(known, DrafterConfig):
@@ -178,6 +189,8 @@ class EngineBuilder:
             adaptive=self._speculative is not None and self._speculative.adaptive,
             enable_block_reuse=self._kv_cache.enable_block_reuse,
             synthetic_rates=() if self._speculative is None else self._speculative.synthetic_rates,
+            host_pool=self._host_pool,
+            host_bytes_per_second=self._host_bytes_per_second(),
         )
 
         calibrate = None
@@ -250,6 +263,8 @@ class EngineBuilder:
         # A draft model's published pages are not the executor's to drop.
         for pages in self._pools[: 1 if self._kv_cache.enable_block_reuse else None]:
             pages.release()
+        if self._host_pool is not None:
+            self._host_pool.release()
         if self._options.team is not None:
             self._options.team.release_pages()
 
@@ -262,7 +277,7 @@ class EngineBuilder:
         how = drafting_arguments(config)
         if config is not None:
             how["synthetic_acceptance_rates"] = list(config.synthetic_rates)
-        return make_executor(
+        executor = make_executor(
             self.model.vocab_size,
             self.memory,
             self._scheduler,
@@ -270,4 +285,17 @@ class EngineBuilder:
             pages,
             adaptive=config.adaptive if config is not None else False,
             enable_block_reuse=self._kv_cache.enable_block_reuse,
+            host_bytes_per_second=self._host_bytes_per_second() or 0.0,
         )
+        if self._host_pool is not None:
+            executor.bind_host_pages(self._host_pool.core)
+        return executor
+
+    def _host_bytes_per_second(self) -> float | None:
+        """Speed of copies to the host's pool; None: there is none, or the stream measures it."""
+        pool, speed = self._host_pool, self._kv_cache.host_link_gb_per_s
+        if pool is None:
+            return None
+        if speed is not None:
+            return speed * 1e9
+        return None if self._on_stream else pool.bytes_per_second()

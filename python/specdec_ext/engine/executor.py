@@ -43,6 +43,8 @@ def make_executor(
         narrow_windows=list(memory.narrow_windows) if pages[0] is not None else [],
         narrow_sink_tokens=memory.narrow_sink_tokens,
         max_prefill_slowdown=scheduler.max_prefill_slowdown or 0.0,
+        num_host_pages=memory.host_num_pages,
+        host_page_bytes=memory.host_page_bytes,
         **drafting,
         **options,
     )

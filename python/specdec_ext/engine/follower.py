@@ -24,7 +24,18 @@ from ..models.place import CPU
 from ..models.sharded_model import finish_ids, finish_scores, run_parts
 from ..parallel.fingerprint import model_fingerprint
 from ..parallel.link import LostRankError
-from ..parallel.team import BIND, END, FORWARD, LOAD, LOST_EXIT_CODE, RELEASE, Team, enter
+from ..parallel.team import (
+    BIND,
+    END,
+    FORWARD,
+    HOST_POOL,
+    LOAD,
+    LOST_EXIT_CODE,
+    RELEASE,
+    Team,
+    enter,
+)  # fmt: skip
+from .host_pool import HostPool
 from .kv_pages import KvPages
 
 __all__ = ["follow"]
@@ -54,6 +65,7 @@ class _Follower:
         self._plan = _core.StepPlan(max_requests=1, max_rows=1, max_pages_per_request=1)
         self._model: Any = None
         self._pages: KvPages | None = None
+        self._host_pool: HostPool | None = None
 
     def serve(self) -> bool:
         """Do what the next packet says; False: it is the last."""
@@ -66,8 +78,13 @@ class _Follower:
             pages, page_size = (int(n) for n in words.view(np.int32))
             self._pages = KvPages(self._model, pages, page_size, CPU)
             self._model.bind_cache(*self._pages.tensors)
+            self._host_pool = None
+        elif kind == HOST_POOL and self._pages is not None:
+            self._host_pool = HostPool(self._pages.tensors, int(words.view(np.int32)[0]))
         elif kind == RELEASE and self._pages is not None:
             self._pages.release()
+            if self._host_pool is not None:
+                self._host_pool.release()
         return kind != END
 
     def _forward(self, words: np.ndarray, rest: np.ndarray) -> None:
@@ -75,6 +92,9 @@ class _Follower:
         plan.unpack(words.view(np.int32))
         if len(plan.kv_moves):
             _core.move_kv(model.core, plan.kv_moves)
+        if self._host_pool is not None and len(plan.page_copies):
+            assert self._host_pool.core is not None
+            self._host_pool.core.copy(plan.page_copies)
         embedded = rest.view(np.float32).reshape(plan.num_rows, model.hidden_size)
         step = _core.ShardedStep(model.core, plan, embedded)
         gathered = run_parts(step, link)

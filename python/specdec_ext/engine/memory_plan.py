@@ -61,6 +61,9 @@ class MemoryPlan:
     # while the page stays, and the sink tokens of those layers. Empty: all layers keep theirs.
     narrow_windows: tuple[int, ...] = ()
     narrow_sink_tokens: int = 0
+    # The host's pool for preempted requests; a page of it has the draft model's K/V, too. 0: none.
+    host_num_pages: int = 0
+    host_page_bytes: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -144,6 +147,7 @@ def plan_memory(
     span: AttentionSpan | None = None,
     narrow: Sequence[int] = (),
     narrow_sinks: int = 0,
+    host_free_bytes: int | None = None,
 ) -> MemoryPlan:
     """Sizes for a model, whose K/V takes `bytes_per_token` in all layers, and one step's drafts.
 
@@ -156,6 +160,8 @@ def plan_memory(
 
     The pages of a draft model come out of the same budget: its max_tokens, or one page for each of
     the target's.
+
+    host_free_bytes bounds KvCacheConfig.host_cache_size; None: nothing does.
 
     Raises ConfigError when the configuration contradicts the model or does not fit the memory.
     """
@@ -268,7 +274,36 @@ def plan_memory(
         sink_tokens=span.sink_tokens,
         narrow_windows=tuple(narrow),
         narrow_sink_tokens=narrow_sinks if narrow else 0,
+        host_num_pages=_host_pages(
+            kv_cache, scheduler, page_bytes + draft_page_bytes, host_free_bytes
+        ),
+        host_page_bytes=page_bytes + draft_page_bytes if kv_cache.host_cache_size else 0,
     )
+
+
+def _host_pages(
+    kv_cache: KvCacheConfig, scheduler: SchedulerConfig, page_bytes: int, free_bytes: int | None
+) -> int:
+    """Pages of the host's pool. Raises ConfigError for a size that can never be used."""
+    size, where = kv_cache.host_cache_size, "KvCacheConfig.host_cache_size"
+    if size == 0:
+        return 0
+    if scheduler.policy != "max_utilization":
+        raise ConfigError(
+            f"{where} = {size} with SchedulerConfig.policy = {scheduler.policy!r}: nobody gives "
+            "pages back under it, so the memory would lie idle; set policy='max_utilization', or "
+            "leave host_cache_size (swap_space) out"
+        )
+    if size < page_bytes:
+        raise ConfigError(
+            f"{where} = {size} bytes is less than one page of {kv_cache.tokens_per_block} tokens "
+            f"({page_bytes} bytes); raise it, or leave it out"
+        )
+    if free_bytes is not None and size > free_bytes:
+        raise ConfigError(
+            f"{where} = {size} bytes, {free_bytes} bytes of host memory are free; lower it"
+        )
+    return size // page_bytes
 
 
 def _pages_behind(

@@ -371,6 +371,7 @@ class ModelLoader:
             span=span,
             narrow=self._narrow_windows(model, stored, span, windows),
             narrow_sinks=self._kv_cache.sink_token_length,
+            host_free_bytes=available_memory_bytes(),
         )
 
     def _narrow_windows(

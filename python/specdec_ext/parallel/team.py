@@ -27,11 +27,12 @@ from .link import HEARTBEAT_S, Link, LostRankError
 from .shared_link import SharedLink, make_memory
 
 __all__ = [
-    "BIND", "END", "FORWARD", "LOAD", "LOST_EXIT_CODE", "RELEASE", "Team", "enter", "join", "lead",
+    "BIND", "END", "FORWARD", "HOST_POOL", "LOAD", "LOST_EXIT_CODE", "RELEASE", "Team", "enter",
+    "join", "lead",
 ]  # fmt: skip
 
 # Kinds of packets.
-LOAD, BIND, FORWARD, RELEASE, END = range(5)
+LOAD, BIND, FORWARD, RELEASE, HOST_POOL, END = range(6)
 # What a rank ends with that has lost another.
 LOST_EXIT_CODE = 75
 _START_S = 120.0  # for ranks to start and find each other
@@ -88,6 +89,10 @@ class Team:
     def release_pages(self) -> None:
         """Rank 0: the others give the memory of their pages back, which nobody uses."""
         self.tell(RELEASE)
+
+    def make_host_pool(self, num_pages: int) -> None:
+        """Rank 0: the others make room for so many pages of preempted requests, of their heads."""
+        self.tell(HOST_POOL, np.array([num_pages], dtype=np.int32))
 
     def look(self) -> None:
         """Rank 0, while it loads, too: has a process ended that it has started?"""

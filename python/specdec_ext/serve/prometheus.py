@@ -86,10 +86,16 @@ EXECUTOR_GAUGES = {
     "specdec_queue_requests": ("waiting", "requests that have no pages yet"),
     "specdec_kv_pages_free": ("free_pages", "K/V pages that no running request holds"),
     "specdec_kv_pages_cached": ("cached_pages", "of the free pages those with reusable K/V"),
+    "specdec_host_pages_free": ("host_free_pages", "free pages of the host's pool"),
     "specdec_draft_len_limit": ("draft_len_limit", "drafts per request allowed now"),
 }
 EXECUTOR_COUNTERS = {
     "vllm:num_preemptions": ("preemptions", "requests that gave their pages back for a while"),
+    "specdec_swapped_out": ("swapped_out", "of these, those whose K/V was copied to the host"),
+    "specdec_swapped_in": ("swapped_in", "of those, how many were copied back"),
+    "specdec_swapped_out_bytes": ("swapped_out_bytes", "bytes copied to the host"),
+    "specdec_swapped_in_bytes": ("swapped_in_bytes", "bytes copied back"),
+    "specdec_host_pool_full": ("host_pool_full", "preemptions that found no room on the host"),
     "specdec_prefix_queries": ("reuse_queries", "requests that looked for cached pages"),
     "specdec_prefix_hits": ("reuse_hits", "requests that found some"),
     "specdec_cached_tokens": ("cached_tokens", "prompt tokens that were not computed"),

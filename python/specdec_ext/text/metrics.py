@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["RequestTimer", "SpecCounter", "describe_budget", "ratio"]
+__all__ = ["RequestTimer", "SpecCounter", "describe_budget", "describe_preemptions", "ratio"]
 
 
 def ratio(part: float, whole: float) -> float:
@@ -36,6 +36,24 @@ def describe_budget(stats: Mapping[str, Any]) -> str | None:
         text += (
             f"; in the others the best drafts were expected to bring {tokens:.2f} tokens more in "
             f"{price:.2f} times the time (adaptive=False drafts regardless)"
+        )
+    return text
+
+
+def describe_preemptions(stats: Mapping[str, Any]) -> str | None:
+    """How requests got their K/V back that had given their pages away, in one line.
+
+    stats  `executor` of get_metrics(). None: none had to.
+    """
+    count = stats.get("preemptions", 0)
+    if not count:
+        return None
+    text = f"preemptions: {count}, {stats['recomputed_tokens']} tokens read again"
+    if stats["host_total_pages"]:
+        text += (
+            f"; {stats['swapped_out']} swapped to the host ({stats['swapped_out_bytes'] / 1e6:.1f} "
+            f"MB), {stats['swapped_in']} back ({stats['swapped_in_bytes'] / 1e6:.1f} MB), "
+            f"{stats['host_pool_full']} found no room there"
         )
     return text
 

@@ -133,6 +133,11 @@ class Eagle3Drafter:
         self.side.passes.bind_pages(page_size=size, num_pages=pages)
         self._pages = (k_pages, v_pages)
 
+    @property
+    def features(self) -> Any:
+        """[P, S, hidden_size] float32, by the pages' numbers; None: bind_cache() comes first."""
+        return self._features
+
     def release(self) -> None:
         """Give the memory of the features back, as KvPages.release()."""
         if self._features is not None:

@@ -33,6 +33,7 @@ from . import (
 if TYPE_CHECKING:
     from ...drafters.slot_drafter import SlotDrafter
     from ...models.place import Place
+    from ..host_pool import HostPool
 
 __all__ = ["device_bytes", "graph_bytes", "make_pipeline"]
 
@@ -141,14 +142,20 @@ def make_pipeline(
     adaptive: bool = False,
     enable_block_reuse: bool = False,
     synthetic_rates: Sequence[float] = (),
+    host_pool: HostPool | None = None,
+    host_bytes_per_second: float | None = None,
 ) -> OverlapPipeline:
     """drafting   the executor's keywords for how drafts are made
     drafter    proposes the drafts, where `drafting` says that they come from outside
     adaptive   draft budgets follow what was accepted
     enable_block_reuse  requests start from published pages
     synthetic_rates     of synthetic acceptance; (): acceptance is real
+    host_pool  of what preempted requests held, and how fast pages are copied there; None: measured
     """
     stream = make_stream(place)
+    if host_pool is not None and host_bytes_per_second is None:
+        stream.follow()  # the pages' zeros
+        host_bytes_per_second = host_pool.bytes_per_second(stream)
     recorder = make_recorder(stream, scheduler, model)
     executor = make_executor(
         model.vocab_size,
@@ -159,6 +166,7 @@ def make_pipeline(
         pads_rows=isinstance(model, DeviceModel),
         enable_block_reuse=enable_block_reuse,
         synthetic_acceptance_rates=list(synthetic_rates),
+        host_bytes_per_second=host_bytes_per_second or 0.0,
     )
     forward: HostForward | DeviceForward
     if isinstance(model, DeviceModel):
@@ -180,6 +188,7 @@ def make_pipeline(
         recorder=recorder,
         drafter=drafter,
         synthetic_rates=synthetic_rates,
+        host_pool=host_pool,
     )
     pipeline.record_graphs()
     if pipeline.graph_bytes > memory.graph_bytes + _GRAPH_SLACK:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from specdec_ext.drafters.slot_drafter import SlotDrafter
+    from specdec_ext.engine.host_pool import HostPool
     from specdec_ext.engine.overlap.graphs import GraphRecorder
     from specdec_ext.engine.overlap.streams import Event, Mark, Stream
 
@@ -39,6 +40,7 @@ class OverlapPipeline(StepOperations):
     drafter   proposes drafts where the executor's method is "proposed"
     draft_options  what the request of an id asked of the drafter; None: nothing
     synthetic_rates  of synthetic acceptance; (): acceptance is real
+    host_pool  what preempted requests held; None: the executor was made without pages for it
     process   what callers make of the scores that the host reads of a step: called with the step's
               index and its rows [n, V], which stay as they are; returns others (None: the same),
               error messages by id and masks by id. None: nothing
@@ -61,8 +63,10 @@ class OverlapPipeline(StepOperations):
         recorder: GraphRecorder | None = None,
         drafter: SlotDrafter | None = None,
         synthetic_rates: Sequence[float] = (),
+        host_pool: HostPool | None = None,
     ) -> None:
         self.executor = executor
+        self._host_pool = host_pool
         self.stream = stream
         buffers = StepBuffers(executor, k_pages.device, synthetic_rates)
         super().__init__(buffers, forward, k_pages, v_pages, backend, drafter)
@@ -247,6 +251,9 @@ class OverlapPipeline(StepOperations):
 
     def _stage(self, planned: Any) -> None:
         stream, buffers = self.stream, self.buffers
+        for copy in planned.page_copies:
+            assert self._host_pool is not None
+            self._host_pool.copy(stream, *copy)
         # What only prompts need lies at the end.
         all_words = planned.num_prompts or planned.moves
         words = buffers.staging.words if all_words else buffers.staging.prompt_tokens

@@ -1,0 +1,99 @@
+"""The host's pool of pages: K/V of preempted requests (docs/scheduling.md)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .. import _core
+from ..models.host_arrays import as_torch
+
+if TYPE_CHECKING:
+    from .overlap.streams import Stream
+
+__all__ = ["HostPool"]
+
+_ROUNDS = 5  # of the copies that tell the link's speed; the first are the slowest
+
+
+class HostPool:
+    """Room for copies of `num_pages` pages, of every pool whose pages go by one number.
+
+    pools  K and V of the target and of a draft model: [layers, P, ...], the core's LazyZeros where
+           the host runs the steps, else tensors; an EAGLE-3 head's features: [P, ...]
+    pinned     copies lie in memory that a CUDA device reads by itself
+    on_stream  copies are enqueued with the steps; else the host makes them, by `core`
+
+    pools       as given
+    page_bytes  of a page in all of them
+    core        where the host runs the steps: the _core.PagePools that makes the copies; else None
+    """
+
+    def __init__(
+        self,
+        pools: Sequence[Any],
+        num_pages: int,
+        *,
+        pinned: bool = False,
+        on_stream: bool = False,
+    ) -> None:
+        self.pools = tuple(pools)
+        self.page_bytes = 0
+        self._memory: list[_core.LazyZeros] = []
+        self._pools: list[tuple[Any, Any]] = []  # tensors: (pages [layers, P, ...], copies)
+        pairs = []
+        for pages in pools:
+            shape, dtype = tuple(pages.shape), str(pages.dtype).removeprefix("torch.")
+            layered = shape if len(shape) > 3 else (1, *shape)
+            each = (layered[0], *layered[2:])
+            if pinned:
+                import torch
+
+                copies: Any = torch.zeros(num_pages, *each, dtype=pages.dtype, pin_memory=True)
+            else:
+                copies = _core.LazyZeros((num_pages, *each), dtype)
+                self._memory.append(copies)
+            if on_stream:
+                self._pools.append((as_torch(pages).view(layered), as_torch(copies)))
+            pairs.append((pages, copies))
+            self.page_bytes += _bytes_of(copies) // num_pages
+        self.core = None if on_stream else _core.PagePools(pairs)
+
+    def copy(self, stream: Stream, to_host: bool, page: int, host_page: int) -> None:
+        """Enqueue a copy of one page, to this pool or from it. A pool that has fewer pages than the
+        target is left out where it lacks this one."""
+        for pages, copies in self._pools:
+            if page < pages.shape[1]:
+                ends = pages[:, page], copies[host_page]
+                stream.copy(*(ends[::-1] if to_host else ends))
+
+    def bytes_per_second(self, stream: Stream | None = None) -> float:
+        """How fast a page is copied there and back, measured now: the best of some rounds. No
+        request may run. stream: of a device."""
+        seconds = []
+        for _ in range(_ROUNDS):
+            if stream is None:
+                assert self.core is not None
+                begin = time.perf_counter()
+                self.core.copy(np.array([[1, 0, 0], [0, 0, 0]], dtype=np.int32))
+                seconds.append(time.perf_counter() - begin)
+                continue
+            before = stream.mark()
+            self.copy(stream, True, 0, 0)
+            self.copy(stream, False, 0, 0)
+            after = stream.mark()
+            stream.record().wait()
+            seconds.append(after.since(before))
+        return 2.0 * self.page_bytes / max(min(seconds), 1e-9)
+
+    def release(self) -> None:
+        """Give the memory back, where it is taken as it fills. No request may have copies."""
+        for memory in self._memory:
+            memory.release()
+
+
+def _bytes_of(array: Any) -> int:
+    return int(array.num_bytes if isinstance(array, _core.LazyZeros) else array.nbytes)
