@@ -1,5 +1,5 @@
-"""Matrices of a checkpoint on a device: packed in their own width where a kernel reads that, else of
-the model's dtype."""
+"""Matrices of a checkpoint on a device: packed in their own width where a kernel reads that, else
+of the model's dtype."""
 
 from __future__ import annotations
 
