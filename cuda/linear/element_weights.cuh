@@ -17,24 +17,32 @@ struct ElementWeights {
     return columns * kLinearChunk * static_cast<int>(sizeof(T));
   }
 
-  // A thread's share of the copies of a stage. What lies outside of the matrix is zero.
+  // A thread's share of the copies of stages. What lies outside of the matrix is zero.
   template <class Config>
-  static __device__ __forceinline__ void copy(const LinearParams& call, unsigned char* to,
-                                              int thread, std::int32_t first_column, std::int32_t k,
-                                              std::uint64_t policy) {
-    constexpr int kPieces = Config::kColumnTile * Config::kLinePieces;
+  struct Copier {
+    static constexpr int kPieces = Config::kColumnTile * Config::kLinePieces;
     static_assert(kPieces % Config::kRingThreads == 0, "every thread copies as much");
+    const LinearParams& call;
+    std::int32_t first_column;
+    int thread;
+
+    __device__ __forceinline__ Copier(const LinearParams& call, std::int32_t first_column,
+                                      int thread)
+        : call(call), first_column(first_column), thread(thread) {}
+    __device__ __forceinline__ void copy(unsigned char* stage, std::int32_t k,
+                                         std::uint64_t policy) const {
 #pragma unroll
-    for (int i = 0; i < kPieces / Config::kRingThreads; ++i) {
-      const int c = thread + i * Config::kRingThreads;
-      const int line = c / Config::kLinePieces, piece = c % Config::kLinePieces;
-      const std::int32_t column = first_column + line, at = k + piece * 8;
-      const bool valid = column < call.columns && at < call.depth;
-      const T* from = static_cast<const T*>(call.weight);
-      if (valid) from += column * call.weight_row_stride + at;
-      gpu::cp_async_16_hint(to + Config::swizzle(line, piece), from, valid, policy);
+      for (int i = 0; i < kPieces / Config::kRingThreads; ++i) {
+        const int c = thread + i * Config::kRingThreads;
+        const int line = c / Config::kLinePieces, piece = c % Config::kLinePieces;
+        const std::int32_t column = first_column + line, at = k + piece * 8;
+        const bool valid = column < call.columns && at < call.depth;
+        const T* from = static_cast<const T*>(call.weight);
+        if (valid) from += column * call.weight_row_stride + at;
+        gpu::cp_async_16_hint(stage + Config::swizzle(line, piece), from, valid, policy);
+      }
     }
-  }
+  };
 
   // The warp's columns of a stage, as fragments of 16 columns by 16 k.
   template <class Config>

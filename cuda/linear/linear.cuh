@@ -44,21 +44,54 @@ struct LinearBlock {
 
 // Chunks of a part; 0 if it is empty.
 __device__ __forceinline__ int chunks_of_part(const LinearLaunch& launch, std::int32_t part) {
-  const std::int64_t begin = std::int64_t{part} * launch.part_depth;
-  const std::int64_t left = launch.call.depth - begin;
+  // Empty parts begin at most kLinearChunk times their number behind the depth: int32 holds that.
+  const std::int32_t left = launch.call.depth - part * launch.part_depth;
   if (left <= 0) return 0;
-  const auto length = static_cast<int>(left < launch.part_depth ? left : launch.part_depth);
-  return (length + kLinearChunk - 1) / kLinearChunk;
+  const std::int32_t length = left < launch.part_depth ? left : launch.part_depth;
+  return static_cast<int>(static_cast<std::uint32_t>(length + kLinearChunk - 1) / kLinearChunk);
 }
+
+// A thread's share of the copies of x: pieces of lines kLines apart. What lies outside of the
+// matrix is zero.
+template <class Config>
+struct RowCopier {
+  using T = typename Config::T;
+  static constexpr int kLines = Config::kRingThreads / Config::kLinePieces;
+  static_assert(Config::kRowTile % kLines == 0 && kLines % 4 == 0, "every thread copies as much");
+  const T* from;             // its piece of its first line at k = 0, if there is such a row
+  std::int64_t step;         // elements to its next line
+  std::int32_t rows, depth;  // that there are from its first line and piece on
+  int line, piece;
+
+  __device__ __forceinline__ RowCopier(const LinearParams& call, std::int32_t first_row, int thread)
+      : from(static_cast<const T*>(call.x)),
+        step(kLines * call.x_row_stride),
+        line(thread / Config::kLinePieces),
+        piece(thread % Config::kLinePieces) {
+    rows = call.rows - first_row - line;
+    depth = call.depth - piece * 8;
+    if (rows > 0) from += (first_row + line) * call.x_row_stride;
+  }
+  __device__ __forceinline__ void copy(unsigned char* lines, std::int32_t k) const {
+    const bool inside = k < depth;
+    const T* here = from + (inside ? k + piece * 8 : 0);
+#pragma unroll
+    for (int i = 0; i < Config::kRowTile / kLines; ++i) {
+      const bool valid = inside && i * kLines < rows;
+      gpu::cp_async_16(lines + Config::swizzle(line + i * kLines, piece),
+                       valid ? here + i * step : from, valid);
+    }
+  }
+};
 
 // The copies of one ring: chunk after chunk of its parts, in order.
 template <class Config>
 struct LinearCopier {
-  using T = typename Config::T;
   const LinearLaunch& launch;
   const LinearBlock<Config>& block;
+  typename Config::Weights::template Copier<Config> weights;
+  RowCopier<Config> rows;
   unsigned char* ring;
-  int thread;                   // within the ring
   std::int32_t part, part_end;  // of this ring's, next and past the last
   int chunk = 0, chunks;        // of `part`
   std::uint64_t policy;
@@ -70,8 +103,9 @@ struct LinearCopier {
                                           int thread, std::int32_t part)
       : launch(launch),
         block(block),
+        weights(launch.call, block.first_column, thread),
+        rows(launch.call, block.first_row, thread),
         ring(ring),
-        thread(thread),
         part(part),
         part_end(block.first_part + launch.parts_per_unit),
         chunks(chunks_of_part(launch, part)) {
@@ -86,24 +120,10 @@ struct LinearCopier {
   template <bool kWeights, bool kRows>
   __device__ __forceinline__ void copy(int stage) const {
     if (done()) return;
-    const LinearParams& call = launch.call;
     unsigned char* to = ring + stage * Config::kStageBytes;
     const std::int32_t k = part * launch.part_depth + chunk * kLinearChunk;
-    if constexpr (kWeights) {
-      Config::Weights::template copy<Config>(call, to, thread, block.first_column, k, policy);
-    }
-    if constexpr (kRows) {
-#pragma unroll
-      for (int i = 0; i < Config::kRowCopies; ++i) {
-        const int c = thread + i * Config::kRingThreads;
-        const int line = c / Config::kLinePieces, piece = c % Config::kLinePieces;
-        const std::int32_t row = block.first_row + line, at = k + piece * 8;
-        const bool valid = row < call.rows && at < call.depth;
-        const T* from = static_cast<const T*>(call.x);
-        if (valid) from += row * call.x_row_stride + at;
-        gpu::cp_async_16(to + Config::kWeightBytes + Config::swizzle(line, piece), from, valid);
-      }
-    }
+    if constexpr (kWeights) weights.copy(to, k, policy);
+    if constexpr (kRows) rows.copy(to + Config::kWeightBytes, k);
   }
 
   __device__ __forceinline__ void next() {
@@ -199,7 +219,8 @@ __device__ __forceinline__ void store_tile(const LinearLaunch& launch,
 }
 
 template <class Config>
-__global__ void __launch_bounds__(Config::kThreads) linear_kernel(const LinearLaunch launch) {
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocks)
+    linear_kernel(const LinearLaunch launch) {
   using Sums = LinearSums<Config>;
   unsigned char* smem = gpu::dynamic_shared<unsigned char>();
   const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;

@@ -27,6 +27,8 @@ struct LinearConfig {
   // Fragments of a warp: 16 columns by 8 rows each.
   static constexpr int kColumnFragments = kWarpColumns / 16;
   static constexpr int kRowFragments = kWarpRows / 8;
+  // Of a multiprocessor: as many as shared memory holds, where registers could have a say.
+  static constexpr int kBlocks = kNarrow ? 2 : 1;
   static constexpr int kStepUnroll = kWarps > 8 ? 2 : 4;  // 128 registers have no room for more
   static constexpr int kSums = kColumnFragments * kRowFragments * 4;  // a lane
 
@@ -38,9 +40,7 @@ struct LinearConfig {
   static constexpr int kLinePieces = kLineBytes / 16;
   static constexpr int kWeightBytes = Weights::stage_bytes(kColumnTile);
   static constexpr int kStageBytes = kWeightBytes + kRowTile * kLineBytes;
-  static constexpr int kRowCopies = kRowTile * kLinePieces / kRingThreads;  // of 16 bytes a thread
   static_assert(kLineBytes == 128, "swizzle() spreads 128 bytes over the 32 banks");
-  static_assert(kRowTile * kLinePieces % kRingThreads == 0, "every thread copies as much");
 
   // Behind the rings: the warps' parts of a group, where they are in several warps.
   static constexpr int kPartsBytes = kNarrow ? kWarps * kSums * 32 * 4 : 0;
