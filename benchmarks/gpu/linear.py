@@ -27,24 +27,34 @@ SHAPES = {
     "head": (128256, 4096),
 }
 ROWS = (1, 8, 11, 27, 64, 84, 128)
+# Weights in blocks of 32: bits of an element, scales included.
+PACKED_BITS = {"q8_0": 8.5, "q4_0": 4.5, "q4_1": 5.0}
+PACKED_ROWS = (1, 11, 84)
+CHECKED_COLUMNS = 4096  # of a packed weight, which is unpacked for that
 
 
 @dataclass(frozen=True)
 class LinearCell:
-    """`rows` rows by one weight [columns, depth], bf16."""
+    """`rows` rows by one weight [columns, depth], in bf16; `format`: of the weight."""
 
     weight: str
     rows: int
     columns: int
     depth: int
+    format: str = "bf16"
     kind: str = "linear"
 
     @property
     def name(self) -> str:
-        return f"linear-{self.weight}-m{self.rows}"
+        width = "" if self.format == "bf16" else f"-{self.format}"
+        return f"linear-{self.weight}{width}-m{self.rows}"
+
+    @property
+    def weight_bytes(self) -> int:
+        return int(self.columns * self.depth * PACKED_BITS.get(self.format, 16) / 8)
 
     def work(self) -> floors.Work:
-        weight = self.columns * self.depth * 2
+        weight = self.weight_bytes
         rows = self.rows * (self.columns + self.depth) * 2
         return floors.Work(weight + rows, 2 * self.rows * self.columns * self.depth)
 
@@ -56,7 +66,29 @@ class LinearCell:
 
 def linear_cells() -> list[LinearCell]:
     """One user's step first: one row of every weight."""
-    return [LinearCell(name, rows, *shape) for rows in ROWS for name, shape in SHAPES.items()]
+    found = [LinearCell(name, rows, *shape) for rows in ROWS for name, shape in SHAPES.items()]
+    found += [
+        LinearCell(name, rows, *shape, format)
+        for format in PACKED_BITS
+        for rows in PACKED_ROWS
+        for name, shape in SHAPES.items()
+    ]
+    return found
+
+
+def random_packed(
+    columns: int, depth: int, format: str, generator: torch.Generator
+) -> ops.PackedWeight:
+    """Random numbers with scales near 2^-7, which a model's are."""
+    size = int(PACKED_BITS[format] * 4)
+    blocks = torch.randint(
+        0, 256, (columns, depth // 32, size), dtype=torch.uint8, device=generator.device,
+        generator=generator,
+    )  # fmt: skip
+    blocks[..., 1] = blocks[..., 1] % 4 + 0x1E
+    if format == "q4_1":  # the middle of 0..15 stands for about zero
+        blocks[..., 3] = blocks[..., 1] + 0x8C
+    return ops.pack_weight(blocks.flatten(1), format)
 
 
 def _check(x: Tensor, weight: Tensor, out: Tensor) -> None:
@@ -81,8 +113,17 @@ def measure(cell: LinearCell, target: Target, timer: timing.Timer) -> dict[str, 
 
     count = 1
     if not isinstance(timer, timing.NoTimer):
-        count = max(1, -(-ROTATED_BYTES // (cell.columns * cell.depth * 2)))
-    weights = [random(cell.columns, cell.depth) for _ in range(count)]
+        count = max(1, -(-ROTATED_BYTES // cell.weight_bytes))
+    weights: list[Tensor | ops.PackedWeight]
+    floats = [random(cell.columns, cell.depth)]
+    if cell.format == "bf16":
+        floats += [random(cell.columns, cell.depth) for _ in range(1, count)]
+        weights = [*floats]
+    else:  # torch's product is of the same matrix in bf16, which is what it would be instead
+        weights = [random_packed(cell.columns, cell.depth, cell.format, generator)
+                   for _ in range(count)]  # fmt: skip
+        least = max(1, -(-count * cell.weight_bytes // (cell.columns * cell.depth * 2)))
+        floats += [random(cell.columns, cell.depth) for _ in range(1, least)]
     x = random(cell.rows, cell.depth)
     out = torch.full((cell.rows, cell.columns), torch.nan, dtype=x.dtype, device=x.device)
 
@@ -90,10 +131,16 @@ def measure(cell: LinearCell, target: Target, timer: timing.Timer) -> dict[str, 
         ops.linear(x, weights[index], out=out, constant_weight=True, backend=target.backend)
 
     def torch_matmul(index: int) -> None:
-        torch.mm(x, weights[index].t(), out=out)
+        torch.mm(x, floats[index % len(floats)].t(), out=out)
 
     ours(0)
-    _check(x, weights[0], out)
+    first = weights[0]
+    if isinstance(first, ops.PackedWeight):
+        step = -(-cell.columns // CHECKED_COLUMNS)
+        columns = torch.arange(0, cell.columns, step, device=out.device)
+        _check(x, first.rows(columns, x.dtype), out[:, columns])
+    else:
+        _check(x, first, out)
     for row in sorted({0, cell.rows // 2, cell.rows - 1}):
         alone = torch.empty_like(out[:1])
         ops.linear(x[row : row + 1], weights[0], out=alone, backend=target.backend)

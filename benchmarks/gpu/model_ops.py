@@ -7,6 +7,7 @@ from benchmarks.gpu.engine_cells import ModelCell
 from benchmarks.gpu.linear import LinearCell
 from benchmarks.gpu.machine import Counts, Device, Kernel, Prediction, loops_of, slots
 from benchmarks.gpu.model_attention import attention
+from benchmarks.gpu.model_packed import packed_product
 
 ROWS_AHEAD = 4  # rows that are searched before the first is weighed
 NODE_US = 0.02  # of one thread that looks at every node in shared memory
@@ -159,7 +160,10 @@ def product(rows: int, columns: int, depth: int, device: Device) -> Kernel:
 
 def linear_cell(cell: LinearCell, device: Device) -> Prediction:
     """Returns the prediction of one product of a step."""
-    one = product(cell.rows, cell.columns, cell.depth, device)
+    if cell.format == "bf16":
+        one = product(cell.rows, cell.columns, cell.depth, device)
+    else:
+        one = packed_product(cell, device)
     return Prediction(cell.name, cell.work().floor_us, (one,))
 
 

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "backend/ops.h"
+#include "backend/packed_weight.h"
 #include "base/types.h"
 
 namespace specdec {
@@ -14,12 +15,16 @@ namespace specdec {
 // nor on the row's place (docs/kernels/linear.md).
 struct LinearParams {
   const void* x = nullptr;       // [rows, depth]
-  const void* weight = nullptr;  // [columns, depth]
+  const void* weight = nullptr;  // [columns, depth]; packed tiles of the same, if `format` says so
   const void* bias = nullptr;    // [columns] contiguous; null: none
   void* out = nullptr;           // [rows, columns]
   std::int64_t x_row_stride = 0, weight_row_stride = 0, out_row_stride = 0;  // elements
   std::int32_t rows = 0, columns = 0, depth = 0;
   DType dtype = DType::kF32;  // of all of them: f32, f16 or bf16
+  // With a packed weight: 16-bit dtypes, depths of whole groups, rows of x at multiples of 16
+  // bytes. The result is that of kElements on a device of 8.0, with the weight rounded to the
+  // dtype.
+  WeightFormat format = WeightFormat::kElements;
   // The weight was there before the stream's last kernel was enqueued, so a device may read it
   // while that one still runs.
   bool constant_weight = false;

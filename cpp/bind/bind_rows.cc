@@ -1,6 +1,8 @@
 // The operations on rows of a decoder: between its matrix products, and those.
 #include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
 
+#include <optional>
 #include <string>
 
 #include "backend/row_ops.h"
@@ -87,8 +89,40 @@ void rms_norm(py::handle x, py::handle weight, py::handle out, py::handle added,
   call.run(&Backend::rms_norm, p);
 }
 
+// Tiles of a weight [columns, depth] that `format` names: `p` becomes a call on them.
+BorrowedTensor packed_weight(OpCall& call, py::handle tensor, const std::string& format,
+                             std::int64_t columns, LinearParams& p) {
+  const PackedLayout* layout = find_packed_layout(format);
+  SPECDEC_REQUIRE(layout != nullptr, "format = '", format, "': give q8_0, q4_0 or q4_1");
+  SPECDEC_REQUIRE(columns >= 1 && columns <= kMaxLinearColumns, "weight has ", columns,
+                  " rows: give 1..", kMaxLinearColumns);
+  SPECDEC_REQUIRE(p.depth % kWeightGroup == 0, "x has ", p.depth, " columns: a weight in ", format,
+                  " has whole groups of ", kWeightGroup);
+  // A row alone has no stride to speak of.
+  const bool aligned =
+      reinterpret_cast<std::uintptr_t>(p.x) % 16 == 0 && (p.rows <= 1 || p.x_row_stride % 8 == 0);
+  SPECDEC_REQUIRE(p.rows == 0 || aligned,
+                  "x has rows that do not begin at multiples of 16 bytes (stride ", p.x_row_stride,
+                  "): a packed weight needs that; give a contiguous copy");
+  BorrowedTensor borrowed(tensor, "weight");
+  const std::int64_t bytes = layout->bytes(columns, p.depth);
+  check_shape(borrowed.view(), "weight", "[bytes]", {kAny});
+  call.add(borrowed.view(), "weight");
+  check_dtype(borrowed.view(), "weight", {DType::kU8});
+  check_contiguous(borrowed.view(), "weight");
+  SPECDEC_REQUIRE(borrowed->shape[0] == bytes, "weight has ", borrowed->shape[0],
+                  " bytes: ", format, " [", columns, ", ", p.depth, "] takes ", bytes);
+  SPECDEC_REQUIRE(reinterpret_cast<std::uintptr_t>(borrowed->data) % 16 == 0,
+                  "weight does not begin at a multiple of 16 bytes");
+  p.weight = borrowed->data;
+  p.columns = static_cast<std::int32_t>(columns);
+  p.format = layout->format;
+  return borrowed;
+}
+
 void linear(py::handle x, py::handle weight, py::handle out, py::handle bias, bool constant_weight,
-            py::object backend, std::uint64_t stream, py::object workspace) {
+            py::object backend, std::uint64_t stream, py::object workspace,
+            const std::optional<std::string>& format, std::int64_t columns) {
   const CallOptions where{std::move(backend), stream, std::move(workspace), py::none()};
   OpCall call("linear", where);
   const BorrowedTensor rows = matrix(call, x, "x", "[R, K]", kAny, kAny, nullptr, false);
@@ -101,13 +135,18 @@ void linear(py::handle x, py::handle weight, py::handle out, py::handle bias, bo
   p.depth = static_cast<std::int32_t>(rows->shape[1]);
   p.dtype = dtype;
   p.constant_weight = constant_weight;
-  const BorrowedTensor factor =
-      matrix(call, weight, "weight", "[N, K]", kAny, p.depth, &dtype, false);
-  SPECDEC_REQUIRE(factor->shape[0] >= 1 && factor->shape[0] <= kMaxLinearColumns, "weight has ",
-                  factor->shape[0], " rows: give 1..", kMaxLinearColumns);
-  p.weight = factor->data;
-  p.weight_row_stride = factor->strides[0];
-  p.columns = static_cast<std::int32_t>(factor->shape[0]);
+  BorrowedTensor factor;
+  if (format) {
+    check_dtype(rows.view(), "x", {DType::kBF16, DType::kF16});
+    factor = packed_weight(call, weight, *format, columns, p);
+  } else {
+    factor = matrix(call, weight, "weight", "[N, K]", kAny, p.depth, &dtype, false);
+    SPECDEC_REQUIRE(factor->shape[0] >= 1 && factor->shape[0] <= kMaxLinearColumns, "weight has ",
+                    factor->shape[0], " rows: give 1..", kMaxLinearColumns);
+    p.weight = factor->data;
+    p.weight_row_stride = factor->strides[0];
+    p.columns = static_cast<std::int32_t>(factor->shape[0]);
+  }
   const BorrowedTensor result = matrix(call, out, "out", "[R, N]", p.rows, p.columns, &dtype, true);
   p.out = result->data;
   p.out_row_stride = result->strides[0];
@@ -184,7 +223,7 @@ void register_rows(py::module_& m) {
   m.def("linear", &linear, py::arg("x"), py::arg("weight"), py::kw_only(), py::arg("out"),
         py::arg("bias") = py::none(), py::arg("constant_weight") = false,
         py::arg("backend") = py::none(), py::arg("stream") = 0, py::arg("workspace") = py::none(),
-        "See specdec_ext.ops.linear.");
+        py::arg("format") = py::none(), py::arg("columns") = 0, "See specdec_ext.ops.linear.");
   m.def("linear_scratch_bytes", &linear_scratch_bytes, py::arg("rows"), py::arg("columns"),
         py::arg("depth"), py::arg("dtype"), py::arg("backend"),
         "See specdec_ext.ops.linear_scratch_bytes.");

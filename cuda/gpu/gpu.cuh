@@ -31,6 +31,14 @@ __device__ __forceinline__ std::uint32_t shared_address(const void* p) {
   return static_cast<std::uint32_t>(__cvta_generic_to_shared(p));
 }
 
+// (a & mask) | bits as one instruction; of two immediates the compiler makes two.
+__device__ __forceinline__ std::uint32_t and_or(std::uint32_t a, std::uint32_t mask,
+                                                std::uint32_t bits) {
+  std::uint32_t d;
+  asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(d) : "r"(a), "r"(mask), "r"(bits));
+  return d;
+}
+
 // Starts copying 16 bytes from global to shared memory, or zeros when not valid (src is then not
 // read, but has to be a pointer into the same array).
 __device__ __forceinline__ void cp_async_16(void* dst, const void* src, bool valid = true) {

@@ -68,8 +68,11 @@ void launch_fold(const LinearLaunch& launch, std::int32_t units, std::int32_t un
 void launch_matrix(const LinearLaunch& launch, const LinearPlan& plan) {
   const dim3 grid(static_cast<unsigned>(launch.row_tiles) * plan.column_tiles,
                   static_cast<unsigned>(plan.units));
-  const auto by_dtype = launch.call.dtype == DType::kBF16 ? launch_tile_bf16 : launch_tile_f16;
-  by_dtype(launch, plan.tile.row_tile, grid);
+  const bool is_bf16 = launch.call.dtype == DType::kBF16;
+  const bool is_packed = launch.call.format != WeightFormat::kElements;
+  const auto launcher = is_packed ? (is_bf16 ? launch_packed_bf16 : launch_packed_f16)
+                                  : (is_bf16 ? launch_tile_bf16 : launch_tile_f16);
+  launcher(launch, plan.tile.row_tile, grid);
   if (launch.partial != nullptr) {
     launch_fold(launch, plan.units, kLinearGroupParts / plan.parts_per_unit);
   }
@@ -142,12 +145,15 @@ ScratchBytes linear_scratch_bytes(std::int32_t rows, std::int32_t columns, std::
 
 void linear(const LinearParams& p, const DeviceLimits& limits) {
   if (p.rows == 0) return;
-  if (!serves_matrix(p)) {
-    by_type(p.dtype, [&]<class T>() { launch_plain_linear<T>(p); });
-    return;
-  }
-  if (const LinearInstance* instance = pick_linear(problem_of(p), limits)) {
-    return stream_linear(p, *instance);
+  // Packed weights have one family: their callers see to it that x can be copied.
+  if (p.format == WeightFormat::kElements) {
+    if (!serves_matrix(p)) {
+      by_type(p.dtype, [&]<class T>() { launch_plain_linear<T>(p); });
+      return;
+    }
+    if (const LinearInstance* instance = pick_linear(problem_of(p), limits)) {
+      return stream_linear(p, *instance);
+    }
   }
   const LinearPlan plan = plan_linear(p.rows, p.columns, p.depth);
   const std::int32_t launch_rows =

@@ -1,4 +1,5 @@
-// out = x weight^T + bias with tensor cores, for 16-bit dtypes.
+// out = x weight^T + bias with tensor cores, for 16-bit dtypes; the weight in the same dtype or
+// packed in 8 or 4 bits (Config::Weights).
 //
 // Grid      (row tiles x column tiles, units): row tiles of one column tile are neighbours, so that
 //           a weight that several of them need comes from memory once. A unit is a run of parts of
@@ -7,10 +8,12 @@
 //           costs a tile of 8. Weights and x come by cp.async in stages of 64 k. A narrow block's
 //           warps have each a ring of stages and a part of k of their own and meet at the end of a
 //           group, to fold; the warps of the others share a ring and walk k together.
-// Shared    [rings][stages][weight lines, x lines] of 128 bytes, swizzled; the warps' parts of a
-//           group (narrow); at the end the finished tile, where the rings were.
-// Bytes     columns * depth * 2 from memory; x once per column tile, from L2.
-// Limit     the weight's bytes up to about 64 rows, L2 and the tensor cores above.
+// Shared    [rings][stages][weights, x lines of 128 bytes, swizzled]; the warps' parts of a group
+//           (narrow); at the end the finished tile, where the rings were.
+// Bytes     the weight's from memory; x once per column tile, from L2.
+// Limit     16-bit weights: their bytes up to about 64 rows, L2 and the tensor cores above. Packed
+//           ones: issue slots of the decoding, near the bytes' time; the tensor cores above 32
+//           rows.
 // Arithmetic: backend/linear_op.h. An element's sum is the same whatever tile, block or warp has
 // it.
 #pragma once
@@ -41,21 +44,54 @@ struct LinearBlock {
 
 // Chunks of a part; 0 if it is empty.
 __device__ __forceinline__ int chunks_of_part(const LinearLaunch& launch, std::int32_t part) {
-  const std::int64_t begin = std::int64_t{part} * launch.part_depth;
-  const std::int64_t left = launch.call.depth - begin;
+  // Empty parts begin at most kLinearChunk times their number behind the depth: int32 holds that.
+  const std::int32_t left = launch.call.depth - part * launch.part_depth;
   if (left <= 0) return 0;
-  const auto length = static_cast<int>(left < launch.part_depth ? left : launch.part_depth);
-  return (length + kLinearChunk - 1) / kLinearChunk;
+  const std::int32_t length = left < launch.part_depth ? left : launch.part_depth;
+  return static_cast<int>(static_cast<std::uint32_t>(length + kLinearChunk - 1) / kLinearChunk);
 }
+
+// A thread's share of the copies of x: pieces of lines kLines apart. What lies outside of the
+// matrix is zero.
+template <class Config>
+struct RowCopier {
+  using T = typename Config::T;
+  static constexpr int kLines = Config::kRingThreads / Config::kLinePieces;
+  static_assert(Config::kRowTile % kLines == 0 && kLines % 4 == 0, "every thread copies as much");
+  const T* from;             // its piece of its first line at k = 0, if there is such a row
+  std::int64_t step;         // elements to its next line
+  std::int32_t rows, depth;  // that there are from its first line and piece on
+  int line, piece;
+
+  __device__ __forceinline__ RowCopier(const LinearParams& call, std::int32_t first_row, int thread)
+      : from(static_cast<const T*>(call.x)),
+        step(kLines * call.x_row_stride),
+        line(thread / Config::kLinePieces),
+        piece(thread % Config::kLinePieces) {
+    rows = call.rows - first_row - line;
+    depth = call.depth - piece * 8;
+    if (rows > 0) from += (first_row + line) * call.x_row_stride;
+  }
+  __device__ __forceinline__ void copy(unsigned char* lines, std::int32_t k) const {
+    const bool inside = k < depth;
+    const T* here = from + (inside ? k + piece * 8 : 0);
+#pragma unroll
+    for (int i = 0; i < Config::kRowTile / kLines; ++i) {
+      const bool valid = inside && i * kLines < rows;
+      gpu::cp_async_16(lines + Config::swizzle(line + i * kLines, piece),
+                       valid ? here + i * step : from, valid);
+    }
+  }
+};
 
 // The copies of one ring: chunk after chunk of its parts, in order.
 template <class Config>
 struct LinearCopier {
-  using T = typename Config::T;
   const LinearLaunch& launch;
   const LinearBlock<Config>& block;
+  typename Config::Weights::template Copier<Config> weights;
+  RowCopier<Config> rows;
   unsigned char* ring;
-  int thread;                   // within the ring
   std::int32_t part, part_end;  // of this ring's, next and past the last
   int chunk = 0, chunks;        // of `part`
   std::uint64_t policy;
@@ -67,8 +103,9 @@ struct LinearCopier {
                                           int thread, std::int32_t part)
       : launch(launch),
         block(block),
+        weights(launch.call, block.first_column, thread),
+        rows(launch.call, block.first_row, thread),
         ring(ring),
-        thread(thread),
         part(part),
         part_end(block.first_part + launch.parts_per_unit),
         chunks(chunks_of_part(launch, part)) {
@@ -83,31 +120,10 @@ struct LinearCopier {
   template <bool kWeights, bool kRows>
   __device__ __forceinline__ void copy(int stage) const {
     if (done()) return;
-    const LinearParams& call = launch.call;
     unsigned char* to = ring + stage * Config::kStageBytes;
     const std::int32_t k = part * launch.part_depth + chunk * kLinearChunk;
-#pragma unroll
-    for (int i = 0; i < Config::kCopies; ++i) {
-      const int c = thread + i * Config::kRingThreads;
-      const int line = c / Config::kLinePieces, piece = c % Config::kLinePieces;
-      const std::int32_t at = k + piece * 8;
-      unsigned char* there = to + Config::swizzle(line, piece);
-      if (line < Config::kColumnTile) {
-        if constexpr (kWeights) {
-          const std::int32_t column = block.first_column + line;
-          const bool valid = column < call.columns && at < call.depth;
-          const T* from = static_cast<const T*>(call.weight);
-          if (valid) from += column * call.weight_row_stride + at;
-          gpu::cp_async_16_hint(there, from, valid, policy);
-        }
-      } else if constexpr (kRows) {
-        const std::int32_t row = block.first_row + line - Config::kColumnTile;
-        const bool valid = row < call.rows && at < call.depth;
-        const T* from = static_cast<const T*>(call.x);
-        if (valid) from += row * call.x_row_stride + at;
-        gpu::cp_async_16(there, from, valid);
-      }
-    }
+    if constexpr (kWeights) weights.copy(to, k, policy);
+    if constexpr (kRows) rows.copy(to + Config::kWeightBytes, k);
   }
 
   __device__ __forceinline__ void next() {
@@ -156,25 +172,23 @@ template <class Config>
 __device__ __forceinline__ void multiply_stage(const unsigned char* stage, int column, int row,
                                                LinearSums<Config>& sums) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
+  const typename Config::Weights::template Operand<Config> weights(stage, column, lane);
+  const unsigned char* rows = stage + Config::kWeightBytes;
 #pragma unroll Config::kStepUnroll
   for (int step = 0; step < kLinearChunk / 16; ++step) {
     std::uint32_t a[Config::kColumnFragments][4];
 #pragma unroll
-    for (int m = 0; m < Config::kColumnFragments; ++m) {
-      const int line = column + m * 16 + lane % 16;
-      gpu::ldmatrix_x4(a[m], stage + Config::swizzle(line, step * 2 + lane / 16));
-    }
+    for (int m = 0; m < Config::kColumnFragments; ++m) weights.load(step, m, a[m]);
 #pragma unroll
     for (int n = 0; n < Config::kRowFragments; n += 2) {
       std::uint32_t b[4];
       if constexpr (Config::kRowFragments == 1) {
         std::uint32_t pair[2];
-        const int line = Config::kColumnTile + row + lane % 8;
-        gpu::ldmatrix_x2(pair, stage + Config::swizzle(line, step * 2 + lane / 8 % 2));
+        gpu::ldmatrix_x2(pair, rows + Config::swizzle(row + lane % 8, step * 2 + lane / 8 % 2));
         b[0] = pair[0], b[1] = pair[1];
       } else {
-        const int line = Config::kColumnTile + row + (n + lane / 16) * 8 + lane % 8;
-        gpu::ldmatrix_x4(b, stage + Config::swizzle(line, step * 2 + lane / 8 % 2));
+        const int line = row + (n + lane / 16) * 8 + lane % 8;
+        gpu::ldmatrix_x4(b, rows + Config::swizzle(line, step * 2 + lane / 8 % 2));
       }
 #pragma unroll
       for (int m = 0; m < Config::kColumnFragments; ++m) {
@@ -205,7 +219,8 @@ __device__ __forceinline__ void store_tile(const LinearLaunch& launch,
 }
 
 template <class Config>
-__global__ void __launch_bounds__(Config::kThreads) linear_kernel(const LinearLaunch launch) {
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocks)
+    linear_kernel(const LinearLaunch launch) {
   using Sums = LinearSums<Config>;
   unsigned char* smem = gpu::dynamic_shared<unsigned char>();
   const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
@@ -230,7 +245,7 @@ __global__ void __launch_bounds__(Config::kThreads) linear_kernel(const LinearLa
   }
 
   const int warp_column = Config::kNarrow ? 0 : warp % (Config::kColumnTile / 32) * 32;
-  const int warp_row = Config::kNarrow ? 0 : warp / (Config::kColumnTile / 32) * 32;
+  const int warp_row = Config::kNarrow ? 0 : warp / (Config::kColumnTile / 32) * Config::kWarpRows;
   const bool busy = block.first_column + warp_column < launch.call.columns &&
                     block.first_row + warp_row < launch.call.rows;
   int stage = 0, filled = kAhead;

@@ -2122,6 +2122,8 @@ def linear(
     backend: typing.Any = None,
     stream: typing.SupportsInt | typing.SupportsIndex = 0,
     workspace: typing.Any = None,
+    format: str | None = None,
+    columns: typing.SupportsInt | typing.SupportsIndex = 0,
 ) -> None:
     """
     See specdec_ext.ops.linear.

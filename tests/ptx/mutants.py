@@ -41,6 +41,8 @@ MUTANTS = [
     _sync(
         "cp.async with a hint: copies what is not valid", "cp_async_16_hint(", "16, %2,", "16, 16,"
     ),
+    _sync("and_or: exclusive or", "and_or(", "0xea", "0x6a"),
+    _sync("and_or: the mask is not applied", "and_or(", "%1, %2, %3", "%1, %1, %3"),
     _sync("cp.async: no commit", "cp_async_commit()", "cp.async.commit_group;", ""),
     _sync("cp.async: waits for one group less", "cp_async_wait()", "wait_group %0", "wait_group 1"),
     _sync("ldmatrix x4: register order", "ldmatrix_x4(", "{%0,%1,%2,%3}", "{%0,%2,%1,%3}"),

@@ -17,6 +17,8 @@ inline uint32_t shared_address(const void* p) {
   return simt::kSharedBase + uint32_t(offset);
 }
 
+inline uint32_t and_or(uint32_t a, uint32_t mask, uint32_t bits) { return (a & mask) | bits; }
+
 inline void cp_async_16(void* dst, const void* src, bool valid = true, SIMT_HERE) {
   simt::cp_async(dst, src, 16, valid ? 16 : 0, here);
 }

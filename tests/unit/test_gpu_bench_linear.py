@@ -17,20 +17,33 @@ EMU = Target("cuda-emu-fast", torch.device("cpu"))
 
 
 def test_one_row_of_every_weight_is_an_8b_models_step() -> None:
-    ones = [cell for cell in linear.linear_cells() if cell.rows == 1]
+    floats = [cell for cell in linear.linear_cells() if cell.format == "bf16"]
+    ones = [cell for cell in floats if cell.rows == 1]
     assert [cell.name for cell in ones][:2] == ["linear-qkv-m1", "linear-o-m1"]
     layers = sum(cell.work().needed_bytes for cell in ones if cell.weight != "head")
     head = next(cell for cell in ones if cell.weight == "head").work().needed_bytes
     assert 15.0e9 < 32 * layers + head < 15.1e9
-    assert not any(cell.work().compute_bound for cell in linear.linear_cells())
+    assert not any(cell.work().compute_bound for cell in floats)
     names = [cell.name for cell in linear.linear_cells()]
-    assert len(set(names)) == len(names) == 35
+    assert len(set(names)) == len(names) == 35 + 45 and len(floats) == 35
+    assert "linear-gate-up-q4_0-m11" in names
+
+
+@pytest.mark.parametrize("format", ["q8_0", "q4_0", "q4_1"])
+def test_bytes_of_a_packed_weight(format: str) -> None:
+    """Those that the package packs it in, of whole tiles."""
+    packed = linear.random_packed(64, 128, format, torch.Generator().manual_seed(1))
+    cell = LinearCell("o", 1, 64, 128, format)
+    assert packed.nbytes == cell.weight_bytes
+    values = packed.rows(torch.arange(64), torch.float32)
+    assert 0.01 < values.std() < 2 and abs(values.mean()) < values.std()
 
 
 @EMULATED
+@pytest.mark.parametrize("format", ["bf16", "q8_0", "q4_0", "q4_1"])
 @pytest.mark.parametrize(("rows", "depth"), [(1, 4160), (27, 192)])
-def test_a_cell_is_checked_and_not_timed_in_emulation(rows: int, depth: int) -> None:
-    cell = LinearCell("down", rows, 4096, 14336).tiny()
+def test_a_cell_is_checked_and_not_timed_in_emulation(rows: int, depth: int, format: str) -> None:
+    cell = LinearCell("down", rows, 4096, 14336, format).tiny()
     assert cell.depth == depth
     record = linear.measure(cell, EMU, timing.NoTimer())
     assert record["status"] == "ok" and record["us"] is None
@@ -41,8 +54,9 @@ def test_a_cell_is_checked_and_not_timed_in_emulation(rows: int, depth: int) -> 
 @pytest.mark.parametrize(
     ("mistake", "text"), [("value", "error beyond rounding"), ("bits", "row 0 of 8 has other bits")]
 )
+@pytest.mark.parametrize("format", ["bf16", "q4_1"])
 def test_a_wrong_product_is_noticed(
-    monkeypatch: pytest.MonkeyPatch, mistake: str, text: str
+    monkeypatch: pytest.MonkeyPatch, mistake: str, text: str, format: str
 ) -> None:
     right = ops.linear
 
@@ -56,4 +70,4 @@ def test_a_wrong_product_is_noticed(
 
     monkeypatch.setattr(ops, "linear", wrong)
     with pytest.raises(ArithmeticError, match=text):
-        linear.measure(LinearCell("o", 8, 136, 192), EMU, timing.NoTimer())
+        linear.measure(LinearCell("o", 8, 136, 192, format), EMU, timing.NoTimer())

@@ -21,6 +21,7 @@ from benchmarks.gpu import (
     model,
     model_attention,
     model_ops,
+    model_packed,
 )
 from benchmarks.gpu.cells import AttentionCell, StepCell
 from benchmarks.gpu.dealing import Step, Unit
@@ -255,6 +256,45 @@ def test_84_rows_take_hardly_longer_than_one(name: str) -> None:
     one, many = (model_ops.product(rows, columns, depth, Device()) for rows in (1, 84))
     assert many.us / one.us <= 1.12
     assert one.bound == "HBM"
+
+
+@pytest.mark.parametrize("format", ["q8_0", "q4_0", "q4_1"])
+def test_how_a_packed_product_is_dealt(format: str) -> None:
+    """Against the package's tiles, scratch and bytes."""
+    if missing := emulators.load_emulators():
+        pytest.skip(missing)
+    text = (ROOT / "cuda" / "linear" / "linear_plan.h").read_text()
+    table = re.findall(r"\{(\d+), (\d+), (true|false)\}", text)
+    assert tuple((int(r), int(c), n == "true") for r, c, n in table) == model_packed.TILES
+    for rows, columns, depth in ((1, 64, 8192), (12, 40, 4128), (40, 64, 8192), (84, 6144, 4096)):
+        how = model_packed.deal(rows, columns, depth, format)
+        wanted = ops.linear_scratch_bytes(rows, columns, depth, torch.float16, backend="cuda-emu")
+        # The same call of floats on 9.0 may want more.
+        assert (0 if how.units == 1 else how.units * rows * columns * 4) <= wanted
+        assert how.trips * 64 * how.units * (4 if how.is_narrow else 1) >= depth
+    weight = ops.pack_weight(torch.zeros(32, 2 * linear_bytes(format), dtype=torch.uint8), format)
+    assert weight.nbytes == model_packed.FORMATS[format][1]
+
+
+def linear_bytes(format: str) -> int:
+    """Of a block of 32."""
+    return int(linear.PACKED_BITS[format] * 4)
+
+
+@pytest.mark.parametrize("name", list(linear.SHAPES))
+def test_packed_weights_take_less_time_for_few_rows(name: str) -> None:
+    """By the loops of the compiled kernels; less than the bytes would allow: issue slots bound
+    them."""
+    columns, depth = linear.SHAPES[name]
+
+    def us(rows: int, format: str) -> float:
+        return model_ops.linear_cell(
+            linear.LinearCell(name, rows, columns, depth, format), Device()
+        ).us
+
+    for format in linear.PACKED_BITS:
+        assert us(1, format) < 0.85 * us(1, "bf16")
+        assert us(11, format) < 1.3 * us(1, format)
 
 
 def test_a_result_file_stands_beside_the_predictions(

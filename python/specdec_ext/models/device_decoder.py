@@ -99,10 +99,11 @@ class DeviceDecoder:
             window: _Scratch(place.device, "attention") for window in set(shape.sliding_window)
         }
         self._argmax_scratch = _Scratch(place.device, "argmax")
-        one = weights.layers[0]
+        matrices = [m for one in weights.layers for m in (one.qkv, one.o, one.gate_up, one.down)]
         self._product = Products(
-            (one.qkv, one.o, one.gate_up, one.down, weights.head),
+            (*matrices, weights.head),
             place,
+            dtype=dtype,
             max_rows=max_rows,
             exact=exact,
         )

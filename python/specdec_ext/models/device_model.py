@@ -10,11 +10,12 @@ from .. import ops
 from ..errors import ConfigError, ModelError
 from .cache_check import check_cache
 from .config_reader import ModelConfig
+from .device_blocks import Loaded, some_rows
 from .device_decoder import DeviceDecoder
+from .device_source import DeviceSource
 from .device_step import DeviceStep, PlanStaging
 from .device_weights import load_weights, random_weights
 from .draft_vocab import ScoredRows
-from .host_arrays import as_torch
 from .host_rows import HostRows
 from .kv_storage import KvStorage
 from .native import IGNORED_SUFFIXES, served_positions, shape_info
@@ -53,9 +54,14 @@ class DeviceModel:
         random_seed: int | None = None,
         exact: bool = False,
         kv_storage: KvStorage | None = None,
+        own_widths: bool = False,
+        quantization: str | None = None,
     ) -> None:
         """scored       rows of the head that are kept, None: all
         random_seed  random weights in the place of a checkpoint's, for measurements
+        own_widths   weights stay as a GGUF file, or a quantised folder, has them, where a device
+                     has kernels for that; the others become `dtype`, with one log line
+        quantization  weights become blocks (QUANTIZATIONS)
         exact        a row's bits do not depend on the step it is in (device_products.py)
         kv_storage   how the pages hold K and V; None: in `dtype`
         """
@@ -73,6 +79,7 @@ class DeviceModel:
         pages_dtype: torch.dtype = getattr(torch, self.kv_storage.dtype)
         attention = _attention_instance(shape, self.kv_dtype, pages_dtype, place)
         self.head_ids = None if scored is None else torch.from_numpy(scored.token_ids)
+        self.quantization_errors: tuple[tuple[str, float], ...] = ()
         expected = shape.expected_weights()
         how: dict[str, Any] = {
             "device": place.device,
@@ -88,15 +95,21 @@ class DeviceModel:
             with open_checkpoint(config, allow_pickle=allow_pickle) as checkpoint:
                 checkpoint.check(expected, ignored=tied, ignored_suffixes=IGNORED_SUFFIXES)
 
-                def load(name: str) -> torch.Tensor:
-                    tensor = as_torch(checkpoint.load(name))
+                source = DeviceSource(
+                    checkpoint, self.kv_dtype, own_widths=own_widths, quantization=quantization
+                )
+
+                def load(name: str) -> Loaded:
+                    tensor = source.load(name)
                     if name == "lm_head.weight" and scored is not None:
-                        tensor = tensor[torch.from_numpy(scored.places)]
+                        return some_rows(tensor, torch.from_numpy(scored.places))
                     return tensor
 
                 tied_ids = self.head_ids if shape.tie_word_embeddings else None
                 weights = load_weights(config, shape, load, head_ids=tied_ids, **how)
                 notes += checkpoint.warnings
+            source.tell(config.path, place.name)
+            self.quantization_errors = source.quantization_errors
         self.decoder = DeviceDecoder(
             shape,
             weights,
@@ -125,7 +138,7 @@ class DeviceModel:
                 if exact
                 else "torch's matrix products may sum in another order for another number of rows"
             ),
-            dtype=dtype,
+            dtype=", ".join(sorted(weights.packed_formats())) or dtype,
             device=place.name,
             weight_bytes=weights.step_bytes(),
             attention=(
@@ -206,8 +219,10 @@ class DeviceModel:
     @torch.inference_mode()
     def head_rows(self, token_ids: torch.Tensor) -> torch.Tensor:
         """See StepModel."""
-        ids = token_ids.to(self.place.device)
-        return self.decoder.weights.head[ids.long().flatten()].float().to(token_ids.device)
+        ids, head = token_ids.to(self.place.device).flatten(), self.decoder.weights.head
+        if isinstance(head, ops.PackedWeight):
+            return head.rows(ids, self.kv_dtype).float().to(token_ids.device)
+        return head[ids.long()].float().to(token_ids.device)
 
 
 def _attention_instance(

@@ -2,7 +2,8 @@
 
 A library picks its kernel, and with it the order of every sum, by the shape of a product, so a
 row's bits follow from how many rows share the step. ``ops.linear`` cuts every sum by its length
-alone; in exact mode it makes all products, of prompts too.
+alone; in exact mode it makes all products, of prompts too. Packed weights have no other kernel, in
+either mode.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Iterable
 import torch
 
 from .. import ops
+from .device_blocks import Matrix
 from .place import Place
 
 __all__ = ["Products"]
@@ -24,34 +26,43 @@ class Products:
     """out = x weight^T + bias.
 
     weights   [N, K] each: of all products that will be asked for
+    dtype     of x
     max_rows  of a product
     exact     a row's bits do not depend on the other rows
     """
 
     def __init__(
-        self, weights: Iterable[torch.Tensor], place: Place, *, max_rows: int, exact: bool
+        self,
+        weights: Iterable[Matrix],
+        place: Place,
+        *,
+        dtype: torch.dtype,
+        max_rows: int,
+        exact: bool,
     ) -> None:
         self._exact, self._backend = exact, place.backend
         most = 0
-        if exact:
-            shapes = {(tuple(weight.shape), weight.dtype) for weight in weights}
-            # The narrowest tiles may cut k into other units than the widest.
-            for rows in {min(count, max_rows) for count in (8, 16, 32, 64, 128, _SCRATCH_ROWS)}:
-                for (n, k), dtype in shapes:
-                    asked = ops.linear_scratch_bytes(rows, n, k, dtype, backend=place.backend)
-                    most = max(most, asked)
+        shapes = {tuple(weight.shape) for weight in weights if self._is_ours(weight)}
+        # The narrowest tiles may cut k into other units than the widest.
+        for rows in {min(count, max_rows) for count in (8, 16, 32, 64, 128, _SCRATCH_ROWS)}:
+            for n, k in shapes:
+                asked = ops.linear_scratch_bytes(rows, n, k, dtype, backend=place.backend)
+                most = max(most, asked)
         # At a fixed address from the start: a captured graph holds it.
         self._scratch = torch.empty(most + 256, dtype=torch.uint8, device=place.device)
+
+    def _is_ours(self, weight: Matrix) -> bool:
+        return self._exact or isinstance(weight, ops.PackedWeight)
 
     def __call__(
         self,
         x: torch.Tensor,
-        weight: torch.Tensor,
+        weight: Matrix,
         bias: torch.Tensor | None,
         out: torch.Tensor,
     ) -> torch.Tensor:
         """Write x [R, K] weight^T (+ bias [N]) into out [R, N] and return it."""
-        if self._exact:
+        if self._exact or isinstance(weight, ops.PackedWeight):
             return ops.linear(
                 x,
                 weight,

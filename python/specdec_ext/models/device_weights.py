@@ -7,57 +7,66 @@ from dataclasses import dataclass, fields
 
 import torch
 
+from .. import ops
 from .config_reader import ModelConfig
+from .device_blocks import Loaded, Matrix, as_floats, as_matrix, some_rows
 from .native_config import NativeShape
 from .rope import rope_tables
 
 __all__ = ["DeviceLayer", "DeviceWeights", "load_weights", "random_weights"]
 
-Load = Callable[[str], torch.Tensor]
+Load = Callable[[str], Loaded]
 
 
 @dataclass(frozen=True)
 class DeviceLayer:
-    """One layer. Matrices are [outputs, inputs] as checkpoints store them.
+    """One layer. Matrices are [outputs, inputs] as checkpoints store them, packed or of the model's
+    dtype.
 
     qkv      [(H + 2 G) K, hidden]: rows of q, then k, then v
     gate_up  [2 intermediate, hidden]: rows of the gate, then of the other factor
     """
 
     input_norm: torch.Tensor
-    qkv: torch.Tensor
+    qkv: Matrix
     qkv_bias: torch.Tensor | None
     q_norm: torch.Tensor | None
     k_norm: torch.Tensor | None
-    o: torch.Tensor
+    o: Matrix
     o_bias: torch.Tensor | None
     attention_out_norm: torch.Tensor | None  # of what attention adds, sandwich norms only
     ffn_norm: torch.Tensor
-    gate_up: torch.Tensor
+    gate_up: Matrix
     gate_up_bias: torch.Tensor | None
-    down: torch.Tensor
+    down: Matrix
     down_bias: torch.Tensor | None
     ffn_out_norm: torch.Tensor | None  # of what the feed-forward block adds, sandwich norms only
 
-    def tensors(self) -> Iterator[torch.Tensor]:
+    def tensors(self) -> Iterator[Matrix]:
         values = (getattr(self, field.name) for field in fields(self))
         return (value for value in values if value is not None)
 
 
 @dataclass(frozen=True)
 class DeviceWeights:
-    """head is the embedding itself where they are tied. rope: (cos, sin) float32 by table."""
+    """head is the embedding itself where they are tied, or its packed form: an embedding is always
+    of the model's dtype, as a step reads few of its rows. rope: (cos, sin) float32 by table."""
 
     embedding: torch.Tensor
     layers: list[DeviceLayer]
     final_norm: torch.Tensor
-    head: torch.Tensor
+    head: Matrix
     rope: list[tuple[torch.Tensor, torch.Tensor]]
 
     def step_bytes(self) -> int:
         """Bytes that a step reads: everything but the embedding's rows that it skips."""
         read = [self.final_norm, self.head, *(t for layer in self.layers for t in layer.tensors())]
-        return sum(t.numel() * t.element_size() for t in read)
+        return sum(t.nbytes for t in read)
+
+    def packed_formats(self) -> set[str]:
+        """Of the matrices that are no floats."""
+        one = [self.head, *(t for layer in self.layers for t in layer.tensors())]
+        return {t.format for t in one if isinstance(t, ops.PackedWeight)}
 
 
 def load_weights(
@@ -72,53 +81,60 @@ def load_weights(
 ) -> DeviceWeights:
     """The checkpoint's tensors, one after another: never all of them twice.
 
-    load       gives a tensor by its name in the checkpoint
+    load       gives a tensor by its name in the checkpoint: floats, or blocks and their format,
+               which stay so where a device has a kernel for it (device_blocks.py)
     positions  rows of the rotary tables
     head_ids   the tokens that a tied head scores, in this order; None: all
     """
 
-    def fuse(prefix: str, names: tuple[str, ...], suffix: str) -> torch.Tensor:
-        parts = [load(f"{prefix}{name}.{suffix}") for name in names]
-        return torch.cat([part.to(device, dtype) for part in parts])
+    def floats(name: str) -> torch.Tensor:
+        return as_floats(load(name), device, dtype)
+
+    def matrix(prefix: str, *names: str) -> Matrix:
+        parts = [load(f"{prefix}{name}.weight") for name in names]
+        return as_matrix(parts, device, dtype)
+
+    def biases(prefix: str, *names: str) -> torch.Tensor:
+        return torch.cat([floats(f"{prefix}{name}.bias") for name in names])
 
     def layer(index: int) -> DeviceLayer:
         prefix = f"model.layers.{index}."
 
         def get(name: str) -> torch.Tensor:
-            return load(prefix + name).to(device, dtype).contiguous()
+            return floats(prefix + name)
 
         attention, mlp = f"{prefix}self_attn.", f"{prefix}mlp."
         sandwich = shape.has_sandwich_norms
         second = "post_attention_layernorm.weight"
         return DeviceLayer(
             input_norm=get("input_layernorm.weight"),
-            qkv=fuse(attention, ("q_proj", "k_proj", "v_proj"), "weight"),
-            qkv_bias=fuse(attention, ("q_proj", "k_proj", "v_proj"), "bias")
-            if shape.qkv_bias
-            else None,
+            qkv=matrix(attention, "q_proj", "k_proj", "v_proj"),
+            qkv_bias=biases(attention, "q_proj", "k_proj", "v_proj") if shape.qkv_bias else None,
             q_norm=get("self_attn.q_norm.weight") if shape.has_qk_norm else None,
             k_norm=get("self_attn.k_norm.weight") if shape.has_qk_norm else None,
-            o=get("self_attn.o_proj.weight"),
+            o=matrix(attention, "o_proj"),
             o_bias=get("self_attn.o_proj.bias") if shape.o_bias else None,
             attention_out_norm=get(second) if sandwich else None,
             ffn_norm=get("pre_feedforward_layernorm.weight" if sandwich else second),
-            gate_up=fuse(mlp, ("gate_proj", "up_proj"), "weight"),
-            gate_up_bias=fuse(mlp, ("gate_proj", "up_proj"), "bias") if shape.mlp_bias else None,
-            down=get("mlp.down_proj.weight"),
+            gate_up=matrix(mlp, "gate_proj", "up_proj"),
+            gate_up_bias=biases(mlp, "gate_proj", "up_proj") if shape.mlp_bias else None,
+            down=matrix(mlp, "down_proj"),
             down_bias=get("mlp.down_proj.bias") if shape.mlp_bias else None,
             ffn_out_norm=get("post_feedforward_layernorm.weight") if sandwich else None,
         )
 
-    embedding = load("model.embed_tokens.weight").to(device, dtype).contiguous()
-    head = embedding
-    if not shape.tie_word_embeddings:
-        head = load("lm_head.weight").to(device, dtype).contiguous()
+    table = load("model.embed_tokens.weight")
+    embedding = as_floats(table, device, dtype)
+    scored = table if shape.tie_word_embeddings else load("lm_head.weight")
     if head_ids is not None:
-        head = head[head_ids.to(device)]
+        scored = some_rows(scored, head_ids)
+    head = as_matrix([scored], device, dtype)
+    if scored is table and isinstance(head, torch.Tensor):
+        head = embedding
     return DeviceWeights(
         embedding=embedding,
         layers=[layer(index) for index in range(shape.num_layers)],
-        final_norm=load("model.norm.weight").to(device, dtype).contiguous(),
+        final_norm=floats("model.norm.weight"),
         head=head,
         rope=[
             (torch.from_numpy(cos).to(device), torch.from_numpy(sin).to(device))

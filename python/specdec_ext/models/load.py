@@ -58,8 +58,8 @@ def load_model(
 ) -> StepModel:
     """Load a local Hugging Face folder or GGUF file.
 
-    dtype         "auto": as the checkpoint says, each weight of a GGUF file in its own width on the
-                  CPU; else "float32", "bfloat16" or "float16"
+    dtype         "auto": as the checkpoint says, each weight of a GGUF file in its own width, on a
+                  device where it has kernels for that; else "float32", "bfloat16" or "float16"
     model_impl    "native": the fused decoder (see NATIVE_FAMILIES); "transformers": the adapter;
                   "auto": native where every configuration field is understood, else the adapter
     max_rows      rows of the largest step; sizes the native decoder's buffers
@@ -71,7 +71,8 @@ def load_model(
     numerics      "exact": refused unless a row's bits do not depend on the step it is in; "fast":
                   they may, and ranks add up partial sums; "auto": exact on the CPU where it can be
                   had, fast on a device
-    quantization  "int8", "int4", "fp8": weights become blocks at load (quantize.py); native, CPU
+    quantization  "int8", "int4", "fp8": weights become blocks at load (quantize.py); native, on a
+                  device in a 16-bit model, but for "fp8"
     team          the ranks that the model is spread over: this process loads its own shard of a
                   native model, on the CPU; None: it is alone. A model that was converted for
                   several ranks asks for as many
@@ -93,9 +94,11 @@ def load_model(
             f"{config.path}: the head scores {len(of_file)} of {config.vocab_size} tokens "
             f"({DRAFT_VOCAB_FILE}): such a model can only draft; use it as a draft model"
         )
-    _check_quantization(config, quantization, place, drafts=of_file is not None)
+    _check_quantization(config, quantization, drafts=of_file is not None)
     scored = scored_rows(config.path, config.vocab_size, of_file, head_ids)
     chosen = _choose_dtype(config, wanted, allow_pickle)
+    if quantization is not None and place is not None and not place.is_cpu:
+        _check_device_quantization(config, quantization, chosen, place.name)
     rank = 0 if team is None else team.rank
     storage = kv_storage(config, kv_cache_dtype, chosen, place, allow_pickle, rank)
     reason = ""
@@ -117,6 +120,8 @@ def load_model(
             shape = dataclasses.replace(
                 shape, sliding_window=windows, sink_tokens=sink_token_length
             )
+            has_width = config.is_gguf or bool(config.blocks) or config.quant is not None
+            in_blocks = has_width and wanted == "auto"
             how: dict[str, Any] = {
                 "impl_reason": (
                     "model_impl = 'native'"
@@ -128,16 +133,13 @@ def load_model(
                 "allow_pickle": allow_pickle,
                 "scored": scored,
                 "kv_storage": storage,
+                "own_widths": in_blocks,
+                "quantization": quantization,
             }
-            has_width = config.is_gguf or bool(config.blocks) or config.quant is not None
-            in_blocks = has_width and wanted == "auto"
             if place is not None and not place.is_cpu:
                 from .device_model import DeviceModel
 
-                if in_blocks:
-                    logger.info("%s: weights become %s on %s", config.path, chosen, place.name)
                 return DeviceModel(config, shape, chosen, place, exact=numerics == "exact", **how)
-            how |= {"own_widths": in_blocks, "quantization": quantization}
             if team is not None:
                 same = {
                     "dtype": wanted,
@@ -238,9 +240,23 @@ def _packed_shard(
     return find_packed(config, shape, wants)
 
 
-def _check_quantization(
-    config: ModelConfig, quantization: str | None, place: Place | None, *, drafts: bool
+def _check_device_quantization(
+    config: ModelConfig, quantization: str, dtype: str, where: str
 ) -> None:
+    """Raises UnsupportedModelError for weights that devices have no kernels for."""
+    if quantization == "fp8":
+        raise UnsupportedModelError(
+            f"{config.path}: quantization = 'fp8': {where} has no kernels for e4m3 weights; give "
+            "'int8' or 'int4'"
+        )
+    if dtype == "float32":
+        raise UnsupportedModelError(
+            f"{config.path}: quantization = {quantization!r}: {where} has kernels for "
+            "blocks in 16-bit models; give dtype='bfloat16' or 'float16'"
+        )
+
+
+def _check_quantization(config: ModelConfig, quantization: str | None, *, drafts: bool) -> None:
     """Raises UnsupportedModelError where weights cannot become blocks."""
     if quantization is None:
         return
@@ -258,10 +274,6 @@ def _check_quantization(
         raise UnsupportedModelError(
             f"{config.path}: quantization = {quantization!r}: the weights of {what} have a "
             "width already; leave it out, or give the model as a Hugging Face folder of floats"
-        )
-    if place is not None and not place.is_cpu:
-        raise UnsupportedModelError(
-            f"quantization = {quantization!r}: {place.name} has no kernels for it; use device='cpu'"
         )
 
 

@@ -37,6 +37,7 @@ from specdec_ext.ops.attention import spec_attention, step_attention
 from specdec_ext.ops.beams import grow_beams, merge_beams
 from specdec_ext.ops.growth import grow_drafts, make_growths, pack_drafts, propose_growths
 from specdec_ext.ops.kv import append_kv, compact_kv, rope_append_kv, step_append_kv
+from specdec_ext.ops.packed_weight import PACKED_FORMATS, PackedWeight, pack_weight
 from specdec_ext.ops.proposed_drafts import keep_hidden, propose_drafts, recent_tokens
 from specdec_ext.ops.rows import gated_activation, linear, linear_scratch_bytes, rms_norm
 from specdec_ext.ops.slots import (
@@ -68,12 +69,14 @@ from specdec_ext.ops.torch_library import register_torch_library
 
 __all__ = [
     "ACCEPTANCE_RULES",
+    "PACKED_FORMATS",
     "AcceptResults",
     "AttentionInstance",
     "AttentionProblem",
     "AttentionTable",
     "DeviceLimits",
     "DraftProbs",
+    "PackedWeight",
     "SamplingLaws",
     "SlotLayout",
     "SlotResult",
@@ -104,6 +107,7 @@ __all__ = [
     "num_threads",
     "pack_drafts",
     "pack_mask",
+    "pack_weight",
     "pick_attention",
     "plan_workspace",
     "propose_drafts",

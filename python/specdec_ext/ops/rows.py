@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from specdec_ext import _core
 from specdec_ext.ops._where import name_of, stream_of, workspace_for
+from specdec_ext.ops.packed_weight import PackedWeight
 
 if TYPE_CHECKING:
     import torch
@@ -69,7 +70,7 @@ def gated_activation(
 
 def linear(
     x: Tensor,
-    weight: Tensor,
+    weight: Tensor | PackedWeight,
     *,
     out: Tensor,
     bias: Tensor | None = None,
@@ -82,6 +83,8 @@ def linear(
     Shapes   x [R, K], weight [N, K], out [R, N], their last axes contiguous; bias [N]; all of one
              dtype, float32|bfloat16|float16. workspace: scratch of any dtype, or a function that
              gives so many bytes; None: kept by this module.
+             A PackedWeight has 8 or 4 bits an element: x is bfloat16 or float16, its rows begin at
+             multiples of 16 bytes, and each element of the weight is rounded to that dtype first.
     Writes   out. Sums are float32, the bias is added to the sum, which is rounded once.
     Returns  out.
     Speed    On a device tensor cores serve 16-bit matrices with K a multiple of 8 whose rows begin
@@ -94,6 +97,11 @@ def linear(
     scratch: Any = workspace
     if scratch is None:
         scratch = partial(workspace_for, name_of(backend, x), x)
+    packed: dict[str, Any] = {}
+    if isinstance(weight, PackedWeight):
+        _check_depth(x, weight)
+        packed = {"format": weight.format, "columns": weight.shape[0]}
+        weight = weight.data
     _core.linear(
         x,
         weight,
@@ -103,8 +111,17 @@ def linear(
         backend=backend,
         stream=stream_of(x),
         workspace=scratch,
+        **packed,
     )
     return out
+
+
+def _check_depth(x: Tensor, weight: PackedWeight) -> None:
+    """The bytes alone do not tell: K is rounded up to whole tiles."""
+    if x.ndim == 2 and x.shape[1] != weight.shape[1]:
+        raise ValueError(
+            f"weight has shape {list(weight.shape)}: expected [N, K] = [any, {x.shape[1]}]"
+        )
 
 
 def linear_scratch_bytes(

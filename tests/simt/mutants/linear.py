@@ -11,6 +11,7 @@ HOST = "cuda/linear/linear.cu"
 PLAIN = "cuda/linear/plain.cuh"
 CUT = "cpp/backend/linear_op.h"
 LAUNCH = "cuda/linear/linear_launch.cuh"
+ELEMENTS = "cuda/linear/element_weights.cuh"
 
 MUTANTS = [
     Mutant(
@@ -67,20 +68,20 @@ MUTANTS = [
         "linear-8",
         "rows past the last are read",
         MATRIX,
-        "row < call.rows && at < call.depth",
-        "at < call.depth",
+        "inside && i * kLines < rows",
+        "inside",
     ),
     Mutant(
         "linear-9",
         "columns past the last are read",
-        MATRIX,
+        ELEMENTS,
         "column < call.columns && at < call.depth",
         "at < call.depth",
     ),
     Mutant(
         "linear-10",
         "k past the last of a row is read",
-        MATRIX,
+        ELEMENTS,
         "column < call.columns && at < call.depth",
         "column < call.columns",
     ),
@@ -88,15 +89,15 @@ MUTANTS = [
         "linear-11",
         "a part's copies go on into the next part",
         MATRIX,
-        "(length + kLinearChunk - 1) / kLinearChunk",
-        "(length + kLinearChunk) / kLinearChunk",
+        "static_cast<std::uint32_t>(length + kLinearChunk - 1) / kLinearChunk",
+        "static_cast<std::uint32_t>(length + kLinearChunk) / kLinearChunk",
     ),
     Mutant(
         "linear-12",
         "a part's last chunk forgotten where it is cut",
         MATRIX,
-        "(length + kLinearChunk - 1) / kLinearChunk",
-        "length / kLinearChunk",
+        "static_cast<std::uint32_t>(length + kLinearChunk - 1) / kLinearChunk",
+        "static_cast<std::uint32_t>(length) / kLinearChunk",
     ),
     Mutant(
         "linear-13",
@@ -131,9 +132,8 @@ MUTANTS = [
         "linear-17",
         "k of a fragment's halves exchanged for x alone",
         MATRIX,
-        "Config::swizzle(line, step * 2 + lane / 8 % 2));\n        b[0] = pair[0], b[1] = pair[1];",
-        "Config::swizzle(line, step * 2 + 1 - lane / 8 % 2));"
-        "\n        b[0] = pair[0], b[1] = pair[1];",
+        "step * 2 + lane / 8 % 2));\n        b[0] = pair[0], b[1] = pair[1];",
+        "step * 2 + 1 - lane / 8 % 2));\n        b[0] = pair[0], b[1] = pair[1];",
     ),
     Mutant(
         "linear-18",
@@ -160,8 +160,8 @@ MUTANTS = [
         "linear-21",
         "a warp's rows counted by its columns",
         MATRIX,
-        "warp / (Config::kColumnTile / 32) * 32;\n  const bool busy",
-        "warp % (Config::kColumnTile / 32) * 32;\n  const bool busy",
+        "warp / (Config::kColumnTile / 32) * Config::kWarpRows;",
+        "warp % (Config::kColumnTile / 32) * Config::kWarpRows;",
     ),
     Mutant(
         "linear-22",

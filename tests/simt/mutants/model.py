@@ -85,6 +85,11 @@ SUITES = {
     "argmax": Suite(("step/argmax",), ("test_cuda_step.py",), "argmax and emu"),
     "rms": Suite(("decoder/rms",), ("test_row_ops.py",), "emu and not gated"),
     "gate": Suite(("decoder/gated",), ("test_row_ops.py",), "emu and not norm and not addition"),
+    "packed": Suite(
+        ("linear/linear", "linear/packed_bf16", "linear/packed_f16"),
+        ("test_packed_linear.py",),
+        "emu and not fast",
+    ),
     "linear": Suite(
         ("linear/linear", "linear/matrix_bf16", "linear/instances/hopper_linear_bf16"),
         ("test_cuda_linear.py",),

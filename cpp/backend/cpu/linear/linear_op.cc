@@ -1,5 +1,6 @@
 #include "backend/cpu/linear/linear_op.h"
 
+#include <cstring>
 #include <vector>
 
 #include "backend/cpu/half.h"
@@ -38,6 +39,31 @@ void widen_row(const void* base, DType dtype, std::int64_t first, std::int32_t c
   for (std::int32_t k = 0; k < count; ++k) to[k] = element(base, dtype, first + k);
 }
 
+// Column n of a packed weight, each element rounded to the call's dtype.
+void widen_packed(const LinearParams& p, std::int64_t n, float* to) {
+  const PackedLayout& layout = packed_layout(p.format);
+  const auto column = static_cast<std::int32_t>(n % PackedLayout::kColumns);
+  const auto* tile =
+      static_cast<const std::uint8_t*>(p.weight) +
+      n / PackedLayout::kColumns * PackedLayout::depth_tiles(p.depth) * layout.tile_bytes();
+  for (std::int32_t k = 0; k < p.depth; ++k) {
+    const std::int32_t at = k % PackedLayout::kDepth;
+    if (k > 0 && at == 0) tile += layout.tile_bytes();
+    const std::int32_t half = layout.number_at(column, at);
+    int number = tile[half / 2];
+    if (layout.bits == 4) number = half % 2 == 0 ? number & 15 : number >> 4;
+    const auto factor = [&](std::int32_t offset) {
+      std::uint16_t bits;
+      std::memcpy(&bits, tile + offset + PackedLayout::scale_at(column, at), sizeof(bits));
+      return f16_to_float(bits);
+    };
+    float value = static_cast<float>(number - layout.zero) * factor(layout.number_bytes());
+    if (layout.has_minimum) value += factor(layout.number_bytes() + PackedLayout::kScaleBytes);
+    to[k] = p.dtype == DType::kBF16 ? bf16_to_float(float_to_bf16(value))
+                                    : f16_to_float(float_to_f16(value));
+  }
+}
+
 float dot(const float* a, const float* b, std::int32_t depth) {
   float total = 0.0f;
   for (std::int32_t k = 0; k < depth; k += kChain) {
@@ -62,7 +88,11 @@ void linear(const LinearParams& p) {
     const std::int64_t begin = std::int64_t{p.columns} * rank / pool.size();
     const std::int64_t end = std::int64_t{p.columns} * (rank + 1) / pool.size();
     for (std::int64_t n = begin; n < end; ++n) {
-      widen_row(p.weight, p.dtype, n * p.weight_row_stride, p.depth, weight.data());
+      if (p.format != WeightFormat::kElements) {
+        widen_packed(p, n, weight.data());
+      } else {
+        widen_row(p.weight, p.dtype, n * p.weight_row_stride, p.depth, weight.data());
+      }
       for (std::int64_t r = 0; r < p.rows; ++r) {
         float sum = dot(x.data() + r * p.depth, weight.data(), p.depth);
         if (p.bias != nullptr) sum += element(p.bias, p.dtype, n);

@@ -1,0 +1,249 @@
+"""The linear layer of weights in 8 and 4 bits: bit for bit that of the same weights as floats."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from cuda_calls import Target, checked, emulated_device, every_backend, fast
+from kernel_calls import bits
+from linear_cases import check_error, run
+from ops_arguments import refused
+from packed_cases import (
+    FORMATS,
+    SIZES,
+    PackedLayer,
+    dequantised,
+    make_packed,
+    pack,
+    random_blocks,
+    run_packed,
+)
+
+from specdec_ext import ops
+
+HALVES = [torch.bfloat16, torch.float16]
+# As in test_cuda_linear.py, depths in groups of 32: half tiles of k, tiles of columns that are cut.
+SHAPES = [
+    (1, 8, 32), (3, 40, 96), (8, 32, 256), (9, 33, 288), (16, 100, 320), (17, 128, 64),
+    (32, 130, 224), (33, 129, 640), (64, 64, 544), (65, 140, 160), (128, 127, 96),
+    (130, 40, 288), (5, 31, 4160), (20, 24, 8256), (4, 24, 4128),
+]  # fmt: skip
+
+
+def same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return torch.equal(bits(a), bits(b))
+
+
+formats = pytest.mark.parametrize("format", FORMATS)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@formats
+@every_backend
+def test_values_are_those_of_the_weight_as_floats(
+    target: Target, format: str, shape: tuple[int, int, int]
+) -> None:
+    """The kernel of 16-bit weights for 8.0 sums in the same order; so does the CPU."""
+    dtype = HALVES[sum(shape) % 2]
+    layer = make_packed(*shape, dtype, format, bias=shape[0] % 3 > 0)
+    result = run_packed(target, layer)
+    check_error(layer.floats(), result)
+    with emulated_device(4, major=8):
+        if target.backend != "cuda":
+            assert same(result, run(target, layer.floats()))
+        assert same(run_packed(target, layer, out_shift=3, aside=False), result)
+
+
+@pytest.mark.parametrize("columns", [1, 31, 32, 70])
+@pytest.mark.parametrize("depth", [32, 64, 96, 512])
+@formats
+def test_packing_loses_nothing(format: str, columns: int, depth: int) -> None:
+    blocks = random_blocks(columns, depth, format)
+    weight = ops.pack_weight(torch.from_numpy(blocks), format)
+    assert weight.shape == (columns, depth)
+    ids = torch.tensor([0, columns - 1, columns // 2], dtype=torch.int32)
+    expected = torch.from_numpy(dequantised(blocks, format))[ids.long()]
+    assert same(weight.rows(ids, torch.float32), expected)
+    assert same(weight.rows(ids, torch.bfloat16), expected.bfloat16())
+    tiles = -(-columns // 32) * -(-depth // 64)
+    assert weight.nbytes == tiles * 2 * 32 * SIZES[format]
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_parts_of_a_large_weight_are_packed_one_after_another(format: str) -> None:
+    blocks = np.tile(random_blocks(33, 32, format), (130, 1))
+    weight = ops.pack_weight(torch.from_numpy(blocks), format)
+    ids = torch.arange(len(blocks))
+    expected = np.tile(dequantised(blocks[:33], format), (130, 1))
+    assert same(weight.rows(ids, torch.float32), torch.from_numpy(expected))
+
+
+@formats
+@fast
+def test_a_row_has_the_bits_it_has_alone(target: Target, format: str) -> None:
+    """In calls of every number of rows; on 9.0 as on 8.0."""
+    layer = make_packed(130, 40, 288, torch.bfloat16, format)
+    weight = pack(target, layer)
+    alone = torch.cat([run_packed(target, layer.rows([r]), weight=weight) for r in range(130)])
+    for count in range(1, 131):
+        assert same(run_packed(target, layer.rows(slice(count)), weight=weight), alone[:count])
+    with emulated_device(4, major=8):
+        assert same(run_packed(target, layer, weight=weight), alone)
+
+
+@fast
+def test_how_the_work_is_cut_does_not_show(target: Target) -> None:
+    """A block for each group of k, or, of many columns, all groups in one; every tile."""
+    layer = make_packed(84, 24, 4128, torch.float16, "q4_1", bias=False)
+    few = pack(target, layer)
+    expected = run_packed(target, layer, weight=few)
+    for count in (1, 9, 17, 33):
+        assert same(run_packed(target, layer.rows(slice(count)), weight=few), expected[:count])
+    beside = np.zeros((3836, layer.blocks.shape[1]), np.uint8)
+    wide = dataclasses.replace(layer.rows([0, 5]), blocks=np.concatenate([layer.blocks, beside]))
+    result = run_packed(target, wide)
+    assert same(result[:, :24], expected[[0, 5]]) and not result[:, 24:].any()
+
+
+@pytest.mark.parametrize("rows", [3, 12, 30, 60, 100])
+@formats
+@checked
+def test_a_nan_stays_in_its_row_and_its_column(target: Target, format: str, rows: int) -> None:
+    layer = make_packed(rows, 70, 160, torch.bfloat16, format)
+    clean = run_packed(target, layer)
+    x, blocks = layer.x.clone(), layer.blocks.copy()
+    x[1, 5] = math.nan
+    blocks[33, :2] = np.array([math.nan], np.float16).view(np.uint8)
+    result = run_packed(target, dataclasses.replace(layer, x=x, blocks=blocks))
+    kept = torch.ones(rows, 70, dtype=torch.bool)
+    kept[1] = False
+    kept[:, 33] = False
+    assert same(result[kept], clean[kept])
+    assert bool(result[1].isnan().all()) and bool(result[:, 33].isnan().all())
+
+
+@pytest.mark.parametrize("rows", [3, 100])
+@formats
+@checked
+def test_what_lies_in_a_tile_past_the_last_column_does_not_matter(
+    target: Target, format: str, rows: int
+) -> None:
+    """Whatever numbers and scales it has, NaN too."""
+    layer = make_packed(rows, 64, 96, torch.float16, format)
+    expected = run_packed(target, layer)[:, :37]
+    blocks = layer.blocks.copy()
+    blocks[37:] = 0xFF
+    whole = pack(target, dataclasses.replace(layer, blocks=blocks))
+    weight = dataclasses.replace(whole, shape=(37, 96))
+    assert layer.bias is not None
+    cut = dataclasses.replace(layer, blocks=blocks[:37], bias=layer.bias[:37].clone())
+    assert same(run_packed(target, cut, weight=weight), expected)
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+@formats
+@checked
+def test_extreme_scales_round_as_torch_rounds(
+    target: Target, format: str, dtype: torch.dtype
+) -> None:
+    """To infinity in float16; subnormal elements stay what they are."""
+    blocks = random_blocks(8, 32, format).reshape(8, 1, -1)
+    scales = np.array([65504, -65504, 2.0**-24, -(2.0**-24), 2.0**-14, 0.0, -0.0, 1.0], np.float16)
+    blocks[:, 0, :2] = scales[:, None].view(np.uint8)
+    if format == "q4_1":
+        blocks[:, 0, 2:4] = scales[::-1, None].copy().view(np.uint8)
+    layer = PackedLayer(torch.eye(32).to(dtype), blocks.reshape(8, -1), format, None)
+    result = run_packed(target, layer)
+    weight = layer.floats().weight
+    finite = torch.isfinite(weight).all(1)
+    assert same(result.t()[finite] + 0.0, weight[finite] + 0.0)
+    assert not bool(torch.isfinite(result.t()[~finite]).all(1).any())
+
+
+@pytest.mark.parametrize("rows", [3, 40])
+@checked
+def test_x_is_read_behind_the_kernel_that_writes_it(target: Target, rows: int) -> None:
+    layer = make_packed(rows, 40, 288, torch.bfloat16, "q4_0")
+    x, weight = target.put(layer.x), pack(target, layer)
+    scale = target.put(torch.ones(288, dtype=torch.bfloat16))
+    out = target.put(torch.empty(rows, 40, dtype=torch.bfloat16))
+    results = []
+    for constant in (False, True):
+        normed = torch.empty_like(x)
+        ops.rms_norm(x, scale, out=normed, backend=target.backend)
+        ops.linear(normed, weight, out=out, constant_weight=constant, backend=target.backend)
+        results.append(out.clone())
+    assert same(*results)
+
+
+@pytest.mark.parametrize(("rows", "units"), [(12, 4), (70, 8)])
+@checked
+def test_less_scratch_takes_more_launches(target: Target, rows: int, units: int) -> None:
+    layer = make_packed(rows, 37, 4128, torch.bfloat16, "q8_0")
+    expected = run_packed(target, layer)
+    x, weight = target.put(layer.x), pack(target, layer)
+    assert layer.bias is not None
+    for fitting in (5, 69):
+        out = target.put(torch.full((rows, 37), math.nan, dtype=torch.bfloat16))
+        room = target.put(torch.full((fitting * units * 40 + 63,), math.nan))
+        ops.linear(x, weight, out=out, bias=target.put(layer.bias), backend=target.backend,
+                   workspace=room)  # fmt: skip
+        assert same(out.cpu(), expected)
+
+
+@every_backend
+def test_no_rows(target: Target) -> None:
+    assert run_packed(target, make_packed(0, 5, 32, torch.float16, "q8_0")).shape == (0, 5)
+
+
+X = torch.zeros(2, 64, dtype=torch.bfloat16)
+OUT = torch.zeros(2, 3, dtype=torch.bfloat16)
+W = ops.pack_weight(torch.zeros(3, 36, dtype=torch.uint8), "q4_0")
+
+
+def cut(**parts: object) -> ops.PackedWeight:
+    return dataclasses.replace(W, **parts)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "call"),
+    [
+        (ValueError, "format = 'q4_k': a device has kernels for q8_0, q4_0, q4_1",
+         lambda: ops.pack_weight(torch.zeros(3, 36, dtype=torch.uint8), "q4_k")),
+        (TypeError, "blocks has dtype torch.int8: expected uint8",
+         lambda: ops.pack_weight(torch.zeros(3, 36, dtype=torch.int8), "q4_0")),
+        (ValueError, "blocks has shape [3, 35]: expected [N, bytes], rows of whole blocks of 18",
+         lambda: ops.pack_weight(torch.zeros(3, 35, dtype=torch.uint8), "q4_0")),
+        (ValueError, "blocks has shape [0, 36]: expected [N, bytes]",
+         lambda: ops.pack_weight(torch.zeros(0, 36, dtype=torch.uint8), "q4_0")),
+        (ValueError, "weight has shape [3, 64]: expected [N, K] = [any, 32]",
+         lambda: ops.linear(X[:, :32], W, out=OUT)),
+        (ValueError, "x has 40 columns: a weight in q4_0 has whole groups of 32",
+         lambda: ops.linear(X[:, :40], cut(shape=(3, 40)), out=OUT)),
+        (TypeError, "x has dtype float32: expected bfloat16 or float16",
+         lambda: ops.linear(X.float(), W, out=OUT.float())),
+        (ValueError, "x has rows that do not begin at multiples of 16 bytes",
+         lambda: ops.linear(torch.zeros(2, 65, dtype=X.dtype)[:, 1:], W, out=OUT)),
+        (ValueError, "weight has 1151 bytes: q4_0 [3, 64] takes 1152",
+         lambda: ops.linear(X, cut(data=W.data[1:]), out=OUT)),
+        (ValueError, "weight has 1152 bytes: q4_0 [33, 64] takes 2304",
+         lambda: ops.linear(X, cut(shape=(33, 64)), out=torch.zeros(2, 33, dtype=X.dtype))),
+        (TypeError, "weight has dtype int8: expected uint8",
+         lambda: ops.linear(X, cut(data=W.data.view(torch.int8)), out=OUT)),
+        (ValueError, "format = 'q5_0': give q8_0, q4_0 or q4_1",
+         lambda: ops.linear(X, cut(format="q5_0"), out=OUT)),
+        (ValueError, "weight has 0 rows: give 1..16777216",
+         lambda: ops.linear(X, cut(shape=(0, 64)), out=OUT[:, :0])),
+        (ValueError, "out has shape [2, 2]: expected [R, N] = [2, 3]",
+         lambda: ops.linear(X, W, out=OUT[:, :2])),
+        (TypeError, "out has dtype float16: expected bfloat16",
+         lambda: ops.linear(X, W, out=OUT.half())),
+    ],
+)  # fmt: skip
+def test_refusals(kind: type[Exception], text: str, call: Callable[[], object]) -> None:
+    refused(kind, text, call)

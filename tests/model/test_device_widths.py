@@ -1,0 +1,186 @@
+"""Models of 8- and 4-bit weights on a device: the scores of the same weights as floats, in fewer
+bytes."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from plan_builder import Driver, Sequence, prompt_ids
+from quant_files import save_quantised
+from safetensors.torch import load_file
+from transformers import LlamaForCausalLM
+
+from emulators import EMULATED, devices
+from gguf_files import write_gguf
+from specdec_ext import LLM, SamplingParams, UnsupportedModelError, ops
+from specdec_ext.models import load_model
+from specdec_ext.models.place import resolve_device
+from specdec_ext.models.quantize import to_blocks
+from tiny_models import save_llama
+
+VOCAB = 203
+WIDE = {"hidden_size": 64, "intermediate_size": 96, "initializer_range": 0.1}
+
+
+def save(path: Path, *, dtype: torch.dtype = torch.bfloat16, **overrides: Any) -> Path:
+    model = LlamaForCausalLM.from_pretrained(save_llama(path, 3, VOCAB, **{**WIDE, **overrides}))
+    model.to(dtype).save_pretrained(path)
+    return path
+
+
+def load(source: Path, device: str, **options: Any) -> Any:
+    return load_model(source, place=resolve_device(device), max_rows=64, **options)
+
+
+def scores(model: Any, ids: list[int]) -> torch.Tensor:
+    return Driver(model, page_size=16).scores([(Sequence(), ids)])[0]
+
+
+@pytest.fixture
+def told(caplog: pytest.LogCaptureFixture) -> Any:
+    logger = logging.getLogger("specdec_ext")
+    caplog.set_level(logging.INFO, "specdec_ext")
+    logger.addHandler(caplog.handler)  # whatever the command line has made of the logger
+    yield caplog
+    logger.removeHandler(caplog.handler)
+
+
+@EMULATED
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("format", ["q8_0", "q4_0", "q4_1"])
+def test_a_gguf_file_scores_as_its_weights_in_bfloat16(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: Any, format: str, tied: bool
+) -> None:
+    """Bit for bit on a device of 8.0, whose products of floats sum in the same order."""
+    monkeypatch.setenv("SPECDEC_EMU_LIMITS", f"8.0,4,{163 << 10}")
+    folder = save(tmp_path / "folder", tie_word_embeddings=tied)
+    file = write_gguf(folder, tmp_path / "m.gguf", format, tokenizer=False)
+    ids = prompt_ids(40, 2)
+    own = load(file, "cuda-emu-fast", numerics="exact")
+    floats = load(file, "cuda-emu-fast", numerics="exact", dtype="bfloat16")
+    assert (own.info.dtype, floats.info.dtype, own.kv_dtype) == (format, "bfloat16", torch.bfloat16)
+    assert own.info.weight_bytes < (0.75 if format == "q8_0" else 0.55) * floats.info.weight_bytes
+    assert torch.equal(scores(own, ids), scores(floats, ids))
+    assert "weights become" not in told.text
+    table = torch.arange(VOCAB, dtype=torch.int32)
+    assert torch.equal(own.head_rows(table), floats.head_rows(table))
+    assert torch.equal(own.embed(table), floats.embed(table))
+
+
+@devices
+@pytest.mark.parametrize("numerics", ["exact", "auto"])
+def test_a_row_of_a_step_has_the_bits_it_has_alone(
+    tmp_path: Path, device: str, numerics: str
+) -> None:
+    """Products of packed weights have one kernel in both modes; attention is exact in one."""
+    file = write_gguf(save(tmp_path / "folder"), tmp_path / "m.gguf", "q4_1", tokenizer=False)
+    model = load(file, device, numerics=numerics)
+    hidden = torch.randn(40, 64).bfloat16().float()
+    together = model.head(hidden)
+    assert torch.equal(together, torch.cat([model.head(row[None]) for row in hidden]))
+    if numerics == "exact":
+        ids = prompt_ids(40, 4)
+        whole, (driver, sequence) = scores(model, ids), (Driver(model, page_size=16), Sequence())
+        alone = [driver.scores([(sequence, [token])])[0] for token in ids]
+        assert torch.equal(whole, torch.cat(alone))
+
+
+@devices
+def test_other_widths_become_floats_with_one_line(tmp_path: Path, device: str, told: Any) -> None:
+    folder = save(tmp_path / "folder", hidden_size=256, intermediate_size=256)
+    formats = {"": "q4_0", "down_proj": "q6_k", "v_proj": "q8_0", "lm_head": "q4_k"}
+    file = write_gguf(folder, tmp_path / "m.gguf", formats, tokenizer=False)
+    model = load(file, device)
+    # A record may reach the handler twice: by the logger and by the root.
+    found = {id(r): r.getMessage() for r in told.records if "weights become" in r.getMessage()}
+    assert len(found) == 1 and "q4_k, q6_k weights become bfloat16" in next(iter(found.values()))
+    layer = model.decoder.weights.layers[0]
+    # Parts of one matrix in two formats are floats, too.
+    assert isinstance(layer.gate_up, ops.PackedWeight) and isinstance(layer.o, ops.PackedWeight)
+    for matrix in (layer.qkv, layer.down, model.decoder.weights.head):
+        assert isinstance(matrix, torch.Tensor) and matrix.dtype == torch.bfloat16
+    assert model.info.dtype == "q4_0"
+    ids = prompt_ids(20, 5)
+    floats = scores(load(file, device, dtype="float32"), ids)
+    off = (scores(model, ids) - floats).norm() / floats.norm()
+    assert off < 0.05
+
+
+@devices
+def test_a_float32_model_has_floats(tmp_path: Path, device: str) -> None:
+    file = write_gguf(save(tmp_path / "folder"), tmp_path / "m.gguf", "q8_0", tokenizer=False)
+    model = load(file, device, dtype="float32")
+    assert model.info.dtype == "float32"
+    assert isinstance(model.decoder.weights.head, torch.Tensor)
+
+
+@devices
+@pytest.mark.parametrize(("quantization", "format"), [("int8", "q8_0"), ("int4", "q4_1")])
+def test_floats_become_blocks_at_load(
+    tmp_path: Path, device: str, quantization: str, format: str
+) -> None:
+    folder = save(tmp_path / "folder")
+    model = load(folder, device, quantization=quantization, numerics="exact")
+    assert model.info.dtype == ("q8_0" if quantization == "int8" else "q4_1, q8_0")
+    matrices = {n: w for n, w in load_file(folder / "model.safetensors").items() if w.ndim == 2}
+    assert dict(model.quantization_errors).keys() == matrices.keys()
+    weight = matrices["model.layers.1.mlp.down_proj.weight"].float().numpy()
+    expected = ops.pack_weight(torch.from_numpy(to_blocks(weight, format)), format)
+    found = model.decoder.weights.layers[1].down
+    assert found.format == format and torch.equal(found.data.cpu(), expected.data)
+    # The same text as of the converted file, and speculative text is plain.
+    prompts = [[5, 9, 2, 9, 2, 9, 2], list(range(40, 4, -1)), [3, 1, 4, 3, 1, 4, 3, 1]]
+    params = SamplingParams(max_tokens=20, ignore_eos=True)
+    texts = []
+    for spec in (None, {"method": "lookahead", "adaptive": False}, {"method": "ngram"}):
+        with LLM(folder, device=device, speculative_config=spec, quantization=quantization,
+                 numerics="exact", max_batch_size=2, max_seq_len=96) as llm:  # fmt: skip
+            outputs = llm.generate(prompts, params, use_tqdm=False)
+            texts.append([list(out.outputs[0].token_ids) for out in outputs])
+    assert texts[1] == texts[0] and texts[2] == texts[0]
+
+
+@devices
+def test_a_float32_model_has_no_blocks_on_a_device(tmp_path: Path, device: str) -> None:
+    folder = save(tmp_path / "folder", dtype=torch.float32)
+    with pytest.raises(UnsupportedModelError, match=r"int8.*16-bit models; give dtype='bfloat16'"):
+        load(folder, device, quantization="int8")
+    assert load(folder, device, quantization="int8", dtype="float16").info.dtype == "q8_0"
+
+
+@devices
+def test_rows_that_are_no_whole_groups_stay_floats(tmp_path: Path, device: str) -> None:
+    folder = save(tmp_path / "folder", hidden_size=48, num_attention_heads=6)
+    model = load(folder, device, quantization="int4")
+    layer = model.decoder.weights.layers[0]
+    assert isinstance(layer.qkv, torch.Tensor) and isinstance(layer.down, ops.PackedWeight)
+
+
+@devices
+def test_a_head_of_some_tokens_is_packed_too(tmp_path: Path, device: str) -> None:
+    file = write_gguf(save(tmp_path / "folder"), tmp_path / "m.gguf", "q8_0", tokenizer=False)
+    ids = torch.tensor([7, 170, 3, 33, 34])
+    whole = load(file, device, numerics="exact")
+    part = load(file, device, numerics="exact", draft=True, head_ids=ids.numpy())
+    assert isinstance(part.decoder.weights.head, ops.PackedWeight)
+    hidden = torch.randn(3, 64)
+    assert torch.equal(part.head(hidden), whole.head(hidden)[:, ids])
+
+
+@devices
+@pytest.mark.parametrize(("name", "packed"), [("gptq", {"q4_0"}), ("int-quantized", set())])
+def test_quantised_checkpoints(
+    tmp_path: Path, device: str, told: Any, name: str, packed: set[str]
+) -> None:
+    """Blocks with float16 scales are kept, those with float32 scales become floats."""
+    folder, _, _ = save_quantised(tmp_path, name)
+    model = load(folder, device)
+    ids = [token % 48 for token in prompt_ids(20, 5)]
+    floats = scores(load(folder, device, dtype="float32"), ids)
+    assert (scores(model, ids) - floats).norm() / floats.norm() < 0.05
+    assert model.decoder.weights.packed_formats() == packed
+    assert ("q8_g weights become bfloat16" in told.text) == (name == "int-quantized")
