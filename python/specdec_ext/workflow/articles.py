@@ -51,8 +51,8 @@ def read_articles(source: str | Path | None, limit: int) -> list[Article]:
         path = _file_of(path)
     if not path.is_file():
         raise ConfigError(
-            f"--dataset_dir {str(path)!r}: no such file or folder; give JSON lines with article and "
-            "highlights, or leave it out for the papers of aclsum"
+            f"--dataset_dir {str(path)!r}: no such file or folder; give JSON lines with article "
+            "and highlights, or leave it out for the papers of aclsum"
         )
     rows = list(_rows(path, limit))
     if not rows:
