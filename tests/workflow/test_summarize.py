@@ -212,6 +212,10 @@ def test_chat_wraps_what_is_not_wrapped(tmp_path: Path, capsys: Capture) -> None
     wrapped, said = prompt("Hi")
     assert wrapped == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
     assert "not wrapped again" not in said
+    command = ["generate", f"--model={folder}", "--input_text", "Hi", "Ho", "--chat"]
+    assert main([*command, "--max_output_len=2"]) == 0
+    said_out = capsys.readouterr().out
+    assert "=== 1/2: Hi\n" in said_out and "=== 2/2: Ho\n" in said_out
     again, said = prompt(wrapped)
     assert again == wrapped and "not wrapped again" in said
     command = ["generate", f"--model={folder}", "--input_text", wrapped, "--system_prompt", "Be."]

@@ -231,7 +231,7 @@ class _Job:
                 a.outputs[0].token_ids == b.outputs[0].token_ids
                 for a, b in zip(outputs, plain, strict=True)
             ]
-        self._print(outputs, identical, streamed=stream_to is not None)
+        self._print(prompts, outputs, identical, streamed=stream_to is not None)
         self._explain_empty_texts(items, outputs)
         if self.args.stats:
             _print_stats(outputs, sys.stderr, self.color)
@@ -309,7 +309,12 @@ class _Job:
         stream.flush()
 
     def _print(
-        self, outputs: list[RequestOutput], identical: list[bool] | None, *, streamed: bool
+        self,
+        prompts: list[Any],
+        outputs: list[RequestOutput],
+        identical: list[bool] | None,
+        *,
+        streamed: bool,
     ) -> None:
         for i, output in enumerate(outputs):
             same = None if identical is None else identical[i]
@@ -320,7 +325,9 @@ class _Job:
                 print(json.dumps(line, ensure_ascii=False, allow_nan=False))
                 continue
             if not streamed:
-                head = (output.prompt or f"{len(output.prompt_token_ids)} token ids").strip()
+                # As it was given: a template's first line is the same for all.
+                given = prompts[i] if isinstance(prompts[i], str) else output.prompt
+                head = (given or f"{len(output.prompt_token_ids)} token ids").strip()
                 first = head.splitlines()[0] if head else ""
                 print(f"=== {i + 1}/{len(outputs)}: {first[:72]}")
                 self._write_segments(output.outputs[0].delta_segments, sys.stdout)
