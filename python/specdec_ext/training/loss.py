@@ -26,7 +26,7 @@ __all__ = [
     "soft_cross_entropy",
 ]
 
-# What the written files are in.
+# A written file's dtype, by its name.
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 
 _BLOCK = 256

@@ -14,7 +14,7 @@
 namespace specdec::cpu {
 namespace {
 
-// More than any model has; it keeps the width of a projection far from the end of its integers.
+// No model has more; it keeps the width of a projection far from the end of its integers.
 constexpr int kMaxHeads = 1 << 16;
 
 void require_shape(const PackedLinear* layer, const char* name, std::int64_t n, std::int64_t k) {
