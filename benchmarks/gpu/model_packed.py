@@ -97,7 +97,7 @@ def packed_product(cell: LinearCell, device: Device) -> Kernel:
     how = deal(rows, columns, depth, cell.format)
     loop = stage_loop(how, cell.format)
     cycle = 1e6 / device.clock_hz
-    # Of the busiest multiprocessor: all of its blocks' stages, over its schedulers.
+    # The busiest multiprocessor: all of its blocks' stages, over its schedulers.
     trips = -(-how.blocks // device.sms) * how.warps * how.trips
     needs = {pipe: trips / 4 * c * cycle for pipe, c in slots(loop).items()}
     rate = device.tensor_flops * MMA_SHARE / device.sms

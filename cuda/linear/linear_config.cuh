@@ -27,7 +27,7 @@ struct LinearConfig {
   // Fragments of a warp: 16 columns by 8 rows each.
   static constexpr int kColumnFragments = kWarpColumns / 16;
   static constexpr int kRowFragments = kWarpRows / 8;
-  // Of a multiprocessor: as many as shared memory holds, where registers could have a say.
+  // Blocks of a multiprocessor: as many as shared memory holds, where registers could have a say.
   static constexpr int kBlocks = kNarrow ? 2 : 1;
   static constexpr int kStepUnroll = kWarps > 8 ? 2 : 4;  // 128 registers have no room for more
   static constexpr int kSums = kColumnFragments * kRowFragments * 4;  // a lane

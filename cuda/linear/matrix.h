@@ -23,7 +23,7 @@ void launch_tile(const LinearLaunch& launch, std::int32_t row_tile, dim3 grid) {
 
 void launch_tile_bf16(const LinearLaunch& launch, std::int32_t row_tile, dim3 grid);
 void launch_tile_f16(const LinearLaunch& launch, std::int32_t row_tile, dim3 grid);
-// Of a packed weight, as launch.call.format says.
+// For a packed weight, in the format of launch.call.format.
 void launch_packed_bf16(const LinearLaunch& launch, std::int32_t row_tile, dim3 grid);
 void launch_packed_f16(const LinearLaunch& launch, std::int32_t row_tile, dim3 grid);
 

@@ -277,7 +277,7 @@ def test_how_a_packed_product_is_dealt(format: str) -> None:
 
 
 def linear_bytes(format: str) -> int:
-    """Of a block of 32."""
+    """Bytes of a block of 32."""
     return int(linear.PACKED_BITS[format] * 4)
 
 

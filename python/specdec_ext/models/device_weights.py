@@ -64,7 +64,7 @@ class DeviceWeights:
         return sum(t.nbytes for t in read)
 
     def packed_formats(self) -> set[str]:
-        """Of the matrices that are no floats."""
+        """Formats of the matrices that are no floats."""
         one = [self.head, *(t for layer in self.layers for t in layer.tensors())]
         return {t.format for t in one if isinstance(t, ops.PackedWeight)}
 

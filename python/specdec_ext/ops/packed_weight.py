@@ -120,7 +120,7 @@ def _tiles(blocks: Tensor, format: str) -> Tensor:
         codes = codes[..., 0::2] | codes[..., 1::2] << 4
     factors = blocks.new_zeros(columns, groups, head)
     factors[:n, : blocks.shape[1]] = blocks[..., :head]
-    # Of [tile, column / 8, column % 8, k tile, group, factor, byte].
+    # Axes [tile, column / 8, column % 8, k tile, group, factor, byte].
     spread = factors.view(columns // _COLUMNS, 4, 8, groups // 2, 2, head // 2, 2)
     scales = spread.permute(0, 3, 5, 2, 1, 4, 6).flatten(2)
     return torch.cat([codes, scales], -1).flatten()
