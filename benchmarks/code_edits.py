@@ -5,7 +5,11 @@ be those of plain decoding. Cases differ in how much of the plain answer lies in
 the share of its tokens in common runs of three and more, in order. Also a prediction that has
 nothing to do with the answer, and suffix decoding where the prompt does not hold the code.
 
-    python -m benchmarks.code_edits [--quick] [--threads N] [--rounds N] [--minutes M]
+Beside them stands a ceiling: how much faster than plain decoding one would be who knew the answer,
+drafted whatever of it stands somewhere in the prediction, and nothing else, by T(rows) as measured
+at the start. No prediction reaches it: where an answer goes on after an edit is not known.
+
+    python -m benchmarks.code_edits [--quick] [--threads N] [--rounds N] [--minutes M] [--dtype D]
 
 All cases take half an hour. `--minutes` ends a call in time; the same command goes on with the
 cases that are missing (parts.py), and a result file is written when none is.
@@ -17,7 +21,7 @@ import argparse
 import difflib
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from benchmarks import common
@@ -39,6 +43,7 @@ PREDICTING = ("prediction", "prediction and suffix", "useless prediction")
 SHARE = 0.8  # of the answer, from which on a prediction is held to be good
 USELESS = "Seven grey herons crossed the estuary before dawn; nobody had counted them until then. "
 MAX_TOKENS = 320
+MAX_STEP_ROWS = 128
 
 
 def share_of(answer: Sequence[int], prediction: Sequence[int]) -> float:
@@ -46,6 +51,31 @@ def share_of(answer: Sequence[int], prediction: Sequence[int]) -> float:
     matcher = difflib.SequenceMatcher(None, list(answer), list(prediction), autojunk=False)
     runs = [block.size for block in matcher.get_matching_blocks() if block.size >= 3]
     return sum(runs) / max(len(answer), 1)
+
+
+def ceiling(
+    answer: Sequence[int], prediction: Sequence[int], seconds: Callable[[int], float]
+) -> float:
+    """Plain decoding's time over the least one behind the first token in which steps can decide
+    the answer, where drafts are consecutive tokens of the prediction and all of them right.
+
+    seconds  of a step with so many rows
+    """
+    longest = [0] * (len(answer) + 1)  # of what stands at a place, in the prediction
+    after = [0] * (len(prediction) + 1)
+    for i in reversed(range(len(answer))):
+        equal = [0] * (len(prediction) + 1)
+        for j in reversed(range(len(prediction))):
+            equal[j] = after[j + 1] + 1 if answer[i] == prediction[j] else 0
+        longest[i], after = max(equal), equal
+    least = [0.0] * (len(answer) + 1)
+    for i in reversed(range(len(answer))):
+        # A step brings a token besides its drafts.
+        most = min(longest[i], len(answer) - i - 1, MAX_STEP_ROWS - 1)
+        least[i] = min(seconds(1 + k) + least[i + 1 + k] for k in range(most + 1))
+    if len(answer) < 2:
+        return 1.0
+    return (len(answer) - 1) * seconds(1) / least[1]
 
 
 def run(llm: Any, edit: CodeEdit, predicted: str | None, with_code: bool, most: int) -> Any:
@@ -65,6 +95,8 @@ def run(llm: Any, edit: CodeEdit, predicted: str | None, with_code: bool, most: 
         "tokens_per_s": (len(tokens) - 1) / max(behind_first, 1e-9),
         "with_prompt_per_s": len(tokens) / seconds,
         "tokens_per_pass": len(tokens) / m["num_forward_passes"],
+        "rows_per_pass": (m["num_rows"] - m["num_prompt_tokens"] + m["num_cached_tokens"])
+        / m["num_forward_passes"],
         "accepted": m.get("accepted_prediction_tokens", 0),
     }
 
@@ -74,6 +106,7 @@ def measure(
 ) -> list[Any]:
     """Per case: what each program gave, round by round, and how predictable the answer is. None of
     a case that there was no time for."""
+    cost = engines["plain"].measure_step_cost()
     for number, edit in edits.items():
         if parts.get(str(number)) is not None:
             continue
@@ -94,7 +127,8 @@ def measure(
         code = engines["plain"].tokenizer.encode(edit.source, add_special_tokens=False)
         figures = {
             "kind": edit.kind, "name": edit.name, "answer_tokens": len(answer),
-            "share": share_of(answer, code), "programs": given,
+            "share": share_of(answer, code), "ceiling": ceiling(answer, code, cost),
+            "programs": given,
         }  # fmt: skip
         parts.put(str(number), figures)
     return [parts.get(str(number)) for number in edits]
@@ -110,13 +144,14 @@ def tables_of(cases: list[Any]) -> tuple[list[str], dict[str, Any]]:
     """For people, and the same figures over the cases that are predictable and the others."""
     header = [
         "case", "answer", "share", "plain tok/s", *(f"{p}, of plain" for p in PREDICTING),
-        "suffix, of plain",
+        "suffix, of plain", "ceiling, of plain", "rows per pass, with suffix",
     ]  # fmt: skip
     rows = [
         [
             f"{case['kind']} {case['name']}", case["answer_tokens"], case["share"],
             common.median([r["tokens_per_s"] for r in case["programs"]["plain"]]),
-            *(ratio(case, p, "plain") for p in (*PREDICTING, "suffix")),
+            *(ratio(case, p, "plain") for p in (*PREDICTING, "suffix")), case["ceiling"],
+            case["programs"]["prediction and suffix"][0]["rows_per_pass"],
         ]
         for case in cases
     ]  # fmt: skip
@@ -126,6 +161,7 @@ def tables_of(cases: list[Any]) -> tuple[list[str], dict[str, Any]]:
         "of plain, prompt counted": ("prediction", "plain", "with_prompt_per_s"),
         "beside suffix, of plain": ("prediction and suffix", "plain", "tokens_per_s"),
         "of suffix": ("prediction", "suffix", "tokens_per_s"),
+        "beside suffix, of suffix": ("prediction and suffix", "suffix", "tokens_per_s"),
         "of suffix without the code": ("prediction", without, "tokens_per_s"),
         "tokens per pass, of plain": ("prediction", "plain", "tokens_per_pass"),
         "useless, of plain": ("useless prediction", "plain", "tokens_per_s"),
@@ -137,20 +173,22 @@ def tables_of(cases: list[Any]) -> tuple[list[str], dict[str, Any]]:
     summary: dict[str, Any] = {}
     for name, group in groups.items():
         values = {c: [ratio(case, *how) for case in group] for c, how in columns.items()}
+        values["ceiling, of plain"] = [case["ceiling"] for case in group]
         summary[name] = {c: common.spread(v) if v else None for c, v in values.items()}
         summary[name]["cases"] = len(group)
 
     def cell(values: dict[str, float] | None) -> str:
         return f"{values['median']:.2f} ({values['min']:.2f})" if values else "-"
 
+    shown = [*columns, "ceiling, of plain"]
     lines = [
-        [name, about["cases"], *(cell(about[column]) for column in columns)]
+        [name, about["cases"], *(cell(about[column]) for column in shown)]
         for name, about in summary.items()
     ]
     tables = [
         common.markdown(header, rows),
         "Speed with the prediction, median over the cases (least):\n\n"
-        + common.markdown(["answer", "cases", *columns], lines),
+        + common.markdown(["answer", "cases", *shown], lines),
     ]
     return tables, summary
 
@@ -162,6 +200,7 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="three cases, one round; no file")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--dtype", help="of the weights, as LLM(dtype=...); default: Q4_1")
     add_options(parser)
     parser.add_argument("--cases", type=int, nargs="*", metavar="N", help="only these; no file")
     args = parser.parse_args()
@@ -169,8 +208,9 @@ def main() -> int:
     environment = common.environment(args.threads)
     edits = code_edits()
     chosen = args.cases or (range(0, len(edits), 7) if args.quick else range(len(edits)))
+    width: Any = {} if args.dtype is None else {"dtype": args.dtype}
     engines = {
-        name: LLM(speculative_config=spec, scheduler_config={"max_seq_len": 2048})
+        name: LLM(speculative_config=spec, scheduler_config={"max_seq_len": 2048}, **width)
         for name, spec in ENGINES.items()
     }
     rounds, most = (1, 64) if args.quick else (args.rounds, MAX_TOKENS)
@@ -178,6 +218,7 @@ def main() -> int:
         run(llm, edits[0], "own", True, 16)
     settings = {
         "cases": digest(edits), "rounds": rounds, "tokens": most, "threads": args.threads,
+        "width": args.dtype or "q4_1",
     }  # fmt: skip
     parts = Parts("code_edits", settings, args.minutes)
     found = measure(engines, {i: edits[i] for i in chosen}, rounds, most, parts)
@@ -195,9 +236,10 @@ def main() -> int:
     if not args.quick and not args.cases and len(cases) == len(edits):
         result = {
             "benchmark": "code_edits", "environment": environment, "cases_sha256": digest(edits),
-            "summary": summary, "cases": cases,
+            "width": settings["width"], "summary": summary, "cases": cases,
         }  # fmt: skip
-        common.write_result("code_edits", result, tables)
+        name = "code_edits" if args.dtype is None else f"code_edits_{args.dtype}"
+        common.write_result(name, result, tables)
     for llm in engines.values():
         llm.close()
     return 0

@@ -30,14 +30,15 @@ void Executor::look_up(RequestRecord& request, int most, int room) {
   if (request.adaptive || request.knows_drafts()) request.offer.sort();
 }
 
-// A chain from the cursor in the text that the user predicts.
+// A chain from the cursor in the text that the user predicts, or from where the output may be.
 void Executor::offer_prediction(RequestRecord& request, int most) {
-  const auto following = request.prediction->following();
-  const auto match = static_cast<std::int16_t>(std::min(request.prediction->run(), kMatchHorizon));
+  const auto following = request.predicted();
+  const int length = std::min({most, request.known_drafts, static_cast<int>(following.size())});
   int node = DraftOffer::kGolden;
-  for (int i = 0; i < std::min({most, request.known_drafts, static_cast<int>(following.size())});
-       ++i) {
-    const DraftOffer::Estimate estimate{match, static_cast<std::int16_t>(i + 1), 1.0f};
+  for (int i = 0; i < length; ++i) {
+    // A draft that is right makes the match a token longer. Nothing else is known of the next one.
+    const int match = std::min(request.prediction->run() + i, kMatchHorizon);
+    const DraftOffer::Estimate estimate{static_cast<std::int16_t>(match), 1, 1.0f};
     node = request.offer.add(node, following[i], DraftSource::kPrediction, estimate,
                              request.learnt(), request.shared_rates.get());
   }

@@ -13,18 +13,16 @@ void Prediction::advance(std::span<const TokenId> output, int count) {
       continue;
     }
     lost_ = true;
-    run_ = 0;
-    resync(output.first(output.size() - fresh.size() + i + 1));
+    find(output.first(output.size() - fresh.size() + i + 1));
   }
 }
 
 // Places behind which nothing follows are found, too: there the output is where the prediction
 // ends.
-void Prediction::resync(std::span<const TokenId> output) {
+void Prediction::find(std::span<const TokenId> output) {
   const auto size = static_cast<std::int64_t>(tokens_.size());
   const auto len = static_cast<std::int64_t>(output.size());
-  if (len < kMinResync) return;
-  std::int64_t longest = kMinResync - 1, best = -1;
+  std::int64_t longest = 0, best = -1;
   const auto from = static_cast<std::int64_t>(cursor_);
   for (std::int64_t turn = 0; turn < size; ++turn) {
     const std::int64_t last = (from + turn) % size;  // of the prediction's tokens
@@ -36,10 +34,9 @@ void Prediction::resync(std::span<const TokenId> output) {
     longest = equal;
     best = last;
   }
-  if (best < 0) return;
-  cursor_ = static_cast<std::size_t>(best + 1);
   run_ = static_cast<int>(longest);
-  lost_ = false;
+  lost_ = longest < kMinResync;
+  (lost_ ? guess_ : cursor_) = static_cast<std::size_t>(best + 1);
 }
 
 }  // namespace specdec

@@ -10,6 +10,7 @@
 #include <memory>
 #include <new>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -163,7 +164,11 @@ struct RequestRecord {
   SuffixState* suffix_state() const { return reinterpret_cast<SuffixState*>(suffix_memory.get()); }
 
   // There is something in the prediction for the token after the history.
-  bool predicts() const { return prediction && !prediction->following().empty(); }
+  bool predicts() const { return !predicted().empty(); }
+  // Guesses are for those who weigh them.
+  std::span<const TokenId> predicted() const {
+    return prediction ? prediction->following(adaptive) : std::span<const TokenId>();
+  }
   // Drafts for the next step are there, whatever the method drafts.
   bool knows_drafts() const { return predicts() || !forced.empty(); }
   // Drafts of a step, whoever makes them.

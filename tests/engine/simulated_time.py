@@ -9,7 +9,7 @@ wait for the weights, every further one is paid for.
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,6 +70,7 @@ def run(
     max_num_tokens: int = 1024,
     arrivals: Sequence[int] | None = None,
     times: Any = None,
+    predictions: Callable[[list[int]], list[int]] | None = None,
 ) -> Schedule:
     """Decodes prompts of these lengths together.
 
@@ -79,6 +80,7 @@ def run(
     seconds     T(rows) of the simulated model
     arrivals    the step before which each prompt comes; None: all at once
     times       a StepTimes that has seen other schedules; None: one that begins with a guess
+    predictions what each request's output is said to be, made of what it will be; None: nothing
     """
     count = len(prompts)
     tokens = [max_tokens] * count if isinstance(max_tokens, int) else list(max_tokens)
@@ -89,7 +91,8 @@ def run(
     pages = torch.zeros(1, count * (longest // PAGE + 6), 1, PAGE, 8)
     executor = _core.Executor(
         pages, pages.clone(), vocab_size=VOCAB, max_batch_size=count, max_seq_len=longest,
-        max_num_tokens=max_num_tokens, method=method, adaptive=method != "none",
+        max_num_tokens=max_num_tokens, method=method,
+        adaptive=method != "none" or predictions is not None,
         max_prefill_slowdown=slowdown,
     )  # fmt: skip
     times = times or guessed_times()
@@ -102,7 +105,11 @@ def run(
     while any(len(out) < n for out, n in zip(outputs, tokens, strict=True)):
         for i in range(count):
             if starts[i] == steps:
-                rid = executor.submit(texts[i][: prompts[i]], max_tokens=tokens[i])
+                output = texts[i][prompts[i] : prompts[i] + tokens[i]]
+                rid = executor.submit(
+                    texts[i][: prompts[i]], max_tokens=tokens[i],
+                    prediction=[] if predictions is None else predictions(output),
+                )  # fmt: skip
                 owner[rid] = i
         plan = executor.plan()
         steps += 1

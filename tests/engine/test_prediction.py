@@ -13,7 +13,7 @@ from table_target import assert_law, joint_law, sample_joint
 from test_sampling_law import PROMPT, TOKENS, table
 
 from hash_target import HashFunction
-from reference.prediction_reference import Cursor
+from reference.prediction_reference import Chances, Cursor, worth
 from reference.sampling_reference import Law
 from specdec_ext import _core
 
@@ -75,6 +75,40 @@ def test_drafts_are_those_behind_the_cursor() -> None:
                     was_lost = cursor.lost
         assert known == text
     assert resynced > 20
+
+
+def test_adaptive_drafts_are_those_that_are_worth_it() -> None:
+    """The law by which a prediction's drafts are cut, step by step: from guesses behind one equal
+    token to whole drafts."""
+    guessed, lengths = 0, set()
+    rows: list[list[int]] = []
+    for seed in range(20):
+        rng = random.Random(seed)
+        function = HashFunction(vocab=20, surprise=rng.choice([3, 8, 30]), alphabet=8, seed=seed)
+        prompt, count = [rng.randrange(20) for _ in range(rng.choice([1, 5, 30]))], 150
+        text = function.reference(prompt, count)
+        prediction = edited(rng, edited(rng, text, 20), 20)
+        cost = _core.StepCost(dict(zip(*STEP_COST, strict=True)))
+        cursor, chances = Cursor(prediction), Chances()
+        engine = hash_engine(function, max_batch_size=1, max_seq_len=200)
+        known: list[int] = []
+        engine.ex.submit(prompt, max_tokens=count, prediction=prediction)
+        while (outputs := engine.step(lambda plan: rows.append(plan.tokens.tolist()))) is not None:
+            match = max(cursor.match, 1)
+            drafts = cursor.guessed[: max(0, min(DRAFTS, count - len(known) - 1))]
+            if known:
+                kept = worth(chances.survival(match, len(drafts)), cost)
+                assert rows[-1][1:] == drafts[:kept]
+                lengths.add(kept)
+                guessed += cursor.lost and kept > 0
+            for out in outputs:
+                if known:
+                    chances.observe(match, drafts, out.tokens)
+                known += out.tokens
+                for token in out.tokens:
+                    cursor.take(token)
+        assert known == text
+    assert guessed > 30 and {0, 1, 2, DRAFTS} <= lengths, (guessed, lengths)
 
 
 @pytest.mark.parametrize("method", METHODS)
