@@ -37,18 +37,30 @@ __device__ __forceinline__ int take_limit(LawShared* shared) {
   return limit;
 }
 
-// visit(group, bin) of each group's largest score.
+// Reads in flight of a thread that walks a row's groups, or those that were kept.
+inline constexpr int kGroupReads = 4, kKeptReads = 2;
+
+// visit(group, bin) of each group's largest score, `groups` of them: a multiple of 32.
 template <class Visit>
 __device__ __forceinline__ void for_groups(const float* group_best, int groups,
                                            const RowWeights& weights, Visit visit) {
-  static_assert(kLaneElements % 4 == 0);
+  const int stride = threads() * kLaneElements;
 #pragma unroll 1
   for (int first = static_cast<int>(threadIdx.x) * kLaneElements; first < groups;
-       first += threads() * kLaneElements) {  // groups: a multiple of 32
-    float best[kLaneElements];
-    load_floats(group_best + first, true, best);
+       first += kGroupReads * stride) {
+    float best[kGroupReads][kLaneElements];
 #pragma unroll
-    for (int j = 0; j < kLaneElements; ++j) visit(first + j, used_bin_of(weights, best[j]));
+    for (int k = 0; k < kGroupReads; ++k) {
+      if (first + k * stride < groups) load_floats(group_best + first + k * stride, true, best[k]);
+    }
+#pragma unroll
+    for (int k = 0; k < kGroupReads; ++k) {
+      if (first + k * stride >= groups) break;
+#pragma unroll
+      for (int j = 0; j < kLaneElements; ++j) {
+        visit(first + k * stride + j, used_bin_of(weights, best[k][j]));
+      }
+    }
   }
 }
 
@@ -56,15 +68,24 @@ __device__ __forceinline__ void for_groups(const float* group_best, int groups,
 template <class T, class Visit>
 __device__ __forceinline__ void for_kept(const RowChunks<T>& row, const ListShared& shared,
                                          const RowWeights& weights, Visit visit) {
+  const int count = static_cast<int>(shared.num_groups);
 #pragma unroll 1
-  for (std::uint32_t i = threadIdx.x; i < shared.num_groups; i += blockDim.x) {
-    const std::int32_t first = shared.groups[i] * kLaneElements;
-    const int tokens = row.tokens_from(first);
-    float x[kLaneElements];
-    row.load(first, tokens, x);
+  for (int i = static_cast<int>(threadIdx.x); i < count; i += kKeptReads * threads()) {
+    std::int32_t first[kKeptReads];
+    float x[kKeptReads][kLaneElements];
 #pragma unroll
-    for (int j = 0; j < kLaneElements; ++j) {
-      if (j < tokens) visit(x[j], used_bin_of(weights, x[j]), first + j);
+    for (int k = 0; k < kKeptReads; ++k) {
+      const int at = i + k * threads();
+      first[k] = at < count ? shared.groups[at] * kLaneElements : row.vocab;
+      row.load(first[k], row.tokens_from(first[k]), x[k]);
+    }
+#pragma unroll
+    for (int k = 0; k < kKeptReads; ++k) {
+      const int tokens = row.tokens_from(first[k]);
+#pragma unroll
+      for (int j = 0; j < kLaneElements; ++j) {
+        if (j < tokens) visit(x[k][j], used_bin_of(weights, x[k][j]), first[k] + j);
+      }
     }
   }
 }
