@@ -55,12 +55,24 @@ struct SampleRowsParams {
   ExecutionContext exec;  // workspace: row_laws_bytes; less makes it slower, not wrong
 };
 
-// Tokens of a row whose masses are added up to one number, and the scratch of all rows' laws:
-// counters, masses, tokens.
-inline constexpr std::int32_t kLawChunk = 256;
+// Tokens of a row whose masses are added up to one number; tokens of which one largest score is
+// kept, and how many of the likeliest tokens a row's list holds.
+inline constexpr std::int32_t kLawChunk = 256, kLawGroup = 8, kLawListed = 2048;
+
+// Of a row with top_k or top_p: the largest scores of its groups, and later its list in their
+// place.
+constexpr std::int64_t law_list_bytes(std::int32_t vocab) {
+  const std::int64_t chunks = (std::int64_t{vocab} + kLawChunk - 1) / kLawChunk;
+  const std::int64_t groups = chunks * (kLawChunk / kLawGroup) * 4;
+  const std::int64_t list = 16 + (vocab < kLawListed ? vocab : kLawListed) * std::int64_t{12};
+  return ((groups > list ? groups : list) + 15) / 16 * 16;
+}
+// The scratch of all rows' laws: counters, masses, tokens, cuts, lists.
 constexpr std::int64_t row_laws_bytes(std::int32_t rows, std::int32_t vocab) {
   const std::int64_t chunks = (std::int64_t{vocab} + kLawChunk - 1) / kLawChunk;
-  return rows <= 0 ? 0 : 8 + 8 * (rows * (3 + chunks) + (std::int64_t{rows} + 1) / 2);
+  if (rows <= 0) return 0;
+  const std::int64_t words = 1 + rows * (3 + 3 + chunks) + (std::int64_t{rows} + 1) / 2;
+  return (8 * words + 15) / 16 * 16 + rows * law_list_bytes(vocab);
 }
 
 // Bytes from one request's residual to the next.

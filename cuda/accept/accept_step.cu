@@ -42,15 +42,16 @@ class BlockLaws {
         shared_(*shared),
         row_(reinterpret_cast<LawShared*>(shared + 1), p.rows.vocab),
         law_(p.sampling.law(b)),
-        weighed_(all && RowLaws::weighs(law_)) {}
+        drawn_(all && RowLaws::draws(law_)) {}
 
   [[gnu::noinline]] __device__ TokenId weigh(std::int32_t node) {
     const std::int32_t at = first_ + node;
     const T* scores = static_cast<const T*>(p_.rows.scores) + at * p_.rows.row_stride;
-    if (weighed_) {
-      const TokenId drawn = all_.drawn[at];
-      if (drawn < 0) return drawn;
-      row_.adopt(scores, shared_.best[node], law_, all_.total[at], all_.masses_of(at));
+    token_ = drawn_ ? all_.drawn[at] : kCutUnknown;
+    if (token_ != kCutUnknown) {
+      if (token_ < 0) return token_;
+      row_.adopt(scores, shared_.best[node], law_, all_.cut_of(at, law_, p_.rows.vocab),
+                 all_.masses_of(at));
       return 0;
     }
     BlockRow<T> row = row_;  // in registers
@@ -61,14 +62,13 @@ class BlockLaws {
   __device__ double weight(TokenId token) const { return static_cast<double>(row_.weight(token)); }
   __device__ double total() const { return weight_of(row_.total()); }
   [[gnu::noinline]] __device__ TokenId draw(double u) {
+    if (token_ >= 0) return token_;  // u is the row's own number, which row_laws.cu has drawn by
     BlockRow<T> row = row_;
     const TokenId token = row.draw(u);
     row_ = row;
     return token;
   }
-  // u is the row's own number, which is what row_laws.cu has drawn by.
   __device__ TokenId sample(std::int32_t node, double u) {
-    if (weighed_) return all_.drawn[first_ + node];
     const TokenId status = weigh(node);
     return status < 0 ? status : draw(u);
   }
@@ -81,7 +81,12 @@ class BlockLaws {
   // Is the rule exact match, and every token drawn?
   __device__ bool all_drawn(AcceptanceRule rule) const {
     const bool by_probs = rule == AcceptanceRule::kRejection || rule == AcceptanceRule::kBestBeam;
-    return weighed_ && (rule == AcceptanceRule::kExactMatch || (by_probs && !has_probs()));
+    if (!drawn_ || !(rule == AcceptanceRule::kExactMatch || (by_probs && !has_probs()))) {
+      return false;
+    }
+    const int i = static_cast<int>(threadIdx.x);
+    const std::int32_t size = p_.rows.cu_logits[b_ + 1] - first_;
+    return __syncthreads_or(i < size && all_.drawn[first_ + i] == kCutUnknown ? 1 : 0) == 0;
   }
   __device__ bool has_probs() const { return p_.drawn_from_probs(b_); }
   __device__ bool replacement() const { return p_.with_replacement(b_); }
@@ -109,6 +114,7 @@ class BlockLaws {
 
   [[gnu::noinline]] __device__ void subtract(const DraftLaw& q, double mass) {
     char* residuals = static_cast<char*>(p_.exec.workspace);
+    token_ = kCutUnknown;
     BlockRow<T> row = row_;
     row.subtract(q.probs, q.ids, q.columns, total() / mass,
                  reinterpret_cast<float*>(residuals + b_ * residual_bytes(p_.rows.vocab)));
@@ -123,7 +129,8 @@ class BlockLaws {
   AcceptShared& shared_;
   BlockRow<T> row_;
   const SamplingLaw law_;
-  const bool weighed_;
+  const bool drawn_;
+  TokenId token_ = kCutUnknown;  // drawn from the current law; below 0: nobody has
 };
 
 // Exact match where every node's token has been drawn: accept_drawn() of algo/accept_rules.h for

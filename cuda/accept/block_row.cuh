@@ -40,15 +40,40 @@ class BlockRow {
     return 0;
   }
 
-  // The same for a row without cuts that row_laws.cuh has weighed: it has `total` mass.
-  __device__ void adopt(const T* row, TokenId best, const SamplingLaw& law, Mass total,
+  // The same for a row whose cut is known (row_laws.cuh). mass_of_chunk: of a row without cuts.
+  __device__ void adopt(const T* row, TokenId best, const SamplingLaw& law, const LawCut& cut,
                         Mass* mass_of_chunk) {
     begin(row, best, law);
-    cut_.total = total;
+    cut_ = cut;
     masses_ = mass_of_chunk;
   }
 
+  // The same for a row whose list is made: shared->candidates, shared->listed of them, of `total`
+  // mass before any cut (0: not known, and top_k cuts). False: the cut lies beyond the list, which
+  // has `all` tokens of some weight or not.
+  __device__ bool cut_list(const T* row, TokenId best, const SamplingLaw& law, Mass total,
+                           bool all) {
+    begin(row, best, law);
+    kept_ = Mass{shared_->listed} + (all ? 0 : 1);
+    if (law.top_k > 0) {
+      if (!all && static_cast<Mass>(law.top_k) > shared_->listed) return false;
+    } else {
+      cut_.on_list = true;
+      if (kept_mass(*this) < wanted_mass(law.top_p, total)) return false;
+      cut_ = {};
+      cut_.total = total;
+    }
+    cut_law(*this, law);
+    return true;
+  }
+
   __device__ Mass total() const { return cut_.total; }
+  // For adopt(): the list is gone by then.
+  __device__ LawCut known_cut() const {
+    LawCut cut = cut_;
+    cut.on_list = false;
+    return cut;
+  }
 
   // The mass of one token of the law, or of what is left of it.
   __device__ float weight(TokenId token) const {
@@ -146,6 +171,7 @@ class BlockRow {
   __device__ __forceinline__ Mass listed() const { return shared_->listed; }
   // Lists the tokens of the first bins; returns how many tokens min_p and the grid keep in all.
   __device__ Mass list(const SamplingLaw&) {
+    if (kept_ > 0) return kept_;
     for (int i = static_cast<int>(threadIdx.x); i < kBins; i += threads()) shared_->bins[i] = 0;
     if (threadIdx.x == 0) shared_->num_candidates = 0;
     __syncthreads();
@@ -181,7 +207,7 @@ class BlockRow {
     if (cut_.on_list) {
       for (std::uint32_t i = threadIdx.x; i < shared_->listed; i += threads()) {
         const Candidate c = shared_->candidates[i];
-        if (cut_.keeps(c.key, c.id)) visit(c);
+        if (c.weight > 0.0f && cut_.keeps(c.key, c.id)) visit(c);
       }
       return;
     }
@@ -208,6 +234,7 @@ class BlockRow {
     weights_ = {widen(row[best]), law};
     cut_ = {};
     residual_ = nullptr;
+    kept_ = 0;
     masses_ = own_masses();
   }
 
@@ -254,6 +281,7 @@ class BlockRow {
 
   RowWeights weights_;
   LawCut cut_;
+  Mass kept_ = 0;              // tokens of a list that others have made, one more if there are more
   float* residual_ = nullptr;  // [vocab] what is left of the law; null: all of it
 };
 

@@ -35,34 +35,42 @@ struct RowChunks {
   // chunks; every lane is called for every chunk, with 0 tokens behind the row.
   template <int kAhead = kInFlight, class Visit>
   __device__ __forceinline__ void for_each(Visit visit) const {
+    for_range<kAhead>(0, count, visit);
+  }
+  // The same for the chunks [begin, end).
+  template <int kAhead = kInFlight, class Visit>
+  __device__ __forceinline__ void for_range(int begin, int end, Visit visit) const {
 #pragma unroll 1
-    for (int base = static_cast<int>(threadIdx.x / 32); base < count;
+    for (int base = begin + static_cast<int>(threadIdx.x / 32); base < end;
          base += threads() / 32 * kAhead) {
       float x[kAhead][kLaneElements];
 #pragma unroll
       for (int k = 0; k < kAhead; ++k) {
         const std::int32_t first = first_of(base + k * (threads() / 32));
-        const int tokens = tokens_from(first);
-        if (tokens == kLaneElements) {
-          load_floats(scores + first, aligned, x[k]);
-        } else {
-#pragma unroll
-          for (int j = 0; j < kLaneElements; ++j)
-            x[k][j] = j < tokens ? widen(scores[first + j]) : 0.0f;
-        }
+        load(first, tokens_from(first), x[k]);
       }
 #pragma unroll
       for (int k = 0; k < kAhead; ++k) {
         const int chunk = base + k * (threads() / 32);
-        if (chunk >= count) break;
+        if (chunk >= end) break;
         const std::int32_t first = first_of(chunk);
         visit(chunk, first, tokens_from(first), x[k]);
       }
     }
   }
+  __device__ __forceinline__ void load(std::int32_t first, int tokens,
+                                       float (&x)[kLaneElements]) const {
+    if (tokens == kLaneElements) {
+      load_floats(scores + first, aligned, x);
+    } else {
+#pragma unroll
+      for (int j = 0; j < kLaneElements; ++j) x[j] = j < tokens ? widen(scores[first + j]) : 0.0f;
+    }
+  }
   __device__ __forceinline__ std::int32_t first_of(int chunk) const {
     return chunk * kChunk + lane_id() * kLaneElements;
   }
+  // Tokens of the lane's part that begins there.
   __device__ __forceinline__ int tokens_from(std::int32_t first) const {
     return max(0, min(vocab - first, kLaneElements));
   }

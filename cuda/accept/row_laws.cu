@@ -11,6 +11,8 @@
 #include <algorithm>
 
 #include "accept/row_laws.cuh"
+#include "accept/row_listed.cuh"
+#include "accept/row_search.cuh"
 #include "accept/row_weights.cuh"
 #include "gpu/gpu.cuh"
 #include "step/row_best.cuh"
@@ -19,124 +21,85 @@
 namespace specdec::cuda {
 namespace {
 
-constexpr int kRowThreads = 256, kRowWarps = kRowThreads / 32;
-constexpr int kBlocksEach = 4;              // on a multiprocessor
-constexpr int kMaxBlocks = 4 * 132;         // of the largest GPUs served
-constexpr int kAhead = 4;                   // rows searched before the first is weighed
-constexpr int kMostChunks = 4 * kRowWarps;  // of a piece, which has as many for each warp
-
-struct RowShared {
-  union {
-    Best best[kRowWarps];
-    Mass mass[kRowWarps];
-  };
-  std::int32_t parents[kMaxStepTokens];
-  std::uint32_t ticket;
-  bool last;
-};
-
-// The larger score, and of equal ones the smaller index, is the larger number; a NaN the largest.
-constexpr std::uint64_t kNaNPacked = ~std::uint64_t{0};
-__device__ __forceinline__ std::uint64_t packed(const Best& best) {
-  if (best.index == kNaNBest) return kNaNPacked;
-  if (best.index == kNoneBest) return 0;
-  return std::uint64_t{order_key(best.value)} << 32 | ~static_cast<std::uint32_t>(best.index);
-}
-__device__ __forceinline__ TokenId unpacked(std::uint64_t best) {
-  if (best == kNaNPacked) return kBadRow;
-  return best == 0 ? 0 : static_cast<TokenId>(~static_cast<std::uint32_t>(best));
-}
+constexpr int kBlocksEach = 3;                 // on a multiprocessor
+constexpr int kMaxBlocks = kBlocksEach * 132;  // of the largest GPUs served
+constexpr int kAhead = 4;                      // rows searched before the first is weighed
+constexpr int kMostChunks = 4 * kRowWarps;     // of a piece, which has as many for each warp
 
 __device__ __forceinline__ void add(std::uint64_t* to, std::uint64_t x) {
   atomicAdd(reinterpret_cast<unsigned long long*>(to), static_cast<unsigned long long>(x));
 }
 
-// For all threads of the block: was this the row's last piece? What its other pieces have written
-// is seen from here on.
-__device__ __forceinline__ bool count_piece(unsigned* done, int pieces, RowShared* shared) {
-  __syncthreads();
-  if (threadIdx.x == 0) {
-    shared->last = gpu::atomic_add_acq_rel(done, 1u) + 1 == static_cast<unsigned>(pieces);
-  }
-  __syncthreads();
-  return shared->last;
-}
+// What is left to do after a piece, at a place where the block holds nothing in registers.
+enum class AfterPiece { kNothing, kMakeList, kDrawWeighed };
 
 template <class T>
-__device__ __forceinline__ void search_piece(const RowLawsParams& p, int row, int first, int end,
-                                             int pieces, RowShared* shared) {
-  const T* scores = static_cast<const T*>(p.rows.scores) + row * p.rows.row_stride;
-  const Best best =
-      best_of_block<kRowThreads>(best_of_thread<kRowThreads>(scores, first, end), shared->best);
+__device__ __forceinline__ AfterPiece search_piece(const RowLawsParams& p, int row, int begin,
+                                                   int end, int pieces, RowShared* shared) {
+  const RowOwner owner = owner_of(p, row);
+  RowChunks<T> chunks(p.rows.vocab);
+  chunks.point_at(scores_of<T>(p, row));
+  auto* groups = reinterpret_cast<float*>(p.laws.lists + row * p.laws.list_bytes);
+  const Best best = best_of_block<kRowThreads>(
+      best_of_chunks(chunks, begin, end, owner.cuts ? groups : nullptr), shared->best);
   if (threadIdx.x == 0) {
     atomicMax(reinterpret_cast<unsigned long long*>(p.laws.best + row),
               static_cast<unsigned long long>(packed(best)));
   }
-  if (count_piece(p.laws.done + 2 * row, pieces, shared) && threadIdx.x == 0) {
-    p.ids[row] = unpacked(p.laws.best[row]);
-  }
-}
-
-// The number that decides the token after a row. The first warp's work.
-__device__ __forceinline__ double uniform_of(const RowLawsParams& p, int b, int row,
-                                             const RowShared& shared) {
-  std::int64_t position = p.rows.positions[row];
-  if (p.parents != nullptr) {
-    const std::int32_t first = p.rows.cu_logits[b];
-    position = p.rows.positions[first];
-    for (std::int32_t node = row - first; node > 0; ++position) {
-      const std::int32_t parent = shared.parents[node];
-      if (parent < 0 || parent >= node) break;  // no tree: nobody will ask
-      node = parent;
-    }
-  }
-  return philox_uniform(p.sampling.seed[b], static_cast<std::uint64_t>(position + 1), p.purpose, 0);
-}
-
-template <class T>
-__device__ __forceinline__ void weigh_piece(const RowLawsParams& p, int row, int begin, int end,
-                                            int pieces, RowShared* shared) {
-  StepView step;
-  step.num_requests = p.rows.num_requests;
-  step.cu_rows = p.rows.cu_logits;
-  const int b = find_request(step, row);
-  if (b >= step.num_requests || step.cu_rows[b] > row || step.cu_rows[b] < 0) return;
-  const SamplingLaw law = p.sampling.law(b);
-  const std::int32_t node = row - step.cu_rows[b];
-  if (!RowLaws::weighs(law) || (p.parents != nullptr && node >= kMaxStepTokens)) return;
-
-  if (threadIdx.x == 0) {
-    while (gpu::load_acquire(p.laws.done + 2 * row) < static_cast<unsigned>(pieces)) {
+  unsigned* searched = p.laws.done + 2 * row;
+  if (!count_piece(searched, pieces, shared)) return AfterPiece::kNothing;
+  if (threadIdx.x < 32) {
+    const TokenId token = best_token(chunks, p.laws.best[row]);
+    if (threadIdx.x == 0) {
+      p.ids[row] = token;
+      gpu::store_release(searched, static_cast<unsigned>(pieces) + 1);
     }
   }
   __syncthreads();
-  const T* scores = static_cast<const T*>(p.rows.scores) + row * p.rows.row_stride;
-  const TokenId best = unpacked(p.laws.best[row]);
+  return owner.cuts ? AfterPiece::kMakeList : AfterPiece::kNothing;
+}
+
+template <class T>
+__device__ __forceinline__ AfterPiece weigh_piece(const RowLawsParams& p, int row, int begin,
+                                                  int end, int pieces, RowShared* shared) {
+  const RowOwner owner = owner_of(p, row);
+  if (!owner.draws || owner.law.top_k > 0) return AfterPiece::kNothing;
+  if (threadIdx.x == 0) {
+    while (gpu::load_acquire(p.laws.done + 2 * row) <= static_cast<unsigned>(pieces)) {
+    }
+  }
+  __syncthreads();
+  const T* scores = scores_of<T>(p, row);
+  const TokenId best = p.ids[row];
   const float largest = best < 0 ? 0.0f : widen(scores[best]);
   if (const TokenId fault = row_fault(best, largest); fault != 0) {
-    if (threadIdx.x == 0 && begin == 0) p.laws.drawn[row] = fault;
-    return;
+    // Of a row that cuts, whoever makes its list says so.
+    if (threadIdx.x == 0 && begin == 0 && !owner.cuts) p.laws.drawn[row] = fault;
+    return AfterPiece::kNothing;
   }
   RowChunks<T> chunks(p.rows.vocab);
   chunks.point_at(scores);
-  const RowWeights weights(largest, law);
+  const RowWeights weights(largest, owner.law);
   Mass* masses = p.laws.masses_of(row);
   const Mass mine = warp_sum(weigh_range(chunks, weights, begin, end, masses));
   if (lane_id() == 0) shared->mass[threadIdx.x / 32] = mine;
-  if (p.parents != nullptr && static_cast<int>(threadIdx.x) <= node) {
-    shared->parents[threadIdx.x] = p.parents[step.cu_rows[b] + static_cast<int>(threadIdx.x)];
-  }
   __syncthreads();
   if (threadIdx.x == 0) {
     Mass sum = 0;
     for (int w = 0; w < kRowWarps; ++w) sum += shared->mass[w];
     add(p.laws.total + row, sum);
   }
-  if (!count_piece(p.laws.done + 2 * row + 1, pieces, shared) || threadIdx.x >= 32) return;
-  const Mass unit = drawn_unit(uniform_of(p, b, row, *shared), p.laws.total[row]);
+  // The list of a row that cuts is one piece more.
+  if (!count_piece(p.laws.done + 2 * row + 1, pieces + (owner.cuts ? 1 : 0), shared))
+    return AfterPiece::kNothing;
+  if (owner.cuts) return AfterPiece::kDrawWeighed;
+  const double u = uniform_of(p, owner, row, shared);
+  if (threadIdx.x >= 32) return AfterPiece::kNothing;
+  const Mass unit = drawn_unit(u, p.laws.total[row]);
   const TokenId token = find_unit(chunks, masses, unit,
                                   [&](std::int32_t id) { return weights.of(widen(scores[id])); });
   if (lane_id() == 0) p.laws.drawn[row] = token;
+  return AfterPiece::kNothing;
 }
 
 template <class T>
@@ -144,6 +107,7 @@ __global__ void __launch_bounds__(kRowThreads, kBlocksEach)
     row_laws_kernel(const __grid_constant__ RowLawsParams p, const int pieces,
                     const int piece_chunks) {
   static_assert(kMaxStepTokens <= kRowThreads, "a thread for each node of a tree");
+  static_assert(kSearchWarps == kRowWarps);
   gpu::grid_dependency_wait();
   gpu::launch_dependents();
   RowShared* shared = gpu::dynamic_shared<RowShared>();
@@ -161,11 +125,14 @@ __global__ void __launch_bounds__(kRowThreads, kBlocksEach)
     const int row = searches ? turn : turn - kAhead;
     const int begin = (searches ? task : task - pieces) * piece_chunks;
     const int end = min(begin + piece_chunks, p.laws.chunks);
+    AfterPiece after = AfterPiece::kNothing;
     if (searches && row < p.rows.rows) {
-      search_piece<T>(p, row, begin * kChunk, min(end * kChunk, p.rows.vocab), pieces, shared);
+      after = search_piece<T>(p, row, begin, end, pieces, shared);
     } else if (!searches && row >= 0) {
-      weigh_piece<T>(p, row, begin, end, pieces, shared);
+      after = weigh_piece<T>(p, row, begin, end, pieces, shared);
     }
+    if (after == AfterPiece::kMakeList) make_list<T>(p, row, pieces, shared);
+    if (after == AfterPiece::kDrawWeighed) draw_weighed<T>(p, row, shared);
     __syncthreads();  // shared memory may be written again
   }
 }
@@ -186,6 +153,7 @@ constexpr std::int64_t counter_words(std::int32_t rows) { return 1 + std::int64_
 constexpr std::int64_t cleared_words(std::int32_t rows) {
   return counter_words(rows) + (std::int64_t{rows} + 1) / 2;
 }
+constexpr std::int64_t kCutWords = sizeof(LawCut) / 8;
 static_assert(kBadRow == -1, "all ones");
 
 template <class T>
@@ -217,7 +185,11 @@ RowLaws place_row_laws(const ScoreRows& rows, const ExecutionContext& exec, std:
   laws.total = laws.best + rows.rows;
   laws.done = reinterpret_cast<unsigned*>(laws.total + rows.rows);
   laws.drawn = reinterpret_cast<TokenId*>(words + counter_words(rows.rows));
-  laws.mass_of_chunk = words + cleared_words(rows.rows);
+  laws.cut = reinterpret_cast<LawCut*>(words + cleared_words(rows.rows));
+  laws.mass_of_chunk = words + cleared_words(rows.rows) + kCutWords * rows.rows;
+  laws.list_bytes = law_list_bytes(rows.vocab);
+  laws.lists = reinterpret_cast<char*>(words) + row_laws_bytes(rows.rows, rows.vocab) -
+               rows.rows * laws.list_bytes;
   return laws;
 }
 

@@ -37,13 +37,14 @@ __global__ void __launch_bounds__(kMaxLawThreads, 1)
     return;
   }
   TokenId token = best;
-  const bool weighed = all && RowLaws::weighs(law);
-  if (weighed) token = all.drawn[row];
-  if (weighed ? token >= 0 && p.probs != nullptr : !law.greedy()) {
+  bool drawn = all && RowLaws::draws(law);
+  if (drawn) token = all.drawn[row];
+  if (token == kCutUnknown) drawn = false;
+  if (drawn ? token >= 0 && p.probs != nullptr : !law.greedy()) {
     const T* scores = static_cast<const T*>(p.rows.scores) + row * p.rows.row_stride;
     BlockRow<T> laws(gpu::dynamic_shared<LawShared>(), p.rows.vocab);
-    if (weighed) {
-      laws.adopt(scores, best, law, all.total[row], all.masses_of(row));
+    if (drawn) {
+      laws.adopt(scores, best, law, all.cut_of(row, law, p.rows.vocab), all.masses_of(row));
     } else {
       token = laws.weigh(scores, best, law);
       if (token == 0) {

@@ -229,6 +229,14 @@ class Accepted:
     status: int
 
 
+def row_laws_bytes(rows: int, vocab: int) -> int:
+    """All the scratch that a step's rows can use: words of counters, cuts and masses, and lists."""
+    chunks = -(-vocab // 256)
+    words = 1 + rows * (3 + 3 + chunks) + (rows + 1) // 2
+    lists = max(128 * chunks, 16 + 12 * min(vocab, 2048))
+    return -(-words // 2) * 16 + rows * (-(-lists // 16) * 16)
+
+
 def by_draft(
     target: Target,
     requests: list[Drafted],
@@ -324,7 +332,7 @@ def accept(
     if workspace != "ours":  # what it cannot do without, or all it can use; poisoned
         needed = ops.accept_scratch_bytes(len(requests), vocab, given is not None)
         if workspace == "whole":
-            needed += 8 * (1 + rows * (3 + -(-vocab // 256)) + (rows + 1) // 2)
+            needed += row_laws_bytes(rows, vocab)
         scratch = target.put(torch.full((needed + 256,), 0xFF, dtype=torch.uint8))
     ops.accept_step(
         strided(target, scores, rng),

@@ -135,6 +135,57 @@ def test_cuts_beyond_the_list(target: Target, law: Law) -> None:
         assert got == [host_token(rows[i], chosen, seeds[i], positions[i] + 1) for i in range(4)]
 
 
+def edge_rows(vocab: int) -> np.ndarray:
+    """Rows whose likely tokens lie where groups of 8, chunks of 256 and pieces of 2,048 end."""
+    edges = [0, 7, 8, 255, 256, 2047, 2048, vocab - 2, vocab - 1]
+    flat, tied, falling = np.full((3, vocab), -4.0, np.float32)
+    tied[edges] = 9.0
+    falling[edges] = np.linspace(9, 7, len(edges))
+    alone = np.full((len(edges), vocab), -np.inf, np.float32)
+    alone[range(len(edges)), edges] = -3.0
+    apart = flat.copy()
+    apart[:8] = 2.0  # one group, no other token of the same bin
+    nan, lost = falling.copy(), falling.copy()
+    nan[vocab - 1] = math.nan
+    lost[8:] = -np.inf
+    return np.stack([flat, tied, falling, falling[::-1], apart, nan, lost, *alone])
+
+
+CUT_LAWS = [Law(0.9, top_k=5), Law(1.0, top_p=0.7), Law(0.5, top_k=9, top_p=0.5), Law(1.0, top_k=1),
+            Law(1.0, top_p=0.999, min_p=0.3), Law(1.0, top_k=4000)]  # fmt: skip
+
+
+@pytest.mark.parametrize(("vocab", "dtype"), [(4096, F32), (4103, F32), (6149, BF16)])
+@pytest.mark.parametrize("law", CUT_LAWS, ids=str)
+@every_backend
+def test_cuts_at_the_edges_of_what_a_block_reads(
+    target: Target, law: Law, vocab: int, dtype: torch.dtype
+) -> None:
+    """Aligned rows and rows at odd addresses, pieces that are not full, ties across all edges."""
+    rng = np.random.default_rng(vocab)
+    rows = edge_rows(vocab)
+    count = len(rows)
+    seeds, positions = list(range(count)), [3 * i for i in range(count)]
+    wide = torch.from_numpy(rows).to(dtype)
+    for _ in range(2):
+        got, _ = draw_rows(target, wide, [law] * count, seeds, positions, rng)
+        held = wide.float().numpy()
+        assert got == [host_token(held[i], law, seeds[i], positions[i] + 1) for i in range(count)]
+
+
+@pytest.mark.parametrize("listed", [2047, 2048, 2049])
+@every_backend
+def test_a_list_that_is_just_full(target: Target, listed: int) -> None:
+    """So many tokens in one bin: with one more than fit, none of them is listed."""
+    rng = np.random.default_rng(listed)
+    rows = np.full((3, 5000), -9.0, np.float32)
+    for row in rows:
+        row[rng.permutation(5000)[:listed]] = 1.0
+    for law in (Law(1.0, top_k=2048), Law(1.0, top_p=0.9), Law(1.0, top_k=2049, top_p=0.99)):
+        got, _ = draw_rows(target, torch.from_numpy(rows), [law] * 3, [1, 2, 3], [5, 6, 7], rng)
+        assert got == [host_token(rows[i], law, i + 1, i + 6) for i in range(3)]
+
+
 @pytest.mark.parametrize("law", LAWS, ids=str)
 @every_backend
 def test_draws_equal_the_definition(target: Target, law: Law) -> None:

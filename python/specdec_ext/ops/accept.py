@@ -140,8 +140,9 @@ def sample_rows(
     Shapes   scores [R, V] float32|bfloat16|float16, rows may be strided, V <= 2**20; cu_logits
              [B + 1] int32: the rows of request b are cu_logits[b]:cu_logits[b + 1]; positions [R]
              int32, absolute position of each row's own token, as ``build_step`` writes it: what is
-             drawn stands one further; workspace: 8 + 32 R + 8 R ceil(V / 256) bytes. With less
-             one block draws from a row alone, or from all of a request's.
+             drawn stands one further; workspace: 32 + R (64 + 8 ceil(V / 256) +
+             max(128 ceil(V / 256), 16 + 12 min(V, 2048))) bytes. With less one block draws from a
+             row alone, or from all of a request's.
     Writes   out [R] int32: the token; -1 for a row with a NaN (drawn from: or +infinity) and for
              rows behind the last request; -2 for a drawn row of nothing but -infinity. probs
              [B, V] float32, if given, rows may be strided and each request has one row at most: the

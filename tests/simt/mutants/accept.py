@@ -10,6 +10,9 @@ CHUNKS = "cuda/accept/row_chunks.cuh"
 SHARED = "cuda/accept/law_shared.cuh"
 WEIGHTS = "cuda/accept/row_weights.cuh"
 ROWS = "cuda/accept/row_laws.cu"
+LISTS = "cuda/accept/row_lists.cuh"
+SEARCH = "cuda/accept/row_search.cuh"
+LISTED = "cuda/accept/row_listed.cuh"
 SAMPLE = "cuda/accept/sample_rows.cu"
 ACCEPT = "cuda/accept/accept_step.cu"
 
@@ -167,13 +170,13 @@ MUTANTS = [
         "rows-7",
         "rows are weighed while they are searched",
         ROWS,
-        "while (gpu::load_acquire(p.laws.done + 2 * row) < static_cast<unsigned>(pieces)) {",
+        "while (gpu::load_acquire(p.laws.done + 2 * row) <= static_cast<unsigned>(pieces)) {",
         "while (false) {",
     ),
     Mutant(
         "rows-8",
         "of equal largest scores the last one",
-        ROWS,
+        SEARCH,
         "| ~static_cast<std::uint32_t>(best.index);",
         "| static_cast<std::uint32_t>(best.index);",
     ),
@@ -181,8 +184,8 @@ MUTANTS = [
         "rows-9",
         "a piece of another row's counter",
         ROWS,
-        "count_piece(p.laws.done + 2 * row + 1, pieces, shared)",
-        "count_piece(p.laws.done + 2 * row, pieces, shared)",
+        "count_piece(p.laws.done + 2 * row + 1, pieces + (owner.cuts ? 1 : 0), shared)",
+        "count_piece(p.laws.done + 2 * row, pieces + (owner.cuts ? 1 : 0), shared)",
     ),
     Mutant(
         "rows-10",
@@ -194,14 +197,14 @@ MUTANTS = [
     Mutant(
         "rows-11",
         "every row is keyed by the first row's position",
-        ROWS,
-        "for (std::int32_t node = row - first; node > 0; ++position) {",
+        LISTED,
+        "for (std::int32_t node = owner.node; node > 0; ++position) {",
         "for (std::int32_t node = 0; node > 0; ++position) {",
     ),
     Mutant(
         "rows-12",
         "the last piece's masses are not waited for",
-        ROWS,
+        LISTED,
         "gpu::atomic_add_acq_rel(done, 1u) + 1 == static_cast<unsigned>(pieces)",
         "atomicAdd(done, 1u) + 1 == static_cast<unsigned>(pieces)",
     ),
@@ -216,8 +219,8 @@ MUTANTS = [
         "rows-14",
         "a row that was not drawn from is drawn from",
         ROWS,
-        "p.laws.drawn[row] = fault;",
-        "p.laws.drawn[row] = 0;",
+        "if (threadIdx.x == 0 && begin == 0 && !owner.cuts) p.laws.drawn[row] = fault;",
+        "if (threadIdx.x == 0 && begin == 0 && !owner.cuts) p.laws.drawn[row] = 0;",
     ),
     Mutant(
         "rows-15",
@@ -225,5 +228,69 @@ MUTANTS = [
         ROWS,
         "for (int w = 0; w < kRowWarps; ++w) sum",
         "for (int w = 0; w < kRowWarps - 1; ++w) sum",
+    ),
+    Mutant(
+        "rows-16",
+        "the last score of eight is not looked at",
+        SEARCH,
+        "fmaxf(x[6], x[7])",
+        "x[6]",
+    ),
+    Mutant(
+        "rows-17",
+        "the first token of eight for the largest of them",
+        SEARCH,
+        "order_key(widen(row.scores[first + lane])) == key",
+        "true",
+    ),
+    Mutant(
+        "rows-18",
+        "the first token of a group alone is listed",
+        LISTS,
+        "if (j < tokens) visit(",
+        "if (j < min(tokens, 1)) visit(",
+    ),
+    Mutant(
+        "rows-19",
+        "listed tokens have no weight",
+        LISTS,
+        "law.candidates[i].weight = weights.of(score_of_key(law.candidates[i].key));",
+        "",
+    ),
+    Mutant(
+        "rows-20",
+        "top_p cuts within a list that does not hold its mass",
+        ROW,
+        "if (kept_mass(*this) < wanted_mass(law.top_p, total)) return false;",
+        "",
+    ),
+    Mutant(
+        "rows-21",
+        "top_k cuts within a list of fewer tokens",
+        ROW,
+        "if (!all && static_cast<Mass>(law.top_k) > shared_->listed) return false;",
+        "",
+    ),
+    Mutant("rows-22", "every list holds all", LISTS, "return limit == kUsedBins;", "return true;"),
+    Mutant(
+        "rows-23",
+        "a row is drawn from before its list is made",
+        ROWS,
+        "pieces + (owner.cuts ? 1 : 0), shared)",
+        "pieces, shared)",
+    ),
+    Mutant(
+        "rows-24",
+        "a cut is not written down",
+        LISTED,
+        "if (threadIdx.x == 0) p.laws.cut[row] = laws.known_cut();",
+        "",
+    ),
+    Mutant(
+        "rows-25",
+        "what lies beyond the list counts as drawn",
+        SAMPLE,
+        "if (token == kCutUnknown) drawn = false;",
+        "",
     ),
 ]
