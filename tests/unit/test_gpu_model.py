@@ -227,7 +227,7 @@ def test_rows_are_drawn_from_and_matched_within_three_reads(
 @pytest.mark.parametrize(("cut", "most"), [("top_k", 5.0), ("top_p", 4.6)])
 @pytest.mark.parametrize("kind", ["sample", "match"])
 def test_rows_that_are_cut_cost_one_list_more(kind: str, cut: str, most: float) -> None:
-    """64 rows whose cuts lie within their lists. The target, 3, is missed by the search's rounds."""
+    """64 rows whose cuts lie within their lists. The search's rounds miss the target, 3."""
     cell, device = StepCell(kind, 1, 64), Device()
     plain, prediction = (model_ops.step_op(cell, device, law) for law in ("", cut))
     assert plain.us < prediction.us <= most * prediction.floor_us
