@@ -316,7 +316,7 @@ def test_a_copy_that_fails(where: int, to_host: bool, monkeypatch: pytest.Monkey
     """Requests of that step end with the error; whose pages were lost computes them again."""
     loop = engine(20, 100, where)
     whole = HostPool.copy
-    failures = []
+    failures: list[int] = []
 
     def copy(self: HostPool, stream: Any, out: bool, page: int, host_page: int) -> None:
         if out == to_host and not failures:

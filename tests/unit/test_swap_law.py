@@ -30,7 +30,7 @@ def test_the_law_against_its_definition() -> None:
             {c: float(t * unit) for c, t in zip(counts, times, strict=True)},
             {c: float(g * unit / 1024) for c, g in zip(counts, grown, strict=False)},
             context_len=context,
-            prefill=tuple(map(float, scale)),
+            prefill=(float(scale[0]), float(scale[1])),
         )
         start, length = rng.randrange(2000), rng.randrange(1, 2000)
         chunk = rng.choice([1, 16, 100, 1024])
