@@ -97,8 +97,8 @@ def load_model(
     _check_quantization(config, quantization, drafts=of_file is not None)
     scored = scored_rows(config.path, config.vocab_size, of_file, head_ids)
     chosen = _choose_dtype(config, wanted, allow_pickle)
-    on_device = place is not None and not place.is_cpu
-    if quantization is not None and on_device and chosen == "float32":
+    is_float32 = chosen == "float32"
+    if quantization is not None and place is not None and not place.is_cpu and is_float32:
         raise UnsupportedModelError(
             f"{config.path}: quantization = {quantization!r}: {place.name} has kernels for "
             "blocks in 16-bit models; give dtype='bfloat16' or 'float16'"
