@@ -288,7 +288,7 @@ def test_scales_of_fp8_keys_and_values_are_kept(wide: Path, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_quantised_checkpoint_keeps_its_widths(name: str, tmp_path: Path) -> None:
-    """Whole numbers and e4m3 stay as narrow as they are, but for e4m3 in groups that no block has."""
+    """Whole numbers and e4m3 stay as narrow as they are, but for groups that no block has."""
     source, _, _ = save_quantised(tmp_path, name)
     done = run(source, tmp_path / "ckpt")
     kept = json.loads((done.folder / "config.json").read_text()).get("quantization_config")
