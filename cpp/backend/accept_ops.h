@@ -59,7 +59,7 @@ struct SampleRowsParams {
 // kept, and how many of the likeliest tokens a row's list holds.
 inline constexpr std::int32_t kLawChunk = 256, kLawGroup = 8, kLawListed = 2048;
 
-// Of a row with top_k or top_p: the largest scores of its groups, and later its list in their
+// For a row with top_k or top_p: the largest scores of its groups, and later its list in their
 // place.
 constexpr std::int64_t law_list_bytes(std::int32_t vocab) {
   const std::int64_t chunks = (std::int64_t{vocab} + kLawChunk - 1) / kLawChunk;

@@ -73,7 +73,7 @@ __device__ __forceinline__ AfterPiece weigh_piece(const RowLawsParams& p, int ro
   const TokenId best = p.ids[row];
   const float largest = best < 0 ? 0.0f : widen(scores[best]);
   if (const TokenId fault = row_fault(best, largest); fault != 0) {
-    // Of a row that cuts, whoever makes its list says so.
+    // Where a row cuts, whoever makes its list says so.
     if (threadIdx.x == 0 && begin == 0 && !owner.cuts) p.laws.drawn[row] = fault;
     return AfterPiece::kNothing;
   }

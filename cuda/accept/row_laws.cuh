@@ -39,7 +39,7 @@ struct RowLaws {
   SPECDEC_HD static std::int32_t top_k_of(const SamplingLaw& law, std::int32_t vocab) {
     return law.top_k < vocab ? law.top_k : 0;
   }
-  // Of a row that was drawn from.
+  // For a row that was drawn from.
   SPECDEC_HD LawCut cut_of(std::int32_t row, const SamplingLaw& law, std::int32_t vocab) const {
     if (cuts(law, vocab)) return cut[row];
     LawCut none;
