@@ -298,8 +298,7 @@ def edit(engine: Path, **values: Any) -> None:
 def test_a_copy_is_an_engine(copy: Path) -> None:
     """Readable for whom the others' files are, and built again where it lies now."""
     assert generate(copy) == 0
-    mode = (copy / "model" / "step_cost.json").stat().st_mode
-    assert mode == (copy / "engine.json").stat().st_mode
+    assert (copy / "model" / "step_cost.json").stat().st_mode & 0o777 == 0o644
     assert f"--output_dir={copy.resolve()}" in EngineFolder.open(copy).command
 
 

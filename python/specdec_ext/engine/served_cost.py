@@ -150,11 +150,8 @@ def write_table(file: Path, key: dict[str, Any], cost: StepCost, observed: int) 
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as target:
             json.dump(content, target)
-            mask = os.umask(
-                0
-            )  # mkstemp's files are their owner's alone; this one travels in engines
-            os.umask(mask)
-            os.fchmod(target.fileno(), 0o666 & ~mask)
+            # mkstemp's files are their owner's alone; this one travels in engines
+            os.fchmod(target.fileno(), 0o644)
         os.replace(name, file)
     except BaseException:
         Path(name).unlink(missing_ok=True)
