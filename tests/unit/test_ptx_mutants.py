@@ -43,6 +43,7 @@ def test_every_mutant_changes_the_asm_that_it_names(mutate: dict[str, Any]) -> N
 
 
 def test_a_mutant_that_fits_no_more_is_told(mutate: dict[str, Any]) -> None:
-    stale = mutate["Mutant"]("gone", mutate["GPU"], "cp_async_16(", "no such text", "")
+    file = mutate["MUTANTS"][0].file
+    stale = mutate["Mutant"]("gone", file, "cp_async_16(", "no such text", "")
     with pytest.raises(mutate["Stale"], match="does not fit"):
         mutate["mutated"](stale)
