@@ -57,23 +57,29 @@ def inside(
     return view, whole
 
 
-def run(
-    target: Target, layer: Layer, *, shifts: tuple[int, int, int] = (8, 8, 8), aside: bool = True
+def call(
+    target: Target,
+    x: torch.Tensor,
+    weight: torch.Tensor | ops.PackedWeight,
+    bias: torch.Tensor | None,
+    *,
+    x_shift: int = 8,
+    out_shift: int = 8,
+    aside: bool = True,
 ) -> torch.Tensor:
-    """The call's result. Where x, weight and out begin: shifts; the scratch is NaN."""
-    x, _ = inside(target, layer.x, shifts[0])
-    weight, _ = inside(target, layer.weight, shifts[1])
-    empty = torch.full((len(layer.x), len(layer.weight)), 7.0, dtype=layer.x.dtype)
-    out, whole = inside(target, empty, shifts[2], fill=5.0)
+    """What ops.linear gives; around x, out and in the scratch is NaN or a mark that has to stay."""
+    near, _ = inside(target, x, x_shift)
+    empty = torch.full((len(x), weight.shape[0]), 7.0, dtype=x.dtype)
+    out, whole = inside(target, empty, out_shift, fill=5.0)
 
     def scratch(num_bytes: int) -> torch.Tensor:
         return target.put(torch.full((num_bytes // 4 + 64,), math.nan))
 
     result = ops.linear(
-        x,
+        near,
         weight,
         out=out,
-        bias=None if layer.bias is None else target.put(layer.bias),
+        bias=None if bias is None else target.put(bias),
         constant_weight=aside,
         backend=target.backend,
         workspace=scratch,
@@ -83,6 +89,16 @@ def run(
     out.fill_(5.0)
     assert bool((whole == 5.0).all()), "written beside out"
     return values
+
+
+def run(
+    target: Target, layer: Layer, *, shifts: tuple[int, int, int] = (8, 8, 8), aside: bool = True
+) -> torch.Tensor:
+    """The call's result. Where x, weight and out begin: shifts."""
+    weight, _ = inside(target, layer.weight, shifts[1])
+    return call(
+        target, layer.x, weight, layer.bias, x_shift=shifts[0], out_shift=shifts[2], aside=aside
+    )
 
 
 def exact(layer: Layer) -> torch.Tensor:

@@ -8,7 +8,7 @@ import math
 import numpy as np
 import torch
 from cuda_calls import Target
-from linear_cases import Layer, inside, make_layer
+from linear_cases import Layer, call, make_layer
 
 from specdec_ext import ops
 
@@ -96,26 +96,6 @@ def run_packed(
     out_shift: int = 8,
     aside: bool = True,
 ) -> torch.Tensor:
-    """The call's result; around x, out and in the scratch is NaN or a mark that has to stay."""
-    x, _ = inside(target, layer.x)
+    """The call's result."""
     weight = weight or pack(target, layer)
-    empty = torch.full((len(layer.x), weight.shape[0]), 7.0, dtype=layer.x.dtype)
-    out, whole = inside(target, empty, out_shift, fill=5.0)
-
-    def scratch(num_bytes: int) -> torch.Tensor:
-        return target.put(torch.full((num_bytes // 4 + 64,), math.nan))
-
-    result = ops.linear(
-        x,
-        weight,
-        out=out,
-        bias=None if layer.bias is None else target.put(layer.bias),
-        constant_weight=aside,
-        backend=target.backend,
-        workspace=scratch,
-    )
-    assert result is out
-    values = out.cpu().clone()
-    out.fill_(5.0)
-    assert bool((whole == 5.0).all()), "written beside out"
-    return values
+    return call(target, layer.x, weight, layer.bias, out_shift=out_shift, aside=aside)
