@@ -21,7 +21,7 @@
 namespace specdec::cuda {
 namespace {
 
-constexpr int kBlocksEach = 3;                 // on a multiprocessor
+constexpr int kBlocksEach = 2;  // on a multiprocessor: more would not have the registers
 constexpr int kMaxBlocks = kBlocksEach * 132;  // of the largest GPUs served
 constexpr int kAhead = 4;                      // rows searched before the first is weighed
 constexpr int kMostChunks = 4 * kRowWarps;     // of a piece, which has as many for each warp

@@ -218,7 +218,7 @@ def test_rows_are_drawn_from_and_matched_within_three_reads(
 ) -> None:
     """64 rows of 128k scores, whichever path they hold: no row, and no request, is one block's."""
     prediction = model_ops.step_op(StepCell(kind, requests, rows), Device())
-    most = 3.0 if kind == "sample" else 3.2  # the target is 3: a tree of 64 rows misses it
+    most = 3.0 if kind == "sample" else 3.1  # the target is 3: a tree of 64 rows misses it
     assert prediction.us <= most * prediction.floor_us
     slower = Device(clock_hz=Device().clock_hz / 2)
     assert model_ops.step_op(StepCell(kind, requests, rows), slower).us > 1.3 * prediction.us
