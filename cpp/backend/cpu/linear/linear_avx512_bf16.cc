@@ -55,18 +55,9 @@ struct Avx512E4m3 : Avx512Bf16 {
   }
 };
 
-void widen(const std::byte* codes, std::uint16_t* out, const std::byte* prefetch) {
-  for (int i = 0; i < kScaledCodes; i += 64) {
-    Avx512::prefetch(prefetch + i);
-    Avx512E4m3::Weights weights[2];
-    Avx512E4m3::load_step(codes + i, weights);
-    _mm512_store_si512(out + i, reinterpret_cast<__m512i>(weights[0]));
-    _mm512_store_si512(out + i + 32, reinterpret_cast<__m512i>(weights[1]));
-  }
-}
-
 constexpr LinearKernels make_kernels() {
-  LinearKernels kernels = make_linear_kernels<Avx512F32, Avx512F16, Avx512Bf16, 12>(&widen);
+  LinearKernels kernels =
+      make_linear_kernels<Avx512F32, Avx512F16, Avx512Bf16, 12>(/*widen=*/nullptr);
   fill_tiles<Avx512E4m3, 12>(kernels.e4m3);
   return kernels;
 }

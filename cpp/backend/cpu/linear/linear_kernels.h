@@ -56,7 +56,8 @@ struct LinearKernels {
   TileFn f32[kMaxTileRows + 1];
   TileFn f16[kMaxTileRows + 1];
   TileFn bf16[kMaxTileRows + 1];
-  // Whole groups of a panel in f8_g as they are packed; or null: widen() first.
+  // For f8_g one of the two is null: tiles of whole groups of a panel as they are packed, or what
+  // widens a group for the tiles of bf16.
   TileFn e4m3[kMaxTileRows + 1];
   WidenFn widen;
 };

@@ -218,7 +218,7 @@ void PackedLinear::for_each_tile(const std::byte* x, std::int64_t x_row_bytes, s
   const std::int64_t max_rows = kernels_->max_rows;
   const std::int64_t tiles = (rows + max_rows - 1) / max_rows;
   const bool scaled = type_ == WeightType::kF8G;
-  const bool widens = scaled && kernels_->e4m3[1] == nullptr;
+  const bool widens = scaled && kernels_->widen != nullptr;
   const TileFn* table = type_ == WeightType::kF32   ? kernels_->f32
                         : type_ == WeightType::kF16 ? kernels_->f16
                         : scaled && !widens         ? kernels_->e4m3

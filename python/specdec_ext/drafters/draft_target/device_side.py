@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["DeviceSide"]
 
 
-class DeviceSide:
+class DeviceSide(ABC):
     """HostPasses' verbs on a device. Everything that a step launches follows from its sizes.
 
     place         of both models
@@ -86,12 +87,13 @@ class DeviceSide:
         self.forward.model.bind_cache(k_pages, v_pages)
         self._num_pages, self._page_size = k_pages.shape[1], k_pages.shape[3]
 
+    @abstractmethod
     def enter(self, slot: int, options: Mapping[str, Any]) -> None:
         """See SlotDrafter."""
 
+    @abstractmethod
     def draft(self, inputs: DraftInputs, *, wants_survival: bool) -> None:
         """See SlotDrafter."""
-        raise NotImplementedError
 
     def draft_probs(self, num_requests: int) -> ops.DraftProbs | None:
         """What the drafts of the step's requests were drawn from; None: nothing is drawn."""

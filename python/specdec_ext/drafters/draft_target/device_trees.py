@@ -7,7 +7,8 @@ reads as much of a text's end as a step can have added.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -60,6 +61,9 @@ class DeviceTrees(DeviceSide):
         self._mask = torch.zeros(rows, 4, **self._ints)
         self._is_tree = torch.zeros(max_requests, dtype=torch.uint8, device=place.device)
         self._logit_rows = torch.zeros(max_requests, width, **self._ints)
+
+    def enter(self, slot: int, options: Mapping[str, Any]) -> None:
+        """See SlotDrafter. A tree is the same whatever the request asks."""
 
     @torch.inference_mode()
     def draft(self, inputs: DraftInputs, *, wants_survival: bool) -> None:
