@@ -18,6 +18,18 @@ namespace specdec::cpu {
 namespace {
 
 constexpr int kColumns = kPanelColumns;
+// Links of one chain; the sums of successive chains are added up in order. Short chains keep the
+// rounding error small, and a panel's stretch of this length stays in the first-level cache while
+// several row tiles use it.
+constexpr std::int64_t kChainSteps = 128;
+static_assert(kChainSteps % (kScaledGroup / 2) == 0);
+// Many rows of x on quantised weights: a block of panels stays in the second-level cache while
+// tiles of few rows pass over it. A tile's rows (26 KB for 576 columns) then stay in the
+// first-level one.
+constexpr std::int64_t kPanelBlockBytes = 256 * 1024;
+constexpr std::int64_t kPrefillTileRows = 15;
+// How far ahead of the reads a lone row tile fetches.
+constexpr std::int64_t kPrefetchBytes = 8192;
 
 float element(const std::byte* p, DType dtype) {
   if (dtype == DType::kF32) {
@@ -192,6 +204,179 @@ void PackedLinear::pack(const std::vector<WeightView>& weights, std::byte* packe
                   weight_type_name(type_), " that is not finite: the file is damaged");
 }
 
+// Calls sink(panel, first_row, num_rows, run) for every tile of this rank, where run(y, y_stride)
+// computes one stretch of the tile's chains and adds it to y (the first one replaces y).
+template <typename Sink>
+void PackedLinear::for_each_tile(const std::byte* x, std::int64_t x_row_bytes, std::int64_t rows,
+                                 int rank, int nranks, Sink&& sink) const {
+  if (is_quantised(type_)) {
+    for_each_quant_tile(x, x_row_bytes, rows, rank, nranks, sink);
+    return;
+  }
+  const std::int64_t first_panel = panels_ * rank / nranks;
+  const std::int64_t last_panel = panels_ * (rank + 1) / nranks;
+  const std::int64_t max_rows = kernels_->max_rows;
+  const std::int64_t tiles = (rows + max_rows - 1) / max_rows;
+  const bool scaled = type_ == WeightType::kF8G;
+  const bool widens = scaled && kernels_->widen != nullptr;
+  const TileFn* table = type_ == WeightType::kF32   ? kernels_->f32
+                        : type_ == WeightType::kF16 ? kernels_->f16
+                        : scaled && !widens         ? kernels_->e4m3
+                                                    : kernels_->bf16;
+  const std::int64_t step_bytes = panel_bytes_ / steps_;
+  const std::int64_t stretch = widens ? kScaledGroup / 2 : kChainSteps;
+  alignas(64) std::uint16_t wide[kScaledCodes];
+  for (std::int64_t panel = first_panel; panel < last_panel; ++panel) {
+    for (std::int64_t step = 0; step < steps_; step += stretch) {
+      const std::int64_t count = std::min(stretch, steps_ - step);
+      const bool last_block = step + count == steps_;
+      TileArgs args;
+      args.panel = packed_ + panel * panel_bytes_ + step * step_bytes;
+      args.scale = nullptr;
+      if (widens) {
+        args.scale = reinterpret_cast<const float*>(args.panel);
+        const std::byte* codes = args.panel + kColumns * sizeof(float);
+        __builtin_prefetch(args.panel + kPrefetchBytes);
+        __builtin_prefetch(args.panel + kPrefetchBytes + 64);
+        kernels_->widen(codes, wide, codes + kPrefetchBytes);
+        args.panel = reinterpret_cast<const std::byte*>(wide);
+      }
+      args.x_row_bytes = x_row_bytes;
+      args.steps = count;
+      args.bias = last_block && !bias_.empty() ? bias_.data() + panel * kColumns : nullptr;
+      args.resume = step != 0;
+      for (std::int64_t tile = 0; tile < tiles; ++tile) {
+        const std::int64_t row = rows * tile / tiles;
+        const int height = static_cast<int>(rows * (tile + 1) / tiles - row);
+        args.x = x + row * x_row_bytes + step * 4;
+        // The last of several tiles reads the panel from the cache, so it fetches the next one.
+        const bool fetch_next = tiles > 1 && tile + 1 == tiles;
+        args.prefetch = args.panel + (fetch_next ? count * step_bytes : kPrefetchBytes);
+        if (widens) args.prefetch = args.panel;  // widen() has fetched
+        sink(panel, row, height, last_block, [&](float* y, std::int64_t y_stride) {
+          args.y = y;
+          args.y_stride = y_stride;
+          table[height](args);
+        });
+      }
+    }
+  }
+}
+
+// The same for quantised weights: a tile is a whole panel, its stretches of k are done in one go.
+// Row tiles pass over a block of panels before the next block is read.
+template <typename Sink>
+void PackedLinear::for_each_quant_tile(const std::byte* x, std::int64_t x_row_bytes,
+                                       std::int64_t rows, int rank, int nranks, Sink&& sink) const {
+  const QuantTileFn compute = quant_kernels_->of(type_);
+  const std::int64_t most = rows <= kQuantTileRows ? kQuantTileRows : kPrefillTileRows;
+  const std::int64_t tiles = (rows + most - 1) / most;
+  const std::int64_t last_panel = panels_ * (rank + 1) / nranks;
+  const std::int64_t block = std::max<std::int64_t>(1, kPanelBlockBytes / panel_bytes_);
+  for (std::int64_t begin = panels_ * rank / nranks; begin < last_panel; begin += block) {
+    const std::int64_t end = std::min(begin + block, last_panel);
+    for (std::int64_t tile = 0; tile < tiles; ++tile) {
+      const std::int64_t row = rows * tile / tiles;
+      QuantTileArgs args;
+      args.x = x + row * x_row_bytes;
+      args.x_row_bytes = x_row_bytes;
+      args.rows = static_cast<int>(rows * (tile + 1) / tiles - row);
+      args.steps = steps_;
+      // The last of several tiles reads panels that are near, so it fetches the next block's.
+      const bool fetch_next = tiles > 1 && tile + 1 == tiles;
+      const std::int64_t ahead = fetch_next ? (end - begin) * panel_bytes_ : kPrefetchBytes;
+      for (std::int64_t panel = begin; panel < end; ++panel) {
+        args.panel = packed_ + panel * panel_bytes_;
+        args.bias = bias_.empty() ? nullptr : bias_.data() + panel * kColumns;
+        args.prefetch = args.panel + ahead;
+        sink(panel, row, args.rows, true, [&](float* y, std::int64_t y_stride) {
+          args.y = y;
+          args.y_stride = y_stride;
+          compute(args);
+        });
+      }
+    }
+  }
+}
+
+void PackedLinear::run_part(const void* x, std::int64_t x_row_bytes, std::int64_t rows, float* y,
+                            std::int64_t y_stride, int rank, int nranks) const {
+  if (rows <= 0) return;
+  for_each_tile(static_cast<const std::byte*>(x), x_row_bytes, rows, rank, nranks,
+                [&](std::int64_t panel, std::int64_t row, int height, bool, auto&& compute) {
+                  float* out = y + row * y_stride + panel * kColumns;
+                  const std::int64_t width =
+                      std::min<std::int64_t>(kColumns, n_ - panel * kColumns);
+                  if (width == kColumns) {
+                    compute(out, y_stride);
+                    return;
+                  }
+                  // The last panel is padded with zero columns, y is not.
+                  alignas(64) float tile[kQuantTileRows * kColumns] = {};
+                  for (int m = 0; m < height; ++m) {
+                    std::copy_n(out + m * y_stride, width, tile + m * kColumns);
+                  }
+                  compute(tile, kColumns);
+                  for (int m = 0; m < height; ++m) {
+                    std::copy_n(tile + m * kColumns, width, out + m * y_stride);
+                  }
+                });
+}
+
+void PackedLinear::argmax_part(const void* x, std::int64_t x_row_bytes, std::int64_t rows,
+                               RowBest* best, int rank, int nranks) const {
+  std::fill_n(best, rows, RowBest{});
+  // Scores of one panel for a slice of rows: all row tiles of the slice share one reading of it.
+  constexpr std::int64_t kSliceRows = 120;
+  alignas(64) float slice_scores[kSliceRows * kColumns];
+  for (std::int64_t first = 0; first < rows; first += kSliceRows) {
+    const std::int64_t slice = std::min(kSliceRows, rows - first);
+    for_each_tile(
+        static_cast<const std::byte*>(x) + first * x_row_bytes, x_row_bytes, slice, rank, nranks,
+        [&](std::int64_t panel, std::int64_t from, int height, bool complete, auto&& compute) {
+          float* tile = slice_scores + from * kColumns;
+          compute(tile, kColumns);
+          if (!complete) return;
+          const int width =
+              static_cast<int>(std::min<std::int64_t>(kColumns, n_ - panel * kColumns));
+          for (int m = 0; m < height; ++m) {
+            RowBest& row = best[first + from + m];
+            const float* scores = tile + m * kColumns;
+            // Negated: a NaN is not "<= best" either, so it is never overlooked.
+            int candidates = 0;
+            for (int c = 0; c < width; ++c) candidates |= !(scores[c] <= row.value);
+            if (row.index == RowBest::kNone) candidates = 1;
+            if (candidates == 0 || row.index == RowBest::kNaN) continue;
+            for (int c = 0; c < width; ++c) {
+              if (std::isnan(scores[c])) {
+                row.index = RowBest::kNaN;
+                break;
+              }
+              if (scores[c] > row.value || row.index == RowBest::kNone) {
+                row.value = scores[c];
+                row.index = static_cast<std::int32_t>(panel * kColumns + c);
+              }
+            }
+          }
+        });
+  }
+}
+
+std::uint64_t PackedLinear::read_part(int rank, int nranks) const {
+  // Panels are whole cache lines of 8 words; independent sums, so that only memory is waited for.
+  const auto* words = reinterpret_cast<const std::uint64_t*>(packed_);
+  const std::int64_t begin = panels_ * rank / nranks * panel_bytes_ / 8;
+  const std::int64_t end = panels_ * (rank + 1) / nranks * panel_bytes_ / 8;
+  std::uint64_t sums[8] = {};
+  for (std::int64_t i = begin; i < end; i += 8) {
+    __builtin_prefetch(words + i + kPrefetchBytes / 8);
+    for (int j = 0; j < 8; ++j) sums[j] += words[i + j];
+  }
+  std::uint64_t total = 0;
+  for (std::uint64_t sum : sums) total += sum;
+  return total;
+}
+
 void PackedLinear::unpack_row(std::int64_t row, float* out) const {
   const std::byte* panel = packed_ + row / kColumns * panel_bytes_;
   const int column = static_cast<int>(row % kColumns);
@@ -220,6 +405,20 @@ void PackedLinear::unpack_row(std::int64_t row, float* out) const {
     const std::int64_t index = dtype == DType::kBF16 ? (i / 2) * 2 * kColumns + 2 * column + (i & 1)
                                                      : i * kColumns + column;
     out[i] = element(panel + index * size, dtype);
+  }
+}
+
+void merge_best(const RowBest* parts, int nranks, std::int64_t rows, RowBest* merged) {
+  for (std::int64_t row = 0; row < rows; ++row) {
+    RowBest best;
+    for (int rank = 0; rank < nranks && best.index != RowBest::kNaN; ++rank) {
+      const RowBest& part = parts[rank * rows + row];
+      if (part.index == RowBest::kNone) continue;
+      if (part.index == RowBest::kNaN || best.index == RowBest::kNone || part.value > best.value) {
+        best = part;
+      }
+    }
+    merged[row] = best;
   }
 }
 
