@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from benchmarks import common, model_drafters, peers_cpu_tables
+from benchmarks import code_edits, common, model_drafters, peers_cpu_tables
 
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
 SETS = ("humaneval", "mtbench", "gsm8k", "squad", "news")
@@ -22,7 +22,6 @@ SETS = ("humaneval", "mtbench", "gsm8k", "squad", "news")
 def newest(name: str) -> tuple[Path, dict[str, Any]] | None:
     """Returns the newest result file of a benchmark by the date inside it, or None."""
     found = [(path, json.loads(path.read_text())) for path in common.RESULTS.glob(f"{name}-*.json")]
-    found = [item for item in found if item[1].get("benchmark") == name]
     return max(found, key=lambda item: item[1]["environment"]["date"], default=None)
 
 
@@ -130,12 +129,18 @@ def never_slower(result: dict[str, Any]) -> str:
     return common.markdown(["decode / with prompts", *SETS], rows)
 
 
+def edits(result: dict[str, Any]) -> str:
+    return code_edits.summary_table(result["summary"])
+
+
 SECTIONS = {
     "peers_cpu": ("Against other programs on this CPU, tokens per second", peers_cpu),
     "never_slower": (
         'Plain decoding\'s time over that of `speculative_config="auto"`, the default',
         never_slower,
     ),
+    "code_edits": ("Code edits, the code as predicted output: median over cases (least)", edits),
+    "code_edits_bfloat16": ("The same in bfloat16", edits),
     "acceptance": ("Tokens per forward pass, fixed draft lengths", acceptance),
     "end_to_end": (
         "Speed on the default model in float32 and bfloat16 "
