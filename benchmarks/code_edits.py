@@ -177,20 +177,25 @@ def tables_of(cases: list[Any]) -> tuple[list[str], dict[str, Any]]:
         summary[name] = {c: common.spread(v) if v else None for c, v in values.items()}
         summary[name]["cases"] = len(group)
 
+    tables = [
+        common.markdown(header, rows),
+        "Speed with the prediction, median over the cases (least):\n\n" + summary_table(summary),
+    ]
+    return tables, summary
+
+
+def summary_table(summary: dict[str, Any]) -> str:
+    """Markdown of what `tables_of` sums up: medians over the cases, in brackets the least."""
+
     def cell(values: dict[str, float] | None) -> str:
         return f"{values['median']:.2f} ({values['min']:.2f})" if values else "-"
 
-    shown = [*columns, "ceiling, of plain"]
+    shown = [column for column in next(iter(summary.values())) if column != "cases"]
     lines = [
         [name, about["cases"], *(cell(about[column]) for column in shown)]
         for name, about in summary.items()
     ]
-    tables = [
-        common.markdown(header, rows),
-        "Speed with the prediction, median over the cases (least):\n\n"
-        + common.markdown(["answer", "cases", *shown], lines),
-    ]
-    return tables, summary
+    return common.markdown(["answer", "cases", *shown], lines)
 
 
 def main() -> int:

@@ -1,7 +1,8 @@
-"""Turns the newest result file of every benchmark into the tables of the README.
+"""Turns the newest result file of every benchmark into tables: all of them in docs/results.md,
+and in the README those that say whether it is faster, and than what.
 
-python -m benchmarks.report            prints them
-python -m benchmarks.report --write    puts them between the results markers of README.md
+python -m benchmarks.report            prints all of them
+python -m benchmarks.report --write    puts them between the results markers of both files
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from benchmarks import common, model_drafters, peers_cpu_tables
+from benchmarks import code_edits, common, model_drafters, peers_cpu_tables
 
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
 SETS = ("humaneval", "mtbench", "gsm8k", "squad", "news")
@@ -21,11 +22,11 @@ SETS = ("humaneval", "mtbench", "gsm8k", "squad", "news")
 def newest(name: str) -> tuple[Path, dict[str, Any]] | None:
     """Returns the newest result file of a benchmark by the date inside it, or None."""
     found = [(path, json.loads(path.read_text())) for path in common.RESULTS.glob(f"{name}-*.json")]
-    found = [item for item in found if item[1].get("benchmark") == name]
     return max(found, key=lambda item: item[1]["environment"]["date"], default=None)
 
 
-def caption(path: Path, result: dict[str, Any], title: str) -> str:
+def caption(path: Path, result: dict[str, Any], title: str, folder: str) -> str:
+    """Title, machine and source. folder: of the result files, as the page's links name it."""
     env = result["environment"]
     start, end = env["load_average_start"][0], env["load_average_end"][0]
     prompts = (
@@ -34,7 +35,7 @@ def caption(path: Path, result: dict[str, Any], title: str) -> str:
     return (
         f"**{title}** ({prompts}{env['cpu']}, {env['threads']} of {env['cores']} cores, "
         f"{env['date'][:10]}, "
-        f"load {start:.1f} to {end:.1f}; [{path.stem}](benchmarks/results/{path.name}))"
+        f"load {start:.1f} to {end:.1f}; [{path.stem}]({folder}/{path.name}))"
     )
 
 
@@ -128,12 +129,18 @@ def never_slower(result: dict[str, Any]) -> str:
     return common.markdown(["decode / with prompts", *SETS], rows)
 
 
+def edits(result: dict[str, Any]) -> str:
+    return code_edits.summary_table(result["summary"])
+
+
 SECTIONS = {
     "peers_cpu": ("Against other programs on this CPU, tokens per second", peers_cpu),
     "never_slower": (
         'Plain decoding\'s time over that of `speculative_config="auto"`, the default',
         never_slower,
     ),
+    "code_edits": ("Code edits, the code as predicted output: median over cases (least)", edits),
+    "code_edits_bfloat16": ("The same in bfloat16", edits),
     "acceptance": ("Tokens per forward pass, fixed draft lengths", acceptance),
     "end_to_end": (
         "Speed on the default model in float32 and bfloat16 "
@@ -148,35 +155,52 @@ SECTIONS = {
 }
 
 
-def report() -> str:
-    """Returns the markdown of all sections that have a result."""
+# In the README these stand alone, and the first in brief.
+HEADLINES = {
+    "peers_cpu": (
+        "Speed against other programs on this CPU: the same file, the same threads",
+        peers_cpu_tables.headline,
+    ),
+    "never_slower": SECTIONS["never_slower"],
+}
+PAGES = {
+    "README.md": (HEADLINES, "benchmarks/results"),
+    "docs/results.md": (SECTIONS, "../benchmarks/results"),
+}
+
+
+def report(page: str) -> str:
+    """Returns the markdown of the page's sections that have a result."""
+    sections, folder = PAGES[page]
     parts = []
-    for name, (title, table) in SECTIONS.items():
+    for name, (title, table) in sections.items():
         item = newest(name)
         if item is not None:
-            parts.append(f"{caption(*item, title)}\n\n{table(item[1])}")
+            parts.append(f"{caption(*item, title, folder)}\n\n{table(item[1])}")
     return "\n\n".join(parts)
 
 
-def write_readme(text: str) -> None:
-    """Replaces what is between the markers of README.md."""
-    path = common.ROOT / "README.md"
+def write(page: str) -> None:
+    """Replaces what is between the markers of the page."""
+    path = common.ROOT / page
     head, _, rest = path.read_text().partition(BEGIN)
     _, _, tail = rest.partition(END)
     if not tail:
-        raise SystemExit(f"README.md has no {BEGIN} ... {END}")
-    path.write_text(f"{head}{BEGIN}\n{text}\n{END}{tail}")
+        raise SystemExit(f"{page} has no {BEGIN} ... {END}")
+    path.write_text(f"{head}{BEGIN}\n{report(page)}\n{END}{tail}")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--write", action="store_true", help="write them into README.md")
+    parser.add_argument(
+        "--write", action="store_true", help=f"write them into {' and '.join(PAGES)}"
+    )
     args = parser.parse_args()
-    text = report()
     if args.write:
-        write_readme(text)
+        for page in PAGES:
+            write(page)
     else:
-        print(text or "no results yet")
+        print(report("docs/results.md") or "no results yet")
     return 0
 
 

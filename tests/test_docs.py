@@ -116,6 +116,15 @@ def test_first_lines_of_the_readme_are_the_two_commands() -> None:
     assert lines[2].strip().startswith("make test")
 
 
+@pytest.mark.parametrize("page", ["README.md", "docs/results.md"])
+def test_the_tables_of_results_are_those_of_the_newest_files(page: str) -> None:
+    from benchmarks import report
+
+    text = (ROOT / page).read_text()
+    between = text.partition(report.BEGIN)[2].partition(report.END)[0].strip()
+    assert between == report.report(page), "run `python -m benchmarks.report --write`"
+
+
 # -- the walk through the engine ------------------------------------------------------------------
 
 HOP = re.compile(r"`([\w/.]+\.(?:py|cc|h)):([\w:.]+)`")
