@@ -109,7 +109,7 @@ const StepPlan* plan_prompt_pass(BoundDraftPasses& self, py::handle tokens, py::
     SPECDEC_REQUIRE(p.cu_rows[b] >= 0 && p.cu_rows[b] <= p.cu_rows[b + 1] &&
                         p.cu_rows[b + 1] <= p.num_rows && p.kv_len[b] >= 0,
                     "plan_prompts: request ", b, " has rows ", p.cu_rows[b], "..", p.cu_rows[b + 1],
-                    " of ", p.num_rows, " behind ", p.kv_len[b], " tokens");
+                    " of ", p.num_rows, " after ", p.kv_len[b], " tokens");
   }
   const TensorView table =
       self.hold(page_table, "page_table", DType::kI32, "[P, pages]", {requests, kAny});
@@ -223,12 +223,12 @@ void register_draft_passes(py::module_& m) {
           },
           py::arg("plan"),
           "int32 [R], with takes_features: the row of the pass before whose result is the row's "
-          "feature; -1: the feature of the position in front of it, by the target.")
+          "feature; -1: the feature of the position before it, by the target.")
       .def("take", &take_pass, py::arg("result"), "What a pass gave: ids [L] or scores [L, V].")
       .def("plan_prompts", &plan_prompt_pass, py::return_value_policy::reference_internal,
            py::arg("tokens"), py::arg("slot_ids"), py::arg("kv_len"), py::arg("cu_rows"),
            py::arg("page_table"),
-           "The pass that reads a step's rows of prompts, or None; take_prompts() behind it.")
+           "The pass that reads a step's rows of prompts, or None; take_prompts() after it.")
       .def("take_prompts", [](BoundDraftPasses& self) { self.passes.take_prompts(); })
       .def(
           "num_read",

@@ -137,7 +137,7 @@ void register_fill_step_plan(py::module_& m) {
       py::arg("num_pages"), py::arg("needs_logits") = false,
       "Copies the arrays of a step into a plan, for a model that takes plans. Requests without "
       "rows "
-      "are left out; the rows behind the last request are padding. plan.slot says which request of "
+      "are left out; the rows after the last request are padding. plan.slot says which request of "
       "the arrays each one is.");
 }
 

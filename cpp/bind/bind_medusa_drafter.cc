@@ -251,7 +251,7 @@ void register_medusa_drafter(py::module_& m) {
       .def("scores", &scores_of, py::arg("hidden"), py::arg("num_heads"),
            "float32 [num_heads, B, num_scores] of the first heads, for float32 hidden [B, H].")
       .def("best", &best_of, py::arg("hidden"), py::arg("num_heads"), py::arg("top_k"),
-           "Token ids int32 [B, num_heads, top_k] of the best guesses, best first; -1 behind the "
+           "Token ids int32 [B, num_heads, top_k] of the best guesses, best first; -1 after the "
            "last, and for a row of scores with NaN or +infinity.");
   py::class_<MedusaDrafterObject>(m, "MedusaDrafter",
                                   "Drafts a MedusaHeads' trees for the requests of a step.")

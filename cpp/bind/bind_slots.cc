@@ -193,7 +193,7 @@ void register_slots(py::module_& m) {
           "int32 words of what commit_step writes for one request.")
       .def_property_readonly(
           "history_offset", [](const SlotLayout&) { return sizeof(Slot); },
-          "Bytes in front of a slot's history, int32 [max_seq_len]: its prompt from the start on.")
+          "Bytes before a slot's history, int32 [max_seq_len]: its prompt from the start on.")
       .def(
           "request_bytes",
           [](const SlotLayout& layout, std::vector<TokenId> prompt_ids, int max_tokens,

@@ -59,7 +59,7 @@ py::array_t<double> seconds_from(const StepCost& cost, int first, int more) {
 void register_step_cost(py::module_& m) {
   py::class_<StepCost>(m, "StepCost",
                        "T(rows, context), seconds of one forward pass: linear between measured "
-                       "points, behind the last with the slope over four. See "
+                       "points, after the last with the slope over four. See "
                        "cpp/engine/step_cost.h.")
       .def(py::init(&make_step_cost), py::arg("table"), py::arg("growth") = py::dict(),
            py::arg("context_len") = 0.0, py::arg("prefill") = std::pair(1.0, 1.0),

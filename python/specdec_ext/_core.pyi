@@ -508,7 +508,7 @@ class SlotLayout:
     @property
     def history_offset(self) -> int:
         """
-        Bytes in front of a slot's history, int32 [max_seq_len]: its prompt from the start on.
+        Bytes before a slot's history, int32 [max_seq_len]: its prompt from the start on.
         """
     @property
     def max_seq_len(self) -> int: ...
@@ -1271,11 +1271,11 @@ class DraftPasses:
         page_table: typing.Any,
     ) -> StepPlan:
         """
-        The pass that reads a step's rows of prompts, or None; take_prompts() behind it.
+        The pass that reads a step's rows of prompts, or None; take_prompts() after it.
         """
     def sources(self, plan: StepPlan) -> numpy.typing.NDArray[numpy.int32]:
         """
-        int32 [R], with takes_features: the row of the pass before whose result is the row's feature; -1: the feature of the position in front of it, by the target.
+        int32 [R], with takes_features: the row of the pass before whose result is the row's feature; -1: the feature of the position before it, by the target.
         """
     def take(self, result: typing.Any) -> None:
         """
@@ -1485,7 +1485,7 @@ class MedusaHeads:
         top_k: typing.SupportsInt | typing.SupportsIndex,
     ) -> numpy.typing.NDArray[numpy.int32]:
         """
-        Token ids int32 [B, num_heads, top_k] of the best guesses, best first; -1 behind the last, and for a row of scores with NaN or +infinity.
+        Token ids int32 [B, num_heads, top_k] of the best guesses, best first; -1 after the last, and for a row of scores with NaN or +infinity.
         """
     def scores(
         self, hidden: typing.Any, num_heads: typing.SupportsInt | typing.SupportsIndex
@@ -1619,7 +1619,7 @@ class LazyZeros:
 
 class StepCost:
     """
-    T(rows, context), seconds of one forward pass: linear between measured points, behind the last with the slope over four. See cpp/engine/step_cost.h.
+    T(rows, context), seconds of one forward pass: linear between measured points, after the last with the slope over four. See cpp/engine/step_cost.h.
     """
     def __call__(self, rows: typing.SupportsFloat | typing.SupportsIndex) -> float: ...
     def __init__(
@@ -1916,7 +1916,7 @@ def fill_step_plan(
     needs_logits: bool = False,
 ) -> None:
     """
-    Copies the arrays of a step into a plan, for a model that takes plans. Requests without rows are left out; the rows behind the last request are padding. plan.slot says which request of the arrays each one is.
+    Copies the arrays of a step into a plan, for a model that takes plans. Requests without rows are left out; the rows after the last request are padding. plan.slot says which request of the arrays each one is.
     """
 
 def gated_activation(

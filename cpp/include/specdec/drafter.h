@@ -6,7 +6,7 @@
 //     ExecutorConfig::method;
 //   * the caller: Executor::propose(id, tokens, parents) hands in the tree of a request's next
 //     decode step, with ExecutorConfig::method = DraftMethod::kProposed;
-//   * an operation on a device, which writes a ProposedDraft into the slot in front of the step.
+//   * an operation on a device, which writes a ProposedDraft into the slot before the step.
 // Drafts that were drawn at random come with the distributions they were drawn from
 // (ProposedProbs), and only untrue ones could change the law of sampled output.
 #pragma once
