@@ -1,8 +1,8 @@
 """JSON of 20 schemas: masked decoding with speculation against masked plain decoding.
 
 The default model writes an answer to each task of grammar_tasks.json, greedy and one at a time,
-held to the task's schema. Texts have to be identical. Also the time that masks take in a step: the
-walk over each tree (what is cut, a mask for every node), by nodes, and of a chain of 13 nodes by
+held to the task's schema. Texts have to be identical. Also the time that a grammar takes in a step:
+what is cut in front of the pass and the masks behind it, by nodes, and of a chain of 13 nodes by
 itself, in strings without and with a maxLength.
 
     python -m benchmarks.grammar [--quick] [--threads N]
@@ -19,6 +19,8 @@ from collections import defaultdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+
+import numpy as np
 
 from benchmarks import common
 
@@ -40,19 +42,27 @@ def open_engines(walks: dict[int, list[float]]) -> dict[str, Any]:
         for name, spec in METHODS.items()
     }
     for llm in engines.values():
-        grammars = llm.engine._grammars
-
-        def timed(grammars: Any = grammars, walk: Any = grammars._walk) -> Any:
-            def run(trees: Any, **how: Any) -> None:
-                begin = time.perf_counter()
-                walk(trees, **how)
-                seconds = time.perf_counter() - begin
-                walks[sum(len(mask) for mask in grammars.masks.values())].append(seconds)
-
-            return run
-
-        grammars._walk = timed()
+        time_walks(llm.engine._grammars, walks)
     return engines
+
+
+def time_walks(grammars: Any, walks: dict[int, list[float]]) -> None:
+    """Has every step's cut and masks timed together; one request at a time."""
+    constrain, mask = grammars.constrain, grammars.mask
+    begun = [0.0]
+
+    def cut() -> None:
+        begin = time.perf_counter()
+        constrain()
+        begun[0] = time.perf_counter() - begin
+
+    def choose(trees: Any, scores: Any, **how: Any) -> None:
+        begin = time.perf_counter()
+        mask(trees, scores, **how)
+        seconds = begun[0] + time.perf_counter() - begin
+        walks[sum(len(tree.tokens) for tree in trees)].append(seconds)
+
+    grammars.constrain, grammars.mask = cut, choose
 
 
 def decode(llm: Any, tasks: list[dict[str, Any]], max_tokens: int) -> dict[str, Any]:
@@ -78,8 +88,9 @@ def decode(llm: Any, tasks: list[dict[str, Any]], max_tokens: int) -> dict[str, 
 
 
 def walk_of_a_chain(llm: Any, longest: int | None, repeats: int) -> dict[str, float]:
-    """Milliseconds of the walk over a chain of NODES nodes that are all allowed; `longest`:
-    characters of a string, None: any number."""
+    """Milliseconds of cut and masks of a greedy chain of NODES nodes that are all allowed and the
+    best tokens (but for what follows the last, which is not); `longest`: characters of a string,
+    None: any number."""
     from specdec_ext.engine.grammar_masks import _Output, _TreeWalk
     from specdec_ext.request.structured_outputs import check_structured_outputs
 
@@ -98,13 +109,18 @@ def walk_of_a_chain(llm: Any, longest: int | None, repeats: int) -> dict[str, fl
 
     tokens = texts[root - 1 : root - 1 + NODES]
     tree = SimpleNamespace(tokens=tokens, parents=list(range(-1, NODES - 1)), fixed=1)
+    scores = np.zeros((NODES, llm.engine.model.num_scores), dtype=np.float32)
+    scores[range(NODES - 1), tokens[1:]] = 1.0
+    scores[-1, output.grammar.end_ids[0]] = 1.0  # no text ends there: its node needs a mask
     times = []
     for _ in range(repeats):
         begin = time.perf_counter()
-        kept, _masks = _TreeWalk(output, tree).run()
+        kept = _TreeWalk(output, tree).run(fill=False)
+        walk = _TreeWalk(output, tree)
+        walk.follow_best(scores)
         times.append((time.perf_counter() - begin) * 1e3)
-        if not all(kept):
-            raise SystemExit("a draft of the model's own text was cut: the walk is wrong")
+        if not all(kept) or (walk.masks[:-1] != -1).any() or (walk.masks[-1] == -1).all():
+            raise SystemExit("a draft of the model's own text was cut, or a mask is missing")
     return {"median": statistics.median(times), "min": min(times)}
 
 

@@ -201,8 +201,9 @@ its row less the earlier siblings, renormalised) unless `replacement`.)")
           "Past its prompt, and no step in flight decides the token after history().")
       .def(
           "choice_trees", [](BoundExecutor& self) { return self.executor.choice_trees(); },
-          "The trees whose scores the caller's own processors change: of plan()'s step, or of the "
-          "oldest step in flight on a device; there also those with a grammar.")
+          "The trees whose scores the caller's own processors or grammars change: of plan()'s "
+          "step, "
+          "or of the oldest step in flight on a device.")
       .def(
           "draft_len_limit",
           [](const BoundExecutor& self) { return self.executor.draft_len_limit(); },
@@ -338,6 +339,9 @@ void register_executor(py::module_& m) {
       .def_readonly("fixed", &ChoiceTree::fixed, "Nodes from the root on that cut() leaves.")
       .def_readonly("processed", &ChoiceTree::processed, "The caller changes its scores.")
       .def_readonly("masked", &ChoiceTree::masked, "The caller gives masks of its nodes.")
+      .def_readonly("greedy", &ChoiceTree::greedy,
+                    "The best token that a mask allows follows each node, and nothing else changes "
+                    "its scores: masks matter where the best of all tokens is not allowed.")
       .def(
           "output",
           [](const ChoiceTree& tree, int first) {

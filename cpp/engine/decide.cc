@@ -32,9 +32,10 @@ void Executor::decide_place(Place& place, const StepShare& share, const PlaceRow
   if (!place.decides) return;
   Slot* slot = request.host_slot;
   const auto masks = words.masks.find(request.id);
-  const bool masked = masks != words.masks.end() && masks->second.rows == slot->tree.size;
+  const TokenMasks* mask = masks == words.masks.end() ? nullptr : &masks->second;
+  if (mask != nullptr && mask->rows > 0 && mask->rows != slot->tree.size) mask = nullptr;
   const auto failed = words.errors.find(request.id);
-  if (failed != words.errors.end() || (request.params.grammar && !masked)) {
+  if (failed != words.errors.end() || (request.params.grammar && mask == nullptr)) {
     out.finish_reason = FinishReason::kError;
     out.error = failed != words.errors.end()
                     ? failed->second
@@ -60,7 +61,7 @@ void Executor::decide_place(Place& place, const StepShare& share, const PlaceRow
                           slot->method == SlotMethod::kLookahead,
                           own_tree ? drawn : nullptr,
                           drawn_index,
-                          masked ? &masks->second : nullptr,
+                          mask == nullptr || mask->rows == 0 ? nullptr : mask,
                           request.uncut.empty() ? nullptr : request.uncut.data()};
   acceptor_.decide(choice, rows.scores == nullptr ? nullptr : rows.scores + root * rows.stride,
                    rows.stride, sampled, &accepted_);

@@ -119,8 +119,8 @@ class Executor {
               std::int64_t row_stride, const ScoreChanges& changes = {},
               const HiddenRows& hidden = {}, const StepDraftProbs& drawn = {});
 
-  // The trees whose scores the caller's own processors change: of build()'s plan, or of the oldest
-  // step in flight on a device. Those of requests that have ended are left out.
+  // The trees whose scores the caller's own processors or grammars change: of build()'s plan, or of
+  // the oldest step in flight on a device. Those of requests that have ended are left out.
   std::vector<ChoiceTree> choice_trees();
   // Rows of scores of the oldest step in flight on a device, and its place in the rings.
   int oldest_host_rows() const;

@@ -46,6 +46,8 @@ ChoiceTree Executor::choice_tree(const Place& place, int first) const {
   out.fixed = host_ == nullptr ? tree.size : fixed_nodes(slot, own_tree);
   out.processed = request.params.needs_scores;
   out.masked = request.params.grammar;
+  out.greedy = request.params.sampling.greedy() && !request.params.needs_scores &&
+               !request.processor.active(request.output_so_far());
   out.prompt_len = request.prompt_len;
   out.history.assign(slot->history(), slot->history() + slot->len);
   out.tokens.assign(tree.tokens, tree.tokens + tree.size);
@@ -136,6 +138,7 @@ void Executor::check_masks(const HostWords& words) const {
     const auto masks = words.masks.find(request.id);
     SPECDEC_REQUIRE(masks != words.masks.end(), "request ", request.id,
                     " has a grammar: give the masks of its tree");
+    if (masks->second.rows == 0) continue;
     SPECDEC_REQUIRE(masks->second.rows == request.host_slot->tree.size, "the masks of request ",
                     request.id, " have ", masks->second.rows, " rows, its tree has ",
                     request.host_slot->tree.size, " nodes");

@@ -30,7 +30,8 @@ struct ProposedProbs {
 // What the caller says of requests whose tokens the host chooses.
 struct HostWords {
   std::map<RequestId, std::string> errors;  // their processor or grammar failed: they end with it
-  std::map<RequestId, TokenMasks> masks;    // of every tree with a grammar
+  // For every tree with a grammar. No rows: none of them changes a choice of the tree.
+  std::map<RequestId, TokenMasks> masks;
 };
 
 // Scores that the caller's own processors changed between the forward pass and commit().
@@ -46,6 +47,9 @@ struct ChoiceTree {
   int first = 0;  // its root among the step's rows of scores
   int fixed = 0;  // nodes from the root on that cut() leaves where they are
   bool processed = false, masked = false;  // which of the two, or both
+  // The best token that a mask allows follows each node: no other processor changes its scores, so
+  // that a mask matters only where the best of all tokens is not allowed.
+  bool greedy = false;
   std::int32_t prompt_len = 0;
   std::vector<TokenId> history;  // up to the root, which is its last token
   std::vector<TokenId> tokens;
@@ -101,7 +105,7 @@ struct HostChoice {
   bool feeds_drafter = false;             // it looks at the best token of every row
   const StepDraftProbs* drawn = nullptr;  // of the slot's own drafts; null: without chance
   std::int32_t drawn_index = -1;          // the request's place in it
-  const TokenMasks* masks = nullptr;      // of the tree's nodes; null: no grammar
+  const TokenMasks* masks = nullptr;      // of the tree's nodes; null: they change nothing
   // Drafts were cut by the grammar: the draft that each node was, [tree.size]; null: none was.
   const std::int32_t* uncut = nullptr;
 };

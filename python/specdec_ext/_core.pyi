@@ -836,6 +836,11 @@ class ChoiceTree:
         Nodes from the root on that cut() leaves.
         """
     @property
+    def greedy(self) -> bool:
+        """
+        The best token that a mask allows follows each node, and nothing else changes its scores: masks matter where the best of all tokens is not allowed.
+        """
+    @property
     def history(self) -> list[int]:
         """
         Up to the root, which is its last token.
@@ -945,7 +950,7 @@ class Executor:
     def cancel(self, request_id: typing.SupportsInt | typing.SupportsIndex) -> bool: ...
     def choice_trees(self) -> list[ChoiceTree]:
         """
-        The trees whose scores the caller's own processors change: of plan()'s step, or of the oldest step in flight on a device; there also those with a grammar.
+        The trees whose scores the caller's own processors or grammars change: of plan()'s step, or of the oldest step in flight on a device.
         """
     def commit(
         self,
@@ -960,7 +965,7 @@ class Executor:
         draft_probs: typing.Any = None,
     ) -> list[StepOutput]:
         """
-        result: int32 greedy ids [L], or float32 scores [L, V] if plan.needs_logits. Where the caller changed scores: raw, the model's own [L, V], for logprobs; errors, by request id: those requests end with that message. masks, by request id, of every tree with a grammar: int32 [nodes, words], a bit for each token that may follow the node. hidden [L, H], the head's inputs of the rows: the one that each request's last token was chosen after is copied to its slot's row of kept [max_batch_size, H]. draft_probs: what the drafts of the step's decoding requests were drawn from, ops.DraftProbs in their second form. Returns what is due: the step's own outputs at overlap_depth 0, those of the step `overlap_depth` before it else.
+        result: int32 greedy ids [L], or float32 scores [L, V] if plan.needs_logits. Where the caller changed scores: raw, the model's own [L, V], for logprobs; errors, by request id: those requests end with that message. masks, by request id, of every tree with a grammar: int32 [nodes, words], a bit for each token that may follow the node; no nodes where no mask changes a choice. hidden [L, H], the head's inputs of the rows: the one that each request's last token was chosen after is copied to its slot's row of kept [max_batch_size, H]. draft_probs: what the drafts of the step's decoding requests were drawn from, ops.DraftProbs in their second form. Returns what is due: the step's own outputs at overlap_depth 0, those of the step `overlap_depth` before it else.
         """
     def cut(
         self,

@@ -8,8 +8,10 @@ import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from medusa_models import VOCAB
 from method_cases import (
@@ -29,6 +31,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from specdec_ext import LLM, RequestError, SamplingParams, UnsupportedRequestError
+from specdec_ext.engine import grammar_masks
 from specdec_ext.text import grammar
 
 SCHEMA = {
@@ -170,6 +173,53 @@ def test_beside_others_and_with_processors(folders: Folders, where: Where) -> No
         outputs = llm.generate(PROMPTS, mixed, use_tqdm=False)
         assert [list(output.outputs[0].token_ids) for output in outputs] == alone
         check(llm)
+
+
+@pytest.mark.parametrize("method", ["none", "ngram", "medusa"])
+@pytest.mark.parametrize("where", [_param("host", 0), *STREAMS[:1]])
+def test_greedy_text_needs_few_masks(
+    folders: Folders, where: Where, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    filled = []
+    fill = grammar_masks._TreeWalk._fill
+
+    def count(walk: Any, node: int, ended: bool) -> None:
+        filled.append(node)
+        fill(walk, node, ended)
+
+    monkeypatch.setattr(grammar_masks._TreeWalk, "_fill", count)
+    # A processor that changes nothing: every node is masked in front of it, needed or not.
+    every = {"logits_processors": [lambda _, scores: scores]}
+    with open_llm(folders, method, where) as llm:
+        few = {form: texts_of(llm, params_of(form)) for form in FORMS}
+        needed = len(filled)
+        filled.clear()
+        assert {form: texts_of(llm, params_of(form, **every)) for form in FORMS} == few
+        assert 0 < needed < len(filled)
+
+
+def test_a_row_without_a_best_token_is_masked() -> None:
+    """NaN has no order: what the executor chooses there has to be allowed."""
+
+    class Any_:
+        def is_stopped(self) -> bool:
+            return False
+
+        def try_consume_tokens(self, tokens: list[int]) -> int:
+            return len(tokens)
+
+        def rollback(self, count: int) -> None: ...
+
+        def unsafe_compute_mask_ptr(self, address: int, size: int) -> None: ...
+
+    output = SimpleNamespace(matcher=Any_(), grammar=SimpleNamespace(end_ids=(99,), words=4))
+    tree = SimpleNamespace(tokens=[1, 2], parents=[-1, 0], fixed=1)
+    for bad, rows in ((np.nan, 2), (np.inf, 2), (5.0, 0)):
+        scores = np.zeros((2, 128), dtype=np.float32)
+        scores[0, 7] = bad
+        walk = grammar_masks._TreeWalk(output, tree)
+        walk.follow_best(scores)
+        assert len(walk.masks) == rows
 
 
 def test_what_is_forced_is_verified_in_one_pass(folders: Folders) -> None:

@@ -1,9 +1,14 @@
-"""Grammars of running requests: what they force, which drafts they allow, a mask for every node.
+"""Grammars of running requests: what they force, which drafts they allow, masks for their nodes.
 
 A step asks three times. Before it is planned, force() proposes the tokens that a grammar leaves no
-choice about. When its drafts are made, constrain() walks each tree once: drafts that the grammar
-does not allow are cut, and each node that is left gets the mask of what may follow it. commit()
-hands the masks to the executor, which applies them where it chooses tokens.
+choice about. When its drafts are made, constrain() walks each tree once and cuts the drafts that
+the grammar does not allow. When its scores are there, mask() gives the nodes the masks of what may
+follow them, and the executor applies those where it chooses tokens.
+
+A greedy request needs few masks: where the best of all tokens is allowed it is the best of those
+that are, and asking about one token costs a hundredth of a mask. Only the path of those tokens is
+walked, up to one that is not allowed. Where tokens are drawn every mask changes the law, so that
+constrain() makes them all, beside the cuts.
 
 Matchers follow the output as the executor has it, so that a step that was interrupted is walked
 again as if for the first time.
@@ -11,7 +16,8 @@ again as if for the first time.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -64,8 +70,10 @@ class GrammarMasks:
     def __init__(self, executor: Any) -> None:
         self._executor = executor
         self._outputs: dict[int, _Output] = {}
-        self.masks: dict[int, np.ndarray] = {}  # of the trees that were walked last
+        # By request id, of the trees that were walked last.
+        self.masks: dict[int, np.ndarray] = {}
         self.errors: dict[int, str] = {}
+        self.undecided = False  # the step's scores decide of some trees which masks they need
 
     def __bool__(self) -> bool:
         return bool(self._outputs)
@@ -103,81 +111,127 @@ class GrammarMasks:
         return self._executor.build()
 
     def constrain(self) -> None:
-        """Cut the drafts of the step that was staged, and make the masks of what is left."""
-        self._walk(self._executor.draft(), cuts=True)
+        """Cut the drafts of the staged step; make the masks of trees that are drawn from."""
+        self.masks, self.errors, self.undecided = {}, {}, False
+        for tree, output in self._followed(self._executor.draft()):
+            walk = _TreeWalk(output, tree)
+            kept = walk.run(fill=not tree.greedy)
+            self._keep(tree, output, None if tree.greedy else walk.masks[np.flatnonzero(kept)])
+            self.undecided |= tree.greedy
+            if tree.request_id not in self.errors and not all(kept):
+                self._executor.cut(tree.request_id, kept)
 
-    def mask(self, trees: Iterable[Any]) -> None:
-        """Make the masks of trees whose rows have been computed already."""
-        self._walk(trees, cuts=False)
+    def mask(self, trees: Iterable[Any], scores: Any, *, drawn: bool) -> None:
+        """The masks of trees, now that their rows' scores are there.
 
-    def _walk(self, trees: Iterable[Any], *, cuts: bool) -> None:
-        self.masks, self.errors = {}, {}
+        scores  [rows, vocabulary] of the step, before processors
+        drawn   also those of trees that are drawn from, which constrain() has not seen
+        """
+        if drawn:
+            self.masks, self.errors = {}, {}
+        for tree, output in self._followed(trees):
+            walk = _TreeWalk(output, tree)
+            if tree.greedy:
+                walk.follow_best(scores[tree.first : tree.first + len(tree.tokens)])
+            elif drawn:
+                walk.run(fill=True)
+            else:
+                continue
+            self._keep(tree, output, walk.masks)
+
+    def _followed(self, trees: Iterable[Any]) -> Iterator[tuple[Any, _Output]]:
+        """The trees with a grammar, their matchers behind what has been written."""
         for tree in trees:
             output = self._outputs.get(tree.request_id)
-            if output is None or not tree.masked:
-                continue  # it was cancelled meanwhile
-            output.follow(tree.output(output.consumed))
-            kept, masks = _TreeWalk(output, tree).run()
-            if (error := output.error()) is not None:
-                self.errors[tree.request_id] = error
-            if cuts and not all(kept):
-                self._executor.cut(tree.request_id, kept)
-                masks = masks[np.flatnonzero(kept)]
+            if output is not None and tree.masked:  # else it was cancelled meanwhile
+                output.follow(tree.output(output.consumed))
+                yield tree, output
+
+    def _keep(self, tree: Any, output: _Output, masks: np.ndarray | None) -> None:
+        if (error := output.error()) is not None:
+            self.errors[tree.request_id] = error
+        if masks is not None:
             self.masks[tree.request_id] = masks
 
 
 class _TreeWalk:
-    """One pass over a draft tree, root first: what is allowed, and what may follow it."""
+    """One pass over a draft tree, root first: what is allowed, and what may follow it.
+
+    masks   int32 [nodes, words]; [0, words] as long as none has been needed
+    """
 
     def __init__(self, output: _Output, tree: Any) -> None:
         self._matcher, self._ends = output.matcher, output.grammar.end_ids
         self._tokens, self._fixed = tree.tokens, tree.fixed
-        count, words = len(self._tokens), output.grammar.words
-        self._children: list[list[int]] = [[] for _ in range(count)]
+        self._words = output.grammar.words
+        self._children: list[list[int]] = [[] for _ in self._tokens]
         for node, parent in enumerate(tree.parents[1:], 1):
             self._children[parent].append(node)
-        # A node that no grammar cuts and that is not allowed is never reached: it needs no mask.
-        self._masks = np.full((count, words), -1, dtype=np.int32)
-        self._rows = self._masks.data.cast("B").cast("I")
-        self._words = words
-        self._kept = [int(node < self._fixed) for node in range(count)]
+        self.masks = np.empty((0, self._words), dtype=np.int32)
+        self._consumed = 0  # tokens of the path that the matcher stands behind
 
-    def run(self) -> tuple[list[int], np.ndarray]:
-        """(1 for each node that stays, masks [nodes, words])"""
-        consumed = 0  # tokens of the path that the matcher stands behind
-        waiting = [(0, 0)]  # (node, its depth), the deepest last
+    def run(self, *, fill: bool) -> list[int]:
+        """1 for each node that stays. fill: masks of all that are allowed."""
+        kept = [int(node < self._fixed) for node in range(len(self._tokens))]
+        self._descend(0, 0, kept, fill)
+        self._matcher.rollback(self._consumed)
+        return kept
+
+    def follow_best(self, scores: Any) -> None:
+        """Masks of the nodes at which the best token, first of equals, is not allowed, and of all
+        below them. scores: [nodes, vocabulary]"""
+        node, depth = 0, 0
+        while True:
+            row = scores[node]
+            token = int(row.argmax())
+            # Without a best token (NaN, nothing finite) the mask decides.
+            if not math.isfinite(float(row[token])) or not self._consume(token):
+                self._descend(node, depth, [0] * len(self._tokens), True)
+                break
+            below = [c for c in self._children[node] if self._tokens[c] == token]
+            if not below or token in self._ends:
+                break
+            node, depth = below[0], depth + 1
+        self._matcher.rollback(self._consumed)
+
+    def _consume(self, token: int) -> bool:
+        """True: the token is allowed here, and the matcher is behind it, unless it is an end."""
+        if self._matcher.is_stopped():
+            return token == self._ends[0]
+        if token in self._ends:
+            return bool(self._matcher.validate_tokens([token]))
+        if not self._matcher.try_consume_tokens([token]):
+            return False
+        self._consumed += 1
+        return True
+
+    def _descend(self, top: int, top_depth: int, kept: list[int], fill: bool) -> None:
+        """What is allowed of `top`, which the matcher stands behind, and below it."""
+        waiting = [(top, top_depth)]  # (node, its depth), the deepest last
         while waiting:
             node, depth = waiting.pop()
-            if node > 0:
-                if consumed >= depth:  # back to its parent; a chain never goes back
-                    self._matcher.rollback(consumed - depth + 1)
-                    consumed = depth - 1
-                if not self._matcher.consume_token(self._tokens[node]):
-                    break  # the matcher says why
-                consumed = depth
-            self._kept[node] = 1
-            self._fill(node)
-            for child in reversed(self._children[node]):
-                token = self._tokens[child]
-                if not self._rows[node * self._words + (token >> 5)] >> (token & 31) & 1:
+            if node != top:
+                if self._consumed >= depth:  # back to its parent; a chain never goes back
+                    self._matcher.rollback(self._consumed - depth + 1)
+                    self._consumed = depth - 1
+                if not self._consume(self._tokens[node]):
                     continue
-                if token in self._ends:
-                    self._kept[child] = 1
-                    self._only_end(child)
-                else:
-                    waiting.append((child, depth + 1))
-        self._matcher.rollback(consumed)
-        return self._kept, self._masks
+            kept[node] = 1
+            ended = node != top and self._tokens[node] in self._ends
+            if fill:
+                self._fill(node, ended)
+            if not ended:
+                waiting += [(child, depth + 1) for child in reversed(self._children[node])]
 
-    def _fill(self, node: int) -> None:
-        if self._matcher.is_stopped():
-            self._only_end(node)
+    def _fill(self, node: int, ended: bool) -> None:
+        if not len(self.masks):
+            # A node that no grammar cuts and that is not allowed is never reached: no mask.
+            self.masks = np.full((len(self._tokens), self._words), -1, dtype=np.int32)
+        if not ended and not self._matcher.is_stopped():
+            row_bytes = self._words * 4
+            address = self.masks.ctypes.data + node * row_bytes
+            self._matcher.unsafe_compute_mask_ptr(address, row_bytes)
             return
-        row_bytes = self._words * 4
-        address = self._masks.ctypes.data + node * row_bytes
-        self._matcher.unsafe_compute_mask_ptr(address, row_bytes)
-
-    def _only_end(self, node: int) -> None:
         end = self._ends[0]
-        self._masks[node] = 0
-        self._rows[node * self._words + (end >> 5)] = 1 << (end & 31)
+        self.masks[node] = 0
+        self.masks.view(np.uint32)[node, end >> 5] = 1 << (end & 31)

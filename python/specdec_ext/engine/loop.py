@@ -355,8 +355,12 @@ class EngineLoop:
         }
 
     def _commit(self, plan: Any, result: Any) -> list[Any]:
-        trees = self.executor.choice_trees() if self._has_processors else ()
         grammars = self._grammars
+        asked = self._has_processors or grammars.undecided
+        trees = self.executor.choice_trees() if asked else ()
+        if grammars.undecided:
+            grammars.mask(trees, result, drawn=False)
+        trees = [tree for tree in trees if tree.processed]
         words: dict[str, Any] = {}
         if grammars.masks or grammars.errors:
             words = {"masks": grammars.masks, "errors": grammars.errors}

@@ -52,7 +52,7 @@ class OverlapLoop(EngineLoop):
         if self._wants_logits:
             self._results[step] = scores.clone()
         trees = self.executor.choice_trees()
-        self._grammars.mask(trees)
+        self._grammars.mask(trees, scores, drawn=True)
         masks, failed = self._grammars.masks, self._grammars.errors
         changed = [tree for tree in trees if tree.processed]
         if not changed:
