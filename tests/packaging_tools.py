@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -23,6 +24,13 @@ BUILD_FOLDERS = (
     "docs",
     "scripts",
 )
+
+
+def project_version() -> str:
+    (version,) = re.findall(
+        r'^version = "([^"]+)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE
+    )
+    return str(version)
 
 
 def run(

@@ -224,6 +224,7 @@ DEVICE_TESTS = (
     "tests/model/test_device_model.py",
     "tests/engine/test_device_llm.py",
     "tests/engine/test_drafter_contracts.py",
+    "tests/engine/test_network_contracts.py",
     "tests/engine/test_enqueued_steps.py",
 )
 

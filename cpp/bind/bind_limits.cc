@@ -6,7 +6,6 @@
 
 #include "algo/accept_rules.h"
 #include "algo/beam_search_host.h"
-#include "algo/slot.h"
 #include "base/check.h"
 #include "base/pages.h"
 #include "base/philox.h"
@@ -37,13 +36,8 @@ DType kv_dtype_named(const std::string& name) {
 
 void register_limits(py::module_& m) {
   m.attr("MAX_STEP_TOKENS") = kMaxStepTokens;
-  m.attr("MAX_DRAFT_LEN") = kMaxDraftLen;
   m.attr("MASK_WORDS") = kMaskWords;
-  m.attr("MAX_PAGE_SIZE") = kMaxPageSize;
-  m.attr("MAX_STOP_IDS") = kMaxSlotStopIds;
   m.attr("BEAM_SCORES") = BeamSearch::kKept;
-  m.attr("POSTERIOR_THRESHOLD") = kPosteriorThreshold;
-  m.attr("POSTERIOR_ALPHA") = kPosteriorAlpha;
   m.def(
       "kv_row_width",
       [](const std::string& dtype, int head_dim) {

@@ -1,7 +1,5 @@
 // _core.RecurrentDrafter: ReDrafter's network over packed linear layers.
-#include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
-#include <pybind11/stl.h>
 
 #include <cstdint>
 #include <memory>
@@ -9,7 +7,6 @@
 #include <utility>
 #include <vector>
 
-#include "algo/beam_search_host.h"
 #include "backend/cpu/drafter/recurrent_drafter.h"
 #include "backend/cpu/linear/linear_call.h"
 #include "backend/cpu/linear/packed_linear.h"
@@ -80,57 +77,17 @@ std::unique_ptr<RecurrentDrafterObject> make(std::int64_t hidden_size, std::int6
   return self;
 }
 
-void start(RecurrentDrafterObject& self, const std::vector<py::object>& hidden,
-           const std::vector<TokenId>& tokens) {
-  SPECDEC_REQUIRE(hidden.size() == tokens.size(), "hidden has ", hidden.size(),
-                  " rows, tokens has ", tokens.size());
-  const std::int64_t size = self.network->hidden_size();
-  std::vector<BorrowedTensor> rows;
-  rows.reserve(tokens.size());
-  std::vector<const float*> data;
-  data.reserve(tokens.size());
-  for (const py::object& given : hidden) {
-    const BorrowedTensor& row = rows.emplace_back(given, "hidden");
-    check_cpu(row.view(), "hidden");
-    check_dtype(row.view(), "hidden", {DType::kF32});
-    check_shape(row.view(), "hidden", "[H]", {size});
-    check_contiguous(row.view(), "hidden");
-    data.push_back(static_cast<const float*>(row->data));
-  }
-  self.network->start(data, tokens);
-}
-
-void advance(const RecurrentDrafterObject& self, BeamSearch& search, const py::object& token_ids) {
-  const std::vector<TokenId> map = token_ids_argument(token_ids, self.network->num_scores());
-  const py::gil_scoped_release release;
-  self.network->advance(&search, map.empty() ? nullptr : map.data());
-}
-
-SearchCost run_search(RecurrentDrafterObject& self, BeamSearch& search, const py::object& token_ids,
-                      std::vector<double> gains, double pass_seconds) {
-  const std::vector<TokenId> map = token_ids_argument(token_ids, self.network->num_scores());
-  const py::gil_scoped_release release;
-  return self.network->run(&search, map.empty() ? nullptr : map.data(),
-                           {std::move(gains), pass_seconds});
-}
-
 constexpr const char* kDoc = R"(ReDrafter's network over packed linear layers.
 
-start(), then run(search); or depth by depth, as long as the BeamSearch has rows: score(search),
-advance(search). Layers are PackedLinear: ``recurrence`` [H, 2H] or None (states add up embeddings),
-``projection`` [E, 2H] or None (E = 2H), ``blocks`` [E, E] each, ``head`` [num_scores, E] or None: the
-target's. ``target`` is the target's LlamaDecoder, whose embedding rows are read. Raises ValueError
+A BeamDrafter searches with it. Layers are PackedLinear: ``recurrence`` [H, 2H] or None (states add
+up embeddings), ``projection`` [E, 2H] or None (E = 2H), ``blocks`` [E, E] each, ``head``
+[num_scores, E] or None: the target's. ``target`` is the target's LlamaDecoder, whose embedding rows are read. Raises ValueError
 naming the layer that does not fit.)";
-
-constexpr const char* kRunSearchDoc = R"(score() and advance() in one call. Releases the GIL.
-
-Ends early where the sum of the beams' probabilities times ``gains[depth - 1]``, the seconds that an
-expected draft of that depth saves, is less than ``pass_seconds`` (0: what the first pass took).)";
 
 }  // namespace
 
 void register_recurrent_drafter(py::module_& m) {
-  py::class_<SearchCost>(m, "SearchCost", "What RecurrentDrafter.run() took.")
+  py::class_<SearchCost>(m, "SearchCost", "What BeamDrafter.draft() took.")
       .def_readonly("passes", &SearchCost::passes)
       .def_readonly("rows", &SearchCost::rows, "Of all passes.")
       .def_readonly("seconds", &SearchCost::seconds)
@@ -140,27 +97,7 @@ void register_recurrent_drafter(py::module_& m) {
   py::class_<RecurrentDrafterObject>(m, "RecurrentDrafter", kDoc)
       .def(py::init(&make), py::kw_only(), py::arg("hidden_size"), py::arg("num_scores"),
            py::arg("recurrence"), py::arg("projection"), py::arg("blocks"), py::arg("target"),
-           py::arg("head"))
-      .def("start", &start, py::arg("hidden"), py::arg("tokens"),
-           "One request a row: the target's last hidden state, float32 [H], and last token.")
-      .def(
-          "score",
-          [](RecurrentDrafterObject& self, const BeamSearch& search) {
-            const py::gil_scoped_release release;
-            self.network->score(search);
-          },
-          py::arg("search"), "Score the rows of the search. Releases the GIL.")
-      .def("advance", &advance, py::arg("search"), py::arg("token_ids") = py::none(),
-           "BeamSearch.advance with these scores; ``token_ids`` int32 [num_scores].")
-      .def("run", &run_search, py::arg("search"), py::arg("token_ids") = py::none(),
-           py::arg("gains") = std::vector<double>(), py::arg("pass_seconds") = 0.0, kRunSearchDoc)
-      .def_property_readonly(
-          "scores",
-          [](const RecurrentDrafterObject& self) {
-            const RecurrentDrafter& network = *self.network;
-            return py::array_t<float>({network.num_rows(), network.num_scores()}, network.scores());
-          },
-          "float32 [rows, num_scores]: a copy of what the last score() found.");
+           py::arg("head"));
 }
 
 }  // namespace specdec

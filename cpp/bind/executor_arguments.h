@@ -46,7 +46,7 @@ void def_submit(Class& cls) {
          float presence_penalty, float frequency_penalty,
          const std::map<TokenId, float>& logit_bias, std::vector<std::vector<TokenId>> bad_words,
          std::optional<std::vector<TokenId>> allowed_token_ids, std::optional<int> logprobs,
-         std::optional<int> prompt_logprobs, bool needs_scores, std::string cache_salt,
+         std::optional<int> prompt_logprobs, bool processes_scores, std::string cache_salt,
          int priority, bool return_logits, std::vector<TokenId> external_drafts,
          bool end_after_drafts, const py::object& external_probs, bool compute_whole_prompt,
          std::vector<TokenId> prediction, bool grammar, std::vector<TokenId> forced,
@@ -77,7 +77,7 @@ void def_submit(Class& cls) {
         if (allowed_token_ids) p.processors.allowed_token_ids = std::move(*allowed_token_ids);
         p.logprobs = logprobs;
         p.prompt_logprobs = prompt_logprobs;
-        p.needs_scores = needs_scores;
+        p.processes_scores = processes_scores;
         p.cache_salt = std::move(cache_salt);
         p.priority = priority;
         p.return_logits = return_logits;
@@ -105,7 +105,7 @@ void def_submit(Class& cls) {
       py::arg("frequency_penalty") = 0.0f, py::arg("logit_bias") = std::map<TokenId, float>{},
       py::arg("bad_words") = std::vector<std::vector<TokenId>>{},
       py::arg("allowed_token_ids") = py::none(), py::arg("logprobs") = py::none(),
-      py::arg("prompt_logprobs") = py::none(), py::arg("needs_scores") = false,
+      py::arg("prompt_logprobs") = py::none(), py::arg("processes_scores") = false,
       py::arg("cache_salt") = "", py::arg("priority") = 0, py::arg("return_logits") = false,
       py::arg("external_drafts") = std::vector<TokenId>{}, py::arg("end_after_drafts") = false,
       py::arg("external_probs") = py::none(), py::arg("compute_whole_prompt") = false,

@@ -30,7 +30,6 @@ PYBIND11_MODULE(_core, m) {
   specdec::register_growth_ops(m);
   specdec::register_draft_passes(m);
   specdec::register_fill_step_plan(m);
-  specdec::register_beams(m);
   specdec::register_recurrent_drafter(m);
   specdec::register_beam_drafter(m);
   specdec::register_eagle_head(m);

@@ -26,7 +26,6 @@ void register_proposed_drafts(pybind11::module_& m);
 void register_beam_ops(pybind11::module_& m);
 void register_staging(pybind11::module_& m);
 void register_fill_step_plan(pybind11::module_& m);
-void register_beams(pybind11::module_& m);
 void register_recurrent_drafter(pybind11::module_& m);
 void register_beam_drafter(pybind11::module_& m);
 void register_eagle_head(pybind11::module_& m);

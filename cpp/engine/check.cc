@@ -60,7 +60,7 @@ void check_processors(const RequestParams& p, int vocab_size) {
 
 // Where steps run on a device: does that not suffice?
 bool Executor::needs_host(const RequestParams& p) const {
-  const bool scores = p.min_tokens > 0 || p.processors.any() || p.needs_scores || p.grammar ||
+  const bool scores = p.min_tokens > 0 || p.processors.any() || p.processes_scores || p.grammar ||
                       p.logprobs.has_value() || p.prompt_logprobs.has_value() || p.return_logits;
   return scores || p.return_drafts || !p.external_drafts.empty() || !p.prediction.empty() ||
          (p.speculative && drafts_on_host(config_));

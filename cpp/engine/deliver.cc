@@ -65,7 +65,7 @@ std::vector<ChoiceTree> Executor::choice_trees() {
     const RequestRecord& request = *place.request;
     if (!host_ && !request.by_host) continue;
     end += place.choices;
-    const bool wanted = request.params.needs_scores || request.params.grammar;
+    const bool wanted = request.params.processes_scores || request.params.grammar;
     if (!place.decides || !wanted || flight.failed || request.ended) continue;
     if (place.tree >= 0 && !read_tree(place, flight.ring)) continue;
     const int rows = place.tree >= 0 ? place.choices : request.host_slot->tree.size;

@@ -44,9 +44,9 @@ ChoiceTree Executor::choice_tree(const Place& place, int first) const {
   out.first = first;
   // On a device the rows are placed already.
   out.fixed = host_ == nullptr ? tree.size : fixed_nodes(slot, own_tree);
-  out.processed = request.params.needs_scores;
+  out.processed = request.params.processes_scores;
   out.masked = request.params.grammar;
-  out.greedy = request.params.sampling.greedy() && !request.params.needs_scores &&
+  out.greedy = request.params.sampling.greedy() && !request.params.processes_scores &&
                !request.processor.active(request.output_so_far());
   out.prompt_len = request.prompt_len;
   out.history.assign(slot->history(), slot->history() + slot->len);

@@ -10,7 +10,7 @@ namespace {
 
 // Rows were, or are to be, changed: by the request's processors or by the caller's own.
 bool is_processed(const HostChoice& c) {
-  return c.processor.active(c.num_output) || c.params.needs_scores || c.masks != nullptr;
+  return c.processor.active(c.num_output) || c.params.processes_scores || c.masks != nullptr;
 }
 
 bool is_drawn(const HostChoice& c) { return c.drawn != nullptr && c.drawn->drawn(c.drawn_index); }

@@ -16,7 +16,7 @@ namespace {
 // Does this step need scores of the request, or are the best tokens enough?
 bool wants_scores(const RequestRecord& r, bool is_prefill, int num_output) {
   const RequestParams& p = r.params;
-  return !p.sampling.greedy() || p.logprobs.has_value() || p.return_logits || p.needs_scores ||
+  return !p.sampling.greedy() || p.logprobs.has_value() || p.return_logits || p.processes_scores ||
          p.grammar || (p.prompt_logprobs && is_prefill) || r.processor.active(num_output);
 }
 

@@ -5,8 +5,8 @@
 
 namespace specdec {
 
-// Pages that stay free beside what somebody asks for who may wait: one for each request that runs,
-// so that those do not preempt it with their next tokens.
+// Pages that stay free besides what a request that may wait asks for: one for each request that
+// runs, so that those do not preempt it with their next tokens.
 std::int64_t RequestBook::headroom() const {
   return std::count_if(running_.begin(), running_.end(),
                        [](const auto& request) { return !request->preempted; });

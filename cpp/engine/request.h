@@ -52,7 +52,7 @@ struct RequestParams {
   ProcessorParams processors;
   std::optional<int> logprobs;         // number of alternatives beside each delivered token
   std::optional<int> prompt_logprobs;  // the same for the prompt's tokens, from the second on
-  bool needs_scores = false;           // the caller changes this request's scores before commit()
+  bool processes_scores = false;       // the caller changes this request's scores before commit()
   bool grammar = false;        // commit() and deliver() bring masks of what may follow each node
   bool return_logits = false;  // StepOutput::logit_rows is wanted
   bool return_drafts = false;  // StepOutput::drafts is wanted

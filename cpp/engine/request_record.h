@@ -269,7 +269,7 @@ struct InFlightStep {
     int drafts = 0;                            // behind them
     int tree = -1;                             // in the ring of trees; else the host has placed it
     int choices = 0;  // rows whose scores or best tokens are needed; of drafts on a device, at most
-    StepOutput out = {};  // what the host's acceptance said beside the result
+    StepOutput out = {};  // what the host's acceptance said besides the result
   };
   std::int64_t step = 0;
   int ring = 0;

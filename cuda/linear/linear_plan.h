@@ -18,7 +18,6 @@ struct LinearTile {
 };
 inline constexpr LinearTile kLinearTiles[] = {
     {8, 32, true}, {16, 32, true}, {32, 128, false}, {64, 128, false}, {128, 128, false}};
-inline constexpr std::int32_t kLinearMaxRowTile = 128;
 
 // Blocks that keep a large GPU's memory busy: about one for each multiprocessor.
 inline constexpr std::int32_t kLinearEnoughBlocks = 120;

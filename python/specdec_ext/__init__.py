@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ._version import __version__ as __version__
     from .config.engine import KvCacheConfig as KvCacheConfig
-    from .config.engine import LookaheadDecodingConfig as LookaheadDecodingConfig
-    from .config.engine import NGramDecodingConfig as NGramDecodingConfig
     from .config.engine import SchedulerConfig as SchedulerConfig
-    from .config.engine import max_draft_len as max_draft_len
+    from .config.lookahead import LookaheadDecodingConfig as LookaheadDecodingConfig
+    from .config.lookahead import max_draft_len as max_draft_len
     from .config.methods import DraftTargetDecodingConfig as DraftTargetDecodingConfig
     from .config.methods import Eagle3DecodingConfig as Eagle3DecodingConfig
     from .config.methods import MedusaDecodingConfig as MedusaDecodingConfig
     from .config.methods import ReDrafterDecodingConfig as ReDrafterDecodingConfig
     from .config.methods import UserDrafterConfig as UserDrafterConfig
+    from .config.ngram import NGramDecodingConfig as NGramDecodingConfig
     from .config.sources import CompositeDecodingConfig as CompositeDecodingConfig
     from .config.suffix import SuffixDecodingConfig as SuffixDecodingConfig
     from .errors import CapacityError as CapacityError
@@ -58,11 +58,11 @@ _EXPORTS = {
     "ExternalDraftTokensConfig": "request.external_draft",
     "KvCacheConfig": "config.engine",
     "LLM": "llm",
-    "LookaheadDecodingConfig": "config.engine",
+    "LookaheadDecodingConfig": "config.lookahead",
     "MedusaDecodingConfig": "config.methods",
     "ModelError": "errors",
     "QueueFullError": "errors",
-    "NGramDecodingConfig": "config.engine",
+    "NGramDecodingConfig": "config.ngram",
     "ReDrafterDecodingConfig": "config.methods",
     "RequestError": "errors",
     "RequestOutput": "text.outputs",
@@ -80,7 +80,7 @@ _EXPORTS = {
     "default_model": "models.default",
     "get_num_threads": "installation",
     "include_dir": "installation",
-    "max_draft_len": "config.engine",
+    "max_draft_len": "config.lookahead",
     "set_num_threads": "installation",
 }
 

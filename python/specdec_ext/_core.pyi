@@ -16,15 +16,9 @@ __all__: list[str] = [
     "DRAFT_SOURCES",
     "GROWTH_BYTES",
     "MASK_WORDS",
-    "MAX_DRAFT_LEN",
-    "MAX_PAGE_SIZE",
     "MAX_STEP_TOKENS",
-    "MAX_STOP_IDS",
     "PACK_LAYOUT",
-    "POSTERIOR_ALPHA",
-    "POSTERIOR_THRESHOLD",
     "BeamDrafter",
-    "BeamSearch",
     "Bfloat16Array",
     "ChoiceTree",
     "DeviceLimits",
@@ -1134,7 +1128,7 @@ class Executor:
         | None = None,
         logprobs: typing.SupportsInt | typing.SupportsIndex | None = None,
         prompt_logprobs: typing.SupportsInt | typing.SupportsIndex | None = None,
-        needs_scores: bool = False,
+        processes_scores: bool = False,
         cache_salt: str = "",
         priority: typing.SupportsInt | typing.SupportsIndex = 0,
         return_logits: bool = False,
@@ -1296,75 +1290,9 @@ class DraftPasses:
     @property
     def memory_bytes(self) -> int: ...
 
-class BeamSearch:
-    """
-    Beam search over a drafter's scores, for several requests at once.
-
-    start(), then as long as num_rows > 0: score the rows, advance(). A beam is
-    extended by the 50 best scores of its row (smaller index first on ties); sums of log-probabilities
-    in single precision decide, on ties the beam that stood first.
-    """
-    def __init__(self) -> None: ...
-    def advance(self, scores: typing.Any, token_ids: typing.Any = None) -> None:
-        """
-        scores float32 [num_rows, V], its index's token from token_ids int32 [V], None: the index.
-        """
-    def start(
-        self,
-        num_beams: typing.Annotated[numpy.typing.ArrayLike, numpy.int32],
-        lengths: typing.Annotated[numpy.typing.ArrayLike, numpy.int32],
-        temperatures: typing.Annotated[numpy.typing.ArrayLike, numpy.float32] | None = None,
-        keeps_laws: collections.abc.Sequence[bool] | None = None,
-    ) -> None:
-        """
-        One row per request. int32 [B] each; beams x length at most 127. temperatures [B] divide the scores; None: 1. keeps_laws [B]: tree_laws() will be asked for.
-        """
-    def tree(
-        self,
-        request: typing.SupportsInt | typing.SupportsIndex,
-        max_drafts: typing.SupportsInt | typing.SupportsIndex = 127,
-    ) -> tuple[
-        numpy.typing.NDArray[numpy.int32],
-        numpy.typing.NDArray[numpy.int32],
-        numpy.typing.NDArray[numpy.int32],
-        numpy.typing.NDArray[numpy.float32],
-    ]:
-        """
-        (tokens, parents, depths, log_probs) of the beams' prefix tree, the likeliest node first; parents -1 and depth 1 behind the golden token; cut to max_drafts nodes.
-        """
-    def tree_laws(
-        self,
-        request: typing.SupportsInt | typing.SupportsIndex,
-        max_drafts: typing.SupportsInt | typing.SupportsIndex,
-        num_scores: typing.SupportsInt | typing.SupportsIndex,
-    ) -> numpy.typing.NDArray[numpy.float32]:
-        """
-        float32 [nodes, num_scores]: the softmax over the 50 best scores that each node of tree() was chosen from, by column of the scores. For a request that keeps_laws.
-        """
-    @property
-    def num_rows(self) -> int:
-        """
-        Beams that want scores.
-        """
-    @property
-    def row_log_probs(self) -> numpy.typing.NDArray[numpy.float32]:
-        """
-        float32 [num_rows]: the log-probability of each beam.
-        """
-    @property
-    def row_parents(self) -> numpy.typing.NDArray[numpy.int32]:
-        """
-        int32 [num_rows]: the row of the depth before that each extends.
-        """
-    @property
-    def row_tokens(self) -> numpy.typing.NDArray[numpy.int32]:
-        """
-        int32 [num_rows]: the last token of each, -1 after start().
-        """
-
 class SearchCost:
     """
-    What RecurrentDrafter.run() took.
+    What BeamDrafter.draft() took.
     """
     @property
     def network_seconds(self) -> float:
@@ -1390,10 +1318,9 @@ class RecurrentDrafter:
     """
     ReDrafter's network over packed linear layers.
 
-    start(), then run(search); or depth by depth, as long as the BeamSearch has rows: score(search),
-    advance(search). Layers are PackedLinear: ``recurrence`` [H, 2H] or None (states add up embeddings),
-    ``projection`` [E, 2H] or None (E = 2H), ``blocks`` [E, E] each, ``head`` [num_scores, E] or None: the
-    target's. ``target`` is the target's LlamaDecoder, whose embedding rows are read. Raises ValueError
+    A BeamDrafter searches with it. Layers are PackedLinear: ``recurrence`` [H, 2H] or None (states add
+    up embeddings), ``projection`` [E, 2H] or None (E = 2H), ``blocks`` [E, E] each, ``head``
+    [num_scores, E] or None: the target's. ``target`` is the target's LlamaDecoder, whose embedding rows are read. Raises ValueError
     naming the layer that does not fit.
     """
     def __init__(
@@ -1407,40 +1334,6 @@ class RecurrentDrafter:
         target: typing.Any,
         head: typing.Any,
     ) -> None: ...
-    def advance(self, search: BeamSearch, token_ids: typing.Any = None) -> None:
-        """
-        BeamSearch.advance with these scores; ``token_ids`` int32 [num_scores].
-        """
-    def run(
-        self,
-        search: BeamSearch,
-        token_ids: typing.Any = None,
-        gains: collections.abc.Sequence[typing.SupportsFloat | typing.SupportsIndex] = [],
-        pass_seconds: typing.SupportsFloat | typing.SupportsIndex = 0.0,
-    ) -> SearchCost:
-        """
-        score() and advance() in one call. Releases the GIL.
-
-        Ends early where the sum of the beams' probabilities times ``gains[depth - 1]``, the seconds that an
-        expected draft of that depth saves, is less than ``pass_seconds`` (0: what the first pass took).
-        """
-    def score(self, search: BeamSearch) -> None:
-        """
-        Score the rows of the search. Releases the GIL.
-        """
-    def start(
-        self,
-        hidden: collections.abc.Sequence[typing.Any],
-        tokens: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
-    ) -> None:
-        """
-        One request a row: the target's last hidden state, float32 [H], and last token.
-        """
-    @property
-    def scores(self) -> numpy.typing.NDArray[numpy.float32]:
-        """
-        float32 [rows, num_scores]: a copy of what the last score() found.
-        """
 
 class BeamDrafter:
     """
@@ -2553,11 +2446,6 @@ DRAFT_SOURCES: tuple[typing.Any, ...] = (
 )
 GROWTH_BYTES: int = 2044
 MASK_WORDS: int = 4
-MAX_DRAFT_LEN: int = 127
-MAX_PAGE_SIZE: int = 128
 MAX_STEP_TOKENS: int = 128
-MAX_STOP_IDS: int = 256
 PACK_LAYOUT: int = 1
-POSTERIOR_ALPHA: float = 0.3
-POSTERIOR_THRESHOLD: float = 0.09
 __version__: str

@@ -159,7 +159,9 @@ def _table(totals: dict[str, Total], costs: dict[str, tuple[list[int], list[floa
 
 
 def run_demo(color: bool) -> int:
-    from .config.engine import LookaheadDecodingConfig, NGramDecodingConfig, SchedulerConfig
+    from .config.engine import SchedulerConfig
+    from .config.lookahead import LookaheadDecodingConfig
+    from .config.ngram import NGramDecodingConfig
     from .engine.step_cost import measure_step_cost
     from .llm import LLM
     from .request.sampling_params import SamplingParams

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from .config.engine import MAX_DRAFT_LEN, MAX_STEP_TOKENS
+from .config.limits import MAX_DRAFT_LEN, MAX_STEP_TOKENS
 from .config.validate import check_int
 from .errors import ConfigError
 

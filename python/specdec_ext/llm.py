@@ -15,7 +15,8 @@ from .config.build_check import (
     with_prefix_caching,
     with_sizes,
 )
-from .config.engine import KvCacheConfig, SchedulerConfig, normalize_dtype
+from .config.dtypes import normalize_dtype
+from .config.engine import KvCacheConfig, SchedulerConfig
 from .config.parse import parse_kv_cache_config, parse_scheduler_config
 from .config.ranks import resolve_tensor_parallel_size, world_of
 from .config.validate import check_bool, check_choice, check_int, show

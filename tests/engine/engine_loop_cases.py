@@ -11,7 +11,8 @@ from transformers import PreTrainedTokenizerFast
 
 from hash_target import HashFunction, HashModel
 from specdec_ext import _core
-from specdec_ext.config.engine import LookaheadDecodingConfig, NGramDecodingConfig
+from specdec_ext.config.lookahead import LookaheadDecodingConfig
+from specdec_ext.config.ngram import NGramDecodingConfig
 from specdec_ext.config.parse import SpeculativeConfig
 from specdec_ext.engine.loop import EngineLoop
 from specdec_ext.engine.overlap import HostForward, ImmediateStream, OverlapPipeline

@@ -354,9 +354,6 @@ def test_a_device_has_no_sink_tokens(models: Folders, where: Where) -> None:
         open_llm(models, None, where, kv_cache_config=pages("sinks"))
 
 
-# -- ranks ----------------------------------------------------------------------------------------
-
-
 def test_two_ranks(models: Folders, plain: Any) -> None:
     with started_team():
         for case, method in (("layers", "lookahead"), ("sinks", "tree")):

@@ -20,7 +20,7 @@ from table_target import chi_square
 from test_draft_target_vocabulary import REJECTION, reduced
 
 from reference.sampling_reference import Law, probabilities
-from specdec_ext import SamplingParams
+from specdec_ext import LLM, SamplingParams
 
 STREAM = Where("stream", 1)
 VOCAB = 5  # of the models whose joint law is counted
@@ -55,43 +55,39 @@ def joint_law(folder: Path, prompt: list[int], length: int, law: Law) -> np.ndar
     return result
 
 
-def check_law(
-    small: Folders,
-    spec: dict[str, Any],
-    options: dict[str, Any],
-    draws: int,
+def check_output_law(
+    llm: LLM, target: Path, options: dict[str, Any], draws: int, *, drafts_differ: bool
 ) -> None:
-    """Joint chi-square over four tokens, three of which may come from drafts."""
-    scheduler = {"max_seq_len": 16}
-    law = Law(0.8, top_k=4)
-    prompt = [1, 4, 2]
-    wanted = joint_law(small["target"], prompt, LENGTH, law)
+    """Joint chi-square over four tokens, three of which may come from drafts.
+
+    drafts_differ  of every request's drafts some are accepted and some are not
+    """
+    law, prompt = Law(0.8, top_k=4), [1, 4, 2]
+    wanted = joint_law(target, prompt, LENGTH, law)
     counts = np.zeros_like(wanted)
-    with open_llm(small, "draft", 32, spec=spec, scheduler=scheduler) as llm:
-        for begin in range(0, draws, CALL):
-            params = [
-                SamplingParams(
-                    max_tokens=LENGTH,
-                    ignore_eos=True,
-                    seed=begin + i,
-                    detokenize=False,
-                    **law.options(),
-                    **options,
-                )
-                for i in range(CALL)
-            ]
-            for output in llm.generate([prompt] * CALL, params, use_tqdm=False):
-                counts[tuple(output.outputs[0].token_ids)] += 1
-        metrics = llm.get_metrics()
-    assert counts.sum() == draws
+    for begin in range(0, draws, CALL):
+        each = [
+            SamplingParams(max_tokens=LENGTH, ignore_eos=True, seed=begin + i, detokenize=False,
+                           **law.options(), **options)
+            for i in range(CALL)
+        ]  # fmt: skip
+        for output in llm.generate([prompt] * CALL, each, use_tqdm=False):
+            counts[tuple(output.outputs[0].token_ids)] += 1
+    metrics = llm.get_metrics()
+    assert counts.sum() == draws and metrics["drafter"]["failures"] == 0
     statistic, bound = chi_square(counts, wanted)
     assert statistic < bound
-    assert metrics["drafter"]["failures"] == 0
-    if {**spec, "allow_vocab_mapping": True} == {**CHAIN, "allow_vocab_mapping": True}:
+    if drafts_differ:
         drafted = metrics["speculative_decoding"]["num_draft_tokens"]
         accepted = metrics["speculative_decoding"]["num_accepted_draft_tokens"]
         assert drafted > draws
         assert 0.05 * drafted < accepted < 0.95 * drafted
+
+
+def check_law(small: Folders, spec: dict[str, Any], options: dict[str, Any], draws: int) -> None:
+    differ = {**spec, "allow_vocab_mapping": True} == {**CHAIN, "allow_vocab_mapping": True}
+    with open_llm(small, "draft", 32, spec=spec, scheduler={"max_seq_len": 16}) as llm:
+        check_output_law(llm, small["target"], options, draws, drafts_differ=differ)
 
 
 LAW_CASES = pytest.mark.parametrize(

@@ -7,19 +7,16 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from draft_target_cases import GREEDY, PROMPTS, SAMPLED, VOCAB, make_model, run, tokens_of
 from eagle3_cases import as_speculators, save_trained, states_of
 from method_cases import HOST, drafter_of, placed
 from safetensors.torch import load_file
-from table_target import chi_square
-from test_draft_target_sampling import CALL, LENGTH, joint_law
+from test_draft_target_sampling import check_output_law
 from transformers import LlamaForCausalLM
 
 from reference.eagle3_reference import Head, draft_tree
-from reference.sampling_reference import Law
 from specdec_ext import LLM, Eagle3DecodingConfig, RequestError, SamplingParams
 from specdec_ext.drafters.eagle3.shape import default_taps
 from specdec_ext.models.host_arrays import as_torch
@@ -327,28 +324,8 @@ LAW_NAMES = ["q", "adaptive", "one-hot", "tree", "exact-match"]
 def check_law(
     small: Folders, head: str, spec: dict[str, Any], options: dict[str, Any], draws: int
 ) -> None:
-    """Joint chi-square over four tokens, three of which may come from drafts."""
-    law, prompt = Law(0.8, top_k=4), [1, 4, 2]
-    wanted = joint_law(small["target"], prompt, LENGTH, law)
-    counts = np.zeros_like(wanted)
     with open_llm(small, head, 32, spec=spec, scheduler={"max_seq_len": 16}) as llm:
-        for begin in range(0, draws, CALL):
-            each = [
-                SamplingParams(max_tokens=LENGTH, ignore_eos=True, seed=begin + i,
-                               detokenize=False, **law.options(), **options)
-                for i in range(CALL)
-            ]  # fmt: skip
-            for output in llm.generate([prompt] * CALL, each, use_tqdm=False):
-                counts[tuple(output.outputs[0].token_ids)] += 1
-        metrics = llm.get_metrics()
-    assert counts.sum() == draws and metrics["drafter"]["failures"] == 0
-    statistic, bound = chi_square(counts, wanted)
-    assert statistic < bound
-    if spec is CHAIN:
-        drafted = metrics["speculative_decoding"]["num_draft_tokens"]
-        accepted = metrics["speculative_decoding"]["num_accepted_draft_tokens"]
-        assert drafted > draws
-        assert 0.05 * drafted < accepted < 0.95 * drafted
+        check_output_law(llm, small["target"], options, draws, drafts_differ=spec is CHAIN)
 
 
 @pytest.mark.parametrize(("spec", "options"), LAWS, ids=LAW_NAMES)

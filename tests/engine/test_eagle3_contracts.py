@@ -1,5 +1,5 @@
-"""EAGLE-3 in the matrix of methods: what every method owes (test_drafter_contracts.py), where the
-host runs the steps, at every depth."""
+"""EAGLE-3 in the matrix of methods, where the host runs the steps, at every depth: what every
+method owes (test_drafter_contracts.py), and every network (test_network_contracts.py)."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import test_drafter_contracts as contracts
+import test_network_contracts as networks
 from method_cases import HOSTED, Folders, Where
 
 DEPTHS = (0, 1, 2)
@@ -19,8 +20,8 @@ CONTRACTS = [
     contracts.test_the_default_configuration_weighs_what_drafts_bring,
     contracts.test_a_second_turn_computes_what_is_new,
     contracts.test_streams_clients_and_cancels,
-    contracts.test_a_drafter_that_raises_costs_drafts_alone,
-    contracts.test_drafts_come_likeliest_first_with_their_estimates,
+    networks.test_a_drafter_that_raises_costs_drafts_alone,
+    networks.test_drafts_come_likeliest_first_with_their_estimates,
 ]
 
 

@@ -56,7 +56,6 @@ def test_every_node_sees_the_text_in_front_of_it(method: str, temperature: float
     params = SamplingParams(
         max_tokens=30, temperature=temperature, seed=3, logits_processors=[watch, shift]
     )
-    assert params.needs_scores
     engine = make_engine(METHODS[method])
     outputs = run(engine, PROMPTS, params)
     law = Law(temperature) if temperature else None
@@ -256,7 +255,7 @@ def test_limits_of_prompt_logprobs() -> None:
 
 def test_raw_scores_have_the_shape_of_the_result() -> None:
     engine = hash_engine(FUNCTION)
-    engine.ex.submit([1], max_tokens=2, needs_scores=True)
+    engine.ex.submit([1], max_tokens=2, processes_scores=True)
     plan = engine.ex.plan()
     assert plan.needs_logits and plan.request_ids.tolist() == [1]
     scores = engine.model.forward(plan)

@@ -21,7 +21,7 @@ from schedule_machine import Schedule, run_programs
 from stream_driver import FakeRecorder, stream_model_engine
 
 from specdec_ext import DraftTargetDecodingConfig, ReDrafterDecodingConfig
-from specdec_ext.drafters import DraftTargetDrafter
+from specdec_ext.drafters import DraftSizes, DraftTargetDrafter
 from specdec_ext.drafters.redrafter.slots import RedrafterDrafter
 from specdec_ext.drafters.vocabulary import VocabularyMap
 from specdec_ext.models import load_model
@@ -49,7 +49,7 @@ class ModelSchedule(Schedule):
             drafter = DraftTargetDrafter(
                 DraftTargetDecodingConfig(self.models["target"], most),
                 load_model(self.models["target"], max_rows=ROWS), VocabularyMap(VOCAB, [], []), CPU,
-                vocab_size=VOCAB, max_requests=BATCH, max_rows=ROWS,
+                DraftSizes(VOCAB, BATCH, ROWS),
             )  # fmt: skip
         else:
             most, path = BEAMS * LENGTH, LENGTH

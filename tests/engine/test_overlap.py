@@ -272,7 +272,7 @@ def test_steps_with_prompts_run_without_a_graph() -> None:
 
 
 def test_recording_changes_nothing_of_the_step_that_needs_it() -> None:
-    """The first step of a bucket records it: a step of nobody runs in between."""
+    """The first step of a bucket records it: a step without any request runs in between."""
     function = HashFunction(vocab=30, seed=1)
     recorder = FakeRecorder()
     engine = stream_hash_engine(

@@ -145,7 +145,7 @@ def test_top_k_of_one_and_temperature_zero_are_greedy() -> None:
     ):
         outputs = run(make_engine(METHODS["ngram"]), PROMPTS, params)
         assert [o.outputs[0].token_ids for o in outputs] == expected
-        assert not params.needs_scores
+        assert params.greedy
 
 
 def test_nothing_allowed_and_nan_rows_fail_alone() -> None:

@@ -12,7 +12,7 @@ from hostile import Arguments, damaged
 from object_targets import some_decoder
 from targets import V, attempt, i32, target, zeros
 
-from specdec_ext import _core
+from specdec_ext import _core, _core_testing
 
 HIDDEN, RATES = 12, np.full((2, 8), 0.3)
 
@@ -32,18 +32,18 @@ def network_arguments(rng: random.Random, note: Callable[[str], None]) -> Argume
 @target
 def recurrent_drafter(rng: random.Random, note: Callable[[str], None]) -> None:
     drafter = attempt(note, _core.RecurrentDrafter, damaged(rng, network_arguments(rng, note)))
-    search = _core.BeamSearch()
+    search = _core_testing.BeamSearch()
     attempt(note, search.start, damaged(rng, {"num_beams": [2, 3], "lengths": [3, 2]}))
     if drafter is None:
         return
     calls: list[tuple[Callable[..., Any], Arguments]] = [
-        (drafter.start, {"hidden": [torch.zeros(12)] * 2, "tokens": [1, 2]}),
-        (drafter.score, {"search": search}),
-        (drafter.advance, {"search": search, "token_ids": zeros(V)}),
-        (drafter.run, {"search": search, "token_ids": None, "gains": [1.0], "pass_seconds": 0.0}),
+        (_core_testing.start_network, {"hidden": [torch.zeros(12)] * 2, "tokens": [1, 2]}),
+        (_core_testing.score_network, {"search": search}),
+        (_core_testing.advance_network, {"search": search, "token_ids": zeros(V)}),
+        (_core_testing.run_network, {"search": search, "gains": [1.0], "pass_seconds": 0.0}),
     ]
     for call, given in rng.sample(calls, len(calls)) if rng.random() < 0.3 else calls:
-        attempt(note, call, damaged(rng, given))
+        attempt(note, call, {"network": drafter, **damaged(rng, given)})
 
 
 def begun_slots() -> tuple[Any, torch.Tensor]:

@@ -152,7 +152,7 @@ def packed_linear(rng: random.Random, note: Callable[[str], None]) -> None:
 
 @target
 def beam_search(rng: random.Random, note: Callable[[str], None]) -> None:
-    search = _core.BeamSearch()
+    search = _core_testing.BeamSearch()
     start = {"num_beams": [2, 3], "lengths": [3, 2], "temperatures": [1.0, 0.5],
              "keeps_laws": [True, False]}  # fmt: skip
     attempt(note, search.start, damaged(rng, start))

@@ -16,7 +16,7 @@ import torch
 from accept_cases import laws_on
 from cuda_calls import BAD_TREE, Target, checked, every_backend
 from kernel_calls import int32
-from test_slots import Device, HostOracle, Job, jobs_of, run_jobs
+from slot_driver import Device, HostOracle, Job, jobs_of, run_jobs
 
 from hash_target import HashFunction
 from reference.sampling_reference import Law
@@ -75,7 +75,7 @@ def test_sampled_slots_decode_as_the_host_executor_does(target: Target, method: 
     assert (accepted > 0) == (method != "none")
 
 
-# What a request may ask for beside its law, as submit() takes it.
+# What a request may ask for besides its law, as submit() takes it.
 RULES: list[dict[str, Any]] = [
     {},
     {"acceptance": "rejection"},

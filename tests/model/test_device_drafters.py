@@ -11,6 +11,7 @@ import pytest
 import torch
 from test_redrafter_model import EmbeddingTarget
 
+from host_weights import head_weights
 from specdec_ext.drafters.medusa.device_heads import DeviceHeads
 from specdec_ext.drafters.medusa.heads import MedusaHeads, MedusaHeadsConfig
 from specdec_ext.drafters.medusa.packed_heads import PackedHeads
@@ -53,7 +54,7 @@ def test_heads_guess_what_they_guess_on_the_host(
 ) -> None:
     heads, target = make_heads(lm_head, ids, layers, bias), target_of(HIDDEN, VOCAB, torch.float32)
     kept = 3  # of four
-    host = PackedHeads(heads.to_weights(), target, num_heads=kept, dtype="float32")
+    host = PackedHeads(head_weights(heads), target, num_heads=kept, dtype="float32")
     device = DeviceHeads(heads, target, num_heads=kept, dtype=torch.float32)
     own_bytes = sum(p.numel() for n, p in heads.named_parameters()) * 4 * kept // 4
     if lm_head == "own":
@@ -71,7 +72,7 @@ def test_heads_guess_what_they_guess_on_the_host(
 def test_heads_in_the_targets_dtype() -> None:
     """Activations are rounded to bfloat16 there: close to the host's, and no more."""
     heads, target = make_heads("own", None, 1, True), target_of(HIDDEN, VOCAB, torch.bfloat16)
-    host = PackedHeads(heads.to_weights(), target, num_heads=4, dtype="bfloat16")
+    host = PackedHeads(head_weights(heads), target, num_heads=4, dtype="bfloat16")
     device = DeviceHeads(heads, target, num_heads=4, dtype=torch.bfloat16)
     hidden = torch.randn(3, HIDDEN)
     expected = torch.from_numpy(host.core.scores(hidden.numpy(), 4))

@@ -147,7 +147,7 @@ def test_refusals_name_what_is_not_understood(tmp_path: Path) -> None:
         read_config(changed(b"freq_base", b"freq_bass"))
     with pytest.raises(ModelError, match=r"'blk\.0\.ffn_gape\.weight' has no place in a llama"):
         GgufCheckpoint(changed(b"blk.0.ffn_gate", b"blk.0.ffn_gape"))
-    with pytest.raises(ModelError, match=r"no tensor for 'model.layers.2.mlp.gate_proj.weight'"):
+    with pytest.raises(ModelError, match=r"'model.layers.2.mlp.gate_proj.weight' .* is missing"):
         load_model(changed(b"blk.2.ffn_gate", b"blk.9.ffn_gate"))
     with pytest.raises(UnsupportedModelError, match="needs the native decoder"):
         load_model(file, model_impl="transformers")

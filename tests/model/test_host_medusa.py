@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from host_weights import head_weights
 from reference import medusa_reference as ref
 from specdec_ext import MedusaDecodingConfig, _core, ops
 from specdec_ext.config.medusa_tuner import likelihood
@@ -67,7 +68,7 @@ def target_rows(heads: MedusaHeads, target: Target) -> torch.Tensor:
 @pytest.mark.parametrize("kind", KINDS)
 def test_scores_are_the_modules_within_twice_its_error(kind: str, dtype: str) -> None:
     heads, target = make(**KINDS[kind]), Target()
-    packed = PackedHeads(heads.to_weights(), target, num_heads=3, dtype=dtype)
+    packed = PackedHeads(head_weights(heads), target, num_heads=3, dtype=dtype)
     hidden = torch.randn(7, HIDDEN, generator=torch.Generator().manual_seed(3))
     rows = target_rows(heads, target)
     exact = heads.double()(hidden.double(), rows.double())[:3]
@@ -82,7 +83,7 @@ def test_scores_are_the_modules_within_twice_its_error(kind: str, dtype: str) ->
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_rows_bits_depend_on_nothing_else(kind: str) -> None:
     heads, target = make(**KINDS[kind]), Target()
-    core = PackedHeads(heads.to_weights(), target, num_heads=HEADS, dtype="bfloat16").core
+    core = PackedHeads(head_weights(heads), target, num_heads=HEADS, dtype="bfloat16").core
     hidden = np.random.default_rng(1).standard_normal((9, HIDDEN), dtype=np.float32)
     threads = ops.num_threads()
     try:

@@ -12,8 +12,9 @@ import torch
 from model_zoo import ADAPTED, NATIVE, edit_json
 from safetensors.torch import load_file, save_file
 
+from host_weights import redrafter_weights
 from reference.redrafter_reference import Network
-from specdec_ext import _core
+from specdec_ext import _core_testing
 from specdec_ext.drafters.redrafter.checkpoint import read_redrafter_shape
 from specdec_ext.drafters.redrafter.model import (
     Redrafter,
@@ -111,7 +112,7 @@ def test_packed_network_scores_every_beam_as_the_module(
     """Three requests of different beams and lengths: each row continues the row it extends."""
     target = native(dtype)
     model = make(shape_for(name, target), seed=7, std=0.1)
-    packed = PackedRedrafter(model.to_weights(), target)
+    packed = PackedRedrafter(redrafter_weights(model), target)
     every = torch.arange(target.vocab_size)
     module, table = model.double(), target.embed(every).double()
     own = not model.shape.tie_lm_head
@@ -120,9 +121,9 @@ def test_packed_network_scores_every_beam_as_the_module(
         head = target.head_rows(every if model.token_ids is None else model.token_ids).double()
     context = torch.randn(3, model.shape.hidden_size)
     tokens = torch.tensor([4, 0, 30], dtype=torch.int32)
-    search = _core.BeamSearch()
+    search = _core_testing.BeamSearch()
     search.start([1, 4, 2], [3, 2, 5])
-    packed.core.start(list(context), tokens.tolist())
+    _core_testing.start_network(packed.core, list(context), tokens.tolist())
     state = module.initial_state(3).double()
     context = context.double()
     depths = 0
@@ -133,27 +134,30 @@ def test_packed_network_scores_every_beam_as_the_module(
             tokens = torch.from_numpy(search.row_tokens)
         state = module.next_state(state, table[tokens.long()])
         expected = module.scores(module.features(context, state), head)
-        packed.core.score(search)
-        found = torch.from_numpy(packed.core.scores).double()
+        found = torch.from_numpy(_core_testing.score_network(packed.core, search)).double()
         error = float((found - expected).abs().max() / expected.abs().max())
         assert error < (3e-2 if dtype == torch.bfloat16 else 2e-6)
-        packed.core.advance(search, packed.token_ids)
+        _core_testing.advance_network(packed.core, search, packed.token_ids)
         depths += 1
     assert depths == 5
 
 
 def searched(packed: PackedRedrafter, context: torch.Tensor, by_depth: bool, **rule: Any) -> Any:
-    search = _core.BeamSearch()
+    search = _core_testing.BeamSearch()
     search.start([1, 4, 2], [3, 2, 5])
-    packed.core.start(list(context), [4, 0, 30])
+    _core_testing.start_network(packed.core, list(context), [4, 0, 30])
     if not by_depth:
-        return search, packed.core.run(
-            search, packed.token_ids, rule.get("gains", []), rule.get("pass_seconds", 0.0)
+        return search, _core_testing.run_network(
+            packed.core,
+            search,
+            packed.token_ids,
+            rule.get("gains", []),
+            rule.get("pass_seconds", 0.0),
         )
     passes = 0
     while search.num_rows and passes < rule.get("passes", 99):
-        packed.core.score(search)
-        packed.core.advance(search, packed.token_ids)
+        _core_testing.score_network(packed.core, search)
+        _core_testing.advance_network(packed.core, search, packed.token_ids)
         passes += 1
     return search, passes
 
@@ -162,7 +166,7 @@ def searched(packed: PackedRedrafter, context: torch.Tensor, by_depth: bool, **r
 def test_a_search_in_one_call_is_the_search_depth_by_depth(native: Any, name: str) -> None:
     target = native(torch.float32)
     model = make(shape_for(name, target), seed=3, std=0.1)
-    packed = PackedRedrafter(model.to_weights(), target)
+    packed = PackedRedrafter(redrafter_weights(model), target)
     context = torch.randn(3, model.shape.hidden_size)
     endless = [1e9] * 4
     for gains, passes in (([], 5), (endless, 5), ([0.0], 1), ([1e9, 0.0], 2), ([1e9, 1e9], 5)):

@@ -13,6 +13,7 @@ import torch
 from test_redrafter_model import SHAPES, EmbeddingTarget, make, shape_for
 
 from dispatch_recorder import Recorder
+from host_weights import redrafter_weights
 from specdec_ext import ConfigError, ReDrafterDecodingConfig, ops
 from specdec_ext.drafters import DraftInputs
 from specdec_ext.drafters.redrafter.device_beams import DeviceBeams
@@ -73,7 +74,7 @@ class Slots:
             layout=LAYOUT, slots=self.slots, slot_ids=torch.tensor(step, dtype=torch.int32),
             max_drafts=torch.tensor(limits, dtype=torch.int32),
             page_table=torch.zeros(len(step), 1, dtype=torch.int32), laws=greedy,
-            needs_scores=False, status=torch.zeros(len(step), dtype=torch.int32),
+            samples=False, status=torch.zeros(len(step), dtype=torch.int32),
             hidden=self.hidden, max_width=max_width, max_kv_len=64,
         )  # fmt: skip
 
@@ -121,8 +122,10 @@ def test_trees_are_those_of_the_host(native: Any, name: str) -> None:
     target = native(torch.float32)
     network = make(shape_for(name, target), seed=5, std=0.1)
     device = make_device(network, target)
-    host = HostBeams(PackedRedrafter(network.to_weights(), target), vocab_size=target.vocab_size,
-                     max_requests=SLOTS, max_drafts=BEAMS * LENGTH)  # fmt: skip
+    packed = PackedRedrafter(redrafter_weights(network), target)
+    host = HostBeams(
+        packed, vocab_size=target.vocab_size, max_requests=SLOTS, max_drafts=BEAMS * LENGTH
+    )
     for slot, (beams, length, *_) in enumerate(ASKED):
         options = {"num_beams": beams, "length": length, "adaptive": False}
         host.enter(slot, {**options, "temperature": 1.0, "keeps_laws": False})

@@ -15,7 +15,7 @@ from specdec_ext import LLM, DraftTargetDecodingConfig, SamplingParams
 from specdec_ext.errors import ModelError
 from specdec_ext.models import load_model
 from specdec_ext.models.config_reader import read_config
-from specdec_ext.models.drafter_files import materialize_drafter, read_drafter
+from specdec_ext.models.drafter_files import read_drafter, write_drafter_model
 from specdec_ext.models.native_config import native_shape
 from specdec_ext.training.cache import TextRecord
 from specdec_ext.training.data import make_batch
@@ -73,8 +73,9 @@ def test_the_loaded_folder_gives_the_scores_that_training_saw(
     product.save(tmp_path / "drafter", {})
     shape, weights, ids, _ = read_drafter(tmp_path / "drafter")
     assert shape == product.shape and set(weights) == set(shape.expected_weights())
-    folder = materialize_drafter(tmp_path / "drafter", reference.folder, tmp_path / "hf")
-    materialize_drafter(tmp_path / "drafter", reference.folder, tmp_path / "hf")  # replaced
+    folder = tmp_path / "hf"
+    folder.mkdir()
+    write_drafter_model(tmp_path / "drafter", reference.folder, folder)
     model = load_model(folder, draft=True)
     assert model.impl == "native" and model.num_scores == SIZE  # type: ignore[attr-defined]
     tokens = batch.texts[0].tokens[:-1].tolist()

@@ -17,11 +17,11 @@ import torch
 from torch import nn
 from workshop import MAX_NEW, MAX_PROMPT, NUM_PROMPTS, SHARD
 
-from specdec_ext.drafters.medusa.heads import load_medusa_heads
+from specdec_ext.drafters.medusa.heads import load_heads
 from specdec_ext.drafters.redrafter.model import load_redrafter
 from specdec_ext.errors import ConfigError, ModelError
 from specdec_ext.models.config_reader import read_config
-from specdec_ext.models.drafter_files import materialize_drafter
+from specdec_ext.models.drafter_files import write_drafter_model
 from specdec_ext.training.collect import CollectConfig
 from specdec_ext.training.data import TrainingData
 from specdec_ext.training.estimate import Machine
@@ -245,7 +245,7 @@ def test_medusa_files_load_and_say_the_same(
     target: Path, cache_dir: Path, tmp_path: Path, data: TrainingData, dtype: str
 ) -> None:
     options = run("medusa", target, cache_dir, tmp_path, dtype=dtype)
-    heads = load_medusa_heads(options.output)
+    heads = load_heads(options.output)
     assert heads.config.num_medusa_heads == 3 and heads.config.lm_head == "target"
     assert torch.equal(heads.token_ids, data.token_ids)
     assert heads.config.training["steps"] == 6
@@ -285,7 +285,7 @@ def test_a_drafter_for_another_target_is_refused(
     ):
         (options.output / "config.json").write_text(json.dumps({**config, **change}))
         with pytest.raises(ModelError, match=message):
-            materialize_drafter(options.output, target, tmp_path / "hf")
+            write_drafter_model(options.output, target, tmp_path / "hf")
         assert not (tmp_path / "hf").exists()
 
 

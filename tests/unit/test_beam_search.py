@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from reference.redrafter_reference import log_probabilities
-from specdec_ext import _core
-from specdec_ext.config.engine import MAX_DRAFT_LEN
+from specdec_ext import _core_testing
+from specdec_ext.config.limits import MAX_DRAFT_LEN
 
 
 class Scorer:
@@ -71,7 +71,7 @@ def nodes_of(search: Any, request: int, limit: int = MAX_DRAFT_LEN) -> dict[Path
 
 
 class Search:
-    """A _core.BeamSearch of several requests, fed by their scorers, each depth held against lists.
+    """A BeamSearch of several requests, fed by their scorers, each depth held against lists.
 
     What the search must choose follows from the sums that it said of the depth before; so a sum
     that rounds the other way changes nothing behind it.
@@ -87,7 +87,7 @@ class Search:
     ) -> None:
         self.scorers, self.shapes, self.ids = scorers, shapes, token_ids
         self.temperatures = temperatures or [1.0] * len(shapes)
-        self.core = _core.BeamSearch()
+        self.core = _core_testing.BeamSearch()
         sizes = (np.array(x, np.int32) for x in zip(*shapes, strict=True))
         self.core.start(*sizes, temperatures, keeps_laws)
         # Paths of columns, with their sums; of each request, the beams of its last depth.
@@ -216,7 +216,7 @@ def test_the_best_of_long_rows_in_their_order(kind: str) -> None:
         rng = np.random.default_rng([case, len(kind)])
         n = int(rng.choice([51, 1568, 1600, 1601, 1632, 1633, 4096, 8191, 20000]))
         row = HOSTILE_ROWS[kind](rng, n).astype(np.float32)
-        search = _core.BeamSearch()
+        search = _core_testing.BeamSearch()
         search.start([127], [1])
         search.advance(row[None])
         order = np.argsort(-row, kind="stable")[:50]
@@ -241,14 +241,13 @@ def test_the_row_of_a_request_does_not_depend_on_the_others() -> None:
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_the_result_does_not_depend_on_threads(threads: int) -> None:
-    before = _core.num_threads()
     scorers = [Scorer(seed, 5000, "ties") for seed in range(9)]
     expected = Search(scorers, [(4, 3)] * 9).core
     try:
-        _core.set_num_threads(threads)
+        _core_testing.set_num_threads(threads)
         search = Search(scorers, [(4, 3)] * 9).core
     finally:
-        _core.set_num_threads(before)
+        _core_testing.set_num_threads(1)
     assert same(search, expected, 9)
 
 
@@ -272,11 +271,11 @@ def test_the_result_does_not_depend_on_threads(threads: int) -> None:
 )  # fmt: skip
 def test_bad_arguments_are_refused(call: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        call(_core.BeamSearch())
+        call(_core_testing.BeamSearch())
 
 
 def test_nothing_was_scored_yet() -> None:
-    search = _core.BeamSearch()
+    search = _core_testing.BeamSearch()
     search.start([3], [2])
     assert search.num_rows == 1
     assert [part.size for part in search.tree(0)] == [0, 0, 0, 0]
@@ -314,4 +313,4 @@ def test_laws_are_the_softmax_of_the_fifty_best(kind: str) -> None:
                 expected = [weights.get(x, 0.0) / total for x in range(vocab)]
                 assert laws[i].tolist() == pytest.approx(expected, rel=1e-6, abs=1e-30)
     with pytest.raises(ValueError, match="keeps_laws has 1 entries, num_beams 2"):
-        _core.BeamSearch().start([1, 1], [1, 1], None, [True])
+        _core_testing.BeamSearch().start([1, 1], [1, 1], None, [True])

@@ -12,14 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specdec_ext.config.build_check import check_build, refuse_unknown_arguments, with_sizes
-from specdec_ext.config.engine import (
-    MAX_DRAFT_LEN,
-    KvCacheConfig,
-    LookaheadDecodingConfig,
-    NGramDecodingConfig,
-    SchedulerConfig,
-    max_draft_len,
-)
+from specdec_ext.config.engine import KvCacheConfig, SchedulerConfig
+from specdec_ext.config.limits import MAX_DRAFT_LEN
+from specdec_ext.config.lookahead import LookaheadDecodingConfig, max_draft_len
+from specdec_ext.config.ngram import NGramDecodingConfig
 from specdec_ext.config.parse import (
     parse_scheduler_config,
 )

@@ -7,13 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from specdec_ext.config.engine import (
-    KvCacheConfig,
-    LookaheadDecodingConfig,
-    NGramDecodingConfig,
-    SchedulerConfig,
-)
+from specdec_ext.config.engine import KvCacheConfig, SchedulerConfig
+from specdec_ext.config.lookahead import LookaheadDecodingConfig
 from specdec_ext.config.names import canonical_method
+from specdec_ext.config.ngram import NGramDecodingConfig
 from specdec_ext.config.parse import (
     parse_kv_cache_config,
     parse_scheduler_config,

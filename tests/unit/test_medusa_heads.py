@@ -15,10 +15,9 @@ from specdec_ext import ModelError
 from specdec_ext.drafters.medusa.heads import (
     MedusaHeads,
     MedusaHeadsConfig,
-    load_medusa_heads,
     save_medusa_heads,
 )
-from specdec_ext.drafters.medusa.weights import HEADS_FILE
+from specdec_ext.drafters.medusa.weights import HEADS_FILE, read_own_heads
 
 HIDDEN, VOCAB = 12, 31
 IDS = [30, 4, 0, 17, 9]
@@ -37,6 +36,10 @@ def make_heads(lm_head: str = "own", *, ids: Any = None, seed: int = 0, **fields
     for parameter in heads.parameters():
         parameter.data = torch.randn(parameter.shape, generator=generator)
     return heads.requires_grad_(False)
+
+
+def load(folder: Path) -> MedusaHeads:
+    return MedusaHeads.of_weights(read_own_heads(folder))
 
 
 def reference(heads: Any, hidden: torch.Tensor, target: torch.Tensor | None) -> torch.Tensor:
@@ -93,7 +96,7 @@ def test_saved_heads_are_loaded(tmp_path: Path, lm_head: str, ids: Any, dtype: s
         lm_head, ids=ids, model_sha256="ab" * 32, training={"steps": 3}, medusa_choices=[[0]]
     )
     save_medusa_heads(tmp_path, heads, dtype=dtype)
-    again = load_medusa_heads(tmp_path)
+    again = load(tmp_path)
     assert again.config == heads.config
     assert not any(p.requires_grad for p in again.parameters())
     for (name, a), (other, b) in zip(heads.weights(), again.weights(), strict=True):
@@ -144,7 +147,7 @@ def test_a_damaged_file_is_refused(tmp_path: Path, case: str) -> None:
     changes, message = BAD_FILES[case]
     spoil(tmp_path, **changes)
     with pytest.raises(ModelError, match=message):
-        load_medusa_heads(tmp_path)
+        load(tmp_path)
 
 
 def test_a_file_that_is_none_is_refused(tmp_path: Path) -> None:
@@ -152,13 +155,13 @@ def test_a_file_that_is_none_is_refused(tmp_path: Path) -> None:
     whole = (tmp_path / HEADS_FILE).read_bytes()
     (tmp_path / HEADS_FILE).write_bytes(whole[: len(whole) // 2])
     with pytest.raises(ModelError, match="not a complete safetensors file"):
-        load_medusa_heads(tmp_path)
+        load(tmp_path)
     (tmp_path / "config.json").write_text("[]")
     with pytest.raises(ModelError, match="expected an object with keys"):
-        load_medusa_heads(tmp_path)
+        load(tmp_path)
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(ModelError, match="cannot be read as JSON"):
-        load_medusa_heads(tmp_path)
+        load(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import ast
-import re
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
-from specdec_ext import ConfigError, KvCacheConfig, _core
-from specdec_ext.config import acceptance, engine
+from specdec_ext import ConfigError, KvCacheConfig, _core, _core_testing
+from specdec_ext.config import acceptance, limits
 from specdec_ext.request import resolve
 
 PACKAGE = Path(__file__).resolve().parents[2] / "python" / "specdec_ext"
@@ -37,34 +37,72 @@ def test_no_module_hides_a_public_name() -> None:
     assert done.returncode == 0, done.stderr.decode()
 
 
+def names_of_core(source: str) -> set[str]:
+    """Names of _core that a file's code uses; what its comments and docstrings say is no use."""
+    tree = ast.parse(source)
+    names: set[str] = set()
+    called = {"_core"}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            if (node.module or "").split(".")[-1] == "_core":
+                names |= {alias.name for alias in node.names}
+            called |= {alias.asname or "_core" for alias in node.names if alias.name == "_core"}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and ast.unparse(node.value).split(".")[-1] in called:
+            names.add(node.attr)
+    return names
+
+
+def unused_names(stub: str, sources: Iterable[str]) -> set[str]:
+    """Functions, classes and constants of the stub that no source uses, but for types that a
+    signature of a used name names: they have to be registered where that name is."""
+    defined = {}
+    for node in ast.parse(stub).body:
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            defined[node.name] = node
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            defined[node.target.id] = node
+    waiting = {name for source in sources for name in names_of_core(source)} & {*defined}
+    used: set[str] = set()
+    while waiting:
+        name = waiting.pop()
+        used.add(name)
+        inner = {node.id for node in ast.walk(defined[name]) if isinstance(node, ast.Name)}
+        waiting |= (inner & {*defined}) - used
+    return {*defined} - used - {"__all__", "__version__"}
+
+
 def test_the_core_has_no_name_that_the_package_does_not_use() -> None:
     """What tests alone need is in _core_testing (tests/bind), which no wheel has."""
     stub = (PACKAGE / "_core.pyi").read_text()
-    defined = {
-        node.name
-        for node in ast.parse(stub).body
-        if isinstance(node, (ast.FunctionDef, ast.ClassDef))
-    }
-    source = "\n".join(path.read_text() for path in PACKAGE.rglob("*.py"))
-    imported = re.findall(r"from [\w.]*_core import \(?([\w, \n]+)", source)
-    used = set(re.findall(r"_core\.(\w+)", source)) | set(re.findall(r"\w+", " ".join(imported)))
-    # Types of what functions and members of the core return.
-    used |= set(re.findall(r"\w+", " ".join(re.findall(r"-> ([^:]+):", stub))))
-    assert len(defined) > 40 and "Executor" in used
-    assert defined - used == set()
+    assert len(names_of_core(stub)) == 0 and "class Executor" in stub
+    assert unused_names(stub, (path.read_text() for path in PACKAGE.rglob("*.py"))) == set()
+
+
+@pytest.mark.parametrize(
+    ("source", "unused"),
+    [
+        ("from . import _core\n_core.make()", {"LIMIT", "spare"}),
+        ("from ._core import make, LIMIT", {"spare"}),
+        ("from . import _core as core\ncore.spare(core.make())", {"LIMIT"}),
+        ("import specdec_ext._core\nx = specdec_ext._core.LIMIT", {"Made", "make", "spare"}),
+        ('"""Draw with _core.spare."""\nfrom ._core import LIMIT, make', {"spare"}),
+    ],
+)
+def test_an_unused_name_is_found(source: str, unused: set[str]) -> None:
+    stub = "LIMIT: int\nclass Made: ...\ndef make() -> Made: ...\ndef spare() -> None: ..."
+    assert unused_names(stub, [source]) == unused
 
 
 def test_limits_stated_before_the_core_is_loaded_are_the_cores() -> None:
     """config/ refuses what does not fit without the core; what it states is what the core has."""
-    assert (engine.MAX_STEP_TOKENS, engine.MAX_DRAFT_LEN) == (
-        _core.MAX_STEP_TOKENS,
-        _core.MAX_DRAFT_LEN,
-    )
+    assert limits.MAX_STEP_TOKENS == _core.MAX_STEP_TOKENS
+    assert limits.MAX_DRAFT_LEN == _core_testing.MAX_DRAFT_LEN
     assert list(acceptance.ACCEPTANCE_RULES.items()) == list(_core.acceptance_rules().items())
-    assert acceptance.POSTERIOR_THRESHOLD == _core.POSTERIOR_THRESHOLD
-    assert acceptance.POSTERIOR_ALPHA == _core.POSTERIOR_ALPHA
-    assert resolve._MAX_STOP_IDS == _core.MAX_STOP_IDS
-    page = _core.MAX_PAGE_SIZE
+    assert acceptance.POSTERIOR_THRESHOLD == _core_testing.POSTERIOR_THRESHOLD
+    assert acceptance.POSTERIOR_ALPHA == _core_testing.POSTERIOR_ALPHA
+    assert resolve._MAX_STOP_IDS == _core_testing.MAX_STOP_IDS
+    page = _core_testing.MAX_PAGE_SIZE
     assert KvCacheConfig(tokens_per_block=page).tokens_per_block == page
     with pytest.raises(ConfigError, match=f"{2 * page}"):
         KvCacheConfig(tokens_per_block=2 * page)

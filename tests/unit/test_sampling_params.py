@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from specdec_ext.config.engine import LookaheadDecodingConfig, NGramDecodingConfig
+from specdec_ext.config.lookahead import LookaheadDecodingConfig
+from specdec_ext.config.ngram import NGramDecodingConfig
 from specdec_ext.config.parse import SpeculativeConfig
 from specdec_ext.errors import CapacityError, RequestError, UnsupportedRequestError
 from specdec_ext.request.resolve import EngineLimits, resolve_request
@@ -30,7 +31,7 @@ def test_the_default_is_greedy_and_plain() -> None:
     params = SamplingParams()
     assert params.temperature == 0.0
     assert params.max_tokens == 16
-    assert not params.needs_scores
+    assert params.greedy
     resolved = resolve_request([1, 3], params, limits())
     assert resolved.submit_kwargs["speculative"] is False
     assert resolved.submit_kwargs["eos_token_ids"] == [2]

@@ -59,7 +59,7 @@ class Call:
     num_prompt_tokens: int
     token_ids: list[list[int]]
     ttft_ms: list[float]
-    tpot_ms: list[float]  # per output token behind the first
+    tpot_ms: list[float]  # per output token after the first
     counter: SpecCounter
     num_forward_passes: int
     forward_s: float

@@ -10,7 +10,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..config.engine import LookaheadDecodingConfig
+from ..config.lookahead import LookaheadDecodingConfig
 from ..request.sampling_params import SamplingParams
 from ..request.speculation import with_defaults
 from .machine import about_engine, about_machine, clocks

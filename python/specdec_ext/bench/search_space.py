@@ -6,12 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from ..config.engine import (
-    MAX_DRAFT_LEN,
-    LookaheadDecodingConfig,
-    NGramDecodingConfig,
-    max_draft_len,
-)
+from ..config.limits import MAX_DRAFT_LEN
+from ..config.lookahead import LookaheadDecodingConfig, max_draft_len
+from ..config.ngram import NGramDecodingConfig
 
 __all__ = ["SPACES", "Point", "Space"]
 

@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     chat.add_argument("--temperature", type=float, default=0.0, metavar="X", help="default: 0")
     chat.add_argument("--seed", type=int, metavar="N", help="of sampling; makes it repeatable")
     chat.add_argument(
-        "--stats", action="store_true", help="show behind every answer how it was decoded"
+        "--stats", action="store_true", help="show after every answer how it was decoded"
     )
     chat.add_argument(
         "--color", default="auto", choices=("auto", "always", "never"),

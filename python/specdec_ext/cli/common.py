@@ -159,7 +159,7 @@ def llm_kwargs(args: argparse.Namespace) -> dict[str, Any]:
     def chosen(**values: Any) -> dict[str, Any]:
         return {name: value for name, value in values.items() if value is not None}
 
-    from ..config.engine import normalize_dtype
+    from ..config.dtypes import normalize_dtype
     from ..config.parse import parse_kv_cache_config, parse_scheduler_config
 
     size = resolve_tensor_parallel_size(args.tensor_parallel_size, world_of())

@@ -20,7 +20,7 @@ _FOREIGN = {
 
 
 def normalize_argv(argv: Sequence[str]) -> list[str]:
-    """Option names with '_' spelled '-'; values and everything behind '--' stay as they are."""
+    """Option names with '_' spelled '-'; values and everything after '--' stay as they are."""
     result: list[str] = []
     for i, arg in enumerate(argv):
         if arg == "--":

@@ -192,7 +192,7 @@ def _option_keys(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _spaced(text: str) -> str:
-    """{4:8,16:2} as YAML wants it, with a blank behind each colon; values here are numbers."""
+    """{4:8,16:2} as YAML wants it, with a blank after each colon; values here are numbers."""
     return text.replace(":", ": ")
 
 

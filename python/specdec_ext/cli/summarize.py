@@ -126,7 +126,7 @@ def _check(args: argparse.Namespace) -> None:
 
 def _place_dtype(args: argparse.Namespace) -> str | None:
     """--data_type is that of transformers where an engine has its own; None: the engine's."""
-    from ..config.engine import normalize_dtype
+    from ..config.dtypes import normalize_dtype
 
     dtype = normalize_dtype("--data_type", args.dtype)
     if args.engine_dir is not None:

@@ -6,15 +6,12 @@ import dataclasses
 from typing import Any
 
 from ..errors import ConfigError, UnsupportedConfigError
-from .engine import (
-    MAX_DRAFT_LEN,
-    KvCacheConfig,
-    LookaheadDecodingConfig,
-    NGramDecodingConfig,
-    SchedulerConfig,
-)
+from .engine import KvCacheConfig, SchedulerConfig
+from .limits import MAX_DRAFT_LEN
+from .lookahead import LookaheadDecodingConfig
 from .methods import DRAFTER_CONFIGS, DrafterConfig
 from .names import canonical_method
+from .ngram import NGramDecodingConfig
 from .parse import SpeculativeConfig, parse_speculative_config
 from .sources import AutoDecodingConfig
 from .suffix import SuffixDecodingConfig

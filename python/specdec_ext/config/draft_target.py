@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from ..errors import ConfigError, UnsupportedConfigError
 from .base import MODEL_SPELLINGS, Spellings
-from .engine import normalize_dtype
+from .dtypes import normalize_dtype
 from .grown_tree import GrownTreeConfig
 from .validate import check_bool, check_choice, check_float, check_int, show
 
@@ -44,7 +44,7 @@ class DraftTargetDecodingConfig(GrownTreeConfig):
                        which the max_draft_len likeliest nodes are verified
     max_draft_depth    levels of a tree, 1..max_draft_len; None: 4, or as many as nodes
                        (max_draft_len) and the 128 rows of a pass allow; of a chain max_draft_len
-    min_confidence     stop a chain behind a draft whose probability is lower, 0..1; 0: never
+    min_confidence     stop a chain after a draft whose probability is lower, 0..1; 0: never
     use_draft_logits   sampled requests with acceptance="rejection" draw their drafts from the draft
                        model's distribution and are accepted by it. False: the likeliest token,
                        accepted by the target's own probability of it

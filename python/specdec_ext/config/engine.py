@@ -1,11 +1,9 @@
-"""Configuration of an engine: frozen dataclasses that are valid once they exist.
+"""The K/V cache and the scheduler of an engine: frozen dataclasses that are valid once they exist.
 
-This module and base.py import nothing but the error classes and value checks, so `specdec
---help` answers and configuration files are checked without torch. parse.py reads dicts,
-JSON, YAML and lists.
-
-What the engine does not do in this version is refused here with UnsupportedConfigError: a parameter
-is honoured or refused, never ignored.
+Nothing in this folder imports more than the standard library (and yaml), so that `specdec --help`
+answers and configuration files are checked without torch. parse.py reads dicts, JSON, YAML and
+lists. What the engine does not do in this version is refused with UnsupportedConfigError: a
+parameter is honoured or refused, never ignored.
 """
 
 from __future__ import annotations
@@ -13,217 +11,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from ..errors import ConfigError, UnsupportedConfigError
+from ..errors import ConfigError
 from .attention import check_sinks, check_window
-from .base import SpeculationOptions, Spellings, _Config
+from .base import Spellings, _Config
+from .dtypes import normalize_kv_dtype
+from .limits import MAX_OVERLAP_DEPTH
 from .validate import check_bool, check_choice, check_float, check_int
 
-__all__ = [
-    "MAX_DRAFT_LEN",
-    "MAX_STEP_TOKENS",
-    "MAX_VOCAB_SIZE",
-    "KvCacheConfig",
-    "LookaheadDecodingConfig",
-    "NGramDecodingConfig",
-    "SchedulerConfig",
-    "max_draft_len",
-    "normalize_dtype",
-    "normalize_kv_dtype",
-    "pages_for",
-]
-
-# One request verifies at most this many tokens in one step: the last decided token plus its drafts.
-# The same constants are kMaxStepTokens and kMaxDraftLen in cpp/base/types.h.
-MAX_STEP_TOKENS = 128
-MAX_OVERLAP_DEPTH = 2
-MAX_DRAFT_LEN = MAX_STEP_TOKENS - 1
-# Far above any model that exists; it stops a damaged file before it asks for memory.
-MAX_VOCAB_SIZE = 2**24
-# Longest suffix that prompt lookup matches against the history; longer ones cost index memory for
-# every token and practically never decide a match (docs/methods/prompt_lookup.md).
-MAX_MATCHING_NGRAM_SIZE = 8
-
-DTYPES = ("auto", "float32", "bfloat16", "float16")
-_DTYPE_ALIASES = {
-    "fp32": "float32", "float": "float32", "f32": "float32",
-    "bf16": "bfloat16",
-    "fp16": "float16", "half": "float16", "f16": "float16",
-}  # fmt: skip
-
-
-def normalize_dtype(field: str, value: object) -> str:
-    """ "auto" or the canonical name of a data type; `torch.bfloat16` and "bf16" are accepted."""
-    name = value if isinstance(value, str) else str(value)
-    name = name.lower().removeprefix("torch.")
-    name = _DTYPE_ALIASES.get(name, name)
-    if name.startswith(("fp8", "float8", "e4m3", "e5m2", "int8", "int4", "nvfp4")):
-        raise UnsupportedConfigError(
-            f"{field} = {name!r}: 8-bit and smaller types are not supported in this version; "
-            f"use one of {', '.join(DTYPES)}"
-        )
-    return check_choice(field, name, DTYPES, ConfigError)
-
-
-# What pages may hold besides a model's own type, and how vLLM and TensorRT-LLM spell it.
-_KV_ALIASES = {
-    "fp8_e4m3": "fp8", "fp8_e4m3fn": "fp8", "float8_e4m3fn": "fp8", "float8_e4m3": "fp8",
-    "e4m3": "fp8", "torch.float8_e4m3fn": "fp8", "torch.int8": "int8",
-}  # fmt: skip
-KV_DTYPES = (*DTYPES, "fp8", "int8")
-
-
-def normalize_kv_dtype(field: str, value: object) -> str:
-    """The canonical name of a type of K/V: of KV_DTYPES."""
-    name = (value if isinstance(value, str) else str(value)).lower()
-    name = _KV_ALIASES.get(name, name)
-    if name in KV_DTYPES:
-        return name
-    if name.startswith(("fp8", "float8", "e5m2", "int4", "fp4", "nvfp4", "turboquant")):
-        raise UnsupportedConfigError(
-            f"{field} = {name!r}: not supported in this version; of the narrow types K and V may "
-            "be 'fp8' (e4m3) or 'int8'"
-        )
-    name = _DTYPE_ALIASES.get(name.removeprefix("torch."), name.removeprefix("torch."))
-    return check_choice(field, name, KV_DTYPES, ConfigError)
-
-
-def _check_triple(window_size: object, ngram_size: object, verification_set_size: object) -> None:
-    where = "LookaheadDecodingConfig."
-    w = check_int(where + "max_window_size", window_size, ConfigError, low=1)
-    n = check_int(where + "max_ngram_size", ngram_size, ConfigError, low=1)
-    g = check_int(where + "max_verification_set_size", verification_set_size, ConfigError, low=0)
-    if n == 1 and (w, g) != (1, 0):
-        raise ConfigError(
-            f"{where}max_ngram_size = 1 with (W,N,G) = ({w},1,{g}): an n-gram of one token leaves "
-            "nothing to look ahead; use (1,1,0) for plain decoding or max_ngram_size >= 2"
-        )
-
-
-def max_draft_len(window_size: int, ngram_size: int, verification_set_size: int) -> int:
-    """Draft tokens that lookahead (W,N,G) verifies in one step, at most.
-
-    D = (0 if N == 1 else N - 2) + (W - 1 + G) * (N - 1); the step has D + 1 tokens.
-    (7,7,7) -> 83, (4,3,4) -> 15, (2,2,1) -> 2, (1,1,0) -> 0. Not limited to MAX_DRAFT_LEN, so
-    that a refusal can name the number.
-
-    Raises ConfigError for W < 1, N < 1, G < 0, or N == 1 with (W,G) != (1,0).
-    Source: TensorRT-LLM, LookaheadDecodingConfig::calculateSpeculativeResource.
-    """
-    _check_triple(window_size, ngram_size, verification_set_size)
-    w, n, g = int(window_size), int(ngram_size), int(verification_set_size)
-    return (0 if n == 1 else n - 2) + (w - 1 + g) * (n - 1)
-
-
-@dataclass(frozen=True)
-class LookaheadDecodingConfig(SpeculationOptions):
-    """Lookahead decoding with window W, n-gram size N and verification set G.
-
-    max_window_size            W >= 1, Jacobi columns
-    max_ngram_size             N >= 1, tokens of a guess including the one already decided
-    max_verification_set_size  G >= 0, guesses verified per step
-    adaptive                   let the draft budget shrink (w,n,g) within the triple; off: fixed
-
-    and the options of every method (SpeculationOptions).
-
-    As an engine's configuration the triple is an upper bound for every request. (1,1,0) is plain
-    decoding. Raises ConfigError for an invalid triple or more than 128 step tokens.
-    """
-
-    method: ClassVar[str] = "lookahead"
-
-    max_window_size: int = 4
-    max_ngram_size: int = 3
-    max_verification_set_size: int = 4
-    adaptive: bool = True
-
-    def __post_init__(self) -> None:
-        w, n, g = self.max_window_size, self.max_ngram_size, self.max_verification_set_size
-        draft_len = max_draft_len(w, n, g)
-        self._set(
-            max_window_size=int(w),
-            max_ngram_size=int(n),
-            max_verification_set_size=int(g),
-            adaptive=check_bool("LookaheadDecodingConfig.adaptive", self.adaptive, ConfigError),
-        )
-        if draft_len > MAX_DRAFT_LEN:
-            raise ConfigError(
-                f"LookaheadDecodingConfig (W,N,G) = ({w},{n},{g}) needs max_draft_len = "
-                f"{draft_len} ({draft_len + 1} step tokens), limit {MAX_DRAFT_LEN} "
-                f"({MAX_STEP_TOKENS} step tokens); make the window, n-gram size or "
-                "verification set smaller, for example (7,7,7) needs 83"
-            )
-        self._check_options()
-
-    @property
-    def triple(self) -> tuple[int, int, int]:
-        """(W, N, G)."""
-        return self.max_window_size, self.max_ngram_size, self.max_verification_set_size
-
-    @property
-    def max_draft_len(self) -> int:
-        """Draft tokens of one step, at most."""
-        return max_draft_len(*self.triple)
-
-    @property
-    def max_draft_path_len(self) -> int:
-        """Drafts on one root-to-leaf path: the most that one step can accept."""
-        return self.max_ngram_size - 1
-
-    @property
-    def is_plain(self) -> bool:
-        return self.triple == (1, 1, 0)
-
-
-@dataclass(frozen=True)
-class NGramDecodingConfig(SpeculationOptions):
-    """Prompt lookup: drafts are copied from where the last tokens occurred before.
-
-    max_draft_len            K, drafts per step, 1..127 (alias prompt_lookup_num_tokens)
-    max_matching_ngram_size  M, longest suffix that is matched, 1..8; longest first, down to 1
-    is_keep_all              keep every continuation of a pattern, not only one
-    is_use_oldest            of the kept continuations propose the oldest, else the newest
-    is_public_pool           share patterns among requests with the same `cache_salt`
-    adaptive                 let the draft budget shorten drafts below K; off: fixed
-
-    and the options of every method (SpeculationOptions).
-    """
-
-    method: ClassVar[str] = "ngram"
-
-    max_draft_len: int = 4
-    max_matching_ngram_size: int = 2
-    is_keep_all: bool = True
-    is_use_oldest: bool = True
-    is_public_pool: bool = False
-    adaptive: bool = True
-
-    def __post_init__(self) -> None:
-        where = "NGramDecodingConfig."
-        self._set(
-            max_draft_len=check_int(
-                where + "max_draft_len", self.max_draft_len, ConfigError, low=1, high=MAX_DRAFT_LEN
-            ),
-            max_matching_ngram_size=check_int(
-                where + "max_matching_ngram_size",
-                self.max_matching_ngram_size,
-                ConfigError,
-                low=1,
-                high=MAX_MATCHING_NGRAM_SIZE,
-            ),
-        )
-        for name in ("is_keep_all", "is_use_oldest", "is_public_pool", "adaptive"):
-            check_bool(where + name, getattr(self, name), ConfigError)
-        self._check_options()
-
-    @property
-    def prompt_lookup_num_tokens(self) -> int:
-        """transformers' name of max_draft_len."""
-        return self.max_draft_len
-
-    @property
-    def max_draft_path_len(self) -> int:
-        """Drafts on one root-to-leaf path: the most that one step can accept."""
-        return self.max_draft_len
+__all__ = ["POLICIES", "KvCacheConfig", "SchedulerConfig", "pages_for"]
 
 
 def _bytes_of_gib(name: str, value: Any) -> int:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import ConfigError
 from .drafter import DrafterConfig
-from .engine import MAX_DRAFT_LEN, MAX_STEP_TOKENS
+from .limits import MAX_DRAFT_LEN, MAX_STEP_TOKENS
 from .medusa_choices import MAX_TOP_K
 from .validate import check_int
 

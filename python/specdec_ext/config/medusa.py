@@ -16,7 +16,8 @@ from ..errors import ConfigError
 from .acceptance import POSTERIOR_ALPHA, POSTERIOR_THRESHOLD
 from .base import MODEL_SPELLINGS, Spellings
 from .drafter import DrafterConfig
-from .engine import MAX_DRAFT_LEN, normalize_dtype
+from .dtypes import normalize_dtype
+from .limits import MAX_DRAFT_LEN
 from .medusa_choices import (
     MAX_TOP_K,
     Choice,

@@ -11,7 +11,7 @@ head 0. The choices together are a tree; its root, the golden token, is no choic
     a file             .json, .yaml or .txt with one of these, or {"medusa_choices": ...}
 
 The order of a full list is kept (the published ones have their best choices in front), except that
-a parent moves in front of its children. Paths are ordered by depth, then by ranks.
+a parent moves before its children. Paths are ordered by depth, then by ranks.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import SpecdecError
-from .engine import MAX_DRAFT_LEN
+from .limits import MAX_DRAFT_LEN
 from .validate import check_int, show
 
 __all__ = [
@@ -102,7 +102,7 @@ def published_trees() -> Mapping[str, tuple[Choice, ...]]:
 
 
 def parse_choices(value: object, field: str, error: type[SpecdecError]) -> tuple[Choice, ...]:
-    """The choices in any of the accepted forms, complete, parents in front of their children.
+    """The choices in any of the accepted forms, complete, parents before their children.
 
     Raises `error` naming `field` and the offending choice: no list, no integers, negative ranks,
     duplicates, a choice without its parent, none at all, more than 127.
@@ -193,7 +193,7 @@ def _choice(item: object, field: str, error: type[SpecdecError]) -> Choice:
 def _in_order(
     choices: Sequence[Choice], known: Mapping[Choice, int], field: str, error: type[SpecdecError]
 ) -> list[Choice]:
-    """A full list with every parent in front of its children; raises for a gap."""
+    """A full list with every parent before its children; raises for a gap."""
     placed: dict[Choice, None] = {}
     for i, choice in enumerate(choices):
         for n in range(1, len(choice) + 1):

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import ConfigError
-from .engine import MAX_DRAFT_LEN
+from .limits import MAX_DRAFT_LEN
 from .medusa_choices import MAX_TOP_K, Choice
 from .validate import check_float, check_int, show
 

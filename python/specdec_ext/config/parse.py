@@ -17,12 +17,8 @@ from typing import Any, Literal, NoReturn, TypeAlias, TypeVar, overload
 
 from ..errors import ConfigError, UnsupportedConfigError
 from .base import OPTION_ALIASES, SpeculationOptions
-from .engine import (
-    KvCacheConfig,
-    LookaheadDecodingConfig,
-    NGramDecodingConfig,
-    SchedulerConfig,
-)
+from .engine import KvCacheConfig, SchedulerConfig
+from .lookahead import LookaheadDecodingConfig
 from .methods import DRAFTER_CONFIGS, DrafterConfig, DraftTargetDecodingConfig
 from .names import (
     DISCRIMINATORS,
@@ -34,6 +30,7 @@ from .names import (
     UNSUPPORTED_KEYS,
     canonical_method,
 )
+from .ngram import NGramDecodingConfig
 from .read_text import read_text
 from .sources import AutoDecodingConfig, CompositeDecodingConfig
 from .suffix import SUFFIX_ALIASES, SuffixDecodingConfig

@@ -10,7 +10,7 @@ from typing import ClassVar
 from ..errors import ConfigError
 from .base import MODEL_SPELLINGS, Spellings
 from .drafter import DrafterConfig
-from .engine import MAX_DRAFT_LEN
+from .limits import MAX_DRAFT_LEN
 from .validate import check_bool, check_int, show
 
 __all__ = ["ReDrafterDecodingConfig"]

@@ -8,7 +8,8 @@ from typing import Any, ClassVar, TypeAlias
 
 from ..errors import ConfigError, UnsupportedConfigError
 from .base import OPTION_NAMES, SpeculationOptions
-from .engine import MAX_DRAFT_LEN, LookaheadDecodingConfig
+from .limits import MAX_DRAFT_LEN
+from .lookahead import LookaheadDecodingConfig
 from .methods import (
     DrafterConfig,
     DraftTargetDecodingConfig,

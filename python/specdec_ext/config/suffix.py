@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from ..errors import ConfigError
 from .base import SpeculationOptions
-from .engine import MAX_DRAFT_LEN
+from .limits import MAX_DRAFT_LEN
 from .validate import check_bool, check_float, check_int
 
 __all__ = ["SUFFIX_ALIASES", "SuffixDecodingConfig"]

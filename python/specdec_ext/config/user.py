@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from ..errors import ConfigError
 from .drafter import DrafterConfig
-from .engine import MAX_DRAFT_LEN
+from .limits import MAX_DRAFT_LEN
 from .validate import check_bool, check_int, show
 
 __all__ = ["UserDrafterConfig"]

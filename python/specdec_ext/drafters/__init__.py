@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from ..config.methods import DrafterConfig, MedusaDecodingConfig, ReDrafterDecodingConfig
+from .draft_target.draft_sizes import DraftSizes
 from .draft_target.slots import DraftTargetDrafter
 from .eagle3.checkpoint import Eagle3Weights, read_eagle3
 from .eagle3.checkpoint import check_target as check_eagle3
 from .eagle3.slots import Eagle3Drafter, feature_bytes
 from .late import LateDrafter
-from .proposal import Proposal
+from .proposal import Proposal, random_uniform
 from .shared_tokens import find_shared_tokens
 from .shipped import shipped_drafter
 from .slot_drafter import DraftInputs, PromptInputs, SlotDrafter
@@ -18,6 +19,7 @@ from .vocabulary import map_vocabulary
 
 __all__ = [
     "DraftInputs",
+    "DraftSizes",
     "DraftTargetDrafter",
     "Eagle3Drafter",
     "Eagle3Weights",
@@ -30,6 +32,7 @@ __all__ = [
     "find_shared_tokens",
     "make_drafter",
     "map_vocabulary",
+    "random_uniform",
     "read_eagle3",
     "shipped_drafter",
 ]

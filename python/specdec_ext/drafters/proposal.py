@@ -10,7 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Proposal"]
+from .._core import random_uniform
+
+__all__ = ["Proposal", "random_uniform"]
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,7 @@ class Proposal:
     With "rejection" the output has the target's law only if probs tell the truth: the row is what
     the draft was drawn *from*. A draft chosen as the most likely token was not drawn, and one that
     is dropped because of what it turned out to be spoils the law of those that are kept: decide
-    whether to draft on before drawing. Draw with `_core.random_uniform(seed, position, "draft")`,
+    whether to draft on before drawing. Draw with `random_uniform(seed, position, "draft")`,
     position being the draft's own, or with numbers of your own that the engine does not use.
     """
 

@@ -116,7 +116,7 @@ class _Texts:
 
     text_of  id -> bytes, of tokens that are text
     id_of    the reverse; where several tokens have a text, the one that a tokenizer would choose: a
-             token of a byte (<0x41>) stands behind one of its text
+             token of a byte (<0x41>) stands after one of its text
     special  word -> id of special tokens, which are no text
     """
 

@@ -1,6 +1,6 @@
 """Drafters that run on a step's stream: their drafts go into slots, nothing comes to the host.
 
-A step that runs ahead is enqueued before the one in front of it was read. So its drafts are made
+A step that runs ahead is enqueued before the previous one was read. So its drafts are made
 from what that one leaves on the device: hidden states, histories, pages.
 """
 
@@ -32,8 +32,8 @@ class DraftInputs:
     slot_ids     [D] int32, -1: nobody (padding)
     max_drafts   [D] int32 drafts of this step, 0: none
     page_table   [D, pages] int32, what each request holds; enough for the drafts, too
-    laws         how each samples, [D]; written for steps whose `needs_scores` is True
-    needs_scores somebody samples in this step
+    laws         how each samples, [D]; written for steps in which somebody `samples`
+    samples      somebody draws tokens in this step
     status       [D] int32 StatusFlag bits, OR-ed in
     hidden       [num_slots, H] of the model's dtype: the head's input that each slot's golden token
                  was chosen from; None: nobody asked for it (SlotDrafter.needs_hidden)
@@ -50,7 +50,7 @@ class DraftInputs:
     max_drafts: Tensor
     page_table: Tensor
     laws: SamplingLaws
-    needs_scores: bool
+    samples: bool
     status: Tensor
     hidden: Tensor | None
     max_width: int
@@ -78,7 +78,7 @@ class PromptInputs:
 
     tokens       [R] int32 of all pieces
     slot_ids     [P] int32, -1: a request whose tokens the host chooses has none
-    kv_len       [P] int32 tokens in front of the piece
+    kv_len       [P] int32 tokens before the piece
     cu_rows      [P + 1] int32 first row of each piece
     page_table   [P, pages] int32
     max_rows, max_kv_len  of any one request, upper bounds that the host knows
@@ -105,13 +105,13 @@ class SlotDrafter(Protocol):
     """
 
     # A drafter may have more:
-    #   read_prompts(PromptInputs)  called behind the model's pass of a step with prompts
-    #   after_commit(plan, layout, slots, PromptInputs | None)  called behind the commit of a step
+    #   read_prompts(PromptInputs)  called after the model's pass of a step with prompts
+    #   after_commit(plan, layout, slots, PromptInputs | None)  called after the commit of a step
     #       that the host ran; the prompts among its requests, which come first, None: none
     #   draft_probs(num_requests) -> ops.DraftProbs | None  what the drafts of a step's so many
-    #       decoding requests were drawn from, None: without chance; called behind draft() in a step
+    #       decoding requests were drawn from, None: without chance; called after draft() in a step
     #       that samples
-    #   prepare()  called once on the CPU, in front of the first draft(), whose time counts
+    #   prepare()  called once on the CPU, before the first draft(), whose time counts
     #   drafts_one_by_one: bool     draft() takes as long as a request's drafts are many
     #   passes_made: int            of a draft model, by the last draft(); 0: not known
     #   reads_every_step: bool      draft() is called in steps without drafts, too: max_drafts is 0

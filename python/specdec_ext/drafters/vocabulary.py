@@ -37,7 +37,7 @@ def map_vocabulary(
 ) -> VocabularyMap:
     """Compare two StepModels' vocabularies by content and relate them.
 
-    The tokenizers' words are compared id by id; one may have ids that the other lacks behind its
+    The tokenizers' words are compared id by id; one may have ids that the other lacks after its
     last one, as padding and added special tokens make them. Without both tokenizers the sizes have
     to be equal. Raises ConfigError with both sizes and the first token that differs.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..config.engine import LookaheadDecodingConfig
+from ..config.lookahead import LookaheadDecodingConfig
 from ..config.methods import DrafterConfig, UserDrafterConfig
 from ..config.parse import SpeculativeConfig
 from ..config.sources import CompositeDecodingConfig

@@ -55,7 +55,7 @@ def _apply(
 ) -> str | None:
     """Write to `to` what the processors make of `row`, or NaN and return why.
 
-    From a row of NaN no token is chosen. Where that is a draft's the step ends in front of it, and
+    From a row of NaN no token is chosen. Where that is a draft's the step ends before it, and
     the next one has the row at its root, if it is ever reached.
     """
     import torch

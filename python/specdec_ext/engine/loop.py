@@ -14,33 +14,21 @@ others wait for. Code of others (processors, drafters, on_update) is guarded whe
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
-import itertools
-import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from ..errors import EngineError, RequestError
-from ..extras import require
+from ..errors import EngineError
 from ..log import logger
 from ..models.host_arrays import as_torch
-from ..request.resolve import EngineLimits, ResolvedRequest, resolve_request, stream_seed
-from ..request.sampling_params import SamplingParams
-from ..text.detokenizer import DetokenizerFactory
-from ..text.grammar import GrammarCompiler
+from ..request.resolve import EngineLimits
 from ..text.metrics import describe_budget
-from .draft_sources import source_names
-from .external_probs import draft_probs
-from .grammar_masks import GrammarMasks
-from .ledger import Ledger, how_decoded, synthetic_acceptance
+from .ledger import synthetic_acceptance
 from .logits_processing import process_scores
 from .memory_plan import MemoryPlan
-from .request_state import Owner, RequestState
-from .step_lock import StepLock, close_at_exit
-from .step_records import StepRecords
+from .request_state import RequestState
+from .request_table import RequestTable
+from .step_lock import close_at_exit
 
 if TYPE_CHECKING:
     import torch
@@ -48,7 +36,7 @@ if TYPE_CHECKING:
 __all__ = ["EngineLoop"]
 
 
-class EngineLoop:
+class EngineLoop(RequestTable):
     """Drives one executor and one model.
 
     executor   specdec_ext._core.Executor, or anything with its submit/plan/commit/fail/cancel/stats
@@ -73,136 +61,27 @@ class EngineLoop:
         drafting: Any = None,
         release_pages: Callable[[], object] | None = None,
     ) -> None:
-        self.executor = executor
-        self.model = model
-        self.limits = limits
+        super().__init__(
+            executor,
+            model,
+            limits,
+            tokenizer=tokenizer,
+            drafting=drafting,
+            spares_others=spares_others,
+        )
         self.memory = memory
-        self.tokenizer = tokenizer
         self.numerics: str = getattr(model, "numerics", "exact")
-        self._detokenizers = DetokenizerFactory(tokenizer) if tokenizer is not None else None
-        self._sources = source_names(limits.speculative_config)
-        self._compiler = GrammarCompiler(tokenizer, limits.vocab_size, limits.eos_token_ids)
-        self._grammars = GrammarMasks(executor)
         self._calibrate = calibrate
-        self._spares_others = spares_others
-        self._drafting = drafting
         self._release_pages = release_pages
-        self._steps = StepLock()
         self._stepping = False  # a step has begun whose outputs have not all been routed
         self._step_start = 0.0
         self._result: Any = None  # of that step's forward pass
         self._hidden: Any = None
-        self._dropped: deque[Owner | None] = deque()  # of owners that are gone; None: of everybody
-        self._lock = threading.Lock()  # guards what follows
-        self._states: dict[int, RequestState] = {}
-        self._ids = itertools.count()
-        self._ledger = Ledger()
-        self._prompt_tokens = 0
-        self._wants_logits = False  # somebody does, or did
-        self._has_processors = False  # somebody does, or did
-        self._results: dict[int, Any] = {}  # then: the scores of the steps in flight
-        self._closed = self._wants_calibration = False
+        self._results: dict[int, Any] = {}  # where logits are wanted: of the steps in flight
         self._forward_s = self._step_s = 0.0
         self._served_cost: Any = None
-        self._num_steps = self._num_ended = 0
+        self._num_steps = 0
         close_at_exit(self)
-
-    def resolve(self, prompt_token_ids: Sequence[int], params: SamplingParams) -> ResolvedRequest:
-        """A request as submit() takes it. Raises RequestError; does no work."""
-        self._require_open()
-        for name in ("logits_processors", "return_generation_logits"):
-            if getattr(params, name):
-                require("torch", f"SamplingParams.{name}")
-        resolved = resolve_request(prompt_token_ids, params, self.limits, self.tokenizer)
-        probs = draft_probs(params.external_draft, params.greedy)
-        if probs is not None:
-            resolved.submit_kwargs["external_probs"] = probs
-        if resolved.params.structured_outputs is None:
-            return resolved
-        grammar = self._compiler.compile(resolved.params.structured_outputs)
-        return dataclasses.replace(resolved, grammar=grammar)
-
-    def require_room(self, count: int) -> None:
-        """Raise QueueFullError unless `count` more requests may be submitted now."""
-        self._require_open()
-        self._cancel_dropped()
-        self.limits.require_room(len(self._states), count)
-
-    @property
-    def is_open(self) -> bool:
-        """Requests may be submitted, if there is room for them."""
-        return not self._closed
-
-    def submit(
-        self,
-        request: ResolvedRequest,
-        *,
-        prompt: str | None = None,
-        on_update: Callable[[RequestState], None] | None = None,
-        owner: object | None = None,
-    ) -> RequestState:
-        """Queue a request. `on_update` is called from the stepping thread after each change; after
-        an interrupt perhaps twice. When `owner` is deleted the request is cancelled.
-
-        Raises RequestError before anything is queued.
-        """
-        self.require_room(1)
-        params, kwargs = request.params, request.submit_kwargs
-        detokenizer = None
-        if self._detokenizers is not None and params.detokenize:
-            detokenizer = self._detokenizers.make(params.skip_special_tokens)
-        with self._lock:
-            # Again, where no other thread comes between: only now is the place taken.
-            self._require_open()
-            self.limits.require_room(len(self._states), 1)
-            number = next(self._ids)
-            if params.seed is None and not params.greedy:
-                kwargs = {**kwargs, "seed": stream_seed(self.limits.seed, number)}
-            state = RequestState(
-                request_id=str(number),
-                prompt=prompt,
-                resolved=request,
-                detokenizer=detokenizer,
-                token_text=self._detokenizers.token_text if self._detokenizers else None,
-                on_update=on_update,
-                about=how_decoded(self.model, self.limits, request),
-                sources=self._sources,
-                owner=None if owner is None else Owner(owner, self._dropped.append),
-                steps=StepRecords(self._sources) if params.return_steps else None,
-            )
-            if request.grammar is not None:
-                kwargs = {**kwargs, "forced": request.grammar.beginning}
-            try:
-                # Interrupted before it is in _states, it is cancelled when it delivers something.
-                rid = self.executor.submit(request.prompt_token_ids, **kwargs)
-            except ValueError as error:  # a limit that only the executor knows
-                raise RequestError(str(error)) from None
-            state.rid = rid
-            if state.owner is not None:
-                state.owner.rid = rid
-            self._states[rid] = state
-            if request.grammar is not None:
-                self._grammars.start(rid, request.grammar, speculative=kwargs["speculative"])
-            if self._drafting is not None and kwargs["speculative"]:
-                options = request.draft_options
-                self._drafting.start(rid, request.prompt_token_ids, kwargs, options)
-            self._prompt_tokens += len(request.prompt_token_ids)
-            adaptive = kwargs.get("adaptive")
-            config = self.limits.speculative_config
-            self._wants_logits |= params.return_generation_logits
-            self._has_processors |= bool(params.logits_processors)
-            if kwargs["speculative"] and config is not None:
-                self._wants_calibration |= config.adaptive if adaptive is None else adaptive
-            self._wants_calibration |= self._spares_others and len(self._states) > 1
-        return state
-
-    def cancel(self, state: RequestState) -> bool:
-        """End a request; False if it had already ended. What it delivered stays."""
-        return self._end(state, "cancelled")
-
-    def abandon(self) -> None:
-        """Cancel every request, soon. A destructor may call this: it takes no lock."""
-        self._dropped.append(None)
 
     def step(self) -> bool:
         """Run one forward pass for whoever is ready. False: there was nothing to run."""
@@ -317,13 +196,6 @@ class EngineLoop:
                 self._release_pages()
             return dropped
 
-    @property
-    def num_unfinished(self) -> int:
-        self._steps.refuse_in_fork()
-        self._cancel_dropped()
-        with self._lock:
-            return sum(not state.finished for state in self._states.values())
-
     def get_metrics(self) -> dict[str, Any]:
         """Sums since the engine was made (docs/metrics.md)."""
         self._steps.refuse_in_fork()
@@ -379,11 +251,6 @@ class EngineLoop:
         processors = {rid: s.params.logits_processors or () for rid, s in states.items() if s}
         return process_scores(trees, scores, processors)
 
-    def _require_open(self) -> None:
-        self._steps.refuse_in_fork()
-        if self._closed:
-            raise EngineError("the engine is closed; make a new LLM")
-
     def _calibrate_once(self) -> None:
         if self._calibrate is None or not self._wants_calibration:
             return
@@ -410,19 +277,6 @@ class EngineLoop:
             self._closed = True
         for state in states:
             self._end(state, "error", message)
-
-    def _cancel_dropped(self) -> None:
-        """Cancel the requests whose owners are gone. An owner leaves the list when that is done: an
-        interrupt loses none, and threads that do it at once take out none that the others need."""
-        for owner in [*self._dropped]:
-            with self._lock:
-                states = [*self._states.values()] if owner is None else []
-                if owner is not None and owner.rid in self._states:
-                    states.append(self._states[owner.rid])
-            for state in states:
-                self.cancel(state)
-            with contextlib.suppress(ValueError):  # another thread has taken it out
-                self._dropped.remove(owner)
 
     def _route(self, outputs: Iterable[Any]) -> None:
         """Give each request what a step delivered to it. Where this was interrupted it is called
@@ -454,25 +308,3 @@ class EngineLoop:
         if self._drafting is not None:
             self._drafting.observe(outputs)
             self._drafting.drop_ended()
-
-    def _end(self, state: RequestState, reason: str, error: str | None = None) -> bool:
-        """End a request from outside a step; False: it had ended."""
-        if self._steps.is_a_fork:
-            return False
-        with self._lock:
-            if state.rid not in self._states:
-                return False
-            had_ended = state.finished
-            self.executor.cancel(state.rid)
-            state.end(reason, error=error)
-            self._account(state)
-            del self._states[state.rid]
-        state.notify()
-        return not had_ended
-
-    def _account(self, state: RequestState) -> None:
-        if self._drafting is not None:
-            self._drafting.end(state.rid)
-        self._grammars.end(state.rid)
-        self._ledger.end(state)
-        self._num_ended += 1

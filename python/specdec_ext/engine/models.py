@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..config.engine import KvCacheConfig, SchedulerConfig, normalize_dtype
+from ..config.dtypes import normalize_dtype
+from ..config.engine import KvCacheConfig, SchedulerConfig
 from ..config.methods import (
     DrafterConfig,
     DraftTargetDecodingConfig,
@@ -20,6 +21,7 @@ from ..config.methods import (
 from ..config.parse import SpeculativeConfig
 from ..config.sources import method_of
 from ..drafters import (
+    DraftSizes,
     DraftTargetDrafter,
     Eagle3Drafter,
     Eagle3Weights,
@@ -32,7 +34,7 @@ from ..drafters import (
     map_vocabulary,
     read_eagle3,
 )
-from ..errors import ConfigError, ModelError, UnsupportedConfigError
+from ..errors import ModelError, UnsupportedConfigError
 from ..models.host_arrays import kv_dtype_name
 from ..models.kv_storage import storage_dtype, stored_name, token_bytes, wanted_type
 from ..models.windows import (
@@ -217,7 +219,14 @@ class ModelLoader:
             )
         elif draft_model is not None:
             assert isinstance(spec, DraftTargetDecodingConfig)
-            drafter = self._draft_target(spec, model, draft_model, shared, first)
+            tokenizers = self._tokenizers(draft_model.info.path)
+            drafter = DraftTargetDrafter(
+                spec,
+                draft_model,
+                map_vocabulary(model, draft_model, *tokenizers, shared),
+                self._place,
+                DraftSizes(model.vocab_size, first.max_batch_size, self._draft_rows(first)),
+            )
         elif isinstance(spec, DrafterConfig) and not isinstance(spec, UserDrafterConfig):
             # Before the pages: its weights may share a device with them.
             make = functools.partial(
@@ -312,30 +321,6 @@ class ModelLoader:
         assert isinstance(spec, DraftTargetDecodingConfig)
         reads = DraftTargetDrafter.reads(spec)
         return max(plan.max_num_tokens, reads * plan.max_batch_size)
-
-    def _draft_target(
-        self,
-        spec: DraftTargetDecodingConfig,
-        model: StepModel,
-        draft: StepModel,
-        shared: SharedTokens | None,
-        plan: MemoryPlan,
-    ) -> SlotDrafter:
-        if not self._place.is_cpu and draft.impl != "native":
-            raise ConfigError(
-                f"DraftTargetDecodingConfig.model = {str(spec.model)!r}: on {self._place.name} "
-                "this draft model runs in the transformers adapter, which takes its steps from "
-                "the host; use a draft model of a native family, or device='cpu'"
-            )
-        return DraftTargetDrafter(
-            spec,
-            draft,
-            map_vocabulary(model, draft, *self._tokenizers(draft.info.path), shared),
-            self._place,
-            vocab_size=model.vocab_size,
-            max_requests=plan.max_batch_size,
-            max_rows=self._draft_rows(plan),
-        )
 
     def _plan_memory(
         self,

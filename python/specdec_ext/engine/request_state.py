@@ -18,8 +18,9 @@ from ..request.resolve import ResolvedRequest
 from ..text.answer_text import AnswerText
 from ..text.detokenizer import Detokenizer
 from ..text.metrics import RequestTimer, SpecCounter, ratio
-from ..text.outputs import CompletionOutput, Logprob, RequestOutput
+from ..text.outputs import CompletionOutput, RequestOutput
 from .step_records import StepRecords
+from .token_scores import TokenScores
 
 __all__ = ["Owner", "RequestState"]
 
@@ -76,21 +77,12 @@ class RequestState:
         self.owner = owner
         self._update_failures = 0
         self._about = about
-        self._token_text = token_text
         self._text = AnswerText(
             detokenizer, params.stop or (), keeps_stop=params.include_stop_str_in_output
         )
         self._shown = (0, 0, 0)  # pieces, tokens and steps that have been in a snapshot
-        self._logprobs: list[dict[int, Logprob]] | None = (
-            [] if params.logprobs is not None else None
-        )
-        # The first token has nothing in front of it.
-        self._prompt_logprobs: list[dict[int, Logprob] | None] | None = (
-            [None] if params.prompt_logprobs is not None else None
-        )
+        self._scores = TokenScores(params, resolved.prompt_token_ids, token_text)
         self._steps = steps
-        self._cumulative_logprob = 0.0
-        self._logits: dict[int, Any] = {}  # [tokens of a step, vocabulary], by the first's index
         # Step outputs that are not in the text yet: (its number, out, when its step began, when it
         # was read, scores). Those who wait for nothing but the end have their text made a piece at
         # a time; whom a stop string may end, each at once.
@@ -201,16 +193,17 @@ class RequestState:
             pieces, tokens, steps = self._shown
             fresh = self._text.pieces[pieces:]
             records = [] if self._steps is None else self._steps.items
+            scores, count = self._scores, len(self._token_ids)
             output = CompletionOutput(
                 index=0,
                 text=self._text.joined(),
                 token_ids=list(self._token_ids),
-                cumulative_logprob=self._cumulative_logprob if self._logprobs is not None else None,
-                logprobs=list(self._logprobs) if self._logprobs is not None else None,
+                cumulative_logprob=None if scores.logprobs is None else scores.cumulative,
+                logprobs=None if scores.logprobs is None else list(scores.logprobs),
                 finish_reason=self.finish_reason,
                 stop_reason=self.stop_reason,
                 error=self.error,
-                generation_logits=self._joined_logits(),
+                generation_logits=scores.logits(count),
                 token_from_draft=list(self._from_draft),
                 steps=None if self._steps is None else list(records),
                 delta_text="".join([text for text, _ in fresh]),
@@ -230,8 +223,8 @@ class RequestState:
                 finished=self.finished,
                 metrics=metrics,
                 prompt_logprobs=None
-                if self._prompt_logprobs is None
-                else list(self._prompt_logprobs),
+                if scores.prompt_logprobs is None
+                else list(scores.prompt_logprobs),
                 num_cached_tokens=self._num_cached_tokens,
             )
             shown = (len(self._text.pieces), len(self._token_ids), len(records))
@@ -247,7 +240,7 @@ class RequestState:
         stop = None
         for _, out, step_start, now, logits in self._waiting:
             stop = self._add(out, step_start, now, logits)
-            if stop is not None:  # what the step brought behind it is dropped
+            if stop is not None:  # what the step brought after it is dropped
                 break
         self._num_cached_tokens = out.num_cached_tokens
         if stop is not None:
@@ -265,13 +258,12 @@ class RequestState:
         timer = self.timer
         if timer.scheduled is None:
             timer.scheduled = step_start
-        if self._prompt_logprobs is not None:
-            for entry in out.prompt_logprobs:
-                token = self.prompt_token_ids[len(self._prompt_logprobs)]
-                self._prompt_logprobs.append(self._logprob_row(token, entry))
+        scores = self._scores
+        if scores.prompt_logprobs is not None:
+            scores.add_prompt(out.prompt_logprobs)
         if logits is not None:
-            self._logits[len(self._token_ids)] = logits
-        logprobs = out.logprobs if self._logprobs is not None else None
+            scores.add_logits(len(self._token_ids), logits)
+        logprobs = out.logprobs if scores.logprobs is not None else None
         sources = self._sources_of(out, accepted, len(tokens)) if accepted else [None] * len(tokens)
         stop, before = None, len(self._token_ids)
         if not self._text.is_wanted and not logprobs:
@@ -281,7 +273,7 @@ class RequestState:
         else:
             for i, token in enumerate(tokens):
                 if logprobs:
-                    self._add_logprobs(token, logprobs[i])
+                    scores.add(token, logprobs[i])
                 ends = reason == "stop" and i == len(tokens) - 1
                 self._token_ids.append(token)
                 self._sources.append(sources[i])
@@ -320,28 +312,20 @@ class RequestState:
             len(self._token_ids),
             self._text.save(),
             self._counter.save(),
-            None if self._logprobs is None else len(self._logprobs),
-            None if self._prompt_logprobs is None else len(self._prompt_logprobs),
-            self._cumulative_logprob,
+            self._scores.save(),
             None if self._steps is None else len(self._steps.items),
         )
 
     def _rewind(self) -> None:
         if self._undo is None:
             return
-        tokens, text, counter, logprobs, prompt_logprobs, total, steps = self._undo
+        tokens, text, counter, scores, steps = self._undo
         del self._token_ids[tokens:], self._sources[tokens:], self._from_draft[tokens:]
         self._text.restore(text)
         self._counter.restore(counter)
-        if self._logprobs is not None:
-            del self._logprobs[logprobs:]
-        if self._prompt_logprobs is not None:
-            del self._prompt_logprobs[prompt_logprobs:]
-        self._cumulative_logprob = total
+        self._scores.restore(scores, tokens)
         if self._steps is not None:
             del self._steps.items[steps:]
-        if self._logits:
-            self._logits = {first: rows for first, rows in self._logits.items() if first < tokens}
         self._undo = None
 
     def _commit(self, reason: str | None, stop_reason: int | str | None, error: str | None) -> None:
@@ -353,20 +337,6 @@ class RequestState:
         self._undo, self._waiting, self._sequence, self._version, self._ending = (
             None, [], sequence, version, end,
         )  # fmt: skip
-
-    def _joined_logits(self) -> Any:
-        """[tokens, vocabulary], or None. Rows behind a stop string go as their tokens do."""
-        parts = list(self._logits.values())
-        if not parts:
-            return None
-        if len(parts) > 1:
-            rows = parts[0].new_empty(sum(len(part) for part in parts), parts[0].shape[1])
-            begin = 0
-            for part in parts:
-                rows[begin : begin + len(part)] = part
-                begin += len(part)
-            self._logits = {0: rows}
-        return self._logits[0][: len(self._token_ids)]
 
     def _metrics(self) -> dict[str, Any]:
         num_tokens = len(self._token_ids)
@@ -396,20 +366,3 @@ class RequestState:
         names = [self._source_names[source] for source in named]
         names += [self._own_source] * (accepted - len(names))
         return [*names, *[None] * (count - accepted)]
-
-    def _logprob_row(self, token: int, entry: Any) -> dict[int, Logprob]:
-        chosen, rank, best = entry
-        text = self._token_text
-
-        def make(token_id: int, logprob: float, token_rank: int) -> Logprob:
-            return Logprob(logprob, token_rank, text(token_id) if text is not None else None)
-
-        row = {token: make(token, chosen, rank)}
-        for i, (token_id, logprob) in enumerate(best):
-            row.setdefault(token_id, make(token_id, logprob, i + 1))
-        return row
-
-    def _add_logprobs(self, token: int, entry: Any) -> None:
-        assert self._logprobs is not None
-        self._logprobs.append(self._logprob_row(token, entry))
-        self._cumulative_logprob += entry[0]

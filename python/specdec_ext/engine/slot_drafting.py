@@ -1,4 +1,4 @@
-"""Drafters of slots in steps that the host runs: between stage() and build(), and behind a pass."""
+"""Drafters of slots in steps that the host runs: between stage() and build(), and after a pass."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ class SlotDrafting:
         return DraftInputs(
             layout=self.executor.slot_layout,
             slots=self._slots,
-            needs_scores=staged.needs_scores,
+            samples=staged.needs_scores,
             hidden=self._kept,
             max_width=max(staged.most_asked, 1),
             max_kv_len=staged.max_kv_len,

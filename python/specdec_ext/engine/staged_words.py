@@ -26,7 +26,7 @@ class StagedWords:
         return self.words[offset : offset + count]
 
     def page_table(self, requests: int) -> Any:
-        """[requests, pages_per_request] int32, -1 behind the pages that are held."""
+        """[requests, pages_per_request] int32, -1 after the pages that are held."""
         pages = self.layout.pages_per_request
         return self.part(self.layout.page_table, requests * pages).reshape(requests, pages)
 

@@ -2,7 +2,7 @@
 
 The adaptive draft length weighs the tokens a draft may bring against this table, so it is measured
 on the model and the machine that will run, once, before the first speculative request. Every row
-reads the K/V cache: what is nearly free behind a short prompt is not behind a long one.
+reads the K/V cache: what is nearly free after a short prompt is not after a long one.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def measure_growth(
             best[n] = [min(both) for both in zip(pair, best.get(n, pair), strict=True)]
     known = sorted(best)
     added = [max(0.0, best[n][1] - best[n][0]) / (far - _CONTEXT_TOKENS) for n in known]
-    last = known[-1]  # behind it, in proportion to the rows
+    last = known[-1]  # after it, in proportion to the rows
     return [float(np.interp(n, known, added)) if n <= last else added[-1] * n / last for n in rows]
 
 
@@ -129,7 +129,7 @@ def _forward_seconds(model: StepModel, plan: Any) -> float:
 
 
 def _chain(count: int, context: int, page_size: int) -> Any:
-    """A step of one request: a chain of ``count`` rows behind ``context`` tokens."""
+    """A step of one request: a chain of ``count`` rows after ``context`` tokens."""
     return _core.make_step_plan(
         [[0] * count],
         kv_len=[context],

@@ -55,7 +55,7 @@ class UserDrafting:
         self._lock = threading.Lock()  # guards _requests and _ended
         self._requests: dict[int, _Request] = {}
         self._ended: list[int] = []
-        self._ready: dict[int, _Request] = {}  # past their prompt, in front of a step
+        self._ready: dict[int, _Request] = {}  # past their prompt, before a step
         self._seconds = 0.0
         self._failures = 0  # calls that raised, or returned nothing usable
         self._refused = 0  # proposals that the executor could not use

@@ -32,8 +32,6 @@ _TREE_PATHS = [[0, 1, 3], [0, 2, 4]]
 _PAGE_SIZE = 2
 _CHAIN_ROWS = 17
 
-Forward = Callable[[Any], torch.Tensor]
-
 
 @dataclass(frozen=True)
 class CanaryTokens:

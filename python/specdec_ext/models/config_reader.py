@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..config.engine import MAX_VOCAB_SIZE
+from ..config.limits import MAX_VOCAB_SIZE
 from ..errors import ModelError, UnsupportedModelError
 from ..extras import require
 from ..gguf import GgufFile, is_gguf

@@ -2,7 +2,7 @@
 
 Stored (compact): config.json and drafter.safetensors with the trained decoder layers and the int32
 tensor `token_ids`. The input embeddings and the rows of the output head are the target's, so they
-are not stored. `materialize_drafter` puts both together into an ordinary Hugging Face folder:
+are not stored. `write_drafter_model` puts both together into an ordinary Hugging Face folder:
 
     config.json             the target's family, its vocab_size, draft_vocab_size = V'
     model.safetensors       with model.embed_tokens.weight [V, H] and lm_head.weight [V', H]
@@ -21,7 +21,6 @@ from ..config.validate import show
 from ..errors import ModelError
 from .config_reader import ModelConfig, parse_config, read_config
 from .family_config import FamilyConfig
-from .folder_cache import make_folder
 from .host_arrays import as_torch
 from .json_file import read_json
 from .native_config import ARCHITECTURES, NativeShape, NotNativeError, native_shape
@@ -36,7 +35,6 @@ __all__ = [
     "DrafterShape",
     "cut_decoder",
     "is_borrowing",
-    "materialize_drafter",
     "read_drafter",
     "save_drafter",
     "write_drafter_model",
@@ -231,22 +229,15 @@ def read_drafter(
     return shape, {name: t.float() for name, t in tensors.items()}, ids, raw
 
 
-def materialize_drafter(drafter: str | Path, target: str | Path, folder: str | Path) -> Path:
-    """Write the drafter with the target's embeddings as a Hugging Face folder; returns it.
+def write_drafter_model(drafter: str | Path, target: str | Path, folder: Path) -> None:
+    """Write the drafter with the target's embeddings as a Hugging Face folder.
 
     drafter  folder of save_drafter()
     target   folder of the target model
-    folder   replaced if it exists; appears complete or not at all
+    folder   empty
 
     Raises ModelError when the two do not fit.
     """
-    folder = Path(folder)
-    make_folder(folder, {}, lambda work: write_drafter_model(drafter, target, work))
-    return folder
-
-
-def write_drafter_model(drafter: str | Path, target: str | Path, folder: Path) -> None:
-    """materialize_drafter's files, into an empty folder."""
     import torch
     from safetensors.torch import save_file
 

@@ -35,7 +35,6 @@ __all__ = [
     "file_sha256",
     "file_stamps",
     "make_folder",
-    "recorded_sha256",
     "remembered_sha256",
     "write_manifest",
 ]
@@ -66,11 +65,6 @@ def cached_folder(folder: Path, origin: Mapping[str, str], write: Callable[[Path
                     shutil.rmtree(stale, ignore_errors=True)
                 make_folder(folder, origin, write)
     return folder
-
-
-def recorded_sha256(folder: Path, name: str) -> str:
-    """What the manifest of an intact folder says of one of its files."""
-    return str(json.loads((folder / MANIFEST).read_text())["files"][name]["sha256"])
 
 
 def make_folder(folder: Path, origin: Mapping[str, str], write: Callable[[Path], None]) -> None:

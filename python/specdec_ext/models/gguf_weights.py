@@ -14,6 +14,7 @@ from ..errors import ModelError
 from ..gguf import GgufFile, GgufTensor
 from .gguf_config import ROPE_FACTORS, architecture_of
 from .host_arrays import HostArray, converted, dtype_name
+from .weights import check_tensors
 
 __all__ = ["GgufCheckpoint", "Weight"]
 
@@ -88,25 +89,17 @@ class GgufCheckpoint:
         ignored_suffixes: tuple[str, ...] = (),
     ) -> None:
         """It must hold exactly `expected` (name -> shape), besides the ignored names."""
-        for name, shape in expected.items():
-            tensor = self._tensors.get(name)
-            if tensor is None:
-                raise ModelError(
-                    f"{self.path}: there is no tensor for {name!r} {list(shape)}; the file is "
-                    "incomplete or of another architecture"
-                )
-            if tensor.shape != tuple(shape):
-                raise ModelError(
-                    f"{self.path}: tensor {tensor.name!r} has shape {list(tensor.shape)}, the "
-                    f"metadata ask for {list(shape)}"
-                )
-        skip = set(ignored)
-        for name, tensor in self._tensors.items():
-            if name not in expected and name not in skip and not name.endswith(ignored_suffixes):
-                raise ModelError(
-                    f"{self.path}: tensor {tensor.name!r} has no place in the model that the "
-                    "metadata describe; a parameter is never ignored"
-                )
+        check_tensors(
+            {
+                name: (self.path, tensor.name, tensor.shape)
+                for name, tensor in self._tensors.items()
+            },
+            expected,
+            where=self.path,
+            described_by="its metadata",
+            ignored=ignored,
+            ignored_suffixes=ignored_suffixes,
+        )
 
     def main_format(self) -> str:
         """The type that holds most elements of matrices."""

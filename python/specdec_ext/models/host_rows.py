@@ -28,10 +28,3 @@ class HostRows:
         """Until everything on the device's current stream is done."""
         if self._pinned:
             torch.cuda.current_stream(self._device).synchronize()
-
-    def fetch(self, values: torch.Tensor) -> torch.Tensor:
-        """The values on the host: one copy, one wait. Valid until the next call."""
-        rows = self.take(tuple(values.shape), values.dtype)
-        rows.copy_(values, non_blocking=True)
-        self.wait()
-        return rows

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..config.engine import normalize_dtype
+from ..config.dtypes import normalize_dtype
 from ..errors import ConfigError, ModelError, SpecdecError, UnsupportedModelError
 from ..log import logger
 from .config_reader import ModelConfig, read_config

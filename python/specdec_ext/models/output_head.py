@@ -1,6 +1,6 @@
 """The output head of an adapted transformers model, on its own.
 
-A class may do more behind its output embedding than return what that gives: scale the scores
+A class may do more after its output embedding than return what that gives: scale the scores
 (Cohere, Granite) or cap them (Gemma 2). Which of these, is taken from the configuration and held
 against the scores that the whole class computed at load.
 """

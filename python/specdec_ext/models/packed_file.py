@@ -85,7 +85,7 @@ def write_packed(
         "ropes": {str(index): list(tables[0].shape) for index, tables in ropes.items()},
         "rebuild": list(rebuild),
         "warnings": list(warnings),
-        "pieces": pieces,  # first bytes count from the first page behind the header
+        "pieces": pieces,  # first bytes count from the first page after the header
         "bytes": end,
     }
     text = json.dumps(header, separators=(",", ":")).encode()
@@ -273,7 +273,7 @@ def _is_rope(piece: _Piece) -> bool:
 
 
 def _pieces(path: Path, entries: list[Any], begin: int, size: int, again: str) -> Iterator[_Piece]:
-    """The pieces with their first bytes in the file, each within it and behind the one before."""
+    """The pieces with their first bytes in the file, each within it and after the one before."""
     end, kinds = begin, (str, str, int, int, int, str)
     for place, entry in enumerate(entries):
         where = f"{path}: header.pieces[{place}]"

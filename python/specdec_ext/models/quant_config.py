@@ -16,16 +16,14 @@ from .json_file import read_json
 
 __all__ = ["QuantConfig", "read_quantization"]
 
-# Int32 words of 4-bit numbers as AutoAWQ, AutoGPTQ and compressed-tensors lay them out, whole
-# numbers of 8 bits, e4m3.
-FORMS = ("awq", "gptq", "packed", "int8", "fp8")
 _GROUP = 32  # of the kernels: a scale covers whole ones
 
 
 @dataclass(frozen=True)
 class QuantConfig:
     """method      as the checkpoint names it
-    form        one of FORMS
+    form        "awq", "gptq", "packed": int32 words of 4-bit numbers as AutoAWQ, AutoGPTQ and
+                compressed-tensors lay them out; "int8": whole numbers; "fp8": e4m3
     group_size  elements of a row that share a scale, of 4-bit forms; 0: the whole row
     block       rows and columns that share a scale, of fp8; None: whole rows, or all
     zero_plus   what a stored zero point of GPTQ lacks

@@ -8,6 +8,7 @@ allowed, and then read with torch.load(weights_only=True, mmap=True).
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +23,7 @@ from .host_arrays import HostArray, converted, dtype_name, from_torch, num_bytes
 from .json_file import read_json
 from .safetensors_file import FLOATS, SafetensorsFile
 
-__all__ = ["Checkpoint", "TensorEntry"]
+__all__ = ["Checkpoint", "TensorEntry", "check_tensors"]
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -40,6 +41,43 @@ class TensorEntry:
     file: Path
     shape: tuple[int, ...]
     dtype: str  # torch's name for floats, the safetensors code otherwise
+
+
+def check_tensors(
+    found: Mapping[str, tuple[Path, str, tuple[int, ...]]],
+    expected: Mapping[str, tuple[int, ...]],
+    *,
+    where: Path,
+    described_by: str,
+    ignored: Iterable[str],
+    ignored_suffixes: tuple[str, ...],
+    remedy: str = "",
+) -> None:
+    """The tensors `found` (name -> file, name in it, shape) must be exactly the `expected` ones
+    (name -> shape), besides the ignored names. Raises ModelError."""
+    for name, shape in expected.items():
+        if name not in found:
+            near = difflib.get_close_matches(name, found, n=1)
+            has = f" (it has {near[0]!r})" if near else ""
+            raise ModelError(
+                f"{where}: tensor {name!r} {list(shape)} is missing from the checkpoint{has}; the "
+                "files are incomplete or of another architecture"
+            )
+        file, own_name, own_shape = found[name]
+        if own_shape != tuple(shape):
+            raise ModelError(
+                f"{file}: tensor {own_name!r} has shape {list(own_shape)}, {described_by} asks for "
+                f"{list(shape)}; the files do not belong together"
+            )
+    skip = {*expected, *ignored}
+    extra = [name for name in found if name not in skip and not name.endswith(ignored_suffixes)]
+    if extra:
+        file, own_name, own_shape = found[extra[0]]
+        raise ModelError(
+            f"{file}: tensor {own_name!r} {list(own_shape)} (and {len(extra) - 1} more) has no "
+            f"place in the model that {described_by} describes; a parameter is never "
+            f"ignored{remedy}"
+        )
 
 
 class Checkpoint:
@@ -87,36 +125,22 @@ class Checkpoint:
         ignored_suffixes: tuple[str, ...] = (),
     ) -> None:
         """It must hold exactly `expected` (name -> shape), besides the ignored names."""
-        for name, shape in expected.items():
-            entry = self.entries.get(name)
-            if entry is None:
-                raise ModelError(
-                    f"{self.folder}: tensor {name!r} {list(shape)} is missing from the checkpoint"
-                    f"{self._nearest(name)}; the files are incomplete or of another architecture"
-                )
-            if entry.shape != tuple(shape):
-                raise ModelError(
-                    f"{entry.file}: tensor {name!r} has shape {list(entry.shape)}, config.json "
-                    f"asks for {list(shape)}; the files do not belong together"
-                )
+        check_tensors(
+            {name: (entry.file, name, entry.shape) for name, entry in self.entries.items()},
+            expected,
+            where=self.folder,
+            described_by="config.json",
+            ignored=ignored,
+            ignored_suffixes=ignored_suffixes,
+            remedy=": check config.json, or use model_impl='transformers'",
+        )
+        for name in expected:
+            entry = self.entries[name]
             if entry.dtype not in self.loadable:
                 raise ModelError(
                     f"{entry.file}: tensor {name!r} has dtype {entry.dtype}, supported are "
                     f"{', '.join(_LOADABLE)}; give an unquantized checkpoint"
                 )
-        skip = set(ignored)
-        extra = [
-            name
-            for name in self.entries
-            if name not in expected and name not in skip and not name.endswith(ignored_suffixes)
-        ]
-        if extra:
-            first = self.entries[extra[0]]
-            raise ModelError(
-                f"{first.file}: tensor {extra[0]!r} {list(first.shape)} (and {len(extra) - 1} "
-                "more) has no place in the model that config.json describes; a parameter is never "
-                "ignored: check config.json, or use model_impl='transformers'"
-            )
 
     def dtype(self) -> str:
         """The floating dtype that holds most elements."""
@@ -170,12 +194,6 @@ class Checkpoint:
             f"{self.entries[name].file.name}: tensor {name!r} holds {bad} NaN or infinite values; "
             "requests that meet them end with an error"
         )
-
-    def _nearest(self, name: str) -> str:
-        import difflib
-
-        near = difflib.get_close_matches(name, self.entries, n=1)
-        return f" (it has {near[0]!r})" if near else ""
 
     def _read_sharded(self, path: Path) -> None:
         weight_map = read_json(path, "the shard index").get("weight_map")

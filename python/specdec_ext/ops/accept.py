@@ -144,7 +144,7 @@ def sample_rows(
              max(128 ceil(V / 256), 16 + 12 min(V, 2048))) bytes. With less one block draws from a
              row alone, or from all of a request's.
     Writes   out [R] int32: the token; -1 for a row with a NaN (drawn from: or +infinity) and for
-             rows behind the last request; -2 for a drawn row of nothing but -infinity. probs
+             rows after the last request; -2 for a drawn row of nothing but -infinity. probs
              [B, V] float32, if given, rows may be strided and each request has one row at most: the
              law that its token was drawn from, untouched where nothing was drawn.
     Random   the number of (seed, position, purpose), purpose "token" or "draft".
@@ -308,6 +308,6 @@ def synthetic_step(
 def accept_scratch_bytes(num_requests: int, vocab_size: int, has_probs: bool) -> int:
     """Workspace that accept_step needs on a device: 4 bytes a token and request with probabilities.
 
-    With what ``sample_rows`` takes behind it no row is one block's work.
+    With what ``sample_rows`` takes after it no row is one block's work.
     """
     return _core.accept_scratch_bytes(num_requests, vocab_size, has_probs)

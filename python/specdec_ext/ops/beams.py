@@ -43,7 +43,7 @@ def grow_beams(
              [num_scores] int32: the token of each column, None: the column.
     Chosen   the log-softmax over the k scores of a row is added to its beam's log-probability; on
              ties the beam that stood first, then its better score. Scores of -infinity and what
-             stands behind one that is out of order or has no column are no candidates; a row with
+             stands after one that is out of order or has no column are no candidates; a row with
              NaN or +infinity has none.
     Writes   place [b, depth, j] for every j, best first: parents is the place in the depth before;
              token -1, log-probability -infinity where there is no beam. reached [b] = depth + 1,
@@ -88,7 +88,7 @@ def merge_beams(
 
     Shapes   tokens, parents, log_probs, reached as ``grow_beams`` wrote them.
     Writes   draft_tokens, draft_parents [D, length * width] int32 and counts [D] int32, as
-             ``propose_drafts`` takes them: the likeliest drafts first, -1 behind the last.
+             ``propose_drafts`` takes them: the likeliest drafts first, -1 after the last.
              draft_nodes [D, length * width] int32: for each of the counts [b] drafts, depth * width
              + place of its node; None: not wanted.
     Raises   ValueError or TypeError naming the argument, what it is and what it has to be.

@@ -79,7 +79,7 @@ def pack_drafts(
     """The rows of the next pass: each golden token again, then all nodes that were opened.
 
     Shapes   golden [D] int32.
-    Writes   tokens, parents [R] int32, parents within the request; token 0 and parent -1 behind the
+    Writes   tokens, parents [R] int32, parents within the request; token 0 and parent -1 after the
              last; cu_rows [D + 1] int32; logit_rows [D, places] int32: the rows of the newest
              level's nodes, 0 where there are fewer. A request whose tree is complete, or whose rows
              do not fit, has none.

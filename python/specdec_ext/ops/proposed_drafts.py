@@ -1,6 +1,6 @@
 """What drafters on a step's stream need of slots: drafts into them, tokens and hidden rows out.
 
-A slot whose layout's method is "proposed" drafts what an operation in front of ``draft_step`` put
+A slot whose layout's method is "proposed" drafts what an operation before ``draft_step`` put
 there. In the order of a step:
 
     recent_tokens, a network, propose_drafts -> draft_step -> ... -> commit_step, keep_hidden

@@ -89,7 +89,7 @@ def draft_step(
     Shapes   slots [num_slots, slot_bytes] uint8; slot_ids [B] int32, -1: nobody (padding);
              max_drafts [B] int32, None: as many as each slot allows; window_rows, guesses [B]
              int32, of lookahead: its two branches in this step, cut to the request's triple.
-    Writes   tokens, parents [R] int32 (0 and -1 behind the last request); cu_rows [B + 1] int32;
+    Writes   tokens, parents [R] int32 (0 and -1 after the last request); cu_rows [B + 1] int32;
              kv_len [B] int32; the slots' trees. A request whose rows do not fit into R gets none
              and flag 8 in ``status``.
     Raises   ValueError or TypeError naming the argument, what it is and what it has to be.

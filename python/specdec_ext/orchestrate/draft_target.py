@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..config.engine import MAX_DRAFT_LEN
+from ..config.limits import MAX_DRAFT_LEN
 from ..config.validate import check_bool, check_float, check_int
 from ..errors import ConfigError
 from ..request.external_draft import ExternalDraftTokensConfig

@@ -1,7 +1,7 @@
 """The n-gram pool of prompt lookup as an external loop (TensorRT-LLM's first style).
 
 A pool belongs to one request. It maps a pattern (the last tokens) to the continuations that stood
-behind it in the text; what is proposed is one of them, copied.
+after it in the text; what is proposed is one of them, copied.
 """
 
 from __future__ import annotations

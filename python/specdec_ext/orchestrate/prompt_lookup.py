@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..config.engine import NGramDecodingConfig
+from ..config.ngram import NGramDecodingConfig
 from ..config.parse import parse_speculative_config
 from ..config.validate import check_int
 from ..errors import ConfigError

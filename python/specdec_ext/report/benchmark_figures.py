@@ -107,7 +107,7 @@ def _programs(dtype: str, by_set: Mapping[str, Data]) -> list[Figure]:
     if any(value is not None for values in passes.values() for value in values):
         figures.append(
             Bars(f"tokens-per-pass-{dtype}", f"Tokens per forward pass, {dtype}", "prompts",
-                 "tokens", "behind the prompt", categories=sets, series=passes)
+                 "tokens", "after the prompt", categories=sets, series=passes)
         )  # fmt: skip
     seconds = {
         _words(name): [

@@ -13,7 +13,7 @@ Data = Mapping[str, Any]
 
 
 def depths(drafts: list[Data]) -> list[int]:
-    """The depth of each draft of a step: 1 for those behind the text's last token, and so on."""
+    """The depth of each draft of a step: 1 for those after the text's last token, and so on."""
     found: list[int] = []
     for draft in drafts:
         found.append(1 if draft["parent"] < 0 else found[draft["parent"]] + 1)

@@ -69,7 +69,7 @@ def _row(number: int, step: Data) -> str:
 
 
 def _tree(drafts: list[Data], parent: int) -> str:
-    """The drafts behind `parent`, as nested lists."""
+    """The drafts after `parent`, as nested lists."""
     items = "".join(
         f'<li class="{"yes" if draft["accepted"] else "no"}"><code>{escape(visible(draft["text"]))}'
         f'</code> <span class="sources">{escape(" ".join(draft["sources"]))}</span>'

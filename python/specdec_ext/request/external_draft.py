@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..config.base import Spelled
-from ..config.engine import MAX_DRAFT_LEN
+from ..config.limits import MAX_DRAFT_LEN
 from ..config.validate import check_bool, check_float, check_int, show
 from ..errors import RequestError
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ..config.engine import LookaheadDecodingConfig, NGramDecodingConfig, max_draft_len
+from ..config.lookahead import LookaheadDecodingConfig, max_draft_len
 from ..config.medusa_choices import MAX_TOP_K, Choice, check_choices
 from ..config.methods import (
     DrafterConfig,
@@ -18,6 +18,7 @@ from ..config.methods import (
     MedusaDecodingConfig,
     ReDrafterDecodingConfig,
 )
+from ..config.ngram import NGramDecodingConfig
 from ..config.parse import SpeculativeConfig
 from ..config.suffix import SuffixDecodingConfig
 from ..config.validate import show

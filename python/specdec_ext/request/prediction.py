@@ -16,7 +16,7 @@ FIELD = "SamplingParams.prediction"
 MAX_STEP_DRAFTS = 16
 # Longer texts are refused before they are tokenised.
 MAX_CHARS_PER_TOKEN = 256
-# Tokens of the prompt's end that the prediction is tokenised behind.
+# Tokens of the prompt's end that the prediction is tokenised after.
 _CONTEXT_TOKENS = 8
 
 
@@ -66,10 +66,10 @@ def prediction_ids(
     vocab_size: int,
     max_seq_len: int,
 ) -> list[int]:
-    """Token ids of what is expected behind the prompt.
+    """Token ids of what is expected after the prompt.
 
-    Text is tokenised as it would be behind the prompt's last tokens, so that what a tokenizer puts
-    in front of a text (a space) is not there. Raises RequestError, CapacityError before any work.
+    Text is tokenised as it would be after the prompt's last tokens, so that what a tokenizer puts
+    before a text (a space) is not there. Raises RequestError, CapacityError before any work.
     """
     if not isinstance(prediction, str):
         for i, token in enumerate(prediction):
@@ -100,7 +100,7 @@ def prediction_ids(
 
 
 def _encode_behind(text: str, context: list[int], tokenizer: Any) -> list[int]:
-    """The tokens of `text` behind those of `context`; by itself where the two would merge."""
+    """The tokens of `text` after those of `context`; by itself where the two would merge."""
 
     def encode(piece: str) -> list[int]:
         return [int(token) for token in tokenizer.encode(piece, add_special_tokens=False)]

@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..config.engine import SchedulerConfig, max_draft_len, pages_for
+from ..config.engine import SchedulerConfig, pages_for
+from ..config.lookahead import max_draft_len
 from ..config.parse import SpeculativeConfig
 from ..config.validate import check_int, show
 from ..errors import CapacityError, QueueFullError, RequestError
@@ -284,7 +285,7 @@ def resolve_request(
         else _check_ids("SamplingParams.allowed_token_ids", allowed, vocab),
         "logprobs": params.logprobs,
         "prompt_logprobs": params.prompt_logprobs,
-        "needs_scores": bool(params.logits_processors),
+        "processes_scores": bool(params.logits_processors),
         "cache_salt": params.cache_salt,
         "priority": params.priority,
         "return_logits": params.return_generation_logits,

@@ -183,7 +183,7 @@ def _prediction(p: SamplingFields) -> Fields:
     prediction = check_prediction(p.prediction)
     if prediction is not None and p.external_draft is not None:
         raise RequestError(
-            f"{WHERE}prediction and external_draft are both set: both are the text behind the "
+            f"{WHERE}prediction and external_draft are both set: both are the text after the "
             "prompt; give one of them"
         )
     if prediction is not None and p.speculative_config is False:

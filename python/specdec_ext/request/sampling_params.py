@@ -114,24 +114,6 @@ class SamplingParams(SamplingFields):
         """Outputs have the model's own law, with any drafter."""
         return self.greedy or is_lossless(self.acceptance)
 
-    @property
-    def needs_scores(self) -> bool:
-        """True when a step needs whole score rows, not just the best token."""
-        return bool(
-            not self.greedy
-            or self.logit_bias
-            or self.bad_words
-            or self.allowed_token_ids is not None
-            or self.repetition_penalty != 1.0
-            or self.presence_penalty != 0.0
-            or self.frequency_penalty != 0.0
-            or self.logprobs is not None
-            or self.return_generation_logits
-            or self.prompt_logprobs is not None
-            or self.logits_processors
-            or self.structured_outputs
-        )
-
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> SamplingParams:
         """Build from JSON-like keys, accepting other projects' spellings; unknown keys are refused.

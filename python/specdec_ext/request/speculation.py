@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from ..config.engine import LookaheadDecodingConfig
+from ..config.lookahead import LookaheadDecodingConfig
 from ..config.methods import MedusaDecodingConfig
 from ..config.parse import SpeculativeConfig
 from ..config.sources import CompositeDecodingConfig, method_of

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
-from ..config.engine import MAX_DRAFT_LEN
+from ..config.limits import MAX_DRAFT_LEN
 from ..config.medusa_choices import parse_choices
 from ..config.parse import SpeculativeConfig, parse_speculative_config
 from ..config.sources import AutoDecodingConfig

@@ -39,7 +39,7 @@ def byte_level_tokenizer(entries: Mapping[str, Any], ends: Mapping[str, Any]) ->
     """None: a tokenizer of another kind, or split in a way that is not known here.
 
     entries  "tokenizer_type", "pre_tokenizer_type", "tokens", "merges", "token_type"
-    ends     "bos", "eos": the id that is put in front of or behind a text; None: none
+    ends     "bos", "eos": the id that is put before or after a text; None: none
     """
     pre = str(entries.get("pre_tokenizer_type"))
     known = pre in _SPLITS or pre in _GPT2 or pre in _DIGITS

@@ -1,7 +1,7 @@
 """Renders chat templates, one JSON line in, one out: a script that chat_template.py runs.
 
 A template is code from a model's folder. Jinja's sandbox keeps it from files and objects, this
-process from time and memory: the system ends it behind its processor time, and refuses it more
+process from time and memory: the system ends it after its processor time, and refuses it more
 memory. It imports nothing of the package, so that it starts in a tenth of a second.
 """
 

@@ -192,5 +192,5 @@ def _described(matcher: Any, constraint: StructuredOutputs) -> str:
 
 
 def _first_line(error: str) -> str:
-    """The sentence of an error of llguidance's, without its state behind it."""
+    """The sentence of an error of llguidance's, without its state after it."""
     return " ".join(error.split("<state>")[0].split())[:300]

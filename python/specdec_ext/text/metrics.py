@@ -1,6 +1,6 @@
 """Counting of steps and drafts, per request and per engine (definitions: docs/metrics.md).
 
-Only what was delivered is counted: when a stop string cuts a step short, the drafts behind the cut
+Only what was delivered is counted: when a stop string cuts a step short, the drafts after the cut
 are not "accepted". A step counts as a speculative step when it verified at least one draft.
 """
 

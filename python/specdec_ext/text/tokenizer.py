@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from ..config.engine import MAX_VOCAB_SIZE
+from ..config.limits import MAX_VOCAB_SIZE
 from ..config.validate import show
 from ..errors import ModelError
 from ..extras import MissingPackageError

@@ -67,5 +67,5 @@ def _rows(file: Path) -> Iterator[tuple[Path, int, dict[str, Any]]]:
                     yield file, row, record
     except (OSError, pa.ArrowException) as error:
         raise ConfigError(
-            f"{file}: cannot be read behind row {row} ({error}); write the data again"
+            f"{file}: cannot be read after row {row} ({error}); write the data again"
         ) from error

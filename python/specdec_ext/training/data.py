@@ -33,7 +33,7 @@ class Batch:
     hidden     float32 [R, hidden_size]
     tokens     int64 [R]: the token that each row decided
     labels     int64 [R]: its row in the reduced head, -1 outside the reduced vocabulary
-    end        int64 [R]: row behind the text's last
+    end        int64 [R]: row after the text's last
     seed       of what is drawn for this step
     first_row  of the step: where this part begins in it
     step_labels

@@ -109,7 +109,7 @@ class DrafterProduct:
         for i, (text, cut) in enumerate(zip(batch.texts, cuts, strict=True)):
             ids[i, : len(inputs[i])] = inputs[i]
             wanted[i, text.prompt_len - cut - 1 : len(inputs[i])] = True
-        # Padding stands behind the text, where a causal model does not look.
+        # Padding stands after the text, where a causal model does not look.
         embedded = self._embedding[ids.to(device)] * self._scale
         out = self.module(inputs_embeds=embedded, use_cache=False)
         result: torch.Tensor = out.last_hidden_state[wanted.to(device)]

@@ -155,7 +155,7 @@ class Eagle3Product:
         ids = torch.zeros(len(tokens), rows + self._steps - 1, dtype=torch.int64)
         width = self.module.fc.in_features
         taps = torch.zeros(len(tokens), rows, width)
-        # Padding stands behind a text, where its rows do not look.
+        # Padding stands after a text, where its rows do not look.
         for i, (each, text, cut) in enumerate(zip(tokens, batch.texts, cuts, strict=True)):
             ids[i, : len(each) - 1] = each[1:]
             taps[i, : len(each) - 1] = self._taps.of(text)[cut:].float()

@@ -165,7 +165,7 @@ def _parts(
         if example.answer is not None:
             answer = frame.answer(example.answer)[:max_new_tokens]
             if len(answer) < 2:
-                return  # nothing behind its first token to learn
+                return  # nothing after its first token to learn
         yield ids[-max_prompt_len:], answer
         return
     assert example.answer is not None

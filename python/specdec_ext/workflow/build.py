@@ -11,13 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from .. import _core
 from .._version import __version__
-from ..config.engine import (
-    MAX_DRAFT_LEN,
-    LookaheadDecodingConfig,
-    NGramDecodingConfig,
-    SchedulerConfig,
-)
+from ..config.engine import SchedulerConfig
+from ..config.limits import MAX_DRAFT_LEN
+from ..config.lookahead import LookaheadDecodingConfig
 from ..config.methods import MedusaDecodingConfig, ReDrafterDecodingConfig
+from ..config.ngram import NGramDecodingConfig
 from ..config.parse import SpeculativeConfig
 from ..config.sources import AutoDecodingConfig
 from ..config.validate import check_int

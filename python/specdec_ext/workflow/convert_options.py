@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..config.engine import normalize_dtype
+from ..config.dtypes import normalize_dtype
 from ..config.ranks import MAX_RANKS
 from ..config.validate import check_choice, check_int
 from ..errors import ConfigError, UnsupportedConfigError

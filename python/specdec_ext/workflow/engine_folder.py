@@ -18,15 +18,12 @@ from typing import TYPE_CHECKING, Any
 
 from .. import _core
 from .._version import __version__
-from ..config.engine import (
-    KvCacheConfig,
-    LookaheadDecodingConfig,
-    NGramDecodingConfig,
-    SchedulerConfig,
-    normalize_dtype,
-)
+from ..config.dtypes import normalize_dtype
+from ..config.engine import KvCacheConfig, SchedulerConfig
+from ..config.lookahead import LookaheadDecodingConfig
 from ..config.methods import MedusaDecodingConfig, ReDrafterDecodingConfig
 from ..config.names import canonical_method
+from ..config.ngram import NGramDecodingConfig
 from ..config.parse import (
     SpeculativeConfig,
     parse_kv_cache_config,

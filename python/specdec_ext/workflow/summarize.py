@@ -19,11 +19,10 @@ from .articles import Article
 if TYPE_CHECKING:
     from ..llm import LLM
 
-__all__ = ["SIDES", "Side", "prompts_of", "rouge", "run_ours", "run_transformers"]
+__all__ = ["Side", "prompts_of", "rouge", "run_ours", "run_transformers"]
 
-# What TensorRT-LLM's program puts behind an article.
+# What TensorRT-LLM's program puts after an article.
 ENDING = " TL;DR: "
-SIDES = ("transformers", "plain", "speculative")
 _ROUGE = ("rouge1", "rouge2", "rougeL", "rougeLsum")
 
 

@@ -75,7 +75,7 @@ class DraftChoice:
 
     def begin(self, inputs: DraftInputs) -> None:
         """A step's drafts are about to be made."""
-        if not inputs.needs_scores:
+        if not inputs.samples:
             return
         slots = inputs.slot_ids.long().remainder(self._how.shape[0])  # -1: the last
         self._how_now = self._how.index_select(0, slots)
@@ -108,14 +108,14 @@ class DraftChoice:
         laws = _first(self._greedy, requests)
         where = self._place.backend
         ids = self._ids[:rows]
-        if inputs.needs_scores:
+        if inputs.samples:
             given = inputs.laws
             coupled = given.temperature.masked_fill(self._how_now != _PICKS["coupled"], 0.0)
             laws = dataclasses.replace(given, temperature=coupled)
         ops.sample_rows(scores, cu_logits, positions, laws, out=ids, backend=where)
         columns = ids.index_select(0, places)
         mine = scores.index_select(0, places)
-        if inputs.needs_scores:
+        if inputs.samples:
             own = self._has_probs[:requests] > 0
             temperature = given.temperature.masked_fill(~own, 0.0)
             laws = dataclasses.replace(given, temperature=temperature)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from ...models import StepModel
     from ...models.place import Place
     from ..vocabulary import VocabularyMap
+    from .draft_sizes import DraftSizes
 
 __all__ = ["DevicePasses"]
 
@@ -33,22 +34,11 @@ class DevicePasses(DeviceSide):
         model: StepModel,
         vocabulary: VocabularyMap,
         place: Place,
-        *,
-        vocab_size: int,
-        max_requests: int,
-        max_rows: int,
+        sizes: DraftSizes,
     ) -> None:
-        super().__init__(
-            config,
-            model,
-            vocabulary,
-            place,
-            vocab_size=vocab_size,
-            max_requests=max_requests,
-            max_rows=max_rows,
-            max_scores=max_requests,
-        )
-        # Rows of a pass behind the first; the last is that of requests without one.
+        max_requests = sizes.max_requests
+        super().__init__(config, model, vocabulary, place, sizes, max_scores=max_requests)
+        # Rows of a pass after the first; the last is that of requests without one.
         self._tokens = torch.zeros(max_requests + 1, **self._ints)
         self._positions = torch.zeros(max_requests + 1, **self._ints)
         # What the draft model gave the last draft of each request; the same as an estimate.
@@ -58,7 +48,7 @@ class DevicePasses(DeviceSide):
             place,
             num_columns=vocabulary.num_scores,
             vocab_ids=self._output_ids,
-            vocab_size=vocab_size,
+            vocab_size=sizes.vocab_size,
             max_drafts=config.max_draft_len,
             max_requests=max_requests,
         )
@@ -97,7 +87,7 @@ class DevicePasses(DeviceSide):
             if self.config.min_confidence > 0:
                 active = active & (self._confidence[:requests] >= self.config.min_confidence)
             self._follow(inputs, lens + (level - 1), active, drafts, level)
-            if survival is not None:  # unknown behind what is unknown
+            if survival is not None:  # unknown after what is unknown
                 above, share = survival[:, level - 1], self._share[:requests]
                 unknown = (above < 0) | (share < 0)
                 survival[:, level].copy_((above * share).masked_fill(unknown, -1.0))
@@ -135,7 +125,7 @@ class DevicePasses(DeviceSide):
         drafts[:, level].copy_(chosen)
 
     def _needs_scores(self, inputs: DraftInputs) -> bool:
-        return inputs.needs_scores or self._weighs
+        return inputs.samples or self._weighs
 
     def _pick(
         self,
@@ -178,5 +168,5 @@ class DevicePasses(DeviceSide):
         confidence = self._confidence[:requests]
         confidence.copy_((chosen - scores.logsumexp(1)).exp())
         share = self._share[:requests].copy_(confidence)
-        if inputs.needs_scores:
+        if inputs.samples:
             share.masked_fill_(self.choice.drawn(requests), -1.0)

@@ -54,7 +54,7 @@ class PromptPacker:
 
 @dataclass(frozen=True)
 class FirstPass:
-    """What the first pass of a step reads: the golden token, and what is missing in front of it.
+    """What the first pass of a step reads: the golden token, and what is missing before it.
 
     cu_logits   [D + 1] int32, first score of each request; logit_rows [L] int32 their rows
     places      [D] int64, each request's score; too large for one that has none

@@ -12,7 +12,7 @@ import torch
 from ... import ops
 from .device_forward import ChainRows, DraftForward
 from .device_rows import DeviceReader, FirstPass, PromptPacker
-from .rows_read import rows_read
+from .draft_sizes import DraftSizes, rows_read
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,10 +29,7 @@ __all__ = ["DeviceSide"]
 class DeviceSide(ABC):
     """HostPasses' verbs on a device. Everything that a step launches follows from its sizes.
 
-    place         of both models
-    vocab_size    of the target
-    max_requests  slots of the engine
-    max_rows      of a step of the engine, and of one pass of the draft model
+    place  of both models
     """
 
     def __init__(
@@ -41,21 +38,20 @@ class DeviceSide(ABC):
         model: StepModel,
         vocabulary: VocabularyMap,
         place: Place,
+        sizes: DraftSizes,
         *,
-        vocab_size: int,
-        max_requests: int,
-        max_rows: int,
         max_scores: int,
     ) -> None:
         """max_scores  rows of a pass whose scores are needed"""
+        max_requests, max_rows = sizes.max_requests, sizes.max_rows
         self.config, self._place = config, place
-        self._vocab_size, self._max_len = vocab_size, model.max_position
+        self._vocab_size, self._max_len = sizes.vocab_size, model.max_position
         self._num_columns = vocabulary.num_scores
         self._num_pages, self._page_size = 0, 1  # of the draft model
         reads = rows_read(config)
-        sizes = {"max_requests": max_requests, "max_len": self._max_len}
-        self._prompts = PromptPacker(place, max_rows=max_rows, **sizes)
-        self._reader = DeviceReader(place, rows=reads, **sizes)
+        texts = {"max_requests": max_requests, "max_len": self._max_len}
+        self._prompts = PromptPacker(place, max_rows=max_rows, **texts)
+        self._reader = DeviceReader(place, rows=reads, **texts)
         self.forward = DraftForward(
             model, place, max_rows=max_rows, max_requests=max_requests, max_scores=max_scores
         )

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from ...models.place import Place
     from ..slot_drafter import DraftInputs
     from ..vocabulary import VocabularyMap
+    from .draft_sizes import DraftSizes
 
 __all__ = ["DeviceTrees"]
 
@@ -37,26 +38,17 @@ class DeviceTrees(DeviceSide):
         model: StepModel,
         vocabulary: VocabularyMap,
         place: Place,
-        *,
-        vocab_size: int,
-        max_requests: int,
-        max_rows: int,
+        sizes: DraftSizes,
     ) -> None:
+        max_requests = sizes.max_requests
         self._depth = config.max_draft_path_len
         self._width = width = min(config.top_k, vocabulary.num_scores)
-        rows = max(max_rows, max_requests * (1 + width * max(self._depth - 1, 0)))
-        super().__init__(
-            config,
-            model,
-            vocabulary,
-            place,
-            vocab_size=vocab_size,
-            max_requests=max_requests,
-            max_rows=rows,
-            max_scores=max_requests * (width if self._depth > 1 else 1),
-        )
+        rows = max(sizes.max_rows, max_requests * (1 + width * max(self._depth - 1, 0)))
+        scores = max_requests * (width if self._depth > 1 else 1)
+        sizes = sizes._replace(max_rows=rows)
+        super().__init__(config, model, vocabulary, place, sizes, max_scores=scores)
         self._growths = ops.make_growths(max_requests, place.device)
-        # Rows of a pass behind the first.
+        # Rows of a pass after the first.
         self._tokens, self._parents, self._positions = torch.zeros(3, rows, **self._ints)
         self._mask = torch.zeros(rows, 4, **self._ints)
         self._is_tree = torch.zeros(max_requests, dtype=torch.uint8, device=place.device)
@@ -72,7 +64,7 @@ class DeviceTrees(DeviceSide):
         levels = min(self._depth, inputs.max_width)
         lens = self._lens[:requests]
         first, result = self._read_texts(inputs, inputs.max_width, needs_scores=True)
-        # Nodes of the last level lie so far behind the text.
+        # Nodes of the last level lie so far after the text.
         fits = (lens + (levels - 1) <= self._max_len) & (lens > 0)
         has_pages = inputs.page_table.amax(1) < self._num_pages
         limits = inputs.max_drafts * (fits & has_pages)
@@ -85,7 +77,7 @@ class DeviceTrees(DeviceSide):
         ops.propose_growths(inputs.layout, inputs.slots, inputs.slot_ids, growths, backend=backend)
 
     def _follow(self, inputs: DraftInputs, golden: Tensor, lens: Tensor, level: int) -> Tensor:
-        """One pass: the golden tokens [D] and all opened nodes. Scores [D * width, V] behind those
+        """One pass: the golden tokens [D] and all opened nodes. Scores [D * width, V] after those
         of the newest level."""
         requests, backend = inputs.num_requests, self._place.backend
         most = 1 + self._width * level  # rows of a request

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from ...models import StepModel
     from ..slot_drafter import DraftInputs, PromptInputs
     from ..vocabulary import VocabularyMap
+    from .draft_sizes import DraftSizes
 
 __all__ = ["HostPasses"]
 
@@ -22,11 +23,7 @@ __all__ = ["HostPasses"]
 class HostPasses:
     """Rows and choices are made by _core.DraftPasses; this runs the model in between.
 
-    vocab_size    of the target
-    max_requests  slots of the engine
-    max_rows      of one pass
-    takes_features
-                  the model is a head on the target's states (_core.DraftPasses.sources)
+    takes_features  the model is a head on the target's states (_core.DraftPasses.sources)
     """
 
     def __init__(
@@ -34,10 +31,8 @@ class HostPasses:
         config: DraftTargetDecodingConfig,
         model: StepModel,
         vocabulary: VocabularyMap,
+        sizes: DraftSizes,
         *,
-        vocab_size: int,
-        max_requests: int,
-        max_rows: int,
         takes_features: bool = False,
     ) -> None:
         self.model = model
@@ -45,10 +40,10 @@ class HostPasses:
         self.passes_made = 0  # by the last draft()
         self._top_k, self._min_confidence = config.top_k, config.min_confidence
         self.passes = _core.DraftPasses(
-            vocab_size=vocab_size,
+            vocab_size=sizes.vocab_size,
             num_scores=vocabulary.num_scores,
-            num_slots=max_requests,
-            max_rows=max_rows,
+            num_slots=sizes.max_requests,
+            max_rows=sizes.max_rows,
             max_len=model.max_position,
             max_drafts=config.max_draft_len,
             top_k=config.top_k,
@@ -59,11 +54,11 @@ class HostPasses:
             takes_features=takes_features,
         )
         self._vocab_ids: np.ndarray | None = None
-        if vocabulary.num_scores < vocab_size:
+        if vocabulary.num_scores < sizes.vocab_size:
             ids = vocabulary.output_ids or range(vocabulary.num_scores)
             self._vocab_ids = np.array(ids, dtype=np.int32)
         # What drafts were drawn from, by the step's requests; made when somebody asks for it.
-        self._probs_shape = (max_requests, config.max_draft_len, vocabulary.num_scores)
+        self._probs_shape = (sizes.max_requests, config.max_draft_len, vocabulary.num_scores)
         self._probs: ops.DraftProbs | None = None
 
     @property
@@ -98,7 +93,7 @@ class HostPasses:
             inputs.slot_ids,
             inputs.max_drafts,
             inputs.page_table,
-            inputs.laws if inputs.needs_scores else None,
+            inputs.laws if inputs.samples else None,
             wants_survival or self._min_confidence > 0 or inputs.pass_price > 0,
             inputs.pass_price,
         )

@@ -12,9 +12,10 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ... import ops
+from ...errors import ConfigError
 from ..slot_drafter import DraftInputs, PromptInputs
+from .draft_sizes import DraftSizes, rows_read
 from .host_passes import HostPasses
-from .rows_read import rows_read
 
 if TYPE_CHECKING:
     from ...config.methods import DraftTargetDecodingConfig
@@ -30,14 +31,13 @@ class DraftTargetDrafter:
     """A SlotDrafter around a second StepModel; see bind_cache().
 
     place         of both models
-    vocab_size    of the target
-    max_requests  slots of the engine
-    max_rows      of a step of the engine, and of one pass of the draft model
     pages         K and V of the draft model, [layers, P, G, S, K]; None: not bound yet. Where there
                   are fewer than the target has, a request that holds a page without a counterpart
                   is not drafted for
     wants_survival  estimates are wanted with the drafts though no request samples: passes give
                   scores, which say how sure the model is, not ids
+
+    Raises ConfigError where the draft model cannot run on a device.
     """
 
     name = "draft_target"
@@ -51,21 +51,23 @@ class DraftTargetDrafter:
         model: StepModel,
         vocabulary: VocabularyMap,
         place: Place,
-        *,
-        vocab_size: int,
-        max_requests: int,
-        max_rows: int,
+        sizes: DraftSizes,
     ) -> None:
+        if not place.is_cpu and model.impl != "native":
+            raise ConfigError(
+                f"DraftTargetDecodingConfig.model = {str(config.model)!r}: on {place.name} this "
+                "draft model runs in the transformers adapter, which takes its steps from the "
+                "host; use a draft model of a native family, or device='cpu'"
+            )
         self.config, self.model = config, model
         self.reads_every_step = not place.is_cpu
         self._place, self._overlap = place, vocabulary.overlap
         self._num_scores = vocabulary.num_scores
-        sizes: Any = {"vocab_size": vocab_size, "max_requests": max_requests, "max_rows": max_rows}
         self.side: HostPasses | DeviceSide
         if place.is_cpu:
-            self.side = HostPasses(config, model, vocabulary, **sizes)
+            self.side = HostPasses(config, model, vocabulary, sizes)
         else:
-            self.side = _on_device(config)(config, model, vocabulary, place, **sizes)
+            self.side = _on_device(config)(config, model, vocabulary, place, sizes)
         self.pages: tuple[Any, Any] | None = None
 
     @property

@@ -72,7 +72,7 @@ class Eagle3(nn.Module):
 
     shape         of the head
     token_ids     int [draft_vocab_size], increasing: the target's token of each score
-    max_position  positions of a training text, with the steps behind it
+    max_position  positions of a training text, with the steps after it
     """
 
     token_ids: torch.Tensor
@@ -105,9 +105,9 @@ class Eagle3(nn.Module):
         """What lm_head reads in each of `steps` steps, [texts, rows, hidden_size].
 
         embedded  [texts, rows + steps - 1, hidden_size]: row i of step s reads embedding i + s
-        taps      [texts, rows, 3 * target_hidden_size]: of the position in front of each row
+        taps      [texts, rows, 3 * target_hidden_size]: of the position before each row
 
-        Row i of the first step reads the text; in the next it reads a draft behind it, beside what
+        Row i of the first step reads the text; in the next it reads a draft after it, beside what
         the step before made of row i, and sees the first step's rows up to i and its own later
         ones: as the head drafts.
         """

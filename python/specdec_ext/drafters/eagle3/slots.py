@@ -1,4 +1,4 @@
-"""EAGLE-3 in steps that the host runs: drafts from the slots, features behind each commit.
+"""EAGLE-3 in steps that the host runs: drafts from the slots, features after each commit.
 
 The head's K/V lies in pages with the ids of the target's, and so do the features that the target's
 states were fused to. So a shared prefix is shared by both, a text that was not drafted for is read
@@ -17,6 +17,7 @@ from ... import _core, ops
 from ...config.eagle3 import Eagle3DecodingConfig
 from ...errors import ModelError, UnsupportedConfigError
 from ...models.native import NativeModel
+from ..draft_target.draft_sizes import DraftSizes
 from ..draft_target.host_passes import HostPasses
 from ..slot_drafter import DraftInputs, PromptInputs
 from ..vocabulary import VocabularyMap
@@ -28,7 +29,7 @@ __all__ = ["Eagle3Drafter", "feature_bytes"]
 
 
 def feature_bytes(shape: Eagle3Shape) -> int:
-    """What one token takes beside its K/V."""
+    """What one token takes besides its K/V."""
     return 4 * shape.hidden_size
 
 
@@ -111,9 +112,9 @@ class Eagle3Drafter:
             ),
             head,
             VocabularyMap(shape.draft_vocab_size, [], weights.token_ids.tolist()),
-            vocab_size=model.vocab_size,
-            max_requests=max_requests,
-            max_rows=max(max_rows, config.rows_of_pass * max_requests),
+            DraftSizes(
+                model.vocab_size, max_requests, max(max_rows, config.rows_of_pass * max_requests)
+            ),
             takes_features=True,
         )
         head.passes = self.side.passes

@@ -5,9 +5,9 @@
     FasterDecoding    medusa_lm_head.safetensors or .pt: "{h}.{l}.linear.weight|bias",
                       "{h}.{L}.weight"; the legacy form has no "{h}.{L}.weight" and shares the
                       target's LM head
-    joint (Medusa-2)  the same names behind "medusa_head." among the tensors of a whole model
+    joint (Medusa-2)  the same names after "medusa_head." among the tensors of a whole model
     vLLM's            "blocks.{h}.layers.{l}.weight|bias", "lm_heads.{h}.weight" or one
-                      "lm_head.weight", "token_map"; any of them behind "medusa_heads."
+                      "lm_head.weight", "token_map"; any of them after "medusa_heads."
 
 What the heads are (how many, how deep, their vocabulary) is taken from the tensors: published
 config.json files are known to be wrong about it. Pickles are refused unless they are allowed, and
@@ -152,7 +152,7 @@ def _read_folder(folder: Path, allow_pickle: bool) -> tuple[dict[str, HostArray]
 
 
 def _head_names(names: Iterable[str]) -> list[str]:
-    """The names of the heads: in a whole model those behind "medusa_head(s).", else all."""
+    """The names of the heads: in a whole model those after "medusa_head(s).", else all."""
     every = list(names)
     inside = [n for n in every if "medusa_head." in n or "medusa_heads." in n]
     is_model = any("embed_tokens" in n for n in every)
@@ -164,7 +164,7 @@ def _respell(tensors: Mapping[str, HostArray], file: Path) -> dict[str, HostArra
     if not tensors:
         raise UnsupportedModelError(
             f"{file}: no Medusa heads in it; they are named '0.0.linear.weight' or "
-            "'blocks.0.layers.0.weight', in a whole model behind 'medusa_head.'"
+            "'blocks.0.layers.0.weight', in a whole model after 'medusa_head.'"
         )
     result: dict[str, HostArray] = {}
     for full, tensor in tensors.items():

@@ -61,7 +61,7 @@ class DeviceHeads:
             model.head(torch.zeros(1, self.hidden_size, device=device))
         else:
             self._lm_head = model.head_rows(self.token_ids).to(dtype)[None]
-        # A dtype of the heads' own is rounded to the target's in front of its head.
+        # A dtype of the heads' own is rounded to the target's before its head.
         self._target_dtype = model.kv_dtype
         self._scores_into = getattr(model, "scores_into", None)
         self._buffers: dict[str, torch.Tensor] = {}

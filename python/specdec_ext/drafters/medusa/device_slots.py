@@ -51,7 +51,7 @@ class MedusaOnDevice:
             self._memory.append(torch.zeros(shape, dtype=dtype, device=place.device))
             return self._memory[-1], torch.zeros(shape, dtype=dtype, pin_memory=pinned)
 
-        # For each node head * top_k + rank; its parent, and behind those the number of nodes. Both
+        # For each node head * top_k + rank; its parent, and after those the number of nodes. Both
         # twice: for steps, and where the host writes. That is safe without a wait: a slot is taken
         # anew only after the last step that named it was read, so the copy in front is long done.
         self._nodes, self._staged_nodes = table(max_nodes, torch.int64)
@@ -95,7 +95,7 @@ class MedusaOnDevice:
         assert hidden is not None  # MedusaDrafter.needs_hidden
         width = min(inputs.max_width, self._width)
         # The first nodes reach no deeper than their number: parents come first. So do those of a
-        # slot's last tree that lie behind a smaller one, and nobody reads what they are.
+        # slot's last tree that lie after a smaller one, and nobody reads what they are.
         num_heads = min(heads.num_heads, width)
         rows = self._rows[:count]
         torch.clamp(inputs.slot_ids, min=0, out=rows)  # padding looks up what nobody reads

@@ -22,15 +22,12 @@ from .weights import (
     HeadWeights,
     MedusaHeadsConfig,
     check_token_ids,
-    check_weights,
-    read_own_heads,
 )
 
 __all__ = [
     "MedusaHeads",
     "MedusaHeadsConfig",
     "load_heads",
-    "load_medusa_heads",
     "save_medusa_heads",
 ]
 
@@ -95,11 +92,6 @@ class MedusaHeads(nn.Module):
                 if name != "token_ids":
                     parameter.copy_(as_torch(weights.tensors[name]))
         return heads.requires_grad_(False)
-
-    def to_weights(self) -> HeadWeights:
-        """The memory of the parameters, which must be on the host."""
-        tensors = {name: from_torch(tensor) for name, tensor in self.weights()}
-        return check_weights(self.config, tensors, source="these heads")
 
     def features(self, hidden: torch.Tensor) -> torch.Tensor:
         """What the LM heads read: [num_heads, ..., hidden_size] for hidden [..., hidden_size]."""
@@ -180,11 +172,6 @@ def save_medusa_heads(folder: str | Path, heads: MedusaHeads, *, dtype: str = "f
     text = json.dumps(heads.config.to_dict(), indent=2, sort_keys=True)
     (target / "config.json").write_text(text + "\n", encoding="utf-8")
     return target
-
-
-def load_medusa_heads(folder: str | Path) -> MedusaHeads:
-    """The heads that save_medusa_heads() wrote, in float32; ModelError for anything else."""
-    return MedusaHeads.of_weights(read_own_heads(folder))
 
 
 def load_heads(path: str | Path, *, model: Any = None, allow_pickle: bool = False) -> MedusaHeads:

@@ -1,6 +1,6 @@
 """Medusa heads as they are on disk: their configuration, and their tensors, checked.
 
-Head h (0-based) guesses the token h + 2 places behind the row whose hidden state it reads: one
+Head h (0-based) guesses the token h + 2 places after the row whose hidden state it reads: one
 further than the target's own head. It is `num_medusa_layers` residual blocks, x + SiLU(Wx + b),
 and an LM head. The LM head is one of three:
 

@@ -34,7 +34,7 @@ def make_laws(shape: tuple[int, int, int], device: torch.device) -> ops.DraftPro
 
 
 class DeviceBeams:
-    """HostBeams' verbs on a device; trees are _core.BeamSearch's, but for ties of rounded sums.
+    """HostBeams' verbs on a device; trees are the host's, but for ties of rounded sums.
 
     max_requests       slots of the engine
     num_beams, length  of any one request, at most
@@ -132,7 +132,7 @@ class DeviceBeams:
                     spread.copy_(self._context[:count].view(count, 1, -1))
                 rows, tokens = following, next_tokens
             best, columns = self._best_scores(self._layers.run(rows, tokens))
-            if inputs.needs_scores:
+            if inputs.samples:
                 self._keep_laws(depth, best, columns, count)
             ops.grow_beams(
                 best,
@@ -209,7 +209,7 @@ class DeviceBeams:
         node = self._nodes[:nodes].view(count, -1)
         torch.clamp(node.copy_(sources), 0, sources.shape[1] - 1, out=node)
         torch.gather(beams["log_probs"].view(count, -1), 1, node, out=survival).exp_()
-        if inputs.needs_scores:
+        if inputs.samples:
             self._take_laws(inputs, beams["parents"], node)
         ops.propose_drafts(
             inputs.layout, inputs.slots, inputs.slot_ids, drafts, parents, survival=survival,

@@ -20,8 +20,8 @@ __all__ = ["LayerRows", "RedrafterLayers"]
 class LayerRows:
     """Activations of R rows, in the target's dtype but for scores of the target's own head.
 
-    read    [R, 2H] a token's embedding, and the state in front of it
-    both    [R, 2H] the context (the target's hidden state), and the state behind the token
+    read    [R, 2H] a token's embedding, and the state before it
+    both    [R, 2H] the context (the target's hidden state), and the state after the token
     x       [R, E] what the head reads
     added   [R, E] what a block adds to it
     scores  [R, V']
@@ -37,7 +37,7 @@ class LayerRows:
         return len(self.read)
 
     def first(self, rows: int) -> LayerRows:
-        """The same memory, less the rows behind."""
+        """The same memory, less the rows after."""
         return LayerRows(
             self.read[:rows], self.both[:rows], self.x[:rows], self.added[:rows], self.scores[:rows]
         )
@@ -48,7 +48,7 @@ class LayerRows:
 
     @property
     def old_state(self) -> torch.Tensor:
-        """[R, H] in front of the tokens."""
+        """[R, H] before the tokens."""
         return self.read[:, self._half :]
 
     @property
@@ -58,7 +58,7 @@ class LayerRows:
 
     @property
     def state(self) -> torch.Tensor:
-        """[R, H] behind the tokens."""
+        """[R, H] after the tokens."""
         return self.both[:, self._half :]
 
 

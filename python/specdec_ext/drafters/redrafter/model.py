@@ -99,14 +99,8 @@ class Redrafter(nn.Module):
         model.load_state_dict(tensors)
         return model.eval().requires_grad_(False)
 
-    def to_weights(self) -> RedrafterWeights:
-        """The memory of the parameters, which must be on the host."""
-        tensors = {name: from_torch(value) for name, value in self.state_dict().items()}
-        ids: Any = tensors.pop(TOKEN_IDS, None)
-        return RedrafterWeights(self.shape, tensors, ids)
-
     def blocks(self) -> list[_Block]:
-        """The residual blocks in front of the head."""
+        """The residual blocks before the head."""
         return [block for block in self.lm_head if isinstance(block, _Block)]
 
     def own_head(self) -> nn.Linear:

@@ -95,7 +95,7 @@ class HostBeams:
 
 
 class RedrafterDrafter:
-    """See SlotDrafter. The trees hold what _core.BeamSearch's hold, the likeliest drafts first.
+    """See SlotDrafter. The trees hold what a search on the host gives, the likeliest drafts first.
 
     max_requests  slots of the engine
 

@@ -19,7 +19,7 @@ __all__ = ["HostSide"]
 
 
 class HostSide:
-    """Operations on the stream: before a step, what the host has decided since the last one; behind
+    """Operations on the stream: before a step, what the host has decided since the last one; after
     the model, what it will decide from."""
 
     def __init__(

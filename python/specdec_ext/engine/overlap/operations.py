@@ -147,7 +147,7 @@ class StepOperations:
             max_drafts=b.staged_part(layout.max_drafts + first, g.decodes),
             page_table=tensors.step.page_table[first:],
             laws=b.staged_words.laws(g.decodes, first),
-            needs_scores=g.needs_scores,
+            samples=g.needs_scores,
             status=tensors.status[first:],
             hidden=self._hidden,
             max_width=max(g.max_rows - 1, 1) if g.drafts else 1,

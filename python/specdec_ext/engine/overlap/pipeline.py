@@ -71,7 +71,7 @@ class OverlapPipeline(StepOperations):
         buffers = StepBuffers(executor, k_pages.device, synthetic_rates)
         super().__init__(buffers, forward, k_pages, v_pages, backend, drafter)
         stream.follow()  # weights, pages and buffers are there when the first operation runs
-        # By index, the steps that were enqueued and not read, oldest first: the event behind each
+        # By index, the steps that were enqueued and not read, oldest first: the event after each
         # and, of one that is timed, whether it reads prompts, and its marks.
         self._events: dict[int, tuple[Event, tuple[bool, list[Mark]] | None]] = {}
         self._broken: dict[int, BaseException] = {}  # why a step was not enqueued as a whole
@@ -93,7 +93,7 @@ class OverlapPipeline(StepOperations):
             )
 
     def record_graphs(self) -> None:
-        """Record every bucket and replay it once as a step of nobody, before the first step. Else
+        """Record every bucket and replay it once without any request, before the first step. Else
         each is recorded when it is first needed."""
         # The largest first: the others find the memory of its pool.
         for bucket in reversed(self.buckets):
@@ -306,7 +306,7 @@ class OverlapPipeline(StepOperations):
         of each one for steps in which nobody drafts, if there is a drafter that they spare. Its
         operations and their arguments depend on nothing else.
 
-        It runs once before it is recorded, as a step of nobody, which changes no slot and no page.
+        It runs once before it is recorded, without any request, which changes no slot and no page.
         part  index of PARTS; None: the whole step
         """
         drafts = drafts or self.drafter is None

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 __all__ = ["PARTS", "StepTimes"]
 
-# A step's parts in their order; a mark stands before the first and behind each.
+# A step's parts in their order; a mark stands before the first and after each.
 #   draft   copies to the device, drafts, geometry
 #   verify  the model
 #   accept  acceptance, stop rules, compaction, the copy of the results
@@ -20,7 +20,7 @@ PARTS = ("draft", "verify", "accept")
 
 @dataclass
 class _Sums:
-    """Seconds. host: of the calling thread beside waiting, and beside the parts on a CPU."""
+    """Seconds. host: of the calling thread besides waiting, and besides the parts on a CPU."""
 
     steps: int = 0
     draft: float = 0.0

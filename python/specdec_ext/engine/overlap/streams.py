@@ -52,11 +52,11 @@ class Stream(Protocol):
         ...
 
     def record(self) -> Event:
-        """An event behind everything that was enqueued so far."""
+        """An event after everything that was enqueued so far."""
         ...
 
     def mark(self) -> Mark:
-        """A mark behind everything that was enqueued so far; nobody waits for it."""
+        """A mark after everything that was enqueued so far; nobody waits for it."""
         ...
 
     def follow(self) -> None:

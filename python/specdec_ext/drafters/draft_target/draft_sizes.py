@@ -1,13 +1,25 @@
-"""Rows that a draft model reads of each request in a step's first pass, on a device."""
+"""Sizes of an engine that drafts with a draft model, and the rows that this reads."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from ...config.methods import DraftTargetDecodingConfig
 
-__all__ = ["CHAIN_READS", "rows_read"]
+__all__ = ["CHAIN_READS", "DraftSizes", "rows_read"]
+
+
+class DraftSizes(NamedTuple):
+    """vocab_size    of the target
+    max_requests  slots of the engine
+    max_rows      of a step of the engine, and of one pass of the draft model
+    """
+
+    vocab_size: int
+    max_requests: int
+    max_rows: int
+
 
 # Each text's last two tokens: the golden one, and the one before, which is new to the model if all
 # drafts were accepted.

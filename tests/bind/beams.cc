@@ -1,16 +1,21 @@
-// _core.BeamSearch: beams of a drafter and their prefix tree.
+// _core_testing.BeamSearch: beams of a drafter and their prefix tree; ReDrafter's network, depth by
+// depth. The product runs a whole search in one call (_core.BeamDrafter).
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <cstdint>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "algo/beam_search_host.h"
+#include "backend/cpu/drafter/recurrent_drafter.h"
 #include "base/check.h"
+#include "base/thread_pool.h"
 #include "bind/array_argument.h"
 #include "bind/dlpack_convert.h"
-#include "bind/registers.h"
+#include "bind/drafter_arguments.h"
 
 namespace py = pybind11;
 
@@ -68,6 +73,42 @@ void advance_beams(BeamSearch& self, const py::object& scores, const py::object&
 void check_request(const BeamSearch& self, std::int32_t r) {
   SPECDEC_REQUIRE(r >= 0 && r < self.num_requests(), "request = ", r, ": there are 0..",
                   self.num_requests() - 1);
+}
+
+void start_network(RecurrentDrafterObject& self, const std::vector<py::object>& hidden,
+                   const std::vector<TokenId>& tokens) {
+  SPECDEC_REQUIRE(hidden.size() == tokens.size(), "hidden has ", hidden.size(),
+                  " rows, tokens has ", tokens.size());
+  const std::int64_t size = self.network->hidden_size();
+  std::vector<BorrowedTensor> rows;
+  rows.reserve(tokens.size());
+  std::vector<const float*> data;
+  data.reserve(tokens.size());
+  for (const py::object& given : hidden) {
+    const BorrowedTensor& row = rows.emplace_back(given, "hidden");
+    check_cpu(row.view(), "hidden");
+    check_dtype(row.view(), "hidden", {DType::kF32});
+    check_shape(row.view(), "hidden", "[H]", {size});
+    check_contiguous(row.view(), "hidden");
+    data.push_back(static_cast<const float*>(row->data));
+  }
+  self.network->start(data, tokens);
+}
+
+void advance_network(const RecurrentDrafterObject& self, BeamSearch& search,
+                     const py::object& token_ids) {
+  const std::vector<TokenId> map = token_ids_argument(token_ids, self.network->num_scores());
+  const py::gil_scoped_release release;
+  self.network->advance(&search, map.empty() ? nullptr : map.data());
+}
+
+cpu::SearchCost run_network(RecurrentDrafterObject& self, BeamSearch& search,
+                            const py::object& token_ids, std::vector<double> gains,
+                            double pass_seconds) {
+  const std::vector<TokenId> map = token_ids_argument(token_ids, self.network->num_scores());
+  const py::gil_scoped_release release;
+  return self.network->run(&search, map.empty() ? nullptr : map.data(),
+                           {std::move(gains), pass_seconds});
 }
 
 constexpr const char* kBeamSearchDoc =
@@ -132,6 +173,31 @@ void register_beams(py::module_& m) {
       py::arg("request"), py::arg("max_drafts"), py::arg("num_scores"),
       "float32 [nodes, num_scores]: the softmax over the 50 best scores that each node of tree() "
       "was chosen from, by column of the scores. For a request that keeps_laws.");
+  // A module has a pool of its own: the core's counts for the core.
+  m.def("set_num_threads", [](int n) { ThreadPool::global().resize(n); }, py::arg("num_threads"));
+  m.def("start_network", &start_network, py::arg("network"), py::arg("hidden"), py::arg("tokens"),
+        "One request a row: the target's last hidden state, float32 [H], and last token.");
+  m.def(
+      "score_network",
+      [](RecurrentDrafterObject& self, const BeamSearch& search) {
+        {
+          const py::gil_scoped_release release;
+          self.network->score(search);
+        }
+        const cpu::RecurrentDrafter& network = *self.network;
+        return py::array_t<float>({network.num_rows(), network.num_scores()}, network.scores());
+      },
+      py::arg("network"), py::arg("search"),
+      "Score the rows of the search: float32 [rows, num_scores].");
+  m.def("advance_network", &advance_network, py::arg("network"), py::arg("search"),
+        py::arg("token_ids") = py::none(),
+        "BeamSearch.advance with these scores; token_ids int32 [num_scores].");
+  m.def("run_network", &run_network, py::arg("network"), py::arg("search"),
+        py::arg("token_ids") = py::none(), py::arg("gains") = std::vector<double>(),
+        py::arg("pass_seconds") = 0.0,
+        "What score_network() and advance_network() do until the search ends. Ends early where the "
+        "sum of the beams' probabilities times gains[depth - 1], the seconds that an expected "
+        "draft of that depth saves, is less than pass_seconds (0: what the first pass took).");
 }
 
 }  // namespace specdec
