@@ -30,7 +30,7 @@ struct ProposedProbs {
 // What the caller says of requests whose tokens the host chooses.
 struct HostWords {
   std::map<RequestId, std::string> errors;  // their processor or grammar failed: they end with it
-  // Of every tree with a grammar. No rows: none of them changes a choice of the tree.
+  // For every tree with a grammar. No rows: none of them changes a choice of the tree.
   std::map<RequestId, TokenMasks> masks;
 };
 
