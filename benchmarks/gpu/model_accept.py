@@ -15,9 +15,11 @@ ROWS_AHEAD = 4  # rows that are searched before the first is weighed
 NODE_US = 0.02  # of one thread that looks at every node in shared memory
 WALK_BARRIERS = 4
 PATH = 4  # drafts that each request accepts
-# Accesses that wait for one another, cuda/accept/row_held.cuh: from a row's last mass to its token,
-# from there or from a draft's sum to the mark or the queue's entry, from that to what is left.
-DRAWING, HOLDING, SUBTRACTING = 4, 8, 9
+LANE_TOKENS = 8  # of a chunk
+# Accesses that wait for one another, cuda/accept/row_held.cuh: from a row's last mass to its token;
+# from there to a mark, which exact match leaves out at the end; from there or from a draft's sum to
+# a mark or the queue's entry, or from that to the next sibling or the token.
+DRAWING, MARKING, HOLDING = 4, 5, 8
 # cuda/accept/row_lists.cuh: threads of a block, tokens of which one largest score is kept, tokens
 # of a list, reads in flight of a thread; cpp/algo/law_cuts.h: rounds of a search, two
 # bits each, among keys and ids; sums of masses besides.
@@ -41,25 +43,32 @@ class Loops:
     search: Counts
     weigh: Counts
     sums: Counts  # probabilities
-    subtract: Counts  # of a chunk: its masses; the probabilities of one draft
+    subtract: Counts  # those of a rejected draft
+    left: Counts  # a row's masses without its rejected drafts
 
 
 def loops(lists: bool) -> Loops:
-    """Returns them; lists: the search writes down what lists are made of."""
+    """Returns them; lists: the search writes down what lists are made of.
+
+    Raises   ValueError if one is not found: the kernel has changed.
+    """
     found = [x for x in loops_of("row_laws_kernel<float>") if x["body"].get("load_bytes", 0) >= 16]
-    plain = [x for x in found if "convert" not in x["body"] and "fp64" not in x["body"]]
+    plain = [x for x in found if "convert" not in x["body"]]
     reads = max(plain, key=lambda x: x["body"]["load_bytes"] / x["body"]["issue"])
     weigh = max(plain, key=lambda x: x["body"].get("fp32", 0) / x["body"]["load_bytes"])
-    sums = [x for x in plain if x["always"].get("load_bytes", 0) == 128 and x is not reads]
-    doubles = [x["body"] for x in found if "fp64" in x["body"]]
-    if len(sums) != 1 or not doubles:
-        raise ValueError("row_laws_kernel: no loop that sums probabilities, or none that subtracts")
-    return Loops(
-        reads["body"] if lists else reads["always"],
-        weigh["body"],
-        sums[0]["always"],
-        max(doubles, key=lambda counts: counts["issue"]),
-    )
+    sums = [x["body"] for x in plain if x["always"].get("load_bytes") == 128 and x is not reads]
+    # In float64: three conversions for each of a lane's tokens.
+    doubles = [x["body"] for x in found if x["always"].get("convert") == 3 * LANE_TOKENS]
+    left = [
+        x["body"] for x in found if "shuffle" in x["body"] and x["body"].get("store_bytes") == 8
+    ]
+    left = [x for x in left if "convert" in x]
+    if not len(sums) == len(doubles) == len(left) == 1:
+        raise ValueError("row_laws_kernel: no loop that sums probabilities, or that subtracts them")
+    # Both ways to load are in a body; a trip takes one.
+    trip = {"load_bytes": 4 * LANE_TOKENS}
+    search = reads["body"] if lists else reads["always"]
+    return Loops(search, weigh["body"], sums[0], {**doubles[0], **trip}, {**left[0], **trip})
 
 
 @dataclass
@@ -174,9 +183,8 @@ def row_laws(
         (found.search, rows),
         (found.weigh, weighed),
         (found.sums, done.summed),
-        # The loop over the rejected drafts of a chunk; its masses are weighed once for each row.
         (found.subtract, done.subtracted),
-        (found.weigh, done.left),
+        (found.left, done.left),
     ]
     needs = {"HBM": (rows + done.summed) * row_bytes / device.hbm_bytes_per_s * 1e6}
     read = rows + weighed + done.summed + done.subtracted + done.left
@@ -185,12 +193,12 @@ def row_laws(
         for pipe, us in needs_of(loop, times * row_bytes, device).items():
             needs[pipe] = needs.get(pipe, 0.0) + us
     # The first rows are read before there is anything to weigh.
-    ahead = min(rows, ROWS_AHEAD) / rows * rows * row_bytes / device.hbm_bytes_per_s * 1e6
+    ahead = min(rows, ROWS_AHEAD) * row_bytes / device.hbm_bytes_per_s * 1e6
     fixed = device.launch_us + device.first_load_us + ahead
-    if reached is None:  # the last row's draw
-        fixed += DRAWING * device.l2_latency_us
-    else:  # what is decided when there is nothing left to do
-        fixed += max(0.0, reached.end - rows) * max(needs.values()) / rows
+    if done.summed:  # what is decided when there is nothing left to do
+        fixed += max(0.0, done.end - rows) * max(needs.values()) / rows
+    else:  # the last row's draw, and for drafts whether a mark is still of use
+        fixed += (DRAWING if reached is None else DRAWING + 1) * device.l2_latency_us
     if cut:  # of the last row; its list is made while others are weighed, if they are
         rounds = KEY_ROUNDS + ID_ROUNDS + CUT_SUMS
         fixed += rounds * device.barrier_us
@@ -202,7 +210,7 @@ def late_of(rows: int, vocab: int, device: Device, holds: bool) -> float:
     """Returns how many turns pass from a row's turn until what it decides is known."""
     all_rows = Reach(weighed=rows, summed=rows if holds else 0)
     turn_us = max(row_laws(rows, vocab, device, reached=all_rows).needs.values()) / rows
-    return (DRAWING + HOLDING) * device.l2_latency_us / turn_us
+    return (DRAWING + (HOLDING if holds else MARKING)) * device.l2_latency_us / turn_us
 
 
 def row_op(cell: StepCell, device: Device, cut: str = "") -> tuple[Kernel, ...]:

@@ -242,9 +242,19 @@ template <class T>
   }
 }
 
-// What the law of a row that has just been drawn from means for its children.
+// What the law of a row that has just been drawn from means for its children. tickets: tasks of
+// all.
 template <class T>
-[[gnu::noinline]] __device__ void finish_row(const RowLawsParams& p, int row, RowShared* shared) {
+[[gnu::noinline]] __device__ void finish_row(const RowLawsParams& p, int row, int tickets,
+                                             RowShared* shared) {
+  if (!p.holds()) {  // marks alone, which are for rows that nobody has begun with
+    __syncthreads();
+    if (threadIdx.x == 0) {
+      shared->skip = gpu::load_relaxed(&p.laws.queue->tickets) >= static_cast<unsigned>(tickets);
+    }
+    __syncthreads();
+    if (shared->skip) return;
+  }
   const RowOwner owner = owner_of(p, row);
   const RowTree tree = tree_of(p, owner);
   if (tree.rule != RowRule::kDrawn && tree.rule != RowRule::kHeld) return;

@@ -196,7 +196,7 @@ __global__ void __launch_bounds__(kRowThreads, kBlocksEach)
     bool drawn = after == AfterPiece::kDrawn;
     if (after == AfterPiece::kMakeList) drawn = make_list<T>(p, row, pieces, shared);
     if (after == AfterPiece::kDrawWeighed) drawn = draw_weighed<T>(p, row, shared);
-    if (drawn && p.parents != nullptr) finish_row<T>(p, row, shared);
+    if (drawn && p.parents != nullptr) finish_row<T>(p, row, tickets, shared);
     if (holds) {
       __syncthreads();
       if (!searches && row >= 0) sum_draft<T>(p, row, begin, end, pieces, shared);

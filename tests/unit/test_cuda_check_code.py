@@ -102,16 +102,17 @@ CODE = """\
         /*0100*/                   HMMA.16816.F32 R0, R4, R8, R0 ;
         /*0110*/                   EXIT ;
         /*0120*/                   BRA 0x120 ;
-        /*0130*/                   LDG.E.128 R20, desc[UR4][R22.64] ;
-        /*0140*/               @P0 BRA 0x130 ;
-        /*0150*/                   RET.REL.NODEC R20 0x0 ;
+        /*0130*/                   MOV R22, R4 ;
+        /*0140*/                   LDG.E.128 R20, desc[UR4][R22.64] ;
+        /*0150*/               @P0 BRA 0x140 ;
+        /*0160*/                   RET.REL.NODEC R20 0x0 ;
 """
 
 
 def test_loops_count_what_every_trip_does() -> None:
     ((key, code),) = loops.parse(CODE.splitlines()).items()
     assert key == ("_Z4loopv", "sm_90a")
-    assert [one.address for one in code] == list(range(0, 0x160, 0x10))
+    assert [one.address for one in code] == list(range(0, 0x170, 0x10))
     first, waiting, second, called = loops.loops_of(code)
     # 0x10, 0x20, 0x30; 0x50; 0x70, 0x80; 0x90; 0xa0, 0xb0: not the rare branch, not the wait.
     assert first["always"] == {

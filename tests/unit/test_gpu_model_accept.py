@@ -19,10 +19,11 @@ def test_rows_are_drawn_from_and_matched_within_three_reads(
 ) -> None:
     """64 rows of 128k scores, whichever path they hold: no row, and no request, is one block's."""
     prediction = model_ops.step_op(StepCell(kind, requests, rows), Device())
-    most = 3.0 if kind == "sample" else 3.1  # the target is 3: a tree of 64 rows misses it
+    most = 3.0
     assert prediction.us <= most * prediction.floor_us
     slower = Device(clock_hz=Device().clock_hz / 2)
-    assert model_ops.step_op(StepCell(kind, requests, rows), slower).us > 1.3 * prediction.us
+    if kind == "sample":  # of a path's rows alone memory decides
+        assert model_ops.step_op(StepCell(kind, requests, rows), slower).us > 1.3 * prediction.us
 
 
 @pytest.mark.parametrize(("cut", "most"), [("top_k", 5.0), ("top_p", 4.6)])
@@ -33,7 +34,8 @@ def test_rows_that_are_cut_cost_one_list_more(kind: str, cut: str, most: float) 
     plain, prediction = (model_ops.step_op(cell, device, law) for law in ("", cut))
     assert plain.us < prediction.us <= most * prediction.floor_us
     needs = prediction.kernels[1].needs
-    assert (needs["issue"] < needs["HBM"]) == (cut == "top_k"), "top_k alone weighs no row"
+    weighs = kind == "sample" and cut == "top_p"  # all rows: top_k alone needs no row's mass
+    assert (needs["issue"] > needs["HBM"]) == weighs
     lists = (ROOT / "cuda" / "accept" / "row_lists.cuh").read_text()
     reads = f"kGroupReads = {model_accept.GROUP_READS}, kKeptReads = {model_accept.KEPT_READS};"
     assert reads in lists
@@ -48,7 +50,12 @@ def test_rejection_holds_its_drafts_while_rows_are_weighed() -> None:
     assert one.us <= ACCEPT_MOST * one.floor_us
     match = model_ops.step_op(StepCell("match", 1, 64), Device())
     assert one.kernels[1].needs["HBM"] > match.kernels[1].needs["HBM"], "it reads probabilities"
-    assert match.us < model_ops.step_op(StepCell("sample", 1, 64), Device()).us + 2.5
+    sample = model_ops.step_op(StepCell("sample", 1, 64), Device())
+    assert match.us < sample.us, "most rows are on no path"
+    # What is decided last has nothing to hide behind: 8 trees of 8 rows miss the target, 3.
+    many = model_ops.step_op(StepCell("accept", 8, 8), Device())
+    assert 3.0 * many.floor_us < many.us <= 4.4 * many.floor_us
+    assert model_ops.step_op(StepCell("accept", 8, 64), Device()).us <= 2.0 * 8 * one.floor_us
 
 
 CHAIN = [-1, 0, 1, 2, 3, 4, 5, 6, 7, 8]

@@ -213,8 +213,8 @@ MUTANTS = [
         "rows-13",
         "no barrier between a ticket and the next",
         ROWS,
-        "const auto ticket = static_cast<int>(shared->ticket); __syncthreads();",
-        "const auto ticket = static_cast<int>(shared->ticket);",
+        "subtract_piece<T>(p, pieces, piece_chunks, shared); __syncthreads();  // they",
+        "subtract_piece<T>(p, pieces, piece_chunks, shared);  // they",
     ),
     Mutant(
         "rows-14",

@@ -40,8 +40,8 @@ MUTANTS = [
         "held-5",
         "a later sibling is held against the mass of the row's whole law",
         HELD,
-        "weight_of(earlier == 0 ? law.cut.total",
-        "weight_of(true ? law.cut.total",
+        "earlier == 0 ? law.cut.total",
+        "true ? law.cut.total",
     ),
     Mutant(
         "held-6",
@@ -99,6 +99,7 @@ MUTANTS = [
         ROWS,
         "if (holds) empty_queue<T>(p, tickets, pieces, piece_chunks, shared);",
         "",
+        harmless="slower, the same tokens: what nobody has subtracted the walk subtracts itself",
     ),
     Mutant(
         "held-14",
