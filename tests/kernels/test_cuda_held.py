@@ -175,6 +175,7 @@ def test_what_is_not_held_is_looked_at_by_the_walk(target: Target) -> None:
     got = accept(target, requests, rng, workspace=scratch)
     flagged = 0
     for r, found, known in zip(requests, got, known_of(scratch, requests), strict=True):
+        assert r.probs is not None
         whole = dataclasses.replace(r, probs=np.nan_to_num(r.probs, nan=0.0))
         path, token = host_accepts(whole, None)
         broken = int(np.isnan(r.probs).any(1).argmax())
