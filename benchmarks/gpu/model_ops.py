@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-from benchmarks.gpu.cells import MAX_DEPTH, AttentionCell, StepCell
+from benchmarks.gpu.cells import AttentionCell, StepCell
 from benchmarks.gpu.engine_cells import ModelCell
 from benchmarks.gpu.linear import LinearCell
 from benchmarks.gpu.machine import Counts, Device, Kernel, Prediction, loops_of, slots
+from benchmarks.gpu.model_accept import row_op
 from benchmarks.gpu.model_attention import attention
 from benchmarks.gpu.model_packed import packed_product
-
-ROWS_AHEAD = 4  # rows that are searched before the first is weighed
-NODE_US = 0.02  # of one thread that looks at every node in shared memory
-WALK_BARRIERS = 4
-# cuda/accept/row_lists.cuh: threads of a block, tokens of which one largest score is kept, tokens
-# of a list, reads in flight of a thread; cpp/algo/law_cuts.h: rounds of a search, two
-# bits each, among keys and ids; sums of masses besides.
-LIST_THREADS, LIST_GROUP, LISTED, GROUP_READS, KEPT_READS = 256, 8, 2048, 4, 2
-KEY_ROUNDS, ID_ROUNDS, CUT_SUMS, LIST_BARRIERS = 16, 10, 3, 10
 
 
 def streamed(kernel: str, num_bytes: float, sms: float, device: Device) -> dict[str, float]:
@@ -29,52 +21,10 @@ def streamed(kernel: str, num_bytes: float, sms: float, device: Device) -> dict[
     return needs | {"HBM": num_bytes / device.hbm_bytes_per_s * 1e6}
 
 
-def list_us(vocab: int, device: Device) -> float:
-    """Returns how long a block takes for a row's list: twice over the largest scores of its groups,
-    twice over the groups that were kept, at most as many as the list has room for."""
-    vectors = -(-vocab // LIST_GROUP // LIST_GROUP)
-    waits = 2 * -(-vectors // (LIST_THREADS * GROUP_READS))
-    waits += 2 * -(-LISTED // (LIST_THREADS * KEPT_READS))
-    return waits * device.l2_latency_us + LIST_BARRIERS * device.barrier_us
-
-
-def row_laws(rows: int, vocab: int, device: Device, cut: str = "") -> tuple[Kernel, ...]:
-    """Returns what finds all rows' largest scores, masses and draws (cuda/accept/row_laws.cu).
-
-    cut   which law all rows have: "" cuts nothing, "top_k" needs no row's mass, "top_p" does
-
-    Both of its loops pass over every token; only the first reads device memory, and blocks in the
-    second do not wait for those in the first but at the beginning and for a row's largest score.
-    """
-    num_bytes = rows * vocab * 4.0
-    found = [x for x in loops_of("row_laws_kernel<float>") if "convert" not in x["body"]]
-    found = [x for x in found if x["body"].get("load_bytes", 0) >= 16]
-    reads = max(found, key=lambda x: x["body"]["load_bytes"] / x["body"]["issue"])
-    # What is not done on every trip is to write down the groups' largest scores, for lists.
-    search = reads["body"] if cut else reads["always"]
-    bodies = [x["body"] for x in found]
-    weigh = max(bodies, key=lambda counts: counts.get("fp32", 0) / counts["load_bytes"])
-    needs = {"HBM": num_bytes / device.hbm_bytes_per_s * 1e6}
-    needs["L2"] = (1 if cut == "top_k" else 2) * num_bytes / device.l2_bytes_per_s * 1e6
-    for loop in (search,) if cut == "top_k" else (search, weigh):
-        trips = num_bytes / (32 * loop["load_bytes"]) / (4 * device.sms)
-        for pipe, cycles in slots(loop).items():
-            needs[pipe] = needs.get(pipe, 0.0) + trips * cycles / device.clock_hz * 1e6
-    # The first rows are read before there is anything to weigh; the last row's draw is a chain of
-    # four accesses: its pieces counted, masses of chunks, the chunk's scores, the token.
-    ahead = min(rows, ROWS_AHEAD) / rows * needs["HBM"]
-    fixed = device.launch_us + device.first_load_us + ahead + 4 * device.l2_latency_us
-    if cut:  # of the last row; its list is made while others are weighed, if they are
-        rounds = KEY_ROUNDS + ID_ROUNDS + CUT_SUMS
-        fixed += rounds * device.barrier_us
-        fixed += list_us(vocab, device) if cut == "top_k" else device.l2_latency_us
-    return (Kernel("clear", {}, device.launch_us), Kernel("laws", needs, fixed))
-
-
 def step_op(cell: StepCell, device: Device, cut: str = "") -> Prediction:
     """Returns the prediction of one of the operations around attention.
 
-    cut   what the laws of "sample" and "match" cut off, as for ``row_laws``
+    cut   what the laws of "sample" and "match" cut off, as for ``model_accept.row_laws``
     """
     work = cell.work()
     rows = cell.requests * cell.rows
@@ -84,19 +34,7 @@ def step_op(cell: StepCell, device: Device, cut: str = "") -> Prediction:
     if cell.kind == "argmax":  # its parts are joined by a second kernel
         kernels: tuple[Kernel, ...] = (Kernel("argmax", largest, 2 * start),)
     elif cell.kind in ("sample", "match", "accept"):
-        kernels = row_laws(rows, cell.vocab, device, cut)
-        # One thread looks for the deepest of the nodes that were kept.
-        walk = start
-        if cell.kind != "sample":
-            walk += cell.rows * NODE_US + WALK_BARRIERS * device.barrier_us
-        needs: dict[str, float] = {}
-        if cell.kind == "accept":
-            # Probabilities of each draft held are added up, and the rejected one's subtracted, by
-            # the request's block.
-            in_turn = min(MAX_DEPTH, cell.rows - 1, 4) + 2
-            needs = streamed("accept_kernel<float>", in_turn * row_bytes, 1, device)
-            needs["HBM"] *= cell.requests
-        kernels = (*kernels, Kernel(cell.kind, needs, walk))
+        kernels = row_op(cell, device, cut)
     else:
         kernels = (Kernel(cell.kind, {"HBM": work.memory_us}, start),)
     return Prediction(cell.name, work.floor_us, kernels)

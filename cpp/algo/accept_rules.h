@@ -123,6 +123,12 @@ SPECDEC_HD inline void emit_path(const TeamT& team, const TokenId* decided, Acce
   team.sync();
 }
 
+// What q says of its own draft, as a weight of a law of that total: the draft is kept by a number u
+// if u times this lies below its weight in the law.
+SPECDEC_HD inline double wanted_weight(const DraftLaw& q, double mass, double total) {
+  return static_cast<double>(q.probs[q.column]) / mass * total;
+}
+
 // Holds the children of a node against the current law: the one that is kept; -1: none, and the
 // current law is the residual.
 template <Ranks TeamT, class Laws>
@@ -135,7 +141,7 @@ SPECDEC_HD inline std::int32_t hold_children(const TeamT& team, const DraftedTre
     if (q.columns == 0) return -1;
     const bool remove = !laws.replacement() && !fault(Fault::kSiblingNotRemoved);
     const double mass = draft_mass(q, scratch->earlier, remove ? i : 0);
-    const double wanted = static_cast<double>(q.probs[q.column]) / mass * laws.total();
+    const double wanted = wanted_weight(q, mass, laws.total());
     const double weight = laws.weight(tree.tokens[node]);
     bool kept = accept_uniform_at(tree, depth, i) * wanted < weight;
     if (fault(Fault::kAlwaysAccept)) kept = true;
@@ -291,7 +297,7 @@ SPECDEC_HD inline void accept_best_beam(const TeamT& team, const DraftedTree& tr
       const DraftLaw q = laws.draft(child);
       if (q.columns == 0) break;
       const double mass = draft_mass(q, scratch->earlier, 0);
-      const double wanted = static_cast<double>(q.probs[q.column]) / mass * laws.total();
+      const double wanted = wanted_weight(q, mass, laws.total());
       const double weight = laws.weight(tree.tokens[child]);
       const bool kept = accept_uniform_at(tree, depth, child) * wanted < weight;
       if (team.rank() == 0 && kept) scratch->depth[child] = depth + 1;

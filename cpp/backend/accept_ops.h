@@ -67,11 +67,12 @@ constexpr std::int64_t law_list_bytes(std::int32_t vocab) {
   const std::int64_t list = 16 + (vocab < kLawListed ? vocab : kLawListed) * std::int64_t{12};
   return ((groups > list ? groups : list) + 15) / 16 * 16;
 }
-// The scratch of all rows' laws: counters, masses, tokens, cuts, lists.
+// The scratch of all rows' laws: a queue; of each row its largest score, mass, counters, what comes
+// after it, its draft, cut and chunks; tokens and the queue's entries; lists.
 constexpr std::int64_t row_laws_bytes(std::int32_t rows, std::int32_t vocab) {
   const std::int64_t chunks = (std::int64_t{vocab} + kLawChunk - 1) / kLawChunk;
   if (rows <= 0) return 0;
-  const std::int64_t words = 1 + rows * (3 + 3 + chunks) + (std::int64_t{rows} + 1) / 2;
+  const std::int64_t words = 2 + rows * (4 + 6 + 3 + chunks) + (std::int64_t{rows} + 1) / 2 * 2;
   return (8 * words + 15) / 16 * 16 + rows * law_list_bytes(vocab);
 }
 

@@ -1,15 +1,15 @@
 // Accepted drafts of each request, and the token after them, by probabilities.
 //
-// Grid     all rows together (row_laws.cu): largest scores, and where a law cuts nothing off its
-//          masses and the token drawn by it. Then one block for each request, which walks its tree.
-//          A row whose law has top_k or top_p is weighed only when the walk comes to it.
-// Bytes    all rows twice, the second time from L2; the probabilities of each draft that the walk
-//          holds against a row once (their sum), and of a rejected one, with the row and 8 V bytes
-//          of scratch, again (what is left).
-// Limit    the first kernel: row_laws.cu. The second: latency, and where it passes over a row
-// (cuts,
-//          sums of probabilities, rejected drafts) one multiprocessor's arithmetic, row after row;
-//          requests do not wait for each other.
+// Grid     all rows together (row_laws.cu): largest scores, masses and tokens drawn, and where
+//          drafts have a probability for each token what rejection makes of them. Then one block
+//          for each request, which walks its tree along what is known. Only where something is not
+//          (a cut beyond its row's list, probabilities of fewer tokens or that are none, a lossy
+//          rule) it looks at rows and probabilities itself.
+// Bytes    row_laws.cu. Of a row that the walk looks at itself: the probabilities of each draft
+//          held once (their sum), and of a rejected one, with the row and 8 V bytes of scratch,
+//          again (what is left).
+// Limit    the first kernel: row_laws.cu. The second: latency, and where it passes over a row one
+//          multiprocessor's arithmetic, row after row; requests do not wait for each other.
 #include "accept/accept.h"
 #include "accept/accept_result.cuh"
 #include "accept/block_row.cuh"
@@ -25,7 +25,10 @@ struct AcceptShared {
   std::int32_t parents[kMaxStepTokens];
   TokenId best[kMaxStepTokens];     // largest score of each row
   TokenId decided[kMaxStepTokens];  // the same, and what was decided
-  TokenId drawn[kMaxStepTokens];    // by exact match, where row_laws.cu has drawn
+  // Where row_laws.cu has found them: the token after each row, and the draft that it keeps.
+  TokenId drawn[kMaxStepTokens];
+  std::int32_t next[kMaxStepTokens];
+  bool known;
 };
 static_assert(sizeof(AcceptShared) % alignof(LawShared) == 0);
 
@@ -78,15 +81,14 @@ class BlockLaws {
     row_ = row;
     return spread;
   }
-  // Is the rule exact match, and every token drawn?
-  __device__ bool all_drawn(AcceptanceRule rule) const {
+  // Is the rule exact match, and are tokens drawn? Those of rows on no path may not be.
+  __device__ bool matches_drawn(AcceptanceRule rule) const {
     const bool by_probs = rule == AcceptanceRule::kRejection || rule == AcceptanceRule::kBestBeam;
-    if (!drawn_ || !(rule == AcceptanceRule::kExactMatch || (by_probs && !has_probs()))) {
-      return false;
-    }
-    const int i = static_cast<int>(threadIdx.x);
-    const std::int32_t size = p_.rows.cu_logits[b_ + 1] - first_;
-    return __syncthreads_or(i < size && all_.drawn[first_ + i] == kCutUnknown ? 1 : 0) == 0;
+    return drawn_ && (rule == AcceptanceRule::kExactMatch || (by_probs && !has_probs()));
+  }
+  // Is it rejection, and are drafts held?
+  __device__ bool holds(AcceptanceRule rule) const {
+    return drawn_ && rule == AcceptanceRule::kRejection && has_probs();
   }
   __device__ bool has_probs() const { return p_.drawn_from_probs(b_); }
   __device__ bool replacement() const { return p_.with_replacement(b_); }
@@ -95,15 +97,21 @@ class BlockLaws {
     DraftLaw law = p_.law_of(b_, node);
     const std::int32_t columns = law.column < 0 ? 0 : law.columns;
     Mass sums[2] = {};  // mass, columns that hold no probability
-    for (std::int32_t i = static_cast<std::int32_t>(threadIdx.x); i < columns; i += threads()) {
-      const float q = law.probs[i];
-      if (is_probability(q)) {
-        sums[0] += mass_of(to_grid(q));
-      } else {
-        ++sums[1];
+    const HeldDraft* held = drawn_ ? all_.held + first_ + node : nullptr;
+    if (held != nullptr && held->known != 0) {
+      sums[0] = held->mass;
+      sums[1] = held->faults;
+    } else {
+      for (std::int32_t i = static_cast<std::int32_t>(threadIdx.x); i < columns; i += threads()) {
+        const float q = law.probs[i];
+        if (is_probability(q)) {
+          sums[0] += mass_of(to_grid(q));
+        } else {
+          ++sums[1];
+        }
       }
+      row_.sum(sums);
     }
-    row_.sum(sums);
     law.mass = weight_of(sums[0]);
     if (columns == 0 || sums[1] != 0 || !sums_to_one(law.mass) || !(law.probs[law.column] > 0.0f)) {
       if (threadIdx.x == 0) report(p_.exec.status, b_, kStatusBadProbs);
@@ -133,24 +141,58 @@ class BlockLaws {
   TokenId token_ = kCutUnknown;  // drawn from the current law; below 0: nobody has
 };
 
-// Exact match where every node's token has been drawn: accept_drawn() of algo/accept_rules.h for
-// all nodes at once. A node is kept if each token on the way to it is the one drawn after its
-// parent.
-__device__ void accept_all_drawn(const BlockTeam& team, const DraftedTree& tree,
+// Exact match where the tokens have been drawn: accept_drawn() of algo/accept_rules.h for all nodes
+// at once. A node is kept if each token on the way to it is the one drawn after its parent. False:
+// the token after such a node is not known.
+__device__ bool accept_all_drawn(const BlockTeam& team, const DraftedTree& tree,
                                  const TokenId* drawn, AcceptShared* shared) {
   const int i = static_cast<int>(threadIdx.x);
   if (i < tree.size) shared->drawn[i] = drawn[i];
   team.sync();
+  bool kept = false;
   if (i < tree.size) {
     std::int32_t node = i;
     while (node > 0 && tree.tokens[node] == shared->drawn[tree.parents[node]]) {
       node = tree.parents[node];
     }
-    if (node == 0) shared->decided[i] = shared->drawn[i];
+    kept = node == 0;
   }
+  if (__syncthreads_or(kept && shared->drawn[i] == kCutUnknown ? 1 : 0) != 0) return false;
+  if (kept) shared->decided[i] = shared->drawn[i];
   team.sync();
   accept_greedy(team, tree.tokens, tree.parents, tree.size, shared->decided, kMaxDraftLen,
                 &shared->result);
+  return true;
+}
+
+// Rejection where the drafts have been held: accept_by_rejection() along what each row of the path
+// keeps. False: of one of them that is not known.
+__device__ bool accept_held(const BlockTeam& team, const DraftedTree& tree,
+                            const RowOutcome* outcomes, AcceptShared* shared) {
+  const int i = static_cast<int>(threadIdx.x);
+  if (i < tree.size) {
+    const RowOutcome outcome = outcomes[i];
+    shared->next[i] = outcome.next;
+    shared->drawn[i] = outcome.token;
+  }
+  team.sync();
+  if (i == 0) {
+    std::int32_t node = 0, length = 0;
+    for (; shared->next[node] > 0; node = shared->next[node]) {
+      shared->result.path[length++] = shared->next[node];
+    }
+    shared->result.path_len = length;
+    shared->known = shared->next[node] == kNoDraft;
+  }
+  team.sync();
+  if (!shared->known) return false;
+  if (i == 0) shared->decided[0] = shared->drawn[0];
+  if (i < shared->result.path_len) {
+    const std::int32_t node = shared->result.path[i];
+    shared->decided[node] = shared->drawn[node];
+  }
+  emit_path(team, shared->decided, &shared->result);
+  return true;
 }
 
 // What is wrong with a request before its walk: flags, for all threads.
@@ -200,15 +242,16 @@ __global__ void __launch_bounds__(kMaxLawThreads, 1)
                   &shared.result);
   } else {
     BlockLaws<T> laws(p, all, b, &shared);
+    const AcceptanceRule rule = p.acceptance(b).rule;
     if (p.synthetic.given()) {
       const auto choose = [&](std::int32_t node, std::int32_t depth) {
         return greedy ? shared.decided[node] : laws.sample(node, token_uniform_at(tree, depth));
       };
       accept_synthetic(team, tree, p.synthetic, p.rows.vocab, choose, shared.decided,
                        &shared.result);
-    } else if (laws.all_drawn(p.acceptance(b).rule)) {
-      accept_all_drawn(team, tree, all.drawn + first, &shared);
-    } else {
+    } else if (!(laws.matches_drawn(rule) &&
+                 accept_all_drawn(team, tree, all.drawn + first, &shared)) &&
+               !(laws.holds(rule) && accept_held(team, tree, all.outcome + first, &shared))) {
       accept_by_rule(team, tree, p.acceptance(b), laws, &shared.scratch, shared.decided,
                      &shared.result);
     }
@@ -237,6 +280,7 @@ void accept_step(const AcceptStepParams& p) {
   search.rows = p.rows;
   search.sampling = p.sampling;
   search.parents = p.parents;
+  search.accept = p;
   search.ids = p.sampled;
   const RowLaws all = search_rows(
       search, p.exec, accept_scratch_bytes(p.rows.num_requests, p.rows.vocab, p.probs != nullptr));

@@ -5,14 +5,21 @@
 //          Tasks of one kind alternate with those of the other, kAhead rows apart, so that
 //          arithmetic hides the reading. A block waits for a row's largest score alone: what it
 //          waits for was taken before, by blocks that run and wait for nothing later.
-//          Whoever weighs a row's last piece draws its token.
-// Bytes    scores once from device memory, once more from L2; 1 / 128 of that in masses.
+//          Whoever weighs a row's last piece draws its token. Where drafts have probabilities
+//          (row_held.cuh), these are summed with the draft's own row, and who comes last holds the
+//          draft against its parent's law. Rows and drafts that no path leads to are left out, as
+//          soon as that is known.
+// Bytes    scores once from device memory, once more from L2; 1 / 128 of that in masses. The
+//          probabilities of drafts that a path may reach once; of a rejected one again, with its
+//          parent's row, from L2.
 // Limit    some 30 instructions a token to weigh it: arithmetic from four bytes a token down.
 #include <algorithm>
 
+#include "accept/row_held.cuh"
 #include "accept/row_laws.cuh"
 #include "accept/row_listed.cuh"
 #include "accept/row_search.cuh"
+#include "accept/row_task.cuh"
 #include "accept/row_weights.cuh"
 #include "gpu/gpu.cuh"
 #include "step/row_best.cuh"
@@ -26,12 +33,8 @@ constexpr int kMaxBlocks = kBlocksEach * 132;  // of the largest GPUs served
 constexpr int kAhead = 4;                      // rows searched before the first is weighed
 constexpr int kMostChunks = 4 * kRowWarps;     // of a piece, which has as many for each warp
 
-__device__ __forceinline__ void add(std::uint64_t* to, std::uint64_t x) {
-  atomicAdd(reinterpret_cast<unsigned long long*>(to), static_cast<unsigned long long>(x));
-}
-
 // What is left to do after a piece, at a place where the block holds nothing in registers.
-enum class AfterPiece { kNothing, kMakeList, kDrawWeighed };
+enum class AfterPiece { kNothing, kMakeList, kDrawWeighed, kDrawn };
 
 template <class T>
 __device__ __forceinline__ AfterPiece search_piece(const RowLawsParams& p, int row, int begin,
@@ -65,17 +68,21 @@ __device__ __forceinline__ AfterPiece weigh_piece(const RowLawsParams& p, int ro
   const RowOwner owner = owner_of(p, row);
   if (!owner.draws || owner.law.top_k > 0) return AfterPiece::kNothing;
   if (threadIdx.x == 0) {
-    while (gpu::load_acquire(p.laws.done + 2 * row) <= static_cast<unsigned>(pieces)) {
+    shared->skip = is_unused(p, row);
+    while (!shared->skip &&
+           gpu::load_acquire(p.laws.done + 2 * row) <= static_cast<unsigned>(pieces)) {
     }
   }
   __syncthreads();
+  if (shared->skip) return AfterPiece::kNothing;
   const T* scores = scores_of<T>(p, row);
   const TokenId best = p.ids[row];
   const float largest = best < 0 ? 0.0f : widen(scores[best]);
   if (const TokenId fault = row_fault(best, largest); fault != 0) {
     // Where a row cuts, whoever makes its list says so.
-    if (threadIdx.x == 0 && begin == 0 && !owner.cuts) p.laws.drawn[row] = fault;
-    return AfterPiece::kNothing;
+    if (begin != 0 || owner.cuts) return AfterPiece::kNothing;
+    if (threadIdx.x == 0) p.laws.drawn[row] = fault;
+    return AfterPiece::kDrawn;
   }
   RowChunks<T> chunks(p.rows.vocab);
   chunks.point_at(scores);
@@ -94,12 +101,61 @@ __device__ __forceinline__ AfterPiece weigh_piece(const RowLawsParams& p, int ro
     return AfterPiece::kNothing;
   if (owner.cuts) return AfterPiece::kDrawWeighed;
   const double u = uniform_of(p, owner, row, shared);
-  if (threadIdx.x >= 32) return AfterPiece::kNothing;
+  if (threadIdx.x >= 32) return AfterPiece::kDrawn;
   const Mass unit = drawn_unit(u, p.laws.total[row]);
   const TokenId token = find_unit(chunks, masses, unit,
                                   [&](std::int32_t id) { return weights.of(widen(scores[id])); });
   if (lane_id() == 0) p.laws.drawn[row] = token;
-  return AfterPiece::kNothing;
+  return AfterPiece::kDrawn;
+}
+
+// Takes a piece of a rejected draft, in the order of the queue; -1: there is none. One thread's.
+__device__ __forceinline__ std::int32_t take_rejected(RowQueue* queue, int pieces) {
+  const auto each = static_cast<unsigned>(pieces);
+  unsigned taken = gpu::load_relaxed(&queue->taken);
+  while (taken < gpu::load_relaxed(&queue->rejected) * each) {
+    const unsigned found = atomicCAS(&queue->taken, taken, taken + 1);
+    if (found == taken) return static_cast<std::int32_t>(taken);
+    taken = found;
+  }
+  return -1;
+}
+
+template <class T>
+__device__ __forceinline__ void subtract_piece(const RowLawsParams& p, int pieces, int piece_chunks,
+                                               RowShared* shared) {
+  const int turn = shared->piece / pieces, begin = shared->piece % pieces * piece_chunks;
+  if (threadIdx.x == 0) {
+    // Whoever rejected it is just writing it down.
+    while ((shared->verdict = gpu::load_acquire(p.laws.rejected + turn)) == 0) {
+    }
+  }
+  __syncthreads();
+  const auto row = static_cast<int>(shared->verdict);
+  subtract_draft_piece<T>(p, row, begin, min(begin + piece_chunks, p.laws.chunks), pieces, shared);
+  __syncthreads();  // all have finished
+  if (threadIdx.x == 0) gpu::atomic_add_acq_rel(&p.laws.queue->finished, 1u);
+}
+
+// What is left in the queue when there are no tasks any more: until all tasks and pieces, which may
+// put something more into it, are finished.
+template <class T>
+__device__ __forceinline__ void empty_queue(const RowLawsParams& p, int tasks, int pieces,
+                                            int piece_chunks, RowShared* shared) {
+  RowQueue* queue = p.laws.queue;
+  while (true) {
+    if (threadIdx.x == 0) {
+      while ((shared->piece = take_rejected(queue, pieces)) < 0) {
+        const unsigned finished = gpu::load_acquire(&queue->finished);
+        const unsigned rejected = gpu::load_relaxed(&queue->rejected);
+        if (finished == static_cast<unsigned>(tasks + static_cast<int>(rejected) * pieces)) break;
+      }
+    }
+    __syncthreads();
+    if (shared->piece < 0) return;
+    subtract_piece<T>(p, pieces, piece_chunks, shared);
+    __syncthreads();
+  }
 }
 
 template <class T>
@@ -114,13 +170,19 @@ __global__ void __launch_bounds__(kRowThreads, kBlocksEach)
   // Twice a block's share at most: where blocks run one after another (the emulator), the first one
   // does not do everything.
   const int tickets = 2 * pieces * (p.rows.rows + kAhead), blocks = static_cast<int>(gridDim.x);
+  const bool holds = p.holds();
   for (int left = 2 * ((tickets + blocks - 1) / blocks); left > 0; --left) {
-    if (threadIdx.x == 0) shared->ticket = atomicAdd(p.laws.tickets, 1u);
+    if (threadIdx.x == 0) shared->ticket = atomicAdd(&p.laws.queue->tickets, 1u);
+    if (threadIdx.x == 32) shared->piece = holds ? take_rejected(p.laws.queue, pieces) : -1;
     __syncthreads();
     const auto ticket = static_cast<int>(shared->ticket);
-    __syncthreads();  // it may be written again
+    if (shared->piece >= 0) subtract_piece<T>(p, pieces, piece_chunks, shared);
+    __syncthreads();  // they may be written again
+    if (ticket >= tickets) {
+      if (holds) empty_queue<T>(p, tickets, pieces, piece_chunks, shared);
+      return;
+    }
     const int turn = ticket / (2 * pieces), task = ticket % (2 * pieces);
-    if (turn >= p.rows.rows + kAhead) return;
     const bool searches = task < pieces;
     const int row = searches ? turn : turn - kAhead;
     const int begin = (searches ? task : task - pieces) * piece_chunks;
@@ -131,30 +193,46 @@ __global__ void __launch_bounds__(kRowThreads, kBlocksEach)
     } else if (!searches && row >= 0) {
       after = weigh_piece<T>(p, row, begin, end, pieces, shared);
     }
-    if (after == AfterPiece::kMakeList) make_list<T>(p, row, pieces, shared);
-    if (after == AfterPiece::kDrawWeighed) draw_weighed<T>(p, row, shared);
+    bool drawn = after == AfterPiece::kDrawn;
+    if (after == AfterPiece::kMakeList) drawn = make_list<T>(p, row, pieces, shared);
+    if (after == AfterPiece::kDrawWeighed) drawn = draw_weighed<T>(p, row, shared);
+    if (drawn && p.parents != nullptr) finish_row<T>(p, row, tickets, shared);
+    if (holds) {
+      __syncthreads();
+      if (!searches && row >= 0) sum_draft<T>(p, row, begin, end, pieces, shared);
+      __syncthreads();
+      if (threadIdx.x == 0) gpu::atomic_add_acq_rel(&p.laws.queue->finished, 1u);
+    }
     __syncthreads();  // shared memory may be written again
   }
 }
 
 constexpr int kClearThreads = 256;
+// Two tokens.
+constexpr std::uint64_t kNothingDrawn = std::uint64_t{static_cast<std::uint32_t>(kCutUnknown)}
+                                            << 32 |
+                                        static_cast<std::uint32_t>(kCutUnknown);
 
-// Counters to 0; nothing drawn for rows of no request.
+// Counters to 0; no token known.
 __global__ void __launch_bounds__(kClearThreads)
     clear_kernel(std::uint64_t* words, const int counters, const int count) {
   gpu::grid_dependency_wait();
   gpu::launch_dependents();
   const int i = static_cast<int>(blockIdx.x) * kClearThreads + static_cast<int>(threadIdx.x);
-  if (i < count) words[i] = i < counters ? 0 : ~std::uint64_t{0};
+  if (i < count) words[i] = i < counters ? 0 : kNothingDrawn;
 }
 
 // 64-bit words in front of the masses: counters, then drawn tokens.
-constexpr std::int64_t counter_words(std::int32_t rows) { return 1 + std::int64_t{3} * rows; }
-constexpr std::int64_t cleared_words(std::int32_t rows) {
-  return counter_words(rows) + (std::int64_t{rows} + 1) / 2;
-}
+constexpr std::int64_t kQueueWords = sizeof(RowQueue) / 8, kHeldWords = sizeof(HeldDraft) / 8;
 constexpr std::int64_t kCutWords = sizeof(LawCut) / 8;
-static_assert(kBadRow == -1, "all ones");
+static_assert(sizeof(RowOutcome) == 8);
+constexpr std::int64_t halves(std::int32_t rows) { return (std::int64_t{rows} + 1) / 2; }
+constexpr std::int64_t counter_words(std::int32_t rows) {
+  return kQueueWords + rows * (4 + kHeldWords) + halves(rows);
+}
+constexpr std::int64_t cleared_words(std::int32_t rows) {
+  return counter_words(rows) + halves(rows);
+}
 
 template <class T>
 void launch_row_laws(const RowLawsParams& p) {
@@ -180,10 +258,13 @@ RowLaws place_row_laws(const ScoreRows& rows, const ExecutionContext& exec, std:
   auto* words = reinterpret_cast<std::uint64_t*>(static_cast<char*>(exec.workspace) + offset);
   RowLaws laws;
   laws.chunks = (rows.vocab + kChunk - 1) / kChunk;
-  laws.tickets = reinterpret_cast<std::uint32_t*>(words);
-  laws.best = words + 1;
+  laws.queue = reinterpret_cast<RowQueue*>(words);
+  laws.best = words + kQueueWords;
   laws.total = laws.best + rows.rows;
-  laws.done = reinterpret_cast<unsigned*>(laws.total + rows.rows);
+  laws.held = reinterpret_cast<HeldDraft*>(laws.total + rows.rows);
+  laws.outcome = reinterpret_cast<RowOutcome*>(laws.held + rows.rows);
+  laws.done = reinterpret_cast<unsigned*>(laws.outcome + rows.rows);
+  laws.rejected = laws.done + 2 * rows.rows;
   laws.drawn = reinterpret_cast<TokenId*>(words + counter_words(rows.rows));
   laws.cut = reinterpret_cast<LawCut*>(words + cleared_words(rows.rows));
   laws.mass_of_chunk = words + cleared_words(rows.rows) + kCutWords * rows.rows;
@@ -198,7 +279,7 @@ void row_laws(const RowLawsParams& p) {
   gpu::launch(clear_kernel,
               dim3(static_cast<unsigned>((words + kClearThreads - 1) / kClearThreads)),
               dim3(kClearThreads), 0, p.stream, gpu::LaunchOptions{.dependent = true},
-              reinterpret_cast<std::uint64_t*>(p.laws.tickets),
+              reinterpret_cast<std::uint64_t*>(p.laws.queue),
               static_cast<int>(counter_words(p.rows.rows)), words);
   switch (p.rows.dtype) {
     case DType::kBF16:

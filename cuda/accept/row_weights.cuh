@@ -8,6 +8,7 @@
 #include "accept/row_chunks.cuh"
 #include "algo/law_cuts.h"
 #include "algo/law_mass.h"
+#include "algo/residual.h"
 #include "algo/sampling_law.h"
 #include "algo/softmax_weight.h"
 #include "gpu/gpu.cuh"
@@ -73,7 +74,15 @@ __device__ __forceinline__ void add_mass(float score, float best, float inverse,
   sum.high += __float_as_uint(high);
   sum.low += __float_as_uint(low);
 }
-// The mass of kCount tokens that add_mass() was called for.
+// The same for a probability, which may be none: then the sum means nothing.
+__device__ __forceinline__ void add_prob(float q, MassParts& sum, bool& faulty) {
+  faulty |= !is_probability(q);
+  const float high = gpu::add_towards_zero(q, 2.0f);
+  const float low = q + ((2.0f + 0x1p-20f) - high);
+  sum.high += __float_as_uint(high);
+  sum.low += __float_as_uint(low);
+}
+// The mass of kCount tokens that add_mass() or add_prob() was called for.
 template <std::uint32_t kCount>
 __device__ __forceinline__ Mass mass_of_parts(const MassParts& sum) {
   return (static_cast<Mass>(sum.high - kCount * 0x40000000u) << kMassPartShift) +

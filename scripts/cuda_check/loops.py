@@ -129,7 +129,10 @@ def blocks_of(code: list[Instruction]) -> list[Block]:
 
 
 def dominators(blocks: list[Block]) -> list[int]:
-    """Returns for each block the set (bits) of blocks on every way to it; all ones: unreachable."""
+    """Returns for each block the set (bits) of blocks on every way to it; all ones: unreachable.
+
+    A block that none leads to begins a function that is called.
+    """
     before: list[list[int]] = [[] for _ in blocks]
     for k, block in enumerate(blocks):
         for to in block.follow:
@@ -140,7 +143,7 @@ def dominators(blocks: list[Block]) -> list[int]:
     while changed:
         changed = False
         for k in range(len(blocks)):
-            meet = 0 if k == 0 else everything
+            meet = everything if before[k] and k > 0 else 0
             for p in before[k]:
                 meet &= found[p]
             new = meet | 1 << k

@@ -230,11 +230,34 @@ class Accepted:
 
 
 def row_laws_bytes(rows: int, vocab: int) -> int:
-    """All the scratch that a step's rows can use: words of counters, cuts and masses, and lists."""
+    """All the scratch that a step's rows can use: words of counters, drafts, cuts and masses, and
+    lists."""
     chunks = -(-vocab // 256)
-    words = 1 + rows * (3 + 3 + chunks) + (rows + 1) // 2
+    words = 2 + rows * (4 + 6 + 3 + chunks) + (rows + 1) // 2 * 2
     lists = max(128 * chunks, 16 + 12 * min(vocab, 2048))
     return -(-words // 2) * 16 + rows * (-(-lists // 16) * 16)
+
+
+@dataclasses.dataclass
+class Known:
+    """What the scratch of a call says of a row when rows have been weighed and drafts held."""
+
+    next: int  # the draft that the row keeps; -1: none, 0: nothing is known
+    token: int  # after the row
+    mass: int  # of the probabilities of the row's own draft, in units of 2^-43; 0: not summed
+
+
+def known_of(scratch: torch.Tensor, requests: list[Drafted]) -> list[list[Known]]:
+    """Returns it for each row of each request; the layout is that of cuda/accept/row_laws.cu."""
+    rows, vocab = sum(len(r.tokens) for r in requests), requests[0].scores.shape[1]
+    given = any(r.probs is not None for r in requests)
+    begin = ops.accept_scratch_bytes(len(requests), vocab, given)
+    words = scratch[begin : begin + 8 * (2 + rows * 9)].cpu().numpy().view(np.uint64)[2:]
+    held, outcomes = words[2 * rows : 8 * rows].reshape(rows, 6), words[8 * rows :].view(np.int32)
+    found = iter(
+        Known(int(outcomes[2 * i]), int(outcomes[2 * i + 1]), int(held[i, 0])) for i in range(rows)
+    )
+    return [[next(found) for _ in r.tokens] for r in requests]
 
 
 def by_draft(
@@ -283,11 +306,13 @@ def accept(
     *,
     dtype: torch.dtype = torch.float32,
     ids: np.ndarray | None = None,
-    workspace: str = "ours",
+    workspace: str | torch.Tensor = "ours",
     form: str = "rows",
 ) -> list[Accepted]:
     """One call of accept_step for all requests; those with probabilities are told apart.
 
+    workspace  "ours": the operation finds it; "least", "whole": as much as it needs, or can use,
+               poisoned; or a tensor
     form  how probabilities are laid out: "rows" of the scores, "drafts" of the last requests, or
           these with columns of their "own" in an order of their own
     """
@@ -328,8 +353,10 @@ def accept(
     for tensor in vars(results).values():
         tensor.fill_(-7)
     status = target.put(torch.zeros(len(requests), dtype=torch.int32))
-    scratch = None
-    if workspace != "ours":  # what it cannot do without, or all it can use; poisoned
+    scratch = workspace if isinstance(workspace, torch.Tensor) else None
+    if (
+        scratch is None and workspace != "ours"
+    ):  # what it cannot do without, or all it can use; poisoned
         needed = ops.accept_scratch_bytes(len(requests), vocab, given is not None)
         if workspace == "whole":
             needed += row_laws_bytes(rows, vocab)

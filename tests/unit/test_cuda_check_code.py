@@ -78,7 +78,8 @@ def test_what_cannot_be_judged_is_a_fault() -> None:
 # -- loops ----------------------------------------------------------------------------------------
 
 # A loop (0x10 to 0xb0) with a rare branch (0x40), a waiting loop of one instruction (0x60), and a
-# subroutine that meets again (BSSY/BSYNC); behind it a loop that sums.
+# subroutine that meets again (BSSY/BSYNC); behind it a loop that sums. Last a function that is
+# called.
 CODE = """\
 \tcode for sm_90a
 \t\tFunction : _Z4loopv
@@ -101,14 +102,18 @@ CODE = """\
         /*0100*/                   HMMA.16816.F32 R0, R4, R8, R0 ;
         /*0110*/                   EXIT ;
         /*0120*/                   BRA 0x120 ;
+        /*0130*/                   MOV R22, R4 ;
+        /*0140*/                   LDG.E.128 R20, desc[UR4][R22.64] ;
+        /*0150*/               @P0 BRA 0x140 ;
+        /*0160*/                   RET.REL.NODEC R20 0x0 ;
 """
 
 
 def test_loops_count_what_every_trip_does() -> None:
     ((key, code),) = loops.parse(CODE.splitlines()).items()
     assert key == ("_Z4loopv", "sm_90a")
-    assert [one.address for one in code] == list(range(0, 0x130, 0x10))
-    first, waiting, second = loops.loops_of(code)[:3]
+    assert [one.address for one in code] == list(range(0, 0x170, 0x10))
+    first, waiting, second, called = loops.loops_of(code)
     # 0x10, 0x20, 0x30; 0x50; 0x70, 0x80; 0x90; 0xa0, 0xb0: not the rare branch, not the wait.
     assert first["always"] == {
         "issue": 9,
@@ -120,6 +125,7 @@ def test_loops_count_what_every_trip_does() -> None:
     assert waiting["body"] == {"issue": 1}
     assert second["always"] == second["body"]
     assert second["body"] == {"issue": 4, "convert": 1, "load_bytes": 8, "store_bytes": 2}
+    assert called["body"] == {"issue": 2, "load_bytes": 16}, "of a function that no jump leads to"
 
 
 def test_an_unknown_matrix_product_is_an_error() -> None:

@@ -211,33 +211,6 @@ def test_what_bounds_a_kernel() -> None:
         machine.loops_of("renamed_kernel")
 
 
-@pytest.mark.parametrize("kind", ["sample", "match"])
-@pytest.mark.parametrize(("requests", "rows"), [(1, 64), (8, 8), (8, 64)])
-def test_rows_are_drawn_from_and_matched_within_three_reads(
-    kind: str, requests: int, rows: int
-) -> None:
-    """64 rows of 128k scores, whichever path they hold: no row, and no request, is one block's."""
-    prediction = model_ops.step_op(StepCell(kind, requests, rows), Device())
-    most = 3.0 if kind == "sample" else 3.1  # the target is 3: a tree of 64 rows misses it
-    assert prediction.us <= most * prediction.floor_us
-    slower = Device(clock_hz=Device().clock_hz / 2)
-    assert model_ops.step_op(StepCell(kind, requests, rows), slower).us > 1.3 * prediction.us
-
-
-@pytest.mark.parametrize(("cut", "most"), [("top_k", 5.0), ("top_p", 4.6)])
-@pytest.mark.parametrize("kind", ["sample", "match"])
-def test_rows_that_are_cut_cost_one_list_more(kind: str, cut: str, most: float) -> None:
-    """64 rows whose cuts lie within their lists. The search's rounds miss the target, 3."""
-    cell, device = StepCell(kind, 1, 64), Device()
-    plain, prediction = (model_ops.step_op(cell, device, law) for law in ("", cut))
-    assert plain.us < prediction.us <= most * prediction.floor_us
-    needs = prediction.kernels[1].needs
-    assert (needs["issue"] < needs["HBM"]) == (cut == "top_k"), "top_k alone weighs no row"
-    lists = (ROOT / "cuda" / "accept" / "row_lists.cuh").read_text()
-    reads = f"kGroupReads = {model_ops.GROUP_READS}, kKeptReads = {model_ops.KEPT_READS};"
-    assert reads in lists
-
-
 @pytest.mark.parametrize(("tokens", "most_us"), [(4096, 50), (65536, 500)])
 def test_a_prompt_is_indexed_in_time(tokens: int, most_us: float) -> None:
     kernel = (ROOT / "cuda" / "step" / "commit_step.cu").read_text()

@@ -13,6 +13,7 @@ ROWS = "cuda/accept/row_laws.cu"
 LISTS = "cuda/accept/row_lists.cuh"
 SEARCH = "cuda/accept/row_search.cuh"
 LISTED = "cuda/accept/row_listed.cuh"
+TASK = "cuda/accept/row_task.cuh"
 SAMPLE = "cuda/accept/sample_rows.cu"
 ACCEPT = "cuda/accept/accept_step.cu"
 
@@ -170,8 +171,8 @@ MUTANTS = [
         "rows-7",
         "rows are weighed while they are searched",
         ROWS,
-        "while (gpu::load_acquire(p.laws.done + 2 * row) <= static_cast<unsigned>(pieces)) {",
-        "while (false) {",
+        "gpu::load_acquire(p.laws.done + 2 * row) <= static_cast<unsigned>(pieces)) {",
+        "false) {",
     ),
     Mutant(
         "rows-8",
@@ -191,20 +192,20 @@ MUTANTS = [
         "rows-10",
         "counters begin with what the scratch held",
         ROWS,
-        "words[i] = i < counters ? 0 : ~std::uint64_t{0};",
-        "if (i > 0) words[i] = i < counters ? words[i] : ~std::uint64_t{0};",
+        "words[i] = i < counters ? 0 : kNothingDrawn;",
+        "if (i > 0) words[i] = i < counters ? words[i] : kNothingDrawn;",
     ),
     Mutant(
         "rows-11",
         "every row is keyed by the first row's position",
-        LISTED,
+        TASK,
         "for (std::int32_t node = owner.node; node > 0; ++position) {",
         "for (std::int32_t node = 0; node > 0; ++position) {",
     ),
     Mutant(
         "rows-12",
         "the last piece's masses are not waited for",
-        LISTED,
+        TASK,
         "gpu::atomic_add_acq_rel(done, 1u) + 1 == static_cast<unsigned>(pieces)",
         "atomicAdd(done, 1u) + 1 == static_cast<unsigned>(pieces)",
     ),
@@ -212,15 +213,15 @@ MUTANTS = [
         "rows-13",
         "no barrier between a ticket and the next",
         ROWS,
-        "const auto ticket = static_cast<int>(shared->ticket); __syncthreads();",
-        "const auto ticket = static_cast<int>(shared->ticket);",
+        "subtract_piece<T>(p, pieces, piece_chunks, shared); __syncthreads();  // they",
+        "subtract_piece<T>(p, pieces, piece_chunks, shared);  // they",
     ),
     Mutant(
         "rows-14",
         "a row that was not drawn from is drawn from",
         ROWS,
-        "if (threadIdx.x == 0 && begin == 0 && !owner.cuts) p.laws.drawn[row] = fault;",
-        "if (threadIdx.x == 0 && begin == 0 && !owner.cuts) p.laws.drawn[row] = 0;",
+        "if (threadIdx.x == 0) p.laws.drawn[row] = fault;",
+        "if (threadIdx.x == 0) p.laws.drawn[row] = 0;",
     ),
     Mutant(
         "rows-15",

@@ -79,6 +79,11 @@ SUITES = {
         ("test_cuda_sample.py", "test_cuda_accept.py"),
         "emu and not fast",
     ),
+    "held": Suite(
+        ("accept/row_laws", "accept/accept_step"),
+        ("test_cuda_held.py", "test_cuda_accept.py"),
+        "test_cuda_held or under_the_checker or tree_is_left_out",
+    ),
     "synthetic": Suite(
         ("accept/synthetic", "accept/accept_step"), ("test_cuda_synthetic.py",), "emu and not fast"
     ),
