@@ -7,10 +7,12 @@ from mutants import (
     ampere,
     beams,
     decoder,
+    far,
     fp8,
     growth,
     hopper,
     kv,
+    launch,
     linear,
     linear_hopper,
     packed,
@@ -37,6 +39,8 @@ PARTS = (
     ampere,
     hopper,
     fp8,
+    launch,
+    far,
 )
 MUTANTS: list[Mutant] = [mutant for part in PARTS for mutant in part.MUTANTS]
 
