@@ -8,7 +8,7 @@
 namespace ptx {
 void seed(std::uint64_t s);
 std::size_t synchronize(std::uintptr_t* streams, std::size_t room);
-}
+}  // namespace ptx
 
 extern "C" __attribute__((visibility("default"))) const specdec::Backend* specdec_backend() {
   static const specdec::Backend backend = [] {

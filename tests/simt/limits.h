@@ -8,8 +8,8 @@
 
 namespace simt::limits {
 
-// Returns the registers of a thread at entry as recorded of the compiled kernel; 0: no record, as of
-// the kernels of test programs. Throws Error if the emulated device would refuse the launch.
+// Returns the registers of a thread at entry as recorded of the compiled kernel; 0: no record, as
+// of the kernels of test programs. Throws Error if the emulated device would refuse the launch.
 unsigned check(const LaunchShape&);
 
 // For tests: such a record.

@@ -131,7 +131,8 @@ void registers() {
   expect("below the least", "no multiple of 8 from 24", hand_over<16, 240, 3>, 1, 384, 0);
 }
 
-// ---- launches and devices -------------------------------------------------------------------------
+// ---- launches and devices
+// -------------------------------------------------------------------------
 
 __global__ void nothing() {}
 __global__ void of_200_registers() {}

@@ -128,15 +128,14 @@ void begin(Stream stream, bool dependent) {
   }
 }
 
-void began_dependents(bool waited) {
-  running.launch.overtaken |= running.dependent && !waited;
-}
+void began_dependents(bool waited) { running.launch.overtaken |= running.dependent && !waited; }
 void waited() { running.waited = true; }
 
 void end(const Shadow& touched) {
   if (running.dependent && !running.waited) {
-    throw Error("a dependent launch ends without grid_dependency_wait: what comes after it may "
-                "overtake the launch before it");
+    throw Error(
+        "a dependent launch ends without grid_dependency_wait: what comes after it may "
+        "overtake the launch before it");
   }
   Launch& launch = running.launch;
   launch.runs = runs_of(touched);

@@ -13,13 +13,13 @@ namespace simt {
 
 // ---- for tests ----------------------------------------------------------------------------------
 
-using Stream = const void*;                 // any pointer; null is a stream like the others
-using Event = std::map<Stream, uint64_t>;   // how many launches of each stream it stands behind
-Event record(Stream);                       // behind all that the stream was given so far
-void wait_for(Stream, const Event&);        // what the stream is given later comes behind the event
-void synchronize(const Event&);             // so does what the host does later, on any stream
-void synchronize();                         // for all streams
-std::vector<Stream> busy();                 // those that the host has not waited for
+using Stream = const void*;                // any pointer; null is a stream like the others
+using Event = std::map<Stream, uint64_t>;  // how many launches of each stream it stands behind
+Event record(Stream);                      // behind all that the stream was given so far
+void wait_for(Stream, const Event&);       // what the stream is given later comes behind the event
+void synchronize(const Event&);            // so does what the host does later, on any stream
+void synchronize();                        // for all streams
+std::vector<Stream> busy();                // those that the host has not waited for
 
 // ---- for the checker ----------------------------------------------------------------------------
 namespace launches {
