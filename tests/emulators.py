@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import ctypes
 import os
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 
 from specdec_ext import ops
+from specdec_ext.ops import _where
 
 # The mutation tests put another folder here (tests/simt/mutate.py).
 BUILD = Path(os.environ.get("SPECDEC_EMU_FOLDER", Path(__file__).parents[1] / "build" / "emu"))
@@ -30,6 +32,39 @@ def load_emulators() -> str:
 def seed_schedule(name: str, seed: int) -> None:
     """Fixes the order in which an emulated backend runs the threads of later launches."""
     ctypes.CDLL(str(BUILD / LIBRARIES[name])).specdec_seed(ctypes.c_uint64(seed))
+
+
+def use_stream(patch: pytest.MonkeyPatch, stream: int) -> None:
+    """Operations on the CPU's tensors are given this stream, as torch's current one on a device."""
+    real = _where.stream_of
+    for name, module in list(sys.modules.items()):
+        if name.startswith("specdec_ext.ops.") and hasattr(module, "stream_of"):
+            patch.setattr(
+                module,
+                "stream_of",
+                lambda tensor: real(tensor) if _where.is_cuda(tensor) else stream,
+            )
+
+
+def wait_for(name: str, stream: int, other: int) -> None:
+    """What `stream` is given from now on comes behind what `other` was given so far."""
+    wait = ctypes.CDLL(str(BUILD / LIBRARIES[name])).specdec_wait_for
+    wait(ctypes.c_size_t(stream), ctypes.c_size_t(other))
+
+
+def synchronize(name: str) -> set[int]:
+    """The host waits for all streams; those that it had not waited for. The fast one keeps none."""
+    wait = ctypes.CDLL(str(BUILD / LIBRARIES[name])).specdec_synchronize
+    wait.restype = ctypes.c_size_t
+    streams = (ctypes.c_size_t * 64)()
+    return set(streams[: wait(streams, ctypes.c_size_t(64))])
+
+
+def unrecorded_kernels(name: str) -> list[str]:
+    """Kernels that ran and are not in docs/kernels/registers.md: nobody knew their registers."""
+    names = ctypes.CDLL(str(BUILD / LIBRARIES[name])).specdec_unrecorded
+    names.restype = ctypes.c_char_p
+    return str(names().decode()).splitlines()
 
 
 EMULATED = pytest.mark.skipif(

@@ -74,6 +74,30 @@ TARGETS = (
     "model-b8-m27-exact",
 )
 
+# What was predicted of the kernels of commit 5603eb1, the first that this program was for. Cells
+# that came later have none.
+BEFORE_US = {
+    "attn-b8-m64-g4-ctx16384": 232,
+    "attn-b1-m27-g4-ctx2048": 17.4,
+    "attn-b8-m64-g4-ctx16384-kv8-math8": 140,
+    "attn-b8-m64-g4-ctx16384-kv8": 319,
+    "attn-b32-m1-g4-ctx16384": 511,
+    "attn-b8-m84-g4-ctx16384": 417,
+    "attn-b32-m64-g4-ctx16384": 1052,
+    "attn-b8-m64-g8-ctx16384": 228,
+    "compact-b8-m64": 5.4,
+    "rope-append-b8-m64": 3.5,
+    "argmax-b1-m27": 8.2,
+    "sample-b8-m64": 155,
+    "accept-b8-m64": 208,
+    "linear-qkv-m1": 12.7,
+    "linear-qkv-m84": 33,
+    "linear-gate-up-m84": 113,
+    "model-b1-m1-exact": 3992,
+    "model-b1-m84-exact": 7918,
+    "model-b8-m27-exact": 15134,
+}
+
 
 def measured_us(data: Mapping[str, Any]) -> dict[str, float]:
     """Returns the microseconds of a result file by cell; of attention in exact mode."""
@@ -87,16 +111,19 @@ def measured_us(data: Mapping[str, Any]) -> dict[str, float]:
 
 
 def table(predictions: Sequence[Prediction], measured: Mapping[str, float] | None = None) -> str:
-    """Returns the markdown of predictions beside floors, and beside what was measured."""
+    """Returns the markdown of predictions beside floors and the first predictions, and beside what
+    was measured."""
     rows = []
     for p in predictions:
-        row: list[Any] = [p.cell, _short(p.floor_us), _short(p.us), f"{p.us / p.floor_us:.2f}"]
-        row.append(p.bound)
+        before = BEFORE_US.get(p.cell)
+        row: list[Any] = [p.cell, _short(p.floor_us), "" if before is None else _short(before)]
+        row += [_short(p.us), f"{p.us / p.floor_us:.2f}", p.bound]
         if measured is not None:
             us = measured.get(p.cell)
             row += ["" if us is None else _short(us), "" if us is None else f"{p.us / us:.2f}"]
         rows.append(row)
-    head = ["cell", "floor, us", "predicted, us", "/ floor", "longest kernel and what bounds it"]
+    head = ["cell", "floor, us", "before, us", "predicted, us", "/ floor"]
+    head.append("longest kernel and what bounds it")
     if measured is not None:
         head += ["measured, us", "predicted / measured"]
     return common.markdown(head, rows)

@@ -224,7 +224,7 @@ struct UnitTotal {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       w[i] = merge_max(m[i], chunk.m[i]);
-      l[i] = merge(w[i], l[i], quad_sum(chunk.l[i]));
+      l[i] = merge(w[i], l[i], gpu::quad_sum(chunk.l[i]));
     }
     if constexpr (Config::kTotalInRegisters) {
 #pragma unroll

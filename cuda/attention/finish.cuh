@@ -16,6 +16,7 @@
 #include "attention/elements.cuh"
 #include "attention/softmax.cuh"
 #include "attention/tail.cuh"
+#include "step/step_rows.cuh"
 
 namespace specdec::attention {
 
@@ -278,8 +279,9 @@ __global__ void __launch_bounds__(kFinishWarps * 32, (kFinishBlocks<kHeads, kVec
   gpu::grid_dependency_wait();
   gpu::launch_dependents();
 
-  const std::int32_t b = find_request(step, row);
-  const bool known = b < step.num_requests;
+  // Whatever cu_rows holds: the row belongs to a request or to none.
+  const std::int32_t b = cuda::find_request(step, row);
+  const bool known = b < step.num_requests && step.cu_rows[b] <= row && row < step.cu_rows[b + 1];
   const RequestView request = known ? request_view(step, b) : RequestView{b, row, 0, 0, false};
   const std::int32_t token = row - request.first_row;
   std::uint32_t flags = known ? launch.work.request_flags[b] : 0u;

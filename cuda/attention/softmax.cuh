@@ -81,8 +81,7 @@ __device__ __forceinline__ void online_softmax(float (&s)[kTiles][4], float fact
     float top = fmaxf(s[0][2 * row], s[0][2 * row + 1]);
 #pragma unroll
     for (int n = 1; n < kTiles; ++n) top = fmaxf(top, fmaxf(s[n][2 * row], s[n][2 * row + 1]));
-    top = fmaxf(top, __shfl_xor_sync(kWarp, top, 1));
-    top = fmaxf(top, __shfl_xor_sync(kWarp, top, 2));
+    top = gpu::quad_max(top);
     const float now = fmaxf(m[row], top * factor);
     const float base = exponent_base(now);
     decay[row] = gpu::exp2_approx(m[row] - base);
@@ -98,13 +97,6 @@ __device__ __forceinline__ void online_softmax(float (&s)[kTiles][4], float fact
     }
     l[row] = fmaf(l[row], decay[row], even + odd);
   }
-}
-
-// The sum of the four threads that share a row; the same bits in all of them.
-__device__ __forceinline__ float quad_sum(float x) {
-  x += __shfl_xor_sync(kWarp, x, 1);
-  x += __shfl_xor_sync(kWarp, x, 2);
-  return x;
 }
 
 }  // namespace specdec::attention

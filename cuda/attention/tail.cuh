@@ -15,23 +15,6 @@ namespace specdec::attention {
 // of an instruction's keys.
 inline constexpr int kMaxTail = kMaxStepTokens + kGranuleFp8;
 
-// The request that has `row`, or `num_requests`; a warp together, 32 probes at a time.
-__device__ __forceinline__ std::int32_t find_request(const StepView& step, std::int32_t row) {
-  const std::int32_t lane = static_cast<std::int32_t>(threadIdx.x & 31);
-  std::int32_t low = 0, high = step.num_requests;
-  while (low < high) {
-    const std::int32_t stride = (high - low + 31) / 32;
-    const std::int32_t probe = min(low + (lane + 1) * stride, high);
-    const unsigned before = __ballot_sync(kWarp, step.cu_rows[probe] <= row);
-    low = min(low + __popc(before) * stride, high);
-    if (stride == 1) break;
-    high = min(low + stride, high);
-  }
-  const bool has =
-      low < step.num_requests && step.cu_rows[low] <= row && row < step.cu_rows[low + 1];
-  return has ? low : step.num_requests;
-}
-
 // A tree row's mask has to be a path to it: itself the last bit, as many bits as it is deep.
 __device__ __forceinline__ bool is_path(const SpecAttentionParams& call, const RequestView& request,
                                         std::int32_t token, std::int32_t position,

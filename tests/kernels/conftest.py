@@ -7,6 +7,11 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from emulators import LIBRARIES, synchronize, unrecorded_kernels, use_stream
+from specdec_ext import ops
+
+STREAM = 5  # any number but that of the default stream
+
 
 @pytest.fixture(autouse=True, scope="session")
 def torch_on_one_thread() -> Iterator[None]:
@@ -15,3 +20,17 @@ def torch_on_one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True)
+def on_a_stream(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Emulated operations are called on a stream that is not the default one, and every kernel of
+    theirs has to be launched there. Their registers have to be known."""
+    use_stream(monkeypatch, STREAM)
+    loaded = [name for name in LIBRARIES if name in ops.backend_names()]
+    for name in loaded:
+        synchronize(name)
+    yield
+    for name in loaded:
+        assert synchronize(name) <= {STREAM}, "a kernel was launched on another stream"
+        assert unrecorded_kernels(name) == [], "scripts/cuda_check.sh --update records them"

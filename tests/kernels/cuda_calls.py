@@ -66,10 +66,9 @@ def environment(name: str, value: object) -> Iterator[None]:
             os.environ[name] = before
 
 
-def emulated_device(
-    num_sms: int, *, major: int = 9, shared_bytes: int = 227 << 10
-) -> contextlib.AbstractContextManager[None]:
+def emulated_device(num_sms: int, *, major: int = 9) -> contextlib.AbstractContextManager[None]:
     """While it lasts, the emulated device is this one."""
+    shared_bytes = {8: 163, 9: 227}[major] << 10
     return environment("SPECDEC_EMU_LIMITS", f"{major}.0,{num_sms},{shared_bytes}")
 
 

@@ -68,6 +68,25 @@ def test_append_to_pages_far_apart(target: Any) -> None:
 
 
 @on_emulator
+def test_rotated_append_to_pages_far_apart(target: Any) -> None:
+    pool = make_pool(3, 16, 64, F16)
+    num_rows = sum(pool.rows)
+    q, k, v = torch.randn(3, num_rows, 3, 64, generator=torch.Generator().manual_seed(2)).half()
+    positions = int32([n % 9 for n in range(num_rows)])
+    angles = torch.rand(9, 32, generator=torch.Generator().manual_seed(3)) * 6
+    got_k, got_v = far_apart(pool.k), far_apart(pool.v)
+    near_k, near_v = pool.k.clone(), pool.v.clone()
+    for to_k, to_v in ((got_k, got_v), (near_k, near_v)):
+        ops.rope_append_kv(
+            q, k, v, to_k, to_v, **pool.geometry(target), positions=positions,
+            q_out=torch.empty_like(q), cos=angles.cos(), sin=angles.sin(), backend=target.backend,
+        )  # fmt: skip
+    assert_same(got_k, near_k)
+    assert_same(got_v, near_v)
+    assert_same(got_v, pool.written("v", v))
+
+
+@on_emulator
 @pytest.mark.parametrize("axes", [1, 2])
 def test_compaction_of_pages_and_layers_far_apart(target: Any, axes: int) -> None:
     rows, kv_len, page_size = [9, 5], [20, 3], 4

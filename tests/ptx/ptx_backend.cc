@@ -7,7 +7,8 @@
 
 namespace ptx {
 void seed(std::uint64_t s);
-}
+std::size_t synchronize(std::uintptr_t* streams, std::size_t room);
+}  // namespace ptx
 
 extern "C" __attribute__((visibility("default"))) const specdec::Backend* specdec_backend() {
   static const specdec::Backend backend = [] {
@@ -27,3 +28,11 @@ extern "C" __attribute__((visibility("default"))) const specdec::Backend* specde
 extern "C" __attribute__((visibility("default"))) void specdec_seed(std::uint64_t seed) {
   ptx::seed(seed);
 }
+
+// As the emulator's: the streams that were given something since the last call. Launches run in the
+// order of the calls, whatever their streams; registers are the emulator's matter.
+extern "C" __attribute__((visibility("default"))) std::size_t specdec_synchronize(
+    std::uintptr_t* streams, std::size_t room) {
+  return ptx::synchronize(streams, room);
+}
+extern "C" __attribute__((visibility("default"))) const char* specdec_unrecorded() { return ""; }

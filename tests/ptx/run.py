@@ -28,7 +28,8 @@ OLD_DEVICE_TESTS = ("test_cuda_step.py", "test_cuda_kv.py")  # once more with th
 
 def limits(device: str) -> dict[str, str]:
     """The environment of a device of that compute capability."""
-    return {**os.environ, "SPECDEC_EMU_LIMITS": f"{device},4,{227 << 10}"}
+    shared_bytes = {"8.0": 163, "9.0": 227}[device] << 10
+    return {**os.environ, "SPECDEC_EMU_LIMITS": f"{device},4,{shared_bytes}"}
 
 
 def lines_of(command: list[str], env: dict[str, str] | None = None) -> list[str]:

@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <map>
 #include <mutex>
+#include <set>
 #include <unordered_map>
 
 #include "ptx/machine.h"
@@ -59,6 +60,7 @@ struct Runtime {
   std::map<void**, std::unique_ptr<FatBinary>> binaries;
   std::unordered_map<const void*, Kernel> kernels;
   std::map<std::string, unsigned> launches;
+  std::set<cudaStream_t> streams;  // that were given something since synchronize()
   std::uint64_t seed = 0;
   std::string message = "no error";
   ~Runtime() {
@@ -117,6 +119,7 @@ cudaError_t launch(const void* function, const cudaLaunchConfig_t& config, void*
     }
     const int target = best_target(*k.binary);
     r.launches[k.name + " sm_" + std::to_string(target)]++;
+    r.streams.insert(config.stream);
     Launch l;
     l.grid = {config.gridDim.x, config.gridDim.y, config.gridDim.z};
     l.block = {config.blockDim.x, config.blockDim.y, config.blockDim.z};
@@ -183,6 +186,16 @@ CUresult encode_tensor_map(CUtensorMap* out, CUtensorMapDataType type, cuuint32_
 }  // namespace
 
 void seed(std::uint64_t s) { runtime().seed = s; }
+
+std::size_t synchronize(std::uintptr_t* streams, std::size_t room) {
+  std::size_t n = 0;
+  for (const cudaStream_t stream : runtime().streams) {
+    if (n < room) streams[n] = reinterpret_cast<std::uintptr_t>(stream);
+    n++;
+  }
+  runtime().streams.clear();
+  return n;
+}
 
 }  // namespace ptx
 

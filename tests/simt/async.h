@@ -74,7 +74,8 @@ std::string end_block();           // empty, or what is wrong
 }  // namespace async
 
 namespace registers {
-void begin_block(unsigned threads, unsigned stride, unsigned cluster);
+// recorded: registers of a thread at entry, 0 if nobody knows.
+void begin_block(unsigned recorded, unsigned threads, unsigned stride, unsigned cluster);
 void set(unsigned count, bool more, Site);  // of the running thread's warp, for each thread
 std::string end_block();                    // empty, or what is wrong
 }  // namespace registers

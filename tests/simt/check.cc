@@ -2,7 +2,8 @@
 //   races      two threads touch the same byte, one writes, and no barrier, fence or launch orders
 //              them
 //   proxies    wgmma or a bulk copy meets what a thread wrote without a fence_proxy_async() of it
-//   launches   a dependent kernel meets what the one before it did, without grid_dependency_wait()
+//   launches   a dependent kernel meets what the one before it did, without grid_dependency_wait();
+//              launches on two streams that nothing orders meet in memory (streams.cc)
 //   bounds     an access outside of shared and of all exposed memory, or a write to const memory
 //   uninit     a read of dynamic shared memory that nobody wrote, or that a copy has not filled yet
 //   undefined  what -fsanitize=undefined sees: an index outside a local array, a shift by too much
@@ -22,6 +23,7 @@
 
 #include "simt/shadow.h"
 #include "simt/simt.h"
+#include "simt/streams.h"
 
 namespace simt {
 namespace {
@@ -42,7 +44,7 @@ struct Channel {
 struct Region {
   uintptr_t lo, hi;
   std::string name;
-  bool writable;
+  bool writable, settled = true;
 };
 struct Place {  // in the source: an instruction, or what an emulated instruction says of its caller
   const void* pc;
@@ -52,8 +54,6 @@ struct Place {  // in the source: an instruction, or what an emulated instructio
 std::vector<Region> regions, modules;
 std::vector<Cell> shared;  // of dynamic shared memory; cells of other blocks count as empty
 Shadow local, global;      // of static data, and of all else
-Shadow earlier;            // `global` of the launch before this one
-bool dependent;            // may this launch overlap that one?
 std::vector<State> states;
 std::unordered_map<uintptr_t, Known> atomics;
 std::unordered_map<uintptr_t, Channel> channels;
@@ -201,9 +201,9 @@ void touch(unsigned by, uintptr_t a, unsigned bytes, bool write, check::Kind kin
     }
     if (write && r && !r->writable) report("write to const memory", a, bytes, write, by, place);
     shadow = &global;
-    if (dependent && !states[by].waited && earlier.touched(a, bytes, write) &&
-        !earlier.changed(a, bytes)) {
-      report("before grid_dependency_wait", a, bytes, write, by, place);
+    const bool settled = !r || r->settled;
+    if (const char* why = launches::conflict(a, bytes, write, states[by].waited, settled)) {
+      report(why, a, bytes, write, by, place);
     }
   }
   // A copy of 12 bytes is three words to the machine.
@@ -276,16 +276,16 @@ int find_module(dl_phdr_info* info, size_t, void* own) {  // the segments of the
 }
 }  // namespace
 
-void expose(const void* p, size_t bytes, const char* name, bool writable) {
-  regions.push_back({uintptr_t(p), uintptr_t(p) + bytes, name, writable});
+void expose(const void* p, size_t bytes, const char* name, bool writable, bool settled) {
+  regions.push_back({uintptr_t(p), uintptr_t(p) + bytes, name, writable, settled});
 }
 void conceal() { regions.clear(); }
 
 namespace check {
 
-void begin_launch(unsigned blocks, unsigned n, unsigned cluster_size, bool overlaps) {
-  dependent = overlaps, cluster = cluster_size;
-  std::swap(earlier, global);
+void begin_launch(unsigned blocks, unsigned n, const LaunchShape& shape) {
+  cluster = shape.cluster;
+  launches::begin(shape.stream, shape.dependent);
   threads = n, warps = (n + 31) / 32, ranks = threads + warps + kBarrierActors * cluster;
   if (blocks > kMaxBlocks) throw Error("more blocks than the checker can name");
   global.clear(), atomics.clear(), modules.clear(), places.clear(), place_index.clear();
@@ -302,7 +302,7 @@ void begin_launch(unsigned blocks, unsigned n, unsigned cluster_size, bool overl
   ignore(stack, size);  // holds the kernel's arguments
   shared.clear();
 }
-void end_launch() { global.remember(); }
+void end_launch() { launches::end(global); }
 void begin_block(unsigned id, void* base, size_t bytes, size_t pitch) {
   block = id, shared_lo = uintptr_t(base), shared_hi = shared_lo + bytes, shared_pitch = pitch;
   shared.resize(pitch * cluster);
@@ -356,7 +356,11 @@ void proxy_fence() {
   s.proxied.resize(ranks);
   s.proxied[current] = s.clock[current]++;
 }
-void dependency_wait() { states[current].waited = true; }
+void dependency_wait() {
+  states[current].waited = true;
+  launches::waited();
+}
+void begin_dependents() { launches::began_dependents(states[current].waited); }
 
 void release(uintptr_t channel) {
   join(channels[channel].next, states[current]);

@@ -1,16 +1,24 @@
 // The emulated backend: the kernels of cuda/ on the CPU, through the operations' own entry points.
 // Tensors are CPU tensors; kernels may touch only what a call exposes.
+#include <cstring>
+
 #include "backend/backend.h"
 #include "device_table.h"
 #include "simt/emulated_device.h"
+#include "simt/limits.h"
 #include "simt/simt.h"
+#include "simt/streams.h"
 
 namespace specdec {
 namespace {
 
+// Whatever a call is given may be the work of the kernel before it, but for weights.
 void expose(const void* data, std::int64_t bytes, const char* name, bool writable) {
-  simt::expose(data, static_cast<std::size_t>(bytes), name, writable);
+  const bool settled = std::strcmp(name, "weight") == 0;
+  simt::expose(data, static_cast<std::size_t>(bytes), name, writable, settled);
 }
+
+simt::Stream stream_of(std::uintptr_t stream) { return reinterpret_cast<simt::Stream>(stream); }
 
 }  // namespace
 }  // namespace specdec
@@ -30,4 +38,26 @@ extern "C" __attribute__((visibility("default"))) const specdec::Backend* specde
 // Fixes the order in which the threads of later launches run.
 extern "C" __attribute__((visibility("default"))) void specdec_seed(std::uint64_t seed) {
   simt::seed(seed);
+}
+
+// What `stream` is given from now on comes behind what `other` was given so far.
+extern "C" __attribute__((visibility("default"))) void specdec_wait_for(std::uintptr_t stream,
+                                                                        std::uintptr_t other) {
+  simt::wait_for(specdec::stream_of(stream), simt::record(specdec::stream_of(other)));
+}
+// The host waits for all streams. Returns how many it had not waited for, and the first `room`.
+extern "C" __attribute__((visibility("default"))) std::size_t specdec_synchronize(
+    std::uintptr_t* streams, std::size_t room) {
+  const auto busy = simt::busy();
+  for (std::size_t i = 0; i < busy.size() && i < room; ++i) {
+    streams[i] = reinterpret_cast<std::uintptr_t>(busy[i]);
+  }
+  simt::synchronize();
+  return busy.size();
+}
+// Kernels that ran and of which no registers are recorded, one a line.
+extern "C" __attribute__((visibility("default"))) const char* specdec_unrecorded() {
+  static std::string lines;
+  lines = simt::limits::unrecorded();
+  return lines.c_str();
 }

@@ -1,9 +1,12 @@
 // What kernels owe each other and their launch: a dependent kernel waits before it touches what the
-// one before it touched; warpgroups hand over the registers that the block owns.
+// one before it touched; warpgroups hand over the registers that the block owns; a launch fits the
+// device.
+#include <cstdlib>
 #include <memory>
 
 #include "gpu/hopper.cuh"
 #include "simt/expect.h"
+#include "simt/limits.h"
 
 namespace specdec {
 namespace {
@@ -34,6 +37,15 @@ __global__ void follow(int* o, const int* in) {
   if (kWait == Wait::after) gpu::grid_dependency_wait();
 }
 
+enum class Begins { behind_the_wait, before_it };
+template <Begins kBegins>
+__global__ void begin_the_next(int* o, const int* in) {
+  if (kBegins == Begins::before_it) gpu::launch_dependents();
+  gpu::grid_dependency_wait();
+  gpu::launch_dependents();
+  if (threadIdx.x < 32) o[threadIdx.x] = in[threadIdx.x];
+}
+
 // Copies that an engine makes count as those of the thread that asked for them.
 template <bool kWaits>
 __global__ void follow_by_copy(int* o, const int* in) {
@@ -54,21 +66,34 @@ void dependents(int* o, const int* in) {
   };
   const char* early = "before grid_dependency_wait";
   after_write("waits", "ok", follow<Wait::before, false>, o);
-  after_write("reads too early", early, follow<Wait::none, false>, o);
   after_write("waits too late", early, follow<Wait::after, false>, o);
+  after_write("never waits", early, follow<Wait::none, false>, o);
+  after_write("waits for nothing", "ends without grid_dependency_wait", follow<Wait::none, false>,
+              in);
   after_write("not dependent", "ok", follow<Wait::none, false>, o, false);
   after_write("one waits for all", "ok", follow<Wait::one_thread, false>, o);
   after_write("one waits for itself", early, follow<Wait::one_thread_no_barrier, false>, o);
   // Constants may be read at any time: nobody wrote them.
-  after_write("reads constants early", "ok", follow<Wait::none, false>, in);
-  after_write("writes what was written", early, follow<Wait::none, true>, in);
+  after_write("reads constants early", "ok", follow<Wait::after, false>, in);
+  after_write("writes what was written", early, follow<Wait::after, true>, in);
   after_write("copies too early", early, follow_by_copy<false>, o, true, 128);
   after_write("copies behind the wait", "ok", follow_by_copy<true>, o, true, 128);
-  // What the last but one wrote is complete: the last has waited for it.
-  expect("the first", "ok", write_first, 1, 32, 0, o, in);
-  expect("another", "ok", write_first, 1, 32, 0, o + 128, in);
-  expect_launch("reads what is old", "ok", {.dependent = true}, follow<Wait::none, false>, 1, 32, 0,
-                o, static_cast<const int*>(o));
+  // What the last but one wrote is complete if the last has waited for it before this one began.
+  const auto after_two = [&](const char* what, const char* want, auto last) {
+    expect("the first", "ok", write_first, 1, 32, 0, o, in);
+    expect_launch("the second", "ok", {.dependent = true}, last, 1, 32, 0, o + 128, in);
+    expect_launch(what, want, {.dependent = true}, follow<Wait::after, false>, 1, 32, 0, o,
+                  static_cast<const int*>(o));
+  };
+  after_two("reads what is old", "ok", begin_the_next<Begins::behind_the_wait>);
+  after_two("overtakes two", early, begin_the_next<Begins::before_it>);
+  // What nobody knows to be settled may be the work of a launch before.
+  const std::unique_ptr<int[]> unsettled(new int[64]());
+  simt::expose(unsettled.get(), 256, "unsettled", true, false);
+  const int* const who_knows = unsettled.get();
+  after_write("reads what may be written", early, follow<Wait::after, false>, who_knows);
+  after_write("reads it behind the wait", "ok", follow<Wait::before, false>, who_knows);
+  simt::conceal();
 }
 
 // ---- registers ----------------------------------------------------------------------------------
@@ -106,17 +131,69 @@ void registers() {
   expect("below the least", "no multiple of 8 from 24", hand_over<16, 240, 3>, 1, 384, 0);
 }
 
+// ---- launches and devices
+// -------------------------------------------------------------------------
+
+__global__ void nothing() {}
+__global__ void of_200_registers() {}
+__global__ void of_255_registers() {}
+
+void launches() {
+  simt::limits::record(reinterpret_cast<const void*>(of_200_registers), 200);
+  simt::limits::record(reinterpret_cast<const void*>(of_255_registers), 255);
+  // As if the compiler took 160 where 168 would fit.
+  simt::limits::record(reinterpret_cast<const void*>(hand_over<32, 232, 3>), 160);
+  expect("most threads", "ok", nothing, 1, 1024, 0);
+  expect("more threads", "1056 threads in a block, 1024 at most", nothing, 1, 1056, 0);
+  expect("no threads", "0 threads", nothing, 1, 0, 0);
+  expect("no blocks", "a grid of 0 x 1 x 1 blocks", nothing, 0, 32, 0);
+  expect("most registers", "ok", of_255_registers, 1, 256, 0);
+  // 65,280 of 65,536 would fit if warps did not belong to a quarter of the multiprocessor.
+  expect("a warp too many", "288 threads of 255 registers in a block, which has registers for 256",
+         of_255_registers, 1, 288, 0);
+  expect("two warps a quarter", "ok", of_200_registers, 1, 256, 0);
+  expect("three warps a quarter", "too many resources requested", of_200_registers, 1, 384, 0);
+  // What the compiler took counts, not what a block of that size could own.
+  expect("less at entry", "ask for 63488 registers, it owns 61440", hand_over<32, 232, 3>, 1, 384,
+         0);
+  expect("as much as could be", "ok", hand_over<24, 232, 3>, 1, 384, 0);
+  const auto device = [](const char* limits) { setenv("SPECDEC_EMU_LIMITS", limits, 1); };
+  const auto shared = [](const char* what, const char* want, size_t bytes) {
+    expect(what, want, nothing, 1, 32, bytes);
+  };
+  shared("all of 9.0", "ok", 227 << 10);
+  shared("more than 9.0", "232449 bytes of shared memory in a block, 232448 at most",
+         (227 << 10) + 1);
+  device("8.0,4,166912");
+  shared("all of 8.0", "ok", 163 << 10);
+  shared("more than 8.0", "on 8.0: 166913 bytes of shared memory in a block, 166912 at most",
+         (163 << 10) + 1);
+  expect_launch("clusters of 8.0", "clusters of 2 blocks, 1 at most", {.cluster = 2}, nothing, 2,
+                32, 0);
+  device("8.0,4,232448");
+  shared("a device that says more than it has", "166912 at most", 200 << 10);
+  device("9.0,4,65536");
+  shared("a device that leaves less", "65536 at most", 65537);
+  device("8.6,4,101376");
+  shared("all of 8.6", "ok", 99 << 10);
+  shared("more than 8.6", "101376 at most", (99 << 10) + 1);
+  device("7.5,4,65536");
+  shared("a device without a table", "no table of limits for a device of 7.5", 0);
+  unsetenv("SPECDEC_EMU_LIMITS");
+}
+
 }  // namespace
 }  // namespace specdec
 
 int main() {
   const std::unique_ptr<int[]> o(new int[256]()), in(new int[64]());
-  simt::expose(o.get(), 1024, "o");
-  simt::expose(in.get(), 256, "in", false);
   for (int seed = 0; seed < 5; seed++) {
     simt::seed(seed);
+    simt::expose(o.get(), 1024, "o");
+    simt::expose(in.get(), 256, "in", false);
     specdec::dependents(o.get(), in.get());
     specdec::registers();
+    specdec::launches();
   }
   return specdec::simt_test::finish();
 }

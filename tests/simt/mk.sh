@@ -10,8 +10,10 @@ out=${EMU_OUT:-build/emu}
 mkdir -p "$out"
 flags="-std=c++20 -isystem $cuda -Icpp -Icuda -Itests -Wall -Wextra -Wno-unknown-pragmas -Wno-psabi
   -fno-strict-aliasing -ffp-contract=off ${EMU_FLAGS:-}"
-units="simt async matrix registers no_check check sanitizer"
-for unit in $units; do
+flags="$flags -DSIMT_REGISTERS=\"$PWD/docs/kernels/registers.md\""
+checks="check sanitizer streams"
+units="simt async limits matrix registers no_check"
+for unit in $units $checks; do
   for source in tests/simt/$unit.cc tests/simt/*.h; do
     if [ ! "$out/$unit.o" -nt "$source" ]; then
       g++ $flags -O3 -c "tests/simt/$unit.cc" -o "$out/$unit.$$.o"
@@ -20,8 +22,9 @@ for unit in $units; do
     fi
   done
 done
-plain="$out/simt.o $out/async.o $out/matrix.o $out/registers.o $out/no_check.o"
+objects() { for unit in "$@"; do echo "$out/$unit.o"; done; }
+plain=$(objects $units)
 g++ $flags -x c++ -O2 -c "$1" -o "$out/$2.o"
 g++ "$out/$2.o" $plain -o "$out/$2"
 g++ $flags -x c++ -O1 -g -fsanitize=thread,undefined -fno-sanitize=vptr -c "$1" -o "$out/$2_check.o"
-g++ "$out/$2_check.o" $plain "$out/check.o" "$out/sanitizer.o" -o "$out/$2_check"
+g++ "$out/$2_check.o" $plain $(objects $checks) -o "$out/$2_check"

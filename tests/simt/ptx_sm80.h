@@ -117,15 +117,16 @@ inline unsigned atomic_add_acq_rel(unsigned* p, unsigned v, SIMT_HERE) {
 // Kernels run one after another here, but the checker holds what a dependent one does before its
 // wait against what the one before it did.
 inline void grid_dependency_wait() { simt::check::dependency_wait(); }
-inline void launch_dependents() {}
+inline void launch_dependents() { simt::check::begin_dependents(); }
 struct LaunchOptions {
   bool dependent = false;
   unsigned cluster = 1;
 };
 template <class... P, class... A>
-void launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t smem_bytes, void*,
+void launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t smem_bytes, void* stream,
             LaunchOptions options, A&&... args) {
-  simt::launch(kernel, {grid, block, smem_bytes, options.cluster, options.dependent},
+  const auto* name = reinterpret_cast<const void*>(kernel);
+  simt::launch(kernel, {name, grid, block, smem_bytes, stream, options.cluster, options.dependent},
                std::forward<A>(args)...);
 }
 

@@ -1,6 +1,6 @@
-// Registers that warpgroups hand over (setmaxnreg). A block owns what it is launched with, at most
-// an even share of a multiprocessor's file. A warpgroup that asks for what nobody gives up waits
-// for ever. How many registers the compiler takes at entry is `make cuda-check`'s matter.
+// Registers that warpgroups hand over (setmaxnreg). A block owns what it is launched with: what the
+// compiled kernel takes at entry where that is recorded (limits.h), else at most an even share of a
+// multiprocessor's file. A warpgroup that asks for what nobody gives up waits for ever.
 #include <algorithm>
 #include <vector>
 
@@ -16,8 +16,8 @@ size_t block_warps;          // of each block of a cluster
 
 }  // namespace
 
-void begin_block(unsigned threads, unsigned stride, unsigned cluster) {
-  entry = std::min(kMost, kFile / threads / kStep * kStep);
+void begin_block(unsigned recorded, unsigned threads, unsigned stride, unsigned cluster) {
+  entry = recorded ? recorded : std::min(kMost, kFile / threads / kStep * kStep);
   block_warps = (stride + 31) / 32;
   held.assign(block_warps * cluster, entry);
 }
@@ -47,7 +47,7 @@ std::string end_block() {
     }
     if (asked > owned) {
       return "setmaxnreg: the block's warpgroups ask for " + std::to_string(asked) +
-             " registers, it owns " + std::to_string(owned) + " at most: a warp waits for ever";
+             " registers, it owns " + std::to_string(owned) + ": a warp waits for ever";
     }
   }
   return "";

@@ -16,6 +16,7 @@
 
 #include "simt/async.h"
 #include "simt/fiber.h"
+#include "simt/limits.h"
 
 #if defined(__x86_64__)
 asm(R"(
@@ -87,6 +88,7 @@ Thread* self = nullptr;  // null while an asynchronous operation runs
 Context scheduler;
 std::mutex launching;
 std::atomic<std::thread::id> launcher;
+unsigned entry_registers;  // of a thread, 0 if nobody knows
 void (*body)(void*);
 void* body_args;
 std::string error;
@@ -207,7 +209,7 @@ void begin_block(unsigned linear) {
   blockIdx = fibers[0].block;
   check::begin_block(linear, shared_base, shared_bytes, shared_pitch);
   async::begin_block(ranks);
-  registers::begin_block(n, block.stride, block.ctas);
+  registers::begin_block(entry_registers, n, block.stride, block.ctas);
   counts.blocks += block.ctas;
   if (rng_seed) shuffle(block.order);
 }
@@ -301,20 +303,14 @@ void unpark(unsigned rank) { wake(fibers[rank]); }
 void later(std::function<void()> operation) { block.operations.push_back(std::move(operation)); }
 
 void run(const LaunchShape& shape, void (*fn)(void*), void* args) {
-  const auto& [grid, threads, smem, cluster, dependent] = shape;
-  const unsigned n = threads.x * threads.y * threads.z, blocks = grid.x * grid.y * grid.z;
+  const auto& [kernel, grid, threads, smem, stream, cluster, dependent] = shape;
   if (launcher.load() == std::this_thread::get_id()) throw Error("a launch from inside a kernel");
-  if (!n || n > 1024 || !blocks || grid.y > 65535 || grid.z > 65535 || smem > 227 << 10) {
-    throw Error("invalid launch: " + std::to_string(blocks) + " blocks of " + std::to_string(n) +
-                " threads, " + std::to_string(smem) + " bytes of shared memory");
-  }
+  std::lock_guard lock(launching);
+  entry_registers = limits::check(shape);
+  const unsigned n = threads.x * threads.y * threads.z, blocks = grid.x * grid.y * grid.z;
   // Warpgroups of every block begin at multiples of 128.
   const unsigned stride = cluster > 1 ? (n + 127) / 128 * 128 : n;
-  if (!cluster || cluster > 8 || grid.x % cluster || stride * cluster > kMaxRanks) {
-    throw Error("invalid launch: clusters of " + std::to_string(cluster) + " blocks of " +
-                std::to_string(n) + " threads, " + std::to_string(grid.x) + " across");
-  }
-  std::lock_guard lock(launching);
+  if (stride * cluster > kMaxRanks) throw Error("more threads in a cluster than are emulated");
   if (!meetings) {
     meetings = static_cast<Meeting*>(map_memory(kMeetings * sizeof(Meeting)));
     discard_fibers();
@@ -335,7 +331,7 @@ void run(const LaunchShape& shape, void (*fn)(void*), void* args) {
   counts.launches++;
   launcher = std::this_thread::get_id();
   try {
-    check::begin_launch(blocks / cluster, stride * cluster, cluster, dependent);
+    check::begin_launch(blocks / cluster, stride * cluster, shape);
     check::ignore(meetings, kMeetings * sizeof(Meeting));
     std::vector<unsigned> order(blocks / cluster);
     for (unsigned i = 0; i < order.size(); i++) order[i] = i;

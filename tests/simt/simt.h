@@ -56,7 +56,10 @@ Stats& stats();
 void seed(uint64_t s);  // schedule of later launches; at first that of the variable SIMT_SEED
 
 // Host memory that kernels may touch. With none exposed, global accesses are not bounds-checked.
-void expose(const void* p, size_t bytes, const char* name, bool writable = true);
+// settled: no launch in flight writes it, as far as this goes by what the checker saw itself. What
+// is not, a dependent launch may only touch behind its grid_dependency_wait().
+void expose(const void* p, size_t bytes, const char* name, bool writable = true,
+            bool settled = true);
 void conceal();  // forgets all
 
 // ---- for the emulated instructions --------------------------------------------------------------
@@ -71,6 +74,15 @@ struct Site {
 };
 #define SIMT_HERE ::simt::Site here = {__builtin_FILE(), __builtin_LINE()}
 std::string at(Site);
+
+struct LaunchShape {
+  const void* kernel;
+  dim3 grid, block;
+  size_t smem;
+  const void* stream;
+  unsigned cluster;  // blocks, along x
+  bool dependent;    // may it begin before the launch before it on the stream has ended?
+};
 
 [[noreturn]] void fail(const std::string& what);  // ends the launch with an Error
 [[noreturn]] void fail_lane(const char* op, unsigned lane);
@@ -130,9 +142,8 @@ inline constexpr unsigned kBarrierActors = 32;  // of each block of a cluster
 // in_flight: the destination of a copy not yet waited for.
 enum Kind { plain, atomically, in_flight };
 
-// A cluster counts as a block here. threads: ranks that those of a cluster may have. dependent: it
-// may run beside the launch before it until its threads wait.
-void begin_launch(unsigned clusters, unsigned threads, unsigned cluster_size, bool dependent);
+// A cluster counts as a block here. threads: ranks that those of a cluster may have.
+void begin_launch(unsigned clusters, unsigned threads, const LaunchShape&);
 void end_launch();
 // Each block of the cluster has `bytes` of shared memory, `pitch` bytes after the one before.
 void begin_block(unsigned cluster, void* shared, size_t bytes, size_t pitch);
@@ -146,6 +157,7 @@ void sync(const unsigned* threads, unsigned n);  // a barrier among them
 void fence();
 void proxy_fence();
 void dependency_wait();
+void begin_dependents();
 
 // Channels carry what one side knew at release() to the other at acquire(), once flip() has ended
 // the phase in which it was released.
@@ -167,12 +179,6 @@ struct Quiet {  // in emulator code that kernels call: its own accesses do not c
   ~Quiet() { check::active = true; }
 };
 
-struct LaunchShape {
-  dim3 grid, block;
-  size_t smem;
-  unsigned cluster;  // blocks, along x
-  bool dependent;
-};
 void run(const LaunchShape&, void (*body)(void*), void* args);
 
 template <class... P, class... A>

@@ -7,11 +7,13 @@ from mutants import (
     ampere,
     beams,
     decoder,
+    far,
     fp8,
     growth,
     held,
     hopper,
     kv,
+    launch,
     linear,
     linear_hopper,
     packed,
@@ -39,6 +41,8 @@ PARTS = (
     ampere,
     hopper,
     fp8,
+    launch,
+    far,
 )
 MUTANTS: list[Mutant] = [mutant for part in PARTS for mutant in part.MUTANTS]
 

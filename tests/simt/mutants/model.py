@@ -53,6 +53,13 @@ ATTENTION = (
     "test_cuda_exactness.py",
     "test_cuda_folding.py",
 )
+FAR = ("test_far_pages.py",)
+AMPERE_UNIT = main_unit(
+    "ampere", "ampere_f16_f16_k64_r16", "launch_ampere<AmpereConfig<__half, __half, 64, 16>>"
+)
+HOPPER_UNIT = main_unit(
+    "hopper_launch", "hopper_f16_f16_k64_r64", "launch_hopper<__half, HopperTile<64, 1>>"
+)
 # What kills most: values at every edge, bits against other schedules, bad data.
 HARD = "(every_instance or every_edge or sms or bad_data or hard_cases)"
 
@@ -158,4 +165,10 @@ SUITES = {
         ),
     ),
     "finish": Suite((), ATTENTION, f"{HARD} and ampere_f16_f16_k64_r16", FINISH_UNIT),
+    # Pages and layers beyond the reach of 32 bits.
+    "far": Suite(("kv/",), FAR, "append or compaction"),
+    "fargeneric": Suite(("attention/generic",), FAR, "generic"),
+    "farampere": Suite((), FAR, "ampere_f16_f16_k64_r16", AMPERE_UNIT),
+    "farfinish": Suite((), FAR, "ampere_f16_f16_k64_r16", FINISH_UNIT),
+    "farhopper": Suite((), FAR, "hopper_f16_f16_k64_r64", HOPPER_UNIT),
 }

@@ -1,0 +1,254 @@
+"""Mutants of launches: what a kernel owes the one before it, its stream, the device's limits, the
+registers that warpgroups hand over, operands that wgmma still reads."""
+
+from __future__ import annotations
+
+import re
+
+from mutants.model import Mutant
+
+APPEND, ROPE, COMPACT = "cuda/kv/append.cu", "cuda/kv/rope_append.cu", "cuda/kv/compact.cu"
+ARGMAX, COMMIT, DRAFT = "cuda/step/argmax.cu", "cuda/step/commit_step.cu", "cuda/step/draft_step.cu"
+SAMPLE, SYNTHETIC = "cuda/accept/sample_rows.cu", "cuda/accept/synthetic_step.cu"
+RMS, GATE = "cuda/decoder/rms_norm.cu", "cuda/decoder/gated_activation.cu"
+PLAN, FINISH = "cuda/attention/plan.cu", "cuda/attention/finish.cuh"
+AMPERE, LAUNCH = "cuda/attention/ampere.cuh", "cuda/attention/hopper_launch.cuh"
+MAIN, FP8 = "cuda/attention/hopper.cuh", "cuda/attention/hopper_fp8.cuh"
+TILE, LINEAR = "cuda/attention/hopper_tile.h", "cuda/linear/hopper_linear.cuh"
+
+WAIT = "gpu::grid_dependency_wait(); gpu::launch_dependents();"
+NO_WAIT = "gpu::launch_dependents();"
+NO_STREAM = "nullptr"
+
+
+def _never_waits(name: str, file: str) -> Mutant:
+    return Mutant(name, "does not wait for the kernel before it", file, WAIT, NO_WAIT)
+
+
+def _default_stream(name: str, file: str, old: str) -> Mutant:
+    """old: the launch's stream with what stands around it."""
+    new = re.sub(r"\b(?:launch\.call|call|p)(?:\.exec)?\.stream", NO_STREAM, old)
+    return Mutant(name, "launched on the default stream", file, old, new)
+
+
+WAITS = [
+    _never_waits("append-14", APPEND),
+    _never_waits("rope-12", ROPE),
+    _never_waits("compact-10", COMPACT),
+    _never_waits("rms-13", RMS),
+    _never_waits("gate-7", GATE),
+    _never_waits("enter-8", COMMIT),
+    _never_waits("sample-10", SAMPLE),
+    _never_waits("synthetic-15", SYNTHETIC),
+    _never_waits("plan-11", PLAN),
+    _never_waits("ampere-34", AMPERE),
+    _never_waits("finish-17", FINISH),
+    Mutant(
+        "append-15",
+        "one thread waits for the kernel before it, and nobody for that thread",
+        APPEND,
+        WAIT,
+        "if (threadIdx.x == 0) gpu::grid_dependency_wait(); gpu::launch_dependents();",
+    ),
+    Mutant(
+        "compact-11",
+        "the path's length is read before the wait",
+        COMPACT,
+        WAIT + " const int b = static_cast<int>(blockIdx.y), "
+        "thread = static_cast<int>(threadIdx.x); const int n = p.path_len[b];",
+        "const int b = static_cast<int>(blockIdx.y), thread = static_cast<int>(threadIdx.x);\n"
+        "  const int n = p.path_len[b];\n  gpu::grid_dependency_wait();\n"
+        "  gpu::launch_dependents();",
+    ),
+    Mutant(
+        "argmax-9",
+        "pieces are joined before they are there",
+        ARGMAX,
+        WAIT + " const int row = static_cast<int>(blockIdx.x) * kWarps",
+        NO_WAIT + " const int row = static_cast<int>(blockIdx.x) * kWarps",
+    ),
+]
+
+STREAMS = [
+    _default_stream("append-16", APPEND, "dim3(static_cast<unsigned>(threads)), 0, p.exec.stream"),
+    _default_stream("rope-13", ROPE, "p.exec.stream, gpu::LaunchOptions"),
+    _default_stream("compact-12", COMPACT, "sizeof(Moves), p.exec.stream"),
+    _default_stream("argmax-10", ARGMAX, "dim3(kArgmaxThreads), 0, p.exec.stream"),
+    _default_stream("rms-14", RMS, "p.exec.stream, options"),
+    _default_stream("gate-8", GATE, "p.exec.stream, options"),
+    _default_stream("slots-15", DRAFT, "sizeof(std::int32_t), p.exec.stream, options"),
+    _default_stream("enter-9", COMMIT, "sizeof(CommitShared), p.exec.stream"),
+    _default_stream("synthetic-16", SYNTHETIC, "sizeof(SyntheticShared), p.exec.stream"),
+    _default_stream("plan-12", PLAN, "sizeof(PlanShared), launch.call.exec.stream"),
+    _default_stream("ampere-35", AMPERE, "Config::kSmemBytes, launch.call.exec.stream"),
+    _default_stream("finish-18", FINISH, "launch.call.exec.stream, {.dependent"),
+]
+
+LIMITS = [
+    Mutant(
+        "append-17",
+        "more threads than a block may have",
+        APPEND,
+        "dim3(static_cast<unsigned>(threads)), 0",
+        "dim3(static_cast<unsigned>(threads) + 1024), 0",
+    ),
+    Mutant(
+        "rope-14",
+        "heads along the third axis of the grid, all of them",
+        ROPE,
+        "blocks_per_row(p.step.num_rows, heads, team));",
+        "blocks_per_row(p.step.num_rows, heads, team) << 16);",
+    ),
+    Mutant(
+        "compact-13",
+        "more shared memory than a block may have",
+        COMPACT,
+        "sizeof(Moves), p.exec.stream",
+        "sizeof(Moves) + (227 << 10), p.exec.stream",
+    ),
+    Mutant(
+        "argmax-11",
+        "no blocks at all",
+        ARGMAX,
+        "dim3(static_cast<unsigned>((p.rows + kWarps - 1) / kWarps))",
+        "dim3(static_cast<unsigned>(p.rows / (kWarps << 20)))",
+    ),
+    Mutant(
+        "enter-10",
+        "a block's threads do not find their registers",
+        COMMIT,
+        "constexpr int kCommitThreads = 512;",
+        "constexpr int kCommitThreads = 1024;",
+    ),
+    Mutant(
+        "sample-11",
+        "a block of 1024 threads of 72 registers",
+        SAMPLE,
+        "dim3(law_threads(p.rows.vocab, 32))",
+        "dim3(1024)",
+    ),
+    Mutant(
+        "rms-15",
+        "shared memory by the columns",
+        RMS,
+        "2 * kMaxWarps * sizeof(float),",
+        "p.columns * (std::size_t{1} << 14),",
+    ),
+    Mutant(
+        "ampere-36",
+        "one ring of copies too many for the memory of 9.0",
+        AMPERE,
+        "Config::kSmemBytes, launch.call.exec.stream",
+        "Config::kSmemBytes + (200 << 10), launch.call.exec.stream",
+    ),
+    Mutant(
+        "hopper-45",
+        "one more warpgroup of 168 registers",
+        LAUNCH,
+        "hopper::hopper_main<T, Tile>, dim3(launch.work.num_blocks), dim3(Tile::kThreads)",
+        "hopper::hopper_main<T, Tile>, dim3(launch.work.num_blocks), dim3(Tile::kThreads + 128)",
+    ),
+    Mutant(
+        "linear-56",
+        "clusters of twice as many blocks as can be placed",
+        LINEAR,
+        "{.dependent = true, .cluster = cluster}",
+        "{.dependent = true, .cluster = cluster * 16}",
+    ),
+]
+
+DEC = "gpu::setmaxnreg_dec<Tile::kProducerRegisters>();"
+INC = "gpu::setmaxnreg_inc<Tile::kConsumerRegisters>();"
+REGISTERS = [
+    Mutant(
+        "hopper-46",
+        "consumers take 8 more than there are",
+        MAIN,
+        INC,
+        "gpu::setmaxnreg_inc<Tile::kConsumerRegisters + 8>();",
+    ),
+    Mutant(
+        "hopper-47",
+        "the producer keeps 8 that consumers take",
+        MAIN,
+        DEC,
+        "gpu::setmaxnreg_dec<Tile::kProducerRegisters + 8>();",
+    ),
+    Mutant(
+        "hopper-48",
+        "consumers give what they should take",
+        MAIN,
+        INC,
+        "gpu::setmaxnreg_dec<Tile::kConsumerRegisters>();",
+    ),
+    Mutant(
+        "hopper-49",
+        "one warp of the producer gives",
+        MAIN,
+        "if constexpr (Tile::kConsumers > 1) " + DEC,
+        "if (threadIdx.x < 32) " + DEC,
+    ),
+    Mutant(
+        "hopper-50",
+        "a block owns all registers of a multiprocessor, however many threads share them",
+        TILE,
+        "kGroups * kAtEntry - kConsumers * kConsumerRegisters;",
+        "kFile / 128 - kConsumers * kConsumerRegisters;",
+    ),
+    Mutant("fp8-29", "the producer gives nothing", FP8, DEC, ""),
+    Mutant(
+        "fp8-30",
+        "consumers take 8 more than there are",
+        FP8,
+        INC,
+        "gpu::setmaxnreg_inc<Tile::kConsumerRegisters + 8>();",
+    ),
+    Mutant(
+        "fp8-31",
+        "a number that is no multiple of 8",
+        FP8,
+        DEC,
+        "gpu::setmaxnreg_dec<Tile::kProducerRegisters + 4>();",
+    ),
+]
+
+OPERANDS = [
+    Mutant(
+        "hopper-51",
+        "weights are packed while the product of those before reads them",
+        MAIN,
+        "const bool moved = weigh(block, decay); gpu::wgmma_wait<0>();",
+        "const bool moved = weigh(block, decay);\n      pack_weights();\n"
+        "      gpu::wgmma_wait<0>();",
+    ),
+    Mutant(
+        "hopper-52",
+        "one lane changes one weight while the last product reads it",
+        MAIN,
+        "close_sums(weights); gpu::wgmma_wait<0>();",
+        "close_sums(weights);\n    if (lane == 7) p[3][2] ^= 1u;\n    gpu::wgmma_wait<0>();",
+    ),
+    Mutant(
+        "hopper-53",
+        "the first weight is packed behind the wait for the scores",
+        MAIN,
+        "gpu::wgmma_wait<1>(); gpu::wgmma_hold(s);",
+        "gpu::wgmma_wait<1>();\n      gpu::wgmma_hold(s);\n      p[0][0] = pack<T>(s[0], s[1]);",
+    ),
+    Mutant(
+        "fp8-32",
+        "weights are packed while the product of those before reads them",
+        FP8,
+        "weigh(block, next_decay); gpu::wgmma_wait<0>();",
+        "weigh(block, next_decay);\n      pack_weights();\n      gpu::wgmma_wait<0>();",
+    ),
+    Mutant(
+        "fp8-33",
+        "the last weights are cleared while the product reads them",
+        FP8,
+        "close_sums(weights); gpu::wgmma_wait<0>();",
+        "close_sums(weights);\n    p[1][3] = 0x38u;\n    gpu::wgmma_wait<0>();",
+    ),
+]
+
+MUTANTS = [*WAITS, *STREAMS, *LIMITS, *REGISTERS, *OPERANDS]
