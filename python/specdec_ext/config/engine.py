@@ -26,6 +26,7 @@ __all__ = [
     "LookaheadDecodingConfig",
     "NGramDecodingConfig",
     "SchedulerConfig",
+    "bytes_of_gib",
     "max_draft_len",
     "normalize_dtype",
     "normalize_kv_dtype",
@@ -226,9 +227,14 @@ class NGramDecodingConfig(SpeculationOptions):
         return self.max_draft_len
 
 
-def _bytes_of_gib(name: str, value: Any) -> int:
-    return int(check_float(f"KvCacheConfig.{name}", value, ConfigError, low=0.0, high=2.0**32,
+def bytes_of_gib(where: str, value: Any) -> int:
+    """A number of GiB in bytes. Raises ConfigError that begins with `where`."""
+    return int(check_float(where, value, ConfigError, low=0.0, high=2.0**32,
                            remedy="it is a number of GiB") * 2**30)  # fmt: skip
+
+
+def _swap_space(name: str, value: Any) -> int:
+    return bytes_of_gib(f"KvCacheConfig.{name}", value)
 
 
 @dataclass(frozen=True)
@@ -257,7 +263,7 @@ class KvCacheConfig(_Config):
                               second; None: measured when the engine is made
     """
 
-    spellings: ClassVar[Spellings] = {"swap_space": ("host_cache_size", _bytes_of_gib)}
+    spellings: ClassVar[Spellings] = {"swap_space": ("host_cache_size", _swap_space)}
 
     tokens_per_block: int = 32
     max_tokens: int | None = None
