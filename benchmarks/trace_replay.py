@@ -14,9 +14,9 @@ once, under guaranteed_no_evict. Texts of "auto" and of every policy must be pla
     python -m benchmarks.trace_replay --quick
 
 A cell is one program under one policy at one load; it cannot be interrupted. `--minutes` ends a
-call in time; the same command goes on with the cells that are missing, at the rate that the first call
-has measured (parts.py), and a result file is written when none is. `--programs plain auto` leaves
-vLLM out; where it is not installed it is left out, with a line that says so.
+call in time; the same command goes on with the cells that are missing, at the rate that the first
+call has measured (parts.py), and a result file is written when none is. `--programs plain auto`
+leaves vLLM out; where it is not installed it is left out, with a line that says so.
 """
 
 from __future__ import annotations
