@@ -283,6 +283,7 @@ def test_what_another_rank_holds(two_heads: Path, monkeypatch: pytest.MonkeyPatc
             scratch = _core.StepPlan(max_requests=1, max_rows=1, max_pages_per_request=1)
             scratch.unpack(plan.pack(PAGE))
             left += len(scratch.page_orders)
+            assert other._orders is not None
             other._orders.follow(scratch.page_orders)
             for mine, copy in zip((k, v), copies, strict=True):
                 assert (np.any(mine != 0, (2, 3, 4)) == np.any(copy != 0, (2, 3, 4))).all()

@@ -247,8 +247,9 @@ class DeviceDecoder:
         }
         for name, scales in zip(("k_scale", "v_scale"), self._kv_scales, strict=False):
             where[name] = scales[index]
-        *pages, table_index = self._layer_pages[index]
-        geometry = (step.tables[table_index], step.kv_len, step.cu_rows)
+        k_pages, v_pages, of_pool = self._layer_pages[index]
+        pages = (k_pages, v_pages)
+        geometry = (step.tables[of_pool], step.kv_len, step.cu_rows)
         ops.rope_append_kv(
             q,
             k,
