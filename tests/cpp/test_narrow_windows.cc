@@ -221,6 +221,7 @@ class World {
       }
     }
     ++came_back;
+    s.row = std::max(s.row, std::int64_t{blocks} * kPageSize);  // what is taken over has no rows
     s.saved.reset();
     look(slot, s.len);
   }
