@@ -18,7 +18,7 @@ import torch
 from transformers import Gemma3ForCausalLM, Gemma3TextConfig
 
 from emulators import devices
-from specdec_ext import LLM, KvCacheConfig, SamplingParams, _core
+from specdec_ext import LLM, SamplingParams, _core
 from specdec_ext.engine.follower import _Follower
 from specdec_ext.engine.kv_pages import KvPages
 from specdec_ext.engine.narrow import held_windows
@@ -174,10 +174,9 @@ def test_where_all_layers_keep_theirs(folder: Path) -> None:
     # Two heads make a whole page, the one that each of two ranks has does not.
     model = SimpleNamespace(num_layers=2, num_kv_heads=2, head_dim=64)
     for size, held in ((1, (8, 0)), (2, ())):
-        options: Any = SimpleNamespace(
-            team=SimpleNamespace(size=size), kv_cache_config=KvCacheConfig(tokens_per_block=8)
+        found = held_windows(
+            model, "float32", AttentionSpan(), (8, 0), on_cpu=True, tokens_per_block=8, ranks=size
         )
-        found = held_windows(model, "float32", AttentionSpan(), (8, 0), options, on_cpu=True)
         assert found == held
 
 
