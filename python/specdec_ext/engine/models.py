@@ -369,15 +369,12 @@ class ModelLoader:
             pool_limit_bytes=CPU_POOL_LIMIT_BYTES if on_host else None,
             span=span,
             narrow=held_windows(
-                model,
-                stored,
-                span,
-                windows,
+                *(model, stored, span, windows),
                 on_cpu=self._place.is_cpu,
                 tokens_per_block=self._kv_cache.tokens_per_block,
                 ranks=1 if self._options.team is None else self._options.team.size,
                 model_impl=self._options.model_impl,
-            ),  # fmt: skip
+            ),
             narrow_sinks=self._kv_cache.sink_token_length,
             host_free_bytes=available_memory_bytes(),
         )
