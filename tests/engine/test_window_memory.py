@@ -212,7 +212,7 @@ def test_prefix_reuse(folder: Path, options: dict[str, Any], pool: int) -> None:
             if reuse:
                 stats = llm.get_metrics()["executor"]
                 assert stats["free_pages"] == stats["total_pages"]
-                # Of long texts, far behind the windows.
+                # Texts that are long: far behind the windows.
                 found = [hit for hit, length in cached if length > 2 * WINDOW]
                 assert (max if pool == 640 else min)(found[2:]) > WINDOW
                 assert llm.reset_prefix_cache() > 0

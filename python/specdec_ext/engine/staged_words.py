@@ -31,7 +31,7 @@ class StagedWords:
         return self.part(self.layout.page_table, requests * pages).reshape(requests, pages)
 
     def narrow_tables(self, requests: int) -> tuple[Any, ...]:
-        """Of each narrow window, the same of the pages' parts."""
+        """The same of the pages' parts, by narrow window."""
         pages = self.layout.pages_per_request
         each = self.layout.requests * pages
         return tuple(
