@@ -7,13 +7,16 @@ policies differ. Reported are tokens per second, p50 and p99 of the time to the 
 the arrival) and of the time per token (of a request, behind its first).
 
 A load is a share of the requests per second that plain decoding ends when all of them are there at
-once, under guaranteed_no_evict. Texts of "auto" and of every policy must be plain decoding's. A run
-may be had in parts: --programs, --policies and --loads choose cells, --rate gives the measured rate
-of load 1 again, and --write puts the cells beside those of the same day and commit.
+once, under guaranteed_no_evict. Texts of "auto" and of every policy must be plain decoding's.
 
-    python -m benchmarks.trace_replay [--requests 2000] [--loads 0.5 0.8 1.1] [--rate R]
-                                      [--programs plain auto vllm] [--policies ...] [--write]
+    python -m benchmarks.trace_replay [--requests 2000] [--loads 0.5 0.8 1.1] [--minutes M]
+                                      [--programs plain auto vllm] [--policies ...] [--rate R]
     python -m benchmarks.trace_replay --quick
+
+A cell is one program under one policy at one load; it cannot be interrupted. `--minutes` ends a
+call in time; the same command goes on with the cells that are missing, at the rate that the first
+call has measured (parts.py), and a result file is written when none is. `--programs plain auto`
+leaves vLLM out; where it is not installed it is left out, with a line that says so.
 """
 
 from __future__ import annotations
@@ -30,6 +33,7 @@ from typing import Any
 
 from benchmarks import common, datasets
 from benchmarks.arrivals import Served, figures, gaps, replay
+from benchmarks.parts import Parts, add_options
 from benchmarks.peers.vllm import environment as vllm
 from specdec_ext import LLM, SamplingParams, _core
 
@@ -135,9 +139,38 @@ def cells_of(args: argparse.Namespace) -> list[tuple[str, str, float]]:
     for load in args.loads:
         for policy in args.policies:
             cells += [(name, policy, load) for name in args.programs if name != "vllm"]
-        if "vllm" in args.programs and vllm.is_ready():
+        if "vllm" in args.programs:
             cells.append(("vllm", "its own", load))
     return cells
+
+
+def measure(args: argparse.Namespace, prompts: list[list[int]], parts: Parts) -> list[Any]:
+    """A row of figures for each cell, in cells_of()'s order; None where there was no time."""
+    if parts.get("rate") is None and not parts.begin():
+        return [None for _ in cells_of(args)]
+    if parts.get("rate") is None:
+        parts.put("rate", args.rate or measured_rate(args, prompts))
+    rate = float(parts.get("rate"))
+    print(f"load 1 is {rate:.3f} requests/s", file=sys.stderr, flush=True)
+    times = gaps(args.requests, SEED)
+    for program, policy, load in cells_of(args):
+        name = f"{program}, {policy}, {load:g}"
+        if parts.get(name) is not None:
+            continue
+        if not parts.begin():
+            break
+        arrivals = [time / (load * rate) for time in times]
+        if program == "vllm":
+            found = run_vllm(args, prompts, arrivals)
+        else:
+            engine = Ours(args, program, policy)
+            found = engine.run(prompts, arrivals)
+            engine.close()
+        extra = {k: found[k] for k in ("preemptions", "texts", "version") if k in found}
+        row = {"program": program, "policy": policy, "load": load, "rate": load * rate}
+        parts.put(name, {**row, **figures(found), **extra})
+        print(f"  {name}: {found['busy_s']:.0f} s", file=sys.stderr, flush=True)
+    return [parts.get(f"{program}, {policy}, {load:g}") for program, policy, load in cells_of(args)]
 
 
 def table_of(rows: list[dict[str, Any]]) -> str:
@@ -165,17 +198,6 @@ def check_texts(rows: list[dict[str, Any]]) -> None:
         raise SystemExit("texts differ between programs, policies or loads")
 
 
-def merged(rows: list[dict[str, Any]], about: dict[str, Any]) -> list[dict[str, Any]]:
-    """With the cells that an earlier part of the same day, commit and trace has written."""
-    day, commit = about["environment"]["date"][:10], about["environment"]["commit"].rstrip("+")
-    path = common.RESULTS / f"trace_replay-{common.device_kind()}-{day}-{commit}.json"
-    before = json.loads(path.read_text()) if path.is_file() else {"rows": [], "trace": None}
-    old = before["rows"] if before["trace"] == about["trace"] else []
-    key = ("load", "policy", "program")
-    new = {tuple(row[k] for k in key): row for row in [*old, *rows]}
-    return [new[k] for k in sorted(new)]
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--requests", type=int, default=2000)
@@ -189,48 +211,41 @@ def main() -> None:
     parser.add_argument("--longest-prompt", type=int, default=512)
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--pool", type=int, default=4096, help="tokens of K/V")
-    parser.add_argument(
-        "--quick", action="store_true", help="24 requests, one load; writes nothing"
-    )
-    parser.add_argument("--write", action="store_true", help="into benchmarks/results/")
+    parser.add_argument("--quick", action="store_true", help="24 requests, one load; no file")
+    add_options(parser)
     args = parser.parse_args()
     if args.quick:
-        args.requests, args.loads, args.max_tokens, args.write = 24, [0.8], 32, False
+        args.requests, args.loads, args.max_tokens = 24, [0.8], 32
         args.batch, args.pool = 4, 1024
+    if "vllm" in args.programs and not vllm.is_ready():
+        print(
+            "vLLM is left out: it is not installed "
+            "(python -m benchmarks.peers.vllm.environment installs it)",
+            file=sys.stderr,
+        )
+        args.programs = [name for name in args.programs if name != "vllm"]
     args.seq_len = args.longest_prompt + args.max_tokens
     with LLM(args.model, dtype=args.dtype, device="cpu", speculative_config=None) as llm:
         prompts = make_prompts(llm.tokenizer, args.requests, args.longest_prompt)
     trace = {
         name: getattr(args, name)
-        for name in ("requests", "dtype", "max_tokens", "longest_prompt", "batch", "pool")
+        for name in ("requests", "dtype", "max_tokens", "longest_prompt", "batch", "pool", "model")
     }
-    about: dict[str, Any] = {"environment": common.environment(_core.num_threads()), "trace": trace}
-    rate = args.rate or measured_rate(args, prompts)
-    print(f"load 1 is {rate:.3f} requests/s (--rate {rate:.3f})", flush=True)
-    times = gaps(args.requests, SEED)
-    rows: list[dict[str, Any]] = []
-    for program, policy, load in cells_of(args):
-        arrivals = [time / (load * rate) for time in times]
-        if program == "vllm":
-            found = run_vllm(args, prompts, arrivals)
-        else:
-            engine = Ours(args, program, policy)
-            found = engine.run(prompts, arrivals)
-            engine.close()
-        extra = {k: found[k] for k in ("preemptions", "texts", "version") if k in found}
-        row = {"program": program, "policy": policy, "load": load, "rate": load * rate}
-        rows.append({**row, **figures(found), **extra})
-        print(
-            f"  {program} {policy} {load:g}: {found['busy_s']:.0f} s", file=sys.stderr, flush=True
-        )
+    environment = common.environment(_core.num_threads())
+    key = {**trace, "rate": args.rate, "threads": environment["threads"]}
+    parts = Parts("trace_replay", key, args.minutes)
+    rows = [row for row in measure(args, prompts, parts) if row is not None]
+    missing = len(cells_of(args)) - len(rows)
     check_texts(rows)
-    if args.write:
-        rows = merged(rows, about)
-        check_texts(rows)
-    table = table_of(rows)
-    print(table)
-    if args.write:
-        print(common.write_result("trace_replay", {**about, "rows": rows}, [table]))
+    if rows:
+        print(table_of(rows))
+    if missing:
+        print(f"{missing} cells are missing: the same command goes on with them")
+    elif not args.quick:
+        result = {
+            "environment": environment, "trace": trace, "rows": rows, "part_loads": parts.loads,
+        }  # fmt: skip
+        common.write_result("trace_replay", result, [table_of(rows)])
 
 
 if __name__ == "__main__":

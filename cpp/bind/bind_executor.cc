@@ -80,8 +80,8 @@ void def_make(py::class_<BoundExecutor>& executor) {
                   DraftLenSchedule draft_len_schedule,
                   std::vector<double> synthetic_acceptance_rates, std::int64_t attention_window,
                   std::int64_t sink_tokens, std::vector<int> narrow_windows,
-                  std::int64_t narrow_sink_tokens, int num_host_pages, std::int64_t host_page_bytes,
-                  double host_bytes_per_second) {
+                  std::int64_t narrow_sink_tokens, std::vector<int> narrow_pages,
+                  int num_host_pages, std::int64_t host_page_bytes, double host_bytes_per_second) {
         ExecutorConfig c;
         c.vocab_size = vocab_size;
         c.max_batch_size = max_batch_size;
@@ -111,6 +111,7 @@ void def_make(py::class_<BoundExecutor>& executor) {
         c.attention = {attention_window, sink_tokens};
         c.narrow_windows = std::move(narrow_windows);
         c.narrow_sink_tokens = narrow_sink_tokens;
+        c.narrow_pages = std::move(narrow_pages);
         c.num_host_pages = num_host_pages;
         c.host_link = {host_bytes_per_second, host_page_bytes};
         return make_executor(k_pages, v_pages, std::move(c));
@@ -130,14 +131,15 @@ void def_make(py::class_<BoundExecutor>& executor) {
       py::arg("synthetic_acceptance_rates") = std::vector<double>{},
       py::arg("attention_window") = 0, py::arg("sink_tokens") = 0,
       py::arg("narrow_windows") = std::vector<int>{}, py::arg("narrow_sink_tokens") = 0,
-      py::arg("num_host_pages") = 0, py::arg("host_page_bytes") = 0,
-      py::arg("host_bytes_per_second") = 0.0,
+      py::arg("narrow_pages") = std::vector<int>{}, py::arg("num_host_pages") = 0,
+      py::arg("host_page_bytes") = 0, py::arg("host_bytes_per_second") = 0.0,
       R"(k_pages, v_pages: pages on the CPU: the host runs the steps, plan() -> forward pass -> commit(). Without them the caller enqueues the steps on a device, between
 stage() and deliver(), over the rings that bind_rings() names; num_pages and page_size say what there
 is. attention_window, sink_tokens: what a row of the model sees at most, whatever its layer; pages
 behind it are given back. 0: everything. narrow_windows: one per layer, 0 for none; layers with one, and
-narrow_sink_tokens, give their part of a page's memory back when it lies behind theirs. For pages of LazyZeros
-alone, of which a layer's part is whole pages of the operating system; without enable_block_reuse.
+narrow_sink_tokens, hold their part of a page while it does not lie behind theirs; narrow_pages: for how many
+parts there is room, by distinct window, ascending (default: all). Pages on the CPU are LazyZeros then, of which
+a layer's part is whole pages of the operating system; on a device parts have tables of their own (StagingLayout).
 num_host_pages: pages of the host's pool for requests that are preempted, host_page_bytes of all that
 goes by a page's number, host_bytes_per_second of the way there; 0: not known.)");
 }

@@ -3,13 +3,16 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <memory>
 #include <utility>
 #include <vector>
 
+#include "backend/cache_view.h"
 #include "base/check.h"
 #include "bind/array_argument.h"
 #include "bind/page_pools_object.h"
 #include "bind/registers.h"
+#include "engine/step_plan.h"
 
 namespace py = pybind11;
 
@@ -38,7 +41,9 @@ PagePool make_pool(const TensorView& pages, const TensorView& copies) {
 
 }  // namespace
 
-PagePoolsObject::PagePoolsObject(const std::vector<std::pair<py::object, py::object>>& given) {
+PagePoolsObject::PagePoolsObject(const std::vector<std::pair<py::object, py::object>>& given,
+                                 const py::object& k_pages, const py::object& v_pages,
+                                 const std::vector<int>& narrow_windows) {
   std::vector<PagePool> made;
   for (const auto& [pages, copies] : given) {
     const TensorView& from = held_.emplace_back(pages, "pages", true).view();
@@ -50,32 +55,50 @@ PagePoolsObject::PagePoolsObject(const std::vector<std::pair<py::object, py::obj
     num_copies = count;
   }
   pools = PagePools(std::move(made));
+  if (narrow_windows.empty()) return;
+  const TensorView& k = held_.emplace_back(k_pages, "k_pages", true).view();
+  const TensorView& v = held_.emplace_back(v_pages, "v_pages", true).view();
+  windows = std::make_unique<WindowMemory>(cache_view(k, v), narrow_windows);
 }
 
 void register_page_pools(py::module_& m) {
   py::class_<PagePoolsObject>(m, "PagePools",
                               "Pools of pages on the host that go by one number, with their copies "
                               "in the host's pool. See cpp/engine/page_pools.h.")
-      .def(py::init<const std::vector<std::pair<py::object, py::object>>&>(), py::arg("pools"),
+      .def(py::init<const std::vector<std::pair<py::object, py::object>>&, const py::object&,
+                    const py::object&, const std::vector<int>&>(),
+           py::arg("pools"), py::arg("k_pages") = py::none(), py::arg("v_pages") = py::none(),
+           py::arg("narrow_windows") = std::vector<int>{},
            "pools: (pages, copies) of each; pages [layers, P, ...], copies [H, layers, ...]; both "
-           "are kept alive.")
+           "are kept alive. k_pages, v_pages: those of a model whose layers have narrow_windows, "
+           "as Executor takes them.")
       .def(
-          "copy",
+          "follow",
           [](const PagePoolsObject& self, const ArrayArgument<std::int32_t>& orders) {
             SPECDEC_REQUIRE(orders.ndim() == 2 && orders.shape(1) == 3,
                             "orders: shape must be [N, 3]");
             for (py::ssize_t i = 0; i < orders.shape(0); ++i) {
               const std::int32_t* order = orders.data() + 3 * i;
+              if (order[0] == kLeftPage) {
+                SPECDEC_REQUIRE(self.windows && order[1] >= 0 &&
+                                    order[1] < self.windows->num_pages() && order[2] >= 0 &&
+                                    order[2] < self.windows->num_groups(),
+                                "orders[", i, "] = ", order[0], ", ", order[1], ", ", order[2],
+                                ": no page of a narrow window");
+                self.windows->leave(order[2], order[1]);
+                continue;
+              }
               SPECDEC_REQUIRE(order[1] >= 0 && order[2] >= 0 && order[2] < self.num_copies,
                               "orders[", i, "] = ", order[0], ", ", order[1], ", ", order[2],
                               ": pages are not negative, those of the host's pool less than ",
                               self.num_copies);
-              self.pools.copy({0, order[1], order[2], order[0] != 0});
+              self.pools.copy({.page = order[1], .host_page = order[2], .to_host = order[0] != 0});
             }
           },
           py::arg("orders"),
-          "orders: int32 [N, 3] of StepPlan.page_copies, made in this order: (1: to the host's "
-          "pool, 0: from there; page; page of the host's pool).");
+          "orders: int32 [N, 3] of StepPlan.page_orders, in this order: (1: a copy to the host's "
+          "pool, 0: from there; page; page of the host's pool), or (2; page; narrow window, whose "
+          "layers give its memory back).");
 }
 
 }  // namespace specdec

@@ -107,7 +107,7 @@ void register_plan(py::module_& m) {
           [](StepPlan& plan, int page_size) {
             const std::vector<std::int32_t> words = pack_plan(plan, page_size);
             plan.kv_moves.clear();
-            plan.page_copies.clear();
+            plan.page_orders.clear();
             return py::array_t<std::int32_t>(static_cast<py::ssize_t>(words.size()), words.data());
           },
           py::arg("page_size"),
@@ -130,14 +130,13 @@ void register_plan(py::module_& m) {
           "+ "
           "place in the page")
       .def_property_readonly(
-          "page_copies",
+          "page_orders",
           [](const py::object& self) {
-            const auto& copies = self.cast<const StepPlan&>().page_copies;
+            const auto& copies = self.cast<const StepPlan&>().page_orders;
             return view_of(copies, {static_cast<py::ssize_t>(copies.size() / 3), 3}, self);
           },
-          "[N, 3] int32: pages that were copied to the host's pool or from there behind those "
-          "moves, "
-          "as PagePools.copy() takes them")
+          "[N, 3] int32: what was done with pages behind those moves, as PagePools.follow() takes "
+          "it")
       .def_readonly("num_requests", &StepPlan::num_requests)
       .def_readonly("num_rows", &StepPlan::num_rows)
       .def_readonly("num_logit_rows", &StepPlan::num_logit_rows)

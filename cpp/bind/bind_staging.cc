@@ -38,6 +38,8 @@ void register_staging(py::module_& m) {
       .def_readonly("posterior_alpha", &StagingLayout::posterior_alpha)
       .def_readonly("acceptance_threshold", &StagingLayout::acceptance_threshold)
       .def_readonly("page_table", &StagingLayout::page_table)
+      .def_readonly("narrow", &StagingLayout::narrow, "Windows with tables of their own.")
+      .def_readonly("narrow_tables", &StagingLayout::narrow_tables)
       .def_readonly("logit_rows", &StagingLayout::logit_rows)
       .def_readonly("prompt_tokens", &StagingLayout::prompt_tokens)
       .def_readonly("prompt_parents", &StagingLayout::prompt_parents)
@@ -88,16 +90,17 @@ void register_staging(py::module_& m) {
       .def_readonly("moves", &StagedStep::moves, "K/V is to be moved before the step.")
       .def_readonly("entries", &StagedStep::entries)
       .def_property_readonly(
-          "page_copies",
+          "page_orders",
           [](const StagedStep& step) {
-            std::vector<std::tuple<bool, std::int32_t, std::int32_t>> copies;
-            for (const PageCopy& copy : step.page_copies) {
-              copies.emplace_back(copy.to_host, copy.page, copy.host_page);
+            std::vector<std::tuple<bool, std::int32_t, std::int32_t, std::vector<std::int32_t>>>
+                copies;
+            for (const PageOrder& copy : step.page_orders) {
+              copies.emplace_back(copy.to_host, copy.page, copy.host_page, copy.parts);
             }
             return copies;
           },
-          "To be made before everything else, in this order: (to the host's pool or from there, "
-          "page, page of the host's pool).");
+          "Copies to be made before everything else, in this order: (to the host's pool or from "
+          "there, page, page of the host's pool, the page's parts by narrow window, -1: none).");
 }
 
 }  // namespace specdec

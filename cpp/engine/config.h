@@ -62,11 +62,13 @@ struct ExecutorConfig {
   SchedulerPolicy policy = SchedulerPolicy::kGuaranteedNoEvict;
   // What a row of the model sees at most, whatever its layer. Pages behind it are given back.
   AttentionSpan attention;
-  // By layer, empty: none. Where the host runs the steps over memory that is mapped when it is
-  // written: layers with these windows (0: a layer that has none) give their part of a page's
-  // memory back when it lies behind them, though the page stays (engine/window_memory.h).
+  // By layer, empty: none. Layers with these windows (0: a layer that has none) hold their part of
+  // a page while it does not lie behind them, though the page stays (kv/page_parts.h). Where the
+  // host runs the steps their memory is mapped when it is written, and goes back to the system
+  // (engine/window_memory.h); on a device they have pools of their own, and tables of those.
   std::vector<int> narrow_windows;
   std::int64_t narrow_sink_tokens = 0;
+  std::vector<int> narrow_pages;  // parts that there is room for, by narrow_groups(); empty: all
   // kMaxUtilization: pages of the host's pool, and the way there. 0: K/V is always computed again.
   int num_host_pages = 0;
   HostLink host_link;
@@ -77,6 +79,9 @@ struct ExecutorConfig {
   // says (algo/synthetic_acceptance.h). For measurements only; read where the host accepts.
   std::vector<double> synthetic_acceptance_rates;
 };
+
+// The distinct windows among narrow_windows, ascending. Layers of one window are a group.
+std::vector<int> narrow_groups(const std::vector<int>& narrow_windows);
 
 // With an attention window: rows of a prompt in one step, at most; 0: any. And pages that one text
 // holds at once, at most, if its first step that decides reads `prompt` tokens and later ones

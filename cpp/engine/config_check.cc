@@ -1,6 +1,7 @@
 // Contradictions of an executor's configuration.
 #include <algorithm>
 #include <cmath>
+#include <set>
 
 #include "algo/law_mass.h"
 #include "algo/slot_host.h"
@@ -134,6 +135,16 @@ void check_host_pages(const ExecutorConfig& c) {
 
 }  // namespace
 
+std::vector<int> narrow_groups(const std::vector<int>& narrow_windows) {
+  const std::set<int> distinct(narrow_windows.begin(), narrow_windows.end());
+  std::vector<int> groups;
+  for (const int window : distinct) {
+    SPECDEC_REQUIRE(window >= 0, "narrow_windows holds ", window, ": give tokens, 0 for none");
+    if (window > 0) groups.push_back(window);
+  }
+  return groups;
+}
+
 const ExecutorConfig& checked_config(const ExecutorConfig& config) {
   check_sizes(config);
   check_method(config);
@@ -145,9 +156,10 @@ const ExecutorConfig& checked_config(const ExecutorConfig& config) {
                   ": give tokens, or 0 for no window");
   SPECDEC_REQUIRE(config.attention.sink_tokens >= 0, "sink_tokens = ", config.attention.sink_tokens,
                   ": give 0 (none) or a positive number of tokens");
-  SPECDEC_REQUIRE(config.narrow_windows.empty() || !config.enable_block_reuse,
-                  "narrow_windows with enable_block_reuse: a published page may be read again "
-                  "through any window; give one of them");
+  const std::size_t groups = narrow_groups(config.narrow_windows).size();
+  SPECDEC_REQUIRE(config.narrow_pages.empty() || config.narrow_pages.size() == groups,
+                  "narrow_pages has ", config.narrow_pages.size(), " entries, narrow_windows ",
+                  groups, " distinct windows: give one for each, ascending, or none");
   SPECDEC_REQUIRE(config.narrow_sink_tokens >= 0,
                   "narrow_sink_tokens = ", config.narrow_sink_tokens,
                   ": give 0 (none) or a positive number of tokens");

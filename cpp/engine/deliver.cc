@@ -268,6 +268,7 @@ std::vector<StepOutput> Executor::deliver(const float* scores, const HostWords& 
   totals_.empty_steps += !flight.failed && totals_.rows == rows_before;
   for (RequestRecord* request : ended) end(*request);
   book_.release_retired(flight.step);
+  follow_orders();
   book_.check_integrity();
   return outputs;
 }
@@ -298,6 +299,7 @@ std::vector<StepOutput> Executor::fail(std::int64_t index, const std::string& me
   for (const RequestId id : flight->copied) {
     if (RequestRecord* request = book_.find_running(id)) book_.lose_copies(*request);
   }
+  follow_orders();
   return outputs;
 }
 

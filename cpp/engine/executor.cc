@@ -4,12 +4,12 @@
 #include "engine/executor.h"
 
 #include <algorithm>
+#include <iterator>
 #include <memory>
 #include <numeric>
 #include <utility>
 
 #include "base/check.h"
-#include "engine/window_memory.h"
 
 namespace specdec {
 namespace {
@@ -39,7 +39,8 @@ Executor::Executor(const ExecutorConfig& config)
     : config_(checked_config(config)),
       layout_(make_slot_layout(slot_method_of(config.method), config.max_seq_len, config.lookahead,
                                config.ngram.max_matching_ngram_size)),
-      staging_(config.max_batch_size, config.max_num_tokens, RequestBook::pages_per_slot(config)),
+      staging_(config.max_batch_size, config.max_num_tokens, RequestBook::pages_per_slot(config),
+               static_cast<int>(narrow_groups(config.narrow_windows).size())),
       book_(config),
       acceptor_(config.vocab_size, config.synthetic_acceptance_rates) {
   // A slot that is kept like the host's gets a head and the tokens of a step.
@@ -73,6 +74,7 @@ void Executor::bind_rings(const StepRings& rings) {
                   "bind_rings: with_suffix beside drafts of operations needs steps that the host "
                   "runs: use device='cpu', or one of the two");
   rings_ = rings;
+  book_.narrow(/*numbered=*/true);
   // Padding is greedy from the first step on.
   for (int ring = 0; ring < ring_size(); ++ring) {
     for (int b = 0; b < staging_.requests; ++b) {
@@ -93,9 +95,8 @@ void Executor::run_on_host(const KvCacheView& cache, const Backend& backend) {
                                       config_.max_num_tokens, staging_.pages_per_request,
                                       ring_size(), staging_.words);
   if (!config_.narrow_windows.empty()) {
-    auto memory = std::make_shared<WindowMemory>(cache, config_.narrow_windows);
-    book_.pages().watch(memory->windows(), config_.narrow_sink_tokens,
-                        [memory](int group, std::int32_t page) { memory->leave(group, page); });
+    window_memory_ = std::make_unique<WindowMemory>(cache, config_.narrow_windows);
+    book_.narrow(/*numbered=*/false);
   }
   rings_.staging = host_->staging.data();
   rings_.results = reinterpret_cast<const std::int32_t*>(host_->results.data());
@@ -282,6 +283,7 @@ bool Executor::cancel(RequestId id) {
   request->cancelled = true;
   ++totals_.cancelled;
   if (!fault(Fault::kCancelledRunsOn)) end(*request);
+  follow_orders();
   return true;
 }
 
@@ -320,7 +322,29 @@ int Executor::draft_len_limit() const {
 
 int Executor::reset_prefix_cache() {
   std::lock_guard<std::mutex> lock(mutex_);
-  return book_.pages().drop_unused();
+  const int dropped = book_.pages().drop_unused();
+  follow_orders();
+  return dropped;
+}
+
+// What the books have ordered is done: where the host runs the steps now, since nothing else is
+// under way, and by ranks that hold other heads before their next pass; on a device in front of the
+// next step.
+void Executor::follow_orders() {
+  std::vector<PageOrder> orders = book_.take_orders();
+  if (host_ == nullptr) {
+    std::move(orders.begin(), orders.end(), std::back_inserter(orders_));
+    return;
+  }
+  for (const PageOrder& order : orders) {
+    if (order.left >= 0) {
+      window_memory_->leave(order.left, order.page);
+      followed_.insert(followed_.end(), {kLeftPage, order.page, order.left});
+    } else {
+      page_pools_.copy(order);
+      followed_.insert(followed_.end(), {order.to_host, order.page, order.host_page});
+    }
+  }
 }
 
 int Executor::in_flight() const {

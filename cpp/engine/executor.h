@@ -46,6 +46,7 @@
 #include "engine/request_book.h"
 #include "engine/staging.h"
 #include "engine/step_cost.h"
+#include "engine/window_memory.h"
 
 namespace specdec {
 
@@ -156,6 +157,7 @@ class Executor {
   int max_path(const RequestParams& params, int drafts) const;
   SlotRequest slot_request(RequestRecord& request, bool take_prompt) const;
   void end(RequestRecord& request);
+  void follow_orders();
   // check.cc
   void check(const RequestParams& params) const;
   bool needs_host(const RequestParams& params) const;
@@ -198,8 +200,9 @@ class Executor {
   bool stage_entry(SlotEntry entry, const void* bytes);
   bool mirror(RequestRecord& request);
   void place_moves(RequestRecord& request, int index);
-  void stage_pages(const RequestRecord& request, int index);
-  static void fill_page_row(const std::vector<std::int32_t>& pages, std::int32_t* row);
+  void stage_pages(const RequestRecord& request, int index, std::int64_t from, std::int64_t to);
+  static void fill_page_row(const std::vector<std::int32_t>& pages, std::int32_t* row,
+                            std::int32_t behind = 0);
   void stage_law(std::int32_t* place, const RequestRecord* request, int index) const;
   // draft.cc
   void look_up(RequestRecord& request, int most, int room);
@@ -264,14 +267,17 @@ class Executor {
   std::unique_ptr<SharedNgramPool> public_pool_;     // null: not public
   PerSalt<SuffixPast> suffix_pasts_{kMaxSuffixPasts};
   StagedStep step_;
-  int host_rows_left_ = 0;            // of step_, for prompts of requests that need the host
-  int host_drafts_each_ = 0;          // of one such request that decodes
-  std::int32_t* place_ = nullptr;     // of step_ in the staging ring
-  std::vector<int> staged_pages_;     // [ring, B] entries of each staged row of the page table
-  std::vector<std::uint64_t> block_;  // an entering slot, before it is staged
-  std::vector<SlotEntry> entered_;    // slots that the host has written since the last step
-  PagePools page_pools_;              // of steps that the host runs
-  std::vector<PageCopy> copies_;      // since the last step
+  int host_rows_left_ = 0;                 // of step_, for prompts of requests that need the host
+  int host_drafts_each_ = 0;               // of one such request that decodes
+  std::int32_t* place_ = nullptr;          // of step_ in the staging ring
+  std::vector<int> staged_pages_;          // [ring, B] entries of each staged row of the page table
+  std::vector<std::int32_t> block_parts_;  // of a row of a narrow window's table
+  std::vector<std::uint64_t> block_;       // an entering slot, before it is staged
+  std::vector<SlotEntry> entered_;         // slots that the host has written since the last step
+  PagePools page_pools_;                   // of steps that the host runs
+  std::unique_ptr<WindowMemory> window_memory_;  // of steps that the host runs
+  std::vector<PageOrder> orders_;                // a device's, since the last step
+  std::vector<std::int32_t> followed_;           // the host's, as StepPlan::page_orders
   HostAcceptor acceptor_;
   AcceptResult accepted_;                    // of the request at hand
   std::vector<std::int32_t> vocab_scratch_;  // [V] while a reduced vocabulary is checked

@@ -160,7 +160,7 @@ void Executor::commit(const StepPlan& plan, const TokenId* ids, const float* sco
   InFlightStep& flight = flights_.back();
   bool moves = false;
   host_->plan.kv_moves.clear();
-  host_->plan.page_copies.clear();
+  host_->plan.page_orders.clear();
   for (std::size_t b = 0; b < flight.places.size(); ++b) {
     host_->path_len[b] = 0;
     commit_place(flight.places[b], static_cast<int>(b), ids, scores, row_stride, changes, drawn);

@@ -27,7 +27,7 @@ class PagePools {
   bool empty() const { return pools_.empty(); }
 
   // A pool may have fewer pages than the numbers that there are; what it lacks is not copied.
-  void copy(const PageCopy& order) const {
+  void copy(const PageOrder& order) const {
     for (const PagePool& pool : pools_) {
       if (order.page >= pool.num_pages) continue;
       for (std::int64_t layer = 0; layer < pool.layers; ++layer) {

@@ -14,8 +14,7 @@ constexpr int kLeastPrefillRows = 16;
 
 }  // namespace
 
-// max_utilization: pages for who runs, and the copies of pages that this takes. Where the host runs
-// the steps nothing else is under way, and they are made at once.
+// max_utilization: pages for who runs, and the copies of pages that this takes.
 void Executor::make_room() {
   SPECDEC_REQUIRE(host_ == nullptr || config_.num_host_pages == 0 || !page_pools_.empty(),
                   "plan() with num_host_pages = ", config_.num_host_pages,
@@ -24,16 +23,7 @@ void Executor::make_room() {
   for (const RequestRecord* request : book_.make_room(step_cost_)) {
     entered_.push_back({request->slot, request->id, 0, 0});
   }
-  const std::vector<PageCopy> ordered = book_.take_copies();
-  if (host_ == nullptr) {
-    copies_.insert(copies_.end(), ordered.begin(), ordered.end());
-    return;
-  }
-  for (const PageCopy& order : ordered) {
-    page_pools_.copy(order);
-    host_->plan.page_copies.insert(host_->plan.page_copies.end(),
-                                   {order.to_host, order.page, order.host_page});
-  }
+  follow_orders();
 }
 
 // Opens the next step: its place in the rings, nobody in it.
@@ -44,7 +34,7 @@ void Executor::begin_step() {
   }
   place_ = rings_.staging + static_cast<std::ptrdiff_t>(ring) * staging_.words;
   step_.entries = std::exchange(entered_, {});
-  step_.page_copies = std::exchange(copies_, {});
+  step_.page_orders = std::exchange(orders_, {});
   step_.host_choices.clear();
   step_.host_trees.clear();
   step_.kept_rows.clear();
@@ -55,7 +45,7 @@ void Executor::begin_step() {
   step_.needs_scores = step_.moves = false;
   step_.second_worth = 0.0;
   flights_.push_back({next_step_, ring, false, {}, {}});
-  for (const PageCopy& copy : step_.page_copies) flights_.back().copied.push_back(copy.request);
+  for (const PageOrder& copy : step_.page_orders) flights_.back().copied.push_back(copy.request);
   staged(staging_.cu_rows)[0] = staged(staging_.cu_logits)[0] = 0;
 }
 
@@ -129,9 +119,16 @@ const StagedStep* Executor::plan() {
   }
   if (requests == 0) {
     entered_ = std::exchange(step_.entries, {});
-    copies_ = std::exchange(step_.page_copies, {});
+    orders_ = std::exchange(step_.page_orders, {});
     flights_.pop_back();
     return nullptr;
+  }
+  if (host_) {
+    // Pages that rows of this step took from published texts have lost what they held.
+    follow_orders();
+    auto& due = host_->plan.page_orders;
+    due.insert(due.end(), followed_.begin(), followed_.end());
+    followed_.clear();
   }
   for (const int ids : {staging_.slot_ids, staging_.commit_ids}) {
     std::fill(staged(ids) + requests, staged(ids) + staging_.requests, -1);
@@ -295,7 +292,7 @@ void Executor::place_rows(RequestRecord& request, int start, int rows, const Dra
   staged(staging_.cu_rows)[b + 1] = step_.num_prompt_rows;
   staged(staging_.cu_logits)[b + 1] = step_.num_prompt_logits;
   step_.max_rows = std::max(step_.max_rows, all);
-  stage_pages(request, b);
+  stage_pages(request, b, start, start + all);
 }
 
 // `most_drafts`: rows left for drafts.
@@ -333,7 +330,7 @@ void Executor::place_decode(RequestRecord& request, int most_drafts, int arm) {
   staged(staging_.guesses)[b] = share.guesses;
   step_.max_decode_rows += rows;
   step_.max_rows = std::max(step_.max_rows, rows);
-  stage_pages(request, b);
+  stage_pages(request, b, request.known_len - 1, request.tokens_to_hold());
 }
 
 }  // namespace specdec

@@ -42,7 +42,7 @@ std::vector<std::int32_t> pack_plan(const StepPlan& plan, int page_size) {
   words[kNeedsLogits] = plan.needs_logits;
   words[kPages] = static_cast<std::int32_t>(pages);
   words[kMoves] = static_cast<std::int32_t>(plan.kv_moves.size());
-  words[kCopies] = static_cast<std::int32_t>(plan.page_copies.size());
+  words[kCopies] = static_cast<std::int32_t>(plan.page_orders.size());
   visit_arrays(plan, [&](const auto& array, int count) {
     std::transform(array.begin(), array.begin() + count, std::back_inserter(words),
                    [](auto value) { return static_cast<std::int32_t>(value); });
@@ -52,7 +52,7 @@ std::vector<std::int32_t> pack_plan(const StepPlan& plan, int page_size) {
     words.insert(words.end(), first, first + pages);
   }
   words.insert(words.end(), plan.kv_moves.begin(), plan.kv_moves.end());
-  words.insert(words.end(), plan.page_copies.begin(), plan.page_copies.end());
+  words.insert(words.end(), plan.page_orders.begin(), plan.page_orders.end());
   return words;
 }
 
@@ -81,7 +81,7 @@ void unpack_plan(const std::int32_t* words, std::int64_t count, StepPlan* plan) 
   take(plan->page_table, requests * words[kPages]);
   plan->kv_moves.assign(next, next + words[kMoves]);
   next += words[kMoves];
-  plan->page_copies.assign(next, next + words[kCopies]);
+  plan->page_orders.assign(next, next + words[kCopies]);
   ++plan->generation;
 }
 

@@ -1,6 +1,7 @@
 #include "engine/request_book.h"
 
 #include <algorithm>
+#include <functional>
 #include <utility>
 
 #include "base/check.h"
@@ -41,13 +42,29 @@ void RequestBook::promise(RequestRecord* request) const {
                   pages_.num_pages(), ": lower max_tokens or raise kv_cache_config.max_tokens");
 }
 
+void RequestBook::narrow(bool numbered) {
+  NarrowWindows narrow;
+  narrow.windows = narrow_groups(config_.narrow_windows);
+  if (narrow.windows.empty()) return;
+  narrow.most = config_.narrow_pages;
+  if (narrow.most.empty()) narrow.most.assign(narrow.windows.size(), config_.num_pages);
+  narrow.sink_tokens = config_.narrow_sink_tokens;
+  narrow.numbered = numbered_parts_ = numbered;
+  std::function<void(int, std::int32_t)> gone;
+  if (!numbered) {
+    gone = [this](int window, std::int32_t page) {
+      orders_.push_back({.page = page, .left = window});
+    };
+  }
+  pages_.narrow(narrow, gone);
+}
+
 void RequestBook::trim(const RequestRecord& request) {
-  if (!request.sheds_pages()) return;
   std::int64_t position = request.first_row();
   if (!request.unmoved.empty()) {
-    position = std::min(position, request.unmoved_at + pages_.span().window - 1);
+    position = std::min(position, request.unmoved_at + pages_.narrowest() - 1);
   }
-  pages_.trim(request.slot, position);
+  pages_.trim(request.slot, position, request.sheds_pages());
 }
 
 RequestId RequestBook::add(std::unique_ptr<RequestRecord> request) {

@@ -51,9 +51,12 @@ class RequestBook {
   const std::vector<RequestRecord*>& make_room(const StepCost& cost);
   // max_utilization: what is left goes to drafts.
   void make_room_for_drafts();
-  // Copies of pages since the last call, in the order in which they are to be made: before anything
-  // is written to pages that were handed out since.
-  std::vector<PageCopy> take_copies() { return std::exchange(copies_, {}); }
+  // What is to be done with pages since the last call, in this order: before anything is written to
+  // pages that were handed out since.
+  std::vector<PageOrder> take_orders() { return std::exchange(orders_, {}); }
+  // Layers with narrow windows hold their parts of pages only while they see them. `numbered`:
+  // parts have numbers of their own; else who takes the orders is told what memory goes back.
+  void narrow(bool numbered);
   // Copies of this request's pages failed: its K/V is lost, and computed again.
   void lose_copies(RequestRecord& request);
 
@@ -104,6 +107,7 @@ class RequestBook {
   static void read_again(RequestRecord& request);
   bool resume(RequestRecord& request);
   // swap.cc
+  std::vector<std::int32_t> parts(int slot, std::size_t block) const;
   bool swap_out(RequestRecord& request, std::int64_t final_len);
   bool swap_in(RequestRecord& request);
 
@@ -121,7 +125,8 @@ class RequestBook {
   std::int64_t claimed_ = 0;
   std::int64_t preemptions_ = 0, recomputed_tokens_ = 0;
   const StepCost* cost_ = nullptr;  // of make_room()
-  std::vector<PageCopy> copies_;
+  std::vector<PageOrder> orders_;
+  bool numbered_parts_ = false;  // narrow()
   std::int64_t swapped_out_ = 0, swapped_in_ = 0, pages_out_ = 0, pages_in_ = 0, host_full_ = 0;
 };
 

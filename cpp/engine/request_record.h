@@ -58,6 +58,7 @@ struct SwappedOut {
   int kept_from = 0;           // blocks before it lay behind the window (PageTable::kept_from)
   std::int64_t length = 0;     // tokens that have a place
   std::int64_t final_len = 0;  // of them, whose K/V is final: it may be found published
+  std::vector<std::vector<std::uint8_t>> seen;  // PageTable::seen
 };
 
 // Drafts handed in by propose(), or that came with the request; node 0 of the tree is unused.

@@ -74,30 +74,49 @@ void Executor::stage_law(std::int32_t* place, const RequestRecord* request, int 
 
 // A step's table names pages alone: a block that was given back stands as the next one that was
 // not. Nothing of it is seen; a draft model that has fallen behind the window may write there, what
-// it reads again before it looks.
-void Executor::fill_page_row(const std::vector<std::int32_t>& pages, std::int32_t* row) {
-  std::int32_t next = 0;
+// it reads again before it looks. `behind`: what blocks behind the last page get.
+void Executor::fill_page_row(const std::vector<std::int32_t>& pages, std::int32_t* row,
+                             std::int32_t behind) {
+  std::int32_t next = behind;
   for (std::size_t i = pages.size(); i-- > 0;) {
     if (pages[i] != PageTable::kNoPage) next = pages[i];
     row[i] = next;
   }
 }
 
-// The pages of the step's request `index`, after reserving what it may touch.
-void Executor::stage_pages(const RequestRecord& request, int index) {
+// The pages of the step's request `index`, after reserving what it may touch; its rows write the
+// positions from `from` to `to` - 1.
+void Executor::stage_pages(const RequestRecord& request, int index, std::int64_t from,
+                           std::int64_t to) {
   const std::int64_t tokens = request.tokens_to_hold();
   PageTable& table = book_.pages();
   const bool reserved = table.reserve(request.slot, tokens);
   SPECDEC_ENSURE(reserved, "request ", request.id, " was promised pages for ", tokens,
                  " tokens and did not get them");
+  table.cover(request.slot, from, to);
   const auto& pages = table.pages(request.slot);
-  std::int32_t* row =
-      staged(staging_.page_table) + static_cast<std::ptrdiff_t>(index) * staging_.pages_per_request;
-  fill_page_row(pages, row);
+  const std::ptrdiff_t first = std::ptrdiff_t{index} * staging_.pages_per_request;
+  fill_page_row(pages, staged(staging_.page_table) + first);
   // What the row's last use left behind must not look like a page.
   int& used = staged_pages_[static_cast<std::size_t>(step_.ring) * staging_.requests + index];
-  if (used > static_cast<int>(pages.size())) std::fill(row + pages.size(), row + used, -1);
-  used = static_cast<int>(pages.size());
+  const int count = static_cast<int>(pages.size());
+  const auto end_row = [&](std::int32_t* row) {
+    if (used > count) std::fill(row + count, row + used, -1);
+  };
+  end_row(staged(staging_.page_table) + first);
+  // Narrow windows' tables name their parts; behind the last part that is seen nothing is written.
+  for (int window = 0; host_ == nullptr && window < staging_.narrow; ++window) {
+    block_parts_.resize(pages.size());
+    for (int block = 0; block < count; ++block) {
+      block_parts_[block] = table.part(window, request.slot, block);
+    }
+    std::int32_t* row = staged(staging_.narrow_tables) +
+                        std::ptrdiff_t{window} * staging_.requests * staging_.pages_per_request +
+                        first;
+    fill_page_row(block_parts_, row, PageParts::kNone);
+    end_row(row);
+  }
+  used = count;
   step_.max_kv_len = std::max(step_.max_kv_len, static_cast<int>(tokens));
 }
 

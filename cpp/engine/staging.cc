@@ -6,8 +6,12 @@
 
 namespace specdec {
 
-StagingLayout::StagingLayout(int max_requests, int max_rows, int max_pages_per_request)
-    : requests(max_requests), rows(max_rows), pages_per_request(max_pages_per_request) {
+StagingLayout::StagingLayout(int max_requests, int max_rows, int max_pages_per_request,
+                             int num_narrow)
+    : requests(max_requests),
+      rows(max_rows),
+      pages_per_request(max_pages_per_request),
+      narrow(num_narrow) {
   std::int64_t next = 0;
   auto take = [&](std::int64_t count) {
     const std::int64_t offset = next;
@@ -32,6 +36,7 @@ StagingLayout::StagingLayout(int max_requests, int max_rows, int max_pages_per_r
   posterior_alpha = take(requests);
   acceptance_threshold = take(requests);
   page_table = take(std::int64_t{requests} * pages_per_request);
+  narrow_tables = take(std::int64_t{narrow} * requests * pages_per_request);
   logit_rows = take(rows);
   prompt_tokens = take(rows);
   prompt_parents = take(rows);

@@ -17,9 +17,10 @@ namespace specdec {
 // a step are ordered: those that read their prompt, then those that decode.
 struct StagingLayout {
   StagingLayout() = default;
-  StagingLayout(int max_requests, int max_rows, int max_pages_per_request);
+  StagingLayout(int max_requests, int max_rows, int max_pages_per_request, int num_narrow = 0);
 
   int requests = 0, rows = 0, pages_per_request = 0;
+  int narrow = 0;       // windows narrower than others (kv/page_parts.h)
   int slot_ids = 0;     // [B] -1 behind the last request
   int commit_ids = 0;   // [B] the same, -1 for requests that the host decides
   int max_drafts = 0;   // [B]
@@ -36,6 +37,7 @@ struct StagingLayout {
   int acceptance = 0;                                                          // uint8
   int posterior_threshold = 0, posterior_alpha = 0, acceptance_threshold = 0;  // float
   int page_table = 0;      // [B, pages_per_request] -1 behind the pages that are held
+  int narrow_tables = 0;   // [narrow, B, pages_per_request] the parts of those pages, the same way
   int logit_rows = 0;      // [R] rows whose choices are needed; those of decoding are the last rows
   int prompt_tokens = 0;   // [R]
   int prompt_parents = 0;  // [R]
@@ -87,7 +89,7 @@ struct StagedStep {
   bool needs_scores = false;  // somebody samples: best tokens are not enough
   bool moves = false;         // K/V is to be moved before it
   // To be made before everything else of the step, in this order.
-  std::vector<PageCopy> page_copies;
+  std::vector<PageOrder> page_orders;
   std::vector<SlotEntry> entries;
 };
 

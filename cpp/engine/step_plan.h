@@ -16,6 +16,8 @@
 
 namespace specdec {
 
+inline constexpr std::int32_t kLeftPage = 2;
+
 struct StepPlan {
   StepPlan(int max_requests, int max_rows, int max_pages_per_request);
 
@@ -44,9 +46,11 @@ struct StepPlan {
   // What the last commit moved in the pages: pairs (from, to) of page * page size + place in it, in
   // this order. Ranks that hold K/V of other heads move theirs before their next forward pass.
   std::vector<std::int32_t> kv_moves;
-  // Pages that were copied to the host's pool (1) or from there (0) behind those moves: triples
-  // (1 or 0, page, page of the host's pool), in this order, for the same ranks.
-  std::vector<std::int32_t> page_copies;
+  // What was done with pages behind those moves, in this order, for the same ranks: triples (1,
+  // page, page of the host's pool) of one that was copied to that, (0, ...) of one that was copied
+  // from there, (kLeftPage, page, narrow window) of one whose layers with that window gave its
+  // memory back.
+  std::vector<std::int32_t> page_orders;
 };
 
 }  // namespace specdec

@@ -10,6 +10,15 @@
 
 namespace specdec {
 
+// The numbers of the parts that the slot sees of a block, by narrow window.
+std::vector<std::int32_t> RequestBook::parts(int slot, std::size_t block) const {
+  std::vector<std::int32_t> numbers;
+  for (int window = 0; window < pages_.num_narrow(); ++window) {
+    numbers.push_back(pages_.part(window, slot, static_cast<int>(block)));
+  }
+  return numbers;
+}
+
 // Orders copies of what only this request holds, if that is cheaper than to compute it again and
 // the pool has room. Blocks that others hold as well are not copied: they are there, or are
 // computed again, when the request comes back. `final_len`: tokens whose K/V is final.
@@ -36,9 +45,14 @@ bool RequestBook::swap_out(RequestRecord& request, std::int64_t final_len) {
   const auto& copies = host_pages_.pages(request.slot);
   for (std::size_t block = first; block < run.size(); ++block) {
     if (copies[block] == HostPages::kNoPage) continue;
-    copies_.push_back({request.id, run[block], copies[block], /*to_host=*/true});
+    orders_.push_back({.request = request.id,
+                       .page = run[block],
+                       .host_page = copies[block],
+                       .to_host = true,
+                       .parts = parts(request.slot, block)});
   }
-  request.swapped = SwappedOut{first, pages_.kept_from(request.slot), length, final_len};
+  request.swapped = SwappedOut{first, pages_.kept_from(request.slot), length, final_len,
+                               pages_.seen(request.slot)};
   ++swapped_out_;
   pages_out_ += count;
   return true;
@@ -68,7 +82,7 @@ bool RequestBook::swap_in(RequestRecord& request) {
   if (needed > pages_.free_pages() - claimed_) return false;
   pages_.open(request.slot, salt);
   const int attached = attaches ? pages_.attach(request.slot, request.tokens(), kept.final_len) : 0;
-  const bool restored = pages_.restore(request.slot, kept.length, kept.kept_from);
+  const bool restored = pages_.restore(request.slot, kept.length, kept.kept_from, kept.seen);
   SPECDEC_ENSURE(restored, "request ", request.id, " was to get pages for ", kept.length,
                  " tokens back and did not");
   const auto& run = pages_.pages(request.slot);
@@ -76,7 +90,17 @@ bool RequestBook::swap_in(RequestRecord& request) {
   for (std::size_t block = attached; block < copies.size(); ++block) {
     if (copies[block] == HostPages::kNoPage || run[block] == PageTable::kNoPage) continue;
     if (fault(Fault::kPageNotCopied) && block + 1 == copies.size()) break;
-    copies_.push_back({request.id, run[block], copies[block], /*to_host=*/false});
+    const std::vector<std::int32_t> seen = parts(request.slot, block);
+    orders_.push_back({.request = request.id,
+                       .page = run[block],
+                       .host_page = copies[block],
+                       .to_host = false,
+                       .parts = seen});
+    // Where all layers of a page are copied, what no row sees takes no memory.
+    for (std::size_t window = 0; !numbered_parts_ && window < seen.size(); ++window) {
+      if (seen[window] != PageParts::kNone) continue;
+      orders_.push_back({.page = run[block], .left = static_cast<int>(window)});
+    }
     ++pages_in_;
   }
   host_pages_.drop(request.slot);

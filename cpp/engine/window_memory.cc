@@ -2,10 +2,10 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <set>
 
 #include "base/check.h"
 #include "base/zeroed_memory.h"
+#include "engine/config.h"
 
 namespace specdec {
 
@@ -14,11 +14,7 @@ WindowMemory::WindowMemory(const KvCacheView& cache, const std::vector<int>& win
   SPECDEC_REQUIRE(static_cast<std::int64_t>(windows.size()) == cache.num_layers,
                   "narrow_windows has ", windows.size(),
                   " entries, needs one per layer: ", cache.num_layers);
-  const std::set<int> distinct(windows.begin(), windows.end());
-  for (const int window : distinct) {
-    SPECDEC_REQUIRE(window >= 0, "narrow_windows holds ", window, ": give tokens, 0 for none");
-    if (window == 0) continue;
-    windows_.push_back(window);
+  for (const int window : narrow_groups(windows)) {
     layers_.emplace_back();
     for (int layer = 0; layer < cache.num_layers; ++layer) {
       if (windows[static_cast<std::size_t>(layer)] == window) layers_.back().push_back(layer);

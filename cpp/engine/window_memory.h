@@ -6,7 +6,7 @@
 // when it is written (base/zeroed_memory.h), that part goes back to it: the page keeps its number,
 // and takes memory again when the next text writes it.
 //
-// Layers of one window are a group; PageTable::watch() says which group has left which page.
+// Layers of one window are a group; PageTable::narrow() says which group has left which page.
 #pragma once
 
 #include <cstdint>
@@ -23,15 +23,14 @@ class WindowMemory {
   // std::invalid_argument.
   WindowMemory(const KvCacheView& cache, const std::vector<int>& windows);
 
-  // Those of the groups, ascending.
-  const std::vector<int>& windows() const { return windows_; }
+  int num_groups() const { return static_cast<int>(layers_.size()); }
+  std::int64_t num_pages() const { return cache_.num_pages; }
   // The layers of a group read this page no more: it is zeros for them.
   void leave(int group, std::int32_t page) const;
 
  private:
   KvCacheView cache_;
-  std::vector<int> windows_;
-  std::vector<std::vector<int>> layers_;  // of each group
+  std::vector<std::vector<int>> layers_;  // of each group, windows ascending
   std::int64_t bytes_ = 0;                // of K, and of V, of a layer in a page
 };
 

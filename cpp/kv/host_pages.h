@@ -1,7 +1,7 @@
 // The host's pool of pages: copies of K/V whose slots gave their own pages back.
 //
 // Bookkeeping only, as PageTable: which page of the pool holds which block of which slot. Copies
-// are ordered (PageCopy) when a step is planned, and made in that order before the step's other
+// are ordered (PageOrder) when a step is planned, and made in that order before the step's other
 // work. So a page is free again as soon as the copy out of it was ordered: whoever gets it next is
 // copied to later.
 #pragma once
@@ -13,12 +13,16 @@
 
 namespace specdec {
 
-// One page of K/V, in all layers, and of everything else that goes by the page's number (the pages
-// of a draft model), between the pool that steps read and the host's.
-struct PageCopy {
+// What is to be done with a page before a step's rows are written: to copy it, in all layers, and
+// everything else that goes by the page's number (the pages of a draft model), between the pool
+// that steps read and the host's; or to give its memory in the layers of a narrow window back.
+struct PageOrder {
   RequestId request = 0;
   std::int32_t page = 0, host_page = 0;
   bool to_host = false;
+  int left = -1;  // 0 or more: the narrow window whose layers have left the page; no copy
+  // A copy of a pool whose narrow windows have parts with numbers: those, by window (PageParts).
+  std::vector<std::int32_t> parts = {};
 };
 
 class HostPages {

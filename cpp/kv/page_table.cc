@@ -30,7 +30,7 @@ PageTable::PageTable(int num_pages, int page_size, int num_slots, int max_pages_
 std::int32_t PageTable::take_page() {
   if (free_.empty()) {
     ++reuse_stats_.evicted_pages;
-    return index_->take_page(index_->longest_unused());
+    give_page(index_->take_page(index_->longest_unused()));
   }
   const std::int32_t page = free_.back();
   free_.pop_back();
@@ -46,8 +46,14 @@ void PageTable::let_go(std::int32_t page) {
   if (index_ && index_->contains(page)) {
     index_->add_unused(index_->node_of(page));
   } else {
-    free_.push_back(page);
+    give_page(page);
   }
+}
+
+// A page that nobody holds and that is not published, or no more.
+void PageTable::give_page(std::int32_t page) {
+  for (Narrow& narrow : narrow_) narrow.parts.drop(page);
+  free_.push_back(page);
 }
 
 void PageTable::set_tip(Slot& slot, PrefixIndex::Node node) {
@@ -62,68 +68,9 @@ void PageTable::bound_index() {
   const std::size_t most = 2 * static_cast<std::size_t>(num_pages_) +
                            slots_.size() * static_cast<std::size_t>(max_pages_per_slot_);
   while (index_->num_nodes() > most && index_->num_unused() > 0) {
-    free_.push_back(index_->take_page(index_->longest_unused()));
+    give_page(index_->take_page(index_->longest_unused()));
     ++reuse_stats_.evicted_pages;
   }
-}
-
-// The first block behind those of the sink tokens that a row at `position` sees a token of.
-int PageTable::first_seen(const AttentionSpan& span, std::int64_t position) const {
-  if (span.window == 0) return 0;
-  const std::int64_t low = std::max<std::int64_t>(0, position - span.window + 1);
-  return static_cast<int>(std::max(pages_for(span.sink_tokens), low / page_size_));
-}
-
-void PageTable::watch(std::vector<int> windows, std::int64_t sink_tokens, Leave leave) {
-  SPECDEC_REQUIRE(!index_, "watch: a published page may be read again through any window");
-  for (const int window : windows) {
-    SPECDEC_REQUIRE(window >= 1, "watch: window ", window, ": give 1 or more tokens");
-    watched_.push_back({window, sink_tokens});
-  }
-  leave_ = std::move(leave);
-  for (Slot& slot : slots_) slot.left_from.assign(watched_.size(), 0);
-}
-
-// Tells the windows that are watched which of the slot's pages lie behind them.
-void PageTable::leave_behind(Slot& slot, std::int64_t position) {
-  for (std::size_t i = 0; i < watched_.size(); ++i) {
-    const int first = first_seen(watched_[i], position);
-    const int sinks = static_cast<int>(pages_for(watched_[i].sink_tokens));
-    for (int b = std::max(slot.left_from[i], sinks); b < first; ++b) {
-      if (slot.pages[b] != kNoPage) leave_(static_cast<int>(i), slot.pages[b]);
-    }
-    slot.left_from[i] = std::max(slot.left_from[i], first);
-  }
-}
-
-// A block's page is given back: to those windows that have not left it yet.
-void PageTable::leave_whole(const Slot& slot, int block) {
-  for (std::size_t i = 0; i < watched_.size(); ++i) {
-    const bool is_sink = block < pages_for(watched_[i].sink_tokens);
-    if (is_sink || block >= slot.left_from[i]) leave_(static_cast<int>(i), slot.pages[block]);
-  }
-}
-
-// Gives back the slot's pages in front of block `first`, but for those of sink tokens.
-void PageTable::give_back(Slot& slot, int first) {
-  if (first <= sink_blocks()) return;
-  for (int b = std::max(slot.kept_from, sink_blocks()); b < first; ++b) {
-    if (slot.pages[b] != kNoPage) {
-      leave_whole(slot, b);
-      let_go(slot.pages[b]);
-    }
-    slot.pages[b] = kNoPage;
-  }
-  slot.kept_from = std::max(slot.kept_from, first);
-}
-
-void PageTable::trim(int slot, std::int64_t position) {
-  Slot& s = slots_[slot];
-  if (span_.window == 0 && watched_.empty()) return;
-  SPECDEC_ENSURE(position <= s.length, "slot ", slot, " is trimmed for position ", position, ", ",
-                 s.length, " tokens are committed");
-  leave_behind(s, position);
-  give_back(s, first_seen(position));
 }
 
 bool PageTable::reserve(int slot, std::int64_t tokens) {
@@ -156,7 +103,7 @@ void PageTable::rewind(int slot) {
   // Last page first: in the index's list a page comes before its parent.
   while (s.pages.size() > needed) {
     const std::int32_t page = s.pages.back();
-    if (page != kNoPage) leave_whole(s, static_cast<int>(s.pages.size()) - 1);
+    leave_block(s, static_cast<int>(s.pages.size()) - 1);
     s.pages.pop_back();
     if (page != kNoPage) let_go(page);
   }
@@ -168,7 +115,7 @@ void PageTable::release(int slot) {
   s.shared = 0;
   rewind(slot);
   s.kept_from = 0;
-  std::fill(s.left_from.begin(), s.left_from.end(), 0);
+  for (View& view : s.views) view = {};
   if (s.root != PrefixIndex::kNone) {
     index_->release(s.tip);
     index_->release_root(s.root);
@@ -176,7 +123,7 @@ void PageTable::release(int slot) {
   s.root = s.tip = PrefixIndex::kNone;
 }
 
-bool PageTable::restore(int slot, std::int64_t length, int kept_from) {
+bool PageTable::restore(int slot, std::int64_t length, int kept_from, const Seen& seen) {
   Slot& s = slots_[slot];
   const int attached = static_cast<int>(s.pages.size());
   const int blocks = static_cast<int>(pages_for(length));
@@ -192,7 +139,12 @@ bool PageTable::restore(int slot, std::int64_t length, int kept_from) {
   if (missing > free_pages()) return false;
   for (int block = attached; block < blocks; ++block) {
     s.pages.push_back(gone(block) ? kNoPage : take_page());
-    if (!gone(block)) holders_[s.pages.back()] = 1;
+    if (gone(block)) continue;
+    holders_[s.pages.back()] = 1;
+    for (std::size_t i = 0; i < seen.size(); ++i) {
+      const bool was_seen = static_cast<std::size_t>(block) < seen[i].size() && seen[i][block];
+      if (was_seen) see(s, static_cast<int>(i), block);
+    }
   }
   s.kept_from = std::max(s.kept_from, kept_from);
   s.length = length;
@@ -211,6 +163,7 @@ int PageTable::held_by_others(int slot) const {
 // over: the row behind them sees pages of these alone.
 int PageTable::walk(PrefixIndex::Node root, const TokenId* tokens, std::int64_t count) const {
   path_.clear();
+  runs_.assign(narrow_.size(), 0);
   PrefixIndex::Node node = root;
   int best = 0, run = 0;  // run: blocks up to here that have their page
   for (std::int64_t block = 0; node != PrefixIndex::kNone && block < count / page_size_; ++block) {
@@ -220,10 +173,22 @@ int PageTable::walk(PrefixIndex::Node root, const TokenId* tokens, std::int64_t 
     if (!there && block < std::max(sink_blocks(), span_.window == 0 ? max_pages_per_slot_ : 0)) {
       break;
     }
+    bool sinks_there = true;
+    for (std::size_t i = 0; i < narrow_.size(); ++i) {
+      const bool part = there && narrow_[i].parts.has(index_->page(node));
+      runs_[i] = part ? runs_[i] + 1 : 0;
+      sinks_there &= part || block >= pages_for(narrow_[i].span.sink_tokens);
+    }
+    if (!sinks_there) break;
     path_.push_back(node);
     run = there ? run + 1 : 0;
     const int blocks = static_cast<int>(block) + 1;
-    if (run >= blocks - first_seen(std::int64_t{blocks} * page_size_)) best = blocks;
+    const std::int64_t next = std::int64_t{blocks} * page_size_;
+    bool all_there = run >= blocks - first_seen(next);
+    for (std::size_t i = 0; i < narrow_.size(); ++i) {
+      all_there &= runs_[i] >= blocks - first_seen(narrow_[i].span, next);
+    }
+    if (all_there) best = blocks;
   }
   return best;
 }
@@ -265,10 +230,16 @@ int PageTable::attach(int slot, const TokenId* tokens, std::int64_t count) {
     hold(s.pages[block]);
     ++reuse_stats_.attached_pages;
   }
-  give_back(s, first);
   s.shared = blocks;
   set_tip(s, path_[blocks - 1]);
   s.length = shared_tokens(slot);
+  for (int i = 0; i < num_narrow(); ++i) {
+    for (int block = 0; block < blocks; ++block) {
+      if (is_seen(narrow_[i].span, s.length, block)) see(s, i, block);
+    }
+  }
+  leave_behind(s, s.length);
+  give_back(s, first);
   return blocks - before;
 }
 
@@ -279,7 +250,7 @@ void PageTable::publish(int slot, const TokenId* tokens, std::int64_t count, boo
                  " are committed");
   for (const int blocks = static_cast<int>(count / page_size_); s.shared < blocks; ++s.shared) {
     const TokenId* block = tokens + static_cast<std::ptrdiff_t>(s.shared) * page_size_;
-    std::int32_t& own = s.pages[s.shared];
+    const std::int32_t own = s.pages[s.shared];
     PrefixIndex::Node node = index_->find(s.tip, block);
     const bool known = node != PrefixIndex::kNone;
     const std::int32_t published = known ? index_->page(node) : PrefixIndex::kNone;
@@ -291,14 +262,19 @@ void PageTable::publish(int slot, const TokenId* tokens, std::int64_t count, boo
     } else if (published == PrefixIndex::kNone) {
       index_->give_page(node, own);
       ++reuse_stats_.published_pages;
-    } else if (!swap) {
+    } else if (!has_what_is_seen(s, s.shared, published) && holders_[published] == 0) {
+      // Its layers with narrow windows have left it: ours takes its place.
+      index_->hold(node);
+      give_page(index_->take_page(node));
+      index_->give_page(node, own);
+      index_->release(node);
+      ++reuse_stats_.published_pages;
+    } else if (!swap || !has_what_is_seen(s, s.shared, published)) {
       break;
     } else {
       // Somebody else was first. Hanging the slot's next pages under a page that it does not hold
       // would pin that one; holding it instead of our copy frees a page.
-      hold(published);
-      let_go(own);
-      own = published;
+      swap_page(s, s.shared, published);
       ++reuse_stats_.deduplicated_pages;
     }
     set_tip(s, node);
@@ -309,7 +285,7 @@ void PageTable::publish(int slot, const TokenId* tokens, std::int64_t count, boo
 int PageTable::drop_unused() {
   int dropped = 0;
   for (; index_ && index_->num_unused() > 0; ++dropped) {
-    free_.push_back(index_->take_page(index_->longest_unused()));
+    give_page(index_->take_page(index_->longest_unused()));
   }
   return dropped;
 }
@@ -372,6 +348,7 @@ void PageTable::check_integrity() const {
   SPECDEC_ENSURE(in_use + free_pages() == num_pages_, "free ", free_.size(), " + cached ",
                  cached_pages(), " + held ", in_use, " != total ", num_pages_);
   if (index_) index_->check_integrity(/*whole=*/span_.window == 0);
+  check_parts();
 }
 
 }  // namespace specdec

@@ -16,8 +16,10 @@
 // published. A prompt takes over as much as its next row sees all of. Blocks are attached and
 // published under the one window and the sink tokens that the table was made with.
 //
-// Layers with windows narrower than that may watch the table: they are told when a page lies behind
-// theirs, or is free, so that they can give up their part of its memory.
+// Layers with windows narrower than that hold their part of a page only while a row sees it through
+// theirs (narrow(), page_parts.h): of the pages of a step's rows from cover() on, of those that
+// attach() takes over, until trim() or the page's end. A prompt takes over only what its next row
+// sees all parts of, too.
 //
 // reserve() is all or nothing. Free pages are handed out last-freed first; when none is left, the
 // published page that was unused for longest gives way.
@@ -32,9 +34,18 @@
 
 #include "base/pages.h"
 #include "base/types.h"
+#include "kv/page_parts.h"
 #include "kv/prefix_index.h"
 
 namespace specdec {
+
+// Windows of layers that see less than others do.
+struct NarrowWindows {
+  std::vector<int> windows;  // distinct
+  std::vector<int> most;     // by window: parts of pages that its layers have room for
+  std::int64_t sink_tokens = 0;
+  bool numbered = false;  // PageParts
+};
 
 // Counters of prefix reuse since the table was made.
 struct ReuseStats {
@@ -51,10 +62,21 @@ class PageTable {
   PageTable(int num_pages, int page_size, int num_slots, int max_pages_per_slot,
             bool enable_block_reuse = false, int hash_bits = 64, AttentionSpan span = {});
 
-  // leave(i, page) is called once no row sees the page through windows[i] and `sink_tokens`, while
-  // its slot keeps it, and when it is free. Without reuse, before the first slot has pages.
-  using Leave = std::function<void(int, std::int32_t)>;
-  void watch(std::vector<int> windows, std::int64_t sink_tokens, Leave leave);
+  // Before the first slot has pages. gone(i, page), unless it is null: the layers of windows[i]
+  // have no part of the page any more.
+  void narrow(const NarrowWindows& windows, std::function<void(int, std::int32_t)> gone);
+  // The rows at positions `from` to `to` - 1 are to be written: their pages, which are reserved,
+  // get the parts of narrow windows.
+  void cover(int slot, std::int64_t from, std::int64_t to);
+  int num_narrow() const { return static_cast<int>(narrow_.size()); }
+  // The number of a narrow window's part of a block of the slot, PageParts::kNone: the slot sees
+  // none.
+  std::int32_t part(int window, int slot, int block) const;
+  // By narrow window and block: which parts the slot sees.
+  using Seen = std::vector<std::vector<std::uint8_t>>;
+  Seen seen(int slot) const;
+  // The narrowest window of any layer; 0: none has one.
+  std::int64_t narrowest() const;
 
   // Makes room for `tokens` tokens in total. False, and nothing changed, when pages are short.
   bool reserve(int slot, std::int64_t tokens);
@@ -62,15 +84,15 @@ class PageTable {
   void commit(int slot, std::int64_t length);
   // Returns the pages that the committed tokens do not need (rejected drafts leave no trace).
   void rewind(int slot);
-  // Returns the pages that no row sees whose position is at least `position`, which is committed.
-  // Nothing without a window; whoever watches is told of theirs.
-  void trim(int slot, std::int64_t position);
+  // Returns the pages that no row sees whose position is at least `position`, which is committed:
+  // those of narrow windows, and, if `whole`, of all layers. Nothing without a window.
+  void trim(int slot, std::int64_t position, bool whole = true);
   // Returns all pages of the slot; published ones stay in the index until they have to give way.
   void release(int slot);
   // Gives a slot that holds nothing but what it has attached pages for `length` committed tokens,
-  // as a slot had them that was trimmed to its blocks from `kept_from` on: the K/V is copied there
-  // by the caller. False, and nothing changed, when pages are short.
-  bool restore(int slot, std::int64_t length, int kept_from);
+  // as a slot had them that was trimmed to its blocks from `kept_from` on and saw the parts `seen`:
+  // the K/V is copied there by the caller. False, and nothing changed, when pages are short.
+  bool restore(int slot, std::int64_t length, int kept_from, const Seen& seen = {});
 
   // What attach() would take over for a prompt.
   struct Match {
@@ -129,12 +151,21 @@ class PageTable {
   void check_integrity() const;
 
  private:
+  // What a slot sees through a narrow window.
+  struct View {
+    int left_from = 0;               // blocks of no sink token before it were left
+    std::vector<std::uint8_t> sees;  // by block, as far as any is seen
+  };
+  struct Narrow {
+    AttentionSpan span;
+    PageParts parts;
+  };
   struct Slot {
     std::vector<std::int32_t> pages;
     std::int64_t length = 0;
-    int shared = 0;              // leading blocks that are published
-    int kept_from = 0;           // blocks of no sink token before it were given back
-    std::vector<int> left_from;  // by window that is watched: blocks of no sink token before it
+    int shared = 0;           // leading blocks that are published
+    int kept_from = 0;        // blocks of no sink token before it were given back
+    std::vector<View> views;  // by narrow window
     PrefixIndex::Node root = PrefixIndex::kNone,
                       tip = PrefixIndex::kNone;  // tip: of block shared - 1
   };
@@ -147,20 +178,27 @@ class PageTable {
   int holes(int slot) const { return std::max(0, slots_[slot].kept_from - sink_blocks()); }
   int first_seen(std::int64_t position) const { return first_seen(span_, position); }
   int first_seen(const AttentionSpan& span, std::int64_t position) const;
+  bool is_seen(const AttentionSpan& span, std::int64_t position, int block) const;
+  static bool sees(const View& view, int block);
+  void see(Slot& slot, int window, int block);
   void leave_behind(Slot& slot, std::int64_t position);
-  void leave_whole(const Slot& slot, int block);
+  void leave_block(Slot& slot, int block);
   void give_back(Slot& slot, int first);
+  void give_page(std::int32_t page);
+  bool has_what_is_seen(const Slot& slot, int block, std::int32_t page) const;
+  void swap_page(Slot& slot, int block, std::int32_t published);
+  void check_parts() const;
   int walk(PrefixIndex::Node root, const TokenId* tokens, std::int64_t count) const;
 
   int num_pages_, page_size_, max_pages_per_slot_;
   AttentionSpan span_;
-  std::vector<AttentionSpan> watched_;
-  Leave leave_;
+  std::vector<Narrow> narrow_;
   std::vector<std::int32_t> free_;
   std::vector<std::int32_t> holders_;  // by page: slots that hold it
   std::vector<Slot> slots_;
   std::unique_ptr<PrefixIndex> index_;           // null: no reuse
   mutable std::vector<PrefixIndex::Node> path_;  // of walk()
+  mutable std::vector<int> runs_;                // the same, by narrow window
   ReuseStats reuse_stats_;
 };
 

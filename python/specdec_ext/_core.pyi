@@ -176,9 +176,9 @@ class StepPlan:
     @property
     def num_rows(self) -> int: ...
     @property
-    def page_copies(self) -> numpy.typing.NDArray[numpy.int32]:
+    def page_orders(self) -> numpy.typing.NDArray[numpy.int32]:
         """
-        [N, 3] int32: pages that were copied to the host's pool or from there behind those moves, as PagePools.copy() takes them
+        [N, 3] int32: what was done with pages behind those moves, as PagePools.follow() takes it
         """
     @property
     def page_table(self) -> numpy.typing.NDArray[numpy.int32]:
@@ -558,6 +558,13 @@ class StagingLayout:
     @property
     def move_path_len(self) -> int: ...
     @property
+    def narrow(self) -> int:
+        """
+        Windows with tables of their own.
+        """
+    @property
+    def narrow_tables(self) -> int: ...
+    @property
     def page_table(self) -> int: ...
     @property
     def pages_per_request(self) -> int: ...
@@ -707,9 +714,9 @@ class StagedStep:
     @property
     def num_prompts(self) -> int: ...
     @property
-    def page_copies(self) -> list[tuple[bool, int, int]]:
+    def page_orders(self) -> list[tuple[bool, int, int, list[int]]]:
         """
-        To be made before everything else, in this order: (to the host's pool or from there, page, page of the host's pool).
+        Copies to be made before everything else, in this order: (to the host's pool or from there, page, page of the host's pool, the page's parts by narrow window, -1: none).
         """
     @property
     def ring(self) -> int:
@@ -726,13 +733,19 @@ class PagePools:
     """
     Pools of pages on the host that go by one number, with their copies in the host's pool. See cpp/engine/page_pools.h.
     """
-    def __init__(self, pools: collections.abc.Sequence[tuple[typing.Any, typing.Any]]) -> None:
+    def __init__(
+        self,
+        pools: collections.abc.Sequence[tuple[typing.Any, typing.Any]],
+        k_pages: typing.Any = None,
+        v_pages: typing.Any = None,
+        narrow_windows: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex] = [],
+    ) -> None:
         """
-        pools: (pages, copies) of each; pages [layers, P, ...], copies [H, layers, ...]; both are kept alive.
+        pools: (pages, copies) of each; pages [layers, P, ...], copies [H, layers, ...]; both are kept alive. k_pages, v_pages: those of a model whose layers have narrow_windows, as Executor takes them.
         """
-    def copy(self, orders: typing.Annotated[numpy.typing.ArrayLike, numpy.int32]) -> None:
+    def follow(self, orders: typing.Annotated[numpy.typing.ArrayLike, numpy.int32]) -> None:
         """
-        orders: int32 [N, 3] of StepPlan.page_copies, made in this order: (1: to the host's pool, 0: from there; page; page of the host's pool).
+        orders: int32 [N, 3] of StepPlan.page_orders, in this order: (1: a copy to the host's pool, 0: from there; page; page of the host's pool), or (2; page; narrow window, whose layers give its memory back).
         """
 
 class VerifiedDraft:
@@ -907,6 +920,7 @@ class Executor:
         sink_tokens: typing.SupportsInt | typing.SupportsIndex = 0,
         narrow_windows: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex] = [],
         narrow_sink_tokens: typing.SupportsInt | typing.SupportsIndex = 0,
+        narrow_pages: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex] = [],
         num_host_pages: typing.SupportsInt | typing.SupportsIndex = 0,
         host_page_bytes: typing.SupportsInt | typing.SupportsIndex = 0,
         host_bytes_per_second: typing.SupportsFloat | typing.SupportsIndex = 0.0,
@@ -916,8 +930,9 @@ class Executor:
         stage() and deliver(), over the rings that bind_rings() names; num_pages and page_size say what there
         is. attention_window, sink_tokens: what a row of the model sees at most, whatever its layer; pages
         behind it are given back. 0: everything. narrow_windows: one per layer, 0 for none; layers with one, and
-        narrow_sink_tokens, give their part of a page's memory back when it lies behind theirs. For pages of LazyZeros
-        alone, of which a layer's part is whole pages of the operating system; without enable_block_reuse.
+        narrow_sink_tokens, hold their part of a page while it does not lie behind theirs; narrow_pages: for how many
+        parts there is room, by distinct window, ascending (default: all). Pages on the CPU are LazyZeros then, of which
+        a layer's part is whole pages of the operating system; on a device parts have tables of their own (StagingLayout).
         num_host_pages: pages of the host's pool for requests that are preempted, host_page_bytes of all that
         goes by a page's number, host_bytes_per_second of the way there; 0: not known.
         """

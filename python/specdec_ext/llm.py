@@ -14,6 +14,7 @@ from .config.build_check import (
     refuse_unknown_arguments,
     with_prefix_caching,
     with_sizes,
+    with_swap_space,
 )
 from .config.dtypes import normalize_dtype
 from .config.engine import KvCacheConfig, SchedulerConfig
@@ -73,6 +74,7 @@ class LLM:
                                exact on the CPU, fast on a device (docs/exactness.md)
     max_batch_size, max_seq_len, max_num_tokens
                                those of scheduler_config, directly; None: as there
+    swap_space                 vLLM's name of kv_cache_config.host_cache_size, in GiB
 
     Greedy output is the same tokens with and without speculation. Raises ConfigError, ModelError.
     Use as a context manager, or close() it; both cancel what still runs, and so does deleting it.
@@ -102,6 +104,7 @@ class LLM:
         max_batch_size: int | None = None,
         max_seq_len: int | None = None,
         max_num_tokens: int | None = None,
+        swap_space: float | None = None,
         **unknown: Any,
     ) -> None:
         self._closed = True  # until construction is through, there is nothing to close
@@ -113,9 +116,10 @@ class LLM:
         self.speculative_config = check_build(
             speculative_config, max_draft_len, speculative_decoding_mode, tensor_parallel_size
         )
-        self.kv_cache_config = with_prefix_caching(
+        kv_cache = with_prefix_caching(
             parse_kv_cache_config(kv_cache_config), enable_prefix_caching
         )
+        self.kv_cache_config = with_swap_space(kv_cache, swap_space)
         self.scheduler_config = with_sizes(
             parse_scheduler_config(scheduler_config),
             max_batch_size=max_batch_size,

@@ -97,7 +97,7 @@ class OverlapWorld {
     const StagedStep* planned = executor.plan();
     if (planned == nullptr) return false;
     StagedStep step = *planned;
-    for (const PageCopy& copy : step.page_copies) {
+    for (const PageOrder& copy : step.page_orders) {
       if (copy.to_host) leaving_.emplace(copy.page, step.index);
       stream.enqueue([this, copy] { copy_page(copy); });
     }
@@ -184,7 +184,7 @@ class OverlapWorld {
   std::ptrdiff_t page_cells() const { return std::ptrdiff_t{config_.page_size} * kCellWidth; }
 
   // What was copied is gone where it was.
-  void copy_page(const PageCopy& copy) {
+  void copy_page(const PageOrder& copy) {
     const std::ptrdiff_t cells = page_cells();
     for (auto [pages, copies] : {std::pair{&k_, &k_host_}, std::pair{&v_, &v_host_}}) {
       auto here = pages->begin() + copy.page * cells;

@@ -28,7 +28,8 @@ struct Watched {
         sinks(sinks_),
         table(kPages, kPageSize, kSlots, 16, false, 64, span),
         has(windows.size(), std::vector<bool>(kPages)) {
-    table.watch(windows_, sinks_, [this](int window, std::int32_t page) {
+    NarrowWindows narrow{windows_, std::vector<int>(windows_.size(), kPages), sinks_};
+    table.narrow(narrow, [this](int window, std::int32_t page) {
       CHECK(has[window][page]);  // told once
       has[window][page] = false;
       ++left;
@@ -38,6 +39,7 @@ struct Watched {
   bool reserve(int slot, std::int64_t tokens) {
     const std::size_t before = table.pages(slot).size();
     if (!table.reserve(slot, tokens)) return false;
+    table.cover(slot, table.length(slot), tokens);
     for (std::size_t b = before; b < table.pages(slot).size(); ++b) {
       for (auto& window : has) {
         CHECK(!window[table.pages(slot)[b]]);  // it was left, or never taken
@@ -117,7 +119,7 @@ TEST(window_memory_goes_back_to_the_system) {
   std::memset(v.data(), 2, v.bytes());
   CHECK_EQ(k.resident_bytes(), k.bytes());
   const WindowMemory memory(cache, {8, 0, 8});
-  CHECK_EQ(memory.windows(), std::vector<int>{8});
+  CHECK_EQ(memory.num_groups(), 1);
   memory.leave(0, 2);
   for (int layer = 0; layer < kLayers; ++layer) {
     for (int page = 0; page < 4; ++page) {
@@ -130,7 +132,7 @@ TEST(window_memory_goes_back_to_the_system) {
     }
   }
   memory.leave(0, 2);
-  CHECK_EQ(WindowMemory(cache, {4, 0, 2}).windows(), (std::vector<int>{2, 4}));
+  CHECK_EQ(WindowMemory(cache, {4, 0, 2}).num_groups(), 2);
 }
 
 TEST(window_memory_refuses_what_it_cannot_give_back) {
@@ -148,10 +150,6 @@ TEST(window_memory_refuses_what_it_cannot_give_back) {
   cache.v = cache.k;
   cache.stride_page /= 2;
   CHECK_THROWS(WindowMemory(cache, {1, 0}), std::invalid_argument, "no whole pages");
-  PageTable shared(4, 4, 1, 4, true);
-  CHECK_THROWS(shared.watch({1}, 0, {}), std::invalid_argument, "may be read again");
-  PageTable table(4, 4, 1, 4);
-  CHECK_THROWS(table.watch({0}, 0, {}), std::invalid_argument, "window 0");
 }
 
 }  // namespace

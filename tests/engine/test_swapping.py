@@ -318,11 +318,11 @@ def test_a_copy_that_fails(where: int, to_host: bool, monkeypatch: pytest.Monkey
     whole = HostPool.copy
     failures: list[int] = []
 
-    def copy(self: HostPool, stream: Any, out: bool, page: int, host_page: int) -> None:
+    def copy(self: HostPool, stream: Any, out: bool, *numbers: Any) -> None:
         if out == to_host and not failures:
-            failures.append(page)
+            failures.append(numbers[0])
             raise OSError("the link is down")
-        whole(self, stream, out, page, host_page)
+        whole(self, stream, out, *numbers)
 
     monkeypatch.setattr(HostPool, "copy", copy)
     states = [submit(loop, list(range(i, i + 12)), 30) for i in range(4)]

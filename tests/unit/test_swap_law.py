@@ -10,8 +10,9 @@ import pytest
 
 from reference.swap_reference import reading_seconds
 from reference.swap_reference import swapping_pays as pays_by_definition
-from specdec_ext import ConfigError, KvCacheConfig, SchedulerConfig, _core, _core_testing
+from specdec_ext import LLM, ConfigError, KvCacheConfig, SchedulerConfig, _core, _core_testing
 from specdec_ext.cli.common import SpecdecParser, add_llm_arguments, llm_kwargs
+from specdec_ext.config.build_check import with_swap_space
 from specdec_ext.config.parse import parse_kv_cache_config
 from specdec_ext.engine.memory_plan import MemoryPlan, plan_memory
 from specdec_ext.text.metrics import describe_preemptions
@@ -107,6 +108,23 @@ def test_spellings() -> None:
         KvCacheConfig(swap_space=1, host_cache_size=1)  # type: ignore[call-arg]
 
 
+def test_llm_takes_it_directly() -> None:
+    """LLM(swap_space=...), as vLLM spells it."""
+    given = KvCacheConfig(tokens_per_block=16)
+    assert with_swap_space(given, None) is given
+    assert with_swap_space(given, 0.25) == KvCacheConfig(tokens_per_block=16, host_cache_size=2**28)
+    same = KvCacheConfig(host_cache_size=2**30)
+    assert with_swap_space(same, 1) == same
+    sizes = r"^swap_space = 2 GiB \(2147483648 bytes\) .*host_cache_size = 1073741824; .*give one"
+    with pytest.raises(ConfigError, match=sizes):
+        with_swap_space(same, 2)
+    for value in (-1, "4", float("inf")):
+        with pytest.raises(ConfigError, match=r"^swap_space = .*number of GiB"):
+            LLM("/nowhere", swap_space=value)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="they are two names of one size"):
+        LLM("/nowhere", swap_space=2, kv_cache_config=same)
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [
@@ -128,18 +146,18 @@ def test_copies_of_pages_check_their_orders() -> None:
     copies = np.zeros((5, 2, 4), dtype=np.float32)
     pools = _core.PagePools([(pages, copies)])
     was = pages.copy()
-    pools.copy(np.array([[1, 2, 4], [1, 0, 1]], dtype=np.int32))
+    pools.follow(np.array([[1, 2, 4], [1, 0, 1]], dtype=np.int32))
     assert (copies[4] == was[:, 2]).all()
     assert (copies[1] == was[:, 0]).all()
     pages[:] = -1
-    pools.copy(np.array([[0, 1, 4], [0, 7, 1]], dtype=np.int32))  # there is no page 7: left out
+    pools.follow(np.array([[0, 1, 4], [0, 7, 1]], dtype=np.int32))  # there is no page 7: left out
     assert (pages[:, 1] == was[:, 2]).all()
     assert (pages[:, [0, 2]] == -1).all()
     for order in ([0, -1, 0], [0, 0, -1], [1, 0, 5]):
         with pytest.raises(ValueError, match="pages are not negative, those of the host's pool"):
-            pools.copy(np.array([order], dtype=np.int32))
+            pools.follow(np.array([order], dtype=np.int32))
     with pytest.raises(ValueError, match=r"shape must be \[N, 3\]"):
-        pools.copy(np.zeros((1, 2), dtype=np.int32))
+        pools.follow(np.zeros((1, 2), dtype=np.int32))
     with pytest.raises(ValueError, match="no whole number of pages"):
         _core.PagePools([(pages, np.zeros((5, 2, 7), dtype=np.float32))])
     with pytest.raises(ValueError, match="of the pages' dtype"):

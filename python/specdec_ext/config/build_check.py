@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any
 
 from ..errors import ConfigError, UnsupportedConfigError
-from .engine import KvCacheConfig, SchedulerConfig
+from .engine import KvCacheConfig, SchedulerConfig, bytes_of_gib
 from .limits import MAX_DRAFT_LEN
 from .lookahead import LookaheadDecodingConfig
 from .methods import DRAFTER_CONFIGS, DrafterConfig
@@ -23,13 +23,14 @@ __all__ = [
     "refuse_unknown_arguments",
     "with_prefix_caching",
     "with_sizes",
+    "with_swap_space",
 ]
 
 _LLM_ARGUMENTS = (
     "model", "tokenizer", "speculative_config", "kv_cache_config", "scheduler_config", "dtype",
     "model_impl", "max_draft_len", "speculative_decoding_mode", "tensor_parallel_size", "seed",
     "allow_pickle", "enable_prefix_caching", "device", "numerics", "max_batch_size", "max_seq_len",
-    "max_num_tokens",
+    "max_num_tokens", "swap_space",
 )  # fmt: skip
 # Arguments of other projects' LLM classes: where the same thing is said here.
 _ELSEWHERE = {
@@ -90,6 +91,22 @@ def with_prefix_caching(
             "two names of one switch: give one of them"
         )
     return dataclasses.replace(kv_cache, enable_block_reuse=wanted)
+
+
+def with_swap_space(kv_cache: KvCacheConfig, swap_space: float | None) -> KvCacheConfig:
+    """`kv_cache` with vLLM's argument of host_cache_size, in GiB (None: not given).
+
+    Raises ConfigError for no such number, and where the configuration has another size.
+    """
+    if swap_space is None:
+        return kv_cache
+    wanted = bytes_of_gib("swap_space", swap_space)
+    if kv_cache.host_cache_size not in (0, wanted):
+        raise ConfigError(
+            f"swap_space = {swap_space:g} GiB ({wanted} bytes) but kv_cache_config.host_cache_size "
+            f"= {kv_cache.host_cache_size}; they are two names of one size: give one of them"
+        )
+    return dataclasses.replace(kv_cache, host_cache_size=wanted)
 
 
 def with_sizes(scheduler: SchedulerConfig, **sizes: int | None) -> SchedulerConfig:

@@ -18,12 +18,17 @@ from .dtypes import normalize_kv_dtype
 from .limits import MAX_OVERLAP_DEPTH
 from .validate import check_bool, check_choice, check_float, check_int
 
-__all__ = ["POLICIES", "KvCacheConfig", "SchedulerConfig", "pages_for"]
+__all__ = ["POLICIES", "KvCacheConfig", "SchedulerConfig", "bytes_of_gib", "pages_for"]
 
 
-def _bytes_of_gib(name: str, value: Any) -> int:
-    return int(check_float(f"KvCacheConfig.{name}", value, ConfigError, low=0.0, high=2.0**32,
+def bytes_of_gib(where: str, value: Any) -> int:
+    """A number of GiB in bytes. Raises ConfigError that begins with `where`."""
+    return int(check_float(where, value, ConfigError, low=0.0, high=2.0**32,
                            remedy="it is a number of GiB") * 2**30)  # fmt: skip
+
+
+def _swap_space(name: str, value: Any) -> int:
+    return bytes_of_gib(f"KvCacheConfig.{name}", value)
 
 
 @dataclass(frozen=True)
@@ -52,7 +57,7 @@ class KvCacheConfig(_Config):
                               second; None: measured when the engine is made
     """
 
-    spellings: ClassVar[Spellings] = {"swap_space": ("host_cache_size", _bytes_of_gib)}
+    spellings: ClassVar[Spellings] = {"swap_space": ("host_cache_size", _swap_space)}
 
     tokens_per_block: int = 32
     max_tokens: int | None = None

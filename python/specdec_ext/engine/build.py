@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +14,7 @@ from ..config.sources import AutoDecodingConfig, CompositeDecodingConfig
 from ..drafters import DraftTargetDrafter, Eagle3Drafter, SlotDrafter, shipped_drafter
 from ..errors import ConfigError
 from ..models.host_arrays import as_torch
+from ..models.kv_storage import LayerPool
 from ..models.place import resolve_device
 from ..models.windows import AttentionSpan
 from ..request.resolve import EngineLimits
@@ -73,6 +74,7 @@ class EngineBuilder:
         self._seed = seed
         self.draft_model: StepModel | None = None
         self._pools: list[KvPages | Eagle3Drafter] = []
+        self._narrow: tuple[LayerPool, ...] = ()
         self._host_pool: HostPool | None = None  # of what preempted requests held
 
     def build(self) -> EngineParts:
@@ -89,8 +91,16 @@ class EngineBuilder:
         model = self.model = loaded.model
         self.draft_model, self.memory = loaded.draft_model, loaded.memory
         self.tokenizer = load_tokenizer(self._tokenizer, self._options.path)
-        self._pages = self._make_pages(model, self.memory.num_pages).tensors
-        model.bind_cache(*self._pages)
+        memory = self.memory
+        # A device's narrow windows have pools of their own; on the CPU memory goes by layer anyway.
+        narrow = (
+            () if self.place.is_cpu else zip(memory.narrow_layers, memory.narrow_pages, strict=True)
+        )
+        made = self._make_pages(model, memory.num_pages, tuple(narrow))
+        self._pages, self._narrow = made.tensors, made.narrow
+        model.bind_cache(*self._pages, *([self._narrow] if self._narrow else []))
+        if self._options.team is not None and memory.narrow_windows:
+            self._options.team.narrow(memory.narrow_windows)
         by_number: list[Any] = [*self._pages]  # what goes by a page's number
         if isinstance(loaded.drafter, DraftTargetDrafter):
             assert self.draft_model is not None
@@ -104,7 +114,11 @@ class EngineBuilder:
             by_number += [*pages.tensors, loaded.drafter.features]
         if count := self.memory.host_num_pages:
             self._host_pool = HostPool(
-                by_number, count, pinned=self.place.on_cuda, on_stream=self._on_stream
+                by_number,
+                count,
+                narrow=[(as_torch(pool.k), as_torch(pool.v)) for pool in self._narrow],
+                pinned=self.place.on_cuda,
+                on_stream=self._on_stream,
             )
             if self._options.team is not None:
                 self._options.team.make_host_pool(count)
@@ -189,6 +203,7 @@ class EngineBuilder:
             adaptive=self._speculative is not None and self._speculative.adaptive,
             enable_block_reuse=self._kv_cache.enable_block_reuse,
             synthetic_rates=() if self._speculative is None else self._speculative.synthetic_rates,
+            narrow=self._narrow,
             host_pool=self._host_pool,
             host_bytes_per_second=self._host_bytes_per_second(),
         )
@@ -254,8 +269,13 @@ class EngineBuilder:
         rows = self.memory.max_num_tokens
         return measure_cost(self.model, self._pages, max_rows=rows, time_limit_s=time_limit_s)
 
-    def _make_pages(self, model: StepModel | Eagle3Drafter, num_pages: int) -> KvPages:
-        pages = KvPages(model, num_pages, self.memory.tokens_per_block, self.place)
+    def _make_pages(
+        self,
+        model: StepModel | Eagle3Drafter,
+        num_pages: int,
+        narrow: Sequence[tuple[tuple[int, ...], int]] = (),
+    ) -> KvPages:
+        pages = KvPages(model, num_pages, self.memory.tokens_per_block, self.place, narrow)
         self._pools.append(pages)
         return pages
 

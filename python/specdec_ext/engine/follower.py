@@ -31,6 +31,7 @@ from ..parallel.team import (
     HOST_POOL,
     LOAD,
     LOST_EXIT_CODE,
+    NARROW,
     RELEASE,
     Team,
     enter,
@@ -66,6 +67,8 @@ class _Follower:
         self._model: Any = None
         self._pages: KvPages | None = None
         self._host_pool: HostPool | None = None
+        self._narrow: list[int] = []
+        self._orders: _core.PagePools | None = None  # what follows the plan's orders of pages
 
     def serve(self) -> bool:
         """Do what the next packet says; False: it is the last."""
@@ -78,9 +81,18 @@ class _Follower:
             pages, page_size = (int(n) for n in words.view(np.int32))
             self._pages = KvPages(self._model, pages, page_size, CPU)
             self._model.bind_cache(*self._pages.tensors)
-            self._host_pool = None
+            self._host_pool = self._orders = None
+            self._narrow = []
+        elif kind == NARROW and self._pages is not None:
+            self._narrow = words.view(np.int32).tolist()
+            self._orders = _core.PagePools([], *self._pages.tensors, self._narrow)
         elif kind == HOST_POOL and self._pages is not None:
-            self._host_pool = HostPool(self._pages.tensors, int(words.view(np.int32)[0]))
+            self._host_pool = HostPool(
+                self._pages.tensors,
+                int(words.view(np.int32)[0]),
+                narrow_windows=self._narrow,
+            )
+            self._orders = self._host_pool.core
         elif kind == RELEASE and self._pages is not None:
             self._pages.release()
             if self._host_pool is not None:
@@ -92,9 +104,8 @@ class _Follower:
         plan.unpack(words.view(np.int32))
         if len(plan.kv_moves):
             _core.move_kv(model.core, plan.kv_moves)
-        if self._host_pool is not None and len(plan.page_copies):
-            assert self._host_pool.core is not None
-            self._host_pool.core.copy(plan.page_copies)
+        if self._orders is not None and len(plan.page_orders):
+            self._orders.follow(plan.page_orders)
         embedded = rest.view(np.float32).reshape(plan.num_rows, model.hidden_size)
         step = _core.ShardedStep(model.core, plan, embedded)
         gathered = run_parts(step, link)

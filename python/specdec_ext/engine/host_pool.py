@@ -20,10 +20,14 @@ _ROUNDS = 5  # of the copies that tell the link's speed; the first are the slowe
 
 
 class HostPool:
-    """Room for copies of `num_pages` pages, of every pool whose pages go by one number.
+    """Room for copies of `num_pages` pages, of every pool whose pages go by one number, and of
+    those whose pages are parts of these.
 
     pools  K and V of the target and of a draft model: [layers, P, ...], the core's LazyZeros where
            the host runs the steps, else tensors; an EAGLE-3 head's features: [P, ...]
+    narrow  (K, V) of the pools of narrow windows, whose pages go by the parts' numbers; on a stream
+    narrow_windows  by layer of the first pool pair: those whose memory follow() gives back; with
+               `core`
     pinned     copies lie in memory that a CUDA device reads by itself
     on_stream  copies are enqueued with the steps; else the host makes them, by `core`
 
@@ -37,15 +41,21 @@ class HostPool:
         pools: Sequence[Any],
         num_pages: int,
         *,
+        narrow: Sequence[tuple[Any, Any]] = (),
+        narrow_windows: Sequence[int] = (),
         pinned: bool = False,
         on_stream: bool = False,
     ) -> None:
         self.pools = tuple(pools)
         self.page_bytes = 0
         self._memory: list[_core.LazyZeros] = []
-        self._pools: list[tuple[Any, Any]] = []  # tensors: (pages [layers, P, ...], copies)
+        # Tensors: pages [layers, P, ...], copies, the narrow window or None.
+        self._pools: list[tuple[Any, Any, int | None]] = []
+        self._num_narrow = len(narrow)
         pairs = []
-        for pages in pools:
+        every: list[tuple[Any, int | None]] = [(pages, None) for pages in pools]
+        every += [(pages, window) for window, pair in enumerate(narrow) for pages in pair]
+        for pages, window in every:
             shape, dtype = tuple(pages.shape), str(pages.dtype).removeprefix("torch.")
             layered = shape if len(shape) > 3 else (1, *shape)
             each = (layered[0], *layered[2:])
@@ -57,17 +67,24 @@ class HostPool:
                 copies = _core.LazyZeros((num_pages, *each), dtype)
                 self._memory.append(copies)
             if on_stream:
-                self._pools.append((as_torch(pages).view(layered), as_torch(copies)))
+                self._pools.append((as_torch(pages).view(layered), as_torch(copies), window))
             pairs.append((pages, copies))
             self.page_bytes += _bytes_of(copies) // num_pages
-        self.core = None if on_stream else _core.PagePools(pairs)
+        windows = (*pools[:2], list(narrow_windows)) if narrow_windows else ()
+        self.core = None if on_stream else _core.PagePools(pairs, *windows)
 
-    def copy(self, stream: Stream, to_host: bool, page: int, host_page: int) -> None:
+    def copy(
+        self, stream: Stream, to_host: bool, page: int, host_page: int, parts: Sequence[int] = ()
+    ) -> None:
         """Enqueue a copy of one page, to this pool or from it. A pool that has fewer pages than the
-        target is left out where it lacks this one."""
-        for pages, copies in self._pools:
-            if page < pages.shape[1]:
-                ends = pages[:, page], copies[host_page]
+        target is left out where it lacks this one.
+
+        parts  the page's numbers in the pools of narrow windows; -1: there is none
+        """
+        for pages, copies, window in self._pools:
+            number = page if window is None else parts[window]
+            if 0 <= number < pages.shape[1]:
+                ends = pages[:, number], copies[host_page]
                 stream.copy(*(ends[::-1] if to_host else ends))
 
     def bytes_per_second(self, stream: Stream | None = None) -> float:
@@ -78,12 +95,12 @@ class HostPool:
             if stream is None:
                 assert self.core is not None
                 begin = time.perf_counter()
-                self.core.copy(np.array([[1, 0, 0], [0, 0, 0]], dtype=np.int32))
+                self.core.follow(np.array([[1, 0, 0], [0, 0, 0]], dtype=np.int32))
                 seconds.append(time.perf_counter() - begin)
                 continue
             before = stream.mark()
-            self.copy(stream, True, 0, 0)
-            self.copy(stream, False, 0, 0)
+            self.copy(stream, True, 0, 0, [0] * self._num_narrow)
+            self.copy(stream, False, 0, 0, [0] * self._num_narrow)
             after = stream.mark()
             stream.record().wait()
             seconds.append(after.since(before))

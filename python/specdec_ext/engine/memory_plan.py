@@ -57,13 +57,24 @@ class MemoryPlan:
     # What a row of any layer sees at most; 0: everything.
     attention_window: int = 0
     sink_tokens: int = 0
-    # By layer: windows narrower than that, whose layers give their part of a page's memory back
-    # while the page stays, and the sink tokens of those layers. Empty: all layers keep theirs.
+    # By layer: windows narrower than that, whose layers hold their part of a page only while they
+    # see it, and the sink tokens of those layers. Empty: all layers keep theirs. For how many such
+    # parts there is room: by distinct window, ascending.
     narrow_windows: tuple[int, ...] = ()
     narrow_sink_tokens: int = 0
+    narrow_pages: tuple[int, ...] = ()
     # The host's pool for preempted requests; a page of it has the draft model's K/V, too. 0: none.
     host_num_pages: int = 0
     host_page_bytes: int = 0
+
+    @property
+    def narrow_layers(self) -> tuple[tuple[int, ...], ...]:
+        """The layers of each distinct narrow window, ascending."""
+        windows = self.narrow_windows
+        return tuple(
+            tuple(layer for layer, window in enumerate(windows) if window == narrow)
+            for narrow in sorted(set(windows) - {0})
+        )
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -188,14 +199,18 @@ def plan_memory(
 
     # What each page of the target costs, its draft page included.
     layer_bytes = page_bytes // len(narrow) if narrow else 0
+    groups = sorted(set(narrow) - {0})
     held = [
         _pages_behind(kv_cache, scheduler, window, narrow_sinks, wanted_len, step)
-        for window in narrow
-        if window
+        for window in groups
     ]
+    slim = sum(window > 0 for window in narrow)
     pair = _PoolBytes(
-        page_bytes - layer_bytes * len(held) + (0 if own_pages else draft_page_bytes),
-        tuple((pages, layer_bytes) for pages in held),
+        page_bytes - layer_bytes * slim + (0 if own_pages else draft_page_bytes),
+        tuple(
+            (pages, layer_bytes * list(narrow).count(window))
+            for pages, window in zip(held, groups, strict=True)
+        ),
     )
     pages_per_sequence = min(pages_for(wanted_len + draft_len, page), in_window(wanted_len))
     if kv_cache.max_tokens is not None:
@@ -274,6 +289,7 @@ def plan_memory(
         sink_tokens=span.sink_tokens,
         narrow_windows=tuple(narrow),
         narrow_sink_tokens=narrow_sinks if narrow else 0,
+        narrow_pages=tuple(min(pages, num_pages) for pages in held),
         host_num_pages=_host_pages(
             kv_cache, scheduler, page_bytes + draft_page_bytes, host_free_bytes
         ),

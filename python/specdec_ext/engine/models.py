@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import mmap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,7 +40,6 @@ from ..models.windows import (
     AttentionSpan,
     config_windows,
     limited_windows,
-    narrow_windows,
     span_of,
 )
 from .drafting_arguments import drafting_arguments
@@ -52,6 +50,7 @@ from .memory_plan import (
     available_memory_bytes,
     plan_memory,
 )
+from .narrow import held_windows
 
 if TYPE_CHECKING:
     from ..drafters.shared_tokens import SharedTokens
@@ -354,27 +353,16 @@ class ModelLoader:
             draft=self._draft_pages(model, draft),
             pool_limit_bytes=CPU_POOL_LIMIT_BYTES if on_host else None,
             span=span,
-            narrow=self._narrow_windows(model, stored, span, windows),
+            narrow=held_windows(
+                *(model, stored, span, windows),
+                on_cpu=self._place.is_cpu,
+                tokens_per_block=self._kv_cache.tokens_per_block,
+                ranks=1 if self._options.team is None else self._options.team.size,
+                model_impl=self._options.model_impl,
+            ),
             narrow_sinks=self._kv_cache.sink_token_length,
             host_free_bytes=available_memory_bytes(),
         )
-
-    def _narrow_windows(
-        self, model: Any, stored: str, span: AttentionSpan, windows: Sequence[int]
-    ) -> tuple[int, ...]:
-        """Windows of layers that give their part of a page's memory back; empty where nobody can:
-        on a device, on several ranks, where published pages are read again, and where that part is
-        no whole pages of the operating system."""
-        if (
-            not self._place.is_cpu
-            or self._options.team is not None
-            or self._kv_cache.enable_block_reuse
-        ):
-            return ()
-        part = token_bytes(model, stored) // (2 * model.num_layers)
-        if part * self._kv_cache.tokens_per_block % mmap.PAGESIZE:
-            return ()
-        return narrow_windows(windows, span)
 
     def _draft_pages(self, model: Any, draft: Any) -> DraftPages | None:
         config = self._drafter

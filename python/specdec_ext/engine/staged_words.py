@@ -30,6 +30,17 @@ class StagedWords:
         pages = self.layout.pages_per_request
         return self.part(self.layout.page_table, requests * pages).reshape(requests, pages)
 
+    def narrow_tables(self, requests: int) -> tuple[Any, ...]:
+        """The same of the pages' parts, by narrow window."""
+        pages = self.layout.pages_per_request
+        each = self.layout.requests * pages
+        return tuple(
+            self.part(self.layout.narrow_tables + window * each, requests * pages).reshape(
+                requests, pages
+            )
+            for window in range(self.layout.narrow)
+        )
+
     def laws(self, requests: int, first: int = 0) -> ops.SamplingLaws:
         """The laws of so many requests from `first` on."""
         layout = self.layout

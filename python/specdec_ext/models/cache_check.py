@@ -19,15 +19,17 @@ def check_cache(
     k_pages: Any,
     v_pages: Any,
     device: torch.device | None = None,
+    num_layers: int | None = None,
 ) -> None:
     """ModelError unless the pages have the shape and dtype that the model stores K and V in
     (kv_storage.py).
 
     pages   tensors, or the core's LazyZeros
     device  where they have to lie; None: the CPU
+    num_layers  whose pages they are; None: all
     """
     for name, pages in (("k_pages", k_pages), ("v_pages", v_pages)):
-        layers, _, heads, _, width = page_shape(model, 1, 1)
+        layers, _, heads, _, width = page_shape(model, 1, 1, num_layers)
         fixed = (layers, heads, width)
         found = tuple(pages.shape)
         if len(found) != 5 or (found[0], found[2], found[4]) != fixed:

@@ -9,6 +9,7 @@ Axis letters: R rows, L rows whose scores are needed, H query heads, G KV heads,
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from ..errors import ModelError
 from .device_products import Products
 from .device_step import DeviceStep
 from .device_weights import DeviceLayer, DeviceWeights
-from .kv_storage import KvStorage
+from .kv_storage import KvStorage, LayerPool
 from .native_config import NativeShape
 from .place import Place
 
@@ -107,8 +108,8 @@ class DeviceDecoder:
             max_rows=max_rows,
             exact=exact,
         )
-        self._k_pages: torch.Tensor | None = None
-        self._v_pages: torch.Tensor | None = None
+        # By layer: K and V [P, G, S, K], and which of a step's tables names their pages.
+        self._layer_pages: list[tuple[torch.Tensor, torch.Tensor, int]] = []
         storage = kv_storage or KvStorage(str(dtype).removeprefix("torch."))
         self._kv_dtype: torch.dtype = getattr(torch, storage.dtype)
         # [layers, G] each, or nothing: both are 1.
@@ -118,9 +119,21 @@ class DeviceDecoder:
             if scales is not None
         ]
 
-    def bind_cache(self, k_pages: torch.Tensor, v_pages: torch.Tensor) -> None:
-        """K and V pages [layers, P, G, S, K] on the device; checked by the caller."""
-        self._k_pages, self._v_pages = k_pages, v_pages
+    def bind_cache(
+        self, k_pages: torch.Tensor, v_pages: torch.Tensor, narrow: Sequence[LayerPool] = ()
+    ) -> None:
+        """K and V pages [layers, P, G, S, K] on the device, of layers that are in no pool of
+        `narrow`; checked by the caller."""
+        of_layer = {
+            layer: (pool.k[i], pool.v[i], table)
+            for table, pool in enumerate(narrow, start=1)
+            for i, layer in enumerate(pool.layers)
+        }
+        others = iter(zip(k_pages, v_pages, strict=True))
+        self._layer_pages = [
+            of_layer[layer] if layer in of_layer else (*next(others), 0)
+            for layer in range(self.shape.num_layers)
+        ]
 
     def scratch_bytes(self, max_kv_len: int) -> int:
         """Most scratch that attention takes: one piece for each kind of window."""
@@ -144,7 +157,7 @@ class DeviceDecoder:
 
         The result is a buffer: valid until the next call.
         """
-        if self._k_pages is None or self._v_pages is None:
+        if not self._layer_pages:
             raise ModelError("forward before bind_cache(): the model has no K/V pages")
         count = step.num_rows
         if count > self.max_rows:
@@ -216,7 +229,6 @@ class DeviceDecoder:
 
     def _attend(self, step: DeviceStep, index: int, layer: DeviceLayer, planned: set[int]) -> None:
         """The layer's attention into its buffer; K and V of the rows into the pages."""
-        assert self._k_pages is not None and self._v_pages is not None
         shape, count = self.shape, step.num_rows
         normed, qkv = self._normed[:count], self._qkv[:count]
         self._product(normed, layer.qkv, layer.qkv_bias, qkv)
@@ -235,8 +247,9 @@ class DeviceDecoder:
         }
         for name, scales in zip(("k_scale", "v_scale"), self._kv_scales, strict=False):
             where[name] = scales[index]
-        pages = (self._k_pages[index], self._v_pages[index])
-        geometry = (step.page_table, step.kv_len, step.cu_rows)
+        k_pages, v_pages, of_pool = self._layer_pages[index]
+        pages = (k_pages, v_pages)
+        geometry = (step.tables[of_pool], step.kv_len, step.cu_rows)
         ops.rope_append_kv(
             q,
             k,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from .device_step import DeviceStep, PlanStaging
 from .device_weights import load_weights, random_weights
 from .draft_vocab import ScoredRows
 from .host_rows import HostRows
-from .kv_storage import KvStorage
+from .kv_storage import KvStorage, LayerPool
 from .native import IGNORED_SUFFIXES, served_positions, shape_info
 from .native_config import NativeShape
 from .open_checkpoint import open_checkpoint
@@ -125,6 +126,7 @@ class DeviceModel:
         self._hidden = HostRows(place.device)
         self._staging = PlanStaging(place.device)
         self._pages: tuple[torch.Tensor, torch.Tensor] | None = None
+        self._narrow_pages: tuple[int, ...] = ()
         self.info = shape_info(
             config,
             shape,
@@ -152,17 +154,24 @@ class DeviceModel:
         """Device memory that passes may take besides what is allocated already."""
         return self.decoder.scratch_bytes(self.max_position)
 
-    def bind_cache(self, k_pages: torch.Tensor, v_pages: torch.Tensor) -> None:
-        """See StepModel; the pages lie on the model's device."""
-        check_cache(self, k_pages, v_pages, self.place.device)
-        self.decoder.bind_cache(k_pages, v_pages)
+    def bind_cache(
+        self, k_pages: torch.Tensor, v_pages: torch.Tensor, narrow: Sequence[LayerPool] = ()
+    ) -> None:
+        """See StepModel; the pages lie on the model's device. Layers of `narrow` have theirs in
+        pools of their own, K and V have the others."""
+        slim = sum(len(pool.layers) for pool in narrow)
+        check_cache(self, k_pages, v_pages, self.place.device, self.num_layers - slim)
+        for pool in narrow:
+            check_cache(self, pool.k, pool.v, self.place.device, len(pool.layers))
+        self.decoder.bind_cache(k_pages, v_pages, narrow)
         self._pages = (k_pages, v_pages)
+        self._narrow_pages = tuple(int(pool.k.shape[1]) for pool in narrow)
 
     def stage(self, plan: Any) -> DeviceStep:
         """A host plan on the device; valid until the next call."""
         if self._pages is None:
             raise ModelError("forward() before bind_cache(): the model has no K/V pages")
-        return self._staging.stage(plan, self._pages[0].shape[3])
+        return self._staging.stage(plan, self._pages[0].shape[3], self._narrow_pages)
 
     def forward(self, plan: Any, hidden: torch.Tensor | None = None) -> torch.Tensor:
         """See StepModel: one copy to the device, the pass, one wait for what comes back."""

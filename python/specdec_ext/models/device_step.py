@@ -32,6 +32,7 @@ class DeviceStep:
     kv_len      [B] int32 tokens in the K/V pages before the step
     is_tree     [B] uint8, 0: the request's rows are a chain and their mask is not read
     page_table  [B, pages] int32 page ids in token order
+    narrow_tables  the same of each pool of a narrow window (kv_storage.LayerPool)
     logit_rows  [L] int32 rows whose scores are needed, ascending; None: all of them
     status      [B] int32 StatusFlag bits that kernels OR in; None: not wanted
     max_rows    most rows of one request, an upper bound known to the host
@@ -52,6 +53,12 @@ class DeviceStep:
     status: torch.Tensor | None
     max_rows: int
     max_kv_len: int
+    narrow_tables: tuple[torch.Tensor, ...] = ()
+
+    @property
+    def tables(self) -> tuple[torch.Tensor, ...]:
+        """The table of every pool of pages."""
+        return (self.page_table, *self.narrow_tables)
 
     @property
     def num_rows(self) -> int:
@@ -115,8 +122,12 @@ class PlanStaging:
     def __init__(self, device: torch.device) -> None:
         self._upload = Upload(device)
 
-    def stage(self, plan: Any, page_size: int) -> DeviceStep:
-        """The plan on the device. Valid until the next call."""
+    def stage(self, plan: Any, page_size: int, narrow: Sequence[int] = ()) -> DeviceStep:
+        """The plan on the device. Valid until the next call.
+
+        narrow  pages of each pool of a narrow window. A host plan has no tables of those: its pages
+                are numbered round and round, which serves whoever wants a pass's time
+        """
         rows = np.diff(plan.cu_rows)
         max_kv_len = int((plan.kv_len + rows).max(initial=0))
         pages = max(1, pages_for(max_kv_len, page_size))
@@ -148,4 +159,5 @@ class PlanStaging:
             status=status,
             max_rows=int(rows.max(initial=0)),
             max_kv_len=max_kv_len,
+            narrow_tables=tuple(page_table.remainder(count) for count in narrow),
         )

@@ -21,7 +21,14 @@ from .weights import Checkpoint
 if TYPE_CHECKING:
     from .place import Place
 
-__all__ = ["KV_SCALE_SUFFIXES", "KvStorage", "kv_storage", "page_shape", "storage_dtype"]
+__all__ = [
+    "KV_SCALE_SUFFIXES",
+    "KvStorage",
+    "LayerPool",
+    "kv_storage",
+    "page_shape",
+    "storage_dtype",
+]
 __all__ += ["read_kv_scales", "stored_name", "token_bytes", "wanted_type"]
 
 # KvCacheConfig.dtype -> dtype of the pages, for what no model computes in.
@@ -172,10 +179,28 @@ def stored_name(model: Any) -> str | None:
     return kv_dtype_name(model) if storage is None else storage.dtype
 
 
-def page_shape(model: Any, num_pages: int, page_size: int) -> tuple[int, ...]:
-    """The pages of K, and of V: [layers, P, G, S, elements of a token's vector]."""
+def page_shape(
+    model: Any, num_pages: int, page_size: int, layers: int | None = None
+) -> tuple[int, ...]:
+    """The pages of K, and of V: [layers, P, G, S, elements of a token's vector]; of so many layers,
+    None: all."""
     width = _core.kv_row_width(str(stored_name(model)), model.head_dim)
-    return model.num_layers, num_pages, model.num_kv_heads, page_size, width
+    layers = model.num_layers if layers is None else layers
+    return layers, num_pages, model.num_kv_heads, page_size, width
+
+
+@dataclass(frozen=True)
+class LayerPool:
+    """Pages of the layers of a narrow window, where they are fewer than the others' and go by
+    numbers of their own (a device; cpp/kv/page_parts.h).
+
+    layers  of the model
+    k, v    [len(layers), P, G, S, elements of a token's vector]
+    """
+
+    layers: tuple[int, ...]
+    k: Any
+    v: Any
 
 
 def token_bytes(model: Any, dtype: str) -> int:

@@ -8,6 +8,7 @@ down projection are split by input columns, and the ranks' sums are added up: ha
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +18,7 @@ from .. import _core
 from ..errors import ConfigError, UnsupportedModelError
 from .native_config import NativeShape
 
-__all__ = ["Shard", "take_columns"]
+__all__ = ["Shard", "kv_heads_of_ranks", "take_columns"]
 
 # Columns of one panel of packed weights: what ranks share out.
 _PANEL = 32
@@ -132,6 +133,12 @@ class Shard:
 
     def _part(self, bounds: tuple[int, ...], unit: int = 1) -> slice:
         return slice(bounds[self.rank] * unit, bounds[self.rank + 1] * unit)
+
+
+def kv_heads_of_ranks(num_kv_heads: int, size: int) -> list[int]:
+    """How many K/V heads each rank holds."""
+    bounds = _bounds(num_kv_heads, 1, size)
+    return [last - first for first, last in itertools.pairwise(bounds)]
 
 
 def take_columns(weight: Any, columns: slice, width: int, name: str) -> Any:

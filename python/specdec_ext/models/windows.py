@@ -2,8 +2,8 @@
 
 A layer has the smaller of its own window and the one that KvCacheConfig asks for. Layers with a
 window see the first `sink_token_length` tokens of a text besides. Pages are shared by all layers,
-so a page can go when the layer with the widest window is past it; on the CPU the memory of the
-others' parts goes before (docs/attention_windows.md).
+so a page can go when the layer with the widest window is past it; the others' parts of it go
+before (docs/attention_windows.md).
 """
 
 from __future__ import annotations

@@ -27,12 +27,12 @@ from .link import HEARTBEAT_S, Link, LostRankError
 from .shared_link import SharedLink, make_memory
 
 __all__ = [
-    "BIND", "END", "FORWARD", "HOST_POOL", "LOAD", "LOST_EXIT_CODE", "RELEASE", "Team", "enter",
-    "join", "lead",
+    "BIND", "END", "FORWARD", "HOST_POOL", "LOAD", "LOST_EXIT_CODE", "NARROW", "RELEASE", "Team",
+    "enter", "join", "lead",
 ]  # fmt: skip
 
 # Kinds of packets.
-LOAD, BIND, FORWARD, RELEASE, HOST_POOL, END = range(6)
+LOAD, BIND, FORWARD, RELEASE, HOST_POOL, NARROW, END = range(7)
 # What a rank ends with that has lost another.
 LOST_EXIT_CODE = 75
 _START_S = 120.0  # for ranks to start and find each other
@@ -93,6 +93,11 @@ class Team:
     def make_host_pool(self, num_pages: int) -> None:
         """Rank 0: the others make room for so many pages of preempted requests, of their heads."""
         self.tell(HOST_POOL, np.array([num_pages], dtype=np.int32))
+
+    def narrow(self, windows: Sequence[int]) -> None:
+        """Rank 0, behind bind_cache(): layers with these windows (0: none) give the memory of pages
+        back that they have left."""
+        self.tell(NARROW, np.array(windows, dtype=np.int32))
 
     def look(self) -> None:
         """Rank 0, while it loads, too: has a process ended that it has started?"""

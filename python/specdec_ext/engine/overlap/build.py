@@ -32,6 +32,7 @@ from . import (
 
 if TYPE_CHECKING:
     from ...drafters.slot_drafter import SlotDrafter
+    from ...models.kv_storage import LayerPool
     from ...models.place import Place
     from ..host_pool import HostPool
 
@@ -106,16 +107,22 @@ def graph_bytes(
     """
     if make_recorder(make_stream(place), scheduler, model) is None:
         return 0
-    k_pages, v_pages = KvPages(model, 1, memory.tokens_per_block, place).tensors
-    model.bind_cache(k_pages, v_pages)
+    one = tuple((layers, 1) for layers in memory.narrow_layers)
+    pages = KvPages(model, 1, memory.tokens_per_block, place, one)
+    model.bind_cache(*pages.tensors, *([pages.narrow] if one else []))
     if isinstance(drafter, DraftTargetDrafter):
         drafter.bind_cache(*KvPages(drafter.model, 1, memory.tokens_per_block, place).tensors)
     # Everything that is recorded counts as measured here.
-    probe = dataclasses.replace(memory, num_pages=1, graph_bytes=sys.maxsize - _GRAPH_SLACK)
+    probe = dataclasses.replace(
+        memory,
+        num_pages=1,
+        narrow_pages=(1,) * len(one),
+        graph_bytes=sys.maxsize - _GRAPH_SLACK,
+    )
     try:
         pipeline = make_pipeline(
-            model, (k_pages, v_pages), probe, scheduler, place, drafting,
-            drafter=drafter, synthetic_rates=synthetic_rates,
+            model, pages.tensors, probe, scheduler, place, drafting,
+            drafter=drafter, synthetic_rates=synthetic_rates, narrow=pages.narrow,
         )  # fmt: skip
         pipeline.stream.record().wait()
     except torch.OutOfMemoryError as error:
@@ -142,6 +149,7 @@ def make_pipeline(
     adaptive: bool = False,
     enable_block_reuse: bool = False,
     synthetic_rates: Sequence[float] = (),
+    narrow: Sequence[LayerPool] = (),
     host_pool: HostPool | None = None,
     host_bytes_per_second: float | None = None,
 ) -> OverlapPipeline:
@@ -150,6 +158,7 @@ def make_pipeline(
     adaptive   draft budgets follow what was accepted
     enable_block_reuse  requests start from published pages
     synthetic_rates     of synthetic acceptance; (): acceptance is real
+    narrow     the model's pools of narrow windows
     host_pool  of what preempted requests held, and how fast pages are copied there; None: measured
     """
     stream = make_stream(place)
@@ -188,6 +197,7 @@ def make_pipeline(
         recorder=recorder,
         drafter=drafter,
         synthetic_rates=synthetic_rates,
+        narrow=narrow,
         host_pool=host_pool,
     )
     pipeline.record_graphs()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -23,9 +24,10 @@ class HostSide:
     the model, what it will decide from."""
 
     def __init__(
-        self, buffers: StepBuffers, k_pages: Tensor, v_pages: Tensor, backend: str | None
+        self, buffers: StepBuffers, pools: Sequence[tuple[Tensor, Tensor]], backend: str | None
     ) -> None:
-        self._buffers, self._pages, self._backend = buffers, (k_pages, v_pages), backend
+        """pools  (K, V) pages, in the order of a step's tables"""
+        self._buffers, self._pools, self._backend = buffers, tuple(pools), backend
         self._left: dict[int, Tensor] = {}  # by slot, hidden states of its last step's rows
 
     def move_kv(self, tensors: StepTensors) -> None:
@@ -33,18 +35,19 @@ class HostSide:
         b, layout, step = self._buffers, self._buffers.staging, tensors.step
         requests = len(step.kv_len)
         path = b.staged_part(layout.move_path, requests * MAX_STEP_TOKENS)
-        ops.compact_kv(
-            *self._pages,
-            step.page_table,
-            b.staged_part(layout.move_kv_len, requests),
-            b.staged_part(layout.move_cu_rows, requests + 1),
-            path.view(requests, MAX_STEP_TOKENS),
-            b.staged_part(layout.move_path_len, requests),
-            num_rows=requests * MAX_STEP_TOKENS,
-            max_kv_len=step.max_kv_len,
-            backend=self._backend,
-            status=tensors.status,
-        )
+        for pages, table in zip(self._pools, step.tables, strict=True):
+            ops.compact_kv(
+                *pages,
+                table,
+                b.staged_part(layout.move_kv_len, requests),
+                b.staged_part(layout.move_cu_rows, requests + 1),
+                path.view(requests, MAX_STEP_TOKENS),
+                b.staged_part(layout.move_path_len, requests),
+                num_rows=requests * MAX_STEP_TOKENS,
+                max_kv_len=step.max_kv_len,
+                backend=self._backend,
+                status=tensors.status,
+            )
 
     def show(
         self, g: StepSizes, tensors: StepTensors, scores: Tensor, hidden: Tensor | None

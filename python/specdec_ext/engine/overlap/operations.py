@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -18,6 +18,8 @@ from specdec_ext.models.device_step import DeviceStep
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from specdec_ext.models.kv_storage import LayerPool
 
 __all__ = ["StepOperations"]
 
@@ -44,6 +46,7 @@ class StepOperations:
     k_pages, v_pages  [layers, P, G, S, K], the model's
     backend   name of the operations' backend; None: by the pages' device
     drafter   proposes the drafts of slots whose method is "proposed"
+    narrow    the model's pools of narrow windows, in the order of the step's tables
     """
 
     def __init__(
@@ -54,6 +57,7 @@ class StepOperations:
         v_pages: Tensor,
         backend: str | None,
         drafter: SlotDrafter | None = None,
+        narrow: Sequence[LayerPool] = (),
     ) -> None:
         self.buffers = buffers
         # Time in `forward` and in the drafter; on a device that of their launches.
@@ -68,9 +72,10 @@ class StepOperations:
             self._hidden = forward.make_hidden(len(buffers.slots))
         self._forward = forward
         self._pages = (k_pages, v_pages)
+        self._pools = (self._pages, *((pool.k, pool.v) for pool in narrow))
         self._backend = backend
         self._scores: Tensor | None = None  # of the step that was enqueued last
-        self._host = HostSide(buffers, k_pages, v_pages, backend)
+        self._host = HostSide(buffers, self._pools, backend)
 
     def _operations(self, g: StepSizes) -> tuple[tuple[Callable[[], None], ...], ...]:
         """What runs on the device, for each of PARTS: the same addresses for equal geometries."""
@@ -123,6 +128,7 @@ class StepOperations:
             kv_len=b.kv_len[:requests],
             is_tree=b.is_tree[:requests],
             page_table=b.staged_words.page_table(requests),
+            narrow_tables=b.staged_words.narrow_tables(requests),
             logit_rows=b.staged_part(layout.logit_rows, choices) if g.prompts else None,
             status=b.status[:requests],
             max_rows=g.max_rows,
@@ -357,15 +363,16 @@ class StepOperations:
             status=tensors.status,
         )
         self._keep_hidden(tensors)
-        ops.compact_kv(
-            *self._pages,
-            step.page_table,
-            step.kv_len,
-            step.cu_rows,
-            path,
-            path_len,
-            num_rows=step.num_rows,
-            max_kv_len=step.max_kv_len,
-            backend=self._backend,
-            status=tensors.status,
-        )
+        for pages, table in zip(self._pools, step.tables, strict=True):
+            ops.compact_kv(
+                *pages,
+                table,
+                step.kv_len,
+                step.cu_rows,
+                path,
+                path_len,
+                num_rows=step.num_rows,
+                max_kv_len=step.max_kv_len,
+                backend=self._backend,
+                status=tensors.status,
+            )

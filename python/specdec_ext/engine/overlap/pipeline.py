@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from specdec_ext.engine.host_pool import HostPool
     from specdec_ext.engine.overlap.graphs import GraphRecorder
     from specdec_ext.engine.overlap.streams import Event, Mark, Stream
+    from specdec_ext.models.kv_storage import LayerPool
 
 __all__ = ["OverlapPipeline"]
 
@@ -40,6 +41,7 @@ class OverlapPipeline(StepOperations):
     drafter   proposes drafts where the executor's method is "proposed"
     draft_options  what the request of an id asked of the drafter; None: nothing
     synthetic_rates  of synthetic acceptance; (): acceptance is real
+    narrow    the model's pools of narrow windows
     host_pool  what preempted requests held; None: the executor was made without pages for it
     process   what callers make of the scores that the host reads of a step: called with the step's
               index and its rows [n, V], which stay as they are; returns others (None: the same),
@@ -63,13 +65,14 @@ class OverlapPipeline(StepOperations):
         recorder: GraphRecorder | None = None,
         drafter: SlotDrafter | None = None,
         synthetic_rates: Sequence[float] = (),
+        narrow: Sequence[LayerPool] = (),
         host_pool: HostPool | None = None,
     ) -> None:
         self.executor = executor
         self._host_pool = host_pool
         self.stream = stream
         buffers = StepBuffers(executor, k_pages.device, synthetic_rates)
-        super().__init__(buffers, forward, k_pages, v_pages, backend, drafter)
+        super().__init__(buffers, forward, k_pages, v_pages, backend, drafter, narrow)
         stream.follow()  # weights, pages and buffers are there when the first operation runs
         # By index, the steps that were enqueued and not read, oldest first: the event after each
         # and, of one that is timed, whether it reads prompts, and its marks.
@@ -251,7 +254,7 @@ class OverlapPipeline(StepOperations):
 
     def _stage(self, planned: Any) -> None:
         stream, buffers = self.stream, self.buffers
-        for copy in planned.page_copies:
+        for copy in planned.page_orders:
             assert self._host_pool is not None
             self._host_pool.copy(stream, *copy)
         # What only prompts need lies at the end.
