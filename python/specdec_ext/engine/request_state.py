@@ -210,7 +210,7 @@ class RequestState:
                 finish_reason=self.finish_reason,
                 stop_reason=self.stop_reason,
                 error=self.error,
-                generation_logits=self._joined_logits(),
+                generation_logits=self._joined_logits() if self._logits else None,
                 token_from_draft=list(self._from_draft),
                 steps=None if self._steps is None else list(records),
                 delta_text="".join([text for text, _ in fresh]),
@@ -240,7 +240,8 @@ class RequestState:
 
     def _fold(self) -> None:
         """Bring what was taken into the text. Interrupted, it has not begun."""
-        self._rewind()
+        if self._undo is not None:
+            self._rewind()
         if not self._waiting:
             return
         self._begin()
@@ -315,7 +316,8 @@ class RequestState:
 
     def _begin(self) -> None:
         """Begin a change; one that was interrupted has not been made."""
-        self._rewind()
+        if self._undo is not None:
+            self._rewind()
         self._undo = (
             len(self._token_ids),
             self._text.save(),
@@ -327,8 +329,8 @@ class RequestState:
         )
 
     def _rewind(self) -> None:
-        if self._undo is None:
-            return
+        """Undo the change that was interrupted."""
+        assert self._undo is not None
         tokens, text, counter, logprobs, prompt_logprobs, total, steps = self._undo
         del self._token_ids[tokens:], self._sources[tokens:], self._from_draft[tokens:]
         self._text.restore(text)
@@ -355,10 +357,8 @@ class RequestState:
         )  # fmt: skip
 
     def _joined_logits(self) -> Any:
-        """[tokens, vocabulary], or None. Rows behind a stop string go as their tokens do."""
+        """[tokens, vocabulary]. Rows behind a stop string go as their tokens do."""
         parts = list(self._logits.values())
-        if not parts:
-            return None
         if len(parts) > 1:
             rows = parts[0].new_empty(sum(len(part) for part in parts), parts[0].shape[1])
             begin = 0
