@@ -28,7 +28,12 @@ class Calls:
 
 def set_all(wakes: _Wakes, waiters: list[asyncio.Future[None]]) -> None:
     """As a step does: from another thread, while the loop does something else."""
-    thread = threading.Thread(target=lambda: [wakes.set(waiter) for waiter in waiters])
+
+    def work() -> None:
+        for waiter in waiters:
+            wakes.set(waiter)
+
+    thread = threading.Thread(target=work)
     thread.start()
     thread.join()
 
@@ -53,7 +58,8 @@ def test_the_first_need_not_wait_for_the_last() -> None:
     async def main() -> None:
         loop = asyncio.get_running_loop()
         wakes = _Wakes(loop)
-        turn, turns, order = 0, {}, []
+        turn = 0
+        turns: dict[int, int] = {}  # by number, in which turn it was woken
 
         def next_turn() -> None:
             nonlocal turn
@@ -63,7 +69,6 @@ def test_the_first_need_not_wait_for_the_last() -> None:
         async def wait(number: int) -> None:
             await waiters[number]
             turns[number] = turn
-            order.append(number)
 
         waiters = [wakes.new() for _ in range(COUNT)]
         tasks = [asyncio.ensure_future(wait(i)) for i in range(COUNT)]
@@ -71,7 +76,7 @@ def test_the_first_need_not_wait_for_the_last() -> None:
         next_turn()
         set_all(wakes, waiters)
         await asyncio.gather(*tasks)
-        assert order == list(range(COUNT))
+        assert list(turns) == list(range(COUNT))
         counts = [list(turns.values()).count(t) for t in sorted(set(turns.values()))]
         assert counts == [_Wakes.PER_TURN] * 3 + [1]
 
