@@ -104,15 +104,19 @@ def noted(
     notes in `used` what `clock`, a thread's, says."""
     consume = RequestState.consume
 
-    def noting(state: RequestState, *given: Any, **more: Any) -> Any:
-        result = consume(state, *given, **more)
+    def noting(state: RequestState, out: Any, *given: Any, **more: Any) -> Any:
+        result = consume(state, out, *given, **more)
         now = time.monotonic()
-        marks.setdefault(state.params.seed, []).append((now, len(state.token_ids)))
+        # Not from the request's own text, which nobody makes before it is asked for: whoever asks
+        # does that work, and here it has to be the server's thread.
+        assert state.params.seed is not None
+        found = marks.setdefault(state.params.seed, [])
+        found.append((now, len(out.tokens) + (found[-1][1] if found else 0)))
         if used is not None and state.params.seed == 0:
             used.append((now, time.clock_gettime(clock)))
         return result
 
-    RequestState.consume = noting  # type: ignore[method-assign]
+    RequestState.consume = noting  # type: ignore[method-assign,assignment]
     try:
         yield
     finally:

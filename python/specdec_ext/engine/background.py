@@ -23,7 +23,7 @@ from .request_state import RequestState
 if TYPE_CHECKING:
     import asyncio
 
-__all__ = ["AsyncRequest", "BackgroundStepper"]
+__all__ = ["AsyncRequest", "BackgroundStepper", "behind_others"]
 
 
 class BackgroundStepper:
@@ -73,41 +73,74 @@ class BackgroundStepper:
 
 
 class _Wakes:
-    """Wakes who waits in one event loop. What a step brings wakes the loop once: every call into
-    it from another thread is a system call, and has both threads want the interpreter."""
+    """Wakes who waits in one event loop, in the order in which they were told to.
+
+    What a step brings wakes the loop once: every call into it from another thread is a system call,
+    and has both threads want the interpreter. The loop then wakes a few in each of its turns: what
+    they write may leave at the end of a turn (uvloop), and need not wait for all the others.
+    """
+
+    PER_TURN = 8
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = weakref.ref(loop)  # which is the key under which this is kept
-        self._waiting: deque[asyncio.Event] = deque()
+        self._waiting: deque[asyncio.Future[None]] = deque()
         self._is_called = False
 
-    def set(self, event: asyncio.Event) -> None:
-        """Set `event` in its loop; may be called by any thread."""
-        self._waiting.append(event)  # before the look: who has looked before takes it along
+    def new(self) -> asyncio.Future[None]:
+        """For set(): who awaits it is woken then. Called in the loop alone."""
+        loop = self._loop()
+        assert loop is not None
+        return loop.create_future()
+
+    def set(self, waiter: asyncio.Future[None]) -> None:
+        """Wake who waits for `waiter`; may be called by any thread."""
+        self._waiting.append(waiter)  # before the look: who has looked before takes it along
         loop = self._loop()
         if self._is_called or loop is None:
             return
         self._is_called = True
         try:
-            loop.call_soon_threadsafe(self._set_all)
+            loop.call_soon_threadsafe(self._set_some)
         except RuntimeError:  # the loop is closed
             self._is_called = False
 
-    def _set_all(self) -> None:
+    async def behind_others(self) -> None:
+        """Wait until all have been woken who were to be when this was called."""
+        waiter = self.new()
+        self.set(waiter)
+        await waiter
+
+    def _set_some(self) -> None:
         self._is_called = False
-        while self._waiting:
-            self._waiting.popleft().set()
+        for _ in range(min(len(self._waiting), self.PER_TURN)):
+            waiter = self._waiting.popleft()
+            if not waiter.done():  # told twice, or cancelled
+                waiter.set_result(None)
+        loop = self._loop()
+        if self._waiting and not self._is_called and loop is not None:
+            self._is_called = True
+            loop.call_soon(self._set_some)
 
 
 _wakes: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Wakes] = weakref.WeakKeyDictionary()
 
 
-def _wakes_of(loop: asyncio.AbstractEventLoop) -> _Wakes:
-    """Called in the loop alone."""
+def _wakes_here() -> _Wakes:
+    """Those of the running loop."""
+    import asyncio  # a tenth of the start of a process that never waits
+
+    loop = asyncio.get_running_loop()
     found = _wakes.get(loop)
     if found is None:
         found = _wakes[loop] = _Wakes(loop)
     return found
+
+
+async def behind_others() -> None:
+    """Go on when all in this event loop have been woken whom a step has news for by now: for work
+    that nobody waits for, at the end of a request."""
+    await _wakes_here().behind_others()
 
 
 class AsyncRequest:
@@ -125,7 +158,7 @@ class AsyncRequest:
         request: ResolvedRequest,
         prompt: str | None,
     ) -> None:
-        self._wake: tuple[_Wakes, asyncio.Event] | None = None
+        self._wake: tuple[_Wakes, asyncio.Future[None]] | None = None
         self._group = RequestGroup(engine, request, prompt=prompt, on_update=self._make_callback())
         for state in self._group.states:
             stepper.watch(state)
@@ -138,8 +171,8 @@ class AsyncRequest:
             request = ref()
             wake = request._wake if request is not None else None
             if wake is not None:
-                wakes, event = wake
-                wakes.set(event)
+                wakes, waiter = wake
+                wakes.set(waiter)
 
         return on_update
 
@@ -162,37 +195,40 @@ class AsyncRequest:
         return self._snapshots()
 
     async def _final(self) -> RequestOutput:
+        wakes = _wakes_here()
         while True:
             version = self._group.version
             if self._group.finished:
                 return self._group.snapshot()
-            await self._changed(version)
+            await self._changed(version, wakes)
 
     async def _snapshots(self) -> AsyncIterator[RequestOutput]:
+        wakes, group, seen = _wakes_here(), self._group, 0
         try:
             while True:
-                version = self._group.version
-                if not self._group.has_news:
-                    await self._changed(version)
+                version = group.version
+                if version == seen:
+                    await self._changed(version, wakes)
                     continue
-                output = self._group.snapshot()
-                if output.finished or any(out.delta_token_ids for out in output.outputs):
+                seen = version  # what comes after this look is in the next snapshot, if not in this
+                output = group.snapshot()
+                if output.finished or any(o.delta_token_ids for o in output.outputs):
                     yield output
                 if output.finished:
                     return
         finally:
             self.cancel()
 
-    async def _changed(self, version: int) -> None:
+    async def _changed(self, version: int, wakes: _Wakes) -> None:
         """Wait until the request is past `version`."""
-        import asyncio  # a tenth of the start of a process that never waits
-
-        event = asyncio.Event()
-        self._wake = (_wakes_of(asyncio.get_running_loop()), event)
-        if self._group.version != version:  # it changed before the event was in place
+        waiter = wakes.new()
+        self._wake = (wakes, waiter)
+        if self._group.version != version:  # it changed before the waiter was in place
             return
         try:
-            await event.wait()
-        except asyncio.CancelledError:
+            await waiter
+        except BaseException:  # nobody waits any more
             self.cancel()
             raise
+        finally:
+            self._wake = None

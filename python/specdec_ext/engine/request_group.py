@@ -76,11 +76,11 @@ class RequestGroup:
 
     def snapshot(self) -> RequestOutput:
         """The outputs so far; delta fields hold what is new since the last snapshot."""
+        if len(self.states) == 1:
+            return self.states[0].snapshot()
         # Finished before the snapshots, or the one that ends in between would be missed.
         finished = self.finished
         parts = [state.snapshot() for state in self.states]
-        if len(parts) == 1:
-            return parts[0]
         for i, part in enumerate(parts):
             part.outputs[0].index = i
         return dataclasses.replace(

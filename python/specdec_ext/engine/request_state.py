@@ -233,7 +233,8 @@ class RequestState:
 
     def _fold(self) -> None:
         """Bring what was taken into the text. Interrupted, it has not begun."""
-        self._rewind()
+        if self._undo is not None:
+            self._rewind()
         if not self._waiting:
             return
         self._begin()
@@ -307,7 +308,8 @@ class RequestState:
 
     def _begin(self) -> None:
         """Begin a change; one that was interrupted has not been made."""
-        self._rewind()
+        if self._undo is not None:
+            self._rewind()
         self._undo = (
             len(self._token_ids),
             self._text.save(),
@@ -317,8 +319,8 @@ class RequestState:
         )
 
     def _rewind(self) -> None:
-        if self._undo is None:
-            return
+        """Undo the change that was interrupted."""
+        assert self._undo is not None
         tokens, text, counter, scores, steps = self._undo
         del self._token_ids[tokens:], self._sources[tokens:], self._from_draft[tokens:]
         self._text.restore(text)

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import anyio
 import anyio.to_thread
 
-from ..engine.background import AsyncRequest
+from ..engine.background import AsyncRequest, behind_others
 from ..llm import LLM
 from ..request.sampling_params import SamplingParams
 from ..text.outputs import RequestOutput
@@ -66,25 +66,36 @@ class Running:
     async def result(self) -> RequestOutput:
         """The whole answer."""
         try:
-            return self._checked(await self._request)
+            output = await self._request
+            self._bridge.on_finished(output)
+            self._check(output)
+            return output
         finally:
             self.close()
 
     async def __aiter__(self) -> AsyncIterator[RequestOutput]:
+        """Its end comes behind what a step brings to others: the last snapshot is with the client
+        by then, and what is left to do can wait."""
+        last: RequestOutput | None = None
         try:
             async for output in self._request:
-                yield self._checked(output) if output.finished else output
+                if output.finished:
+                    last = output
+                    self._check(output)
+                yield output
+            await behind_others()
         finally:
+            if last is not None:
+                self._bridge.on_finished(last)
             self.close()
 
-    def _checked(self, output: RequestOutput) -> RequestOutput:
-        self._bridge.on_finished(output)
+    def _check(self, output: RequestOutput) -> None:
+        """Raise ApiError unless the request has ended by itself."""
         reasons = {choice.finish_reason for choice in output.outputs}
         if "cancelled" in reasons:  # by end(), or because the engine was closed
             raise self._why or draining()
         if "error" in reasons:  # the engine has logged it
             raise engine_failed()
-        return output
 
 
 class Bridge:

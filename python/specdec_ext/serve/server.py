@@ -4,6 +4,7 @@ listening, and ends when the answers that run have ended."""
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 import signal
 import socket
@@ -17,6 +18,7 @@ from fastapi import FastAPI
 from sse_starlette.sse import AppStatus
 
 from ..errors import EngineError
+from .interpreter import serving_interpreter
 from .middleware import access_logger
 
 __all__ = ["Server", "ThreadServer", "run_server"]
@@ -33,6 +35,10 @@ class Server(uvicorn.Server):
         self._app = app
         # Streams end when their answers do, not when the signal comes.
         AppStatus.enable_automatic_graceful_drain = False
+
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        with serving_interpreter():
+            await super().serve(sockets)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._app.state.serving.bridge.drain()
@@ -92,6 +98,7 @@ def run_server(app: FastAPI, **options: Any) -> None:
         **options,
     )
     server = Server(config, app)
+    gc.collect()  # what a server has at its start it keeps (interpreter.py)
     # When it has shut down uvicorn raises the signal again, for whoever handled it before. Here
     # that is nobody: a drained server has done what it was told, and ends with 0.
     before = signal.signal(signal.SIGTERM, lambda number, frame: None)

@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from fastapi import APIRouter, Request
-from sse_starlette import ServerSentEvent
 from starlette.responses import JSONResponse, Response
 
 from ...text.outputs import CompletionOutput, RequestOutput
@@ -18,7 +17,7 @@ from ..replies import content_logprobs, head, is_worth_sending, metrics, steps_a
 from ..schema.chat import ChatRequest, conversation
 from ..schema.tools import AnswerReader, ToolCalls, asks_the_model
 from ..serving import Serving, serving_of
-from ..sse import DONE, event, event_stream, unless_gone
+from ..sse import DONE, Chunks, event, event_stream, unless_gone
 from .log import log_answer, log_prompt
 
 __all__ = ["router"]
@@ -99,27 +98,24 @@ class _Answer:
             result["prompt_token_ids"] = output.prompt_token_ids
         return result
 
-    async def events(self, running: Running, request: Request) -> AsyncIterator[ServerSentEvent]:
+    async def events(self, running: Running, request: Request) -> AsyncIterator[bytes]:
         """chat.completion.chunk events: a first one with the role, one per snapshot and choice."""
         base = head("chatcmpl", "chat.completion.chunk", self._model)
         if self._body.with_usage:
             base["usage"] = None
-
-        def chunk(choice: dict[str, Any], delta: dict[str, Any]) -> ServerSentEvent:
-            return event({**base, "choices": [{**choice, "delta": delta}]})
-
+        chunks, with_counts = Chunks(base), self._body.usage_in_every_chunk
         for index in range(self._body.n or 1):
             empty = {"index": index, "logprobs": None, "finish_reason": None}
-            yield chunk(empty, {"role": "assistant", "content": ""})
+            yield chunks.event({**empty, "delta": {"role": "assistant", "content": ""}})
         output = None
         async for output in running:
-            if self._body.usage_in_every_chunk:
-                base["usage"] = usage([output])
+            if with_counts:
+                chunks = Chunks({**base, "usage": usage([output])})
             for choice in output.outputs:
                 if is_worth_sending(choice, wants_tokens=self._wants_tokens):
                     delta = self._delta(choice)
                     if delta or self._wants_tokens or choice.finish_reason is not None:
-                        yield chunk(self._choice(choice), delta)
+                        yield chunks.event({**self._choice(choice), "delta": delta})
         assert output is not None
         log_answer(request, [output])
         if self._body.with_usage:

@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from fastapi import APIRouter, Request
-from sse_starlette import ServerSentEvent
 from starlette.responses import JSONResponse, Response
 
 from ...text.outputs import CompletionOutput, RequestOutput
@@ -23,7 +22,7 @@ from ..replies import (
 )
 from ..schema.completions import CompletionRequest
 from ..serving import Serving, serving_of
-from ..sse import DONE, event, event_stream, merged, unless_gone
+from ..sse import DONE, Chunks, event, event_stream, merged, unless_gone
 from .log import log_answer, log_prompt
 
 __all__ = ["router"]
@@ -94,19 +93,18 @@ class _Answer:
         result["metrics"] = metrics(outputs, self._serving.settings.per_request_metrics)
         return result
 
-    async def events(
-        self, running: Sequence[Running], request: Request
-    ) -> AsyncIterator[ServerSentEvent]:
+    async def events(self, running: Sequence[Running], request: Request) -> AsyncIterator[bytes]:
         """text_completion events, one per snapshot and choice that has something new."""
         base = head("cmpl", "text_completion", self._model)
         if self._body.with_usage:
             base["usage"] = None
+        chunks, with_counts = Chunks(base), self._body.usage_in_every_chunk
         last: dict[int, RequestOutput] = {}
         sent: dict[int, str] = {}  # text of the choices so far
         async for number, output in merged(running):
             last[number] = output
-            if self._body.usage_in_every_chunk:
-                base["usage"] = usage(last.values())
+            if with_counts:
+                chunks = Chunks({**base, "usage": usage(last.values())})
             for choice in output.outputs:
                 place = number * self._n + choice.index
                 is_first = place not in sent
@@ -114,7 +112,7 @@ class _Answer:
                     is_first and self._body.echo
                 ):
                     part = self._choice(number, output, choice, sent.get(place))
-                    yield event({**base, "choices": [part]})
+                    yield chunks.event(part)
                     sent[place] = choice.text
         outputs = [last[number] for number in range(len(running))]
         log_answer(request, outputs)

@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 from fastapi import APIRouter, Request
-from sse_starlette import ServerSentEvent
 from starlette.responses import JSONResponse, Response
 
 from ...config.validate import show
@@ -99,11 +98,11 @@ class _Answer:
             "metrics": metrics([output], self._serving.settings.per_request_metrics),
         }
 
-    async def events(self, running: Running, request: Request) -> AsyncIterator[ServerSentEvent]:
+    async def events(self, running: Running, request: Request) -> AsyncIterator[bytes]:
         """The typed events of a response, numbered."""
         number = -1
 
-        def made(kind: str, **content: Any) -> ServerSentEvent:
+        def made(kind: str, **content: Any) -> bytes:
             nonlocal number
             number += 1
             return event({"type": kind, "sequence_number": number, **content}, kind)
