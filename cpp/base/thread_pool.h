@@ -15,8 +15,9 @@
 // look at what there is to do. A worker that read the word in an earlier phase either fails, or
 // finds the same word again and has taken a piece of the phase that runs.
 //
-// A thread that waits, for pieces or for the others to finish theirs, spins for a few microseconds
-// and then sleeps: it leaves its core to others, perhaps to the thread that it waits for.
+// A thread that waits, for pieces or for the others to finish theirs, spins for some tens of
+// microseconds and then sleeps: it leaves its core to others, perhaps to the thread that it waits
+// for.
 //
 // One run at a time: a caller that finds the threads busy, from a second host thread or inside a
 // body, does its pieces alone. Results must not depend on which rank did a piece.

@@ -12,7 +12,7 @@
 namespace specdec::cpu {
 namespace {
 
-// Of an array that streams from memory, rounded up.
+// What an element of an array that streams from memory takes, rounded up.
 constexpr std::int64_t kElementNs = 1;
 
 float load(const float& value) { return value; }
