@@ -11,8 +11,8 @@
 namespace specdec {
 namespace {
 
-// Fewer scores than this are searched by the calling thread: waking the others takes as long.
-constexpr std::int64_t kInlineScores = 1 << 17;
+// Scores that a search passes in a nanosecond.
+constexpr std::int64_t kScoresPerNs = 8;
 static_assert(BeamSearch::kKept <= kMaxBeamScores && BeamSearch::kKept <= kMaxTopScores);
 
 }  // namespace
@@ -58,15 +58,8 @@ void BeamSearch::advance(const float* scores, std::int64_t stride, std::int32_t 
       set_best(row, best, top_scores(scores + row * stride, vocab_size, kKept, &scratch, best));
     }
   };
-  if (rows <= 1 || std::int64_t{rows} * vocab_size < kInlineScores) {
-    score_rows(0, rows);
-  } else {
-    ThreadPool& pool = ThreadPool::global();
-    pool.run([&](int rank) {
-      const auto mine = pool.part(rows, rank);
-      score_rows(mine.begin, mine.end);
-    });
-  }
+  ThreadPool::global().run_items(rows, vocab_size / kScoresPerNs,
+                                 [&](Range some, int) { score_rows(some.begin, some.end); });
   grow_all(vocab_size, token_ids);
 }
 

@@ -1,11 +1,11 @@
 #include "base/thread_pool.h"
 
+#include <pthread.h>
 #include <sched.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cstdlib>
-#include <exception>
+#include <utility>
 
 #include "base/check.h"
 #include "base/cpu_relax.h"
@@ -13,13 +13,16 @@
 namespace specdec {
 namespace {
 
-// Spins before sleeping: about 50 us of pause instructions. Long enough to bridge the host work
-// between two steps of a small model, short enough to be invisible when the process is idle.
+// Spins before sleeping, of pause instructions: about 50 us. Long enough for a worker to bridge the
+// host work between two steps of a small model, short enough to be invisible in an idle process.
 constexpr int kSpinsBeforeSleep = 2000;
 
-// Waits until `value` is no longer `old`, which a notify_all() of its writer must follow. On a busy
-// machine the other thread may have lost its core: asleep, this one leaves its own core to it,
-// which spinning or yielding does not.
+// More pieces than this per thread would not make threads end closer together.
+constexpr std::int64_t kMostPiecesPerThread = 16;
+// A piece takes at least this long: a claim and the start of a stream are small beside it.
+constexpr std::int64_t kLeastPieceNs = 2000;
+
+// Waits until `value` is no longer `old`, which a notify of its writer must follow.
 template <typename T>
 void wait_while(const std::atomic<T>& value, T old) {
   for (int spins = 0; value.load(std::memory_order_acquire) == old; ++spins) {
@@ -42,7 +45,36 @@ int default_size() {
   return std::max(1u, std::thread::hardware_concurrency());
 }
 
+// How many forks this process is away from the first that started a pool.
+int process_forks = 0;
+
+void count_forks() {
+  static const int registered =
+      pthread_atfork(nullptr, nullptr, [] { process_forks += 1; });  // in the child
+  static_cast<void>(registered);
+}
+
+constexpr std::uint64_t run_of(std::uint64_t first, std::uint64_t end) { return end << 32 | first; }
+constexpr int first_of(std::uint64_t run) { return static_cast<int>(run & 0xffffffff); }
+constexpr int end_of(std::uint64_t run) { return static_cast<int>(run >> 32); }
+
+// Takes a piece of a run, its owner from the front; -1 if there is none.
+int take(std::atomic<std::uint64_t>& left, bool own, int rank) {
+  std::uint64_t run = left.load(std::memory_order_acquire);
+  while (first_of(run) < end_of(run)) {
+    if (const auto hook = ThreadPool::claim_hook.load(std::memory_order_acquire)) hook(rank);
+    const std::uint64_t rest =
+        own ? run_of(first_of(run) + 1, end_of(run)) : run_of(first_of(run), end_of(run) - 1);
+    if (left.compare_exchange_weak(run, rest, std::memory_order_acquire)) {
+      return own ? first_of(run) : end_of(run) - 1;
+    }
+  }
+  return -1;
+}
+
 }  // namespace
+
+std::atomic<ThreadPool::ClaimHook> ThreadPool::claim_hook{nullptr};
 
 ThreadPool& ThreadPool::global() {
   // Never destroyed: worker threads must not be joined from a static destructor, where the
@@ -57,110 +89,119 @@ ThreadPool::~ThreadPool() { stop(); }
 
 void ThreadPool::resize(int size) {
   SPECDEC_REQUIRE(size >= 1 && size <= 256, "num_threads = ", size, ": give 1..256");
-  std::lock_guard<std::mutex> region(region_mutex_);
-  if (size == size_) return;
-  stop();
-  start(size);
+  while (busy_.exchange(true, std::memory_order_acquire)) std::this_thread::yield();
+  if (size != size_) {
+    stop();
+    start(size);
+  }
+  busy_.store(false, std::memory_order_release);
 }
 
 void ThreadPool::start(int size) {
+  count_forks();
+  forks_ = process_forks;
   size_ = size;
-  owner_pid_ = static_cast<int>(getpid());
-  stopping_ = false;
-  // The epoch is read here, not in the thread: a region may begin before the thread first runs.
-  const std::uint32_t epoch = epoch_.load(std::memory_order_relaxed);
+  stopping_.store(false, std::memory_order_relaxed);
+  runs_ = std::make_unique<Run[]>(static_cast<std::size_t>(size));
   for (int rank = 1; rank < size; ++rank) {
-    threads_.emplace_back([this, rank, epoch] { worker(rank, epoch); });
+    threads_.emplace_back([this, rank] { worker(rank); });
   }
 }
 
 void ThreadPool::stop() {
-  if (owner_pid_ != static_cast<int>(getpid())) {
+  if (forks_ != process_forks) {
     // Forked child: the threads do not exist here, there is nothing to join.
     for (auto& thread : threads_) thread.detach();
     threads_.clear();
     return;
   }
-  {
-    std::lock_guard<std::mutex> lock(sleep_mutex_);
-    stopping_ = true;
-    epoch_.fetch_add(1, std::memory_order_release);
-  }
-  wake_.notify_all();
+  stopping_.store(true, std::memory_order_relaxed);
+  epoch_.fetch_add(1, std::memory_order_seq_cst);
+  epoch_.notify_all();
   for (auto& thread : threads_) thread.join();
   threads_.clear();
 }
 
-void ThreadPool::run_raw(RawBody body, void* context) {
-  if (size_ == 1) {
-    body(context, 0);
-    return;
-  }
-  SPECDEC_REQUIRE(owner_pid_ == static_cast<int>(getpid()),
+int ThreadPool::pieces(std::int64_t items, std::int64_t item_ns) const {
+  const std::int64_t worth = items * item_ns / kLeastPieceNs;
+  const std::int64_t count = std::min({items, worth, kMostPiecesPerThread * size_});
+  if (size_ == 1 || count < 2) return 1;
+  // The same number for every thread, so that they end together.
+  return static_cast<int>(count < size_ ? count : count / size_ * size_);
+}
+
+void ThreadPool::run_raw(int pieces, RawBody body, void* context) {
+  SPECDEC_REQUIRE(size_ == 1 || forks_ == process_forks,
                   "specdec_ext was used after fork(): its threads do not exist in the child. Start "
                   "worker processes with the 'spawn' method, or load the model in the child");
-  std::lock_guard<std::mutex> region(region_mutex_);
+  if (pieces <= 1 || size_ == 1 || busy_.exchange(true, std::memory_order_acquire)) {
+    for (int piece = 0; piece < pieces; ++piece) body(context, piece, 0);
+    return;
+  }
   body_ = body;
   context_ = context;
-  error_ = nullptr;
-  running_.store(size_ - 1, std::memory_order_relaxed);
-  // seq_cst on both sides: a worker announces that it sleeps and then re-reads the epoch, we bump
-  // the epoch and then read the announcement, so at least one of us sees the other.
-  epoch_.fetch_add(1, std::memory_order_seq_cst);
-  if (sleepers_.load(std::memory_order_seq_cst) > 0) {
-    {
-      std::lock_guard<std::mutex> lock(sleep_mutex_);
-    }
-    wake_.notify_all();
+  finished_.store(0, std::memory_order_relaxed);
+  // From here on pieces may be taken.
+  for (int rank = 0; rank < size_; ++rank) {
+    const Range own = share(pieces, rank, size_);
+    runs_[rank].left.store(run_of(own.begin, own.end), std::memory_order_release);
   }
+  // seq_cst on both sides: a worker announces that it sleeps and then looks at the epoch again, we
+  // count the epoch up and then read the announcement, so at least one of us sees the other. We
+  // take the announcement back ourselves: a worker that is awake but has no core yet must not cost
+  // a system call in each phase.
+  epoch_.fetch_add(1, std::memory_order_seq_cst);
+  if (asleep_.load(std::memory_order_seq_cst) &&
+      asleep_.exchange(false, std::memory_order_seq_cst)) {
+    epoch_.notify_all();
+  }
+  const int mine = work(0);
+  for (;;) {
+    const int finished = finished_.load(std::memory_order_acquire);
+    if (mine + finished == pieces) break;
+    wait_while(finished_, finished);
+  }
+  const std::exception_ptr error = std::exchange(error_, nullptr);
+  busy_.store(false, std::memory_order_release);
+  if (error) std::rethrow_exception(error);
+}
+
+// Does pieces, one's own first, until none is left to take; returns how many.
+int ThreadPool::work(int rank) {
+  int done = 0;
+  for (int turn = 0; turn < size_; ++turn) {
+    auto& left = runs_[(rank + turn) % size_].left;
+    for (int piece; (piece = take(left, turn == 0, rank)) >= 0; ++done) do_piece(piece, rank);
+  }
+  return done;
+}
+
+void ThreadPool::do_piece(int piece, int rank) {
   try {
-    body(context, 0);
+    body_(context_, piece, rank);
   } catch (...) {
     std::lock_guard<std::mutex> lock(error_mutex_);
     if (!error_) error_ = std::current_exception();
   }
-  for (int left = running_.load(std::memory_order_acquire); left != 0;
-       left = running_.load(std::memory_order_acquire)) {
-    wait_while(running_, left);
-  }
-  if (error_) std::rethrow_exception(error_);
 }
 
-void ThreadPool::worker(int rank, std::uint32_t seen) {
+void ThreadPool::worker(int rank) {
   for (;;) {
-    for (int spins = 0; epoch_.load(std::memory_order_acquire) == seen; ++spins) {
+    const std::uint32_t epoch = epoch_.load(std::memory_order_acquire);
+    if (stopping_.load(std::memory_order_relaxed)) return;
+    if (const int done = work(rank); done > 0) {
+      finished_.fetch_add(done, std::memory_order_release);
+      finished_.notify_one();  // the caller alone waits for it
+    }
+    for (int spins = 0; epoch_.load(std::memory_order_acquire) == epoch; ++spins) {
       if (spins < kSpinsBeforeSleep) {
         cpu_relax();
         continue;
       }
-      std::unique_lock<std::mutex> lock(sleep_mutex_);
-      sleepers_.fetch_add(1, std::memory_order_seq_cst);
-      wake_.wait(lock, [&] { return epoch_.load(std::memory_order_seq_cst) != seen; });
-      sleepers_.fetch_sub(1, std::memory_order_seq_cst);
+      asleep_.store(true, std::memory_order_seq_cst);
+      epoch_.wait(epoch, std::memory_order_seq_cst);
     }
-    seen = epoch_.load(std::memory_order_acquire);
-    if (stopping_) return;
-    try {
-      body_(context_, rank);
-    } catch (...) {
-      std::lock_guard<std::mutex> lock(error_mutex_);
-      if (!error_) error_ = std::current_exception();
-    }
-    running_.fetch_sub(1, std::memory_order_release);
-    running_.notify_one();  // run_raw() alone waits for it
   }
-}
-
-void ThreadPool::barrier() {
-  if (size_ == 1) return;
-  const std::uint32_t epoch = barrier_epoch_.load(std::memory_order_relaxed);
-  if (barrier_count_.fetch_add(1, std::memory_order_acq_rel) + 1 == size_) {
-    barrier_count_.store(0, std::memory_order_relaxed);
-    barrier_epoch_.fetch_add(1, std::memory_order_release);
-    barrier_epoch_.notify_all();
-    return;
-  }
-  wait_while(barrier_epoch_, epoch);
 }
 
 }  // namespace specdec

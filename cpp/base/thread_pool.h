@@ -1,19 +1,32 @@
 // A small team of threads for the CPU backend.
 //
-// run(f) calls f(rank) on every rank, the caller being rank 0, and returns when all have finished.
-// barrier() may be called inside run() by every rank. Whoever waits, for a region, at a barrier or
-// for the others to finish, spins for a few tens of microseconds and then sleeps: a pool that is
-// idle costs nothing, and one whose other thread lost its core to another process leaves it this
-// one. A decoding step reaches the workers while they still spin.
+// run(n, body) calls body(piece, rank) for each piece 0..n-1 and returns when all are done. Ranks
+// are threads, the caller being rank 0. Each rank owns a run of neighbouring pieces: it takes them
+// from the front and, when it has none left, takes those of others from the back. So on an idle
+// machine a thread reads the same part of a matrix in every pass, and on a busy one whoever has a
+// core does the work.
 //
-// A body must not throw between two barriers: the other ranks would wait for it for ever.
-// One region at a time: run() calls from different host threads are serialised by a mutex.
+// The caller waits for nothing but pieces that a worker has taken and not finished. A worker that
+// has no core takes no piece: the caller then does all of them itself.
+//
+// Late workers do no harm. A run is one word, {first piece left, end}, and taking a piece is one
+// compare-and-swap of it. A phase cannot end while a piece is taken and not finished, so the phase
+// that a piece belongs to is the phase in which the swap succeeded, and only then does the thread
+// look at what there is to do. A worker that read the word in an earlier phase either fails, or
+// finds the same word again and has taken a piece of the phase that runs.
+//
+// A thread that waits, for pieces or for the others to finish theirs, spins for some tens of
+// microseconds and then sleeps: it leaves its core to others, perhaps to the thread that it waits
+// for.
+//
+// One run at a time: a caller that finds the threads busy, from a second host thread or inside a
+// body, does its pieces alone. Results must not depend on which rank did a piece.
 // The pool is not usable after fork() in the child: run() then throws.
 #pragma once
 
 #include <atomic>
-#include <condition_variable>
 #include <cstdint>
+#include <exception>
 #include <memory>
 #include <mutex>
 #include <thread>
@@ -21,6 +34,15 @@
 #include <vector>
 
 namespace specdec {
+
+struct Range {
+  std::int64_t begin, end;
+};
+
+// Part `part` of `parts` contiguous, nearly equal parts of [0, n).
+constexpr Range share(std::int64_t n, std::int64_t part, std::int64_t parts) {
+  return {n * part / parts, n * (part + 1) / parts};
+}
 
 class ThreadPool {
  public:
@@ -36,47 +58,61 @@ class ThreadPool {
   int size() const { return size_; }
   void resize(int size);
 
+  // How many pieces to cut `items` items into that take about `item_ns` nanoseconds each: 1 if a
+  // second thread would not be worth its call, else enough of them that threads end together.
+  int pieces(std::int64_t items, std::int64_t item_ns) const;
+
+  // An exception of a body is rethrown, one of them if there are several, when all pieces are done.
   template <typename F>
-  void run(F&& body) {
+  void run(int pieces, F&& body) {
     using Body = std::remove_reference_t<F>;
-    run_raw([](void* context, int rank) { (*static_cast<Body*>(context))(rank); },
-            const_cast<void*>(static_cast<const void*>(&body)));
+    run_raw(
+        pieces,
+        [](void* context, int piece, int rank) { (*static_cast<Body*>(context))(piece, rank); },
+        const_cast<void*>(static_cast<const void*>(&body)));
   }
 
-  // Splits [0, n) into contiguous, near-equal parts, one per rank.
-  struct Range {
-    std::int64_t begin, end;
-  };
-  Range part(std::int64_t n, int rank) const {
-    return Range{n * rank / size_, n * (rank + 1) / size_};
+  // body(range, rank) over [0, items) in pieces(items, item_ns) ranges.
+  template <typename F>
+  void run_items(std::int64_t items, std::int64_t item_ns, F&& body) {
+    const int count = pieces(items, item_ns);
+    run(count, [&](int piece, int rank) { body(share(items, piece, count), rank); });
   }
 
-  void barrier();
+  // Tests stop a thread here: behind its look at a run that has pieces, in front of its claim.
+  using ClaimHook = void (*)(int rank);
+  static std::atomic<ClaimHook> claim_hook;
 
  private:
-  using RawBody = void (*)(void* context, int rank);
-  void run_raw(RawBody body, void* context);
-  void worker(int rank, std::uint32_t seen_epoch);
+  using RawBody = void (*)(void* context, int piece, int rank);
+  // The pieces [first, end) that are left of a rank's own: end << 32 | first.
+  struct alignas(64) Run {
+    std::atomic<std::uint64_t> left{0};
+  };
+
+  void run_raw(int pieces, RawBody body, void* context);
+  int work(int rank);
+  void do_piece(int piece, int rank);
+  void worker(int rank);
   void start(int size);
   void stop();
 
   int size_ = 1;
-  int owner_pid_ = 0;
+  int forks_ = 0;  // of the process, as the threads were started
   std::vector<std::thread> threads_;
-  std::mutex region_mutex_;
-
-  RawBody body_ = nullptr;
-  void* context_ = nullptr;
-  bool stopping_ = false;
-  alignas(64) std::atomic<std::uint32_t> epoch_{0};
-  alignas(64) std::atomic<int> running_{0};
-  alignas(64) std::atomic<int> barrier_count_{0};
-  alignas(64) std::atomic<std::uint32_t> barrier_epoch_{0};
-  std::atomic<int> sleepers_{0};
-  std::mutex sleep_mutex_;
-  std::condition_variable wake_;
+  std::unique_ptr<Run[]> runs_;  // [size]
+  std::atomic<bool> busy_{false};
+  std::atomic<bool> stopping_{false};
   std::exception_ptr error_;
   std::mutex error_mutex_;
+
+  // Written per phase and read by all; a new epoch says that there are new pieces.
+  alignas(64) std::atomic<std::uint32_t> epoch_{0};
+  std::atomic<bool> asleep_{false};  // a worker may sleep until the next epoch
+  RawBody body_ = nullptr;
+  void* context_ = nullptr;
+  // Pieces of this phase that workers have finished.
+  alignas(64) std::atomic<int> finished_{0};
 };
 
 }  // namespace specdec

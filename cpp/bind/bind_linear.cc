@@ -46,10 +46,8 @@ void dequantize(const py::object& weight, const py::object& out_tensor) {
   check_dtype(out.view(), "out", {DType::kF32});
   check_shape(out.view(), "out", "[N, K]", {view.view.shape[0], view.columns()});
   py::gil_scoped_release release;
-  ThreadPool& pool = ThreadPool::global();
   const std::int64_t groups = view.columns() / cpu::kGroup;
-  pool.run([&](int rank) {
-    const auto range = pool.part(view.view.shape[0], rank);
+  ThreadPool::global().run_items(view.view.shape[0], view.columns(), [&](Range range, int) {
     for (std::int64_t row = range.begin; row < range.end; ++row) {
       const std::byte* blocks =
           static_cast<const std::byte*>(view.view.data) + row * view.view.shape[1];
@@ -128,9 +126,10 @@ void register_linear(py::module_& m) {
           "read",
           [](const PackedLinear& self) {
             py::gil_scoped_release release;
-            ThreadPool& pool = ThreadPool::global();
             std::atomic<std::uint64_t> sum{0};
-            pool.run([&](int rank) { sum += self.read_part(rank, pool.size()); });
+            const int parts = self.num_parts(1);
+            ThreadPool::global().run(parts,
+                                     [&](int part, int) { sum += self.read_part(part, parts); });
             return sum.load();
           },
           "Read the packed weights and do nothing else: the floor of ``run``. Returns a checksum.")

@@ -12,6 +12,9 @@
 namespace specdec::cpu {
 namespace {
 
+// What an element of an array that streams from memory takes, rounded up.
+constexpr std::int64_t kElementNs = 1;
+
 float load(const float& value) { return value; }
 
 struct Bf16 {
@@ -63,13 +66,11 @@ std::int64_t count_words(const Word* words, std::int64_t n, Word exponent) {
 }  // namespace
 
 void convert_floats(const void* from, DType from_dtype, void* to, DType to_dtype, std::int64_t n) {
-  ThreadPool& pool = ThreadPool::global();
   with_type(from_dtype, [&](auto* source_type) {
     with_type(to_dtype, [&](auto* target_type) {
       using Source = std::remove_const_t<std::remove_pointer_t<decltype(source_type)>>;
       using Target = std::remove_const_t<std::remove_pointer_t<decltype(target_type)>>;
-      pool.run([&](int rank) {
-        const auto range = pool.part(n, rank);
+      ThreadPool::global().run_items(n, kElementNs, [&](Range range, int) {
         const auto* source = static_cast<const Source*>(from);
         auto* target = static_cast<Target*>(to);
         for (std::int64_t i = range.begin; i < range.end; ++i) store(load(source[i]), target[i]);
@@ -79,10 +80,8 @@ void convert_floats(const void* from, DType from_dtype, void* to, DType to_dtype
 }
 
 std::int64_t count_not_finite(const void* data, DType dtype, std::int64_t n) {
-  ThreadPool& pool = ThreadPool::global();
   std::atomic<std::int64_t> count{0};
-  pool.run([&](int rank) {
-    const auto range = pool.part(n, rank);
+  ThreadPool::global().run_items(n, kElementNs, [&](Range range, int) {
     const std::int64_t size = range.end - range.begin;
     if (dtype == DType::kF32) {
       const auto* words = static_cast<const std::int32_t*>(data) + range.begin;

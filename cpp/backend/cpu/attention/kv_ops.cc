@@ -31,16 +31,16 @@ void copy_head(const char* from, DType from_type, float scale, char* to, DType t
 
 }  // namespace
 
-void append_kv_part(const AppendKvParams& p, int rank, int nranks) {
+void append_kv_part(const AppendKvParams& p, Range rows) {
   const StepView& step = p.step;
   const KvCacheView& cache = p.cache;
   const std::int64_t size = static_cast<std::int64_t>(dtype_bytes(p.dtype));
   const std::int64_t cache_size = static_cast<std::int64_t>(dtype_bytes(cache.dtype));
-  const int rows = step.cu_rows[step.num_requests];  // those behind it are padding
-  const int begin = static_cast<int>(std::int64_t{rows} * rank / nranks);
-  const int end = static_cast<int>(std::int64_t{rows} * (rank + 1) / nranks);
+  // Rows behind the last request's are padding.
+  const auto end =
+      static_cast<int>(std::min<std::int64_t>(rows.end, step.cu_rows[step.num_requests]));
   int b = 0;
-  for (int row = begin; row < end; ++row) {
+  for (auto row = static_cast<int>(rows.begin); row < end; ++row) {
     while (step.cu_rows[b + 1] <= row) ++b;
     const std::int64_t to =
         slot_offset(step, cache, p.layer, b, step.kv_len[b] + row - step.cu_rows[b]);
@@ -58,11 +58,12 @@ void append_kv_part(const AppendKvParams& p, int rank, int nranks) {
 }
 
 void append_kv(const AppendKvParams& p) {
-  ThreadPool& pool = ThreadPool::global();
-  pool.run([&](int rank) { append_kv_part(p, rank, pool.size()); });
+  const std::int64_t row_ns = std::int64_t{p.cache.num_kv_heads} * p.cache.head_dim / 4;
+  ThreadPool::global().run_items(p.step.num_rows, row_ns,
+                                 [&](Range rows, int) { append_kv_part(p, rows); });
 }
 
-void compact_kv_part(const CompactKvParams& p, int rank, int nranks) {
+void compact_kv_part(const CompactKvParams& p, Range layers) {
   const StepView& step = p.step;
   const KvCacheView& cache = p.cache;
   const auto head_bytes = static_cast<std::size_t>(kv_row_bytes(cache.dtype, cache.head_dim));
@@ -70,9 +71,7 @@ void compact_kv_part(const CompactKvParams& p, int rank, int nranks) {
       cache.stride_head * static_cast<std::int64_t>(dtype_bytes(cache.dtype));
   char* k = static_cast<char*>(cache.k);
   char* v = static_cast<char*>(cache.v);
-  const int begin = static_cast<int>(std::int64_t{cache.num_layers} * rank / nranks);
-  const int end = static_cast<int>(std::int64_t{cache.num_layers} * (rank + 1) / nranks);
-  for (int layer = begin; layer < end; ++layer) {
+  for (auto layer = static_cast<int>(layers.begin); layer < layers.end; ++layer) {
     for (int b = 0; b < step.num_requests; ++b) {
       const std::int32_t* path = p.path + static_cast<std::int64_t>(b) * kMaxStepTokens;
       for (int i = 0; i < p.path_len[b]; ++i) {
@@ -89,15 +88,16 @@ void compact_kv_part(const CompactKvParams& p, int rank, int nranks) {
 }
 
 void compact_kv(const CompactKvParams& p) {
-  bool moves = false;
-  for (int b = 0; b < p.step.num_requests && !moves; ++b) {
+  std::int64_t moved = 0;
+  for (int b = 0; b < p.step.num_requests; ++b) {
     // The path increases, so its last entry tells whether anything is out of place.
     const int n = p.path_len[b];
-    moves = n > 0 && p.path[static_cast<std::int64_t>(b) * kMaxStepTokens + n - 1] != n;
+    if (n > 0 && p.path[static_cast<std::int64_t>(b) * kMaxStepTokens + n - 1] != n) moved += n;
   }
-  if (!moves) return;
-  ThreadPool& pool = ThreadPool::global();
-  pool.run([&](int rank) { compact_kv_part(p, rank, pool.size()); });
+  if (moved == 0) return;
+  const std::int64_t token_ns = std::int64_t{p.cache.num_kv_heads} * p.cache.head_dim / 4;
+  ThreadPool::global().run_items(p.cache.num_layers, moved * token_ns,
+                                 [&](Range layers, int) { compact_kv_part(p, layers); });
 }
 
 namespace {
@@ -125,11 +125,9 @@ TokenId argmax_16bit(const std::uint16_t* scores, DType dtype, std::int32_t n) {
 
 }  // namespace
 
-void argmax_part(const ArgmaxParams& p, int rank, int nranks) {
+void argmax_part(const ArgmaxParams& p, Range rows) {
   const auto row_argmax = attention_kernels().argmax;
-  const int begin = static_cast<int>(std::int64_t{p.rows} * rank / nranks);
-  const int end = static_cast<int>(std::int64_t{p.rows} * (rank + 1) / nranks);
-  for (int row = begin; row < end; ++row) {
+  for (std::int64_t row = rows.begin; row < rows.end; ++row) {
     if (p.dtype == DType::kF32) {
       p.ids[row] = row_argmax(static_cast<const float*>(p.scores) + row * p.row_stride, p.vocab);
     } else {
@@ -140,11 +138,8 @@ void argmax_part(const ArgmaxParams& p, int rank, int nranks) {
 }
 
 void argmax(const ArgmaxParams& p) {
-  // Waking the pool costs more than the scan of a row, which is all that one rank could do.
-  constexpr std::int64_t kWorthSharing = 1 << 16;
-  if (p.rows == 1 || std::int64_t{p.rows} * p.vocab < kWorthSharing) return argmax_part(p, 0, 1);
-  ThreadPool& pool = ThreadPool::global();
-  pool.run([&](int rank) { argmax_part(p, rank, pool.size()); });
+  const std::int64_t row_ns = p.vocab / 8;
+  ThreadPool::global().run_items(p.rows, row_ns, [&](Range rows, int) { argmax_part(p, rows); });
 }
 
 }  // namespace specdec::cpu

@@ -42,19 +42,19 @@ struct NormWeight {
 
 }  // namespace
 
-void rope_append_kv_part(const RopeAppendKvParams& p, int rank, int nranks) {
+void rope_append_kv_part(const RopeAppendKvParams& p, Range rows) {
   const StepView& step = p.step;
   const KvCacheView& cache = p.cache;
   const int head_dim = cache.head_dim;
   const std::int64_t size = static_cast<std::int64_t>(dtype_bytes(p.dtype));
   const std::int64_t cache_size = static_cast<std::int64_t>(dtype_bytes(cache.dtype));
-  const int total = step.cu_rows[step.num_requests];
-  const int begin = static_cast<int>(std::int64_t{total} * rank / nranks);
-  const int end = static_cast<int>(std::int64_t{total} * (rank + 1) / nranks);
+  // Rows behind the last request's are padding.
+  const auto end =
+      static_cast<int>(std::min<std::int64_t>(rows.end, step.cu_rows[step.num_requests]));
   const NormWeight q_norm(p, p.q_norm), k_norm(p, p.k_norm);
   float x[kMaxHeadDim];
   int b = 0;
-  for (int row = begin; row < end; ++row) {
+  for (auto row = static_cast<int>(rows.begin); row < end; ++row) {
     while (step.cu_rows[b + 1] <= row) ++b;
     const std::int32_t position = step.positions[row];
     const bool inside = p.rotary_dim == 0 || (position >= 0 && position < p.max_positions);
@@ -74,7 +74,7 @@ void rope_append_kv_part(const RopeAppendKvParams& p, int rank, int nranks) {
                    static_cast<char*>(p.q_out) + (row * p.q_out_row_stride + at) * size);
     }
     if (!inside) {
-      if (p.exec.status != nullptr) {  // another rank may hold rows of the same request
+      if (p.exec.status != nullptr) {  // another thread may hold rows of the same request
         std::atomic_ref(p.exec.status[b]).fetch_or(kStatusBadLength, std::memory_order_relaxed);
       }
       continue;
@@ -96,8 +96,10 @@ void rope_append_kv_part(const RopeAppendKvParams& p, int rank, int nranks) {
 }
 
 void rope_append_kv(const RopeAppendKvParams& p) {
-  ThreadPool& pool = ThreadPool::global();
-  pool.run([&](int rank) { rope_append_kv_part(p, rank, pool.size()); });
+  const std::int64_t row_ns =
+      std::int64_t{p.num_heads + p.cache.num_kv_heads} * p.cache.head_dim / 2;
+  ThreadPool::global().run_items(p.step.num_rows, row_ns,
+                                 [&](Range rows, int) { rope_append_kv_part(p, rows); });
 }
 
 }  // namespace specdec::cpu

@@ -1,8 +1,8 @@
 // Cuts attention into blocks and shares them out over the threads.
 //
-// Many blocks: every rank computes whole blocks, contiguous runs of about equal cost.
-// Few blocks (decoding a small batch): all ranks share every block, phase by phase, with a barrier
-// in between; the scores then lie in common memory. Neither changes a bit (attention_kernels.h).
+// Many blocks: a piece is whole blocks, contiguous runs of about equal cost.
+// Few blocks (decoding a small batch): every block is cut, phase by phase; the scores then lie in
+// common memory. Neither changes a bit (attention_kernels.h).
 #include <algorithm>
 #include <cstdlib>
 #include <memory>
@@ -22,8 +22,12 @@ constexpr int kMinBlockRowHeads = 8;
 // Scores of all blocks, when they are shared.
 constexpr std::int64_t kSharedFloats = 2 * 1024 * 1024;
 constexpr int kSharedBlocksPerRank = 16;
-// Below this cost (a few microseconds) two barriers are dearer than an uneven split.
+// Below this cost (a few microseconds) three calls of the threads are dearer than an uneven split.
 constexpr std::int64_t kSharedCost = 4096;
+// What one thread does in a nanosecond, roughly, and what the exponential of a score takes of it:
+// sizes of pieces follow from it.
+constexpr std::int64_t kMultiplyAddsPerNs = 32;
+constexpr std::int64_t kExponential = 8;
 
 constexpr std::int64_t round_up(std::int64_t n, std::int64_t to) { return (n + to - 1) / to * to; }
 
@@ -120,18 +124,16 @@ std::int64_t cost_of(const AttentionBlock& block) {
 }
 
 // The part of n equal items, in a row of items that begins at `start` (all costs are in units of
-// the whole), that falls to the rank whose share is [begin, end): items whose first unit lies in
-// it.
+// the whole), that falls to the range `mine`: items whose first unit lies in it.
 struct Part {
   int begin, end;
 };
-Part part_of(std::int64_t start, std::int64_t item_cost, int n, std::int64_t begin,
-             std::int64_t end) {
+Part part_of(std::int64_t start, std::int64_t item_cost, int n, Range mine) {
   auto first_at = [&](std::int64_t from) {
     const std::int64_t items = from <= start ? 0 : (from - start + item_cost - 1) / item_cost;
     return static_cast<int>(std::min<std::int64_t>(items, n));
   };
-  return {first_at(begin), first_at(end)};
+  return {first_at(mine.begin), first_at(mine.end)};
 }
 
 void place_scores(AttentionBlock& block, float* at) {
@@ -140,63 +142,81 @@ void place_scores(AttentionBlock& block, float* at) {
   block.sums = block.slot_scores + static_cast<std::int64_t>(block.count) * kMaxStepTokens;
 }
 
-void run_alone(const SpecAttentionParams& p, float* memory, const Sizes& sizes, int rank,
-               int nranks) {
+// A piece is whole blocks; each rank has memory for one.
+void run_alone(const SpecAttentionParams& p, float* memory, const Sizes& sizes) {
   const AttentionKernels& kernels = attention_kernels();
-  std::int64_t total = 0;
-  if (nranks > 1) for_each_block(p, true, [&](AttentionBlock& block) { total += cost_of(block); });
-  const std::int64_t begin = total * rank / nranks, end = total * (rank + 1) / nranks;
-  float* mine = memory + rank * sizes.rank;
-  const RankScratch scratch = carve(mine, sizes.dims);
-  std::int64_t at = 0;
+  ThreadPool& pool = ThreadPool::global();
+  std::int64_t total = 0, blocks = 0;
   for_each_block(p, true, [&](AttentionBlock& block) {
-    // By its middle: whole blocks cannot follow the borders closer than half a block.
-    const std::int64_t cost = cost_of(block), middle = at + cost / 2;
-    at += cost;
-    if (nranks > 1 && (middle < begin || middle >= end)) return;
-    place_scores(block, mine + sizes.working);
-    kernels.scores(block, scratch, 0, num_tiles(block, kernels.tile_keys));
-    kernels.softmax(block, 0, block.count);
-    kernels.values(block, scratch, 0, p.cache.head_dim);
+    total += cost_of(block);
+    ++blocks;
+  });
+  const std::int64_t multiply_adds = 2 * total * p.cache.head_dim;
+  const int pieces = pool.pieces(blocks, multiply_adds / kMultiplyAddsPerNs / blocks);
+  pool.run(pieces, [&](int piece, int rank) {
+    const Range mine = share(total, piece, pieces);
+    float* own = memory + rank * sizes.rank;
+    const RankScratch scratch = carve(own, sizes.dims);
+    std::int64_t at = 0;
+    for_each_block(p, true, [&](AttentionBlock& block) {
+      // By its middle: whole blocks cannot follow the borders closer than half a block.
+      const std::int64_t cost = cost_of(block), middle = at + cost / 2;
+      at += cost;
+      if (middle < mine.begin || middle >= mine.end) return;
+      place_scores(block, own + sizes.working);
+      kernels.scores(block, scratch, 0, num_tiles(block, kernels.tile_keys));
+      kernels.softmax(block, 0, block.count);
+      kernels.values(block, scratch, 0, p.cache.head_dim);
+    });
   });
 }
 
-void run_shared(const SpecAttentionParams& p, float* memory, const Sizes& sizes, int rank,
-                int nranks) {
+// One phase after the other; a piece is a run of items, of one block or several.
+void run_shared(const SpecAttentionParams& p, float* memory, const Sizes& sizes) {
   const AttentionKernels& kernels = attention_kernels();
-  const RankScratch scratch = carve(memory + rank * sizes.rank, sizes.dims);
-  float* shared = memory + nranks * sizes.rank;
   ThreadPool& pool = ThreadPool::global();
+  float* shared = memory + pool.size() * sizes.rank;
+  const std::int64_t head_dim = p.cache.head_dim;
   const int chunks = static_cast<int>(sizes.dims / kDimChunk);
 
-  // One phase: `items` of a block cost `item_cost` each; run(block, part) does this rank's.
+  // A block has items(block) items of item_cost(block) multiply-adds; run(block, part, scratch)
+  // does some of them.
   auto phase = [&](auto&& items, auto&& item_cost, auto&& run) {
-    std::int64_t total = 0;
-    for_each_block(p, false, [&](AttentionBlock& b) { total += items(b) * item_cost(b); });
-    const std::int64_t begin = total * rank / nranks, end = total * (rank + 1) / nranks;
-    std::int64_t at = 0;
-    float* place = shared;
+    std::int64_t total = 0, count = 0;
     for_each_block(p, false, [&](AttentionBlock& b) {
-      place_scores(b, place);
-      place += score_floats(b.count, b.stride);
-      const Part part = part_of(at, item_cost(b), items(b), begin, end);
-      at += items(b) * item_cost(b);
-      if (part.begin < part.end) run(b, part);
+      total += items(b) * item_cost(b);
+      count += items(b);
+    });
+    const int pieces = pool.pieces(count, total / kMultiplyAddsPerNs / count);
+    pool.run(pieces, [&](int piece, int rank) {
+      const Range mine = share(total, piece, pieces);
+      const RankScratch scratch = carve(memory + rank * sizes.rank, sizes.dims);
+      std::int64_t at = 0;
+      float* place = shared;
+      for_each_block(p, false, [&](AttentionBlock& b) {
+        place_scores(b, place);
+        place += score_floats(b.count, b.stride);
+        const Part part = part_of(at, item_cost(b), items(b), mine);
+        at += items(b) * item_cost(b);
+        if (part.begin < part.end) run(b, part, scratch);
+      });
     });
   };
   phase([&](const AttentionBlock& b) { return num_tiles(b, kernels.tile_keys); },
-        [](const AttentionBlock& b) { return b.count + kKeyOverhead; },
-        [&](const AttentionBlock& b, Part part) {
+        [&](const AttentionBlock& b) {
+          return (b.count + kKeyOverhead) * kernels.tile_keys * head_dim;
+        },
+        [&](const AttentionBlock& b, Part part, const RankScratch& scratch) {
           kernels.scores(b, scratch, part.begin, part.end);
         });
-  pool.barrier();
   phase([](const AttentionBlock& b) { return b.count; },
-        [](const AttentionBlock& b) { return b.stride; },
-        [&](const AttentionBlock& b, Part part) { kernels.softmax(b, part.begin, part.end); });
-  pool.barrier();
+        [](const AttentionBlock& b) { return b.stride * kExponential; },
+        [&](const AttentionBlock& b, Part part, const RankScratch&) {
+          kernels.softmax(b, part.begin, part.end);
+        });
   phase([&](const AttentionBlock&) { return chunks; },
-        [](const AttentionBlock& b) { return cost_of(b); },
-        [&](const AttentionBlock& b, Part part) {
+        [](const AttentionBlock& b) { return cost_of(b) * kDimChunk; },
+        [&](const AttentionBlock& b, Part part, const RankScratch& scratch) {
           kernels.values(b, scratch, part.begin * kDimChunk, part.end * kDimChunk);
         });
 }
@@ -232,11 +252,12 @@ std::size_t spec_attention_scratch_bytes(std::int64_t max_keys, int /*num_heads*
   return static_cast<std::size_t>(sizes.rank * nranks + shared) * sizeof(float) + 64;
 }
 
-void spec_attention_part(const SpecAttentionParams& p, void* scratch, int rank, int nranks) {
+void spec_attention(const SpecAttentionParams& p, void* scratch) {
   if (p.step.num_rows == 0) return;
   float* memory = reinterpret_cast<float*>(round_up(reinterpret_cast<std::intptr_t>(scratch), 64));
   const Sizes sizes = sizes_of(longest(p.step), p.cache.head_dim);
-  bool share = false;
+  const int nranks = ThreadPool::global().size();
+  bool cut = false;
   if (nranks > 1) {
     std::int64_t blocks = 0, floats = 0, cost = 0;
     for_each_block(p, false, [&](const AttentionBlock& block) {
@@ -244,22 +265,20 @@ void spec_attention_part(const SpecAttentionParams& p, void* scratch, int rank, 
       cost += cost_of(block);
       floats += score_floats(block.count, block.stride);
     });
-    share =
-        blocks <= kSharedBlocksPerRank * nranks && floats <= kSharedFloats && cost > kSharedCost;
+    cut = blocks <= kSharedBlocksPerRank * nranks && floats <= kSharedFloats && cost > kSharedCost;
   }
-  if (share) {
-    run_shared(p, memory, sizes, rank, nranks);
+  if (cut) {
+    run_shared(p, memory, sizes);
   } else {
-    run_alone(p, memory, sizes, rank, nranks);
+    run_alone(p, memory, sizes);
   }
 }
 
 void spec_attention(const SpecAttentionParams& p) {
-  ThreadPool& pool = ThreadPool::global();
   // The buffer of the calling thread; it grows to the largest problem seen.
   thread_local std::unique_ptr<char[]> buffer;
   thread_local std::size_t capacity = 0;
-  const int nranks = pool.size();
+  const int nranks = ThreadPool::global().size();
   const std::size_t bytes = spec_attention_scratch_bytes(
       longest(p.step), p.num_heads, p.cache.num_kv_heads, p.cache.head_dim, nranks);
   if (bytes > capacity) {
@@ -267,8 +286,7 @@ void spec_attention(const SpecAttentionParams& p) {
     buffer.reset(new char[bytes]);
     capacity = bytes;
   }
-  char* scratch = buffer.get();
-  pool.run([&](int rank) { spec_attention_part(p, scratch, rank, nranks); });
+  spec_attention(p, buffer.get());
   if (p.exec.status != nullptr) report_status(p);
 }
 

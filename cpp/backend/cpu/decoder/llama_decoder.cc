@@ -1,7 +1,8 @@
 // LlamaDecoder: one step.
 //
-// Between two barriers every rank works on its share of rows, of (row, head) pairs, or of the
-// columns of a linear layer. `ranks` run in lockstep through the same list of phases.
+// The calling thread goes through a list of phases. A phase is dealt out in pieces, of rows or of
+// the columns of a linear layer, unless it is so short that the calling thread does it by itself,
+// as it does all that there is to do for a single row.
 #include "backend/cpu/decoder/llama_decoder.h"
 
 #include <algorithm>
@@ -70,14 +71,12 @@ void LlamaDecoder::prepare(const StepView& step) {
   const std::size_t needed =
       spec_attention_scratch_bytes(max_keys, num_heads_, num_kv_heads_, config_.head_dim, nranks);
   if (attention_scratch_.size() < needed) attention_scratch_.resize(needed + needed / 2);
-  const std::size_t best = static_cast<std::size_t>(nranks) * step.num_logit_rows;
-  if (best_.size() < best) best_.resize(best);
   if (config_.final_softcap > 0.0f && head_scores_.empty()) {
     head_scores_.resize(kCappedRows * scores_.count);
   }
 }
 
-void LlamaDecoder::embed(const StepView& step, Rows rows) {
+void LlamaDecoder::embed(const StepView& step, Range rows) {
   const std::int64_t n = config_.hidden_size;
   const float scale = config_.embedding_scale;
   for (std::int64_t r = rows.begin; r < rows.end; ++r) {
@@ -107,7 +106,7 @@ void LlamaDecoder::embedding_rows(const TokenId* tokens, std::int64_t count, flo
 
 // input_[r] = norm(x[r]) in the form that the next linear layer takes.
 void LlamaDecoder::norm_rows(const float* x, const std::vector<float>& weight, InputForm form,
-                             Rows rows) {
+                             Range rows) {
   const std::int64_t n = config_.hidden_size;
   for (std::int64_t r = rows.begin; r < rows.end; ++r) {
     norm_row(ops_, form, x + r * n, weight.data(), n, config_.rms_norm_eps,
@@ -115,13 +114,12 @@ void LlamaDecoder::norm_rows(const float* x, const std::vector<float>& weight, I
   }
 }
 
-// Items [begin, end) of R x (H + G): the query heads and key heads of every row that are computed
-// here.
+// The query heads and key heads of these rows that are computed here.
 void LlamaDecoder::qk_norm_and_rope(const StepView& step, const Layer& layer, const RopeTable* rope,
-                                    std::int64_t begin, std::int64_t end) {
+                                    Range rows) {
   const std::int64_t heads = num_heads_ + num_kv_heads_;
   const std::int64_t width = layer.qkv->n();
-  for (std::int64_t item = begin; item < end; ++item) {
+  for (std::int64_t item = rows.begin * heads; item < rows.end * heads; ++item) {
     const std::int64_t row = item / heads, head = item % heads;
     // q and k lie one behind the other, so key heads simply continue the query heads.
     float* x = qkv_.data() + row * width + head * config_.head_dim;
@@ -136,29 +134,20 @@ void LlamaDecoder::qk_norm_and_rope(const StepView& step, const Layer& layer, co
   }
 }
 
-// From the residual stream to the outputs of the heads that are computed here; barriers inside,
-// none behind.
-void LlamaDecoder::attend(const StepView& step, int index, int rank, int nranks) {
-  ThreadPool& pool = ThreadPool::global();
+// From the residual stream to the outputs of the heads that are computed here.
+void LlamaDecoder::attend(const StepView& step, int index) {
   const Layer& layer = layers_[index];
   const std::int64_t rows = step.num_rows, width = layer.qkv->n();
-  const Share my_rows = share(rows, rank, nranks);
-  if (index > 0) add_sum(layers_[index - 1].ffn_out_norm, {my_rows.begin, my_rows.end});
-  tap(index, {my_rows.begin, my_rows.end});
-  norm_rows(residual_.data(), layer.attention_norm, layer.qkv->input_form(),
-            {my_rows.begin, my_rows.end});
-  pool.barrier();
-  layer.qkv->run_part(input_.data(), input_bytes_, rows, qkv_.data(), width, rank, nranks);
-  pool.barrier();
+  over_rows(rows, 4, [&](Range some) {
+    if (index > 0) add_sum(layers_[index - 1].ffn_out_norm, some);
+    tap(index, some);
+    norm_rows(residual_.data(), layer.attention_norm, layer.qkv->input_form(), some);
+  });
+  layer.qkv->run(input_.data(), input_bytes_, rows, qkv_.data(), width);
   const std::int64_t q_width = std::int64_t{num_heads_} * config_.head_dim;
   const std::int64_t kv_width = std::int64_t{num_kv_heads_} * config_.head_dim;
   const RopeTable* rope =
       config_.rope_index[index] < 0 ? nullptr : &ropes_[config_.rope_index[index]];
-  if (rope != nullptr || config_.has_qk_norm) {
-    const Share mine = share(rows * (num_heads_ + num_kv_heads_), rank, nranks);
-    qk_norm_and_rope(step, layer, rope, mine.begin, mine.end);
-    pool.barrier();
-  }
   AppendKvParams append;
   append.step = step;
   append.cache = cache_;
@@ -172,8 +161,10 @@ void LlamaDecoder::attend(const StepView& step, int index, int rank, int nranks)
     append.v_scale = v_scales_.data() + std::int64_t{index} * num_kv_heads_;
     append.scale_stride = 1;
   }
-  append_kv_part(append, rank, nranks);
-  pool.barrier();
+  over_rows(rows, 4, [&](Range some) {
+    qk_norm_and_rope(step, layer, rope, some);
+    append_kv_part(append, some);
+  });
 
   SpecAttentionParams params;
   params.step = step;
@@ -194,64 +185,64 @@ void LlamaDecoder::attend(const StepView& step, int index, int rank, int nranks)
   params.out = direct ? as_f32(input_.data())
                       : attention_.data() + std::int64_t{first_head_} * config_.head_dim;
   params.out_row_stride = direct ? input_bytes_ / 4 : attention_stride_;
-  spec_attention_part(params, attention_scratch_.data(), rank, nranks);
+  spec_attention(params, attention_scratch_.data());
 }
 
-// sum_ = o(outputs of all heads); a barrier inside, none behind.
-void LlamaDecoder::project(const StepView& step, int index, int rank, int nranks) {
+// sum_ = o(outputs of all heads).
+void LlamaDecoder::project(const StepView& step, int index) {
   const Layer& layer = layers_[index];
   if (!writes_input_directly(layer)) {
-    const Share mine = share(step.num_rows, rank, nranks);
-    for (std::int64_t r = mine.begin; r < mine.end; ++r) {
-      convert_row(ops_, layer.o->input_form(),
-                  attention_.data() + r * attention_stride_ + read_heads_.begin, read_heads_.count,
-                  input_.data() + r * input_bytes_);
-    }
-    ThreadPool::global().barrier();
+    over_rows(step.num_rows, 1, [&](Range some) {
+      for (std::int64_t r = some.begin; r < some.end; ++r) {
+        convert_row(ops_, layer.o->input_form(),
+                    attention_.data() + r * attention_stride_ + read_heads_.begin,
+                    read_heads_.count, input_.data() + r * input_bytes_);
+      }
+    });
   }
-  layer.o->run_part(input_.data(), input_bytes_, step.num_rows, sum_.data() + hidden_.begin,
-                    config_.hidden_size, rank, nranks);
+  layer.o->run(input_.data(), input_bytes_, step.num_rows, sum_.data() + hidden_.begin,
+               config_.hidden_size);
 }
 
-// input_ = norm(residual_ + [norm of] sum_); a barrier behind.
-void LlamaDecoder::enter_feed_forward(const StepView& step, int index, int rank, int nranks) {
+// input_ = norm(residual_ + [norm of] sum_).
+void LlamaDecoder::enter_feed_forward(const StepView& step, int index) {
   const Layer& layer = layers_[index];
-  const Share mine = share(step.num_rows, rank, nranks);
-  add_sum(layer.attention_out_norm, {mine.begin, mine.end});
-  norm_rows(residual_.data(), layer.ffn_norm, layer.gate->input_form(), {mine.begin, mine.end});
-  ThreadPool::global().barrier();
+  over_rows(step.num_rows, 4, [&](Range some) {
+    add_sum(layer.attention_out_norm, some);
+    norm_rows(residual_.data(), layer.ffn_norm, layer.gate->input_form(), some);
+  });
 }
 
-// act_ = act(gate(x)) * up(x) of `height` rows of input_. A thread applies the activation to the
-// columns of gate and up that it has computed itself: whole panels of 32, so whole blocks of a
-// quantised row as well.
-void LlamaDecoder::gate(const Layer& layer, std::int64_t first, std::int64_t height, int rank,
-                        int nranks) {
+// act_ = act(gate(x)) * up(x) of `height` rows of input_. A piece is the same columns of all three:
+// whole panels of 32, so whole blocks of a quantised row as well.
+void LlamaDecoder::gate(const Layer& layer, std::int64_t first, std::int64_t height) {
   const InputForm form = layer.down->input_form();
-  const PackedLinear::Columns columns = layer.gate->columns_of(rank, nranks);
-  const std::int64_t n = ffn_.count, count = columns.end - columns.begin;
+  const std::int64_t n = ffn_.count;
   const bool silu = config_.activation == Activation::kSilu;
   const std::byte* x = input_.data() + first * input_bytes_;
-  layer.gate->run_part(x, input_bytes_, height, gate_.data(), n, rank, nranks);
-  layer.up->run_part(x, input_bytes_, height, up_.data(), n, rank, nranks);
-  for (std::int64_t r = 0; count > 0 && r < height; ++r) {
-    activate_row(ops_, form, silu, gate_.data() + r * n + columns.begin,
-                 up_.data() + r * n + columns.begin, count,
-                 act_.data() + r * act_bytes_ +
-                     input_row_bytes(form, ffn_.begin - read_ffn_.begin + columns.begin));
-  }
+  const int parts = layer.gate->num_parts(height, 2);
+  ThreadPool::global().run(parts, [&](int part, int) {
+    const Range columns = layer.gate->columns_of(part, parts);
+    const std::int64_t count = columns.end - columns.begin;
+    layer.gate->run_part(x, input_bytes_, height, gate_.data(), n, part, parts);
+    layer.up->run_part(x, input_bytes_, height, up_.data(), n, part, parts);
+    for (std::int64_t r = 0; count > 0 && r < height; ++r) {
+      activate_row(ops_, form, silu, gate_.data() + r * n + columns.begin,
+                   up_.data() + r * n + columns.begin, count,
+                   act_.data() + r * act_bytes_ +
+                       input_row_bytes(form, ffn_.begin - read_ffn_.begin + columns.begin));
+    }
+  });
 }
 
 // sum_ = down(act_) of these rows.
-void LlamaDecoder::down(const Layer& layer, std::int64_t first, std::int64_t height, int rank,
-                        int nranks) {
-  layer.down->run_part(act_.data(), act_bytes_, height,
-                       sum_.data() + first * config_.hidden_size + hidden_.begin,
-                       config_.hidden_size, rank, nranks);
+void LlamaDecoder::down(const Layer& layer, std::int64_t first, std::int64_t height) {
+  layer.down->run(act_.data(), act_bytes_, height,
+                  sum_.data() + first * config_.hidden_size + hidden_.begin, config_.hidden_size);
 }
 
 // residual_ += [norm of] sum_.
-void LlamaDecoder::add_sum(const std::vector<float>& out_norm, Rows rows) {
+void LlamaDecoder::add_sum(const std::vector<float>& out_norm, Range rows) {
   const std::int64_t n = config_.hidden_size;
   for (std::int64_t r = rows.begin; r < rows.end; ++r) {
     float* sum = sum_.data() + r * n;
@@ -262,33 +253,27 @@ void LlamaDecoder::add_sum(const std::vector<float>& out_norm, Rows rows) {
   }
 }
 
-void LlamaDecoder::run_layers(const StepView& step, int rank, int nranks) {
-  ThreadPool& pool = ThreadPool::global();
+void LlamaDecoder::run_layers(const StepView& step) {
   const std::int64_t rows = step.num_rows;
-  const Share mine = share(rows, rank, nranks);
-  embed(step, {mine.begin, mine.end});
+  over_rows(rows, 4, [&](Range some) { embed(step, some); });
   for (int index = 0; index < config_.num_layers; ++index) {
-    attend(step, index, rank, nranks);
-    pool.barrier();
-    project(step, index, rank, nranks);
-    pool.barrier();
-    enter_feed_forward(step, index, rank, nranks);
+    attend(step, index);
+    project(step, index);
+    enter_feed_forward(step, index);
     for (std::int64_t first = 0; first < rows; first += ffn_rows_) {
       const std::int64_t height = std::min(ffn_rows_, rows - first);
-      if (first > 0) pool.barrier();  // act_ is still being read by the piece before
-      gate(layers_[index], first, height, rank, nranks);
-      pool.barrier();
-      down(layers_[index], first, height, rank, nranks);
+      gate(layers_[index], first, height);
+      down(layers_[index], first, height);
     }
-    pool.barrier();
   }
-  add_sum(layers_.back().ffn_out_norm, {mine.begin, mine.end});
-  tap(config_.num_layers, {mine.begin, mine.end});
-  pool.barrier();
+  over_rows(rows, 1, [&](Range some) {
+    add_sum(layers_.back().ffn_out_norm, some);
+    tap(config_.num_layers, some);
+  });
 }
 
 // Copies the residual stream of these rows, as it enters the layer, for whoever asked for it.
-void LlamaDecoder::tap(int layer, Rows rows) {
+void LlamaDecoder::tap(int layer, Range rows) {
   const std::int64_t n = config_.hidden_size, width = n * static_cast<std::int64_t>(taps_.size());
   for (std::size_t i = 0; i < taps_.size(); ++i) {
     if (taps_[i] != layer) continue;
@@ -301,7 +286,7 @@ void LlamaDecoder::tap(int layer, Rows rows) {
 
 // input_[i] = final norm of row logit_rows[i]; what the head makes of it, as float32, to `hidden`
 // if that is given. Of a quantised input that is the norm itself: it has the same blocks again.
-void LlamaDecoder::gather_and_norm(const StepView& step, Rows rows, float* hidden) {
+void LlamaDecoder::gather_and_norm(const StepView& step, Range rows, float* hidden) {
   const std::int64_t n = config_.hidden_size;
   for (std::int64_t i = rows.begin; i < rows.end; ++i) {
     float* row = sum_.data() + i * n;

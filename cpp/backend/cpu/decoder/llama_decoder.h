@@ -1,5 +1,6 @@
 // A decoder of the Llama shape: Llama, Vicuna, Mistral, Qwen2, Qwen3, SmolLM3, Gemma 2, Gemma 3
-// text. One call runs all rows of a step inside one parallel region.
+// text. One call runs all rows of a step, phase by phase; the threads of ThreadPool::global() deal
+// out each phase among themselves.
 //
 // The residual stream, norms, attention and activations are float32 for every weight type; the
 // input of a linear layer is rounded to bf16 for bf16 weights, and to 8 bits in blocks of 32 for
@@ -18,6 +19,7 @@
 #include "backend/cpu/linear/stacked_linear.h"
 #include "backend/step_view.h"
 #include "base/tensor_view.h"
+#include "base/thread_pool.h"
 #include "base/zeroed_memory.h"
 
 namespace specdec::cpu {
@@ -177,10 +179,6 @@ class LlamaDecoder {
     std::vector<float> cos, sin;
     int half = 0;
   };
-  // A contiguous share of rows.
-  struct Rows {
-    std::int64_t begin, end;
-  };
   // The parts of a layer that end with an output which the next part reads as a whole.
   enum Part { kAttend, kProject, kGate, kDown, kPartsOfLayer };
   // Columns of an output that this decoder computes.
@@ -213,33 +211,38 @@ class LlamaDecoder {
   void check_step(const StepView& step) const;
   void prepare(const StepView& step);
 
-  // The phases of a step, each one thread's share; barriers are in between.
-  void embed(const StepView& step, Rows rows);
+  // Calls body(range of rows) in pieces; a row takes about `passes` passes over its hidden state,
+  // of eight elements in a nanosecond.
+  template <typename F>
+  void over_rows(std::int64_t rows, int passes, F&& body) const {
+    ThreadPool::global().run_items(rows, std::int64_t{config_.hidden_size} * passes / 8,
+                                   [&](Range some, int) { body(some); });
+  }
+  void embed(const StepView& step, Range rows);
   void unpack_embedding(TokenId token, float* out) const;
   void unpack_head(TokenId id, float* out) const;
-  void norm_rows(const float* x, const std::vector<float>& weight, InputForm form, Rows rows);
+  void norm_rows(const float* x, const std::vector<float>& weight, InputForm form, Range rows);
   void qk_norm_and_rope(const StepView& step, const Layer& layer, const RopeTable* rope,
-                        std::int64_t begin, std::int64_t end);
-  void attend(const StepView& step, int layer, int rank, int nranks);
-  void project(const StepView& step, int layer, int rank, int nranks);
-  void enter_feed_forward(const StepView& step, int layer, int rank, int nranks);
-  void gate(const Layer& layer, std::int64_t first, std::int64_t height, int rank, int nranks);
-  void down(const Layer& layer, std::int64_t first, std::int64_t height, int rank, int nranks);
-  void add_sum(const std::vector<float>& out_norm, Rows rows);
-  void tap(int layer, Rows rows);
-  void run_layers(const StepView& step, int rank, int nranks);
-  void gather_and_norm(const StepView& step, Rows rows, float* hidden);
-  void run_final_norm(const StepView& step, float* hidden, int rank, int nranks);
-  void run_head_scores(const StepView& step, float* logits, int rank, int nranks);
-  void run_head_best(const StepView& step, RowBest* best, int rank, int nranks);
-  void softcap_logits(float* logits, std::int64_t begin, std::int64_t end) const;
+                        Range rows);
+  void attend(const StepView& step, int layer);
+  void project(const StepView& step, int layer);
+  void enter_feed_forward(const StepView& step, int layer);
+  void gate(const Layer& layer, std::int64_t first, std::int64_t height);
+  void down(const Layer& layer, std::int64_t first, std::int64_t height);
+  void add_sum(const std::vector<float>& out_norm, Range rows);
+  void tap(int layer, Range rows);
+  void run_layers(const StepView& step);
+  void run_final_norm(const StepView& step, float* hidden);
+  void gather_and_norm(const StepView& step, Range rows, float* hidden);
+  void run_head_scores(const StepView& step, float* logits);
+  void run_head_best(const StepView& step, RowBest* best);
+  void softcap_logits(float* logits, std::int64_t n) const;
   Exchange exchange_of(int part);
-  void run_whole_part(const StepView& step, int part, int rank, int nranks);
-  void add_partial_sums(const std::byte* gathered, std::int64_t rows, int rank, int nranks);
-  void take_chunks(int part, const std::byte* gathered, std::int64_t rows, int rank, int nranks);
-  void give_chunk(int part, std::int64_t rows, std::byte* chunk, int rank, int nranks);
-  void end_layers(const StepView& step, const std::byte* gathered, float* hidden, int rank,
-                  int nranks);
+  void run_whole_part(const StepView& step, int part);
+  void add_partial_sums(const std::byte* gathered, std::int64_t rows);
+  void take_chunks(int part, const std::byte* gathered, std::int64_t rows);
+  void give_chunk(int part, std::int64_t rows, std::byte* chunk);
+  void end_layers(const StepView& step, const std::byte* gathered, float* hidden);
 
   DecoderConfig config_;
   std::vector<Layer> layers_;
@@ -271,7 +274,7 @@ class LlamaDecoder {
   LazyBuffer<float> residual_, qkv_, attention_, sum_, gate_, up_;
   LazyBuffer<std::byte> input_, act_;  // inputs of linear layers, in the form that they take
   std::vector<std::byte> attention_scratch_;
-  std::vector<RowBest> best_;          // [nranks, L]
+  std::vector<RowBest> best_;          // [parts of the head, L]
   std::vector<RowBest> best_rows_;     // [L]
   std::vector<float> head_scores_;     // final_softcap only: scores of a few rows
   std::vector<std::byte> head_input_;  // score_rows only: its rows as the head takes them

@@ -11,86 +11,82 @@
 #include "base/thread_pool.h"
 
 namespace specdec::cpu {
+namespace {
 
-void LlamaDecoder::softcap_logits(float* logits, std::int64_t begin, std::int64_t end) const {
+constexpr std::int64_t kTanhNs = 8;
+
+}  // namespace
+
+void LlamaDecoder::softcap_logits(float* logits, std::int64_t n) const {
   const float cap = config_.final_softcap;
-  for (std::int64_t i = begin; i < end; ++i) logits[i] = cap * std::tanh(logits[i] / cap);
+  ThreadPool::global().run_items(n, kTanhNs, [&](Range some, int) {
+    for (std::int64_t i = some.begin; i < some.end; ++i)
+      logits[i] = cap * std::tanh(logits[i] / cap);
+  });
 }
 
-void LlamaDecoder::run_head_best(const StepView& step, RowBest* best, int rank, int nranks) {
-  ThreadPool& pool = ThreadPool::global();
+void LlamaDecoder::run_head_best(const StepView& step, RowBest* best) {
   const std::int64_t rows = step.num_logit_rows, vocab = scores_.count;
   const auto first_id = static_cast<std::int32_t>(scores_.begin);
   if (config_.final_softcap == 0.0f) {
-    head_->argmax_part(input_.data(), input_bytes_, rows, best_.data() + rank * rows, rank, nranks);
-    pool.barrier();
-    if (rank > 0) return;
-    merge_best(best_.data(), nranks, rows, best);
+    const int parts = head_->num_parts(rows);
+    const auto needed = static_cast<std::size_t>(parts * rows);
+    if (best_.size() < needed) best_.resize(needed);
+    ThreadPool::global().run(parts, [&](int part, int) {
+      head_->argmax_part(input_.data(), input_bytes_, rows, best_.data() + part * rows, part,
+                         parts);
+    });
+    merge_best(best_.data(), parts, rows, best);
     for (std::int64_t i = 0; i < rows; ++i) best[i].index += best[i].index >= 0 ? first_id : 0;
     return;
   }
   // The cap rounds large scores together: the first of those ties is the answer, so cap, then look.
   for (std::int64_t first = 0; first < rows; first += kCappedRows) {
     const std::int64_t count = std::min(kCappedRows, rows - first);
-    head_->run_part(input_.data() + first * input_bytes_, input_bytes_, count, head_scores_.data(),
-                    vocab, rank, nranks);
-    pool.barrier();
-    const Share mine = share(count * vocab, rank, nranks);
-    softcap_logits(head_scores_.data(), mine.begin, mine.end);
-    pool.barrier();
-    const Share some = share(count, rank, nranks);
-    for (std::int64_t row = some.begin; row < some.end; ++row) {
-      const float* scores = head_scores_.data() + row * vocab;
-      TokenId id = RowBest::kNaN;
-      ArgmaxParams params;
-      params.scores = scores;
-      params.row_stride = vocab;
-      params.rows = 1;
-      params.vocab = static_cast<std::int32_t>(vocab);
-      params.ids = &id;
-      argmax_part(params, 0, 1);
-      best[first + row] = {id < 0 ? 0.0f : scores[id], id < 0 ? id : id + first_id};
+    head_->run(input_.data() + first * input_bytes_, input_bytes_, count, head_scores_.data(),
+               vocab);
+    softcap_logits(head_scores_.data(), count * vocab);
+    TokenId ids[kCappedRows];
+    ArgmaxParams params;
+    params.scores = head_scores_.data();
+    params.row_stride = vocab;
+    params.rows = static_cast<std::int32_t>(count);
+    params.vocab = static_cast<std::int32_t>(vocab);
+    params.ids = ids;
+    argmax(params);
+    for (std::int64_t row = 0; row < count; ++row) {
+      const TokenId id = ids[row];
+      best[first + row] = {id < 0 ? 0.0f : head_scores_[row * vocab + id],
+                           id < 0 ? RowBest::kNaN : id + first_id};
     }
-    pool.barrier();
   }
 }
 
-void LlamaDecoder::run_head_scores(const StepView& step, float* logits, int rank, int nranks) {
+void LlamaDecoder::run_head_scores(const StepView& step, float* logits) {
   const std::int64_t rows = step.num_logit_rows, vocab = scores_.count;
-  head_->run_part(input_.data(), input_bytes_, rows, logits, vocab, rank, nranks);
-  if (config_.final_softcap == 0.0f) return;
-  ThreadPool::global().barrier();
-  const Share mine = share(rows * vocab, rank, nranks);
-  softcap_logits(logits, mine.begin, mine.end);
+  head_->run(input_.data(), input_bytes_, rows, logits, vocab);
+  if (config_.final_softcap != 0.0f) softcap_logits(logits, rows * vocab);
 }
 
 void LlamaDecoder::forward_ids(const StepView& step, TokenId* ids, float* hidden) {
   prepare(step);
   best_rows_.resize(step.num_logit_rows);
-  ThreadPool& pool = ThreadPool::global();
-  pool.run([&](int rank) {
-    run_layers(step, rank, pool.size());
-    run_final_norm(step, hidden, rank, pool.size());
-    run_head_best(step, best_rows_.data(), rank, pool.size());
-  });
+  run_layers(step);
+  run_final_norm(step, hidden);
+  run_head_best(step, best_rows_.data());
   for (std::int32_t i = 0; i < step.num_logit_rows; ++i) ids[i] = best_rows_[i].index;
 }
 
 void LlamaDecoder::forward_logits(const StepView& step, float* logits, float* hidden) {
   prepare(step);
-  ThreadPool& pool = ThreadPool::global();
-  pool.run([&](int rank) {
-    run_layers(step, rank, pool.size());
-    run_final_norm(step, hidden, rank, pool.size());
-    run_head_scores(step, logits, rank, pool.size());
-  });
+  run_layers(step);
+  run_final_norm(step, hidden);
+  run_head_scores(step, logits);
 }
 
-// The head's input of the logit rows; a barrier behind.
-void LlamaDecoder::run_final_norm(const StepView& step, float* hidden, int rank, int nranks) {
-  const Share mine = share(step.num_logit_rows, rank, nranks);
-  gather_and_norm(step, {mine.begin, mine.end}, hidden);
-  ThreadPool::global().barrier();
+// The head's input of the logit rows.
+void LlamaDecoder::run_final_norm(const StepView& step, float* hidden) {
+  over_rows(step.num_logit_rows, 4, [&](Range some) { gather_and_norm(step, some, hidden); });
 }
 
 void LlamaDecoder::unpack_head(TokenId id, float* out) const {
@@ -113,27 +109,18 @@ void LlamaDecoder::score_rows(const float* hidden, std::int64_t rows, float* sco
   // New bytes are zero, and the pad of an odd row is never written.
   const auto needed = static_cast<std::size_t>(rows * row_bytes);
   if (!direct && head_input_.size() < needed) head_input_.resize(needed);
-  ThreadPool& pool = ThreadPool::global();
-  pool.run([&](int rank) {
-    const int nranks = pool.size();
-    if (!direct) {
-      const Share mine = share(rows, rank, nranks);
-      for (std::int64_t r = mine.begin; r < mine.end; ++r) {
+  if (!direct) {
+    over_rows(rows, 1, [&](Range some) {
+      for (std::int64_t r = some.begin; r < some.end; ++r) {
         convert_row(ops_, form, hidden + r * n, n, head_input_.data() + r * row_bytes);
       }
-      pool.barrier();
-    }
-    const void* x = direct ? static_cast<const void*>(hidden) : head_input_.data();
-    const std::int64_t x_bytes = direct ? n * 4 : row_bytes;
-    head_->run_part(x, x_bytes, rows, scores, vocab, rank, nranks);
-    if (other_head_) {
-      other_head_->run_part(x, x_bytes, rows, scores + head_->n(), vocab, rank, nranks);
-    }
-    if (config_.final_softcap == 0.0f) return;
-    pool.barrier();
-    const Share capped = share(rows * vocab, rank, nranks);
-    softcap_logits(scores, capped.begin, capped.end);
-  });
+    });
+  }
+  const void* x = direct ? static_cast<const void*>(hidden) : head_input_.data();
+  const std::int64_t x_bytes = direct ? n * 4 : row_bytes;
+  head_->run(x, x_bytes, rows, scores, vocab);
+  if (other_head_) other_head_->run(x, x_bytes, rows, scores + head_->n(), vocab);
+  if (config_.final_softcap != 0.0f) softcap_logits(scores, rows * vocab);
 }
 
 void LlamaDecoder::unpack_head_rows(const TokenId* ids, std::int64_t n, float* out) const {

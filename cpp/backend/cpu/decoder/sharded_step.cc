@@ -99,56 +99,58 @@ std::int64_t LlamaDecoder::chunk_bytes(int part, std::int64_t rows) {
   return rows * most;
 }
 
-// The other ranks' columns of a thread's rows.
-void LlamaDecoder::take_chunks(int part, const std::byte* gathered, std::int64_t rows, int rank,
-                               int nranks) {
-  if (config_.adds_partial_sums) return add_partial_sums(gathered, rows, rank, nranks);
+// The other ranks' columns.
+void LlamaDecoder::take_chunks(int part, const std::byte* gathered, std::int64_t rows) {
+  if (config_.adds_partial_sums) return add_partial_sums(gathered, rows);
   const Exchange exchange = exchange_of(part);
   const std::int64_t chunk = chunk_bytes(part, rows);
-  const Share mine = share(rows, rank, nranks);
-  for (std::size_t r = 0; r + 1 < exchange.offsets.size(); ++r) {
-    if (static_cast<int>(r) == config_.shard_rank) continue;
-    const std::int64_t begin = exchange.offsets[r], bytes = exchange.offsets[r + 1] - begin;
-    const std::byte* from = gathered + static_cast<std::int64_t>(r) * chunk;
-    for (std::int64_t row = mine.begin; row < mine.end; ++row) {
-      std::memcpy(exchange.base + row * exchange.row_bytes + begin, from + row * bytes, bytes);
-    }
-  }
-}
-
-// sum_ = the sum of all ranks' chunks, of a thread's rows.
-void LlamaDecoder::add_partial_sums(const std::byte* gathered, std::int64_t rows, int rank,
-                                    int nranks) {
-  const std::int64_t n = config_.hidden_size, chunk = chunk_bytes(0, rows);
-  const Share mine = share(rows, rank, nranks);
-  for (std::int64_t row = mine.begin; row < mine.end; ++row) {
-    float* sum = sum_.data() + row * n;
-    for (int r = 0; r < num_ranks(); ++r) {
-      const auto* from = reinterpret_cast<const float*>(gathered + r * chunk) + row * n;
-      if (r == 0) {
-        std::memcpy(sum, from, n * sizeof(float));
-      } else {
-        ops_.add(from, n, sum);
+  over_rows(rows, 1, [&](Range some) {
+    for (std::size_t r = 0; r + 1 < exchange.offsets.size(); ++r) {
+      if (static_cast<int>(r) == config_.shard_rank) continue;
+      const std::int64_t begin = exchange.offsets[r], bytes = exchange.offsets[r + 1] - begin;
+      const std::byte* from = gathered + static_cast<std::int64_t>(r) * chunk;
+      for (std::int64_t row = some.begin; row < some.end; ++row) {
+        std::memcpy(exchange.base + row * exchange.row_bytes + begin, from + row * bytes, bytes);
       }
     }
-  }
+  });
 }
 
-void LlamaDecoder::give_chunk(int part, std::int64_t rows, std::byte* chunk, int rank, int nranks) {
+// sum_ = the sum of all ranks' chunks.
+void LlamaDecoder::add_partial_sums(const std::byte* gathered, std::int64_t rows) {
+  const std::int64_t n = config_.hidden_size, chunk = chunk_bytes(0, rows);
+  over_rows(rows, num_ranks(), [&](Range some) {
+    for (std::int64_t row = some.begin; row < some.end; ++row) {
+      float* sum = sum_.data() + row * n;
+      for (int r = 0; r < num_ranks(); ++r) {
+        const auto* from = reinterpret_cast<const float*>(gathered + r * chunk) + row * n;
+        if (r == 0) {
+          std::memcpy(sum, from, n * sizeof(float));
+        } else {
+          ops_.add(from, n, sum);
+        }
+      }
+    }
+  });
+}
+
+void LlamaDecoder::give_chunk(int part, std::int64_t rows, std::byte* chunk) {
   if (config_.adds_partial_sums) {
     const std::int64_t bytes = config_.hidden_size * static_cast<std::int64_t>(sizeof(float));
-    const Share mine = share(rows, rank, nranks);
-    std::memcpy(chunk + mine.begin * bytes, sum_.data() + mine.begin * config_.hidden_size,
-                (mine.end - mine.begin) * bytes);
+    over_rows(rows, 1, [&](Range some) {
+      std::memcpy(chunk + some.begin * bytes, sum_.data() + some.begin * config_.hidden_size,
+                  (some.end - some.begin) * bytes);
+    });
     return;
   }
   const Exchange exchange = exchange_of(part);
   const std::int64_t begin = exchange.offsets[config_.shard_rank];
   const std::int64_t bytes = exchange.offsets[config_.shard_rank + 1] - begin;
-  const Share mine = share(rows, rank, nranks);
-  for (std::int64_t row = mine.begin; row < mine.end; ++row) {
-    std::memcpy(chunk + row * bytes, exchange.base + row * exchange.row_bytes + begin, bytes);
-  }
+  over_rows(rows, 1, [&](Range some) {
+    for (std::int64_t row = some.begin; row < some.end; ++row) {
+      std::memcpy(chunk + row * bytes, exchange.base + row * exchange.row_bytes + begin, bytes);
+    }
+  });
 }
 
 void LlamaDecoder::move_kv(const std::int32_t* pairs, std::int64_t n) {
@@ -162,9 +164,8 @@ void LlamaDecoder::move_kv(const std::int32_t* pairs, std::int64_t n) {
     return place / cache_.page_size * cache_.stride_page +
            place % cache_.page_size * cache_.stride_token;
   };
-  ThreadPool& pool = ThreadPool::global();
-  pool.run([&](int rank) {
-    const Share layers = share(cache_.num_layers, rank, pool.size());
+  const std::int64_t layer_ns = n * cache_.num_kv_heads * cache_.head_dim / 4;
+  ThreadPool::global().run_items(cache_.num_layers, layer_ns, [&](Range layers, int) {
     for (std::int64_t layer = layers.begin; layer < layers.end; ++layer) {
       for (std::int64_t i = 0; i < n; ++i) {
         for (int g = 0; g < cache_.num_kv_heads; ++g) {
@@ -197,80 +198,60 @@ void LlamaDecoder::run_part(const StepView& step, int part, const std::byte* gat
                             std::byte* chunk) {
   SPECDEC_REQUIRE(is_shard() && part >= 0 && part < num_parts(), "part ", part, ": parts are 0..",
                   num_parts() - 1);
-  ThreadPool& pool = ThreadPool::global();
   const int layer = part / parts_of_layer();
   const std::int64_t rows = step.num_rows;
-  pool.run([&](int rank) {
-    const int nranks = pool.size();
-    if (part > 0) take_chunks(part - 1, gathered, rows, rank, nranks);
-    if (config_.adds_partial_sums) {
-      run_whole_part(step, part, rank, nranks);
-      pool.barrier();
-      give_chunk(part, rows, chunk, rank, nranks);
-      return;
-    }
+  if (part > 0) take_chunks(part - 1, gathered, rows);
+  if (config_.adds_partial_sums) {
+    run_whole_part(step, part);
+  } else {
     switch (part % kPartsOfLayer) {
       case kAttend:
-        attend(step, layer, rank, nranks);
+        attend(step, layer);
         break;
       case kProject:
-        project(step, layer, rank, nranks);
+        project(step, layer);
         break;
       case kGate:
-        enter_feed_forward(step, layer, rank, nranks);
-        gate(layers_[layer], 0, rows, rank, nranks);
+        enter_feed_forward(step, layer);
+        gate(layers_[layer], 0, rows);
         break;
       default:
-        pool.barrier();
-        down(layers_[layer], 0, rows, rank, nranks);
+        down(layers_[layer], 0, rows);
         break;
     }
-    pool.barrier();
-    give_chunk(part, rows, chunk, rank, nranks);
-  });
+  }
+  give_chunk(part, rows, chunk);
 }
 
-// Attention or the feed-forward, to this rank's part of its output's sums; no barrier behind.
-void LlamaDecoder::run_whole_part(const StepView& step, int part, int rank, int nranks) {
-  ThreadPool& pool = ThreadPool::global();
+// Attention or the feed-forward, to this rank's part of its output's sums.
+void LlamaDecoder::run_whole_part(const StepView& step, int part) {
   const int layer = part / parts_of_layer();
   if (part % parts_of_layer() == 0) {
-    attend(step, layer, rank, nranks);
-    pool.barrier();
-    project(step, layer, rank, nranks);
+    attend(step, layer);
+    project(step, layer);
   } else {
-    enter_feed_forward(step, layer, rank, nranks);
-    gate(layers_[layer], 0, step.num_rows, rank, nranks);
-    pool.barrier();
-    down(layers_[layer], 0, step.num_rows, rank, nranks);
+    enter_feed_forward(step, layer);
+    gate(layers_[layer], 0, step.num_rows);
+    down(layers_[layer], 0, step.num_rows);
   }
 }
 
 void LlamaDecoder::finish_logits(const StepView& step, const std::byte* gathered, float* logits,
                                  float* hidden) {
-  ThreadPool& pool = ThreadPool::global();
-  pool.run([&](int rank) {
-    end_layers(step, gathered, hidden, rank, pool.size());
-    run_head_scores(step, logits, rank, pool.size());
-  });
+  end_layers(step, gathered, hidden);
+  run_head_scores(step, logits);
 }
 
 void LlamaDecoder::finish_best(const StepView& step, const std::byte* gathered, RowBest* best,
                                float* hidden) {
-  ThreadPool& pool = ThreadPool::global();
-  pool.run([&](int rank) {
-    end_layers(step, gathered, hidden, rank, pool.size());
-    run_head_best(step, best, rank, pool.size());
-  });
+  end_layers(step, gathered, hidden);
+  run_head_best(step, best);
 }
 
-void LlamaDecoder::end_layers(const StepView& step, const std::byte* gathered, float* hidden,
-                              int rank, int nranks) {
-  const Share mine = share(step.num_rows, rank, nranks);
-  take_chunks(num_parts() - 1, gathered, step.num_rows, rank, nranks);
-  add_sum(layers_.back().ffn_out_norm, {mine.begin, mine.end});
-  ThreadPool::global().barrier();
-  run_final_norm(step, hidden, rank, nranks);
+void LlamaDecoder::end_layers(const StepView& step, const std::byte* gathered, float* hidden) {
+  take_chunks(num_parts() - 1, gathered, step.num_rows);
+  over_rows(step.num_rows, 1, [&](Range some) { add_sum(layers_.back().ffn_out_norm, some); });
+  run_final_norm(step, hidden);
 }
 
 }  // namespace specdec::cpu

@@ -85,9 +85,8 @@ void MedusaHeads::best(const std::vector<const float*>& hidden, std::int32_t num
   const auto rows = static_cast<std::int64_t>(hidden.size());
   ThreadPool& pool = ThreadPool::global();
   scratch_.resize(static_cast<std::size_t>(pool.size()));
-  pool.run([&](int rank) {
+  pool.run_items(num_heads * rows, num_scores_, [&](Range range, int rank) {
     ScoredIndex found[kMaxTopScores];
-    const auto range = pool.part(num_heads * rows, rank);
     for (std::int64_t i = range.begin; i < range.end; ++i) {
       const std::int64_t head = i / rows, row = i % rows;
       const std::int32_t count =

@@ -14,6 +14,8 @@ namespace {
 
 // Rows converted at a time: bounds the scratch of a long prefill.
 constexpr std::int64_t kChunkRows = 256;
+// Elements of a row that a thread converts in a nanosecond.
+constexpr std::int64_t kConvertedPerNs = 4;
 
 // Memory of one calling thread, reused by all its calls.
 std::byte* scratch(std::vector<std::byte>& buffer, std::int64_t bytes) {
@@ -82,21 +84,19 @@ void run_linear(const PackedLinear& linear, const TensorView& x, const TensorVie
     const std::byte* x_rows =
         static_cast<const std::byte*>(x.data) + first * x.strides[0] * x_bytes;
     std::byte* out_rows = static_cast<std::byte*>(out.data) + first * out.strides[0] * out_bytes;
-    pool.run([&](int rank) {
-      const auto range = pool.part(count, rank);
-      if (!x_direct) {
+    if (!x_direct) {
+      pool.run_items(count, k / kConvertedPerNs, [&](Range range, int rank) {
         for (std::int64_t r = range.begin; r < range.end; ++r) {
           convert_input(linear, x_rows + r * x.strides[0] * x_bytes, x.dtype,
                         x_scratch + r * scratch_stride, wide.data() + rank * k);
         }
-        pool.barrier();
-      }
-      linear.run_part(x_direct ? x_rows : x_scratch,
-                      x_direct ? x.strides[0] * x_bytes : scratch_stride, count,
-                      y_direct ? reinterpret_cast<float*>(out_rows) : y_scratch,
-                      y_direct ? out.strides[0] : n, rank, pool.size());
-      if (y_direct) return;
-      pool.barrier();
+      });
+    }
+    linear.run(x_direct ? x_rows : x_scratch, x_direct ? x.strides[0] * x_bytes : scratch_stride,
+               count, y_direct ? reinterpret_cast<float*>(out_rows) : y_scratch,
+               y_direct ? out.strides[0] : n);
+    if (y_direct) continue;
+    pool.run_items(count, n / kConvertedPerNs, [&](Range range, int) {
       for (std::int64_t r = range.begin; r < range.end; ++r) {
         convert_row(reinterpret_cast<const std::byte*>(y_scratch + r * n), DType::kF32, n,
                     out_rows + r * out.strides[0] * out_bytes, out.dtype, nullptr);

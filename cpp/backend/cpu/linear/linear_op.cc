@@ -82,12 +82,10 @@ void linear(const LinearParams& p) {
   for (std::int64_t r = 0; r < p.rows; ++r) {
     widen_row(p.x, p.dtype, r * p.x_row_stride, p.depth, x.data() + r * p.depth);
   }
-  ThreadPool& pool = ThreadPool::global();
-  pool.run([&](int rank) {
+  const std::int64_t column_ns = std::int64_t{p.depth} * (p.rows + 1);
+  ThreadPool::global().run_items(p.columns, column_ns, [&](Range columns, int) {
     std::vector<float> weight(static_cast<std::size_t>(p.depth));
-    const std::int64_t begin = std::int64_t{p.columns} * rank / pool.size();
-    const std::int64_t end = std::int64_t{p.columns} * (rank + 1) / pool.size();
-    for (std::int64_t n = begin; n < end; ++n) {
+    for (std::int64_t n = columns.begin; n < columns.end; ++n) {
       if (p.format != WeightFormat::kElements) {
         widen_packed(p, n, weight.data());
       } else {

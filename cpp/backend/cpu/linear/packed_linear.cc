@@ -1,18 +1,10 @@
 #include "backend/cpu/linear/packed_linear.h"
 
 #include <algorithm>
-#include <atomic>
 #include <cmath>
-#include <cstring>
 
-#include "backend/cpu/e4m3.h"
-#include "backend/cpu/half.h"
 #include "backend/cpu/linear/linear_kernels.h"
 #include "backend/cpu/linear/quant_kernels.h"
-#include "backend/cpu/linear/quant_pack.h"
-#include "backend/cpu/linear/weight_memory.h"
-#include "base/check.h"
-#include "base/thread_pool.h"
 
 namespace specdec::cpu {
 namespace {
@@ -30,67 +22,11 @@ constexpr std::int64_t kPanelBlockBytes = 256 * 1024;
 constexpr std::int64_t kPrefillTileRows = 15;
 // How far ahead of the reads a lone row tile fetches.
 constexpr std::int64_t kPrefetchBytes = 8192;
-
-float element(const std::byte* p, DType dtype) {
-  if (dtype == DType::kF32) {
-    float value;
-    std::memcpy(&value, p, sizeof(value));
-    return value;
-  }
-  std::uint16_t bits;
-  std::memcpy(&bits, p, sizeof(bits));
-  return dtype == DType::kBF16 ? bf16_to_float(bits) : f16_to_float(bits);
-}
-
-bool is_float(DType dtype) {
-  return dtype == DType::kF32 || dtype == DType::kBF16 || dtype == DType::kF16;
-}
-
-// Writes one column of a panel, k ascending.
-template <typename T>
-void pack_column(const T* row, std::int64_t k, bool pairs, int column, T* panel) {
-  if (!pairs) {
-    for (std::int64_t i = 0; i < k; ++i) panel[i * kColumns + column] = row[i];
-  } else {
-    for (std::int64_t i = 0; i < k; ++i) {
-      panel[(i / 2) * 2 * kColumns + 2 * column + (i & 1)] = row[i];
-    }
-  }
-}
-
-// Writes one column of a panel of steps; false if a scale or minimum is not finite.
-bool pack_blocks(WeightType type, const std::byte* row, std::int64_t steps, int column,
-                 std::byte* panel) {
-  const std::int64_t step_bytes = quant_format(type).step_bytes();
-  bool finite = true;
-  for (std::int64_t step = 0; step < steps; ++step) {
-    const Group group = read_group(type, row, step);
-    finite = finite && std::isfinite(group.scale[0]) && std::isfinite(group.scale[1]) &&
-             std::isfinite(group.min);
-    pack_group(type, group, column, panel + step * step_bytes);
-  }
-  return finite;
-}
-
-// The same in f8_g; false if a scale is not finite, or a code is NaN.
-bool pack_scaled(const std::byte* row, std::int64_t k, int column, std::byte* panel) {
-  bool finite = true;
-  for (std::int64_t group = 0; group < k / kScaledGroup; ++group) {
-    const std::byte* block = row + group * (kScaledGroup + 4);
-    std::byte* out = panel + group * scaled_group_bytes();
-    float scale;
-    std::memcpy(&scale, block, sizeof(scale));
-    std::memcpy(out + column * sizeof(scale), &scale, sizeof(scale));
-    finite = finite && std::isfinite(scale);
-    std::byte* codes = out + kColumns * sizeof(scale);
-    for (int i = 0; i < kScaledGroup; ++i) {
-      const std::byte code = block[sizeof(scale) + i];
-      codes[i / 2 * 2 * kColumns + scaled_place(column) + i % 2] = code;
-      finite = finite && (code & std::byte{0x7f}) != std::byte{0x7f};
-    }
-  }
-  return finite;
-}
+// What one thread reads and multiplies in a nanosecond, roughly: sizes of parts follow from it.
+constexpr std::int64_t kBytesPerNs = 16;
+constexpr std::int64_t kMultiplyAddsPerNs = 100;
+// Panels of a part at least, for many rows on quantised weights.
+constexpr std::int64_t kPrefillPanels = 4;
 
 }  // namespace
 
@@ -115,106 +51,16 @@ PackedLinear::~PackedLinear() = default;
 PackedLinear::PackedLinear(PackedLinear&&) noexcept = default;
 PackedLinear& PackedLinear::operator=(PackedLinear&&) noexcept = default;
 
-PackedLinear::PackedLinear(const std::vector<WeightView>& weights,
-                           const std::vector<TensorView>& biases) {
-  SPECDEC_REQUIRE(!weights.empty(), "linear.weights: empty, give at least one [N, K] tensor");
-  SPECDEC_REQUIRE(biases.empty() || biases.size() == weights.size(),
-                  "linear.biases: ", biases.size(), " for ", weights.size(),
-                  " weights: give one per weight or none");
-  type_ = weights[0].type;
-  SPECDEC_REQUIRE(weights[0].view.ndim == 2, "linear.weight: ", weights[0].view.ndim,
-                  " dimensions, needs 2: [N, K]");
-  k_ = weights[0].columns();
-  bool any_bias = false;
-  for (std::size_t i = 0; i < weights.size(); ++i) {
-    const TensorView& w = weights[i].view;
-    SPECDEC_REQUIRE(w.device == DeviceType::kCpu, "linear.weights[", i,
-                    "]: on a GPU, copy it to the CPU first");
-    SPECDEC_REQUIRE(is_block_format(weights[i].type) ? w.dtype == DType::kU8 : is_float(w.dtype),
-                    "linear.weights[", i, "]: dtype ", dtype_name(w.dtype),
-                    ": convert to float32, bfloat16 or float16");
-    SPECDEC_REQUIRE(weights[i].type == type_, "linear.weights[", i, "]: type ",
-                    weight_type_name(weights[i].type), ", the first weight has ",
-                    weight_type_name(type_), ": stacked weights share one");
-    SPECDEC_REQUIRE(
-        w.ndim == 2 && w.shape[0] >= 1 && weights[i].columns() == k_ && k_ >= 1, "linear.weights[",
-        i, "]: every weight is [N >= 1, K >= 1] with the same K = ", k_, ", in whole blocks");
-    SPECDEC_REQUIRE(w.shape[1] == 1 || w.strides[1] == 1, "linear.weights[", i, "]: stride ",
-                    w.strides[1], " along K: call .contiguous() first");
-    n_ += w.shape[0];
-    if (biases.empty() || !biases[i].defined()) continue;
-    const TensorView& b = biases[i];
-    SPECDEC_REQUIRE(b.device == DeviceType::kCpu && b.ndim == 1 && b.shape[0] == w.shape[0] &&
-                        b.is_contiguous() && is_float(b.dtype),
-                    "linear.biases[", i, "]: needs a contiguous CPU float tensor of shape [",
-                    w.shape[0], "]");
-    any_bias = true;
-  }
-  take_layout();
-  if (any_bias) {
-    bias_.assign(static_cast<std::size_t>(panels_ * kColumns), 0.0f);
-    std::int64_t first = 0;
-    for (std::size_t i = 0; i < weights.size(); ++i) {
-      const TensorView& b = biases[i];
-      for (std::int64_t j = 0; b.defined() && j < b.shape[0]; ++j) {
-        const auto* p = static_cast<const std::byte*>(b.data);
-        bias_[first + j] = element(p + j * dtype_bytes(b.dtype), b.dtype);
-      }
-      first += weights[i].view.shape[0];
-    }
-  }
-  bytes_ = static_cast<std::size_t>(panels_ * panel_bytes_) + bias_.size() * sizeof(float);
-  const auto block = WeightBlock::allocate(static_cast<std::size_t>(panels_ * panel_bytes_));
-  packed_ = block->data();
-  owner_ = block;
-  pack(weights, block->data());
-}
-
-void PackedLinear::pack(const std::vector<WeightView>& weights, std::byte* packed) {
-  ThreadPool& pool = ThreadPool::global();
-  std::atomic<std::int64_t> bad_row{-1};
-  pool.run([&](int rank) {
-    // The same split as run_part: a page is first touched by the thread that will read it.
-    const auto range = pool.part(panels_, rank);
-    for (std::int64_t panel = range.begin; panel < range.end; ++panel) {
-      std::byte* out = packed + panel * panel_bytes_;
-      std::size_t source = 0;
-      std::int64_t row = panel * kColumns;  // within weights[source], once the loop has run
-      for (int column = 0; column < kColumns && panel * kColumns + column < n_; ++column, ++row) {
-        while (row >= weights[source].view.shape[0]) row -= weights[source++].view.shape[0];
-        const TensorView& w = weights[source].view;
-        const auto* data = static_cast<const std::byte*>(w.data) +
-                           row * w.strides[0] * static_cast<std::int64_t>(dtype_bytes(w.dtype));
-        if (type_ == WeightType::kF8G) {
-          if (!pack_scaled(data, k_, column, out)) bad_row = panel * kColumns + column;
-        } else if (is_block_format(type_)) {
-          if (!pack_blocks(type_, data, steps_, column, out)) bad_row = panel * kColumns + column;
-        } else if (type_ == WeightType::kF32) {
-          pack_column(reinterpret_cast<const std::uint32_t*>(data), k_, false, column,
-                      reinterpret_cast<std::uint32_t*>(out));
-        } else {
-          pack_column(reinterpret_cast<const std::uint16_t*>(data), k_, type_ == WeightType::kBF16,
-                      column, reinterpret_cast<std::uint16_t*>(out));
-        }
-      }
-    }
-  });
-  SPECDEC_REQUIRE(bad_row < 0, "linear.weights: row ", bad_row.load(), " holds a ",
-                  type_ == WeightType::kF8G ? "scale or a value" : "scale", " in ",
-                  weight_type_name(type_), " that is not finite: the file is damaged");
-}
-
-// Calls sink(panel, first_row, num_rows, run) for every tile of this rank, where run(y, y_stride)
+// Calls sink(panel, first_row, num_rows, run) for every tile of a part, where run(y, y_stride)
 // computes one stretch of the tile's chains and adds it to y (the first one replaces y).
 template <typename Sink>
 void PackedLinear::for_each_tile(const std::byte* x, std::int64_t x_row_bytes, std::int64_t rows,
-                                 int rank, int nranks, Sink&& sink) const {
+                                 int part, int parts, Sink&& sink) const {
   if (is_quantised(type_)) {
-    for_each_quant_tile(x, x_row_bytes, rows, rank, nranks, sink);
+    for_each_quant_tile(x, x_row_bytes, rows, part, parts, sink);
     return;
   }
-  const std::int64_t first_panel = panels_ * rank / nranks;
-  const std::int64_t last_panel = panels_ * (rank + 1) / nranks;
+  const Range panels = share(panels_, part, parts);
   const std::int64_t max_rows = kernels_->max_rows;
   const std::int64_t tiles = (rows + max_rows - 1) / max_rows;
   const bool scaled = type_ == WeightType::kF8G;
@@ -226,7 +72,7 @@ void PackedLinear::for_each_tile(const std::byte* x, std::int64_t x_row_bytes, s
   const std::int64_t step_bytes = panel_bytes_ / steps_;
   const std::int64_t stretch = widens ? kScaledGroup / 2 : kChainSteps;
   alignas(64) std::uint16_t wide[kScaledCodes];
-  for (std::int64_t panel = first_panel; panel < last_panel; ++panel) {
+  for (std::int64_t panel = panels.begin; panel < panels.end; ++panel) {
     for (std::int64_t step = 0; step < steps_; step += stretch) {
       const std::int64_t count = std::min(stretch, steps_ - step);
       const bool last_block = step + count == steps_;
@@ -267,14 +113,14 @@ void PackedLinear::for_each_tile(const std::byte* x, std::int64_t x_row_bytes, s
 // Row tiles pass over a block of panels before the next block is read.
 template <typename Sink>
 void PackedLinear::for_each_quant_tile(const std::byte* x, std::int64_t x_row_bytes,
-                                       std::int64_t rows, int rank, int nranks, Sink&& sink) const {
+                                       std::int64_t rows, int part, int parts, Sink&& sink) const {
   const QuantTileFn compute = quant_kernels_->of(type_);
   const std::int64_t most = rows <= kQuantTileRows ? kQuantTileRows : kPrefillTileRows;
   const std::int64_t tiles = (rows + most - 1) / most;
-  const std::int64_t last_panel = panels_ * (rank + 1) / nranks;
+  const Range panels = share(panels_, part, parts);
   const std::int64_t block = std::max<std::int64_t>(1, kPanelBlockBytes / panel_bytes_);
-  for (std::int64_t begin = panels_ * rank / nranks; begin < last_panel; begin += block) {
-    const std::int64_t end = std::min(begin + block, last_panel);
+  for (std::int64_t begin = panels.begin; begin < panels.end; begin += block) {
+    const std::int64_t end = std::min(begin + block, panels.end);
     for (std::int64_t tile = 0; tile < tiles; ++tile) {
       const std::int64_t row = rows * tile / tiles;
       QuantTileArgs args;
@@ -299,10 +145,29 @@ void PackedLinear::for_each_quant_tile(const std::byte* x, std::int64_t x_row_by
   }
 }
 
+int PackedLinear::num_parts(std::int64_t rows, int matrices) const {
+  const std::int64_t multiply_adds = rows * k_ * kColumns;
+  std::int64_t ns = std::max(panel_bytes_ / kBytesPerNs, multiply_adds / kMultiplyAddsPerNs);
+  std::int64_t panels = panels_;
+  if (is_quantised(type_) && rows > kQuantTileRows) {
+    // A part passes over all rows of x: not for a few panels.
+    panels = std::max<std::int64_t>(1, panels / kPrefillPanels);
+    ns *= kPrefillPanels;
+  }
+  return ThreadPool::global().pieces(panels, ns * matrices);
+}
+
+void PackedLinear::run(const void* x, std::int64_t x_row_bytes, std::int64_t rows, float* y,
+                       std::int64_t y_stride) const {
+  const int parts = num_parts(rows);
+  ThreadPool::global().run(
+      parts, [&](int part, int) { run_part(x, x_row_bytes, rows, y, y_stride, part, parts); });
+}
+
 void PackedLinear::run_part(const void* x, std::int64_t x_row_bytes, std::int64_t rows, float* y,
-                            std::int64_t y_stride, int rank, int nranks) const {
+                            std::int64_t y_stride, int part, int parts) const {
   if (rows <= 0) return;
-  for_each_tile(static_cast<const std::byte*>(x), x_row_bytes, rows, rank, nranks,
+  for_each_tile(static_cast<const std::byte*>(x), x_row_bytes, rows, part, parts,
                 [&](std::int64_t panel, std::int64_t row, int height, bool, auto&& compute) {
                   float* out = y + row * y_stride + panel * kColumns;
                   const std::int64_t width =
@@ -324,7 +189,7 @@ void PackedLinear::run_part(const void* x, std::int64_t x_row_bytes, std::int64_
 }
 
 void PackedLinear::argmax_part(const void* x, std::int64_t x_row_bytes, std::int64_t rows,
-                               RowBest* best, int rank, int nranks) const {
+                               RowBest* best, int part, int parts) const {
   std::fill_n(best, rows, RowBest{});
   // Scores of one panel for a slice of rows: all row tiles of the slice share one reading of it.
   constexpr std::int64_t kSliceRows = 120;
@@ -332,7 +197,7 @@ void PackedLinear::argmax_part(const void* x, std::int64_t x_row_bytes, std::int
   for (std::int64_t first = 0; first < rows; first += kSliceRows) {
     const std::int64_t slice = std::min(kSliceRows, rows - first);
     for_each_tile(
-        static_cast<const std::byte*>(x) + first * x_row_bytes, x_row_bytes, slice, rank, nranks,
+        static_cast<const std::byte*>(x) + first * x_row_bytes, x_row_bytes, slice, part, parts,
         [&](std::int64_t panel, std::int64_t from, int height, bool complete, auto&& compute) {
           float* tile = slice_scores + from * kColumns;
           compute(tile, kColumns);
@@ -362,11 +227,11 @@ void PackedLinear::argmax_part(const void* x, std::int64_t x_row_bytes, std::int
   }
 }
 
-std::uint64_t PackedLinear::read_part(int rank, int nranks) const {
+std::uint64_t PackedLinear::read_part(int part, int parts) const {
   // Panels are whole cache lines of 8 words; independent sums, so that only memory is waited for.
   const auto* words = reinterpret_cast<const std::uint64_t*>(packed_);
-  const std::int64_t begin = panels_ * rank / nranks * panel_bytes_ / 8;
-  const std::int64_t end = panels_ * (rank + 1) / nranks * panel_bytes_ / 8;
+  const Range panels = share(panels_, part, parts);
+  const std::int64_t begin = panels.begin * panel_bytes_ / 8, end = panels.end * panel_bytes_ / 8;
   std::uint64_t sums[8] = {};
   for (std::int64_t i = begin; i < end; i += 8) {
     __builtin_prefetch(words + i + kPrefetchBytes / 8);
@@ -377,42 +242,11 @@ std::uint64_t PackedLinear::read_part(int rank, int nranks) const {
   return total;
 }
 
-void PackedLinear::unpack_row(std::int64_t row, float* out) const {
-  const std::byte* panel = packed_ + row / kColumns * panel_bytes_;
-  const int column = static_cast<int>(row % kColumns);
-  if (type_ == WeightType::kF8G) {
-    for (std::int64_t i = 0; i < k_; ++i) {
-      const std::byte* group = panel + i / kScaledGroup * scaled_group_bytes();
-      const std::int64_t at = i % kScaledGroup / 2 * 2 * kColumns + scaled_place(column) + i % 2;
-      float scale;
-      std::memcpy(&scale, group + column * sizeof(scale), sizeof(scale));
-      const auto code = static_cast<std::uint8_t>(group[kColumns * sizeof(scale) + at]);
-      out[i] = scale * e4m3_to_float(code);
-    }
-    return;
-  }
-  if (is_block_format(type_)) {
-    const std::int64_t step_bytes = panel_bytes_ / steps_;
-    for (std::int64_t step = 0; step < steps_; ++step) {
-      group_values(type_, unpack_group(type_, panel + step * step_bytes, column),
-                   out + step * kGroup);
-    }
-    return;
-  }
-  const DType dtype = float_dtype(type_);
-  const auto size = static_cast<std::int64_t>(dtype_bytes(dtype));
-  for (std::int64_t i = 0; i < k_; ++i) {
-    const std::int64_t index = dtype == DType::kBF16 ? (i / 2) * 2 * kColumns + 2 * column + (i & 1)
-                                                     : i * kColumns + column;
-    out[i] = element(panel + index * size, dtype);
-  }
-}
-
-void merge_best(const RowBest* parts, int nranks, std::int64_t rows, RowBest* merged) {
+void merge_best(const RowBest* found, int parts, std::int64_t rows, RowBest* merged) {
   for (std::int64_t row = 0; row < rows; ++row) {
     RowBest best;
-    for (int rank = 0; rank < nranks && best.index != RowBest::kNaN; ++rank) {
-      const RowBest& part = parts[rank * rows + row];
+    for (int i = 0; i < parts && best.index != RowBest::kNaN; ++i) {
+      const RowBest& part = found[i * rows + row];
       if (part.index == RowBest::kNone) continue;
       if (part.index == RowBest::kNaN || best.index == RowBest::kNone || part.value > best.value) {
         best = part;

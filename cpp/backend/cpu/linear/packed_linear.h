@@ -9,6 +9,7 @@
 // x is in input_form(). y is float32.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
@@ -17,6 +18,7 @@
 
 #include "backend/cpu/linear/weight_type.h"
 #include "base/tensor_view.h"
+#include "base/thread_pool.h"
 #include "base/types.h"
 
 namespace specdec::cpu {
@@ -104,30 +106,34 @@ class PackedLinear {
     return {type_, n_, k_, packed_, bias_.empty() ? nullptr : bias_.data(), nullptr};
   }
 
-  // The columns of rank `rank` of `nranks`: the same for every linear layer with this n.
-  struct Columns {
-    std::int64_t begin, end;
-  };
-  Columns columns_of(int rank, int nranks) const {
-    const std::int64_t begin = panels_ * rank / nranks * kPanelColumns;
-    const std::int64_t end = panels_ * (rank + 1) / nranks * kPanelColumns;
-    return {begin < n_ ? begin : n_, end < n_ ? end : n_};
+  // Into how many parts a call with so many rows is cut for ThreadPool::global(), if `matrices` of
+  // this shape are multiplied together.
+  int num_parts(std::int64_t rows, int matrices = 1) const;
+
+  // The columns of a part: the same for every linear layer with this n.
+  Range columns_of(int part, int parts) const {
+    const Range panels = share(panels_, part, parts);
+    return {std::min(panels.begin * kPanelColumns, n_), std::min(panels.end * kPanelColumns, n_)};
   }
 
-  // The share of rank `rank` of `nranks` of y[rows, n] = x[rows, k] W^T + b, for use inside a
-  // parallel region. Columns are split, so each rank touches only its own part of the weights.
-  // x_row_bytes: from row to row; y_stride: elements. Allocates nothing.
+  // y[rows, n] = x[rows, k] W^T + b, dealt out over ThreadPool::global(). x_row_bytes: from row to
+  // row; y_stride: elements. Allocates nothing.
+  void run(const void* x, std::int64_t x_row_bytes, std::int64_t rows, float* y,
+           std::int64_t y_stride) const;
+
+  // One part of it, for use inside a piece of work. Columns are split, so each part reads only its
+  // own weights.
   void run_part(const void* x, std::int64_t x_row_bytes, std::int64_t rows, float* y,
-                std::int64_t y_stride, int rank, int nranks) const;
+                std::int64_t y_stride, int part, int parts) const;
 
-  // As run_part, but keeps only the best column per row: best[rows] of this rank is overwritten.
-  // merge_best() joins the ranks afterwards.
+  // As run_part, but keeps only the best column per row: best[rows] of this part is overwritten.
+  // merge_best() joins the parts afterwards.
   void argmax_part(const void* x, std::int64_t x_row_bytes, std::int64_t rows, RowBest* best,
-                   int rank, int nranks) const;
+                   int part, int parts) const;
 
-  // Reads this rank's share of the packed weights and does nothing else; returns a checksum. This
-  // is the floor that benchmarks hold run_part against, on the same memory.
-  std::uint64_t read_part(int rank, int nranks) const;
+  // Reads a part of the packed weights and does nothing else; returns a checksum. This is the floor
+  // that benchmarks hold run against, on the same memory.
+  std::uint64_t read_part(int part, int parts) const;
 
   // out[k] = row `row` of the weights as float32: a tied head serves as the embedding table.
   void unpack_row(std::int64_t row, float* out) const;
@@ -137,11 +143,11 @@ class PackedLinear {
   void take_layout();
   void pack(const std::vector<WeightView>& weights, std::byte* packed);
   template <typename Sink>
-  void for_each_tile(const std::byte* x, std::int64_t x_row_bytes, std::int64_t rows, int rank,
-                     int nranks, Sink&& sink) const;
+  void for_each_tile(const std::byte* x, std::int64_t x_row_bytes, std::int64_t rows, int part,
+                     int parts, Sink&& sink) const;
   template <typename Sink>
   void for_each_quant_tile(const std::byte* x, std::int64_t x_row_bytes, std::int64_t rows,
-                           int rank, int nranks, Sink&& sink) const;
+                           int part, int parts, Sink&& sink) const;
 
   std::int64_t n_ = 0, k_ = 0, panels_ = 0;
   std::int64_t steps_ = 0;        // k, pairs of k for bf16 and f8_g, groups of 32 if quantised
@@ -155,8 +161,8 @@ class PackedLinear {
   std::vector<float> bias_;  // empty, or panels_ * kPanelColumns
 };
 
-// parts: [nranks, rows], rank after rank. best[rows]: the largest value, the first on ties; index
+// found: [parts, rows], part after part. best[rows]: the largest value, the first on ties; index
 // -1 if the row holds a NaN.
-void merge_best(const RowBest* parts, int nranks, std::int64_t rows, RowBest* best);
+void merge_best(const RowBest* found, int parts, std::int64_t rows, RowBest* best);
 
 }  // namespace specdec::cpu

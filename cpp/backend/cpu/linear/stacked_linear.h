@@ -23,9 +23,9 @@ class StackedLinear {
   std::int64_t n() const { return n_; }
   InputForm input_form() const { return parts_.front().input_form(); }
   std::size_t bytes() const;
-  // As PackedLinear::run_part.
-  void run_part(const void* x, std::int64_t x_row_bytes, std::int64_t rows, float* y,
-                std::int64_t y_stride, int rank, int nranks) const;
+  // As PackedLinear::run.
+  void run(const void* x, std::int64_t x_row_bytes, std::int64_t rows, float* y,
+           std::int64_t y_stride) const;
 
  private:
   void add(PackedLinear part);

@@ -1,0 +1,248 @@
+// ThreadPool: every piece once, whoever comes; nobody is waited for who holds no piece; a thread
+// that claims late does no harm. Nothing here looks at a clock: a pool that waits for the wrong
+// thread hangs.
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <numeric>
+#include <random>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "base/thread_pool.h"
+#include "check.h"
+
+namespace specdec {
+namespace {
+
+void wait_until(const auto& condition) {
+  while (!condition()) std::this_thread::yield();
+}
+
+// Stops the workers in front of their next claim until release(); the caller goes on.
+class Parked {
+ public:
+  Parked() {
+    count = 0;
+    hold = true;
+    ThreadPool::claim_hook = &park;
+  }
+  ~Parked() {
+    release();
+    ThreadPool::claim_hook = nullptr;
+  }
+  static void release() { hold = false; }
+  static inline std::atomic<int> count{0};
+
+ private:
+  static void park(int rank) {
+    if (rank == 0 || !hold) return;
+    ++count;
+    wait_until([] { return !hold.load(); });
+  }
+  static inline std::atomic<bool> hold{false};
+};
+
+// What ranks did what in a phase.
+struct Phase {
+  explicit Phase(int pieces) : times(static_cast<std::size_t>(pieces)) {}
+  std::vector<std::atomic<int>> times;
+  std::atomic<int> by_workers{0};
+
+  void note(int piece, int rank) {
+    ++times[static_cast<std::size_t>(piece)];
+    if (rank > 0) ++by_workers;
+  }
+  bool complete() const {
+    return std::all_of(times.begin(), times.end(), [](const auto& n) { return n == 1; });
+  }
+};
+
+TEST(thread_pool_does_each_piece_once) {
+  for (const int size : {1, 2, 3, 5}) {
+    ThreadPool pool(size);
+    for (int pieces = 0; pieces <= 40; ++pieces) {
+      Phase phase(pieces);
+      std::atomic<bool> ranks_fit{true};
+      pool.run(pieces, [&](int piece, int rank) {
+        phase.note(piece, rank);
+        if (rank < 0 || rank >= size) ranks_fit = false;
+      });
+      CHECK(phase.complete());
+      CHECK(ranks_fit);
+    }
+  }
+}
+
+TEST(thread_pool_cuts_items_by_their_time) {
+  ThreadPool one(1), four(4);
+  CHECK_EQ(one.pieces(1000, 1000000), 1);
+  CHECK_EQ(four.pieces(0, 1000), 1);
+  CHECK_EQ(four.pieces(1000, 1), 1);  // a microsecond in all
+  CHECK_EQ(four.pieces(3, 1000000), 3);
+  CHECK_EQ(four.pieces(7, 1000000), 4);
+  CHECK_EQ(four.pieces(1000000, 1000), 64);
+  std::vector<int> times(1000);
+  four.run_items(1000, 1000, [&](Range range, int) {
+    for (std::int64_t i = range.begin; i < range.end; ++i) ++times[static_cast<std::size_t>(i)];
+  });
+  CHECK(std::all_of(times.begin(), times.end(), [](int n) { return n == 1; }));
+}
+
+TEST(thread_pool_ends_without_workers_that_have_no_core) {
+  constexpr int kWorkers = 2, kPieces = 12;
+  ThreadPool pool(kWorkers + 1);
+  const Parked parked;
+  // The workers look at this phase's pieces and lose their cores.
+  Phase first(kPieces);
+  pool.run(kPieces, [&](int piece, int rank) {
+    wait_until([] { return Parked::count == kWorkers; });
+    first.note(piece, rank);
+  });
+  CHECK(first.complete());
+  for (int i = 0; i < 1000; ++i) {
+    Phase phase(kPieces);
+    pool.run(kPieces, [&](int piece, int rank) { phase.note(piece, rank); });
+    CHECK(phase.complete());
+    CHECK_EQ(phase.by_workers.load(), 0);
+  }
+}
+
+// A worker that looked at the pieces of one phase claims in a later one: with another number of
+// pieces, and with the same, where its compare-and-swap meets the very word that it read.
+TEST(thread_pool_late_claim_is_one_of_the_phase_that_runs) {
+  for (const int later_pieces : {8, 6, 14}) {
+    ThreadPool pool(2);
+    const Parked parked;
+    Phase early(8);
+    pool.run(8, [&](int piece, int rank) {
+      wait_until([] { return Parked::count == 1; });
+      early.note(piece, rank);
+    });
+    CHECK(early.complete());
+    CHECK_EQ(early.by_workers.load(), 0);
+    Phase between(9);
+    pool.run(9, [&](int piece, int rank) { between.note(piece, rank); });
+    Phase later(later_pieces);
+    pool.run(later_pieces, [&](int piece, int rank) {
+      later.note(piece, rank);
+      if (rank > 0) return;
+      Parked::release();
+      wait_until([&] { return later.by_workers > 0; });
+    });
+    CHECK(later.complete());
+    CHECK(early.complete());
+    CHECK(between.complete());
+  }
+}
+
+TEST(thread_pool_wakes_who_sleeps) {
+  ThreadPool pool(2);
+  for (int i = 0; i < 50; ++i) {
+    // Long enough for the worker to fall asleep; if it has not, the test is only easier.
+    std::this_thread::sleep_for(std::chrono::milliseconds(i % 3));
+    Phase phase(4);
+    pool.run(4, [&](int piece, int rank) {
+      if (rank == 0) wait_until([&] { return phase.by_workers > 0; });
+      phase.note(piece, rank);
+    });
+    CHECK(phase.complete());
+  }
+}
+
+TEST(thread_pool_second_caller_works_alone) {
+  ThreadPool pool(2);
+  Phase outer(2), inner(6), other(6);
+  pool.run(2, [&](int piece, int rank) {
+    outer.note(piece, rank);
+    if (piece > 0) return;
+    pool.run(6, [&](int i, int r) {
+      inner.note(i, r);
+      CHECK_EQ(r, 0);
+    });
+    std::thread([&] { pool.run(6, [&](int i, int r) { other.note(i, r); }); }).join();
+    CHECK_EQ(other.by_workers.load(), 0);
+  });
+  CHECK(outer.complete());
+  CHECK(inner.complete());
+  CHECK(other.complete());
+}
+
+TEST(thread_pool_rethrows_and_goes_on) {
+  ThreadPool pool(3);
+  for (int bad = 0; bad < 9; ++bad) {
+    Phase phase(9);
+    CHECK_THROWS(pool.run(9,
+                          [&](int piece, int rank) {
+                            phase.note(piece, rank);
+                            if (piece == bad) throw std::runtime_error("piece is bad");
+                          }),
+                 std::runtime_error, "piece is bad");
+    CHECK(phase.complete());
+  }
+  pool.resize(2);
+  CHECK_EQ(pool.size(), 2);
+  Phase phase(5);
+  pool.run(5, [&](int piece, int rank) { phase.note(piece, rank); });
+  CHECK(phase.complete());
+}
+
+// Threads lose their cores anywhere in front of a claim. Each phase reads what all pieces of the
+// one before have written: under ThreadSanitizer this shows that a phase's end orders them.
+TEST(thread_pool_phases_follow_each_other) {
+  ThreadPool pool(4);
+  ThreadPool::claim_hook = [](int rank) {
+    thread_local std::minstd_rand random(static_cast<unsigned>(rank) + 1);
+    for (auto turns = random() % 8 == 0 ? random() % 64 : 0; turns > 0; --turns) {
+      std::this_thread::yield();
+    }
+  };
+  std::minstd_rand random(7);
+  std::vector<std::uint64_t> before(64, 1), after(64);
+  std::uint64_t expected = 64;
+  for (int i = 0; i < 3000; ++i) {
+    const int pieces = 2 + static_cast<int>(random() % 63);
+    pool.run(pieces, [&](int piece, int) {
+      const Range mine = share(64, piece, pieces);
+      const std::uint64_t sum = std::accumulate(before.begin(), before.end(), std::uint64_t{0});
+      for (auto at = mine.begin; at < mine.end; ++at) after[static_cast<std::size_t>(at)] = sum;
+    });
+    expected *= 64;
+    before.swap(after);
+    CHECK_EQ(std::accumulate(before.begin(), before.end(), std::uint64_t{0}), expected);
+    if (expected == 0) {
+      before.assign(64, 1);
+      expected = 64;
+    }
+  }
+  ThreadPool::claim_hook = nullptr;
+}
+
+TEST(thread_pool_is_not_for_forked_children) {
+  ThreadPool pool(2);
+  const pid_t child = fork();
+  if (child == 0) {
+    bool refused = false;
+    try {
+      pool.run(4, [](int, int) {});
+    } catch (const std::invalid_argument& error) {
+      refused = std::string(error.what()).find("after fork()") != std::string::npos;
+    }
+    _exit(refused ? 0 : 1);
+  }
+  int status = -1;
+  CHECK_EQ(waitpid(child, &status, 0), child);
+  CHECK_EQ(status, 0);
+  Phase phase(4);
+  pool.run(4, [&](int piece, int rank) { phase.note(piece, rank); });
+  CHECK(phase.complete());
+}
+
+}  // namespace
+}  // namespace specdec
