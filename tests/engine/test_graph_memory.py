@@ -53,9 +53,9 @@ def open_with_graphs(
 
     make_pages = engine_build.EngineBuilder._make_pages
 
-    def logged(self: Any, model: Any, num_pages: int) -> Any:
+    def logged(self: Any, model: Any, num_pages: int, *narrow: Any) -> Any:
         log.append(f"{num_pages} pages")
-        return make_pages(self, model, num_pages)
+        return make_pages(self, model, num_pages, *narrow)
 
     def planned(**sizes: Any) -> Any:
         log.append(f"{sizes['free_bytes']} free")

@@ -50,9 +50,9 @@ class ForgetsCompaction(OverlapPipeline):
     """K/V of accepted drafts stays where the tree had it."""
 
     def _commit(self, tensors: StepTensors, *decided: Any) -> None:
-        pages, self._pages = self._pages, tuple(p.clone() for p in self._pages)  # type: ignore[assignment]
+        pools, self._pools = self._pools, tuple((k.clone(), v.clone()) for k, v in self._pools)
         super()._commit(tensors, *decided)
-        self._pages = pages
+        self._pools = pools
 
 
 class ForgetsPromptRows(OverlapPipeline):

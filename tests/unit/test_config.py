@@ -19,7 +19,12 @@ from specdec_ext.config.ngram import NGramDecodingConfig
 from specdec_ext.config.parse import (
     parse_scheduler_config,
 )
-from specdec_ext.config.ranks import World, resolve_tensor_parallel_size, world_of
+from specdec_ext.config.ranks import (
+    SECONDS_OF_SILENCE,
+    World,
+    resolve_tensor_parallel_size,
+    world_of,
+)
 from specdec_ext.errors import ConfigError, UnsupportedConfigError
 
 
@@ -251,7 +256,10 @@ def test_arguments_of_other_projects() -> None:
         refuse_unknown_arguments({"speculativ_config": {}})
 
 
-def test_ranks_of_a_launcher() -> None:
+def test_ranks_of_a_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[float] = []  # a rank that ends first would have rank 0 stopped before it speaks
+    monkeypatch.setattr("specdec_ext.config.ranks.time.sleep", waits.append)
+
     def world(**changes: str) -> World | None:
         names = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
         return world_of({**names, **changes})
@@ -280,6 +288,7 @@ def test_ranks_of_a_launcher() -> None:
     with pytest.raises(SystemExit) as ended:  # rank 0 says it
         resolve_tensor_parallel_size(4, World(1, 2, 2))
     assert ended.value.code == ConfigError.exit_code
+    assert waits == [SECONDS_OF_SILENCE] * 4
     for size in (True, 0, 65, "2"):
         with pytest.raises(ConfigError, match="tensor_parallel_size"):
             resolve_tensor_parallel_size(size, None)

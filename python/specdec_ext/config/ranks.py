@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NoReturn
 
 from ..errors import ConfigError
 from .validate import check_int
@@ -13,6 +15,8 @@ __all__ = ["World", "resolve_tensor_parallel_size", "world_of"]
 
 MAX_RANKS = 64
 MAX_PORT = 65535
+# Launchers stop all ranks when the first one ends: rank 0 needs the time to say why.
+SECONDS_OF_SILENCE = 5.0
 
 
 @dataclass(frozen=True)
@@ -48,7 +52,7 @@ def world_of(environment: Mapping[str, str] = os.environ) -> World | None:
         )
     if not 1 <= port <= MAX_PORT:
         if rank > 0:
-            raise SystemExit(ConfigError.exit_code)
+            _leave_it_to_rank_0()
         raise ConfigError(
             f"MASTER_PORT = {port}: the ranks meet at a port of 1..{MAX_PORT}, and 0 tells the "
             "others none; use torchrun --standalone, which finds a free one, or --master-port "
@@ -69,8 +73,14 @@ def resolve_tensor_parallel_size(size: object, world: World | None) -> int:
     if world is None or world.size == wanted:
         return wanted
     if world.rank > 0:
-        raise SystemExit(ConfigError.exit_code)
+        _leave_it_to_rank_0()
     raise ConfigError(
         f"tensor_parallel_size = {wanted} but torchrun has started {world.size} ranks; the two "
         f"must be equal: use --nproc-per-node {wanted}, or leave tensor_parallel_size out"
     )
+
+
+def _leave_it_to_rank_0() -> NoReturn:
+    """End as rank 0 does, without its words, and not before it: by then we are mostly stopped."""
+    time.sleep(SECONDS_OF_SILENCE)
+    raise SystemExit(ConfigError.exit_code)
