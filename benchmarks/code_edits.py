@@ -239,6 +239,8 @@ def main() -> int:
     )
     print("\n\n".join(tables))
     if not args.quick and not args.cases and len(cases) == len(edits):
+        for one in (run for case in cases for runs in case["programs"].values() for run in runs):
+            one["tokens"] = len(one["tokens"])  # they were compared
         result = {
             "benchmark": "code_edits", "environment": environment, "cases_sha256": digest(edits),
             "width": settings["width"], "summary": summary, "cases": cases,
