@@ -32,6 +32,7 @@ from transformers import PreTrainedTokenizerFast
 
 from specdec_ext import LLM, RequestError, SamplingParams, UnsupportedRequestError
 from specdec_ext.engine import grammar_masks
+from specdec_ext.request.structured_outputs import check_structured_outputs
 from specdec_ext.text import grammar
 
 SCHEMA = {
@@ -198,10 +199,36 @@ def test_greedy_text_needs_few_masks(
         assert 0 < needed < len(filled)
 
 
+@pytest.mark.parametrize("form", FORMS)
+def test_a_token_is_allowed_where_its_bit_is_set(engine: LLM, form: str) -> None:
+    """At every place of random texts, for every token: forced text, too, has one token alone."""
+    rng = np.random.default_rng(3)
+    constraint = check_structured_outputs(FORMS[form])
+    assert engine.engine._compiler is not None
+    for _ in range(4):
+        output = grammar_masks._Output(engine.engine._compiler.compile(constraint), True)
+        for _ in range(30):
+            tree = SimpleNamespace(tokens=[0], parents=[-1], fixed=1)
+            walk = grammar_masks._TreeWalk(output, tree)
+            walk.run(fill=True)
+            bits = np.unpackbits(walk.masks[0].view(np.uint8), bitorder="little")[:VOCAB]
+            for token in range(VOCAB):
+                probe = grammar_masks._TreeWalk(output, tree)
+                assert probe._consume(token) == bool(bits[token])
+                output.matcher.rollback(probe._consumed)
+            token = int(rng.choice(np.flatnonzero(bits)))
+            if token == END:
+                break
+            output.follow([token])
+
+
 def test_a_row_without_a_best_token_is_masked() -> None:
     """NaN has no order: what the executor chooses there has to be allowed."""
 
     class Any_:
+        def compute_ff_tokens(self) -> list[int]:
+            return []
+
         def is_stopped(self) -> bool:
             return False
 

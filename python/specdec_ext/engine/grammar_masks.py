@@ -198,6 +198,9 @@ class _TreeWalk:
         """True: the token is allowed here, and the matcher is behind it, unless it is an end."""
         if self._matcher.is_stopped():
             return token == self._ends[0]
+        # Of forced text a mask has its first token alone, other tokens of the same bytes not.
+        if (forced := self._matcher.compute_ff_tokens()) and token != forced[0]:
+            return False
         if token in self._ends:
             return bool(self._matcher.validate_tokens([token]))
         if not self._matcher.try_consume_tokens([token]):
