@@ -184,22 +184,24 @@ class _TreeWalk:
         while True:
             row = scores[node]
             token = int(row.argmax())
+            below = [c for c in self._children[node] if self._tokens[c] == token]
+            known = bool(below) and below[0] >= self._fixed  # else constrain() had cut it
             # Without a best token (NaN, nothing finite) the mask decides.
-            if not math.isfinite(float(row[token])) or not self._consume(token):
+            if not math.isfinite(float(row[token])) or not self._consume(token, known=known):
                 self._descend(node, depth, [0] * len(self._tokens), True)
                 break
-            below = [c for c in self._children[node] if self._tokens[c] == token]
             if not below or token in self._ends:
                 break
             node, depth = below[0], depth + 1
         self._matcher.rollback(self._consumed)
 
-    def _consume(self, token: int) -> bool:
-        """True: the token is allowed here, and the matcher is behind it, unless it is an end."""
+    def _consume(self, token: int, *, known: bool = False) -> bool:
+        """True: the token is allowed here, and the matcher is behind it, unless it is an end.
+        known: a walk before has found that it is allowed."""
         if self._matcher.is_stopped():
             return token == self._ends[0]
         # Of forced text a mask has its first token alone, other tokens of the same bytes not.
-        if (forced := self._matcher.compute_ff_tokens()) and token != forced[0]:
+        if not known and (forced := self._matcher.compute_ff_tokens()) and token != forced[0]:
             return False
         if token in self._ends:
             return bool(self._matcher.validate_tokens([token]))
