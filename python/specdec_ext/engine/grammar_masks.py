@@ -200,7 +200,7 @@ class _TreeWalk:
         known: a walk before has found that it is allowed."""
         if self._matcher.is_stopped():
             return token == self._ends[0]
-        # Of forced text a mask has its first token alone, other tokens of the same bytes not.
+        # Where text is forced a mask has its first token alone, no other token of the same bytes.
         if not known and (forced := self._matcher.compute_ff_tokens()) and token != forced[0]:
             return False
         if token in self._ends:
