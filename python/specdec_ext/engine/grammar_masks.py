@@ -6,9 +6,8 @@ the grammar does not allow. When its scores are there, mask() gives the nodes th
 follow them, and the executor applies those where it chooses tokens.
 
 A greedy request needs few masks: where the best of all tokens is allowed it is the best of those
-that are, and asking about one token costs a hundredth of a mask. Only the path of those tokens is
-walked, up to one that is not allowed. Where tokens are drawn every mask changes the law, so that
-constrain() makes them all, beside the cuts.
+that are. Only the path of those tokens is walked, up to one that is not allowed. Where tokens are
+drawn every mask changes the law, so that constrain() makes them all when it cuts.
 
 Matchers follow the output as the executor has it, so that a step that was interrupted is walked
 again as if for the first time.
@@ -162,10 +161,10 @@ class _TreeWalk:
 
     def __init__(self, output: _Output, tree: Any) -> None:
         self._matcher, self._ends = output.matcher, output.grammar.end_ids
-        self._tokens, self._fixed = tree.tokens, tree.fixed
+        self._tokens, self._parents, self._fixed = tree.tokens, tree.parents, tree.fixed
         self._words = output.grammar.words
         self._children: list[list[int]] = [[] for _ in self._tokens]
-        for node, parent in enumerate(tree.parents[1:], 1):
+        for node, parent in enumerate(self._parents[1:], 1):
             self._children[parent].append(node)
         self.masks = np.empty((0, self._words), dtype=np.int32)
         self._consumed = 0  # tokens of the path that the matcher stands behind
@@ -197,14 +196,14 @@ class _TreeWalk:
 
     def _consume(self, token: int, *, known: bool = False) -> bool:
         """True: the token is allowed here, and the matcher is behind it, unless it is an end.
-        known: a walk before has found that it is allowed."""
+        known: that it is allowed, from the mask or because its draft has not been cut."""
         if self._matcher.is_stopped():
             return token == self._ends[0]
         # Where text is forced a mask has its first token alone, no other token of the same bytes.
         if not known and (forced := self._matcher.compute_ff_tokens()) and token != forced[0]:
             return False
         if token in self._ends:
-            return bool(self._matcher.validate_tokens([token]))
+            return known or bool(self._matcher.validate_tokens([token]))
         if not self._matcher.try_consume_tokens([token]):
             return False
         self._consumed += 1
@@ -219,7 +218,9 @@ class _TreeWalk:
                 if self._consumed >= depth:  # back to its parent; a chain never goes back
                     self._matcher.rollback(self._consumed - depth + 1)
                     self._consumed = depth - 1
-                if not self._consume(self._tokens[node]):
+                if fill and not self._has_bit(self._parents[node], self._tokens[node]):
+                    continue
+                if not self._consume(self._tokens[node], known=fill):
                     continue
             kept[node] = 1
             ended = node != top and self._tokens[node] in self._ends
@@ -227,6 +228,10 @@ class _TreeWalk:
                 self._fill(node, ended)
             if not ended:
                 waiting += [(child, depth + 1) for child in reversed(self._children[node])]
+
+    def _has_bit(self, node: int, token: int) -> bool:
+        """Whether the node's mask, which is there, has the token."""
+        return bool(int(self.masks[node, token >> 5]) >> (token & 31) & 1)
 
     def _fill(self, node: int, ended: bool) -> None:
         if not len(self.masks):

@@ -71,8 +71,9 @@ class StepOperations:
         if drafter is not None and drafter.needs_hidden:
             self._hidden = forward.make_hidden(len(buffers.slots))
         self._forward = forward
-        self._pages = (k_pages, v_pages)
-        self._pools = (self._pages, *((pool.k, pool.v) for pool in narrow))
+        self._num_pages, self._page_size = k_pages.shape[1], k_pages.shape[3]
+        # (K, V) pages, in the order of a step's tables.
+        self._pools = ((k_pages, v_pages), *((pool.k, pool.v) for pool in narrow))
         self._backend = backend
         self._scores: Tensor | None = None  # of the step that was enqueued last
         self._host = HostSide(buffers, self._pools, backend)
@@ -254,7 +255,7 @@ class StepOperations:
             torch.add(cu_rows, g.prompt_logits, out=tensors.cu_logits[first:])
 
     def _build(self, tensors: StepTensors) -> None:
-        k_pages, step = self._pages[0], tensors.step
+        step = tensors.step
         ops.build_step(
             tensors.parents,
             step.page_table,
@@ -263,8 +264,8 @@ class StepOperations:
             positions=step.positions,
             mask=step.mask,
             is_tree=step.is_tree,
-            page_size=k_pages.shape[3],
-            num_pages=k_pages.shape[1],
+            page_size=self._page_size,
+            num_pages=self._num_pages,
             max_rows=step.max_rows,
             backend=self._backend,
             status=tensors.status,

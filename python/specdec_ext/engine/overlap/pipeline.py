@@ -318,7 +318,7 @@ class OverlapPipeline(StepOperations):
             assert self._recorder is not None
             staging = self.buffers.staging
             rows = min(bucket.rows, self.executor.max_rows_per_request)
-            capacity = staging.pages_per_request * self._pages[0].shape[3]
+            capacity = staging.pages_per_request * self._page_size
             g = StepSizes(
                 0, bucket.requests, 0, bucket.rows, 0, rows, capacity, needs_scores, drafts
             )
@@ -353,7 +353,7 @@ class OverlapPipeline(StepOperations):
         if self.drafter is None or self.stream.immediate:
             return None
         rows = self.executor.max_rows_per_request
-        capacity = self.buffers.staging.pages_per_request * self._pages[0].shape[3]
+        capacity = self.buffers.staging.pages_per_request * self._page_size
         g = StepSizes(0, 1, 0, rows, 0, rows, capacity, False)
         tensors = self._tensors(g)
 
