@@ -70,7 +70,9 @@ serve-demo: $(STAMPS)/model  ## a server with the default model, a page for your
 TEST_JOBS ?= 2
 PYTEST = OMP_NUM_THREADS=1 SPECDEC_NUM_THREADS=1 $(PY) -m pytest -n $(TEST_JOBS) --dist loadfile
 
-test: lint cpp-test emu $(STAMPS)/model  ## the tests, under 20 minutes on two cores (CI also runs cuda-check)
+# Two jobs: what one thread does (mypy, linking, the C++ tests) goes on beside what compiles.
+test: $(STAMPS)/deps  ## the tests, under 20 minutes on two cores (CI also runs cuda-check)
+	$(MAKE) -j $(TEST_JOBS) $(if $(filter output-sync,$(.FEATURES)),-Otarget) lint cpp-test emu $(STAMPS)/model
 	SPECDEC_REQUIRE_MODEL=1 $(REQUIRE_EMU) $(PYTEST) -m "not slow"
 
 # By default the files of most tests come first; the slowest tests are few to a file.
@@ -136,7 +138,7 @@ simt-test: $(STAMPS)/deps  ## the emulator's own tests and the kernels' C++ driv
 	    || { tail -20 build/emu/$$name.log; echo "$$name: failed"; exit 1; }; \
 	done
 
-mutate: $(STAMPS)/model emu  ## break the kernels on purpose: which tests notice? (25 CPU minutes, resumable)
+mutate: $(STAMPS)/model emu  ## break the kernels on purpose: which tests notice? (hours, resumable)
 	$(PY) tests/simt/mutate.py
 
 # The kernels' PTX, and the interpreter that runs it: build/ptx.

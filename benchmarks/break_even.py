@@ -59,7 +59,7 @@ def decode(llm: Any, prompts: list[list[int]], params: Any) -> Terms:
     sums = Terms()
     for ids in prompts:
         engine = llm.engine
-        state = engine.submit(ids, params)
+        state = engine.submit(engine.resolve(ids, params))
         while not state.token_ids:
             engine.step()
         before = engine.get_metrics()

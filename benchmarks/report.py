@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from benchmarks import code_edits, common, model_drafters, peers_cpu_tables
+from benchmarks import code_edits, common, model_drafters, peers_cpu_tables, serve_tables
 
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
 SETS = ("humaneval", "mtbench", "gsm8k", "squad", "news")
@@ -133,6 +133,20 @@ def edits(result: dict[str, Any]) -> str:
     return code_edits.summary_table(result["summary"])
 
 
+def serve_peers(result: dict[str, Any]) -> str:
+    return "\n\n".join(
+        [serve_tables.peers_headline(result["rows"]), serve_tables.peers(result["rows"])]
+    )
+
+
+def serve_peers_headline(result: dict[str, Any]) -> str:
+    return serve_tables.peers_headline(result["rows"])
+
+
+def serve_latency(result: dict[str, Any]) -> str:
+    return serve_tables.latency(result["rows"])
+
+
 SECTIONS = {
     "peers_cpu": ("Against other programs on this CPU, tokens per second", peers_cpu),
     "never_slower": (
@@ -141,6 +155,15 @@ SECTIONS = {
     ),
     "code_edits": ("Code edits, the code as predicted output: median over cases (least)", edits),
     "code_edits_bfloat16": ("The same in bfloat16", edits),
+    "serve_peers": (
+        "The server with the default against itself without speculation and llama.cpp's server, "
+        "the same file, under AIPerf's load",
+        serve_peers,
+    ),
+    "serve_latency": (
+        "How much later than the engine a client of the server has a token (without speculation)",
+        serve_latency,
+    ),
     "acceptance": ("Tokens per forward pass, fixed draft lengths", acceptance),
     "end_to_end": (
         "Speed on the default model in float32 and bfloat16 "
@@ -162,6 +185,7 @@ HEADLINES = {
         peers_cpu_tables.headline,
     ),
     "never_slower": SECTIONS["never_slower"],
+    "serve_peers": (SECTIONS["serve_peers"][0], serve_peers_headline),
 }
 PAGES = {
     "README.md": (HEADLINES, "benchmarks/results"),

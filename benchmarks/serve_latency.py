@@ -24,7 +24,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from benchmarks import common
+from benchmarks import common, serve_tables
 from specdec_ext import LLM, SamplingParams, _core
 from specdec_ext.engine.request_state import RequestState
 from specdec_ext.serve.app import create_app
@@ -222,14 +222,7 @@ def main() -> None:
             rows = [
                 measure(llm, server, streams, args.tokens, args.rounds) for streams in args.streams
             ]
-    header = ("streams", "tokens", "late p50, ms", "p90", "p99", "max", "step, ms", "step / alone",
-              "processor time per event, us")  # fmt: skip
-    cells = [
-        (row["streams"], row["tokens"], *row["late_ms"].values(), row["step_ms"]["median"],
-         row["step_over_alone"]["median"], row["event_us"]["median"])
-        for row in rows
-    ]  # fmt: skip
-    table = common.markdown(header, cells)
+    table = serve_tables.latency(rows)
     print(table)
     print("load:", common.load_average())
     if args.write:

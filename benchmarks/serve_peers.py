@@ -26,12 +26,12 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from benchmarks import common, datasets
+from benchmarks import common, datasets, serve_tables
 from benchmarks.peers.llama_server import environment
+from benchmarks.serve_tables import AUTO, LLAMA, PLAIN
 from specdec_ext.models.default import find_default_gguf
 
 SETS = ("mtbench", "gsm8k", "humaneval")
-AUTO, PLAIN, LLAMA = "auto", "plain", "llama.cpp"
 MAX_PROMPT_CHARS = 1200
 CONTEXT = 1024  # tokens of a request
 
@@ -111,23 +111,6 @@ def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     return found
 
 
-def table_of(rows: Sequence[dict[str, Any]]) -> str:
-    speed = {(r["server"], r["concurrency"]): r["output_tokens_per_second"] for r in rows}
-    cells = []
-    for row in rows:
-        spec = row["speculative_decoding"]
-        cells.append([
-            row["concurrency"], row["server"], row["ttft_ms"]["p50"], row["ttft_ms"]["p99"],
-            row["tpot_ms"]["p50"], row["tpot_ms"]["p99"], row["output_tokens_per_second"],
-            row["requests_per_second"],
-            spec["mean_acceptance_length"] if spec and row["server"] == AUTO else "",
-            speed[AUTO, row["concurrency"]] / row["output_tokens_per_second"],
-        ])  # fmt: skip
-    header = ("at a time", "server", "first token p50, ms", "p99", "per token p50, ms", "p99",
-              "tokens/s", "requests/s", "tokens per step", "auto / this, tokens/s")  # fmt: skip
-    return common.markdown(header, cells)
-
-
 def version(program: Path) -> str:
     done = subprocess.run([str(program), "--version"], capture_output=True, text=True)
     return next(iter((done.stdout + done.stderr).splitlines()), "")
@@ -157,7 +140,7 @@ def main() -> None:
                              "llama_server": version(program), "arguments": vars(args)}  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
         report = measure(args, Path(folder))
-    table = table_of(report["rows"])
+    table = serve_tables.peers(report["rows"])
     print(table)
     print("failed requests:", report["failed_requests"], "load:", common.load_average())
     if args.write:

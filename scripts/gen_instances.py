@@ -124,11 +124,11 @@ def hopper_fp8(dtype: str, head_dim: int, consumers: int) -> Instance:
     facts = (
         (f"{tile_type}::kRowTile", row_tile),
         (f"{tile_type}::kThreads", threads),
-        (f"hopper_fp8_shared_bytes<{tile_type}>()", smem),
+        (f"hopper_shared_bytes<{tile_type}>()", smem),
     )
     return Instance(
         "hopper", dtype, "e4m3", head_dim, row_tile, threads, smem, 1, f"hopper_{dtype}_e4m3_fp8",
-        f"launch_hopper_fp8<{DTYPES[dtype]}, {tile_type}>", facts, "e4m3",
+        f"launch_hopper<{DTYPES[dtype]}, {tile_type}>", facts, "e4m3",
     )  # fmt: skip
 
 

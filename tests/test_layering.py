@@ -116,8 +116,9 @@ TORCH_AT_TOP = (
     "engine/overlap/",
     "models/device_", "models/transformers_adapter", "models/attention_hook", "models/canary",
     "parallel/gloo_link",
-    "models/host_rows", "models/output_head", "models/packed_modules",
-    "drafters/draft_target/device_", "drafters/medusa/device_", "drafters/redrafter/device_",
+    "models/adapter_taps", "models/host_rows", "models/output_head", "models/packed_modules",
+    "drafters/draft_target/device_", "drafters/eagle3/device_", "drafters/medusa/device_",
+    "drafters/redrafter/device_",
     "drafters/redrafter/layers",
     # Modules of heads and of the recurrent drafter: for trainers, converters and devices.
     "drafters/medusa/convert", "drafters/medusa/heads",

@@ -84,6 +84,7 @@ def run(
     progress = run_all(names, target, store, deadline, args)
     if not target.emulated:
         store.note_run({"clocks_end": clocks()}, begin=False)
+    store.path.parent.mkdir(parents=True, exist_ok=True)  # no part had the time to begin
     store.path.with_suffix(".md").write_text(report.page(store.data))
     print(
         f"{len(progress.done)} done now, {len(progress.failed)} failed, {len(progress.left)} left, "

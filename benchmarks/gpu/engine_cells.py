@@ -76,7 +76,7 @@ class SpeculationCell(ModelCell):
     new_tokens: int = 256
     overlap_depth: int | None = 1
     graphs: bool = True
-    method: str = "lookahead"  # medusa, redrafter: random heads
+    method: str = "lookahead"  # medusa, redrafter, eagle3: random heads
     lookahead: tuple[int, int, int] = (7, 7, 7)  # as large as `rows` says
     mean_tokens: float = 2.0  # of a step and request
 
@@ -116,7 +116,7 @@ def model_cells() -> list[ModelCell]:
         ModelCell(b, m) for b, m in ((1, 1), (1, 27), (1, 84), (8, 27), (8, 1), (32, 1), (32, 11))
     ]
     found += [ModelCell(b, m, numerics="exact") for b, m in ((1, 1), (1, 84), (8, 27))]
-    modes = ((None, False), (1, False), (1, True), (0, True))
+    modes = ((0, False), (1, False), (1, True), (0, True))
     return (
         found
         + [
@@ -136,7 +136,11 @@ def speculation_cells() -> list[SpeculationCell]:
         for requests, rows, triple in shapes
         for tokens in (2.0, 4.0)
         if tokens <= triple[1]  # a step keeps N - 1 drafts at most
-    ] + [SpeculationCell(1, 64, method="medusa"), SpeculationCell(1, 26, method="redrafter")]
+    ] + [
+        SpeculationCell(1, 64, method="medusa"),
+        SpeculationCell(1, 26, method="redrafter"),
+        SpeculationCell(1, 17, method="eagle3"),
+    ]
 
 
 def texts_cells() -> list[TextsCell]:

@@ -2,9 +2,10 @@
 
     python -m benchmarks.gpu.model [EXPR]             the targets, or cells that match EXPR
     python -m benchmarks.gpu.model [EXPR] FILE.json   beside what a result file measured
+    python -m benchmarks.gpu.model --fusions          what it would save to join kernels
 
-docs/gpu.md holds the first table (`--write` renews it): no other text of the repository gives a
-time for a GPU that was not measured.
+docs/gpu.md holds the first table and the last (`--write` renews both): no other text of the
+repository gives a time for a GPU that was not measured.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import common
-from benchmarks.gpu import cells, linear
+from benchmarks.gpu import cells, linear, model_fusions
 from benchmarks.gpu.engine_cells import model_cells
 from benchmarks.gpu.machine import Device, Prediction
 from benchmarks.gpu.model_attention import attention
@@ -28,6 +29,10 @@ from benchmarks.gpu.model_ops import linear_cell, model_pass, step_op
 FAR = 0.25  # a prediction that is off by more than this share of the measurement is listed
 PAGE = common.ROOT / "docs" / "gpu.md"
 BEGIN, END = "<!-- python -m benchmarks.gpu.model --write -->", "<!-- end of the predictions -->"
+FUSIONS, FUSIONS_END = (
+    "<!-- python -m benchmarks.gpu.model --fusions -->",
+    "<!-- end of fusions -->",
+)
 
 
 def modelled() -> dict[str, Callable[[Device], Prediction]]:
@@ -150,19 +155,28 @@ def predict(pattern: str = "", device: Device | None = None) -> list[Prediction]
 
 
 def page(text: str) -> str:
-    """Returns docs/gpu.md with the table of today's predictions."""
-    before, rest = text.split(BEGIN)
-    return f"{before}{BEGIN}\n\n{table(predict())}\n\n{END}{rest.split(END)[1]}"
+    """Returns docs/gpu.md with the tables of today's predictions."""
+    text = _between(text, BEGIN, END, table(predict()))
+    return _between(text, FUSIONS, FUSIONS_END, model_fusions.table(model_fusions.fusions()))
+
+
+def _between(text: str, begin: str, end: str, inserted: str) -> str:
+    before, rest = text.split(begin)
+    return f"{before}{begin}\n\n{inserted}\n\n{end}{rest.split(end)[1]}"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu.model")
     parser.add_argument("cells", nargs="?", default="", help="an expression; none: the targets")
     parser.add_argument("file", nargs="?", type=Path, help="a result file of a GPU")
-    parser.add_argument("--write", action="store_true", help=f"renew the table of {PAGE.name}")
+    parser.add_argument("--write", action="store_true", help=f"renew the tables of {PAGE.name}")
+    parser.add_argument("--fusions", action="store_true", help="what joining kernels would save")
     args = parser.parse_args(argv)
     if args.write:
         PAGE.write_text(page(PAGE.read_text()))
+        return 0
+    if args.fusions:
+        print(model_fusions.table(model_fusions.fusions()))
         return 0
     if args.file is None and args.cells.endswith(".json"):
         args.cells, args.file = "", Path(args.cells)

@@ -11,7 +11,7 @@ from benchmarks.gpu.cells import MAX_DEPTH, StepCell
 from benchmarks.gpu.machine import Counts, Device, Kernel, loops_of, slots
 from benchmarks.gpu.problem import random_tree
 
-ROWS_AHEAD = 4  # rows that are searched before the first is weighed
+ROWS_AHEAD = 4  # that are searched before the first is weighed
 NODE_US = 0.02  # of one thread that looks at every node in shared memory
 WALK_BARRIERS = 4
 PATH = 4  # drafts that each request accepts
@@ -20,20 +20,52 @@ LANE_TOKENS = 8  # of a chunk
 # from there to a mark, which exact match leaves out at the end; from there or from a draft's sum to
 # a mark or the queue's entry, or from that to the next sibling or the token.
 DRAWING, MARKING, HOLDING = 4, 5, 8
-# cuda/accept/row_lists.cuh: threads of a block, tokens of which one largest score is kept, tokens
-# of a list, reads in flight of a thread; cpp/algo/law_cuts.h: rounds of a search, two
-# bits each, among keys and ids; sums of masses besides.
-LIST_THREADS, LIST_GROUP, LISTED, GROUP_READS, KEPT_READS = 256, 8, 2048, 4, 2
-KEY_ROUNDS, ID_ROUNDS, CUT_SUMS, LIST_BARRIERS = 16, 10, 3, 10
+# cuda/accept/row_laws.cu: how far rows may be searched ahead of those that are weighed.
+AHEAD_BYTES = 16 << 20
+# cuda/accept/row_lists.cuh: threads of a block, tokens of which one largest score is kept, vectors
+# of these that a thread reads at once; groups that are kept, as many as tokens fit a list, of them
+# that a thread reads at once, and how often; barriers of a list. cuda/accept/row_cuts.cuh: barriers
+# of a cut and the draw behind it.
+LIST_THREADS, LIST_GROUP, GROUP_READS = 256, 8, 8
+LISTED, KEPT_READS, KEPT_PASSES = 2048, 4, 3
+LIST_BARRIERS, COUNT_BARRIERS, MASS_BARRIERS = 7, 2, 5
+
+
+def list_loops(again: bool) -> tuple[Counts, Counts]:
+    """Returns the loops over the largest scores of a row's groups: one counts them in bins, the
+    other says which are kept, and reads them again or not.
+
+    Raises   ValueError if they are not found: the kernel has changed.
+    """
+    size = LIST_GROUP * 4 * GROUP_READS
+    found = [x for x in loops_of("row_laws_kernel<float>") if x["body"].get("load_bytes") == size]
+    if len(found) != 2:
+        raise ValueError("row_laws_kernel: no two loops over the largest scores of groups")
+    keeps, counts = sorted(found, key=lambda x: x["always"]["issue"] - x["body"]["issue"])
+    return counts["body"], keeps["body" if again else "always"]
 
 
 def list_us(vocab: int, device: Device) -> float:
-    """Returns how long a block takes for a row's list: twice over the largest scores of its groups,
-    twice over the groups that were kept, at most as many as the list has room for."""
-    vectors = -(-vocab // LIST_GROUP // LIST_GROUP)
-    waits = 2 * -(-vectors // (LIST_THREADS * GROUP_READS))
-    waits += 2 * -(-LISTED // (LIST_THREADS * KEPT_READS))
-    return waits * device.l2_latency_us + LIST_BARRIERS * device.barrier_us
+    """Returns how long a block takes for a row's list.
+
+    The largest scores of groups once, or twice where a thread does not hold all of its own; the
+    groups that were kept, at most as many as tokens fit.
+    """
+    groups = -(-vocab // 256) * (256 // LIST_GROUP)
+    trips = -(-groups // (LIST_THREADS * LIST_GROUP * GROUP_READS))
+    waits = trips if trips == 1 else 2 * trips
+    waits += KEPT_PASSES * -(-LISTED // (LIST_THREADS * KEPT_READS))
+    warps = LIST_THREADS / 32 / 4  # of a scheduler
+    busy = sum(max(slots(loop).values()) for loop in list_loops(trips > 1)) * trips * warps
+    fixed = waits * device.l2_latency_us + LIST_BARRIERS * device.barrier_us
+    return fixed + busy / device.clock_hz * 1e6
+
+
+def rows_left(rows: int, row_bytes: float) -> int:
+    """Returns how many rows are weighed when all have been searched (RowOrder of row_laws.cu)."""
+    ahead = min(rows, ROWS_AHEAD)
+    twos = min(max(int(AHEAD_BYTES / row_bytes), ahead) - ahead, (rows - ahead) // 2)
+    return ahead + twos
 
 
 @dataclass(frozen=True)
@@ -54,7 +86,8 @@ def loops(lists: bool) -> Loops:
     """
     found = [x for x in loops_of("row_laws_kernel<float>") if x["body"].get("load_bytes", 0) >= 16]
     plain = [x for x in found if "convert" not in x["body"]]
-    reads = max(plain, key=lambda x: x["body"]["load_bytes"] / x["body"]["issue"])
+    looks = [x for x in plain if x["body"].get("fp32", 0) > 0]  # and does not just copy
+    reads = max(looks, key=lambda x: x["body"]["load_bytes"] / x["body"]["issue"])
     weigh = max(plain, key=lambda x: x["body"].get("fp32", 0) / x["body"]["load_bytes"])
     sums = [x["body"] for x in plain if x["always"].get("load_bytes") == 128 and x is not reads]
     # In float64: three conversions for each of a lane's tokens.
@@ -80,6 +113,7 @@ class Reach:
     subtracted: int = 0  # probabilities of drafts
     left: int = 0  # rows that they are subtracted from
     end: float = 0.0  # when the last path's last decision falls, in turns
+    last: int = 0  # the last row of a path
 
 
 def reach(trees: Sequence[Sequence[int]], late: float, holds: bool) -> Reach:
@@ -109,7 +143,7 @@ def reach(trees: Sequence[Sequence[int]], late: float, holds: bool) -> Reach:
     on_path = ends | set(kept)
     never = float("inf")
     unused, unheld = [never] * len(parents), [never] * len(parents)
-    found = Reach()
+    found = Reach(last=max(on_path))
 
     def mark(node: int, now: float, held: bool) -> None:
         unused[node] = min(unused[node], now)
@@ -199,18 +233,50 @@ def row_laws(
         fixed += max(0.0, done.end - rows) * max(needs.values()) / rows
     else:  # the last row's draw, and for drafts whether a mark is still of use
         fixed += (DRAWING if reached is None else DRAWING + 1) * device.l2_latency_us
-    if cut:  # of the last row; its list is made while others are weighed, if they are
-        rounds = KEY_ROUNDS + ID_ROUNDS + CUT_SUMS
-        fixed += rounds * device.barrier_us
-        fixed += list_us(vocab, device) if cut == "top_k" else device.l2_latency_us
+    if cut:
+        fixed += cut_us(rows, row_bytes, weighed, cut, max(needs.values()), reached, device)
     return Kernel("laws", needs, fixed)
 
 
-def late_of(rows: int, vocab: int, device: Device, holds: bool) -> float:
+def cut_us(
+    rows: int,
+    row_bytes: float,
+    weighed: int,
+    cut: str,
+    busy_us: float,
+    reached: Reach | None,
+    device: Device,
+) -> float:
+    """Returns what the cuts add that nothing hides.
+
+    The last row's: by top_k all of it. By top_p alone the list is made while rows are weighed that
+    were searched before. Of a step of drafts the last row that a path leads to; rows behind it are
+    searched meanwhile.
+
+    weighed, busy_us   rows that are; what all rows' tasks take together
+    """
+    listing = list_us(int(row_bytes / 4), device)
+    if cut == "top_k":
+        late = listing + COUNT_BARRIERS * device.barrier_us
+    else:  # the list is read back by whoever weighed the last piece
+        share = weighed / rows * rows_left(rows, row_bytes)
+        hidden = share * max(needs_of(loops(True).weigh, row_bytes, device).values())
+        late = max(0.0, listing - hidden)
+        late += device.l2_latency_us + MASS_BARRIERS * device.barrier_us
+    if reached is None:
+        return late
+    return max(0.0, late - max(0.0, rows - 1 - reached.last) * busy_us / rows)
+
+
+def late_of(rows: int, vocab: int, device: Device, holds: bool, cut: str = "") -> float:
     """Returns how many turns pass from a row's turn until what it decides is known."""
     all_rows = Reach(weighed=rows, summed=rows if holds else 0)
     turn_us = max(row_laws(rows, vocab, device, reached=all_rows).needs.values()) / rows
-    return (DRAWING + (HOLDING if holds else MARKING)) * device.l2_latency_us / turn_us
+    late = (DRAWING + (HOLDING if holds else MARKING)) * device.l2_latency_us
+    if cut:
+        barriers = COUNT_BARRIERS if cut == "top_k" else MASS_BARRIERS
+        late += list_us(vocab, device) + barriers * device.barrier_us
+    return late / turn_us
 
 
 def row_op(cell: StepCell, device: Device, cut: str = "") -> tuple[Kernel, ...]:
@@ -224,7 +290,7 @@ def row_op(cell: StepCell, device: Device, cut: str = "") -> tuple[Kernel, ...]:
     if cell.kind != "sample":
         tree = random_tree(cell.rows, MAX_DEPTH, seed=1)
         holds = cell.kind == "accept"
-        late = late_of(rows, cell.vocab, device, holds)
+        late = late_of(rows, cell.vocab, device, holds, cut)
         reached = reach([tree] * cell.requests, late, holds)
         # Rejection follows its path; exact match looks for the deepest of the nodes that were kept.
         walk += (PATH if holds else cell.rows) * NODE_US + WALK_BARRIERS * device.barrier_us

@@ -51,12 +51,12 @@ def picked(cell: AttentionCell, device: Device) -> tuple[dict[str, Any], dict[st
 def key_block(cell: AttentionCell, consumers: int, device: Device) -> dict[str, float]:
     """Returns the microseconds that one multiprocessor needs for a key block of all its tiles."""
     widens = cell.kv_item_bytes == 1 and not cell.fp8_math
-    name = (
-        f"hopper_fp8_main<bf16, HopperFp8Tile<{cell.head_dim}, {consumers}> >"
+    tile = (
+        f"HopperFp8Tile<{cell.head_dim}, {consumers}>"
         if cell.fp8_math
-        else f"hopper_main<bf16, HopperTile<{cell.head_dim}, {consumers}, {str(widens).lower()}> >"
+        else f"HopperTile<{cell.head_dim}, {consumers}, {str(widens).lower()}>"
     )
-    found = loops_of(name)
+    found = loops_of(f"hopper_main<bf16, {tile} >")
     products = [loop["always"] for loop in found if loop["always"].get("tensor_ops")]
     steady = min(products, key=lambda counts: counts["issue"])
     math_bytes = 1 if cell.fp8_math else 2

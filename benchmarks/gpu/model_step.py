@@ -223,7 +223,7 @@ def measure_decode(cell: ModelCell, target: Target) -> dict[str, Any]:
     record: dict[str, Any] = {**cell.describe(), "status": "ok", "us": None}
     with engine_of(cell, target) as engine:
         params = SamplingParams(max_tokens=cell.new_tokens, ignore_eos=True)
-        states = [engine.submit(prompt, params) for prompt in prompts.tolist()]
+        states = [engine.submit(engine.resolve(prompt, params)) for prompt in prompts.tolist()]
         while any(not state.token_ids for state in states):  # their prompts
             engine.step()
         before = engine.get_metrics()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import tempfile
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -51,6 +52,11 @@ def config_of(cell: SpeculationCell, folder: Path) -> Any:
         shape = MedusaHeadsConfig(cell.hidden, cell.vocab, 4, lm_head="target")
         save_medusa_heads(folder, MedusaHeads(shape), dtype="bfloat16")
         return specdec_ext.MedusaDecodingConfig(str(folder), medusa_choices="mc_sim_7b_63", **how)
+    if cell.method == "eagle3":
+        _save_eagle3(cell, folder)
+        return specdec_ext.Eagle3DecodingConfig(
+            str(folder), max_draft_len=cell.rows - 1, top_k=4, max_draft_depth=4, **how
+        )
     from specdec_ext.drafters.redrafter.model import Redrafter, RedrafterShape, save_redrafter
 
     network = Redrafter(
@@ -60,6 +66,31 @@ def config_of(cell: SpeculationCell, folder: Path) -> Any:
     return specdec_ext.ReDrafterDecodingConfig(
         str(folder), num_beams=5, draft_len_per_beam=5, **how
     )
+
+
+def _save_eagle3(cell: SpeculationCell, folder: Path) -> None:
+    from specdec_ext.drafters.eagle3.model import Eagle3, save_eagle3
+    from specdec_ext.drafters.eagle3.shape import Eagle3Shape
+
+    rope = SimpleNamespace(
+        model_type="eagle3",
+        rope_parameters={"rope_type": "default", "rope_theta": 500000.0},
+        max_position_embeddings=8192,
+        head_dim=cell.head_dim,
+    )
+    shape = Eagle3Shape(
+        vocab_size=cell.vocab,
+        hidden_size=cell.hidden,
+        target_hidden_size=cell.hidden,
+        intermediate_size=cell.intermediate,
+        num_heads=cell.num_heads,
+        num_kv_heads=cell.num_kv_heads,
+        head_dim=cell.head_dim,
+        draft_vocab_size=min(cell.vocab, 32000),
+        rms_norm_eps=1e-5,
+        rope=rope,
+    )
+    save_eagle3(Eagle3(shape, range(shape.draft_vocab_size), 64), folder)
 
 
 def run(cell: SpeculationCell, target: Target, engine: Any) -> dict[str, Any]:
@@ -85,7 +116,7 @@ def decode(cell: SpeculationCell, engine: Any) -> dict[str, float]:
     generator = torch.Generator().manual_seed(3)
     prompts = torch.randint(cell.vocab, (cell.requests, cell.context), generator=generator)
     params = SamplingParams(max_tokens=cell.new_tokens, ignore_eos=True)
-    states = [engine.submit(prompt, params) for prompt in prompts.tolist()]
+    states = [engine.submit(engine.resolve(prompt, params)) for prompt in prompts.tolist()]
     while any(not state.token_ids for state in states):  # their prompts
         engine.step()
     before = engine.get_metrics()["num_forward_passes"]

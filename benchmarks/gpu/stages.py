@@ -225,6 +225,8 @@ DEVICE_TESTS = (
     "tests/engine/test_device_llm.py",
     "tests/engine/test_drafter_contracts.py",
     "tests/engine/test_network_contracts.py",
+    "tests/engine/test_eagle3.py",
+    "tests/engine/test_eagle3_contracts.py",
     "tests/engine/test_enqueued_steps.py",
 )
 

@@ -27,7 +27,7 @@ def generate(engine: Any, prompts: Sequence[Sequence[int]], count: int, **option
     from specdec_ext import SamplingParams
 
     params = SamplingParams(max_tokens=count, ignore_eos=True, **options)
-    states = [engine.submit(list(prompt), params) for prompt in prompts]
+    states = [engine.submit(engine.resolve(list(prompt), params)) for prompt in prompts]
     engine.run(states)
     if (error := next((s.error for s in states if s.error), None)) is not None:
         raise ArithmeticError(error)
@@ -40,9 +40,9 @@ def gap(engine: Any, history: Sequence[int], tokens: tuple[int, int]) -> float:
     from specdec_ext import SamplingParams
 
     params = SamplingParams(max_tokens=1, ignore_eos=True, logprobs=5)
-    state = engine.submit(list(history), params)
+    state = engine.submit(engine.resolve(list(history), params))
     engine.run([state])
-    best = state.snapshot().logprobs[0]
+    best = state.snapshot().outputs[0].logprobs[0]
     found = [best[token].logprob for token in tokens if token in best]
     return abs(found[0] - found[1]) if len(found) == 2 else float("inf")
 

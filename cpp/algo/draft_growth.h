@@ -29,6 +29,7 @@ struct DraftGrowth {
   std::int32_t parents[kMaxDraftLen];  // -1: the golden token
   float worth[kMaxDraftLen];
   std::int32_t rows[kMaxDraftLen];  // of the next pass; 0: it was not opened
+  std::int32_t was[kMaxDraftLen];   // of the pass before it; 0: it had none
 };
 
 // The golden token alone; its row is the only one of the next pass.
@@ -129,9 +130,10 @@ SPECDEC_HD inline void grow_drafts(const TeamT& team, const DraftChildren<Column
     const std::int32_t at = count + team.scan(stays ? 1 : 0, &total);
     const std::int32_t row = 1 + opened + team.scan(read ? 1 : 0, &read_total);
     TokenId token = 0;
-    std::int32_t parent = -1;
+    std::int32_t parent = -1, was = 0;
     float value = 0.0f;
     if (stays) {
+      was = growth->rows[i];
       token = growth->tokens[i];
       parent = growth->parents[i];
       value = growth->worth[i];
@@ -143,6 +145,7 @@ SPECDEC_HD inline void grow_drafts(const TeamT& team, const DraftChildren<Column
       growth->parents[at] = parent < 0 ? -1 : scratch->place[parent];
       growth->worth[at] = value;
       growth->rows[at] = read ? row : 0;
+      growth->was[at] = was;
     }
     team.sync();
     count += total;
@@ -167,6 +170,7 @@ SPECDEC_HD inline void grow_drafts(const TeamT& team, const DraftChildren<Column
       growth->parents[at] = parent;
       growth->worth[at] = share < 1.0f ? above * share : above;
       growth->rows[at] = kept == 2 ? row : 0;
+      growth->was[at] = 0;
     }
     count += total;
     open += open_total;

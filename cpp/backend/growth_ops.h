@@ -38,7 +38,10 @@ struct PackDraftsParams {
   const TokenId* golden = nullptr;       // [D]
   TokenId* tokens = nullptr;             // [R]
   std::int32_t* parents = nullptr;       // [R] within the request
-  std::int32_t* cu_rows = nullptr;       // [D + 1]
+  // [R]: the parent's row in the pass before, within the request; -1: of a golden token, of none.
+  // Null: not wanted.
+  std::int32_t* sources = nullptr;
+  std::int32_t* cu_rows = nullptr;  // [D + 1]
   // [D, places]: the rows of the nodes of the newest level; 0 where there is none.
   std::int32_t* logit_rows = nullptr;
   std::int32_t places = 1, num_rows = 0, num_requests = 0;
@@ -75,12 +78,15 @@ SPECDEC_HD inline void pack_growth(const TeamT& team, const PackDraftsParams& p,
   if (team.rank() == 0) {
     p.tokens[first] = p.golden[b];
     p.parents[first] = -1;
+    if (p.sources != nullptr) p.sources[first] = -1;
   }
   for (std::int32_t i = team.rank(); i < g.count; i += team.size()) {
     const std::int32_t row = g.rows[i];
     if (row <= 0 || row >= rows) continue;
     p.tokens[first + row] = g.tokens[i];
-    p.parents[first + row] = g.parents[i] < 0 ? 0 : g.rows[g.parents[i]];
+    const std::int32_t parent = g.parents[i];
+    p.parents[first + row] = parent < 0 ? 0 : g.rows[parent];
+    if (p.sources != nullptr) p.sources[first + row] = parent < 0 ? 0 : g.was[parent];
   }
 }
 

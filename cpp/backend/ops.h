@@ -103,7 +103,8 @@ struct SpecAttentionParams {
   // With a window: the first `sink_tokens` positions are visible, too, however far behind it. The
   // CPU reads no other position in front of the windows. Other devices take 0 only.
   std::int32_t sink_tokens = 0;
-  // Positions in front of it are no keys: nobody has written them. Of the CPU, without sink tokens.
+  // Positions in front of it are no keys: nobody has written them. No row lies there, either.
+  // Without sink tokens.
   std::int32_t first_key = 0;
   float softcap = 0.0f;          // 0: none. Else scores become softcap * tanh(score / softcap).
   const float* sinks = nullptr;  // [H] extra logit per head that only enlarges the denominator

@@ -28,7 +28,7 @@ struct AttentionOptions {
   int max_depth = kMaxDraftLen;
   const char* instance = nullptr;
   bool reuse_plan = false;
-  int sink_tokens = 0;
+  int sink_tokens = 0, first_key = 0;
 };
 
 void check_options(const AttentionOptions& o) {
@@ -37,6 +37,9 @@ void check_options(const AttentionOptions& o) {
                   ": give 0 (none) or a positive number of tokens");
   SPECDEC_REQUIRE(o.sink_tokens >= 0, "sink_tokens = ", o.sink_tokens,
                   ": give 0 (none) or a positive number of tokens");
+  SPECDEC_REQUIRE(o.first_key == 0 || (o.first_key > 0 && o.sink_tokens == 0),
+                  "first_key = ", o.first_key, ", sink_tokens = ", o.sink_tokens,
+                  ": give 0 for one of them, and a position of 0 or more");
   SPECDEC_REQUIRE(std::isfinite(o.softcap) && o.softcap >= 0, "softcap = ", o.softcap,
                   ": give 0 (none) or a positive number");
   SPECDEC_REQUIRE(o.max_depth >= 0 && o.max_depth <= kMaxDraftLen, "max_depth = ", o.max_depth,
@@ -74,6 +77,7 @@ void run_attention(OpCall& call, const StepView& step, const KvCacheView& cache,
   p.scale = options.scale;
   p.sliding_window = options.sliding_window;
   p.sink_tokens = options.sink_tokens;
+  p.first_key = options.first_key;
   p.softcap = options.softcap;
   p.k_scale = scales.k();
   p.v_scale = scales.v();
@@ -87,6 +91,13 @@ void run_attention(OpCall& call, const StepView& step, const KvCacheView& cache,
                   "\": backend \"", backend.name, "\" has one kernel for all");
   SPECDEC_REQUIRE(p.sink_tokens == 0 || backend.limits == nullptr, "sink_tokens = ", p.sink_tokens,
                   ": backend \"", backend.name, "\" has no sink tokens, give 0");
+  if (backend.limits == nullptr) {
+    for (std::int32_t b = 0; b < step.num_requests; ++b) {
+      SPECDEC_REQUIRE(step.kv_len[b] >= p.first_key || step.cu_rows[b] == step.cu_rows[b + 1],
+                      "kv_len[", b, "] = ", step.kv_len[b],
+                      ": rows lie at first_key = ", p.first_key, " or behind it");
+    }
+  }
   if (step.num_rows == 0) return;
   std::int64_t scratch = 0;
   if (backend.limits != nullptr) {
@@ -114,14 +125,15 @@ void register_attention(py::module_& m) {
          float scale, int sliding_window, float softcap, py::handle sinks, py::handle k_scale,
          py::handle v_scale, bool exact, int max_depth, py::handle max_rows, py::handle max_kv_len,
          const std::optional<std::string>& instance, bool reuse_plan, py::object backend,
-         std::uint64_t stream, py::object workspace, py::object status, int sink_tokens) {
+         std::uint64_t stream, py::object workspace, py::object status, int sink_tokens,
+         int first_key) {
         const CallOptions where{std::move(backend), stream, std::move(workspace),
                                 std::move(status)};
         const AttentionOptions options{
             scale,      sliding_window, softcap,
             sinks,      k_scale,        v_scale,
             exact,      max_depth,      instance ? instance->c_str() : nullptr,
-            reuse_plan, sink_tokens};
+            reuse_plan, sink_tokens,    first_key};
         check_options(options);
         OpCall call("spec_attention", where);
         const PagesArgument pages(call, k_pages, v_pages, false, false);
@@ -139,7 +151,7 @@ void register_attention(py::module_& m) {
       py::arg("max_kv_len") = py::none(), py::arg("instance") = py::none(),
       py::arg("reuse_plan") = false, py::arg("backend") = py::none(), py::arg("stream") = 0,
       py::arg("workspace") = py::none(), py::arg("status") = py::none(), py::arg("sink_tokens") = 0,
-      "See specdec_ext.ops.spec_attention.");
+      py::arg("first_key") = 0, "See specdec_ext.ops.spec_attention.");
   m.def(
       "step_attention",
       [](const StepPlan& plan, int layer, py::handle q, py::handle out, py::handle k_pages,

@@ -80,7 +80,8 @@ void grow_trees(py::handle growths, py::handle shares, py::handle columns, py::h
 }
 
 void pack_trees(py::handle growths, py::handle golden, py::handle tokens, py::handle parents,
-                py::handle cu_rows, py::handle logit_rows, const CallOptions& where) {
+                py::handle cu_rows, py::handle logit_rows, py::handle sources,
+                const CallOptions& where) {
   OpCall call("pack_drafts", where);
   const GrowthsArgument trees(call, growths, false);
   const std::int64_t requests = trees.requests();
@@ -102,6 +103,11 @@ void pack_trees(py::handle growths, py::handle golden, py::handle tokens, py::ha
   const BorrowedTensor rows_of = tensor_argument(call, logit_rows, "logit_rows", "[D, places]",
                                                  DType::kI32, {requests, places}, true);
   PackDraftsParams p;
+  BorrowedTensor before;
+  if (!sources.is_none()) {
+    before = vector_argument(call, sources, "sources", DType::kI32, "[R]", rows, true);
+    p.sources = static_cast<std::int32_t*>(before->data);
+  }
   p.growths = trees.data();
   p.golden = static_cast<const TokenId*>(last->data);
   p.tokens = static_cast<TokenId*>(to->data);
@@ -153,13 +159,14 @@ void register_growth_ops(py::module_& m) {
   m.def(
       "pack_drafts",
       [](py::handle growths, py::handle golden, py::handle tokens, py::handle parents,
-         py::handle cu_rows, py::handle logit_rows, py::object backend, std::uint64_t stream) {
+         py::handle cu_rows, py::handle logit_rows, py::handle sources, py::object backend,
+         std::uint64_t stream) {
         const CallOptions where{std::move(backend), stream, py::none(), py::none()};
-        pack_trees(growths, golden, tokens, parents, cu_rows, logit_rows, where);
+        pack_trees(growths, golden, tokens, parents, cu_rows, logit_rows, sources, where);
       },
       py::arg("growths"), py::arg("golden"), py::kw_only(), py::arg("tokens"), py::arg("parents"),
-      py::arg("cu_rows"), py::arg("logit_rows"), py::arg("backend") = py::none(),
-      py::arg("stream") = 0, "See specdec_ext.ops.pack_drafts.");
+      py::arg("cu_rows"), py::arg("logit_rows"), py::arg("sources") = py::none(),
+      py::arg("backend") = py::none(), py::arg("stream") = 0, "See specdec_ext.ops.pack_drafts.");
   m.def(
       "propose_growths",
       [](const SlotLayout& layout, py::handle slots, py::handle slot_ids, py::handle growths,

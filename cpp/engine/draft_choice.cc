@@ -129,13 +129,7 @@ void DraftPasses::grow(Drafting& d, const float* scores, std::int64_t row_stride
       config_.output_ids.empty() ? nullptr : config_.output_ids.data(), k, n};
   ++d.made;
   const int open = d.made < d.depth ? k : 0;
-  const int before = d.growth.count;
-  std::int32_t read[kMaxDraftLen];
-  std::copy_n(d.growth.rows, before, read);
   grow_drafts(SerialTeam{}, children, d.limit, open, &d.growth, &scratch_);
-  for (int i = 0; i < before; ++i) {
-    if (scratch_.place[i] >= 0) d.rows[scratch_.place[i]] = read[i];
-  }
   d.ends = d.growth.num_open == 0;
 }
 

@@ -231,7 +231,7 @@ void DraftPasses::place_tree(Drafting& d) {
   for (int i = 0; i < g.count; ++i) {
     if (g.rows[i] == 0) continue;
     const int parent = g.parents[i] < 0 ? 0 : g.rows[g.parents[i]];
-    const int source = g.parents[i] < 0 ? d.golden_row : d.first_row + d.rows[g.parents[i]];
+    const int source = g.parents[i] < 0 ? d.golden_row : d.first_row + g.was[g.parents[i]];
     put_row(first + g.rows[i], g.tokens[i], plan.positions[first + parent] + 1, parent, source);
   }
   d.golden_row = d.first_row = first;

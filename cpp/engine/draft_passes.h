@@ -142,8 +142,7 @@ class DraftPasses {
     bool ends = false;
     int golden_row = 0;  // of the last pass, and where the pass has the rows of the nodes
     int first_row = 0;
-    std::int32_t rows[kMaxDraftLen];  // of the last pass, by node; takes_features alone
-    DraftGrowth growth;               // a chain is kept in it, too
+    DraftGrowth growth;  // a chain is kept in it, too
   };
   struct Planned {
     int index, rows, first_logit;  // index: in drafting_

@@ -247,7 +247,7 @@ class BlockRow {
 
   __device__ __forceinline__ void add_chunk(int chunk, Mass mass, Mass (&total)[1]) {
     total[0] += mass;
-    const Mass all = warp_sum(mass);
+    const Mass all = gpu::warp_sum(mass);
     if (lane_id() == 0) masses_[chunk] = all;
   }
 

@@ -42,12 +42,6 @@ constexpr std::size_t law_shared_bytes(std::int32_t vocab) {
   return sizeof(LawShared) + static_cast<std::size_t>((vocab + kChunk - 1) / kChunk) * sizeof(Mass);
 }
 
-__device__ __forceinline__ Mass warp_sum(Mass x) {
-#pragma unroll
-  for (int step = 16; step > 0; step /= 2) x += __shfl_xor_sync(kAllLanes, x, step);
-  return x;
-}
-
 // Sums over the block, for all its threads. *turn: which half of the shared memory was used last.
 template <int kCount>
 __device__ __forceinline__ void block_sum(LawShared* shared, int* turn, Mass (&x)[kCount]) {
@@ -56,7 +50,7 @@ __device__ __forceinline__ void block_sum(LawShared* shared, int* turn, Mass (&x
   *turn ^= 1;  // the other half may still be read by a thread that is behind
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
-    const Mass all = warp_sum(x[i]);
+    const Mass all = gpu::warp_sum(x[i]);
     if (lane_id() == 0) partial[threadIdx.x / 32][i] = all;
   }
   __syncthreads();
@@ -69,14 +63,9 @@ __device__ __forceinline__ void block_sum(LawShared* shared, int* turn, Mass (&x
 }
 
 // The sum over the lanes of a warp before this one.
-__device__ __forceinline__ Mass exclusive_sum(Mass x) {
-  Mass inclusive = x;
-#pragma unroll
-  for (int delta = 1; delta < 32; delta <<= 1) {
-    const Mass below = __shfl_up_sync(kAllLanes, inclusive, delta);
-    if (lane_id() >= delta) inclusive += below;
-  }
-  return inclusive - x;
+template <class T>
+__device__ __forceinline__ T exclusive_sum(T x) {
+  return gpu::warp_scan(x) - x;
 }
 
 // The lane on whose part, `own` units from `before` on, the unit lies.
@@ -85,35 +74,46 @@ __device__ __forceinline__ int lane_of(Mass before, Mass own, Mass unit) {
          1;
 }
 
+// The counts of bins, each with those of all bins before it: divided over the lanes of a warp.
+template <int kCount>
+struct SummedBins {
+  static constexpr int kMine = kCount / 32;
+  std::uint32_t upto[kMine];
+
+  struct First {
+    int bins;
+    std::uint32_t held;  // in them
+  };
+
+  __device__ __forceinline__ explicit SummedBins(const std::uint32_t* bins) {
+    std::uint32_t sum = 0;
+#pragma unroll
+    for (int i = 0; i < kMine; ++i) upto[i] = sum += bins[lane_id() * kMine + i];
+    const std::uint32_t before = exclusive_sum(sum);
+#pragma unroll
+    for (int i = 0; i < kMine; ++i) upto[i] += before;
+  }
+
+  // The first bins, as many as hold no more than `most` together. For all lanes.
+  __device__ __forceinline__ First within(std::uint32_t most) const {
+    std::uint32_t bins = 0, held = 0;
+#pragma unroll
+    for (int i = 0; i < kMine; ++i) {
+      if (upto[i] > most) continue;
+      ++bins;
+      held = upto[i];
+    }
+    return {static_cast<int>(__reduce_add_sync(kAllLanes, bins)),
+            __reduce_max_sync(kAllLanes, held)};
+  }
+};
+
 // As many bins as the list has room for. The first warp's work.
 __device__ __forceinline__ void limit_bins(LawShared* shared) {
-  constexpr int kMine = kBins / 32;
-  const int lane = lane_id();
-  std::uint32_t mine = 0;
-  for (int i = 0; i < kMine; ++i) mine += shared->bins[lane * kMine + i];
-  std::uint32_t before = mine;
-#pragma unroll
-  for (int delta = 1; delta < 32; delta <<= 1) {
-    const std::uint32_t below = __shfl_up_sync(kAllLanes, before, delta);
-    if (lane >= delta) before += below;
-  }
-  before -= mine;
-  int bins = 0;
-  std::uint32_t listed = 0;
-  for (int i = 0; i < kMine; ++i) {
-    before += shared->bins[lane * kMine + i];
-    if (before > kCandidates) break;
-    listed = before;
-    ++bins;
-  }
-#pragma unroll
-  for (int step = 16; step > 0; step /= 2) {
-    bins += __shfl_xor_sync(kAllLanes, bins, step);
-    listed = max(listed, __shfl_xor_sync(kAllLanes, listed, step));
-  }
-  if (lane == 0) {
-    shared->bin_limit = bins;
-    shared->listed = listed;
+  const auto first = SummedBins<kBins>(shared->bins).within(kCandidates);
+  if (lane_id() == 0) {
+    shared->bin_limit = first.bins;
+    shared->listed = first.held;
   }
 }
 

@@ -175,7 +175,7 @@ struct LawLeft {
           Mass mass = 0;
 #pragma unroll
           for (int j = 0; j < kLaneElements; ++j) mass += j < tokens ? mass_of(w[j]) : 0;
-          mass = warp_sum(mass);
+          mass = gpu::warp_sum(mass);
           if (lane_id() == 0) total += mass_of_chunk[chunk] = mass;
         });
     return total;
@@ -329,7 +329,7 @@ template <class T>
   RowChunks<float> probs(p.rows.vocab);
   probs.point_at(from);
   bool faulty = false;
-  const Mass mine = warp_sum(sum_probs(probs, begin, end, faulty));
+  const Mass mine = gpu::warp_sum(sum_probs(probs, begin, end, faulty));
   if (lane_id() == 0) shared->mass[threadIdx.x / 32] = mine;
   faulty = __syncthreads_or(faulty ? 1 : 0) != 0;
   if (threadIdx.x == 0) {
@@ -357,7 +357,7 @@ template <class T>
   HeldDraft& held = p.laws.held[at];
   const LawLeft<T> law(p, owner, row, count, shared);
   Mass* masses = p.laws.masses_of(row);
-  const Mass mine = warp_sum(law.weigh(begin, end, masses));
+  const Mass mine = gpu::warp_sum(law.weigh(begin, end, masses));
   if (lane_id() == 0) shared->mass[threadIdx.x / 32] = mine;
   __syncthreads();
   if (threadIdx.x == 0) {

@@ -2,9 +2,9 @@
 //
 // Grid     persistent blocks that take tasks from one counter: a piece of a row is searched for its
 //          largest score, and when all of a row's pieces have been, each is weighed against it.
-//          Tasks of one kind alternate with those of the other, kAhead rows apart, so that
-//          arithmetic hides the reading. A block waits for a row's largest score alone: what it
-//          waits for was taken before, by blocks that run and wait for nothing later.
+//          Tasks of one kind alternate with those of the other (RowOrder), so that arithmetic hides
+//          the reading. A block waits for a row's largest score alone: what it waits for was taken
+//          before, by blocks that run and wait for nothing later.
 //          Whoever weighs a row's last piece draws its token. Where drafts have probabilities
 //          (row_held.cuh), these are summed with the draft's own row, and who comes last holds the
 //          draft against its parent's law. Rows and drafts that no path leads to are left out, as
@@ -29,9 +29,43 @@ namespace specdec::cuda {
 namespace {
 
 constexpr int kBlocksEach = 2;  // on a multiprocessor: more would not have the registers
-constexpr int kMaxBlocks = kBlocksEach * 132;  // of the largest GPUs served
-constexpr int kAhead = 4;                      // rows searched before the first is weighed
-constexpr int kMostChunks = 4 * kRowWarps;     // of a piece, which has as many for each warp
+constexpr int kMaxBlocks = kBlocksEach * 132;   // of the largest GPUs served
+constexpr int kAhead = 4;                       // rows searched before the first is weighed
+constexpr std::int64_t kAheadBytes = 16 << 20;  // of a row that is searched and the one weighed
+constexpr int kMostChunks = 4 * kRowWarps;      // of a piece, which has as many for each warp
+
+// The order in which rows are searched and weighed. The first ones are searched at once, then two
+// for each that is weighed, until as much is read ahead as L2 may hold beside other things; then
+// one for each, and what is left is weighed. So the last row's list, one block's work, is made
+// while other rows are weighed.
+struct RowOrder {
+  int rows, ahead, twos, ones;
+
+  RowOrder(int count, std::int64_t row_bytes) : rows(count), ahead(std::min(count, kAhead)) {
+    const auto most = std::max<std::int64_t>(kAheadBytes / row_bytes, ahead);
+    twos = static_cast<int>(std::min<std::int64_t>(most - ahead, (rows - ahead) / 2));
+    ones = rows - ahead - 2 * twos;
+  }
+
+  struct Turn {
+    int row;
+    bool searches;
+  };
+  __device__ Turn at(int turn) const {
+    if (turn < ahead) return {turn, true};
+    turn -= ahead;
+    if (turn < 3 * twos) {
+      const int i = turn / 3, k = turn % 3;
+      return k < 2 ? Turn{ahead + 2 * i + k, true} : Turn{i, false};
+    }
+    turn -= 3 * twos;
+    if (turn < 2 * ones) {
+      const int i = turn / 2;
+      return turn % 2 == 0 ? Turn{ahead + 2 * twos + i, true} : Turn{twos + i, false};
+    }
+    return {turn - ones + twos, false};
+  }
+};
 
 // What is left to do after a piece, at a place where the block holds nothing in registers.
 enum class AfterPiece { kNothing, kMakeList, kDrawWeighed, kDrawn };
@@ -88,7 +122,7 @@ __device__ __forceinline__ AfterPiece weigh_piece(const RowLawsParams& p, int ro
   chunks.point_at(scores);
   const RowWeights weights(largest, owner.law);
   Mass* masses = p.laws.masses_of(row);
-  const Mass mine = warp_sum(weigh_range(chunks, weights, begin, end, masses));
+  const Mass mine = gpu::warp_sum(weigh_range(chunks, weights, begin, end, masses));
   if (lane_id() == 0) shared->mass[threadIdx.x / 32] = mine;
   __syncthreads();
   if (threadIdx.x == 0) {
@@ -161,7 +195,7 @@ __device__ __forceinline__ void empty_queue(const RowLawsParams& p, int tasks, i
 template <class T>
 __global__ void __launch_bounds__(kRowThreads, kBlocksEach)
     row_laws_kernel(const __grid_constant__ RowLawsParams p, const int pieces,
-                    const int piece_chunks) {
+                    const int piece_chunks, const RowOrder order) {
   static_assert(kMaxStepTokens <= kRowThreads, "a thread for each node of a tree");
   static_assert(kSearchWarps == kRowWarps);
   gpu::grid_dependency_wait();
@@ -169,7 +203,7 @@ __global__ void __launch_bounds__(kRowThreads, kBlocksEach)
   RowShared* shared = gpu::dynamic_shared<RowShared>();
   // Twice a block's share at most: where blocks run one after another (the emulator), the first one
   // does not do everything.
-  const int tickets = 2 * pieces * (p.rows.rows + kAhead), blocks = static_cast<int>(gridDim.x);
+  const int tickets = 2 * pieces * p.rows.rows, blocks = static_cast<int>(gridDim.x);
   const bool holds = p.holds();
   for (int left = 2 * ((tickets + blocks - 1) / blocks); left > 0; --left) {
     if (threadIdx.x == 0) shared->ticket = atomicAdd(&p.laws.queue->tickets, 1u);
@@ -182,24 +216,18 @@ __global__ void __launch_bounds__(kRowThreads, kBlocksEach)
       if (holds) empty_queue<T>(p, tickets, pieces, piece_chunks, shared);
       return;
     }
-    const int turn = ticket / (2 * pieces), task = ticket % (2 * pieces);
-    const bool searches = task < pieces;
-    const int row = searches ? turn : turn - kAhead;
-    const int begin = (searches ? task : task - pieces) * piece_chunks;
+    const auto [row, searches] = order.at(ticket / pieces);
+    const int begin = ticket % pieces * piece_chunks;
     const int end = min(begin + piece_chunks, p.laws.chunks);
-    AfterPiece after = AfterPiece::kNothing;
-    if (searches && row < p.rows.rows) {
-      after = search_piece<T>(p, row, begin, end, pieces, shared);
-    } else if (!searches && row >= 0) {
-      after = weigh_piece<T>(p, row, begin, end, pieces, shared);
-    }
+    const AfterPiece after = searches ? search_piece<T>(p, row, begin, end, pieces, shared)
+                                      : weigh_piece<T>(p, row, begin, end, pieces, shared);
     bool drawn = after == AfterPiece::kDrawn;
     if (after == AfterPiece::kMakeList) drawn = make_list<T>(p, row, pieces, shared);
     if (after == AfterPiece::kDrawWeighed) drawn = draw_weighed<T>(p, row, shared);
     if (drawn && p.parents != nullptr) finish_row<T>(p, row, tickets, shared);
     if (holds) {
       __syncthreads();
-      if (!searches && row >= 0) sum_draft<T>(p, row, begin, end, pieces, shared);
+      if (!searches) sum_draft<T>(p, row, begin, end, pieces, shared);
       __syncthreads();
       if (threadIdx.x == 0) gpu::atomic_add_acq_rel(&p.laws.queue->finished, 1u);
     }
@@ -245,7 +273,8 @@ void launch_row_laws(const RowLawsParams& p) {
   gpu::launch(row_laws_kernel<T>,
               dim3(static_cast<unsigned>(std::min<std::int64_t>(tasks, kMaxBlocks))),
               dim3(kRowThreads), sizeof(RowShared), p.stream, gpu::LaunchOptions{.dependent = true},
-              p, used, piece_chunks);
+              p, used, piece_chunks,
+              RowOrder(rows, std::int64_t{p.rows.vocab} * static_cast<std::int64_t>(sizeof(T))));
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "accept/block_row.cuh"
+#include "accept/row_cuts.cuh"
 #include "accept/row_laws.cuh"
 #include "accept/row_lists.cuh"
 #include "accept/row_task.cuh"
@@ -15,39 +16,53 @@ namespace specdec::cuda {
 // What lies in a row's part of RowLaws::lists once its list is made; candidates follow.
 struct RowList {
   std::uint32_t count;
+  std::int32_t finer;
   std::uint32_t all;  // no other token has any weight
-  std::uint64_t pad;
+  std::uint32_t pad;
 };
 static_assert(kCandidates == kLawListed && kLaneElements == kLawGroup);
 static_assert(sizeof(Candidate) == 12 && sizeof(RowList) == 16 && sizeof(LawCut) == 24);
 
-// Cuts and draws from a row whose list is in the shared memory. total: as in BlockRow::cut_list.
+// Cuts and draws from a row's list, by bisection where too many tokens are in one bin. total: as in
+// BlockRow::cut_list.
 template <class T>
-__device__ __forceinline__ void draw_listed(const RowLawsParams& p, const RowOwner& owner, int row,
-                                            Mass total, bool all, RowShared* shared) {
-  BlockRow<T> laws(&shared->list.law, p.rows.vocab);
-  TokenId token = kCutUnknown;
-  if (laws.cut_list(scores_of<T>(p, row), p.ids[row], owner.law, total, all)) {
-    token = laws.draw(uniform_of(p, owner, row, shared));
-    if (threadIdx.x == 0) p.laws.cut[row] = laws.known_cut();
+[[gnu::noinline]] __device__ void draw_row(const RowLawsParams& p, const RowOwner& owner, int row,
+                                           const ListMade& made, Mass total, RowShared* shared) {
+  const RowWeights weights(widen(scores_of<T>(p, row)[p.ids[row]]), owner.law);
+  const double u = uniform_of(p, owner, row, shared);
+  const ListDraw way = draw_listed(made, weights, owner.law, total, u, &shared->list,
+                                   p.laws.drawn + row, p.laws.cut + row);
+  if (way != ListDraw::kCrowded) return;  // drawn says kCutUnknown of a cut behind the list
+  LawShared& law = shared->list.law;
+  __syncthreads();
+  for (std::uint32_t i = threadIdx.x; i < made.listed; i += kRowThreads) {
+    law.candidates[i].weight = weights.of(score_of_key(law.candidates[i].key));
   }
-  if (threadIdx.x == 0) p.laws.drawn[row] = token;
+  if (threadIdx.x == 0) law.listed = made.listed;
+  __syncthreads();
+  BlockRow<T> laws(&law, p.rows.vocab);
+  if (!laws.cut_list(scores_of<T>(p, row), p.ids[row], owner.law, total, made.all)) return;
+  const TokenId token = laws.draw(u);
+  if (threadIdx.x != 0) return;
+  p.laws.cut[row] = laws.known_cut();
+  p.laws.drawn[row] = token;
 }
 
 // The last piece of a row whose law is cut by top_p alone: weighed, or its list made. True: it is
 // drawn from.
 template <class T>
 [[gnu::noinline]] __device__ bool draw_weighed(const RowLawsParams& p, int row, RowShared* shared) {
+  clear_masses(&shared->list);
+  if (threadIdx.x == 0) shared->list.num_edge[1] = 0;
   const RowOwner owner = owner_of(p, row);
   const auto* list = reinterpret_cast<const RowList*>(p.laws.lists + row * p.laws.list_bytes);
   const auto* from = reinterpret_cast<const Candidate*>(list + 1);
-  LawShared& law = shared->list.law;
-  for (std::uint32_t i = threadIdx.x; i < list->count; i += kRowThreads)
-    law.candidates[i] = from[i];
-  if (threadIdx.x == 0) law.listed = list->count;
-  const bool all = list->all != 0;
+  const ListMade made{list->count, list->finer, -1, 0, list->all != 0};
+  for (std::uint32_t i = threadIdx.x; i < made.listed; i += kRowThreads) {
+    shared->list.law.candidates[i] = from[i];
+  }
   __syncthreads();
-  draw_listed<T>(p, owner, row, p.laws.total[row], all, shared);
+  draw_row<T>(p, owner, row, made, p.laws.total[row], shared);
   return true;
 }
 
@@ -65,22 +80,24 @@ template <class T>
     return true;
   }
   if (threadIdx.x == 0) shared->skip = is_unused(p, row);
+  clear_list(&shared->list);
   __syncthreads();
   if (shared->skip) return false;
   RowChunks<T> chunks(p.rows.vocab);
   chunks.point_at(scores);
   char* at = p.laws.lists + row * p.laws.list_bytes;
-  const bool all =
-      list_row(chunks, reinterpret_cast<const float*>(at), {largest, owner.law}, &shared->list);
+  const RowWeights weights(largest, owner.law);
+  const ListMade made =
+      list_row(chunks, reinterpret_cast<const float*>(at), weights, owner.law.top_k, &shared->list);
+  const Candidate* from = shared->list.law.candidates;
   if (owner.law.top_k > 0) {
-    draw_listed<T>(p, owner, row, 0, all, shared);
+    draw_row<T>(p, owner, row, made, 0, shared);
     return true;
   }
   auto* list = reinterpret_cast<RowList*>(at);
   auto* to = reinterpret_cast<Candidate*>(list + 1);
-  const LawShared& law = shared->list.law;
-  for (std::uint32_t i = threadIdx.x; i < law.listed; i += kRowThreads) to[i] = law.candidates[i];
-  if (threadIdx.x == 0) *list = {law.listed, all ? 1u : 0u, 0};
+  for (std::uint32_t i = threadIdx.x; i < made.listed; i += kRowThreads) to[i] = from[i];
+  if (threadIdx.x == 0) *list = {made.listed, made.finer, made.all ? 1u : 0u, 0};
   if (!count_piece(p.laws.done + 2 * row + 1, pieces + 1, shared)) return false;
   return draw_weighed<T>(p, row, shared);
 }

@@ -12,8 +12,6 @@
 
 namespace specdec::cuda {
 
-inline constexpr int kRowThreads = 256, kRowWarps = kRowThreads / 32;
-
 // A rejected draft of a row; both are read at once.
 struct alignas(16) RejectedDraft {
   const float* probs;  // [vocab]

@@ -132,7 +132,7 @@ __device__ __forceinline__ Mass weigh_range(const RowChunks<T>& row, const RowWe
     Mass mass = 0;
 #pragma unroll 1
     for (int j = 0; j < count; ++j) mass += mass_of(weights.of(widen(row.scores[first + j])));
-    const Mass all = warp_sum(mass);
+    const Mass all = gpu::warp_sum(mass);
     if (lane_id() == 0) {
       mass_of_chunk[chunk] = all;
       total += all;

@@ -36,8 +36,8 @@ struct PlainKeys {
       begin = max(begin, slots.begin);
       end = min(end, slots.end);
     }
-    begin = __reduce_max_sync(kWarp, begin);
-    end = __reduce_min_sync(kWarp, end);
+    begin = __reduce_max_sync(kAllLanes, begin);
+    end = __reduce_min_sync(kAllLanes, end);
   }
 
   __device__ __forceinline__ bool has_block(std::int32_t first_slot) const {

@@ -109,7 +109,7 @@ struct RowFinisher {
     for (std::int32_t i = lane; i < num_keys * kHeads; i += 32) top = fmaxf(top, scores[i]);
 #pragma unroll
     for (int other = kHeads; other < 32; other *= 2) {
-      top = fmaxf(top, __shfl_xor_sync(kWarp, top, other));
+      top = fmaxf(top, __shfl_xor_sync(kAllLanes, top, other));
     }
     const float base = exponent_base(top);
     for (std::int32_t i = lane; i < num_keys * kHeads; i += 32) {
@@ -137,7 +137,7 @@ struct RowFinisher {
     }
 #pragma unroll
     for (int h = 0; h < kHeads; ++h) {
-      const MergeWeights w = merge_max(m[h], __shfl_sync(kWarp, top, h));
+      const MergeWeights w = merge_max(m[h], __shfl_sync(kAllLanes, top, h));
       l[h] = merge(w, l[h], l_tail[h]);
 #pragma unroll
       for (int e = 0; e < kVec; ++e) o[h][e] = merge(w, o[h][e], o_tail[h][e]);
@@ -174,14 +174,14 @@ struct RowFinisher {
         work.jobs[work.job_begin[request.index] + kv_head * row_blocks + my_row / launch.row_tile];
     const std::int32_t my_slots = job.num_slots;
     const std::int32_t my_place = job.first_slot * launch.row_tile + my_row % launch.row_tile;
-    const std::int32_t num_slots = __reduce_max_sync(kWarp, my_slots);
+    const std::int32_t num_slots = __reduce_max_sync(kAllLanes, my_slots);
     if (num_slots == 0) return;
 
     std::int32_t slots[kHeads], place[kHeads];
 #pragma unroll
     for (int h = 0; h < kHeads; ++h) {
-      slots[h] = h < heads ? __shfl_sync(kWarp, my_slots, h) : 0;
-      place[h] = __shfl_sync(kWarp, my_place, h);
+      slots[h] = h < heads ? __shfl_sync(kAllLanes, my_slots, h) : 0;
+      place[h] = __shfl_sync(kAllLanes, my_place, h);
     }
     for (std::int32_t first = 0; first < num_slots; first += kStates) {
       float2 ml[kStates][kHeads];
@@ -237,7 +237,7 @@ struct RowFinisher {
         // inf - inf and NaN - NaN are not 0.
         bad = bad || !(written.x - written.x == 0.0f) || !(written.y - written.y == 0.0f);
       }
-      bad = __any_sync(kWarp, bad) != 0 || l[h] == 0.0f;
+      bad = __any_sync(kAllLanes, bad) != 0 || l[h] == 0.0f;
       any_bad = any_bad || bad;
       store(out + h * call.cache.head_dim, words, bad);
     }
@@ -296,8 +296,8 @@ __global__ void __launch_bounds__(kFinishWarps * 32, (kFinishBlocks<kHeads, kVec
   std::int32_t tail_begin = 0, num_tail = 0;
   const bool good = known && flags == 0;
   if (good && call.exact) {
-    const RowKeys keys =
-        exact_row_keys(position, call.max_depth, launch.granule, call.sliding_window);
+    const RowKeys keys = exact_row_keys(position, call.max_depth, launch.granule,
+                                        call.sliding_window, call.first_key);
     tail_begin = keys.tail_begin;
     num_tail = keys.tail_end - keys.tail_begin;
     find_tail(launch, request, kv_head, mask, tail_begin, keys.tail_end, finisher.shared->offsets);

@@ -18,6 +18,7 @@
 #pragma once
 
 #include "attention/generic.h"
+#include "backend/attention/arithmetic.h"
 #include "gpu/gpu.cuh"
 #include "kv/elements.cuh"
 #include "kv/storage.cuh"
@@ -109,7 +110,7 @@ __device__ __forceinline__ std::uint32_t find_keys(const SpecAttentionParams& p,
     if (own < 0) return kStatusBadTree;
   }
   row.end = row.kv_len + own;
-  row.begin = p.sliding_window > 0 ? max(row.end - p.sliding_window, 0) : 0;
+  row.begin = attention::first_visible(row.end - 1, p.sliding_window, p.first_key);
   return 0;
 }
 

@@ -1,5 +1,6 @@
 // Sizes of the Hopper family's kernel with e4m3 matrix operands (hopper_fp8.cuh): what a block of
-// it takes for K and V of kDim numbers per key and kConsumers consumer warpgroups.
+// it takes for K and V of kDim numbers per key and kConsumers consumer warpgroups. Names are those
+// of HopperTile (hopper_tile.h).
 #pragma once
 
 #include <cstdint>
@@ -13,6 +14,7 @@ template <int kHeadDim, int kConsumerGroups>
 struct HopperFp8Tile {
   static constexpr int kDim = kHeadDim;
   static constexpr int kConsumers = kConsumerGroups;
+  static constexpr bool kWiden = false, kTranspose = true;
   static constexpr int kRowTile = 64 * kConsumers;
   static constexpr int kThreads = 128 * (kConsumers + 1);  // one warpgroup loads and transposes
   static_assert(kDim == 128, "a key of K is one line of the 128-byte swizzle");
@@ -24,31 +26,17 @@ struct HopperFp8Tile {
   static constexpr int kLoadRowBytes = kDim;
   static constexpr int kLoadBoxes = 1;
   static constexpr int kLoadBytes = kTileBytes;
-  static constexpr int kRowBytes = 16;
+  static constexpr int kQueryBytes = 16;  // queries live in registers
+  static constexpr bool kFoldInRegisters = false;
   static constexpr int kFoldBytes = kRowTile * kDim * 4;
+  static constexpr int kRowBytes = 16;
 
   static constexpr int kConsumerRegisters = 224;  // with one consumer nothing is handed over
   static constexpr int kProducerRegisters = producer_registers<kConsumers, kConsumerRegisters>();
 
-  static constexpr int kStages = 6;       // of K and of V as loaded, 16 KB each
-  static constexpr int kValueStages = 4;  // of transposed V
+  static constexpr int kSharedLimit = 227 * 1024;
+  static constexpr int kStages = 6, kLoadStages = 6;  // of K and of V as loaded, 8 KB each
+  static constexpr int kValueStages = 4;              // of transposed V
 };
-
-template <class Tile>
-struct HopperFp8Shared {
-  alignas(1024) unsigned char k[Tile::kStages][Tile::kTileBytes];
-  alignas(1024) unsigned char raw_v[Tile::kStages][Tile::kTileBytes];
-  alignas(1024) unsigned char v[Tile::kValueStages][Tile::kTileBytes];
-  alignas(16) unsigned char fold[Tile::kFoldBytes];
-  alignas(16) unsigned char rows[Tile::kRowTile * Tile::kRowBytes];
-  HopperBarriers<Tile::kStages> load;  // of k, which consumers read, and of raw_v
-  std::uint64_t v_full[Tile::kValueStages], v_empty[Tile::kValueStages];
-};
-
-template <class Tile>
-constexpr int hopper_fp8_shared_bytes() {
-  static_assert(sizeof(HopperFp8Shared<Tile>) <= 227 * 1024);
-  return static_cast<int>(sizeof(HopperFp8Shared<Tile>));
-}
 
 }  // namespace specdec::attention

@@ -4,7 +4,6 @@
 #include <cstdint>
 
 #include "attention/hopper.cuh"
-#include "attention/hopper_fp8.cuh"
 
 namespace specdec::attention {
 
@@ -27,24 +26,15 @@ inline gpu::TensorMap hopper_tensor_map(const KvCacheView& cache, const void* la
 
 template <class T, class Tile>
 void launch_hopper(const AttentionLaunch& launch) {
-  const KvCacheView& cache = launch.call.cache;
-  const auto map = [&](const void* layer) {
-    return hopper_tensor_map(cache, layer, Tile::kLoadColumns,
-                             Tile::kWiden ? gpu::Swizzle::none : gpu::Swizzle::b128);
+  using Shared = HopperShared<Tile>;
+  // Raw tiles are read by ordinary loads, row by row; the others by the matrix instructions.
+  const auto map = [&](const void* layer, bool raw) {
+    return hopper_tensor_map(launch.call.cache, layer, Tile::kLoadColumns,
+                             raw ? gpu::Swizzle::none : gpu::Swizzle::b128);
   };
   gpu::launch(hopper::hopper_main<T, Tile>, dim3(launch.work.num_blocks), dim3(Tile::kThreads),
               hopper_shared_bytes<Tile>(), launch.call.exec.stream, {.dependent = true}, launch,
-              map(launch.k), map(launch.v));
-}
-
-// e4m3 operands: K as the products read it, V to be transposed.
-template <class T, class Tile>
-void launch_hopper_fp8(const AttentionLaunch& launch) {
-  const KvCacheView& cache = launch.call.cache;
-  gpu::launch(hopper::hopper_fp8_main<T, Tile>, dim3(launch.work.num_blocks), dim3(Tile::kThreads),
-              hopper_fp8_shared_bytes<Tile>(), launch.call.exec.stream, {.dependent = true}, launch,
-              hopper_tensor_map(cache, launch.k, Tile::kLoadColumns, gpu::Swizzle::b128),
-              hopper_tensor_map(cache, launch.v, Tile::kLoadColumns, gpu::Swizzle::none));
+              map(launch.k, Shared::kRawKeys), map(launch.v, Shared::kRawValues));
 }
 
 }  // namespace specdec::attention

@@ -20,6 +20,9 @@
 
 namespace specdec::attention::hopper {
 
+// Warps 1 to 3 of the loading warpgroup where they turn raw tiles into what consumers read.
+inline constexpr int kTurningWarps = 3;
+
 // A position in a ring of stages and the parity of how often the ring was walked.
 template <int kStages>
 struct Cursor {
@@ -72,7 +75,7 @@ class PageWindow {
       ids_ = next_ids_;
       next_ids_ = lookup(window_ + 1);
     }
-    return __shfl_sync(0xffffffffu, ids_, index % 32);
+    return __shfl_sync(kAllLanes, ids_, index % 32);
   }
 
  private:
@@ -91,14 +94,15 @@ class PageWindow {
   std::int32_t window_, ids_, next_ids_;
 };
 
-// One warp: fills the ring with the tiles of all units of the block, in order. A partial tile of V
-// is announced at `landed` (may be v_full) instead of v_full.
+// One warp: fills the rings with the tiles of all units of the block, in order. A partial tile of V
+// is announced at `landed` (may be v_ring.full) instead of v_ring.full.
 template <class Tile, int kStages>
 __device__ __forceinline__ void load_tiles(const AttentionLaunch& launch,
                                            const gpu::TensorMap& k_map, const gpu::TensorMap& v_map,
                                            unsigned char (&k)[kStages][Tile::kLoadBytes],
+                                           HopperRing<kStages>& k_ring,
                                            unsigned char (&v)[kStages][Tile::kLoadBytes],
-                                           HopperBarriers<kStages>& bars,
+                                           HopperRing<kStages>& v_ring,
                                            std::uint64_t (&landed)[kStages]) {
   const WorkView& work = launch.work;
   const int lane = static_cast<int>(threadIdx.x % 32);
@@ -128,9 +132,9 @@ __device__ __forceinline__ void load_tiles(const AttentionLaunch& launch,
                            job.kv_head, page);
         }
       };
-      fill(k[at.stage], k_map, &bars.k_empty[at.stage], &bars.k_full[at.stage]);
-      fill(v[at.stage], v_map, &bars.v_empty[at.stage],
-           keys.is_partial(block) ? &landed[at.stage] : &bars.v_full[at.stage]);
+      fill(k[at.stage], k_map, &k_ring.empty[at.stage], &k_ring.full[at.stage]);
+      fill(v[at.stage], v_map, &v_ring.empty[at.stage],
+           keys.is_partial(block) ? &landed[at.stage] : &v_ring.full[at.stage]);
       at.advance();
     }
   }
@@ -159,7 +163,7 @@ __device__ __forceinline__ void clean_tiles(const AttentionLaunch& launch,
       }
       gpu::fence_proxy_async();
       __syncwarp();
-      if (lane == 0) gpu::mbarrier_arrive(&shared.ready.v_full[at.stage]);
+      if (lane == 0) gpu::mbarrier_arrive(&shared.v_ready.full[at.stage]);
     }
   }
 }

@@ -1,6 +1,7 @@
 // Sizes of the Hopper family's kernel (hopper.cuh): what a block of it takes for K and V of `kDim`
-// numbers per key and kConsumers consumer warpgroups. Plain constants: the instance table and the
-// choice of a kernel read them without a GPU compiler.
+// numbers per key and kConsumers consumer warpgroups. HopperTile is of 16-bit matrix operands,
+// HopperFp8Tile (hopper_fp8_tile.h) of e4m3; HopperShared serves both. Plain constants: the
+// instance table and the choice of a kernel read them without a GPU compiler.
 #pragma once
 
 #include <cstdint>
@@ -27,7 +28,7 @@ template <int kHeadDim, int kConsumerGroups, bool kE4m3 = false>
 struct HopperTile {
   static constexpr int kDim = kHeadDim;
   static constexpr int kConsumers = kConsumerGroups;
-  static constexpr bool kWiden = kE4m3;
+  static constexpr bool kWiden = kE4m3, kTranspose = false;
   static constexpr int kRowTile = 64 * kConsumers;         // wgmma takes 64 rows
   static constexpr int kThreads = 128 * (kConsumers + 1);  // one warpgroup loads
   static_assert(kConsumers >= 1 && kConsumers <= 3, "registers: at most four warpgroups");
@@ -69,33 +70,38 @@ struct HopperTile {
   static constexpr int at_most(int n, int limit) { return n < limit ? n : limit; }
   static constexpr int kStages = kWiden ? at_most((kRoom - 4 * kLoadBytes) / (2 * kTileBytes), 3)
                                         : at_most(kRoom / (2 * kTileBytes), 6);
+  static constexpr int kValueStages = kStages;
   static constexpr int kLoadStages =
       kWiden ? at_most((kRoom - kStages * 2 * kTileBytes) / (2 * kLoadBytes), 5) : kStages;
   static_assert(kStages >= 1 && kLoadStages >= 2, "loading has to run ahead of computing");
 };
 
-// The barriers of a ring of stages. K and V of a stage are filled and freed by themselves.
+// The barriers of a ring of stages.
 template <int kStages>
-struct HopperBarriers {
-  std::uint64_t k_full[kStages], k_empty[kStages], v_full[kStages], v_empty[kStages];
+struct HopperRing {
+  std::uint64_t full[kStages], empty[kStages];
 };
 
-// Shared memory of a block. Boxes lie at multiples of 1024 bytes, as their swizzle wants.
+// Shared memory of a block. Boxes lie at multiples of 1024 bytes, as their swizzle wants. Where the
+// consumers cannot read what the copy engine brings, that has a ring of its own ("raw").
 template <class Tile>
 struct HopperShared {
-  static constexpr int kRawStages = Tile::kWiden ? Tile::kLoadStages : 1;
-  static constexpr int kRawBytes = Tile::kWiden ? Tile::kLoadBytes : 16;
+  static constexpr bool kRawKeys = Tile::kWiden, kRawValues = Tile::kWiden || Tile::kTranspose;
+  static constexpr int kRawKeyStages = kRawKeys ? Tile::kLoadStages : 1;
+  static constexpr int kRawValueStages = kRawValues ? Tile::kLoadStages : 1;
 
   alignas(1024) unsigned char k[Tile::kStages][Tile::kTileBytes];
-  alignas(1024) unsigned char v[Tile::kStages][Tile::kTileBytes];
+  alignas(1024) unsigned char v[Tile::kValueStages][Tile::kTileBytes];
   alignas(1024) unsigned char q[Tile::kQueryBytes];
-  alignas(128) unsigned char raw_k[kRawStages][kRawBytes];
-  alignas(128) unsigned char raw_v[kRawStages][kRawBytes];
+  alignas(128) unsigned char raw_k[kRawKeyStages][kRawKeys ? Tile::kLoadBytes : 16];
+  alignas(128) unsigned char raw_v[kRawValueStages][kRawValues ? Tile::kLoadBytes : 16];
   alignas(16) unsigned char fold[Tile::kFoldBytes];
   alignas(16) unsigned char rows[Tile::kRowTile * Tile::kRowBytes];
-  HopperBarriers<Tile::kStages> ready;    // of k and v
-  HopperBarriers<kRawStages> raw;         // of raw_k and raw_v
-  std::uint64_t v_landed[Tile::kStages];  // of tiles that have to be cleaned before use
+  HopperRing<Tile::kStages> k_ready;
+  HopperRing<Tile::kValueStages> v_ready;
+  HopperRing<kRawKeyStages> k_raw;
+  HopperRing<kRawValueStages> v_raw;
+  std::uint64_t v_landed[Tile::kValueStages];  // of tiles that have to be cleaned before use
 };
 
 template <class Tile>

@@ -13,12 +13,11 @@
 
 #include <cstdint>
 
-#include "attention/hopper_fp8_tile.h"
 #include "attention/hopper_load.cuh"
+#include "attention/hopper_tile.h"
 
 namespace specdec::attention::hopper {
 
-inline constexpr int kTransposingWarps = 3;
 inline constexpr int kGroupKeys = 16;
 
 // 16 keys of a tile, 4 columns of each thread of a warp. first_key: of the group.
@@ -55,33 +54,33 @@ __device__ __forceinline__ void transpose_keys(const unsigned char* raw, unsigne
 // The transposing warps: raw tiles of V to tiles, for all units of the block, in order.
 template <class Tile>
 __device__ __forceinline__ void transpose_tiles(const AttentionLaunch& launch,
-                                                HopperFp8Shared<Tile>& shared) {
+                                                HopperShared<Tile>& shared) {
   constexpr int kGroups = kBlockKeys / kGroupKeys;
   const WorkView& work = launch.work;
   const int lane = static_cast<int>(threadIdx.x % 32);
   const int warp = static_cast<int>(threadIdx.x / 32) - 1;
   int turn = 0;  // groups go to the warps in turn, from tile to tile
-  Cursor<Tile::kStages> from;
+  Cursor<Tile::kLoadStages> from;
   Cursor<Tile::kValueStages> to;
   for (std::int32_t u = work.block_begin[blockIdx.x]; u < work.block_begin[blockIdx.x + 1]; ++u) {
     const Unit unit = work.units[u];
     const UnitKeys keys(work.jobs[unit.job], unit);
     for (std::int32_t block = keys.first_block(); block < keys.end_block(); ++block) {
-      gpu::mbarrier_wait(&shared.load.v_full[from.stage], from.round);
-      gpu::mbarrier_wait(&shared.v_empty[to.stage], to.round ^ 1);
+      gpu::mbarrier_wait(&shared.v_raw.full[from.stage], from.round);
+      gpu::mbarrier_wait(&shared.v_ready.empty[to.stage], to.round ^ 1);
       for (int group = 0; group < kGroups; ++group) {
         if (turn == warp) {
           transpose_keys<Tile>(shared.raw_v[from.stage], shared.v[to.stage], group,
                                keys.is_partial(block), keys,
                                block * kBlockKeys + group * kGroupKeys);
         }
-        if (++turn == kTransposingWarps) turn = 0;
+        if (++turn == kTurningWarps) turn = 0;
       }
       gpu::fence_proxy_async();
       __syncwarp();
       if (lane == 0) {
-        gpu::mbarrier_arrive(&shared.v_full[to.stage]);
-        gpu::mbarrier_arrive(&shared.load.v_empty[from.stage]);
+        gpu::mbarrier_arrive(&shared.v_ready.full[to.stage]);
+        gpu::mbarrier_arrive(&shared.v_raw.empty[from.stage]);
       }
       from.advance();
       to.advance();

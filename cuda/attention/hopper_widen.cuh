@@ -10,8 +10,6 @@
 
 namespace specdec::attention::hopper {
 
-inline constexpr int kWideningWarps = 3;
-
 // One tile, shared out among the threads of the widening warps. Returns whether it met a NaN.
 template <class T, class Tile>
 __device__ __forceinline__ bool widen_tile(const unsigned char* raw, unsigned char* tile,
@@ -19,7 +17,7 @@ __device__ __forceinline__ bool widen_tile(const unsigned char* raw, unsigned ch
   constexpr int kRowVectors = Tile::kDim / 16;  // 16 numbers each: 16 bytes in, 32 out
   std::uint32_t nan = 0;
   for (int i = static_cast<int>(threadIdx.x) - 32; i < kBlockKeys * kRowVectors;
-       i += 32 * kWideningWarps) {
+       i += 32 * kTurningWarps) {
     const int row = i / kRowVectors, column = i % kRowVectors * 16;
     uint4 in = reinterpret_cast<const uint4*>(raw)[i];
     if (!keys.has(first_key + row)) in = make_uint4(0, 0, 0, 0);
@@ -63,12 +61,12 @@ __device__ __forceinline__ void widen_tiles(const AttentionLaunch& launch,
           gpu::mbarrier_arrive(raw_empty);
         }
       };
-      widen(shared.raw_k[from.stage], &shared.raw.k_full[from.stage],
-            &shared.raw.k_empty[from.stage], shared.k[to.stage], &shared.ready.k_full[to.stage],
-            &shared.ready.k_empty[to.stage]);
-      widen(shared.raw_v[from.stage], &shared.raw.v_full[from.stage],
-            &shared.raw.v_empty[from.stage], shared.v[to.stage], &shared.ready.v_full[to.stage],
-            &shared.ready.v_empty[to.stage]);
+      widen(shared.raw_k[from.stage], &shared.k_raw.full[from.stage],
+            &shared.k_raw.empty[from.stage], shared.k[to.stage], &shared.k_ready.full[to.stage],
+            &shared.k_ready.empty[to.stage]);
+      widen(shared.raw_v[from.stage], &shared.v_raw.full[from.stage],
+            &shared.v_raw.empty[from.stage], shared.v[to.stage], &shared.v_ready.full[to.stage],
+            &shared.v_ready.empty[to.stage]);
       from.advance();
       to.advance();
     }

@@ -21,21 +21,12 @@ struct PlanShared {
 // Sum of the values of all threads before this one; `total` of all. Every thread calls it.
 template <class Sum>
 __device__ __forceinline__ Sum block_scan(Sum value, PlanShared* shared, Sum* total) {
-  constexpr unsigned kAllLanes = 0xffffffffu;
   const unsigned lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
-  Sum inclusive = value;
-  for (unsigned delta = 1; delta < 32; delta <<= 1) {
-    const Sum below = __shfl_up_sync(kAllLanes, inclusive, delta);
-    if (lane >= delta) inclusive += below;
-  }
+  const Sum inclusive = gpu::warp_scan(value);
   if (lane == 31) shared->warp_sums[warp] = inclusive;
   __syncthreads();
-  Sum sums = static_cast<Sum>(shared->warp_sums[lane]);
   static_assert(kPlanThreads == 32 * 32, "one lane for each warp");
-  for (unsigned delta = 1; delta < 32; delta <<= 1) {
-    const Sum below = __shfl_up_sync(kAllLanes, sums, delta);
-    if (lane >= delta) sums += below;
-  }
+  const Sum sums = gpu::warp_scan(static_cast<Sum>(shared->warp_sums[lane]));
   *total = __shfl_sync(kAllLanes, sums, 31);
   const Sum before = warp == 0 ? 0 : __shfl_sync(kAllLanes, sums, warp - 1);
   __syncthreads();  // warp_sums may be written again
@@ -44,7 +35,6 @@ __device__ __forceinline__ Sum block_scan(Sum value, PlanShared* shared, Sum* to
 
 // The largest value of all threads. Every thread calls it.
 __device__ __forceinline__ std::int32_t block_max(std::int32_t value, PlanShared* shared) {
-  constexpr unsigned kAllLanes = 0xffffffffu;
   const unsigned lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
   value = __reduce_max_sync(kAllLanes, value);
   if (lane == 0) shared->warp_sums[warp] = value;
@@ -67,8 +57,8 @@ __device__ __forceinline__ std::uint32_t check_request(const AttentionLaunch& la
   }
   if (request.rows == 0) return 0;
   if (request.tree && request.rows > kMaxStepTokens) return kStatusBadTree;
-  const RowKeys first =
-      exact_row_keys(request.kv_len, call.max_depth, launch.granule, call.sliding_window);
+  const RowKeys first = exact_row_keys(request.kv_len, call.max_depth, launch.granule,
+                                       call.sliding_window, call.first_key);
   const std::int32_t end_page = static_cast<std::int32_t>((keys - 1) >> launch.page_shift) + 1;
   const std::int32_t* pages =
       call.step.page_table + std::int64_t{request.index} * call.step.page_table_stride;
@@ -78,7 +68,7 @@ __device__ __forceinline__ std::uint32_t check_request(const AttentionLaunch& la
        i < end_page; i += 32) {
     bad = bad || pages[i] < 0 || pages[i] >= call.cache.num_pages;
   }
-  return __any_sync(0xffffffffu, bad) != 0 ? kStatusBadPage : 0u;
+  return __any_sync(kAllLanes, bad) != 0 ? kStatusBadPage : 0u;
 }
 
 // The request of a job: the last that begins at or before it (those without jobs begin where the
@@ -115,8 +105,10 @@ __device__ __forceinline__ Job make_job(const AttentionLaunch& launch, const Req
   } else {
     last += request.rows - 1;  // slots, rather
   }
-  const RowKeys oldest = exact_row_keys(first, call.max_depth, launch.granule, call.sliding_window);
-  const RowKeys newest = exact_row_keys(last, call.max_depth, launch.granule, call.sliding_window);
+  const RowKeys oldest =
+      exact_row_keys(first, call.max_depth, launch.granule, call.sliding_window, call.first_key);
+  const RowKeys newest =
+      exact_row_keys(last, call.max_depth, launch.granule, call.sliding_window, call.first_key);
   const std::int32_t end = call.exact ? newest.main_end : last + 1;
   if (oldest.main_begin >= end) return job;
   job.first_key = oldest.main_begin;

@@ -80,12 +80,11 @@ __device__ __forceinline__ RowSlots row_slots(const AttentionLaunch& launch,
   const std::int32_t position =
       request.tree ? tree_position(call.step, request, row) : request.kv_len + token;
   if (call.exact) {
-    const RowKeys keys =
-        exact_row_keys(position, call.max_depth, launch.granule, call.sliding_window);
+    const RowKeys keys = exact_row_keys(position, call.max_depth, launch.granule,
+                                        call.sliding_window, call.first_key);
     return {keys.main_begin, keys.main_end, 0, false};
   }
-  const std::int32_t oldest = position + 1 - call.sliding_window;
-  const std::int32_t begin = call.sliding_window > 0 && oldest > 0 ? oldest : 0;
+  const std::int32_t begin = first_visible(position, call.sliding_window, call.first_key);
   if (!request.tree) return {begin, position + 1, 0, false};
   // Ancestors ascend in depth, so that a window cuts off the first of them.
   std::int32_t tree_begin = 0;

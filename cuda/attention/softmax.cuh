@@ -16,7 +16,6 @@
 
 namespace specdec::attention {
 
-inline constexpr unsigned kWarp = 0xffffffffu;
 inline constexpr float kLog2E = 1.44269504088896341f;
 
 __device__ __forceinline__ float empty_max() { return __int_as_float(0xff800000); }  // -infinity

@@ -72,11 +72,11 @@ __device__ __forceinline__ float transposed_sum(float (&value)[8]) {
     for (int i = 0; i < half; ++i) {
       const float keep = upper ? value[i + half] : value[i];
       const float give = upper ? value[i] : value[i + half];
-      value[i] = keep + __shfl_xor_sync(kWarp, give, half * 4);
+      value[i] = keep + __shfl_xor_sync(kAllLanes, give, half * 4);
     }
   }
-  value[0] += __shfl_xor_sync(kWarp, value[0], 2);
-  value[0] += __shfl_xor_sync(kWarp, value[0], 1);
+  value[0] += __shfl_xor_sync(kAllLanes, value[0], 2);
+  value[0] += __shfl_xor_sync(kAllLanes, value[0], 1);
   return value[0];
 }
 

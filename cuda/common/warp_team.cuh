@@ -8,8 +8,6 @@
 namespace specdec {
 
 struct WarpTeam {
-  static constexpr unsigned kAllLanes = 0xffffffffu;
-
   __device__ __forceinline__ std::int32_t rank() const {
     return static_cast<std::int32_t>(threadIdx.x & 31u);
   }
@@ -20,11 +18,7 @@ struct WarpTeam {
     return __any_sync(kAllLanes, flag ? 1 : 0) != 0;
   }
   __device__ __forceinline__ std::int32_t scan(std::int32_t value, std::int32_t* total) const {
-    std::int32_t inclusive = value;
-    for (int delta = 1; delta < 32; delta <<= 1) {
-      const std::int32_t below = __shfl_up_sync(kAllLanes, inclusive, delta);
-      if (rank() >= delta) inclusive += below;
-    }
+    const std::int32_t inclusive = gpu::warp_scan(value);
     *total = __shfl_sync(kAllLanes, inclusive, 31);
     return inclusive - value;
   }

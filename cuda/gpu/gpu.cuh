@@ -64,11 +64,6 @@ __device__ __forceinline__ std::uint64_t l2_evict_first() {
   asm("createpolicy.fractional.L2::evict_first.b64 %0;" : "=l"(policy));
   return policy;
 }
-__device__ __forceinline__ std::uint64_t l2_evict_last() {
-  std::uint64_t policy;
-  asm("createpolicy.fractional.L2::evict_last.b64 %0;" : "=l"(policy));
-  return policy;
-}
 __device__ __forceinline__ void cp_async_commit() {
   asm volatile("cp.async.commit_group;" ::: "memory");
 }
@@ -98,12 +93,6 @@ __device__ __forceinline__ void ldmatrix_x2(std::uint32_t (&d)[2], const void* r
                : "r"(shared_address(row))
                : "memory");
 }
-__device__ __forceinline__ void ldmatrix_x2_trans(std::uint32_t (&d)[2], const void* row) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0,%1}, [%2];"
-               : "=r"(d[0]), "=r"(d[1])
-               : "r"(shared_address(row))
-               : "memory");
-}
 
 // c += a b, with a 16x16, b 16x8, c 16x8; T is __nv_bfloat16 or __half.
 template <class T>
@@ -124,30 +113,11 @@ __device__ __forceinline__ void mma_m16n8k16(float (&c)[4], const std::uint32_t 
   }
 }
 
-// c += a b, with a 16x32, b 32x8, c 16x8; e4m3, from sm_89 on.
-__device__ __forceinline__ void mma_m16n8k32_e4m3(float (&c)[4], const std::uint32_t (&a)[4],
-                                                  std::uint32_t b0, std::uint32_t b1) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32 "
-      "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
 // 2^x by the special function unit; 2^-inf = 0, 2^0 = 1 exactly.
 __device__ __forceinline__ float exp2_approx(float x) {
   float y;
   asm volatile("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
-}
-
-// 16 bytes of global memory that are read once: past L1, and never written by this kernel.
-__device__ __forceinline__ uint4 load_once_16(const void* p) {
-  uint4 v;
-  asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
-               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-               : "l"(p));
-  return v;
 }
 
 // Words that blocks hand to each other. A release makes what the thread wrote (or learned at a
@@ -267,27 +237,44 @@ void launch(void (*kernel)(P...), dim3 grid, dim3 block, std::size_t smem_bytes,
 }  // namespace specdec::gpu
 #endif
 
-namespace specdec::gpu {
+namespace specdec {
 
-// Over the warp, or over the 4 lanes that share a row of a matrix fragment. The order of the sum is
-// a fixed butterfly: it depends on nothing but the lane.
-__device__ __forceinline__ float warp_sum(float x) {
+inline constexpr unsigned kAllLanes = 0xffffffffu;  // of a warp
+
+namespace gpu {
+
+// Over the warp, over kLanes neighbours of it, or over the 4 lanes that share a row of a matrix
+// fragment. The order of a sum is a fixed butterfly: it depends on nothing but the lane.
+template <int kLanes = 32, class T>
+__device__ __forceinline__ T warp_sum(T x) {
 #pragma unroll
-  for (int step = 16; step > 0; step /= 2) x += __shfl_xor_sync(0xffffffffu, x, step);
+  for (int step = kLanes / 2; step > 0; step /= 2) x += __shfl_xor_sync(kAllLanes, x, step);
   return x;
 }
 __device__ __forceinline__ float warp_max(float x) {
 #pragma unroll
-  for (int step = 16; step > 0; step /= 2) x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, step));
+  for (int step = 16; step > 0; step /= 2) x = fmaxf(x, __shfl_xor_sync(kAllLanes, x, step));
   return x;
 }
 __device__ __forceinline__ float quad_sum(float x) {
-  x += __shfl_xor_sync(0xffffffffu, x, 1);
-  return x + __shfl_xor_sync(0xffffffffu, x, 2);
+  x += __shfl_xor_sync(kAllLanes, x, 1);
+  return x + __shfl_xor_sync(kAllLanes, x, 2);
 }
 __device__ __forceinline__ float quad_max(float x) {
-  x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 1));
-  return fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 2));
+  x = fmaxf(x, __shfl_xor_sync(kAllLanes, x, 1));
+  return fmaxf(x, __shfl_xor_sync(kAllLanes, x, 2));
 }
 
-}  // namespace specdec::gpu
+// The sum over the lanes of the warp up to and with this one.
+template <class T>
+__device__ __forceinline__ T warp_scan(T x) {
+#pragma unroll
+  for (unsigned delta = 1; delta < 32; delta *= 2) {
+    const T below = __shfl_up_sync(kAllLanes, x, delta);
+    if (threadIdx.x % 32 >= delta) x += below;
+  }
+  return x;
+}
+
+}  // namespace gpu
+}  // namespace specdec

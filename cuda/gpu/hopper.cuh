@@ -86,12 +86,9 @@ __device__ __forceinline__ void fence_proxy_async() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-// Named barriers 1..15 (0 is __syncthreads); `threads` counts all that sync or arrive, in warps.
+// Named barriers 1..15 (0 is __syncthreads); `threads` counts all that sync, in warps.
 __device__ __forceinline__ void named_barrier_sync(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
-}
-__device__ __forceinline__ void named_barrier_arrive(int id, int threads) {
-  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
 // True in one lane of a converged warp, always the same one.
@@ -190,15 +187,6 @@ __device__ __forceinline__ void tma_multicast_2d(void* dst, const TensorMap& map
       "l"(policy)
       : "memory");
 }
-__device__ __forceinline__ void tma_load_3d(void* dst, const TensorMap& map, std::uint64_t* bar,
-                                            int x, int y, int z,
-                                            std::uint64_t policy = l2_evict_normal()) {
-  asm volatile(
-      "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
-      ".L2::cache_hint [%0], [%1, {%2, %3, %4}], [%5], %6;" ::"r"(shared_address(dst)),
-      "l"(&map), "r"(x), "r"(y), "r"(z), "r"(shared_address(bar)), "l"(policy)
-      : "memory");
-}
 __device__ __forceinline__ void tma_load_4d(void* dst, const TensorMap& map, std::uint64_t* bar,
                                             int x, int y, int z, int w,
                                             std::uint64_t policy = l2_evict_normal()) {
@@ -206,17 +194,6 @@ __device__ __forceinline__ void tma_load_4d(void* dst, const TensorMap& map, std
       "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
       ".L2::cache_hint [%0], [%1, {%2, %3, %4, %5}], [%6], %7;" ::"r"(shared_address(dst)),
       "l"(&map), "r"(x), "r"(y), "r"(z), "r"(w), "r"(shared_address(bar)), "l"(policy)
-      : "memory");
-}
-
-// Contiguous bytes, from global to shared memory; addresses and size are multiples of 16.
-__device__ __forceinline__ void bulk_copy(void* dst, const void* src, unsigned bytes,
-                                          std::uint64_t* bar,
-                                          std::uint64_t policy = l2_evict_normal()) {
-  asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
-      "[%0], [%1], %2, [%3], %4;" ::"r"(shared_address(dst)),
-      "l"(src), "r"(bytes), "r"(shared_address(bar)), "l"(policy)
       : "memory");
 }
 

@@ -53,13 +53,11 @@
   SPECDEC_WGMMA(N, SHAPE, "{" p0 "," p1 "," p2 "," p3 "}, " p4 ", p, 1, 1, " p6, p5, "r"(a[0]), \
                 "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(accumulate)),                  \
                 "n"(kTransB ? 1 : 0))
-#define SPECDEC_SS_8(N, SHAPE, p0, p1, p2) \
-  SPECDEC_WGMMA(N, SHAPE, p0 ", " p1 ", p, 1, 1", p2, "l"(a), "l"(b), "r"(int(accumulate)))
 #define SPECDEC_RS_8(N, SHAPE, p0, p1, p2, p3, p4, p5)                                     \
   SPECDEC_WGMMA(N, SHAPE, "{" p0 "," p1 "," p2 "," p3 "}, " p4 ", p, 1, 1", p5, "r"(a[0]), \
                 "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(accumulate)))
 
-// One branch for each N; FORM(N, SHAPE, numbers...) is one of the four above.
+// One branch for each N; FORM(N, SHAPE, numbers...) is one of the three above.
 #define SPECDEC_FOR_N_4(FORM, SHAPE)                                    \
   if constexpr (N == 8) FORM(8, SHAPE, "%4", "%5", "%6", "%7");         \
   if constexpr (N == 16) FORM(16, SHAPE, "%8", "%9", "%10", "%11");     \
@@ -78,7 +76,6 @@
   if constexpr (N == 96) FORM(96, SHAPE, "%48", "%49", "%50", "%51", "%52", "%53", "%54");   \
   if constexpr (N == 128) FORM(128, SHAPE, "%64", "%65", "%66", "%67", "%68", "%69", "%70"); \
   if constexpr (N == 256) FORM(256, SHAPE, "%128", "%129", "%130", "%131", "%132", "%133", "%134")
-#define SPECDEC_SS_8_OF_4(N, SHAPE, p0, p1, p2, p3) SPECDEC_SS_8(N, SHAPE, p0, p1, p2)
 #define SPECDEC_RS_8_OF_7(N, SHAPE, p0, p1, p2, p3, p4, p5, p6) \
   SPECDEC_RS_8(N, SHAPE, p0, p1, p2, p3, p4, p5)
 
@@ -141,13 +138,7 @@ __device__ __forceinline__ void wgmma_rs_m64k16(float (&d)[N / 2], const std::ui
   }
 }
 
-// e4m3, K = 32; both operands have k contiguous in memory.
-template <int N>
-__device__ __forceinline__ void wgmma_m64k32_e4m3(float (&d)[N / 2], std::uint64_t a,
-                                                  std::uint64_t b, bool accumulate) {
-  static_assert(kWgmmaWidth<N>);
-  SPECDEC_FOR_N_4(SPECDEC_SS_8_OF_4, "k32.f32.e4m3.e4m3");
-}
+// The same of e4m3, K = 32; B has k contiguous in memory.
 template <int N>
 __device__ __forceinline__ void wgmma_rs_m64k32_e4m3(float (&d)[N / 2], const std::uint32_t (&a)[4],
                                                      std::uint64_t b, bool accumulate) {

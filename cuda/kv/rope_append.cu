@@ -60,11 +60,7 @@ __device__ __forceinline__ void normalise(const RopeAppendKvParams& p, const voi
   float sum = 0.0f;
 #pragma unroll
   for (int i = 0; i < kLaneElements; ++i) sum += x[i] * x[i];
-#pragma unroll
-  for (int delta = kTeam / 2; delta > 0; delta /= 2) {
-    sum += __shfl_xor_sync(kAllLanes, sum, delta);
-  }
-  const float mean = sum / static_cast<float>(p.cache.head_dim);
+  const float mean = gpu::warp_sum<kTeam>(sum) / static_cast<float>(p.cache.head_dim);
   const float inverse = 1.0f / sqrtf(mean + p.norm_eps);
   if (weight == nullptr || at >= p.cache.head_dim) return;
   float w[kLaneElements];

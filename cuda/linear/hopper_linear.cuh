@@ -222,7 +222,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
     gpu::prefetch_tensor_map(row_map);
   }
   meet();
-  const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x / 32), 0);
+  const int warp = __shfl_sync(kAllLanes, static_cast<int>(threadIdx.x / 32), 0);
   if (warp == Tile::kConsumerWarps) {
     gpu::launch_dependents();
     if (gpu::elect_one()) {

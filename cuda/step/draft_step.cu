@@ -44,8 +44,7 @@ __device__ __forceinline__ std::int32_t tree_rows(const DraftStepParams& p, int 
 
 // Sum over the block; all threads call it.
 __device__ __forceinline__ std::int32_t block_sum(std::int32_t value, std::int32_t* partial) {
-#pragma unroll
-  for (int delta = 16; delta > 0; delta /= 2) value += __shfl_xor_sync(kAllLanes, value, delta);
+  value = gpu::warp_sum(value);
   if (lane_id() == 0) partial[threadIdx.x / 32] = value;
   __syncthreads();
   std::int32_t sum = 0;

@@ -45,6 +45,7 @@ __global__ void __launch_bounds__(kWarpThreads) pack_kernel(const PackDraftsPara
     for (std::int32_t row = first + team.rank(); row < p.num_rows; row += team.size()) {
       p.tokens[row] = 0;
       p.parents[row] = -1;
+      if (p.sources != nullptr) p.sources[row] = -1;
     }
     return;
   }

@@ -8,8 +8,6 @@
 
 namespace specdec::cuda {
 
-inline constexpr unsigned kAllLanes = 0xffffffffu;
-
 __device__ __forceinline__ int lane_id() { return static_cast<int>(threadIdx.x & 31u); }
 
 // Called by one lane, or by several with the same flag.

@@ -2144,6 +2144,7 @@ def pack_drafts(
     parents: typing.Any,
     cu_rows: typing.Any,
     logit_rows: typing.Any,
+    sources: typing.Any = None,
     backend: typing.Any = None,
     stream: typing.SupportsInt | typing.SupportsIndex = 0,
 ) -> None:
@@ -2366,6 +2367,7 @@ def spec_attention(
     workspace: typing.Any = None,
     status: typing.Any = None,
     sink_tokens: typing.SupportsInt | typing.SupportsIndex = 0,
+    first_key: typing.SupportsInt | typing.SupportsIndex = 0,
 ) -> None:
     """
     See specdec_ext.ops.spec_attention.
@@ -2459,7 +2461,7 @@ DRAFT_SOURCES: tuple[typing.Any, ...] = (
     "model",
     "lookahead",
 )
-GROWTH_BYTES: int = 2044
+GROWTH_BYTES: int = 2552
 MASK_WORDS: int = 4
 MAX_STEP_TOKENS: int = 128
 PACK_LAYOUT: int = 1

@@ -11,7 +11,7 @@ import pytest
 import torch
 from draft_target_cases import GREEDY, PROMPTS, SAMPLED, VOCAB, make_model, run, tokens_of
 from eagle3_cases import as_speculators, save_trained, states_of
-from method_cases import HOST, drafter_of, placed
+from method_cases import DEVICES, HOST, Where, drafter_of, placed
 from safetensors.torch import load_file
 from test_draft_target_sampling import check_output_law
 from transformers import LlamaForCausalLM
@@ -32,6 +32,7 @@ SPECS: list[dict[str, Any]] = [
     {"max_draft_len": 1, "adaptive": False},
 ]  # fmt: skip
 HEADS = ["whole", "reduced", "residual", "speculators"]
+each_place_but_streams = pytest.mark.parametrize("where", [pytest.param(HOST, id="host"), *DEVICES])
 
 
 @pytest.fixture(scope="module")
@@ -53,14 +54,20 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Folders:
     return {"target": target, **heads}
 
 
-def open_llm(folders: Folders, head: str | None, batch: int = 3, **kwargs: Any) -> LLM:
+def open_llm(
+    folders: Folders, head: str | None, batch: int = 3, where: Where = HOST, **kwargs: Any
+) -> LLM:
     spec = kwargs.pop("spec", CHAIN)
     config = None if head is None else Eagle3DecodingConfig(folders[head], **spec)
-    scheduler = {"max_batch_size": batch, "max_seq_len": 200, **kwargs.pop("scheduler", {})}
-    with placed(HOST):
+    scheduler = {
+        "max_batch_size": batch, "max_seq_len": 200, "overlap_depth": where.depth,
+        **kwargs.pop("scheduler", {}),
+    }  # fmt: skip
+    with placed(where):
         return LLM(
-            folders["target"], speculative_config=config, scheduler_config=scheduler, **kwargs
-        )
+            folders["target"], speculative_config=config, scheduler_config=scheduler,
+            device=where.device, dtype="float32", **kwargs,
+        )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -111,15 +118,18 @@ def test_the_output_is_that_of_plain_decoding(
         assert metrics["drafter"]["features"] > 40 * n
 
 
+@each_place_but_streams
 @pytest.mark.parametrize("head", HEADS)
 @pytest.mark.parametrize("spec", [CHAIN, TREE], ids=["chain", "tree"])
-def test_every_draft_is_the_references(folders: Folders, head: str, spec: dict[str, Any]) -> None:
+def test_every_draft_is_the_references(
+    folders: Folders, head: str, spec: dict[str, Any], where: Where
+) -> None:
     """Tokens, parents and order of all steps of a text, from the target's states in float64."""
     target = LlamaForCausalLM.from_pretrained(folders["target"], dtype=torch.float64)
     reference, taps = reference_of(folders[head], target)
     params = dataclasses.replace(GREEDY, max_tokens=20, return_steps=True)
     depth = spec.get("max_draft_depth", 4)
-    with open_llm(folders, head, spec=spec) as llm:
+    with open_llm(folders, head, where=where, spec=spec) as llm:
         outputs = llm.generate(PROMPTS[:4], params, use_tqdm=False)
     drafted = 0
     for prompt, output in zip(PROMPTS, outputs, strict=False):
@@ -347,3 +357,20 @@ def test_the_output_has_the_targets_law_in_full(
     small: Folders, head: str, spec: dict[str, Any], options: dict[str, Any]
 ) -> None:
     check_law(small, head, spec, options, draws=200_000)
+
+
+@pytest.mark.parametrize("head", ["whole", "reduced"])
+@pytest.mark.parametrize("spec", [CHAIN, TREE], ids=["chain", "tree"])
+def test_a_target_in_the_adapter_is_tapped_as_the_native_one(
+    folders: Folders, head: str, spec: dict[str, Any]
+) -> None:
+    """The same drafts, but for near-ties: texts, and how many were accepted."""
+    accepted = []
+    for impl in ("native", "transformers"):
+        with open_llm(folders, None, model_impl=impl) as llm:
+            plain = run(llm, PROMPTS[:4], GREEDY)
+        with open_llm(folders, head, spec=spec, model_impl=impl) as llm:
+            assert run(llm, PROMPTS[:4], GREEDY) == plain
+            counts = llm.get_metrics()["speculative_decoding"]
+        accepted.append(counts["num_accepted_draft_tokens"])
+    assert accepted[0] > 40 and abs(accepted[0] - accepted[1]) <= 3

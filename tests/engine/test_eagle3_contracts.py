@@ -1,5 +1,6 @@
-"""EAGLE-3 in the matrix of methods, where the host runs the steps, at every depth: what every
-method owes (test_drafter_contracts.py), and every network (test_network_contracts.py)."""
+"""EAGLE-3 in the matrix of methods, where the host runs the steps, at every depth, and on devices:
+what every method owes (test_drafter_contracts.py), and every network (test_network_contracts.py).
+"""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 import test_drafter_contracts as contracts
 import test_network_contracts as networks
-from method_cases import HOSTED, Folders, Where
+from method_cases import DEVICES, HOSTED, Folders, Where
 
 DEPTHS = (0, 1, 2)
 CONTRACTS = [
@@ -35,12 +36,37 @@ CASES = [
 ]
 
 
+def owe(
+    models: Folders, plain_texts: Any, contract: Any, method: str, where: Where, adaptive: bool
+) -> None:
+    known: dict[str, Any] = {
+        "models": models, "plain_texts": plain_texts, "method": method, "where": where,
+        "adaptive": adaptive,
+    }  # fmt: skip
+    contract(**{name: known[name] for name in inspect.signature(contract).parameters})
+
+
 @pytest.mark.parametrize(("contract", "method", "depth"), CASES)
 def test_what_every_method_owes(
     models: Folders, plain_texts: Any, contract: Any, method: str, depth: int
 ) -> None:
-    known: dict[str, Any] = {
-        "models": models, "plain_texts": plain_texts, "method": method,
-        "where": Where("host", depth), "adaptive": bool(depth % 2),
-    }  # fmt: skip
-    contract(**{name: known[name] for name in inspect.signature(contract).parameters})
+    owe(models, plain_texts, contract, method, Where("host", depth), bool(depth % 2))
+
+
+ON_DEVICES = [
+    contracts.test_texts_are_those_of_plain_decoding,
+    contracts.test_every_rule_draws_what_the_host_draws,
+    contracts.test_what_the_host_chooses_is_what_it_chooses_there,
+    contracts.test_a_second_turn_computes_what_is_new,
+    contracts.test_half_precision_on_a_device,
+    networks.test_drafts_come_likeliest_first_with_their_estimates,
+]
+
+
+@pytest.mark.parametrize("where", DEVICES)
+@pytest.mark.parametrize("method", HOSTED)
+@pytest.mark.parametrize("contract", ON_DEVICES, ids=lambda contract: contract.__name__[5:])
+def test_what_every_method_owes_on_a_device(
+    models: Folders, plain_texts: Any, contract: Any, method: str, where: Where
+) -> None:
+    owe(models, plain_texts, contract, method, where, adaptive=False)

@@ -218,8 +218,14 @@ def steps_wait_for_nothing(models: Folders, spec: Any, method: str, where: Where
 @on_devices
 @pytest.mark.parametrize(
     ("method", "law"),
-    # Laws of beams are made anew in each step: they wait for nothing either.
-    [(m, law) for m in ENQUEUED for law in LAWS if m != "redrafter" or law == "greedy"],
+    # Laws of beams are made anew in each step: they wait for nothing either. Two laws of
+    # each method; the third one in test-slow.
+    [
+        pytest.param(m, law, marks=pytest.mark.slow if i % 3 == j else ())
+        for i, m in enumerate(ENQUEUED)
+        for j, law in enumerate(LAWS)
+        if m != "redrafter" or law == "greedy"
+    ],
 )
 def test_steps_wait_for_nothing_but_events(
     models: Folders, method: str, law: str, where: Where

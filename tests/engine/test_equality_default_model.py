@@ -30,8 +30,16 @@ def decoder(request: pytest.FixtureRequest, default_model_path: Path) -> Decoder
     return Decoder(default_model_path, *request.param.split("-"))
 
 
-@pytest.mark.parametrize(("batch", "page"), [(1, 16), (3, 2)])
-@pytest.mark.parametrize("drafter", DRAFTERS)
+# One shape for each drafter, each shape with every method; the other ones in test-slow.
+SHAPES = [(1, 16), (3, 2)]
+CASES = [
+    pytest.param(drafter, *shape, marks=() if i % 2 == j else pytest.mark.slow)
+    for i, drafter in enumerate(DRAFTERS)
+    for j, shape in enumerate(SHAPES)
+]
+
+
+@pytest.mark.parametrize(("drafter", "batch", "page"), CASES)
 def test_drafter_equals_plain(decoder: Decoder, drafter: str, batch: int, page: int) -> None:
     prompts = [decoder.encode(message) for message in MESSAGES]
     expected = decoder.plain_texts(prompts, TOKENS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,14 +20,17 @@ EACH = 1000
 
 
 class Keeps:
-    """Records like FakeRecorder; every record takes memory. `log`: what happened in which order."""
+    """Records like FakeRecorder; every record takes memory. `log`: what happened in which order.
 
-    def __init__(self, log: list[str], error: Exception | None = None) -> None:
+    error  of every record behind the first `room`
+    """
+
+    def __init__(self, log: list[str], error: Exception | None = None, room: int = 0) -> None:
         self.memory_bytes = 0
-        self._log, self._error = log, error
+        self._log, self._error, self._room = log, error, room
 
     def record(self, operations: Sequence[Callable[[], None]]) -> Callable[[], None]:
-        if self._error is not None:
+        if self._error is not None and self._log.count("record") >= self._room:
             raise self._error
         self._log.append("record")
         self.memory_bytes += EACH
@@ -47,9 +51,10 @@ def open_with_graphs(
     available: int = 8_000_000,
     eager: bool = False,
     error: Exception | None = None,
+    room: int = 0,
 ) -> Any:
     def make_recorder(stream: Any, scheduler: Any, model: Any) -> Keeps | None:
-        return None if scheduler.enforce_eager else Keeps(log, error)
+        return None if scheduler.enforce_eager else Keeps(log, error, room)
 
     make_pages = engine_build.EngineBuilder._make_pages
 
@@ -113,3 +118,28 @@ def test_no_room_for_graphs_is_a_configuration_error(
         ConfigError, match=r"max_batch_size = 3 needs more memory.*2 GiB.*eager=True"
     ):
         open_with_graphs(monkeypatch, models, where, [], error=error)
+
+
+@on_devices
+def test_no_room_beside_the_pages_leaves_steps_without_graphs(
+    monkeypatch: pytest.MonkeyPatch,
+    models: Folders,
+    where: Where,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Since pages were sized, another program has taken what the graphs were measured to need."""
+    log: list[str] = []
+    package = logging.getLogger("specdec_ext")
+    monkeypatch.setattr(package, "handlers", [caplog.handler])
+    monkeypatch.setattr(package, "propagate", False)
+    with open_with_graphs(monkeypatch, models, where, log) as llm:
+        wanted = texts_of(llm, GREEDY)
+        count = llm.get_metrics()["overlap"]["num_graphs"]
+    assert log.count("record") == 2 * count and count > 4 and not caplog.records
+    log.clear()
+    error = torch.OutOfMemoryError("tried to allocate 2 GiB")
+    with open_with_graphs(monkeypatch, models, where, log, error=error, room=count + 2) as llm:
+        assert texts_of(llm, GREEDY) == wanted
+        assert llm.get_metrics()["overlap"]["num_graphs"] == 2
+    (said,) = (record.getMessage() for record in caplog.records)
+    assert "2 graphs are there, other steps are launched one by one" in said and "2 GiB" in said

@@ -155,6 +155,7 @@ def attend_with_status(
         out=out,
         scale=problem.scale,
         sliding_window=problem.sliding_window,
+        first_key=problem.first_key,
         softcap=problem.softcap,
         sinks=on_device.sinks,
         k_scale=on_device.k_scale,

@@ -81,6 +81,7 @@ def hostile_problem(
     sinks: bool = False,
     spread: float = 1.0,
     shared_pages: int = 0,
+    first_key: int = 0,
 ) -> Problem:
     """``tree``: one shape for all requests, one for each, or None for causal chains.
     ``scales``: 0 none, 1 one of the tensor, 2 one for each KV head. ``shared_pages``: leading pages
@@ -104,6 +105,7 @@ def hostile_problem(
             values = torch.randn(c + n, num_kv_heads, head_dim, generator=gen)
             if sliding_window and not shared_pages:
                 values[: max(0, c + 1 - sliding_window)] = torch.nan  # no row sees them any more
+            values[:first_key] = torch.nan
             put(stored, *where, values / s[:, None] if scales else values)
     # Rows of q lie inside wider rows, as slices of a fused q/k/v projection do.
     wide = torch.full((sum(rows), num_heads * head_dim + 24), torch.nan, dtype=dtype)
@@ -126,6 +128,7 @@ def hostile_problem(
         else None,
         scale=head_dim**-0.5,
         sliding_window=sliding_window,
+        first_key=first_key,
         softcap=softcap,
         sinks=torch.randn(num_heads, generator=gen) if sinks else None,
         k_scale=scale[0] if scales else None,

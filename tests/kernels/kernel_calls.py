@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import torch
 from reference_attention import Problem
@@ -46,6 +42,7 @@ def attend(problem: Problem) -> torch.Tensor:
         scale=problem.scale,
         sliding_window=problem.sliding_window,
         sink_tokens=problem.sink_tokens,
+        first_key=problem.first_key,
         softcap=problem.softcap,
         sinks=problem.sinks,
         k_scale=problem.k_scale,
@@ -75,17 +72,3 @@ def threads(count: int) -> Iterator[None]:
         yield
     finally:
         ops.set_num_threads(before)
-
-
-def run_with_isa(isa: str, test_file: str, *options: str) -> None:
-    """Runs a test file in a fresh process whose kernels use an instruction set (read once)."""
-    environment = {**os.environ, "SPECDEC_CPU_ISA": isa, "SPECDEC_ISA_CHILD": "1"}
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", test_file]
-    done = subprocess.run(
-        [*command, *options],
-        env=environment,
-        cwd=Path(__file__).parents[2],
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]

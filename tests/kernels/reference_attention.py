@@ -32,6 +32,7 @@ class Problem:
     scale: float
     sliding_window: int = 0
     sink_tokens: int = 0  # seen besides the window
+    first_key: int = 0  # positions in front of it are no keys
     softcap: float = 0.0
     sinks: torch.Tensor | None = None
     k_scale: torch.Tensor | None = None  # [G] or [1] float32: K is what the pages hold times this
@@ -73,7 +74,8 @@ def visible_slots(problem: Problem, b: int, row: int) -> list[int]:
     if problem.sliding_window > 0:
         unseen = range(problem.sink_tokens, len(slots) - problem.sliding_window)
         slots = [slot for position, slot in enumerate(slots) if position not in unseen]
-    return slots
+    left_out = problem.first_key - (len(path) + problem.kv_len[b] - len(slots))
+    return slots[max(left_out, 0) :]
 
 
 def attend(problem: Problem, dtype: torch.dtype = torch.float64) -> torch.Tensor:

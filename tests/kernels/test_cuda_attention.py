@@ -227,6 +227,29 @@ def test_windows_count_positions(target: Target, row: Any, window: int) -> None:
             check(target, problem, instance=row.name, exact=exact, max_depth=40)
 
 
+@pytest.mark.parametrize(("first_key", "window"), [(1, 0), (1, 30), (17, 0), (64, 3), (70, 200)])
+@each_family
+@fast
+def test_nothing_in_front_of_the_first_key_is_read(
+    target: Target, row: Any, first_key: int, window: int
+) -> None:
+    for tree in (None, "deep"):
+        for exact in (True, False):
+            problem = instance_problem(
+                row,
+                first_key,
+                kv_len=[330, first_key, first_key + 20],
+                rows=[9, 11, 1],
+                tree=tree,
+                max_depth=12,
+                num_heads=2,
+                num_kv_heads=1,
+                sliding_window=window,
+                first_key=first_key,
+            )
+            check(target, problem, instance=row.name, exact=exact, max_depth=12)
+
+
 @pytest.mark.parametrize("softcap", [0.0, 0.5, 50.0])
 @pytest.mark.parametrize("spread", [0.01, 1.0, 30.0])
 @each_family

@@ -186,6 +186,65 @@ def test_a_list_that_is_just_full(target: Target, listed: int) -> None:
         assert got == [host_token(rows[i], law, i + 1, i + 6) for i in range(3)]
 
 
+CROWD_LAWS = [Law(1.0, top_k=100), Law(1.0, top_p=0.4), Law(1.0, top_k=200, top_p=0.7),
+              Law(1.0, top_k=100, min_p=0.9), Law(1.0, top_k=400, min_p=0.5)]  # fmt: skip
+
+
+@pytest.mark.parametrize("crowd", [40, 255, 256, 257, 700])
+@pytest.mark.parametrize("law", CROWD_LAWS, ids=str)
+@fast
+def test_a_cut_among_tokens_of_one_bin(target: Target, law: Law, crowd: int) -> None:
+    """As many tokens as there are threads to look at them, or more: keys apart, in ties, alike."""
+    rng = np.random.default_rng(crowd)
+    vocab = 4000
+    near = (1.0 + np.arange(crowd) * 2.0**-22).astype(np.float32)
+    rows = np.full((3, vocab), -40.0, np.float32)
+    for row, scores in zip(rows, [near, np.repeat(near, 3)[:crowd], near[:1]], strict=True):
+        row[rng.permutation(vocab)[:crowd]] = rng.permutation(np.resize(scores, crowd))
+    for first in (0, 40, 80):
+        seeds, positions = [first, 1, 2], [first, 5, 9]
+        got, _ = draw_rows(target, torch.from_numpy(rows), [law] * 3, seeds, positions, rng)
+        assert got == [host_token(rows[i], law, seeds[i], positions[i] + 1) for i in range(3)]
+
+
+BROAD_LAWS = [Law(1.0, top_k=50), Law(1.3, top_p=0.6), Law(2.0, top_p=0.9),
+              Law(1.0, top_k=300, top_p=0.8), Law(1.0, top_k=60, min_p=0.1)]  # fmt: skip
+
+
+@pytest.mark.parametrize("law", BROAD_LAWS, ids=str)
+@fast
+def test_cuts_of_rows_whose_lists_are_broad(target: Target, law: Law) -> None:
+    """Hundreds of tokens with weight in tens of bins: whose sums carry, and cuts lie anywhere."""
+    rng = np.random.default_rng(11)
+    count = 48
+    rows = rng.normal(0, 2, (count, 3000)).astype(np.float32)
+    seeds, positions = list(range(count)), [7 * i for i in range(count)]
+    got, _ = draw_rows(target, torch.from_numpy(rows), [law] * count, seeds, positions, rng)
+    assert got == [host_token(rows[i], law, seeds[i], positions[i] + 1) for i in range(count)]
+
+
+@fast
+def test_cuts_of_more_groups_than_a_block_reads_at_once(target: Target) -> None:
+    """Likely tokens at either end, and everywhere."""
+    rng = np.random.default_rng(3)
+    vocab = 8 * 16384 + 300
+    rows = rng.normal(0, 1, (2, vocab)).astype(np.float32)
+    rows[0, [0, 7, 8, vocab - 1]] = 9.0, 8.5, 8.75, 8.9
+    rows[1, -400:] += 6.0
+    for law in (Law(1.0, top_k=3), Law(0.3, top_p=0.5), Law(0.5, top_k=300, top_p=0.9)):
+        got, _ = draw_rows(target, torch.from_numpy(rows), [law] * 2, [4, 5], [6, 7], rng)
+        assert got == [host_token(rows[i], law, i + 4, i + 7) for i in range(2)]
+    # Few in what a warp reads first, many in the rest: without the few the many reach top_p, too.
+    rows = np.full((2, vocab), -50.0, np.float32)
+    for row in rows:
+        row[rng.choice(np.arange(4000, 16000), 60, replace=False)] = rng.uniform(1.0, 1.5, 60)
+        row[rng.choice(np.arange(16384, 18432), 900, replace=False)] = rng.uniform(0.0, 1.4, 900)
+    for seed in (1, 2, 3):
+        law, seeds = Law(1.0, top_p=0.5), [seed, seed + 9]
+        got, _ = draw_rows(target, torch.from_numpy(rows), [law] * 2, seeds, [6, 7], rng)
+        assert got == [host_token(rows[i], law, seeds[i], i + 7) for i in range(2)]
+
+
 @pytest.mark.parametrize("law", LAWS, ids=str)
 @every_backend
 def test_draws_equal_the_definition(target: Target, law: Law) -> None:

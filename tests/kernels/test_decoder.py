@@ -233,6 +233,18 @@ def test_bits_do_not_depend_on_the_step(family: str, dtype: torch.dtype) -> None
     assert torch.equal(out[56:], expected[:9])
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("family", ["llama", "llama-mha-odd"])
+def test_bits_of_rows_that_take_several_runs(family: str, dtype: torch.dtype) -> None:
+    """More than 128 rows go through gate, up and activation 120 at a time."""
+    model = build_reference(family, dtype)
+    prompts = [prompt(80, 33, seed) for seed in (1, 2)]
+    together = Session(model, dtype).step((0, 0, prompts[0]), (1, 0, prompts[1][:79]))
+    alone = Session(model, dtype, seed=1)
+    assert torch.equal(together[:80], alone.step((0, 0, prompts[0])))
+    assert torch.equal(together[80:], alone.step((1, 0, prompts[1][:79])))
+
+
 @pytest.mark.parametrize("family", ["llama", "gemma3"])
 def test_tree_rows_equal_their_paths(family: str) -> None:
     model = build_reference(family, torch.float32)

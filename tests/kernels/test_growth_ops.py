@@ -38,6 +38,7 @@ class Tree:
     limit: int
     nodes: list[Node] = dataclasses.field(default_factory=list)
     level: int = 0
+    place: dict[int, int] = dataclasses.field(default_factory=lambda: {-1: 0})  # of the last pass
 
     def order(self) -> list[int]:
         return sorted(range(len(self.nodes)), key=lambda i: (-self.nodes[i].worth, i))
@@ -73,14 +74,16 @@ class Tree:
         for i in best:
             self.nodes[i].is_open = i in kept
 
-    def rows(self) -> tuple[list[tuple[int, int]], int]:
-        """(token, parent) of the next pass behind the golden token, and how many are new."""
+    def rows(self) -> tuple[list[tuple[int, int, int]], int]:
+        """(token, parent, the parent's row in the pass before) of the next pass behind the golden
+        token, and how many are new."""
         new = len(self.open_nodes(self.level)) if self.level else 0
         if new == 0:
             return [], 0
         read = self.open_nodes()
-        place = {-1: 0, **{node: row for row, node in enumerate(read, 1)}}
-        return [(self.nodes[i].token, place[self.nodes[i].parent]) for i in read], new
+        before, self.place = self.place, {-1: 0, **{node: row for row, node in enumerate(read, 1)}}
+        above = [(self.nodes[i].token, self.nodes[i].parent) for i in read]
+        return [(token, self.place[parent], before[parent]) for token, parent in above], new
 
     def drafts(self) -> list[tuple[int, int, float]]:
         """(token, parent among the drafts, worth), the most valuable first."""
@@ -142,24 +145,27 @@ def grow_trees(target: Target, rng: random.Random) -> None:
             tree.grow([said for _, said in of], max_open)
         wanted = [tree.rows() if tree.level == level + 1 else ([], 0) for tree in trees]
         size = sum(len(rows) + 1 for rows, new in wanted if new) + rng.choice([0, 3])
-        tokens, parents = (put(torch.full((size,), SENTINEL, dtype=torch.int32)) for _ in range(2))
+        tokens, parents, sources = (
+            put(torch.full((size,), SENTINEL, dtype=torch.int32)) for _ in range(3)
+        )
         cu_rows = put(torch.full((requests + 1,), SENTINEL, dtype=torch.int32))
         logit_rows = put(torch.full((requests, width), SENTINEL, dtype=torch.int32))
         ops.pack_drafts(
             growths, put(int32(golden)), tokens=tokens, parents=parents, cu_rows=cu_rows,
-            logit_rows=logit_rows, **where,
+            logit_rows=logit_rows, sources=sources, **where,
         )  # fmt: skip
         rows, firsts, needed = [], [0], []
         for token, (behind, new) in zip(golden, wanted, strict=True):
             begin = len(rows)
             if new:
-                rows += [(token, -1), *behind]
+                rows += [(token, -1, -1), *behind]
             firsts.append(len(rows))
             last = list(range(len(rows) - new, len(rows)))
             needed.append(last + [0] * (width - new))
             assert not new or begin < len(rows)
-        rows += [(0, -1)] * (size - len(rows))
-        assert list(zip(tokens.tolist(), parents.tolist(), strict=True)) == rows
+        rows += [(0, -1, -1)] * (size - len(rows))
+        got = zip(tokens.tolist(), parents.tolist(), sources.tolist(), strict=True)
+        assert list(got) == rows
         assert cu_rows.tolist() == firsts
         assert logit_rows.tolist() == needed
     slots = slots_of(target, requests)

@@ -4,13 +4,12 @@ those over float32 pages of the same values, which test_spec_attention.py holds 
 from __future__ import annotations
 
 import math
-import os
 import random
 
 import numpy as np
 import pytest
 import torch
-from kernel_calls import assert_same_bits, attend, bits, int32, run_with_isa, threads
+from kernel_calls import assert_same_bits, attend, bits, int32, threads
 from narrow_kv import E4M3, INT8, SCALE_BYTES, e4m3_code, e4m3_values, int8_vector, narrow
 from reference_attention import attend as reference
 from reference_attention import random_problem, random_tree, rounding_bound, shuffled_pages
@@ -272,12 +271,6 @@ def test_refusals() -> None:
         ops.append_kv(rows, rows, *(part[..., :10] for part in pages), *geometry)
     with pytest.raises(ValueError, match="head_dim of -1"):
         ops.append_kv(rows, rows, *(part[..., :3] for part in pages), *geometry)
-
-
-@pytest.mark.skipif("SPECDEC_ISA_CHILD" in os.environ, reason="is the child")
-@pytest.mark.parametrize("isa", ["plain", "avx2"])
-def test_other_instruction_sets(isa: str) -> None:
-    run_with_isa(isa, __file__)
 
 
 def test_bits_reads_bytes() -> None:

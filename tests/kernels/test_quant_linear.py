@@ -27,6 +27,7 @@ from specdec_ext import _core
 ALL_FORMATS = FORMATS | OWN_FORMATS
 NAMES = tuple(ALL_FORMATS)
 ISAS = ("plain", "avx2", "avx512", "avx512_bf16")
+THREADS = (1, 5)
 SHAPES = [(1, 256), (31, 512), (33, 256), (96, 768), (100, 1536)]
 # Where a block's scales lie, and what they are.
 SCALES = {
@@ -217,33 +218,34 @@ def test_refusals_name_value_and_limit() -> None:
         _core.dequantize((blocks, "q4_0"), np.empty((3, 63), np.float32))
 
 
-# -- Instruction sets and thread counts: other processes, because both are chosen once. ------------
+# -- Instruction sets: other processes, because one is chosen once. --------------------------------
 
 
 def child_main(out_path: str) -> None:
     """Stores results for a comparison with another process's."""
     results = {}
-    for name in NAMES:
-        for n, k in SHAPES:
-            results[f"{name}-{n}-{k}"] = run(
-                packed(name, make_blocks(name, n, k)), make_rows(40, k)
-            )
-        for code in EXTREME_CODES:
-            extreme = run(packed(name, extreme_blocks(name, code)), extreme_rows())
-            results[f"{name}-extreme-{code}"] = extreme
+    for threads in THREADS:
+        _core.set_num_threads(threads)
+        for name in NAMES:
+            for n, k in SHAPES:
+                results[f"{threads}-{name}-{n}-{k}"] = run(
+                    packed(name, make_blocks(name, n, k)), make_rows(40, k)
+                )
+            for code in EXTREME_CODES:
+                extreme = run(packed(name, extreme_blocks(name, code)), extreme_rows())
+                results[f"{threads}-{name}-extreme-{code}"] = extreme
     np.savez(out_path, isa=_core.cpu_isa(), **results)
 
 
-@pytest.mark.parametrize("threads", [1, 5])
 @pytest.mark.parametrize("isa", ISAS)
-def test_every_isa_gives_the_same_bits(isa: str, threads: int, tmp_path) -> None:
+def test_every_isa_gives_the_same_bits(isa: str, tmp_path) -> None:
     folder = os.path.dirname(__file__)
     tests = os.path.dirname(folder)
     code = f"import sys; sys.path[:0] = [{folder!r}, {tests!r}]; import test_quant_linear as t; "
     out = tmp_path / "results.npz"
     subprocess.run(
         [sys.executable, "-c", code + f"t.child_main({str(out)!r})"],
-        env={**os.environ, "SPECDEC_CPU_ISA": isa, "SPECDEC_NUM_THREADS": str(threads)},
+        env={**os.environ, "SPECDEC_CPU_ISA": isa},
         check=True,
     )
     stored = np.load(out)
@@ -252,7 +254,11 @@ def test_every_isa_gives_the_same_bits(isa: str, threads: int, tmp_path) -> None
     for name in NAMES:
         for n, k in SHAPES:
             expected = run(packed(name, make_blocks(name, n, k)), make_rows(40, k))
-            assert np.array_equal(stored[f"{name}-{n}-{k}"], expected), (name, n, k)
+            for threads in THREADS:
+                found = stored[f"{threads}-{name}-{n}-{k}"]
+                assert np.array_equal(found, expected), (threads, name, n, k)
         for code in EXTREME_CODES:
             expected = run(packed(name, extreme_blocks(name, code)), extreme_rows())
-            assert np.array_equal(stored[f"{name}-extreme-{code}"], expected), (name, code)
+            for threads in THREADS:
+                found = stored[f"{threads}-{name}-extreme-{code}"]
+                assert np.array_equal(found, expected), (threads, name, code)

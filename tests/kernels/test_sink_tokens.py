@@ -7,12 +7,11 @@ behind the windows belong to somebody else by then.
 from __future__ import annotations
 
 import dataclasses
-import os
 from typing import Any
 
 import pytest
 import torch
-from kernel_calls import assert_same_bits, attend, int32, run_with_isa, threads
+from kernel_calls import assert_same_bits, attend, int32, threads
 from narrow_kv import narrow
 from reference_attention import Problem, gather, random_problem, rounding_bound, visible_slots
 from reference_attention import attend as reference
@@ -180,9 +179,3 @@ def test_devices_take_no_sink_tokens() -> None:
             int32([0, 2]), out=torch.empty_like(problem.q), scale=1.0, sliding_window=2,
             sink_tokens=2, backend="cuda-emu-fast",
         )  # fmt: skip
-
-
-@pytest.mark.skipif("SPECDEC_ISA_CHILD" in os.environ, reason="this is the child")
-@pytest.mark.parametrize("isa", ["plain", "avx2"])
-def test_other_instruction_sets(isa: str) -> None:
-    run_with_isa(isa, __file__)

@@ -7,14 +7,11 @@ the call, wild page ids, shuffled pages, strided rows. One element outside the b
 from __future__ import annotations
 
 import dataclasses
-import os
 import random
-import subprocess
-import sys
 
 import pytest
 import torch
-from kernel_calls import assert_same_bits, attend, run_with_isa, threads
+from kernel_calls import assert_same_bits, attend, threads
 from reference_attention import Problem, gather, random_problem, rounding_bound, visible_slots
 from reference_attention import attend as reference
 
@@ -330,19 +327,25 @@ def test_a_nan_reaches_only_the_rows_that_see_it() -> None:
             assert_same_bits(out[row], clean[row])
 
 
-# -- Instruction sets ----------------------------------------------------------------------------
-
-
-@pytest.mark.skipif("SPECDEC_ISA_CHILD" in os.environ, reason="this is the child")
-@pytest.mark.parametrize("isa", ["plain", "avx2"])
-def test_other_instruction_sets(isa: str) -> None:
-    """The same file once more, on the paths that this machine would not choose."""
-    name = subprocess.run(
-        [sys.executable, "-c", "from specdec_ext import _core; print(_core.cpu_isa())"],
-        env={**os.environ, "SPECDEC_CPU_ISA": isa},
-        capture_output=True,
-        text=True,
-    )
-    if name.stdout.strip() != isa:
-        pytest.skip(f"this machine has no {isa}: {name.stdout}")
-    run_with_isa(isa, __file__, "-k", "not long_context")
+@pytest.mark.parametrize(("first_key", "window"), [(1, 0), (17, 0), (20, 9), (5, 40)])
+@pytest.mark.parametrize("tree", [None, "deep"])
+def test_nothing_in_front_of_the_first_key_is_seen(
+    first_key: int, window: int, tree: str | None
+) -> None:
+    problem = random_problem(
+        first_key, kv_len=[60, first_key], rows=[9, 12], head_dim=16, tree=tree,
+        sliding_window=window,
+    )  # fmt: skip
+    problem = dataclasses.replace(problem, first_key=first_key)
+    size = problem.k_pages.shape[2]
+    for table in problem.page_table:
+        for position in range(first_key):
+            for pages in (problem.k_pages, problem.v_pages):
+                pages[int(table[position // size]), :, position % size] = torch.nan
+    assert_close(problem)
+    early = dataclasses.replace(problem, first_key=first_key + 1)
+    with pytest.raises(ValueError, match=rf"kv_len\[1\] = {first_key}: rows lie at first_key = "):
+        attend(early)
+    both = dataclasses.replace(problem, sink_tokens=2)
+    with pytest.raises(ValueError, match=rf"first_key = {first_key}, sink_tokens = 2: give 0 for"):
+        attend(both)

@@ -14,11 +14,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from emulators import EMULATED
 from specdec_ext import LLM, Eagle3DecodingConfig
 from specdec_ext.drafters.eagle3.checkpoint import check_target, read_eagle3
 from specdec_ext.drafters.eagle3.model import Eagle3, save_eagle3
 from specdec_ext.drafters.eagle3.shape import Eagle3Shape, default_taps, read_eagle3_shape
-from specdec_ext.errors import ModelError, UnsupportedConfigError
+from specdec_ext.errors import ModelError, UnsupportedConfigError, UnsupportedModelError
 from tiny_models import save_llama
 
 VOCAB, HIDDEN = 40, 32
@@ -219,6 +220,19 @@ def test_what_does_not_fit_is_refused_before_the_target_is_loaded(
     monkeypatch.setattr("specdec_ext.models.load_model", load)
     with pytest.raises(ModelError, match=r"specforge: eagle3: .* hidden_size = 32, .* has 64"):
         LLM(target, speculative_config=Eagle3DecodingConfig(head))
-    fitting = save_llama(tmp_path / "fitting", 3, VOCAB)
-    with pytest.raises(UnsupportedConfigError, match="taps the native decoder"):
-        LLM(fitting, speculative_config=Eagle3DecodingConfig(head), model_impl="transformers")
+
+
+@EMULATED
+def test_what_a_device_has_no_kernels_for_is_refused_before_too(
+    head: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = save_llama(tmp_path / "target", 3, VOCAB)
+    monkeypatch.setattr("specdec_ext.models.load_model", None)
+    there: dict[str, Any] = {"device": "cuda-emu-fast"}
+    with pytest.raises(UnsupportedConfigError, match="on cuda-emu-fast the head taps the native"):
+        LLM(target, speculative_config=Eagle3DecodingConfig(head), model_impl="transformers",
+            **there)  # fmt: skip
+    odd = make_head(tmp_path / "odd", hidden_size=24, num_heads=2, target_hidden_size=24)
+    small = save_llama(tmp_path / "small", 3, VOCAB, hidden_size=24)
+    with pytest.raises(UnsupportedModelError, match="hidden_size = 24: on a device a multiple of"):
+        LLM(small, speculative_config=Eagle3DecodingConfig(odd), **there)

@@ -90,8 +90,7 @@ void Warp::run(std::uint64_t& steps) {
 }
 
 // ---- barriers -----------------------------------------------------------------------------------
-void Block::arrive(Warp& warp, const Op* op, unsigned id, unsigned expected, bool waits,
-                   unsigned trues) {
+void Block::arrive(Warp& warp, const Op* op, unsigned id, unsigned expected, unsigned trues) {
   if (id >= barriers.size()) throw Error("there is no barrier " + std::to_string(id));
   Barrier& b = barriers[id];
   if (expected == 0) expected = (threads + 31) / 32 * 32;
@@ -103,8 +102,8 @@ void Block::arrive(Warp& warp, const Op* op, unsigned id, unsigned expected, boo
   const Op* const first = b.arrivals.empty() ? nullptr : b.arrivals[0].op;
   if (!b.arrivals.empty() && first != op) throw Error("bar.red meets another barrier");
   b.expected = expected, b.threads += 32, b.count += trues;
-  b.arrivals.push_back({&warp, op, waits});
-  if (waits) warp.now.waiting = Waiting::barrier;
+  b.arrivals.push_back({&warp, op});
+  warp.now.waiting = Waiting::barrier;
   if (b.threads < b.expected) return;
   for (const Arrival& a : b.arrivals) {
     if (op != nullptr) {
@@ -114,7 +113,6 @@ void Block::arrive(Warp& warp, const Op* op, unsigned id, unsigned expected, boo
       }
       if (op->detail != 0) a.warp->bits(op->x[0]) = result ? ~0u : 0;
     }
-    if (!a.waits) continue;
     if (a.warp == &warp) warp.now.waiting = Waiting::no;
     for (Group& g : a.warp->groups) {
       if (g.waiting == Waiting::barrier) g.waiting = Waiting::no;

@@ -119,7 +119,6 @@ struct Warp {
 struct Arrival {
   Warp* warp;
   const Op* op;  // bar.red: gets the result
-  bool waits;
 };
 struct Barrier {
   unsigned expected = 0, threads = 0;
@@ -160,7 +159,7 @@ struct Block {
   char* global_at(std::uint64_t address, unsigned bytes, bool write);
   void wake();  // groups that wait for an event look again
   void check_end() const;
-  void arrive(Warp& warp, const Op* op, unsigned id, unsigned expected, bool waits, unsigned trues);
+  void arrive(Warp& warp, const Op* op, unsigned id, unsigned expected, unsigned trues);
 };
 
 // Blocks that run together. A shared address of block r from outside of it: r + 1 above bit 24.

@@ -174,19 +174,6 @@ void tensor_copy(Warp& w, const Op& o) {
     });
   });
 }
-void bulk_copy(Warp& w, const Op& o) {
-  Block& b = *w.block;
-  lanes_of(w.active, [&](unsigned l) {
-    const std::uint64_t to = address(w, o, 0, 0, l), from = address(w, o, 1, 1, l);
-    const std::uint32_t bytes = w.at<std::uint32_t>(o.x[2])[l];
-    if ((to | from | bytes) % 16) throw Error("misaligned");
-    char* d = b.shared_at(to, bytes);
-    const char* s = b.global_at(from, bytes, false);
-    Mbarrier& m = counting(b, address(w, o, 3, 2, l));
-    memset(d, 0xff, bytes);
-    start(b, m, bytes, [d, s, bytes] { memcpy(d, s, bytes); });
-  });
-}
 
 // ---- clusters -----------------------------------------------------------------------------------
 void map_address(Warp& w, const Op& o) {
@@ -239,7 +226,6 @@ void add_async(Table& t) {
   put(t, "cp.async.wait_group", {cp_async_wait, "n"});
   put(t, "createpolicy.fractional.L2::evict_normal.b64", {policy, "x", 8, false, 1});
   put(t, "createpolicy.fractional.L2::evict_first.b64", {policy, "x", 8, false, 2});
-  put(t, "createpolicy.fractional.L2::evict_last.b64", {policy, "x", 8, false, 3});
   put(t, "prefetch.tensormap", {prefetch_map, "m"});
   put(t, "mbarrier.init.shared::cta.b64", {mbarrier_init, "mw"});
   put(t, "mbarrier.arrive.shared::cta.b64", {mbarrier_arrive<false>, "xm"});
@@ -251,7 +237,7 @@ void add_async(Table& t) {
     return "cp.async.bulk.tensor." + std::to_string(rank) +
            "d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint";
   };
-  put(t, tile(2), {tensor_copy<2>, "mmwwmx"}), put(t, tile(3), {tensor_copy<3>, "mmwwwmx"});
+  put(t, tile(2), {tensor_copy<2>, "mmwwmx"});
   put(t, tile(4), {tensor_copy<4>, "mmwwwwmx"});
   put(t,
       "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
@@ -261,8 +247,6 @@ void add_async(Table& t) {
   put(t, "mbarrier.arrive.release.cluster.shared::cluster.b64", {mbarrier_arrive<false>, "xm"});
   put(t, "barrier.cluster.arrive.release.aligned", {cluster_arrive, ""});
   put(t, "barrier.cluster.wait.acquire.aligned", {cluster_wait, ""});
-  put(t, "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint",
-      {bulk_copy, "mmwmx"});
 }
 
 }  // namespace ptx

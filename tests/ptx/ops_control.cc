@@ -65,19 +65,18 @@ std::uint32_t uniform(Warp& w, const Op& o, unsigned i) {
   });
   return values[first];
 }
-template <bool kWaits>
 void barrier(Warp& w, const Op& o) {
   unguarded(w);
   if (!w.converged()) return;
   const unsigned count = o.x.size() > 1 ? uniform(w, o, 1) : 0;
   if (o.x.size() > 1 && count == 0) throw Error("a barrier of no threads");
-  w.block->arrive(w, nullptr, uniform(w, o, 0), count, kWaits, 0);
+  w.block->arrive(w, nullptr, uniform(w, o, 0), count, 0);
 }
 void barrier_reduce(Warp& w, const Op& o) {
   unguarded(w);
   if (!w.converged()) return;
   const std::uint32_t p = w.predicate(o, 2) & w.active;
-  w.block->arrive(w, &o, uniform(w, o, 1), 0, true, unsigned(std::popcount(p)));
+  w.block->arrive(w, &o, uniform(w, o, 1), 0, unsigned(std::popcount(p)));
 }
 
 }  // namespace
@@ -86,8 +85,7 @@ void add_control(Table& t) {
   put(t, "bra", {bra, "L"}), put(t, "bra.uni", {bra_uniform, "L"});
   put(t, "call.uni", {call, "call"}), put(t, "call", {call, "call"});
   put(t, "ret", {ret, ""}), put(t, "exit", {leave, ""}), put(t, "trap", {trap, ""});
-  put(t, "bar.sync", {barrier<true>, "w"}), put(t, "bar.sync 2", {barrier<true>, "ww"});
-  put(t, "bar.arrive 2", {barrier<false>, "ww"});
+  put(t, "bar.sync", {barrier, "w"}), put(t, "bar.sync 2", {barrier, "ww"});
   put(t, "bar.red.popc.u32", {barrier_reduce, "wwp", 4, false, 0});
   put(t, "bar.red.and.pred", {barrier_reduce, "pwp", 4, false, 1});
   put(t, "bar.red.or.pred", {barrier_reduce, "pwp", 4, false, 2});

@@ -40,7 +40,7 @@ void ldmatrix(Warp& w, const Op& o) {
 // Operands: four of D, four of A, two of B, four of C.
 template <Element kType>
 void mma(Warp& w, const Op& o) {
-  constexpr unsigned kDepth = kType == Element::e4m3 ? 32 : 16;
+  constexpr unsigned kDepth = 16;
   all_lanes(w);
   if (!w.converged()) return;
   if (w.all != ~0u) throw Error("a warp that is not full");
@@ -82,12 +82,10 @@ void add_matrices(Table& t) {
   put(t, ld + "x2.shared.b16", {ldmatrix<2, false>, "wwm"});
   put(t, ld + "x4.shared.b16", {ldmatrix<4, false>, "wwwwm"});
   put(t, ld + "x1.trans.shared.b16", {ldmatrix<1, true>, "wm"});
-  put(t, ld + "x2.trans.shared.b16", {ldmatrix<2, true>, "wwm"});
   put(t, ld + "x4.trans.shared.b16", {ldmatrix<4, true>, "wwwwm"});
   const std::string all(14, 'w');
   put(t, "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32", {mma<Element::bf16>, all});
   put(t, "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32", {mma<Element::f16>, all});
-  put(t, "mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32", {mma<Element::e4m3>, all});
 }
 
 }  // namespace ptx

@@ -290,8 +290,8 @@ void add_memory(Table& t) {
   put_space<Space::shared>(t, ".shared", true, true);
   put_space<Space::local>(t, ".local", true, true);
   put_space<Space::param>(t, ".param", true, false);
-  for (const char* how : {".global.nc", ".global.nc.L1::no_allocate", ".relaxed.gpu.global",
-                          ".acquire.gpu.global", ".global.cs", ".global.cg", ".volatile.global"}) {
+  for (const char* how : {".global.nc", ".relaxed.gpu.global", ".acquire.gpu.global", ".global.cs",
+                          ".global.cg", ".volatile.global"}) {
     put_space<Space::global>(t, how, true, false);
   }
   for (const char* how : {".relaxed.gpu.global", ".release.gpu.global", ".global.cs", ".global.cg",

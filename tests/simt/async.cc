@@ -18,6 +18,7 @@ struct Copy {
 };
 // Each thread's committed groups of cp.async, then the open one.
 std::vector<std::deque<std::vector<Copy>>> groups;
+bool groups_used = false;
 
 struct Mbarrier {
   unsigned count = 0, pending = 0;  // arrivals of a phase, and those still to come
@@ -106,11 +107,13 @@ void cp_async(void* dst, const void* src, unsigned bytes, unsigned src_bytes, Si
   check::access(d, bytes, true, check::in_flight, site);
   if (src_bytes) check::access(s, src_bytes, false, check::plain, site);
   memset(d, 0xff, bytes);  // from now on the destination may change at any moment
+  groups_used = true;
   groups[rank()].back().push_back({d, s, bytes, src_bytes, site});
   stats().cp_async++;
 }
 void cp_async_commit() {
   Quiet quiet;
+  groups_used = true;
   groups[rank()].emplace_back();
 }
 void cp_async_wait(unsigned pending) {
@@ -308,24 +311,12 @@ void tensor_multicast(void* dst, const TensorShape& map, uint64_t* bar,
   }
 }
 
-void bulk_copy(void* dst, const void* src, unsigned bytes, uint64_t* bar, Site here) {
-  Quiet quiet;
-  if ((uintptr_t(dst) | uintptr_t(src) | bytes) % 16) {
-    fail("bulk_copy " + at(here) + ": misaligned");
-  }
-  Mbarrier& b = check_copy("bulk_copy", dst, bytes, bar, here);
-  check::access_as(b.actor, src, bytes, false, check::plain, here);
-  start(dst, bytes, bar, b, here, [=] { memcpy(dst, src, bytes); });
-}
-
 // ---- a block's life -----------------------------------------------------------------------------
 namespace async {
 void begin_block(unsigned ranks) {
   barriers.clear(), copies_in_flight = 0;
-  groups.resize(ranks);
-  for (auto& g : groups) {
-    if (g.size() != 1 || !g[0].empty()) g.assign(1, {});
-  }
+  if (groups_used || groups.size() < ranks) groups.assign(ranks, {1, std::vector<Copy>()});
+  groups_used = false;
   wgmma_begin_block(ranks);
 }
 std::string end_block() {

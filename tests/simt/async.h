@@ -35,7 +35,6 @@ void tensor_copy(void* dst, const TensorShape&, uint64_t* bar, std::initializer_
 // To the same place in every block of the cluster whose bit is set, each counting on its own `bar`.
 void tensor_multicast(void* dst, const TensorShape&, uint64_t* bar,
                       std::initializer_list<int> position, unsigned blocks, Site);
-void bulk_copy(void* dst, const void* src, unsigned bytes, uint64_t* bar, Site);
 
 // Where hardware keeps the 16 bytes of a tile that lie at `linear` before the permutation: the
 // number of the chunk within its span, XORed with that of the 128-byte line. span: 0, 32, 64 or
@@ -50,7 +49,7 @@ inline constexpr unsigned kSharedBase = 1024;
 // ---- matrix products ----------------------------------------------------------------------------
 enum class Element { bf16, f16, e4m3 };
 
-// c += a b by a warp: m16n8k16, with e4m3 m16n8k32.
+// c += a b by a warp: m16n8k16 of a 16-bit type.
 void mma(Element, float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, Site);
 
 // A warpgroup's product as one thread issues it. d: n / 2 values. a: descriptor of A in shared

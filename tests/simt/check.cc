@@ -21,6 +21,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "simt/clock.h"
 #include "simt/shadow.h"
 #include "simt/simt.h"
 #include "simt/streams.h"
@@ -28,17 +29,19 @@
 namespace simt {
 namespace {
 
-using Clock = std::vector<uint32_t>;  // by rank in the block; the actors' ranks follow the threads'
-using Known = std::shared_ptr<const std::map<unsigned, Clock>>;  // what is known of other blocks
-
-struct State {
-  Clock clock;
-  Clock proxied;  // the part of it that the async proxy sees; empty: nothing
+struct Past {
   Known known, released, acquired;
   bool waited = false;  // for the grid that the launch depends on
 };
+struct State : Past {
+  Clock clock;
+  Clock proxied;  // the part of it that the async proxy sees
+};
+struct Released : Past {
+  Sum clock, proxied;
+};
 struct Channel {
-  State next, done;
+  Released next, done;
 };
 
 struct Region {
@@ -127,29 +130,16 @@ std::string who(unsigned r) {
 }
 
 // ---- clocks -------------------------------------------------------------------------------------
-void join(Clock& a, const Clock& b) {
-  if (a.size() < b.size()) a.resize(b.size());
-  for (size_t i = 0; i < b.size(); i++) a[i] = std::max(a[i], b[i]);
-}
-Known join(const Known& a, const Known& b) {
-  if (!a || !b || a == b) return a ? a : b;
-  auto m = std::make_shared<std::map<unsigned, Clock>>(*a);
-  for (auto& [id, c] : *b) {
-    if (auto [it, fresh] = m->emplace(id, c); !fresh) join(it->second, c);
-  }
-  return m;
-}
-void join(State& a, const State& b) {
-  join(a.clock, b.clock), join(a.proxied, b.proxied);
-  a.known = join(a.known, b.known), a.released = join(a.released, b.released);
-  a.acquired = join(a.acquired, b.acquired);
+void join(Past& a, const Past& b) {
+  a.known = simt::join(a.known, b.known), a.released = simt::join(a.released, b.released);
+  a.acquired = simt::join(a.acquired, b.acquired);
   a.waited |= b.waited;
 }
 bool ordered(Access e, const State& me) {
   if (block_of(e) == block) return me.clock[rank_of(e)] >= clock_of(e);
   if (!me.known) return false;
   auto it = me.known->find(block_of(e));
-  return it != me.known->end() && it->second[rank_of(e)] >= clock_of(e);
+  return it != me.known->end() && (*it->second)[rank_of(e)] >= clock_of(e);
 }
 
 // ---- accesses -----------------------------------------------------------------------------------
@@ -211,9 +201,9 @@ void touch(unsigned by, uintptr_t a, unsigned bytes, bool write, check::Kind kin
     report("misaligned", a, bytes, write, by, place);
   }
   const State& me = states[by];
-  if (me.clock[by] >= kMaxClock)
+  if (me.clock.own >= kMaxClock)
     report("too many barriers for the checker", a, bytes, write, by, place);
-  const Access now = uint64_t(block) << 46 | uint64_t(by) << 34 | uint64_t(me.clock[by]) << 15 |
+  const Access now = uint64_t(block) << 46 | uint64_t(by) << 34 | uint64_t(me.clock.own) << 15 |
                      uint64_t(kind) << 13 | place;
   const auto check_order = [&](Access e, bool wrote) {
     if (!e || (kind == check::atomically && kind_of(e) == check::atomically)) return;
@@ -222,7 +212,7 @@ void touch(unsigned by, uintptr_t a, unsigned bytes, bool write, check::Kind kin
     }
     const unsigned r = rank_of(e);
     if (wrote && by >= threads && r < threads && block_of(e) == block &&
-        (me.proxied.empty() || me.proxied[r] < clock_of(e))) {
+        me.proxied[r] < clock_of(e)) {
       report("no fence_proxy_async", a, bytes, write, by, place, e, "after a write by");
     }
   };
@@ -265,14 +255,30 @@ void touch(unsigned by, uintptr_t a, unsigned bytes, bool write, check::Kind kin
   }
 }
 
-int find_module(dl_phdr_info* info, size_t, void* own) {  // the segments of the kernels' library
+int find_module(dl_phdr_info* info, size_t, void* found) {
+  Dl_info own;
+  dladdr(&threads, &own);
   for (int i = 0; i < info->dlpi_phnum; i++) {
     auto& p = info->dlpi_phdr[i];
-    if (p.p_type != PT_LOAD || info->dlpi_addr != uintptr_t(own)) continue;
+    if (p.p_type != PT_LOAD || info->dlpi_addr != uintptr_t(own.dli_fbase)) continue;
     const uintptr_t lo = info->dlpi_addr + p.p_vaddr;
-    modules.push_back({lo, lo + p.p_memsz, "", bool(p.p_flags & PF_W)});
+    static_cast<std::vector<Region>*>(found)->push_back(
+        {lo, lo + p.p_memsz, "", bool(p.p_flags & PF_W)});
   }
   return 0;
+}
+std::vector<Region> own_module() {  // the segments of the kernels' library
+  std::vector<Region> found;
+  dl_iterate_phdr(find_module, &found);
+  return found;
+}
+std::pair<void*, size_t> own_stack() {  // of the thread that launches: slow to find out
+  pthread_attr_t attr;
+  std::pair<void*, size_t> stack;
+  pthread_getattr_np(pthread_self(), &attr);
+  pthread_attr_getstack(&attr, &stack.first, &stack.second);
+  pthread_attr_destroy(&attr);
+  return stack;
 }
 }  // namespace
 
@@ -288,18 +294,12 @@ void begin_launch(unsigned blocks, unsigned n, const LaunchShape& shape) {
   launches::begin(shape.stream, shape.dependent);
   threads = n, warps = (n + 31) / 32, ranks = threads + warps + kBarrierActors * cluster;
   if (blocks > kMaxBlocks) throw Error("more blocks than the checker can name");
-  global.clear(), atomics.clear(), modules.clear(), places.clear(), place_index.clear();
+  global.clear(), atomics.clear(), places.clear(), place_index.clear();
   for (auto& recent : recent_places) recent = {};
-  Dl_info own;
-  dladdr(&threads, &own);
-  dl_iterate_phdr(find_module, own.dli_fbase);
-  pthread_attr_t attr;
-  void* stack;
-  size_t size;
-  pthread_getattr_np(pthread_self(), &attr);
-  pthread_attr_getstack(&attr, &stack, &size);
-  pthread_attr_destroy(&attr);
-  ignore(stack, size);  // holds the kernel's arguments
+  static const std::vector<Region> own = own_module();
+  modules = own;
+  thread_local const std::pair<void*, size_t> stack = own_stack();
+  ignore(stack.first, stack.second);  // holds the kernel's arguments
   shared.clear();
 }
 void end_launch() { launches::end(global); }
@@ -307,8 +307,9 @@ void begin_block(unsigned id, void* base, size_t bytes, size_t pitch) {
   block = id, shared_lo = uintptr_t(base), shared_hi = shared_lo + bytes, shared_pitch = pitch;
   shared.resize(pitch * cluster);
   local.clear(), channels.clear();
-  states.assign(ranks, {Clock(ranks), {}, nullptr, nullptr, nullptr, false});
-  for (unsigned i = 0; i < ranks; i++) states[i].clock[i] = 1;
+  const auto nothing = std::make_shared<Ticks>(ranks);
+  states.clear();
+  for (unsigned i = 0; i < ranks; i++) states.push_back({{}, {nothing, i, 1}, {nothing, i, 0}});
 }
 void resume(unsigned r, const void* stack, size_t bytes) {
   current = r, stack_lo = uintptr_t(stack), stack_hi = stack_lo + bytes, active = true;
@@ -327,34 +328,35 @@ void atomic(const void* p, unsigned bytes, Site site) {
   touch(current, uintptr_t(p), bytes, true, atomically, intern(site));
   State& s = states[current];
   Known& k = atomics[uintptr_t(p)];
-  s.acquired = join(s.acquired, k);
-  k = join(k, s.released);
+  s.acquired = simt::join(s.acquired, k);
+  k = simt::join(k, s.released);
 }
 void sync(const unsigned* members, unsigned n) {
-  State all = states[members[0]];
+  Past all = states[members[0]];
   for (unsigned i = 1; i < n; i++) join(all, states[members[i]]);
+  Clock::meet(n, [&](unsigned i) -> Clock& { return states[members[i]].clock; });
+  Clock::meet(n, [&](unsigned i) -> Clock& { return states[members[i]].proxied; });
   for (unsigned i = 0; i < n; i++) {
     State& s = states[members[i]];
-    s = all;
-    s.clock[members[i]]++;
+    static_cast<Past&>(s) = all;
+    s.clock.own++;
   }
 }
 void fence() {
   State& s = states[current];
   if (s.acquired) {
-    if (auto it = s.acquired->find(block); it != s.acquired->end()) join(s.clock, it->second);
-    s.known = join(s.known, s.acquired);
+    if (auto it = s.acquired->find(block); it != s.acquired->end()) s.clock.join(*it->second);
+    s.known = simt::join(s.known, s.acquired);
     s.acquired = nullptr;
   }
-  auto mine = std::make_shared<std::map<unsigned, Clock>>();
-  mine->emplace(block, s.clock);
-  s.released = join(s.known, mine);
-  s.clock[current]++;
+  const auto mine = std::make_shared<const Ticks>(s.clock.all());
+  s.released = simt::join(
+      s.known, std::make_shared<std::map<unsigned, Kept>>(std::map<unsigned, Kept>{{block, mine}}));
+  s.clock.own++;
 }
 void proxy_fence() {
   State& s = states[current];
-  s.proxied.resize(ranks);
-  s.proxied[current] = s.clock[current]++;
+  s.proxied.own = s.clock.own++;
 }
 void dependency_wait() {
   states[current].waited = true;
@@ -363,34 +365,40 @@ void dependency_wait() {
 void begin_dependents() { launches::began_dependents(states[current].waited); }
 
 void release(uintptr_t channel) {
-  join(channels[channel].next, states[current]);
-  states[current].clock[current]++;
+  Released& next = channels[channel].next;
+  State& s = states[current];
+  join(next, s);
+  next.clock.add(s.clock), next.proxied.add(s.proxied);
+  s.clock.own++;
 }
 void flip(uintptr_t channel) {
-  Channel& c = channels[channel];
-  join(c.done, c.next);
-  c.next = {};
+  auto& [next, done] = channels[channel];
+  join(done, next);
+  done.clock.add(next.clock), done.proxied.add(next.proxied);
+  next = {};
 }
-void acquire(uintptr_t channel) { join(states[current], channels[channel].done); }
+void acquire(uintptr_t channel) {
+  Released& done = channels[channel].done;
+  State& s = states[current];
+  join(s, done);
+  done.clock.join_into(s.clock), done.proxied.join_into(s.proxied);
+}
 
 unsigned warp_actor(unsigned warp) { return threads + warp; }
 unsigned barrier_actor(unsigned index) { return threads + warps + index; }
 void follow(unsigned actor, unsigned r) {
-  join(states[actor], states[r]);
-  states[r].clock[r]++;
+  State &a = states[actor], &s = states[r];
+  join(a, s);
+  a.clock.join(s.clock), a.proxied.join(s.proxied);
+  s.clock.own++;
 }
 void access_as(unsigned actor, const void* p, unsigned bytes, bool write, Kind kind, Site site) {
   touch(actor, uintptr_t(p), bytes, write, kind, intern(site));
 }
-uint32_t step(unsigned actor) { return states[actor].clock[actor]++; }
-void learn(unsigned r, unsigned actor, uint32_t done) {
-  uint32_t& known = states[r].clock[actor];
-  known = std::max(known, done);
-}
+uint32_t step(unsigned actor) { return states[actor].clock.own++; }
+void learn(unsigned r, unsigned actor, uint32_t done) { states[r].clock.raise(actor, done); }
 void release_as(unsigned actor, uint32_t done, uintptr_t channel) {
-  Clock& c = channels[channel].next.clock;
-  c.resize(ranks);
-  c[actor] = std::max(c[actor], done);
+  channels[channel].next.clock.raise(actor, done);
 }
 }  // namespace check
 }  // namespace simt

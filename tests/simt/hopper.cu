@@ -42,8 +42,8 @@ __global__ void __launch_bounds__(128)
     gpu::prefetch_tensor_map(map);
     const int4 p = position;
     if (rank == 2) gpu::tma_load_2d(s.tile, map, &s.full, p.x, p.y);
-    if (rank == 3) gpu::tma_load_3d(s.tile, map, &s.full, p.x, p.y, p.z, gpu::l2_evict_first());
-    if (rank == 4) gpu::tma_load_4d(s.tile, map, &s.full, p.x, p.y, p.z, p.w, gpu::l2_evict_last());
+    if (rank == 4)
+      gpu::tma_load_4d(s.tile, map, &s.full, p.x, p.y, p.z, p.w, gpu::l2_evict_first());
   }
   gpu::mbarrier_wait(&s.full, 0);
   for (unsigned i = threadIdx.x; i < bytes; i += 128) out[i] = s.tile[i];
@@ -60,7 +60,7 @@ void tile_copies() {
   auto* out = host::alloc<unsigned char>(kTileBytes);
   const int4 positions[] = {
       {0, 0, 0, 0}, {8, 3, 1, 2}, {-4, -2, 1, 4}, {60, 17, 2, 3}, {72, 0, 0, 0}};
-  for (int rank = 2; rank <= 4; rank++) {
+  for (const int rank : {2, 4}) {
     for (int swizzle = 0; swizzle < 4; swizzle++) {
       const std::uint32_t inner = swizzle ? kSpans[swizzle] / 2 : 40;
       const std::uint32_t box[4] = {inner, 8, 2, 3};
@@ -99,20 +99,22 @@ void tile_copies() {
 }
 
 // ---- a ring of stages ---------------------------------------------------------------------------
-constexpr int kStages = 3, kStageBytes = 2048;
+constexpr int kStages = 3, kStageBytes = 2048, kLineBytes = 64;
+constexpr int kBoxLines = kStageBytes / 2 / kLineBytes;
 struct RingShared {
   alignas(128) unsigned char stage[kStages][kStageBytes];
   std::uint64_t full[kStages], empty[kStages];
 };
 
-// A producer warp copies `count` pieces through the ring; two warpgroups sum them, and hand each
-// other the turn through named barriers.
-__global__ void __launch_bounds__(384, 1) ring(const unsigned char* in, int count, unsigned* out) {
+// A producer warp copies `count` pieces through the ring, each as two boxes; two warpgroups sum
+// them. The threads of each meet at a barrier of its own, then one releases the stage.
+__global__ void __launch_bounds__(384, 1)
+    ring(const __grid_constant__ gpu::TensorMap map, int count, unsigned* out) {
   RingShared& s = *gpu::dynamic_shared<RingShared>();
   if (threadIdx.x == 0) {
     for (int i = 0; i < kStages; i++) {
       gpu::mbarrier_init(&s.full[i], 1);
-      gpu::mbarrier_init(&s.empty[i], 256);
+      gpu::mbarrier_init(&s.empty[i], 2);
     }
     gpu::mbarrier_init_fence();
   }
@@ -125,9 +127,8 @@ __global__ void __launch_bounds__(384, 1) ring(const unsigned char* in, int coun
         gpu::mbarrier_wait(&s.empty[stage], (i / kStages + 1) % 2);
         gpu::mbarrier_arrive_expect_tx(&s.full[stage], kStageBytes);
         for (int half = 0; half < 2; half++) {
-          gpu::bulk_copy(s.stage[stage] + half * kStageBytes / 2,
-                         in + i * kStageBytes + half * kStageBytes / 2, kStageBytes / 2,
-                         &s.full[stage]);
+          gpu::tma_load_2d(s.stage[stage] + half * kStageBytes / 2, map, &s.full[stage], 0,
+                           (2 * i + half) * kBoxLines);
         }
       }
     }
@@ -139,14 +140,8 @@ __global__ void __launch_bounds__(384, 1) ring(const unsigned char* in, int coun
       const int stage = i % kStages;
       gpu::mbarrier_wait(&s.full[stage], i / kStages % 2);
       for (int j = 0; j < 8; j++) sum = sum * 3 + s.stage[stage][(group * 128 + t) * 8 + j];
-      if (group == 0) {
-        gpu::named_barrier_sync(1, 256);
-        gpu::named_barrier_arrive(2, 256);
-      } else {
-        gpu::named_barrier_arrive(1, 256);
-        gpu::named_barrier_sync(2, 256);
-      }
-      gpu::mbarrier_arrive(&s.empty[stage]);
+      gpu::named_barrier_sync(1 + group, 128);
+      if (t == 0) gpu::mbarrier_arrive(&s.empty[stage]);
     }
     out[group * 128 + t] = sum;
   }
@@ -157,7 +152,11 @@ void rings() {
   auto* in = host::alloc<unsigned char>(kCount * kStageBytes);
   for (int i = 0; i < kCount * kStageBytes; i++) in[i] = static_cast<unsigned char>(i * 31 % 251);
   auto* out = host::alloc<unsigned>(256);
-  gpu::launch(ring, dim3(1), dim3(384), sizeof(RingShared), nullptr, {}, in, kCount, out);
+  const std::uint64_t dims[2] = {kLineBytes, kCount * kStageBytes / kLineBytes};
+  const std::uint64_t strides[1] = {kLineBytes};
+  const std::uint32_t box[2] = {kLineBytes, kBoxLines};
+  const auto map = gpu::encode_tensor_map(1, in, 2, dims, strides, box, Swizzle::none);
+  gpu::launch(ring, dim3(1), dim3(384), sizeof(RingShared), nullptr, {}, map, kCount, out);
   host::wait();
   host::show("ring", out, 256);
   for (int t = 0; t < 256; t++) {
@@ -292,11 +291,8 @@ __global__ void __launch_bounds__(128, 1)
                                           8 * span);
       const bool accumulate = pass > 0 || step > 0;
       if constexpr (sizeof(T) == 1) {
-        if constexpr (kRs) {
-          gpu::wgmma_rs_m64k32_e4m3<N>(sum, fragment[step], desc_b, accumulate);
-        } else {
-          gpu::wgmma_m64k32_e4m3<N>(sum, desc_a, desc_b, accumulate);
-        }
+        static_assert(kRs, "kernels have A of e4m3 in registers alone");
+        gpu::wgmma_rs_m64k32_e4m3<N>(sum, fragment[step], desc_b, accumulate);
       } else if constexpr (kRs) {
         gpu::wgmma_rs_m64k16<T, N, kTransB>(sum, fragment[step], desc_b, accumulate);
       } else {
@@ -356,35 +352,6 @@ void product(const char* type) {
   }
 }
 
-// The warp's product in e4m3: D (16 x 8) += A (16 x 32) B (32 x 8), b stored [n, k]; D starts as
-// its elements' numbers.
-__global__ void multiply_warp(const std::uint32_t* a, const std::uint32_t* b, float* d) {
-  const int lane = threadIdx.x, row = lane / 4, t = lane % 4;
-  const std::uint32_t fragment[4] = {a[row * 8 + t], a[(row + 8) * 8 + t], a[row * 8 + 4 + t],
-                                     a[(row + 8) * 8 + 4 + t]};
-  const auto at = [=](int i) { return (row + i / 2 * 8) * 8 + t * 2 + i % 2; };
-  float sum[4];
-  for (int i = 0; i < 4; i++) sum[i] = float(at(i));
-  gpu::mma_m16n8k32_e4m3(sum, fragment, b[row * 8 + t], b[row * 8 + 4 + t]);
-  for (int i = 0; i < 4; i++) d[at(i)] = sum[i];
-}
-void warp_product() {
-  auto* a = host::alloc<e4m3>(16 * 32);
-  auto* b = host::alloc<e4m3>(8 * 32);
-  auto* d = host::alloc<float>(16 * 8);
-  for (int i = 0; i < 16 * 32; i++) a[i] = e4m3(value(i + i / 32));
-  for (int i = 0; i < 8 * 32; i++) b[i] = e4m3(value(i * 3 + i / 32));
-  gpu::launch(multiply_warp, dim3(1), dim3(32), 0, nullptr, {}, reinterpret_cast<std::uint32_t*>(a),
-              reinterpret_cast<std::uint32_t*>(b), d);
-  host::wait();
-  host::show("e4m3 mma", d, 16 * 8);
-  for (int i = 0; i < 16 * 8; i++) {
-    float want = float(i);
-    for (int k = 0; k < 32; k++) want += float(a[i / 8 * 32 + k]) * float(b[i % 8 * 32 + k]);
-    host::expect_equal("e4m3 mma", d[i], want);
-  }
-}
-
 template <class T, int N>
 void products_16(const char* type) {
   product<T, N, false, false>(type);
@@ -396,7 +363,6 @@ template <int N>
 void products() {
   products_16<bf16, N>("bf16");
   products_16<__half, N>("f16");
-  product<e4m3, N, false, false>("e4m3");
   product<e4m3, N, false, true>("e4m3");
 }
 
@@ -408,7 +374,6 @@ int main() {
   tile_copies();
   rings();
   clusters();
-  warp_product();
   products<8>();
   products<16>();
   products<32>();

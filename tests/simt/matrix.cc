@@ -312,9 +312,7 @@ void compute(Warp& w, unsigned index) {
 }  // namespace
 
 void mma(Element type, float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, Site here) {
-  const auto leader = type == Element::bf16  ? mma_warp<Element::bf16>
-                      : type == Element::f16 ? mma_warp<Element::f16>
-                                             : mma_warp<Element::e4m3>;
+  const auto leader = type == Element::bf16 ? mma_warp<Element::bf16> : mma_warp<Element::f16>;
   const MmaLane mine{{a[0], a[1], a[2], a[3]}, {b0, b1}, {c[0], c[1], c[2], c[3]}};
   memcpy(c, gather(~0u, mine, "mma", here, leader)[lane()].c, sizeof c);
 }

@@ -82,8 +82,8 @@ __global__ void __launch_bounds__(160, 1)
     }
     if (kBug == Bug::copy_not_waited_for) {
       gpu::mbarrier_wait(&s.empty[0], 0);
-      gpu::mbarrier_arrive_expect_tx(&s.full[1], 16);
-      gpu::bulk_copy(s.tile[1], in, 16, &s.full[1]);
+      gpu::mbarrier_arrive_expect_tx(&s.full[1], kTileBytes / 2);
+      gpu::tma_load_2d(s.tile[1], map, &s.full[1], 0, 0);
     }
     return;
   }

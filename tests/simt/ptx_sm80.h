@@ -27,7 +27,6 @@ inline void cp_async_16_hint(void* dst, const void* src, bool valid, uint64_t, S
 }
 inline uint64_t l2_evict_normal() { return 0; }
 inline uint64_t l2_evict_first() { return 0; }
-inline uint64_t l2_evict_last() { return 0; }
 inline void cp_async_commit() { simt::cp_async_commit(); }
 template <int kPending>
 void cp_async_wait() {
@@ -71,9 +70,6 @@ inline void ldmatrix_x2(uint32_t (&d)[2], const void* row, SIMT_HERE) { ldmatrix
 inline void ldmatrix_x4_trans(uint32_t (&d)[4], const void* row, SIMT_HERE) {
   ldmatrix_trans(d, row, here);
 }
-inline void ldmatrix_x2_trans(uint32_t (&d)[2], const void* row, SIMT_HERE) {
-  ldmatrix_trans(d, row, here);
-}
 
 template <class T>
 constexpr simt::Element element_of() {
@@ -84,14 +80,8 @@ template <class T>
 void mma_m16n8k16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, SIMT_HERE) {
   simt::mma(element_of<T>(), c, a, b0, b1, here);
 }
-inline void mma_m16n8k32_e4m3(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1,
-                              SIMT_HERE) {
-  simt::mma(simt::Element::e4m3, c, a, b0, b1, here);
-}
 
 inline float exp2_approx(float x) { return exp2f(x); }
-
-inline uint4 load_once_16(const void* p) { return *static_cast<const uint4*>(p); }
 
 // An atomic orders between fences: before it for a release, behind it for an acquire.
 inline unsigned load_relaxed(const unsigned* p, SIMT_HERE) {

@@ -25,9 +25,6 @@ inline void fence_proxy_async() { simt::check::proxy_fence(); }
 inline void named_barrier_sync(int id, int threads, SIMT_HERE) {
   simt::barrier(id, unsigned(threads), "bar.sync", here);
 }
-inline void named_barrier_arrive(int id, int threads, SIMT_HERE) {
-  simt::barrier_arrive(id, unsigned(threads), here);
-}
 
 inline unsigned cluster_rank() { return simt::cluster_rank(); }
 inline void cluster_sync(SIMT_HERE) { simt::cluster_barrier("cluster_sync", here); }
@@ -64,17 +61,9 @@ inline void tma_multicast_2d(void* dst, const TensorMap& map, uint64_t* bar, int
                              unsigned blocks, uint64_t = 0, SIMT_HERE) {
   simt::tensor_multicast(dst, map.shape, bar, {x, y}, blocks, here);
 }
-inline void tma_load_3d(void* dst, const TensorMap& map, uint64_t* bar, int x, int y, int z,
-                        uint64_t = 0, SIMT_HERE) {
-  simt::tensor_copy(dst, map.shape, bar, {x, y, z}, here);
-}
 inline void tma_load_4d(void* dst, const TensorMap& map, uint64_t* bar, int x, int y, int z, int w,
                         uint64_t = 0, SIMT_HERE) {
   simt::tensor_copy(dst, map.shape, bar, {x, y, z, w}, here);
-}
-inline void bulk_copy(void* dst, const void* src, unsigned bytes, uint64_t* bar, uint64_t = 0,
-                      SIMT_HERE) {
-  simt::bulk_copy(dst, src, bytes, bar, here);
 }
 
 inline void wgmma_fence(SIMT_HERE) { simt::wgmma_fence(here); }
@@ -94,10 +83,6 @@ template <class T, int N, bool kTransB = false>
 void wgmma_rs_m64k16(float (&d)[N / 2], const uint32_t (&a)[4], uint64_t b, bool accumulate,
                      SIMT_HERE) {
   simt::wgmma({element_of<T>(), N, kTransB, accumulate, true, 0, b}, d, a, here);
-}
-template <int N>
-void wgmma_m64k32_e4m3(float (&d)[N / 2], uint64_t a, uint64_t b, bool accumulate, SIMT_HERE) {
-  simt::wgmma({simt::Element::e4m3, N, false, accumulate, false, a, b}, d, nullptr, here);
 }
 template <int N>
 void wgmma_rs_m64k32_e4m3(float (&d)[N / 2], const uint32_t (&a)[4], uint64_t b, bool accumulate,

@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdlib>
-#include <deque>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -60,10 +59,15 @@ struct Thread {
 };
 
 struct Barrier {
-  std::vector<unsigned> waiting, arrived;  // ranks; the second do not wait
+  std::vector<unsigned> waiting;  // ranks
   unsigned count = 0;
   unsigned true_count = 0, all_count = 0;
   int result = 0;
+
+  void reset() {
+    waiting.clear();
+    count = true_count = all_count = 0, result = 0;
+  }
 };
 
 struct Block {  // of one block, or of all blocks of a cluster, their ranks `stride` apart
@@ -79,7 +83,7 @@ struct Block {  // of one block, or of all blocks of a cluster, their ranks `str
   unsigned all() const { return threads * ctas; }
 } block;
 
-std::deque<Thread> fibers;
+std::vector<Thread> fibers;  // with room for all: they never move
 constexpr unsigned kMaxRanks = 2048;
 constexpr unsigned kMeetings = 2 * kMaxRanks;  // each thread holds one and waits at one
 Meeting* meetings = nullptr;
@@ -112,7 +116,31 @@ void shuffle(V& v) {
   for (size_t i = v.size(); i > 1; i--) std::swap(v[i - 1], v[rng() % i]);
 }
 
-void to_scheduler() { Context::swap(self->context, scheduler); }
+// The lane that runs next: of the first warp that has one; null if all wait.
+Thread* take_ready() {
+  const auto w = std::find_if(block.order.begin(), block.order.end(),
+                              [](unsigned w) { return block.ready[w]; });
+  if (w == block.order.end()) return nullptr;
+  const unsigned turn = rng_seed ? rng() % 32 : block.turn[*w] % 32;
+  const unsigned lane = (std::countr_zero(std::rotr(block.ready[*w], turn)) + turn) % 32;
+  block.ready[*w] &= ~(1u << lane);
+  return &fibers[*w * 32 + lane];
+}
+void enter(Thread& t) {
+  self = &t;
+  threadIdx = t.idx, blockIdx = t.block;
+  counts.switches++;
+  check::resume(t.rank, t.stack, kStackBytes);
+}
+// In order, one thread gives way to the next by itself; what else there is to do, and whatever is
+// drawn, run_block() decides.
+void to_scheduler() {
+  Thread& me = *self;
+  Thread* next = rng_seed || !error.empty() ? nullptr : take_ready();
+  if (next == &me) return enter(me);
+  if (next) enter(*next);
+  Context::swap(me.context, next ? next->context : scheduler);
+}
 void fiber_main() {
   for (;;) {
     try {
@@ -127,10 +155,7 @@ void fiber_main() {
   }
 }
 void resume(Thread& t) {
-  self = &t;
-  threadIdx = t.idx, blockIdx = t.block;
-  counts.switches++;
-  check::resume(t.rank, t.stack, kStackBytes);
+  enter(t);
   Context::swap(scheduler, t.context);
   check::active = false;
   self = nullptr;
@@ -193,18 +218,24 @@ void begin_block(unsigned linear) {
   block.done = block.idle = 0;
   block.ended.assign(block.ctas, 0);
   block.ready.assign(warps, 0), block.turn.assign(warps, 0), block.order.resize(warps);
-  block.open.assign(warps, {}), block.barriers.clear(), block.operations.clear();
+  block.open.resize(warps);
+  for (auto& open : block.open) open.clear();
+  for (auto& [key, barrier] : block.barriers) barrier.reset();
+  block.operations.clear();
   for (unsigned w = 0; w < warps; w++) block.order[w] = w;
-  for (unsigned rank = 0; rank < ranks; rank++) {
-    const unsigned cta = rank / block.stride, i = rank % block.stride;
-    if (i >= n) continue;
+  for (unsigned cta = 0; cta < block.ctas; cta++) {
     const unsigned b = linear * block.ctas + cta;
-    Thread& t = fibers[rank];
-    t.idx = {i % blockDim.x, i / blockDim.x % blockDim.y, i / blockDim.x / blockDim.y};
-    t.block = {b % gridDim.x, b / gridDim.x % gridDim.y, b / gridDim.x / gridDim.y};
-    t.rank = rank, t.lane = rank % 32, t.warp = rank / 32, t.cta = cta;
-    t.done = false, t.mask = 0;
-    wake(t);
+    const uint3 place = {b % gridDim.x, b / gridDim.x % gridDim.y, b / gridDim.x / gridDim.y};
+    uint3 idx = {0, 0, 0};
+    for (unsigned rank = cta * block.stride; rank < cta * block.stride + n; rank++) {
+      Thread& t = fibers[rank];
+      t.idx = idx, t.block = place;
+      t.rank = rank, t.lane = rank % 32, t.warp = rank / 32, t.cta = cta;
+      t.done = false, t.mask = 0;
+      wake(t);
+      if (++idx.x == blockDim.x) idx.x = 0, idx.y++;
+      if (idx.y == blockDim.y) idx.y = 0, idx.z++;
+    }
   }
   blockIdx = fibers[0].block;
   check::begin_block(linear, shared_base, shared_bytes, shared_pitch);
@@ -227,18 +258,13 @@ void run_block(unsigned linear) {
       if (chance % 32 == 0) shuffle(block.order);
       if (chance >> 32 & 1 && !block.operations.empty()) run_operation();
     }
-    auto w = std::find_if(block.order.begin(), block.order.end(),
-                          [](unsigned w) { return block.ready[w]; });
-    if (w == block.order.end()) {
-      if (block.operations.empty() || block.done == block.all()) break;
+    if (Thread* next = take_ready()) {
+      resume(*next);
+    } else if (block.operations.empty() || block.done == block.all()) {
+      break;
+    } else {
       run_operation();
-      continue;
     }
-    const unsigned mask = block.ready[*w];
-    const unsigned turn = rng_seed ? rng() % 32 : block.turn[*w] % 32;
-    const unsigned lane = (std::countr_zero(std::rotr(mask, turn)) + turn) % 32;
-    block.ready[*w] &= ~(1u << lane);
-    resume(fibers[*w * 32 + lane]);
   }
   if (error.empty() && block.done < block.all()) error = deadlock();
   if (error.empty()) error = async::end_block();
@@ -315,6 +341,7 @@ void run(const LaunchShape& shape, void (*fn)(void*), void* args) {
     meetings = static_cast<Meeting*>(map_memory(kMeetings * sizeof(Meeting)));
     discard_fibers();
   }
+  fibers.reserve(kMaxRanks);
   while (fibers.size() < stride * cluster) {
     auto* p = static_cast<char*>(map_memory(kStackBytes + kGuardBytes));
     mprotect(p, kGuardBytes, PROT_NONE);
@@ -362,25 +389,21 @@ int barrier_reduce(bool pred, int how, const char* op, Site site) {
 // One more thread is at barrier `id`; true if it is the last.
 static bool complete(Barrier& b, int id, unsigned count, const char* op, Site site) {
   if (id && (id > 15 || count % 32)) fail(std::string(op) + " " + at(site) + ": bad id or count");
-  if (b.waiting.empty() && b.arrived.empty()) b.count = count;
+  if (b.waiting.empty()) b.count = count;
   if (b.count != count) {
     fail(std::string(op) + " " + at(site) + ": " + std::to_string(count) +
          " threads, others said " + std::to_string(b.count));
   }
-  if (std::find(b.arrived.begin(), b.arrived.end(), self->rank) != b.arrived.end()) {
-    fail(std::string(op) + " " + at(site) + ": the thread arrived before, and the barrier is open");
-  }
-  return b.waiting.size() + b.arrived.size() + 1 == count;
+  return b.waiting.size() + 1 == count;
 }
-static void release(Barrier& b, int key) {
+static void release(Barrier& b) {
   b.result = int(b.true_count << 1 | (b.true_count == b.all_count));
   b.true_count = b.all_count = 0;
-  if (!b.waiting.empty()) check::sync(b.waiting.data(), unsigned(b.waiting.size()));
-  if (!b.arrived.empty()) check::flip(key);
+  check::sync(b.waiting.data(), unsigned(b.waiting.size()));
   for (unsigned r : b.waiting) {
     if (r != self->rank) wake(fibers[r]);
   }
-  b.waiting.clear(), b.arrived.clear();
+  b.waiting.clear();
 }
 void barrier(int id, unsigned count, const char* op, Site site) {
   Quiet quiet;
@@ -396,31 +419,21 @@ void barrier(int id, unsigned count, const char* op, Site site) {
   const bool last = complete(b, id, count, op, site);
   b.waiting.push_back(self->rank);
   if (last) {
-    release(b, key_of(id));
+    release(b);
   } else {
     wait_at(op, site, 0);
   }
-  if (id) check::acquire(key_of(id));
 }
 void cluster_barrier(const char* op, Site site) {
   Quiet quiet;
   Barrier& b = block.barriers[-1];
   b.waiting.push_back(self->rank);
   if (b.waiting.size() == block.all()) {
-    release(b, -1);
+    release(b);
   } else {
     wait_at(op, site, 0);
   }
 }
-void barrier_arrive(int id, unsigned count, Site site) {
-  Quiet quiet;
-  Barrier& b = block.barriers[key_of(id)];
-  const bool last = complete(b, id, count, "bar.arrive", site);
-  b.arrived.push_back(self->rank);
-  check::release(key_of(id));
-  if (last) release(b, key_of(id));
-}
-
 void* meet(unsigned mask, const void* in, unsigned bytes, void (*leader)(void*), const char* op,
            Site site) {
   Quiet quiet;
@@ -452,9 +465,8 @@ void* meet(unsigned mask, const void* in, unsigned bytes, void (*leader)(void*),
   } else {
     open.erase(it);
     if (leader) leader(m->slot);
-    for (unsigned l = 0; l < 32; l++) {
-      if ((mask >> l & 1) && l != t.lane) wake(fibers[t.warp * 32 + l]);
-    }
+    block.ready[t.warp] |= mask & ~(1u << t.lane);
+    block.idle = 0;
   }
   return m->slot;
 }

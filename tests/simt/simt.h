@@ -97,7 +97,6 @@ unsigned elected();  // the lane that elect.sync names
 void* dynamic_shared();
 size_t dynamic_shared_bytes();
 void barrier(int id, unsigned count, const char* op, Site);  // count 0: the whole block
-void barrier_arrive(int id, unsigned count, Site);
 void cluster_barrier(const char* op, Site);
 int barrier_reduce(bool pred, int how, const char* op, Site);  // 0 count, 1 and, 2 or
 void yield();

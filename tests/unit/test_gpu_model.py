@@ -20,6 +20,7 @@ from benchmarks.gpu import (
     machine,
     model,
     model_attention,
+    model_fusions,
     model_ops,
     model_packed,
 )
@@ -338,6 +339,8 @@ def test_docs_give_no_time_of_a_gpu_but_the_models_and_the_targets() -> None:
         text.partition(model.END)[2],
     )
     assert table.strip() == model.table(model.predict()), "python -m benchmarks.gpu.model --write"
+    fused = after.partition(model.FUSIONS)[2].partition(model.FUSIONS_END)[0]
+    assert fused.strip() == model_fusions.table(model_fusions.fusions()), "--write"
     wanted = before.partition("## Targets")[2].partition("## ")[0]
     assert MICROSECONDS.search(wanted), "targets are wanted, not claimed"
     pages = {"docs/gpu.md": before.replace(wanted, "") + after}
@@ -351,6 +354,24 @@ def test_docs_give_no_time_of_a_gpu_but_the_models_and_the_targets() -> None:
         if MICROSECONDS.search(line)
     ]
     assert not found
+
+
+def test_what_joining_kernels_would_save() -> None:
+    """Launches and bytes: of a call in fast mode the states, of a step a launch for each layer."""
+    device = Device()
+    found = {(f.what, f.where): f for f in model_fusions.fusions(device)}
+    assert len(found) == 8
+    main = [f for (what, _), f in found.items() if what.startswith("main")]
+    few, many = sorted(main, key=lambda f: f.saved_us)
+    assert many.saved_us == pytest.approx(4 * few.saved_us), "states of four times the requests"
+    for (what, where), f in found.items():
+        assert 0.0 < f.saved_us < 0.01 * f.of_us
+        if what.startswith("append"):
+            assert f.saved_us > 32 * device.launch_us
+        elif not where.startswith("attn"):
+            assert f.saved_us < model_fusions.WORTH_US
+    slow = {(f.what, f.where): f for f in model_fusions.fusions(Device(launch_us=3.0))}
+    assert all(slow[key].saved_us >= f.saved_us for key, f in found.items())
 
 
 def test_the_table_shows_every_target() -> None:

@@ -40,10 +40,17 @@ struct RowKeys {
   std::int32_t tail_begin, tail_end;  // tail positions; tail_end = position + 1
 };
 
-SPECDEC_HD inline RowKeys exact_row_keys(std::int32_t position, std::int32_t max_depth,
-                                         std::int32_t granule, std::int32_t sliding_window) {
+// The first position that a row at `position` sees: of its window, and not in front of first_key.
+SPECDEC_HD inline std::int32_t first_visible(std::int32_t position, std::int32_t sliding_window,
+                                             std::int32_t first_key) {
   const std::int32_t oldest = position + 1 - sliding_window;
-  const std::int32_t lo = sliding_window > 0 && oldest > 0 ? oldest : 0;
+  return sliding_window > 0 && oldest > first_key ? oldest : first_key;
+}
+
+SPECDEC_HD inline RowKeys exact_row_keys(std::int32_t position, std::int32_t max_depth,
+                                         std::int32_t granule, std::int32_t sliding_window,
+                                         std::int32_t first_key) {
+  const std::int32_t lo = first_visible(position, sliding_window, first_key);
   const std::int32_t w = tail_begin(position, max_depth, granule);
   return {lo, w, lo > w ? lo : w, position + 1};
 }

@@ -22,6 +22,8 @@ class GrownTreeConfig(DrafterConfig):
         top_k: int
         max_draft_depth: int | None
 
+    min_confidence = 0.0  # of a draft, or nothing is drafted behind it; draft models have a field
+
     @property
     def max_draft_path_len(self) -> int:
         """The most that one step can accept."""

@@ -8,8 +8,8 @@ from ..config.methods import DrafterConfig, MedusaDecodingConfig, ReDrafterDecod
 from .draft_target.draft_sizes import DraftSizes
 from .draft_target.slots import DraftTargetDrafter
 from .eagle3.checkpoint import Eagle3Weights, read_eagle3
-from .eagle3.checkpoint import check_target as check_eagle3
-from .eagle3.slots import Eagle3Drafter, feature_bytes
+from .eagle3.checkpoint import taps_of as check_eagle3
+from .eagle3.slots import feature_bytes, make_eagle3
 from .late import LateDrafter
 from .proposal import Proposal, random_uniform
 from .shared_tokens import find_shared_tokens
@@ -21,7 +21,6 @@ __all__ = [
     "DraftInputs",
     "DraftSizes",
     "DraftTargetDrafter",
-    "Eagle3Drafter",
     "Eagle3Weights",
     "LateDrafter",
     "PromptInputs",
@@ -31,6 +30,7 @@ __all__ = [
     "feature_bytes",
     "find_shared_tokens",
     "make_drafter",
+    "make_eagle3",
     "map_vocabulary",
     "random_uniform",
     "read_eagle3",

@@ -106,6 +106,11 @@ class SlotDrafter(Protocol):
 
     # A drafter may have more:
     #   read_prompts(PromptInputs)  called after the model's pass of a step with prompts
+    #   after_forward(DeviceStep)  on a device, called behind the model's pass of a step
+    #   pages_of: a model (num_layers, num_kv_heads, head_dim) that has pages of its own, with the
+    #       ids of the target's; bind_cache(k_pages, v_pages) is called with them
+    #   feature_pages: what else lies in pages of these ids, once they are bound
+    #   moved_pages: on a device, the pair of them that accepted rows are moved in as in K and V
     #   after_commit(plan, layout, slots, PromptInputs | None)  called after the commit of a step
     #       that the host ran; the prompts among its requests, which come first, None: none
     #   draft_probs(num_requests) -> ops.DraftProbs | None  what the drafts of a step's so many

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ..config.methods import DrafterConfig, UserDrafterConfig
 from ..config.parse import SpeculativeConfig
 from ..config.sources import AutoDecodingConfig, CompositeDecodingConfig
-from ..drafters import DraftTargetDrafter, Eagle3Drafter, SlotDrafter, shipped_drafter
+from ..drafters import SlotDrafter, shipped_drafter
 from ..errors import ConfigError
 from ..models.host_arrays import as_torch
 from ..models.kv_storage import LayerPool
@@ -73,7 +73,7 @@ class EngineBuilder:
         self._kv_cache, self._scheduler = options.kv_cache_config, options.scheduler_config
         self._seed = seed
         self.draft_model: StepModel | None = None
-        self._pools: list[KvPages | Eagle3Drafter] = []
+        self._pools: list[Any] = []  # what has a release()
         self._narrow: tuple[LayerPool, ...] = ()
         self._host_pool: HostPool | None = None  # of what preempted requests held
 
@@ -102,16 +102,13 @@ class EngineBuilder:
         if self._options.team is not None and memory.narrow_windows:
             self._options.team.narrow(memory.narrow_windows)
         by_number: list[Any] = [*self._pages]  # what goes by a page's number
-        if isinstance(loaded.drafter, DraftTargetDrafter):
-            assert self.draft_model is not None
-            pages = self._make_pages(self.draft_model, self.memory.draft_num_pages)
-            loaded.drafter.bind_cache(*pages.tensors)
-            by_number += pages.tensors
-        if isinstance(loaded.drafter, Eagle3Drafter):
-            pages = self._make_pages(loaded.drafter, self.memory.draft_num_pages)
-            loaded.drafter.bind_cache(*pages.tensors)
-            self._pools.append(loaded.drafter)
-            by_number += [*pages.tensors, loaded.drafter.features]
+        own: Any = loaded.drafter
+        if hasattr(own, "pages_of"):
+            pages = self._make_pages(own.pages_of, self.memory.draft_num_pages)
+            own.bind_cache(*pages.tensors)
+            by_number += [*pages.tensors, *getattr(own, "feature_pages", ())]
+            if hasattr(own, "release"):
+                self._pools.append(own)
         if count := self.memory.host_num_pages:
             self._host_pool = HostPool(
                 by_number,
@@ -189,7 +186,7 @@ class EngineBuilder:
         return pages_in_window(self._kv_cache, self._scheduler, span, prompt, step)
 
     def _make_enqueued(self, drafter: SlotDrafter | None) -> EngineLoop:
-        from .overlap.build import make_pipeline
+        from .overlap.build import make_pipeline, record_graphs
         from .overlap.loop import OverlapLoop
 
         pipeline = make_pipeline(
@@ -207,6 +204,7 @@ class EngineBuilder:
             host_pool=self._host_pool,
             host_bytes_per_second=self._host_bytes_per_second(),
         )
+        record_graphs(pipeline, self.memory)
 
         calibrate = None
         if self._speculative is not None:
@@ -271,7 +269,7 @@ class EngineBuilder:
 
     def _make_pages(
         self,
-        model: StepModel | Eagle3Drafter,
+        model: Any,
         num_pages: int,
         narrow: Sequence[tuple[tuple[int, ...], int]] = (),
     ) -> KvPages:

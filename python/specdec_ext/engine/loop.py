@@ -164,7 +164,8 @@ class EngineLoop(RequestTable):
                 on_step()
             if self._num_ended != ended:
                 ended = self._num_ended
-                pending = [s for s in pending if not s.finished]
+                while pending and pending[-1].finished:  # most end in the order they came in
+                    pending.pop()
 
     def close(self) -> None:
         """Cancel what runs; later calls raise EngineError. May be called twice."""

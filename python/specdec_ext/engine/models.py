@@ -22,7 +22,6 @@ from ..config.sources import method_of
 from ..drafters import (
     DraftSizes,
     DraftTargetDrafter,
-    Eagle3Drafter,
     Eagle3Weights,
     LateDrafter,
     SlotDrafter,
@@ -30,10 +29,11 @@ from ..drafters import (
     feature_bytes,
     find_shared_tokens,
     make_drafter,
+    make_eagle3,
     map_vocabulary,
     read_eagle3,
 )
-from ..errors import ModelError, UnsupportedConfigError
+from ..errors import UnsupportedConfigError
 from ..models.host_arrays import kv_dtype_name
 from ..models.kv_storage import storage_dtype, stored_name, token_bytes, wanted_type
 from ..models.windows import (
@@ -208,10 +208,11 @@ class ModelLoader:
         drafter: SlotDrafter | None = None
         if self._head is not None:
             assert isinstance(spec, Eagle3DecodingConfig)
-            drafter = Eagle3Drafter(
+            drafter = make_eagle3(
                 spec,
                 self._head,
                 model,
+                self._place,
                 max_requests=first.max_batch_size,
                 max_rows=first.max_num_tokens,
                 window=span.window,
@@ -289,29 +290,21 @@ class ModelLoader:
 
     def _read_head(self, spec: Eagle3DecodingConfig, target: ModelConfig) -> Eagle3Weights:
         """An EAGLE-3 head that fits the target. Raises ModelError, UnsupportedConfigError."""
-        if (
-            not self._place.is_cpu
-            or self._options.model_impl == "transformers"
-            or self._options.team is not None
-        ):
-            where = self._place.name if not self._place.is_cpu else (
-                "the transformers adapter" if self._options.team is None else "several ranks"
-            )  # fmt: skip
+        if self._options.team is not None:
             raise UnsupportedConfigError(
-                f"Eagle3DecodingConfig.model = {str(spec.model)!r}: the head taps the native "
-                f"decoder of one process on the CPU, and this target runs on {where}; use "
-                "device='cpu', model_impl='native' and tensor_parallel_size=1, or another method"
+                f"Eagle3DecodingConfig.model = {str(spec.model)!r}: the head taps a decoder of one "
+                "process, and this target runs on several ranks; use tensor_parallel_size=1, or "
+                "another method"
+            )
+        if not self._place.is_cpu and self._options.model_impl == "transformers":
+            raise UnsupportedConfigError(
+                f"Eagle3DecodingConfig.model = {str(spec.model)!r}: on {self._place.name} the head "
+                "taps the native decoder; use model_impl='native', device='cpu' or another method"
             )
         weights = read_eagle3(str(spec.model), allow_pickle=self._options.allow_pickle)
-        try:
-            check_eagle3(
-                weights,
-                hidden_size=target.hidden_size,
-                vocab_size=target.vocab_size,
-                num_layers=target.num_layers,
-            )
-        except ModelError as error:
-            raise type(error)(f"{spec.model}: {error}") from None
+        check_eagle3(spec, weights, target)
+        if not self._place.is_cpu:
+            weights.shape.feature_heads()
         return weights
 
     def _draft_rows(self, plan: MemoryPlan) -> int:
@@ -374,7 +367,8 @@ class ModelLoader:
                 else getattr(model, "dtype", None)
             )
             dtype = normalize_dtype("dtype", kv_dtype_name(model) or stated or "float32")
-            return DraftPages(token_bytes(shape, dtype) + feature_bytes(shape))
+            width = 4 if self._place.is_cpu or dtype == "float32" else 2
+            return DraftPages(token_bytes(shape, dtype) + feature_bytes(shape, width))
         if draft is None or not isinstance(config, DraftTargetDecodingConfig):
             return None
         dtype = kv_dtype_name(draft) or (

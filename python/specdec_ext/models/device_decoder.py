@@ -23,13 +23,13 @@ from .kv_storage import KvStorage, LayerPool
 from .native_config import NativeShape
 from .place import Place
 
-__all__ = ["DeviceDecoder"]
+__all__ = ["DeviceDecoder", "Scratch"]
 
 # Scores of one product of the head: more rows are scored in several.
 _SCORE_BYTES = 1 << 30
 
 
-class _Scratch:
+class Scratch:
     """Memory of one kind of attention call, kept from layer to layer and only ever grown."""
 
     def __init__(self, device: torch.device, what: str) -> None:
@@ -97,9 +97,9 @@ class DeviceDecoder:
         self._ids = torch.zeros(max_rows, dtype=torch.int32, device=place.device)
         # Calls that differ in their layer alone share a plan in their scratch.
         self._scratch = {
-            window: _Scratch(place.device, "attention") for window in set(shape.sliding_window)
+            window: Scratch(place.device, "attention") for window in set(shape.sliding_window)
         }
-        self._argmax_scratch = _Scratch(place.device, "argmax")
+        self._argmax_scratch = Scratch(place.device, "argmax")
         matrices = [m for one in weights.layers for m in (one.qkv, one.o, one.gate_up, one.down)]
         self._product = Products(
             (*matrices, weights.head),
@@ -108,6 +108,8 @@ class DeviceDecoder:
             max_rows=max_rows,
             exact=exact,
         )
+        self._taps: tuple[int, ...] = ()
+        self._tapped: torch.Tensor | None = None
         # By layer: K and V [P, G, S, K], and which of a step's tables names their pages.
         self._layer_pages: list[tuple[torch.Tensor, torch.Tensor, int]] = []
         storage = kv_storage or KvStorage(str(dtype).removeprefix("torch."))
@@ -134,6 +136,21 @@ class DeviceDecoder:
             of_layer[layer] if layer in of_layer else (*next(others), 0)
             for layer in range(self.shape.num_layers)
         ]
+
+    def set_taps(self, layers: Sequence[int]) -> torch.Tensor:
+        """From now on each pass leaves the stream as it enters these layers, ascending: a buffer
+        [max_rows, len(layers) * hidden]. The number of layers stands for what leaves the last."""
+        self._taps = tuple(layers)
+        width = len(self._taps) * self.shape.hidden_size
+        self._tapped = self._stream.new_zeros(self.max_rows, width)
+        return self._tapped
+
+    def _tap(self, layer: int, stream: torch.Tensor) -> None:
+        width = stream.shape[1]
+        for i, tap in enumerate(self._taps):
+            if tap == layer:
+                assert self._tapped is not None
+                self._tapped[: len(stream), i * width : (i + 1) * width].copy_(stream)
 
     def scratch_bytes(self, max_kv_len: int) -> int:
         """Most scratch that attention takes: one piece for each kind of window."""
@@ -171,11 +188,13 @@ class DeviceDecoder:
             stream.mul_(self._embedding_scale)
         self._norm(stream, layers[0].input_norm, normed)
         planned: set[int] = set()
+        taps_all = shape.num_layers in self._taps  # of every row, then
         for index, layer in enumerate(layers):
+            self._tap(index, stream)
             self._attend(step, index, layer, planned)
             attended = self._attended
             last = index + 1 == shape.num_layers
-            if last and step.logit_rows is not None:
+            if last and step.logit_rows is not None and not taps_all:
                 needed = step.num_logit_rows
                 if needed == 0:  # pieces of prompts: their K/V is all that is wanted
                     return self._normed[:0]
@@ -192,6 +211,10 @@ class DeviceDecoder:
             self._norm(stream, layer.ffn_norm, normed, added, layer.attention_out_norm)
             self._feed_forward(layer, count)
             self._norm(stream, following, normed, added, layer.ffn_out_norm)
+        self._tap(shape.num_layers, stream)
+        if taps_all and step.logit_rows is not None:
+            out = self._needed_stream[: step.num_logit_rows]
+            return torch.index_select(normed, 0, step.logit_rows, out=out)
         return normed
 
     @torch.inference_mode()

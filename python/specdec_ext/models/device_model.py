@@ -167,6 +167,13 @@ class DeviceModel:
         self._pages = (k_pages, v_pages)
         self._narrow_pages = tuple(int(pool.k.shape[1]) for pool in narrow)
 
+    def set_taps(self, layers: Sequence[int], max_rows: int = 0) -> torch.Tensor:
+        """[max_rows, len(layers) * hidden_size] on the device, of the model's dtype: from now on
+        each pass leaves there, by its rows, the residual stream as it enters these layers
+        (num_layers: as it leaves the last). max_rows: of a pass, as the model was loaded for."""
+        assert max_rows <= self.decoder.max_rows
+        return self.decoder.set_taps(layers)
+
     def stage(self, plan: Any) -> DeviceStep:
         """A host plan on the device; valid until the next call."""
         if self._pages is None:

@@ -242,11 +242,13 @@ class NativeModel:
         self._decoder.bind_cache(k_pages, v_pages, storage.k_scale, storage.v_scale)
         self._pages = (k_pages, v_pages)
 
-    def set_taps(self, layers: Sequence[int]) -> np.ndarray:
+    def set_taps(self, layers: Sequence[int], max_rows: int = 0) -> np.ndarray:
         """float32 [max_rows, len(layers) * hidden_size]: from now on each pass leaves there, by the
         rows of its plan, the residual stream as it enters these layers (num_layers: as it leaves
         the last)."""
-        taps = np.zeros((self._max_rows, len(layers) * self.hidden_size), dtype=np.float32)
+        taps = np.zeros(
+            (max(max_rows, self._max_rows), len(layers) * self.hidden_size), dtype=np.float32
+        )
         self._decoder.set_taps(list(layers), taps)
         return taps
 

@@ -19,6 +19,7 @@ import torch
 from torch.nn import functional
 
 from ..errors import ModelError, UnsupportedModelError
+from .adapter_taps import AdapterTaps
 from .attention_hook import ATTENTION_NAME, StepContext, register, running
 from .base import ModelInfo
 from .cache_check import check_cache, greedy_ids
@@ -149,6 +150,7 @@ class TransformersModel:
         # On a device a product's order of summing is not in our hands, whatever a few rows showed.
         is_exact = canary.is_exact and place.is_cpu
         self.numerics = "exact" if is_exact else "fast"
+        self._taps: AdapterTaps | None = None
         self._k_pages: torch.Tensor | None = None
         self._v_pages: torch.Tensor | None = None
         # An embedding is looked up, not read through.
@@ -220,10 +222,22 @@ class TransformersModel:
             scores = scores.index_select(1, self.head_ids)
         return (scores if plan.needs_logits else greedy_ids(scores)).cpu()
 
+    def set_taps(self, layers: Sequence[int], max_rows: int) -> np.ndarray:
+        """See NativeModel.set_taps. Raises UnsupportedModelError where the decoder's layers are not
+        found."""
+        self._taps = AdapterTaps(self._model, layers, max_rows, self.hidden_size, self.num_layers)
+        return self._taps.rows
+
+    @torch.inference_mode()
+    def embed_table(self) -> torch.Tensor:
+        """[V, hidden_size] what embed() looks up."""
+        table: torch.Tensor = self._model.get_input_embeddings().weight
+        return table
+
     @torch.inference_mode()
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         """See StepModel."""
-        table = self._model.get_input_embeddings().weight
+        table = self.embed_table()
         rows = functional.embedding(token_ids.to(table.device, torch.int64), table)
         return rows.float().to(token_ids.device)
 

@@ -47,6 +47,7 @@ def spec_attention(
     workspace: Tensor | Callable[[int], Tensor] | None = None,
     status: Tensor | None = None,
     sink_tokens: int = 0,
+    first_key: int = 0,
 ) -> Tensor:
     """Attend the step's rows to their paged prefix and, of the step itself, to their ancestors.
 
@@ -67,7 +68,8 @@ def spec_attention(
              sliding_window counts positions (kv_len + depth in the tree): a key at position p is
              seen from t if t - p < sliding_window or p < sink_tokens; 0: no window. On the CPU
              nothing is read of pages in front of all windows but the first sink_tokens positions;
-             other devices take sink_tokens = 0 only.
+             other devices take sink_tokens = 0 only. Positions before first_key are no keys, and
+             no rows: nothing is read there.
     Exact    (CPU: always) a row's bits do not depend on which part of its path is still a draft,
              on other rows or requests. They do depend on ``max_depth``, the deepest that a node of
              any step may lie: keep it fixed. exact=False may be faster on a GPU.
@@ -121,6 +123,7 @@ def spec_attention(
         workspace=scratch,
         status=status,
         sink_tokens=sink_tokens,
+        first_key=first_key,
     )
     return out
 

@@ -74,6 +74,7 @@ def pack_drafts(
     parents: Tensor,
     cu_rows: Tensor,
     logit_rows: Tensor,
+    sources: Tensor | None = None,
     backend: str | None = None,
 ) -> None:
     """The rows of the next pass: each golden token again, then all nodes that were opened.
@@ -82,7 +83,8 @@ def pack_drafts(
     Writes   tokens, parents [R] int32, parents within the request; token 0 and parent -1 after the
              last; cu_rows [D + 1] int32; logit_rows [D, places] int32: the rows of the newest
              level's nodes, 0 where there are fewer. A request whose tree is complete, or whose rows
-             do not fit, has none.
+             do not fit, has none. sources [R] int32: the row that each row's parent had in the
+             pass before, within its request; -1 for golden tokens, and after the last row.
     Raises   ValueError or TypeError naming the argument, what it is and what it has to be.
     """
     _core.pack_drafts(
@@ -92,6 +94,7 @@ def pack_drafts(
         parents=parents,
         cu_rows=cu_rows,
         logit_rows=logit_rows,
+        sources=sources,
         backend=backend,
         stream=stream_of(growths),
     )

@@ -30,7 +30,8 @@ SCHEMAS: dict[str, tuple[Callable[..., Any], str]] = {
         "int sliding_window=0, float softcap=0.0, Tensor? sinks=None, Tensor? k_scale=None, "
         "Tensor? v_scale=None, bool exact=True, int max_depth=127, int? max_rows=None, "
         "int? max_kv_len=None, str? instance=None, bool reuse_plan=False, str? backend=None, "
-        "Tensor(b!)? workspace=None, Tensor(c!)? status=None, int sink_tokens=0) -> ()",
+        "Tensor(b!)? workspace=None, Tensor(c!)? status=None, int sink_tokens=0, "
+        "int first_key=0) -> ()",
     ),
     "append_kv": (
         append_kv,

@@ -13,6 +13,7 @@ ROWS = "cuda/accept/row_laws.cu"
 LISTS = "cuda/accept/row_lists.cuh"
 SEARCH = "cuda/accept/row_search.cuh"
 LISTED = "cuda/accept/row_listed.cuh"
+CUT = "cuda/accept/row_cuts.cuh"
 TASK = "cuda/accept/row_task.cuh"
 SAMPLE = "cuda/accept/sample_rows.cu"
 ACCEPT = "cuda/accept/accept_step.cu"
@@ -254,7 +255,7 @@ MUTANTS = [
     Mutant(
         "rows-19",
         "listed tokens have no weight",
-        LISTS,
+        LISTED,
         "law.candidates[i].weight = weights.of(score_of_key(law.candidates[i].key));",
         "",
     ),
@@ -272,7 +273,13 @@ MUTANTS = [
         "if (!all && static_cast<Mass>(law.top_k) > shared_->listed) return false;",
         "",
     ),
-    Mutant("rows-22", "every list holds all", LISTS, "return limit == kUsedBins;", "return true;"),
+    Mutant(
+        "rows-22",
+        "every list holds all",
+        LISTS,
+        "made.all = limit == kUsedBins << made.finer;",
+        "made.all = true;",
+    ),
     Mutant(
         "rows-23",
         "a row is drawn from before its list is made",
@@ -283,8 +290,8 @@ MUTANTS = [
     Mutant(
         "rows-24",
         "a cut is not written down",
-        LISTED,
-        "if (threadIdx.x == 0) p.laws.cut[row] = laws.known_cut();",
+        CUT,
+        "if (threadIdx.x == 0) *drawn_from = {cut.key_floor, cut.id_floor, false, all};",
         "",
     ),
     Mutant(

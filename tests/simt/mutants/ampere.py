@@ -294,14 +294,14 @@ MUTANTS = [
         "maximum over half the row's threads",
         SOFTMAX,
         "top = gpu::quad_max(top);",
-        "top = fmaxf(top, __shfl_xor_sync(kWarp, top, 1));",
+        "top = fmaxf(top, __shfl_xor_sync(kAllLanes, top, 1));",
     ),
     Mutant(
         "ampere-30",
         "sum over half the row's threads",
         MAIN,
         "gpu::quad_sum(chunk.l[i])",
-        "chunk.l[i] + __shfl_xor_sync(kWarp, chunk.l[i], 1)",
+        "chunk.l[i] + __shfl_xor_sync(kAllLanes, chunk.l[i], 1)",
     ),
     Mutant(
         "ampere-31",
@@ -435,7 +435,7 @@ MUTANTS = [
         "finish-12",
         "an infinite result is written",
         FINISH,
-        "bad = __any_sync(kWarp, bad) != 0 || l[h] == 0.0f;",
+        "bad = __any_sync(kAllLanes, bad) != 0 || l[h] == 0.0f;",
         "bad = l[h] == 0.0f;",
     ),
     Mutant(
@@ -456,7 +456,7 @@ MUTANTS = [
         "finish-15",
         "a score's tree over the lanes misses its last turn",
         TAIL,
-        "value[0] += __shfl_xor_sync(kWarp, value[0], 1);",
+        "value[0] += __shfl_xor_sync(kAllLanes, value[0], 1);",
         "",
     ),
     Mutant(
@@ -465,5 +465,31 @@ MUTANTS = [
         FINISH,
         "num_tail = keys.tail_end - keys.tail_begin;",
         "num_tail = keys.tail_end - keys.tail_begin + 1;",
+    ),
+    Mutant(
+        "plan-13",
+        "jobs begin in front of the first key",
+        PLAN_PARTS,
+        "const RowKeys oldest = exact_row_keys(first, call.max_depth, launch.granule, "
+        "call.sliding_window, call.first_key);",
+        "const RowKeys oldest = exact_row_keys(first, call.max_depth, launch.granule, "
+        "call.sliding_window, 0);",
+        tests="first_key_is_read and ampere_f16_f16_k64_r16",
+    ),
+    Mutant(
+        "finish-19",
+        "the tail begins in front of the first key",
+        FINISH,
+        "exact_row_keys(position, call.max_depth, launch.granule, call.sliding_window, "
+        "call.first_key);",
+        "exact_row_keys(position, call.max_depth, launch.granule, call.sliding_window, 0);",
+        tests="first_key_is_read and ampere_f16_f16_k64_r16",
+    ),
+    Mutant(
+        "generic-1",
+        "the first key is not looked at",
+        "cuda/attention/generic.cuh",
+        "first_visible(row.end - 1, p.sliding_window, p.first_key);",
+        "first_visible(row.end - 1, p.sliding_window, 0);",
     ),
 ]

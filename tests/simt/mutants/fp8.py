@@ -4,29 +4,31 @@ from __future__ import annotations
 
 from mutants.model import Mutant
 
-MAIN = "cuda/attention/hopper_fp8.cuh"
+MAIN = "cuda/attention/hopper.cuh"
+CONSUMER = "cuda/attention/hopper_consumer.cuh"
+PRODUCTS = "cuda/attention/hopper_fp8.cuh"
 TURN = "cuda/attention/hopper_transpose.cuh"
 
 MUTANTS = [
     Mutant(
         "fp8-1",
         "no wait for the transposed V",
-        MAIN,
-        "gpu::wgmma_commit(); gpu::mbarrier_wait(&shared.v_full[v_at.stage], v_at.round);",
+        CONSUMER,
+        "gpu::wgmma_commit(); gpu::mbarrier_wait(&shared.v_ready.full[v_at.stage], v_at.round);",
         "gpu::wgmma_commit();",
     ),
     Mutant(
         "fp8-2",
         "V read for transposition before it is there",
         TURN,
-        "gpu::mbarrier_wait(&shared.load.v_full[from.stage], from.round);",
+        "gpu::mbarrier_wait(&shared.v_raw.full[from.stage], from.round);",
         "",
     ),
     Mutant(
         "fp8-3",
         "transposed V overwritten before it is used",
         TURN,
-        "gpu::mbarrier_wait(&shared.v_empty[to.stage], to.round ^ 1);",
+        "gpu::mbarrier_wait(&shared.v_ready.empty[to.stage], to.round ^ 1);",
         "",
     ),
     Mutant(
@@ -86,50 +88,49 @@ MUTANTS = [
     Mutant(
         "fp8-12",
         "a block's values not added to those before",
-        MAIN,
-        "o[i] = fmaf(o[i], decay[i / 2 % 2], part[i]);",
-        "o[i] = part[i];",
+        PRODUCTS,
+        "o_[i] = fmaf(o_[i], decay_[i / 2 % 2], part_[i]);",
+        "o_[i] = part_[i];",
     ),
     Mutant(
         "fp8-13",
         "sums not rescaled when the reference moves",
-        MAIN,
-        "o[i] = fmaf(o[i], decay[i / 2 % 2], part[i]);",
-        "o[i] = o[i] + part[i];",
+        PRODUCTS,
+        "o_[i] = fmaf(o_[i], decay_[i / 2 % 2], part_[i]);",
+        "o_[i] = o_[i] + part_[i];",
     ),
     Mutant(
         "fp8-14",
         "rescaled by the decay of the block behind",
-        MAIN,
-        "add_part(); if (new_chunk) {",
-        "decay[0] = next_decay[0], decay[1] = next_decay[1];\n      add_part();\n"
-        "      if (new_chunk) {",
+        CONSUMER,
+        "products.collect(); if (new_chunk) {",
+        "products.rescale(decay, moved);\n      products.collect();\n      if (new_chunk) {",
     ),
     Mutant(
         "fp8-15",
         "scores not multiplied by the inverse of the queries' power of two",
-        MAIN,
-        "scale.factor * (scale.mapped ? 1.0f : queries.inverse[1])",
-        "scale.factor * (scale.mapped ? 1.0f : queries.inverse[0])",
+        CONSUMER,
+        "scale.factor * (scale.mapped ? 1.0f : products.unit(1))",
+        "scale.factor * (scale.mapped ? 1.0f : products.unit(0))",
     ),
     Mutant(
         "fp8-16",
         "with a soft cap: not multiplied by it",
-        MAIN,
-        "s[i] = scale.map(s[i] * queries.inverse[i / 2 % 2]);",
-        "s[i] = scale.map(s[i] * queries.inverse[0]);",
+        CONSUMER,
+        "s[i] = scale.map(s[i] * products.unit(i / 2 % 2));",
+        "s[i] = scale.map(s[i] * products.unit(0));",
     ),
     Mutant(
         "fp8-17",
         "the largest query of a quarter of the row",
-        MAIN,
-        "power_for(gpu::quad_max(largest), inverse[half])",
-        "power_for(largest, inverse[half])",
+        PRODUCTS,
+        "power_for(gpu::quad_max(largest), unit_[half])",
+        "power_for(largest, unit_[half])",
     ),
     Mutant(
         "fp8-18",
         "queries brought to [256, 512): the largest saturate",
-        MAIN,
+        PRODUCTS,
         "inverse = __uint_as_float((exponent - 7) << 23); return exponent == 255 ? "
         "__uint_as_float(0x7fc00000u) : __uint_as_float((261 - exponent) << 23);",
         "inverse = __uint_as_float((exponent - 8) << 23);\n    return exponent == 255 ? "
@@ -139,74 +140,74 @@ MUTANTS = [
     Mutant(
         "fp8-19",
         "an infinity in q becomes 448",
-        MAIN,
+        PRODUCTS,
         "return exponent == 255 ? __uint_as_float(0x7fc00000u) : ",
         "return ",
     ),
     Mutant(
         "fp8-20",
         "weights at most 1: small ones are lost",
-        MAIN,
-        "inline constexpr float kFp8Headroom = 8.0f;",
-        "inline constexpr float kFp8Headroom = 0.0f;",
+        PRODUCTS,
+        "static constexpr float kHeadroom = 8.0f;",
+        "static constexpr float kHeadroom = 0.0f;",
     ),
     Mutant(
         "fp8-21",
         "weights up to 2^10: the greatest saturate",
-        MAIN,
-        "inline constexpr float kFp8Headroom = 8.0f;",
-        "inline constexpr float kFp8Headroom = 10.0f;",
+        PRODUCTS,
+        "static constexpr float kHeadroom = 8.0f;",
+        "static constexpr float kHeadroom = 10.0f;",
     ),
     Mutant(
         "fp8-22",
         "weights of the two halves of 32 keys change places",
-        MAIN,
-        "p[i / 2][row + i % 2 * 2]",
-        "p[i / 2][row + (1 - i % 2) * 2]",
+        PRODUCTS,
+        "p_[i / 2][row + i % 2 * 2]",
+        "p_[i / 2][row + (1 - i % 2) * 2]",
     ),
     Mutant(
         "fp8-23",
         "the second instruction of V P reads the first's keys",
-        MAIN,
+        PRODUCTS,
         "gpu::wgmma_descriptor(v + step * 32, gpu::Swizzle::b64, 0, 8 * kBlockKeys)",
         "gpu::wgmma_descriptor(v, gpu::Swizzle::b64, 0, 8 * kBlockKeys)",
     ),
     Mutant(
         "fp8-24",
         "transposed V released before its product is done",
-        MAIN,
-        "gpu::wgmma_wait<0>(); gpu::wgmma_hold(part); release(&shared.v_empty[v_at.stage]); "
-        "v_at.advance(); add_part(); if (new_chunk)",
-        "release(&shared.v_empty[v_at.stage]);\n      gpu::wgmma_wait<0>();\n"
-        "      gpu::wgmma_hold(part);\n      v_at.advance();\n      add_part();\n"
+        CONSUMER,
+        "gpu::wgmma_wait<0>(); products.hold(); release(&shared.v_ready.empty[v_at.stage]); "
+        "v_at.advance(); products.collect(); if (new_chunk)",
+        "release(&shared.v_ready.empty[v_at.stage]);\n      gpu::wgmma_wait<0>();\n"
+        "      products.hold();\n      v_at.advance();\n      products.collect();\n"
         "      if (new_chunk)",
     ),
     Mutant(
         "fp8-25",
         "fragments of Q: the two 16-column halves change places",
-        MAIN,
-        "fragments[i / 2][half + i % 2 * 2]",
-        "fragments[i / 2][half + (1 - i % 2) * 2]",
+        PRODUCTS,
+        "fragments_[i / 2][half + i % 2 * 2]",
+        "fragments_[i / 2][half + (1 - i % 2) * 2]",
     ),
     Mutant(
         "fp8-26",
         "only two warps have to hand a transposed tile over",
         MAIN,
-        "gpu::mbarrier_init(&shared.v_full[stage], kTransposingWarps);",
-        "gpu::mbarrier_init(&shared.v_full[stage], kTransposingWarps - 1);",
+        "init_ring(shared.v_ready, Shared::kRawValues ? kTurningWarps : 1, kConsumerWarps);",
+        "init_ring(shared.v_ready, kTurningWarps - 1, kConsumerWarps);",
     ),
     Mutant(
         "fp8-27",
         "states of chunks after a cut are folded into one",
-        MAIN,
+        CONSUMER,
         "if (!folds) leave_state();",
         "",
     ),
     Mutant(
         "fp8-28",
         "the folded sums of a unit go on in the next",
-        MAIN,
-        "for (int i = 0; i < Tile::kDim / 2; ++i) folded[i * kThreadRows] = 0.0f; ++slot;",
+        CONSUMER,
+        "for (int i = 0; i < Tile::kDim / 2; ++i) folded[i] = 0.0f; ++slot;",
         "++slot;",
         harmless="a unit begins with zeros, and in it an empty state weighs 0 when it is merged",
     ),

@@ -6,6 +6,8 @@ from mutants.model import Mutant
 
 MAIN = "cuda/attention/hopper.cuh"
 LOAD = "cuda/attention/hopper_load.cuh"
+CONSUMER = "cuda/attention/hopper_consumer.cuh"
+PRODUCTS = "cuda/attention/hopper_products.cuh"
 ROWS = "cuda/attention/hopper_rows.cuh"
 WIDEN = "cuda/attention/hopper_widen.cuh"
 TILE = "cuda/attention/hopper_tile.h"
@@ -14,32 +16,33 @@ MUTANTS = [
     Mutant(
         "hopper-1",
         "first block: no wait for K",
-        MAIN,
+        CONSUMER,
         "std::int32_t block = keys.first_block(); "
-        "gpu::mbarrier_wait(&shared.ready.k_full[k_at.stage], k_at.round);",
+        "gpu::mbarrier_wait(&shared.k_ready.full[k_at.stage], k_at.round);",
         "std::int32_t block = keys.first_block();",
     ),
     Mutant(
         "hopper-2",
         "no wait for K",
-        MAIN,
+        CONSUMER,
         "while (++block < end_block) { "
-        "gpu::mbarrier_wait(&shared.ready.k_full[k_at.stage], k_at.round);",
+        "gpu::mbarrier_wait(&shared.k_ready.full[k_at.stage], k_at.round);",
         "while (++block < end_block) {",
     ),
     Mutant(
         "hopper-3",
         "no wait for V",
-        MAIN,
-        "gpu::wgmma_commit(); gpu::mbarrier_wait(&shared.ready.v_full[v_at.stage], v_at.round);",
+        CONSUMER,
+        "gpu::wgmma_commit(); gpu::mbarrier_wait(&shared.v_ready.full[v_at.stage], v_at.round);",
         "gpu::wgmma_commit();",
     ),
     Mutant(
         "hopper-4",
         "last block: no wait for V",
-        MAIN,
-        "pack_weights(); } gpu::mbarrier_wait(&shared.ready.v_full[v_at.stage], v_at.round);",
-        "pack_weights();\n    }",
+        CONSUMER,
+        "products.pack_weights(s); } "
+        "gpu::mbarrier_wait(&shared.v_ready.full[v_at.stage], v_at.round);",
+        "products.pack_weights(s);\n    }",
     ),
     Mutant(
         "hopper-5",
@@ -51,9 +54,9 @@ MUTANTS = [
     Mutant(
         "hopper-6",
         "K's stage released before its product is done",
-        MAIN,
-        "gpu::wgmma_wait<1>(); gpu::wgmma_hold(s); release(&shared.ready.k_empty[k_at.stage]);",
-        "release(&shared.ready.k_empty[k_at.stage]);\n      gpu::wgmma_wait<1>();\n"
+        CONSUMER,
+        "gpu::wgmma_wait<1>(); gpu::wgmma_hold(s); release(&shared.k_ready.empty[k_at.stage]);",
+        "release(&shared.k_ready.empty[k_at.stage]);\n      gpu::wgmma_wait<1>();\n"
         "      gpu::wgmma_hold(s);",
         harmless="K of block j + n (n stages) is filled after V of j + n - 1, whose stage is "
         "released in iteration j after wgmma_wait<0>: K's product is done by then",
@@ -61,40 +64,41 @@ MUTANTS = [
     Mutant(
         "hopper-7",
         "V's stage released before its product is done",
-        MAIN,
-        "gpu::wgmma_wait<0>(); gpu::wgmma_hold(o); release(&shared.ready.v_empty[v_at.stage]); "
-        "v_at.advance(); if (new_chunk)",
-        "release(&shared.ready.v_empty[v_at.stage]);\n      gpu::wgmma_wait<0>();\n"
-        "      gpu::wgmma_hold(o);\n      v_at.advance();\n      if (new_chunk)",
+        CONSUMER,
+        "gpu::wgmma_wait<0>(); products.hold(); release(&shared.v_ready.empty[v_at.stage]); "
+        "v_at.advance(); products.collect(); if (new_chunk)",
+        "release(&shared.v_ready.empty[v_at.stage]);\n      gpu::wgmma_wait<0>();\n"
+        "      products.hold();\n      v_at.advance();\n      products.collect();\n"
+        "      if (new_chunk)",
     ),
     Mutant(
         "hopper-8",
         "scores read while their product runs",
-        MAIN,
+        CONSUMER,
         "gpu::wgmma_wait<1>(); gpu::wgmma_hold(s);",
         "gpu::wgmma_wait<2>();\n      gpu::wgmma_hold(s);",
     ),
     Mutant(
         "hopper-9",
         "first block: scores read while their product runs",
-        MAIN,
+        CONSUMER,
         "gpu::wgmma_commit(); gpu::wgmma_wait<0>(); gpu::wgmma_hold(s);",
         "gpu::wgmma_commit();\n    gpu::wgmma_wait<1>();\n    gpu::wgmma_hold(s);",
     ),
     Mutant(
         "hopper-10",
         "sums of values read while their product runs",
-        MAIN,
-        "close_sums(weights); gpu::wgmma_wait<0>(); gpu::wgmma_hold(o);",
-        "close_sums(weights);\n    gpu::wgmma_hold(o);",
+        CONSUMER,
+        "close_sums(weights); gpu::wgmma_wait<0>(); products.hold();",
+        "close_sums(weights);\n    products.hold();",
     ),
     Mutant(
         "hopper-11",
         "no fence before the product reads registers",
-        MAIN,
-        "gpu::wgmma_fence(); add_values<T, Tile>(p, shared.v[v_at.stage], o); "
+        CONSUMER,
+        "gpu::wgmma_fence(); products.multiply_values(shared.v[v_at.stage]); "
         "gpu::wgmma_commit(); gpu::wgmma_wait<1>();",
-        "add_values<T, Tile>(p, shared.v[v_at.stage], o);\n      gpu::wgmma_commit();\n"
+        "products.multiply_values(shared.v[v_at.stage]);\n      gpu::wgmma_commit();\n"
         "      gpu::wgmma_wait<1>();",
     ),
     Mutant(
@@ -136,8 +140,8 @@ MUTANTS = [
         "hopper-17",
         "a stage is free when one warp is done with it",
         MAIN,
-        "gpu::mbarrier_init(&shared.ready.v_empty[stage], 4 * Tile::kConsumers);",
-        "gpu::mbarrier_init(&shared.ready.v_empty[stage], 1);",
+        "init_ring(shared.v_ready, Shared::kRawValues ? kTurningWarps : 1, kConsumerWarps);",
+        "init_ring(shared.v_ready, Shared::kRawValues ? kTurningWarps : 1, 1);",
     ),
     Mutant(
         "hopper-18",
@@ -149,7 +153,7 @@ MUTANTS = [
     Mutant(
         "hopper-19",
         "a warp's lanes are not done when the first releases the stage",
-        MAIN,
+        CONSUMER,
         "__syncwarp(); if (lane == 0) gpu::mbarrier_arrive(empty);",
         "if (lane == 0) gpu::mbarrier_arrive(empty);",
         harmless="wgmma, not the lanes, reads the stage: each warp's first lane has waited for it",
@@ -157,28 +161,28 @@ MUTANTS = [
     Mutant(
         "hopper-20",
         "K's descriptor half a step on",
-        ROWS,
+        PRODUCTS,
         "gpu::wgmma_descriptor(k + step / 4 * Tile::kBoxBytes + step % 4 * 32,",
         "gpu::wgmma_descriptor(k + step / 4 * Tile::kBoxBytes + step % 4 * 16,",
     ),
     Mutant(
         "hopper-21",
         "V's descriptor not moved along the keys",
-        MAIN,
+        PRODUCTS,
         "gpu::wgmma_descriptor(v + step * 2048,",
         "gpu::wgmma_descriptor(v,",
     ),
     Mutant(
         "hopper-22",
         "fragment of P: pairs of rows mixed",
-        MAIN,
+        PRODUCTS,
         "pack<T>(s[8 * step + 2 * i], s[8 * step + 2 * i + 1]);",
         "pack<T>(s[8 * step + 2 * (i ^ 1)], s[8 * step + 2 * (i ^ 1) + 1]);",
     ),
     Mutant(
         "hopper-23",
         "fragment of Q: eight columns on",
-        ROWS,
+        PRODUCTS,
         "*reinterpret_cast<const std::uint32_t*>(q + 16 * step + 8) : 0;",
         "*reinterpret_cast<const std::uint32_t*>(q + 16 * step) : 0;",
     ),
@@ -229,42 +233,43 @@ MUTANTS = [
     Mutant(
         "hopper-30",
         "a chunk's sums of values live on",
-        MAIN,
-        "folded[i] = merge(weights[i / 2 % 2], folded[i], o[i]); o[i] = 0.0f;",
-        "folded[i] = merge(weights[i / 2 % 2], folded[i], o[i]);",
+        CONSUMER,
+        "folded[i] = merge(weights[i / 2 % 2], folded[i], products.sum(i)); "
+        "products.sum(i) = 0.0f;",
+        "folded[i] = merge(weights[i / 2 % 2], folded[i], products.sum(i));",
     ),
     Mutant(
         "hopper-31",
         "a unit's chunks are one: where they end depends on how the work was cut",
-        MAIN,
+        CONSUMER,
         "const bool new_chunk = block * kBlockKeys == chunk_end;",
         "const bool new_chunk = false;",
     ),
     Mutant(
         "hopper-32",
         "chunks ended one block late",
-        MAIN,
+        CONSUMER,
         "const bool new_chunk = block * kBlockKeys == chunk_end;",
         "const bool new_chunk = block * kBlockKeys == chunk_end + kBlockKeys;",
     ),
     Mutant(
         "hopper-33",
         "sums of values not rescaled",
-        MAIN,
-        "o[i] *= decay[i / 2 % 2];",
-        "o[i] *= decay[0];",
+        PRODUCTS,
+        "o_[i] *= decay[i / 2 % 2];",
+        "o_[i] *= decay[0];",
     ),
     Mutant(
         "hopper-34",
         "rows of the second warpgroup take the queries of the first",
-        MAIN,
+        CONSUMER,
         "job.row_block * Tile::kRowTile + consumer * 64};",
         "job.row_block * Tile::kRowTile};",
     ),
     Mutant(
         "hopper-35",
         "a state's row without the warpgroup's place",
-        MAIN,
+        CONSUMER,
         "static_cast<std::int64_t>(slot) * Tile::kRowTile + consumer * 64 + at;",
         "static_cast<std::int64_t>(slot) * Tile::kRowTile + at;",
     ),
@@ -272,8 +277,8 @@ MUTANTS = [
         "hopper-36",
         "a row's reference moves only when all of the warp's do",
         ROWS,
-        "return __any_sync(kWarp, moved) != 0;",
-        "return __all_sync(kWarp, moved) != 0;",
+        "return __any_sync(kAllLanes, moved) != 0;",
+        "return __all_sync(kAllLanes, moved) != 0;",
     ),
     Mutant(
         "hopper-37",
@@ -340,21 +345,21 @@ MUTANTS = [
     Mutant(
         "queries-1",
         "no proxy fence after the queries are written",
-        ROWS,
+        PRODUCTS,
         "gpu::fence_proxy_async(); gpu::named_barrier_sync(barrier_, 128);",
         "gpu::named_barrier_sync(barrier_, 128);",
     ),
     Mutant(
         "queries-2",
         "no barrier after the queries are written",
-        ROWS,
+        PRODUCTS,
         "gpu::fence_proxy_async(); gpu::named_barrier_sync(barrier_, 128);",
         "gpu::fence_proxy_async();",
     ),
     Mutant(
         "queries-3",
         "no barrier before the queries are overwritten",
-        ROWS,
+        PRODUCTS,
         "gpu::named_barrier_sync(barrier_, 128);  // all warps are done with the queries before",
         "",
         unseen="the emulator takes a wgmma's operands as read when one warp of its group has "
@@ -363,7 +368,7 @@ MUTANTS = [
     Mutant(
         "queries-4",
         "queries not swizzled",
-        ROWS,
+        PRODUCTS,
         "((vector ^ row) & 7)] = q;",
         "(vector & 7)] = q;",
     ),

@@ -142,8 +142,8 @@ MUTANTS = [
         "rope-6",
         "square sum misses half the team",
         ROPE,
-        "for (int delta = kTeam / 2; delta > 0; delta /= 2) {",
-        "for (int delta = kTeam / 4; delta > 0; delta /= 2) {",
+        "gpu::warp_sum<kTeam>(sum)",
+        "gpu::warp_sum<kTeam / 2>(sum)",
     ),
     Mutant(
         "rope-7",

@@ -13,7 +13,7 @@ SAMPLE, SYNTHETIC = "cuda/accept/sample_rows.cu", "cuda/accept/synthetic_step.cu
 RMS, GATE = "cuda/decoder/rms_norm.cu", "cuda/decoder/gated_activation.cu"
 PLAN, FINISH = "cuda/attention/plan.cu", "cuda/attention/finish.cuh"
 AMPERE, LAUNCH = "cuda/attention/ampere.cuh", "cuda/attention/hopper_launch.cuh"
-MAIN, FP8 = "cuda/attention/hopper.cuh", "cuda/attention/hopper_fp8.cuh"
+MAIN, CONSUMER = "cuda/attention/hopper.cuh", "cuda/attention/hopper_consumer.cuh"
 TILE, LINEAR = "cuda/attention/hopper_tile.h", "cuda/linear/hopper_linear.cuh"
 
 WAIT = "gpu::grid_dependency_wait(); gpu::launch_dependents();"
@@ -195,18 +195,18 @@ REGISTERS = [
         "kGroups * kAtEntry - kConsumers * kConsumerRegisters;",
         "kFile / 128 - kConsumers * kConsumerRegisters;",
     ),
-    Mutant("fp8-29", "the producer gives nothing", FP8, DEC, ""),
+    Mutant("fp8-29", "the producer gives nothing", MAIN, DEC, ""),
     Mutant(
         "fp8-30",
         "consumers take 8 more than there are",
-        FP8,
+        MAIN,
         INC,
         "gpu::setmaxnreg_inc<Tile::kConsumerRegisters + 8>();",
     ),
     Mutant(
         "fp8-31",
         "a number that is no multiple of 8",
-        FP8,
+        MAIN,
         DEC,
         "gpu::setmaxnreg_dec<Tile::kProducerRegisters + 4>();",
     ),
@@ -216,38 +216,41 @@ OPERANDS = [
     Mutant(
         "hopper-51",
         "weights are packed while the product of those before reads them",
-        MAIN,
+        CONSUMER,
         "const bool moved = weigh(block, decay); gpu::wgmma_wait<0>();",
-        "const bool moved = weigh(block, decay);\n      pack_weights();\n"
+        "const bool moved = weigh(block, decay);\n      products.pack_weights(s);\n"
         "      gpu::wgmma_wait<0>();",
     ),
     Mutant(
         "hopper-52",
         "one lane changes one weight while the last product reads it",
-        MAIN,
+        CONSUMER,
         "close_sums(weights); gpu::wgmma_wait<0>();",
-        "close_sums(weights);\n    if (lane == 7) p[3][2] ^= 1u;\n    gpu::wgmma_wait<0>();",
+        "close_sums(weights);\n    if (lane == 7) s[28] += 1.0f;\n    products.pack_weights(s);\n"
+        "    gpu::wgmma_wait<0>();",
     ),
     Mutant(
         "hopper-53",
-        "the first weight is packed behind the wait for the scores",
-        MAIN,
+        "scores that have just come are packed while the product of the weights runs",
+        CONSUMER,
         "gpu::wgmma_wait<1>(); gpu::wgmma_hold(s);",
-        "gpu::wgmma_wait<1>();\n      gpu::wgmma_hold(s);\n      p[0][0] = pack<T>(s[0], s[1]);",
+        "gpu::wgmma_wait<1>();\n      gpu::wgmma_hold(s);\n      products.pack_weights(s);",
     ),
     Mutant(
         "fp8-32",
         "weights are packed while the product of those before reads them",
-        FP8,
-        "weigh(block, next_decay); gpu::wgmma_wait<0>();",
-        "weigh(block, next_decay);\n      pack_weights();\n      gpu::wgmma_wait<0>();",
+        CONSUMER,
+        "const bool moved = weigh(block, decay); gpu::wgmma_wait<0>();",
+        "const bool moved = weigh(block, decay);\n      products.pack_weights(s);\n"
+        "      gpu::wgmma_wait<0>();",
     ),
     Mutant(
         "fp8-33",
         "the last weights are cleared while the product reads them",
-        FP8,
+        CONSUMER,
         "close_sums(weights); gpu::wgmma_wait<0>();",
-        "close_sums(weights);\n    p[1][3] = 0x38u;\n    gpu::wgmma_wait<0>();",
+        "close_sums(weights);\n    s[26] = s[27] = s[30] = s[31] = 0.0f;\n"
+        "    products.pack_weights(s);\n    gpu::wgmma_wait<0>();",
     ),
 ]
 

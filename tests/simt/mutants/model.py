@@ -86,6 +86,11 @@ SUITES = {
         ("test_cuda_sample.py", "test_cuda_accept.py"),
         "emu and not fast",
     ),
+    "lists": Suite(
+        ("accept/row_laws", "accept/sample"),
+        ("test_cuda_sample.py",),
+        "emu and (are_broad or one_bin or reads_at_once or just_full or edges_of or checker)",
+    ),
     "held": Suite(
         ("accept/row_laws", "accept/accept_step"),
         ("test_cuda_held.py", "test_cuda_accept.py"),
@@ -161,10 +166,11 @@ SUITES = {
         main_unit(
             "hopper_launch",
             "hopper_f16_e4m3_k128_r128_fp8",
-            "launch_hopper_fp8<__half, HopperFp8Tile<128, 2>>",
+            "launch_hopper<__half, HopperFp8Tile<128, 2>>",
         ),
     ),
     "finish": Suite((), ATTENTION, f"{HARD} and ampere_f16_f16_k64_r16", FINISH_UNIT),
+    "generic": Suite(("attention/generic",), ATTENTION, "first_key_is_read and generic"),
     # Pages and layers beyond the reach of 32 bits.
     "far": Suite(("kv/",), FAR, "append or compaction"),
     "fargeneric": Suite(("attention/generic",), FAR, "generic"),

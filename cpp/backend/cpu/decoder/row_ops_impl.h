@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <utility>
 
 #include "backend/cpu/decoder/row_ops.h"
 
@@ -14,6 +15,13 @@ namespace {
 
 constexpr int kSumLanes = 16;
 typedef float SumVec __attribute__((vector_size(kSumLanes * sizeof(float))));
+
+// Vectors for what the compiler does badly by itself: loops that clamp or sum, and vectors wider
+// than the machine's where they are compared or permuted. With GCC they are as wide as the widest
+// of the file's flags; elsewhere they may be narrower.
+constexpr int kLanes = __BIGGEST_ALIGNMENT__ / sizeof(float);
+typedef float FloatVec __attribute__((vector_size(kLanes * sizeof(float))));
+typedef std::int32_t IntVec __attribute__((vector_size(kLanes * sizeof(std::int32_t))));
 
 // Conversions again (half.h has them as inline functions of external linkage, which must not be
 // emitted from a file with wider instructions).
@@ -72,29 +80,54 @@ inline Scale8 scale_of(const float* __restrict x, std::int64_t n) {
   return {is_zero ? 0.0f : magnitude / 127.0f, is_zero ? 0.0f : 127.0f / magnitude, is_finite};
 }
 
+// kLanes elements times the factor, to the nearest whole numbers.
+inline IntVec rounded(const float* x, float factor) {
+  FloatVec v;
+  std::memcpy(&v, x, sizeof(v));
+  const FloatVec shifted = v * factor + kMagic;
+  return reinterpret_cast<IntVec>(shifted) - std::bit_cast<std::int32_t>(kMagic);
+}
+
+template <int kDistance, int... kLane>
+inline IntVec add_lanes_apart(IntVec v, std::integer_sequence<int, kLane...>) {
+  return v + __builtin_shufflevector(v, v, (kLane ^ kDistance)...);
+}
+// By halves: the compiler would take a loop over the lanes out of the vector one by one.
+template <int kDistance = kLanes / 2>
+inline std::int32_t sum_of(IntVec v) {
+  if constexpr (kDistance == 0) {
+    return v[0];
+  } else {
+    return sum_of<kDistance / 2>(
+        add_lanes_apart<kDistance>(v, std::make_integer_sequence<int, kLanes>()));
+  }
+}
+
 // 32 elements as one block; see QuantBlock. Whether a second one is needed.
 inline bool quantize_block(const float* __restrict x, QuantBlock* __restrict out) {
   const Scale8 scale = scale_of(x, 32);
-  const float inverse = scale.inverse;
-  std::int32_t q[32];
-  for (int i = 0; i < 32; ++i) {
-    const float shifted = x[i] * inverse + kMagic;
-    q[i] = std::bit_cast<std::int32_t>(shifted) - std::bit_cast<std::int32_t>(kMagic);
+  if (!scale.is_finite) {
+    *out = QuantBlock{};
+    out->scale = out->scaled_sum = __builtin_nanf("");
+    return false;
   }
-  std::int32_t low = 0, high = 0, squares = 0;
-  for (int i = 0; i < 32; ++i) squares += q[i] * q[i];
-  for (int i = 0; i < 16; ++i) low += q[i];
-  for (int i = 16; i < 32; ++i) high += q[i];
+  IntVec lows = {}, highs = {}, square_sums = {};
+  std::int32_t q[32];
+#pragma GCC unroll 8
+  for (int i = 0; i < 32; i += kLanes) {
+    const IntVec some = rounded(x + i, scale.inverse);
+    (i < 16 ? lows : highs) += some;
+    square_sums += some * some;
+    std::memcpy(q + i, &some, sizeof(some));
+  }
   for (int i = 0; i < 32; ++i) out->q[i] = static_cast<std::int8_t>(q[i]);
+  const std::int32_t low = sum_of(lows), high = sum_of(highs), squares = sum_of(square_sums);
   out->scale = scale.scale;
   out->scaled_sum = out->scale * static_cast<float>(low + high);
   out->minus_sum = -(low + high);
   out->minus_low_sum = static_cast<std::int16_t>(-low);
   out->has_rest = 0;
-  if (scale.is_finite) return scale.scale > 0.0f && needs_rest(squares);
-  *out = QuantBlock{};
-  out->scale = out->scaled_sum = __builtin_nanf("");
-  return false;
+  return scale.scale > 0.0f && needs_rest(squares);
 }
 
 // 32 elements as out[0] and, where QuantBlock asks for it, out[1].
@@ -111,31 +144,35 @@ inline void put(float value, std::uint16_t* out) { *out = to_bf16(value); }
 
 // e^x to about 1 ulp for x in [-87, 88]; clamped outside, which no sigmoid can tell. NaN stays NaN.
 // Cody-Waite reduction and the degree-6 minimax polynomial of Cephes' expf.
-inline float exp_clamped(float x) {
-  x = x < -87.0f ? -87.0f : x;
-  x = x > 88.0f ? 88.0f : x;
-  const float shifted = x * 1.44269504088896341f + kMagic;
-  const float n = shifted - kMagic;
-  const float r = (x - n * 0.693359375f) - n * -2.12194440e-4f;
-  float p = 1.9875691500e-4f;
+inline FloatVec exp_clamped(FloatVec x) {
+  x = x < -87.0f ? FloatVec{} - 87.0f : x;
+  x = x > 88.0f ? FloatVec{} + 88.0f : x;
+  const FloatVec shifted = x * 1.44269504088896341f + kMagic;
+  const FloatVec n = shifted - kMagic;
+  const FloatVec r = (x - n * 0.693359375f) - n * -2.12194440e-4f;
+  FloatVec p = FloatVec{} + 1.9875691500e-4f;
   p = p * r + 1.3981999507e-3f;
   p = p * r + 8.3334519073e-3f;
   p = p * r + 4.1665795894e-2f;
   p = p * r + 1.6666665459e-1f;
   p = p * r + 5.0000001201e-1f;
   p = (p * r * r + r) + 1.0f;
-  const std::uint32_t exponent =
-      (std::bit_cast<std::uint32_t>(shifted) - std::bit_cast<std::uint32_t>(kMagic) + 127u) << 23;
-  return p * std::bit_cast<float>(exponent);
+  const IntVec exponent =
+      (reinterpret_cast<IntVec>(shifted) - std::bit_cast<std::int32_t>(kMagic) + 127) << 23;
+  return p * reinterpret_cast<FloatVec>(exponent);
 }
 
-inline float silu(float x) { return x / (1.0f + exp_clamped(-x)); }
+struct Silu {
+  static FloatVec of(FloatVec x) { return x / (1.0f + exp_clamped(-x)); }
+};
 
 // 0.5 x (1 + tanh(u)) = x / (1 + e^(-2u)), u = sqrt(2 / pi) (x + 0.044715 x^3).
-inline float gelu_tanh(float x) {
-  const float u = 0.79788456080286536f * (x + 0.044715f * (x * x * x));
-  return x / (1.0f + exp_clamped(-2.0f * u));
-}
+struct GeluTanh {
+  static FloatVec of(FloatVec x) {
+    const FloatVec u = 0.79788456080286536f * (x + 0.044715f * (x * x * x));
+    return x / (1.0f + exp_clamped(-2.0f * u));
+  }
+};
 
 float sum_of_squares(const float* x, std::int64_t n) {
   SumVec sum = {};
@@ -169,18 +206,6 @@ void add(const float* __restrict y, std::int64_t n, float* __restrict x) {
   for (std::int64_t i = 0; i < n; ++i) x[i] += y[i];
 }
 
-template <typename Out>
-void silu_mul(const float* __restrict gate, const float* __restrict up, std::int64_t n,
-              Out* __restrict out) {
-  for (std::int64_t i = 0; i < n; ++i) put(silu(gate[i]) * up[i], out + i);
-}
-
-template <typename Out>
-void gelu_mul(const float* __restrict gate, const float* __restrict up, std::int64_t n,
-              Out* __restrict out) {
-  for (std::int64_t i = 0; i < n; ++i) put(gelu_tanh(gate[i]) * up[i], out + i);
-}
-
 void f32_to_quant(const float* x, std::int64_t n, QuantBlock* out) {
   for (std::int64_t i = 0; i < n; i += 32) quantize(x + i, out + i / 16);
 }
@@ -192,16 +217,6 @@ void rms_norm_quant(const float* x, const float* weight, std::int64_t n, float e
   float group[32];
   for (std::int64_t i = 0; i < n; i += 32) {
     for (int j = 0; j < 32; ++j) group[j] = weight[i + j] * (x[i + j] * inverse);
-    quantize(group, out + i / 16);
-  }
-}
-
-template <void (*kActivate)(const float* __restrict, const float* __restrict, std::int64_t,
-                            float* __restrict)>
-void activate_quant(const float* gate, const float* up, std::int64_t n, QuantBlock* out) {
-  float group[32];
-  for (std::int64_t i = 0; i < n; i += 32) {
-    kActivate(gate + i, up + i, 32, group);
     quantize(group, out + i / 16);
   }
 }
@@ -232,6 +247,52 @@ void f32_to_f16(const float* __restrict x, std::int64_t n, std::uint16_t* __rest
 
 void f16_to_f32(const std::uint16_t* __restrict x, std::int64_t n, float* __restrict out) {
   for (std::int64_t i = 0; i < n; ++i) out[i] = from_f16(x[i]);
+}
+
+// act(gate) * up of the first `count` lanes.
+template <typename Act>
+inline FloatVec activated(const float* gate, const float* up, std::int64_t count) {
+  const std::size_t bytes = static_cast<std::size_t>(count) * sizeof(float);
+  FloatVec g = {}, u = {};
+  std::memcpy(&g, gate, bytes);
+  std::memcpy(&u, up, bytes);
+  return Act::of(g) * u;
+}
+
+template <typename Act>
+void activate_f32(const float* gate, const float* up, std::int64_t n, float* out) {
+  std::int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) {
+    const FloatVec values = activated<Act>(gate + i, up + i, kLanes);
+    std::memcpy(out + i, &values, sizeof(values));
+  }
+  if (i == n) return;
+  const FloatVec values = activated<Act>(gate + i, up + i, n - i);
+  std::memcpy(out + i, &values, static_cast<std::size_t>(n - i) * sizeof(float));
+}
+
+// Some hundred elements at a time: the activation and the rounding of a block are a long chain
+// each, of which the processor has several under way if they are not one behind the other.
+constexpr std::int64_t kSomeElements = 256;
+
+template <typename Act>
+void activate_bf16(const float* gate, const float* up, std::int64_t n, std::uint16_t* out) {
+  float values[kSomeElements];
+  for (std::int64_t i = 0; i < n; i += kSomeElements) {
+    const std::int64_t count = n - i < kSomeElements ? n - i : kSomeElements;
+    activate_f32<Act>(gate + i, up + i, count, values);
+    f32_to_bf16(values, count, out + i);
+  }
+}
+
+template <typename Act>
+void activate_quant(const float* gate, const float* up, std::int64_t n, QuantBlock* out) {
+  float values[kSomeElements];
+  for (std::int64_t i = 0; i < n; i += kSomeElements) {
+    const std::int64_t count = n - i < kSomeElements ? n - i : kSomeElements;
+    activate_f32<Act>(gate + i, up + i, count, values);
+    f32_to_quant(values, count, out + i / 16);
+  }
 }
 
 inline std::uint8_t to_e4m3(float value) {
@@ -273,12 +334,12 @@ constexpr RowOps make_row_ops() {
   ops.rms_norm_bf16 = &rms_norm<std::uint16_t>;
   ops.rms_norm_quant = &rms_norm_quant;
   ops.add = &add;
-  ops.silu_mul_f32 = &silu_mul<float>;
-  ops.silu_mul_bf16 = &silu_mul<std::uint16_t>;
-  ops.gelu_mul_f32 = &gelu_mul<float>;
-  ops.gelu_mul_bf16 = &gelu_mul<std::uint16_t>;
-  ops.silu_mul_quant = &activate_quant<&silu_mul<float>>;
-  ops.gelu_mul_quant = &activate_quant<&gelu_mul<float>>;
+  ops.silu_mul_f32 = &activate_f32<Silu>;
+  ops.silu_mul_bf16 = &activate_bf16<Silu>;
+  ops.gelu_mul_f32 = &activate_f32<GeluTanh>;
+  ops.gelu_mul_bf16 = &activate_bf16<GeluTanh>;
+  ops.silu_mul_quant = &activate_quant<Silu>;
+  ops.gelu_mul_quant = &activate_quant<GeluTanh>;
   ops.rope = &rope;
   ops.f32_to_bf16 = &f32_to_bf16;
   ops.bf16_to_f32 = &bf16_to_f32;

@@ -25,6 +25,7 @@ void pack_drafts(const PackDraftsParams& p) {
   for (std::int32_t row = end; row < p.num_rows; ++row) {
     p.tokens[row] = 0;
     p.parents[row] = -1;
+    if (p.sources != nullptr) p.sources[row] = -1;
   }
 }
 

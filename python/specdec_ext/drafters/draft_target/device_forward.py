@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ...models import StepModel
     from ...models.place import Place
 
-__all__ = ["ChainRows", "DraftForward"]
+__all__ = ["ChainRows", "DraftForward", "DrafterForward"]
 
 
 @dataclass(frozen=True)
@@ -39,12 +39,42 @@ class ChainRows:
     is_tree: Tensor | None = None
 
 
+class DrafterForward(Protocol):
+    """What drafts in passes over rows: a draft model, or a head on the target's states.
+
+    takes_sources  its rows need to know which row of the pass before they follow
+    """
+
+    takes_sources: bool
+    num_scores: int
+    num_passes: int
+    num_rows: int
+
+    @property
+    def memory_bytes(self) -> int: ...
+
+    def bind_cache(self, k_pages: Tensor, v_pages: Tensor) -> None: ...
+
+    def __call__(
+        self,
+        rows: ChainRows,
+        page_table: Tensor,
+        logit_rows: Tensor | None,
+        *,
+        needs_scores: bool,
+        max_kv_len: int,
+        sources: Tensor | None = None,
+    ) -> Tensor: ...
+
+
 class DraftForward:
     """Runs the draft model's decoder over all rows, padding too.
 
     max_rows, max_requests  of a pass
     max_scores              rows of a pass whose scores are needed
     """
+
+    takes_sources = False  # a row is its token and what stands in front of it
 
     def __init__(
         self,
@@ -69,6 +99,10 @@ class DraftForward:
         kept = (self._mask, self._is_tree, self._scores)
         return sum(t.numel() * t.element_size() for t in kept)
 
+    def bind_cache(self, k_pages: Tensor, v_pages: Tensor) -> None:
+        """The draft model's pages [layers, P, G, S, K]."""
+        self.model.bind_cache(k_pages, v_pages)
+
     def __call__(
         self,
         rows: ChainRows,
@@ -77,9 +111,11 @@ class DraftForward:
         *,
         needs_scores: bool,
         max_kv_len: int,
+        sources: Tensor | None = None,
     ) -> Tensor:
         """K/V of the rows into the pages; ids int32 [L] or scores [L, num_scores] of logit_rows,
         None: of all. Valid until the next call."""
+        assert sources is None  # a head's
         count, requests = rows.tokens.shape[0], rows.kv_len.shape[0]
         self.num_passes += 1
         self.num_rows += count

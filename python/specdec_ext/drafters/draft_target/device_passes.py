@@ -16,11 +16,11 @@ from .device_side import DeviceSide
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ...config.methods import DraftTargetDecodingConfig
-    from ...models import StepModel
+    from ...config.grown_tree import GrownTreeConfig
     from ...models.place import Place
     from ..vocabulary import VocabularyMap
-    from .draft_sizes import DraftSizes
+    from .device_side import MakeForward
+    from .draft_sizes import DraftSizes, TextReads
 
 __all__ = ["DevicePasses"]
 
@@ -30,17 +30,23 @@ class DevicePasses(DeviceSide):
 
     def __init__(
         self,
-        config: DraftTargetDecodingConfig,
-        model: StepModel,
+        config: GrownTreeConfig,
         vocabulary: VocabularyMap,
         place: Place,
         sizes: DraftSizes,
+        reads: TextReads,
+        make_forward: MakeForward,
     ) -> None:
         max_requests = sizes.max_requests
-        super().__init__(config, model, vocabulary, place, sizes, max_scores=max_requests)
+        super().__init__(
+            config, vocabulary, place, sizes, reads, make_forward, max_scores=max_requests
+        )
         # Rows of a pass after the first; the last is that of requests without one.
         self._tokens = torch.zeros(max_requests + 1, **self._ints)
         self._positions = torch.zeros(max_requests + 1, **self._ints)
+        # The row of the pass before that each of them follows; each request's last row.
+        self._sources = torch.zeros(max_requests + 1, **self._ints)
+        self._newest = torch.zeros(max_requests, **self._ints)
         # What the draft model gave the last draft of each request; the same as an estimate.
         self._weighs = False
         self._confidence, self._share = torch.ones(2, max_requests, device=place.device)
@@ -74,6 +80,9 @@ class DevicePasses(DeviceSide):
         has_pages = inputs.page_table.amax(1) < self._num_pages
         limit = first.limit * has_pages
         active = limit > 0
+        if self.forward.takes_sources:
+            rows = first.places.clamp_max(requests - 1)
+            self._newest[:requests].copy_(first.logit_rows.index_select(0, rows))
         positions = first.rows.positions.index_select(0, first.logit_rows)
         drafts = lens.new_full((requests, width), -1)
         survival = torch.full_like(drafts, -1.0, dtype=torch.float32) if self._weighs else None
@@ -113,6 +122,11 @@ class DevicePasses(DeviceSide):
         places = cu_rows[:-1].long().masked_fill(~active, self._tokens.shape[0] - 1)
         self._tokens.index_copy_(0, places, drafts[:, level - 1])
         self._positions.index_copy_(0, places, at)
+        sources = None
+        if self.forward.takes_sources:
+            sources = self._sources[:requests]
+            self._sources.index_copy_(0, places, self._newest[:requests])
+            self._newest[:requests].copy_(places.clamp_max(requests - 1))
         rows = ChainRows(self._tokens[:requests], self._positions[:requests], cu_rows, at, 1)
         result = self._read(
             rows,
@@ -120,6 +134,7 @@ class DevicePasses(DeviceSide):
             None,
             needs_scores=self._needs_scores(inputs),
             max_kv_len=inputs.max_kv_len,
+            sources=sources,
         )
         chosen = self._pick(result, rows.positions, cu_rows, places, active, inputs, level)
         drafts[:, level].copy_(chosen)

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from ...models.place import Place
     from ..slot_drafter import DraftInputs, PromptInputs
+    from .draft_sizes import TextReads
 
 __all__ = ["DeviceReader", "FirstPass", "PromptPacker"]
 
@@ -24,16 +25,19 @@ class PromptPacker:
     max_rows, max_requests  of a step
     """
 
-    def __init__(self, place: Place, *, max_rows: int, max_requests: int, max_len: int) -> None:
+    def __init__(self, place: Place, reads: TextReads, *, max_rows: int, max_requests: int) -> None:
         how: dict[str, Any] = {"dtype": torch.int32, "device": place.device}
-        self._max_len = max_len
+        self._max_len, self._first = reads.max_len, reads.first
         self._row = torch.arange(max_rows, **how)
         self._cu_rows = torch.zeros(max_requests + 1, **how)
 
     def pack(self, prompts: PromptInputs) -> ChainRows:
         """As many rows as the step has, padding included; valid until the next call."""
-        first, kv_len = prompts.cu_rows[:-1], prompts.kv_len
-        count = torch.minimum(prompts.cu_rows[1:] - first, (self._max_len - kv_len).clamp_min(0))
+        first, end, kv_len = prompts.cu_rows[:-1], prompts.cu_rows[1:], prompts.kv_len
+        if self._first:
+            kv_len = kv_len.clamp_min(self._first)
+            first = torch.minimum(first + (kv_len - prompts.kv_len), end)
+        count = torch.minimum(end - first, (self._max_len - kv_len).clamp_min(0))
         requests = count.shape[0]
         cu_rows = self._cu_rows[: requests + 1]
         torch.cumsum(count, 0, dtype=torch.int32, out=cu_rows[1:])
@@ -71,13 +75,13 @@ class FirstPass:
 class DeviceReader:
     """The draft model reads the last tokens of each text in every step, the golden one last: as
     many as may be new to it.
-
-    rows  of each text
     """
 
-    def __init__(self, place: Place, *, rows: int, max_requests: int, max_len: int) -> None:
+    def __init__(self, place: Place, reads: TextReads, *, max_requests: int) -> None:
         how: dict[str, Any] = {"dtype": torch.int32, "device": place.device}
-        self._rows, self._max_len, self._max_requests = rows, max_len, max_requests
+        rows = self._rows = reads.last
+        self._max_len, self._max_requests = reads.max_len, max_requests
+        self._shortest = rows + reads.first  # tokens of a text that is drafted for
         # Behind the rows there is room for what requests without rows would read.
         self._tokens = torch.zeros(max_requests + 1, rows, **how)
         self._positions = torch.zeros(max_requests + 1, rows, **how)
@@ -90,7 +94,7 @@ class DeviceReader:
         """last [D, rows] int32 the last tokens of each text; lens [D] int32 its length, 0: no
         drafts; width: drafts of any one request, at most."""
         requests = inputs.num_requests
-        goes_on = (lens > 0) & (lens <= self._max_len)
+        goes_on = (lens >= self._shortest) & (lens <= self._max_len)
         cu_logits = self._cu_logits[: requests + 1]
         torch.cumsum(goes_on, 0, dtype=torch.int32, out=cu_logits[1:])
         places = cu_logits[:-1].long().masked_fill(~goes_on, self._max_requests)

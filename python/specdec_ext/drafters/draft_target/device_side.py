@@ -4,59 +4,58 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ... import ops
-from .device_forward import ChainRows, DraftForward
+from .device_forward import ChainRows, DrafterForward
 from .device_rows import DeviceReader, FirstPass, PromptPacker
-from .draft_sizes import DraftSizes, rows_read
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ...config.methods import DraftTargetDecodingConfig
-    from ...models import StepModel
+    from ...config.grown_tree import GrownTreeConfig
     from ...models.place import Place
     from ..slot_drafter import DraftInputs, PromptInputs
     from ..vocabulary import VocabularyMap
+    from .draft_sizes import DraftSizes, TextReads
 
-__all__ = ["DeviceSide"]
+__all__ = ["DeviceSide", "MakeForward"]
+
+MakeForward = Callable[[int, int], DrafterForward]
 
 
 class DeviceSide(ABC):
     """HostPasses' verbs on a device. Everything that a step launches follows from its sizes.
 
-    place  of both models
+    place         of both models
+    make_forward  what runs the passes, for so many rows and rows whose scores are needed
     """
 
     def __init__(
         self,
-        config: DraftTargetDecodingConfig,
-        model: StepModel,
+        config: GrownTreeConfig,
         vocabulary: VocabularyMap,
         place: Place,
         sizes: DraftSizes,
+        reads: TextReads,
+        make_forward: MakeForward,
         *,
         max_scores: int,
     ) -> None:
         """max_scores  rows of a pass whose scores are needed"""
         max_requests, max_rows = sizes.max_requests, sizes.max_rows
         self.config, self._place = config, place
-        self._vocab_size, self._max_len = sizes.vocab_size, model.max_position
+        self._vocab_size, self._max_len = sizes.vocab_size, reads.max_len
         self._num_columns = vocabulary.num_scores
-        self._num_pages, self._page_size = 0, 1  # of the draft model
-        reads = rows_read(config)
-        texts = {"max_requests": max_requests, "max_len": self._max_len}
-        self._prompts = PromptPacker(place, max_rows=max_rows, **texts)
-        self._reader = DeviceReader(place, rows=reads, **texts)
-        self.forward = DraftForward(
-            model, place, max_rows=max_rows, max_requests=max_requests, max_scores=max_scores
-        )
+        self._num_pages, self._page_size = 0, 1  # of the drafter
+        self._prompts = PromptPacker(place, reads, max_rows=max_rows, max_requests=max_requests)
+        self._reader = DeviceReader(place, reads, max_requests=max_requests)
+        self.forward = make_forward(max_rows, max_scores)
         self._ints: dict[str, Any] = {"dtype": torch.int32, "device": place.device}
-        self._last = torch.zeros(max_requests, reads, **self._ints)
+        self._last = torch.zeros(max_requests, reads.last, **self._ints)
         self._lens = torch.zeros(max_requests, **self._ints)
         self._cu_rows = torch.zeros(max_requests + 1, **self._ints)
         # Its ids of the target's tokens, the target's of its columns; None: they are the same.
@@ -79,8 +78,8 @@ class DeviceSide(ABC):
         return self.forward.memory_bytes + kept
 
     def bind_cache(self, k_pages: Tensor, v_pages: Tensor) -> None:
-        """The draft model's pages [layers, P, G, S, K]."""
-        self.forward.model.bind_cache(k_pages, v_pages)
+        """The drafter's pages [layers, P, G, S, K]."""
+        self.forward.bind_cache(k_pages, v_pages)
         self._num_pages, self._page_size = k_pages.shape[1], k_pages.shape[3]
 
     @abstractmethod

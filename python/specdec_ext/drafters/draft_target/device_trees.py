@@ -19,12 +19,12 @@ from .device_side import DeviceSide
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ...config.methods import DraftTargetDecodingConfig
-    from ...models import StepModel
+    from ...config.grown_tree import GrownTreeConfig
     from ...models.place import Place
     from ..slot_drafter import DraftInputs
     from ..vocabulary import VocabularyMap
-    from .draft_sizes import DraftSizes
+    from .device_side import MakeForward
+    from .draft_sizes import DraftSizes, TextReads
 
 __all__ = ["DeviceTrees"]
 
@@ -34,11 +34,12 @@ class DeviceTrees(DeviceSide):
 
     def __init__(
         self,
-        config: DraftTargetDecodingConfig,
-        model: StepModel,
+        config: GrownTreeConfig,
         vocabulary: VocabularyMap,
         place: Place,
         sizes: DraftSizes,
+        reads: TextReads,
+        make_forward: MakeForward,
     ) -> None:
         max_requests = sizes.max_requests
         self._depth = config.max_draft_path_len
@@ -46,13 +47,17 @@ class DeviceTrees(DeviceSide):
         rows = max(sizes.max_rows, max_requests * (1 + width * max(self._depth - 1, 0)))
         scores = max_requests * (width if self._depth > 1 else 1)
         sizes = sizes._replace(max_rows=rows)
-        super().__init__(config, model, vocabulary, place, sizes, max_scores=scores)
+        super().__init__(config, vocabulary, place, sizes, reads, make_forward, max_scores=scores)
         self._growths = ops.make_growths(max_requests, place.device)
         # Rows of a pass after the first.
         self._tokens, self._parents, self._positions = torch.zeros(3, rows, **self._ints)
+        self._sources = torch.zeros(rows, **self._ints)
         self._mask = torch.zeros(rows, 4, **self._ints)
         self._is_tree = torch.zeros(max_requests, dtype=torch.uint8, device=place.device)
         self._logit_rows = torch.zeros(max_requests, width, **self._ints)
+        # The golden token's row in the pass before, by request.
+        self._golden_rows = torch.zeros(max_requests, **self._ints)
+        self._row = torch.arange(rows, **self._ints)
 
     def enter(self, slot: int, options: Mapping[str, Any]) -> None:
         """See SlotDrafter. A tree is the same whatever the request asks."""
@@ -65,12 +70,14 @@ class DeviceTrees(DeviceSide):
         lens = self._lens[:requests]
         first, result = self._read_texts(inputs, inputs.max_width, needs_scores=True)
         # Nodes of the last level lie so far after the text.
-        fits = (lens + (levels - 1) <= self._max_len) & (lens > 0)
+        fits = (lens + (levels - 1) <= self._max_len) & (first.limit > 0)
         has_pages = inputs.page_table.amax(1) < self._num_pages
         limits = inputs.max_drafts * (fits & has_pages)
         places = first.places.clamp_max(requests - 1)
         self._grow(result.index_select(0, places), limits, 0, levels)
         golden = self._last[:requests, -1].contiguous()
+        if self.forward.takes_sources:
+            self._golden_rows[:requests].copy_(first.logit_rows.index_select(0, places))
         for level in range(1, levels):
             self._grow(self._follow(inputs, golden, lens, level), limits, level, levels)
         growths = self._growths[:requests]
@@ -84,6 +91,7 @@ class DeviceTrees(DeviceSide):
         rows = requests * most
         cu_rows, is_tree = self._cu_rows[: requests + 1], self._is_tree[:requests]
         logit_rows = self._logit_rows[:requests]
+        sources = self._sources[:rows] if self.forward.takes_sources else None
         ops.pack_drafts(
             self._growths[:requests],
             golden,
@@ -91,6 +99,7 @@ class DeviceTrees(DeviceSide):
             parents=self._parents[:rows],
             cu_rows=cu_rows,
             logit_rows=logit_rows,
+            sources=sources,
             backend=backend,
         )
         kv_len = (lens - 1).clamp_min(0)
@@ -107,6 +116,8 @@ class DeviceTrees(DeviceSide):
             max_rows=most,
             backend=backend,
         )
+        if sources is not None:
+            sources = self._follows(cu_rows, sources)
         chain = ChainRows(
             self._tokens[:rows], self._positions[:rows], cu_rows, kv_len, most,
             self._mask[:rows], is_tree,
@@ -117,7 +128,17 @@ class DeviceTrees(DeviceSide):
             logit_rows.view(-1),
             needs_scores=True,
             max_kv_len=inputs.max_kv_len,
+            sources=sources,
         )
+
+    def _follows(self, cu_rows: Tensor, sources: Tensor) -> Tensor:
+        """sources [R] of ops.pack_drafts, counted over all rows of the pass before."""
+        request = torch.searchsorted(cu_rows[1:], self._row[: len(sources)], right=True)
+        request.clamp_max_(len(cu_rows) - 2)  # of padding any
+        golden = self._golden_rows[: len(cu_rows) - 1]
+        found: Tensor = golden.index_select(0, request) + sources
+        golden.copy_(cu_rows[:-1])
+        return found.masked_fill_(sources < 0, -1)
 
     def _grow(self, scores: Tensor, limits: Tensor, level: int, levels: int) -> None:
         """A level from the scores [D * places, V] of the rows that were new."""

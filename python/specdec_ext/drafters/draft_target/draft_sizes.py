@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from ...config.methods import DraftTargetDecodingConfig
 
-__all__ = ["CHAIN_READS", "DraftSizes", "rows_read"]
+__all__ = ["CHAIN_READS", "DraftSizes", "TextReads", "rows_read"]
 
 
 class DraftSizes(NamedTuple):
@@ -19,6 +19,19 @@ class DraftSizes(NamedTuple):
     vocab_size: int
     max_requests: int
     max_rows: int
+
+
+class TextReads(NamedTuple):
+    """What a drafter on a device reads of a text.
+
+    max_len  tokens that it serves
+    last     so many tokens, the golden one last, are read in every step
+    first    the position of its first row
+    """
+
+    max_len: int
+    last: int
+    first: int = 0
 
 
 # Each text's last two tokens: the golden one, and the one before, which is new to the model if all

@@ -11,7 +11,7 @@ from ... import _core, ops
 from .pick import pick_of
 
 if TYPE_CHECKING:
-    from ...config.methods import DraftTargetDecodingConfig
+    from ...config.grown_tree import GrownTreeConfig
     from ...models import StepModel
     from ..slot_drafter import DraftInputs, PromptInputs
     from ..vocabulary import VocabularyMap
@@ -28,7 +28,7 @@ class HostPasses:
 
     def __init__(
         self,
-        config: DraftTargetDecodingConfig,
+        config: GrownTreeConfig,
         model: StepModel,
         vocabulary: VocabularyMap,
         sizes: DraftSizes,

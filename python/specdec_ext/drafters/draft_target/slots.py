@@ -8,13 +8,13 @@ the one before chose.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ... import ops
 from ...errors import ConfigError
 from ..slot_drafter import DraftInputs, PromptInputs
-from .draft_sizes import DraftSizes, rows_read
+from .draft_sizes import DraftSizes, TextReads, rows_read
 from .host_passes import HostPasses
 
 if TYPE_CHECKING:
@@ -67,13 +67,18 @@ class DraftTargetDrafter:
         if place.is_cpu:
             self.side = HostPasses(config, model, vocabulary, sizes)
         else:
-            self.side = _on_device(config)(config, model, vocabulary, place, sizes)
+            self.side = _on_device(config, model, vocabulary, place, sizes)
         self.pages: tuple[Any, Any] | None = None
 
     @property
     def passes_made(self) -> int:
         """On the CPU: by the last draft()."""
         return getattr(self.side, "passes_made", 0)
+
+    @property
+    def pages_of(self) -> Any:
+        """See SlotDrafter."""
+        return self.model
 
     @staticmethod
     def reads(config: DraftTargetDecodingConfig) -> int:
@@ -120,8 +125,22 @@ def _num_bytes(pages: Any) -> int:
     return int(pages.num_bytes if hasattr(pages, "num_bytes") else pages.nbytes)
 
 
-def _on_device(config: DraftTargetDecodingConfig) -> Callable[..., DeviceSide]:
+def _on_device(
+    config: DraftTargetDecodingConfig,
+    model: StepModel,
+    vocabulary: VocabularyMap,
+    place: Place,
+    sizes: DraftSizes,
+) -> DeviceSide:
+    from .device_forward import DraftForward
     from .device_passes import DevicePasses
     from .device_trees import DeviceTrees
 
-    return DevicePasses if config.top_k == 1 else DeviceTrees
+    def forward(rows: int, scores: int) -> DraftForward:
+        return DraftForward(
+            model, place, max_rows=rows, max_requests=sizes.max_requests, max_scores=scores
+        )
+
+    make = DevicePasses if config.top_k == 1 else DeviceTrees
+    reads = TextReads(model.max_position, rows_read(config))
+    return make(config, vocabulary, place, sizes, reads, forward)

@@ -9,12 +9,13 @@ from typing import Any
 
 import numpy as np
 
+from ...config.eagle3 import Eagle3DecodingConfig
 from ...errors import ModelError
 from ...models.host_arrays import HostArray, dtype_name, take_rows
 from ...models.weights import Checkpoint
 from .shape import Eagle3Shape, read_eagle3_shape
 
-__all__ = ["EMBEDDING", "Eagle3Weights", "check_target", "read_eagle3"]
+__all__ = ["EMBEDDING", "Eagle3Weights", "check_target", "read_eagle3", "taps_of"]
 
 EMBEDDING = "embed_tokens.weight"
 _HEAD = "lm_head.weight"
@@ -104,6 +105,19 @@ def check_target(
             f"{shape.hidden_size}"
         )
     return shape.target_taps(num_layers)
+
+
+def taps_of(config: Eagle3DecodingConfig, weights: Eagle3Weights, model: Any) -> tuple[int, ...]:
+    """check_target() of a model, or of its configuration; errors name the head's folder."""
+    try:
+        return check_target(
+            weights,
+            hidden_size=model.hidden_size,
+            vocab_size=model.vocab_size,
+            num_layers=model.num_layers,
+        )
+    except ModelError as error:
+        raise type(error)(f"{config.model}: {error}") from None
 
 
 def _canonical_names(checkpoint: Checkpoint) -> dict[str, str]:

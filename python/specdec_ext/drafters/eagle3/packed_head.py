@@ -1,4 +1,4 @@
-"""An EAGLE-3 head on few-row linear layers, beside a native target."""
+"""An EAGLE-3 head on few-row linear layers, beside a target on the CPU."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from typing import Any, cast
 import numpy as np
 
 from ... import _core
-from ...models.host_arrays import converted, stacked
-from ...models.native import NativeModel
+from ...models.host_arrays import converted, from_torch, kv_dtype_name, stacked
 from ...models.rope import rope_tables
 from .checkpoint import Eagle3Weights
 from .shape import NUM_TAPS
@@ -19,12 +18,12 @@ _ATTENTION = "midlayer.self_attn."
 
 
 def pack_head(
-    weights: Eagle3Weights, target: NativeModel, max_position: int, sliding_window: int = 0
+    weights: Eagle3Weights, target: Any, max_position: int, sliding_window: int = 0
 ) -> Any:
     """_core.Eagle3Head with the weights in the target's dtype and rotary tables of so many
     positions; sliding_window: tokens that it sees, 0: all."""
     shape, tensors = weights.shape, weights.tensors
-    dtype = target.kv_dtype_name
+    dtype = str(kv_dtype_name(target))
 
     def floats(name: str) -> Any:
         return np.ascontiguousarray(cast(Any, converted(tensors[name], "float32")))
@@ -37,9 +36,11 @@ def pack_head(
         return _core.PackedLinear(stacked([tensors[f"{n}.weight"] for n in names], dtype), bias)
 
     cos, sin = rope_tables(shape.rope, max_position)
-    embedding: Any = target.core
+    embedding = getattr(target, "core", None)
     if weights.embedding is not None:
         embedding = _core.PackedLinear(converted(weights.embedding, dtype), None)
+    elif embedding is None:  # the adapter's
+        embedding = _core.PackedLinear(converted(from_torch(target.embed_table()), dtype), None)
     return _core.Eagle3Head(
         hidden_size=shape.hidden_size,
         tap_size=NUM_TAPS * shape.target_hidden_size,

@@ -65,6 +65,18 @@ class Eagle3Shape:
         """Positions that the head serves."""
         return max_position(self.rope)
 
+    def feature_heads(self) -> tuple[int, int]:
+        """(heads, head_dim) of a device's pages whose K and V hold one half of a feature each, so
+        that features are appended, moved and copied as K/V is. Raises UnsupportedModelError."""
+        half = self.hidden_size // 2
+        for head_dim in range(256, 7, -8):
+            if self.hidden_size % 2 == 0 and half % head_dim == 0:
+                return half // head_dim, head_dim
+        raise UnsupportedModelError(
+            f"the EAGLE-3 head's hidden_size = {self.hidden_size}: on a device a multiple of 16 is "
+            "needed; use device='cpu'"
+        )
+
     def expected_weights(self) -> dict[str, tuple[int, ...]]:
         """Name -> shape of every floating-point tensor but the embedding, in SpecForge's names."""
         hidden, wide = self.hidden_size, self.intermediate_size

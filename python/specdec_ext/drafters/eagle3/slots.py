@@ -8,29 +8,40 @@ later, and nothing of a request has to be carried along.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
 from ... import _core, ops
 from ...config.eagle3 import Eagle3DecodingConfig
-from ...errors import ModelError, UnsupportedConfigError
-from ...models.native import NativeModel
+from ...errors import UnsupportedConfigError
+from ...models.host_arrays import kv_dtype_name
+from ...models.place import Place
 from ..draft_target.draft_sizes import DraftSizes
 from ..draft_target.host_passes import HostPasses
-from ..slot_drafter import DraftInputs, PromptInputs
+from ..slot_drafter import DraftInputs, PromptInputs, SlotDrafter
 from ..vocabulary import VocabularyMap
-from .checkpoint import Eagle3Weights, check_target
+from .checkpoint import Eagle3Weights, taps_of
 from .packed_head import pack_head
 from .shape import Eagle3Shape
 
-__all__ = ["Eagle3Drafter", "feature_bytes"]
+__all__ = ["Eagle3Drafter", "feature_bytes", "make_eagle3"]
 
 
-def feature_bytes(shape: Eagle3Shape) -> int:
-    """What one token takes besides its K/V."""
-    return 4 * shape.hidden_size
+def feature_bytes(shape: Eagle3Shape, itemsize: int = 4) -> int:
+    """What one token takes besides its K/V; itemsize: of a number, float32 where the host runs."""
+    return itemsize * shape.hidden_size
+
+
+def make_eagle3(
+    config: Eagle3DecodingConfig, weights: Eagle3Weights, model: Any, place: Place, **sizes: int
+) -> SlotDrafter:
+    """An Eagle3Drafter, or the one of a device; sizes: max_requests, max_rows, window."""
+    if place.is_cpu:
+        return Eagle3Drafter(config, weights, model, **sizes)
+    from .device_slots import Eagle3OnDevice
+
+    return Eagle3OnDevice(config, weights, model, **sizes)
 
 
 class _Head:
@@ -78,38 +89,23 @@ class Eagle3Drafter:
         max_rows: int,
         window: int = 0,
     ) -> None:
-        if not isinstance(model, NativeModel) or model.shard is not None:
+        if not hasattr(model, "set_taps") or getattr(model, "shard", None) is not None:
             raise UnsupportedConfigError(
-                "Eagle3DecodingConfig: the head taps the native decoder of one process on the CPU, "
-                f"and this target runs as {model.impl!r}; use model_impl='native' and "
-                "tensor_parallel_size=1, or another method"
+                "Eagle3DecodingConfig: the head taps a decoder of one process, and this target "
+                f"runs as {model.impl!r}; use tensor_parallel_size=1, or another method"
             )
         shape = weights.shape
-        try:
-            taps = check_target(
-                weights,
-                hidden_size=model.hidden_size,
-                vocab_size=model.vocab_size,
-                num_layers=model.num_layers,
-            )
-        except ModelError as error:
-            raise type(error)(f"{config.model}: {error}") from None
+        taps = taps_of(config, weights, model)
         self.config, self.shape = config, shape
         self.num_kv_heads, self.head_dim = shape.num_kv_heads, shape.head_dim
-        self.kv_dtype_name = model.kv_dtype_name
-        self._taps = model.set_taps(taps)
+        self.kv_dtype_name = kv_dtype_name(model)
+        self._taps = model.set_taps(taps, max_rows)
         positions = min(shape.max_position, model.max_position)
         core = pack_head(weights, model, positions, window)
         self._core = core
         head: Any = _Head(core, shape.draft_vocab_size, positions)
         self.side = HostPasses(
-            # A chain or tree of the likeliest: no draft ends one early by itself.
-            SimpleNamespace(  # type: ignore[arg-type]  # the fields that passes read
-                max_draft_len=config.max_draft_len,
-                max_draft_path_len=config.max_draft_path_len,
-                top_k=config.top_k,
-                min_confidence=0.0,
-            ),
+            config,
             head,
             VocabularyMap(shape.draft_vocab_size, [], weights.token_ids.tolist()),
             DraftSizes(
@@ -126,6 +122,11 @@ class Eagle3Drafter:
         """By the last draft()."""
         return self.side.passes_made
 
+    @property
+    def pages_of(self) -> Any:
+        """See SlotDrafter."""
+        return self
+
     def bind_cache(self, k_pages: Any, v_pages: Any) -> None:
         """Pages with the ids of the target's, [1, P, G, S, K]; those of the features are made."""
         _, pages, _, size, _ = k_pages.shape
@@ -135,9 +136,9 @@ class Eagle3Drafter:
         self._pages = (k_pages, v_pages)
 
     @property
-    def features(self) -> Any:
-        """[P, S, hidden_size] float32, by the pages' numbers; None: bind_cache() comes first."""
-        return self._features
+    def feature_pages(self) -> tuple[Any, ...]:
+        """[P, S, hidden_size] float32, by the pages' numbers, once they are made."""
+        return () if self._features is None else (self._features,)
 
     def release(self) -> None:
         """Give the memory of the features back, as KvPages.release()."""

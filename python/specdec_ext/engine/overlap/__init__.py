@@ -12,6 +12,7 @@ from specdec_ext.engine.overlap.forwards import DeviceForward, HostForward
 from specdec_ext.engine.overlap.graphs import (
     Bucket,
     CudaGraphRecorder,
+    GraphMemoryError,
     GraphRecorder,
     choose_bucket,
     make_buckets,
@@ -28,6 +29,7 @@ __all__ = [
     "CudaStream",
     "DeviceForward",
     "Event",
+    "GraphMemoryError",
     "GraphRecorder",
     "HostForward",
     "ImmediateStream",

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import gc
-import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ...config.engine import SchedulerConfig
-from ...drafters.draft_target.slots import DraftTargetDrafter
 from ...errors import ConfigError
 from ...log import logger
 from ...models.device_model import DeviceModel
@@ -23,6 +21,7 @@ from . import (
     CudaGraphRecorder,
     CudaStream,
     DeviceForward,
+    GraphMemoryError,
     GraphRecorder,
     HostForward,
     ImmediateStream,
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
     from ...models.place import Place
     from ..host_pool import HostPool
 
-__all__ = ["device_bytes", "graph_bytes", "make_pipeline"]
+__all__ = ["device_bytes", "graph_bytes", "make_pipeline", "record_graphs"]
 
 # What the driver takes in one piece.
 _GRAPH_SLACK = 64 << 20
@@ -110,26 +109,25 @@ def graph_bytes(
     one = tuple((layers, 1) for layers in memory.narrow_layers)
     pages = KvPages(model, 1, memory.tokens_per_block, place, one)
     model.bind_cache(*pages.tensors, *([pages.narrow] if one else []))
-    if isinstance(drafter, DraftTargetDrafter):
-        drafter.bind_cache(*KvPages(drafter.model, 1, memory.tokens_per_block, place).tensors)
-    # Everything that is recorded counts as measured here.
-    probe = dataclasses.replace(
-        memory,
-        num_pages=1,
-        narrow_pages=(1,) * len(one),
-        graph_bytes=sys.maxsize - _GRAPH_SLACK,
-    )
+    owner: Any = drafter
+    if hasattr(owner, "pages_of"):
+        own = KvPages(owner.pages_of, 1, memory.tokens_per_block, place)
+        owner.bind_cache(*own.tensors)
+    probe = dataclasses.replace(memory, num_pages=1, narrow_pages=(1,) * len(one))
     try:
         pipeline = make_pipeline(
             model, pages.tensors, probe, scheduler, place, drafting,
             drafter=drafter, synthetic_rates=synthetic_rates, narrow=pages.narrow,
         )  # fmt: skip
+        pipeline.record_graphs()
         pipeline.stream.record().wait()
-    except torch.OutOfMemoryError as error:
+    except (torch.OutOfMemoryError, GraphMemoryError) as error:
+        # The words of a GraphMemoryError are of an engine that goes on.
+        why = error.__cause__ if isinstance(error, GraphMemoryError) else error
         raise ConfigError(
             "SchedulerConfig.enforce_eager = False: recording the steps of "
             f"max_batch_size = {memory.max_batch_size} needs more memory than is free beside the "
-            f"model ({error}); lower max_batch_size, or set enforce_eager=True"
+            f"model ({why}); lower max_batch_size, or set enforce_eager=True"
         ) from None
     measured = pipeline.graph_bytes
     del pipeline
@@ -188,7 +186,7 @@ def make_pipeline(
             num_pages=memory.num_pages,
             keeps_hidden=drafter is not None and drafter.needs_hidden,
         )
-    pipeline = OverlapPipeline(
+    return OverlapPipeline(
         executor,
         forward,
         *pages,
@@ -200,7 +198,22 @@ def make_pipeline(
         narrow=narrow,
         host_pool=host_pool,
     )
-    pipeline.record_graphs()
+
+
+def record_graphs(pipeline: OverlapPipeline, memory: MemoryPlan) -> None:
+    """Record the pipeline's steps, if they are recorded, as far as there is memory for it.
+
+    Raises ConfigError where the pages leave no room for the steps themselves.
+    """
+    try:
+        pipeline.record_graphs()
+    except GraphMemoryError as error:
+        logger.warning("%s", error)
+    except torch.OutOfMemoryError as error:
+        raise ConfigError(
+            f"KvCacheConfig.free_gpu_memory_fraction: beside the K/V pages no memory is left for "
+            f"steps of max_batch_size = {memory.max_batch_size} ({error}); lower one of them"
+        ) from None
     if pipeline.graph_bytes > memory.graph_bytes + _GRAPH_SLACK:
         logger.warning(
             "CUDA graphs took %d bytes, %d were measured before the K/V pages were sized; leave "
@@ -208,4 +221,3 @@ def make_pipeline(
             pipeline.graph_bytes,
             memory.graph_bytes,
         )
-    return pipeline

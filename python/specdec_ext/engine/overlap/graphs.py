@@ -8,7 +8,8 @@ no rows, no page.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -17,7 +18,15 @@ import torch
 if TYPE_CHECKING:
     from specdec_ext.engine.overlap.streams import CudaStream
 
-__all__ = ["Bucket", "CudaGraphRecorder", "GraphRecorder", "choose_bucket", "make_buckets"]
+__all__ = [
+    "Bucket",
+    "CudaGraphRecorder",
+    "GraphMemoryError",
+    "GraphRecorder",
+    "choose_bucket",
+    "make_buckets",
+    "memory_error",
+]
 
 # Recorded graphs keep memory: this many at most.
 MAX_BUCKETS = 64
@@ -60,6 +69,22 @@ def choose_bucket(buckets: Sequence[Bucket], requests: int, rows: int) -> Bucket
     return min(fitting, default=None)
 
 
+class GraphMemoryError(RuntimeError):
+    """The device's memory ran out while steps were recorded; none is recorded any more."""
+
+
+def memory_error(error: BaseException | None) -> torch.OutOfMemoryError | None:
+    """Where memory ran out, if that is why `error` was raised: the driver has no type for it, and
+    ending a capture that has failed fails, too."""
+    while error is not None:
+        if isinstance(error, torch.OutOfMemoryError):
+            return error
+        if isinstance(error, RuntimeError) and "out of memory" in str(error):
+            return torch.OutOfMemoryError(str(error))
+        error = error.__cause__ or error.__context__
+    return None
+
+
 class GraphRecorder(Protocol):
     """Makes graphs of what is enqueued."""
 
@@ -68,6 +93,8 @@ class GraphRecorder(Protocol):
 
         They have run once before, in a step of the same sizes, so that every kernel is loaded and
         all scratch memory is there.
+
+        Raises torch.OutOfMemoryError, as the function's first call does; nothing has run then.
         """
         ...
 
@@ -75,6 +102,17 @@ class GraphRecorder(Protocol):
     def memory_bytes(self) -> int:
         """Device memory that everything recorded keeps."""
         ...
+
+
+@contextlib.contextmanager
+def _memory_errors() -> Iterator[None]:
+    """Errors that mean that memory ran out become torch's type."""
+    try:
+        yield
+    except RuntimeError as error:
+        if (found := memory_error(error)) is None or found is error:
+            raise
+        raise found from None
 
 
 class CudaGraphRecorder:
@@ -94,8 +132,13 @@ class CudaGraphRecorder:
         torch.cuda.empty_cache()  # as capturing does: what it returns is not the graph's
         free = self._free()
         # Other threads may allocate meanwhile: only this one's calls are recorded and checked.
-        with torch.cuda.graph(
-            graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
+        # A capture that fails may leave its stream as the current one, the outer block does not.
+        with (
+            _memory_errors(),
+            torch.cuda.stream(self._stream),
+            torch.cuda.graph(
+                graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
+            ),
         ):
             for operation in operations:
                 operation()
@@ -110,7 +153,8 @@ class CudaGraphRecorder:
                 return
             measured = True  # the first one may take memory of its own
             before = self._free()
-            graph.replay()
+            with _memory_errors():
+                graph.replay()
             self.memory_bytes += max(0, before - self._free())
 
         return replay

@@ -24,9 +24,12 @@ class HostSide:
     the model, what it will decide from."""
 
     def __init__(
-        self, buffers: StepBuffers, pools: Sequence[tuple[Tensor, Tensor]], backend: str | None
+        self,
+        buffers: StepBuffers,
+        pools: Sequence[tuple[Tensor, Tensor, int]],
+        backend: str | None,
     ) -> None:
-        """pools  (K, V) pages, in the order of a step's tables"""
+        """pools  (K, V) pages, and which of a step's tables names them"""
         self._buffers, self._pools, self._backend = buffers, tuple(pools), backend
         self._left: dict[int, Tensor] = {}  # by slot, hidden states of its last step's rows
 
@@ -35,10 +38,11 @@ class HostSide:
         b, layout, step = self._buffers, self._buffers.staging, tensors.step
         requests = len(step.kv_len)
         path = b.staged_part(layout.move_path, requests * MAX_STEP_TOKENS)
-        for pages, table in zip(self._pools, step.tables, strict=True):
+        for k_pages, v_pages, table in self._pools:
             ops.compact_kv(
-                *pages,
-                table,
+                k_pages,
+                v_pages,
+                step.tables[table],
                 b.staged_part(layout.move_kv_len, requests),
                 b.staged_part(layout.move_cu_rows, requests + 1),
                 path.view(requests, MAX_STEP_TOKENS),

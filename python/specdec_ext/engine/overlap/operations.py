@@ -65,6 +65,7 @@ class StepOperations:
         self.draft_calls = self.draft_failures = 0
         self.drafter = drafter
         self._read_prompts: Any = getattr(drafter, "read_prompts", None)
+        self._after_forward: Any = getattr(drafter, "after_forward", None)
         self._draft_probs: Any = getattr(drafter, "draft_probs", None)
         self._reads_every_step = bool(getattr(drafter, "reads_every_step", False))
         self._hidden: Tensor | None = None  # [num_slots, H]
@@ -72,8 +73,12 @@ class StepOperations:
             self._hidden = forward.make_hidden(len(buffers.slots))
         self._forward = forward
         self._num_pages, self._page_size = k_pages.shape[1], k_pages.shape[3]
-        # (K, V) pages, in the order of a step's tables.
-        self._pools = ((k_pages, v_pages), *((pool.k, pool.v) for pool in narrow))
+        # (K, V) pages, and which of a step's tables names them.
+        pools = [(k_pages, v_pages, 0)]
+        pools += [(pool.k, pool.v, table) for table, pool in enumerate(narrow, start=1)]
+        if moved := getattr(drafter, "moved_pages", ()):
+            pools.append((*moved, 0))
+        self._pools = tuple(pools)
         self._backend = backend
         self._scores: Tensor | None = None  # of the step that was enqueued last
         self._host = HostSide(buffers, self._pools, backend)
@@ -116,6 +121,8 @@ class StepOperations:
         begin = time.perf_counter()
         self._scores = self._forward(tensors)
         self.forward_s += time.perf_counter() - begin
+        if self._after_forward is not None:
+            self._guarded(self._after_forward, tensors.step)
 
     def _tensors(self, g: StepSizes) -> StepTensors:
         b, layout = self.buffers, self.buffers.staging
@@ -164,29 +171,30 @@ class StepOperations:
     def _propose_drafts(self, g: StepSizes, tensors: StepTensors) -> None:
         assert self.drafter is not None
         begin = time.perf_counter()
-        try:
-            self.drafter.draft(self.draft_inputs(g, tensors))
-        except Exception as error:  # drafts of another history are left out: plain decoding
-            self._drafter_raised(error)
+        # Where it raises, drafts of another history are left out: plain decoding.
+        self._guarded(self.drafter.draft, self.draft_inputs(g, tensors))
         self.draft_s += time.perf_counter() - begin
         self.draft_calls += 1
 
     def _draft_prompts(self, g: StepSizes, tensors: StepTensors) -> None:
         """The drafter reads what the model has read of the prompts."""
         b, step, count = self.buffers, tensors.step, g.prompts
+        inputs = PromptInputs(
+            tokens=step.tokens[: g.prompt_rows],
+            slot_ids=b.staged_part(b.staging.slot_ids, count),
+            kv_len=step.kv_len[:count],
+            cu_rows=step.cu_rows[: count + 1],
+            page_table=step.page_table[:count],
+            max_rows=g.max_rows,
+            max_kv_len=g.max_kv_len,
+        )
+        self._guarded(self._read_prompts, inputs)
+
+    def _guarded(self, call: Callable[..., None], *arguments: Any) -> None:
+        """An exception of the drafter costs drafts, nothing else."""
         try:
-            self._read_prompts(
-                PromptInputs(
-                    tokens=step.tokens[: g.prompt_rows],
-                    slot_ids=b.staged_part(b.staging.slot_ids, count),
-                    kv_len=step.kv_len[:count],
-                    cu_rows=step.cu_rows[: count + 1],
-                    page_table=step.page_table[:count],
-                    max_rows=g.max_rows,
-                    max_kv_len=g.max_kv_len,
-                )
-            )
-        except Exception as error:  # its drafts will be poor, or none
+            call(*arguments)
+        except Exception as error:
             self._drafter_raised(error)
 
     def _drafter_raised(self, error: Exception) -> None:
@@ -364,10 +372,11 @@ class StepOperations:
             status=tensors.status,
         )
         self._keep_hidden(tensors)
-        for pages, table in zip(self._pools, step.tables, strict=True):
+        for k_pages, v_pages, table in self._pools:
             ops.compact_kv(
-                *pages,
-                table,
+                k_pages,
+                v_pages,
+                step.tables[table],
                 step.kv_len,
                 step.cu_rows,
                 path,

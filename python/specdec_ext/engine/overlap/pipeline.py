@@ -10,8 +10,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from specdec_ext.engine.overlap.buffers import StepBuffers
-from specdec_ext.engine.overlap.graphs import Bucket, choose_bucket, make_buckets
+from specdec_ext.engine.overlap.graphs import (
+    Bucket,
+    GraphMemoryError,
+    choose_bucket,
+    make_buckets,
+)
 from specdec_ext.engine.overlap.operations import StepForward, StepOperations
 from specdec_ext.engine.overlap.step_sizes import StepSizes
 from specdec_ext.engine.overlap.step_times import PARTS, StepTimes
@@ -84,6 +91,7 @@ class OverlapPipeline(StepOperations):
         self._times: StepTimes | None = None
         self._not_host_s = 0.0
         self._recorder = recorder
+        self._has_room = True  # for more recorded steps
         self._replays: dict[tuple[Bucket, bool, bool, int | None], Callable[[], None]] = {}
         self._draft_seconds = 0.0  # of a step or of a draft, lately
         self.drafting_s = 0.0  # time in the drafter, where steps run as they are enqueued
@@ -97,12 +105,32 @@ class OverlapPipeline(StepOperations):
 
     def record_graphs(self) -> None:
         """Record every bucket and replay it once without any request, before the first step. Else
-        each is recorded when it is first needed."""
+        each is recorded when it is first needed.
+
+        Raises GraphMemoryError where memory runs out: what was recorded until then is replayed, all
+        other steps are launched one by one.
+        """
         # The largest first: the others find the memory of its pool.
         for bucket in reversed(self.buckets):
             variants = (False, True) if self.drafter is not None else (True,)
             for needs_scores, drafts in itertools.product((False, True), variants):
-                self.stream.enqueue(self._graph(bucket, needs_scores, drafts))
+                replay = self._graph(bucket, needs_scores, drafts)
+                try:
+                    self.stream.enqueue(replay)
+                except torch.OutOfMemoryError as error:
+                    self._replays.popitem()
+                    raise self._stop_recording(bucket, error) from error
+
+    def _stop_recording(self, bucket: Bucket, error: Exception) -> GraphMemoryError:
+        """Returns what there is to say about it."""
+        self._has_room = False
+        return GraphMemoryError(
+            f"CUDA graphs: the device's memory ran out while a step of {bucket.requests} requests "
+            f"and {bucket.rows} rows was recorded ({error}); {self.num_graphs} graphs are there, "
+            "other steps are launched one by one. Leave more room with a smaller "
+            "KvCacheConfig.free_gpu_memory_fraction, record fewer sizes with a smaller "
+            "SchedulerConfig.max_batch_size, or set enforce_eager=True"
+        )
 
     @property
     def num_graphs(self) -> int:
@@ -287,20 +315,28 @@ class OverlapPipeline(StepOperations):
             if size not in self._chosen:
                 self._chosen[size] = choose_bucket(self.buckets, *size)
             bucket = self._chosen[size]
-        if bucket is not None:
-            if self._marks is None:
-                self.stream.enqueue(self._graph(bucket, g.needs_scores, g.drafts))
-                return
-            parts = tuple(
-                (self._graph(bucket, g.needs_scores, g.drafts, i),) for i in range(len(PARTS))
-            )
-        else:
-            parts = self._operations(g)
+        replays = None if bucket is None else self._graphs(bucket, g)
+        if replays is not None and self._marks is None:
+            self.stream.enqueue(replays[0])
+            return
+        parts = self._operations(g) if replays is None else tuple((one,) for one in replays)
         for index, operations in enumerate(parts):
             if index:
                 self._mark()
             for operation in operations:
                 self.stream.enqueue(operation)
+
+    def _graphs(self, bucket: Bucket, g: StepSizes) -> list[Callable[[], None]] | None:
+        """The recorded step, in PARTS while steps are timed; None: it is not, nor can be."""
+        parts = (None,) if self._marks is None else range(len(PARTS))
+        keys = [(bucket, g.needs_scores, g.drafts or self.drafter is None, i) for i in parts]
+        if not self._has_room and not all(key in self._replays for key in keys):
+            return None
+        try:
+            return [self._graph(*key) for key in keys]
+        except GraphMemoryError as error:
+            logger.warning("%s", error)
+            return None
 
     def _graph(
         self, bucket: Bucket, needs_scores: bool, drafts: bool, part: int | None = None
@@ -311,6 +347,8 @@ class OverlapPipeline(StepOperations):
 
         It runs once before it is recorded, without any request, which changes no slot and no page.
         part  index of PARTS; None: the whole step
+
+        Raises GraphMemoryError where there is no room to record it.
         """
         drafts = drafts or self.drafter is None
         key = (bucket, needs_scores, drafts, part)
@@ -327,7 +365,11 @@ class OverlapPipeline(StepOperations):
             with self._for_nobody():
                 for operation in every:
                     self.stream.enqueue(operation)
-            self._replays[key] = self._recorder.record(every if part is None else parts[part])
+            recorded = every if part is None else parts[part]
+            try:
+                self._replays[key] = self._recorder.record(recorded)
+            except torch.OutOfMemoryError as error:
+                raise self._stop_recording(bucket, error) from error
         return self._replays[key]
 
     @contextlib.contextmanager
@@ -362,7 +404,10 @@ class OverlapPipeline(StepOperations):
 
         with self._for_nobody():
             self.stream.enqueue(draft)
-            drafting = draft if self._recorder is None else self._recorder.record((draft,))
+            drafting = draft
+            if self._recorder is not None and self._has_room:
+                with contextlib.suppress(torch.OutOfMemoryError):  # takes longer one by one
+                    drafting = self._recorder.record((draft,))
             self.stream.enqueue(drafting)
             marks = [self.stream.mark()]
             for _ in range(repeats):

@@ -1,0 +1,203 @@
+// A consumer warpgroup of the Hopper family's kernel: 64 rows of every unit of the block. Scores,
+// masks, softmax, chunks and states of every type of operands; the matrix products are the tile's
+// (Products: hopper_products.cuh, hopper_fp8.cuh).
+#pragma once
+
+#include <cstdint>
+
+#include "attention/hopper_fp8.cuh"
+#include "attention/hopper_load.cuh"
+#include "attention/hopper_products.cuh"
+#include "attention/hopper_rows.cuh"
+#include "attention/hopper_tile.h"
+#include "attention/spec_attention.h"
+#include "gpu/hopper.cuh"
+
+namespace specdec::attention::hopper {
+
+// Sum over the finished chunks of a unit, this thread's share of its two rows.
+template <class Tile, bool kInRegisters = Tile::kFoldInRegisters>
+struct FoldedValues {
+  float values[Tile::kDim / 2];
+
+  __device__ __forceinline__ FoldedValues(HopperShared<Tile>&, int) {}
+  __device__ __forceinline__ float& operator[](int i) { return values[i]; }
+};
+
+template <class Tile>
+struct FoldedValues<Tile, false> {
+  float* values;
+
+  __device__ __forceinline__ FoldedValues(HopperShared<Tile>& shared, int thread)
+      : values(reinterpret_cast<float*>(shared.fold) + thread) {}
+  __device__ __forceinline__ float& operator[](int i) {
+    return values[i * 64 * 2 * Tile::kConsumers];
+  }
+};
+
+// One consumer warpgroup: 64 rows of every unit of the block.
+template <class T, class Tile>
+__device__ __forceinline__ void consume(const AttentionLaunch& launch, HopperShared<Tile>& shared,
+                                        int consumer) {
+  constexpr int kColumns = Tile::kDim / 4;  // of O, in pairs of a thread's two rows
+  const SpecAttentionParams& call = launch.call;
+  const WorkView& work = launch.work;
+  const int lane = static_cast<int>(threadIdx.x % 32);
+  const int warp_row = static_cast<int>(threadIdx.x / 32 % 4) * 16;
+  RowView* views = reinterpret_cast<RowView*>(shared.rows) + consumer * 64 + warp_row;
+
+  Products<T, Tile> products(shared, consumer);
+  FoldedValues<Tile> folded(shared, consumer * 128 + static_cast<int>(threadIdx.x % 128));
+  float s[kBlockKeys / 2];
+  Cursor<Tile::kStages> k_at;
+  Cursor<Tile::kValueStages> v_at;
+
+  for (std::int32_t u = work.block_begin[blockIdx.x]; u < work.block_begin[blockIdx.x + 1]; ++u) {
+    const Unit unit = work.units[u];
+    const Job job = work.jobs[unit.job];
+    const UnitKeys keys(job, unit);
+    const JobRows rows = {request_view(call.step, job.request), job.kv_head,
+                          job.row_block * Tile::kRowTile + consumer * 64};
+    const ScoreScale scale(score_scale(call, job.kv_head), call.softcap);
+    const CommonSlots common = view_rows(launch, rows, warp_row, views);
+    const bool folds = unit.first_chunk == job.first_chunk;
+    std::int32_t slot = unit.slot;
+    std::int32_t chunk = unit.first_chunk;
+    std::int32_t chunk_end = chunk_begin(chunk + 1);
+    products.load(launch, rows);
+    // A unit is a power of two: the product is exact.
+    const float factors[2] = {scale.factor * (scale.mapped ? 1.0f : products.unit(0)),
+                              scale.factor * (scale.mapped ? 1.0f : products.unit(1))};
+
+    float m[2] = {empty_max(), empty_max()}, l[2] = {0.0f, 0.0f};
+    float m_folded[2] = {empty_max(), empty_max()}, l_folded[2] = {0.0f, 0.0f};
+#pragma unroll
+    for (int i = 0; i < Tile::kDim / 2; ++i) products.sum(i) = 0.0f, folded[i] = 0.0f;
+
+    // S of a block: raw products to exponentials, in registers.
+    const auto weigh = [&](std::int32_t block, float (&decay)[2]) {
+      if (scale.mapped) {
+#pragma unroll
+        for (int i = 0; i < kBlockKeys / 2; ++i) s[i] = scale.map(s[i] * products.unit(i / 2 % 2));
+      }
+      const std::int32_t first_slot = block * kBlockKeys;
+      if (first_slot < common.begin || first_slot + kBlockKeys > common.end) {
+        mask_scores(launch, rows.request.kv_len, views, first_slot, s);
+      }
+      return lagging_softmax(s, factors, products.kMaxLag, products.kHeadroom, m, l, decay);
+    };
+    // Ends a chunk for m and l; what O is merged with follows from the weights.
+    const auto close_sums = [&](MergeWeights(&weights)[2]) {
+#pragma unroll
+      for (int row = 0; row < 2; ++row) {
+        weights[row] = merge_max(m_folded[row], m[row]);
+        l_folded[row] = merge(weights[row], l_folded[row], gpu::quad_sum(l[row]));
+        m[row] = empty_max(), l[row] = 0.0f;
+      }
+    };
+    const auto close_values = [&](const MergeWeights(&weights)[2]) {
+#pragma unroll
+      for (int i = 0; i < Tile::kDim / 2; ++i) {
+        folded[i] = merge(weights[i / 2 % 2], folded[i], products.sum(i));
+        products.sum(i) = 0.0f;
+      }
+    };
+    // Leaves the folded state in the unit's next slot and starts from an empty one.
+    const auto leave_state = [&] {
+#pragma unroll
+      for (int row = 0; row < 2; ++row) {
+        const std::int32_t at = warp_row + lane / 4 + 8 * row;
+        if (rows.exists(at, launch.group)) {
+          const std::int64_t state =
+              static_cast<std::int64_t>(slot) * Tile::kRowTile + consumer * 64 + at;
+          if (lane % 4 == 0) {
+            reinterpret_cast<float2*>(work.state_ml)[state] =
+                make_float2(m_folded[row], l_folded[row]);
+          }
+          float2* to = reinterpret_cast<float2*>(work.state_o + state * Tile::kDim) + lane % 4;
+#pragma unroll
+          for (int n = 0; n < kColumns / 2; ++n) {
+            to[4 * n] = make_float2(folded[4 * n + 2 * row], folded[4 * n + 2 * row + 1]);
+          }
+        }
+        m_folded[row] = empty_max(), l_folded[row] = 0.0f;
+      }
+#pragma unroll
+      for (int i = 0; i < Tile::kDim / 2; ++i) folded[i] = 0.0f;
+      ++slot;
+    };
+    const auto release = [&](std::uint64_t* empty) {
+      __syncwarp();
+      if (lane == 0) gpu::mbarrier_arrive(empty);
+    };
+
+    float decay[2];
+    const std::int32_t end_block = keys.end_block();
+    std::int32_t block = keys.first_block();
+    gpu::mbarrier_wait(&shared.k_ready.full[k_at.stage], k_at.round);
+    gpu::wgmma_hold(s);
+    gpu::wgmma_fence();
+    products.multiply_keys(shared.k[k_at.stage], s);
+    gpu::wgmma_commit();
+    gpu::wgmma_wait<0>();
+    gpu::wgmma_hold(s);
+    release(&shared.k_ready.empty[k_at.stage]);
+    k_at.advance();
+    weigh(block, decay);
+    products.rescale(decay, false);  // there are no sums yet
+    products.pack_weights(s);
+
+    // While the tensor cores add the values of the block before, the softmax of this one runs.
+    while (++block < end_block) {
+      gpu::mbarrier_wait(&shared.k_ready.full[k_at.stage], k_at.round);
+      gpu::wgmma_hold(s);
+      products.hold();
+      gpu::wgmma_fence();
+      products.multiply_keys(shared.k[k_at.stage], s);
+      gpu::wgmma_commit();
+      gpu::mbarrier_wait(&shared.v_ready.full[v_at.stage], v_at.round);
+      gpu::wgmma_fence();
+      products.multiply_values(shared.v[v_at.stage]);
+      gpu::wgmma_commit();
+      gpu::wgmma_wait<1>();
+      gpu::wgmma_hold(s);
+      release(&shared.k_ready.empty[k_at.stage]);
+      k_at.advance();
+
+      const bool new_chunk = block * kBlockKeys == chunk_end;
+      MergeWeights weights[2];
+      if (new_chunk) close_sums(weights);
+      const bool moved = weigh(block, decay);
+
+      gpu::wgmma_wait<0>();
+      products.hold();
+      release(&shared.v_ready.empty[v_at.stage]);
+      v_at.advance();
+      products.collect();
+      if (new_chunk) {
+        close_values(weights);
+        if (!folds) leave_state();
+        chunk_end = chunk_begin(++chunk + 1);
+      }
+      products.rescale(decay, moved && !new_chunk);  // a chunk begins without sums
+      products.pack_weights(s);
+    }
+
+    gpu::mbarrier_wait(&shared.v_ready.full[v_at.stage], v_at.round);
+    products.hold();
+    gpu::wgmma_fence();
+    products.multiply_values(shared.v[v_at.stage]);
+    gpu::wgmma_commit();
+    MergeWeights weights[2];
+    close_sums(weights);
+    gpu::wgmma_wait<0>();
+    products.hold();
+    release(&shared.v_ready.empty[v_at.stage]);
+    v_at.advance();
+    products.collect();
+    close_values(weights);
+    leave_state();
+  }
+}
+
+}  // namespace specdec::attention::hopper

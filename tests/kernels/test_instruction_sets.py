@@ -1,0 +1,37 @@
+"""The CPU's attention on the instruction sets that this machine would not choose.
+
+A process reads its instruction set once, so each gets one of its own, for all of these files.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+FILES = ("test_spec_attention.py", "test_narrow_kv.py", "test_sink_tokens.py")
+
+
+def run(isa: str, *command: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *command],
+        env={**os.environ, "SPECDEC_CPU_ISA": isa},
+        cwd=HERE.parents[1],
+        capture_output=True,
+        text=True,
+    )
+
+
+@pytest.mark.parametrize("isa", ["plain", "avx2"])
+def test_the_attention_tests_pass(isa: str) -> None:
+    asked = run(isa, "-c", "from specdec_ext import _core; print(_core.cpu_isa())")
+    assert asked.returncode == 0, asked.stderr[-2000:]
+    if (ran := asked.stdout.strip()) != isa:
+        pytest.skip(f"this machine has no {isa}: {ran}")
+    options = ("-q", "-x", "-p", "no:cacheprovider", "-m", "not slow", "-k", "not long_context")
+    done = run(isa, "-m", "pytest", *options, *(HERE / name for name in FILES))
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
