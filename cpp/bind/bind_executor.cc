@@ -3,6 +3,7 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <array>
 #include <bit>
 #include <map>
 #include <memory>
@@ -41,12 +42,60 @@ std::vector<int> source_numbers(SourceBits bits) {
   return numbers;
 }
 
-std::vector<std::tuple<int, int, int>> sources_list(const StepOutput& out) {
-  std::vector<std::tuple<int, int, int>> list;
-  for (std::size_t s = 0; s < out.sources.size(); ++s) {
-    const auto& count = out.sources[s];
-    if (count.drafts > 0) list.emplace_back(static_cast<int>(s), count.drafts, count.accepted);
+// Calls `visit` with each step of an output.
+template <typename Visit>
+void each_step(const StepOutput& out, Visit visit) {
+  if (out.parts.empty()) return visit(out);
+  for (const OutputPtr& part : out.parts) visit(*part);
+}
+
+std::vector<std::tuple<std::optional<int>, int, int>> sources_list(const StepOutput& out) {
+  std::array<StepOutput::SourceCount, kNumDraftSources> known{};
+  StepOutput::SourceCount unknown;
+  each_step(out, [&](const StepOutput& step) {
+    bool any = false;
+    for (std::size_t s = 0; s < known.size(); ++s) {
+      any |= step.sources[s].drafts > 0;
+      known[s].drafts += step.sources[s].drafts;
+      known[s].accepted += step.sources[s].accepted;
+    }
+    if (any) return;
+    unknown.drafts += step.num_drafts;
+    unknown.accepted += step.num_accepted;
+  });
+  std::vector<std::tuple<std::optional<int>, int, int>> list;
+  for (std::size_t s = 0; s < known.size(); ++s) {
+    if (known[s].drafts == 0) continue;
+    list.emplace_back(static_cast<int>(s), known[s].drafts, known[s].accepted);
   }
+  if (unknown.drafts > 0) list.emplace_back(std::nullopt, unknown.drafts, unknown.accepted);
+  return list;
+}
+
+py::object token_sources(const StepOutput& out) {
+  if (out.num_accepted == 0) return py::none();
+  py::list list;
+  each_step(out, [&](const StepOutput& step) {
+    const int tokens = static_cast<int>(step.tokens.size());
+    const int named = static_cast<int>(step.accepted_by.size());
+    for (int i = 0; i < tokens; ++i) {
+      if (i >= step.num_accepted) {
+        list.append(py::none());
+      } else {
+        const auto at = static_cast<std::size_t>(i);
+        list.append(i < named ? std::countr_zero(step.accepted_by[at]) : -1);
+      }
+    }
+  });
+  return list;
+}
+
+py::list steps_list(const StepOutput& out) {
+  py::list list;
+  each_step(out, [&](const StepOutput& step) {
+    list.append(py::make_tuple(step.is_prefill, step.num_rows, step.num_drafts, step.num_accepted,
+                               step.tokens.size()));
+  });
   return list;
 }
 
@@ -151,8 +200,23 @@ void def_requests(py::class_<BoundExecutor>& executor) {
           "outputs", [](const BoundExecutor& self) { return self.outputs.kept(); },
           "What steps have delivered since the last one was planned; their calls returned it, too.")
       .def(
-          "cancel", [](BoundExecutor& self, RequestId id) { return self.executor.cancel(id); },
-          py::arg("request_id"), py::call_guard<py::gil_scoped_release>())
+          "held",
+          [](const BoundExecutor& self, RequestId id, std::int64_t after) {
+            return self.outputs.held(id, after);
+          },
+          py::arg("request_id"), py::arg("after"),
+          "What steps have delivered to a request with outputs_at_once and no call has returned "
+          "yet, "
+          "behind the output of number `after`; None: nothing.")
+      .def(
+          "cancel",
+          [](BoundExecutor& self, RequestId id) {
+            const bool ran = self.executor.cancel(id);
+            self.outputs.drop(id);
+            return ran;
+          },
+          py::arg("request_id"), py::call_guard<py::gil_scoped_release>(),
+          "Ends a request; what held() would show of it is gone. False: it had ended.")
       .def(
           "propose",
           [](BoundExecutor& self, RequestId id, const std::vector<TokenId>& tokens,
@@ -291,11 +355,17 @@ void register_executor(py::module_& m) {
   // In the order of DraftSource.
   m.attr("DRAFT_SOURCES") =
       py::make_tuple("request", "prediction", "grammar", "suffix", "ngram", "model", "lookahead");
-  py::class_<StepOutput, std::shared_ptr<StepOutput>>(m, "StepOutput",
-                                                      "What one step delivered to one request.")
+  py::class_<StepOutput, OutputPtr>(
+      m, "StepOutput",
+      "What one step delivered to one request, or several steps (outputs_at_once): then counts are "
+      "sums, and the end is the last step's.")
       .def_readonly("request_id", &StepOutput::request_id)
       .def_readonly("step", &StepOutput::step)
       .def_readonly("sequence", &StepOutput::sequence, "Grows from output to output.")
+      .def("since", &since, py::arg("sequence"),
+           "What of it came after the output of that number; None: nothing.")
+      .def_property_readonly("steps", steps_list,
+                             "(is_prefill, rows, drafts, accepted drafts, tokens) of each step.")
       .def_readonly("is_prefill", &StepOutput::is_prefill)
       .def_readonly("tokens", &StepOutput::tokens)
       .def_readonly("num_rows", &StepOutput::num_rows)
@@ -304,15 +374,13 @@ void register_executor(py::module_& m) {
       .def_readonly("num_accepted", &StepOutput::num_accepted)
       .def_property_readonly("sources", sources_list,
                              "(source, drafts, accepted drafts) of each source that has proposed "
-                             "any, as far as the host knows; a draft may be of several.")
+                             "any; a draft may be of several. None: those of which the host does "
+                             "not know whose they are.")
       .def_property_readonly(
-          "accepted_by",
-          [](const StepOutput& out) {
-            std::vector<int> first;
-            for (const SourceBits bits : out.accepted_by) first.push_back(std::countr_zero(bits));
-            return first;
-          },
-          "The source of each accepted draft; of several the first in the order of DRAFT_SOURCES.")
+          "token_sources", token_sources,
+          "The source of each token: None where it was no accepted draft; of several sources the "
+          "first in the order of DRAFT_SOURCES; -1 where the host does not know. None instead of "
+          "the list: no token was an accepted draft.")
       .def_readonly("max_path", &StepOutput::max_path)
       .def_readonly("drafts", &StepOutput::drafts,
                     "The verified drafts, if asked for (return_drafts).")

@@ -20,7 +20,10 @@ struct BoundExecutor {
   explicit BoundExecutor(const ExecutorConfig& config) : executor(config) {}
 
   RequestId submit(RequestParams params, const ProposedProbs& external_probs) {
-    return executor.submit(std::move(params), external_probs);
+    const int at_once = params.outputs_at_once;
+    const RequestId id = executor.submit(std::move(params), external_probs);
+    outputs.hold(id, at_once);  // a step that came first has delivered each by itself
+    return id;
   }
 
   pybind11::object k_pages, v_pages;

@@ -50,7 +50,7 @@ void def_submit(Class& cls) {
          int priority, bool return_logits, std::vector<TokenId> external_drafts,
          bool end_after_drafts, const py::object& external_probs, bool compute_whole_prompt,
          std::vector<TokenId> prediction, bool grammar, std::vector<TokenId> forced,
-         bool return_drafts) {
+         bool return_drafts, int outputs_at_once) {
         RequestParams p;
         p.prompt = std::move(prompt_ids);
         p.max_tokens = max_tokens;
@@ -88,6 +88,7 @@ void def_submit(Class& cls) {
         p.grammar = grammar;
         p.forced = std::move(forced);
         p.return_drafts = return_drafts;
+        p.outputs_at_once = outputs_at_once;
         const BorrowedProbs borrowed(external_probs, py::none(), false);
         py::gil_scoped_release release;
         return self.submit(std::move(p), borrowed.proposed());
@@ -110,7 +111,8 @@ void def_submit(Class& cls) {
       py::arg("external_drafts") = std::vector<TokenId>{}, py::arg("end_after_drafts") = false,
       py::arg("external_probs") = py::none(), py::arg("compute_whole_prompt") = false,
       py::arg("prediction") = std::vector<TokenId>{}, py::arg("grammar") = false,
-      py::arg("forced") = std::vector<TokenId>{}, py::arg("return_drafts") = false);
+      py::arg("forced") = std::vector<TokenId>{}, py::arg("return_drafts") = false,
+      py::arg("outputs_at_once") = 1);
 }
 
 }  // namespace specdec

@@ -56,6 +56,11 @@ void check_processors(const RequestParams& p, int vocab_size) {
   SPECDEC_REQUIRE(
       !p.prompt_logprobs || (*p.prompt_logprobs >= 0 && *p.prompt_logprobs <= vocab_size),
       "prompt_logprobs = ", p.prompt_logprobs.value_or(0), ": give 0..", vocab_size);
+  const bool each_step = p.logprobs || p.prompt_logprobs || p.return_logits || p.return_drafts;
+  SPECDEC_REQUIRE(p.outputs_at_once == 1 || (p.outputs_at_once > 1 && !each_step),
+                  "outputs_at_once = ", p.outputs_at_once,
+                  ": give 1 or more, and 1 where logprobs, logits or drafts of each step are asked "
+                  "for");
 }
 
 // Where steps run on a device: does that not suffice?

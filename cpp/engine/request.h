@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -65,6 +66,8 @@ struct RequestParams {
   // With a grammar: what it forces the output to begin with.
   std::vector<TokenId> forced;
   bool end_after_drafts = false;  // that pass is the whole request: finish reason kLength
+  // Outputs of up to so many steps come as one (engine/output_queue.h), for whom nobody watches.
+  int outputs_at_once = 1;
   // Requests share published pages and a public n-gram pool only if their salts are equal.
   std::string cache_salt;
 };
@@ -102,11 +105,14 @@ struct VerifiedDraft {
   SourceBits sources = 0;  // who has proposed it
 };
 
-// What one step delivered to one request.
+// What one step delivered to one request, or several steps of it (`parts`).
 struct StepOutput {
   RequestId request_id = 0;
   std::int64_t step = -1;     // whose it is
   std::int64_t sequence = 0;  // grows from output to output (engine/output_queue.h)
+  // The steps that it sums up, in order; none: it is one step's. Then `step`, `sequence`, the end
+  // and what is said of single rows are the last one's, the counts are sums.
+  std::vector<std::shared_ptr<StepOutput>> parts;
   bool is_prefill = false;
   std::vector<TokenId> tokens;  // delivered this step; the final token may be a stop token
   int num_rows = 0;             // rows of this request in the forward pass

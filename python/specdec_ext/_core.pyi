@@ -769,12 +769,11 @@ class VerifiedDraft:
 
 class StepOutput:
     """
-    What one step delivered to one request.
+    What one step delivered to one request, or several steps (outputs_at_once): then counts are sums, and the end is the last step's.
     """
-    @property
-    def accepted_by(self) -> list[int]:
+    def since(self, sequence: typing.SupportsInt | typing.SupportsIndex) -> StepOutput:
         """
-        The source of each accepted draft; of several the first in the order of DRAFT_SOURCES.
+        What of it came after the output of that number; None: nothing.
         """
     @property
     def drafts(self) -> list[VerifiedDraft]:
@@ -813,14 +812,24 @@ class StepOutput:
         Grows from output to output.
         """
     @property
-    def sources(self) -> list[tuple[int, int, int]]:
+    def sources(self) -> list[tuple[int | None, int, int]]:
         """
-        (source, drafts, accepted drafts) of each source that has proposed any, as far as the host knows; a draft may be of several.
+        (source, drafts, accepted drafts) of each source that has proposed any; a draft may be of several. None: those of which the host does not know whose they are.
         """
     @property
     def step(self) -> int: ...
     @property
+    def steps(self) -> list[typing.Any]:
+        """
+        (is_prefill, rows, drafts, accepted drafts, tokens) of each step.
+        """
+    @property
     def stop_reason(self) -> int | None: ...
+    @property
+    def token_sources(self) -> typing.Any:
+        """
+        The source of each token: None where it was no accepted draft; of several sources the first in the order of DRAFT_SOURCES; -1 where the host does not know. None instead of the list: no token was an accepted draft.
+        """
     @property
     def tokens(self) -> list[int]: ...
 
@@ -956,7 +965,10 @@ class Executor:
         """
         The arrays of the step that stage() opened, with the drafts that its slots have.
         """
-    def cancel(self, request_id: typing.SupportsInt | typing.SupportsIndex) -> bool: ...
+    def cancel(self, request_id: typing.SupportsInt | typing.SupportsIndex) -> bool:
+        """
+        Ends a request; what held() would show of it is gone. False: it had ended.
+        """
     def choice_trees(self) -> list[ChoiceTree]:
         """
         The trees whose scores the caller's own processors or grammars change: of plan()'s step, or of the oldest step in flight on a device.
@@ -1022,6 +1034,14 @@ class Executor:
     ) -> None:
         """
         What a grammar leaves no choice about: drafts for the request's next decode step.
+        """
+    def held(
+        self,
+        request_id: typing.SupportsInt | typing.SupportsIndex,
+        after: typing.SupportsInt | typing.SupportsIndex,
+    ) -> StepOutput:
+        """
+        What steps have delivered to a request with outputs_at_once and no call has returned yet, behind the output of number `after`; None: nothing.
         """
     def history(self, request_id: typing.SupportsInt | typing.SupportsIndex) -> list[int]:
         """
@@ -1155,6 +1175,7 @@ class Executor:
         grammar: bool = False,
         forced: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex] = [],
         return_drafts: bool = False,
+        outputs_at_once: typing.SupportsInt | typing.SupportsIndex = 1,
     ) -> int: ...
     @property
     def entry_bytes(self) -> int: ...

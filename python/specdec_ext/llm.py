@@ -335,7 +335,7 @@ class LLM:
         groups: list[RequestGroup] = []
         try:
             for (text, _), request in zip(items, resolved, strict=True):
-                groups.append(RequestGroup(self.engine, request, prompt=text))
+                groups.append(RequestGroup(self.engine, request, prompt=text, watched=False))
         except BaseException:
             for group in groups:
                 group.cancel()

@@ -23,7 +23,8 @@ __all__ = ["RequestGroup"]
 
 class RequestGroup:
     """The outputs of `request`: `n` requests on one prompt. When it is deleted, what still runs
-    is cancelled. Raises QueueFullError before anything is queued."""
+    is cancelled. Raises QueueFullError before anything is queued. on_update, watched: of each, as
+    EngineLoop.submit() takes them."""
 
     def __init__(
         self,
@@ -32,6 +33,7 @@ class RequestGroup:
         *,
         prompt: str | None = None,
         on_update: Callable[[RequestState], None] | None = None,
+        watched: bool = True,
     ) -> None:
         self._engine = engine
         count = request.params.n
@@ -41,7 +43,9 @@ class RequestGroup:
             for i in range(count):
                 one = request.output(i)
                 self.states.append(
-                    engine.submit(one, prompt=prompt, on_update=on_update, owner=self)
+                    engine.submit(
+                        one, prompt=prompt, on_update=on_update, owner=self, watched=watched
+                    )
                 )
         except BaseException:
             self.cancel()

@@ -22,11 +22,12 @@ from ..text.outputs import CompletionOutput, RequestOutput
 from .step_records import StepRecords
 from .token_scores import TokenScores
 
-__all__ = ["Owner", "RequestState"]
+__all__ = ["OUTPUTS_AT_ONCE", "Owner", "RequestState"]
 
 
-# A request's outputs are brought into its text this many at a time, or when somebody looks.
-_MAX_WAITING = 32
+# Outputs of a request that nobody watches step by step are brought into its text this many at a
+# time, or when somebody looks; the executor holds them until then.
+OUTPUTS_AT_ONCE = 32
 
 
 class Owner(weakref.ref[Any]):
@@ -38,9 +39,12 @@ class Owner(weakref.ref[Any]):
 class RequestState:
     """Everything the engine knows about one request.
 
-    Invariants, but for outputs that wait: `text` + held-back segments == the decoded tokens (cut at
-    a stop string); len(_token_ids) == _counter.num_tokens == len(_sources) == len(_from_draft).
+    Invariants, but for an output that waits: `text` + held-back segments == the decoded tokens (cut
+    at a stop string); len(_token_ids) == _counter.num_tokens == len(_sources) == len(_from_draft).
     After `finished` nothing changes.
+
+    held  what the executor holds of the request behind a sequence number, by id and number (its
+          held()); None: it delivers each output by itself
     """
 
     def __init__(
@@ -56,6 +60,7 @@ class RequestState:
         sources: tuple[tuple[str, ...], str],
         owner: Owner | None = None,
         steps: StepRecords | None = None,
+        held: Callable[[int, int], Any] | None = None,
     ) -> None:
         self.request_id = request_id
         self.rid = -1
@@ -83,11 +88,13 @@ class RequestState:
         self._shown = (0, 0, 0)  # pieces, tokens and steps that have been in a snapshot
         self._scores = TokenScores(params, resolved.prompt_token_ids, token_text)
         self._steps = steps
+        self._held = held
         # Step outputs that are not in the text yet: (its number, out, when its step began, when it
         # was read, scores). Those who wait for nothing but the end have their text made a piece at
-        # a time; whom a stop string may end, each at once.
+        # a time; whom a stop string may end, each at once, and what was held before, too.
         self._waiting: list[tuple[int, Any, float, float, Any]] = []
-        self._most_waiting = 1 if params.stop else _MAX_WAITING
+        at_once = params.stop or held is not None
+        self._most_waiting = 1 if at_once else OUTPUTS_AT_ONCE
         self._sequence = 0  # of the last one that is
         self._undo: tuple[Any, ...] | None = None  # where a change began that has not ended
         self._version = 0  # changes so far, and how many of them a snapshot has shown
@@ -98,21 +105,21 @@ class RequestState:
     def token_ids(self) -> list[int]:
         """What was delivered so far."""
         with self._lock:
-            self._fold()
+            self._look()
             return self._token_ids
 
     @property
     def num_cached_tokens(self) -> int:
         """Prompt tokens whose K/V came from an earlier request."""
         with self._lock:
-            self._fold()
+            self._look()
             return self._num_cached_tokens
 
     @property
     def counter(self) -> SpecCounter:
         """Its steps so far."""
         with self._lock:
-            self._fold()
+            self._look()
             return self._counter
 
     @property
@@ -170,17 +177,20 @@ class RequestState:
         with self._lock:
             if self._ending[0] is not None:
                 return True
-            waiting, number = self._waiting, out.sequence
-            if number > (waiting[-1][0] if waiting else self._sequence):
-                waiting.append((number, out, step_start, now, logits))
-            if waiting and (len(waiting) >= self._most_waiting or out.finish_reason is not None):
+            waiting = self._waiting
+            out = out.since(waiting[-1][0] if waiting else self._sequence)
+            if out is not None:
+                waiting.append((out.sequence, out, step_start, now, logits))
+            if waiting and (
+                len(waiting) >= self._most_waiting or waiting[-1][1].finish_reason is not None
+            ):
                 self._fold()
             return self._ending[0] is not None
 
     def end(self, reason: str, *, error: str | None = None) -> None:
         """End from outside a step."""
         with self._lock:
-            self._fold()
+            self._look()
             if self.finish_reason is None:
                 self._begin()
                 self._text.finish()
@@ -189,7 +199,7 @@ class RequestState:
     def snapshot(self) -> RequestOutput:
         """The output so far; its delta fields hold what is new since the last snapshot."""
         with self._lock:
-            self._fold()
+            self._look()
             pieces, tokens, steps = self._shown
             fresh = self._text.pieces[pieces:]
             records = [] if self._steps is None else self._steps.items
@@ -231,6 +241,15 @@ class RequestState:
             self._shown, self._seen = shown, self._version
             return snapshot
 
+    def _look(self) -> None:
+        """Somebody looks: bring everything in that there is by now."""
+        if self._held is not None and self._ending[0] is None:
+            out = self._held(self.rid, self.sequence)
+            if out is not None:
+                now = time.perf_counter()
+                self._waiting.append((out.sequence, out, now, now, None))
+        self._fold()
+
     def _fold(self) -> None:
         """Bring what was taken into the text. Interrupted, it has not begun."""
         if self._undo is not None:
@@ -254,8 +273,6 @@ class RequestState:
         """One output's tokens, scores and counts. The stop string that completed, if one did."""
         tokens: list[int] = out.tokens
         reason = out.finish_reason
-        drafts = out.num_drafts
-        accepted = min(out.num_accepted, len(tokens)) if drafts else 0
         timer = self.timer
         if timer.scheduled is None:
             timer.scheduled = step_start
@@ -265,7 +282,7 @@ class RequestState:
         if logits is not None:
             scores.add_logits(len(self._token_ids), logits)
         logprobs = out.logprobs if scores.logprobs is not None else None
-        sources = self._sources_of(out, accepted, len(tokens)) if accepted else [None] * len(tokens)
+        sources = self._names_of(out.token_sources, len(tokens))
         stop, before = None, len(self._token_ids)
         if not self._text.is_wanted and not logprobs:
             self._token_ids += tokens
@@ -286,17 +303,17 @@ class RequestState:
         if reason is not None and stop is None:
             self._text.finish()
         delivered = len(self._token_ids) - before
-        counter = self._counter
-        if accepted > delivered:
-            accepted = delivered
-        counter.count(
-            drafts=drafts, accepted=accepted, rows=out.num_rows, tokens=delivered,
-            is_prefill=out.is_prefill,
-        )  # fmt: skip
-        if drafts:
-            for source, proposed, right in out.sources or ((None, drafts, accepted),):
-                name = self._own_source if source is None else self._source_names[source]
-                counter.count_source(name, proposed, min(right, delivered))
+        counter, left = self._counter, delivered
+        for is_prefill, rows, drafts, accepted, count in out.steps:
+            brought = min(count, left)  # a stop string has cut off the rest
+            left -= brought
+            counter.count(
+                drafts=drafts, accepted=min(accepted, brought), rows=rows, tokens=brought,
+                is_prefill=is_prefill,
+            )  # fmt: skip
+        for source, proposed, right in out.sources:
+            name = self._own_source if source is None else self._source_names[source]
+            counter.count_source(name, proposed, min(right, delivered))
         if self._steps is not None:
             begin, end = step_start - timer.arrival, now - timer.arrival
             self._steps.add(out, self._token_ids[before:], begin, end)
@@ -362,9 +379,9 @@ class RequestState:
             "speculative_decoding": self._counter.to_dict(),
         }
 
-    def _sources_of(self, out: Any, accepted: int, count: int) -> list[str | None]:
-        """Whose drafts the output's tokens were, the first `accepted` of them."""
-        named = out.accepted_by[:accepted]
-        names = [self._source_names[source] for source in named]
-        names += [self._own_source] * (accepted - len(names))
-        return [*names, *[None] * (count - accepted)]
+    def _names_of(self, sources: list[int | None] | None, count: int) -> list[str | None]:
+        """Who has drafted each of `count` tokens (StepOutput.token_sources)."""
+        if sources is None:
+            return [None] * count
+        names, own = self._source_names, self._own_source
+        return [None if s is None else own if s < 0 else names[s] for s in sources]

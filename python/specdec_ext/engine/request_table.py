@@ -24,7 +24,7 @@ from .draft_sources import source_names
 from .external_probs import draft_probs
 from .grammar_masks import GrammarMasks
 from .ledger import Ledger, how_decoded
-from .request_state import Owner, RequestState
+from .request_state import OUTPUTS_AT_ONCE, Owner, RequestState
 from .step_lock import StepLock
 from .step_records import StepRecords
 
@@ -105,9 +105,12 @@ class RequestTable:
         prompt: str | None = None,
         on_update: Callable[[RequestState], None] | None = None,
         owner: object | None = None,
+        watched: bool = True,
     ) -> RequestState:
         """Queue a request. `on_update` is called from the stepping thread after each change; after
-        an interrupt perhaps twice. When `owner` is deleted the request is cancelled.
+        an interrupt perhaps twice. When `owner` is deleted the request is cancelled. `watched`:
+        False where nobody asks `version` or `has_news` after each step; what was delivered then
+        reaches the state a piece at a time, which costs less, or when somebody looks.
 
         Raises RequestError before anything is queued.
         """
@@ -116,6 +119,10 @@ class RequestTable:
         detokenizer = None
         if self._detokenizers is not None and params.detokenize:
             detokenizer = self._detokenizers.make(params.skip_special_tokens)
+        held = None
+        if not (watched or on_update or _needs_each_output(params) or self._drafting):
+            kwargs = {**kwargs, "outputs_at_once": OUTPUTS_AT_ONCE}
+            held = self.executor.held
         with self._lock:
             # Again, where no other thread comes between: only now is the place taken.
             self._require_open()
@@ -134,6 +141,7 @@ class RequestTable:
                 sources=self._sources,
                 owner=None if owner is None else Owner(owner, self._dropped.append),
                 steps=StepRecords(self._sources) if params.return_steps else None,
+                held=held,
             )
             if request.grammar is not None:
                 kwargs = {**kwargs, "forced": request.grammar.beginning}
@@ -202,8 +210,8 @@ class RequestTable:
             if state.rid not in self._states:
                 return False
             had_ended = state.finished
+            state.end(reason, error=error)  # which asks the executor what it holds of the request
             self.executor.cancel(state.rid)
-            state.end(reason, error=error)
             self._account(state)
             del self._states[state.rid]
         state.notify()
@@ -215,3 +223,14 @@ class RequestTable:
         self._grammars.end(state.rid)
         self._ledger.end(state)
         self._num_ended += 1
+
+
+def _needs_each_output(params: SamplingParams) -> bool:
+    """What a step delivers is looked at by itself: for its own scores, drafts or stop strings."""
+    return bool(
+        params.stop
+        or params.return_steps
+        or params.return_generation_logits
+        or params.logprobs is not None
+        or params.prompt_logprobs is not None
+    )

@@ -46,8 +46,23 @@ class _Pass:
     stop_reason: int | None
     error: str | None
     logprobs: list[Any]
-    sources: tuple[Any, ...] = ()
-    accepted_by: tuple[int, ...] = ()
+
+    @property
+    def steps(self) -> list[tuple[bool, int, int, int, int]]:
+        drafts, accepted = self.num_drafts, self.num_accepted
+        return [(self.is_prefill, self.num_rows, drafts, accepted, len(self.tokens))]
+
+    @property
+    def sources(self) -> list[tuple[int | None, int, int]]:
+        return [(None, self.num_drafts, self.num_accepted)] if self.num_drafts else []
+
+    @property
+    def token_sources(self) -> list[int | None] | None:
+        rest = len(self.tokens) - self.num_accepted
+        return [-1] * self.num_accepted + [None] * rest if self.num_accepted else None
+
+    def since(self, sequence: int) -> _Pass | None:
+        return self if self.sequence > sequence else None
 
 
 class Running:
