@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import collections
 import contextlib
+import errno
 import gc
 import json
 import os
@@ -68,7 +69,12 @@ class Soak:
             try:
                 await kind()
                 self.done[kind.__name__] += 1
-            except (ConnectionError, asyncio.IncompleteReadError):
+            except (OSError, asyncio.IncompleteReadError) as error:
+                # A socket that its other end has closed cannot be shut down: no ConnectionError.
+                closed = isinstance(error, ConnectionError) or (
+                    isinstance(error, OSError) and error.errno == errno.ENOTCONN
+                )
+                assert closed or isinstance(error, asyncio.IncompleteReadError), error
                 # The server may hang up on who is rude, and when it is drained.
                 assert self.draining or kind not in self.polite, kind.__name__
                 self.done[kind.__name__ + ", hung up"] += 1
