@@ -36,7 +36,7 @@ def test_versions_agree() -> None:
 def test_build_info_says_what_was_built() -> None:
     info = specdec_ext.build_info()
     assert info["version"] == info["core_version"] == tools.project_version()
-    assert info["cpu_isa"] in ("plain", "avx2", "avx512", "avx512_bf16")
+    assert info["cpu_isa"] in ("plain", "avx2", "avx512", "avx512_bf16", "amx")
     assert set(info["cuda"]) == {
         "compiled",
         "runtime_version",

@@ -19,6 +19,8 @@ import pytest
 
 GROUPS = corpus_groups.all_groups()
 SETS = ("avx2", "avx512", "avx512_bf16")  # recorded ones, ascending
+# A set that came later, and the recorded one of which it differs in products of bfloat16 alone.
+LATER = {"amx": "avx512_bf16"}
 QUICK_DEFAULT = "default-lookahead-bfloat16"
 
 
@@ -30,6 +32,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.fixture(scope="module")
 def recording() -> tuple[dict[str, Any], dict[str, Any]]:
     isa = corpus_replay.instruction_set()
+    isa = LATER.get(isa, isa)
     path = corpus_replay.DATA / f"{isa}.json.gz"
     if not path.is_file():
         pytest.skip(f"no recording for instruction set {isa}: {', '.join(SETS)} are recorded")
@@ -37,6 +40,9 @@ def recording() -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def check(group: corpus_groups.Group, folders: dict[str, Path], recording: Any) -> None:
+    isa = corpus_replay.instruction_set()
+    if isa in LATER and group.dtype == "bfloat16":
+        pytest.skip(f"no recording of bfloat16 for instruction set {isa}")
     answers, metrics = corpus_replay.replay(group, folders, {})
     assert corpus_replay.differences(group, answers, recording[0][group.name]) == []
     # Plain decoding has the same texts: a method that silently does not draft must not pass.
@@ -78,8 +84,8 @@ def test_built_in_model(
 @pytest.mark.parametrize("isa", SETS)
 def test_other_instruction_sets(isa: str) -> None:
     """The narrower sets of this machine, by a process of their own."""
-    own = corpus_replay.instruction_set()
-    if own not in SETS or SETS.index(isa) >= SETS.index(own):
+    own, known = corpus_replay.instruction_set(), (*SETS, *LATER)
+    if own not in known or known.index(isa) >= known.index(own):
         pytest.skip(f"this machine's instruction set is {own}: {isa} is not narrower")
     result = subprocess.run(
         [sys.executable, str(Path(corpus_replay.__file__).with_name("record.py")), "--check"],

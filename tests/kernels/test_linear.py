@@ -19,7 +19,7 @@ import torch
 
 from specdec_ext import _core
 
-ISAS = ("plain", "avx2", "avx512", "avx512_bf16")
+ISAS = ("plain", "avx2", "avx512", "avx512_bf16", "amx")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 SHAPES = [(n, k) for n in (1, 31, 33, 100) for k in (1, 7, 63, 576)] + [
     (32, 2), (64, 1536), (960, 576), (17, 4097), (192, 3000)
@@ -216,6 +216,39 @@ def test_every_isa_and_thread_count(isa, tmp_path) -> None:
     one = results.pop(1)
     for other in results.values():
         assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+AMX_PROGRAM = """
+import numpy as np, torch
+from specdec_ext import _core
+print(_core.cpu_isa())
+draws = torch.Generator().manual_seed(3)
+for n, k, rows in ((32, 32, 1), (40, 600, 33), (33, 3001, 17), (64, 577, 70)):
+    w = torch.randn(n, k, generator=draws).to(torch.bfloat16)
+    x = torch.randn(rows, k, generator=draws).to(torch.bfloat16)
+    found = torch.full((rows, n), float("nan"))
+    _core.PackedLinear(w).run(x, found)
+    ws, xs = (np.zeros((len(m), -(-k // 32) * 32), np.float32) for m in (w, x))
+    ws[:, :k], xs[:, :k] = w.float(), x.float()
+    total = np.zeros((rows, n), np.float32)
+    for chain in range(0, ws.shape[1], 1024):
+        sums = np.zeros((rows, n), np.float32)
+        for block in range(chain, min(chain + 1024, ws.shape[1]), 32):
+            halves = np.zeros((2, rows, n), np.float32)
+            for at in range(block, block + 32):
+                halves[at % 2] += xs[:, at, None] * ws[None, :, at]
+            sums += halves[0] + halves[1]
+        total = total + sums if chain else sums
+    assert np.array_equal(total, found), (n, k, rows)
+"""
+
+
+def test_the_sum_of_tiles_is_the_documented_one() -> None:
+    """docs/kernels/cpu_linear.md, AMX: the order of every addition, in float32."""
+    done = subprocess.run([sys.executable, "-c", AMX_PROGRAM], stdout=subprocess.PIPE, text=True)
+    if done.stdout.strip() != "amx":
+        pytest.skip("this CPU has no amx")
+    assert done.returncode == 0
 
 
 def test_unknown_isa_is_refused() -> None:

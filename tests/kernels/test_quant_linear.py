@@ -26,7 +26,7 @@ from specdec_ext import _core
 
 ALL_FORMATS = FORMATS | OWN_FORMATS
 NAMES = tuple(ALL_FORMATS)
-ISAS = ("plain", "avx2", "avx512", "avx512_bf16")
+ISAS = ("plain", "avx2", "avx512", "avx512_bf16", "amx")
 THREADS = (1, 5)
 SHAPES = [(1, 256), (31, 512), (33, 256), (96, 768), (100, 1536)]
 # Where a block's scales lie, and what they are.

@@ -17,7 +17,7 @@ import torch
 from specdec_ext import _core
 
 GROUP = 64
-ISAS = ("plain", "avx2", "avx512", "avx512_bf16")
+ISAS = ("plain", "avx2", "avx512", "avx512_bf16", "amx")
 SHAPES = [(1, 64), (31, 128), (32, 192), (33, 576), (96, 768), (100, 1536)]
 
 

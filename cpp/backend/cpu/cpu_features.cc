@@ -13,11 +13,12 @@ CpuIsa capped_isa() {
   const CpuIsa best = detect_cpu_isa();
   const char* text = std::getenv("SPECDEC_CPU_ISA");
   if (text == nullptr || *text == '\0') return best;
-  for (CpuIsa isa : {CpuIsa::kPlain, CpuIsa::kAvx2, CpuIsa::kAvx512, CpuIsa::kAvx512Bf16}) {
+  for (CpuIsa isa :
+       {CpuIsa::kPlain, CpuIsa::kAvx2, CpuIsa::kAvx512, CpuIsa::kAvx512Bf16, CpuIsa::kAmx}) {
     if (std::string(text) == cpu_isa_name(isa)) return std::min(isa, best);
   }
   SPECDEC_REQUIRE(false, "environment variable SPECDEC_CPU_ISA = '", text,
-                  "': give plain, avx2, avx512 or avx512_bf16, or unset it");
+                  "': give plain, avx2, avx512, avx512_bf16 or amx, or unset it");
   return best;
 }
 
@@ -38,6 +39,8 @@ const char* cpu_isa_name(CpuIsa isa) {
       return "avx512";
     case CpuIsa::kAvx512Bf16:
       return "avx512_bf16";
+    case CpuIsa::kAmx:
+      return "amx";
   }
   return "unknown";
 }

@@ -4,12 +4,12 @@
 namespace specdec {
 
 // Each level includes the ones before it.
-enum class CpuIsa { kPlain, kAvx2, kAvx512, kAvx512Bf16 };
+enum class CpuIsa { kPlain, kAvx2, kAvx512, kAvx512Bf16, kAmx };
 
 // The best level of this machine, capped by the environment variable SPECDEC_CPU_ISA
-// (plain | avx2 | avx512 | avx512_bf16), which is read at the first call. Results of different
-// levels may differ in the last bits; within a level they do not depend on rows or threads. Errors:
-// std::invalid_argument for an unknown name.
+// (plain | avx2 | avx512 | avx512_bf16 | amx), which is read at the first call. Results of
+// different levels may differ in the last bits; within a level they do not depend on rows or
+// threads. Errors: std::invalid_argument for an unknown name.
 CpuIsa cpu_isa();
 
 const char* cpu_isa_name(CpuIsa isa);

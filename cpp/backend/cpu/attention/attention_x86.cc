@@ -10,6 +10,7 @@ const AttentionKernels& attention_kernels() {
     case CpuIsa::kAvx2:
       return attention_kernels_avx2();
     case CpuIsa::kAvx512:
+    case CpuIsa::kAmx:
     case CpuIsa::kAvx512Bf16:  // a product in bf16 would round differently from the fp32 cache
       return attention_kernels_avx512();
   }

@@ -10,6 +10,7 @@ const RowOps& row_ops() {
       return row_ops_avx2();
     case CpuIsa::kAvx512:
     case CpuIsa::kAvx512Bf16:
+    case CpuIsa::kAmx:
       return row_ops_avx512();
   }
   return row_ops_plain();

@@ -32,6 +32,7 @@ struct TileArgs {
   const float* scale;
   const float* bias;
   const std::byte* prefetch;
+  const std::byte* next_x;  // of the rows that are next on this panel; null: none
   bool resume;
 };
 using TileFn = void (*)(const TileArgs&);
@@ -48,11 +49,18 @@ inline constexpr int kScaledCodes = 2048;
 // bytes; `prefetch` is fetched in the rhythm in which codes are read.
 using WidenFn = void (*)(const std::byte* codes, std::uint16_t* out, const std::byte* prefetch);
 
-inline constexpr int kMaxTileRows = 12;
+inline constexpr int kMaxTileRows = 32;
+
+// Links of one chain; the sums of successive chains are added up in order.
+inline constexpr int kChainSteps = 128;
 
 struct LinearKernels {
-  // Tallest tile that still fits the registers; tile functions exist for 1..max_rows rows.
-  int max_rows;
+  // Tallest tile that still fits the registers, and that of bf16 weights; tile functions exist for
+  // 1 row to so many.
+  int max_rows, bf16_rows;
+  // Links of a chain of bf16, in steps. Short chains keep the rounding error small, and a panel's
+  // stretch of this length in the first-level cache while several row tiles use it.
+  int bf16_chain = kChainSteps;
   TileFn f32[kMaxTileRows + 1];
   TileFn f16[kMaxTileRows + 1];
   TileFn bf16[kMaxTileRows + 1];
@@ -68,5 +76,6 @@ const LinearKernels& linear_kernels_plain();
 const LinearKernels& linear_kernels_avx2();
 const LinearKernels& linear_kernels_avx512();
 const LinearKernels& linear_kernels_avx512_bf16();
+const LinearKernels& linear_kernels_amx();
 
 }  // namespace specdec::cpu

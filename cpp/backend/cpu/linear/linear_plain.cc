@@ -86,7 +86,7 @@ constexpr void fill(TileFn* table) {
 
 constexpr LinearKernels make_plain() {
   LinearKernels kernels{};
-  kernels.max_rows = kRows;
+  kernels.max_rows = kernels.bf16_rows = kRows;
   fill<PlainF32>(kernels.f32);
   fill<PlainF16>(kernels.f16);
   fill<PlainBf16>(kernels.bf16);

@@ -135,7 +135,7 @@ template <typename F32, typename F16, typename BF16, int kRows>
 constexpr LinearKernels make_linear_kernels(WidenFn widen) {
   LinearKernels kernels{};
   kernels.widen = widen;
-  kernels.max_rows = kRows;
+  kernels.max_rows = kernels.bf16_rows = kRows;
   fill_tiles<F32, kRows>(kernels.f32);
   fill_tiles<F16, kRows>(kernels.f16);
   fill_tiles<BF16, kRows>(kernels.bf16);

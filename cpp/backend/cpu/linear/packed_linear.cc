@@ -10,10 +10,6 @@ namespace specdec::cpu {
 namespace {
 
 constexpr int kColumns = kPanelColumns;
-// Links of one chain; the sums of successive chains are added up in order. Short chains keep the
-// rounding error small, and a panel's stretch of this length stays in the first-level cache while
-// several row tiles use it.
-constexpr std::int64_t kChainSteps = 128;
 static_assert(kChainSteps % (kScaledGroup / 2) == 0);
 // Many rows of x on quantised weights: a block of panels stays in the second-level cache while
 // tiles of few rows pass over it. A tile's rows (26 KB for 576 columns) then stay in the
@@ -61,16 +57,17 @@ void PackedLinear::for_each_tile(const std::byte* x, std::int64_t x_row_bytes, s
     return;
   }
   const Range panels = share(panels_, part, parts);
-  const std::int64_t max_rows = kernels_->max_rows;
-  const std::int64_t tiles = (rows + max_rows - 1) / max_rows;
   const bool scaled = type_ == WeightType::kF8G;
   const bool widens = scaled && kernels_->widen != nullptr;
   const TileFn* table = type_ == WeightType::kF32   ? kernels_->f32
                         : type_ == WeightType::kF16 ? kernels_->f16
                         : scaled && !widens         ? kernels_->e4m3
                                                     : kernels_->bf16;
+  const std::int64_t max_rows = table == kernels_->bf16 ? kernels_->bf16_rows : kernels_->max_rows;
+  const std::int64_t tiles = (rows + max_rows - 1) / max_rows;
   const std::int64_t step_bytes = panel_bytes_ / steps_;
-  const std::int64_t stretch = widens ? kScaledGroup / 2 : kChainSteps;
+  const std::int64_t chain = table == kernels_->bf16 ? kernels_->bf16_chain : kChainSteps;
+  const std::int64_t stretch = widens ? kScaledGroup / 2 : chain;
   alignas(64) std::uint16_t wide[kScaledCodes];
   for (std::int64_t panel = panels.begin; panel < panels.end; ++panel) {
     for (std::int64_t step = 0; step < steps_; step += stretch) {
@@ -99,6 +96,7 @@ void PackedLinear::for_each_tile(const std::byte* x, std::int64_t x_row_bytes, s
         const bool fetch_next = tiles > 1 && tile + 1 == tiles;
         args.prefetch = args.panel + (fetch_next ? count * step_bytes : kPrefetchBytes);
         if (widens) args.prefetch = args.panel;  // widen() has fetched
+        args.next_x = tile + 1 < tiles ? args.x + height * x_row_bytes : nullptr;
         sink(panel, row, height, last_block, [&](float* y, std::int64_t y_stride) {
           args.y = y;
           args.y_stride = y_stride;

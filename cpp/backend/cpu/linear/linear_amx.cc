@@ -1,0 +1,211 @@
+// bf16 weights with the tile instructions (AMX): up to 16 rows cost little more than one.
+//
+// A tile product adds 32 k to its sums: those of even k are added up in one chain and those of odd
+// k in another, from zero, and the two sums, one after the other added, to what was there. So bits
+// differ from those of vdpbf16ps, but a row's do not depend on how many rows a tile has.
+#include <immintrin.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "backend/cpu/linear/amx_config.h"
+#include "backend/cpu/linear/linear_ops_avx512_bf16.h"
+
+namespace specdec::cpu {
+namespace {
+
+constexpr int kBlockSteps = 16;  // of 2 k: what a tile product takes
+constexpr int kPanelStepBytes = 128;
+constexpr int kBlockBytes = kBlockSteps * kPanelStepBytes;
+constexpr int kColumns = 32;
+constexpr int kFewRows = 3;
+
+// Adds one block to the sums; `fetch(i)`, i = 0..3, is called between the instructions.
+template <bool kTwoGroups, typename Fetch>
+inline __attribute__((always_inline)) void add_tiles(const std::byte* panel, const std::byte* x,
+                                                     std::int64_t x_row_bytes, Fetch fetch) {
+  _tile_loadd(4, x, x_row_bytes);
+  fetch(0);
+  _tile_loadd(6, panel, kPanelStepBytes);
+  _tile_dpbf16ps(0, 4, 6);
+  fetch(1);
+  _tile_loadd(7, panel + 64, kPanelStepBytes);
+  _tile_dpbf16ps(1, 4, 7);
+  fetch(2);
+  if constexpr (kTwoGroups) {
+    _tile_loadd(5, x + kAmxRows * x_row_bytes, x_row_bytes);
+    _tile_dpbf16ps(2, 5, 6);
+    _tile_dpbf16ps(3, 5, 7);
+  }
+  fetch(3);
+}
+
+// The last steps, fewer than a block's, with zeros behind them.
+template <int kRows>
+void add_last(const TileArgs& args, std::int64_t step) {
+  const auto count = static_cast<std::size_t>(args.steps - step);
+  alignas(64) std::byte panel[kBlockBytes] = {}, x[kRows * 64] = {};
+  std::memcpy(panel, args.panel + step * kPanelStepBytes, count * kPanelStepBytes);
+  for (int m = 0; m < kRows; ++m) {
+    std::memcpy(x + m * 64, args.x + m * args.x_row_bytes + step * 4, count * 4);
+  }
+  written_for_tiles(panel);
+  written_for_tiles(x);
+  add_tiles<(kRows > kAmxRows)>(panel, x, 64, [](int) {});
+}
+
+// 16 columns of a row of y.
+inline __attribute__((always_inline)) void write_sum(const TileArgs& args, int row, int column,
+                                                     Avx512Bf16::Vec sum) {
+  using Op = Avx512Bf16;
+  float* y = args.y + row * args.y_stride + column;
+  if (args.scale != nullptr) sum = Op::mul(sum, Op::load_y(args.scale + column));
+  if (args.resume) sum = Op::add(Op::load_y(y), sum);
+  if (args.bias != nullptr) sum = Op::add(sum, Op::load_y(args.bias + column));
+  Op::store_y(y, sum);
+}
+
+// Denormal numbers are zeros, as they are to tile products, while it lives.
+class NoDenormals {
+ public:
+  NoDenormals() : before_(_mm_getcsr()) { _mm_setcsr(before_ | 0x8040); }
+  ~NoDenormals() { _mm_setcsr(before_); }
+  NoDenormals(const NoDenormals&) = delete;
+  NoDenormals& operator=(const NoDenormals&) = delete;
+
+ private:
+  unsigned before_;
+};
+
+// The same sums in the same order by fused multiply-adds of floats: very few rows wait for memory,
+// and loads of tiles reach less of its speed.
+template <int kRows>
+void few_rows_tile(const TileArgs& args) {
+  constexpr int kVecs = 2;
+  const NoDenormals mode;
+  const __m512i upper = _mm512_set1_epi32(static_cast<int>(0xffff0000u));
+  const auto even = [](__m512i v) { return _mm512_castsi512_ps(_mm512_slli_epi32(v, 16)); };
+  const auto odd = [&](__m512i v) { return _mm512_castsi512_ps(_mm512_and_si512(v, upper)); };
+  __m512 sums[kRows][kVecs];
+  for (auto& row : sums) row[0] = row[1] = _mm512_setzero_ps();
+  const std::int64_t ahead = args.prefetch - args.panel;
+  for (std::int64_t first = 0; first < args.steps; first += kBlockSteps) {
+    const std::int64_t end = std::min(first + kBlockSteps, args.steps);
+    __m512 evens[kRows][kVecs], odds[kRows][kVecs];
+    for (auto& row : evens) row[0] = row[1] = _mm512_setzero_ps();
+    for (auto& row : odds) row[0] = row[1] = _mm512_setzero_ps();
+    for (std::int64_t step = first; step < end; ++step) {
+      const std::byte* panel = args.panel + step * kPanelStepBytes;
+      Avx512Bf16::prefetch(panel + ahead);
+      Avx512Bf16::prefetch(panel + ahead + 64);
+      __m512 w_even[kVecs], w_odd[kVecs];
+#pragma GCC unroll 2
+      for (int v = 0; v < kVecs; ++v) {
+        const __m512i w = _mm512_load_si512(panel + 64 * v);
+        w_even[v] = even(w);
+        w_odd[v] = odd(w);
+      }
+#pragma GCC unroll 4
+      for (int m = 0; m < kRows; ++m) {
+        std::int32_t pair;
+        std::memcpy(&pair, args.x + m * args.x_row_bytes + step * 4, sizeof(pair));
+        const __m512i x = _mm512_set1_epi32(pair);
+        const __m512 x_even = even(x), x_odd = odd(x);
+#pragma GCC unroll 2
+        for (int v = 0; v < kVecs; ++v) {
+          evens[m][v] = _mm512_fmadd_ps(w_even[v], x_even, evens[m][v]);
+          odds[m][v] = _mm512_fmadd_ps(w_odd[v], x_odd, odds[m][v]);
+        }
+      }
+    }
+#pragma GCC unroll 4
+    for (int m = 0; m < kRows; ++m) {
+#pragma GCC unroll 2
+      for (int v = 0; v < kVecs; ++v) {
+        sums[m][v] = _mm512_add_ps(sums[m][v], _mm512_add_ps(evens[m][v], odds[m][v]));
+      }
+    }
+  }
+#pragma GCC unroll 4
+  for (int m = 0; m < kRows; ++m) {
+    for (int v = 0; v < kVecs; ++v) write_sum(args, m, v * Avx512Bf16::kLanes, sums[m][v]);
+  }
+}
+
+template <int kRows>
+void amx_tile(const TileArgs& args) {
+  constexpr bool kTwoGroups = kRows > kAmxRows;
+  constexpr int kStride = kColumns * 4;
+  const TileConfig config = panel_config(kRows, 64);
+  written_for_tiles(&config);
+  _tile_loadconfig(&config);
+  _tile_zero(0);
+  _tile_zero(1);
+  if constexpr (kTwoGroups) {
+    _tile_zero(2);
+    _tile_zero(3);
+  }
+  const std::int64_t ahead = args.prefetch - args.panel;
+  std::int64_t step = 0;
+  for (; step + kBlockSteps <= args.steps; step += kBlockSteps) {
+    const std::byte* panel = args.panel + step * kPanelStepBytes;
+    const std::byte* x = args.x + step * 4;
+    if (args.next_x == nullptr) {
+      add_tiles<kTwoGroups>(panel, x, args.x_row_bytes, [&](int quarter) {
+        const std::byte* next = panel + ahead + quarter * (kBlockBytes / 4);
+#pragma GCC unroll 8
+        for (int line = 0; line < kBlockBytes / 4; line += 64) Avx512Bf16::prefetch(next + line);
+      });
+    } else {  // the panel is near; rows of x lie where no processor's prefetcher looks for them
+      add_tiles<kTwoGroups>(panel, x, args.x_row_bytes, [&](int quarter) {
+        const std::byte* next = args.next_x + step * 4;
+#pragma GCC unroll 8
+        for (int m = quarter; m < kRows; m += 4) {
+          const std::byte* row = next + m * args.x_row_bytes;
+          _mm_prefetch(reinterpret_cast<const char*>(row), _MM_HINT_T0);
+        }
+      });
+    }
+  }
+  if (step < args.steps) add_last<kRows>(args, step);
+  alignas(64) float sums[kRows * kColumns];
+  _tile_stored(0, sums, kStride);
+  _tile_stored(1, sums + 16, kStride);
+  if constexpr (kTwoGroups) {
+    _tile_stored(2, sums + kAmxRows * kColumns, kStride);
+    _tile_stored(3, sums + kAmxRows * kColumns + 16, kStride);
+  }
+  _tile_release();
+  for (int m = 0; m < kRows; ++m) {
+    for (int column = 0; column < kColumns; column += Avx512Bf16::kLanes) {
+      write_sum(args, m, column, Avx512Bf16::load_y(sums + m * kColumns + column));
+    }
+  }
+}
+
+template <int kRows>
+constexpr void fill_amx_tiles(TileFn* table) {
+  if constexpr (kRows <= kFewRows) {
+    table[kRows] = &few_rows_tile<kRows>;
+  } else {
+    table[kRows] = &amx_tile<kRows>;
+  }
+  if constexpr (kRows > 1) fill_amx_tiles<kRows - 1>(table);
+}
+
+}  // namespace
+
+const LinearKernels& linear_kernels_amx() {
+  static constexpr LinearKernels kernels = [] {
+    LinearKernels table = make_avx512_bf16_kernels();
+    table.bf16_rows = 2 * kAmxRows;
+    // A tile adds up 32 k before it adds them to the chain, so that chains may be longer; y is read
+    // and written less often.
+    table.bf16_chain = 4 * kChainSteps;
+    fill_amx_tiles<2 * kAmxRows>(table.bf16);
+    return table;
+  }();
+  return kernels;
+}
+
+}  // namespace specdec::cpu
