@@ -146,7 +146,9 @@ def test_partial_sums_are_the_model_too(
     expected, found = one.forward(tree_plan()), run(ranks, tree_plan())
     scale = np.abs(expected).max()
     np.testing.assert_allclose(found / scale, expected / scale, rtol=0, atol=near)
-    assert not np.array_equal(found, expected)  # or they would not be needed
+    # Or they would not be needed. Tiles add up 32 k by themselves, as much as a rank's share here.
+    if (_core.cpu_isa(), options.get("dtype")) != ("amx", "bfloat16"):
+        assert not np.array_equal(found, expected)
     np.testing.assert_array_equal(run(ranks, tree_plan(), best=True), found.argmax(1))
     step = _core.ShardedStep(ranks[0].core, tree_plan())
     assert step.num_parts == 2 * one.num_layers and step.chunk_bytes(0) == 8 * 288 * 4
