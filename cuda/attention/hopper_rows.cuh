@@ -106,7 +106,8 @@ __device__ __forceinline__ void mask_scores(const AttentionLaunch& launch, std::
     const std::int64_t mask_row = max(view.mask_row, 0);  // without a tree it is not read
     const std::uint32_t* mask = launch.call.step.mask + mask_row * kMaskWords;
     const std::uint64_t visible =
-        visible_slots(view.slots(), mask, kv_len, first_slot) >> (2 * (lane % 4));
+        visible_slots(view.slots(), mask, kv_len, launch.call.sink_tokens, first_slot) >>
+        (2 * (lane % 4));
 #pragma unroll
     for (int n = 0; n < kBlockKeys / 8; ++n) {
       if (!(visible >> (8 * n) & 1)) s[4 * n + 2 * row] = empty_max();
