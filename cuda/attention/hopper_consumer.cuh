@@ -199,7 +199,8 @@ __device__ __forceinline__ void consume(const AttentionLaunch& launch, HopperSha
     v_at.advance();
     products.collect();
     close_values(weights);
-    if (unit.states != UnitStates::kHandsOn) leave_state();
+    // Read again: a register that was kept through the loop would be one too many.
+    if (work.units[u].states != UnitStates::kHandsOn) leave_state();
   }
 }
 

@@ -33,6 +33,7 @@ KINDS = ["sliding_attention", "sliding_attention", "full_attention", "sliding_at
 PROMPTS = [[(7 * i * i + 3 * seed) % 96 for i in range(1 + 67 * seed)] for seed in range(4)]
 GREEDY = SamplingParams(max_tokens=90, ignore_eos=True)
 # Copies are always cheaper than reading again.
+SINKS = {"sink_token_length": 5}
 SWAPS = {"host_cache_size": 1 << 26, "host_link_gb_per_s": 1e6}
 
 
@@ -308,8 +309,12 @@ def test_what_another_rank_holds(two_heads: Path, monkeypatch: pytest.MonkeyPatc
         {"cache": {"enable_block_reuse": True}, "overlap_depth": 1},
         {"params": SamplingParams(max_tokens=40, ignore_eos=True, logprobs=1),
          "spec": {"method": "ngram", "adaptive": False}},
+        {"cache": SINKS, "spec": {"method": "lookahead", "adaptive": False}, "overlap_depth": 1},
+        {"cache": {**SINKS, "enable_block_reuse": True}, "overlap_depth": 2},
+        {"policy": "max_utilization", "cache": {"max_tokens": 224, **SWAPS, **SINKS}},
     ],
-    ids=["plain", "ngram", "lookahead", "swapped", "reuse", "by the host"],
+    ids=["plain", "ngram", "lookahead", "swapped", "reuse", "by the host", "sinks", "sinks reused",
+         "sinks swapped"],
 )  # fmt: skip
 def test_devices(folder: Path, device: str, options: dict[str, Any]) -> None:
     """Pools of their own for layers with narrow windows, and tables of those."""
@@ -329,7 +334,8 @@ def test_devices(folder: Path, device: str, options: dict[str, Any]) -> None:
                 talk += [*output.outputs[0].token_ids, 7, 11]
         return talks, cached
 
-    with open_llm(folder, cache=KEPT, scheduler={"max_seq_len": 224}) as llm:
+    kept = KEPT | (SINKS if "sink_token_length" in cache else {})
+    with open_llm(folder, cache=kept, scheduler={"max_seq_len": 224}) as llm:
         wanted, _ = turns(llm)
     with open_llm(folder, spec, device=device, cache=cache, scheduler=scheduler) as llm:
         assert llm.memory.narrow_windows == (WINDOW, WINDOW, 0, WINDOW)
