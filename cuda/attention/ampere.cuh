@@ -53,11 +53,11 @@ __device__ __forceinline__ void mask_scores(const AttentionLaunch& launch, const
     const std::int32_t r = rows.begin + thread_row(i);
     if (r >= rows.end) continue;
     const std::int32_t token = r / launch.group;
-    const std::uint64_t visible = visible_slots(row_slots(launch, rows.request, token),
-                                                mask_of(launch.call.step, rows.request, token),
-                                                rows.request.kv_len, launch.call.sink_tokens,
-                                                first_slot) >>
-                                  (threadIdx.x % 4 * 2);
+    const std::uint64_t visible =
+        visible_slots(row_slots(launch, rows.request, token),
+                      mask_of(launch.call.step, rows.request, token), rows.request.kv_len,
+                      launch.call.sink_tokens, first_slot) >>
+        (threadIdx.x % 4 * 2);
 #pragma unroll
     for (int n = 0; n < 8; ++n) {
       if ((visible >> (n * 8) & 1) == 0) s[n][2 * i] = empty_max();
@@ -193,7 +193,8 @@ struct ThreadSlot {
   }
 };
 
-// The running total of a unit, and where its states go. Empty between units, unless one hands it on.
+// The running total of a unit, and where its states go. Empty between units, unless one hands it
+// on.
 template <class Config>
 struct UnitTotal {
   static constexpr int kTiles = Config::kHeadDim / 8;
@@ -221,8 +222,7 @@ struct UnitTotal {
   __device__ __forceinline__ void take(const AttentionLaunch& launch, const JobRows& rows,
                                        ThreadState<Config>& chunk, bool last) {
     const ThreadSlot<Config> place(launch, rows, slot);
-    const bool leaves =
-        states == UnitStates::kOnePerChunk || (last && states == UnitStates::kOne);
+    const bool leaves = states == UnitStates::kOnePerChunk || (last && states == UnitStates::kOne);
     MergeWeights w[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {

@@ -119,8 +119,7 @@ struct KeyCopier {
     const auto num_rows = static_cast<std::uint32_t>(keys.end - keys.begin);
     const auto copy_chunk = [&](int c, std::int64_t offset) {
       const int row = c / kRowChunks, chunk = c % kRowChunks;
-      const bool inside =
-          static_cast<std::uint32_t>(row - begin_row) < num_rows || row < sink_rows;
+      const bool inside = static_cast<std::uint32_t>(row - begin_row) < num_rows || row < sink_rows;
       const bool valid = offset >= 0 && inside;
       const Kv* source =
           from + (valid ? offset + row % Config::kGroupKeys * stride + chunk * kChunkElements : 0);

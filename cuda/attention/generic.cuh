@@ -1,8 +1,9 @@
 // Attention for every shape: one block for each (row, KV head, up to 8 of its query heads).
 //
 // Keys      a row's visible positions, [lo, p] and sink tokens in front of them, in chunks of 128
-//           and groups of 32 at fixed absolute positions; those without a key are left out. A warp takes a chunk at a time and starts it from an empty state; the block
-//           folds the chunks of a round into the row's state in ascending order.
+//           and groups of 32 at fixed absolute positions; those without a key are left out. A warp
+//           takes a chunk at a time and starts it from an empty state; the block folds the chunks
+//           of a round into the row's state in ascending order.
 // Lanes     a key each for scores and softmax, then a few head dims each for P * V, key by key. A
 //           position below kv_len is a committed token, from there on a node of the row's path: the
 //           mask's set bits in ascending order, for a tree's nodes are in topological order.
@@ -111,8 +112,7 @@ __device__ __forceinline__ std::uint32_t find_keys(const SpecAttentionParams& p,
     if (own < 0) return kStatusBadTree;
   }
   row.end = row.kv_len + own;
-  row.begin =
-      attention::first_visible(row.end - 1, p.sliding_window, p.sink_tokens, p.first_key);
+  row.begin = attention::first_visible(row.end - 1, p.sliding_window, p.sink_tokens, p.first_key);
   if (row.begin > p.sink_tokens) row.sink_end = p.sink_tokens;
   return 0;
 }
@@ -169,8 +169,7 @@ __device__ __forceinline__ bool add_group(const GenericCall& call, const Generic
   const int lane = lane_id(), head_dim = p.cache.head_dim;
   float* weights = shared.p + threadIdx.x / 32 * (kGenericHeads * kGroupKeys);
   const std::int32_t position = base + lane;
-  const bool visible =
-      (position >= row.begin && position < row.end) || position < row.sink_end;
+  const bool visible = (position >= row.begin && position < row.end) || position < row.sink_end;
   std::int32_t page = 0;
   std::int64_t at = 0;
   if (visible) {

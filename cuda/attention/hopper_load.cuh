@@ -8,8 +8,8 @@
 // pool, and the request is flagged.
 //
 // Keys of a wanted page on which no row of the job may look (before the job's first, past its last,
-// behind its sink tokens) hold anything, NaN included. Their scores are replaced, but 0 * NaN in P V would not be: a second
-// warp zeroes them in V before the consumers see the tile.
+// behind its sink tokens) hold anything, NaN included. Their scores are replaced, but 0 * NaN in P
+// V would not be: a second warp zeroes them in V before the consumers see the tile.
 #pragma once
 
 #include <cstdint>

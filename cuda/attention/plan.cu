@@ -228,8 +228,9 @@ __device__ void write_units(const AttentionLaunch& launch, std::int32_t num_jobs
       cut_job(job, place.begin, place.dealer, whole,
               [&](std::int32_t block, std::int32_t first_chunk, std::int32_t end_chunk,
                   UnitStates states) {
-                work.units[unit++] = {place.job, first_chunk, end_chunk,
-                                      static_cast<std::int32_t>(slot), block, states};
+                work.units[unit++] = {place.job, first_chunk,
+                                      end_chunk, static_cast<std::int32_t>(slot),
+                                      block,     states};
                 slot += unit_slots(first_chunk, end_chunk, states);
               });
     }

@@ -115,7 +115,8 @@ __device__ __forceinline__ std::uint64_t bit_range(std::int32_t begin, std::int3
 // Bit i: may the row see slot first_slot + i? `mask` is the row's, read only if slots.tree.
 __device__ __forceinline__ std::uint64_t visible_slots(const RowSlots& slots,
                                                        const std::uint32_t* mask,
-                                                       std::int32_t kv_len, std::int32_t sink_tokens,
+                                                       std::int32_t kv_len,
+                                                       std::int32_t sink_tokens,
                                                        std::int32_t first_slot) {
   std::uint64_t visible = bit_range(slots.begin - first_slot, slots.end - first_slot);
   if (slots.begin > 0) visible |= bit_range(0, min(sink_tokens, slots.end) - first_slot);

@@ -348,3 +348,33 @@ def test_devices(folder: Path, device: str, options: dict[str, Any]) -> None:
         stats = llm.get_metrics()["executor"]
         assert stats["free_pages"] == stats["total_pages"]
         assert (stats["swapped_in"] > 0) == ("host_cache_size" in cache)
+
+
+@devices
+@pytest.mark.parametrize("limit", [{}, {"max_attention_window": 70}], ids=["own", "all layers"])
+def test_sink_tokens_of_the_fast_kernels(folder: Path, device: str, limit: dict[str, Any]) -> None:
+    """Drafts and prefix reuse change nothing; the sink tokens do."""
+    texts = []
+    for spec, sinks, reuse in (
+        (None, 5, False),
+        ({"method": "lookahead", "adaptive": False}, 5, False),
+        ({"method": "ngram", "max_draft_len": 4, "adaptive": False}, 5, True),
+        (None, 0, False),
+    ):
+        cache = {
+            "tokens_per_block": PAGE, "max_tokens": 800, "sink_token_length": sinks,
+            "enable_block_reuse": reuse, **limit,
+        }  # fmt: skip
+        scheduler = {"max_batch_size": 3, "max_seq_len": 256, "max_num_tokens": 64}
+        with LLM(
+            folder, speculative_config=spec, dtype="bfloat16", numerics="exact", device=device,
+            kv_cache_config=cache, scheduler_config=scheduler,
+        ) as llm:  # fmt: skip
+            params = SamplingParams(max_tokens=24, ignore_eos=True, temperature=3.0, seed=5)
+            for _ in range(2 if reuse else 1):
+                texts.append(texts_of(llm, params))
+            stats = llm.get_metrics()["executor"]
+            assert (stats["cached_tokens"] > 0) == reuse
+            assert stats["free_pages"] == stats["total_pages"]
+    assert texts[0] == texts[1] == texts[2] == texts[3]
+    assert texts[0] != texts[4]

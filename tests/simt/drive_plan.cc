@@ -57,7 +57,8 @@ static std::string check(const Setup& s, const Lengths& lengths,
   call.step.page_table_stride = stride;
   call.cache.num_pages = 5, call.cache.num_kv_heads = s.kv_heads;
   call.cache.page_size = 1 << s.page_shift;
-  call.sliding_window = s.window, call.sink_tokens = s.sinks, call.max_depth = s.max_depth, call.exact = s.exact;
+  call.sliding_window = s.window, call.sink_tokens = s.sinks, call.max_depth = s.max_depth,
+  call.exact = s.exact;
   call.exec.status = status.data();
   launch.work = {header.data(),      jobs.data(),  units.data(), job_begin.data(),
                  block_begin.data(), flags.data(), nullptr,      nullptr,
@@ -207,7 +208,8 @@ int main() {
     expect("mixed", check({}, l, fine(l)));
     expect("many blocks", check({.num_blocks = 264}, l, fine(l)));
     expect("window", check({.group = 3, .row_tile = 16, .window = 500}, l, fine(l)));
-    expect("sink tokens", check({.group = 3, .row_tile = 16, .window = 500, .sinks = 5}, l, fine(l)));
+    expect("sink tokens",
+           check({.group = 3, .row_tile = 16, .window = 500, .sinks = 5}, l, fine(l)));
     expect("sink tokens of several chunks",
            check({.row_tile = 16, .window = 300, .sinks = 700, .num_blocks = 60}, l, fine(l)));
     expect("sink tokens, no window to speak of",

@@ -183,8 +183,7 @@ def _attend_on_device(
         mask=step.mask,
         is_tree=step.is_tree,
         exact=False,
-        **options,
-        **where,
+        **(options | where),
     )
 
 

@@ -24,10 +24,10 @@ MUTANTS = [
     ),
     Mutant(
         "sinkplan-2",
-        "what the sink tokens' unit hands on begins anew",
+        "sink tokens' chunks that do not begin their job are summed up before they are merged",
         PLAN_PARTS,
         "begins ? UnitStates::kHandsOn : states",
-        "states",
+        "UnitStates::kHandsOn",
         tests="number_of_blocks and ampere_f16_f16_k64_r16",
     ),
     Mutant(
@@ -44,6 +44,7 @@ MUTANTS = [
         PLAN_PARTS,
         "begin > 0 ? min(call.sink_tokens, end) : 0;",
         "begin > 0 ? call.sink_tokens : 0;",
+        harmless="rows' masks hide them: blocks too many, and keys that are there",
     ),
     Mutant(
         "sinkampere-1",
@@ -120,10 +121,11 @@ MUTANTS = [
     ),
     Mutant(
         "sinkgeneric-1",
-        "the chunks between are not skipped",
+        "groups between in one chunk are not skipped",
         GENERIC,
         "if (base >= row.sink_end && base + kGroupKeys <= row.begin) continue;",
         "",
+        harmless="behind a group with sink tokens one without a key changes nothing",
     ),
     Mutant(
         "sinkgeneric-2",
