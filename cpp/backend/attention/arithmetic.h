@@ -44,7 +44,7 @@ struct RowKeys {
 };
 
 // The first position that a row at `position` sees: of its window, and not in front of first_key.
-// Of the first sink_tokens positions all are seen, or, if it is greater than that, those apart.
+// Sink tokens are seen, too: they lie apart where the result is greater than their number.
 SPECDEC_HD inline std::int32_t first_visible(std::int32_t position, std::int32_t sliding_window,
                                              std::int32_t sink_tokens, std::int32_t first_key) {
   const std::int32_t oldest = position + 1 - sliding_window;
