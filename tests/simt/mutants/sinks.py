@@ -24,10 +24,10 @@ MUTANTS = [
     ),
     Mutant(
         "sinkplan-2",
-        "sink tokens' chunks that do not begin their job are summed up before they are merged",
+        "the sink tokens' unit is left out where the window's is in the same block",
         PLAN_PARTS,
-        "begins ? UnitStates::kHandsOn : states",
-        "UnitStates::kHandsOn",
+        "emit(block, first, gap.begin, begins ? UnitStates::kHandsOn : states);",
+        "",
         tests="number_of_blocks and ampere_f16_f16_k64_r16",
     ),
     Mutant(
