@@ -100,8 +100,8 @@ struct SpecAttentionParams {
   float scale = 1.0f;
   // 0: no window. Else a key at position p is visible to a row at position t if t - p < window.
   std::int32_t sliding_window = 0;
-  // With a window: the first `sink_tokens` positions are visible, too, however far behind it. The
-  // CPU reads no other position in front of the windows. Other devices take 0 only.
+  // With a window: the first `sink_tokens` positions are visible, too, however far behind it. No
+  // other position in front of the windows is read.
   std::int32_t sink_tokens = 0;
   // Positions in front of it are no keys: nobody has written them. No row lies there, either.
   // Without sink tokens.

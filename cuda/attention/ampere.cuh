@@ -53,10 +53,11 @@ __device__ __forceinline__ void mask_scores(const AttentionLaunch& launch, const
     const std::int32_t r = rows.begin + thread_row(i);
     if (r >= rows.end) continue;
     const std::int32_t token = r / launch.group;
-    const std::uint64_t visible = visible_slots(row_slots(launch, rows.request, token),
-                                                mask_of(launch.call.step, rows.request, token),
-                                                rows.request.kv_len, first_slot) >>
-                                  (threadIdx.x % 4 * 2);
+    const std::uint64_t visible =
+        visible_slots(row_slots(launch, rows.request, token),
+                      mask_of(launch.call.step, rows.request, token), rows.request.kv_len,
+                      launch.call.sink_tokens, first_slot) >>
+        (threadIdx.x % 4 * 2);
 #pragma unroll
     for (int n = 0; n < 8; ++n) {
       if ((visible >> (n * 8) & 1) == 0) s[n][2 * i] = empty_max();
@@ -192,19 +193,20 @@ struct ThreadSlot {
   }
 };
 
-// The running total of a unit, and where its states go.
+// The running total of a unit, and where its states go. Empty between units, unless one hands it
+// on.
 template <class Config>
 struct UnitTotal {
   static constexpr int kTiles = Config::kHeadDim / 8;
-  bool fold;  // one state for the whole unit, else one per chunk
+  UnitStates states;
   std::int32_t slot;
   bool begun = false;  // does the total hold a chunk?
   float m[2], l[2];
   float o[Config::kTotalInRegisters ? kTiles : 1][4];
 
-  __device__ __forceinline__ UnitTotal(const Job& job, const Unit& unit)
-      : fold(unit.first_chunk == job.first_chunk), slot(unit.slot) {
-    clear();
+  __device__ __forceinline__ void begin(const Unit& unit) {
+    states = unit.states;
+    slot = unit.slot;
   }
 
   __device__ __forceinline__ void clear() {
@@ -220,6 +222,7 @@ struct UnitTotal {
   __device__ __forceinline__ void take(const AttentionLaunch& launch, const JobRows& rows,
                                        ThreadState<Config>& chunk, bool last) {
     const ThreadSlot<Config> place(launch, rows, slot);
+    const bool leaves = states == UnitStates::kOnePerChunk || (last && states == UnitStates::kOne);
     MergeWeights w[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -232,13 +235,13 @@ struct UnitTotal {
 #pragma unroll
         for (int e = 0; e < 4; ++e) o[n][e] = merge(w[e / 2], o[n][e], chunk.o[n][e]);
       }
-      if (last || !fold) place.store(m, l, o);
+      if (leaves) place.store(m, l, o);
     } else {
       if (begun) place.merge_into(w, chunk.o);
       place.store(m, l, chunk.o);
-      begun = fold;
+      begun = !leaves;
     }
-    if (!fold) {
+    if (leaves) {
       clear();
       ++slot;
     }
@@ -254,6 +257,8 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
   gpu::grid_dependency_wait();
   gpu::launch_dependents();
 
+  UnitTotal<Config> total;
+  total.clear();
   const std::int32_t end_unit = launch.work.block_begin[blockIdx.x + 1];
   for (std::int32_t u = launch.work.block_begin[blockIdx.x]; u < end_unit; ++u) {
     const Unit unit = launch.work.units[u];
@@ -261,11 +266,9 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
     const JobRows rows(launch, job);
     const PlainKeys plain(launch, rows);
     const ScoreScale scale = {score_scale(launch.call, job.kv_head), launch.call.softcap};
-    KeyCopier<Config> copier(launch, job, smem);
-    const std::int32_t first_block =
-        max(chunk_begin(unit.first_chunk), job.first_key) / Config::kKeys;
-    const std::int32_t end_block =
-        (min(chunk_begin(unit.end_chunk), job.end_key) + Config::kKeys - 1) / Config::kKeys;
+    KeyCopier<Config> copier(launch, job, unit, smem);
+    const std::int32_t first_block = copier.keys.first_block();
+    const std::int32_t end_block = copier.keys.end_block();
 
     copy_queries<Config>(launch, rows, q);
 #pragma unroll
@@ -274,7 +277,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
       copier.start_keys(first_block + i, end_block, i == 0);
     }
 
-    UnitTotal<Config> total(job, unit);
+    total.begin(unit);
     ThreadState<Config> chunk;
     chunk.clear();
     std::int32_t chunk_index = unit.first_chunk;

@@ -6,6 +6,7 @@
 #include "attention/ampere_config.cuh"
 #include "attention/elements.cuh"
 #include "attention/rows.cuh"
+#include "attention/unit_keys.cuh"
 
 namespace specdec::attention {
 
@@ -52,7 +53,7 @@ __device__ __forceinline__ void copy_queries(const AttentionLaunch& launch, cons
   }
 }
 
-// Copies of one job's key blocks, in the order K0 V0 K1 V1 ...
+// Copies of one unit's key blocks, in the order K0 V0 K1 V1 ...
 template <class Config>
 struct KeyCopier {
   using T = typename Config::T;
@@ -66,20 +67,19 @@ struct KeyCopier {
   std::int64_t* groups;
   const std::int32_t* pages;
   std::int64_t head_offset;
-  std::int32_t first_key, end_key;
+  UnitKeys keys;
   bool bad_page = false;
   std::uint32_t nan = 0;  // e4m3_nan() of all that was widened
 
   __device__ __forceinline__ KeyCopier(const AttentionLaunch& launch, const Job& job,
-                                       unsigned char* smem)
+                                       const Unit& unit, unsigned char* smem)
       : launch(launch),
         smem(smem),
         groups(reinterpret_cast<std::int64_t*>(smem + Config::kGroupOffset)),
         pages(launch.call.step.page_table +
               static_cast<std::int64_t>(job.request) * launch.call.step.page_table_stride),
         head_offset(job.kv_head * launch.call.cache.stride_head),
-        first_key(job.first_key),
-        end_key(job.end_key) {}
+        keys(job, unit) {}
 
   // Looks up where the keys of the window that begins with `block` lie; -1: nowhere.
   __device__ __forceinline__ void look_up(std::int32_t block) {
@@ -87,7 +87,7 @@ struct KeyCopier {
     for (int i = threadIdx.x; i < Config::kGroups; i += Config::kThreads) {
       const std::int32_t slot = block * Config::kKeys + i * Config::kGroupKeys;
       std::int64_t offset = -1;
-      if (slot < end_key && slot + Config::kGroupKeys > first_key) {
+      if (keys.has_some(slot, Config::kGroupKeys)) {
         const std::int32_t page = pages[slot >> launch.page_shift];
         if (page >= 0 && page < cache.num_pages) {
           const std::int32_t in_page = slot & (cache.page_size - 1);
@@ -101,7 +101,7 @@ struct KeyCopier {
     sync_block<Config>();
   }
 
-  // Starts copying the keys (or values) of a block into one stage; those outside the job's range
+  // Starts copying the keys (or values) of a block into one stage; those that are not the unit's
   // become zero, for what lies there may be anything, and 0 * NaN is NaN.
   __device__ __forceinline__ void copy(const void* pool, std::int32_t block, bool values) {
     const Kv* from = static_cast<const Kv*>(pool);
@@ -113,11 +113,14 @@ struct KeyCopier {
     const std::int64_t* block_groups =
         groups + block % Config::kWindowBlocks * (Config::kKeys / Config::kGroupKeys);
     const std::int64_t stride = launch.call.cache.stride_token;
-    const std::int32_t first_slot = block * Config::kKeys;
+    // In rows of the tile.
+    const std::int32_t begin_row = keys.begin - block * Config::kKeys;
+    const std::int32_t sink_rows = keys.sink_end - block * Config::kKeys;
+    const auto num_rows = static_cast<std::uint32_t>(keys.end - keys.begin);
     const auto copy_chunk = [&](int c, std::int64_t offset) {
       const int row = c / kRowChunks, chunk = c % kRowChunks;
-      const std::int32_t slot = first_slot + row;
-      const bool valid = offset >= 0 && slot >= first_key && slot < end_key;
+      const bool inside = static_cast<std::uint32_t>(row - begin_row) < num_rows || row < sink_rows;
+      const bool valid = offset >= 0 && inside;
       const Kv* source =
           from + (valid ? offset + row % Config::kGroupKeys * stride + chunk * kChunkElements : 0);
       unsigned char* place = to + (Config::kWiden ? c * 16 : Config::swizzle(row, chunk));

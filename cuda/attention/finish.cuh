@@ -293,14 +293,11 @@ __global__ void __launch_bounds__(kFinishWarps * 32, (kFinishBlocks<kHeads, kVec
   }
 
   // No tail in fast mode. It is never empty in exact mode: a row sees itself.
-  std::int32_t tail_begin = 0, num_tail = 0;
+  std::int32_t num_tail = 0;
   const bool good = known && flags == 0;
   if (good && call.exact) {
-    const RowKeys keys = exact_row_keys(position, call.max_depth, launch.granule,
-                                        call.sliding_window, call.first_key);
-    tail_begin = keys.tail_begin;
-    num_tail = keys.tail_end - keys.tail_begin;
-    find_tail(launch, request, kv_head, mask, tail_begin, keys.tail_end, finisher.shared->offsets);
+    num_tail = find_tail(launch, request, kv_head, mask, row_keys(launch, position),
+                         finisher.shared->offsets);
   }
   for (std::int32_t h = 0; h < launch.group; h += kHeads) {
     const std::int32_t head = kv_head * launch.group + h;

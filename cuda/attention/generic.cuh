@@ -1,8 +1,9 @@
 // Attention for every shape: one block for each (row, KV head, up to 8 of its query heads).
 //
-// Keys      a row's visible positions [lo, p] in chunks of 128 and groups of 32 at fixed absolute
-//           positions. A warp takes a chunk at a time and starts it from an empty state; the block
-//           folds the chunks of a round into the row's state in ascending order.
+// Keys      a row's visible positions, [lo, p] and sink tokens in front of them, in chunks of 128
+//           and groups of 32 at fixed absolute positions; those without a key are left out. A warp
+//           takes a chunk at a time and starts it from an empty state; the block folds the chunks
+//           of a round into the row's state in ascending order.
 // Lanes     a key each for scores and softmax, then a few head dims each for P * V, key by key. A
 //           position below kv_len is a committed token, from there on a node of the row's path: the
 //           mask's set bits in ascending order, for a tree's nodes are in topological order.
@@ -71,6 +72,7 @@ struct GenericRow {
   int kv_head, first_head, heads;  // query heads [first_head, first_head + heads)
   std::int32_t kv_len;
   std::int32_t begin, end;  // visible positions
+  std::int32_t sink_end;    // and those before it; 0: no others
   bool tree;
 };
 
@@ -96,7 +98,7 @@ __device__ __forceinline__ int list_path(const std::uint32_t* mask, int row_in_r
 __device__ __forceinline__ std::uint32_t find_keys(const SpecAttentionParams& p,
                                                    const GenericShared& shared, GenericRow& row) {
   row.request = find_request(p.step, row.row);
-  row.begin = row.end = 0;
+  row.begin = row.end = row.sink_end = 0;
   if (row.request == p.step.num_requests) return 0;
   const RequestRows rows = request_rows(p.step, row.request, p.cache.page_size);
   if (!rows.valid || row.row < rows.first) return kStatusBadLength;
@@ -110,7 +112,8 @@ __device__ __forceinline__ std::uint32_t find_keys(const SpecAttentionParams& p,
     if (own < 0) return kStatusBadTree;
   }
   row.end = row.kv_len + own;
-  row.begin = attention::first_visible(row.end - 1, p.sliding_window, p.first_key);
+  row.begin = attention::first_visible(row.end - 1, p.sliding_window, p.sink_tokens, p.first_key);
+  if (row.begin > p.sink_tokens) row.sink_end = p.sink_tokens;
   return 0;
 }
 
@@ -166,7 +169,7 @@ __device__ __forceinline__ bool add_group(const GenericCall& call, const Generic
   const int lane = lane_id(), head_dim = p.cache.head_dim;
   float* weights = shared.p + threadIdx.x / 32 * (kGenericHeads * kGroupKeys);
   const std::int32_t position = base + lane;
-  const bool visible = position >= row.begin && position < row.end;
+  const bool visible = (position >= row.begin && position < row.end) || position < row.sink_end;
   std::int32_t page = 0;
   std::int64_t at = 0;
   if (visible) {
@@ -200,20 +203,25 @@ __device__ __forceinline__ bool add_group(const GenericCall& call, const Generic
   }
   __syncwarp(kAllLanes);
 
-  const int first = max(row.begin - base, 0), last = min(row.end - base, kGroupKeys);
   const bool owns = lane * kDims < head_dim;
-  for (int key = first; key < last; ++key) {
-    const std::int64_t key_at = __shfl_sync(kAllLanes, at, key);
-    if (!owns) continue;
-    float value[kDims];
-    load_floats(static_cast<const T*>(p.cache.v) + key_at + lane * kDims, call.aligned_kv, value);
+  // Sink tokens, then the window's keys.
+#pragma unroll 1
+  for (int part = base < row.sink_end ? 0 : 1; part < 2; ++part) {
+    const int first = part == 0 ? 0 : max(row.begin - base, 0);
+    const int last = min((part == 0 ? row.sink_end : row.end) - base, kGroupKeys);
+    for (int key = first; key < last; ++key) {
+      const std::int64_t key_at = __shfl_sync(kAllLanes, at, key);
+      if (!owns) continue;
+      float value[kDims];
+      load_floats(static_cast<const T*>(p.cache.v) + key_at + lane * kDims, call.aligned_kv, value);
 #pragma unroll
-    for (int h = 0; h < kGenericHeads; ++h) {
-      if (h >= row.heads) break;
-      const float weight = weights[h * kGroupKeys + key];
+      for (int h = 0; h < kGenericHeads; ++h) {
+        if (h >= row.heads) break;
+        const float weight = weights[h * kGroupKeys + key];
 #pragma unroll
-      for (int i = 0; i < kDims; ++i) {
-        state.out[h][i] = fmaf(weight, value[i], state.out[h][i]);
+        for (int i = 0; i < kDims; ++i) {
+          state.out[h][i] = fmaf(weight, value[i], state.out[h][i]);
+        }
       }
     }
   }
@@ -280,20 +288,26 @@ __device__ __forceinline__ std::uint32_t fold_keys(const GenericCall& call, cons
   const int warp = static_cast<int>(threadIdx.x / 32), head_dim = p.cache.head_dim;
   const float scale =
       p.k_scale != nullptr ? p.scale * p.k_scale[row.kv_head * p.scale_stride] : p.scale;
-  const int end_chunk = (row.end + kChunkKeys - 1) / kChunkKeys;
-  for (int first = row.begin / kChunkKeys; first < end_chunk; first += kGenericWarps) {
-    const std::int32_t begin = max(row.begin, (first + warp) * kChunkKeys);
-    const std::int32_t end = min(row.end, (first + warp + 1) * kChunkKeys);
+  // The sink tokens' chunks are followed by the window's.
+  const int sink_chunks = (row.sink_end + kChunkKeys - 1) / kChunkKeys;
+  const int between = max(row.begin / kChunkKeys - sink_chunks, 0);
+  const int num_chunks = (row.end + kChunkKeys - 1) / kChunkKeys - between;
+  for (int first = 0; first < num_chunks; first += kGenericWarps) {
+    const int place = first + warp;
+    const std::int32_t chunk = (place < sink_chunks ? place : place + between) * kChunkKeys;
+    const std::int32_t begin = chunk < row.sink_end ? chunk : max(row.begin, chunk);
+    const std::int32_t end = min(row.end, chunk + kChunkKeys);
     GenericState<kDims> state;
     state.clear();
     bool good = true;
     for (std::int32_t base = begin / kGroupKeys * kGroupKeys; base < end && good;
          base += kGroupKeys) {
+      if (base >= row.sink_end && base + kGroupKeys <= row.begin) continue;
       good = add_group<T>(call, row, shared, base, scale, state);
     }
     leave_state(shared, state, row.heads, head_dim);
     if (__syncthreads_or(good ? 0 : 1) != 0) return kStatusBadPage;
-    const int chunks = min(kGenericWarps, end_chunk - first);
+    const int chunks = min(kGenericWarps, num_chunks - first);
 #pragma unroll
     for (int i = 0; i < kDims; ++i) {
       const int e = static_cast<int>(threadIdx.x) + i * kGenericThreads;

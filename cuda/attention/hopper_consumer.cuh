@@ -49,6 +49,10 @@ __device__ __forceinline__ void consume(const AttentionLaunch& launch, HopperSha
   Products<T, Tile> products(shared, consumer);
   FoldedValues<Tile> folded(shared, consumer * 128 + static_cast<int>(threadIdx.x % 128));
   float s[kBlockKeys / 2];
+  // The folded state: empty between units, unless one hands it on to the next.
+  float m_folded[2] = {empty_max(), empty_max()}, l_folded[2] = {0.0f, 0.0f};
+#pragma unroll
+  for (int i = 0; i < Tile::kDim / 2; ++i) folded[i] = 0.0f;
   Cursor<Tile::kStages> k_at;
   Cursor<Tile::kValueStages> v_at;
 
@@ -60,7 +64,7 @@ __device__ __forceinline__ void consume(const AttentionLaunch& launch, HopperSha
                           job.row_block * Tile::kRowTile + consumer * 64};
     const ScoreScale scale(score_scale(call, job.kv_head), call.softcap);
     const CommonSlots common = view_rows(launch, rows, warp_row, views);
-    const bool folds = unit.first_chunk == job.first_chunk;
+    const bool folds = unit.states != UnitStates::kOnePerChunk;
     std::int32_t slot = unit.slot;
     std::int32_t chunk = unit.first_chunk;
     std::int32_t chunk_end = chunk_begin(chunk + 1);
@@ -70,9 +74,8 @@ __device__ __forceinline__ void consume(const AttentionLaunch& launch, HopperSha
                               scale.factor * (scale.mapped ? 1.0f : products.unit(1))};
 
     float m[2] = {empty_max(), empty_max()}, l[2] = {0.0f, 0.0f};
-    float m_folded[2] = {empty_max(), empty_max()}, l_folded[2] = {0.0f, 0.0f};
 #pragma unroll
-    for (int i = 0; i < Tile::kDim / 2; ++i) products.sum(i) = 0.0f, folded[i] = 0.0f;
+    for (int i = 0; i < Tile::kDim / 2; ++i) products.sum(i) = 0.0f;
 
     // S of a block: raw products to exponentials, in registers.
     const auto weigh = [&](std::int32_t block, float (&decay)[2]) {
@@ -196,7 +199,8 @@ __device__ __forceinline__ void consume(const AttentionLaunch& launch, HopperSha
     v_at.advance();
     products.collect();
     close_values(weights);
-    leave_state();
+    // Read again: a register that was kept through the loop would be one too many.
+    if (work.units[u].states != UnitStates::kHandsOn) leave_state();
   }
 }
 

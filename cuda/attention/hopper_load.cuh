@@ -7,15 +7,16 @@
 // put outside of the tensor, from where the engine brings zeros. So is one whose id is outside the
 // pool, and the request is flagged.
 //
-// Keys of a wanted page on which no row of the job may look (before the job's first, past its last)
-// hold anything, NaN included. Their scores are replaced, but 0 * NaN in P V would not be: a second
-// warp zeroes them in V before the consumers see the tile.
+// Keys of a wanted page on which no row of the job may look (before the job's first, past its last,
+// behind its sink tokens) hold anything, NaN included. Their scores are replaced, but 0 * NaN in P
+// V would not be: a second warp zeroes them in V before the consumers see the tile.
 #pragma once
 
 #include <cstdint>
 
 #include "attention/hopper_tile.h"
 #include "attention/spec_attention.h"
+#include "attention/unit_keys.cuh"
 #include "gpu/hopper.cuh"
 
 namespace specdec::attention::hopper {
@@ -34,24 +35,6 @@ struct Cursor {
   }
 };
 
-// The main keys of a unit, and the blocks they lie in: [first_block(), end_block()).
-struct UnitKeys {
-  std::int32_t begin, end;
-
-  __device__ __forceinline__ UnitKeys(const Job& job, const Unit& unit)
-      : begin(max(job.first_key, chunk_begin(unit.first_chunk))),
-        end(min(job.end_key, chunk_begin(unit.end_chunk))) {}
-  __device__ __forceinline__ std::int32_t first_block() const { return begin / kBlockKeys; }
-  __device__ __forceinline__ std::int32_t end_block() const {
-    return (end + kBlockKeys - 1) / kBlockKeys;
-  }
-  __device__ __forceinline__ bool has(std::int32_t key) const { return key >= begin && key < end; }
-  // Does the block hold keys that do not belong to the unit?
-  __device__ __forceinline__ bool is_partial(std::int32_t block) const {
-    return block * kBlockKeys < begin || (block + 1) * kBlockKeys > end;
-  }
-};
-
 // Page ids of one unit in the lanes of a warp: this window of 32 pages and the next.
 class PageWindow {
  public:
@@ -61,9 +44,9 @@ class PageWindow {
                static_cast<std::int64_t>(request) * launch.call.step.page_table_stride),
         flags_(launch.work.request_flags + request),
         num_pages_(launch.call.cache.num_pages),
-        first_(keys.begin >> launch.page_shift),
-        last_((keys.end - 1) >> launch.page_shift),
-        window_(first_ / 32),
+        page_shift_(launch.page_shift),
+        keys_(keys),
+        window_((keys.first >> launch.page_shift) / 32),
         ids_(lookup(window_)),
         next_ids_(lookup(window_ + 1)) {}
 
@@ -81,7 +64,7 @@ class PageWindow {
  private:
   __device__ __forceinline__ std::int32_t lookup(std::int32_t window) const {
     const std::int32_t index = window * 32 + static_cast<std::int32_t>(threadIdx.x % 32);
-    if (index < first_ || index > last_) return num_pages_;
+    if (!keys_.has_some(index << page_shift_, 1 << page_shift_)) return num_pages_;
     const std::int32_t id = table_[index];
     if (id >= 0 && id < num_pages_) return id;
     atomicOr(flags_, static_cast<std::uint32_t>(kStatusBadPage));
@@ -90,7 +73,8 @@ class PageWindow {
 
   const std::int32_t* table_;
   std::uint32_t* flags_;
-  std::int32_t num_pages_, first_, last_;
+  std::int32_t num_pages_, page_shift_;
+  UnitKeys keys_;
   std::int32_t window_, ids_, next_ids_;
 };
 

@@ -62,11 +62,12 @@ struct JobRows {
 
 // What one row sees, where all lanes of its warp can read it: RowSlots in one vector.
 struct alignas(16) RowView {
-  std::int32_t begin, end, tree_begin;
+  std::int32_t begin, end;
+  std::int16_t tree_begin, tree_sinks;
   std::int32_t mask_row;  // of the step; -1: no tree
 
   __device__ __forceinline__ RowSlots slots() const {
-    return {begin, end, tree_begin, mask_row >= 0};
+    return {begin, end, tree_begin, tree_sinks, mask_row >= 0};
   }
 };
 static_assert(sizeof(RowView) == HopperTile<64, 1>::kRowBytes);
@@ -80,13 +81,14 @@ struct CommonSlots {
 __device__ __forceinline__ CommonSlots view_rows(const AttentionLaunch& launch, const JobRows& rows,
                                                  int warp_row, RowView* views) {
   const int lane = static_cast<int>(threadIdx.x % 32);
-  RowView view = {0, INT32_MAX, 0, -1};  // rows that do not exist may see anything
+  RowView view = {0, INT32_MAX, 0, 0, -1};  // rows that do not exist may see anything
   __syncwarp();
   if (lane < 16) {
     if (rows.exists(warp_row + lane, launch.group)) {
       const std::int32_t token = (rows.first_row + warp_row + lane) / launch.group;
       const RowSlots slots = row_slots(launch, rows.request, token);
-      view = {slots.begin, slots.end, slots.tree_begin,
+      view = {slots.begin, slots.end, static_cast<std::int16_t>(slots.tree_begin),
+              static_cast<std::int16_t>(slots.tree_sinks),
               slots.tree ? rows.request.first_row + token : -1};
     }
     views[lane] = view;
@@ -106,7 +108,8 @@ __device__ __forceinline__ void mask_scores(const AttentionLaunch& launch, std::
     const std::int64_t mask_row = max(view.mask_row, 0);  // without a tree it is not read
     const std::uint32_t* mask = launch.call.step.mask + mask_row * kMaskWords;
     const std::uint64_t visible =
-        visible_slots(view.slots(), mask, kv_len, first_slot) >> (2 * (lane % 4));
+        visible_slots(view.slots(), mask, kv_len, launch.call.sink_tokens, first_slot) >>
+        (2 * (lane % 4));
 #pragma unroll
     for (int n = 0; n < kBlockKeys / 8; ++n) {
       if (!(visible >> (8 * n) & 1)) s[4 * n + 2 * row] = empty_max();

@@ -13,14 +13,15 @@ namespace specdec::attention::hopper {
 // One tile, shared out among the threads of the widening warps. Returns whether it met a NaN.
 template <class T, class Tile>
 __device__ __forceinline__ bool widen_tile(const unsigned char* raw, unsigned char* tile,
-                                           const UnitKeys& keys, std::int32_t first_key) {
+                                           const UnitKeys& keys, std::int32_t block) {
   constexpr int kRowVectors = Tile::kDim / 16;  // 16 numbers each: 16 bytes in, 32 out
+  const bool partial = keys.is_partial(block);
   std::uint32_t nan = 0;
   for (int i = static_cast<int>(threadIdx.x) - 32; i < kBlockKeys * kRowVectors;
        i += 32 * kTurningWarps) {
     const int row = i / kRowVectors, column = i % kRowVectors * 16;
     uint4 in = reinterpret_cast<const uint4*>(raw)[i];
-    if (!keys.has(first_key + row)) in = make_uint4(0, 0, 0, 0);
+    if (partial && !keys.has(block * kBlockKeys + row)) in = make_uint4(0, 0, 0, 0);
     nan |= e4m3_nan(in.x) | e4m3_nan(in.y) | e4m3_nan(in.z) | e4m3_nan(in.w);
     const uint2 a = widen_e4m3<T>(in.x), b = widen_e4m3<T>(in.y);
     const uint2 c = widen_e4m3<T>(in.z), d = widen_e4m3<T>(in.w);
@@ -52,7 +53,7 @@ __device__ __forceinline__ void widen_tiles(const AttentionLaunch& launch,
                              std::uint64_t* empty) {
         gpu::mbarrier_wait(raw_full, from.round);
         gpu::mbarrier_wait(empty, to.round ^ 1);
-        const bool found = widen_tile<T, Tile>(raw, tile, keys, block * kBlockKeys);
+        const bool found = widen_tile<T, Tile>(raw, tile, keys, block);
         nan = nan || found;
         gpu::fence_proxy_async();
         __syncwarp();

@@ -30,9 +30,9 @@ __device__ __forceinline__ Counts count_units(const Job& job, std::int64_t begin
                                               const Dealer& dealer, bool whole) {
   Counts counts;
   cut_job(job, begin, dealer, whole,
-          [&](std::int32_t, std::int32_t first_chunk, std::int32_t end_chunk) {
+          [&](std::int32_t, std::int32_t first_chunk, std::int32_t end_chunk, UnitStates states) {
             ++counts.units;
-            counts.slots += first_chunk == job.first_chunk ? 1 : end_chunk - first_chunk;
+            counts.slots += unit_slots(first_chunk, end_chunk, states);
           });
   return counts;
 }
@@ -226,10 +226,12 @@ __device__ void write_units(const AttentionLaunch& launch, std::int32_t num_jobs
       job.num_slots = static_cast<std::int32_t>(counts.slots);
       work.jobs[place.job] = job;
       cut_job(job, place.begin, place.dealer, whole,
-              [&](std::int32_t block, std::int32_t first_chunk, std::int32_t end_chunk) {
-                work.units[unit++] = {place.job, first_chunk, end_chunk,
-                                      static_cast<std::int32_t>(slot), block};
-                slot += first_chunk == job.first_chunk ? 1 : end_chunk - first_chunk;
+              [&](std::int32_t block, std::int32_t first_chunk, std::int32_t end_chunk,
+                  UnitStates states) {
+                work.units[unit++] = {place.job, first_chunk,
+                                      end_chunk, static_cast<std::int32_t>(slot),
+                                      block,     states};
+                slot += unit_slots(first_chunk, end_chunk, states);
               });
     }
     before.units += total.units;

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "attention/rows.cuh"
+#include "attention/unit_keys.cuh"
 #include "gpu/gpu.cuh"
 
 namespace specdec::attention {
@@ -57,16 +58,22 @@ __device__ __forceinline__ std::uint32_t check_request(const AttentionLaunch& la
   }
   if (request.rows == 0) return 0;
   if (request.tree && request.rows > kMaxStepTokens) return kStatusBadTree;
-  const RowKeys first = exact_row_keys(request.kv_len, call.max_depth, launch.granule,
-                                       call.sliding_window, call.first_key);
-  const std::int32_t end_page = static_cast<std::int32_t>((keys - 1) >> launch.page_shift) + 1;
+  const RowKeys first = row_keys(launch, request.kv_len);
   const std::int32_t* pages =
       call.step.page_table + std::int64_t{request.index} * call.step.page_table_stride;
   bool bad = false;
-  for (std::int32_t i =
-           (first.tail_begin >> launch.page_shift) + static_cast<std::int32_t>(threadIdx.x & 31);
-       i < end_page; i += 32) {
-    bad = bad || pages[i] < 0 || pages[i] >= call.cache.num_pages;
+  const auto check = [&](std::int32_t begin, std::int64_t end) {  // keys
+    const std::int32_t end_page = static_cast<std::int32_t>((end - 1) >> launch.page_shift) + 1;
+    for (std::int32_t i =
+             (begin >> launch.page_shift) + static_cast<std::int32_t>(threadIdx.x & 31);
+         i < end_page; i += 32) {
+      bad = bad || pages[i] < 0 || pages[i] >= call.cache.num_pages;
+    }
+  };
+  check(first.tail_begin, keys);
+  // Sink tokens of the tail: at least those of the first row's.
+  if (call.sink_tokens > first.main_end) {
+    check(first.main_end, min(std::int64_t{call.sink_tokens}, keys));
   }
   return __any_sync(kAllLanes, bad) != 0 ? kStatusBadPage : 0u;
 }
@@ -105,32 +112,39 @@ __device__ __forceinline__ Job make_job(const AttentionLaunch& launch, const Req
   } else {
     last += request.rows - 1;  // slots, rather
   }
-  const RowKeys oldest =
-      exact_row_keys(first, call.max_depth, launch.granule, call.sliding_window, call.first_key);
-  const RowKeys newest =
-      exact_row_keys(last, call.max_depth, launch.granule, call.sliding_window, call.first_key);
-  const std::int32_t end = call.exact ? newest.main_end : last + 1;
-  if (oldest.main_begin >= end) return job;
-  job.first_key = oldest.main_begin;
-  job.end_key = end;
+  const std::int32_t begin = row_keys(launch, first).main_begin;
+  const std::int32_t end = call.exact ? row_keys(launch, last).main_end : last + 1;
+  // A window that begins behind the sink tokens leaves them apart.
+  const std::int32_t sink_end = begin > 0 ? min(call.sink_tokens, end) : 0;
+  if (begin < end) {
+    job.first_key = sink_end > 0 ? 0 : begin;
+    job.end_key = end;
+    if (sink_end > 0) job.hole_begin = sink_end, job.hole_end = begin;
+  } else if (sink_end > 0) {
+    job.end_key = sink_end;
+  } else {
+    return job;
+  }
   job.first_chunk = chunk_of(job.first_key);
-  job.end_chunk = chunk_of(end - 1) + 1;
+  job.end_chunk = chunk_of(job.end_key - 1) + 1;
   return job;
 }
 
 // What a job costs besides its key blocks, in key blocks: queries, states.
 inline constexpr std::int32_t kJobCost = 1;
 
-// Key blocks of chunk `chunk` of a job.
-__device__ __forceinline__ std::int32_t chunk_blocks(const Job& job, std::int32_t chunk) {
-  const std::int32_t begin = max(chunk_begin(chunk), job.first_key) / kBlockKeys;
-  const std::int32_t end = min(chunk_begin(chunk + 1), job.end_key);
-  return (end + kBlockKeys - 1) / kBlockKeys - begin;
+// Key blocks of chunks of a job that lie on one side of its gap.
+__device__ __forceinline__ std::int32_t key_blocks(const Job& job, std::int32_t first_chunk,
+                                                   std::int32_t end_chunk) {
+  const UnitKeys keys(job, first_chunk, end_chunk);
+  return keys.end_block() - keys.first_block();
 }
 
 __device__ __forceinline__ std::int32_t job_cost(const Job& job) {
   if (job.first_chunk == job.end_chunk) return 0;
-  return kJobCost + (job.end_key + kBlockKeys - 1) / kBlockKeys - job.first_key / kBlockKeys;
+  const ChunkGap gap(job);
+  const std::int32_t blocks = kJobCost + key_blocks(job, job.first_chunk, gap.begin);
+  return gap.end < job.end_chunk ? blocks + key_blocks(job, gap.end, job.end_chunk) : blocks;
 }
 
 // Jobs in the order in which they lie on the line of all costs. With one lane in that of their
@@ -176,26 +190,43 @@ __device__ __forceinline__ bool whole_jobs_suffice(std::int32_t lane_jobs,
 }
 
 // Cuts a job that begins at `begin` of the line into units and calls
-// emit(block, first_chunk, end_chunk) for each in order.
+// emit(block, first_chunk, end_chunk, states) for each in order.
 template <class Emit>
 __device__ __forceinline__ void cut_job(const Job& job, std::int64_t begin, const Dealer& dealer,
                                         bool whole, Emit&& emit) {
   if (job.first_chunk == job.end_chunk) return;
-  const std::int32_t cost = job_cost(job);
-  std::int32_t block = dealer.block_of(begin, cost);
-  if (whole) return emit(block, job.first_chunk, job.end_chunk);
+  const ChunkGap gap(job);
+  const auto emit_chunks = [&](std::int32_t block, std::int32_t first, std::int32_t end) {
+    const bool begins = first == job.first_chunk;
+    const UnitStates states = begins ? UnitStates::kOne : UnitStates::kOnePerChunk;
+    if (first >= gap.end) return emit(block, first, end, states);
+    if (end <= gap.end) return emit(block, first, min(end, gap.begin), states);
+    emit(block, first, gap.begin, begins ? UnitStates::kHandsOn : states);
+    emit(block, gap.end, end, states);
+  };
+  std::int32_t block = dealer.block_of(begin, job_cost(job));
+  if (whole) return emit_chunks(block, job.first_chunk, job.end_chunk);
   std::int32_t unit_begin = job.first_chunk;
   for (std::int32_t chunk = job.first_chunk; chunk < job.end_chunk; ++chunk) {
-    const std::int32_t piece = chunk_blocks(job, chunk) + (chunk == job.first_chunk ? kJobCost : 0);
+    if (chunk == gap.begin) chunk = gap.end;
+    const std::int32_t piece =
+        key_blocks(job, chunk, chunk + 1) + (chunk == job.first_chunk ? kJobCost : 0);
     const std::int32_t owner = dealer.block_of(begin, piece);
     begin += piece;
     if (chunk != job.first_chunk && owner != block) {
-      emit(block, unit_begin, chunk);
+      emit_chunks(block, unit_begin, chunk);
       unit_begin = chunk;
     }
     block = owner;
   }
-  emit(block, unit_begin, job.end_chunk);
+  emit_chunks(block, unit_begin, job.end_chunk);
+}
+
+// States that a unit leaves.
+__device__ __forceinline__ std::int32_t unit_slots(std::int32_t first_chunk, std::int32_t end_chunk,
+                                                   UnitStates states) {
+  if (states == UnitStates::kOnePerChunk) return end_chunk - first_chunk;
+  return states == UnitStates::kOne ? 1 : 0;
 }
 
 }  // namespace specdec::attention

@@ -36,11 +36,11 @@ __device__ __forceinline__ const std::uint32_t* mask_of(const StepView& step,
   return step.mask + (request.first_row + token) * std::int64_t{kMaskWords};
 }
 
-// The slots that a row sees: [begin, end), and with `tree` those slots kv_len + j, j >= tree_begin,
-// whose bit j is set in the row's mask.
+// The slots that a row sees: [begin, end), sink tokens in front of `begin`, and with `tree` those
+// slots kv_len + j, j >= tree_begin or j < tree_sinks, whose bit j is set in the row's mask.
 struct RowSlots {
   std::int32_t begin, end;
-  std::int32_t tree_begin;
+  std::int32_t tree_begin, tree_sinks;
   bool tree;
 };
 
@@ -72,6 +72,13 @@ __device__ __forceinline__ std::int32_t tree_position(const StepView& step,
   return position;
 }
 
+// What a row at `position` sees.
+__device__ __forceinline__ RowKeys row_keys(const AttentionLaunch& launch, std::int32_t position) {
+  const SpecAttentionParams& call = launch.call;
+  return exact_row_keys(position, call.max_depth, launch.granule, call.sliding_window,
+                        call.sink_tokens, call.first_key);
+}
+
 // For step row `token` of a request.
 __device__ __forceinline__ RowSlots row_slots(const AttentionLaunch& launch,
                                               const RequestView& request, std::int32_t token) {
@@ -80,18 +87,22 @@ __device__ __forceinline__ RowSlots row_slots(const AttentionLaunch& launch,
   const std::int32_t position =
       request.tree ? tree_position(call.step, request, row) : request.kv_len + token;
   if (call.exact) {
-    const RowKeys keys = exact_row_keys(position, call.max_depth, launch.granule,
-                                        call.sliding_window, call.first_key);
-    return {keys.main_begin, keys.main_end, 0, false};
+    const RowKeys keys = row_keys(launch, position);
+    return {keys.main_begin, keys.main_end, 0, 0, false};
   }
-  const std::int32_t begin = first_visible(position, call.sliding_window, call.first_key);
-  if (!request.tree) return {begin, position + 1, 0, false};
-  // Ancestors ascend in depth, so that a window cuts off the first of them.
-  std::int32_t tree_begin = 0;
+  const std::int32_t begin =
+      first_visible(position, call.sliding_window, call.sink_tokens, call.first_key);
+  if (!request.tree) return {begin, position + 1, 0, 0, false};
+  RowSlots slots = {begin, request.kv_len, 0, 0, true};
   if (begin > request.kv_len) {
-    tree_begin = nth_ancestor(mask_of(call.step, request, token), begin - request.kv_len);
+    // Ancestors ascend in depth, so that a window cuts off the first of them; but of a text that is
+    // shorter than its sink tokens the very first are some.
+    const std::uint32_t* mask = mask_of(call.step, request, token);
+    slots.tree_begin = nth_ancestor(mask, begin - request.kv_len);
+    const std::int32_t sinks = call.sink_tokens - request.kv_len;
+    if (sinks > 0) slots.tree_sinks = nth_ancestor(mask, sinks);
   }
-  return {begin, request.kv_len, tree_begin, true};
+  return slots;
 }
 
 // Bits [begin, end) of 64, either bound anywhere.
@@ -105,16 +116,19 @@ __device__ __forceinline__ std::uint64_t bit_range(std::int32_t begin, std::int3
 __device__ __forceinline__ std::uint64_t visible_slots(const RowSlots& slots,
                                                        const std::uint32_t* mask,
                                                        std::int32_t kv_len,
+                                                       std::int32_t sink_tokens,
                                                        std::int32_t first_slot) {
   std::uint64_t visible = bit_range(slots.begin - first_slot, slots.end - first_slot);
+  if (slots.begin > 0) visible |= bit_range(0, min(sink_tokens, slots.end) - first_slot);
   if (!slots.tree) return visible;
   const std::int32_t shift = kv_len - first_slot;  // of draft 0 in this block
 #pragma unroll
   for (std::int32_t word = 0; word < kMaskWords; ++word) {
     const std::int32_t at = shift + word * 32;
     if (at <= -32 || at >= 64) continue;
-    const std::uint64_t bits =
-        mask[word] & static_cast<std::uint32_t>(bit_range(slots.tree_begin - word * 32, 32));
+    const std::uint64_t hidden =
+        bit_range(slots.tree_sinks - word * 32, slots.tree_begin - word * 32);
+    const std::uint64_t bits = mask[word] & ~static_cast<std::uint32_t>(hidden);
     visible |= at >= 0 ? bits << at : bits >> -at;
   }
   return visible;

@@ -1,7 +1,8 @@
 // Which keys a row adds after the main pass, and where they lie.
 //
-// Positions [tail_begin, tail_end) of arithmetic.h: what is committed lies at slot = position;
-// then, in a tree, come the row's ancestors, whose ascending mask bits are in position order.
+// Positions [tail_begin, tail_end) of arithmetic.h, and sink tokens in front of them that are no
+// main keys: what is committed lies at slot = position; then, in a tree, come the row's ancestors,
+// whose ascending mask bits are in position order.
 #pragma once
 
 #include <cstdint>
@@ -30,36 +31,50 @@ __device__ __forceinline__ bool is_path(const SpecAttentionParams& call, const R
          (!call.exact || count - 1 <= call.max_depth);
 }
 
-// Writes the places of the tail keys, position tail_begin first.
-__device__ __forceinline__ void find_tail(const AttentionLaunch& launch, const RequestView& request,
-                                          std::int32_t kv_head, const std::uint32_t* mask,
-                                          std::int32_t tail_begin, std::int32_t tail_end,
-                                          std::int64_t* offsets) {
+// Writes the places of the tail keys in position order; returns how many there are.
+__device__ __forceinline__ std::int32_t find_tail(const AttentionLaunch& launch,
+                                                  const RequestView& request, std::int32_t kv_head,
+                                                  const std::uint32_t* mask, const RowKeys& keys,
+                                                  std::int64_t* offsets) {
   const SpecAttentionParams& call = launch.call;
   const KvCacheView& cache = call.cache;
   const std::int32_t lane = static_cast<std::int32_t>(threadIdx.x & 31);
   const std::int32_t* pages =
       call.step.page_table + std::int64_t{request.index} * call.step.page_table_stride;
-  const auto put = [&](std::int32_t position, std::int32_t slot) {
-    offsets[position - tail_begin] = pages[slot >> launch.page_shift] * cache.stride_page +
-                                     kv_head * cache.stride_head +
-                                     (slot & (cache.page_size - 1)) * cache.stride_token;
+  const auto put = [&](std::int32_t key, std::int32_t slot) {
+    offsets[key] = pages[slot >> launch.page_shift] * cache.stride_page +
+                   kv_head * cache.stride_head +
+                   (slot & (cache.page_size - 1)) * cache.stride_token;
   };
-  const std::int32_t in_order = request.tree ? min(request.kv_len, tail_end) : tail_end;
-  for (std::int32_t x = tail_begin + lane; x < in_order; x += 32) put(x, x);
-  if (request.tree && in_order < tail_end) {
+  // Positions [main_end, sink_end) lie apart, in front of [tail_begin, tail_end).
+  const std::int32_t sink_end = min(call.sink_tokens, keys.tail_begin);
+  const std::int32_t num_sinks = max(sink_end - keys.main_end, 0);
+  const std::int32_t shift = keys.tail_begin - num_sinks;  // from a position to its key
+  const std::int32_t in_order = request.tree ? min(request.kv_len, keys.tail_end) : keys.tail_end;
+  for (std::int32_t x = keys.tail_begin + lane; x < in_order; x += 32) put(x - shift, x);
+  for (std::int32_t i = lane; i < num_sinks; i += 32) {
+    const std::int32_t x = keys.main_end + i;
+    if (x < in_order) put(i, x);
+  }
+  if (request.tree && in_order < keys.tail_end) {
     std::int32_t position = request.kv_len;  // of the next ancestor
 #pragma unroll
     for (int word = 0; word < kMaskWords; ++word) {
       const std::uint32_t bits = mask[word];
       const std::int32_t mine = position + __popc(bits & ((1u << lane) - 1));
-      if ((bits >> lane & 1) != 0 && mine >= tail_begin) {
-        put(mine, request.kv_len + word * 32 + lane);
+      if ((bits >> lane & 1) != 0) {
+        const std::int32_t slot = request.kv_len + word * 32 + lane;
+        if (mine >= keys.tail_begin) {
+          put(mine - shift, slot);
+        } else if (mine < sink_end) {
+          put(mine - keys.main_end, slot);
+        }
       }
       position += __popc(bits);
     }
   }
   __syncwarp();
+  return keys.tail_end - shift;
 }
 
 // Sums eight values over the 32 lanes at once: lane l gets the sum of value l / 4.

@@ -40,7 +40,6 @@ from specdec_ext import (
     CapacityError,
     ConfigError,
     SamplingParams,
-    UnsupportedConfigError,
     _core,
 )
 from specdec_ext.models.host_arrays import as_torch
@@ -339,19 +338,45 @@ def test_models_with_windows_of_their_own(
 
 @on_devices
 @methods(["lookahead", "medusa"])
-def test_windows_on_a_device(models: Folders, method: str, where: Where) -> None:
-    texts = []
+@pytest.mark.parametrize("case", ["nine", "sinks", "itself", "layers"])
+def test_windows_on_a_device(
+    models: Folders, plain: Any, case: str, method: str, where: Where
+) -> None:
     for spec in (None, method):
-        with open_llm(models, spec, where, kv_cache_config=pages("nine"), numerics="exact") as llm:
-            texts.append(texts_of(llm, GREEDY, PROMPTS[1:3]))
+        with open_llm(models, spec, where, kv_cache_config=pages(case), numerics="exact") as llm:
+            assert texts_of(llm, GREEDY, PROMPTS[1:3]) == plain(case)["greedy"][1:3]
             check(llm)
-    assert texts[0] == texts[1]
 
 
 @on_devices
-def test_a_device_has_no_sink_tokens(models: Folders, where: Where) -> None:
-    with pytest.raises(UnsupportedConfigError, match="sink_token_length = 3: the kernels of cuda"):
-        open_llm(models, None, where, kv_cache_config=pages("sinks"))
+@methods(["none", "chain", "tree"])
+def test_sink_tokens_of_drafters_on_a_device(
+    models: Folders, plain: Any, method: str, where: Where
+) -> None:
+    """A pool that holds little more than what is seen: pages behind the window are others' soon."""
+    for more in ({"max_tokens": 240}, {"enable_block_reuse": True}):
+        with open_llm(models, method, where, kv_cache_config=pages("sinks", **more)) as llm:
+            for _ in range(2):
+                assert texts_of(llm, GREEDY) == plain("sinks")["greedy"]
+            stats = llm.get_metrics()["executor"]
+            check(llm)
+        assert (stats["cached_tokens"] > 0) == ("enable_block_reuse" in more)
+
+
+@on_devices
+def test_sink_tokens_through_the_adapter_on_a_device(tmp_path: Path, where: Where) -> None:
+    folder = save_model(make_model("gpt_neox"), tmp_path / "model")
+    prompts = [[3 + i % 50 for i in range(40)], [9] * 4]
+    texts = []
+    for device, sinks in (("cpu", 2), (where.device, 2), (where.device, 0)):
+        cache = {
+            "tokens_per_block": PAGE, "max_tokens": 1600, "max_attention_window": 9,
+            "sink_token_length": sinks,
+        }  # fmt: skip
+        with LLM(folder, kv_cache_config=cache, device=device, dtype="float32",
+                 scheduler_config={"max_batch_size": 2, "max_seq_len": 128}) as llm:  # fmt: skip
+            texts.append(texts_of(llm, SamplingParams(max_tokens=30, ignore_eos=True), prompts))
+    assert texts[0] == texts[1] != texts[2]
 
 
 def test_two_ranks(models: Folders, plain: Any) -> None:

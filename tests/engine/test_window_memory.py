@@ -33,6 +33,7 @@ KINDS = ["sliding_attention", "sliding_attention", "full_attention", "sliding_at
 PROMPTS = [[(7 * i * i + 3 * seed) % 96 for i in range(1 + 67 * seed)] for seed in range(4)]
 GREEDY = SamplingParams(max_tokens=90, ignore_eos=True)
 # Copies are always cheaper than reading again.
+SINKS = {"sink_token_length": 5}
 SWAPS = {"host_cache_size": 1 << 26, "host_link_gb_per_s": 1e6}
 
 
@@ -308,8 +309,12 @@ def test_what_another_rank_holds(two_heads: Path, monkeypatch: pytest.MonkeyPatc
         {"cache": {"enable_block_reuse": True}, "overlap_depth": 1},
         {"params": SamplingParams(max_tokens=40, ignore_eos=True, logprobs=1),
          "spec": {"method": "ngram", "adaptive": False}},
+        {"cache": SINKS, "spec": {"method": "lookahead", "adaptive": False}, "overlap_depth": 1},
+        {"cache": {**SINKS, "enable_block_reuse": True}, "overlap_depth": 2},
+        {"policy": "max_utilization", "cache": {"max_tokens": 224, **SWAPS, **SINKS}},
     ],
-    ids=["plain", "ngram", "lookahead", "swapped", "reuse", "by the host"],
+    ids=["plain", "ngram", "lookahead", "swapped", "reuse", "by the host", "sinks", "sinks reused",
+         "sinks swapped"],
 )  # fmt: skip
 def test_devices(folder: Path, device: str, options: dict[str, Any]) -> None:
     """Pools of their own for layers with narrow windows, and tables of those."""
@@ -329,7 +334,8 @@ def test_devices(folder: Path, device: str, options: dict[str, Any]) -> None:
                 talk += [*output.outputs[0].token_ids, 7, 11]
         return talks, cached
 
-    with open_llm(folder, cache=KEPT, scheduler={"max_seq_len": 224}) as llm:
+    kept = KEPT | (SINKS if "sink_token_length" in cache else {})
+    with open_llm(folder, cache=kept, scheduler={"max_seq_len": 224}) as llm:
         wanted, _ = turns(llm)
     with open_llm(folder, spec, device=device, cache=cache, scheduler=scheduler) as llm:
         assert llm.memory.narrow_windows == (WINDOW, WINDOW, 0, WINDOW)
@@ -342,3 +348,33 @@ def test_devices(folder: Path, device: str, options: dict[str, Any]) -> None:
         stats = llm.get_metrics()["executor"]
         assert stats["free_pages"] == stats["total_pages"]
         assert (stats["swapped_in"] > 0) == ("host_cache_size" in cache)
+
+
+@devices
+@pytest.mark.parametrize("limit", [{}, {"max_attention_window": 70}], ids=["own", "all layers"])
+def test_sink_tokens_of_the_fast_kernels(folder: Path, device: str, limit: dict[str, Any]) -> None:
+    """Drafts and prefix reuse change nothing; the sink tokens do."""
+    texts = []
+    for spec, sinks, reuse in (
+        (None, 5, False),
+        ({"method": "lookahead", "adaptive": False}, 5, False),
+        ({"method": "ngram", "max_draft_len": 4, "adaptive": False}, 5, True),
+        (None, 0, False),
+    ):
+        cache = {
+            "tokens_per_block": PAGE, "max_tokens": 800, "sink_token_length": sinks,
+            "enable_block_reuse": reuse, **limit,
+        }  # fmt: skip
+        scheduler = {"max_batch_size": 3, "max_seq_len": 256, "max_num_tokens": 64}
+        with LLM(
+            folder, speculative_config=spec, dtype="bfloat16", numerics="exact", device=device,
+            kv_cache_config=cache, scheduler_config=scheduler,
+        ) as llm:  # fmt: skip
+            params = SamplingParams(max_tokens=24, ignore_eos=True, temperature=3.0, seed=5)
+            for _ in range(2 if reuse else 1):
+                texts.append(texts_of(llm, params))
+            stats = llm.get_metrics()["executor"]
+            assert (stats["cached_tokens"] > 0) == reuse
+            assert stats["free_pages"] == stats["total_pages"]
+    assert texts[0] == texts[1] == texts[2] == texts[3]
+    assert texts[0] != texts[4]

@@ -155,6 +155,7 @@ def attend_with_status(
         out=out,
         scale=problem.scale,
         sliding_window=problem.sliding_window,
+        sink_tokens=problem.sink_tokens,
         first_key=problem.first_key,
         softcap=problem.softcap,
         sinks=on_device.sinks,

@@ -77,6 +77,7 @@ def hostile_problem(
     kv_dtype: torch.dtype | None = None,
     scales: int = 0,
     sliding_window: int = 0,
+    sink_tokens: int = 0,
     softcap: float = 0.0,
     sinks: bool = False,
     spread: float = 1.0,
@@ -104,7 +105,8 @@ def hostile_problem(
         for stored, s in zip(pages, scale, strict=True):
             values = torch.randn(c + n, num_kv_heads, head_dim, generator=gen)
             if sliding_window and not shared_pages:
-                values[: max(0, c + 1 - sliding_window)] = torch.nan  # no row sees them any more
+                # No row sees them any more.
+                values[sink_tokens : max(sink_tokens, c + 1 - sliding_window)] = torch.nan
             values[:first_key] = torch.nan
             put(stored, *where, values / s[:, None] if scales else values)
     # Rows of q lie inside wider rows, as slices of a fused q/k/v projection do.
@@ -128,6 +130,7 @@ def hostile_problem(
         else None,
         scale=head_dim**-0.5,
         sliding_window=sliding_window,
+        sink_tokens=sink_tokens,
         first_key=first_key,
         softcap=softcap,
         sinks=torch.randn(num_heads, generator=gen) if sinks else None,

@@ -124,6 +124,10 @@ CASES: list[dict[str, Any]] = [
         sinks=True,
     ),
     dict(kv_len=[170], rows=[50], tree="chain", max_depth=60, sliding_window=7),
+    dict(
+        kv_len=[330, 3], rows=[40, 30], tree="deep", max_depth=30, sliding_window=9, sink_tokens=21
+    ),
+    dict(kv_len=[600], rows=[50], max_depth=12, sliding_window=140, sink_tokens=70),
     dict(kv_len=[190, 3], rows=[60, 70], max_depth=33, softcap=2.0),
     dict(kv_len=[320], rows=[90], sliding_window=140, max_depth=5, num_heads=3, num_kv_heads=1),
     dict(kv_len=[517, 0], rows=[27, 1], tree="binary", max_depth=8, num_heads=5, num_kv_heads=1),

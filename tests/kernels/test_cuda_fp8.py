@@ -236,6 +236,8 @@ CASES: list[dict[str, Any]] = [
     dict(kv_len=[190], rows=[50], tree="deep", max_depth=50, sliding_window=71, softcap=5.0,
          sinks=True),
     dict(kv_len=[320], rows=[90], sliding_window=140, max_depth=5),
+    dict(kv_len=[600, 3], rows=[40, 30], tree="deep", max_depth=30, sliding_window=71,
+         sink_tokens=21),
     dict(kv_len=[517, 0], rows=[27, 1], tree="binary", max_depth=8, num_heads=5),
 ]  # fmt: skip
 

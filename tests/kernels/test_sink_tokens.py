@@ -11,13 +11,10 @@ from typing import Any
 
 import pytest
 import torch
-from kernel_calls import assert_same_bits, attend, int32, threads
+from kernel_calls import assert_same_bits, attend, threads
 from narrow_kv import narrow
 from reference_attention import Problem, gather, random_problem, rounding_bound, visible_slots
 from reference_attention import attend as reference
-
-from emulators import EMULATED
-from specdec_ext import ops
 
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
 E4M3, INT8 = torch.float8_e4m3fn, torch.int8
@@ -168,14 +165,3 @@ def test_refusals() -> None:
         attend(dataclasses.replace(problem, sink_tokens=-1))
     # Without a window they say nothing.
     assert_same_bits(attend(dataclasses.replace(problem, sink_tokens=2)), attend(problem))
-
-
-@EMULATED
-def test_devices_take_no_sink_tokens() -> None:
-    problem = random_problem(4, kv_len=[3], rows=[2], dtype=BF16)
-    with pytest.raises(ValueError, match='sink_tokens = 2: backend "cuda-emu" has no sink'):
-        ops.spec_attention(
-            problem.q, problem.k_pages, problem.v_pages, problem.page_table, int32([3]),
-            int32([0, 2]), out=torch.empty_like(problem.q), scale=1.0, sliding_window=2,
-            sink_tokens=2, backend="cuda-emu-fast",
-        )  # fmt: skip

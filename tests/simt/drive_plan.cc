@@ -17,7 +17,7 @@ struct Lengths {
 };
 
 struct Setup {
-  int group = 4, kv_heads = 2, row_tile = 64, page_shift = 4, window = 0, max_depth = 6;
+  int group = 4, kv_heads = 2, row_tile = 64, page_shift = 4, window = 0, sinks = 0, max_depth = 6;
   int num_blocks = 13, max_jobs = 4096, max_units = 8192, max_slots = 20000;
   bool exact = true;
 };
@@ -57,7 +57,8 @@ static std::string check(const Setup& s, const Lengths& lengths,
   call.step.page_table_stride = stride;
   call.cache.num_pages = 5, call.cache.num_kv_heads = s.kv_heads;
   call.cache.page_size = 1 << s.page_shift;
-  call.sliding_window = s.window, call.max_depth = s.max_depth, call.exact = s.exact;
+  call.sliding_window = s.window, call.sink_tokens = s.sinks, call.max_depth = s.max_depth,
+  call.exact = s.exact;
   call.exec.status = status.data();
   launch.work = {header.data(),      jobs.data(),  units.data(), job_begin.data(),
                  block_begin.data(), flags.data(), nullptr,      nullptr,
@@ -102,14 +103,25 @@ static std::string check(const Setup& s, const Lengths& lengths,
           const int depth = tree ? std::min(s.max_depth, lengths.rows[b] - 1) : token;
           for (int d : tree ? std::vector<int>{0, depth} : std::vector<int>{token}) {
             const int p = lengths.kv_len[b] + d;
-            const int lo = s.window > 0 ? std::max(0, p + 1 - s.window) : 0;
+            const int oldest = s.window > 0 ? std::max(0, p + 1 - s.window) : 0;
+            const int lo = oldest > s.sinks ? oldest : 0;
             const int hi = !s.exact ? (tree ? lengths.kv_len[b] + lengths.rows[b] : p + 1)
                                     : std::max(0, p - s.max_depth) / 16 * 16;
             begin = std::min(begin, lo), end = std::max(end, hi);
           }
         }
-        if (begin >= end) begin = end = 0;
+        // Sink tokens that lie apart, and what is between.
+        int hole_begin = 0, hole_end = 0;
+        const int sink_end = begin > 0 ? std::min(s.sinks, end) : 0;
+        if (begin >= end) {
+          begin = 0, end = sink_end;
+        } else if (sink_end > 0) {
+          hole_begin = sink_end, hole_end = begin, begin = 0;
+        }
         if (j.first_key != begin || j.end_key != end) return at("keys of job", job);
+        if (j.hole_begin != hole_begin || j.hole_end != hole_end) return at("hole of job", job);
+        const bool apart = hole_end > 0 && chunk_of(hole_end) > chunk_of(hole_begin - 1);
+        const int sink_chunks = apart ? chunk_of(hole_begin - 1) + 1 : 0;
         if (j.first_slot != slot) return at("first_slot", job);
         if (end == 0) {
           if (j.num_slots != 0 || j.first_chunk != j.end_chunk) return at("empty job", job);
@@ -126,14 +138,29 @@ static std::string check(const Setup& s, const Lengths& lengths,
               unit >= block_begin[u.block + 1]) {
             return at("block of unit", unit);
           }
-          slot += chunk == chunk_of(begin) ? 1 : u.end_chunk - u.first_chunk;
+          const bool first_unit = chunk == chunk_of(begin);
+          const bool after = !first_unit && units[unit - 1].states == UnitStates::kHandsOn;
+          if (u.end_chunk == sink_chunks && first_unit && units[unit + 1].block == u.block) {
+            if (u.states != UnitStates::kHandsOn) return at("unit does not hand on", unit);
+          } else if (first_unit || after) {
+            if (u.states != UnitStates::kOne) return at("unit leaves not one state", unit);
+            ++slot;
+          } else {
+            if (u.states != UnitStates::kOnePerChunk) return at("unit leaves one state", unit);
+            slot += u.end_chunk - u.first_chunk;
+          }
+          if (apart && chunk < sink_chunks && u.end_chunk > sink_chunks) return at("gap", unit);
           for (; chunk < u.end_chunk; ++chunk) {
-            const int blocks = (std::min(chunk_begin(chunk + 1), end) + 63) / 64 -
-                               std::max(chunk_begin(chunk), begin) / 64;
+            int from = std::max(chunk_begin(chunk), begin);
+            int to = std::min(chunk_begin(chunk + 1), end);
+            if (apart && chunk < sink_chunks) to = std::min(to, hole_begin);
+            if (apart && chunk >= sink_chunks) from = std::max(from, hole_end);
+            const int blocks = (to + 63) / 64 - from / 64;
             load[u.block] += blocks;
             total += blocks;
             dearest_chunk = std::max<int64_t>(dearest_chunk, blocks);
           }
+          if (apart && chunk == sink_chunks) chunk = chunk_of(hole_end);
           ++unit;
         }
         if (j.num_slots != slot - j.first_slot) return at("num_slots", job);
@@ -181,6 +208,12 @@ int main() {
     expect("mixed", check({}, l, fine(l)));
     expect("many blocks", check({.num_blocks = 264}, l, fine(l)));
     expect("window", check({.group = 3, .row_tile = 16, .window = 500}, l, fine(l)));
+    expect("sink tokens",
+           check({.group = 3, .row_tile = 16, .window = 500, .sinks = 5}, l, fine(l)));
+    expect("sink tokens of several chunks",
+           check({.row_tile = 16, .window = 300, .sinks = 700, .num_blocks = 60}, l, fine(l)));
+    expect("sink tokens, no window to speak of",
+           check({.window = 1, .sinks = 64, .exact = seed % 2 == 0}, l, fine(l)));
     expect("fast", check({.row_tile = 128, .window = 70, .exact = false}, l, fine(l)));
     expect("no room to cut", check({.num_blocks = 200, .max_slots = 300}, l, fine(l)));
   }

@@ -35,7 +35,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 # -- the dealing, against the plan kernel ---------------------------------------------------------
 
-JOB, UNIT, HEADER = struct.Struct("9i"), struct.Struct("5i"), struct.Struct("4i")
+JOB, UNIT, HEADER = struct.Struct("11i"), struct.Struct("6i"), struct.Struct("4i")
 
 
 @contextmanager
@@ -105,7 +105,7 @@ def planned(
         requests, rows, context, kv_heads, group, row["row_tile"], plan["num_blocks"], exact,
         granule=row["granule"], tree=False,
     )  # fmt: skip
-    return [(j, a, b, block) for j, a, b, _, block in units], header, step
+    return [(j, a, b, block) for j, a, b, _, block, _ in units], header, step
 
 
 @emulators.EMULATED

@@ -5,9 +5,10 @@
 //       major: row r of a request is token r / (H/G), head g * (H/G) + r % (H/G). A row block is
 //       `row_tile` consecutive rows. Jobs are ordered by request, KV head, row block.
 // unit  consecutive chunks of one job, walked by one thread block. A unit that begins with the
-// job's
-//       first chunk folds all its chunks on chip and leaves one state; any other leaves one state
-//       per chunk. So the finish kernel folds a job's states in order.
+//       job's first chunk folds all its chunks on chip and leaves one state; any other leaves one
+//       state per chunk. So the finish kernel folds a job's states in order. Sink tokens in chunks
+//       in front of the window's are units of their own; such a unit may hand its sum on to the
+//       next one of its block.
 // slot  where a state lies: row_tile x {max, sum} and row_tile x K unnormalised sums, float32. The
 //       slots of a job are consecutive and in chunk order.
 // block the persistent thread blocks share out the units beforehand, block i takes units
@@ -24,8 +25,15 @@ namespace specdec::attention {
 struct Job {
   std::int32_t request, kv_head, row_block;
   std::int32_t first_key, end_key;      // main keys that any of its rows may see; none: equal
-  std::int32_t first_chunk, end_chunk;  // the chunks those lie in; none: equal
+  std::int32_t hole_begin, hole_end;    // but for these: behind the sink tokens; none: 0
+  std::int32_t first_chunk, end_chunk;  // the chunks that first_key to end_key lie in; none: equal
   std::int32_t first_slot, num_slots;
+};
+
+enum class UnitStates : std::int32_t {
+  kOnePerChunk,
+  kOne,     // all chunks, after what the unit before handed on
+  kHandsOn  // none: the next unit goes on with the sum
 };
 
 struct Unit {
@@ -33,6 +41,7 @@ struct Unit {
   std::int32_t first_chunk, end_chunk;
   std::int32_t slot;   // of its first state
   std::int32_t block;  // that walks it
+  UnitStates states;
 };
 
 struct WorkHeader {
@@ -40,8 +49,8 @@ struct WorkHeader {
   std::int32_t whole_jobs;  // 1: states would not have fit, so no job was cut
 };
 
-// Byte offsets into the workspace, and what fits there. max_units and max_slots are at least
-// max_jobs, so that uncut jobs always fit.
+// Byte offsets into the workspace, and what fits there. max_units is at least twice max_jobs and
+// max_slots max_jobs, so that uncut jobs always fit.
 struct WorkLayout {
   std::int64_t header = 0;         // WorkHeader
   std::int64_t jobs = 0;           // Job [max_jobs]

@@ -37,8 +37,9 @@ WorkLayout lay_out(const AttentionProblem& problem, const AttentionInstance& ins
   layout.head_dim = instance.head_dim;
   layout.num_blocks = num_blocks;
   layout.max_jobs = static_cast<std::int32_t>(jobs);
-  // The blocks' shares are consecutive: there are fewer cuts than blocks.
-  layout.max_units = static_cast<std::int32_t>(jobs + num_blocks);
+  // The blocks' shares are consecutive: there are fewer cuts than blocks. Sink tokens that lie
+  // apart are a unit more.
+  layout.max_units = static_cast<std::int32_t>(2 * jobs + num_blocks);
   std::int64_t at = 0;
   const auto place = [&at](std::int64_t bytes) {
     const std::int64_t offset = at;

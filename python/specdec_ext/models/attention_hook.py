@@ -139,13 +139,14 @@ def paged_attention(
     options: dict[str, Any] = {
         "scale": float(head_dim**-0.5 if scaling is None else scaling),
         "sliding_window": context.windows[layer],
+        "sink_tokens": context.sink_tokens,
         "softcap": float(softcap or 0.0),
         "sinks": None if s_aux is None else s_aux.detach().float().contiguous(),
     }
     if context.layer_windows:
         options["sliding_window"] = context.layer_windows[layer]
     if context.place.is_cpu:
-        options |= {**context.scales_of(layer), "sink_tokens": context.sink_tokens}
+        options |= context.scales_of(layer)
         pages = context.k_pages, context.v_pages
         _core.step_append_kv(context.plan, layer, k, v, *pages, **context.scales_of(layer))
         _core.step_attention(context.plan, layer, q, out, *pages, **options)
@@ -182,11 +183,7 @@ def _attend_on_device(
         mask=step.mask,
         is_tree=step.is_tree,
         exact=False,
-        scale=options["scale"],
-        sliding_window=options["sliding_window"],
-        softcap=options["softcap"],
-        sinks=options["sinks"],
-        **where,
+        **(options | where),
     )
 
 

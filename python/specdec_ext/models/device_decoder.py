@@ -299,6 +299,7 @@ class DeviceDecoder:
             mask=step.mask,
             is_tree=step.is_tree,
             sliding_window=window,
+            sink_tokens=shape.sink_tokens,
             softcap=shape.attention_softcap,
             exact=self._exact,
             reuse_plan=window in planned,

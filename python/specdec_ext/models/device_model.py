@@ -23,7 +23,6 @@ from .native import IGNORED_SUFFIXES, served_positions, shape_info
 from .native_config import NativeShape
 from .open_checkpoint import open_checkpoint
 from .place import Place
-from .windows import refuse_sinks
 
 __all__ = ["DeviceModel"]
 
@@ -74,7 +73,6 @@ class DeviceModel:
         self.num_layers = shape.num_layers
         self.num_kv_heads, self.head_dim = shape.num_kv_heads, shape.head_dim
         self.layer_windows, self.sink_tokens = shape.sliding_window, shape.sink_tokens
-        refuse_sinks(place, shape.sink_tokens)
         self.kv_dtype: torch.dtype = getattr(torch, dtype)
         self.kv_storage = kv_storage or KvStorage(dtype)
         pages_dtype: torch.dtype = getattr(torch, self.kv_storage.dtype)

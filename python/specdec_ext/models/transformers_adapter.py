@@ -34,7 +34,7 @@ from .place import CPU, Place
 from .quiet import quiet_transformers
 from .rope import max_position, rope_parameters
 from .weights import Checkpoint
-from .windows import asked_windows, limited_windows, refuse_sinks
+from .windows import asked_windows, limited_windows
 
 if TYPE_CHECKING:
     import numpy as np
@@ -100,7 +100,6 @@ class TransformersModel:
             windows, max_attention_window, sink_token_length, str(config.path)
         )
         self.sink_tokens = sink_token_length
-        refuse_sinks(place, sink_token_length)
         with quiet_transformers(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             try:

@@ -13,10 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import ConfigError, UnsupportedConfigError, UnsupportedModelError
+from ..errors import ConfigError, UnsupportedModelError
 from .config_reader import ModelConfig, transformers_config
 from .native_config import NotNativeError, native_shape
-from .place import Place
 
 __all__ = [
     "AttentionSpan",
@@ -24,7 +23,6 @@ __all__ = [
     "config_windows",
     "limited_windows",
     "narrow_windows",
-    "refuse_sinks",
     "span_of",
 ]
 
@@ -79,15 +77,6 @@ def limited_windows(
             "it 0"
         )
     return windows
-
-
-def refuse_sinks(place: Place, sink_tokens: int) -> None:
-    """Raises UnsupportedConfigError for sink tokens on a device."""
-    if sink_tokens and not place.is_cpu:
-        raise UnsupportedConfigError(
-            f"KvCacheConfig.sink_token_length = {sink_tokens}: the kernels of {place.name} have "
-            "windows but no sink tokens; use device='cpu', or leave it 0"
-        )
 
 
 def config_windows(config: ModelConfig) -> tuple[int, ...]:

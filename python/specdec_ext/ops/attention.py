@@ -66,10 +66,9 @@ def spec_attention(
     Returns  out.
     Units    scale multiplies q.k; then, with softcap > 0, score = softcap * tanh(score / softcap).
              sliding_window counts positions (kv_len + depth in the tree): a key at position p is
-             seen from t if t - p < sliding_window or p < sink_tokens; 0: no window. On the CPU
-             nothing is read of pages in front of all windows but the first sink_tokens positions;
-             other devices take sink_tokens = 0 only. Positions before first_key are no keys, and
-             no rows: nothing is read there.
+             seen from t if t - p < sliding_window or p < sink_tokens; 0: no window. Nothing is
+             read of pages in front of all windows but the first sink_tokens positions. Positions
+             before first_key are no keys, and no rows: nothing is read there.
     Exact    (CPU: always) a row's bits do not depend on which part of its path is still a draft,
              on other rows or requests. They do depend on ``max_depth``, the deepest that a node of
              any step may lie: keep it fixed. exact=False may be faster on a GPU.

@@ -19,6 +19,7 @@ from mutants import (
     lists,
     packed,
     proposed,
+    sinks,
     slots,
     step,
     synthetic,
@@ -45,6 +46,7 @@ PARTS = (
     fp8,
     launch,
     far,
+    sinks,
 )
 MUTANTS: list[Mutant] = [mutant for part in PARTS for mutant in part.MUTANTS]
 

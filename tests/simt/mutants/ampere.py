@@ -54,7 +54,7 @@ MUTANTS = [
         "plan-6",
         "a cut job's later chunks share one slot",
         PLAN,
-        "slot += first_chunk == job.first_chunk ? 1 : end_chunk - first_chunk;",
+        "slot += unit_slots(first_chunk, end_chunk, states);",
         "slot += 1;",
     ),
     Mutant(
@@ -68,8 +68,8 @@ MUTANTS = [
         "plan-8",
         "a job that is cut repeats a chunk",
         PLAN_PARTS,
-        "emit(block, unit_begin, chunk); unit_begin = chunk;",
-        "emit(block, unit_begin, chunk + 1); unit_begin = chunk;",
+        "emit_chunks(block, unit_begin, chunk); unit_begin = chunk;",
+        "emit_chunks(block, unit_begin, chunk + 1); unit_begin = chunk;",
     ),
     Mutant(
         "plan-9",
@@ -229,15 +229,15 @@ MUTANTS = [
         "ampere-20",
         "V past the range not zeroed",
         COPY,
-        "offset >= 0 && slot >= first_key && slot < end_key;",
-        "offset >= 0;",
+        "const bool valid = offset >= 0 && inside;",
+        "const bool valid = offset >= 0;",
     ),
     Mutant(
         "ampere-21",
         "one key past the range taken",
         COPY,
-        "slot >= first_key && slot < end_key;",
-        "slot >= first_key && slot <= end_key;",
+        "static_cast<std::uint32_t>(row - begin_row) < num_rows",
+        "static_cast<std::uint32_t>(row - begin_row) <= num_rows",
     ),
     Mutant(
         "ampere-22",
@@ -321,8 +321,8 @@ MUTANTS = [
         "ampere-33",
         "the window's first ancestor is one too late",
         ROWS,
-        "begin - request.kv_len); }",
-        "begin - request.kv_len + 1);\n  }",
+        "nth_ancestor(mask, begin - request.kv_len);",
+        "nth_ancestor(mask, begin - request.kv_len + 1);",
     ),
     Mutant(
         "widen-1",
@@ -356,8 +356,8 @@ MUTANTS = [
         "finish-1",
         "ancestors taken by slot, not along the path",
         TAIL,
-        "request.tree ? min(request.kv_len, tail_end) : tail_end;",
-        "tail_end;",
+        "request.tree ? min(request.kv_len, keys.tail_end) : keys.tail_end;",
+        "keys.tail_end;",
     ),
     Mutant(
         "finish-2",
@@ -462,34 +462,34 @@ MUTANTS = [
     Mutant(
         "finish-16",
         "a row sees one key too many",
-        FINISH,
-        "num_tail = keys.tail_end - keys.tail_begin;",
-        "num_tail = keys.tail_end - keys.tail_begin + 1;",
+        TAIL,
+        "return keys.tail_end - shift;",
+        "return keys.tail_end - shift + 1;",
     ),
     Mutant(
         "plan-13",
         "jobs begin in front of the first key",
         PLAN_PARTS,
-        "const RowKeys oldest = exact_row_keys(first, call.max_depth, launch.granule, "
-        "call.sliding_window, call.first_key);",
-        "const RowKeys oldest = exact_row_keys(first, call.max_depth, launch.granule, "
-        "call.sliding_window, 0);",
+        "const std::int32_t begin = row_keys(launch, first).main_begin;",
+        "const std::int32_t begin = exact_row_keys(first, call.max_depth, launch.granule, "
+        "call.sliding_window, call.sink_tokens, 0).main_begin;",
         tests="first_key_is_read and ampere_f16_f16_k64_r16",
     ),
     Mutant(
         "finish-19",
         "the tail begins in front of the first key",
-        FINISH,
+        ROWS,
         "exact_row_keys(position, call.max_depth, launch.granule, call.sliding_window, "
-        "call.first_key);",
-        "exact_row_keys(position, call.max_depth, launch.granule, call.sliding_window, 0);",
+        "call.sink_tokens, call.first_key);",
+        "exact_row_keys(position, call.max_depth, launch.granule, call.sliding_window, "
+        "call.sink_tokens, 0);",
         tests="first_key_is_read and ampere_f16_f16_k64_r16",
     ),
     Mutant(
         "generic-1",
         "the first key is not looked at",
         "cuda/attention/generic.cuh",
-        "first_visible(row.end - 1, p.sliding_window, p.first_key);",
-        "first_visible(row.end - 1, p.sliding_window, 0);",
+        "first_visible(row.end - 1, p.sliding_window, p.sink_tokens, p.first_key);",
+        "first_visible(row.end - 1, p.sliding_window, p.sink_tokens, 0);",
     ),
 ]

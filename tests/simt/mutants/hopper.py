@@ -6,6 +6,7 @@ from mutants.model import Mutant
 
 MAIN = "cuda/attention/hopper.cuh"
 LOAD = "cuda/attention/hopper_load.cuh"
+KEYS = "cuda/attention/unit_keys.cuh"
 CONSUMER = "cuda/attention/hopper_consumer.cuh"
 PRODUCTS = "cuda/attention/hopper_products.cuh"
 ROWS = "cuda/attention/hopper_rows.cuh"
@@ -118,7 +119,7 @@ MUTANTS = [
     Mutant(
         "hopper-14",
         "V before the range not cleaned",
-        LOAD,
+        KEYS,
         "return block * kBlockKeys < begin || (block + 1) * kBlockKeys > end;",
         "return (block + 1) * kBlockKeys > end;",
     ),
@@ -212,9 +213,9 @@ MUTANTS = [
     Mutant(
         "hopper-27",
         "last page of a range not read",
-        LOAD,
-        "last_((keys.end - 1) >> launch.page_shift),",
-        "last_(((keys.end - 1) >> launch.page_shift) - 1),",
+        KEYS,
+        "return (key + count > begin && key < end)",
+        "return (key + count > begin && key + count < end)",
     ),
     Mutant(
         "hopper-28",
@@ -226,9 +227,9 @@ MUTANTS = [
     Mutant(
         "hopper-29",
         "a unit's keys past the chunk belong to it",
-        LOAD,
-        "end(min(job.end_key, chunk_begin(unit.end_chunk))) {}",
-        "end(job.end_key) {}",
+        KEYS,
+        "end(min(job.end_key, chunk_begin(end_chunk))),",
+        "end(job.end_key),",
     ),
     Mutant(
         "hopper-30",
@@ -404,7 +405,7 @@ MUTANTS = [
         "wide-5",
         "keys outside of the range not zeroed",
         WIDEN,
-        "if (!keys.has(first_key + row)) in = make_uint4(0, 0, 0, 0);",
+        "if (partial && !keys.has(block * kBlockKeys + row)) in = make_uint4(0, 0, 0, 0);",
         "",
     ),
     Mutant(

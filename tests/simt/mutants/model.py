@@ -54,6 +54,7 @@ ATTENTION = (
     "test_cuda_folding.py",
 )
 FAR = ("test_far_pages.py",)
+SINKS = ("test_cuda_sink_tokens.py",)
 AMPERE_UNIT = main_unit(
     "ampere", "ampere_f16_f16_k64_r16", "launch_ampere<AmpereConfig<__half, __half, 64, 16>>"
 )
@@ -171,6 +172,11 @@ SUITES = {
     ),
     "finish": Suite((), ATTENTION, f"{HARD} and ampere_f16_f16_k64_r16", FINISH_UNIT),
     "generic": Suite(("attention/generic",), ATTENTION, "first_key_is_read and generic"),
+    "sinkplan": Suite(("attention/plan",), SINKS, "ampere_f16_f16_k64_r16"),
+    "sinkampere": Suite((), SINKS, "ampere_f16_f16_k64_r16", AMPERE_UNIT),
+    "sinkhopper": Suite((), SINKS, "hopper_f16_f16_k64_r64", HOPPER_UNIT),
+    "sinkfinish": Suite((), SINKS, "ampere_f16_f16_k64_r16", FINISH_UNIT),
+    "sinkgeneric": Suite(("attention/generic",), SINKS, "generic"),
     # Pages and layers beyond the reach of 32 bits.
     "far": Suite(("kv/",), FAR, "append or compaction"),
     "fargeneric": Suite(("attention/generic",), FAR, "generic"),
