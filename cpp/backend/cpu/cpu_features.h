@@ -16,5 +16,8 @@ const char* cpu_isa_name(CpuIsa isa);
 
 // What cpuid and the operating system allow; cpu_features_x86.cc or cpu_features_generic.cc.
 CpuIsa detect_cpu_isa();
+// The processor has tiles of bf16 (AMX), and the operating system has given this process their
+// registers, which this asks for; amx_linux.cc or amx_none.cc.
+bool may_use_amx();
 
 }  // namespace specdec

@@ -14,11 +14,7 @@ const LinearKernels& linear_kernels(CpuIsa isa) {
     case CpuIsa::kAvx512Bf16:
       return linear_kernels_avx512_bf16();
     case CpuIsa::kAmx:
-#ifdef SPECDEC_HAS_AMX
       return linear_kernels_amx();
-#else
-      return linear_kernels_avx512_bf16();
-#endif
   }
   return linear_kernels_plain();
 }
