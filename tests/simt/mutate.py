@@ -10,7 +10,8 @@ that are compiled from the file are compiled again, linked with the rest as `mak
 (mutate_build.py), and the suite's tests run on it (mutate_tests.py), first those that noticed other
 mutants of the file. A mutant is killed if they fail, hang or crash. One that survives all of them
 has to be declared harmless, or a bug that cannot be seen, with the reason; anything else that
-survives, and a declared one that is killed, is a failure. So are tests that fail without a mutant.
+survives, and a declared one that is killed, is a failure. A test that notices has to pass on the
+same objects without the mutant.
 
 Results are kept in build/emu/mutation.json, so that an interrupted run goes on where it was. A
 result counts as long as the mutant and every file of cpp/ and cuda/ that its objects were compiled
@@ -40,9 +41,11 @@ from mutate_tests import Server
 
 REPORT = Path(__file__).with_name("mutation_report.md")
 RESULTS = ROOT / "build" / "emu" / "mutation.json"
-TEST_SECONDS = 240  # of the CPU; a suite without a mutant takes a small part of it
+TEST_SECONDS = 120  # of the CPU; a suite takes a part of it; past that a mutant hangs
 
 Result = dict[str, Any]  # killed, why, test, seconds, files: what it rests on, each with its digest
+# By suite, the tests that pass without a mutant, and what that rests on.
+Passed = dict[str, dict[str, list[str]]]
 BY_NAME = {mutant.name: mutant for mutant in MUTANTS}
 
 
@@ -55,11 +58,13 @@ def asked(mutant: Mutant) -> tuple[tuple[str, ...], str]:
 class Bench:
     """What a process examines its mutants with, and what it knows of the tests."""
 
-    def __init__(self, known: dict[str, Result], noticed: dict[str, str]) -> None:
+    def __init__(self, passed: Passed, noticed: dict[str, str]) -> None:
         self.workshop = Workshop(ROOT / "build" / "emu" / f"mutant-{os.getpid()}")
         self.library = digest(LIBRARY)
-        self.known = known  # runs of tests without a mutant
+        self.whole, self.whole_of = self.workshop.scratch / "whole.so", ""  # without a mutant
+        self.passed = passed
         self.noticed = noticed  # by mutant, the test that killed it, now or some time ago
+        self.seconds: dict[str, float] = {}  # of the CPU, of the tests that ran
         self.server: Server | None = None
         self.serves = ""
 
@@ -74,21 +79,7 @@ class Bench:
             self.serves = repr(asked(mutant))
         return self.server
 
-    def without_mutant(self, mutant: Mutant, server: Server) -> Result:
-        """The tests on the library as it is: they pass, and each takes its seconds."""
-        files, chosen = asked(mutant)
-        rests = [self.library, *(digest(ROOT / "tests/kernels" / name) for name in files)]
-        known = self.known.get(f"{chosen}: {files}")
-        if known is None or known["rests"] != rests:
-            self.workshop.take_whole()
-            verdict = server.run([], TEST_SECONDS)
-            if verdict.killed:
-                raise Stale(f"{verdict.test} fails without a mutant: {verdict.why}")
-            known = {"rests": rests, "tests": verdict.tests}
-            self.known[f"{chosen}: {files}"] = known
-        return known
-
-    def in_order(self, mutant: Mutant, tests: dict[str, float]) -> list[str]:
+    def in_order(self, mutant: Mutant, tests: list[str]) -> list[str]:
         """The tests by how likely a second of theirs notices the mutant."""
         kills: Counter[str] = Counter()
         for name, test in self.noticed.items():
@@ -96,28 +87,44 @@ class Bench:
         own = self.noticed.get(mutant.name)
 
         def rank(test: str) -> tuple[bool, float]:
-            return test != own, -(kills[test] + 0.5) / (tests[test] + 0.02)
+            return test != own, -(kills[test] + 0.5) / (self.seconds.get(test, 0.5) + 0.02)
 
         return sorted(tests, key=rank)
+
+    def passes_whole(self, mutant: Mutant, server: Server, test: str) -> bool:
+        """Whether the test passes without a mutant, on objects compiled in the same way."""
+        rests = [self.library, digest(ROOT / test.split("::")[0])]
+        known = self.passed.setdefault(mutant.suite, {})
+        if known.get(test) != rests:
+            if self.whole_of != mutant.suite:
+                self.workshop.build_whole(SUITES[mutant.suite]).rename(self.whole)
+                self.whole_of = mutant.suite
+            self.workshop.place(self.whole)
+            if server.run([test], TEST_SECONDS).killed:
+                return False
+            known[test] = rests
+        return True
 
     def examine(self, mutant: Mutant) -> Result:
         """Builds and tests one mutant."""
         server = self.ready(mutant)
-        whole = self.without_mutant(mutant, server)
         spent = sum(os.times()[:4])
         self.workshop.build(mutant)
         files = self.workshop.read_files()
-        limit = min(TEST_SECONDS, int(20 + 5 * sum(whole["tests"].values())))
-        verdict = server.run(self.in_order(mutant, whole["tests"]), limit)
+        verdict = server.run(self.in_order(mutant, server.tests), TEST_SECONDS)
+        spent = sum(os.times()[:4]) - spent + verdict.seconds
+        self.seconds.update(verdict.tests)
         if verdict.killed:
             self.noticed[mutant.name] = verdict.test
+            if not self.passes_whole(mutant, server, verdict.test):
+                raise Stale(f"{verdict.test} fails without a mutant too")
         tests = [Path(verdict.test.split("::")[0]).name] if verdict.killed else asked(mutant)[0]
         files += [ROOT / "tests/kernels" / name for name in tests]
         return {
             "killed": verdict.killed,
             "why": verdict.why,
             "test": verdict.test,
-            "seconds": round(sum(os.times()[:4]) - spent + verdict.seconds, 1),
+            "seconds": round(spent, 1),
             "identity": identity(mutant, verdict.killed),
             "files": {str(path.relative_to(ROOT)): digest(path) for path in files},
         }
@@ -131,18 +138,18 @@ class Bench:
 bench: Bench  # of a process that examines
 
 
-def open_bench(known: dict[str, Result], noticed: dict[str, str]) -> None:
+def open_bench(passed: Passed, noticed: dict[str, str]) -> None:
     global bench
-    bench = Bench(known, noticed)
+    bench = Bench(passed, noticed)
     multiprocessing.util.Finalize(bench, bench.close, exitpriority=10)
 
 
-def examine(mutant: Mutant) -> tuple[Result, dict[str, Result]]:
-    """The mutant's result, and the runs without a mutant that are known by now."""
+def examine(mutant: Mutant) -> tuple[Result, Passed]:
+    """The mutant's result, and the tests known by now to pass without one."""
     try:
-        return bench.examine(mutant), bench.known
+        return bench.examine(mutant), bench.passed
     except Stale as error:
-        return {"error": str(error)}, bench.known
+        return {"error": str(error)}, bench.passed
 
 
 def identity(mutant: Mutant, killed: bool) -> str:
@@ -158,17 +165,17 @@ def still_true(mutant: Mutant, result: Result) -> bool:
     return same and result["identity"] == identity(mutant, result["killed"])
 
 
-def remembered() -> tuple[dict[str, Result], dict[str, Result]]:
-    """The last results of the mutants that there are, and the runs without one."""
+def remembered() -> tuple[dict[str, Result], Passed]:
+    """The last results of the mutants that there are, and which tests pass without one."""
     if not RESULTS.exists():
         return {}, {}
     kept = json.loads(RESULTS.read_text())
-    return {n: r for n, r in kept["mutants"].items() if n in BY_NAME}, kept["whole"]
+    return {n: r for n, r in kept["mutants"].items() if n in BY_NAME}, kept["passed"]
 
 
 def examine_all(chosen: list[Mutant], jobs: int, fresh: bool) -> dict[str, Result]:
     """A result for each mutant that fits; prints and keeps them as they come."""
-    old, whole = remembered()
+    old, passed = remembered()
     noticed = {name: result["test"] for name, result in old.items() if result["killed"]}
     results = {} if fresh else {n: r for n, r in old.items() if still_true(BY_NAME[n], r)}
     left = [mutant for mutant in chosen if mutant.name not in results]
@@ -178,12 +185,13 @@ def examine_all(chosen: list[Mutant], jobs: int, fresh: bool) -> dict[str, Resul
     import specdec_ext  # noqa: F401
 
     context = multiprocessing.get_context("fork")
-    with ProcessPoolExecutor(jobs, context, open_bench, (whole, noticed)) as pool:
+    with ProcessPoolExecutor(jobs, context, open_bench, (passed, noticed)) as pool:
         running = {pool.submit(examine, mutant): mutant for mutant in left}
         for future in as_completed(running):
             mutant = running[future]
             result, known = future.result()
-            whole.update(known)
+            for suite, tests in known.items():
+                passed.setdefault(suite, {}).update(tests)
             if "error" in result:
                 print(f"{mutant.name}: {result['error']}", flush=True)
                 continue
@@ -195,7 +203,7 @@ def examine_all(chosen: list[Mutant], jobs: int, fresh: bool) -> dict[str, Resul
                 flush=True,
             )
             partial = RESULTS.with_suffix(".part")
-            partial.write_text(json.dumps({"mutants": old | results, "whole": whole}, indent=0))
+            partial.write_text(json.dumps({"mutants": old | results, "passed": passed}, indent=0))
             partial.replace(RESULTS)
     return results
 

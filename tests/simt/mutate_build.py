@@ -16,10 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from mutants import SUITES, Mutant
+from mutants.model import Suite
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = ROOT / "build" / "emu" / "cmake"
 LIBRARY = ROOT / "build" / "emu" / "libspecdec_emu.so"
+FAST = "libspecdec_emu_fast.so"  # tests of it run on the checked one too
 LISTS = ("cuda/attention/instances/launchers.h", "cpp/backend/attention/instances.h")  # of names
 
 
@@ -100,29 +102,26 @@ class Workshop:
 
     def build(self, mutant: Mutant) -> Path:
         """The library with the mutant in it."""
-        self.empty()
         file = self.scratch / mutant.file
         file.write_text(broken(mutant))
         try:
-            self._build(mutant)
+            return self._build(SUITES[mutant.suite], mutant.file)
         finally:
             shutil.copyfile(ROOT / mutant.file, file)
-        return self.library
 
-    def take_whole(self) -> Path:
-        """The library without any mutant, where those with one stand."""
+    def build_whole(self, suite: Suite) -> Path:
+        """The library without a mutant, the suite's objects compiled as with one."""
+        return self._build(suite, "")
+
+    def place(self, library: Path) -> None:
+        """Puts a library where those with a mutant stand."""
         self.empty()
-        self._place(LIBRARY)
-        return self.library
+        self.library.symlink_to(library)
+        (self.made / FAST).symlink_to(library)
 
-    def _place(self, library: Path) -> None:
-        if library != self.library:
-            self.library.symlink_to(library)
-        # Tests of the fast one run on it too.
-        (self.made / "libspecdec_emu_fast.so").symlink_to(library)
-
-    def _build(self, mutant: Mutant) -> None:
-        suite = SUITES[mutant.suite]
+    def _build(self, suite: Suite, file: str) -> Path:
+        """The suite's objects that are compiled from the file, or all of them, and the rest."""
+        self.empty()
         link = list(self.link)
         compiled = 0
         if suite.unit:
@@ -130,30 +129,33 @@ class Workshop:
             source, made = self.made / "unit.cu", self.made / "unit.o"
             source.write_text(suite.unit)
             self._compile(self.compiles[0], str(source), made)
-            compiled += str(self.scratch / mutant.file) in made.with_suffix(".d").read_text()
+            compiled += str(self.scratch / file) in made.with_suffix(".d").read_text()
             link.insert(link.index("-o"), "-Wl,--allow-multiple-definition")
             link.insert(link.index("-o"), str(made))
         for step in self.compiles:
             name = output_of(step)
             if not any(re.search(pattern, name) for pattern in suite.objects):
                 continue
-            if str(ROOT / mutant.file) in self.sources_of[name]:
+            if not file or str(ROOT / file) in self.sources_of[name]:
                 made = self.made / (Path(name).name + ".o")
                 self._compile(step, None, made)
                 link = [str(made) if arg == name else arg for arg in link]
                 compiled += 1
         if not compiled:
-            raise Stale(f"no object of the suite is compiled from {mutant.file}")
+            raise Stale(f"no object of the suite is compiled from {file}")
         link[link.index("-o") + 1] = str(self.library)
         done = run(link, cwd=BUILD)
         if done.returncode:
             raise Stale(f"does not link:\n{done.stderr[-3000:]}")
-        self._place(self.library)
+        (self.made / FAST).symlink_to(self.library)
+        return self.library
 
     def _compile(self, step: list[str], source: str | None, made: Path) -> None:
         """A step of the build with the copied sources, perhaps another source, to `made`."""
         moved = [arg.replace(f"{ROOT}/c", f"{self.scratch}/c") for arg in step]
         moved = [arg.replace(f"{ROOT}/tests", f"{self.scratch}/tests") for arg in moved]
+        # An object is tested once: optimising it takes longer than it saves.
+        moved = ["-O0" if arg == "-O1" else arg for arg in moved]
         moved[moved.index("-o") + 1] = str(made)
         for flag in ("-MF", "-MT"):
             if flag in moved:

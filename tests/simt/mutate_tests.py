@@ -42,7 +42,8 @@ class _Forks:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> None:
-        print("ready", file=self.answers, flush=True)
+        tests = [item.nodeid for item in session.items]
+        print(json.dumps(tests), file=self.answers, flush=True)
         for line in self.orders:
             order = json.loads(line)
             child = os.fork()
@@ -62,7 +63,8 @@ class _Forks:
         resource.setrlimit(resource.RLIMIT_CPU, (order["limit"], order["limit"]))
         self.started = (folder / STARTED).open("w", buffering=1)
         place = {name: i for i, name in enumerate(order["tests"])}
-        session.items.sort(key=lambda item: place.get(item.nodeid, len(place)))
+        session.items[:] = [item for item in session.items if item.nodeid in place]
+        session.items.sort(key=lambda item: place[item.nodeid])
         from emulators import load_emulators
 
         if missing := load_emulators():
@@ -91,9 +93,11 @@ class Server:
         os.close(orders)
         os.close(answers)
         self.orders, self.answers = os.fdopen(order, "w"), os.fdopen(answer)
-        if not self.answers.readline():
+        collected = self.answers.readline()
+        if not collected:
             self.close()
             raise Stale(f"pytest says\n{self._log('collected')[-2500:]}")
+        self.tests: list[str] = json.loads(collected)
 
     def _serve(self, files: tuple[str, ...], chosen: str, orders: int, answers: int) -> None:
         status = 99
@@ -112,7 +116,7 @@ class Server:
             os._exit(status)
 
     def run(self, tests: list[str], limit: int) -> Verdict:
-        """All tests, `tests` first in that order, until one notices or the time is up."""
+        """These tests in this order, until one notices or the time is up."""
         order = {"folder": str(self.folder), "tests": tests, "limit": limit}
         print(json.dumps(order), file=self.orders, flush=True)
         answer = self.answers.readline()
