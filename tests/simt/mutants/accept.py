@@ -243,6 +243,7 @@ MUTANTS = [
         ROW,
         "if (kept_mass(*this) < wanted_mass(law.top_p, total)) return false;",
         "",
+        harmless="draw_listed() has left such a row before: what comes here is crowded",
     ),
     Mutant(
         "rows-21",
