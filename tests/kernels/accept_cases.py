@@ -238,28 +238,6 @@ def row_laws_bytes(rows: int, vocab: int) -> int:
     return -(-words // 2) * 16 + rows * (-(-lists // 16) * 16)
 
 
-@dataclasses.dataclass
-class Known:
-    """What the scratch of a call says of a row when rows have been weighed and drafts held."""
-
-    next: int  # the draft that the row keeps; -1: none, 0: nothing is known
-    token: int  # after the row
-    mass: int  # of the probabilities of the row's own draft, in units of 2^-43; 0: not summed
-
-
-def known_of(scratch: torch.Tensor, requests: list[Drafted]) -> list[list[Known]]:
-    """Returns it for each row of each request; the layout is that of cuda/accept/row_laws.cu."""
-    rows, vocab = sum(len(r.tokens) for r in requests), requests[0].scores.shape[1]
-    given = any(r.probs is not None for r in requests)
-    begin = ops.accept_scratch_bytes(len(requests), vocab, given)
-    words = scratch[begin : begin + 8 * (2 + rows * 9)].cpu().numpy().view(np.uint64)[2:]
-    held, outcomes = words[2 * rows : 8 * rows].reshape(rows, 6), words[8 * rows :].view(np.int32)
-    found = iter(
-        Known(int(outcomes[2 * i]), int(outcomes[2 * i + 1]), int(held[i, 0])) for i in range(rows)
-    )
-    return [[next(found) for _ in r.tokens] for r in requests]
-
-
 def by_draft(
     target: Target,
     requests: list[Drafted],

@@ -8,12 +8,11 @@ import math
 
 import numpy as np
 import pytest
-import torch
-from accept_cases import Drafted, accept, host_accepts, known_of, row_laws_bytes
+from accept_cases import Drafted, accept, host_accepts
+from accept_scratch import known_of, scratch_for
 from cuda_calls import ON_CUDA, ON_EMU_FAST, Target, checked
 
 from reference.sampling_reference import Law
-from specdec_ext import ops
 
 on_devices = pytest.mark.parametrize("target", [ON_EMU_FAST, ON_CUDA])
 SHAPES = {
@@ -52,14 +51,6 @@ def drafted(
         tokens, parents, scores, law, int(rng.integers(2**60)), int(rng.integers(1000)),
         "rejection", (0.09, 0.3, 1.0), probs, replacement,
     )  # fmt: skip
-
-
-def scratch_for(target: Target, requests: list[Drafted]) -> torch.Tensor:
-    rows, vocab = sum(len(r.tokens) for r in requests), requests[0].scores.shape[1]
-    wanted = ops.accept_scratch_bytes(len(requests), vocab, True) + row_laws_bytes(rows, vocab)
-    whole = torch.full((wanted + 512,), 0xFF, dtype=torch.uint8)
-    placed = target.put(whole)
-    return placed[-placed.data_ptr() % 256 :][:wanted]
 
 
 def check_held(target: Target, requests: list[Drafted], rng: np.random.Generator) -> int:

@@ -5,11 +5,13 @@
     python tests/simt/mutate.py --jobs 2 ampere plan-1     only a suite and a mutant, no report
 
 A mutant is a file, a text that occurs in it once, and what stands there instead (mutants/*.py). It
-is applied to a copy of the sources; the few objects of the emulated library that its suite names
-are compiled again, linked with the rest of the library as it was built by `make emu`, and the
-suite's tests run on it. A mutant is killed if they fail, hang or crash. One that survives has to be
-declared harmless, or a bug that cannot be seen, with the reason; anything else that survives, and
-a declared one that is killed, is a failure.
+is applied to a copy of the sources; those objects of the emulated library that its suite names and
+that are compiled from the file are compiled again, linked with the rest as `make emu` built it
+(mutate_build.py), and the suite's tests run on it (mutate_tests.py), first those that noticed other
+mutants of the file. A mutant is killed if they fail, hang or crash. One that survives all of them
+has to be declared harmless, or a bug that cannot be seen, with the reason; anything else that
+survives, and a declared one that is killed, is a failure. A test that notices has to pass on the
+same objects without the mutant.
 
 Results are kept in build/emu/mutation.json, so that an interrupted run goes on where it was. A
 result counts as long as the mutant and every file of cpp/ and cuda/ that its objects were compiled
@@ -20,189 +22,141 @@ from are as they were, and of the suite's tests the file whose test failed, or a
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import hashlib
 import json
 import multiprocessing
+import multiprocessing.util
 import os
 import re
-import resource
-import shlex
 import shutil
-import subprocess
 import sys
+from collections import Counter
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
 from mutants import MUTANTS, SUITES, Mutant
+from mutate_build import LIBRARY, ROOT, Stale, Workshop, digest, places
+from mutate_tests import Server
 
-ROOT = Path(__file__).resolve().parents[2]
-BUILD = ROOT / "build" / "emu" / "cmake"
-LIBRARY = ROOT / "build" / "emu" / "libspecdec_emu.so"
 REPORT = Path(__file__).with_name("mutation_report.md")
 RESULTS = ROOT / "build" / "emu" / "mutation.json"
-LISTS = ("cuda/attention/instances/launchers.h", "cpp/backend/attention/instances.h")  # of names
-TEST_SECONDS = 240  # of the CPU; a suite takes a small part of it; past that a mutant hangs
+TEST_SECONDS = 120  # of the CPU; a suite takes a part of it; past that a mutant hangs
 
-Result = dict[str, Any]  # killed, why, seconds, files: what it rests on, each with its digest
-
-
-class Stale(Exception):
-    """A mutant does not fit the sources, or the sources do not build."""
+Result = dict[str, Any]  # killed, why, test, seconds, files: what it rests on, each with its digest
+# By suite, the tests that pass without a mutant, and what that rests on.
+Passed = dict[str, dict[str, list[str]]]
+BY_NAME = {mutant.name: mutant for mutant in MUTANTS}
 
 
-def run(command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, capture_output=True, text=True, check=False, **options)
-
-
-def places(mutant: Mutant) -> tuple[str, list[re.Match[str]]]:
-    """The source and where the mutant's text stands in it, however lines are broken."""
-    source = (ROOT / mutant.file).read_text()
-    words = [re.escape(word) for word in mutant.old.split()]
-    return source, list(re.finditer(r"\s+".join(words), source))
-
-
-def apply(mutant: Mutant, tree: Path) -> None:
-    source, found = places(mutant)
-    if len(found) != 1:
-        raise Stale(f"{mutant.name}: the text occurs {len(found)} times in {mutant.file}, not once")
-    begin, end = found[0].span()
-    (tree / mutant.file).write_text(source[:begin] + mutant.new + source[end:])
-
-
-def commands() -> list[list[str]]:
-    """The build of the checked library, command by command; the last one links."""
-    done = run(["ninja", "-C", str(BUILD), "-t", "commands", LIBRARY.name])
-    lines = [line.removeprefix(": && ").removesuffix(" && :") for line in done.stdout.splitlines()]
-    steps = [shlex.split(line) for line in lines]
-    return [step for step in steps if "-o" in step]
-
-
-def output_of(step: list[str]) -> str:
-    return step[step.index("-o") + 1]
-
-
-def compile_in(scratch: Path, step: list[str], source: str | None, made: Path) -> None:
-    """A step of the build with the sources of `scratch`, perhaps another source, to `made`."""
-    moved = [arg.replace(f"{ROOT}/c", f"{scratch}/c") for arg in step]
-    moved = [arg.replace(f"{ROOT}/tests", f"{scratch}/tests") for arg in moved]
-    moved[moved.index("-o") + 1] = str(made)
-    for flag in ("-MF", "-MT"):
-        if flag in moved:
-            moved[moved.index(flag) + 1] = str(made.with_suffix(".d"))
-    if source is not None:
-        moved[moved.index("-c") + 1] = source
-    done = run(moved, cwd=BUILD)
-    if done.returncode:
-        raise Stale(f"does not compile:\n{done.stderr[-3000:]}")
-
-
-def build(mutant: Mutant, scratch: Path) -> Path:
-    """The library with the mutant in it."""
+def asked(mutant: Mutant) -> tuple[tuple[str, ...], str]:
+    """The test files and what is chosen of them."""
     suite = SUITES[mutant.suite]
-    steps = commands()
-    compiles = [step for step in steps if "-c" in step and "kernels_checked" in output_of(step)]
-    link = list(next(step for step in steps if output_of(step).endswith(LIBRARY.name)))
-    if suite.unit:
-        # Stands before the objects that have the same kernels: the linker takes the first.
-        source = scratch / "unit.cu"
-        source.write_text(suite.unit)
-        compile_in(scratch, compiles[0], str(source), scratch / "unit.o")
-        link.insert(link.index("-o"), "-Wl,--allow-multiple-definition")
-        link.insert(link.index("-o"), str(scratch / "unit.o"))
-    for step in compiles:
-        made = output_of(step)
-        if any(re.search(pattern, made) for pattern in suite.objects):
-            mine = scratch / (Path(made).name + ".o")
-            compile_in(scratch, step, None, mine)
-            link = [str(mine) if arg == made else arg for arg in link]
-    library = scratch / LIBRARY.name
-    link[link.index("-o") + 1] = str(library)
-    done = run(link, cwd=BUILD)
-    if done.returncode:
-        raise Stale(f"does not link:\n{done.stderr[-3000:]}")
-    (scratch / "libspecdec_emu_fast.so").symlink_to(library)  # tests of the fast one run on it too
-    return library
+    return suite.files, mutant.tests or suite.tests
 
 
-def reason(output: str) -> str:
-    """The line that tells most: what the emulator found, else what the test asserted."""
-    found = re.search(
-        r"(race: |out of bounds|before cp_async|undefined behaviour|uninitialised|misaligned|"
-        r"deadlock|livelock|divergent|proxy)[^\n]*",
-        output,
-    )
-    if found:
-        return found.group(0)[:110]
-    errors = [line[1:].strip() for line in output.splitlines() if line.startswith("E  ")]
-    return errors[0][:110] if errors else "crash"
+class Bench:
+    """What a process examines its mutants with, and what it knows of the tests."""
+
+    def __init__(self, passed: Passed, noticed: dict[str, str]) -> None:
+        self.workshop = Workshop(ROOT / "build" / "emu" / f"mutant-{os.getpid()}")
+        self.library = digest(LIBRARY)
+        self.whole, self.whole_of = self.workshop.scratch / "whole.so", ""  # without a mutant
+        self.passed = passed
+        self.noticed = noticed  # by mutant, the test that killed it, now or some time ago
+        self.seconds: dict[str, float] = {}  # of the CPU, of the tests that ran
+        self.server: Server | None = None
+        self.serves = ""
+
+    def ready(self, mutant: Mutant) -> Server:
+        """The tests that the mutant needs, collected while there is no library."""
+        if self.server is None or self.serves != repr(asked(mutant)):
+            if self.server is not None:
+                self.server.close()
+            self.server = None
+            self.workshop.empty()
+            self.server = Server(*asked(mutant), self.workshop.made)
+            self.serves = repr(asked(mutant))
+        return self.server
+
+    def in_order(self, mutant: Mutant, tests: list[str]) -> list[str]:
+        """The tests by how likely a second of theirs notices the mutant."""
+        kills: Counter[str] = Counter()
+        for name, test in self.noticed.items():
+            kills[test] += 4 if BY_NAME[name].file == mutant.file else 1
+        own = self.noticed.get(mutant.name)
+
+        def rank(test: str) -> tuple[bool, float]:
+            return test != own, -(kills[test] + 0.5) / (self.seconds.get(test, 0.5) + 0.02)
+
+        return sorted(tests, key=rank)
+
+    def passes_whole(self, mutant: Mutant, server: Server, test: str) -> bool:
+        """Whether the test passes without a mutant, on objects compiled in the same way."""
+        rests = [self.library, digest(ROOT / test.split("::")[0])]
+        known = self.passed.setdefault(mutant.suite, {})
+        if known.get(test) != rests:
+            if self.whole_of != mutant.suite:
+                self.workshop.build_whole(SUITES[mutant.suite]).rename(self.whole)
+                self.whole_of = mutant.suite
+            self.workshop.place(self.whole)
+            if server.run([test], TEST_SECONDS).killed:
+                return False
+            known[test] = rests
+        return True
+
+    def examine(self, mutant: Mutant) -> Result:
+        """Builds and tests one mutant."""
+        server = self.ready(mutant)
+        spent = sum(os.times()[:4])
+        self.workshop.build(mutant)
+        files = self.workshop.read_files()
+        verdict = server.run(self.in_order(mutant, server.tests), TEST_SECONDS)
+        spent = sum(os.times()[:4]) - spent + verdict.seconds
+        self.seconds.update(verdict.tests)
+        if verdict.killed:
+            self.noticed[mutant.name] = verdict.test
+            if not self.passes_whole(mutant, server, verdict.test):
+                raise Stale(f"{verdict.test} fails without a mutant too")
+        tests = [Path(verdict.test.split("::")[0]).name] if verdict.killed else asked(mutant)[0]
+        files += [ROOT / "tests/kernels" / name for name in tests]
+        return {
+            "killed": verdict.killed,
+            "why": verdict.why,
+            "test": verdict.test,
+            "seconds": round(spent, 1),
+            "identity": identity(mutant, verdict.killed),
+            "files": {str(path.relative_to(ROOT)): digest(path) for path in files},
+        }
+
+    def close(self) -> None:
+        if self.server is not None:
+            self.server.close()
+        shutil.rmtree(self.workshop.scratch, ignore_errors=True)
 
 
-def tests_in_fork(arguments: list[str], library: Path, log: Path) -> int:
-    """pytest in a child that has imported torch already; its exit status, negative: the signal."""
-    child = os.fork()
-    if child == 0:
-        try:
-            out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-            os.dup2(out, 1)
-            os.dup2(out, 2)
-            resource.setrlimit(resource.RLIMIT_CPU, (TEST_SECONDS, TEST_SECONDS))
-            os.environ["SPECDEC_EMU_FOLDER"] = str(library.parent)
-            os.chdir(ROOT)
-            import pytest
-
-            status = int(pytest.main(arguments))
-            sys.stdout.flush()
-            os._exit(status)
-        finally:
-            os._exit(99)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+bench: Bench  # of a process that examines
 
 
-def run_tests(mutant: Mutant, library: Path) -> tuple[bool, str, tuple[str, ...]]:
-    """Whether the tests noticed, how, and the test files that say so."""
-    suite = SUITES[mutant.suite]
-    arguments = ["-q", "-x", "-p", "no:cacheprovider", "-m", "not slow"]
-    arguments += [str(ROOT / "tests/kernels" / name) for name in suite.files]
-    arguments += ["-k", mutant.tests or suite.tests]
-    log = library.with_suffix(".log")
-    status = tests_in_fork(arguments, library, log)
-    output = log.read_text(errors="replace")
-    if status == 0:
-        return False, "", suite.files
-    if status in (-9, -24):
-        return True, f"no end within {TEST_SECONDS} s", suite.files
-    if status in (2, 4, 5, 99):  # interrupted, usage, nothing collected
-        raise Stale(f"pytest says\n{output[-2500:]}")
-    if "ImportError" in output or "ModuleNotFoundError" in output:
-        raise Stale(f"the tests do not run: {reason(output)}")
-    failed = re.search(r"^FAILED tests/kernels/(\w+\.py)", output, re.MULTILINE)
-    return True, reason(output), (failed[1],) if failed else suite.files
+def open_bench(passed: Passed, noticed: dict[str, str]) -> None:
+    global bench
+    bench = Bench(passed, noticed)
+    multiprocessing.util.Finalize(bench, bench.close, exitpriority=10)
 
 
-def digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()[:16] if path.exists() else ""
-
-
-def read_files(scratch: Path) -> list[Path]:
-    """The project's files that the objects in `scratch` were compiled from."""
-    found = set()
-    for listing in scratch.glob("*.d"):
-        for word in listing.read_text().replace("\\\n", " ").split():
-            path = Path(word.removesuffix(":"))
-            if path.is_relative_to(scratch) and path.suffix not in (".o", ".d"):
-                path = ROOT / path.relative_to(scratch)
-            if any(path.is_relative_to(ROOT / folder) for folder in ("cpp", "cuda")):
-                found.add(path)
-    found -= {ROOT / path for path in LISTS}
-    return sorted(found)
+def examine(mutant: Mutant) -> tuple[Result, Passed]:
+    """The mutant's result, and the tests known by now to pass without one."""
+    try:
+        return bench.examine(mutant), bench.passed
+    except Stale as error:
+        return {"error": str(error)}, bench.passed
 
 
 def identity(mutant: Mutant, killed: bool) -> str:
     suite = SUITES[mutant.suite]
-    text = repr(
-        (mutant, suite.objects, suite.unit, *([] if killed else [suite.tests, suite.files]))
-    )
+    same = dataclasses.replace(mutant, harmless="")  # what is declared changes no result
+    text = repr((same, suite.objects, suite.unit, *([] if killed else [suite.tests, suite.files])))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -211,43 +165,19 @@ def still_true(mutant: Mutant, result: Result) -> bool:
     return same and result["identity"] == identity(mutant, result["killed"])
 
 
-def examine(mutant: Mutant) -> Result:
-    """Builds and tests one mutant, in a folder of this process."""
-    spent = sum(os.times()[:4])
-    scratch = ROOT / "build" / "emu" / f"mutant-{os.getpid()}"
-    shutil.rmtree(scratch, ignore_errors=True)
-    try:
-        for folder in ("cpp", "cuda", "tests/simt"):
-            shutil.copytree(ROOT / folder, scratch / folder)
-        apply(mutant, scratch)
-        library = build(mutant, scratch)
-        files = read_files(scratch)
-        killed, why, tests = run_tests(mutant, library)
-        files += [ROOT / "tests/kernels" / name for name in tests]
-    except Stale as error:
-        return {"error": str(error)}
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
-    return {
-        "killed": killed,
-        "why": why,
-        "seconds": round(sum(os.times()[:4]) - spent, 1),
-        "identity": identity(mutant, killed),
-        "files": {str(path.relative_to(ROOT)): digest(path) for path in files},
-    }
-
-
-def remembered(fresh: bool) -> dict[str, Result]:
-    if fresh or not RESULTS.exists():
-        return {}
-    kept: dict[str, Result] = json.loads(RESULTS.read_text())
-    by_name = {mutant.name: mutant for mutant in MUTANTS}
-    return {n: r for n, r in kept.items() if n in by_name and still_true(by_name[n], r)}
+def remembered() -> tuple[dict[str, Result], Passed]:
+    """The last results of the mutants that there are, and which tests pass without one."""
+    if not RESULTS.exists():
+        return {}, {}
+    kept = json.loads(RESULTS.read_text())
+    return {n: r for n, r in kept["mutants"].items() if n in BY_NAME}, kept["passed"]
 
 
 def examine_all(chosen: list[Mutant], jobs: int, fresh: bool) -> dict[str, Result]:
     """A result for each mutant that fits; prints and keeps them as they come."""
-    results = remembered(fresh)
+    old, passed = remembered()
+    noticed = {name: result["test"] for name, result in old.items() if result["killed"]}
+    results = {} if fresh else {n: r for n, r in old.items() if still_true(BY_NAME[n], r)}
     left = [mutant for mutant in chosen if mutant.name not in results]
     print(f"{len(chosen) - len(left)} of {len(chosen)} are known", flush=True)
     import torch  # noqa: F401  (once: the tests run in forks of this process)
@@ -255,10 +185,13 @@ def examine_all(chosen: list[Mutant], jobs: int, fresh: bool) -> dict[str, Resul
     import specdec_ext  # noqa: F401
 
     context = multiprocessing.get_context("fork")
-    with ProcessPoolExecutor(jobs, mp_context=context) as pool:
+    with ProcessPoolExecutor(jobs, context, open_bench, (passed, noticed)) as pool:
         running = {pool.submit(examine, mutant): mutant for mutant in left}
         for future in as_completed(running):
-            mutant, result = running[future], future.result()
+            mutant = running[future]
+            result, known = future.result()
+            for suite, tests in known.items():
+                passed.setdefault(suite, {}).update(tests)
             if "error" in result:
                 print(f"{mutant.name}: {result['error']}", flush=True)
                 continue
@@ -270,7 +203,7 @@ def examine_all(chosen: list[Mutant], jobs: int, fresh: bool) -> dict[str, Resul
                 flush=True,
             )
             partial = RESULTS.with_suffix(".part")
-            partial.write_text(json.dumps(results, indent=0))
+            partial.write_text(json.dumps({"mutants": old | results, "passed": passed}, indent=0))
             partial.replace(RESULTS)
     return results
 
@@ -333,7 +266,7 @@ def main() -> int:
     if arguments.check or unfit:
         return 1 if unfit else 0
     if arguments.report:
-        results = remembered(fresh=False)
+        results = {n: r for n, r in remembered()[0].items() if still_true(BY_NAME[n], r)}
     else:
         results = examine_all(chosen, arguments.jobs, arguments.fresh)
     rows = [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mutants.accept import ACCEPT, ROWS, WEIGHTS
+from mutants.accept import ACCEPT, ROWS
 from mutants.model import Mutant
 
 HELD = "cuda/accept/row_held.cuh"
@@ -65,21 +65,6 @@ MUTANTS = [
         "return child >= owner.node ? kRowUnused : 0u;",
     ),
     Mutant(
-        "held-9",
-        "probabilities that begin anywhere go the short way",
-        HELD,
-        "probs.aligned ? min(end, probs.vocab / kChunk) : begin;",
-        "min(end, probs.vocab / kChunk);",
-    ),
-    Mutant(
-        "held-10",
-        "the upper part of a probability is rounded to the nearest",
-        WEIGHTS,
-        "gpu::add_towards_zero(q, 2.0f)",
-        "q + 2.0f",
-        harmless="what is left is then negative at times, and still exact: the sum is the same",
-    ),
-    Mutant(
         "held-11",
         "what is left of a law with top_k or top_p is that of the whole row",
         HELD,
@@ -115,5 +100,12 @@ MUTANTS = [
         "if (bits == 0) return;",
         "return;",
         harmless="marks save work, and no more: the tokens are the same",
+    ),
+    Mutant(
+        "held-16",
+        "pieces weighed are counted on from those searched: no row is drawn beforehand",
+        ROWS,
+        "count_piece(p.laws.done + 2 * row + 1, pieces + (owner.cuts ? 1 : 0), shared)",
+        "count_piece(p.laws.done + 2 * row, pieces + (owner.cuts ? 1 : 0), shared)",
     ),
 ]

@@ -97,6 +97,7 @@ SUITES = {
         ("test_cuda_held.py", "test_cuda_accept.py"),
         "test_cuda_held or under_the_checker or tree_is_left_out",
     ),
+    "masses": Suite(("accept/row_laws",), ("test_cuda_masses.py",), "emu"),
     "synthetic": Suite(
         ("accept/synthetic", "accept/accept_step"), ("test_cuda_synthetic.py",), "emu and not fast"
     ),

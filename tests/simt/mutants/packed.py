@@ -132,11 +132,10 @@ MUTANTS = [
     ),
     Mutant(
         "packed-22",
-        "a warp's columns as in the kernel of 16 bits: too few rows",
+        "a warp's columns as in the kernel of 16 bits: more threads than have registers",
         WEIGHTS,
         "kWarpRows = 64;",
         "kWarpRows = 32;",
-        harmless="who computes a row is scheduling; warps widen the same weights twice",
     ),
     Mutant(
         "packed-23",
