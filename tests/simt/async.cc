@@ -5,7 +5,10 @@
 #include <algorithm>
 #include <deque>
 #include <map>
+#include <utility>
 #include <vector>
+
+#include "simt/visits.h"
 
 namespace simt {
 namespace {
@@ -31,6 +34,13 @@ struct Mbarrier {
   std::vector<std::pair<unsigned, unsigned>> waiting = {};  // rank, parity
 };
 std::map<uintptr_t, Mbarrier> barriers;  // of the block or cluster, by address
+// The last that each rank did in another block's memory, by block and rank.
+struct Visit {
+  uint32_t when;
+  Site site;
+  bool awaited = false;  // by a thread of that block which has ended since
+};
+std::map<std::pair<unsigned, unsigned>, Visit> visits;
 unsigned copies_in_flight;
 
 bool in_shared(const void* p, size_t bytes) {
@@ -156,6 +166,7 @@ void mbarrier_arrive_in(uint64_t* p, unsigned block, Site here) {
   Quiet quiet;
   auto* there = static_cast<uint64_t*>(in_block(p, block));
   if (has_ended(there)) fail("mbarrier_arrive " + at(here) + ": in a block that has ended");
+  if (block != cluster_rank()) visits[{block, rank()}] = {check::now(), here};
   mbarrier_arrive(there, 0, here);
 }
 void mbarrier_arrive(uint64_t* p, unsigned expect_bytes, Site here) {
@@ -313,13 +324,23 @@ void tensor_multicast(void* dst, const TensorShape& map, uint64_t* bar,
 
 // ---- a block's life -----------------------------------------------------------------------------
 namespace async {
+void thread_ended() {
+  for (auto& [to, visit] : visits) {
+    if (to.first == cluster_rank()) visit.awaited |= check::knows(to.second, visit.when);
+  }
+}
 void begin_block(unsigned ranks) {
-  barriers.clear(), copies_in_flight = 0;
+  barriers.clear(), visits.clear(), copies_in_flight = 0;
   if (groups_used || groups.size() < ranks) groups.assign(ranks, {1, std::vector<Copy>()});
   groups_used = false;
   wgmma_begin_block(ranks);
 }
 std::string end_block() {
+  for (auto& [to, visit] : visits) {
+    if (!visit.awaited) {
+      return "mbarrier_arrive " + at(visit.site) + ": in a block that may have ended";
+    }
+  }
   if (copies_in_flight) {
     return "the block ended with " + std::to_string(copies_in_flight) + " bulk copies in flight";
   }

@@ -25,6 +25,7 @@
 #include "simt/shadow.h"
 #include "simt/simt.h"
 #include "simt/streams.h"
+#include "simt/visits.h"
 
 namespace simt {
 namespace {
@@ -397,6 +398,8 @@ void access_as(unsigned actor, const void* p, unsigned bytes, bool write, Kind k
 }
 uint32_t step(unsigned actor) { return states[actor].clock.own++; }
 void learn(unsigned r, unsigned actor, uint32_t done) { states[r].clock.raise(actor, done); }
+uint32_t now() { return states[current].clock.own; }
+bool knows(unsigned r, uint32_t ticks) { return states[current].clock[r] >= ticks; }
 void release_as(unsigned actor, uint32_t done, uintptr_t channel) {
   channels[channel].next.clock.raise(actor, done);
 }

@@ -16,6 +16,7 @@
 #include "simt/async.h"
 #include "simt/fiber.h"
 #include "simt/limits.h"
+#include "simt/visits.h"
 
 #if defined(__x86_64__)
 asm(R"(
@@ -149,6 +150,7 @@ void fiber_main() {
       if (error.empty()) error = e.what();
     }
     check::active = false;
+    async::thread_ended();
     self->done = true;
     block.done++, block.ended[self->cta]++, block.idle = 0;
     to_scheduler();

@@ -91,6 +91,8 @@ MUTANTS = [
         HOPPER,
         "  __syncwarp();\n  if (Tile::kCluster > 1 && cluster > 1) gpu::cluster_sync();\n",
         "",
+        harmless="a block is told that x was read only where it waits for that before it brings "
+        "more, and x that is brought to it is waited for: the emulator's rule for ends says so",
     ),
     Mutant(
         "linear-47",
