@@ -111,19 +111,20 @@ class Scorer:
         return scores
 
 
-def run_case(target: Target, seed: int) -> int:
-    """Depth after depth; returns the nodes that were compared."""
+def run_case(target: Target, seed: int, hostile: bool = False) -> int:
+    """Depth after depth; returns the nodes that were compared. `hostile`: most rows have scores
+    that are no numbers or infinite, and one request a temperature that is none."""
     rng = random.Random(seed)
     requests = rng.choice([1, 2, 5])
     width, length = rng.choice([(1, 1), (1, 6), (3, 4), (5, 5), (9, 3), (40, 2), (70, 1)])
     columns = rng.choice([2, 7, 40, 90])
     kept = min(columns, rng.choice([50, 50, 5]))
     ids = sorted(rng.sample(range(1000), columns)) if rng.random() < 0.5 else None
-    scorer = Scorer(seed, columns, rng.choice([0.0, 0.0, 0.2]))
+    scorer = Scorer(seed, columns, 0.6 if hostile else rng.choice([0.0, 0.0, 0.2]))
     heat = None
-    if rng.random() < 0.4:
+    if hostile or rng.random() < 0.4:
         heat = [rng.choice([0.25, 0.5, 1.0, 3.0]) for _ in range(requests)]
-        if rng.random() < 0.2:
+        if hostile or rng.random() < 0.2:
             heat[-1] = rng.choice([0.0, -2.0, math.inf, math.nan])
     asked = [
         (rng.choice([0, 1, width, width, width + 3, rng.randrange(1, width + 1)]),
@@ -195,6 +196,11 @@ def run_case(target: Target, seed: int) -> int:
 def test_beams_and_trees_equal_the_reference(target: Target) -> None:
     cases = 40 if target.backend == "cuda-emu" else 150
     assert sum(run_case(target, seed) for seed in range(cases)) > 8 * cases
+
+
+@every_backend
+def test_hostile_scores_and_temperatures(target: Target) -> None:
+    assert sum(run_case(target, seed, hostile=True) for seed in range(60)) > 60
 
 
 @every_backend

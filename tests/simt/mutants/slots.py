@@ -119,6 +119,7 @@ MUTANTS = [
         "cuda/step/enter_prompt.cuh",
         "atomicMax(&entry->last, e); return true;",
         "atomicExch(&entry->last, e); return true;",
+        unseen="without a seed the emulator's threads come to an entry in the order of positions",
     ),
     Mutant(
         "enter-3",
@@ -143,10 +144,11 @@ MUTANTS = [
     ),
     Mutant(
         "enter-6",
-        "an index that a block has made is made again, without the block",
+        "a block leaves the last token out of the index that it makes",
         "cuda/step/commit_step.cu",
         "slot->history(), slot->len); } }",
         "slot->history(), slot->len - 1); } }",
+        harmless="ngram_extend() goes on where the index ends",
     ),
     Mutant(
         "enter-7",
