@@ -135,6 +135,19 @@ def test_cuts_beyond_the_list(target: Target, law: Law) -> None:
         assert got == [host_token(rows[i], chosen, seeds[i], positions[i] + 1) for i in range(4)]
 
 
+@checked
+def test_a_cut_beyond_the_list_under_the_checker(target: Target) -> None:
+    """Exactly top_k tokens are drawn from, of which no list holds all."""
+    rng = np.random.default_rng(17)
+    vocab, law = 9000, Law(1.0, top_k=3000)
+    rows = rng.permutation(np.linspace(0, 1, vocab, dtype=np.float32))[None]
+    probs = target.put(torch.full((1, vocab), math.nan))
+    draw_rows(target, torch.from_numpy(rows), [law], [5], [1], rng, probs=probs)
+    found = probs[0].cpu().numpy()
+    assert np.abs(found - probabilities(rows[0], law)).max() < 1e-5
+    assert np.count_nonzero(found) == law.top_k
+
+
 def edge_rows(vocab: int) -> np.ndarray:
     """Rows whose likely tokens lie where groups of 8, chunks of 256 and pieces of 2,048 end."""
     edges = [0, 7, 8, 255, 256, 2047, 2048, vocab - 2, vocab - 1]

@@ -25,6 +25,7 @@ from servers import LiveServer, all_returned, make_app, make_llm
 from sse_reader import choice_text, chunks, events
 
 from specdec_ext import LLM, SamplingParams
+from specdec_ext.serve.interpreter import share_arenas
 
 CLIENTS = 24  # at a time
 LIFE_SECONDS = 5.0  # of a server, before it is drained
@@ -234,6 +235,7 @@ def resident_bytes() -> int:
 
 
 def soak(path: Path, seconds: float, life_seconds: float, seed: int) -> Soak:
+    share_arenas()  # as `specdec serve` does first
     files, threads = 0, set[threading.Thread]()
     with contextlib.ExitStack() as stack:
         stack.enter_context(many_files(2000))

@@ -150,6 +150,9 @@ def make_server_llm(args: argparse.Namespace, max_queued_requests: int) -> Any:
 
 def run(args: argparse.Namespace) -> int:
     """Serve until a signal comes; 0 when what ran then has ended."""
+    from ..serve.interpreter import share_arenas
+
+    share_arenas()  # before the model's threads have arenas of their own
     if args.model_argument is not None:
         if args.model is not None:
             usage_error(args, "MODEL and --model are both given; keep one")

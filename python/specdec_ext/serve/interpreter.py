@@ -11,7 +11,7 @@ import sys
 import threading
 from collections.abc import Iterator
 
-__all__ = ["SWITCH_SECONDS", "serving_interpreter"]
+__all__ = ["SWITCH_SECONDS", "serving_interpreter", "share_arenas"]
 
 # The event loop, the engine's thread and the threads that read prompts share one interpreter. Who
 # wants it waits so long for one that computes; Python's 5 ms would be a token's whole delay.
@@ -29,8 +29,9 @@ _switch_seconds = 0.0  # before the first of them
 _unfreezes = False  # nobody had left objects out of collections before
 
 
-def _share_arenas() -> None:
-    """No more arenas than MALLOC_ARENAS, where the C library has such and nobody has said else."""
+def share_arenas() -> None:
+    """From now on no more malloc arenas than MALLOC_ARENAS, where the C library has such and nobody
+    has said else. What threads have by then stays: the sooner it is called the better."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is not None and not {"MALLOC_ARENA_MAX", "GLIBC_TUNABLES"} & os.environ.keys():
         mallopt(_M_ARENA_MAX, MALLOC_ARENAS)
@@ -48,7 +49,7 @@ def serving_interpreter() -> Iterator[None]:
         if _servers == 1:
             _switch_seconds = sys.getswitchinterval()
             sys.setswitchinterval(min(_switch_seconds, SWITCH_SECONDS))
-            _share_arenas()
+            share_arenas()
             _unfreezes = gc.get_freeze_count() == 0
             gc.freeze()
     try:
