@@ -178,8 +178,10 @@ class RequestState:
             if self._ending[0] is not None:
                 return True
             waiting = self._waiting
-            out = out.since(waiting[-1][0] if waiting else self._sequence)
-            if out is not None:
+            taken = waiting[-1][0] if waiting else self._sequence
+            if out.sequence > taken:
+                if self._held is not None:  # somebody may have looked at some of it
+                    out = out.since(taken)
                 waiting.append((out.sequence, out, step_start, now, logits))
             if waiting and (
                 len(waiting) >= self._most_waiting or waiting[-1][1].finish_reason is not None
@@ -305,11 +307,11 @@ class RequestState:
         delivered = len(self._token_ids) - before
         counter, left = self._counter, delivered
         for is_prefill, rows, drafts, accepted, count in out.steps:
-            brought = min(count, left)  # a stop string has cut off the rest
+            brought = count if count < left else left  # a stop string has cut off the rest
             left -= brought
             counter.count(
-                drafts=drafts, accepted=min(accepted, brought), rows=rows, tokens=brought,
-                is_prefill=is_prefill,
+                drafts=drafts, accepted=accepted if accepted < brought else brought, rows=rows,
+                tokens=brought, is_prefill=is_prefill,
             )  # fmt: skip
         for source, proposed, right in out.sources:
             name = self._own_source if source is None else self._source_names[source]

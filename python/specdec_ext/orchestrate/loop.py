@@ -61,9 +61,6 @@ class _Pass:
         rest = len(self.tokens) - self.num_accepted
         return [-1] * self.num_accepted + [None] * rest if self.num_accepted else None
 
-    def since(self, sequence: int) -> _Pass | None:
-        return self if self.sequence > sequence else None
-
 
 class Running:
     """One request of the loop.
