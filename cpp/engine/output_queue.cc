@@ -34,14 +34,18 @@ OutputPtr joined(Outputs::const_iterator first, Outputs::const_iterator last) {
   return sum;
 }
 
+// The first of `parts` behind number `sequence`.
+Outputs::const_iterator behind(const Outputs& parts, std::int64_t sequence) {
+  return std::find_if(parts.begin(), parts.end(),
+                      [sequence](const OutputPtr& part) { return part->sequence > sequence; });
+}
+
 }  // namespace
 
 OutputPtr since(const OutputPtr& out, std::int64_t sequence) {
   if (out->sequence <= sequence) return nullptr;
   const Outputs& parts = out->parts;
-  const auto first = std::find_if(parts.begin(), parts.end(), [sequence](const OutputPtr& part) {
-    return part->sequence > sequence;
-  });
+  const auto first = behind(parts, sequence);
   return first == parts.begin() ? out : joined(first, parts.end());
 }
 
@@ -80,10 +84,7 @@ OutputPtr OutputQueue::held(RequestId id, std::int64_t sequence) const {
   const auto found = held_.find(id);
   if (found == held_.end()) return nullptr;
   const Outputs& parts = found->second.parts;
-  const auto first = std::find_if(parts.begin(), parts.end(), [sequence](const OutputPtr& part) {
-    return part->sequence > sequence;
-  });
-  return joined(first, parts.end());
+  return joined(behind(parts, sequence), parts.end());
 }
 
 void OutputQueue::drop(RequestId id) {
