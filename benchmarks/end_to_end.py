@@ -7,26 +7,35 @@ whole call, prompt included; `decode` beside it leaves the prompt out. Answers e
 ends them.
 
     python -m benchmarks.end_to_end [--quick] [--dtypes float32 bfloat16] [--prompts 4] [--rounds 3]
+
+With --base the three programs of commit cebcf29 take part in the same rounds (step_versions.py
+tells how that commit is built).
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from benchmarks import common, datasets, runners
+from benchmarks.peers.base import environment
 
 PEER_DRAFT = 10
 BATCH = 8
 # Our program first, then what it is compared with; figures are ours divided by theirs.
+OURS = ("plain", "prompt_lookup", "lookahead")
 COMPARISONS = {
     "prompt lookup / plain": ("prompt_lookup", "plain"),
     "lookahead / plain": ("lookahead", "plain"),
     "plain / transformers plain": ("plain", "peer_plain"),
     "prompt lookup / transformers plain": ("prompt_lookup", "peer_plain"),
     "prompt lookup / transformers prompt lookup": ("prompt_lookup", "peer_lookup"),
+    f"plain / {environment.COMMIT}": ("plain", "base_plain"),
+    f"prompt lookup / {environment.COMMIT}": ("prompt_lookup", "base_prompt_lookup"),
+    f"lookahead / {environment.COMMIT}": ("lookahead", "base_lookahead"),
 }
 
 
@@ -52,9 +61,9 @@ def compare_rounds(rounds: dict[str, list[runners.Run]]) -> dict[str, Any]:
     return result
 
 
-def check_exact(rounds: dict[str, list[runners.Run]], where: str) -> None:
-    """Our programs must all have written the same tokens, in every round."""
-    texts = [run.tokens for name in ("plain", "prompt_lookup", "lookahead") for run in rounds[name]]
+def check_exact(rounds: dict[str, list[runners.Run]], where: str, programs: list[str]) -> None:
+    """These programs must all have written the same tokens, in every round."""
+    texts = [run.tokens for name in programs for run in rounds.get(name, [])]
     if any(text != texts[0] for text in texts):
         raise SystemExit(f"{where}: speculative and plain decoding differ")
 
@@ -63,41 +72,48 @@ def measure(
     folder: Path, tokenizer: Any, dtype: str, args: argparse.Namespace
 ) -> tuple[dict[str, Any], str]:
     """Returns the figures of one data type, per set and for the batch, and the numerics mode."""
-    import specdec_ext
-
     # Prompts of the sets are up to 1200 tokens; eight of them must fit at once.
     options = {"scheduler_config": {"max_batch_size": BATCH, "max_seq_len": 1200 + args.tokens}}
-    lookup = runners.Ours(
-        folder,
-        dtype,
-        specdec_ext.NGramDecodingConfig(max_draft_len=10, max_matching_ngram_size=3),
-        **options,
-    )
+    # In the dict form, which every version reads.
     w, n, g = args.triple
-    lookahead = runners.Ours(
-        folder,
-        dtype,
-        specdec_ext.LookaheadDecodingConfig(
-            max_window_size=w, max_ngram_size=n, max_verification_set_size=g
-        ),
-        **options,
-    )
+    lookup_config = {"method": "ngram", "max_draft_len": 10, "max_matching_ngram_size": 3}
+    lookahead_config = {
+        "method": "lookahead", "max_window_size": w, "max_ngram_size": n,
+        "max_verification_set_size": g,
+    }  # fmt: skip
+    lookup = runners.Ours(folder, dtype, lookup_config, **options)
+    lookahead = runners.Ours(folder, dtype, lookahead_config, **options)
     peer = runners.Peer(folder, dtype)
-    runners.warm_up(lookup, lookahead, peer)
+    base = {
+        name: runners.Elsewhere(args.base, folder, dtype, config, args.threads, **options)
+        for name, config in (("lookup", lookup_config), ("lookahead", lookahead_config))
+        if args.base
+    }
+    runners.warm_up(lookup, lookahead, peer, *base.values())
     numerics = lookup.llm.model.numerics
 
     figures: dict[str, Any] = {}
     for name in args.sets:
         prompts = [ids for _, ids in datasets.load_ids(tokenizer, name, args.prompts, 1200)]
+        programs = {}
+        for of, side in (("", {"lookup": lookup, "lookahead": lookahead}), ("base_", base)):
+            if not side:
+                continue
+            programs[f"{of}plain"] = partial(
+                side["lookup"].generate, prompts, args.tokens, plain=True
+            )
+            programs[f"{of}prompt_lookup"] = partial(side["lookup"].generate, prompts, args.tokens)
+            programs[f"{of}lookahead"] = partial(side["lookahead"].generate, prompts, args.tokens)
+        # What is compared runs one after the other.
         programs = {
-            "plain": lambda p=prompts: lookup.generate(p, args.tokens, plain=True),
-            "prompt_lookup": lambda p=prompts: lookup.generate(p, args.tokens),
-            "lookahead": lambda p=prompts: lookahead.generate(p, args.tokens),
-            "peer_plain": lambda p=prompts: peer.generate(p, args.tokens),
-            "peer_lookup": lambda p=prompts: peer.generate(p, args.tokens, lookup=PEER_DRAFT),
+            k: programs[k] for name in OURS for k in (name, f"base_{name}") if k in programs
         }
+        programs["peer_plain"] = partial(peer.generate, prompts, args.tokens)
+        programs["peer_lookup"] = partial(peer.generate, prompts, args.tokens, lookup=PEER_DRAFT)
         rounds = common.interleave(programs, args.rounds, f"{dtype} {name}")
-        check_exact(rounds, f"{dtype} {name}")
+        # The two commits' rotary tables differ in last bits, so their texts may (tests/corpus).
+        for of in ("", "base_"):
+            check_exact(rounds, f"{dtype} {name}", [of + program for program in OURS])
         figures[name] = {
             "prompt_tokens": [len(ids) for ids in prompts],
             "programs": {k: [run.summary() for run in v] for k, v in rounds.items()},
@@ -114,12 +130,19 @@ def measure(
         "ours_batch_plain": lambda: lookup.generate(mixed, args.tokens, batched=True, plain=True),
         "peer_lookup": lambda: peer.generate(mixed, args.tokens, lookup=PEER_DRAFT),
     }
+    if base:
+        programs |= {
+            "base_batch": lambda: base["lookup"].generate(mixed, args.tokens, batched=True),
+            "base_batch_plain": lambda: base["lookup"].generate(
+                mixed, args.tokens, batched=True, plain=True
+            ),
+        }
     rounds = common.interleave(programs, args.rounds, f"{dtype} batch {BATCH}")
-    if rounds["ours_batch"][0].tokens != rounds["ours_batch_plain"][0].tokens:
-        raise SystemExit(f"{dtype} batch: speculative and plain decoding differ")
+    for of in ("ours", "base"):
+        check_exact(rounds, f"{dtype} batch", [f"{of}_batch", f"{of}_batch_plain"])
 
-    def ratio(program: str) -> dict[str, float]:
-        pairs = zip(rounds[program], rounds["peer_lookup"], strict=True)
+    def ratio(program: str, peer: str = "peer_lookup") -> dict[str, float]:
+        pairs = zip(rounds[program], rounds[peer], strict=True)
         return common.spread([a.tokens_per_second / b.tokens_per_second for a, b in pairs])
 
     figures[f"batch {BATCH}"] = {
@@ -132,7 +155,12 @@ def measure(
             "plain / transformers one after another": ratio("ours_batch_plain"),
         },
     }
-    for program in (lookup, lookahead, peer):
+    if base:
+        figures[f"batch {BATCH}"]["ratios"] |= {
+            f"prompt lookup / {environment.COMMIT}": ratio("ours_batch", "base_batch"),
+            f"plain / {environment.COMMIT}": ratio("ours_batch_plain", "base_batch_plain"),
+        }
+    for program in (lookup, lookahead, peer, *base.values()):
         program.close()
     return figures, numerics
 
@@ -141,7 +169,7 @@ def table_of(dtype: str, figures: dict[str, Any], sets: list[str]) -> str:
     """Returns the markdown table of one data type: wall-clock ratios, medians over rounds."""
     header = [f"{dtype}: wall-clock ratio", *sets]
     rows: list[list[Any]] = []
-    for comparison in COMPARISONS:
+    for comparison in figures[sets[0]]["ratios"]:
         values = [figures[name]["ratios"][comparison]["total"]["median"] for name in sets]
         rows.append([comparison, *values])
     rows.append(
@@ -179,12 +207,16 @@ def main() -> int:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--triple", type=int, nargs=3, default=(4, 3, 4), metavar=("W", "N", "G"))
     parser.add_argument("--quick", action="store_true", help="1 prompt, 1 round; no file")
+    parser.add_argument(
+        "--base", action="store_true", help=f"with commit {environment.COMMIT} in the same run"
+    )
     args = parser.parse_args()
     if args.quick:
         args.prompts, args.tokens, args.rounds = 1, 32, 1
 
+    args.base = environment.ready() if args.base else None
     folder, tokenizer = runners.default_model(args.threads)
-    environment = common.environment(args.threads)
+    about = common.environment(args.threads)
     figures, tables, numerics = {}, [], {}
     for dtype in args.dtypes:
         figures[dtype], numerics[dtype] = measure(folder, tokenizer, dtype, args)
@@ -193,7 +225,7 @@ def main() -> int:
     if not args.quick:
         result = {
             "benchmark": "end_to_end",
-            "environment": environment,
+            "environment": about,
             "model": "SmolLM2-135M-Instruct",
             "numerics": numerics,
             "adaptive": True,

@@ -1,7 +1,7 @@
 """The programs that the end-to-end benchmarks compare, behind one face: ids in, a Run out.
 
 `Ours` is this package's LLM, with or without speculation; `Peer` is transformers' generate, plain
-or with its own prompt lookup. Both get the same token ids and thread count and give the same things
+or with its own prompt lookup; `Elsewhere` is `Ours` of another commit. All get the same token ids and thread count and give the same things
 back. Times: `seconds` is the whole call; `first` the time to the first token, so that decoding can
 be told from reading the prompt.
 """
@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from benchmarks import common
+from benchmarks.peers.base.side import Side
 
 SEED = 1  # of sampled runs
 
@@ -221,6 +222,24 @@ class Peer:
     def close(self) -> None:
         del self.model, self.clock
         gc.collect()
+
+
+class Elsewhere:
+    """`Ours` in a process of another environment, of another commit of this package."""
+
+    def __init__(
+        self, python: Path, model: Path, dtype: str, spec: Any, threads: int, **options: Any
+    ) -> None:
+        self.side = Side(python, "runner_worker.py", threads)
+        self.side.ask({"model": str(model), "dtype": dtype, "spec": spec, "options": options})
+
+    def generate(self, prompts: Sequence[Sequence[int]], max_tokens: int, **options: Any) -> Run:
+        """As Ours.generate, whose options it takes."""
+        prompts = [list(ids) for ids in prompts]
+        return Run(**self.side.ask({"prompts": prompts, "max_tokens": max_tokens, **options}))
+
+    def close(self) -> None:
+        self.side.close()
 
 
 def warm_up(*programs: Any) -> None:

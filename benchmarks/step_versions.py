@@ -15,9 +15,6 @@ a round; the median over the rounds must not exceed 1.03. Texts must be equal.
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,11 +22,11 @@ from typing import Any
 
 from benchmarks import common, models
 from benchmarks.peers.base import environment
+from benchmarks.peers.base.side import Side
 
 LIMIT = 1.03
 ROUNDS = 7
 PROMPT = 64
-WORKER = Path(environment.__file__).with_name("worker.py")
 FIGURES = ("step_cpu_us", "host_cpu_us", "step_wall_us", "host_wall_us")
 # Model -> tokens of each answer and calls of which the least counts.
 SIZES = {"tiny": (192, 3), "56m": (32, 1)}
@@ -68,38 +65,6 @@ def cases(sizes: dict[str, tuple[int, int]]) -> Iterator[tuple[tuple[str, str, i
                     "model": folder, "spec": spec, "prompts": prompts, "tokens": tokens,
                     "repeats": repeats,
                 }  # fmt: skip
-
-
-class Side:
-    """A worker process in one of the two environments."""
-
-    def __init__(self, python: Path) -> None:
-        self.process = subprocess.Popen(
-            # -I: neither our folder nor PYTHONPATH may offer another specdec_ext.
-            [str(python), "-I", str(WORKER)],
-            env={**os.environ, "OMP_NUM_THREADS": "1", "SPECDEC_NUM_THREADS": "1"},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        self.about = self._read()
-
-    def _read(self) -> dict[str, Any]:
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        if not line:
-            raise SystemExit(f"{self.process.args}: ended with {self.process.wait()}")
-        answer: dict[str, Any] = json.loads(line)
-        return answer
-
-    def ask(self, case: Any) -> dict[str, Any]:
-        assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps(case) + "\n")
-        self.process.stdin.flush()
-        return self._read()
-
-    def close(self) -> None:
-        self.process.communicate()
 
 
 def run_round(
