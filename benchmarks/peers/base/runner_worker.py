@@ -15,7 +15,7 @@ from pathlib import Path
 # This checkout's way of calling and timing, on the package of the environment.
 sys.path.append(str(Path(__file__).resolve().parents[3]))
 
-from benchmarks import runners  # noqa: E402
+from benchmarks import runners
 
 
 def main() -> None:
