@@ -1,9 +1,9 @@
 """The programs that the end-to-end benchmarks compare, behind one face: ids in, a Run out.
 
-`Ours` is this package's LLM, with or without speculation; `Elsewhere` is the same of another commit;
-`Peer` is transformers' generate, plain or with its own prompt lookup. All get the same token ids and
-thread count and give the same things back. Times: `seconds` is the whole call; `first` the time to
-the first token, so that decoding can be told from reading the prompt.
+`Ours` is this package's LLM, with or without speculation; `Elsewhere` is the same of another
+commit; `Peer` is transformers' generate, plain or with its own prompt lookup. All get the same
+token ids and thread count and give the same things back. Times: `seconds` is the whole call;
+`first` the time to the first token, so that decoding can be told from reading the prompt.
 """
 
 from __future__ import annotations
