@@ -26,6 +26,7 @@ PYBIND11_MODULE(_core, m) {
   specdec::register_beam_ops(m);
   specdec::register_staging(m);
   specdec::register_page_pools(m);
+  specdec::register_step_output(m);
   specdec::register_executor(m);  // after plans, slots and staging, whose types it returns
   specdec::register_growth_ops(m);
   specdec::register_draft_passes(m);

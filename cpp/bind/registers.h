@@ -13,6 +13,7 @@ void register_kv(pybind11::module_& m);
 void register_attention(pybind11::module_& m);
 void register_attention_table(pybind11::module_& m);
 void register_plan(pybind11::module_& m);
+void register_step_output(pybind11::module_& m);
 void register_executor(pybind11::module_& m);
 void register_draft_passes(pybind11::module_& m);
 void register_growth_ops(pybind11::module_& m);
