@@ -91,6 +91,25 @@ def test_the_first_token_waits_for_no_measurement(
     assert adaptive_passes["draft"] <= fixed["draft"]  # at depth 1 the next step is drafted, too
 
 
+def test_a_guess_knows_what_reading_hides(folder: Path, cache: Path) -> None:
+    """Floats: eight rows nearly at the price of one, as measured (docs/results.md, "Cost of rows");
+    blocks: each row costs. Both ascend, and a pass reads its bytes."""
+    guesses = {}
+    for quantization in (None, "int4"):
+        with LLM(folder, speculative_config=None, quantization=quantization) as llm:
+            guesses[quantization] = guess_cost(llm.model)
+            bytes_read = llm.model.info.weight_bytes
+        rows, seconds, *_ = guesses[quantization].columns
+        assert seconds == sorted(seconds) and rows[0] == 1
+        assert seconds[0] == pytest.approx(bytes_read / served_cost._READ_RATE)
+    wide, narrow = (
+        {n: seconds / columns[1][0] for n, seconds in zip(*columns[:2], strict=True)}
+        for columns in (guesses[None].columns, guesses["int4"].columns)
+    )
+    assert 1.1 < wide[8] < 1.2 and 1.6 < wide[16] < 1.9 and 6.5 < wide[64] < 7.5
+    assert narrow[8] > 1.5
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_a_table_is_kept_up_and_remembered(method: str, folder: Path, cache: Path) -> None:
     params = SamplingParams(max_tokens=100, ignore_eos=True)

@@ -22,6 +22,7 @@ from .._core import StepCost
 from ..installation import cpu_name
 from ..log import logger
 from ..models.base import StepModel
+from ..models.config_reader import DTYPES
 from ..models.folder_cache import cache_root
 from ..models.kv_storage import stored_name, token_bytes
 from .step_cost import ROW_COUNTS
@@ -45,9 +46,12 @@ _MOST_FILES = 64  # the least recently written ones go
 _FIRST_SAVE = 64  # steps that were served; then at each doubling, and at the end from _LEAST on
 _LEAST = 16
 _GUESS_CONTEXT = 128.0
-# What one row more adds to a pass, of the time in which its weights are read: where a step of few
-# rows waits for memory this is small, and the first steps that are served correct it.
-_ROW_SHARE = 0.15
+# What one row more adds to a pass, of the time in which its weights are read; the first steps that
+# are served correct it. Floats take longer to come than a few rows to multiply, which hides their
+# arithmetic (benchmarks.step_cost: 8 rows 1.15 to 1.18 times one, 84 rows 8.5 to 8.9 times); blocks
+# of 8 bits and less are fewer bytes and have to be unpacked, and hide nothing.
+_NARROW_ROW_SHARE = 0.15
+_WIDE_ROW_SHARE, _HIDDEN_ROW_SHARE = 0.11, 0.02
 # Bytes per second, of two cores or so. Budgets weigh times of passes against each other, and the
 # first steps correct it: to measure it would cost the first token more than it is worth.
 _READ_RATE = 2e10
@@ -169,9 +173,13 @@ def remember(key: dict[str, Any], cost: StepCost, observed: int) -> None:
 
 def guess_cost(model: StepModel) -> StepCost:
     """A pass reads its weights, and each request its K/V, at _READ_RATE."""
-    weights = max(model.info.weight_bytes, 1) / _READ_RATE
+    info = model.info
+    weights = max(info.weight_bytes, 1) / _READ_RATE
     token = token_bytes(model, str(stored_name(model))) / _READ_RATE
-    share = {n: 1.0 + _ROW_SHARE * (n - 1) for n in ROW_COUNTS}
+    if info.dtype in DTYPES:  # floats; weights in blocks have other names
+        share = {n: max(1.0 + _HIDDEN_ROW_SHARE * (n - 1), _WIDE_ROW_SHARE * n) for n in ROW_COUNTS}
+    else:
+        share = {n: 1.0 + _NARROW_ROW_SHARE * (n - 1) for n in ROW_COUNTS}
     return StepCost(
         {n: weights * part for n, part in share.items()},
         {n: token * part for n, part in share.items()},
