@@ -79,15 +79,19 @@ struct DraftedTree {
   std::int64_t position;  // absolute position of the token after the root
 };
 
+// The counter of a node's numbers; a position that no text has wraps.
+SPECDEC_HD inline std::uint64_t step_position(const DraftedTree& tree, std::int32_t depth) {
+  return static_cast<std::uint64_t>(tree.position) + static_cast<std::uint64_t>(depth);
+}
+
 SPECDEC_HD inline double token_uniform_at(const DraftedTree& tree, std::int32_t depth) {
-  return philox_uniform(tree.seed, static_cast<std::uint64_t>(tree.position + depth),
-                        RandomPurpose::kToken, 0);
+  return philox_uniform(tree.seed, step_position(tree, depth), RandomPurpose::kToken, 0);
 }
 
 SPECDEC_HD inline double accept_uniform_at(const DraftedTree& tree, std::int32_t depth,
                                            std::int32_t sibling) {
-  return philox_uniform(tree.seed, static_cast<std::uint64_t>(tree.position + depth),
-                        RandomPurpose::kAccept, static_cast<std::uint32_t>(sibling));
+  return philox_uniform(tree.seed, step_position(tree, depth), RandomPurpose::kAccept,
+                        static_cast<std::uint32_t>(sibling));
 }
 
 // Children of every node, in order of index.

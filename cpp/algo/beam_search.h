@@ -195,7 +195,9 @@ SPECDEC_HD inline std::int32_t merge_beams(const TeamT& team, const BeamNodes& n
                                            BeamMergeScratch* scratch) {
   constexpr float kInfinity = std::numeric_limits<float>::infinity();
   const std::int32_t width = nodes.width;
-  const std::int32_t depths = reached < nodes.length ? reached : nodes.length;
+  // At least 0, whatever the memory holds.
+  const std::int32_t most = reached < nodes.length ? reached : nodes.length;
+  const std::int32_t depths = most > 0 ? most : 0;
   for (std::int32_t i = team.rank(); i < nodes.length * width; i += team.size()) {
     tokens[i] = -1;
     parents[i] = -1;
@@ -212,7 +214,7 @@ SPECDEC_HD inline std::int32_t merge_beams(const TeamT& team, const BeamNodes& n
     }
     team.sync();
   }
-  const std::int32_t count = depths > 0 ? depths * width : 0;
+  const std::int32_t count = depths * width;
   const auto key = [&](std::int32_t node) {
     return nodes.log_probs[node] > -kInfinity ? nodes.log_probs[node] : -kInfinity;
   };

@@ -5,6 +5,11 @@
 #include "base/check.h"
 
 namespace specdec {
+namespace {
+
+constexpr std::int64_t kMostBatchTokens = 1 << 26;
+
+}  // namespace
 
 OwnedNgramIndex::OwnedNgramIndex(std::int32_t max_seq_len, std::int32_t max_ngram)
     : max_seq_len_(max_seq_len), max_ngram_(max_ngram) {
@@ -20,6 +25,11 @@ NgramBatch::NgramBatch(std::int32_t num_sequences, std::int32_t max_seq_len,
                        std::int32_t max_ngram) {
   SPECDEC_REQUIRE(num_sequences >= 1, "ngram_batch.num_sequences = ", num_sequences,
                   ": use 1 or more");
+  // Checked before memory is taken: an index of one sequence checks the rest.
+  const std::int64_t most = kMostBatchTokens / std::max(max_seq_len, 1);
+  SPECDEC_REQUIRE(num_sequences <= most, "ngram_batch.num_sequences = ", num_sequences, " of ",
+                  max_seq_len, " tokens: ", kMostBatchTokens,
+                  " tokens of all sequences are the most");
   sequences_.reserve(static_cast<std::size_t>(num_sequences));
   for (std::int32_t b = 0; b < num_sequences; ++b) {
     OwnedNgramIndex index(max_seq_len, max_ngram);

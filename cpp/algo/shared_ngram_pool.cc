@@ -10,6 +10,7 @@ namespace {
 
 constexpr TokenId kSeparator = -1;
 constexpr int kWays = 8;
+constexpr std::int32_t kMostTokens = 1 << 22;  // of a ring, whose patterns take some GiB then
 // Tokens before a piece that are stored with it again when the ring has gone on to other text.
 constexpr std::int32_t kOverlap = 16;
 static_assert(kOverlap >= kMaxNgram, "a run that is continued holds whole patterns");
@@ -76,6 +77,9 @@ SharedNgramPool::SharedNgramPool(const Options& options) : options_(options) {
                   "SharedNgramPool.capacity_tokens = ", options.capacity_tokens,
                   ": a ring holds at least 2 * (max_ngram + 1) = ", 2 * (options.max_ngram + 1),
                   " tokens");
+  SPECDEC_REQUIRE(options.capacity_tokens <= kMostTokens,
+                  "SharedNgramPool.capacity_tokens = ", options.capacity_tokens, ": use at most ",
+                  kMostTokens);
   SPECDEC_REQUIRE(options.max_salts >= 1, "SharedNgramPool.max_salts = ", options.max_salts,
                   ": use 1 or more");
   // Room for twice the patterns that a full ring can hold.

@@ -14,6 +14,8 @@ namespace py = pybind11;
 namespace specdec {
 namespace {
 
+constexpr std::int32_t kMostRequests = 65535;  // of a call
+
 // scores [R, V], cu_logits [B + 1], positions [R].
 class ScoresArgument {
  public:
@@ -29,9 +31,9 @@ class ScoresArgument {
     SPECDEC_REQUIRE(view.shape[0] <= INT32_MAX, "scores has ", view.shape[0], " rows");
     const BorrowedTensor firsts(cu_logits, "cu_logits");
     check_shape(firsts.view(), "cu_logits", "[B + 1]", {kAny});
-    SPECDEC_REQUIRE(firsts->shape[0] >= 1 && firsts->shape[0] <= 65536, "cu_logits has ",
-                    firsts->shape[0],
-                    " entries: one more than requests, of which 65535 are served");
+    SPECDEC_REQUIRE(firsts->shape[0] >= 1 && firsts->shape[0] <= kMostRequests + 1,
+                    "cu_logits has ", firsts->shape[0],
+                    " entries: one more than requests, of which ", kMostRequests, " are served");
     firsts_ =
         vector_argument(call, cu_logits, "cu_logits", DType::kI32, "[B + 1]", firsts->shape[0]);
     positions_ = vector_argument(call, positions, "positions", DType::kI32, "[R]", view.shape[0]);
@@ -344,8 +346,17 @@ void register_accept(py::module_& m) {
       py::arg("path_len"), py::arg("emitted"), py::arg("num_emitted"),
       py::arg("backend") = py::none(), py::arg("stream") = 0, py::arg("workspace") = py::none(),
       py::arg("status") = py::none(), "See specdec_ext.ops.accept_step.");
-  m.def("accept_scratch_bytes", &accept_scratch_bytes, py::arg("num_requests"),
-        py::arg("vocab_size"), py::arg("has_probs"), "See specdec_ext.ops.accept_scratch_bytes.");
+  m.def(
+      "accept_scratch_bytes",
+      [](std::int32_t num_requests, std::int32_t vocab_size, bool has_probs) {
+        SPECDEC_REQUIRE(num_requests >= 0 && num_requests <= kMostRequests,
+                        "num_requests = ", num_requests, ": 0..", kMostRequests);
+        SPECDEC_REQUIRE(vocab_size >= 0 && vocab_size <= kMaxLawTokens, "vocab_size = ", vocab_size,
+                        ": 0..", kMaxLawTokens, " tokens can be drawn from");
+        return accept_scratch_bytes(num_requests, vocab_size, has_probs);
+      },
+      py::arg("num_requests"), py::arg("vocab_size"), py::arg("has_probs"),
+      "See specdec_ext.ops.accept_scratch_bytes.");
 }
 
 }  // namespace specdec

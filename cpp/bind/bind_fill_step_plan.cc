@@ -53,6 +53,13 @@ void fill_step_plan(StepPlan& plan, const StepArrays& a, int page_size, int num_
       SPECDEC_REQUIRE(pages[i] >= 0 && pages[i] < num_pages, "fill_step_plan: page_table[", b, ", ",
                       i, "] = ", pages[i], ": page ids are 0..", num_pages - 1);
     }
+    if (a.is_tree[b] != 0) {
+      SPECDEC_REQUIRE(end - first <= kMaxStepTokens, "fill_step_plan: request ", b,
+                      " is a tree of ", end - first, " rows: at most ", kMaxStepTokens);
+      for (std::int32_t i = 0; i < end - first; ++i) {
+        check_mask_row(a.mask + std::int64_t{first + i} * kMaskWords, i, b);
+      }
+    }
     std::copy(pages, pages + used,
               plan.page_table.begin() + std::ptrdiff_t{kept} * plan.page_table_stride);
     plan.kv_len[kept] = a.kv_len[b];

@@ -173,14 +173,7 @@ void StepArgument::read_mask(int max_depth) {
     for (int i = 0; i < rows; ++i) {
       std::uint32_t* to = mask_words_.data() + std::int64_t{first + i} * kMaskWords;
       for (int w = 0; w < width; ++w) to[w] = from[(first + i) * width + w];
-      SPECDEC_REQUIRE((to[i >> 5] >> (i & 31)) & 1u, "mask row ", i, " of request ", b,
-                      " lacks its own bit: a row sees itself");
-      bool later = i % 32 != 31 && (to[i >> 5] >> ((i & 31) + 1)) != 0;
-      for (int w = (i >> 5) + 1; w < kMaskWords; ++w) later = later || to[w] != 0;
-      SPECDEC_REQUIRE(!later, "mask row ", i, " of request ", b,
-                      " has a bit of a later row: ancestors come before their descendants");
-      int depth = -1;
-      for (int w = 0; w < kMaskWords; ++w) depth += std::popcount(to[w]);
+      const int depth = check_mask_row(to, i, b);
       SPECDEC_REQUIRE(depth <= max_depth, "max_depth = ", max_depth, ": row ", i, " of request ", b,
                       " has ", depth, " ancestors");
     }

@@ -2,9 +2,11 @@
 
 #include <pybind11/pybind11.h>
 
+#include <bit>
 #include <sstream>
 
 #include "base/check.h"
+#include "base/types.h"
 
 namespace py = pybind11;
 
@@ -75,6 +77,18 @@ void check_last_axis_contiguous(const TensorView& view, const char* name) {
 void check_contiguous(const TensorView& view, const char* name) {
   if (view.is_contiguous()) return;
   throw py::value_error(join(name, " is not contiguous: use ", name, ".contiguous()"));
+}
+
+int check_mask_row(const std::uint32_t* words, int row, std::int64_t request) {
+  SPECDEC_REQUIRE((words[row >> 5] >> (row & 31)) & 1u, "mask row ", row, " of request ", request,
+                  " lacks its own bit: a row sees itself");
+  bool later = row % 32 != 31 && (words[row >> 5] >> ((row & 31) + 1)) != 0;
+  for (int w = (row >> 5) + 1; w < kMaskWords; ++w) later = later || words[w] != 0;
+  SPECDEC_REQUIRE(!later, "mask row ", row, " of request ", request,
+                  " has a bit of a later row: ancestors come before their descendants");
+  int ancestors = -1;
+  for (int w = 0; w < kMaskWords; ++w) ancestors += std::popcount(words[w]);
+  return ancestors;
 }
 
 }  // namespace specdec

@@ -21,12 +21,14 @@ using Tokens = std::vector<TokenId>;
 struct BoundPageTable {
   BoundPageTable(int num_pages, int page_size, int slots, int max_pages_per_slot, bool reuse,
                  int hash_bits, std::int64_t window, std::int64_t sink_tokens)
-      : num_slots(at_least_one("num_slots", slots)),
-        table(num_pages, page_size, slots, at_least_one("max_pages_per_slot", max_pages_per_slot),
-              reuse, hash_bits, {window, sink_tokens}) {}
+      : num_slots(within("num_slots", slots, 1 << 16)),
+        table(within("num_pages", num_pages, 1 << 24), page_size, slots,
+              within("max_pages_per_slot", max_pages_per_slot, (1 << 28) / slots), reuse, hash_bits,
+              {window, sink_tokens}) {}
 
-  static int at_least_one(const char* name, int value) {
-    SPECDEC_REQUIRE(value >= 1, name, " = ", value, ": at least 1");
+  // What a table of such a size takes must fit into memory.
+  static int within(const char* name, int value, int most) {
+    SPECDEC_REQUIRE(value >= 1 && value <= most, name, " = ", value, ": 1 to ", most);
     return value;
   }
 

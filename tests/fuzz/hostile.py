@@ -19,6 +19,7 @@ WORDS = [-1, 0, 1, 2, 63, 127, 128, 2**16, 2**30, 2**31 - 1, 2**31 - 2, -(2**31)
 FLOATS = [float("nan"), float("inf"), -float("inf"), -1.0, 0.0, -0.0, 1e-45, 1e38, 1e300, 2.0]
 STRINGS = ["", "cpu", "cuda", "x" * 5000, "\ud800", "a\0b", "float32", "Ünïcödé"]
 OBJECTS: list[Any] = [None, [], {}, (), object(), b"", 1.5, "x", True, -1, [None], [[]], [2**40]]
+NOT_IN_NUMPY = (torch.bfloat16, torch.float8_e4m3fn)
 DTYPES = [
     torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.int32, torch.int64,
     torch.uint8, torch.int8, torch.bool, torch.complex64, torch.uint32,
@@ -55,7 +56,7 @@ def poisoned(rng: random.Random, tensor: torch.Tensor) -> torch.Tensor:
 def unaligned(tensor: torch.Tensor) -> Any:
     """The same values at an address that is no multiple of the element's size."""
     size = tensor.element_size()
-    if size == 1 or tensor.dtype == torch.bfloat16:
+    if size == 1 or tensor.dtype in NOT_IN_NUMPY:
         return tensor
     raw = np.zeros(tensor.numel() * size + 1, np.uint8)
     array = raw[1:].view(tensor.numpy().dtype).reshape(tensor.shape)
@@ -65,11 +66,11 @@ def unaligned(tensor: torch.Tensor) -> Any:
 
 def backwards(tensor: torch.Tensor) -> Any:
     """Negative strides, which torch does not have."""
-    return tensor if tensor.dtype == torch.bfloat16 else tensor.numpy()[::-1]
+    return tensor if tensor.dtype in NOT_IN_NUMPY else tensor.numpy()[::-1]
 
 
 def read_only(tensor: torch.Tensor) -> Any:
-    if tensor.dtype == torch.bfloat16:
+    if tensor.dtype in NOT_IN_NUMPY:
         return tensor
     array = tensor.numpy().copy()
     array.setflags(write=False)

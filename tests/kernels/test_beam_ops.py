@@ -255,11 +255,18 @@ def test_beams_that_hang_together_badly_make_entries_that_are_no_drafts(target: 
         torch.tensor([[[-1.0, -2.0], [-3.0, 0.0]], [[-1.0, -2.0], [-3.0, float("nan")]]])
     )
     drafts, above, counts = (put(torch.zeros(s, dtype=torch.int32)) for s in ((2, 4), (2, 4), (2,)))
-    ops.merge_beams(tokens, parents, log_probs, put(int32([2, 99])), draft_tokens=drafts,
-                    draft_parents=above, counts=counts, backend=target.backend)  # fmt: skip
+
+    def merge(*reached: int) -> None:
+        ops.merge_beams(tokens, parents, log_probs, put(int32(reached)), draft_tokens=drafts,
+                        draft_parents=above, counts=counts, backend=target.backend)  # fmt: skip
+
+    merge(2, 99)
     assert counts.tolist() == [1, 3]
     assert (drafts[0].tolist(), above[0].tolist()) == ([6, -1, -1, -1], [-2, -1, -1, -1])
     assert (drafts[1].tolist(), above[1].tolist()) == ([5, 7, 8, -1], [-1, -2, 0, -1])
+    merge(-1, -(2**31))
+    assert counts.tolist() == [0, 0]
+    assert drafts.tolist() == above.tolist() == [[-1] * 4] * 2
 
 
 def arguments() -> dict[str, Any]:

@@ -330,3 +330,11 @@ def test_the_plan_of_the_workspace() -> None:
     assert ops.accept_scratch_bytes(3, 1, True) == 3 * 256
     assert ops.accept_scratch_bytes(1, 65, True) == 512
     assert ops.accept_scratch_bytes(65_535, 2**20, True) == 65_535 * 2**22
+    for requests, vocab, message in (
+        (65_536, 8, r"num_requests = 65536: 0\.\.65535"),
+        (-1, 8, "num_requests = -1"),
+        (8, 2**31 - 1, "vocab_size = 2147483647"),
+        (8, -1, "vocab_size = -1"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            ops.accept_scratch_bytes(requests, vocab, True)

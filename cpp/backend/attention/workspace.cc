@@ -49,9 +49,9 @@ WorkLayout lay_out(const AttentionProblem& problem, const AttentionInstance& ins
   layout.header = place(sizeof(WorkHeader));
   layout.jobs = place(jobs * static_cast<std::int64_t>(sizeof(Job)));
   layout.units = place(layout.max_units * static_cast<std::int64_t>(sizeof(Unit)));
-  layout.job_begin = place((problem.num_requests + 1) * 4);
+  layout.job_begin = place((std::int64_t{problem.num_requests} + 1) * 4);
   layout.block_begin = place((num_blocks + 1) * 4);
-  layout.request_flags = place(problem.num_requests * 4);
+  layout.request_flags = place(std::int64_t{problem.num_requests} * 4);
   // A cut job leaves one state, and one for each chunk after its first cut.
   const std::int64_t chunks = chunk_of(std::max(problem.max_kv_len, 1) - 1) + 1;
   const std::int64_t wanted = jobs + std::min<std::int64_t>(jobs, num_blocks) * (chunks - 1);
