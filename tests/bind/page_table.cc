@@ -28,7 +28,8 @@ struct BoundPageTable {
 
   // What a table of such a size takes must fit into memory.
   static int within(const char* name, int value, int most) {
-    SPECDEC_REQUIRE(value >= 1 && value <= most, name, " = ", value, ": 1 to ", most);
+    SPECDEC_REQUIRE(value >= 1, name, " = ", value, ": at least 1");
+    SPECDEC_REQUIRE(value <= most, name, " = ", value, ": at most ", most);
     return value;
   }
 
