@@ -8,6 +8,7 @@ import json
 import sys
 import threading
 import time
+import weakref
 from collections import Counter
 from pathlib import Path
 from types import FrameType, SimpleNamespace
@@ -266,6 +267,22 @@ def test_the_interpreter_is_as_before_when_the_last_server_has_ended(
     assert gc.get_threshold() == own
     gc.set_threshold(*collections)
     gc.freeze()  # as tests/conftest.py has left it
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_an_application_goes_when_its_server_has_ended(llm: LLM, frozen: bool) -> None:
+    """Also where the process has left objects out of collections."""
+    gc.unfreeze()
+    if frozen:
+        gc.freeze()
+    app = make_app(llm)
+    left = weakref.ref(app)
+    with LiveServer(app):
+        pass
+    del app
+    gc.collect()
+    gc.freeze()  # as tests/conftest.py has left it
+    assert left() is None
 
 
 # -- what an event costs --------------------------------------------------------------------------

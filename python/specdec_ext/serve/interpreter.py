@@ -33,7 +33,7 @@ _lock = threading.Lock()
 _servers = 0  # that run in this process
 _switch_seconds = 0.0  # before the first of them
 _collections = _PYTHONS_COLLECTIONS  # the same
-_unfreezes = False  # nobody had left objects out of collections before
+_froze = False  # they have left objects out of collections, who had none left out before
 
 
 def share_arenas() -> None:
@@ -48,10 +48,11 @@ def share_arenas() -> None:
 def serving_interpreter() -> Iterator[None]:
     """While a server runs: SWITCH_SECONDS hold, and what was there before it (modules, model,
     tokenizer) is left out of garbage collections, of which a full one stops all threads; others
-    come in smaller parts, unless the process has thresholds of its own. Where the process had left
-    objects out by itself, they stay out at the end, these with them. From the first server on the
-    process has few malloc arenas."""
-    global _collections, _servers, _switch_seconds, _unfreezes
+    come in smaller parts, unless the process has thresholds of its own. Where the process has left
+    objects out by itself, it stays at that: what is left out with them is there for ever, every
+    application of a server that has ended. From the first server on the process has few malloc
+    arenas."""
+    global _collections, _froze, _servers, _switch_seconds
     with _lock:
         _servers += 1
         if _servers == 1:
@@ -61,15 +62,16 @@ def serving_interpreter() -> Iterator[None]:
             _collections = gc.get_threshold()
             if _collections == _PYTHONS_COLLECTIONS:
                 gc.set_threshold(*COLLECTIONS)
-            _unfreezes = gc.get_freeze_count() == 0
-            gc.freeze()
+            _froze = gc.get_freeze_count() == 0
+            if _froze:
+                gc.freeze()
     try:
         yield
     finally:
         with _lock:
             _servers -= 1
             if _servers == 0:
-                if _unfreezes:
+                if _froze:
                     gc.unfreeze()
                 gc.set_threshold(*_collections)
                 sys.setswitchinterval(_switch_seconds)
