@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
-from openai.types.responses import Response
+from openai.types.responses import Response, ResponseStreamEvent
+from pydantic import TypeAdapter
 from sse_reader import choice_text, chunks, events
 from starlette.testclient import TestClient
 
@@ -16,6 +17,7 @@ from specdec_ext import LLM, SamplingParams
 
 MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "abcabcabc"}]
 PROMPT = "a tree, a tree, a tree"
+STREAM_EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 SAMPLED = {"temperature": 0.9, "seed": 11, "top_p": 0.9, "top_k": 40, "min_p": 0.01}
 # Fields of a request -> the same in SamplingParams.
 WISHES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -220,6 +222,21 @@ def test_responses(client: TestClient, llm: LLM) -> None:
     assert last["type"] == "response.incomplete"
     assert Response.model_validate(last["response"]).output_text == want
     assert last["response"]["output"][0]["content"][0]["logprobs"] == logprobs
+    for part in parts:
+        STREAM_EVENT.validate_python(part)
+
+
+@pytest.mark.parametrize("tokens", [12, 200])
+def test_events_of_a_response_come_in_order(client: TestClient, tokens: int) -> None:
+    body = {"input": "abc", "max_output_tokens": tokens, "stream": True, "temperature": 0,
+            "structured_outputs": {"choice": ["a tree, a tree, a tree, a tree"]}}  # fmt: skip
+    names = [name for name, _ in events(client.post("/v1/responses", json=body).text)]
+    first = ["created", "in_progress", "output_item.added", "content_part.added"]
+    last = ["output_text.done", "content_part.done", "output_item.done",
+            "incomplete" if tokens == 12 else "completed"]  # fmt: skip
+    assert names[:4] == [f"response.{name}" for name in first]
+    assert names[-4:] == [f"response.{name}" for name in last]
+    assert set(names[4:-4]) == {"response.output_text.delta"}
 
 
 def test_sources_of_tokens(client: TestClient, llm: LLM) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx2
 import pytest
+from openai.types.responses import ResponseErrorEvent
 from servers import Gate, LiveServer, all_returned, make_app, make_llm, wait_until
 from sse_reader import choice_text, chunks, events
 
@@ -93,9 +94,14 @@ def test_a_deadline_is_a_504_or_the_last_event(llm: LLM, gate: Gate) -> None:
         ):
             streamed = httpx2.post(live.url + path, json={**body, "stream": True})
             assert streamed.status_code == 200
-            found = [data for _, data in events(streamed.text)]
-            assert found[-1] == "[DONE]"
-            assert json.loads(found[-2])["error"]["code"] == "timeout"
+            found = list(events(streamed.text))
+            assert found[-1] == (None, "[DONE]")
+            name, data = found[-2]
+            assert json.loads(data)["error"]["code"] == "timeout"
+            if path == "/v1/responses":  # its events have names, numbers and OpenAI's fields
+                assert name == "error"
+                failed = ResponseErrorEvent.model_validate_json(data)
+                assert (failed.code, failed.sequence_number) == ("timeout", len(found) - 2)
         gate.open()
 
 

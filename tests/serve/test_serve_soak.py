@@ -49,8 +49,10 @@ class Soak:
             prompt: llm.generate(prompt, params, use_tqdm=False)[0].outputs[0].text
             for prompt in (f"{i} ab ab {i}" for i in range(12))
         }
+        turns = [{"role": "user", "content": "abc"}]
+        self.reply = llm.chat(turns, params, use_tqdm=False)[0].outputs[0].text
         self.polite: list[Callable[[], Awaitable[None]]] = [
-            self.whole, self.stream, self.stream, self.several, self.reads_about,
+            self.whole, self.stream, self.stream, self.several, self.responds, self.reads_about,
             self.reads_slowly, self.wrong_fields,
         ]  # fmt: skip
         self.kinds = [
@@ -120,6 +122,21 @@ class Soak:
         if self.answered(status, text) and not self.cut(text):
             parts = chunks(text)
             assert [choice_text(parts, i) for i in range(3)] == [self.want[p] for p in prompts]
+
+    async def responds(self) -> None:
+        body = {"input": "abc", "max_output_tokens": 40, "temperature": 0, "ignore_eos": True,
+                "stream": True}  # fmt: skip
+        status, text = await ask(self.port, "/v1/responses", body)
+        if not self.answered(status, text):
+            return
+        found = [(name, json.loads(data)) for name, data in events(text) if data != "[DONE]"]
+        name, last = found[-1]
+        if name == "error":
+            assert self.draining and last["code"] == "service_unavailable", last
+            self.done["cut by the drain"] += 1
+            return
+        deltas = [part["delta"] for _, part in found if "delta" in part]
+        assert (name, "".join(deltas)) == ("response.incomplete", self.reply)
 
     async def reads_about(self) -> None:
         for path in ("/health", "/metrics", "/v1/models"):

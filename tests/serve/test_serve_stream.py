@@ -4,30 +4,37 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import json
 import sys
 import threading
 import time
+import weakref
 from collections import Counter
-from collections.abc import AsyncIterator
 from pathlib import Path
-from types import FrameType
+from types import FrameType, SimpleNamespace
 from typing import Any
 
 import pytest
 from raw_client import ask
 from servers import LiveServer, make_app, make_llm, wait_until
+from sse_reader import chunks, events
 from sse_starlette.sse import SendTimeoutError
 
 from specdec_ext import LLM, SamplingParams
 from specdec_ext.engine.background import _wakes_here
 from specdec_ext.serve.bridge import Running
-from specdec_ext.serve.interpreter import SWITCH_SECONDS
-from specdec_ext.serve.sse import Chunks, event, event_stream
+from specdec_ext.serve.errors import ApiError
+from specdec_ext.serve.interpreter import COLLECTIONS, SWITCH_SECONDS
+from specdec_ext.serve.routes import chat, completions
+from specdec_ext.serve.schema.chat import ChatRequest, Message
+from specdec_ext.serve.schema.completions import CompletionRequest
+from specdec_ext.serve.sse import DONE, HOLE, EventWriter, Template, event, event_stream
+from specdec_ext.text.outputs import CompletionOutput, Logprob, RequestOutput
 
 BASES: list[dict[str, Any]] = [
     {"id": "x", "model": "m"},
     {"id": '"choice"', "model": '["choice"]', "usage": None},
-    {"id": "\u2028\n", "usage": {"prompt_tokens": 3}},
+    {"id": "\u2028\n%s%%", "usage": {"prompt_tokens": 3}},
 ]
 CHOICES: list[dict[str, Any]] = [
     {"index": 0, "text": "a\nb\u2028\ud800", "logprobs": None},
@@ -36,10 +43,12 @@ CHOICES: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("base", BASES)
-def test_a_chunk_is_an_event_whose_choice_is_filled_in(base: dict[str, Any]) -> None:
-    chunks = Chunks(base)
-    for choice in CHOICES:
-        assert chunks.event(choice) == event({**base, "choices": [choice]})
+def test_a_template_is_an_event_whose_holes_are_filled_in(base: dict[str, Any]) -> None:
+    template = Template({"n": HOLE, **base, "choices": [HOLE], "x": {"y": HOLE}}, "na%me")
+    for number, choice in enumerate(CHOICES):
+        made = template.event(number, choice, "100%s\n")
+        want = {"n": number, **base, "choices": [choice], "x": {"y": "100%s\n"}}
+        assert made == event(want, "na%me")
 
 
 class Client:
@@ -60,31 +69,50 @@ class Client:
         await asyncio.Event().wait()
 
 
-async def three() -> AsyncIterator[bytes]:
-    for number in range(3):
-        yield event(number)
+class Numbers(EventWriter):
+    """Events 0, 1 and 2; the last one ends the stream."""
+
+    def begin(self) -> bytes:
+        return event(0)
+
+    def news(self, number: int, output: Any) -> bytes:
+        return event(output.value) if output.value else b""
+
+    def end(self) -> bytes:
+        return event("end")
 
 
-class Closed:
-    """Stands for a running request."""
+class Three:
+    """Stands for a running request with three snapshots, of which the first is worth no event."""
 
-    count = 0
+    def __init__(self, wait: float = 0.0, failure: Exception | None = None) -> None:
+        self.closed = self._taken = 0
+        self._wait, self._failure = wait, failure
+
+    async def next(self) -> Any:
+        assert not self.closed
+        await asyncio.sleep(self._wait)
+        value, self._taken = self._taken, self._taken + 1
+        if self._failure is not None and value == 2:
+            raise self._failure
+        return SimpleNamespace(value=value, finished=value == 2)
 
     def close(self) -> None:
-        self.count += 1
+        self.closed += 1
 
 
 SCOPE = {"type": "http", "method": "POST"}
+WHOLE = [b"", event(0), event(1), event(2), event("end"), b""]
 
 
 def test_a_client_that_takes_no_event_is_disconnected() -> None:
     async def main() -> None:
-        running: Any = Closed()
+        running: Any = Three()
         client = Client(at_once=1)
-        stream = event_stream(three(), [running], 0.05)
+        stream = event_stream(Numbers(), [running], 0.05)
         with pytest.raises(SendTimeoutError):
             await stream(SCOPE, client.receive, client.send)
-        assert client.taken == [b"", event(0)] and running.count == 1
+        assert client.taken == [b"", event(0)] and running.closed
 
     asyncio.run(main())
 
@@ -93,34 +121,98 @@ def test_a_slow_client_has_its_time_for_every_event() -> None:
     """All events together take longer than each may."""
 
     async def main() -> None:
-        running: Any = Closed()
+        running: Any = Three()
         client = Client(at_once=0)
-        stream = event_stream(three(), [running], 0.4)
+        stream = event_stream(Numbers(), [running], 0.4)
         answer = asyncio.ensure_future(stream(SCOPE, client.receive, client.send))
-        for _ in range(4):
+        for _ in range(5):
             await asyncio.sleep(0.15)
             client.take()
         await answer
-        assert client.taken == [b"", event(0), event(1), event(2), b""] and running.count == 1
+        assert client.taken == WHOLE and running.closed
 
     asyncio.run(main())
 
 
 def test_a_stream_without_news_is_no_slow_client() -> None:
     async def main() -> None:
-        running: Any = Closed()
+        running: Any = Three(wait=0.25)
         client = Client(at_once=9)
-
-        async def rarely() -> AsyncIterator[bytes]:
-            async for item in three():
-                yield item
-                await asyncio.sleep(0.25)
-
-        stream = event_stream(rarely(), [running], 0.1)
+        stream = event_stream(Numbers(), [running], 0.1)
         await stream(SCOPE, client.receive, client.send)
-        assert client.taken == [b"", event(0), event(1), event(2), b""]
+        assert client.taken == WHOLE
 
     asyncio.run(main())
+
+
+def test_what_fails_is_the_last_event() -> None:
+    """The others of several requests are closed then; what an error says stays inside."""
+
+    async def main() -> None:
+        for failure, code in (
+            (ApiError(504, "late"), "timeout"),
+            (ValueError("words of the inside"), "internal_error"),
+        ):
+            running: list[Any] = [Three(), Three(failure=failure), Three(wait=60.0)]
+            client = Client(at_once=9)
+            await event_stream(Numbers(), running, 9.0)(SCOPE, client.receive, client.send)
+            *_, failed, end = client.taken
+            [(_, data), (_, done)] = events(failed.decode())
+            assert (done, end) == ("[DONE]", b"")
+            assert json.loads(data)["error"]["code"] == code and "inside" not in data
+            assert all(one.closed for one in running)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_events_of_text_alone_are_as_any(client: Any, path: str) -> None:
+    """They are filled into templates of their own; the bytes are those of the general way."""
+    request: Any = SimpleNamespace(app=client.app, state=SimpleNamespace(log={}))
+    answer: Any
+    if path == "/v1/completions":
+        body = CompletionRequest(prompt=["a", "b"], n=2, stream=True)
+        answer = completions._Answer(request, body, "tiny", 2)
+    else:
+        messages = [Message(role="user", content="a")]
+        answer = chat._Answer(request, ChatRequest(messages=messages, n=2), "tiny", None)
+    answer.begin()
+    texts = ["a%s\u2028", "\n\ud83d"]
+    outputs = [CompletionOutput(i, t, [7], delta_text=t, delta_token_ids=[7])
+               for i, t in enumerate(texts)]  # fmt: skip
+    output = RequestOutput("r", "ab", [1, 2], outputs, finished=False)
+    assert len(answer._only_text) == (4 if path == "/v1/completions" else 2)
+    short = answer.news(1, output)
+    answer._only_text = []
+    assert answer.news(1, output) == short
+    found = [json.loads(data)["choices"][0] for _, data in events(short.decode())]
+    first = 2 if path == "/v1/completions" else 0
+    assert [choice["index"] for choice in found] == [first, first + 1]
+    assert [c["text"] if "text" in c else c["delta"]["content"] for c in found] == texts
+
+
+def test_a_prompt_is_echoed_once(client: Any) -> None:
+    """Also where the first token is a part of a character, so that its event has no text."""
+    body = CompletionRequest(prompt="ab", echo=True, logprobs=0, stream=True)
+    request: Any = SimpleNamespace(app=client.app, state=SimpleNamespace(log={}))
+    answer = completions._Answer(request, body, "tiny", 1)
+    row = [{7: Logprob(-1.0, 1, "x")}]
+    steps = [("", "", 1, None), ("\u20ac", "\u20ac", 2, None), ("\u20acx", "x", 3, "length")]
+    told = answer.begin()
+    for text, new, count, reason in steps:
+        choice = CompletionOutput(
+            0, text, [7] * count, logprobs=row * count, finish_reason=reason, delta_text=new,
+            delta_token_ids=[7],
+        )  # fmt: skip
+        finished = reason is not None
+        output = RequestOutput("r", "ab", [1, 2], [choice], finished)
+        output.prompt_logprobs = [None, {2: Logprob(-2.0, 1, "b")}]
+        told += answer.news(0, output)
+    choices = [part["choices"][0] for part in chunks((told + DONE).decode())]
+    assert [choice["text"] for choice in choices] == ["ab", "\u20ac", "x"]
+    scores = [choice["logprobs"]["token_logprobs"] for choice in choices]
+    assert scores == [[None, -2.0, -1.0], [-1.0], [-1.0]]
+    assert [choice["logprobs"]["text_offset"][-1] for choice in choices] == [2, 2, 3]
 
 
 def test_what_ends_a_request_comes_behind_other_streams(llm: LLM) -> None:
@@ -129,15 +221,25 @@ def test_what_ends_a_request_comes_behind_other_streams(llm: LLM) -> None:
     bridge = make_app(llm).state.serving.bridge
     bridge.on_finished = lambda output: seen.append("counted")
 
-    async def main() -> None:
-        request = llm.generate_async("abc", SamplingParams(max_tokens=2, ignore_eos=True))
-        async for output in Running(request, bridge, 60.0):
+    class Writer(EventWriter):
+        def news(self, number: int, output: RequestOutput) -> bytes:
             if output.finished:
                 seen.append("sent")
                 wakes = _wakes_here()
                 other = wakes.new()
                 other.add_done_callback(lambda _: seen.append("other"))
                 wakes.set(other)
+            return b""
+
+        def end(self) -> bytes:
+            return event("end")
+
+    async def main() -> None:
+        request = llm.generate_async("abc", SamplingParams(max_tokens=2, ignore_eos=True))
+        client = Client(at_once=9)
+        stream = event_stream(Writer(), [Running(request, bridge, 60.0)], 9.0)
+        await stream(SCOPE, client.receive, client.send)
+        assert client.taken == [b"", event("end"), b""]
 
     asyncio.run(main())
     assert seen == ["sent", "other", "counted"]
@@ -147,19 +249,40 @@ def test_what_ends_a_request_comes_behind_other_streams(llm: LLM) -> None:
 def test_the_interpreter_is_as_before_when_the_last_server_has_ended(
     llm: LLM, frozen: bool
 ) -> None:
-    before = sys.getswitchinterval()
+    before, collections = sys.getswitchinterval(), gc.get_threshold()
+    gc.set_threshold(*((700, 10, 10) if not frozen else (900, 10, 10)))
+    own = gc.get_threshold()
     gc.unfreeze()
     if frozen:
         gc.freeze()
     with LiveServer(make_app(llm)):
         assert sys.getswitchinterval() == pytest.approx(SWITCH_SECONDS)
         assert gc.get_freeze_count() > 1000
+        assert gc.get_threshold() == (own if frozen else COLLECTIONS)
         with LiveServer(make_app(llm)):
             pass
         assert sys.getswitchinterval() == pytest.approx(SWITCH_SECONDS)
     assert sys.getswitchinterval() == pytest.approx(before)
     assert (gc.get_freeze_count() > 0) == frozen
+    assert gc.get_threshold() == own
+    gc.set_threshold(*collections)
     gc.freeze()  # as tests/conftest.py has left it
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_an_application_goes_when_its_server_has_ended(llm: LLM, frozen: bool) -> None:
+    """Also where the process has left objects out of collections."""
+    gc.unfreeze()
+    if frozen:
+        gc.freeze()
+    app = make_app(llm)
+    left = weakref.ref(app)
+    with LiveServer(app):
+        pass
+    del app
+    gc.collect()
+    gc.freeze()  # as tests/conftest.py has left it
+    assert left() is None
 
 
 # -- what an event costs --------------------------------------------------------------------------
@@ -167,7 +290,7 @@ def test_the_interpreter_is_as_before_when_the_last_server_has_ended(
 STREAMS, TOKENS = 12, 60
 FIRST, LAST = 10, 50  # passes between which it is counted
 STEP_SECONDS = 0.005  # for the loop to send what a step brought; less only makes fewer events
-MOST_CALLS = 145
+MOST_CALLS = 130
 
 
 class Calls:
@@ -200,15 +323,20 @@ class Calls:
         done.wait()
 
 
-@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+ASKED: dict[str, dict[str, Any]] = {
+    "/v1/completions": {"prompt": "tell me", "max_tokens": TOKENS, "ignore_eos": True},
+    "/v1/chat/completions": {
+        "messages": [{"role": "user", "content": "tell me"}], "max_tokens": TOKENS,
+        "ignore_eos": True,
+    },
+    "/v1/responses": {"input": "tell me", "max_output_tokens": TOKENS, "ignore_eos": True},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("path", ASKED)
 def test_an_event_takes_few_calls(tiny_path: Path, path: str) -> None:
     """A count that no machine's speed and no neighbour changes; test_serve_cost.py has times."""
-    body: dict[str, Any] = {"max_tokens": TOKENS, "temperature": 0, "stream": True,
-                            "ignore_eos": True, "speculative_config": False}  # fmt: skip
-    if path == "/v1/completions":
-        body["prompt"] = "tell me"
-    else:
-        body["messages"] = [{"role": "user", "content": "tell me"}]
+    body = {**ASKED[path], "temperature": 0, "stream": True, "speculative_config": False}
     with make_llm(tiny_path, max_batch_size=STREAMS) as llm, LiveServer(make_app(llm)) as live:
         model: Any = llm.engine.model
         forward, calls, passes = model.forward, Calls(live), 0
@@ -231,7 +359,7 @@ def test_an_event_takes_few_calls(tiny_path: Path, path: str) -> None:
             assert {status for status, _ in answers} == {200}
 
         asyncio.run(main())
-    events = calls.names["_choice"]  # made once for each
-    assert events > STREAMS * 3
-    per_event = calls.names.total() / events
+    made = calls.names["news"]  # once for each
+    assert made > STREAMS * 3
+    per_event = calls.names.total() / made
     assert per_event <= MOST_CALLS, calls.names.most_common(40)

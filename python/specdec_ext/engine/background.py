@@ -23,7 +23,7 @@ from .request_state import RequestState
 if TYPE_CHECKING:
     import asyncio
 
-__all__ = ["AsyncRequest", "BackgroundStepper", "behind_others"]
+__all__ = ["AsyncRequest", "BackgroundStepper", "Follower", "behind_others"]
 
 
 class BackgroundStepper:
@@ -203,17 +203,11 @@ class AsyncRequest:
             await self._changed(version, wakes)
 
     async def _snapshots(self) -> AsyncIterator[RequestOutput]:
-        wakes, group, seen = _wakes_here(), self._group, 0
+        follower = Follower(self)
         try:
             while True:
-                version = group.version
-                if version == seen:
-                    await self._changed(version, wakes)
-                    continue
-                seen = version  # what comes after this look is in the next snapshot, if not in this
-                output = group.snapshot()
-                if output.finished or any(o.delta_token_ids for o in output.outputs):
-                    yield output
+                output = await follower.next()
+                yield output
                 if output.finished:
                     return
         finally:
@@ -232,3 +226,30 @@ class AsyncRequest:
             raise
         finally:
             self._wake = None
+
+
+class Follower:
+    """The snapshots of a request one by one: what iterating over it gives, without a generator.
+    Whoever stops before the last one has to cancel the request."""
+
+    def __init__(self, request: AsyncRequest) -> None:
+        self._request = request
+        self._wakes = _wakes_here()
+        self._seen = 0
+
+    async def next(self) -> RequestOutput:
+        """The next snapshot that has something new, or is the last one."""
+        request = self._request
+        group = request._group
+        while True:
+            version = group.version
+            if version == self._seen:
+                await request._changed(version, self._wakes)
+                continue
+            self._seen = version  # what comes after this look is in the next one, if not in this
+            output = group.snapshot()
+            if output.finished:
+                return output
+            for one in output.outputs:  # a generator would take more calls
+                if one.delta_token_ids:
+                    return output

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import anyio
 import anyio.to_thread
 
-from ..engine.background import AsyncRequest, behind_others
+from ..engine.background import AsyncRequest, Follower
 from ..llm import LLM
 from ..request.sampling_params import SamplingParams
 from ..text.outputs import RequestOutput
@@ -35,13 +35,16 @@ T = TypeVar("T")
 class Running:
     """One prompt's request while it runs.
 
-    Await result(), or iterate over snapshots (text/outputs.py: delta fields are what is new).
-    Both raise ApiError when the engine fails, the deadline passes or the server ends it.
+    Await result(), or next() for snapshots (text/outputs.py: delta fields are what is new), and
+    close() it in the end. Both raise ApiError when the engine fails, the deadline passes or the
+    server ends it.
     """
 
     def __init__(self, request: AsyncRequest, bridge: Bridge, seconds: float) -> None:
         self._request = request
         self._bridge = bridge
+        self._follower = Follower(request)
+        self._last: RequestOutput | None = None
         self._why: ApiError | None = None
         self._closed = False
         bridge.running.add(self)
@@ -55,47 +58,38 @@ class Running:
         self._request.cancel()
 
     def close(self) -> None:
-        """Nobody waits any more: cancels what still runs. May be called twice."""
+        """Nobody waits any more: cancels what still runs, counts what has ended. May be called
+        twice."""
         if self._closed:
             return
         self._closed = True
         self._deadline.cancel()
         self._request.cancel()
         self._bridge.running.discard(self)
+        if self._last is not None:
+            self._bridge.on_finished(self._last)
 
     async def result(self) -> RequestOutput:
         """The whole answer."""
         try:
-            output = await self._request
-            self._bridge.on_finished(output)
-            self._check(output)
-            return output
+            return self._checked(await self._request)
         finally:
             self.close()
 
-    async def __aiter__(self) -> AsyncIterator[RequestOutput]:
-        """Its end comes behind what a step brings to others: the last snapshot is with the client
-        by then, and what is left to do can wait."""
-        last: RequestOutput | None = None
-        try:
-            async for output in self._request:
-                if output.finished:
-                    last = output
-                    self._check(output)
-                yield output
-            await behind_others()
-        finally:
-            if last is not None:
-                self._bridge.on_finished(last)
-            self.close()
+    async def next(self) -> RequestOutput:
+        """The next snapshot; none comes behind one that is `finished`."""
+        output = await self._follower.next()
+        return self._checked(output) if output.finished else output
 
-    def _check(self, output: RequestOutput) -> None:
-        """Raise ApiError unless the request has ended by itself."""
-        reasons = {choice.finish_reason for choice in output.outputs}
+    def _checked(self, last: RequestOutput) -> RequestOutput:
+        """Its last output. Raises ApiError unless the request has ended by itself."""
+        self._last = last
+        reasons = {choice.finish_reason for choice in last.outputs}
         if "cancelled" in reasons:  # by end(), or because the engine was closed
             raise self._why or draining()
         if "error" in reasons:  # the engine has logged it
             raise engine_failed()
+        return last
 
 
 class Bridge:

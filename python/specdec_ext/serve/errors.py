@@ -46,7 +46,7 @@ _KINDS: Mapping[int, tuple[str, str | None]] = {
 }
 RETRY_SECONDS = 1
 _MEMBERS = ("str", "int", "float", "bool")
-_FIELD = re.compile(r"^SamplingParams\.(\w+)")
+_FIELD = re.compile(r"SamplingParams\.(\w+)")
 
 
 class ApiError(Exception):
@@ -91,23 +91,24 @@ def engine_failed() -> ApiError:
     )
 
 
-def api_error(error: Exception) -> ApiError:
+def api_error(error: Exception, names: Mapping[str, str] | None = None) -> ApiError:
     """What an error of the package means for a client. What is no refusal is a 500 without details,
-    which go to the log."""
+    which go to the log.
+
+    names  how the request calls what SamplingParams has by another name, and its "prompt"; None:
+           the request is not known
+    """
     if isinstance(error, ApiError):
         return error
     if isinstance(error, QueueFullError):
         return ApiError(429, f"the queue is full ({error})")
     if isinstance(error, RequestError):
-        text = str(error)
-        found = _FIELD.match(text)
+        known = names or {}
+        found = _FIELD.match(str(error))
+        param = known.get(found[1], found[1]) if found else known.get("prompt")
+        text = _FIELD.sub(lambda field: known.get(field[1], field[1]), str(error))
         code = "context_length_exceeded" if isinstance(error, CapacityError) else None
-        return ApiError(
-            400,
-            text.replace("SamplingParams.", ""),
-            param=found.group(1) if found else None,
-            code=code,
-        )
+        return ApiError(400, text, param=param, code=code)
     if isinstance(error, EngineError):
         return ApiError(503, "the engine does not serve any more; the server's log says why")
     logger.error("a request failed", exc_info=error)

@@ -15,7 +15,7 @@ from ..request.structured_outputs import FIELD, StructuredOutputs
 from ..text.detokenizer import DetokenizerFactory
 from .bridge import Bridge, PromptSource, Running
 from .constraints import constraint, refusal_of
-from .errors import ApiError
+from .errors import ApiError, api_error
 from .keys import ApiKeys
 from .prometheus import ServerMetrics
 from .sampling import sampling_params
@@ -91,21 +91,21 @@ class Serving:
         if form is None:
             form = constraint(getattr(body, "response_format", None), body.structured_outputs)
         wanted, field = form
-        params = sampling_params(
-            body,
-            max_tokens=max_tokens,
-            logprobs=logprobs,
-            prompt_logprobs=prompt_logprobs,
-            cache_salt=self.keys.cache_salt(request.state.tenant, body.cache_salt),
-            default_temperature=self.settings.default_temperature,
-            structured_outputs=wanted,
-        )
         try:
+            params = sampling_params(
+                body,
+                max_tokens=max_tokens,
+                logprobs=logprobs,
+                prompt_logprobs=prompt_logprobs,
+                cache_salt=self.keys.cache_salt(request.state.tenant, body.cache_salt),
+                default_temperature=self.settings.default_temperature,
+                structured_outputs=wanted,
+            )
             return await self.bridge.start(sources, params)
         except RequestError as error:
             if str(error).startswith(FIELD):
                 raise refusal_of(error, field) from None
-            raise
+            raise api_error(error, body.names) from None
 
 
 def serving_of(request: Request) -> Serving:

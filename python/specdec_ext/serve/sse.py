@@ -1,9 +1,14 @@
-"""Answers as server-sent events, and answers that end when their client goes."""
+"""Answers as server-sent events, and answers that end when their client goes.
+
+Every stream goes the same way: an endpoint's EventWriter makes bytes of each snapshot of the
+request, and one generator hands them to the library's response.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import secrets
 import time
 from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
@@ -13,16 +18,19 @@ from sse_starlette import EventSourceResponse, ServerSentEvent
 from sse_starlette.sse import SendTimeoutError
 from starlette.types import Message, Send
 
+from ..engine.background import behind_others
 from ..text.outputs import RequestOutput
 from .bridge import Running
-from .errors import api_error, client_gone
+from .errors import ApiError, api_error, client_gone
 
-__all__ = ["DONE", "Chunks", "event", "event_stream", "merged", "unless_gone"]
+__all__ = ["DONE", "HOLE", "EventWriter", "Template", "event", "event_stream", "unless_gone"]
 
 T = TypeVar("T")
 SEPARATOR = "\n"
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 DONE = ServerSentEvent("[DONE]", sep=SEPARATOR).encode()
+# Stands for a value that a Template is given later; no text of a request can be the same.
+HOLE = f"hole-{secrets.token_hex(16)}"
 
 
 def event(content: Any, name: str | None = None) -> bytes:
@@ -30,22 +38,39 @@ def event(content: Any, name: str | None = None) -> bytes:
     return ServerSentEvent(_encode(content), event=name, sep=SEPARATOR).encode()
 
 
-class Chunks:
-    """The events of a stream that differ in `choices` alone, which has one choice: what stands
-    around it is written once.
+class Template:
+    """Events that differ in a few values alone: what stands around those is written once.
 
-    base  what else an event has
+    content, name  of the event, with HOLE for each of these values
     """
 
-    def __init__(self, base: Mapping[str, Any]) -> None:
-        mark = _encode("choice")
-        # The last thing in the event, so that no text of `base` is taken for the mark.
-        whole = event({**base, "choices": ["choice"]})
-        self._head, _, self._tail = whole.rpartition(mark.encode())
+    def __init__(self, content: Mapping[str, Any], name: str | None = None) -> None:
+        whole = event(content, name).decode()
+        self._format = whole.replace("%", "%%").replace(_encode(HOLE), "%s")
 
-    def event(self, choice: Mapping[str, Any]) -> bytes:
-        """The event with that choice."""
-        return b"".join((self._head, _encode(choice).encode(), self._tail))
+    def event(self, *values: Any) -> bytes:
+        """The event with those values, in the order of their holes."""
+        return (self._format % tuple([_encode(value) for value in values])).encode()
+
+
+class EventWriter:
+    """What an endpoint makes of a stream's snapshots: the bytes of whole events, b"" for none."""
+
+    def begin(self) -> bytes:
+        """What comes in front of any token."""
+        return b""
+
+    def news(self, number: int, output: RequestOutput) -> bytes:
+        """What a snapshot brings, `number` of the request's prompts."""
+        raise NotImplementedError
+
+    def end(self) -> bytes:
+        """What comes behind the last snapshot of the last prompt."""
+        raise NotImplementedError
+
+    def failed(self, error: ApiError) -> bytes:
+        """The end of a stream that has failed."""
+        return event(error.body()) + DONE
 
 
 class _EventStream(EventSourceResponse):
@@ -75,43 +100,54 @@ class _EventStream(EventSourceResponse):
 
 
 def event_stream(
-    events: AsyncIterator[bytes], running: Sequence[Running], send_seconds: float
+    writer: EventWriter, running: Sequence[Running], send_seconds: float
 ) -> EventSourceResponse:
-    """`events` to the client; when it goes, or takes none for `send_seconds`, its requests are
-    cancelled. What fails meanwhile is the last event."""
-
-    async def guarded() -> AsyncIterator[bytes]:
-        try:
-            async for item in events:
-                yield item
-        except Exception as error:
-            yield event(api_error(error).body())
-            yield DONE
-        finally:
-            for one in running:
-                one.close()
-
-    return _EventStream(guarded(), send_seconds)
+    """The events of `running` to the client; when it goes, or takes none for `send_seconds`, its
+    requests are cancelled. What fails meanwhile is the last event."""
+    return _EventStream(_events(writer, running), send_seconds)
 
 
-async def merged(running: Sequence[Running]) -> AsyncIterator[tuple[int, RequestOutput]]:
+async def _events(writer: EventWriter, running: Sequence[Running]) -> AsyncIterator[bytes]:
+    """The end comes behind what a step brings to other streams: the last token is with the client
+    by then, and what is left to do can wait."""
+    try:
+        if content := writer.begin():
+            yield content
+        if len(running) == 1:
+            one, finished = running[0], False
+            while not finished:
+                output = await one.next()
+                finished = output.finished
+                if content := writer.news(0, output):
+                    yield content
+        else:
+            async for number, output in _merged(running):
+                if content := writer.news(number, output):
+                    yield content
+        await behind_others()
+        _close(running)
+        yield writer.end()
+    except Exception as error:
+        yield writer.failed(api_error(error))
+    finally:
+        _close(running)
+
+
+def _close(running: Sequence[Running]) -> None:
+    for one in running:
+        one.close()
+
+
+async def _merged(running: Sequence[Running]) -> AsyncIterator[tuple[int, RequestOutput]]:
     """(number, snapshot) of several requests as they come."""
-    if len(running) == 1:
-        async for output in running[0]:
-            yield 0, output
-        return
-    streams = [aiter(one) for one in running]
-    waiting = {asyncio.ensure_future(anext(s)): i for i, s in enumerate(streams)}
+    waiting = {asyncio.ensure_future(one.next()): i for i, one in enumerate(running)}
     try:
         while waiting:
             done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
-                number = waiting.pop(task)
-                try:
-                    output = task.result()
-                except StopAsyncIteration:
-                    continue
-                waiting[asyncio.ensure_future(anext(streams[number]))] = number
+                number, output = waiting.pop(task), task.result()
+                if not output.finished:
+                    waiting[asyncio.ensure_future(running[number].next())] = number
                 yield number, output
     finally:
         for task in waiting:

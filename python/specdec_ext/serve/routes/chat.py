@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import AsyncIterator
 from typing import Any
 
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
 from ...text.outputs import CompletionOutput, RequestOutput
-from ..bridge import Running
 from ..constraints import constraint
 from ..errors import ApiError
 from ..replies import content_logprobs, head, is_worth_sending, metrics, steps_and_sources, usage
 from ..schema.chat import ChatRequest, conversation
 from ..schema.tools import AnswerReader, ToolCalls, asks_the_model
-from ..serving import Serving, serving_of
-from ..sse import DONE, Chunks, event, event_stream, unless_gone
+from ..serving import serving_of
+from ..sse import DONE, HOLE, EventWriter, Template, event, event_stream, unless_gone
 from .log import log_answer, log_prompt
 
 __all__ = ["router"]
@@ -48,7 +46,7 @@ async def chat_completions(body: ChatRequest, request: Request) -> Response:
             body = body.model_copy(update={"skip_special_tokens": False})
     add_prompt = body.add_generation_prompt is not False
     log_prompt(request, turns)
-    answer = _Answer(serving, body, model, calls)
+    answer = _Answer(request, body, model, calls)
     start = serving.submit(
         request,
         body,
@@ -59,8 +57,7 @@ async def chat_completions(body: ChatRequest, request: Request) -> Response:
     )
     [running] = await unless_gone(request, start)
     if body.stream:
-        events = answer.events(running, request)
-        return event_stream(events, [running], serving.settings.send_seconds)
+        return event_stream(answer, [running], serving.settings.send_seconds)
     output = await unless_gone(request, running.result())
     log_answer(request, [output])
     return JSONResponse(answer.whole(output))
@@ -73,13 +70,14 @@ def _instructed(turns: list[dict[str, Any]], instruction: str) -> list[dict[str,
     return [{"role": "system", "content": content}, *turns[first is not None :]]
 
 
-class _Answer:
+class _Answer(EventWriter):
     """How one request wants its answer. calls  that it has to be, or may have; None: it is text"""
 
     def __init__(
-        self, serving: Serving, body: ChatRequest, model: str, calls: ToolCalls | None
+        self, request: Request, body: ChatRequest, model: str, calls: ToolCalls | None
     ) -> None:
-        self._serving = serving
+        self._request = request
+        self._serving = serving_of(request)
         self._body = body
         self._model = model
         self._logprobs = body.num_logprobs
@@ -87,6 +85,11 @@ class _Answer:
         self._readers: defaultdict[int, AnswerReader] = defaultdict(
             AnswerReader if calls is None else calls.reader
         )
+        self._base: dict[str, Any] = {}  # what all chunks of a stream have
+        self._chunk: Template | None = None
+        self._only_text: list[Template] = []  # of each choice; none: a chunk has more than text
+        self._has_calls = calls is not None
+        self._last: RequestOutput | None = None
 
     def whole(self, output: RequestOutput) -> dict[str, Any]:
         """A chat.completion; `output` is the request's only snapshot, so that all of it is new."""
@@ -98,31 +101,54 @@ class _Answer:
             result["prompt_token_ids"] = output.prompt_token_ids
         return result
 
-    async def events(self, running: Running, request: Request) -> AsyncIterator[bytes]:
-        """chat.completion.chunk events: a first one with the role, one per snapshot and choice."""
+    def begin(self) -> bytes:
+        """chat.completion.chunk events with the role."""
         base = head("chatcmpl", "chat.completion.chunk", self._model)
         if self._body.with_usage:
             base["usage"] = None
-        chunks, with_counts = Chunks(base), self._body.usage_in_every_chunk
-        for index in range(self._body.n or 1):
-            empty = {"index": index, "logprobs": None, "finish_reason": None}
-            yield chunks.event({**empty, "delta": {"role": "assistant", "content": ""}})
-        output = None
-        async for output in running:
-            if with_counts:
-                chunks = Chunks({**base, "usage": usage([output])})
-            for choice in output.outputs:
-                if is_worth_sending(choice, wants_tokens=self._wants_tokens):
-                    delta = self._delta(choice)
-                    if delta or self._wants_tokens or choice.finish_reason is not None:
-                        yield chunks.event({**self._choice(choice), "delta": delta})
-        assert output is not None
-        log_answer(request, [output])
-        if self._body.with_usage:
-            detail = self._serving.settings.per_request_metrics
-            last = {"usage": usage([output]), "metrics": metrics([output], detail)}
-            yield event({**base, "choices": [], **last})
-        yield DONE
+        self._base = base
+        self._chunk = Template({**base, "choices": [HOLE]})
+        empty = {"logprobs": None, "finish_reason": None}
+        choices = range(self._body.n or 1)
+        if not (self._wants_tokens or self._has_calls or self._body.usage_in_every_chunk):
+            self._only_text = [
+                Template({**base, "choices": [{"index": i, **empty, "delta": {"content": HOLE}}]})
+                for i in choices
+            ]
+        role = {"role": "assistant", "content": ""}
+        return b"".join([self._chunk.event({"index": i, **empty, "delta": role}) for i in choices])
+
+    def news(self, number: int, output: RequestOutput) -> bytes:
+        """One event per choice that has something new."""
+        self._last = output
+        events = [
+            self._only_text[choice.index].event(choice.delta_text)
+            if self._only_text and choice.finish_reason is None
+            else self._event(output, choice)
+            for choice in output.outputs
+            if is_worth_sending(choice, wants_tokens=self._wants_tokens)
+        ]
+        return events[0] if len(events) == 1 else b"".join(events)
+
+    def end(self) -> bytes:
+        assert self._last is not None
+        log_answer(self._request, [self._last])
+        if not self._body.with_usage:
+            return DONE
+        detail = self._serving.settings.per_request_metrics
+        last = {"usage": usage([self._last]), "metrics": metrics([self._last], detail)}
+        return event({**self._base, "choices": [], **last}) + DONE
+
+    def _event(self, output: RequestOutput, choice: CompletionOutput) -> bytes:
+        """The event of one choice, whatever it has; b"": of a call that is not complete."""
+        delta = self._delta(choice)
+        if not delta and not self._wants_tokens and choice.finish_reason is None:
+            return b""
+        content = {**self._choice(choice), "delta": delta}
+        if self._body.usage_in_every_chunk:
+            return event({**self._base, "usage": usage([output]), "choices": [content]})
+        assert self._chunk is not None
+        return self._chunk.event(content)
 
     def _whole_choice(self, choice: CompletionOutput) -> dict[str, Any]:
         text, calls = self._readers[choice.index].read(choice.text, choice.finish_reason)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -21,8 +21,8 @@ from ..replies import (
     usage,
 )
 from ..schema.completions import CompletionRequest
-from ..serving import Serving, serving_of
-from ..sse import DONE, Chunks, event, event_stream, merged, unless_gone
+from ..serving import serving_of
+from ..sse import DONE, HOLE, EventWriter, Template, event, event_stream, unless_gone
 from .log import log_answer, log_prompt
 
 __all__ = ["router"]
@@ -38,7 +38,7 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
     body.check()
     prompts = body.prompts
     log_prompt(request, prompts)
-    answer = _Answer(serving, body, model)
+    answer = _Answer(request, body, model, len(prompts))
     start = serving.submit(
         request,
         body,
@@ -49,8 +49,7 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
     )
     running = await unless_gone(request, start)
     if body.stream:
-        events = answer.events(running, request)
-        return event_stream(events, running, serving.settings.send_seconds)
+        return event_stream(answer, running, serving.settings.send_seconds)
     outputs = await unless_gone(request, _all(running))
     log_answer(request, outputs)
     return JSONResponse(answer.whole(outputs))
@@ -69,23 +68,32 @@ async def _all(running: Sequence[Running]) -> list[RequestOutput]:
             one.close()
 
 
-class _Answer:
-    """How one request wants its answer."""
+class _Answer(EventWriter):
+    """How one request of so many prompts wants its answer."""
 
-    def __init__(self, serving: Serving, body: CompletionRequest, model: str) -> None:
-        self._serving = serving
+    def __init__(
+        self, request: Request, body: CompletionRequest, model: str, num_prompts: int
+    ) -> None:
+        self._request = request
+        self._serving = serving_of(request)
         self._body = body
         self._model = model
         self._n = body.n or 1
+        self._num_choices = num_prompts * self._n
         self._wants_tokens = bool(
             body.logprobs is not None or body.return_token_ids or body.wants_steps
         )
+        self._base: dict[str, Any] = {}  # what all chunks of a stream have
+        self._chunk: Template | None = None
+        self._only_text: list[Template] = []  # of each choice; none: a chunk has more than text
+        self._last: dict[int, RequestOutput] = {}
+        self._sent: dict[int, str] = {}  # text of the choices so far
 
     def whole(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
         """A text_completion; each output is its request's only snapshot: all of it is new."""
         result = head("cmpl", "text_completion", self._model)
         result["choices"] = [
-            self._choice(number, output, choice, "")
+            self._choice(number, output, choice, None)
             for number, output in enumerate(outputs)
             for choice in output.outputs
         ]
@@ -93,45 +101,66 @@ class _Answer:
         result["metrics"] = metrics(outputs, self._serving.settings.per_request_metrics)
         return result
 
-    async def events(self, running: Sequence[Running], request: Request) -> AsyncIterator[bytes]:
-        """text_completion events, one per snapshot and choice that has something new."""
+    def begin(self) -> bytes:
+        """Nothing: text_completion events come with tokens."""
         base = head("cmpl", "text_completion", self._model)
         if self._body.with_usage:
             base["usage"] = None
-        chunks, with_counts = Chunks(base), self._body.usage_in_every_chunk
-        last: dict[int, RequestOutput] = {}
-        sent: dict[int, str] = {}  # text of the choices so far
-        async for number, output in merged(running):
-            last[number] = output
-            if with_counts:
-                chunks = Chunks({**base, "usage": usage(last.values())})
-            for choice in output.outputs:
-                place = number * self._n + choice.index
-                is_first = place not in sent
-                if is_worth_sending(choice, wants_tokens=self._wants_tokens) or (
-                    is_first and self._body.echo
-                ):
-                    part = self._choice(number, output, choice, sent.get(place))
-                    yield chunks.event(part)
-                    sent[place] = choice.text
-        outputs = [last[number] for number in range(len(running))]
-        log_answer(request, outputs)
-        if self._body.with_usage:
-            detail = self._serving.settings.per_request_metrics
-            end = {"usage": usage(outputs), "metrics": metrics(outputs, detail)}
-            yield event({**base, "choices": [], **end})
-        yield DONE
+        self._base = base
+        self._chunk = Template({**base, "choices": [HOLE]})
+        if not (self._wants_tokens or self._body.echo or self._body.usage_in_every_chunk):
+            rest = {"text": HOLE, "logprobs": None, "finish_reason": None}
+            self._only_text = [
+                Template({**base, "choices": [{"index": i, **rest}]})
+                for i in range(self._num_choices)
+            ]
+        return b""
+
+    def news(self, number: int, output: RequestOutput) -> bytes:
+        """One event per choice that has something new."""
+        self._last[number] = output
+        events = []
+        for choice in output.outputs:
+            place = number * self._n + choice.index
+            if not is_worth_sending(choice, wants_tokens=self._wants_tokens) and (
+                place in self._sent or not self._body.echo
+            ):
+                continue
+            if self._only_text and choice.finish_reason is None:
+                events.append(self._only_text[place].event(choice.delta_text))
+            else:
+                content = self._choice(number, output, choice, self._sent.get(place))
+                events.append(self._event(content))
+                self._sent[place] = choice.text
+        return events[0] if len(events) == 1 else b"".join(events)
+
+    def end(self) -> bytes:
+        outputs = [self._last[number] for number in range(len(self._last))]
+        log_answer(self._request, outputs)
+        if not self._body.with_usage:
+            return DONE
+        detail = self._serving.settings.per_request_metrics
+        end = {"usage": usage(outputs), "metrics": metrics(outputs, detail)}
+        return event({**self._base, "choices": [], **end}) + DONE
+
+    def _event(self, content: dict[str, Any]) -> bytes:
+        """The event of one choice, whatever it has."""
+        if self._body.usage_in_every_chunk:
+            counts = usage(self._last.values())
+            return event({**self._base, "usage": counts, "choices": [content]})
+        assert self._chunk is not None
+        return self._chunk.event(content)
 
     def _choice(
         self, number: int, output: RequestOutput, choice: CompletionOutput, sent: str | None
     ) -> dict[str, Any]:
-        """What is new in a choice. `sent`: its text before that; None or "" at its beginning."""
+        """What is new in a choice. `sent`: its text before that; None: nothing of it was sent."""
         prompt = self._prompt_text(output) if self._body.echo else ""
-        is_first = not sent
+        is_first = sent is None
         result: dict[str, Any] = {
             "index": number * self._n + choice.index,
             "text": (prompt if is_first else "") + choice.delta_text,
-            "logprobs": self._logprobs(output, choice, prompt, sent or ""),
+            "logprobs": self._logprobs(output, choice, prompt, sent),
             "finish_reason": choice.finish_reason,
         }
         if choice.finish_reason is not None:
@@ -143,13 +172,13 @@ class _Answer:
         return result
 
     def _logprobs(
-        self, output: RequestOutput, choice: CompletionOutput, prompt: str, sent: str
+        self, output: RequestOutput, choice: CompletionOutput, prompt: str, sent: str | None
     ) -> dict[str, Any] | None:
         count = self._body.logprobs
         if count is None:
             return None
-        new = new_logprobs(choice, count, len(prompt) + len(sent))
-        if sent or not self._body.echo or output.prompt_logprobs is None:
+        new = new_logprobs(choice, count, len(prompt) + len(sent or ""))
+        if sent is not None or not self._body.echo or output.prompt_logprobs is None:
             return new
         ids, rows = output.prompt_token_ids, output.prompt_logprobs
         tokenizer = self._serving.llm.tokenizer

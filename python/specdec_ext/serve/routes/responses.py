@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncIterator, Mapping
+import time
+from collections.abc import Mapping
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -11,13 +12,12 @@ from starlette.responses import JSONResponse, Response
 
 from ...config.validate import show
 from ...text.outputs import CompletionOutput, RequestOutput
-from ..bridge import Running
 from ..constraints import constraint
 from ..errors import ApiError
 from ..replies import content_logprobs, head, metrics, steps_and_sources, usage
 from ..schema.responses import ResponsesRequest
-from ..serving import Serving, serving_of
-from ..sse import event, event_stream, unless_gone
+from ..serving import serving_of
+from ..sse import DONE, HOLE, EventWriter, Template, event, event_stream, unless_gone
 from .log import log_answer, log_prompt
 
 __all__ = ["router"]
@@ -35,7 +35,7 @@ async def create_response(body: ResponsesRequest, request: Request) -> Response:
     )
     turns = body.turns
     log_prompt(request, turns)
-    answer = _Answer(serving, body, model)
+    answer = _Answer(request, body, model)
     start = serving.submit(
         request,
         body,
@@ -46,8 +46,7 @@ async def create_response(body: ResponsesRequest, request: Request) -> Response:
     )
     [running] = await unless_gone(request, start)
     if body.stream:
-        events = answer.events(running, request)
-        return event_stream(events, [running], serving.settings.send_seconds)
+        return event_stream(answer, [running], serving.settings.send_seconds)
     output = await unless_gone(request, running.result())
     log_answer(request, [output])
     return JSONResponse(answer.whole(output, answer.about_new(output.outputs[0])))
@@ -64,11 +63,12 @@ def _checked_text(text: dict[str, Any]) -> dict[str, Any]:
     return text
 
 
-class _Answer:
+class _Answer(EventWriter):
     """How one request wants its answer."""
 
-    def __init__(self, serving: Serving, body: ResponsesRequest, model: str) -> None:
-        self._serving = serving
+    def __init__(self, request: Request, body: ResponsesRequest, model: str) -> None:
+        self._request = request
+        self._serving = serving_of(request)
         self._body = body
         self._logprobs = body.num_logprobs
         base = head("resp", "response", model)
@@ -76,6 +76,11 @@ class _Answer:
         self._base = base
         self._item_id = f"msg-{secrets.token_hex(16)}"
         self._place = {"item_id": self._item_id, "output_index": 0, "content_index": 0}
+        self._number = 0  # of the next event
+        self._told: dict[str, list[Any]] = {}  # about the tokens, in events so far
+        self._news: dict[str, list[Any]] = {}  # since the last event
+        self._delta: Template | None = None
+        self._last: RequestOutput | None = None
 
     def whole(self, output: RequestOutput, about: Mapping[str, Any]) -> dict[str, Any]:
         """The response that has ended. about  its tokens, as about_new() gives it"""
@@ -86,6 +91,7 @@ class _Answer:
         part = {**self._part(choice.text), **about}
         return {
             **self._response("incomplete" if cut else "completed"),
+            "completed_at": None if cut else time.time(),
             "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
             "output": [self._item("incomplete" if cut else "completed", [part])],
             "usage": {
@@ -98,46 +104,62 @@ class _Answer:
             "metrics": metrics([output], self._serving.settings.per_request_metrics),
         }
 
-    async def events(self, running: Running, request: Request) -> AsyncIterator[bytes]:
-        """The typed events of a response, numbered."""
-        number = -1
+    def begin(self) -> bytes:
+        """The response, its message and the part of that, all of them empty."""
+        begun, item = self._response("in_progress"), self._item("in_progress", [])
+        return b"".join([
+            self._event("response.created", response=begun),
+            self._event("response.in_progress", response=begun),
+            self._event("response.output_item.added", output_index=0, item=item),
+            self._event("response.content_part.added", **self._place, part=self._part("")),
+        ])  # fmt: skip
 
-        def made(kind: str, **content: Any) -> bytes:
-            nonlocal number
-            number += 1
-            return event({"type": kind, "sequence_number": number, **content}, kind)
+    def news(self, number: int, output: RequestOutput) -> bytes:
+        """New text, and what there is to tell about its tokens."""
+        self._last = output
+        [choice] = output.outputs
+        for name, values in self.about_new(choice).items():
+            self._news.setdefault(name, []).extend(values)
+        if not choice.delta_text and not output.finished:
+            return b""
+        news, self._news = self._news, {}
+        for name, values in news.items():
+            self._told.setdefault(name, []).extend(values)
+        if not choice.delta_text:
+            return b""
+        if self._delta is None:
+            kind = "response.output_text.delta"
+            holes = dict.fromkeys(["delta", *news], HOLE)
+            content = {"type": kind, "sequence_number": HOLE, **self._place, **holes}
+            self._delta = Template(content, kind)
+        self._number += 1
+        return self._delta.event(self._number - 1, choice.delta_text, *news.values())
 
-        begun = self._response("in_progress")
-        empty = self._part("")
-        yield made("response.created", response=begun)
-        yield made("response.in_progress", response=begun)
-        yield made("response.output_item.added", output_index=0, item=self._item("in_progress", []))
-        yield made("response.content_part.added", **self._place, part=empty)
-        output = None
-        told: dict[str, list[Any]] = {}
-        news: dict[str, list[Any]] = {}  # since the last event
-        async for output in running:
-            choice = output.outputs[0]
-            for name, values in self.about_new(choice).items():
-                news.setdefault(name, []).extend(values)
-            if choice.delta_text:
-                yield made(
-                    "response.output_text.delta", **self._place, delta=choice.delta_text, **news
-                )
-            if choice.delta_text or output.finished:
-                for name, values in news.items():
-                    told.setdefault(name, []).extend(values)
-                news.clear()
-        assert output is not None
-        log_answer(request, [output])
-        text = output.outputs[0].text
-        final = self.whole(output, told)
-        yield made("response.output_text.done", **self._place, text=text, logprobs=told["logprobs"])
-        yield made(
-            "response.content_part.done", **self._place, part=final["output"][0]["content"][0]
-        )
-        yield made("response.output_item.done", output_index=0, item=final["output"][0])
-        yield made(f"response.{final['status']}", response=final)
+    def end(self) -> bytes:
+        """All of it once more, from the part to the response."""
+        assert self._last is not None
+        log_answer(self._request, [self._last])
+        final = self.whole(self._last, self._told)
+        [item] = final["output"]
+        [part] = item["content"]
+        done = {"text": part["text"], "logprobs": part["logprobs"]}
+        return b"".join([
+            self._event("response.output_text.done", **self._place, **done),
+            self._event("response.content_part.done", **self._place, part=part),
+            self._event("response.output_item.done", output_index=0, item=item),
+            self._event(f"response.{final['status']}", response=final),
+        ])  # fmt: skip
+
+    def failed(self, error: ApiError) -> bytes:
+        """OpenAI's event of an error, which has its fields at the top and, as elsewhere, in
+        `error`."""
+        body = error.body()["error"]
+        named = {name: body[name] for name in ("code", "message", "param")}
+        return self._event("error", **named, error=body) + DONE
+
+    def _event(self, kind: str, **content: Any) -> bytes:
+        self._number += 1
+        return event({"type": kind, "sequence_number": self._number - 1, **content}, kind)
 
     def about_new(self, choice: CompletionOutput) -> dict[str, list[Any]]:
         """Log-probabilities of the new tokens, and how they came about, as far as asked for."""
@@ -165,6 +187,8 @@ class _Answer:
         return {
             **self._base,
             "status": status,
+            "background": False,
+            "completed_at": None,
             "error": None,
             "incomplete_details": None,
             "instructions": body.instructions,
@@ -173,12 +197,17 @@ class _Answer:
             "output": [],
             "parallel_tool_calls": body.parallel_tool_calls is not False,
             "previous_response_id": None,
+            "prompt_cache_key": body.prompt_cache_key,
+            "safety_identifier": body.safety_identifier,
+            "service_tier": "default",
             "store": False,
             "temperature": default if body.temperature is None else body.temperature,
             "text": {"format": (body.text or {}).get("format") or {"type": "text"}},
             "tool_choice": body.tool_choice or "auto",
             "tools": [],
+            "top_logprobs": body.top_logprobs or 0,
             "top_p": 1.0 if body.top_p is None else body.top_p,
             "truncation": "disabled",
             "usage": None,
+            "user": body.user,
         }

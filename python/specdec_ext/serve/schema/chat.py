@@ -73,6 +73,11 @@ class ChatRequest(Choosing):
     names_of_off_fields: ClassVar[Mapping[str, str]] = {"tools": "", "tool_choice": ""}
 
     @property
+    def names(self) -> Mapping[str, str]:
+        length = "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
+        return {"prompt": "messages", "max_tokens": length, "logprobs": "top_logprobs"}
+
+    @property
     def length(self) -> int | None:
         """Tokens of the answer; None: as many as fit."""
         old, new = self.max_tokens, self.max_completion_tokens
@@ -134,6 +139,11 @@ def conversation(messages: list[Message], *, keeps_calls: bool = False) -> list[
             raise ApiError(400, f"{where}: functions are called as tools here", param=where)
         if message.audio is not None:
             raise ApiError(400, f"{where}: only text is supported", param=where)
+        if message.refusal is not None:
+            raise ApiError(
+                400, f"{where}.refusal: chat templates know no refusals; give its text as content",
+                param=f"{where}.refusal",
+            )  # fmt: skip
         role = "system" if message.role == "developer" else message.role
         content = text_of(message.content, f"{where}.content")
         turn: dict[str, Any] = {"role": role, "content": content}

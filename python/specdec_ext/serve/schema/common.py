@@ -122,6 +122,11 @@ class Sampled(Strict):
         return self
 
     @property
+    def names(self) -> Mapping[str, str]:
+        """What the request calls otherwise than SamplingParams, and where its prompt stands."""
+        return {"prompt": "prompt"}
+
+    @property
     def wants_steps(self) -> bool:
         """The answer says how it came about."""
         return bool(self.include_token_sources or self.include_steps)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from ..errors import ApiError
@@ -21,6 +22,10 @@ class CompletionRequest(Choosing):
     echo: bool | None = None
     best_of: int | None = None
     suffix: Any = None
+
+    @property
+    def names(self) -> Mapping[str, str]:
+        return {"prompt": "prompt", "prompt_logprobs": "logprobs"}
 
     @property
     def prompts(self) -> list[Any]:

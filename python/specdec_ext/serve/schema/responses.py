@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
+from pydantic import model_validator
+
 from ...config.validate import show
 from ..errors import ApiError
 from .chat import TextPart, text_of
@@ -57,6 +59,20 @@ class ResponsesRequest(Sampled):
 
     # A prompt here is a stored template, elsewhere it is the text.
     names_of_off_fields: ClassVar[Mapping[str, str]] = {"prompt": "prompt_template"}
+
+    @model_validator(mode="after")
+    def _refuse_usage_in_every_event(self) -> ResponsesRequest:
+        if self.usage_in_every_chunk:
+            raise ApiError(
+                400, "stream_options.continuous_usage_stats = true is not supported here: only the "
+                "last event of a response has usage; leave it out",
+                param="stream_options.continuous_usage_stats",
+            )  # fmt: skip
+        return self
+
+    @property
+    def names(self) -> Mapping[str, str]:
+        return {"prompt": "input", "max_tokens": "max_output_tokens", "logprobs": "top_logprobs"}
 
     @property
     def num_logprobs(self) -> int | None:
