@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import dataclasses
 import os
+import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -65,6 +69,46 @@ def unrecorded_kernels(name: str) -> list[str]:
     names = ctypes.CDLL(str(BUILD / LIBRARIES[name])).specdec_unrecorded
     names.restype = ctypes.c_char_p
     return str(names().decode()).splitlines()
+
+
+@dataclasses.dataclass(frozen=True)
+class Touched:
+    """How often kernels touched an array from one place of the source."""
+
+    writes: bool
+    array: str  # as the operation calls it; "shared"
+    times: int
+    bytes: int
+    lines: tuple[str, ...]  # "row_lists.cuh:210", and where that was called, outwards
+
+
+@contextlib.contextmanager
+def tally() -> Iterator[list[Touched]]:
+    """Counts what the checked emulation's kernels touch; the list is filled at the end."""
+    path = BUILD / LIBRARIES["cuda-emu"]
+    library = ctypes.CDLL(str(path))
+    library.specdec_end_tally.restype = ctypes.c_char_p
+    found: list[Touched] = []
+    library.specdec_begin_tally()
+    try:
+        yield found
+    finally:
+        rows = [line.split() for line in library.specdec_end_tally().decode().splitlines()]
+    places = sorted({row[4] for row in rows if row[4].startswith("0x")})
+    command = ["addr2line", "-a", "-i", "-s", "-e", str(path)]
+    text = subprocess.run(
+        command, input="\n".join(places), text=True, capture_output=True, check=True
+    )
+    lines: dict[str, tuple[str, ...]] = {}
+    for line in text.stdout.splitlines():
+        if line.startswith("0x"):
+            at = hex(int(line, 16))
+            lines[at] = ()
+        else:
+            lines[at] += (line.split()[0],)
+    for what, array, times, size, place in rows:
+        at_lines = lines.get(place, (Path(place).name,))
+        found.append(Touched(what == "write", array, int(times), int(size), at_lines))
 
 
 EMULATED = pytest.mark.skipif(

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
+from benchmarks.gpu import model_lists
 from benchmarks.gpu.cells import MAX_DEPTH, StepCell
 from benchmarks.gpu.machine import Counts, Device, Kernel, loops_of, slots
 from benchmarks.gpu.problem import random_tree
@@ -22,50 +23,25 @@ LANE_TOKENS = 8  # of a chunk
 DRAWING, MARKING, HOLDING = 4, 5, 8
 # cuda/accept/row_laws.cu: how far rows may be searched ahead of those that are weighed.
 AHEAD_BYTES = 16 << 20
-# cuda/accept/row_lists.cuh: threads of a block, tokens of which one largest score is kept, vectors
-# of these that a thread reads at once; groups that are kept, as many as tokens fit a list, of them
-# that a thread reads at once, and how often; barriers of a list. cuda/accept/row_cuts.cuh: barriers
-# of a cut and the draw behind it.
-LIST_THREADS, LIST_GROUP, GROUP_READS = 256, 8, 8
-LISTED, KEPT_READS, KEPT_PASSES = 2048, 4, 3
-LIST_BARRIERS, COUNT_BARRIERS, MASS_BARRIERS = 7, 2, 5
+# The same: chunks of 256 tokens of a piece, and blocks, each of which has one.
+PIECE_CHUNKS, BLOCKS = 32, 264
+
+Needs = Mapping[str, float]  # of each resource of the device, in microseconds
 
 
-def list_loops(again: bool) -> tuple[Counts, Counts]:
-    """Returns the loops over the largest scores of a row's groups: one counts them in bins, the
-    other says which are kept, and reads them again or not.
-
-    Raises   ValueError if they are not found: the kernel has changed.
-    """
-    size = LIST_GROUP * 4 * GROUP_READS
-    found = [x for x in loops_of("row_laws_kernel<float>") if x["body"].get("load_bytes") == size]
-    if len(found) != 2:
-        raise ValueError("row_laws_kernel: no two loops over the largest scores of groups")
-    keeps, counts = sorted(found, key=lambda x: x["always"]["issue"] - x["body"]["issue"])
-    return counts["body"], keeps["body" if again else "always"]
-
-
-def list_us(vocab: int, device: Device) -> float:
-    """Returns how long a block takes for a row's list.
-
-    The largest scores of groups once, or twice where a thread does not hold all of its own; the
-    groups that were kept, at most as many as tokens fit.
-    """
-    groups = -(-vocab // 256) * (256 // LIST_GROUP)
-    trips = -(-groups // (LIST_THREADS * LIST_GROUP * GROUP_READS))
-    waits = trips if trips == 1 else 2 * trips
-    waits += KEPT_PASSES * -(-LISTED // (LIST_THREADS * KEPT_READS))
-    warps = LIST_THREADS / 32 / 4  # of a scheduler
-    busy = sum(max(slots(loop).values()) for loop in list_loops(trips > 1)) * trips * warps
-    fixed = waits * device.l2_latency_us + LIST_BARRIERS * device.barrier_us
-    return fixed + busy / device.clock_hz * 1e6
-
-
-def rows_left(rows: int, row_bytes: float) -> int:
-    """Returns how many rows are weighed when all have been searched (RowOrder of row_laws.cu)."""
+def turns(rows: int, row_bytes: float) -> Iterator[tuple[int, bool]]:
+    """Yields the order of tasks (RowOrder of row_laws.cu): a row, and whether it is searched."""
     ahead = min(rows, ROWS_AHEAD)
     twos = min(max(int(AHEAD_BYTES / row_bytes), ahead) - ahead, (rows - ahead) // 2)
-    return ahead + twos
+    for row in range(ahead):
+        yield row, True
+    searched = ahead
+    for row in range(rows):
+        for _ in range(2 if row < twos else 1):
+            if searched < rows:
+                yield searched, True
+                searched += 1
+        yield row, False
 
 
 @dataclass(frozen=True)
@@ -104,6 +80,25 @@ def loops(lists: bool) -> Loops:
     return Loops(search, weigh["body"], sums[0], {**doubles[0], **trip}, {**left[0], **trip})
 
 
+@dataclass(frozen=True)
+class Tasks:
+    """What each task on a row, or on a draft's probabilities, needs of all multiprocessors; and how
+    long what follows it takes, which only what is done meanwhile hides."""
+
+    search: Needs
+    weigh: Needs
+    sums: Needs = field(default_factory=dict)
+    subtract: Needs = field(default_factory=dict)
+    left: Needs = field(default_factory=dict)
+    listing: Needs = field(default_factory=dict)  # a row's list; with top_k its cut
+    cutting: Needs = field(default_factory=dict)  # with top_p alone
+    list_us: float = 0.0
+    draw_us: float = 0.0  # from the last mass, or with top_p from that and the list, to the token
+    mark_us: float = 0.0  # to a mark; holding: to the next sibling
+    end_us: float = 0.0  # behind the token, where nothing follows any more
+    in_flight: int = 0  # turns that blocks have begun before the first of them is finished
+
+
 @dataclass
 class Reach:
     """What is done of a step's rows before it is known that no path leads to them."""
@@ -112,17 +107,38 @@ class Reach:
     summed: int = 0
     subtracted: int = 0  # probabilities of drafts
     left: int = 0  # rows that they are subtracted from
-    end: float = 0.0  # when the last path's last decision falls, in turns
-    last: int = 0  # the last row of a path
+    listed: int = 0
+    needs: dict[str, float] = field(default_factory=dict)
+    end: float = 0.0  # when the last decision falls
+
+    @property
+    def now(self) -> float:
+        """When all that was begun would be finished if nothing waited."""
+        return max(self.needs.values(), default=0.0)
+
+    def add(self, needs: Needs) -> None:
+        for pipe, us in needs.items():
+            self.needs[pipe] = self.needs.get(pipe, 0.0) + us
 
 
-def reach(trees: Sequence[Sequence[int]], late: float, holds: bool) -> Reach:
+DRAWN, HELD = range(2)
+
+
+def reach(
+    trees: Sequence[Sequence[int]],
+    tasks: Tasks,
+    holds: bool,
+    cut: str = "",
+    order: Iterator[tuple[int, bool]] | None = None,
+) -> Reach:
     """Returns what the order of tasks leaves of the rows of these trees (parents).
 
-    A turn weighs a row and sums its draft's probabilities; what they decide is known `late` turns
-    later. Each path goes PATH first children down; everything else is rejected.
+    Each path goes PATH first children down; everything else is rejected. What is known by then
+    keeps a task from being done, whether it is a row's list, its masses or a draft's sum.
 
     holds   drafts are held by rejection; else compared with the token drawn
+    cut     which law all rows have: "" cuts nothing, "top_k" needs no row's mass, "top_p" does
+    order   None: each row is searched and weighed in turn
     """
     parents = [p + first if p >= 0 else -1 for first, tree in zip(
         itertools.accumulate((len(t) for t in trees), initial=0), trees, strict=False)
@@ -132,18 +148,20 @@ def reach(trees: Sequence[Sequence[int]], late: float, holds: bool) -> Reach:
         if parent >= 0:
             children[parent].append(node)
     kept: dict[int, int] = {}
-    ends = set()
     for root in (n for n, parent in enumerate(parents) if parent < 0):
         node = root
         for _ in range(PATH):
             if not children[node]:
                 break
             kept[node] = node = children[node][0]
-        ends.add(node)
-    on_path = ends | set(kept)
+    on_path = {*kept, *kept.values(), *(n for n, p in enumerate(parents) if p < 0)}
     never = float("inf")
-    unused, unheld = [never] * len(parents), [never] * len(parents)
-    found = Reach(last=max(on_path))
+    unused, unheld = [never] * len(parents), [never] * len(parents)  # since when
+    found = Reach()
+    events: list[tuple[float, int, int]] = []
+    # When of the two that it takes the first came: a row's list and masses, a draft's sum and law.
+    ready: dict[int, float] = {}
+    joined: dict[int, float] = {}
 
     def mark(node: int, now: float, held: bool) -> None:
         unused[node] = min(unused[node], now)
@@ -152,147 +170,181 @@ def reach(trees: Sequence[Sequence[int]], late: float, holds: bool) -> Reach:
         for child in children[node]:
             mark(child, now, True)
 
-    def join(node: int, now: float) -> None:
-        if unheld[node] > node:
-            heapq.heappush(events, (max(now, node + late), 1, node))
+    def ends(node: int, at: float) -> None:
+        # A row's list and its token are waited for, whoever wants them. Of siblings held one after
+        # another those of the paths' rows: that all others are rejected is for their work alone.
+        if not holds or node in on_path or parents[node] in on_path:
+            found.end = max(found.end, at)
 
-    events: list[tuple[float, int, int]] = [(float(n), 0, n) for n in range(len(parents))]
-    heapq.heapify(events)
-    while events:
-        now, kind, node = heapq.heappop(events)
-        parent = parents[node]
-        if kind == 0:  # its turn
-            if holds and parent >= 0 and unheld[node] > now:
-                found.summed += 1
-            if unused[node] <= now:
+    def drawn(node: int, at: float) -> None:
+        ends(node, at + tasks.end_us)
+        heapq.heappush(events, (at if holds else at + tasks.mark_us, DRAWN, node))
+
+    def prepared(node: int, at: float) -> None:  # by top_p alone
+        if node not in ready:
+            ready[node] = at
+            return
+        found.add(tasks.cutting)
+        drawn(node, max(at, ready[node]) + tasks.draw_us)
+
+    def join(node: int, at: float) -> None:
+        if node not in joined:
+            joined[node] = at
+            return
+        heapq.heappush(events, (max(at, joined[node]) + tasks.mark_us, HELD, node))
+
+    def decide(until: float) -> None:
+        while events and events[0][0] <= until:
+            now, kind, node = heapq.heappop(events)
+            if kind == DRAWN:
+                if holds:
+                    if children[node]:
+                        join(children[node][0], now)
+                else:
+                    for child in children[node]:
+                        if kept.get(node) != child:
+                            mark(child, now, True)
                 continue
-            found.weighed += 1
-            heapq.heappush(events, (now + late, 2, node))
-        elif kind == 2:  # drawn from
-            if not holds:
-                for child in children[node]:
-                    if kept.get(node) != child:
+            parent = parents[node]
+            ends(node, now)
+            if kept.get(parent) == node:
+                for child in children[parent]:
+                    if child > node:
                         mark(child, now, True)
-            elif children[node]:
-                join(children[node][0], now)
-        elif kept.get(parent) == node:  # held, and kept
-            for child in children[parent]:
-                if child > node:
-                    mark(child, now, True)
-        else:
+                continue
             mark(node, now, False)
             before = children[parent].index(node) + 1
             found.subtracted += before
             found.left += 1
+            busy = found.now
+            for _ in range(before):
+                found.add(tasks.subtract)
+            found.add(tasks.left)
+            done = max(now + found.now - busy, found.now) + tasks.draw_us
             if before < len(children[parent]):
-                join(children[parent][before], now + late)
-            now += late
-        if kind != 0 and (parent in on_path or node in on_path):
-            found.end = max(found.end, now)
+                join(children[parent][before], done)
+            ends(node, done + tasks.mark_us)
+
+    begun: list[float] = []  # of each turn, when blocks were free for those behind it
+    for row, searches in order or ((n, s) for n in range(len(parents)) for s in (True, False)):
+        begun.append(found.now)
+        taken = begun[max(0, len(begun) - 1 - tasks.in_flight)]
+        decide(found.now)
+        if searches:
+            found.add(tasks.search)
+            if cut and unused[row] > found.now:
+                found.listed += 1
+                found.add(tasks.listing)
+                at = found.now + tasks.list_us
+                found.end = max(found.end, at)
+                (drawn if cut == "top_k" else prepared)(row, at)
+            continue
+        wanted = unused[row] > taken
+        if cut != "top_k" and wanted:
+            found.weighed += 1
+            found.add(tasks.weigh)
+            if cut:
+                prepared(row, found.now)
+            else:
+                drawn(row, found.now + tasks.draw_us)
+        if holds and parents[row] >= 0 and unheld[row] > (found.now if wanted else taken):
+            found.summed += 1
+            found.add(tasks.sums)
+            join(row, found.now)
+    decide(float("inf"))
     return found
 
 
-def needs_of(counts: Counts, num_bytes: float, device: Device) -> dict[str, float]:
-    """Returns what a loop over so many bytes needs of all multiprocessors' pipes."""
+def needs_of(
+    counts: Counts, num_bytes: float, device: Device, *, memory: bool = False, more: float = 0.0
+) -> dict[str, float]:
+    """Returns what a loop over so many bytes needs of all multiprocessors.
+
+    memory   they come from there, and not only from L2
+    more     bytes that the loop writes
+    """
     trips = num_bytes / (32 * counts["load_bytes"]) / (4 * device.sms)
-    return {pipe: trips * c / device.clock_hz * 1e6 for pipe, c in slots(counts).items()}
+    needs = {pipe: trips * c / device.clock_hz * 1e6 for pipe, c in slots(counts).items()}
+    needs["L2"] = (num_bytes + more) / device.l2_bytes_per_s * 1e6
+    if memory:
+        needs["HBM"] = num_bytes / device.hbm_bytes_per_s * 1e6
+    return needs
+
+
+def tasks_of(vocab: int, device: Device, kind: str, cut: str = "") -> Tasks:
+    """Returns what the tasks on a row of so many scores need (cuda/accept/row_laws.cu)."""
+    found = loops(bool(cut))
+    size, access = vocab * 4.0, device.l2_latency_us
+    holds = kind == "accept"
+    listing: dict[str, float] = {}
+    cutting: dict[str, float] = {}
+    list_us, draw_us = 0.0, DRAWING * access
+    groups = 0.0
+    if cut:
+        counts = model_lists.cell_counts(vocab, cut)
+        making = model_lists.list_trips(counts, cut)
+        barriers = model_lists.LIST_BARRIERS
+        barriers += model_lists.COUNT_BARRIERS if cut == "top_k" else 0
+        listing = model_lists.trips_needs(making, device)
+        listing["L2"] = model_lists.memory_bytes(counts, cut) / device.l2_bytes_per_s * 1e6
+        list_us = model_lists.trips_us(making, barriers, device)
+        groups = counts.groups * 4.0
+        if cut == "top_k":  # the token is drawn with the list
+            draw_us = 0.0
+        else:
+            last = model_lists.cut_trips(counts, cut)
+            cutting = model_lists.trips_needs(last, device)
+            draw_us = model_lists.trips_us(last, model_lists.MASS_BARRIERS, device)
+    return Tasks(
+        search=needs_of(found.search, size, device, memory=True, more=groups),
+        weigh=needs_of(found.weigh, size, device),
+        sums=needs_of(found.sums, size, device, memory=True),
+        subtract=needs_of(found.subtract, size, device),
+        left=needs_of(found.left, size, device),
+        listing=listing,
+        cutting=cutting,
+        list_us=list_us,
+        draw_us=draw_us,
+        mark_us=(HOLDING if holds else MARKING) * access,
+        # Behind the last row's token: for drafts whether a mark is still of use.
+        end_us=access if kind == "match" else 0.0,
+        in_flight=BLOCKS // -(-vocab // (256 * PIECE_CHUNKS)),
+    )
 
 
 def row_laws(
-    rows: int, vocab: int, device: Device, cut: str = "", reached: Reach | None = None
+    trees: Sequence[Sequence[int]], vocab: int, device: Device, kind: str, cut: str = ""
 ) -> Kernel:
     """Returns what finds all rows' largest scores, masses and draws (cuda/accept/row_laws.cu).
 
-    cut      which law all rows have: "" cuts nothing, "top_k" needs no row's mass, "top_p" does
-    reached  what is done of a step of drafts; None: all rows are weighed, nothing is held
+    trees   of the drafts, by parents
+    kind    of the cell: what is drawn is not compared ("sample"), is ("match"), or drafts are held
+            ("accept")
+    cut     which law all rows have, as for ``reach``
 
     Only the search reads the scores from device memory; blocks that do something else do not wait
     for it but at the beginning and for a row's largest score.
     """
-    found = loops(bool(cut))
-    done = reached or Reach(weighed=rows)
-    row_bytes = vocab * 4.0
-    weighed = 0 if cut == "top_k" else done.weighed
-    reads = [
-        (found.search, rows),
-        (found.weigh, weighed),
-        (found.sums, done.summed),
-        (found.subtract, done.subtracted),
-        (found.left, done.left),
-    ]
-    needs = {"HBM": (rows + done.summed) * row_bytes / device.hbm_bytes_per_s * 1e6}
-    read = rows + weighed + done.summed + done.subtracted + done.left
-    needs["L2"] = read * row_bytes / device.l2_bytes_per_s * 1e6
-    for loop, times in reads:
-        for pipe, us in needs_of(loop, times * row_bytes, device).items():
-            needs[pipe] = needs.get(pipe, 0.0) + us
+    rows, size = sum(len(tree) for tree in trees), vocab * 4.0
+    tasks = tasks_of(vocab, device, kind, cut)
+    done = reach(trees, tasks, kind == "accept", cut, turns(rows, size))
     # The first rows are read before there is anything to weigh.
-    ahead = min(rows, ROWS_AHEAD) * row_bytes / device.hbm_bytes_per_s * 1e6
+    ahead = min(rows, ROWS_AHEAD) * size / device.hbm_bytes_per_s * 1e6
     fixed = device.launch_us + device.first_load_us + ahead
-    if done.summed:  # what is decided when there is nothing left to do
-        fixed += max(0.0, done.end - rows) * max(needs.values()) / rows
-    else:  # the last row's draw, and for drafts whether a mark is still of use
-        fixed += (DRAWING if reached is None else DRAWING + 1) * device.l2_latency_us
-    if cut:
-        fixed += cut_us(rows, row_bytes, weighed, cut, max(needs.values()), reached, device)
-    return Kernel("laws", needs, fixed)
-
-
-def cut_us(
-    rows: int,
-    row_bytes: float,
-    weighed: int,
-    cut: str,
-    busy_us: float,
-    reached: Reach | None,
-    device: Device,
-) -> float:
-    """Returns what the cuts add that nothing hides.
-
-    The last row's: by top_k all of it. By top_p alone the list is made while rows are weighed that
-    were searched before. Of a step of drafts the last row that a path leads to; rows behind it are
-    searched meanwhile.
-
-    weighed, busy_us   rows that are; what all rows' tasks take together
-    """
-    listing = list_us(int(row_bytes / 4), device)
-    if cut == "top_k":
-        late = listing + COUNT_BARRIERS * device.barrier_us
-    else:  # the list is read back by whoever weighed the last piece
-        share = weighed / rows * rows_left(rows, row_bytes)
-        hidden = share * max(needs_of(loops(True).weigh, row_bytes, device).values())
-        late = max(0.0, listing - hidden)
-        late += device.l2_latency_us + MASS_BARRIERS * device.barrier_us
-    if reached is None:
-        return late
-    return max(0.0, late - max(0.0, rows - 1 - reached.last) * busy_us / rows)
-
-
-def late_of(rows: int, vocab: int, device: Device, holds: bool, cut: str = "") -> float:
-    """Returns how many turns pass from a row's turn until what it decides is known."""
-    all_rows = Reach(weighed=rows, summed=rows if holds else 0)
-    turn_us = max(row_laws(rows, vocab, device, reached=all_rows).needs.values()) / rows
-    late = (DRAWING + (HOLDING if holds else MARKING)) * device.l2_latency_us
-    if cut:
-        barriers = COUNT_BARRIERS if cut == "top_k" else MASS_BARRIERS
-        late += list_us(vocab, device) + barriers * device.barrier_us
-    return late / turn_us
+    return Kernel("laws", done.needs, fixed + max(0.0, done.end - done.now))
 
 
 def row_op(cell: StepCell, device: Device, cut: str = "") -> tuple[Kernel, ...]:
     """Returns the kernels of "sample", "match" or "accept".
 
-    cut   what the laws of "sample" and "match" cut off, as for ``row_laws``
+    cut   what the laws cut off, as for ``reach``
     """
-    rows = cell.requests * cell.rows
     walk = device.launch_us + device.first_load_us
-    reached = None
+    trees: list[list[int]] = [[-1]] * (cell.requests * cell.rows)
     if cell.kind != "sample":
-        tree = random_tree(cell.rows, MAX_DEPTH, seed=1)
-        holds = cell.kind == "accept"
-        late = late_of(rows, cell.vocab, device, holds, cut)
-        reached = reach([tree] * cell.requests, late, holds)
+        trees = [random_tree(cell.rows, MAX_DEPTH, seed=1)] * cell.requests
         # Rejection follows its path; exact match looks for the deepest of the nodes that were kept.
-        walk += (PATH if holds else cell.rows) * NODE_US + WALK_BARRIERS * device.barrier_us
-    laws = row_laws(rows, cell.vocab, device, cut, reached)
+        nodes = PATH if cell.kind == "accept" else cell.rows
+        walk += nodes * NODE_US + WALK_BARRIERS * device.barrier_us
+    laws = row_laws(trees, cell.vocab, device, cell.kind, cut)
     return (Kernel("clear", {}, device.launch_us), laws, Kernel(cell.kind, {}, walk))

@@ -25,6 +25,7 @@
 #include "simt/shadow.h"
 #include "simt/simt.h"
 #include "simt/streams.h"
+#include "simt/tally.h"
 #include "simt/visits.h"
 
 namespace simt {
@@ -174,6 +175,14 @@ const Region* find(const std::vector<Region>& v, uintptr_t a) {
 void touch(unsigned by, uintptr_t a, unsigned bytes, bool write, check::Kind kind, unsigned place) {
   if (a >= stack_lo && a < stack_hi && by < threads) return;
   const bool in_shared = is_shared(a);
+  if (tally::on) {
+    const Region* r = in_shared ? nullptr : find(regions, a);
+    tally::note(places[place].pc, places[place].site,
+                in_shared ? "shared"
+                : r       ? r->name
+                          : "",
+                bytes, write);
+  }
   Shadow* shadow = &local;
   if (in_shared) {
     const uintptr_t at = a - shared_lo, owner = at / shared_pitch;

@@ -8,6 +8,7 @@
 #include "simt/limits.h"
 #include "simt/simt.h"
 #include "simt/streams.h"
+#include "simt/tally.h"
 
 namespace specdec {
 namespace {
@@ -59,5 +60,14 @@ extern "C" __attribute__((visibility("default"))) std::size_t specdec_synchroniz
 extern "C" __attribute__((visibility("default"))) const char* specdec_unrecorded() {
   static std::string lines;
   lines = simt::limits::unrecorded();
+  return lines.c_str();
+}
+// Counts from now on how often kernels touch memory (simt/tally.h); of no use in the fast library.
+extern "C" __attribute__((visibility("default"))) void specdec_begin_tally() {
+  simt::tally::begin();
+}
+extern "C" __attribute__((visibility("default"))) const char* specdec_end_tally() {
+  static std::string lines;
+  lines = simt::tally::end();
   return lines.c_str();
 }

@@ -12,7 +12,7 @@ flags="-std=c++20 -isystem $cuda -Icpp -Icuda -Itests -Wall -Wextra -Wno-unknown
   -fno-strict-aliasing -ffp-contract=off ${EMU_FLAGS:-}"
 flags="$flags -DSIMT_REGISTERS=\"$PWD/docs/kernels/registers.md\""
 checks="check sanitizer streams"
-units="simt async limits matrix registers no_check"
+units="simt async limits matrix registers tally no_check"
 for unit in $units $checks; do
   for source in tests/simt/$unit.cc tests/simt/*.h; do
     if [ ! "$out/$unit.o" -nt "$source" ]; then
