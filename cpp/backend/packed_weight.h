@@ -42,7 +42,7 @@ struct PackedLayout {
   static constexpr std::int32_t kDepth = 64;
 
   constexpr std::int32_t number_bytes() const { return kColumns * kDepth * bits / 8; }
-  // Of all scales of a tile, or of all minimums.
+  // All scales of a tile, or all minimums.
   constexpr std::int32_t scale_bytes() const {
     return kColumns * (kDepth / group) * (is_wide ? 4 : 2);
   }

@@ -14,7 +14,7 @@ BLOCK_SIZES = {
     "q8_0": (32, 34), "q4_0": (32, 18), "q4_1": (32, 20), "q4_g": (32, 24), "q8_g": (32, 36),
     "q4_k": (256, 144), "q5_k": (256, 176), "q6_k": (256, 210), "f8_g": (64, 68),
 }  # fmt: skip
-# Of a block that is a scale, a minimum perhaps, and numbers.
+# Blocks of a scale, perhaps a minimum, and numbers.
 _HAS_MINIMUM = ("q4_1", "q4_g")
 _WIDE = ("q4_g", "q8_g", "f8_g")
 
@@ -86,7 +86,7 @@ def _five_bits(blocks: Tensor) -> tuple[Tensor, list[Tensor]]:
 
 
 def _six_bits(blocks: Tensor) -> tuple[Tensor, list[Tensor]]:
-    """Of each half of a block: four times 32 numbers of 4 low bits and 2 high ones, less 32."""
+    """Each half of a block is four times 32 numbers of 4 low bits and 2 high ones, less 32."""
     import torch
 
     shape = blocks.shape[:2]
