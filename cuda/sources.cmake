@@ -9,6 +9,8 @@ set(SPECDEC_CUDA_KV ${here}/kv/append.cu ${here}/kv/compact.cu ${here}/kv/rope_a
 set(SPECDEC_CUDA_LINEAR ${here}/linear/linear.cu ${here}/linear/matrix_bf16.cu
                         ${here}/linear/matrix_f16.cu
                         ${here}/linear/packed_bf16.cu ${here}/linear/packed_f16.cu
+                        ${here}/linear/packed_wide4_bf16.cu ${here}/linear/packed_wide4_f16.cu
+                        ${here}/linear/packed_wide8_bf16.cu ${here}/linear/packed_wide8_f16.cu
                         ${here}/linear/instances/launchers.cu)
 file(GLOB SPECDEC_CUDA_LINEAR_HOPPER CONFIGURE_DEPENDS ${here}/linear/instances/hopper_*.cu)
 set(SPECDEC_CUDA_ACCEPT ${here}/accept/accept_step.cu ${here}/accept/row_laws.cu

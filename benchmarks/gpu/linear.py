@@ -27,8 +27,21 @@ SHAPES = {
     "head": (128256, 4096),
 }
 ROWS = (1, 8, 11, 27, 64, 84, 128)
-# Weights in blocks of 32: bits of an element, scales included.
-PACKED_BITS = {"q8_0": 8.5, "q4_0": 4.5, "q4_1": 5.0}
+# Weights in blocks: bits of an element as the kernels read it, scales included.
+PACKED_BITS = {"q8_0": 8.5, "q4_0": 4.5, "q4_1": 5.0, "q4_g": 5.0, "q8_g": 8.5, "f8_g": 8.5,
+               "q4_k": 6.0, "q5_k": 10.0, "q6_k": 10.0}  # fmt: skip
+# Elements and bytes of a block, the factors in it: (first byte, dtype).
+BLOCKS: dict[str, tuple[int, int, list[tuple[int, torch.dtype]]]] = {
+    "q8_0": (32, 34, [(0, torch.float16)]),
+    "q4_0": (32, 18, [(0, torch.float16)]),
+    "q4_1": (32, 20, [(0, torch.float16), (2, torch.float16)]),
+    "q4_g": (32, 24, [(0, torch.float32), (4, torch.float32)]),
+    "q8_g": (32, 36, [(0, torch.float32)]),
+    "f8_g": (64, 68, [(0, torch.float32)]),
+    "q4_k": (256, 144, [(0, torch.float16), (2, torch.float16)]),
+    "q5_k": (256, 176, [(0, torch.float16), (2, torch.float16)]),
+    "q6_k": (256, 210, [(208, torch.float16)]),
+}
 PACKED_ROWS = (1, 11, 84)
 CHECKED_COLUMNS = 4096  # of a packed weight, which is unpacked for that
 
@@ -61,6 +74,8 @@ class LinearCell:
     def tiny(self) -> LinearCell:
         """Depths of the same tile; those beyond 4096 stay as they are and are cut over blocks."""
         depth = 4160 if self.depth > 4096 and self.rows == 1 else 192
+        elements = BLOCKS[self.format][0] if self.format in BLOCKS else 1
+        depth = -(-depth // elements) * elements
         return dataclasses.replace(self, columns=136, depth=depth)
 
 
@@ -79,15 +94,23 @@ def linear_cells() -> list[LinearCell]:
 def random_packed(
     columns: int, depth: int, format: str, generator: torch.Generator
 ) -> ops.PackedWeight:
-    """Random numbers with scales near 2^-7, which a model's are."""
-    size = int(PACKED_BITS[format] * 4)
+    """Random numbers with scales near 2^-7, which a model's are, one for a column; K formats
+    multiply them by whole numbers."""
+    elements, size, factors = BLOCKS[format]
     blocks = torch.randint(
-        0, 256, (columns, depth // 32, size), dtype=torch.uint8, device=generator.device,
+        0, 256, (columns, depth // elements, size), dtype=torch.uint8, device=generator.device,
         generator=generator,
     )  # fmt: skip
-    blocks[..., 1] = blocks[..., 1] % 4 + 0x1E
-    if format == "q4_1":  # the middle of 0..15 stands for about zero
-        blocks[..., 3] = blocks[..., 1] + 0x8C
+    if format == "f8_g":
+        blocks &= 0xF7  # no NaN
+    drawn = torch.randint(32, 96, (columns, 1, 1), device=generator.device, generator=generator)
+    scale = drawn.float() * 2.0 ** (-17 if format.endswith("_k") else -13)
+    # The middle of the numbers stands for about zero.
+    middle = -16.0 if format == "q5_k" else -8.0
+    values = [scale, (scale if not format.endswith("_k") else -scale) * middle]
+    for (first, dtype), value in zip(factors, values, strict=False):
+        bytes_of = value.to(dtype).view(torch.uint8)
+        blocks[..., first : first + dtype.itemsize] = bytes_of
     return ops.pack_weight(blocks.flatten(1), format)
 
 

@@ -8,7 +8,9 @@ from benchmarks.gpu.linear import LinearCell
 from benchmarks.gpu.machine import Counts, Device, Kernel, loops_of, slots
 
 # WeightFormat of cpp/backend/packed_weight.h, and bytes of a tile of 32 columns by 64 k.
-FORMATS = {"q8_0": (1, 2176), "q4_0": (2, 1152), "q4_1": (3, 1280)}
+FORMATS = {"q8_0": (1, 2176), "q4_0": (2, 1152), "q4_1": (3, 1280), "q4_g": (4, 1280),
+           "q4_k": (5, 1536), "q8_g": (6, 2176), "q5_k": (7, 2560), "q6_k": (8, 2560),
+           "f8_g": (9, 2176)}  # fmt: skip
 # kLinearTiles of cuda/linear/linear_plan.h: rows, columns, do warps split k?
 TILES = ((8, 32, True), (16, 32, True), (32, 128, False), (64, 128, False), (128, 128, False))
 CHUNK, GROUP_DEPTH, GROUP_PARTS, ENOUGH_BLOCKS = 64, 4096, 4, 120

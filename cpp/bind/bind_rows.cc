@@ -93,11 +93,12 @@ void rms_norm(py::handle x, py::handle weight, py::handle out, py::handle added,
 BorrowedTensor packed_weight(OpCall& call, py::handle tensor, const std::string& format,
                              std::int64_t columns, LinearParams& p) {
   const PackedLayout* layout = find_packed_layout(format);
-  SPECDEC_REQUIRE(layout != nullptr, "format = '", format, "': give q8_0, q4_0 or q4_1");
+  SPECDEC_REQUIRE(layout != nullptr, "format = '", format,
+                  "': give q8_0, q4_0, q4_1, q4_g, q4_k, q8_g, q5_k, q6_k or f8_g");
   SPECDEC_REQUIRE(columns >= 1 && columns <= kMaxLinearColumns, "weight has ", columns,
                   " rows: give 1..", kMaxLinearColumns);
-  SPECDEC_REQUIRE(p.depth % kWeightGroup == 0, "x has ", p.depth, " columns: a weight in ", format,
-                  " has whole groups of ", kWeightGroup);
+  SPECDEC_REQUIRE(p.depth % layout->group == 0, "x has ", p.depth, " columns: a weight in ", format,
+                  " has whole groups of ", layout->group);
   // A row alone has no stride to speak of.
   const bool aligned =
       reinterpret_cast<std::uintptr_t>(p.x) % 16 == 0 && (p.rows <= 1 || p.x_row_stride % 8 == 0);

@@ -65,12 +65,38 @@ void launch_fold(const LinearLaunch& launch, std::int32_t units, std::int32_t un
               gpu::LaunchOptions{.dependent = true}, launch, units, units_per_group);
 }
 
+template <class T>
+auto packed_launcher(WeightFormat format) {
+  switch (format) {
+    case WeightFormat::kQ8_0:
+      return launch_packed<T, WeightFormat::kQ8_0>;
+    case WeightFormat::kQ4_0:
+      return launch_packed<T, WeightFormat::kQ4_0>;
+    case WeightFormat::kQ4_1:
+      return launch_packed<T, WeightFormat::kQ4_1>;
+    case WeightFormat::kQ4_G:
+      return launch_packed<T, WeightFormat::kQ4_G>;
+    case WeightFormat::kQ4_K:
+      return launch_packed<T, WeightFormat::kQ4_K>;
+    case WeightFormat::kQ8_G:
+      return launch_packed<T, WeightFormat::kQ8_G>;
+    case WeightFormat::kQ5_K:
+      return launch_packed<T, WeightFormat::kQ5_K>;
+    case WeightFormat::kQ6_K:
+      return launch_packed<T, WeightFormat::kQ6_K>;
+    default:
+      return launch_packed<T, WeightFormat::kF8_G>;
+  }
+}
+
 void launch_matrix(const LinearLaunch& launch, const LinearPlan& plan) {
   const dim3 grid(static_cast<unsigned>(launch.row_tiles) * plan.column_tiles,
                   static_cast<unsigned>(plan.units));
   const bool is_bf16 = launch.call.dtype == DType::kBF16;
   const bool is_packed = launch.call.format != WeightFormat::kElements;
-  const auto launcher = is_packed ? (is_bf16 ? launch_packed_bf16 : launch_packed_f16)
+  const WeightFormat format = launch.call.format;
+  const auto launcher = is_packed ? (is_bf16 ? packed_launcher<__nv_bfloat16>(format)
+                                             : packed_launcher<__half>(format))
                                   : (is_bf16 ? launch_tile_bf16 : launch_tile_f16);
   launcher(launch, plan.tile.row_tile, grid);
   if (launch.partial != nullptr) {

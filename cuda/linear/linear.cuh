@@ -172,7 +172,7 @@ template <class Config>
 __device__ __forceinline__ void multiply_stage(const unsigned char* stage, int column, int row,
                                                LinearSums<Config>& sums) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  const typename Config::Weights::template Operand<Config> weights(stage, column, lane);
+  typename Config::Weights::template Operand<Config> weights(stage, column, lane);
   const unsigned char* rows = stage + Config::kWeightBytes;
 #pragma unroll Config::kStepUnroll
   for (int step = 0; step < kLinearChunk / 16; ++step) {

@@ -23,8 +23,8 @@ void launch_tile(const LinearLaunch& launch, std::int32_t row_tile, dim3 grid) {
 
 void launch_tile_bf16(const LinearLaunch& launch, std::int32_t row_tile, dim3 grid);
 void launch_tile_f16(const LinearLaunch& launch, std::int32_t row_tile, dim3 grid);
-// For a packed weight, in the format of launch.call.format.
-void launch_packed_bf16(const LinearLaunch& launch, std::int32_t row_tile, dim3 grid);
-void launch_packed_f16(const LinearLaunch& launch, std::int32_t row_tile, dim3 grid);
+// For a packed weight; in packed_*.cu.
+template <class T, WeightFormat kFormat>
+void launch_packed(const LinearLaunch& launch, std::int32_t row_tile, dim3 grid);
 
 }  // namespace specdec::cuda

@@ -2,8 +2,11 @@
 
 namespace specdec::cuda {
 
-void launch_packed_bf16(const LinearLaunch& launch, std::int32_t row_tile, dim3 grid) {
-  launch_packed<__nv_bfloat16>(launch, row_tile, grid);
-}
+template void launch_packed<__nv_bfloat16, WeightFormat::kQ8_0>(const LinearLaunch&, std::int32_t,
+                                                                dim3);
+template void launch_packed<__nv_bfloat16, WeightFormat::kQ4_0>(const LinearLaunch&, std::int32_t,
+                                                                dim3);
+template void launch_packed<__nv_bfloat16, WeightFormat::kQ4_1>(const LinearLaunch&, std::int32_t,
+                                                                dim3);
 
 }  // namespace specdec::cuda

@@ -2,8 +2,8 @@
 
 namespace specdec::cuda {
 
-void launch_packed_f16(const LinearLaunch& launch, std::int32_t row_tile, dim3 grid) {
-  launch_packed<__half>(launch, row_tile, grid);
-}
+template void launch_packed<__half, WeightFormat::kQ8_0>(const LinearLaunch&, std::int32_t, dim3);
+template void launch_packed<__half, WeightFormat::kQ4_0>(const LinearLaunch&, std::int32_t, dim3);
+template void launch_packed<__half, WeightFormat::kQ4_1>(const LinearLaunch&, std::int32_t, dim3);
 
 }  // namespace specdec::cuda

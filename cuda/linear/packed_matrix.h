@@ -1,4 +1,4 @@
-// The matrix kernels of packed weights, by format.
+// The matrix kernels of packed weights: each packed_*.cu compiles those of some formats.
 #pragma once
 
 #include "linear/matrix.h"
@@ -6,16 +6,9 @@
 
 namespace specdec::cuda {
 
-template <class T>
+template <class T, WeightFormat kFormat>
 void launch_packed(const LinearLaunch& launch, std::int32_t row_tile, dim3 grid) {
-  switch (launch.call.format) {
-    case WeightFormat::kQ8_0:
-      return launch_tile<PackedWeights<T, WeightFormat::kQ8_0>>(launch, row_tile, grid);
-    case WeightFormat::kQ4_0:
-      return launch_tile<PackedWeights<T, WeightFormat::kQ4_0>>(launch, row_tile, grid);
-    default:
-      return launch_tile<PackedWeights<T, WeightFormat::kQ4_1>>(launch, row_tile, grid);
-  }
+  launch_tile<PackedWeights<T, kFormat>>(launch, row_tile, grid);
 }
 
 }  // namespace specdec::cuda

@@ -2,9 +2,9 @@
 //
 // A lane reads the numbers of its fragments as whole vectors of 16 bytes, in the order in which
 // mma.sync takes them: neither ldmatrix nor a shuffle. Each becomes a float by its bits alone: set
-// into the mantissa of a power of two, less that power and the format's zero. A number, its product
-// with the scale included, is exact in float32; the sum with a minimum is rounded there; then the
-// weight is rounded to T.
+// into the mantissa of a power of two, less that power and the format's zero; an e4m3 number is one
+// of float16. Its product with the scale is rounded to float32, the sum with a minimum is rounded
+// there again; then the weight is rounded to T.
 #pragma once
 
 #include <cstdint>
@@ -30,17 +30,36 @@ __device__ __forceinline__ std::uint32_t rounded_pair(float low, float high) {
 // The scale of a lane's column and group, and the minimum. widen() makes a weight of number `place`
 // of the 8 that begin at `words`.
 template <WeightFormat kFormat>
-struct WeightFactors;
+struct WeightFactors {
+  static constexpr PackedLayout kLayout = packed_layout(kFormat);
+  float scale, minimum;
 
-template <>
-struct WeightFactors<WeightFormat::kQ8_0> {
-  float scale;
-
-  __device__ __forceinline__ WeightFactors(float scale, float) : scale(scale) {}
+  __device__ __forceinline__ WeightFactors(float scale, float minimum)
+      : scale(scale), minimum(minimum) {}
   __device__ __forceinline__ float widen(const std::uint32_t* words, int place) const {
-    const std::uint32_t bits =
-        __byte_perm(words[place / 4], 0x4b000000u, 0x7650u | static_cast<unsigned>(place % 4));
-    return (__uint_as_float(bits) - static_cast<float>((1 << 23) + 128)) * scale;
+    if constexpr (kFormat == WeightFormat::kF8_G) {
+      // 2^-8 of the number as float16, subnormal ones too: its seven bits below the sign move by
+      // one. The scale makes up for it, which is exact (ops.pack_weight refuses larger ones).
+      const std::uint32_t bytes =
+          __byte_perm(words[place / 4], 0u, place % 4 < 2 ? 0x1404u : 0x3424u);
+      const std::uint32_t bits = gpu::and_or(bytes, 0x80008000u, bytes >> 1 & 0x3f803f80u);
+      const float2 pair = __half22float2(*reinterpret_cast<const __half2*>(&bits));
+      return (place % 2 == 0 ? pair.x : pair.y) * (scale * 256.0f);
+    } else if constexpr (kLayout.bits == 8) {
+      const std::uint32_t bits =
+          __byte_perm(words[place / 4], 0x4b000000u, 0x7650u | static_cast<unsigned>(place % 4));
+      const float number = __uint_as_float(bits) - static_cast<float>((1 << 23) + kLayout.zero);
+      return kLayout.has_minimum ? __fadd_rn(__fmul_rn(number, scale), minimum) : number * scale;
+    } else {
+      // The mantissa's 23 bits hold five numbers; the last three are shifted there first. The
+      // product is exact, so that one fused instruction rounds as two.
+      static_assert(kLayout.has_minimum && kLayout.zero == 0);
+      const std::uint32_t word = place < 5 ? words[0] : words[0] >> 20;
+      const int bit = (place < 5 ? place : place - 5) * 4;
+      const std::uint32_t bits =
+          gpu::and_or(word, 15u << bit, static_cast<std::uint32_t>(150 - bit) << 23);
+      return fmaf(__uint_as_float(bits) - static_cast<float>(1 << (23 - bit)), scale, minimum);
+    }
   }
 };
 
@@ -64,28 +83,12 @@ struct WeightFactors<WeightFormat::kQ4_0> {
   }
 };
 
-template <>
-struct WeightFactors<WeightFormat::kQ4_1> {
-  float scale, minimum;
-
-  __device__ __forceinline__ WeightFactors(float scale, float minimum)
-      : scale(scale), minimum(minimum) {}
-  __device__ __forceinline__ float widen(const std::uint32_t* words, int place) const {
-    // The mantissa's 23 bits hold five numbers; the last three are shifted there first.
-    const std::uint32_t word = place < 5 ? words[0] : words[0] >> 20;
-    const int bit = (place < 5 ? place : place - 5) * 4;
-    const std::uint32_t bits =
-        gpu::and_or(word, 15u << bit, static_cast<std::uint32_t>(150 - bit) << 23);
-    return fmaf(__uint_as_float(bits) - static_cast<float>(1 << (23 - bit)), scale, minimum);
-  }
-};
-
 // A stage is a tile of the packed weight for every 32 columns.
 template <class T_, WeightFormat kFormat>
 struct PackedWeights {
   using T = T_;
   static constexpr PackedLayout kLayout = packed_layout(kFormat);
-  static_assert(kLayout.kDepth == kLinearChunk && kWeightGroup == 32);
+  static_assert(kLayout.kDepth == kLinearChunk && kLayout.group % 16 == 0);
   // Every warp of a wide block that has a column widens its weights: few should.
   static constexpr int kWarpRows = 64;
   static constexpr int stage_bytes(int columns) {
@@ -137,11 +140,14 @@ struct PackedWeights {
     static constexpr int kVectors = kLayout.bits / 4;     // of a fragment's columns
     static constexpr int kSteps = 4 / kVectors;           // of 16 k in a vector
     static constexpr int kWords = kLayout.bits * 8 / 32;  // of a lane's 8 numbers of a step
+    static constexpr int kColumns = 2 * Config::kColumnFragments;  // of a lane, 8 apart
+    using Factor = std::conditional_t<kLayout.is_wide, float, __half>;
     std::uint32_t numbers[Config::kColumnFragments][kVectors][4];
-    // By column of the lane's, 8 apart, then by group of k.
-    float scales[kLaneElements], minimums[kLaneElements];
+    const Factor* factors;                       // the lane's scales of the first group
+    float scales[kColumns], minimums[kColumns];  // of one group of k
 
     __device__ __forceinline__ Operand(const unsigned char* stage, int column, int lane) {
+      static_assert(kColumns * 8 == PackedLayout::kColumns);
       const unsigned char* tile = stage + column / kLayout.kColumns * kLayout.tile_bytes();
 #pragma unroll
       for (int m = 0; m < Config::kColumnFragments; ++m) {
@@ -152,23 +158,28 @@ struct PackedWeights {
           numbers[m][v][2] = vector.z, numbers[m][v][3] = vector.w;
         }
       }
-      const auto* factors =
-          reinterpret_cast<const __half*>(tile + kLayout.number_bytes()) + lane / 4 * kLaneElements;
-      load_floats(factors, true, scales);
-      if constexpr (kLayout.has_minimum) {
-        load_floats(factors + kLayout.kScaleBytes / 2, true, minimums);
-      }
+      factors =
+          reinterpret_cast<const Factor*>(tile + kLayout.number_bytes()) + lane / 4 * kColumns;
     }
 
-    __device__ __forceinline__ void load(int step, int m, std::uint32_t (&a)[4]) const {
+    // Steps ascending, of each the fragments: factors are read once for a group.
+    __device__ __forceinline__ void load(int step, int m, std::uint32_t (&a)[4]) {
+      if (m == 0 && step % (kLayout.group / 16) == 0) {
+        const Factor* from = factors + step * 16 / kLayout.group * PackedLayout::kColumns;
+        load_floats(from, true, scales);
+        if constexpr (kLayout.has_minimum) {
+          constexpr int kScales = kLayout.scale_bytes() / static_cast<int>(sizeof(Factor));
+          load_floats(from + kScales, true, minimums);
+        }
+      }
       const std::uint32_t* words = numbers[m][step / kSteps] + step % kSteps * kWords;
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        const int at = (m * 2 + h) * 2 + step / 2;
-        const WeightFactors<kFormat> factors(scales[at], kLayout.has_minimum ? minimums[at] : 0.0f);
+        const int at = m * 2 + h;
+        const WeightFactors<kFormat> weight(scales[at], kLayout.has_minimum ? minimums[at] : 0.0f);
 #pragma unroll
         for (int r = h; r < 4; r += 2) {
-          a[r] = rounded_pair<T>(factors.widen(words, 2 * r), factors.widen(words, 2 * r + 1));
+          a[r] = rounded_pair<T>(weight.widen(words, 2 * r), weight.widen(words, 2 * r + 1));
         }
       }
     }

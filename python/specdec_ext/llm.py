@@ -53,7 +53,7 @@ class LLM:
     scheduler_config           SchedulerConfig, dict, ...
     dtype                      "auto" (the checkpoint's; of a GGUF file each weight's own width),
                                "float32", "bfloat16", "float16"
-    quantization               "int8", "int4", "fp8" (e4m3; on the CPU): weights become so narrow at
+    quantization               "int8", "int4", "fp8" (e4m3): weights become so narrow at
                                load, of native families, on a device if the model is of 16 bits
                                (docs/models.md); None: as they are
     model_impl                 "auto", "native", "transformers"

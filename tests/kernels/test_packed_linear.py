@@ -14,14 +14,21 @@ from kernel_calls import bits
 from linear_cases import check_error, run
 from ops_arguments import refused
 from packed_cases import (
+    BITS,
+    FACTORS,
     FORMATS,
-    SIZES,
+    HALF_FORMATS,
+    KEPT,
+    WIDE_FORMATS,
     PackedLayer,
     dequantised,
+    e4m3,
+    fitting,
     make_packed,
     pack,
     random_blocks,
     run_packed,
+    set_factor,
 )
 
 from specdec_ext import ops
@@ -33,6 +40,8 @@ SHAPES = [
     (32, 130, 224), (33, 129, 640), (64, 64, 544), (65, 140, 160), (128, 127, 96),
     (130, 40, 288), (5, 31, 4160), (20, 24, 8256), (4, 24, 4128),
 ]  # fmt: skip
+CASES = [(f, shape) for f in HALF_FORMATS for shape in SHAPES]
+CASES += [(f, shape) for f in WIDE_FORMATS for shape in SHAPES if shape[0] in (1, 5, 9, 17, 33, 65)]
 
 
 def same(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -42,8 +51,7 @@ def same(a: torch.Tensor, b: torch.Tensor) -> bool:
 formats = pytest.mark.parametrize("format", FORMATS)
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-@formats
+@pytest.mark.parametrize(("format", "shape"), CASES, ids=str)
 @every_backend
 def test_values_are_those_of_the_weight_as_floats(
     target: Target, format: str, shape: tuple[int, int, int]
@@ -63,21 +71,26 @@ def test_values_are_those_of_the_weight_as_floats(
 @pytest.mark.parametrize("depth", [32, 64, 96, 512])
 @formats
 def test_packing_loses_nothing(format: str, columns: int, depth: int) -> None:
+    depth = fitting(depth, format)
     blocks = random_blocks(columns, depth, format)
-    weight = ops.pack_weight(torch.from_numpy(blocks), format)
+    weight = ops.pack_weight(torch.from_numpy(blocks), format.split("/")[0])
     assert weight.shape == (columns, depth)
+    kept = KEPT.get(format, format)
+    if depth % 64:
+        kept = {"q4_g": "q4_k", "q8_g": "q6_k"}.get(kept, kept)
+    assert weight.format == kept
     ids = torch.tensor([0, columns - 1, columns // 2], dtype=torch.int32)
     expected = torch.from_numpy(dequantised(blocks, format))[ids.long()]
     assert same(weight.rows(ids, torch.float32), expected)
     assert same(weight.rows(ids, torch.bfloat16), expected.bfloat16())
     tiles = -(-columns // 32) * -(-depth // 64)
-    assert weight.nbytes == tiles * 2 * 32 * SIZES[format]
+    assert weight.nbytes == tiles * 32 * 64 * BITS[kept] / 8
 
 
 @pytest.mark.parametrize("format", FORMATS)
 def test_parts_of_a_large_weight_are_packed_one_after_another(format: str) -> None:
-    blocks = np.tile(random_blocks(33, 32, format), (130, 1))
-    weight = ops.pack_weight(torch.from_numpy(blocks), format)
+    blocks = np.tile(random_blocks(33, fitting(32, format), format), (130, 1))
+    weight = ops.pack_weight(torch.from_numpy(blocks), format.split("/")[0])
     ids = torch.arange(len(blocks))
     expected = np.tile(dequantised(blocks[:33], format), (130, 1))
     assert same(weight.rows(ids, torch.float32), torch.from_numpy(expected))
@@ -118,7 +131,7 @@ def test_a_nan_stays_in_its_row_and_its_column(target: Target, format: str, rows
     clean = run_packed(target, layer)
     x, blocks = layer.x.clone(), layer.blocks.copy()
     x[1, 5] = math.nan
-    blocks[33, :2] = np.array([math.nan], np.float16).view(np.uint8)
+    set_factor(blocks, format, 0, math.nan, slice(33, 34))
     result = run_packed(target, dataclasses.replace(layer, x=x, blocks=blocks))
     kept = torch.ones(rows, 70, dtype=torch.bool)
     kept[1] = False
@@ -137,12 +150,17 @@ def test_what_lies_in_a_tile_past_the_last_column_does_not_matter(
     layer = make_packed(rows, 64, 96, torch.float16, format)
     expected = run_packed(target, layer)[:, :37]
     blocks = layer.blocks.copy()
-    blocks[37:] = 0xFF
+    # Where scales are float32 the layout follows from their bits, and e4m3 has no such NaN.
+    blocks[37:] = 0xFF if format in HALF_FORMATS else 0xF0
     whole = pack(target, dataclasses.replace(layer, blocks=blocks))
-    weight = dataclasses.replace(whole, shape=(37, 96))
+    weight = dataclasses.replace(whole, shape=(37, whole.shape[1]))
     assert layer.bias is not None
     cut = dataclasses.replace(layer, blocks=blocks[:37], bias=layer.bias[:37].clone())
     assert same(run_packed(target, cut, weight=weight), expected)
+
+
+HALF_SCALES = [65504, -65504, 2.0**-24, -(2.0**-24), 2.0**-14, 0.0, -0.0, 1.0]
+WIDE_SCALES = [3e38, -7e35, 2.0**-149, -(2.0**-127), 1e-40, 0.0, -0.0, 1 / 3]
 
 
 @pytest.mark.parametrize("dtype", HALVES)
@@ -151,18 +169,68 @@ def test_what_lies_in_a_tile_past_the_last_column_does_not_matter(
 def test_extreme_scales_round_as_torch_rounds(
     target: Target, format: str, dtype: torch.dtype
 ) -> None:
-    """To infinity in float16; subnormal elements stay what they are."""
-    blocks = random_blocks(8, 32, format).reshape(8, 1, -1)
-    scales = np.array([65504, -65504, 2.0**-24, -(2.0**-24), 2.0**-14, 0.0, -0.0, 1.0], np.float16)
-    blocks[:, 0, :2] = scales[:, None].view(np.uint8)
-    if format == "q4_1":
-        blocks[:, 0, 2:4] = scales[::-1, None].copy().view(np.uint8)
-    layer = PackedLayer(torch.eye(32).to(dtype), blocks.reshape(8, -1), format, None)
+    """To infinity; subnormal elements stay what they are."""
+    depth = fitting(64, format)
+    blocks = random_blocks(8, depth, format)
+    factors = FACTORS[format.split("/")[0]]
+    scales = np.array(WIDE_SCALES if factors[0][1] == "<f4" else HALF_SCALES, np.float32)[:, None]
+    if format in ("q4_g", "q4_g/32"):  # 20 bits
+        scales = (scales.view(np.int32) & ~15).view(np.float32)
+    if format == "f8_g":
+        scales[0] = 2.0**119
+    for which in range(len(factors)):
+        set_factor(blocks, format, which, scales[:: 1 - 2 * which])
+    if format in ("q4_g/32", "q8_g/32"):
+        set_factor(blocks[7:], format, 0, np.array([[1.0, 2.0]]))
+    layer = PackedLayer(torch.eye(depth).to(dtype), blocks, format, None)
     result = run_packed(target, layer)
     weight = layer.floats().weight
     finite = torch.isfinite(weight).all(1)
     assert same(result.t()[finite] + 0.0, weight[finite] + 0.0)
     assert not bool(torch.isfinite(result.t()[~finite]).all(1).any())
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+@checked
+def test_a_product_is_rounded_before_its_minimum(target: Target, dtype: torch.dtype) -> None:
+    """Scales of 24 bits, and minimums by which rounding once or twice shows in 16 bits."""
+    rng = np.random.default_rng(7)
+    scales = (1 + rng.random(400) * 0.06).astype(np.float32)
+    exact, rounded = scales.astype(np.float64) * 15, scales * np.float32(15)
+    scales = scales[exact - rounded > 2.0**-22][:40, None]
+    tie = np.float32(
+        1 + 2.0 ** (-11 if dtype == torch.float16 else -8)
+    )  # rounded to 1, which is even
+    minimums = tie - scales * np.float32(15)
+    assert (
+        len(scales) == 40 and ((scales.astype(np.float64) * 15 + minimums).astype("f4") > tie).all()
+    )
+    blocks = np.full((40, 48), 0xFF, np.uint8)
+    set_factor(blocks, "q4_g", 0, scales)
+    set_factor(blocks, "q4_g", 1, minimums)
+    for rows in (8, 64):
+        layer = PackedLayer(torch.eye(64).to(dtype)[:rows], blocks, "q4_g", None)
+        assert bool((run_packed(target, layer) == 1).all())
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("rows", [8, 64])
+@checked
+def test_every_number_of_e4m3(target: Target, rows: int, dtype: torch.dtype) -> None:
+    """All 254 codes, subnormal ones too, at every place of a lane's vectors."""
+    codes = np.array([[code for code in range(256) if code & 127 != 127] + [0, 128]], np.uint8)
+    blocks = np.concatenate([np.roll(codes, 5 * i, 1) for i in range(33)]).reshape(33, 4, 64)
+    ones = np.ones((33, 4, 1), np.float32).view(np.uint8)
+    blocks = np.concatenate([ones, blocks], -1).reshape(33, -1)
+    x = torch.zeros(64, 256, dtype=dtype)
+    for first in range(0, 256, 64):
+        x[torch.arange(64), first + torch.arange(64)] = 1
+        layer = PackedLayer(x[:rows], blocks, "f8_g", None)
+        result = run_packed(target, layer)
+        table = np.array([e4m3(int(code)) for code in range(256)])
+        expected = table[blocks.reshape(33, 4, 68)[:, first // 64, 4:]][:, :rows]
+        assert torch.equal(result.float().t(), torch.from_numpy(expected))
+        x[:] = 0
 
 
 @pytest.mark.parametrize("rows", [3, 40])
@@ -188,9 +256,9 @@ def test_less_scratch_takes_more_launches(target: Target, rows: int, units: int)
     expected = run_packed(target, layer)
     x, weight = target.put(layer.x), pack(target, layer)
     assert layer.bias is not None
-    for fitting in (5, 69):
+    for count in (5, 69):
         out = target.put(torch.full((rows, 37), math.nan, dtype=torch.bfloat16))
-        room = target.put(torch.full((fitting * units * 40 + 63,), math.nan))
+        room = target.put(torch.full((count * units * 40 + 63,), math.nan))
         ops.linear(x, weight, out=out, bias=target.put(layer.bias), backend=target.backend,
                    workspace=room)  # fmt: skip
         assert same(out.cpu(), expected)
@@ -203,6 +271,8 @@ def test_no_rows(target: Target) -> None:
 
 X = torch.zeros(2, 64, dtype=torch.bfloat16)
 OUT = torch.zeros(2, 3, dtype=torch.bfloat16)
+F8 = torch.zeros(1, 68, dtype=torch.uint8)
+LARGE = torch.tensor([[-2e38]])
 W = ops.pack_weight(torch.zeros(3, 36, dtype=torch.uint8), "q4_0")
 
 
@@ -213,8 +283,18 @@ def cut(**parts: object) -> ops.PackedWeight:
 @pytest.mark.parametrize(
     ("kind", "text", "call"),
     [
-        (ValueError, "format = 'q4_k': a device has kernels for q8_0, q4_0, q4_1",
+        (ValueError, "format = 'q5_0': a device has kernels for q8_0, q4_0, q4_1, q4_g, q8_g, q4_k",
+         lambda: ops.pack_weight(torch.zeros(3, 36, dtype=torch.uint8), "q5_0")),
+        (ValueError, "blocks holds 3 e4m3 codes of NaN: give numbers",
+         lambda: ops.pack_weight(torch.cat([F8[:, :65], F8[:, :3] | 255], 1), "f8_g")),
+        (ValueError, "blocks holds a scale of 2e+38: e4m3 takes scales below 2^120",
+         lambda: ops.pack_weight(torch.cat([LARGE.view(torch.uint8), F8[:, 4:]], 1), "f8_g")),
+        (ValueError, "blocks has shape [3, 36]: expected [N, bytes], rows of whole blocks of 144",
          lambda: ops.pack_weight(torch.zeros(3, 36, dtype=torch.uint8), "q4_k")),
+        (ValueError, "x has 96 columns: a weight in f8_g has whole groups of 64",
+         lambda: ops.linear(torch.zeros(2, 96, dtype=X.dtype),
+                            dataclasses.replace(ops.pack_weight(F8, "f8_g"), shape=(1, 96)),
+                            out=OUT[:, :1])),
         (TypeError, "blocks has dtype torch.int8: expected uint8",
          lambda: ops.pack_weight(torch.zeros(3, 36, dtype=torch.int8), "q4_0")),
         (ValueError, "blocks has shape [3, 35]: expected [N, bytes], rows of whole blocks of 18",
@@ -235,7 +315,7 @@ def cut(**parts: object) -> ops.PackedWeight:
          lambda: ops.linear(X, cut(shape=(33, 64)), out=torch.zeros(2, 33, dtype=X.dtype))),
         (TypeError, "weight has dtype int8: expected uint8",
          lambda: ops.linear(X, cut(data=W.data.view(torch.int8)), out=OUT)),
-        (ValueError, "format = 'q5_0': give q8_0, q4_0 or q4_1",
+        (ValueError, "format = 'q5_0': give q8_0, q4_0, q4_1, q4_g, q4_k",
          lambda: ops.linear(X, cut(format="q5_0"), out=OUT)),
         (ValueError, "weight has 0 rows: give 1..16777216",
          lambda: ops.linear(X, cut(shape=(0, 64)), out=OUT[:, :0])),

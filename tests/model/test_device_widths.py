@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from plan_builder import Driver, Sequence, prompt_ids
-from quant_files import save_quantised
+from quant_files import FORMATS, edit, save_quantised
 from safetensors.torch import load_file
 from transformers import LlamaForCausalLM
 
@@ -24,6 +24,7 @@ from tiny_models import save_llama
 
 VOCAB = 203
 WIDE = {"hidden_size": 64, "intermediate_size": 96, "initializer_range": 0.1}
+WHOLE = {"hidden_size": 256, "intermediate_size": 256}  # blocks of 256
 
 
 def save(path: Path, *, dtype: torch.dtype = torch.bfloat16, **overrides: Any) -> Path:
@@ -51,19 +52,21 @@ def told(caplog: pytest.LogCaptureFixture) -> Any:
 
 @EMULATED
 @pytest.mark.parametrize("tied", [False, True])
-@pytest.mark.parametrize("format", ["q8_0", "q4_0", "q4_1"])
+@pytest.mark.parametrize("format", ["q8_0", "q4_0", "q4_1", "q4_k", "q5_k", "q6_k"])
 def test_a_gguf_file_scores_as_its_weights_in_bfloat16(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: Any, format: str, tied: bool
 ) -> None:
     """Bit for bit on a device of 8.0, whose products of floats sum in the same order."""
     monkeypatch.setenv("SPECDEC_EMU_LIMITS", f"8.0,4,{163 << 10}")
-    folder = save(tmp_path / "folder", tie_word_embeddings=tied)
+    sizes = WHOLE if format.endswith("_k") else {}
+    folder = save(tmp_path / "folder", tie_word_embeddings=tied, **sizes)
     file = write_gguf(folder, tmp_path / "m.gguf", format, tokenizer=False)
     ids = prompt_ids(40, 2)
     own = load(file, "cuda-emu-fast", numerics="exact")
     floats = load(file, "cuda-emu-fast", numerics="exact", dtype="bfloat16")
     assert (own.info.dtype, floats.info.dtype, own.kv_dtype) == (format, "bfloat16", torch.bfloat16)
-    assert own.info.weight_bytes < (0.75 if format == "q8_0" else 0.55) * floats.info.weight_bytes
+    share = 0.55 if format.startswith("q4") else 0.75
+    assert own.info.weight_bytes < share * floats.info.weight_bytes
     assert torch.equal(scores(own, ids), scores(floats, ids))
     assert "weights become" not in told.text
     table = torch.arange(VOCAB, dtype=torch.int32)
@@ -90,20 +93,16 @@ def test_a_row_of_a_step_has_the_bits_it_has_alone(
 
 
 @devices
-def test_other_widths_become_floats_with_one_line(tmp_path: Path, device: str, told: Any) -> None:
-    folder = save(tmp_path / "folder", hidden_size=256, intermediate_size=256)
+def test_parts_of_a_matrix_in_two_formats_are_floats(tmp_path: Path, device: str) -> None:
+    folder = save(tmp_path / "folder", **WHOLE)
     formats = {"": "q4_0", "down_proj": "q6_k", "v_proj": "q8_0", "lm_head": "q4_k"}
     file = write_gguf(folder, tmp_path / "m.gguf", formats, tokenizer=False)
     model = load(file, device)
-    # A record may reach the handler twice: by the logger and by the root.
-    found = {id(r): r.getMessage() for r in told.records if "weights become" in r.getMessage()}
-    assert len(found) == 1 and "q4_k, q6_k weights become bfloat16" in next(iter(found.values()))
-    layer = model.decoder.weights.layers[0]
-    # Parts of one matrix in two formats are floats, too.
-    assert isinstance(layer.gate_up, ops.PackedWeight) and isinstance(layer.o, ops.PackedWeight)
-    for matrix in (layer.qkv, layer.down, model.decoder.weights.head):
-        assert isinstance(matrix, torch.Tensor) and matrix.dtype == torch.bfloat16
-    assert model.info.dtype == "q4_0"
+    layer, head = model.decoder.weights.layers[0], model.decoder.weights.head
+    assert isinstance(layer.qkv, torch.Tensor) and layer.qkv.dtype == torch.bfloat16
+    kept = [layer.gate_up.format, layer.o.format, layer.down.format, head.format]
+    assert kept == ["q4_0", "q4_0", "q6_k", "q4_k"]
+    assert model.info.dtype == "q4_0, q4_k, q6_k"
     ids = prompt_ids(20, 5)
     floats = scores(load(file, device, dtype="float32"), ids)
     off = (scores(model, ids) - floats).norm() / floats.norm()
@@ -119,13 +118,16 @@ def test_a_float32_model_has_floats(tmp_path: Path, device: str) -> None:
 
 
 @devices
-@pytest.mark.parametrize(("quantization", "format"), [("int8", "q8_0"), ("int4", "q4_1")])
+@pytest.mark.parametrize(
+    ("quantization", "format", "all_formats"),
+    [("int8", "q8_0", "q8_0"), ("int4", "q4_1", "q4_1, q8_0"), ("fp8", "f8_g", "f8_g, q8_0")],
+)
 def test_floats_become_blocks_at_load(
-    tmp_path: Path, device: str, quantization: str, format: str
+    tmp_path: Path, device: str, quantization: str, format: str, all_formats: str
 ) -> None:
-    folder = save(tmp_path / "folder")
+    folder = save(tmp_path / "folder", intermediate_size=128)
     model = load(folder, device, quantization=quantization, numerics="exact")
-    assert model.info.dtype == ("q8_0" if quantization == "int8" else "q4_1, q8_0")
+    assert model.info.dtype == all_formats
     matrices = {n: w for n, w in load_file(folder / "model.safetensors").items() if w.ndim == 2}
     assert dict(model.quantization_errors).keys() == matrices.keys()
     weight = matrices["model.layers.1.mlp.down_proj.weight"].float().numpy()
@@ -171,16 +173,60 @@ def test_a_head_of_some_tokens_is_packed_too(tmp_path: Path, device: str) -> Non
     assert torch.equal(part.head(hidden), whole.head(hidden)[:, ids])
 
 
-@devices
-@pytest.mark.parametrize(("name", "packed"), [("gptq", {"q4_0"}), ("int-quantized", set())])
-def test_quantised_checkpoints(
-    tmp_path: Path, device: str, told: Any, name: str, packed: set[str]
+# What matrices of a checkpoint (quant_files.py) are kept as; none: scales of 48 columns.
+KEPT = {
+    "awq": "q4_g", "awq-32": "q4_0", "gptq": "q4_0", "gptq-asymmetric": "q4_g", "gptq_v2": "q4_g",
+    "pack-quantized": "q4_0", "pack-asymmetric": "q4_g", "int-quantized": "q8_g",
+    "int-tensor": "q8_g", "float-channel": "f8_g", "float-block": "", "fp8": "f8_g",
+    "fp8-block": "f8_g", "modelopt": "f8_g",
+}  # fmt: skip
+
+
+@EMULATED
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_quantised_checkpoint_scores_as_its_weights_in_bfloat16(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: Any, name: str
 ) -> None:
-    """Blocks with float16 scales are kept, those with float32 scales become floats."""
+    """Bit for bit, as a GGUF file."""
+    monkeypatch.setenv("SPECDEC_EMU_LIMITS", f"8.0,4,{163 << 10}")
     folder, _, _ = save_quantised(tmp_path, name)
+    own = load(folder, "cuda-emu-fast", numerics="exact")
+    floats = load(folder, "cuda-emu-fast", numerics="exact", dtype="bfloat16")
+    assert own.decoder.weights.packed_formats() == ({KEPT[name]} if KEPT[name] else set())
+    assert not floats.decoder.weights.packed_formats() and "weights become" not in told.text
+    layer, wide = own.decoder.weights.layers[0], floats.decoder.weights.layers[0]
+    most = {"q4_0": 0.3, "q4_g": 0.32, "": 1.0}.get(KEPT[name], 0.54)
+    assert layer.gate_up.nbytes <= most * wide.gate_up.nbytes
+    ids = [token % 48 for token in prompt_ids(40, 5)]
+    assert torch.equal(scores(own, ids), scores(floats, ids))
+
+
+@EMULATED
+@pytest.mark.parametrize("name", ["awq", "int-quantized", "fp8-block"])
+def test_text_of_a_quantised_checkpoint_is_that_of_its_floats(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv("SPECDEC_EMU_LIMITS", f"8.0,4,{163 << 10}")
+    folder, _, _ = save_quantised(tmp_path, name)
+    prompts = [[5, 9, 2, 9, 2, 9, 2], list(range(40, 4, -1)), [3, 1, 4, 3, 1, 4, 3, 1]]
+    params = SamplingParams(max_tokens=20, ignore_eos=True)
+    texts = []
+    for spec, dtype in ((None, "bfloat16"), (None, "auto"), ({"method": "ngram"}, "auto")):
+        with LLM(folder, device="cuda-emu-fast", speculative_config=spec, dtype=dtype,
+                 numerics="exact", max_batch_size=2, max_seq_len=96) as llm:  # fmt: skip
+            outputs = llm.generate(prompts, params, use_tqdm=False)
+            texts.append([list(out.outputs[0].token_ids) for out in outputs])
+    assert texts[1] == texts[0] and texts[2] == texts[0]
+
+
+@devices
+def test_a_float32_checkpoint_has_floats_with_one_line(
+    tmp_path: Path, device: str, told: Any
+) -> None:
+    folder, _, _ = save_quantised(tmp_path, "int-quantized")
+    edit(folder, dtype="float32")
     model = load(folder, device)
-    ids = [token % 48 for token in prompt_ids(20, 5)]
-    floats = scores(load(folder, device, dtype="float32"), ids)
-    assert (scores(model, ids) - floats).norm() / floats.norm() < 0.05
-    assert model.decoder.weights.packed_formats() == packed
-    assert ("q8_g weights become bfloat16" in told.text) == (name == "int-quantized")
+    assert model.info.dtype == "float32" and not model.decoder.weights.packed_formats()
+    # A record may reach the handler twice: by the logger and by the root.
+    found = {id(r): r.getMessage() for r in told.records if "weights become" in r.getMessage()}
+    assert len(found) == 1 and "q8_g weights become float32" in next(iter(found.values()))

@@ -25,26 +25,27 @@ def test_one_row_of_every_weight_is_an_8b_models_step() -> None:
     assert 15.0e9 < 32 * layers + head < 15.1e9
     assert not any(cell.work().compute_bound for cell in floats)
     names = [cell.name for cell in linear.linear_cells()]
-    assert len(set(names)) == len(names) == 35 + 45 and len(floats) == 35
+    assert len(set(names)) == len(names) == 35 + 135 and len(floats) == 35
     assert "linear-gate-up-q4_0-m11" in names
 
 
-@pytest.mark.parametrize("format", ["q8_0", "q4_0", "q4_1"])
+@pytest.mark.parametrize("format", list(linear.PACKED_BITS))
 def test_bytes_of_a_packed_weight(format: str) -> None:
     """Those that the package packs it in, of whole tiles."""
-    packed = linear.random_packed(64, 128, format, torch.Generator().manual_seed(1))
-    cell = LinearCell("o", 1, 64, 128, format)
+    packed = linear.random_packed(64, 256, format, torch.Generator().manual_seed(1))
+    cell = LinearCell("o", 1, 64, 256, format)
+    assert packed.format == format
     assert packed.nbytes == cell.weight_bytes
     values = packed.rows(torch.arange(64), torch.float32)
     assert 0.01 < values.std() < 2 and abs(values.mean()) < values.std()
 
 
 @EMULATED
-@pytest.mark.parametrize("format", ["bf16", "q8_0", "q4_0", "q4_1"])
+@pytest.mark.parametrize("format", ["bf16", *linear.PACKED_BITS])
 @pytest.mark.parametrize(("rows", "depth"), [(1, 4160), (27, 192)])
 def test_a_cell_is_checked_and_not_timed_in_emulation(rows: int, depth: int, format: str) -> None:
     cell = LinearCell("down", rows, 4096, 14336, format).tiny()
-    assert cell.depth == depth
+    assert depth <= cell.depth < depth + 256
     record = linear.measure(cell, EMU, timing.NoTimer())
     assert record["status"] == "ok" and record["us"] is None
     assert record["others"] == {"torch": {"us": None}}

@@ -246,7 +246,7 @@ def test_84_rows_take_hardly_longer_than_one(name: str) -> None:
     assert one.bound == "HBM"
 
 
-@pytest.mark.parametrize("format", ["q8_0", "q4_0", "q4_1"])
+@pytest.mark.parametrize("format", list(linear.PACKED_BITS))
 def test_how_a_packed_product_is_dealt(format: str) -> None:
     """Against the package's tiles, scratch and bytes."""
     if missing := emulators.load_emulators():
@@ -260,13 +260,8 @@ def test_how_a_packed_product_is_dealt(format: str) -> None:
         # The same call of floats on 9.0 may want more.
         assert (0 if how.units == 1 else how.units * rows * columns * 4) <= wanted
         assert how.trips * 64 * how.units * (4 if how.is_narrow else 1) >= depth
-    weight = ops.pack_weight(torch.zeros(32, 2 * linear_bytes(format), dtype=torch.uint8), format)
-    assert weight.nbytes == model_packed.FORMATS[format][1]
-
-
-def linear_bytes(format: str) -> int:
-    """Bytes of a block of 32."""
-    return int(linear.PACKED_BITS[format] * 4)
+    weight = linear.random_packed(32, 256, format, torch.Generator().manual_seed(1))
+    assert weight.format == format and weight.nbytes == 4 * model_packed.FORMATS[format][1]
 
 
 @pytest.mark.parametrize("name", list(linear.SHAPES))

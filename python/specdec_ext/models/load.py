@@ -72,7 +72,7 @@ def load_model(
                   they may, and ranks add up partial sums; "auto": exact on the CPU where it can be
                   had, fast on a device
     quantization  "int8", "int4", "fp8": weights become blocks at load (quantize.py); native, on a
-                  device in a 16-bit model, but for "fp8"
+                  device in a 16-bit model
     team          the ranks that the model is spread over: this process loads its own shard of a
                   native model, on the CPU; None: it is alone. A model that was converted for
                   several ranks asks for as many
@@ -244,11 +244,6 @@ def _check_device_quantization(
     config: ModelConfig, quantization: str, dtype: str, where: str
 ) -> None:
     """Raises UnsupportedModelError for weights that devices have no kernels for."""
-    if quantization == "fp8":
-        raise UnsupportedModelError(
-            f"{config.path}: quantization = 'fp8': {where} has no kernels for e4m3 weights; give "
-            "'int8' or 'int4'"
-        )
     if dtype == "float32":
         raise UnsupportedModelError(
             f"{config.path}: quantization = {quantization!r}: {where} has kernels for "

@@ -6,17 +6,43 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from .weight_blocks import BLOCK_SIZES, take_apart
+
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-# Columns and k of a tile, elements of a scale (cpp/backend/packed_weight.h).
-_COLUMNS, _DEPTH, _GROUP = 32, 64, 32
-# By format: bits of a number, what stands for zero, bytes of a block, is there a minimum?
-_FORMATS = {"q8_0": (8, 128, 34, False), "q4_0": (4, 8, 18, False), "q4_1": (4, 0, 20, True)}
-PACKED_FORMATS = tuple(_FORMATS)
+PACKED_FORMATS = tuple(BLOCK_SIZES)
+# Columns and k of a tile (cpp/backend/packed_weight.h).
+_COLUMNS, _DEPTH = 32, 64
+# Scales of e4m3 are multiplied by 256 in float32.
+_SCALE_BITS = 120
 # Rows that are packed at once.
 _PART = 1 << 12
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """Bits of a number, what stands for zero, k of a scale; is_wide: factors are float32."""
+
+    bits: int
+    zero: int
+    group: int
+    is_wide: bool
+    has_minimum: bool
+
+
+_LAYOUTS = {
+    "q8_0": _Layout(8, 128, 32, False, False),
+    "q4_0": _Layout(4, 8, 32, False, False),
+    "q4_1": _Layout(4, 0, 32, False, True),
+    "q4_g": _Layout(4, 0, 64, True, True),
+    "q4_k": _Layout(4, 0, 32, True, True),
+    "q8_g": _Layout(8, 128, 64, True, False),
+    "q5_k": _Layout(8, 0, 32, True, True),
+    "q6_k": _Layout(8, 128, 16, True, False),
+    "f8_g": _Layout(8, 0, 64, True, False),
+}
 
 
 @dataclass(frozen=True)
@@ -24,7 +50,7 @@ class PackedWeight:
     """A weight [N, K] for ``linear``, made by ``pack_weight``.
 
     data    uint8 [bytes], on the device
-    format  "q8_0", "q4_0" or "q4_1": what its elements stand for
+    format  how its elements are kept: that of the blocks, or a wider one that holds what they need
     shape   (N, K)
     """
 
@@ -41,7 +67,8 @@ class PackedWeight:
         in ``dtype`` take them."""
         import torch
 
-        bits, zero, _, has_minimum = _FORMATS[self.format]
+        layout = _LAYOUTS[self.format]
+        bits = layout.bits
         n, k = self.shape
         ids = ids.long()
         tiles = self.data.view(-(-n // _COLUMNS), -(-k // _DEPTH), -1)[ids // _COLUMNS]
@@ -55,38 +82,47 @@ class PackedWeight:
             .expand(-1, tiles.shape[1], -1)
         )
         halves = at * bits // 4
-        numbers = tiles.gather(2, halves // 2).int()
+        numbers = tiles.gather(2, halves // 2)
         if bits == 4:
-            numbers = numbers >> (halves % 2 * 4) & 15
+            numbers = numbers >> (halves % 2 * 4).byte() & 15
+        if self.format == "f8_g":
+            values = numbers.view(torch.float8_e4m3fn).float()
+        else:
+            values = (numbers.int() - layout.zero).float()
         codes = _COLUMNS * _DEPTH * bits // 8
-        factors = tiles[..., codes:].view(torch.float16).view(len(ids), tiles.shape[1], -1, 8, 4, 2)
+        factors = tiles[..., codes:].view(torch.float32 if layout.is_wide else torch.float16)
+        groups = _DEPTH // layout.group
+        factors = factors.view(len(ids), tiles.shape[1], -1, groups, 8, 4)
         column = ids % _COLUMNS
         one = torch.arange(len(ids), device=ids.device)
-        factors = factors[one, :, :, column % 8, column // 8].float()  # [n, K / 64, 1 or 2, 2]
-        factors = factors.repeat_interleave(_GROUP, dim=-1)
-        values = (numbers - zero).float() * factors[:, :, 0]
-        if has_minimum:
+        # [n, K / 64, scale or minimum, k of a tile]
+        factors = factors[one, :, :, :, column % 8, column // 8].float()
+        factors = factors.repeat_interleave(layout.group, dim=-1)
+        values = values * factors[:, :, 0]
+        if layout.has_minimum:
             values += factors[:, :, 1]
         return values.flatten(1)[:, :k].to(dtype)
 
 
 def pack_weight(blocks: Tensor, format: str) -> PackedWeight:
-    """Blocks of a GGUF file in the order in which devices read them, without loss.
+    """Blocks of a file in the order in which devices read them, without loss.
 
-    Shapes   blocks uint8 [N, bytes of a row], on the device that will use them: groups of 32 k,
-             each a float16 scale, with q4_1 a float16 minimum, and 32 (q8_0) or 16 bytes.
-    Returns  the weight [N, K] on the same device: 8.5, 4.5 or 5 bits an element, N rounded up to 32
-             and K to 64.
+    Shapes   blocks uint8 [N, bytes of a row], on the device that will use them: of a GGUF file, or
+             those that quantised checkpoints become (docs/kernels/quant_linear.md).
+    Returns  the weight [N, K] on the same device, N rounded up to 32 and K to 64. Bits an element:
+             q8_0 8.5, q4_0 4.5, q4_1 5, q4_k 6, q5_k and q6_k 10, f8_g 8.5. q4_g has 5 and q8_g 8.5
+             where a scale serves 64 k; q4_g else becomes q4_k, q8_g q6_k. q4_g with a scale of
+             more than 20 bits becomes q5_k, whose kernel rounds products before it adds minimums.
     Raises   ValueError or TypeError naming the argument, what it is and what it has to be.
     """
     import torch
 
-    if format not in _FORMATS:
+    if format not in BLOCK_SIZES:
         known = ", ".join(PACKED_FORMATS)
         raise ValueError(
             f"format = {format!r}: a device has kernels for {known}; dequantise others"
         )
-    size = _FORMATS[format][2]
+    elements, size = BLOCK_SIZES[format]
     if blocks.dtype != torch.uint8:
         raise TypeError(f"blocks has dtype {blocks.dtype}: expected uint8")
     if blocks.ndim != 2 or not blocks.numel() or blocks.shape[1] % size:
@@ -94,36 +130,64 @@ def pack_weight(blocks: Tensor, format: str) -> PackedWeight:
             f"blocks has shape {list(blocks.shape)}: expected [N, bytes], rows of whole blocks of "
             f"{size} bytes ({format})"
         )
-    n, k = blocks.shape[0], blocks.shape[1] // size * _GROUP
-    parts = [_tiles(blocks[first : first + _PART], format) for first in range(0, n, _PART)]
-    return PackedWeight(torch.cat(parts), format, (n, k))
+    n, k = blocks.shape[0], blocks.shape[1] // size * elements
+    kept = _kept_as(blocks, format)
+    parts = [_tiles(blocks[first : first + _PART], format, kept) for first in range(0, n, _PART)]
+    return PackedWeight(torch.cat(parts), kept, (n, k))
 
 
-def _tiles(blocks: Tensor, format: str) -> Tensor:
+def _kept_as(blocks: Tensor, format: str) -> str:
+    """The layout that holds what these blocks say."""
+    import torch
+
+    blocks = blocks.reshape(len(blocks), -1, BLOCK_SIZES[format][1])
+    if format == "f8_g":
+        nans = int((blocks[..., 4:] & 127 == 127).sum())
+        if nans:
+            raise ValueError(f"blocks holds {nans} e4m3 codes of NaN: give numbers")
+        scales = blocks[..., :4].contiguous().view(torch.float32)
+        if bool((scales.abs() >= 2.0**_SCALE_BITS).any()):
+            raise ValueError(
+                f"blocks holds a scale of {float(scales.abs().max()):.3g}: e4m3 takes scales below "
+                f"2^{_SCALE_BITS}"
+            )
+    if format not in ("q4_g", "q8_g"):
+        return format
+    heads = blocks[..., : 8 if format == "q4_g" else 4]
+    if format == "q4_g":
+        scales = heads[..., :4].contiguous().view(torch.int32)
+        if bool((scales & 15).any()):
+            return "q5_k"
+    is_spread = heads.shape[1] % 2 == 0 and torch.equal(heads[:, ::2], heads[:, 1::2])
+    return format if is_spread else {"q4_g": "q4_k", "q8_g": "q6_k"}[format]
+
+
+def _tiles(blocks: Tensor, format: str, kept: str) -> Tensor:
     """uint8 [bytes]: the tiles of some rows."""
     import torch
 
-    bits, _, size, has_minimum = _FORMATS[format]
-    n = len(blocks)
-    blocks = blocks.reshape(n, -1, size)
-    head = 4 if has_minimum else 2
-    numbers = blocks[..., head:]
-    # Half bytes, or two's complement to 0..255.
-    numbers = torch.cat([numbers & 15, numbers >> 4], -1) if bits == 4 else numbers ^ 128
-    columns, groups = math.ceil(n / _COLUMNS) * _COLUMNS, math.ceil(blocks.shape[1] / 2) * 2
+    layout = _LAYOUTS[kept]
+    numbers, factors = take_apart(blocks, format)
+    n, k = numbers.shape
+    columns, depth = math.ceil(n / _COLUMNS) * _COLUMNS, math.ceil(k / _DEPTH) * _DEPTH
     # Zeros outside of the matrix, scales above all.
-    whole = numbers.new_zeros(columns, groups, _GROUP)
-    whole[:n, : blocks.shape[1]] = numbers
-    codes = whole.view(columns // _COLUMNS, _COLUMNS, groups // 2, _DEPTH)
-    codes = _in_order_of_products(codes.transpose(1, 2), bits)
-    if bits == 4:
+    whole = numbers.new_zeros(columns, depth)
+    whole[:n, :k] = numbers
+    codes = whole.view(columns // _COLUMNS, _COLUMNS, depth // _DEPTH, _DEPTH)
+    codes = _in_order_of_products(codes.transpose(1, 2), layout.bits)
+    if layout.bits == 4:
         codes = codes[..., 0::2] | codes[..., 1::2] << 4
-    factors = blocks.new_zeros(columns, groups, head)
-    factors[:n, : blocks.shape[1]] = blocks[..., :head]
-    # Axes [tile, column / 8, column % 8, k tile, group, factor, byte].
-    spread = factors.view(columns // _COLUMNS, 4, 8, groups // 2, 2, head // 2, 2)
-    scales = spread.permute(0, 3, 5, 2, 1, 4, 6).flatten(2)
-    return torch.cat([codes, scales], -1).flatten()
+    parts = [codes]
+    for factor in factors:
+        count = k // layout.group
+        own = factor.shape[1]
+        factor = factor[:, :: own // count] if own > count else factor
+        spread = factor.new_zeros(columns, depth // layout.group)
+        spread[:n, :count] = factor.repeat_interleave(count // factor.shape[1], dim=1)
+        # Axes [tile, column / 8, column % 8, k tile, group].
+        split = spread.view(columns // _COLUMNS, 4, 8, depth // _DEPTH, -1)
+        parts.append(split.permute(0, 3, 4, 2, 1).flatten(2).contiguous().view(torch.uint8))
+    return torch.cat(parts, -1).flatten()
 
 
 def _in_order_of_products(tiles: Tensor, bits: int) -> Tensor:

@@ -105,7 +105,14 @@ SUITES = {
     "rms": Suite(("decoder/rms",), ("test_row_ops.py",), "emu and not gated"),
     "gate": Suite(("decoder/gated",), ("test_row_ops.py",), "emu and not norm and not addition"),
     "packed": Suite(
-        ("linear/linear", "linear/packed_bf16", "linear/packed_f16"),
+        (
+            "linear/linear",
+            *(
+                f"linear/packed{width}_{t}"
+                for width in ("", "_wide4", "_wide8")
+                for t in ("bf16", "f16")
+            ),
+        ),
         ("test_packed_linear.py",),
         "emu and not fast",
     ),

@@ -3,6 +3,7 @@
 #include <cstring>
 #include <vector>
 
+#include "backend/cpu/e4m3.h"
 #include "backend/cpu/half.h"
 #include "base/thread_pool.h"
 
@@ -53,12 +54,20 @@ void widen_packed(const LinearParams& p, std::int64_t n, float* to) {
     int number = tile[half / 2];
     if (layout.bits == 4) number = half % 2 == 0 ? number & 15 : number >> 4;
     const auto factor = [&](std::int32_t offset) {
+      const std::uint8_t* from = tile + offset + layout.scale_at(column, at);
+      if (layout.is_wide) {
+        float wide;
+        std::memcpy(&wide, from, sizeof(wide));
+        return wide;
+      }
       std::uint16_t bits;
-      std::memcpy(&bits, tile + offset + PackedLayout::scale_at(column, at), sizeof(bits));
+      std::memcpy(&bits, from, sizeof(bits));
       return f16_to_float(bits);
     };
-    float value = static_cast<float>(number - layout.zero) * factor(layout.number_bytes());
-    if (layout.has_minimum) value += factor(layout.number_bytes() + PackedLayout::kScaleBytes);
+    float value = p.format == WeightFormat::kF8_G ? e4m3_to_float(static_cast<std::uint8_t>(number))
+                                                  : static_cast<float>(number - layout.zero);
+    value *= factor(layout.number_bytes());
+    if (layout.has_minimum) value += factor(layout.number_bytes() + layout.scale_bytes());
     to[k] = p.dtype == DType::kBF16 ? bf16_to_float(float_to_bf16(value))
                                     : f16_to_float(float_to_f16(value));
   }

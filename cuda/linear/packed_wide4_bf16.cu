@@ -1,0 +1,10 @@
+#include "linear/packed_matrix.h"
+
+namespace specdec::cuda {
+
+template void launch_packed<__nv_bfloat16, WeightFormat::kQ4_G>(const LinearLaunch&, std::int32_t,
+                                                                dim3);
+template void launch_packed<__nv_bfloat16, WeightFormat::kQ4_K>(const LinearLaunch&, std::int32_t,
+                                                                dim3);
+
+}  // namespace specdec::cuda

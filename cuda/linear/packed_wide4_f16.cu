@@ -1,0 +1,8 @@
+#include "linear/packed_matrix.h"
+
+namespace specdec::cuda {
+
+template void launch_packed<__half, WeightFormat::kQ4_G>(const LinearLaunch&, std::int32_t, dim3);
+template void launch_packed<__half, WeightFormat::kQ4_K>(const LinearLaunch&, std::int32_t, dim3);
+
+}  // namespace specdec::cuda

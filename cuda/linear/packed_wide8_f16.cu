@@ -1,0 +1,10 @@
+#include "linear/packed_matrix.h"
+
+namespace specdec::cuda {
+
+template void launch_packed<__half, WeightFormat::kQ8_G>(const LinearLaunch&, std::int32_t, dim3);
+template void launch_packed<__half, WeightFormat::kQ5_K>(const LinearLaunch&, std::int32_t, dim3);
+template void launch_packed<__half, WeightFormat::kQ6_K>(const LinearLaunch&, std::int32_t, dim3);
+template void launch_packed<__half, WeightFormat::kF8_G>(const LinearLaunch&, std::int32_t, dim3);
+
+}  // namespace specdec::cuda
