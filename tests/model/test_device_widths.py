@@ -11,13 +11,14 @@ import pytest
 import torch
 from plan_builder import Driver, Sequence, prompt_ids
 from quant_files import FORMATS, edit, save_quantised
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import LlamaForCausalLM
 
 from emulators import EMULATED, devices
 from gguf_files import write_gguf
 from specdec_ext import LLM, SamplingParams, UnsupportedModelError, ops
 from specdec_ext.models import load_model
+from specdec_ext.models.device_blocks import parts_of
 from specdec_ext.models.place import resolve_device
 from specdec_ext.models.quantize import to_blocks
 from tiny_models import save_llama
@@ -92,21 +93,42 @@ def test_a_row_of_a_step_has_the_bits_it_has_alone(
         assert torch.equal(whole, torch.cat(alone))
 
 
-@devices
-def test_parts_of_a_matrix_in_two_formats_are_floats(tmp_path: Path, device: str) -> None:
-    folder = save(tmp_path / "folder", **WHOLE)
-    formats = {"": "q4_0", "down_proj": "q6_k", "v_proj": "q8_0", "lm_head": "q4_k"}
+@EMULATED
+@pytest.mark.parametrize("bias", [False, True])
+def test_parts_of_a_matrix_keep_their_formats(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: Any, bias: bool
+) -> None:
+    """As in files of 4 bits that keep some matrices in more: the scores are those of the floats."""
+    monkeypatch.setenv("SPECDEC_EMU_LIMITS", f"8.0,4,{163 << 10}")
+    folder = save(tmp_path / "folder", **WHOLE, attention_bias=bias)
+    if bias:
+        tensors = load_file(folder / "model.safetensors")
+        for name in tensors:
+            if name.endswith(".bias"):
+                tensors[name] = torch.randn_like(tensors[name].float()).bfloat16()
+        save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    formats = {"": "q4_0", "down_proj": "q6_k", "v_proj": "q8_0", "up_proj": "q5_k",
+               "lm_head": "q4_k"}  # fmt: skip
     file = write_gguf(folder, tmp_path / "m.gguf", formats, tokenizer=False)
-    model = load(file, device)
-    layer, head = model.decoder.weights.layers[0], model.decoder.weights.head
-    assert isinstance(layer.qkv, torch.Tensor) and layer.qkv.dtype == torch.bfloat16
-    kept = [layer.gate_up.format, layer.o.format, layer.down.format, head.format]
-    assert kept == ["q4_0", "q4_0", "q6_k", "q4_k"]
-    assert model.info.dtype == "q4_0, q4_k, q6_k"
-    ids = prompt_ids(20, 5)
-    floats = scores(load(file, device, dtype="float32"), ids)
-    off = (scores(model, ids) - floats).norm() / floats.norm()
-    assert off < 0.05
+    own = load(file, "cuda-emu-fast", numerics="exact")
+    layer, head = own.decoder.weights.layers[0], own.decoder.weights.head
+    parts = [[part.format for part in parts_of(rows)] for rows in (layer.qkv, layer.gate_up)]
+    assert parts == [["q4_0", "q8_0"], ["q4_0", "q5_k"]]
+    assert [layer.o.format, layer.down.format, head.format] == ["q4_0", "q6_k", "q4_k"]
+    assert own.info.dtype == "q4_0, q4_k, q5_k, q6_k, q8_0" and "weights become" not in told.text
+    floats = load(file, "cuda-emu-fast", numerics="exact", dtype="bfloat16")
+    assert layer.qkv.shape == tuple(floats.decoder.weights.layers[0].qkv.shape)
+    assert own.info.weight_bytes < 0.6 * floats.info.weight_bytes
+    ids = prompt_ids(40, 5)
+    assert torch.equal(scores(own, ids), scores(floats, ids))
+
+
+@devices
+def test_a_part_in_floats_makes_all_of_them_floats(tmp_path: Path, device: str) -> None:
+    formats = {"": "q4_0", "v_proj": "f16"}
+    file = write_gguf(save(tmp_path / "folder"), tmp_path / "m.gguf", formats, tokenizer=False)
+    layer = load(file, device).decoder.weights.layers[0]
+    assert isinstance(layer.qkv, torch.Tensor) and layer.gate_up.format == "q4_0"
 
 
 @devices

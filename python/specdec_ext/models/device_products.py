@@ -13,7 +13,7 @@ from collections.abc import Iterable
 import torch
 
 from .. import ops
-from .device_blocks import Matrix
+from .device_blocks import Matrix, Rows, StackedWeight, parts_of
 from .place import Place
 
 __all__ = ["Products"]
@@ -33,7 +33,7 @@ class Products:
 
     def __init__(
         self,
-        weights: Iterable[Matrix],
+        weights: Iterable[Rows],
         place: Place,
         *,
         dtype: torch.dtype,
@@ -42,7 +42,8 @@ class Products:
     ) -> None:
         self._exact, self._backend = exact, place.backend
         most = 0
-        shapes = {tuple(weight.shape) for weight in weights if self._is_ours(weight)}
+        matrices = [part for weight in weights for part in parts_of(weight)]
+        shapes = {tuple(matrix.shape) for matrix in matrices if self._is_ours(matrix)}
         # The narrowest tiles may cut k into other units than the widest.
         for rows in {min(count, max_rows) for count in (8, 16, 32, 64, 128, _SCRATCH_ROWS)}:
             for n, k in shapes:
@@ -57,11 +58,18 @@ class Products:
     def __call__(
         self,
         x: torch.Tensor,
-        weight: Matrix,
+        weight: Rows,
         bias: torch.Tensor | None,
         out: torch.Tensor,
     ) -> torch.Tensor:
         """Write x [R, K] weight^T (+ bias [N]) into out [R, N] and return it."""
+        if isinstance(weight, StackedWeight):
+            first = 0
+            for part in weight.parts:
+                own = slice(first, first + part.shape[0])
+                self(x, part, None if bias is None else bias[own], out[:, own])
+                first = own.stop
+            return out
         if self._exact or isinstance(weight, ops.PackedWeight):
             return ops.linear(
                 x,

@@ -9,7 +9,7 @@ import torch
 
 from .. import ops
 from .config_reader import ModelConfig
-from .device_blocks import Loaded, Matrix, as_floats, as_matrix, some_rows
+from .device_blocks import Loaded, Matrix, Rows, as_floats, as_matrix, as_rows, parts_of, some_rows
 from .native_config import NativeShape
 from .rope import rope_tables
 
@@ -28,7 +28,7 @@ class DeviceLayer:
     """
 
     input_norm: torch.Tensor
-    qkv: Matrix
+    qkv: Rows
     qkv_bias: torch.Tensor | None
     q_norm: torch.Tensor | None
     k_norm: torch.Tensor | None
@@ -36,7 +36,7 @@ class DeviceLayer:
     o_bias: torch.Tensor | None
     attention_out_norm: torch.Tensor | None  # of what attention adds, sandwich norms only
     ffn_norm: torch.Tensor
-    gate_up: Matrix
+    gate_up: Rows
     gate_up_bias: torch.Tensor | None
     down: Matrix
     down_bias: torch.Tensor | None
@@ -44,7 +44,7 @@ class DeviceLayer:
 
     def tensors(self) -> Iterator[Matrix]:
         values = (getattr(self, field.name) for field in fields(self))
-        return (value for value in values if value is not None)
+        return (part for value in values if value is not None for part in parts_of(value))
 
 
 @dataclass(frozen=True)
@@ -90,9 +90,11 @@ def load_weights(
     def floats(name: str) -> torch.Tensor:
         return as_floats(load(name), device, dtype)
 
-    def matrix(prefix: str, *names: str) -> Matrix:
-        parts = [load(f"{prefix}{name}.weight") for name in names]
-        return as_matrix(parts, device, dtype)
+    def matrix(name: str) -> Matrix:
+        return as_matrix(load(f"{name}.weight"), device, dtype)
+
+    def rows(prefix: str, *names: str) -> Rows:
+        return as_rows([load(f"{prefix}{name}.weight") for name in names], device, dtype)
 
     def biases(prefix: str, *names: str) -> torch.Tensor:
         return torch.cat([floats(f"{prefix}{name}.bias") for name in names])
@@ -108,17 +110,17 @@ def load_weights(
         second = "post_attention_layernorm.weight"
         return DeviceLayer(
             input_norm=get("input_layernorm.weight"),
-            qkv=matrix(attention, "q_proj", "k_proj", "v_proj"),
+            qkv=rows(attention, "q_proj", "k_proj", "v_proj"),
             qkv_bias=biases(attention, "q_proj", "k_proj", "v_proj") if shape.qkv_bias else None,
             q_norm=get("self_attn.q_norm.weight") if shape.has_qk_norm else None,
             k_norm=get("self_attn.k_norm.weight") if shape.has_qk_norm else None,
-            o=matrix(attention, "o_proj"),
+            o=matrix(f"{attention}o_proj"),
             o_bias=get("self_attn.o_proj.bias") if shape.o_bias else None,
             attention_out_norm=get(second) if sandwich else None,
             ffn_norm=get("pre_feedforward_layernorm.weight" if sandwich else second),
-            gate_up=matrix(mlp, "gate_proj", "up_proj"),
+            gate_up=rows(mlp, "gate_proj", "up_proj"),
             gate_up_bias=biases(mlp, "gate_proj", "up_proj") if shape.mlp_bias else None,
-            down=matrix(mlp, "down_proj"),
+            down=matrix(f"{mlp}down_proj"),
             down_bias=get("mlp.down_proj.bias") if shape.mlp_bias else None,
             ffn_out_norm=get("post_feedforward_layernorm.weight") if sandwich else None,
         )
@@ -128,7 +130,7 @@ def load_weights(
     scored = table if shape.tie_word_embeddings else load("lm_head.weight")
     if head_ids is not None:
         scored = some_rows(scored, head_ids)
-    head = as_matrix([scored], device, dtype)
+    head = as_matrix(scored, device, dtype)
     if scored is table and isinstance(head, torch.Tensor):
         head = embedding
     return DeviceWeights(
