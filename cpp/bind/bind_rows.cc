@@ -45,7 +45,8 @@ BorrowedTensor weights(OpCall& call, py::handle tensor, const char* name, const 
 
 void check_columns(const TensorView& x) {
   SPECDEC_REQUIRE(x.shape[1] >= 1 && x.shape[1] <= kMaxDepth && x.shape[0] <= INT32_MAX,
-                  "x has shape [", x.shape[0], ", ", x.shape[1], "]: give at least one column");
+                  "x has shape [", x.shape[0], ", ", x.shape[1], "]: give 1..", kMaxDepth,
+                  " columns and at most ", INT32_MAX, " rows");
 }
 
 void rms_norm(py::handle x, py::handle weight, py::handle out, py::handle added,

@@ -79,6 +79,13 @@ void check_contiguous(const TensorView& view, const char* name) {
   throw py::value_error(join(name, " is not contiguous: use ", name, ".contiguous()"));
 }
 
+void check_rows_apart(const TensorView& view, const char* name) {
+  const std::int64_t stride = view.strides[0], apart = stride < 0 ? -stride : stride;
+  SPECDEC_REQUIRE(view.shape[0] <= 1 || apart >= view.shape[1], name, " has rows of ",
+                  view.shape[1], " elements, ", apart,
+                  " apart: rows that are written must not overlap");
+}
+
 int check_mask_row(const std::uint32_t* words, int row, std::int64_t request) {
   SPECDEC_REQUIRE((words[row >> 5] >> (row & 31)) & 1u, "mask row ", row, " of request ", request,
                   " lacks its own bit: a row sees itself");

@@ -24,6 +24,8 @@ void check_cpu(const TensorView& view, const char* name);
 // ValueError unless the last axis has stride 1 (or at most one element).
 void check_last_axis_contiguous(const TensorView& view, const char* name);
 void check_contiguous(const TensorView& view, const char* name);
+// ValueError where rows [R, N] that are written lie in each other's memory.
+void check_rows_apart(const TensorView& view, const char* name);
 // ValueError unless row `row` of a request's tree sees itself and nothing after it. words:
 // kMaskWords of it. Returns how many ancestors it has.
 int check_mask_row(const std::uint32_t* words, int row, std::int64_t request);

@@ -282,7 +282,7 @@ OUT = torch.zeros(2, 3)
         (ValueError, "x has shape [8]: expected [R, K]", lambda: ops.linear(X[0], W, out=OUT)),
         (TypeError, "x has dtype int32: expected float32",
          lambda: ops.linear(X.int(), W, out=OUT)),
-        (ValueError, "x has shape [2, 0]: give at least one column",
+        (ValueError, "x has shape [2, 0]: give 1..1073741824 columns",
          lambda: ops.linear(X[:, :0], W[:, :0], out=OUT)),
         (ValueError, "x has stride 8 on its last axis",
          lambda: ops.linear(torch.zeros(8, 8).T, W, out=torch.zeros(8, 3))),

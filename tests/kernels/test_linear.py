@@ -173,6 +173,11 @@ def test_errors() -> None:
         linear.run(torch.zeros(2, 4), torch.zeros(1, 3))
     with pytest.raises(ValueError, match="contiguous"):
         linear.run(torch.zeros(4, 2).T, torch.zeros(2, 3))
+    # Else 2^40 rows would be computed, all into one place.
+    one = torch.zeros(1, 4), torch.zeros(1, 3)
+    with pytest.raises(ValueError, match="out has rows of 3 elements, 0 apart"):
+        linear.run(*(row.expand(2**40, -1) for row in one))
+    linear.run(one[0].expand(5, -1), torch.zeros(5, 3))  # rows that are read may be the same
     with pytest.raises(TypeError, match="weight"):
         _core.PackedLinear(torch.zeros(3, 4, dtype=torch.int32))
     with pytest.raises(ValueError, match="2: \\[N, K\\]"):

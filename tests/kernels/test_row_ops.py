@@ -223,7 +223,7 @@ X, W = torch.zeros(2, 8), torch.ones(8)
         (ValueError, "added_weight is given: it needs added",
          lambda: ops.rms_norm(X, W, out=X, added_weight=W)),
         (ValueError, "eps = -1: give 0 or more", lambda: ops.rms_norm(X, W, out=X, eps=-1.0)),
-        (ValueError, "x has shape [2, 0]: give at least one column",
+        (ValueError, "x has shape [2, 0]: give 1..1073741824 columns",
          lambda: ops.rms_norm(X[:, :0], W[:0], out=X[:, :0])),
         (ValueError, "x has stride 8 on its last axis",
          lambda: ops.rms_norm(torch.zeros(8, 8).T, W, out=torch.zeros(8, 8))),
