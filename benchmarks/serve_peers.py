@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import common, datasets, serve_tables
-from benchmarks.peers.llama_server import environment
+from benchmarks.peers.cpu import environments
 from benchmarks.serve_tables import AUTO, LLAMA, PLAIN
 from specdec_ext.models.default import find_default_gguf
 
@@ -77,14 +77,14 @@ def servers(stack: ExitStack, batch: int, threads: int, folder: Path) -> tuple[s
     """Addresses of ours and of llama.cpp's."""
     port = free_port()
     ours = [sys.executable, "-m", "specdec_ext", "serve", "--port", str(port), "--max-batch-size",
-            str(batch), "--max-seq-len", str(CONTEXT), "--threads", str(threads)]  # fmt: skip
+            str(batch), "--max-seq-len", str(CONTEXT), "--threads", str(threads),
+            "--no-enable-prefix-caching"]  # fmt: skip
     first = running("specdec serve", ours, port, "/ready", folder / "ours.log")
-    program, port = environment.server(), free_port()
-    assert program is not None
-    # Without its caches: neither side may reuse what an earlier run has read.
-    llama = [str(program), "-m", str(find_default_gguf()), "--host", "127.0.0.1", "--port",
-             str(port), "-t", str(threads), "-np", str(batch), "-c", str(batch * CONTEXT),
-             "--no-cache-prompt", "--cache-ram", "0"]  # fmt: skip
+    port = free_port()
+    # Both without their caches: every side gets the same prompts several times.
+    llama = [str(environments.tool("llama-server")), "-m", str(find_default_gguf()), "--host",
+             "127.0.0.1", "--port", str(port), "-t", str(threads), "-np", str(batch), "-c",
+             str(batch * CONTEXT), "--no-cache-prompt", "--cache-ram", "0"]  # fmt: skip
     second = running("llama-server", llama, port, "/health", folder / "llama.log")
     return stack.enter_context(first), stack.enter_context(second)
 
@@ -111,7 +111,8 @@ def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     return found
 
 
-def version(program: Path) -> str:
+def llama_version() -> str:
+    program = environments.tool("llama-server")
     done = subprocess.run([str(program), "--version"], capture_output=True, text=True)
     return next(iter((done.stdout + done.stderr).splitlines()), "")
 
@@ -132,12 +133,11 @@ def main() -> None:
     args.aiperf = shutil.which(args.aiperf) or shutil.which(args.aiperf, path=beside)
     if args.aiperf is None:
         raise SystemExit("AIPerf is not here: pip install 'specdec_ext[bench]', or --aiperf FILE")
-    program = environment.server()
-    if program is None:
+    if not environments.is_ready("llama_cpp"):
         raise SystemExit("llama.cpp's server is not here; run: python -m "
-                         "benchmarks.peers.llama_server.environment")  # fmt: skip
+                         "benchmarks.peers.cpu.environments llama_cpp")  # fmt: skip
     about: dict[str, Any] = {"environment": common.environment(args.threads),
-                             "llama_server": version(program), "arguments": vars(args)}  # fmt: skip
+                             "llama_server": llama_version(), "arguments": vars(args)}  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
         report = measure(args, Path(folder))
     table = serve_tables.peers(report["rows"])

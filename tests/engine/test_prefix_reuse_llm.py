@@ -116,10 +116,12 @@ def test_command_line(
     command = ["generate", "--model", str(folder), "--input-file", str(prompts), "--json"]
     command += ["--max-output-len", "5", "--tokens-per-block", "8", "--max-batch-size", "1"]
     lines = []
-    for extra in ([], [flag]):
+    for extra in ([], [flag], [flag.replace("--", "--no-")]):
         assert main([*command, *extra, "--disable-tqdm"]) == 0
         out = capsys.readouterr().out
         lines.append([json.loads(line) for line in out.splitlines()])
-    assert [x["token_ids"] for x in lines[0]] == [x["token_ids"] for x in lines[1]]
-    assert [x["metrics"]["num_cached_tokens"] for x in lines[0]] == [0, 0, 0, 0]
+    texts = [[answer["token_ids"] for answer in answers] for answers in lines]
+    assert texts[0] == texts[1] == texts[2]
+    for off in (0, 2):
+        assert [x["metrics"]["num_cached_tokens"] for x in lines[off]] == [0, 0, 0, 0]
     assert [x["metrics"]["num_cached_tokens"] for x in lines[1]] == [0, 56, 32, 64]

@@ -65,8 +65,9 @@ class _Local:
 
         cache = llm_kwargs(args)["kv_cache_config"]
         # The conversation so far is in the cache when the next question comes.
+        reuse = args.kv_cache_enable_block_reuse is not False
         self._llm = make_llm(
-            args, kv_cache_config=dataclasses.replace(cache, enable_block_reuse=True)
+            args, kv_cache_config=dataclasses.replace(cache, enable_block_reuse=reuse)
         )
         self._args = args
 

@@ -108,8 +108,10 @@ def add_llm_arguments(parser: argparse.ArgumentParser) -> None:
         help="auto, fp8 or int8: bits of K and V in the pages (default: auto, the model's)",
     )  # fmt: skip
     limits.add_argument(
-        "--kv-cache-enable-block-reuse", "--enable-prefix-caching", action="store_true",
-        help="reuse the K/V of prompt blocks that an earlier request has computed",
+        "--kv-cache-enable-block-reuse", "--enable-prefix-caching",
+        action=argparse.BooleanOptionalAction,
+        help="reuse the K/V of prompt blocks that an earlier request has computed (default: on in "
+        "chat and serve, else off)",
     )  # fmt: skip
     limits.add_argument(
         "--host-cache-size", type=int, metavar="BYTES",
@@ -171,12 +173,15 @@ def llm_kwargs(args: argparse.Namespace) -> dict[str, Any]:
                     "build; leave it out")  # fmt: skip
     # The loop brings the drafts and needs prefix reuse; the engine itself drafts nothing.
     outside = external_lookup(args) is not None
+    reuse = args.kv_cache_enable_block_reuse
+    if reuse is None and outside:
+        reuse = True
     kv_cache = parse_kv_cache_config(
         chosen(
             tokens_per_block=args.tokens_per_block,
             max_tokens=args.max_tokens_in_paged_kv_cache,
             free_gpu_memory_fraction=args.kv_cache_free_gpu_memory_fraction,
-            enable_block_reuse=args.kv_cache_enable_block_reuse or outside or None,
+            enable_block_reuse=reuse,
             dtype=args.kv_cache_dtype,
             max_attention_window=_one_or_more(args.max_attention_window_size),
             sink_token_length=args.sink_token_length,

@@ -136,9 +136,11 @@ def _settings(args: argparse.Namespace) -> Any:
 
 
 def _server_configs(args: argparse.Namespace, max_queued_requests: int) -> dict[str, Any]:
-    """A server's engine: prefix reuse is on, and the queue has an end."""
+    """A server's engine: prefix reuse is on unless refused, and the queue has an end."""
     given = llm_kwargs(args)
-    reuse = dataclasses.replace(given["kv_cache_config"], enable_block_reuse=True)
+    reuse = dataclasses.replace(
+        given["kv_cache_config"], enable_block_reuse=args.kv_cache_enable_block_reuse is not False
+    )
     queue = dataclasses.replace(given["scheduler_config"], max_queued_requests=max_queued_requests)
     return {"kv_cache_config": reuse, "scheduler_config": queue}
 
