@@ -13,7 +13,6 @@ struct Avx512Vnni {
   static constexpr int kLanes = 16;
   static constexpr int kVecs = 2;  // 16 of 32 registers hold weights
   static constexpr int kBlockRows = 3;
-  static constexpr bool kPairSums = false;
   static Ints load_codes(const std::byte* p) { return _mm512_load_si512(p); }
   static Ints low(Ints v) { return _mm512_and_si512(v, _mm512_set1_epi8(15)); }
   static Ints high(Ints v) {

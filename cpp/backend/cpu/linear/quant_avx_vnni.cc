@@ -5,7 +5,6 @@ namespace specdec::cpu {
 namespace {
 
 struct AvxVnni : Avx2Ops {
-  static constexpr bool kPairSums = false;
   static Ints dot(Ints sum, Ints codes, Ints x) { return _mm256_dpbusd_avx_epi32(sum, codes, x); }
 };
 

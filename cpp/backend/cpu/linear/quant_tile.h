@@ -5,11 +5,7 @@
 //   kVecs                           vectors of columns at a time: 8 kVecs registers hold weights
 //   kBlockRows                      rows at a time
 //   load_codes(p), low(v), high(v)  codes of a quad of k; the nibbles of it
-//   kPairSums                       how it multiplies a quad. false: by
-//   Ints dot(Ints sum, Ints codes, Ints x)             sum + four products per lane
-//                                   true: by sums of two products in 16 bits,
-//   Ints pair_products<kAllBits>(Ints codes, Ints x)   kAllBits: of u - 128, which needs no zero
-//   Ints add_pairs(Ints a, Ints b), add_pairs_to(Ints sum, Ints pairs)    in 16 bits; in 32
+//   Ints dot(Ints sum, Ints codes, Ints x)    sum + four products per lane
 //   Ints splat(p), zero_ints(), zero_floats(), shift_left<n>(v), sub(a, b); Floats to_floats(Ints)
 //   Floats load(p), load_half(p), splat_float(p), mul, add; store(p, v); prefetch(p)
 #pragma once
@@ -57,25 +53,6 @@ struct StepWeights {
   }
 };
 
-// 8 bits: as unsigned codes they take all of a byte, zero included.
-template <WeightType kType>
-inline constexpr bool kAllBits = quant_format(kType).zero_shift == 7;
-
-// So many quads of k may be added up in 16 bits, where a lane of each holds two products with
-// -127..127: 8 of 4-bit codes, 4 of 5, 2 of 6, 1 of 8.
-template <WeightType kType>
-constexpr int quads_in_16_bits() {
-  constexpr int kMost = quant_format(kType).nibbles ? 15
-                        : kType == WeightType::kQ5K ? 31
-                        : kType == WeightType::kQ6K ? 63
-                                                    : 128;
-  constexpr int kPair = 2 * kMost * 127;
-  static_assert(kPair <= 32767);
-  int quads = 1;
-  while (quads < 8 && 2 * quads * kPair <= 32767) quads *= 2;
-  return quads;
-}
-
 // Adds one step to kRows rows. Rows of a block are independent chains: three rows of two vectors
 // keep two dot products per cycle busy, and their sums fit the registers beside the weights.
 template <typename Op, WeightType kType, int kRows>
@@ -86,11 +63,9 @@ inline __attribute__((always_inline)) void add_step(const StepWeights<Op, kType>
   using Ints = typename Op::Ints;
   using Floats = typename Op::Floats;
   constexpr QuantFormat kFormat = quant_format(kType);
-  constexpr bool kHasZero = kFormat.zero_shift >= 0 && !(Op::kPairSums && kAllBits<kType>);
-  constexpr int kRun = quads_in_16_bits<kType>();
+  constexpr bool kHasZero = kFormat.zero_shift >= 0;
   constexpr int kVecs = Op::kVecs;
   Ints sum[kRows][kVecs], late[kRows][kVecs];
-  [[maybe_unused]] Ints pairs[kRows][kVecs];
 #pragma GCC unroll 4
   for (int m = 0; m < kRows; ++m) {
     const auto& x = *reinterpret_cast<const QuantBlock*>(x_bytes + m * x_row_bytes);
@@ -119,13 +94,7 @@ inline __attribute__((always_inline)) void add_step(const StepWeights<Op, kType>
 #pragma GCC unroll 8
       for (int v = 0; v < kVecs; ++v) {
         Ints& into = kFormat.two_scales && j >= 4 ? late[m][v] : sum[m][v];
-        if constexpr (Op::kPairSums) {
-          const Ints products = Op::template pair_products<kAllBits<kType>>(w.codes[j][v], quad);
-          pairs[m][v] = j % kRun == 0 ? products : Op::add_pairs(pairs[m][v], products);
-          if (j % kRun == kRun - 1) into = Op::add_pairs_to(into, pairs[m][v]);
-        } else {
-          into = Op::dot(into, w.codes[j][v], quad);
-        }
+        into = Op::dot(into, w.codes[j][v], quad);
       }
     }
   }
