@@ -12,10 +12,8 @@ namespace {
 constexpr int kColumns = kPanelColumns;
 static_assert(kChainSteps % (kScaledGroup / 2) == 0);
 // Many rows of x on quantised weights: a block of panels stays in the second-level cache while
-// tiles of few rows pass over it. A tile's rows (26 KB for 576 columns) then stay in the
-// first-level one.
+// tiles of few rows (QuantKernels::prefill_rows) pass over it.
 constexpr std::int64_t kPanelBlockBytes = 256 * 1024;
-constexpr std::int64_t kPrefillTileRows = 15;
 // How far ahead of the reads a lone row tile fetches.
 constexpr std::int64_t kPrefetchBytes = 8192;
 // What one thread reads and multiplies in a nanosecond, roughly: sizes of parts follow from it.
@@ -113,7 +111,7 @@ template <typename Sink>
 void PackedLinear::for_each_quant_tile(const std::byte* x, std::int64_t x_row_bytes,
                                        std::int64_t rows, int part, int parts, Sink&& sink) const {
   const QuantTileFn compute = quant_kernels_->of(type_);
-  const std::int64_t most = rows <= kQuantTileRows ? kQuantTileRows : kPrefillTileRows;
+  const std::int64_t most = rows <= kQuantTileRows ? kQuantTileRows : quant_kernels_->prefill_rows;
   const std::int64_t tiles = (rows + most - 1) / most;
   const Range panels = share(panels_, part, parts);
   const std::int64_t block = std::max<std::int64_t>(1, kPanelBlockBytes / panel_bytes_);

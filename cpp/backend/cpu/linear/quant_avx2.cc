@@ -295,7 +295,7 @@ const QuantKernels& quant_kernels_avx2() {
   static constexpr QuantKernels kernels = {&tile<WeightType::kQ8_0>, &tile<WeightType::kQ4_0>,
                                            &tile<WeightType::kQ4_1>, &tile<WeightType::kQ4K>,
                                            &tile<WeightType::kQ5K>,  &tile<WeightType::kQ6K>,
-                                           &tile<WeightType::kQ8G>};
+                                           &tile<WeightType::kQ8G>,  kQuantTileRows};
   return kernels;
 }
 
