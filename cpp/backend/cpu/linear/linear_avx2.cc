@@ -1,5 +1,7 @@
 #include <immintrin.h>
 
+#include <cstring>
+
 #include "backend/cpu/linear/linear_tile.h"
 
 namespace specdec::cpu {
@@ -65,6 +67,86 @@ struct Avx2Bf16 : Avx2 {
   }
 };
 
+// More than two rows of bf16: split into floats once per tile and not again for every vector of
+// columns. What is left beside the products then fits between them. (One row or two wait for
+// memory, which splitting beforehand would leave idle meanwhile.)
+void split_row(const std::byte* x, std::int64_t steps, float* out) {
+  std::int64_t i = 0;
+  for (; i + 4 <= steps; i += 4) {
+    const __m128i eight = _mm_loadu_si128(reinterpret_cast<const __m128i*>(x + 4 * i));
+    const __m256i wide = _mm256_slli_epi32(_mm256_cvtepu16_epi32(eight), 16);
+    _mm256_store_si256(reinterpret_cast<__m256i*>(out + 2 * i), wide);
+  }
+  for (; i < steps; ++i) {
+    std::uint32_t pair;
+    std::memcpy(&pair, x + 4 * i, sizeof(pair));
+    const std::uint32_t halves[2] = {pair << 16, pair & 0xffff0000u};
+    std::memcpy(out + 2 * i, halves, sizeof(halves));
+  }
+}
+
+constexpr int kSplitRow = 2 * kChainSteps;
+
+// acc += w x in place, which fits 12 sums, weights and inputs: the compiler's own choice among the
+// three forms of the instruction copies sums, and spills.
+inline __attribute__((always_inline)) void mac_in_place(__m256& acc, __m256 w, __m256 x) {
+  asm("vfmadd231ps %2, %1, %0" : "+x"(acc) : "x"(w), "x"(x));
+}
+
+// kRows rows, as floats, by kVecs vectors of columns from `column` on.
+template <int kRows, int kVecs, bool kPrefetch>
+inline __attribute__((always_inline)) void bf16_block(const TileArgs& args, const float* x,
+                                                      int column) {
+  __m256 acc[kRows][kVecs];
+#pragma GCC unroll 6
+  for (int m = 0; m < kRows; ++m) {
+#pragma GCC unroll 4
+    for (int v = 0; v < kVecs; ++v) acc[m][v] = Avx2::zero();
+  }
+  const std::byte* w = args.panel + column * 4;
+  const std::byte* w_end = w + args.steps * Avx2Bf16::kStepBytes;
+  const std::int64_t ahead = args.prefetch - args.panel;
+  for (; w != w_end; w += Avx2Bf16::kStepBytes, x += 2) {
+    if constexpr (kPrefetch) {
+      Avx2::prefetch(w + ahead);
+      Avx2::prefetch(w + ahead + 64);
+    }
+    // Two vectors of even k meet all rows, then two of odd k: with 12 sums that fits the registers.
+#pragma GCC unroll 4
+    for (int pair = 0; pair < kVecs; ++pair) {
+      const int v = pair / 2 * 2;
+      const bool is_odd = pair % 2 != 0;
+      asm("" : "+r"(x));  // read again what it points to: no registers are left to keep it in
+      const auto first = Avx2Bf16::load(w + v * 32), second = Avx2Bf16::load(w + v * 32 + 32);
+      const __m256 w0 = is_odd ? first.high : first.low, w1 = is_odd ? second.high : second.low;
+#pragma GCC unroll 6
+      for (int m = 0; m < kRows; ++m) {
+        const __m256 input = _mm256_broadcast_ss(x + m * kSplitRow + is_odd);
+        mac_in_place(acc[m][v], w0, input);
+        mac_in_place(acc[m][v + 1], w1, input);
+      }
+    }
+  }
+#pragma GCC unroll 6
+  for (int m = 0; m < kRows; ++m) {
+#pragma GCC unroll 4
+    for (int v = 0; v < kVecs; ++v) {
+      store_sum<Avx2>(args, m, column + v * Avx2::kLanes, acc[m][v]);
+    }
+  }
+}
+
+template <int kRows>
+void bf16_tile(const TileArgs& args) {
+  alignas(32) float x[kRows * kSplitRow];
+  for (int m = 0; m < kRows; ++m) {
+    split_row(args.x + m * args.x_row_bytes, args.steps, x + m * kSplitRow);
+  }
+  constexpr int kVecs = kRows <= 3 ? 4 : 2;
+  bf16_block<kRows, kVecs, true>(args, x, 0);
+  if constexpr (kVecs < 4) bf16_block<kRows, kVecs, false>(args, x, kVecs * Avx2::kLanes);
+}
+
 // e4m3 to bf16. A normal number keeps its bits, with the exponent's bias 7 made 127; of the eight
 // subnormal magnitudes, each a normal bf16, there are tables of bytes.
 void widen(const std::byte* codes, std::uint16_t* out, const std::byte* prefetch) {
@@ -98,11 +180,20 @@ void widen(const std::byte* codes, std::uint16_t* out, const std::byte* prefetch
   }
 }
 
+constexpr LinearKernels make_avx2() {
+  constexpr int kRows = 6;
+  LinearKernels kernels = make_linear_kernels<Avx2F32, Avx2F16, Avx2Bf16, kRows>(&widen);
+  kernels.bf16[3] = &bf16_tile<3>;
+  kernels.bf16[4] = &bf16_tile<4>;
+  kernels.bf16[5] = &bf16_tile<5>;
+  kernels.bf16[6] = &bf16_tile<6>;
+  return kernels;
+}
+
 }  // namespace
 
 const LinearKernels& linear_kernels_avx2() {
-  static constexpr LinearKernels kernels =
-      make_linear_kernels<Avx2F32, Avx2F16, Avx2Bf16, 6>(&widen);
+  static constexpr LinearKernels kernels = make_avx2();
   return kernels;
 }
 

@@ -19,6 +19,17 @@
 
 namespace specdec::cpu {
 
+// The end of a chain of row m, columns `column` and following.
+template <typename Op>
+inline __attribute__((always_inline)) void store_sum(const TileArgs& args, int m, int column,
+                                                     typename Op::Vec sum) {
+  float* out = args.y + m * args.y_stride + column;
+  if (args.scale != nullptr) sum = Op::mul(sum, Op::load_y(args.scale + column));
+  if (args.resume) sum = Op::add(Op::load_y(out), sum);
+  if (args.bias != nullptr) sum = Op::add(sum, Op::load_y(args.bias + column));
+  Op::store_y(out, sum);
+}
+
 // kRows rows by kVecs vectors of columns starting at column `column`: all accumulators in
 // registers.
 template <typename Op, int kRows, int kVecs, bool kPrefetch>
@@ -26,7 +37,6 @@ inline __attribute__((always_inline)) void tile_block(const TileArgs& args, int 
   using Vec = typename Op::Vec;
   constexpr int kVecBytes = Op::kStepBytes / 32 * Op::kLanes;
   Vec acc[kRows][kVecs];
-  float* y = args.y + column;
 #pragma GCC unroll 16
   for (int m = 0; m < kRows; ++m) {
 #pragma GCC unroll 8
@@ -70,14 +80,7 @@ inline __attribute__((always_inline)) void tile_block(const TileArgs& args, int 
   for (int m = 0; m < kRows; ++m) {
 #pragma GCC unroll 8
     for (int v = 0; v < kVecs; ++v) {
-      float* out = y + m * args.y_stride + v * Op::kLanes;
-      Vec sum = acc[m][v];
-      if (args.scale != nullptr) {
-        sum = Op::mul(sum, Op::load_y(args.scale + column + v * Op::kLanes));
-      }
-      if (args.resume) sum = Op::add(Op::load_y(out), sum);
-      if (args.bias != nullptr) sum = Op::add(sum, Op::load_y(args.bias + column + v * Op::kLanes));
-      Op::store_y(out, sum);
+      store_sum<Op>(args, m, column + v * Op::kLanes, acc[m][v]);
     }
   }
 }
