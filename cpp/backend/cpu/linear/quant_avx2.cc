@@ -177,37 +177,42 @@ inline __attribute__((always_inline)) void add_vecs(const Weights& weights,
       }
     }
   }
+  Floats x_scale[kRows], x_sum[kRows];
+  Ints start[kRows], late_start[kRows];
 #pragma GCC unroll 2
   for (int m = 0; m < kRows; ++m) {
     const QuantBlock& block = block_at(x[m]);
-    const Floats x_scale = Avx2Ops::splat_float(&block.scale);
-    [[maybe_unused]] const Floats x_sum = Avx2Ops::splat_float(&block.scaled_sum);
-    [[maybe_unused]] Ints start, late_start;
+    x_scale[m] = Avx2Ops::splat_float(&block.scale);
+    x_sum[m] = Avx2Ops::splat_float(&block.scaled_sum);
     if constexpr (kHasZero) {
       Ints minus_sum = Avx2Ops::splat(&block.minus_sum);
       if constexpr (kFormat.two_scales) {
         const std::int32_t minus_low_sum = block.minus_low_sum;
         const Ints low = Avx2Ops::splat(&minus_low_sum);
-        late_start = Avx2Ops::shift_left<kFormat.zero_shift>(Avx2Ops::sub(minus_sum, low));
+        late_start[m] = Avx2Ops::shift_left<kFormat.zero_shift>(Avx2Ops::sub(minus_sum, low));
         minus_sum = low;
       }
-      start = Avx2Ops::shift_left<kFormat.zero_shift>(minus_sum);
+      start[m] = Avx2Ops::shift_left<kFormat.zero_shift>(minus_sum);
     }
+  }
 #pragma GCC unroll 4
-    for (int v = 0; v < kBlockVecs; ++v) {
-      float* at = y[m] + (first + v) * Avx2Ops::kLanes;
-      const auto term = [&](Ints whole, Floats scale) {
-        return _mm256_mul_ps(_mm256_cvtepi32_ps(whole), _mm256_mul_ps(scale, x_scale));
+  for (int v = 0; v < kBlockVecs; ++v) {
+    Floats scale = w.scale(first + v), late_scale = scale, min = scale;
+    if constexpr (kFormat.two_scales) late_scale = w.late_scale(first + v);
+    if constexpr (kFormat.has_min) min = w.min(first + v);
+#pragma GCC unroll 2
+    for (int m = 0; m < kRows; ++m) {
+      const auto term = [&](Ints whole, Floats factor) {
+        return _mm256_mul_ps(_mm256_cvtepi32_ps(whole), _mm256_mul_ps(factor, x_scale[m]));
       };
-      if constexpr (kHasZero) sum[m][v] = _mm256_add_epi32(sum[m][v], start);
-      Floats value = _mm256_add_ps(Avx2Ops::load(at), term(sum[m][v], w.scale(first + v)));
+      float* at = y[m] + (first + v) * Avx2Ops::kLanes;
+      if constexpr (kHasZero) sum[m][v] = _mm256_add_epi32(sum[m][v], start[m]);
+      Floats value = _mm256_add_ps(Avx2Ops::load(at), term(sum[m][v], scale));
       if constexpr (kFormat.two_scales) {
-        if constexpr (kHasZero) late[m][v] = _mm256_add_epi32(late[m][v], late_start);
-        value = _mm256_add_ps(value, term(late[m][v], w.late_scale(first + v)));
+        if constexpr (kHasZero) late[m][v] = _mm256_add_epi32(late[m][v], late_start[m]);
+        value = _mm256_add_ps(value, term(late[m][v], late_scale));
       }
-      if constexpr (kFormat.has_min) {
-        value = _mm256_add_ps(value, _mm256_mul_ps(w.min(first + v), x_sum));
-      }
+      if constexpr (kFormat.has_min) value = _mm256_add_ps(value, _mm256_mul_ps(min, x_sum[m]));
       Avx2Ops::store(at, value);
     }
   }
