@@ -147,42 +147,45 @@ void bf16_tile(const TileArgs& args) {
   if constexpr (kVecs < 4) bf16_block<kRows, kVecs, false>(args, x, kVecs * Avx2::kLanes);
 }
 
-// e4m3 to bf16. A normal number keeps its bits, with the exponent's bias 7 made 127; of the eight
-// subnormal magnitudes, each a normal bf16, there are tables of bytes.
+// Groups of e4m3 weights lie in the nearest cache when their tiles run: there is no memory to wait
+// for, and two rows gain by being split, too.
+void bf16_two_rows(const TileArgs& args) {
+  args.scale != nullptr ? bf16_tile<2>(args) : tile<Avx2Bf16, 2>(args);
+}
+
+// e4m3 to bf16, both bytes of 32 numbers apart. A normal number's lower byte is its lower four bits
+// and zeros; in the upper one the exponent's bias 7 is made 127. Of the eight subnormal magnitudes,
+// each a normal bf16, there are tables.
 void widen(const std::byte* codes, std::uint16_t* out, const std::byte* prefetch) {
-  const __m256i low = _mm256_broadcastsi128_si256(
+  const __m256i low_of_subnormal = _mm256_broadcastsi128_si256(
       _mm_setr_epi8(0, 0, -0x80, -0x40, 0, 0x20, 0x40, 0x60, 0, 0, 0, 0, 0, 0, 0, 0));
-  const __m256i high = _mm256_broadcastsi128_si256(
+  const __m256i high_of_subnormal = _mm256_broadcastsi128_si256(
       _mm_setr_epi8(0, 0x3b, 0x3b, 0x3b, 0x3c, 0x3c, 0x3c, 0x3c, 0, 0, 0, 0, 0, 0, 0, 0));
-  const __m256i magnitude_bits = _mm256_set1_epi16(0x7f), sign_bit = _mm256_set1_epi16(-0x8000),
-                bias = _mm256_set1_epi16(120 << 7), smallest_normal = _mm256_set1_epi16(8);
-  const auto wide = [&](__m256i code) {
+  const __m256i magnitude_bits = _mm256_set1_epi8(0x7f), upper_bits = _mm256_set1_epi8(-0x10),
+                exponent_bits = _mm256_set1_epi8(7), bias = _mm256_set1_epi8(120 / 2),
+                smallest_normal = _mm256_set1_epi8(8);
+  for (int i = 0; i < kScaledCodes; i += 32) {
+    if (i % 64 == 0) Avx2::prefetch(prefetch + i);
+    const __m256i code = _mm256_load_si256(reinterpret_cast<const __m256i*>(codes + i));
     const __m256i magnitude = _mm256_and_si256(code, magnitude_bits);
-    const __m256i normal = _mm256_add_epi16(_mm256_slli_epi16(magnitude, 4), bias);
-    // The upper byte of a magnitude is 0, and both tables are 0 there.
-    const __m256i subnormal =
-        _mm256_or_si256(_mm256_shuffle_epi8(low, magnitude),
-                        _mm256_slli_epi16(_mm256_shuffle_epi8(high, magnitude), 8));
-    const __m256i value =
-        _mm256_blendv_epi8(normal, subnormal, _mm256_cmpgt_epi16(smallest_normal, magnitude));
-    return _mm256_or_si256(value, _mm256_and_si256(_mm256_slli_epi16(code, 8), sign_bit));
-  };
-  for (int i = 0; i < kScaledCodes; i += 64) {
-    Avx2::prefetch(prefetch + i);
-    for (int half = 0; half < 2; ++half) {
-      const __m256i zero = _mm256_setzero_si256();
-      const __m256i part =
-          _mm256_load_si256(reinterpret_cast<const __m256i*>(codes + i + 32 * half));
-      auto* to = reinterpret_cast<__m256i*>(out + i + 16 * half);
-      _mm256_store_si256(to, wide(_mm256_unpacklo_epi8(part, zero)));
-      _mm256_store_si256(to + 2, wide(_mm256_unpackhi_epi8(part, zero)));
-    }
+    const __m256i is_subnormal = _mm256_cmpgt_epi8(smallest_normal, magnitude);
+    __m256i low = _mm256_and_si256(_mm256_slli_epi16(code, 4), upper_bits);
+    __m256i high =
+        _mm256_add_epi8(_mm256_and_si256(_mm256_srli_epi16(code, 4), exponent_bits), bias);
+    low = _mm256_blendv_epi8(low, _mm256_shuffle_epi8(low_of_subnormal, magnitude), is_subnormal);
+    high =
+        _mm256_blendv_epi8(high, _mm256_shuffle_epi8(high_of_subnormal, magnitude), is_subnormal);
+    high = _mm256_or_si256(high, _mm256_andnot_si256(magnitude_bits, code));
+    auto* to = reinterpret_cast<__m256i*>(out + i / 64 * 64 + i % 64 / 2);
+    _mm256_store_si256(to, _mm256_unpacklo_epi8(low, high));
+    _mm256_store_si256(to + 2, _mm256_unpackhi_epi8(low, high));
   }
 }
 
 constexpr LinearKernels make_avx2() {
   constexpr int kRows = 6;
   LinearKernels kernels = make_linear_kernels<Avx2F32, Avx2F16, Avx2Bf16, kRows>(&widen);
+  kernels.bf16[2] = &bf16_two_rows;
   kernels.bf16[3] = &bf16_tile<3>;
   kernels.bf16[4] = &bf16_tile<4>;
   kernels.bf16[5] = &bf16_tile<5>;
