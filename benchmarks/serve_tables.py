@@ -53,6 +53,8 @@ def peers_headline(rows: Sequence[dict[str, Any]]) -> str:
     counts = sorted({row["concurrency"] for row in rows})
     lines = []
     for other in (LLAMA, PLAIN):
+        if (other, counts[0]) not in found:
+            continue
         pairs = [(found[AUTO, count], found[other, count]) for count in counts]
         of = "llama.cpp's server" if other == LLAMA else "without speculation"
         lines += [
