@@ -1,7 +1,7 @@
 """From the event loop to the engine: admission, deadlines, cancelling, the end of a server.
 
 The engine steps in a thread of its own (engine/background.py) and never waits for a client: it
-marks that a request has news, and whoever serves the request takes a snapshot when it gets to it.
+marks that a request has news, and whoever serves the request takes what is new when it gets to it.
 So tokens that are ready together are one event, and a slow client's tokens are not stored twice.
 Reading a prompt (template, tokenizer) and submitting it happen in a few threads, off the loop.
 """
