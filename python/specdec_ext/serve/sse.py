@@ -34,7 +34,7 @@ HOLE = f"hole-{secrets.token_hex(16)}"
 
 
 def _json(value: Any) -> str:
-    # Of token ids, mostly a single one, without an encoder: the library makes one for every list.
+    # Token ids, mostly a single one, need no encoder: the library makes one for every list.
     if type(value) is list and set(map(type, value)) == {int}:
         return f"[{','.join(map(str, value))}]"
     return _encode(value)

@@ -96,7 +96,7 @@ class _Answer(EventWriter):
         )
         self._base: dict[str, Any] = {}  # what all chunks of a stream have
         self._chunk: Template | None = None
-        # Of each choice: an event with text, and tokens if asked for; none: there is more to tell.
+        # An event of each choice with text, and tokens if asked for; none: there is more to tell.
         self._plain: list[Template] = []
         self._ended: set[int] = set()  # choices whose last event has been made
         self._has_calls = calls is not None

@@ -87,7 +87,7 @@ class _Answer(EventWriter):
         )
         self._base: dict[str, Any] = {}  # what all chunks of a stream have
         self._chunk: Template | None = None
-        # Of each choice: an event with text, and tokens if asked for; none: there is more to tell.
+        # An event of each choice with text, and tokens if asked for; none: there is more to tell.
         self._plain: list[Template] = []
         self._last: dict[int, News] = {}
         self._sent: dict[int, int] = {}  # characters of the choices that have been in an event
