@@ -1,10 +1,15 @@
 """How much later than the engine has a token does a client have it?
 
-N streams decode together behind a server; clients read them in a process of their own. Of every
-token: when the engine had it (its request was told of it), and when the client had read the event
-that carries it. Both clocks are the system's monotonic one. Besides that the time of a step while
-clients read, against the same requests in process, in turns; and the processor time that the
-server's thread takes per event, in the middle half of the answers.
+N streams decode together behind a server; clients read them in a process of their own, on the same
+cores. Of every token: when the engine had it (its request was told of it); when the event that
+carries it had arrived in the client's socket, which the kernel notes (SO_TIMESTAMPNS); and when the
+client had read it. The first is what the server adds. The second has the client's part besides,
+which has to get a core and takes its sockets one by one: it reads bytes, notes times and does all
+else afterwards. All clocks are the system's real-time one.
+
+Besides that the time of a step while clients read, against the same requests in process, in turns;
+and the processor time that the server's thread and the client take per event, in the middle half of
+the answers and of the whole run.
 
     python -m benchmarks.serve_latency [--streams 32 64] [--tokens 96] [--rounds 3]
                                        [--speculate] [--write]
@@ -13,16 +18,18 @@ server's thread takes per event, in the middle half of the answers.
 from __future__ import annotations
 
 import argparse
-import asyncio
 import itertools
 import json
+import selectors
+import socket
 import statistics
+import struct
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 from benchmarks import common, serve_tables
 from specdec_ext import LLM, SamplingParams, _core
@@ -41,12 +48,14 @@ def prompt(number: int) -> str:
 
 # -- the clients' process -------------------------------------------------------------------------
 
+_SO_TIMESTAMPNS = 35  # of Linux; the socket module does not name it
+_STAMP = struct.Struct("@ll")  # a struct timespec
 
-class Stream(asyncio.Protocol):
-    """One request; notes when its bytes come and reads them later: a client that does more then
-    would be measured along."""
 
-    def __init__(self, number: int, tokens: int) -> None:
+class Stream:
+    """One request; notes when its bytes come and reads them later."""
+
+    def __init__(self, port: int, number: int, tokens: int) -> None:
         body = json.dumps(
             {"prompt": prompt(number), "max_tokens": tokens, "temperature": 0, "ignore_eos": True,
              "seed": number, "stream": True, "return_token_ids": True}
@@ -54,43 +63,54 @@ class Stream(asyncio.Protocol):
         head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
         self.request = f"{head}Content-Length: {len(body)}\r\nConnection: close\r\n\r\n".encode()
         self.request += body
-        self.received: list[tuple[float, bytes]] = []
-        self.end = asyncio.get_running_loop().create_future()
+        self.socket = socket.create_connection(("127.0.0.1", port))
+        self.socket.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
+        self.received: list[tuple[float, bytes, bytes]] = []  # when read, when arrived, what
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        transport.write(self.request)
+    def read(self) -> bool:
+        """Take what has come. False: it is the end."""
+        data, notes, _, _ = self.socket.recvmsg(65536, socket.CMSG_SPACE(_STAMP.size))
+        if data:
+            self.received.append((time.time(), notes[0][2], data))
+        return bool(data)
 
-    def data_received(self, data: bytes) -> None:
-        self.received.append((time.monotonic(), data))
-
-    def connection_lost(self, error: Exception | None) -> None:
-        self.end.set_result(None)
-
-    def marks(self) -> Marks:
-        """When how many tokens were there; an event belongs to the bytes that completed it."""
-        marks: Marks = []
+    def marks(self) -> tuple[Marks, Marks]:
+        """When how many tokens had arrived, and had been read. An event belongs to the bytes that
+        completed it; where several are read at once all have the arrival of the last."""
+        arrived: Marks = []
+        read: Marks = []
         count, rest = 0, b""
-        for when, data in self.received:
+        for when, stamp, data in self.received:
+            seconds, nanoseconds = _STAMP.unpack(stamp)
             *lines, rest = (rest + data).split(b"\n")
             for line in lines:
                 if line.startswith(b"data: {"):
                     count += len(json.loads(line[6:])["choices"][0]["token_ids"])
-                    marks.append((when, count))
-        return marks
+                    arrived.append((seconds + 1e-9 * nanoseconds, count))
+                    read.append((when, count))
+        return arrived, read
 
 
-async def clients(port: int, streams: int, tokens: int) -> list[Marks]:
-    loop = asyncio.get_running_loop()
-    made = [Stream(i, tokens) for i in range(streams)]
-    for stream in made:
-        await loop.create_connection(lambda stream=stream: stream, "127.0.0.1", port)  # type: ignore[misc]
-    await asyncio.gather(*(stream.end for stream in made))
+def clients(port: int, streams: int, tokens: int) -> dict[str, Any]:
+    """What the clients noted, of every stream, and the seconds of a processor that reading took."""
+    made = [Stream(port, i, tokens) for i in range(streams)]
+    with selectors.DefaultSelector() as selector:
+        for stream in made:
+            selector.register(stream.socket, selectors.EVENT_READ, stream)
+        for stream in made:
+            stream.socket.sendall(stream.request)
+        begin = time.process_time()
+        while selector.get_map():
+            for key, _ in selector.select():
+                if not key.data.read():
+                    selector.unregister(key.fileobj)
+                    key.data.socket.close()
+        seconds = time.process_time() - begin
     marks = [stream.marks() for stream in made]
-    counts = [found[-1][1] for found in marks]
+    counts = [read[-1][1] for _, read in marks]
     if counts != [tokens] * streams:
         raise RuntimeError(f"the streams have {counts} tokens, each should have {tokens}")
-    return marks
+    return {"arrived": [a for a, _ in marks], "read": [r for _, r in marks], "seconds": seconds}
 
 
 # -- the engine's process -------------------------------------------------------------------------
@@ -106,7 +126,7 @@ def noted(
 
     def noting(state: RequestState, out: Any, *given: Any, **more: Any) -> Any:
         result = consume(state, out, *given, **more)
-        now = time.monotonic()
+        now = time.time()
         # Not from the request's own text, which nobody makes before it is asked for: whoever asks
         # does that work, and here it has to be the server's thread.
         assert state.params.seed is not None
@@ -138,8 +158,17 @@ def step_ms(marks: dict[int, Marks]) -> float:
     )
 
 
-def served(server: ThreadServer, streams: int, tokens: int) -> tuple[list[float], float, float]:
-    """(ms that each token came later, ms of a step, us of the server's thread per event)."""
+class Served(NamedTuple):
+    """One run behind a server: ms that each token came later, ms of a step, us per event."""
+
+    arrived_ms: list[float]
+    read_ms: list[float]
+    step_ms: float
+    server_us: float
+    client_us: float
+
+
+def served(server: ThreadServer, streams: int, tokens: int) -> Served:
     marks: dict[int, Marks] = {}
     port = server.port
     assert server.thread.ident is not None
@@ -148,14 +177,23 @@ def served(server: ThreadServer, streams: int, tokens: int) -> tuple[list[float]
         command = [sys.executable, "-m", "benchmarks.serve_latency", "--client", str(port),
                    "--streams", str(streams), "--tokens", str(tokens)]  # fmt: skip
         done = subprocess.run(command, stdout=subprocess.PIPE, check=True)
-    late = []
-    every = json.loads(done.stdout)
-    for number, read in enumerate(every):
-        had = reached(marks[number], tokens)
-        late += [1e3 * (b - a) for a, b in zip(had, reached(read, tokens), strict=True)]
+    found = json.loads(done.stdout)
+    late: dict[str, list[float]] = {}
+    for kind in ("arrived", "read"):
+        late[kind] = [
+            1e3 * (came - had)
+            for number, stream in enumerate(found[kind])
+            for had, came in zip(
+                reached(marks[number], tokens), reached(stream, tokens), strict=True
+            )
+        ]
     (begin, before), (end, after) = used[len(used) // 4], used[3 * len(used) // 4]
-    events = sum(begin < when <= end for read in every for when, _ in read)
-    return late, step_ms(marks), 1e6 * (after - before) / events
+    middle = sum(begin < when <= end for stream in found["arrived"] for when, _ in stream)
+    events = sum(len(stream) for stream in found["arrived"])
+    return Served(
+        late["arrived"], late["read"], step_ms(marks), 1e6 * (after - before) / middle,
+        1e6 * found["seconds"] / events,
+    )  # fmt: skip
 
 
 def alone(llm: LLM, streams: int, tokens: int) -> float:
@@ -172,29 +210,32 @@ def measure(
 ) -> dict[str, Any]:
     llm.reset_prefix_cache()
     served(server, streams, tokens)  # not counted
-    late: list[float] = []
-    ratios, steps, costs = [], [], []
+    runs: list[Served] = []
+    ratios = []
     for round_ in range(rounds):
         order = ("served", "alone") if round_ % 2 == 0 else ("alone", "served")
-        found: dict[str, float] = {}
+        step = 0.0
         for kind in order:
             llm.reset_prefix_cache()
             if kind == "alone":
-                found[kind] = alone(llm, streams, tokens)
+                step = alone(llm, streams, tokens)
             else:
-                more, found[kind], cost = served(server, streams, tokens)
-                late += more
-                costs.append(cost)
-        ratios.append(found["served"] / found["alone"])
-        steps.append(found["served"])
-    points = statistics.quantiles(late, n=1000, method="inclusive")
+                runs.append(served(server, streams, tokens))
+        ratios.append(runs[-1].step_ms / step)
+    arrived = [late for run in runs for late in run.arrived_ms]
     return {
-        "streams": streams, "tokens": len(late), "late_ms": {
-            "p50": points[499], "p90": points[899], "p99": points[989], "max": max(late),
-        },
-        "step_ms": common.spread(steps), "step_over_alone": common.spread(ratios),
-        "event_us": common.spread(costs),
+        "streams": streams, "tokens": len(arrived), "arrived_ms": points(arrived),
+        "late_ms": points([late for run in runs for late in run.read_ms]),
+        "step_ms": common.spread([run.step_ms for run in runs]),
+        "step_over_alone": common.spread(ratios),
+        "event_us": common.spread([run.server_us for run in runs]),
+        "client_us": common.spread([run.client_us for run in runs]),
     }  # fmt: skip
+
+
+def points(late: Sequence[float]) -> dict[str, float]:
+    cuts = statistics.quantiles(late, n=1000, method="inclusive")
+    return {"p50": cuts[499], "p90": cuts[899], "p99": cuts[989], "max": max(late)}
 
 
 def main() -> None:
@@ -208,7 +249,7 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="into benchmarks/results/")
     args = parser.parse_args()
     if args.client is not None:
-        json.dump(asyncio.run(clients(args.client, args.streams[0], args.tokens)), sys.stdout)
+        json.dump(clients(args.client, args.streams[0], args.tokens), sys.stdout)
         return
     common.set_threads(args.threads)
     about = {"environment": common.environment(_core.num_threads()), "arguments": vars(args)}

@@ -5,8 +5,14 @@ default ("auto"), the same server asked not to speculate, and llama.cpp's, all o
 model's GGUF file and with the same number of threads. Time to the first token, time per further
 token, throughput. AIPerf and its processes share the cores with the server that they measure.
 
-    python -m benchmarks.serve_peers [--concurrency 1 4 16] [--prompts 24] [--tokens 64]
-                                     [--aiperf PROGRAM] [--quick] [--write]
+    python -m benchmarks.datasets                              # the prompts
+    python -m benchmarks.peers.cpu.environments llama_cpp      # llama.cpp's server; ten minutes
+    python3 -m venv build/aiperf && build/aiperf/bin/pip install 'aiperf>=0.13'
+    python -m benchmarks.serve_peers --aiperf build/aiperf/bin/aiperf [--concurrency 1 4 16]
+        [--prompts 24] [--tokens 64] [--without llama.cpp] [--quick] [--minutes M] [--write]
+
+One concurrency takes a few minutes; `--minutes` ends a call in time, and the same command goes on
+with those that are missing. `--without llama.cpp` compares the first two sides alone.
 """
 
 from __future__ import annotations
@@ -27,6 +33,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import common, datasets, serve_tables
+from benchmarks.parts import Parts, add_options
 from benchmarks.peers.cpu import environments
 from benchmarks.serve_tables import AUTO, LLAMA, PLAIN
 from specdec_ext.models.default import find_default_gguf
@@ -73,42 +80,58 @@ def running(name: str, command: Sequence[str], port: int, ready: str, log: Path)
         process.wait()
 
 
-def servers(stack: ExitStack, batch: int, threads: int, folder: Path) -> tuple[str, str]:
-    """Addresses of ours and of llama.cpp's."""
+def servers(
+    stack: ExitStack, batch: int, threads: int, folder: Path, sides: Sequence[str]
+) -> dict[str, str]:
+    """Sides by their addresses, ours first; plain decoding has none of its own."""
     port = free_port()
     ours = [sys.executable, "-m", "specdec_ext", "serve", "--port", str(port), "--max-batch-size",
             str(batch), "--max-seq-len", str(CONTEXT), "--threads", str(threads),
             "--no-enable-prefix-caching"]  # fmt: skip
     first = running("specdec serve", ours, port, "/ready", folder / "ours.log")
-    port = free_port()
-    # Both without their caches: every side gets the same prompts several times.
-    llama = [str(environments.tool("llama-server")), "-m", str(find_default_gguf()), "--host",
-             "127.0.0.1", "--port", str(port), "-t", str(threads), "-np", str(batch), "-c",
-             str(batch * CONTEXT), "--no-cache-prompt", "--cache-ram", "0"]  # fmt: skip
-    second = running("llama-server", llama, port, "/health", folder / "llama.log")
-    return stack.enter_context(first), stack.enter_context(second)
+    found = {stack.enter_context(first): AUTO, PLAIN: PLAIN}
+    if LLAMA in sides:
+        port = free_port()
+        # Both without their caches: every side gets the same prompts several times.
+        llama = [str(environments.tool("llama-server")), "-m", str(find_default_gguf()), "--host",
+                 "127.0.0.1", "--port", str(port), "-t", str(threads), "-np", str(batch), "-c",
+                 str(batch * CONTEXT), "--no-cache-prompt", "--cache-ram", "0"]  # fmt: skip
+        second = running("llama-server", llama, port, "/health", folder / "llama.log")
+        found[stack.enter_context(second)] = LLAMA
+    return found
 
 
-def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """The report of `specdec bench serve`, with the sides by their names."""
+def measure(
+    args: argparse.Namespace, folder: Path, parts: Parts, sides: Sequence[str]
+) -> list[dict[str, Any]]:
+    """Reports of `specdec bench serve`, one per concurrency, with the sides by their names; those
+    that there was time for."""
     texts = folder / "prompts.jsonl"
     lines = (json.dumps({"prompt": text}) for text in prompts(args.prompts))
     texts.write_text("\n".join(lines) + "\n")
-    with ExitStack() as stack:
-        ours, llama = servers(stack, max(args.concurrency), args.threads, folder)
-        report = folder / "report.json"
-        command = [
-            sys.executable, "-m", "specdec_ext", "bench", "serve", "--url", ours, "--compare",
-            PLAIN, llama, "--chat", "--input-file", str(texts), "--concurrency",
-            *map(str, args.concurrency), "--num-prompts", str(args.prompts), "--output-len",
-            str(args.tokens), "--tool-path", args.aiperf, "--output-json", str(report),
-        ]  # fmt: skip
-        subprocess.run(command, stdout=subprocess.DEVNULL, check=True)
-    found: dict[str, Any] = json.loads(report.read_text())
-    names = {ours.partition("://")[2]: AUTO, PLAIN: PLAIN, llama.partition("://")[2]: LLAMA}
-    for row in found["rows"]:
-        row["server"] = names[row["server"]]
-    return found
+    if missing := [count for count in args.concurrency if parts.get(str(count)) is None]:
+        with ExitStack() as stack:
+            batch = max(args.concurrency)
+            addresses = servers(stack, batch, args.threads, folder, sides)
+            ours, *others = addresses
+            names = {address.rpartition("://")[2]: side for address, side in addresses.items()}
+            report = folder / "report.json"
+            for count in missing:
+                if not parts.begin():
+                    break
+                command = [
+                    sys.executable, "-m", "specdec_ext", "bench", "serve", "--url", ours,
+                    "--compare", *others, "--chat", "--input-file", str(texts), "--concurrency",
+                    str(count), "--num-prompts", str(args.prompts), "--output-len",
+                    str(args.tokens), "--tool-path", args.aiperf, "--output-json", str(report),
+                ]  # fmt: skip
+                subprocess.run(command, stdout=subprocess.DEVNULL, check=True)
+                found = json.loads(report.read_text())
+                for row in found["rows"]:
+                    row["server"] = names[row["server"]]
+                    del row["ttfts_ms"], row["tpots_ms"]
+                parts.put(str(count), found)
+    return [found for count in args.concurrency if (found := parts.get(str(count))) is not None]
 
 
 def llama_version() -> str:
@@ -124,31 +147,43 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=64, help="of every answer")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--aiperf", default="aiperf", help="its program")
+    parser.add_argument("--without", choices=[LLAMA], help="a side that is left out")
     parser.add_argument("--quick", action="store_true", help="a try: few requests, no figures")
     parser.add_argument("--write", action="store_true", help="into benchmarks/results/")
+    add_options(parser)
     args = parser.parse_args()
     if args.quick:
         args.concurrency, args.prompts, args.tokens = [1, 4], 6, 8
+    sides = [side for side in (AUTO, PLAIN, LLAMA) if side != args.without]
     beside = str(Path(sys.executable).parent)
     args.aiperf = shutil.which(args.aiperf) or shutil.which(args.aiperf, path=beside)
     if args.aiperf is None:
         raise SystemExit("AIPerf is not here: pip install 'specdec_ext[bench]', or --aiperf FILE")
-    if not environments.is_ready("llama_cpp"):
-        raise SystemExit("llama.cpp's server is not here; run: python -m "
-                         "benchmarks.peers.cpu.environments llama_cpp")  # fmt: skip
+    if LLAMA in sides and not environments.is_ready("llama_cpp"):
+        raise SystemExit("llama.cpp's server is not here; run: python -m benchmarks.peers.cpu."
+                         f"environments llama_cpp (or --without {LLAMA})")  # fmt: skip
+    settings = {name: getattr(args, name) for name in ("prompts", "tokens", "threads")}
+    # Our server holds as many requests as the most at a time, llama.cpp's divides its memory so.
+    parts = Parts("serve_peers", {**settings, "batch": max(args.concurrency), "sides": sides},
+                  args.minutes)  # fmt: skip
     about: dict[str, Any] = {"environment": common.environment(args.threads),
-                             "llama_server": llama_version(), "arguments": vars(args)}  # fmt: skip
+                             "llama_server": llama_version() if LLAMA in sides else None,
+                             "arguments": vars(args)}  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
-        report = measure(args, Path(folder))
-    table = serve_tables.peers(report["rows"])
-    print(table)
-    print("failed requests:", report["failed_requests"], "load:", common.load_average())
-    if args.write:
-        kept = {key: report[key] for key in ("tool", "workload", "failed_requests", "rows")}
-        for row in kept["rows"]:
-            del row["ttfts_ms"], row["tpots_ms"]
-        print(common.write_result("serve_peers", {"benchmark": "serve_peers", **about, **kept},
-                                  [table]))  # fmt: skip
+        reports = measure(args, Path(folder), parts, sides)
+    rows = [row for report in reports for row in report["rows"]]
+    if rows:
+        print(serve_tables.peers(rows))
+    failed = sum(report["failed_requests"] for report in reports)
+    print("failed requests:", failed, "loads:", parts.loads)
+    if len(reports) < len(args.concurrency):
+        print(f"{len(reports)} of {len(args.concurrency)} concurrencies are measured; "
+              "the same command goes on")  # fmt: skip
+    elif args.write:
+        workload = {**reports[0]["workload"], "concurrency": args.concurrency}
+        result = {"benchmark": "serve_peers", **about, "tool": reports[0]["tool"],
+                  "workload": workload, "failed_requests": failed, "rows": rows}  # fmt: skip
+        print(common.write_result("serve_peers", result, [serve_tables.peers(rows)]))
 
 
 if __name__ == "__main__":

@@ -11,12 +11,18 @@ AUTO, PLAIN, LLAMA = "auto", "plain", "llama.cpp"
 
 
 def latency(rows: Sequence[dict[str, Any]]) -> str:
-    """The rows of serve_latency."""
-    header = ("streams", "tokens", "late p50, ms", "p90", "p99", "max", "step, ms", "step / alone",
-              "processor time per event, us")  # fmt: skip
+    """The rows of serve_latency. Those from before 2026-11-24 do not say when an event had arrived
+    in the client's socket."""
+    both = all("arrived_ms" in row for row in rows)
+    header = ["streams", "tokens", "late p50, ms", "p90", "p99", "max", "step, ms", "step / alone",
+              "processor time per event, us"]  # fmt: skip
+    if both:
+        header[2:3] = ["at the client's socket p50, ms", "p90", "p99", "max", "read by it p50, ms"]
+        header.append("the client's")
     cells = [
-        (row["streams"], row["tokens"], *row["late_ms"].values(), row["step_ms"]["median"],
-         row["step_over_alone"]["median"], row["event_us"]["median"])
+        [row["streams"], row["tokens"], *(row["arrived_ms"].values() if both else ()),
+         *row["late_ms"].values(), row["step_ms"]["median"], row["step_over_alone"]["median"],
+         row["event_us"]["median"], *((row["client_us"]["median"],) if both else ())]
         for row in rows
     ]  # fmt: skip
     return common.markdown(header, cells)
@@ -47,6 +53,8 @@ def peers_headline(rows: Sequence[dict[str, Any]]) -> str:
     counts = sorted({row["concurrency"] for row in rows})
     lines = []
     for other in (LLAMA, PLAIN):
+        if (other, counts[0]) not in found:
+            continue
         pairs = [(found[AUTO, count], found[other, count]) for count in counts]
         of = "llama.cpp's server" if other == LLAMA else "without speculation"
         lines += [

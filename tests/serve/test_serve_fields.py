@@ -260,6 +260,14 @@ def test_bodies_that_are_no_request(client: TestClient, content: bytes) -> None:
     assert json.loads(reply.content)["error"]["type"] == "invalid_request_error"
 
 
+def test_a_body_of_another_type_is_told_the_header(client: TestClient) -> None:
+    """What curl -d sends without -H."""
+    headers = {"content-type": "application/x-www-form-urlencoded"}
+    reply = client.post("/v1/completions", content=json.dumps(TEXT), headers=headers)
+    assert reply.status_code == 400
+    assert "Content-Type: application/json" in reply.json()["error"]["message"]
+
+
 def test_other_paths_and_methods(client: TestClient) -> None:
     for method, path, status in (
         ("GET", "/v1/nothing", 404), ("GET", "/v1/completions", 405), ("POST", "/health", 405),

@@ -29,7 +29,13 @@ from specdec_ext.serve.routes import chat, completions
 from specdec_ext.serve.schema.chat import ChatRequest, Message
 from specdec_ext.serve.schema.completions import CompletionRequest
 from specdec_ext.serve.sse import DONE, HOLE, EventWriter, Template, event, event_stream
-from specdec_ext.text.outputs import CompletionOutput, Logprob, RequestOutput
+from specdec_ext.text.outputs import (
+    CompletionNews,
+    CompletionOutput,
+    Logprob,
+    RequestNews,
+    RequestOutput,
+)
 
 BASES: list[dict[str, Any]] = [
     {"id": "x", "model": "m"},
@@ -165,30 +171,51 @@ def test_what_fails_is_the_last_event() -> None:
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("ids", [False, True])
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
-def test_events_of_text_alone_are_as_any(client: Any, path: str) -> None:
+def test_plain_events_are_as_any(client: Any, path: str, ids: bool) -> None:
     """They are filled into templates of their own; the bytes are those of the general way."""
     request: Any = SimpleNamespace(app=client.app, state=SimpleNamespace(log={}))
+    more: dict[str, Any] = {"n": 2, "stream": True, "return_token_ids": ids}
     answer: Any
     if path == "/v1/completions":
-        body = CompletionRequest(prompt=["a", "b"], n=2, stream=True)
+        body = CompletionRequest(prompt=["a", "b"], **more)
         answer = completions._Answer(request, body, "tiny", 2)
     else:
         messages = [Message(role="user", content="a")]
-        answer = chat._Answer(request, ChatRequest(messages=messages, n=2), "tiny", None)
+        answer = chat._Answer(request, ChatRequest(messages=messages, **more), "tiny", None)
     answer.begin()
-    texts = ["a%s\u2028", "\n\ud83d"]
-    outputs = [CompletionOutput(i, t, [7], delta_text=t, delta_token_ids=[7])
-               for i, t in enumerate(texts)]  # fmt: skip
-    output = RequestOutput("r", "ab", [1, 2], outputs, finished=False)
-    assert len(answer._only_text) == (4 if path == "/v1/completions" else 2)
-    short = answer.news(1, output)
-    answer._only_text = []
-    assert answer.news(1, output) == short
+    news: list[RequestNews] = []
+    for texts in (["x", "y"], ["a%s\u2028", "\n\ud83d"]):  # the first tells the prompt's ids
+        outputs: Any = [CompletionNews(i, 2, t, [7, 8], [(t, None)], [], None)
+                        for i, t in enumerate(texts)]  # fmt: skip
+        news.append(RequestNews("ab", [1, 2], outputs, 0, None))
+    assert len(answer._plain) == (4 if path == "/v1/completions" else 2)
+    answer.news(1, news[0])
+    short = answer.news(1, news[1])
+    answer._plain = []
+    assert answer.news(1, news[1]) == short
     found = [json.loads(data)["choices"][0] for _, data in events(short.decode())]
     first = 2 if path == "/v1/completions" else 0
     assert [choice["index"] for choice in found] == [first, first + 1]
     assert [c["text"] if "text" in c else c["delta"]["content"] for c in found] == texts
+    assert [choice.get("token_ids") for choice in found] == [[7, 8] if ids else None] * 2
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_each_choice_ends_once(client: Any, path: str) -> None:
+    """Also the one that ends while others go on."""
+    body = {"n": 4, "max_tokens": 60, "temperature": 1.5, "seed": 3, "stop": ["a", "e", "f"],
+            "stream": True}  # fmt: skip
+    if path == "/v1/completions":
+        body["prompt"] = "hello"
+    else:
+        body["messages"] = [{"role": "user", "content": "hello"}]
+    parts = chunks(client.post(path, json=body).text)
+    ends = [(number, choice["index"]) for number, part in enumerate(parts)
+            for choice in part["choices"] if choice["finish_reason"] is not None]  # fmt: skip
+    assert sorted(index for _, index in ends) == [0, 1, 2, 3]
+    assert ends[0][0] < len(parts) - 4  # there was such a one
 
 
 def test_a_prompt_is_echoed_once(client: Any) -> None:
@@ -290,7 +317,7 @@ def test_an_application_goes_when_its_server_has_ended(llm: LLM, frozen: bool) -
 STREAMS, TOKENS = 12, 60
 FIRST, LAST = 10, 50  # passes between which it is counted
 STEP_SECONDS = 0.005  # for the loop to send what a step brought; less only makes fewer events
-MOST_CALLS = 130
+MOST_CALLS = 112
 
 
 class Calls:
@@ -359,7 +386,7 @@ def test_an_event_takes_few_calls(tiny_path: Path, path: str) -> None:
             assert {status for status, _ in answers} == {200}
 
         asyncio.run(main())
-    made = calls.names["news"]  # once for each
+    made = calls.names["_look"]  # once for each; a few have no text yet
     assert made > STREAMS * 3
     per_event = calls.names.total() / made
     assert per_event <= MOST_CALLS, calls.names.most_common(40)

@@ -10,12 +10,12 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import deque
-from collections.abc import AsyncIterator, Generator
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator, Callable, Generator
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from ..log import logger
 from ..request.resolve import ResolvedRequest
-from ..text.outputs import RequestOutput
+from ..text.outputs import RequestNews, RequestOutput
 from .loop import EngineLoop
 from .request_group import RequestGroup
 from .request_state import RequestState
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     import asyncio
 
 __all__ = ["AsyncRequest", "BackgroundStepper", "Follower", "behind_others"]
+
+Look = TypeVar("Look", bound=RequestNews | RequestOutput)
 
 
 class BackgroundStepper:
@@ -184,6 +186,10 @@ class AsyncRequest:
     def finished(self) -> bool:
         return self._group.finished
 
+    def follow(self) -> Follower[RequestNews | RequestOutput]:
+        """What is new, each time that there is something."""
+        return Follower(self, self._group.news)
+
     def cancel(self) -> bool:
         """End the request with finish_reason "cancelled"; False if it had ended."""
         return self._group.cancel()
@@ -195,15 +201,15 @@ class AsyncRequest:
         return self._snapshots()
 
     async def _final(self) -> RequestOutput:
-        wakes = _wakes_here()
+        wakes, group = _wakes_here(), self._group
         while True:
-            version = self._group.version
-            if self._group.finished:
-                return self._group.snapshot()
-            await self._changed(version, wakes)
+            seen = group.version
+            if group.finished:
+                return group.snapshot()
+            await self._changed(seen, wakes)
 
     async def _snapshots(self) -> AsyncIterator[RequestOutput]:
-        follower = Follower(self)
+        follower = Follower(self, self._group.snapshot)
         try:
             while True:
                 output = await follower.next()
@@ -213,14 +219,13 @@ class AsyncRequest:
         finally:
             self.cancel()
 
-    async def _changed(self, version: int, wakes: _Wakes) -> None:
-        """Wait until the request is past `version`."""
+    async def _changed(self, seen: int, wakes: _Wakes) -> None:
+        """Wait until the request is past version `seen`."""
         waiter = wakes.new()
         self._wake = (wakes, waiter)
-        if self._group.version != version:  # it changed before the waiter was in place
-            return
         try:
-            await waiter
+            if self._group.version == seen:  # and has not changed before the waiter was in place
+                await waiter
         except BaseException:  # nobody waits any more
             self.cancel()
             raise
@@ -228,28 +233,28 @@ class AsyncRequest:
             self._wake = None
 
 
-class Follower:
-    """The snapshots of a request one by one: what iterating over it gives, without a generator.
-    Whoever stops before the last one has to cancel the request."""
+class Follower(Generic[Look]):
+    """Looks at a request one by one, each when there is something new, without a generator. Whoever
+    stops before the last one has to cancel the request.
 
-    def __init__(self, request: AsyncRequest) -> None:
+    look  RequestGroup.snapshot or .news
+    """
+
+    def __init__(self, request: AsyncRequest, look: Callable[[], Look]) -> None:
         self._request = request
+        self._look = look
         self._wakes = _wakes_here()
         self._seen = 0
 
-    async def next(self) -> RequestOutput:
-        """The next snapshot that has something new, or is the last one."""
+    async def next(self) -> Look:
+        """The next one, which has something new or is the last."""
         request = self._request
-        group = request._group
         while True:
-            version = group.version
-            if version == self._seen:
-                await request._changed(version, self._wakes)
-                continue
-            self._seen = version  # what comes after this look is in the next one, if not in this
-            output = group.snapshot()
-            if output.finished:
-                return output
-            for one in output.outputs:  # a generator would take more calls
+            await request._changed(self._seen, self._wakes)
+            self._seen = request._group.version  # what comes later is in the next look, if not here
+            found = self._look()
+            if found.finished:
+                return found
+            for one in found.outputs:  # a generator would take more calls
                 if one.delta_token_ids:
-                    return output
+                    return found

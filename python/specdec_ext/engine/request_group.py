@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..request.resolve import ResolvedRequest
 from ..text.metrics import SpecCounter, ratio
-from ..text.outputs import RequestOutput
+from ..text.outputs import CompletionNews, CompletionOutput, RequestNews, RequestOutput
 from .request_state import RequestState
 
 if TYPE_CHECKING:
@@ -79,14 +79,36 @@ class RequestGroup:
         return any(ended)
 
     def snapshot(self) -> RequestOutput:
-        """The outputs so far; delta fields hold what is new since the last snapshot."""
+        """The outputs so far; delta fields hold what is new since the last look."""
         if len(self.states) == 1:
             return self.states[0].snapshot()
-        # Finished before the snapshots, or the one that ends in between would be missed.
-        finished = self.finished
-        parts = [state.snapshot() for state in self.states]
+        return self._joined([state.snapshot() for state in self.states])
+
+    def news(self) -> RequestNews | RequestOutput:
+        """What is new since the last look; once all outputs have ended, all of them whole."""
+        if len(self.states) == 1:
+            return self.states[0].news()
+        parts = [state.news() for state in self.states]
+        whole = [part for part in parts if isinstance(part, RequestOutput)]
+        if len(whole) == len(parts):
+            return self._joined(whole)
+        outputs: list[CompletionNews | CompletionOutput] = []
         for i, part in enumerate(parts):
             part.outputs[0].index = i
+            outputs += part.outputs
+        first = parts[0]
+        return RequestNews(
+            first.prompt,
+            first.prompt_token_ids,
+            outputs,
+            first.num_cached_tokens,
+            first.prompt_logprobs,
+        )
+
+    def _joined(self, parts: list[RequestOutput]) -> RequestOutput:
+        for i, part in enumerate(parts):
+            part.outputs[0].index = i
+        finished = all(part.finished for part in parts)
         return dataclasses.replace(
             parts[0],
             outputs=[part.outputs[0] for part in parts],

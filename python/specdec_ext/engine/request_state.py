@@ -18,7 +18,7 @@ from ..request.resolve import ResolvedRequest
 from ..text.answer_text import AnswerText
 from ..text.detokenizer import Detokenizer
 from ..text.metrics import RequestTimer, SpecCounter, ratio
-from ..text.outputs import CompletionOutput, RequestOutput
+from ..text.outputs import CompletionNews, CompletionOutput, RequestNews, RequestOutput
 from .step_records import StepRecords
 from .token_scores import TokenScores
 
@@ -199,49 +199,82 @@ class RequestState:
                 self._commit(reason, None, error)
 
     def snapshot(self) -> RequestOutput:
-        """The output so far; its delta fields hold what is new since the last snapshot."""
+        """The output so far; its delta fields hold what is new since the last look."""
         with self._lock:
             self._look()
+            return self._whole()
+
+    def news(self) -> RequestNews | RequestOutput:
+        """What is new since the last look; of a request that has ended the whole output."""
+        with self._lock:
+            self._look()
+            if self._ending[0] is not None:
+                return self._whole()
             pieces, tokens, steps = self._shown
-            fresh = self._text.pieces[pieces:]
+            fresh, token_ids, scores = self._text.pieces[pieces:], self._token_ids, self._scores
             records = [] if self._steps is None else self._steps.items
-            scores, count = self._scores, len(self._token_ids)
-            output = CompletionOutput(
-                index=0,
-                text=self._text.joined(),
-                token_ids=list(self._token_ids),
-                cumulative_logprob=None if scores.logprobs is None else scores.cumulative,
-                logprobs=None if scores.logprobs is None else list(scores.logprobs),
-                finish_reason=self.finish_reason,
-                stop_reason=self.stop_reason,
-                error=self.error,
-                generation_logits=scores.logits(count),
-                token_from_draft=list(self._from_draft),
-                steps=None if self._steps is None else list(records),
-                delta_text="".join([text for text, _ in fresh]),
-                delta_token_ids=self._token_ids[tokens:],
-                delta_segments=fresh,
-                delta_steps=records[steps:],
+            logprobs = scores.logprobs
+            one = CompletionNews(
+                0,
+                len(token_ids),
+                _text_of(fresh),
+                token_ids[tokens:],
+                fresh,
+                records[steps:],
+                None if logprobs is None else logprobs[tokens:],
             )
-            metrics: dict[str, Any] = {}
-            if self.finished:
-                metrics = self._metrics()
-                output.spec_decode_metrics = metrics["speculative_decoding"]
-            snapshot = RequestOutput(
-                request_id=self.request_id,
-                prompt=self.prompt,
-                prompt_token_ids=self.prompt_token_ids,
-                outputs=[output],
-                finished=self.finished,
-                metrics=metrics,
-                prompt_logprobs=None
-                if scores.prompt_logprobs is None
-                else list(scores.prompt_logprobs),
-                num_cached_tokens=self._num_cached_tokens,
+            found = RequestNews(
+                self.prompt,
+                self.prompt_token_ids,
+                [one],
+                self._num_cached_tokens,
+                scores.prompt_logprobs,
             )
-            shown = (len(self._text.pieces), len(self._token_ids), len(records))
+            shown = (pieces + len(fresh), len(token_ids), len(records))
             self._shown, self._seen = shown, self._version
-            return snapshot
+            return found
+
+    def _whole(self) -> RequestOutput:
+        """snapshot() of what has been brought in."""
+        pieces, tokens, steps = self._shown
+        fresh = self._text.pieces[pieces:]
+        records = [] if self._steps is None else self._steps.items
+        scores, count = self._scores, len(self._token_ids)
+        output = CompletionOutput(
+            index=0,
+            text=self._text.joined(),
+            token_ids=list(self._token_ids),
+            cumulative_logprob=None if scores.logprobs is None else scores.cumulative,
+            logprobs=None if scores.logprobs is None else list(scores.logprobs),
+            finish_reason=self.finish_reason,
+            stop_reason=self.stop_reason,
+            error=self.error,
+            generation_logits=scores.logits(count),
+            token_from_draft=list(self._from_draft),
+            steps=None if self._steps is None else list(records),
+            delta_text=_text_of(fresh),
+            delta_token_ids=self._token_ids[tokens:],
+            delta_segments=fresh,
+            delta_steps=records[steps:],
+        )
+        metrics: dict[str, Any] = {}
+        if self.finished:
+            metrics = self._metrics()
+            output.spec_decode_metrics = metrics["speculative_decoding"]
+        prompt_logprobs = scores.prompt_logprobs
+        whole = RequestOutput(
+            request_id=self.request_id,
+            prompt=self.prompt,
+            prompt_token_ids=self.prompt_token_ids,
+            outputs=[output],
+            finished=self.finished,
+            metrics=metrics,
+            prompt_logprobs=None if prompt_logprobs is None else list(prompt_logprobs),
+            num_cached_tokens=self._num_cached_tokens,
+        )
+        shown = (len(self._text.pieces), len(self._token_ids), len(records))
+        self._shown, self._seen = shown, self._version
+        return whole
 
     def _look(self) -> None:
         """Somebody looks: bring everything in that there is by now."""
@@ -285,26 +318,24 @@ class RequestState:
             scores.add_logits(len(self._token_ids), logits)
         logprobs = out.logprobs if scores.logprobs is not None else None
         sources = self._names_of(out.token_sources, len(tokens))
-        stop, before = None, len(self._token_ids)
-        if not self._text.is_wanted and not logprobs:
-            self._token_ids += tokens
-            self._sources += sources
-            self._from_draft += [source is not None for source in sources]
-        else:
+        stop, before, delivered = None, len(self._token_ids), len(tokens)
+        if self._text.is_wanted or logprobs:
+            push, min_tokens = self._text.push, self.params.min_tokens
+            last = delivered - 1 if reason == "stop" else -1
             for i, token in enumerate(tokens):
                 if logprobs:
                     scores.add(token, logprobs[i])
-                ends = reason == "stop" and i == len(tokens) - 1
-                self._token_ids.append(token)
-                self._sources.append(sources[i])
-                self._from_draft.append(sources[i] is not None)
-                may_stop = len(self._token_ids) >= self.params.min_tokens
-                stop = self._text.push(token, sources[i], ends=ends, may_stop=may_stop)
+                may_stop = before + i + 1 >= min_tokens
+                stop = push(token, sources[i], ends=i == last, may_stop=may_stop)
                 if stop is not None:
+                    delivered = i + 1
+                    tokens, sources = tokens[:delivered], sources[:delivered]
                     break
+        self._token_ids += tokens
+        self._sources += sources
+        self._from_draft += [source is not None for source in sources]
         if reason is not None and stop is None:
             self._text.finish()
-        delivered = len(self._token_ids) - before
         counter, left = self._counter, delivered
         for is_prefill, rows, drafts, accepted, count in out.steps:
             brought = count if count < left else left  # a stop string has cut off the rest
@@ -353,8 +384,9 @@ class RequestState:
         """End a change, which brought in what waited or ended the request from outside."""
         if reason is not None:
             self.timer.finished = time.perf_counter()
-        sequence, changes = self.sequence, max(len(self._waiting), 1)
-        end, version = (reason, stop_reason, error), self._version + changes
+        waiting = self._waiting
+        sequence = waiting[-1][0] if waiting else self._sequence
+        end, version = (reason, stop_reason, error), self._version + (len(waiting) or 1)
         self._undo, self._waiting, self._sequence, self._version, self._ending = (
             None, [], sequence, version, end,
         )  # fmt: skip
@@ -387,3 +419,7 @@ class RequestState:
             return [None] * count
         names, own = self._source_names, self._own_source
         return [None if s is None else own if s < 0 else names[s] for s in sources]
+
+
+def _text_of(pieces: list[tuple[str, str | None]]) -> str:
+    return pieces[0][0] if len(pieces) == 1 else "".join([text for text, _ in pieces])

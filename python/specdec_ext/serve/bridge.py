@@ -1,7 +1,7 @@
 """From the event loop to the engine: admission, deadlines, cancelling, the end of a server.
 
 The engine steps in a thread of its own (engine/background.py) and never waits for a client: it
-marks that a request has news, and whoever serves the request takes a snapshot when it gets to it.
+marks that a request has news, and whoever serves the request takes what is new when it gets to it.
 So tokens that are ready together are one event, and a slow client's tokens are not stored twice.
 Reading a prompt (template, tokenizer) and submitting it happen in a few threads, off the loop.
 """
@@ -16,10 +16,10 @@ from typing import Any, TypeVar
 import anyio
 import anyio.to_thread
 
-from ..engine.background import AsyncRequest, Follower
+from ..engine.background import AsyncRequest
 from ..llm import LLM
 from ..request.sampling_params import SamplingParams
-from ..text.outputs import RequestOutput
+from ..text.outputs import RequestNews, RequestOutput
 from ..text.prompts import PromptReader, TokenizedPrompt
 from .errors import ApiError, draining, engine_failed, timed_out
 from .settings import ServerSettings
@@ -35,15 +35,15 @@ T = TypeVar("T")
 class Running:
     """One prompt's request while it runs.
 
-    Await result(), or next() for snapshots (text/outputs.py: delta fields are what is new), and
-    close() it in the end. Both raise ApiError when the engine fails, the deadline passes or the
+    Await result(), or next() for what is new (text/outputs.py), and close() it in the end. Both
+    raise ApiError when the engine fails, the deadline passes or the
     server ends it.
     """
 
     def __init__(self, request: AsyncRequest, bridge: Bridge, seconds: float) -> None:
         self._request = request
         self._bridge = bridge
-        self._follower = Follower(request)
+        self._follower = request.follow()
         self._last: RequestOutput | None = None
         self._why: ApiError | None = None
         self._closed = False
@@ -76,10 +76,10 @@ class Running:
         finally:
             self.close()
 
-    async def next(self) -> RequestOutput:
-        """The next snapshot; none comes behind one that is `finished`."""
-        output = await self._follower.next()
-        return self._checked(output) if output.finished else output
+    async def next(self) -> RequestNews | RequestOutput:
+        """What is new; the last is the whole output, which is `finished`."""
+        found = await self._follower.next()
+        return self._checked(found) if isinstance(found, RequestOutput) else found
 
     def _checked(self, last: RequestOutput) -> RequestOutput:
         """Its last output. Raises ApiError unless the request has ended by itself."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -48,5 +49,9 @@ def constraint(
 
 
 def refusal_of(error: RequestError, field: str) -> ApiError:
-    """A refusal of a form in the words of the field that the client used."""
-    return ApiError(400, str(error).replace(FIELD, field), param=field)
+    """A refusal of a form in the words of the field that the client used: where that is not
+    structured_outputs itself, a schema is all that can be wrong in it."""
+    text = str(error)
+    if field != "structured_outputs":
+        text = re.sub(re.escape(FIELD) + r"\.json\b", lambda _: f"the schema of {field}", text)
+    return ApiError(400, text.replace(FIELD, field), param=field)

@@ -137,6 +137,11 @@ def _validation_error(errors: Sequence[Mapping[str, Any]]) -> ApiError:
     place = first.get("loc", ())
     if first.get("type") == "json_invalid":
         return ApiError(400, "the body is not valid JSON", code="invalid_json")
+    if len(place) == 1 and isinstance(first.get("input"), bytes):  # it was not read as JSON
+        return ApiError(
+            400, "the request does not say that its body is JSON; send Content-Type: "
+            "application/json", code="invalid_json",
+        )  # fmt: skip
     # "body", then the names of fields and, behind a union's, the member that was tried.
     names = [str(part) for part in place[1:]]
     param = ".".join(n for n in names if n not in _MEMBERS and "[" not in n)[:200] or None

@@ -7,10 +7,12 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from ..text.outputs import CompletionOutput, Logprob, RequestOutput
+from ..text.outputs import CompletionNews, CompletionOutput, Logprob, RequestNews, RequestOutput
 from .schema.common import Sampled
 
 __all__ = [
+    "Choice",
+    "News",
     "TokenBytes",
     "completion_logprobs",
     "content_logprobs",
@@ -20,6 +22,11 @@ __all__ = [
     "steps_and_sources",
     "usage",
 ]
+
+# What is new in a request that runs, and all of one that has ended, have the fields that are used
+# here.
+Choice = CompletionNews | CompletionOutput
+News = RequestNews | RequestOutput
 
 # Bytes of a token; None: the tokenizer has no bytes of single tokens.
 TokenBytes = Callable[[int], bytes | None]
@@ -38,12 +45,12 @@ def head(prefix: str, kind: str, model: str) -> dict[str, Any]:
     }
 
 
-def usage(outputs: Iterable[RequestOutput]) -> dict[str, Any]:
+def usage(outputs: Iterable[News]) -> dict[str, Any]:
     """Tokens that were read and delivered, of all prompts and choices; where the request carried a
     prediction, what became of its tokens."""
     given = list(outputs)
     prompt = sum(len(output.prompt_token_ids) for output in given)
-    completion = sum(len(choice.token_ids) for output in given for choice in output.outputs)
+    completion = sum(choice.num_tokens for output in given for choice in output.outputs)
     counts: dict[str, Any] = {
         "prompt_tokens": prompt,
         "completion_tokens": completion,
@@ -73,7 +80,7 @@ def metrics(outputs: Sequence[RequestOutput], detail: str) -> dict[str, Any] | N
     return result
 
 
-def steps_and_sources(choice: CompletionOutput, asked: Sampled, tokenizer: Any) -> dict[str, Any]:
+def steps_and_sources(choice: Choice, asked: Sampled, tokenizer: Any) -> dict[str, Any]:
     """How what is new came about, as far as the request asks for it:
 
     token_sources  its text in pieces of one source each: who has drafted it, or "model"
@@ -93,7 +100,7 @@ def steps_and_sources(choice: CompletionOutput, asked: Sampled, tokenizer: Any) 
     return result
 
 
-def is_worth_sending(choice: CompletionOutput, *, wants_tokens: bool) -> bool:
+def is_worth_sending(choice: Choice, *, wants_tokens: bool) -> bool:
     """A client sees something new: text, the end, or tokens that it wants to know of."""
     return bool(
         choice.delta_text
@@ -102,7 +109,7 @@ def is_worth_sending(choice: CompletionOutput, *, wants_tokens: bool) -> bool:
     )
 
 
-def _new_rows(choice: CompletionOutput) -> list[dict[int, Logprob]]:
+def _new_rows(choice: Choice) -> list[dict[int, Logprob]]:
     rows = choice.logprobs or []
     return rows[len(rows) - len(choice.delta_token_ids) :]
 
@@ -116,9 +123,7 @@ def _best(row: Mapping[int, Logprob], count: int) -> list[tuple[int, Logprob]]:
     return sorted(row.items(), key=lambda item: item[1].rank or 0)[:count]
 
 
-def content_logprobs(
-    choice: CompletionOutput, count: int, token_bytes: TokenBytes
-) -> list[dict[str, Any]]:
+def content_logprobs(choice: Choice, count: int, token_bytes: TokenBytes) -> list[dict[str, Any]]:
     """`logprobs.content` of the new tokens, with the `count` best of each."""
 
     def entry(token_id: int, value: Logprob) -> dict[str, Any]:
@@ -167,6 +172,6 @@ def completion_logprobs(
     return result
 
 
-def new_logprobs(choice: CompletionOutput, count: int, offset: int) -> dict[str, Any]:
+def new_logprobs(choice: Choice, count: int, offset: int) -> dict[str, Any]:
     """completion_logprobs() of the new tokens."""
     return completion_logprobs(choice.delta_token_ids, _new_rows(choice), count, offset)

@@ -1,7 +1,7 @@
 """Answers as server-sent events, and answers that end when their client goes.
 
-Every stream goes the same way: an endpoint's EventWriter makes bytes of each snapshot of the
-request, and one generator hands them to the library's response.
+Every stream goes the same way: an endpoint's EventWriter makes bytes of what is new in the request,
+and one generator hands them to the library's response.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from sse_starlette.sse import SendTimeoutError
 from starlette.types import Message, Send
 
 from ..engine.background import behind_others
-from ..text.outputs import RequestOutput
+from ..text.outputs import RequestNews, RequestOutput
 from .bridge import Running
 from .errors import ApiError, api_error, client_gone
 
@@ -31,6 +31,13 @@ _encode = json.JSONEncoder(separators=(",", ":")).encode
 DONE = ServerSentEvent("[DONE]", sep=SEPARATOR).encode()
 # Stands for a value that a Template is given later; no text of a request can be the same.
 HOLE = f"hole-{secrets.token_hex(16)}"
+
+
+def _json(value: Any) -> str:
+    # Token ids, mostly a single one, need no encoder: the library makes one for every list.
+    if type(value) is list and set(map(type, value)) == {int}:
+        return f"[{','.join(map(str, value))}]"
+    return _encode(value)
 
 
 def event(content: Any, name: str | None = None) -> bytes:
@@ -50,22 +57,22 @@ class Template:
 
     def event(self, *values: Any) -> bytes:
         """The event with those values, in the order of their holes."""
-        return (self._format % tuple([_encode(value) for value in values])).encode()
+        return (self._format % tuple([_json(value) for value in values])).encode()
 
 
 class EventWriter:
-    """What an endpoint makes of a stream's snapshots: the bytes of whole events, b"" for none."""
+    """What an endpoint makes of a stream's news: the bytes of whole events, b"" for none."""
 
     def begin(self) -> bytes:
         """What comes in front of any token."""
         return b""
 
-    def news(self, number: int, output: RequestOutput) -> bytes:
-        """What a snapshot brings, `number` of the request's prompts."""
+    def news(self, number: int, output: RequestNews | RequestOutput) -> bytes:
+        """What is new in prompt `number` of the request; the last of each is its whole output."""
         raise NotImplementedError
 
     def end(self) -> bytes:
-        """What comes behind the last snapshot of the last prompt."""
+        """What comes behind the last news of the last prompt."""
         raise NotImplementedError
 
     def failed(self, error: ApiError) -> bytes:
@@ -138,8 +145,10 @@ def _close(running: Sequence[Running]) -> None:
         one.close()
 
 
-async def _merged(running: Sequence[Running]) -> AsyncIterator[tuple[int, RequestOutput]]:
-    """(number, snapshot) of several requests as they come."""
+async def _merged(
+    running: Sequence[Running],
+) -> AsyncIterator[tuple[int, RequestNews | RequestOutput]]:
+    """(number, news) of several requests as they come."""
     waiting = {asyncio.ensure_future(one.next()): i for i, one in enumerate(running)}
     try:
         while waiting:

@@ -131,14 +131,21 @@ class SpecCounter:
             self.per_step_accepted.append(accepted)
             self.per_step_drafted.append(drafts)
 
-    def save(self) -> dict[str, Any]:
+    def save(self) -> tuple[Any, ...]:
         """Where it stands, for restore()."""
-        saved = {"histogram": list(self.histogram), "by_source": dict(self.by_source)}
-        return {**self.__dict__, **saved}
+        return (
+            self.num_spec_tokens, self.num_steps, self.num_spec_steps, self.num_accepted,
+            self.num_drafts, self.num_prefill_steps, self.num_rows, self.num_tokens,
+            self.histogram.copy(), self.by_source.copy(),
+        )  # fmt: skip
 
-    def restore(self, saved: dict[str, Any]) -> None:
+    def restore(self, saved: tuple[Any, ...]) -> None:
         """Go back to where it stood."""
-        self.__dict__.update(saved)
+        (
+            self.num_spec_tokens, self.num_steps, self.num_spec_steps, self.num_accepted,
+            self.num_drafts, self.num_prefill_steps, self.num_rows, self.num_tokens,
+            self.histogram, self.by_source,
+        ) = saved  # fmt: skip
         del self.per_step_accepted[self.num_spec_steps :]
         del self.per_step_drafted[self.num_spec_steps :]
 

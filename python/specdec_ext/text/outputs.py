@@ -6,7 +6,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["CompletionOutput", "Logprob", "RequestOutput", "StepDraft", "StepRecord"]
+__all__ = [
+    "CompletionNews",
+    "CompletionOutput",
+    "Logprob",
+    "RequestNews",
+    "RequestOutput",
+    "StepDraft",
+    "StepRecord",
+]
 
 
 @dataclass(frozen=True)
@@ -110,6 +118,30 @@ class CompletionOutput:
     delta_segments: list[tuple[str, str | None]] = field(default_factory=list)
     delta_steps: list[StepRecord] = field(default_factory=list, repr=False)
 
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+
+@dataclass(slots=True)
+class CompletionNews:
+    """What is new in a completion that runs; the names are CompletionOutput's. It costs the same
+    however long the text is.
+
+    num_tokens  of all of it
+    logprobs    of the new tokens
+    """
+
+    index: int
+    num_tokens: int
+    delta_text: str
+    delta_token_ids: list[int]
+    delta_segments: list[tuple[str, str | None]]
+    delta_steps: list[StepRecord]
+    logprobs: list[dict[int, Logprob]] | None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+
 
 @dataclass
 class RequestOutput:
@@ -167,3 +199,17 @@ class RequestOutput:
                 for o in self.outputs
             ]
         return line
+
+
+@dataclass(slots=True)
+class RequestNews:
+    """What is new in a request that runs; the names are RequestOutput's. Of several completions one
+    may have ended: it is a CompletionOutput."""
+
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionNews | CompletionOutput]
+    num_cached_tokens: int
+    prompt_logprobs: list[dict[int, Logprob] | None] | None
+    finished: bool = False
+    metrics: dict[str, Any] = field(default_factory=dict)

@@ -11,7 +11,16 @@ from starlette.responses import JSONResponse, Response
 from ...text.outputs import CompletionOutput, RequestOutput
 from ..constraints import constraint
 from ..errors import ApiError
-from ..replies import content_logprobs, head, is_worth_sending, metrics, steps_and_sources, usage
+from ..replies import (
+    Choice,
+    News,
+    content_logprobs,
+    head,
+    is_worth_sending,
+    metrics,
+    steps_and_sources,
+    usage,
+)
 from ..schema.chat import ChatRequest, conversation
 from ..schema.tools import AnswerReader, ToolCalls, asks_the_model
 from ..serving import serving_of
@@ -87,7 +96,9 @@ class _Answer(EventWriter):
         )
         self._base: dict[str, Any] = {}  # what all chunks of a stream have
         self._chunk: Template | None = None
-        self._only_text: list[Template] = []  # of each choice; none: a chunk has more than text
+        # An event of each choice with text, and tokens if asked for; none: there is more to tell.
+        self._plain: list[Template] = []
+        self._ended: set[int] = set()  # choices whose last event has been made
         self._has_calls = calls is not None
         self._last: RequestOutput | None = None
 
@@ -110,24 +121,33 @@ class _Answer(EventWriter):
         self._chunk = Template({**base, "choices": [HOLE]})
         empty = {"logprobs": None, "finish_reason": None}
         choices = range(self._body.n or 1)
-        if not (self._wants_tokens or self._has_calls or self._body.usage_in_every_chunk):
-            self._only_text = [
-                Template({**base, "choices": [{"index": i, **empty, "delta": {"content": HOLE}}]})
+        body = self._body
+        if not (body.logprobs or body.wants_steps or body.usage_in_every_chunk or self._has_calls):
+            rest = {**empty, **({"token_ids": HOLE} if body.return_token_ids else {})}
+            self._plain = [
+                Template({**base, "choices": [{"index": i, **rest, "delta": {"content": HOLE}}]})
                 for i in choices
             ]
         role = {"role": "assistant", "content": ""}
         return b"".join([self._chunk.event({"index": i, **empty, "delta": role}) for i in choices])
 
-    def news(self, number: int, output: RequestOutput) -> bytes:
+    def news(self, number: int, output: News) -> bytes:
         """One event per choice that has something new."""
-        self._last = output
-        events = [
-            self._only_text[choice.index].event(choice.delta_text)
-            if self._only_text and choice.finish_reason is None
-            else self._event(output, choice)
-            for choice in output.outputs
-            if is_worth_sending(choice, wants_tokens=self._wants_tokens)
-        ]
+        events = []
+        for choice in output.outputs:
+            if choice.index in self._ended or not is_worth_sending(
+                choice, wants_tokens=self._wants_tokens
+            ):
+                continue
+            if self._plain and choice.finish_reason is None and choice.delta_text:
+                ids = (choice.delta_token_ids,) if self._wants_tokens else ()
+                events.append(self._plain[choice.index].event(*ids, choice.delta_text))
+            else:
+                events.append(self._event(output, choice))
+                if choice.finish_reason is not None:
+                    self._ended.add(choice.index)
+        if isinstance(output, RequestOutput):
+            self._last = output
         return events[0] if len(events) == 1 else b"".join(events)
 
     def end(self) -> bytes:
@@ -139,7 +159,7 @@ class _Answer(EventWriter):
         last = {"usage": usage([self._last]), "metrics": metrics([self._last], detail)}
         return event({**self._base, "choices": [], **last}) + DONE
 
-    def _event(self, output: RequestOutput, choice: CompletionOutput) -> bytes:
+    def _event(self, output: News, choice: Choice) -> bytes:
         """The event of one choice, whatever it has; b"": of a call that is not complete."""
         delta = self._delta(choice)
         if not delta and not self._wants_tokens and choice.finish_reason is None:
@@ -157,7 +177,7 @@ class _Answer(EventWriter):
             message.update(content=text or None, tool_calls=calls)
         return {**self._choice(choice), "message": message}
 
-    def _delta(self, choice: CompletionOutput) -> dict[str, Any]:
+    def _delta(self, choice: Choice) -> dict[str, Any]:
         """What is new. A call comes whole, with its end."""
         reader = self._readers[choice.index]
         first = reader.num_calls
@@ -167,7 +187,7 @@ class _Answer(EventWriter):
             delta["tool_calls"] = [{"index": first + i, **call} for i, call in enumerate(calls)]
         return delta
 
-    def _choice(self, choice: CompletionOutput) -> dict[str, Any]:
+    def _choice(self, choice: Choice) -> dict[str, Any]:
         """A choice but for its text: what is new. Call it once the text has been read."""
         result: dict[str, Any] = {"index": choice.index, "logprobs": None}
         if self._logprobs is not None:

@@ -8,10 +8,12 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
-from ...text.outputs import CompletionOutput, RequestOutput
+from ...text.outputs import RequestOutput
 from ..bridge import PromptSource, Running
 from ..errors import ApiError
 from ..replies import (
+    Choice,
+    News,
     completion_logprobs,
     head,
     is_worth_sending,
@@ -85,9 +87,11 @@ class _Answer(EventWriter):
         )
         self._base: dict[str, Any] = {}  # what all chunks of a stream have
         self._chunk: Template | None = None
-        self._only_text: list[Template] = []  # of each choice; none: a chunk has more than text
-        self._last: dict[int, RequestOutput] = {}
-        self._sent: dict[int, str] = {}  # text of the choices so far
+        # An event of each choice with text, and tokens if asked for; none: there is more to tell.
+        self._plain: list[Template] = []
+        self._last: dict[int, News] = {}
+        self._sent: dict[int, int] = {}  # characters of the choices that have been in an event
+        self._ended: set[int] = set()  # choices whose last event has been made
 
     def whole(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
         """A text_completion; each output is its request's only snapshot: all of it is new."""
@@ -108,34 +112,48 @@ class _Answer(EventWriter):
             base["usage"] = None
         self._base = base
         self._chunk = Template({**base, "choices": [HOLE]})
-        if not (self._wants_tokens or self._body.echo or self._body.usage_in_every_chunk):
+        body = self._body
+        if not (
+            body.logprobs is not None or body.wants_steps or body.echo or body.usage_in_every_chunk
+        ):
             rest = {"text": HOLE, "logprobs": None, "finish_reason": None}
-            self._only_text = [
+            if body.return_token_ids:
+                rest |= {"token_ids": HOLE, "prompt_token_ids": None}
+            self._plain = [
                 Template({**base, "choices": [{"index": i, **rest}]})
                 for i in range(self._num_choices)
             ]
         return b""
 
-    def news(self, number: int, output: RequestOutput) -> bytes:
+    def news(self, number: int, output: News) -> bytes:
         """One event per choice that has something new."""
         self._last[number] = output
         events = []
         for choice in output.outputs:
             place = number * self._n + choice.index
-            if not is_worth_sending(choice, wants_tokens=self._wants_tokens) and (
-                place in self._sent or not self._body.echo
+            sent = self._sent.get(place)
+            if place in self._ended or (
+                not is_worth_sending(choice, wants_tokens=self._wants_tokens)
+                and (sent is not None or not self._body.echo)
             ):
                 continue
-            if self._only_text and choice.finish_reason is None:
-                events.append(self._only_text[place].event(choice.delta_text))
+            if self._plain and choice.finish_reason is None and not self._wants_tokens:
+                events.append(self._plain[place].event(choice.delta_text))
+            elif self._plain and choice.finish_reason is None and sent is not None:
+                events.append(self._plain[place].event(choice.delta_text, choice.delta_token_ids))
             else:
-                content = self._choice(number, output, choice, self._sent.get(place))
-                events.append(self._event(content))
-                self._sent[place] = choice.text
+                events.append(self._event(self._choice(number, output, choice, sent)))
+                if choice.finish_reason is not None:
+                    self._ended.add(place)
+            self._sent[place] = (sent or 0) + len(choice.delta_text)
         return events[0] if len(events) == 1 else b"".join(events)
 
     def end(self) -> bytes:
-        outputs = [self._last[number] for number in range(len(self._last))]
+        outputs = [
+            output
+            for _, output in sorted(self._last.items())
+            if isinstance(output, RequestOutput)  # as all are by now
+        ]
         log_answer(self._request, outputs)
         if not self._body.with_usage:
             return DONE
@@ -152,9 +170,9 @@ class _Answer(EventWriter):
         return self._chunk.event(content)
 
     def _choice(
-        self, number: int, output: RequestOutput, choice: CompletionOutput, sent: str | None
+        self, number: int, output: News, choice: Choice, sent: int | None
     ) -> dict[str, Any]:
-        """What is new in a choice. `sent`: its text before that; None: nothing of it was sent."""
+        """What is new in a choice. sent: characters before that; None: no event had any of it."""
         prompt = self._prompt_text(output) if self._body.echo else ""
         is_first = sent is None
         result: dict[str, Any] = {
@@ -172,12 +190,12 @@ class _Answer(EventWriter):
         return result
 
     def _logprobs(
-        self, output: RequestOutput, choice: CompletionOutput, prompt: str, sent: str | None
+        self, output: News, choice: Choice, prompt: str, sent: int | None
     ) -> dict[str, Any] | None:
         count = self._body.logprobs
         if count is None:
             return None
-        new = new_logprobs(choice, count, len(prompt) + len(sent or ""))
+        new = new_logprobs(choice, count, len(prompt) + (sent or 0))
         if sent is not None or not self._body.echo or output.prompt_logprobs is None:
             return new
         ids, rows = output.prompt_token_ids, output.prompt_logprobs
@@ -186,7 +204,7 @@ class _Answer(EventWriter):
         before = completion_logprobs(ids, rows, count, 0, first)
         return {key: before[key] + new[key] for key in new}
 
-    def _prompt_text(self, output: RequestOutput) -> str:
+    def _prompt_text(self, output: News) -> str:
         if output.prompt is not None:
             return output.prompt
         tokenizer = self._serving.llm.tokenizer

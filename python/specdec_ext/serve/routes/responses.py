@@ -11,10 +11,10 @@ from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
 from ...config.validate import show
-from ...text.outputs import CompletionOutput, RequestOutput
+from ...text.outputs import RequestOutput
 from ..constraints import constraint
 from ..errors import ApiError
-from ..replies import content_logprobs, head, metrics, steps_and_sources, usage
+from ..replies import Choice, News, content_logprobs, head, metrics, steps_and_sources, usage
 from ..schema.responses import ResponsesRequest
 from ..serving import serving_of
 from ..sse import DONE, HOLE, EventWriter, Template, event, event_stream, unless_gone
@@ -114,9 +114,10 @@ class _Answer(EventWriter):
             self._event("response.content_part.added", **self._place, part=self._part("")),
         ])  # fmt: skip
 
-    def news(self, number: int, output: RequestOutput) -> bytes:
+    def news(self, number: int, output: News) -> bytes:
         """New text, and what there is to tell about its tokens."""
-        self._last = output
+        if isinstance(output, RequestOutput):
+            self._last = output
         [choice] = output.outputs
         for name, values in self.about_new(choice).items():
             self._news.setdefault(name, []).extend(values)
@@ -161,7 +162,7 @@ class _Answer(EventWriter):
         self._number += 1
         return event({"type": kind, "sequence_number": self._number - 1, **content}, kind)
 
-    def about_new(self, choice: CompletionOutput) -> dict[str, list[Any]]:
+    def about_new(self, choice: Choice) -> dict[str, list[Any]]:
         """Log-probabilities of the new tokens, and how they came about, as far as asked for."""
         logprobs: list[Any] = []
         if self._logprobs is not None:

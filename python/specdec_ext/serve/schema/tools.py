@@ -167,7 +167,7 @@ class _OneCall:
 def _no_choice(tool_choice: Any) -> ApiError:
     return ApiError(
         400, f'tool_choice = {show(tool_choice)}: expected "none", "auto", "required" or '
-        '{{"type": "function", "function": {"name": ...}}', param="tool_choice",
+        '{"type": "function", "function": {"name": ...}}', param="tool_choice",
     )  # fmt: skip
 
 
