@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -31,6 +32,7 @@ from .errors import ConfigError, RequestError, SyntheticAcceptanceWarning
 from .extras import named_extras
 from .models.load import memory_errors
 from .models.place import resolve_device
+from .request.resolve import ResolvedRequest
 from .request.sampling_params import SamplingParams
 from .text.outputs import RequestOutput
 from .text.prompts import Prompt, PromptReader, TokenizedPrompt
@@ -155,6 +157,11 @@ class LLM:
                 model = default_source(
                     dtype=dtype, model_impl=model_impl, quantization=quantization
                 )
+        if not isinstance(model, (str, os.PathLike)):
+            raise ConfigError(
+                f"model = {show(model)}: expected the path of a local Hugging Face folder or GGUF "
+                f"file, got {type(model).__name__}"
+            )
         self.model_path = Path(model).expanduser()
         self._team = None
         if tensor_parallel_size > 1:
@@ -221,7 +228,7 @@ class LLM:
         chat_template  None: the tokenizer's own; "vicuna", "llama2", "chatml", a Jinja template or
                        its file
         """
-        several = bool(messages) and isinstance(messages[0], Sequence)
+        several = bool(messages) and isinstance(messages[0], (list, tuple))
         conversations = messages if several else [messages]
         items = [
             self.prompts.read_chat(m, chat_template, add_generation_prompt) for m in conversations
@@ -236,8 +243,7 @@ class LLM:
         `outputs[0].delta_text` and `.delta_segments` are what is new. Closing the iterator cancels
         the request. Raises RequestError at the call, before any work.
         """
-        text, ids = self.prompts.read(prompt)
-        request = self.engine.resolve(ids, sampling_params or SamplingParams())
+        text, request = self._resolve(prompt, sampling_params)
         return self._stream(RequestGroup(self.engine, request, prompt=text))
 
     def generate_async(
@@ -247,8 +253,7 @@ class LLM:
 
         Raises RequestError at the call, before any work.
         """
-        text, ids = self.prompts.read(prompt)
-        request = self.engine.resolve(ids, sampling_params or SamplingParams())
+        text, request = self._resolve(prompt, sampling_params)
         return AsyncRequest(self.engine, self._stepper, request, text)
 
     def get_metrics(self) -> dict[str, Any]:
@@ -297,6 +302,15 @@ class LLM:
     ) -> None:
         self.close()
 
+    def _resolve(
+        self, prompt: Prompt, sampling_params: SamplingParams | None
+    ) -> tuple[str | None, ResolvedRequest]:
+        """The text of one prompt, and its request checked against the engine."""
+        params = SamplingParams() if sampling_params is None else sampling_params
+        _check_params("sampling_params", params)
+        text, ids = self.prompts.read(prompt)
+        return text, self.engine.resolve(ids, params)
+
     def _submit_all(
         self,
         items: Sequence[TokenizedPrompt],
@@ -306,7 +320,9 @@ class LLM:
         if sampling_params is None or isinstance(sampling_params, SamplingParams):
             params = [sampling_params or SamplingParams()] * len(items)
         else:
-            if isinstance(sampling_params, (str, Mapping)):
+            if isinstance(sampling_params, (str, Mapping)) or not isinstance(
+                sampling_params, Iterable
+            ):
                 raise RequestError(
                     f"sampling_params = {show(sampling_params)}: expected SamplingParams or a list "
                     "of them; SamplingParams.from_dict reads a dict"
@@ -318,11 +334,7 @@ class LLM:
                     "for all or one per prompt"
                 )
         for i, entry in enumerate(params):
-            if not isinstance(entry, SamplingParams):
-                raise RequestError(
-                    f"sampling_params[{i}] = {show(entry)}: expected SamplingParams, got "
-                    f"{type(entry).__name__}; SamplingParams.from_dict reads a dict"
-                )
+            _check_params(f"sampling_params[{i}]", entry)
         self.engine.require_room(sum(entry.n for entry in params))
         resolved = []
         for i, ((_, ids), entry) in enumerate(zip(items, params, strict=True)):
@@ -386,3 +398,11 @@ class LLM:
         except BaseException:
             group.cancel()
             raise
+
+
+def _check_params(name: str, params: object) -> None:
+    if not isinstance(params, SamplingParams):
+        raise RequestError(
+            f"{name} = {show(params)}: expected SamplingParams, got {type(params).__name__}; "
+            "SamplingParams.from_dict reads a dict"
+        )

@@ -53,7 +53,7 @@ def add_llm_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     model.add_argument(
         "--quantization", choices=("int8", "int4", "fp8"),
-        help="make weights so narrow at load, on the CPU (default: as they are)",
+        help="round float weights to this width while they are loaded (default: as they are)",
     )  # fmt: skip
     model.add_argument(
         "--model-impl", default="auto", choices=("auto", "native", "transformers"),

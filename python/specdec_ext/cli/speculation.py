@@ -23,8 +23,9 @@ __all__ = [
 def add_speculation_arguments(parser: argparse.ArgumentParser) -> None:
     """Options that name a method and its configuration."""
     spec = parser.add_argument_group(
-        "speculation (at most one method; default: auto, drafts that cost next to nothing, and "
-        "those of the drafter shipped for the model where they pay)"
+        "speculation",
+        "Choose at most one method. The default, auto, drafts from the text itself and with the "
+        "drafter shipped for the model, each only where it pays.",
     )
     spec.add_argument("--no-speculation", action="store_true", help="plain decoding")
     spec.add_argument(
@@ -67,14 +68,14 @@ def add_speculation_arguments(parser: argparse.ArgumentParser) -> None:
     _add_eagle3_arguments(spec)
     spec.add_argument(
         "--draft-target", action="store_true",
-        help="the small drafter that is shipped for the default model drafts",
+        help="a draft model: the small one that is shipped for the default model",
     )  # fmt: skip
     spec.add_argument(
         "--draft-model", "--draft-model-dir", "--speculative-model", "--speculative-model-dir",
         "--speculative-draft-model", "--speculative-draft-model-path", "--spec-draft-model",
         "--assistant-model", metavar="DIR",
-        help="a smaller model with the same vocabulary (or see --allow-vocab-mapping) drafts; "
-        "--max-draft-len tokens per step",
+        help="a draft model: a smaller one with the same vocabulary (or see "
+        "--allow-vocab-mapping); it drafts --max-draft-len tokens per step",
     )  # fmt: skip
     spec.add_argument(
         "--draft-engine-dir", metavar="DIR", help="as --draft-model, an engine of specdec build"
@@ -247,8 +248,8 @@ def named_speculation(args: argparse.Namespace) -> Any:
         "--prompt-lookup-config": args.prompt_lookup_config,
         "--spec-decode-nextn": args.spec_decode_nextn,
         "--suffix": args.suffix,
-        "--medusa or --medusa-model": medusa_model(args),
-        "--draft-target or --draft-model": _draft_model(args),
+        "--medusa": medusa_model(args),
+        "--draft-target" if args.draft_target else "--draft-model": _draft_model(args),
         "--speculative-config": args.speculative_config,
         "--redrafter": args.redrafter or _redrafter_keys(args) or None,
         "--eagle3-model": args.eagle3_model,
@@ -257,7 +258,7 @@ def named_speculation(args: argparse.Namespace) -> Any:
     if args.max_matching_ngram_size is not None and given not in ([], ["--spec-decode-nextn"]):
         given.append("--max-matching-ngram-size")
     if len(given) > 1:
-        usage_error(args, f"{' and '.join(given)} name a method twice; give one of them")
+        usage_error(args, f"{' and '.join(given)} each name a method; give one of them")
     if args.medusa_choices is not None and medusa_model(args) is None:
         usage_error(args, "--medusa-choices needs --medusa-model, --medusa, or an --engine-dir "
                     "with heads")  # fmt: skip

@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     request.add_argument(
         "--temperature", type=float, default=0.0, metavar="X", help="default: 0, greedy"
     )
-    request.add_argument("--seed", type=int, metavar="N", help="of sampling; makes it repeatable")
+    request.add_argument("--seed", type=int, metavar="N", help="makes a sampled text repeatable")
     add_form_arguments(request)
     output = parser.add_argument_group("output")
     output.add_argument("--json", action="store_true", help="one JSON object on stdout")
@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
     llm_kwargs(args)
     prompts = read_prompts(args)
     if len(prompts) != 1:
-        usage_error(args, f"{len(prompts)} prompts: a trace is of one; give one")
+        usage_error(args, f"{len(prompts)} prompts: a trace shows one request; give one prompt")
     with make_llm(args) as llm:
         text, ids = encode_prompt(llm, prompts[0], args)
         [output] = llm.generate([{"prompt_token_ids": ids}], params, use_tqdm=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -51,7 +52,16 @@ class Spelled(type):
     if not TYPE_CHECKING:  # checkers shall know the fields alone
 
         def __call__(cls, *args, **kwargs):
-            return super().__call__(*args, **cls._respell(kwargs))
+            given = cls._respell(kwargs)
+            names = [f.name for f in fields(cls) if f.init]
+            for name in given:
+                if name not in names:
+                    near = difflib.get_close_matches(name, names, n=1)
+                    hint = f"; did you mean {near[0]!r}?" if near else ""
+                    raise TypeError(
+                        f"{cls.__name__}() got an unexpected keyword argument {name!r}{hint}"
+                    )
+            return super().__call__(*args, **given)
 
 
 class _Config(metaclass=Spelled):

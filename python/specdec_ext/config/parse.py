@@ -306,6 +306,8 @@ def parse_speculative_config(
     if value is None:
         return None
     if isinstance(value, str):  # a bare name: that method's defaults
+        if wanted in ("lookahead", "ngram") and "," in value:  # a list without its brackets
+            _refuse_form(value, wanted)
         named = canonical_method(value)
         if wanted not in (None, named):
             _refuse_form(value, wanted)
@@ -351,7 +353,8 @@ def parse_speculative_config(
 
 
 def _refuse_form(value: object, wanted: str | None) -> NoReturn:
-    example = "[7,7,7]" if wanted == "lookahead" else '{"method": "ngram", "max_draft_len": 10}'
+    lists = {"lookahead": "[7,7,7]", "ngram": "[10,2]"}
+    example = lists.get(wanted or "", '{"method": "ngram", "max_draft_len": 10}')
     raise ConfigError(
         f"speculative_config = {show(value)}: expected a configuration object, dict, JSON, YAML or "
         f"list, got {type(value).__name__}; for example {example}"
