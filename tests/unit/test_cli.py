@@ -173,6 +173,11 @@ def test_env_shows_cuda_in_words(capsys: pytest.CaptureFixture[str]) -> None:
 def test_help_shows_what_may_be_left_out(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["chat", "--help"]) == 0
     assert capsys.readouterr().out.startswith("usage: specdec chat [QUESTION] [options]")
+    assert main(["summarize", "--help"]) == 0
+    assert (
+        "Summarize articles: ROUGE, speed and equal tokens, ours and HF's."
+        in capsys.readouterr().out
+    )
     assert main(["--help"]) == 0
     assert 'specdec chat "Write a haiku about rivers." --stats' in capsys.readouterr().out
 

@@ -91,7 +91,8 @@ def _make_parser() -> SpecdecParser:
     parser.add_argument("--version", action=_Version, nargs=0, help="show the version and exit")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     for name, (module, help_line) in _COMMANDS.items():
-        sub = commands.add_parser(name, help=help_line, description=help_line.capitalize() + ".")
+        description = help_line[0].upper() + help_line[1:] + "."
+        sub = commands.add_parser(name, help=help_line, description=description)
         importlib.import_module(f".{module}", __name__).add_arguments(sub)
         sub.add_argument(
             "--log-level",

@@ -200,14 +200,13 @@ class _Chat:
                 self._console.print(Text(text, style=DRAFTED if drafted else ""), end="")
         except KeyboardInterrupt:
             pieces.close()  # type: ignore[attr-defined]  # a generator: the request is cancelled
-            self._aside.print("\n(stopped)", style="dim")
+            self._tell("\n(stopped)")
         except SpecdecError:
             self._turns.pop()
             raise
         self._console.print()
         if self._source.finish_reason == "length":
-            self._aside.print("(cut: the answer reached --max-tokens, or the model's limit)",
-                              style="dim")  # fmt: skip
+            self._tell("(cut: the answer reached --max-tokens, or the model's limit)")
         self._turns.append({"role": "assistant", "content": "".join(written)})
         if self._args.stats:
             self._show_stats()
@@ -221,14 +220,22 @@ class _Chat:
             self._show_stats()
         elif name == "/method" and rest in ("on", "off"):
             self._speculate = rest == "on"
+            self._tell("answers are decoded with drafts" if self._speculate else
+                       "answers are decoded plainly")  # fmt: skip
         elif name == "/system":
             self._begin(rest.strip() or None)
         elif name == "/new":
             self._begin(self._system)
         else:
+            if name != "/help":
+                self._tell(f"there is no command {line.strip()!r}; there are")
             for text, meaning in COMMANDS.items():
-                self._aside.print(f"  {text:<16} {meaning}", style="dim")
+                self._tell(f"  {text:<16} {meaning}")
         return True
+
+    def _tell(self, text: str) -> None:
+        """A line that is not part of the conversation."""
+        self._aside.print(text, style="dim", markup=False)
 
     def talk(self) -> None:
         """Questions from a terminal, with history; or one in a line, from a file or a pipe."""
@@ -245,16 +252,15 @@ class _Chat:
     def _show_stats(self) -> None:
         about = self._metrics
         if about is None:
-            self._aside.print("no figures yet", style="dim")
+            self._tell("no figures yet")
             return
         spec = about["speculative_decoding"]
-        self._aside.print(
+        self._tell(
             f"{about['num_generated_tokens']} tokens in {about['num_forward_passes']} passes "
             f"({about['tokens_per_forward_pass']:.2f} per pass), "
             f"{spec['num_accepted_draft_tokens']} of {spec['num_draft_tokens']} drafts accepted, "
             f"{about['tokens_per_second'] or 0.0:.1f} tokens/s, first token after "
-            f"{about['time_to_first_token_ms'] or 0.0:.0f} ms",
-            style="dim",
+            f"{about['time_to_first_token_ms'] or 0.0:.0f} ms"
         )
 
 
