@@ -224,10 +224,11 @@ def make_llm(args: argparse.Namespace, **overrides: Any) -> Any:
     """Check the options, then load the model; `overrides` are LLM's arguments."""
     kwargs = {**llm_kwargs(args), **overrides}
     if args.threads is not None:
+        from ..config.limits import MAX_THREADS
         from ..config.validate import check_int
         from ..errors import ConfigError
 
-        check_int("--threads", args.threads, ConfigError, low=1, high=1024)
+        check_int("--threads", args.threads, ConfigError, low=1, high=MAX_THREADS)
         from ..installation import set_num_threads
 
         set_num_threads(args.threads)
