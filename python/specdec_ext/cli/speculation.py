@@ -175,8 +175,7 @@ def _add_eagle3_arguments(spec: argparse._ArgumentGroup) -> None:
 def _eagle3_keys(args: argparse.Namespace) -> dict[str, Any]:
     """What the EAGLE-3 flags say, in the configuration's names; empty: none was given."""
     names = ("model", "top_k", "max_draft_depth")
-    keys = {name: getattr(args, f"eagle3_{name}") for name in names}
-    return {name: value for name, value in keys.items() if value is not None}
+    return _given(**{name: getattr(args, f"eagle3_{name}") for name in names})
 
 
 def _option_keys(args: argparse.Namespace) -> dict[str, Any]:
@@ -184,8 +183,7 @@ def _option_keys(args: argparse.Namespace) -> dict[str, Any]:
     from ..config.base import OPTION_NAMES
     from ..config.read_text import read_text
 
-    given = {name: getattr(args, name) for name in OPTION_NAMES}
-    keys = {name: value for name, value in given.items() if value is not None}
+    keys = _given(**{name: getattr(args, name) for name in OPTION_NAMES})
     for name in ("draft_len_schedule", "synthetic_acceptance_rates"):
         if name in keys:
             keys[name] = read_text(_spaced(keys[name]))
@@ -200,8 +198,7 @@ def _spaced(text: str) -> str:
 def _redrafter_keys(args: argparse.Namespace) -> dict[str, Any]:
     """What the ReDrafter flags say, in the configuration's names; empty: none was given."""
     names = ("model", "num_beams", "draft_len_per_beam", "greedy_search")
-    keys = {name: getattr(args, f"redrafter_{name}") for name in names}
-    return {name: value for name, value in keys.items() if value is not None}
+    return _given(**{name: getattr(args, f"redrafter_{name}") for name in names})
 
 
 def speculative_config(args: argparse.Namespace) -> Any:
@@ -243,12 +240,21 @@ def named_speculation(args: argparse.Namespace) -> Any:
     """The method that the flags name; None: none. Raises SystemExit(2) for two of them."""
     from ..config.parse import parse_speculative_config
 
+    _refuse_contradictions(args)
+    value, method = _named_value(args)
+    size = args.tensor_parallel_size or 1
+    config: SpeculativeConfig | None = parse_speculative_config(value, method, size)
+    return None if config is None else _with_options(args, config)
+
+
+def _refuse_contradictions(args: argparse.Namespace) -> None:
+    """Raise SystemExit(2) for flags of two methods, or of a method that no flag names."""
     named = {
         "--lookahead-config": args.lookahead_config,
         "--prompt-lookup-config": args.prompt_lookup_config,
         "--spec-decode-nextn": args.spec_decode_nextn,
         "--suffix": args.suffix,
-        "--medusa": medusa_model(args),
+        "--medusa" if args.medusa else "--medusa-model": medusa_model(args),
         "--draft-target" if args.draft_target else "--draft-model": _draft_model(args),
         "--speculative-config": args.speculative_config,
         "--redrafter": args.redrafter or _redrafter_keys(args) or None,
@@ -268,53 +274,46 @@ def named_speculation(args: argparse.Namespace) -> Any:
         usage_error(args, f"--eagle3-{next(iter(keys)).replace('_', '-')} needs --eagle3-model")
     if args.allow_vocab_mapping and _draft_model(args) is None:
         usage_error(args, "--allow-vocab-mapping needs --draft-engine-dir or --draft-model")
-    size = args.tensor_parallel_size or 1
-    config: SpeculativeConfig | None = None
+
+
+def _named_value(args: argparse.Namespace) -> tuple[Any, str | None]:
+    """What parse_speculative_config() is to read for the flags, and the method that they name."""
     if medusa_model(args) is not None:
         from ..config.methods import MedusaDecodingConfig
 
         heads = args.medusa_model or engine_heads(args, "medusa")
-        config = MedusaDecodingConfig(heads, args.medusa_choices)
-    elif args.lookahead_config is not None:
-        config = parse_speculative_config(args.lookahead_config, "lookahead", size)
-    elif args.prompt_lookup_config is not None:
-        config = parse_speculative_config(args.prompt_lookup_config, "ngram", size)
-    elif args.suffix:
-        length = args.max_draft_len
-        keys = {} if length is None else {"max_draft_len": length}
-        config = parse_speculative_config(keys, "suffix", size)
-    elif named["--redrafter"] is not None:
-        keys = _redrafter_keys(args)
+        return MedusaDecodingConfig(heads, args.medusa_choices), "medusa"
+    if args.lookahead_config is not None:
+        return args.lookahead_config, "lookahead"
+    if args.prompt_lookup_config is not None:
+        return args.prompt_lookup_config, "ngram"
+    if args.suffix:
+        return _given(max_draft_len=args.max_draft_len), "suffix"
+    if args.redrafter or _redrafter_keys(args):
         heads = engine_heads(args, "redrafter")
-        config = parse_speculative_config(
-            {"model": str(heads), **keys} if heads else keys, "redrafter", size
-        )
-    elif args.eagle3_model is not None:
-        keys = _eagle3_keys(args)
-        if args.max_draft_len is not None:
-            keys["max_draft_len"] = args.max_draft_len
-        config = parse_speculative_config(keys, "eagle3", size)
-    elif (draft_model := _draft_model(args)) is not None:
+        return _given(model=heads and str(heads)) | _redrafter_keys(args), "redrafter"
+    if args.eagle3_model is not None:
+        return _eagle3_keys(args) | _given(max_draft_len=args.max_draft_len), "eagle3"
+    if (draft_model := _draft_model(args)) is not None:
         keys = {
             "model": draft_model,
             "max_draft_len": args.max_draft_len,
             "allow_vocab_mapping": args.allow_vocab_mapping,
+            **draft_target_keys(args),
         }
-        keys |= draft_target_keys(args)
-        config = parse_speculative_config(
-            {k: v for k, v in keys.items() if v is not None}, "draft_target", size
+        return _given(**keys), "draft_target"
+    if args.spec_decode_nextn is not None or args.max_matching_ngram_size is not None:
+        keys = _given(
+            max_draft_len=args.spec_decode_nextn,
+            max_matching_ngram_size=args.max_matching_ngram_size,
         )
-    elif args.speculative_config is not None:
-        config = parse_speculative_config(args.speculative_config, None, size)
-    elif args.spec_decode_nextn is not None or args.max_matching_ngram_size is not None:
-        keys = {
-            "max_draft_len": args.spec_decode_nextn,
-            "max_matching_ngram_size": args.max_matching_ngram_size,
-        }
-        config = parse_speculative_config(
-            {k: v for k, v in keys.items() if v is not None}, "ngram", size
-        )
-    return None if config is None else _with_options(args, config)
+        return keys, "ngram"
+    return args.speculative_config, None
+
+
+def _given(**keys: Any) -> dict[str, Any]:
+    """The keys whose flags were given."""
+    return {name: value for name, value in keys.items() if value is not None}
 
 
 def external_lookup(args: argparse.Namespace) -> Any:

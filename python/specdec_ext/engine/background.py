@@ -106,7 +106,7 @@ class _Wakes:
             self._is_called = False
 
     async def behind_others(self) -> None:
-        """Wait until all have been woken who were to be when this was called."""
+        """Wait until all waiters that were due when this was called have been woken."""
         waiter = self.new()
         self.set(waiter)
         await waiter
@@ -127,7 +127,7 @@ _wakes: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Wakes] = weakref.W
 
 
 def _wakes_here() -> _Wakes:
-    """Those of the running loop."""
+    """The _Wakes of the running loop."""
     import asyncio  # a tenth of the start of a process that never waits
 
     loop = asyncio.get_running_loop()
@@ -138,17 +138,19 @@ def _wakes_here() -> _Wakes:
 
 
 async def behind_others() -> None:
-    """Go on when all in this event loop have been woken whom a step has news for by now: for work
-    that nobody waits for, at the end of a request."""
+    """Let the waiters of this event loop for whom a step has news go first.
+
+    For work at the end of a request for which no client waits.
+    """
     await _wakes_here().behind_others()
 
 
 class AsyncRequest:
     """A running request: await it for the final RequestOutput, or iterate over snapshots.
 
-    Snapshots are cumulative; their delta fields hold what is new. A slow consumer gets fewer,
-    larger ones: nothing is buffered. One consumer at a time. Failure at run time is
-    finish_reason "error" in the output; what is invalid was refused by generate_async().
+    Snapshots are cumulative; their delta fields hold what is new. Nothing is buffered: a slow
+    consumer gets fewer, larger snapshots. Use one consumer at a time. A request that fails while it
+    runs has finish_reason "error"; generate_async() has refused invalid ones.
     """
 
     def __init__(
@@ -164,7 +166,7 @@ class AsyncRequest:
             stepper.watch(state)
 
     def _make_callback(self) -> Any:
-        # The state must not keep this object alive: dropping it is how a client goes away.
+        # The state must not keep this object alive: a client cancels by dropping it.
         ref = weakref.ref(self)
 
         def on_update(_: RequestState) -> None:
@@ -185,7 +187,7 @@ class AsyncRequest:
         return self._group.finished
 
     def cancel(self) -> bool:
-        """End the request with finish_reason "cancelled"; False if it had ended."""
+        """End the request with finish_reason "cancelled"; return False if it had already ended."""
         return self._group.cancel()
 
     def __await__(self) -> Generator[Any, None, RequestOutput]:
@@ -221,7 +223,7 @@ class AsyncRequest:
             return
         try:
             await waiter
-        except BaseException:  # nobody waits any more
+        except BaseException:  # the caller no longer waits
             self.cancel()
             raise
         finally:
@@ -229,8 +231,10 @@ class AsyncRequest:
 
 
 class Follower:
-    """The snapshots of a request one by one: what iterating over it gives, without a generator.
-    Whoever stops before the last one has to cancel the request."""
+    """Gives the snapshots of a request one by one, like iterating over it but without a generator.
+
+    A caller that stops before the last one must cancel the request.
+    """
 
     def __init__(self, request: AsyncRequest) -> None:
         self._request = request
@@ -246,10 +250,10 @@ class Follower:
             if version == self._seen:
                 await request._changed(version, self._wakes)
                 continue
-            self._seen = version  # what comes after this look is in the next one, if not in this
+            self._seen = version  # a change from here on is in this snapshot or in the next
             output = group.snapshot()
             if output.finished:
                 return output
-            for one in output.outputs:  # a generator would take more calls
+            for one in output.outputs:  # any() over a generator would take more calls
                 if one.delta_token_ids:
                     return output
