@@ -131,7 +131,8 @@ def test_the_command(tiny: Path, tmp_path: Path, capsys: Capture) -> None:
         "--output-json", str(made["json"]), "--html", str(made["html"]), "--svg", str(made["svg"]),
     ]  # fmt: skip
     assert main(command) == 0
-    said = capsys.readouterr().out
+    said, aside = capsys.readouterr()
+    assert "adaptive drafting: drafts paid in " in aside  # and why a step may have none
     data = json.loads(made["json"].read_text())
     assert data["benchmark"] == "trace" and data["method"] == "ngram"
     assert sum(len(step["tokens"]) for step in data["steps"]) == 24
