@@ -50,6 +50,22 @@ def test_build_info_says_what_was_built() -> None:
     json.dumps(info)
 
 
+def test_the_number_of_threads_has_the_core_s_limit() -> None:
+    from specdec_ext import _core
+    from specdec_ext.config.limits import MAX_THREADS
+
+    before = specdec_ext.get_num_threads()
+    try:
+        specdec_ext.set_num_threads(MAX_THREADS)
+        assert specdec_ext.get_num_threads() == MAX_THREADS
+    finally:
+        specdec_ext.set_num_threads(before)
+    with pytest.raises(specdec_ext.ConfigError, match=rf"num_threads = {MAX_THREADS + 1}: out of"):
+        specdec_ext.set_num_threads(MAX_THREADS + 1)
+    with pytest.raises(ValueError, match=rf"give 1\.\.{MAX_THREADS}"):
+        _core.set_num_threads(MAX_THREADS + 1)
+
+
 @pytest.mark.parametrize("name", specdec_ext.__all__)
 def test_every_public_name_exists(name: str) -> None:
     assert getattr(specdec_ext, name) is not None

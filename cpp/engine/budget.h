@@ -4,9 +4,9 @@
 // for each decoding request plus one for each draft that is accepted. The drafts of all requests
 // are cut jointly so that expected tokens per second are as many as can be.
 //
-// Beside rows of prompts a draft costs what it adds to *that* step, T(all rows) less T(all others):
-// prompts are read whatever is drafted, so their time is nobody's reason to draft more. And what it
-// adds is waited for by those who read prompts, too, so it counts once more for each of them, in
+// Beside rows of prompts a draft costs what it adds to *that* step, T(all rows) - T(all others):
+// prompts are read whatever is drafted, so their time is no reason to draft more. The requests that
+// read prompts wait for what a draft adds, too, so it counts once more for each of them, in
 // proportion to the requests that decode.
 //
 // What is on offer is one of two things. *Nodes*, where the chance of each is known: a chain and a
@@ -22,17 +22,18 @@
 
 namespace specdec {
 
-// Seconds that drafting adds to a step: if anybody drafts, and for each draft of the request that
-// drafts most (a draft model's passes are shared by all requests).
+// Seconds that drafting adds to a step: `fixed` if any request drafts, and `each` for each draft of
+// the request that drafts most (all requests share a draft model's passes).
 struct DraftCost {
   double fixed = 0.0, each = 0.0;
 };
 
-// The share of time spent on what does not look best: nothing is off for good.
+// The share of time spent on choices that do not look best, so that none is off for good.
 inline constexpr double kProbeShare = 0.02;
 
-// A step drafts if that makes it at least so many times as fast: chances and times are not known
-// better, and drafts that gain less lose as often. Among many requests few gain more.
+// A step drafts if that is expected to make it at least this many times as fast. Probabilities and
+// times are not known more precisely, so drafts that gain less lose as often; among many requests
+// few gain more.
 inline constexpr double kLeastSpeedup = 1.02;
 
 // What one request has on offer.

@@ -57,8 +57,7 @@ struct DraftPassesConfig {
 
 // How the drafts of a request that samples are chosen.
 //   kBest     the likeliest token
-//   kCoupled  the draw at the number that the target will use at that position: where the two
-//   models
+//   kCoupled  the draw with the number that the target will use at that position: where the models
 //             agree on a distribution they draw the same token, and exact match takes it
 //   kOwn      a draw from q, the request's law applied to the draft model's scores; q is left in
 //             bind_probs()' memory, for acceptance by probabilities
@@ -71,7 +70,7 @@ struct DraftRound {
   const std::int32_t* max_drafts = nullptr;  // [D]
   const std::int32_t* page_table = nullptr;  // [D, max_pages]
   int max_pages = 0;
-  SamplingView laws;  // [D]; null: nobody samples
+  SamplingView laws;  // [D]; null: no request samples
   int num_requests = 0;
   // Tokens that a pass has to bring: requests that are `adaptive` stop where they expect fewer. 0:
   // passes are free. Needs scores.
@@ -81,7 +80,7 @@ struct DraftRound {
 // Rows of prompts that the target reads in the same step.
 struct PromptPieces {
   const TokenId* tokens = nullptr;           // [R]
-  const std::int32_t* slot_ids = nullptr;    // [P] -1: nobody drafts for it
+  const std::int32_t* slot_ids = nullptr;    // [P] -1: no drafts are wanted for it
   const std::int32_t* kv_len = nullptr;      // [P]
   const std::int32_t* cu_rows = nullptr;     // [P + 1]
   const std::int32_t* page_table = nullptr;  // [P, max_pages]

@@ -136,12 +136,12 @@ class Executor {
   // The same for the step that build() returned.
   std::vector<StepOutput> fail_planned(const StepPlan& plan, const std::string& message);
 
-  // Forgets the published pages that nobody holds; returns how many. Whoever writes into pages
-  // without the executor calls it first.
+  // Forgets the published pages that no request holds and returns their number. Call it before
+  // writing into pages without the executor.
   int reset_prefix_cache();
   int in_flight() const;
   std::vector<std::int64_t> steps_in_flight() const;  // their indices, oldest first
-  // What plan() has planned last, for whoever was interrupted before it was enqueued.
+  // The step that plan() has planned last, for a caller that was interrupted before enqueuing it.
   const StagedStep& newest() const { return step_; }
   int num_unfinished() const;
   ExecutorStats stats() const;

@@ -1,16 +1,16 @@
 // What the last steps delivered, kept until the caller plans another one.
 //
-// Ctrl-C can strike between the return of a C++ call and the caller's next act: what the call
-// returned is lost then. So outputs stay here as well. Whoever plans a new step has taken them;
-// whoever was interrupted asks for them again. Each output has a number, and numbers grow, so a
-// caller that meets an output twice can tell.
+// Ctrl-C can strike between the return of a C++ call and the caller's next action; then the
+// returned value is lost. So outputs stay here as well. A caller that plans a new step has taken
+// them; a caller that was interrupted asks for them again. Each output has a growing number, so a
+// caller can tell if it gets one twice.
 //
-// A request that nobody watches step by step has its outputs held, and delivered as one when there
-// are enough, or when it ends: Python's work per step and request is then that of a few. What comes
-// before its first token, and that, is not held. Whoever looks in between is shown what is held
-// (held()), which stays; once it is delivered as well, since() takes out what was seen.
+// If no caller watches a request step by step, its outputs are held and delivered as one when there
+// are enough, or when it ends, which saves Python work per step. Outputs up to the first token are
+// not held. A caller that looks in between sees what is held (held()), which stays; when it is
+// delivered later, since() takes out what was seen.
 //
-// keep() and clear() are called by one thread at a time, like plan(); the rest by any.
+// keep() and clear() are called by one thread at a time, like plan(); the rest by any thread.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +23,7 @@
 
 namespace specdec {
 
-// Each is one object, whoever has it.
+// Shared: every holder of an output has the same object.
 using OutputPtr = std::shared_ptr<StepOutput>;
 using Outputs = std::vector<OutputPtr>;
 
@@ -34,12 +34,12 @@ class OutputQueue {
  public:
   // From now on `most` outputs of a request come at once; 1: each as it is.
   void hold(RequestId id, int most);
-  // Numbers the outputs of a step and holds those of requests that nobody watches. Returns, and
-  // keeps, what is due.
+  // Numbers the outputs of a step and holds those of requests that are not watched. Returns, and
+  // keeps, the outputs to deliver now.
   Outputs keep(std::vector<StepOutput> outputs);
   // What is held of a request behind number `sequence`; nullptr: nothing.
   OutputPtr held(RequestId id, std::int64_t sequence) const;
-  // The request is over, and nobody wants what is held of it.
+  // The request is over, and what is held of it is no longer wanted.
   void drop(RequestId id);
 
   // The caller has them.

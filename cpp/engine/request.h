@@ -66,7 +66,7 @@ struct RequestParams {
   // With a grammar: what it forces the output to begin with.
   std::vector<TokenId> forced;
   bool end_after_drafts = false;  // that pass is the whole request: finish reason kLength
-  // Outputs of up to so many steps come as one (engine/output_queue.h), for whom nobody watches.
+  // Outputs of up to this many steps come as one (engine/output_queue.h), if not watched.
   int outputs_at_once = 1;
   // Requests share published pages and a public n-gram pool only if their salts are equal.
   std::string cache_salt;

@@ -83,8 +83,8 @@ class StepCost {
 
   const PrefillScale& prefill_scale() const { return prefill_; }
 
-  // Seconds that `rows` rows of a prompt, `start` tokens of which were read before, add to a pass
-  // of `base` rows: as rows, and for what each of them reads.
+  // Seconds that `rows` rows of a prompt add to a pass of `base` rows, as rows and by what each of
+  // them reads. `start` tokens of the prompt were read before.
   double prefill(double base, double rows, double start) const {
     return prefill_.rows * more_rows(base, rows) + prefill_.context * more_context(rows, start);
   }

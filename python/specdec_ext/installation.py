@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from .config.limits import MAX_DRAFT_LEN, MAX_STEP_TOKENS
+from .config.limits import MAX_DRAFT_LEN, MAX_STEP_TOKENS, MAX_THREADS
 from .config.validate import check_int
 from .errors import ConfigError
 
@@ -75,18 +75,17 @@ def get_num_threads() -> int:
 
 
 def set_num_threads(num_threads: int) -> None:
-    """Use this many threads in the CPU kernels, and in torch where it is installed. Results do not
-    depend on it.
+    """Use this many threads in the CPU kernels, and in torch if it is installed.
 
-    Where torch is not imported yet, it finds the number in OMP_NUM_THREADS. Call it while no
-    request runs. Raises ConfigError for a number outside 1..1024.
+    Results do not depend on the number. Call it while no request runs. If torch is not imported
+    yet, it will find the number in OMP_NUM_THREADS. Raises ConfigError for a number outside 1..256.
     """
-    check_int("num_threads", num_threads, ConfigError, low=1, high=1024)
+    check_int("num_threads", num_threads, ConfigError, low=1, high=MAX_THREADS)
     from . import _core
 
     _core.set_num_threads(num_threads)
     torch = sys.modules.get("torch")
     if torch is not None:
         torch.set_num_threads(num_threads)
-    else:  # to import it would cost a second, and native models do without it
+    else:  # importing it would take a second, and native models do not need it
         os.environ["OMP_NUM_THREADS"] = str(num_threads)

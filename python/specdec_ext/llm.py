@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -31,6 +32,7 @@ from .errors import ConfigError, RequestError, SyntheticAcceptanceWarning
 from .extras import named_extras
 from .models.load import memory_errors
 from .models.place import resolve_device
+from .request.resolve import ResolvedRequest
 from .request.sampling_params import SamplingParams
 from .text.outputs import RequestOutput
 from .text.prompts import Prompt, PromptReader, TokenizedPrompt
@@ -41,45 +43,49 @@ __all__ = ["LLM"]
 class LLM:
     """A decoder-only language model with a paged KV cache and optional speculation.
 
-    model                      folder of an HF-format model, or GGUF file; None: the built-in
+    model                      folder of a Hugging Face model, or a GGUF file; None: the built-in
                                default model
     tokenizer                  folder or object; None: the model's own
-    speculative_config         "auto": drafts that cost next to nothing, and those of the drafter
-                               that is shipped for the model, where they pay
-                               (docs/methods/sources.md); a method's configuration
-                               (LookaheadDecodingConfig, ...), dict, JSON, YAML, file, or a list of
-                               these; None: plain decoding
-    kv_cache_config            KvCacheConfig, dict, ...
-    scheduler_config           SchedulerConfig, dict, ...
-    dtype                      "auto" (the checkpoint's; of a GGUF file each weight's own width),
+    speculative_config         how to draft. "auto": from the text itself and with the drafter that
+                               is shipped for the model, each where it pays
+                               (docs/methods/sources.md). A method's configuration
+                               (LookaheadDecodingConfig, ...), a dict, JSON, YAML, a file, or a list
+                               of these. None: plain decoding
+    kv_cache_config            KvCacheConfig, dict, JSON, YAML or file
+    scheduler_config           SchedulerConfig, dict, JSON, YAML or file
+    dtype                      "auto" (the checkpoint's; for a GGUF file each weight's own width),
                                "float32", "bfloat16", "float16"
-    quantization               "int8", "int4", "fp8" (e4m3): weights become so narrow at
-                               load, of native families, on a device if the model is of 16 bits
-                               (docs/models.md); None: as they are
+    quantization               "int8", "int4" or "fp8" (e4m3): round float weights to this width at
+                               load. For native families, on a device for models of 16 bits
+                               (docs/models.md). None: leave them
     model_impl                 "auto", "native", "transformers"
     max_draft_len, speculative_decoding_mode
-                               what the engine is built for, as in TensorRT-LLM; optional, and must
+                               what the engine is built for, as in TensorRT-LLM. Optional; must
                                agree with speculative_config
-    tensor_parallel_size       ranks that share the model's forward pass, on the CPU; the others
-                               start and end with this object, or torchrun has started all
-                               (docs/tensor_parallel.md); None: as many as torchrun has, else 1
-    seed                       for requests that give none: each draws from a separate stream
-    allow_pickle               read pytorch_model.bin files (weights_only=True) too; off: refused
-    enable_prefix_caching      vLLM's name of kv_cache_config.enable_block_reuse
+    tensor_parallel_size       ranks that share the model's forward pass, on the CPU. This object
+                               starts and ends the other ranks, unless torchrun has started all
+                               (docs/tensor_parallel.md). None: as many as torchrun has, else 1
+    seed                       for requests without a seed; each draws from a separate stream
+    allow_pickle               also read pytorch_model.bin files (weights_only=True); False: refuse
+    enable_prefix_caching      vLLM's name for kv_cache_config.enable_block_reuse
     device                     "auto" (the first CUDA device that can be used, else the CPU),
                                "cpu", "cuda", "cuda:N"; docs/device.md
-    numerics                   "exact": refused unless a row's bits do not depend on the step it is
-                               in, so that near-ties fall as in plain decoding; "fast": they may,
-                               and ranks add up partial sums (docs/tensor_parallel.md); "auto":
-                               exact on the CPU, fast on a device (docs/exactness.md)
+    numerics                   "exact": a row's bits do not depend on the step it is in, so
+                               near-ties fall as in plain decoding; a model that cannot do this is
+                               refused. "fast": near-ties may fall differently, and ranks add up
+                               partial sums (docs/tensor_parallel.md). "auto": exact on the CPU,
+                               fast on a device (docs/exactness.md)
     max_batch_size, max_seq_len, max_num_tokens
-                               those of scheduler_config, directly; None: as there
-    swap_space                 vLLM's name of kv_cache_config.host_cache_size, in GiB
+                               the fields of scheduler_config; None: as there
+    swap_space                 vLLM's name for kv_cache_config.host_cache_size, in GiB
 
-    Greedy output is the same tokens with and without speculation. Raises ConfigError, ModelError.
-    Use as a context manager, or close() it; both cancel what still runs, and so does deleting it.
-    After Ctrl-C it can be used as before; requests of other callers are not touched. It works in
+    Greedy output has the same tokens with and without speculation.
+
+    Use it as a context manager, or call close(). Both cancel running requests, and so does deleting
+    the object. After Ctrl-C it can be used as before; requests of other callers go on. It works in
     the process that made it, not in a fork.
+
+    Raises ConfigError, ModelError.
     """
 
     def __init__(
@@ -107,7 +113,7 @@ class LLM:
         swap_space: float | None = None,
         **unknown: Any,
     ) -> None:
-        self._closed = True  # until construction is through, there is nothing to close
+        self._closed = True  # until construction has succeeded there is nothing to close
         if tensor_parallel_size is None and "tp_size" in unknown:  # as other projects call it
             tensor_parallel_size = unknown.pop("tp_size")
         refuse_unknown_arguments(unknown)
@@ -155,6 +161,11 @@ class LLM:
                 model = default_source(
                     dtype=dtype, model_impl=model_impl, quantization=quantization
                 )
+        if not isinstance(model, (str, os.PathLike)):
+            raise ConfigError(
+                f"model = {show(model)}: expected the path of a local Hugging Face folder or GGUF "
+                f"file, got {type(model).__name__}"
+            )
         self.model_path = Path(model).expanduser()
         self._team = None
         if tensor_parallel_size > 1:
@@ -194,12 +205,13 @@ class LLM:
         *,
         use_tqdm: bool | Callable[..., Any] = True,
     ) -> list[RequestOutput]:
-        """Decode prompts together; results in the order of the prompts.
+        """Decode prompts together and return the results in the order of the prompts.
 
         prompts          text, token ids, {"prompt": text} or {"prompt_token_ids": ids}, or a list
                          of these (a list of integers is one prompt)
-        sampling_params  one for all, or one per prompt; None: SamplingParams()
-        use_tqdm         progress bar on stderr, if that is a terminal; or a tqdm-like callable
+        sampling_params  one for all, or a list with one per prompt; None: SamplingParams()
+        use_tqdm         True: show a progress bar on stderr if that is a terminal; or a callable
+                         that is used like tqdm
 
         Raises RequestError before any work if one of the requests is invalid. A request that fails
         while it runs has finish_reason "error"; other requests are not affected.
@@ -216,12 +228,15 @@ class LLM:
         add_generation_prompt: bool = True,
         use_tqdm: bool | Callable[..., Any] = True,
     ) -> list[RequestOutput]:
-        """generate() for one conversation, a list of {"role", "content"}, or several of them.
+        """generate() for one conversation, a list of {"role": ..., "content": ...}, or several.
 
-        chat_template  None: the tokenizer's own; "vicuna", "llama2", "chatml", a Jinja template or
-                       its file
+        chat_template          None: the tokenizer's own; or "vicuna", "llama2", "chatml", a Jinja
+                               template or the path of one
+        add_generation_prompt  end the prompt with the start of the assistant's turn
+
+        Raises RequestError, ConfigError for a template that does not exist.
         """
-        several = bool(messages) and isinstance(messages[0], Sequence)
+        several = bool(messages) and isinstance(messages[0], (list, tuple))
         conversations = messages if several else [messages]
         items = [
             self.prompts.read_chat(m, chat_template, add_generation_prompt) for m in conversations
@@ -231,13 +246,13 @@ class LLM:
     def stream(
         self, prompt: Prompt, sampling_params: SamplingParams | None = None
     ) -> Iterator[RequestOutput]:
-        """Snapshots of one request, one per step that delivered tokens, the last with metrics.
+        """Iterate over snapshots of one request, one per step that delivered tokens.
 
-        `outputs[0].delta_text` and `.delta_segments` are what is new. Closing the iterator cancels
-        the request. Raises RequestError at the call, before any work.
+        `outputs[0].delta_text` and `.delta_segments` hold what is new; the last snapshot has the
+        metrics. Closing the iterator cancels the request. Raises RequestError at the call, before
+        any work.
         """
-        text, ids = self.prompts.read(prompt)
-        request = self.engine.resolve(ids, sampling_params or SamplingParams())
+        text, request = self._resolve(prompt, sampling_params)
         return self._stream(RequestGroup(self.engine, request, prompt=text))
 
     def generate_async(
@@ -247,8 +262,7 @@ class LLM:
 
         Raises RequestError at the call, before any work.
         """
-        text, ids = self.prompts.read(prompt)
-        request = self.engine.resolve(ids, sampling_params or SamplingParams())
+        text, request = self._resolve(prompt, sampling_params)
         return AsyncRequest(self.engine, self._stepper, request, text)
 
     def get_metrics(self) -> dict[str, Any]:
@@ -256,20 +270,22 @@ class LLM:
         return self.engine.get_metrics()
 
     def measure_step_cost(self, time_limit_s: float = 2.0) -> StepCost | None:
-        """Time the model: T(rows, context) of passes (_core.StepCost); None where the pages are too
-        few to tell. While no request runs; cached prefixes are dropped.
+        """Measure how long a forward pass takes: T(rows, context), a _core.StepCost.
 
-        time_limit_s  of the times by rows; those of longer contexts take half of it more
+        Call it while no request runs; it drops cached prefixes. Returns None if the cache has too
+        few pages to measure.
+
+        time_limit_s  seconds for the times by rows; longer contexts take half as much again
         """
         self.reset_prefix_cache()
         return self._builder.measure_cost(time_limit_s)
 
     def reset_prefix_cache(self) -> int:
-        """Forget the cached pages that no running request uses; returns how many they were."""
+        """Forget the cached pages that no running request uses; return their number."""
         return self.engine.reset_prefix_cache()
 
     def close(self) -> None:
-        """Cancel what runs and refuse further work. May be called twice."""
+        """Cancel running requests and refuse further work. May be called twice."""
         if self._closed:
             return
         self.engine.close()
@@ -297,16 +313,27 @@ class LLM:
     ) -> None:
         self.close()
 
+    def _resolve(
+        self, prompt: Prompt, sampling_params: SamplingParams | None
+    ) -> tuple[str | None, ResolvedRequest]:
+        """The text of one prompt, and its request checked against the engine."""
+        params = SamplingParams() if sampling_params is None else sampling_params
+        _check_params("sampling_params", params)
+        text, ids = self.prompts.read(prompt)
+        return text, self.engine.resolve(ids, params)
+
     def _submit_all(
         self,
         items: Sequence[TokenizedPrompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
     ) -> list[RequestGroup]:
-        """Submit all or, if one is invalid, none."""
+        """Submit all requests or, if one is invalid, none."""
         if sampling_params is None or isinstance(sampling_params, SamplingParams):
             params = [sampling_params or SamplingParams()] * len(items)
         else:
-            if isinstance(sampling_params, (str, Mapping)):
+            if isinstance(sampling_params, (str, Mapping)) or not isinstance(
+                sampling_params, Iterable
+            ):
                 raise RequestError(
                     f"sampling_params = {show(sampling_params)}: expected SamplingParams or a list "
                     "of them; SamplingParams.from_dict reads a dict"
@@ -318,11 +345,7 @@ class LLM:
                     "for all or one per prompt"
                 )
         for i, entry in enumerate(params):
-            if not isinstance(entry, SamplingParams):
-                raise RequestError(
-                    f"sampling_params[{i}] = {show(entry)}: expected SamplingParams, got "
-                    f"{type(entry).__name__}; SamplingParams.from_dict reads a dict"
-                )
+            _check_params(f"sampling_params[{i}]", entry)
         self.engine.require_room(sum(entry.n for entry in params))
         resolved = []
         for i, ((_, ids), entry) in enumerate(zip(items, params, strict=True)):
@@ -382,7 +405,15 @@ class LLM:
                 if output.finished:
                     return
         except GeneratorExit:
-            raise  # perhaps from a destructor: the group goes, too, and cancels without a lock
+            raise  # perhaps in a destructor: the group is dropped too, and cancels without a lock
         except BaseException:
             group.cancel()
             raise
+
+
+def _check_params(name: str, params: object) -> None:
+    if not isinstance(params, SamplingParams):
+        raise RequestError(
+            f"{name} = {show(params)}: expected SamplingParams, got {type(params).__name__}; "
+            "SamplingParams.from_dict reads a dict"
+        )

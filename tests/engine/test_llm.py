@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +127,7 @@ def test_bad_parameters_do_no_work(ngram: Any) -> None:
     before = ngram.get_metrics()["num_forward_passes"]
     for params, message in (
         ({"max_tokens": 5}, "expected SamplingParams"),
+        (5, "sampling_params = 5: expected SamplingParams"),
         ([SamplingParams()], "1 entries for 2 prompts"),
         ([SamplingParams(), 5], r"sampling_params\[1\]"),
         ([SamplingParams(), SamplingParams(max_draft_len=11)], r"prompts\[1\].*11.*10"),
@@ -136,6 +138,18 @@ def test_bad_parameters_do_no_work(ngram: Any) -> None:
     with pytest.raises(CapacityError, match=r"prompts\[0\]"):
         ngram.generate(["a" * 250, "b"], SamplingParams(), use_tqdm=False)
     assert ngram.get_metrics()["num_forward_passes"] == before
+
+
+@pytest.mark.parametrize("call", ["stream", "generate_async"])
+def test_a_call_for_one_request_says_what_it_takes(ngram: Any, call: str) -> None:
+    start = getattr(ngram, call)
+    for params in (5, {"max_tokens": 5}, [SamplingParams()]):
+        with pytest.raises(RequestError, match=r"sampling_params = .*expected SamplingParams"):
+            start("a", params)
+    with pytest.raises(RequestError, match="a list of 2 prompts where one is expected"):
+        start(["a", "b"])
+    with pytest.raises(RequestError, match="messages = 'hello': expected a list"):
+        ngram.chat("hello")
 
 
 def test_stream_adds_up_and_closes(ngram: Any, expected: dict[str, Any]) -> None:
@@ -225,6 +239,8 @@ def test_construction_refusals(folder: Path, tmp_path: Path) -> None:
             LLM(folder, **kwargs)  # type: ignore[arg-type]
     with pytest.raises(ModelError, match="nowhere"):
         LLM(tmp_path / "nowhere")
+    with pytest.raises(ConfigError, match=r"model = 3: expected the path .*, got int"):
+        LLM(3)  # type: ignore[arg-type]
 
 
 def test_closing(folder: Path) -> None:
@@ -286,6 +302,19 @@ def test_cli_json_and_verify(
             assert line["finish_reason"] in ("stop", "length")
             assert line["metrics"]["speculative_decoding"]["mean_acceptance_length"] >= 1.0
         assert "tok/s" in err
+
+
+def test_cli_says_where_its_own_limit_cut_a_text(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = ["generate", "--model", str(folder), "--max_seq_len", "256", "--input_text", TEXTS[0],
+            "--ignore_eos"]  # fmt: skip
+    code, _, err = run_cli([*argv, "--stats"], capsys)
+    assert code == 0
+    assert "note: stopped at 128 tokens, the default of --max-output-len" in err
+    assert re.search(r"tok/s  end\n +1 .*  length\n", err)
+    for quiet in (["--max_output_len", "8"], ["--json"]):
+        assert "note:" not in run_cli([*argv, *quiet], capsys)[2]
 
 
 def test_cli_text_stream_and_file(

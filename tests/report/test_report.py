@@ -188,7 +188,7 @@ def test_pictures(tmp_path: Path, capsys: Capture) -> None:
     text = made[2].read_text()
     assert text.startswith("<?xml") and ">Tokens per forward pass</title>" in text
     assert ">humaneval</text>" in text, "text is text, not outlines"
-    assert "3 plots of 1 files" in capsys.readouterr().out
+    assert "3 plots of 1 file:" in capsys.readouterr().out
     assert not Path("report.html").exists()
 
 

@@ -131,7 +131,8 @@ def test_the_command(tiny: Path, tmp_path: Path, capsys: Capture) -> None:
         "--output-json", str(made["json"]), "--html", str(made["html"]), "--svg", str(made["svg"]),
     ]  # fmt: skip
     assert main(command) == 0
-    said = capsys.readouterr().out
+    said, aside = capsys.readouterr()
+    assert "adaptive drafting: drafts paid in " in aside  # and why a step may have none
     data = json.loads(made["json"].read_text())
     assert data["benchmark"] == "trace" and data["method"] == "ngram"
     assert sum(len(step["tokens"]) for step in data["steps"]) == 24
@@ -160,7 +161,7 @@ def test_refusals(arguments: list[str], code: int, words: str, capsys: Capture) 
 def test_two_prompts_are_refused(tmp_path: Path, capsys: Capture) -> None:
     (tmp_path / "two.txt").write_text("a\nb\n")
     assert main(["trace", "--input-file", str(tmp_path / "two.txt")]) == 2
-    assert "2 prompts: a trace is of one" in capsys.readouterr().err
+    assert "2 prompts: a trace shows one request" in capsys.readouterr().err
 
 
 def test_text_in_colour_and_without() -> None:
@@ -172,7 +173,10 @@ def test_text_in_colour_and_without() -> None:
     second = ["2", "8.0", "4", "2/3", "suffix", "prediction", "<b", "|", "x", "<b>"]
     assert lines[2].split() == second
     assert lines[3].split()[-4:] == ["\\nc", "|", "y", "\\ncd"]
-    assert "7 tokens in 3 passes (2.33 a pass), 28 ms; 4 of 6 drafts accepted; length" in lines[-1]
+    assert (
+        "7 tokens in 3 passes (2.33 a pass), 28 ms; 4 of 6 drafts accepted; finish reason: length"
+        in lines[-1]
+    )
 
 
 def test_the_picture_asks_for_nothing() -> None:

@@ -67,6 +67,9 @@ def test_a_conversation(
     assert shown.out == "".join(map(shown_as, wanted))
     told = shown.err.replace("\n", " ")
     assert " 0 of 0 drafts" in told and "/method on|off" in told
+    assert "answers are decoded plainly" in told
+    assert "there is no command '/nonsense'; there are" in told
+    assert "(cut: the answer reached --max-tokens" in told
 
 
 @pytest.mark.parametrize("kind", ["local", "remote"])

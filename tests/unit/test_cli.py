@@ -62,7 +62,7 @@ def test_option_spelling() -> None:
 
 
 @pytest.mark.parametrize(("argv", "code", "message"), [
-    ([], 2, "COMMAND"),
+    ([], 2, "give a COMMAND, for example specdec chat"),
     (["gnerate"], 2, "there is no command 'gnerate'; did you mean generate?"),
     (["xyzzy"], 2, "there is no command 'xyzzy'; specdec --help lists what there is"),
     (["generate", "--prompt=x", "--lookahead_config=[7,7,x]"], 4, "_verification_set_size = 'x'"),
@@ -72,9 +72,20 @@ def test_option_spelling() -> None:
     (["generate", "--input_text", "x", "--input_file", "y"], 2, "exclude each other"),
     (["generate", "--input_file", "/no/such/file"], 2, "cannot be read"),
     (["generate", "--input_text", "x", "--lookahead_config", "[7,7,7]", "--spec_decode_nextn", "4"],
-     2, "method twice"),
+     2, "each name a method"),
     (["generate", "--input_text", "x", "--lookahead_config", "[7,7,7]",
-      "--max_matching_ngram_size", "4"], 2, "method twice"),
+      "--max_matching_ngram_size", "4"], 2, "each name a method"),
+    (["generate", "--input_text", "x", "--medusa", "--redrafter"], 2,
+     "--medusa and --redrafter each name a method; give one of them"),
+    (["generate", "--input_text", "x", "--n", "2"], 2, "one output per prompt"),
+    (["generate", "x"], 2, "arguments: x; a prompt is given in quotes, after --input-text"),
+    (["generate", "--input_text", "x", "--lookahead_config", "7,7,7"], 4,
+     r"'7,7,7': expected.*for example \[7,7,7\]"),
+    (["generate", "--input_text", "x", "--prompt_lookup_config", "10,2"], 4,
+     r"'10,2': expected.*for example \[10,2\]"),
+    (["generate", "--input_text", "x", "--dtype", "int4"], 3, "--quantization int4"),
+    (["generate", "--input_text", "x", "--draft_model", "/no/such/model"], 4,
+     "draft model = '/no/such/model' does not exist"),
     (["generate", "--input_text", "x", "--log_level", "loud"], 2, "invalid choice"),
     (["generate", "--input_text", "x", "--engine_dir=x"], 4, "'x' does not exist.*specdec build"),
     (["generate", "--input_text", "x", "--checkpoint_dir=x"], 2, "specdec build makes an engine"),
@@ -88,7 +99,7 @@ def test_option_spelling() -> None:
     (["generate", "--input_text", "x", "--speculative_config", '{"method":"eagle3"}'], 4,
      "Eagle3DecodingConfig.model = None: expected the folder of an EAGLE-3 head"),
     (["generate", "--input_text", "x", "--eagle3_top_k", "2"], 2, "needs --eagle3-model"),
-    (["generate", "--input_text", "x", "--eagle3_model", "y", "--suffix"], 2, "method twice"),
+    (["generate", "--input_text", "x", "--eagle3_model", "y", "--suffix"], 2, "each name a method"),
     (["generate", "--input_text", "x", "--eagle3_model", "no/head"], 4,
      "eagle3 model = 'no/head' does not exist"),
     (["generate", "--input_text", "x", "--speculative_config", '{"method":"medus"}'], 4,
@@ -151,6 +162,24 @@ def test_env_reports(capsys: pytest.CaptureFixture[str]) -> None:
     assert "error" not in report["build"]
     assert main(["env"]) == 0
     assert "python: " in capsys.readouterr().out
+
+
+def test_env_shows_cuda_in_words(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["env"]) == 0
+    [line] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("  cuda ")]
+    assert "compiled: " in line and "{" not in line
+
+
+def test_help_shows_what_may_be_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["chat", "--help"]) == 0
+    assert capsys.readouterr().out.startswith("usage: specdec chat [QUESTION] [options]")
+    assert main(["summarize", "--help"]) == 0
+    assert (
+        "Summarize articles: ROUGE, speed and equal tokens, ours and HF's."
+        in capsys.readouterr().out
+    )
+    assert main(["--help"]) == 0
+    assert 'specdec chat "Write a haiku about rivers." --stats' in capsys.readouterr().out
 
 
 def prompts(tmp_path: Path, name: str, text: str) -> list[Any]:
@@ -272,9 +301,9 @@ def test_window_flags(flags: list[str], window: Any, sinks: int) -> None:
         (["--redrafter", "--redrafter-num-beams", "0"], 4, "num_beams = 0: out of range"),
         (["--redrafter", "--redrafter-num-beams", "64", "--redrafter-draft-len-per-beam", "2"], 4,
          "limit 127"),
-        (["--redrafter", "--lookahead-config", "[2,2,1]"], 2, "name a method twice"),
+        (["--redrafter", "--lookahead-config", "[2,2,1]"], 2, "each name a method"),
         (["--redrafter-num-beams", "2", "--prompt-lookup-config", "[4,2]"], 2,
-         "name a method twice"),
+         "each name a method"),
         (["--redrafter-greedy-search", "--redrafter-no-greedy-search"], 2, "not allowed with"),
     ],
 )  # fmt: skip

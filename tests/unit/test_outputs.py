@@ -78,3 +78,14 @@ def test_json_line() -> None:
         "metrics": {"numerics": "exact"},
         "logprobs": [{"5": {"logprob": -0.5, "rank": 1}}],
     }
+
+
+def test_a_printed_result_is_short() -> None:
+    """What a snapshot repeats of the output, and the counts of metrics, are not in its repr."""
+    out = CompletionOutput(
+        0, "ab", [1, 2], finish_reason="stop", delta_text="ab", delta_token_ids=[1, 2],
+        delta_segments=[("ab", None)], token_from_draft=[False, True], spec_decode_metrics={"x": 1},
+    )  # fmt: skip
+    text = repr(RequestOutput("0", "p", [3], [out], True, metrics={"y": 2}))
+    assert "text='ab', token_ids=[1, 2]" in text and "finish_reason='stop'" in text
+    assert "delta" not in text and "metrics" not in text and "from_draft" not in text

@@ -116,6 +116,17 @@ def test_values_are_normalised_and_frozen() -> None:
     assert again.stop == ("x",) and again.logit_bias == {5: 1.0}
 
 
+def test_a_misspelt_keyword_is_told_the_nearest() -> None:
+    from specdec_ext import LookaheadDecodingConfig
+
+    with pytest.raises(TypeError, match="'max_token'; did you mean 'max_tokens'"):
+        SamplingParams(max_token=3)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="'max_window'; did you mean 'max_window_size'"):
+        LookaheadDecodingConfig(max_window=3)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match=r"unexpected keyword argument 'xyzzy'$"):
+        SamplingParams(xyzzy=3)  # type: ignore[call-arg]
+
+
 def test_from_dict() -> None:
     params = SamplingParams.from_dict(
         {"max_new_tokens": 5, "num_draft_tokens": 3, "Ignore-EOS": True, "random_seed": 1}

@@ -1,9 +1,8 @@
-// Drafters: who proposes what the model will verify.
+// Drafters: where the drafts come from that the model verifies.
 //
 // Contract: whatever a drafter proposes, the text is the model's own. A drafter is one of
-//   * text of the request's slot (algo/slot.h): lookahead, prompt lookup, suffix decoding, chosen
-//   by
-//     ExecutorConfig::method;
+//   * code of the request's slot (algo/slot.h): lookahead, prompt lookup or suffix decoding, as
+//     ExecutorConfig::method says;
 //   * the caller: Executor::propose(id, tokens, parents) hands in the tree of a request's next
 //     decode step, with ExecutorConfig::method = DraftMethod::kProposed;
 //   * an operation on a device, which writes a ProposedDraft into the slot before the step.

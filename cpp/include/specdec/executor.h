@@ -1,10 +1,11 @@
-// The executor: who takes part in a step, which pages, which drafts, what was accepted.
+// The executor decides which requests take part in a step, with which pages and drafts, and what is
+// accepted.
 //
 // Contract, where the host runs the steps (Executor::run_on_host):
 //
 //   id = executor.submit(params)      any time, from any thread; std::invalid_argument refuses
 //   loop:
-//     executor.plan()                 null: nobody has anything to run
+//     executor.plan()                 null: no request has anything to run
 //     plan = executor.build()         rows, positions, ancestor masks, page table of the step
 //     ...                             the model fills ids (or scores, if plan->needs_logits)
 //     executor.commit(*plan, ids, scores, row_stride)
@@ -13,8 +14,8 @@
 // plan(), build(), commit() and deliver() belong to one thread. Greedy output equals plain decoding
 // as long as the model gives a row the same scores however many rows share the pass.
 //
-// RequestParams says what a request asks for, ExecutorConfig what the executor is made for: the
-// drafter (DraftMethod), batch, lengths, pages.
+// RequestParams describes a request, ExecutorConfig the executor: its drafter (DraftMethod), batch,
+// lengths and pages.
 #pragma once
 
 #include "engine/config.h"

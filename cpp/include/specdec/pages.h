@@ -1,4 +1,4 @@
-// The pages of the K/V cache: which page holds which tokens of whom.
+// The pages of the K/V cache: which page holds which tokens of which request.
 //
 // Contract: PageTable is bookkeeping of the host and touches no K/V. reserve() makes room or
 // changes nothing; commit() says how many tokens are final; rewind() gives back what is beyond

@@ -49,6 +49,16 @@ _COMMANDS = {
 }
 
 
+_EXAMPLES = """\
+examples:
+  specdec chat "Write a haiku about rivers." --stats
+  specdec generate --input-text "Once upon a time" --stats
+  specdec generate --chat --input-file prompts.txt --medusa --verify
+
+In option names '-' and '_' are equivalent. 'specdec COMMAND --help' lists the
+options of a command."""
+
+
 class _Version(argparse.Action):
     """--version without reading package metadata on every start."""
 
@@ -65,7 +75,7 @@ def _short_usage(parser: argparse.ArgumentParser) -> str:
     for action in parser._actions:
         name = str(action.metavar or action.dest)
         if not action.option_strings:
-            words.append(name)
+            words.append(f"[{name}]" if action.nargs == "?" else name)
         elif action.required:
             words.append(f"{action.option_strings[0]} {name}")
     return " ".join([parser.prog, *words, "[options]"])
@@ -74,14 +84,15 @@ def _short_usage(parser: argparse.ArgumentParser) -> str:
 def _make_parser() -> SpecdecParser:
     parser = SpecdecParser(
         prog="specdec",
-        description="Speculative decoding: the same greedy output in fewer forward passes.",
-        epilog="In option names '-' and '_' are equivalent. 'specdec COMMAND --help' lists the "
-        "options of a command.",
+        description="Speculative decoding: the same output in fewer forward passes.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action=_Version, nargs=0, help="show the version and exit")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     for name, (module, help_line) in _COMMANDS.items():
-        sub = commands.add_parser(name, help=help_line, description=help_line.capitalize() + ".")
+        description = help_line[0].upper() + help_line[1:] + "."
+        sub = commands.add_parser(name, help=help_line, description=description)
         importlib.import_module(f".{module}", __name__).add_arguments(sub)
         sub.add_argument(
             "--log-level",
@@ -106,6 +117,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = _make_parser()
     try:
         args = parser.parse_args(normalize_argv(sys.argv[1:] if argv is None else argv))
+        if args.command is None:
+            parser.error('give a COMMAND, for example specdec chat "a question"; specdec --help '
+                         "lists them")  # fmt: skip
     except SystemExit as done:
         return done.code if isinstance(done.code, int) else 2
     setup_logging(args.log_level)

@@ -29,7 +29,7 @@ _LATENCY_INPUT_LEN = 32
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "mode", choices=tuple(_MODE_OPTIONS),
+        "mode", choices=tuple(_MODE_OPTIONS), metavar="MODE",
         help="latency: one batch; throughput: all prompts at once; sweep: batch sizes by draft "
         "lengths; serve: a server by HTTP",
     )  # fmt: skip
@@ -44,8 +44,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--output-len", "--max-output-len", type=int, default=128, metavar="N",
         help="output tokens of every request, end tokens ignored (default: 128)",
     )  # fmt: skip
-    work.add_argument("--temperature", type=float, default=0.0, metavar="X", help="default: greedy")
-    work.add_argument("--seed", type=int, default=0, metavar="N", help="of prompts and sampling")
+    work.add_argument(
+        "--temperature", type=float, default=0.0, metavar="X", help="default: 0, greedy"
+    )
+    work.add_argument(
+        "--seed", type=int, default=0, metavar="N", help="seed of prompts and sampling"
+    )
     work.add_argument("--batch-size", type=int, metavar="N", help="latency: requests (default: 8)")
     work.add_argument(
         "--num-prompts", type=int, metavar="N",
@@ -64,10 +68,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     work.add_argument(
         "--num-iters", type=int, metavar="N",
-        help=f"rounds that count, {MIN_ITERS} or more (default: {MIN_ITERS})",
+        help=f"rounds that count, at least {MIN_ITERS} (default: {MIN_ITERS})",
     )  # fmt: skip
     work.add_argument(
-        "--num-iters-warmup", type=int, metavar="N", help="rounds before (default: 2)"
+        "--num-iters-warmup",
+        type=int,
+        metavar="N",
+        help="rounds before those that count (default: 2)",
     )
     bench_serve.add_arguments(parser)
     output = parser.add_argument_group("output")

@@ -30,21 +30,26 @@ Pieces = Iterator[tuple[str, bool] | dict[str, Any]]
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "question", nargs="?", help="answer this and end; without it: a conversation"
+        "question",
+        nargs="?",
+        metavar="QUESTION",
+        help="answer this and end; without it: a conversation",
     )
     chat = parser.add_argument_group("chat")
     chat.add_argument(
         "--url", metavar="URL",
         help="talk to the server there, http://127.0.0.1:8000, rather than load a model",
     )  # fmt: skip
-    chat.add_argument("--api-key", metavar="KEY", help="of that server (default: $OPENAI_API_KEY)")
+    chat.add_argument("--api-key", metavar="KEY", help="key for --url (default: $OPENAI_API_KEY)")
     chat.add_argument("--system", metavar="TEXT", help="what the model is told first")
     chat.add_argument(
         "--max-tokens", "--max-output-len", type=int, default=DEFAULT_MAX_TOKENS, metavar="N",
-        help=f"of an answer, at most (default: {DEFAULT_MAX_TOKENS})",
+        help=f"the most tokens of an answer (default: {DEFAULT_MAX_TOKENS})",
     )  # fmt: skip
-    chat.add_argument("--temperature", type=float, default=0.0, metavar="X", help="default: 0")
-    chat.add_argument("--seed", type=int, metavar="N", help="of sampling; makes it repeatable")
+    chat.add_argument(
+        "--temperature", type=float, default=0.0, metavar="X", help="default: 0, greedy"
+    )
+    chat.add_argument("--seed", type=int, metavar="N", help="makes sampled answers repeatable")
     chat.add_argument(
         "--stats", action="store_true", help="show after every answer how it was decoded"
     )
@@ -57,6 +62,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 class _Local:
     """A model in this process."""
+
+    finish_reason: str | None = None  # of the last answer
 
     def __init__(self, args: argparse.Namespace) -> None:
         import dataclasses
@@ -87,6 +94,7 @@ class _Local:
         for output in llm.stream({"prompt": text, "prompt_token_ids": ids}, params):
             yield from output.outputs[0].delta_segments
         assert output is not None
+        self.finish_reason = output.outputs[0].finish_reason
         if output.outputs[0].error is not None:
             raise SpecdecError(output.outputs[0].error)
         yield output.metrics
@@ -97,6 +105,8 @@ class _Local:
 
 class _Remote:
     """A server; any that speaks OpenAI's language, though only ours tells what was drafted."""
+
+    finish_reason: str | None = None  # of the last answer
 
     def __init__(self, args: argparse.Namespace) -> None:
         require("openai", "--url")
@@ -133,6 +143,7 @@ class _Remote:
             ) as stream:  # fmt: skip
                 for part in stream:
                     for choice in part.choices:
+                        self.finish_reason = choice.finish_reason
                         sources: Any = getattr(choice, "token_sources", None)
                         if sources is not None:
                             yield from ((s["text"], s["source"] != "model") for s in sources)
@@ -160,7 +171,7 @@ class _Chat:
         self._console = Console(
             force_terminal=color, no_color=not color, highlight=False, soft_wrap=True
         )
-        self._aside = Console(stderr=True, highlight=False)
+        self._aside = Console(stderr=True, highlight=False, soft_wrap=True)
         self._speculate = True
         self._metrics: dict[str, Any] | None = None
         self._turns: list[dict[str, str]] = []
@@ -177,6 +188,7 @@ class _Chat:
 
         self._turns.append({"role": "user", "content": question})
         written: list[str] = []
+        self._source.finish_reason = None
         pieces = self._source.answer(self._turns, self._speculate)
         try:
             for piece in pieces:
@@ -188,11 +200,13 @@ class _Chat:
                 self._console.print(Text(text, style=DRAFTED if drafted else ""), end="")
         except KeyboardInterrupt:
             pieces.close()  # type: ignore[attr-defined]  # a generator: the request is cancelled
-            self._aside.print("\n(stopped)", style="dim")
+            self._tell("\n(stopped)")
         except SpecdecError:
             self._turns.pop()
             raise
         self._console.print()
+        if self._source.finish_reason == "length":
+            self._tell("(cut: the answer reached --max-tokens, or the model's limit)")
         self._turns.append({"role": "assistant", "content": "".join(written)})
         if self._args.stats:
             self._show_stats()
@@ -206,14 +220,22 @@ class _Chat:
             self._show_stats()
         elif name == "/method" and rest in ("on", "off"):
             self._speculate = rest == "on"
+            self._tell("answers are decoded with drafts" if self._speculate else
+                       "answers are decoded plainly")  # fmt: skip
         elif name == "/system":
             self._begin(rest.strip() or None)
         elif name == "/new":
             self._begin(self._system)
         else:
+            if name != "/help":
+                self._tell(f"there is no command {line.strip()!r}; there are")
             for text, meaning in COMMANDS.items():
-                self._aside.print(f"  {text:<16} {meaning}", style="dim")
+                self._tell(f"  {text:<16} {meaning}")
         return True
+
+    def _tell(self, text: str) -> None:
+        """A line that is not part of the conversation."""
+        self._aside.print(text, style="dim", markup=False)
 
     def talk(self) -> None:
         """Questions from a terminal, with history; or one in a line, from a file or a pipe."""
@@ -230,16 +252,15 @@ class _Chat:
     def _show_stats(self) -> None:
         about = self._metrics
         if about is None:
-            self._aside.print("no figures yet", style="dim")
+            self._tell("no figures yet")
             return
         spec = about["speculative_decoding"]
-        self._aside.print(
+        self._tell(
             f"{about['num_generated_tokens']} tokens in {about['num_forward_passes']} passes "
             f"({about['tokens_per_forward_pass']:.2f} per pass), "
             f"{spec['num_accepted_draft_tokens']} of {spec['num_draft_tokens']} drafts accepted, "
             f"{about['tokens_per_second'] or 0.0:.1f} tokens/s, first token after "
-            f"{about['time_to_first_token_ms'] or 0.0:.0f} ms",
-            style="dim",
+            f"{about['time_to_first_token_ms'] or 0.0:.0f} ms"
         )
 
 

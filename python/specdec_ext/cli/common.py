@@ -53,7 +53,7 @@ def add_llm_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     model.add_argument(
         "--quantization", choices=("int8", "int4", "fp8"),
-        help="make weights so narrow at load, on the CPU (default: as they are)",
+        help="round float weights to this width while they are loaded (default: as they are)",
     )  # fmt: skip
     model.add_argument(
         "--model-impl", default="auto", choices=("auto", "native", "transformers"),
@@ -65,14 +65,18 @@ def add_llm_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     model.add_argument(
         "--numerics", default="auto", choices=("auto", "exact", "fast"),
-        help="exact: near-ties are decided as in plain decoding, or the model is refused; fast: "
-        "they may differ (default: auto, exact on the CPU and fast on a device)",
+        help="exact: near-ties fall as in plain decoding, and a model that cannot do this is "
+        "refused; fast: they may fall differently (default: auto, exact on the CPU and fast on a "
+        "device)",
     )  # fmt: skip
     model.add_argument(
         "--allow-pickle", action="store_true",
         help="read pytorch_model.bin files, which may be malicious; refused otherwise",
     )  # fmt: skip
-    model.add_argument("--threads", type=int, metavar="N", help="threads of forward passes")
+    model.add_argument(
+        "--threads", type=int, metavar="N",
+        help="threads of a forward pass (default: $SPECDEC_NUM_THREADS, else all usable CPUs)",
+    )  # fmt: skip
     model.add_argument(
         "--tensor-parallel-size", "--tp-size", type=int, metavar="N",
         help="ranks that share the forward pass (default: as many as torchrun has started, else 1)",
@@ -81,31 +85,48 @@ def add_llm_arguments(parser: argparse.ArgumentParser) -> None:
     add_speculation_arguments(parser)
 
     limits = parser.add_argument_group("limits")
-    limits.add_argument("--max-batch-size", type=int, metavar="N", help="requests at once")
     limits.add_argument(
-        "--max-seq-len", type=int, metavar="N", help="prompt + output tokens of one request"
-    )
-    limits.add_argument("--max-input-len", type=int, metavar="N", help="prompt tokens of a request")
-    limits.add_argument("--max-num-tokens", type=int, metavar="N", help="rows of a forward pass")
-    limits.add_argument("--tokens-per-block", type=int, metavar="N", help="KV page size")
+        "--max-batch-size", type=int, metavar="N",
+        help="the most requests that decode at once (default: 32)",
+    )  # fmt: skip
     limits.add_argument(
-        "--max-tokens-in-paged-kv-cache", type=int, metavar="N", help="tokens the KV pages hold"
-    )
+        "--max-seq-len", type=int, metavar="N",
+        help="the most prompt + output tokens of one request (default: what the model and the KV "
+        "pages allow)",
+    )  # fmt: skip
+    limits.add_argument(
+        "--max-input-len", type=int, metavar="N",
+        help="the most prompt tokens of one request (default: as many as fit)",
+    )  # fmt: skip
+    limits.add_argument(
+        "--max-num-tokens", type=int, metavar="N",
+        help="the most rows of a forward pass (default: at least 1024)",
+    )  # fmt: skip
+    limits.add_argument(
+        "--tokens-per-block", type=int, metavar="N",
+        help="tokens of a KV page, a power of two up to 128 (default: 32)",
+    )  # fmt: skip
+    limits.add_argument(
+        "--max-tokens-in-paged-kv-cache", type=int, metavar="N",
+        help="tokens that all KV pages hold (default: by the free memory, at most 4 GiB on the "
+        "CPU)",
+    )  # fmt: skip
     limits.add_argument(
         "--kv-cache-free-gpu-memory-fraction", type=float, metavar="F",
         help="limit of the KV pages as a fraction of the free memory (default: 0.9)",
     )  # fmt: skip
     limits.add_argument(
         "--max-attention-window-size", type=int, nargs="+", metavar="N",
-        help="tokens that a row sees at most; several: one per layer (default: the model's own)",
+        help="the most tokens that a row sees; several numbers: one per layer (default: the "
+        "model's own)",
     )  # fmt: skip
     limits.add_argument(
         "--sink-token-length", type=int, metavar="N",
-        help="tokens of a text's start that rows see besides their window (default: 0)",
+        help="first tokens of a text that rows see in addition to their window (default: 0)",
     )  # fmt: skip
     limits.add_argument(
         "--kv-cache-dtype", metavar="TYPE",
-        help="auto, fp8 or int8: bits of K and V in the pages (default: auto, the model's)",
+        help="auto, fp8 or int8: type of K and V in the pages (default: auto, the model's)",
     )  # fmt: skip
     limits.add_argument(
         "--kv-cache-enable-block-reuse", "--enable-prefix-caching",
@@ -115,19 +136,21 @@ def add_llm_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     limits.add_argument(
         "--host-cache-size", type=int, metavar="BYTES",
-        help="host memory for K/V of preempted requests, with --scheduler-policy max_utilization "
-        "(default: 0, it is computed again)",
+        help="host memory for the K/V of preempted requests, with --scheduler-policy "
+        "max_utilization (default: 0, K/V is computed again)",
     )  # fmt: skip
     limits.add_argument(
         "--swap-space", type=float, metavar="GIB", help="the same in GiB, as vLLM spells it"
     )
     limits.add_argument(
         "--scheduler-policy", choices=POLICIES,
-        help="who is admitted: whoever can finish (default), or whose prompt fits now",
+        help="when a request starts: if it can finish (guaranteed_no_evict, the default), or if "
+        "its prompt fits now (max_utilization)",
     )  # fmt: skip
     limits.add_argument(
         "--max-prefill-slowdown", type=float, metavar="X",
-        help="prompts make a step of others at most X times as long; inf: no limit (default: 4)",
+        help="reading prompts makes a step of other requests at most X times as long; inf: no "
+        "limit (default: 4)",
     )  # fmt: skip
     limits.add_argument(
         "--overlap-depth", "--run-ahead", type=_overlap_depth, metavar="N",
@@ -224,10 +247,11 @@ def make_llm(args: argparse.Namespace, **overrides: Any) -> Any:
     """Check the options, then load the model; `overrides` are LLM's arguments."""
     kwargs = {**llm_kwargs(args), **overrides}
     if args.threads is not None:
+        from ..config.limits import MAX_THREADS
         from ..config.validate import check_int
         from ..errors import ConfigError
 
-        check_int("--threads", args.threads, ConfigError, low=1, high=1024)
+        check_int("--threads", args.threads, ConfigError, low=1, high=MAX_THREADS)
         from ..installation import set_num_threads
 
         set_num_threads(args.threads)

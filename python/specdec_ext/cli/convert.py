@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--quantization",
         choices=("int8", "int4", "fp8"),
-        help="make weights so narrow (native families)",
+        help="round float weights to this width (native families)",
     )
     parser.add_argument(
         "--perplexity", nargs="?", const="", metavar="FILE",

@@ -53,6 +53,15 @@ def collect() -> dict[str, Any]:
     }
 
 
+def _text(item: Any) -> str:
+    if item is None:
+        return "not installed"
+    if isinstance(item, dict):  # build_info()["cuda"]
+        found = {key: value for key, value in item.items() if value or value is False}
+        return ", ".join(f"{key}: {value}" for key, value in found.items())
+    return str(item)
+
+
 def run(args: argparse.Namespace) -> int:
     report = collect()
     if args.json:
@@ -62,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
         if isinstance(value, dict):
             print(f"{name}:")
             for key, item in value.items():
-                print(f"  {key:<18} {item if item is not None else 'not installed'}")
+                print(f"  {key:<18} {_text(item)}")
         elif name.endswith("bytes"):
             print(f"{name}: {human_bytes(value)}")
         else:

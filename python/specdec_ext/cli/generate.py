@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     length = parser.add_argument_group("request")
     length.add_argument(
         "--max-output-len", "--output-len", "--max-tokens", "--max-new-tokens", type=int,
-        default=DEFAULT_MAX_OUTPUT_LEN, metavar="N",
+        metavar="N",
         help=f"output tokens per prompt (default: {DEFAULT_MAX_OUTPUT_LEN})",
     )  # fmt: skip
     length.add_argument(
@@ -79,7 +79,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="log-probabilities of the prompt's tokens and the N best at each place (with --json)",
     )  # fmt: skip
     length.add_argument(
-        "--seed", "--random-seed", type=int, metavar="N", help="of sampling; makes it repeatable"
+        "--seed", "--random-seed", type=int, metavar="N", help="makes sampled text repeatable"
     )
     length.add_argument(
         "--temperature", type=float, default=0.0, metavar="X", help="default: 0, greedy"
@@ -89,8 +89,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     length.add_argument("--min-p", type=float, default=0.0, metavar="X", help="0: all tokens")
     length.add_argument(
         "--acceptance", default="exact_match", metavar="RULE",
-        help="exact_match or rejection (both keep the model's law), typical, threshold or, with "
-        "--redrafter, best_beam (LOSSY); default: exact_match",
+        help="which drafts are kept: exact_match or rejection (both keep the model's "
+        "distribution), or LOSSY: typical, threshold or, with --redrafter, best_beam "
+        "(default: exact_match)",
     )  # fmt: skip
     length.add_argument(
         "--posterior-threshold", type=float, metavar="X",
@@ -123,7 +124,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     output.add_argument(
         "--color-accepted", nargs="?", const="auto", default="never",
-        choices=("auto", "always", "never"), help="show accepted drafts in green",
+        choices=("auto", "always", "never"), help="colour accepted drafts by their source",
     )  # fmt: skip
     output.add_argument("--disable-tqdm", action="store_true", help="no progress bar")
     add_llm_arguments(parser)
@@ -157,7 +158,7 @@ def _sampling_params(args: argparse.Namespace) -> SamplingParams:
     return SamplingParams(
         prediction=prediction,
         structured_outputs=structured_outputs(args),
-        max_tokens=args.max_output_len,
+        max_tokens=DEFAULT_MAX_OUTPUT_LEN if args.max_output_len is None else args.max_output_len,
         min_tokens=args.min_tokens,
         stop=args.stop,
         stop_token_ids=args.stop_token_ids,
@@ -233,6 +234,7 @@ class _Job:
             ]
         self._print(prompts, outputs, identical, streamed=stream_to is not None)
         self._explain_empty_texts(items, outputs)
+        self._explain_default_length(outputs)
         if self.args.stats:
             _print_stats(outputs, sys.stderr, self.color)
             from ..text.metrics import describe_budget, describe_preemptions
@@ -303,6 +305,16 @@ class _Job:
             hint = "hint: the model ended without a text; --chat applies its chat template"
             print(hint, file=sys.stderr)
 
+    def _explain_default_length(self, outputs: list[RequestOutput]) -> None:
+        """Somebody who named no length is told where it cut the text; JSON lines say it anyway."""
+        if self.args.max_output_len is not None or self.args.json:
+            return
+        count = sum(out.outputs[0].finish_reason == "length" for out in outputs)
+        if count:
+            what = "stopped" if len(outputs) == 1 else f"{count} of {len(outputs)} texts stopped"
+            print(f"note: {what} at {DEFAULT_MAX_OUTPUT_LEN} tokens, the default of "
+                  "--max-output-len", file=sys.stderr)  # fmt: skip
+
     def _write_segments(self, segments: list[tuple[str, str | None]], stream: TextIO) -> None:
         for text, source in segments:
             stream.write(colored(text, source) if self.color else text)
@@ -339,7 +351,7 @@ class _Job:
 def _print_stats(outputs: list[RequestOutput], stream: TextIO, color: bool) -> None:
     print(
         f"{'prompt':>6} {'tokens':>7} {'passes':>7} {'tok/pass':>8} {'accept len':>10} "
-        f"{'drafts':>7} {'accepted':>8} {'ttft ms':>8} {'tok/s':>8}",
+        f"{'drafts':>7} {'accepted':>8} {'ttft ms':>8} {'tok/s':>8}  end",
         file=stream,
     )
     for i, output in enumerate(outputs):
@@ -351,13 +363,14 @@ def _print_stats(outputs: list[RequestOutput], stream: TextIO, color: bool) -> N
             f"{i + 1:>6} {m['num_generated_tokens']:>7} {m['num_forward_passes']:>7} "
             f"{m['tokens_per_forward_pass']:>8.2f} {spec['mean_acceptance_length']:>10.2f} "
             f"{spec['num_draft_tokens']:>7} {spec['num_accepted_draft_tokens']:>8} "
-            f"{m['time_to_first_token_ms'] or 0.0:>8.1f} {m['tokens_per_second'] or 0.0:>8.1f}",
+            f"{m['time_to_first_token_ms'] or 0.0:>8.1f} {m['tokens_per_second'] or 0.0:>8.1f}  "
+            f"{output.outputs[0].finish_reason}",
             file=stream,
         )
         for source, count in m["draft_sources"].items():
             name = colored(source, source) if color else source
             print(
-                f"       of {name}: {count['drafts']} drafts, {count['accepted']} accepted",
+                f"       from {name}: {count['drafts']} drafts, {count['accepted']} accepted",
                 file=stream,
             )
     if outputs and outputs[0].metrics:

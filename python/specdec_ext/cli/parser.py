@@ -16,6 +16,7 @@ _FOREIGN = {
     "--checkpoint-dir": "specdec build makes an engine of a checkpoint; name it with --engine_dir",
     "--hf-model-dir": "specdec summarize has it; name the folder of a model with --model",
     "--use-py-session": "there is one runtime; leave it out",
+    "--n": "one output per prompt; in Python SamplingParams(n=...) asks for several",
 }
 
 
@@ -64,6 +65,10 @@ class SpecdecParser(argparse.ArgumentParser):
         name = unknown[0].partition("=")[0]
         near = difflib.get_close_matches(name, options, n=1)
         hint = f"; did you mean {near[0]}?" if near else ""
+        if not name.startswith("-"):
+            hint = "; quote a text that has blanks"
+            if "--input-text" in options:
+                hint = "; a prompt is given in quotes, after --input-text"
         hint = "; " + _FOREIGN[name] if name in _FOREIGN else hint
         owner.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
 

@@ -45,5 +45,6 @@ def run(args: argparse.Namespace) -> int:
         files[page] = render_page(args.title, results)
     for path, text in files.items():
         write_file(args, path, text)
-    print(f"{count} plots of {len(results)} files: {', '.join(where)}")
+    read = "1 file" if len(results) == 1 else f"{len(results)} files"
+    print(f"{count} plots of {read}: {', '.join(where)}")
     return 0

@@ -31,18 +31,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     server.add_argument("--ssl-keyfile", metavar="FILE", help="TLS: the private key")
     server.add_argument("--ssl-certfile", metavar="FILE", help="TLS: the certificate")
     server.add_argument(
-        "--ssl-keyfile-password", metavar="TEXT", help="TLS: what the key is locked with"
+        "--ssl-keyfile-password", metavar="TEXT", help="TLS: password of the private key"
     )
     server.add_argument(
         "--served-model-name", nargs="+", metavar="NAME",
-        help="what requests may call the model (default: the folder's name)",
+        help="names by which requests may call the model (default: the folder's name)",
     )  # fmt: skip
     server.add_argument(
         "--api-key", action="append", metavar="KEY",
-        help="a request needs one of these; may be given several times. Others see a command line, "
-        f"so rather use --api-key-file or ${KEYS_VARIABLE} (keys with commas between them)",
+        help="a request needs one of these keys; may be given several times. Other users of the "
+        f"machine see a command line: prefer --api-key-file, or ${KEYS_VARIABLE} with keys "
+        "separated by commas",
     )  # fmt: skip
-    server.add_argument("--api-key-file", metavar="FILE", help="keys, one in a line")
+    server.add_argument("--api-key-file", metavar="FILE", help="file with one key per line")
     server.add_argument(
         "--cors-origin", action="append", metavar="ORIGIN",
         help="pages of this origin may call the server; may be repeated (default: none)",
@@ -52,16 +53,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     server.add_argument(
         "--per-request-metrics", default="summary", choices=("none", "summary", "detailed"),
-        help="`metrics` in answers (default: summary)",
+        help="how much `metrics` an answer carries (default: summary)",
     )  # fmt: skip
     server.add_argument(
         "--default-temperature", type=float, default=1.0, metavar="X",
-        help="of requests that name none (default: 1, as OpenAI's)",
+        help="temperature of requests that name none (default: 1, as OpenAI's)",
     )  # fmt: skip
 
     replicas = parser.add_argument_group("replicas on Ray Serve (docs/ray.md)")
     replicas.add_argument(
-        "--replicas", type=int, metavar="N", help="serve by N processes with an engine each"
+        "--replicas", type=int, metavar="N", help="serve by N processes, each with an engine"
     )
     replicas.add_argument(
         "--max-replicas", type=int, metavar="N",
@@ -69,25 +70,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     replicas.add_argument(
         "--target-requests", type=int, metavar="N",
-        help="unfinished requests of a replica that more are started from on (default: 32)",
+        help="start more replicas when each has this many unfinished requests (default: 32)",
     )  # fmt: skip
-    for name, default in (("up", 30), ("down", 600)):
+    for name, more, default in (("up", "more", 30), ("down", "fewer", 600)):
         replicas.add_argument(
             f"--{name}scale-seconds", type=float, metavar="S",
-            help="that another number of replicas is wanted for before it is made so (default: "
-            f"{default})",
+            help=f"how long the load must call for {more} replicas before their number is changed "
+            f"(default: {default})",
         )  # fmt: skip
 
     bounds = parser.add_argument_group("limits of requests")
     bounds.add_argument(
         "--max-queued-requests", type=int, default=DEFAULT_QUEUED, metavar="N",
-        help=f"unfinished requests; one more is answered 429 (default: {DEFAULT_QUEUED})",
+        help=f"the most unfinished requests; one more is answered 429 (default: {DEFAULT_QUEUED})",
     )  # fmt: skip
     bounds.add_argument(
-        "--max-body-bytes", type=int, metavar="N", help="more is answered 413 (default: 4 MiB)"
+        "--max-body-bytes",
+        type=int,
+        metavar="N",
+        help="longer bodies are answered 413 (default: 4 MiB)",
     )
     for name, text in (
-        ("request", "for an answer; more is a 504 (default: 600)"),
+        ("request", "for an answer; a longer one ends with 504 (default: 600)"),
         ("body", "for a body to arrive (default: 30)"),
         ("send", "for a client to take an event (default: 30)"),
         ("drain", "for running answers when the server is stopped (default: 30)"),

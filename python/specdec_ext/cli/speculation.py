@@ -23,8 +23,9 @@ __all__ = [
 def add_speculation_arguments(parser: argparse.ArgumentParser) -> None:
     """Options that name a method and its configuration."""
     spec = parser.add_argument_group(
-        "speculation (at most one method; default: auto, drafts that cost next to nothing, and "
-        "those of the drafter shipped for the model where they pay)"
+        "speculation",
+        "Choose at most one method. The default, auto, drafts from the text itself and with the "
+        "drafter shipped for the model, each only where it pays.",
     )
     spec.add_argument("--no-speculation", action="store_true", help="plain decoding")
     spec.add_argument(
@@ -67,14 +68,14 @@ def add_speculation_arguments(parser: argparse.ArgumentParser) -> None:
     _add_eagle3_arguments(spec)
     spec.add_argument(
         "--draft-target", action="store_true",
-        help="the small drafter that is shipped for the default model drafts",
+        help="a draft model: the small one that is shipped for the default model",
     )  # fmt: skip
     spec.add_argument(
         "--draft-model", "--draft-model-dir", "--speculative-model", "--speculative-model-dir",
         "--speculative-draft-model", "--speculative-draft-model-path", "--spec-draft-model",
         "--assistant-model", metavar="DIR",
-        help="a smaller model with the same vocabulary (or see --allow-vocab-mapping) drafts; "
-        "--max-draft-len tokens per step",
+        help="a draft model: a smaller one with the same vocabulary (or see "
+        "--allow-vocab-mapping); it drafts --max-draft-len tokens per step",
     )  # fmt: skip
     spec.add_argument(
         "--draft-engine-dir", metavar="DIR", help="as --draft-model, an engine of specdec build"
@@ -174,8 +175,7 @@ def _add_eagle3_arguments(spec: argparse._ArgumentGroup) -> None:
 def _eagle3_keys(args: argparse.Namespace) -> dict[str, Any]:
     """What the EAGLE-3 flags say, in the configuration's names; empty: none was given."""
     names = ("model", "top_k", "max_draft_depth")
-    keys = {name: getattr(args, f"eagle3_{name}") for name in names}
-    return {name: value for name, value in keys.items() if value is not None}
+    return _given(**{name: getattr(args, f"eagle3_{name}") for name in names})
 
 
 def _option_keys(args: argparse.Namespace) -> dict[str, Any]:
@@ -183,8 +183,7 @@ def _option_keys(args: argparse.Namespace) -> dict[str, Any]:
     from ..config.base import OPTION_NAMES
     from ..config.read_text import read_text
 
-    given = {name: getattr(args, name) for name in OPTION_NAMES}
-    keys = {name: value for name, value in given.items() if value is not None}
+    keys = _given(**{name: getattr(args, name) for name in OPTION_NAMES})
     for name in ("draft_len_schedule", "synthetic_acceptance_rates"):
         if name in keys:
             keys[name] = read_text(_spaced(keys[name]))
@@ -199,8 +198,7 @@ def _spaced(text: str) -> str:
 def _redrafter_keys(args: argparse.Namespace) -> dict[str, Any]:
     """What the ReDrafter flags say, in the configuration's names; empty: none was given."""
     names = ("model", "num_beams", "draft_len_per_beam", "greedy_search")
-    keys = {name: getattr(args, f"redrafter_{name}") for name in names}
-    return {name: value for name, value in keys.items() if value is not None}
+    return _given(**{name: getattr(args, f"redrafter_{name}") for name in names})
 
 
 def speculative_config(args: argparse.Namespace) -> Any:
@@ -242,13 +240,22 @@ def named_speculation(args: argparse.Namespace) -> Any:
     """The method that the flags name; None: none. Raises SystemExit(2) for two of them."""
     from ..config.parse import parse_speculative_config
 
+    _refuse_contradictions(args)
+    value, method = _named_value(args)
+    size = args.tensor_parallel_size or 1
+    config: SpeculativeConfig | None = parse_speculative_config(value, method, size)
+    return None if config is None else _with_options(args, config)
+
+
+def _refuse_contradictions(args: argparse.Namespace) -> None:
+    """Raise SystemExit(2) for flags of two methods, or of a method that no flag names."""
     named = {
         "--lookahead-config": args.lookahead_config,
         "--prompt-lookup-config": args.prompt_lookup_config,
         "--spec-decode-nextn": args.spec_decode_nextn,
         "--suffix": args.suffix,
-        "--medusa or --medusa-model": medusa_model(args),
-        "--draft-target or --draft-model": _draft_model(args),
+        "--medusa" if args.medusa else "--medusa-model": medusa_model(args),
+        "--draft-target" if args.draft_target else "--draft-model": _draft_model(args),
         "--speculative-config": args.speculative_config,
         "--redrafter": args.redrafter or _redrafter_keys(args) or None,
         "--eagle3-model": args.eagle3_model,
@@ -257,7 +264,7 @@ def named_speculation(args: argparse.Namespace) -> Any:
     if args.max_matching_ngram_size is not None and given not in ([], ["--spec-decode-nextn"]):
         given.append("--max-matching-ngram-size")
     if len(given) > 1:
-        usage_error(args, f"{' and '.join(given)} name a method twice; give one of them")
+        usage_error(args, f"{' and '.join(given)} each name a method; give one of them")
     if args.medusa_choices is not None and medusa_model(args) is None:
         usage_error(args, "--medusa-choices needs --medusa-model, --medusa, or an --engine-dir "
                     "with heads")  # fmt: skip
@@ -267,53 +274,46 @@ def named_speculation(args: argparse.Namespace) -> Any:
         usage_error(args, f"--eagle3-{next(iter(keys)).replace('_', '-')} needs --eagle3-model")
     if args.allow_vocab_mapping and _draft_model(args) is None:
         usage_error(args, "--allow-vocab-mapping needs --draft-engine-dir or --draft-model")
-    size = args.tensor_parallel_size or 1
-    config: SpeculativeConfig | None = None
+
+
+def _named_value(args: argparse.Namespace) -> tuple[Any, str | None]:
+    """What parse_speculative_config() is to read for the flags, and the method that they name."""
     if medusa_model(args) is not None:
         from ..config.methods import MedusaDecodingConfig
 
         heads = args.medusa_model or engine_heads(args, "medusa")
-        config = MedusaDecodingConfig(heads, args.medusa_choices)
-    elif args.lookahead_config is not None:
-        config = parse_speculative_config(args.lookahead_config, "lookahead", size)
-    elif args.prompt_lookup_config is not None:
-        config = parse_speculative_config(args.prompt_lookup_config, "ngram", size)
-    elif args.suffix:
-        length = args.max_draft_len
-        keys = {} if length is None else {"max_draft_len": length}
-        config = parse_speculative_config(keys, "suffix", size)
-    elif named["--redrafter"] is not None:
-        keys = _redrafter_keys(args)
+        return MedusaDecodingConfig(heads, args.medusa_choices), "medusa"
+    if args.lookahead_config is not None:
+        return args.lookahead_config, "lookahead"
+    if args.prompt_lookup_config is not None:
+        return args.prompt_lookup_config, "ngram"
+    if args.suffix:
+        return _given(max_draft_len=args.max_draft_len), "suffix"
+    if args.redrafter or _redrafter_keys(args):
         heads = engine_heads(args, "redrafter")
-        config = parse_speculative_config(
-            {"model": str(heads), **keys} if heads else keys, "redrafter", size
-        )
-    elif args.eagle3_model is not None:
-        keys = _eagle3_keys(args)
-        if args.max_draft_len is not None:
-            keys["max_draft_len"] = args.max_draft_len
-        config = parse_speculative_config(keys, "eagle3", size)
-    elif (draft_model := _draft_model(args)) is not None:
+        return _given(model=heads and str(heads)) | _redrafter_keys(args), "redrafter"
+    if args.eagle3_model is not None:
+        return _eagle3_keys(args) | _given(max_draft_len=args.max_draft_len), "eagle3"
+    if (draft_model := _draft_model(args)) is not None:
         keys = {
             "model": draft_model,
             "max_draft_len": args.max_draft_len,
             "allow_vocab_mapping": args.allow_vocab_mapping,
+            **draft_target_keys(args),
         }
-        keys |= draft_target_keys(args)
-        config = parse_speculative_config(
-            {k: v for k, v in keys.items() if v is not None}, "draft_target", size
+        return _given(**keys), "draft_target"
+    if args.spec_decode_nextn is not None or args.max_matching_ngram_size is not None:
+        keys = _given(
+            max_draft_len=args.spec_decode_nextn,
+            max_matching_ngram_size=args.max_matching_ngram_size,
         )
-    elif args.speculative_config is not None:
-        config = parse_speculative_config(args.speculative_config, None, size)
-    elif args.spec_decode_nextn is not None or args.max_matching_ngram_size is not None:
-        keys = {
-            "max_draft_len": args.spec_decode_nextn,
-            "max_matching_ngram_size": args.max_matching_ngram_size,
-        }
-        config = parse_speculative_config(
-            {k: v for k, v in keys.items() if v is not None}, "ngram", size
-        )
-    return None if config is None else _with_options(args, config)
+        return keys, "ngram"
+    return args.speculative_config, None
+
+
+def _given(**keys: Any) -> dict[str, Any]:
+    """The keys whose flags were given."""
+    return {name: value for name, value in keys.items() if value is not None}
 
 
 def external_lookup(args: argparse.Namespace) -> Any:

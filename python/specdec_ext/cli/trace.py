@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     request.add_argument(
         "--temperature", type=float, default=0.0, metavar="X", help="default: 0, greedy"
     )
-    request.add_argument("--seed", type=int, metavar="N", help="of sampling; makes it repeatable")
+    request.add_argument("--seed", type=int, metavar="N", help="makes a sampled text repeatable")
     add_form_arguments(request)
     output = parser.add_argument_group("output")
     output.add_argument("--json", action="store_true", help="one JSON object on stdout")
@@ -49,6 +49,7 @@ def run(args: argparse.Namespace) -> int:
     from ..bench.machine import about_engine, about_machine
     from ..report.trace_record import trace_record
     from ..request.sampling_params import SamplingParams
+    from ..text.metrics import describe_budget
 
     if external_lookup(args) is not None:
         usage_error(args, "--prompt-lookup-style v1 drafts outside the engine: its steps are calls "
@@ -68,13 +69,16 @@ def run(args: argparse.Namespace) -> int:
     llm_kwargs(args)
     prompts = read_prompts(args)
     if len(prompts) != 1:
-        usage_error(args, f"{len(prompts)} prompts: a trace is of one; give one")
+        usage_error(args, f"{len(prompts)} prompts: a trace shows one request; give one prompt")
     with make_llm(args) as llm:
         text, ids = encode_prompt(llm, prompts[0], args)
         [output] = llm.generate([{"prompt_token_ids": ids}], params, use_tqdm=False)
+        budget = describe_budget(llm.get_metrics()["executor"])
         about = {**about_engine(llm), "machine": about_machine(llm.device)}
         data = trace_record(output, llm.tokenizer, about, prompt=text)
     _write(args, data)
+    if budget is not None and not args.json:
+        print(budget, file=sys.stderr)
     if data["error"] is not None:
         print(f"the request failed: {data['error']}", file=sys.stderr)
         return 1

@@ -237,7 +237,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     if args.plots:
         _write_page(args, options.output)
-    _say(card, options, args)
+    _say(card, options)
     return 0
 
 
@@ -250,7 +250,7 @@ def _write_page(args: argparse.Namespace, output: Path) -> None:
     write_file(args, output / "report.html", page)
 
 
-def _say(card: dict[str, Any], options: TrainOptions, args: argparse.Namespace) -> None:
+def _say(card: dict[str, Any], options: TrainOptions) -> None:
     """What was made, what it is worth, and the command that uses it."""
     from ..training.trial import FLAGS
 

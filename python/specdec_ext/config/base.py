@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -46,12 +47,24 @@ MODEL_SPELLINGS: Spellings = {
 
 
 class Spelled(type):
-    """Lets a class be constructed by the other spellings of its fields, too."""
+    """A class that can also be constructed with the other spellings of its fields.
 
-    if not TYPE_CHECKING:  # checkers shall know the fields alone
+    A keyword that is no field raises TypeError with the nearest name.
+    """
+
+    if not TYPE_CHECKING:  # type checkers know only the fields
 
         def __call__(cls, *args, **kwargs):
-            return super().__call__(*args, **cls._respell(kwargs))
+            given = cls._respell(kwargs)
+            names = [f.name for f in fields(cls) if f.init]
+            for name in given:
+                if name not in names:
+                    near = difflib.get_close_matches(name, names, n=1)
+                    hint = f"; did you mean {near[0]!r}?" if near else ""
+                    raise TypeError(
+                        f"{cls.__name__}() got an unexpected keyword argument {name!r}{hint}"
+                    )
+            return super().__call__(*args, **given)
 
 
 class _Config(metaclass=Spelled):
@@ -87,20 +100,20 @@ class _Config(metaclass=Spelled):
 
 @dataclass(frozen=True)
 class SpeculationOptions(_Config):
-    """Options of every method; by name only.
+    """Options that every method has; keywords only.
 
-    draft_len_schedule  {requests: drafts}: that many drafts for up to that many running requests,
-                        none beyond the last entry. {4: 8, 16: 2}: 8 drafts for 1..4 requests, 2 for
-                        5..16, plain decoding above
-    max_concurrency     speculation is off while more requests run; {max_concurrency: max_draft_len}
-                        as a schedule, and not together with one
+    draft_len_schedule  {requests: drafts}: the most drafts while at most so many requests run, and
+                        none beyond the last entry. {4: 8, 16: 2} allows 8 drafts for 1..4 requests,
+                        2 for 5..16, and none above
+    max_concurrency     no drafts while more requests run; the same as the schedule
+                        {max_concurrency: max_draft_len}, and not together with a schedule
     synthetic_acceptance_length
-                        for measuring speed without a trained drafter: every step keeps as many
-                        drafts as make this the mean of tokens per step, whatever the model says.
+                        for measuring speed without a trained drafter: steps keep drafts so that
+                        this is the mean number of tokens per step, whatever the model says.
                         1 .. max_draft_path_len + 1. THE TEXT IS THEN NOT THE MODEL'S
     synthetic_acceptance_rates
-                        the same by position: entry i is the chance that a step keeps at least i + 1
-                        drafts; not rising; either this or the length
+                        the same by position: entry i is the probability that a step keeps at least
+                        i + 1 drafts; entries do not rise. Give either this or the length
     """
 
     draft_len_schedule: Mapping[int, int] | None = field(default=None, kw_only=True, hash=False)
@@ -197,7 +210,7 @@ class SpeculationOptions(_Config):
 
     @property
     def synthetic_rates(self) -> tuple[float, ...]:
-        """Chance that a step keeps at least 1, 2, ... drafts; empty: acceptance is real."""
+        """Probability that a step keeps at least 1, 2, ... drafts; empty: acceptance is real."""
         if self.synthetic_acceptance_rates is not None:
             return tuple(self.synthetic_acceptance_rates)
         if self.synthetic_acceptance_length is None:
@@ -208,7 +221,7 @@ class SpeculationOptions(_Config):
 
     @property
     def synthetic_acceptance(self) -> dict[str, Any] | None:
-        """What outputs say of synthetic acceptance; None: acceptance is real."""
+        """What outputs report about synthetic acceptance; None: acceptance is real."""
         rates = self.synthetic_rates
         if not rates:
             return None
@@ -220,7 +233,7 @@ class SpeculationOptions(_Config):
         }
 
     def to_dict(self) -> dict[str, object]:
-        """The method's fields, and of the options those that are set."""
+        """The method's fields, and the options that are set."""
         result = super().to_dict()
         for name in OPTION_NAMES:
             if result[name] is None:

@@ -15,8 +15,8 @@ from .validate import check_bool, check_choice, check_float, check_int, show
 
 __all__ = ["MIN_VOCAB_OVERLAP", "DraftTargetDecodingConfig"]
 
-# allow_vocab_mapping: share of the smaller vocabulary that both models must have. Below it a draft
-# model seldom can say what the target does.
+# allow_vocab_mapping: the share of the smaller vocabulary that both models must have. With less, a
+# draft model can seldom say what the target does.
 MIN_VOCAB_OVERLAP = 0.5
 
 _MODEL_KEYS = (
@@ -32,31 +32,31 @@ _LENGTH_KEYS = (
 
 @dataclass(frozen=True)
 class DraftTargetDecodingConfig(GrownTreeConfig):
-    """Drafts from a second model, of the same vocabulary unless allow_vocab_mapping.
+    """Drafts from a second model, with the same vocabulary unless allow_vocab_mapping is set.
 
-    model              folder of an HF-format model, usually 10 to 50 times smaller than the target
-                       (speculative_model and speculative_model_dir are accepted spellings)
-    max_draft_len      drafts of one step, 1..127; a tree's nodes
-    adaptive           draft only as far as it pays: what the draft model's confidence was seen to
-                       be worth against the measured cost of its passes and of verifying; off:
-                       always max_draft_len
-    top_k              1: a chain. More: a tree, the top_k likeliest continuations of each node, of
-                       which the max_draft_len likeliest nodes are verified
-    max_draft_depth    levels of a tree, 1..max_draft_len; None: 4, or as many as nodes
-                       (max_draft_len) and the 128 rows of a pass allow; of a chain max_draft_len
-    min_confidence     stop a chain after a draft whose probability is lower, 0..1; 0: never
-    use_draft_logits   sampled requests with acceptance="rejection" draw their drafts from the draft
-                       model's distribution and are accepted by it. False: the likeliest token,
-                       accepted by the target's own probability of it
-    dtype, model_impl  of the draft model, as LLM's arguments of these names
+    model              folder of a Hugging Face model, usually 10 to 50 times smaller than the
+                       target (speculative_model and speculative_model_dir are accepted spellings)
+    max_draft_len      the most drafts of a step, 1..127; for a tree, its nodes
+    adaptive           True: draft only as far as it pays. The engine weighs what the draft model's
+                       confidence has proved to be worth against the measured time of its passes
+                       and of verifying. False: always max_draft_len
+    top_k              1: a chain. More: a tree, in which each node gets its top_k likeliest
+                       continuations; the max_draft_len likeliest nodes are verified
+    max_draft_depth    levels of a tree, 1..max_draft_len. None: 4, or as many as the nodes
+                       (max_draft_len) and the 128 rows of a pass allow; for a chain max_draft_len
+    min_confidence     end a chain after a draft with a lower probability, 0..1; 0: never
+    use_draft_logits   True: sampled requests with acceptance="rejection" draw their drafts from
+                       the draft model's distribution and accept by it. False: they propose the
+                       likeliest token and accept it with the target's probability
+    dtype, model_impl  for the draft model, as LLM's arguments of these names
     max_kv_tokens      tokens that the draft model's KV pages hold; None: as many as the target's.
-                       A request that finds no page is decoded without drafts
+                       A request that finds no page decodes without drafts
     allow_vocab_mapping
-                       the draft model may have another tokenizer: it drafts the tokens whose text
-                       both have, at least MIN_VOCAB_OVERLAP of the smaller vocabulary
+                       True: the draft model may have another tokenizer. It drafts the tokens that
+                       both have by text, at least MIN_VOCAB_OVERLAP of the smaller vocabulary
 
-    Greedy output is the target's own whatever the draft model says; a sampled output has the
-    target's law. Raises ConfigError.
+    Whatever the draft model says, greedy output is the target's own and sampled output has the
+    target's distribution. Raises ConfigError.
     """
 
     method: ClassVar[str] = "draft_target"

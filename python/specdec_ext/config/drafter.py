@@ -15,9 +15,8 @@ __all__ = ["DrafterConfig"]
 class DrafterConfig(SpeculationOptions):
     """Base of the methods whose drafts come from Python: a draft model, heads, a user's drafter.
 
-    Subclasses have `max_draft_len` (nodes of one step besides the golden token, 1..127) and
-    `max_draft_path_len` (the most that one step can accept), as fields or properties, and
-    `adaptive`.
+    Subclasses have, as fields or properties, `max_draft_len` (nodes of one step besides the golden
+    token, 1..127), `max_draft_path_len` (the most drafts that one step can accept) and `adaptive`.
     """
 
     method: ClassVar[str] = ""

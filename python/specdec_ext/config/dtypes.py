@@ -21,9 +21,10 @@ def normalize_dtype(field: str, value: object) -> str:
     name = name.lower().removeprefix("torch.")
     name = _DTYPE_ALIASES.get(name, name)
     if name.startswith(("fp8", "float8", "e4m3", "e5m2", "int8", "int4", "nvfp4")):
+        narrow = next((n for n in ("int8", "int4") if name.startswith(n)), "fp8")
         raise UnsupportedConfigError(
-            f"{field} = {name!r}: 8-bit and smaller types are not supported in this version; "
-            f"use one of {', '.join(DTYPES)}"
+            f"{field} = {name!r}: models compute in one of {', '.join(DTYPES)}; for narrow weights "
+            f"use quantization={narrow!r} (--quantization {narrow})"
         )
     return check_choice(field, name, DTYPES, ConfigError)
 

@@ -23,19 +23,20 @@ class Eagle3DecodingConfig(GrownTreeConfig):
     model             folder of the head (config.json, safetensors), as SpecForge or `speculators`
                       writes it
     max_draft_len     nodes of one step's tree, 1..127
-    top_k             likeliest continuations of each node, and nodes of a level that are opened;
-                      1: a chain
-    max_draft_depth   levels of a tree, 1..max_draft_len, each a pass of the head; None: 4, or as
-                      many as nodes (max_draft_len) and the 128 rows of a pass allow; of a chain
-                      max_draft_len
-    adaptive          draft only as far as it pays: the head's own probabilities against the
-                      measured cost of its passes and of verifying; off: always the whole tree
-    use_draft_logits  sampled requests with acceptance="rejection" draw a chain's drafts from the
-                      head's distribution and are accepted by it. False, and in trees: the likeliest
-                      tokens, accepted by the target's own probability of them
+    top_k             how many continuations each node gets, and how many nodes of a level are
+                      opened; 1: a chain
+    max_draft_depth   levels of a tree, 1..max_draft_len, each a pass of the head. None: 4, or as
+                      many as the nodes (max_draft_len) and the 128 rows of a pass allow; for a
+                      chain max_draft_len
+    adaptive          True: draft only as far as it pays. The engine weighs the head's own
+                      probabilities against the measured time of its passes and of verifying.
+                      False: always the whole tree
+    use_draft_logits  True: sampled requests with acceptance="rejection" draw a chain's drafts from
+                      the head's distribution and accept by it. False, and in trees: they propose
+                      the likeliest tokens and accept them with the target's probability
 
-    Greedy output is the target's own whatever the head says; a sampled output has the target's
-    law. Raises ConfigError.
+    Whatever the head says, greedy output is the target's own and sampled output has the target's
+    distribution. Raises ConfigError.
     """
 
     method: ClassVar[str] = "eagle3"

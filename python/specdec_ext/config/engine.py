@@ -37,24 +37,25 @@ class KvCacheConfig(_Config):
 
     tokens_per_block          page size in tokens, a power of two, 1..128
     max_tokens                tokens that the page pool holds; None: see docs/usage.md, "Memory"
-    free_gpu_memory_fraction  upper limit of the pool as a fraction of the memory that is free on
-                              the device that holds it (on CPU the host's available memory), (0, 1]
-    enable_block_reuse        prefix reuse: a request takes over the K/V of full blocks that an
-                              earlier one with the same text and `cache_salt` has computed
-    max_attention_window      tokens that a row sees at most, its own included: one number for all
-                              layers, or a list with one per layer (a shorter one is repeated).
-                              Pages behind the window are given back; docs/attention_windows.md.
-                              None: the model's own windows
-    sink_token_length         tokens of a text's start that rows see besides their window
+    free_gpu_memory_fraction  the pool's limit as a fraction of the free memory of the device that
+                              holds it (on CPU the host's available memory), (0, 1]
+    enable_block_reuse        prefix reuse: a request uses the K/V of full blocks that an earlier
+                              request with the same text and `cache_salt` has computed
+    max_attention_window      the most tokens that a row sees, its own included: one number for all
+                              layers, or a list by layer (a shorter list is repeated). Pages behind
+                              the window are given back (docs/attention_windows.md). None: the
+                              model's own windows
+    sink_token_length         number of first tokens of a text that rows see in addition to their
+                              window
     dtype                     "auto" (the model's), "fp8" (e4m3 with the checkpoint's scales, else
                               1), "int8" (on the CPU; a scale per token and K/V head), or the name
-                              of the model's own: docs/kv_cache.md
-    host_cache_size           bytes of host memory for the K/V of preempted requests, which is then
-                              copied out and back where that is faster than computing it again
-                              (docs/scheduling.md); with policy="max_utilization". 0: none. Another
-                              spelling: vLLM's swap_space, in GiB
-    host_link_gb_per_s        10^9 bytes that are copied between the pages and that memory in a
-                              second; None: measured when the engine is made
+                              of the model's own type (docs/kv_cache.md)
+    host_cache_size           bytes of host memory for the K/V of preempted requests. It is copied
+                              out and back if that is faster than computing it again
+                              (docs/scheduling.md). Only with policy="max_utilization". 0: none.
+                              Another spelling: vLLM's swap_space, in GiB
+    host_link_gb_per_s        speed of these copies in 10^9 bytes per second; None: measured when
+                              the engine is made
     """
 
     spellings: ClassVar[Spellings] = {"swap_space": ("host_cache_size", _swap_space)}
@@ -144,29 +145,30 @@ def _depth_of_disabled_overlap(name: str, value: Any) -> int | str:
 class SchedulerConfig(_Config):
     """Which requests run together.
 
-    max_batch_size          requests that decode at once, 1..1024
-    max_seq_len             prompt + output tokens of one request; None: the model's limit, lowered
-                            to what the page pool holds
-    max_input_len           prompt tokens of one request; None: as many as max_seq_len has room for
-    max_num_tokens          rows (step tokens) of one forward pass; None: docs/usage.md, "Memory"
-    max_queued_requests     requests that may be unfinished at once, waiting ones included; one
-                            more is a QueueFullError. 1..2^20
+    max_batch_size          the most requests that decode at once, 1..1024
+    max_seq_len             the most prompt + output tokens of one request; None: the model's limit,
+                            lowered to what the page pool holds
+    max_input_len           the most prompt tokens of one request; None: as many as max_seq_len has
+                            room for
+    max_num_tokens          the most rows (step tokens) of one forward pass; None: docs/usage.md,
+                            "Memory"
+    max_queued_requests     the most unfinished requests, waiting ones included, 1..2^20; one more
+                            raises QueueFullError
     policy                  "guaranteed_no_evict": a request starts only when it can finish.
-                            "max_utilization": it starts when its prompt fits; where K/V pages run
-                            out the newest gives its own back and computes its K/V again when there
-                            is room, or has it copied (KvCacheConfig.host_cache_size;
-                            docs/scheduling.md). Texts are the same
+                            "max_utilization": it starts when its prompt fits. When K/V pages run
+                            out, the newest request gives its pages back; it later computes its K/V
+                            again, or has it copied back (KvCacheConfig.host_cache_size;
+                            docs/scheduling.md). Texts are the same under both
     enable_chunked_prefill  split prompts over several steps
-    max_prefill_slowdown    a step that reads prompts beside requests that decode takes at most this
-                            many times as long as without them (docs/scheduling.md), >= 1; prompts
-                            are split. None: no limit
-    overlap_depth           steps that are enqueued while one is read, 0..2 (docs/overlap.md);
-                            "auto": each step is read before the next is planned, every request and
-                            drafter is served. Other spellings: run_ahead (None is "auto"), vLLM's
-                            async_scheduling (True is 1, False is 0), TensorRT-LLM's
-                            disable_overlap_scheduler (True is 0)
-    enforce_eager           with a number as overlap_depth on a CUDA device: False records steps as
-                            CUDA graphs, which no GPU has run yet
+    max_prefill_slowdown    while requests decode, prompt rows may make a step at most this many
+                            times as long as without them, >= 1 (docs/scheduling.md); prompts are
+                            split. None: no limit
+    overlap_depth           how many steps are enqueued while one is read, 0..2 (docs/overlap.md).
+                            "auto": none; each step is read before the next is planned. Other
+                            spellings: run_ahead (None is "auto"), vLLM's async_scheduling (True is
+                            1, False is 0), TensorRT-LLM's disable_overlap_scheduler (True is 0)
+    enforce_eager           False: record steps as CUDA graphs, which no GPU has run yet; needs a
+                            number as overlap_depth and a CUDA device
     """
 
     spellings: ClassVar[Spellings] = {

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-__all__ = ["MAX_DRAFT_LEN", "MAX_OVERLAP_DEPTH", "MAX_STEP_TOKENS", "MAX_VOCAB_SIZE"]
+__all__ = [
+    "MAX_DRAFT_LEN",
+    "MAX_OVERLAP_DEPTH",
+    "MAX_STEP_TOKENS",
+    "MAX_THREADS",
+    "MAX_VOCAB_SIZE",
+]
 
 # One request verifies at most this many tokens in one step: the last decided token plus its drafts.
 MAX_STEP_TOKENS = 128
 MAX_DRAFT_LEN = MAX_STEP_TOKENS - 1
 MAX_OVERLAP_DEPTH = 2
+MAX_THREADS = 256  # of the CPU kernels (cpp/base/thread_pool.cc)
 # Far above any model that exists; it stops a damaged file before it asks for memory.
 MAX_VOCAB_SIZE = 2**24

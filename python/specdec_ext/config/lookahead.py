@@ -26,11 +26,11 @@ def _check_triple(window_size: object, ngram_size: object, verification_set_size
 
 
 def max_draft_len(window_size: int, ngram_size: int, verification_set_size: int) -> int:
-    """Draft tokens that lookahead (W,N,G) verifies in one step, at most.
+    """The most draft tokens that lookahead (W,N,G) verifies in one step.
 
     D = (0 if N == 1 else N - 2) + (W - 1 + G) * (N - 1); the step has D + 1 tokens.
-    (7,7,7) -> 83, (4,3,4) -> 15, (2,2,1) -> 2, (1,1,0) -> 0. Not limited to MAX_DRAFT_LEN, so
-    that a refusal can name the number.
+    (7,7,7) -> 83, (4,3,4) -> 15, (2,2,1) -> 2, (1,1,0) -> 0. The result may exceed MAX_DRAFT_LEN,
+    so that a refusal can name it.
 
     Raises ConfigError for W < 1, N < 1, G < 0, or N == 1 with (W,G) != (1,0).
     Source: TensorRT-LLM, LookaheadDecodingConfig::calculateSpeculativeResource.
@@ -45,9 +45,10 @@ class LookaheadDecodingConfig(SpeculationOptions):
     """Lookahead decoding with window W, n-gram size N and verification set G.
 
     max_window_size            W >= 1, Jacobi columns
-    max_ngram_size             N >= 1, tokens of a guess including the one already decided
-    max_verification_set_size  G >= 0, guesses verified per step
-    adaptive                   let the draft budget shrink (w,n,g) within the triple; off: fixed
+    max_ngram_size             N >= 1, tokens of a guess, including the one already decided
+    max_verification_set_size  G >= 0, the most guesses verified in a step
+    adaptive                   True: the draft budget shrinks (w,n,g) within the triple; False: it
+                               is fixed
 
     and the options of every method (SpeculationOptions).
 

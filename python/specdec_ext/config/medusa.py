@@ -1,5 +1,5 @@
-"""Medusa: heads on the target's last hidden state guess the next tokens, a static tree of them is
-verified in one step."""
+"""Medusa: heads on the target's last hidden state guess the next tokens, and one step verifies a
+fixed tree of the guesses."""
 
 from __future__ import annotations
 
@@ -53,22 +53,23 @@ class MedusaDecodingConfig(DrafterConfig):
     model                folder or file with the heads (docs/methods/medusa.md lists the formats);
                          None: the heads that are shipped for the built-in default model
     medusa_choices       the tree: a list of choices, its paths only, a published name, text or a
-                         file (config/medusa_choices.py); None: the tree that comes with
-                         the heads, else mc_sim_7b_63 as far as the heads reach. Once constructed:
-                         a tuple of tuples, parents before children
+                         file (config/medusa_choices.py). None: the tree that comes with the heads,
+                         else as much of mc_sim_7b_63 as the heads can fill. The constructed object
+                         holds a tuple of tuples, parents before children
     num_medusa_heads     use this many of the file's heads; None: all of them
-    acceptance           of sampled requests that leave it at its default: "exact_match" or
-                         "rejection" (lossless, and the same for these drafts), "typical" (lossy:
-                         the output has a law of its own). Greedy requests are the same under all
-    posterior_threshold  of typical acceptance, in (0, 1]; None: 0.09
-    posterior_alpha      of typical acceptance, in (0, 1]; None: 0.3
-    dtype                of the heads' weights: "auto" (the target's), "float32", "bfloat16",
+    acceptance           the rule for sampled requests that leave theirs at its default:
+                         "exact_match" or "rejection" (lossless, and equal for these drafts), or
+                         "typical" (lossy: it changes the output's distribution). Greedy requests
+                         are the same under all
+    posterior_threshold  parameter of typical acceptance, in (0, 1]; None: 0.09
+    posterior_alpha      parameter of typical acceptance, in (0, 1]; None: 0.3
+    dtype                type of the heads' weights: "auto" (the target's), "float32", "bfloat16",
                          "float16"
-    adaptive             verify as many nodes of the tree as pay, by measured step times and by
-                         what was accepted so far; off: always the whole tree
+    adaptive             True: verify as many nodes of the tree as pay, by measured step times and
+                         by what was accepted so far; False: always the whole tree
 
-    The choices are also a run-time parameter: SamplingParams.medusa_choices, within this
-    configuration's number of nodes and the number of heads.
+    A request may choose its own tree, SamplingParams.medusa_choices, within this configuration's
+    number of nodes and the number of heads.
     """
 
     method: ClassVar[str] = "medusa"

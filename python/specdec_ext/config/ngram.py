@@ -21,12 +21,12 @@ MAX_MATCHING_NGRAM_SIZE = 8
 class NGramDecodingConfig(SpeculationOptions):
     """Prompt lookup: drafts are copied from where the last tokens occurred before.
 
-    max_draft_len            K, drafts per step, 1..127 (alias prompt_lookup_num_tokens)
-    max_matching_ngram_size  M, longest suffix that is matched, 1..8; longest first, down to 1
+    max_draft_len            K, the most drafts of a step, 1..127 (alias prompt_lookup_num_tokens)
+    max_matching_ngram_size  M, the longest suffix that is matched, 1..8; longest first, down to 1
     is_keep_all              keep every continuation of a pattern, not only one
-    is_use_oldest            of the kept continuations propose the oldest, else the newest
+    is_use_oldest            propose the oldest of the kept continuations; False: the newest
     is_public_pool           share patterns among requests with the same `cache_salt`
-    adaptive                 let the draft budget shorten drafts below K; off: fixed
+    adaptive                 True: the draft budget shortens drafts below K; False: always K
 
     and the options of every method (SpeculationOptions).
     """

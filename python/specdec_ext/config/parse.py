@@ -2,10 +2,10 @@
 
 A configuration is an object, a dict, a JSON or YAML string, the path of a .yaml/.yml/.json file,
 or a list such as "[7,7,7]" (lookahead W,N,G) and "[10,2]" / "[10,2,[0]]" (prompt lookup
-K,M,[devices]). A list of methods, each in any of these forms, is several sources. The method comes
-from a discriminator key (`method`, `decoding_type`, `speculative_algorithm`, ...) in any of those
-projects' spellings, or from the caller. Whatever the form, an unknown key is refused with the
-nearest key that exists, and what this version does not do is refused by name.
+K,M,[devices]). A list of methods, each in any of these forms, means several sources. The method
+comes from a discriminator key (`method`, `decoding_type`, `speculative_algorithm`, ...) in any of
+those projects' spellings, or from the caller. In every form an unknown key is refused with the
+nearest key that exists, and a feature that this version lacks is refused by name.
 """
 
 from __future__ import annotations
@@ -305,19 +305,8 @@ def parse_speculative_config(
     value = _plain(value, "speculative_config")
     if value is None:
         return None
-    if isinstance(value, str):  # a bare name: that method's defaults
-        named = canonical_method(value)
-        if wanted not in (None, named):
-            _refuse_form(value, wanted)
-        if named == "none":
-            return None
-        if named in DRAFTER_CONFIGS:
-            return DRAFTER_CONFIGS[named]()
-        if named == "auto":
-            return AutoDecodingConfig()
-        if named == "composite":
-            _refuse_form(value, wanted)
-        return _IN_SLOTS[named]()
+    if isinstance(value, str):
+        return _from_name(value, wanted)
     if isinstance(value, (list, tuple)):
         of_numbers = wanted in ("lookahead", "ngram")  # a list of theirs names no sources
         if not of_numbers and any(
@@ -326,32 +315,54 @@ def parse_speculative_config(
             return _from_sources(value, wanted, tensor_parallel_size)
         return _from_list(value, wanted, tensor_parallel_size)
     if isinstance(value, Mapping):
-        named, rest = _split_method(value, wanted)
-        rest = _without_sample_method(rest)
-        if named == "none":
-            if rest:
-                raise ConfigError(
-                    f"speculative_config: method 'none' with {', '.join(map(str, rest))}; "
-                    "remove the keys or name a method"
-                )
-            return None
-        if named in DRAFTER_CONFIGS:
-            cls = DRAFTER_CONFIGS[named]
-            return _build(cls, cls.normalize_keys(rest), cls.aliases)
-        if named == "suffix":
-            return _build(SuffixDecodingConfig, rest, SUFFIX_ALIASES)
-        if named == "auto":
-            return _build(AutoDecodingConfig, rest, {"num_speculative_tokens": "max_draft_len"})
-        if named == "composite":
-            sources = rest.pop("sources", ())
-            parsed = [parse_speculative_config(s, None, tensor_parallel_size) for s in sources]
-            return _build(CompositeDecodingConfig, {**rest, "sources": parsed}, {})
-        return _from_lookahead_dict(rest) if named == "lookahead" else _from_ngram_dict(rest)
+        return _from_dict(value, wanted, tensor_parallel_size)
     _refuse_form(value, wanted)
 
 
+def _from_name(value: str, wanted: str | None) -> SpeculativeConfig | None:
+    """A bare name: that method's defaults."""
+    if wanted in ("lookahead", "ngram") and "," in value:  # a list without its brackets
+        _refuse_form(value, wanted)
+    named = canonical_method(value)
+    if wanted not in (None, named) or named == "composite":
+        _refuse_form(value, wanted)
+    if named == "none":
+        return None
+    if named in DRAFTER_CONFIGS:
+        return DRAFTER_CONFIGS[named]()
+    return AutoDecodingConfig() if named == "auto" else _IN_SLOTS[named]()
+
+
+def _from_dict(
+    values: Mapping[Any, Any], wanted: str | None, tensor_parallel_size: int
+) -> SpeculativeConfig | None:
+    """A dict that names its method, or whose keys leave no doubt about it."""
+    named, rest = _split_method(values, wanted)
+    rest = _without_sample_method(rest)
+    if named == "none":
+        if rest:
+            raise ConfigError(
+                f"speculative_config: method 'none' with {', '.join(map(str, rest))}; "
+                "remove the keys or name a method"
+            )
+        return None
+    if named in DRAFTER_CONFIGS:
+        cls = DRAFTER_CONFIGS[named]
+        return _build(cls, cls.normalize_keys(rest), cls.aliases)
+    if named == "suffix":
+        return _build(SuffixDecodingConfig, rest, SUFFIX_ALIASES)
+    if named == "auto":
+        return _build(AutoDecodingConfig, rest, {"num_speculative_tokens": "max_draft_len"})
+    if named == "composite":
+        sources = rest.pop("sources", ())
+        parsed = [parse_speculative_config(s, None, tensor_parallel_size) for s in sources]
+        return _build(CompositeDecodingConfig, {**rest, "sources": parsed}, {})
+    return _from_lookahead_dict(rest) if named == "lookahead" else _from_ngram_dict(rest)
+
+
 def _refuse_form(value: object, wanted: str | None) -> NoReturn:
-    example = "[7,7,7]" if wanted == "lookahead" else '{"method": "ngram", "max_draft_len": 10}'
+    lists = {"lookahead": "[7,7,7]", "ngram": "[10,2]"}
+    example = lists.get(wanted or "", '{"method": "ngram", "max_draft_len": 10}')
     raise ConfigError(
         f"speculative_config = {show(value)}: expected a configuration object, dict, JSON, YAML or "
         f"list, got {type(value).__name__}; for example {example}"

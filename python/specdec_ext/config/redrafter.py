@@ -23,11 +23,11 @@ class ReDrafterDecodingConfig(DrafterConfig):
     model               folder of the drafter (config.json, model.safetensors); None: the one that
                         is shipped for the built-in default model
     num_beams           beams that the search keeps, >= 1
-    draft_len_per_beam  drafts of each, >= 1, without the token that is decided already; the engine
-                        verifies at most num_beams * draft_len_per_beam of them, limit 127
-    greedy_search       True: beams are those that the drafter holds likeliest. False: for a sampled
-                        request its temperature divides the drafter's scores
-    adaptive            verify only those drafts that are expected to pay; off: the whole tree
+    draft_len_per_beam  drafts of each beam, >= 1, without the token that is decided already. The
+                        engine verifies at most num_beams * draft_len_per_beam drafts, limit 127
+    greedy_search       True: the drafter's likeliest beams. False: a sampled request's temperature
+                        divides the drafter's scores
+    adaptive            True: verify only the drafts that are expected to pay; False: the whole tree
 
     Both numbers are limits: a request may ask for less (SamplingParams.redrafter_num_beams,
     redrafter_draft_len_per_beam). Raises ConfigError.

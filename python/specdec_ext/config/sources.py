@@ -28,18 +28,17 @@ _PAIRS = "suffix decoding and one of Medusa, ReDrafter, EAGLE-3, a draft model a
 
 @dataclass(frozen=True)
 class CompositeDecodingConfig(SpeculationOptions):
-    """Several sources draft for a step: suffix decoding, and one method that costs more.
+    """Two sources draft for a step: suffix decoding, and one method that costs more.
 
     sources   a SuffixDecodingConfig and a MedusaDecodingConfig, ReDrafterDecodingConfig,
               Eagle3DecodingConfig, DraftTargetDecodingConfig or LookaheadDecodingConfig, in any
               order
-    adaptive  let the draft budget take the drafts that pay, and ask the second source only where
-              the first is not worth more; off: both draft all they can. Off if it is off in a
-              source
+    adaptive  True: the draft budget takes the drafts that pay and asks the second source only where
+              the first promises less. False, also if a source says so: both draft all they can
 
     and the options of every method (SpeculationOptions), which are given here and not in a source.
-    Drafts of a draft model and of an EAGLE-3 head are their likeliest tokens
-    (use_draft_logits=False): drafts that are drawn cannot share a tree with others.
+    A draft model and an EAGLE-3 head propose their likeliest tokens (use_draft_logits=False),
+    because drafts that are drawn cannot share a tree with others.
     """
 
     method: ClassVar[str] = "composite"
@@ -81,14 +80,14 @@ class CompositeDecodingConfig(SpeculationOptions):
 
     @property
     def drafter(self) -> LookaheadDecodingConfig | DrafterConfig:
-        """The source that is asked where suffix decoding is not worth more."""
+        """The second source, asked where suffix decoding promises less."""
         drafter = self.sources[1]
         assert not isinstance(drafter, SuffixDecodingConfig)
         return drafter
 
     @property
     def max_draft_len(self) -> int:
-        """Draft tokens of one step, at most."""
+        """The most draft tokens of one step."""
         return min(sum(source.max_draft_len for source in self.sources), MAX_DRAFT_LEN)
 
     @property
@@ -97,11 +96,11 @@ class CompositeDecodingConfig(SpeculationOptions):
         return max(source.max_draft_path_len for source in self.sources)
 
     def with_drafter(self, drafter: DrafterConfig) -> CompositeDecodingConfig:
-        """The same with what is known of its drafter."""
+        """A copy with a completed configuration of its drafter."""
         return dataclasses.replace(self, sources=(self.suffix, drafter))
 
     def to_dict(self) -> dict[str, object]:
-        """The sources as a list of dicts, and of the options those that are set."""
+        """The sources as a list of dicts, and the options that are set."""
         return {**super().to_dict(), "sources": [source.to_dict() for source in self.sources]}
 
 
@@ -109,11 +108,11 @@ class CompositeDecodingConfig(SpeculationOptions):
 class AutoDecodingConfig(SpeculationOptions):
     """The default: suffix decoding, and the drafter that is shipped for the model if there is one.
 
-    max_draft_len  drafts of suffix decoding per step, 1..127
-    adaptive       let the draft budget take the drafts that pay; off: all of them
+    max_draft_len  the most drafts of suffix decoding in a step, 1..127
+    adaptive       True: the draft budget takes the drafts that pay; False: all are verified
 
-    and the options of every method (SpeculationOptions). An engine has what it became in its place
-    (with_drafter): a SuffixDecodingConfig or a CompositeDecodingConfig.
+    and the options of every method (SpeculationOptions). An engine replaces it by a
+    SuffixDecodingConfig or a CompositeDecodingConfig (with_drafter).
     """
 
     method: ClassVar[str] = "auto"
@@ -138,7 +137,7 @@ class AutoDecodingConfig(SpeculationOptions):
     def with_drafter(
         self, drafter: DrafterConfig | None
     ) -> SuffixDecodingConfig | CompositeDecodingConfig:
-        """What it is for a model that `drafter` is shipped for; None: there is none."""
+        """The configuration for a model for which `drafter` is shipped; None: none is."""
         options: dict[str, Any] = {name: getattr(self, name) for name in OPTION_NAMES}
         if drafter is None:
             return SuffixDecodingConfig(
@@ -164,5 +163,5 @@ def _as_source(source: Any, adaptive: bool) -> Source:
 
 
 def method_of(config: Any) -> Any:
-    """The configuration of what drafts besides suffix decoding; of one method that itself."""
+    """The configuration of the source besides suffix decoding; a single method is returned."""
     return config.drafter if isinstance(config, CompositeDecodingConfig) else config

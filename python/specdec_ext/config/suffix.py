@@ -30,19 +30,19 @@ SUFFIX_ALIASES = {
 
 @dataclass(frozen=True)
 class SuffixDecodingConfig(SpeculationOptions):
-    """Suffix decoding: a tree of what followed where the last tokens occurred before.
+    """Suffix decoding: drafts are a tree of what followed earlier occurrences of the last tokens.
 
-    max_draft_len        drafts per step, 1..127 (alias num_speculative_tokens)
-    max_tree_depth       tokens that two places of the text are compared over, and the deepest
-                         draft, 1..64
-    max_spec_factor      drafts per token of the longest match, at most; None: the chances alone
-                         decide. 0 < factor <= 128
-    min_token_prob       drafts are made only if the chance that they and all above them are
-                         accepted is estimated to be at least this, 0..1
-    max_cached_requests  outputs of earlier requests with the same `cache_salt` that are searched,
-                         too, 0..1,000,000; 65,536 tokens of them at most. 0: a request's own text
-                         alone
-    adaptive             let the draft budget take the drafts that pay; off: all of them
+    max_draft_len        the most drafts of a step, 1..127 (alias num_speculative_tokens)
+    max_tree_depth       the most tokens over which two places of the text are compared, and the
+                         deepest draft, 1..64
+    max_spec_factor      the most drafts per token of the longest match, 0 < factor <= 128; None:
+                         the probabilities alone decide
+    min_token_prob       make a draft only if the estimated probability that it and all drafts above
+                         it are accepted is at least this, 0..1
+    max_cached_requests  also search the outputs of this many earlier requests with the same
+                         `cache_salt`, 0..1,000,000, and at most 65,536 tokens of them. 0: search
+                         only the request's own text
+    adaptive             True: the draft budget takes the drafts that pay; False: all are verified
 
     and the options of every method (SpeculationOptions). vLLM's names with the prefix
     `suffix_decoding_` are accepted in dicts.

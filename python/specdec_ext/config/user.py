@@ -15,19 +15,20 @@ __all__ = ["UserDrafterConfig"]
 
 @dataclass(frozen=True)
 class UserDrafterConfig(DrafterConfig):
-    """Drafts from an object of the user's: `drafter.propose(history, budget)`.
+    """Drafts from an object that you write (docs/methods/own_drafter.md).
 
-    drafter        has `propose(history, budget) -> tokens | (tokens, parents) |
-                   (tokens, parents, probs)`; history: the request's tokens, list[int]; budget: the
-                   most drafts that will be verified; parents[i] < i or -1 for the last token of
-                   history (None: a chain); probs [n, V]: what the drafts were drawn from (None:
-                   they were chosen without chance); or a drafters.Proposal. Nothing it
-                   does can change greedy output, and only probs that are not true can change the
-                   law of sampled output: drafts from the first one on that is not usable are
-                   dropped, what it raises is counted, and the step continues
-                   (docs/methods/own_drafter.md).
-    max_draft_len  drafts of one step, 1..127
-    adaptive       accepted for uniformity; a user's drafter decides its own lengths
+    drafter        has `propose(history, budget)`, which returns tokens, (tokens, parents),
+                   (tokens, parents, probs) or a drafters.Proposal.
+                     history  the request's tokens, list[int]
+                     budget   the most drafts that will be verified
+                     parents  parents[i] < i, or -1 for the last token of history; None: a chain
+                     probs    float32 [n, V], the distributions that the drafts were drawn from;
+                              None: they were chosen, not drawn
+                   A drafter cannot change greedy output, and only untrue probs can change the
+                   distribution of sampled output. The first unusable draft and all after it are
+                   dropped; if propose raises, that is counted and the step continues
+    max_draft_len  the most drafts of a step, 1..127
+    adaptive       accepted, without effect: the drafter decides its own lengths
     """
 
     method: ClassVar[str] = "user_provided"

@@ -1,7 +1,7 @@
-"""Drafters that run on a step's stream: their drafts go into slots, nothing comes to the host.
+"""Drafters that run on a step's stream: their drafts go into slots, not to the host.
 
-A step that runs ahead is enqueued before the previous one was read. So its drafts are made
-from what that one leaves on the device: hidden states, histories, pages.
+A step that runs ahead is enqueued before the host has read the previous one. So its drafts are made
+from what the previous step leaves on the device: hidden states, histories, pages.
 """
 
 from __future__ import annotations
@@ -24,24 +24,25 @@ __all__ = ["DraftInputs", "PromptInputs", "SlotDrafter"]
 
 @dataclass(frozen=True)
 class DraftInputs:
-    """A drafter's inputs: the D decoding requests of a step. The tensors have fixed addresses; in
-    steps that the host runs they are NumPy arrays.
+    """A drafter's inputs: the D decoding requests of a step.
 
-    layout       of the slots
+    The tensors have fixed addresses; in steps that the host runs they are NumPy arrays.
+
+    layout       layout of the slots
     slots        [num_slots, slot_bytes] uint8
-    slot_ids     [D] int32, -1: nobody (padding)
-    max_drafts   [D] int32 drafts of this step, 0: none
-    page_table   [D, pages] int32, what each request holds; enough for the drafts, too
-    laws         how each samples, [D]; written for steps in which somebody `samples`
-    samples      somebody draws tokens in this step
+    slot_ids     [D] int32, -1: padding
+    max_drafts   [D] int32, the most drafts of each request in this step, 0: none
+    page_table   [D, pages] int32, the pages of each request, enough for the drafts, too
+    laws         how each request samples, [D]; valid if `samples`
+    samples      a request draws tokens in this step
     status       [D] int32 StatusFlag bits, OR-ed in
-    hidden       [num_slots, H] of the model's dtype: the head's input that each slot's golden token
-                 was chosen from; None: nobody asked for it (SlotDrafter.needs_hidden)
-    max_width    drafts of any one request in this step, an upper bound that the host knows; 1 where
-                 nobody drafts
-    max_kv_len   tokens and rows of any one request, an upper bound that the host knows
-    pass_price   tokens that a pass of a draft model after the first has to bring to be worth its
-                 time, where draft() may look at values; 0: not known
+    hidden       [num_slots, H] of the model's dtype: the head's input from which each slot's golden
+                 token was chosen; None unless SlotDrafter.needs_hidden
+    max_width    an upper bound of any request's drafts in this step, known to the host; 1 if no
+                 request drafts
+    max_kv_len   an upper bound of any request's tokens and rows, known to the host
+    pass_price   tokens that a draft model's pass after the first must bring to be worth its time,
+                 if draft() may read values; 0: not known
     """
 
     layout: SlotLayout
@@ -62,7 +63,7 @@ class DraftInputs:
         return int(self.slot_ids.shape[0])
 
     def on_torch(self) -> DraftInputs:
-        """The same memory as torch's tensors, where it is in arrays."""
+        """The same inputs as torch tensors; arrays are converted without a copy."""
         if not isinstance(self.slots, np.ndarray):
             return self
         laws = {f.name: as_torch(getattr(self.laws, f.name)) for f in fields(self.laws)}
@@ -74,14 +75,15 @@ class DraftInputs:
 
 @dataclass(frozen=True)
 class PromptInputs:
-    """Rows of prompts that a step has read: P requests, each the next piece of its prompt.
+    """The prompt rows of a step: for each of P requests the next piece of its prompt.
 
-    tokens       [R] int32 of all pieces
-    slot_ids     [P] int32, -1: a request whose tokens the host chooses has none
-    kv_len       [P] int32 tokens before the piece
-    cu_rows      [P + 1] int32 first row of each piece
+    tokens       [R] int32, the tokens of all pieces
+    slot_ids     [P] int32, -1: the host chooses this request's tokens, and it has no slot
+    kv_len       [P] int32, tokens before the piece
+    cu_rows      [P + 1] int32, first row of each piece
     page_table   [P, pages] int32
-    max_rows, max_kv_len  of any one request, upper bounds that the host knows
+    max_rows, max_kv_len
+                 upper bounds for any request, known to the host
     """
 
     tokens: Tensor
@@ -96,38 +98,39 @@ class PromptInputs:
 class SlotDrafter(Protocol):
     """Called when a step is enqueued, before ``draft_step``; see DraftInputs.
 
-    On a device draft() only enqueues work: it reads no value, waits for nothing, and everything
-    that it launches follows from the sizes of its inputs, so that it can be recorded in a graph. On
-    the CPU it runs when the step runs, and may look at values.
+    On a device draft() only enqueues work. It reads no value and waits for nothing, and its
+    launches follow from the sizes of its inputs, so it can be recorded in a graph. On the CPU it
+    runs when the step runs and may read values.
 
-    name         of the method, for metrics
-    needs_hidden the model's hidden states are kept for it
+    name          name of the method, for metrics
+    needs_hidden  True: the model's hidden states are kept for it
     """
 
-    # A drafter may have more:
+    # A drafter may also have:
     #   read_prompts(PromptInputs)  called after the model's pass of a step with prompts
-    #   after_forward(DeviceStep)  on a device, called behind the model's pass of a step
-    #   pages_of: a model (num_layers, num_kv_heads, head_dim) that has pages of its own, with the
+    #   after_forward(DeviceStep)  on a device, called after the model's pass of a step
+    #   pages_of: a model (num_layers, num_kv_heads, head_dim) with pages of its own, which have the
     #       ids of the target's; bind_cache(k_pages, v_pages) is called with them
-    #   feature_pages: what else lies in pages of these ids, once they are bound
-    #   moved_pages: on a device, the pair of them that accepted rows are moved in as in K and V
+    #   feature_pages: other data in pages of these ids, once they are bound
+    #   moved_pages: on a device, the pair of pools in which accepted rows are moved as in K and V
     #   after_commit(plan, layout, slots, PromptInputs | None)  called after the commit of a step
-    #       that the host ran; the prompts among its requests, which come first, None: none
-    #   draft_probs(num_requests) -> ops.DraftProbs | None  what the drafts of a step's so many
-    #       decoding requests were drawn from, None: without chance; called after draft() in a step
-    #       that samples
-    #   prepare()  called once on the CPU, before the first draft(), whose time counts
-    #   drafts_one_by_one: bool     draft() takes as long as a request's drafts are many
-    #   passes_made: int            of a draft model, by the last draft(); 0: not known
-    #   reads_every_step: bool      draft() is called in steps without drafts, too: max_drafts is 0
+    #       that the host ran, with the prompts among its requests, which come first; None: none
+    #   draft_probs(num_requests) -> ops.DraftProbs | None  the distributions that the drafts of a
+    #       step's decoding requests were drawn from; None: they were chosen. Called after draft()
+    #       in a step that samples
+    #   prepare()  called once on the CPU before the first draft(), so that its time is not counted
+    #   drafts_one_by_one: bool     the time of draft() grows with the drafts of a request
+    #   passes_made: int            passes of a draft model in the last draft(); 0: not known
+    #   reads_every_step: bool      draft() is also called in steps without drafts (max_drafts 0)
     name: str
     needs_hidden: bool
 
     def enter(self, slot: int, options: Mapping[str, Any]) -> None:
-        """A request takes a slot: called when its first step is enqueued, before the operations of
-        that step. What it changes on a device it changes by work on the current stream.
+        """Called when a request takes a slot, before the operations of its first step are enqueued.
 
-        options  of request/speculation.py; empty: it wants no drafts
+        On a device it changes memory only by work on the current stream.
+
+        options  draft options of request/speculation.py; empty: the request wants no drafts
         """
         ...
 

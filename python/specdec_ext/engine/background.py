@@ -108,7 +108,7 @@ class _Wakes:
             self._is_called = False
 
     async def behind_others(self) -> None:
-        """Wait until all have been woken who were to be when this was called."""
+        """Wait until all waiters that were due when this was called have been woken."""
         waiter = self.new()
         self.set(waiter)
         await waiter
@@ -129,7 +129,7 @@ _wakes: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Wakes] = weakref.W
 
 
 def _wakes_here() -> _Wakes:
-    """Those of the running loop."""
+    """The _Wakes of the running loop."""
     import asyncio  # a tenth of the start of a process that never waits
 
     loop = asyncio.get_running_loop()
@@ -140,17 +140,19 @@ def _wakes_here() -> _Wakes:
 
 
 async def behind_others() -> None:
-    """Go on when all in this event loop have been woken whom a step has news for by now: for work
-    that nobody waits for, at the end of a request."""
+    """Let the waiters of this event loop for whom a step has news go first.
+
+    For work at the end of a request for which no client waits.
+    """
     await _wakes_here().behind_others()
 
 
 class AsyncRequest:
     """A running request: await it for the final RequestOutput, or iterate over snapshots.
 
-    Snapshots are cumulative; their delta fields hold what is new. A slow consumer gets fewer,
-    larger ones: nothing is buffered. One consumer at a time. Failure at run time is
-    finish_reason "error" in the output; what is invalid was refused by generate_async().
+    Snapshots are cumulative; their delta fields hold what is new. Nothing is buffered: a slow
+    consumer gets fewer, larger snapshots. Use one consumer at a time. A request that fails while it
+    runs has finish_reason "error"; generate_async() has refused invalid ones.
     """
 
     def __init__(
@@ -166,7 +168,7 @@ class AsyncRequest:
             stepper.watch(state)
 
     def _make_callback(self) -> Any:
-        # The state must not keep this object alive: dropping it is how a client goes away.
+        # The state must not keep this object alive: a client cancels by dropping it.
         ref = weakref.ref(self)
 
         def on_update(_: RequestState) -> None:
@@ -191,7 +193,7 @@ class AsyncRequest:
         return Follower(self, self._group.news)
 
     def cancel(self) -> bool:
-        """End the request with finish_reason "cancelled"; False if it had ended."""
+        """End the request with finish_reason "cancelled"; return False if it had already ended."""
         return self._group.cancel()
 
     def __await__(self) -> Generator[Any, None, RequestOutput]:
@@ -226,7 +228,7 @@ class AsyncRequest:
         try:
             if self._group.version == seen:  # and has not changed before the waiter was in place
                 await waiter
-        except BaseException:  # nobody waits any more
+        except BaseException:  # the caller no longer waits
             self.cancel()
             raise
         finally:
@@ -234,8 +236,9 @@ class AsyncRequest:
 
 
 class Follower(Generic[Look]):
-    """Looks at a request one by one, each when there is something new, without a generator. Whoever
-    stops before the last one has to cancel the request.
+    """Looks at a request again and again, each time that something is new, without a generator.
+
+    A caller that stops before the last look must cancel the request.
 
     look  RequestGroup.snapshot or .news
     """

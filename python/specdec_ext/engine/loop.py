@@ -1,15 +1,15 @@
 """The loop around the executor: submit -> plan -> forward -> commit -> text -> stop strings.
 
-One object serves synchronous and asynchronous callers. Any thread may submit and cancel any time;
-whoever needs progress calls step(), and a lock lets one step run at a time. A step advances every
-request, whoever waits for it.
+One object serves synchronous and asynchronous callers. Any thread may submit and cancel at any
+time. A caller that needs progress calls step(); a lock lets one step run at a time. A step advances
+all requests, whichever caller they belong to.
 
-A forward pass that raises fails the requests of its step with that message and nobody else.
+A forward pass that raises fails the requests of its step with that message, and no others.
 
-Ctrl-C (whatever is no Exception) may end step() anywhere, and the next step() goes on there. A plan
-that was not committed is planned again, as it was; what a step delivered stays with the executor
-until the next plan, and each request remembers the last output that it took. Nothing is lost that
-others wait for. Code of others (processors, drafters, on_update) is guarded where it is called.
+Ctrl-C (anything that is not an Exception) may end step() anywhere; the next step() goes on there. A
+plan that was not committed is planned again unchanged. The executor keeps what a step has delivered
+until the next plan, and each request remembers the last output that it took, so nothing that other
+callers wait for is lost. User code (processors, drafters, on_update) is guarded where it is called.
 """
 
 from __future__ import annotations
@@ -39,13 +39,15 @@ __all__ = ["EngineLoop"]
 class EngineLoop(RequestTable):
     """Drives one executor and one model.
 
-    executor   specdec_ext._core.Executor, or anything with its submit/plan/commit/fail/cancel/stats
-    model      a StepModel (models/base.py)
-    calibrate  called once, before the first step of an adaptive request: it tells T(rows, context).
-               What it returns, if anything, is told the time of every pass from then on
-    spares_others  prompts beside other requests are limited by T(rows), so that it is needed, too
-    drafting   SlotDrafting or UserDrafting, where drafts are made in Python
-    release_pages  gives the memory of pages that nobody uses back to the operating system
+    executor       specdec_ext._core.Executor, or anything with its submit/plan/commit/fail/cancel/
+                   stats
+    model          a StepModel (models/base.py)
+    calibrate      called once, before the first step of an adaptive request, to give the executor
+                   T(rows, context). If it returns an object, that is told the time of every pass
+                   from then on
+    spares_others  prompts beside other requests are limited by T(rows), so T is needed for them too
+    drafting       SlotDrafting or UserDrafting, if drafts are made in Python
+    release_pages  gives the memory of unused pages back to the operating system
     """
 
     def __init__(
@@ -73,18 +75,18 @@ class EngineLoop(RequestTable):
         self.numerics: str = getattr(model, "numerics", "exact")
         self._calibrate = calibrate
         self._release_pages = release_pages
-        self._stepping = False  # a step has begun whose outputs have not all been routed
+        self._stepping = False  # a step has begun and not all its outputs have been routed
         self._step_start = 0.0
         self._result: Any = None  # of that step's forward pass
         self._hidden: Any = None
-        self._results: dict[int, Any] = {}  # where logits are wanted: of the steps in flight
+        self._results: dict[int, Any] = {}  # scores of the steps in flight, if logits are wanted
         self._forward_s = self._step_s = 0.0
         self._served_cost: Any = None
         self._num_steps = 0
         close_at_exit(self)
 
     def step(self) -> bool:
-        """Run one forward pass for whoever is ready. False: there was nothing to run."""
+        """Run one forward pass for all requests that are ready. False: none was."""
         self._steps.check("generate(), or another call that makes steps,")
         with self._steps.lock:
             self._require_open()
@@ -107,13 +109,13 @@ class EngineLoop(RequestTable):
             return True
 
     def _recover(self) -> None:
-        """What is due before the outputs of a step that was interrupted are asked for."""
+        """Called after an interrupt, before the outputs of the interrupted step are fetched."""
 
     def _after_step(self) -> None:
-        """What is due when a step's outputs are where they belong."""
+        """Called when all outputs of a step have been routed."""
 
     def _advance(self, resumed: bool) -> list[Any] | None:
-        """What the next step, or the one that was interrupted, delivers; None: nobody runs."""
+        """Run the next step, or the interrupted one; return its outputs. None: no request runs."""
         drafting = self._drafting
         if drafting is not None and not resumed:
             drafting.propose()
@@ -168,7 +170,7 @@ class EngineLoop(RequestTable):
                     pending.pop()
 
     def close(self) -> None:
-        """Cancel what runs; later calls raise EngineError. May be called twice."""
+        """Cancel running requests; later calls raise EngineError. May be called twice."""
         if self._steps.is_a_fork:
             return
         self._steps.check("close()")
@@ -178,7 +180,7 @@ class EngineLoop(RequestTable):
             if not self._closed and (text := describe_budget(self.executor.stats())):
                 logger.info(text)
             self._closed = True
-            self.abandon()  # who came meanwhile
+            self.abandon()  # requests that were submitted in the meantime
             self._cancel_dropped()
             if self._drafting is not None:
                 self._drafting.drop_ended()
@@ -186,9 +188,9 @@ class EngineLoop(RequestTable):
                 self._served_cost.close()
 
     def reset_prefix_cache(self) -> int:
-        """Forget the published pages that no running request holds; returns how many.
+        """Forget the published pages that no running request holds; return their number.
 
-        While no request runs, the memory of all pages goes back to the operating system.
+        If no request runs, the memory of all pages goes back to the operating system.
         """
         self._steps.check("reset_prefix_cache()")
         with self._steps.lock:
@@ -246,7 +248,7 @@ class EngineLoop(RequestTable):
     def _process_trees(
         self, trees: Iterable[Any], scores: Any
     ) -> tuple[torch.Tensor, dict[int, str]]:
-        """What callers' processors make of a step's scores, and why some failed."""
+        """The step's scores after the callers' processors, and the errors of those that failed."""
         with self._lock:
             states = {t.request_id: self._states.get(t.request_id) for t in trees}
         processors = {rid: s.params.logits_processors or () for rid, s in states.items() if s}
@@ -272,7 +274,7 @@ class EngineLoop(RequestTable):
             return []
 
     def _stop_all(self, message: str) -> None:
-        """The executor itself cannot go on: nobody may wait for it."""
+        """End all requests with an error: the executor itself cannot go on."""
         with self._lock:
             states = list(self._states.values())
             self._closed = True
@@ -280,14 +282,16 @@ class EngineLoop(RequestTable):
             self._end(state, "error", message)
 
     def _route(self, outputs: Iterable[Any]) -> None:
-        """Give each request what a step delivered to it. Where this was interrupted it is called
-        again with the same outputs: what was done is not done twice."""
+        """Give each request what a step has delivered to it.
+
+        After an interrupt it is called again with the same outputs; nothing is done twice.
+        """
         now = time.perf_counter()
         for out in outputs:
             with self._lock:
                 state = self._states.get(out.request_id)
                 if state is None:
-                    self.executor.cancel(out.request_id)  # nobody waits for it
+                    self.executor.cancel(out.request_id)  # no caller waits for it
                     continue
                 logits = None
                 if self._wants_logits and out.logit_rows:
@@ -295,7 +299,7 @@ class EngineLoop(RequestTable):
                 ended = state.consume(out, self._step_start, now, logits)
                 if ended:
                     self._account(state)
-                    if out.finish_reason is None:  # of a stop string the executor does not know
+                    if out.finish_reason is None:  # a stop string: the executor does not know it
                         self.executor.cancel(state.rid)
             if state.on_update is not None:
                 state.notify()

@@ -143,7 +143,7 @@ class ModelLoader:
         shared: SharedTokens | None = None
         if isinstance(spec, DraftTargetDecodingConfig):
             draft_path = draft_model_folder(str(spec.model), options.path)
-            draft = read_config(draft_path)
+            draft = read_config(draft_path, role="draft model")
             if spec.allow_vocab_mapping:
                 shared = find_shared_tokens(config, draft, *self._tokenizers(draft.path))
         if isinstance(spec, Eagle3DecodingConfig):

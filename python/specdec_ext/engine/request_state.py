@@ -1,8 +1,8 @@
 """One request while it runs: tokens, text, stop strings, counters, snapshots.
 
-The stepping thread writes (consume, end), any thread reads (snapshot); a lock per request keeps a
-snapshot whole. Ctrl-C may strike between any two calls: a change is undone unless its last line has
-run, which stores several values without a call in between.
+The stepping thread writes (consume, end) and any thread reads (snapshot); a lock per request keeps
+a snapshot consistent. Ctrl-C may strike between any two calls: a change is undone unless its last
+line has run, and that line stores several values without a call in between.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from .token_scores import TokenScores
 __all__ = ["OUTPUTS_AT_ONCE", "Owner", "RequestState"]
 
 
-# Outputs of a request that nobody watches step by step are brought into its text this many at a
-# time, or when somebody looks; the executor holds them until then.
+# If no caller watches a request step by step, its outputs are added to its text this many at a
+# time, or when a caller looks; the executor holds them until then.
 OUTPUTS_AT_ONCE = 32
 
 
 class Owner(weakref.ref[Any]):
-    """Whom a request is for; when that object goes, the request is cancelled."""
+    """A reference to a request's owner; when the owner dies, the request is cancelled."""
 
     rid = -1  # the executor's id of the request, once it has one
 
@@ -39,12 +39,12 @@ class Owner(weakref.ref[Any]):
 class RequestState:
     """Everything the engine knows about one request.
 
-    Invariants, but for an output that waits: `text` + held-back segments == the decoded tokens (cut
+    Invariants, except while an output waits: `text` + held-back segments == the decoded tokens (cut
     at a stop string); len(_token_ids) == _counter.num_tokens == len(_sources) == len(_from_draft).
     After `finished` nothing changes.
 
-    held  what the executor holds of the request behind a sequence number, by id and number (its
-          held()); None: it delivers each output by itself
+    held  the executor's held(id, sequence number), which returns what it still holds of a request
+          after that number; None: the executor delivers each output by itself
     """
 
     def __init__(
@@ -68,11 +68,11 @@ class RequestState:
         self.prompt_token_ids = resolved.prompt_token_ids
         self.params = params = resolved.params
         self.draft_options = resolved.draft_options
-        # Why it ended, by which stop, with which error; all of it or nothing is there.
+        # (finish_reason, stop_reason, error), set together.
         self._ending: tuple[str | None, int | str | None, str | None] = (None, None, None)
         self._num_cached_tokens = 0
         self._token_ids: list[int] = []
-        # Who has proposed each token as a draft; None: nobody has.
+        # The source that proposed each token as a draft; None: it was not drafted.
         self._sources: list[str | None] = []
         self._from_draft: list[bool] = []
         self._source_names, self._own_source = sources
@@ -90,8 +90,8 @@ class RequestState:
         self._steps = steps
         self._held = held
         # Step outputs that are not in the text yet: (its number, out, when its step began, when it
-        # was read, scores). Those who wait for nothing but the end have their text made a piece at
-        # a time; whom a stop string may end, each at once, and what was held before, too.
+        # was read, scores). A request that a stop string may end takes each output at once, and so
+        # does one whose outputs the executor has held; others take several at a time.
         self._waiting: list[tuple[int, Any, float, float, Any]] = []
         at_once = params.stop or held is not None
         self._most_waiting = 1 if at_once else OUTPUTS_AT_ONCE
@@ -172,7 +172,7 @@ class RequestState:
         """Take a StepOutput, unless it was taken before. True: the request has ended.
 
         step_start, now  when its step began and when it was read, seconds of time.perf_counter
-        logits           scores [tokens, vocabulary] of its tokens; None: nobody asked for them
+        logits           scores [tokens, vocabulary] of its tokens; None: not asked for
         """
         with self._lock:
             if self._ending[0] is not None:

@@ -1,7 +1,7 @@
-"""The requests of an engine: who was submitted, who has ended, whom each of them is for.
+"""The requests of an engine: which were submitted, which have ended, and which owner each has.
 
-Any thread may submit and cancel at any time. Ctrl-C may strike between any two calls: what was done
-is not done twice, and nobody is forgotten.
+Any thread may submit and cancel at any time. Ctrl-C may strike between any two calls: nothing is
+done twice, and no request is forgotten.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ __all__ = ["RequestTable"]
 class RequestTable:
     """Requests by the executor's ids, from submit() to their end. EngineLoop steps them.
 
-    executor   specdec_ext._core.Executor, or anything with its submit and cancel
-    model      a StepModel (models/base.py): what requests say of how they were decoded
-    drafting   SlotDrafting or UserDrafting, where drafts are made in Python
-    spares_others  prompts beside other requests need the time that steps take
+    executor       specdec_ext._core.Executor, or anything with its submit and cancel
+    model          a StepModel (models/base.py), for what results report about their decoding
+    drafting       SlotDrafting or UserDrafting, if drafts are made in Python
+    spares_others  prompts beside other requests need to know how long steps take
     """
 
     def __init__(
@@ -61,19 +61,19 @@ class RequestTable:
         self._drafting = drafting
         self._spares_others = spares_others
         self._steps = StepLock()
-        self._dropped: deque[Owner | None] = deque()  # of owners that are gone; None: of everybody
+        self._dropped: deque[Owner | None] = deque()  # owners that are gone; None: all owners
         self._lock = threading.Lock()  # guards what follows
         self._states: dict[int, RequestState] = {}
         self._ids = itertools.count()
         self._ledger = Ledger()
         self._prompt_tokens = 0
-        self._wants_logits = False  # somebody does, or did
-        self._has_processors = False  # somebody does, or did
+        self._wants_logits = False  # a request does, or did
+        self._has_processors = False  # a request does, or did
         self._closed = self._wants_calibration = False
         self._num_ended = 0
 
     def resolve(self, prompt_token_ids: Sequence[int], params: SamplingParams) -> ResolvedRequest:
-        """A request as submit() takes it. Raises RequestError; does no work."""
+        """Check a request and prepare it for submit(). Raises RequestError; does no work."""
         self._require_open()
         for name in ("logits_processors", "return_generation_logits"):
             if getattr(params, name):
@@ -95,7 +95,7 @@ class RequestTable:
 
     @property
     def is_open(self) -> bool:
-        """Requests may be submitted, if there is room for them."""
+        """Whether requests may be submitted, if there is room for them."""
         return not self._closed
 
     def submit(
@@ -107,10 +107,13 @@ class RequestTable:
         owner: object | None = None,
         watched: bool = True,
     ) -> RequestState:
-        """Queue a request. `on_update` is called from the stepping thread after each change; after
-        an interrupt perhaps twice. When `owner` is deleted the request is cancelled. `watched`:
-        False where nobody asks `version` or `has_news` after each step; what was delivered then
-        reaches the state a piece at a time, which costs less, or when somebody looks.
+        """Queue a request.
+
+        on_update  called from the stepping thread after each change; after an interrupt perhaps
+                   twice
+        owner      when this object is deleted, the request is cancelled
+        watched    False: the caller does not read `version` or `has_news` after each step. Outputs
+                   then reach the state several at a time, which costs less, or when a caller looks
 
         Raises RequestError before anything is queued.
         """
@@ -124,7 +127,7 @@ class RequestTable:
             kwargs = {**kwargs, "outputs_at_once": OUTPUTS_AT_ONCE}
             held = self.executor.held
         with self._lock:
-            # Again, where no other thread comes between: only now is the place taken.
+            # Check again under the lock: only now is the place taken.
             self._require_open()
             self.limits.require_room(len(self._states), 1)
             number = next(self._ids)

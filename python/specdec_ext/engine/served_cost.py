@@ -1,10 +1,10 @@
-"""T(rows, context) without a measurement: remembered from earlier runs, or guessed, and kept up by
-the steps that are served anyway.
+"""T(rows, context) without a measurement: remembered from earlier runs or guessed, then corrected
+by the steps that are served.
 
 A table belongs to a model's files, its number format, the machine, the threads and the build of the
-extension; each is a file of its own below the cache root. An engine folder carries one beside its
-weights, the same file. Without either a first run guesses from bytes and rows.
-A table steers how much is drafted, never which tokens come out.
+extension. Each is a file of its own below the cache root; an engine folder may hold one beside its
+weights. Without either, a first run guesses from bytes and rows. A table decides how much is
+drafted, never which tokens come out.
 """
 
 from __future__ import annotations
@@ -46,14 +46,15 @@ _MOST_FILES = 64  # the least recently written ones go
 _FIRST_SAVE = 64  # steps that were served; then at each doubling, and at the end from _LEAST on
 _LEAST = 16
 _GUESS_CONTEXT = 128.0
-# What one row more adds to a pass, of the time in which its weights are read; the first steps that
-# are served correct it. Floats take longer to come than a few rows to multiply, which hides their
-# arithmetic (benchmarks.step_cost: 8 rows 1.15 to 1.18 times one, 84 rows 8.5 to 8.9 times); blocks
-# of 8 bits and less are fewer bytes and have to be unpacked, and hide nothing.
+# What one more row adds to a pass, as a share of the time for reading the weights; the first steps
+# that are served correct it. Reading floats takes longer than multiplying a few rows by them, which
+# hides the arithmetic (benchmarks.step_cost: 8 rows take 1.15 to 1.18 times as long as one, 84 rows
+# 8.5 to 8.9 times). Blocks of 8 bits and less have fewer bytes and must be unpacked: they hide
+# nothing.
 _NARROW_ROW_SHARE = 0.15
 _WIDE_ROW_SHARE, _HIDDEN_ROW_SHARE = 0.11, 0.02
-# Bytes per second, of two cores or so. Budgets weigh times of passes against each other, and the
-# first steps correct it: to measure it would cost the first token more than it is worth.
+# Bytes per second, of about two cores. Budgets only compare times of passes, and the first steps
+# correct this number; measuring it would delay the first token more than it is worth.
 _READ_RATE = 2e10
 
 

@@ -34,7 +34,8 @@ class SlotDrafting:
     be called from any thread, the others from the stepping thread.
 
     executor     a _core.Executor whose steps the host runs
-    hidden_size  of the model's states; a float32 row of each slot is kept if the drafter wants it
+    hidden_size  size of the model's hidden states; one float32 row per slot is kept if the drafter
+                 needs it
     """
 
     def __init__(
@@ -49,8 +50,8 @@ class SlotDrafting:
         self._slots = executor.host_slots
         self._staging = executor.host_staging
         self._layout = executor.staging_layout
-        self._status = np.zeros(self._layout.requests, dtype=np.int32)  # nobody reads it
-        # Staged steps lie in few places: their views serve again while the batch stays the same.
+        self._status = np.zeros(self._layout.requests, dtype=np.int32)  # written, never read
+        # There are few places for staged steps, so views are reused while the batch stays the same.
         self._views = functools.lru_cache(maxsize=32)(self._make_views)
         self._read_prompts: Callable[[PromptInputs], None] | None = getattr(
             drafter, "read_prompts", None
@@ -73,7 +74,7 @@ class SlotDrafting:
         self._usual_s = 0.0  # of a step or of a draft, lately
         self._pass_s = 0.0  # of a draft model's pass, lately
         self._failures = 0
-        # What is due between the drafter's drafts and build().
+        # Called after the drafter's drafts, before build().
         self.before_build: Callable[[], None] | None = None
         self.front = _Front(self)
 
@@ -86,11 +87,11 @@ class SlotDrafting:
         submit_kwargs: Mapping[str, Any],
         options: Mapping[str, Any],
     ) -> None:
-        """A request that wants drafts was submitted."""
+        """Called when a request that wants drafts was submitted."""
         self._options[request_id] = options
 
     def end(self, request_id: int) -> None:
-        """A request has ended; unknown ids are ignored."""
+        """Called when a request has ended; unknown ids are ignored."""
         self._options.pop(request_id, None)
 
     def propose(self) -> None:

@@ -1,4 +1,4 @@
-"""One step at a time: who may begin one, and who would wait for ever."""
+"""One step at a time: which thread may begin one, and which would wait for ever."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..errors import EngineError
 
 __all__ = ["StepLock", "close_at_exit"]
 
-_forks = 0  # that led from the process in which this module was read to this one
+_forks = 0  # from the process that imported this module down to this one
 
 
 def _count_fork() -> None:
@@ -37,14 +37,14 @@ def _close_engines() -> None:
 
 
 def close_at_exit(engine: _Engine) -> None:
-    """No thread may be inside a step when the interpreter goes down."""
+    """Close the engine at exit: no thread may be inside a step when the interpreter ends."""
     _engines.add(engine)
 
 
 class StepLock:
-    """`with self.lock:` around a step; check() before it, because the lock may never come free.
+    """Use `with self.lock:` around a step, and check() before it: the lock may never come free.
 
-    The lock is never taken twice by one thread: it is an RLock because that knows its owner.
+    No thread takes the lock twice. It is an RLock only because an RLock knows its owner.
     """
 
     def __init__(self) -> None:
@@ -54,7 +54,7 @@ class StepLock:
 
     @property
     def is_a_fork(self) -> bool:
-        """This process is a child of the one that made the engine."""
+        """Whether this process is a child of the one that made the engine."""
         return self._forks != _forks
 
     def refuse_in_fork(self) -> None:
@@ -66,7 +66,7 @@ class StepLock:
             )
 
     def check(self, what: str) -> None:
-        """Refuse whoever holds the lock already, and a fork, in which nobody gives it back."""
+        """Refuse a thread that holds the lock, and a fork, in which no thread would release it."""
         self.refuse_in_fork()
         if self.lock._is_owned():  # type: ignore[attr-defined]  # as threading.Condition asks
             raise EngineError(

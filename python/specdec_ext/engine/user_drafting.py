@@ -1,4 +1,7 @@
-"""A user's drafter: whose drafts it is asked for, and what becomes of them. It sees texts alone."""
+"""Calls a user's drafter for the requests that want drafts, and hands its drafts to the executor.
+
+The drafter sees the requests' tokens and nothing else.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +21,14 @@ __all__ = ["UserDrafting"]
 
 @dataclass
 class _Request:
-    """One that wants drafts.
+    """A request that wants drafts.
 
     tokens       prompt and output so far
-    max_len      the text never grows beyond this
-    draft_limit  drafts of a step
-    wants_probs  its acceptance uses a proposal's probs; else they are not looked at
-    num_known    tokens that were taken as a whole, and the number of the output that brought the
-    sequence     last of them (an interrupt may come between)
+    max_len      the most tokens that the text can have
+    draft_limit  the most drafts of a step
+    wants_probs  its acceptance rule uses a proposal's probs; otherwise they are ignored
+    num_known    number of tokens that are complete (an interrupt may come in between)
+    sequence     number of the output that brought the last of them
     """
 
     number: int
@@ -229,7 +232,7 @@ def _proposal(answer: Any, budget: int, vocab_size: int) -> Proposal | None:
 
 
 def _index(value: Any) -> int:
-    """An integer, whoever made it; what is none is no token and no parent."""
+    """A token or parent as an int, from any integer type; -2, which is neither, for others."""
     try:
         return operator.index(value)
     except TypeError:

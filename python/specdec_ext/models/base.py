@@ -1,4 +1,4 @@
-"""What the engine asks of a model: the StepModel protocol, and what a loaded model says of itself.
+"""The StepModel protocol, which the engine needs of a model, and a loaded model's description.
 
 A model owns its weights and its forward pass; the executor owns the K/V pages, the plan and every
 decision about tokens. One step: `plan = ex.plan()`, `result = model.forward(plan)`,
@@ -22,16 +22,16 @@ __all__ = ["ModelInfo", "StepModel"]
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """A loaded model in words and numbers, for `specdec inspect`, reports and the memory plan.
+    """A description of a loaded model, for `specdec inspect`, reports and the memory plan.
 
     weight_bytes     bytes that one step reads: packed weights without the embedding rows it skips
     rope_types       one entry per distinct rotary table, e.g. ("default",) or ("linear", "default")
-    sliding_window   tokens; 0 when no layer has a window
-    attention        the attention instance that serves it, in words
+    sliding_window   tokens; 0: no layer has a window
+    attention        the attention kernel that runs, in words
     impl_reason      why this implementation was chosen
-    numerics_reason  why `numerics` is what it is
+    numerics_reason  why `numerics` has its value
     device           where it runs, as LLM(device=...) takes it
-    warnings         findings of the loader that do not stop it (NaN weights, ignored tensors)
+    warnings         findings that did not stop the loader (NaN weights, ignored tensors)
     """
 
     path: Path
@@ -90,52 +90,57 @@ class StepModel(Protocol):
 
     @property
     def kv_dtype(self) -> torch.dtype:
-        """The data type in which K and V are computed. Pages hold that, or what the attribute
-        `kv_storage` says, for a model that has it (kv_storage.py)."""
+        """The data type in which K and V are computed.
+
+        Pages hold this type, unless the model has an attribute `kv_storage` that names another
+        (kv_storage.py).
+        """
         ...
 
     def bind_cache(self, k_pages: Any, v_pages: Any) -> None:
         """Use these pages from now on.
 
-        k_pages, v_pages  kv_storage.page_shape(), [num_layers, P, G, S, K] of kv_dtype unless it is
-        stored in fewer bits, contiguous, on the device: tensors,
-        or on the CPU the core's LazyZeros. The model keeps references; the
-        pages of a step are those its plan's page table names.
-        Raises ModelError when a shape or dtype does not fit the model.
+        k_pages, v_pages  of kv_storage.page_shape(), which is [num_layers, P, G, S, K] of kv_dtype
+                          unless they are stored in fewer bits; contiguous, on the device. Tensors,
+                          or on the CPU the core's LazyZeros
+
+        The model keeps references. A step uses the pages that its plan's page table names. Raises
+        ModelError if a shape or dtype does not fit the model.
         """
         ...
 
     def forward(self, plan: Any, hidden: Any = None) -> Any:
-        """Run the rows of `plan` (a _core.StepPlan): K/V of every row is appended to the pages.
+        """Run the rows of `plan` (a _core.StepPlan) and append their K/V to the pages.
 
         Returns float32 scores [L, V] if plan.needs_logits, else int32 greedy ids [L]: the first
-        largest score of each row, -1 for a row that holds a NaN. It is valid until the next call.
-        The native decoder on the CPU gives NumPy arrays, every other model torch tensors.
+        largest score of each row, -1 for a row that holds a NaN. The result is valid until the next
+        call. The native decoder on the CPU returns NumPy arrays, all other models torch tensors.
 
-        hidden  float32 [L, hidden_size], contiguous, on the host or on the model's device: receives
-                the head's input of each of these rows, which is the final norm's output
+        hidden  float32 [L, hidden_size], contiguous, on the host or on the model's device. It
+                receives the head's input for each of these rows: the output of the final norm
         """
         ...
 
     def embed(self, token_ids: Any) -> Any:
-        """Rows of the input embedding table as stored, without any scale that the model puts on
-        them: float32 [n, hidden_size] of int32 ids [n], each within the vocabulary. On the host or
-        on the model's device, as the ids are; so do head() and head_rows(). The native decoder
-        on the CPU takes NumPy arrays, too, and gives them for such.
+        """Rows of the input embedding table as stored, without the model's scale.
+
+        Returns float32 [n, hidden_size] for int32 ids [n], each within the vocabulary. The result
+        is where the ids are, on the host or on the model's device; the same holds for head() and
+        head_rows(). The native decoder on the CPU also takes NumPy arrays, and then returns them.
         """
         ...
 
     def head(self, hidden: Any) -> Any:
-        """float32 scores [n, V] of the output head for float32 rows [n, hidden_size], as forward
-        writes them to `hidden`: the scores that the step computed for them (native: bit for bit).
+        """float32 scores [n, V] of the output head for float32 rows [n, hidden_size].
 
-        Raises UnsupportedModelError when the model's head cannot be used on its own.
+        For rows that forward() has written to `hidden` they are the scores that the step computed
+        (native: bit for bit). Raises UnsupportedModelError if the head cannot be used on its own.
         """
         ...
 
     def head_rows(self, token_ids: Any) -> Any:
         """float32 [n, hidden_size]: rows of the output head's weight for int32 ids [n].
 
-        A bias of the head and a soft cap are not in them. Raises as head() does.
+        They do not include the head's bias or soft cap. Raises as head() does.
         """
         ...

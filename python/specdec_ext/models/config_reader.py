@@ -105,8 +105,10 @@ class ModelConfig:
     fp8_kv: bool = False
 
 
-def read_config(folder: str | Path) -> ModelConfig:
+def read_config(folder: str | Path, *, role: str = "model") -> ModelConfig:
     """Read and check the configuration of a model folder, or of a GGUF file.
+
+    role  names the model where it does not exist
 
     Raises ModelError for a missing or damaged file or an absurd value, UnsupportedModelError for a
     sound configuration of something that is not a decoder this package can run.
@@ -118,7 +120,7 @@ def read_config(folder: str | Path) -> ModelConfig:
     if not folder.is_dir():
         kind = "is a file" if folder.exists() else "does not exist"
         raise ModelError(
-            f"model = {str(folder)!r} {kind}; give the path of a local Hugging Face folder "
+            f"{role} = {str(folder)!r} {kind}; give the path of a local Hugging Face folder "
             "(config.json, *.safetensors, tokenizer files) or of a GGUF file; nothing is downloaded"
         )
     path = folder / "config.json"

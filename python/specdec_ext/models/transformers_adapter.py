@@ -87,10 +87,10 @@ class TransformersModel:
             """_scores, keeping the head's input and output of the last step."""
             embedding = self._model.get_output_embeddings()
             if getattr(embedding, "in_features", None) != config.hidden_size:
-                return self._scores(plan, context)
+                return self._scores(plan)
             hidden = torch.empty(plan.num_logit_rows, config.hidden_size)
             with self._head_input(plan, hidden):
-                scores = self._scores(plan, context)
+                scores = self._scores(plan)
             head_rows[:] = [(hidden, scores.to("cpu", copy=True))]
             return scores
 
@@ -216,7 +216,7 @@ class TransformersModel:
             sink_tokens=self.sink_tokens,
         )
         with running(context), self._head_input(plan, hidden):
-            scores = self._scores(plan, context)
+            scores = self._scores(plan)
         if self.head_ids is not None:
             scores = scores.index_select(1, self.head_ids)
         return (scores if plan.needs_logits else greedy_ids(scores)).cpu()
@@ -275,8 +275,8 @@ class TransformersModel:
             handle.remove()
 
     @torch.inference_mode()
-    def _scores(self, plan: Any, context: StepContext) -> torch.Tensor:
-        """float32 scores [L, V]; attention calls go to the running `context`."""
+    def _scores(self, plan: Any) -> torch.Tensor:
+        """float32 scores [L, V]; attention calls go to the running StepContext."""
         rows = self._ids(plan.logit_rows)
         keep = {"logits_to_keep": rows} if self._keeps_rows else {}
         output = self._model(

@@ -1,8 +1,8 @@
-"""Drawing tokens and accepting drafts by probabilities, where a step's scores are.
+"""Draw tokens and accept drafts by probabilities, on the device that holds a step's scores.
 
-A law, here as everywhere: softmax(scores / temperature), cut by min_p, top_k and top_p
-(docs/methods/sampling.md). The token drawn at an absolute position is a function of the scores, the
-law, the request's seed and that position: the same on every backend, as the CPU draws it.
+A request's *law* is softmax(scores / temperature), cut by min_p, top_k and top_p
+(docs/methods/sampling.md). The token drawn at an absolute position depends only on the scores, the
+law, the request's seed and that position, so it is the same on every backend.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ ACCEPTANCE_RULES = tuple(_core.acceptance_rules())
 class SamplingLaws:
     """The laws of a step's requests, each [B] on the device of the scores.
 
-    temperature    float32, 0: greedy, the largest score, the first on ties
-    top_k          int32, 0: all; ties of the k-th largest stay
+    temperature    float32; 0: greedy, the largest score, on ties the first
+    top_k          int32; 0: all; ties with the k-th largest stay
     top_p, min_p   float32, in (0, 1] and [0, 1]
     seed           int64, the bits of the unsigned seed
     """
@@ -41,18 +41,18 @@ class SamplingLaws:
 
 @dataclass(frozen=True)
 class DraftProbs:
-    """What a step's drafts were drawn from.
+    """The distributions that a step's drafts were drawn from.
 
     probs          [R, columns] float32, rows may be strided: row i is the distribution that the
                    draft of row i was drawn from; rows of golden tokens are not read. Or
-                   [D, n, columns]: of the last D requests, what each of their first n drafts was
-                   drawn from
-    vocab_ids      [columns] int32, each token once, None: column = token; probability 0 elsewhere.
-                   With the second form also [D, n, columns]: the tokens of each row's own columns,
-                   -1 for a column that holds 0
-    draft_columns  [R] or [D * n] int32, where each draft stands in vocab_ids; with vocab_ids only,
-                   and not needed where rows have their own
-    has_probs      [B] or [D] uint8, 0: that request's drafts were chosen without chance; None: all
+                   [D, n, columns]: the distributions of the first n drafts of each of the last D
+                   requests
+    vocab_ids      [columns] int32, the token of each column, each token once; other tokens have
+                   probability 0. None: column = token. With the second form of probs also
+                   [D, n, columns]: each row's own tokens, -1 for a column that holds 0
+    draft_columns  [R] or [D * n] int32, the column of each draft's token. Needed with vocab_ids,
+                   unless each row has its own
+    has_probs      [B] or [D] uint8, 0: that request's drafts were chosen, not drawn; None: all were
                    drawn
     replacement    as has_probs, 1: siblings were drawn with replacement; None: without
     """
@@ -64,7 +64,7 @@ class DraftProbs:
     replacement: Any = None
 
     def first(self, num_requests: int) -> DraftProbs:
-        """The first so many requests of the second form."""
+        """The first `num_requests` requests, for the second form of probs."""
 
         def cut(tensor: Any) -> Any:
             return None if tensor is None else tensor[:num_requests]
@@ -83,12 +83,12 @@ class DraftProbs:
 class AcceptResults:
     """What accept_step decided, int32 tensors.
 
-    sampled      [R] the token after the golden token and after each accepted draft; of other rows
-                 the largest score, or what exact match drew there
+    sampled      [R] the token after the golden token and after each accepted draft; for other rows
+                 the token of the largest score, or the one that exact match drew
     path         [B, 128] accepted rows within the request, downwards, as ``compact_kv`` takes them
-    path_len     [B]
+    path_len     [B] number of accepted drafts
     emitted      [B, 128] the accepted drafts and the token after them
-    num_emitted  [B] path_len + 1; path_len if the row after the path has no token
+    num_emitted  [B] path_len + 1, or path_len if the row after the path has no token
     """
 
     sampled: Tensor
@@ -139,17 +139,18 @@ def sample_rows(
 
     Shapes   scores [R, V] float32|bfloat16|float16, rows may be strided, V <= 2**20; cu_logits
              [B + 1] int32: the rows of request b are cu_logits[b]:cu_logits[b + 1]; positions [R]
-             int32, absolute position of each row's own token, as ``build_step`` writes it: what is
-             drawn stands one further; workspace: 32 + R (64 + 8 ceil(V / 256) +
-             max(128 ceil(V / 256), 16 + 12 min(V, 2048))) bytes. With less one block draws from a
-             row alone, or from all of a request's.
-    Writes   out [R] int32: the token; -1 for a row with a NaN (drawn from: or +infinity) and for
-             rows after the last request; -2 for a drawn row of nothing but -infinity. probs
-             [B, V] float32, if given, rows may be strided and each request has one row at most: the
-             law that its token was drawn from, untouched where nothing was drawn.
-    Random   the number of (seed, position, purpose), purpose "token" or "draft".
-    status   [B], flags OR-ed in: 1 a row of the request gave -1; 16 its law is none (the CPU
-             raises).
+             int32, absolute position of each row's own token, as ``build_step`` writes it (the
+             drawn token is at the next position); workspace: 32 + R (64 + 8 ceil(V / 256) +
+             max(128 ceil(V / 256), 16 + 12 min(V, 2048))) bytes. With less, a single block draws
+             from a row, or from all rows of a request.
+    Writes   out [R] int32: the token; -1 for a row with a NaN (if it is drawn from, also +infinity)
+             and for rows after the last request; -2 for a drawn row that is all -infinity. probs
+             [B, V] float32, if given: the law that the request's token was drawn from, unchanged
+             where nothing was drawn. Its rows may be strided; each request then has at most one
+             row.
+    Random   one number per (seed, position, purpose); purpose is "token" or "draft".
+    status   [B], flags are OR-ed in: 1 a row of the request gave -1; 16 its law is not valid (the
+             CPU raises).
     Returns  out.
     Raises   ValueError or TypeError naming the argument, what it is and what it has to be.
     """
@@ -202,13 +203,13 @@ def accept_step(
              ``synthetic_step``; workspace: ``accept_scratch_bytes`` and that of ``sample_rows``.
     Writes   results. A request without rows, or left out, accepts and emits nothing.
     Rules    as SamplingParams(acceptance=); temperature 0 is greedy under all of them. Rejection of
-             drafts without probabilities is exact match. With synthetic_rates they decide how many
-             drafts are kept, and no rule; the token after them is what exact match draws there.
-    status   [B], flags OR-ed in: 1 the row after the path holds a NaN, its token is not emitted; 4
-             parents are no tree of at most 128 rows, or a draft no token id; 8 rows outside of
-             scores; 16 law, rule or a rate is none; 32 a draft was reached whose probabilities are
-             none or give it 0: it and its later siblings were not looked at. For 8 and 16 the CPU
-             raises.
+             drafts without probabilities is exact match. If given, synthetic_rates decide how many
+             drafts are kept, and no rule does; exact match draws the token after them.
+    status   [B], flags are OR-ed in: 1 the row after the path holds a NaN and its token is not
+             emitted; 4 parents are not a tree of at most 128 rows, or a draft is not a token id; 8
+             rows outside of scores; 16 law, rule or a rate is not valid; 32 a draft was reached
+             whose probabilities are invalid or give it 0, so it and its later siblings were not
+             considered. With 8 and 16 the CPU raises.
     Returns  results.
     Raises   ValueError or TypeError naming the argument, what it is and what it has to be.
     """
@@ -269,19 +270,20 @@ def synthetic_step(
     backend: str | None = None,
     status: Tensor | None = None,
 ) -> AcceptResults:
-    """Keep as many of each request's drafts as rates say. NOT the model's text: to measure speed.
+    """Keep as many of each request's drafts as rates say, to measure speed. NOT the model's text.
 
-    A step's greedy requests whose choices are known; ``accept_step(synthetic_rates=)`` is the same
-    where scores are. Kept are the first drafts of the tree's deepest path (the one of the smallest
-    index on ties): at least i + 1 of them with chance synthetic_rates[i]. The token after them is
-    the target's choice, or the next id that is no draft there.
+    This is for greedy steps, where the target's choices are known; with scores use
+    ``accept_step(synthetic_rates=)``. It keeps the first drafts of the tree's deepest path (on ties
+    the one with the smallest index), at least i + 1 of them with probability synthetic_rates[i].
+    The token after them is the target's choice, or the next id that is not a draft there.
 
     Shapes   cu_logits, positions, tokens, parents as in ``accept_step``; seed [B] int64, the bits
              of the unsigned seed; synthetic_rates [N] float64, N <= 127, in [0, 1], not rising;
              results.sampled [R] holds the target's choice after each row, -1: a NaN in its scores.
     Writes   results; of results.sampled the rows of the golden token and of kept drafts.
     Random   one number of (seed, position of the token after the golden one) for each request.
-    status   [B], flags OR-ed in: 1, 4, 8 as in ``accept_step``; 16 a rate is none (the CPU raises).
+    status   [B], flags are OR-ed in: 1, 4, 8 as in ``accept_step``; 16 a rate is not valid (the CPU
+             raises).
     Returns  results.
     Raises   ValueError or TypeError naming the argument, what it is and what it has to be.
     """
@@ -306,8 +308,8 @@ def synthetic_step(
 
 
 def accept_scratch_bytes(num_requests: int, vocab_size: int, has_probs: bool) -> int:
-    """Workspace that accept_step needs on a device: 4 bytes a token and request with probabilities.
+    """Bytes of workspace for accept_step on a device: 4 per token and request with probabilities.
 
-    With what ``sample_rows`` takes after it no row is one block's work.
+    Add the workspace of ``sample_rows``, so that several blocks can share a row.
     """
     return _core.accept_scratch_bytes(num_requests, vocab_size, has_probs)

@@ -49,44 +49,45 @@ def spec_attention(
     sink_tokens: int = 0,
     first_key: int = 0,
 ) -> Tensor:
-    """Attend the step's rows to their paged prefix and, of the step itself, to their ancestors.
+    """Attend each row of the step to its paged prefix and to its ancestors in the step.
 
     Shapes   q [R, H, K] float32|bfloat16|float16, head dim contiguous, heads K apart, rows
              anywhere; k_pages, v_pages [P, G, S, K] any of the three dtypes or float8_e4m3fn, on
              the CPU also int8 [P, G, S, K + 4] (see ``append_kv``), head dim contiguous, S a power
-             of two in 1..128, K a multiple of 8 in 8..256, H a multiple
-             of G; page_table [B, max_pages], kv_len [B] tokens before the step, cu_rows [B + 1]
-             first row of each request, int32; mask [R, W] uint32|int32, bit j of row i: the row
-             descends from row j of its request (see ``build_step``), None: rows are a causal chain
-             of any length; is_tree [B] uint8|bool, False: the mask is not read and the request's
-             rows are a chain, None: every request is a tree if there is a mask; sinks [H] float32,
-             a logit per head that only enlarges the denominator; k_scale, v_scale float32 [1] or
-             [G], for float8_e4m3fn pages: the value is the stored number times the scale.
-    Writes   out [R, H, K], dtype of q. The K/V of the step is in the pages already (``append_kv``).
+             of two in 1..128, K a multiple of 8 in 8..256, H a multiple of G; page_table
+             [B, max_pages], kv_len [B] (tokens before the step) and cu_rows [B + 1] (first row of
+             each request) int32; mask [R, W] uint32|int32, bit j of row i: the row descends from
+             row j of its request (see ``build_step``); None: rows are a causal chain of any length;
+             is_tree [B] uint8|bool, False: the request's rows are a chain and the mask is not read;
+             None: with a mask every request is a tree; sinks [H] float32, a logit per head that
+             only enlarges the denominator; k_scale, v_scale float32 [1] or [G], for float8_e4m3fn
+             pages: the value is the stored number times the scale.
+    Writes   out [R, H, K], dtype of q. The step's K/V must be in the pages already (``append_kv``).
     Returns  out.
     Units    scale multiplies q.k; then, with softcap > 0, score = softcap * tanh(score / softcap).
-             sliding_window counts positions (kv_len + depth in the tree): a key at position p is
-             seen from t if t - p < sliding_window or p < sink_tokens; 0: no window. Nothing is
-             read of pages in front of all windows but the first sink_tokens positions. Positions
-             before first_key are no keys, and no rows: nothing is read there.
+             sliding_window counts positions (kv_len + depth in the tree): a row at t sees a key at
+             p if t - p < sliding_window or p < sink_tokens; 0: no window. Of pages before all
+             windows only the first sink_tokens positions are read. Positions before first_key hold
+             no keys and are not read.
     Exact    (CPU: always) a row's bits do not depend on which part of its path is still a draft,
-             on other rows or requests. They do depend on ``max_depth``, the deepest that a node of
-             any step may lie: keep it fixed. exact=False may be faster on a GPU.
+             nor on other rows or requests. They depend on ``max_depth``, the deepest place that a
+             node of any step may have: keep it fixed. exact=False may be faster on a GPU.
     Bounds   max_rows: most rows of one request; max_kv_len: most kv_len + rows of one request.
-             On a device they size grids and scratch; None: R, and what page_table holds.
-    Device   ``backend`` None: by the tensors' device. On a device a mask of 4 words per row is
-             taken as it is, a narrower one is copied wider. workspace: scratch of
-             ``plan_workspace(...)["total_bytes"]`` bytes, any dtype, or a function that gives that
-             many; None: kept by this module, one per stream. instance: name of a row of
-             ``supported_attention()``; "fp8": the best that multiplies in e4m3 (float8_e4m3fn
-             pages, compute capability 9.0), which rounds q and the weights to 3 mantissa bits;
-             None: the best that multiplies in q's dtype.
-             reuse_plan: the workspace was last used by a call of this step with the same lengths,
-             heads and window (another layer); what that call planned serves this one too.
-    status   [B] int32|uint32, flags OR-ed in: 1 a result is NaN or infinite, 2 a page id outside
-             the pool, 4 the mask is no tree, 8 lengths negative or beyond the page table. Such a
-             request's rows are zero (2, 4, 8); others are served. For 2, 4, 8 the CPU raises.
-    Raises   ValueError or TypeError naming the argument, what it is and what it has to be.
+             On a device they size grids and scratch; None: R, and what page_table can hold.
+    Device   ``backend`` None: chosen by the tensors' device. On a device a mask with 4 words per
+             row is used as it is; a narrower one is copied to 4 words. workspace: scratch of
+             ``plan_workspace(...)["total_bytes"]`` bytes, any dtype, or a function that returns
+             such a tensor; None: this module keeps one per stream. instance: the name of a row of
+             ``supported_attention()``; "fp8": the best kernel that multiplies in e4m3
+             (float8_e4m3fn pages, compute capability 9.0), which rounds q and the weights to 3
+             mantissa bits; None: the best kernel that multiplies in q's dtype. reuse_plan: the
+             workspace was last used by a call of this step with the same lengths, heads and window
+             (another layer), and this call uses that call's plan.
+    status   [B] int32|uint32, flags are OR-ed in: 1 a result is NaN or infinite, 2 a page id is
+             outside the pool, 4 the mask is not a tree, 8 lengths are negative or beyond the page
+             table. With 2, 4 or 8 the request's rows are zero and others are computed; the CPU
+             raises instead.
+    Raises   ValueError or TypeError naming the argument, its value and what is expected.
     Notes    Sums are float32 whatever the storage.
     """
     name = name_of(backend, q)

@@ -33,23 +33,23 @@ def grow_beams(
     token_ids: Tensor | None = None,
     backend: str | None = None,
 ) -> None:
-    """The beams of a depth: of all their extensions, those with the largest log-probability.
+    """Extend each request's beams by one depth: keep those with the largest log-probability.
 
     Shapes   scores [rows, k] float32, columns [rows, k] int64: the k <= 64 best scores of each row,
              best first, as torch.topk gives them; rows: D at depth 0, else D * width. tokens,
              parents [D, length, width] int32, log_probs [D, length, width] float32, reached [D]
-             int32: the beams so far. num_beams, lengths [D] int32: what each request asked for;
-             temperatures [D] float32: what its scores are divided by, None: 1. token_ids
-             [num_scores] int32: the token of each column, None: the column.
-    Chosen   the log-softmax over the k scores of a row is added to its beam's log-probability; on
-             ties the beam that stood first, then its better score. Scores of -infinity and what
-             stands after one that is out of order or has no column are no candidates; a row with
-             NaN or +infinity has none.
-    Writes   place [b, depth, j] for every j, best first: parents is the place in the depth before;
-             token -1, log-probability -infinity where there is no beam. reached [b] = depth + 1,
-             unless the request has its length or no candidates: then it keeps the beams that it
-             had. next_rows, next_tokens [D, width] int32: the row that each beam extends and its
-             token; the request's first row and token 0 where there is no beam.
+             int32: the beams so far. num_beams, lengths [D] int32: the beams and depths that each
+             request asked for; temperatures [D] float32: the divisor of its scores, None: 1.
+             token_ids [num_scores] int32: the token of each column, None: the column.
+    Chosen   the log-softmax over the k scores of a row is added to its beam's log-probability. On
+             ties the earlier beam wins, then its better score. A score of -infinity is not a
+             candidate, nor is any score from the first one on that is out of order or has no
+             column. A row with NaN or +infinity has no candidates.
+    Writes   places [b, depth, j] for every j, best first: parents is the place in the depth before;
+             where there is no beam, the token is -1 and the log-probability -infinity. reached [b]
+             = depth + 1, unless the request has its full length or no candidates; then it keeps its
+             beams. next_rows, next_tokens [D, width] int32: the row that each beam extends and its
+             token; where there is no beam, the request's first row and token 0.
     Raises   ValueError or TypeError naming the argument, what it is and what it has to be.
     """
     _core.grow_beams(
@@ -84,13 +84,13 @@ def merge_beams(
     draft_nodes: Tensor | None = None,
     backend: str | None = None,
 ) -> None:
-    """The draft tree of each request's last beams; prefixes that they share are one node.
+    """Merge each request's beams into a draft tree in which a shared prefix is one node.
 
     Shapes   tokens, parents, log_probs, reached as ``grow_beams`` wrote them.
     Writes   draft_tokens, draft_parents [D, length * width] int32 and counts [D] int32, as
              ``propose_drafts`` takes them: the likeliest drafts first, -1 after the last.
-             draft_nodes [D, length * width] int32: for each of the counts [b] drafts, depth * width
-             + place of its node; None: not wanted.
+             draft_nodes [D, length * width] int32: for each of the counts [b] drafts its node, as
+             depth * width + place; None: not wanted.
     Raises   ValueError or TypeError naming the argument, what it is and what it has to be.
     """
     _core.merge_step_beams(

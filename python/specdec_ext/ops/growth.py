@@ -38,17 +38,17 @@ def grow_drafts(
     token_ids: Tensor | None = None,
     backend: str | None = None,
 ) -> None:
-    """The next level of each request's tree: children of the nodes that the last pass read.
+    """Add a level to each request's tree: children of the nodes that the last pass read.
 
     Shapes   growths [D, bytes] uint8 (``make_growths``); shares [D, places, width] float32,
-             columns [D, places, width] int64: of each row of that pass its likeliest columns,
-             falling, and the share that the model gave them; the first level has one row a request,
-             the golden token's. limits [D] int32: nodes of the tree, at most; 0: none is wanted.
+             columns [D, places, width] int64: the likeliest columns of each row of that pass, best
+             first, and the share that the model gave them; the first level has one row per request,
+             the golden token's. limits [D] int32: the most nodes of the tree; 0: no tree is wanted.
              token_ids [num_columns] int32: the token of each column, None: the column.
-    Kept     a node is worth the product of the shares on its path. Of all nodes the limit's most
-             valuable ones stay, earlier ones on ties; a share that is not above 0, rises, or
-             belongs to no column ends its row. Of this level's the max_open most valuable ones that
-             stay are opened: the next pass reads them. max_open 0: this level is the last.
+    Kept     a node's worth is the product of the shares on its path. The most valuable nodes stay,
+             up to the limit; on ties earlier ones. A share that is not above 0, rises, or belongs
+             to no column ends its row. The max_open most valuable nodes of this level that stay are
+             opened: the next pass reads them. max_open 0: this level is the last.
     Writes   growths.
     Raises   ValueError or TypeError naming the argument, what it is and what it has to be.
     """
@@ -77,14 +77,14 @@ def pack_drafts(
     sources: Tensor | None = None,
     backend: str | None = None,
 ) -> None:
-    """The rows of the next pass: each golden token again, then all nodes that were opened.
+    """Write the rows of the next pass: each golden token again, then all opened nodes.
 
     Shapes   golden [D] int32.
     Writes   tokens, parents [R] int32, parents within the request; token 0 and parent -1 after the
              last; cu_rows [D + 1] int32; logit_rows [D, places] int32: the rows of the newest
-             level's nodes, 0 where there are fewer. A request whose tree is complete, or whose rows
-             do not fit, has none. sources [R] int32: the row that each row's parent had in the
-             pass before, within its request; -1 for golden tokens, and after the last row.
+             level's nodes, filled up with 0. A request whose tree is complete, or whose rows do not
+             fit, has no rows. sources [R] int32: the row that each row's parent had in the pass
+             before, within its request; -1 for golden tokens and after the last row.
     Raises   ValueError or TypeError naming the argument, what it is and what it has to be.
     """
     _core.pack_drafts(
@@ -108,8 +108,9 @@ def propose_growths(
     *,
     backend: str | None = None,
 ) -> None:
-    """The trees into the requests' slots, as ``propose_drafts``: the most valuable drafts first,
-    and what each is worth as its estimate.
+    """Put the trees into the requests' slots, as ``propose_drafts`` does.
+
+    The most valuable drafts come first; a draft's worth is its estimate.
 
     Shapes   slots, slot_ids [D] as in ``propose_drafts``; growths [D, bytes].
     Raises   ValueError or TypeError naming the argument, what it is and what it has to be.

@@ -1,4 +1,4 @@
-"""K/V into the pages, and accepted K/V to its final place."""
+"""Write K/V into the pages, and move accepted K/V to its final place."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ def append_kv(
              or [G], for float8_e4m3fn pages only: what is stored is k / k_scale; the rest as
              ``spec_attention``.
     Writes   k_pages, v_pages; a change of dtype rounds to nearest even, e4m3 saturates at 448.
-    int8     on the CPU pages may be int8 [P, G, S, K + 4]: K numbers round(x * 127 / max |x|) and
-             the four bytes of the float32 max |x| / 127 that they are multiplied by, both of the
-             token's vector of one head alone. Zeros where max |x| <= 1e-30; a vector that holds a
-             NaN or an infinity is NaN.
+    int8     on the CPU pages may be int8 [P, G, S, K + 4]. A token's vector of one head is stored
+             as K numbers round(x * 127 / max |x|) and the four bytes of the float32 factor
+             max |x| / 127. It is stored as zeros if max |x| <= 1e-30, and as NaN if it holds a NaN
+             or an infinity.
     Raises   ValueError or TypeError naming the argument, what it is and what it has to be.
     """
     _core.append_kv(
@@ -93,7 +93,8 @@ def rope_append_kv(
     Rotation (a, b) -> (a cos - b sin, b cos + a sin) for the pairs (i, i + rotary_dim / 2), or
              (2i, 2i + 1) if ``interleaved``; elements from rotary_dim on stay as they are.
     Norm     before the rotation: x / sqrt(mean(x^2) + norm_eps) * w; w + 1 with norm_plus_one.
-    Writes   q_out [R, H, K], which may be q itself; k_pages, v_pages. float32 within, one rounding.
+    Writes   q_out [R, H, K], which may be q itself; k_pages, v_pages. It computes in float32 and
+             rounds once.
     Returns  q_out.
     Raises   ValueError or TypeError naming the argument, what it is and what it has to be.
     """
@@ -140,12 +141,13 @@ def compact_kv(
     backend: str | None = None,
     status: Tensor | None = None,
 ) -> None:
-    """Move the K/V of accepted drafts to their final tokens, for all layers, bit by bit.
+    """Move the K/V of accepted drafts to their final places, in all layers, without changing a bit.
 
     Shapes   k_pages, v_pages [layers, P, G, S, K]; page_table, kv_len, cu_rows as in
              ``spec_attention`` (kv_len: before the step); path [B, max_path] int32, rows of the
-             request from the golden token's child down, increasing (on a device max_path = 128 is
-             taken as it is, less is copied wider); path_len [B] int32, accepted drafts.
+             request from the golden token's child down, increasing (on a device a path of 128
+             columns is used as it is; a narrower one is copied); path_len [B] int32, number of
+             accepted drafts.
     Writes   token kv_len[b] + 1 + i from token kv_len[b] + path[b, i], for i < path_len[b].
     Bounds   num_rows: rows of the step; max_kv_len: as in ``spec_attention``.
     Raises   ValueError or TypeError naming the argument, what it is and what it has to be.

@@ -50,7 +50,7 @@ class PackedWeight:
     """A weight [N, K] for ``linear``, made by ``pack_weight``.
 
     data    uint8 [bytes], on the device
-    format  how its elements are kept: that of the blocks, or a wider one that holds what they need
+    format  format of its elements: that of the blocks, or a wider one that holds them exactly
     shape   (N, K)
     """
 
@@ -63,8 +63,10 @@ class PackedWeight:
         return int(self.data.numel())
 
     def rows(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
-        """The elements [n, K] of these rows (ids int [n], on the device), as the products of a call
-        in ``dtype`` take them."""
+        """The elements [n, K] of these rows, as ``linear`` reads them for an x of ``dtype``.
+
+        ids  int [n], on the device
+        """
         import torch
 
         layout = _LAYOUTS[self.format]

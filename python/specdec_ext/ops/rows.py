@@ -1,4 +1,4 @@
-"""What a decoder does with each row: between its matrix products, and those of a few rows."""
+"""What a decoder does with each row between its matrix products, and products of few rows."""
 
 from __future__ import annotations
 
@@ -30,12 +30,14 @@ def rms_norm(
 
     Shapes   x, added, out [rows, columns], columns contiguous; weight, added_weight [columns]; all
              of one dtype, float32|bfloat16|float16.
-    Writes   with added: x += added, first. out = x / sqrt(mean(x^2) + eps) * w, with w = weight, or
-             1 + weight with norm_plus_one (Gemma). added_weight: what is added goes through such a
-             norm of its own before (sandwich norms). Without added, out may be x.
+    Writes   x += added first, if added is given. Then out = x / sqrt(mean(x^2) + eps) * w, with w =
+             weight, or 1 + weight with norm_plus_one (Gemma). With added_weight, ``added`` goes
+             through a norm of its own before it is added (sandwich norms). Without added, out may
+             be x.
     Returns  out.
-    Rounding as transformers does: sums are float32, the new x is rounded before it is normalised;
-             the quotient is rounded before it meets the weight, except with norm_plus_one.
+    Rounding as in transformers: sums are float32, the new x is rounded before it is normalised, and
+             the quotient is rounded before it is multiplied by the weight, except with
+             norm_plus_one.
     Raises   ValueError or TypeError naming the argument, what it is and what it has to be.
     """
     _core.rms_norm(
@@ -82,16 +84,17 @@ def linear(
 
     Shapes   x [R, K], weight [N, K], out [R, N], their last axes contiguous; bias [N]; all of one
              dtype, float32|bfloat16|float16. workspace: scratch of any dtype, or a function that
-             gives so many bytes; None: kept by this module.
+             returns one of a given size; None: this module keeps one.
              A PackedWeight has 8 or 4 bits an element: x is bfloat16 or float16, its rows begin at
              multiples of 16 bytes, and each element of the weight is rounded to that dtype first.
-    Writes   out. Sums are float32, the bias is added to the sum, which is rounded once.
+    Writes   out. Sums are float32; the bias is added to the sum, which is rounded once.
     Returns  out.
-    Speed    On a device tensor cores serve 16-bit matrices with K a multiple of 8 whose rows begin
-             at multiples of 16 bytes; a slow kernel serves the rest. Which of them does is part of
-             the arithmetic, the number of rows is not: made for 1 to 128, more are looped.
-             constant_weight: nothing enqueued on this stream since the last synchronisation wrote
-             the weight, so that a device may begin to read it before the kernel in front has ended.
+    Speed    On a device, tensor cores compute 16-bit matrices with K a multiple of 8 whose rows
+             begin at multiples of 16 bytes; a slow kernel computes all others. The choice of kernel
+             affects the bits; the number of rows does not. The kernels are made for 1 to 128 rows
+             and loop over more. constant_weight: promise that nothing enqueued on this stream since
+             the last synchronisation writes the weight; a device may then read it before the
+             previous kernel has ended.
     Raises   ValueError or TypeError naming the argument, what it is and what it has to be.
     """
     scratch: Any = workspace
@@ -117,7 +120,7 @@ def linear(
 
 
 def _check_depth(x: Tensor, weight: PackedWeight) -> None:
-    """The bytes alone do not tell: K is rounded up to whole tiles."""
+    """Check K here: the packed bytes do not show it, since K is rounded up to whole tiles."""
     if x.ndim == 2 and x.shape[1] != weight.shape[1]:
         raise ValueError(
             f"weight has shape {list(weight.shape)}: expected [N, K] = [any, {x.shape[1]}]"
@@ -127,9 +130,10 @@ def _check_depth(x: Tensor, weight: PackedWeight) -> None:
 def linear_scratch_bytes(
     rows: int, columns: int, depth: int, dtype: torch.dtype, *, backend: str = "cuda"
 ) -> int:
-    """Scratch that ``linear`` asks for when x is [rows, depth] and weight [columns, depth].
+    """Bytes of scratch that ``linear`` uses for x [rows, depth] and weight [columns, depth].
 
-    Never more than 128 MiB, or one row's partial sums. With less a call takes several launches.
+    At most 128 MiB, or the partial sums of one row if these are larger. With less scratch a call
+    takes several launches.
     """
     name = str(dtype).removeprefix("torch.")
     return _core.linear_scratch_bytes(rows, columns, depth, name, backend)

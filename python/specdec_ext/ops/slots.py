@@ -1,9 +1,9 @@
-"""What a step does before and after the model, where the requests' state lives.
+"""What a step does before and after the model, on slots that hold the requests' state.
 
-A slot is one request's decoding state in a tensor: history, limits, stop rules, n-gram pool or
+A slot is a tensor with one request's decoding state: history, limits, stop rules, n-gram pool or
 index, and the draft tree of the step in flight (cpp/algo/slot.h). The host writes the start of a
-slot when a request enters (``SlotLayout.request_bytes``) and reads results; it never has to wait
-for one step before it enqueues the next:
+slot when a request enters (``SlotLayout.request_bytes``) and reads results. It need not wait for
+one step before it enqueues the next:
 
     draft_step -> build_step -> model -> argmax -> commit_step -> compact_kv
 
@@ -36,11 +36,11 @@ class SlotResult:
     """What one step delivered to one request.
 
     tokens         in order; the last one may be an end or stop token
-    num_drafts     drafts verified
-    num_accepted   of the tokens, how many were accepted drafts
-    finish_reason  "stop", "length", "error" (a row of scores held a NaN or allowed no token), None:
-                   the request continues
-    stop_reason    the stop id (not the model's end token) that ended it
+    num_drafts     number of drafts that were verified
+    num_accepted   how many of the tokens were accepted drafts
+    finish_reason  "stop", "length", "error" (a row of scores held a NaN or allowed no token), or
+                   None: the request continues
+    stop_reason    the stop id (not the model's end token) that ended it, or None
     """
 
     tokens: list[int]
@@ -60,8 +60,8 @@ def make_slots(layout: SlotLayout, num_slots: int, device: str | torch.device = 
 def enter_slot(slots: Tensor, slot_id: int, request: bytes) -> None:
     """Put a request (``SlotLayout.request_bytes``) into a slot, on the current stream.
 
-    The copy is asynchronous only from pinned memory; whoever must not wait keeps such a buffer and
-    copies by itself.
+    The copy waits, since it is not from pinned memory. A caller that must not wait keeps a pinned
+    buffer and copies from it.
     """
     import torch
 
@@ -86,9 +86,9 @@ def draft_step(
 ) -> None:
     """Draft for every request and pack the rows of the step.
 
-    Shapes   slots [num_slots, slot_bytes] uint8; slot_ids [B] int32, -1: nobody (padding);
-             max_drafts [B] int32, None: as many as each slot allows; window_rows, guesses [B]
-             int32, of lookahead: its two branches in this step, cut to the request's triple.
+    Shapes   slots [num_slots, slot_bytes] uint8; slot_ids [B] int32, -1: padding; max_drafts [B]
+             int32, None: as many as each slot allows; window_rows, guesses [B] int32, for
+             lookahead: the sizes of its two branches in this step, cut to the request's triple.
     Writes   tokens, parents [R] int32 (0 and -1 after the last request); cu_rows [B + 1] int32;
              kv_len [B] int32; the slots' trees. A request whose rows do not fit into R gets none
              and flag 8 in ``status``.
@@ -125,17 +125,17 @@ def commit_step(
     backend: str | None = None,
     status: Tensor | None = None,
 ) -> None:
-    """Accept along every request's tree, apply its stop rules, advance history and drafter.
+    """Accept along every request's tree, apply its stop rules, and advance history and drafter.
 
-    Shapes   cu_logits [B + 1] int32: request b's choices are sampled[cu_logits[b]:cu_logits[b + 1]]
-             - one per node of its tree, one for the last row of its prompt, none to leave it as it
-             is; sampled [L] int32, -1: the row's scores hold a NaN; accepted: what ``accept_step``
-             decided for these requests, ``sampled`` is then its ``accepted.sampled``. None: greedy
-             acceptance of ``sampled``.
+    Shapes   cu_logits [B + 1] int32: the choices of request b are
+             sampled[cu_logits[b]:cu_logits[b + 1]], one for each node of its tree, or one for the
+             last row of its prompt, or none to leave it unchanged; sampled [L] int32, -1: the
+             row's scores hold a NaN; accepted: the results of ``accept_step`` for these requests,
+             then ``sampled`` must be ``accepted.sampled``. None: greedy acceptance of ``sampled``.
     Writes   results [B, result_words] int32 (``read_results``); path [B, 128] and path_len [B]
-             int32 for ``compact_kv``; the slots. Another number of choices than nodes sets flag 8
-             in ``status`` and changes nothing, nor does an accepted path that is none of the
-             request's tree, flag 4.
+             int32 for ``compact_kv``; the slots. A request is left unchanged, with a flag in
+             ``status``, if the number of choices differs from the number of nodes (8) or the
+             accepted path is not in its tree (4).
     Raises   ValueError or TypeError naming the argument, what it is and what it has to be.
     """
     _core.commit_step(
@@ -171,7 +171,7 @@ def make_results(
 
 
 def read_results(results: Tensor) -> list[SlotResult]:
-    """The rows of ``commit_step``'s results; a tensor on a device is copied, which waits for it."""
+    """The rows of ``commit_step``'s results. A tensor on a device is copied, so this call waits."""
     rows: Sequence[list[int]] = results.tolist()
     return [
         SlotResult(

@@ -30,15 +30,15 @@ def build_step(
     backend: str | None = None,
     status: Tensor | None = None,
 ) -> None:
-    """Derive what a step's operations need from each request's parents, where the parents are.
+    """Derive the step's geometry from each request's parents, on the device that holds them.
 
     Shapes   parents [R] int32, within the request: the parent's row, -1 for its first; rows past
              cu_rows[B] are padding; page_table, kv_len, cu_rows as in ``spec_attention``.
     Writes   positions [R] int32, kv_len + depth; mask [R, 4] uint32|int32, bit j of row i: i
              descends from row j or is it; is_tree [B] uint8, 0: every parent is the row before;
              slots [R] int64, page * page_size + offset of the row's K/V, -1 where there is none.
-    Limits   a tree has at most 128 rows and no node deeper than max_depth; what breaks them is
-             treated as a chain and flagged in ``status``.
+    Limits   a tree has at most 128 rows and no node deeper than max_depth; a request that breaks
+             them is treated as a chain and flagged in ``status``.
     Raises   ValueError or TypeError naming the argument, what it is and what it has to be.
     """
     _core.build_step(
@@ -70,8 +70,8 @@ def argmax(
     """Index of the largest score of each row: the first on ties, -1 for a row that holds a NaN.
 
     Shapes   scores [rows, V] float32|bfloat16|float16, rows may be strided; workspace: scratch of
-             any dtype, or a function that gives so many bytes; None: kept by this module. Less
-             makes the call slower, not wrong.
+             any dtype, or a function that returns one of a given size; None: this module keeps
+             one. A smaller one makes the call slower, not wrong.
     Writes   out [rows] int32.
     Returns  out.
     Raises   ValueError or TypeError naming the argument, what it is and what it has to be.
@@ -105,7 +105,7 @@ def mask_from_parents(parents: Sequence[int]) -> Tensor:
     """Packed ancestor bits [n, ceil(n / 32)] uint32 of a draft tree of n <= 128 nodes.
 
     ``parents[0]`` is -1 (the golden token) and ``0 <= parents[i] < i``; each node sees its
-    ancestors and itself. Made on the CPU; ``build_step`` does it where the parents are.
+    ancestors and itself. The mask is made on the CPU; ``build_step`` makes it on any backend.
 
     Raises   ValueError naming the first offending entry.
     """
@@ -115,9 +115,9 @@ def mask_from_parents(parents: Sequence[int]) -> Tensor:
 
 
 def set_num_threads(num_threads: int) -> None:
-    """Set the number of threads of the CPU backend, 1..256. Not while a kernel runs.
+    """Set the number of threads of the CPU backend, 1..256. Do not call it while a kernel runs.
 
-    The default is SPECDEC_NUM_THREADS, else the CPUs that the process may use.
+    The default is SPECDEC_NUM_THREADS, else the number of CPUs that the process may use.
     """
     _core.set_num_threads(num_threads)
 

@@ -1,9 +1,9 @@
 """Speculation as an external loop over LLM.generate: propose, verify in one pass, repeat.
 
-The first workflow style of TensorRT-LLM; LLM(speculative_config=...) is the in-engine form.
-Every iteration is one call of generate for all requests that still run; the K/V of what was decided
-comes back from the prefix cache, so the engine needs enable_block_reuse. The tokens are those of
-the in-engine form and of plain decoding. See docs/orchestrate.md.
+This is TensorRT-LLM's first workflow style; LLM(speculative_config=...) is the in-engine form.
+Each iteration is one call of generate for all requests that still run. The prefix cache gives back
+the K/V of decided tokens, so the engine needs enable_block_reuse. The tokens equal those of the
+in-engine form and of plain decoding. See docs/orchestrate.md.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ def summary(data: Data) -> str:
         line += f", {steps[-1]['end_ms'] - steps[0]['begin_ms']:.0f} ms"
     return (
         f"{line}; {spec['num_accepted_draft_tokens']} of {spec['num_draft_tokens']} drafts "
-        f"accepted; {data['finish_reason']}"
+        f"accepted; finish reason: {data['finish_reason']}"
     )
 
 

@@ -36,7 +36,7 @@ _ALIASES = {
     "typical_acceptance_sampler_posterior_alpha": "posterior_alpha",
     "external_draft_tokens_config": "external_draft",
 }
-# What other projects have: refused unless it is off, which is None, and 1 for a number.
+# Features of other projects that are refused, unless they are off (None or 1).
 _REFUSED = {
     "best_of": "outputs are not ranked; ask for n outputs and choose among them; use best_of = 1",
     "beam_width": "beam search is never combined with speculation and is not supported; use "
@@ -48,52 +48,75 @@ _OFF_SWITCHES = ("disable_spec_decode", "disable_speculative_decoding")
 
 @dataclass(frozen=True)
 class SamplingParams(SamplingFields):
-    """Parameters of one request; immutable, so one object may serve many requests.
+    """Parameters of one request. Immutable, so one object may serve many requests.
 
-    Lengths     max_tokens (None: as many as fit), min_tokens (no stop before), ignore_eos
-    Sampling    temperature (0: greedy), top_k (0 or -1: all), top_p (0..1], min_p 0..1; cut in the
-                order min_p, top_k, top_p (docs/methods/sampling.md); seed: the same seed gives the
-                same tokens, whoever shares the batch and, with exact_match, however they were
-                drafted (None: a separate stream, derived from the engine's seed and the number of
-                the request); n outputs
-    Stops       stop (strings), stop_token_ids, include_stop_str_in_output
-    Scores      logit_bias {token id: -100..100}, bad_words (strings or id lists),
-                allowed_token_ids, repetition_penalty > 0, presence_penalty and
-                frequency_penalty -2..2; logits_processors: callables (token_ids, scores) -> scores,
-                called before all of these for every node of a draft tree with the tokens in front
-                of it; scores: float32 [V], its own copy
-    Output      logprobs, prompt_logprobs (None, or 0..20 best tokens besides the chosen and the
-                prompt's own), skip_special_tokens, detokenize (False: token ids only; not with
-                `stop`), return_generation_logits (the model's own scores of every delivered token,
-                before processors), return_steps (what each step drafted, accepted and took)
-    Speculation speculative_config (None: as the engine; False: plain decoding; a configuration of
-                the engine's method, within its bounds; or a dict of changes to the engine's own:
-                lookahead_config, w,n,g within the engine's triple; max_draft_len, 0..the engine's;
-                medusa_choices, a tree within the engine's number of nodes; redrafter_num_beams,
-                redrafter_draft_len_per_beam, 1..the engine's; use_draft_logits, of draft models;
-                adaptive). These keys and `speculative` are accepted as keywords, too;
-                external_draft: drafts that come with the request (docs/orchestrate.md);
-                prediction: what the output is expected to be, text or token ids: drafts are taken
-                from it, it changes no token (docs/methods/prediction.md)
-    Form        structured_outputs: {"json": schema}, {"regex": expression}, {"choice": texts},
-                {"grammar": Lark or GBNF}, {"json_object": True}, an object with these attributes,
-                or OpenAI's response_format: the output has that form, and ends where the form does
-                (docs/methods/grammar.md)
-    Acceptance  acceptance: "exact_match" or "rejection" (lossless), "typical", "threshold" or, for
-                ReDrafter, "best_beam" (lossy); posterior_threshold, posterior_alpha: for typical
-                (None: 0.09, 0.3); acceptance_threshold: for threshold, in (0, 1]
-                (docs/methods/sampling.md)
-    Sharing     cache_salt: requests share pools and cached prompts only with the same salt
-    Scheduling  priority, -2^31..2^31-1: a smaller one starts earlier and, with
-                SchedulerConfig.policy "max_utilization", gives its K/V pages back later
+    Length
+      max_tokens            the most output tokens; None: as many as fit
+      min_tokens            no end before this many
+      ignore_eos            go on after the end token
+    Sampling                docs/methods/sampling.md
+      temperature           0: greedy
+      top_k, top_p, min_p   0 or -1 (all), (0, 1], [0, 1]; applied in the order min_p, top_k, top_p
+      seed                  the same seed gives the same tokens, whoever shares the batch and, with
+                            exact_match, however they were drafted. None: a separate stream, derived
+                            from the engine's seed and the number of the request
+      n                     number of outputs
+      acceptance            which drafts are kept: "exact_match" or "rejection" (lossless),
+                            "typical", "threshold" or, for ReDrafter, "best_beam" (lossy)
+      posterior_threshold, posterior_alpha
+                            of typical acceptance; None: 0.09, 0.3
+      acceptance_threshold  of threshold acceptance, in (0, 1]
+    Stops
+      stop                  strings; the output ends before the first of them
+      stop_token_ids        the output ends after the first of them
+      include_stop_str_in_output
+                            keep the stop string
+    Scores
+      logit_bias            {token id: -100..100}
+      bad_words             strings or lists of token ids that must not appear
+      allowed_token_ids     no other tokens may appear
+      repetition_penalty    above 0
+      presence_penalty, frequency_penalty
+                            -2..2
+      logits_processors     callables (token_ids, scores) -> scores. Each is called before all of
+                            the above, for every node of a draft tree, with the tokens that lead to
+                            the node; scores is float32 [V], its own copy
+    Output
+      logprobs              None, or the 0..20 best tokens besides the chosen one
+      prompt_logprobs       the same for the prompt's tokens
+      skip_special_tokens   leave special tokens out of the text
+      detokenize            False: token ids only; not with `stop`
+      return_generation_logits
+                            the model's scores for every delivered token, before processors
+      return_steps          what each step drafted and accepted, and how long it took
+    Drafts
+      speculative_config    None: as the engine. False: plain decoding. A configuration of the
+                            engine's method, within the engine's bounds. Or a dict of changes to
+                            the engine's configuration, whose keys are also accepted as keywords:
+                            lookahead_config (w, n, g within the engine's triple), max_draft_len
+                            (0..the engine's), medusa_choices (a tree within the engine's number of
+                            nodes), redrafter_num_beams and redrafter_draft_len_per_beam (1..the
+                            engine's), use_draft_logits (for draft models), adaptive
+      prediction            the expected output, as text or token ids. Drafts are taken from it; it
+                            changes no token (docs/methods/prediction.md)
+      external_draft        drafts that come with the request (docs/orchestrate.md)
+    Other
+      structured_outputs    the form that the output must have: {"json": schema}, {"regex":
+                            expression}, {"choice": texts}, {"grammar": Lark or GBNF} or
+                            {"json_object": True}, an object with these attributes, or OpenAI's
+                            response_format. The output ends where the form does
+                            (docs/methods/grammar.md)
+      cache_salt            requests share pools and cached prompts only with the same salt
+      priority              -2^31..2^31-1. A request with a smaller number starts earlier and, with
+                            SchedulerConfig.policy "max_utilization", gives its K/V pages back later
 
-    Raises RequestError (UnsupportedRequestError for beams, best_of) naming
-    field, value, limit and remedy.
+    Raises RequestError (UnsupportedRequestError for beams and best_of) that names field, value,
+    limit and remedy.
     """
 
     @classmethod
     def _respell(cls, given: dict[str, Any]) -> dict[str, Any]:
-        """Keywords by the fields' own names, without those that say "off"."""
+        """Translate keywords to the fields' own names; drop those that switch something off."""
         for name, why in _REFUSED.items():
             value = given.pop(name, None)
             if (
@@ -111,14 +134,14 @@ class SamplingParams(SamplingFields):
 
     @property
     def lossless(self) -> bool:
-        """Outputs have the model's own law, with any drafter."""
+        """Whether outputs have the model's own distribution, with any drafter."""
         return self.greedy or is_lossless(self.acceptance)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> SamplingParams:
-        """Build from JSON-like keys, accepting other projects' spellings; unknown keys are refused.
+        """Build from JSON-like keys; other projects' spellings are accepted.
 
-        Raises RequestError as the constructor does.
+        Raises RequestError for an unknown key, and as the constructor does.
         """
         if not isinstance(values, Mapping):
             raise RequestError(

@@ -15,10 +15,10 @@ __all__ = ["AnswerText"]
 class AnswerText:
     """One request's text.
 
-    detokenizer  None: nobody wants text, and there is none
+    detokenizer  None: no text is wanted, and there is none
     stop         stop strings; what could be the beginning of one is held back
     keeps_stop   the stop string, and the text of the token that ends it, belong to the answer
-    pieces       (text, who drafted it; None: nobody), in order; they are never taken back
+    pieces       (text, its source; None: not drafted), in order; never taken back
     """
 
     def __init__(

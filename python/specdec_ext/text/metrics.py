@@ -35,7 +35,7 @@ def describe_budget(stats: Mapping[str, Any]) -> str | None:
         price = stats["budget_refused_price"] / refused
         text += (
             f"; in the others the best drafts were expected to bring {tokens:.2f} tokens more in "
-            f"{price:.2f} times the time (adaptive=False drafts regardless)"
+            f"{price:.2f} times the time (adaptive=False or --no-adaptive drafts all the same)"
         )
     return text
 

@@ -30,9 +30,9 @@ class Logprob:
 class StepDraft:
     """A draft that a step verified.
 
-    parent    index of the draft that it follows in the step's list; -1: the text's last token
-    accepted  and delivered
-    sources   who proposed it: lookup, suffix, prediction, grammar (several where they agree), else
+    parent    index, in the step's list, of the draft that it follows; -1: the text's last token
+    accepted  the draft was accepted and delivered
+    sources   who proposed it: lookup, suffix, prediction, grammar (several where they agree), or
               the method's name ("medusa"); "request": it came with the request
     """
 
@@ -46,10 +46,12 @@ class StepDraft:
 class StepRecord:
     """What one forward pass did for one request.
 
-    begin_ms, end_ms  when the step began and when its result was read, from the request's
-                      submission on
+    begin_ms, end_ms  when the step began and when its result was read, in milliseconds since the
+                      request was submitted
+    is_prefill        the pass read tokens of the prompt
     num_rows          rows of this request in the pass: prompt tokens, the text's last one, drafts
-    token_ids         delivered; the first `num_accepted` were drafts
+    token_ids         tokens that the step delivered; the first `num_accepted` were drafts
+    drafts            the drafts that it verified, parents first
     """
 
     begin_ms: float
@@ -86,19 +88,26 @@ class StepRecord:
 
 @dataclass
 class CompletionOutput:
-    """One completion; of a running request a snapshot so far.
+    """One completion. While the request runs, a snapshot of what it has written so far.
 
+    index              number of the output, 0..n - 1
+    text, token_ids    the whole output so far, without the prompt
+    cumulative_logprob sum of the chosen tokens' log-probabilities, if logprobs were asked for
+    logprobs           per token: {token id: Logprob}, if asked for
     finish_reason      None while running, "stop" (end or stop token, stop string), "length",
                        "error" (this request failed; see `error`) or "cancelled"
     stop_reason        the stop string or stop token id that ended it; None for end-of-text
+    error              why the request failed; None: it did not
     generation_logits  [tokens, vocabulary] float32 tensor on the model's device, if asked for
                        (return_generation_logits): the model's scores before processors
+    spec_decode_metrics  metrics["speculative_decoding"] of this output (docs/metrics.md)
     token_from_draft   per token: True if it was a draft that the model confirmed
     steps              every step of the request, if asked for (return_steps)
     delta_text, delta_token_ids, delta_segments, delta_steps
-                       what is new since the previous snapshot of the same stream; a segment is
-                       (text, source): whose draft the text was ("suffix", "medusa", ...), None:
-                       nobody's. A complete result repeats the whole output here.
+                       what is new since the previous snapshot of the same stream. A segment is
+                       (text, source); the source says who drafted the text ("suffix", "medusa",
+                       ...), None: nobody. A finished result of generate() repeats the whole output
+                       here.
     """
 
     index: int
@@ -110,12 +119,12 @@ class CompletionOutput:
     stop_reason: int | str | None = None
     error: str | None = None
     generation_logits: Any = field(default=None, repr=False, compare=False)
-    spec_decode_metrics: dict[str, Any] | None = None
-    token_from_draft: list[bool] = field(default_factory=list)
+    spec_decode_metrics: dict[str, Any] | None = field(default=None, repr=False)
+    token_from_draft: list[bool] = field(default_factory=list, repr=False)
     steps: list[StepRecord] | None = field(default=None, repr=False)
-    delta_text: str = ""
-    delta_token_ids: list[int] = field(default_factory=list)
-    delta_segments: list[tuple[str, str | None]] = field(default_factory=list)
+    delta_text: str = field(default="", repr=False)
+    delta_token_ids: list[int] = field(default_factory=list, repr=False)
+    delta_segments: list[tuple[str, str | None]] = field(default_factory=list, repr=False)
     delta_steps: list[StepRecord] = field(default_factory=list, repr=False)
 
     @property
@@ -145,10 +154,15 @@ class CompletionNews:
 
 @dataclass
 class RequestOutput:
-    """The result of one prompt. `metrics` is described in docs/metrics.md.
+    """The result of one prompt.
 
-    num_cached_tokens  prompt tokens whose K/V came from an earlier request (prefix reuse); with
-                       several outputs, of the first
+    prompt             the text; None if the prompt was given as token ids
+    outputs            SamplingParams.n completions
+    finished           all outputs have ended
+    metrics            what the request took and how it was drafted (docs/metrics.md)
+    num_cached_tokens  prompt tokens whose K/V came from an earlier request (prefix reuse); of the
+                       first output, if there are several
+    prompt_logprobs    per prompt token: {token id: Logprob}, if asked for; None for the first token
     """
 
     request_id: str
@@ -156,7 +170,7 @@ class RequestOutput:
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput]
     finished: bool
-    metrics: dict[str, Any] = field(default_factory=dict)
+    metrics: dict[str, Any] = field(default_factory=dict, repr=False)
     num_cached_tokens: int = 0
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
 

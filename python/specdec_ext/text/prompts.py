@@ -63,6 +63,11 @@ class PromptReader:
                 f"prompt = {show(given)}: expected text or a list of token ids, got "
                 f"{type(given).__name__}"
             )
+        if given and not isinstance(prompt, Mapping) and isinstance(given[0], (str, Mapping, list)):
+            raise RequestError(
+                f"prompt = {show(given)}: a list of {len(given)} prompts where one is expected; "
+                "pass one text or one list of token ids, or give the list to generate()"
+            )
         check_prompt_len(len(given), self._max_seq_len)
         return text, list(given)
 

@@ -74,7 +74,7 @@ def train(options: TrainOptions, progress: Progress) -> dict[str, Any]:
     excluded = Exclusion(options.exclude)
     _check_output(options.output)
     with started_ranks(options.device) as ranks:
-        prepared = _prepare(options, excluded, ranks)
+        prepared = _prepare(options, excluded)
         options = prepared.options
         begin = time.monotonic()
         with Interrupts() as interrupts:
@@ -116,7 +116,7 @@ def train(options: TrainOptions, progress: Progress) -> dict[str, Any]:
     return card
 
 
-def _prepare(options: TrainOptions, excluded: Exclusion, ranks: Ranks) -> _Prepared:
+def _prepare(options: TrainOptions, excluded: Exclusion) -> _Prepared:
     model = default_model() if options.model is None else Path(options.model).expanduser()
     config = read_config(model)
     options = options.for_target(config)

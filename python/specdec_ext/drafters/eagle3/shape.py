@@ -132,7 +132,9 @@ def read_eagle3_shape(folder: str | Path) -> Eagle3Shape:
             "model.safetensors (SpecForge's layout or that of `speculators`); nothing is downloaded"
         )
     path = folder / "config.json"
-    raw = read_json(path, "the head's configuration")
+    raw = read_json(
+        path, "the head's configuration", remedy="give a folder with it and the head's safetensors"
+    )
     speculators = raw.get("speculators_model_type")
     names = raw.get("architectures") or []
     if speculators is not None and speculators != "eagle3":

@@ -114,7 +114,9 @@ def read_redrafter_shape(folder: str | Path) -> RedrafterShape:
             f"{SINGLE} (Apple's ml-recurrent-drafter format); nothing is downloaded"
         )
     path = folder / "config.json"
-    raw = read_json(path, "the drafter's configuration")
+    raw = read_json(
+        path, "the drafter's configuration", remedy=f"give a folder with it and {SINGLE}"
+    )
     model_type = raw.get("model_type")
     if model_type != MODEL_TYPE:
         raise UnsupportedModelError(
