@@ -1,10 +1,9 @@
 // Quantised weights by sums of two products in 16 bits (vpmaddubsw): a tile kernel of its own.
 //
 // Four vectors of columns, a whole panel, meet two rows at a time. Their eight sums are as many
-// independent chains, one behind the other in the program, and take half of the registers. A step's
-// weights are unpacked once for all rows into a few KB on the stack: where more than two rows share
-// them, that is cheaper than unpacking again, and 16 registers hold neither all codes of a step nor
-// all of its columns.
+// independent chains, one behind the other in the program, and take half of the registers. Few rows
+// unpack a step's weights by pairs of rows; more of them share what is unpacked once, into 1 to 2
+// KB on the stack: 16 registers do not hold it.
 #include <algorithm>
 
 #include "backend/cpu/linear/quant_ops_avx2.h"
@@ -16,7 +15,7 @@ namespace {
 using Ints = __m256i;
 using Floats = __m256;
 constexpr int kVecs = 4;  // of a panel
-// From so many rows on they share one unpacking, which takes as long as a row's products.
+// From so many rows on they share one unpacking, which takes as long as one and a half rows.
 constexpr int kSharedRows = 8;
 
 // So many quads of k may be added up in 16 bits, where a lane of each holds two products with
