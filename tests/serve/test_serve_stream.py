@@ -204,18 +204,28 @@ def test_plain_events_are_as_any(client: Any, path: str, ids: bool) -> None:
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
 def test_each_choice_ends_once(client: Any, path: str) -> None:
-    """Also the one that ends while others go on."""
-    body = {"n": 4, "max_tokens": 60, "temperature": 1.5, "seed": 3, "stop": ["a", "e", "f"],
-            "stream": True}  # fmt: skip
+    """Also the one that has ended while another goes on."""
+    request: Any = SimpleNamespace(app=client.app, state=SimpleNamespace(log={}))
+    answer: Any
     if path == "/v1/completions":
-        body["prompt"] = "hello"
+        body = CompletionRequest(prompt="a", n=2, stream=True)
+        answer = completions._Answer(request, body, "tiny", 1)
     else:
-        body["messages"] = [{"role": "user", "content": "hello"}]
-    parts = chunks(client.post(path, json=body).text)
-    ends = [(number, choice["index"]) for number, part in enumerate(parts)
-            for choice in part["choices"] if choice["finish_reason"] is not None]  # fmt: skip
-    assert sorted(index for _, index in ends) == [0, 1, 2, 3]
-    assert ends[0][0] < len(parts) - 4  # there was such a one
+        chatted = ChatRequest(messages=[Message(role="user", content="a")], n=2, stream=True)
+        answer = chat._Answer(request, chatted, "tiny", None)
+    answer.begin()
+    ended = CompletionOutput(0, "x", [7], finish_reason="stop", delta_text="x", delta_token_ids=[7])
+    after = CompletionOutput(0, "x", [7], finish_reason="stop")
+    going = CompletionNews(1, 1, "y", [7], [("y", None)], [], None)
+    last = CompletionOutput(1, "yyy", [7, 7, 7], finish_reason="length", delta_token_ids=[7])
+    told = b"".join([
+        answer.news(0, RequestNews("ab", [1, 2], [ended, going], 0, None)),
+        answer.news(0, RequestNews("ab", [1, 2], [after, going], 0, None)),
+        answer.news(0, RequestOutput("r", "ab", [1, 2], [after, last], finished=True)),
+    ])  # fmt: skip
+    choices = [part["choices"][0] for part in chunks((told + DONE).decode())]
+    found = [(choice["index"], choice["finish_reason"]) for choice in choices]
+    assert found == [(0, "stop"), (1, None), (1, None), (1, "length")]
 
 
 def test_a_prompt_is_echoed_once(client: Any) -> None:
@@ -317,7 +327,7 @@ def test_an_application_goes_when_its_server_has_ended(llm: LLM, frozen: bool) -
 STREAMS, TOKENS = 12, 60
 FIRST, LAST = 10, 50  # passes between which it is counted
 STEP_SECONDS = 0.005  # for the loop to send what a step brought; less only makes fewer events
-MOST_CALLS = 112
+MOST_CALLS = 120
 
 
 class Calls:
