@@ -75,6 +75,7 @@ def linear(
     out: Tensor,
     bias: Tensor | None = None,
     constant_weight: bool = False,
+    cut_columns: int = 0,
     backend: str | None = None,
     workspace: Tensor | Callable[[int], Tensor] | None = None,
 ) -> Tensor:
@@ -92,6 +93,8 @@ def linear(
              the arithmetic, the number of rows is not: made for 1 to 128, more are looped.
              constant_weight: nothing enqueued on this stream since the last synchronisation wrote
              the weight, so that a device may begin to read it before the kernel in front has ended.
+    Parts    cut_columns: the rows of a larger matrix, some of whose rows weight is: the result has
+             the bits of those columns of the larger product. 0: weight is the whole matrix.
     Raises   ValueError or TypeError naming the argument, what it is and what it has to be.
     """
     scratch: Any = workspace
@@ -108,6 +111,7 @@ def linear(
         out=out,
         bias=bias,
         constant_weight=constant_weight,
+        cut_columns=cut_columns,
         backend=backend,
         stream=stream_of(x),
         workspace=scratch,
