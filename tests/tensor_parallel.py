@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -17,8 +18,13 @@ def started_team(size: int = 2) -> Iterator[Team]:
     threads = _core.num_threads()
     team = lead(size)
     team.outlives = True
+
+    def make_team(size: int, model: Path, model_impl: str, devices: tuple[str, ...]) -> Team:
+        team.devices = devices
+        return team
+
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(llm, "make_team", lambda *_: team)
+        patched.setattr(llm, "make_team", make_team)
         try:
             yield team
         finally:

@@ -115,7 +115,7 @@ TORCH_AT_TOP = (
     "training/",
     "engine/overlap/",
     "models/device_", "models/transformers_adapter", "models/attention_hook", "models/canary",
-    "parallel/gloo_link",
+    "parallel/gloo_link", "parallel/device_links", "parallel/nccl_link", "parallel/tensor_link",
     "models/adapter_taps", "models/host_rows", "models/output_head", "models/packed_modules",
     "drafters/draft_target/device_", "drafters/eagle3/device_", "drafters/medusa/device_",
     "drafters/redrafter/device_",

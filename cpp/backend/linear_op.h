@@ -20,6 +20,9 @@ struct LinearParams {
   void* out = nullptr;           // [rows, columns]
   std::int64_t x_row_stride = 0, weight_row_stride = 0, out_row_stride = 0;  // elements
   std::int32_t rows = 0, columns = 0, depth = 0;
+  // Columns of the matrix whose bits are wanted, where `weight` is some of its: stream_cut() goes
+  // by them. 0: by those of `weight`.
+  std::int32_t cut_columns = 0;
   DType dtype = DType::kF32;  // of all of them: f32, f16 or bf16
   // With a packed weight: 16-bit dtypes, depths of whole groups, rows of x at multiples of 16
   // bytes. The result is that of kElements on a device of 8.0, with the weight rounded to the

@@ -44,14 +44,16 @@ struct LinearDeal {
   std::int64_t row_bytes = 0;  // of all slices' sums of a row; 0: one slice, none
 };
 
+// cut_columns: see LinearParams; never fewer than `columns`, so that there are no more slices.
 constexpr LinearDeal deal_linear(const LinearInstance& instance, std::int32_t rows,
-                                 std::int32_t columns, std::int32_t depth) {
+                                 std::int32_t columns, std::int32_t depth,
+                                 std::int32_t cut_columns = 0) {
   LinearDeal deal;
   deal.row_tiles = (rows - 1) / instance.row_tile + 1;
   const std::int32_t tiles = (columns - 1) / kStreamColumns + 1;
   while (2 * deal.cluster <= std::min(instance.cluster, tiles)) deal.cluster *= 2;
   deal.column_tiles = ((tiles - 1) / deal.cluster + 1) * deal.cluster;
-  deal.cut = stream_cut(columns, depth);
+  deal.cut = stream_cut(std::max(columns, cut_columns), depth);
   deal.pitch = (std::int64_t{columns} + 7) / 8 * 8;
   if (deal.cut.slices > 1) {
     deal.row_bytes = deal.cut.slices * deal.pitch * std::int64_t{sizeof(float)};

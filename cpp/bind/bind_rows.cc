@@ -124,7 +124,8 @@ BorrowedTensor packed_weight(OpCall& call, py::handle tensor, const std::string&
 
 void linear(py::handle x, py::handle weight, py::handle out, py::handle bias, bool constant_weight,
             py::object backend, std::uint64_t stream, py::object workspace,
-            const std::optional<std::string>& format, std::int64_t columns) {
+            const std::optional<std::string>& format, std::int64_t columns,
+            std::int64_t cut_columns) {
   const CallOptions where{std::move(backend), stream, std::move(workspace), py::none()};
   OpCall call("linear", where);
   const BorrowedTensor rows = matrix(call, x, "x", "[R, K]", kAny, kAny, nullptr, false);
@@ -149,6 +150,11 @@ void linear(py::handle x, py::handle weight, py::handle out, py::handle bias, bo
     p.weight_row_stride = factor->strides[0];
     p.columns = static_cast<std::int32_t>(factor->shape[0]);
   }
+  SPECDEC_REQUIRE(
+      cut_columns == 0 || (cut_columns >= p.columns && cut_columns <= kMaxLinearColumns),
+      "cut_columns = ", cut_columns, ": give 0, or ", p.columns, "..", kMaxLinearColumns,
+      ": the rows of the matrix that weight is a part of");
+  p.cut_columns = static_cast<std::int32_t>(cut_columns);
   const BorrowedTensor result = matrix(call, out, "out", "[R, N]", p.rows, p.columns, &dtype, true);
   p.out = result->data;
   p.out_row_stride = result->strides[0];
@@ -225,7 +231,8 @@ void register_rows(py::module_& m) {
   m.def("linear", &linear, py::arg("x"), py::arg("weight"), py::kw_only(), py::arg("out"),
         py::arg("bias") = py::none(), py::arg("constant_weight") = false,
         py::arg("backend") = py::none(), py::arg("stream") = 0, py::arg("workspace") = py::none(),
-        py::arg("format") = py::none(), py::arg("columns") = 0, "See specdec_ext.ops.linear.");
+        py::arg("format") = py::none(), py::arg("columns") = 0, py::arg("cut_columns") = 0,
+        "See specdec_ext.ops.linear.");
   m.def("linear_scratch_bytes", &linear_scratch_bytes, py::arg("rows"), py::arg("columns"),
         py::arg("depth"), py::arg("dtype"), py::arg("backend"),
         "See specdec_ext.ops.linear_scratch_bytes.");

@@ -132,7 +132,7 @@ LinearProblem problem_of(const LinearParams& p) {
 }
 
 void stream_linear(const LinearParams& p, const LinearInstance& instance) {
-  const LinearDeal deal = deal_linear(instance, p.rows, p.columns, p.depth);
+  const LinearDeal deal = deal_linear(instance, p.rows, p.columns, p.depth, p.cut_columns);
   // Rows that share memory are no matrix to the copy engine: one by one.
   const bool overlaps = p.rows > 1 && p.x_row_stride < p.depth;
   const std::int32_t launch_rows =

@@ -2058,6 +2058,7 @@ def linear(
     workspace: typing.Any = None,
     format: str | None = None,
     columns: typing.SupportsInt | typing.SupportsIndex = 0,
+    cut_columns: typing.SupportsInt | typing.SupportsIndex = 0,
 ) -> None:
     """
     See specdec_ext.ops.linear.

@@ -25,13 +25,12 @@ from .config.validate import check_bool, check_choice, check_int, show
 from .engine.background import AsyncRequest, BackgroundStepper
 from .engine.build import EngineBuilder
 from .engine.models import ModelOptions
-from .engine.ranks import make_team
+from .engine.ranks import devices_for, make_team
 from .engine.request_group import RequestGroup
 from .engine.step_cost import StepCost
 from .errors import ConfigError, RequestError, SyntheticAcceptanceWarning
 from .extras import named_extras
 from .models.load import memory_errors
-from .models.place import resolve_device
 from .request.resolve import ResolvedRequest
 from .request.sampling_params import SamplingParams
 from .text.outputs import RequestOutput
@@ -62,14 +61,16 @@ class LLM:
     max_draft_len, speculative_decoding_mode
                                what the engine is built for, as in TensorRT-LLM. Optional; must
                                agree with speculative_config
-    tensor_parallel_size       ranks that share the model's forward pass, on the CPU. This object
-                               starts and ends the other ranks, unless torchrun has started all
-                               (docs/tensor_parallel.md). None: as many as torchrun has, else 1
+    tensor_parallel_size       ranks that share the model's forward pass, on the CPU or with a GPU
+                               each. This object starts and ends the other ranks, unless torchrun
+                               has started all (docs/tensor_parallel.md). None: as many as torchrun
+                               has, else 1
     seed                       for requests without a seed; each draws from a separate stream
     allow_pickle               also read pytorch_model.bin files (weights_only=True); False: refuse
     enable_prefix_caching      vLLM's name for kv_cache_config.enable_block_reuse
     device                     "auto" (the first CUDA device that can be used, else the CPU),
-                               "cpu", "cuda", "cuda:N"; docs/device.md
+                               "cpu", "cuda", "cuda:N"; with several ranks "cuda" is the first N,
+                               "cuda:N" those from N on, "cuda:A,B,..." a list; docs/device.md
     numerics                   "exact": a row's bits do not depend on the step it is in, so
                                near-ties fall as in plain decoding; a model that cannot do this is
                                refused. "fast": near-ties may fall differently, and ranks add up
@@ -153,7 +154,8 @@ class LLM:
                 stacklevel=2,
             )
 
-        resolve_device(device)  # refused before anything is read
+        devices = devices_for(tensor_parallel_size, device)  # refused before anything is read
+        device = devices[0]
         if model is None:
             from .models.default import default_source
 
@@ -169,7 +171,7 @@ class LLM:
         self.model_path = Path(model).expanduser()
         self._team = None
         if tensor_parallel_size > 1:
-            self._team = make_team(tensor_parallel_size, self.model_path, model_impl, device)
+            self._team = make_team(tensor_parallel_size, self.model_path, model_impl, devices)
         options = ModelOptions(
             path=self.model_path,
             speculative_config=self.speculative_config,

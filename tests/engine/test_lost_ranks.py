@@ -18,7 +18,7 @@ import pytest
 
 from specdec_ext import LLM, SamplingParams, _core
 from specdec_ext.errors import ConfigError, EngineError, ModelError
-from specdec_ext.models import sharded_model
+from specdec_ext.models import load as load_module
 from specdec_ext.parallel import team as team_module
 from tiny_models import save_tiny
 
@@ -165,7 +165,7 @@ def test_a_rank_says_why_it_failed(folder: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_ranks_with_other_files_or_programs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patched:
-        patched.setattr(sharded_model, "model_fingerprint", lambda _: "other")
+        patched.setattr(load_module, "model_fingerprint", lambda _: "other")
         with pytest.raises(
             ModelError, match=r"rank 1 of 2: .* holds other files here.*copy the same"
         ):

@@ -113,8 +113,8 @@ class ScoresOfOthers(OverlapPipeline):
 class ChoosesGreedily(OverlapPipeline):
     """What sampled requests accept is thrown away: the commit walks the tree by best tokens."""
 
-    def _commit(self, tensors: StepTensors, sampled: Any, accepted: Any) -> None:
-        super()._commit(tensors, sampled, None)
+    def _commit(self, tensors: StepTensors, sampled: Any, accepted: Any, drafts: bool) -> None:
+        super()._commit(tensors, sampled, None, drafts)
 
 
 @pytest.mark.parametrize(

@@ -17,9 +17,9 @@ import pytest
 import torch
 from transformers import Gemma3ForCausalLM, Gemma3TextConfig
 
-from emulators import devices
+from emulators import EMULATED, devices
 from specdec_ext import LLM, SamplingParams, _core
-from specdec_ext.engine.follower import _Follower
+from specdec_ext.engine.follower import HostShare
 from specdec_ext.engine.kv_pages import KvPages
 from specdec_ext.engine.narrow import held_windows
 from specdec_ext.models.host_arrays import as_torch
@@ -268,13 +268,11 @@ def test_what_another_rank_holds(two_heads: Path, monkeypatch: pytest.MonkeyPatc
     """A rank in this process, fed with rank 0's packets: the same parts are zeros in both."""
     with open_llm(two_heads, cache={"max_tokens": 800}) as llm:
         model = llm.model
-        other = _Follower(SimpleNamespace(size=2))  # type: ignore[arg-type]
+        other = HostShare(model, SimpleNamespace(size=2))  # type: ignore[arg-type]
         k, v = (as_torch(part).numpy() for part in model._pages)  # type: ignore[attr-defined]
         other._pages = KvPages(model, k.shape[1], PAGE, CPU)
         narrow = np.array(llm.memory.narrow_windows, dtype=np.int32)
-        packets = [(NARROW, narrow.view(np.uint8), None)]
-        other._team.link = SimpleNamespace(hear=packets.pop)
-        other.serve()
+        other.do(NARROW, narrow)
         copies = [as_torch(part).numpy() for part in other._pages.tensors]
         left = 0
 
@@ -345,6 +343,33 @@ def test_devices(folder: Path, device: str, options: dict[str, Any]) -> None:
         texts, cached = turns(llm)
         assert texts == wanted
         assert (max(cached) > 2 * WINDOW) == ("enable_block_reuse" in cache)
+        stats = llm.get_metrics()["executor"]
+        assert stats["free_pages"] == stats["total_pages"]
+        assert (stats["swapped_in"] > 0) == ("host_cache_size" in cache)
+
+
+@EMULATED
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"spec": {"method": "lookahead", "adaptive": False}, "overlap_depth": 1},
+        {"policy": "max_utilization", "cache": {"max_tokens": 288, **SWAPS}},
+    ],
+    ids=["lookahead", "swapped"],
+)
+def test_devices_of_two_ranks(two_heads: Path, team: Any, options: dict[str, Any]) -> None:
+    """Each has pools of its own heads; pages have the same numbers in all."""
+    options = dict(options)
+    cache, spec = options.pop("cache", {}), options.pop("spec", None)
+    params = SamplingParams(max_tokens=40, ignore_eos=True)
+    scheduler = {"max_num_tokens": 32, "max_seq_len": 256, **options}
+    with open_llm(two_heads, cache=KEPT, scheduler={"max_seq_len": 256}) as llm:
+        wanted = texts_of(llm, params)
+    with open_llm(two_heads, spec, device="cuda-emu-fast", cache=cache, scheduler=scheduler,
+                  tensor_parallel_size=2) as llm:  # fmt: skip
+        [pool] = llm._builder._narrow
+        assert pool.k.shape[2] == llm.model.num_kv_heads == 1
+        assert texts_of(llm, params) == wanted
         stats = llm.get_metrics()["executor"]
         assert stats["free_pages"] == stats["total_pages"]
         assert (stats["swapped_in"] > 0) == ("host_cache_size" in cache)

@@ -331,3 +331,25 @@ def test_too_little_scratch_is_refused(target: Target) -> None:
 
     with pytest.raises(ValueError, match=r"workspace has \d+ bytes .*: linear needs 640 here"):
         call()
+
+
+@pytest.mark.parametrize("major", [9, 8])
+@fast
+def test_a_part_has_the_bits_of_the_whole(target: Target, major: int) -> None:
+    """Few columns are cut into more slices, unless the product says of how many they are a part."""
+    with emulated_device(4, major=major):
+        layer = cancelling_layer(2, 3072, 4096, torch.bfloat16)
+        x, weight = target.put(layer.x), target.put(layer.weight)
+        whole = target.put(torch.empty(2, 3072, dtype=torch.bfloat16))
+        ops.linear(x, weight, out=whole, backend=target.backend)
+        differing = 0
+        for columns in (slice(0, 96), slice(1000, 1100)):
+            part = weight[columns]
+            own, cut = (torch.empty_like(whole[:, columns]).contiguous() for _ in range(2))
+            ops.linear(x, part, out=own, backend=target.backend)
+            ops.linear(x, part, out=cut, cut_columns=3072, backend=target.backend)
+            assert same(cut, whole[:, columns].contiguous())
+            differing += not same(own, cut)
+        assert (differing > 0) == (major == 9)
+        with pytest.raises(ValueError, match=r"cut_columns = 95: give 0, or 96\.\."):
+            ops.linear(x, weight[:96], out=own[:, :96], cut_columns=95, backend=target.backend)

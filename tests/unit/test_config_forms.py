@@ -198,6 +198,7 @@ def test_device_lists() -> None:
         (([0], [1]), 2, 0, ConfigError, "are 1, tensor_parallel_size = 2"),
         (([0], [1]), 1, 1, ConfigError, "device = 1: out of range.*there are 1 devices"),
         (([0], [1]), 1, 2, UnsupportedConfigError, "share a device in this version"),
+        (([1], [0, 1]), 2, 2, UnsupportedConfigError, "the first of the target's"),
     ],
 )
 def test_devices_of_draft_and_target(

@@ -101,7 +101,9 @@ def test_another_number_of_ranks(uneven: Path, tmp_path: Path) -> None:
             match=rf"tp_size = 2, asked for tensor_parallel_size = {size}.*--tp_size 2.*"
             rf"again with --tp_size={size}",
         ):
-            make_team(size, folder, "auto", "cpu") if size > 1 else LLM(folder, device="cpu")
+            if size > 1:
+                make_team(size, folder, "auto", ("cpu",) * size)
+            LLM(folder, device="cpu")
     with pytest.raises(ConfigError, match="asked for tensor_parallel_size = 1"):
         convert(folder, tmp_path / "again", ConvertOptions())
 

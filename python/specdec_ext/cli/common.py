@@ -11,7 +11,7 @@ from typing import IO, Any
 
 from ..config.engine import POLICIES
 from ..errors import SyntheticAcceptanceWarning
-from .engine_dir import add_engine_arguments, with_engine
+from .engine_dir import add_engine_arguments, target_device, with_engine
 from .parser import SpecdecParser, normalize_argv, usage_error
 from .speculation import (
     add_speculation_arguments,
@@ -230,7 +230,7 @@ def llm_kwargs(args: argparse.Namespace) -> dict[str, Any]:
         "speculative_config": None if outside else config,
         "dtype": normalize_dtype("--dtype", args.dtype),
         "model_impl": args.model_impl,
-        "device": args.device,
+        "device": target_device(args),
         "numerics": args.numerics,
         "quantization": args.quantization,
         "allow_pickle": args.allow_pickle,

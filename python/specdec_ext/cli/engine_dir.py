@@ -8,7 +8,13 @@ from typing import Any
 
 from .parser import usage_error
 
-__all__ = ["add_engine_arguments", "draft_target_keys", "engine_heads", "with_engine"]
+__all__ = [
+    "add_engine_arguments",
+    "draft_target_keys",
+    "engine_heads",
+    "target_device",
+    "with_engine",
+]
 
 
 def add_engine_arguments(group: argparse._ArgumentGroup) -> None:
@@ -26,6 +32,9 @@ def engine_heads(args: argparse.Namespace, name: str) -> Path | None:
     return folder if folder.is_dir() else None
 
 
+_PLACEMENT = "--draft_target_model_config"
+
+
 def draft_target_keys(args: argparse.Namespace) -> dict[str, Any]:
     """Draft-target decoding as --draft_engine_dir and --draft_target_model_config say it, in the
     configuration's names; empty: they are not given."""
@@ -40,7 +49,7 @@ def draft_target_keys(args: argparse.Namespace) -> dict[str, Any]:
         keys["model"] = str(Path(args.draft_engine_dir).expanduser() / "model")
     if args.draft_target_model_config is None:
         return keys
-    flag, value = "--draft_target_model_config", read_text(args.draft_target_model_config)
+    flag, value = _PLACEMENT, read_text(args.draft_target_model_config)
     if (
         not isinstance(value, list)
         or not 1 <= len(value) <= 4
@@ -60,13 +69,36 @@ def draft_target_keys(args: argparse.Namespace) -> dict[str, Any]:
 
 def _check_devices(args: argparse.Namespace, draft: list[Any], target: list[Any]) -> None:
     from ..config.placement import check_placement
+    from ..config.ranks import resolve_tensor_parallel_size, world_of
     from ..log import logger
     from ..models.place import resolve_device
 
-    devices = resolve_device(args.device).num_devices
-    note = check_placement(draft, target, args.tensor_parallel_size or 1, devices)
+    devices = resolve_device(args.device.partition(",")[0]).num_devices
+    ranks = resolve_tensor_parallel_size(args.tensor_parallel_size, world_of())
+    note = check_placement(draft, target, ranks, devices)
     if note:
         logger.info(note)
+
+
+def target_device(args: argparse.Namespace) -> str:
+    """LLM's device: where --draft_target_model_config lists the GPUs of the target's ranks, those,
+    in its order. The flag has been checked (draft_target_keys)."""
+    from ..config.read_text import read_text
+    from ..errors import ConfigError
+    from ..models.place import resolve_device
+
+    device: str = args.device
+    text = getattr(args, "draft_target_model_config", None)
+    lists: Any = [] if text is None else read_text(text)
+    target = [*lists, [], [], []][2]
+    if not target or not resolve_device(device.partition(",")[0]).on_cuda:
+        return device
+    if ":" in device:
+        raise ConfigError(
+            f"--device {device} and the target's devices {target} of {_PLACEMENT} both name GPUs; "
+            "give one of the two"
+        )
+    return "cuda:" + ",".join(str(number) for number in target)
 
 
 def with_engine(args: argparse.Namespace, kwargs: dict[str, Any], drafting: Any) -> dict[str, Any]:

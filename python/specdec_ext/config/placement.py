@@ -60,9 +60,11 @@ def check_placement(
                 f"{_FLAG}: {what}: device", device, ConfigError, low=0, high=num_devices - 1,
                 remedy=f"there are {num_devices} devices",
             )  # fmt: skip
-    if apart:
+    # The draft runs where rank 0 does, which has the first of the target's.
+    if apart or (draft and target and draft[0] != target[0]):
         raise UnsupportedConfigError(
             f"{_FLAG}: draft on {show(list(draft))}, target on {show(list(target))}: the two share "
-            "a device in this version; name the same one twice, or leave the lists out"
+            "a device in this version, the first of the target's; name that one for the draft, or "
+            "leave the lists out"
         )
     return ""

@@ -99,7 +99,7 @@ class EngineBuilder:
         made = self._make_pages(model, memory.num_pages, tuple(narrow))
         self._pages, self._narrow = made.tensors, made.narrow
         model.bind_cache(*self._pages, *([self._narrow] if self._narrow else []))
-        if self._options.team is not None and memory.narrow_windows:
+        if self._options.team is not None and memory.narrow_windows and self.place.is_cpu:
             self._options.team.narrow(memory.narrow_windows)
         by_number: list[Any] = [*self._pages]  # what goes by a page's number
         own: Any = loaded.drafter
@@ -110,6 +110,8 @@ class EngineBuilder:
             if hasattr(own, "release"):
                 self._pools.append(own)
         if count := self.memory.host_num_pages:
+            if self._options.team is not None:
+                self._options.team.make_host_pool(count)  # all ranks at once: it may take long
             self._host_pool = HostPool(
                 by_number,
                 count,
@@ -117,8 +119,6 @@ class EngineBuilder:
                 pinned=self.place.on_cuda,
                 on_stream=self._on_stream,
             )
-            if self._options.team is not None:
-                self._options.team.make_host_pool(count)
         # A drafter may know more than was asked for, such as how many heads a file has.
         known = getattr(loaded.drafter, "config", None)
         if isinstance(known, DrafterConfig):

@@ -36,6 +36,7 @@ from ..drafters import (
 from ..errors import UnsupportedConfigError
 from ..models.host_arrays import kv_dtype_name
 from ..models.kv_storage import storage_dtype, stored_name, token_bytes, wanted_type
+from ..models.shard import kv_heads_of_ranks
 from ..models.windows import (
     AttentionSpan,
     config_windows,
@@ -150,10 +151,10 @@ class ModelLoader:
             self._head = self._read_head(spec, config)
         kv_dtype = options.dtype if options.dtype != "auto" else (config.dtype or "float32")
         scheduler = self._scheduler
-        reserved = 0
+        reserved, ranks_of_model = 0, 1 if options.team is None else options.team.size
         if self._place.on_cuda:
             size = 4 if normalize_dtype("dtype", kv_dtype) == "float32" else 2
-            reserved = native_weight_bytes(config, size)
+            reserved = native_weight_bytes(config, size, ranks_of_model)
             reserved += native_weight_bytes(draft, size) if draft is not None else 0
         cache = self._kv_cache
         windows = limited_windows(
@@ -166,8 +167,13 @@ class ModelLoader:
             normalize_dtype("dtype", kv_dtype),
             self._place,
         )
+        # Each device of several ranks holds its own heads; rank 0 has no fewer than the others.
+        on_this_rank = config
+        if not self._place.is_cpu:
+            heads = kv_heads_of_ranks(config.num_kv_heads, ranks_of_model)[0]
+            on_this_rank = dataclasses.replace(config, num_kv_heads=heads)
         first = self._plan_memory(
-            config, stored, max_position(config.hf), scheduler, span, windows, draft, reserved
+            on_this_rank, stored, max_position(config.hf), scheduler, span, windows, draft, reserved
         )
         ranks: dict[str, Any] = {} if options.team is None else {"team": options.team}
         if cache.attention_windows or cache.sink_token_length:
@@ -290,11 +296,11 @@ class ModelLoader:
 
     def _read_head(self, spec: Eagle3DecodingConfig, target: ModelConfig) -> Eagle3Weights:
         """An EAGLE-3 head that fits the target. Raises ModelError, UnsupportedConfigError."""
-        if self._options.team is not None:
+        if self._options.team is not None and self._place.is_cpu:
             raise UnsupportedConfigError(
                 f"Eagle3DecodingConfig.model = {str(spec.model)!r}: the head taps a decoder of one "
-                "process, and this target runs on several ranks; use tensor_parallel_size=1, or "
-                "another method"
+                "process, and this target runs on several ranks of the CPU; use "
+                "tensor_parallel_size=1, or another method"
             )
         if not self._place.is_cpu and self._options.model_impl == "transformers":
             raise UnsupportedConfigError(

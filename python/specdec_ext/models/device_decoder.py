@@ -9,6 +9,7 @@ Axis letters: R rows, L rows whose scores are needed, H query heads, G KV heads,
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,36 +17,20 @@ import torch
 
 from .. import ops
 from ..errors import ModelError
+from .device_blocks import Matrix
 from .device_products import Products
+from .device_ranks import DeviceRanks
+from .device_scratch import Scratch
 from .device_step import DeviceStep
 from .device_weights import DeviceLayer, DeviceWeights
 from .kv_storage import KvStorage, LayerPool
 from .native_config import NativeShape
 from .place import Place
 
-__all__ = ["DeviceDecoder", "Scratch"]
+__all__ = ["DeviceDecoder"]
 
 # Scores of one product of the head: more rows are scored in several.
 _SCORE_BYTES = 1 << 30
-
-
-class Scratch:
-    """Memory of one kind of attention call, kept from layer to layer and only ever grown."""
-
-    def __init__(self, device: torch.device, what: str) -> None:
-        self._device, self._what = device, what
-        self._memory = torch.empty(0, dtype=torch.uint8, device=device)
-
-    def __call__(self, num_bytes: int) -> torch.Tensor:
-        if self._memory.numel() < num_bytes + 256:
-            if self._device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-                raise ModelError(
-                    f"{self._what} needs {num_bytes} bytes of scratch and a CUDA graph is being "
-                    "captured; run a step of this size once before"
-                )
-            # Room to begin at a multiple of 256 bytes wherever the allocator puts it.
-            self._memory = torch.empty(num_bytes + 256, dtype=torch.uint8, device=self._device)
-        return self._memory
 
 
 class DeviceDecoder:
@@ -54,6 +39,8 @@ class DeviceDecoder:
     max_rows  of one step; buffers are made for it, once
     exact     a row's bits do not depend on the step it is in: products by this package's kernel,
               attention that does not know which part of a row's path is a draft
+    ranks     the model is spread over several, and the weights are this one's; rank 0 is asked, the
+              others run the steps that it tells of
     """
 
     def __init__(
@@ -66,8 +53,9 @@ class DeviceDecoder:
         max_rows: int,
         exact: bool = False,
         kv_storage: KvStorage | None = None,
+        ranks: DeviceRanks | None = None,
     ) -> None:
-        self.shape, self.weights, self.place = shape, weights, place
+        self.shape, self.weights, self.place, self.ranks = shape, weights, place, ranks
         self.dtype = dtype
         self.max_rows = max_rows
         self.num_scores = int(weights.head.shape[0])
@@ -76,7 +64,14 @@ class DeviceDecoder:
         self._embedding_scale = (
             float(torch.tensor(shape.hidden_size**0.5).to(dtype)) if shape.scales_embedding else 0.0
         )
-        q_width, kv_width = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
+        # Query and K/V heads, and columns of the gated activation, that are computed here.
+        self._heads, self._kv_heads = shape.num_heads, shape.num_kv_heads
+        ffn, whole_q = shape.intermediate_size, shape.num_heads * shape.head_dim
+        if ranks is not None:
+            self._kv_heads = ranks.shard.num_kv_heads
+            self._heads = shape.num_heads // shape.num_kv_heads * self._kv_heads
+            ffn = ranks.ffn[ranks.rank + 1] - ranks.ffn[ranks.rank]
+        q_width, kv_width = self._heads * shape.head_dim, self._kv_heads * shape.head_dim
         self._split = (q_width, q_width + kv_width, q_width + 2 * kv_width)
 
         def rows(width: int, count: int = max_rows) -> torch.Tensor:
@@ -86,13 +81,20 @@ class DeviceDecoder:
         self._normed = rows(shape.hidden_size)
         self._qkv = rows(self._split[2])
         self._attended = rows(q_width)
-        self._gate_up = rows(2 * shape.intermediate_size)
-        self._gated = rows(shape.intermediate_size)
+        self._gate_up = rows(2 * ffn)
+        self._gated = rows(ffn)
         self._added = rows(shape.hidden_size)  # what a block adds to the stream
         # The last layer continues with the needed rows alone.
         self._needed_stream, self._needed_attended = rows(shape.hidden_size), rows(q_width)
         per_row = self.num_scores * dtype.itemsize
         self._score_rows = max(1, min(max_rows, _SCORE_BYTES // per_row))
+        if ranks is not None:
+            self._score_rows = min(max_rows, ranks.score_rows, self._score_rows)
+            joined = max_rows if not ranks.sums else 0
+            self._whole = {
+                "heads": rows(whole_q, joined),
+                "ffn": rows(shape.intermediate_size, joined),
+            }
         self._scores = rows(self.num_scores, self._score_rows)
         self._ids = torch.zeros(max_rows, dtype=torch.int32, device=place.device)
         # Calls that differ in their layer alone share a plan in their scratch.
@@ -102,7 +104,7 @@ class DeviceDecoder:
         self._argmax_scratch = Scratch(place.device, "argmax")
         matrices = [m for one in weights.layers for m in (one.qkv, one.o, one.gate_up, one.down)]
         self._product = Products(
-            (*matrices, weights.head),
+            (*matrices, weights.head, weights.own_head),
             place,
             dtype=dtype,
             max_rows=max_rows,
@@ -120,6 +122,10 @@ class DeviceDecoder:
             for scales in (storage.k_scale, storage.v_scale)
             if scales is not None
         ]
+
+    def together(self) -> contextlib.AbstractContextManager[None]:
+        """A step's calls, if ranks run them together."""
+        return contextlib.nullcontext() if self.ranks is None else self.ranks.together()
 
     def bind_cache(
         self, k_pages: torch.Tensor, v_pages: torch.Tensor, narrow: Sequence[LayerPool] = ()
@@ -155,8 +161,8 @@ class DeviceDecoder:
     def scratch_bytes(self, max_kv_len: int) -> int:
         """Most scratch that attention takes: one piece for each kind of window."""
         problem = ops.AttentionProblem(
-            num_heads=self.shape.num_heads,
-            num_kv_heads=self.shape.num_kv_heads,
+            num_heads=self._heads,
+            num_kv_heads=self._kv_heads,
             head_dim=self.shape.head_dim,
             dtype=self.dtype,
             kv_dtype=self._kv_dtype,
@@ -169,10 +175,14 @@ class DeviceDecoder:
         return len(self._scratch) * int(ops.plan_workspace(problem, limits)["total_bytes"])
 
     @torch.inference_mode()
-    def forward_rows(self, step: DeviceStep) -> torch.Tensor:
+    def forward_rows(
+        self, step: DeviceStep, *, scores: bool = False, every_row: bool = False
+    ) -> torch.Tensor:
         """Append the K/V of every row and return the head's input [L, hidden] of the needed rows.
 
         The result is a buffer: valid until the next call.
+        scores     step_scores() is what follows, else greedy(): ranks compute what is asked for
+        every_row  the last layer computes all rows, as rank 0's does for its taps
         """
         if not self._layer_pages:
             raise ModelError("forward before bind_cache(): the model has no K/V pages")
@@ -183,12 +193,18 @@ class DeviceDecoder:
             )
         shape, layers = self.shape, self.weights.layers
         stream, normed = self._stream[:count], self._normed[:count]
-        torch.index_select(self.weights.embedding, 0, step.tokens, out=stream)
-        if self._embedding_scale:
-            stream.mul_(self._embedding_scale)
+        taps_all = every_row or shape.num_layers in self._taps  # of every row, then
+        ranks = self.ranks
+        if ranks is not None and ranks.rank == 0:
+            ranks.tell_step(step, scores=scores, every_row=taps_all)
+        if ranks is None or ranks.rank == 0:
+            torch.index_select(self.weights.embedding, 0, step.tokens, out=stream)
+            if self._embedding_scale:
+                stream.mul_(self._embedding_scale)
+        if ranks is not None:
+            ranks.link.spread(stream)
         self._norm(stream, layers[0].input_norm, normed)
         planned: set[int] = set()
-        taps_all = shape.num_layers in self._taps  # of every row, then
         for index, layer in enumerate(layers):
             self._tap(index, stream)
             self._attend(step, index, layer, planned)
@@ -207,7 +223,7 @@ class DeviceDecoder:
                 attended, count = self._needed_attended, needed
                 normed = self._normed[:count]
             following = self.weights.final_norm if last else layers[index + 1].input_norm
-            added = self._product(attended[:count], layer.o, layer.o_bias, self._added[:count])
+            added = self._project(attended[:count], "heads", layer.o, layer.o_bias)
             self._norm(stream, layer.ffn_norm, normed, added, layer.attention_out_norm)
             self._feed_forward(layer, count)
             self._norm(stream, following, normed, added, layer.ffn_out_norm)
@@ -226,40 +242,87 @@ class DeviceDecoder:
         ids = self._ids[: len(hidden)]
         for first in range(0, len(hidden), self._score_rows):
             part = slice(first, min(first + self._score_rows, len(hidden)))
+            scores = self._capped(self._score(hidden[part], self.weights.own_head))
             ops.argmax(
-                self._score(hidden[part]),
+                scores,
                 ids[part],
                 backend=self.place.backend,
                 workspace=self._argmax_scratch,
             )
+            if self.ranks is not None:
+                self.ranks.choose(scores, ids[part])
         return ids
+
+    @torch.inference_mode()
+    def step_scores(self, hidden: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor | None:
+        """scores() of a step's rows, of which each rank computes its part; on rank 0 into `out`."""
+        if self.ranks is None:
+            assert out is not None
+            return self.scores(hidden, out)
+        for first in range(0, len(hidden), self._score_rows):
+            part = slice(first, min(first + self._score_rows, len(hidden)))
+            own = self._score(hidden[part], self.weights.own_head)
+            # Rank 0 has room for whole rows there, and `own` has been sent by then.
+            whole = self._scores[: len(own)]
+            self.ranks.join(own, self.ranks.vocab, whole, to_rank_0=True)
+            if self.ranks.rank == 0:
+                assert out is not None
+                out[part].copy_(self._capped(whole), non_blocking=True)
+        return out
 
     @torch.inference_mode()
     def scores(self, hidden: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         """float32 [n, V] of rows [n, hidden] into `out`, on the same device or page-locked."""
         for first in range(0, len(hidden), self._score_rows):
             part = slice(first, min(first + self._score_rows, len(hidden)))
-            out[part].copy_(self._score(hidden[part]), non_blocking=True)
+            scores = self._capped(self._score(hidden[part], self.weights.head))
+            out[part].copy_(scores, non_blocking=True)
         return out
 
-    def _score(self, hidden: torch.Tensor) -> torch.Tensor:
-        out = self._scores[: len(hidden)]
-        scores = self._product(hidden, self.weights.head, None, out)
+    def _score(self, hidden: torch.Tensor, head: Matrix) -> torch.Tensor:
+        out = self._scores.view(-1)[: len(hidden) * head.shape[0]].view(len(hidden), head.shape[0])
+        return self._product(hidden, head, None, out, self._cut(self.shape.vocab_size))
+
+    def _capped(self, scores: torch.Tensor) -> torch.Tensor:
         cap = self.shape.final_softcap
         if not cap:
             return scores
         return scores.float().div_(cap).tanh_().mul_(cap)
 
+    def _cut(self, columns: int) -> int:
+        """Products.cut_columns of a rank's rows of a matrix of so many."""
+        return 0 if self.ranks is None else columns
+
+    def _project(
+        self, own: torch.Tensor, share: str, weight: Matrix, bias: torch.Tensor | None
+    ) -> torch.Tensor:
+        """What a block adds to the stream [n, hidden], from what is computed here of its input:
+        attention's output, or the gated activation (share: "heads", "ffn"). A buffer."""
+        count, ranks = len(own), self.ranks
+        out = self._added[:count]
+        if ranks is None:
+            return self._product(own, weight, bias, out)
+        if ranks.sums:
+            self._product(own, weight, bias, out)
+            ranks.link.add(out)
+            return out
+        bounds = ranks.heads if share == "heads" else ranks.ffn
+        whole = ranks.join(own, bounds, self._whole[share][:count])
+        part = ranks.own(ranks.hidden, count)
+        self._product(whole, weight, bias, part, self._cut(self.shape.hidden_size))
+        return ranks.join(part, ranks.hidden, out)
+
     def _attend(self, step: DeviceStep, index: int, layer: DeviceLayer, planned: set[int]) -> None:
         """The layer's attention into its buffer; K and V of the rows into the pages."""
         shape, count = self.shape, step.num_rows
         normed, qkv = self._normed[:count], self._qkv[:count]
-        self._product(normed, layer.qkv, layer.qkv_bias, qkv)
+        rows = (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim
+        self._product(normed, layer.qkv, layer.qkv_bias, qkv, self._cut(rows))
         q_end, k_end, v_end = self._split
-        q = qkv[:, :q_end].view(count, shape.num_heads, shape.head_dim)
-        k = qkv[:, q_end:k_end].view(count, shape.num_kv_heads, shape.head_dim)
-        v = qkv[:, k_end:v_end].view(count, shape.num_kv_heads, shape.head_dim)
-        out = self._attended[:count].view(count, shape.num_heads, shape.head_dim)
+        q = qkv[:, :q_end].view(count, self._heads, shape.head_dim)
+        k = qkv[:, q_end:k_end].view(count, self._kv_heads, shape.head_dim)
+        v = qkv[:, k_end:v_end].view(count, self._kv_heads, shape.head_dim)
+        out = self._attended[:count].view(count, self._heads, shape.head_dim)
         table = shape.rope_index[index]
         cos, sin = self.weights.rope[table] if table >= 0 else (None, None)
         where: dict[str, Any] = {
@@ -311,14 +374,15 @@ class DeviceDecoder:
     def _feed_forward(self, layer: DeviceLayer, count: int) -> None:
         """What the block adds, from the normed rows, into its buffer."""
         both, gated = self._gate_up[:count], self._gated[:count]
-        self._product(self._normed[:count], layer.gate_up, layer.gate_up_bias, both)
+        cut = self._cut(2 * self.shape.intermediate_size)
+        self._product(self._normed[:count], layer.gate_up, layer.gate_up_bias, both, cut)
         ops.gated_activation(
             both,
             out=gated,
             activation=self.shape.activation,
             backend=self.place.backend,
         )
-        self._product(gated, layer.down, layer.down_bias, self._added[:count])
+        self._project(gated, "ffn", layer.down, layer.down_bias)
 
     def _norm(
         self,

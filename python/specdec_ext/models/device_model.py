@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -13,6 +13,7 @@ from .cache_check import check_cache
 from .config_reader import ModelConfig
 from .device_blocks import Loaded, some_rows
 from .device_decoder import DeviceDecoder
+from .device_ranks import DeviceRanks
 from .device_source import DeviceSource
 from .device_step import DeviceStep, PlanStaging
 from .device_weights import load_weights, random_weights
@@ -23,6 +24,10 @@ from .native import IGNORED_SUFFIXES, served_positions, shape_info
 from .native_config import NativeShape
 from .open_checkpoint import open_checkpoint
 from .place import Place
+from .shard import Shard
+
+if TYPE_CHECKING:
+    from ..parallel.team import Team
 
 __all__ = ["DeviceModel"]
 
@@ -35,6 +40,9 @@ class DeviceModel:
 
     numerics is "fast" (torch's matrix products may give a row other bits in a step of other size)
     unless `exact` was asked for.
+
+    On several ranks rank 0 is the model that an engine sees; the others hold their parts, and
+    engine/device_share.py runs them. K/V pages are of a rank's own heads.
     """
 
     impl = "native"
@@ -56,6 +64,8 @@ class DeviceModel:
         kv_storage: KvStorage | None = None,
         own_widths: bool = False,
         quantization: str | None = None,
+        shard: Shard | None = None,
+        team: Team | None = None,
     ) -> None:
         """scored       rows of the head that are kept, None: all
         random_seed  random weights in the place of a checkpoint's, for measurements
@@ -64,6 +74,7 @@ class DeviceModel:
         quantization  weights become blocks (QUANTIZATIONS)
         exact        a row's bits do not depend on the step it is in (device_products.py)
         kv_storage   how the pages hold K and V; None: in `dtype`
+        shard, team  the part that is loaded, of a model that is spread over the team's ranks
         """
         notes: list[str] = []
         self.place = place
@@ -77,6 +88,13 @@ class DeviceModel:
         self.kv_storage = kv_storage or KvStorage(dtype)
         pages_dtype: torch.dtype = getattr(torch, self.kv_storage.dtype)
         attention = _attention_instance(shape, self.kv_dtype, pages_dtype, place)
+        self.shard, ranks = shard, None
+        if shard is not None:
+            assert team is not None
+            self.num_kv_heads = shard.num_kv_heads
+            own = shard.kv_heads[shard.rank], shard.kv_heads[shard.rank + 1]
+            self.kv_storage = self.kv_storage.of_heads(*own)
+            ranks = DeviceRanks(team, shard, place, dtype=self.kv_dtype, max_rows=max_rows)
         self.head_ids = None if scored is None else torch.from_numpy(scored.token_ids)
         self.quantization_errors: tuple[tuple[str, float], ...] = ()
         expected = shape.expected_weights()
@@ -91,11 +109,16 @@ class DeviceModel:
             if scored is not None and "lm_head.weight" in expected:
                 expected["lm_head.weight"] = (scored.file_rows, shape.hidden_size)
             tied = ("lm_head.weight",) if shape.tie_word_embeddings else ()
-            with open_checkpoint(config, allow_pickle=allow_pickle) as checkpoint:
+            with open_checkpoint(config, allow_pickle=allow_pickle, shard=shard) as checkpoint:
                 checkpoint.check(expected, ignored=tied, ignored_suffixes=IGNORED_SUFFIXES)
 
                 source = DeviceSource(
-                    checkpoint, self.kv_dtype, own_widths=own_widths, quantization=quantization
+                    checkpoint,
+                    self.kv_dtype,
+                    own_widths=own_widths,
+                    quantization=quantization,
+                    shard=shard,
+                    shapes=expected,
                 )
 
                 def load(name: str) -> Loaded:
@@ -105,7 +128,9 @@ class DeviceModel:
                     return tensor
 
                 tied_ids = self.head_ids if shape.tie_word_embeddings else None
-                weights = load_weights(config, shape, load, head_ids=tied_ids, **how)
+                if team is not None:
+                    how["layer_was_read"] = team.look
+                weights = load_weights(config, shape, load, head_ids=tied_ids, shard=shard, **how)
                 notes += checkpoint.warnings
             source.tell(config.path, place.name)
             self.quantization_errors = source.quantization_errors
@@ -117,9 +142,10 @@ class DeviceModel:
             max_rows=max_rows,
             exact=exact,
             kv_storage=self.kv_storage,
+            ranks=ranks,
         )
         self.num_scores = self.decoder.num_scores
-        self._results = HostRows(place.device)
+        self._results = HostRows(place.device, None if ranks is None else ranks.watch)
         self._flags = HostRows(place.device)
         self._hidden = HostRows(place.device)
         self._staging = PlanStaging(place.device)
@@ -137,6 +163,7 @@ class DeviceModel:
                 "products and attention cut every sum by its length alone"
                 if exact
                 else "torch's matrix products may sum in another order for another number of rows"
+                + (", and ranks add up partial sums" if shard is not None else "")
             ),
             dtype=", ".join(sorted(weights.packed_formats())) or dtype,
             device=place.name,
@@ -162,6 +189,8 @@ class DeviceModel:
         for pool in narrow:
             check_cache(self, pool.k, pool.v, self.place.device, len(pool.layers))
         self.decoder.bind_cache(k_pages, v_pages, narrow)
+        if self.decoder.ranks is not None:
+            self.decoder.ranks.bind(int(k_pages.shape[1]), int(k_pages.shape[3]), narrow)
         self._pages = (k_pages, v_pages)
         self._narrow_pages = tuple(int(pool.k.shape[1]) for pool in narrow)
 
@@ -181,14 +210,15 @@ class DeviceModel:
     def forward(self, plan: Any, hidden: torch.Tensor | None = None) -> torch.Tensor:
         """See StepModel: one copy to the device, the pass, one wait for what comes back."""
         step = self.stage(plan)
-        rows = self.decoder.forward_rows(step)
         assert step.status is not None
-        if plan.needs_logits:
-            result = self._results.take((len(rows), self.num_scores), torch.float32)
-            self.decoder.scores(rows, result)
-        else:
-            result = self._results.take((len(rows),), torch.int32)
-            result.copy_(self.decoder.greedy(rows), non_blocking=True)
+        with self.decoder.together():
+            rows = self.decoder.forward_rows(step, scores=plan.needs_logits)
+            if plan.needs_logits:
+                result = self._results.take((len(rows), self.num_scores), torch.float32)
+                self.decoder.step_scores(rows, result)
+            else:
+                result = self._results.take((len(rows),), torch.int32)
+                result.copy_(self.decoder.greedy(rows), non_blocking=True)
         flags = self._flags.take((len(step.status),), torch.int32)
         flags.copy_(step.status, non_blocking=True)
         kept = hidden

@@ -61,8 +61,13 @@ class Products:
         weight: Rows,
         bias: torch.Tensor | None,
         out: torch.Tensor,
+        cut_columns: int = 0,
     ) -> torch.Tensor:
-        """Write x [R, K] weight^T (+ bias [N]) into out [R, N] and return it."""
+        """Write x [R, K] weight^T (+ bias [N]) into out [R, N] and return it.
+
+        cut_columns  rows of the matrix that `weight` is a part of, whose bits are wanted where bits
+                     matter; 0: it is the whole
+        """
         if isinstance(weight, StackedWeight):
             first = 0
             for part in weight.parts:
@@ -77,6 +82,7 @@ class Products:
                 out=out,
                 bias=bias,
                 constant_weight=True,
+                cut_columns=0 if isinstance(weight, ops.PackedWeight) else cut_columns,
                 backend=self._backend,
                 workspace=self._scratch,
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from ..log import logger
 from .device_blocks import Loaded, is_kept
 from .host_arrays import as_torch
 from .quantize import quantized_loader, worst_first
+from .shard import Shard, take_columns
 
 __all__ = ["DeviceSource"]
 
@@ -22,12 +24,22 @@ class DeviceSource:
     dtype         of the model
     own_widths    blocks stay blocks
     quantization  weights become blocks (QUANTIZATIONS)
+    shard         whose part of each tensor is loaded, of one of several ranks; None: all of it
+    shapes        of the whole tensors, by name
     """
 
     def __init__(
-        self, checkpoint: Any, dtype: torch.dtype, *, own_widths: bool, quantization: str | None
+        self,
+        checkpoint: Any,
+        dtype: torch.dtype,
+        *,
+        own_widths: bool,
+        quantization: str | None,
+        shard: Shard | None = None,
+        shapes: Mapping[str, tuple[int, ...]] | None = None,
     ) -> None:
         self._checkpoint, self._dtype, self._quantization = checkpoint, dtype, quantization
+        self._shard, self._shapes = shard, shapes or {}
         self._errors: dict[str, float] = {}
         self._converted: set[str] = set()
         self._load: Any = checkpoint.load
@@ -39,13 +51,22 @@ class DeviceSource:
 
     def load(self, name: str) -> Loaded:
         """A tensor, or the blocks of a matrix and their format, which a device has kernels for."""
-        found = self._load(name)
+        found = self._part(self._load, name)
         if not isinstance(found, tuple):
             return as_torch(found)
         if is_kept(found[1], self._dtype):
             return found
         self._converted.add(found[1])
-        return as_torch(self._checkpoint.load(name))
+        return as_torch(self._part(self._checkpoint.load, name))
+
+    def _part(self, load: Callable[..., Any], name: str) -> Any:
+        shard = self._shard
+        if shard is None:
+            return load(name)
+        weight, columns = load(name, rows=shard.rows(name)), shard.columns(name)
+        if columns is None:
+            return weight
+        return take_columns(weight, columns, self._shapes[name][1], name)
 
     @property
     def quantization_errors(self) -> tuple[tuple[str, float], ...]:

@@ -12,6 +12,7 @@ from .config_reader import ModelConfig
 from .device_blocks import Loaded, Matrix, Rows, as_floats, as_matrix, as_rows, parts_of, some_rows
 from .native_config import NativeShape
 from .rope import rope_tables
+from .shard import Shard
 
 __all__ = ["DeviceLayer", "DeviceWeights", "load_weights", "random_weights"]
 
@@ -50,22 +51,27 @@ class DeviceLayer:
 @dataclass(frozen=True)
 class DeviceWeights:
     """head is the embedding itself where they are tied, or its packed form: an embedding is always
-    of the model's dtype, as a step reads few of its rows. rope: (cos, sin) float32 by table."""
+    of the model's dtype, as a step reads few of its rows. rope: (cos, sin) float32 by table.
+
+    Of one of several ranks: its rows; rank 0 has the embedding, the others [0, hidden], and the
+    whole head, for drafters. own_head: the rows that a step's scores are computed from."""
 
     embedding: torch.Tensor
     layers: list[DeviceLayer]
     final_norm: torch.Tensor
     head: Matrix
+    own_head: Matrix
     rope: list[tuple[torch.Tensor, torch.Tensor]]
 
     def step_bytes(self) -> int:
         """Bytes that a step reads: everything but the embedding's rows that it skips."""
-        read = [self.final_norm, self.head, *(t for layer in self.layers for t in layer.tensors())]
+        layers = (t for layer in self.layers for t in layer.tensors())
+        read = [self.final_norm, self.own_head, *layers]
         return sum(t.nbytes for t in read)
 
     def packed_formats(self) -> set[str]:
         """Formats of the matrices that are no floats."""
-        one = [self.head, *(t for layer in self.layers for t in layer.tensors())]
+        one = [self.own_head, *(t for layer in self.layers for t in layer.tensors())]
         return {t.format for t in one if isinstance(t, ops.PackedWeight)}
 
 
@@ -78,6 +84,8 @@ def load_weights(
     dtype: torch.dtype,
     positions: int,
     head_ids: torch.Tensor | None = None,
+    shard: Shard | None = None,
+    layer_was_read: Callable[[], None] = lambda: None,
 ) -> DeviceWeights:
     """The checkpoint's tensors, one after another: never all of them twice.
 
@@ -85,6 +93,8 @@ def load_weights(
                which stay so where a device has a kernel for it (device_blocks.py)
     positions  rows of the rotary tables
     head_ids   the tokens that a tied head scores, in this order; None: all
+    shard      the part that `load` gives, of one of several ranks; None: the whole
+    layer_was_read  is called after each layer
     """
 
     def floats(name: str) -> torch.Tensor:
@@ -105,39 +115,58 @@ def load_weights(
         def get(name: str) -> torch.Tensor:
             return floats(prefix + name)
 
+        def bias(name: str, is_there: bool) -> torch.Tensor | None:
+            held = shard is None or shard.holds(prefix + name)
+            return get(name) if is_there and held else None
+
         attention, mlp = f"{prefix}self_attn.", f"{prefix}mlp."
         sandwich = shape.has_sandwich_norms
         second = "post_attention_layernorm.weight"
-        return DeviceLayer(
+        found = DeviceLayer(
             input_norm=get("input_layernorm.weight"),
             qkv=rows(attention, "q_proj", "k_proj", "v_proj"),
             qkv_bias=biases(attention, "q_proj", "k_proj", "v_proj") if shape.qkv_bias else None,
             q_norm=get("self_attn.q_norm.weight") if shape.has_qk_norm else None,
             k_norm=get("self_attn.k_norm.weight") if shape.has_qk_norm else None,
             o=matrix(f"{attention}o_proj"),
-            o_bias=get("self_attn.o_proj.bias") if shape.o_bias else None,
+            o_bias=bias("self_attn.o_proj.bias", shape.o_bias),
             attention_out_norm=get(second) if sandwich else None,
             ffn_norm=get("pre_feedforward_layernorm.weight" if sandwich else second),
             gate_up=rows(mlp, "gate_proj", "up_proj"),
             gate_up_bias=biases(mlp, "gate_proj", "up_proj") if shape.mlp_bias else None,
             down=matrix(f"{mlp}down_proj"),
-            down_bias=get("mlp.down_proj.bias") if shape.mlp_bias else None,
+            down_bias=bias("mlp.down_proj.bias", shape.mlp_bias),
             ffn_out_norm=get("post_feedforward_layernorm.weight") if sandwich else None,
         )
+        layer_was_read()
+        return found
 
-    table = load("model.embed_tokens.weight")
-    embedding = as_floats(table, device, dtype)
-    scored = table if shape.tie_word_embeddings else load("lm_head.weight")
+    embeds = shard is None or shard.rank == 0
+    tied = shape.tie_word_embeddings
+    table = load("model.embed_tokens.weight") if embeds or tied else None
+    embedding = torch.empty(0, shape.hidden_size, dtype=dtype, device=device)
+    if embeds:
+        assert table is not None
+        embedding = as_floats(table, device, dtype)
+    scored = table if tied and table is not None else load("lm_head.weight")
     if head_ids is not None:
         scored = some_rows(scored, head_ids)
     head = as_matrix(scored, device, dtype)
-    if scored is table and isinstance(head, torch.Tensor):
+    if embeds and scored is table and isinstance(head, torch.Tensor):
         head = embedding
+    own_head = head
+    if shard is not None and shard.rank == 0:
+        own = shard.scores(0)
+        if isinstance(head, torch.Tensor):
+            own_head = head[own]
+        else:  # packed rows lie in tiles: those are packed once more
+            own_head = as_matrix(some_rows(scored, torch.arange(own.stop)), device, dtype)
     return DeviceWeights(
         embedding=embedding,
         layers=[layer(index) for index in range(shape.num_layers)],
         final_norm=floats("model.norm.weight"),
         head=head,
+        own_head=own_head,
         rope=[
             (torch.from_numpy(cos).to(device), torch.from_numpy(sin).to(device))
             for cos, sin in (

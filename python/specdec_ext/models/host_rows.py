@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 
@@ -10,10 +11,13 @@ __all__ = ["HostRows"]
 
 
 class HostRows:
-    """Page-locked for a CUDA device; only ever grown."""
+    """Page-locked for a CUDA device; only ever grown.
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
+    watch  called while wait() waits, if that may be in vain; it may raise
+    """
+
+    def __init__(self, device: torch.device, watch: Callable[[], None] | None = None) -> None:
+        self._device, self._watch = device, watch
         self._pinned = device.type == "cuda"
         self._memory = torch.empty(0, dtype=torch.uint8)
 
@@ -26,5 +30,9 @@ class HostRows:
 
     def wait(self) -> None:
         """Until everything on the device's current stream is done."""
-        if self._pinned:
-            torch.cuda.current_stream(self._device).synchronize()
+        if not self._pinned:
+            return
+        stream = torch.cuda.current_stream(self._device)
+        while self._watch is not None and not stream.query():
+            self._watch()
+        stream.synchronize()

@@ -10,13 +10,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..config.dtypes import normalize_dtype
-from ..errors import ConfigError, ModelError, SpecdecError, UnsupportedModelError
+from ..errors import ConfigError, EngineError, ModelError, SpecdecError, UnsupportedModelError
 from ..log import logger
+from ..ops import plugin_path
+from ..parallel.fingerprint import model_fingerprint
 from .config_reader import ModelConfig, read_config
 from .draft_vocab import DRAFT_VOCAB_FILE, read_draft_vocab, scored_rows
 from .kv_storage import kv_storage
 from .native_config import NotNativeError, native_shape
 from .packed_model import PackedWeights, find_packed
+from .place import CPU
 from .quantize import QUANTIZATIONS
 from .rank_checkpoint import check_ranks, read_ranks
 from .shard import Shard
@@ -74,8 +77,8 @@ def load_model(
     quantization  "int8", "int4", "fp8": weights become blocks at load (quantize.py); native, on a
                   device in a 16-bit model
     team          the ranks that the model is spread over: this process loads its own shard of a
-                  native model, on the CPU; None: it is alone. A model that was converted for
-                  several ranks asks for as many
+                  native model; None: it is alone. A model that was converted for several ranks
+                  asks for as many
     kv_cache_dtype  what the pages hold, as KvCacheConfig.dtype
     max_attention_window, sink_token_length  see limited_windows(); the model has the result as
                   `layer_windows` and `sink_tokens`
@@ -136,10 +139,6 @@ def load_model(
                 "own_widths": in_blocks,
                 "quantization": quantization,
             }
-            if place is not None and not place.is_cpu:
-                from .device_model import DeviceModel
-
-                return DeviceModel(config, shape, chosen, place, exact=numerics == "exact", **how)
             if team is not None:
                 same = {
                     "dtype": wanted,
@@ -148,7 +147,11 @@ def load_model(
                     "sink_token_length": sink_token_length,
                     "numerics": numerics,
                 }
-                return _load_shard(config, shape, chosen, same, team, how)
+                return _load_shard(config, shape, chosen, same, team, place or CPU, how)
+            if place is not None and not place.is_cpu:
+                from .device_model import DeviceModel
+
+                return DeviceModel(config, shape, chosen, place, exact=numerics == "exact", **how)
             from .native import NativeModel
 
             def load() -> NativeModel:
@@ -203,31 +206,64 @@ def _load_shard(
     chosen: str,
     wanted: dict[str, Any],
     team: Team,
+    place: Place,
     how: dict[str, Any],
 ) -> StepModel:
     """This rank's part of a model; rank 0 asks the others for theirs."""
     from .shard import Shard
 
-    shard = Shard.of(shape, team.rank, team.size, sums=wanted["numerics"] == "fast")
+    # On a device products are torch's unless exact ones were asked for, so that is fast mode, too.
+    sums = wanted["numerics"] == "fast" if place.is_cpu else wanted["numerics"] != "exact"
+    shard = Shard.of(shape, team.rank, team.size, sums=sums)
     if shard.sums and read_ranks(config.path) > 1:
         raise UnsupportedModelError(
-            f"{config.path}: numerics = 'fast' splits projections by input columns, and convert "
-            f"--tp_size={team.size} has cut them by output rows; use numerics = 'exact', or a "
-            "checkpoint that was converted as a whole"
+            f"{config.path}: numerics = {wanted['numerics']!r} on {place.name} splits projections "
+            f"by input columns, and convert --tp_size={team.size} has cut them by output rows; use "
+            "numerics = 'exact', or a checkpoint that was converted as a whole"
         )
-    if team.rank > 0:
-        from .native import NativeModel
 
+    def make() -> StepModel:
+        if not place.is_cpu:
+            from .device_model import DeviceModel
+
+            return DeviceModel(
+                config, shape, chosen, place, exact=not sums, shard=shard, team=team, **how
+            )
         packed = _packed_shard(config, shape, chosen, shard, how)
-        return NativeModel(config, shape, chosen, shard=shard, packed=packed, **how)
-    from .sharded_model import ShardedModel
+        if team.rank > 0:
+            from .native import NativeModel
 
+            return NativeModel(config, shape, chosen, shard=shard, packed=packed, **how)
+        from .sharded_model import ShardedModel
+
+        return ShardedModel(config, shape, chosen, shard=shard, team=team, packed=packed, **how)
+
+    if team.rank > 0:
+        return make()
     same = ("max_rows", "max_seq_len", "allow_pickle", "quantization")
-    arguments = {**wanted, "model_impl": "native", **{name: how[name] for name in same}}
-    packed = _packed_shard(config, shape, chosen, shard, how)
-    return ShardedModel(
-        config, shape, chosen, shard=shard, team=team, wanted=arguments, packed=packed, **how
+    path = config.path.resolve()
+    team.load(
+        {
+            **wanted,
+            "model_impl": "native",
+            **{name: how[name] for name in same},
+            "path": str(path),
+            "fingerprint": model_fingerprint(path),
+            "devices": list(team.devices) if not place.is_cpu else [],
+            "plugin": None if place.is_cpu else plugin_path(place.backend),
+        }
     )
+    try:
+        model = make()
+    except EngineError:  # a rank is lost
+        raise
+    except BaseException:
+        team.wait_loaded()
+        raise
+    team.wait_loaded()
+    info = model.info
+    model.info = dataclasses.replace(info, attention=f"{info.attention}, on {team.size} ranks")
+    return model
 
 
 def _packed_shard(
@@ -290,13 +326,20 @@ def memory_errors(path: Path) -> Iterator[None]:
         ) from error
 
 
-def native_weight_bytes(config: ModelConfig, element_size: int) -> int:
-    """Bytes of a native model's weights before they are read; 0 for other models."""
+def native_weight_bytes(config: ModelConfig, element_size: int, ranks: int = 1) -> int:
+    """Bytes of a native model's weights before they are read, on rank 0 of several; 0 for other
+    models."""
     try:
-        shapes = native_shape(config).expected_weights().values()
+        shape = native_shape(config)
     except NotNativeError:
         return 0
-    return sum(math.prod(shape) for shape in shapes) * element_size
+    shard = Shard.of(shape, 0, ranks) if ranks > 1 else None
+    elements = 0
+    for name, whole in shape.expected_weights().items():
+        rows = None if shard is None else shard.rows(name)
+        count = whole[0] if rows is None else rows.stop - rows.start
+        elements += count * math.prod(whole[1:])
+    return elements * element_size
 
 
 def _choose_dtype(config: ModelConfig, wanted: str, allow_pickle: bool) -> str:

@@ -13,7 +13,9 @@ from ..extras import MissingPackageError, require
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["CPU", "Place", "resolve_device"]
+__all__ = ["CPU", "Place", "devices_of_ranks", "resolve_device"]
+
+_CUDA_LIST = re.compile(r"cuda(?::(\d+(?:,\d+)*))?")
 
 
 @dataclass(frozen=True)
@@ -76,10 +78,7 @@ def resolve_device(name: str) -> Place:
     if match := re.fullmatch(r"cuda(?::(\d+))?", name):
         if reason := _why_no_cuda():
             raise ConfigError(f"device = {name!r} cannot be used: {reason}; use device='cpu'")
-        import torch
-
-        index = int(match[1] or 0)
-        count = min(len(_core.cuda_info()["devices"]), torch.cuda.device_count())
+        index, count = int(match[1] or 0), _num_cuda()
         if index >= count:
             raise ConfigError(
                 f"device = {name!r}: devices of this machine are cuda:0..cuda:{count - 1}"
@@ -94,6 +93,60 @@ def resolve_device(name: str) -> Place:
         )
     memory = "cuda:0" if _core.backend_memory(name) == "cuda" else "cpu"
     return Place(name, memory, name)
+
+
+def devices_of_ranks(name: str, size: int, local_size: int | None = None) -> tuple[str, ...]:
+    """The device of each of `size` ranks, as resolve_device() takes them.
+
+    name        what it takes; "cuda" and "auto" are the first GPUs, "cuda:N" those from N on,
+                "cuda:A,B,..." these, in the ranks' order. Where tensors lie in the host's memory
+                all ranks say the same
+    local_size  ranks of this machine, which has the devices; None: all are
+
+    Raises ConfigError where there are fewer devices than ranks, or torch cannot connect them.
+    """
+    local = size if local_size is None else local_size
+    match = _CUDA_LIST.fullmatch(name)
+    several = [int(n) for n in match[1].split(",")] if match and match[1] else []
+    first = resolve_device(f"cuda:{several[0]}" if len(several) > 1 else name)
+    if not first.on_cuda or first.backend != "cuda":
+        return (name,) * size
+    if len(several) > 1 and len(several) != local:
+        raise ConfigError(
+            f"device = {name!r} names {len(several)} devices, tensor_parallel_size = {size} has "
+            f"{local} ranks on this machine; name one for each, or leave the numbers out"
+        )
+    begin = first.device.index or 0
+    numbers = several if len(several) > 1 else list(range(begin, begin + local))
+    count = _num_cuda()
+    if numbers[-1] >= count and len(several) <= 1:
+        raise ConfigError(
+            f"tensor_parallel_size = {size} on device = {name!r}: {local} ranks of this machine "
+            f"take cuda:{begin}..cuda:{numbers[-1]}, and it has {count} CUDA devices; use "
+            f"tensor_parallel_size <= {count - begin}, or device='cpu'"
+        )
+    for number in numbers:
+        resolve_device(f"cuda:{number}")
+    if len(set(numbers)) < len(numbers):
+        raise ConfigError(f"device = {name!r} names a device twice; give each once")
+    if size > 1 and not _has_nccl():
+        raise ConfigError(
+            f"tensor_parallel_size = {size} on device = {name!r}: this torch was built without "
+            "NCCL, which connects GPUs; install a build with it, or use tensor_parallel_size = 1"
+        )
+    return tuple(f"cuda:{numbers[rank % local]}" for rank in range(size))
+
+
+def _has_nccl() -> bool:
+    import torch.distributed as dist
+
+    return dist.is_available() and dist.is_nccl_available()
+
+
+def _num_cuda() -> int:
+    import torch
+
+    return min(len(_core.cuda_info()["devices"]), torch.cuda.device_count())
 
 
 def _cuda(index: int) -> Place:

@@ -7,14 +7,11 @@ and the rows' embeddings; each rank runs its shard part by part; scores come tog
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import numpy as np
 
 from .. import _core
-from ..errors import EngineError
-from ..parallel.fingerprint import model_fingerprint
 from ..parallel.link import Link
 from ..parallel.team import BIND, FORWARD, Team
 from .config_reader import ModelConfig
@@ -41,24 +38,11 @@ class ShardedModel(NativeModel):
         *,
         shard: Shard,
         team: Team,
-        wanted: dict[str, Any],
         **how: Any,
     ) -> None:
-        """wanted  load_model's arguments, for the other ranks; `how` is NativeModel's"""
+        """`how` is NativeModel's"""
         self._team = team
-        path = config.path.resolve()
-        team.load({**wanted, "path": str(path), "fingerprint": model_fingerprint(path)})
-        try:
-            super().__init__(config, shape, dtype, shard=shard, **how)
-        except EngineError:  # a rank is lost
-            raise
-        except BaseException:
-            team.wait_loaded()
-            raise
-        team.wait_loaded()
-        self.info = dataclasses.replace(
-            self.info, attention=f"{self.info.attention}, on {team.size} ranks"
-        )
+        super().__init__(config, shape, dtype, shard=shard, **how)
         self._page_size = 0
 
     def _layer_was_read(self) -> None:

@@ -21,7 +21,7 @@ prompt was cut into chunks, or the number of threads.
 from __future__ import annotations
 
 from specdec_ext._core import DeviceLimits, SlotLayout
-from specdec_ext.ops._where import backend_names, device_limits, load_backend
+from specdec_ext.ops._where import backend_names, device_limits, load_backend, plugin_path
 from specdec_ext.ops.accept import (
     ACCEPTANCE_RULES,
     AcceptResults,
@@ -110,6 +110,7 @@ __all__ = [
     "pack_weight",
     "pick_attention",
     "plan_workspace",
+    "plugin_path",
     "propose_drafts",
     "propose_growths",
     "read_results",

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 MASK_WORDS, MAX_STEP_TOKENS = _core.MASK_WORDS, _core.MAX_STEP_TOKENS
 
+_plugins: dict[str, str] = {}  # by name, the files of backends that were opened here
 _workspaces: dict[tuple[str, torch.device, int], Tensor] = {}
 _flags: dict[tuple[torch.device, int], Tensor] = {}
 
@@ -29,6 +30,12 @@ def load_backend(name: str, path: str) -> None:
              this package, or the name is taken.
     """
     _core.load_backend(name, path)
+    _plugins[name] = path
+
+
+def plugin_path(name: str) -> str | None:
+    """The file of a backend that load_backend() has opened; None: it is built in."""
+    return _plugins.get(name)
 
 
 def device_limits(backend: str = "cuda", device: int = 0) -> DeviceLimits:

@@ -77,6 +77,7 @@ def linear(
     out: Tensor,
     bias: Tensor | None = None,
     constant_weight: bool = False,
+    cut_columns: int = 0,
     backend: str | None = None,
     workspace: Tensor | Callable[[int], Tensor] | None = None,
 ) -> Tensor:
@@ -95,6 +96,8 @@ def linear(
              and loop over more. constant_weight: promise that nothing enqueued on this stream since
              the last synchronisation writes the weight; a device may then read it before the
              previous kernel has ended.
+    Parts    cut_columns: weight holds some rows of a larger matrix that has this many; the result
+             has the bits of those columns of the larger product. 0: weight is the whole matrix.
     Raises   ValueError or TypeError naming the argument, what it is and what it has to be.
     """
     scratch: Any = workspace
@@ -111,6 +114,7 @@ def linear(
         out=out,
         bias=bias,
         constant_weight=constant_weight,
+        cut_columns=cut_columns,
         backend=backend,
         stream=stream_of(x),
         workspace=scratch,

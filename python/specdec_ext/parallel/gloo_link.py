@@ -93,6 +93,19 @@ class GlooLink:
         self._gathers += 1
         return place.bytes
 
+    def spread(self, num_bytes: int) -> np.ndarray:
+        """See Link."""
+        place, first = self._place(num_bytes), self.rank == 0
+        self._exchange(
+            self._steps,
+            send=place.mine if first else None,
+            receive={} if first else {0: place.chunks[0]},
+            peers=self._peers if first else [0],
+            tag=self._gathers % _TAGS,
+        )
+        self._gathers += 1
+        return place.bytes[:num_bytes]
+
     def _place(self, num_bytes: int) -> _Places:
         turn = self._gathers % 2
         places = self._places[turn]

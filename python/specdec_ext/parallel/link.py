@@ -55,6 +55,10 @@ class Link(Protocol):
         """
         ...
 
+    def spread(self, num_bytes: int) -> np.ndarray:
+        """uint8 [num_bytes]: rank 0's chunk, on every rank. Counts as a gather."""
+        ...
+
 
 def as_packet(kind: int, parts: Sequence[np.ndarray]) -> np.ndarray:
     """The bytes of a packet."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import mmap
 import os
+import threading
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -64,15 +65,17 @@ class Board:
         self._places = places.reshape(size, _BOARD_BYTES)
         self._rank = rank
         self._said: dict[str, str] = {}
+        self._writes = threading.Lock()  # heartbeats come from a thread of their own
 
     def set(self, key: str, value: str) -> None:
         """Say it; what does not fit is cut."""
-        self._said[key] = value[: _BOARD_BYTES // 8]
-        data = json.dumps(self._said).encode()
-        place = self._places[self._rank]
-        place[:8] = 0  # while it is written nothing stands there
-        place[8 : 8 + len(data)] = np.frombuffer(data, dtype=np.uint8)
-        place[:8] = np.array([len(data)], dtype="<i8").view(np.uint8)
+        with self._writes:
+            self._said[key] = value[: _BOARD_BYTES // 8]
+            data = json.dumps(self._said).encode()
+            place = self._places[self._rank]
+            place[:8] = 0  # while it is written nothing stands there
+            place[8 : 8 + len(data)] = np.frombuffer(data, dtype=np.uint8)
+            place[:8] = np.array([len(data)], dtype="<i8").view(np.uint8)
 
     def check(self, keys: Sequence[str]) -> bool:
         """Has somebody said all of them?"""
@@ -125,6 +128,7 @@ class SharedLink:
         self._packet = _Growing(files[1])
         self._chunks = [_Growing(file) for file in files[2:]]
         self._gathers = self._packets = 0
+        self._one_way = False  # the last gather: not all ranks have waited for all
 
     def tell(self, kind: int, *parts: np.ndarray) -> None:
         """See Link. The packet before has been heard by all when this one is written."""
@@ -146,6 +150,11 @@ class SharedLink:
 
     def chunk(self, num_bytes: int) -> np.ndarray:
         """See Link."""
+        if self._one_way:
+            # Somebody may still read what the chunk is written over; who has come to the last
+            # gather has read the one before.
+            self._wait_for_others()
+            self._one_way = False
         first = self.rank * num_bytes
         return self._chunks[self._gathers % 2](num_bytes * self.size)[first : first + num_bytes]
 
@@ -154,11 +163,25 @@ class SharedLink:
         whole = self._chunks[self._gathers % 2](num_bytes * self.size)[: num_bytes * self.size]
         self._gathers += 1
         self._counters.add(self.rank)
+        self._one_way = to_rank_0
         if not to_rank_0 or self.rank == 0:
-            for rank in range(self.size):
-                if rank != self.rank:
-                    self._wait(rank, self._gathers, rank, self._heartbeat_s)
+            self._wait_for_others()
         return whole
+
+    def spread(self, num_bytes: int) -> np.ndarray:
+        """See Link."""
+        whole = self._chunks[self._gathers % 2](num_bytes * self.size)[:num_bytes]
+        self._gathers += 1
+        self._counters.add(self.rank)
+        self._one_way = True
+        if self.rank > 0:
+            self._wait(0, self._gathers, 0, self._heartbeat_s)
+        return whole
+
+    def _wait_for_others(self) -> None:
+        for rank in range(self.size):
+            if rank != self.rank:
+                self._wait(rank, self._gathers, rank, self._heartbeat_s)
 
     def _wait(self, counter: int, target: int, rank: int, seconds: float) -> None:
         target %= 1 << 32

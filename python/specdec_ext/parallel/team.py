@@ -14,8 +14,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -24,20 +23,26 @@ from ..config.ranks import World, world_of
 from ..errors import ConfigError, EngineError, ModelError
 from .fingerprint import program_fingerprint
 from .link import HEARTBEAT_S, Link, LostRankError
+from .processes import end_processes, interrupts_wait, is_stopped
 from .shared_link import SharedLink, make_memory
 
+if TYPE_CHECKING:
+    from .tensor_link import TensorLink
+
 __all__ = [
-    "BIND", "END", "FORWARD", "HOST_POOL", "LOAD", "LOST_EXIT_CODE", "NARROW", "RELEASE", "Team",
-    "enter", "join", "lead",
+    "BIND", "COPIES", "END", "FORWARD", "HOST_POOL", "LOAD", "LOST_EXIT_CODE", "MOVES", "NARROW",
+    "RECORD", "RECORDED", "RELEASE", "REPLAY", "Team", "enter", "join", "lead",
 ]  # fmt: skip
 
 # Kinds of packets.
 LOAD, BIND, FORWARD, RELEASE, HOST_POOL, NARROW, END = range(7)
+MOVES, COPIES, RECORD, RECORDED, REPLAY = range(7, 12)  # of devices
 # What a rank ends with that has lost another.
 LOST_EXIT_CODE = 75
 _START_S = 120.0  # for ranks to start and find each other
 _LAST_WORDS_S = 2.0
 _BEATS = 8  # in the time of silence after which a rank is lost
+_LOOK_S = 0.1  # how often rank 0 looks after the others while it waits for a device
 
 
 class Team:
@@ -45,6 +50,9 @@ class Team:
 
     rank, size  0 plans and decides; the others run their share of its forward passes
     link        to the others
+    devices     of the model that is loaded next, one for each rank, as LLM takes them; empty: the
+                CPU
+    tensor_links  by device, what link_for() has made
     outlives    it serves one model after another, and ends with the process
 
     Every method raises EngineError when a rank is lost; all that follow say the same.
@@ -66,14 +74,18 @@ class Team:
         """
         self.rank, self.size = rank, size
         self.outlives = outlives
+        self.devices: tuple[str, ...] = ()
+        self.tensor_links: dict[str, TensorLink] = {}
         self._store = store
+        self._beats: dict[int, tuple[str, float]] = {}  # by rank: the last one, and when it came
+        self._looked = 0.0
         self._processes = processes
         self._lost: EngineError | None = None
         self._models = 0
         self._greet()
         with self._talking("they were joining"):
             self.link = make_link()
-        self._end = weakref.finalize(self, _end_processes, processes)
+        self._end = weakref.finalize(self, end_processes, processes)
 
     def tell(self, kind: int, *parts: Any) -> None:
         """Rank 0: a packet to all others (Link.tell)."""
@@ -104,6 +116,26 @@ class Team:
         for rank in range(1, self.size):
             if self._exit_code(rank) is not None:
                 raise self._lose(rank, silent=False, when="it was loading its weights")
+
+    def watch(self) -> None:
+        """Rank 0, as often as it likes while it waits for a device that may wait for the others:
+        has a process ended, or given no heartbeat (alive()) for too long?"""
+        now = time.monotonic()
+        if now - self._looked < _LOOK_S:
+            return
+        self._looked = now
+        if self._lost is not None:
+            raise self._lost
+        for rank in range(1, self.size):
+            if self._exit_code(rank) is not None:
+                raise self._lose(rank, silent=False, when="a step was running")
+            last, heard = self._beats.get(rank, ("", now))
+            beat = self._read(f"beat/{rank}")
+            if beat != last:
+                last, heard = beat, now
+            self._beats[rank] = (last, heard)
+            if now - heard > HEARTBEAT_S:
+                raise self._lose(rank, silent=True, when="a step was running")
 
     def wait_loaded(self) -> None:
         """Rank 0: until the others have. Raises ModelError with what one of them says."""
@@ -154,7 +186,7 @@ class Team:
         behind a call of the core: a step that one rank leaves is lost for all."""
         if self._lost is not None:
             raise self._lost
-        with self._talking("a step was running"), _interrupts_wait():
+        with self._talking("a step was running"), interrupts_wait():
             try:
                 yield
             except (LostRankError, ValueError):
@@ -184,6 +216,20 @@ class Team:
     def abort(self) -> None:
         """End the processes that this one has started, whatever they do."""
         self._end()
+        for link in self.tensor_links.values():
+            link.abort()
+        self.tensor_links.clear()
+
+    @property
+    def store(self) -> Any:
+        """Texts by keys, which all ranks read: torch's, or a Board."""
+        return self._store
+
+    def hear_text(self, key: str) -> str:
+        """Another rank: the text that rank 0 sets, however long that takes."""
+        while not (text := self._read(key)):
+            time.sleep(0.02)
+        return text
 
     def _greet(self) -> None:
         """All ranks are there, and run the same program."""
@@ -214,7 +260,7 @@ class Team:
             now, last = time.monotonic(), self._read(f"beat/{rank}")
             if last != beat:
                 beat, heard = last, now
-            if not (self._processes and _is_stopped(self._processes[rank - 1].pid)):
+            if not (self._processes and is_stopped(self._processes[rank - 1].pid)):
                 runs = now
             if now - heard > seconds:
                 raise self._lose(rank, silent=True, when=when, seconds=seconds)
@@ -269,7 +315,7 @@ class Team:
         if hasattr(self, "_end"):
             self.abort()
         else:
-            _end_processes(self._processes)
+            end_processes(self._processes)
         return self._lost
 
     def _exit_code(self, rank: int) -> int | None:
@@ -313,7 +359,7 @@ def lead(size: int) -> Team:
     try:
         return Team(link.board, 0, size, lambda: link, processes)
     except BaseException:
-        _end_processes(processes)
+        end_processes(processes)
         raise
 
 
@@ -356,39 +402,3 @@ def join(world: World) -> Team:
     if rank == 0:
         atexit.register(team.close)
     return team
-
-
-def _is_stopped(pid: int) -> bool:
-    """By a signal or a debugger."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "Tt"
-    except OSError:
-        return False
-
-
-def _end_processes(processes: Sequence[Any]) -> None:
-    for process in processes:
-        if process.poll() is None:
-            process.kill()
-        process.wait()
-        if process.stdin is not None:
-            with contextlib.suppress(OSError):
-                process.stdin.close()
-
-
-@contextlib.contextmanager
-def _interrupts_wait() -> Iterator[None]:
-    """Ctrl-C is raised behind the block. Only the main thread ever gets it."""
-    try:
-        before = signal.getsignal(signal.SIGINT)
-        came: list[Any] = []
-        signal.signal(signal.SIGINT, lambda number, frame: came.append(frame))
-    except ValueError:  # another thread
-        yield
-        return
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-    if came and callable(before):
-        before(signal.SIGINT, came[0])

@@ -147,7 +147,7 @@ MUTANTS = [
         "linear-54",
         "how k is cut depends on the number of rows",
         PICK,
-        "deal.cut = stream_cut(columns, depth);",
+        "deal.cut = stream_cut(std::max(columns, cut_columns), depth);",
         "deal.cut = stream_cut(rows > 16 ? columns : 8 * columns, depth);",
     ),
     Mutant(

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 
 from ... import ops
-from ...models.device_decoder import Scratch
 from ...models.device_products import Products
+from ...models.device_scratch import Scratch
 from ...models.host_arrays import HostArray, as_torch, converted
 from ...models.rope import rope_tables
 from ..draft_target.device_forward import ChainRows

@@ -28,6 +28,7 @@ from . import (
     OverlapPipeline,
     Stream,
 )
+from .ranked_graphs import RankedRecorder
 
 if TYPE_CHECKING:
     from ...drafters.slot_drafter import SlotDrafter
@@ -74,8 +75,12 @@ def device_bytes(
     return slots + 4 * (words + rows * vocab_size) + rates
 
 
-def make_stream(place: Place) -> Stream:
-    return CudaStream(place.device) if place.device.type == "cuda" else ImmediateStream()
+def make_stream(place: Place, model: Any = None) -> Stream:
+    """model  whose steps are enqueued: one of several ranks has the host look after the others"""
+    if place.device.type != "cuda":
+        return ImmediateStream()
+    ranks = model.decoder.ranks if isinstance(model, DeviceModel) else None
+    return CudaStream(place.device, None if ranks is None else ranks.watch)
 
 
 def make_recorder(stream: Stream, scheduler: SchedulerConfig, model: Any) -> GraphRecorder | None:
@@ -84,7 +89,9 @@ def make_recorder(stream: Stream, scheduler: SchedulerConfig, model: Any) -> Gra
         return None
     if not isinstance(model, DeviceModel):  # it reads values
         return None
-    return CudaGraphRecorder(stream)
+    recorder = CudaGraphRecorder(stream)
+    ranks = model.decoder.ranks
+    return recorder if ranks is None else RankedRecorder(recorder, ranks)
 
 
 def graph_bytes(
@@ -159,7 +166,7 @@ def make_pipeline(
     narrow     the model's pools of narrow windows
     host_pool  of what preempted requests held, and how fast pages are copied there; None: measured
     """
-    stream = make_stream(place)
+    stream = make_stream(place, model)
     if host_pool is not None and host_bytes_per_second is None:
         stream.follow()  # the pages' zeros
         host_bytes_per_second = host_pool.bytes_per_second(stream)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from specdec_ext.engine.overlap.buffers import StepTensors
     from specdec_ext.models.base import StepModel
     from specdec_ext.models.device_decoder import DeviceDecoder
+    from specdec_ext.models.device_moves import KvMoves
 
 __all__ = ["DeviceForward", "HostForward"]
 
@@ -52,6 +54,12 @@ class HostForward:
     def make_hidden(self, rows: int) -> torch.Tensor:
         """Zeroed rows as `hidden` has them."""
         return torch.zeros(rows, self.model.hidden_size, device=self._device)
+
+    def moved(self, moves: KvMoves) -> None:
+        """See StepForward: all pages are here."""
+
+    def copied(self, copies: Sequence[Any]) -> None:
+        """See StepForward: all pages are here."""
 
     def __call__(self, tensors: StepTensors) -> torch.Tensor | None:
         step = tensors.step
@@ -121,9 +129,21 @@ class DeviceForward:
         shape = (rows, decoder.shape.hidden_size)
         return torch.zeros(shape, dtype=decoder.dtype, device=decoder.place.device)
 
+    def moved(self, moves: KvMoves) -> None:
+        """See StepForward."""
+        if self.decoder.ranks is not None:
+            self.decoder.ranks.tell_moves(moves)
+
+    def copied(self, copies: Sequence[Any]) -> None:
+        """See StepForward."""
+        if self.decoder.ranks is not None and copies:
+            self.decoder.ranks.tell_copies(copies)
+
     def __call__(self, tensors: StepTensors) -> torch.Tensor | None:
-        hidden = self.hidden = self.decoder.forward_rows(tensors.step)
-        if tensors.needs_scores:
-            return self.decoder.scores(hidden, self._scores[: len(hidden)])
-        tensors.sampled.copy_(self.decoder.greedy(hidden))
+        decoder, scores = self.decoder, tensors.needs_scores
+        with decoder.together():
+            hidden = self.hidden = decoder.forward_rows(tensors.step, scores=scores)
+            if scores:
+                return decoder.step_scores(hidden, self._scores[: len(hidden)])
+            tensors.sampled.copy_(decoder.greedy(hidden))
         return None

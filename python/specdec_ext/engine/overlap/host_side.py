@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ... import ops
 from ..._core import MAX_STEP_TOKENS
+from ...models.device_moves import KvMoves
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,25 +33,22 @@ class HostSide:
         self._buffers, self._pools, self._backend = buffers, tuple(pools), backend
         self._left: dict[int, Tensor] = {}  # by slot, hidden states of its last step's rows
 
-    def move_kv(self, tensors: StepTensors) -> None:
-        """Bring K/V that the host has accepted to its place."""
+    def move_kv(self, tensors: StepTensors) -> KvMoves:
+        """Bring K/V that the host has accepted to its place; returns what was moved."""
         b, layout, step = self._buffers, self._buffers.staging, tensors.step
         requests = len(step.kv_len)
         path = b.staged_part(layout.move_path, requests * MAX_STEP_TOKENS)
-        for k_pages, v_pages, table in self._pools:
-            ops.compact_kv(
-                k_pages,
-                v_pages,
-                step.tables[table],
-                b.staged_part(layout.move_kv_len, requests),
-                b.staged_part(layout.move_cu_rows, requests + 1),
-                path.view(requests, MAX_STEP_TOKENS),
-                b.staged_part(layout.move_path_len, requests),
-                num_rows=requests * MAX_STEP_TOKENS,
-                max_kv_len=step.max_kv_len,
-                backend=self._backend,
-                status=tensors.status,
-            )
+        moves = KvMoves(
+            step.tables,
+            b.staged_part(layout.move_kv_len, requests),
+            b.staged_part(layout.move_cu_rows, requests + 1),
+            path.view(requests, MAX_STEP_TOKENS),
+            b.staged_part(layout.move_path_len, requests),
+            requests * MAX_STEP_TOKENS,
+            step.max_kv_len,
+        )
+        moves.run(self._pools, self._backend, tensors.status)
+        return moves
 
     def show(
         self, g: StepSizes, tensors: StepTensors, scores: Tensor, hidden: Tensor | None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from ...errors import EngineError
 from ...log import logger
 from ..loop import EngineLoop
 from . import OverlapPipeline
@@ -35,6 +36,9 @@ class OverlapLoop(EngineLoop):
         before = self._pipeline.forward_s
         try:
             outputs = self._pipeline.step()
+        except EngineError as error:  # a rank is lost: no step can run
+            self._stop_all(str(error))
+            raise
         except Exception as error:
             self._stop_all(f"the engine stopped: {type(error).__name__}: {error}")
             return None
@@ -106,5 +110,7 @@ class OverlapLoop(EngineLoop):
             try:
                 self._pipeline.recover()
                 self._pipeline.drain()
+            except EngineError:
+                return  # a rank is lost, which was said
             except Exception as error:  # the device is gone; nobody waits any more
                 logger.error("steps in flight could not be read: %s", error)

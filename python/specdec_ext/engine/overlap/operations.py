@@ -14,6 +14,7 @@ from specdec_ext.engine.overlap.buffers import StepBuffers, StepTensors
 from specdec_ext.engine.overlap.host_side import HostSide
 from specdec_ext.engine.overlap.step_sizes import StepSizes
 from specdec_ext.log import logger
+from specdec_ext.models.device_moves import KvMoves
 from specdec_ext.models.device_step import DeviceStep
 
 if TYPE_CHECKING:
@@ -36,6 +37,14 @@ class StepForward(Protocol):
 
     def make_hidden(self, rows: int) -> Tensor:
         """Zeroed rows as `hidden` has them."""
+        ...
+
+    def moved(self, moves: KvMoves) -> None:
+        """On the stream: K/V is moved in the pages here; if there are others, it is there, too."""
+        ...
+
+    def copied(self, copies: Sequence[Any]) -> None:
+        """Pages are copied to the host's pool or from it (ExecutorStep.page_orders)."""
         ...
 
 
@@ -88,7 +97,7 @@ class StepOperations:
         tensors = self._tensors(g)
         moving: tuple[Callable[[], None], ...] = ()
         if g.moves:
-            moving = (lambda: self._host.move_kv(tensors),)
+            moving = (lambda: self._forward.moved(self._host.move_kv(tensors)),)
         kept = self._hidden
         if g.kept_rows and kept is not None:
             moving += (lambda: self._host.take_kept(g.kept_rows, kept),)
@@ -285,7 +294,7 @@ class StepOperations:
         if not g.needs_scores:
             synthetic = b.synthetic_rates is not None
             accepted = self._accept_synthetic(g, tensors) if synthetic else None
-            return self._commit(tensors, tensors.sampled, accepted)
+            return self._commit(tensors, tensors.sampled, accepted, g.drafts)
         if scores is None:
             raise ValueError("the model returned no scores for a step that samples")
         if g.needs_host:
@@ -314,7 +323,7 @@ class StepOperations:
             backend=self._backend,
             status=tensors.status,
         )
-        self._commit(tensors, results.sampled, results)
+        self._commit(tensors, results.sampled, results, g.drafts)
 
     def _needed_nodes(
         self, g: StepSizes, tensors: StepTensors, rows: int
@@ -353,7 +362,11 @@ class StepOperations:
         )
 
     def _commit(
-        self, tensors: StepTensors, sampled: Tensor, accepted: ops.AcceptResults | None
+        self,
+        tensors: StepTensors,
+        sampled: Tensor,
+        accepted: ops.AcceptResults | None,
+        drafts: bool,
     ) -> None:
         b, step = self.buffers, tensors.step
         requests = len(step.kv_len)
@@ -372,17 +385,7 @@ class StepOperations:
             status=tensors.status,
         )
         self._keep_hidden(tensors)
-        for k_pages, v_pages, table in self._pools:
-            ops.compact_kv(
-                k_pages,
-                v_pages,
-                step.tables[table],
-                step.kv_len,
-                step.cu_rows,
-                path,
-                path_len,
-                num_rows=step.num_rows,
-                max_kv_len=step.max_kv_len,
-                backend=self._backend,
-                status=tensors.status,
-            )
+        moves = KvMoves.of_step(step, path, path_len)
+        moves.run(self._pools, self._backend, tensors.status)
+        if drafts:  # else every row is where it belongs
+            self._forward.moved(moves)

@@ -23,6 +23,7 @@ from specdec_ext.engine.overlap.operations import StepForward, StepOperations
 from specdec_ext.engine.overlap.step_sizes import StepSizes
 from specdec_ext.engine.overlap.step_times import PARTS, StepTimes
 from specdec_ext.engine.overlap.worker import Worker
+from specdec_ext.errors import EngineError
 from specdec_ext.log import logger
 
 if TYPE_CHECKING:
@@ -216,9 +217,13 @@ class OverlapPipeline(StepOperations):
             self._deliver()
 
     def _fail_broken(self) -> list[Any]:
-        """End the requests of steps that were not enqueued as a whole."""
+        """End the requests of steps that were not enqueued as a whole.
+
+        Raises EngineError where a rank is lost: no step can run."""
         outputs: list[Any] = []
         for index, error in list(self._broken.items()):
+            if isinstance(error, EngineError):
+                raise error
             while index in self._events and next(iter(self._events)) != index:
                 outputs += self._deliver()  # what earlier steps decided stands
             message = f"forward pass failed: {type(error).__name__}: {error}"
@@ -285,6 +290,7 @@ class OverlapPipeline(StepOperations):
         for copy in planned.page_orders:
             assert self._host_pool is not None
             self._host_pool.copy(stream, *copy)
+        self._forward.copied(planned.page_orders)
         # What only prompts need lies at the end.
         all_words = planned.num_prompts or planned.moves
         words = buffers.staging.words if all_words else buffers.staging.prompt_tokens

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 __all__ = ["CudaStream", "Event", "ImmediateStream", "Mark", "Stream"]
 
 
+_POLL_S = 20e-6
+
+
 class Event(Protocol):
     """A point of a stream."""
 
@@ -102,14 +105,21 @@ class ImmediateStream:
 
 
 class _CudaEvent:
-    def __init__(self, event: Any) -> None:
-        self._event = event
+    """watch  called again and again while the host waits; may raise. None: it sleeps"""
+
+    def __init__(self, event: Any, watch: Callable[[], None] | None = None) -> None:
+        self._event, self._watch = event, watch
 
     def done(self) -> bool:
         return bool(self._event.query())
 
     def wait(self) -> None:
-        self._event.synchronize()
+        if self._watch is None:
+            self._event.synchronize()
+            return
+        while not self._event.query():
+            self._watch()
+            time.sleep(_POLL_S)
 
 
 class _CudaMark:
@@ -124,12 +134,20 @@ class CudaStream:
     """A CUDA stream of torch; the host's tensors are pinned, or a copy would wait.
 
     Operations are launched by the calling thread at once and run when the device comes to them.
+
+    watch  called while the host waits for an event: the device may wait for another rank, which has
+           ended. It may raise
     """
 
     immediate = False
 
-    def __init__(self, device: torch.device | str | None = None) -> None:
+    def __init__(
+        self,
+        device: torch.device | str | None = None,
+        watch: Callable[[], None] | None = None,
+    ) -> None:
         self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._watch = watch
 
     def enqueue(self, operation: Callable[[], object]) -> None:
         with torch.cuda.stream(self.stream):
@@ -142,7 +160,7 @@ class CudaStream:
     def record(self) -> Event:
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record(self.stream)
-        return _CudaEvent(event)
+        return _CudaEvent(event, self._watch)
 
     def mark(self) -> Mark:
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
