@@ -225,6 +225,23 @@ def test_bits_of_widths_and_uneven_groups(
         np.testing.assert_array_equal(one, two)
 
 
+@pytest.mark.parametrize("quantization", [None, "int8", "int4"])
+def test_sums_of_narrow_weights(team: Team, uneven: Path, quantization: str | None) -> None:
+    """In fast mode a rank has columns of the output and the down projection."""
+    found = []
+    for ranks in (1, 2):
+        with LLM(
+            uneven, device=EMU, tensor_parallel_size=ranks, dtype="bfloat16", max_seq_len=96,
+            quantization=quantization, max_batch_size=3, speculative_config=None,
+        ) as llm:  # fmt: skip
+            asked = dataclasses.replace(GREEDY, return_generation_logits=True, max_tokens=1)
+            outputs = llm.generate(FEW, asked, use_tqdm=False)
+            found.append(torch.cat([out.outputs[0].generation_logits for out in outputs]))
+    one, two = found
+    assert not torch.equal(one, two)
+    assert (one - two).abs().max() < 0.04 * one.abs().max()
+
+
 @pytest.mark.parametrize("kind", ["q4_0", "q6_k", "shards"])
 def test_bits_of_files(
     team: Team, uneven: Path, tmp_path_factory: pytest.TempPathFactory, kind: str

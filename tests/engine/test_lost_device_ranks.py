@@ -142,6 +142,28 @@ def test_the_target_s_devices_on_the_command_line(monkeypatch: pytest.MonkeyPatc
         target_device(both)
 
 
+# -- three ranks ----------------------------------------------------------------------------------
+
+
+def test_three_ranks(tmp_path: Path) -> None:
+    """A head each; one-way calls between three follow each other."""
+    folder = save_llama(tmp_path, 3, 96, num_attention_heads=6, num_key_value_heads=3,
+                        hidden_size=96, intermediate_size=160)  # fmt: skip
+    prompts = [[token % 96 for token in prompt] for prompt in FEW]
+    texts = []
+    for ranks in (1, 3):
+        with LLM(
+            folder, device=EMU, tensor_parallel_size=ranks, numerics="exact", max_seq_len=96,
+            max_batch_size=3, scheduler_config={"overlap_depth": 1},
+            speculative_config={"method": "lookahead", "adaptive": False},
+        ) as llm:  # fmt: skip
+            outputs = llm.generate(prompts, GREEDY, use_tqdm=False)
+            texts.append([list(out.outputs[0].token_ids) for out in outputs])
+            metrics = llm.get_metrics()["speculative_decoding"]
+            assert metrics["num_accepted_draft_tokens"] > 0
+    assert texts[0] == texts[1]
+
+
 # -- ranks that are lost --------------------------------------------------------------------------
 
 

@@ -61,7 +61,8 @@ def add_llm_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     model.add_argument(
         "--device", default="auto", metavar="DEVICE",
-        help="auto, cpu, cuda or cuda:N (default: auto, a CUDA device if one can be used)",
+        help="auto, cpu, cuda or cuda:N; cuda:A,B,... of several ranks (default: auto, a CUDA "
+        "device if one can be used)",
     )  # fmt: skip
     model.add_argument(
         "--numerics", default="auto", choices=("auto", "exact", "fast"),

@@ -86,10 +86,11 @@ class DeviceDecoder:
         self._added = rows(shape.hidden_size)  # what a block adds to the stream
         # The last layer continues with the needed rows alone.
         self._needed_stream, self._needed_attended = rows(shape.hidden_size), rows(q_width)
-        per_row = self.num_scores * dtype.itemsize
+        scored = self.num_scores if ranks is None else shape.vocab_size
+        per_row = scored * dtype.itemsize
         self._score_rows = max(1, min(max_rows, _SCORE_BYTES // per_row))
         if ranks is not None:
-            self._score_rows = min(max_rows, ranks.score_rows, self._score_rows)
+            self._score_rows = min(ranks.score_rows, self._score_rows)
             joined = max_rows if not ranks.sums else 0
             self._whole = {
                 "heads": rows(whole_q, joined),
@@ -374,6 +375,8 @@ class DeviceDecoder:
     def _feed_forward(self, layer: DeviceLayer, count: int) -> None:
         """What the block adds, from the normed rows, into its buffer."""
         both, gated = self._gate_up[:count], self._gated[:count]
+        if self.ranks is not None and not self.ranks.sums:
+            gated = self.ranks.own(self.ranks.ffn, count)  # from where it is sent
         cut = self._cut(2 * self.shape.intermediate_size)
         self._product(self._normed[:count], layer.gate_up, layer.gate_up_bias, both, cut)
         ops.gated_activation(

@@ -301,7 +301,8 @@ class DeviceRanks:
     def join(
         self, own: torch.Tensor, bounds: Bounds, whole: torch.Tensor, *, to_rank_0: bool = False
     ) -> torch.Tensor:
-        """Every rank's columns [R, share] into whole [R, bounds[-1]] of every rank; returns it.
+        """Every rank's columns [R, share] into whole [R, bounds[-1]], contiguous, of every rank;
+        returns it.
 
         to_rank_0  the others' `whole` stays as it is
         """
@@ -313,9 +314,13 @@ class DeviceRanks:
         # What is behind a narrower share is nobody's.
         got = self._got[: self.size * rows * width].view(self.size, rows, width)
         self.link.gather(sent, got, to_rank_0=to_rank_0)
-        if self.rank == 0 or not to_rank_0:
-            for rank, (first, last) in enumerate(itertools.pairwise(bounds)):
-                whole[:, first:last].copy_(got[rank, :, : last - first])
+        if self.rank > 0 and to_rank_0:
+            return whole
+        if bounds[-1] == self.size * width:  # even shares: one copy
+            whole.view(rows, self.size, width).copy_(got.transpose(0, 1))
+            return whole
+        for rank, (first, last) in enumerate(itertools.pairwise(bounds)):
+            whole[:, first:last].copy_(got[rank, :, : last - first])
         return whole
 
     def choose(self, scores: torch.Tensor, ids: torch.Tensor) -> None:

@@ -68,7 +68,7 @@ class NcclTensorLink:
             return
         if not to_rank_0:
             assert whole is not None
-            self._group._allgather_base(whole, own).wait()
+            self._group._allgather_base(whole.view(-1), own.view(-1)).wait()
             return
         options = dist.GatherOptions()
         options.rootRank = 0

@@ -164,7 +164,7 @@ class Team:
             yield
         finally:
             done.set()
-            thread.join()
+            thread.join(1.0)  # a store whose rank 0 has gone may keep it
 
     def say_loaded(self, number: int, text: str) -> None:
         """Another rank: "ok", or why it cannot load the model that was asked for."""
