@@ -146,8 +146,8 @@ def test_partial_sums_are_the_model_too(
     expected, found = one.forward(tree_plan()), run(ranks, tree_plan())
     scale = np.abs(expected).max()
     np.testing.assert_allclose(found / scale, expected / scale, rtol=0, atol=near)
-    # Or they would not be needed. Tiles add up 32 k by themselves, as much as a rank's share here.
-    if (_core.cpu_isa(), options.get("dtype")) != ("amx", "bfloat16"):
+    # Or they would not be needed. Projections read rounded bfloat16, which may hide it.
+    if options.get("dtype") != "bfloat16":
         assert not np.array_equal(found, expected)
     np.testing.assert_array_equal(run(ranks, tree_plan(), best=True), found.argmax(1))
     step = _core.ShardedStep(ranks[0].core, tree_plan())
