@@ -73,7 +73,7 @@ def test_bad_arguments(saved, tmp_path):
         load_model(folder, model_impl="vllm")
     with pytest.raises(ConfigError, match="dtype"):
         load_model(folder, dtype="float64")
-    with pytest.raises(ConfigError, match="8-bit"):
+    with pytest.raises(ConfigError, match="quantization='fp8'"):
         load_model(folder, dtype="fp8")
     with pytest.raises(ModelError, match="does not exist"):
         load_model(tmp_path / "absent")

@@ -168,7 +168,11 @@ def test_command(tmp_path: Path, capsys: Any) -> None:
         (["tree", "--measure", "--medusa-model", str(tmp_path)], 2, "--measure needs --input-file"),
         (["generate", "--medusa-choices", "[[0]]", "--prompt", "x"], 2, "needs --medusa-model"),
         (["generate", "--medusa-model", "/none", "--prompt", "x"], 4, "no such folder or file"),
-        (["generate", "--medusa", "--lookahead_config", "[2,2,1]", "--prompt", "x"], 2, "twice"),
+        (
+            ["generate", "--medusa", "--lookahead_config", "[2,2,1]", "--prompt", "x"],
+            2,
+            "each name a method",
+        ),
     ):
         assert main(argv) == code, argv
         assert message in capsys.readouterr().err

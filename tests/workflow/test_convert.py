@@ -230,7 +230,7 @@ def test_a_full_disk_leaves_nothing_behind(wide: Path, tmp_path: Path) -> None:
     ("option", "words"),
     [
         ({"pp_size": 2}, "pp_size = 2: limit 1.*--pp_size=1"),
-        ({"dtype": "fp8"}, "8-bit"),
+        ({"dtype": "fp8"}, "quantization='fp8'"),
     ],
 )
 def test_what_is_not_supported_is_refused(option: dict[str, Any], words: str) -> None:

@@ -72,7 +72,8 @@ SCHEMAS: dict[str, tuple[Callable[..., Any], str]] = {
     "linear": (
         linear,
         "(Tensor x, Tensor weight, *, Tensor(a!) out, Tensor? bias=None, "
-        "bool constant_weight=False, str? backend=None, Tensor(b!)? workspace=None) -> ()",
+        "bool constant_weight=False, int cut_columns=0, str? backend=None, "
+        "Tensor(b!)? workspace=None) -> ()",
     ),
     "gated_activation": (
         gated_activation,
