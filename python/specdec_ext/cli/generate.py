@@ -309,7 +309,11 @@ class _Job:
         """Somebody who named no length is told where it cut the text; JSON lines say it anyway."""
         if self.args.max_output_len is not None or self.args.json:
             return
-        count = sum(out.outputs[0].finish_reason == "length" for out in outputs)
+        firsts = [out.outputs[0] for out in outputs]
+        count = sum(
+            first.finish_reason == "length" and first.num_tokens == DEFAULT_MAX_OUTPUT_LEN
+            for first in firsts  # not those that the context or the pages have ended
+        )
         if count:
             what = "stopped" if len(outputs) == 1 else f"{count} of {len(outputs)} texts stopped"
             print(f"note: {what} at {DEFAULT_MAX_OUTPUT_LEN} tokens, the default of "
