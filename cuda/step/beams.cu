@@ -16,7 +16,7 @@ namespace {
 
 constexpr int kWarpThreads = 32;
 
-__global__ void __launch_bounds__(kWarpThreads) grow_kernel(const GrowBeamsParams p) {
+__global__ void __launch_bounds__(kWarpThreads) grow_beams_kernel(const GrowBeamsParams p) {
   gpu::grid_dependency_wait();
   gpu::launch_dependents();
   const int b = static_cast<int>(blockIdx.x);
@@ -39,7 +39,7 @@ __global__ void __launch_bounds__(kWarpThreads) merge_kernel(const MergeBeamsPar
 
 void grow_beams(const GrowBeamsParams& p) {
   if (p.num_requests == 0) return;
-  gpu::launch(grow_kernel, dim3(static_cast<unsigned>(p.num_requests)), dim3(kWarpThreads),
+  gpu::launch(grow_beams_kernel, dim3(static_cast<unsigned>(p.num_requests)), dim3(kWarpThreads),
               sizeof(BeamScratch), p.exec.stream, gpu::LaunchOptions{.dependent = true}, p);
 }
 

@@ -17,7 +17,7 @@ namespace {
 
 constexpr int kWarpThreads = 32;
 
-__global__ void __launch_bounds__(kWarpThreads) grow_kernel(const GrowDraftsParams p) {
+__global__ void __launch_bounds__(kWarpThreads) grow_drafts_kernel(const GrowDraftsParams p) {
   gpu::grid_dependency_wait();
   gpu::launch_dependents();
   const int b = static_cast<int>(blockIdx.x);
@@ -53,7 +53,8 @@ __global__ void __launch_bounds__(kWarpThreads) pack_kernel(const PackDraftsPara
   pack_growth(team, p, b, first);
 }
 
-__global__ void __launch_bounds__(kWarpThreads) propose_kernel(const ProposeGrowthsParams p) {
+__global__ void __launch_bounds__(kWarpThreads)
+    propose_growths_kernel(const ProposeGrowthsParams p) {
   gpu::grid_dependency_wait();
   gpu::launch_dependents();
   const int b = static_cast<int>(blockIdx.x);
@@ -70,7 +71,7 @@ __global__ void __launch_bounds__(kWarpThreads) propose_kernel(const ProposeGrow
 
 void grow_drafts(const GrowDraftsParams& p) {
   if (p.num_requests == 0) return;
-  gpu::launch(grow_kernel, dim3(static_cast<unsigned>(p.num_requests)), dim3(kWarpThreads),
+  gpu::launch(grow_drafts_kernel, dim3(static_cast<unsigned>(p.num_requests)), dim3(kWarpThreads),
               sizeof(DraftGrowthScratch), p.exec.stream, gpu::LaunchOptions{.dependent = true}, p);
 }
 
@@ -81,8 +82,9 @@ void pack_drafts(const PackDraftsParams& p) {
 
 void propose_growths(const ProposeGrowthsParams& p) {
   if (p.num_requests == 0) return;
-  gpu::launch(propose_kernel, dim3(static_cast<unsigned>(p.num_requests)), dim3(kWarpThreads),
-              sizeof(DraftGrowthScratch), p.exec.stream, gpu::LaunchOptions{.dependent = true}, p);
+  gpu::launch(propose_growths_kernel, dim3(static_cast<unsigned>(p.num_requests)),
+              dim3(kWarpThreads), sizeof(DraftGrowthScratch), p.exec.stream,
+              gpu::LaunchOptions{.dependent = true}, p);
 }
 
 }  // namespace specdec::cuda

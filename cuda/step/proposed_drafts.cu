@@ -16,7 +16,7 @@ namespace {
 constexpr int kWarpThreads = 32;
 constexpr int kKeepThreads = 128;
 
-__global__ void __launch_bounds__(kWarpThreads) propose_kernel(const ProposeDraftsParams p) {
+__global__ void __launch_bounds__(kWarpThreads) propose_drafts_kernel(const ProposeDraftsParams p) {
   gpu::grid_dependency_wait();
   gpu::launch_dependents();
   const int b = static_cast<int>(blockIdx.x);
@@ -88,8 +88,8 @@ bool in_vectors(const KeepHiddenParams& p) {
 
 void propose_drafts(const ProposeDraftsParams& p) {
   if (p.num_requests == 0) return;
-  gpu::launch(propose_kernel, dim3(static_cast<unsigned>(p.num_requests)), dim3(kWarpThreads), 0,
-              p.exec.stream, gpu::LaunchOptions{.dependent = true}, p);
+  gpu::launch(propose_drafts_kernel, dim3(static_cast<unsigned>(p.num_requests)),
+              dim3(kWarpThreads), 0, p.exec.stream, gpu::LaunchOptions{.dependent = true}, p);
 }
 
 void recent_tokens(const RecentTokensParams& p) {

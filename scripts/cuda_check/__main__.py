@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -98,6 +99,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     uses = [use for o in package for use in ptxas.parse(o.log)]
     readable = ptxas.demangle(use.symbol for use in uses)
     kernels = {(readable[use.symbol], use.arch): use for use in uses}
+    # One would stand for the other in the tables.
+    shared = {name: n for name, n in Counter(readable.values()).items() if n > 1}
+    faults += [f"{name}: {n} kernels have this name, rename them" for name, n in shared.items()]
     symbols = {(use.symbol, use.arch): key for key, use in kernels.items()}
     opcodes = {
         symbols[symbol, arch]: counts
