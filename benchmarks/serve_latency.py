@@ -33,6 +33,7 @@ from typing import Any, NamedTuple
 
 from benchmarks import common, serve_tables
 from specdec_ext import LLM, SamplingParams, _core
+from specdec_ext.engine.request_group import RequestGroup
 from specdec_ext.engine.request_state import RequestState
 from specdec_ext.serve.app import create_app
 from specdec_ext.serve.server import ThreadServer
@@ -197,11 +198,16 @@ def served(server: ThreadServer, streams: int, tokens: int) -> Served:
 
 
 def alone(llm: LLM, streams: int, tokens: int) -> float:
-    """Milliseconds of a step of the same requests without a server."""
+    """Milliseconds of a step of the same requests without a server; watched step by step, as
+    generate() would take the outputs of many steps at once."""
     marks: dict[int, Marks] = {}
-    params = [SamplingParams(max_tokens=tokens, ignore_eos=True, seed=i) for i in range(streams)]
     with noted(marks):
-        llm.generate([prompt(i) for i in range(streams)], params, use_tqdm=False)
+        groups = []
+        for i in range(streams):
+            params = SamplingParams(max_tokens=tokens, ignore_eos=True, seed=i)
+            text, ids = llm.prompts.read(prompt(i))
+            groups.append(RequestGroup(llm.engine, llm.engine.resolve(ids, params), prompt=text))
+        llm.engine.run([state for group in groups for state in group.states])
     return step_ms(marks)
 
 
