@@ -21,6 +21,10 @@ LANE_TOKENS = 8  # of a chunk
 # from there to a mark, which exact match leaves out at the end; from there or from a draft's sum to
 # a mark or the queue's entry, or from that to the next sibling or the token.
 DRAWING, MARKING, HOLDING = 4, 5, 8
+# The same in row_laws.cu and row_listed.cuh: from a row's last piece that is searched to its largest
+# score (joined, counted, read, and twice its token and that token's score); from its last mass, or
+# from its list, to what is known of the list (added, counted, header, and as before).
+LISTING, CUTTING = 6, 5
 # cuda/accept/row_laws.cu: how far rows may be searched ahead of those that are weighed.
 AHEAD_BYTES = 16 << 20
 # The same: chunks of 256 tokens of a piece, and blocks, each of which has one.
@@ -287,14 +291,15 @@ def tasks_of(vocab: int, device: Device, kind: str, cut: str = "") -> Tasks:
         barriers += model_lists.COUNT_BARRIERS if cut == "top_k" else 0
         listing = model_lists.trips_needs(making, device)
         listing["L2"] = model_lists.memory_bytes(counts, cut) / device.l2_bytes_per_s * 1e6
-        list_us = model_lists.trips_us(making, barriers, device)
+        list_us = LISTING * access + model_lists.trips_us(making, barriers, device)
         groups = counts.groups * 4.0
         if cut == "top_k":  # the token is drawn with the list
             draw_us = 0.0
         else:
             last = model_lists.cut_trips(counts, cut)
             cutting = model_lists.trips_needs(last, device)
-            draw_us = model_lists.trips_us(last, model_lists.MASS_BARRIERS, device)
+            draw_us = CUTTING * access
+            draw_us += model_lists.trips_us(last, model_lists.MASS_BARRIERS, device)
     return Tasks(
         search=needs_of(found.search, size, device, memory=True, more=groups),
         weigh=needs_of(found.weigh, size, device),
