@@ -21,10 +21,10 @@ LANE_TOKENS = 8  # of a chunk
 # from there to a mark, which exact match leaves out at the end; from there or from a draft's sum to
 # a mark or the queue's entry, or from that to the next sibling or the token.
 DRAWING, MARKING, HOLDING = 4, 5, 8
-# The same in row_laws.cu and row_listed.cuh: from a row's last piece that is searched to its largest
-# score (joined, counted, read, and twice its token and that token's score); from its last mass, or
-# from its list, to what is known of the list (added, counted, header, and as before).
-LISTING, CUTTING = 6, 5
+# The same in row_laws.cu and row_listed.cuh: from a row's last piece that is searched to its list
+# (the largest score joined, counted, read; later the number that draws); from its last mass, or
+# from its list, to what is listed (added, counted, header; the number that draws).
+LISTING, CUTTING = 4, 4
 # cuda/accept/row_laws.cu: how far rows may be searched ahead of those that are weighed.
 AHEAD_BYTES = 16 << 20
 # The same: chunks of 256 tokens of a piece, and blocks, each of which has one.
@@ -287,8 +287,7 @@ def tasks_of(vocab: int, device: Device, kind: str, cut: str = "") -> Tasks:
     if cut:
         counts = model_lists.cell_counts(vocab, cut)
         making = model_lists.list_trips(counts, cut)
-        barriers = model_lists.LIST_BARRIERS
-        barriers += model_lists.COUNT_BARRIERS if cut == "top_k" else 0
+        barriers = model_lists.list_barriers(counts, cut)
         listing = model_lists.trips_needs(making, device)
         listing["L2"] = model_lists.memory_bytes(counts, cut) / device.l2_bytes_per_s * 1e6
         list_us = LISTING * access + model_lists.trips_us(making, barriers, device)

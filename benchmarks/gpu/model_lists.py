@@ -19,19 +19,22 @@ from benchmarks.gpu.machine import Counts, Device, loops_of, slots
 # cuda/accept/row_lists.cuh: threads of a block, tokens of which one largest score is kept, vectors
 # of these that a thread reads at once, groups of scores that it does; tokens of a list; bins.
 THREADS, WARPS, GROUP, GROUP_READS, KEPT_READS = 256, 8, 8, 8, 4
+BATCH = KEPT_READS * THREADS
 LISTED, USED_BINS, SURE_BINS, FINE_BINS = 2048, 245, 243, 512
 PER_UNIT = np.float32(8)
 CUT_READS = 4  # tokens of the cut's bin that a thread looks at in a trip
+LIST_READS = 4  # tokens of a list that a thread reads in a trip
 TOKEN_BYTES = 12  # of a list, in memory
-# Barriers, each behind sums of bins that every warp finds for itself: of a list, of top_k's cut and
-# the draw, of top_p's and the draw.
-LIST_BARRIERS, COUNT_BARRIERS, MASS_BARRIERS = 7, 2, 5
+# Barriers, each behind sums of bins that every warp finds for itself: of a list, of each batch of
+# its groups, of top_k's cut and the draw, of top_p's and the draw.
+LIST_BARRIERS, BATCH_BARRIERS, COUNT_BARRIERS, MASS_BARRIERS = 5, 2, 3, 5
 # Loops of fewer instructions than sass_loops.json holds, as counted in the same machine code; and
 # what lies between the loops: sums of bins, most of all. That takes its time at barriers.
 SHORT: Mapping[str, Counts] = {
     "bits": {"issue": 9, "int": 5, "special": 2, "shared_bytes": 4},  # of a group; 11 for a word
     "write": {"issue": 17, "int": 4, "shared_bytes": 12, "store_bytes": 12},
-    "read": {"issue": 17, "int": 4, "shared_bytes": 12, "load_bytes": 12},
+    "keys": {"issue": 21, "fp32": 5, "int": 7, "convert": 1, "shared_bytes": 12},
+    "edges": {"issue": 34, "fp32": 4, "int": 11, "special": 3, "convert": 1, "shared_bytes": 32},
     "edge": {"issue": 39, "fp32": 6, "int": 12, "special": 3, "convert": 2, "shared_bytes": 32},
     "sum": {"issue": 25, "int": 15, "convert": 1, "shared_bytes": 16},
     "unit": {"issue": 14, "int": 8, "convert": 2, "shared_bytes": 4},
@@ -50,8 +53,9 @@ class ListCounts:
     groups: int
     kept: int  # groups whose tokens are read
     bits: tuple[int, ...]  # of each warp: the most kept groups of a lane's words
+    batches: int  # of kept groups; more where the list has to be made again, of fewer bins
+    read: int  # groups of all batches
     listed: int
-    own: tuple[int, ...]  # of each warp: the most listed tokens that one thread's groups have
     counted: int  # tokens of the bin that top_k cuts
     weighed: int  # of the one that top_p cuts
 
@@ -87,9 +91,10 @@ def list_counts(
     by_group = padded.reshape(-1, GROUP)
     bins = np.minimum(behind(by_group.max(1), 0), USED_BINS).astype(int)
     held = np.bincount(bins[bins < USED_BINS], minlength=256)
-    room, least = min(_within(held, LISTED)[0], USED_BINS), _within(held, max(top_k, 1) - 1)[0] + 1
-    known = top_k > 0 and least <= min(room, SURE_BINS)
-    reach = least if known else room
+    most = LISTED if top_k > 0 else LISTED - LISTED // 8
+    reach = min(_within(held, most)[0], USED_BINS)
+    if top_k > 0:
+        reach = min(reach, _within(held, top_k - 1)[0] + 1)
     kept = bins < reach
     groups = np.flatnonzero(kept)
 
@@ -100,28 +105,34 @@ def list_counts(
         own_words = words[warp * of_warp : (warp + 1) * of_warp]
         bits.append(_most(own_words, max(1, -(-len(own_words) // 32))))
 
+    tokens = by_group[groups]
+    real = (groups[:, None] * GROUP + np.arange(GROUP)) < len(row)
+    # As padded with -infinity, columns behind the row are in no bin.
+    coarse = np.where(real, behind(tokens, 0), np.inf)
+    batches = read = 0
+    while True:
+        upto = np.cumsum((coarse < reach).sum(1))[BATCH - 1 :: BATCH]
+        whole = -(-len(groups) // BATCH)
+        made = next((i + 1 for i, n in enumerate(upto) if n > LISTED), whole)
+        batches, read = batches + made, read + min(made * BATCH, len(groups))
+        if (coarse < reach).sum() <= LISTED:
+            break
+        most = min(most, len(groups))
+        most -= most // 4
+        reach = min(reach, _within(held, most)[0])
+
     finer = 0
     while max(reach, 1) << (finer + 1) <= FINE_BINS:
         finer += 1
-    tokens = by_group[groups]
-    real = (groups[:, None] * GROUP + np.arange(GROUP)) < len(row)
     far = np.where(real, behind(tokens, finer), np.inf)
-    fine = np.minimum(far, FINE_BINS).astype(int)
-    in_bins = np.bincount(fine[fine < reach << finer], minlength=FINE_BINS)
-    limit, counted = min(_within(in_bins, LISTED)[0], reach << finer), 0
-    if known:
-        before, _ = _within(in_bins, top_k - 1)
-        if before < limit:
-            limit, counted = before + 1, int(in_bins[before])
+    chosen, counted = coarse < reach, 0
+    listed = int(chosen.sum())
+    if 0 < top_k <= listed and reach <= SURE_BINS:
+        fine = np.minimum(far[chosen], FINE_BINS - 1).astype(int)
+        in_bins = np.bincount(fine, minlength=FINE_BINS)
+        counted = int(in_bins[_within(in_bins, top_k - 1)[0]])
     if top_k and not 0 < counted <= THREADS:
         raise ValueError(f"top_k={top_k}: its cut is not in one bin of a list of this row")
-    chosen = far < limit
-
-    own = []
-    mine = max(1, -(-len(groups) // THREADS))
-    for warp in range(WARPS):
-        of = chosen.sum(1)[warp * 32 * mine : (warp + 1) * 32 * mine]
-        own.append(_most(of, mine) if len(of) else 0)
 
     weighed = 0
     if top_p < 1.0:
@@ -136,9 +147,7 @@ def list_counts(
         if upto[-1] < wanted:
             raise ValueError(f"top_p={top_p}: its cut lies behind the list of this row")
         weighed = int((at == (upto < wanted).sum()).sum())
-    return ListCounts(
-        len(bins), len(groups), tuple(bits), int(chosen.sum()), tuple(own), counted, weighed
-    )
+    return ListCounts(len(bins), len(groups), tuple(bits), batches, read, listed, counted, weighed)
 
 
 # The laws of cells with cuts: the largest top_k of a power of two and a usual top_p whose cuts lie
@@ -184,7 +193,11 @@ def _loops() -> dict[str, Counts]:
     every = loops_of("row_laws_kernel<float>")
     size = GROUP * 4 * GROUP_READS
     reads = [x for x in every if x["body"].get("load_bytes") == size]
-    kept = [x for x in every if x["body"].get("load_bytes") == 3 * KEPT_READS * GROUP * 4]
+    batch = [x for x in every if x["body"].get("load_bytes") == 3 * KEPT_READS * GROUP * 4]
+    whole = 3 * 4 * LIST_READS
+    copies = [
+        x for x in every if x["body"].get("load_bytes") == x["body"].get("shared_bytes") == whole
+    ]
     weighs = [
         i
         for i, x in enumerate(every)
@@ -192,10 +205,9 @@ def _loops() -> dict[str, Counts]:
     ]
     if len(reads) != 2 or len(weighs) != 1:
         raise ValueError("row_laws_kernel: no loops over groups, or over a list's weights")
-    # One counts groups, with atomics; the other keeps them, and may have to read them again.
+    # One counts groups, with atomics; the other keeps them, for which it reads them again.
     bins = [x for x in reads if x["body"]["shared_bytes"] >= 4 * GROUP * GROUP_READS]
     keeps = [x for x in reads if x not in bins]
-    again = _one(keeps, "keep groups")
     # The same scores as they are at 16 bytes, anywhere, and behind the end: a trip takes the first.
     ways = 2 * KEPT_READS * GROUP
     cuts = [every[weighs[0] - 1], every[weighs[0] + 1]]
@@ -203,22 +215,9 @@ def _loops() -> dict[str, Counts]:
         raise ValueError("row_laws_kernel: no loops over the tokens of a cut's bin")
     return {
         "bins": _one(bins, "count groups"),
-        "keep again": again,
-        # Without reading them: floats and conversions are of nothing else.
-        "keep": _less(
-            again,
-            issue=again["fp32"] + again["convert"] + size // 16,
-            fp32=again["fp32"],
-            convert=again["convert"],
-        ),
-        "count": _less(
-            _one([x for x in kept if "convert" in x["body"]], "count kept groups' tokens"),
-            issue=ways,
-        ),
-        "choose": _less(
-            _one([x for x in kept if "convert" not in x["body"]], "choose tokens"), issue=ways
-        ),
-        "own": _one([x for x in every if x["body"].get("shared_bytes") == 36], "list tokens"),
+        "keep": _one(keeps, "keep groups"),
+        "batch": _less(_one(batch, "list the tokens of a batch of groups"), issue=ways),
+        "read": _one(copies, "read a list"),
         "weigh": every[weighs[0]]["body"],
         "cut": max((x["body"] for x in cuts), key=lambda x: x["issue"]),
     }
@@ -228,20 +227,18 @@ def list_trips(counts: ListCounts, cut: str) -> list[Trip]:
     """Returns the loops that make a row's list, and with top_k those that cut and draw."""
     loops = _loops()
     per_read = THREADS * GROUP * GROUP_READS
-    reads = -(-counts.groups // per_read)
-    of_thread = -(-counts.kept // THREADS)
-    kept = _each(counts.kept, of_thread, KEPT_READS)
+    reads = (-(-counts.groups // per_read),) * WARPS
+    of_thread = _each(counts.listed, -(-counts.listed // THREADS), 1)
     found = [
-        Trip("bins", loops["bins"], (reads,) * WARPS, True),
-        Trip("keep", loops["keep again" if reads > 1 else "keep"], (reads,) * WARPS, reads > 1),
+        Trip("bins", loops["bins"], reads, True),
+        Trip("keep", loops["keep"], reads, True),
         Trip("bits", SHORT["bits"], counts.bits),
-        Trip("count", loops["count"], kept, True),
-        Trip("choose", loops["choose"], kept, True),
-        Trip("own", loops["own"], counts.own, True),
+        Trip("batch", loops["batch"], (counts.batches,) * WARPS, True),
+        Trip("keys", SHORT["keys"], of_thread),
         Trip("", BETWEEN["list"], (1,) * WARPS, between=True),
     ]
     if cut == "top_k":
-        return found + cut_trips(counts, cut)
+        return [*found, Trip("edges", SHORT["edges"], of_thread), *cut_trips(counts, cut)]
     return [*found, Trip("write", SHORT["write"], _over(counts.listed))]
 
 
@@ -255,7 +252,7 @@ def cut_trips(counts: ListCounts, cut: str) -> list[Trip]:
     found = [Trip("cut", loops["cut"], looks), Trip("weigh", loops["weigh"], own)]
     if cut == "top_p":
         found = [
-            Trip("read", SHORT["read"], _over(counts.listed), True),
+            Trip("read", loops["read"], _over(counts.listed, LIST_READS), True),
             *found,
             Trip("", BETWEEN["read"], (1,) * WARPS, between=True),
             Trip("edge", SHORT["edge"], own),
@@ -274,9 +271,15 @@ def _each(items: int, of_thread: int, at_once: int) -> tuple[int, ...]:
     return tuple(-(-min(max(x, 0), of_thread) // at_once) for x in left)
 
 
-def _over(items: int) -> tuple[int, ...]:
+def _over(items: int, at_once: int = 1) -> tuple[int, ...]:
     """Trips of each warp over items of which neighbours have one each."""
-    return tuple(-(-max(items - 32 * w, 0) // THREADS) for w in range(WARPS))
+    return tuple(-(-max(items - 32 * w, 0) // (THREADS * at_once)) for w in range(WARPS))
+
+
+def list_barriers(counts: ListCounts, cut: str) -> int:
+    """Returns how often the block meets until there is a list, and with top_k its token."""
+    behind = COUNT_BARRIERS if cut == "top_k" else 0
+    return LIST_BARRIERS + BATCH_BARRIERS * counts.batches + behind
 
 
 def trips_us(trips: list[Trip], barriers: int, device: Device) -> float:
@@ -303,14 +306,13 @@ def trips_needs(trips: list[Trip], device: Device) -> dict[str, float]:
 
 
 def score_bytes(counts: ListCounts) -> int:
-    """Returns the bytes of scores that a list reads: kept groups twice, listed tokens once more."""
-    return 2 * counts.kept * GROUP * 4 + counts.listed * 4
+    """Returns the bytes of scores that a list reads: kept groups once."""
+    return counts.read * GROUP * 4
 
 
 def memory_bytes(counts: ListCounts, cut: str) -> int:
     """Returns all bytes that a list reads and writes in L2, those of the groups' largest scores
     with what the search wrote."""
-    reads = -(-counts.groups // (THREADS * GROUP * GROUP_READS))
-    groups = counts.groups * 4 * (1 + (1 if reads == 1 else 2))
+    groups = counts.groups * 4 * 3
     listed = 2 * counts.listed * TOKEN_BYTES if cut == "top_p" else 0
     return groups + score_bytes(counts) + listed

@@ -58,13 +58,14 @@ struct RowChunks {
       }
     }
   }
-  __device__ __forceinline__ void load(std::int32_t first, int tokens,
-                                       float (&x)[kLaneElements]) const {
+  // behind: what stands in place of tokens behind the row.
+  __device__ __forceinline__ void load(std::int32_t first, int tokens, float (&x)[kLaneElements],
+                                       float behind = 0.0f) const {
     if (tokens == kLaneElements) {
       load_floats(scores + first, aligned, x);
     } else {
 #pragma unroll
-      for (int j = 0; j < kLaneElements; ++j) x[j] = j < tokens ? widen(scores[first + j]) : 0.0f;
+      for (int j = 0; j < kLaneElements; ++j) x[j] = j < tokens ? widen(scores[first + j]) : behind;
     }
   }
   __device__ __forceinline__ std::int32_t first_of(int chunk) const {

@@ -94,8 +94,7 @@ __device__ __forceinline__ ListDraw draw_listed(const ListMade& made, const RowW
                                                 ListShared* shared, TokenId* drawn,
                                                 LawCut* drawn_from) {
   Candidate* list = shared->law.candidates;
-  const std::uint32_t each = (made.listed + kRowThreads - 1) / kRowThreads;
-  const std::uint32_t first = threadIdx.x * each, last = min(first + each, made.listed);
+  const auto [first, last] = ListPart(made.listed);
   const RowBins bins(weights, made.finer);
   LawCut cut;
   if (law.top_k > 0) {

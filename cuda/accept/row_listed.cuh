@@ -8,6 +8,7 @@
 #include "accept/row_cuts.cuh"
 #include "accept/row_laws.cuh"
 #include "accept/row_lists.cuh"
+#include "accept/row_search.cuh"
 #include "accept/row_task.cuh"
 #include "gpu/gpu.cuh"
 
@@ -23,12 +24,14 @@ struct RowList {
 static_assert(kCandidates == kLawListed && kLaneElements == kLawGroup);
 static_assert(sizeof(Candidate) == 12 && sizeof(RowList) == 16 && sizeof(LawCut) == 24);
 
+inline constexpr std::uint32_t kListReads = 4;  // tokens that a thread reads before it keeps one
+
 // Cuts and draws from a row's list, by bisection where too many tokens are in one bin. total: as in
 // BlockRow::cut_list.
 template <class T>
 [[gnu::noinline]] __device__ void draw_row(const RowLawsParams& p, const RowOwner& owner, int row,
                                            const ListMade& made, Mass total, RowShared* shared) {
-  const RowWeights weights(widen(scores_of<T>(p, row)[p.ids[row]]), owner.law);
+  const RowWeights weights(score_of(p.laws.best[row]), owner.law);
   const double u = uniform_of(p, owner, row, shared);
   const ListDraw way = draw_listed(made, weights, owner.law, total, u, &shared->list,
                                    p.laws.drawn + row, p.laws.cut + row);
@@ -58,8 +61,18 @@ template <class T>
   const auto* list = reinterpret_cast<const RowList*>(p.laws.lists + row * p.laws.list_bytes);
   const auto* from = reinterpret_cast<const Candidate*>(list + 1);
   const ListMade made{list->count, list->finer, -1, 0, list->all != 0};
-  for (std::uint32_t i = threadIdx.x; i < made.listed; i += kRowThreads) {
-    shared->list.law.candidates[i] = from[i];
+#pragma unroll 1
+  for (std::uint32_t i = threadIdx.x; i < made.listed; i += kListReads * kRowThreads) {
+    Candidate read[kListReads];
+#pragma unroll
+    for (std::uint32_t k = 0; k < kListReads; ++k) {
+      if (i + k * kRowThreads < made.listed) read[k] = from[i + k * kRowThreads];
+    }
+#pragma unroll
+    for (std::uint32_t k = 0; k < kListReads; ++k) {
+      if (i + k * kRowThreads >= made.listed) break;
+      shared->list.law.candidates[i + k * kRowThreads] = read[k];
+    }
   }
   __syncthreads();
   draw_row<T>(p, owner, row, made, p.laws.total[row], shared);
@@ -72,10 +85,9 @@ template <class T>
 [[gnu::noinline]] __device__ bool make_list(const RowLawsParams& p, int row, int pieces,
                                             RowShared* shared) {
   const RowOwner owner = owner_of(p, row);
-  const T* scores = scores_of<T>(p, row);
-  const TokenId best = p.ids[row];
-  const float largest = best < 0 ? 0.0f : widen(scores[best]);
-  if (const TokenId fault = row_fault(best, largest); fault != 0) {
+  const std::uint64_t best = p.laws.best[row];
+  const float largest = score_of(best);
+  if (const TokenId fault = row_fault(best == kNaNPacked ? kBadRow : 0, largest); fault != 0) {
     if (threadIdx.x == 0) p.laws.drawn[row] = fault;
     return true;
   }
@@ -84,7 +96,7 @@ template <class T>
   __syncthreads();
   if (shared->skip) return false;
   RowChunks<T> chunks(p.rows.vocab);
-  chunks.point_at(scores);
+  chunks.point_at(scores_of<T>(p, row));
   char* at = p.laws.lists + row * p.laws.list_bytes;
   const RowWeights weights(largest, owner.law);
   const ListMade made =

@@ -26,6 +26,10 @@ inline constexpr int kFineBins = 512;
 
 // Vectors of groups' largest scores, and groups, that a thread reads before it looks at the first.
 inline constexpr int kGroupReads = 8, kKeptReads = 4;
+inline constexpr int kBatchGroups = kKeptReads * kRowThreads;  // that a block reads at once
+inline constexpr int kGroupStep = 32 * kLaneElements;          // groups of a warp's vectors
+static_assert(kKeptReads * kLaneElements <= 64, "a bit for each of a thread's tokens");
+static_assert(kRowThreads * kLaneElements == kCandidates, "room for the tokens of fewer groups");
 
 // A token of the bin in which a cut falls.
 struct EdgeToken {
@@ -105,38 +109,32 @@ __device__ __forceinline__ Int before_in_block(Int own, Int (&of_warp)[kRowWarps
   return before;
 }
 
-// The bins of the groups that a warp reads at once, four in a word; kUsedBins behind the last.
-struct GroupBins {
-  static constexpr int kStep = 32 * kLaneElements, kGroups = kGroupReads * kStep;
-  std::uint32_t words[kGroupReads * 2];
-
-  __device__ __forceinline__ void read(const float* group_best, int begin, int end,
-                                       const RowBins& bins) {
+// visit(group, behind) for the groups [begin, end) that a warp looks at: the first of eight that
+// follow one another, and how many bins each lies behind the row's largest score.
+template <class Visit>
+__device__ __forceinline__ void for_groups(const float* group_best, int begin, int end,
+                                           const RowBins& bins, Visit visit) {
+#pragma unroll 1
+  for (int at = begin; at < end; at += kGroupReads * kGroupStep) {
     float best[kGroupReads][kLaneElements];
 #pragma unroll
     for (int k = 0; k < kGroupReads; ++k) {
-      const int at = begin + k * kStep + lane_id() * kLaneElements;
-      if (at < end) {
-        load_floats(group_best + at, true, best[k]);
+      const int group = at + k * kGroupStep + lane_id() * kLaneElements;
+      if (group < end) {
+        load_floats(group_best + group, true, best[k]);
       } else {
 #pragma unroll
         for (int j = 0; j < kLaneElements; ++j) best[k][j] = -INFINITY;
       }
     }
 #pragma unroll
-    for (int i = 0; i < kGroupReads * 2; ++i) {
-      words[i] = 0;
+    for (int k = 0; k < kGroupReads; ++k) {
 #pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        words[i] |= static_cast<std::uint32_t>(bins.of(best[i / 2][i % 2 * 4 + j], kUsedBins))
-                    << 8 * j;
-      }
+      for (int j = 0; j < kLaneElements; ++j) best[k][j] = bins.behind(best[k][j]);
+      visit(at + k * kGroupStep + lane_id() * kLaneElements, best[k]);
     }
   }
-  __device__ __forceinline__ int of(int k, int j) const {
-    return static_cast<int>(words[2 * k + j / 4] >> j % 4 * 8 & 0xffu);
-  }
-};
+}
 
 // Writes the groups whose bits are set into shared->groups, in ascending order; their number. Each
 // warp has the words [begin, end).
@@ -157,31 +155,54 @@ __device__ __forceinline__ int write_groups(int begin, int end, ListShared* shar
   return static_cast<int>(all);
 }
 
-// visit(score, token, place) for each token of the groups [first, last) of the list, of which there
-// are no more than 8; place: of the token in all of them.
-template <class T, class Visit>
-__device__ __forceinline__ void for_kept(const RowChunks<T>& row, const std::int32_t* groups,
-                                         int first, int last, Visit visit) {
-#pragma unroll 1
-  for (int i = first; i < last; i += kKeptReads) {
-    std::int32_t token[kKeptReads];
-    float x[kKeptReads][kLaneElements];
+// A thread's groups of at most kBatchGroups, which follow one another: all their scores, -infinity
+// behind the row.
+template <class T>
+struct KeptGroups {
+  const std::int32_t* groups;  // the thread's first
+  int count;
+  float score[kKeptReads][kLaneElements];
+
+  __device__ __forceinline__ KeptGroups(const RowChunks<T>& row, const std::int32_t* batch,
+                                        int size) {
+    const int mine = (size + kRowThreads - 1) / kRowThreads;
+    const int first = min(static_cast<int>(threadIdx.x) * mine, size);
+    groups = batch + first;
+    count = min(mine, size - first);
 #pragma unroll
     for (int k = 0; k < kKeptReads; ++k) {
-      token[k] = i + k < last ? groups[i + k] * kLaneElements : row.vocab;
-      row.load(token[k], row.tokens_from(token[k]), x[k]);
+      const std::int32_t from = k < count ? groups[k] * kLaneElements : row.vocab;
+      row.load(from, row.tokens_from(from), score[k], -INFINITY);
     }
+  }
+  // A bit for each token of the first bins.
+  __device__ __forceinline__ std::uint64_t within(const RowBins& bins, int reach) const {
+    const auto end = static_cast<float>(reach);
+    std::uint64_t bits = 0;
 #pragma unroll
     for (int k = 0; k < kKeptReads; ++k) {
-      const int tokens = row.tokens_from(token[k]);
 #pragma unroll
       for (int j = 0; j < kLaneElements; ++j) {
-        if (j < tokens) visit(x[k][j], token[k] + j, (i - first + k) * kLaneElements + j);
+        if (bins.behind(score[k][j]) < end) bits |= std::uint64_t{1} << (k * kLaneElements + j);
+      }
+    }
+    return bits;
+  }
+  // The tokens whose bits are set, with their scores in place of weights.
+  __device__ __forceinline__ void write(std::uint64_t bits, Candidate* to) const {
+#pragma unroll
+    for (int k = 0; k < kKeptReads; ++k) {
+      const std::int32_t from = k < count ? groups[k] * kLaneElements : 0;
+#pragma unroll
+      for (int j = 0; j < kLaneElements; ++j) {
+        if ((bits >> (k * kLaneElements + j) & 1) == 0) continue;
+        to->weight = score[k][j];
+        to->id = from + j;
+        ++to;
       }
     }
   }
-}
-static_assert(kCandidates == 8 * kRowThreads && kLaneElements == 8, "a bit for each of its tokens");
+};
 
 // Before list_row(); a barrier has to follow.
 __device__ __forceinline__ void clear_list(ListShared* shared) {
@@ -196,105 +217,109 @@ __device__ __forceinline__ void clear_masses(ListShared* shared) {
   }
 }
 
+// A thread's part of a list, whose tokens follow one another.
+struct ListPart {
+  std::uint32_t first, last;
+
+  __device__ __forceinline__ explicit ListPart(std::uint32_t listed) {
+    const std::uint32_t each = (listed + kRowThreads - 1) / kRowThreads;
+    first = threadIdx.x * each;
+    last = min(first + each, listed);
+  }
+};
+
 // Lists the tokens of the first bins in shared->law.candidates, in ascending order and without
-// their weights: as many as there is room for, or if top_k is known to cut there no more than it
-// keeps; then the tokens of the bin that it cuts are in shared->edge. group_best: the largest score
-// of each kLaneElements tokens, [32 row.count].
+// their weights: as many as there is room for, or no more than top_k needs; then the tokens of the
+// bin that it cuts are in shared->edge. group_best: the largest score of each kLaneElements tokens,
+// [32 row.count].
 template <class T>
 __device__ __forceinline__ ListMade list_row(const RowChunks<T>& row, const float* group_best,
                                              const RowWeights& weights, std::int32_t top_k,
                                              ListShared* shared) {
   const int warp = static_cast<int>(threadIdx.x / 32), groups = row.count * 32;
-  const int each = (groups + GroupBins::kStep * kRowWarps - 1) / (GroupBins::kStep * kRowWarps) *
-                   GroupBins::kStep;
+  const int each = (groups + kGroupStep * kRowWarps - 1) / (kGroupStep * kRowWarps) * kGroupStep;
   const int begin = min(warp * each, groups), end = min(begin + each, groups);
   const RowBins coarse(weights, 0);
-  GroupBins held;
-#pragma unroll 1
-  for (int at = begin; at < end; at += GroupBins::kGroups) {
-    held.read(group_best, at, end, coarse);
+  for_groups(group_best, begin, end, coarse, [&](int, const float (&behind)[kLaneElements]) {
 #pragma unroll
-    for (int k = 0; k < kGroupReads; ++k) {
-#pragma unroll
-      for (int j = 0; j < kLaneElements; ++j) {
-        if (held.of(k, j) < kUsedBins) atomicAdd(&shared->law.bins[held.of(k, j)], 1u);
-      }
+    for (int j = 0; j < kLaneElements; ++j) {
+      if (behind[j] < kUsedBins) atomicAdd(&shared->law.bins[static_cast<int>(behind[j])], 1u);
     }
-  }
+  });
   __syncthreads();
 
   // Each group has at least one token in its bin or before. So what follows the bins that hold as
   // many groups as the list has room for tokens is not listed, and the first k tokens are in the
-  // bins that hold k groups.
+  // bins that hold k groups. Some groups have several tokens: without k there is room for these.
+  std::uint32_t most = top_k > 0 ? kCandidates : kCandidates - kCandidates / 8;
   const SummedBins<kBins> groups_in(shared->law.bins);
-  const auto wanted = static_cast<std::uint32_t>(max(top_k, 1));
-  const int room = min(groups_in.within(kCandidates).bins, kUsedBins);
-  const int least = groups_in.within(wanted - 1).bins + 1;
-  const bool known = top_k > 0 && least <= min(room, sure_bins(weights));
-  const int reach = known ? least : room;
-#pragma unroll 1
-  for (int at = begin; at < end; at += GroupBins::kGroups) {
-    if (end - begin > GroupBins::kGroups) held.read(group_best, at, end, coarse);
-#pragma unroll
-    for (int k = 0; k < kGroupReads; ++k) {
-      std::uint32_t bits = 0;
-#pragma unroll
-      for (int j = 0; j < kLaneElements; ++j) bits |= held.of(k, j) < reach ? 1u << j : 0u;
-      const int first = at + k * GroupBins::kStep + lane_id() * kLaneElements;
-      if (first < end) {
-        reinterpret_cast<std::uint8_t*>(shared->kept)[first / 8] = static_cast<std::uint8_t>(bits);
-      }
-    }
+  int reach = min(groups_in.within(most).bins, kUsedBins);
+  if (top_k > 0) {
+    reach = min(reach, groups_in.within(static_cast<std::uint32_t>(top_k) - 1).bins + 1);
   }
+  for_groups(group_best, begin, end, coarse, [&](int group, const float (&behind)[kLaneElements]) {
+    std::uint32_t bits = 0;
+#pragma unroll
+    for (int j = 0; j < kLaneElements; ++j) {
+      bits |= behind[j] < static_cast<float>(reach) ? 1u << j : 0u;
+    }
+    if (group < end) {
+      reinterpret_cast<std::uint8_t*>(shared->kept)[group / 8] = static_cast<std::uint8_t>(bits);
+    }
+  });
   __syncwarp();
   const int count = write_groups(begin / 32, end / 32, shared);
 
-  // A thread has groups that follow one another.
-  const int mine = (count + kRowThreads - 1) / kRowThreads;
-  const int first = static_cast<int>(threadIdx.x) * mine, last = min(first + mine, count);
-  clear_masses(shared);  // in place of the bits
   ListMade made{0, 0, -1, 0, false};
-  while (max(reach, 1) << (made.finer + 1) <= kFineBins) ++made.finer;
-  const int reached = reach << made.finer;
-  const RowBins bins(weights, made.finer);
-  for_kept(row, shared->groups, first, last, [&](float x, std::int32_t, int) {
-    const int bin = bins.of(x, kFineBins);
-    if (bin < reached) atomicAdd(&shared->fine[bin], 1u);
-  });
-  __syncthreads();
-
-  const SummedBins<kFineBins> tokens_in(shared->fine);
-  int limit = min(tokens_in.within(kCandidates).bins, reached);
-  made.all = limit == kUsedBins << made.finer;
-  float edge = static_cast<float>(kFineBins);
-  if (known) {
-    const auto before = tokens_in.within(wanted - 1);
-    if (before.bins < limit) {
-      made.cut_bin = before.bins;
-      made.rank = wanted - before.held;
-      edge = static_cast<float>(before.bins);
-      limit = before.bins + 1;
-      made.all = false;
-    }
-  }
-  const auto from = static_cast<float>(limit);
-  std::uint64_t own = 0;
-  for_kept(row, shared->groups, first, last, [&](float x, std::int32_t, int place) {
-    if (bins.behind(x) < from) own |= std::uint64_t{1} << place;
-  });
-  std::uint32_t at = before_in_block(static_cast<std::uint32_t>(__popcll(own)),
-                                     shared->listed_of_warp, &made.listed);
 #pragma unroll 1
-  for (; own != 0; own &= own - 1) {
-    const int place = __ffsll(static_cast<long long>(own)) - 1;
-    const std::int32_t token =
-        shared->groups[first + place / kLaneElements] * kLaneElements + place % kLaneElements;
-    const float x = widen(row.scores[token]);
-    const std::uint32_t key = order_key(x);
-    shared->law.candidates[at++] = {key, 0.0f, token};
-    if (bins.behind(x) < edge) continue;
+  for (int done = 0; done < count;) {
+    const KeptGroups<T> kept(row, shared->groups + done, min(count - done, kBatchGroups));
+    const std::uint64_t own = kept.within(coarse, reach);
+    std::uint32_t all = 0;
+    const std::uint32_t at =
+        made.listed +
+        before_in_block(static_cast<std::uint32_t>(__popcll(own)), shared->listed_of_warp, &all);
+    made.listed += all;
+    done += kBatchGroups;
+    if (made.listed <= kCandidates) {
+      kept.write(own, shared->law.candidates + at);
+    } else {
+      // More tokens than there is room for: those of fewer groups. Of an eighth they always fit.
+      most = min(most, static_cast<std::uint32_t>(count));
+      most -= most / 4;
+      reach = min(reach, SummedBins<kBins>(shared->law.bins).within(most).bins);
+      made.listed = 0;
+      done = 0;
+    }
+    __syncthreads();
+  }
+  clear_masses(shared);  // in place of the bits
+  made.all = reach == kUsedBins;
+  while (max(reach, 1) << (made.finer + 1) <= kFineBins) ++made.finer;
+
+  const RowBins bins(weights, made.finer);
+  const ListPart mine(made.listed);
+  const bool cuts =
+      top_k > 0 && static_cast<std::uint32_t>(top_k) <= made.listed && reach <= sure_bins(weights);
+#pragma unroll 1
+  for (std::uint32_t i = mine.first; i < mine.last; ++i) {
+    Candidate& c = shared->law.candidates[i];
+    c.key = order_key(c.weight);
+    if (cuts) atomicAdd(&shared->fine[bins.of(c.weight, kFineBins - 1)], 1u);
+  }
+  __syncthreads();
+  if (!cuts) return made;
+
+  const auto rank = static_cast<std::uint32_t>(top_k);
+  const auto before = SummedBins<kFineBins>(shared->fine).within(rank - 1);
+  made.cut_bin = before.bins;
+  made.rank = rank - before.held;
+#pragma unroll 1
+  for (std::uint32_t i = mine.first; i < mine.last; ++i) {
+    const Candidate c = shared->law.candidates[i];
+    if (bins.of(c.weight, kFineBins - 1) != made.cut_bin) continue;
     const std::uint32_t slot = atomicAdd(&shared->num_edge[0], 1u);
-    if (slot < kRowThreads) shared->edge[slot] = {key, token, 1};
+    if (slot < kRowThreads) shared->edge[slot] = {c.key, c.id, 1};
   }
   __syncthreads();
   return made;

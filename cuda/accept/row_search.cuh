@@ -22,6 +22,11 @@ __device__ __forceinline__ std::uint64_t packed(const Best& best) {
   return std::uint64_t{order_key(best.value)} << 32 | ~static_cast<std::uint32_t>(best.index);
 }
 
+// The largest score itself: a NaN if there is one, -infinity if there is nothing else.
+__device__ __forceinline__ float score_of(std::uint64_t packed_best) {
+  return packed_best == 0 ? -INFINITY : score_of_key(static_cast<std::uint32_t>(packed_best >> 32));
+}
+
 // Looks at the largest scores of groups, in ascending order of their first tokens.
 struct GroupSearch {
   float* groups;  // of the row; null: nobody wants them

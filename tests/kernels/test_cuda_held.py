@@ -95,6 +95,30 @@ def test_drafts_held_under_the_checker(target: Target) -> None:
 
 
 @on_devices
+def test_lists_of_several_batches_and_of_groups_with_several_tokens(target: Target) -> None:
+    """Rows without drafts, whose token is known if it was drawn from their list."""
+    rng = np.random.default_rng(9)
+    vocab = 8 * 2100
+    apart = np.full(vocab, -9.0, np.float32)  # one token of a group: more groups than in a batch
+    apart[8 * rng.permutation(2100)[:1500]] = rng.uniform(0, 6, 1500)
+    dense = np.full(vocab, -9.0, np.float32)  # eight: more tokens than a list holds
+    groups = rng.permutation(2100)[:400]
+    dense.reshape(-1, 8)[groups] = np.sort(rng.uniform(0, 6, (400, 1)), 0)
+    dense[8 * groups[-100:]] += 2.0
+    requests = [
+        Drafted([0], [-1], row[None], law, seed, 3, "rejection", (0.09, 0.3, 1.0),
+                np.zeros((1, vocab), np.float32), False)
+        for row, laws in (
+            (apart, [Law(1.0, top_k=1450), Law(1.0, top_k=1450, top_p=0.9), Law(2.0, top_p=0.6)]),
+            (dense, [Law(1.0, top_k=500), Law(1.0, top_k=500, top_p=0.5), Law(1.0, top_p=0.5)]),
+        )
+        for law in laws
+        for seed in (1, 2)
+    ]  # fmt: skip
+    assert check_held(target, requests, rng) == 0
+
+
+@on_devices
 def test_rows_of_several_pieces(target: Target) -> None:
     """A row of 9,000 tokens: sums, what is left, and draws by several blocks."""
     rng = np.random.default_rng(5)

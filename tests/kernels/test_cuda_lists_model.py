@@ -25,23 +25,24 @@ FILES = ("row_lists.cuh", "row_listed.cuh", "row_cuts.cuh")
 # a trip or two for each thread, whatever the row.
 MODELLED: dict[str, list[tuple[str, str | None]]] = {
     "row_lists.cuh": [
+        ("for (int at = begin; at < end; at += kGroupReads * kGroupStep) {", "bins keep"),
         ("for (int i = first; i < last; ++i) {", "bits"),
         ("for (int i = first; i < last; ++i) {", "bits"),
         ("for (std::uint32_t bits = shared->kept[i]; bits != 0; bits &= bits - 1) {", "bits"),
-        ("for (int i = first; i < last; i += kKeptReads) {", "count choose"),
         ("for (int i = static_cast<int>(threadIdx.x); i < kBins; i += kRowThreads) "
          "shared->law.bins[i] = 0;", None),
         ("for (int i = static_cast<int>(threadIdx.x); i < kFineBins; i += kRowThreads) "
          "shared->fine[i] = 0;", None),
         ("for (int i = static_cast<int>(threadIdx.x); i < kFineBins; i += kRowThreads) {", None),
-        ("for (int at = begin; at < end; at += GroupBins::kGroups) {", "bins"),
-        ("for (int at = begin; at < end; at += GroupBins::kGroups) {", "keep"),
+        ("for (int done = 0; done < count;) {", "batch"),
         ("while (max(reach, 1) << (made.finer + 1) <= kFineBins) ++made.finer;", None),
-        ("for (; own != 0; own &= own - 1) {", "own"),
+        ("for (std::uint32_t i = mine.first; i < mine.last; ++i) {", "keys"),
+        ("for (std::uint32_t i = mine.first; i < mine.last; ++i) {", "edges"),
     ],
     "row_listed.cuh": [
         ("for (std::uint32_t i = threadIdx.x; i < made.listed; i += kRowThreads) {", "crowded"),
-        ("for (std::uint32_t i = threadIdx.x; i < made.listed; i += kRowThreads) {", "read"),
+        ("for (std::uint32_t i = threadIdx.x; i < made.listed; i += kListReads * kRowThreads) {",
+         "read"),
         ("for (std::uint32_t i = threadIdx.x; i < made.listed; i += kRowThreads) to[i] = from[i];",
          "write"),
     ],
@@ -158,16 +159,14 @@ def test_a_list_reads_what_the_model_says(
     assert sum(c.kept for c in counts) > 100, "a row has something to keep"
     listed = sum(c.listed for c in counts)
 
-    kept = 4 * model_lists.GROUP * sum(c.kept for c in counts)
+    read = 4 * model_lists.GROUP * sum(c.read for c in counts)
     of_groups = [
-        bytes_at(found, "workspace", line_of("row_lists.cuh", "held.read(group_best", k))
+        bytes_at(found, "workspace", line_of("row_lists.cuh", "for_groups(group_best", k))
         for k in (0, 1)
     ]
-    assert of_groups == [4 * sum(c.groups for c in counts), 0]
-    passes = [line_of("row_lists.cuh", "for_kept(row, shared->groups", k) for k in (0, 1)]
-    assert [bytes_at(found, "scores", line) for line in passes] == [kept, kept]
-    own = line_of("row_lists.cuh", "const float x = widen(row.scores[token]);")
-    assert bytes_at(found, "scores", own) == 4 * listed
+    assert of_groups == [4 * sum(c.groups for c in counts)] * 2
+    batch = line_of("row_lists.cuh", "const KeptGroups<T> kept(row, shared->groups")
+    assert bytes_at(found, "scores", batch) == read
     # Nothing else of a list reads scores but the largest, by each thread.
     every = sum(
         t.bytes
@@ -183,10 +182,12 @@ def test_a_list_reads_what_the_model_says(
     edge = [c.counted if cut == "top_k" else c.weighed for c in counts]
     looked = line_of("row_cuts.cuh", "const EdgeToken other = shared->edge[i];")
     assert times_at(found, looked) == sum(n * n for n in edge)
+    keyed = line_of("row_lists.cuh", "c.key = order_key(c.weight);")
+    assert bytes_at(found, "shared", keyed, writes=True) == 4 * listed
     weighed = line_of("row_cuts.cuh", "list[i].weight = weight;")
     assert bytes_at(found, "shared", weighed, writes=True) == 4 * listed
     if cut == "top_p":
-        read = line_of("row_listed.cuh", "shared->list.law.candidates[i] = from[i];")
+        read = line_of("row_listed.cuh", "read[k] = from[i + k * kRowThreads];")
         assert bytes_at(found, "workspace", read) == model_lists.TOKEN_BYTES * listed
         wrote = line_of("row_listed.cuh", "to[i] = from[i];")
         assert bytes_at(found, "workspace", wrote, writes=True) == model_lists.TOKEN_BYTES * listed
