@@ -15,6 +15,7 @@ from benchmarks.gpu.problem import random_tree
 ROWS_AHEAD = 4  # that are searched before the first is weighed
 NODE_US = 0.02  # of one thread that looks at every node in shared memory
 WALK_BARRIERS = 4
+LEFT_BARRIERS = 3
 PATH = 4  # drafts that each request accepts
 LANE_TOKENS = 8  # of a chunk
 # Accesses that wait for one another, cuda/accept/row_held.cuh: from a row's last mass to its token;
@@ -25,6 +26,10 @@ DRAWING, MARKING, HOLDING = 4, 5, 8
 # (the largest score joined, counted, read; later the number that draws); from its last mass, or
 # from its list, to what is listed (added, counted, header; the number that draws).
 LISTING, CUTTING = 4, 4
+# From a rejected draft's entry in the queue to what is left of a row that cuts, by one block along
+# its list: taken, read, whose it is, the row's cut, its list, added, counted; and the draft's
+# own probabilities and those of each sibling before it.
+LEAVING = 7
 # cuda/accept/row_laws.cu: how far rows may be searched ahead of those that are weighed.
 AHEAD_BYTES = 16 << 20
 # The same: chunks of 256 tokens of a piece, and blocks, each of which has one.
@@ -75,7 +80,9 @@ def loops(lists: bool) -> Loops:
     left = [
         x["body"] for x in found if "shuffle" in x["body"] and x["body"].get("store_bytes") == 8
     ]
-    left = [x for x in left if "convert" in x]
+    # Along a list, whose tokens have weights; or over a row.
+    left = [x for x in left if "convert" in x and ("fp32" not in x or x["fp32"] < 100) == lists]
+    doubles = [x for x in doubles if (x["load_bytes"] == 4 * LANE_TOKENS) == lists]
     if not len(sums) == len(doubles) == len(left) == 1:
         raise ValueError("row_laws_kernel: no loop that sums probabilities, or that subtracts them")
     # Both ways to load are in a body; a trip takes one.
@@ -97,6 +104,8 @@ class Tasks:
     listing: Needs = field(default_factory=dict)  # a row's list; with top_k its cut
     cutting: Needs = field(default_factory=dict)  # with top_p alone
     list_us: float = 0.0
+    left_us: float = 0.0  # from a rejected draft to what it leaves; of each before it:
+    before_us: float = 0.0
     draw_us: float = 0.0  # from the last mass, or with top_p from that and the list, to the token
     mark_us: float = 0.0  # to a mark; holding: to the next sibling
     end_us: float = 0.0  # behind the token, where nothing follows any more
@@ -224,7 +233,8 @@ def reach(
             for _ in range(before):
                 found.add(tasks.subtract)
             found.add(tasks.left)
-            done = max(now + found.now - busy, found.now) + tasks.draw_us
+            wait = tasks.left_us + before * tasks.before_us
+            done = max(now + wait + found.now - busy, found.now)
             if before < len(children[parent]):
                 join(children[parent][before], done)
             ends(node, done + tasks.mark_us)
@@ -283,7 +293,8 @@ def tasks_of(vocab: int, device: Device, kind: str, cut: str = "") -> Tasks:
     listing: dict[str, float] = {}
     cutting: dict[str, float] = {}
     list_us, draw_us = 0.0, DRAWING * access
-    groups = 0.0
+    groups, left_us, before_us = 0.0, draw_us, 0.0
+    along = size  # bytes of the scores that what is left is found from
     if cut:
         counts = model_lists.cell_counts(vocab, cut)
         making = model_lists.list_trips(counts, cut)
@@ -292,6 +303,9 @@ def tasks_of(vocab: int, device: Device, kind: str, cut: str = "") -> Tasks:
         listing["L2"] = model_lists.memory_bytes(counts, cut) / device.l2_bytes_per_s * 1e6
         list_us = LISTING * access + model_lists.trips_us(making, barriers, device)
         groups = counts.groups * 4.0
+        left_us, before_us = LEAVING * access, access
+        left_us += LEFT_BARRIERS * device.barrier_us
+        along = counts.listed * 4.0
         if cut == "top_k":  # the token is drawn with the list
             draw_us = 0.0
         else:
@@ -303,11 +317,13 @@ def tasks_of(vocab: int, device: Device, kind: str, cut: str = "") -> Tasks:
         search=needs_of(found.search, size, device, memory=True, more=groups),
         weigh=needs_of(found.weigh, size, device),
         sums=needs_of(found.sums, size, device, memory=True),
-        subtract=needs_of(found.subtract, size, device),
-        left=needs_of(found.left, size, device),
+        subtract=needs_of(found.subtract, along, device),
+        left=needs_of(found.left, along, device),
         listing=listing,
         cutting=cutting,
         list_us=list_us,
+        left_us=left_us,
+        before_us=before_us,
         draw_us=draw_us,
         mark_us=(HOLDING if holds else MARKING) * access,
         # Behind the last row's token: for drafts whether a mark is still of use.

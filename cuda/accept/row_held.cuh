@@ -11,6 +11,8 @@
 #include <cstdint>
 
 #include "accept/row_laws.cuh"
+#include "accept/row_listed.cuh"
+#include "accept/row_search.cuh"
 #include "accept/row_task.cuh"
 #include "accept/row_weights.cuh"
 #include "algo/accept_rules.h"
@@ -134,13 +136,19 @@ struct LawLeft {
   LawCut cut;
   const RejectedDraft* rejected;
   int count;
+  // What a row that cuts keeps is on its list, if its draw found it; null for other rows.
+  const Candidate* list = nullptr;
+  std::int32_t listed = 0;
 
   __device__ LawLeft(const RowLawsParams& p, const RowOwner& owner, int row, int drafts,
                      const RowShared* shared)
       : chunks(p.rows.vocab), rejected(shared->rejected), count(drafts) {
     chunks.point_at(scores_of<T>(p, row));
-    weights = {widen(chunks.scores[p.ids[row]]), owner.law};
+    weights = {score_of(p.laws.best[row]), owner.law};
     cut = p.laws.cut_of(row, owner.law, p.rows.vocab);
+    if (!owner.cuts) return;
+    listed = static_cast<std::int32_t>(list_of(p, row)->count);
+    list = tokens_of(list_of(p, row));
   }
   __device__ __forceinline__ float of_score(float score, TokenId token) const {
     return cut.keeps(order_key(score), token) ? weights.of(score) : 0.0f;
@@ -178,6 +186,59 @@ struct LawLeft {
           mass = gpu::warp_sum(mass);
           if (lane_id() == 0) total += mass_of_chunk[chunk] = mass;
         });
+    return total;
+  }
+};
+
+// A row's law along its list: of what is left, chunks are those of listed tokens.
+template <class T>
+struct ListLeft {
+  const LawLeft<T>& law;
+  RowChunks<T> chunks;
+
+  __device__ explicit ListLeft(const LawLeft<T>& left) : law(left), chunks(left.listed) {}
+  __device__ __forceinline__ float kept(const Candidate& c) const {
+    return law.cut.keeps(c.key, c.id) ? c.weight : 0.0f;
+  }
+  __device__ float of(std::int32_t at) const {
+    const Candidate c = law.list[at];
+    float w = kept(c);
+    for (int i = 0; i < law.count; ++i) {
+      w = residual_weight(w, law.rejected[i].probs[c.id], law.rejected[i].scale);
+    }
+    return w;
+  }
+  // As LawLeft::weigh, of all chunks.
+  __device__ Mass weigh(Mass* mass_of_chunk) const {
+    Mass total = 0;
+#pragma unroll 1
+    for (int chunk = static_cast<int>(threadIdx.x / 32); chunk < chunks.count; chunk += kRowWarps) {
+      const std::int32_t first = chunks.first_of(chunk);
+      const int tokens = chunks.tokens_from(first);
+      TokenId id[kLaneElements];
+      float w[kLaneElements];
+#pragma unroll
+      for (int j = 0; j < kLaneElements; ++j) {
+        const Candidate c = j < tokens ? law.list[first + j] : Candidate{0, 0.0f, 0};
+        id[j] = c.id;
+        w[j] = kept(c);
+      }
+#pragma unroll 1
+      for (int i = 0; i < law.count; ++i) {
+        float q[kLaneElements];
+#pragma unroll
+        for (int j = 0; j < kLaneElements; ++j) q[j] = law.rejected[i].probs[id[j]];
+#pragma unroll
+        for (int j = 0; j < kLaneElements; ++j) {
+          w[j] = residual_weight(w[j], q[j], law.rejected[i].scale);
+        }
+      }
+      Mass mass = 0;
+#pragma unroll
+      for (int j = 0; j < kLaneElements; ++j) mass += mass_of(w[j]);
+      mass = gpu::warp_sum(mass);
+      if (lane_id() == 0) total += mass_of_chunk[chunk] = mass;
+    }
     return total;
   }
 };
@@ -343,12 +404,14 @@ template <class T>
   if (tree.rule == RowRule::kHeld && join(&held, shared)) hold_draft<T>(p, at, shared);
 }
 
-// A piece of its parent's law without the draft at a row, and the siblings before it. Whoever comes
-// last holds the next sibling, or draws from what is left by all.
+// A piece of its parent's law without the draft at a row, and the siblings before it; of a law that
+// cuts, the first has the whole list. Whoever comes last holds the next sibling, or draws from what
+// is left by all.
 template <class T>
 [[gnu::noinline]] __device__ void subtract_draft_piece(const RowLawsParams& p, int at, int begin,
                                                        int end, int pieces, RowShared* shared) {
   const RowOwner owner = owner_of(p, at);
+  if (owner.cuts && begin > 0) return;
   const RowTree tree = tree_of(p, owner);
   load_parents(p, tree, shared);
   const std::int32_t parent = shared->parents[owner.node];
@@ -357,7 +420,9 @@ template <class T>
   HeldDraft& held = p.laws.held[at];
   const LawLeft<T> law(p, owner, row, count, shared);
   Mass* masses = p.laws.masses_of(row);
-  const Mass mine = gpu::warp_sum(law.weigh(begin, end, masses));
+  const ListLeft<T> on_list(law);
+  const Mass share = owner.cuts ? on_list.weigh(masses) : law.weigh(begin, end, masses);
+  const Mass mine = gpu::warp_sum(share);
   if (lane_id() == 0) shared->mass[threadIdx.x / 32] = mine;
   __syncthreads();
   if (threadIdx.x == 0) {
@@ -365,7 +430,7 @@ template <class T>
     for (int w = 0; w < kRowWarps; ++w) sum += shared->mass[w];
     add(&held.left, sum);
   }
-  if (!count_piece(&held.subtracted, pieces, shared)) return;
+  if (!count_piece(&held.subtracted, owner.cuts ? 1 : pieces, shared)) return;
   const Mass left = held.left;
   // Nothing left: the law was the draft's up to rounding, so the draft is as good as a draw from
   // it.
@@ -377,8 +442,15 @@ template <class T>
   }
   const double u = uniform_of(p, owner_of(p, row), row, shared);
   if (threadIdx.x >= 32) return;
-  const TokenId token = find_unit(law.chunks, masses, drawn_unit(u, left),
-                                  [&](std::int32_t id) { return law.of(id); });
+  const Mass unit = drawn_unit(u, left);
+  TokenId token;
+  if (owner.cuts) {
+    token = law.list[find_unit(on_list.chunks, masses, unit,
+                               [&](std::int32_t i) { return on_list.of(i); })]
+                .id;
+  } else {
+    token = find_unit(law.chunks, masses, unit, [&](std::int32_t id) { return law.of(id); });
+  }
   if (lane_id() == 0) p.laws.outcome[row] = {kNoDraft, token};
 }
 

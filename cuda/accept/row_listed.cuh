@@ -24,6 +24,24 @@ struct RowList {
 static_assert(kCandidates == kLawListed && kLaneElements == kLawGroup);
 static_assert(sizeof(Candidate) == 12 && sizeof(RowList) == 16 && sizeof(LawCut) == 24);
 
+__device__ __forceinline__ RowList* list_of(const RowLawsParams& p, int row) {
+  return reinterpret_cast<RowList*>(p.laws.lists + row * p.laws.list_bytes);
+}
+__device__ __forceinline__ Candidate* tokens_of(RowList* list) {
+  return reinterpret_cast<Candidate*>(list + 1);
+}
+
+// Writes down a list that a barrier lies behind.
+__device__ __forceinline__ void write_list(const RowLawsParams& p, int row, const ListMade& made,
+                                           const ListShared& shared) {
+  RowList* list = list_of(p, row);
+  Candidate* to = tokens_of(list);
+  for (std::uint32_t i = threadIdx.x; i < made.listed; i += kRowThreads) {
+    to[i] = shared.law.candidates[i];
+  }
+  if (threadIdx.x == 0) *list = {made.listed, made.finer, made.all ? 1u : 0u, 0};
+}
+
 inline constexpr std::uint32_t kListReads = 4;  // tokens that a thread reads before it keeps one
 
 // Cuts and draws from a row's list, by bisection where too many tokens are in one bin. total: as in
@@ -35,20 +53,24 @@ template <class T>
   const double u = uniform_of(p, owner, row, shared);
   const ListDraw way = draw_listed(made, weights, owner.law, total, u, &shared->list,
                                    p.laws.drawn + row, p.laws.cut + row);
-  if (way != ListDraw::kCrowded) return;  // drawn says kCutUnknown of a cut behind the list
-  LawShared& law = shared->list.law;
-  __syncthreads();
-  for (std::uint32_t i = threadIdx.x; i < made.listed; i += kRowThreads) {
-    law.candidates[i].weight = weights.of(score_of_key(law.candidates[i].key));
+  if (way == ListDraw::kBeyond) return;  // drawn says kCutUnknown
+  if (way == ListDraw::kCrowded) {
+    LawShared& law = shared->list.law;
+    __syncthreads();
+    for (std::uint32_t i = threadIdx.x; i < made.listed; i += kRowThreads) {
+      law.candidates[i].weight = weights.of(score_of_key(law.candidates[i].key));
+    }
+    if (threadIdx.x == 0) law.listed = made.listed;
+    __syncthreads();
+    BlockRow<T> laws(&law, p.rows.vocab);
+    if (!laws.cut_list(scores_of<T>(p, row), p.ids[row], owner.law, total, made.all)) return;
+    const TokenId token = laws.draw(u);
+    if (threadIdx.x == 0) {
+      p.laws.cut[row] = laws.known_cut();
+      p.laws.drawn[row] = token;
+    }
   }
-  if (threadIdx.x == 0) law.listed = made.listed;
-  __syncthreads();
-  BlockRow<T> laws(&law, p.rows.vocab);
-  if (!laws.cut_list(scores_of<T>(p, row), p.ids[row], owner.law, total, made.all)) return;
-  const TokenId token = laws.draw(u);
-  if (threadIdx.x != 0) return;
-  p.laws.cut[row] = laws.known_cut();
-  p.laws.drawn[row] = token;
+  if (p.holds()) write_list(p, row, made, shared->list);  // with weights, for the row's drafts
 }
 
 // The last piece of a row whose law is cut by top_p alone: weighed, or its list made. True: it is
@@ -58,8 +80,8 @@ template <class T>
   clear_masses(&shared->list);
   if (threadIdx.x == 0) shared->list.num_edge[1] = 0;
   const RowOwner owner = owner_of(p, row);
-  const auto* list = reinterpret_cast<const RowList*>(p.laws.lists + row * p.laws.list_bytes);
-  const auto* from = reinterpret_cast<const Candidate*>(list + 1);
+  RowList* list = list_of(p, row);
+  const Candidate* from = tokens_of(list);
   const ListMade made{list->count, list->finer, -1, 0, list->all != 0};
 #pragma unroll 1
   for (std::uint32_t i = threadIdx.x; i < made.listed; i += kListReads * kRowThreads) {
@@ -97,19 +119,14 @@ template <class T>
   if (shared->skip) return false;
   RowChunks<T> chunks(p.rows.vocab);
   chunks.point_at(scores_of<T>(p, row));
-  char* at = p.laws.lists + row * p.laws.list_bytes;
+  const auto* group_best = reinterpret_cast<const float*>(list_of(p, row));
   const RowWeights weights(largest, owner.law);
-  const ListMade made =
-      list_row(chunks, reinterpret_cast<const float*>(at), weights, owner.law.top_k, &shared->list);
-  const Candidate* from = shared->list.law.candidates;
+  const ListMade made = list_row(chunks, group_best, weights, owner.law.top_k, &shared->list);
   if (owner.law.top_k > 0) {
     draw_row<T>(p, owner, row, made, 0, shared);
     return true;
   }
-  auto* list = reinterpret_cast<RowList*>(at);
-  auto* to = reinterpret_cast<Candidate*>(list + 1);
-  for (std::uint32_t i = threadIdx.x; i < made.listed; i += kRowThreads) to[i] = from[i];
-  if (threadIdx.x == 0) *list = {made.listed, made.finer, made.all ? 1u : 0u, 0};
+  write_list(p, row, made, shared->list);
   if (!count_piece(p.laws.done + 2 * row + 1, pieces + 1, shared)) return false;
   return draw_weighed<T>(p, row, shared);
 }

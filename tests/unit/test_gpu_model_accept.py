@@ -34,8 +34,8 @@ def test_rows_are_drawn_from_and_matched_within_three_reads(
         ("sample", "top_p", 5.0),
         ("match", "top_k", 4.2),
         ("match", "top_p", 5.4),
-        ("accept", "top_k", 6.5),
-        ("accept", "top_p", 7.9),
+        ("accept", "top_k", 4.4),
+        ("accept", "top_p", 4.7),
     ],
 )
 def test_rows_that_are_cut_miss_the_target(kind: str, cut: str, most: float) -> None:
