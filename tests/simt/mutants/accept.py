@@ -227,8 +227,8 @@ MUTANTS = [
         "rows-18",
         "the first token of a group alone is listed",
         LISTS,
-        "if (j < tokens) visit(",
-        "if (j < min(tokens, 1)) visit(",
+        "if (bins.behind(score[k][j]) < end) bits",
+        "if (j == 0 && bins.behind(score[k][j]) < end) bits",
     ),
     Mutant(
         "rows-19",
@@ -256,7 +256,7 @@ MUTANTS = [
         "rows-22",
         "every list holds all",
         LISTS,
-        "made.all = limit == kUsedBins << made.finer;",
+        "made.all = reach == kUsedBins;",
         "made.all = true;",
     ),
     Mutant(
