@@ -36,7 +36,14 @@ if TYPE_CHECKING:
     from ...models.place import Place
     from ..host_pool import HostPool
 
-__all__ = ["device_bytes", "graph_bytes", "make_pipeline", "record_graphs"]
+__all__ = [
+    "device_bytes",
+    "graph_bytes",
+    "make_pipeline",
+    "make_stream",
+    "place_of",
+    "record_graphs",
+]
 
 # What the driver takes in one piece.
 _GRAPH_SLACK = 64 << 20
@@ -83,6 +90,12 @@ def make_stream(place: Place, model: Any = None) -> Stream:
     return CudaStream(place.device, None if ranks is None else ranks.watch)
 
 
+def place_of(drafter: Any, place: Place) -> Place:
+    """Where its pages lie; place: the model's."""
+    own = getattr(drafter, "own_device", None)
+    return place if own is None else own.place
+
+
 def make_recorder(stream: Stream, scheduler: SchedulerConfig, model: Any) -> GraphRecorder | None:
     """None: steps are launched one by one."""
     if scheduler.enforce_eager or not isinstance(stream, CudaStream):
@@ -118,7 +131,7 @@ def graph_bytes(
     model.bind_cache(*pages.tensors, *([pages.narrow] if one else []))
     owner: Any = drafter
     if hasattr(owner, "pages_of"):
-        own = KvPages(owner.pages_of, 1, memory.tokens_per_block, place)
+        own = KvPages(owner.pages_of, 1, memory.tokens_per_block, place_of(owner, place))
         owner.bind_cache(*own.tensors)
     probe = dataclasses.replace(memory, num_pages=1, narrow_pages=(1,) * len(one))
     try:

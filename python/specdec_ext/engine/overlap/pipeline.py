@@ -19,7 +19,7 @@ from specdec_ext.engine.overlap.graphs import (
     choose_bucket,
     make_buckets,
 )
-from specdec_ext.engine.overlap.operations import StepForward, StepOperations
+from specdec_ext.engine.overlap.operations import Operations, StepForward, StepOperations
 from specdec_ext.engine.overlap.step_sizes import StepSizes
 from specdec_ext.engine.overlap.step_times import PARTS, StepTimes
 from specdec_ext.engine.overlap.worker import Worker
@@ -82,6 +82,8 @@ class OverlapPipeline(StepOperations):
         buffers = StepBuffers(executor, k_pages.device, synthetic_rates)
         super().__init__(buffers, forward, k_pages, v_pages, backend, drafter, narrow)
         stream.follow()  # weights, pages and buffers are there when the first operation runs
+        if self._own_device is not None:
+            self._own_device.follow(stream)
         # By index, the steps that were enqueued and not read, oldest first: the event after each
         # and, of one that is timed, whether it reads prompts, and its marks.
         self._events: dict[int, tuple[Event, tuple[bool, list[Mark]] | None]] = {}
@@ -215,6 +217,8 @@ class OverlapPipeline(StepOperations):
         """Read the steps in flight of requests that have all ended: their pages return."""
         while self._events:
             self._deliver()
+        if self._own_device is not None:  # it may still read prompts that nobody waits for
+            self._own_device.stream.record().wait()
 
     def _fail_broken(self) -> list[Any]:
         """End the requests of steps that were not enqueued as a whole.
@@ -315,17 +319,20 @@ class OverlapPipeline(StepOperations):
     def _run(self, g: StepSizes) -> None:
         """Everything between the copies."""
         bucket = None
-        parts: tuple[tuple[Callable[[], None], ...], ...]
         if self.buckets and g.prompts == 0 and not g.needs_host:
             size = (g.decodes, g.decode_rows)
             if size not in self._chosen:
                 self._chosen[size] = choose_bucket(self.buckets, *size)
             bucket = self._chosen[size]
         replays = None if bucket is None else self._graphs(bucket, g)
-        if replays is not None and self._marks is None:
-            self.stream.enqueue(replays[0])
-            return
-        parts = self._operations(g) if replays is None else tuple((one,) for one in replays)
+        ahead: Operations = ()
+        parts: tuple[Operations, ...] = ()
+        if replays is None or self._own_device is not None:
+            ahead, parts = self._operations(g)
+        if replays is not None:
+            parts = tuple((replay,) for replay in replays)
+        for operation in ahead:
+            self.stream.enqueue(operation)
         for index, operations in enumerate(parts):
             if index:
                 self._mark()
@@ -366,10 +373,10 @@ class OverlapPipeline(StepOperations):
             g = StepSizes(
                 0, bucket.requests, 0, bucket.rows, 0, rows, capacity, needs_scores, drafts
             )
-            parts = self._operations(g)
+            ahead, parts = self._operations(g)
             every = tuple(operation for operations in parts for operation in operations)
             with self._for_nobody():
-                for operation in every:
+                for operation in (*ahead, *every):
                     self.stream.enqueue(operation)
             recorded = every if part is None else parts[part]
             try:
@@ -411,7 +418,9 @@ class OverlapPipeline(StepOperations):
         with self._for_nobody():
             self.stream.enqueue(draft)
             drafting = draft
-            if self._recorder is not None and self._has_room:
+            recorded = self._recorder is not None and self._own_device is None
+            if recorded and self._has_room:
+                assert self._recorder is not None
                 with contextlib.suppress(torch.OutOfMemoryError):  # takes longer one by one
                     drafting = self._recorder.record((draft,))
             self.stream.enqueue(drafting)

@@ -1,0 +1,202 @@
+"""A draft model on a device of its own: what goes to it and what comes back, and in which order.
+
+A step's operations run on the target's stream, the draft model's passes on a stream of its device.
+Only what the passes need crosses: the end of each text, lengths, pages, limits and laws; back come
+drafts, what the draft model gave them and, where a request draws its drafts, what they were drawn
+from. All of it crosses between the two devices; the host waits for nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+
+from ... import ops
+from .pick import pick_of
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ...models.place import Place
+    from ..slot_drafter import DraftInputs, PromptInputs
+
+__all__ = ["OwnDevice", "Parcel"]
+
+_ALIGN = 4  # words: every tensor begins at a multiple of 16 bytes
+
+
+class Queue(Protocol):
+    """A device's stream (engine/overlap/streams.py)."""
+
+    def enqueue(self, operation: Callable[[], object]) -> None: ...
+
+    def copy(self, to: Tensor, source: Tensor) -> None: ...
+
+    def wait_for(self, other: Any) -> None: ...
+
+
+class Parcel:
+    """Carries tensors from one device to another: packed into one, in one copy. The memory is kept
+    and only ever grown; what arrived is valid until the next send()."""
+
+    def __init__(self, home: Place, there: Place) -> None:
+        self._packed = torch.zeros(0, dtype=torch.int32, device=home.device)
+        self._arrived = torch.zeros(0, dtype=torch.int32, device=there.device)
+        self._padding = torch.zeros(_ALIGN, dtype=torch.int32, device=home.device)
+
+    @property
+    def memory_bytes(self) -> int:
+        """On both devices."""
+        return self._packed.nbytes + self._arrived.nbytes
+
+    def send(self, tensors: Sequence[Tensor], sender: Queue, receiver: Queue) -> list[Tensor]:
+        """The tensors, whose bytes are whole words, on the receiver's device: what it is given from
+        now on finds them. The sender may change its own at once."""
+        words = [_words(tensor) for tensor in tensors]
+        begins, end = [], 0
+        for part in words:
+            begins.append(end)
+            end += len(part) + -len(part) % _ALIGN
+        sender.enqueue(partial(self._pack, words, end))
+        receiver.enqueue(partial(self._make_room, end))
+        packed, arrived = self._packed[:end], self._arrived[:end]
+        receiver.wait_for(sender)
+        # A copy between GPUs looks at the current streams of both.
+        sender.enqueue(lambda: receiver.copy(arrived, packed))
+        sender.wait_for(receiver)
+        return [
+            arrived[begin : begin + len(part)].view(tensor.dtype).view(tensor.shape)
+            for begin, part, tensor in zip(begins, words, tensors, strict=True)
+        ]
+
+    def _pack(self, words: Sequence[Tensor], count: int) -> None:
+        if self._packed.numel() < count:
+            self._packed = self._packed.new_zeros(2 * count)
+        parts: list[Tensor] = []
+        for part in words:
+            parts += (part, self._padding[: -len(part) % _ALIGN])
+        torch.cat(parts, out=self._packed[:count])
+
+    def _make_room(self, count: int) -> None:
+        if self._arrived.numel() < count:
+            self._arrived = self._arrived.new_zeros(2 * count)
+
+
+def _words(tensor: Tensor) -> Tensor:
+    flat: Tensor = tensor.reshape(-1).view(torch.int32)
+    return flat
+
+
+class OwnDevice:
+    """The border between the target's device and the draft model's.
+
+    place   of the draft model
+    home    of the target
+    stream  of the draft model's device: all that it does runs there
+    """
+
+    def __init__(self, place: Place, home: Place, stream: Queue) -> None:
+        self.place, self.home, self.stream = place, home, stream
+        self._home_stream: Queue | None = None
+        self._out, self._back = Parcel(home, place), Parcel(place, home)
+        self._drawing: dict[int, bool] = {}  # by slot: the request draws its drafts
+        self._probs: ops.DraftProbs | None = None  # on the target's device
+
+    def follow(self, home_stream: Queue) -> None:
+        """Steps are enqueued on this stream from now on."""
+        self._home_stream = home_stream
+
+    @property
+    def memory_bytes(self) -> int:
+        """On both devices."""
+        probs = self._probs
+        kept = () if probs is None else (probs.probs, probs.draft_columns, probs.vocab_ids)
+        held: int = sum(t.nbytes for t in kept if t is not None)
+        return self._out.memory_bytes + self._back.memory_bytes + held
+
+    def mirror(self, probs: ops.DraftProbs) -> None:
+        """What drafts are drawn from is wanted on the target's device."""
+
+        def at_home(tensor: Any) -> Any:
+            return None if tensor is None else tensor.to(self.home.device, copy=True)
+
+        self._probs = ops.DraftProbs(
+            *(at_home(getattr(probs, field.name)) for field in dataclasses.fields(probs))
+        )
+
+    def enter(self, slot: int, options: Mapping[str, Any]) -> None:
+        """See SlotDrafter."""
+        self._drawing[slot] = pick_of(options) == "own"
+
+    def texts(
+        self, inputs: DraftInputs, last: Tensor, lens: Tensor
+    ) -> tuple[DraftInputs, Tensor, Tensor]:
+        """A step's inputs on the draft model's device, without the slots, and what was read of
+        them: the end of each text and its length."""
+        laws = inputs.laws
+        names = [field.name for field in dataclasses.fields(laws)] if inputs.samples else []
+        there = self._send(
+            inputs.slot_ids, inputs.max_drafts, inputs.page_table, last, lens,
+            *(getattr(laws, name) for name in names),
+        )  # fmt: skip
+        slot_ids, max_drafts, page_table, last, lens, *rest = there
+        if names:
+            laws = ops.SamplingLaws(**dict(zip(names, rest, strict=True)))
+        inputs = dataclasses.replace(
+            inputs, slots=None, status=None, slot_ids=slot_ids, max_drafts=max_drafts,
+            page_table=page_table, laws=laws,
+        )  # fmt: skip
+        return inputs, last, lens
+
+    def prompts(self, prompts: PromptInputs) -> PromptInputs:
+        """The same on the draft model's device, which reads them while the target goes on."""
+        names = ("tokens", "slot_ids", "kv_len", "cu_rows", "page_table")
+        there: list[Any] = self._send(*(getattr(prompts, name) for name in names))
+        return dataclasses.replace(prompts, **dict(zip(names, there, strict=True)))
+
+    def _send(self, *tensors: Tensor) -> list[Tensor]:
+        assert self._home_stream is not None
+        return self._out.send(tensors, self._home_stream, self.stream)
+
+    def run(self, operation: Callable[[], object]) -> None:
+        """On the draft model's device."""
+        self.stream.enqueue(operation)
+
+    def bring(self, made: Sequence[Tensor], probs: ops.DraftProbs | None = None) -> list[Tensor]:
+        """What was made for a step's requests, on the target's device.
+
+        probs  what the drafts were drawn from; draft_probs() has it from now on. Its rows cross only
+               while some request draws its drafts
+        """
+        home = self._home_stream
+        assert home is not None
+        if probs is None:
+            return self._back.send(made, self.stream, home)
+        requests, width = made[0].shape
+        to, flags = self._probs, torch.empty(0)
+        assert to is not None
+
+        def whole_words() -> None:
+            nonlocal flags
+            flags = probs.has_probs[:requests].to(torch.int32)
+
+        self.run(whole_words)
+        extra = [flags] if to.draft_columns is None else [flags, probs.draft_columns[:requests]]
+        there = self._back.send([*made, *extra], self.stream, home)
+        kept = zip((to.has_probs, to.draft_columns), there[len(made) :], strict=False)
+        for tensor, arrived in kept:
+            home.enqueue(partial(tensor[:requests].copy_, arrived))
+        if any(self._drawing.values()):
+            rows = (slice(requests), slice(width))
+            self.run(lambda: home.copy(to.probs[rows], probs.probs[rows]))
+            self.stream.wait_for(home)
+        return there[: len(made)]
+
+    def draft_probs(self, num_requests: int) -> ops.DraftProbs:
+        """See SlotDrafter."""
+        assert self._probs is not None
+        return self._probs.first(num_requests)
