@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from emulators import BUILD, LIBRARIES, load_emulators
 from specdec_ext import _core, ops
+from specdec_ext.drafters.draft_target.own_device import OwnDevice
 from specdec_ext.engine.overlap import build
 from specdec_ext.models.place import Place
 
@@ -159,14 +160,19 @@ class Watch(TorchDispatchMode):
 
     def copy(self, stream: WatchedStream, to: torch.Tensor, source: torch.Tensor) -> None:
         self._begin(stream)
-        owners = [self._find(tensor).owner for tensor in (to, source)]
-        if stream.device not in owners and all(owners):
-            self.faults.add(f"a copy from {owners[1]} to {owners[0]} on a stream of neither")
+        owners = [self._find(tensor).owner for tensor in (to, source)]  # of the host's: none
+        if any(owners) and stream.device not in owners:
+            self.faults.add(f"a copy from {owners[1]!r} to {owners[0]!r} on a stream of neither")
         if all(owners):
             self.copies.append((owners[0], to.nbytes))
         with self.on(stream):
             self._touch("copy", source, write=False, claim=False)
             self._touch("copy", to, write=True, claim=False)
+
+    def claim(self, device: str, value: Any) -> None:
+        """These tensors were made on the device, before any step."""
+        for tensor in _tensors(value):
+            self._find(tensor).owner = device
 
     # -- order ----------------------------------------------------------------------------------
 
@@ -224,6 +230,13 @@ def watched() -> Iterator[Watch]:
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(build, "make_stream", make_stream)
+        mirror = OwnDevice.mirror
+
+        def claimed(self: OwnDevice, probs: ops.DraftProbs) -> None:
+            mirror(self, probs)
+            watch.claim(self.home.backend, self._probs)
+
+        patched.setattr(OwnDevice, "mirror", claimed)
         for name in dir(_core):
             real = getattr(_core, name)
             if callable(real) and "backend" in (real.__doc__ or "") and name.islower():

@@ -168,7 +168,7 @@ def _check_device(what: str, device: object) -> str:
         )
     if "," in device:
         raise UnsupportedConfigError(
-            f"{what} = {device!r}: {device.count(',') + 1} devices, and a draft model is not spread "
-            "over several; name one"
+            f"{what} = {device!r}: {device.count(',') + 1} devices, and a draft model is not "
+            "spread over several; name one"
         )
     return device

@@ -13,13 +13,13 @@ from ..config.parse import SpeculativeConfig
 from ..config.sources import AutoDecodingConfig, CompositeDecodingConfig
 from ..drafters import SlotDrafter, shipped_drafter
 from ..errors import ConfigError
-from ..log import logger
 from ..models.host_arrays import as_torch
 from ..models.kv_storage import LayerPool
 from ..models.place import Place, resolve_device
 from ..models.windows import AttentionSpan
 from ..request.resolve import EngineLimits
 from ..text.tokenizer import eos_token_ids, load_tokenizer
+from .draft_device import own_device_of, place_of_pages
 from .drafting_arguments import drafting_arguments
 from .executor import make_executor
 from .host_pool import HostPool
@@ -104,8 +104,10 @@ class EngineBuilder:
             self._options.team.narrow(memory.narrow_windows)
         by_number: list[Any] = [*self._pages]  # what goes by a page's number
         own: Any = loaded.drafter
+        apart = own_device_of(own)
         if hasattr(own, "pages_of"):
-            pages = self._make_draft_pages(own)
+            where = place_of_pages(own, self.place, self.memory)
+            pages = self._make_pages(own.pages_of, self.memory.draft_num_pages, place=where)
             own.bind_cache(*pages.tensors)
             by_number += [*pages.tensors, *getattr(own, "feature_pages", ())]
             if hasattr(own, "release"):
@@ -119,9 +121,7 @@ class EngineBuilder:
                 narrow=[(as_torch(pool.k), as_torch(pool.v)) for pool in self._narrow],
                 pinned=self.place.on_cuda,
                 on_stream=self._on_stream,
-                streams=dict.fromkeys(range(2, len(by_number)), own.own_device.stream)
-                if getattr(own, "own_device", None) is not None
-                else {},
+                streams={} if apart is None else {2: apart.stream, 3: apart.stream},
             )
         # A drafter may know more than was asked for, such as how many heads a file has.
         known = getattr(loaded.drafter, "config", None)
@@ -282,19 +282,6 @@ class EngineBuilder:
         pages = KvPages(model, num_pages, self.memory.tokens_per_block, where, narrow)
         self._pools.append(pages)
         return pages
-
-    def _make_draft_pages(self, drafter: Any) -> KvPages:
-        """On the device that drafts."""
-        place, own = self.place, getattr(drafter, "own_device", None)
-        if own is not None:
-            place = own.place
-            if self.memory.draft_num_pages < self.memory.num_pages:
-                logger.warning(
-                    "%s: room for %d pages of the draft model, the target has %d; requests that "
-                    "hold others decode without drafts",
-                    place.name, self.memory.draft_num_pages, self.memory.num_pages,
-                )  # fmt: skip
-        return self._make_pages(drafter.pages_of, self.memory.draft_num_pages, place=place)
 
     def _release_pages(self) -> None:
         # A draft model's published pages are not the executor's to drop.

@@ -44,6 +44,7 @@ from ..models.windows import (
     limited_windows,
     span_of,
 )
+from .draft_device import free_bytes_apart, make_own_device
 from .drafting_arguments import drafting_arguments
 from .memory_plan import (
     CPU_POOL_LIMIT_BYTES,
@@ -124,7 +125,7 @@ class ModelLoader:
         self._head: Eagle3Weights | None = None  # of EAGLE-3
         spec = self._drafter
         wanted = spec.device if isinstance(spec, DraftTargetDecodingConfig) else None
-        self._draft_place = draft_place(wanted, (options.device,))
+        self._draft_place = place if wanted is None else draft_place(wanted, (options.device,))
 
     def load(self) -> LoadedModels:
         """Load the weights and plan the memory.
@@ -180,8 +181,8 @@ class ModelLoader:
             heads = kv_heads_of_ranks(config.num_kv_heads, ranks_of_model)[0]
             on_this_rank = dataclasses.replace(config, num_kv_heads=heads)
         first = self._plan_memory(
-            on_this_rank, stored, max_position(config.hf), scheduler, span, windows, draft, reserved,
-            of_draft,
+            on_this_rank, stored, max_position(config.hf), scheduler, span, windows, draft,
+            reserved, of_draft,
         )  # fmt: skip
         ranks: dict[str, Any] = {} if options.team is None else {"team": options.team}
         if cache.attention_windows or cache.sink_token_length:
@@ -240,7 +241,7 @@ class ModelLoader:
                 map_vocabulary(model, draft_model, *tokenizers, shared),
                 self._draft_place,
                 DraftSizes(model.vocab_size, first.max_batch_size, self._draft_rows(first)),
-                self._own_device(),
+                make_own_device(self._draft_place, self._place),
             )
         elif isinstance(spec, DrafterConfig) and not isinstance(spec, UserDrafterConfig):
             # Before the pages: its weights may share a device with them.
@@ -263,7 +264,7 @@ class ModelLoader:
             if drafter is not None and drafter.needs_hidden:
                 hidden = model.hidden_size * model.kv_dtype.itemsize
             taken += device_bytes(first, self._scheduler, drafting, model.vocab_size, hidden)
-            graphs = graph_bytes(
+            graphs, graphs_there = graph_bytes(
                 model,
                 first,
                 self._scheduler,
@@ -272,6 +273,7 @@ class ModelLoader:
                 drafter,
                 synthetic_rates=() if spec is None else spec.synthetic_rates,
             )
+            taken_there += graphs_there
         memory = self._plan_memory(
             model,
             str(stored_name(model)),
@@ -300,14 +302,6 @@ class ModelLoader:
     def _apart(self) -> bool:
         """The draft model has a device of its own."""
         return self._draft_place != self._place
-
-    def _own_device(self) -> Any:
-        if not self._apart:
-            return None
-        from ..drafters.draft_target.own_device import OwnDevice
-        from .overlap.build import make_stream
-
-        return OwnDevice(self._draft_place, self._place, make_stream(self._draft_place))
 
     def _refuse_beside_operations(self) -> None:
         """Where steps are enqueued on a stream, the host does not see a network's drafts."""
@@ -408,8 +402,5 @@ class ModelLoader:
             config.dtype if config.dtype != "auto" else draft.dtype or "float32"
         )
         dtype = normalize_dtype("draft model's dtype", dtype)
-        free: int | None = None
-        if self._apart:
-            there = self._draft_place.free_bytes()
-            free = max(0, (available_memory_bytes() if there is None else there) - reserved)
+        free = free_bytes_apart(self._draft_place, self._place, reserved)
         return DraftPages(token_bytes(draft, dtype), config.max_kv_tokens, free)

@@ -138,19 +138,16 @@ def devices_of_ranks(name: str, size: int, local_size: int | None = None) -> tup
     return tuple(f"cuda:{numbers[rank % local]}" for rank in range(size))
 
 
-def draft_place(device: str | None, target: Sequence[str]) -> Place:
-    """Where a draft model runs.
+def draft_place(device: str, target: Sequence[str]) -> Place:
+    """Where a draft model runs that is to have a device of its own.
 
-    device  DraftTargetDecodingConfig.device; None: with the target's first rank
+    device  DraftTargetDecodingConfig.device
     target  the device of each of the target's ranks
 
     Raises ConfigError for a device that cannot be used, that another rank of the target has, or
     that is of another kind than the target's.
     """
-    home = resolve_device(target[0])
-    if device is None:
-        return home
-    place = resolve_device(device)
+    home, place = resolve_device(target[0]), resolve_device(device)
     if place == home:
         return home
     where = f"DraftTargetDecodingConfig.device = {device!r}, the target on {', '.join(target)}: "

@@ -117,8 +117,10 @@ class DeviceSide(ABC):
     ) -> list[Tensor]:
         """_make() on a device of its own; what it made is on the target's."""
         there, last, lens = own.texts(inputs, last, lens)
-        made: list[Tensor] = []
-        own.run(lambda: made.extend(self._make(there, last, lens, **how)))
+        sizes = (len(lens), inputs.max_width, inputs.max_kv_len, inputs.samples, *how.values())
+        made = own.make(
+            lambda: self._make(there, last, lens, **how), sizes if inputs.recorded else None
+        )
         return own.bring(made, self._probs_of(inputs))
 
     def _probs_of(self, inputs: DraftInputs) -> ops.DraftProbs | None:

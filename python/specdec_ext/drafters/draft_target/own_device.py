@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from ... import ops
+from ...log import logger
 from .pick import pick_of
 
 if TYPE_CHECKING:
@@ -39,6 +40,15 @@ class Queue(Protocol):
     def wait_for(self, other: Any) -> None: ...
 
 
+class Recorder(Protocol):
+    """Makes graphs of what is enqueued on a stream (engine/overlap/graphs.py)."""
+
+    def record(self, operations: Sequence[Callable[[], None]]) -> Callable[[], None]: ...
+
+    @property
+    def memory_bytes(self) -> int: ...
+
+
 class Parcel:
     """Carries tensors from one device to another: packed into one, in one copy. The memory is kept
     and only ever grown; what arrived is valid until the next send()."""
@@ -52,6 +62,11 @@ class Parcel:
     def memory_bytes(self) -> int:
         """On both devices."""
         return self._packed.nbytes + self._arrived.nbytes
+
+    @property
+    def address(self) -> int:
+        """Tensors of the same sizes arrive at the same places of it."""
+        return self._arrived.data_ptr()
 
     def send(self, tensors: Sequence[Tensor], sender: Queue, receiver: Queue) -> list[Tensor]:
         """The tensors, whose bytes are whole words, on the receiver's device: what it is given from
@@ -99,16 +114,32 @@ class OwnDevice:
     stream  of the draft model's device: all that it does runs there
     """
 
-    def __init__(self, place: Place, home: Place, stream: Queue) -> None:
+    def __init__(self, place: Place, home: Place, stream: Any) -> None:
+        """stream  a Queue, which the engine also records events on"""
         self.place, self.home, self.stream = place, home, stream
         self._home_stream: Queue | None = None
+        self._recorder: Recorder | None = None
+        # By sizes and addresses: what enqueues recorded passes, and what they make; None: they have
+        # run once, so that their kernels are loaded and scratch is there.
+        self._recorded: dict[tuple[Any, ...], tuple[Callable[[], None], list[Tensor]] | None] = {}
         self._out, self._back = Parcel(home, place), Parcel(place, home)
         self._drawing: dict[int, bool] = {}  # by slot: the request draws its drafts
         self._probs: ops.DraftProbs | None = None  # on the target's device
 
-    def follow(self, home_stream: Queue) -> None:
-        """Steps are enqueued on this stream from now on."""
-        self._home_stream = home_stream
+    def follow(self, home_stream: Queue, recorder: Recorder | None = None) -> None:
+        """Steps are enqueued on this stream from now on.
+
+        recorder  of `stream`; None: passes are launched one by one
+        """
+        self._home_stream, self._recorder = home_stream, recorder
+        self._recorded.clear()  # they were recorded over other pages
+
+    def forget(self) -> int:
+        """Drop what was recorded; the device's memory that it took."""
+        taken = 0 if self._recorder is None else self._recorder.memory_bytes
+        self._recorder = None
+        self._recorded.clear()
+        return taken
 
     @property
     def memory_bytes(self) -> int:
@@ -166,11 +197,50 @@ class OwnDevice:
         """On the draft model's device."""
         self.stream.enqueue(operation)
 
+    def make(
+        self, operation: Callable[[], list[Tensor]], sizes: tuple[Any, ...] | None
+    ) -> list[Tensor]:
+        """What `operation` makes on the draft model's device.
+
+        sizes  all that its launches follow from: it is recorded when they come for the second time;
+               None: it is launched one by one
+        """
+        key = None if sizes is None else (*sizes, self._out.address)
+        if key is not None and self._recorder is not None:
+            if key in self._recorded and self._recorded[key] is None:
+                self._recorded[key] = self._make_graph(operation)
+            if (graph := self._recorded.setdefault(key, None)) is not None:
+                self.run(graph[0])
+                return graph[1]
+        made: list[Tensor] = []
+        self.run(lambda: made.extend(operation()))
+        return made
+
+    def _make_graph(
+        self, operation: Callable[[], list[Tensor]]
+    ) -> tuple[Callable[[], None], list[Tensor]] | None:
+        """None: there is no room, and nothing is recorded any more."""
+        made: list[Tensor] = []
+
+        def keep() -> None:
+            made[:] = operation()
+
+        assert self._recorder is not None
+        try:
+            return self._recorder.record((keep,)), made
+        except torch.OutOfMemoryError as error:
+            self._recorder = None
+            logger.warning(
+                "%s: no memory is left to record the draft model's passes (%s); they are launched "
+                "one by one", self.place.name, error,
+            )  # fmt: skip
+            return None
+
     def bring(self, made: Sequence[Tensor], probs: ops.DraftProbs | None = None) -> list[Tensor]:
         """What was made for a step's requests, on the target's device.
 
-        probs  what the drafts were drawn from; draft_probs() has it from now on. Its rows cross only
-               while some request draws its drafts
+        probs  what the drafts were drawn from; draft_probs() has it from now on. Its rows cross
+               only while some request draws its drafts
         """
         home = self._home_stream
         assert home is not None

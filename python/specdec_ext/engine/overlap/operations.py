@@ -181,6 +181,7 @@ class StepOperations:
             hidden=self._hidden,
             max_width=max(g.max_rows - 1, 1) if g.drafts else 1,
             max_kv_len=g.max_kv_len,
+            recorded=g.recorded,
         )
 
     def _propose_drafts(self, g: StepSizes, tensors: StepTensors) -> None:
