@@ -8,7 +8,6 @@ enqueued; the watch knows what a GPU would be free to run at the same time (vect
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,8 +19,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from emulators import BUILD, LIBRARIES, load_emulators
 from specdec_ext import _core, ops
-from specdec_ext.drafters.draft_target.own_device import OwnDevice
-from specdec_ext.engine.overlap import build
+from specdec_ext.drafters.draft_target.device_apart import OwnDevice
+from specdec_ext.engine.overlap import Event, ImmediateStream, build
+from specdec_ext.engine.overlap.streams import Mark
 from specdec_ext.models.place import Place
 
 FIRST, SECOND = "cuda-emu-fast", "cuda-emu-fast-1"
@@ -41,22 +41,6 @@ class _Memory:
     kept: Any = None  # no address is used twice
     written: dict[int, int] = field(default_factory=dict)
     read: dict[int, int] = field(default_factory=dict)
-
-
-class _Done:
-    def done(self) -> bool:
-        return True
-
-    def wait(self) -> None:
-        return
-
-
-class _Mark:
-    def __init__(self) -> None:
-        self.seconds = time.perf_counter()
-
-    def since(self, earlier: _Mark) -> float:
-        return self.seconds - earlier.seconds
 
 
 class WatchedStream:
@@ -80,11 +64,11 @@ class WatchedStream:
         with self.watch.on(None):
             to.copy_(source)
 
-    def record(self) -> _Done:
-        return _Done()
+    def record(self) -> Event:
+        return ImmediateStream().record()
 
-    def mark(self) -> _Mark:
-        return _Mark()
+    def mark(self) -> Mark:
+        return ImmediateStream().mark()
 
     def follow(self) -> None:
         return

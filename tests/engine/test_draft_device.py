@@ -24,7 +24,7 @@ from method_cases import (
 
 from emulators import EMULATED
 from specdec_ext import ConfigError, DraftTargetDecodingConfig
-from specdec_ext.drafters.draft_target.own_device import OwnDevice, Parcel
+from specdec_ext.drafters.draft_target.device_apart import OwnDevice, Parcel
 from specdec_ext.engine.host_pool import HostPool
 from specdec_ext.models.place import Place
 from specdec_ext.parallel.team import Team
@@ -145,7 +145,7 @@ def test_schedules(
 
 
 class Recorder:
-    """Of the draft model's device. memory: recordings for which there is room."""
+    """On the draft model's device. memory: recordings for which there is room."""
 
     memory_bytes = 0
 

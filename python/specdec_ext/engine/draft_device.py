@@ -8,21 +8,11 @@ from ..log import logger
 from .memory_plan import available_memory_bytes
 
 if TYPE_CHECKING:
-    from ..drafters.draft_target.own_device import OwnDevice
+    from ..drafters.draft_target.device_apart import OwnDevice
     from ..models.place import Place
     from .memory_plan import MemoryPlan
 
-__all__ = ["free_bytes_apart", "make_own_device", "own_device_of", "place_of_pages"]
-
-
-def make_own_device(place: Place, home: Place) -> OwnDevice | None:
-    """Of a draft model at `place`; None: that is the target's, `home`."""
-    if place == home:
-        return None
-    from ..drafters.draft_target.own_device import OwnDevice
-    from .overlap.build import make_stream
-
-    return OwnDevice(place, home, make_stream(place))
+__all__ = ["free_bytes_apart", "own_device_of", "place_of_pages"]
 
 
 def free_bytes_apart(place: Place, home: Place, reserved: int) -> int | None:
@@ -37,7 +27,7 @@ def free_bytes_apart(place: Place, home: Place, reserved: int) -> int | None:
 
 
 def own_device_of(drafter: Any) -> OwnDevice | None:
-    """None: it drafts on the model's device, or there is no drafter."""
+    """Its own device; None: it drafts on the model's, or there is no drafter."""
     own: OwnDevice | None = getattr(drafter, "own_device", None)
     return own
 

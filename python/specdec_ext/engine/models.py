@@ -44,7 +44,7 @@ from ..models.windows import (
     limited_windows,
     span_of,
 )
-from .draft_device import free_bytes_apart, make_own_device
+from .draft_device import free_bytes_apart
 from .drafting_arguments import drafting_arguments
 from .memory_plan import (
     CPU_POOL_LIMIT_BYTES,
@@ -234,6 +234,11 @@ class ModelLoader:
             )
         elif draft_model is not None:
             assert isinstance(spec, DraftTargetDecodingConfig)
+            own_device = None
+            if self._apart:
+                from .overlap.build import make_own_device
+
+                own_device = make_own_device(self._draft_place, self._place)
             tokenizers = self._tokenizers(draft_model.info.path)
             drafter = DraftTargetDrafter(
                 spec,
@@ -241,7 +246,7 @@ class ModelLoader:
                 map_vocabulary(model, draft_model, *tokenizers, shared),
                 self._draft_place,
                 DraftSizes(model.vocab_size, first.max_batch_size, self._draft_rows(first)),
-                make_own_device(self._draft_place, self._place),
+                own_device,
             )
         elif isinstance(spec, DrafterConfig) and not isinstance(spec, UserDrafterConfig):
             # Before the pages: its weights may share a device with them.

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from ...config.grown_tree import GrownTreeConfig
     from ...models.place import Place
     from ..vocabulary import VocabularyMap
+    from .device_apart import OwnDevice
     from .device_side import MakeForward
     from .draft_sizes import DraftSizes, TextReads
-    from .own_device import OwnDevice
 
 __all__ = ["DevicePasses"]
 

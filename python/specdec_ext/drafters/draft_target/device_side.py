@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from ...models.place import Place
     from ..slot_drafter import DraftInputs, PromptInputs
     from ..vocabulary import VocabularyMap
+    from .device_apart import OwnDevice
     from .draft_sizes import DraftSizes, TextReads
-    from .own_device import OwnDevice
 
 __all__ = ["DeviceSide", "MakeForward"]
 

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from ...models.place import Place
     from ..slot_drafter import DraftInputs
     from ..vocabulary import VocabularyMap
+    from .device_apart import OwnDevice
     from .device_side import MakeForward
     from .draft_sizes import DraftSizes, TextReads
-    from .own_device import OwnDevice
 
 __all__ = ["DeviceTrees"]
 

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from ...models import StepModel
     from ...models.place import Place
     from ..vocabulary import VocabularyMap
+    from .device_apart import OwnDevice
     from .device_side import DeviceSide
-    from .own_device import OwnDevice
 
 __all__ = ["DraftTargetDrafter"]
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ...config.engine import SchedulerConfig
+from ...drafters.draft_target.device_apart import OwnDevice
 from ...errors import ConfigError
 from ...log import logger
 from ...models.device_model import DeviceModel
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 __all__ = [
     "device_bytes",
     "graph_bytes",
+    "make_own_device",
     "make_pipeline",
     "make_stream",
     "record_graphs",
@@ -88,6 +90,11 @@ def make_stream(place: Place, model: Any = None) -> Stream:
         return ImmediateStream()
     ranks = model.decoder.ranks if isinstance(model, DeviceModel) else None
     return CudaStream(place.device, None if ranks is None else ranks.watch)
+
+
+def make_own_device(place: Place, home: Place) -> OwnDevice | None:
+    """What a draft model at `place` has beside the target at `home`; None: they are the same."""
+    return None if place == home else OwnDevice(place, home, make_stream(place))
 
 
 def make_recorder(stream: Stream, scheduler: SchedulerConfig, model: Any) -> GraphRecorder | None:

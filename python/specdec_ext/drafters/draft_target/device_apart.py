@@ -71,12 +71,12 @@ class Parcel:
     def send(self, tensors: Sequence[Tensor], sender: Queue, receiver: Queue) -> list[Tensor]:
         """The tensors, whose bytes are whole words, on the receiver's device: what it is given from
         now on finds them. The sender may change its own at once."""
-        words = [_words(tensor) for tensor in tensors]
+        words = [tensor.nbytes // 4 for tensor in tensors]
         begins, end = [], 0
-        for part in words:
+        for count in words:
             begins.append(end)
-            end += len(part) + -len(part) % _ALIGN
-        sender.enqueue(partial(self._pack, words, end))
+            end += count + -count % _ALIGN
+        sender.enqueue(partial(self._pack, tensors, end))
         receiver.enqueue(partial(self._make_room, end))
         packed, arrived = self._packed[:end], self._arrived[:end]
         receiver.wait_for(sender)
@@ -84,26 +84,22 @@ class Parcel:
         sender.enqueue(lambda: receiver.copy(arrived, packed))
         sender.wait_for(receiver)
         return [
-            arrived[begin : begin + len(part)].view(tensor.dtype).view(tensor.shape)
-            for begin, part, tensor in zip(begins, words, tensors, strict=True)
+            arrived[begin : begin + count].view(tensor.dtype).view(tensor.shape)
+            for begin, count, tensor in zip(begins, words, tensors, strict=True)
         ]
 
-    def _pack(self, words: Sequence[Tensor], count: int) -> None:
+    def _pack(self, tensors: Sequence[Tensor], count: int) -> None:
         if self._packed.numel() < count:
             self._packed = self._packed.new_zeros(2 * count)
         parts: list[Tensor] = []
-        for part in words:
+        for tensor in tensors:
+            part = tensor.reshape(-1).view(torch.int32)
             parts += (part, self._padding[: -len(part) % _ALIGN])
         torch.cat(parts, out=self._packed[:count])
 
     def _make_room(self, count: int) -> None:
         if self._arrived.numel() < count:
             self._arrived = self._arrived.new_zeros(2 * count)
-
-
-def _words(tensor: Tensor) -> Tensor:
-    flat: Tensor = tensor.reshape(-1).view(torch.int32)
-    return flat
 
 
 class OwnDevice:
