@@ -91,7 +91,7 @@ def test_lookahead_needs_its_three_numbers() -> None:
 REFUSED = [
     ("max_beam_width", "4", "there are no beams; use 1"),
     ("max_attention_window_size", "0", "one number for all layers or one per layer"),
-    ("max_attention_window_size", "256,", "one number for all layers or one per layer"),
+    ("max_attention_window_size", "256,0", "one number for all layers or one per layer"),
     ("max_attention_window_size", "wide", "one number for all layers or one per layer"),
     ("batching_strategy", "V1", "always batched in flight"),
     ("batch_scheduler_policy", "fifo", "expected one of guaranteed_no_evict, max_utilization"),
