@@ -9,7 +9,8 @@ ends them.
     python -m benchmarks.end_to_end [--quick] [--dtypes float32 bfloat16] [--prompts 4] [--rounds 3]
 
 With --base the three programs of commit cebcf29 take part in the same rounds (step_versions.py
-tells how that commit is built).
+tells how that commit is built). --without-transformers leaves the slowest programs out, which
+take most of the time.
 """
 
 from __future__ import annotations
@@ -83,13 +84,14 @@ def measure(
     }  # fmt: skip
     lookup = runners.Ours(folder, dtype, lookup_config, **options)
     lookahead = runners.Ours(folder, dtype, lookahead_config, **options)
-    peer = runners.Peer(folder, dtype)
+    peer = None if args.without_transformers else runners.Peer(folder, dtype)
     base = {
         name: runners.Elsewhere(args.base, folder, dtype, config, args.threads, **options)
         for name, config in (("lookup", lookup_config), ("lookahead", lookahead_config))
         if args.base
     }
-    runners.warm_up(lookup, lookahead, peer, *base.values())
+    taking_part = [lookup, lookahead, *([] if peer is None else [peer]), *base.values()]
+    runners.warm_up(*taking_part)
     numerics = lookup.llm.model.numerics
 
     figures: dict[str, Any] = {}
@@ -108,8 +110,9 @@ def measure(
         programs = {
             k: programs[k] for name in OURS for k in (name, f"base_{name}") if k in programs
         }
-        programs["peer_plain"] = partial(peer.generate, prompts, args.tokens)
-        programs["peer_lookup"] = partial(peer.generate, prompts, args.tokens, lookup=PEER_DRAFT)
+        if peer is not None:
+            ask = partial(peer.generate, prompts, args.tokens)
+            programs |= {"peer_plain": ask, "peer_lookup": partial(ask, lookup=PEER_DRAFT)}
         rounds = common.interleave(programs, args.rounds, f"{dtype} {name}")
         # The two commits' rotary tables differ in last bits, so their texts may (tests/corpus).
         for of in ("", "base_"):
@@ -128,8 +131,9 @@ def measure(
     programs = {
         "ours_batch": lambda: lookup.generate(mixed, args.tokens, batched=True),
         "ours_batch_plain": lambda: lookup.generate(mixed, args.tokens, batched=True, plain=True),
-        "peer_lookup": lambda: peer.generate(mixed, args.tokens, lookup=PEER_DRAFT),
     }
+    if peer is not None:
+        programs["peer_lookup"] = partial(peer.generate, mixed, args.tokens, lookup=PEER_DRAFT)
     if base:
         programs |= {
             "base_batch": lambda: base["lookup"].generate(mixed, args.tokens, batched=True),
@@ -141,9 +145,16 @@ def measure(
     for of in ("ours", "base"):
         check_exact(rounds, f"{dtype} batch", [f"{of}_batch", f"{of}_batch_plain"])
 
-    def ratio(program: str, peer: str = "peer_lookup") -> dict[str, float]:
-        pairs = zip(rounds[program], rounds[peer], strict=True)
+    def ratio(ours: str, theirs: str) -> dict[str, float]:
+        pairs = zip(rounds[ours], rounds[theirs], strict=True)
         return common.spread([a.tokens_per_second / b.tokens_per_second for a, b in pairs])
+
+    compared = {
+        "prompt lookup / transformers one after another": ("ours_batch", "peer_lookup"),
+        "plain / transformers one after another": ("ours_batch_plain", "peer_lookup"),
+        f"prompt lookup / {environment.COMMIT}": ("ours_batch", "base_batch"),
+        f"plain / {environment.COMMIT}": ("ours_batch_plain", "base_batch_plain"),
+    }
 
     figures[f"batch {BATCH}"] = {
         "prompt_tokens": [len(ids) for ids in mixed],
@@ -151,16 +162,10 @@ def measure(
             k: common.spread([run.tokens_per_second for run in v]) for k, v in rounds.items()
         },
         "ratios": {
-            "prompt lookup / transformers one after another": ratio("ours_batch"),
-            "plain / transformers one after another": ratio("ours_batch_plain"),
+            name: ratio(*pair) for name, pair in compared.items() if rounds.keys() >= set(pair)
         },
     }
-    if base:
-        figures[f"batch {BATCH}"]["ratios"] |= {
-            f"prompt lookup / {environment.COMMIT}": ratio("ours_batch", "base_batch"),
-            f"plain / {environment.COMMIT}": ratio("ours_batch_plain", "base_batch_plain"),
-        }
-    for program in (lookup, lookahead, peer, *base.values()):
+    for program in taking_part:
         program.close()
     return figures, numerics
 
@@ -185,6 +190,8 @@ def table_of(dtype: str, figures: dict[str, Any], sets: list[str]) -> str:
         values = [figures[name]["programs"][program][0]["tokens_per_forward"] for name in sets]
         rows.append([f"{program.replace('_', ' ')}: tokens per forward", *values])
     for program in ("plain", "prompt_lookup", "peer_plain", "peer_lookup"):
+        if program not in figures[sets[0]]["programs"]:
+            continue
         values = []
         for name in sets:
             runs = figures[name]["programs"][program]
@@ -209,6 +216,9 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="1 prompt, 1 round; no file")
     parser.add_argument(
         "--base", action="store_true", help=f"with commit {environment.COMMIT} in the same run"
+    )
+    parser.add_argument(
+        "--without-transformers", action="store_true", help="only this package's programs"
     )
     args = parser.parse_args()
     if args.quick:

@@ -125,7 +125,10 @@ def measure(
                     str(count), "--num-prompts", str(args.prompts), "--output-len",
                     str(args.tokens), "--tool-path", args.aiperf, "--output-json", str(report),
                 ]  # fmt: skip
-                subprocess.run(command, stdout=subprocess.DEVNULL, check=True)
+                report.unlink(missing_ok=True)
+                done = subprocess.run(command, stdout=subprocess.DEVNULL)
+                if done.returncode and not report.exists():  # 1 with one: requests failed
+                    raise SystemExit(done.returncode)
                 found = json.loads(report.read_text())
                 for row in found["rows"]:
                     row["server"] = names[row["server"]]
@@ -176,6 +179,9 @@ def main() -> None:
         print(serve_tables.peers(rows))
     failed = sum(report["failed_requests"] for report in reports)
     print("failed requests:", failed, "loads:", parts.loads)
+    for row in rows:
+        if row["errors"]:
+            print(f"{row['server']}, {row['concurrency']} at a time: {row['errors']}")
     if len(reports) < len(args.concurrency):
         print(f"{len(reports)} of {len(args.concurrency)} concurrencies are measured; "
               "the same command goes on")  # fmt: skip

@@ -25,7 +25,7 @@ from .config.validate import check_bool, check_choice, check_int, show
 from .engine.background import AsyncRequest, BackgroundStepper
 from .engine.build import EngineBuilder
 from .engine.models import ModelOptions
-from .engine.ranks import devices_for, make_team
+from .engine.ranks import check_draft_device, devices_for, make_team
 from .engine.request_group import RequestGroup
 from .engine.step_cost import StepCost
 from .errors import ConfigError, RequestError, SyntheticAcceptanceWarning
@@ -156,6 +156,7 @@ class LLM:
 
         devices = devices_for(tensor_parallel_size, device)  # refused before anything is read
         device = devices[0]
+        check_draft_device(self.speculative_config, devices)
         if model is None:
             from .models.default import default_source
 

@@ -17,8 +17,8 @@ import pytest
 from method_cases import GREEDY, PROMPTS, Folders, Where, open_llm
 
 from emulators import BUILD, EMULATED, LIBRARIES
-from specdec_ext import LLM, SamplingParams, _core
-from specdec_ext.cli.engine_dir import target_device
+from specdec_ext import LLM, DraftTargetDecodingConfig, SamplingParams, _core
+from specdec_ext.cli.engine_dir import draft_target_keys, target_device
 from specdec_ext.engine.overlap import streams
 from specdec_ext.errors import ConfigError, EngineError, UnsupportedModelError
 from specdec_ext.models import place
@@ -140,6 +140,45 @@ def test_the_target_s_devices_on_the_command_line(monkeypatch: pytest.MonkeyPatc
     both = argparse.Namespace(device="cuda:1", draft_target_model_config="[4,[2],[2,0]]")
     with pytest.raises(ConfigError, match=r"--device cuda:1 and the target's devices \[2, 0\]"):
         target_device(both)
+
+
+def test_the_draft_s_device_on_the_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    Gpus(monkeypatch, 5)
+    wanted = {
+        ("auto", "[4,[0],[1,2,3,4],False]", 4): ("cuda:0", "cuda:1,2,3,4"),
+        ("cuda", "[4,[3],[1],True]", 1): ("cuda:3", "cuda:1"),
+        ("cuda:1", "[4,[0]]", 1): ("cuda:0", "cuda:1"),
+        ("cuda", "[4,[],[1]]", 1): (None, "cuda:1"),
+        ("cpu", "[4,[0],[1]]", 1): (None, "cpu"),
+    }
+    for (device, lists, ranks), found in wanted.items():
+        args = argparse.Namespace(
+            device=device, draft_target_model_config=lists, draft_engine_dir=None,
+            tensor_parallel_size=ranks,
+        )  # fmt: skip
+        assert (draft_target_keys(args).get("device"), target_device(args)) == found
+
+
+@pytest.mark.parametrize(
+    ("device", "draft", "ranks", "message"),
+    [
+        ("cuda", "cuda:1", 2, r"= 'cuda:1', the target on cuda:0, cuda:1: rank 1 has that device"),
+        ("cuda", "cuda:9", 2, r"'cuda:9': devices of this machine are cuda:0..cuda:3"),
+        ("cuda", "cpu", 1, "the CPU is none; give both a GPU"),
+        ("cpu", "cuda:1", 1, "the CPU is none; give both a GPU"),
+        ("cuda", EMU, 1, r"= 'cuda-emu-fast', the target on cuda:0: .* give both a GPU"),
+        ("cuda", "gpu", 1, "device = 'gpu': expected 'auto', 'cpu', 'cuda'"),
+    ],
+)
+def test_draft_devices_are_refused_before_a_rank_is_started(
+    models: Folders, device: str, draft: str, ranks: int, message: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    Gpus(monkeypatch, 4)
+    monkeypatch.setattr(subprocess, "Popen", no_process)
+    config = DraftTargetDecodingConfig(models["near"], device=draft)
+    with pytest.raises(ConfigError, match=message):
+        LLM(models["target"], speculative_config=config, device=device, tensor_parallel_size=ranks)
 
 
 # -- three ranks ----------------------------------------------------------------------------------

@@ -44,6 +44,8 @@ live_tools = [pytest.param(name, marks=mark) for name, mark in needs.items()]
 def test_a_report_of_aiperf() -> None:
     measured = TOOLS["aiperf"]("aiperf")._read(RECORDED / "aiperf")
     assert (measured["requests"], measured["failed_requests"]) == (4, 8)
+    assert sorted(measured["errors"].values()) == [3, 5]
+    assert all("the queue is full" in told for told in measured["errors"])
     spec = measured["speculative_decoding"]
     assert (spec["num_accepted_draft_tokens"], spec["num_draft_tokens"]) == (7, 312)
     assert len(measured["ttfts_ms"]) == len(measured["tpots_ms"]) == 4
@@ -53,6 +55,7 @@ def test_a_report_of_aiperf() -> None:
 def test_a_report_of_guidellm() -> None:
     measured = TOOLS["guidellm"]("guidellm")._read(RECORDED / "guidellm")
     assert (measured["requests"], measured["failed_requests"]) == (3, 9)
+    assert sum(measured["errors"].values()) == 9
     spec = measured["speculative_decoding"]
     assert (spec["num_accepted_draft_tokens"], spec["num_draft_tokens"]) == (2, 202)
     assert len(measured["ttfts_ms"]) == len(measured["tpots_ms"]) == 3
@@ -369,6 +372,10 @@ def test_a_server_that_refuses_some(
         assert code == 1, shown.err
         [row] = json.loads(shown.out)["rows"]
         assert row["failed_requests"] > 0 and row["requests"] > 0
-        assert row["requests"] + row["failed_requests"] == 8
+        assert (
+            row["requests"] + row["failed_requests"]
+            == 8
+            == row["requests"] + sum(row["errors"].values())
+        )
         assert row["server"] == live.url.removeprefix("http://")
         assert row["speculative_decoding"]["num_spec_steps"] > 0

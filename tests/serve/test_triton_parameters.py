@@ -50,6 +50,16 @@ def test_values_reach_the_engine() -> None:
     assert (scheduler.policy, scheduler.enable_chunked_prefill) == ("max_utilization", False)
 
 
+@pytest.mark.parametrize(
+    ("value", "window"), [("256", 256), ("256,1024", (256, 1024)), ("[256, 1024]", (256, 1024))]
+)
+def test_attention_windows_reach_the_engine(value: str, window: Any, tmp_path: Path) -> None:
+    path = shutil.copy(TRITON / "model_repository" / "specdec" / "config.pbtxt", tmp_path)
+    assert fill(Path(path), max_attention_window_size=value) == ""
+    given = engine_arguments(parameters(max_attention_window_size=value))
+    assert parse_kv_cache_config(given["kv_cache_config"]).max_attention_window == window
+
+
 def test_what_is_not_filled_in_is_the_default() -> None:
     names = ("max_tokens_in_paged_kv_cache", "enable_kv_cache_reuse", "decoding_mode", "engine_dir")
     for values in ({}, dict.fromkeys(names, ""), {name: f"${{{name}}}" for name in names}):
@@ -80,7 +90,9 @@ def test_lookahead_needs_its_three_numbers() -> None:
 
 REFUSED = [
     ("max_beam_width", "4", "there are no beams; use 1"),
-    ("max_attention_window_size", "1024", "only the model's own sliding window"),
+    ("max_attention_window_size", "0", "one number for all layers or one per layer"),
+    ("max_attention_window_size", "256,0", "one number for all layers or one per layer"),
+    ("max_attention_window_size", "wide", "one number for all layers or one per layer"),
     ("batching_strategy", "V1", "always batched in flight"),
     ("batch_scheduler_policy", "fifo", "expected one of guaranteed_no_evict, max_utilization"),
     ("kv_cache_free_gpu_mem_fraction", "1.5", "above 0, at most 1"),

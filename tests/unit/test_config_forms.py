@@ -197,8 +197,8 @@ def test_device_lists() -> None:
         (([0], [1, 2, 3, 4]), 1, 0, ConfigError, "are 4, tensor_parallel_size = 1; use --tensor"),
         (([0], [1]), 2, 0, ConfigError, "are 1, tensor_parallel_size = 2"),
         (([0], [1]), 1, 1, ConfigError, "device = 1: out of range.*there are 1 devices"),
-        (([0], [1]), 1, 2, UnsupportedConfigError, "share a device in this version"),
-        (([1], [0, 1]), 2, 2, UnsupportedConfigError, "the first of the target's"),
+        (([7], [1]), 1, 2, ConfigError, "the draft's devices: device = 7: out of range"),
+        (([1], [0, 1]), 2, 2, ConfigError, r"1 is that of the target's rank 1 .* its own, or 0"),
     ],
 )
 def test_devices_of_draft_and_target(
@@ -212,6 +212,7 @@ def test_devices_of_draft_and_target(
 def test_devices_that_can_be_had() -> None:
     for draft, target, ranks, devices in (
         ([], [], 4, 0), ([0], [0], 1, 0), ([0], [0, 1], 2, 0), ([0], [0], 1, 1), ([], [1], 1, 2),
+        ([0], [1], 1, 2), ([0], [1, 2, 3, 4], 4, 5), ([3], [], 1, 4), ([2], [2, 0], 2, 3),
     ):  # fmt: skip
         assert check_placement(draft, target, ranks, devices) == ""
     assert "both run on the CPU" in check_placement([0], [1, 2, 3, 4], 4, 0)

@@ -9,7 +9,9 @@ import pytest
 from specdec_ext import (
     ConfigError,
     DraftTargetDecodingConfig,
+    KvCacheConfig,
     ReDrafterDecodingConfig,
+    SchedulerConfig,
     UnsupportedConfigError,
 )
 from specdec_ext.config.build_check import check_build
@@ -159,8 +161,6 @@ def test_a_mode_without_a_model_is_refused_by_name() -> None:
 
 
 def plan(free: int, max_tokens: int | None = None, draft: DraftPages | None = None) -> Any:
-    from specdec_ext import KvCacheConfig, SchedulerConfig
-
     return plan_memory(
         bytes_per_token=2 * 2 * 8 * 4, max_position=100, draft_len=4,
         kv_cache=KvCacheConfig(
@@ -211,3 +211,33 @@ def test_the_command_line_names_a_draft_model(flag: str) -> None:
     config = llm_kwargs(args)["speculative_config"]
     assert config == DraftTargetDecodingConfig("m", max_draft_len=6, adaptive=False)
     assert main(["inspect", flag, "m", "--lookahead_config", "[7,7,7]"]) == 2
+
+
+def test_a_device_of_its_own() -> None:
+    assert parsed({"model": "m", "method": "draft_target"}).device is None
+    assert parsed({"model": "m", "method": "draft_target", "device": "cuda:1"}).device == "cuda:1"
+    with pytest.raises(ConfigError, match="device = 1: expected the name of a device, such as"):
+        DraftTargetDecodingConfig("m", device=1)  # type: ignore[arg-type]
+    with pytest.raises(UnsupportedConfigError, match=r"'cuda:0,1': 2 devices, .* name one"):
+        DraftTargetDecodingConfig("m", device="cuda:0,1")
+
+
+def test_pages_on_a_device_of_its_own() -> None:
+    """They take nothing from the target's, and are as many, if they fit."""
+    sizes: dict[str, Any] = dict(
+        bytes_per_token=100, max_position=64, draft_len=4, free_bytes=100_000,
+        scheduler=SchedulerConfig(max_batch_size=4, max_seq_len=64),
+        kv_cache=KvCacheConfig(tokens_per_block=8),
+    )  # fmt: skip
+    alone = plan_memory(**sizes)
+    for free, pages in ((100_000, 36), (10_000, 22)):
+        draft = DraftPages(50, free_bytes=free)
+        plan = plan_memory(**sizes, draft=draft)
+        assert (plan.num_pages, plan.pool_bytes) == (alone.num_pages, alone.pool_bytes)
+        assert (plan.draft_num_pages, plan.draft_pool_bytes) == (pages, pages * 400)
+    for draft, message in (
+        (DraftPages(50, free_bytes=300), "device: 36 pages .* need 14400 bytes, limit 270 bytes"),
+        (DraftPages(50, 80, free_bytes=4000), "max_kv_tokens = 80: 10 pages .* limit 3600 bytes"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            plan_memory(**sizes, draft=draft)

@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +28,8 @@ __all__ = ["TOOLS", "Load", "LoadTool", "LoadToolError", "acceptance", "find_too
 
 LOG_LINES = 15
 END_SECONDS = 10.0
+NUM_ERRORS = 5  # of those that a report names
+ERROR_CHARS = 300
 
 
 class LoadToolError(SpecdecError):
@@ -65,7 +68,8 @@ class LoadTool(ABC):
 
         requests, failed_requests, ttft_ms, tpot_ms, latency_ms ({"mean", "p50", "p90", "p99"} of
         the answers), output_tokens_per_second, requests_per_second, mean_output_tokens, ttfts_ms,
-        tpots_ms (of every answer), speculative_decoding (None: the answers tell nothing of it).
+        tpots_ms (of every answer), speculative_decoding (None: the answers tell nothing of it),
+        errors (what failed requests were told, and how often).
         """
         folder.mkdir(parents=True, exist_ok=True)
         command = self._command(load, folder)
@@ -167,6 +171,7 @@ class AIPerf(LoadTool):
             "ttfts_ms": every("time_to_first_token"),
             "tpots_ms": every("inter_token_latency"),
             "speculative_decoding": spec,
+            "errors": _counted(errors),
         }
 
 
@@ -201,8 +206,8 @@ class GuideLLM(LoadTool):
         [run] = _read_json(folder / "report.json")["benchmarks"]
         metrics, totals = run["metrics"], run["metrics"]["request_totals"]
         answers = run["requests"]["successful"]
+        errors = [failed["info"]["error"] for failed in run["requests"]["errored"]]
         if not answers:
-            errors = [failed["info"]["error"] for failed in run["requests"]["errored"]]
             raise ValueError(_none_answered(totals["total"], errors))
 
         def spread(name: str, scale: float = 1.0) -> dict[str, float]:
@@ -225,6 +230,7 @@ class GuideLLM(LoadTool):
             "ttfts_ms": every("time_to_first_token_ms"),
             "tpots_ms": every("inter_token_latency_ms"),
             "speculative_decoding": _sum_of(answer["response_metrics"] for answer in answers),
+            "errors": _counted(errors),
         }
 
 
@@ -278,6 +284,12 @@ def _sum_of(metrics: Iterable[Mapping[str, Any] | None]) -> dict[str, Any] | Non
 
 def _none_answered(count: int, errors: Sequence[Any]) -> str:
     return f"none of {count} requests was answered: {errors[0] if errors else 'none was sent'}"
+
+
+def _counted(errors: Iterable[Any]) -> dict[str, int]:
+    """The first of the different errors, and how often each came. AIPerf's have more fields."""
+    texts = (error.get("message", error) if isinstance(error, dict) else error for error in errors)
+    return dict(Counter(str(text)[:ERROR_CHARS] for text in texts).most_common(NUM_ERRORS))
 
 
 def _byte_tokenizer(folder: Path) -> Path:

@@ -171,6 +171,12 @@ def print_serve(report: Mapping[str, Any], stream: IO[str]) -> None:
             if speed[other, level]
         )
         console.print(f"{first} against {other}, tokens/s: {times}", soft_wrap=True)
+    for row in report["rows"]:
+        for error, count in row["errors"].items():
+            console.print(
+                f"{row['server']}, {row['concurrency']} at a time: {count} FAILED: {error}",
+                soft_wrap=True, markup=False,
+            )  # fmt: skip
     machine, load = report["machine"], report["clocks"]["after"]["load_average"][0]
     work = report["workload"]
     console.print(

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .parser import usage_error
+
+if TYPE_CHECKING:
+    from ..models.place import Place
 
 __all__ = [
     "add_engine_arguments",
@@ -60,24 +63,28 @@ def draft_target_keys(args: argparse.Namespace) -> dict[str, Any]:
             f"{flag} = {show(args.draft_target_model_config)}: expected [K,[draft's devices],"
             "[target's devices],USE_LOGITS], for example [4,[0],[1],False]"
         )
-    _check_devices(args, *(*value[1:3], [], [])[:2])
+    draft, target = (*value[1:3], [], [])[:2]
+    if _check_devices(args, draft, target).on_cuda and draft:
+        keys["device"] = f"cuda:{draft[0]}"
     keys["max_draft_len"] = value[0]
     if len(value) == 4:
         keys["use_draft_logits"] = value[3]
     return keys
 
 
-def _check_devices(args: argparse.Namespace, draft: list[Any], target: list[Any]) -> None:
+def _check_devices(args: argparse.Namespace, draft: list[Any], target: list[Any]) -> Place:
+    """The target's first place, as far as --device says it."""
     from ..config.placement import check_placement
     from ..config.ranks import resolve_tensor_parallel_size, world_of
     from ..log import logger
     from ..models.place import resolve_device
 
-    devices = resolve_device(args.device.partition(",")[0]).num_devices
+    place = resolve_device(args.device.partition(",")[0])
     ranks = resolve_tensor_parallel_size(args.tensor_parallel_size, world_of())
-    note = check_placement(draft, target, ranks, devices)
+    note = check_placement(draft, target, ranks, place.num_devices)
     if note:
         logger.info(note)
+    return place
 
 
 def target_device(args: argparse.Namespace) -> str:

@@ -86,7 +86,7 @@ def add_speculation_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     spec.add_argument(
         "--draft-target-model-config", metavar="[K,[D],[T],LOGITS]",
-        help="K drafts, devices of draft and target (the same one), whether drafts are "
+        help="K drafts, devices of draft and target, whether drafts are "
         "accepted by the draft model's logits: [4,[0],[1],False]",
     )  # fmt: skip
     spec.add_argument(

@@ -51,6 +51,8 @@ class DraftTargetDecodingConfig(GrownTreeConfig):
     dtype, model_impl  for the draft model, as LLM's arguments of these names
     max_kv_tokens      tokens that the draft model's KV pages hold; None: as many as the target's.
                        A request that finds no page decodes without drafts
+    device             a GPU of its own, "cuda:N": passes run there, beside the target's device.
+                       None: the target's first device
     allow_vocab_mapping
                        True: the draft model may have another tokenizer. It drafts the tokens that
                        both have by text, at least MIN_VOCAB_OVERLAP of the smaller vocabulary
@@ -85,6 +87,7 @@ class DraftTargetDecodingConfig(GrownTreeConfig):
     dtype: str = "auto"
     model_impl: str = "auto"
     max_kv_tokens: int | None = None
+    device: str | None = None
     allow_vocab_mapping: bool = False
 
     def __post_init__(self) -> None:
@@ -112,6 +115,8 @@ class DraftTargetDecodingConfig(GrownTreeConfig):
         if self.max_kv_tokens is not None:
             tokens = check_int(where + "max_kv_tokens", self.max_kv_tokens, ConfigError, low=1)
             self._set(max_kv_tokens=tokens)
+        if self.device is not None:
+            self._set(device=_check_device(where + "device", self.device))
         for name in ("adaptive", "use_draft_logits", "allow_vocab_mapping"):
             check_bool(where + name, getattr(self, name), ConfigError)
         self._check_options()
@@ -152,3 +157,18 @@ class DraftTargetDecodingConfig(GrownTreeConfig):
             chosen = check_choice("draft_sample_method", how, choices, ConfigError)
             result["use_draft_logits"] = chosen == "probabilistic"
         return result
+
+
+def _check_device(what: str, device: object) -> str:
+    """One device's name; whether it can be used is only known once torch is loaded."""
+    if not isinstance(device, str) or not device:
+        raise ConfigError(
+            f"{what} = {show(device)}: expected the name of a device, such as 'cuda:0', got "
+            f"{type(device).__name__}; None: the target's first device"
+        )
+    if "," in device:
+        raise UnsupportedConfigError(
+            f"{what} = {device!r}: {device.count(',') + 1} devices, and a draft model is not "
+            "spread over several; name one"
+        )
+    return device

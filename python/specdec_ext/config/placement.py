@@ -22,8 +22,8 @@ def check_placement(
     num_devices    devices that can be had; 0: everything runs on the CPU, which has no numbers
 
     Raises ConfigError for lists that are none, that name a device twice or one that is not there,
-    or a target with another number of devices than ranks; UnsupportedConfigError for a draft model
-    on several devices, and for draft and target on different ones.
+    a target with another number of devices than ranks, or a draft model on the device of a rank
+    other than the first; UnsupportedConfigError for a draft model on several devices.
     """
     lists = {"the draft's devices": draft, "the target's devices": target}
     for what, devices in lists.items():
@@ -60,11 +60,10 @@ def check_placement(
                 f"{_FLAG}: {what}: device", device, ConfigError, low=0, high=num_devices - 1,
                 remedy=f"there are {num_devices} devices",
             )  # fmt: skip
-    # The draft runs where rank 0 does, which has the first of the target's.
-    if apart or (draft and target and draft[0] != target[0]):
-        raise UnsupportedConfigError(
-            f"{_FLAG}: draft on {show(list(draft))}, target on {show(list(target))}: the two share "
-            "a device in this version, the first of the target's; name that one for the draft, or "
-            "leave the lists out"
+    if draft and draft[0] in target[1:]:
+        raise ConfigError(
+            f"{_FLAG}: the draft's device {draft[0]} is that of the target's rank "
+            f"{list(target).index(draft[0])} ({show(list(target))}); give the draft model a device "
+            f"of its own, or {target[0]}, which it then shares with rank 0"
         )
     return ""

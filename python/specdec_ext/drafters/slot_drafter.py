@@ -43,6 +43,7 @@ class DraftInputs:
     max_kv_len   an upper bound of any request's tokens and rows, known to the host
     pass_price   tokens that a draft model's pass after the first must bring to be worth its time,
                  if draft() may read values; 0: not known
+    recorded     a step of these sizes is recorded, so they come again
     """
 
     layout: SlotLayout
@@ -57,6 +58,7 @@ class DraftInputs:
     max_width: int
     max_kv_len: int
     pass_price: float = 0.0
+    recorded: bool = False
 
     @property
     def num_requests(self) -> int:
@@ -121,6 +123,8 @@ class SlotDrafter(Protocol):
     #   prepare()  called once on the CPU before the first draft(), so that its time is not counted
     #   drafts_one_by_one: bool     the time of draft() grows with the drafts of a request
     #   passes_made: int            passes of a draft model in the last draft(); 0: not known
+    #   own_device: OwnDevice | None  where its drafts and pages are, if that is not the target's
+    #       device: draft() and read_prompts() are launched one by one, and enqueue on both devices
     #   reads_every_step: bool      draft() is also called in steps without drafts (max_drafts 0)
     name: str
     needs_hidden: bool

@@ -15,10 +15,11 @@ from ..drafters import SlotDrafter, shipped_drafter
 from ..errors import ConfigError
 from ..models.host_arrays import as_torch
 from ..models.kv_storage import LayerPool
-from ..models.place import resolve_device
+from ..models.place import Place, resolve_device
 from ..models.windows import AttentionSpan
 from ..request.resolve import EngineLimits
 from ..text.tokenizer import eos_token_ids, load_tokenizer
+from .draft_device import own_device_of, place_of_pages
 from .drafting_arguments import drafting_arguments
 from .executor import make_executor
 from .host_pool import HostPool
@@ -103,8 +104,10 @@ class EngineBuilder:
             self._options.team.narrow(memory.narrow_windows)
         by_number: list[Any] = [*self._pages]  # what goes by a page's number
         own: Any = loaded.drafter
+        apart = own_device_of(own)
         if hasattr(own, "pages_of"):
-            pages = self._make_pages(own.pages_of, self.memory.draft_num_pages)
+            where = place_of_pages(own, self.place, self.memory)
+            pages = self._make_pages(own.pages_of, self.memory.draft_num_pages, place=where)
             own.bind_cache(*pages.tensors)
             by_number += [*pages.tensors, *getattr(own, "feature_pages", ())]
             if hasattr(own, "release"):
@@ -118,6 +121,7 @@ class EngineBuilder:
                 narrow=[(as_torch(pool.k), as_torch(pool.v)) for pool in self._narrow],
                 pinned=self.place.on_cuda,
                 on_stream=self._on_stream,
+                streams={} if apart is None else {2: apart.stream, 3: apart.stream},
             )
         # A drafter may know more than was asked for, such as how many heads a file has.
         known = getattr(loaded.drafter, "config", None)
@@ -272,8 +276,10 @@ class EngineBuilder:
         model: Any,
         num_pages: int,
         narrow: Sequence[tuple[tuple[int, ...], int]] = (),
+        place: Place | None = None,
     ) -> KvPages:
-        pages = KvPages(model, num_pages, self.memory.tokens_per_block, self.place, narrow)
+        where = place or self.place
+        pages = KvPages(model, num_pages, self.memory.tokens_per_block, where, narrow)
         self._pools.append(pages)
         return pages
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,6 +28,7 @@ class HostPool:
     narrow  (K, V) of the pools of narrow windows, whose pages go by the parts' numbers; on a stream
     narrow_windows  by layer of the first pool pair: those whose memory follow() gives back; with
                `core`
+    streams  by index of `pools`: of those on another device, whose pages only its stream may touch
     pinned     copies lie in memory that a CUDA device reads by itself
     on_stream  copies are enqueued with the steps; else the host makes them, by `core`
 
@@ -45,17 +46,18 @@ class HostPool:
         narrow_windows: Sequence[int] = (),
         pinned: bool = False,
         on_stream: bool = False,
+        streams: Mapping[int, Stream] | None = None,
     ) -> None:
         self.pools = tuple(pools)
         self.page_bytes = 0
         self._memory: list[_core.LazyZeros] = []
-        # Tensors: pages [layers, P, ...], copies, the narrow window or None.
-        self._pools: list[tuple[Any, Any, int | None]] = []
+        # Tensors: pages [layers, P, ...], copies, the narrow window or None, their stream or None.
+        self._pools: list[tuple[Any, Any, int | None, Stream | None]] = []
         self._num_narrow = len(narrow)
         pairs = []
         every: list[tuple[Any, int | None]] = [(pages, None) for pages in pools]
         every += [(pages, window) for window, pair in enumerate(narrow) for pages in pair]
-        for pages, window in every:
+        for index, (pages, window) in enumerate(every):
             shape, dtype = tuple(pages.shape), str(pages.dtype).removeprefix("torch.")
             layered = shape if len(shape) > 3 else (1, *shape)
             each = (layered[0], *layered[2:])
@@ -67,7 +69,8 @@ class HostPool:
                 copies = _core.LazyZeros((num_pages, *each), dtype)
                 self._memory.append(copies)
             if on_stream:
-                self._pools.append((as_torch(pages).view(layered), as_torch(copies), window))
+                own = (streams or {}).get(index)
+                self._pools.append((as_torch(pages).view(layered), as_torch(copies), window, own))
             pairs.append((pages, copies))
             self.page_bytes += _bytes_of(copies) // num_pages
         windows = (*pools[:2], list(narrow_windows)) if narrow_windows else ()
@@ -81,11 +84,11 @@ class HostPool:
 
         parts  the page's numbers in the pools of narrow windows; -1: there is none
         """
-        for pages, copies, window in self._pools:
+        for pages, copies, window, own in self._pools:
             number = page if window is None else parts[window]
             if 0 <= number < pages.shape[1]:
                 ends = pages[:, number], copies[host_page]
-                stream.copy(*(ends[::-1] if to_host else ends))
+                (own or stream).copy(*(ends[::-1] if to_host else ends))
 
     def bytes_per_second(self, stream: Stream | None = None) -> float:
         """How fast a page is copied there and back, measured now: the best of some rounds. No
@@ -101,6 +104,8 @@ class HostPool:
             before = stream.mark()
             self.copy(stream, True, 0, 0, [0] * self._num_narrow)
             self.copy(stream, False, 0, 0, [0] * self._num_narrow)
+            for own in {id(pool[3]): pool[3] for pool in self._pools if pool[3]}.values():
+                stream.wait_for(own)
             after = stream.mark()
             stream.record().wait()
             seconds.append(after.since(before))

@@ -86,10 +86,12 @@ class DraftPages:
 
     bytes_per_token  K and V of all its layers
     max_tokens       DraftTargetDecodingConfig.max_kv_tokens; None: as many as the target's
+    free_bytes       of its own device; None: it shares the target's memory
     """
 
     bytes_per_token: int
     max_tokens: int | None = None
+    free_bytes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -170,7 +172,8 @@ def plan_memory(
     while it shows them.
 
     The pages of a draft model come out of the same budget: its max_tokens, or one page for each of
-    the target's.
+    the target's. With a device of its own they come out of that one's memory, and there may be
+    fewer than the target has.
 
     host_free_bytes bounds KvCacheConfig.host_cache_size; None: nothing does.
 
@@ -178,7 +181,10 @@ def plan_memory(
     """
     page = kv_cache.tokens_per_block
     page_bytes = page * bytes_per_token
-    draft_page_bytes = page * draft.bytes_per_token if draft is not None else 0
+    every_draft_page = page * draft.bytes_per_token if draft is not None else 0
+    apart = draft is not None and draft.free_bytes is not None
+    # Here: of pages that share the target's memory.
+    draft_page_bytes = 0 if apart else every_draft_page
     own_pages = pages_for(draft.max_tokens, page) if draft is not None and draft.max_tokens else 0
     own_bytes = own_pages * draft_page_bytes
     wanted_len = scheduler.max_seq_len or max_position
@@ -253,6 +259,9 @@ def plan_memory(
             f"token, an output token and max_draft_len = {draft_len} drafts; raise "
             f"KvCacheConfig.max_tokens to at least {draft_len + 2}, or free memory"
         )
+    draft_pages = 0 if draft is None else own_pages or num_pages
+    if draft is not None and draft.free_bytes is not None:
+        draft_pages = _pages_apart(draft, draft_pages, page, kv_cache.free_gpu_memory_fraction)
     step_tokens = draft_len + 1
     max_num_tokens = scheduler.max_num_tokens
     if max_num_tokens is None:
@@ -282,19 +291,35 @@ def plan_memory(
         max_num_tokens=max_num_tokens,
         max_draft_len=draft_len,
         limited_by=limited_by,
-        draft_num_pages=0 if draft is None else own_pages or num_pages,
+        draft_num_pages=draft_pages,
         draft_bytes_per_token=0 if draft is None else draft.bytes_per_token,
-        draft_pool_bytes=own_bytes or (num_pages * draft_page_bytes),
+        draft_pool_bytes=draft_pages * every_draft_page,
         attention_window=span.window,
         sink_tokens=span.sink_tokens,
         narrow_windows=tuple(narrow),
         narrow_sink_tokens=narrow_sinks if narrow else 0,
         narrow_pages=tuple(min(pages, num_pages) for pages in held),
         host_num_pages=_host_pages(
-            kv_cache, scheduler, page_bytes + draft_page_bytes, host_free_bytes
+            kv_cache, scheduler, page_bytes + every_draft_page, host_free_bytes
         ),
-        host_page_bytes=page_bytes + draft_page_bytes if kv_cache.host_cache_size else 0,
+        host_page_bytes=page_bytes + every_draft_page if kv_cache.host_cache_size else 0,
     )
+
+
+def _pages_apart(draft: DraftPages, wanted: int, page: int, fraction: float) -> int:
+    """Pages of a draft model on a device of its own: as many as are wanted, or as fit."""
+    assert draft.free_bytes is not None
+    need, limit = page * draft.bytes_per_token, int(draft.free_bytes * fraction)
+    pages = min(wanted, limit // need)
+    if pages < 1 or (draft.max_tokens and pages < wanted):
+        what = f"max_kv_tokens = {draft.max_tokens}" if draft.max_tokens else "device"
+        raise ConfigError(
+            f"DraftTargetDecodingConfig.{what}: {wanted} pages of {page} tokens need "
+            f"{wanted * need} bytes, limit {limit} bytes on the draft model's device "
+            f"({fraction:g} of {draft.free_bytes} free); lower max_kv_tokens, or give the draft "
+            "model a device with more room"
+        )
+    return pages
 
 
 def _host_pages(

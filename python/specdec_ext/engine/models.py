@@ -36,6 +36,7 @@ from ..drafters import (
 from ..errors import UnsupportedConfigError
 from ..models.host_arrays import kv_dtype_name
 from ..models.kv_storage import storage_dtype, stored_name, token_bytes, wanted_type
+from ..models.place import draft_place
 from ..models.shard import kv_heads_of_ranks
 from ..models.windows import (
     AttentionSpan,
@@ -43,6 +44,7 @@ from ..models.windows import (
     limited_windows,
     span_of,
 )
+from .draft_device import free_bytes_apart
 from .drafting_arguments import drafting_arguments
 from .memory_plan import (
     CPU_POOL_LIMIT_BYTES,
@@ -103,7 +105,7 @@ class ModelOptions:
 class ModelLoader:
     """Raises ConfigError, ModelError.
 
-    place       options.device, resolved
+    place       options.device, resolved; of a draft model without a device of its own, too
     tokenizers  the target's, and that of a draft model in a folder; None: it has none
     late        a drafter that is known to fit is loaded when it is asked first
     """
@@ -121,6 +123,9 @@ class ModelLoader:
         self._kv_cache, self._scheduler = options.kv_cache_config, options.scheduler_config
         self._tokenizers = tokenizers
         self._head: Eagle3Weights | None = None  # of EAGLE-3
+        spec = self._drafter
+        wanted = spec.device if isinstance(spec, DraftTargetDecodingConfig) else None
+        self._draft_place = place if wanted is None else draft_place(wanted, (options.device,))
 
     def load(self) -> LoadedModels:
         """Load the weights and plan the memory.
@@ -152,10 +157,13 @@ class ModelLoader:
         kv_dtype = options.dtype if options.dtype != "auto" else (config.dtype or "float32")
         scheduler = self._scheduler
         reserved, ranks_of_model = 0, 1 if options.team is None else options.team.size
+        of_draft = 0  # bytes of the draft model's weights
         if self._place.on_cuda:
             size = 4 if normalize_dtype("dtype", kv_dtype) == "float32" else 2
             reserved = native_weight_bytes(config, size, ranks_of_model)
-            reserved += native_weight_bytes(draft, size) if draft is not None else 0
+            if draft is not None:
+                of_draft = native_weight_bytes(draft, size)
+                reserved += 0 if self._apart else of_draft
         cache = self._kv_cache
         windows = limited_windows(
             config_windows(config), cache.attention_windows, cache.sink_token_length,
@@ -173,8 +181,9 @@ class ModelLoader:
             heads = kv_heads_of_ranks(config.num_kv_heads, ranks_of_model)[0]
             on_this_rank = dataclasses.replace(config, num_kv_heads=heads)
         first = self._plan_memory(
-            on_this_rank, stored, max_position(config.hf), scheduler, span, windows, draft, reserved
-        )
+            on_this_rank, stored, max_position(config.hf), scheduler, span, windows, draft,
+            reserved, of_draft,
+        )  # fmt: skip
         ranks: dict[str, Any] = {} if options.team is None else {"team": options.team}
         if cache.attention_windows or cache.sink_token_length:
             ranks |= {
@@ -204,7 +213,7 @@ class ModelLoader:
                 max_seq_len=first.max_seq_len,
                 allow_pickle=options.allow_pickle,
                 draft=True,
-                place=self._place,
+                place=self._draft_place,
                 head_ids=None if shared is None else shared.draft_ids,
                 # Its pages go when the target's do.
                 max_attention_window=(span.window,) if span.window else (),
@@ -225,13 +234,19 @@ class ModelLoader:
             )
         elif draft_model is not None:
             assert isinstance(spec, DraftTargetDecodingConfig)
+            own_device = None
+            if self._apart:
+                from .overlap.build import make_own_device
+
+                own_device = make_own_device(self._draft_place, self._place)
             tokenizers = self._tokenizers(draft_model.info.path)
             drafter = DraftTargetDrafter(
                 spec,
                 draft_model,
                 map_vocabulary(model, draft_model, *tokenizers, shared),
-                self._place,
+                self._draft_place,
                 DraftSizes(model.vocab_size, first.max_batch_size, self._draft_rows(first)),
+                own_device,
             )
         elif isinstance(spec, DrafterConfig) and not isinstance(spec, UserDrafterConfig):
             # Before the pages: its weights may share a device with them.
@@ -240,7 +255,9 @@ class ModelLoader:
                 spec, model, max_requests=first.max_batch_size, allow_pickle=options.allow_pickle,
             )  # fmt: skip
             drafter = LateDrafter(spec.method, make) if self._late else make()
-        taken = sum(getattr(m, "scratch_bytes", 0) for m in (model, draft_model))
+        scratch_of = [getattr(m, "scratch_bytes", 0) for m in (model, draft_model)]
+        taken_there = scratch_of.pop() if self._apart else 0  # on the draft model's device
+        taken = sum(scratch_of)
         scratch = getattr(drafter, "scratch_bytes", None)
         taken += scratch(first.max_batch_size) if scratch is not None else 0
         if not self._place.is_cpu:
@@ -252,7 +269,7 @@ class ModelLoader:
             if drafter is not None and drafter.needs_hidden:
                 hidden = model.hidden_size * model.kv_dtype.itemsize
             taken += device_bytes(first, self._scheduler, drafting, model.vocab_size, hidden)
-            graphs = graph_bytes(
+            graphs, graphs_there = graph_bytes(
                 model,
                 first,
                 self._scheduler,
@@ -261,6 +278,7 @@ class ModelLoader:
                 drafter,
                 synthetic_rates=() if spec is None else spec.synthetic_rates,
             )
+            taken_there += graphs_there
         memory = self._plan_memory(
             model,
             str(stored_name(model)),
@@ -274,6 +292,7 @@ class ModelLoader:
             getattr(model, "layer_windows", ()),
             draft_model,
             taken + graphs,
+            taken_there,
         )
         memory = dataclasses.replace(memory, graph_bytes=graphs)
         return LoadedModels(model, draft_model, drafter, memory)
@@ -283,6 +302,11 @@ class ModelLoader:
         """The configuration without what drafts beside its network."""
         method: SpeculativeConfig | None = method_of(self._speculative)
         return method
+
+    @property
+    def _apart(self) -> bool:
+        """The draft model has a device of its own."""
+        return self._draft_place != self._place
 
     def _refuse_beside_operations(self) -> None:
         """Where steps are enqueued on a stream, the host does not see a network's drafts."""
@@ -330,13 +354,15 @@ class ModelLoader:
         windows: Sequence[int],
         draft: Any = None,
         reserved: int = 0,
+        reserved_there: int = 0,
     ) -> MemoryPlan:
         """`model` and `draft`, if there is one, have num_layers, num_kv_heads and head_dim.
 
         stored    dtype of the target's pages
         span      what a row of the target sees
         windows   of its layers
-        reserved  bytes that something else will take
+        reserved  bytes that something else will take; reserved_there: on the draft model's device,
+                  if it has one of its own
         """
         config = self._speculative
         on_device = self._place.free_bytes()
@@ -349,7 +375,7 @@ class ModelLoader:
             kv_cache=self._kv_cache,
             scheduler=scheduler,
             free_bytes=max(0, free - reserved),
-            draft=self._draft_pages(model, draft),
+            draft=self._draft_pages(model, draft, reserved_there),
             pool_limit_bytes=CPU_POOL_LIMIT_BYTES if on_host else None,
             span=span,
             narrow=held_windows(
@@ -363,7 +389,7 @@ class ModelLoader:
             host_free_bytes=available_memory_bytes(),
         )
 
-    def _draft_pages(self, model: Any, draft: Any) -> DraftPages | None:
+    def _draft_pages(self, model: Any, draft: Any, reserved: int) -> DraftPages | None:
         config = self._drafter
         if self._head is not None:
             shape = self._head.shape
@@ -381,4 +407,5 @@ class ModelLoader:
             config.dtype if config.dtype != "auto" else draft.dtype or "float32"
         )
         dtype = normalize_dtype("draft model's dtype", dtype)
-        return DraftPages(token_bytes(draft, dtype), config.max_kv_tokens)
+        free = free_bytes_apart(self._draft_place, self._place, reserved)
+        return DraftPages(token_bytes(draft, dtype), config.max_kv_tokens, free)

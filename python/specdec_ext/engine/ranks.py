@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..config.draft_target import DraftTargetDecodingConfig
 from ..config.ranks import World, world_of
+from ..config.sources import method_of
 from ..errors import SpecdecError, UnsupportedModelError
 from ..models.config_reader import read_config
 from ..models.native_config import NotNativeError, native_shape
-from ..models.place import devices_of_ranks
+from ..models.place import devices_of_ranks, draft_place
 from ..models.rank_checkpoint import check_ranks
 from ..models.shard import Shard
 
 if TYPE_CHECKING:
+    from ..config.parse import SpeculativeConfig
     from ..parallel.team import Team
 
-__all__ = ["devices_for", "make_team"]
+__all__ = ["check_draft_device", "devices_for", "make_team"]
 
 
 def devices_for(size: int, device: str) -> tuple[str, ...]:
@@ -27,6 +30,15 @@ def devices_for(size: int, device: str) -> tuple[str, ...]:
     world = world_of()
     with _said_by_rank_0(world):
         return devices_of_ranks(device, size, None if world is None else world.local_size)
+
+
+def check_draft_device(config: SpeculativeConfig | None, devices: Sequence[str]) -> None:
+    """Raises ConfigError where the draft model's own device cannot be had beside the target's;
+    under torchrun rank 0 says it."""
+    method = method_of(config)
+    if isinstance(method, DraftTargetDecodingConfig) and method.device is not None:
+        with _said_by_rank_0(world_of()):
+            draft_place(method.device, devices)
 
 
 def make_team(size: int, model: Path, model_impl: str, devices: tuple[str, ...]) -> Team:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,7 @@ from ..extras import MissingPackageError, require
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["CPU", "Place", "devices_of_ranks", "resolve_device"]
+__all__ = ["CPU", "Place", "devices_of_ranks", "draft_place", "resolve_device"]
 
 _CUDA_LIST = re.compile(r"cuda(?::(\d+(?:,\d+)*))?")
 
@@ -135,6 +136,33 @@ def devices_of_ranks(name: str, size: int, local_size: int | None = None) -> tup
             "NCCL, which connects GPUs; install a build with it, or use tensor_parallel_size = 1"
         )
     return tuple(f"cuda:{numbers[rank % local]}" for rank in range(size))
+
+
+def draft_place(device: str, target: Sequence[str]) -> Place:
+    """Where a draft model runs that is to have a device of its own.
+
+    device  DraftTargetDecodingConfig.device
+    target  the device of each of the target's ranks
+
+    Raises ConfigError for a device that cannot be used, that another rank of the target has, or
+    that is of another kind than the target's.
+    """
+    home, place = resolve_device(target[0]), resolve_device(device)
+    if place == home:
+        return home
+    where = f"DraftTargetDecodingConfig.device = {device!r}, the target on {', '.join(target)}: "
+    if place.is_cpu or home.is_cpu or place.device.type != home.device.type:
+        raise ConfigError(
+            f"{where}what one drafts the other reads from device to device, and the CPU is none; "
+            "give both a GPU, or leave the draft model's device out"
+        )
+    if place.name in target[1:]:
+        raise ConfigError(
+            f"{where}rank {list(target).index(place.name)} has that device, and its pages take "
+            f"what is free there; give the draft model a device of its own, or {home.name}, which "
+            "it then shares with rank 0"
+        )
+    return place
 
 
 def _has_nccl() -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ...config.grown_tree import GrownTreeConfig
     from ...models.place import Place
     from ..vocabulary import VocabularyMap
+    from .device_apart import OwnDevice
     from .device_side import MakeForward
     from .draft_sizes import DraftSizes, TextReads
 
@@ -36,11 +37,13 @@ class DevicePasses(DeviceSide):
         sizes: DraftSizes,
         reads: TextReads,
         make_forward: MakeForward,
+        own_device: OwnDevice | None = None,
     ) -> None:
         max_requests = sizes.max_requests
         super().__init__(
-            config, vocabulary, place, sizes, reads, make_forward, max_scores=max_requests
-        )
+            config, vocabulary, place, sizes, reads, make_forward, own_device,
+            max_scores=max_requests,
+        )  # fmt: skip
         # Rows of a pass after the first; the last is that of requests without one.
         self._tokens = torch.zeros(max_requests + 1, **self._ints)
         self._positions = torch.zeros(max_requests + 1, **self._ints)
@@ -58,25 +61,37 @@ class DevicePasses(DeviceSide):
             max_drafts=config.max_draft_len,
             max_requests=max_requests,
         )
+        if own_device is not None:
+            own_device.mirror(self.choice.probs)
 
     @property
     def memory_bytes(self) -> int:
         return super().memory_bytes + self.choice.memory_bytes
 
     def enter(self, slot: int, options: Mapping[str, Any]) -> None:
-        self.choice.enter(slot, options)
+        """See SlotDrafter."""
+        if self._own is None:
+            return self.choice.enter(slot, options)
+        self._own.enter(slot, options)
+        self._own.run(lambda: self.choice.enter(slot, options))
+        return None
 
     def draft_probs(self, num_requests: int) -> ops.DraftProbs:
+        """See SlotDrafter."""
+        if self._own is not None:
+            return self._own.draft_probs(num_requests)
         return self.choice.probs.first(num_requests)
 
-    @torch.inference_mode()
-    def draft(self, inputs: DraftInputs, *, wants_survival: bool) -> None:
+    def _make(
+        self, inputs: DraftInputs, last: Tensor, lens: Tensor, *, wants_survival: bool
+    ) -> list[Tensor]:
         requests = inputs.num_requests
         self._weighs = wants_survival or self.config.min_confidence > 0
         width = min(inputs.max_width, self.config.max_draft_len)
-        lens = self._lens[:requests]
         self.choice.begin(inputs)
-        first, result = self._read_texts(inputs, width, needs_scores=self._needs_scores(inputs))
+        first, result = self._read_texts(
+            inputs, last, lens, width, needs_scores=self._needs_scores(inputs)
+        )
         has_pages = inputs.page_table.amax(1) < self._num_pages
         limit = first.limit * has_pages
         active = limit > 0
@@ -100,14 +115,21 @@ class DevicePasses(DeviceSide):
                 above, share = survival[:, level - 1], self._share[:requests]
                 unknown = (above < 0) | (share < 0)
                 survival[:, level].copy_((above * share).masked_fill(unknown, -1.0))
+        return [drafts] if survival is None else [drafts, survival]
+
+    def _probs_of(self, inputs: DraftInputs) -> ops.DraftProbs | None:
+        return self.choice.probs if inputs.samples else None
+
+    def _propose(self, inputs: DraftInputs, made: Sequence[Tensor]) -> None:
+        drafts, *survival = made
         ops.propose_drafts(
             inputs.layout,
             inputs.slots,
             inputs.slot_ids,
             drafts,
-            survival=survival,
+            survival=survival[0] if survival else None,
             vocab_size=self._vocab_size,
-            backend=self._place.backend,
+            backend=self._home.backend,
             status=inputs.status,
         )
 

@@ -7,7 +7,7 @@ reads as much of a text's end as a step can have added.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from ...models.place import Place
     from ..slot_drafter import DraftInputs
     from ..vocabulary import VocabularyMap
+    from .device_apart import OwnDevice
     from .device_side import MakeForward
     from .draft_sizes import DraftSizes, TextReads
 
@@ -40,6 +41,7 @@ class DeviceTrees(DeviceSide):
         sizes: DraftSizes,
         reads: TextReads,
         make_forward: MakeForward,
+        own_device: OwnDevice | None = None,
     ) -> None:
         max_requests = sizes.max_requests
         self._depth = config.max_draft_path_len
@@ -47,7 +49,9 @@ class DeviceTrees(DeviceSide):
         rows = max(sizes.max_rows, max_requests * (1 + width * max(self._depth - 1, 0)))
         scores = max_requests * (width if self._depth > 1 else 1)
         sizes = sizes._replace(max_rows=rows)
-        super().__init__(config, vocabulary, place, sizes, reads, make_forward, max_scores=scores)
+        super().__init__(
+            config, vocabulary, place, sizes, reads, make_forward, own_device, max_scores=scores
+        )
         self._growths = ops.make_growths(max_requests, place.device)
         # Rows of a pass after the first.
         self._tokens, self._parents, self._positions = torch.zeros(3, rows, **self._ints)
@@ -62,26 +66,30 @@ class DeviceTrees(DeviceSide):
     def enter(self, slot: int, options: Mapping[str, Any]) -> None:
         """See SlotDrafter. A tree is the same whatever the request asks."""
 
-    @torch.inference_mode()
-    def draft(self, inputs: DraftInputs, *, wants_survival: bool) -> None:
+    def _make(
+        self, inputs: DraftInputs, last: Tensor, lens: Tensor, *, wants_survival: bool
+    ) -> list[Tensor]:
         del wants_survival  # they are there
-        requests, backend = inputs.num_requests, self._place.backend
+        requests = inputs.num_requests
         levels = min(self._depth, inputs.max_width)
-        lens = self._lens[:requests]
-        first, result = self._read_texts(inputs, inputs.max_width, needs_scores=True)
+        first, result = self._read_texts(inputs, last, lens, inputs.max_width, needs_scores=True)
         # Nodes of the last level lie so far after the text.
         fits = (lens + (levels - 1) <= self._max_len) & (first.limit > 0)
         has_pages = inputs.page_table.amax(1) < self._num_pages
         limits = inputs.max_drafts * (fits & has_pages)
         places = first.places.clamp_max(requests - 1)
         self._grow(result.index_select(0, places), limits, 0, levels)
-        golden = self._last[:requests, -1].contiguous()
+        golden = last[:, -1].contiguous()
         if self.forward.takes_sources:
             self._golden_rows[:requests].copy_(first.logit_rows.index_select(0, places))
         for level in range(1, levels):
             self._grow(self._follow(inputs, golden, lens, level), limits, level, levels)
-        growths = self._growths[:requests]
-        ops.propose_growths(inputs.layout, inputs.slots, inputs.slot_ids, growths, backend=backend)
+        return [self._growths[:requests]]
+
+    def _propose(self, inputs: DraftInputs, made: Sequence[Tensor]) -> None:
+        ops.propose_growths(
+            inputs.layout, inputs.slots, inputs.slot_ids, made[0], backend=self._home.backend
+        )
 
     def _follow(self, inputs: DraftInputs, golden: Tensor, lens: Tensor, level: int) -> Tensor:
         """One pass: the golden tokens [D] and all opened nodes. Scores [D * width, V] after those

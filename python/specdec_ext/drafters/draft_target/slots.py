@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from ...models import StepModel
     from ...models.place import Place
     from ..vocabulary import VocabularyMap
+    from .device_apart import OwnDevice
     from .device_side import DeviceSide
 
 __all__ = ["DraftTargetDrafter"]
@@ -30,7 +31,8 @@ __all__ = ["DraftTargetDrafter"]
 class DraftTargetDrafter:
     """A SlotDrafter around a second StepModel; see bind_cache().
 
-    place         of both models
+    place         of the draft model
+    own_device    place is not the target's; None: it is
     pages         K and V of the draft model, [layers, P, G, S, K]; None: not bound yet. Where there
                   are fewer than the target has, a request that holds a page without a counterpart
                   is not drafted for
@@ -52,6 +54,7 @@ class DraftTargetDrafter:
         vocabulary: VocabularyMap,
         place: Place,
         sizes: DraftSizes,
+        own_device: OwnDevice | None = None,
     ) -> None:
         if not place.is_cpu and model.impl != "native":
             raise ConfigError(
@@ -59,7 +62,7 @@ class DraftTargetDrafter:
                 "draft model runs in the transformers adapter, which takes its steps from the "
                 "host; use a draft model of a native family, or device='cpu'"
             )
-        self.config, self.model = config, model
+        self.config, self.model, self.own_device = config, model, own_device
         self.reads_every_step = not place.is_cpu
         self._place, self._overlap = place, vocabulary.overlap
         self._num_scores = vocabulary.num_scores
@@ -67,7 +70,7 @@ class DraftTargetDrafter:
         if place.is_cpu:
             self.side = HostPasses(config, model, vocabulary, sizes)
         else:
-            self.side = _on_device(config, model, vocabulary, place, sizes)
+            self.side = _on_device(config, model, vocabulary, place, sizes, own_device)
         self.pages: tuple[Any, Any] | None = None
 
     @property
@@ -131,6 +134,7 @@ def _on_device(
     vocabulary: VocabularyMap,
     place: Place,
     sizes: DraftSizes,
+    own_device: OwnDevice | None,
 ) -> DeviceSide:
     from .device_forward import DraftForward
     from .device_passes import DevicePasses
@@ -143,4 +147,4 @@ def _on_device(
 
     make = DevicePasses if config.top_k == 1 else DeviceTrees
     reads = TextReads(model.max_position, rows_read(config))
-    return make(config, vocabulary, place, sizes, reads, forward)
+    return make(config, vocabulary, place, sizes, reads, forward, own_device)

@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ...config.engine import SchedulerConfig
+from ...drafters.draft_target.device_apart import OwnDevice
 from ...errors import ConfigError
 from ...log import logger
 from ...models.device_model import DeviceModel
+from ..draft_device import own_device_of
 from ..executor import make_executor
 from ..kv_pages import KvPages
 from ..memory_plan import MemoryPlan
@@ -36,7 +38,14 @@ if TYPE_CHECKING:
     from ...models.place import Place
     from ..host_pool import HostPool
 
-__all__ = ["device_bytes", "graph_bytes", "make_pipeline", "record_graphs"]
+__all__ = [
+    "device_bytes",
+    "graph_bytes",
+    "make_own_device",
+    "make_pipeline",
+    "make_stream",
+    "record_graphs",
+]
 
 # What the driver takes in one piece.
 _GRAPH_SLACK = 64 << 20
@@ -83,6 +92,11 @@ def make_stream(place: Place, model: Any = None) -> Stream:
     return CudaStream(place.device, None if ranks is None else ranks.watch)
 
 
+def make_own_device(place: Place, home: Place) -> OwnDevice | None:
+    """What a draft model at `place` has beside the target at `home`; None: they are the same."""
+    return None if place == home else OwnDevice(place, home, make_stream(place))
+
+
 def make_recorder(stream: Stream, scheduler: SchedulerConfig, model: Any) -> GraphRecorder | None:
     """None: steps are launched one by one."""
     if scheduler.enforce_eager or not isinstance(stream, CudaStream):
@@ -103,22 +117,25 @@ def graph_bytes(
     drafter: SlotDrafter | None = None,
     *,
     synthetic_rates: Sequence[float] = (),
-) -> int:
-    """Device memory that an engine's graphs keep. They are recorded over a pool of one page, which
-    no step of nobody touches, and dropped again: pages are sized with what this measures.
+) -> tuple[int, int]:
+    """Device memory that an engine's graphs keep, and of a drafter's own device. They are recorded
+    over a pool of one page, which no step of nobody touches, and dropped again: pages are sized
+    with what this measures.
 
     memory  a plan whose sizes of steps are final; its pages are not looked at
 
     Raises ConfigError when there is not even room for the graphs.
     """
     if make_recorder(make_stream(place), scheduler, model) is None:
-        return 0
+        return 0, 0
     one = tuple((layers, 1) for layers in memory.narrow_layers)
     pages = KvPages(model, 1, memory.tokens_per_block, place, one)
     model.bind_cache(*pages.tensors, *([pages.narrow] if one else []))
     owner: Any = drafter
+    apart = own_device_of(owner)
     if hasattr(owner, "pages_of"):
-        own = KvPages(owner.pages_of, 1, memory.tokens_per_block, place)
+        where = place if apart is None else apart.place
+        own = KvPages(owner.pages_of, 1, memory.tokens_per_block, where)
         owner.bind_cache(*own.tensors)
     probe = dataclasses.replace(memory, num_pages=1, narrow_pages=(1,) * len(one))
     try:
@@ -137,9 +154,10 @@ def graph_bytes(
             f"model ({why}); lower max_batch_size, or set enforce_eager=True"
         ) from None
     measured = pipeline.graph_bytes
+    there = 0 if apart is None else apart.forget()
     del pipeline
     gc.collect()  # operations and what they were recorded from name each other
-    return measured
+    return measured, there
 
 
 def make_pipeline(
@@ -171,6 +189,9 @@ def make_pipeline(
         stream.follow()  # the pages' zeros
         host_bytes_per_second = host_pool.bytes_per_second(stream)
     recorder = make_recorder(stream, scheduler, model)
+    owner: Any = drafter
+    own = own_device_of(owner)
+    own_recorder = None if own is None else make_recorder(own.stream, scheduler, owner.model)
     executor = make_executor(
         model.vocab_size,
         memory,
@@ -200,6 +221,7 @@ def make_pipeline(
         stream=stream,
         backend=place.backend,
         recorder=recorder,
+        own_recorder=own_recorder,
         drafter=drafter,
         synthetic_rates=synthetic_rates,
         narrow=narrow,

@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 
     from specdec_ext.models.kv_storage import LayerPool
 
-__all__ = ["StepOperations"]
+__all__ = ["Operations", "StepOperations"]
+
+Operations = tuple[Callable[[], None], ...]
 
 
 class StepForward(Protocol):
@@ -77,6 +79,8 @@ class StepOperations:
         self._after_forward: Any = getattr(drafter, "after_forward", None)
         self._draft_probs: Any = getattr(drafter, "draft_probs", None)
         self._reads_every_step = bool(getattr(drafter, "reads_every_step", False))
+        # Where its drafts are made; None: on the model's device.
+        self._own_device: Any = getattr(drafter, "own_device", None)
         self._hidden: Tensor | None = None  # [num_slots, H]
         if drafter is not None and drafter.needs_hidden:
             self._hidden = forward.make_hidden(len(buffers.slots))
@@ -92,26 +96,28 @@ class StepOperations:
         self._scores: Tensor | None = None  # of the step that was enqueued last
         self._host = HostSide(buffers, self._pools, backend)
 
-    def _operations(self, g: StepSizes) -> tuple[tuple[Callable[[], None], ...], ...]:
-        """What runs on the device, for each of PARTS: the same addresses for equal geometries."""
+    def _operations(self, g: StepSizes) -> tuple[Operations, tuple[Operations, ...]]:
+        """What runs on the device, the same addresses for equal geometries: what is launched one by
+        one in every step, since another device takes part, and then what comes after it, for each
+        of PARTS."""
         tensors = self._tensors(g)
-        moving: tuple[Callable[[], None], ...] = ()
+        moving: Operations = ()
         if g.moves:
             moving = (lambda: self._forward.moved(self._host.move_kv(tensors)),)
         kept = self._hidden
         if g.kept_rows and kept is not None:
             moving += (lambda: self._host.take_kept(g.kept_rows, kept),)
-        drafting: tuple[Callable[[], None], ...] = ()
+        drafting: Operations = ()
         if self._is_drafting(g):
             drafting = (lambda: self._propose_drafts(g, tensors),)
-        reading: tuple[Callable[[], None], ...] = ()
+        reading: Operations = ()
         if self._read_prompts is not None and g.prompts:
             reading = (lambda: self._draft_prompts(g, tensors),)
-        return (
+        first = (self._clear_status, *moving, *drafting)
+        apart = self._own_device is not None and bool(drafting)
+        return first if apart else (), (
             (
-                self._clear_status,
-                *moving,
-                *drafting,
+                *(() if apart else first),
                 lambda: self._draft(g, tensors),
                 lambda: self._build(tensors),
             ),
@@ -175,6 +181,7 @@ class StepOperations:
             hidden=self._hidden,
             max_width=max(g.max_rows - 1, 1) if g.drafts else 1,
             max_kv_len=g.max_kv_len,
+            recorded=g.recorded,
         )
 
     def _propose_drafts(self, g: StepSizes, tensors: StepTensors) -> None:

@@ -19,7 +19,7 @@ from specdec_ext.engine.overlap.graphs import (
     choose_bucket,
     make_buckets,
 )
-from specdec_ext.engine.overlap.operations import StepForward, StepOperations
+from specdec_ext.engine.overlap.operations import Operations, StepForward, StepOperations
 from specdec_ext.engine.overlap.step_sizes import StepSizes
 from specdec_ext.engine.overlap.step_times import PARTS, StepTimes
 from specdec_ext.engine.overlap.worker import Worker
@@ -46,6 +46,7 @@ class OverlapPipeline(StepOperations):
     k_pages, v_pages  [layers, P, G, S, K], the model's
     backend   name of the operations' backend; None: by the pages' device
     recorder  steps without prompts are recorded and replayed; None: nothing is (enforce_eager)
+    own_recorder  the same for what a drafter does on a device of its own
     drafter   proposes drafts where the executor's method is "proposed"
     draft_options  what the request of an id asked of the drafter; None: nothing
     synthetic_rates  of synthetic acceptance; (): acceptance is real
@@ -71,6 +72,7 @@ class OverlapPipeline(StepOperations):
         stream: Stream,
         backend: str | None = None,
         recorder: GraphRecorder | None = None,
+        own_recorder: GraphRecorder | None = None,
         drafter: SlotDrafter | None = None,
         synthetic_rates: Sequence[float] = (),
         narrow: Sequence[LayerPool] = (),
@@ -82,6 +84,9 @@ class OverlapPipeline(StepOperations):
         buffers = StepBuffers(executor, k_pages.device, synthetic_rates)
         super().__init__(buffers, forward, k_pages, v_pages, backend, drafter, narrow)
         stream.follow()  # weights, pages and buffers are there when the first operation runs
+        if self._own_device is not None:
+            self._own_device.stream.follow()
+            self._own_device.follow(stream, own_recorder)
         # By index, the steps that were enqueued and not read, oldest first: the event after each
         # and, of one that is timed, whether it reads prompts, and its marks.
         self._events: dict[int, tuple[Event, tuple[bool, list[Mark]] | None]] = {}
@@ -215,6 +220,8 @@ class OverlapPipeline(StepOperations):
         """Read the steps in flight of requests that have all ended: their pages return."""
         while self._events:
             self._deliver()
+        if self._own_device is not None:  # it may still read prompts that nobody waits for
+            self._own_device.stream.record().wait()
 
     def _fail_broken(self) -> list[Any]:
         """End the requests of steps that were not enqueued as a whole.
@@ -315,17 +322,21 @@ class OverlapPipeline(StepOperations):
     def _run(self, g: StepSizes) -> None:
         """Everything between the copies."""
         bucket = None
-        parts: tuple[tuple[Callable[[], None], ...], ...]
+        parts: tuple[Operations, ...]
         if self.buckets and g.prompts == 0 and not g.needs_host:
             size = (g.decodes, g.decode_rows)
             if size not in self._chosen:
                 self._chosen[size] = choose_bucket(self.buckets, *size)
             bucket = self._chosen[size]
         replays = None if bucket is None else self._graphs(bucket, g)
-        if replays is not None and self._marks is None:
-            self.stream.enqueue(replays[0])
-            return
-        parts = self._operations(g) if replays is None else tuple((one,) for one in replays)
+        if replays is None:
+            ahead, parts = self._operations(g)
+        else:
+            ahead, parts = (), tuple((replay,) for replay in replays)
+            if self._own_device is not None and bucket is not None:
+                ahead = self._operations(self._bucket_sizes(bucket, g.needs_scores, g.drafts))[0]
+        for operation in ahead:
+            self.stream.enqueue(operation)
         for index, operations in enumerate(parts):
             if index:
                 self._mark()
@@ -360,16 +371,10 @@ class OverlapPipeline(StepOperations):
         key = (bucket, needs_scores, drafts, part)
         if key not in self._replays:
             assert self._recorder is not None
-            staging = self.buffers.staging
-            rows = min(bucket.rows, self.executor.max_rows_per_request)
-            capacity = staging.pages_per_request * self._page_size
-            g = StepSizes(
-                0, bucket.requests, 0, bucket.rows, 0, rows, capacity, needs_scores, drafts
-            )
-            parts = self._operations(g)
+            ahead, parts = self._operations(self._bucket_sizes(bucket, needs_scores, drafts))
             every = tuple(operation for operations in parts for operation in operations)
             with self._for_nobody():
-                for operation in every:
+                for operation in (*ahead, *ahead, *every):  # the second time it is recorded
                     self.stream.enqueue(operation)
             recorded = every if part is None else parts[part]
             try:
@@ -377,6 +382,11 @@ class OverlapPipeline(StepOperations):
             except torch.OutOfMemoryError as error:
                 raise self._stop_recording(bucket, error) from error
         return self._replays[key]
+
+    def _bucket_sizes(self, bucket: Bucket, needs_scores: bool, drafts: bool) -> StepSizes:
+        capacity = self.buffers.staging.pages_per_request * self._page_size
+        rows = self.executor.max_rows_per_request
+        return StepSizes.of_bucket(bucket, rows, capacity, needs_scores, drafts)
 
     @contextlib.contextmanager
     def _for_nobody(self) -> Iterator[None]:
@@ -402,7 +412,7 @@ class OverlapPipeline(StepOperations):
             return None
         rows = self.executor.max_rows_per_request
         capacity = self.buffers.staging.pages_per_request * self._page_size
-        g = StepSizes(0, 1, 0, rows, 0, rows, capacity, False)
+        g = StepSizes(0, 1, 0, rows, 0, rows, capacity, False, recorded=True)
         tensors = self._tensors(g)
 
         def draft() -> None:
@@ -411,7 +421,9 @@ class OverlapPipeline(StepOperations):
         with self._for_nobody():
             self.stream.enqueue(draft)
             drafting = draft
-            if self._recorder is not None and self._has_room:
+            recorded = self._recorder is not None and self._own_device is None
+            if recorded and self._has_room:
+                assert self._recorder is not None
                 with contextlib.suppress(torch.OutOfMemoryError):  # takes longer one by one
                     drafting = self._recorder.record((draft,))
             self.stream.enqueue(drafting)

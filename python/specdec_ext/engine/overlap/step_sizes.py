@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from specdec_ext.engine.overlap.graphs import Bucket
 
 __all__ = ["StepSizes"]
 
@@ -21,6 +24,7 @@ class StepSizes:
     host_choices, host_trees     what the host reads: _core.StagedChoices, _core.StagedTree
     kept_rows                    (slot, row) of what such requests' drafts go on from
     moves                        K/V of choices that the host has made is moved before the step
+    recorded                     they are those of a bucket
     """
 
     prompts: int
@@ -36,11 +40,23 @@ class StepSizes:
     host_trees: tuple[Any, ...] = ()
     kept_rows: tuple[tuple[int, int], ...] = ()
     moves: bool = False
+    recorded: bool = False
 
     @property
     def needs_host(self) -> bool:
         """What is enqueued follows from more than sizes: nothing to record."""
         return bool(self.host_choices or self.host_trees or self.moves)
+
+    @classmethod
+    def of_bucket(
+        cls, bucket: Bucket, max_rows: int, capacity: int, needs_scores: bool, drafts: bool
+    ) -> StepSizes:
+        """A recorded step's. max_rows, capacity: rows and tokens of any one request, at most."""
+        rows = min(bucket.rows, max_rows)
+        return cls(
+            0, bucket.requests, 0, bucket.rows, 0, rows, capacity, needs_scores, drafts,
+            recorded=True,
+        )  # fmt: skip
 
     @classmethod
     def of(cls, planned: Any) -> StepSizes:

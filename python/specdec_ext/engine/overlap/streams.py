@@ -66,6 +66,11 @@ class Stream(Protocol):
         """What is enqueued from now on runs after what the caller gave the device directly."""
         ...
 
+    def wait_for(self, other: Any) -> None:
+        """What is enqueued from now on runs after what `other`, a stream of another device, was
+        given so far. The host does not wait."""
+        ...
+
 
 class _Done:
     def done(self) -> bool:
@@ -101,6 +106,9 @@ class ImmediateStream:
         return _Clock()
 
     def follow(self) -> None:
+        return
+
+    def wait_for(self, other: ImmediateStream) -> None:
         return
 
 
@@ -169,3 +177,6 @@ class CudaStream:
 
     def follow(self) -> None:
         self.stream.wait_stream(torch.cuda.current_stream(self.stream.device))
+
+    def wait_for(self, other: CudaStream) -> None:
+        self.stream.wait_stream(other.stream)

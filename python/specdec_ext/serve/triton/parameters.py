@@ -78,6 +78,17 @@ def _device(name: str, value: str) -> int:
     return int(ids[0])
 
 
+def _windows(name: str, value: str) -> int | list[int]:
+    numbers = [part.strip() for part in value.strip("[]").split(",")]
+    if not all(re.fullmatch(r"[0-9]{1,9}", number) and int(number) for number in numbers):
+        raise ConfigError(
+            f"{name} = {show(value)}: expected tokens >= 1, one number for all layers or one per "
+            "layer: 256 or 256,1024"
+        )
+    windows = [int(number) for number in numbers]
+    return windows if len(windows) > 1 else windows[0]
+
+
 def _mode(name: str, value: str) -> str:
     if value == "beam_search":
         raise UnsupportedConfigError(
@@ -105,7 +116,6 @@ class Parameter:
     note: str = ""
 
 
-_WINDOW = "only the model's own sliding window is supported"
 PARAMETERS: Mapping[str, Parameter] = {
     # What the engine is.
     "engine_dir": Parameter(_folder),
@@ -120,7 +130,7 @@ PARAMETERS: Mapping[str, Parameter] = {
     "lookahead_ngram_size": Parameter(_count),
     "lookahead_verification_set_size": Parameter(_count),
     "gpu_device_ids": Parameter(_device),
-    "max_attention_window_size": Parameter(_nothing_but("", _WINDOW)),
+    "max_attention_window_size": Parameter(_windows),
     # How requests come and answers go.
     "decoupled_mode": Parameter(_switch),
     "triton_max_batch_size": Parameter(_count),
@@ -216,6 +226,7 @@ def engine_arguments(parameters: Parameters) -> dict[str, Any]:
             max_tokens=parameters.get("max_tokens_in_paged_kv_cache"),
             free_gpu_memory_fraction=parameters.get("kv_cache_free_gpu_mem_fraction"),
             enable_block_reuse=parameters.get("enable_kv_cache_reuse"),
+            max_attention_window=parameters.get("max_attention_window_size"),
         ),
         scheduler_config=chosen(
             policy=parameters.get("batch_scheduler_policy"),
