@@ -42,7 +42,7 @@ from mutate_tests import Server
 
 REPORT = Path(__file__).with_name("mutation_report.md")
 RESULTS = ROOT / "build" / "emu" / "mutation.json"
-TEST_SECONDS = 120  # of the CPU; a suite takes a part of it; past that a mutant hangs
+TEST_SECONDS = 240  # of the CPU; a suite takes a part of it, half at most; past that a mutant hangs
 
 Result = dict[str, Any]  # killed, why, test, seconds, files: what it rests on, each with its digest
 # By suite, the tests that pass without a mutant, and what that rests on.
