@@ -372,10 +372,7 @@ def test_a_server_that_refuses_some(
         assert code == 1, shown.err
         [row] = json.loads(shown.out)["rows"]
         assert row["failed_requests"] > 0 and row["requests"] > 0
-        assert (
-            row["requests"] + row["failed_requests"]
-            == 8
-            == row["requests"] + sum(row["errors"].values())
-        )
+        assert row["requests"] + row["failed_requests"] == 8
+        assert sum(row["errors"].values()) == row["failed_requests"]
         assert row["server"] == live.url.removeprefix("http://")
         assert row["speculative_decoding"]["num_spec_steps"] > 0

@@ -287,7 +287,7 @@ def _none_answered(count: int, errors: Sequence[Any]) -> str:
 
 
 def _counted(errors: Iterable[Any]) -> dict[str, int]:
-    """The first of the different errors, and how often each came. AIPerf's have more fields."""
+    """The commonest errors, and how often each came. AIPerf's are objects with a message."""
     texts = (error.get("message", error) if isinstance(error, dict) else error for error in errors)
     return dict(Counter(str(text)[:ERROR_CHARS] for text in texts).most_common(NUM_ERRORS))
 

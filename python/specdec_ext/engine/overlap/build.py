@@ -119,8 +119,8 @@ def graph_bytes(
     synthetic_rates: Sequence[float] = (),
 ) -> tuple[int, int]:
     """Device memory that an engine's graphs keep, and of a drafter's own device. They are recorded
-    over a pool of one page, which no step of nobody touches, and dropped again: pages are sized
-    with what this measures.
+    over a pool of one page, which a step without requests leaves alone, and dropped again: pages
+    are sized with what this measures.
 
     memory  a plan whose sizes of steps are final; its pages are not looked at
 
