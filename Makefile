@@ -1,7 +1,7 @@
 # specdec_ext: `make demo` runs the main job, `make test` passes the tests. Both make what they need.
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help ptx demo serve-demo test test-slow build model lint format stubs lock cpp-test sanitized fuzz emu simt-test mutate ptx-test ptx-mutate cuda-check bench clean
+.PHONY: help ptx demo serve-demo test test-slow build model lint format stubs lock cpp-test sanitized fuzz emu emu-test simt-test mutate ptx-test ptx-mutate cuda-check bench clean
 
 PYTHON ?= python3
 VENV := .venv
@@ -71,9 +71,9 @@ TEST_JOBS ?= 2
 PYTEST = OMP_NUM_THREADS=1 SPECDEC_NUM_THREADS=1 $(PY) -m pytest -n $(TEST_JOBS) --dist loadfile
 
 # Two jobs: what one thread does (mypy, linking, the C++ tests) goes on beside what compiles.
-test: $(STAMPS)/deps  ## the tests, under 20 minutes on two cores (CI also runs cuda-check)
-	$(MAKE) -j $(TEST_JOBS) $(if $(filter output-sync,$(.FEATURES)),-Otarget) lint cpp-test emu $(STAMPS)/model
-	SPECDEC_REQUIRE_MODEL=1 $(REQUIRE_EMU) $(PYTEST) -m "not slow"
+test: $(STAMPS)/deps  ## the tests, under 20 minutes on two cores (those of CUDA: cuda-check)
+	$(MAKE) -j $(TEST_JOBS) $(if $(filter output-sync,$(.FEATURES)),-Otarget) lint cpp-test $(STAMPS)/model
+	SPECDEC_REQUIRE_MODEL=1 $(PYTEST) -m "not slow and not emulated"
 
 # By default the files of most tests come first; the slowest tests are few to a file.
 IN_ORDER = --no-loadscope-reorder
@@ -127,6 +127,14 @@ else
 	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" cmake --build --preset emu
 endif
 
+ifeq ($(HAS_NVCC),)
+emu-test:
+	@echo "$@: skipped, no nvcc on PATH"
+else
+emu-test: $(STAMPS)/model emu  ## the tests of CUDA kernels, and of the engine over them, on the emulator
+	SPECDEC_REQUIRE_MODEL=1 SPECDEC_REQUIRE_EMU=1 $(PYTEST) -m "emulated and not slow"
+endif
+
 # Programs that hold the emulator against the instruction set's rules, and the kernels against loops.
 SIMT_PROGRAMS := $(wildcard tests/simt/misuse*.cc tests/simt/drive_*.cc tests/simt/conformance.cu tests/simt/hopper.cu)
 
@@ -157,7 +165,7 @@ ptx-mutate: ptx  ## break the asm of the wrappers on purpose: does the PTX stage
 	$(PY) tests/ptx/mutate.py
 endif
 
-cuda-check: $(STAMPS)/deps ptx-test  ## CUDA without a GPU: compiles, runs as PTX, no spills, registers and machine code as recorded
+cuda-check: $(STAMPS)/deps emu-test ptx-test  ## CUDA without a GPU: runs emulated and as PTX, no spills, registers and machine code as recorded
 	scripts/cuda_check.sh
 
 bench: $(STAMPS)/model  ## the quick form of the benchmarks (see benchmarks/README.md)

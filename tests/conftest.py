@@ -27,6 +27,15 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Emulated devices are required under `make emu-test`; else their lack skips."""
+    if item.get_closest_marker("emulated") and os.environ.get("SPECDEC_REQUIRE_EMU") != "1":
+        from emulators import MISSING
+
+        if MISSING:
+            pytest.skip(MISSING)
+
+
 @pytest.fixture(scope="session")
 def default_model_path() -> Path:
     """The built-in default model's folder. Required under `make test`, else its lack skips."""

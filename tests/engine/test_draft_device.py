@@ -22,6 +22,7 @@ from method_cases import (
     texts_of,
 )
 
+from combinations import mixed
 from emulators import EMULATED
 from specdec_ext import ConfigError, DraftTargetDecodingConfig
 from specdec_ext.drafters.draft_target.device_apart import OwnDevice, Parcel
@@ -69,8 +70,7 @@ def said(llm: Any) -> Any:
     return [texts_of(llm, law, FEW) for law in (GREEDY, SAMPLED, REJECTION)], counts_of(llm)
 
 
-@pytest.mark.parametrize("depth", [0, 1, 2])
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(("shape", "depth"), mixed(SHAPES, [0, 1, 2]))
 def test_texts_drafts_and_acceptance(
     models: Folders, plain_texts: dict[str, Any], watch: Watch, shape: str, depth: int
 ) -> None:
@@ -114,20 +114,21 @@ def test_what_drafts_are_drawn_from_crosses_only_if_somebody_draws(
     assert sent[0] < 1000 < sent[1]
 
 
-@pytest.mark.parametrize(
-    ("name", "options"),
-    [
-        ("chunks", {"scheduler": {"max_num_tokens": 17}}),
-        ("reuse", {"kv_cache_config": {"tokens_per_block": 8, "max_tokens": 1600,
-                                       "enable_block_reuse": True}}),
-        ("swapping", SWAPPING),
-        ("slots", {"scheduler": {"max_batch_size": 6}}),
-    ],
-)  # fmt: skip
-@pytest.mark.parametrize("depth", [0, 2])
+SCHEDULES: dict[str, dict[str, Any]] = {
+    "chunks": {"scheduler": {"max_num_tokens": 17}},
+    "reuse": {
+        "kv_cache_config": {"tokens_per_block": 8, "max_tokens": 1600, "enable_block_reuse": True}
+    },
+    "swapping": SWAPPING,
+    "slots": {"scheduler": {"max_batch_size": 6}},
+}
+
+
+@pytest.mark.parametrize(("name", "depth"), mixed(SCHEDULES, [0, 2]))
 def test_schedules(
-    models: Folders, plain_texts: dict[str, Any], watch: Watch, name: str, options: Any, depth: int
+    models: Folders, plain_texts: dict[str, Any], watch: Watch, name: str, depth: int
 ) -> None:
+    options = SCHEDULES[name]
     prompts = PROMPTS if name == "slots" else FEW
 
     def ask(llm: Any) -> Any:
@@ -166,8 +167,7 @@ class Recorder:
         return replay
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("room", [1000, 2])
+@pytest.mark.parametrize(("shape", "room"), mixed(SHAPES, [1000, 2]))
 def test_recorded_steps(
     models: Folders, plain_texts: dict[str, Any], watch: Watch, shape: str, room: int
 ) -> None:

@@ -13,6 +13,8 @@ import pytest
 import torch
 from default_model_cases import DRAFTERS, Decoder, peer_texts
 
+from combinations import mixed
+
 pytestmark = pytest.mark.default_model
 
 TOKENS = 40
@@ -30,20 +32,14 @@ def decoder(request: pytest.FixtureRequest, default_model_path: Path) -> Decoder
     return Decoder(default_model_path, *request.param.split("-"))
 
 
-# One shape for each drafter, each shape with every method; the other ones in test-slow.
-SHAPES = [(1, 16), (3, 2)]
-CASES = [
-    pytest.param(drafter, *shape, marks=() if i % 2 == j else pytest.mark.slow)
-    for i, drafter in enumerate(DRAFTERS)
-    for j, shape in enumerate(SHAPES)
-]
+SHAPES = [(1, 16), (3, 2)]  # batch, page
 
 
-@pytest.mark.parametrize(("drafter", "batch", "page"), CASES)
-def test_drafter_equals_plain(decoder: Decoder, drafter: str, batch: int, page: int) -> None:
+@pytest.mark.parametrize(("drafter", "shape"), mixed(DRAFTERS, SHAPES))
+def test_drafter_equals_plain(decoder: Decoder, drafter: str, shape: tuple[int, int]) -> None:
     prompts = [decoder.encode(message) for message in MESSAGES]
     expected = decoder.plain_texts(prompts, TOKENS)
-    texts, accepted = decoder.decode(prompts, TOKENS, batch, page, **DRAFTERS[drafter])
+    texts, accepted = decoder.decode(prompts, TOKENS, *shape, **DRAFTERS[drafter])
     assert texts == expected
     assert accepted > 0, "no draft was ever accepted: the equality says nothing"
 

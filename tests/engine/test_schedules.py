@@ -8,11 +8,11 @@ from schedule_machine import METHODS, Schedule, run_programs
 
 @pytest.mark.parametrize("method", METHODS)
 def test_random_programs(method: str) -> None:
-    seen = run_programs(Schedule, 100, method=method)
+    seen = run_programs(Schedule, 40, method=method)
     # Well below what they come to: Hypothesis mixes numbers of the sources into what it draws.
-    assert seen["compared"] > 1000 and seen["by the host"] > 500
-    assert seen["failed"] > 0 and seen["replayed"] > 20
-    assert method == "none" or seen["accepted"] > 100
+    assert seen["compared"] > 400 and seen["by the host"] > 200
+    assert seen["failed"] > 0 and seen["replayed"] > 8
+    assert method == "none" or seen["accepted"] > 40
 
 
 @pytest.mark.slow

@@ -221,11 +221,10 @@ def test_a_prompt_is_indexed_in_time(tokens: int, most_us: float) -> None:
     assert model_ops.enter_prompt(2 * tokens, 2 * tokens, 3, Device()).us > 1.5 * entered.us
 
 
+@emulators.EMULATED
 def test_how_a_product_is_dealt() -> None:
     """Against the scratch that the package asks for, a row of every slice's sums, and against the
     table of the kernels."""
-    if missing := emulators.load_emulators():
-        pytest.skip(missing)
     for columns, depth in ((6144, 4096), (28672, 4096), (4096, 4096), (4096, 14336), (1024, 9000)):
         slices = model_ops.linear_slices(columns, depth)
         wanted = ops.linear_scratch_bytes(1, columns, depth, torch.bfloat16, backend="cuda-emu")
@@ -246,11 +245,10 @@ def test_84_rows_take_hardly_longer_than_one(name: str) -> None:
     assert one.bound == "HBM"
 
 
+@emulators.EMULATED
 @pytest.mark.parametrize("format", list(linear.PACKED_BITS))
 def test_how_a_packed_product_is_dealt(format: str) -> None:
     """Against the package's tiles, scratch and bytes."""
-    if missing := emulators.load_emulators():
-        pytest.skip(missing)
     text = (ROOT / "cuda" / "linear" / "linear_plan.h").read_text()
     table = re.findall(r"\{(\d+), (\d+), (true|false)\}", text)
     assert tuple((int(r), int(c), n == "true") for r, c, n in table) == model_packed.TILES
