@@ -8,9 +8,9 @@ faster by tau / tau*, with the break-even point
 
 tokens a step: drafting pays where tau is larger. Prompts are left out, but for what a draft model
 takes to read them, which is in D. Each method with fixed numbers of drafts and as it is by default
-(adaptive); greedy and at temperature 1.
+(adaptive); greedy and at temperature 1. --eagle3 takes part with a head that is not shipped.
 
-    python -m benchmarks.break_even [--quick] [--sets humaneval mtbench]
+    python -m benchmarks.break_even [--quick] [--sets humaneval mtbench] [--eagle3 DIR]
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks import common, datasets, runners
-from benchmarks.model_drafters import METHODS, TEMPERATURES, configs, make_parser, parse, write
+from benchmarks.model_drafters import TEMPERATURES, configs, make_parser, parse, write
 
 # Drafts of a step; None: adaptive, the default.
 LENGTHS: dict[str, tuple[int | None, ...]] = {
     "draft_target": (1, 2, 4, None),
     "medusa": (1, 2, 4, 10, None),
     "redrafter": (1, 2, 5, 25, None),
+    "eagle3": (1, 2, 4, 10, None),
 }
 
 
@@ -78,6 +79,9 @@ def measure(folder: Any, tokenizer: Any, dtype: str, args: argparse.Namespace) -
     """Per set and temperature, per method and number of drafts: the median round of each term."""
     import specdec_ext
 
+    drafters = configs(True)
+    if args.eagle3 is not None:
+        drafters["eagle3"] = specdec_ext.Eagle3DecodingConfig(args.eagle3)
     llms = {
         method: specdec_ext.LLM(
             folder,
@@ -86,7 +90,7 @@ def measure(folder: Any, tokenizer: Any, dtype: str, args: argparse.Namespace) -
             scheduler_config={"max_batch_size": 1, "max_seq_len": 1200 + args.tokens},
             kv_cache_config={"max_tokens": 4096},
         )
-        for method, config in configs(True).items()
+        for method, config in drafters.items()
     }
 
     def params(temperature: float, **more: Any) -> Any:
@@ -138,10 +142,10 @@ def tables_of(figures: dict[str, Any]) -> list[str]:
             "speed of decoding"]  # fmt: skip
     for where, methods in figures.items():
         rows: list[list[Any]] = []
-        for method in METHODS:
-            plain = methods[method]["plain"]
+        for method, programs in methods.items():
+            plain = programs["plain"]
             whole = plain["step_ms"]
-            for key, terms in methods[method].items():
+            for key, terms in programs.items():
                 if key == "plain":
                     continue
                 even = terms["step_ms"] / whole
@@ -163,6 +167,7 @@ def tables_of(figures: dict[str, Any]) -> list[str]:
 def main() -> int:
     parser = make_parser(__doc__.splitlines()[0], tokens=64)
     parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--eagle3", metavar="DIR", help="the folder of a head, measured too")
     args = parse(parser)
     folder, tokenizer = runners.default_model(args.threads)
     environment = common.environment(args.threads)
