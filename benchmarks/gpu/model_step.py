@@ -181,7 +181,7 @@ def engine_of(cell: ModelCell, target: Target, speculative_config: Any = None) -
     """The engine of LLM(device=...) around a random model."""
     from specdec_ext.config.engine import KvCacheConfig, SchedulerConfig
     from specdec_ext.engine.build import EngineBuilder
-    from specdec_ext.engine.models import ModelOptions
+    from specdec_ext.engine.model_options import ModelOptions
 
     def load(_path: Path, **options: Any) -> Any:
         return random_model(cell, target, options["max_rows"])

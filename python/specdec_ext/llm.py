@@ -24,7 +24,7 @@ from .config.ranks import resolve_tensor_parallel_size, world_of
 from .config.validate import check_bool, check_choice, check_int, show
 from .engine.background import AsyncRequest, BackgroundStepper
 from .engine.build import EngineBuilder
-from .engine.models import ModelOptions
+from .engine.model_options import ModelOptions
 from .engine.ranks import check_draft_device, devices_for, make_team
 from .engine.request_group import RequestGroup
 from .engine.step_cost import StepCost

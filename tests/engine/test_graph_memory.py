@@ -12,7 +12,7 @@ from method_cases import GREEDY, Folders, Where, on_devices, open_llm, texts_of
 
 from specdec_ext import ConfigError
 from specdec_ext.engine import build as engine_build
-from specdec_ext.engine import models as engine_models
+from specdec_ext.engine import model_memory
 from specdec_ext.engine.memory_plan import plan_memory
 from specdec_ext.engine.overlap import build as overlap_build
 
@@ -69,9 +69,9 @@ def open_with_graphs(
     scheduler = {"max_num_tokens": 48, "enforce_eager": eager}
     with monkeypatch.context() as patched:
         patched.setattr(overlap_build, "make_recorder", make_recorder)
-        patched.setattr(engine_models, "plan_memory", planned)
+        patched.setattr(model_memory, "plan_memory", planned)
         patched.setattr(engine_build.EngineBuilder, "_make_pages", logged)
-        patched.setattr(engine_models, "available_memory_bytes", lambda: available)
+        patched.setattr(model_memory, "available_memory_bytes", lambda: available)
         return open_llm(
             models, "lookahead", where, scheduler=scheduler,
             kv_cache_config={"tokens_per_block": 16, "free_gpu_memory_fraction": 0.5},

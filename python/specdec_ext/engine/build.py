@@ -26,7 +26,8 @@ from .host_pool import HostPool
 from .kv_pages import KvPages
 from .loop import EngineLoop
 from .memory_plan import MemoryPlan, pages_in_window
-from .models import ModelLoader, ModelOptions
+from .model_options import ModelOptions
+from .models import ModelLoader
 from .served_cost import ServedCost
 from .slot_drafting import SlotDrafting
 from .step_cost import TIME_LIMIT_S, StepCost, measure_cost

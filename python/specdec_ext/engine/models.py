@@ -1,4 +1,4 @@
-"""The models of an engine and the one memory plan that they share."""
+"""The models of an engine: which are loaded, in which order, and the memory plan they share."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..config.dtypes import normalize_dtype
-from ..config.engine import KvCacheConfig, SchedulerConfig
 from ..config.methods import (
     DrafterConfig,
     DraftTargetDecodingConfig,
@@ -26,7 +25,6 @@ from ..drafters import (
     LateDrafter,
     SlotDrafter,
     check_eagle3,
-    feature_bytes,
     find_shared_tokens,
     make_drafter,
     make_eagle3,
@@ -34,8 +32,7 @@ from ..drafters import (
     read_eagle3,
 )
 from ..errors import UnsupportedConfigError
-from ..models.host_arrays import kv_dtype_name
-from ..models.kv_storage import storage_dtype, stored_name, token_bytes, wanted_type
+from ..models.kv_storage import storage_dtype, stored_name, wanted_type
 from ..models.place import draft_place
 from ..models.shard import kv_heads_of_ranks
 from ..models.windows import (
@@ -44,25 +41,19 @@ from ..models.windows import (
     limited_windows,
     span_of,
 )
-from .draft_device import free_bytes_apart
 from .drafting_arguments import drafting_arguments
-from .memory_plan import (
-    CPU_POOL_LIMIT_BYTES,
-    DraftPages,
-    MemoryPlan,
-    available_memory_bytes,
-    plan_memory,
-)
-from .narrow import held_windows
+from .memory_plan import MemoryPlan
+from .model_memory import ModelMemory
+from .model_options import ModelOptions
 
 if TYPE_CHECKING:
+    from ..drafters.eagle3.shape import Eagle3Shape
     from ..drafters.shared_tokens import SharedTokens
     from ..models.base import StepModel
     from ..models.config_reader import ModelConfig
     from ..models.place import Place
-    from ..parallel.team import Team
 
-__all__ = ["LoadedModels", "ModelLoader", "ModelOptions"]
+__all__ = ["LoadedModels", "ModelLoader"]
 
 
 @dataclass(frozen=True)
@@ -80,26 +71,26 @@ class LoadedModels:
 
 
 @dataclass(frozen=True)
-class ModelOptions:
-    """LLM's arguments that decide which models are loaded and how, checked.
+class _Found:
+    """What the configurations say, before any weight is read.
 
-    device  where all of them run
-    loader  in the place of models.load_model, with its arguments
-    team    the ranks that the model, but no drafter, is spread over; None: this process alone
+    model   the target's; held: with the K/V heads that a device of this rank holds
+    stored  dtype of its pages
+    draft   the draft model's, and its folder; None: there is none
+    shared  tokens of both where the vocabularies differ
+    head    of EAGLE-3
     """
 
-    path: Path
-    speculative_config: SpeculativeConfig | None
-    kv_cache_config: KvCacheConfig
-    scheduler_config: SchedulerConfig
-    dtype: str
-    model_impl: str
-    allow_pickle: bool
-    device: str = "cpu"
-    numerics: str = "auto"
-    quantization: str | None = None
-    loader: Callable[..., StepModel] | None = None
-    team: Team | None = None
+    model: ModelConfig
+    held: Any
+    kv_dtype: str
+    stored: str
+    windows: Sequence[int]
+    span: AttentionSpan
+    draft: ModelConfig | None = None
+    draft_path: Path = Path()
+    shared: SharedTokens | None = None
+    head: Eagle3Weights | None = None
 
 
 class ModelLoader:
@@ -122,10 +113,14 @@ class ModelLoader:
         self._speculative = options.speculative_config
         self._kv_cache, self._scheduler = options.kv_cache_config, options.scheduler_config
         self._tokenizers = tokenizers
-        self._head: Eagle3Weights | None = None  # of EAGLE-3
         spec = self._drafter
         wanted = spec.device if isinstance(spec, DraftTargetDecodingConfig) else None
         self._draft_place = place if wanted is None else draft_place(wanted, (options.device,))
+        self._ranks = 1 if options.team is None else options.team.size
+        self._memory = ModelMemory(
+            self._speculative, self._kv_cache, options.dtype, options.model_impl,
+            place, self._draft_place, self._ranks,
+        )  # fmt: skip
 
     def load(self) -> LoadedModels:
         """Load the weights and plan the memory.
@@ -133,106 +128,133 @@ class ModelLoader:
         The plan comes first: the model's buffers are sized by its rows, and what cannot fit is
         refused before gigabytes are read. It is made again with what the model really has.
         """
-        from ..models import load_model as default_loader
+        found = self._find()
+        first = self._first_plan(found)
+        model = self._load_model(first)
+        draft_model = self._load_draft_model(found, first)
+        drafter = self._make_drafter(found, first, model, draft_model)
+        memory = self._last_plan(found, first, model, draft_model, drafter)
+        return LoadedModels(model, draft_model, drafter, memory)
+
+    def _find(self) -> _Found:
+        """Read the configurations, and refuse what cannot go together."""
         from ..models.config_reader import read_config
         from ..models.default_drafter import draft_model_folder
-        from ..models.load import native_weight_bytes
-        from ..models.rope import max_position
 
-        options = self._options
-        load_model = options.loader or default_loader
+        options, spec, cache = self._options, self._drafter, self._kv_cache
         config = read_config(options.path)
-        spec = self._drafter
         self._refuse_beside_operations()
-        draft: Any = None
-        draft_path = Path()
-        shared: SharedTokens | None = None
+        draft, draft_path, shared, head = None, Path(), None, None
         if isinstance(spec, DraftTargetDecodingConfig):
             draft_path = draft_model_folder(str(spec.model), options.path)
             draft = read_config(draft_path, role="draft model")
             if spec.allow_vocab_mapping:
                 shared = find_shared_tokens(config, draft, *self._tokenizers(draft.path))
         if isinstance(spec, Eagle3DecodingConfig):
-            self._head = self._read_head(spec, config)
-        kv_dtype = options.dtype if options.dtype != "auto" else (config.dtype or "float32")
-        scheduler = self._scheduler
-        reserved, ranks_of_model = 0, 1 if options.team is None else options.team.size
-        of_draft = 0  # bytes of the draft model's weights
-        if self._place.on_cuda:
-            size = 4 if normalize_dtype("dtype", kv_dtype) == "float32" else 2
-            reserved = native_weight_bytes(config, size, ranks_of_model)
-            if draft is not None:
-                of_draft = native_weight_bytes(draft, size)
-                reserved += 0 if self._apart else of_draft
-        cache = self._kv_cache
+            head = self._read_head(spec, config)
+        stated = options.dtype if options.dtype != "auto" else (config.dtype or "float32")
+        kv_dtype = normalize_dtype("dtype", stated)
         windows = limited_windows(
             config_windows(config), cache.attention_windows, cache.sink_token_length,
             str(config.path),
         )  # fmt: skip
-        span = AttentionSpan.of(windows, cache.sink_token_length)
-        stored = storage_dtype(
-            wanted_type(self._kv_cache.dtype, config),
-            normalize_dtype("dtype", kv_dtype),
-            self._place,
-        )
         # Each device of several ranks holds its own heads; rank 0 has no fewer than the others.
-        on_this_rank = config
+        held = config
         if not self._place.is_cpu:
-            heads = kv_heads_of_ranks(config.num_kv_heads, ranks_of_model)[0]
-            on_this_rank = dataclasses.replace(config, num_kv_heads=heads)
-        first = self._plan_memory(
-            on_this_rank, stored, max_position(config.hf), scheduler, span, windows, draft,
-            reserved, of_draft,
+            heads = kv_heads_of_ranks(config.num_kv_heads, self._ranks)[0]
+            held = dataclasses.replace(config, num_kv_heads=heads)
+        return _Found(
+            config, held, kv_dtype,
+            storage_dtype(wanted_type(cache.dtype, config), kv_dtype, self._place),
+            windows, AttentionSpan.of(windows, cache.sink_token_length),
+            draft, draft_path, shared, head,
         )  # fmt: skip
-        ranks: dict[str, Any] = {} if options.team is None else {"team": options.team}
+
+    def _first_plan(self, found: _Found) -> MemoryPlan:
+        """What the weights will leave."""
+        from ..models.load import native_weight_bytes
+        from ..models.rope import max_position
+
+        reserved = of_draft = 0
+        if self._place.on_cuda:
+            size = 4 if found.kv_dtype == "float32" else 2
+            reserved = native_weight_bytes(found.model, size, self._ranks)
+            if found.draft is not None:
+                of_draft = native_weight_bytes(found.draft, size)
+                reserved += 0 if self._apart else of_draft
+        return self._memory.plan(
+            found.held, found.stored, max_position(found.model.hf), self._scheduler, found.span,
+            found.windows,
+            draft=found.draft, head=_shape_of(found.head), reserved=reserved,
+            reserved_there=of_draft,
+        )  # fmt: skip
+
+    def _load_model(self, first: MemoryPlan) -> StepModel:
+        options, cache = self._options, self._kv_cache
+        more: dict[str, Any] = {} if options.team is None else {"team": options.team}
         if cache.attention_windows or cache.sink_token_length:
-            ranks |= {
+            more |= {
                 "max_attention_window": cache.attention_windows,
                 "sink_token_length": cache.sink_token_length,
             }
-        model = load_model(
+        return self._load_weights(
             options.path,
+            first,
             dtype=options.dtype,
             model_impl=options.model_impl,
             max_rows=first.max_num_tokens,
-            max_seq_len=first.max_seq_len,
-            allow_pickle=options.allow_pickle,
             place=self._place,
             numerics=options.numerics,
             quantization=options.quantization,
-            **ranks,
-            kv_cache_dtype=self._kv_cache.dtype,
+            kv_cache_dtype=cache.dtype,
+            **more,
         )
-        draft_model: StepModel | None = None
-        if isinstance(spec, DraftTargetDecodingConfig):
-            draft_model = load_model(
-                draft_path,
-                dtype=spec.dtype,
-                model_impl=spec.model_impl,
-                max_rows=self._draft_rows(first),
-                max_seq_len=first.max_seq_len,
-                allow_pickle=options.allow_pickle,
-                draft=True,
-                place=self._draft_place,
-                head_ids=None if shared is None else shared.draft_ids,
-                # Its pages go when the target's do.
-                max_attention_window=(span.window,) if span.window else (),
-                sink_token_length=span.sink_tokens,
-            )
-        graphs = 0
-        drafter: SlotDrafter | None = None
-        if self._head is not None:
+
+    def _load_draft_model(self, found: _Found, first: MemoryPlan) -> StepModel | None:
+        spec = self._drafter
+        if not isinstance(spec, DraftTargetDecodingConfig):
+            return None
+        span = found.span
+        return self._load_weights(
+            found.draft_path,
+            first,
+            dtype=spec.dtype,
+            model_impl=spec.model_impl,
+            max_rows=self._draft_rows(first),
+            draft=True,
+            place=self._draft_place,
+            head_ids=None if found.shared is None else found.shared.draft_ids,
+            # Its pages go when the target's do.
+            max_attention_window=(span.window,) if span.window else (),
+            sink_token_length=span.sink_tokens,
+        )
+
+    def _load_weights(self, path: Path, first: MemoryPlan, **arguments: Any) -> StepModel:
+        from ..models import load_model
+
+        options = self._options
+        load = options.loader or load_model
+        return load(
+            path, max_seq_len=first.max_seq_len, allow_pickle=options.allow_pickle, **arguments
+        )
+
+    def _make_drafter(
+        self, found: _Found, first: MemoryPlan, model: StepModel, draft_model: StepModel | None
+    ) -> SlotDrafter | None:
+        """Before the pages: its weights may share a device with them."""
+        spec = self._drafter
+        if found.head is not None:
             assert isinstance(spec, Eagle3DecodingConfig)
-            drafter = make_eagle3(
+            return make_eagle3(
                 spec,
-                self._head,
+                found.head,
                 model,
                 self._place,
                 max_requests=first.max_batch_size,
                 max_rows=first.max_num_tokens,
-                window=span.window,
+                window=found.span.window,
             )
-        elif draft_model is not None:
+        if draft_model is not None:
             assert isinstance(spec, DraftTargetDecodingConfig)
             own_device = None
             if self._apart:
@@ -240,46 +262,42 @@ class ModelLoader:
 
                 own_device = make_own_device(self._draft_place, self._place)
             tokenizers = self._tokenizers(draft_model.info.path)
-            drafter = DraftTargetDrafter(
+            return DraftTargetDrafter(
                 spec,
                 draft_model,
-                map_vocabulary(model, draft_model, *tokenizers, shared),
+                map_vocabulary(model, draft_model, *tokenizers, found.shared),
                 self._draft_place,
                 DraftSizes(model.vocab_size, first.max_batch_size, self._draft_rows(first)),
                 own_device,
             )
-        elif isinstance(spec, DrafterConfig) and not isinstance(spec, UserDrafterConfig):
-            # Before the pages: its weights may share a device with them.
-            make = functools.partial(
-                make_drafter,
-                spec, model, max_requests=first.max_batch_size, allow_pickle=options.allow_pickle,
-            )  # fmt: skip
-            drafter = LateDrafter(spec.method, make) if self._late else make()
+        if not isinstance(spec, DrafterConfig) or isinstance(spec, UserDrafterConfig):
+            return None
+        make = functools.partial(
+            make_drafter,
+            spec, model, max_requests=first.max_batch_size,
+            allow_pickle=self._options.allow_pickle,
+        )  # fmt: skip
+        return LateDrafter(spec.method, make) if self._late else make()
+
+    def _last_plan(
+        self,
+        found: _Found,
+        first: MemoryPlan,
+        model: StepModel,
+        draft_model: StepModel | None,
+        drafter: SlotDrafter | None,
+    ) -> MemoryPlan:
+        """With what was loaded, and what steps take besides."""
         scratch_of = [getattr(m, "scratch_bytes", 0) for m in (model, draft_model)]
         taken_there = scratch_of.pop() if self._apart else 0  # on the draft model's device
         taken = sum(scratch_of)
         scratch = getattr(drafter, "scratch_bytes", None)
         taken += scratch(first.max_batch_size) if scratch is not None else 0
+        graphs = 0
         if not self._place.is_cpu:
-            from .overlap.build import device_bytes, graph_bytes
-
-            spec = getattr(drafter, "config", spec)
-            drafting = drafting_arguments(spec)
-            hidden = 0
-            if drafter is not None and drafter.needs_hidden:
-                hidden = model.hidden_size * model.kv_dtype.itemsize
-            taken += device_bytes(first, self._scheduler, drafting, model.vocab_size, hidden)
-            graphs, graphs_there = graph_bytes(
-                model,
-                first,
-                self._scheduler,
-                self._place,
-                drafting,
-                drafter,
-                synthetic_rates=() if spec is None else spec.synthetic_rates,
-            )
-            taken_there += graphs_there
-        memory = self._plan_memory(
+            of_steps, graphs, graphs_there = self._step_bytes(first, model, drafter)
+            taken, taken_there = taken + of_steps, taken_there + graphs_there
+        memory = self._memory.plan(
             model,
             str(stored_name(model)),
             model.max_position,
@@ -290,12 +308,35 @@ class ModelLoader:
             ),
             span_of(model),
             getattr(model, "layer_windows", ()),
-            draft_model,
-            taken + graphs,
-            taken_there,
+            draft=draft_model,
+            head=_shape_of(found.head),
+            reserved=taken + graphs,
+            reserved_there=taken_there,
         )
-        memory = dataclasses.replace(memory, graph_bytes=graphs)
-        return LoadedModels(model, draft_model, drafter, memory)
+        return dataclasses.replace(memory, graph_bytes=graphs)
+
+    def _step_bytes(
+        self, first: MemoryPlan, model: StepModel, drafter: SlotDrafter | None
+    ) -> tuple[int, int, int]:
+        """On a device: of the steps' buffers, and of graphs there and on the draft model's."""
+        from .overlap.build import device_bytes, graph_bytes
+
+        spec = getattr(drafter, "config", self._drafter)
+        drafting = drafting_arguments(spec)
+        hidden = 0
+        if drafter is not None and drafter.needs_hidden:
+            hidden = model.hidden_size * model.kv_dtype.itemsize
+        buffers = device_bytes(first, self._scheduler, drafting, model.vocab_size, hidden)
+        graphs, there = graph_bytes(
+            model,
+            first,
+            self._scheduler,
+            self._place,
+            drafting,
+            drafter,
+            synthetic_rates=() if spec is None else spec.synthetic_rates,
+        )
+        return buffers, graphs, there
 
     @property
     def _drafter(self) -> SpeculativeConfig | None:
@@ -344,68 +385,6 @@ class ModelLoader:
         reads = DraftTargetDrafter.reads(spec)
         return max(plan.max_num_tokens, reads * plan.max_batch_size)
 
-    def _plan_memory(
-        self,
-        model: Any,
-        stored: str,
-        max_position: int,
-        scheduler: SchedulerConfig,
-        span: AttentionSpan,
-        windows: Sequence[int],
-        draft: Any = None,
-        reserved: int = 0,
-        reserved_there: int = 0,
-    ) -> MemoryPlan:
-        """`model` and `draft`, if there is one, have num_layers, num_kv_heads and head_dim.
 
-        stored    dtype of the target's pages
-        span      what a row of the target sees
-        windows   of its layers
-        reserved  bytes that something else will take; reserved_there: on the draft model's device,
-                  if it has one of its own
-        """
-        config = self._speculative
-        on_device = self._place.free_bytes()
-        on_host = on_device is None
-        free = available_memory_bytes() if on_device is None else on_device
-        return plan_memory(
-            bytes_per_token=token_bytes(model, stored),
-            max_position=max_position,
-            draft_len=config.max_draft_len if config is not None else 0,
-            kv_cache=self._kv_cache,
-            scheduler=scheduler,
-            free_bytes=max(0, free - reserved),
-            draft=self._draft_pages(model, draft, reserved_there),
-            pool_limit_bytes=CPU_POOL_LIMIT_BYTES if on_host else None,
-            span=span,
-            narrow=held_windows(
-                *(model, stored, span, windows),
-                on_cpu=self._place.is_cpu,
-                tokens_per_block=self._kv_cache.tokens_per_block,
-                ranks=1 if self._options.team is None else self._options.team.size,
-                model_impl=self._options.model_impl,
-            ),
-            narrow_sinks=self._kv_cache.sink_token_length,
-            host_free_bytes=available_memory_bytes(),
-        )
-
-    def _draft_pages(self, model: Any, draft: Any, reserved: int) -> DraftPages | None:
-        config = self._drafter
-        if self._head is not None:
-            shape = self._head.shape
-            stated = (
-                self._options.dtype
-                if self._options.dtype != "auto"
-                else getattr(model, "dtype", None)
-            )
-            dtype = normalize_dtype("dtype", kv_dtype_name(model) or stated or "float32")
-            width = 4 if self._place.is_cpu or dtype == "float32" else 2
-            return DraftPages(token_bytes(shape, dtype) + feature_bytes(shape, width))
-        if draft is None or not isinstance(config, DraftTargetDecodingConfig):
-            return None
-        dtype = kv_dtype_name(draft) or (
-            config.dtype if config.dtype != "auto" else draft.dtype or "float32"
-        )
-        dtype = normalize_dtype("draft model's dtype", dtype)
-        free = free_bytes_apart(self._draft_place, self._place, reserved)
-        return DraftPages(token_bytes(draft, dtype), config.max_kv_tokens, free)
+def _shape_of(head: Eagle3Weights | None) -> Eagle3Shape | None:
+    return None if head is None else head.shape
