@@ -1,4 +1,4 @@
-"""The loop that keeps a few steps in flight on a stream, and their graphs and times."""
+"""The loop that keeps a few steps in flight on a stream, and their times."""
 
 from __future__ import annotations
 
@@ -6,20 +6,15 @@ import contextlib
 import itertools
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from specdec_ext.engine.overlap.buffers import StepBuffers
-from specdec_ext.engine.overlap.graphs import (
-    Bucket,
-    GraphMemoryError,
-    choose_bucket,
-    make_buckets,
-)
-from specdec_ext.engine.overlap.operations import Operations, StepForward, StepOperations
+from specdec_ext.engine.overlap.operations import Operations, StepForward
+from specdec_ext.engine.overlap.recorded_steps import RecordedSteps
 from specdec_ext.engine.overlap.step_sizes import StepSizes
 from specdec_ext.engine.overlap.step_times import PARTS, StepTimes
 from specdec_ext.engine.overlap.worker import Worker
@@ -38,7 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["OverlapPipeline"]
 
 
-class OverlapPipeline(StepOperations):
+class OverlapPipeline(RecordedSteps):
     """Enqueues steps and delivers what they brought, at most `executor.overlap_depth` steps later.
 
     executor  _core.Executor
@@ -78,11 +73,11 @@ class OverlapPipeline(StepOperations):
         narrow: Sequence[LayerPool] = (),
         host_pool: HostPool | None = None,
     ) -> None:
-        self.executor = executor
         self._host_pool = host_pool
-        self.stream = stream
         buffers = StepBuffers(executor, k_pages.device, synthetic_rates)
-        super().__init__(buffers, forward, k_pages, v_pages, backend, drafter, narrow)
+        super().__init__(
+            executor, stream, buffers, forward, k_pages, v_pages, backend, drafter, narrow, recorder
+        )
         stream.follow()  # weights, pages and buffers are there when the first operation runs
         if self._own_device is not None:
             self._own_device.stream.follow()
@@ -96,56 +91,8 @@ class OverlapPipeline(StepOperations):
         self._marks: list[Mark] | None = None  # of the step that is being enqueued
         self._times: StepTimes | None = None
         self._not_host_s = 0.0
-        self._recorder = recorder
-        self._has_room = True  # for more recorded steps
-        self._replays: dict[tuple[Bucket, bool, bool, int | None], Callable[[], None]] = {}
         self._draft_seconds = 0.0  # of a step or of a draft, lately
         self.drafting_s = 0.0  # time in the drafter, where steps run as they are enqueued
-        self._chosen: dict[tuple[int, int], Bucket | None] = {}
-        staging = self.buffers.staging
-        self.buckets: tuple[Bucket, ...] = ()
-        if recorder is not None:
-            self.buckets = make_buckets(
-                staging.requests, executor.max_rows_per_request, staging.rows
-            )
-
-    def record_graphs(self) -> None:
-        """Record every bucket and replay it once without any request, before the first step. Else
-        each is recorded when it is first needed.
-
-        Raises GraphMemoryError where memory runs out: what was recorded until then is replayed, all
-        other steps are launched one by one.
-        """
-        # The largest first: the others find the memory of its pool.
-        for bucket in reversed(self.buckets):
-            variants = (False, True) if self.drafter is not None else (True,)
-            for needs_scores, drafts in itertools.product((False, True), variants):
-                replay = self._graph(bucket, needs_scores, drafts)
-                try:
-                    self.stream.enqueue(replay)
-                except torch.OutOfMemoryError as error:
-                    self._replays.popitem()
-                    raise self._stop_recording(bucket, error) from error
-
-    def _stop_recording(self, bucket: Bucket, error: Exception) -> GraphMemoryError:
-        """Returns what there is to say about it."""
-        self._has_room = False
-        return GraphMemoryError(
-            f"CUDA graphs: the device's memory ran out while a step of {bucket.requests} requests "
-            f"and {bucket.rows} rows was recorded ({error}); {self.num_graphs} graphs are there, "
-            "other steps are launched one by one. Leave more room with a smaller "
-            "KvCacheConfig.free_gpu_memory_fraction, record fewer sizes with a smaller "
-            "SchedulerConfig.max_batch_size, or set enforce_eager=True"
-        )
-
-    @property
-    def num_graphs(self) -> int:
-        return len(self._replays)
-
-    @property
-    def graph_bytes(self) -> int:
-        """Memory of the device that the recorded steps keep."""
-        return 0 if self._recorder is None else self._recorder.memory_bytes
 
     @property
     def times(self) -> StepTimes | None:
@@ -321,14 +268,9 @@ class OverlapPipeline(StepOperations):
 
     def _run(self, g: StepSizes) -> None:
         """Everything between the copies."""
-        bucket = None
         parts: tuple[Operations, ...]
-        if self.buckets and g.prompts == 0 and not g.needs_host:
-            size = (g.decodes, g.decode_rows)
-            if size not in self._chosen:
-                self._chosen[size] = choose_bucket(self.buckets, *size)
-            bucket = self._chosen[size]
-        replays = None if bucket is None else self._graphs(bucket, g)
+        bucket = self._bucket(g)
+        replays = None if bucket is None else self._graphs(bucket, g, self._marks is not None)
         if replays is None:
             ahead, parts = self._operations(g)
         else:
@@ -342,65 +284,6 @@ class OverlapPipeline(StepOperations):
                 self._mark()
             for operation in operations:
                 self.stream.enqueue(operation)
-
-    def _graphs(self, bucket: Bucket, g: StepSizes) -> list[Callable[[], None]] | None:
-        """The recorded step, in PARTS while steps are timed; None: it is not, nor can be."""
-        parts = (None,) if self._marks is None else range(len(PARTS))
-        keys = [(bucket, g.needs_scores, g.drafts or self.drafter is None, i) for i in parts]
-        if not self._has_room and not all(key in self._replays for key in keys):
-            return None
-        try:
-            return [self._graph(*key) for key in keys]
-        except GraphMemoryError as error:
-            logger.warning("%s", error)
-            return None
-
-    def _graph(
-        self, bucket: Bucket, needs_scores: bool, drafts: bool, part: int | None = None
-    ) -> Callable[[], None]:
-        """The recorded step of a bucket: one for greedy steps and one for steps that sample, and
-        of each one for steps in which nobody drafts, if there is a drafter that they spare. Its
-        operations and their arguments depend on nothing else.
-
-        It runs once before it is recorded, without any request, which changes no slot and no page.
-        part  index of PARTS; None: the whole step
-
-        Raises GraphMemoryError where there is no room to record it.
-        """
-        drafts = drafts or self.drafter is None
-        key = (bucket, needs_scores, drafts, part)
-        if key not in self._replays:
-            assert self._recorder is not None
-            ahead, parts = self._operations(self._bucket_sizes(bucket, needs_scores, drafts))
-            every = tuple(operation for operations in parts for operation in operations)
-            with self._for_nobody():
-                for operation in (*ahead, *ahead, *every):  # the second time it is recorded
-                    self.stream.enqueue(operation)
-            recorded = every if part is None else parts[part]
-            try:
-                self._replays[key] = self._recorder.record(recorded)
-            except torch.OutOfMemoryError as error:
-                raise self._stop_recording(bucket, error) from error
-        return self._replays[key]
-
-    def _bucket_sizes(self, bucket: Bucket, needs_scores: bool, drafts: bool) -> StepSizes:
-        capacity = self.buffers.staging.pages_per_request * self._page_size
-        rows = self.executor.max_rows_per_request
-        return StepSizes.of_bucket(bucket, rows, capacity, needs_scores, drafts)
-
-    @contextlib.contextmanager
-    def _for_nobody(self) -> Iterator[None]:
-        """What is enqueued meanwhile finds slot -1 in every place of the step."""
-        buffers = self.buffers
-        staged = buffers.staged
-        saved: list[Tensor] = []
-        # Made on the stream that uses it: its memory goes back to that stream, behind the last use.
-        self.stream.enqueue(lambda: saved.append(staged.clone()))
-        for offset in (buffers.staging.slot_ids, buffers.staging.commit_ids):
-            ids = buffers.staged_part(offset, buffers.staging.requests)
-            self.stream.enqueue(partial(ids.fill_, -1))
-        yield
-        self.stream.enqueue(lambda: staged.copy_(saved[0]))
 
     def measure_drafting(self, repeats: int = 5) -> float | None:
         """Tell the executor what drafting takes for one request, with nothing in flight. Waits for
