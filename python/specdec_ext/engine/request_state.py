@@ -15,12 +15,11 @@ from typing import Any
 
 from ..log import logger
 from ..request.resolve import ResolvedRequest
-from ..text.answer_text import AnswerText
 from ..text.detokenizer import Detokenizer
-from ..text.metrics import RequestTimer, SpecCounter, ratio
+from ..text.metrics import SpecCounter, ratio
 from ..text.outputs import CompletionNews, CompletionOutput, RequestNews, RequestOutput
+from .delivered import Delivered
 from .step_records import StepRecords
-from .token_scores import TokenScores
 
 __all__ = ["OUTPUTS_AT_ONCE", "Owner", "RequestState"]
 
@@ -39,9 +38,8 @@ class Owner(weakref.ref[Any]):
 class RequestState:
     """Everything the engine knows about one request.
 
-    Invariants, except while an output waits: `text` + held-back segments == the decoded tokens (cut
-    at a stop string); len(_token_ids) == _counter.num_tokens == len(_sources) == len(_from_draft).
-    After `finished` nothing changes.
+    Except while an output waits, the text that is out and what is held back are the decoded tokens,
+    cut at a stop string. After `finished` nothing changes.
 
     held  the executor's held(id, sequence number), which returns what it still holds of a request
           after that number; None: the executor delivers each output by itself
@@ -71,23 +69,13 @@ class RequestState:
         # (finish_reason, stop_reason, error), set together.
         self._ending: tuple[str | None, int | str | None, str | None] = (None, None, None)
         self._num_cached_tokens = 0
-        self._token_ids: list[int] = []
-        # The source that proposed each token as a draft; None: it was not drafted.
-        self._sources: list[str | None] = []
-        self._from_draft: list[bool] = []
-        self._source_names, self._own_source = sources
-        self._counter = SpecCounter(resolved.num_spec_tokens)
-        self.timer = RequestTimer()
+        self._given = Delivered(resolved, detokenizer, token_text, sources, steps)
+        self.timer = self._given.timer
         self.on_update = on_update
         self.owner = owner
         self._update_failures = 0
         self._about = about
-        self._text = AnswerText(
-            detokenizer, params.stop or (), keeps_stop=params.include_stop_str_in_output
-        )
         self._shown = (0, 0, 0)  # pieces, tokens and steps that have been in a snapshot
-        self._scores = TokenScores(params, resolved.prompt_token_ids, token_text)
-        self._steps = steps
         self._held = held
         # Step outputs that are not in the text yet: (its number, out, when its step began, when it
         # was read, scores). A request that a stop string may end takes each output at once, and so
@@ -106,7 +94,7 @@ class RequestState:
         """What was delivered so far."""
         with self._lock:
             self._look()
-            return self._token_ids
+            return self._given.token_ids
 
     @property
     def num_cached_tokens(self) -> int:
@@ -120,7 +108,7 @@ class RequestState:
         """Its steps so far."""
         with self._lock:
             self._look()
-            return self._counter
+            return self._given.counter
 
     @property
     def finish_reason(self) -> str | None:
@@ -195,7 +183,7 @@ class RequestState:
             self._look()
             if self.finish_reason is None:
                 self._begin()
-                self._text.finish()
+                self._given.text.finish()
                 self._commit(reason, None, error)
 
     def snapshot(self) -> RequestOutput:
@@ -211,8 +199,9 @@ class RequestState:
             if self._ending[0] is not None:
                 return self._whole()
             pieces, tokens, steps = self._shown
-            fresh, token_ids, scores = self._text.pieces[pieces:], self._token_ids, self._scores
-            records = [] if self._steps is None else self._steps.items
+            given = self._given
+            fresh, token_ids, scores = given.text.pieces[pieces:], given.token_ids, given.scores
+            records = [] if given.steps is None else given.steps.items
             logprobs = scores.logprobs
             one = CompletionNews(
                 0,
@@ -237,23 +226,24 @@ class RequestState:
     def _whole(self) -> RequestOutput:
         """snapshot() of what has been brought in."""
         pieces, tokens, steps = self._shown
-        fresh = self._text.pieces[pieces:]
-        records = [] if self._steps is None else self._steps.items
-        scores, count = self._scores, len(self._token_ids)
+        given = self._given
+        fresh = given.text.pieces[pieces:]
+        records = [] if given.steps is None else given.steps.items
+        scores, count = given.scores, len(given.token_ids)
         output = CompletionOutput(
             index=0,
-            text=self._text.joined(),
-            token_ids=list(self._token_ids),
+            text=given.text.joined(),
+            token_ids=list(given.token_ids),
             cumulative_logprob=None if scores.logprobs is None else scores.cumulative,
             logprobs=None if scores.logprobs is None else list(scores.logprobs),
             finish_reason=self.finish_reason,
             stop_reason=self.stop_reason,
             error=self.error,
             generation_logits=scores.logits(count),
-            token_from_draft=list(self._from_draft),
-            steps=None if self._steps is None else list(records),
+            token_from_draft=[source is not None for source in given.sources],
+            steps=None if given.steps is None else list(records),
             delta_text=_text_of(fresh),
-            delta_token_ids=self._token_ids[tokens:],
+            delta_token_ids=given.token_ids[tokens:],
             delta_segments=fresh,
             delta_steps=records[steps:],
         )
@@ -272,7 +262,7 @@ class RequestState:
             prompt_logprobs=None if prompt_logprobs is None else list(prompt_logprobs),
             num_cached_tokens=self._num_cached_tokens,
         )
-        shown = (len(self._text.pieces), len(self._token_ids), len(records))
+        shown = (len(given.text.pieces), len(given.token_ids), len(records))
         self._shown, self._seen = shown, self._version
         return whole
 
@@ -294,7 +284,7 @@ class RequestState:
         self._begin()
         stop = None
         for _, out, step_start, now, logits in self._waiting:
-            stop = self._add(out, step_start, now, logits)
+            stop = self._given.add(out, step_start, now, logits)
             if stop is not None:  # what the step brought after it is dropped
                 break
         self._num_cached_tokens = out.num_cached_tokens
@@ -304,80 +294,16 @@ class RequestState:
         reason = out.finish_reason  # none but the last one has any
         self._commit(reason, out.stop_reason if reason == "stop" else None, out.error)
 
-    def _add(self, out: Any, step_start: float, now: float, logits: Any) -> str | None:
-        """One output's tokens, scores and counts. The stop string that completed, if one did."""
-        tokens: list[int] = out.tokens
-        reason = out.finish_reason
-        timer = self.timer
-        if timer.scheduled is None:
-            timer.scheduled = step_start
-        scores = self._scores
-        if scores.prompt_logprobs is not None:
-            scores.add_prompt(out.prompt_logprobs)
-        if logits is not None:
-            scores.add_logits(len(self._token_ids), logits)
-        logprobs = out.logprobs if scores.logprobs is not None else None
-        sources = self._names_of(out.token_sources, len(tokens))
-        stop, before, delivered = None, len(self._token_ids), len(tokens)
-        if self._text.is_wanted or logprobs:
-            push, min_tokens = self._text.push, self.params.min_tokens
-            last = delivered - 1 if reason == "stop" else -1
-            for i, token in enumerate(tokens):
-                if logprobs:
-                    scores.add(token, logprobs[i])
-                may_stop = before + i + 1 >= min_tokens
-                stop = push(token, sources[i], ends=i == last, may_stop=may_stop)
-                if stop is not None:
-                    delivered = i + 1
-                    tokens, sources = tokens[:delivered], sources[:delivered]
-                    break
-        self._token_ids += tokens
-        self._sources += sources
-        self._from_draft += [source is not None for source in sources]
-        if reason is not None and stop is None:
-            self._text.finish()
-        counter, left = self._counter, delivered
-        for is_prefill, rows, drafts, accepted, count in out.steps:
-            brought = count if count < left else left  # a stop string has cut off the rest
-            left -= brought
-            counter.count(
-                drafts=drafts, accepted=accepted if accepted < brought else brought, rows=rows,
-                tokens=brought, is_prefill=is_prefill,
-            )  # fmt: skip
-        for source, proposed, right in out.sources:
-            name = self._own_source if source is None else self._source_names[source]
-            counter.count_source(name, proposed, min(right, delivered))
-        if self._steps is not None:
-            begin, end = step_start - timer.arrival, now - timer.arrival
-            self._steps.add(out, self._token_ids[before:], begin, end)
-        if delivered:
-            if timer.first_token is None:
-                timer.first_token = now
-            timer.last_token = now
-        return stop
-
     def _begin(self) -> None:
         """Begin a change; one that was interrupted has not been made."""
         if self._undo is not None:
             self._rewind()
-        self._undo = (
-            len(self._token_ids),
-            self._text.save(),
-            self._counter.save(),
-            self._scores.save(),
-            None if self._steps is None else len(self._steps.items),
-        )
+        self._undo = self._given.save()
 
     def _rewind(self) -> None:
         """Undo the change that was interrupted."""
         assert self._undo is not None
-        tokens, text, counter, scores, steps = self._undo
-        del self._token_ids[tokens:], self._sources[tokens:], self._from_draft[tokens:]
-        self._text.restore(text)
-        self._counter.restore(counter)
-        self._scores.restore(scores, tokens)
-        if self._steps is not None:
-            del self._steps.items[steps:]
+        self._given.restore(self._undo)
         self._undo = None
 
     def _commit(self, reason: str | None, stop_reason: int | str | None, error: str | None) -> None:
@@ -392,33 +318,27 @@ class RequestState:
         )  # fmt: skip
 
     def _metrics(self) -> dict[str, Any]:
-        num_tokens = len(self._token_ids)
+        given = self._given
+        num_tokens, counter = len(given.token_ids), given.counter
         sources: dict[str, int] = {}
         if self.params.prediction is not None:
-            sources |= self._counter.tokens_of("prediction")
+            sources |= counter.tokens_of("prediction")
         if self.params.structured_outputs is not None:
-            sources |= self._counter.tokens_of("grammar")
+            sources |= counter.tokens_of("grammar")
         return {
             **self._about,
             "num_prompt_tokens": len(self.prompt_token_ids),
             "num_cached_tokens": self._num_cached_tokens,
             "num_generated_tokens": num_tokens,
-            "num_forward_passes": self._counter.num_steps,
-            "num_prefill_passes": self._counter.num_prefill_steps,
-            "num_rows": self._counter.num_rows,
-            "tokens_per_forward_pass": ratio(num_tokens, self._counter.num_steps),
+            "num_forward_passes": counter.num_steps,
+            "num_prefill_passes": counter.num_prefill_steps,
+            "num_rows": counter.num_rows,
+            "tokens_per_forward_pass": ratio(num_tokens, counter.num_steps),
             **self.timer.to_dict(num_tokens),
             **sources,
-            "draft_sources": self._counter.draft_sources,
-            "speculative_decoding": self._counter.to_dict(),
+            "draft_sources": counter.draft_sources,
+            "speculative_decoding": counter.to_dict(),
         }
-
-    def _names_of(self, sources: list[int | None] | None, count: int) -> list[str | None]:
-        """Who has drafted each of `count` tokens (StepOutput.token_sources)."""
-        if sources is None:
-            return [None] * count
-        names, own = self._source_names, self._own_source
-        return [None if s is None else own if s < 0 else names[s] for s in sources]
 
 
 def _text_of(pieces: list[tuple[str, str | None]]) -> str:
