@@ -19,8 +19,8 @@ struct Options {
 };
 
 // A step in every respect that matters to its time, with costs drawn at random.
-struct World {
-  explicit World(std::mt19937& random) {
+struct BudgetWorld {
+  explicit BudgetWorld(std::mt19937& random) {
     std::uniform_real_distribution<double> unit(0.0, 1.0);
     const double knee = 1.0 + 2.0 * unit(random);
     cost = StepCost({1, 2, 5, 20}, {1.0, 1.0 + 0.2 * unit(random), knee, knee + 8 * unit(random)});
@@ -72,7 +72,7 @@ std::vector<int> kept_nodes(const Offer& offer) {
 double or_plain(double best, double plain) { return best < kLeastSpeedup * plain ? plain : best; }
 
 // The best value over all ways to take some of the first nodes, or one option, of each request.
-double best_by_trying(const World& world, int base, double tokens, double rows, double most,
+double best_by_trying(const BudgetWorld& world, int base, double tokens, double rows, double most,
                       const std::vector<Nodes>& nodes, std::size_t request) {
   if (request == nodes.size()) return world.value(base, tokens, rows, most);
   double best = -1e300, gain = 0.0;
@@ -90,7 +90,7 @@ TEST(chains_are_cut_to_the_best_of_all_combinations) {
   int drafted = 0, refused = 0;
   Budget budget;
   for (int round = 0; round < 1000; ++round) {
-    World world(random);
+    BudgetWorld world(random);
     world.drafting.each = 0.0;  // it couples the chains: see the next test
     const int requests = 1 + static_cast<int>(random() % 3);
     std::vector<Nodes> nodes(requests);
@@ -129,7 +129,7 @@ TEST(a_dear_draft_model_shortens_the_chain_of_one_request) {
   std::mt19937 random(8);
   std::uniform_real_distribution<double> unit(0.0, 1.0);
   for (int round = 0; round < 300; ++round) {
-    World world(random);
+    BudgetWorld world(random);
     std::vector<Nodes> nodes(1);
     double alive = 1.0;
     for (int i = 0; i < 8; ++i) nodes[0].push_back(alive *= unit(random));
@@ -160,7 +160,7 @@ TEST(a_tree_keeps_parents_and_a_chain_is_a_tree) {
   std::uniform_real_distribution<double> unit(0.0, 1.0);
   int kept = 0;
   for (int round = 0; round < 500; ++round) {
-    const World world(random);
+    const BudgetWorld world(random);
     std::vector<Nodes> gains(1 + random() % 3);
     std::vector<std::vector<int>> parents(gains.size());
     std::vector<Offer> offers, sorted_offers;
@@ -205,7 +205,7 @@ TEST(options_of_one_request_are_the_best_of_all) {
   std::uniform_real_distribution<double> unit(0.0, 1.0);
   int beyond_hull = 0;
   for (int round = 0; round < 2000; ++round) {
-    const World world(random);
+    const BudgetWorld world(random);
     Options options;
     for (int k = static_cast<int>(random() % 7); k >= 0; --k) {
       options.rows.push_back(0.5 + 10.0 * unit(random));
@@ -239,7 +239,7 @@ TEST(options_and_chains_share_a_step) {
   std::uniform_real_distribution<double> unit(0.0, 1.0);
   double worst = 1.0;
   for (int round = 0; round < 400; ++round) {
-    World world(random);
+    BudgetWorld world(random);
     world.drafting.each = 0.0;
     std::vector<Nodes> chains(1);
     double alive = 1.0;

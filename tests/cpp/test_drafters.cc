@@ -114,13 +114,13 @@ TEST(drafters_a_row_of_medusa_heads_stands_alone) {
 }
 
 // One request in slot 1 of two; its text is `len` tokens behind a prompt of one.
-struct World {
+struct DrafterWorld {
   SlotLayout layout = make_slot_layout(SlotMethod::kProposed, 64, {}, 0);
   std::vector<std::max_align_t> memory;
   std::int32_t ids[3] = {-1, 1, 0}, most[3] = {5, 5, 5};
   std::vector<float> hidden = random_rows(2, 8);
 
-  World() : memory(static_cast<std::size_t>(2 * layout.bytes) / sizeof(std::max_align_t) + 1) {
+  DrafterWorld() : memory(static_cast<std::size_t>(2 * layout.bytes) / sizeof(std::max_align_t) + 1) {
     SlotRequest request;
     request.prompt = {3};
     request.max_tokens = 40;
@@ -151,7 +151,7 @@ TEST(drafters_medusa_drafts_and_learns) {
   Network network;
   const std::vector<double> prior(static_cast<std::size_t>(kHeads * 12), 0.05);
   MedusaDrafter drafter(&network.heads[0], prior, 12, 2, kVocab);
-  World world;
+  DrafterWorld world;
   drafter.draft(world.step());  // nobody has entered
   CHECK_EQ(drafter.stats().idle, std::int64_t{2});
   drafter.enter(1, {{0}, {11}, {0, 0}, {0, 0, 1}}, false);

@@ -48,7 +48,7 @@ TEST(page_table_restore_is_all_or_nothing) {
 }
 
 // A pool, the host's pool, and slots with texts that are theirs alone.
-struct World {
+struct HostWorld {
   struct Slot {
     std::vector<TokenId> text;  // committed
     int kept_from = 0;
@@ -56,7 +56,7 @@ struct World {
     int first = 0;                        // blocks before it were not copied
   };
 
-  World(std::uint32_t seed, int page_size, AttentionSpan span, bool reuse)
+  HostWorld(std::uint32_t seed, int page_size, AttentionSpan span, bool reuse)
       : random(seed),
         table(30, page_size, 5, 16, reuse, 64, span),
         pool(20, 5),
@@ -174,7 +174,7 @@ TEST(host_pages_random_operations) {
     const int size = 1 << (seed % 3);
     AttentionSpan span;
     if (seed % 4 == 1) span = {5, seed % 8 == 1 ? 3 : 0};
-    World world(seed, size, span, /*reuse=*/seed % 4 >= 2);
+    HostWorld world(seed, size, span, /*reuse=*/seed % 4 >= 2);
     for (int s = 0; s < 5; ++s) world.drop(s);
     for (int step = 0; step < 1000; ++step) {
       const int s = static_cast<int>(world.random() % 5);

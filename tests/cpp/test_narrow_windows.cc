@@ -15,10 +15,10 @@
 namespace specdec {
 namespace {
 
-constexpr int kPages = 48, kSlots = 4, kPageSize = 4, kMostRows = 8, kLag = 5;
+constexpr int kNarrowPages = 48, kSlots = 4, kPageSize = 4, kMostRows = 8, kLag = 5;
 constexpr std::int64_t kGarbage = -7;
 
-struct Case {
+struct NarrowCase {
   bool numbered, reuse;
   AttentionSpan span;
   std::int64_t sinks;
@@ -33,12 +33,12 @@ struct Saved {
   std::vector<std::map<int, std::vector<std::int64_t>>> narrow;  // by window and block
 };
 
-class World {
+class NarrowWorld {
  public:
-  World(const Case& c, unsigned seed)
+  NarrowWorld(const NarrowCase& c, unsigned seed)
       : c_(c),
-        table_(kPages, kPageSize, kSlots, 20, c.reuse, 64, c.span),
-        memory_(kPages, std::vector<std::int64_t>(kPageSize, kGarbage)),
+        table_(kNarrowPages, kPageSize, kSlots, 20, c.reuse, 64, c.span),
+        memory_(kNarrowPages, std::vector<std::int64_t>(kPageSize, kGarbage)),
         rng_(seed) {
     NarrowWindows narrow;
     narrow.windows = windows_;
@@ -47,12 +47,12 @@ class World {
     for (const int window : windows_) {
       const std::int64_t each = (window - 1 + kMostRows + kLag + 2 * (kPageSize - 1)) / kPageSize;
       narrow.most.push_back(static_cast<int>(
-          std::min<std::int64_t>(kPages, kSlots * (each + pages_for(c.sinks, kPageSize)))));
+          std::min<std::int64_t>(kNarrowPages, kSlots * (each + pages_for(c.sinks, kPageSize)))));
     }
     most_ = narrow.most;
     narrow_.resize(windows_.size());
     for (std::size_t i = 0; i < windows_.size(); ++i) {
-      narrow_[i].assign(kPages, std::vector<std::int64_t>(kPageSize, kGarbage));
+      narrow_[i].assign(kNarrowPages, std::vector<std::int64_t>(kPageSize, kGarbage));
     }
     table_.narrow(narrow, [this](int window, std::int32_t page) {
       ++gone_;
@@ -87,7 +87,7 @@ class World {
     }
     table_.drop_unused();
     table_.check_integrity();
-    CHECK_EQ(table_.free_pages(), kPages);
+    CHECK_EQ(table_.free_pages(), kNarrowPages);
   }
 
   std::int64_t read = 0, attached = 0, came_back = 0, gone_ = 0;
@@ -151,7 +151,7 @@ class World {
   std::vector<std::int64_t>& at(std::size_t window, int slot, int block) {
     const std::int32_t number = table_.part(static_cast<int>(window), slot, block);
     CHECK(number != PageParts::kNone);
-    CHECK(number < (c_.numbered ? most_[window] : kPages));
+    CHECK(number < (c_.numbered ? most_[window] : kNarrowPages));
     return narrow_[window][number];
   }
 
@@ -226,7 +226,7 @@ class World {
     look(slot, s.len);
   }
 
-  Case c_;
+  NarrowCase c_;
   std::vector<int> windows_{1, 6, 11}, most_;
   PageTable table_;
   std::vector<std::vector<std::int64_t>> memory_;               // by page
@@ -243,7 +243,7 @@ TEST(narrow_windows_rows_read_what_was_written) {
                                         {AttentionSpan{}, 5},
                                         {AttentionSpan{20, 0}, 0},
                                         {AttentionSpan{20, 3}, 3}}) {
-        World world({numbered, reuse, span, sinks}, 11);
+        NarrowWorld world({numbered, reuse, span, sinks}, 11);
         world.run(4000);
         CHECK(world.read > 50000);
         CHECK(world.gone_ > 1000);

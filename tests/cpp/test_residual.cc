@@ -13,7 +13,7 @@ namespace {
 
 using testing::ThreadTeam;
 
-struct Case {
+struct ResidualCase {
   std::vector<float> weights, probs;
   std::vector<TokenId> ids;  // empty: all
   double mass = 0.0;
@@ -24,10 +24,10 @@ struct Case {
   }
 };
 
-Case make_case(int vocab, bool reduced, unsigned seed) {
+ResidualCase make_case(int vocab, bool reduced, unsigned seed) {
   std::mt19937 random(seed);
   std::uniform_real_distribution<float> unit(0.0f, 1.0f);
-  Case c;
+  ResidualCase c;
   for (int v = 0; v < vocab; ++v)
     c.weights.push_back(unit(random) < 0.3f ? 0.0f : to_grid(unit(random)));
   c.weights[random() % vocab] = 1.0f;
@@ -48,7 +48,7 @@ struct Result {
   std::vector<TokenId> drawn;
 };
 
-Result subtract(const Case& c, int ranks) {
+Result subtract(const ResidualCase& c, int ranks) {
   Result result{c.weights, 0, {}};
   std::vector<Mass> mass(mass_blocks(c.vocab()));
   auto work = [&](const auto& team) {
@@ -71,7 +71,7 @@ Result subtract(const Case& c, int ranks) {
 TEST(residual_is_max_of_r_minus_q_and_zero) {
   for (unsigned seed = 0; seed < 40; ++seed) {
     const int vocab = 1 + static_cast<int>(seed * 17 % 300);
-    const Case c = make_case(vocab, seed % 2 == 1, seed);
+    const ResidualCase c = make_case(vocab, seed % 2 == 1, seed);
     const Result result = subtract(c, 1);
     double total = 0.0, left = 0.0;
     for (const float w : c.weights) total += static_cast<double>(w);
@@ -93,7 +93,7 @@ TEST(residual_is_max_of_r_minus_q_and_zero) {
 
 TEST(residual_has_the_same_bits_for_every_team) {
   for (unsigned seed = 0; seed < 6; ++seed) {
-    const Case c = make_case(64 + static_cast<int>(seed * 71), seed % 2 == 1, seed);
+    const ResidualCase c = make_case(64 + static_cast<int>(seed * 71), seed % 2 == 1, seed);
     const Result one = subtract(c, 1);
     for (const int ranks : {2, 5, 32}) {
       const Result many = subtract(c, ranks);
