@@ -82,6 +82,10 @@ class ThreadPool {
   // Tests stop a thread here: behind its look at a run that has pieces, in front of its claim.
   using ClaimHook = void (*)(int rank);
   static std::atomic<ClaimHook> claim_hook;
+  // And here: a worker in front of its announcement that it sleeps, the caller behind its look at
+  // an announcement, in front of taking it back.
+  using SleepHook = void (*)(int rank);
+  static std::atomic<SleepHook> sleep_hook;
 
  private:
   using RawBody = void (*)(void* context, int piece, int rank);
@@ -94,6 +98,7 @@ class ThreadPool {
   int work(int rank);
   void do_piece(int piece, int rank);
   void worker(int rank);
+  void announce_sleep(int rank, std::uint32_t epoch);
   void start(int size);
   void stop();
 
@@ -108,7 +113,8 @@ class ThreadPool {
 
   // Written per phase and read by all; a new epoch says that there are new pieces.
   alignas(64) std::atomic<std::uint32_t> epoch_{0};
-  std::atomic<bool> asleep_{false};  // a worker may sleep until the next epoch
+  // Workers may sleep until the epoch behind this one, as slept_at() writes it; 0: none does.
+  std::atomic<std::uint64_t> asleep_{0};
   RawBody body_ = nullptr;
   void* context_ = nullptr;
   // Pieces of this phase that workers have finished.
