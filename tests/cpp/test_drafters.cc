@@ -120,7 +120,8 @@ struct DrafterWorld {
   std::int32_t ids[3] = {-1, 1, 0}, most[3] = {5, 5, 5};
   std::vector<float> hidden = random_rows(2, 8);
 
-  DrafterWorld() : memory(static_cast<std::size_t>(2 * layout.bytes) / sizeof(std::max_align_t) + 1) {
+  DrafterWorld()
+      : memory(static_cast<std::size_t>(2 * layout.bytes) / sizeof(std::max_align_t) + 1) {
     SlotRequest request;
     request.prompt = {3};
     request.max_tokens = 40;
