@@ -13,8 +13,8 @@ machine change less.
 
 All cells take hours. `--cells` names some of them by model:B:set:temperature, where * and ? stand
 for anything; `--minutes` ends a call in time, and the same command goes on with the rounds that are
-missing (parts.py). The result file holds every cell that was measured at this commit with these
-settings.
+missing (parts.py). The result files hold every cell that was measured at this commit with these
+settings: one those of one request, one (never_slower_batches) those of several.
 
 With --sources the programs are those instead of "auto", each an engine of its own: the sources of a
 composite and the composite.
@@ -251,6 +251,17 @@ def table_of(cells: dict[str, dict[str, Any]], names: Sequence[str], clock: str)
     )
 
 
+def write_results(cells: dict[str, Any], names: list[str], result: dict[str, Any]) -> None:
+    """A file of the cells of one request, and one of the others."""
+    for benchmark, is_alone in (("never_slower", True), ("never_slower_batches", False)):
+        mine = {where: cell for where, cell in cells.items() if (", B = 1," in where) == is_alone}
+        if mine:
+            tables = [table_of(mine, names, clock) for clock in CLOCKS]
+            common.write_result(
+                benchmark, {"benchmark": benchmark, **result, "results": mine}, tables
+            )
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--sets", nargs="+", default=list(datasets.SETS), choices=datasets.SETS)
@@ -305,7 +316,6 @@ def main() -> int:
         print(f"worst by {clock} clock, {kind}: {ratio:.3f} ({where}); limit {SLOWEST}")
     if not args.quick:
         result = {
-            "benchmark": "never_slower",
             "environment": environment,
             "machine": "busy: others computed on it" if args.busy else "quiet",
             "programs": names,
@@ -314,9 +324,8 @@ def main() -> int:
             "max_tokens": args.tokens,
             "rounds": args.rounds,
             "load_behind_rounds": kept.loads,
-            "results": cells,
         }
-        common.write_result("never_slower", result, tables)
+        write_results(cells, names, result)
     return 0
 
 
