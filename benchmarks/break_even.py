@@ -19,6 +19,7 @@ import argparse
 import sys
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from benchmarks import common, datasets, runners
@@ -174,7 +175,8 @@ def main() -> int:
     figures = measure(folder, tokenizer, args.dtype, args)
     tables = tables_of(figures)
     print("\n\n".join(tables), flush=True)
-    write("break_even", environment, args, {args.dtype: figures}, tables)
+    drafters = "shipped" if args.eagle3 is None else f"shipped, and {Path(args.eagle3).name}"
+    write("break_even", environment, args, {args.dtype: figures}, tables, drafters)
     return 0
 
 

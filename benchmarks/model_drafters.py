@@ -169,16 +169,21 @@ def parse(parser: argparse.ArgumentParser) -> argparse.Namespace:
 
 
 def write(
-    name: str, environment: Any, args: argparse.Namespace, figures: Any, tables: list[str]
+    name: str,
+    environment: Any,
+    args: argparse.Namespace,
+    figures: Any,
+    tables: list[str],
+    drafters: str = "shipped",
 ) -> None:
-    """The result file, unless the run was a quick one."""
+    """The result file, unless the run was a quick one. drafters: where they are from"""
     if args.quick:
         return
     result = {
         "benchmark": name,
         "environment": environment,
         "model": "SmolLM2-135M-Instruct",
-        "drafters": "shipped",
+        "drafters": drafters,
         "prompts_per_set": args.prompts,
         "max_tokens": args.tokens,
         "rounds": args.rounds,

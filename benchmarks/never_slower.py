@@ -251,15 +251,22 @@ def table_of(cells: dict[str, dict[str, Any]], names: Sequence[str], clock: str)
     )
 
 
-def write_results(cells: dict[str, Any], names: list[str], result: dict[str, Any]) -> None:
-    """A file of the cells of one request, and one of the others."""
+def write_results(
+    cells: dict[str, Any], loads: dict[str, list[float]], names: list[str], result: dict[str, Any]
+) -> None:
+    """A file of the cells of one request, and one of the others.
+
+    loads  behind each cell's rounds: near 1 says that a thread was missing
+    """
     for benchmark, is_alone in (("never_slower", True), ("never_slower_batches", False)):
         mine = {where: cell for where, cell in cells.items() if (", B = 1," in where) == is_alone}
         if mine:
             tables = [table_of(mine, names, clock) for clock in CLOCKS]
-            common.write_result(
-                benchmark, {"benchmark": benchmark, **result, "results": mine}, tables
-            )
+            behind = [load for where in mine for load in loads[where]]
+            content = {
+                "benchmark": benchmark, **result, "load_behind_rounds": behind, "results": mine,
+            }  # fmt: skip
+            common.write_result(benchmark, content, tables)
 
 
 def main() -> int:
@@ -292,13 +299,17 @@ def main() -> int:
     }
     kept = Parts("never_slower", {**settings, "programs": names}, args.minutes)
     measure(chosen, names, kept, args)
-    cells, missing = {}, 0
+    cells, loads, missing = {}, {}, 0
     for cell in all_cells(args):  # of earlier calls, too
         rounds = [kept.get(f"{words_of(cell)}, round {turn}") for turn in range(args.rounds)]
         measured = [figures for figures in rounds if figures is not None]
         missing += len(rounds) - len(measured) if cell in chosen else 0
         if measured:
             cells[words_of(cell)] = cell_of(measured, words_of(cell))
+            loads[words_of(cell)] = [
+                kept.load_behind(f"{words_of(cell)}, round {turn}")
+                for turn, figures in enumerate(rounds) if figures is not None
+            ]  # fmt: skip
     if missing:
         print(f"{missing} rounds are missing: the same command goes on with them")
     if not cells:
@@ -323,9 +334,8 @@ def main() -> int:
             "prompt_tokens": args.prompt_tokens,
             "max_tokens": args.tokens,
             "rounds": args.rounds,
-            "load_behind_rounds": kept.loads,
         }
-        write_results(cells, names, result)
+        write_results(cells, loads, names, result)
     return 0
 
 

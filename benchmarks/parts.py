@@ -55,6 +55,10 @@ class Parts:
         partial.write_text(json.dumps(self._content))
         os.replace(partial, self.file)
 
+    def load_behind(self, part: str) -> float:
+        """The machine's load when a part that is kept had been measured."""
+        return float(self._content["loads"][list(self._content["parts"]).index(part)])
+
     @property
     def loads(self) -> list[float]:
         """The machine's load behind each part."""

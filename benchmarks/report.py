@@ -29,6 +29,8 @@ def caption(path: Path, result: dict[str, Any], title: str, folder: str) -> str:
     """Title, machine and source. folder: of the result files, as the page's links name it."""
     env = result["environment"]
     start, end = env["load_average_start"][0], env["load_average_end"][0]
+    if behind := result.get("load_behind_rounds"):  # the last call of several may measure nothing
+        start, end = min(behind), max(behind)
     prompts = (
         f"{result['prompts_per_set']} prompts per set, " if "prompts_per_set" in result else ""
     )

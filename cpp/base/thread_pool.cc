@@ -58,11 +58,6 @@ constexpr std::uint64_t run_of(std::uint64_t first, std::uint64_t end) { return 
 constexpr int first_of(std::uint64_t run) { return static_cast<int>(run & 0xffffffff); }
 constexpr int end_of(std::uint64_t run) { return static_cast<int>(run >> 32); }
 
-constexpr std::uint64_t slept_at(std::uint32_t epoch) { return std::uint64_t{1} << 32 | epoch; }
-constexpr bool is_newer(std::uint64_t slept, std::uint64_t than) {
-  return static_cast<std::int32_t>(static_cast<std::uint32_t>(slept - than)) > 0;  // epochs wrap
-}
-
 // Takes a piece of a run, its owner from the front; -1 if there is none.
 int take(std::atomic<std::uint64_t>& left, bool own, int rank) {
   std::uint64_t run = left.load(std::memory_order_acquire);
@@ -152,19 +147,20 @@ void ThreadPool::run_raw(int pieces, RawBody body, void* context) {
     const Range own = share(pieces, rank, size_);
     runs_[rank].left.store(run_of(own.begin, own.end), std::memory_order_release);
   }
-  // seq_cst on both sides: a worker announces that it sleeps and then looks at the epoch again, we
-  // count the epoch up and then read the announcement, so at least one of us sees the other. We
-  // take the announcement back ourselves: a worker that is awake but has no core yet must not cost
-  // a system call in each phase. But never that of a worker that sleeps until the next epoch: it
-  // may have done this phase's pieces while we had no core, and this notify does not wake it.
-  const std::uint32_t epoch = epoch_.fetch_add(1, std::memory_order_seq_cst) + 1;
-  if (std::uint64_t asleep = asleep_.load(std::memory_order_seq_cst); asleep != 0) {
+  // We take announcements of sleep back ourselves: a worker that is awake but has no core yet must
+  // not cost a system call in each phase. That comes before the new epoch, in which nobody can
+  // sleep yet. Behind it we might lose our core, and take back what a worker has announced that did
+  // this phase's pieces meanwhile and sleeps until the next: no notify of this phase wakes that
+  // one.
+  const bool wakes = asleep_.load(std::memory_order_seq_cst);
+  if (wakes) {
     if (const auto hook = sleep_hook.load(std::memory_order_acquire)) hook(0);
-    if (asleep != slept_at(epoch)) {
-      asleep_.compare_exchange_strong(asleep, 0, std::memory_order_seq_cst);
-    }
-    epoch_.notify_all();
+    asleep_.store(false, std::memory_order_seq_cst);
   }
+  // seq_cst on both sides: a worker announces that it sleeps and then looks at the epoch again, we
+  // count the epoch up and then read the announcement, so at least one of us sees the other.
+  epoch_.fetch_add(1, std::memory_order_seq_cst);
+  if (wakes || asleep_.load(std::memory_order_seq_cst)) epoch_.notify_all();
   const int mine = work(0);
   for (;;) {
     const int finished = finished_.load(std::memory_order_acquire);
@@ -195,16 +191,6 @@ void ThreadPool::do_piece(int piece, int rank) {
   }
 }
 
-// An announcement of a later epoch stays: who made it sleeps, and we shall not, as the epoch shows.
-void ThreadPool::announce_sleep(int rank, std::uint32_t epoch) {
-  if (const auto hook = sleep_hook.load(std::memory_order_acquire)) hook(rank);
-  const std::uint64_t mine = slept_at(epoch);
-  std::uint64_t known = asleep_.load(std::memory_order_seq_cst);
-  while (known == 0 || is_newer(mine, known)) {
-    if (asleep_.compare_exchange_weak(known, mine, std::memory_order_seq_cst)) return;
-  }
-}
-
 void ThreadPool::worker(int rank) {
   for (;;) {
     const std::uint32_t epoch = epoch_.load(std::memory_order_acquire);
@@ -218,7 +204,8 @@ void ThreadPool::worker(int rank) {
         cpu_relax();
         continue;
       }
-      announce_sleep(rank, epoch);
+      if (const auto hook = sleep_hook.load(std::memory_order_acquire)) hook(rank);
+      asleep_.store(true, std::memory_order_seq_cst);
       epoch_.wait(epoch, std::memory_order_seq_cst);
     }
   }

@@ -98,7 +98,6 @@ class ThreadPool {
   int work(int rank);
   void do_piece(int piece, int rank);
   void worker(int rank);
-  void announce_sleep(int rank, std::uint32_t epoch);
   void start(int size);
   void stop();
 
@@ -113,8 +112,7 @@ class ThreadPool {
 
   // Written per phase and read by all; a new epoch says that there are new pieces.
   alignas(64) std::atomic<std::uint32_t> epoch_{0};
-  // Workers may sleep until the epoch behind this one, as slept_at() writes it; 0: none does.
-  std::atomic<std::uint64_t> asleep_{0};
+  std::atomic<bool> asleep_{false};  // a worker may sleep until the next epoch
   RawBody body_ = nullptr;
   void* context_ = nullptr;
   // Pieces of this phase that workers have finished.

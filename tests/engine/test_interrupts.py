@@ -28,9 +28,9 @@ from specdec_ext.request.sampling_params import SamplingParams
 FILES = (
     "engine/loop.py", "engine/ledger.py", "engine/request_state.py", "engine/step_lock.py",
     "engine/request_group.py", "engine/request_table.py", "engine/delivered.py",
-    "engine/token_scores.py",
-    "engine/logits_processing.py", "engine/overlap/loop.py", "engine/overlap/pipeline.py",
-    "engine/overlap/worker.py", "engine/user_drafting.py",
+    "engine/token_scores.py", "engine/logits_processing.py", "engine/overlap/loop.py",
+    "engine/overlap/pipeline.py", "engine/overlap/recorded_steps.py", "engine/overlap/worker.py",
+    "engine/user_drafting.py",
 )  # fmt: skip
 
 ENGINES: dict[str, Callable[[], EngineLoop]] = {
