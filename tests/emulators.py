@@ -114,6 +114,8 @@ def tally() -> Iterator[list[Touched]]:
 MISSING = load_emulators()
 # `make emu-test` runs these; conftest.py skips them where the emulators are not built.
 EMULATED = pytest.mark.emulated
+# What the checked emulator alone notices, of kernels compiled from their source: not for their PTX.
+EMULATOR = pytest.mark.emulator
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 # As LLM(device=...) takes them: the emulation everywhere, a GPU where there is one.
 devices = pytest.mark.parametrize(

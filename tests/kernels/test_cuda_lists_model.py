@@ -14,7 +14,7 @@ from benchmarks.gpu import model_lists
 from cuda_calls import CHECKED
 from kernel_calls import int32
 
-from emulators import EMULATED, Touched, tally
+from emulators import EMULATED, EMULATOR, Touched, tally
 from reference.sampling_reference import Law
 from specdec_ext import ops
 
@@ -146,6 +146,7 @@ def accept(
 @pytest.mark.parametrize("law", [Law(0.8, top_k=40), Law(0.8, top_p=0.9)], ids=["top_k", "top_p"])
 @pytest.mark.parametrize("run", [sample, match, hold])
 @EMULATED
+@EMULATOR
 def test_a_list_reads_what_the_model_says(
     run: Callable[[torch.Tensor, Law], object], law: Law
 ) -> None:

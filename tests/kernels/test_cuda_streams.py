@@ -11,16 +11,16 @@ import numpy as np
 import pytest
 import torch
 from accept_cases import laws_on
-from cuda_calls import CHECKED, EMULATED, emulated_device, geometry, poisoned_workspace
+from cuda_calls import CHECKED, emulated_device, geometry, poisoned_workspace
 from cuda_instances import families, instance_problem, is_fast
 from kernel_calls import int32
 
-from emulators import synchronize, use_stream, wait_for
+from emulators import EMULATED, EMULATOR, synchronize, use_stream, wait_for
 from reference.sampling_reference import Law
 from specdec_ext import ops
 from specdec_ext.ops import _where
 
-pytestmark = EMULATED
+pytestmark = [EMULATED, EMULATOR]
 BESIDE = "unordered with a launch on another stream"
 NAME = CHECKED.backend
 

@@ -96,8 +96,7 @@ def main() -> int:
         (BACKEND / name).symlink_to("../libspecdec_ptx.so")
     LAUNCHES.unlink(missing_ok=True)
     faults = [] if args.k else [*misuse(), *conformance()]
-    chosen = f"emu and ({args.k})" if args.k else "emu"
-    common = ["-m", "not slow", "-k", chosen]
+    common = ["-m", "emulated and not emulator and not slow", "-k", args.k]
     parallel = ["-n", args.jobs, "--dist", "loadfile"]
     if run_tests([*parallel, *common, "tests/kernels"], dict(os.environ)) != 0:
         faults.append("tests failed")
