@@ -13,10 +13,10 @@ has to be declared harmless, or a bug that cannot be seen, with the reason; anyt
 survives, and a declared one that is killed, is a failure. A test that notices has to pass on the
 same objects without the mutant.
 
-Results are kept in build/emu/mutation.json, so that an interrupted run goes on where it was. A
-result counts as long as the mutant and every file of cpp/ and cuda/ that its objects were compiled
-from are as they were, and of the suite's tests the file whose test failed, or all if none did.
---fresh forgets all results, which a change of the emulator asks for.
+Results are kept in mutation_results.json beside this file, so that an interrupted run goes on where
+it was, on any machine. A result counts as long as the mutant and every file of cpp/ and cuda/ that
+its objects were compiled from are as they were, and of the suite's tests the file whose test
+failed, or all if none did. --fresh forgets all results, which a change of the emulator asks for.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ import re
 import shutil
 import sys
 from collections import Counter
+from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
@@ -41,10 +42,12 @@ from mutate_build import LIBRARY, ROOT, Stale, Workshop, digest, places
 from mutate_tests import Server
 
 REPORT = Path(__file__).with_name("mutation_report.md")
-RESULTS = ROOT / "build" / "emu" / "mutation.json"
+RESULTS = Path(__file__).with_name("mutation_results.json")
+PASSED = ROOT / "build" / "emu" / "passed.json"  # by this machine's library
 TEST_SECONDS = 240  # of the CPU; a suite takes a part of it, half at most; past that a mutant hangs
 
-Result = dict[str, Any]  # killed, why, test, seconds, files: what it rests on, each with its digest
+# killed, why, test, seconds, identity; files: what it rests on; digest: of all of them
+Result = dict[str, Any]
 # By suite, the tests that pass without a mutant, and what that rests on.
 Passed = dict[str, dict[str, list[str]]]
 BY_NAME = {mutant.name: mutant for mutant in MUTANTS}
@@ -123,11 +126,12 @@ class Bench:
         files += [ROOT / "tests/kernels" / name for name in tests]
         return {
             "killed": verdict.killed,
-            "why": verdict.why,
+            "why": re.sub(r"\S*/mutant-\d+/", "", verdict.why),
             "test": verdict.test,
             "seconds": round(spent, 1),
             "identity": identity(mutant, verdict.killed),
-            "files": {str(path.relative_to(ROOT)): digest(path) for path in files},
+            "files": [str(path.relative_to(ROOT)) for path in files],
+            "digest": digest_of(str(path.relative_to(ROOT)) for path in files),
         }
 
     def close(self) -> None:
@@ -160,22 +164,52 @@ def identity(mutant: Mutant, killed: bool) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
+def digest_of(files: Iterable[str]) -> str:
+    text = repr([(path, digest(ROOT / path)) for path in files])
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
 def still_true(mutant: Mutant, result: Result) -> bool:
-    same = all(digest(ROOT / path) == was for path, was in result["files"].items())
-    return same and result["identity"] == identity(mutant, result["killed"])
+    same = result["identity"] == identity(mutant, result["killed"])
+    return same and result["digest"] == digest_of(result["files"])
 
 
-def remembered() -> tuple[dict[str, Result], Passed]:
-    """The last results of the mutants that there are, and which tests pass without one."""
+def remembered() -> dict[str, Result]:
+    """The last results of the mutants that there are."""
     if not RESULTS.exists():
-        return {}, {}
+        return {}
     kept = json.loads(RESULTS.read_text())
-    return {n: r for n, r in kept["mutants"].items() if n in BY_NAME}, kept["passed"]
+    return {
+        name: {**result, "files": kept["files"][result["files"]]}
+        for name, result in kept["mutants"].items()
+        if name in BY_NAME
+    }
+
+
+def remember(results: dict[str, Result]) -> None:
+    """Writes them, a line for each; lists of files are written once."""
+    lists = sorted({tuple(result["files"]) for result in results.values()})
+    number = {files: i for i, files in enumerate(lists)}
+    rows = [
+        f"{json.dumps(name)}: {json.dumps({**result, 'files': number[tuple(result['files'])]})}"
+        for name in BY_NAME
+        if (result := results.get(name)) is not None
+    ]
+    files, mutants = (",\n".join(each) for each in (map(json.dumps, lists), rows))
+    write(RESULTS, f'{{"files": [\n{files}],\n"mutants": {{\n{mutants}}}}}\n')
+
+
+def write(path: Path, text: str) -> None:
+    """The file is whole or as it was."""
+    partial = path.with_suffix(".part")
+    partial.write_text(text)
+    partial.replace(path)
 
 
 def examine_all(chosen: list[Mutant], jobs: int, fresh: bool) -> dict[str, Result]:
     """A result for each mutant that fits; prints and keeps them as they come."""
-    old, passed = remembered()
+    old = remembered()
+    passed: Passed = json.loads(PASSED.read_text()) if PASSED.exists() else {}
     noticed = {name: result["test"] for name, result in old.items() if result["killed"]}
     results = {} if fresh else {n: r for n, r in old.items() if still_true(BY_NAME[n], r)}
     left = [mutant for mutant in chosen if mutant.name not in results]
@@ -202,9 +236,8 @@ def examine_all(chosen: list[Mutant], jobs: int, fresh: bool) -> dict[str, Resul
                 f"{mutant.bug}: {result['why']}",
                 flush=True,
             )
-            partial = RESULTS.with_suffix(".part")
-            partial.write_text(json.dumps({"mutants": old | results, "passed": passed}, indent=0))
-            partial.replace(RESULTS)
+            remember(old | results)
+            write(PASSED, json.dumps(passed))
     return results
 
 
@@ -233,9 +266,7 @@ def write_report(rows: list[tuple[Mutant, bool, str]], missing: list[Mutant]) ->
         ]
         for mutant, killed, why in part:
             result = "killed" if killed else "harmless" if mutant.harmless else "**survived**"
-            by = (
-                re.sub(r"\S*/mutant-\d+/", "", why) if killed else mutant.harmless or mutant.unseen
-            ).replace("|", "\\|")
+            by = (why if killed else mutant.harmless or mutant.unseen).replace("|", "\\|")
             lines.append(f"| {mutant.name} | {mutant.bug} | {result} | {by} |")
         lines.append("")
     REPORT.write_text("\n".join(lines).rstrip() + "\n")
@@ -266,7 +297,7 @@ def main() -> int:
     if arguments.check or unfit:
         return 1 if unfit else 0
     if arguments.report:
-        results = {n: r for n, r in remembered()[0].items() if still_true(BY_NAME[n], r)}
+        results = {n: r for n, r in remembered().items() if still_true(BY_NAME[n], r)}
     else:
         results = examine_all(chosen, arguments.jobs, arguments.fresh)
     rows = [
