@@ -92,6 +92,23 @@ def test_less_work_needs_less() -> None:
     assert whole.train_seconds / 2 < two.train_seconds < whole.train_seconds
 
 
+def test_states_of_the_target_are_kept_as_memory_allows_and_read_again_beyond() -> None:
+    host = dataclasses.replace(H100, device_bytes=None, host_bytes=64 * GB)
+    none = estimate_run(work(), host)
+    states = {"state_tokens": 4096 * 300, "state_bytes": 10 * GB, "epochs": 3.0}
+    all_kept = estimate_run(work(**states), host)
+    assert all_kept.train_parts["states of the target"] == 10 * GB
+    once = 2 * 6_738_415_616 * 4096 * 300 / (0.5 * host.flops)
+    assert all_kept.train_seconds - none.train_seconds == pytest.approx(once)
+    half = estimate_run(work(**states), dataclasses.replace(host, host_bytes=20 * GB))
+    assert half.train_parts["states of the target"] == 5 * GB
+    assert half.train_seconds - none.train_seconds == pytest.approx(2 * once)
+    # On a device they lie in the host's memory.
+    on_device = estimate_run(work(**states), H100)
+    assert on_device.train_bytes == estimate_run(work(), H100).train_bytes
+    assert on_device.train_seconds > none.train_seconds
+
+
 @pytest.mark.parametrize("product", ["medusa", "redrafter", "drafter"])
 def test_the_parameters_are_counted_as_they_are(product: str, target: Path, data: object) -> None:
     from specdec_ext.models.config_reader import read_config

@@ -19,10 +19,13 @@ from ..errors import ConfigError
 from .cache import CacheReader, TextRecord
 from .overlap import shared_runs
 
-__all__ = ["Batch", "TrainingData", "frequent_tokens"]
+__all__ = ["TRAINED_PROMPT", "Batch", "TrainingData", "frequent_tokens"]
 
 # Every HELD_OUT-th prompt is never trained on.
 HELD_OUT = 24
+# Tokens of a prompt that a drafter with attention reads in training: most of the time would go into
+# long prompts otherwise.
+TRAINED_PROMPT = 96
 
 
 @dataclass(frozen=True)

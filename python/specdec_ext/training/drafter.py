@@ -20,14 +20,11 @@ from ..models.config_reader import ModelConfig
 from ..models.drafter_files import DrafterShape, cut_decoder, save_drafter
 from ..models.host_arrays import as_torch
 from ..models.open_checkpoint import open_checkpoint
-from .data import Batch, TrainingData
+from .data import TRAINED_PROMPT, Batch, TrainingData
 from .loss import FrozenHead, Precision, soft_cross_entropy
 from .measure import RankCounter, held_out_batches
 
 __all__ = ["DrafterProduct", "drafter_shape"]
-
-# Tokens of a prompt that training reads: most of the time would go into long prompts otherwise.
-_TRAINED_PROMPT = 96
 
 
 def drafter_shape(
@@ -124,7 +121,7 @@ class DrafterProduct:
         head = self._head.for_step(batch.step_labels, batch.seed)
         teacher = head.probabilities(batch.hidden)
         with self._precision.autocast(batch.hidden.device):
-            features = self._features(batch, _TRAINED_PROMPT)
+            features = self._features(batch, TRAINED_PROMPT)
         rows = (batch.labels >= 0).nonzero().squeeze(1)
         return soft_cross_entropy(
             features[rows].float(), head, teacher, rows, batch.labels[rows], self._soft_share,

@@ -22,15 +22,12 @@ from ..models.host_arrays import as_torch
 from ..models.native_config import NotNativeError, native_shape
 from ..models.open_checkpoint import open_checkpoint
 from ..models.rope import max_position, rope_parameters
-from .data import Batch, TrainingData
+from .data import TRAINED_PROMPT, Batch, TrainingData
 from .loss import DTYPES, FrozenHead, Precision, depth_weights, soft_cross_entropy
 from .measure import RankCounter, held_out_batches
 from .taps import TargetTaps
 
 __all__ = ["Eagle3Product", "eagle3_shape"]
-
-# Tokens of a prompt that training reads: most of the time would go into long prompts otherwise.
-_TRAINED_PROMPT = 96
 
 
 def eagle3_shape(
@@ -127,7 +124,7 @@ class Eagle3Product:
 
     def _cuts(self, batch: Batch) -> list[int]:
         """Tokens of each text that are left out in front."""
-        return [max(0, text.prompt_len - _TRAINED_PROMPT) for text in batch.texts]
+        return [max(0, text.prompt_len - TRAINED_PROMPT) for text in batch.texts]
 
     def _places(self, batch: Batch, step: int) -> _Places:
         """Row i of a text reads token i + 1 + step and says token i + 2 + step, where that is one
@@ -158,7 +155,7 @@ class Eagle3Product:
         # Padding stands after a text, where its rows do not look.
         for i, (each, text, cut) in enumerate(zip(tokens, batch.texts, cuts, strict=True)):
             ids[i, : len(each) - 1] = each[1:]
-            taps[i, : len(each) - 1] = self._taps.of(text)[cut:].float()
+            taps[i, : len(each) - 1] = self._taps.of(text, cut).float()
         embedded = self._embedding[ids.to(device)]
         return self.module.unrolled(embedded, taps.to(device), self._steps)
 

@@ -21,6 +21,7 @@ from ..engine.memory_plan import available_memory_bytes
 from ..errors import ConfigError
 from .loss import DRAWN, FREQUENT
 from .passes import SELF_MAX_TOKENS, pass_rows
+from .taps import kept_bytes
 
 __all__ = ["Estimate", "Machine", "Work", "estimate_run", "measure_machine", "words_of_seconds"]
 
@@ -60,6 +61,9 @@ class Work:
     embeds            the target's embedding table is needed
     rows              of one part of a step, and those that go through the trained network
     step_rows         of a whole step, of all ranks
+    state_tokens      of texts whose states of inner layers training reads from the target, on the
+                      CPU; state_bytes: what it would keep of all of them
+    epochs            how often training meets a text
     """
 
     product: str
@@ -83,6 +87,9 @@ class Work:
     step_rows: int
     steps: int
     ranks: int = 1
+    state_tokens: int = 0
+    state_bytes: int = 0
+    epochs: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -155,6 +162,9 @@ def estimate_run(work: Work, machine: Machine) -> Estimate:
         + 2 * w.rows * scored
         + _ROW_BYTES * w.trained_rows * (w.widths + 4 * w.hidden_size),
     }
+    kept = min(w.state_bytes, kept_bytes(machine.host_bytes))
+    if machine.device_bytes is None and kept:
+        train["states of the target"] = kept
     rate = EFFICIENCY * machine.flops
     traffic = EFFICIENCY * machine.bytes_per_second
     passes = math.ceil(w.write_tokens / max(1, w.batch_size))
@@ -166,12 +176,15 @@ def estimate_run(work: Work, machine: Machine) -> Estimate:
     products = 6 * w.trained * w.trained_rows * parts
     products += (2 * w.step_rows + 4 * w.trained_rows * parts) * scored * w.hidden_size
     step = products / w.ranks / rate + 32 * w.trained / traffic + _STEP_SECONDS
+    share = kept / max(1, w.state_bytes)  # of the texts, which are read once
+    reads = share * min(1.0, w.epochs) + (1 - share) * w.epochs
+    state_seconds = 2 * w.target_parameters * w.state_tokens * reads / rate
     return Estimate(
         collect_bytes=_whole(collect),
         train_bytes=_whole(train),
         disk_bytes=2 * w.cache_tokens * w.hidden_size + 4 * (w.cache_tokens + w.read_tokens),
         collect_seconds=collect_seconds / w.ranks,
-        train_seconds=w.steps * step,
+        train_seconds=w.steps * step + state_seconds,
         collect_parts=collect,
         train_parts=train,
     )

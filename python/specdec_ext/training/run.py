@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import torch
 
+from ..drafters.eagle3.shape import NUM_TAPS
 from ..errors import ConfigError, ModelError
 from ..models.config_reader import ModelConfig, read_config
 from ..models.default import MODEL_NAME, default_model
@@ -22,7 +23,7 @@ from ..models.place import CPU, resolve_device
 from ..text.tokenizer import eos_token_ids, load_tokenizer
 from .cache import CacheReader, CacheWriter, fingerprint
 from .collect import Collector, collect, shard_keys
-from .data import TrainingData
+from .data import TRAINED_PROMPT, TrainingData
 from .estimate import Estimate, Machine, Work, estimate_run, measure_machine
 from .finish import finish
 from .interrupts import Interrupts, Stopped
@@ -216,15 +217,22 @@ def _work(prepared: _Prepared, todo: list[Task], ranks: Ranks) -> Work:
     parts = settings.accumulation * ranks.world
     rows = int(mean * -(-settings.batch_texts // parts))
     trained, widths = trained_size(options, config)
+    prompts = [len(task.ids) for task in prepared.tasks]
+    state_tokens = state_bytes = 0
     # Rows of the trained network for each of the batch's; a drafter reads prompts, too.
     if options.product == "medusa":
         share = sum(1 / (h + 1) for h in range(options.num_heads)) / options.num_heads
     elif options.product == "redrafter":
         share = options.draft_len / 3
     elif options.product == "eagle3":
-        share = options.draft_len * (1 + min(96, collect.max_prompt_len) / max(1.0, mean))
+        share = options.draft_len * (
+            1 + min(TRAINED_PROMPT, collect.max_prompt_len) / max(1.0, mean)
+        )
+        kept = sum(lengths) + sum(min(length, TRAINED_PROMPT) for length in prompts)
+        state_tokens = sum(lengths) + sum(prompts)
+        state_bytes = kept * NUM_TAPS * config.hidden_size * 2
     else:
-        share = 1 + min(96, collect.max_prompt_len) / max(1.0, mean)
+        share = 1 + min(TRAINED_PROMPT, collect.max_prompt_len) / max(1.0, mean)
     assert options.draft_vocab_size is not None
     return Work(
         product=options.product,
@@ -248,6 +256,9 @@ def _work(prepared: _Prepared, todo: list[Task], ranks: Ranks) -> Work:
         step_rows=int(mean * settings.batch_texts),
         steps=settings.steps,
         ranks=ranks.world,
+        state_tokens=state_tokens,
+        state_bytes=state_bytes,
+        epochs=settings.steps * settings.batch_texts / len(lengths),
     )
 
 

@@ -12,6 +12,7 @@ import torch
 
 from .. import _core
 from ..engine.kv_pages import KvPages
+from ..engine.memory_plan import available_memory_bytes
 from ..errors import ModelError
 from ..models import load_model
 from ..models.config_reader import ModelConfig
@@ -19,34 +20,35 @@ from ..models.native import NativeModel
 from ..models.place import CPU
 from .cache import TextRecord
 
-__all__ = ["TargetTaps"]
+__all__ = ["TargetTaps", "kept_bytes"]
 
 _ROWS, _PAGE = 512, 16
-KEPT_BYTES = 2 << 30
+
+
+def kept_bytes(free: int) -> int:
+    """Of states that are kept where `free` bytes of the host's memory are: a quarter, and 2 GiB at
+    least. A text beyond that is read each time that training meets it."""
+    return max(2 << 30, free // 4)
 
 
 class TargetTaps:
     """States of `layers` of the target (NativeModel.set_taps), which the CPU reads.
 
-    kept_bytes  of states in memory, at most; a text beyond that is read each time
-
     Raises ModelError for a target that the native decoder does not run.
     """
 
-    def __init__(
-        self, config: ModelConfig, layers: Sequence[int], *, kept_bytes: int = KEPT_BYTES
-    ) -> None:
+    def __init__(self, config: ModelConfig, layers: Sequence[int]) -> None:
         self._config, self._layers = config, tuple(layers)
-        self._left = kept_bytes
+        self._left = kept_bytes(available_memory_bytes())
         self._kept: dict[str, torch.Tensor] = {}
         self._length = 0  # of the texts that the model has pages for
 
-    def of(self, record: TextRecord) -> torch.Tensor:
-        """float16 [len(record.tokens) - 1, len(layers) * hidden_size]: of all tokens but the
-        last."""
+    def of(self, record: TextRecord, begin: int) -> torch.Tensor:
+        """float16 [len(record.tokens) - 1 - begin, len(layers) * hidden_size]: of all tokens from
+        place `begin` on but the last. A text has the same `begin` every time."""
         found = self._kept.get(record.key)
         if found is None:
-            found = self._read(record.tokens[:-1].tolist())
+            found = self._read(record.tokens[:-1].tolist())[begin:].clone()
             size = found.numel() * found.element_size()
             if size <= self._left:
                 self._kept[record.key] = found
