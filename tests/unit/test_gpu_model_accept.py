@@ -49,6 +49,17 @@ def test_rows_that_are_cut_miss_the_target(kind: str, cut: str, most: float) -> 
     assert reads in lists
 
 
+@pytest.mark.parametrize(("cut", "least", "most"), [("top_k", 1.9, 2.1), ("top_p", 2.85, 3.0)])
+def test_what_is_left_of_three_reads_for_the_last_list(cut: str, least: float, most: float) -> None:
+    """Launches, first loads and the work of all multiprocessors, waiting for nothing: with top_p,
+    whose rows have to be weighed, that is the target already."""
+    device = Device()
+    prediction = model_ops.step_op(StepCell("sample", 1, 64), device, cut)
+    launches = len(prediction.kernels) * device.launch_us + 2 * device.first_load_us
+    work = max(prediction.kernels[1].needs.values()) + launches
+    assert least * prediction.floor_us < work < most * prediction.floor_us
+
+
 @pytest.mark.parametrize("cut", ["top_k", "top_p"])
 def test_every_loop_of_a_list_costs_time(cut: str) -> None:
     """A block's and, since each row has a list, that of all multiprocessors."""
