@@ -13,8 +13,8 @@ machine change less.
 
 All cells take hours. `--cells` names some of them by model:B:set:temperature, where * and ? stand
 for anything; `--minutes` ends a call in time, and the same command goes on with the rounds that are
-missing (parts.py). The result files hold every cell that was measured at this commit with these
-settings: one those of one request, one (never_slower_batches) those of several.
+missing (parts.py). Each B has a result file of its own (never_slower, never_slower_8, ...), with
+every cell that was measured at this commit with these settings.
 
 With --sources the programs are those instead of "auto", each an engine of its own: the sources of a
 composite and the composite.
@@ -254,19 +254,18 @@ def table_of(cells: dict[str, dict[str, Any]], names: Sequence[str], clock: str)
 def write_results(
     cells: dict[str, Any], loads: dict[str, list[float]], names: list[str], result: dict[str, Any]
 ) -> None:
-    """A file of the cells of one request, and one of the others.
+    """A file for each B.
 
     loads  behind each cell's rounds: near 1 says that a thread was missing
     """
-    for benchmark, is_alone in (("never_slower", True), ("never_slower_batches", False)):
-        mine = {where: cell for where, cell in cells.items() if (", B = 1," in where) == is_alone}
-        if mine:
-            tables = [table_of(mine, names, clock) for clock in CLOCKS]
-            behind = [load for where in mine for load in loads[where]]
-            content = {
-                "benchmark": benchmark, **result, "load_behind_rounds": behind, "results": mine,
-            }  # fmt: skip
-            common.write_result(benchmark, content, tables)
+    batch_of = {where: where.split(", ")[1].removeprefix("B = ") for where in cells}
+    for batch in dict.fromkeys(batch_of.values()):
+        mine = {where: cell for where, cell in cells.items() if batch_of[where] == batch}
+        benchmark = "never_slower" if batch == "1" else f"never_slower_{batch}"
+        tables = [table_of(mine, names, clock) for clock in CLOCKS]
+        behind = [load for where in mine for load in loads[where]]
+        content = {"benchmark": benchmark, **result, "load_behind_rounds": behind, "results": mine}
+        common.write_result(benchmark, content, tables)
 
 
 def main() -> int:
