@@ -30,7 +30,7 @@ LENGTHS: dict[str, tuple[int | None, ...]] = {
     "draft_target": (1, 2, 4, None),
     "medusa": (1, 2, 4, 10, None),
     "redrafter": (1, 2, 5, 25, None),
-    "eagle3": (1, 2, 4, 10, None),
+    "eagle3": (1, 2, 4, 8, None),  # 8: the most that its configuration has by default
 }
 
 
