@@ -77,6 +77,11 @@ def versions() -> dict[str, str]:
     }
 
 
+def _named(word: str) -> str:
+    """An argument; of a whole path its last part."""
+    return Path(word).name if word.startswith("/") else word
+
+
 def environment(threads: int) -> dict[str, Any]:
     """Returns everything about the machine and the build that a reader of a figure must know."""
     import specdec_ext
@@ -92,7 +97,8 @@ def environment(threads: int) -> dict[str, Any]:
         "load_average_start": load_average(),
         "versions": versions(),
         "build": specdec_ext.build_info(),
-        "command": " ".join(["python", *sys.orig_argv[1:]]),
+        # Without folders of this machine.
+        "command": " ".join(["python", *(_named(word) for word in sys.orig_argv[1:])]),
     }
 
 
