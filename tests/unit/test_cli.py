@@ -96,9 +96,10 @@ def test_option_spelling() -> None:
     (["generate", "--input_text", "x", "--speculative_config", '{"method":"mtp"}'], 3,
      "'mtp'.*'draft_target', 'eagle3', 'lookahead', 'medusa', 'ngram', 'redrafter', 'suffix' or "
      "'none'"),
-    (["generate", "--input_text", "x", "--speculative_config", '{"method":"eagle3"}'], 4,
-     "Eagle3DecodingConfig.model = None: expected the folder of an EAGLE-3 head"),
-    (["generate", "--input_text", "x", "--eagle3_top_k", "2"], 2, "needs --eagle3-model"),
+    (["generate", "--input_text", "x", "--speculative_config", '{"method":"eagle3","model":""}'], 4,
+     "Eagle3DecodingConfig.model = '': expected the folder of an EAGLE-3 head"),
+    (["generate", "--input_text", "x", "--eagle3_top_k", "65"], 4, "top_k = 65"),
+    (["generate", "--input_text", "x", "--eagle3", "--suffix"], 2, "each name a method"),
     (["generate", "--input_text", "x", "--eagle3_model", "y", "--suffix"], 2, "each name a method"),
     (["generate", "--input_text", "x", "--eagle3_model", "no/head"], 4,
      "eagle3 model = 'no/head' does not exist"),

@@ -70,7 +70,7 @@ def test_a_dict_that_was_written_is_read_again() -> None:
         (["suffix", "none"], "'none' in a list"),
         (["suffix", {"method": "lookahead", "max_concurrency": 3}], "an option of the whole"),
         (["suffix", "mtp"], "does not have this method"),
-        (["suffix", "eagle3"], "expected the folder of an EAGLE-3 head"),
+        (["suffix", {"method": "eagle3", "model": 3}], "expected the folder of an EAGLE-3 head"),
         ("composite", "expected a configuration object"),
     ],
 )

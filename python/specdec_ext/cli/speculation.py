@@ -100,7 +100,7 @@ def add_speculation_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     spec.add_argument(
         "--max-draft-len", type=int, metavar="D",
-        help="drafts per step of --draft-model (default: 4), --eagle3-model (8) and --suffix; else "
+        help="drafts per step of --draft-model (default: 4), --eagle3 (8) and --suffix; else "
         "what the engine is built for, which must agree with the method's own number",
     )  # fmt: skip
     spec.add_argument(
@@ -157,6 +157,10 @@ def _add_redrafter_arguments(spec: argparse._ArgumentGroup) -> None:
 
 
 def _add_eagle3_arguments(spec: argparse._ArgumentGroup) -> None:
+    spec.add_argument(
+        "--eagle3", action="store_true", default=None,
+        help="EAGLE-3 with the head that is shipped for the default model",
+    )  # fmt: skip
     spec.add_argument(
         "--eagle3-model", metavar="DIR",
         help="EAGLE-3 with this head (config.json and safetensors, of SpecForge or speculators); "
@@ -258,7 +262,7 @@ def _refuse_contradictions(args: argparse.Namespace) -> None:
         "--draft-target" if args.draft_target else "--draft-model": _draft_model(args),
         "--speculative-config": args.speculative_config,
         "--redrafter": args.redrafter or _redrafter_keys(args) or None,
-        "--eagle3-model": args.eagle3_model,
+        "--eagle3": args.eagle3 or _eagle3_keys(args) or None,
     }
     given = [flag for flag, value in named.items() if value is not None]
     if args.max_matching_ngram_size is not None and given not in ([], ["--spec-decode-nextn"]):
@@ -270,8 +274,6 @@ def _refuse_contradictions(args: argparse.Namespace) -> None:
                     "with heads")  # fmt: skip
     if args.draft_target_model_config is not None and _draft_model(args) is None:
         usage_error(args, "--draft-target-model-config needs --draft-engine-dir or --draft-model")
-    if args.eagle3_model is None and (keys := _eagle3_keys(args)):
-        usage_error(args, f"--eagle3-{next(iter(keys)).replace('_', '-')} needs --eagle3-model")
     if args.allow_vocab_mapping and _draft_model(args) is None:
         usage_error(args, "--allow-vocab-mapping needs --draft-engine-dir or --draft-model")
 
@@ -292,7 +294,7 @@ def _named_value(args: argparse.Namespace) -> tuple[Any, str | None]:
     if args.redrafter or _redrafter_keys(args):
         heads = engine_heads(args, "redrafter")
         return _given(model=heads and str(heads)) | _redrafter_keys(args), "redrafter"
-    if args.eagle3_model is not None:
+    if args.eagle3 or _eagle3_keys(args):
         return _eagle3_keys(args) | _given(max_draft_len=args.max_draft_len), "eagle3"
     if (draft_model := _draft_model(args)) is not None:
         keys = {

@@ -21,7 +21,7 @@ class Eagle3DecodingConfig(GrownTreeConfig):
     """Drafts from an EAGLE-3 head that was trained for the target.
 
     model             folder of the head (config.json, safetensors), as SpecForge or `speculators`
-                      writes it
+                      writes it; None: the one that is shipped for the built-in default model
     max_draft_len     nodes of one step's tree, 1..127
     top_k             how many continuations each node gets, and how many nodes of a level are
                       opened; 1: a chain
@@ -68,14 +68,15 @@ class Eagle3DecodingConfig(GrownTreeConfig):
     def __post_init__(self) -> None:
         where = "Eagle3DecodingConfig."
         model = self.model
-        if not isinstance(model, (str, Path)) or not str(model):
+        if model is not None and (not isinstance(model, (str, Path)) or not str(model)):
             raise ConfigError(
                 f"{where}model = {show(model)}: expected the folder of an EAGLE-3 head "
                 f"(config.json and safetensors), got {type(model).__name__}; "
-                "`specdec train-eagle3` makes one"
+                "`specdec train-eagle3` makes one, and None is the one that is shipped for the "
+                "default model"
             )
         self._check_tree("head")
-        self._set(model=str(model))
+        self._set(model=None if model is None else str(model))
         for name in ("adaptive", "use_draft_logits"):
             check_bool(where + name, getattr(self, name), ConfigError)
         self._check_options()

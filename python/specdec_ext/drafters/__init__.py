@@ -13,7 +13,7 @@ from .eagle3.slots import feature_bytes, make_eagle3
 from .late import LateDrafter
 from .proposal import Proposal, random_uniform
 from .shared_tokens import find_shared_tokens
-from .shipped import shipped_drafter
+from .shipped import folder_of, shipped_drafter
 from .slot_drafter import DraftInputs, PromptInputs, SlotDrafter
 from .vocabulary import map_vocabulary
 
@@ -29,6 +29,7 @@ __all__ = [
     "check_eagle3",
     "feature_bytes",
     "find_shared_tokens",
+    "folder_of",
     "make_drafter",
     "make_eagle3",
     "map_vocabulary",

@@ -4,26 +4,28 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ..config.methods import DrafterConfig, ReDrafterDecodingConfig
+from ..config.methods import DrafterConfig, Eagle3DecodingConfig, ReDrafterDecodingConfig
 from ..errors import ConfigError
 from ..models.default import is_default_model
 from ..models.place import Place
 
-__all__ = ["shipped_drafter", "shipped_folder"]
+__all__ = ["folder_of", "shipped_drafter"]
 
 _ROOT = Path(__file__).resolve().parent.parent / "data"
 
 
-def shipped_folder(method: str) -> Path:
-    """The folder of what is shipped for `method` ("redrafter", "medusa", ...).
+def folder_of(config: ReDrafterDecodingConfig | Eagle3DecodingConfig) -> Path:
+    """config.model, or the folder of what is shipped for the method.
 
-    Raises ConfigError when this installation has none.
+    Raises ConfigError when this installation ships none.
     """
-    folder = _ROOT / method
+    if config.model is not None:
+        return Path(config.model)
+    folder = _ROOT / config.method
     if not (folder / "config.json").is_file():
         raise ConfigError(
-            f"{method}: no trained weights are shipped in this installation ({folder} is not "
-            "there); give the folder of your own as `model`"
+            f"{config.method}: no trained weights are shipped in this installation ({folder} is "
+            "not there); give the folder of your own as `model`"
         )
     return folder
 

@@ -26,6 +26,7 @@ from ..drafters import (
     SlotDrafter,
     check_eagle3,
     find_shared_tokens,
+    folder_of,
     make_drafter,
     make_eagle3,
     map_vocabulary,
@@ -363,16 +364,16 @@ class ModelLoader:
         """An EAGLE-3 head that fits the target. Raises ModelError, UnsupportedConfigError."""
         if self._options.team is not None and self._place.is_cpu:
             raise UnsupportedConfigError(
-                f"Eagle3DecodingConfig.model = {str(spec.model)!r}: the head taps a decoder of one "
+                f"Eagle3DecodingConfig.model = {spec.model!r}: the head taps a decoder of one "
                 "process, and this target runs on several ranks of the CPU; use "
                 "tensor_parallel_size=1, or another method"
             )
         if not self._place.is_cpu and self._options.model_impl == "transformers":
             raise UnsupportedConfigError(
-                f"Eagle3DecodingConfig.model = {str(spec.model)!r}: on {self._place.name} the head "
+                f"Eagle3DecodingConfig.model = {spec.model!r}: on {self._place.name} the head "
                 "taps the native decoder; use model_impl='native', device='cpu' or another method"
             )
-        weights = read_eagle3(str(spec.model), allow_pickle=self._options.allow_pickle)
+        weights = read_eagle3(folder_of(spec), allow_pickle=self._options.allow_pickle)
         check_eagle3(spec, weights, target)
         if not self._place.is_cpu:
             weights.shape.feature_heads()

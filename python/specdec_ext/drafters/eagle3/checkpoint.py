@@ -13,6 +13,7 @@ from ...config.eagle3 import Eagle3DecodingConfig
 from ...errors import ModelError
 from ...models.host_arrays import HostArray, dtype_name, take_rows
 from ...models.weights import Checkpoint
+from ..shipped import folder_of
 from .shape import Eagle3Shape, read_eagle3_shape
 
 __all__ = ["EMBEDDING", "Eagle3Weights", "check_target", "read_eagle3", "taps_of"]
@@ -117,7 +118,7 @@ def taps_of(config: Eagle3DecodingConfig, weights: Eagle3Weights, model: Any) ->
             num_layers=model.num_layers,
         )
     except ModelError as error:
-        raise type(error)(f"{config.model}: {error}") from None
+        raise type(error)(f"{folder_of(config)}: {error}") from None
 
 
 def _canonical_names(checkpoint: Checkpoint) -> dict[str, str]:

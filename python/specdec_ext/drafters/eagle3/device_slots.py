@@ -17,6 +17,7 @@ from ...models.host_arrays import kv_dtype_name
 from ..draft_target.device_passes import DevicePasses
 from ..draft_target.device_trees import DeviceTrees
 from ..draft_target.draft_sizes import DraftSizes, TextReads
+from ..shipped import folder_of
 from ..slot_drafter import DraftInputs, PromptInputs
 from ..vocabulary import VocabularyMap
 from .checkpoint import Eagle3Weights, taps_of
@@ -142,7 +143,7 @@ class Eagle3OnDevice:
         return {
             "memory_bytes": sum(t.nbytes for t in held) + self._side.memory_bytes,
             "device": self._place.name,
-            "model": str(self.config.model),
+            "model": str(folder_of(self.config)),
             "num_forward_passes": self._side.num_passes,
             "rows": self._side.num_rows,
             "draft_tokens": self.shape.draft_vocab_size,

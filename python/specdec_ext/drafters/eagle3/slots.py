@@ -19,6 +19,7 @@ from ...models.host_arrays import kv_dtype_name
 from ...models.place import Place
 from ..draft_target.draft_sizes import DraftSizes
 from ..draft_target.host_passes import HostPasses
+from ..shipped import folder_of
 from ..slot_drafter import DraftInputs, PromptInputs, SlotDrafter
 from ..vocabulary import VocabularyMap
 from .checkpoint import Eagle3Weights, taps_of
@@ -175,7 +176,7 @@ class Eagle3Drafter:
             + self.side.memory_bytes
             + self._taps.nbytes,
             "device": "cpu",
-            "model": str(self.config.model),
+            "model": str(folder_of(self.config)),
             "num_forward_passes": self.side.num_passes,
             "rows": self.side.num_rows,
             "features": int(self._core.num_kept),

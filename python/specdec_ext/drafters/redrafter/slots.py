@@ -12,7 +12,7 @@ from ...config.methods import ReDrafterDecodingConfig
 from ...errors import ConfigError, ModelError
 from ...models.native import NativeModel
 from ...models.place import CPU
-from ..shipped import shipped_folder
+from ..shipped import folder_of
 from ..slot_drafter import DraftInputs
 from .checkpoint import RedrafterWeights, read_redrafter
 from .packed_model import PackedRedrafter, check_target
@@ -114,7 +114,7 @@ class RedrafterDrafter:
         max_requests: int,
         allow_pickle: bool = False,
     ) -> None:
-        folder = shipped_folder("redrafter") if config.model is None else config.model
+        folder = folder_of(config)
         weights = read_redrafter(folder, allow_pickle=allow_pickle)
         place = getattr(model, "place", CPU)
         sizes = {"vocab_size": int(model.vocab_size), "max_requests": max_requests}
