@@ -26,8 +26,8 @@ _ROWS, _PAGE = 512, 16
 
 
 def kept_bytes(free: int) -> int:
-    """Of states that are kept where `free` bytes of the host's memory are: a quarter, and 2 GiB at
-    least. A text beyond that is read each time that training meets it."""
+    """How much of the states is kept where `free` bytes of the host's memory are: a quarter, and
+    2 GiB at least. A text beyond that is read each time that training meets it."""
     return max(2 << 30, free // 4)
 
 
