@@ -167,14 +167,16 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel: Wheel) -> None:
         "entry_points.txt",
         "licenses/LICENSE",
     }
-    # Trained drafters for the default model, at most 12 MB each, and 4 MiB for everything else.
-    trained = [
-        sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+    # Trained drafters for the default model, at most 12 MB each (of an EAGLE-3 head the format wants
+    # 9.4 MB of the target's own output head, too), and 4 MiB for everything else.
+    trained = {
+        folder.name: sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
         for folder in (PACKAGE / "data").glob("*")
         if folder.is_dir()
-    ]
-    assert all(size <= 12_000_000 for size in trained)
-    assert wheel.path.stat().st_size < (4 << 20) + sum(trained)
+    }
+    limits = {name: 18_000_000 if name == "eagle3" else 12_000_000 for name in trained}
+    assert all(size <= limits[name] for name, size in trained.items())
+    assert wheel.path.stat().st_size < (4 << 20) + sum(trained.values())
 
 
 def test_the_wheel_describes_itself(wheel: Wheel) -> None:
