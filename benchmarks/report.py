@@ -19,10 +19,10 @@ BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
 SETS = ("humaneval", "mtbench", "gsm8k", "squad", "news")
 
 
-def newest(name: str) -> tuple[Path, dict[str, Any]] | None:
-    """Returns the newest result file of a benchmark by the date inside it, or None."""
+def results_of(name: str) -> list[tuple[Path, dict[str, Any]]]:
+    """Returns a benchmark's result files, the newest first by the date inside them."""
     found = [(path, json.loads(path.read_text())) for path in common.RESULTS.glob(f"{name}-*.json")]
-    return max(found, key=lambda item: item[1]["environment"]["date"], default=None)
+    return sorted(found, key=lambda item: item[1]["environment"]["date"], reverse=True)
 
 
 def caption(path: Path, result: dict[str, Any], title: str, folder: str) -> str:
@@ -197,14 +197,26 @@ PAGES = {
 }
 
 
+# A call of these may measure some cells alone: what the newest file lacks is an earlier one's.
+BY_CELL = ("never_slower_8", "never_slower_32")
+
+
 def report(page: str) -> str:
     """Returns the markdown of the page's sections that have a result."""
     sections, folder = PAGES[page]
     parts = []
     for name, (title, table) in sections.items():
-        item = newest(name)
-        if item is not None:
-            parts.append(f"{caption(*item, title, folder)}\n\n{table(item[1])}")
+        found = results_of(name)
+        if not found:
+            continue
+        path, result = found[0]
+        heading = caption(path, result, title, folder)
+        for earlier, other in found[1:] if name in BY_CELL else ():
+            more = {c: cell for c, cell in other["results"].items() if c not in result["results"]}
+            if more:
+                result = {**result, "results": {**more, **result["results"]}}
+                heading += f"; other cells: [{earlier.stem}]({folder}/{earlier.name})"
+        parts.append(f"{heading}\n\n{table(result)}")
     return "\n\n".join(parts)
 
 

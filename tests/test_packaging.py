@@ -167,8 +167,8 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel: Wheel) -> None:
         "entry_points.txt",
         "licenses/LICENSE",
     }
-    # Trained drafters for the default model, at most 12 MB each (the format of an EAGLE-3 head wants
-    # 9.4 MB of the target's own output head besides), and 4 MiB for everything else.
+    # Trained drafters for the default model, at most 12 MB each (an EAGLE-3 head's format wants 9.4
+    # MB of the target's own output head besides), and 4 MiB for everything else.
     trained = {
         folder.name: sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
         for folder in (PACKAGE / "data").glob("*")
