@@ -211,7 +211,7 @@ class EngineFolder:
             return None
         remedy = "name the draft model: --draft_engine_dir DIR"
         if method == "eagle3":
-            remedy = "name the head: --eagle3_model DIR"
+            remedy = "name the head: --eagle3 (the shipped one) or --eagle3_model DIR"
         if method == "lookahead":
             remedy = f"give --lookahead_config=[W,N,G] with max_draft_len(W,N,G) = {room}"
             remedy += ", which is [7,7,7]" if room == 83 else ""
