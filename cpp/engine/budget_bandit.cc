@@ -1,47 +1,95 @@
 #include "engine/budget_bandit.h"
 
 #include <algorithm>
+#include <cmath>
+
+#include "engine/chain_history.h"
 
 namespace specdec {
 namespace {
 
-constexpr double kDecay = 0.08;  // weight of a new observation
+// Steps that the start, or what all requests showed, counts for beside what was seen.
+constexpr double kLean = 8.0;
+// What a try is taken to lose at least, in tokens.
+constexpr double kLeastLoss = 0.1;
 
 }  // namespace
 
+void BudgetBandit::add(double tokens, int drafts) {
+  if (shared_ != nullptr) {
+    arms_.push_back({0.0, 0.0, 0.0});
+  } else {
+    arms_.push_back({kLean * tokens, kLean * drafts, kLean});
+  }
+}
+
+double BudgetBandit::mean(double sum, double weight, double shared) const {
+  const double lean = shared_ != nullptr ? kLean : 0.0;
+  return (sum + lean * shared) / (weight + lean);
+}
+
+double BudgetBandit::tokens(int arm) const {
+  const double shared = shared_ != nullptr ? shared_->tokens(arm) : 0.0;
+  return mean(arms_[arm].tokens, arms_[arm].weight, shared);
+}
+
+double BudgetBandit::rows(int arm) const {
+  const double shared = shared_ != nullptr ? shared_->rows(arm) : 0.0;
+  return mean(arms_[arm].rows, arms_[arm].weight, shared);
+}
+
 Offer BudgetBandit::offer(double part) {
+  part_ = part;
   gains_.clear();
   rows_.clear();
   for (int i = 1; i < size(); ++i) {
-    gains_.push_back(part * (arms_[i].tokens - arms_[0].tokens));
-    rows_.push_back(arms_[i].rows);
+    gains_.push_back(part * (tokens(i) - tokens(0)));
+    rows_.push_back(rows(i));
   }
   return {gains_.data(), size() - 1, rows_.data()};
 }
 
 int BudgetBandit::settle(int chosen, const StepBase& step) {
-  ++step_;
-  // A request shares the step with others: only its own part of the time is its price.
+  BudgetBandit& turns = shared_ != nullptr ? *shared_ : *this;
+  ++turns.step_;
+  // Tokens that the step loses by an arm: those that would come in its time, less what it brings.
   const double alone = step_seconds(step, 0.0, 0.0);
+  losses_.assign(1, 0.0);
+  int likeliest = 0;  // to be better than it looks
+  for (int i = 1; i < size(); ++i) {
+    const double added = step_seconds(step, rows(i), rows(i)) - alone;
+    losses_.push_back(added * step.tokens / alone - part_ * (tokens(i) - tokens(0)));
+    if (i != chosen && (likeliest == 0 || losses_[i] < losses_[likeliest])) likeliest = i;
+  }
   for (int i = 1; i < size(); ++i) {
     if (i == chosen) continue;
-    const double price = step_seconds(step, arms_[i].rows, arms_[i].rows) / alone;
-    if (static_cast<double>(step_ - arms_[i].last_tried) * probe_share_ > price) {
+    // Half of all tries are the likeliest arm's.
+    const double share = kProbeShare / 2 / (i == likeliest ? 1 : size());
+    const auto waited = static_cast<double>(turns.step_ - turns.arms_[i].last_tried);
+    if (waited * share > std::max(losses_[i] - losses_[chosen], kLeastLoss)) {
       chosen = i;
       break;
     }
   }
-  arms_[chosen].last_tried = step_;
+  turns.arms_[chosen].last_tried = turns.step_;
   return chosen;
 }
 
 void BudgetBandit::observe(int arm, int draft_rows, int tokens) {
   Arm& a = arms_[arm];
-  a.rows += kDecay * (draft_rows - a.rows);
-  a.tokens += kDecay * (tokens - a.tokens);
+  double kept = decay_;
+  if (shared_ == nullptr) {
+    // Forgotten with time, down to what a start counts: an arm that was off may come back soon.
+    kept = std::pow(decay_, static_cast<double>(step_ - a.last_seen));
+    if (a.weight * kept < kLean) kept = std::min(1.0, kLean / a.weight);
+    a.last_seen = a.last_tried = step_;
+  }
+  a.rows = kept * a.rows + draft_rows;
+  a.tokens = kept * a.tokens + tokens;
+  a.weight = kept * a.weight + 1.0;
 }
 
-LookaheadBandit::LookaheadBandit(const LookaheadConfig& triple) {
+LookaheadBandit::LookaheadBandit(const LookaheadConfig& triple) : BudgetBandit(kOwnDecay) {
   auto add_share = [&](std::int32_t window_rows, std::int32_t guesses, double extra_tokens) {
     for (const LookaheadBudget& other : budgets_) {
       if (other.window_rows == window_rows && other.guesses == guesses) return;
@@ -60,7 +108,7 @@ LookaheadBandit::LookaheadBandit(const LookaheadConfig& triple) {
   add_share(triple.w, triple.g, 0.55);
 }
 
-SizeBandit::SizeBandit(int max_drafts, int max_path) {
+SizeBandit::SizeBandit(int max_drafts, int max_path) : BudgetBandit(kSharedDecay) {
   // To begin with: the first draft is right half of the time, each further one brings 0.6 of what
   // the one before it does. Soon outweighed by what is seen.
   double tokens = 1.0, gain = 0.5;
@@ -75,7 +123,33 @@ SizeBandit::SizeBandit(int max_drafts, int max_path) {
     sizes_.push_back(drafts);
     add(tokens, drafts);
   }
-  share_probes();
+}
+
+SizeBandit::SizeBandit(SizeBandit* shared)
+    : BudgetBandit(kOwnDecay, shared), all_(shared), sizes_(shared->sizes_) {
+  for (const int drafts : sizes_) add(1.0, drafts);
+}
+
+template <typename See>
+void SizeBandit::tell_larger(int arm, int drafts, See see) {
+  see(arm, drafts);
+  // The drafter stopped, or the budget cut, before the arm did: a larger one changes nothing.
+  for (int i = arm + 1; i < size() && drafts < sizes_[arm]; ++i) see(i, drafts);
+}
+
+void SizeBandit::observe_step(int arm, int drafts, std::span<const int> accepted) {
+  const auto see = [&](int i, int rows) {
+    const auto end = std::upper_bound(accepted.begin(), accepted.end(), rows - 1);
+    observe(i, rows, 1 + static_cast<int>(end - accepted.begin()));
+  };
+  for (int i = 0; i < arm; ++i) see(i, std::min(sizes_[i], drafts));
+  tell_larger(arm, drafts, see);
+  if (all_ != nullptr) all_->observe_step(arm, drafts, accepted);
+}
+
+void SizeBandit::observe_step(int arm, int drafts, int num_accepted) {
+  tell_larger(arm, drafts, [&](int i, int rows) { observe(i, rows, 1 + num_accepted); });
+  if (all_ != nullptr) all_->observe_step(arm, drafts, num_accepted);
 }
 
 }  // namespace specdec

@@ -140,23 +140,38 @@ void Executor::count_sources(RequestRecord& request, const SlotResult& result, S
                               result.num_tokens);
 }
 
-// The drafts of the request's method beside others that were at hand, and how many of the step's
-// tokens follow them alone.
-StepOutput::SourceCount Executor::brought_by_method(const RequestRecord& request,
-                                                    const SlotResult& result) const {
-  if (request.host_slot->method != SlotMethod::kLookahead) {
-    const DraftSource model = DraftSource::kModel;
-    return {request.offer.proposed(model),
-            request.offer.agreed(model, result.tokens, result.num_tokens)};
+// The drafts of the request's method, beside others that were at hand as if it had drafted alone.
+Executor::Brought Executor::brought_on_host(const RequestRecord& request,
+                                            const SlotResult& result) {
+  right_drafts_.clear();
+  Slot* slot = request.host_slot;
+  if (!request.asks()) {
+    for (int i = 0; i < result.num_accepted; ++i) {
+      const std::int32_t node = accepted_.path[i];
+      right_drafts_.push_back(request.uncut.empty() ? node - 1 : request.uncut[node]);
+    }
+    return {result.num_drafts, result.num_accepted, right_drafts_};
   }
-  const SourceBits own = bit_of(DraftSource::kLookahead);
-  StepOutput::SourceCount brought;
-  for (int i = 1; i <= result.num_drafts; ++i) brought.drafts += (request.sources[i] & own) != 0;
-  while (brought.accepted < result.num_accepted &&
-         (request.sources[accepted_.path[brought.accepted]] & own) != 0) {
-    ++brought.accepted;
+  if (slot->method == SlotMethod::kLookahead) {
+    const SourceBits own = bit_of(DraftSource::kLookahead);
+    Brought brought;
+    for (int i = 1; i <= result.num_drafts; ++i) brought.drafts += (request.sources[i] & own) != 0;
+    while (brought.accepted < result.num_accepted &&
+           (request.sources[accepted_.path[brought.accepted]] & own) != 0) {
+      ++brought.accepted;
+    }
+    return brought;
   }
-  return brought;
+  // Decided tokens say how far they were right, verified or not.
+  const int proposed = request.offer.proposed(DraftSource::kModel);
+  const ProposedDraft* drafts = slot->proposed_draft();
+  for (int at = 0, i = 0, parent = -1; i < proposed && at < result.num_tokens; ++i) {
+    if (drafts->parents[i] != parent || drafts->tokens[i] != result.tokens[at]) continue;
+    right_drafts_.push_back(i);
+    parent = i;
+    ++at;
+  }
+  return {proposed, static_cast<int>(right_drafts_.size()), right_drafts_};
 }
 
 // What the step says about drafts of later ones. Decided tokens say how far an offered draft was
@@ -164,8 +179,7 @@ StepOutput::SourceCount Executor::brought_by_method(const RequestRecord& request
 void Executor::learn_on_host(RequestRecord& request, const StepShare& share,
                              const SlotResult& result, bool first) {
   if (!first && result.num_tokens > 0) {
-    StepOutput::SourceCount brought;
-    if (request.asks()) brought = brought_by_method(request, result);
+    const Brought brought = brought_on_host(request, result);
     request.offer.observe(result.tokens, result.num_tokens, &request.rates,
                           request.shared_rates.get());
     learn(request, share, result, brought);

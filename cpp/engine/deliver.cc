@@ -1,5 +1,6 @@
 // deliver(): what a step brought, read from the ring; pages that nobody can touch any more return.
 #include <algorithm>
+#include <numeric>
 #include <string>
 #include <utility>
 
@@ -33,25 +34,31 @@ void Executor::deliver_result(RequestRecord& request, const SlotResult& result, 
   }
 }
 
+// The drafts of a step on a device, which says how many were accepted: of a chain these are the
+// first ones.
+Executor::Brought Executor::brought_on_device(const RequestRecord& request, const StepShare& share,
+                                              const SlotResult& result) {
+  right_drafts_.resize(request.chain ? static_cast<std::size_t>(result.num_accepted) : 0);
+  std::iota(right_drafts_.begin(), right_drafts_.end(), 0);
+  const int drafts = config_.pads_rows ? share.rows - 1 : result.num_drafts;
+  return {drafts, result.num_accepted, right_drafts_};
+}
+
 // What a step's counts say about drafts of later ones. A text's last step was cut where it ended.
-// `brought`: the method's own drafts, and how many tokens follow them, where others were at hand.
 void Executor::learn(RequestRecord& request, const StepShare& share, const SlotResult& result,
-                     const StepOutput::SourceCount& brought) {
+                     const Brought& brought) {
   if (!request.adaptive || result.finish != static_cast<std::int32_t>(FinishReason::kNone)) return;
-  const int rows = config_.pads_rows ? share.rows - 1 : result.num_drafts;
-  if (share.arm >= 0) {
-    // Beside what else was at hand: as if the method had drafted alone.
-    const bool merged = request.asks();
-    const int drafts = merged ? brought.drafts : rows;
-    const int tokens = merged ? 1 + brought.accepted : result.num_tokens;
-    request.any_arms()->observe(share.arm, drafts, tokens);
-    if (request.sizes) {
-      request.shared_sizes->at(request.method_drafts).observe(share.arm, drafts, tokens);
-    }
+  const bool which = static_cast<int>(brought.right.size()) == brought.accepted;
+  if (share.arm >= 0 && request.arms) {
+    request.arms->observe(share.arm, brought.drafts, 1 + brought.accepted);
+  } else if (share.arm >= 0 && which) {
+    request.sizes->observe_step(share.arm, brought.drafts, brought.right);
+  } else if (share.arm >= 0) {
+    request.sizes->observe_step(share.arm, brought.drafts, brought.accepted);
   } else if (request.host_slot == nullptr && config_.method == DraftMethod::kNgram) {
     // A match that was not found costs padded rows, too; otherwise it costs nothing.
     request.lookup.observe(request.shared_rates->at(static_cast<std::size_t>(DraftSource::kLookup)),
-                           rows, result.num_accepted);
+                           brought.drafts, brought.accepted);
   }
 }
 
@@ -158,7 +165,9 @@ void Executor::read_place(Place& place, const StepShare& share, const SlotResult
                   " tokens were possible";
       return;
     }
-    if (request.host_slot == nullptr && !place.is_prefill) learn(request, share, result);
+    if (request.host_slot == nullptr && !place.is_prefill) {
+      learn(request, share, result, brought_on_device(request, share, result));
+    }
     deliver_result(request, result, out);
   }
 }

@@ -203,8 +203,9 @@ RequestId Executor::submit(RequestParams p, const ProposedProbs& external_probs)
        (config_.method == DraftMethod::kSuffix && !weighed_before))) {
     // What requests of this size and salt have shown is where a new one begins.
     r.shared_sizes = shared_sizes_.of(r.params.cache_salt);
-    r.sizes =
-        r.shared_sizes->try_emplace(r.method_drafts, r.method_drafts, r.max_path).first->second;
+    auto& shared = *r.shared_sizes;
+    r.sizes.emplace(
+        &shared.try_emplace(r.method_drafts, r.method_drafts, r.max_path).first->second);
   }
   return book_.add(std::move(record));
 }

@@ -30,6 +30,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -167,6 +168,12 @@ class Executor {
   void begin_step();
   void collect();
   // What prompts may add to a step: seconds beside `rows` rows that it has already.
+  // What a step's own method brought: its drafts, how many of them were right, and which, as places
+  // in the drafter's order, if that is known of all (else none).
+  struct Brought {
+    int drafts = 0, accepted = 0;
+    std::span<const int> right = {};
+  };
   struct PrefillRoom {
     bool limited;
     double seconds;
@@ -238,12 +245,13 @@ class Executor {
   void deliver_on_host(Place& place, int root, const PlaceRows& rows, SlotResult* result);
   void learn_on_host(RequestRecord& request, const StepShare& share, const SlotResult& result,
                      bool first);
-  StepOutput::SourceCount brought_by_method(const RequestRecord& request,
-                                            const SlotResult& result) const;
+  Brought brought_on_host(const RequestRecord& request, const SlotResult& result);
   void feed_pool(RequestRecord& request, int at_least);
   // deliver.cc
+  Brought brought_on_device(const RequestRecord& request, const StepShare& share,
+                            const SlotResult& result);
   void learn(RequestRecord& request, const StepShare& share, const SlotResult& result,
-             const StepOutput::SourceCount& brought = {});
+             const Brought& brought);
   void deliver_result(RequestRecord& request, const SlotResult& result, StepOutput& out);
   bool read_tree(Place& place, int ring);
   void choose_place(Place& place, const StepShare& share, int first_row, const float* raw,
@@ -280,6 +288,7 @@ class Executor {
   std::vector<std::int32_t> followed_;           // the host's, as StepPlan::page_orders
   HostAcceptor acceptor_;
   AcceptResult accepted_;                    // of the request at hand
+  std::vector<int> right_drafts_;            // of a Brought
   std::vector<std::int32_t> vocab_scratch_;  // [V] while a reduced vocabulary is checked
 
   mutable std::mutex mutex_;

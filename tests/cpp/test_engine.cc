@@ -152,5 +152,81 @@ TEST(lookahead_arms_take_what_is_free_and_drop_what_is_dear) {
   CHECK(lookahead_draft_bound(triple, arms.budget(choose(arms, &budget, dear))) > 0);
 }
 
+TEST(a_step_says_what_fewer_drafts_would_have_brought) {
+  SizeBandit all(/*max_drafts=*/8, /*max_path=*/8);  // arms of 0, 1, 2, 4 and 8 drafts
+  SizeBandit own(&all);
+  const int four = 3, eight = 4;
+  CHECK_EQ(own.drafts(four), 4);
+  const double start = all.tokens(eight);
+  // 2,000 steps with that arm.
+  const StepCost flat = make_cost({1, 128}, {1.0, 1.0});
+  Budget budget;
+  const auto steps = [&](int drafts, const auto& accepted) {
+    for (int i = 0; i < 2000; ++i) {
+      choose(own, &budget, flat);
+      own.observe_step(four, drafts, accepted);
+    }
+  };
+  steps(4, std::vector<int>{0, 2});
+  for (const SizeBandit* arms : {&own, &all}) {
+    const std::vector<double> tokens{1.0, 2.0, 2.0, 3.0};
+    for (int i = 0; i <= four; ++i) {
+      CHECK(std::abs(arms->tokens(i) - tokens[i]) < 1e-3);
+      CHECK(std::abs(arms->rows(i) - arms->drafts(i)) < 1e-3);
+    }
+    CHECK_EQ(arms->tokens(eight), start);
+  }
+  // The drafter itself stopped at one draft, so it would have with more allowed.
+  steps(1, std::vector<int>{});
+  for (int i = 1; i <= eight; ++i) {
+    CHECK(std::abs(own.tokens(i) - 1.0) < 1e-3);
+    CHECK(std::abs(own.rows(i) - 1.0) < 1e-3);
+  }
+  // How many were accepted and not which: that says nothing of fewer.
+  steps(4, 2);
+  CHECK(std::abs(own.tokens(four) - 3.0) < 1e-3);
+  CHECK(std::abs(own.tokens(2) - 1.0) < 1e-3);
+  CHECK(std::abs(own.tokens(eight) - 1.0) < 1e-3);
+  // One step behind a long rest is one step, not all that is known.
+  for (int i = 0; i < 1000; ++i) choose(own, &budget, flat);
+  own.observe_step(1, 1, std::vector<int>{0});
+  CHECK(all.tokens(1) < 1.2);
+}
+
+// Requests of 60 steps, one after the other; a step's first `right` drafts are right. Returns
+// how many steps drafted, and adds up the seconds.
+int short_requests(SizeBandit* all, int requests, int right, const StepCost& cost, double* spent) {
+  Budget budget;
+  int drafted = 0;
+  for (int r = 0; r < requests; ++r) {
+    SizeBandit own(all);
+    for (int i = 0; i < 60; ++i) {
+      const int arm = choose(own, &budget, cost);
+      const int drafts = own.drafts(arm);
+      drafted += drafts > 0;
+      *spent += cost(1 + drafts);
+      std::vector<int> accepted;
+      for (int k = 0; k < std::min(right, drafts); ++k) accepted.push_back(k);
+      own.observe_step(arm, drafts, accepted);
+    }
+  }
+  return drafted;
+}
+
+TEST(short_requests_find_out_that_drafts_pay_again) {
+  // A try loses more than a request's share of tries.
+  const StepCost cost = make_cost({1, 9}, {1.0, 6.6});
+  SizeBandit all(8, 8);
+  double spent = 0.0;
+  short_requests(&all, 20, 0, cost, &spent);
+  spent = 0.0;
+  const int tried = short_requests(&all, 100, 0, cost, &spent);  // nothing is ever right
+  CHECK(tried > 0);
+  CHECK(spent < 1.02 * 6000);
+  spent = 0.0;
+  short_requests(&all, 30, 3, cost, &spent);
+  CHECK(short_requests(&all, 1, 3, cost, &spent) > 50);
+}
+
 }  // namespace
 }  // namespace specdec
