@@ -63,11 +63,14 @@ int BudgetBandit::settle(int chosen, const StepBase& step) {
   }
   for (int i = 1; i < size(); ++i) {
     if (i == chosen) continue;
-    // Half of all tries are the likeliest arm's.
+    // Half of all tries are the likeliest arm's, whichever that is at the time.
     const double share = kProbeShare / 2 / (i == likeliest ? 1 : size());
-    const auto waited = static_cast<double>(turns.step_ - turns.arms_[i].last_tried);
-    if (waited * share > std::max(losses_[i] - losses_[chosen], kLeastLoss)) {
+    std::int64_t last = turns.arms_[i].last_tried;
+    if (i == likeliest) last = std::max(last, turns.last_try_);
+    if (static_cast<double>(turns.step_ - last) * share >
+        std::max(losses_[i] - losses_[chosen], kLeastLoss)) {
       chosen = i;
+      turns.last_try_ = turns.step_;
       break;
     }
   }

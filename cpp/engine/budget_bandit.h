@@ -56,6 +56,7 @@ class BudgetBandit {
   double part_ = 1.0;                 // the same
   std::vector<double> losses_;        // scratch of settle()
   std::int64_t step_ = 0;             // of all that lean on this one
+  std::int64_t last_try_ = 0;         // of whichever arm, against what looked best
 };
 
 // Shares of a request's triple: none of it, guesses alone, window rows too.

@@ -58,6 +58,33 @@ def test_drafts_that_never_come_true_are_made_ever_more_rarely() -> None:
     assert drafter.seen["steps"] <= rate
 
 
+@pytest.mark.parametrize("depth", [0, 1, 2])
+def test_short_requests_find_out_together_that_drafts_pay_again(depth: int) -> None:
+    """No request is long enough to try what lost the salt so much; the salt's requests are."""
+    function = HashFunction(vocab=30, surprise=1, seed=5)
+    drafter = Guesser(function, 1, hostile=False)
+    engine = stream_hash_engine(
+        function, max_batch_size=1, max_seq_len=64, max_num_tokens=64, depth=depth,
+        drafter=drafter, adaptive=True, **PROPOSED,
+    )  # fmt: skip
+    # A try is due after some 60 steps.
+    engine.executor.set_step_cost([1, 2, 17], [1.0, 1.6, 1.76])
+
+    def drafts_of(requests: int) -> list[int]:
+        found = []
+        for i in range(requests):
+            (got,) = engine.run([Job([1, 2, i % 30], 20)])
+            assert got.tokens == function.reference([1, 2, i % 30], 20)
+            found.append(got.num_drafts)
+        return found
+
+    hopeless = drafts_of(60)
+    assert 0 < sum(count > 0 for count in hopeless[-30:]) < 15
+    function.surprise = 10**9
+    drafts_of(60)
+    assert all(count > 0 for count in drafts_of(5))
+
+
 @pytest.mark.parametrize("method", ["external", "lookahead"])
 def test_what_drafting_takes_is_weighed_against_what_it_brings(method: str) -> None:
     """Rows cost next to nothing, a plain step one second: each draft 0 s, 0.2 s or 1e6 s."""
