@@ -34,7 +34,7 @@ __global__ void shuffles(unsigned* out) {
   } else {
     o[9] = __shfl_xor_sync(0x55555555u, v, 4);
   }
-  o[9] ^= gpu::and_or(v * 2654435761u, 0x00f0f0ffu, 0x4b000001u);
+  o[9] ^= gpu::and_or(v * 2654435761u, 0x00f0f0ffu, 0x4b0080f1u);
   o[10] = __popc(v) + __clz(v) * 100 + __ffs(v) * 10000;
   o[11] = __umulhi(v * 2654435761u, 4000000007u);
 }
