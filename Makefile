@@ -139,12 +139,7 @@ endif
 SIMT_PROGRAMS := $(wildcard tests/simt/misuse*.cc tests/simt/drive_*.cc tests/simt/conformance.cu tests/simt/hopper.cu)
 
 simt-test: $(STAMPS)/deps  ## the emulator's own tests and the kernels' C++ drivers (minutes)
-	@for source in $(SIMT_PROGRAMS); do \
-	  name=$$(basename $${source%.*}); \
-	  tests/simt/mk.sh $$source $$name && build/emu/$${name}_check > build/emu/$$name.log 2>&1 \
-	    && echo "$$name: $$(tail -1 build/emu/$$name.log)" \
-	    || { tail -20 build/emu/$$name.log; echo "$$name: failed"; exit 1; }; \
-	done
+	@printf "%s\n" $(SIMT_PROGRAMS) | xargs -P 2 -n 1 tests/simt/run_program.sh
 
 mutate: $(STAMPS)/model emu  ## break the kernels on purpose: which tests notice? (hours, resumable)
 	$(PY) tests/simt/mutate.py

@@ -122,8 +122,8 @@ struct Batch {
     pages.assign(count * stride, 0x7fffffff);
     const size_t elements = size_t(num_pages) * s.kv_heads * s.page_size * s.head_dim;
     k.resize(elements), v.resize(elements);
-    std::memset(k.data(), sizeof(Kv) == 1 ? 0x7f : 0xff, elements * sizeof(Kv));
-    std::memset(v.data(), sizeof(Kv) == 1 ? 0x7f : 0xff, elements * sizeof(Kv));
+    std::memset(static_cast<void*>(k.data()), sizeof(Kv) == 1 ? 0x7f : 0xff, elements * sizeof(Kv));
+    std::memset(static_cast<void*>(v.data()), sizeof(Kv) == 1 ? 0x7f : 0xff, elements * sizeof(Kv));
     const int q_stride = s.heads * s.head_dim + 8;
     int next_page = 0;
     for (size_t b = 0; b < count; ++b) {
@@ -155,7 +155,7 @@ struct Batch {
       is_tree.push_back(r.tree);
     }
     out.resize(size_t(rows()) * s.heads * s.head_dim);
-    std::memset(out.data(), 0xff, out.size() * sizeof(T));
+    std::memset(static_cast<void*>(out.data()), 0xff, out.size() * sizeof(T));
     status.assign(count, 0);
     for (int h = 0; h < s.heads; ++h) sinks.push_back(0.5f * h);
     for (int g = 0; g < s.kv_heads; ++g) {
