@@ -212,7 +212,8 @@ def test_a_rank_that_is_killed_or_stopped(
     models: Folders, how: signal.Signals, depth: int, monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
-    long = SamplingParams(max_tokens=60, ignore_eos=True)
+    # Nearly all that a request may have, so that it lasts until the rank is lost on any machine.
+    long = SamplingParams(max_tokens=90, ignore_eos=True)
     with open_two(models, depth) as llm:
         assert llm._team is not None
         [process] = llm._team._processes
