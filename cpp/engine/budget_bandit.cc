@@ -90,6 +90,7 @@ void BudgetBandit::observe(int arm, int draft_rows, int tokens) {
   a.rows = kept * a.rows + draft_rows;
   a.tokens = kept * a.tokens + tokens;
   a.weight = kept * a.weight + 1.0;
+  if (shared_ != nullptr) shared_->observe(arm, draft_rows, tokens);
 }
 
 LookaheadBandit::LookaheadBandit(const LookaheadConfig& triple) : BudgetBandit(kOwnDecay) {
@@ -129,7 +130,7 @@ SizeBandit::SizeBandit(int max_drafts, int max_path) : BudgetBandit(kSharedDecay
 }
 
 SizeBandit::SizeBandit(SizeBandit* shared)
-    : BudgetBandit(kOwnDecay, shared), all_(shared), sizes_(shared->sizes_) {
+    : BudgetBandit(kOwnDecay, shared), sizes_(shared->sizes_) {
   for (const int drafts : sizes_) add(1.0, drafts);
 }
 
@@ -147,12 +148,10 @@ void SizeBandit::observe_step(int arm, int drafts, std::span<const int> accepted
   };
   for (int i = 0; i < arm; ++i) see(i, std::min(sizes_[i], drafts));
   tell_larger(arm, drafts, see);
-  if (all_ != nullptr) all_->observe_step(arm, drafts, accepted);
 }
 
 void SizeBandit::observe_step(int arm, int drafts, int num_accepted) {
   tell_larger(arm, drafts, [&](int i, int rows) { observe(i, rows, 1 + num_accepted); });
-  if (all_ != nullptr) all_->observe_step(arm, drafts, num_accepted);
 }
 
 }  // namespace specdec

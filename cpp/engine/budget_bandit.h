@@ -25,7 +25,8 @@ class BudgetBandit {
   // The arm for this step: what the budget chose of offer(), or one whose turn it is to be tried.
   // `step`: as it is without this request's drafts, or with those that the budget chose.
   int settle(int chosen, const StepBase& step);
-  // What an arm brought, or would have: draft rows of its step, tokens that the request got.
+  // What an arm brought, or would have: draft rows of its step, tokens that the request got. What
+  // it leans on learns it, too.
   void observe(int arm, int draft_rows, int tokens);
 
   // Tokens that a step of this arm brings, as far as was seen, and its draft rows.
@@ -89,7 +90,6 @@ class SizeBandit : public BudgetBandit {
   template <typename See>
   void tell_larger(int arm, int drafts, See see);
 
-  SizeBandit* all_ = nullptr;
   std::vector<int> sizes_;
 };
 

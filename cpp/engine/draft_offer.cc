@@ -123,14 +123,4 @@ int DraftOffer::proposed(DraftSource source) const {
   return proposed;
 }
 
-int DraftOffer::agreed(DraftSource source, const TokenId* tokens, int count) const {
-  int agreed = 0;
-  for (int at = 0, node = kGolden; at < count; ++at) {
-    node = find(node, tokens[at]);
-    if (node < 0 || estimates_[node][static_cast<std::size_t>(source)].share == 0.0f) break;
-    ++agreed;
-  }
-  return agreed;
-}
-
 }  // namespace specdec

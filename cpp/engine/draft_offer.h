@@ -57,10 +57,8 @@ class DraftOffer {
   // right under the golden token is accepted.
   double expected(int count) const;
   double first_chance(int count) const;
-  // How many drafts `source` has proposed, and how many of `count` decided tokens follow a path
-  // of its drafts.
+  // How many drafts `source` has proposed.
   int proposed(DraftSource source) const;
-  int agreed(DraftSource source, const TokenId* tokens, int count) const;
 
   TokenId token(int draft) const { return tree_.tokens[draft]; }
   int parent(int draft) const { return tree_.parents[draft]; }

@@ -167,13 +167,13 @@ class Executor {
   void make_room();
   void begin_step();
   void collect();
-  // What prompts may add to a step: seconds beside `rows` rows that it has already.
   // What a step's own method brought: its drafts, how many of them were right, and which, as places
   // in the drafter's order, if that is known of all (else none).
   struct Brought {
     int drafts = 0, accepted = 0;
     std::span<const int> right = {};
   };
+  // What prompts may add to a step: seconds beside `rows` rows that it has already.
   struct PrefillRoom {
     bool limited;
     double seconds;

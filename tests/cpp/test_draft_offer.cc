@@ -188,7 +188,7 @@ TEST(dropped_drafts_were_never_there) {
   CHECK(dropped > 500);
 }
 
-TEST(tokens_that_follow_one_source_alone) {
+TEST(a_draft_of_two_sources_counts_for_both) {
   DraftOffer offer;
   const auto add = [&](int parent, TokenId token, DraftSource source) {
     return offer.add(parent, token, source, {3, 1, 0.5f}, nullptr, &kNothingSeen);
@@ -199,11 +199,6 @@ TEST(tokens_that_follow_one_source_alone) {
   const int c = add(DraftOffer::kGolden, 1, DraftSource::kModel);
   CHECK_EQ(a, c);
   add(c, 4, DraftSource::kModel);
-  const TokenId decided[] = {1, 2, 3, 5};
-  CHECK_EQ(offer.agreed(DraftSource::kSuffix, decided, 4), 3);
-  CHECK_EQ(offer.agreed(DraftSource::kSuffix, decided, 2), 2);
-  CHECK_EQ(offer.agreed(DraftSource::kModel, decided, 4), 1);
-  CHECK_EQ(offer.agreed(DraftSource::kGrammar, decided, 4), 0);
   CHECK_EQ(offer.proposed(DraftSource::kSuffix), 3);
   CHECK_EQ(offer.proposed(DraftSource::kModel), 2);
 }
