@@ -28,8 +28,8 @@ struct DraftCost {
   double fixed = 0.0, each = 0.0;
 };
 
-// The share of time, or of tokens, that choices may cost which do not look best, so that none is off
-// for good.
+// The share of time, or of tokens, that choices may cost which do not look best, so that none is
+// off for good.
 inline constexpr double kProbeShare = 0.02;
 
 // A step drafts if that is expected to make it at least this many times as fast. Probabilities and
