@@ -34,7 +34,7 @@ from typing import Any
 from benchmarks import common, datasets
 from benchmarks.arrivals import Served, figures, gaps, replay
 from benchmarks.parts import Parts, add_options
-from benchmarks.peers.vllm import environment as vllm
+from benchmarks.peers.cpu import environments
 from specdec_ext import LLM, SamplingParams, _core
 
 POLICIES = ("guaranteed_no_evict", "max_utilization")
@@ -118,8 +118,9 @@ def run_vllm(
     with tempfile.TemporaryDirectory() as folder:
         asked, answer = Path(folder, "trace.json"), Path(folder, "result.json")
         asked.write_text(json.dumps(trace))
-        runner = Path(vllm.__file__).with_name("runner.py")
-        subprocess.run([str(vllm.PYTHON), str(runner), str(asked), str(answer)], check=True)
+        runner = Path(environments.__file__).with_name("replay_vllm.py")
+        python = environments.python_of("vllm")
+        subprocess.run([str(python), str(runner), str(asked), str(answer)], check=True)
         found: dict[str, Any] = json.loads(answer.read_text())
         return found
 
@@ -217,10 +218,10 @@ def main() -> None:
     if args.quick:
         args.requests, args.loads, args.max_tokens = 24, [0.8], 32
         args.batch, args.pool = 4, 1024
-    if "vllm" in args.programs and not vllm.is_ready():
+    if "vllm" in args.programs and not environments.is_ready("vllm"):
         print(
             "vLLM is left out: it is not installed "
-            "(python -m benchmarks.peers.vllm.environment installs it)",
+            "(python -m benchmarks.peers.cpu.environments vllm installs it)",
             file=sys.stderr,
         )
         args.programs = [name for name in args.programs if name != "vllm"]

@@ -1,4 +1,4 @@
-"""Replays a trace with vLLM: `runner.py TRACE.json RESULT.json`, in its own environment.
+"""Replays a trace with vLLM: `replay_vllm.py TRACE.json RESULT.json`, in its own environment.
 
 The trace holds the model's folder, the requests' ids and arrivals, and the limits of the engine;
 the result is what arrivals.replay() returns. Steps run in this process, as ours do.
@@ -26,9 +26,6 @@ from benchmarks.arrivals import Served, replay
 def main(trace_file: str, result_file: str) -> None:
     trace = json.loads(Path(trace_file).read_text())
     os.environ.setdefault("OMP_NUM_THREADS", str(trace["threads"]))
-    # Pictures and sound are none of ours, and their wheels may be of another build of torch.
-    for name in ("torchaudio", "torchcodec", "torchvision"):
-        sys.modules[name] = None  # type: ignore[assignment]
     from vllm import LLM, SamplingParams, __version__
 
     block = 32  # its attention on the CPU takes multiples
