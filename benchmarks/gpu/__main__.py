@@ -65,7 +65,9 @@ def run_all(
     for group in ([n for n in names if n == "build"], [n for n in names if n != "build"]):
         parts = [part for name in group for part in parts_of(name, target, args.quick)]
         chosen = {(p.stage, p.name): p for p in parts if re.search(args.cells, p.name)}
-        total.add(supervise.run_parts(list(chosen.values()), store, logs, deadline, probe))
+        total.add(
+            supervise.run_parts(list(chosen.values()), store, logs, deadline, probe, args.jobs)
+        )
         if total.device_gone or (group == ["build"] and (total.failed or total.left)):
             break  # nothing that follows can work
         importlib.invalidate_caches()  # what was just built was not there before
@@ -78,7 +80,7 @@ def run(
     """Runs stages; returns 0, 1 if a part failed, INCOMPLETE or DEVICE_GONE."""
     started = time.monotonic()
     if "build" in names and not target.emulated and not stages.SITE.exists():
-        store.cells("build").pop("package", None)  # the record is of another machine
+        store.cells("build").clear()  # the records are of another machine
     if not target.emulated:
         store.note_run({"stages": list(names), "clocks_start": clocks()})
     progress = run_all(names, target, store, deadline, args)
@@ -137,6 +139,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--cells", default="", help="only parts whose name matches this expression")
     parser.add_argument("--quick", action="store_true", help="the targets, few rounds")
     parser.add_argument("--force", action="store_true", help="run again what has a result")
+    parser.add_argument(
+        "--jobs", type=int,
+        help="parts that run beside each other, of those that are not timed (half of the "
+        "processors, at most 8; emulated 1)",
+    )  # fmt: skip
     parser.add_argument("--commit", default="", help="of this copy, if it is no git checkout")
     parser.add_argument(
         "--seconds", type=float,
@@ -153,6 +160,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             parser.error(f"{name}: no such stage; there are {', '.join([*GROUPS, *STAGES])}")
     if args.emulated and args.out is not None and args.out.resolve().is_relative_to(common.RESULTS):
         parser.error(f"--out {args.out}: emulated results do not go where measured ones are kept")
+    if args.jobs is None:
+        args.jobs = 1 if args.emulated else min(8, max(1, (os.cpu_count() or 1) // 2))
     deadline = time.monotonic() + (args.seconds or (7200 if args.emulated else 570))
     folder = args.out or (EMULATED_RESULTS if args.emulated else common.RESULTS)
     store = Store.open(folder, describe_machine(args.commit, args.emulated), args.force)

@@ -41,10 +41,16 @@ def limit(target: Target, seconds: float = LIMIT_S) -> float:
 
 
 def build(target: Target) -> list[Part]:
-    """Builds the package with CUDA into build/gpu/site, or the emulated library."""
+    """Builds the package with CUDA into build/gpu/site, or the emulated library; the programs of
+    the conformance stage."""
+    package = Part("build", "package", _build_package, BUILD_S, alone=False)
     if target.emulated:
-        return [Part("build", "emulator", _build_emulator, BUILD_S * 4)]
-    return [Part("build", "package", _build_package, BUILD_S)]
+        package = Part("build", "emulator", _build_emulator, BUILD_S * 4)
+    programs = [
+        Part("build", name, partial(_build_program, name, target), limit(target, 180), alone=False)
+        for name in PROGRAMS
+    ]
+    return [package, *programs]
 
 
 def _build_emulator() -> dict[str, Any]:
@@ -58,17 +64,18 @@ def _build_emulator() -> dict[str, Any]:
 
 
 def architectures(major: int, minor: int) -> str:
-    """Returns what CMake compiles for a device: machine code for all families, so that no kernel is
-    compiled by the driver in the middle of a test."""
-    real = f"{major}{minor}-real"
-    return f"80-virtual;{real};90a-real" if (major, minor) == (9, 0) else f"80-virtual;{real}"
+    """Returns what CMake compiles for a device: its own machine code of all families, so that no
+    kernel is compiled by the driver in the middle of a test."""
+    return "90a-real" if (major, minor) == (9, 0) else f"{major}{minor}-real"
 
 
 def _build_package() -> dict[str, Any]:
     chosen = architectures(*torch.cuda.get_device_capability())
     command = [sys.executable, "-m", "pip", "install", "--no-build-isolation", "--no-deps"]
     command += ["--no-index", "--no-compile", "--upgrade", "--target", str(SITE)]
-    command += [f"--config-settings=cmake.define.CMAKE_CUDA_ARCHITECTURES={chosen}", "."]
+    defined = {"CMAKE_CUDA_ARCHITECTURES": chosen, "SPECDEC_TEST_MODULE": "ON"}  # for the tests
+    command += [f"--config-settings=cmake.define.{name}={value}" for name, value in defined.items()]
+    command.append(".")
     environment = {
         "SPECDEC_CUDA": "ON",
         "CMAKE_BUILD_PARALLEL_LEVEL": str(os.cpu_count()),
@@ -88,37 +95,45 @@ def _build_package() -> dict[str, Any]:
 FIRST = "rows_do_not_matter or columns_do_not_matter"
 
 
+PROGRAMS = ("conformance", "hopper")  # of every primitive; of those of 9.0
+PROGRAMS_OUT = ROOT / "build" / "gpu"
+
+
 def conformance(target: Target) -> list[Part]:
     """Every primitive against the emulator, then whether rows and columns matter."""
     found = [
-        Part("conformance", name, partial(_conformance, name, target), limit(target, 180))
-        for name in ("conformance", "hopper")
+        Part("conformance", name, partial(_conformance, name, target), limit(target), alone=False)
+        for name in PROGRAMS
     ]
     rows = partial(_pytest, _kernel_tests(), target, FIRST)
-    return [*found, Part("conformance", "rows-and-columns", rows, limit(target, 120))]
+    seconds = limit(target, 120)
+    return [*found, Part("conformance", "rows-and-columns", rows, seconds, alone=False)]
+
+
+def _build_program(name: str, target: Target) -> dict[str, Any]:
+    """Compiles a program of every primitive for the emulator and for the device."""
+    make = ["sh", "tests/simt/mk.sh", f"tests/simt/{name}.cu", name]
+    status, output = call(make, {"EMU_OUT": f"build/gpu/emu-{name}"})
+    if status or target.emulated:
+        return outcome(status, output, "emulated")
+    if name == "hopper" and torch.cuda.get_device_capability()[0] != 9:
+        return {"status": "unavailable", "summary": "not a Hopper device"}
+    major, minor = torch.cuda.get_device_capability()
+    arch = f"{major}{minor}a" if (major, minor) == (9, 0) else f"{major}{minor}"
+    command = ["nvcc", "-std=c++20", "--expt-relaxed-constexpr", "-Icpp", "-Icuda", "-Itests"]
+    command += ["-gencode", f"arch=compute_{arch},code=sm_{arch}"]
+    command += [f"tests/simt/{name}.cu", "-o", str(PROGRAMS_OUT / name)]
+    return outcome(*call(command))
 
 
 def _conformance(name: str, target: Target) -> dict[str, Any]:
-    """Runs a program of every primitive on the device and in the emulator; both print the same."""
-    folder = "build/gpu/emu"
-    make = ["sh", "tests/simt/mk.sh", f"tests/simt/{name}.cu", name]
-    status, output = call(make, {"EMU_OUT": folder})
-    if status:
-        return outcome(status, output)
-    status, emulated = call([f"{folder}/{name}"])
+    """Runs such a program on the device and in the emulator; both print the same."""
+    status, emulated = call([str(PROGRAMS_OUT / f"emu-{name}" / name)])
     if status or target.emulated:
         return outcome(status, emulated, f"{len(emulated.splitlines())} lines, emulated")
-    major, minor = torch.cuda.get_device_capability()
-    arch = f"{major}{minor}a" if (major, minor) == (9, 0) else f"{major}{minor}"
-    if name == "hopper" and major != 9:
+    if name == "hopper" and torch.cuda.get_device_capability()[0] != 9:
         return {"status": "unavailable", "summary": "not a Hopper device"}
-    program = ROOT / "build" / "gpu" / name
-    command = ["nvcc", "-std=c++20", "--expt-relaxed-constexpr", "-Icpp", "-Icuda", "-Itests"]
-    command += ["-gencode", f"arch=compute_{arch},code=sm_{arch}"]
-    status, output = call([*command, f"tests/simt/{name}.cu", "-o", str(program)])
-    if status:
-        return outcome(status, output)
-    status, device = call([str(program)])
+    status, device = call([str(PROGRAMS_OUT / name)])
     if status:
         return outcome(status, device)
     difference = list(
@@ -164,7 +179,7 @@ def _some(checks: Sequence[Any], target: Target, step: int) -> Sequence[Any]:
 def _check_part(
     stage: str, name: str, check: Callable[[Target], dict[str, Any]], target: Target
 ) -> Part:
-    return Part(stage, name, partial(_opened, check, target), limit(target))
+    return Part(stage, name, partial(_opened, check, target), limit(target), alone=False)
 
 
 def _opened(check: Callable[[Target], dict[str, Any]], target: Target) -> dict[str, Any]:
@@ -205,7 +220,7 @@ def engine(target: Target) -> list[Part]:
     for cell, measure in work:
         tiny = cell.tiny()
         run = partial(_engine_part, partial(measure, tiny), target)
-        parts.append(Part("engine", tiny.name, run, limit(target, ENGINE_S)))
+        parts.append(Part("engine", tiny.name, run, limit(target, ENGINE_S), alone=False))
     return parts
 
 
@@ -219,21 +234,41 @@ def _engine_part(measure: Callable[[Target], dict[str, Any]], target: Target) ->
 
 # What the emulated mode runs of the same files: `make test` runs all of it.
 EMULATED = "same_call_twice or alone_equals or head_dims or argmax_of_one"
-# The decoder and the engine on the device.
+# What else has a CUDA device among its parameters: kernels, the decoder and the engine.
+KERNEL_TESTS = (
+    "accept_law", "beam_ops", "growth_ops", "packed_linear", "proposed_drafts", "row_ops", "slots",
+    "slots_prompt", "slots_sampled",
+)  # fmt: skip
 DEVICE_TESTS = (
     "tests/model/test_device_model.py",
+    "tests/model/test_device_widths.py",
+    "tests/model/test_scored_rows.py",
     "tests/engine/test_device_llm.py",
+    "tests/engine/test_device_llm_drafters.py",
+    "tests/engine/test_attention_windows.py",
     "tests/engine/test_drafter_contracts.py",
-    "tests/engine/test_network_contracts.py",
+    "tests/engine/test_draft_target.py",
+    "tests/engine/test_draft_target_faults.py",
+    "tests/engine/test_draft_target_sampling.py",
+    "tests/engine/test_draft_target_vocabulary.py",
     "tests/engine/test_eagle3.py",
     "tests/engine/test_eagle3_contracts.py",
     "tests/engine/test_enqueued_steps.py",
+    "tests/engine/test_graph_memory.py",
+    "tests/engine/test_kv_types.py",
+    "tests/engine/test_network_contracts.py",
+    "tests/engine/test_preemption.py",
+    "tests/engine/test_swapping.py",
+    "tests/engine/test_vocab_mapping.py",
+    "tests/engine/test_window_memory.py",
 )
 
 
 def _kernel_tests() -> list[str]:
-    files = (ROOT / "tests" / "kernels").glob("test_cuda_*.py")
-    return sorted(file.relative_to(ROOT).as_posix() for file in files)
+    folder = ROOT / "tests" / "kernels"
+    files = [*sorted(folder.glob("test_cuda_*.py"))]
+    files += [folder / f"test_{name}.py" for name in KERNEL_TESTS]
+    return [file.relative_to(ROOT).as_posix() for file in files]
 
 
 def tests(target: Target) -> list[Part]:
@@ -243,15 +278,15 @@ def tests(target: Target) -> list[Part]:
     for file in _kernel_tests():
         stem = Path(file).stem
         work = partial(_pytest, [file], target, which, "not slow")
-        parts.append(Part("tests", stem, work, limit(target, PYTEST_S)))
+        parts.append(Part("tests", stem, work, limit(target, PYTEST_S), alone=False))
         if not target.emulated:
             work = partial(_pytest, [file], target, "", "slow")
-            slow.append(Part("tests", f"{stem}-slow", work, SLOW_PYTEST_S))
+            slow.append(Part("tests", f"{stem}-slow", work, SLOW_PYTEST_S, alone=False))
     if importlib.util.find_spec("transformers") is not None:
         which = "buffers_stay or lookahead" if target.emulated else ""
         for file in DEVICE_TESTS:
             work = partial(_pytest, [file], target, which, "not slow")
-            parts.append(Part("tests", Path(file).stem, work, limit(target, PYTEST_S)))
+            parts.append(Part("tests", Path(file).stem, work, limit(target, PYTEST_S), alone=False))
     return parts + slow
 
 
@@ -286,7 +321,10 @@ def sanitize(target: Target) -> list[Part]:
     """The small set under every tool of compute-sanitizer, or under the emulator's checks."""
     if target.emulated:
         return [Part("sanitize", "emulator-checks", _emulator_checks, limit(target))]
-    return [Part("sanitize", t, partial(_sanitizer, t), SANITIZER_S) for t in SANITIZERS]
+    return [
+        Part("sanitize", tool, partial(_sanitizer, tool), SANITIZER_S, alone=False)
+        for tool in SANITIZERS
+    ]
 
 
 def _emulator_checks() -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Runs parts one after another, each in a process of its own with a limit of its own.
+"""Runs parts, each in a process of its own with a limit of its own.
 
 Code that meets a device for the first time hangs, crashes and leaves errors behind that fail every
 later call of its process. So a part is a forked child: what it breaks ends with it. The parent
@@ -11,7 +11,9 @@ away in the middle leaves the name of what it was doing.
     hung sticky crashed          quarantined: over its limit, the device's context lost, a signal
 
 What has no record comes first, then what was started, failed, quarantined, in that order: a part
-that hangs costs its limit once per invocation and keeps nothing from running.
+that hangs costs its limit once per invocation and keeps nothing from running. What is timed runs
+alone; what is only checked runs beside other checks, because most of its time is a process that
+opens a device.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -49,12 +51,16 @@ Work = Callable[[], dict[str, Any]]
 
 @dataclass(frozen=True)
 class Part:
-    """One thing to run; `work` is called in the child and returns the part's record."""
+    """One thing to run; `work` is called in the child and returns the part's record.
+
+    alone  it is timed: nothing may run beside it
+    """
 
     stage: str
     name: str
     work: Work
     limit_s: float = LIMIT_S
+    alone: bool = True
 
 
 @dataclass(frozen=True)
@@ -118,69 +124,88 @@ def _child(work: Work, record_path: Path, log: Path, parent: int) -> None:
         os._exit(code)
 
 
-def _wait(pid: int, limit_s: float) -> int | None:
-    """Returns a child's wait status, None if it has not ended in time."""
-    deadline = time.monotonic() + limit_s
+class Child:
+    """A forked process that does `work`, with its output in `log`."""
+
+    def __init__(self, work: Work, limit_s: float, log: Path) -> None:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        self._log = log
+        self._record_path = log.with_suffix(".record")
+        self._record_path.unlink(missing_ok=True)
+        self._limit_s = limit_s
+        sys.stdout.flush()
+        sys.stderr.flush()
+        self._started = time.monotonic()
+        parent = os.getpid()
+        self._pid = os.fork()
+        if self._pid == 0:
+            _child(work, self._record_path, log, parent)
+
+    def poll(self) -> Outcome | None:
+        """Returns what became of it, None while it runs; kills it at its limit."""
+        done, status = os.waitpid(self._pid, os.WNOHANG)
+        if done:
+            return self._outcome(status)
+        if time.monotonic() - self._started < self._limit_s:
+            return None
+        self.kill()
+        return self._outcome(None)
+
+    def kill(self) -> None:
+        """Kills it and its commands. A process that is stuck in the driver is left behind."""
+        for kill in (os.killpg, os.kill):
+            try:
+                kill(self._pid, signal.SIGKILL)
+            except (ProcessLookupError, PermissionError):
+                continue
+        deadline = time.monotonic() + GRACE_S
+        while time.monotonic() < deadline and not os.waitpid(self._pid, os.WNOHANG)[0]:
+            time.sleep(0.005)
+
+    def _outcome(self, status: int | None) -> Outcome:
+        seconds = time.monotonic() - self._started
+        try:
+            record: dict[str, Any] = json.loads(self._record_path.read_text())
+        except (OSError, ValueError):
+            record = {}
+        self._record_path.unlink(missing_ok=True)
+        tail = scrub(self._log.read_text(errors="replace"))[-TAIL:] if self._log.exists() else ""
+        if status is None:
+            summary = f"killed after {self._limit_s:.0f} s"
+            record = {"status": "hung", "summary": summary, "output": tail}
+        elif not record:
+            code = os.waitstatus_to_exitcode(status)
+            name = signal.Signals(-code).name if code < 0 else f"exit status {code}"
+            record = {"status": "crashed", "summary": name, "output": tail}
+        elif record["status"] == "failed":
+            text = f"{record.get('error', '')}\n{record.get('output', '')}"
+            record.setdefault("output", tail)
+            if found := STICKY.search(text):
+                summary = f"{found[0]}; the device's context was lost"
+                record |= {"status": "sticky", "summary": summary}
+        return Outcome(record, seconds)
+
+
+def first_to_end(children: Mapping[Part, Child]) -> tuple[Part, Outcome]:
+    """Waits until one of some children has ended."""
     pause = 0.005
     while True:
-        done, status = os.waitpid(pid, os.WNOHANG)
-        if done:
-            return status
-        left = deadline - time.monotonic()
-        if left <= 0:
-            return None
-        time.sleep(min(pause, left))
+        for part, child in children.items():
+            outcome = child.poll()
+            if outcome is not None:
+                return part, outcome
+        time.sleep(pause)
         pause = min(0.2, pause * 1.5)
-
-
-def _kill(pid: int) -> None:
-    """Kills a child and its commands. A process that is stuck in the driver is left behind."""
-    for kill in (os.killpg, os.kill):
-        try:
-            kill(pid, signal.SIGKILL)
-        except (ProcessLookupError, PermissionError):
-            continue
-    _wait(pid, GRACE_S)
 
 
 def isolated(work: Work, limit_s: float, log: Path) -> Outcome:
     """Runs `work` in a forked child; its output goes to `log`. Never raises for what it does."""
-    log.parent.mkdir(parents=True, exist_ok=True)
-    record_path = log.with_suffix(".record")
-    record_path.unlink(missing_ok=True)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    started = time.monotonic()
-    parent = os.getpid()
-    pid = os.fork()
-    if pid == 0:
-        _child(work, record_path, log, parent)
+    child = Child(work, limit_s, log)
     try:
-        status = _wait(pid, limit_s)
-        if status is None:
-            _kill(pid)
+        return first_to_end({Part("", "", work): child})[1]
     except BaseException:  # Ctrl-C
-        _kill(pid)
+        child.kill()
         raise
-    seconds = time.monotonic() - started
-    try:
-        record: dict[str, Any] = json.loads(record_path.read_text())
-    except (OSError, ValueError):
-        record = {}
-    record_path.unlink(missing_ok=True)
-    tail = scrub(log.read_text(errors="replace"))[-TAIL:] if log.exists() else ""
-    if status is None:
-        record = {"status": "hung", "summary": f"killed after {limit_s:.0f} s", "output": tail}
-    elif not record:
-        code = os.waitstatus_to_exitcode(status)
-        name = signal.Signals(-code).name if code < 0 else f"exit status {code}"
-        record = {"status": "crashed", "summary": name, "output": tail}
-    elif record["status"] == "failed":
-        text = f"{record.get('error', '')}\n{record.get('output', '')}"
-        record.setdefault("output", tail)
-        if found := STICKY.search(text):
-            record |= {"status": "sticky", "summary": f"{found[0]}; the device's context was lost"}
-    return Outcome(record, seconds)
 
 
 def in_order(parts: Sequence[Part], store: Store) -> list[Part]:
@@ -200,6 +225,7 @@ def run_parts(
     logs: Path,
     deadline: float,
     probe: Work | None = None,
+    jobs: int = 1,
 ) -> Progress:
     """Runs what has no result yet; writes the store before and after every part.
 
@@ -208,29 +234,66 @@ def run_parts(
     deadline  time.monotonic(); a part whose limit reaches beyond it is left for the next run, so
               that no part is called hung for want of time
     probe     raises if the device does not answer; asked after a part was quarantined
+    jobs      parts that run beside each other, of those that may
     """
-    progress = Progress()
-    stage = ""
-    for part in in_order(parts, store):
-        if progress.device_gone or time.monotonic() + part.limit_s > deadline:
-            progress.left.append(part.name)
-            continue
-        if part.stage != stage:
-            stage = part.stage
-            print(f"== {stage}", flush=True)
-        before = store.cells(part.stage).get(part.name, {})
-        tries = {"tries": before.get("tries", 0) + 1}
-        store.put(part.stage, part.name, {"status": "started", "limit_s": part.limit_s, **tries})
-        log = logs / f"{part.stage}-{part.name}.log"
-        outcome = isolated(part.work, part.limit_s, log)
+    run = _Run(store, logs, probe)
+    waiting = in_order(parts, store)
+    try:
+        while waiting or run.children:
+            if waiting and run.has_room_for(waiting[0], jobs):
+                part = waiting.pop(0)
+                if run.progress.device_gone or time.monotonic() + part.limit_s > deadline:
+                    run.progress.left.append(part.name)
+                else:
+                    run.start(part)
+            else:
+                run.finish(*first_to_end(run.children))
+    except BaseException:  # Ctrl-C
+        for child in run.children.values():
+            child.kill()
+        raise
+    return run.progress
+
+
+class _Run:
+    """The parts of one invocation: those that run, and what became of the others."""
+
+    def __init__(self, store: Store, logs: Path, probe: Work | None) -> None:
+        self.progress = Progress()
+        self.children: dict[Part, Child] = {}
+        self._store = store
+        self._logs = logs
+        self._probe = probe
+        self._stage = ""  # the last one printed
+
+    def has_room_for(self, part: Part, jobs: int) -> bool:
+        if not self.children:
+            return True
+        return len(self.children) < jobs and not part.alone and not next(iter(self.children)).alone
+
+    def start(self, part: Part) -> None:
+        tries = {"tries": self._tries(part) + 1}
+        started = {"status": "started", "limit_s": part.limit_s, **tries}
+        self._store.put(part.stage, part.name, started)
+        log = self._logs / f"{part.stage}-{part.name}.log"
+        self.children[part] = Child(part.work, part.limit_s, log)
+
+    def _tries(self, part: Part) -> int:
+        return int(self._store.cells(part.stage).get(part.name, {}).get("tries", 0))
+
+    def finish(self, part: Part, outcome: Outcome) -> None:
+        del self.children[part]
+        if part.stage != self._stage:
+            self._stage = part.stage
+            print(f"== {part.stage}", flush=True)
         record = {**outcome.record, "seconds": round(outcome.seconds, 1)}
         good = record["status"] in DONE
-        store.put(part.stage, part.name, record if good else record | tries)
-        (progress.done if good else progress.failed).append(part.name)
+        tries = {} if good else {"tries": self._tries(part)}
+        self._store.put(part.stage, part.name, record | tries)
+        (self.progress.done if good else self.progress.failed).append(part.name)
         what = record.get("us") or record.get("summary") or record.get("error") or ""
         print(f"  {part.name}: {record['status']} {what} ({outcome.seconds:.1f} s)", flush=True)
-        if record["status"] in QUARANTINED and probe is not None:
-            answer = isolated(probe, PROBE_S, logs / "probe.log")
+        if record["status"] in QUARANTINED and self._probe is not None:
+            answer = isolated(self._probe, PROBE_S, self._logs / "probe.log")
             if answer.record["status"] not in DONE:
-                progress.device_gone = part.name
-    return progress
+                self.progress.device_gone = part.name

@@ -111,8 +111,8 @@ def test_run_sh_starts_the_runner() -> None:
 
 
 def test_architectures() -> None:
-    assert stages.architectures(9, 0) == "80-virtual;90-real;90a-real"
-    assert stages.architectures(8, 6) == "80-virtual;86-real"
+    assert stages.architectures(9, 0) == "90a-real"
+    assert stages.architectures(8, 6) == "86-real"
 
 
 # -- the sanitizer's answers ----------------------------------------------------------------------

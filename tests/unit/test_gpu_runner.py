@@ -185,6 +185,33 @@ def test_a_device_that_is_gone_ends_the_run(tmp_path: Path) -> None:
     assert alive.done == ["3-good", "4-good"]
 
 
+def test_checks_run_beside_each_other_and_what_is_timed_alone(tmp_path: Path) -> None:
+    """Each part leaves when it began and ended. Checks wait for each other, so that they end only
+    if three of them run at once."""
+
+    def note(name: str, ready: str) -> dict[str, Any]:
+        (tmp_path / f"began-{name}").touch()
+        while len(list(tmp_path.glob(f"began-{ready}*"))) < (3 if ready else 0):
+            time.sleep(0.005)
+        others = {path.name.partition("-")[2] for path in tmp_path.glob("began-*")}
+        others -= {path.name.partition("-")[2] for path in tmp_path.glob("ended-*")}
+        (tmp_path / f"ended-{name}").touch()
+        return {"status": "ok", "summary": " ".join(sorted(others - {name}))}
+
+    every = [
+        Part("stub", name, partial(note, name, "check" if "check" in name else ""), 20.0, alone)
+        for name, alone in (
+            ("check-1", False), ("check-2", False), ("check-3", False), ("timed-1", True),
+            ("timed-2", True), ("last", False),
+        )
+    ]  # fmt: skip
+    progress = run(tmp_path, every, jobs=3)
+    assert not progress.failed
+    cells = open_store(tmp_path).cells("stub")
+    for name in ("timed-1", "timed-2", "last"):
+        assert cells[name]["summary"] == "", "nothing ran beside it"
+
+
 def test_killed_at_random_the_file_stays_readable(tmp_path: Path) -> None:
     every = [
         Part("stub", f"part-{i}", partial(_leave_pid, tmp_path, i), LIMIT_S) for i in range(30)
@@ -250,7 +277,7 @@ def test_what_failed_comes_after_later_stages(
 
     monkeypatch.setattr(runner, "parts_of", parts_of)
     monkeypatch.setattr(runner, "ROOT", tmp_path)
-    args = argparse.Namespace(quick=False, cells="")
+    args = argparse.Namespace(quick=False, cells="", jobs=1)
     for names, printed in (
         (["build", "one-tile"], ["build-good", "one-tile-good", "one-tile-wrong"]),
         (["build", "one-tile", "engine"], ["engine-good", "one-tile-wrong"]),
