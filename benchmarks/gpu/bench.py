@@ -56,8 +56,9 @@ def _sized(every: Sequence[Any], target: Target) -> list[Any]:
     return list({cell.name: cell for cell in every}.values())
 
 
-def bench_kernel(target: Target, quick: bool) -> list[Part]:
+def bench_kernel(target: Target, quick: bool, with_peers: bool = True) -> list[Part]:
     """Attention, the linear layer and the small operations, ours and the peers."""
+    with_peers = with_peers and not target.emulated
     every = cells.attention_cells()
     bits = attention.EXACT_CELLS
     small = cells.step_op_cells()
@@ -83,8 +84,9 @@ def bench_kernel(target: Target, quick: bool) -> list[Part]:
 
     found = [] if target.emulated else [part("ceilings", _ceilings)]
     for cell in every:
-        peers = not target.emulated and cell.name in cells.PEER_CELLS | cells.TORCH_PEER_CELLS
-        peers = peers or (not target.emulated and cell.is_prompt)
+        peers = with_peers and (
+            cell.is_prompt or cell.name in cells.PEER_CELLS | cells.TORCH_PEER_CELLS
+        )
 
         def attend(
             t: Target, timer: timing.Timer, cell: Any = cell, peers: bool = peers
@@ -170,9 +172,9 @@ TARGETS = (
 
 
 def targets(target: Target) -> list[Part]:
-    """The ten targets, quickly and without peers; the full stages do not repeat them. They are
+    """The ten targets without peers; the full stages do not repeat them (unless --force). They are
     parts of the stages that measure: their results stand there."""
-    every = [*bench_kernel(target, quick=False), *bench_step(target, quick=False)]
+    every = [*bench_kernel(target, quick=False, with_peers=False), *bench_step(target, quick=False)]
     if target.emulated:  # tiny cells have other names
         return every[:2]
     parts = {part.name: part for part in every}
